@@ -1,0 +1,29 @@
+//! The pure domain of Hapax: what a webhook must prove, which event it is, and what became of it.
+//!
+//! Nothing here opens a socket, reads a clock, rolls dice, speaks SQL or needs a runtime: all of
+//! that is passed in. Start with [`verify`], the only door through which a [`Receipt`] is made,
+//! then [`store`], the seam that every database stands behind.
+
+pub mod arrival;
+pub mod challenge;
+pub mod envelope;
+pub mod json;
+pub mod key;
+pub mod limits;
+pub mod presets;
+pub mod receipt;
+pub mod sample;
+pub mod scheme;
+pub mod secret;
+pub mod source;
+pub mod store;
+pub mod verify;
+
+pub use arrival::Arrival;
+pub use key::{EventKey, KeyHash, SourceName, Tenant};
+pub use receipt::{Receipt, Timeliness};
+pub use source::Source;
+pub use verify::{Refusal, Verified, verify};
+
+/// The one notion of time: an instant in UTC. Who calls decides where it comes from.
+pub use jiff::Timestamp;

@@ -1,0 +1,16 @@
+//! Every bound of the domain, each with its reason.
+
+/// The longest event id: long enough for every sender seen, short enough for an index and a log line.
+pub const EVENT_ID_BYTES_MAX: usize = 255;
+
+/// The most events in one body: a commit stays short, and a hostile body cannot fan out without end.
+pub const ITEMS_MAX: usize = 1_000;
+
+/// How deep JSON may nest before it is called malformed: far beyond real events, far below the stack.
+pub const JSON_DEPTH_MAX: usize = 64;
+
+/// How many signatures of one header are tried: rotation needs two or three, a flood gets no more (S-4).
+pub const SIGNATURES_MAX: usize = 16;
+
+/// The longest event type kept: it becomes a filter and a log field.
+pub const EVENT_TYPE_BYTES_MAX: usize = 255;

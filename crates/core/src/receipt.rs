@@ -1,0 +1,92 @@
+//! A [`Receipt`]: one verified event, with all that a store needs to decide its race. Only
+//! [`crate::verify`] makes one.
+
+use bytes::Bytes;
+use jiff::Timestamp;
+
+use crate::key::{EventKey, KeyHash};
+
+/// One verified event. A body that carries several yields one Receipt for each.
+#[derive(Debug, Clone)]
+pub struct Receipt {
+    pub(crate) key: EventKey,
+    pub(crate) earlier: Option<Earlier>,
+    pub(crate) if_conflict: Option<EventKey>,
+    pub(crate) guard: Option<KeyHash>,
+    pub(crate) event_type: Option<Box<str>>,
+    pub(crate) occurred_at: Option<Timestamp>,
+    pub(crate) body: Bytes,
+    pub(crate) body_hash: KeyHash,
+    pub(crate) timeliness: Timeliness,
+}
+
+/// Where equal derived keys are one event only within a span: the key under which an event of the
+/// span before this one would stand, and how old it may be to still count as this one.
+#[derive(Debug, Clone)]
+pub struct Earlier {
+    /// The key of the previous span.
+    pub key: EventKey,
+    /// An event received before this instant is another event.
+    pub not_before: Timestamp,
+}
+
+/// Whether the signed timestamp lies in the window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Timeliness {
+    /// Inside the window, or of a scheme that signs no time.
+    OnTime,
+    /// Authentic, but older than the window allows, by this many seconds since it was signed.
+    Late {
+        /// Seconds between signing and arrival.
+        age_seconds: i64,
+    },
+}
+
+impl Receipt {
+    /// The identity of the event.
+    pub fn key(&self) -> &EventKey {
+        &self.key
+    }
+
+    /// Set where the key was derived within a span.
+    pub fn earlier(&self) -> Option<&Earlier> {
+        self.earlier.as_ref()
+    }
+
+    /// Set where the key was derived: the key to file this event under, for review, when an event
+    /// with the same key but another body is there already.
+    pub fn if_conflict(&self) -> Option<&EventKey> {
+        self.if_conflict.as_ref()
+    }
+
+    /// Set where neither id nor time is signed: the hash of the signed bytes. Seen before under
+    /// another key, the event goes to review.
+    pub fn guard(&self) -> Option<KeyHash> {
+        self.guard
+    }
+
+    /// The sender's word for what happened.
+    pub fn event_type(&self) -> Option<&str> {
+        self.event_type.as_deref()
+    }
+
+    /// When it happened, by the sender's clock.
+    pub fn occurred_at(&self) -> Option<Timestamp> {
+        self.occurred_at
+    }
+
+    /// The event's bytes: the whole body, or its element of a batch.
+    pub fn body(&self) -> &Bytes {
+        &self.body
+    }
+
+    /// A hash of [`Receipt::body`], to tell a copy from a conflict.
+    pub fn body_hash(&self) -> KeyHash {
+        self.body_hash
+    }
+
+    /// Whether it came inside the window.
+    pub fn timeliness(&self) -> Timeliness {
+        self.timeliness
+    }
+}

@@ -1,0 +1,210 @@
+//! A [`Source`]: a configured sender, checked once when it is built, so that nothing on the way of
+//! an event has to ask again whether a secret is empty or a parameter missing.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::challenge::Challenge;
+use crate::envelope::{Envelope, EnvelopeSpec, SelectorError};
+use crate::key::{SourceName, Tenant};
+use crate::presets::{self, Ack, Preset};
+use crate::scheme::{CustomScheme, Scheme, SchemeError};
+use crate::secret::ActiveSecret;
+
+/// What the config says of a source (of one tenant of it), still unchecked.
+#[derive(Debug, Clone)]
+pub struct SourceSpec {
+    /// Whose events arrive here.
+    pub tenant: Tenant,
+    /// The source's name.
+    pub name: SourceName,
+    /// A preset's name, or `custom`.
+    pub provider: String,
+    /// Any of these may have signed.
+    pub secrets: Vec<ActiveSecret>,
+    /// What some schemes need beside a secret: `webhook_id`, `cert_pem`, `jwks`, `key` and so on.
+    pub params: BTreeMap<String, String>,
+    /// `[sources.NAME.scheme]`, with `provider = "custom"`.
+    pub custom: Option<CustomScheme>,
+    /// Whether the full public URL of this source is known; schemes that sign it need it.
+    pub url_known: bool,
+    /// How far a signed timestamp may lie from now, on both sides.
+    pub tolerance: Duration,
+    /// What happens to late but authentic arrivals; `None` takes the preset's default.
+    pub late: Option<Late>,
+    /// Whether signed bytes are remembered; `None` takes the scheme's default.
+    pub replay_guard: Option<ReplayGuard>,
+    /// Selectors that replace the preset's own.
+    pub envelope: EnvelopeSpec,
+}
+
+impl SourceSpec {
+    /// A spec with every default, for `provider` and one secret.
+    pub fn new(name: &str, provider: &str, secrets: Vec<ActiveSecret>) -> Self {
+        Self {
+            tenant: Tenant::default(),
+            name: SourceName::new(name),
+            provider: provider.to_owned(),
+            secrets,
+            params: BTreeMap::new(),
+            custom: None,
+            url_known: true,
+            tolerance: TOLERANCE_DEFAULT,
+            late: None,
+            replay_guard: None,
+            envelope: EnvelopeSpec::default(),
+        }
+    }
+}
+
+/// The replay window of CONTRACT: five minutes on both sides.
+pub const TOLERANCE_DEFAULT: Duration = Duration::from_secs(300);
+
+/// What happens to an authentic arrival that is older than the window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Late {
+    /// Refused with 401.
+    Reject,
+    /// Kept for a person to decide.
+    Review,
+}
+
+/// Whether signed bytes seen under another id go to review.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReplayGuard {
+    /// They do.
+    Body,
+    /// They are taken as a new event.
+    Off,
+}
+
+/// A configured sender, ready to verify.
+#[derive(Debug)]
+pub struct Source {
+    pub(crate) tenant: Tenant,
+    pub(crate) name: SourceName,
+    pub(crate) preset: Option<&'static Preset>,
+    pub(crate) scheme: Scheme,
+    pub(crate) envelope: Envelope,
+    pub(crate) tolerance: Duration,
+    pub(crate) late: Late,
+    pub(crate) replay_guard: ReplayGuard,
+    pub(crate) secrets_until: Vec<Option<Timestamp>>,
+}
+
+/// Why a source cannot be built. `field` is the config key to point at.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{problem}")]
+pub struct SpecError {
+    /// The config key below `[sources.NAME]` that is wrong, such as `provider` or `secrets`.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub problem: String,
+    /// What to do about it.
+    pub hint: String,
+}
+
+impl Source {
+    /// Checks a spec and compiles it. A source that cannot verify is an error here, never a skipped
+    /// check later.
+    pub fn build(spec: SourceSpec) -> Result<Self, SpecError> {
+        let preset = match spec.provider.as_str() {
+            "custom" => None,
+            name => Some(presets::find(name).ok_or_else(|| unknown_provider(name))?),
+        };
+        let scheme = match (preset, &spec.custom) {
+            (Some(preset), None) => Scheme::of_preset(preset, &spec),
+            (None, Some(custom)) => Scheme::of_custom(custom, &spec),
+            (Some(_), Some(_)) => Err(SchemeError::new(
+                "scheme",
+                "a scheme of one's own goes with provider = \"custom\"",
+                "remove [sources.NAME.scheme], or set provider = \"custom\"",
+            )),
+            (None, None) => Err(SchemeError::new(
+                "scheme",
+                "provider = \"custom\" needs [sources.NAME.scheme]",
+                "say there which header carries the signature and what is signed",
+            )),
+        }
+        .map_err(|SchemeError { field, problem, hint }| SpecError {
+            field,
+            problem,
+            hint,
+        })?;
+        let envelope = Envelope::build(preset.map(|preset| &preset.envelope), &spec.envelope)
+            .map_err(|SelectorError { field, problem, hint }| SpecError { field, problem, hint })?;
+        let late = spec.late.unwrap_or(match preset {
+            Some(preset) if !preset.signs_retries_afresh && scheme.signs_time() => Late::Review,
+            Some(_) => Late::Reject,
+            None => Late::Review,
+        });
+        let replay_guard = spec.replay_guard.unwrap_or({
+            if scheme.signs_time() || scheme.signs(envelope.id_origin()) {
+                ReplayGuard::Off
+            } else {
+                ReplayGuard::Body
+            }
+        });
+        Ok(Self {
+            tenant: spec.tenant,
+            name: spec.name,
+            preset,
+            scheme,
+            envelope,
+            tolerance: spec.tolerance,
+            late,
+            replay_guard,
+            secrets_until: spec.secrets.iter().map(|secret| secret.until).collect(),
+        })
+    }
+
+    /// The tenant whose events arrive here, unless the signed body says otherwise.
+    pub fn tenant(&self) -> &Tenant {
+        &self.tenant
+    }
+
+    /// The source's name.
+    pub fn name(&self) -> &SourceName {
+        &self.name
+    }
+
+    /// What happens to late arrivals.
+    pub fn late(&self) -> Late {
+        self.late
+    }
+
+    /// Whether signed bytes are remembered.
+    pub fn replay_guard(&self) -> ReplayGuard {
+        self.replay_guard
+    }
+
+    /// The compiled scheme.
+    pub fn scheme(&self) -> &Scheme {
+        &self.scheme
+    }
+
+    /// How this sender must be answered.
+    pub fn ack(&self) -> Ack {
+        self.preset.map(|preset| preset.ack).unwrap_or_default()
+    }
+
+    /// The handshake this sender asks for before or between its events.
+    pub fn challenge(&self) -> Option<Challenge> {
+        self.preset.and_then(|preset| preset.challenge)
+    }
+
+    /// Whether the scheme signs a timestamp: keys of those that do not are kept for ever by default.
+    pub fn signs_time(&self) -> bool {
+        self.scheme.signs_time()
+    }
+}
+
+fn unknown_provider(name: &str) -> SpecError {
+    let hint = match presets::nearest(name) {
+        Some(near) => format!("did you mean \"{near}\"? `hapax providers` lists them all"),
+        None => "`hapax providers` lists them all; \"custom\" describes one of your own".to_owned(),
+    };
+    SpecError { field: "provider", problem: format!("unknown provider \"{name}\""), hint }
+}

@@ -1,0 +1,166 @@
+//! The one door: [`verify`] turns an unproven [`Arrival`] into [`Receipt`]s, or says why not.
+//!
+//! The order is fixed: first the signature over the raw bytes, then the window, only then is the
+//! body read for what it says. Nothing else in the workspace can make a Receipt.
+
+use jiff::{SignedDuration, Timestamp};
+
+use crate::arrival::Arrival;
+use crate::challenge::Reply;
+use crate::envelope::{Identity, Item};
+use crate::key::{EventKey, KeyHash};
+use crate::receipt::{Earlier, Receipt, Timeliness};
+use crate::source::{ReplayGuard, Source};
+
+/// What an authentic request turned out to be.
+#[derive(Debug)]
+pub enum Verified {
+    /// One event or several, and when the sender signed them, if the scheme says.
+    Events {
+        /// At least one.
+        receipts: Vec<Receipt>,
+        /// The signed timestamp.
+        signed_at: Option<Timestamp>,
+        /// Which of the source's secrets verified.
+        secret: usize,
+    },
+    /// A handshake or an empty notification: this is the answer, and there is nothing to store.
+    Reply(Reply),
+}
+
+/// Why a request is not an event. Each variant is one `reason` in the metrics.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// A header or field that the scheme needs is not there.
+    #[error("missing: {0}")]
+    Missing(String),
+    /// The signature is wrong, or not well-formed.
+    #[error("signature: {0}")]
+    Signature(String),
+    /// Signed too far in the future.
+    #[error("future: signed {ahead_seconds} s ahead of this machine's clock")]
+    Future {
+        /// Seconds between now and the signed timestamp.
+        ahead_seconds: i64,
+    },
+    /// Authentic, but not what this source sends.
+    #[error("malformed: {0}")]
+    Malformed(String),
+    /// Authentic, but without an event id.
+    #[error("no_id: {0}")]
+    NoId(String),
+}
+
+impl Refusal {
+    /// The word used in metrics, logs and `hapax verify`.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Missing(_) => "missing",
+            Self::Signature(_) => "signature",
+            Self::Future { .. } => "future",
+            Self::Malformed(_) => "malformed",
+            Self::NoId(_) => "no_id",
+        }
+    }
+}
+
+/// Verifies an arrival at `source`, at the instant `now`.
+///
+/// A late arrival is authentic and therefore yields Receipts, marked [`Timeliness::Late`]: whether
+/// they are refused or kept for review is decided where it is known if the event was seen before.
+pub fn verify(source: &Source, arrival: &Arrival, now: Timestamp) -> Result<Verified, Refusal> {
+    let authentic = source.scheme.authenticate(arrival, now)?;
+    let timeliness = match authentic.signed_at {
+        Some(signed_at) => judge_window(source, signed_at, now)?,
+        None => Timeliness::OnTime,
+    };
+    if let Some(challenge) = source.challenge()
+        && let Some(reply) = challenge.signed(source, arrival)?
+    {
+        return Ok(Verified::Reply(reply));
+    }
+    let items = source.envelope.read(arrival)?;
+    let guard = match source.replay_guard {
+        ReplayGuard::Body => Some(guard_of(source, arrival)),
+        ReplayGuard::Off => None,
+    };
+    let alone = items.len() == 1;
+    let receipts: Vec<Receipt> = items
+        .into_iter()
+        .map(|item| receipt(source, item, guard.filter(|_| alone), timeliness, now))
+        .collect();
+    if receipts.is_empty() {
+        return Ok(Verified::Reply(Reply::empty()));
+    }
+    Ok(Verified::Events { receipts, signed_at: authentic.signed_at, secret: authentic.secret })
+}
+
+/// Both edges belong to the window: a timestamp exactly `tolerance` away is inside.
+fn judge_window(
+    source: &Source,
+    signed_at: Timestamp,
+    now: Timestamp,
+) -> Result<Timeliness, Refusal> {
+    let age = now.duration_since(signed_at);
+    let tolerance = SignedDuration::try_from(source.tolerance).unwrap_or(SignedDuration::MAX);
+    if age > tolerance {
+        return Ok(Timeliness::Late { age_seconds: age.as_secs() });
+    }
+    if age < -tolerance {
+        return Err(Refusal::Future { ahead_seconds: -age.as_secs() });
+    }
+    Ok(Timeliness::OnTime)
+}
+
+fn guard_of(source: &Source, arrival: &Arrival) -> KeyHash {
+    KeyHash::of(
+        b"guard",
+        [source.tenant.as_str().as_bytes(), source.name.as_str().as_bytes(), &arrival.body],
+    )
+}
+
+fn receipt(
+    source: &Source,
+    item: Item,
+    guard: Option<KeyHash>,
+    timeliness: Timeliness,
+    now: Timestamp,
+) -> Receipt {
+    let tenant = item.tenant.unwrap_or_else(|| source.tenant.clone());
+    let key = |event_id: Box<str>| EventKey {
+        tenant: tenant.clone(),
+        source: source.name.clone(),
+        event_id,
+    };
+    let body_hash = KeyHash::of(b"body", [&item.body[..]]);
+    let (key, earlier, if_conflict) = match item.identity {
+        Identity::Given(event_id) => (key(event_id), None, None),
+        Identity::Derived { digest, within: None } => {
+            let other = format!("{digest}~{body_hash:?}");
+            (key(digest.into()), None, Some(key(other.into())))
+        }
+        Identity::Derived { digest, within: Some(within) } => {
+            let span = i64::try_from(within.as_secs()).unwrap_or(i64::MAX).max(1);
+            let bucket = now.as_second().div_euclid(span);
+            let earlier = Earlier {
+                key: key(format!("{digest}@{}", bucket - 1).into()),
+                not_before: now
+                    .checked_sub(SignedDuration::from_secs(span))
+                    .unwrap_or(Timestamp::MIN),
+            };
+            let other = format!("{digest}@{bucket}~{body_hash:?}");
+            (key(format!("{digest}@{bucket}").into()), Some(earlier), Some(key(other.into())))
+        }
+    };
+    Receipt {
+        key,
+        earlier,
+        if_conflict,
+        guard,
+        event_type: item.event_type,
+        occurred_at: item.occurred_at,
+        body: item.body,
+        body_hash,
+        timeliness,
+    }
+}
