@@ -9,7 +9,28 @@ use crate::verify::Refusal;
 
 /// Which handshake a sender has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Challenge {}
+pub enum Challenge {
+    /// Slack.
+    Slack,
+    /// Meta.
+    Meta,
+    /// Zoom.
+    Zoom,
+    /// Twitch.
+    Twitch,
+    /// Dropbox.
+    Dropbox,
+    /// X.
+    X,
+    /// Xero.
+    Xero,
+    /// Discord.
+    Discord,
+    /// WooCommerce.
+    WooCommerce,
+    /// CloudEvents.
+    CloudEvents,
+}
 
 /// An answer that is not about an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,11 +60,11 @@ impl Challenge {
         _query: &str,
         _headers: &HeaderMap,
     ) -> Option<Reply> {
-        match self {}
+        None
     }
 
     /// Answers a signed POST that is a handshake and no event.
     pub fn signed(self, _source: &Source, _arrival: &Arrival) -> Result<Option<Reply>, Refusal> {
-        match self {}
+        Ok(None)
     }
 }
