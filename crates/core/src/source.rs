@@ -4,8 +4,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use jiff::Timestamp;
-
 use crate::challenge::Challenge;
 use crate::envelope::{Envelope, EnvelopeSpec, SelectorError};
 use crate::key::{SourceName, Tenant};
@@ -91,7 +89,6 @@ pub struct Source {
     pub(crate) tolerance: Duration,
     pub(crate) late: Late,
     pub(crate) replay_guard: ReplayGuard,
-    pub(crate) secrets_until: Vec<Option<Timestamp>>,
 }
 
 /// Why a source cannot be built. `field` is the config key to point at.
@@ -156,7 +153,6 @@ impl Source {
             tolerance: spec.tolerance,
             late,
             replay_guard,
-            secrets_until: spec.secrets.iter().map(|secret| secret.until).collect(),
         })
     }
 
