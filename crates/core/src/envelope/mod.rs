@@ -10,7 +10,7 @@
 //! - `parent:/time`: the same into the element around the array, where `items` has a `*`;
 //! - `header:x-id`, `form:Name`, `query:name`.
 
-mod form;
+pub(crate) mod form;
 mod selector;
 mod time;
 
