@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::challenge::Challenge;
+use crate::challenge::{Challenge, HandshakeKeys};
 use crate::envelope::{Envelope, EnvelopeSpec, SelectorError};
 use crate::key::{SourceName, Tenant};
 use crate::presets::{self, Ack, Preset};
@@ -89,6 +89,7 @@ pub struct Source {
     pub(crate) tolerance: Duration,
     pub(crate) late: Late,
     pub(crate) replay_guard: ReplayGuard,
+    pub(crate) handshake: HandshakeKeys,
 }
 
 /// Why a source cannot be built. `field` is the config key to point at.
@@ -153,6 +154,7 @@ impl Source {
             tolerance: spec.tolerance,
             late,
             replay_guard,
+            handshake: HandshakeKeys::new(&spec.secrets, &spec.params),
         })
     }
 
@@ -186,9 +188,13 @@ impl Source {
         self.preset.map(|preset| preset.ack).unwrap_or_default()
     }
 
-    /// The handshake this sender asks for before or between its events.
+    /// The handshake this sender asks for before or between its events. A sender of one's own may
+    /// be one of CloudEvents.
     pub fn challenge(&self) -> Option<Challenge> {
-        self.preset.and_then(|preset| preset.challenge)
+        match self.preset {
+            Some(preset) => preset.challenge,
+            None => Some(Challenge::CloudEvents),
+        }
     }
 
     /// Whether the scheme signs a timestamp: keys of those that do not are kept for ever by default.

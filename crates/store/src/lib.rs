@@ -5,6 +5,13 @@
 mod memory;
 mod sqlite;
 
+#[cfg(test)]
+extern crate self as hapax_store;
+#[cfg(test)]
+#[allow(dead_code)]
+#[path = "../tests/conformance/harness.rs"]
+mod harness;
+
 pub use memory::MemoryStore;
 pub use sqlite::{OpenError, SqliteOptions, SqliteStore};
 

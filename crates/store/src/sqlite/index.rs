@@ -25,6 +25,8 @@ pub(super) struct KeyIndex {
     batch: HashMap<KeyHash, i64>,
     merge: Option<Merge>,
     filter: Filter,
+    /// How many fresh keys start a merge.
+    fresh_max: usize,
 }
 
 /// A merge under way: all of its keys, and those still to be inserted, largest hash first.
@@ -63,7 +65,7 @@ impl KeyIndex {
             }
         }
         let filter = load_filter(conn)?;
-        Ok(Self { fresh, batch: HashMap::new(), merge: None, filter })
+        Ok(Self { fresh, batch: HashMap::new(), merge: None, filter, fresh_max: FRESH_KEYS_MAX })
     }
 
     /// The event that stands under `hash`, committed or in the open transaction.
@@ -93,7 +95,12 @@ impl KeyIndex {
 
     /// Whether there is merging to do.
     pub(super) fn wants_merge(&self) -> bool {
-        self.merge.is_some() || self.fresh.len() >= FRESH_KEYS_MAX
+        self.merge.is_some() || self.fresh.len() >= self.fresh_max
+    }
+
+    #[cfg(test)]
+    pub(super) fn merge_soon(&mut self) {
+        self.fresh_max = 1;
     }
 
     /// One chunk of a merge, within the transaction that is open on `conn`. Call

@@ -12,6 +12,8 @@ mod open;
 mod reader;
 mod recent;
 mod row;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 use std::path::{Path, PathBuf};

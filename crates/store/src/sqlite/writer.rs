@@ -48,6 +48,11 @@ enum Command {
     Find(Vec<KeyHash>, Answer<Vec<Option<i64>>>),
     FlushCopies,
     Close(oneshot::Sender<()>),
+    /// Lets a test reach the writer's own connection, to make it fail.
+    #[cfg(test)]
+    Tamper(Box<dyn FnOnce(&Connection) + Send>),
+    #[cfg(test)]
+    MergeNow,
 }
 
 impl Health {
@@ -110,6 +115,16 @@ impl WriterHandle {
                 tracing::error!("the writer panicked");
             }
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn merge_now(&self) {
+        self.send(Command::MergeNow).expect("the writer listens");
+    }
+
+    #[cfg(test)]
+    pub(super) fn tamper(&self, tamper: impl FnOnce(&Connection) + Send + 'static) {
+        self.send(Command::Tamper(Box::new(tamper))).expect("the writer listens");
     }
 
     fn send(&self, command: Command) -> Result<(), StoreError> {
@@ -284,6 +299,10 @@ impl Writer {
                 }
                 Command::FlushCopies => self.copies_due = Instant::now(),
                 Command::Close(closed) => return Ok(Some(closed)),
+                #[cfg(test)]
+                Command::Tamper(tamper) => tamper(&self.conn),
+                #[cfg(test)]
+                Command::MergeNow => self.index.merge_soon(),
             }
             if batch.receipts >= BATCH_RECEIPTS_MAX || batch.bytes >= BATCH_BYTES_MAX {
                 break;
@@ -333,17 +352,13 @@ impl Writer {
         {
             return self.meet_again(batch, existing, None, receipt, via);
         }
-        let seen_before = match receipt.guard() {
-            Some(guard) => self.index.find(&self.conn, &guard)?.is_some(),
-            None => false,
-        };
+        let seen_before = receipt.guard().is_some() && self.unseen_guard(receipt)?.is_none();
         let review = match (receipt.timeliness(), seen_before) {
             (_, true) => Some(ReviewReason::Replay),
             (Timeliness::Late { .. }, false) => Some(ReviewReason::Late),
             (Timeliness::OnTime, false) => None,
         };
-        let guard = receipt.guard().filter(|_| !seen_before);
-        self.insert(batch, receipt.key(), guard, review, receipt, via)
+        self.insert(batch, receipt.key(), review, receipt, via)
     }
 
     /// A key that is taken: a copy, a conflict, or the on-time copy of a late event. `hash` is set
@@ -368,7 +383,7 @@ impl Writer {
                 Some(filed) => Ok(copy(batch, filed, None, via)),
                 None => {
                     let review = Some(ReviewReason::Conflict);
-                    self.insert(batch, other, None, review, receipt, via)
+                    self.insert(batch, other, review, receipt, via)
                 }
             };
         }
@@ -426,12 +441,13 @@ impl Writer {
         &mut self,
         batch: &mut Batch,
         key: &EventKey,
-        guard: Option<KeyHash>,
         review: Option<ReviewReason>,
         receipt: &Receipt,
         via: &Via,
     ) -> rusqlite::Result<Verdict> {
         let pair = self.pair(&key.tenant, &key.source)?;
+        // Of several events with the same signed bytes the first keeps the entry.
+        let guard = self.unseen_guard(receipt)?;
         self.last_seq += 1;
         let seq = self.last_seq;
         let id = self.ids.make(via.received_at, seq);
@@ -470,6 +486,11 @@ impl Writer {
             None => Verdict::Accepted(id),
             Some(_) => Verdict::Review(id),
         })
+    }
+
+    fn unseen_guard(&self, receipt: &Receipt) -> rusqlite::Result<Option<KeyHash>> {
+        let Some(guard) = receipt.guard() else { return Ok(None) };
+        Ok(self.index.find(&self.conn, &guard)?.is_none().then_some(guard))
     }
 
     fn existing(&self, hash: &KeyHash) -> rusqlite::Result<Option<Existing>> {
@@ -607,6 +628,8 @@ impl Writer {
                         let _ = closed.send(());
                         return ControlFlow::Break(());
                     }
+                    #[cfg(test)]
+                    Next::Command(Command::Tamper(tamper)) => tamper(&self.conn),
                     Next::Command(command) => refuse(command, &refusal),
                     Next::Housekeeping => break,
                     Next::NobodyLeft => return ControlFlow::Break(()),
@@ -703,6 +726,8 @@ fn refuse(command: Command, why: &StoreError) {
         Command::Find(_, answer) => drop(answer.send(Err(why.clone()))),
         Command::FlushCopies => {}
         Command::Close(closed) => drop(closed.send(())),
+        #[cfg(test)]
+        Command::Tamper(_) | Command::MergeNow => {}
     }
 }
 

@@ -23,7 +23,11 @@ impl Place {
     }
 
     pub(crate) fn open(&self) -> SqliteStore {
-        SqliteStore::open(SqliteOptions { directory: self.0.path().to_owned() }).expect("opens")
+        SqliteStore::open(SqliteOptions { directory: self.directory() }).expect("opens")
+    }
+
+    pub(crate) fn directory(&self) -> std::path::PathBuf {
+        self.0.path().to_owned()
     }
 
     pub(crate) fn file(&self) -> std::path::PathBuf {
@@ -103,6 +107,16 @@ impl Sender {
         Self::build(|spec, _| {
             spec.envelope.event_id =
                 Some(IdSpec::Hash { fields: vec!["/type".into(), "/resource".into()], within });
+        })
+    }
+
+    /// A derived key whose signed bytes are remembered as well.
+    pub(crate) fn derived_and_guarded() -> Self {
+        Self::build(|spec, _| {
+            spec.name = SourceName::new("guarded");
+            let fields = vec!["/type".into(), "/resource".into()];
+            spec.envelope.event_id = Some(IdSpec::Hash { fields, within: None });
+            spec.replay_guard = Some(ReplayGuard::Body);
         })
     }
 

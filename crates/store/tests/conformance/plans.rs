@@ -22,7 +22,7 @@ struct Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    (0..5usize, 0..4u8, 0..2u8, prop::bool::weighted(0.2), 0..400i64, prop::bool::weighted(0.1))
+    (0..6usize, 0..4u8, 0..2u8, prop::bool::weighted(0.2), 0..400i64, prop::bool::weighted(0.1))
         .prop_map(|(sender, id, body, late, wait, restart)| Step {
             sender,
             id,
@@ -66,6 +66,7 @@ async fn same_answers(steps: Vec<Step>) {
         Sender::guarded(),
         Sender::derived(None),
         Sender::derived(Some(Duration::from_secs(600))),
+        Sender::derived_and_guarded(),
     ];
     let model = MemoryStore::new();
     let place = Place::new();
