@@ -9,7 +9,6 @@ mod events;
 mod problem;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
 use axum::extract::State;
@@ -17,6 +16,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use hapax_core::store::{Inspect, Store};
+use hapax_engine::Readiness;
 use metrics_exporter_prometheus::PrometheusHandle;
 
 pub(crate) use auth::Gate;
@@ -28,8 +28,8 @@ pub(crate) struct Admin<S> {
     pub(crate) store: Arc<S>,
     /// Who may look.
     pub(crate) gate: Gate,
-    /// Turns false when the process begins to stop.
-    pub(crate) accepting: Arc<AtomicBool>,
+    /// Turns when the process begins to stop.
+    pub(crate) readiness: Arc<Readiness>,
     /// Where metrics are gathered.
     pub(crate) metrics: PrometheusHandle,
 }
@@ -53,10 +53,7 @@ pub(crate) fn router<S: Store + Inspect>(admin: Admin<S>) -> Router {
 }
 
 async fn ready<S: Store + Inspect>(State(admin): State<Arc<Admin<S>>>) -> Response {
-    if !admin.accepting.load(Ordering::Relaxed) {
-        return Problem::unavailable("stopping").into_response();
-    }
-    match admin.store.writable() {
+    match admin.readiness.judge(&*admin.store) {
         Ok(()) => "ready\n".into_response(),
         Err(error) => Problem::unavailable(&error.to_string()).into_response(),
     }
