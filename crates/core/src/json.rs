@@ -74,6 +74,11 @@ impl Pointer {
     pub fn as_str(&self) -> &str {
         &self.text
     }
+
+    /// The keys on its way, unescaped.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.segments.iter().map(|segment| &*segment.key)
+    }
 }
 
 impl Segment {
