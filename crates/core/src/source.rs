@@ -195,6 +195,11 @@ impl Source {
         self.preset.and_then(|preset| preset.challenge)
     }
 
+    /// Whether a body of this content type can be one of this sender's events.
+    pub fn content_type_fits(&self, _content_type: Option<&str>) -> bool {
+        true
+    }
+
     /// Whether the scheme signs a timestamp: keys of those that do not are kept for ever by default.
     pub fn signs_time(&self) -> bool {
         self.scheme.signs_time()
