@@ -42,6 +42,13 @@ impl Challenge {
         match self {}
     }
 
+    /// Whether this sender has a handshake that is a POST without a signature. Such a request must
+    /// not be turned away for its missing header or its content type before [`crate::verify`] sees
+    /// it.
+    pub fn posts_unsigned(self) -> bool {
+        match self {}
+    }
+
     /// Answers a signed POST that is a handshake and no event.
     pub fn signed(self, _source: &Source, _arrival: &Arrival) -> Result<Option<Reply>, Refusal> {
         match self {}
