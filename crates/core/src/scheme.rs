@@ -90,4 +90,9 @@ impl Scheme {
     pub fn signs(&self, _origin: Origin<'_>) -> bool {
         false
     }
+
+    /// Headers whose value is itself the secret (tokens, basic auth): never kept, never shown.
+    pub fn secret_headers(&self) -> Vec<String> {
+        Vec::new()
+    }
 }

@@ -197,6 +197,11 @@ impl Source {
         }
     }
 
+    /// Whether a body of this content type can be one of this sender's events.
+    pub fn content_type_fits(&self, content_type: Option<&str>) -> bool {
+        self.envelope.content_type_fits(content_type)
+    }
+
     /// Whether the scheme signs a timestamp: keys of those that do not are kept for ever by default.
     pub fn signs_time(&self) -> bool {
         self.scheme.signs_time()
