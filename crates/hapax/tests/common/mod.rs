@@ -35,6 +35,11 @@ impl Hapax {
         self
     }
 
+    pub(crate) fn args(mut self, args: &[&str]) -> Self {
+        self.command.args(args);
+        self
+    }
+
     pub(crate) fn in_dir(mut self, dir: &Path) -> Self {
         self.command.current_dir(dir);
         self
