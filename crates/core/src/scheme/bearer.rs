@@ -98,6 +98,10 @@ impl Proof for TokenProof {
     fn signs(&self, _origin: Origin<'_>) -> bool {
         false
     }
+
+    fn secret_header(&self) -> Option<&str> {
+        Some(self.header)
+    }
 }
 
 /// HTTP Basic credentials.
@@ -144,5 +148,9 @@ impl Proof for BasicProof {
 
     fn signs(&self, _origin: Origin<'_>) -> bool {
         false
+    }
+
+    fn secret_header(&self) -> Option<&str> {
+        Some("authorization")
     }
 }

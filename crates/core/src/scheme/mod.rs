@@ -106,6 +106,11 @@ trait Proof: Send + Sync {
     fn sign(&self, request: &Arrival, id: &str, now: Timestamp) -> Result<Signed, SignError>;
     fn signs_time(&self) -> bool;
     fn signs(&self, origin: Origin<'_>) -> bool;
+
+    /// The header that shows the secret itself, where nothing is signed.
+    fn secret_header(&self) -> Option<&str> {
+        None
+    }
 }
 
 impl Scheme {
@@ -152,6 +157,11 @@ impl Scheme {
     /// Whether a value from there is part of what is signed.
     pub fn signs(&self, origin: Origin<'_>) -> bool {
         self.proof.signs(origin)
+    }
+
+    /// Headers whose value is itself the secret (tokens, basic auth): never kept, never shown.
+    pub fn secret_headers(&self) -> Vec<String> {
+        self.proof.secret_header().map(str::to_owned).into_iter().collect()
     }
 
     /// Signs `request` as the sender would, with the first secret that is active at `now`.

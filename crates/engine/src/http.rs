@@ -1,0 +1,474 @@
+//! Our own HTTP loop: accept, bound, serve, drain. It exists because `axum::serve` gives heads no
+//! deadline and connections no cap. It knows nothing of webhooks: the admin side is served by the
+//! same loop.
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::server::conn::{http1, http2};
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout, timeout_at};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{debug, error, warn};
+
+use crate::limits::HttpLimits;
+use crate::wire::{FirstBytes, Flight, InFlight, Lingering, Protocol, Watched};
+
+/// How a stop went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Drained {
+    /// Every request that had been received was answered.
+    Clean,
+    /// So many connections were still busy when the time for draining was over, and were cut.
+    Cut {
+        /// How many.
+        connections: usize,
+    },
+}
+
+/// Serves `listener` until `stop` is cancelled, then lets what is in flight finish, for at most
+/// `limits.drain`. When this returns, the listener is closed and no task of it is left.
+///
+/// Every request is handed to `answer` with the address of the peer. hyper drops the answer's
+/// future when the peer hangs up: what must not be cut short has to see to that itself.
+pub async fn serve<A, F, B>(
+    listener: TcpListener,
+    tls: Option<Arc<ServerConfig>>,
+    answer: A,
+    limits: HttpLimits,
+    stop: CancellationToken,
+) -> Drained
+where
+    A: Fn(Request<Incoming>, SocketAddr) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    let slots = Arc::new(Semaphore::new(limits.connections_max));
+    let drain = limits.drain;
+    let streams = Streams { tasks: TaskTracker::new(), cut: CancellationToken::new() };
+    let server = Arc::new(Server {
+        answer,
+        tls: tls.map(TlsAcceptor::from),
+        limits,
+        stop: stop.clone(),
+        streams: streams.clone(),
+    });
+    let mut connections = JoinSet::new();
+    let mut complaints = AcceptComplaints::default();
+    loop {
+        while let Some(ended) = connections.try_join_next() {
+            report(ended);
+        }
+        // The slot comes first: past the cap, callers queue in the kernel and are not turned away.
+        let Some((stream, peer, slot)) =
+            stop.run_until_cancelled(accept(&listener, &slots, &mut complaints)).await
+        else {
+            break;
+        };
+        connections.spawn(connection(server.clone(), stream, peer, slot));
+    }
+    drop(listener);
+    let drained = timeout(drain, async {
+        while let Some(ended) = connections.join_next().await {
+            report(ended);
+        }
+    })
+    .await;
+    let drained = match drained {
+        Ok(()) => Drained::Clean,
+        Err(_) => Drained::Cut { connections: connections.len() },
+    };
+    connections.shutdown().await;
+    streams.cut.cancel();
+    streams.tasks.close();
+    streams.tasks.wait().await;
+    drained
+}
+
+struct Server<A> {
+    answer: A,
+    tls: Option<TlsAcceptor>,
+    limits: HttpLimits,
+    stop: CancellationToken,
+    streams: Streams,
+}
+
+/// Accepts until it works: a machine out of file descriptors recovers, so must we.
+async fn accept(
+    listener: &TcpListener,
+    slots: &Arc<Semaphore>,
+    complaints: &mut AcceptComplaints,
+) -> (TcpStream, SocketAddr, OwnedSemaphorePermit) {
+    let slot = slots.clone().acquire_owned().await.expect("the semaphore is never closed");
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => return (stream, peer, slot),
+            Err(error) if is_about_one_peer(&error) => {}
+            Err(error) => {
+                complaints.note(&error, Instant::now());
+                sleep(ACCEPT_BACKOFF).await;
+            }
+        }
+    }
+}
+
+/// Long enough not to spin, short enough that nobody waits for it.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
+
+fn is_about_one_peer(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::Interrupted
+    )
+}
+
+/// Says once a second that accepting fails.
+#[derive(Debug, Default)]
+struct AcceptComplaints {
+    last: Option<Instant>,
+}
+
+impl AcceptComplaints {
+    fn note(&mut self, error: &io::Error, now: Instant) {
+        if self.last.is_none_or(|last| now - last >= Duration::from_secs(1)) {
+            self.last = Some(now);
+            error!(%error, "cannot accept connections, trying again: {error}");
+        }
+    }
+}
+
+fn report(ended: Result<(), JoinError>) {
+    if let Err(error) = ended
+        && error.is_panic()
+    {
+        error!(%error, "a connection's task panicked; the others go on");
+    }
+}
+
+/// One connection from its first byte to its last. Until bytes come it is only this small task;
+/// what HTTP and TLS need is allocated when they do.
+async fn connection<A, F, B>(
+    server: Arc<Server<A>>,
+    stream: TcpStream,
+    peer: SocketAddr,
+    slot: OwnedSemaphorePermit,
+) where
+    A: Fn(Request<Incoming>, SocketAddr) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    let _slot = slot;
+    let head_by = Instant::now() + server.limits.header_deadline;
+    if let Err(error) = stream.set_nodelay(true) {
+        debug!(%error, "the connection went before it could be set up");
+        return;
+    }
+    let awaited = async {
+        match &server.tls {
+            None => first_bytes(&stream).await,
+            Some(_) => stream.readable().await.map(|()| FirstBytes::default()),
+        }
+    };
+    let awaited = server.stop.run_until_cancelled(timeout_at(head_by, awaited)).await;
+    let Some(Ok(Ok(first))) = awaited else {
+        return;
+    };
+    let flight = Arc::new(Flight::default());
+    let HttpLimits { linger, linger_bytes_max, .. } = server.limits;
+    let stream = Lingering::new(stream, flight.clone(), linger, linger_bytes_max);
+    match &server.tls {
+        None => {
+            let protocol = first.protocol();
+            Box::pin(speak(&server, stream, protocol, flight, first, head_by, peer)).await;
+        }
+        Some(acceptor) => {
+            let handshake = Box::pin(acceptor.accept(stream));
+            let stream = match timeout(server.limits.handshake_deadline, handshake).await {
+                Ok(Ok(stream)) => stream,
+                Ok(Err(error)) => return debug!(%error, %peer, "the TLS handshake failed"),
+                Err(_) => return debug!(%peer, "the TLS handshake took too long"),
+            };
+            let protocol = match stream.get_ref().1.alpn_protocol() {
+                Some(b"h2") => Protocol::Http2,
+                Some(_) | None => Protocol::Http1,
+            };
+            Box::pin(speak(&server, stream, protocol, flight, first, head_by, peer)).await;
+        }
+    }
+}
+
+const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Reads until it is known whether this is HTTP/2 with prior knowledge. `POST` and the preface
+/// share their first letter, so one byte is not enough, and peeking again for a second would spin.
+async fn first_bytes(stream: &TcpStream) -> io::Result<FirstBytes> {
+    let mut first = FirstBytes::default();
+    loop {
+        stream.readable().await?;
+        match stream.try_read(&mut first.bytes[first.len..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => first.len += read,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(error) => return Err(error),
+        }
+        let is_decided = first.len == HTTP2_PREFACE.len() || !first.may_be_http2();
+        if is_decided {
+            return Ok(first);
+        }
+    }
+}
+
+impl FirstBytes {
+    fn may_be_http2(&self) -> bool {
+        self.len > 0 && self.bytes[..self.len] == HTTP2_PREFACE[..self.len]
+    }
+
+    fn protocol(&self) -> Protocol {
+        if self.may_be_http2() { Protocol::Http2 } else { Protocol::Http1 }
+    }
+}
+
+async fn speak<A, F, B, T>(
+    server: &Server<A>,
+    stream: T,
+    protocol: Protocol,
+    flight: Arc<Flight>,
+    first: FirstBytes,
+    head_by: Instant,
+    peer: SocketAddr,
+) where
+    A: Fn(Request<Incoming>, SocketAddr) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let limits = &server.limits;
+    let stream = Watched::new(
+        stream,
+        protocol,
+        flight.clone(),
+        first,
+        head_by,
+        limits.header_deadline,
+        limits.write_stall,
+    );
+    let io = TokioIo::new(stream);
+    let service = service(server.answer.clone(), flight.clone(), peer);
+    match protocol {
+        Protocol::Http1 => {
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                // Ours begins with the head's first byte, so that idling and dawdling can differ.
+                .header_read_timeout(None)
+                // The count of headers stays at hyper's 100: setting it costs an allocation each.
+                .max_header_size(limits.header_bytes_max)
+                .max_buf_size(READ_BUFFER_BYTES_MAX.max(limits.header_bytes_max))
+                .serve_connection(io, service);
+            drive(connection, server, &flight, peer).await;
+        }
+        Protocol::Http2 => {
+            let header_bytes_max = u32::try_from(limits.header_bytes_max).unwrap_or(u32::MAX);
+            let connection = http2::Builder::new(server.streams.clone())
+                .timer(TokioTimer::new())
+                .max_concurrent_streams(limits.streams_max)
+                .max_header_list_size(header_bytes_max)
+                .max_pending_accept_reset_streams(limits.reset_streams_max)
+                .max_local_error_reset_streams(limits.reset_streams_max)
+                .initial_connection_window_size(limits.connection_window_bytes)
+                .initial_stream_window_size(limits.stream_window_bytes)
+                .keep_alive_interval(limits.ping)
+                .keep_alive_timeout(limits.ping)
+                .serve_connection(io, service);
+            drive(connection, server, &flight, peer).await;
+        }
+    }
+}
+
+/// A body's frames are at most this long on HTTP/1; with it goes the memory of a connection.
+const READ_BUFFER_BYTES_MAX: usize = 64 * 1024;
+
+fn service<A, F, B>(
+    answer: A,
+    flight: Arc<Flight>,
+    peer: SocketAddr,
+) -> impl Service<
+    Request<Incoming>,
+    Response = Response<Guarded<B>>,
+    Error = Infallible,
+    Future = impl Future<Output = Result<Response<Guarded<B>>, Infallible>> + Send + use<A, F, B>,
+> + Send
++ use<A, F, B>
+where
+    A: Fn(Request<Incoming>, SocketAddr) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+{
+    service_fn(move |request: Request<Incoming>| {
+        let (in_flight, is_ambiguous) = flight.begin();
+        let flight = flight.clone();
+        let answered = (!is_ambiguous).then(|| answer(request, peer));
+        async move {
+            let response = match answered {
+                Some(answered) => answered.await.map(Some),
+                None => bad_request(),
+            };
+            if response.headers().contains_key(header::CONNECTION) {
+                flight.leaves_bytes_unread();
+            }
+            Ok(response.map(|body| Guarded { body, _in_flight: in_flight }))
+        }
+    })
+}
+
+fn bad_request<B>() -> Response<Option<B>> {
+    let mut response = Response::new(None);
+    *response.status_mut() = StatusCode::BAD_REQUEST;
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+/// Runs a connection to its end: the peer's, our stop's, or that of its idle time.
+async fn drive<A, C>(connection: C, server: &Server<A>, flight: &Flight, peer: SocketAddr)
+where
+    C: Graceful,
+{
+    let mut connection = pin!(connection);
+    let idle = server.limits.idle;
+    let mut looks = interval_at(Instant::now() + idle, idle);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut requests_before = 0;
+    loop {
+        tokio::select! {
+            biased;
+            ended = connection.as_mut() => return log_end(ended, peer),
+            () = server.stop.cancelled() => break,
+            _ = looks.tick() => {
+                let (requests, running) = flight.activity();
+                if !running && requests == requests_before {
+                    break;
+                }
+                requests_before = requests;
+            }
+        }
+    }
+    connection.as_mut().close_gracefully();
+    // On a stop the drain's end comes first or at the same time; on idling this is the bound.
+    match timeout(server.limits.drain, connection).await {
+        Ok(ended) => log_end(ended, peer),
+        Err(_) => debug!(%peer, "the connection did not end in time and is cut"),
+    }
+}
+
+fn log_end(ended: hyper::Result<()>, peer: SocketAddr) {
+    if let Err(error) = ended {
+        debug!(%peer, %error, "the connection broke off: {error}");
+    }
+}
+
+/// What HTTP/1 and HTTP/2 connections of hyper have in common without a trait to say so.
+trait Graceful: Future<Output = hyper::Result<()>> {
+    fn close_gracefully(self: Pin<&mut Self>);
+}
+
+impl<I, B, S> Graceful for http1::Connection<I, S>
+where
+    S: Service<Request<Incoming>, Response = Response<B>>,
+    S::Error: Into<Box<dyn Error + Send + Sync>>,
+    I: hyper::rt::Read + hyper::rt::Write + Unpin,
+    B: Body + 'static,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    fn close_gracefully(self: Pin<&mut Self>) {
+        self.graceful_shutdown();
+    }
+}
+
+impl<I, B, S> Graceful for http2::Connection<I, S, Streams>
+where
+    S: Service<Request<Incoming>, Response = Response<B>>,
+    S::Error: Into<Box<dyn Error + Send + Sync>>,
+    S::Future: Send + 'static,
+    I: hyper::rt::Read + hyper::rt::Write + Unpin,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    fn close_gracefully(self: Pin<&mut Self>) {
+        self.graceful_shutdown();
+    }
+}
+
+/// Where the streams of HTTP/2 connections run: a set that is awaited, and cut with the rest.
+#[derive(Debug, Clone)]
+struct Streams {
+    tasks: TaskTracker,
+    cut: CancellationToken,
+}
+
+impl<F> hyper::rt::Executor<F> for Streams
+where
+    F: Future + Send + 'static,
+    F::Output: Send,
+{
+    fn execute(&self, stream: F) {
+        let cut = self.cut.clone();
+        self.tasks.spawn(async move {
+            if cut.run_until_cancelled(stream).await.is_none() {
+                warn!("a stream was cut at the end of the drain");
+            }
+        });
+    }
+}
+
+/// A response body that keeps its request in flight until it is sent: a long stream of events is
+/// not idle. Without a body it is empty.
+struct Guarded<B> {
+    body: Option<B>,
+    _in_flight: InFlight,
+}
+
+impl<B: Body + Unpin> Body for Guarded<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        match &mut self.body {
+            Some(body) => Pin::new(body).poll_frame(cx),
+            None => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint)
+    }
+}

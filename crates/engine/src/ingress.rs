@@ -1,0 +1,552 @@
+//! The public side: one request from its head to its answer. This file holds the order of checks
+//! and every decision between them; what each one does is a room away.
+//!
+//! No 2xx leaves here before [`Store::ingest`] has returned, and nothing reaches the store but what
+//! [`verify`] let through.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use hapax_core::challenge::Challenge;
+use hapax_core::source::Late;
+use hapax_core::store::{Decision, Ingest, Store, StoreError, Verdict, Via};
+use hapax_core::{
+    Arrival, KeyHash, Receipt, Refusal, Tenant, Timeliness, Timestamp, Verified, verify,
+};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::request::Parts;
+use http::{HeaderMap, Method, Request, Version};
+use hyper::body::{Body, Incoming};
+use metrics::gauge;
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+use tracing::field::display;
+use tracing::{error, info, warn};
+use uuid::Uuid;
+
+use crate::body::{self, BodyFault};
+use crate::clock::{Alarm, ClockWatch, Witness};
+use crate::ids::RequestIds;
+use crate::kept::{Plain, kept_headers};
+use crate::limits::{RETRY_AFTER_BUSY_SECONDS, RETRY_AFTER_UNAVAILABLE_SECONDS, TEND_EVERY};
+use crate::remote::remote;
+use crate::respond::{self, After, Answer, Reason, RequestId};
+use crate::routes::{Lane, Ledger, Route, Routes};
+use crate::unstoppable::Afterwards;
+
+/// Where the time comes from.
+pub type Now = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+
+/// The public side over a store.
+pub struct Ingress<S> {
+    store: Arc<S>,
+    routes: ArcSwap<Routes>,
+    now: Now,
+    ids: RequestIds,
+    clock: Mutex<ClockWatch>,
+    afterwards: Afterwards,
+}
+
+impl<S: Store> Ingress<S> {
+    /// Must be called on the runtime that will serve it: a commit whose client hangs up goes on
+    /// there.
+    pub fn new(store: Arc<S>, routes: Routes, now: Now) -> Self {
+        Self {
+            store,
+            routes: ArcSwap::from_pointee(routes),
+            now,
+            ids: RequestIds::new(Uuid::now_v7().as_u64_pair().1),
+            clock: Mutex::default(),
+            afterwards: Afterwards::here(),
+        }
+    }
+
+    /// Takes over a new table; requests that have begun keep the one they began with.
+    pub fn reload(&self, routes: Routes) {
+        self.routes.store(Arc::new(routes));
+    }
+
+    /// Answers one request.
+    pub async fn answer(self: Arc<Self>, request: Request<Incoming>, peer: SocketAddr) -> Answer {
+        let routes = self.routes.load_full();
+        let (parts, body) = request.into_parts();
+        let received_at = (self.now)();
+        let call = Call {
+            began: Instant::now(),
+            received_at,
+            request_id: RequestId { uuid: self.ids.next(received_at) },
+            remote: remote(peer, &parts.headers, &routes.trusted_proxies),
+            version: parts.version,
+        };
+        let Some(route) = routes.find(parts.uri.path()) else {
+            return elsewhere(&routes, &call, &parts, &body);
+        };
+        if parts.method != Method::POST {
+            return not_a_post(route, &call, &parts, &body);
+        }
+        if let Err(refused) = check_head(&routes, &parts.headers, &body) {
+            return refuse(route, &call, refused, call.after(&body));
+        }
+        // A request that cannot verify is refused before its body is read; some senders greet us
+        // without a signature, though.
+        let may_greet = route.source.challenge().is_some_and(Challenge::posts_unsigned);
+        if !may_greet && let Some(what) = route.source.scheme().missing(&parts.headers) {
+            let refused = Refused::because(Reason::Missing, what);
+            return refuse(route, &call, refused, call.after(&body));
+        }
+        let route = route.clone();
+        match body::read(body, &routes.body, &routes.unfinished).await {
+            Ok(body) => self.judge(&routes, route, call, parts, body).await,
+            Err(fault) => refuse(&route, &call, fault.into(), call.after_unread()),
+        }
+    }
+
+    /// Everything there is to know has arrived: what is it?
+    async fn judge(
+        self: Arc<Self>,
+        routes: &Routes,
+        route: Arc<Route>,
+        mut call: Call,
+        parts: Parts,
+        body: Bytes,
+    ) -> Answer {
+        // The body may have taken its time; the window is judged by when it was complete.
+        call.received_at = (self.now)();
+        let arrival = arrival(&routes.public_url, parts, body);
+        let verified = match verify(&route.source, &arrival, call.received_at) {
+            Ok(verified) => verified,
+            Err(refusal) => {
+                self.hear_future(&refusal);
+                return refuse(&route, &call, refusal.into(), After::KeepAlive);
+            }
+        };
+        let (receipts, signed_at, secret) = match verified {
+            Verified::Events { receipts, signed_at, secret } => (receipts, signed_at, secret),
+            Verified::Reply(reply) => {
+                return respond::handshake(reply, call.request_id, After::KeepAlive);
+            }
+        };
+        self.hear(&receipts, signed_at, call.received_at);
+        let content_type = arrival.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        if !route.source.content_type_fits(content_type) {
+            return refuse(&route, &call, Reason::ContentType.into(), After::KeepAlive);
+        }
+        if let Some(limit) = &route.rate
+            && let Err(over) = limit.take(receipts.len())
+        {
+            let refused = Refused::later(Reason::Limited, over.retry_after_seconds);
+            return refuse(&route, &call, refused, After::KeepAlive);
+        }
+        let via = Via {
+            received_at: call.received_at,
+            request_id: call.request_id.uuid,
+            remote: Some(call.remote),
+            secret,
+            signed_at,
+            headers: kept_headers(&arrival.headers, &route.secret_headers),
+        };
+        drop(arrival);
+        let afterwards = self.afterwards.clone();
+        let is_refused = route.source.late() == Late::Reject && receipts.iter().any(is_late);
+        // From here on the store is involved, and what it says is counted and logged even if the
+        // client is gone by then.
+        if is_refused {
+            afterwards.unstoppable(self.refuse_late(route, call, receipts)).await
+        } else {
+            afterwards.unstoppable(self.commit(route, call, Ingest { receipts, via })).await
+        }
+    }
+
+    /// Makes the events durable, then says so.
+    async fn commit(self: Arc<Self>, route: Arc<Route>, call: Call, ingest: Ingest) -> Answer {
+        let named: Vec<Named> = ingest.receipts.iter().map(Named::of).collect();
+        let verdicts = match self.store.ingest(ingest).await {
+            Ok(verdicts) if verdicts.len() == named.len() => verdicts,
+            Ok(verdicts) => {
+                let told = format!("{} verdicts for {} events", verdicts.len(), named.len());
+                return unavailable(&route, &call, &StoreError::Unavailable(told.into()));
+            }
+            Err(error) => return unavailable(&route, &call, &error),
+        };
+        let answer = respond::decided(&verdicts, route.source.ack(), call.request_id);
+        for (event, verdict) in named.iter().zip(&verdicts) {
+            note(&route.ledger, &call, event, verdict);
+        }
+        route.ledger.ack_seconds.record(call.began.elapsed());
+        answer
+    }
+
+    /// Refuses authentic events that came too late, and finds out whether that loses any.
+    async fn refuse_late(
+        self: Arc<Self>,
+        route: Arc<Route>,
+        call: Call,
+        receipts: Vec<Receipt>,
+    ) -> Answer {
+        let mut unseen = Vec::new();
+        for receipt in &receipts {
+            match self.has_seen(receipt).await {
+                Ok(true) => {}
+                Ok(false) => unseen.push(Named::of(receipt)),
+                Err(error) => return unavailable(&route, &call, &error),
+            }
+        }
+        if unseen.is_empty() {
+            return refuse(&route, &call, Reason::Stale.into(), After::KeepAlive);
+        }
+        for event in &unseen {
+            note_stale_unseen(&route.ledger, &call, event);
+        }
+        respond::refused(Reason::StaleUnseen, call.request_id, None, After::KeepAlive)
+    }
+
+    async fn has_seen(&self, receipt: &Receipt) -> Result<bool, StoreError> {
+        let earlier = receipt.earlier().map(|earlier| &earlier.key);
+        for key in [Some(receipt.key()), earlier].into_iter().flatten() {
+            if self.store.knows(key).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Takes a proven timestamp as a witness of our clock.
+    fn hear(&self, receipts: &[Receipt], signed_at: Option<Timestamp>, now: Timestamp) {
+        let Some(signed_at) = signed_at else { return };
+        let late = receipts.iter().find(|receipt| is_late(receipt));
+        self.witness(Witness {
+            offset_seconds: now.duration_since(signed_at).as_secs(),
+            outside: late.map(|receipt| receipt.key().hash()),
+        });
+    }
+
+    /// Signed ahead of our clock, but signed: that is a witness too.
+    fn hear_future(&self, refusal: &Refusal) {
+        match refusal {
+            Refusal::Future { ahead_seconds } => self.witness(Witness {
+                offset_seconds: -ahead_seconds,
+                outside: Some(KeyHash::of(b"ahead", [&ahead_seconds.to_be_bytes()[..]])),
+            }),
+            Refusal::Missing(_)
+            | Refusal::Signature(_)
+            | Refusal::Malformed(_)
+            | Refusal::NoId(_) => {}
+        }
+    }
+
+    fn witness(&self, witness: Witness) {
+        // Under load a witness may be missed: there are enough of them.
+        if let Ok(mut clock) = self.clock.try_lock() {
+            clock.note(witness);
+        }
+    }
+
+    /// Keeps limiters, log sums and the look at the clock going, until `stop`.
+    pub async fn tend(&self, stop: CancellationToken) {
+        let mut beats = interval(TEND_EVERY);
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let offset = gauge!("hapax_clock_offset_seconds");
+        while stop.run_until_cancelled(beats.tick()).await.is_some() {
+            self.routes.load().tend();
+            let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(seconds) = clock.offset_seconds() {
+                offset.set(seconds as f64);
+            }
+            if let Some(alarm) = clock.alarm((self.now)()) {
+                say_alarm(alarm);
+            }
+        }
+        self.routes.load().tend();
+    }
+
+    /// Waits for commits whose clients are gone. Call it when nothing is being served any more.
+    pub async fn finish(&self) {
+        self.afterwards.finish().await;
+    }
+}
+
+impl<S> fmt::Debug for Ingress<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ingress").field("routes", &self.routes).finish_non_exhaustive()
+    }
+}
+
+/// What is known of a request besides its content.
+#[derive(Debug, Clone, Copy)]
+struct Call {
+    began: Instant,
+    received_at: Timestamp,
+    request_id: RequestId,
+    remote: IpAddr,
+    version: Version,
+}
+
+impl Call {
+    /// What happens to the connection after an answer that leaves `body` as it is.
+    fn after(&self, body: &Incoming) -> After {
+        if body.is_end_stream() { After::KeepAlive } else { self.after_unread() }
+    }
+
+    fn after_unread(&self) -> After {
+        // On HTTP/2 only the stream ends.
+        if self.version < Version::HTTP_2 { After::Close } else { After::KeepAlive }
+    }
+}
+
+/// An event by the names that logs use.
+#[derive(Debug)]
+struct Named {
+    tenant: Tenant,
+    event_id: Box<str>,
+    event_type: Option<Box<str>>,
+}
+
+impl Named {
+    fn of(receipt: &Receipt) -> Self {
+        Self {
+            tenant: receipt.key().tenant.clone(),
+            event_id: receipt.key().event_id.clone(),
+            event_type: receipt.event_type().map(Into::into),
+        }
+    }
+}
+
+/// A refusal with what only the log may know.
+#[derive(Debug)]
+struct Refused {
+    reason: Reason,
+    why: Option<String>,
+    retry_after_seconds: Option<u64>,
+}
+
+impl Refused {
+    fn because(reason: Reason, why: impl Into<String>) -> Self {
+        Self { reason, why: Some(why.into()), retry_after_seconds: None }
+    }
+
+    fn later(reason: Reason, seconds: u64) -> Self {
+        Self { reason, why: None, retry_after_seconds: Some(seconds) }
+    }
+}
+
+impl From<Reason> for Refused {
+    fn from(reason: Reason) -> Self {
+        Self { reason, why: None, retry_after_seconds: None }
+    }
+}
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Missing(why) => Self::because(Reason::Missing, why),
+            Refusal::Signature(why) => Self::because(Reason::Signature, why),
+            Refusal::Future { ahead_seconds } => Self::because(
+                Reason::Future,
+                format!("signed {ahead_seconds} s ahead of our clock"),
+            ),
+            Refusal::Malformed(why) => Self::because(Reason::Malformed, why),
+            Refusal::NoId(why) => Self::because(Reason::NoId, why),
+        }
+    }
+}
+
+impl From<BodyFault> for Refused {
+    fn from(fault: BodyFault) -> Self {
+        match fault {
+            BodyFault::TooLarge => Reason::TooLarge.into(),
+            BodyFault::Slow => Reason::Slow.into(),
+            BodyFault::Crowded => Self::later(Reason::Crowded, RETRY_AFTER_BUSY_SECONDS),
+            BodyFault::Broken => {
+                Self::because(Reason::Malformed, "the body's framing is wrong, or it broke off")
+            }
+        }
+    }
+}
+
+/// A path that is no source's.
+fn elsewhere(routes: &Routes, call: &Call, parts: &Parts, body: &Incoming) -> Answer {
+    let is_health = parts.uri.path() == "/healthz";
+    if is_health && matches!(parts.method, Method::GET | Method::HEAD) {
+        return respond::healthy(call.request_id);
+    }
+    let refused = Refused::because(Reason::Unknown, parts.uri.path());
+    refuse_at(&routes.nowhere, call, refused, call.after(body))
+}
+
+/// Handshakes that are no POST, or a plain 405.
+fn not_a_post(route: &Route, call: &Call, parts: &Parts, body: &Incoming) -> Answer {
+    let query = parts.uri.query().unwrap_or_default();
+    let reply = route.source.challenge().and_then(|challenge| {
+        challenge.unsigned(&route.source, &parts.method, query, &parts.headers)
+    });
+    match reply {
+        Some(reply) => respond::handshake(reply, call.request_id, call.after(body)),
+        None => refuse(route, call, Reason::Method.into(), call.after(body)),
+    }
+}
+
+/// What the head alone rules out.
+fn check_head(routes: &Routes, headers: &HeaderMap, body: &Incoming) -> Result<(), Refused> {
+    if body.size_hint().lower() > routes.body.bytes_max as u64 {
+        return Err(Reason::TooLarge.into());
+    }
+    let is_plain = headers.get_all(CONTENT_ENCODING).iter().all(|encoding| {
+        let encoding = encoding.as_bytes().trim_ascii();
+        encoding.is_empty() || encoding.eq_ignore_ascii_case(b"identity")
+    });
+    if is_plain { Ok(()) } else { Err(Reason::Encoded.into()) }
+}
+
+fn arrival(public_url: &str, parts: Parts, body: Bytes) -> Arrival {
+    let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
+    let mut url = String::with_capacity(public_url.len() + target.len());
+    url.push_str(public_url);
+    url.push_str(target);
+    Arrival { method: parts.method, url, headers: parts.headers, body }
+}
+
+fn is_late(receipt: &Receipt) -> bool {
+    match receipt.timeliness() {
+        Timeliness::OnTime => false,
+        Timeliness::Late { .. } => true,
+    }
+}
+
+/// Refuses at a source. Past the limit of its address a failure is told no reason and costs no
+/// line; what verifies never comes here for its address.
+fn refuse(route: &Route, call: &Call, refused: Refused, after: After) -> Answer {
+    if refused.reason.is_failed_verification()
+        && let Some(limit) = &route.unverified
+        && let Err(over) = limit.take(call.remote)
+    {
+        route.ledger.count_refusal(Reason::Limited);
+        let retry_after = Some(over.retry_after_seconds);
+        return respond::refused(Reason::Limited, call.request_id, retry_after, after);
+    }
+    refuse_at(&route.ledger, call, refused, after)
+}
+
+fn refuse_at(ledger: &Ledger, call: &Call, refused: Refused, after: After) -> Answer {
+    let Refused { reason, why, retry_after_seconds } = refused;
+    ledger.count_refusal(reason);
+    if ledger.budget(Lane::Rejected).admit(call.received_at) {
+        let (source, why) = (&*ledger.source, why.as_deref().map(Plain).map(display));
+        warn!(
+            request_id = %call.request_id.uuid,
+            source,
+            decision = "rejected",
+            reason = reason.as_str(),
+            why,
+            remote = %call.remote,
+            "refused a request for {source}: {}", reason.as_str()
+        );
+    }
+    respond::refused(reason, call.request_id, retry_after_seconds, after)
+}
+
+/// Nothing is promised: the sender must come back.
+fn unavailable(route: &Route, call: &Call, error: &StoreError) -> Answer {
+    let retry_after_seconds = match error {
+        StoreError::Busy => RETRY_AFTER_BUSY_SECONDS,
+        StoreError::Unavailable(_) | StoreError::Closed | StoreError::Read(_) => {
+            RETRY_AFTER_UNAVAILABLE_SECONDS
+        }
+    };
+    let ledger = &route.ledger;
+    ledger.count_refusal(Reason::Unavailable);
+    if ledger.budget(Lane::Alarming).admit(call.received_at) {
+        let source = &*ledger.source;
+        error!(
+            request_id = %call.request_id.uuid,
+            source,
+            decision = "rejected",
+            reason = Reason::Unavailable.as_str(),
+            remote = %call.remote,
+            %error,
+            "could not keep an event of {source}, the sender is asked to come back: {error}"
+        );
+    }
+    respond::refused(
+        Reason::Unavailable,
+        call.request_id,
+        Some(retry_after_seconds),
+        After::KeepAlive,
+    )
+}
+
+/// Counts one decision, and says it where there is a line for it.
+fn note(ledger: &Ledger, call: &Call, event: &Named, verdict: &Verdict) {
+    let decision = match verdict {
+        Verdict::Accepted(_) => Decision::Accepted,
+        Verdict::Duplicate(_) => Decision::Duplicate,
+        Verdict::Conflict(_) => Decision::Conflict,
+        Verdict::Review(_) => Decision::Review,
+    };
+    ledger.count(decision);
+    if !ledger.budget(Lane::of(decision)).admit(call.received_at) {
+        return;
+    }
+    let (source, event_id) = (&*ledger.source, Plain(&event.event_id));
+    let event_type = event.event_type.as_deref().map(Plain).map(display);
+    macro_rules! say {
+        ($level:ident, $text:literal) => {
+            $level!(
+                request_id = %call.request_id.uuid,
+                source,
+                tenant = %event.tenant,
+                event_id = %event_id,
+                event_type,
+                decision = decision.as_str(),
+                id = %verdict.id(),
+                remote = %call.remote,
+                $text,
+            )
+        };
+    }
+    match decision {
+        Decision::Accepted => say!(info, "accepted {event_id} from {source}"),
+        Decision::Duplicate => say!(info, "{event_id} from {source} is a duplicate"),
+        Decision::Conflict => {
+            say!(warn, "{event_id} from {source} came again with another body; both are kept")
+        }
+        Decision::Review => say!(warn, "{event_id} from {source} waits for review"),
+    }
+}
+
+fn note_stale_unseen(ledger: &Ledger, call: &Call, event: &Named) {
+    ledger.count_refusal(Reason::StaleUnseen);
+    if !ledger.budget(Lane::Alarming).admit(call.received_at) {
+        return;
+    }
+    let (source, event_id) = (&*ledger.source, Plain(&event.event_id));
+    error!(
+        request_id = %call.request_id.uuid,
+        source,
+        tenant = %event.tenant,
+        event_id = %event_id,
+        event_type = event.event_type.as_deref().map(Plain).map(display),
+        decision = "rejected",
+        reason = Reason::StaleUnseen.as_str(),
+        remote = %call.remote,
+        "refused {event_id} from {source}: authentic, too late, and never seen before; it may be \
+         a lost event (late = \"review\" would keep it)"
+    );
+}
+
+fn say_alarm(alarm: Alarm) {
+    match alarm {
+        Alarm::Offset { seconds } => error!(
+            offset_seconds = seconds,
+            "this machine's clock may be wrong: it is {seconds} s ahead of what senders sign"
+        ),
+        Alarm::OutsideWindow { in_a_row } => error!(
+            in_a_row,
+            "this machine's clock may be wrong: the last {in_a_row} authentic requests were \
+             outside the window"
+        ),
+    }
+}

@@ -1,0 +1,137 @@
+//! Every bound of the public side, each with its reason. Tests and the config replace the values;
+//! nothing else holds a number of its own.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+/// What one listener allows its connections.
+#[derive(Debug, Clone)]
+pub struct HttpLimits {
+    /// Connections open at once; the next one waits in the kernel's queue. A connection that only
+    /// waits costs some 20 KB, so this bounds memory at about 80 MB.
+    pub connections_max: usize,
+    /// From the first byte of a head (for the first one: from the connection itself) to its end.
+    /// Real senders need milliseconds; a slow one holds a connection no longer than this.
+    pub header_deadline: Duration,
+    /// The longest head: senders stay below 4 KB, some with a JWT below 10 KB.
+    pub header_bytes_max: usize,
+    /// The TLS handshake, from the connection's first byte.
+    pub handshake_deadline: Duration,
+    /// How long a connection may stay without a request. Longer than the 60 s that load balancers
+    /// keep theirs: the side that reuses a connection should be the one to close it. It is looked
+    /// at once per this span, so a quiet connection lasts between one and two of them.
+    pub idle: Duration,
+    /// How long a peer may leave our bytes unread before the connection is cut.
+    pub write_stall: Duration,
+    /// How long we go on reading after our last byte, so that an answer sent before the request
+    /// was read is not destroyed by the reset that unread bytes cause.
+    pub linger: Duration,
+    /// How much is read and thrown away in that time.
+    pub linger_bytes_max: usize,
+    /// How long a stop waits for what is in flight.
+    pub drain: Duration,
+    /// Requests at once on one HTTP/2 connection: senders fan out by connections, not by streams.
+    pub streams_max: u32,
+    /// Streams that were reset before we looked at them, and those we reset for errors: past this
+    /// the connection is closed (rapid reset).
+    pub reset_streams_max: usize,
+    /// Body bytes a peer may have in flight on one HTTP/2 connection.
+    pub connection_window_bytes: u32,
+    /// And on one of its streams.
+    pub stream_window_bytes: u32,
+    /// How often a quiet HTTP/2 connection is asked whether it still lives, and how long it has
+    /// for an answer.
+    pub ping: Duration,
+}
+
+impl Default for HttpLimits {
+    fn default() -> Self {
+        Self {
+            connections_max: 4_096,
+            header_deadline: Duration::from_secs(15),
+            header_bytes_max: 16 * 1024,
+            handshake_deadline: Duration::from_secs(10),
+            idle: Duration::from_secs(75),
+            write_stall: Duration::from_secs(30),
+            linger: Duration::from_secs(2),
+            linger_bytes_max: 8 * 1024 * 1024,
+            drain: Duration::from_secs(30),
+            streams_max: 128,
+            reset_streams_max: 32,
+            connection_window_bytes: 512 * 1024,
+            stream_window_bytes: 256 * 1024,
+            ping: Duration::from_secs(20),
+        }
+    }
+}
+
+/// What one body may be.
+#[derive(Debug, Clone)]
+pub struct BodyLimits {
+    /// `max_body`: one byte more is a 413.
+    pub bytes_max: usize,
+    /// From the head's end to the body's end.
+    pub deadline: Duration,
+    /// How long a body may be slower than [`BodyLimits::bytes_per_second_min`].
+    pub grace: Duration,
+    /// Slower than this on average, after the grace, is a 408: a trickle is an attack or hopeless.
+    pub bytes_per_second_min: u64,
+    /// How many bytes of unfinished bodies are held at once over all connections. Bodies that come
+    /// in one piece are not counted: their bytes are in the connection's buffer anyway.
+    pub unfinished_bytes_max: usize,
+}
+
+impl Default for BodyLimits {
+    fn default() -> Self {
+        Self {
+            bytes_max: 1024 * 1024,
+            deadline: Duration::from_secs(15),
+            grace: Duration::from_secs(3),
+            bytes_per_second_min: 1_024,
+            unfinished_bytes_max: 256 * 1024 * 1024,
+        }
+    }
+}
+
+/// So many per that span.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rate {
+    /// How many at once, and how many per span.
+    pub count: NonZeroU32,
+    /// The span.
+    pub per: Duration,
+}
+
+impl Rate {
+    /// So many per second.
+    pub const fn per_second(count: NonZeroU32) -> Self {
+        Self { count, per: Duration::from_secs(1) }
+    }
+}
+
+/// `unverified_limit` where the config is silent.
+pub const UNVERIFIED_DEFAULT: Rate = Rate::per_second(NonZeroU32::new(100).expect("100 is not 0"));
+
+/// Addresses remembered per source for the unverified limit; beyond it, new ones share a bucket.
+pub const ADDRESSES_MAX: usize = 100_000;
+
+/// Log lines per second, source and decision; the rest is summed up in one.
+pub const LOG_LINES_PER_SECOND: u32 = 100;
+
+/// The longest value from outside in a log line.
+pub const LOG_VALUE_CHARS_MAX: usize = 128;
+
+/// The headers kept with an event: enough to verify it again and to see who sent it.
+pub const KEPT_HEADERS_BYTES_MAX: usize = 8 * 1024;
+
+/// Hops of X-Forwarded-For that are looked at.
+pub const FORWARDED_HOPS_MAX: usize = 32;
+
+/// When the store cannot write: soon enough that little is late, late enough to let it recover.
+pub const RETRY_AFTER_UNAVAILABLE_SECONDS: u64 = 5;
+
+/// When the store has too much waiting, or memory for bodies is short: that is over in a moment.
+pub const RETRY_AFTER_BUSY_SECONDS: u64 = 1;
+
+/// Between two looks at limiters, log sums and the clock.
+pub const TEND_EVERY: Duration = Duration::from_secs(1);

@@ -1,0 +1,268 @@
+//! The routing table: which path is which source, with that source's limits, counters and log
+//! budget. A reload builds a new one and swaps it in; nothing on the way of a request looks
+//! anything up by name again.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use hapax_core::Source;
+use hapax_core::store::Decision;
+use http::HeaderName;
+use ipnet::IpNet;
+use metrics::{Counter, Histogram, counter, histogram};
+use tracing::{error, info, warn};
+
+use crate::body::Unfinished;
+use crate::budget::LogBudget;
+use crate::limits::{BodyLimits, LOG_LINES_PER_SECOND, Rate, UNVERIFIED_DEFAULT};
+use crate::rate::{EventLimit, FailureLimit};
+use crate::respond::Reason;
+
+/// What the public side needs to know of the config; all of it may change with a reload.
+#[derive(Debug)]
+pub struct RoutesSpec {
+    /// The URL under which senders know us, without a path and without a slash at its end.
+    pub public_url: String,
+    /// Whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: Vec<IpNet>,
+    /// What a body may be.
+    pub body: BodyLimits,
+    /// Every declared pair of tenant and source.
+    pub sources: Vec<RouteSpec>,
+}
+
+impl RoutesSpec {
+    /// These sources, with the defaults for everything else.
+    pub fn new(sources: Vec<RouteSpec>) -> Self {
+        Self {
+            public_url: "http://localhost".to_owned(),
+            trusted_proxies: Vec::new(),
+            body: BodyLimits::default(),
+            sources,
+        }
+    }
+}
+
+/// One source (of one tenant) and its limits.
+#[derive(Debug)]
+pub struct RouteSpec {
+    /// The source. Its path is `/webhooks/{source}`, or `/webhooks/{tenant}/{source}` where the
+    /// tenant is not the default one.
+    pub source: Arc<Source>,
+    /// `rate_limit`: of verified events.
+    pub rate_limit: Option<Rate>,
+    /// `unverified_limit`: failed verifications per client address.
+    pub unverified_limit: Option<Rate>,
+}
+
+impl RouteSpec {
+    /// A source with the default limits.
+    pub fn new(source: Arc<Source>) -> Self {
+        Self { source, rate_limit: None, unverified_limit: Some(UNVERIFIED_DEFAULT) }
+    }
+}
+
+/// Two pairs of tenant and source have the same path.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("two sources answer at /webhooks/{path}")]
+pub struct PathTaken {
+    /// What follows `/webhooks/`.
+    pub path: String,
+}
+
+/// The compiled table. Build it after the metrics recorder is installed: the counters are resolved
+/// here, once.
+#[derive(Debug)]
+pub struct Routes {
+    by_path: HashMap<Box<str>, Arc<Route>>,
+    /// Counts and says what is refused before a source is known.
+    pub(crate) nowhere: Ledger,
+    pub(crate) public_url: Box<str>,
+    pub(crate) trusted_proxies: Box<[IpNet]>,
+    pub(crate) body: BodyLimits,
+    pub(crate) unfinished: Unfinished,
+}
+
+/// One source on the public side.
+#[derive(Debug)]
+pub(crate) struct Route {
+    pub(crate) source: Arc<Source>,
+    pub(crate) rate: Option<EventLimit>,
+    pub(crate) unverified: Option<FailureLimit>,
+    pub(crate) secret_headers: Box<[HeaderName]>,
+    pub(crate) ledger: Ledger,
+}
+
+impl Routes {
+    /// Compiles the table.
+    pub fn build(spec: RoutesSpec) -> Result<Self, PathTaken> {
+        let mut by_path = HashMap::with_capacity(spec.sources.len());
+        for route in spec.sources {
+            let path = path_of(&route.source);
+            if by_path.insert(path.clone(), Arc::new(Route::new(route))).is_some() {
+                return Err(PathTaken { path: path.into() });
+            }
+        }
+        Ok(Self {
+            by_path,
+            nowhere: Ledger::new("unknown"),
+            public_url: spec.public_url.trim_end_matches('/').into(),
+            trusted_proxies: spec.trusted_proxies.into(),
+            unfinished: Unfinished::new(spec.body.unfinished_bytes_max),
+            body: spec.body,
+        })
+    }
+
+    /// The source at this path of a URL, exactly as it was written.
+    pub(crate) fn find(&self, path: &str) -> Option<&Arc<Route>> {
+        self.by_path.get(path.strip_prefix("/webhooks/")?)
+    }
+
+    /// Forgets quiet clients and says what the log budget held back. Called every second.
+    pub(crate) fn tend(&self) {
+        self.nowhere.say_held_back();
+        for route in self.by_path.values() {
+            route.ledger.say_held_back();
+            if let Some(limit) = &route.unverified {
+                limit.tend();
+            }
+        }
+    }
+}
+
+fn path_of(source: &Source) -> Box<str> {
+    match source.tenant().as_str() {
+        "default" => source.name().as_str().into(),
+        tenant => format!("{tenant}/{}", source.name()).into(),
+    }
+}
+
+impl Route {
+    fn new(spec: RouteSpec) -> Self {
+        let secret_headers = spec.source.scheme().secret_headers();
+        Self {
+            ledger: Ledger::new(spec.source.name().as_str()),
+            secret_headers: secret_headers
+                .iter()
+                .filter_map(|name| HeaderName::try_from(name).ok())
+                .collect(),
+            rate: spec.rate_limit.map(EventLimit::new),
+            unverified: spec.unverified_limit.map(FailureLimit::new),
+            source: spec.source,
+        }
+    }
+}
+
+/// The counters of a source, and how many lines each of its decisions may cost.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    pub(crate) source: Box<str>,
+    arrivals: [Counter; DECISIONS.len()],
+    refusals: [Counter; Reason::ALL.len()],
+    pub(crate) ack_seconds: Histogram,
+    budgets: [LogBudget; Lane::ALL.len()],
+}
+
+const DECISIONS: [Decision; 4] =
+    [Decision::Accepted, Decision::Duplicate, Decision::Conflict, Decision::Review];
+
+/// Lines that share a budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lane {
+    Accepted,
+    Duplicate,
+    Conflict,
+    Review,
+    Rejected,
+    /// Unseen late events and a store that cannot write: never crowded out by ordinary refusals.
+    Alarming,
+}
+
+impl Lane {
+    const ALL: [Self; 6] = [
+        Self::Accepted,
+        Self::Duplicate,
+        Self::Conflict,
+        Self::Review,
+        Self::Rejected,
+        Self::Alarming,
+    ];
+
+    pub(crate) fn of(decision: Decision) -> Self {
+        match decision {
+            Decision::Accepted => Self::Accepted,
+            Decision::Duplicate => Self::Duplicate,
+            Decision::Conflict => Self::Conflict,
+            Decision::Review => Self::Review,
+        }
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Accepted => "accepted",
+            Self::Duplicate => "duplicate",
+            Self::Conflict => "conflict",
+            Self::Review => "review",
+            Self::Rejected | Self::Alarming => "rejected",
+        }
+    }
+}
+
+impl Ledger {
+    fn new(source: &str) -> Self {
+        let label = source.to_owned();
+        Self {
+            source: source.into(),
+            arrivals: DECISIONS.map(|decision| {
+                counter!("hapax_arrivals_total", "source" => label.clone(), "decision" => decision.as_str())
+            }),
+            refusals: Reason::ALL.map(|reason| {
+                counter!("hapax_rejections_total", "source" => label.clone(), "reason" => reason.as_str())
+            }),
+            ack_seconds: histogram!("hapax_ack_seconds", "source" => label.clone()),
+            budgets: Lane::ALL.map(|_| LogBudget::new(LOG_LINES_PER_SECOND)),
+        }
+    }
+
+    pub(crate) fn count(&self, decision: Decision) {
+        self.arrivals[decision as usize].increment(1);
+    }
+
+    pub(crate) fn count_refusal(&self, reason: Reason) {
+        self.refusals[reason as usize].increment(1);
+    }
+
+    pub(crate) fn budget(&self, lane: Lane) -> &LogBudget {
+        &self.budgets[lane as usize]
+    }
+
+    fn say_held_back(&self) {
+        let source = &*self.source;
+        for lane in Lane::ALL {
+            let decision = lane.as_str();
+            match (self.budget(lane).take_held_back(), lane) {
+                (0, _) => {}
+                (more, Lane::Accepted | Lane::Duplicate) => {
+                    info!(source, decision, more, "and {more} more {decision} from {source}");
+                }
+                (more, Lane::Conflict | Lane::Review | Lane::Rejected) => {
+                    warn!(source, decision, more, "and {more} more {decision} from {source}");
+                }
+                (more, Lane::Alarming) => {
+                    error!(source, decision, more, "and {more} more {decision} from {source}");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_decision_and_lane_has_its_place_in_its_list() {
+        assert!(DECISIONS.into_iter().enumerate().all(|(at, decision)| decision as usize == at));
+        assert!(Lane::ALL.into_iter().enumerate().all(|(at, lane)| lane as usize == at));
+    }
+}

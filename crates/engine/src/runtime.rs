@@ -1,0 +1,87 @@
+//! Start, drain, stop: the public side as one piece that the binary runs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hapax_core::store::{Store, StoreError};
+use tokio::net::TcpListener;
+use tokio::time::timeout;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_util::sync::CancellationToken;
+
+use crate::http::{self, Drained};
+use crate::ingress::Ingress;
+use crate::limits::HttpLimits;
+
+/// Serves the public side until `stop`. When this returns, everything that was received is
+/// committed and answered, as far as `limits.drain` allowed; the store may be closed.
+pub async fn serve_ingress<S: Store>(
+    listener: TcpListener,
+    tls: Option<Arc<ServerConfig>>,
+    ingress: Arc<Ingress<S>>,
+    limits: HttpLimits,
+    stop: CancellationToken,
+) -> Drained {
+    let drain = limits.drain;
+    let served = CancellationToken::new();
+    let answer = {
+        let ingress = ingress.clone();
+        move |request, peer| ingress.clone().answer(request, peer)
+    };
+    let serving = async {
+        let drained = http::serve(listener, tls, answer, limits, stop).await;
+        // Commits whose clients were cut or gone; the store bounds how long each can take.
+        let finished = timeout(drain, ingress.finish()).await;
+        served.cancel();
+        match finished {
+            Ok(()) => drained,
+            Err(_) => Drained::Cut { connections: 0 },
+        }
+    };
+    let (drained, ()) = tokio::join!(serving, ingress.tend(served.clone()));
+    drained
+}
+
+/// Whether traffic should be sent here: the answer of `/readyz`.
+#[derive(Debug)]
+pub struct Readiness {
+    open: AtomicBool,
+    stop: CancellationToken,
+}
+
+/// Why not.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum NotReady {
+    /// The listeners are not open yet.
+    #[error("starting")]
+    Starting,
+    /// What is in flight is being finished, nothing new is taken.
+    #[error("draining")]
+    Draining,
+    /// Nothing can be made durable.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl Readiness {
+    /// Not ready yet; never again once `stop` is cancelled.
+    pub fn new(stop: CancellationToken) -> Self {
+        Self { open: AtomicBool::new(false), stop }
+    }
+
+    /// The listeners accept.
+    pub fn opened(&self) {
+        self.open.store(true, Ordering::Release);
+    }
+
+    /// Whether we are ready now.
+    pub fn judge(&self, store: &impl Store) -> Result<(), NotReady> {
+        if self.stop.is_cancelled() {
+            return Err(NotReady::Draining);
+        }
+        if !self.open.load(Ordering::Acquire) {
+            return Err(NotReady::Starting);
+        }
+        Ok(store.writable()?)
+    }
+}

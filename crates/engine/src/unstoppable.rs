@@ -1,0 +1,71 @@
+//! Work that runs to its end although the one who waits for it goes away. hyper drops an answer's
+//! future when the peer hangs up (D3); what was begun with a store must still be counted and said.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::runtime::Handle;
+use tokio_util::task::TaskTracker;
+
+/// Where work goes on when nobody waits for it any more.
+#[derive(Debug, Clone)]
+pub(crate) struct Afterwards(Arc<(TaskTracker, Handle)>);
+
+impl Afterwards {
+    /// On the runtime this is called in.
+    pub(crate) fn here() -> Self {
+        Self(Arc::new((TaskTracker::new(), Handle::current())))
+    }
+
+    /// Runs `work` where it is awaited; where that is dropped halfway, `work` moves to a task of
+    /// its own. So the ordinary case costs one allocation, and no task.
+    pub(crate) fn unstoppable<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Unstoppable<T> {
+        Unstoppable { work: Some(Box::pin(work)), afterwards: self.clone() }
+    }
+
+    /// Waits for all that moved. Nothing may be begun any more by then.
+    pub(crate) async fn finish(&self) {
+        self.0.0.close();
+        self.0.0.wait().await;
+    }
+}
+
+/// See [`Afterwards::unstoppable`].
+pub(crate) struct Unstoppable<T: Send + 'static> {
+    work: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
+    afterwards: Afterwards,
+}
+
+impl<T: Send + 'static> Future for Unstoppable<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let work = self.work.as_mut().expect("not polled again after it was done");
+        let polled = work.as_mut().poll(cx);
+        if polled.is_ready() {
+            self.work = None;
+        }
+        polled
+    }
+}
+
+impl<T: Send + 'static> Drop for Unstoppable<T> {
+    fn drop(&mut self) {
+        // What has just panicked has no rest to run.
+        if let Some(work) = self.work.take()
+            && !std::thread::panicking()
+        {
+            let (tasks, runtime) = &*self.afterwards.0;
+            tasks.spawn_on(
+                async move {
+                    work.await;
+                },
+                runtime,
+            );
+        }
+    }
+}
