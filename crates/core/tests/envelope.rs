@@ -321,7 +321,9 @@ fn a_star_goes_through_every_element_and_nothing_is_left_out() {
     assert_eq!(read(body).expect("reads")[1].identity, items[1].identity);
     assert!(read(r#"{"object":"page","entry":[]}"#).expect("reads").is_empty());
     assert!(read(r#"{"object":"page","entry":[{"id":"1","standby":[{}]}]}"#).is_err());
-    assert!(read(r#"{"object":"page"}"#).is_err());
+    // With nothing where we look, the bytes are one event rather than none.
+    let odd = read(r#"{"object":"page"}"#).expect("reads");
+    assert_eq!(&odd[0].body[..], br#"{"object":"page"}"#);
 }
 
 #[test]

@@ -105,6 +105,18 @@ enum Id {
     Hash { fields: Vec<Selector>, within: Option<Duration> },
 }
 
+impl Id {
+    /// Whether the bytes of a body can stand for its id.
+    fn takes_any_body(&self) -> bool {
+        match self {
+            Self::FirstOf(parts) | Self::Hash { fields: parts, .. } => {
+                parts.iter().any(Selector::is_body)
+            }
+            Self::Joined(_) => false,
+        }
+    }
+}
+
 /// One event of a body.
 #[derive(Debug, Clone)]
 pub struct Item {
@@ -261,7 +273,14 @@ impl Envelope {
             .copied()
             .filter(|value| !value.is_null())
             .collect();
-        // An event that is not where we look for it must not vanish behind a 200.
+        // An event that is not where we look for it must not vanish behind a 200: where its bytes
+        // can stand for an id the body is one event, elsewhere it is malformed.
+        if arrays.is_empty() && here.is_none() && self.id.takes_any_body() {
+            items.push(
+                self.item(&View { arrival, is_form: false, found: path }, arrival.body.clone())?,
+            );
+            return Ok(());
+        }
         if arrays.is_empty() {
             return malformed(format!("no array of events at {}", level.array_names()));
         }
@@ -308,7 +327,7 @@ impl Envelope {
 
     fn identity(&self, view: &View<'_, '_>, body: &Bytes) -> Result<Identity, Refusal> {
         match &self.id {
-            Id::FirstOf(selectors) => first_of(view, selectors),
+            Id::FirstOf(selectors) => first_of(view, selectors, body),
             Id::Joined(selectors) => joined(view, selectors),
             Id::Hash { fields, within } => {
                 Ok(Identity::Derived { digest: digest(view, fields, body)?, within: *within })
@@ -396,7 +415,7 @@ fn hash_id(
 fn preset_id(compiler: &mut Compiler, id: &PresetId) -> Result<Id, SelectorError> {
     Ok(match id {
         PresetId::Selector(text) => Id::FirstOf(vec![compiler.selector("event_id", text)?]),
-        PresetId::FirstOf(texts) => Id::FirstOf(compiler.selectors("event_id", texts)?),
+        PresetId::FirstOf(texts) => Id::FirstOf(compiler.hash_fields(texts)?),
         PresetId::Joined(texts) => Id::Joined(compiler.selectors("event_id", texts)?),
         PresetId::Hash { fields, within } => {
             hash_id(compiler, fields, within.map(Duration::from_secs))?
@@ -404,9 +423,17 @@ fn preset_id(compiler: &mut Compiler, id: &PresetId) -> Result<Id, SelectorError
     })
 }
 
-fn first_of(view: &View<'_, '_>, selectors: &[Selector]) -> Result<Identity, Refusal> {
+fn first_of(
+    view: &View<'_, '_>,
+    selectors: &[Selector],
+    body: &Bytes,
+) -> Result<Identity, Refusal> {
     let alone = selectors.len() == 1;
     for selector in selectors {
+        if selector.is_body() {
+            let digest = digest(view, std::slice::from_ref(selector), body)?;
+            return Ok(Identity::Derived { digest, within: None });
+        }
         match view.find(selector)? {
             // Where there are others to ask, an empty field is as good as none.
             Some(found) if !alone && found.is_blank() => {}

@@ -101,7 +101,7 @@ impl Compiler {
         texts.iter().map(|text| self.selector(field, text.as_ref())).collect()
     }
 
-    /// The fields that an id is derived from, where `body` is one as well.
+    /// Selectors of an id among which `body` may be one: the bytes themselves.
     pub(super) fn hash_fields(
         &mut self,
         texts: &[impl AsRef<str>],

@@ -466,6 +466,15 @@ pub(super) static TEMPLATES: &[Template] = &[
             "environment":"sandbox"}"#,
     },
     Template {
+        provider: "cloudevents",
+        event_type: "com.example.payout.paid",
+        written: Json,
+        headers: &[],
+        body: r#"{"specversion":"1.0","id":"<id>","source":"https://example.com/payouts","type":"<type>",
+            "subject":"po_<hex>","time":"<time>","datacontenttype":"application/json",
+            "data":{"id":"po_<hex>","status":"paid"}}"#,
+    },
+    Template {
         provider: "clerk",
         event_type: "user.created",
         written: Json,
