@@ -12,7 +12,9 @@ use anyhow::Context as _;
 use axum::body::Body;
 use hapax_core::Timestamp;
 use hapax_engine::limits::{BodyLimits, HttpLimits};
-use hapax_engine::{Drained, Ingress, Readiness, RouteSpec, Routes, RoutesSpec, http, serve_ingress};
+use hapax_engine::{
+    Drained, Ingress, Readiness, RouteSpec, Routes, RoutesSpec, http, serve_ingress,
+};
 use hapax_store::{SqliteOptions, SqliteStore};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -280,14 +282,18 @@ impl Live {
         let newer = match self.config.reload() {
             Ok(newer) => newer,
             Err(errors) => {
-                tracing::error!("{why}: the new configuration is not taken, the old one stays: {errors}");
+                tracing::error!(
+                    "{why}: the new configuration is not taken, the old one stays: {errors}"
+                );
                 return;
             }
         };
         match routes(&newer, self.public_at) {
             Ok(routes) => self.ingress.reload(routes),
             Err(error) => {
-                tracing::error!("{why}: the new configuration is not taken, the old one stays: {error}");
+                tracing::error!(
+                    "{why}: the new configuration is not taken, the old one stays: {error}"
+                );
                 return;
             }
         }
