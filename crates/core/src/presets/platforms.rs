@@ -43,7 +43,6 @@ pub(super) const GITLAB: Preset = Preset {
     envelope: PresetEnvelope {
         id: PresetId::FirstOf(&["header:webhook-id", "header:idempotency-key", "body"]),
         event_type: &["/object_kind", "/object_attributes/action"],
-        occurred_at: Some("/object_attributes/updated_at"),
         ..JSON
     },
     ..BASE
