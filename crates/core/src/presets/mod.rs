@@ -130,7 +130,12 @@ impl Preset {
 
     /// What a source of it must or may set beside secrets.
     pub fn params(&self) -> &'static [Param] {
-        self.recipe.params()
+        const VERIFY_TOKEN: &[Param] = &[Param {
+            name: "verify_token",
+            required: false,
+            meaning: "the token that its handshake shows; without it no handshake succeeds",
+        }];
+        if self.challenge == Some(Challenge::Meta) { VERIFY_TOKEN } else { self.recipe.params() }
     }
 
     /// One line on how it signs.
