@@ -4,6 +4,7 @@
 
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
@@ -67,7 +68,7 @@ impl Reading<'_> {
             match Source::build(spec) {
                 Ok(source) => sources.push(ConfiguredSource {
                     keep_keys: keep_keys(settings, &source),
-                    source,
+                    source: Arc::new(source),
                     provider: preset.name.to_owned(),
                     path: format!("/webhooks/{}", preset.name),
                     rate_limit: None,
