@@ -2,7 +2,7 @@
 //!
 //! Selectors are compiled once, when the config is read; reading a body is then one strict pass
 //! over its bytes ([`crate::json`]), or one more for each element of a batch. Nothing here decides
-//! whether the sender is who it claims to be: that was [`crate::verify`]'s first step.
+//! whether the sender is who it claims to be: that was [`verify`](mod@crate::verify)'s first step.
 //!
 //! A selector is one of
 //! - `/data/id`: a JSON pointer, relative to the event where a body carries several;
