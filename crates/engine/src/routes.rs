@@ -144,7 +144,7 @@ impl Route {
             ledger: Ledger::new(spec.source.name().as_str()),
             secret_headers: secret_headers
                 .iter()
-                .filter_map(|name| HeaderName::try_from(*name).ok())
+                .filter_map(|name| HeaderName::try_from(name).ok())
                 .collect(),
             rate: spec.rate_limit.map(EventLimit::new),
             unverified: spec.unverified_limit.map(FailureLimit::new),

@@ -99,8 +99,8 @@ impl Proof for TokenProof {
         false
     }
 
-    fn secret_headers(&self) -> &[&'static str] {
-        std::slice::from_ref(&self.header)
+    fn secret_header(&self) -> Option<&str> {
+        Some(self.header)
     }
 }
 
@@ -150,7 +150,7 @@ impl Proof for BasicProof {
         false
     }
 
-    fn secret_headers(&self) -> &[&'static str] {
-        &["authorization"]
+    fn secret_header(&self) -> Option<&str> {
+        Some("authorization")
     }
 }

@@ -106,9 +106,10 @@ trait Proof: Send + Sync {
     fn sign(&self, request: &Arrival, id: &str, now: Timestamp) -> Result<Signed, SignError>;
     fn signs_time(&self) -> bool;
     fn signs(&self, origin: Origin<'_>) -> bool;
-    /// Headers whose value is itself the secret.
-    fn secret_headers(&self) -> &[&'static str] {
-        &[]
+
+    /// The header that shows the secret itself, where nothing is signed.
+    fn secret_header(&self) -> Option<&str> {
+        None
     }
 }
 
@@ -159,8 +160,8 @@ impl Scheme {
     }
 
     /// Headers whose value is itself the secret (tokens, basic auth): never kept, never shown.
-    pub fn secret_headers(&self) -> &[&'static str] {
-        self.proof.secret_headers()
+    pub fn secret_headers(&self) -> Vec<String> {
+        self.proof.secret_header().map(str::to_owned).into_iter().collect()
     }
 
     /// Signs `request` as the sender would, with the first secret that is active at `now`.
