@@ -14,3 +14,10 @@ pub const SIGNATURES_MAX: usize = 16;
 
 /// The longest event type kept: it becomes a filter and a log field.
 pub const EVENT_TYPE_BYTES_MAX: usize = 255;
+
+/// The largest body looked at for a handshake: theirs are a few hundred bytes, and larger ones are
+/// events that need not be read twice.
+pub const HANDSHAKE_BODY_BYTES_MAX: usize = 4_096;
+
+/// The longest challenge echoed: those seen are under 100 bytes, and nobody may store a page in us.
+pub const HANDSHAKE_ECHO_BYTES_MAX: usize = 512;

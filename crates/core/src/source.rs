@@ -4,9 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use jiff::Timestamp;
-
-use crate::challenge::Challenge;
+use crate::challenge::{Challenge, HandshakeKeys};
 use crate::envelope::{Envelope, EnvelopeSpec, SelectorError};
 use crate::key::{SourceName, Tenant};
 use crate::presets::{self, Ack, Preset};
@@ -91,7 +89,7 @@ pub struct Source {
     pub(crate) tolerance: Duration,
     pub(crate) late: Late,
     pub(crate) replay_guard: ReplayGuard,
-    pub(crate) secrets_until: Vec<Option<Timestamp>>,
+    pub(crate) handshake: HandshakeKeys,
 }
 
 /// Why a source cannot be built. `field` is the config key to point at.
@@ -156,7 +154,7 @@ impl Source {
             tolerance: spec.tolerance,
             late,
             replay_guard,
-            secrets_until: spec.secrets.iter().map(|secret| secret.until).collect(),
+            handshake: HandshakeKeys::new(&spec.secrets, &spec.params),
         })
     }
 
@@ -190,14 +188,18 @@ impl Source {
         self.preset.map(|preset| preset.ack).unwrap_or_default()
     }
 
-    /// The handshake this sender asks for before or between its events.
+    /// The handshake this sender asks for before or between its events. A sender of one's own may
+    /// be one of CloudEvents.
     pub fn challenge(&self) -> Option<Challenge> {
-        self.preset.and_then(|preset| preset.challenge)
+        match self.preset {
+            Some(preset) => preset.challenge,
+            None => Some(Challenge::CloudEvents),
+        }
     }
 
     /// Whether a body of this content type can be one of this sender's events.
-    pub fn content_type_fits(&self, _content_type: Option<&str>) -> bool {
-        true
+    pub fn content_type_fits(&self, content_type: Option<&str>) -> bool {
+        self.envelope.content_type_fits(content_type)
     }
 
     /// Whether the scheme signs a timestamp: keys of those that do not are kept for ever by default.

@@ -264,8 +264,10 @@ pub struct EventSummary {
     /// Why it waits for a person, if it does or did.
     pub review: Option<ReviewReason>,
     /// How often it arrived, the first time included.
+    #[serde(rename = "arrival_count")]
     pub arrivals: u64,
     /// How many of those had other bytes.
+    #[serde(rename = "conflict_count")]
     pub conflicts: u64,
 }
 

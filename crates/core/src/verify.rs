@@ -69,13 +69,16 @@ impl Refusal {
 /// A late arrival is authentic and therefore yields Receipts, marked [`Timeliness::Late`]: whether
 /// they are refused or kept for review is decided where it is known if the event was seen before.
 pub fn verify(source: &Source, arrival: &Arrival, now: Timestamp) -> Result<Verified, Refusal> {
+    if let Some(reply) = source.challenge().and_then(|challenge| challenge.unsigned_post(arrival)) {
+        return Ok(Verified::Reply(reply));
+    }
     let authentic = source.scheme.authenticate(arrival, now)?;
     let timeliness = match authentic.signed_at {
         Some(signed_at) => judge_window(source, signed_at, now)?,
         None => Timeliness::OnTime,
     };
     if let Some(challenge) = source.challenge()
-        && let Some(reply) = challenge.signed(source, arrival)?
+        && let Some(reply) = challenge.signed(source, arrival, authentic.secret)?
     {
         return Ok(Verified::Reply(reply));
     }

@@ -1,1 +1,76 @@
-//! placeholder
+//! Where Hapax keeps events. Two stores stand behind the seam of [`hapax_core::store`]:
+//! [`MemoryStore`], the readable model of what a store must do, and [`SqliteStore`], the embedded
+//! database that does it durably. One conformance suite (`tests/conformance.rs`) runs on both.
+
+mod memory;
+mod sqlite;
+
+#[cfg(test)]
+extern crate self as hapax_store;
+#[cfg(test)]
+#[allow(dead_code)]
+#[path = "../tests/conformance/harness.rs"]
+mod harness;
+
+pub use memory::MemoryStore;
+pub use sqlite::{OpenError, SqliteOptions, SqliteStore};
+
+pub mod limits {
+    //! Every bound of the stores, each with its reason.
+
+    use std::time::Duration;
+
+    /// Requests that may wait for the writer: a second or two of work at full rate; past it the
+    /// sender is told to come back rather than made to wait for an answer that comes too late.
+    pub const WAITING_MAX: usize = 16_384;
+
+    /// Receipts in one commit: past this a larger batch saves no more, it only delays the answer.
+    pub const BATCH_RECEIPTS_MAX: usize = 512;
+
+    /// Body bytes in one commit, so that a few large bodies do not make everyone wait.
+    pub const BATCH_BYTES_MAX: usize = 4 << 20;
+
+    /// Keys held in memory before they are merged into the tree: large enough that a merge touches
+    /// each page for several keys, small enough to stay a few megabytes.
+    pub const FRESH_KEYS_MAX: usize = 200_000;
+
+    /// Keys merged between two batches of acks: about a millisecond of the writer's time.
+    pub const MERGE_CHUNK: usize = 2_000;
+
+    /// Pages in the write-ahead log before the checkpointer is asked to copy them back.
+    pub const WAL_PAGES_CHECKPOINT: u32 = 2_000;
+
+    /// Pages in the write-ahead log (4 KiB each by default) before the writer itself finishes the
+    /// checkpoint, so that the log starts over: it bounds the file at about 64 MiB.
+    pub const WAL_PAGES_MAX: u32 = 16_000;
+
+    /// How soon the writer tries again to let the log start over when a reader stood in the way.
+    pub const LOG_RETRY: Duration = Duration::from_millis(50);
+
+    /// How often it is said that a reader keeps the log from starting over.
+    pub const LOG_WARN: Duration = Duration::from_secs(10);
+
+    /// Copies of one event that are kept in full; the rest are numbers.
+    pub const COPIES_IN_FULL: usize = 8;
+
+    /// Conflicting bodies of one event that are kept; the rest are numbers.
+    pub const CONFLICTS_IN_FULL: u64 = 8;
+
+    /// Events whose copies wait to be written behind; past it they are written at once.
+    pub const COPIES_WAITING_MAX: usize = 20_000;
+
+    /// How long a copy may wait to be written behind.
+    pub const COPIES_FLUSH: Duration = Duration::from_millis(300);
+
+    /// Committed events that answer their own duplicates from memory.
+    pub const RECENT_MAX: usize = 65_536;
+
+    /// How long one read for the API may take before it is broken off.
+    pub const READ_MAX: Duration = Duration::from_secs(5);
+
+    /// The most events one page of a list holds.
+    pub const PAGE_MAX: usize = 500;
+
+    /// How long the writer waits between two tries to write again after a failed commit.
+    pub const RECOVERY_WAIT: Duration = Duration::from_millis(200);
+}

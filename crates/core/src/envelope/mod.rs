@@ -1,0 +1,500 @@
+//! What a body says once it is proven: how many events, and each one's id, type and time.
+//!
+//! Selectors are compiled once, when the config is read; reading a body is then one strict pass
+//! over its bytes ([`crate::json`]), or one more for each element of a batch. Nothing here decides
+//! whether the sender is who it claims to be: that was [`crate::verify`]'s first step.
+//!
+//! A selector is one of
+//! - `/data/id`: a JSON pointer, relative to the event where a body carries several;
+//! - `outer:/account`: a JSON pointer into the whole body, from inside a batch;
+//! - `parent:/time`: the same into the element around the array, where `items` has a `*`;
+//! - `header:x-id`, `form:Name`, `query:name`.
+
+pub(crate) mod form;
+mod selector;
+mod time;
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use bytes::Bytes;
+use jiff::Timestamp;
+
+use crate::arrival::Arrival;
+use crate::json::Value;
+use crate::key::{KeyHash, Tenant};
+use crate::limits::{EVENT_ID_BYTES_MAX, EVENT_TYPE_BYTES_MAX, ITEMS_MAX};
+use crate::presets::{BodyFormat, PresetEnvelope, PresetId};
+use crate::verify::Refusal;
+use selector::{Compiler, Found, Level, Selector, View};
+
+/// Selectors as the config gives them; each one that is set replaces the preset's.
+#[derive(Debug, Clone, Default)]
+pub struct EnvelopeSpec {
+    /// `event_id`.
+    pub event_id: Option<IdSpec>,
+    /// `event_type`.
+    pub event_type: Option<String>,
+    /// `occurred_at`.
+    pub occurred_at: Option<String>,
+    /// `items`: a JSON pointer to the array of events; `""` when the body is that array. A `*`
+    /// segment goes through every element, and `a|b` as its last segment takes both arrays.
+    pub items: Option<String>,
+    /// `require`: where one of these is missing or `null`, the event is malformed.
+    pub require: Vec<String>,
+    /// `tenant_from`.
+    pub tenant_from: Option<String>,
+}
+
+/// `event_id = "/id"`, or `event_id = { hash = [..], within = "10m" }`.
+#[derive(Debug, Clone)]
+pub enum IdSpec {
+    /// One selector.
+    Selector(String),
+    /// Derived from stable fields.
+    Hash {
+        /// Selectors of the fields; `body` is the whole body, or the event's part of a batch.
+        fields: Vec<String>,
+        /// Equal ones are one event only within this span.
+        within: Option<Duration>,
+    },
+}
+
+/// A selector that cannot be used. `field` is the config key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SelectorError {
+    /// The config key.
+    pub field: &'static str,
+    /// What is wrong.
+    pub problem: String,
+    /// What to do about it.
+    pub hint: String,
+}
+
+/// Where in a request something is found; decides whether the signature covers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin<'a> {
+    /// In the body.
+    Body,
+    /// In a header of this name (lower case).
+    Header(&'a str),
+    /// In the URL's query.
+    Query,
+}
+
+/// Compiled selectors.
+#[derive(Debug)]
+pub struct Envelope {
+    format: BodyFormat,
+    /// From the whole body down to one event; a single one where a body is one event.
+    levels: Vec<Level>,
+    id: Id,
+    event_type: Vec<Selector>,
+    occurred_at: Option<Selector>,
+    require: Vec<Selector>,
+    tenant_from: Option<Selector>,
+}
+
+#[derive(Debug)]
+enum Id {
+    /// The first of these that is there.
+    FirstOf(Vec<Selector>),
+    /// All of these.
+    Joined(Vec<Selector>),
+    /// A digest of these.
+    Hash { fields: Vec<Selector>, within: Option<Duration> },
+}
+
+/// One event of a body.
+#[derive(Debug, Clone)]
+pub struct Item {
+    /// Which event it is.
+    pub identity: Identity,
+    /// Its type.
+    pub event_type: Option<Box<str>>,
+    /// When it happened.
+    pub occurred_at: Option<Timestamp>,
+    /// The tenant, where `tenant_from` says so.
+    pub tenant: Option<Tenant>,
+    /// Its bytes: a slice of the body, never a copy.
+    pub body: Bytes,
+}
+
+/// The sender's id, or what stands for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Identity {
+    /// The sender's own.
+    Given(Box<str>),
+    /// A digest (lower-case hex) of stable fields.
+    Derived {
+        /// 32 hex digits.
+        digest: String,
+        /// Equal digests are one event only within this span.
+        within: Option<Duration>,
+    },
+}
+
+impl Envelope {
+    /// Compiles the preset's selectors, replaced by the config's where those are set. With neither
+    /// a preset nor a selector the id is at `/id` and the type at `/type`.
+    pub fn build(
+        preset: Option<&'static PresetEnvelope>,
+        spec: &EnvelopeSpec,
+    ) -> Result<Self, SelectorError> {
+        let items = spec.items.as_deref().or(preset.and_then(|preset| preset.items));
+        let mut compiler = Compiler::new(items)?;
+        let id = match (&spec.event_id, preset) {
+            (Some(IdSpec::Selector(text)), _) => {
+                Id::FirstOf(vec![compiler.selector("event_id", text)?])
+            }
+            (Some(IdSpec::Hash { fields, within }), _) => hash_id(&mut compiler, fields, *within)?,
+            (None, Some(preset)) => preset_id(&mut compiler, &preset.id)?,
+            (None, None) => Id::FirstOf(vec![compiler.selector("event_id", "/id")?]),
+        };
+        let require = compiler.selectors("require", &spec.require)?;
+        let tenant_from = match &spec.tenant_from {
+            Some(text) => Some(compiler.selector("tenant_from", text)?),
+            None => None,
+        };
+        let occurred_at =
+            spec.occurred_at.as_deref().or(preset.and_then(|preset| preset.occurred_at));
+        let occurred_at = match occurred_at {
+            Some(text) => Some(compiler.selector("occurred_at", text)?),
+            None => None,
+        };
+        // What a source of one's own is written in follows from where its values are said to be;
+        // a type that nobody asked for does not count.
+        let event_type = match (&spec.event_type, preset) {
+            (Some(text), _) => vec![compiler.selector("event_type", text)?],
+            (None, Some(preset)) => compiler.selectors("event_type", preset.event_type)?,
+            (None, None) => Vec::new(),
+        };
+        let format = compiler.format(preset.map(|preset| preset.body))?;
+        let event_type = match (&spec.event_type, preset) {
+            (None, None) => vec![compiler.selector("event_type", "/type")?],
+            (Some(_), _) | (_, Some(_)) => event_type,
+        };
+        let levels = compiler.finish()?;
+        Ok(Self { format, levels, id, event_type, occurred_at, require, tenant_from })
+    }
+
+    /// Where the id comes from: the replay guard stands in where that is not signed. Of an id with
+    /// several parts the one that a signature is least likely to cover.
+    pub fn id_origin(&self) -> Origin<'_> {
+        let parts = match &self.id {
+            Id::FirstOf(parts) | Id::Joined(parts) | Id::Hash { fields: parts, .. } => parts,
+        };
+        let origins = || parts.iter().map(Selector::origin);
+        origins()
+            .find(|origin| matches!(origin, Origin::Header(_)))
+            .or_else(|| origins().find(|origin| matches!(origin, Origin::Query)))
+            .unwrap_or(Origin::Body)
+    }
+
+    /// Whether a body that announces itself so can be what this source sends. One that does not
+    /// announce itself at all can; `text/plain` and `application/octet-stream` cannot, since no
+    /// sender of JSON or forms calls them that.
+    pub fn content_type_fits(&self, content_type: Option<&str>) -> bool {
+        let Some(essence) = content_type.map(essence).filter(|essence| !essence.is_empty()) else {
+            return true;
+        };
+        match self.format {
+            BodyFormat::Any => true,
+            BodyFormat::Json => is_json(&essence),
+            BodyFormat::Form => essence == FORM,
+        }
+    }
+
+    /// Reads a proven body. Empty where it carries no event. One malformed event of several makes
+    /// the whole body malformed: what is answered stands for all of it.
+    pub fn read(&self, arrival: &Arrival) -> Result<Vec<Item>, Refusal> {
+        let is_form = match self.format {
+            BodyFormat::Json => false,
+            BodyFormat::Form => true,
+            BodyFormat::Any => match looks_like(arrival) {
+                Look::Json => false,
+                Look::Form => true,
+                Look::Other => return self.read_flat(arrival, false),
+            },
+        };
+        if is_form { self.read_flat(arrival, true) } else { self.read_json(arrival) }
+    }
+
+    /// A body in which no pointer leads anywhere.
+    fn read_flat(&self, arrival: &Arrival, is_form: bool) -> Result<Vec<Item>, Refusal> {
+        let view = View { arrival, is_form, found: &[] };
+        Ok(vec![self.item(&view, arrival.body.clone())?])
+    }
+
+    fn read_json(&self, arrival: &Arrival) -> Result<Vec<Item>, Refusal> {
+        let mut items = Vec::with_capacity(1);
+        let mut path = vec![crate::json::extract(&arrival.body, &self.levels[0].pointers)?];
+        self.descend(arrival, None, &mut path, &mut items)?;
+        Ok(items)
+    }
+
+    /// Reads the event that `path` has reached, or all that lie below it. `path` holds what was
+    /// looked up on each level from the body down to here; `here` is unset for the body itself.
+    fn descend<'a>(
+        &self,
+        arrival: &'a Arrival,
+        here: Option<Value<'a>>,
+        path: &mut Vec<Vec<Option<Value<'a>>>>,
+        items: &mut Vec<Item>,
+    ) -> Result<(), Refusal> {
+        let level = &self.levels[path.len() - 1];
+        if level.arrays == 0 {
+            if items.len() == ITEMS_MAX {
+                return malformed(format!("more than {ITEMS_MAX} events in one body"));
+            }
+            let body = match here {
+                Some(value) => arrival.body.slice_ref(value.raw().as_bytes()),
+                None => arrival.body.clone(),
+            };
+            items.push(self.item(&View { arrival, is_form: false, found: path }, body)?);
+            return Ok(());
+        }
+        let asked = level.pointers.len() - level.arrays;
+        let arrays: Vec<Value<'a>> = path[path.len() - 1][asked..]
+            .iter()
+            .flatten()
+            .copied()
+            .filter(|value| !value.is_null())
+            .collect();
+        // An event that is not where we look for it must not vanish behind a 200.
+        if arrays.is_empty() {
+            return malformed(format!("no array of events at {}", level.array_names()));
+        }
+        for array in arrays {
+            let Some(elements) = array.elements() else {
+                return malformed(format!("no array of events at {}", level.array_names()));
+            };
+            for element in elements {
+                let found = element.extract(&self.levels[path.len()].pointers)?;
+                path.push(found);
+                self.descend(arrival, Some(element), path, items)?;
+                path.pop();
+            }
+        }
+        Ok(())
+    }
+
+    fn item(&self, view: &View<'_, '_>, body: Bytes) -> Result<Item, Refusal> {
+        for required in &self.require {
+            if view.find(required)?.is_none_or(|found| found.is_null()) {
+                return malformed(format!("{} is required and missing", required.text()));
+            }
+        }
+        let tenant = match &self.tenant_from {
+            Some(selector) => match view.find(selector)? {
+                Some(found) => Some(Tenant::new(id_text(selector, &found)?)),
+                None => return malformed(format!("no tenant at {}", selector.text())),
+            },
+            None => None,
+        };
+        Ok(Item {
+            identity: self.identity(view, &body)?,
+            event_type: self.type_of(view)?,
+            occurred_at: match &self.occurred_at {
+                Some(selector) => {
+                    view.find(selector)?.and_then(|found| time::read(&found.loose()?))
+                }
+                None => None,
+            },
+            tenant,
+            body,
+        })
+    }
+
+    fn identity(&self, view: &View<'_, '_>, body: &Bytes) -> Result<Identity, Refusal> {
+        match &self.id {
+            Id::FirstOf(selectors) => first_of(view, selectors),
+            Id::Joined(selectors) => joined(view, selectors),
+            Id::Hash { fields, within } => {
+                Ok(Identity::Derived { digest: digest(view, fields, body)?, within: *within })
+            }
+        }
+    }
+
+    fn type_of(&self, view: &View<'_, '_>) -> Result<Option<Box<str>>, Refusal> {
+        let mut whole = String::new();
+        for selector in &self.event_type {
+            let found = view.find(selector)?;
+            let Some(part) = found.as_ref().and_then(Found::loose) else { continue };
+            if part.is_empty() {
+                continue;
+            }
+            if !whole.is_empty() {
+                whole.push('.');
+            }
+            whole.push_str(&part);
+        }
+        if whole.len() > EVENT_TYPE_BYTES_MAX || whole.contains(char::is_control) {
+            return malformed("the event type is too long or has control characters");
+        }
+        Ok(Some(whole).filter(|whole| !whole.is_empty()).map(Into::into))
+    }
+}
+
+const FORM: &str = "application/x-www-form-urlencoded";
+
+/// A content type without its parameters, in lower case.
+fn essence(content_type: &str) -> String {
+    content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+}
+
+fn is_json(essence: &str) -> bool {
+    matches!(essence, "application/json" | "text/json") || essence.ends_with("+json")
+}
+
+/// What a body of a sender that writes more than one format is taken for.
+enum Look {
+    Json,
+    Form,
+    Other,
+}
+
+/// What it calls itself decides; the first byte does where it calls itself nothing.
+fn looks_like(arrival: &Arrival) -> Look {
+    match arrival.header_text("content-type").map(|text| essence(&text)) {
+        Some(essence) if is_json(&essence) => Look::Json,
+        Some(essence) if essence == FORM => Look::Form,
+        Some(essence) if !essence.is_empty() => Look::Other,
+        Some(_) | None => match arrival.body.trim_ascii_start().first() {
+            Some(b'{' | b'[') => Look::Json,
+            Some(_) => Look::Form,
+            None => Look::Other,
+        },
+    }
+}
+
+fn hash_id(
+    compiler: &mut Compiler,
+    fields: &[impl AsRef<str>],
+    within: Option<Duration>,
+) -> Result<Id, SelectorError> {
+    let error = |problem: &str, hint: &str| SelectorError {
+        field: "event_id",
+        problem: problem.to_owned(),
+        hint: hint.to_owned(),
+    };
+    if fields.is_empty() {
+        return Err(error(
+            "an id cannot be derived from no fields",
+            "name what differs between two events: hash = [\"/type\", \"/data/id\", \"/created\"]",
+        ));
+    }
+    if within.is_some_and(|within| within < Duration::from_secs(1)) {
+        return Err(error(
+            "\"within\" is shorter than a second",
+            "make it longer than the sender goes on retrying, such as \"10m\"",
+        ));
+    }
+    Ok(Id::Hash { fields: compiler.hash_fields(fields)?, within })
+}
+
+fn preset_id(compiler: &mut Compiler, id: &PresetId) -> Result<Id, SelectorError> {
+    Ok(match id {
+        PresetId::Selector(text) => Id::FirstOf(vec![compiler.selector("event_id", text)?]),
+        PresetId::FirstOf(texts) => Id::FirstOf(compiler.selectors("event_id", texts)?),
+        PresetId::Joined(texts) => Id::Joined(compiler.selectors("event_id", texts)?),
+        PresetId::Hash { fields, within } => {
+            hash_id(compiler, fields, within.map(Duration::from_secs))?
+        }
+    })
+}
+
+fn first_of(view: &View<'_, '_>, selectors: &[Selector]) -> Result<Identity, Refusal> {
+    let alone = selectors.len() == 1;
+    for selector in selectors {
+        match view.find(selector)? {
+            // Where there are others to ask, an empty field is as good as none.
+            Some(found) if !alone && found.is_blank() => {}
+            Some(found) => return Ok(Identity::Given(id_text(selector, &found)?.into())),
+            None => {}
+        }
+    }
+    no_id(selectors)
+}
+
+/// All parts, with `:` between them and a backslash before every `:` and `\` inside one, so that
+/// no part can run into the next.
+fn joined(view: &View<'_, '_>, selectors: &[Selector]) -> Result<Identity, Refusal> {
+    let mut whole = String::new();
+    for (place, selector) in selectors.iter().enumerate() {
+        let Some(found) = view.find(selector)? else { return no_id(selectors) };
+        if place > 0 {
+            whole.push(':');
+        }
+        let part = match found.as_flag() {
+            Some(flag) if place > 0 => flag.to_owned(),
+            Some(_) | None => id_text(selector, &found)?,
+        };
+        for char in part.chars() {
+            if matches!(char, ':' | '\\') {
+                whole.push('\\');
+            }
+            whole.push(char);
+        }
+    }
+    if whole.len() > EVENT_ID_BYTES_MAX {
+        return malformed(format!("an event id longer than {EVENT_ID_BYTES_MAX} bytes"));
+    }
+    Ok(Identity::Given(whole.into()))
+}
+
+/// Name, presence and value of each field, length-prefixed: `absent` and `empty`, `1` and `"1"`,
+/// and values that moved from one field to the next all differ.
+fn digest(view: &View<'_, '_>, fields: &[Selector], body: &Bytes) -> Result<String, Refusal> {
+    let mut values: Vec<(&[u8], Cow<'_, [u8]>)> = Vec::with_capacity(fields.len());
+    for field in fields {
+        values.push(match view.find(field)? {
+            _ if field.is_body() => (b"bytes", Cow::Borrowed(&body[..])),
+            Some(Found::Text(text)) => (b"text", bytes_of(text)),
+            Some(Found::Json(value)) => match value.as_text() {
+                Some(text) => (b"text", bytes_of(text)),
+                None => (b"json", Cow::Borrowed(value.raw().as_bytes())),
+            },
+            None => (ABSENT, Cow::Borrowed(b"")),
+        });
+    }
+    if values.iter().all(|(presence, _)| *presence == ABSENT) {
+        return no_id(fields);
+    }
+    let parts = fields
+        .iter()
+        .zip(&values)
+        .flat_map(|(field, (presence, value))| [field.text().as_bytes(), presence, &value[..]]);
+    Ok(format!("{:?}", KeyHash::of(b"derived", parts)))
+}
+
+const ABSENT: &[u8] = b"absent";
+
+fn bytes_of(text: Cow<'_, str>) -> Cow<'_, [u8]> {
+    match text {
+        Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+        Cow::Owned(text) => Cow::Owned(text.into_bytes()),
+    }
+}
+
+/// The id rules, for everything that names an event or a tenant: text or an integer as written, not
+/// empty, not long, nothing unprintable. Compared as it is, byte for byte.
+fn id_text(selector: &Selector, found: &Found<'_>) -> Result<String, Refusal> {
+    let problem = match found.as_id_text() {
+        None => "is neither text nor an integer",
+        Some(id) if id.is_empty() => "is empty",
+        Some(id) if id.len() > EVENT_ID_BYTES_MAX => "is longer than 255 bytes",
+        Some(id) if id.contains(char::is_control) => "has control characters",
+        Some(id) => return Ok(id.into_owned()),
+    };
+    malformed(format!("the id at {} {problem}", selector.text()))
+}
+
+fn malformed<T>(problem: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal::Malformed(problem.into()))
+}
+
+fn no_id<T>(selectors: &[Selector]) -> Result<T, Refusal> {
+    let places: Vec<&str> = selectors.iter().map(Selector::text).collect();
+    Err(Refusal::NoId(format!("no event id at {}", places.join(", "))))
+}

@@ -1,0 +1,370 @@
+//! Selectors: text that says where in a request a value is, compiled so that all the pointers of a
+//! level are looked up in one pass.
+
+use std::borrow::Cow;
+
+use http::HeaderName;
+
+use super::form;
+use super::{Origin, SelectorError};
+use crate::arrival::Arrival;
+use crate::json::{POINTERS_MAX, Pointer, PointerError, Value};
+use crate::presets::BodyFormat;
+use crate::verify::Refusal;
+
+/// One compiled selector.
+#[derive(Debug)]
+pub(super) struct Selector {
+    text: Box<str>,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// The pointer at `index` of what is looked up on `level`.
+    Json { level: usize, index: usize },
+    /// A header.
+    Header(HeaderName),
+    /// A field of a form.
+    Form(Box<str>),
+    /// A parameter of the URL.
+    Query(Box<str>),
+    /// The whole body, or the event's part of it.
+    Body,
+}
+
+impl Selector {
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+
+    pub(super) fn is_body(&self) -> bool {
+        matches!(self.place, Place::Body)
+    }
+
+    pub(super) fn origin(&self) -> Origin<'_> {
+        match &self.place {
+            Place::Json { .. } | Place::Form(_) | Place::Body => Origin::Body,
+            Place::Header(name) => Origin::Header(name.as_str()),
+            Place::Query(_) => Origin::Query,
+        }
+    }
+}
+
+/// What is looked up on one level of a body: what selectors ask for, and then the arrays that lead
+/// to the next level.
+#[derive(Debug, Default)]
+pub(super) struct Level {
+    pub(super) pointers: Vec<Pointer>,
+    /// How many of the last pointers are such arrays; none on the level of the events.
+    pub(super) arrays: usize,
+}
+
+impl Level {
+    pub(super) fn array_names(&self) -> String {
+        let arrays = &self.pointers[self.pointers.len() - self.arrays..];
+        let names: Vec<&str> = arrays
+            .iter()
+            .map(|pointer| if pointer.as_str().is_empty() { "the top" } else { pointer.as_str() })
+            .collect();
+        names.join(" or ")
+    }
+}
+
+/// Turns the selectors of a source into [`Level`]s of pointers.
+#[derive(Debug)]
+pub(super) struct Compiler {
+    /// The pointers that selectors ask for, for each level.
+    asked: Vec<Vec<Pointer>>,
+    /// The arrays that lead from each level but the last to the next.
+    arrays: Vec<Vec<Pointer>>,
+    has_form: Option<&'static str>,
+    has_pointer: Option<&'static str>,
+}
+
+/// How many `*` an `items` may have: Meta has one, and each multiplies the work.
+const STARS_MAX: usize = 3;
+
+impl Compiler {
+    pub(super) fn new(items: Option<&str>) -> Result<Self, SelectorError> {
+        let arrays = items.map(arrays_of).transpose()?.unwrap_or_default();
+        let has_pointer = items.map(|_| "items");
+        let asked = vec![Vec::new(); arrays.len() + 1];
+        Ok(Self { asked, arrays, has_form: None, has_pointer })
+    }
+
+    pub(super) fn selectors(
+        &mut self,
+        field: &'static str,
+        texts: &[impl AsRef<str>],
+    ) -> Result<Vec<Selector>, SelectorError> {
+        texts.iter().map(|text| self.selector(field, text.as_ref())).collect()
+    }
+
+    /// The fields that an id is derived from, where `body` is one as well.
+    pub(super) fn hash_fields(
+        &mut self,
+        texts: &[impl AsRef<str>],
+    ) -> Result<Vec<Selector>, SelectorError> {
+        let field = |text: &str| match text {
+            "body" => Ok(Selector { text: text.into(), place: Place::Body }),
+            text => self.selector("event_id", text),
+        };
+        texts.iter().map(AsRef::as_ref).map(field).collect()
+    }
+
+    pub(super) fn selector(
+        &mut self,
+        field: &'static str,
+        text: &str,
+    ) -> Result<Selector, SelectorError> {
+        let place = match text.split_once(':') {
+            Some(("header", name)) => Place::Header(header(field, name)?),
+            Some(("form", name)) => {
+                self.has_form.get_or_insert(field);
+                Place::Form(named(field, "form", name)?)
+            }
+            Some(("query", name)) => Place::Query(named(field, "query", name)?),
+            Some(("outer", path)) => self.pointer(field, 0, path)?,
+            Some(("parent", path)) => {
+                self.pointer(field, self.asked.len().saturating_sub(2), path)?
+            }
+            Some(_) | None => self.pointer(field, self.asked.len() - 1, text)?,
+        };
+        Ok(Selector { text: text.into(), place })
+    }
+
+    fn pointer(
+        &mut self,
+        field: &'static str,
+        level: usize,
+        path: &str,
+    ) -> Result<Place, SelectorError> {
+        if path.is_empty() {
+            return Err(error(
+                field,
+                "a selector is empty".to_owned(),
+                "write a JSON pointer such as \"/id\", or \"header:x-id\"",
+            ));
+        }
+        let pointer = parse(field, path)?;
+        self.has_pointer.get_or_insert(field);
+        let asked = &mut self.asked[level];
+        let index = asked.iter().position(|known| *known == pointer).unwrap_or_else(|| {
+            asked.push(pointer);
+            asked.len() - 1
+        });
+        Ok(Place::Json { level, index })
+    }
+
+    /// What the body must be written in for these selectors to mean anything.
+    pub(super) fn format(&self, preset: Option<BodyFormat>) -> Result<BodyFormat, SelectorError> {
+        let batched = !self.arrays.is_empty();
+        match (preset, self.has_pointer, self.has_form) {
+            (Some(BodyFormat::Json), _, Some(field)) => Err(error(
+                field,
+                "this provider sends JSON, not forms".to_owned(),
+                "use a JSON pointer such as \"/id\"",
+            )),
+            (Some(BodyFormat::Form), Some(field), _) => Err(error(
+                field,
+                "this provider sends forms, not JSON".to_owned(),
+                "use \"form:Name\"",
+            )),
+            (_, _, Some(field)) if batched => Err(error(
+                field,
+                "a form does not carry several events".to_owned(),
+                "leave out \"items\", or use JSON pointers",
+            )),
+            (Some(BodyFormat::Any), _, _) if batched => Ok(BodyFormat::Json),
+            (Some(format), _, _) => Ok(format),
+            (None, Some(_), None) => Ok(BodyFormat::Json),
+            (None, None, Some(_)) => Ok(BodyFormat::Form),
+            (None, Some(_), Some(_)) | (None, None, None) => Ok(BodyFormat::Any),
+        }
+    }
+
+    pub(super) fn finish(self) -> Result<Vec<Level>, SelectorError> {
+        let arrays = self.arrays.into_iter().chain([Vec::new()]);
+        let level = |(mut pointers, arrays): (Vec<Pointer>, Vec<Pointer>)| {
+            let count = arrays.len();
+            pointers.extend(arrays);
+            if pointers.len() > POINTERS_MAX {
+                return Err(error(
+                    "require",
+                    format!("more than {POINTERS_MAX} selectors on one source"),
+                    "require only what the handlers cannot do without",
+                ));
+            }
+            Ok(Level { pointers, arrays: count })
+        };
+        self.asked.into_iter().zip(arrays).map(level).collect()
+    }
+}
+
+/// The arrays of each level of an `items` path: `/entry/*/changes|messaging` leads over `/entry` to
+/// the level of its elements, and from there over `/changes` and `/messaging`.
+fn arrays_of(items: &str) -> Result<Vec<Vec<Pointer>>, SelectorError> {
+    let mut steps = vec![String::new()];
+    if !items.is_empty() {
+        parse("items", items)?;
+        for segment in items.split('/').skip(1) {
+            match (segment, steps.last_mut()) {
+                ("*", _) | (_, None) => steps.push(String::new()),
+                (segment, Some(step)) => {
+                    step.push('/');
+                    step.push_str(segment);
+                }
+            }
+        }
+    }
+    if steps.len() > STARS_MAX + 1 {
+        return Err(error(
+            "items",
+            format!("more than {STARS_MAX} \"*\" in one path"),
+            "take a shorter path: its elements may hold arrays themselves",
+        ));
+    }
+    let several = |step: &String| {
+        let (above, last) = step.rsplit_once('/').unwrap_or(("", ""));
+        if step.is_empty() {
+            return Ok(vec![parse("items", "")?]);
+        }
+        last.split('|').map(|key| parse("items", &format!("{above}/{key}"))).collect()
+    };
+    steps.iter().map(several).collect()
+}
+
+fn parse(field: &'static str, path: &str) -> Result<Pointer, SelectorError> {
+    Pointer::parse(path).map_err(|problem| {
+        let hint = match problem {
+            PointerError::NoSlash => {
+                let dotted = path.trim_start_matches('$').trim_start_matches('.');
+                let slashed = dotted.replace('.', "/");
+                format!("did you mean \"/{slashed}\"? Or one of header:, form:, query:, outer:")
+            }
+            PointerError::BadEscape => "write \"~0\" where a key has a \"~\"".to_owned(),
+        };
+        SelectorError { field, problem: format!("\"{path}\": {problem}"), hint }
+    })
+}
+
+fn header(field: &'static str, name: &str) -> Result<HeaderName, SelectorError> {
+    HeaderName::try_from(name.trim()).map_err(|_| {
+        error(
+            field,
+            format!("\"{name}\" is no header's name"),
+            "write it as the sender does: \"header:x-event-id\"",
+        )
+    })
+}
+
+fn named(field: &'static str, kind: &str, name: &str) -> Result<Box<str>, SelectorError> {
+    if name.is_empty() {
+        return Err(error(
+            field,
+            format!("\"{kind}:\" names nothing"),
+            "put the parameter's name after the colon",
+        ));
+    }
+    Ok(name.into())
+}
+
+fn error(field: &'static str, problem: String, hint: &str) -> SelectorError {
+    SelectorError { field, problem, hint: hint.to_owned() }
+}
+
+/// A value that a selector led to.
+#[derive(Debug, Clone)]
+pub(super) enum Found<'a> {
+    /// From a header, a form or the query.
+    Text(Cow<'a, str>),
+    /// From JSON.
+    Json(Value<'a>),
+}
+
+impl<'a> Found<'a> {
+    /// Text, or an integer as written.
+    pub(super) fn as_id_text(&self) -> Option<Cow<'a, str>> {
+        match self {
+            Self::Text(text) => Some(text.clone()),
+            Self::Json(value) => value.as_id_text(),
+        }
+    }
+
+    /// Any scalar as text: where nothing is decided by it, a type may as well be a number.
+    pub(super) fn loose(&self) -> Option<Cow<'a, str>> {
+        match self {
+            Self::Text(text) => Some(text.clone()),
+            Self::Json(value) => match value.raw().as_bytes().first() {
+                Some(b'"') => value.as_text(),
+                Some(b'{' | b'[' | b'n') | None => None,
+                Some(_) => Some(Cow::Borrowed(value.raw())),
+            },
+        }
+    }
+
+    /// `true` or `false`, as JSON writes them without quotes.
+    pub(super) fn as_flag(&self) -> Option<&'a str> {
+        match self {
+            Self::Json(value) => Some(value.raw()).filter(|raw| matches!(*raw, "true" | "false")),
+            Self::Text(_) => None,
+        }
+    }
+
+    pub(super) fn is_null(&self) -> bool {
+        matches!(self, Self::Json(value) if value.is_null())
+    }
+
+    /// `null` or text without a character.
+    pub(super) fn is_blank(&self) -> bool {
+        self.is_null() || self.as_id_text().is_some_and(|text| text.is_empty())
+    }
+}
+
+/// One event as selectors see it: the request, and what was found on each level of the body.
+#[derive(Debug)]
+pub(super) struct View<'a, 'f> {
+    pub(super) arrival: &'a Arrival,
+    /// Whether the body is a form.
+    pub(super) is_form: bool,
+    /// What the pointers of each level led to; empty where the body is no JSON.
+    pub(super) found: &'f [Vec<Option<Value<'a>>>],
+}
+
+impl<'a> View<'a, '_> {
+    /// The value there, or `None`. Two of them are malformed: whoever takes the first and whoever
+    /// takes the last would see different events.
+    pub(super) fn find(&self, selector: &Selector) -> Result<Option<Found<'a>>, Refusal> {
+        let arrival = self.arrival;
+        let found = match &selector.place {
+            Place::Json { level, index } => {
+                let value = self.found.get(*level).and_then(|found| found[*index]);
+                return Ok(value.map(Found::Json));
+            }
+            Place::Header(name) => single_header(arrival, name),
+            Place::Form(name) if self.is_form => form::find(&arrival.body, name),
+            Place::Form(_) | Place::Body => Ok(None),
+            Place::Query(name) => form::find(arrival.query().as_bytes(), name),
+        };
+        match found {
+            Ok(found) => Ok(found.map(Found::Text)),
+            Err(problem) => Err(Refusal::Malformed(format!("{} {problem}", selector.text))),
+        }
+    }
+}
+
+fn single_header<'a>(
+    arrival: &'a Arrival,
+    name: &HeaderName,
+) -> Result<Option<Cow<'a, str>>, &'static str> {
+    let mut lines = arrival.headers.get_all(name).iter();
+    let Some(line) = lines.next() else { return Ok(None) };
+    if lines.next().is_some() {
+        return Err("stands there twice");
+    }
+    match std::str::from_utf8(line.as_bytes()) {
+        Ok(text) => Ok(Some(Cow::Borrowed(text))),
+        Err(_) => Err("is not UTF-8"),
+    }
+}

@@ -1,0 +1,94 @@
+//! Errors of the admin side, as RFC 9457 problems with stable types.
+
+use axum::Json;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use hapax_core::store::{EventId, StoreError};
+use serde_json::json;
+
+/// An error that a caller can act upon.
+#[derive(Debug)]
+pub(super) struct Problem {
+    status: StatusCode,
+    kind: &'static str,
+    detail: String,
+    candidates: Vec<EventId>,
+    retry_after_seconds: Option<u32>,
+}
+
+impl Problem {
+    fn new(status: StatusCode, kind: &'static str, detail: &str) -> Self {
+        let detail = detail.to_owned();
+        Self { status, kind, detail, candidates: Vec::new(), retry_after_seconds: None }
+    }
+
+    pub(super) fn bad_request(detail: &str) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "bad-request", detail)
+    }
+
+    pub(super) fn unauthorized() -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", "a valid bearer token is needed")
+    }
+
+    pub(super) fn forbidden(detail: &str) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "forbidden", detail)
+    }
+
+    pub(super) fn not_found(detail: &str) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not-found", detail)
+    }
+
+    pub(super) fn method_not_allowed() -> Self {
+        let detail = "this route does not take that method";
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", detail)
+    }
+
+    pub(super) fn ambiguous(candidates: Vec<EventId>) -> Self {
+        let detail = "several events have that id; name one by ours";
+        Self { candidates, ..Self::new(StatusCode::CONFLICT, "ambiguous", detail) }
+    }
+
+    pub(super) fn too_many() -> Self {
+        let detail = "too many wrong tokens";
+        let retry_after_seconds = Some(1);
+        Self { retry_after_seconds, ..Self::new(StatusCode::TOO_MANY_REQUESTS, "limited", detail) }
+    }
+
+    pub(super) fn unavailable(detail: &str) -> Self {
+        let retry_after_seconds = Some(1);
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        Self { retry_after_seconds, ..Self::new(status, "unavailable", detail) }
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        Self::unavailable(&error.to_string())
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut body = json!({
+            "type": format!("urn:hapax:problem:{}", self.kind),
+            "title": self.status.canonical_reason(),
+            "status": self.status.as_u16(),
+            "detail": self.detail,
+        });
+        if !self.candidates.is_empty() {
+            body["candidates"] = json!(self.candidates);
+        }
+        let mut response = (self.status, Json(body)).into_response();
+        let headers = response.headers_mut();
+        let problem = header::HeaderValue::from_static("application/problem+json");
+        headers.insert(header::CONTENT_TYPE, problem);
+        if self.status == StatusCode::UNAUTHORIZED {
+            let scheme = header::HeaderValue::from_static("Bearer realm=\"hapax\"");
+            headers.insert(header::WWW_AUTHENTICATE, scheme);
+        }
+        if let Some(seconds) = self.retry_after_seconds {
+            headers.insert(header::RETRY_AFTER, header::HeaderValue::from(seconds));
+        }
+        response
+    }
+}

@@ -1,0 +1,153 @@
+//! A captured request as the command line gives it, and the source it is judged or signed by:
+//! the part that `verify`, `sign` and `send` have in common.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use hapax_core::secret::{ActiveSecret, Secret};
+use hapax_core::source::{SourceSpec, SpecError};
+use hapax_core::{Arrival, Timestamp};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+
+use super::out::Failure;
+use crate::config;
+
+/// Whose request it is, and what proves it.
+#[derive(Debug, clap::Args)]
+pub(super) struct Identity {
+    /// The secret, `env:NAME` or `file:PATH`; any of several may have signed [env: HAPAX_SECRET]
+    #[arg(long = "secret", value_name = "SECRET")]
+    pub(super) secrets: Vec<String>,
+    /// A file that holds the secret
+    #[arg(long, value_name = "FILE")]
+    pub(super) secret_file: Option<PathBuf>,
+    /// What some schemes need beside a secret, such as webhook_id=ID or cert_pem=file:PATH
+    #[arg(long = "param", value_name = "KEY=VALUE")]
+    pub(super) params: Vec<String>,
+}
+
+impl Identity {
+    /// Every secret given; those on the command line come before the file, and the environment
+    /// counts only where neither is there.
+    pub(super) fn secrets(&self) -> Result<Vec<Secret>, Failure> {
+        let mut given = self.secrets.clone();
+        given.extend(self.secret_file.iter().map(|path| format!("file:{}", path.display())));
+        let resolve = |text: &String| {
+            config::resolve_secret(text, &env).map(|resolved| resolved.secret).map_err(
+                |complaint| {
+                    Failure::usage(format!("the secret {}", complaint.problem), complaint.hint)
+                },
+            )
+        };
+        if given.is_empty() {
+            return Ok(env("HAPAX_SECRET").map(Secret::new).into_iter().collect());
+        }
+        given.iter().map(resolve).collect()
+    }
+
+    /// The parameters, with `env:` and `file:` read.
+    pub(super) fn params(&self) -> Result<BTreeMap<String, String>, Failure> {
+        let param = |text: &String| {
+            let (key, value) = text.split_once('=').ok_or_else(|| {
+                Failure::usage(
+                    "--param is not KEY=VALUE",
+                    "such as --param webhook_id=8PT597110X687430L",
+                )
+            })?;
+            let resolved = config::resolve_secret(value, &env).map_err(|complaint| {
+                Failure::usage(format!("--param {key} {}", complaint.problem), complaint.hint)
+            })?;
+            Ok((key.to_owned(), resolved.secret.expose().to_owned()))
+        };
+        self.params.iter().map(param).collect()
+    }
+
+    /// A source of that provider with these secrets and parameters.
+    pub(super) fn spec(&self, provider: &str, url_known: bool) -> Result<SourceSpec, Failure> {
+        let secrets = self.secrets()?.into_iter().map(ActiveSecret::forever).collect();
+        let mut spec = SourceSpec::new(provider, provider, secrets);
+        spec.params = self.params()?;
+        spec.url_known = url_known;
+        Ok(spec)
+    }
+}
+
+fn env(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|text| !text.is_empty())
+}
+
+/// A spec that cannot be built, in the words of the command line.
+pub(super) fn cannot_build(error: SpecError) -> Failure {
+    let SpecError { field, problem, hint } = error;
+    let flag = match field.split('.').next().unwrap_or(field) {
+        "provider" => "give --provider NAME",
+        "secrets" => "give it with --secret, --secret-file or HAPAX_SECRET",
+        "params" => "give it with --param KEY=VALUE",
+        "public_url" => "give the full public URL with --url",
+        _other => "",
+    };
+    match (flag, hint.is_empty()) {
+        ("", _) | (_, true) => {
+            Failure::usage(problem, if hint.is_empty() { flag.to_owned() } else { hint })
+        }
+        (flag, false) => Failure::usage(problem, format!("{hint}; {flag}")),
+    }
+}
+
+/// The body: a file, or standard input for `-`.
+pub(super) fn read(path: &Path) -> Result<Bytes, Failure> {
+    let read = if path == Path::new("-") {
+        let mut bytes = Vec::new();
+        std::io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes)
+    } else {
+        std::fs::read(path)
+    };
+    read.map(Bytes::from)
+        .map_err(|error| Failure::unreachable(format!("cannot read {}: {error}", path.display())))
+}
+
+/// `--now`, or the clock.
+pub(super) fn now(unix_seconds: Option<i64>) -> Result<Timestamp, Failure> {
+    match unix_seconds {
+        None => Ok(Timestamp::now()),
+        Some(seconds) => Timestamp::from_second(seconds).map_err(|_| {
+            Failure::usage("--now is out of range", "seconds since 1970, such as 1767225600")
+        }),
+    }
+}
+
+/// `'Name: value'` lines; blanks around the value are not part of it, as in HTTP.
+pub(super) fn headers(lines: &[String]) -> Result<HeaderMap, Failure> {
+    let mut headers = HeaderMap::new();
+    for line in lines {
+        let bad = || Failure::usage("--header is not 'Name: value'", "quote it for the shell");
+        let (name, value) = line.split_once(':').ok_or_else(bad)?;
+        let (name, value) = header(name.trim(), value.trim()).ok_or_else(bad)?;
+        headers.append(name, value);
+    }
+    Ok(headers)
+}
+
+/// `None` where HTTP could not carry it.
+pub(super) fn header(name: &str, value: &str) -> Option<(HeaderName, HeaderValue)> {
+    let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
+    Some((name, HeaderValue::from_bytes(value.as_bytes()).ok()?))
+}
+
+/// The method, upper case.
+pub(super) fn method(text: &str) -> Result<http::Method, Failure> {
+    http::Method::from_bytes(text.to_ascii_uppercase().as_bytes())
+        .map_err(|_| Failure::usage("--method is not an HTTP method", "POST is the default"))
+}
+
+/// The request itself.
+pub(super) fn arrival(
+    method: http::Method,
+    url: Option<&str>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Arrival {
+    Arrival { method, url: url.unwrap_or_default().to_owned(), headers, body }
+}

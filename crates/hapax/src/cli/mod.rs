@@ -1,0 +1,106 @@
+//! The command line: what can be asked, and which room answers. Exit codes: 0 done, 1 a negative
+//! answer, 2 bad usage or config, 3 could not reach or open what it needs.
+
+mod batch;
+mod captured;
+mod out;
+mod providers;
+mod send;
+mod setup;
+mod sign;
+mod verify;
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
+
+pub(crate) use self::out::Exit;
+use self::out::Failure;
+use crate::config::{self, Flags};
+use crate::{logs, serve};
+
+/// Turns at-least-once webhooks into exactly-once effects.
+#[derive(Debug, Parser)]
+#[command(name = "hapax", version, arg_required_else_help = true)]
+#[command(after_help = "Exit codes: 0 done, 1 a negative answer (rejected, check failed), \
+                        2 bad usage or config, 3 could not reach or open what it needs.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Receive webhooks: verify, deduplicate, make durable, answer. Without a config file: dev mode
+    Serve(Flags),
+    /// Write a config file with every key explained; never overwrites one
+    Init(setup::Init),
+    /// Read the config and every secret it names, and say all that is wrong
+    CheckConfig(setup::CheckConfig),
+    /// List the senders Hapax knows, or show one of them
+    Providers(providers::Providers),
+    /// Judge a captured request, or a file of them, and explain a failure
+    Verify(verify::Verify),
+    /// Print the headers that a sender would sign a body with
+    Sign(sign::Sign),
+    /// Send realistic signed sample events
+    Send(send::Send),
+    /// Print a completion script for a shell
+    Completions {
+        /// Which shell
+        shell: Shell,
+    },
+    /// Print the manual page
+    Man,
+}
+
+/// Reads the command line, does what it says, and answers how that went.
+pub(crate) fn run() -> Exit {
+    let answer = match Cli::parse().command {
+        Command::Serve(flags) => serve(&flags),
+        Command::Init(init) => init.run(),
+        Command::CheckConfig(check) => check.run(),
+        Command::Providers(providers) => providers.run(),
+        Command::Verify(verify) => verify.run(),
+        Command::Sign(sign) => sign.run(),
+        Command::Send(send) => send.run(),
+        Command::Completions { shell } => completions(shell),
+        Command::Man => man(),
+    };
+    answer.unwrap_or_else(|failure| {
+        failure.report();
+        failure.exit
+    })
+}
+
+fn serve(flags: &Flags) -> Result<Exit, Failure> {
+    let config = config::load(flags)?;
+    let failed = |error: anyhow::Error| Failure::unreachable(format!("{error:#}"));
+    let _writes_the_last_lines = logs::start(&config.settings.log).map_err(failed)?;
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    serve::run(config).map_err(failed)?;
+    Ok(Exit::Done)
+}
+
+fn completions(shell: Shell) -> Result<Exit, Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "hapax", &mut script);
+    print(&script)
+}
+
+fn man() -> Result<Exit, Failure> {
+    let mut page = Vec::new();
+    let command = Cli::command();
+    clap_mangen::Man::new(command.clone()).render(&mut page)?;
+    for subcommand in command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
+        let name = format!("hapax-{}", subcommand.get_name());
+        clap_mangen::Man::new(subcommand.clone().bin_name(&name)).title(name).render(&mut page)?;
+    }
+    print(&page)
+}
+
+fn print(bytes: &[u8]) -> Result<Exit, Failure> {
+    out::data(String::from_utf8_lossy(bytes).trim_end())?;
+    Ok(Exit::Done)
+}

@@ -1,0 +1,118 @@
+//! Data on stdout, words on stderr, and how a command ends.
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use crate::config::{Complaint, ConfigErrors};
+
+/// How a command ends when it ends well enough to say so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// 0: done.
+    Done,
+    /// 1: a negative answer: rejected, a check failed.
+    Negative,
+    /// 2: bad usage or config.
+    Usage,
+    /// 3: could not reach or open what it needs.
+    Unreachable,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(match exit {
+            Exit::Done => 0,
+            Exit::Negative => 1,
+            Exit::Usage => 2,
+            Exit::Unreachable => 3,
+        })
+    }
+}
+
+/// Why a command could not do its work.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) exit: Exit,
+    message: String,
+    hint: String,
+}
+
+impl Failure {
+    /// Asked for something that cannot be.
+    pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { exit: Exit::Usage, message: message.into(), hint: hint.into() }
+    }
+
+    /// Something outside could not be reached or opened.
+    pub(crate) fn unreachable(message: impl Into<String>) -> Self {
+        Self { exit: Exit::Unreachable, message: message.into(), hint: String::new() }
+    }
+
+    /// Prints itself, unless the reader of stdout has just gone away, which is no failure.
+    pub(crate) fn report(&self) {
+        if self.message.is_empty() {
+            return;
+        }
+        error(&self.message);
+        if !self.hint.is_empty() {
+            words(&format!("  hint: {}", self.hint));
+        }
+    }
+}
+
+impl From<Complaint> for Failure {
+    fn from(Complaint { problem, hint }: Complaint) -> Self {
+        Self::usage(problem, hint)
+    }
+}
+
+impl From<ConfigErrors> for Failure {
+    fn from(errors: ConfigErrors) -> Self {
+        Self::usage(errors.lines().join("\nerror: "), "")
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return Self { exit: Exit::Done, message: String::new(), hint: String::new() };
+        }
+        Self::unreachable(format!("writing the answer: {error}"))
+    }
+}
+
+/// One line of data.
+pub(crate) fn data(line: &str) -> io::Result<()> {
+    writeln!(anstream::stdout().lock(), "{line}")
+}
+
+/// One JSON object, one line.
+pub(crate) fn json(value: &impl Serialize) -> io::Result<()> {
+    data(&serde_json::to_string(value).map_err(io::Error::other)?)
+}
+
+/// One line for people. Nobody may be listening, and that is fine.
+pub(crate) fn words(line: &str) {
+    let _ = writeln!(anstream::stderr().lock(), "{line}");
+}
+
+/// What went wrong, for people.
+pub(crate) fn error(line: &str) {
+    words(&format!("\u{1b}[1;31merror:\u{1b}[0m {line}"));
+}
+
+/// Something to look at, for people.
+pub(crate) fn warning(line: &str) {
+    words(&format!("\u{1b}[1;33mwarning:\u{1b}[0m {line}"));
+}
+
+/// Text from outside, made safe to show: control characters escaped.
+pub(crate) fn shown(text: &str) -> String {
+    text.chars()
+        .flat_map(|c| -> Vec<char> {
+            if c.is_control() { c.escape_default().collect() } else { vec![c] }
+        })
+        .collect()
+}

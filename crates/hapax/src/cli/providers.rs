@@ -1,0 +1,145 @@
+//! `hapax providers`: the senders Hapax knows, and what to paste for one of them.
+
+use hapax_core::presets::{self, Preset};
+use serde::Serialize;
+
+use super::out::{self, Exit, Failure};
+use crate::signing;
+
+/// `hapax providers`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Providers {
+    /// Show this one in full
+    name: Option<String>,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+impl Providers {
+    pub(super) fn run(self) -> Result<Exit, Failure> {
+        match (&self.name, self.json) {
+            (None, true) => {
+                for preset in presets::all() {
+                    out::json(&Described::of(preset))?;
+                }
+            }
+            (None, false) => table()?,
+            (Some(name), true) => out::json(&Described::of(find(name)?))?,
+            (Some(name), false) => in_full(&Described::of(find(name)?))?,
+        }
+        Ok(Exit::Done)
+    }
+}
+
+fn find(name: &str) -> Result<&'static Preset, Failure> {
+    presets::find(name).ok_or_else(|| {
+        let hint = match presets::nearest(name) {
+            Some(near) => format!("did you mean \"{near}\"? `hapax providers` lists them all"),
+            None => "`hapax providers` lists them all".to_owned(),
+        };
+        Failure::usage(format!("unknown provider \"{}\"", out::shown(name)), hint)
+    })
+}
+
+/// What is known of a preset, in the words of the config.
+#[derive(Debug, Serialize)]
+struct Described {
+    name: &'static str,
+    title: &'static str,
+    scheme: String,
+    signed: String,
+    not_signed: String,
+    event_id: String,
+    event_type: String,
+    retries: String,
+    signs_retries_afresh: bool,
+    can_sign: bool,
+    params: Vec<String>,
+    config: String,
+}
+
+impl Described {
+    fn of(preset: &'static Preset) -> Self {
+        let facts = signing::facts(preset);
+        Self {
+            name: preset.name,
+            title: preset.title,
+            scheme: facts.scheme,
+            signed: facts.signed,
+            not_signed: facts.not_signed,
+            event_id: facts.event_id,
+            event_type: facts.event_type,
+            retries: facts.retries,
+            signs_retries_afresh: preset.signs_retries_afresh,
+            can_sign: signing::can_sign(preset),
+            config: config_block(preset.name, facts.takes_secret, &facts.params),
+            params: facts.params,
+        }
+    }
+}
+
+/// A block that `check-config` takes, once the variables it names are set.
+fn config_block(name: &str, takes_secret: bool, params: &[String]) -> String {
+    let variable = name.to_ascii_uppercase().replace(['-', '.'], "_");
+    let mut block = format!("[sources.{name}]\nprovider = \"{name}\"\n");
+    if takes_secret {
+        block.push_str(&format!("secrets = [\"env:{variable}_SECRET\"]\n"));
+    }
+    if !params.is_empty() {
+        let params: Vec<String> = params
+            .iter()
+            .map(|key| match key.as_str() {
+                "cert_pem" | "ca_pem" => format!("{key} = \"file:{name}-{key}.pem\""),
+                "jwks" => format!("{key} = \"file:{name}-jwks.json\""),
+                _text => format!("{key} = \"env:{variable}_{}\"", key.to_ascii_uppercase()),
+            })
+            .collect();
+        block.push_str(&format!("params = {{ {} }}\n", params.join(", ")));
+    }
+    block
+}
+
+fn table() -> Result<(), Failure> {
+    let rows: Vec<[String; 4]> = presets::all()
+        .iter()
+        .map(Described::of)
+        .map(|it| [it.name.to_owned(), it.scheme, it.event_id, it.event_type])
+        .collect();
+    let head = ["NAME", "SCHEME", "EVENT ID", "EVENT TYPE"].map(str::to_owned);
+    let width = |column: usize| {
+        rows.iter().chain([&head]).map(|row| row[column].chars().count()).max().unwrap_or(0)
+    };
+    let widths = [width(0), width(1), width(2)];
+    for row in [&head].into_iter().chain(&rows) {
+        let [name, scheme, id, event_type] = row;
+        let [first, second, third] = widths;
+        let line = format!("{name:first$}  {scheme:second$}  {id:third$}  {event_type}");
+        out::data(line.trim_end())?;
+    }
+    Ok(())
+}
+
+fn in_full(it: &Described) -> Result<(), Failure> {
+    let afresh =
+        if it.signs_retries_afresh { "yes" } else { "not known to: late ones go to review" };
+    let can_sign = if it.can_sign { "yes" } else { "no: only the sender has the private key" };
+    let lines = [
+        ("name", it.name),
+        ("title", it.title),
+        ("scheme", &it.scheme),
+        ("signed", &it.signed),
+        ("not signed", &it.not_signed),
+        ("event id", &it.event_id),
+        ("event type", &it.event_type),
+        ("retries", &it.retries),
+        ("signed afresh", afresh),
+        ("can be sent", can_sign),
+    ];
+    for (label, text) in lines {
+        out::data(&format!("{label:<14} {text}"))?;
+    }
+    out::data("")?;
+    out::data(it.config.trim_end())?;
+    Ok(())
+}

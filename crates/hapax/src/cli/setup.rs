@@ -1,0 +1,108 @@
+//! `init` and `check-config`.
+
+use std::io::{ErrorKind, Write as _};
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use super::out::{self, Exit, Failure};
+use crate::config::{self, Config, ConfigErrors, Flags};
+
+/// `hapax init`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Init {
+    /// Where to write it
+    #[arg(long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
+    config: PathBuf,
+}
+
+impl Init {
+    pub(super) fn run(self) -> Result<Exit, Failure> {
+        let path = self.config.display();
+        let created = std::fs::OpenOptions::new().write(true).create_new(true).open(&self.config);
+        let written = created.and_then(|mut file| {
+            file.write_all(config::DEFAULT_TOML.as_bytes())?;
+            file.sync_all()
+        });
+        match written {
+            Ok(()) => {
+                out::words(&format!("wrote {path}: add a source to it, then `hapax check-config`"));
+                Ok(Exit::Done)
+            }
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                out::error(&format!("{path} exists already, and stays as it is"));
+                Ok(Exit::Negative)
+            }
+            Err(error) => Err(Failure::unreachable(format!("cannot write {path}: {error}"))),
+        }
+    }
+}
+
+/// `hapax check-config`.
+#[derive(Debug, clap::Args)]
+pub(super) struct CheckConfig {
+    /// The config file [env: HAPAX_CONFIG] [default: hapax.toml]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Answer with one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl CheckConfig {
+    pub(super) fn run(self) -> Result<Exit, Failure> {
+        // Named, so that a missing file is an error here and not dev mode.
+        let from_env = || std::env::var_os("HAPAX_CONFIG").filter(|path| !path.is_empty());
+        let file = self
+            .config
+            .or_else(|| from_env().map(PathBuf::from))
+            .unwrap_or_else(|| PathBuf::from(config::DEFAULT_PATH));
+        let checked = config::load(&Flags { config: Some(file), ..Flags::default() });
+        match (checked, self.json) {
+            (Ok(config), true) => as_json(&config),
+            (Ok(config), false) => as_words(&config),
+            (Err(errors), json) => refused(errors, json),
+        }
+    }
+}
+
+fn as_json(config: &Config) -> Result<Exit, Failure> {
+    let sources: Vec<_> = config
+        .sources
+        .iter()
+        .map(|configured| {
+            json!({
+                "source": configured.source.name().as_str(),
+                "tenant": configured.source.tenant().as_str(),
+                "provider": configured.provider,
+                "path": configured.path,
+            })
+        })
+        .collect();
+    let file = config.file.as_ref().map(|file| file.display().to_string());
+    let warnings = &config.warnings;
+    out::json(&json!({ "ok": true, "file": file, "sources": sources, "warnings": warnings }))?;
+    Ok(Exit::Done)
+}
+
+fn as_words(config: &Config) -> Result<Exit, Failure> {
+    for configured in &config.sources {
+        out::data(&format!("{}  {}", configured.path, configured.provider))?;
+    }
+    for warning in &config.warnings {
+        out::warning(warning);
+    }
+    let file = config.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
+    let count = config.sources.len();
+    let noun = if count == 1 { "source" } else { "sources" };
+    out::words(&format!("{file}: ok, {count} {noun}"));
+    Ok(Exit::Done)
+}
+
+fn refused(errors: ConfigErrors, json: bool) -> Result<Exit, Failure> {
+    if json {
+        let file = errors.file.as_ref().map(|file| file.display().to_string());
+        out::json(&json!({ "ok": false, "file": file, "errors": errors.lines() }))?;
+    }
+    Err(errors.into())
+}

@@ -1,0 +1,290 @@
+//! `hapax verify`: judges one captured request the way the server would, and explains a failure.
+
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use hapax_core::{Arrival, Receipt, Refusal, Source, Timeliness, Timestamp, Verified};
+use serde::Serialize;
+
+use super::batch;
+use super::captured::{self, Identity};
+use super::out::{self, Exit, Failure};
+use crate::config::units;
+
+/// `hapax verify`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Verify {
+    /// Whose request it is: `hapax providers` lists them
+    #[arg(long, value_name = "NAME", required_unless_present = "batch")]
+    provider: Option<String>,
+    #[command(flatten)]
+    identity: Identity,
+    /// Judge it as if it were then, in seconds since 1970 [default: the clock]
+    #[arg(long, value_name = "UNIX", allow_negative_numbers = true)]
+    now: Option<i64>,
+    /// How far a signed timestamp may lie from now, on both sides
+    #[arg(long, value_name = "SPAN", default_value = "5m")]
+    tolerance: String,
+    /// The request's method
+    #[arg(long, value_name = "METHOD", default_value = "POST")]
+    method: String,
+    /// The full public URL, for senders that sign it
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+    /// A header of the request, 'Name: value'; repeat it for each
+    #[arg(long = "header", value_name = "LINE")]
+    headers: Vec<String>,
+    /// The body, byte for byte; - is standard input
+    #[arg(long, value_name = "FILE", required_unless_present = "batch")]
+    body: Option<PathBuf>,
+    /// A JSON array of captured requests instead of a single one; - is standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = [
+        "provider", "secrets", "secret_file", "params", "now", "method", "url", "headers", "body",
+    ])]
+    batch: Option<PathBuf>,
+}
+
+impl Verify {
+    pub(super) fn run(self) -> Result<Exit, Failure> {
+        let tolerance = units::span(&self.tolerance).map_err(|complaint| {
+            Failure::usage(format!("--tolerance: {}", complaint.problem), complaint.hint)
+        })?;
+        match (&self.batch, &self.provider, &self.body) {
+            (Some(file), _, _) => batch::run(file, tolerance),
+            (None, Some(provider), Some(body)) => {
+                let mut spec = self.identity.spec(provider, self.url.is_some())?;
+                spec.tolerance = tolerance;
+                let source = Source::build(spec).map_err(captured::cannot_build)?;
+                let arrival = captured::arrival(
+                    captured::method(&self.method)?,
+                    self.url.as_deref(),
+                    captured::headers(&self.headers)?,
+                    captured::read(body)?,
+                );
+                one(&source, &arrival, captured::now(self.now)?)
+            }
+            (None, _, _) => Err(Failure::usage("nothing to verify", "see hapax verify --help")),
+        }
+    }
+}
+
+fn one(source: &Source, arrival: &Arrival, now: Timestamp) -> Result<Exit, Failure> {
+    let judgement = Judgement::of(source, arrival, now);
+    out::json(&judgement)?;
+    if judgement.verdict == Word::Accept {
+        return Ok(Exit::Done);
+    }
+    for line in explain(source, arrival, now) {
+        out::words(&out::shown(&line));
+    }
+    Ok(Exit::Negative)
+}
+
+/// The answer, as it is printed.
+#[derive(Debug, Serialize)]
+pub(super) struct Judgement {
+    pub(super) verdict: Word,
+    pub(super) reason: Option<&'static str>,
+    event_id: Option<String>,
+    event_type: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    items: Vec<Named>,
+    /// Set where the request is a handshake and no event: the status of the answer to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reply_status: Option<u16>,
+}
+
+/// Accept or reject.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Word {
+    Accept,
+    Reject,
+}
+
+/// One of several events.
+#[derive(Debug, Clone, Serialize)]
+struct Named {
+    event_id: String,
+    event_type: Option<String>,
+}
+
+impl Judgement {
+    /// What the server would say, where nothing was seen before: late is stale.
+    pub(super) fn of(source: &Source, arrival: &Arrival, now: Timestamp) -> Self {
+        match hapax_core::verify(source, arrival, now) {
+            Err(refusal) => Self::reject(refusal.reason()),
+            Ok(Verified::Reply(reply)) => {
+                Self { reply_status: Some(reply.status), ..Self::accept(Vec::new()) }
+            }
+            Ok(Verified::Events { receipts, .. }) => {
+                match receipts.first().map(Receipt::timeliness) {
+                    Some(Timeliness::Late { .. }) => Self::reject("stale"),
+                    Some(Timeliness::OnTime) | None => Self::accept(receipts),
+                }
+            }
+        }
+    }
+
+    /// A rejection for that reason.
+    pub(super) fn reject(reason: &'static str) -> Self {
+        Self { verdict: Word::Reject, reason: Some(reason), ..Self::accept(Vec::new()) }
+    }
+
+    fn accept(receipts: Vec<Receipt>) -> Self {
+        let mut items: Vec<Named> = receipts.iter().map(Named::of).collect();
+        let first = items.first().cloned();
+        if items.len() == 1 {
+            items.clear();
+        }
+        Self {
+            verdict: Word::Accept,
+            reason: None,
+            event_id: first.as_ref().map(|named| named.event_id.clone()),
+            event_type: first.and_then(|named| named.event_type),
+            items,
+            reply_status: None,
+        }
+    }
+}
+
+impl Named {
+    fn of(receipt: &Receipt) -> Self {
+        let event_id = &*receipt.key().event_id;
+        // A derived key carries its span behind an @; the digest is what two copies have in common.
+        let event_id = match (receipt.if_conflict(), event_id.split_once('@')) {
+            (Some(_), Some((digest, _span))) => digest,
+            (Some(_), None) | (None, _) => event_id,
+        };
+        Self { event_id: event_id.to_owned(), event_type: receipt.event_type().map(str::to_owned) }
+    }
+}
+
+/// Why it was refused, in words: what the scheme says, and what small change would make it verify.
+fn explain(source: &Source, arrival: &Arrival, now: Timestamp) -> Vec<String> {
+    match hapax_core::verify(source, arrival, now) {
+        Ok(Verified::Reply(_)) => Vec::new(),
+        Ok(Verified::Events { receipts, signed_at, .. }) => {
+            let age = receipts.first().map(Receipt::timeliness);
+            match (age, signed_at) {
+                (Some(Timeliness::Late { age_seconds }), Some(signed_at)) => vec![
+                    format!("authentic, but stale: signed at {signed_at}, judged at {now:.0}, which is {age_seconds} s later"),
+                    "hint: for a captured request give --now as of its arrival; for a live one, compare both clocks".to_owned(),
+                ],
+                (_, _) => Vec::new(),
+            }
+        }
+        Err(Refusal::Missing(what)) => vec![
+            format!("missing: {what}"),
+            "hint: pass every header of the request with --header, and check that no proxy removes it".to_owned(),
+        ],
+        Err(Refusal::Signature(why)) => {
+            let mut lines = vec![format!("the signature does not hold: {why}")];
+            lines.extend(near_misses(source, arrival, now));
+            lines
+        }
+        Err(refusal @ Refusal::Future { .. }) => vec![
+            refusal.to_string(),
+            format!("hint: it was judged at {now:.0}; for a captured request give --now as of its arrival, for a live one compare both clocks"),
+        ],
+        Err(Refusal::Malformed(what)) => {
+            vec![format!("the signature holds, but the body is not what this sender sends: {what}")]
+        }
+        Err(Refusal::NoId(what)) => {
+            vec![format!("the signature holds, but there is no event id: {what}")]
+        }
+    }
+}
+
+/// Tries the changes that bodies and URLs commonly suffer on the way, and names one that explains it.
+fn near_misses(source: &Source, arrival: &Arrival, now: Timestamp) -> Vec<String> {
+    let verifies = |changed: &Arrival| source.scheme().authenticate(changed, now).is_ok();
+    let body_changes = body_changes(&arrival.body)
+        .into_iter()
+        .map(|(how, body)| (how, Arrival { body: Bytes::from(body), ..arrival.clone() }));
+    let url_changes = url_changes(&arrival.url)
+        .into_iter()
+        .map(|(how, url)| (how, Arrival { url, ..arrival.clone() }));
+    let found = body_changes.chain(url_changes).find(|(_, changed)| verifies(changed));
+    match found {
+        Some((how, _)) => vec![format!("hint: it verifies {how}")],
+        None => vec![
+            "hint: either the secret is another one, or the body was changed after it was signed".to_owned(),
+            "hint: pass the bytes as received: parsed and re-serialised JSON, another encoding or a trailing newline break a signature".to_owned(),
+        ],
+    }
+}
+
+fn body_changes(body: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
+    let mut changes = Vec::new();
+    if let Some(cut) = body.strip_suffix(b"\r\n") {
+        changes
+            .push(("without the trailing CRLF: the body was changed after signing", cut.to_vec()));
+    }
+    if let Some(cut) = body.strip_suffix(b"\n") {
+        changes.push((
+            "without the trailing newline: an editor or echo added it (use printf, or --data-binary)",
+            cut.to_vec(),
+        ));
+    } else {
+        changes.push((
+            "with a newline at the end: it was cut off after signing",
+            [body, b"\n"].concat(),
+        ));
+    }
+    changes.push(("without the blanks around it", body.trim_ascii().to_vec()));
+    changes.push(("with LF instead of CRLF line ends", replace(body, b"\r\n", b"\n")));
+    let lf = replace(body, b"\r\n", b"\n");
+    changes.push(("with CRLF instead of LF line ends", replace(&lf, b"\n", b"\r\n")));
+    if let Some(cut) = body.strip_prefix(b"\xef\xbb\xbf") {
+        changes.push(("without the byte order mark in front of it", cut.to_vec()));
+    }
+    if let Ok(text) = std::str::from_utf8(body) {
+        let latin1: Option<Vec<u8>> = text.chars().map(|c| u8::try_from(c).ok()).collect();
+        changes.extend(
+            latin1.map(|bytes| ("as Latin-1: it was re-encoded to UTF-8 on the way", bytes)),
+        );
+    }
+    changes.push(("with an empty body: it is not the body that was signed", Vec::new()));
+    changes.retain(|(_, changed)| changed != body);
+    changes
+}
+
+fn url_changes(url: &str) -> Vec<(&'static str, String)> {
+    if url.is_empty() {
+        return Vec::new();
+    }
+    let (base, query) = match url.split_once('?') {
+        Some((base, query)) => (base, format!("?{query}")),
+        None => (url, String::new()),
+    };
+    let mut changes = Vec::new();
+    if let Some(rest) = url.strip_prefix("http://") {
+        changes.push(("with https:// in --url", format!("https://{rest}")));
+    }
+    if let Some(rest) = url.strip_prefix("https://") {
+        changes.push(("with http:// in --url", format!("http://{rest}")));
+    }
+    match base.strip_suffix('/') {
+        Some(cut) => {
+            changes.push(("without the slash at the end of --url", format!("{cut}{query}")))
+        }
+        None => changes.push(("with a slash at the end of --url", format!("{base}/{query}"))),
+    }
+    if !query.is_empty() {
+        changes.push(("without the query of --url", base.to_owned()));
+    }
+    changes
+}
+
+fn replace(body: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
+    let mut replaced = Vec::with_capacity(body.len());
+    let mut rest = body;
+    while let Some(at) = rest.windows(from.len()).position(|window| window == from) {
+        replaced.extend_from_slice(&rest[..at]);
+        replaced.extend_from_slice(to);
+        rest = &rest[at + from.len()..];
+    }
+    replaced.extend_from_slice(rest);
+    replaced
+}

@@ -1,0 +1,244 @@
+//! Walking a TOML file with a finger on every key: what is read here knows its line.
+//!
+//! Reading is by hand rather than by derive, for three things that a derive cannot do at once:
+//! report every problem and not only the first, suggest the key that was meant, and never quote a
+//! value that may be a secret.
+
+use std::ops::Range;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::problem::{Complaint, Place, Problems};
+use super::suggest;
+
+/// A table of the file.
+#[derive(Clone)]
+pub(crate) struct Section<'d> {
+    path: String,
+    at: usize,
+    table: &'d DeTable<'d>,
+}
+
+/// A key of a table, or an element of a list.
+#[derive(Clone)]
+pub(crate) struct Entry<'d> {
+    path: String,
+    name: &'d str,
+    at: usize,
+    value: &'d DeValue<'d>,
+}
+
+/// Parses the text; the message of a syntax error never quotes the text.
+pub(crate) fn parse<'t>(text: &'t str, problems: &mut Problems) -> Option<Spanned<DeTable<'t>>> {
+    match DeTable::parse(text) {
+        Ok(document) => Some(document),
+        Err(error) => {
+            let place = error.span().map_or(Place::Whole, |Range { start, .. }| Place::File(start));
+            let message = error.message().lines().next().unwrap_or("invalid TOML").to_owned();
+            let hint = if message.contains("duplicate") {
+                "each key and each [section] may appear once"
+            } else {
+                "this is not TOML: text stands in quotes, lists in [brackets]"
+            };
+            problems.add(place, "", Complaint::new(message, hint));
+            None
+        }
+    }
+}
+
+impl<'d> Section<'d> {
+    /// The whole file.
+    pub(crate) fn root(document: &'d Spanned<DeTable<'d>>) -> Self {
+        Self { path: String::new(), at: 0, table: document.as_ref() }
+    }
+
+    /// The entry of that name.
+    pub(crate) fn get(&self, name: &str) -> Option<Entry<'d>> {
+        self.entries().find(|entry| entry.name == name)
+    }
+
+    /// All entries, by name.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = Entry<'d>> + use<'d> {
+        let path = self.path.clone();
+        self.table.iter().map(move |(key, value)| Entry {
+            path: join(&path, key.as_ref()),
+            name: key.as_ref(),
+            at: key.span().start,
+            value: value.as_ref(),
+        })
+    }
+
+    /// Reports every key that is neither `known` nor `later`, and every `later` one as not built.
+    pub(crate) fn expect(&self, known: &[&str], later: &[&str], problems: &mut Problems) {
+        for entry in self.entries() {
+            if known.contains(&entry.name) {
+                continue;
+            }
+            let complaint = if later.contains(&entry.name) {
+                not_built_yet()
+            } else {
+                let hint = match suggest::nearest(entry.name, known) {
+                    Some(near) => format!("did you mean `{near}`?"),
+                    None => format!("known here: {}", known.join(", ")),
+                };
+                Complaint::new("unknown key", hint)
+            };
+            entry.complain(complaint, problems);
+        }
+    }
+
+    /// Reports a problem with the section as a whole.
+    pub(crate) fn complain(&self, complaint: Complaint, problems: &mut Problems) {
+        problems.add(Place::File(self.at), self.path.clone(), complaint);
+    }
+
+    /// The entry that a dotted path such as `scheme.header` leads to, as far as it exists.
+    pub(crate) fn deepest(&self, path: &str) -> Option<Entry<'d>> {
+        let (first, rest) = match path.split_once('.') {
+            Some((first, rest)) => (first, Some(rest)),
+            None => (path, None),
+        };
+        let entry = self.get(first)?;
+        match (rest, entry.value) {
+            (Some(rest), DeValue::Table(table)) => {
+                let inner = Section { path: entry.path.clone(), at: entry.at, table };
+                Some(inner.deepest(rest).unwrap_or(entry))
+            }
+            (Some(_) | None, _) => Some(entry),
+        }
+    }
+}
+
+impl<'d> Entry<'d> {
+    /// The key itself.
+    pub(crate) fn name(&self) -> &'d str {
+        self.name
+    }
+
+    /// Where it stands.
+    pub(crate) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// Reports a problem with it.
+    pub(crate) fn complain(&self, complaint: Complaint, problems: &mut Problems) {
+        problems.add(Place::File(self.at), self.path.clone(), complaint);
+    }
+
+    /// Its text.
+    pub(crate) fn text(&self, problems: &mut Problems) -> Option<&'d str> {
+        match self.value {
+            DeValue::String(text) => Some(text.as_ref()),
+            other => self.wrong_type("text in quotes", other, problems),
+        }
+    }
+
+    /// Its text, read by `read`.
+    pub(crate) fn parse<T>(
+        &self,
+        read: impl FnOnce(&str) -> Result<T, Complaint>,
+        problems: &mut Problems,
+    ) -> Option<T> {
+        match read(self.text(problems)?) {
+            Ok(value) => Some(value),
+            Err(complaint) => {
+                self.complain(complaint, problems);
+                None
+            }
+        }
+    }
+
+    /// Text or a number, read by `read` as text: for sizes and counts, which people write as both.
+    pub(crate) fn parse_number<T>(
+        &self,
+        read: impl FnOnce(&str) -> Result<T, Complaint>,
+        problems: &mut Problems,
+    ) -> Option<T> {
+        let read = match self.value {
+            DeValue::Integer(number) => read(&number.to_string()),
+            DeValue::String(text) => read(text),
+            other => return self.wrong_type("a number", other, problems),
+        };
+        read.map_err(|complaint| self.complain(complaint, problems)).ok()
+    }
+
+    /// Text or a TOML date-time, as text.
+    pub(crate) fn instant_text(&self, problems: &mut Problems) -> Option<String> {
+        match self.value {
+            DeValue::Datetime(instant) => Some(instant.to_string()),
+            DeValue::String(text) => Some(text.to_string()),
+            other => self.wrong_type("a time such as \"2026-12-01T00:00:00Z\"", other, problems),
+        }
+    }
+
+    /// Its table.
+    pub(crate) fn section(&self, problems: &mut Problems) -> Option<Section<'d>> {
+        self.as_section().or_else(|| self.wrong_type("a table", self.value, problems))
+    }
+
+    /// Its table, if it is one.
+    pub(crate) fn as_section(&self) -> Option<Section<'d>> {
+        match self.value {
+            DeValue::Table(table) => Some(Section { path: self.path.clone(), at: self.at, table }),
+            _other => None,
+        }
+    }
+
+    /// Its elements.
+    pub(crate) fn list(&self, problems: &mut Problems) -> Option<Vec<Entry<'d>>> {
+        let DeValue::Array(array) = self.value else {
+            return self.wrong_type("a list in [brackets]", self.value, problems);
+        };
+        let element = |value: &'d Spanned<DeValue<'d>>| Entry {
+            path: self.path.clone(),
+            name: self.name,
+            at: value.span().start,
+            value: value.as_ref(),
+        };
+        Some(array.iter().map(element).collect())
+    }
+
+    /// Its elements as texts.
+    pub(crate) fn texts(&self, problems: &mut Problems) -> Option<Vec<&'d str>> {
+        let entries = self.list(problems)?;
+        let texts: Vec<_> = entries.iter().filter_map(|entry| entry.text(problems)).collect();
+        (texts.len() == entries.len()).then_some(texts)
+    }
+
+    /// Only kinds are named: the value itself may be a secret in the wrong place.
+    fn wrong_type<T>(
+        &self,
+        expected: &str,
+        found: &DeValue<'_>,
+        problems: &mut Problems,
+    ) -> Option<T> {
+        let found = match found {
+            DeValue::String(_) => "text",
+            DeValue::Integer(_) => "an integer",
+            DeValue::Float(_) => "a float",
+            DeValue::Boolean(_) => "a boolean",
+            DeValue::Datetime(_) => "a date-time",
+            DeValue::Array(_) => "a list",
+            DeValue::Table(_) => "a table",
+        };
+        let problem = format!("wrong type: expected {expected}, found {found}");
+        self.complain(Complaint::new(problem, format!("write {expected}")), problems);
+        None
+    }
+}
+
+/// What is said of keys whose feature is still to come.
+pub(crate) fn not_built_yet() -> Complaint {
+    Complaint::new("not built yet", "this version only receives; remove it for now")
+}
+
+fn join(path: &str, key: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    let key = if !key.is_empty() && key.chars().all(plain) {
+        key.to_owned()
+    } else {
+        format!("\"{}\"", key.escape_debug())
+    };
+    if path.is_empty() { key } else { format!("{path}.{key}") }
+}

@@ -1,0 +1,730 @@
+//! The configuration: flags over environment over file over defaults, read once into a [`Config`]
+//! that is checked to the last secret, or into [`ConfigErrors`] that name every problem and its line.
+//!
+//! [`document`] walks the TOML, [`units`] knows the values, [`secrets`] where secrets come from,
+//! [`sources`] builds what verifies, [`dev`] is what happens without a file.
+
+mod dev;
+mod document;
+mod problem;
+mod secrets;
+mod sources;
+mod suggest;
+mod tls;
+pub(crate) mod units;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hapax_core::Timestamp;
+use hapax_core::secret::Secret;
+use ipnet::IpNet;
+
+pub(crate) use self::dev::DevMode;
+use self::document::{Section, not_built_yet};
+pub(crate) use self::problem::{Complaint, ConfigErrors};
+use self::problem::{Place, Problems};
+pub(crate) use self::secrets::resolve as resolve_secret;
+pub(crate) use self::sources::ConfiguredSource;
+pub(crate) use self::tls::Tls;
+use self::units::Keep;
+use crate::logs;
+
+/// The file that `init` writes: every key explained, every default spelled out.
+pub(crate) const DEFAULT_TOML: &str = include_str!("../hapax.default.toml");
+
+/// The config file that is read where none is named.
+pub(crate) const DEFAULT_PATH: &str = "hapax.toml";
+
+/// Settings given on the command line; each one beats the environment and the file.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct Flags {
+    /// The config file [env: HAPAX_CONFIG] [default: hapax.toml if it is there]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Where the database and the dev secret are kept [env: HAPAX_DATA_DIR]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data_dir: Option<String>,
+    /// Address of the public side, where webhooks arrive [env: HAPAX_LISTEN]
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) listen: Option<String>,
+    /// Address of the admin side: API, metrics, health [env: HAPAX_ADMIN_LISTEN]
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) admin_listen: Option<String>,
+    /// The public side's URL as senders write it [env: HAPAX_PUBLIC_URL]
+    #[arg(long, value_name = "URL")]
+    pub(crate) public_url: Option<String>,
+    /// off, error, warn, info, debug, trace, or directives such as hapax=debug [env: HAPAX_LOG]
+    #[arg(long, value_name = "LEVEL")]
+    pub(crate) log_level: Option<String>,
+    /// human or json [env: HAPAX_LOG_FORMAT]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) log_format: Option<String>,
+    /// Not built yet
+    #[arg(long, value_name = "URL", hide = true)]
+    pub(crate) database_url: Option<String>,
+    /// Not built yet
+    #[arg(long, value_name = "URL", hide = true)]
+    pub(crate) redis_url: Option<String>,
+    /// Not built yet
+    #[arg(long, value_name = "ROLES", hide = true)]
+    pub(crate) roles: Option<String>,
+}
+
+/// A checked configuration.
+#[derive(Debug)]
+pub(crate) struct Config {
+    /// Everything that is not a secret, a certificate or a source.
+    pub(crate) settings: Settings,
+    /// TLS on the public side.
+    pub(crate) tls: Option<Tls>,
+    /// Who may use the admin side.
+    pub(crate) tokens: Vec<Token>,
+    /// What answers on the public side: one for each (tenant, source) pair.
+    pub(crate) sources: Vec<ConfiguredSource>,
+    /// Set where there is no config file.
+    pub(crate) dev: Option<DevMode>,
+    /// The config file, where there is one.
+    pub(crate) file: Option<PathBuf>,
+    /// Not wrong, but worth a look; each is one line.
+    pub(crate) warnings: Vec<String>,
+    flags: Flags,
+    watched: Vec<PathBuf>,
+}
+
+/// The settings that have a default.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// The public side.
+    pub(crate) listen: SocketAddr,
+    /// The admin side.
+    pub(crate) admin_listen: SocketAddr,
+    /// What senders see, without a slash at the end. In dev mode it is made of `listen`; where that
+    /// has port 0, whoever binds the port knows better.
+    pub(crate) public_url: Option<String>,
+    /// Whose `X-Forwarded-For` is believed.
+    pub(crate) trusted_proxies: Vec<IpNet>,
+    /// Where the database is.
+    pub(crate) data_dir: PathBuf,
+    /// The largest body taken.
+    pub(crate) max_body_bytes: usize,
+    /// The most connections to the public side at once.
+    pub(crate) max_connections: usize,
+    /// How long a request's headers may take.
+    pub(crate) header_timeout: Duration,
+    /// How long a request's body may take.
+    pub(crate) body_timeout: Duration,
+    /// How long a stop waits for what was accepted.
+    pub(crate) drain: Duration,
+    /// How to log.
+    pub(crate) log: LogSettings,
+    /// How long things are kept.
+    pub(crate) retention: Retention,
+}
+
+/// `[log]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LogSettings {
+    /// For people or for machines.
+    pub(crate) format: LogFormat,
+    /// What is logged: a level, or directives.
+    pub(crate) level: String,
+}
+
+/// Who reads the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LogFormat {
+    /// People.
+    Human,
+    /// Machines: one JSON object a line.
+    Json,
+}
+
+/// `[retention]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Retention {
+    /// How long a duplicate is recognised; `None` is 90 days, and for ever where the scheme signs no
+    /// time. [`ConfiguredSource::keep_keys`] has the answer for each source.
+    pub(crate) keys: Option<Keep>,
+    /// Bodies and history.
+    pub(crate) events: Keep,
+}
+
+/// Ninety days: longer than any sender's retries.
+const KEEP_DEFAULT: Keep = Keep::For(Duration::from_secs(90 * 86_400));
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            admin_listen: SocketAddr::from(([127, 0, 0, 1], 8081)),
+            public_url: None,
+            trusted_proxies: Vec::new(),
+            data_dir: PathBuf::from("hapax-data"),
+            max_body_bytes: 1 << 20,
+            max_connections: 4096,
+            header_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(30),
+            drain: Duration::from_secs(30),
+            log: LogSettings { format: LogFormat::Human, level: "info".to_owned() },
+            retention: Retention { keys: None, events: KEEP_DEFAULT },
+        }
+    }
+}
+
+/// `[tokens.NAME]`.
+#[derive(Debug)]
+pub(crate) struct Token {
+    /// Recorded with every action.
+    pub(crate) name: String,
+    /// What the caller must show.
+    pub(crate) value: Secret,
+    /// What it is good for.
+    pub(crate) allow: Vec<Permission>,
+}
+
+/// What a token is good for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Permission {
+    /// Everything.
+    Admin,
+    /// Looking.
+    Read,
+    /// Looking, replaying, approving.
+    Operate,
+    /// Publishing messages.
+    Publish,
+    /// Claiming the jobs of one handler.
+    Claim {
+        /// The source.
+        source: String,
+        /// Its handler.
+        handler: String,
+    },
+}
+
+/// What a configuration is read from beside its file: passed in, so that tests have their own.
+pub(crate) struct World<'w> {
+    /// Looks up an environment variable.
+    pub(crate) env: &'w dyn Fn(&str) -> Option<String>,
+    /// Tells secrets that have ended from those that have not.
+    pub(crate) now: Timestamp,
+}
+
+/// Reads and checks the configuration. In dev mode this makes the dev secret, if it is not there.
+pub(crate) fn load(flags: &Flags) -> Result<Config, ConfigErrors> {
+    load_in(flags, &World { env: &|name| std::env::var(name).ok(), now: Timestamp::now() })
+}
+
+/// The dev secret of a server that ran with this data dir before, if there is one.
+pub(crate) fn dev_secret(data_dir: &Path) -> Option<Secret> {
+    dev::read(&data_dir.join(dev::SECRET_FILE)).ok()
+}
+
+impl Config {
+    /// Reads everything again, with the same flags. A file that is gone is an error: without it the
+    /// sources would silently become those of dev mode.
+    pub(crate) fn reload(&self) -> Result<Self, ConfigErrors> {
+        match &self.file {
+            Some(file) => load(&Flags { config: Some(file.clone()), ..self.flags.clone() }),
+            None => load(&self.flags),
+        }
+    }
+
+    /// The files that were read: config, secrets, certificates. A change to one is worth a reload.
+    pub(crate) fn watched_files(&self) -> &[PathBuf] {
+        &self.watched
+    }
+
+    /// The keys that differ from `newer` but only take effect at a start.
+    pub(crate) fn needs_restart(&self, newer: &Self) -> Vec<&'static str> {
+        let (old, new) = (&self.settings, &newer.settings);
+        let differs = [
+            ("listen", old.listen != new.listen),
+            ("admin_listen", old.admin_listen != new.admin_listen),
+            ("data_dir", old.data_dir != new.data_dir),
+            ("max_connections", old.max_connections != new.max_connections),
+            ("log", old.log != new.log),
+        ];
+        differs.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
+    }
+}
+
+/// Settings that the environment and flags can replace: key, variable, flag.
+const REPLACEABLE: [(&str, &str, &str); 13] = [
+    ("listen", "HAPAX_LISTEN", "--listen"),
+    ("admin_listen", "HAPAX_ADMIN_LISTEN", "--admin-listen"),
+    ("public_url", "HAPAX_PUBLIC_URL", "--public-url"),
+    ("trusted_proxies", "HAPAX_TRUSTED_PROXIES", ""),
+    ("data_dir", "HAPAX_DATA_DIR", "--data-dir"),
+    ("max_body", "HAPAX_MAX_BODY", ""),
+    ("max_connections", "HAPAX_MAX_CONNECTIONS", ""),
+    ("header_timeout", "HAPAX_HEADER_TIMEOUT", ""),
+    ("body_timeout", "HAPAX_BODY_TIMEOUT", ""),
+    ("drain", "HAPAX_DRAIN", ""),
+    ("log.level", "HAPAX_LOG", "--log-level"),
+    ("log.format", "HAPAX_LOG_FORMAT", "--log-format"),
+    ("roles", "HAPAX_ROLES", "--roles"),
+];
+
+const ROOT_KEYS: [&str; 15] = [
+    "listen",
+    "admin_listen",
+    "public_url",
+    "trusted_proxies",
+    "data_dir",
+    "max_body",
+    "max_connections",
+    "header_timeout",
+    "body_timeout",
+    "drain",
+    "log",
+    "tls",
+    "tokens",
+    "retention",
+    "sources",
+];
+const ROOT_LATER: [&str; 4] = ["database_url", "redis_url", "outbound", "proxies"];
+
+/// What a load has found so far.
+struct Reading<'w> {
+    world: &'w World<'w>,
+    problems: Problems,
+    watched: Vec<PathBuf>,
+    warnings: Vec<String>,
+}
+
+pub(crate) fn load_in(flags: &Flags, world: &World<'_>) -> Result<Config, ConfigErrors> {
+    let (file, text) = find_file(flags, world)?;
+    let mut reading = Reading {
+        world,
+        problems: Problems::default(),
+        watched: file.iter().cloned().collect(),
+        warnings: Vec::new(),
+    };
+    let config = reading.config(flags, file.as_deref(), &text);
+    match config {
+        Some(config) if reading.problems.is_empty() => Ok(config),
+        Some(_) | None => Err(reading.problems.report(file.as_deref(), &text)),
+    }
+}
+
+/// A named file must be there; the default one may be missing, and then it is dev mode.
+fn find_file(flags: &Flags, world: &World<'_>) -> Result<(Option<PathBuf>, String), ConfigErrors> {
+    let from_env = || (world.env)("HAPAX_CONFIG").filter(|path| !path.is_empty());
+    let named = flags.config.clone().or_else(|| from_env().map(PathBuf::from));
+    let is_named = named.is_some();
+    let path = named.unwrap_or_else(|| PathBuf::from(DEFAULT_PATH));
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok((Some(path), text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_named => {
+            Ok((None, String::new()))
+        }
+        Err(error) => Err(ConfigErrors::whole(
+            Some(&path),
+            Complaint::new(
+                format!("cannot read the config file: {error}"),
+                "name a file with --config, or write one with `hapax init`",
+            ),
+        )),
+    }
+}
+
+impl Reading<'_> {
+    /// `None` only where the file is not TOML at all; otherwise whatever could be read, which counts
+    /// only if there were no problems.
+    fn config(&mut self, flags: &Flags, file: Option<&Path>, text: &str) -> Option<Config> {
+        let document = document::parse(text, &mut self.problems)?;
+        let root = Section::root(&document);
+        root.expect(&ROOT_KEYS, &ROOT_LATER, &mut self.problems);
+
+        let mut settings = Settings::default();
+        self.settings_of_file(&root, &mut settings);
+        self.settings_from_outside(flags, &mut settings);
+        let tokens = self.tokens(&root);
+        let tls = self.tls(&root);
+        self.admin_is_closed(&root, flags, &settings, &tokens);
+
+        let (sources, dev) = match file {
+            Some(_) => (self.sources(&root, &settings), None),
+            None => self.dev_mode(&mut settings),
+        };
+        self.watched.sort();
+        self.watched.dedup();
+        Some(Config {
+            settings,
+            tls,
+            tokens,
+            sources,
+            dev,
+            file: file.map(Path::to_owned),
+            warnings: std::mem::take(&mut self.warnings),
+            flags: flags.clone(),
+            watched: std::mem::take(&mut self.watched),
+        })
+    }
+
+    fn settings_of_file(&mut self, root: &Section<'_>, settings: &mut Settings) {
+        let problems = &mut self.problems;
+        for entry in root.entries() {
+            match entry.name() {
+                key @ ("listen" | "admin_listen" | "public_url" | "data_dir" | "header_timeout"
+                | "body_timeout" | "drain") => {
+                    entry.parse(|text| settings.set(key, text), problems);
+                }
+                key @ ("max_body" | "max_connections") => {
+                    entry.parse_number(|text| settings.set(key, text), problems);
+                }
+                "trusted_proxies" => {
+                    let nets = entry.list(problems).unwrap_or_default();
+                    settings.trusted_proxies =
+                        nets.iter().filter_map(|net| net.parse(units::net, problems)).collect();
+                }
+                "log" => {
+                    let Some(log) = entry.section(problems) else { continue };
+                    log.expect(&["format", "level"], &[], problems);
+                    if let Some(format) = log.get("format") {
+                        format.parse(|text| settings.set("log.format", text), problems);
+                    }
+                    if let Some(level) = log.get("level") {
+                        level.parse(|text| settings.set("log.level", text), problems);
+                    }
+                }
+                "retention" => {
+                    let Some(retention) = entry.section(problems) else { continue };
+                    retention.expect(&["keys", "events"], &[], problems);
+                    let keys = retention.get("keys");
+                    settings.retention.keys =
+                        keys.and_then(|keys| keys.parse(units::keep, problems));
+                    if let Some(events) = retention.get("events") {
+                        let events = events.parse(units::keep, problems);
+                        settings.retention.events = events.unwrap_or(KEEP_DEFAULT);
+                    }
+                }
+                // Read on their own, or reported already.
+                _section_or_unknown => {}
+            }
+        }
+    }
+
+    /// The environment first, then the flags, so that flags have the last word.
+    fn settings_from_outside(&mut self, flags: &Flags, settings: &mut Settings) {
+        for (key, variable, flag) in REPLACEABLE {
+            let from_env = (self.world.env)(variable).filter(|text| !text.is_empty());
+            let given = match (flags.get(key), from_env) {
+                (Some(text), _) => Some((flag, text.to_owned())),
+                (None, Some(text)) => Some((variable, text)),
+                (None, None) => None,
+            };
+            if let Some((place, text)) = given
+                && let Err(complaint) = settings.set(key, &text)
+            {
+                self.problems.add(Place::Outside(place), "", complaint);
+            }
+        }
+        let later = [
+            (&flags.database_url, "--database-url", "HAPAX_DATABASE_URL"),
+            (&flags.redis_url, "--redis-url", "HAPAX_REDIS_URL"),
+        ];
+        for (given, flag, variable) in later {
+            if given.is_some() {
+                self.problems.add(Place::Outside(flag), "", not_built_yet());
+            } else if (self.world.env)(variable).is_some_and(|text| !text.is_empty()) {
+                self.problems.add(Place::Outside(variable), "", not_built_yet());
+            }
+        }
+    }
+
+    fn tokens(&mut self, root: &Section<'_>) -> Vec<Token> {
+        let mut tokens: Vec<Token> = Vec::new();
+        let Some(section) = root.get("tokens").and_then(|entry| entry.section(&mut self.problems))
+        else {
+            return tokens;
+        };
+        for entry in section.entries() {
+            let Some(token) = entry.section(&mut self.problems) else { continue };
+            token.expect(&["value", "allow"], &[], &mut self.problems);
+            let value = token.get("value");
+            let allow = token.get("allow");
+            if value.is_none() {
+                let hint = "add value = \"env:HAPAX_OPS_TOKEN\"";
+                token.complain(Complaint::new("has no value", hint), &mut self.problems);
+            }
+            let allow = match allow {
+                Some(allow) => allow
+                    .list(&mut self.problems)
+                    .unwrap_or_default()
+                    .iter()
+                    .filter_map(|entry| entry.parse(permission, &mut self.problems))
+                    .collect(),
+                None => {
+                    let hint = "add allow = [\"read\"], or \"operate\" or \"admin\"";
+                    token.complain(Complaint::new("allows nothing", hint), &mut self.problems);
+                    Vec::new()
+                }
+            };
+            let Some(value_entry) = value else { continue };
+            let Some(value) = self.secret(&value_entry) else { continue };
+            if let Some(other) = tokens.iter().find(|token| token.value == value) {
+                let complaint = Complaint::new(
+                    format!("has the same value as tokens.{}", other.name),
+                    "give each token its own: actions are recorded under its name",
+                );
+                value_entry.complain(complaint, &mut self.problems);
+                continue;
+            }
+            tokens.push(Token { name: entry.name().to_owned(), value, allow });
+        }
+        tokens
+    }
+
+    /// Off loopback the admin side opens to a token only, so there must be one.
+    fn admin_is_closed(
+        &mut self,
+        root: &Section<'_>,
+        flags: &Flags,
+        settings: &Settings,
+        tokens: &[Token],
+    ) {
+        if settings.admin_listen.ip().is_loopback() || !tokens.is_empty() {
+            return;
+        }
+        let complaint = Complaint::new(
+            format!("{} is not loopback, and there is no token", settings.admin_listen),
+            "add [tokens.ops] with value = \"env:HAPAX_OPS_TOKEN\" and allow = [\"admin\"], \
+             or listen on 127.0.0.1",
+        );
+        let variable = (self.world.env)("HAPAX_ADMIN_LISTEN").filter(|text| !text.is_empty());
+        let (place, key) = match (&flags.admin_listen, variable, root.get("admin_listen")) {
+            (Some(_), _, _) => (Place::Outside("--admin-listen"), ""),
+            (None, Some(_), _) => (Place::Outside("HAPAX_ADMIN_LISTEN"), ""),
+            (None, None, Some(entry)) => (Place::File(entry.at()), "admin_listen"),
+            (None, None, None) => (Place::Whole, "admin_listen"),
+        };
+        self.problems.add(place, key, complaint);
+    }
+
+    /// Reads a secret and remembers its file.
+    fn secret(&mut self, entry: &document::Entry<'_>) -> Option<Secret> {
+        let env = self.world.env;
+        let resolved = entry.parse(|text| secrets::resolve(text, env), &mut self.problems)?;
+        self.watched.extend(resolved.file);
+        Some(resolved.secret)
+    }
+}
+
+impl Flags {
+    fn get(&self, key: &str) -> Option<&str> {
+        let flag = match key {
+            "listen" => &self.listen,
+            "admin_listen" => &self.admin_listen,
+            "public_url" => &self.public_url,
+            "data_dir" => &self.data_dir,
+            "log.level" => &self.log_level,
+            "log.format" => &self.log_format,
+            "roles" => &self.roles,
+            _no_flag => &None,
+        };
+        flag.as_deref()
+    }
+}
+
+impl Settings {
+    /// Sets one key from its text, wherever that came from.
+    fn set(&mut self, key: &str, text: &str) -> Result<(), Complaint> {
+        match key {
+            "listen" => self.listen = units::address(text)?,
+            "admin_listen" => self.admin_listen = units::address(text)?,
+            "public_url" => self.public_url = Some(units::base_url(text)?),
+            "trusted_proxies" => {
+                let nets = text.split(',').map(str::trim).filter(|net| !net.is_empty());
+                self.trusted_proxies = nets.map(units::net).collect::<Result<_, _>>()?;
+            }
+            "data_dir" if text.trim().is_empty() => {
+                return Err(Complaint::new("is empty", "name a directory, such as \"hapax-data\""));
+            }
+            "data_dir" => self.data_dir = PathBuf::from(text),
+            "max_body" => self.max_body_bytes = units::size(text)?,
+            "max_connections" => self.max_connections = count(text)?,
+            "header_timeout" => self.header_timeout = units::span(text)?,
+            "body_timeout" => self.body_timeout = units::span(text)?,
+            "drain" => self.drain = units::duration(text)?,
+            "log.level" => {
+                logs::filter(text)?;
+                self.log.level = text.to_owned();
+            }
+            "log.format" => self.log.format = log_format(text)?,
+            "roles" => return Err(not_built_yet()),
+            other => unreachable!("{other} is not in the table of replaceable settings"),
+        }
+        Ok(())
+    }
+}
+
+fn count(text: &str) -> Result<usize, Complaint> {
+    match text.trim().parse() {
+        Ok(count) if count > 0 => Ok(count),
+        Ok(_) | Err(_) => {
+            Err(Complaint::new("is not a number above zero", "write a number, such as 4096"))
+        }
+    }
+}
+
+fn log_format(text: &str) -> Result<LogFormat, Complaint> {
+    match text {
+        "human" => Ok(LogFormat::Human),
+        "json" => Ok(LogFormat::Json),
+        other => Err(Complaint::new(
+            format!("\"{other}\" is not a log format"),
+            "write \"human\" or \"json\"",
+        )),
+    }
+}
+
+fn permission(text: &str) -> Result<Permission, Complaint> {
+    match text {
+        "admin" => return Ok(Permission::Admin),
+        "read" => return Ok(Permission::Read),
+        "operate" => return Ok(Permission::Operate),
+        "publish" => return Ok(Permission::Publish),
+        _claim_or_unknown => {}
+    }
+    let claim = text.strip_prefix("claim:").and_then(|claim| claim.split_once('/'));
+    match claim {
+        Some((source, handler)) if !source.is_empty() && !handler.is_empty() => {
+            Ok(Permission::Claim { source: source.to_owned(), handler: handler.to_owned() })
+        }
+        Some(_) | None => Err(Complaint::new(
+            format!("\"{text}\" is not something a token can allow"),
+            "write \"admin\", \"read\", \"operate\", \"publish\" or \"claim:SOURCE/HANDLER\"",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load_text(text: &str, env: &dyn Fn(&str) -> Option<String>, flags: Flags) -> Config {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("hapax.toml");
+        std::fs::write(&file, text).unwrap();
+        let world = World { env, now: Timestamp::UNIX_EPOCH };
+        load_in(&Flags { config: Some(file), ..flags }, &world).unwrap()
+    }
+
+    #[test]
+    fn the_file_that_init_writes_spells_out_the_built_in_defaults() {
+        let config = load_text(DEFAULT_TOML, &|_| None, Flags::default());
+        assert_eq!(config.settings, Settings::default());
+        assert!(config.sources.is_empty() && config.tokens.is_empty() && config.tls.is_none());
+    }
+
+    #[test]
+    fn every_key_is_explained_in_the_file_that_init_writes() {
+        let is_there = |key: &str| {
+            DEFAULT_TOML.lines().any(|line| {
+                let line = line.trim_start_matches("# ");
+                line.starts_with(&format!("{key} =")) || line.starts_with(&format!("[{key}"))
+            })
+        };
+        let nested = ["format", "level", "keys", "events", "cert", "key", "value", "allow"];
+        for key in ROOT_KEYS.into_iter().chain(nested).chain(sources::all_keys().copied()) {
+            assert!(is_there(key) || key == "tenants" || key == "scheme", "{key}");
+        }
+        for (_, variable, _) in REPLACEABLE.iter().filter(|(key, _, _)| *key != "roles") {
+            assert!(DEFAULT_TOML.contains(variable), "{variable}");
+        }
+    }
+
+    #[test]
+    fn every_example_in_the_file_that_init_writes_is_valid_once_uncommented() {
+        // The second event_id is the alternative to the first; a table holds one of them.
+        let text: String = DEFAULT_TOML
+            .lines()
+            .filter(|line| !line.contains("hash =") && !line.contains("tenant_from ="))
+            .filter(|line| {
+                !line.contains("cert =") && !line.contains("key =") && *line != "# [tls]"
+            })
+            .map(|line| match line.strip_prefix("# ") {
+                Some(code) if is_header(code) || is_assignment(code) => format!("{code}\n"),
+                Some(_) | None => format!("{line}\n"),
+            })
+            .collect();
+        let text = text
+            .replace("file:/run/secrets/legacy", "env:LEGACY")
+            .replace("provider = \"stripe\"", "provider = \"custom\"")
+            .replace(
+                "[sources.legacy]",
+                "[sources.stripe.scheme]\nheader = \"x-signature\"\n[sources.legacy]",
+            );
+        let known = ["STRIPE_SECRET", "ACME_STRIPE_SECRET", "LEGACY", "ID", "HAPAX_OPS_TOKEN"];
+        let env = |name: &str| known.contains(&name).then(|| format!("value of {name}"));
+        let config = load_text(&text, &env, Flags::default());
+        assert_eq!((config.sources.len(), config.tokens.len()), (3, 1), "{text}");
+    }
+
+    fn is_header(line: &str) -> bool {
+        line.starts_with('[') && line.ends_with(']') && !line.contains(':')
+    }
+
+    fn is_assignment(line: &str) -> bool {
+        let key = line.split(" = ").next().unwrap_or_default();
+        line.contains(" = ") && key.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+    }
+
+    #[test]
+    fn flags_beat_the_environment_which_beats_the_file_which_beats_the_defaults() {
+        let text = "listen = \"127.0.0.1:1\"\nadmin_listen = \"127.0.0.1:2\"\ndrain = \"3s\"";
+        let env = |name: &str| match name {
+            "HAPAX_LISTEN" => Some("127.0.0.1:11".to_owned()),
+            "HAPAX_ADMIN_LISTEN" => Some("127.0.0.1:12".to_owned()),
+            "HAPAX_DRAIN" => Some(String::new()),
+            "HAPAX_LOG" => Some("debug".to_owned()),
+            _other => None,
+        };
+        let flags = Flags { listen: Some("127.0.0.1:21".to_owned()), ..Flags::default() };
+        let settings = load_text(text, &env, flags).settings;
+        assert_eq!(settings.listen.port(), 21);
+        assert_eq!(settings.admin_listen.port(), 12);
+        assert_eq!(settings.drain, Duration::from_secs(3));
+        assert_eq!(settings.log.level, "debug");
+        assert_eq!(settings.max_body_bytes, 1 << 20);
+    }
+
+    #[test]
+    fn only_declared_pairs_answer_and_each_on_its_own_path() {
+        let text = r#"
+            [sources.a]
+            provider = "custom"
+            event_id = "/id"
+            scheme = { header = "x-signature" }
+            [sources.a.tenants.acme]
+            secrets = ["one"]
+            [sources.a.tenants.zeta]
+            secrets = ["two", { value = "three", until = 2026-12-01T00:00:00Z }]
+            [sources.b]
+            provider = "custom"
+            event_id = "/id"
+            scheme = { header = "x-signature" }
+            secrets = ["four"]
+            [sources.b.tenants.acme]
+            secrets = ["five"]
+        "#;
+        let config = load_text(text, &|_| None, Flags::default());
+        let paths: Vec<_> = config.sources.iter().map(|source| source.path.as_str()).collect();
+        assert_eq!(
+            paths,
+            ["/webhooks/acme/a", "/webhooks/zeta/a", "/webhooks/b", "/webhooks/acme/b"]
+        );
+    }
+
+    #[test]
+    fn a_config_file_that_disappears_does_not_turn_a_reload_into_dev_mode() {
+        // load_text's directory is gone by now: what must not happen is dev mode's sources.
+        let config = load_text("", &|_| None, Flags::default());
+        let errors = config.reload().unwrap_err().to_string();
+        assert!(errors.contains("cannot read the config file"), "{errors}");
+    }
+}

@@ -1,0 +1,452 @@
+//! `[sources.NAME]`: reads each one, resolves its secrets, and builds a verifier for every
+//! (tenant, source) pair that is declared. No pair is ever left without its check.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use hapax_core::envelope::{EnvelopeSpec, IdSpec};
+use hapax_core::scheme::CustomScheme;
+use hapax_core::secret::ActiveSecret;
+use hapax_core::source::{Late, ReplayGuard, SourceSpec, SpecError, TOLERANCE_DEFAULT};
+use hapax_core::{KeyHash, Source, SourceName, Tenant, Timestamp};
+
+use super::document::{Entry, Section, not_built_yet};
+use super::problem::Complaint;
+use super::units::{self, Keep, Rate};
+use super::{KEEP_DEFAULT, Reading, Settings};
+
+/// One (tenant, source) pair, ready to answer.
+#[derive(Debug)]
+pub(crate) struct ConfiguredSource {
+    /// What verifies.
+    pub(crate) source: Source,
+    /// A preset's name, or `custom`.
+    pub(crate) provider: String,
+    /// Where it answers: `/webhooks/stripe`, or `/webhooks/acme/stripe`.
+    pub(crate) path: String,
+    /// The most verified events; `None` is no limit.
+    pub(crate) rate_limit: Option<Rate>,
+    /// The most failed verifications of one client address; `None` is no limit.
+    pub(crate) unverified_limit: Option<Rate>,
+    /// How long a duplicate is recognised.
+    pub(crate) keep_keys: Keep,
+}
+
+/// The default of `unverified_limit`: far above a sender with a wrong secret, far below a flood.
+pub(super) fn unverified_limit_default() -> Option<Rate> {
+    units::rate("100/s").unwrap_or_default()
+}
+
+/// How long duplicates of a source are recognised, where the config does not say.
+pub(super) fn keep_keys(settings: &Settings, source: &Source) -> Keep {
+    let default = if source.signs_time() { KEEP_DEFAULT } else { Keep::Forever };
+    settings.retention.keys.unwrap_or(default)
+}
+
+const KEYS: [&str; 17] = [
+    "provider",
+    "secrets",
+    "params",
+    "tolerance",
+    "late",
+    "replay_guard",
+    "mode",
+    "rate_limit",
+    "unverified_limit",
+    "event_id",
+    "event_type",
+    "occurred_at",
+    "items",
+    "require",
+    "tenant_from",
+    "tenants",
+    "scheme",
+];
+const LATER: [&str; 2] = ["handlers", "sync_timeout"];
+const SCHEME_KEYS: [&str; 7] =
+    ["algorithm", "header", "prefix", "encoding", "content", "timestamp", "secret_encoding"];
+
+/// Every key of a source, for the test that each is explained.
+#[cfg(test)]
+pub(super) fn all_keys() -> impl Iterator<Item = &'static &'static str> {
+    KEYS.iter().chain(&SCHEME_KEYS)
+}
+
+/// Where each secret was first seen, by its hash: no two pairs may share one.
+type SeenSecrets = HashMap<KeyHash, String>;
+
+/// What a (tenant, source) pair has of its own.
+struct Pair<'d> {
+    tenant: Option<&'d str>,
+    section: Section<'d>,
+    secrets: Vec<ActiveSecret>,
+    params: BTreeMap<String, String>,
+    /// Whether all of the above could be read; if not, that is reported already.
+    complete: bool,
+}
+
+impl Reading<'_> {
+    /// Builds every declared pair.
+    pub(super) fn sources(
+        &mut self,
+        root: &Section<'_>,
+        settings: &Settings,
+    ) -> Vec<ConfiguredSource> {
+        let mut built = Vec::new();
+        let mut seen = SeenSecrets::new();
+        let Some(sources) = root.get("sources") else {
+            self.warnings.push("no [sources] are configured: every request is a 404".to_owned());
+            return built;
+        };
+        let Some(sources) = sources.section(&mut self.problems) else { return built };
+        for entry in sources.entries() {
+            if let Err(complaint) = units::name(entry.name()) {
+                entry.complain(complaint, &mut self.problems);
+                continue;
+            }
+            let Some(section) = entry.section(&mut self.problems) else { continue };
+            self.source(entry.name(), &section, settings, &mut seen, &mut built);
+        }
+        built
+    }
+
+    fn source(
+        &mut self,
+        name: &str,
+        section: &Section<'_>,
+        settings: &Settings,
+        seen: &mut SeenSecrets,
+        built: &mut Vec<ConfiguredSource>,
+    ) {
+        section.expect(&KEYS, &LATER, &mut self.problems);
+        let Some(provider) = section.get("provider") else {
+            let hint = "add provider = \"stripe\" or another; `hapax providers` lists them all";
+            section.complain(Complaint::new("has no provider", hint), &mut self.problems);
+            return;
+        };
+        let Some(provider) = provider.text(&mut self.problems) else { return };
+        let mut spec = SourceSpec::new(name, provider, Vec::new());
+        spec.url_known = settings.public_url.is_some();
+        spec.custom = self.scheme(section);
+        spec.envelope = self.envelope(section);
+        let problems = &mut self.problems;
+        let parsed = |key: &str| section.get(key);
+        spec.tolerance = parsed("tolerance")
+            .and_then(|entry| entry.parse(units::span, problems))
+            .unwrap_or(TOLERANCE_DEFAULT);
+        spec.late = parsed("late").and_then(|entry| entry.parse(late, problems));
+        spec.replay_guard =
+            parsed("replay_guard").and_then(|entry| entry.parse(replay_guard, problems));
+        parsed("mode").and_then(|entry| entry.parse(mode, problems));
+        let rate_limit =
+            parsed("rate_limit").and_then(|entry| entry.parse(units::rate, problems)).flatten();
+        let unverified_limit = match parsed("unverified_limit") {
+            Some(entry) => entry.parse(units::rate, problems).flatten(),
+            None => unverified_limit_default(),
+        };
+
+        for pair in self.pairs(name, section, seen) {
+            let mut spec = spec.clone();
+            spec.tenant = pair.tenant.map(Tenant::new).unwrap_or_default();
+            spec.name = SourceName::new(name);
+            spec.secrets = pair.secrets;
+            spec.params = pair.params;
+            let tolerance = spec.tolerance;
+            let source = match Source::build(spec) {
+                Ok(source) => source,
+                Err(error) => {
+                    // What was unreadable is reported already; its absence is no second problem.
+                    if pair.complete || error.field == "provider" {
+                        self.cannot_build(section, &pair.section, error);
+                    }
+                    continue;
+                }
+            };
+            let keep_keys = keep_keys(settings, &source);
+            self.keys_outlive_window(section, &source, keep_keys, tolerance);
+            built.push(ConfiguredSource {
+                source,
+                provider: provider.to_owned(),
+                path: match pair.tenant {
+                    Some(tenant) => format!("/webhooks/{tenant}/{name}"),
+                    None => format!("/webhooks/{name}"),
+                },
+                rate_limit,
+                unverified_limit,
+                keep_keys,
+            });
+        }
+    }
+
+    /// The declared pairs: each tenant, and the source itself where it has secrets of its own or
+    /// there are no tenants.
+    fn pairs<'d>(
+        &mut self,
+        name: &str,
+        section: &Section<'d>,
+        seen: &mut SeenSecrets,
+    ) -> Vec<Pair<'d>> {
+        let mut pairs = Vec::new();
+        let own_secrets = section.get("secrets");
+        let tenants = section.get("tenants");
+        let own = self.pair(None, section, &BTreeMap::new(), name, seen);
+        let params = own.params.clone();
+        if own_secrets.is_some() || tenants.is_none() {
+            pairs.push(own);
+        }
+        let Some(tenants) = tenants else { return pairs };
+        if let Some(from) = section.get("tenant_from") {
+            let complaint = Complaint::new(
+                "goes instead of [tenants], not with it",
+                "either the URL names the tenant, or a field of the signed body does",
+            );
+            from.complain(complaint, &mut self.problems);
+        }
+        let Some(tenants) = tenants.section(&mut self.problems) else { return pairs };
+        for entry in tenants.entries() {
+            if let Err(complaint) = units::name(entry.name()) {
+                entry.complain(complaint, &mut self.problems);
+                continue;
+            }
+            if entry.name() == Tenant::default().as_str() && own_secrets.is_some() {
+                let complaint = Complaint::new(
+                    format!("the pair (default, {name}) is declared twice"),
+                    format!("secrets directly under [sources.{name}] are those of \"default\""),
+                );
+                entry.complain(complaint, &mut self.problems);
+                continue;
+            }
+            let Some(tenant) = entry.section(&mut self.problems) else { continue };
+            tenant.expect(&["secrets", "params"], &[], &mut self.problems);
+            let label = format!("{}/{name}", entry.name());
+            pairs.push(self.pair(Some(entry.name()), &tenant, &params, &label, seen));
+        }
+        pairs
+    }
+
+    fn pair<'d>(
+        &mut self,
+        tenant: Option<&'d str>,
+        section: &Section<'d>,
+        inherited: &BTreeMap<String, String>,
+        label: &str,
+        seen: &mut SeenSecrets,
+    ) -> Pair<'d> {
+        let mut complete = true;
+        let mut secrets = Vec::new();
+        let entries = match section.get("secrets") {
+            Some(entry) => {
+                let list = entry.list(&mut self.problems);
+                complete &= list.is_some();
+                list.unwrap_or_default()
+            }
+            None => Vec::new(),
+        };
+        for entry in entries {
+            match self.active_secret(&entry, label, seen) {
+                Some(secret) => secrets.push(secret),
+                None => complete = false,
+            }
+        }
+        let mut params = inherited.clone();
+        if let Some(entry) = section.get("params") {
+            let read = entry.section(&mut self.problems);
+            complete &= read.is_some();
+            for param in read.iter().flat_map(Section::entries) {
+                match self.secret(&param) {
+                    Some(value) => {
+                        params.insert(param.name().to_owned(), value.expose().to_owned());
+                    }
+                    None => complete = false,
+                }
+            }
+        }
+        Pair { tenant, section: section.clone(), secrets, params, complete }
+    }
+
+    /// A secret as text, or as `{ value = "…", until = "…" }`.
+    fn active_secret(
+        &mut self,
+        entry: &Entry<'_>,
+        label: &str,
+        seen: &mut SeenSecrets,
+    ) -> Option<ActiveSecret> {
+        let (value, until) = match entry.as_section() {
+            None => (entry.clone(), None),
+            Some(table) => {
+                table.expect(&["value", "until"], &[], &mut self.problems);
+                let Some(value) = table.get("value") else {
+                    let hint = "write { value = \"env:OLD\", until = \"2026-12-01T00:00:00Z\" }";
+                    table.complain(Complaint::new("has no value", hint), &mut self.problems);
+                    return None;
+                };
+                let until = match table.get("until") {
+                    Some(until) => Some(self.instant(&until)?),
+                    None => None,
+                };
+                (value, until)
+            }
+        };
+        let secret = self.secret(&value)?;
+        let hash = KeyHash::of(b"secret", [secret.expose().as_bytes()]);
+        if let Some(other) = seen.get(&hash) {
+            let complaint = if other == label {
+                Complaint::new("the same secret twice", "remove one of them")
+            } else {
+                Complaint::new(
+                    format!("shares a secret with {other}"),
+                    "a signature must prove one (tenant, source) pair only: give each its own",
+                )
+            };
+            value.complain(complaint, &mut self.problems);
+            return None;
+        }
+        seen.insert(hash, label.to_owned());
+        if until.is_some_and(|until| until <= self.world.now) {
+            self.warnings
+                .push(format!("{label}: a secret's `until` has passed: it verifies nothing"));
+        }
+        Some(ActiveSecret { secret, until })
+    }
+
+    fn instant(&mut self, entry: &Entry<'_>) -> Option<Timestamp> {
+        let text = entry.instant_text(&mut self.problems)?;
+        match text.parse() {
+            Ok(instant) => Some(instant),
+            Err(_) => {
+                let complaint = Complaint::new(
+                    format!("\"{text}\" is not an instant"),
+                    "write RFC 3339 with its offset: \"2026-12-01T00:00:00Z\"",
+                );
+                entry.complain(complaint, &mut self.problems);
+                None
+            }
+        }
+    }
+
+    fn scheme(&mut self, section: &Section<'_>) -> Option<CustomScheme> {
+        let scheme = section.get("scheme")?.section(&mut self.problems)?;
+        scheme.expect(&SCHEME_KEYS, &[], &mut self.problems);
+        let mut text = |key: &str| {
+            let text = scheme.get(key).and_then(|entry| entry.text(&mut self.problems));
+            text.map(str::to_owned)
+        };
+        Some(CustomScheme {
+            algorithm: text("algorithm"),
+            header: text("header"),
+            prefix: text("prefix"),
+            encoding: text("encoding"),
+            content: text("content"),
+            timestamp: text("timestamp"),
+            secret_encoding: text("secret_encoding"),
+        })
+    }
+
+    fn envelope(&mut self, section: &Section<'_>) -> EnvelopeSpec {
+        let event_id = section.get("event_id").and_then(|entry| self.event_id(&entry));
+        let problems = &mut self.problems;
+        let require = section.get("require").and_then(|entry| entry.texts(problems));
+        let mut text =
+            |key: &str| section.get(key).and_then(|entry| entry.text(problems)).map(str::to_owned);
+        EnvelopeSpec {
+            event_id,
+            event_type: text("event_type"),
+            occurred_at: text("occurred_at"),
+            items: text("items"),
+            require: require.unwrap_or_default().into_iter().map(str::to_owned).collect(),
+            tenant_from: text("tenant_from"),
+        }
+    }
+
+    fn event_id(&mut self, entry: &Entry<'_>) -> Option<IdSpec> {
+        let problems = &mut self.problems;
+        let Some(table) = entry.as_section() else {
+            return entry.text(problems).map(|selector| IdSpec::Selector(selector.to_owned()));
+        };
+        table.expect(&["hash", "within"], &[], problems);
+        let Some(hash) = table.get("hash") else {
+            let hint = "write { hash = [\"/type\", \"/data/id\"], within = \"10m\" }";
+            table.complain(Complaint::new("has no hash", hint), problems);
+            return None;
+        };
+        let fields = hash.texts(problems)?;
+        if fields.is_empty() {
+            let hint = "name the fields that together are the same only for the same event";
+            hash.complain(Complaint::new("is empty", hint), problems);
+            return None;
+        }
+        let within = table.get("within").and_then(|entry| entry.parse(units::span, problems));
+        Some(IdSpec::Hash { fields: fields.into_iter().map(str::to_owned).collect(), within })
+    }
+
+    /// Points at the key that the error is about: in the tenant's section, then in the source's.
+    fn cannot_build(&mut self, source: &Section<'_>, pair: &Section<'_>, error: SpecError) {
+        let SpecError { field, problem, hint } = error;
+        let complaint = Complaint::new(problem, hint);
+        let entry = pair.deepest(field).or_else(|| source.deepest(field));
+        match (entry, field) {
+            (Some(entry), _) => entry.complain(complaint, &mut self.problems),
+            // What is missing at the top of the file is missing because of this provider.
+            (None, "public_url") => match source.get("provider") {
+                Some(provider) => provider.complain(complaint, &mut self.problems),
+                None => source.complain(complaint, &mut self.problems),
+            },
+            (None, _) => pair.complain(complaint, &mut self.problems),
+        }
+    }
+
+    /// A key forgotten while its signature is still fresh would let a replay in as new.
+    fn keys_outlive_window(
+        &mut self,
+        section: &Section<'_>,
+        source: &Source,
+        keep: Keep,
+        tolerance: Duration,
+    ) {
+        if let Keep::For(keep) = keep
+            && source.signs_time()
+            && keep < tolerance.saturating_mul(2)
+        {
+            let complaint = Complaint::new(
+                "retention.keys is shorter than the replay window of this source",
+                "keep keys at least twice as long as `tolerance`; 90d is the default",
+            );
+            match section.get("tolerance") {
+                Some(entry) => entry.complain(complaint, &mut self.problems),
+                None => section.complain(complaint, &mut self.problems),
+            }
+        }
+    }
+}
+
+fn late(text: &str) -> Result<Late, Complaint> {
+    match text {
+        "reject" => Ok(Late::Reject),
+        "review" => Ok(Late::Review),
+        other => Err(Complaint::new(
+            format!("\"{other}\" is not a way to treat late arrivals"),
+            "write \"reject\" or \"review\"",
+        )),
+    }
+}
+
+fn replay_guard(text: &str) -> Result<ReplayGuard, Complaint> {
+    match text {
+        "body" => Ok(ReplayGuard::Body),
+        "off" => Ok(ReplayGuard::Off),
+        other => Err(Complaint::new(
+            format!("\"{other}\" is not a replay guard"),
+            "write \"body\" or \"off\"",
+        )),
+    }
+}
+
+fn mode(text: &str) -> Result<(), Complaint> {
+    match text {
+        "async" => Ok(()),
+        "sync" => Err(not_built_yet()),
+        other => {
+            Err(Complaint::new(format!("\"{other}\" is not a mode"), "write \"async\", or nothing"))
+        }
+    }
+}

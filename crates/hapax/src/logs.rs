@@ -1,0 +1,215 @@
+//! Logs to stderr, for people or for machines, off the path of an ack: the writer is a thread behind
+//! a bounded queue, and when that is full lines are dropped rather than requests delayed.
+//!
+//! Values in a log line come from outside. In both formats a control character arrives escaped, so
+//! that no sender can forge a line or drive a terminal (S-32).
+
+use std::fmt::{self, Write as _};
+
+use anstream::ColorChoice;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+use crate::config::{Complaint, LogFormat, LogSettings};
+
+/// Lines that may wait for the writer: some seconds of a busy server, a few MiB.
+const LINES_WAITING_MAX: usize = 16_384;
+
+/// The most characters of one value that are logged.
+const VALUE_CHARS_MAX: usize = 512;
+
+/// Starts logging. Lines still waiting are written when the guard is dropped.
+pub(crate) fn start(settings: &LogSettings) -> anyhow::Result<WorkerGuard> {
+    let filter = filter(&settings.level).map_err(|complaint| anyhow::anyhow!(complaint.problem))?;
+    let (writer, guard) = NonBlockingBuilder::default()
+        .lossy(true)
+        .buffered_lines_limit(LINES_WAITING_MAX)
+        .thread_name("hapax-log")
+        .finish(std::io::stderr());
+    let registry = tracing_subscriber::registry().with(filter);
+    match settings.format {
+        LogFormat::Json => {
+            let layer = tracing_subscriber::fmt::layer()
+                .json()
+                .flatten_event(true)
+                .with_span_list(false)
+                .with_writer(writer);
+            registry.with(layer).try_init()?;
+        }
+        LogFormat::Human => {
+            let choice = anstream::AutoStream::choice(&std::io::stderr());
+            let colour = choice != ColorChoice::Never;
+            let layer = tracing_subscriber::fmt::layer()
+                .fmt_fields(HumanFields)
+                .event_format(HumanLine { colour })
+                .with_writer(writer);
+            registry.with(layer).try_init()?;
+        }
+    }
+    Ok(guard)
+}
+
+/// A level, or directives as in `info,hapax_store=debug`.
+pub(crate) fn filter(text: &str) -> Result<EnvFilter, Complaint> {
+    let bad = || {
+        Complaint::new(
+            format!("\"{}\" is not a log level", text.escape_debug()),
+            "write off, error, warn, info, debug or trace, or directives such as \
+             \"info,hapax_store=debug\"",
+        )
+    };
+    // A bare word that is no level would be taken for the name of a module, and silence the rest.
+    let is_level = |part: &str| {
+        part.contains('=') || part.parse::<tracing::level_filters::LevelFilter>().is_ok()
+    };
+    if text.trim().is_empty() || !text.split(',').all(|part| is_level(part.trim())) {
+        return Err(bad());
+    }
+    EnvFilter::builder().parse(text).map_err(|_| bad())
+}
+
+/// One line: time, level, message, fields.
+struct HumanLine {
+    colour: bool,
+}
+
+impl<S, N> FormatEvent<S, N> for HumanLine
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        ctx: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let level = *event.metadata().level();
+        let now = hapax_core::Timestamp::now();
+        if self.colour {
+            let code = match level {
+                Level::ERROR => "31",
+                Level::WARN => "33",
+                Level::INFO => "32",
+                Level::DEBUG => "34",
+                Level::TRACE => "35",
+            };
+            write!(writer, "\u{1b}[2m{now:.3}\u{1b}[0m \u{1b}[{code}m{level:>5}\u{1b}[0m ")?;
+        } else {
+            write!(writer, "{now:.3} {level:>5} ")?;
+        }
+        ctx.field_format().format_fields(writer.by_ref(), event)?;
+        for span in ctx.event_scope().into_iter().flatten() {
+            if let Some(fields) = span.extensions().get::<FormattedFields<N>>()
+                && !fields.is_empty()
+            {
+                write!(writer, " {fields}")?;
+            }
+        }
+        writeln!(writer)
+    }
+}
+
+/// The message first, then `name=value`, all escaped.
+struct HumanFields;
+
+impl<'w> FormatFields<'w> for HumanFields {
+    fn format_fields<R: tracing_subscriber::field::RecordFields>(
+        &self,
+        mut writer: Writer<'w>,
+        fields: R,
+    ) -> fmt::Result {
+        let mut line = Line::default();
+        fields.record(&mut line);
+        let separator = if line.message.is_empty() || line.fields.is_empty() { "" } else { " " };
+        write!(writer, "{}{separator}{}", line.message, line.fields)
+    }
+}
+
+#[derive(Default)]
+struct Line {
+    message: String,
+    fields: String,
+}
+
+impl Line {
+    fn add(&mut self, field: &Field, value: &str) {
+        if field.name() == "message" {
+            escape(value, &mut self.message);
+            return;
+        }
+        if !self.fields.is_empty() {
+            self.fields.push(' ');
+        }
+        self.fields.push_str(field.name());
+        self.fields.push('=');
+        escape(value, &mut self.fields);
+    }
+}
+
+impl Visit for Line {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.add(field, value);
+    }
+
+    fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
+        let mut text = value.to_string();
+        let mut source = value.source();
+        while let Some(error) = source {
+            let _ = write!(text, ": {error}");
+            source = error.source();
+        }
+        self.add(field, &text);
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.add(field, &format!("{value:?}"));
+    }
+}
+
+/// Escapes what a terminal or a reader of lines would obey: controls, line and paragraph
+/// separators, and the marks that turn the direction of text.
+fn escape(value: &str, line: &mut String) {
+    for c in value.chars().take(VALUE_CHARS_MAX) {
+        let obeyed = c.is_control()
+            || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{061c}' | '\u{feff}');
+        if obeyed {
+            line.extend(c.escape_default());
+        } else {
+            line.push(c);
+        }
+    }
+    if value.chars().nth(VALUE_CHARS_MAX).is_some() {
+        line.push('…');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_from_outside_can_neither_forge_a_line_nor_drive_a_terminal() {
+        let mut line = String::new();
+        escape("evt_1\r\n2026 INFO paid\u{1b}[2J\u{202e}x\u{9b}", &mut line);
+        assert_eq!(line, r"evt_1\r\n2026 INFO paid\u{1b}[2J\u{202e}x\u{9b}");
+        let mut long = String::new();
+        escape(&"x".repeat(10_000), &mut long);
+        assert_eq!(long.chars().count(), VALUE_CHARS_MAX + 1);
+    }
+
+    #[test]
+    fn a_mistyped_level_is_refused_rather_than_taken_for_a_module() {
+        assert!(filter("debug").is_ok() && filter("warn,hapax_store=trace").is_ok());
+        for bad in ["", "inof", "verbose", "info,loud"] {
+            assert!(filter(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! Puts the server together and runs it: store, public side, admin side, signals. Here and only
+//! here do engine and store meet.
+
+use std::collections::HashMap;
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context as _;
+use axum::body::Body;
+use hapax_core::Timestamp;
+use hapax_engine::limits::{BodyLimits, HttpLimits};
+use hapax_engine::{Drained, Ingress, Readiness, RouteSpec, Routes, RoutesSpec, http, serve_ingress};
+use hapax_store::{SqliteOptions, SqliteStore};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt as _;
+
+use crate::admin::{self, Admin, Gate};
+use crate::config::Config;
+use crate::telemetry;
+
+/// How often files with secrets are looked at for a change.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+
+/// File descriptors that are not connections: the database, the log, the listeners.
+const DESCRIPTORS_APART: u64 = 64;
+
+/// Why the server did not run; the command line turns it into an exit code.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ServeError {
+    /// What it needs cannot be opened.
+    #[error(transparent)]
+    Unreachable(#[from] anyhow::Error),
+}
+
+/// Runs until a signal says stop; what was accepted by then is committed and answered.
+pub(crate) fn run(config: Config) -> Result<(), ServeError> {
+    let metrics = telemetry::start()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("hapax")
+        .build()
+        .context("starting the runtime")?;
+    runtime.block_on(serve(config, metrics))?;
+    Ok(())
+}
+
+async fn serve(
+    config: Config,
+    metrics: metrics_exporter_prometheus::PrometheusHandle,
+) -> anyhow::Result<()> {
+    // Listened for from here on: a signal during the start must not kill what was half opened.
+    let mut signals = Signals::new()?;
+    let directory = config.settings.data_dir.clone();
+    let store = tokio::task::spawn_blocking(move || SqliteStore::open(SqliteOptions { directory }))
+        .await
+        .context("opening the store")??;
+    let store = Arc::new(store);
+    let public = bind(config.settings.listen, "listen").await?;
+    let private = bind(config.settings.admin_listen, "admin_listen").await?;
+    let (public_at, private_at) = (public.local_addr()?, private.local_addr()?);
+
+    let routes = routes(&config, public_at)?;
+    let ingress = Arc::new(Ingress::new(Arc::clone(&store), routes, Arc::new(Timestamp::now)));
+    let stop = CancellationToken::new();
+    let stop_admin = CancellationToken::new();
+    let readiness = Arc::new(Readiness::new(stop.clone()));
+    let gate = Gate::new(
+        private_at.ip(),
+        config.tokens.iter().map(|token| (&*token.name, &token.value, &*token.allow)),
+    );
+    let router = admin::router(Admin {
+        store: Arc::clone(&store),
+        gate,
+        readiness: Arc::clone(&readiness),
+        metrics: metrics.clone(),
+    });
+    let tls = config.tls.as_ref().map(|tls| Arc::clone(&tls.server));
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let limits = limits(&config);
+    let serving = tokio::spawn(serve_ingress(
+        public,
+        tls,
+        Arc::clone(&ingress),
+        limits.clone(),
+        stop.clone(),
+    ));
+    let administering = tokio::spawn(http::serve(
+        private,
+        None,
+        move |request: ::http::Request<hyper::body::Incoming>, _| {
+            let router = router.clone();
+            async move {
+                let answered = router.oneshot(request.map(Body::new)).await;
+                answered.unwrap_or_else(|never| match never {})
+            }
+        },
+        HttpLimits { connections_max: ADMIN_CONNECTIONS_MAX, ..limits },
+        stop_admin.clone(),
+    ));
+    readiness.opened();
+    announce(&config, scheme, public_at, private_at)?;
+
+    let mut live = Live { config, ingress, public_at };
+    live.watch(&mut signals, &metrics).await;
+
+    tracing::info!("stopping: what was received is committed and answered first");
+    stop.cancel();
+    match serving.await.context("the public side panicked")? {
+        Drained::Clean => {}
+        Drained::Cut { connections } => {
+            tracing::warn!(connections, "{connections} connections were still busy and were cut");
+        }
+    }
+    stop_admin.cancel();
+    administering.await.context("the admin side panicked")?;
+    store.close().await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Connections to the admin side at once: people and scrapers.
+const ADMIN_CONNECTIONS_MAX: usize = 256;
+
+async fn bind(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("listening on {address} ({key})"))
+}
+
+fn limits(config: &Config) -> HttpLimits {
+    // Each connection is a descriptor: ask for as many as the system allows, and take no more
+    // connections than that.
+    let wanted = config.settings.max_connections as u64 + DESCRIPTORS_APART * 2;
+    let granted = rlimit::increase_nofile_limit(wanted.max(4096)).unwrap_or(1024);
+    let affordable = granted.saturating_sub(DESCRIPTORS_APART * 2).max(16) as usize;
+    if affordable < config.settings.max_connections {
+        tracing::warn!(
+            "only {granted} file descriptors are allowed: at most {affordable} connections, \
+             not {}; raise `ulimit -n`",
+            config.settings.max_connections
+        );
+    }
+    HttpLimits {
+        connections_max: config.settings.max_connections.min(affordable),
+        header_deadline: config.settings.header_timeout,
+        drain: config.settings.drain,
+        ..HttpLimits::default()
+    }
+}
+
+fn routes(config: &Config, public_at: SocketAddr) -> anyhow::Result<Routes> {
+    let sources = config
+        .sources
+        .iter()
+        .map(|configured| RouteSpec {
+            source: Arc::clone(&configured.source),
+            rate_limit: configured.rate_limit,
+            unverified_limit: configured.unverified_limit,
+        })
+        .collect();
+    // With port 0 only the listener knows where it is.
+    let public_url = match (&config.dev, &config.settings.public_url) {
+        (None, Some(url)) => url.clone(),
+        (Some(_), _) | (None, None) => format!("http://{public_at}"),
+    };
+    Ok(Routes::build(RoutesSpec {
+        public_url,
+        trusted_proxies: config.settings.trusted_proxies.clone(),
+        body: BodyLimits {
+            bytes_max: config.settings.max_body_bytes,
+            deadline: config.settings.body_timeout,
+            ..BodyLimits::default()
+        },
+        sources,
+    })?)
+}
+
+/// Says on stdout where we are, and in dev mode what to paste next. A closed stdout is no reason to
+/// stop serving.
+fn announce(
+    config: &Config,
+    scheme: &str,
+    public_at: SocketAddr,
+    private_at: SocketAddr,
+) -> anyhow::Result<()> {
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "hapax ready: ingress {scheme}://{public_at} admin http://{private_at}");
+    if let Some(dev) = &config.dev {
+        let program = std::env::args().next().unwrap_or_else(|| "hapax".into());
+        let secret_file = dev.secret_file.display();
+        let _ = writeln!(
+            out,
+            "\nNo config file: dev mode, {} senders on loopback with one secret of their own \
+             ({secret_file}).\nSend an event, then the same one again:\n\n  \
+             {program} send stripe payout.paid --id evt_1 --to http://{public_at}/webhooks/stripe \
+             --secret-file {secret_file}\n\nand look at it:\n\n  \
+             curl http://{private_at}/api/v1/events\n\n\
+             `{program} init` writes a config to start from; `{program} providers` lists the senders.",
+            config.sources.len(),
+        );
+    }
+    let _ = out.flush();
+    Ok(())
+}
+
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+    hangup: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        let listen = |kind| signal(kind).context("listening for signals");
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            hangup: listen(SignalKind::hangup())?,
+        })
+    }
+}
+
+/// What a reload changes.
+struct Live {
+    config: Config,
+    ingress: Arc<Ingress<SqliteStore>>,
+    public_at: SocketAddr,
+}
+
+impl Live {
+    /// Reloads on SIGHUP and when a secret's file changes; returns when it is time to stop.
+    async fn watch(
+        &mut self,
+        signals: &mut Signals,
+        metrics: &metrics_exporter_prometheus::PrometheusHandle,
+    ) {
+        let mut seen = self.files();
+        let mut watch = tokio::time::interval(WATCH_EVERY);
+        let mut upkeep = tokio::time::interval(telemetry::UPKEEP);
+        loop {
+            tokio::select! {
+                _ = signals.terminate.recv() => return,
+                _ = signals.interrupt.recv() => return,
+                _ = signals.hangup.recv() => {
+                    self.reload("SIGHUP");
+                    seen = self.files();
+                }
+                _ = watch.tick() => {
+                    let now = self.files();
+                    if now != seen {
+                        self.reload("a file changed");
+                        seen = self.files();
+                    }
+                }
+                _ = upkeep.tick() => metrics.run_upkeep(),
+            }
+        }
+    }
+
+    /// When each file that holds a secret or certificate was last changed. The config file itself
+    /// is read again on SIGHUP only: it may be half edited.
+    fn files(&self) -> HashMap<PathBuf, Option<(SystemTime, u64)>> {
+        let look = |path: &PathBuf| {
+            let found = std::fs::metadata(path).ok();
+            found.and_then(|file| Some((file.modified().ok()?, file.len())))
+        };
+        let own = self.config.file.as_ref();
+        let watched = self.config.watched_files().iter().filter(|path| Some(*path) != own);
+        watched.map(|path| (path.clone(), look(path))).collect()
+    }
+
+    /// Takes a new configuration over as a whole, or keeps the old one and says why.
+    fn reload(&mut self, why: &str) {
+        let newer = match self.config.reload() {
+            Ok(newer) => newer,
+            Err(errors) => {
+                tracing::error!("{why}: the new configuration is not taken, the old one stays: {errors}");
+                return;
+            }
+        };
+        match routes(&newer, self.public_at) {
+            Ok(routes) => self.ingress.reload(routes),
+            Err(error) => {
+                tracing::error!("{why}: the new configuration is not taken, the old one stays: {error}");
+                return;
+            }
+        }
+        for key in self.config.needs_restart(&newer) {
+            tracing::warn!("{why}: {key} changed; it takes effect at the next start");
+        }
+        self.config = newer;
+        tracing::info!("{why}: configuration and secrets read again");
+    }
+}

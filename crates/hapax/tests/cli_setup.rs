@@ -1,0 +1,154 @@
+//! The commands around a server: init, check-config, completions, man, and bad usage.
+
+mod common;
+
+use common::{hapax, write};
+
+#[test]
+fn init_writes_a_config_that_check_config_accepts_and_never_overwrites_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = hapax(&["init"]).in_dir(dir.path()).run();
+    assert_eq!((first.code, first.stdout.as_str()), (0, ""), "{first:?}");
+    let checked = hapax(&["check-config"]).in_dir(dir.path()).run();
+    assert_eq!(checked.code, 0, "{checked:?}");
+
+    let path = dir.path().join("hapax.toml");
+    std::fs::write(&path, "drain = \"7s\"\n").unwrap();
+    let second = hapax(&["init"]).in_dir(dir.path()).run();
+    assert_eq!(second.code, 1, "{second:?}");
+    assert!(second.stderr.contains("hapax.toml exists already"), "{second:?}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "drain = \"7s\"\n");
+}
+
+#[test]
+fn init_into_a_directory_that_is_not_there_cannot_open_what_it_needs() {
+    let run = hapax(&["init", "--config", "/no/such/dir/hapax.toml"]).run();
+    assert_eq!(run.code, 3, "{run:?}");
+}
+
+#[test]
+fn check_config_lists_what_answers_and_where() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = "[sources.legacy]\nprovider = \"custom\"\nevent_id = \"/id\"\n\
+                  scheme = { header = \"x-signature\" }\nsecrets = [\"one\"]\n\
+                  [sources.legacy.tenants.acme]\nsecrets = [\"two\"]\n";
+    let file = write(&dir, "hapax.toml", config);
+    let run = hapax(&["check-config", "--config", &file]).run();
+    assert_eq!(run.code, 0, "{run:?}");
+    assert_eq!(run.stdout, "/webhooks/legacy  custom\n/webhooks/acme/legacy  custom\n");
+
+    let run = hapax(&["check-config", "--json"]).env("HAPAX_CONFIG", &file).run();
+    let json: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!(json["ok"], true);
+    assert_eq!(json["sources"][1]["tenant"], "acme");
+    assert_eq!(json["sources"][1]["path"], "/webhooks/acme/legacy");
+    assert!(!run.stdout.contains("two"));
+}
+
+#[test]
+fn check_config_without_a_file_says_so_and_makes_no_dev_secret() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = hapax(&["check-config"]).in_dir(dir.path()).run();
+    assert_eq!(run.code, 2, "{run:?}");
+    assert!(run.stderr.contains("hapax init"), "{run:?}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_secret_that_has_ended_is_worth_a_word_but_no_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = "[sources.legacy]\nprovider = \"custom\"\nevent_id = \"/id\"\n\
+                  scheme = { header = \"x-signature\" }\n\
+                  secrets = [\"new\", { value = \"old\", until = \"2020-01-01T00:00:00Z\" }]\n";
+    let file = write(&dir, "hapax.toml", config);
+    let run = hapax(&["check-config", "--config", &file]).run();
+    assert_eq!(run.code, 0, "{run:?}");
+    assert!(run.stderr.contains("`until` has passed"), "{run:?}");
+}
+
+#[test]
+fn a_certificate_with_its_key_is_taken_and_a_file_without_one_is_not() {
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data");
+    let dir = tempfile::tempdir().unwrap();
+    let check = |cert: &str, key: &str| {
+        let text = format!("[tls]\ncert = \"{data}/{cert}\"\nkey = \"{data}/{key}\"\n");
+        let file = write(&dir, "hapax.toml", &text);
+        hapax(&["check-config", "--config", &file]).run()
+    };
+    let run = check("tls-for-tests.pem", "tls-for-tests.key");
+    assert_eq!(run.code, 0, "{run:?}");
+    let run = check("tls-for-tests.pem", "tls-for-tests.pem");
+    assert_eq!(run.code, 2, "{run:?}");
+    assert!(run.stderr.contains("hapax.toml:3:1: tls.key: cannot read a private key"), "{run:?}");
+    let run = check("tls-for-tests.key", "tls-for-tests.key");
+    assert_eq!(run.code, 2, "{run:?}");
+    assert!(run.stderr.contains("hapax.toml:2:1: tls.cert: cannot read certificates"), "{run:?}");
+}
+
+#[test]
+fn completions_and_the_manual_page_name_every_command() {
+    for args in [&["completions", "bash"][..], &["completions", "zsh"], &["man"]] {
+        let run = hapax(args).run();
+        assert_eq!(run.code, 0, "{args:?}");
+        for command in ["serve", "init", "providers", "verify", "sign", "send"] {
+            assert!(run.stdout.contains(command), "{args:?} lacks {command}");
+        }
+    }
+}
+
+#[test]
+fn bad_usage_exits_with_two_and_says_nothing_on_stdout() {
+    for args in [
+        &[][..],
+        &["no-such-command"],
+        &["serve", "--no-such-flag"],
+        &["verify"],
+        &["verify", "--provider", "stripe"],
+        &["verify", "--batch", "x", "--provider", "stripe"],
+        &["verify", "--batch", "x", "--tolerance", "soon"],
+        &["sign", "--provider", "stripe"],
+        &["send", "stripe"],
+        &["send", "no-such-provider", "--to", "http://127.0.0.1:1/"],
+        &["send", "stripe", "--to", "http://127.0.0.1:1/", "--count", "0"],
+        &["completions", "no-such-shell"],
+        &["providers", "no-such-provider"],
+    ] {
+        let run = hapax(args).run();
+        assert_eq!((run.code, run.stdout.as_str()), (2, ""), "{args:?} {run:?}");
+        assert!(!run.stderr.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn nothing_is_coloured_in_a_pipe() {
+    let run = hapax(&["providers", "no-such-provider"]).run();
+    assert!(run.stderr.starts_with("error: unknown provider"), "{run:?}");
+    assert!(!run.stderr.contains('\u{1b}'), "{run:?}");
+}
+
+#[test]
+fn every_provider_shows_a_block_that_check_config_takes() {
+    let dir = tempfile::tempdir().unwrap();
+    let listed = hapax(&["providers", "--json"]).run();
+    assert_eq!(listed.code, 0, "{listed:?}");
+    let providers: Vec<serde_json::Value> =
+        listed.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(providers.len() >= 50, "{} providers", providers.len());
+    for provider in providers {
+        let name = provider["name"].as_str().unwrap();
+        for fact in ["scheme", "signed", "event_id", "retries"] {
+            assert_ne!(provider[fact].as_str(), Some(""), "{name} lacks {fact}");
+        }
+        let block = provider["config"].as_str().unwrap();
+        // Only what is unset or not there may be wrong with it.
+        let file =
+            write(&dir, "hapax.toml", &format!("public_url = \"https://a.example\"\n{block}"));
+        let run = hapax(&["check-config", "--config", &file]).in_dir(dir.path()).run();
+        for error in run.stderr.lines().filter(|line| line.starts_with("error:")) {
+            assert!(
+                error.contains("is not set") || error.contains("cannot read"),
+                "{name}: {error}\n{block}"
+            );
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Running the real binary, with an environment of our own.
+#![allow(dead_code)] // Each test file uses its part of it.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// A command about to run.
+pub(crate) struct Hapax {
+    command: Command,
+    stdin: Vec<u8>,
+}
+
+/// How it went.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// The binary with these arguments, and no HAPAX_ variable from outside.
+pub(crate) fn hapax(args: &[&str]) -> Hapax {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hapax"));
+    command.args(args);
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("HAPAX_")) {
+        command.env_remove(name);
+    }
+    Hapax { command, stdin: Vec::new() }
+}
+
+impl Hapax {
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    pub(crate) fn args(mut self, args: &[&str]) -> Self {
+        self.command.args(args);
+        self
+    }
+
+    pub(crate) fn in_dir(mut self, dir: &Path) -> Self {
+        self.command.current_dir(dir);
+        self
+    }
+
+    pub(crate) fn stdin(mut self, bytes: &[u8]) -> Self {
+        self.stdin = bytes.to_vec();
+        self
+    }
+
+    pub(crate) fn run(mut self) -> Run {
+        self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = self.command.spawn().unwrap();
+        // A command that reads no input may be gone before it is written.
+        let _ = child.stdin.take().unwrap().write_all(&self.stdin);
+        let output = child.wait_with_output().unwrap();
+        Run {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
+/// Writes a file and answers with its path.
+pub(crate) fn write(dir: &tempfile::TempDir, name: &str, text: &str) -> String {
+    let path = dir.path().join(name);
+    std::fs::write(&path, text).unwrap();
+    path.display().to_string()
+}

@@ -1,0 +1,255 @@
+//! Bad configs through the real binary: each must exit with 2, name the file, the line and the key,
+//! say what is wrong and what to do, and never show a secret.
+
+mod common;
+
+use common::{Run, hapax, write};
+
+/// In every config below this stands for a literal secret, and must never be printed.
+const SECRET: &str = "s3cr3t-hunter2-never-print-me";
+
+fn check_config(text: &str) -> Run {
+    let dir = tempfile::tempdir().unwrap();
+    let file = write(&dir, "hapax.toml", text);
+    hapax(&["check-config", "--config", &file]).env("EMPTY", "").env("FULL", SECRET).run()
+}
+
+/// `line` is where `¶` stands in the text; the mark itself is removed.
+fn refused(marked: &str, parts: &[&str]) {
+    let before = marked.split('¶').next().unwrap();
+    let line = before.matches('\n').count() + 1;
+    let run = check_config(&marked.replace('¶', ""));
+    assert_eq!(run.code, 2, "{marked}\n{run:?}");
+    let place = format!("hapax.toml:{line}:");
+    let about = run
+        .stderr
+        .split("error: ")
+        .find(|error| error.contains(&place) && parts.iter().all(|part| error.contains(part)));
+    assert!(about.is_some(), "wanted {place} with {parts:?}\n{marked}\n{}", run.stderr);
+    assert!(!run.stderr.contains(SECRET) && !run.stdout.contains(SECRET), "{run:?}");
+    assert!(!run.stderr.contains("hunter2"), "{run:?}");
+}
+
+/// A source that is right but for what `rest` adds.
+fn custom(rest: &str) -> String {
+    format!(
+        "[sources.legacy]\nprovider = \"custom\"\nevent_id = \"/id\"\n\
+         scheme = {{ header = \"x-signature\" }}\n{rest}"
+    )
+}
+
+#[test]
+fn unknown_keys_name_their_line_and_the_key_that_was_meant() {
+    refused("¶lisen = \"127.0.0.1:1\"", &["lisen", "unknown key", "hint: did you mean `listen`?"]);
+    refused("\n[log]\n¶formt = \"json\"", &["log.formt", "unknown key", "`format`"]);
+    refused(
+        "[sources.a]\nprovider = \"custom\"\n¶tolerence = \"5m\"",
+        &["sources.a.tolerence", "unknown key", "`tolerance`"],
+    );
+    refused("[retention]\n¶colour = 1", &["retention.colour", "known here: keys, events"]);
+    refused(
+        &custom(
+            "secrets = [\n  \"x\",\n  { value = \"y\", ¶untill = \"2026-12-01T00:00:00Z\" },\n]",
+        ),
+        &["untill", "unknown key", "`until`"],
+    );
+    refused(
+        &custom("secrets = [\"x\"]\n[sources.legacy.tenants.acme]\n¶secret = [\"y\"]"),
+        &["sources.legacy.tenants.acme.secret", "`secrets`"],
+    );
+}
+
+#[test]
+fn keys_of_later_versions_are_said_to_be_not_built_yet() {
+    refused("¶database_url = \"postgres://u:hunter2@h/db\"", &["database_url", "not built yet"]);
+    refused("¶redis_url = \"redis://h\"", &["redis_url", "not built yet"]);
+    refused("¶[outbound]\nports = [443]", &["outbound", "not built yet"]);
+    refused("[¶proxies.api]\nlisten = \"127.0.0.1:1\"", &["proxies", "not built yet"]);
+    refused(&custom("secrets = [\"x\"]\n¶mode = \"sync\""), &["mode", "not built yet"]);
+    refused(&custom("secrets = [\"x\"]\n¶sync_timeout = \"8s\""), &["not built yet"]);
+    refused(
+        &custom("secrets = [\"x\"]\n[sources.legacy.¶handlers.fee]\nsql = \"x\""),
+        &["sources.legacy.handlers", "not built yet"],
+    );
+    assert_eq!(check_config(&custom("secrets = [\"x\"]\nmode = \"async\"")).code, 0);
+}
+
+#[test]
+fn wrong_types_and_values_are_named_without_showing_a_secret() {
+    refused("¶listen = 8080", &["listen", "wrong type", "found an integer"]);
+    refused("¶listen = \"8080\"", &["listen", "not an address", "hint: write IP:PORT"]);
+    refused("\n\n¶drain = \"5 minutes\"", &["drain", "\"5 minutes\" is not a duration", "hint:"]);
+    refused("¶drain = 30", &["drain", "wrong type"]);
+    refused("¶max_body = \"1 Megabyte\"", &["max_body", "not a size"]);
+    refused("¶max_body = true", &["max_body", "wrong type"]);
+    refused("¶max_connections = 0", &["max_connections", "not a number above zero"]);
+    refused("trusted_proxies = [\"10.0.0.0/8\",\n¶\"nonsense\"]", &["trusted_proxies", "network"]);
+    refused("¶public_url = \"hooks.example.com\"", &["public_url", "http:// or https://"]);
+    refused("[log]\n¶level = \"loud\"", &["log.level", "not a log level"]);
+    refused("[log]\n¶format = \"xml\"", &["log.format", "\"human\" or \"json\""]);
+    refused("[retention]\n¶keys = \"0s\"", &["retention.keys", "longer than zero"]);
+    refused("[retention]\n¶events = \"ever\"", &["retention.events", "\"forever\""]);
+    refused("¶log = \"json\"", &["log", "wrong type", "a table"]);
+    refused(&custom(&format!("¶secrets = \"{SECRET}\"")), &["secrets", "wrong type", "list"]);
+    refused(&custom("secrets = [\n¶5]"), &["secrets", "wrong type"]);
+    refused(&custom(&format!("¶secrets = {{ value = \"{SECRET}\" }}")), &["wrong type"]);
+    refused(&custom("secrets = [\"x\"]\n¶late = \"maybe\""), &["late", "\"reject\" or \"review\""]);
+    refused(&custom("secrets = [\"x\"]\n¶replay_guard = \"on\""), &["\"body\" or \"off\""]);
+    refused(&custom("secrets = [\"x\"]\n¶rate_limit = \"fast\""), &["not a rate", "100/s"]);
+    refused(&custom("secrets = [\"x\"]\n¶unverified_limit = 5"), &["wrong type"]);
+    refused(&custom("secrets = [\"x\"]\n¶tolerance = \"0s\""), &["longer than zero"]);
+    refused(&custom("secrets = [\"x\"]\n¶mode = \"fast\""), &["is not a mode"]);
+    refused(
+        &custom("secrets = [{ value = \"x\", ¶until = \"tomorrow\" }]"),
+        &["until", "not an instant", "RFC 3339"],
+    );
+}
+
+#[test]
+fn what_is_not_toml_names_its_line_and_shows_nothing_of_it() {
+    refused(&format!("listen = \"127.0.0.1:1\"\nsecrets = [\"{SECRET}\", ¶"), &["hint:"]);
+    refused(&format!("a = 1\nsecret = ¶{SECRET}"), &["hint:"]);
+    refused("drain = \"1s\"\n¶drain = \"2s\"", &["duplicate"]);
+    refused("[sources.a]\nprovider = \"custom\"\n[¶sources.a]", &["duplicate"]);
+}
+
+#[test]
+fn secrets_that_cannot_be_had_are_refused_at_start() {
+    refused(&custom("secrets = [¶\"env:NOT_SET_ANYWHERE\"]"), &["NOT_SET_ANYWHERE is not set"]);
+    refused(&custom("secrets = [¶\"env:EMPTY\"]"), &["is empty", "let anyone sign"]);
+    refused(&custom("secrets = [\"x\",\n ¶\"\"]"), &["secrets", "is empty"]);
+    refused(&custom("secrets = [¶\"  \"]"), &["is empty"]);
+    refused(&custom("secrets = [¶\"file:/no/such/file\"]"), &["cannot read /no/such/file"]);
+    refused(&custom("secrets = [¶\"env:hunter2-is the secret\"]"), &["not the name"]);
+    refused(&custom("secrets = [¶{ until = \"2026-12-01T00:00:00Z\" }]"), &["has no value"]);
+    refused(
+        &custom("secrets = [\"x\"]\nparams = { ¶webhook_id = \"env:NOT_SET_ANYWHERE\" }"),
+        &["sources.legacy.params.webhook_id", "is not set"],
+    );
+}
+
+#[test]
+fn no_secret_serves_twice() {
+    refused(
+        &custom(&format!("secrets = [\"{SECRET}\",\n ¶\"env:FULL\"]")),
+        &["sources.legacy.secrets", "the same secret twice"],
+    );
+    refused(
+        &custom(&format!(
+            "secrets = [\"{SECRET}\"]\n[sources.legacy.tenants.acme]\nsecrets = [¶\"env:FULL\"]"
+        )),
+        &["tenants.acme.secrets", "shares a secret with legacy"],
+    );
+    let other = "[sources.a]\nprovider = \"custom\"\nevent_id = \"/id\"\n\
+                 scheme = { header = \"x\" }\nsecrets = [\"env:FULL\"]\n";
+    refused(
+        &format!("{other}{}", custom(&format!("secrets = [¶\"{SECRET}\"]"))),
+        &["sources.legacy.secrets", "shares a secret with a"],
+    );
+}
+
+#[test]
+fn sources_and_tenants_need_usable_names_and_a_known_provider() {
+    refused("[sources.¶\"a/b\"]\nprovider = \"stripe\"", &["cannot be a name", "part of the URL"]);
+    refused("[sources.¶\"..\"]\nprovider = \"stripe\"", &["cannot be a name"]);
+    refused(&custom("[sources.legacy.tenants.¶\"a b\"]\nsecrets = [\"x\"]"), &["cannot be a name"]);
+    refused(
+        &custom("secrets = [\"x\"]\n[sources.legacy.tenants.¶default]\nsecrets = [\"y\"]"),
+        &["declared twice"],
+    );
+    refused(
+        &custom("¶tenant_from = \"/account\"\n[sources.legacy.tenants.acme]\nsecrets = [\"x\"]"),
+        &["tenant_from", "instead of [tenants]"],
+    );
+    refused("[sources.¶a]\nsecrets = [\"x\"]", &["sources.a", "has no provider"]);
+    refused(
+        "[sources.a]\n¶provider = \"strpie\"\nsecrets = [\"x\"]",
+        &["provider", "unknown provider \"strpie\"", "hint:"],
+    );
+    refused(
+        "[sources.¶a]\nprovider = \"custom\"\nsecrets = [\"x\"]",
+        &["provider = \"custom\" needs [sources.NAME.scheme]"],
+    );
+}
+
+#[test]
+fn the_admin_side_is_never_open_to_the_network_without_a_token() {
+    refused("¶admin_listen = \"0.0.0.0:8081\"", &["admin_listen", "no token", "[tokens.ops]"]);
+    refused("[tokens.ops]\n¶value = \"\"\nallow = [\"admin\"]", &["tokens.ops.value", "is empty"]);
+    refused("[tokens.ops]\n¶value = \"env:EMPTY\"\nallow = [\"admin\"]", &["is empty"]);
+    refused("[tokens.¶ops]\nallow = [\"admin\"]", &["tokens.ops", "has no value"]);
+    refused(&format!("[tokens.¶ops]\nvalue = \"{SECRET}\""), &["tokens.ops", "allows nothing"]);
+    refused(
+        &format!("[tokens.ops]\nvalue = \"{SECRET}\"\nallow = [¶\"root\"]"),
+        &["tokens.ops.allow", "\"root\" is not something a token can allow"],
+    );
+    refused(
+        &format!(
+            "[tokens.a]\nvalue = \"{SECRET}\"\nallow = [\"read\"]\n\
+             [tokens.b]\n¶value = \"env:FULL\"\nallow = [\"admin\"]"
+        ),
+        &["tokens.b.value", "the same value as tokens.a"],
+    );
+    let open = format!(
+        "admin_listen = \"0.0.0.0:8081\"\n[tokens.ops]\nvalue = \"{SECRET}\"\nallow = [\"admin\"]"
+    );
+    assert_eq!(check_config(&open).code, 0);
+}
+
+#[test]
+fn tls_needs_a_certificate_and_its_key() {
+    refused("[¶tls]\ncert = \"x.pem\"", &["tls", "has no key"]);
+    refused(
+        "[tls]\n¶cert = \"/no/such.pem\"\nkey = \"/no/such.key\"",
+        &["tls.cert", "cannot read"],
+    );
+}
+
+#[test]
+fn all_problems_are_reported_at_once_in_the_order_of_the_file() {
+    let run = check_config(
+        "drain = \"x\"\nlisen = 1\n[sources.b]\nprovider = \"nope\"\n[sources.a]\nsecrets = [\"\"]",
+    );
+    let lines: Vec<_> = run
+        .stderr
+        .lines()
+        .filter_map(|line| line.split("hapax.toml:").nth(1)?.split(':').next())
+        .collect();
+    assert_eq!(lines, ["1", "2", "4", "5"], "{}", run.stderr);
+}
+
+#[test]
+fn flags_and_variables_are_named_when_they_are_what_is_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = write(&dir, "hapax.toml", "");
+    let run = hapax(&["serve", "--config", &file, "--listen", "nowhere"]).run();
+    assert_eq!(run.code, 2);
+    assert!(run.stderr.contains("--listen: \"nowhere\" is not an address"), "{run:?}");
+    let run = hapax(&["serve", "--config", &file]).env("HAPAX_DRAIN", "soon").run();
+    assert_eq!(run.code, 2);
+    assert!(run.stderr.contains("HAPAX_DRAIN: \"soon\" is not a duration"), "{run:?}");
+    let run = hapax(&["serve", "--config", &file, "--database-url", "postgres://x"]).run();
+    assert_eq!(run.code, 2);
+    assert!(run.stderr.contains("--database-url: not built yet"), "{run:?}");
+    let run = hapax(&["serve", "--config", &file, "--roles", "ingress"]).run();
+    assert_eq!(run.code, 2);
+    assert!(run.stderr.contains("--roles: not built yet"), "{run:?}");
+}
+
+#[test]
+fn a_named_file_that_is_not_there_is_an_error_and_not_dev_mode() {
+    for command in ["serve", "check-config"] {
+        let run = hapax(&[command, "--config", "/no/such/hapax.toml"]).run();
+        assert_eq!(run.code, 2, "{run:?}");
+        assert!(run.stderr.contains("/no/such/hapax.toml: cannot read the config file"), "{run:?}");
+    }
+}
+
+#[test]
+fn dev_mode_refuses_to_listen_on_the_network_and_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = hapax(&["serve", "--listen", "0.0.0.0:0"]).in_dir(dir.path()).run();
+    assert_eq!(run.code, 2, "{run:?}");
+    assert!(run.stderr.contains("dev mode, which listens on loopback only"), "{run:?}");
+    assert!(!dir.path().join("hapax-data").exists());
+}

@@ -1,0 +1,61 @@
+//! Copying the log back into the database file, off the writer's thread as far as possible.
+//!
+//! A checkpoint on the writer costs every ack that waits; one on a thread of its own never lets the
+//! log start over while writes keep coming. So this thread copies back most of it, and when the log
+//! has grown to its bound the writer finishes the little that is left.
+
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread::{self, JoinHandle};
+
+use rusqlite::Connection;
+
+/// A thread that checkpoints when asked.
+#[derive(Debug)]
+pub(super) struct Checkpointer {
+    ask: Option<SyncSender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Checkpointer {
+    pub(super) fn start(conn: Connection) -> std::io::Result<Self> {
+        // One request may wait: asking again while one waits changes nothing.
+        let (ask, asked) = sync_channel(1);
+        let thread = thread::Builder::new()
+            .name("hapax-checkpoint".into())
+            .spawn(move || checkpoint_when(&asked, &conn))?;
+        Ok(Self { ask: Some(ask), thread: Some(thread) })
+    }
+
+    pub(super) fn ask(&self) {
+        if let Some(ask) = &self.ask
+            && let Err(TrySendError::Disconnected(())) = ask.try_send(())
+        {
+            tracing::error!("the checkpointer is gone; the log is bounded by the writer alone");
+        }
+    }
+}
+
+impl Drop for Checkpointer {
+    fn drop(&mut self) {
+        self.ask = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the checkpointer panicked");
+        }
+    }
+}
+
+fn checkpoint_when(asked: &Receiver<()>, conn: &Connection) {
+    while asked.recv().is_ok() {
+        // The log stays as it is when this fails, and the next try copies the same pages again.
+        if let Err(error) = passive(conn) {
+            tracing::warn!(%error, "checkpointing the log: {error}");
+        }
+    }
+}
+
+/// Copies back what no reader still needs. The pages in the log, and how many of them are copied.
+pub(super) fn passive(conn: &Connection) -> rusqlite::Result<(i64, i64)> {
+    conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| Ok((row.get(1)?, row.get(2)?)))
+}

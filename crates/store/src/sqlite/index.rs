@@ -1,0 +1,161 @@
+//! The key index: which events there are, by the hash of their key.
+//!
+//! A random key per event would dirty a page per event. So keys of fresh events are held in memory
+//! by the single writer and merged into the tree in sorted runs; an LSM in all but name, on plain
+//! tables. Its crash story:
+//! - A key enters memory after its commit; within a batch it lives in a batch-local set.
+//! - After a commit that did not return OK all memory is dropped and reloaded from the file.
+//! - `merged_through` moves once, with the last chunk of a merge; until then a reload starts at the
+//!   old mark. Merging is idempotent: the same hash for the same event is skipped, the same hash
+//!   for another event stops the store loudly.
+
+use std::collections::HashMap;
+
+use hapax_core::{EventKey, KeyHash, SourceName, Tenant};
+use rusqlite::{Connection, OptionalExtension};
+
+use super::filter::Filter;
+use super::meta;
+use crate::limits::{FRESH_KEYS_MAX, MERGE_CHUNK};
+
+pub(super) struct KeyIndex {
+    /// Keys of committed events that are not surely in the tree.
+    fresh: HashMap<KeyHash, i64>,
+    /// Keys of the transaction that is open now.
+    batch: HashMap<KeyHash, i64>,
+    merge: Option<Merge>,
+    filter: Filter,
+    /// How many fresh keys start a merge.
+    fresh_max: usize,
+}
+
+/// A merge under way: all of its keys, and those still to be inserted, largest hash first.
+struct Merge {
+    keys: HashMap<KeyHash, i64>,
+    rest: Vec<(KeyHash, i64)>,
+    through: i64,
+}
+
+/// Why a merge stopped.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MergeError {
+    #[error(transparent)]
+    Sqlite(#[from] rusqlite::Error),
+    #[error("key {hash:?} stands for event row {found} and for {ours}: the index is broken")]
+    Broken { hash: KeyHash, found: i64, ours: i64 },
+}
+
+impl KeyIndex {
+    /// Reads the index as the last commit left it.
+    pub(super) fn load(conn: &Connection) -> rusqlite::Result<Self> {
+        let merged_through = meta(conn, "merged_through")?;
+        let mut fresh = HashMap::new();
+        let mut rows = conn.prepare(include_str!("sql/reload_keys.sql"))?;
+        let mut rows = rows.query([merged_through])?;
+        while let Some(row) = rows.next()? {
+            let seq: i64 = row.get(0)?;
+            let key = EventKey {
+                tenant: Tenant::new(row.get_ref(1)?.as_str()?),
+                source: SourceName::new(row.get_ref(2)?.as_str()?),
+                event_id: row.get_ref(3)?.as_str()?.into(),
+            };
+            fresh.insert(key.hash(), seq);
+            if let Some(guard) = row.get::<_, Option<[u8; 16]>>(4)? {
+                fresh.insert(KeyHash(guard), seq);
+            }
+        }
+        let filter = load_filter(conn)?;
+        Ok(Self { fresh, batch: HashMap::new(), merge: None, filter, fresh_max: FRESH_KEYS_MAX })
+    }
+
+    /// The event that stands under `hash`, committed or in the open transaction.
+    pub(super) fn find(&self, conn: &Connection, hash: &KeyHash) -> rusqlite::Result<Option<i64>> {
+        let merging = self.merge.as_ref().and_then(|merge| merge.keys.get(hash));
+        if let Some(seq) = self.batch.get(hash).or_else(|| self.fresh.get(hash)).or(merging) {
+            return Ok(Some(*seq));
+        }
+        if !self.filter.may_hold(&hash.0) {
+            return Ok(None);
+        }
+        conn.prepare_cached("SELECT seq FROM hapax_key WHERE hash = ?1")?
+            .query_row([&hash.0[..]], |row| row.get(0))
+            .optional()
+    }
+
+    /// Takes a key for an event of the open transaction.
+    pub(super) fn claim(&mut self, hash: KeyHash, seq: i64) {
+        let before = self.batch.insert(hash, seq);
+        debug_assert!(before.is_none(), "a key is claimed once");
+    }
+
+    /// The transaction was committed.
+    pub(super) fn committed(&mut self) {
+        self.fresh.extend(self.batch.drain());
+    }
+
+    /// Whether there is merging to do.
+    pub(super) fn wants_merge(&self) -> bool {
+        self.merge.is_some() || self.fresh.len() >= self.fresh_max
+    }
+
+    #[cfg(test)]
+    pub(super) fn merge_soon(&mut self) {
+        self.fresh_max = 1;
+    }
+
+    /// One chunk of a merge, within the transaction that is open on `conn`. Call
+    /// [`KeyIndex::merged_chunk`] once that is committed.
+    pub(super) fn merge_chunk(&mut self, conn: &Connection) -> Result<(), MergeError> {
+        debug_assert!(self.batch.is_empty(), "a merge never shares a transaction with events");
+        let fresh = &mut self.fresh;
+        let merge = self.merge.get_or_insert_with(|| {
+            let keys = std::mem::take(fresh);
+            let mut rest: Vec<_> = keys.iter().map(|(hash, seq)| (*hash, *seq)).collect();
+            rest.sort_unstable_by(|a, b| b.cmp(a));
+            Merge { through: keys.values().copied().max().unwrap_or(0), keys, rest }
+        });
+        let mut insert = conn.prepare_cached(include_str!("sql/insert_key.sql"))?;
+        let chunk = merge.rest.len().saturating_sub(MERGE_CHUNK);
+        for (hash, seq) in merge.rest[chunk..].iter().rev() {
+            if insert.execute((&hash.0[..], seq))? == 0 {
+                let found: i64 = conn
+                    .prepare_cached("SELECT seq FROM hapax_key WHERE hash = ?1")?
+                    .query_row([&hash.0[..]], |row| row.get(0))?;
+                if found != *seq {
+                    return Err(MergeError::Broken { hash: *hash, found, ours: *seq });
+                }
+            }
+        }
+        if chunk == 0 {
+            conn.execute(
+                "UPDATE hapax_meta SET value = ?1 WHERE name = 'merged_through'",
+                [merge.through],
+            )?;
+        }
+        Ok(())
+    }
+
+    /// The chunk's transaction was committed.
+    pub(super) fn merged_chunk(&mut self) {
+        let Some(merge) = &mut self.merge else { return };
+        let chunk = merge.rest.len().saturating_sub(MERGE_CHUNK);
+        for (hash, _) in merge.rest.drain(chunk..) {
+            self.filter.add(&hash.0);
+        }
+        if merge.rest.is_empty() {
+            self.merge = None;
+        }
+    }
+}
+
+fn load_filter(conn: &Connection) -> rusqlite::Result<Filter> {
+    let about: i64 = meta(conn, "merged_through")?;
+    let mut filter = Filter::for_keys(usize::try_from(about).unwrap_or(0) * 5 / 4);
+    let mut rows = conn.prepare("SELECT hash FROM hapax_key")?;
+    let mut rows = rows.query([])?;
+    while let Some(row) = rows.next()? {
+        let hash: [u8; 16] = row.get(0)?;
+        filter.add(&hash);
+    }
+    Ok(filter)
+}

@@ -1,0 +1,161 @@
+//! The embedded store: one SQLite file, one thread that writes it, readers apart.
+//!
+//! Read [`writer`] first: it owns the connection and decides every race. [`index`] is how it knows
+//! the keys, [`open`] how the file is opened and owned, [`recent`] how a flood of copies is
+//! answered without it, [`reader`] how people look at what is there.
+
+mod checkpoint;
+mod copies;
+mod filter;
+mod index;
+mod open;
+mod reader;
+mod recent;
+mod row;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hapax_core::EventKey;
+use hapax_core::store::{
+    EventDetail, EventFilter, EventName, EventSummary, Ingest, Inspect, Lookup, Page, Store,
+    StoreError, Verdict,
+};
+use rusqlite::Connection;
+
+pub use open::OpenError;
+
+use copies::Copies;
+use reader::Readers;
+use recent::RecentEvents;
+use writer::{Health, WriterHandle};
+
+/// How to open a database.
+#[derive(Debug, Clone)]
+pub struct SqliteOptions {
+    /// The directory that holds `hapax.db`; made if it is not there.
+    pub directory: PathBuf,
+}
+
+/// Events in one SQLite file, owned by this process.
+#[derive(Debug)]
+pub struct SqliteStore {
+    writer: WriterHandle,
+    readers: Readers,
+    shared: Arc<Shared>,
+    path: PathBuf,
+}
+
+/// What the writer and those who ask it have in common.
+#[derive(Debug)]
+struct Shared {
+    recent: RecentEvents,
+    copies: Copies,
+    health: Health,
+}
+
+impl SqliteStore {
+    /// Opens or makes the database. Blocks until every key is loaded: nothing is accepted before.
+    pub fn open(options: SqliteOptions) -> Result<Self, OpenError> {
+        let place = Arc::new(open::Place::own(&options.directory)?);
+        let shared = Arc::new(Shared {
+            recent: RecentEvents::new(),
+            copies: Copies::new(),
+            health: Health::default(),
+        });
+        let path = place.path().to_owned();
+        let writer = WriterHandle::start(Arc::clone(&place), Arc::clone(&shared))?;
+        let readers = Readers::open(place)?;
+        Ok(Self { writer, readers, shared, path })
+    }
+
+    /// The database file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes what waits, closes the file and lets go of it. Later calls answer `Closed`.
+    pub async fn close(&self) {
+        self.writer.close().await;
+    }
+}
+
+impl Store for SqliteStore {
+    async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
+        if let Some(verdicts) = self.all_recent(&ingest) {
+            return Ok(verdicts);
+        }
+        self.writer.ingest(ingest).await
+    }
+
+    async fn knows(&self, key: &EventKey) -> Result<bool, StoreError> {
+        let hash = key.hash();
+        if self.shared.recent.get(&hash).is_some() {
+            return Ok(true);
+        }
+        Ok(self.writer.find(vec![hash]).await?.iter().any(Option::is_some))
+    }
+
+    fn writable(&self) -> Result<(), StoreError> {
+        self.shared.health.check()
+    }
+}
+
+impl SqliteStore {
+    /// The verdicts, if every receipt is a plain copy of an event that was committed lately.
+    fn all_recent(&self, ingest: &Ingest) -> Option<Vec<Verdict>> {
+        let recents = ingest
+            .receipts
+            .iter()
+            .map(|receipt| {
+                let recent = self.shared.recent.get(&receipt.key().hash())?;
+                let plain = recent.body_hash == receipt.body_hash() && recent.review.is_none();
+                plain.then_some(recent)
+            })
+            .collect::<Option<Vec<_>>>()?;
+        let mut full = false;
+        let verdicts = recents
+            .into_iter()
+            .map(|recent| {
+                full |= self.shared.copies.note(recent.seq, &ingest.via);
+                Verdict::Duplicate(recent.known)
+            })
+            .collect();
+        if full {
+            self.writer.flush_soon();
+        }
+        Some(verdicts)
+    }
+}
+
+impl Inspect for SqliteStore {
+    async fn events(&self, filter: EventFilter) -> Result<Page<EventSummary>, StoreError> {
+        self.readers.run(move |conn| reader::events(conn, &filter)).await
+    }
+
+    async fn event(&self, name: &EventName) -> Result<Lookup<EventDetail>, StoreError> {
+        let seqs = match name {
+            EventName::Ours(id) => vec![row::seq_of(*id)],
+            EventName::Theirs(event_id) => {
+                let pairs = self.readers.run(reader::pairs).await?;
+                let hashes = pairs
+                    .into_iter()
+                    .map(|(tenant, source)| {
+                        EventKey { tenant, source, event_id: event_id.clone() }.hash()
+                    })
+                    .collect();
+                self.writer.find(hashes).await?.into_iter().flatten().collect()
+            }
+        };
+        let name = name.clone();
+        self.readers.run(move |conn| reader::event(conn, &name, &seqs)).await
+    }
+}
+
+/// A number of `hapax_meta`.
+fn meta(conn: &Connection, name: &str) -> rusqlite::Result<i64> {
+    conn.query_row("SELECT value FROM hapax_meta WHERE name = ?1", [name], |row| row.get(0))
+}

@@ -1,0 +1,193 @@
+//! Opening the database file: the version that may touch it, the lock that makes this process its
+//! only owner, the settings that make a commit durable, and the migrations.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use hapax_core::KeyHash;
+use rusqlite::{Connection, OpenFlags};
+
+/// SQLite below this can lose committed writes of a write-ahead log.
+const SQLITE_VERSION_MIN: i32 = 3_051_003;
+
+/// The file that user and Hapax share.
+const FILE: &str = "hapax.db";
+
+/// Why the database cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The directory or lock file cannot be used.
+    #[error("cannot use {path}: {source}")]
+    Io {
+        /// Which path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Another process owns it.
+    #[error("{0} is in use by another hapax process; one process owns a data directory")]
+    InUse(PathBuf),
+    /// The linked SQLite is one that loses data.
+    #[error("SQLite {0} can lose committed writes; 3.51.3 or newer is needed")]
+    Version(String),
+    /// A migration was changed after it was applied.
+    #[error(
+        "migration {version} in this database is not the one this hapax knows; \
+         it was written by another build, or changed by hand"
+    )]
+    Migration {
+        /// Which one.
+        version: i64,
+    },
+    /// The database was written by a newer hapax.
+    #[error("this database was written by a newer hapax (migration {0}); use that one")]
+    Newer(i64),
+    /// SQLite says no.
+    #[error("opening {path}: {source}")]
+    Sqlite {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: rusqlite::Error,
+    },
+}
+
+/// The place of a database, owned by this process until dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Place {
+    /// Takes the data directory for this process, making it if needed.
+    pub(super) fn own(directory: &Path) -> Result<Self, OpenError> {
+        if rusqlite::version_number() < SQLITE_VERSION_MIN {
+            return Err(OpenError::Version(rusqlite::version().to_owned()));
+        }
+        let io = |path: &Path| {
+            let path = path.to_owned();
+            move |source| OpenError::Io { path, source }
+        };
+        std::fs::create_dir_all(directory).map_err(io(directory))?;
+        let lock_path = directory.join("hapax.lock");
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&lock_path)
+            .map_err(io(&lock_path))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self { path: directory.join(FILE), _lock: lock }),
+            Err(TryLockError::WouldBlock) => Err(OpenError::InUse(directory.to_owned())),
+            Err(TryLockError::Error(source)) => Err(OpenError::Io { path: lock_path, source }),
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The connection that writes. There is one at a time.
+    pub(super) fn writer(&self) -> rusqlite::Result<Connection> {
+        let conn = Connection::open(&self.path)?;
+        // The user may have the file open for reading; never give up on a moment's lock.
+        conn.busy_timeout(std::time::Duration::from_secs(5))?;
+        conn.pragma_update(None, "journal_mode", "wal")?;
+        conn.pragma_update(None, "synchronous", "full")?;
+        conn.pragma_update(None, "wal_autocheckpoint", 0)?;
+        conn.pragma_update(None, "cache_size", -8_192)?;
+        conn.pragma_update(None, "temp_store", "memory")?;
+        conn.set_prepared_statement_cache_capacity(64);
+        Ok(conn)
+    }
+
+    /// A connection that can only read.
+    pub(super) fn reader(&self) -> rusqlite::Result<Connection> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let conn = Connection::open_with_flags(&self.path, flags)?;
+        conn.busy_timeout(std::time::Duration::from_secs(5))?;
+        conn.pragma_update(None, "cache_size", -2_048)?;
+        conn.pragma_update(None, "query_only", true)?;
+        Ok(conn)
+    }
+
+    /// A connection for the checkpointer.
+    pub(super) fn checkpointer(&self) -> rusqlite::Result<Connection> {
+        let conn = Connection::open(&self.path)?;
+        conn.pragma_update(None, "synchronous", "full")?;
+        conn.pragma_update(None, "wal_autocheckpoint", 0)?;
+        conn.pragma_update(None, "cache_size", -256)?;
+        Ok(conn)
+    }
+
+    pub(super) fn error(&self, source: rusqlite::Error) -> OpenError {
+        OpenError::Sqlite { path: self.path.clone(), source }
+    }
+}
+
+/// Moves all that the log holds into the database file and syncs that. What a process that died
+/// had written but not synced becomes durable here, before anything is answered from it.
+pub(super) fn settle_log(conn: &Connection) -> rusqlite::Result<()> {
+    conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
+}
+
+struct Migration {
+    version: i64,
+    name: &'static str,
+    sql: &'static str,
+}
+
+const MIGRATIONS: &[Migration] =
+    &[Migration { version: 1, name: "events", sql: include_str!("migrations/0001_events.sql") }];
+
+/// Brings the schema to where this build wants it: forward, one transaction each, and only if what
+/// was applied before is what this build knows.
+pub(super) fn migrate(place: &Place, conn: &mut Connection) -> Result<(), OpenError> {
+    let fail = |source| place.error(source);
+    conn.execute_batch(
+        "CREATE TABLE IF NOT EXISTS hapax_migration (
+             version    INTEGER PRIMARY KEY,
+             name       TEXT NOT NULL,
+             checksum   TEXT NOT NULL,
+             applied_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP)",
+    )
+    .map_err(fail)?;
+    let applied: Vec<(i64, String)> = {
+        let mut rows = conn
+            .prepare("SELECT version, checksum FROM hapax_migration ORDER BY version")
+            .map_err(fail)?;
+        let rows = rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).map_err(fail)?;
+        rows.collect::<Result<_, _>>().map_err(fail)?
+    };
+    for (version, found) in &applied {
+        match MIGRATIONS.iter().find(|migration| migration.version == *version) {
+            None => return Err(OpenError::Newer(*version)),
+            Some(known) if checksum(known.sql) != *found => {
+                return Err(OpenError::Migration { version: *version });
+            }
+            Some(_) => {}
+        }
+    }
+    for migration in MIGRATIONS {
+        if applied.iter().any(|(version, _)| *version == migration.version) {
+            continue;
+        }
+        let tx = conn
+            .transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)
+            .map_err(fail)?;
+        tx.execute_batch(migration.sql).map_err(fail)?;
+        tx.execute(
+            "INSERT INTO hapax_migration (version, name, checksum) VALUES (?1, ?2, ?3)",
+            (migration.version, migration.name, checksum(migration.sql)),
+        )
+        .map_err(fail)?;
+        tx.commit().map_err(fail)?;
+    }
+    Ok(())
+}
+
+fn checksum(sql: &str) -> String {
+    format!("{:?}", KeyHash::of(b"migration", [sql.as_bytes()]))
+}

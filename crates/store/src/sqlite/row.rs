@@ -1,0 +1,127 @@
+//! How values look inside the database: times as microseconds, states as small numbers, and our
+//! ids, which carry the row they stand for.
+
+use std::hash::{BuildHasher, RandomState};
+
+use hapax_core::Timestamp;
+use hapax_core::store::{EventId, ReviewReason, Status};
+use uuid::{Builder, Uuid};
+
+/// The low bits of an id that hold the row's number: a million million events.
+const SEQ_BITS: u32 = 40;
+
+/// Makes ids: UUIDs of version 7 whose last bits are the row's number, so that an event is found by
+/// its id without an index to keep up. The rest is random enough that two databases never agree.
+#[derive(Debug, Default)]
+pub(super) struct Ids {
+    dice: RandomState,
+}
+
+impl Ids {
+    pub(super) fn make(&self, at: Timestamp, seq: i64) -> EventId {
+        let millis = u64::try_from(at.as_millisecond()).unwrap_or(0);
+        let noise = self.dice.hash_one((millis, seq));
+        let low = (noise << SEQ_BITS) | (seq as u64 & ((1 << SEQ_BITS) - 1));
+        let mut tail = [0; 10];
+        tail[..2].copy_from_slice(&noise.to_be_bytes()[..2]);
+        tail[2..].copy_from_slice(&low.to_be_bytes());
+        EventId(Builder::from_unix_timestamp_millis(millis, &tail).into_uuid())
+    }
+}
+
+/// The row that an id stands for, if it is one of ours at all: the caller compares the whole id.
+pub(super) fn seq_of(id: EventId) -> i64 {
+    (id.0.as_u128() as u64 & ((1 << SEQ_BITS) - 1)) as i64
+}
+
+pub(super) fn micros(at: Timestamp) -> i64 {
+    at.as_microsecond()
+}
+
+pub(super) fn timestamp(micros: i64) -> Timestamp {
+    Timestamp::from_microsecond(micros).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+pub(super) fn event_id(blob: [u8; 16]) -> EventId {
+    EventId(Uuid::from_bytes(blob))
+}
+
+/// The columns `state` and `review` of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Standing {
+    pub(super) state: State,
+    pub(super) review: Option<ReviewReason>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Open,
+    Review,
+    Discarded,
+}
+
+impl Standing {
+    pub(super) fn new(review: Option<ReviewReason>) -> Self {
+        let state = if review.is_some() { State::Review } else { State::Open };
+        Self { state, review }
+    }
+
+    /// Anything unknown reads as discarded: never as something to work on.
+    pub(super) fn from_columns(state: i64, review: i64) -> Self {
+        let state = match state {
+            0 => State::Open,
+            1 => State::Review,
+            _ => State::Discarded,
+        };
+        let review = match review {
+            1 => Some(ReviewReason::Late),
+            2 => Some(ReviewReason::Replay),
+            3 => Some(ReviewReason::Conflict),
+            _ => None,
+        };
+        Self { state, review }
+    }
+
+    pub(super) fn columns(self) -> (i64, i64) {
+        let state = match self.state {
+            State::Open => 0,
+            State::Review => 1,
+            State::Discarded => 2,
+        };
+        let review = match self.review {
+            None => 0,
+            Some(ReviewReason::Late) => 1,
+            Some(ReviewReason::Replay) => 2,
+            Some(ReviewReason::Conflict) => 3,
+        };
+        (state, review)
+    }
+
+    pub(super) fn status(self) -> Status {
+        match self.state {
+            State::Open => Status::Ignored,
+            State::Review => Status::Review,
+            State::Discarded => Status::Discarded,
+        }
+    }
+
+    /// Why it waits now; `None` once it was promoted or discarded.
+    pub(super) fn waiting(self) -> Option<ReviewReason> {
+        self.review.filter(|_| self.state == State::Review)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_tells_its_row() {
+        let ids = Ids::default();
+        for seq in [1, 2, 77, 1 << 20, (1 << SEQ_BITS) - 1] {
+            let id = ids.make(Timestamp::from_second(1_790_000_000).unwrap(), seq);
+            assert_eq!(seq_of(id), seq);
+            assert_eq!(id.0.get_version_num(), 7);
+        }
+    }
+}

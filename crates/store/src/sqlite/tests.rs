@@ -1,0 +1,310 @@
+//! The crash story of the key index and the writer, sentence by sentence. What a process that dies
+//! leaves behind is tried with real processes elsewhere; here the file itself is made to fail.
+
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use hapax_core::store::{EventName, Inspect, Lookup, Store, StoreError, Verdict};
+use rusqlite::Connection;
+
+use super::{SqliteOptions, SqliteStore};
+use crate::harness::{Place, Sender, body};
+use crate::limits::FRESH_KEYS_MAX;
+
+async fn verdict(store: &SqliteStore, sender: &Sender, id: &str) -> Result<Verdict, StoreError> {
+    Ok(store.ingest(sender.ingest(&body(id))).await?.remove(0))
+}
+
+/// No page may be added to the file any more: the next commit of anything large fails.
+fn forbid_growth(conn: &Connection) {
+    let pages: i64 = conn.query_row("PRAGMA page_count", [], |row| row.get(0)).expect("counts");
+    let set = format!("PRAGMA max_page_count = {pages}");
+    conn.query_row(&set, [], |_| Ok(())).expect("sets");
+}
+
+async fn fail_commits(store: &SqliteStore) {
+    store.writer.tamper(forbid_growth);
+}
+
+fn large(id: &str) -> String {
+    let filling = "x".repeat(200_000);
+    format!(r#"{{"id":"{id}","type":"t","filling":"{filling}"}}"#)
+}
+
+async fn writable_again(store: &SqliteStore) {
+    tokio::time::timeout(Duration::from_secs(20), async {
+        while store.writable().is_err() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("the store recovers by itself");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_failed_leaves_nothing_behind_and_its_retry_is_new() {
+    // The naive store keeps the key in memory, and calls the retry a duplicate of nothing.
+    let place = Place::new();
+    let store = place.open();
+    let sender = Sender::plain();
+    let before = verdict(&store, &sender, "before").await.expect("accepts").id();
+    fail_commits(&store).await;
+    let failed = store.ingest(sender.ingest(&large("evt_1"))).await;
+    assert!(matches!(failed, Err(StoreError::Unavailable(_))), "{failed:?}");
+    writable_again(&store).await;
+    let retried = store.ingest(sender.ingest(&large("evt_1"))).await.expect("accepts").remove(0);
+    assert!(matches!(retried, Verdict::Accepted(_)), "{retried:?}");
+    let known = verdict(&store, &sender, "before").await.expect("answers");
+    assert!(matches!(&known, Verdict::Duplicate(known) if known.id == before), "{known:?}");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_failed_is_an_error_for_all_of_its_batch() {
+    // Small events that share the batch with one that cannot be written must not be acked.
+    let place = Place::new();
+    let store = place.open();
+    let sender = Sender::plain();
+    verdict(&store, &sender, "before").await.expect("accepts");
+    let (hold, held) = std::sync::mpsc::channel::<()>();
+    store.writer.tamper(move |conn| {
+        forbid_growth(conn);
+        // While the writer stands here, everything below queues up for one batch.
+        let _ = held.recv();
+    });
+    let mut answers: Vec<_> = (0..10)
+        .map(|n| if n == 5 { large("evt_5") } else { body(&format!("evt_{n}")) })
+        .map(|bytes| Box::pin(store.ingest(sender.ingest(&bytes))))
+        .collect();
+    // The first poll of each puts it into the writer's queue.
+    std::future::poll_fn(|context| {
+        for answer in &mut answers {
+            assert!(answer.as_mut().poll(context).is_pending());
+        }
+        Poll::Ready(())
+    })
+    .await;
+    drop(hold);
+    for (n, answer) in answers.into_iter().enumerate() {
+        let answer = answer.await;
+        // What queued up behind the failure belongs to the next batch.
+        assert!(n > 5 || matches!(answer, Err(StoreError::Unavailable(_))), "{n}: {answer:?}");
+    }
+    writable_again(&store).await;
+    for n in [0, 1, 2, 3, 4] {
+        let again = verdict(&store, &sender, &format!("evt_{n}")).await.expect("accepts");
+        assert!(matches!(again, Verdict::Accepted(_)), "{n}: {again:?}");
+    }
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reading_goes_on_while_nothing_can_be_written() {
+    let place = Place::new();
+    let store = place.open();
+    let sender = Sender::plain();
+    let id = verdict(&store, &sender, "before").await.expect("accepts").id();
+    fail_commits(&store).await;
+    for n in 0..20 {
+        let _ = store.ingest(sender.ingest(&large(&format!("evt_{n}")))).await;
+        let found = store.event(&EventName::Ours(id)).await.expect("reads");
+        assert!(matches!(found, Lookup::One(_)), "{found:?}");
+    }
+    store.close().await;
+}
+
+/// Puts keys into the tree by hand up to `through`, as a merge that died halfway would have.
+fn interrupted_merge(place: &Place, merged: std::ops::RangeInclusive<i64>) {
+    let conn = Connection::open(place.file()).expect("opens");
+    let mut events =
+        conn.prepare("SELECT seq, event_id FROM hapax_event ORDER BY seq").expect("prepares");
+    let rows: Vec<(i64, String)> = events
+        .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))
+        .expect("queries")
+        .collect::<Result<_, _>>()
+        .expect("reads");
+    for (seq, event_id) in rows.into_iter().filter(|(seq, _)| merged.contains(seq)) {
+        let key = Sender::plain().ingest(&body(&event_id)).receipts[0].key().hash();
+        conn.execute("INSERT INTO hapax_key (hash, seq) VALUES (?1, ?2)", (&key.0[..], seq))
+            .expect("inserts");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_merge_that_died_halfway_is_finished_and_forgets_no_key() {
+    // Keys in the tree beyond the mark: the reload starts at the old mark and merging must skip
+    // what is there already.
+    let place = Place::new();
+    let sender = Sender::plain();
+    let store = place.open();
+    for n in 0..100 {
+        verdict(&store, &sender, &format!("evt_{n}")).await.expect("accepts");
+    }
+    store.close().await;
+    drop(store);
+    interrupted_merge(&place, 1..=40);
+    let store = place.open();
+    store.writer.merge_now();
+    for n in 0..100 {
+        let again = verdict(&store, &sender, &format!("evt_{n}")).await.expect("answers");
+        assert!(matches!(again, Verdict::Duplicate(_)), "{n}: {again:?}");
+    }
+    store.close().await;
+    drop(store);
+    let conn = Connection::open(place.file()).expect("opens");
+    let count = |sql: &str| conn.query_row(sql, [], |row| row.get::<_, i64>(0)).expect("counts");
+    assert_eq!(count("SELECT count(*) FROM hapax_key"), 100);
+    assert_eq!(count("SELECT value FROM hapax_meta WHERE name = 'merged_through'"), 100);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_hash_for_another_event_stops_the_store_loudly() {
+    // Going on would call one of two events a duplicate of the other, for ever.
+    let place = Place::new();
+    let sender = Sender::plain();
+    let store = place.open();
+    verdict(&store, &sender, "evt_1").await.expect("accepts");
+    store.close().await;
+    drop(store);
+    let key = sender.ingest(&body("evt_1")).receipts[0].key().hash();
+    Connection::open(place.file())
+        .expect("opens")
+        .execute("INSERT INTO hapax_key (hash, seq) VALUES (?1, 77)", [&key.0[..]])
+        .expect("inserts");
+    let store = place.open();
+    store.writer.merge_now();
+    tokio::time::timeout(Duration::from_secs(20), async {
+        while !matches!(verdict(&store, &sender, "evt_2").await, Err(StoreError::Closed)) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("the store stops");
+    assert!(store.writable().is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn keys_are_known_before_during_and_after_a_merge_and_after_a_restart() {
+    // More keys than memory holds, so that merges run between the batches; every key is asked for
+    // again afterwards, from the tree, from memory, and after a reload.
+    let place = Place::new();
+    let store = Arc::new(place.open());
+    let sender = Arc::new(Sender::of_several());
+    let per_body = 500;
+    let bodies = FRESH_KEYS_MAX / per_body + 8;
+    let send = async |expected: fn(&Verdict) -> bool, store: &Arc<SqliteStore>| {
+        let tasks: Vec<_> = (0..8)
+            .map(|worker| {
+                let (store, sender) = (Arc::clone(store), Arc::clone(&sender));
+                tokio::spawn(async move {
+                    for part in (worker..bodies).step_by(8) {
+                        let events: Vec<_> =
+                            (0..per_body).map(|n| format!(r#"{{"id":"e{part}_{n}"}}"#)).collect();
+                        let bytes = format!(r#"{{"events":[{}]}}"#, events.join(","));
+                        let verdicts = store.ingest(sender.ingest(&bytes)).await.expect("ingests");
+                        assert!(verdicts.iter().all(expected), "part {part}: {verdicts:?}");
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.expect("no panic");
+        }
+    };
+    send(|verdict| matches!(verdict, Verdict::Accepted(_)), &store).await;
+    send(|verdict| matches!(verdict, Verdict::Duplicate(_)), &store).await;
+    store.close().await;
+    drop(store);
+    let store = Arc::new(place.open());
+    send(|verdict| matches!(verdict, Verdict::Duplicate(_)), &store).await;
+    store.close().await;
+    let conn = Connection::open(place.file()).expect("opens");
+    let merged: i64 =
+        conn.query_row("SELECT count(*) FROM hapax_key", [], |row| row.get(0)).expect("counts");
+    assert!(merged as usize >= FRESH_KEYS_MAX, "only {merged} keys were merged");
+}
+
+#[tokio::test]
+async fn a_second_process_is_refused() {
+    let place = Place::new();
+    let store = place.open();
+    let second = SqliteStore::open(SqliteOptions { directory: place.directory() });
+    assert!(matches!(second, Err(super::OpenError::InUse(_))), "{second:?}");
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_changed_or_newer_migration_is_refused() {
+    for (change, newer) in [
+        ("UPDATE hapax_migration SET checksum = 'another'", false),
+        ("INSERT INTO hapax_migration (version, name, checksum) VALUES (999, 'x', 'y')", true),
+    ] {
+        let place = Place::new();
+        let store = place.open();
+        store.close().await;
+        drop(store);
+        Connection::open(place.file()).expect("opens").execute(change, []).expect("changes");
+        let refused = SqliteStore::open(SqliteOptions { directory: place.directory() });
+        match refused {
+            Err(super::OpenError::Newer(999)) => assert!(newer),
+            Err(super::OpenError::Migration { version: 1 }) => assert!(!newer),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn tables_and_numbers_of_the_user_in_the_same_file_stay_untouched() {
+    let place = Place::new();
+    let conn = Connection::open(place.file()).expect("opens");
+    conn.execute_batch(
+        "CREATE TABLE payout_fees (id TEXT); INSERT INTO payout_fees VALUES ('mine');
+         PRAGMA user_version = 41; PRAGMA application_id = 42;",
+    )
+    .expect("a file of the user's");
+    drop(conn);
+    let store = place.open();
+    verdict(&store, &Sender::plain(), "evt_1").await.expect("accepts");
+    store.close().await;
+    drop(store);
+    let conn = Connection::open(place.file()).expect("opens");
+    let number = |sql: &str| conn.query_row(sql, [], |row| row.get::<_, i64>(0)).expect("reads");
+    assert_eq!(number("PRAGMA user_version"), 41);
+    assert_eq!(number("PRAGMA application_id"), 42);
+    assert_eq!(number("SELECT count(*) FROM payout_fees WHERE id = 'mine'"), 1);
+    let foreign = "SELECT count(*) FROM sqlite_schema
+                   WHERE name NOT LIKE 'hapax\\_%' ESCAPE '\\' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'";
+    assert_eq!(number(foreign), 1, "every name of ours starts with hapax_");
+    let row = conn
+        .query_row(
+            "SELECT event_id, tenant, source, event_type, status, payload, received_at
+             FROM hapax_processed_events",
+            [],
+            |row| (0..7).map(|column| row.get::<_, String>(column)).collect::<Result<Vec<_>, _>>(),
+        )
+        .expect("the view");
+    let at = "2026-06-01T12:00:00.000Z";
+    let wanted = ["evt_1", "default", "shop", "payout.paid", "ignored", &body("evt_1"), at];
+    assert_eq!(row, wanted);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commits_are_synced_again_after_work_that_was_written_behind() {
+    // Counting copies lowers the setting for its own commit; forgetting to raise it again would
+    // ack events that a power cut takes back.
+    let place = Place::new();
+    let store = place.open();
+    let sender = Sender::plain();
+    for _ in 0..3 {
+        verdict(&store, &sender, "evt_1").await.expect("answers");
+    }
+    store.writer.flush_soon();
+    let (tell, told) = tokio::sync::oneshot::channel();
+    store.writer.tamper(|conn| {
+        let level: i64 = conn.query_row("PRAGMA synchronous", [], |row| row.get(0)).expect("reads");
+        let _ = tell.send(level);
+    });
+    assert_eq!(told.await.expect("an answer"), 2, "FULL");
+    store.close().await;
+}

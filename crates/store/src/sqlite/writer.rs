@@ -1,0 +1,763 @@
+//! The one thread that writes. It takes what waits, decides each race, commits once for all of it,
+//! and only then lets anyone answer.
+//!
+//! Whoever arrives while a commit runs rides in the next. A commit that did not return OK is an
+//! error for all of its batch, and nothing of it stays in any memory: see [`Writer::recover`].
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use hapax_core::store::{Ingest, Known, ReviewReason, StoreError, Verdict, Via};
+use hapax_core::{EventKey, KeyHash, Receipt, SourceName, Tenant, Timeliness};
+use rusqlite::{Connection, OptionalExtension};
+use tokio::sync::oneshot;
+
+use super::Shared;
+use super::checkpoint::{self, Checkpointer};
+use super::copies;
+use super::index::{KeyIndex, MergeError};
+use super::meta;
+use super::open::{self, OpenError, Place};
+use super::recent::Recent;
+use super::row::{self, Ids, Standing, micros};
+use crate::limits::{
+    BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, CONFLICTS_IN_FULL, COPIES_FLUSH, LOG_RETRY, LOG_WARN,
+    RECOVERY_WAIT, WAITING_MAX, WAL_PAGES_CHECKPOINT, WAL_PAGES_MAX,
+};
+
+/// How others reach the writer.
+#[derive(Debug)]
+pub(super) struct WriterHandle {
+    commands: SyncSender<Command>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Whether writing works.
+#[derive(Debug, Default)]
+pub(super) struct Health(Mutex<Option<Arc<str>>>);
+
+type Answer<T> = oneshot::Sender<Result<T, StoreError>>;
+
+enum Command {
+    Ingest(Ingest, Answer<Vec<Verdict>>),
+    Find(Vec<KeyHash>, Answer<Vec<Option<i64>>>),
+    FlushCopies,
+    Close(oneshot::Sender<()>),
+    /// Lets a test reach the writer's own connection, to make it fail.
+    #[cfg(test)]
+    Tamper(Box<dyn FnOnce(&Connection) + Send>),
+    #[cfg(test)]
+    MergeNow,
+}
+
+impl Health {
+    pub(super) fn check(&self) -> Result<(), StoreError> {
+        match &*self.0.lock().expect("no panic happens under this lock") {
+            None => Ok(()),
+            Some(why) => Err(StoreError::Unavailable(Arc::clone(why))),
+        }
+    }
+
+    fn set(&self, trouble: Option<Arc<str>>) {
+        *self.0.lock().expect("no panic happens under this lock") = trouble;
+    }
+}
+
+impl WriterHandle {
+    pub(super) fn start(place: Arc<Place>, shared: Arc<Shared>) -> Result<Self, OpenError> {
+        let (commands, waiting) = sync_channel(WAITING_MAX);
+        let writer = Writer::open(place, shared)?;
+        let path = writer.place.path().to_owned();
+        let thread = std::thread::Builder::new()
+            .name("hapax-writer".into())
+            .spawn(move || writer.run(&waiting))
+            .map_err(|source| OpenError::Io { path, source })?;
+        Ok(Self { commands, thread: Mutex::new(Some(thread)) })
+    }
+
+    pub(super) async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
+        let (answer, verdicts) = oneshot::channel();
+        self.send(Command::Ingest(ingest, answer))?;
+        verdicts.await.unwrap_or(Err(StoreError::Closed))
+    }
+
+    /// The rows that stand under these keys.
+    pub(super) async fn find(&self, keys: Vec<KeyHash>) -> Result<Vec<Option<i64>>, StoreError> {
+        let (answer, found) = oneshot::channel();
+        self.send(Command::Find(keys, answer))?;
+        found.await.unwrap_or(Err(StoreError::Closed))
+    }
+
+    /// Asks for the waiting copies to be written now. When the queue is full it is not needed:
+    /// they are written behind the next batch anyway.
+    pub(super) fn flush_soon(&self) {
+        let _ = self.send(Command::FlushCopies);
+    }
+
+    pub(super) async fn close(&self) {
+        let (closed, wait) = oneshot::channel();
+        let commands = self.commands.clone();
+        // A full queue is worked off first, so this may wait: not on the runtime's own threads.
+        let asked =
+            tokio::task::spawn_blocking(move || commands.send(Command::Close(closed)).is_ok());
+        if asked.await.unwrap_or(false) {
+            let _ = wait.await;
+        }
+        let thread = self.thread.lock().expect("no panic happens under this lock").take();
+        if let Some(thread) = thread {
+            let joined = tokio::task::spawn_blocking(move || thread.join()).await;
+            if !matches!(joined, Ok(Ok(()))) {
+                tracing::error!("the writer panicked");
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn merge_now(&self) {
+        self.send(Command::MergeNow).expect("the writer listens");
+    }
+
+    #[cfg(test)]
+    pub(super) fn tamper(&self, tamper: impl FnOnce(&Connection) + Send + 'static) {
+        self.send(Command::Tamper(Box::new(tamper))).expect("the writer listens");
+    }
+
+    fn send(&self, command: Command) -> Result<(), StoreError> {
+        self.commands.try_send(command).map_err(|error| match error {
+            TrySendError::Full(_) => StoreError::Busy,
+            TrySendError::Disconnected(_) => StoreError::Closed,
+        })
+    }
+}
+
+struct Writer {
+    place: Arc<Place>,
+    shared: Arc<Shared>,
+    conn: Connection,
+    checkpointer: Checkpointer,
+    index: KeyIndex,
+    pairs: HashMap<(Tenant, SourceName), i64>,
+    ids: Ids,
+    last_seq: i64,
+    wal_pages: Arc<AtomicU32>,
+    copies_due: Instant,
+    log_due: Instant,
+    commit_seconds: metrics::Histogram,
+    batch_size: metrics::Histogram,
+}
+
+/// Answers that wait for the commit.
+#[derive(Default)]
+struct Batch {
+    answers: Vec<(Answer<Vec<Verdict>>, Vec<Verdict>)>,
+    recent: Vec<(KeyHash, Recent)>,
+    copies: Vec<(i64, Via)>,
+    receipts: usize,
+    bytes: usize,
+    /// Whether anything was written; a batch of nothing but copies needs no commit.
+    wrote: bool,
+}
+
+impl Batch {
+    fn fail(self, error: &rusqlite::Error) {
+        let why = StoreError::Unavailable(error.to_string().into());
+        for (answer, _) in self.answers {
+            let _ = answer.send(Err(why.clone()));
+        }
+    }
+}
+
+/// What to do next.
+enum Next {
+    Command(Command),
+    Housekeeping,
+    NobodyLeft,
+}
+
+/// What a row says when a key is met again.
+struct Existing {
+    seq: i64,
+    recent: Recent,
+    received_at: i64,
+}
+
+impl Writer {
+    fn open(place: Arc<Place>, shared: Arc<Shared>) -> Result<Self, OpenError> {
+        let fail = |source| place.error(source);
+        let mut conn = place.writer().map_err(fail)?;
+        open::settle_log(&conn).map_err(fail)?;
+        open::migrate(&place, &mut conn)?;
+        let wal_pages = Arc::new(AtomicU32::new(0));
+        watch_log(&mut conn, &wal_pages).map_err(fail)?;
+        let checkpointer = place.checkpointer().map_err(fail)?;
+        let checkpointer = Checkpointer::start(checkpointer)
+            .map_err(|source| OpenError::Io { path: place.path().to_owned(), source })?;
+        let index = KeyIndex::load(&conn).map_err(fail)?;
+        let pairs = load_pairs(&conn).map_err(fail)?;
+        let last_seq = last_seq(&conn).map_err(fail)?;
+        Ok(Self {
+            shared,
+            conn,
+            checkpointer,
+            index,
+            pairs,
+            ids: Ids::default(),
+            last_seq,
+            wal_pages,
+            copies_due: Instant::now(),
+            log_due: Instant::now(),
+            commit_seconds: metrics::histogram!("hapax_store_commit_seconds"),
+            batch_size: metrics::histogram!("hapax_store_batch_size"),
+            place,
+        })
+    }
+
+    /// Works until closed. A broken invariant stops it, loudly: every later call answers `Closed`.
+    fn run(mut self, waiting: &Receiver<Command>) {
+        loop {
+            let worked = match self.next(waiting) {
+                Next::Command(first) => self.work(first, waiting),
+                Next::Housekeeping => Ok(ControlFlow::Continue(())),
+                Next::NobodyLeft => return,
+            };
+            let kept = match worked {
+                Ok(ControlFlow::Break(())) => return,
+                Ok(ControlFlow::Continue(())) => self.housekeep(),
+                Err(error) => Err(error.into()),
+            };
+            match kept {
+                Ok(()) => {}
+                Err(MergeError::Sqlite(error)) => {
+                    if self.recover(waiting, &error).is_break() {
+                        return;
+                    }
+                }
+                Err(broken @ MergeError::Broken { .. }) => {
+                    tracing::error!(error = %broken, "the store stops: {broken}");
+                    self.shared.health.set(Some(broken.to_string().into()));
+                    self.shared.recent.clear();
+                    return;
+                }
+            }
+        }
+    }
+
+    fn next(&mut self, waiting: &Receiver<Command>) -> Next {
+        let at_most = if self.index.wants_merge() {
+            Duration::ZERO
+        } else {
+            self.copies_due.saturating_duration_since(Instant::now())
+        };
+        receive_within(waiting, at_most)
+    }
+
+    /// Takes `first` and all that waits behind it into one transaction, commits it and answers.
+    fn work(
+        &mut self,
+        first: Command,
+        waiting: &Receiver<Command>,
+    ) -> rusqlite::Result<ControlFlow<()>> {
+        let mut batch = Batch::default();
+        let closing = match self.fill(&mut batch, first, waiting) {
+            Ok(closing) => closing,
+            Err(error) => {
+                batch.fail(&error);
+                return Err(error);
+            }
+        };
+        self.commit(batch)?;
+        let Some(closed) = closing else { return Ok(ControlFlow::Continue(())) };
+        while let Ok(command) = waiting.try_recv() {
+            refuse(command, &StoreError::Closed);
+        }
+        self.flush_copies()?;
+        open::settle_log(&self.conn)?;
+        let _ = closed.send(());
+        Ok(ControlFlow::Break(()))
+    }
+
+    /// Works through what waits, up to a batch's bounds. `Some` when asked to close behind it.
+    fn fill(
+        &mut self,
+        batch: &mut Batch,
+        first: Command,
+        waiting: &Receiver<Command>,
+    ) -> rusqlite::Result<Option<oneshot::Sender<()>>> {
+        let mut next = Some(first);
+        while let Some(command) = next {
+            match command {
+                Command::Ingest(ingest, answer) => self.take(batch, ingest, answer)?,
+                Command::Find(keys, answer) => {
+                    let found: Result<Vec<_>, _> =
+                        keys.iter().map(|key| self.index.find(&self.conn, key)).collect();
+                    let _ = answer.send(Ok(found?));
+                }
+                Command::FlushCopies => self.copies_due = Instant::now(),
+                Command::Close(closed) => return Ok(Some(closed)),
+                #[cfg(test)]
+                Command::Tamper(tamper) => tamper(&self.conn),
+                #[cfg(test)]
+                Command::MergeNow => self.index.merge_soon(),
+            }
+            if batch.receipts >= BATCH_RECEIPTS_MAX || batch.bytes >= BATCH_BYTES_MAX {
+                break;
+            }
+            next = waiting.try_recv().ok();
+        }
+        Ok(None)
+    }
+
+    /// Decides every receipt of one request within the batch's transaction.
+    fn take(
+        &mut self,
+        batch: &mut Batch,
+        ingest: Ingest,
+        answer: Answer<Vec<Verdict>>,
+    ) -> rusqlite::Result<()> {
+        if batch.answers.is_empty() {
+            self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        }
+        let mut verdicts = Vec::with_capacity(ingest.receipts.len());
+        batch.receipts += ingest.receipts.len();
+        // The answer is kept first: should the decision fail, its sender hears of it.
+        batch.answers.push((answer, Vec::new()));
+        for receipt in &ingest.receipts {
+            batch.bytes += receipt.body().len();
+            verdicts.push(self.decide(batch, receipt, &ingest.via)?);
+        }
+        if let Some((_, kept)) = batch.answers.last_mut() {
+            *kept = verdicts;
+        }
+        Ok(())
+    }
+
+    fn decide(
+        &mut self,
+        batch: &mut Batch,
+        receipt: &Receipt,
+        via: &Via,
+    ) -> rusqlite::Result<Verdict> {
+        let hash = receipt.key().hash();
+        if let Some(existing) = self.existing(&hash)? {
+            return self.meet_again(batch, existing, Some(hash), receipt, via);
+        }
+        if let Some(earlier) = receipt.earlier()
+            && let Some(existing) = self.existing(&earlier.key.hash())?
+            && existing.received_at >= micros(earlier.not_before)
+        {
+            return self.meet_again(batch, existing, None, receipt, via);
+        }
+        let seen_before = receipt.guard().is_some() && self.unseen_guard(receipt)?.is_none();
+        let review = match (receipt.timeliness(), seen_before) {
+            (_, true) => Some(ReviewReason::Replay),
+            (Timeliness::Late { .. }, false) => Some(ReviewReason::Late),
+            (Timeliness::OnTime, false) => None,
+        };
+        self.insert(batch, receipt.key(), review, receipt, via)
+    }
+
+    /// A key that is taken: a copy, a conflict, or the on-time copy of a late event. `hash` is set
+    /// where the event stands under the receipt's own key, so that memory may answer next time.
+    fn meet_again(
+        &mut self,
+        batch: &mut Batch,
+        existing: Existing,
+        hash: Option<KeyHash>,
+        receipt: &Receipt,
+        via: &Via,
+    ) -> rusqlite::Result<Verdict> {
+        if existing.recent.body_hash == receipt.body_hash() {
+            let late = existing.recent.review == Some(ReviewReason::Late);
+            if late && receipt.timeliness() == Timeliness::OnTime {
+                return self.promote(batch, existing, hash, via);
+            }
+            return Ok(copy(batch, existing, hash, via));
+        }
+        if let Some(other) = receipt.if_conflict() {
+            return match self.existing(&other.hash())? {
+                Some(filed) => Ok(copy(batch, filed, None, via)),
+                None => {
+                    let review = Some(ReviewReason::Conflict);
+                    self.insert(batch, other, review, receipt, via)
+                }
+            };
+        }
+        self.conflict(batch, existing, receipt, via)
+    }
+
+    fn promote(
+        &mut self,
+        batch: &mut Batch,
+        existing: Existing,
+        hash: Option<KeyHash>,
+        via: &Via,
+    ) -> rusqlite::Result<Verdict> {
+        let promoted =
+            self.conn.prepare_cached(include_str!("sql/promote.sql"))?.execute([existing.seq])?;
+        assert_eq!(promoted, 1, "the writer alone changes the state it has just read");
+        batch.wrote = true;
+        batch.copies.push((existing.seq, via.clone()));
+        let id = existing.recent.known.id;
+        let standing = Standing { state: row::State::Open, review: Some(ReviewReason::Late) };
+        let known = Known { id, status: standing.status(), result: None };
+        if let Some(hash) = hash {
+            batch.recent.push((hash, Recent { known, review: None, ..existing.recent }));
+        }
+        Ok(Verdict::Accepted(id))
+    }
+
+    fn conflict(
+        &mut self,
+        batch: &mut Batch,
+        existing: Existing,
+        receipt: &Receipt,
+        via: &Via,
+    ) -> rusqlite::Result<Verdict> {
+        let so_far: i64 = self
+            .conn
+            .prepare_cached("SELECT conflicts FROM hapax_copy WHERE event_seq = ?1")?
+            .query_row([existing.seq], |row| row.get(0))
+            .optional()?
+            .unwrap_or(0);
+        if (so_far as u64) < CONFLICTS_IN_FULL {
+            copies::write_conflict(&self.conn, existing.seq, via, receipt.body())?;
+        }
+        self.conn.prepare_cached(include_str!("sql/count_copies.sql"))?.execute((
+            existing.seq,
+            1,
+            1,
+            micros(via.received_at),
+        ))?;
+        batch.wrote = true;
+        Ok(Verdict::Conflict(existing.recent.known))
+    }
+
+    fn insert(
+        &mut self,
+        batch: &mut Batch,
+        key: &EventKey,
+        review: Option<ReviewReason>,
+        receipt: &Receipt,
+        via: &Via,
+    ) -> rusqlite::Result<Verdict> {
+        let pair = self.pair(&key.tenant, &key.source)?;
+        // Of several events with the same signed bytes the first keeps the entry.
+        let guard = self.unseen_guard(receipt)?;
+        self.last_seq += 1;
+        let seq = self.last_seq;
+        let id = self.ids.make(via.received_at, seq);
+        let standing = Standing::new(review);
+        let (state, review_column) = standing.columns();
+        self.conn.prepare_cached(include_str!("sql/insert_event.sql"))?.execute(
+            rusqlite::params![
+                seq,
+                id.0.as_bytes(),
+                pair,
+                &*key.event_id,
+                receipt.event_type(),
+                receipt.occurred_at().map(micros),
+                micros(via.received_at),
+                &receipt.body_hash().0[..],
+                guard.map(|guard| guard.0),
+                state,
+                review_column,
+                via.request_id.as_bytes(),
+                via.remote.map(|address| address.to_string()),
+                via.secret as i64,
+                via.signed_at.map(micros),
+                &*via.headers,
+                &receipt.body()[..],
+            ],
+        )?;
+        batch.wrote = true;
+        let hash = key.hash();
+        self.index.claim(hash, seq);
+        if let Some(guard) = guard {
+            self.index.claim(guard, seq);
+        }
+        let known = Known { id, status: standing.status(), result: None };
+        batch.recent.push((hash, Recent { seq, body_hash: receipt.body_hash(), known, review }));
+        Ok(match review {
+            None => Verdict::Accepted(id),
+            Some(_) => Verdict::Review(id),
+        })
+    }
+
+    fn unseen_guard(&self, receipt: &Receipt) -> rusqlite::Result<Option<KeyHash>> {
+        let Some(guard) = receipt.guard() else { return Ok(None) };
+        Ok(self.index.find(&self.conn, &guard)?.is_none().then_some(guard))
+    }
+
+    fn existing(&self, hash: &KeyHash) -> rusqlite::Result<Option<Existing>> {
+        let Some(seq) = self.index.find(&self.conn, hash)? else { return Ok(None) };
+        self.conn
+            .prepare_cached(
+                "SELECT id, body_hash, state, review, received_at FROM hapax_event WHERE seq = ?1",
+            )?
+            .query_row([seq], |row| {
+                let standing = Standing::from_columns(row.get(2)?, row.get(3)?);
+                let id = row::event_id(row.get(0)?);
+                let known = Known { id, status: standing.status(), result: None };
+                let body_hash = KeyHash(row.get(1)?);
+                let recent = Recent { seq, body_hash, known, review: standing.waiting() };
+                Ok(Existing { seq, recent, received_at: row.get(4)? })
+            })
+            .map(Some)
+    }
+
+    fn pair(&mut self, tenant: &Tenant, source: &SourceName) -> rusqlite::Result<i64> {
+        let name = (tenant.clone(), source.clone());
+        if let Some(pair) = self.pairs.get(&name) {
+            return Ok(*pair);
+        }
+        let pair = self.pairs.len() as i64 + 1;
+        self.conn.execute(
+            "INSERT INTO hapax_pair (pair, tenant, source) VALUES (?1, ?2, ?3)",
+            (pair, tenant.as_str(), source.as_str()),
+        )?;
+        self.pairs.insert(name, pair);
+        Ok(pair)
+    }
+
+    /// Commits the batch and answers it. On an error every one of it hears so, and the caller must
+    /// [`Writer::recover`].
+    fn commit(&mut self, batch: Batch) -> rusqlite::Result<()> {
+        if batch.answers.is_empty() {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let receipts = batch.receipts;
+        let end = if batch.wrote { "COMMIT" } else { "ROLLBACK" };
+        let ended = self.conn.prepare_cached(end).and_then(|mut end| end.execute([]));
+        if let Err(error) = ended {
+            batch.fail(&error);
+            return Err(error);
+        }
+        self.index.committed();
+        for (hash, recent) in batch.recent {
+            self.shared.recent.put(hash, recent);
+        }
+        for (seq, via) in &batch.copies {
+            self.shared.copies.note(*seq, via);
+        }
+        if batch.wrote {
+            self.commit_seconds.record(began.elapsed());
+            self.batch_size.record(receipts as f64);
+        }
+        for (answer, verdicts) in batch.answers {
+            let _ = answer.send(Ok(verdicts));
+        }
+        Ok(())
+    }
+
+    /// What is done between batches: copies, a chunk of a merge, the log's bound.
+    fn housekeep(&mut self) -> Result<(), MergeError> {
+        if Instant::now() >= self.copies_due {
+            self.flush_copies()?;
+        }
+        if self.index.wants_merge() {
+            let tx = Transaction::begin_behind(&self.conn)?;
+            self.index.merge_chunk(&self.conn)?;
+            tx.commit()?;
+            self.index.merged_chunk();
+        }
+        self.bound_log()?;
+        Ok(())
+    }
+
+    fn bound_log(&mut self) -> rusqlite::Result<()> {
+        let pages = self.wal_pages.load(Ordering::Relaxed);
+        if pages < WAL_PAGES_CHECKPOINT {
+            return Ok(());
+        }
+        self.checkpointer.ask();
+        if pages < WAL_PAGES_MAX || Instant::now() < self.log_due {
+            return Ok(());
+        }
+        // What is left to copy is what came since the checkpointer's last round; once all of it is
+        // copied and no reader stands in the log, the next commit starts it over.
+        let (log, copied) = checkpoint::passive(&self.conn)?;
+        if copied < log || log < 0 {
+            self.log_due = Instant::now() + LOG_RETRY;
+            if pages > WAL_PAGES_MAX * 4 {
+                tracing::warn!(pages, "a reader keeps the log from starting over: {pages} pages");
+                self.log_due += LOG_WARN;
+            }
+        }
+        Ok(())
+    }
+
+    fn flush_copies(&mut self) -> rusqlite::Result<()> {
+        self.copies_due = Instant::now() + COPIES_FLUSH;
+        let copies = self.shared.copies.take();
+        if copies.is_empty() {
+            return Ok(());
+        }
+        let tx = Transaction::begin_behind(&self.conn)?;
+        copies::write(&self.conn, copies)?;
+        tx.commit()
+    }
+
+    /// After a write that failed: nothing is answered from memory, and nothing is accepted until a
+    /// write has worked again.
+    ///
+    /// The failed transaction may stand in the log, complete but unsynced: reopened now, it could
+    /// come back to life in the page cache alone, and its retry be called a duplicate of something
+    /// that is on no disk. So a small commit first goes over the same place on the same connection;
+    /// only when that is synced is the file opened again and the index read anew.
+    fn recover(&mut self, waiting: &Receiver<Command>, error: &rusqlite::Error) -> ControlFlow<()> {
+        let why: Arc<str> = error.to_string().into();
+        tracing::error!(%error, "a commit failed, nothing is accepted until writing works: {error}");
+        self.shared.health.set(Some(Arc::clone(&why)));
+        self.shared.recent.clear();
+        let refusal = StoreError::Unavailable(why);
+        loop {
+            match self.reopen() {
+                Ok(()) => break,
+                Err(error) => tracing::debug!(%error, "still not writable: {error}"),
+            }
+            let next_try = Instant::now() + RECOVERY_WAIT;
+            loop {
+                match receive_within(waiting, next_try.saturating_duration_since(Instant::now())) {
+                    Next::Command(Command::Close(closed)) => {
+                        let _ = closed.send(());
+                        return ControlFlow::Break(());
+                    }
+                    #[cfg(test)]
+                    Next::Command(Command::Tamper(tamper)) => tamper(&self.conn),
+                    Next::Command(command) => refuse(command, &refusal),
+                    Next::Housekeeping => break,
+                    Next::NobodyLeft => return ControlFlow::Break(()),
+                }
+            }
+        }
+        self.shared.recent.clear();
+        self.shared.health.set(None);
+        tracing::info!("writing works again");
+        ControlFlow::Continue(())
+    }
+
+    fn reopen(&mut self) -> rusqlite::Result<()> {
+        if !self.conn.is_autocommit() {
+            self.conn.execute_batch("ROLLBACK")?;
+        }
+        let tx = Transaction::begin(&self.conn)?;
+        self.conn.execute("UPDATE hapax_meta SET value = value + 1 WHERE name = 'epoch'", [])?;
+        tx.commit()?;
+        let mut conn = self.place.writer()?;
+        watch_log(&mut conn, &self.wal_pages)?;
+        self.index = KeyIndex::load(&conn)?;
+        self.pairs = load_pairs(&conn)?;
+        self.last_seq = last_seq(&conn)?;
+        self.conn = conn;
+        Ok(())
+    }
+}
+
+fn copy(batch: &mut Batch, existing: Existing, hash: Option<KeyHash>, via: &Via) -> Verdict {
+    let known = existing.recent.known.clone();
+    batch.copies.push((existing.seq, via.clone()));
+    if let Some(hash) = hash {
+        batch.recent.push((hash, existing.recent));
+    }
+    Verdict::Duplicate(known)
+}
+
+/// An open write transaction that is rolled back unless committed.
+struct Transaction<'a>(&'a Connection);
+
+impl<'a> Transaction<'a> {
+    fn begin(conn: &'a Connection) -> rusqlite::Result<Self> {
+        conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        Ok(Self(conn))
+    }
+
+    /// One whose commit need not survive a power cut by itself: the next ordinary commit syncs it
+    /// too, and until then nobody was told of it.
+    fn begin_behind(conn: &'a Connection) -> rusqlite::Result<Behind<'a>> {
+        // Not prepared ahead: this one takes effect when it is compiled.
+        conn.execute_batch("PRAGMA synchronous = NORMAL")?;
+        Ok(Behind(Some(Self::begin(conn)?), conn))
+    }
+
+    fn commit(self) -> rusqlite::Result<()> {
+        self.0.prepare_cached("COMMIT")?.execute([])?;
+        Ok(())
+    }
+}
+
+/// See [`Transaction::begin_behind`]. However it ends, commits are durable again after it.
+struct Behind<'a>(Option<Transaction<'a>>, &'a Connection);
+
+impl Behind<'_> {
+    fn commit(mut self) -> rusqlite::Result<()> {
+        self.0.take().map_or(Ok(()), Transaction::commit)
+    }
+}
+
+impl Drop for Behind<'_> {
+    fn drop(&mut self) {
+        drop(self.0.take());
+        // Going on without it would ack events that a power cut can take back.
+        self.1
+            .execute_batch("PRAGMA synchronous = FULL")
+            .expect("a connection outside a transaction takes its own setting back");
+    }
+}
+
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        if !self.0.is_autocommit()
+            && let Err(error) = self.0.execute_batch("ROLLBACK")
+        {
+            tracing::error!(%error, "rolling back: {error}");
+        }
+    }
+}
+
+fn refuse(command: Command, why: &StoreError) {
+    match command {
+        Command::Ingest(_, answer) => drop(answer.send(Err(why.clone()))),
+        Command::Find(_, answer) => drop(answer.send(Err(why.clone()))),
+        Command::FlushCopies => {}
+        Command::Close(closed) => drop(closed.send(())),
+        #[cfg(test)]
+        Command::Tamper(_) | Command::MergeNow => {}
+    }
+}
+
+fn watch_log(conn: &mut Connection, pages: &Arc<AtomicU32>) -> rusqlite::Result<()> {
+    let pages = Arc::clone(pages);
+    conn.wal_hook(Some(move |_: &mut rusqlite::hooks::Wal, now: std::ffi::c_int| {
+        pages.store(u32::try_from(now).unwrap_or(0), Ordering::Relaxed);
+        Ok(())
+    }))
+}
+
+fn load_pairs(conn: &Connection) -> rusqlite::Result<HashMap<(Tenant, SourceName), i64>> {
+    conn.prepare("SELECT pair, tenant, source FROM hapax_pair")?
+        .query_map([], |row| {
+            let tenant = Tenant::new(row.get_ref(1)?.as_str()?);
+            Ok(((tenant, SourceName::new(row.get_ref(2)?.as_str()?)), row.get(0)?))
+        })?
+        .collect()
+}
+
+fn last_seq(conn: &Connection) -> rusqlite::Result<i64> {
+    let newest: Option<i64> =
+        conn.query_row("SELECT max(seq) FROM hapax_event", [], |row| row.get(0))?;
+    Ok(newest.unwrap_or(0).max(meta(conn, "last_seq")?))
+}
+
+fn receive_within(waiting: &Receiver<Command>, at_most: Duration) -> Next {
+    match waiting.recv_timeout(at_most) {
+        Ok(command) => Next::Command(command),
+        Err(RecvTimeoutError::Timeout) => Next::Housekeeping,
+        Err(RecvTimeoutError::Disconnected) => Next::NobodyLeft,
+    }
+}

@@ -1,0 +1,113 @@
+//! Random plans: the same steps on every store give the same answers. What the cases forgot to ask,
+//! a plan may stumble over.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::store::{EventId, Ingest, Inspect, Store, Verdict};
+use hapax_store::MemoryStore;
+use proptest::prelude::*;
+
+use crate::harness::{Place, Sender, after};
+
+#[derive(Debug, Clone)]
+struct Step {
+    sender: usize,
+    id: u8,
+    body: u8,
+    late: bool,
+    wait: i64,
+    restart: bool,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    (0..6usize, 0..4u8, 0..2u8, prop::bool::weighted(0.2), 0..400i64, prop::bool::weighted(0.1))
+        .prop_map(|(sender, id, body, late, wait, restart)| Step {
+            sender,
+            id,
+            body,
+            late,
+            wait,
+            restart,
+        })
+}
+
+fn ingest(senders: &[Sender], step: &Step, now: i64) -> Ingest {
+    let body =
+        format!(r#"{{"id":"e{0}","type":"t","resource":"r{0}","n":{1}}}"#, step.id, step.body);
+    let signed = if step.late { now - 3_600 } else { now };
+    let receipts =
+        senders[step.sender].receipts(&body, &format!("h{}", step.id), after(signed), after(now));
+    Ingest { receipts, via: crate::harness::via(after(now)) }
+}
+
+/// Ids differ between stores: each becomes the number of its first appearance.
+#[derive(Default)]
+struct Numbered(HashMap<EventId, usize>);
+
+impl Numbered {
+    fn tell(&mut self, verdict: &Verdict) -> String {
+        let next = self.0.len();
+        let number = *self.0.entry(verdict.id()).or_insert(next);
+        match verdict {
+            Verdict::Accepted(_) => format!("accepted {number}"),
+            Verdict::Review(_) => format!("review {number}"),
+            Verdict::Duplicate(known) => format!("duplicate {number} {}", known.status.as_str()),
+            Verdict::Conflict(known) => format!("conflict {number} {}", known.status.as_str()),
+        }
+    }
+}
+
+async fn same_answers(steps: Vec<Step>) {
+    let senders = [
+        Sender::plain(),
+        Sender::of("acme", "shop"),
+        Sender::guarded(),
+        Sender::derived(None),
+        Sender::derived(Some(Duration::from_secs(600))),
+        Sender::derived_and_guarded(),
+    ];
+    let model = MemoryStore::new();
+    let place = Place::new();
+    let mut sqlite = Arc::new(place.open());
+    let (mut theirs, mut ours) = (Numbered::default(), Numbered::default());
+    let mut now = 0;
+    for step in &steps {
+        now += step.wait;
+        if step.restart {
+            sqlite.close().await;
+            drop(sqlite);
+            sqlite = Arc::new(place.open());
+        }
+        let expected = model.ingest(ingest(&senders, step, now)).await.expect("the model ingests");
+        let got = sqlite.ingest(ingest(&senders, step, now)).await.expect("SQLite ingests");
+        let expected: Vec<_> = expected.iter().map(|verdict| theirs.tell(verdict)).collect();
+        let got: Vec<_> = got.iter().map(|verdict| ours.tell(verdict)).collect();
+        assert_eq!(got, expected, "at {step:?}");
+    }
+    let all = hapax_core::store::EventFilter { limit: 500, ..Default::default() };
+    let strip = |page: hapax_core::store::Page<hapax_core::store::EventSummary>| {
+        let tell = |event: hapax_core::store::EventSummary| {
+            (event.event_id, event.tenant, event.status, event.review, event.conflicts)
+        };
+        page.items.into_iter().map(tell).collect::<Vec<_>>()
+    };
+    let expected = strip(model.events(all.clone()).await.expect("reads"));
+    assert_eq!(strip(sqlite.events(all).await.expect("reads")), expected);
+    sqlite.close().await;
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_plans_get_equal_answers_from_every_store(steps in prop::collection::vec(step(), 1..40)) {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        runtime.block_on(same_answers(steps));
+    }
+}
