@@ -2,7 +2,7 @@
 //!
 //! Selectors are compiled once, when the config is read; reading a body is then one strict pass
 //! over its bytes ([`crate::json`]), or one more for each element of a batch. Nothing here decides
-//! whether the sender is who it claims to be: that was [`crate::verify`]'s first step.
+//! whether the sender is who it claims to be: that was [`verify`](mod@crate::verify)'s first step.
 //!
 //! A selector is one of
 //! - `/data/id`: a JSON pointer, relative to the event where a body carries several;
@@ -38,7 +38,8 @@ pub struct EnvelopeSpec {
     /// `occurred_at`.
     pub occurred_at: Option<String>,
     /// `items`: a JSON pointer to the array of events; `""` when the body is that array. A `*`
-    /// segment goes through every element, and `a|b` as its last segment takes both arrays.
+    /// segment goes through every element, and `a|b` as its last segment takes both arrays. Where
+    /// there is no such array, what should have held it is one event.
     pub items: Option<String>,
     /// `require`: where one of these is missing or `null`, the event is malformed.
     pub require: Vec<String>,
@@ -97,24 +98,12 @@ pub struct Envelope {
 
 #[derive(Debug)]
 enum Id {
-    /// The first of these that is there.
+    /// The first of these that is there; the body itself, a digest of it.
     FirstOf(Vec<Selector>),
     /// All of these.
     Joined(Vec<Selector>),
     /// A digest of these.
     Hash { fields: Vec<Selector>, within: Option<Duration> },
-}
-
-impl Id {
-    /// Whether the bytes of a body can stand for its id.
-    fn takes_any_body(&self) -> bool {
-        match self {
-            Self::FirstOf(parts) | Self::Hash { fields: parts, .. } => {
-                parts.iter().any(Selector::is_body)
-            }
-            Self::Joined(_) => false,
-        }
-    }
 }
 
 /// One event of a body.
@@ -273,16 +262,8 @@ impl Envelope {
             .copied()
             .filter(|value| !value.is_null())
             .collect();
-        // An event that is not where we look for it must not vanish behind a 200: where its bytes
-        // can stand for an id the body is one event, elsewhere it is malformed.
-        if arrays.is_empty() && here.is_none() && self.id.takes_any_body() {
-            items.push(
-                self.item(&View { arrival, is_form: false, found: path }, arrival.body.clone())?,
-            );
-            return Ok(());
-        }
         if arrays.is_empty() {
-            return malformed(format!("no array of events at {}", level.array_names()));
+            return self.read_whole(arrival, here, path, items);
         }
         for array in arrays {
             let Some(elements) = array.elements() else {
@@ -295,6 +276,28 @@ impl Envelope {
                 path.pop();
             }
         }
+        Ok(())
+    }
+
+    /// Something that could have held several events and has no such array is one event: what is
+    /// not where we look for it must not vanish behind a 200. Without an id it is refused as ever.
+    fn read_whole<'a>(
+        &self,
+        arrival: &'a Arrival,
+        here: Option<Value<'a>>,
+        path: &mut Vec<Vec<Option<Value<'a>>>>,
+        items: &mut Vec<Item>,
+    ) -> Result<(), Refusal> {
+        let depth = path.len();
+        let pointers = &self.levels[self.levels.len() - 1].pointers;
+        let found = match here {
+            Some(value) => value.extract(pointers)?,
+            None => crate::json::extract(&arrival.body, pointers)?,
+        };
+        path.resize(self.levels.len() - 1, Vec::new());
+        path.push(found);
+        self.descend(arrival, here, path, items)?;
+        path.truncate(depth);
         Ok(())
     }
 

@@ -466,15 +466,6 @@ pub(super) static TEMPLATES: &[Template] = &[
             "environment":"sandbox"}"#,
     },
     Template {
-        provider: "cloudevents",
-        event_type: "com.example.payout.paid",
-        written: Json,
-        headers: &[],
-        body: r#"{"specversion":"1.0","id":"<id>","source":"https://example.com/payouts","type":"<type>",
-            "subject":"po_<hex>","time":"<time>","datacontenttype":"application/json",
-            "data":{"id":"po_<hex>","status":"paid"}}"#,
-    },
-    Template {
         provider: "clerk",
         event_type: "user.created",
         written: Json,
@@ -622,6 +613,19 @@ pub(super) static TEMPLATES: &[Template] = &[
         ],
         body: r#"{"_id":"<uuid>","_type":"<type>","_rev":"<hex>","_createdAt":"<time>",
             "_updatedAt":"<time>","title":"Hello"}"#,
+    },
+    Template {
+        provider: "cloudevents",
+        event_type: "com.example.payout.paid",
+        written: Json,
+        headers: &[
+            ("ce-specversion", "1.0"),
+            ("ce-id", "<id:uuid>"),
+            ("ce-source", "/payouts"),
+            ("ce-type", "<type>"),
+            ("ce-time", "<time>"),
+        ],
+        body: r#"{"payout":"<hex>","amount":10000,"currency":"usd"}"#,
     },
     Template {
         provider: "cloudinary",

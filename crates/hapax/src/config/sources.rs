@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use std::sync::Arc;
+
 use hapax_core::envelope::{EnvelopeSpec, IdSpec};
 use hapax_core::scheme::CustomScheme;
 use hapax_core::secret::ActiveSecret;
@@ -11,14 +13,15 @@ use hapax_core::{KeyHash, Source, SourceName, Tenant, Timestamp};
 
 use super::document::{Entry, Section, not_built_yet};
 use super::problem::Complaint;
-use super::units::{self, Keep, Rate};
+use super::units::{self, Keep};
 use super::{KEEP_DEFAULT, Reading, Settings};
+use hapax_engine::Rate;
 
 /// One (tenant, source) pair, ready to answer.
 #[derive(Debug)]
 pub(crate) struct ConfiguredSource {
     /// What verifies.
-    pub(crate) source: Source,
+    pub(crate) source: Arc<Source>,
     /// A preset's name, or `custom`.
     pub(crate) provider: String,
     /// Where it answers: `/webhooks/stripe`, or `/webhooks/acme/stripe`.
@@ -161,7 +164,7 @@ impl Reading<'_> {
             let keep_keys = keep_keys(settings, &source);
             self.keys_outlive_window(section, &source, keep_keys);
             built.push(ConfiguredSource {
-                source,
+                source: Arc::new(source),
                 provider: provider.to_owned(),
                 path: match pair.tenant {
                     Some(tenant) => format!("/webhooks/{tenant}/{name}"),

@@ -1,0 +1,103 @@
+//! What the tests of the public side share: a client that writes exactly the bytes it is told, and
+//! a way to wait that fails instead of hanging.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// Far beyond anything that should happen: whoever waits this long waits for ever.
+pub(crate) const FOREVER: Duration = Duration::from_secs(20);
+
+/// Waits for `what`, or fails.
+#[track_caller]
+pub(crate) fn within<F: Future>(what: F) -> impl Future<Output = F::Output> {
+    let place = std::panic::Location::caller();
+    async move {
+        match timeout(FOREVER, what).await {
+            Ok(done) => done,
+            Err(_) => panic!("nothing happened at {place}"),
+        }
+    }
+}
+
+/// A connection, byte by byte.
+pub(crate) struct Wire {
+    pub(crate) stream: TcpStream,
+    read: Vec<u8>,
+}
+
+/// An answer as it came.
+#[derive(Debug)]
+pub(crate) struct Heard {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Heard {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().skip(1).find_map(|line| {
+            let (key, value) = line.split_once(':')?;
+            key.eq_ignore_ascii_case(name).then_some(value.trim())
+        })
+    }
+
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body).expect("a JSON body")
+    }
+}
+
+impl Wire {
+    pub(crate) async fn connect(address: SocketAddr) -> Self {
+        let stream = within(TcpStream::connect(address)).await.expect("the server listens");
+        Self { stream, read: Vec::new() }
+    }
+
+    /// Writes, however the peer takes it: it may have answered and closed already.
+    pub(crate) async fn write(&mut self, bytes: impl AsRef<[u8]>) {
+        let _ = within(self.stream.write_all(bytes.as_ref())).await;
+    }
+
+    /// The next answer.
+    pub(crate) async fn answer(&mut self) -> Heard {
+        self.try_answer().await.expect("an answer")
+    }
+
+    /// The next answer, or `None` where the connection ends without one.
+    pub(crate) async fn try_answer(&mut self) -> Option<Heard> {
+        let end = loop {
+            if let Some(at) = self.read.windows(4).position(|four| four == b"\r\n\r\n") {
+                break at + 4;
+            }
+            if !self.more().await {
+                return None;
+            }
+        };
+        let head = String::from_utf8(self.read.drain(..end).collect()).expect("a head is text");
+        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
+        let mut heard = Heard { status, head, body: Vec::new() };
+        let length: usize =
+            heard.header("content-length").map_or(0, |length| length.parse().expect("a length"));
+        while self.read.len() < length {
+            assert!(self.more().await, "the body broke off");
+        }
+        heard.body = self.read.drain(..length).collect();
+        Some(heard)
+    }
+
+    /// Reads on until the connection ends, and says what came.
+    pub(crate) async fn rest(&mut self) -> Vec<u8> {
+        while self.more().await {}
+        std::mem::take(&mut self.read)
+    }
+
+    async fn more(&mut self) -> bool {
+        let read = within(self.stream.read_buf(&mut self.read)).await;
+        matches!(read, Ok(bytes) if bytes > 0)
+    }
+}
