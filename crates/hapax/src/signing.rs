@@ -66,7 +66,10 @@ pub(crate) fn selectors(preset: &Preset) -> (String, String) {
         PresetId::FirstOf(selectors) => format!("first of {}", selectors.join(", ")),
         PresetId::Joined(selectors) => selectors.join(" + "),
         PresetId::Hash { fields, within } => {
-            let span = within.map(|seconds| format!(" within {} min", seconds / 60));
+            let span = within.map(|seconds| match seconds {
+                0..60 => format!(" within {seconds} s"),
+                60.. => format!(" within {} min", seconds / 60),
+            });
             format!("hash of {}{}", fields.join(", "), span.unwrap_or_default())
         }
     };
