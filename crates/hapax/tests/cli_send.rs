@@ -130,7 +130,7 @@ fn set_changes_the_body_before_it_is_signed() {
     assert_eq!(body["data"]["object"]["amount"], 4711);
     assert_eq!(body["data"]["object"]["note"], "hello there");
     let run = hapax(&["send", "stripe", "--to", &url, "--secret", SECRET])
-        .args(&["--set", "/no/such/place=1"])
+        .args(&["--set", "/id/inside/a/text=1"])
         .run();
     assert_eq!(run.code, 2, "{run:?}");
 }

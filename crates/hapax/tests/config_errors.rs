@@ -21,9 +21,9 @@ fn refused(marked: &str, parts: &[&str]) {
     let run = check_config(&marked.replace('¶', ""));
     assert_eq!(run.code, 2, "{marked}\n{run:?}");
     let place = format!("hapax.toml:{line}:");
-    let about = run
-        .stderr
-        .split("error: ")
+    let errors = format!("\n{}", run.stderr);
+    let about = errors
+        .split("\nerror: ")
         .find(|error| error.contains(&place) && parts.iter().all(|part| error.contains(part)));
     assert!(about.is_some(), "wanted {place} with {parts:?}\n{marked}\n{}", run.stderr);
     assert!(!run.stderr.contains(SECRET) && !run.stdout.contains(SECRET), "{run:?}");
@@ -123,8 +123,8 @@ fn secrets_that_cannot_be_had_are_refused_at_start() {
     refused(&custom("secrets = [¶\"env:hunter2-is the secret\"]"), &["not the name"]);
     refused(&custom("secrets = [¶{ until = \"2026-12-01T00:00:00Z\" }]"), &["has no value"]);
     refused(
-        &custom("secrets = [\"x\"]\nparams = { ¶webhook_id = \"env:NOT_SET_ANYWHERE\" }"),
-        &["sources.legacy.params.webhook_id", "is not set"],
+        "[sources.a]\nprovider = \"pusher\"\nsecrets = [\"x\"]\nparams = { ¶key = \"env:NOT_SET_ANYWHERE\" }",
+        &["sources.a.params.key", "is not set"],
     );
 }
 
@@ -173,6 +173,36 @@ fn sources_and_tenants_need_usable_names_and_a_known_provider() {
 }
 
 #[test]
+fn senders_that_need_more_than_a_secret_say_what_is_missing() {
+    refused(
+        "[sources.a]\n¶provider = \"square\"\nsecrets = [\"x\"]",
+        &["signs the full URL", "public_url"],
+    );
+    refused("[sources.¶a]\nprovider = \"pusher\"\nsecrets = [\"x\"]", &["key", "hint:"]);
+    refused("[sources.¶a]\nprovider = \"stripe\"", &["sources.a", "secret", "hint:"]);
+    refused(
+        "[sources.a]\nprovider = \"pusher\"\nsecrets = [\"x\"]\nparams = { key = \"k\", ¶keyy = \"k\" }",
+        &["sources.a.params.keyy", "unknown key", "did you mean `key`?"],
+    );
+    refused(
+        "[sources.a]\nprovider = \"stripe\"\nsecrets = [\"x\"]\nparams = { ¶key = \"k\" }",
+        &["sources.a.params.key", "nothing can be set here"],
+    );
+    refused(
+        &format!("[sources.a]\nprovider = \"liveblocks\"\n¶secrets = [\"{SECRET}\"]"),
+        &["sources.a.secrets", "hint:"],
+    );
+    refused(
+        "[sources.a]\nprovider = \"stripe\"\nsecrets = [\"x\"]\n¶event_id = \"id\"",
+        &["sources.a.event_id", "hint:"],
+    );
+    refused(
+        "[retention]\nkeys = \"1m\"\n[sources.¶a]\nprovider = \"stripe\"\nsecrets = [\"x\"]",
+        &["retention.keys is shorter than the replay window"],
+    );
+}
+
+#[test]
 fn the_admin_side_is_never_open_to_the_network_without_a_token() {
     refused("¶admin_listen = \"0.0.0.0:8081\"", &["admin_listen", "no token", "[tokens.ops]"]);
     refused("[tokens.ops]\n¶value = \"\"\nallow = [\"admin\"]", &["tokens.ops.value", "is empty"]);
@@ -201,7 +231,7 @@ fn tls_needs_a_certificate_and_its_key() {
     refused("[¶tls]\ncert = \"x.pem\"", &["tls", "has no key"]);
     refused(
         "[tls]\n¶cert = \"/no/such.pem\"\nkey = \"/no/such.key\"",
-        &["tls.cert", "cannot read"],
+        &["tls.cert", "reading /no/such.pem", "hint: a PEM file"],
     );
 }
 

@@ -80,6 +80,7 @@ impl<'d> Section<'d> {
             } else {
                 let hint = match suggest::nearest(entry.name, known) {
                     Some(near) => format!("did you mean `{near}`?"),
+                    None if known.is_empty() => "nothing can be set here".to_owned(),
                     None => format!("known here: {}", known.join(", ")),
                 };
                 Complaint::new("unknown key", hint)

@@ -2,20 +2,20 @@
 //! (tenant, source) pair that is declared. No pair is ever left without its check.
 
 use std::collections::{BTreeMap, HashMap};
-
 use std::sync::Arc;
 
 use hapax_core::envelope::{EnvelopeSpec, IdSpec};
+use hapax_core::presets::{self, Preset};
 use hapax_core::scheme::CustomScheme;
 use hapax_core::secret::ActiveSecret;
 use hapax_core::source::{Late, ReplayGuard, SourceSpec, SpecError};
 use hapax_core::{KeyHash, Source, SourceName, Tenant, Timestamp};
+use hapax_engine::Rate;
 
 use super::document::{Entry, Section, not_built_yet};
 use super::problem::Complaint;
 use super::units::{self, Keep};
 use super::{KEEP_DEFAULT, Reading, Settings};
-use hapax_engine::Rate;
 
 /// One (tenant, source) pair, ready to answer.
 #[derive(Debug)]
@@ -146,6 +146,7 @@ impl Reading<'_> {
         };
 
         for pair in self.pairs(name, section, seen) {
+            self.known_params(provider, &pair.section);
             let mut spec = spec.clone();
             spec.tenant = pair.tenant.map(Tenant::new).unwrap_or_default();
             spec.name = SourceName::new(name);
@@ -376,6 +377,15 @@ impl Reading<'_> {
         }
         let within = table.get("within").and_then(|entry| entry.parse(units::span, problems));
         Some(IdSpec::Hash { fields: fields.into_iter().map(str::to_owned).collect(), within })
+    }
+
+    /// A mistyped parameter that is optional would otherwise be ignored in silence.
+    fn known_params(&mut self, provider: &str, section: &Section<'_>) {
+        let preset = presets::find(provider);
+        let known: Vec<_> = preset.into_iter().flat_map(Preset::params).map(|it| it.name).collect();
+        if let Some(params) = section.get("params").and_then(|entry| entry.as_section()) {
+            params.expect(&known, &[], &mut self.problems);
+        }
     }
 
     /// Points at the key that the error is about: in the tenant's section, then in the source's.
