@@ -118,7 +118,7 @@ impl Challenge {
     }
 
     /// Whether this sender has a handshake that is a POST without a signature. Such a request must
-    /// not be turned away for its missing header or its content type before [`crate::verify`] sees
+    /// not be turned away for its missing header or its content type before [`verify`](mod@crate::verify) sees
     /// it.
     pub fn posts_unsigned(self) -> bool {
         self == Self::WooCommerce

@@ -185,6 +185,22 @@ fn the_first_id_that_is_there_counts() {
 }
 
 #[test]
+fn a_body_stands_in_where_no_id_is_there() {
+    static ELSE_BODY: PresetEnvelope = PresetEnvelope {
+        items: None,
+        id: PresetId::FirstOf(&["/id", "body"]),
+        event_type: &[],
+        occurred_at: None,
+        body: BodyFormat::Any,
+    };
+    let envelope = preset(&ELSE_BODY);
+    assert_eq!(ids(&envelope, &arrival(r#"{"id":"a"}"#)), Ok(vec!["a".into()]));
+    assert_ne!(digest(&envelope, &arrival("{}")), digest(&envelope, &arrival("{ }")));
+    assert_eq!(digest(&envelope, &arrival("a=b")), digest(&envelope, &arrival("a=b")));
+    assert_eq!(ids(&envelope, &arrival(r#"{"id":1.5}"#)), Err("malformed"));
+}
+
+#[test]
 fn parts_of_a_joined_id_cannot_run_into_each_other() {
     static JOINED: PresetEnvelope = PresetEnvelope {
         items: Some("/notificationItems"),
@@ -274,9 +290,12 @@ fn a_batch_is_one_item_per_element_each_a_slice_of_the_body() {
     assert_eq!(read(r#"{"events":[{"id":1},{}],"account":1}"#), Err("no_id"));
     assert_eq!(read(r#"{"events":[{"id":1,"id":2}],"account":1}"#), Err("malformed"));
     assert_eq!(read(r#"{"events":[],"events":[{"id":1}],"account":1}"#), Err("malformed"));
-    for none in [r#"{"account":1}"#, r#"{"events":null}"#, r#"{"events":{"id":1}}"#, "[]"] {
-        assert_eq!(read(none), Err("malformed"), "{none}");
+    assert_eq!(read(r#"{"events":{"id":1},"account":1}"#), Err("malformed"));
+    for none in [r#"{"account":1}"#, r#"{"events":null,"account":1}"#] {
+        assert_eq!(read(none), Err("no_id"), "{none}");
     }
+    let alone = envelope.read(&arrival(r#"{"id":"a","account":1}"#)).expect("reads");
+    assert_eq!(given(&alone[0]), "a", "a body that could hold several is one event itself");
 }
 
 #[test]
@@ -320,8 +339,12 @@ fn a_star_goes_through_every_element_and_nothing_is_left_out() {
     }
     assert_eq!(read(body).expect("reads")[1].identity, items[1].identity);
     assert!(read(r#"{"object":"page","entry":[]}"#).expect("reads").is_empty());
-    assert!(read(r#"{"object":"page","entry":[{"id":"1","standby":[{}]}]}"#).is_err());
-    assert!(read(r#"{"object":"page"}"#).is_err());
+    let odd = read(r#"{"object":"page","entry":[{"id":"1","time":2,"standby":[{}]}]}"#);
+    let odd = odd.expect("reads");
+    assert_eq!(&odd[0].body[..], br#"{"id":"1","time":2,"standby":[{}]}"#);
+    assert_eq!(odd[0].occurred_at.expect("time").as_second(), 2);
+    assert_eq!(read(r#"{"object":"page"}"#).expect("reads").len(), 1);
+    assert!(read(r#"{"object":"page","entry":[{"changes":7}]}"#).is_err());
 }
 
 #[test]

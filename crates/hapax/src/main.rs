@@ -1,15 +1,18 @@
 //! `hapax`: turns at-least-once webhooks into exactly-once effects. The binary is thin: [`cli`]
 //! reads the command, [`config`] the settings, [`serve`] runs the server.
 
+mod admin;
 mod cli;
-// Much of it is there for the server to read.
-#[allow(dead_code)]
 mod config;
 mod logs;
 mod serve;
 mod signing;
+mod telemetry;
 
 use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     cli::run().into()

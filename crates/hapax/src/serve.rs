@@ -12,7 +12,10 @@ use anyhow::Context as _;
 use axum::body::Body;
 use hapax_core::Timestamp;
 use hapax_engine::limits::{BodyLimits, HttpLimits};
-use hapax_engine::{Drained, Ingress, Readiness, RouteSpec, Routes, RoutesSpec, http, serve_ingress};
+use hapax_engine::tls::Certificate;
+use hapax_engine::{
+    Drained, Ingress, Readiness, RouteSpec, Routes, RoutesSpec, http, serve_ingress,
+};
 use hapax_store::{SqliteOptions, SqliteStore};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -29,24 +32,15 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// File descriptors that are not connections: the database, the log, the listeners.
 const DESCRIPTORS_APART: u64 = 64;
 
-/// Why the server did not run; the command line turns it into an exit code.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ServeError {
-    /// What it needs cannot be opened.
-    #[error(transparent)]
-    Unreachable(#[from] anyhow::Error),
-}
-
 /// Runs until a signal says stop; what was accepted by then is committed and answered.
-pub(crate) fn run(config: Config) -> Result<(), ServeError> {
+pub(crate) fn run(config: Config) -> anyhow::Result<()> {
     let metrics = telemetry::start()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("hapax")
         .build()
         .context("starting the runtime")?;
-    runtime.block_on(serve(config, metrics))?;
-    Ok(())
+    runtime.block_on(serve(config, metrics))
 }
 
 async fn serve(
@@ -79,7 +73,8 @@ async fn serve(
         readiness: Arc::clone(&readiness),
         metrics: metrics.clone(),
     });
-    let tls = config.tls.as_ref().map(|tls| Arc::clone(&tls.server));
+    let certificate = config.tls.clone();
+    let tls = certificate.as_ref().map(Certificate::server_config).transpose()?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     let limits = limits(&config);
     let serving = tokio::spawn(serve_ingress(
@@ -105,7 +100,7 @@ async fn serve(
     readiness.opened();
     announce(&config, scheme, public_at, private_at)?;
 
-    let mut live = Live { config, ingress, public_at };
+    let mut live = Live { config, ingress, certificate, public_at };
     live.watch(&mut signals, &metrics).await;
 
     tracing::info!("stopping: what was received is committed and answered first");
@@ -186,9 +181,6 @@ fn announce(
     public_at: SocketAddr,
     private_at: SocketAddr,
 ) -> anyhow::Result<()> {
-    for warning in &config.warnings {
-        tracing::warn!("{warning}");
-    }
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "hapax ready: ingress {scheme}://{public_at} admin http://{private_at}");
     if let Some(dev) = &config.dev {
@@ -230,6 +222,7 @@ impl Signals {
 struct Live {
     config: Config,
     ingress: Arc<Ingress<SqliteStore>>,
+    certificate: Option<Arc<Certificate>>,
     public_at: SocketAddr,
 }
 
@@ -280,16 +273,24 @@ impl Live {
         let newer = match self.config.reload() {
             Ok(newer) => newer,
             Err(errors) => {
-                tracing::error!("{why}: the new configuration is not taken, the old one stays: {errors}");
+                tracing::error!(
+                    "{why}: the new configuration is not taken, the old one stays: {errors}"
+                );
                 return;
             }
         };
         match routes(&newer, self.public_at) {
             Ok(routes) => self.ingress.reload(routes),
             Err(error) => {
-                tracing::error!("{why}: the new configuration is not taken, the old one stays: {error}");
+                tracing::error!(
+                    "{why}: the new configuration is not taken, the old one stays: {error}"
+                );
                 return;
             }
+        }
+        if let Some(Err(error)) = self.certificate.as_ref().map(|certificate| certificate.reload())
+        {
+            tracing::error!("{why}: the certificate stays as it was: {error}");
         }
         for key in self.config.needs_restart(&newer) {
             tracing::warn!("{why}: {key} changed; it takes effect at the next start");

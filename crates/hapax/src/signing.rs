@@ -1,100 +1,82 @@
-//! What the command line and dev mode need of the core's signing side, in one place: which presets
-//! can be signed for, the form their secrets take, a sample event, and the signature itself.
+//! What the command line and dev mode need of the core's signing side, in one place: the form a
+//! preset's secrets take, its parameters in dev mode, a sample event, and what to say of a preset.
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
-use hapax_core::presets::Preset;
-use hapax_core::{Arrival, Source, Timestamp};
+use hapax_core::presets::{Preset, PresetId};
+use hapax_core::sample::{self, SampleId};
+use hapax_core::secret::{ActiveSecret, Secret};
+use hapax_core::source::SourceSpec;
+use hapax_core::{Arrival, Source};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
-/// Whether a request of this sender can be made with what its receiver has: not so where only the
-/// sender holds the private key.
-pub(crate) fn can_sign(_preset: &Preset) -> bool {
-    false
-}
-
-/// The dev secret (64 hex digits) in the form that this preset's secrets have.
-pub(crate) fn dev_secret(_preset: &Preset, hex: &str) -> String {
-    hex.to_owned()
+/// The dev secret (64 hex digits) in the form that this preset's secrets have: as it is wherever
+/// that will do, so that one text fits nearly all of them.
+pub(crate) fn dev_secret(preset: &Preset, hex: &str) -> String {
+    let as_it_is = ActiveSecret::forever(Secret::new(hex));
+    let mut spec = SourceSpec::new(preset.name, preset.name, vec![as_it_is]);
+    spec.params = dev_params(preset, hex);
+    if Source::build(spec).is_ok() {
+        return hex.to_owned();
+    }
+    let mut random = [0; 32];
+    let decoded = hex::decode_to_slice(hex, &mut random)
+        .ok()
+        .and_then(|()| preset.secret_from(&random).map(|secret| secret.expose().to_owned()));
+    decoded.unwrap_or_else(|| hex.to_owned())
 }
 
 /// The parameters that this preset needs beside its secret, with values for dev mode.
-pub(crate) fn dev_params(_preset: &Preset, _hex: &str) -> BTreeMap<String, String> {
-    BTreeMap::new()
+pub(crate) fn dev_params(preset: &Preset, hex: &str) -> BTreeMap<String, String> {
+    preset
+        .params()
+        .iter()
+        .filter_map(|param| match param.name {
+            "verify_token" => Some((param.name.to_owned(), hex.to_owned())),
+            name if param.required => Some((name.to_owned(), "dev".to_owned())),
+            _optional => None,
+        })
+        .collect()
 }
 
-/// What signing adds to a request.
-#[derive(Debug, Default)]
-pub(crate) struct Signed {
-    /// Headers to set.
-    pub(crate) headers: Vec<(String, String)>,
-    /// The body to send instead, where the signature is inside it.
-    pub(crate) body: Option<Bytes>,
-    /// The URL to send to instead, where it carries a part of the proof.
-    pub(crate) url: Option<String>,
-}
-
-/// Signs `request` as the sender would, with the source's first secret. Where the event's id stands
-/// in a header, it is `id`.
-pub(crate) fn sign(
-    source: &Source,
-    _request: &Arrival,
-    _id: Option<&str>,
-    _now: Timestamp,
-) -> Result<Signed, String> {
-    Err(format!("signing for \"{}\" is not built yet", source.name()))
-}
-
-/// An event as a sender would write it, not signed yet.
-pub(crate) struct Sample {
-    /// The sender's id in it: the one asked for, or the nearest that this sender could have.
-    pub(crate) event_id: String,
-    /// What it adds beside the signature: content type, event type, delivery id.
-    pub(crate) headers: Vec<(String, String)>,
-    /// The body.
-    pub(crate) body: Bytes,
-}
-
-/// A realistic event of this sender. Equal arguments make equal events.
+/// A realistic event of this sender as a request to `url`, not signed yet. Equal arguments make
+/// equal requests.
 pub(crate) fn sample(
     preset: &Preset,
-    _event_type: Option<&str>,
-    _event_id: &str,
-    _now: Timestamp,
-) -> Result<Sample, String> {
-    Err(format!("there is no sample event for \"{}\" yet", preset.name))
-}
-
-/// What there is to say about a preset, in the words of the config.
-pub(crate) struct Facts {
-    /// Such as `HMAC-SHA256`.
-    pub(crate) scheme: String,
-    /// What the signature covers.
-    pub(crate) signed: String,
-    /// What it does not cover although it is read.
-    pub(crate) not_signed: String,
-    /// The selector of the id, or the fields it is derived from.
-    pub(crate) event_id: String,
-    /// The selector of the type.
-    pub(crate) event_type: String,
-    /// For how long a failed delivery is tried again.
-    pub(crate) retries: String,
-    /// Whether it has a secret, or only parameters.
-    pub(crate) takes_secret: bool,
-    /// The parameters it needs.
-    pub(crate) params: Vec<String>,
-}
-
-/// Tells about a preset.
-pub(crate) fn facts(_preset: &'static Preset) -> Facts {
-    Facts {
-        scheme: String::new(),
-        signed: String::new(),
-        not_signed: String::new(),
-        event_id: String::new(),
-        event_type: String::new(),
-        retries: String::new(),
-        takes_secret: true,
-        params: Vec::new(),
+    event_type: Option<&str>,
+    id: &SampleId,
+    url: &str,
+) -> Result<Arrival, String> {
+    let sample = sample::event(preset.name, event_type, id)
+        .ok_or_else(|| format!("there is no sample event for \"{}\"", preset.name))?;
+    let mut headers = HeaderMap::new();
+    headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static(sample.content_type));
+    for (name, value) in sample.headers {
+        let unfit = || format!("the value of {name} does not fit in a header");
+        let header = HeaderName::from_bytes(name.as_bytes()).map_err(|_| unfit())?;
+        headers.insert(header, HeaderValue::from_str(&value).map_err(|_| unfit())?);
     }
+    Ok(Arrival { method: Method::POST, url: url.to_owned(), headers, body: sample.body.into() })
+}
+
+/// The selectors of a preset's id and type, in the words of the config.
+pub(crate) fn selectors(preset: &Preset) -> (String, String) {
+    let id = match preset.envelope.id {
+        PresetId::Selector(selector) => selector.to_owned(),
+        PresetId::FirstOf(selectors) => format!("first of {}", selectors.join(", ")),
+        PresetId::Joined(selectors) => selectors.join(" + "),
+        PresetId::Hash { fields, within } => {
+            let span = within.map(|seconds| match seconds {
+                0..60 => format!(" within {seconds} s"),
+                60.. => format!(" within {} min", seconds / 60),
+            });
+            format!("hash of {}{}", fields.join(", "), span.unwrap_or_default())
+        }
+    };
+    let id = match preset.envelope.items {
+        None => id,
+        Some("") => format!("{id} in each element"),
+        Some(items) => format!("{id} in each of {items}"),
+    };
+    (id, preset.envelope.event_type.join(" + "))
 }

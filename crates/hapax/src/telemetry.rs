@@ -25,7 +25,11 @@ pub(crate) fn start() -> anyhow::Result<PrometheusHandle> {
         .install_recorder()?;
     describe_counter!("hapax_arrivals_total", "Verified arrivals, by what became of them");
     describe_counter!("hapax_rejections_total", "Refused requests, by reason");
-    describe_histogram!("hapax_ack_seconds", Unit::Seconds, "From the request's head to its answer");
+    describe_histogram!(
+        "hapax_ack_seconds",
+        Unit::Seconds,
+        "From the request's head to its answer"
+    );
     describe_histogram!("hapax_store_commit_seconds", Unit::Seconds, "One commit, sync included");
     describe_histogram!("hapax_store_batch_size", "Receipts that shared one commit");
     describe_gauge!(

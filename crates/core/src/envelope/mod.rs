@@ -2,7 +2,7 @@
 //!
 //! Selectors are compiled once, when the config is read; reading a body is then one strict pass
 //! over its bytes ([`crate::json`]), or one more for each element of a batch. Nothing here decides
-//! whether the sender is who it claims to be: that was [`crate::verify`]'s first step.
+//! whether the sender is who it claims to be: that was [`verify`](mod@crate::verify)'s first step.
 //!
 //! A selector is one of
 //! - `/data/id`: a JSON pointer, relative to the event where a body carries several;
@@ -38,7 +38,8 @@ pub struct EnvelopeSpec {
     /// `occurred_at`.
     pub occurred_at: Option<String>,
     /// `items`: a JSON pointer to the array of events; `""` when the body is that array. A `*`
-    /// segment goes through every element, and `a|b` as its last segment takes both arrays.
+    /// segment goes through every element, and `a|b` as its last segment takes both arrays. Where
+    /// there is no such array, what should have held it is one event.
     pub items: Option<String>,
     /// `require`: where one of these is missing or `null`, the event is malformed.
     pub require: Vec<String>,
@@ -97,7 +98,7 @@ pub struct Envelope {
 
 #[derive(Debug)]
 enum Id {
-    /// The first of these that is there.
+    /// The first of these that is there; the body itself, a digest of it.
     FirstOf(Vec<Selector>),
     /// All of these.
     Joined(Vec<Selector>),
@@ -261,9 +262,8 @@ impl Envelope {
             .copied()
             .filter(|value| !value.is_null())
             .collect();
-        // An event that is not where we look for it must not vanish behind a 200.
         if arrays.is_empty() {
-            return malformed(format!("no array of events at {}", level.array_names()));
+            return self.read_whole(arrival, here, path, items);
         }
         for array in arrays {
             let Some(elements) = array.elements() else {
@@ -276,6 +276,28 @@ impl Envelope {
                 path.pop();
             }
         }
+        Ok(())
+    }
+
+    /// Something that could have held several events and has no such array is one event: what is
+    /// not where we look for it must not vanish behind a 200. Without an id it is refused as ever.
+    fn read_whole<'a>(
+        &self,
+        arrival: &'a Arrival,
+        here: Option<Value<'a>>,
+        path: &mut Vec<Vec<Option<Value<'a>>>>,
+        items: &mut Vec<Item>,
+    ) -> Result<(), Refusal> {
+        let depth = path.len();
+        let pointers = &self.levels[self.levels.len() - 1].pointers;
+        let found = match here {
+            Some(value) => value.extract(pointers)?,
+            None => crate::json::extract(&arrival.body, pointers)?,
+        };
+        path.resize(self.levels.len() - 1, Vec::new());
+        path.push(found);
+        self.descend(arrival, here, path, items)?;
+        path.truncate(depth);
         Ok(())
     }
 
@@ -308,7 +330,7 @@ impl Envelope {
 
     fn identity(&self, view: &View<'_, '_>, body: &Bytes) -> Result<Identity, Refusal> {
         match &self.id {
-            Id::FirstOf(selectors) => first_of(view, selectors),
+            Id::FirstOf(selectors) => first_of(view, selectors, body),
             Id::Joined(selectors) => joined(view, selectors),
             Id::Hash { fields, within } => {
                 Ok(Identity::Derived { digest: digest(view, fields, body)?, within: *within })
@@ -396,7 +418,7 @@ fn hash_id(
 fn preset_id(compiler: &mut Compiler, id: &PresetId) -> Result<Id, SelectorError> {
     Ok(match id {
         PresetId::Selector(text) => Id::FirstOf(vec![compiler.selector("event_id", text)?]),
-        PresetId::FirstOf(texts) => Id::FirstOf(compiler.selectors("event_id", texts)?),
+        PresetId::FirstOf(texts) => Id::FirstOf(compiler.hash_fields(texts)?),
         PresetId::Joined(texts) => Id::Joined(compiler.selectors("event_id", texts)?),
         PresetId::Hash { fields, within } => {
             hash_id(compiler, fields, within.map(Duration::from_secs))?
@@ -404,9 +426,17 @@ fn preset_id(compiler: &mut Compiler, id: &PresetId) -> Result<Id, SelectorError
     })
 }
 
-fn first_of(view: &View<'_, '_>, selectors: &[Selector]) -> Result<Identity, Refusal> {
+fn first_of(
+    view: &View<'_, '_>,
+    selectors: &[Selector],
+    body: &Bytes,
+) -> Result<Identity, Refusal> {
     let alone = selectors.len() == 1;
     for selector in selectors {
+        if selector.is_body() {
+            let digest = digest(view, std::slice::from_ref(selector), body)?;
+            return Ok(Identity::Derived { digest, within: None });
+        }
         match view.find(selector)? {
             // Where there are others to ask, an empty field is as good as none.
             Some(found) if !alone && found.is_blank() => {}

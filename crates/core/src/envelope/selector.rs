@@ -101,7 +101,7 @@ impl Compiler {
         texts.iter().map(|text| self.selector(field, text.as_ref())).collect()
     }
 
-    /// The fields that an id is derived from, where `body` is one as well.
+    /// Selectors among which `body` is one as well.
     pub(super) fn hash_fields(
         &mut self,
         texts: &[impl AsRef<str>],
@@ -339,7 +339,8 @@ impl<'a> View<'a, '_> {
         let arrival = self.arrival;
         let found = match &selector.place {
             Place::Json { level, index } => {
-                let value = self.found.get(*level).and_then(|found| found[*index]);
+                let level = self.found.get(*level);
+                let value = level.and_then(|found| found.get(*index).copied().flatten());
                 return Ok(value.map(Found::Json));
             }
             Place::Header(name) => single_header(arrival, name),

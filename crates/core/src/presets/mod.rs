@@ -1,6 +1,22 @@
 //! The senders Hapax knows: how each signs, where its id, type and time are, and how it behaves.
+//!
+//! A preset is data. What its words mean is in [`crate::scheme::recipe`] and
+//! [`crate::envelope`]; a new sender is one more constant in one of the files here, one line in
+//! [`all`], and its vectors.
+
+mod business;
+mod messaging;
+mod payments;
+mod platforms;
+
+use std::time::Duration;
 
 use crate::challenge::Challenge;
+use crate::scheme::recipe::{
+    Carrier, Encoding, Fixed, KeyForm, Param, Recipe, Seal, Sealed, Time, TimeAt, TimeForm,
+};
+use crate::scheme::secret_from;
+use crate::secret::Secret;
 
 /// One sender, described by data.
 #[derive(Debug)]
@@ -9,9 +25,25 @@ pub struct Preset {
     pub name: &'static str,
     /// The name people use: `Stripe`.
     pub title: &'static str,
+    /// How it signs.
+    pub recipe: Recipe,
+    /// How its secret looks, for people.
+    pub secret: &'static str,
+    /// What the signature covers, for people.
+    pub signed: &'static str,
+    /// What it does not cover although one might think so, for people.
+    pub unsigned: &'static str,
+    /// How long and how often it tries again, as far as that is known.
+    pub retries: &'static str,
+    /// The window that the sender's own documents or libraries use.
+    pub tolerance: &'static str,
+    /// That window, where it is wider than ours by default and the key is signed: a narrower one
+    /// would call late what the sender itself holds to be on time.
+    pub window: Option<Duration>,
     /// Where id, type and time are.
     pub envelope: PresetEnvelope,
-    /// Whether a retry is signed again with a fresh timestamp.
+    /// Whether a retry is signed again with a fresh timestamp. False where nobody confirms it:
+    /// then late arrivals wait for a person instead of being refused.
     pub signs_retries_afresh: bool,
     /// How it must be answered.
     pub ack: Ack,
@@ -19,50 +51,52 @@ pub struct Preset {
     pub challenge: Option<Challenge>,
 }
 
-/// Where a sender puts id, type and time. The selectors are those of the config: a JSON pointer,
-/// `header:x`, `form:Name`, `query:name`; see [`crate::envelope`].
-#[derive(Debug)]
+/// Where a sender puts id, type and time.
+///
+/// A selector is a JSON pointer (relative to the item where there are several, `outer:/pointer` for
+/// the whole body), `header:name`, `form:Name` or `query:name`; `body` among hashed fields, or as
+/// the last of several, is the hash of the item's bytes.
+#[derive(Debug, Clone, Copy)]
 pub struct PresetEnvelope {
-    /// JSON pointer of the array of events in a body that carries several (`""` = the body itself
-    /// is the array). A `*` segment means every element.
+    /// JSON pointer of the array of events in a body that carries several (`""`: the body itself is
+    /// the array); a `*` segment means every element. A body without that array is one event.
     pub items: Option<&'static str>,
     /// Which event it is.
     pub id: PresetId,
-    /// Selectors, joined with `.` where several are set and present; empty where there is no type.
+    /// What happened: selectors joined with `.` where several are present; none where empty.
     pub event_type: &'static [&'static str],
-    /// When it happened.
+    /// When it happened: unix s, ms, float s or RFC 3339, told apart by magnitude and shape.
     pub occurred_at: Option<&'static str>,
-    /// What the body is written in.
+    /// What the body is.
     pub body: BodyFormat,
 }
 
-/// What tells one event of a sender from another.
-#[derive(Debug)]
+/// How an event is told from every other event of its sender.
+#[derive(Debug, Clone, Copy)]
 pub enum PresetId {
     /// The sender's own id.
     Selector(&'static str),
-    /// The first of these that is present.
+    /// The first that is present.
     FirstOf(&'static [&'static str]),
-    /// All of these together.
+    /// All parts together make the id.
     Joined(&'static [&'static str]),
-    /// No id of the sender's: a hash of stable fields, where a missing one counts as absent and
-    /// `body` means the whole body (of the item).
+    /// The sender has no id for each event: stable fields stand for it.
     Hash {
-        /// Selectors of the fields.
+        /// The fields; a missing one counts as absent.
         fields: &'static [&'static str],
-        /// Equal ones are one event only within so many seconds.
+        /// Equal ones are one event only within this many seconds.
         within: Option<u64>,
     },
 }
 
-/// What a body is written in.
+/// What a sender's body is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BodyFormat {
-    /// JSON.
+    /// JSON, or it is malformed.
     Json,
-    /// `application/x-www-form-urlencoded`.
+    /// An urlencoded form.
     Form,
-    /// Either, or something else.
+    /// Whatever it is.
     Any,
 }
 
@@ -78,17 +112,292 @@ pub enum Ack {
     Only200,
 }
 
+impl Preset {
+    /// Whether `hapax sign` and `hapax send` can stand in for this sender.
+    pub fn can_sign(&self) -> bool {
+        self.recipe.can_sign()
+    }
+
+    /// Whether a source of it needs a secret; the others prove themselves by parameters alone.
+    pub fn needs_secret(&self) -> bool {
+        self.recipe.needs_secret()
+    }
+
+    /// Whether the full public URL is part of what is signed.
+    pub fn signs_url(&self) -> bool {
+        self.recipe.signs_url()
+    }
+
+    /// What a source of it must or may set beside secrets.
+    pub fn params(&self) -> &'static [Param] {
+        const VERIFY_TOKEN: &[Param] = &[Param {
+            name: "verify_token",
+            required: false,
+            meaning: "the token that its handshake shows; without it no handshake succeeds",
+        }];
+        if self.challenge == Some(Challenge::Meta) { VERIFY_TOKEN } else { self.recipe.params() }
+    }
+
+    /// One line on how it signs.
+    pub fn scheme(&self) -> String {
+        self.recipe.describe()
+    }
+
+    /// Writes `random` as a secret of this sender, for development; `None` where only the sender
+    /// holds the key that signs.
+    pub fn secret_from(&self, random: &[u8; 32]) -> Option<Secret> {
+        secret_from(&self.recipe, random)
+    }
+}
+
 /// The preset of that name.
-pub fn find(_name: &str) -> Option<&'static Preset> {
-    None
+pub fn find(name: &str) -> Option<&'static Preset> {
+    let place = ALL.binary_search_by(|preset| preset.name.cmp(name)).ok()?;
+    ALL.get(place)
 }
 
 /// All presets, by name.
 pub fn all() -> &'static [Preset] {
-    &[]
+    ALL
 }
 
 /// The preset whose name is closest to a mistyped one.
-pub fn nearest(_name: &str) -> Option<&'static str> {
-    None
+pub fn nearest(name: &str) -> Option<&'static str> {
+    let plain: String =
+        name.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase();
+    let distance = |preset: &Preset| edits(&plain, &preset.name.replace('_', ""));
+    let (near, steps) =
+        ALL.iter().map(|preset| (preset.name, distance(preset))).min_by_key(|(_, steps)| *steps)?;
+    // A third of the word may be wrong; beyond that a guess is noise.
+    (steps <= plain.len() / 3).then_some(near)
+}
+
+/// How many letters must be put in, taken out or changed.
+fn edits(from: &str, to: &str) -> usize {
+    let to = to.as_bytes();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (line, letter) in from.bytes().enumerate() {
+        let mut corner = row[0];
+        row[0] = line + 1;
+        for column in 1..=to.len() {
+            let change = corner + usize::from(letter != to[column - 1]);
+            corner = row[column];
+            row[column] = change.min(row[column] + 1).min(row[column - 1] + 1);
+        }
+    }
+    row[to.len()]
+}
+
+static ALL: &[Preset] = &[
+    payments::ADYEN,
+    payments::ADYEN_PLATFORM,
+    platforms::BITBUCKET,
+    platforms::BOX,
+    payments::BREX,
+    business::CALENDLY,
+    platforms::CLERK,
+    platforms::CLOUDEVENTS,
+    platforms::CLOUDINARY,
+    payments::COINBASE_COMMERCE,
+    messaging::DISCORD,
+    business::DOCUSIGN,
+    platforms::DROPBOX,
+    payments::FLUTTERWAVE,
+    platforms::GITHUB,
+    platforms::GITLAB,
+    payments::GOCARDLESS,
+    business::HUBSPOT,
+    business::INTERCOM,
+    payments::LEMONSQUEEZY,
+    messaging::LINE,
+    platforms::LINEAR,
+    platforms::LIVEBLOCKS,
+    messaging::MAILGUN,
+    messaging::META,
+    platforms::MUX,
+    platforms::OPENAI,
+    payments::PADDLE,
+    payments::PAYPAL,
+    payments::PAYSTACK,
+    payments::PLAID,
+    messaging::PLIVO,
+    messaging::POSTMARK,
+    messaging::PUSHER,
+    payments::RAZORPAY,
+    platforms::REPLICATE,
+    messaging::RESEND,
+    platforms::SANITY,
+    messaging::SENDGRID,
+    business::SHOPIFY,
+    messaging::SLACK,
+    payments::SQUARE,
+    platforms::STANDARDWEBHOOKS,
+    payments::STRIPE,
+    platforms::SVIX,
+    messaging::TELNYX,
+    messaging::TWILIO,
+    messaging::TWITCH,
+    business::TYPEFORM,
+    business::WOOCOMMERCE,
+    platforms::WORKOS,
+    messaging::X,
+    payments::XERO,
+    business::ZENDESK,
+    messaging::ZOOM,
+];
+
+/// What most presets have in common; each constant names what is its own.
+const BASE: Preset = Preset {
+    name: "",
+    title: "",
+    recipe: Recipe::Basic,
+    secret: "text, used as it is",
+    signed: "the body",
+    unsigned: "every header, and so the time of sending",
+    retries: "not documented",
+    tolerance: "none: no time is signed",
+    window: None,
+    envelope: JSON,
+    signs_retries_afresh: false,
+    ack: Ack::Plain,
+    challenge: None,
+};
+
+/// A JSON body with one event.
+const JSON: PresetEnvelope = PresetEnvelope {
+    items: None,
+    id: PresetId::Selector("/id"),
+    event_type: &["/type"],
+    occurred_at: None,
+    body: BodyFormat::Json,
+};
+
+const SECRET_TEXT: &str = "text, used as it is";
+const SECRET_WHSEC: &str = "whsec_ and base64 of the key";
+
+/// HMAC-SHA256 over the raw body in one header.
+const fn hmac_body(
+    name: &'static str,
+    prefix: &'static str,
+    encoding: Encoding,
+) -> Sealed<'static> {
+    Sealed {
+        seal: Seal::HmacSha256,
+        key: KeyForm::Text,
+        carrier: Carrier::Header { name, prefix, encoding },
+        content: "{body}",
+        time: None,
+        fixed: NONE_FIXED,
+    }
+}
+
+/// HMAC-SHA256 in one header, over content with a timestamp from another header.
+const fn hmac_timed(
+    carrier: Carrier<'static>,
+    content: &'static str,
+    time_header: &'static str,
+    form: TimeForm,
+) -> Sealed<'static> {
+    Sealed {
+        seal: Seal::HmacSha256,
+        key: KeyForm::Text,
+        carrier,
+        content,
+        time: Some(Time { at: TimeAt::Header(time_header), form }),
+        fixed: NONE_FIXED,
+    }
+}
+
+/// `t=…,v1=…` over `{timestamp}.{body}`.
+const fn hmac_pairs(name: &'static str, encoding: Encoding, form: TimeForm) -> Sealed<'static> {
+    Sealed {
+        seal: Seal::HmacSha256,
+        key: KeyForm::Text,
+        carrier: Carrier::Pairs {
+            name,
+            separator: ',',
+            blank_after: false,
+            time: "t",
+            label: "v1",
+            encoding,
+        },
+        content: "{timestamp}.{body}",
+        time: Some(Time { at: TimeAt::Pair, form }),
+        fixed: NONE_FIXED,
+    }
+}
+
+/// Standard Webhooks under its own header names.
+const fn standard(key: KeyForm) -> Sealed<'static> {
+    standard_named(
+        key,
+        "webhook-signature",
+        "{header:webhook-id}.{timestamp}.{body}",
+        "webhook-timestamp",
+    )
+}
+
+/// Standard Webhooks under Svix's header names.
+const fn svix(key: KeyForm) -> Sealed<'static> {
+    standard_named(key, "svix-signature", "{header:svix-id}.{timestamp}.{body}", "svix-timestamp")
+}
+
+const fn standard_named(
+    key: KeyForm,
+    name: &'static str,
+    content: &'static str,
+    time_header: &'static str,
+) -> Sealed<'static> {
+    Sealed {
+        seal: Seal::HmacSha256,
+        key,
+        carrier: Carrier::Versions { name, label: "v1", encoding: Encoding::Base64 },
+        content,
+        time: Some(Time { at: TimeAt::Header(time_header), form: TimeForm::Seconds }),
+        fixed: NONE_FIXED,
+    }
+}
+
+const NONE_FIXED: &[(&str, Fixed<'static>)] = &[];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn presets_are_sorted_and_none_is_there_twice() {
+        assert!(ALL.is_sorted_by(|one, next| one.name < next.name));
+        assert_eq!(ALL.len(), 55);
+        for preset in ALL {
+            assert_eq!(find(preset.name).map(|found| found.title), Some(preset.title));
+        }
+        assert!(find("nobody").is_none());
+    }
+
+    #[test]
+    fn every_preset_says_what_people_need_to_know() {
+        for preset in ALL {
+            let Preset { name, title, secret, signed, unsigned, retries, tolerance, .. } = preset;
+            for text in [title, secret, signed, unsigned, retries, tolerance] {
+                assert!(!text.is_empty(), "{name}");
+            }
+            assert!(preset.scheme().len() > 10, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_mistyped_name_finds_its_neighbour_and_noise_does_not() {
+        for (typed, meant) in [
+            ("strpe", Some("stripe")),
+            ("Stripe", Some("stripe")),
+            ("git-hub", Some("github")),
+            ("adyen-platform", Some("adyen_platform")),
+            ("standard_webhooks", Some("standardwebhooks")),
+            ("shoppify", Some("shopify")),
+            ("qqqqqqqqqq", None),
+            ("", None),
+        ] {
+            assert_eq!(nearest(typed), meant, "{typed}");
+        }
+    }
 }

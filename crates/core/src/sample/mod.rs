@@ -291,7 +291,7 @@ mod tests {
                 );
             }
         }
-        assert_eq!(seen.len(), 54);
+        assert_eq!(seen.len(), 55);
         assert_eq!(event("nobody", None, &SampleId::made_up("a", at())), None);
     }
 

@@ -615,6 +615,19 @@ pub(super) static TEMPLATES: &[Template] = &[
             "_updatedAt":"<time>","title":"Hello"}"#,
     },
     Template {
+        provider: "cloudevents",
+        event_type: "com.example.payout.paid",
+        written: Json,
+        headers: &[
+            ("ce-specversion", "1.0"),
+            ("ce-id", "<id:uuid>"),
+            ("ce-source", "/payouts"),
+            ("ce-type", "<type>"),
+            ("ce-time", "<time>"),
+        ],
+        body: r#"{"payout":"<hex>","amount":10000,"currency":"usd"}"#,
+    },
+    Template {
         provider: "cloudinary",
         event_type: "upload",
         written: Json,

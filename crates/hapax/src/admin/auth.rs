@@ -12,8 +12,8 @@ use axum::response::{IntoResponse, Response};
 use hapax_core::secret::Secret;
 use hapax_core::store::{Inspect, Store};
 
-use super::problem::Problem;
 use super::Admin;
+use super::problem::Problem;
 use crate::config::Permission;
 
 /// Wrong tokens that are answered per second; the rest are told to wait.
@@ -83,7 +83,8 @@ impl Gate {
         let shown = digest::digest(&digest::SHA256, token);
         // Every token is compared: which one fitted does not show in the time taken.
         let known = self.tokens.iter().fold(None, |found, known| {
-            let same = constant_time::verify_slices_are_equal(known.digest.as_ref(), shown.as_ref());
+            let same =
+                constant_time::verify_slices_are_equal(known.digest.as_ref(), shown.as_ref());
             if same.is_ok() { Some(known) } else { found }
         });
         let Some(known) = known else {
@@ -173,10 +174,7 @@ mod tests {
         let (good, weak) = (Secret::new("right"), Secret::new("weak"));
         let gate = Gate::new(
             [0, 0, 0, 0].into(),
-            [
-                ("ops", &good, &[Permission::Read][..]),
-                ("pub", &weak, &[Permission::Publish][..]),
-            ],
+            [("ops", &good, &[Permission::Read][..]), ("pub", &weak, &[Permission::Publish][..])],
         );
         assert!(admits(&gate, &[("authorization", "Bearer right")]));
         assert!(admits(&gate, &[("authorization", "bearer right")]));

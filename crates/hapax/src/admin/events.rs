@@ -8,8 +8,8 @@ use axum::extract::{Path, Query, State};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use hapax_core::store::{
-    ArrivalNote, Cursor, EventDetail, EventFilter, EventId, EventName, EventSummary, Inspect, Lookup,
-    Status, Store,
+    ArrivalNote, Cursor, EventDetail, EventFilter, EventId, EventName, EventSummary, Inspect,
+    Lookup, Status, Store,
 };
 use hapax_core::{SourceName, Tenant, Timestamp};
 use serde::{Deserialize, Serialize};

@@ -42,7 +42,10 @@ pub(crate) fn router<S: Store + Inspect>(admin: Admin<S>) -> Router {
         .route("/metrics", get(metrics::<S>))
         .route("/api/v1/events", get(events::list::<S>))
         .route("/api/v1/events/{id}", get(events::show::<S>))
-        .layer(axum::middleware::from_fn_with_state(Arc::clone(&admin), auth::only_the_allowed::<S>));
+        .layer(axum::middleware::from_fn_with_state(
+            Arc::clone(&admin),
+            auth::only_the_allowed::<S>,
+        ));
     Router::new()
         .route("/healthz", get(async || StatusCode::OK))
         .route("/readyz", get(ready::<S>))

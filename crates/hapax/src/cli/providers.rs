@@ -1,5 +1,7 @@
 //! `hapax providers`: the senders Hapax knows, and what to paste for one of them.
 
+use std::collections::BTreeMap;
+
 use hapax_core::presets::{self, Preset};
 use serde::Serialize;
 
@@ -48,48 +50,55 @@ struct Described {
     name: &'static str,
     title: &'static str,
     scheme: String,
-    signed: String,
-    not_signed: String,
+    signed: &'static str,
+    not_signed: &'static str,
+    secret: &'static str,
     event_id: String,
     event_type: String,
-    retries: String,
+    retries: &'static str,
+    tolerance: &'static str,
     signs_retries_afresh: bool,
     can_sign: bool,
-    params: Vec<String>,
+    params: BTreeMap<&'static str, &'static str>,
     config: String,
 }
 
 impl Described {
     fn of(preset: &'static Preset) -> Self {
-        let facts = signing::facts(preset);
+        let (event_id, event_type) = signing::selectors(preset);
         Self {
             name: preset.name,
             title: preset.title,
-            scheme: facts.scheme,
-            signed: facts.signed,
-            not_signed: facts.not_signed,
-            event_id: facts.event_id,
-            event_type: facts.event_type,
-            retries: facts.retries,
+            scheme: preset.scheme(),
+            signed: preset.signed,
+            not_signed: preset.unsigned,
+            secret: preset.secret,
+            event_id,
+            event_type,
+            retries: preset.retries,
+            tolerance: preset.tolerance,
             signs_retries_afresh: preset.signs_retries_afresh,
-            can_sign: signing::can_sign(preset),
-            config: config_block(preset.name, facts.takes_secret, &facts.params),
-            params: facts.params,
+            can_sign: preset.can_sign(),
+            config: config_block(preset),
+            params: preset.params().iter().map(|param| (param.name, param.meaning)).collect(),
         }
     }
 }
 
 /// A block that `check-config` takes, once the variables it names are set.
-fn config_block(name: &str, takes_secret: bool, params: &[String]) -> String {
+fn config_block(preset: &Preset) -> String {
+    let name = preset.name;
     let variable = name.to_ascii_uppercase().replace(['-', '.'], "_");
     let mut block = format!("[sources.{name}]\nprovider = \"{name}\"\n");
-    if takes_secret {
+    if preset.needs_secret() {
         block.push_str(&format!("secrets = [\"env:{variable}_SECRET\"]\n"));
     }
-    if !params.is_empty() {
-        let params: Vec<String> = params
-            .iter()
-            .map(|key| match key.as_str() {
+    let required: Vec<_> = preset.params().iter().filter(|param| param.required).collect();
+    if !required.is_empty() {
+        let params: Vec<String> = required
+            .into_iter()
+            .map(|param| param.name)
+            .map(|key| match key {
                 "cert_pem" | "ca_pem" => format!("{key} = \"file:{name}-{key}.pem\""),
                 "jwks" => format!("{key} = \"file:{name}-jwks.json\""),
                 _text => format!("{key} = \"env:{variable}_{}\"", key.to_ascii_uppercase()),
@@ -128,15 +137,18 @@ fn in_full(it: &Described) -> Result<(), Failure> {
         ("name", it.name),
         ("title", it.title),
         ("scheme", &it.scheme),
-        ("signed", &it.signed),
-        ("not signed", &it.not_signed),
+        ("signed", it.signed),
+        ("not signed", it.not_signed),
+        ("secret", it.secret),
         ("event id", &it.event_id),
         ("event type", &it.event_type),
-        ("retries", &it.retries),
+        ("retries", it.retries),
+        ("own tolerance", it.tolerance),
         ("signed afresh", afresh),
         ("can be sent", can_sign),
     ];
-    for (label, text) in lines {
+    let params = it.params.iter().map(|(name, meaning)| (*name, *meaning));
+    for (label, text) in lines.into_iter().chain(params) {
         out::data(&format!("{label:<14} {text}"))?;
     }
     out::data("")?;

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hapax_core::presets::{self, Preset};
+use hapax_core::sample::{self, SampleId};
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
-use hapax_core::{Arrival, Source, Timestamp};
+use hapax_core::{Arrival, Source, Timestamp, Verified};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
@@ -134,7 +135,7 @@ impl Plan {
             };
             Failure::usage(format!("unknown provider \"{}\"", out::shown(&flags.provider)), hint)
         })?;
-        if !signing::can_sign(preset) {
+        if !preset.can_sign() {
             return Err(Failure::usage(
                 format!("events of {} cannot be signed here", preset.title),
                 "only the sender has the private key",
@@ -176,27 +177,31 @@ impl Plan {
 
     fn sign(&self, number: u64) -> Result<Signed, Failure> {
         let refused = |problem: String| Failure::usage(problem, "see `hapax providers NAME`");
-        let event_id = match (&self.flags.id, self.flags.count) {
-            (Some(id), 1) => id.clone(),
-            (Some(id), _) => format!("{id}-{number}"),
-            (None, _) => format!("{}{number:08}", self.run),
-        };
         let now: Timestamp = captured::now(self.flags.now)?;
+        let id = match (&self.flags.id, self.flags.count) {
+            (Some(id), 1) => SampleId::exact(id, now),
+            (Some(id), _) => SampleId::exact(format!("{id}-{number}"), now),
+            (None, _) => SampleId::made_up(format!("{}{number:08}", self.run), now),
+        };
         let event_type = self.flags.event_type.as_deref();
-        let sample = signing::sample(self.preset, event_type, &event_id, now).map_err(refused)?;
-        let mut request = captured::arrival(
-            http::Method::POST,
-            Some(&self.flags.to),
-            http::HeaderMap::new(),
-            self.changed(sample.body)?,
-        );
-        set_headers(&mut request, &sample.headers)?;
-        let signed =
-            signing::sign(&self.source, &request, Some(&sample.event_id), now).map_err(refused)?;
-        set_headers(&mut request, &signed.headers)?;
-        request.body = signed.body.unwrap_or(request.body);
-        request.url = signed.url.unwrap_or(request.url);
-        Ok(Signed { event_id: sample.event_id, request })
+        let mut request =
+            signing::sample(self.preset, event_type, &id, &self.flags.to).map_err(refused)?;
+        request.body = self.changed(request.body)?;
+        let signed = self.source.scheme().sign(&request, None, now);
+        let signed = signed.map_err(|error| refused(error.to_string()))?;
+        let request = signed.apply(&request).map_err(|error| refused(error.to_string()))?;
+        Ok(Signed { event_id: self.event_id(&request, now), request })
+    }
+
+    /// The id that a receiver will read out of it.
+    fn event_id(&self, request: &Arrival, now: Timestamp) -> String {
+        match hapax_core::verify(&self.source, request, now) {
+            Ok(Verified::Events { receipts, .. }) => {
+                receipts.first().map(|receipt| receipt.key().event_id.to_string())
+            }
+            Ok(Verified::Reply(_)) | Err(_) => None,
+        }
+        .unwrap_or_default()
     }
 
     fn changed(&self, body: Bytes) -> Result<Bytes, Failure> {
@@ -206,24 +211,15 @@ impl Plan {
         let no_json = |_| Failure::usage("--set needs a JSON body, which this sender has not", "");
         let mut json: serde_json::Value = serde_json::from_slice(&body).map_err(no_json)?;
         for (pointer, value) in &self.sets {
-            put(&mut json, pointer, value.clone()).ok_or_else(|| {
+            sample::set(&mut json, pointer, value.clone()).map_err(|error| {
                 Failure::usage(
-                    format!("--set {pointer} leads nowhere in this event"),
-                    "a pointer such as /data/object/amount; its parent must be there",
+                    format!("--set {pointer}: {error}"),
+                    "a pointer such as /data/object/amount",
                 )
             })?;
         }
         serde_json::to_vec(&json).map(Bytes::from).map_err(no_json)
     }
-}
-
-fn set_headers(request: &mut Arrival, headers: &[(String, String)]) -> Result<(), Failure> {
-    for (name, value) in headers {
-        let (name, value) = captured::header(name, value)
-            .ok_or_else(|| Failure::usage("the event does not fit into a header", "check --id"))?;
-        request.headers.insert(name, value);
-    }
-    Ok(())
 }
 
 /// What has come back so far.
@@ -411,33 +407,5 @@ fn set(text: &str) -> Result<(String, serde_json::Value), Failure> {
             "--set is not /POINTER=VALUE",
             "such as --set /data/object/amount=10000",
         )),
-    }
-}
-
-/// Replaces the value at `pointer`, or adds it where its parent is an object.
-fn put(json: &mut serde_json::Value, pointer: &str, value: serde_json::Value) -> Option<()> {
-    if let Some(place) = json.pointer_mut(pointer) {
-        *place = value;
-        return Some(());
-    }
-    let (parent, key) = pointer.rsplit_once('/')?;
-    let key = key.replace("~1", "/").replace("~0", "~");
-    json.pointer_mut(parent)?.as_object_mut()?.insert(key, value);
-    Some(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn set_replaces_adds_and_refuses_what_leads_nowhere() {
-        let mut event = json!({ "data": { "amount": 1, "list": [1, 2] } });
-        assert!(put(&mut event, "/data/amount", json!(5)).is_some());
-        assert!(put(&mut event, "/data/a~1b", json!("x")).is_some());
-        assert!(put(&mut event, "/data/list/1", json!(9)).is_some());
-        assert!(put(&mut event, "/nowhere/amount", json!(5)).is_none());
-        assert_eq!(event, json!({ "data": { "amount": 5, "list": [1, 9], "a/b": "x" } }));
     }
 }

@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 
 use super::captured::{self, Identity};
 use super::out::{self, Exit, Failure};
-use crate::signing;
 
 /// `hapax sign`.
 #[derive(Debug, clap::Args)]
@@ -54,10 +53,9 @@ impl Sign {
             captured::read(&self.body)?,
         );
         let now = captured::now(self.now)?;
-        let signed =
-            signing::sign(&source, &request, self.id.as_deref(), now).map_err(|problem| {
-                Failure::usage(problem, "`hapax providers NAME` says what can be signed")
-            })?;
+        let signed = source.scheme().sign(&request, self.id.as_deref(), now).map_err(|error| {
+            Failure::usage(error.to_string(), "`hapax providers NAME` says what can be signed")
+        })?;
         match (&self.body_out, &signed.body) {
             (Some(path), changed) => {
                 let body = changed.as_ref().unwrap_or(&request.body);

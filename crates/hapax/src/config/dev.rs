@@ -4,6 +4,7 @@
 
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
@@ -17,8 +18,6 @@ use crate::signing;
 /// What dev mode has beside ordinary settings.
 #[derive(Debug, Clone)]
 pub(crate) struct DevMode {
-    /// 64 lower-case hex digits: valid as text, as hex and as base64.
-    pub(crate) secret: Secret,
     /// Where it is kept.
     pub(crate) secret_file: PathBuf,
 }
@@ -59,7 +58,7 @@ impl Reading<'_> {
             settings.public_url = Some(format!("http://{}", settings.listen));
         }
         let mut sources = Vec::new();
-        for preset in presets::all().iter().filter(|preset| signing::can_sign(preset)) {
+        for preset in presets::all().iter().filter(|preset| preset.can_sign()) {
             let own = Secret::new(signing::dev_secret(preset, secret.expose()));
             let mut spec =
                 SourceSpec::new(preset.name, preset.name, vec![ActiveSecret::forever(own)]);
@@ -67,7 +66,7 @@ impl Reading<'_> {
             match Source::build(spec) {
                 Ok(source) => sources.push(ConfiguredSource {
                     keep_keys: keep_keys(settings, &source),
-                    source,
+                    source: Arc::new(source),
                     provider: preset.name.to_owned(),
                     path: format!("/webhooks/{}", preset.name),
                     rate_limit: None,
@@ -79,7 +78,7 @@ impl Reading<'_> {
                 }
             }
         }
-        (sources, Some(DevMode { secret, secret_file }))
+        (sources, Some(DevMode { secret_file }))
     }
 }
 

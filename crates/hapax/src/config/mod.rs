@@ -15,10 +15,12 @@ pub(crate) mod units;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::Timestamp;
 use hapax_core::secret::Secret;
+use hapax_engine::tls::Certificate;
 use ipnet::IpNet;
 
 pub(crate) use self::dev::DevMode;
@@ -27,7 +29,6 @@ pub(crate) use self::problem::{Complaint, ConfigErrors};
 use self::problem::{Place, Problems};
 pub(crate) use self::secrets::resolve as resolve_secret;
 pub(crate) use self::sources::ConfiguredSource;
-pub(crate) use self::tls::Tls;
 use self::units::Keep;
 use crate::logs;
 
@@ -78,7 +79,7 @@ pub(crate) struct Config {
     /// Everything that is not a secret, a certificate or a source.
     pub(crate) settings: Settings,
     /// TLS on the public side.
-    pub(crate) tls: Option<Tls>,
+    pub(crate) tls: Option<Arc<Certificate>>,
     /// Who may use the admin side.
     pub(crate) tokens: Vec<Token>,
     /// What answers on the public side: one for each (tenant, source) pair.

@@ -2,24 +2,26 @@
 //! (tenant, source) pair that is declared. No pair is ever left without its check.
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::Duration;
+
+use std::sync::Arc;
 
 use hapax_core::envelope::{EnvelopeSpec, IdSpec};
 use hapax_core::scheme::CustomScheme;
 use hapax_core::secret::ActiveSecret;
-use hapax_core::source::{Late, ReplayGuard, SourceSpec, SpecError, TOLERANCE_DEFAULT};
+use hapax_core::source::{Late, ReplayGuard, SourceSpec, SpecError};
 use hapax_core::{KeyHash, Source, SourceName, Tenant, Timestamp};
 
 use super::document::{Entry, Section, not_built_yet};
 use super::problem::Complaint;
-use super::units::{self, Keep, Rate};
+use super::units::{self, Keep};
 use super::{KEEP_DEFAULT, Reading, Settings};
+use hapax_engine::Rate;
 
 /// One (tenant, source) pair, ready to answer.
 #[derive(Debug)]
 pub(crate) struct ConfiguredSource {
     /// What verifies.
-    pub(crate) source: Source,
+    pub(crate) source: Arc<Source>,
     /// A preset's name, or `custom`.
     pub(crate) provider: String,
     /// Where it answers: `/webhooks/stripe`, or `/webhooks/acme/stripe`.
@@ -131,9 +133,7 @@ impl Reading<'_> {
         spec.envelope = self.envelope(section);
         let problems = &mut self.problems;
         let parsed = |key: &str| section.get(key);
-        spec.tolerance = parsed("tolerance")
-            .and_then(|entry| entry.parse(units::span, problems))
-            .unwrap_or(TOLERANCE_DEFAULT);
+        spec.tolerance = parsed("tolerance").and_then(|entry| entry.parse(units::span, problems));
         spec.late = parsed("late").and_then(|entry| entry.parse(late, problems));
         spec.replay_guard =
             parsed("replay_guard").and_then(|entry| entry.parse(replay_guard, problems));
@@ -151,7 +151,6 @@ impl Reading<'_> {
             spec.name = SourceName::new(name);
             spec.secrets = pair.secrets;
             spec.params = pair.params;
-            let tolerance = spec.tolerance;
             let source = match Source::build(spec) {
                 Ok(source) => source,
                 Err(error) => {
@@ -163,9 +162,9 @@ impl Reading<'_> {
                 }
             };
             let keep_keys = keep_keys(settings, &source);
-            self.keys_outlive_window(section, &source, keep_keys, tolerance);
+            self.keys_outlive_window(section, &source, keep_keys);
             built.push(ConfiguredSource {
-                source,
+                source: Arc::new(source),
                 provider: provider.to_owned(),
                 path: match pair.tenant {
                     Some(tenant) => format!("/webhooks/{tenant}/{name}"),
@@ -396,16 +395,10 @@ impl Reading<'_> {
     }
 
     /// A key forgotten while its signature is still fresh would let a replay in as new.
-    fn keys_outlive_window(
-        &mut self,
-        section: &Section<'_>,
-        source: &Source,
-        keep: Keep,
-        tolerance: Duration,
-    ) {
+    fn keys_outlive_window(&mut self, section: &Section<'_>, source: &Source, keep: Keep) {
         if let Keep::For(keep) = keep
             && source.signs_time()
-            && keep < tolerance.saturating_mul(2)
+            && keep < source.tolerance().saturating_mul(2)
         {
             let complaint = Complaint::new(
                 "retention.keys is shorter than the replay window of this source",

@@ -2,8 +2,9 @@
 //! Each takes text and answers with a value or a [`Complaint`]; none knows where the text stood.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::num::NonZeroU32;
 use std::time::Duration;
+
+use hapax_engine::Rate;
 
 use ipnet::IpNet;
 
@@ -16,15 +17,6 @@ pub(crate) enum Keep {
     For(Duration),
     /// Never pruned.
     Forever,
-}
-
-/// So many in each span of time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Rate {
-    /// How many.
-    pub(crate) count: NonZeroU32,
-    /// In how long.
-    pub(crate) per: Duration,
 }
 
 const SECOND_MS: u64 = 1_000;

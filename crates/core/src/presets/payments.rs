@@ -1,0 +1,340 @@
+//! Senders that move money.
+
+use super::{
+    Ack, BASE, BodyFormat, JSON, Preset, PresetEnvelope, PresetId, SECRET_TEXT, hmac_body,
+    hmac_pairs, standard,
+};
+use crate::challenge::Challenge;
+use crate::scheme::recipe::{
+    Carrier, Encoding, KeyForm, Recipe, Seal, Sealed, Time, TimeAt, TimeForm,
+};
+
+pub(super) const STRIPE: Preset = Preset {
+    name: "stripe",
+    title: "Stripe",
+    recipe: Recipe::Sealed(hmac_pairs("stripe-signature", Encoding::Hex, TimeForm::Seconds)),
+    secret: "the whole text, whsec_ included; it is not decoded",
+    signed: "the time of sending and the body",
+    unsigned: "every other header",
+    retries: "live: up to 3 days, backing off; test mode: 3 tries over a few hours",
+    tolerance: "5 minutes into the past; its libraries do not bound the future, Hapax does",
+    envelope: PresetEnvelope { occurred_at: Some("/created"), ..JSON },
+    signs_retries_afresh: true,
+    ..BASE
+};
+
+pub(super) const PAYPAL: Preset = Preset {
+    name: "paypal",
+    title: "PayPal",
+    recipe: Recipe::PayPal,
+    secret: "the webhook's id (it is no secret: the certificate is the proof)",
+    signed: "the transmission's id and time, the webhook's id, and a CRC-32 of the body",
+    unsigned: "the body itself: a CRC-32 can be forged, so fetch the object before acting on it",
+    retries: "up to 25 times over 3 days (from memory, not confirmed)",
+    tolerance: "none in its library; Hapax applies its own window to the signed time",
+    envelope: PresetEnvelope {
+        event_type: &["/event_type"],
+        occurred_at: Some("/create_time"),
+        ..JSON
+    },
+    ..BASE
+};
+
+pub(super) const SQUARE: Preset = Preset {
+    name: "square",
+    title: "Square",
+    recipe: Recipe::Sealed(Sealed {
+        content: "{url}{body}",
+        ..hmac_body("x-square-hmacsha256-signature", "", Encoding::Base64)
+    }),
+    secret: SECRET_TEXT,
+    signed: "the notification URL, byte for byte as subscribed, and the body",
+    retries: "up to 24 hours, backing off (from memory); disabled after 3 weeks without success",
+    envelope: PresetEnvelope {
+        id: PresetId::Selector("/event_id"),
+        occurred_at: Some("/created_at"),
+        ..JSON
+    },
+    ..BASE
+};
+
+pub(super) const ADYEN: Preset = Preset {
+    name: "adyen",
+    title: "Adyen (payments)",
+    recipe: Recipe::Adyen,
+    secret: "hexadecimal",
+    signed: "of each item: pspReference, originalReference, merchantAccountCode, \
+             merchantReference, amount, eventCode, success",
+    unsigned: "every other field of an item (paymentMethod, eventDate, reason, …) and every header",
+    retries: "3 at once, then for up to 30 days: 2, 5, 10, 15, 30 min, 1, 2, 4, 8 h",
+    envelope: PresetEnvelope {
+        items: Some("/notificationItems"),
+        id: PresetId::Joined(&[
+            "/NotificationRequestItem/pspReference",
+            "/NotificationRequestItem/eventCode",
+            "/NotificationRequestItem/success",
+        ]),
+        event_type: &["/NotificationRequestItem/eventCode"],
+        occurred_at: Some("/NotificationRequestItem/eventDate"),
+        ..JSON
+    },
+    ..BASE
+};
+
+pub(super) const ADYEN_PLATFORM: Preset = Preset {
+    name: "adyen_platform",
+    title: "Adyen (platform, management)",
+    recipe: Recipe::Sealed(Sealed {
+        key: KeyForm::Hex,
+        ..hmac_body("hmacsignature", "", Encoding::Base64)
+    }),
+    secret: "hexadecimal",
+    retries: "3 at once, then for up to 30 days: 2, 5, 10, 15, 30 min, 1, 2, 4, 8 h",
+    // The resource alone would make one event of all its updates: time and version tell them apart.
+    envelope: PresetEnvelope {
+        id: PresetId::Hash {
+            fields: &[
+                "/type",
+                "/environment",
+                "/timestamp",
+                "/data/id",
+                "/data/sequenceNumber",
+                "/data/status",
+                "/data/accountHolder/id",
+                "/data/balanceAccount/id",
+                "/data/paymentInstrument/id",
+            ],
+            within: None,
+        },
+        occurred_at: Some("/timestamp"),
+        ..JSON
+    },
+    ..BASE
+};
+
+pub(super) const RAZORPAY: Preset = Preset {
+    name: "razorpay",
+    title: "Razorpay",
+    recipe: Recipe::Sealed(hmac_body("x-razorpay-signature", "", Encoding::Hex)),
+    unsigned: "every header, the event id in x-razorpay-event-id among them",
+    retries: "24 hours, backing off, then disabled; retries of older events keep the old secret",
+    envelope: PresetEnvelope {
+        id: PresetId::Selector("header:x-razorpay-event-id"),
+        event_type: &["/event"],
+        occurred_at: Some("/created_at"),
+        ..JSON
+    },
+    ..BASE
+};
+
+pub(super) const PAYSTACK: Preset = Preset {
+    name: "paystack",
+    title: "Paystack",
+    recipe: Recipe::Sealed(Sealed {
+        seal: Seal::HmacSha512,
+        ..hmac_body("x-paystack-signature", "", Encoding::Hex)
+    }),
+    secret: "the secret API key, used as it is",
+    retries: "live: every 3 min for 4 tries, then hourly for 72 hours (from memory)",
+    // No id of its own: the resource, its state and whatever time it shows.
+    envelope: PresetEnvelope {
+        id: PresetId::Hash {
+            fields: &[
+                "/event",
+                "/data/id",
+                "/data/reference",
+                "/data/subscription_code",
+                "/data/transfer_code",
+                "/data/status",
+                "/data/paid_at",
+                "/data/updated_at",
+                "/data/updatedAt",
+                "/data/created_at",
+                "/data/createdAt",
+            ],
+            within: None,
+        },
+        event_type: &["/event"],
+        occurred_at: Some("/data/paid_at"),
+        ..JSON
+    },
+    ..BASE
+};
+
+pub(super) const FLUTTERWAVE: Preset = Preset {
+    name: "flutterwave",
+    title: "Flutterwave",
+    recipe: Recipe::ByParam {
+        param: "version",
+        choices: &[
+            ("v3", Recipe::Token { header: "verif-hash", prefix: "" }),
+            ("v4", Recipe::Sealed(hmac_body("flutterwave-signature", "", Encoding::Base64))),
+        ],
+    },
+    secret: "the secret hash that you chose",
+    signed: "v3: nothing, it shows the secret; v4: the body",
+    unsigned: "v3: everything; v4: every header",
+    retries: "3 tries, 30 min apart (from memory)",
+    // Neither generation is known to have an id for each event: resource and state stand for it.
+    envelope: PresetEnvelope {
+        id: PresetId::Hash {
+            fields: &[
+                "/webhook_id",
+                "/id",
+                "/event",
+                "/type",
+                "/data/id",
+                "/data/tx_ref",
+                "/data/reference",
+                "/data/status",
+                "/data/created_at",
+                "/data/created_datetime",
+            ],
+            within: None,
+        },
+        event_type: &["/event", "/type"],
+        ..JSON
+    },
+    ..BASE
+};
+
+pub(super) const COINBASE_COMMERCE: Preset = Preset {
+    name: "coinbase_commerce",
+    title: "Coinbase Commerce",
+    recipe: Recipe::Sealed(hmac_body("x-cc-webhook-signature", "", Encoding::Hex)),
+    retries: "up to 3 days, backing off to one an hour",
+    envelope: PresetEnvelope {
+        id: PresetId::Selector("/event/id"),
+        event_type: &["/event/type"],
+        occurred_at: Some("/event/created_at"),
+        ..JSON
+    },
+    ..BASE
+};
+
+pub(super) const PADDLE: Preset = Preset {
+    name: "paddle",
+    title: "Paddle Billing",
+    recipe: Recipe::Sealed(Sealed {
+        seal: Seal::HmacSha256,
+        key: KeyForm::Text,
+        carrier: Carrier::Pairs {
+            name: "paddle-signature",
+            separator: ';',
+            blank_after: false,
+            time: "ts",
+            label: "h1",
+            encoding: Encoding::Hex,
+        },
+        content: "{timestamp}:{body}",
+        time: Some(Time { at: TimeAt::Pair, form: TimeForm::Seconds }),
+        fixed: &[],
+    }),
+    secret: "the whole text, pdl_ntfset_ included",
+    signed: "the time of sending and the body",
+    unsigned: "every other header",
+    retries: "live: 60 tries over 3 days; sandbox: 3 over 15 min",
+    tolerance: "5 seconds into the past",
+    envelope: PresetEnvelope {
+        id: PresetId::Selector("/event_id"),
+        event_type: &["/event_type"],
+        occurred_at: Some("/occurred_at"),
+        ..JSON
+    },
+    // A window of 5 seconds and retries over 3 days can only both hold if each try is signed anew.
+    signs_retries_afresh: true,
+    ..BASE
+};
+
+pub(super) const GOCARDLESS: Preset = Preset {
+    name: "gocardless",
+    title: "GoCardless",
+    recipe: Recipe::Sealed(hmac_body("webhook-signature", "", Encoding::Hex)),
+    envelope: PresetEnvelope {
+        items: Some("/events"),
+        event_type: &["/resource_type", "/action"],
+        occurred_at: Some("/created_at"),
+        ..JSON
+    },
+    ..BASE
+};
+
+pub(super) const PLAID: Preset = Preset {
+    name: "plaid",
+    title: "Plaid",
+    recipe: Recipe::Plaid,
+    secret: "none: its public keys go into the parameter jwks",
+    signed: "the time of issue and the body's SHA-256",
+    retries: "up to 24 hours (from memory)",
+    tolerance: "5 minutes",
+    // Nothing in the body tells two equal notifications apart. They only say that there is news,
+    // so a repeat does no harm and a loss would: equal ones are one only while retries are near.
+    envelope: PresetEnvelope {
+        id: PresetId::Hash { fields: &["body"], within: Some(60) },
+        event_type: &["/webhook_type", "/webhook_code"],
+        ..JSON
+    },
+    ..BASE
+};
+
+pub(super) const LEMONSQUEEZY: Preset = Preset {
+    name: "lemonsqueezy",
+    title: "Lemon Squeezy",
+    recipe: Recipe::Sealed(hmac_body("x-signature", "", Encoding::Hex)),
+    retries: "3 more tries: 5, 25, 125 s (from memory)",
+    // The resource alone would make one event of all its updates.
+    envelope: PresetEnvelope {
+        id: PresetId::Hash {
+            fields: &[
+                "/meta/event_name",
+                "/data/type",
+                "/data/id",
+                "/data/attributes/status",
+                "/data/attributes/updated_at",
+                "/data/attributes/created_at",
+            ],
+            within: None,
+        },
+        event_type: &["/meta/event_name"],
+        occurred_at: Some("/data/attributes/updated_at"),
+        ..JSON
+    },
+    ..BASE
+};
+
+pub(super) const BREX: Preset = Preset {
+    name: "brex",
+    title: "Brex",
+    recipe: Recipe::Sealed(standard(KeyForm::Base64After("whsec_"))),
+    secret: "base64; several may be active at once",
+    signed: "the id and time in webhook-id and webhook-timestamp, and the body",
+    unsigned: "every other header",
+    tolerance: "not documented",
+    envelope: PresetEnvelope {
+        id: PresetId::Selector("header:webhook-id"),
+        event_type: &["/event_type"],
+        ..JSON
+    },
+    ..BASE
+};
+
+pub(super) const XERO: Preset = Preset {
+    name: "xero",
+    title: "Xero",
+    recipe: Recipe::Sealed(hmac_body("x-xero-signature", "", Encoding::Base64)),
+    secret: "the webhook key, used as it is although it looks like base64",
+    retries: "up to 24 hours, less and less often, then disabled",
+    envelope: PresetEnvelope {
+        items: Some("/events"),
+        id: PresetId::Hash {
+            fields: &["/tenantId", "/eventCategory", "/eventType", "/resourceId", "/eventDateUtc"],
+            within: None,
+        },
+        event_type: &["/eventCategory", "/eventType"],
+        occurred_at: Some("/eventDateUtc"),
+        body: BodyFormat::Json,
+    },
+    ack: Ack::Empty,
+    challenge: Some(Challenge::Xero),
+    ..BASE
+};

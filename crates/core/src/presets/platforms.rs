@@ -1,0 +1,341 @@
+//! Senders that programmers build on: code, identity, storage, media, models.
+
+use std::time::Duration;
+
+use super::{
+    BASE, BodyFormat, JSON, Preset, PresetEnvelope, PresetId, SECRET_WHSEC, hmac_body, hmac_pairs,
+    standard, svix,
+};
+use crate::challenge::Challenge;
+use crate::scheme::recipe::{
+    Carrier, Encoding, Fixed, KeyForm, Recipe, Seal, Sealed, Time, TimeAt, TimeForm,
+};
+
+pub(super) const GITHUB: Preset = Preset {
+    name: "github",
+    title: "GitHub",
+    recipe: Recipe::Sealed(hmac_body("x-hub-signature-256", "sha256=", Encoding::Hex)),
+    unsigned: "every header: the event's name and the id in x-github-delivery among them",
+    retries: "none by itself; a redelivery keeps its id",
+    envelope: PresetEnvelope {
+        id: PresetId::Selector("header:x-github-delivery"),
+        event_type: &["header:x-github-event", "/action"],
+        body: BodyFormat::Any,
+        ..JSON
+    },
+    ..BASE
+};
+
+pub(super) const GITLAB: Preset = Preset {
+    name: "gitlab",
+    title: "GitLab",
+    recipe: Recipe::BySecret {
+        prefix: "whsec_",
+        with: &Recipe::Sealed(standard(KeyForm::Base64Only("whsec_"))),
+        without: &Recipe::Token { header: "x-gitlab-token", prefix: "" },
+    },
+    secret: "a signing token (whsec_ and base64), or the plain secret token",
+    signed: "with a signing token: id, time and body; with a secret token: nothing, it is shown",
+    unsigned: "with a secret token: everything",
+    retries: "none of HTTP errors (from memory); disabled after repeated failures",
+    tolerance: "not documented",
+    // x-gitlab-event-uuid is shared by events that set each other off, so it is no id.
+    envelope: PresetEnvelope {
+        id: PresetId::FirstOf(&["header:webhook-id", "header:idempotency-key", "body"]),
+        event_type: &["/object_kind", "/object_attributes/action"],
+        ..JSON
+    },
+    ..BASE
+};
+
+pub(super) const BITBUCKET: Preset = Preset {
+    name: "bitbucket",
+    title: "Bitbucket Cloud",
+    recipe: Recipe::Sealed(hmac_body("x-hub-signature", "sha256=", Encoding::Hex)),
+    unsigned: "every header: the event's name and the id in x-request-uuid among them",
+    retries: "2 more (from memory)",
+    envelope: PresetEnvelope {
+        id: PresetId::Selector("header:x-request-uuid"),
+        event_type: &["header:x-event-key"],
+        ..JSON
+    },
+    ..BASE
+};
+
+pub(super) const LINEAR: Preset = Preset {
+    name: "linear",
+    title: "Linear",
+    recipe: Recipe::Sealed(Sealed {
+        time: Some(Time { at: TimeAt::Body("/webhookTimestamp"), form: TimeForm::Millis }),
+        ..hmac_body("linear-signature", "", Encoding::Hex)
+    }),
+    signed: "the body, with webhookTimestamp in it",
+    unsigned: "every header, the id in linear-delivery among them",
+    retries: "after 1 min, 1 h, 6 h (from memory)",
+    tolerance: "1 minute, past and future",
+    envelope: PresetEnvelope {
+        id: PresetId::Selector("header:linear-delivery"),
+        event_type: &["/type", "/action"],
+        occurred_at: Some("/createdAt"),
+        ..JSON
+    },
+    // A window of 1 minute and retries over hours can only both hold if each try is stamped anew.
+    signs_retries_afresh: true,
+    ..BASE
+};
+
+const STANDARD: Preset = Preset {
+    secret: SECRET_WHSEC,
+    signed: "the id and time in webhook-id and webhook-timestamp, and the body",
+    unsigned: "every other header",
+    tolerance: "5 minutes, past and future",
+    envelope: PresetEnvelope { id: PresetId::Selector("header:webhook-id"), ..JSON },
+    ..BASE
+};
+
+pub(super) const STANDARDWEBHOOKS: Preset = Preset {
+    name: "standardwebhooks",
+    title: "Standard Webhooks",
+    recipe: Recipe::Sealed(standard(KeyForm::Base64After("whsec_"))),
+    retries: "advised: at once, then 5 s, 5 min, 30 min, 2, 5, 10, 14, 20, 24 h",
+    envelope: PresetEnvelope { occurred_at: Some("/timestamp"), ..STANDARD.envelope },
+    signs_retries_afresh: true,
+    ..STANDARD
+};
+
+pub(super) const SVIX: Preset = Preset {
+    name: "svix",
+    title: "Svix",
+    recipe: Recipe::Named(&[
+        svix(KeyForm::Base64After("whsec_")),
+        standard(KeyForm::Base64After("whsec_")),
+    ]),
+    signed: "the id and time in svix-id and svix-timestamp (or webhook-…), and the body",
+    retries: "at once, then 5 s, 5 min, 30 min, 2, 5, 10, 10 h",
+    envelope: PresetEnvelope {
+        id: PresetId::FirstOf(&["header:svix-id", "header:webhook-id"]),
+        occurred_at: Some("/timestamp"),
+        ..JSON
+    },
+    signs_retries_afresh: true,
+    ..STANDARD
+};
+
+pub(super) const CLERK: Preset = Preset {
+    name: "clerk",
+    title: "Clerk",
+    recipe: Recipe::Sealed(svix(KeyForm::Base64After("whsec_"))),
+    signed: "the id and time in svix-id and svix-timestamp, and the body",
+    retries: "at once, then 5 s, 5 min, 30 min, 2, 5, 10, 10 h (through Svix)",
+    envelope: PresetEnvelope {
+        id: PresetId::Selector("header:svix-id"),
+        occurred_at: Some("/timestamp"),
+        ..JSON
+    },
+    signs_retries_afresh: true,
+    ..STANDARD
+};
+
+pub(super) const OPENAI: Preset = Preset {
+    name: "openai",
+    title: "OpenAI",
+    recipe: Recipe::Sealed(standard(KeyForm::Base64OrText("whsec_"))),
+    secret: "whsec_ and base64 of the key; without whsec_ it is used as it is",
+    envelope: PresetEnvelope { occurred_at: Some("/created_at"), ..STANDARD.envelope },
+    ..STANDARD
+};
+
+pub(super) const REPLICATE: Preset = Preset {
+    name: "replicate",
+    title: "Replicate",
+    recipe: Recipe::Sealed(standard(KeyForm::Base64AfterLastUnderscore)),
+    tolerance: "none in its library; Hapax applies its own window to the signed time",
+    envelope: PresetEnvelope {
+        event_type: &["/status"],
+        occurred_at: Some("/completed_at"),
+        ..STANDARD.envelope
+    },
+    ..STANDARD
+};
+
+pub(super) const LIVEBLOCKS: Preset = Preset {
+    name: "liveblocks",
+    title: "Liveblocks",
+    recipe: Recipe::Sealed(standard(KeyForm::Base64Only("whsec_"))),
+    ..STANDARD
+};
+
+pub(super) const WORKOS: Preset = Preset {
+    name: "workos",
+    title: "WorkOS",
+    recipe: Recipe::Sealed(Sealed {
+        carrier: Carrier::Pairs {
+            name: "workos-signature",
+            separator: ',',
+            blank_after: true,
+            time: "t",
+            label: "v1",
+            encoding: Encoding::Hex,
+        },
+        ..hmac_pairs("workos-signature", Encoding::Hex, TimeForm::Millis)
+    }),
+    signed: "the time of sending and the body",
+    unsigned: "every other header",
+    tolerance: "3 minutes",
+    envelope: PresetEnvelope { event_type: &["/event"], occurred_at: Some("/created_at"), ..JSON },
+    ..BASE
+};
+
+pub(super) const MUX: Preset = Preset {
+    name: "mux",
+    title: "Mux",
+    recipe: Recipe::Sealed(hmac_pairs("mux-signature", Encoding::Hex, TimeForm::Seconds)),
+    signed: "the time of sending and the body",
+    unsigned: "every other header",
+    tolerance: "5 minutes into the past; its library does not bound the future, Hapax does",
+    envelope: PresetEnvelope { occurred_at: Some("/created_at"), ..JSON },
+    ..BASE
+};
+
+pub(super) const SANITY: Preset = Preset {
+    name: "sanity",
+    title: "Sanity",
+    recipe: Recipe::Sealed(hmac_pairs(
+        "sanity-webhook-signature",
+        Encoding::Base64Url,
+        TimeForm::Millis,
+    )),
+    signed: "the time of sending and the body",
+    unsigned: "every other header, the id in idempotency-key among them",
+    retries: "2, after 30 s each, of 429 and 5xx",
+    tolerance: "none in its library; Hapax applies its own window to the signed time",
+    // The body is the customer's own projection and need not hold an id or a version.
+    envelope: PresetEnvelope {
+        id: PresetId::Hash {
+            fields: &["header:idempotency-key", "/_id", "/_rev", "body"],
+            within: Some(600),
+        },
+        event_type: &["/_type"],
+        occurred_at: Some("/_updatedAt"),
+        ..JSON
+    },
+    ..BASE
+};
+
+pub(super) const CLOUDINARY: Preset = Preset {
+    name: "cloudinary",
+    title: "Cloudinary",
+    recipe: Recipe::ByParam {
+        param: "algorithm",
+        choices: &[
+            ("sha1", Recipe::Sealed(cloudinary(Seal::Sha1WithSuffix))),
+            ("sha256", Recipe::Sealed(cloudinary(Seal::Sha256WithSuffix))),
+        ],
+    },
+    secret: "the API secret, used as it is",
+    signed: "the body and the time in x-cld-timestamp",
+    unsigned: "every other header",
+    tolerance: "2 hours into the past",
+    window: Some(Duration::from_secs(7_200)),
+    // One request can lead to several notifications: kind, object and time tell them apart.
+    envelope: PresetEnvelope {
+        id: PresetId::Hash {
+            fields: &[
+                "/request_id",
+                "/notification_type",
+                "/timestamp",
+                "/batch_id",
+                "/asset_id",
+                "/public_id",
+                "/version",
+            ],
+            within: None,
+        },
+        event_type: &["/notification_type"],
+        occurred_at: Some("/timestamp"),
+        ..JSON
+    },
+    ..BASE
+};
+
+const fn cloudinary(seal: Seal) -> Sealed<'static> {
+    Sealed {
+        seal,
+        key: KeyForm::Text,
+        carrier: Carrier::Header { name: "x-cld-signature", prefix: "", encoding: Encoding::Hex },
+        content: "{body}{timestamp}",
+        time: Some(Time { at: TimeAt::Header("x-cld-timestamp"), form: TimeForm::Seconds }),
+        fixed: &[],
+    }
+}
+
+pub(super) const BOX: Preset = Preset {
+    name: "box",
+    title: "Box (V2)",
+    recipe: Recipe::Sealed(Sealed {
+        seal: Seal::HmacSha256,
+        key: KeyForm::Text,
+        carrier: Carrier::Slots {
+            names: &["box-signature-primary", "box-signature-secondary"],
+            encoding: Encoding::Base64,
+        },
+        content: "{body}{timestamp}",
+        time: Some(Time { at: TimeAt::Header("box-delivery-timestamp"), form: TimeForm::Rfc3339 }),
+        fixed: &[
+            ("box-signature-version", Fixed::Text("1")),
+            ("box-signature-algorithm", Fixed::Text("HmacSHA256")),
+        ],
+    }),
+    secret: "the primary key, then the secondary one, used as they are",
+    signed: "the body and the time in box-delivery-timestamp",
+    unsigned: "every other header, box-delivery-id among them, which changes with each retry",
+    retries: "up to 12 over 2 hours (from memory)",
+    tolerance: "10 minutes into the past, nothing into the future",
+    window: Some(Duration::from_secs(600)),
+    envelope: PresetEnvelope {
+        event_type: &["/trigger"],
+        occurred_at: Some("/created_at"),
+        ..JSON
+    },
+    signs_retries_afresh: true,
+    ..BASE
+};
+
+pub(super) const DROPBOX: Preset = Preset {
+    name: "dropbox",
+    title: "Dropbox",
+    recipe: Recipe::Sealed(hmac_body("x-dropbox-signature", "", Encoding::Hex)),
+    secret: "the app secret, used as it is",
+    retries: "some, backing off (from memory)",
+    // It only says that an account has news, in the same words each time: a repeat does no harm
+    // and a loss would, so equal ones are one only at almost the same moment.
+    envelope: PresetEnvelope {
+        id: PresetId::Hash { fields: &["body"], within: Some(10) },
+        event_type: &[],
+        ..JSON
+    },
+    challenge: Some(Challenge::Dropbox),
+    ..BASE
+};
+
+pub(super) const CLOUDEVENTS: Preset = Preset {
+    name: "cloudevents",
+    title: "CloudEvents over HTTP",
+    recipe: Recipe::Token { header: "authorization", prefix: "Bearer " },
+    secret: "the access token, shown as Authorization: Bearer …",
+    signed: "nothing: it shows the token",
+    unsigned: "everything",
+    // By the specification source and id together tell events apart, in headers or in the body.
+    envelope: PresetEnvelope {
+        id: PresetId::Hash {
+            fields: &["header:ce-source", "header:ce-id", "/source", "/id"],
+            within: None,
+        },
+        event_type: &["header:ce-type", "/type"],
+        occurred_at: Some("/time"),
+        body: BodyFormat::Any,
+        ..JSON
+    },
+    challenge: Some(Challenge::CloudEvents),
+    ..BASE
+};

@@ -1,0 +1,336 @@
+//! How a request proves where it came from: a [`Recipe`] and the source's keys, compiled once into
+//! a [`Scheme`] that checks raw bytes in constant time, and signs where the key allows it.
+//!
+//! The words of a recipe are in [`recipe`]; which sender uses which is in [`crate::presets`]. The
+//! window of a signed timestamp is not judged here but in [`crate::verify`], by one rule for all.
+
+mod bearer;
+mod certificate;
+mod custom;
+mod inbody;
+mod jwt;
+mod keys;
+pub mod recipe;
+mod sealed;
+mod time;
+mod url;
+
+use std::fmt;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use jiff::Timestamp;
+
+use self::recipe::{KeyForm, Recipe};
+use crate::arrival::Arrival;
+use crate::envelope::Origin;
+use crate::key::KeyHash;
+use crate::presets::{Preset, PresetId};
+use crate::secret::Secret;
+use crate::source::SourceSpec;
+use crate::verify::Refusal;
+
+/// `[sources.NAME.scheme]` as the config gives it.
+#[derive(Debug, Clone, Default)]
+pub struct CustomScheme {
+    /// `hmac-sha256`, `hmac-sha1` or `hmac-sha512`.
+    pub algorithm: Option<String>,
+    /// The header that carries the signature.
+    pub header: Option<String>,
+    /// What stands before it.
+    pub prefix: Option<String>,
+    /// `hex` or `base64`.
+    pub encoding: Option<String>,
+    /// What is signed, such as `{timestamp}.{body}`.
+    pub content: Option<String>,
+    /// Where the timestamp is: `header:x-timestamp`, or a JSON pointer into the signed body.
+    pub timestamp: Option<String>,
+    /// How the secret is written: `utf8`, `base64` or `hex`.
+    pub secret_encoding: Option<String>,
+}
+
+/// Why a scheme cannot be built.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SchemeError {
+    /// The config key below `[sources.NAME]`.
+    pub field: &'static str,
+    /// What is wrong.
+    pub problem: String,
+    /// What to do about it.
+    pub hint: String,
+}
+
+impl SchemeError {
+    /// All three at once.
+    pub fn new(field: &'static str, problem: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { field, problem: problem.into(), hint: hint.into() }
+    }
+}
+
+/// A compiled scheme with its keys.
+pub struct Scheme {
+    proof: Box<dyn Proof>,
+    /// The unsigned header in which the sender puts its event id, if it does.
+    id_header: Option<&'static str>,
+}
+
+/// Proof that a request was signed by one of the source's secrets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Authentic {
+    /// The timestamp inside the signed content.
+    pub signed_at: Option<Timestamp>,
+    /// Which secret, by its place in the config.
+    pub secret: usize,
+}
+
+/// What signing adds to a request.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Signed {
+    /// Headers to set, in an order that reads well.
+    pub headers: Vec<(String, String)>,
+    /// The body to send instead, where signature or timestamp are inside it.
+    pub body: Option<Bytes>,
+    /// The URL to send to instead, where it carries the body's digest.
+    pub url: Option<String>,
+}
+
+/// Why a request cannot be signed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct SignError(pub String);
+
+/// What every way of signing can do. One implementation for each kind of [`Recipe`].
+trait Proof: Send + Sync {
+    fn missing<'a>(&'a self, headers: &HeaderMap) -> Option<&'a str>;
+    fn authenticate(&self, arrival: &Arrival, now: Timestamp) -> Result<Authentic, Refusal>;
+    fn sign(&self, request: &Arrival, id: &str, now: Timestamp) -> Result<Signed, SignError>;
+    fn signs_time(&self) -> bool;
+    fn signs(&self, origin: Origin<'_>) -> bool;
+
+    /// The header that shows the secret itself, where nothing is signed.
+    fn secret_header(&self) -> Option<&str> {
+        None
+    }
+}
+
+impl Scheme {
+    /// Compiles a preset's scheme with the keys of `spec`.
+    pub fn of_preset(preset: &'static Preset, spec: &SourceSpec) -> Result<Self, SchemeError> {
+        if preset.recipe.signs_url() && !spec.url_known {
+            return Err(SchemeError::new(
+                "provider",
+                format!("{} signs the full URL, and the public URL is not known", preset.title),
+                "set public_url at the top of the config to what the sender posts to",
+            ));
+        }
+        let id_header = match preset.envelope.id {
+            PresetId::Selector(selector) => selector.strip_prefix("header:"),
+            PresetId::FirstOf(selectors) => {
+                selectors.first().and_then(|selector| selector.strip_prefix("header:"))
+            }
+            PresetId::Joined(_) | PresetId::Hash { .. } => None,
+        };
+        Ok(Self { proof: compile(&preset.recipe, spec)?, id_header })
+    }
+
+    /// Compiles `[sources.NAME.scheme]`.
+    pub fn of_custom(custom: &CustomScheme, spec: &SourceSpec) -> Result<Self, SchemeError> {
+        Ok(Self { proof: Box::new(custom::compile(custom, spec)?), id_header: None })
+    }
+
+    /// Checks the signature over the raw bytes, in constant time. The window is not judged here.
+    pub fn authenticate(&self, arrival: &Arrival, now: Timestamp) -> Result<Authentic, Refusal> {
+        self.proof.authenticate(arrival, now)
+    }
+
+    /// The cheap path: what is missing from these headers, so that a request which cannot verify is
+    /// refused before its body is read.
+    pub fn missing(&self, headers: &HeaderMap) -> Option<&str> {
+        self.proof.missing(headers)
+    }
+
+    /// Whether a timestamp is part of what is signed.
+    pub fn signs_time(&self) -> bool {
+        self.proof.signs_time()
+    }
+
+    /// Whether a value from there is part of what is signed.
+    pub fn signs(&self, origin: Origin<'_>) -> bool {
+        self.proof.signs(origin)
+    }
+
+    /// Headers whose value is itself the secret (tokens, basic auth): never kept, never shown.
+    pub fn secret_headers(&self) -> Vec<String> {
+        self.proof.secret_header().map(str::to_owned).into_iter().collect()
+    }
+
+    /// Signs `request` as the sender would, with the first secret that is active at `now`.
+    ///
+    /// Headers that `request` has already are signed as they are and not given back. Where an id
+    /// must stand in a header, it is `id`, or one derived from body and time when there is none.
+    pub fn sign(
+        &self,
+        request: &Arrival,
+        id: Option<&str>,
+        now: Timestamp,
+    ) -> Result<Signed, SignError> {
+        let derived;
+        let id = match id {
+            Some(id) => id,
+            None => {
+                let at = now.as_nanosecond().to_be_bytes();
+                derived = format!("msg_{:?}", KeyHash::of(b"sign", [&request.body[..], &at]));
+                &derived
+            }
+        };
+        let mut signed = self.proof.sign(request, id, now)?;
+        if let Some(name) = self.id_header
+            && !request.headers.contains_key(name)
+            && !signed.headers.iter().any(|(known, _)| known == name)
+        {
+            signed.headers.insert(0, (name.to_owned(), id.to_owned()));
+        }
+        Ok(signed)
+    }
+}
+
+impl fmt::Debug for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scheme").finish_non_exhaustive()
+    }
+}
+
+impl Signed {
+    /// The request as it would be sent.
+    pub fn apply(self, request: &Arrival) -> Result<Arrival, SignError> {
+        let mut request = request.clone();
+        for (name, value) in self.headers {
+            let unfit = |_| SignError(format!("the value of {name} does not fit in a header"));
+            let value = HeaderValue::from_str(&value).map_err(unfit)?;
+            let name = HeaderName::from_bytes(name.as_bytes())
+                .map_err(|_| SignError(format!("{name} is no header name")))?;
+            request.headers.insert(name, value);
+        }
+        if let Some(body) = self.body {
+            request.body = body;
+        }
+        if let Some(url) = self.url {
+            request.url = url;
+        }
+        Ok(request)
+    }
+}
+
+/// Writes `random` as a secret that `recipe` accepts, for development. `None` where only the sender
+/// can hold the key that signs.
+pub(crate) fn secret_from(recipe: &Recipe, random: &[u8; 32]) -> Option<Secret> {
+    let text = match recipe {
+        Recipe::Sealed(sealed) if sealed.seal.is_symmetric() => keys::key_text(sealed.key, random),
+        Recipe::Named([sealed, ..]) if sealed.seal.is_symmetric() => {
+            keys::key_text(sealed.key, random)
+        }
+        Recipe::Sealed(_) | Recipe::Named(_) => return None,
+        Recipe::BySecret { without, .. } => return secret_from(without, random),
+        Recipe::ByParam { choices, .. } => {
+            return choices.first().and_then(|(_, recipe)| secret_from(recipe, random));
+        }
+        Recipe::Twilio | Recipe::Adyen | Recipe::Mailgun | Recipe::Token { .. } => {
+            keys::key_text(KeyForm::Hex, random)
+        }
+        Recipe::Basic => format!("hapax:{}", hex::encode(random)),
+        Recipe::PayPal | Recipe::Plaid => return None,
+    };
+    Some(Secret::new(text))
+}
+
+fn compile(recipe: &Recipe, spec: &SourceSpec) -> Result<Box<dyn Proof>, SchemeError> {
+    Ok(match recipe {
+        Recipe::Sealed(sealed) => Box::new(sealed::SealedProof::compile(sealed, spec)?),
+        Recipe::Named(names) => Box::new(sealed::NamedProof::compile(names, spec)?),
+        Recipe::BySecret { prefix, with, without } => {
+            let matching = spec
+                .secrets
+                .iter()
+                .filter(|secret| secret.secret.expose().starts_with(prefix))
+                .count();
+            if matching == 0 {
+                return compile(without, spec);
+            }
+            if matching == spec.secrets.len() {
+                return compile(with, spec);
+            }
+            return Err(SchemeError::new(
+                "secrets",
+                format!("some secrets begin with {prefix} and some do not"),
+                "the form of the secret says how the sender signs; keep secrets of one form",
+            ));
+        }
+        Recipe::ByParam { param, choices } => {
+            let choice = match spec.params.get(*param) {
+                None => choices.first(),
+                Some(value) => choices.iter().find(|(name, _)| name == value),
+            };
+            let names = || choices.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+            let (_, recipe) = choice.ok_or_else(|| {
+                SchemeError::new(
+                    "params",
+                    format!("unknown {param}"),
+                    format!("one of {}", names()),
+                )
+            })?;
+            return compile(recipe, spec);
+        }
+        Recipe::Twilio => Box::new(url::TwilioProof::compile(spec)?),
+        Recipe::Adyen => Box::new(inbody::AdyenProof::compile(spec)?),
+        Recipe::Mailgun => Box::new(inbody::MailgunProof::compile(spec)?),
+        Recipe::PayPal => Box::new(certificate::PayPalProof::compile(spec)?),
+        Recipe::Plaid => Box::new(jwt::PlaidProof::compile(spec)?),
+        Recipe::Token { header, prefix } => {
+            Box::new(bearer::TokenProof::compile(header, prefix, spec)?)
+        }
+        Recipe::Basic => Box::new(bearer::BasicProof::compile(spec)?),
+    })
+}
+
+/// A parameter that a scheme cannot do without.
+fn param<'a>(spec: &'a SourceSpec, name: &str, meaning: &str) -> Result<&'a str, SchemeError> {
+    let value = spec.params.get(name).map(String::as_str).unwrap_or_default();
+    if value.trim().is_empty() {
+        return Err(SchemeError::new(
+            "params",
+            format!("{} needs the parameter {name}", spec.provider),
+            format!("set {name} to {meaning}"),
+        ));
+    }
+    Ok(value)
+}
+
+/// The text of a header that must be there, be text and hold something.
+fn needed<'a>(arrival: &'a Arrival, name: &str) -> Result<std::borrow::Cow<'a, str>, Refusal> {
+    if !arrival.headers.contains_key(name) {
+        return Err(Refusal::Missing(format!("no {name} header")));
+    }
+    match arrival.header_text(name) {
+        Some(text) if text.is_empty() => {
+            Err(Refusal::Missing(format!("the {name} header is empty")))
+        }
+        Some(text) => Ok(text),
+        None => Err(Refusal::Signature(format!("the {name} header is not text"))),
+    }
+}
+
+/// The first of these headers that is not there.
+fn first_missing<'a>(
+    headers: &HeaderMap,
+    mut names: impl Iterator<Item = &'a str>,
+) -> Option<&'a str> {
+    names.find(|name| !headers.contains_key(*name))
+}
+
+fn expired() -> Refusal {
+    Refusal::Signature("no secret is active any more".into())
+}
+
+fn only_the_sender(title: &str) -> SignError {
+    SignError(format!("{title} signs with a private key that only the sender has"))
+}

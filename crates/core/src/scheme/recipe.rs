@@ -1,0 +1,409 @@
+//! The words in which a sender's way of signing is written down: plain data, compiled by
+//! [`super::Scheme`] together with the keys. Nothing here computes anything but descriptions.
+
+/// How a sender proves itself.
+#[derive(Debug, Clone, Copy)]
+pub enum Recipe {
+    /// A signature over composed content, carried in headers.
+    Sealed(Sealed<'static>),
+    /// The same seal under other header names. The first set of names of which any header is there
+    /// is the one that counts, so that a stray header of another set cannot stand beside a
+    /// signature that does not cover it.
+    Named(&'static [Sealed<'static>]),
+    /// The secret's own form says which of two schemes the sender uses; never the request.
+    BySecret {
+        /// What such a secret begins with.
+        prefix: &'static str,
+        /// The scheme of those that do.
+        with: &'static Recipe,
+        /// The scheme of those that do not.
+        without: &'static Recipe,
+    },
+    /// A parameter of the source says which of several schemes the sender uses.
+    ByParam {
+        /// The parameter's name.
+        param: &'static str,
+        /// Its values; the first is the default.
+        choices: &'static [(&'static str, Recipe)],
+    },
+    /// HMAC-SHA1 over the URL and the sorted form fields, or over a URL that carries the body's digest.
+    Twilio,
+    /// One HMAC in every item of the body.
+    Adyen,
+    /// An HMAC in the body that covers a timestamp and a token, and nothing else.
+    Mailgun,
+    /// RSA by a certificate over header fields and the body's CRC-32.
+    PayPal,
+    /// A JWT in a header that names the body's digest.
+    Plaid,
+    /// A shared token in a header: nothing is signed.
+    Token {
+        /// The header.
+        header: &'static str,
+        /// What stands before the token.
+        prefix: &'static str,
+    },
+    /// HTTP Basic credentials: nothing is signed.
+    Basic,
+}
+
+/// A signature over composed content. Borrowed, since the config writes one too.
+#[derive(Debug, Clone, Copy)]
+pub struct Sealed<'a> {
+    /// The kind of seal.
+    pub seal: Seal,
+    /// How the secret is written.
+    pub key: KeyForm,
+    /// Where the signatures are.
+    pub carrier: Carrier<'a>,
+    /// What is signed: text with `{body}`, `{timestamp}`, `{url}`, `{method}`, `{header:NAME}`,
+    /// and `{sorted_url}` for Plivo's rearranged one.
+    pub content: &'a str,
+    /// Where the signed timestamp is.
+    pub time: Option<Time<'a>>,
+    /// Headers that must have exactly this value beside the signature.
+    pub fixed: &'a [(&'a str, Fixed<'a>)],
+}
+
+/// The kind of seal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seal {
+    /// HMAC with SHA-1.
+    HmacSha1,
+    /// HMAC with SHA-256.
+    HmacSha256,
+    /// HMAC with SHA-512.
+    HmacSha512,
+    /// Plain SHA-1 over content and secret.
+    Sha1WithSuffix,
+    /// Plain SHA-256 over content and secret.
+    Sha256WithSuffix,
+    /// Ed25519; the secret is the sender's public key.
+    Ed25519,
+    /// ECDSA on P-256 with SHA-256, signatures in DER; the secret is the sender's public key.
+    EcdsaP256,
+}
+
+impl Seal {
+    /// The name people know it by.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::HmacSha1 => "HMAC-SHA1",
+            Self::HmacSha256 => "HMAC-SHA256",
+            Self::HmacSha512 => "HMAC-SHA512",
+            Self::Sha1WithSuffix => "SHA-1 with the secret at the end",
+            Self::Sha256WithSuffix => "SHA-256 with the secret at the end",
+            Self::Ed25519 => "Ed25519",
+            Self::EcdsaP256 => "ECDSA P-256 with SHA-256",
+        }
+    }
+
+    /// Whether whoever can check it can also make it.
+    pub fn is_symmetric(self) -> bool {
+        match self {
+            Self::HmacSha1
+            | Self::HmacSha256
+            | Self::HmacSha512
+            | Self::Sha1WithSuffix
+            | Self::Sha256WithSuffix => true,
+            Self::Ed25519 | Self::EcdsaP256 => false,
+        }
+    }
+}
+
+/// How a secret is written in the config.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyForm {
+    /// Its UTF-8 bytes are the key.
+    Text,
+    /// Text in which the sender decodes HTML entities before use.
+    HtmlText,
+    /// Hexadecimal, either case.
+    Hex,
+    /// Base64.
+    Base64,
+    /// Base64, with or without this prefix.
+    Base64After(&'static str),
+    /// Base64 behind this prefix, which must be there.
+    Base64Only(&'static str),
+    /// Base64 behind this prefix; without it, text.
+    Base64OrText(&'static str),
+    /// Base64 behind the last `_`.
+    Base64AfterLastUnderscore,
+}
+
+/// Where signatures stand in the headers.
+#[derive(Debug, Clone, Copy)]
+pub enum Carrier<'a> {
+    /// One signature in one header.
+    Header {
+        /// The header.
+        name: &'a str,
+        /// What stands before the signature.
+        prefix: &'a str,
+        /// How it is written.
+        encoding: Encoding,
+    },
+    /// `t=1,v1=…,v1=…`: a timestamp and any number of signatures.
+    Pairs {
+        /// The header.
+        name: &'a str,
+        /// What stands between pairs.
+        separator: char,
+        /// Whether a blank may follow the separator.
+        blank_after: bool,
+        /// The label of the timestamp.
+        time: &'a str,
+        /// The label of the signatures that count.
+        label: &'a str,
+        /// How they are written.
+        encoding: Encoding,
+    },
+    /// `v1,… v1,…`: signatures with a version, a blank between them.
+    Versions {
+        /// The header.
+        name: &'a str,
+        /// The version that counts.
+        label: &'a str,
+        /// How they are written.
+        encoding: Encoding,
+    },
+    /// Signatures with a comma between them.
+    List {
+        /// The header.
+        name: &'a str,
+        /// How they are written.
+        encoding: Encoding,
+    },
+    /// `NAME-1`, `NAME-2`, …: a header for each key that the sender holds.
+    Numbered {
+        /// The name up to the number.
+        stem: &'a str,
+        /// How they are written.
+        encoding: Encoding,
+    },
+    /// A header for each secret, in their order: the first secret signs only the first header.
+    Slots {
+        /// The headers.
+        names: &'a [&'a str],
+        /// How they are written.
+        encoding: Encoding,
+    },
+}
+
+/// How a signature is written. Only the canonical form of each counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Encoding {
+    /// Lower-case hexadecimal.
+    Hex,
+    /// Base64 with padding.
+    Base64,
+    /// Base64 for URLs, without padding.
+    Base64Url,
+}
+
+/// Where the signed timestamp is, and in which form.
+#[derive(Debug, Clone, Copy)]
+pub struct Time<'a> {
+    /// Where.
+    pub at: TimeAt<'a>,
+    /// In which form.
+    pub form: TimeForm,
+}
+
+/// Where the signed timestamp is.
+#[derive(Debug, Clone, Copy)]
+pub enum TimeAt<'a> {
+    /// In a header that is part of the content.
+    Header(&'a str),
+    /// Beside the signatures, see [`Carrier::Pairs`].
+    Pair,
+    /// In the signed body, at this JSON pointer.
+    Body(&'a str),
+}
+
+/// The form of a timestamp.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TimeForm {
+    /// Unix seconds.
+    Seconds,
+    /// Unix milliseconds.
+    Millis,
+    /// RFC 3339.
+    Rfc3339,
+    /// Any of these, told apart by shape and magnitude.
+    Any,
+}
+
+/// What a fixed header must say.
+#[derive(Debug, Clone, Copy)]
+pub enum Fixed<'a> {
+    /// Exactly this.
+    Text(&'a str),
+    /// What this parameter of the source says.
+    Param(&'a str),
+}
+
+/// A parameter that a source must or may set beside its secrets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Param {
+    /// Its name.
+    pub name: &'static str,
+    /// Whether the source cannot do without.
+    pub required: bool,
+    /// What it is.
+    pub meaning: &'static str,
+}
+
+impl Recipe {
+    /// Whether whoever can check it can also make it: `hapax sign` and `hapax send` work with it.
+    pub fn can_sign(&self) -> bool {
+        match self {
+            Self::Sealed(sealed) => sealed.seal.is_symmetric(),
+            Self::Named(names) => names.iter().all(|sealed| sealed.seal.is_symmetric()),
+            Self::BySecret { without, .. } => without.can_sign(),
+            Self::ByParam { choices, .. } => choices.iter().all(|(_, recipe)| recipe.can_sign()),
+            Self::Twilio | Self::Adyen | Self::Mailgun | Self::Token { .. } | Self::Basic => true,
+            Self::PayPal | Self::Plaid => false,
+        }
+    }
+
+    /// Whether the source needs at least one secret.
+    pub fn needs_secret(&self) -> bool {
+        match self {
+            Self::PayPal | Self::Plaid => false,
+            Self::Sealed(_)
+            | Self::Named(_)
+            | Self::BySecret { .. }
+            | Self::ByParam { .. }
+            | Self::Twilio
+            | Self::Adyen
+            | Self::Mailgun
+            | Self::Token { .. }
+            | Self::Basic => true,
+        }
+    }
+
+    /// Whether the full public URL is part of what is signed.
+    pub fn signs_url(&self) -> bool {
+        match self {
+            Self::Sealed(sealed) => sealed.content.contains("url}"),
+            Self::Named(names) => names.iter().any(|sealed| sealed.content.contains("url}")),
+            Self::BySecret { with, without, .. } => with.signs_url() || without.signs_url(),
+            Self::ByParam { choices, .. } => choices.iter().any(|(_, recipe)| recipe.signs_url()),
+            Self::Twilio => true,
+            Self::Adyen
+            | Self::Mailgun
+            | Self::PayPal
+            | Self::Plaid
+            | Self::Token { .. }
+            | Self::Basic => false,
+        }
+    }
+
+    /// The parameters it takes.
+    pub fn params(&self) -> &'static [Param] {
+        match self {
+            Self::PayPal => &[
+                Param {
+                    name: "webhook_id",
+                    required: false,
+                    meaning: "the webhook's id; may stand in `secrets` instead",
+                },
+                Param {
+                    name: "cert_pem",
+                    required: true,
+                    meaning: "the signing certificate, with any intermediates after it",
+                },
+                Param { name: "ca_pem", required: true, meaning: "the roots it must chain to" },
+            ],
+            Self::Plaid => &[Param {
+                name: "jwks",
+                required: true,
+                meaning: "the verification keys, a JSON array of JWKs or a key set",
+            }],
+            Self::ByParam { param: "version", .. } => &[Param {
+                name: "version",
+                required: false,
+                meaning: "which generation of the sender's webhooks this is",
+            }],
+            Self::ByParam { .. } => &[Param {
+                name: "algorithm",
+                required: false,
+                meaning: "the hash that the account is set to",
+            }],
+            Self::Sealed(Sealed { fixed, .. }) if fixed.iter().any(is_param) => {
+                &[Param { name: "key", required: true, meaning: "the app key that goes with it" }]
+            }
+            Self::Sealed(_)
+            | Self::Named(_)
+            | Self::BySecret { .. }
+            | Self::Twilio
+            | Self::Adyen
+            | Self::Mailgun
+            | Self::Token { .. }
+            | Self::Basic => &[],
+        }
+    }
+
+    /// One line on how it signs, for people.
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Sealed(sealed) => sealed.describe(),
+            Self::Named(names) => names.first().map(Sealed::describe).unwrap_or_default(),
+            Self::BySecret { prefix, with, without } => {
+                format!(
+                    "with a secret that begins with {prefix}: {}; otherwise: {}",
+                    with.describe(),
+                    without.describe()
+                )
+            }
+            Self::ByParam { param, choices } => choices
+                .iter()
+                .map(|(value, recipe)| format!("with {param} = \"{value}\": {}", recipe.describe()))
+                .collect::<Vec<_>>()
+                .join("; "),
+            Self::Twilio => "HMAC-SHA1 over the URL and the sorted form fields, base64, \
+                             in x-twilio-signature"
+                .to_owned(),
+            Self::Adyen => "HMAC-SHA256 over eight fields of each item, base64, \
+                            in additionalData.hmacSignature"
+                .to_owned(),
+            Self::Mailgun => "HMAC-SHA256 over timestamp and token, hex, \
+                              in signature.signature of the body"
+                .to_owned(),
+            Self::PayPal => "RSA (PKCS #1 v1.5, SHA-256) by a certificate over transmission id, \
+                             time, webhook id and the body's CRC-32, base64, \
+                             in paypal-transmission-sig"
+                .to_owned(),
+            Self::Plaid => {
+                "JWT (ES256) that names the body's SHA-256, in plaid-verification".to_owned()
+            }
+            Self::Token { header, .. } => format!("a shared token in {header}"),
+            Self::Basic => "HTTP Basic credentials".to_owned(),
+        }
+    }
+}
+
+impl Sealed<'_> {
+    fn describe(&self) -> String {
+        let (place, encoding) = match self.carrier {
+            Carrier::Header { name, encoding, .. }
+            | Carrier::Pairs { name, encoding, .. }
+            | Carrier::Versions { name, encoding, .. }
+            | Carrier::List { name, encoding } => (name.to_owned(), encoding),
+            Carrier::Numbered { stem, encoding } => (format!("{stem}1, {stem}2, …"), encoding),
+            Carrier::Slots { names, encoding } => (names.join(", "), encoding),
+        };
+        let encoding = match encoding {
+            Encoding::Hex => "hex",
+            Encoding::Base64 => "base64",
+            Encoding::Base64Url => "base64url",
+        };
+        format!("{} over {}, {encoding}, in {place}", self.seal.title(), self.content)
+    }
+}
+
+fn is_param((_, fixed): &(&str, Fixed<'_>)) -> bool {
+    matches!(fixed, Fixed::Param(_))
+}

@@ -1,0 +1,686 @@
+//! Signatures over composed content, carried in headers: most senders. The content is fed to the
+//! hash piece by piece, so that a body is never copied to be checked.
+
+use std::borrow::Cow;
+
+use aws_lc_rs::signature::{self, ParsedPublicKey};
+use aws_lc_rs::{constant_time, digest, hmac};
+use bytes::Bytes;
+use http::HeaderMap;
+use jiff::Timestamp;
+use serde_json::Value;
+use zeroize::Zeroizing;
+
+use super::keys::{self, Held};
+use super::recipe::{Carrier, Encoding, Fixed, KeyForm, Seal, Sealed, TimeAt, TimeForm};
+use super::{
+    Authentic, Proof, SchemeError, SignError, Signed, expired, first_missing, needed,
+    only_the_sender, param, time, url,
+};
+use crate::arrival::Arrival;
+use crate::envelope::Origin;
+use crate::limits::SIGNATURES_MAX;
+use crate::source::SourceSpec;
+use crate::verify::Refusal;
+
+/// A compiled [`Sealed`].
+pub(super) struct SealedProof {
+    keys: Keys,
+    /// The headers with signatures: one, or one for each secret, or a stem to be numbered.
+    names: Vec<Box<str>>,
+    prefix: Box<str>,
+    layout: Layout,
+    encoding: Encoding,
+    parts: Vec<Part>,
+    time: Option<(At, TimeForm)>,
+    fixed: Vec<(Box<str>, Box<str>)>,
+}
+
+enum Keys {
+    Hmac(Vec<Held<hmac::Key>>),
+    Suffix(&'static digest::Algorithm, Vec<Held<Zeroizing<Vec<u8>>>>),
+    Public(Seal, Vec<Held<ParsedPublicKey>>),
+}
+
+enum Layout {
+    Whole,
+    Pairs { separator: char, blank_after: bool, time: Box<str>, label: Box<str> },
+    Versions { label: Box<str> },
+    List,
+    Numbered,
+    Slots,
+}
+
+enum Part {
+    Text(Box<str>),
+    Body,
+    Time,
+    Url,
+    SortedUrl,
+    Method,
+    Header(Box<str>),
+}
+
+enum At {
+    Header(Box<str>),
+    Pair,
+    Body(Box<str>),
+}
+
+impl SealedProof {
+    pub(super) fn compile(sealed: &Sealed<'_>, spec: &SourceSpec) -> Result<Self, SchemeError> {
+        let owned = |names: &[&str]| names.iter().map(|name| Box::from(*name)).collect::<Vec<_>>();
+        let (names, prefix, layout, encoding) = match sealed.carrier {
+            Carrier::Header { name, prefix, encoding } => {
+                (owned(&[name]), prefix, Layout::Whole, encoding)
+            }
+            Carrier::Pairs { name, separator, blank_after, time, label, encoding } => {
+                let (time, label) = (time.into(), label.into());
+                let layout = Layout::Pairs { separator, blank_after, time, label };
+                (owned(&[name]), "", layout, encoding)
+            }
+            Carrier::Versions { name, label, encoding } => {
+                (owned(&[name]), "", Layout::Versions { label: label.into() }, encoding)
+            }
+            Carrier::List { name, encoding } => (owned(&[name]), "", Layout::List, encoding),
+            Carrier::Numbered { stem, encoding } => {
+                (owned(&[stem]), "", Layout::Numbered, encoding)
+            }
+            Carrier::Slots { names, encoding } => {
+                if spec.secrets.len() > names.len() {
+                    return Err(SchemeError::new(
+                        "secrets",
+                        format!("{} has {} keys at most", spec.provider, names.len()),
+                        "list them in the sender's order: the first signs only the first header",
+                    ));
+                }
+                (owned(names), "", Layout::Slots, encoding)
+            }
+        };
+        let fixed = sealed.fixed.iter().map(|(name, fixed)| {
+            let value = match fixed {
+                Fixed::Text(text) => *text,
+                Fixed::Param(name) => param(spec, name, "the key that goes with the secret")?,
+            };
+            Ok((Box::from(*name), Box::from(value)))
+        });
+        Ok(Self {
+            keys: Keys::prepare(sealed.seal, sealed.key, spec)?,
+            names,
+            prefix: prefix.into(),
+            layout,
+            encoding,
+            parts: parts(sealed.content)?,
+            time: sealed.time.map(|time| (At::from(time.at), time.form)),
+            fixed: fixed.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Every header that must be there, signatures first.
+    fn headers(&self) -> impl Iterator<Item = &str> {
+        let signatures = match self.layout {
+            Layout::Whole | Layout::Pairs { .. } | Layout::Versions { .. } | Layout::List => 1,
+            // Which of these are there depends on the keys that the sender holds.
+            Layout::Numbered | Layout::Slots => 0,
+        };
+        let time = match &self.time {
+            Some((At::Header(name), _)) => Some(&**name),
+            Some((At::Pair | At::Body(_), _)) | None => None,
+        };
+        let parts = self.parts.iter().filter_map(|part| match part {
+            Part::Header(name) => Some(&**name),
+            Part::Text(_)
+            | Part::Body
+            | Part::Time
+            | Part::Url
+            | Part::SortedUrl
+            | Part::Method => None,
+        });
+        let names = self.names.iter().take(signatures).map(|name| &**name);
+        names.chain(time).chain(parts).chain(self.fixed.iter().map(|(name, _)| &**name))
+    }
+
+    fn check_fixed(&self, arrival: &Arrival) -> Result<(), Refusal> {
+        for (name, value) in &self.fixed {
+            if *needed(arrival, name)? != **value {
+                return Err(Refusal::Signature(format!("the {name} header is not {value}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Collects the signatures of one header; gives back the timestamp beside them.
+    fn collect<'h>(&self, header: &'h str, found: &mut Found) -> Result<Option<&'h str>, Refusal> {
+        match &self.layout {
+            Layout::Whole | Layout::Numbered | Layout::Slots => {
+                let signature = header.strip_prefix(&*self.prefix).ok_or_else(|| {
+                    Refusal::Signature(format!("the signature does not begin with {}", self.prefix))
+                })?;
+                found.push(self.encoding, signature, None)?;
+                Ok(None)
+            }
+            Layout::Versions { label } => {
+                for signature in header.split(' ').filter_map(|entry| entry.split_once(',')) {
+                    if signature.0 == &**label {
+                        found.push(self.encoding, signature.1, None)?;
+                    }
+                }
+                Ok(None)
+            }
+            Layout::List => {
+                for signature in header.split(',') {
+                    found.push(self.encoding, signature, None)?;
+                }
+                Ok(None)
+            }
+            Layout::Pairs { separator, blank_after, time, label } => {
+                let mut at = None;
+                for (label_here, value) in
+                    header.split(*separator).filter_map(|pair| pair.split_once('='))
+                {
+                    let bare = label_here.trim_matches([' ', '\t']);
+                    let ours = bare == &**time || bare == &**label;
+                    let blanks = label_here.len() - bare.len();
+                    if ours && blanks > usize::from(*blank_after) {
+                        return Err(Refusal::Signature(format!("blanks before {bare}=")));
+                    }
+                    if bare == &**label {
+                        found.push(self.encoding, value, None)?;
+                    } else if bare == &**time && at.replace(value).is_some() {
+                        return Err(Refusal::Signature(format!("{time}= is there twice")));
+                    }
+                }
+                Ok(at)
+            }
+        }
+    }
+
+    /// The signatures that lie in headers of their own.
+    fn collect_several(&self, arrival: &Arrival, found: &mut Found) -> Result<(), Refusal> {
+        match &self.layout {
+            Layout::Numbered => {
+                for number in 1..=SIGNATURES_MAX {
+                    match arrival.header_text(&format!("{}{number}", self.names[0])) {
+                        Some(header) => found.push(self.encoding, &header, None)?,
+                        None => break,
+                    }
+                }
+            }
+            Layout::Slots => {
+                for (slot, name) in self.names.iter().enumerate() {
+                    if let Some(header) = arrival.header_text(name) {
+                        found.push(self.encoding, &header, Some(slot))?;
+                    }
+                }
+            }
+            Layout::Whole | Layout::Pairs { .. } | Layout::Versions { .. } | Layout::List => {}
+        }
+        if found.none_seen() {
+            return Err(Refusal::Missing(format!("no {} header", self.names[0])));
+        }
+        Ok(())
+    }
+
+    /// Feeds the signed content into `sink`, piece by piece.
+    fn feed(&self, arrival: &Arrival, content: &Content<'_>, sink: &mut dyn FnMut(&[u8])) {
+        for part in &self.parts {
+            match part {
+                Part::Text(text) => sink(text.as_bytes()),
+                Part::Body => sink(&arrival.body),
+                Part::Time => sink(content.time.as_bytes()),
+                Part::Url => sink(arrival.url.as_bytes()),
+                Part::SortedUrl => sink(&content.sorted_url),
+                Part::Method => sink(arrival.method.as_str().as_bytes()),
+                Part::Header(name) => sink(&arrival.header(name).unwrap_or_default()),
+            }
+        }
+    }
+
+    /// The place of the key that made one of the signatures.
+    fn signer(
+        &self,
+        arrival: &Arrival,
+        content: &Content<'_>,
+        found: &Found,
+        now: Timestamp,
+    ) -> Result<usize, Refusal> {
+        let mut tried = 0;
+        match &self.keys {
+            Keys::Hmac(keys) => {
+                for (place, key) in keys::active(keys, now) {
+                    tried += 1;
+                    let mut context = hmac::Context::with_key(key);
+                    self.feed(arrival, content, &mut |piece| context.update(piece));
+                    if found.holds(context.sign().as_ref(), place) {
+                        return Ok(place);
+                    }
+                }
+            }
+            Keys::Suffix(algorithm, keys) => {
+                for (place, key) in keys::active(keys, now) {
+                    tried += 1;
+                    let mut context = digest::Context::new(algorithm);
+                    self.feed(arrival, content, &mut |piece| context.update(piece));
+                    context.update(key);
+                    if found.holds(context.finish().as_ref(), place) {
+                        return Ok(place);
+                    }
+                }
+            }
+            Keys::Public(_, keys) => {
+                let mut message = Vec::with_capacity(arrival.body.len() + 64);
+                self.feed(arrival, content, &mut |piece| message.extend_from_slice(piece));
+                for (place, key) in keys::active(keys, now) {
+                    tried += 1;
+                    if found.of(place).any(|sign| key.verify_sig(&message, sign).is_ok()) {
+                        return Ok(place);
+                    }
+                }
+            }
+        }
+        Err(match tried {
+            0 => expired(),
+            1 => Refusal::Signature("it is not by the secret of this source".into()),
+            _ => Refusal::Signature(format!("it is by none of the {tried} secrets of this source")),
+        })
+    }
+
+    fn tag(&self, arrival: &Arrival, content: &Content<'_>, place: usize) -> Option<Vec<u8>> {
+        match &self.keys {
+            Keys::Hmac(keys) => {
+                let mut context = hmac::Context::with_key(&keys.get(place)?.key);
+                self.feed(arrival, content, &mut |piece| context.update(piece));
+                Some(context.sign().as_ref().to_vec())
+            }
+            Keys::Suffix(algorithm, keys) => {
+                let key = &keys.get(place)?.key;
+                let mut context = digest::Context::new(algorithm);
+                self.feed(arrival, content, &mut |piece| context.update(piece));
+                context.update(key);
+                Some(context.finish().as_ref().to_vec())
+            }
+            Keys::Public(..) => None,
+        }
+    }
+}
+
+/// What of the content is not in the arrival as it is.
+struct Content<'a> {
+    time: Cow<'a, str>,
+    sorted_url: Vec<u8>,
+}
+
+impl Proof for SealedProof {
+    fn missing<'a>(&'a self, headers: &HeaderMap) -> Option<&'a str> {
+        first_missing(headers, self.headers())
+    }
+
+    fn authenticate(&self, arrival: &Arrival, now: Timestamp) -> Result<Authentic, Refusal> {
+        self.check_fixed(arrival)?;
+        for part in &self.parts {
+            if let Part::Header(name) = part {
+                needed(arrival, name)?;
+            }
+        }
+        let mut found = Found::default();
+        let header;
+        let beside = match self.layout {
+            Layout::Whole | Layout::Pairs { .. } | Layout::Versions { .. } | Layout::List => {
+                header = needed(arrival, &self.names[0])?;
+                self.collect(&header, &mut found)?
+            }
+            Layout::Numbered | Layout::Slots => {
+                self.collect_several(arrival, &mut found)?;
+                None
+            }
+        };
+        let (time, mut signed_at) = match &self.time {
+            Some((At::Header(name), form)) => {
+                let text = needed(arrival, name)?;
+                let at = read_time(*form, &text)?;
+                (text, Some(at))
+            }
+            Some((At::Pair, form)) => {
+                let text = beside
+                    .ok_or_else(|| Refusal::Missing("no timestamp beside the signature".into()))?;
+                (Cow::Borrowed(text), Some(read_time(*form, text)?))
+            }
+            Some((At::Body(_), _)) | None => (Cow::Borrowed(""), None),
+        };
+        let sorted_url = match self.parts.iter().any(|part| matches!(part, Part::SortedUrl)) {
+            true => url::sorted(arrival)?,
+            false => Vec::new(),
+        };
+        if found.none_well_formed() {
+            return Err(Refusal::Signature(format!(
+                "no well-formed signature in {}",
+                self.names[0]
+            )));
+        }
+        let secret = self.signer(arrival, &Content { time, sorted_url }, &found, now)?;
+        if let Some((At::Body(pointer), form)) = &self.time {
+            signed_at = Some(body_time(&arrival.body, pointer, *form)?);
+        }
+        Ok(Authentic { signed_at, secret })
+    }
+
+    fn sign(&self, request: &Arrival, id: &str, now: Timestamp) -> Result<Signed, SignError> {
+        if let Keys::Public(seal, _) = &self.keys {
+            return Err(only_the_sender(seal.title()));
+        }
+        let mut draft = request.clone();
+        let mut signed = Signed::default();
+        let mut add = |draft: &mut Arrival, name: &str, value: &str| {
+            if draft.headers.contains_key(name) {
+                return Ok(());
+            }
+            let one = Signed { headers: vec![(name.into(), value.into())], ..Signed::default() };
+            *draft = one.apply(draft)?;
+            signed.headers.push((name.to_owned(), value.to_owned()));
+            Ok(())
+        };
+        for (name, value) in &self.fixed {
+            add(&mut draft, name, value)?;
+        }
+        for part in &self.parts {
+            if let Part::Header(name) = part {
+                add(&mut draft, name, id)?;
+            }
+        }
+        let time = match &self.time {
+            Some((At::Header(name), form)) => {
+                add(&mut draft, name, &time::format(*form, now))?;
+                draft.header_text(name).map(Cow::into_owned).unwrap_or_default()
+            }
+            Some((At::Pair, form)) => time::format(*form, now),
+            Some((At::Body(pointer), form)) => {
+                draft.body = with_time(&draft.body, pointer, *form, now)?;
+                signed.body = Some(draft.body.clone());
+                String::new()
+            }
+            None => String::new(),
+        };
+        let sorted_url = match self.parts.iter().any(|part| matches!(part, Part::SortedUrl)) {
+            true => url::sorted(&draft).map_err(|refusal| SignError(refusal.to_string()))?,
+            false => Vec::new(),
+        };
+        let content = Content { time: Cow::Borrowed(&time), sorted_url };
+        let places = self.keys.active(now);
+        let first =
+            *places.first().ok_or_else(|| SignError("no secret is active any more".into()))?;
+        let write = |place: usize| {
+            let tag = self.tag(&draft, &content, place).unwrap_or_default();
+            keys::encode(self.encoding, &tag)
+        };
+        let name = || self.names[0].to_string();
+        match &self.layout {
+            Layout::Whole => {
+                signed.headers.push((name(), format!("{}{}", self.prefix, write(first))))
+            }
+            Layout::Pairs { separator, blank_after, time: label_time, label } => {
+                let blank = if *blank_after { " " } else { "" };
+                let value =
+                    format!("{label_time}={time}{separator}{blank}{label}={}", write(first));
+                signed.headers.push((name(), value));
+            }
+            Layout::Versions { label } => {
+                signed.headers.push((name(), format!("{label},{}", write(first))));
+            }
+            Layout::List => signed.headers.push((name(), write(first))),
+            Layout::Numbered => signed.headers.push((format!("{}1", self.names[0]), write(first))),
+            Layout::Slots => {
+                for place in places {
+                    signed.headers.push((self.names[place].to_string(), write(place)));
+                }
+            }
+        }
+        Ok(signed)
+    }
+
+    fn signs_time(&self) -> bool {
+        self.time.is_some()
+    }
+
+    fn signs(&self, origin: Origin<'_>) -> bool {
+        let time_header = |name: &str| match &self.time {
+            Some((At::Header(time), _)) => time.eq_ignore_ascii_case(name),
+            Some((At::Pair | At::Body(_), _)) | None => false,
+        };
+        self.parts.iter().any(|part| match origin {
+            Origin::Body => matches!(part, Part::Body | Part::SortedUrl),
+            Origin::Query => matches!(part, Part::Url | Part::SortedUrl),
+            Origin::Header(asked) => match part {
+                Part::Header(name) => name.eq_ignore_ascii_case(asked),
+                Part::Time => time_header(asked),
+                Part::Text(_) | Part::Body | Part::Url | Part::SortedUrl | Part::Method => false,
+            },
+        })
+    }
+}
+
+/// Several [`SealedProof`]s that differ only in the names of their headers.
+pub(super) struct NamedProof(Vec<SealedProof>);
+
+impl NamedProof {
+    pub(super) fn compile(names: &[Sealed<'_>], spec: &SourceSpec) -> Result<Self, SchemeError> {
+        names
+            .iter()
+            .map(|sealed| SealedProof::compile(sealed, spec))
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+
+    /// The set of names of which any header is there; the first one where there is none.
+    fn chosen(&self, headers: &HeaderMap) -> &SealedProof {
+        self.0
+            .iter()
+            .find(|proof| proof.headers().any(|name| headers.contains_key(name)))
+            .unwrap_or(&self.0[0])
+    }
+}
+
+impl Proof for NamedProof {
+    fn missing<'a>(&'a self, headers: &HeaderMap) -> Option<&'a str> {
+        self.chosen(headers).missing(headers)
+    }
+
+    fn authenticate(&self, arrival: &Arrival, now: Timestamp) -> Result<Authentic, Refusal> {
+        self.chosen(&arrival.headers).authenticate(arrival, now)
+    }
+
+    fn sign(&self, request: &Arrival, id: &str, now: Timestamp) -> Result<Signed, SignError> {
+        self.chosen(&request.headers).sign(request, id, now)
+    }
+
+    fn signs_time(&self) -> bool {
+        self.0.iter().all(SealedProof::signs_time)
+    }
+
+    fn signs(&self, origin: Origin<'_>) -> bool {
+        self.0.iter().any(|proof| proof.signs(origin))
+    }
+}
+
+impl Keys {
+    fn prepare(seal: Seal, form: KeyForm, spec: &SourceSpec) -> Result<Self, SchemeError> {
+        let hmac = |algorithm| {
+            let key = |text: &str| Ok(hmac::Key::new(algorithm, &keys::key_bytes(form, text)?));
+            keys::prepare(&spec.secrets, key).map(Self::Hmac)
+        };
+        let suffix = |algorithm| {
+            keys::prepare(&spec.secrets, |text| keys::key_bytes(form, text))
+                .map(|keys| Self::Suffix(algorithm, keys))
+        };
+        let public = |algorithm: &'static dyn signature::VerificationAlgorithm, what: &str| {
+            let key = |text: &str| {
+                ParsedPublicKey::new(algorithm, &keys::key_bytes(form, text)?[..])
+                    .map_err(|_| format!("it is not {what}"))
+            };
+            keys::prepare(&spec.secrets, key).map(|keys| Self::Public(seal, keys))
+        };
+        match seal {
+            Seal::HmacSha1 => hmac(hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY),
+            Seal::HmacSha256 => hmac(hmac::HMAC_SHA256),
+            Seal::HmacSha512 => hmac(hmac::HMAC_SHA512),
+            Seal::Sha1WithSuffix => suffix(&digest::SHA1_FOR_LEGACY_USE_ONLY),
+            Seal::Sha256WithSuffix => suffix(&digest::SHA256),
+            Seal::Ed25519 => public(&signature::ED25519, "an Ed25519 public key"),
+            Seal::EcdsaP256 => public(&signature::ECDSA_P256_SHA256_ASN1, "a P-256 public key"),
+        }
+    }
+
+    fn active(&self, now: Timestamp) -> Vec<usize> {
+        match self {
+            Self::Hmac(keys) => keys::active(keys, now).map(|(place, _)| place).collect(),
+            Self::Suffix(_, keys) => keys::active(keys, now).map(|(place, _)| place).collect(),
+            Self::Public(_, keys) => keys::active(keys, now).map(|(place, _)| place).collect(),
+        }
+    }
+}
+
+impl From<TimeAt<'_>> for At {
+    fn from(at: TimeAt<'_>) -> Self {
+        match at {
+            TimeAt::Header(name) => Self::Header(name.into()),
+            TimeAt::Pair => Self::Pair,
+            TimeAt::Body(pointer) => Self::Body(pointer.into()),
+        }
+    }
+}
+
+/// The signatures of one request, decoded, on the stack.
+struct Found {
+    signatures: [Signature; SIGNATURES_MAX],
+    seen: usize,
+    kept: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Signature {
+    bytes: [u8; SIGNATURE_BYTES_MAX],
+    length: usize,
+    /// Where a header belongs to one secret: its place.
+    slot: Option<usize>,
+}
+
+/// The longest is an ECDSA signature in DER: 72 bytes.
+const SIGNATURE_BYTES_MAX: usize = 80;
+
+impl Default for Found {
+    fn default() -> Self {
+        let blank = Signature { bytes: [0; SIGNATURE_BYTES_MAX], length: 0, slot: None };
+        Self { signatures: [blank; SIGNATURES_MAX], seen: 0, kept: 0 }
+    }
+}
+
+impl Found {
+    /// One that is not well-formed matches nothing; beside a good one it does no harm (S-4).
+    fn push(&mut self, encoding: Encoding, text: &str, slot: Option<usize>) -> Result<(), Refusal> {
+        self.seen += 1;
+        if self.seen > SIGNATURES_MAX {
+            return Err(Refusal::Signature(format!("more than {SIGNATURES_MAX} signatures")));
+        }
+        let next = &mut self.signatures[self.kept];
+        if let Some(length) = keys::decode(encoding, text.as_bytes(), &mut next.bytes)
+            && length > 0
+        {
+            (next.length, next.slot) = (length, slot);
+            self.kept += 1;
+        }
+        Ok(())
+    }
+
+    fn none_seen(&self) -> bool {
+        self.seen == 0
+    }
+
+    fn none_well_formed(&self) -> bool {
+        self.kept == 0
+    }
+
+    /// Those that the secret at `place` may have made.
+    fn of(&self, place: usize) -> impl Iterator<Item = &[u8]> {
+        self.signatures[..self.kept]
+            .iter()
+            .filter(move |signature| signature.slot.is_none_or(|slot| slot == place))
+            .map(|signature| &signature.bytes[..signature.length])
+    }
+
+    fn holds(&self, tag: &[u8], place: usize) -> bool {
+        self.of(place).any(|sign| constant_time::verify_slices_are_equal(tag, sign).is_ok())
+    }
+}
+
+/// Splits content such as `{timestamp}.{body}` into its parts.
+fn parts(content: &str) -> Result<Vec<Part>, SchemeError> {
+    let wrong = |problem: String| {
+        let hint = "it may hold {body}, {timestamp}, {id}, {url}, {method} and {header:NAME}";
+        SchemeError::new("scheme", problem, hint)
+    };
+    let mut parts = Vec::new();
+    let mut rest = content;
+    while let Some((text, after)) = rest.split_once('{') {
+        if !text.is_empty() {
+            parts.push(Part::Text(text.into()));
+        }
+        let (name, after) = after
+            .split_once('}')
+            .ok_or_else(|| wrong(format!("content \"{content}\" has a {{ without its }}")))?;
+        parts.push(match name {
+            "body" => Part::Body,
+            "timestamp" => Part::Time,
+            "url" => Part::Url,
+            "sorted_url" => Part::SortedUrl,
+            "method" => Part::Method,
+            name => match name.strip_prefix("header:") {
+                Some(header) if http::HeaderName::from_bytes(header.as_bytes()).is_ok() => {
+                    Part::Header(header.to_ascii_lowercase().into())
+                }
+                _ => return Err(wrong(format!("content has an unknown placeholder {{{name}}}"))),
+            },
+        });
+        rest = after;
+    }
+    if !rest.is_empty() {
+        parts.push(Part::Text(rest.into()));
+    }
+    Ok(parts)
+}
+
+fn read_time(form: TimeForm, text: &str) -> Result<Timestamp, Refusal> {
+    time::parse(form, text)
+        .ok_or_else(|| Refusal::Signature("the timestamp is not well-formed".into()))
+}
+
+/// A timestamp inside a body that is proven by now. A number only, or RFC 3339 as a string.
+fn body_time(body: &[u8], pointer: &str, form: TimeForm) -> Result<Timestamp, Refusal> {
+    let malformed = || Refusal::Malformed(format!("no timestamp at {pointer}"));
+    let body: Value = serde_json::from_slice(body).map_err(|_| malformed())?;
+    let text = match (body.pointer(pointer), form) {
+        (Some(Value::Number(number)), _) => number.to_string(),
+        (Some(Value::String(text)), TimeForm::Rfc3339 | TimeForm::Any) => text.clone(),
+        _ => return Err(malformed()),
+    };
+    time::parse(form, &text).ok_or_else(malformed)
+}
+
+fn with_time(
+    body: &[u8],
+    pointer: &str,
+    form: TimeForm,
+    now: Timestamp,
+) -> Result<Bytes, SignError> {
+    let unfit = || SignError(format!("the body must be a JSON object with room for {pointer}"));
+    let mut json: Value = serde_json::from_slice(body).map_err(|_| unfit())?;
+    let (parent, name) = pointer.rsplit_once('/').ok_or_else(unfit)?;
+    let parent = json.pointer_mut(parent).and_then(Value::as_object_mut).ok_or_else(unfit)?;
+    let text = time::format(form, now);
+    let value = match form {
+        TimeForm::Rfc3339 => Value::String(text),
+        TimeForm::Seconds | TimeForm::Millis | TimeForm::Any => {
+            text.parse::<i64>().map(Value::from).unwrap_or(Value::String(text))
+        }
+    };
+    parent.insert(name.to_owned(), value);
+    Ok(Bytes::from(json.to_string()))
+}

@@ -1,0 +1,259 @@
+//! Senders that sign their URL together with the fields of a form: Twilio, and Plivo's rearranged
+//! URL, which [`super::sealed`] feeds into its hash.
+
+use aws_lc_rs::{constant_time, digest, hmac};
+use http::HeaderMap;
+use jiff::Timestamp;
+
+use super::keys::{self, Held};
+use super::recipe::{Encoding, KeyForm};
+use super::{Authentic, Proof, SchemeError, SignError, Signed, expired, first_missing, needed};
+use crate::arrival::Arrival;
+use crate::envelope::Origin;
+use crate::source::SourceSpec;
+use crate::verify::Refusal;
+
+/// Name and value, decoded.
+type Field = (Vec<u8>, Vec<u8>);
+
+const HEADER: &str = "x-twilio-signature";
+const BODY_DIGEST: &[u8] = b"bodySHA256";
+
+/// HMAC-SHA1 over the URL and the form's fields, sorted and without separators. A body that is no
+/// form is covered by its digest in the URL, or not at all, and then it is refused.
+pub(super) struct TwilioProof {
+    keys: Vec<Held<hmac::Key>>,
+}
+
+impl TwilioProof {
+    pub(super) fn compile(spec: &SourceSpec) -> Result<Self, SchemeError> {
+        let keys = keys::prepare(&spec.secrets, |text| {
+            let key = keys::key_bytes(KeyForm::Text, text)?;
+            Ok(hmac::Key::new(hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY, &key))
+        })?;
+        Ok(Self { keys })
+    }
+}
+
+impl Proof for TwilioProof {
+    fn missing<'a>(&'a self, headers: &HeaderMap) -> Option<&'a str> {
+        first_missing(headers, std::iter::once(HEADER))
+    }
+
+    fn authenticate(&self, arrival: &Arrival, now: Timestamp) -> Result<Authentic, Refusal> {
+        let header = needed(arrival, HEADER)?;
+        let mut signature = [0; 32];
+        let length = keys::decode(Encoding::Base64, header.as_bytes(), &mut signature)
+            .ok_or_else(|| Refusal::Signature(format!("no well-formed signature in {HEADER}")))?;
+        let fields = covered_fields(arrival)?;
+        let mut tried = 0;
+        for (secret, key) in keys::active(&self.keys, now) {
+            tried += 1;
+            for url in spellings(&arrival.url) {
+                let tag = tag(key, &url, &fields);
+                if constant_time::verify_slices_are_equal(tag.as_ref(), &signature[..length])
+                    .is_ok()
+                {
+                    return Ok(Authentic { signed_at: None, secret });
+                }
+            }
+        }
+        match tried {
+            0 => Err(expired()),
+            _ => Err(Refusal::Signature(
+                "it is not by the secret of this source, or the public URL differs".into(),
+            )),
+        }
+    }
+
+    fn sign(&self, request: &Arrival, _id: &str, now: Timestamp) -> Result<Signed, SignError> {
+        let (_, key) = keys::active(&self.keys, now)
+            .next()
+            .ok_or_else(|| SignError("no secret is active any more".into()))?;
+        let mut draft = request.clone();
+        let mut signed = Signed::default();
+        let is_json = matches!(draft.body.first(), Some(b'{' | b'['));
+        if is_json && body_digest(&draft).is_none() {
+            let separator = if draft.url.contains('?') { '&' } else { '?' };
+            let digest = hex::encode(digest::digest(&digest::SHA256, &draft.body));
+            draft.url = format!("{}{separator}bodySHA256={digest}", draft.url);
+            signed.url = Some(draft.url.clone());
+        }
+        let fields = covered_fields(&draft).map_err(|refusal| SignError(refusal.to_string()))?;
+        let tag = tag(key, &draft.url, &fields);
+        signed.headers.push((HEADER.to_owned(), keys::encode(Encoding::Base64, tag.as_ref())));
+        Ok(signed)
+    }
+
+    fn signs_time(&self) -> bool {
+        false
+    }
+
+    fn signs(&self, origin: Origin<'_>) -> bool {
+        match origin {
+            Origin::Body | Origin::Query => true,
+            Origin::Header(_) => false,
+        }
+    }
+}
+
+fn tag(key: &hmac::Key, url: &str, fields: &[Field]) -> hmac::Tag {
+    let mut context = hmac::Context::with_key(key);
+    context.update(url.as_bytes());
+    for (name, value) in fields {
+        context.update(name);
+        context.update(value);
+    }
+    context.sign()
+}
+
+/// The form's fields as they are signed: sorted, each pair once; none where the URL names the
+/// body's digest.
+fn covered_fields(arrival: &Arrival) -> Result<Vec<Field>, Refusal> {
+    if let Some(named) = body_digest(arrival) {
+        let mut expected = [0; 32];
+        let length = keys::decode(Encoding::Hex, &named, &mut expected).unwrap_or_default();
+        let actual = digest::digest(&digest::SHA256, &arrival.body);
+        return match constant_time::verify_slices_are_equal(actual.as_ref(), &expected[..length]) {
+            Ok(()) => Ok(Vec::new()),
+            Err(_) => Err(Refusal::Signature("the body is not the one that the URL names".into())),
+        };
+    }
+    let mut fields = form_fields(arrival)?;
+    fields.sort();
+    fields.dedup();
+    Ok(fields)
+}
+
+fn body_digest(arrival: &Arrival) -> Option<Vec<u8>> {
+    form(arrival.query().as_bytes()).find(|(name, _)| name == BODY_DIGEST).map(|(_, value)| value)
+}
+
+/// The URL as it is, and with its port taken away or put in: senders and proxies differ on that.
+fn spellings(url: &str) -> impl Iterator<Item = String> {
+    let other = || {
+        let (scheme, rest) = url.split_once("://")?;
+        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        let (authority, path) = rest.split_at(end);
+        let host_at = authority.rfind('@').map_or(0, |at| at + 1);
+        let port_at = authority[host_at..].rfind(':').map(|at| host_at + at);
+        let port_at = port_at.filter(|at| !authority[*at..].contains(']'));
+        Some(match (port_at, scheme) {
+            (Some(at), _) => format!("{scheme}://{}{path}", &authority[..at]),
+            (None, "https") => format!("{scheme}://{authority}:443{path}"),
+            (None, _) => format!("{scheme}://{authority}:80{path}"),
+        })
+    };
+    std::iter::once(url.to_owned()).chain(other())
+}
+
+/// Plivo's content: the URL with its query sorted, then the sorted fields of the form.
+pub(super) fn sorted(arrival: &Arrival) -> Result<Vec<u8>, Refusal> {
+    let url = arrival.url.split(['?', '#']).next().unwrap_or_default();
+    let mut query: Vec<_> = form(arrival.query().as_bytes()).collect();
+    let mut fields = form_fields(arrival)?;
+    query.sort();
+    fields.sort();
+    let mut content = url.as_bytes().to_vec();
+    if !query.is_empty() || !fields.is_empty() {
+        content.push(b'?');
+    }
+    for (place, (name, value)) in query.iter().enumerate() {
+        if place > 0 {
+            content.push(b'&');
+        }
+        content.extend_from_slice(name);
+        content.push(b'=');
+        content.extend_from_slice(value);
+    }
+    if !query.is_empty() && !fields.is_empty() {
+        content.push(b'.');
+    }
+    for (name, value) in &fields {
+        content.extend_from_slice(name);
+        content.extend_from_slice(value);
+    }
+    Ok(content)
+}
+
+/// The fields of a form body. Any other body would not be covered by the signature.
+fn form_fields(arrival: &Arrival) -> Result<Vec<Field>, Refusal> {
+    const FORM: &str = "application/x-www-form-urlencoded";
+    let is_form = match arrival.header_text("content-type") {
+        Some(given) => {
+            let given = given.split(';').next().unwrap_or_default().trim();
+            given.eq_ignore_ascii_case(FORM)
+        }
+        None => true,
+    };
+    if !is_form && !arrival.body.is_empty() {
+        return Err(Refusal::Signature(
+            "the body is no form, so the signature leaves it out".into(),
+        ));
+    }
+    Ok(form(&arrival.body).collect())
+}
+
+/// Decodes urlencoded pairs, byte for byte.
+fn form(text: &[u8]) -> impl Iterator<Item = Field> {
+    text.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty()).map(|pair| {
+        let at = pair.iter().position(|byte| *byte == b'=').unwrap_or(pair.len());
+        (unescape(&pair[..at]), unescape(pair.get(at + 1..).unwrap_or_default()))
+    })
+}
+
+fn unescape(text: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(text.len());
+    let mut at = 0;
+    while let Some(byte) = text.get(at) {
+        let escaped = match byte {
+            b'%' => text.get(at + 1..at + 3).and_then(hex_byte),
+            _ => None,
+        };
+        plain.push(match (byte, escaped) {
+            (_, Some(byte)) => byte,
+            (b'+', None) => b' ',
+            (byte, None) => *byte,
+        });
+        at += if escaped.is_some() { 3 } else { 1 };
+    }
+    plain
+}
+
+fn hex_byte(digits: &[u8]) -> Option<u8> {
+    let mut byte = [0];
+    hex::decode_to_slice(digits, &mut byte).ok()?;
+    Some(byte[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_tried_with_and_without_its_port() {
+        fn check(url: &str, other: &str) {
+            assert_eq!(spellings(url).collect::<Vec<_>>(), [url, other]);
+        }
+        check("https://a.test/x?y", "https://a.test:443/x?y");
+        check("http://a.test", "http://a.test:80");
+        check("https://a.test:443/x", "https://a.test/x");
+        check("https://a.test:8443?x=a:b", "https://a.test?x=a:b");
+        check("https://u:p@a.test/x", "https://u:p@a.test:443/x");
+        check("https://[::1]/x", "https://[::1]:443/x");
+        check("https://[::1]:8443/x", "https://[::1]/x");
+    }
+
+    #[test]
+    fn form_fields_are_decoded_as_browsers_encode_them() {
+        let fields: Vec<_> = form(b"a=1+2&&b=%2B%zz%4&c&=d").collect();
+        let text: Vec<_> = fields
+            .iter()
+            .map(|(name, value)| (String::from_utf8_lossy(name), String::from_utf8_lossy(value)))
+            .collect();
+        assert_eq!(
+            text.iter().map(|(name, value)| (&**name, &**value)).collect::<Vec<_>>(),
+            [("a", "1 2"), ("b", "+%zz%4"), ("c", ""), ("", "d")]
+        );
+    }
+}
