@@ -1,6 +1,8 @@
 //! A second look at HTTP/1 request heads for what the parser lets through and a proxy in front may
 //! read differently: a length given in two ways, and lines that end in a bare LF (S-18). It keeps
-//! no bytes but the start of the current line, so a head may come in any number of pieces.
+//! no bytes but the start of the current line, so a head may come in any number of pieces. A head
+//! that was sent before the answer to the one before it is judged by the parser alone, which takes
+//! chunks over a length and then closes the connection.
 
 use memchr::memchr;
 
