@@ -2,7 +2,7 @@
 //! a [`Scheme`] that checks raw bytes in constant time, and signs where the key allows it.
 //!
 //! The words of a recipe are in [`recipe`]; which sender uses which is in [`crate::presets`]. The
-//! window of a signed timestamp is not judged here but in [`crate::verify`], by one rule for all.
+//! window of a signed timestamp is not judged here but in [`mod@crate::verify`], by one rule for all.
 
 mod bearer;
 mod certificate;
