@@ -28,8 +28,9 @@ pub struct SourceSpec {
     pub custom: Option<CustomScheme>,
     /// Whether the full public URL of this source is known; schemes that sign it need it.
     pub url_known: bool,
-    /// How far a signed timestamp may lie from now, on both sides.
-    pub tolerance: Duration,
+    /// How far a signed timestamp may lie from now, on both sides; `None` takes the sender's own
+    /// window where that is wider than the default, as of senders whose retries need it.
+    pub tolerance: Option<Duration>,
     /// What happens to late but authentic arrivals; `None` takes the preset's default.
     pub late: Option<Late>,
     /// Whether signed bytes are remembered; `None` takes the scheme's default.
@@ -49,7 +50,7 @@ impl SourceSpec {
             params: BTreeMap::new(),
             custom: None,
             url_known: true,
-            tolerance: TOLERANCE_DEFAULT,
+            tolerance: None,
             late: None,
             replay_guard: None,
             envelope: EnvelopeSpec::default(),
@@ -151,7 +152,10 @@ impl Source {
             preset,
             scheme,
             envelope,
-            tolerance: spec.tolerance,
+            tolerance: spec
+                .tolerance
+                .or(preset.and_then(|preset| preset.window))
+                .unwrap_or(TOLERANCE_DEFAULT),
             late,
             replay_guard,
             handshake: HandshakeKeys::new(&spec.secrets, &spec.params),
@@ -166,6 +170,11 @@ impl Source {
     /// The source's name.
     pub fn name(&self) -> &SourceName {
         &self.name
+    }
+
+    /// How far a signed timestamp may lie from now, on both sides.
+    pub fn tolerance(&self) -> Duration {
+        self.tolerance
     }
 
     /// What happens to late arrivals.

@@ -134,7 +134,6 @@ pub(super) const POSTMARK: Preset = Preset {
             within: None,
         },
         event_type: &["/RecordType"],
-        occurred_at: Some("/ReceivedAt"),
         ..JSON
     },
     ..BASE

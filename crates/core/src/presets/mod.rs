@@ -9,6 +9,8 @@ mod messaging;
 mod payments;
 mod platforms;
 
+use std::time::Duration;
+
 use crate::challenge::Challenge;
 use crate::scheme::recipe::{
     Carrier, Encoding, Fixed, KeyForm, Param, Recipe, Seal, Sealed, Time, TimeAt, TimeForm,
@@ -35,6 +37,9 @@ pub struct Preset {
     pub retries: &'static str,
     /// The window that the sender's own documents or libraries use.
     pub tolerance: &'static str,
+    /// That window, where it is wider than ours by default and the key is signed: a narrower one
+    /// would call late what the sender itself holds to be on time.
+    pub window: Option<Duration>,
     /// Where id, type and time are.
     pub envelope: PresetEnvelope,
     /// Whether a retry is signed again with a fresh timestamp. False where nobody confirms it:
@@ -125,7 +130,12 @@ impl Preset {
 
     /// What a source of it must or may set beside secrets.
     pub fn params(&self) -> &'static [Param] {
-        self.recipe.params()
+        const VERIFY_TOKEN: &[Param] = &[Param {
+            name: "verify_token",
+            required: false,
+            meaning: "the token that its handshake shows; without it no handshake succeeds",
+        }];
+        if self.challenge == Some(Challenge::Meta) { VERIFY_TOKEN } else { self.recipe.params() }
     }
 
     /// One line on how it signs.
@@ -159,7 +169,7 @@ pub fn nearest(name: &str) -> Option<&'static str> {
     let (near, steps) =
         ALL.iter().map(|preset| (preset.name, distance(preset))).min_by_key(|(_, steps)| *steps)?;
     // A third of the word may be wrong; beyond that a guess is noise.
-    (steps <= (plain.len() / 3).max(1)).then_some(near)
+    (steps <= plain.len() / 3).then_some(near)
 }
 
 /// How many letters must be put in, taken out or changed.
@@ -246,6 +256,7 @@ const BASE: Preset = Preset {
     unsigned: "every header, and so the time of sending",
     retries: "not documented",
     tolerance: "none: no time is signed",
+    window: None,
     envelope: JSON,
     signs_retries_afresh: false,
     ack: Ack::Plain,

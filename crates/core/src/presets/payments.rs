@@ -188,11 +188,11 @@ pub(super) const FLUTTERWAVE: Preset = Preset {
                 "/data/reference",
                 "/data/status",
                 "/data/created_at",
+                "/data/created_datetime",
             ],
             within: None,
         },
         event_type: &["/event", "/type"],
-        occurred_at: Some("/data/created_at"),
         ..JSON
     },
     ..BASE

@@ -1,5 +1,7 @@
 //! Senders that programmers build on: code, identity, storage, media, models.
 
+use std::time::Duration;
+
 use super::{
     BASE, BodyFormat, JSON, Preset, PresetEnvelope, PresetId, SECRET_WHSEC, hmac_body, hmac_pairs,
     standard, svix,
@@ -41,7 +43,6 @@ pub(super) const GITLAB: Preset = Preset {
     envelope: PresetEnvelope {
         id: PresetId::FirstOf(&["header:webhook-id", "header:idempotency-key", "body"]),
         event_type: &["/object_kind", "/object_attributes/action"],
-        occurred_at: Some("/object_attributes/updated_at"),
         ..JSON
     },
     ..BASE
@@ -235,6 +236,7 @@ pub(super) const CLOUDINARY: Preset = Preset {
     signed: "the body and the time in x-cld-timestamp",
     unsigned: "every other header",
     tolerance: "2 hours into the past",
+    window: Some(Duration::from_secs(7_200)),
     // One request can lead to several notifications: kind, object and time tell them apart.
     envelope: PresetEnvelope {
         id: PresetId::Hash {
@@ -289,6 +291,7 @@ pub(super) const BOX: Preset = Preset {
     unsigned: "every other header, box-delivery-id among them, which changes with each retry",
     retries: "up to 12 over 2 hours (from memory)",
     tolerance: "10 minutes into the past, nothing into the future",
+    window: Some(Duration::from_secs(600)),
     envelope: PresetEnvelope {
         event_type: &["/trigger"],
         occurred_at: Some("/created_at"),

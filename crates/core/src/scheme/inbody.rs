@@ -90,8 +90,26 @@ struct AdyenFields<'a> {
     #[serde(borrow)]
     amount: AdyenAmount<'a>,
     event_code: String,
-    success: String,
+    success: Flag,
     additional_data: Option<AdyenExtra>,
+}
+
+/// `"true"` as Adyen sends it, or `true` as its documents show it: signed alike.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Flag {
+    Text(String),
+    Bare(bool),
+}
+
+impl Flag {
+    fn text(&self) -> &str {
+        match self {
+            Self::Text(text) => text,
+            Self::Bare(true) => "true",
+            Self::Bare(false) => "false",
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -120,7 +138,7 @@ impl AdyenFields<'_> {
             value,
             &self.amount.currency,
             &self.event_code,
-            &self.success,
+            self.success.text(),
         ];
         if plain.iter().any(|field| field.contains(':')) {
             return Err(Refusal::Signature("a signed field holds a colon".into()));

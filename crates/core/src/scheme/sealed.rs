@@ -446,12 +446,14 @@ impl Proof for SealedProof {
             Some((At::Header(time), _)) => time.eq_ignore_ascii_case(name),
             Some((At::Pair | At::Body(_), _)) | None => false,
         };
-        self.parts.iter().any(|part| match (part, origin) {
-            (Part::Body | Part::SortedUrl, Origin::Body) => true,
-            (Part::Url | Part::SortedUrl, Origin::Query) => true,
-            (Part::Header(name), Origin::Header(asked)) => name.eq_ignore_ascii_case(asked),
-            (Part::Time, Origin::Header(asked)) => time_header(asked),
-            _ => false,
+        self.parts.iter().any(|part| match origin {
+            Origin::Body => matches!(part, Part::Body | Part::SortedUrl),
+            Origin::Query => matches!(part, Part::Url | Part::SortedUrl),
+            Origin::Header(asked) => match part {
+                Part::Header(name) => name.eq_ignore_ascii_case(asked),
+                Part::Time => time_header(asked),
+                Part::Text(_) | Part::Body | Part::Url | Part::SortedUrl | Part::Method => false,
+            },
         })
     }
 }

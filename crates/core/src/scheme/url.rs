@@ -13,6 +13,9 @@ use crate::envelope::Origin;
 use crate::source::SourceSpec;
 use crate::verify::Refusal;
 
+/// Name and value, decoded.
+type Field = (Vec<u8>, Vec<u8>);
+
 const HEADER: &str = "x-twilio-signature";
 const BODY_DIGEST: &[u8] = b"bodySHA256";
 
@@ -94,7 +97,7 @@ impl Proof for TwilioProof {
     }
 }
 
-fn tag(key: &hmac::Key, url: &str, fields: &[(Vec<u8>, Vec<u8>)]) -> hmac::Tag {
+fn tag(key: &hmac::Key, url: &str, fields: &[Field]) -> hmac::Tag {
     let mut context = hmac::Context::with_key(key);
     context.update(url.as_bytes());
     for (name, value) in fields {
@@ -106,7 +109,7 @@ fn tag(key: &hmac::Key, url: &str, fields: &[(Vec<u8>, Vec<u8>)]) -> hmac::Tag {
 
 /// The form's fields as they are signed: sorted, each pair once; none where the URL names the
 /// body's digest.
-fn covered_fields(arrival: &Arrival) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Refusal> {
+fn covered_fields(arrival: &Arrival) -> Result<Vec<Field>, Refusal> {
     if let Some(named) = body_digest(arrival) {
         let mut expected = [0; 32];
         let length = keys::decode(Encoding::Hex, &named, &mut expected).unwrap_or_default();
@@ -174,7 +177,7 @@ pub(super) fn sorted(arrival: &Arrival) -> Result<Vec<u8>, Refusal> {
 }
 
 /// The fields of a form body. Any other body would not be covered by the signature.
-fn form_fields(arrival: &Arrival) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Refusal> {
+fn form_fields(arrival: &Arrival) -> Result<Vec<Field>, Refusal> {
     const FORM: &str = "application/x-www-form-urlencoded";
     let is_form = match arrival.header_text("content-type") {
         Some(given) => {
@@ -192,7 +195,7 @@ fn form_fields(arrival: &Arrival) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Refusal> {
 }
 
 /// Decodes urlencoded pairs, byte for byte.
-fn form(text: &[u8]) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
+fn form(text: &[u8]) -> impl Iterator<Item = Field> {
     text.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty()).map(|pair| {
         let at = pair.iter().position(|byte| *byte == b'=').unwrap_or(pair.len());
         (unescape(&pair[..at]), unescape(pair.get(at + 1..).unwrap_or_default()))

@@ -26,7 +26,7 @@ use super::verify::Judgement;
 const RULE_BYTES_MAX: usize = 64 << 20;
 
 /// Judges every request of the file.
-pub(super) fn run(file: &Path, tolerance: Duration) -> Result<Exit, Failure> {
+pub(super) fn run(file: &Path, tolerance: Option<Duration>) -> Result<Exit, Failure> {
     let bytes = captured::read(file)?;
     let vectors: Vec<&RawValue> = serde_json::from_slice(&bytes).map_err(|error| {
         Failure::usage(
@@ -94,7 +94,7 @@ struct BodyRule {
     total_len: Option<usize>,
 }
 
-fn judge(text: &str, tolerance: Duration) -> Result<Judgement, String> {
+fn judge(text: &str, tolerance: Option<Duration>) -> Result<Judgement, String> {
     let vector: Vector =
         serde_json::from_str(text).map_err(|error| format!("not a captured request: {error}"))?;
     let now = Timestamp::from_second(vector.now_unix).map_err(|_| "now_unix is out of range")?;

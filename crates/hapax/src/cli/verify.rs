@@ -22,9 +22,10 @@ pub(super) struct Verify {
     /// Judge it as if it were then, in seconds since 1970 [default: the clock]
     #[arg(long, value_name = "UNIX", allow_negative_numbers = true)]
     now: Option<i64>,
-    /// How far a signed timestamp may lie from now, on both sides
-    #[arg(long, value_name = "SPAN", default_value = "5m")]
-    tolerance: String,
+    /// How far a signed timestamp may lie from now, on both sides [default: 5m, or the sender's own
+    /// window where that is wider]
+    #[arg(long, value_name = "SPAN")]
+    tolerance: Option<String>,
     /// The request's method
     #[arg(long, value_name = "METHOD", default_value = "POST")]
     method: String,
@@ -46,9 +47,12 @@ pub(super) struct Verify {
 
 impl Verify {
     pub(super) fn run(self) -> Result<Exit, Failure> {
-        let tolerance = units::span(&self.tolerance).map_err(|complaint| {
-            Failure::usage(format!("--tolerance: {}", complaint.problem), complaint.hint)
-        })?;
+        let tolerance = match &self.tolerance {
+            Some(text) => Some(units::span(text).map_err(|complaint| {
+                Failure::usage(format!("--tolerance: {}", complaint.problem), complaint.hint)
+            })?),
+            None => None,
+        };
         match (&self.batch, &self.provider, &self.body) {
             (Some(file), _, _) => batch::run(file, tolerance),
             (None, Some(provider), Some(body)) => {

@@ -3,13 +3,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
 
 use hapax_core::envelope::{EnvelopeSpec, IdSpec};
 use hapax_core::presets::{self, Preset};
 use hapax_core::scheme::CustomScheme;
 use hapax_core::secret::ActiveSecret;
-use hapax_core::source::{Late, ReplayGuard, SourceSpec, SpecError, TOLERANCE_DEFAULT};
+use hapax_core::source::{Late, ReplayGuard, SourceSpec, SpecError};
 use hapax_core::{KeyHash, Source, SourceName, Tenant, Timestamp};
 use hapax_engine::Rate;
 
@@ -134,9 +133,7 @@ impl Reading<'_> {
         spec.envelope = self.envelope(section);
         let problems = &mut self.problems;
         let parsed = |key: &str| section.get(key);
-        spec.tolerance = parsed("tolerance")
-            .and_then(|entry| entry.parse(units::span, problems))
-            .unwrap_or(TOLERANCE_DEFAULT);
+        spec.tolerance = parsed("tolerance").and_then(|entry| entry.parse(units::span, problems));
         spec.late = parsed("late").and_then(|entry| entry.parse(late, problems));
         spec.replay_guard =
             parsed("replay_guard").and_then(|entry| entry.parse(replay_guard, problems));
@@ -155,7 +152,6 @@ impl Reading<'_> {
             spec.name = SourceName::new(name);
             spec.secrets = pair.secrets;
             spec.params = pair.params;
-            let tolerance = spec.tolerance;
             let source = match Source::build(spec) {
                 Ok(source) => source,
                 Err(error) => {
@@ -167,7 +163,7 @@ impl Reading<'_> {
                 }
             };
             let keep_keys = keep_keys(settings, &source);
-            self.keys_outlive_window(section, &source, keep_keys, tolerance);
+            self.keys_outlive_window(section, &source, keep_keys);
             built.push(ConfiguredSource {
                 source: Arc::new(source),
                 provider: provider.to_owned(),
@@ -409,16 +405,10 @@ impl Reading<'_> {
     }
 
     /// A key forgotten while its signature is still fresh would let a replay in as new.
-    fn keys_outlive_window(
-        &mut self,
-        section: &Section<'_>,
-        source: &Source,
-        keep: Keep,
-        tolerance: Duration,
-    ) {
+    fn keys_outlive_window(&mut self, section: &Section<'_>, source: &Source, keep: Keep) {
         if let Keep::For(keep) = keep
             && source.signs_time()
-            && keep < tolerance.saturating_mul(2)
+            && keep < source.tolerance().saturating_mul(2)
         {
             let complaint = Complaint::new(
                 "retention.keys is shorter than the replay window of this source",
