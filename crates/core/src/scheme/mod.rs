@@ -81,6 +81,9 @@ pub struct Authentic {
     pub signed_at: Option<Timestamp>,
     /// Which secret, by its place in the config.
     pub secret: usize,
+    /// What was signed once and for all, where that is not the body (Mailgun's token): the replay
+    /// guard remembers it instead.
+    pub token: Option<KeyHash>,
 }
 
 /// What signing adds to a request.
