@@ -50,9 +50,10 @@ async fn serve(
     // Listened for from here on: a signal during the start must not kill what was half opened.
     let mut signals = Signals::new()?;
     let directory = config.settings.data_dir.clone();
-    let store = tokio::task::spawn_blocking(move || SqliteStore::open(SqliteOptions { directory }))
-        .await
-        .context("opening the store")??;
+    let store =
+        tokio::task::spawn_blocking(move || SqliteStore::open(SqliteOptions::new(directory)))
+            .await
+            .context("opening the store")??;
     let store = Arc::new(store);
     let public = bind(config.settings.listen, "listen").await?;
     let private = bind(config.settings.admin_listen, "admin_listen").await?;
