@@ -303,6 +303,74 @@ fn the_users_own_tables_beside_ours_are_left_alone() {
 }
 
 #[test]
+fn a_reader_that_never_ends_keeps_the_server_neither_from_stopping_nor_from_starting() {
+    // An outside reader pins the log, so that it cannot be moved into the file.
+    let house = house();
+    let sender = Sender::stripe(SECRET);
+    let server = house.start();
+    server.ask(sender.event("evt_1")).is("accepted");
+    let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
+    let reader = rusqlite::Connection::open_with_flags(house.database(), flags).unwrap();
+    reader.execute_batch("BEGIN").unwrap();
+    let seen = || {
+        let count = "SELECT count(*) FROM hapax_processed_events";
+        reader.query_row(count, [], |row| row.get::<_, i64>(0)).unwrap()
+    };
+    assert_eq!(seen(), 1);
+    server.ask(sender.event("evt_2")).is("accepted");
+    server.kill();
+    let server = house.start();
+    server.ask(sender.event("evt_1")).is("duplicate");
+    server.ask(sender.event("evt_2")).is("duplicate");
+    server.ask(sender.event("evt_3")).is("accepted");
+    server.stop();
+    assert_eq!(seen(), 1, "a snapshot stays what it was");
+    let server = house.start();
+    server.ask(sender.event("evt_3")).is("duplicate");
+    drop(reader);
+    server.ask(sender.event("evt_4")).is("accepted");
+    server.stop();
+    assert_eq!(rows(&house.database()).len(), 4);
+}
+
+#[test]
+fn a_server_killed_while_it_starts_for_the_first_time_starts_the_next_time() {
+    for file in ["hapax.lock", "hapax.db", "hapax.db-wal", "hapax.db-shm"] {
+        let house = house();
+        let data = house.database();
+        let file = data.parent().unwrap().join(file);
+        let half_started = house.spawn();
+        until("the file appears", || file.exists().then_some(()));
+        half_started.kill();
+        let server = house.start();
+        server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+    }
+}
+
+#[test]
+fn an_interrupt_from_the_keyboard_is_a_stop_like_any_other() {
+    let house = house();
+    let mut server = house.start();
+    server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+    server.signal("INT");
+    assert_eq!(server.wait().code(), Some(0), "{}", server.stderr.text());
+}
+
+#[test]
+fn requests_sent_without_waiting_are_answered_in_their_order() {
+    let house = house();
+    let server = house.start();
+    let sender = Sender::stripe(SECRET);
+    let ids = ["evt_a", "evt_b", "evt_a", "evt_c"];
+    let all: Vec<u8> = ids.iter().flat_map(|id| sender.event(id)).collect();
+    let mut wire = server.wire();
+    wire.write(&all);
+    for decision in ["accepted", "accepted", "duplicate", "accepted"] {
+        wire.answer().is(decision);
+    }
+}
+
+#[test]
 fn a_client_that_hangs_up_after_its_request_has_its_event_kept() {
     let house = house();
     let server = house.start();

@@ -98,18 +98,23 @@ impl House {
         command
     }
 
-    /// Starts it and waits until it says that it is ready.
-    pub(crate) fn start(&self) -> Server {
+    /// Starts it and does not wait; nobody knows its addresses yet.
+    pub(crate) fn spawn(&self) -> Server {
         let mut child = self.command().spawn().unwrap();
         let stdout = Lines::of(child.stdout.take().unwrap());
         let stderr = Lines::of(child.stderr.take().unwrap());
-        let mut server = Server {
+        Server {
             child,
             stdout,
             stderr,
             ingress: SocketAddr::from(([127, 0, 0, 1], 0)),
             admin: SocketAddr::from(([127, 0, 0, 1], 0)),
-        };
+        }
+    }
+
+    /// Starts it and waits until it says that it is ready.
+    pub(crate) fn start(&self) -> Server {
+        let mut server = self.spawn();
         let Some(ready) = server.stdout.try_wait_for("hapax ready:") else {
             panic!("the server did not start: {}", server.stderr.text());
         };
