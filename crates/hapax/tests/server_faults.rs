@@ -205,6 +205,24 @@ fn a_server_killed_on_a_full_disk_starts_again_when_there_is_room() {
 }
 
 #[test]
+fn a_first_start_on_a_full_disk_fails_and_leaves_nothing_in_the_way_of_the_next() {
+    let house = House::without_config();
+    let disk = match Disk::mount(&house.path().join("disk"), DISK) {
+        Ok(disk) => disk,
+        Err(why) => return skip("a start on a full disk", &format!("mounting: {why}")),
+    };
+    let house = house.data_dir_at(&disk.0.join("data"));
+    disk.fill();
+    let (code, said) = house.fail();
+    assert!(matches!(code, Some(2 | 3)), "{code:?}: {said}");
+    assert!(said.contains("No space left") || said.contains("full"), "{said}");
+    std::fs::remove_file(disk.ballast()).unwrap();
+    let server = house.start();
+    assert_eq!(server.admin_get("/readyz").status, 200);
+    server.stop();
+}
+
+#[test]
 fn a_failing_sync_is_503_for_everyone_until_it_works_again() {
     let house = house();
     let server = house.start();
