@@ -192,10 +192,13 @@ impl Caller {
 }
 
 fn names_loopback(headers: &HeaderMap) -> Result<(), Problem> {
-    let host = headers
-        .get(header::HOST)
-        .and_then(|host| host.to_str().ok())
-        .and_then(|host| host.parse::<Authority>().ok());
+    let mut hosts = headers.get_all(header::HOST).iter();
+    // Only one name may be given, and nothing in front of it that another reader takes for one.
+    let host = match (hosts.next(), hosts.next()) {
+        (Some(host), None) => host.to_str().ok().filter(|host| !host.contains('@')),
+        (Some(_), Some(_)) | (None, _) => None,
+    };
+    let host = host.and_then(|host| host.parse::<Authority>().ok());
     let loopback = host.is_some_and(|host| {
         let name = host.host().trim_start_matches('[').trim_end_matches(']');
         name.eq_ignore_ascii_case("localhost")
@@ -291,6 +294,8 @@ mod tests {
             assert!(!admits(&gate, &[("host", host)]), "{host}");
         }
         assert!(!admits(&gate, &[]));
+        assert!(!admits(&gate, &[("host", "evil.example@localhost")]));
+        assert!(!admits(&gate, &[("host", "localhost"), ("host", "evil.example")]));
     }
 
     #[test]

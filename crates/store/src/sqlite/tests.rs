@@ -229,7 +229,7 @@ async fn keys_are_known_before_during_and_after_a_merge_and_after_a_restart() {
 async fn a_second_process_is_refused() {
     let place = Place::new();
     let store = place.open();
-    let second = SqliteStore::open(SqliteOptions { directory: place.directory() });
+    let second = SqliteStore::open(SqliteOptions::new(place.directory()));
     assert!(matches!(second, Err(super::OpenError::InUse(_))), "{second:?}");
     store.close().await;
 }
@@ -245,7 +245,7 @@ async fn a_changed_or_newer_migration_is_refused() {
         store.close().await;
         drop(store);
         Connection::open(place.file()).expect("opens").execute(change, []).expect("changes");
-        let refused = SqliteStore::open(SqliteOptions { directory: place.directory() });
+        let refused = SqliteStore::open(SqliteOptions::new(place.directory()));
         match refused {
             Err(super::OpenError::Newer(999)) => assert!(newer),
             Err(super::OpenError::Migration { version: 1 }) => assert!(!newer),
