@@ -10,6 +10,7 @@ use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
 use hapax_core::{Source, presets};
 
+use super::handlers::Mode;
 use super::problem::{Complaint, Place};
 use super::sources::{ConfiguredSource, keep_keys, unverified_limit_default};
 use super::{Reading, Settings};
@@ -71,6 +72,8 @@ impl Reading<'_> {
                     path: format!("/webhooks/{}", preset.name),
                     rate_limit: None,
                     unverified_limit: unverified_limit_default(),
+                    handlers: Vec::new(),
+                    mode: Mode::Async,
                 }),
                 Err(error) => {
                     let complaint = Complaint::new(error.problem, error.hint);
