@@ -201,6 +201,7 @@ pub(super) struct Writer {
     wal_pages: Arc<AtomicU32>,
     copies_due: Instant,
     log_due: Instant,
+    recovered_at: Option<Instant>,
     commit_seconds: metrics::Histogram,
     batch_size: metrics::Histogram,
 }
@@ -281,6 +282,7 @@ impl Writer {
             wal_pages,
             copies_due: Instant::now(),
             log_due: Instant::now(),
+            recovered_at: None,
             commit_seconds: metrics::histogram!("hapax_store_commit_seconds"),
             batch_size: metrics::histogram!("hapax_store_batch_size"),
             place,
@@ -769,19 +771,22 @@ impl Writer {
     /// that is on no disk. So a small commit first goes over the same place on the same connection;
     /// only when that is synced is the file opened again and the index read anew.
     fn recover(&mut self, waiting: &Receiver<Command>, error: &rusqlite::Error) -> ControlFlow<()> {
+        let began = Instant::now();
         let why: Arc<str> = error.to_string().into();
         tracing::error!(%error, "a commit failed, nothing is accepted until writing works: {error}");
         self.shared.health.set(Some(Arc::clone(&why)));
         self.shared.recent.clear();
         let refusal = StoreError::Unavailable(why);
+        // Where the little that recovery writes still fits and an event does not, each would
+        // follow the other without a pause, and every round makes the log longer.
+        let mut next_try = self.recovered_at.map_or(began, |at| began.max(at + RECOVERY_WAIT));
         loop {
-            match self.reopen() {
-                Ok(()) => break,
-                Err(error) => tracing::debug!(%error, "still not writable: {error}"),
-            }
-            let next_try = Instant::now() + RECOVERY_WAIT;
-            loop {
-                match receive_within(waiting, next_try.saturating_duration_since(Instant::now())) {
+            // By the clock, not by an empty queue: senders that come back at once would keep it
+            // full, and themselves out.
+            while let left = next_try.saturating_duration_since(Instant::now())
+                && !left.is_zero()
+            {
+                match receive_within(waiting, left) {
                     Next::Command(Command::Close(closed)) => {
                         let _ = closed.send(());
                         return ControlFlow::Break(());
@@ -789,11 +794,17 @@ impl Writer {
                     #[cfg(test)]
                     Next::Command(Command::Tamper(tamper)) => tamper(&self.conn),
                     Next::Command(command) => refuse(command, &refusal),
-                    Next::Housekeeping => break,
+                    Next::Housekeeping => {}
                     Next::NobodyLeft => return ControlFlow::Break(()),
                 }
             }
+            match self.reopen() {
+                Ok(()) => break,
+                Err(error) => tracing::debug!(%error, "still not writable: {error}"),
+            }
+            next_try = Instant::now() + RECOVERY_WAIT;
         }
+        self.recovered_at = Some(Instant::now());
         self.shared.recent.clear();
         self.shared.health.set(None);
         tracing::info!("writing works again");
