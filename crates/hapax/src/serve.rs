@@ -20,6 +20,7 @@ use hapax_store::{SqliteOptions, SqliteStore};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use crate::admin::{self, Admin, Gate};
@@ -68,11 +69,16 @@ async fn serve(
         private_at.ip(),
         config.tokens.iter().map(|token| (&*token.name, &token.value, &*token.allow)),
     );
+    let unfinished = TaskTracker::new();
     let router = admin::router(Admin {
         store: Arc::clone(&store),
         gate,
         readiness: Arc::clone(&readiness),
         metrics: metrics.clone(),
+        handlers: Arc::new(|_, _, _| Vec::new()),
+        configured: Arc::new(Vec::new),
+        now: Arc::new(Timestamp::now),
+        unfinished: unfinished.clone(),
     });
     let certificate = config.tls.clone();
     let tls = certificate.as_ref().map(Certificate::server_config).transpose()?;
@@ -114,6 +120,8 @@ async fn serve(
     }
     stop_admin.cancel();
     administering.await.context("the admin side panicked")?;
+    unfinished.close();
+    unfinished.wait().await;
     store.close().await;
     tracing::info!("stopped");
     Ok(())

@@ -128,8 +128,12 @@ fn make(path: &Path) -> std::io::Result<Secret> {
     let mut bytes = [0; 32];
     aws_lc_rs::rand::fill(&mut bytes).map_err(|_| std::io::Error::other("no randomness"))?;
     let secret = Secret::new(hex::encode(bytes));
-    writeln!(file, "{}", secret.expose())?;
-    file.sync_all()?;
+    let written = writeln!(file, "{}", secret.expose()).and_then(|()| file.sync_all());
+    if let Err(error) = written {
+        // A file without its secret would be refused even when the disk has room again.
+        let _ = std::fs::remove_file(path);
+        return Err(error);
+    }
     Ok(secret)
 }
 

@@ -403,6 +403,7 @@ impl Lanes {
                 job.progress.attempt,
                 at,
                 ask.worker,
+                ask.guard && job.place.is_some(),
             ))?;
             let alone = job.progress.alone();
             self.stir(lane, job.due_at);
