@@ -90,6 +90,7 @@ impl Work for Fake {
                     fence: job.fence,
                     attempt: job.progress.attempt,
                     run: job.run,
+                    idempotency_key: job.idempotency_key.clone(),
                     leased_until: noon(),
                     event: ClaimedEvent {
                         id: event.summary.id,
