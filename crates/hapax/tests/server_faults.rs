@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use support::sender::event;
 use support::{Answer, House, Lines, Sender, Server, skip, until};
@@ -58,27 +59,33 @@ impl Drop for Disk {
     }
 }
 
-/// Makes every sync of a running server fail, until dropped.
-struct FailingSync(Child);
+/// Makes system calls of a running server fail, until dropped.
+struct Failing(Child);
 
-impl FailingSync {
-    fn of(server: &Server) -> Result<Self, String> {
+/// Every sync, from now on.
+const EVERY_SYNC: &str = "fsync,fdatasync:error=EIO";
+
+impl Failing {
+    fn of(server: &Server, fault: &str) -> Result<Self, String> {
+        let calls = fault.split(':').next().unwrap();
         let mut strace = Command::new("strace")
-            .args(["-f", "-e", "trace=fsync,fdatasync,msync,sync_file_range"])
-            .args(["-e", "inject=fsync,fdatasync:error=EIO", "-o", "/dev/null"])
-            .args(["-p", &server.pid().to_string()])
+            .args(["-f", "-e", &format!("trace={calls}"), "-e", &format!("inject={fault}")])
+            .args(["-o", "/dev/null", "-p", &server.pid().to_string()])
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| error.to_string())?;
         let said = Lines::of(strace.stderr.take().unwrap());
         match said.try_wait_for("attached") {
             Some(_) => Ok(Self(strace)),
-            None => Err(said.text().trim().to_owned()),
+            None => {
+                let _ = strace.wait();
+                Err(said.text().trim().to_owned())
+            }
         }
     }
 }
 
-impl Drop for FailingSync {
+impl Drop for Failing {
     fn drop(&mut self) {
         // Interrupted it lets go of the server in order.
         let script = format!("kill -INT {}", self.0.id());
@@ -205,6 +212,24 @@ fn a_server_killed_on_a_full_disk_starts_again_when_there_is_room() {
 }
 
 #[test]
+fn a_first_start_on_a_full_disk_fails_and_leaves_nothing_in_the_way_of_the_next() {
+    let house = House::without_config();
+    let disk = match Disk::mount(&house.path().join("disk"), DISK) {
+        Ok(disk) => disk,
+        Err(why) => return skip("a start on a full disk", &format!("mounting: {why}")),
+    };
+    let house = house.data_dir_at(&disk.0.join("data"));
+    disk.fill();
+    let (code, said) = house.fail();
+    assert!(matches!(code, Some(2 | 3)), "{code:?}: {said}");
+    assert!(said.contains("No space left") || said.contains("full"), "{said}");
+    std::fs::remove_file(disk.ballast()).unwrap();
+    let server = house.start();
+    assert_eq!(server.admin_get("/readyz").status, 200);
+    server.stop();
+}
+
+#[test]
 fn a_failing_sync_is_503_for_everyone_until_it_works_again() {
     let house = house();
     let server = house.start();
@@ -212,7 +237,7 @@ fn a_failing_sync_is_503_for_everyone_until_it_works_again() {
     let durable = server.ask(sender.event("evt_durable"));
     durable.is("accepted");
 
-    let failing = match FailingSync::of(&server) {
+    let failing = match Failing::of(&server, EVERY_SYNC) {
         Ok(failing) => failing,
         Err(why) => return skip("a failing sync", &format!("tracing the server: {why}")),
     };
@@ -263,7 +288,7 @@ fn a_server_killed_while_its_sync_fails_has_every_event_once_afterwards() {
     let server = house.start();
     let sender = Sender::stripe(SECRET);
     server.ask(sender.event("evt_durable")).is("accepted");
-    let failing = match FailingSync::of(&server) {
+    let failing = match Failing::of(&server, EVERY_SYNC) {
         Ok(failing) => failing,
         Err(why) => return skip("a failing sync and a kill", &format!("tracing: {why}")),
     };
@@ -289,7 +314,7 @@ fn a_stop_while_nothing_can_be_written_still_ends() {
     let server = house.start();
     let sender = Sender::stripe(SECRET);
     server.ask(sender.event("evt_durable")).is("accepted");
-    let failing = match FailingSync::of(&server) {
+    let failing = match Failing::of(&server, EVERY_SYNC) {
         Ok(failing) => failing,
         Err(why) => return skip("a failing sync and a stop", &format!("tracing: {why}")),
     };
@@ -299,4 +324,60 @@ fn a_stop_while_nothing_can_be_written_still_ends() {
     assert!(said.contains("stopped"), "{said}");
     let server = house.start();
     server.ask(sender.event("evt_durable")).is("duplicate");
+}
+
+#[test]
+fn a_disk_that_fails_now_and_then_never_makes_a_refused_event_a_duplicate() {
+    // Commits, recoveries and copies all meet the fault at some time, in every phase.
+    for fault in [
+        "fsync,fdatasync:error=EIO:when=2+3",
+        "pwrite64:error=ENOSPC:when=4+41",
+        "pwrite64:error=EIO:when=3+37",
+    ] {
+        let house = house();
+        let server = house.start();
+        let sender = Sender::stripe(SECRET);
+        server.ask(sender.event("evt_durable")).is("accepted");
+        let failing = match Failing::of(&server, fault) {
+            Ok(failing) => failing,
+            Err(why) => return skip("a disk that fails now and then", &why),
+        };
+        let refusals = AtomicUsize::new(0);
+        let acked: Vec<(String, String)> = std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..4)
+                .map(|client| {
+                    let (server, sender, refusals) = (&server, &sender, &refusals);
+                    scope.spawn(move || {
+                        let keep = |n: usize| {
+                            let event_id = format!("evt_{client}_{n}");
+                            let answer = until(fault, || {
+                                let answer = server.ask(sender.event(&event_id));
+                                if answer.status == 200 {
+                                    return Some(answer);
+                                }
+                                is_refused_for_now(&answer);
+                                refusals.fetch_add(1, Ordering::Relaxed);
+                                None
+                            });
+                            answer.is("accepted");
+                            (event_id, answer.id())
+                        };
+                        (0..8).map(keep).collect::<Vec<_>>()
+                    })
+                })
+                .collect();
+            clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
+        });
+        assert!(refusals.into_inner() > 0, "{fault}: nothing failed");
+        server.kill();
+        drop(failing);
+
+        let server = house.start();
+        assert_eq!(server.events("").len(), acked.len() + 1, "{fault}");
+        for (event_id, id) in &acked {
+            let answer = server.ask(sender.event(event_id));
+            answer.is("duplicate");
+            assert_eq!(answer.id(), *id, "{fault}: {event_id}");
+        }
+    }
 }

@@ -80,15 +80,26 @@ impl House {
         self.data_dir.join("hapax.db")
     }
 
+    /// Without a config file: dev mode.
+    pub(crate) fn without_config() -> Self {
+        let house = Self::new("");
+        std::fs::remove_file(house.config_file()).unwrap();
+        house
+    }
+
     fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hapax"));
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("HAPAX_")) {
             command.env_remove(name);
         }
+        match self.config_file().exists() {
+            true => command.args(["serve", "--config"]).arg(self.config_file()),
+            false => {
+                command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"])
+            }
+        };
         command
             .current_dir(self.dir.path())
-            .args(["serve", "--config"])
-            .arg(self.config_file())
             .arg("--data-dir")
             .arg(&self.data_dir)
             .envs(self.env.iter().cloned())

@@ -403,6 +403,7 @@ impl Lanes {
                 job.progress.attempt,
                 at,
                 ask.worker,
+                ask.guard && job.place.is_some(),
             ))?;
             let alone = job.progress.alone();
             self.stir(lane, job.due_at);
@@ -576,6 +577,26 @@ impl Lanes {
         )?;
         self.stir(lane, micros(now));
         marks::ready_next(conn, self, &row, now)
+    }
+
+    /// Makes the waiting jobs of an event due now.
+    pub(super) fn hurry(
+        &mut self,
+        conn: &Connection,
+        seq: i64,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        let lanes: Vec<i64> = conn
+            .prepare_cached(
+                "UPDATE hapax_job SET due_at = ?2
+                 WHERE event_seq = ?1 AND state = 0 AND due_at > ?2 RETURNING lane",
+            )?
+            .query_map((seq, micros(now)), |row| row.get(0))?
+            .collect::<rusqlite::Result<_>>()?;
+        for lane in lanes {
+            self.stir(lane, micros(now));
+        }
+        Ok(())
     }
 
     /// Whether a job would run, and with `act` makes it so.

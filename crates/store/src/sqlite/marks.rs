@@ -39,8 +39,7 @@ pub(super) fn admit(
 
 fn is_busy(conn: &Connection, lane: i64, resource: &str) -> rusqlite::Result<bool> {
     conn.prepare_cached(
-        "SELECT 1 FROM hapax_job WHERE lane = ?1 AND resource = ?2 AND state = 1
-             AND resource IS NOT NULL",
+        "SELECT 1 FROM hapax_job WHERE lane = ?1 AND resource = ?2 AND state = 1 AND exclusive = 1",
     )?
     .exists((lane, resource))
 }

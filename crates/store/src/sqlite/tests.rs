@@ -308,3 +308,29 @@ async fn commits_are_synced_again_after_work_that_was_written_behind() {
     assert_eq!(told.await.expect("an answer"), 2, "FULL");
     store.close().await;
 }
+
+#[tokio::test]
+async fn a_claim_is_found_by_an_index_whatever_the_backlog() {
+    // A scan or a sort would make every claim slower with each job that waits.
+    let place = Place::new();
+    let store = place.open();
+    let (tell, told) = tokio::sync::oneshot::channel();
+    store.writer.tamper(|conn| {
+        let plan = |sql: &str| -> Vec<String> {
+            let mut plan = conn.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).expect("plans");
+            let rows = plan.query_map([], |row| row.get(3)).expect("plans");
+            rows.collect::<Result<_, _>>().expect("plans")
+        };
+        let _ = tell.send([
+            plan("SELECT * FROM hapax_job WHERE lane = 1 AND state = 0 AND due_at <= 5 ORDER BY due_at, event_seq LIMIT 64"),
+            plan("SELECT * FROM hapax_job WHERE lane = 1 AND state = 1 AND due_at <= 5"),
+            plan("SELECT min(due_at) FROM hapax_job WHERE lane = 1 AND state = 0 AND due_at > 5"),
+        ]);
+    });
+    let [ready, leased, next] = told.await.expect("an answer");
+    assert!(ready[0].contains("USING INDEX hapax_job_ready"), "{ready:?}");
+    assert_eq!(ready.len(), 1, "no sort: {ready:?}");
+    assert!(leased[0].contains("USING INDEX hapax_job_leased"), "{leased:?}");
+    assert!(next[0].contains("INDEX hapax_job_ready"), "{next:?}");
+    store.close().await;
+}

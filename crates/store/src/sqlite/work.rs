@@ -99,6 +99,18 @@ impl Work for SqliteStore {
         self.writer.slice(move |writer| Ok(writer.lanes.next_due(&handler))).await
     }
 
+    async fn hurry(&self, event: EventId) -> Result<(), StoreError> {
+        self.writer
+            .act(move |writer| {
+                let Some(event) = Found::by_id(&writer.conn, event)? else { return Ok(()) };
+                let now = writer.now();
+                writer.lanes.hurry(&writer.conn, event.seq, now)
+            })
+            .await?;
+        self.shared.arrived.notify_waiters();
+        Ok(())
+    }
+
     fn work_arrived(&self) -> impl Future<Output = ()> + Send {
         // Made when it is asked for: what arrives before the first poll is not missed.
         self.shared.arrived.notified()

@@ -30,6 +30,7 @@ CREATE TABLE hapax_job (
     lost       INTEGER NOT NULL DEFAULT 0,
     resource   TEXT,
     position   INTEGER,
+    exclusive  INTEGER NOT NULL DEFAULT 0,
     started_at INTEGER,
     worker     TEXT,
     result     TEXT,
@@ -40,8 +41,8 @@ CREATE INDEX hapax_job_ready  ON hapax_job (lane, due_at) WHERE state = 0;
 CREATE INDEX hapax_job_leased ON hapax_job (lane, due_at) WHERE state = 1;
 CREATE INDEX hapax_job_dead   ON hapax_job (lane) WHERE state = 4;
 CREATE INDEX hapax_job_waits  ON hapax_job (lane, resource, position) WHERE state > 4;
--- One at a time per resource: this index is the referee.
-CREATE UNIQUE INDEX hapax_job_busy ON hapax_job (lane, resource) WHERE state = 1 AND resource IS NOT NULL;
+-- One at a time per resource, where the work is done outside the writer: this index is the referee.
+CREATE UNIQUE INDEX hapax_job_busy ON hapax_job (lane, resource) WHERE state = 1 AND exclusive = 1;
 
 -- Attempts that failed or were lost; the one that succeeded stands in the job itself.
 CREATE TABLE hapax_attempt (
