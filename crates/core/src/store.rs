@@ -295,6 +295,14 @@ pub trait Work: Send + Sync + 'static {
         handler: &HandlerRef,
     ) -> impl Future<Output = Result<Option<Timestamp>, StoreError>> + Send;
 
+    /// Makes the jobs of this event that wait for their next attempt due now: at a sync source the
+    /// sender's next copy is the next attempt. Nothing else is touched; a store that does nothing
+    /// here only makes the sender come back once more.
+    fn hurry(&self, event: EventId) -> impl Future<Output = Result<(), StoreError>> + Send {
+        let _ = event;
+        std::future::ready(Ok(()))
+    }
+
     /// Resolves when there may be new work: a hint, the poll is the truth.
     fn work_arrived(&self) -> impl Future<Output = ()> + Send;
 
