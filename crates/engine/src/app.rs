@@ -7,15 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use hapax_core::envelope::Origin;
 use hapax_core::handler::{Handler, HttpTarget, SignAs};
 use hapax_core::job::{HandlerName, Retry, idempotency_key};
 use hapax_core::scheme::Scheme;
-use hapax_core::secret::ActiveSecret;
-use hapax_core::source::SourceSpec;
 use hapax_core::store::{Claim, ClaimedEvent, NewMessage, Outcome};
 use hapax_core::{Arrival, Source, Tenant, Timestamp};
 use http::header::{HOST, RETRY_AFTER};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
 use http_body_util::Full;
 use serde::Deserialize;
 
@@ -26,31 +25,11 @@ use crate::outbound::{Heard, Outbound, OutboundError};
 #[derive(Debug)]
 pub(crate) struct App {
     handler: HandlerName,
-    url: String,
+    target: HttpTarget,
     timeout: Duration,
-    signer: Signer,
+    /// The handler's source as each tenant has it.
+    sources: Vec<Arc<Source>>,
     outbound: Outbound,
-}
-
-/// Why a handler cannot be worked.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum AppError {
-    /// Its URL is none.
-    #[error("{0} is no http or https URL")]
-    Url(String),
-    /// Its secret does not fit the scheme.
-    #[error("{0}")]
-    Secret(String),
-}
-
-/// Who signs.
-#[derive(Debug)]
-enum Signer {
-    Nobody,
-    /// Standard Webhooks with the handler's secret.
-    Standard(Box<Source>),
-    /// The sender's scheme, with the secrets of the event's tenant.
-    Provider(Vec<Arc<Source>>),
 }
 
 impl App {
@@ -58,21 +37,16 @@ impl App {
     pub(crate) fn new(
         handler: &Handler,
         target: &HttpTarget,
-        sources: &[Arc<Source>],
+        sources: Vec<Arc<Source>>,
         outbound: Outbound,
-    ) -> Result<Self, AppError> {
-        let no_url = || AppError::Url(target.url.clone());
-        let uri: Uri = target.url.parse().map_err(|_| no_url())?;
-        if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none() {
-            return Err(no_url());
-        }
-        Ok(Self {
+    ) -> Self {
+        Self {
             handler: handler.name.clone(),
-            url: target.url.clone(),
+            target: target.clone(),
             timeout: handler.timeout,
-            signer: Signer::new(target, sources)?,
+            sources,
             outbound,
-        })
+        }
     }
 
     /// One attempt.
@@ -98,11 +72,11 @@ impl App {
         let event = &claim.event;
         let draft = Arrival {
             method: Method::POST,
-            url: self.url.clone(),
+            url: self.target.url.to_string(),
             headers: sender_headers(&event.headers),
             body: event.body.clone(),
         };
-        let mut signed = self.signer.sign(draft, event, now)?;
+        let mut signed = self.sign(draft, event, now)?;
         let headers = &mut signed.headers;
         let mut set = |name: &'static str, value: String| {
             let value = HeaderValue::try_from(value)
@@ -120,28 +94,6 @@ impl App {
         *request.headers_mut() = signed.headers;
         Ok(request)
     }
-}
-
-/// A connection that was closed under us says nothing about the app: soon again.
-const UNSENT_AGAIN_IN: Duration = Duration::from_secs(1);
-
-const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
-const WEBHOOK_HEADERS: [&str; 3] = ["webhook-id", "webhook-timestamp", "webhook-signature"];
-
-impl Signer {
-    fn new(target: &HttpTarget, sources: &[Arc<Source>]) -> Result<Self, AppError> {
-        match (target.sign_as, &target.secret) {
-            (SignAs::Provider, _) => Ok(Self::Provider(sources.to_vec())),
-            (SignAs::Standard, None) => Ok(Self::Nobody),
-            (SignAs::Standard, Some(secret)) => {
-                let secret = ActiveSecret::forever(secret.clone());
-                let spec = SourceSpec::new("handler", "standardwebhooks", vec![secret]);
-                let built = Source::build(spec);
-                let signer = built.map_err(|error| AppError::Secret(error.to_string()))?;
-                Ok(Self::Standard(Box::new(signer)))
-            }
-        }
-    }
 
     fn sign(
         &self,
@@ -152,35 +104,46 @@ impl Signer {
         let cannot = |error| format!("signing the request: {error}");
         let ours = HeaderValue::try_from(event.id.to_string())
             .map_err(|_| "our id does not fit in a header")?;
-        match self {
-            Self::Nobody => {
+        let source = match self.target.sign_as {
+            // Signed with the handler's secret: any tenant's will do.
+            SignAs::Standard => self.sources.first(),
+            SignAs::Provider => of_tenant(&self.sources, &event.key.tenant),
+        };
+        let source = source.ok_or("the source of this event is not configured any more")?;
+        let Some(signer) = self.target.signer(source) else {
+            draft.headers.insert(WEBHOOK_ID, ours);
+            return Ok(draft);
+        };
+        let scheme = signer.scheme();
+        match self.target.sign_as {
+            SignAs::Standard => {
+                for old in WEBHOOK_PROOF {
+                    draft.headers.remove(old);
+                }
                 draft.headers.insert(WEBHOOK_ID, ours);
-                Ok(draft)
-            }
-            Self::Standard(signer) => {
-                WEBHOOK_HEADERS.iter().for_each(|name| drop(draft.headers.remove(*name)));
-                draft.headers.insert(WEBHOOK_ID, ours);
-                let signed = signer.scheme().sign(&draft, None, now).map_err(cannot)?;
+                let signed = scheme.sign(&draft, None, now).map_err(cannot)?;
                 signed.apply(&draft).map_err(cannot)
             }
-            Self::Provider(sources) => {
-                let source = of_tenant(sources, &event.key.tenant)
-                    .ok_or("the source of this event is not configured any more")?;
-                let scheme = source.scheme();
+            SignAs::Provider => {
                 draft.headers = without_proof(scheme, &draft, now);
                 let id = source.first_part(&event.key.event_id);
                 let signed = scheme.sign(&draft, Some(id), now).map_err(cannot)?;
-                // A sender that names its events in `webhook-id` itself keeps its word for them.
-                let is_theirs = signs_webhook_id(scheme, &draft.headers)
-                    || signed.headers.iter().any(|(name, _)| name == WEBHOOK_ID.as_str());
-                if !is_theirs {
-                    draft.headers.insert(WEBHOOK_ID, ours);
+                let mut request = signed.apply(&draft).map_err(cannot)?;
+                // A sender that signs `webhook-id` itself keeps its own word for the event there.
+                if !scheme.signs(Origin::Header(WEBHOOK_ID.as_str())) {
+                    request.headers.insert(WEBHOOK_ID, ours);
                 }
-                signed.apply(&draft).map_err(cannot)
+                Ok(request)
             }
         }
     }
 }
+
+/// A connection that was closed under us says nothing about the app: soon again.
+const UNSENT_AGAIN_IN: Duration = Duration::from_secs(1);
+
+const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
+const WEBHOOK_PROOF: [&str; 2] = ["webhook-timestamp", "webhook-signature"];
 
 /// The source as the event's tenant has it; where the tenant is a field of the body, the one that
 /// serves them all.
@@ -212,11 +175,6 @@ fn without_proof(scheme: &Scheme, draft: &Arrival, now: Timestamp) -> HeaderMap 
         }
     }
     rest
-}
-
-fn signs_webhook_id(scheme: &Scheme, headers: &HeaderMap) -> bool {
-    headers.contains_key(WEBHOOK_ID)
-        && scheme.signs(hapax_core::envelope::Origin::Header(WEBHOOK_ID.as_str()))
 }
 
 /// The sender's headers as they were kept, without what held for its connection to us only.

@@ -202,6 +202,9 @@ impl<S: Store> Ingress<S> {
         let answer = match (route.mode, &self.patience) {
             (Mode::Sync { timeout }, Some(patience)) => {
                 let worked = outlast(&**patience, &verdicts, call.began + timeout).await;
+                if worked.contains(&Worked::Failed) {
+                    route.ledger.count_refusal(Reason::WorkFailed);
+                }
                 respond::worked(&verdicts, &worked, route.source.ack(), call.request_id)
             }
             (Mode::Async, _) | (Mode::Sync { .. }, None) => {

@@ -29,7 +29,6 @@ mod unstoppable;
 mod wire;
 mod worker;
 
-pub use app::AppError;
 pub use bell::Bell;
 pub use http::Drained;
 pub use ingress::{Ingress, Now};
@@ -39,4 +38,4 @@ pub use outbound::{Outbound, OutboundTlsError};
 pub use respond::Answer;
 pub use routes::{Mode, PathTaken, RouteSpec, Routes, RoutesSpec};
 pub use runtime::{NotReady, Readiness, serve_ingress};
-pub use worker::{LaneError, LaneSpec, Workers};
+pub use worker::{LaneSpec, Workers};

@@ -107,10 +107,9 @@ impl<S: Work + Inspect> Looking<S> {
                     result: event.summary.result.map(Into::into),
                 },
             },
-            Lookup::None | Lookup::Ambiguous(_) => Sight {
-                failures: 0,
-                known: Known { id, status: Status::Received, result: None },
-            },
+            Lookup::None | Lookup::Ambiguous(_) => {
+                Sight { failures: 0, known: Known { id, status: Status::Received, result: None } }
+            }
         })
     }
 }

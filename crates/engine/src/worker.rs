@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 use uuid::Uuid;
 
-use crate::app::{App, AppError};
+use crate::app::App;
 use crate::bell::Bell;
 use crate::budget::LogBudget;
 use crate::gauges;
@@ -45,19 +45,6 @@ pub struct LaneSpec {
     pub source: SourceName,
     /// The source as each tenant has it: whose secrets sign what goes to the app.
     pub verifiers: Vec<Arc<Source>>,
-}
-
-/// A handler that cannot be worked.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("handler {handler} of {source_name}: {problem}")]
-pub struct LaneError {
-    /// Which one.
-    pub handler: String,
-    /// Of which source.
-    pub source_name: String,
-    /// What is wrong.
-    #[source]
-    pub problem: AppError,
 }
 
 /// Everything that works on jobs in this process.
@@ -79,21 +66,19 @@ impl<S: Work + Inspect> Workers<S> {
         bell: Bell,
         now: Now,
         lanes: Vec<LaneSpec>,
-    ) -> Result<Self, LaneError> {
+    ) -> Self {
         let id = format!("worker-{}", Uuid::now_v7().simple()).into();
         let workers = Self { store, outbound, bell, now, id, lanes: watch::Sender::default() };
-        workers.reload(lanes)?;
-        Ok(workers)
+        workers.reload(lanes);
+        workers
     }
 
     /// Takes over other lanes. What was begun goes on as it began, and still counts against the
     /// concurrency of its handler.
-    pub fn reload(&self, lanes: Vec<LaneSpec>) -> Result<(), LaneError> {
+    pub fn reload(&self, lanes: Vec<LaneSpec>) {
         let before = self.lanes.borrow().clone();
-        let build = |spec| Lane::new(spec, &self.outbound, &before).map(Arc::new);
-        let lanes = lanes.into_iter().map(build).collect::<Result<Vec<_>, _>>()?;
-        self.lanes.send_replace(lanes);
-        Ok(())
+        let build = |spec| Arc::new(Lane::new(spec, &self.outbound, &before));
+        self.lanes.send_replace(lanes.into_iter().map(build).collect());
     }
 
     /// Works until `stop`. Then nothing more is claimed, what runs has `drain` to end, and what was
@@ -134,7 +119,8 @@ impl<S: Work + Inspect> Workers<S> {
     /// Tells the store what we can do. Until it listens there is nothing to claim.
     async fn announce(&self, lanes: &[Arc<Lane>]) {
         let mut pause = Pause::default();
-        let specs: Vec<HandlerSpec> = lanes.iter().map(|lane| lane.spec()).collect();
+        let specs: Vec<HandlerSpec> =
+            lanes.iter().map(|lane| lane.config.spec(&lane.handler.source)).collect();
         while let Err(error) = self.store.announce(specs.clone()).await {
             pause.say(&error, "telling the store of the handlers");
             sleep(pause.next()).await;
@@ -164,7 +150,7 @@ pub(crate) struct Lane {
 #[derive(Debug)]
 enum Kind {
     Sql(Arc<SqlProgram>),
-    Http(App),
+    Http(Box<App>),
     Pull,
 }
 
@@ -197,18 +183,13 @@ enum Ended {
 }
 
 impl Lane {
-    fn new(spec: LaneSpec, outbound: &Outbound, before: &[Arc<Self>]) -> Result<Self, LaneError> {
+    fn new(spec: LaneSpec, outbound: &Outbound, before: &[Arc<Self>]) -> Self {
         let LaneSpec { handler: config, source, verifiers } = spec;
         let kind = match &config.kind {
             HandlerKind::Sql(program) => Kind::Sql(program.clone()),
             HandlerKind::Pull => Kind::Pull,
             HandlerKind::Http(target) => {
-                let app = App::new(&config, target, &verifiers, outbound.clone());
-                Kind::Http(app.map_err(|problem| LaneError {
-                    handler: config.name.to_string(),
-                    source_name: source.to_string(),
-                    problem,
-                })?)
+                Kind::Http(Box::new(App::new(&config, target, verifiers, outbound.clone())))
             }
         };
         let handler = HandlerRef { source, handler: config.name.clone() };
@@ -216,7 +197,7 @@ impl Lane {
             .iter()
             .find(|lane| lane.handler == handler)
             .filter(|lane| lane.config.concurrency == config.concurrency);
-        Ok(Self {
+        Self {
             name: format!("{}/{}", handler.source, handler.handler),
             permits: match as_before {
                 Some(lane) => lane.permits.clone(),
@@ -227,20 +208,15 @@ impl Lane {
             handler,
             config,
             kind,
-        })
-    }
-
-    fn spec(&self) -> HandlerSpec {
-        HandlerSpec {
-            handler: self.handler.clone(),
-            policy: self.config.policy.clone(),
-            order: self.config.order.as_ref().map(|order| order.policy),
-            pulled: matches!(self.kind, Kind::Pull),
         }
     }
 
     /// Works until `stop`, and then until what was begun has ended.
-    async fn work<S: Work + Inspect>(self: Arc<Self>, shop: Arc<Workers<S>>, stop: CancellationToken) {
+    async fn work<S: Work + Inspect>(
+        self: Arc<Self>,
+        shop: Arc<Workers<S>>,
+        stop: CancellationToken,
+    ) {
         while !stop.is_cancelled() {
             let working = async {
                 match &self.kind {
@@ -250,7 +226,10 @@ impl Lane {
                 }
             };
             if let Err(panic) = caught(working).await {
-                error!(lane = self.name, "the lane {} panicked and starts again: {panic}", self.name);
+                error!(
+                    lane = self.name,
+                    "the lane {} panicked and starts again: {panic}", self.name
+                );
                 stop.run_until_cancelled(sleep(STORE_PAUSE_MAX)).await;
             }
         }
@@ -288,10 +267,11 @@ impl Lane {
         }
     }
 
-    async fn work_http<S: Work>(self: &Arc<Self>, shop: &Arc<Workers<S>>, stop: &CancellationToken)
-    where
-        S: Inspect,
-    {
+    async fn work_http<S: Work + Inspect>(
+        self: &Arc<Self>,
+        shop: &Arc<Workers<S>>,
+        stop: &CancellationToken,
+    ) {
         let mut rhythm = Rhythm::new(self, shop, stop);
         let mut running = JoinSet::new();
         while let Some(permits) = stop.run_until_cancelled(self.free()).await {
@@ -373,7 +353,9 @@ impl Lane {
     async fn run<S>(&self, shop: &Workers<S>, claim: &Claim) -> Outcome {
         match &self.kind {
             Kind::Http(app) => app.call(claim, (shop.now)()).await,
-            Kind::Sql(_) | Kind::Pull => unreachable!("only jobs for an app are claimed one by one"),
+            Kind::Sql(_) | Kind::Pull => {
+                unreachable!("only jobs for an app are claimed one by one")
+            }
         }
     }
 
@@ -396,12 +378,7 @@ impl Lane {
 
     /// Writes down how it ended. As long as the store fails, and the lease may hold, it is asked
     /// again: otherwise an attempt that succeeded would be made once more.
-    async fn record<S: Work>(
-        &self,
-        shop: &Workers<S>,
-        claim: &Claim,
-        outcome: &Outcome,
-    ) -> Ended {
+    async fn record<S: Work>(&self, shop: &Workers<S>, claim: &Claim, outcome: &Outcome) -> Ended {
         let give_up = Instant::now() + self.config.policy.lease;
         let mut pause = Pause::default();
         loop {
@@ -445,7 +422,9 @@ impl Lane {
             }
             (_, Ended::Lost) => "its claim was lost meanwhile",
             (Outcome::Failed { error, .. }, Ended::Failed) => error,
-            (Outcome::Done { .. }, Ended::Failed) => unreachable!("done is never recorded as failed"),
+            (Outcome::Done { .. }, Ended::Failed) => {
+                unreachable!("done is never recorded as failed")
+            }
         };
         if self.lines.admit(now) {
             warn!(
@@ -461,9 +440,7 @@ impl Lane {
 
 impl Counts {
     fn new(handler: &str) -> Self {
-        let count = |outcome: &'static str| {
-            counter!("hapax_jobs_total", "handler" => handler.to_owned(), "outcome" => outcome)
-        };
+        let count = |outcome: &'static str| counter!("hapax_jobs_total", "handler" => handler.to_owned(), "outcome" => outcome);
         Self {
             done: count("done"),
             guarded: count("guarded"),
