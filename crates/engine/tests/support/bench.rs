@@ -132,7 +132,7 @@ impl Bench {
 
     fn fail_if_told(&self) -> Result<(), StoreError> {
         let told =
-            self.failures.try_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+            self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
         match told {
             Ok(_) => Err(StoreError::Unavailable("told to".into())),
             Err(_) => Ok(()),
