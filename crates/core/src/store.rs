@@ -383,6 +383,8 @@ pub struct Claim {
     pub attempt: u32,
     /// Which run: 1 unless a person forced another.
     pub run: u32,
+    /// The key that travels on: equal across attempts, restarts and replays of this run.
+    pub idempotency_key: String,
     /// When the lease ends.
     pub leased_until: Timestamp,
     /// The event.
@@ -577,8 +579,7 @@ pub trait Inspect: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Page<JobDetail>, StoreError>> + Send;
 
     /// One job.
-    fn job(&self, id: JobId)
-    -> impl Future<Output = Result<Option<JobDetail>, StoreError>> + Send;
+    fn job(&self, id: JobId) -> impl Future<Output = Result<Option<JobDetail>, StoreError>> + Send;
 }
 
 /// Which jobs to list.

@@ -12,10 +12,11 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use hapax_core::handler::{Handler, HandlerKind, SqlProgram};
+use hapax_core::handler::{EventView, Handler, HandlerKind, SqlProgram};
 use hapax_core::job::Retry;
 use hapax_core::store::{
-    Claim, ClaimAsk, HandlerRef, HandlerSpec, Held, Inspect, Outcome, SqlAsk, StoreError, Work,
+    Claim, ClaimAsk, HandlerRef, HandlerSpec, Held, Inspect, NewJob, Outcome, SqlAsk, StoreError,
+    Work,
 };
 use hapax_core::{Source, SourceName, Timestamp};
 use metrics::{Counter, Histogram, counter, histogram};
@@ -79,6 +80,18 @@ impl<S: Work + Inspect> Workers<S> {
         let before = self.lanes.borrow().clone();
         let build = |spec| Arc::new(Lane::new(spec, &self.outbound, &before));
         self.lanes.send_replace(lanes.into_iter().map(build).collect());
+    }
+
+    /// What the store is told of the handlers.
+    pub fn handlers(&self) -> Vec<HandlerSpec> {
+        self.lanes.borrow().iter().map(|lane| lane.config.spec(&lane.handler.source)).collect()
+    }
+
+    /// The work that an event of `source` would promise now.
+    pub fn jobs_for(&self, source: &SourceName, event: EventView<'_>) -> Vec<NewJob> {
+        let lanes = self.lanes.borrow();
+        let of_source = lanes.iter().filter(|lane| lane.handler.source == *source);
+        of_source.filter_map(|lane| lane.config.job_for(event)).collect()
     }
 
     /// Works until `stop`. Then nothing more is claimed, what runs has `drain` to end, and what was

@@ -4,9 +4,11 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
+use hapax_core::job::JobId;
 use hapax_core::store::{
     ArrivalNote, Cursor, Decision, EventDetail, EventFilter, EventId, EventName, EventSummary,
-    Ingest, Inspect, Known, Lookup, Page, ReviewReason, Status, Store, StoreError, Verdict, Via,
+    Ingest, Inspect, JobDetail, JobFilter, Known, Lookup, Page, ReviewReason, Status, Store,
+    StoreError, Verdict, Via,
 };
 use hapax_core::{EventKey, KeyHash, Receipt, Timeliness};
 use uuid::Uuid;
@@ -139,12 +141,17 @@ impl Model {
             review,
             arrivals: 1,
             conflicts: 0,
+            processed_at: None,
+            result: None,
         };
         let detail = EventDetail {
             summary,
             arrivals: vec![arrival(via, decision, None)],
             headers: via.headers.to_string(),
             body: receipt.body().clone(),
+            jobs: Vec::new(),
+            actions: Vec::new(),
+            messages: Vec::new(),
         };
         self.events.push(Stored { detail, body_hash: receipt.body_hash() });
         self.keys.insert(key.clone(), at);
@@ -194,6 +201,14 @@ fn arrival(via: &Via, decision: Decision, conflict: Option<&Receipt>) -> Arrival
 }
 
 impl Inspect for MemoryStore {
+    async fn jobs(&self, _filter: JobFilter) -> Result<Page<JobDetail>, StoreError> {
+        Ok(Page { items: Vec::new(), next: None })
+    }
+
+    async fn job(&self, _id: JobId) -> Result<Option<JobDetail>, StoreError> {
+        Ok(None)
+    }
+
     async fn events(&self, filter: EventFilter) -> Result<Page<EventSummary>, StoreError> {
         let model = self.model();
         let before = filter.before.map_or(usize::MAX, |Cursor(before)| before as usize);

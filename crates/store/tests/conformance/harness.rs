@@ -23,7 +23,7 @@ impl Place {
     }
 
     pub(crate) fn open(&self) -> SqliteStore {
-        SqliteStore::open(SqliteOptions { directory: self.directory() }).expect("opens")
+        SqliteStore::open(SqliteOptions::new(self.directory())).expect("opens")
     }
 
     pub(crate) fn directory(&self) -> std::path::PathBuf {
@@ -158,11 +158,19 @@ impl Sender {
     }
 
     pub(crate) fn ingest_at(&self, body: &str, signed: Timestamp, now: Timestamp) -> Ingest {
-        Ingest { receipts: self.receipts(body, "unused", signed, now), via: via(now) }
+        Ingest {
+            receipts: self.receipts(body, "unused", signed, now),
+            jobs: Vec::new(),
+            via: via(now),
+        }
     }
 
     pub(crate) fn ingest_under(&self, header_id: &str, body: &str) -> Ingest {
-        Ingest { receipts: self.receipts(body, header_id, noon(), noon()), via: via(noon()) }
+        Ingest {
+            receipts: self.receipts(body, header_id, noon(), noon()),
+            jobs: Vec::new(),
+            via: via(noon()),
+        }
     }
 }
 
