@@ -1,5 +1,5 @@
 //! An [`Arrival`]: bytes as they came, unproven. Nothing in it may be believed before
-//! [`crate::verify`] has spoken.
+//! [`mod@crate::verify`] has spoken.
 
 use std::borrow::Cow;
 

@@ -1,7 +1,7 @@
 //! The pure domain of Hapax: what a webhook must prove, which event it is, and what became of it.
 //!
 //! Nothing here opens a socket, reads a clock, rolls dice, speaks SQL or needs a runtime: all of
-//! that is passed in. Start with [`verify`], the only door through which a [`Receipt`] is made,
+//! that is passed in. Start with [`mod@verify`], the only door through which a [`Receipt`] is made,
 //! then [`store`], the seam that every database stands behind.
 
 pub mod arrival;

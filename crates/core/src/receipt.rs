@@ -1,5 +1,5 @@
 //! A [`Receipt`]: one verified event, with all that a store needs to decide its race. Only
-//! [`crate::verify`] makes one.
+//! [`mod@crate::verify`] makes one.
 
 use bytes::Bytes;
 use jiff::Timestamp;

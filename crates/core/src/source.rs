@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::challenge::{Challenge, HandshakeKeys};
-use crate::envelope::{Envelope, EnvelopeSpec, SelectorError};
+use crate::envelope::{Envelope, EnvelopeSpec, Origin, SelectorError};
 use crate::key::{SourceName, Tenant};
 use crate::presets::{self, Ack, Preset};
 use crate::scheme::{CustomScheme, Scheme, SchemeError};
@@ -140,7 +140,9 @@ impl Source {
             None => Late::Review,
         });
         let replay_guard = spec.replay_guard.unwrap_or({
-            if scheme.signs_time() || scheme.signs(envelope.id_origin()) {
+            // A time that is signed without the body bounds only how long it can be abused.
+            let time_and_body = scheme.signs_time() && scheme.signs(Origin::Body);
+            if time_and_body || scheme.signs(envelope.id_origin()) {
                 ReplayGuard::Off
             } else {
                 ReplayGuard::Body
@@ -175,6 +177,18 @@ impl Source {
     /// How far a signed timestamp may lie from now, on both sides.
     pub fn tolerance(&self) -> Duration {
         self.tolerance
+    }
+
+    /// The sender's own word for an event: of an id that is joined from several parts the first.
+    pub fn first_part<'a>(&self, event_id: &'a str) -> &'a str {
+        let joined = matches!(
+            self.preset.map(|preset| preset.envelope.id),
+            Some(presets::PresetId::Joined(_))
+        );
+        match event_id.split_once(':') {
+            Some((first, _)) if joined => first,
+            Some(_) | None => event_id,
+        }
     }
 
     /// What happens to late arrivals.

@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::arrival::Arrival;
 use crate::challenge::Reply;
-use crate::envelope::{Identity, Item};
+use crate::envelope::{Identity, Item, Origin};
 use crate::key::{EventKey, KeyHash};
 use crate::receipt::{Earlier, Receipt, Timeliness};
 use crate::source::{ReplayGuard, Source};
@@ -84,7 +84,7 @@ pub fn verify(source: &Source, arrival: &Arrival, now: Timestamp) -> Result<Veri
     }
     let items = source.envelope.read(arrival)?;
     let guard = match source.replay_guard {
-        ReplayGuard::Body => Some(guard_of(source, arrival)),
+        ReplayGuard::Body => Some(guard_of(source, arrival, authentic.token)),
         ReplayGuard::Off => None,
     };
     let alone = items.len() == 1;
@@ -115,11 +115,16 @@ fn judge_window(
     Ok(Timeliness::OnTime)
 }
 
-fn guard_of(source: &Source, arrival: &Arrival) -> KeyHash {
-    KeyHash::of(
-        b"guard",
-        [source.tenant.as_str().as_bytes(), source.name.as_str().as_bytes(), &arrival.body],
-    )
+/// What was signed, as far as it cannot be sent again under another id: the body, the URL where
+/// that is signed too, or the sender's own one-time token.
+fn guard_of(source: &Source, arrival: &Arrival, token: Option<KeyHash>) -> KeyHash {
+    let url = if source.scheme.signs(Origin::Query) { arrival.url.as_str() } else { "" };
+    let signed = match &token {
+        Some(token) => &token.0[..],
+        None => &arrival.body[..],
+    };
+    let (tenant, name) = (source.tenant.as_str(), source.name.as_str());
+    KeyHash::of(b"guard", [tenant.as_bytes(), name.as_bytes(), url.as_bytes(), signed])
 }
 
 fn receipt(

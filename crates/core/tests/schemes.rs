@@ -416,7 +416,7 @@ fn late_and_replay_defaults_follow_what_is_signed() {
         ("box", Late::Reject, ReplayGuard::Off),
         ("slack", Late::Review, ReplayGuard::Off),
         ("zoom", Late::Review, ReplayGuard::Off),
-        ("mailgun", Late::Review, ReplayGuard::Off),
+        ("mailgun", Late::Review, ReplayGuard::Body),
         ("github", Late::Reject, ReplayGuard::Body),
         ("shopify", Late::Reject, ReplayGuard::Body),
         ("twilio", Late::Reject, ReplayGuard::Body),

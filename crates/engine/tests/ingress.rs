@@ -523,6 +523,29 @@ async fn an_encoded_body_is_415() {
 }
 
 #[tokio::test]
+async fn an_authentic_event_under_a_content_type_its_sender_never_uses_is_415() {
+    let house = setup("types").start().await;
+    let secret = ActiveSecret::forever(Secret::new(SECRET));
+    let stripe = Source::build(SourceSpec::new("types", "stripe", vec![secret])).unwrap();
+    let routes = RoutesSpec::new(vec![RouteSpec::new(Arc::new(stripe))]);
+    house.ingress.reload(Routes::build(routes).unwrap());
+    let body = json!({ "id": "evt_1", "object": "event", "type": "payout.paid" }).to_string();
+    let (now, signature) = (house.now(), sign(house.now(), &body));
+    for (content_type, status) in [("text/plain", 415), ("application/json; charset=utf-8", 200)] {
+        let mut wire = house.wire().await;
+        wire.write(format!(
+            "POST {} HTTP/1.1\r\nhost: a\r\ncontent-type: {content_type}\r\n\
+             stripe-signature: t={now},v1={signature}\r\ncontent-length: {}\r\n\r\n{body}",
+            house.path,
+            body.len()
+        ))
+        .await;
+        assert_eq!(wire.answer().await.status, status, "{content_type}");
+    }
+    assert_eq!((house.rejections("content_type"), house.store.stored()), (1, 1));
+}
+
+#[tokio::test]
 async fn a_late_event_is_refused_and_one_never_seen_is_counted_apart() {
     let mut with = setup("late");
     with.late = Late::Reject;

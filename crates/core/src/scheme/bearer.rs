@@ -38,7 +38,7 @@ fn shown_by(keys: &[Held<Shown>], given: &[u8], now: Timestamp) -> Result<Authen
     for (secret, shown) in keys::active(keys, now) {
         tried += 1;
         if constant_time::verify_slices_are_equal(&shown.digest, &given).is_ok() {
-            return Ok(Authentic { signed_at: None, secret });
+            return Ok(Authentic { signed_at: None, secret, token: None });
         }
     }
     match tried {

@@ -21,6 +21,7 @@ use super::{
 };
 use crate::arrival::Arrival;
 use crate::envelope::Origin;
+use crate::key::KeyHash;
 use crate::source::SourceSpec;
 use crate::verify::Refusal;
 
@@ -146,7 +147,9 @@ impl Proof for PayPalProof {
             tried += 1;
             let content = format!("{id}|{stamp}|{webhook_id}|{crc}");
             if self.key.verify_sig(content.as_bytes(), &signature).is_ok() {
-                return Ok(Authentic { signed_at: Some(signed_at), secret });
+                // Only a checksum of the body is signed: one transmission carries one event.
+                let token = Some(KeyHash::of(b"token", [id.as_bytes()]));
+                return Ok(Authentic { signed_at: Some(signed_at), secret, token });
             }
         }
         match tried {

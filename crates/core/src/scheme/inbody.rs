@@ -15,6 +15,7 @@ use super::recipe::{Encoding, KeyForm, TimeForm};
 use super::{Authentic, Proof, SchemeError, SignError, Signed, expired, time};
 use crate::arrival::Arrival;
 use crate::envelope::Origin;
+use crate::key::KeyHash;
 use crate::limits::ITEMS_MAX;
 use crate::source::SourceSpec;
 use crate::verify::Refusal;
@@ -188,7 +189,7 @@ impl Proof for AdyenProof {
                 signer(&self.keys, &[content.as_bytes()], Encoding::Base64, signature, now)?;
             first.get_or_insert(secret);
         }
-        Ok(Authentic { signed_at: None, secret: first.unwrap_or_default() })
+        Ok(Authentic { signed_at: None, secret: first.unwrap_or_default(), token: None })
     }
 
     fn sign(&self, request: &Arrival, _id: &str, now: Timestamp) -> Result<Signed, SignError> {
@@ -266,7 +267,8 @@ impl Proof for MailgunProof {
             .ok_or_else(|| Refusal::Signature("the timestamp is not well-formed".into()))?;
         let content = [stamp.as_bytes(), signature.token.as_bytes()];
         let secret = signer(&self.keys, &content, Encoding::Hex, &signature.signature, now)?;
-        Ok(Authentic { signed_at: Some(signed_at), secret })
+        let token = Some(KeyHash::of(b"token", [signature.token.as_bytes()]));
+        Ok(Authentic { signed_at: Some(signed_at), secret, token })
     }
 
     fn sign(&self, request: &Arrival, id: &str, now: Timestamp) -> Result<Signed, SignError> {

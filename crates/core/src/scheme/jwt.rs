@@ -149,7 +149,7 @@ impl Proof for PlaidProof {
             .map_err(|_| wrong("the body is not the one that the token names"))?;
         let signed_at = Timestamp::from_second(claims.iat)
             .map_err(|_| wrong("the token's time is out of range"))?;
-        Ok(Authentic { signed_at: Some(signed_at), secret })
+        Ok(Authentic { signed_at: Some(signed_at), secret, token: None })
     }
 
     fn sign(&self, _request: &Arrival, _id: &str, _now: Timestamp) -> Result<Signed, SignError> {

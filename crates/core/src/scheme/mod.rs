@@ -2,7 +2,7 @@
 //! a [`Scheme`] that checks raw bytes in constant time, and signs where the key allows it.
 //!
 //! The words of a recipe are in [`recipe`]; which sender uses which is in [`crate::presets`]. The
-//! window of a signed timestamp is not judged here but in [`crate::verify`], by one rule for all.
+//! window of a signed timestamp is not judged here but in [`mod@crate::verify`], by one rule for all.
 
 mod bearer;
 mod certificate;
@@ -81,6 +81,9 @@ pub struct Authentic {
     pub signed_at: Option<Timestamp>,
     /// Which secret, by its place in the config.
     pub secret: usize,
+    /// What was signed once and for all, where that is not the body (Mailgun's token): the replay
+    /// guard remembers it instead.
+    pub token: Option<KeyHash>,
 }
 
 /// What signing adds to a request.

@@ -361,7 +361,7 @@ impl Proof for SealedProof {
         if let Some((At::Body(pointer), form)) = &self.time {
             signed_at = Some(body_time(&arrival.body, pointer, *form)?);
         }
-        Ok(Authentic { signed_at, secret })
+        Ok(Authentic { signed_at, secret, token: None })
     }
 
     fn sign(&self, request: &Arrival, id: &str, now: Timestamp) -> Result<Signed, SignError> {

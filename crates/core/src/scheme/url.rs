@@ -54,7 +54,7 @@ impl Proof for TwilioProof {
                 if constant_time::verify_slices_are_equal(tag.as_ref(), &signature[..length])
                     .is_ok()
                 {
-                    return Ok(Authentic { signed_at: None, secret });
+                    return Ok(Authentic { signed_at: None, secret, token: None });
                 }
             }
         }

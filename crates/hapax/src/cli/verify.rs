@@ -90,6 +90,7 @@ pub(super) struct Judgement {
     pub(super) verdict: Word,
     pub(super) reason: Option<&'static str>,
     event_id: Option<String>,
+    key: Option<String>,
     event_type: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     items: Vec<Named>,
@@ -110,6 +111,8 @@ pub(super) enum Word {
 #[derive(Debug, Clone, Serialize)]
 struct Named {
     event_id: String,
+    /// What tells it from every other event: the id, or all parts that are joined to one.
+    key: String,
     event_type: Option<String>,
 }
 
@@ -124,7 +127,9 @@ impl Judgement {
             Ok(Verified::Events { receipts, .. }) => {
                 match receipts.first().map(Receipt::timeliness) {
                     Some(Timeliness::Late { .. }) => Self::reject("stale"),
-                    Some(Timeliness::OnTime) | None => Self::accept(receipts),
+                    Some(Timeliness::OnTime) | None => Self::accept(
+                        receipts.iter().map(|receipt| Named::of(source, receipt)).collect(),
+                    ),
                 }
             }
         }
@@ -135,8 +140,7 @@ impl Judgement {
         Self { verdict: Word::Reject, reason: Some(reason), ..Self::accept(Vec::new()) }
     }
 
-    fn accept(receipts: Vec<Receipt>) -> Self {
-        let mut items: Vec<Named> = receipts.iter().map(Named::of).collect();
+    fn accept(mut items: Vec<Named>) -> Self {
         let first = items.first().cloned();
         if items.len() == 1 {
             items.clear();
@@ -145,6 +149,7 @@ impl Judgement {
             verdict: Word::Accept,
             reason: None,
             event_id: first.as_ref().map(|named| named.event_id.clone()),
+            key: first.as_ref().map(|named| named.key.clone()),
             event_type: first.and_then(|named| named.event_type),
             items,
             reply_status: None,
@@ -153,14 +158,18 @@ impl Judgement {
 }
 
 impl Named {
-    fn of(receipt: &Receipt) -> Self {
-        let event_id = &*receipt.key().event_id;
+    fn of(source: &Source, receipt: &Receipt) -> Self {
+        let key = &*receipt.key().event_id;
         // A derived key carries its span behind an @; the digest is what two copies have in common.
-        let event_id = match (receipt.if_conflict(), event_id.split_once('@')) {
+        let key = match (receipt.if_conflict(), key.split_once('@')) {
             (Some(_), Some((digest, _span))) => digest,
-            (Some(_), None) | (None, _) => event_id,
+            (Some(_), None) | (None, _) => key,
         };
-        Self { event_id: event_id.to_owned(), event_type: receipt.event_type().map(str::to_owned) }
+        Self {
+            event_id: source.first_part(key).to_owned(),
+            key: key.to_owned(),
+            event_type: receipt.event_type().map(str::to_owned),
+        }
     }
 }
 
