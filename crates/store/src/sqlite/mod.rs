@@ -12,6 +12,7 @@ mod open;
 mod reader;
 mod recent;
 mod row;
+mod spread;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -111,7 +112,7 @@ impl SqliteStore {
             .receipts
             .iter()
             .map(|receipt| {
-                let recent = self.shared.recent.get(&receipt.key().hash())?;
+                let recent = self.shared.recent.get(&receipt.key_hash())?;
                 let plain = recent.body_hash == receipt.body_hash() && recent.review.is_none();
                 plain.then_some(recent)
             })
