@@ -199,6 +199,8 @@ pub(super) struct Writer {
     ids: Ids,
     last_seq: i64,
     wal_pages: Arc<AtomicU32>,
+    /// How many pages the log had when the checkpointer was last asked.
+    asked_at: u32,
     copies_due: Instant,
     log_due: Instant,
     recovered_at: Option<Instant>,
@@ -280,6 +282,7 @@ impl Writer {
             ids: Ids::default(),
             last_seq,
             wal_pages,
+            asked_at: 0,
             copies_due: Instant::now(),
             log_due: Instant::now(),
             recovered_at: None,
@@ -424,7 +427,7 @@ impl Writer {
         jobs: &[NewJob],
         via: &Via,
     ) -> rusqlite::Result<Verdict> {
-        let hash = receipt.key().hash();
+        let hash = receipt.key_hash();
         if let Some(existing) = self.existing(&hash)? {
             return self.meet_again(batch, existing, Some(hash), receipt, jobs, via);
         }
@@ -440,7 +443,7 @@ impl Writer {
             (Timeliness::Late { .. }, false) => Some(ReviewReason::Late),
             (Timeliness::OnTime, false) => None,
         };
-        self.insert(batch, receipt.key(), review, receipt, jobs, via)
+        self.insert(batch, (receipt.key(), hash), review, receipt, jobs, via)
     }
 
     /// A key that is taken: a copy, a conflict, or the on-time copy of a late event. `hash` is set
@@ -462,11 +465,12 @@ impl Writer {
             return Ok(copy(batch, existing, hash, via));
         }
         if let Some(other) = receipt.if_conflict() {
-            return match self.existing(&other.hash())? {
+            let hash = other.hash();
+            return match self.existing(&hash)? {
                 Some(filed) => Ok(copy(batch, filed, None, via)),
                 None => {
                     let review = Some(ReviewReason::Conflict);
-                    self.insert(batch, other, review, receipt, jobs, via)
+                    self.insert(batch, (other, hash), review, receipt, jobs, via)
                 }
             };
         }
@@ -536,7 +540,7 @@ impl Writer {
     fn insert(
         &mut self,
         batch: &mut Batch,
-        key: &EventKey,
+        (key, hash): (&EventKey, KeyHash),
         review: Option<ReviewReason>,
         receipt: &Receipt,
         jobs: &[NewJob],
@@ -572,7 +576,6 @@ impl Writer {
             ],
         )?;
         batch.wrote = true;
-        let hash = key.hash();
         self.index.claim(hash, seq);
         if let Some(guard) = guard {
             self.index.claim(guard, seq);
@@ -730,17 +733,23 @@ impl Writer {
         Ok(())
     }
 
+    /// Has the log copied back as it grows. Near its bound the checkpointer goes first, because
+    /// what is left to the writer then is only what came during that round; once all of it is
+    /// copied and no reader stands in the log, the next commit starts it over.
     fn bound_log(&mut self) -> rusqlite::Result<()> {
         let pages = self.wal_pages.load(Ordering::Relaxed);
-        if pages < WAL_PAGES_CHECKPOINT {
+        if pages < self.asked_at {
+            self.asked_at = 0;
+        }
+        let is_busy = self.checkpointer.is_busy();
+        if !is_busy && pages - self.asked_at >= WAL_PAGES_CHECKPOINT {
+            self.checkpointer.ask();
+            self.asked_at = pages;
             return Ok(());
         }
-        self.checkpointer.ask();
-        if pages < WAL_PAGES_MAX || Instant::now() < self.log_due {
+        if is_busy || pages < WAL_PAGES_MAX || Instant::now() < self.log_due {
             return Ok(());
         }
-        // What is left to copy is what came since the checkpointer's last round; once all of it is
-        // copied and no reader stands in the log, the next commit starts it over.
         let (log, copied) = checkpoint::passive(&self.conn)?;
         if copied < log || log < 0 {
             self.log_due = Instant::now() + LOG_RETRY;
