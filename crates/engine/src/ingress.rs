@@ -255,7 +255,7 @@ impl<S: Store> Ingress<S> {
         let late = receipts.iter().find(|receipt| is_late(receipt));
         self.witness(Witness {
             offset_seconds: now.duration_since(signed_at).as_secs(),
-            outside: late.map(|receipt| receipt.key().hash()),
+            outside: late.map(Receipt::key_hash),
         });
     }
 

@@ -163,6 +163,11 @@ impl Bench {
                 fence: piece.fence,
                 attempt: piece.progress.attempt,
                 run: 1,
+                idempotency_key: hapax_core::job::idempotency_key(
+                    piece.event.id,
+                    &piece.handler,
+                    1,
+                ),
                 leased_until: now,
                 event: piece.event.clone(),
             }
