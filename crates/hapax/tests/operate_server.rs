@@ -262,9 +262,7 @@ fn tokens_act_under_their_own_name_and_within_their_own_scope() {
 
 #[test]
 fn doctor_is_content_with_a_server_that_runs_and_names_jobs_without_a_handler() {
-    let house = House::new(&stripe(
-        "[sources.stripe.handlers.fee]\nretry = [\"1h\"]\nhttp = \"http://127.0.0.1:1/\"\n",
-    ));
+    let house = House::new(&stripe("[sources.stripe.handlers.fee]\npull = true\n"));
     let server = house.start();
     server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
     let admin = format!("http://{}", server.admin);
