@@ -863,7 +863,10 @@ impl<'a> Transaction<'a> {
     pub(super) fn begin_behind(conn: &'a Connection) -> rusqlite::Result<Behind<'a>> {
         // Not prepared ahead: this one takes effect when it is compiled.
         conn.execute_batch("PRAGMA synchronous = NORMAL")?;
-        Ok(Behind(Some(Self::begin(conn)?), conn))
+        // Made first: should it not begin, the setting goes back all the same.
+        let mut behind = Behind(None, conn);
+        behind.0 = Some(Self::begin(conn)?);
+        Ok(behind)
     }
 
     pub(super) fn commit(self) -> rusqlite::Result<()> {
