@@ -76,6 +76,11 @@ impl Health {
         }
     }
 
+    /// For good, unless something worse was said already.
+    fn end(&self, why: &str) {
+        self.0.lock().expect("no panic happens under this lock").get_or_insert_with(|| why.into());
+    }
+
     fn set(&self, trouble: Option<Arc<str>>) {
         *self.0.lock().expect("no panic happens under this lock") = trouble;
     }
@@ -92,7 +97,10 @@ impl WriterHandle {
         let path = writer.place.path().to_owned();
         let thread = std::thread::Builder::new()
             .name("hapax-writer".into())
-            .spawn(move || writer.run(&waiting))
+            .spawn(move || {
+                let _last_word = LastWord(Arc::clone(&writer.shared));
+                writer.run(&waiting);
+            })
             .map_err(|source| OpenError::Io { path, source })?;
         Ok(Self { commands, thread: Mutex::new(Some(thread)) })
     }
@@ -181,6 +189,18 @@ impl WriterHandle {
             TrySendError::Full(_) => StoreError::Busy,
             TrySendError::Disconnected(_) => StoreError::Closed,
         })
+    }
+}
+
+/// However the writer ends, nothing is called writable or answered from memory after it.
+struct LastWord(Arc<Shared>);
+
+impl Drop for LastWord {
+    fn drop(&mut self) {
+        let why =
+            if std::thread::panicking() { "the writer panicked" } else { "the store is closed" };
+        self.0.health.end(why);
+        self.0.recent.clear();
     }
 }
 
