@@ -17,7 +17,7 @@ async fn verdict(store: &SqliteStore, sender: &Sender, id: &str) -> Result<Verdi
 }
 
 /// No page may be added to the file any more: the next commit of anything large fails.
-fn forbid_growth(conn: &Connection) {
+fn forbid_growth(conn: &mut Connection) {
     let pages: i64 = conn.query_row("PRAGMA page_count", [], |row| row.get(0)).expect("counts");
     let set = format!("PRAGMA max_page_count = {pages}");
     conn.query_row(&set, [], |_| Ok(())).expect("sets");

@@ -63,7 +63,7 @@ enum Command {
     Close(oneshot::Sender<()>),
     /// Lets a test reach the writer's own connection, to make it fail.
     #[cfg(test)]
-    Tamper(Box<dyn FnOnce(&Connection) + Send>),
+    Tamper(Box<dyn FnOnce(&mut Connection) + Send>),
     #[cfg(test)]
     MergeNow,
 }
@@ -180,7 +180,7 @@ impl WriterHandle {
     }
 
     #[cfg(test)]
-    pub(super) fn tamper(&self, tamper: impl FnOnce(&Connection) + Send + 'static) {
+    pub(super) fn tamper(&self, tamper: impl FnOnce(&mut Connection) + Send + 'static) {
         self.send(Command::Tamper(Box::new(tamper))).expect("the writer listens");
     }
 
@@ -365,22 +365,35 @@ impl Writer {
                 return Err(error);
             }
         };
-        self.commit(batch)?;
-        let closed = match then {
-            Then::Nothing => return Ok(ControlFlow::Continue(())),
-            Then::Slice(slice) => {
+        match (self.commit(batch), then) {
+            (Ok(()), Then::Nothing) => Ok(ControlFlow::Continue(())),
+            (Ok(()), Then::Slice(slice)) => {
                 slice(Ok(self))?;
-                return Ok(ControlFlow::Continue(()));
+                Ok(ControlFlow::Continue(()))
             }
-            Then::Close(closed) => closed,
-        };
+            (Err(error), Then::Nothing) => Err(error),
+            (Err(error), Then::Slice(slice)) => {
+                let _ = slice(Err(StoreError::Unavailable(error.to_string().into())));
+                Err(error)
+            }
+            (_, Then::Close(closed)) => {
+                self.close(waiting);
+                let _ = closed.send(());
+                Ok(ControlFlow::Break(()))
+            }
+        }
+    }
+
+    /// The last things. Whoever closes does not wait for a disk to recover: what was answered is in
+    /// the log, and stays there.
+    fn close(&mut self, waiting: &Receiver<Command>) {
         while let Ok(command) = waiting.try_recv() {
             refuse(command, &StoreError::Closed);
         }
-        self.flush_copies()?;
-        open::settle_log(&self.conn)?;
-        let _ = closed.send(());
-        Ok(ControlFlow::Break(()))
+        let settled = self.flush_copies().and_then(|()| open::settle_log(&self.conn));
+        if let Err(error) = settled {
+            tracing::warn!(%error, "closed without tidying up, the next start does: {error}");
+        }
     }
 
     /// Works through what waits, up to a batch's bounds or something that must not share it.
@@ -403,7 +416,7 @@ impl Writer {
                 Command::Slice(slice) => return Ok(Then::Slice(slice)),
                 Command::Close(closed) => return Ok(Then::Close(closed)),
                 #[cfg(test)]
-                Command::Tamper(tamper) => tamper(&self.conn),
+                Command::Tamper(tamper) => tamper(&mut self.conn),
                 #[cfg(test)]
                 Command::MergeNow => self.index.merge_soon(),
             }
@@ -821,7 +834,7 @@ impl Writer {
                         return ControlFlow::Break(());
                     }
                     #[cfg(test)]
-                    Next::Command(Command::Tamper(tamper)) => tamper(&self.conn),
+                    Next::Command(Command::Tamper(tamper)) => tamper(&mut self.conn),
                     Next::Command(command) => refuse(command, &refusal),
                     Next::Housekeeping => {}
                     Next::NobodyLeft => return ControlFlow::Break(()),
