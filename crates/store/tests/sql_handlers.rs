@@ -24,6 +24,7 @@ struct World {
     place: Place,
     store: SqliteStore,
     program: Arc<SqlProgram>,
+    timeout: Duration,
 }
 
 fn handler() -> HandlerRef {
@@ -55,7 +56,7 @@ impl World {
         let store = place.open();
         store.announce(vec![spec]).await.expect("announces");
         let program = Arc::new(SqlProgram::parse(sql).expect("parses"));
-        Self { place, store, program }
+        Self { place, store, program, timeout: Duration::from_millis(100) }
     }
 
     async fn accept(&self, id: &str, place: Option<OrderPlace>) {
@@ -68,7 +69,7 @@ impl World {
     async fn run(&self) -> SqlRan {
         let claim = ClaimAsk { handler: handler(), limit: 64, worker: "test".into() };
         let program = Arc::clone(&self.program);
-        let ask = SqlAsk { claim, program, timeout: Duration::from_millis(100) };
+        let ask = SqlAsk { claim, program, timeout: self.timeout };
         self.store.run_sql(ask).await.expect("runs")
     }
 
