@@ -8,6 +8,7 @@ mod jobs;
 mod order;
 mod people;
 mod plans;
+mod work_plans;
 
 macro_rules! on_every_store {
     ($($case:ident),* $(,)?) => {
