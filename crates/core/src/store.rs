@@ -295,6 +295,14 @@ pub trait Work: Send + Sync + 'static {
         handler: &HandlerRef,
     ) -> impl Future<Output = Result<Option<Timestamp>, StoreError>> + Send;
 
+    /// Makes the jobs of this event that wait for their next attempt due now: at a sync source the
+    /// sender's next copy is the next attempt. Nothing else is touched; a store that does nothing
+    /// here only makes the sender come back once more.
+    fn hurry(&self, event: EventId) -> impl Future<Output = Result<(), StoreError>> + Send {
+        let _ = event;
+        std::future::ready(Ok(()))
+    }
+
     /// Resolves when there may be new work: a hint, the poll is the truth.
     fn work_arrived(&self) -> impl Future<Output = ()> + Send;
 
@@ -375,6 +383,8 @@ pub struct Claim {
     pub attempt: u32,
     /// Which run: 1 unless a person forced another.
     pub run: u32,
+    /// The key that travels on: equal across attempts, restarts and replays of this run.
+    pub idempotency_key: String,
     /// When the lease ends.
     pub leased_until: Timestamp,
     /// The event.
@@ -569,8 +579,7 @@ pub trait Inspect: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Page<JobDetail>, StoreError>> + Send;
 
     /// One job.
-    fn job(&self, id: JobId)
-    -> impl Future<Output = Result<Option<JobDetail>, StoreError>> + Send;
+    fn job(&self, id: JobId) -> impl Future<Output = Result<Option<JobDetail>, StoreError>> + Send;
 }
 
 /// Which jobs to list.

@@ -157,7 +157,9 @@ impl<S: Store> Ingress<S> {
         if is_refused {
             afterwards.unstoppable(self.refuse_late(route, call, receipts)).await
         } else {
-            afterwards.unstoppable(self.commit(route, call, Ingest { receipts, via })).await
+            afterwards
+                .unstoppable(self.commit(route, call, Ingest { receipts, jobs: Vec::new(), via }))
+                .await
         }
     }
 

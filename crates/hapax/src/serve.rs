@@ -17,9 +17,10 @@ use hapax_engine::{
     Drained, Ingress, Readiness, RouteSpec, Routes, RoutesSpec, http, serve_ingress,
 };
 use hapax_store::{SqliteOptions, SqliteStore};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use crate::admin::{self, Admin, Gate};
@@ -50,12 +51,13 @@ async fn serve(
     // Listened for from here on: a signal during the start must not kill what was half opened.
     let mut signals = Signals::new()?;
     let directory = config.settings.data_dir.clone();
-    let store = tokio::task::spawn_blocking(move || SqliteStore::open(SqliteOptions { directory }))
-        .await
-        .context("opening the store")??;
+    let store =
+        tokio::task::spawn_blocking(move || SqliteStore::open(SqliteOptions::new(directory)))
+            .await
+            .context("opening the store")??;
     let store = Arc::new(store);
-    let public = bind(config.settings.listen, "listen").await?;
-    let private = bind(config.settings.admin_listen, "admin_listen").await?;
+    let public = bind(config.settings.listen, "listen")?;
+    let private = bind(config.settings.admin_listen, "admin_listen")?;
     let (public_at, private_at) = (public.local_addr()?, private.local_addr()?);
 
     let routes = routes(&config, public_at)?;
@@ -67,11 +69,16 @@ async fn serve(
         private_at.ip(),
         config.tokens.iter().map(|token| (&*token.name, &token.value, &*token.allow)),
     );
+    let unfinished = TaskTracker::new();
     let router = admin::router(Admin {
         store: Arc::clone(&store),
         gate,
         readiness: Arc::clone(&readiness),
         metrics: metrics.clone(),
+        handlers: Arc::new(|_, _, _| Vec::new()),
+        configured: Arc::new(Vec::new),
+        now: Arc::new(Timestamp::now),
+        unfinished: unfinished.clone(),
     });
     let certificate = config.tls.clone();
     let tls = certificate.as_ref().map(Certificate::server_config).transpose()?;
@@ -113,6 +120,8 @@ async fn serve(
     }
     stop_admin.cancel();
     administering.await.context("the admin side panicked")?;
+    unfinished.close();
+    unfinished.wait().await;
     store.close().await;
     tracing::info!("stopped");
     Ok(())
@@ -121,8 +130,20 @@ async fn serve(
 /// Connections to the admin side at once: people and scrapers.
 const ADMIN_CONNECTIONS_MAX: usize = 256;
 
-async fn bind(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("listening on {address} ({key})"))
+/// Connections that may wait to be taken; the system may allow fewer. Past it the kernel drops them
+/// and a sender tries again after a second or more, so this is as many as we serve at once, and not
+/// the 128 that are usual.
+const WAITING_CONNECTIONS_MAX: u32 = 4096;
+
+fn bind(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
+    let listen = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        // A restart must not wait for the last connections of the process before it.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(WAITING_CONNECTIONS_MAX)
+    };
+    listen().with_context(|| format!("listening on {address} ({key})"))
 }
 
 fn limits(config: &Config) -> HttpLimits {

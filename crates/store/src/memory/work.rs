@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use hapax_core::job::{AfterFailure, AfterLoss, Fence, JobId, Phase, Retry};
+use hapax_core::job::{AfterFailure, AfterLoss, Fence, JobId, Phase, Retry, idempotency_key};
 use hapax_core::store::{
     AttemptNote, Claim, ClaimAsk, ClaimedEvent, HandlerRef, HandlerSpec, Held, MessageNote,
     NewMessage, Outcome,
@@ -14,9 +14,7 @@ use uuid::Uuid;
 
 use super::order::Turn;
 use super::{EventNumber, Job, JobNumber, Model, Published, Taken};
-
-/// The receipt's result is a line, not a document.
-const RESULT_CHARS_MAX: usize = 200;
+use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 
 /// What one claim took, and what the order guard kept back on the way.
 #[derive(Default)]
@@ -105,6 +103,11 @@ impl Model {
             fence: job.fence,
             attempt: job.progress.attempt,
             run: job.run,
+            idempotency_key: idempotency_key(
+                event.detail.summary.id,
+                &job.handler.handler,
+                job.run,
+            ),
             leased_until: until,
             event: ClaimedEvent {
                 id: event.detail.summary.id,
@@ -199,7 +202,7 @@ impl Model {
             return Held::Lost;
         }
         job.note("done", Some(now), None);
-        job.result = result.map(|text| text.chars().take(RESULT_CHARS_MAX).collect());
+        job.result = result.map(|text| shortened(&text, RESULT_CHARS_MAX));
         job.error = None;
         job.forced = false;
         let (event, tenant) = (job.event, job.tenant.clone());
@@ -231,7 +234,7 @@ impl Model {
         let Some(at) = self.leased_under(job, fence) else { return Held::Lost };
         let job = self.job_mut(at);
         let Some(taken) = job.taken.clone() else { return Held::Lost };
-        job.note("failed", Some(now), Some(error));
+        job.note("failed", Some(now), Some(shortened(&error, ERROR_CHARS_MAX)));
         let dice = dice(job.id, job.progress.attempt);
         match job.progress.failed(&taken.policy, retry, now, dice) {
             AfterFailure::Again { progress, due } => {
@@ -255,6 +258,14 @@ impl Model {
             job.progress = job.progress.given_back();
             job.taken = None;
             self.leave(at, Phase::Ready);
+        }
+    }
+
+    /// What waits for its next attempt need not wait any longer.
+    pub(super) fn hurry(&mut self, event: EventNumber, now: Timestamp) {
+        let waits = |job: &&mut Job| job.event == event && job.phase == Phase::Ready;
+        for job in self.jobs.values_mut().filter(waits) {
+            job.due = now.min(job.due);
         }
     }
 
@@ -303,6 +314,10 @@ impl Job {
         });
         self.error = error;
     }
+}
+
+fn shortened(text: &str, chars_max: usize) -> String {
+    text.chars().take(chars_max).collect()
 }
 
 /// Between 0 and 1: different for each attempt, the same whenever it is asked.

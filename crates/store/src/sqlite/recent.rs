@@ -57,6 +57,12 @@ impl RecentEvents {
         self.shard(&hash).lock().expect("no panic happens under this lock").keep(hash, recent);
     }
 
+    pub(super) fn remove(&self, hash: &KeyHash) {
+        let mut shard = self.shard(hash).lock().expect("no panic happens under this lock");
+        shard.young.remove(hash);
+        shard.old.remove(hash);
+    }
+
     pub(super) fn clear(&self) {
         for shard in &self.shards {
             *shard.lock().expect("no panic happens under this lock") = Generations::default();

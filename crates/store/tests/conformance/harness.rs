@@ -31,7 +31,7 @@ impl Place {
     }
 
     pub(crate) fn open(&self) -> SqliteStore {
-        SqliteStore::open(SqliteOptions { directory: self.directory() }).expect("opens")
+        SqliteStore::open(SqliteOptions::new(self.directory())).expect("opens")
     }
 
     pub(crate) fn directory(&self) -> std::path::PathBuf {
