@@ -210,7 +210,7 @@ impl Work for MemoryStore {
     async fn give_back(&self, claims: Vec<(JobId, Fence)>) -> Result<(), StoreError> {
         let mut model = self.model();
         for (job, fence) in claims {
-            model.give_back(job, fence);
+            model.give_back(job, fence, self.now());
         }
         self.hint();
         Ok(())

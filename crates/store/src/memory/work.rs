@@ -30,7 +30,7 @@ impl Model {
         let mut begun = Begun::default();
         let Some(spec) = self.handlers.get(&ask.handler).cloned() else { return begun };
         self.lose_expired(&ask.handler, now);
-        self.ready_unblocked(&ask.handler);
+        self.ready_unblocked(&ask.handler, now);
         let mut served: Vec<Tenant> = Vec::new();
         while begun.claims.len() < ask.limit {
             let Some(at) = self.next_in_turn(&ask.handler, &served, now) else { break };
@@ -140,7 +140,7 @@ impl Model {
                 AfterLoss::Again { progress, due } => {
                     job.progress = progress;
                     job.due = due;
-                    self.leave(at, Phase::Ready);
+                    self.leave(at, Phase::Ready, now);
                 }
                 AfterLoss::Bury { progress } => {
                     job.progress = progress;
@@ -209,7 +209,7 @@ impl Model {
         for message in publish {
             self.publish(event, &tenant, message, now);
         }
-        self.move_mark(at);
+        self.move_mark(at, now);
         self.close(at, Phase::Done, now);
         Held::Kept
     }
@@ -231,16 +231,24 @@ impl Model {
         retry: Retry,
         now: Timestamp,
     ) -> Held {
-        let Some(at) = self.leased_under(job, fence) else { return Held::Lost };
+        let Some(at) = self.numbered(job).filter(|at| self.jobs[at].fence == fence) else {
+            return Held::Lost;
+        };
         let job = self.job_mut(at);
         let Some(taken) = job.taken.clone() else { return Held::Lost };
+        match job.phase {
+            Phase::Leased => {}
+            // Said before, or the lease was over: the attempt has ended, and ends no second time.
+            Phase::Ready | Phase::Held | Phase::Parked | Phase::Dead => return Held::Kept,
+            Phase::Done | Phase::Stale => return Held::Lost,
+        }
         job.note("failed", Some(now), Some(shortened(&error, ERROR_CHARS_MAX)));
         let dice = dice(job.id, job.progress.attempt);
         match job.progress.failed(&taken.policy, retry, now, dice) {
             AfterFailure::Again { progress, due } => {
                 job.progress = progress;
                 job.due = due;
-                self.leave(at, Phase::Ready);
+                self.leave(at, Phase::Ready, now);
             }
             AfterFailure::Bury { progress } => {
                 job.progress = progress;
@@ -250,14 +258,15 @@ impl Model {
         Held::Kept
     }
 
-    /// As if it had not been claimed; only the fence has moved, and a fence that was given back
-    /// settles nothing.
-    pub(super) fn give_back(&mut self, job: JobId, fence: Fence) {
+    /// As if it had not been claimed; but the right is void, and settles nothing any more.
+    pub(super) fn give_back(&mut self, job: JobId, fence: Fence, now: Timestamp) {
         if let Some(at) = self.leased_under(job, fence) {
             let job = self.job_mut(at);
             job.progress = job.progress.given_back();
+            job.fence = Fence(job.fence.0 + 1);
             job.taken = None;
-            self.leave(at, Phase::Ready);
+            job.due = now;
+            self.leave(at, Phase::Ready, now);
         }
     }
 
@@ -281,7 +290,7 @@ impl Model {
     pub(super) fn close(&mut self, at: JobNumber, end: Phase, now: Timestamp) {
         assert!(!end.is_open(), "a job ends done, stale or dead");
         self.job_mut(at).finished_at = Some(now);
-        self.leave(at, end);
+        self.leave(at, end, now);
     }
 
     fn leased_under(&self, job: JobId, fence: Fence) -> Option<JobNumber> {

@@ -240,6 +240,16 @@ impl World<MemoryStore> {
     }
 }
 
+impl World<SqliteStore> {
+    pub(crate) fn on_disk() -> Self {
+        let (clock, place) = (Clock::default(), Place::new());
+        let options =
+            SqliteOptions { clock: clock.for_a_store(), ..SqliteOptions::new(place.directory()) };
+        let store = Arc::new(SqliteStore::open(options).expect("opens"));
+        Self { store, clock, place: Some(place) }
+    }
+}
+
 /// The lease of every handler in the cases, in seconds.
 pub(crate) const LEASE: i64 = 30;
 
