@@ -57,6 +57,14 @@ macro_rules! on_every_working_store {
                 })*
             })*
         }
+        mod sqlite_at_work {
+            $(mod $about {
+                $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+                async fn $case() {
+                    crate::$about::$case(crate::harness::World::on_disk()).await;
+                })*
+            })*
+        }
     };
 }
 
