@@ -10,6 +10,7 @@ use crate::key::{EventKey, KeyHash};
 #[derive(Debug, Clone)]
 pub struct Receipt {
     pub(crate) key: EventKey,
+    pub(crate) key_hash: KeyHash,
     pub(crate) earlier: Option<Earlier>,
     pub(crate) if_conflict: Option<EventKey>,
     pub(crate) guard: Option<KeyHash>,
@@ -46,6 +47,11 @@ impl Receipt {
     /// The identity of the event.
     pub fn key(&self) -> &EventKey {
         &self.key
+    }
+
+    /// The hash of [`Receipt::key`], made once: every step of a store asks for it.
+    pub fn key_hash(&self) -> KeyHash {
+        self.key_hash
     }
 
     /// Set where the key was derived within a span.

@@ -161,6 +161,7 @@ fn receipt(
         }
     };
     Receipt {
+        key_hash: key.hash(),
         key,
         earlier,
         if_conflict,

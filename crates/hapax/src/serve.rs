@@ -1,5 +1,5 @@
-//! Puts the server together and runs it: store, public side, admin side, signals. Here and only
-//! here do engine and store meet.
+//! Puts the server together and runs it: store, public side, workers, admin side, signals. Here and
+//! only here do engine and store meet.
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -10,11 +10,13 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use axum::body::Body;
-use hapax_core::Timestamp;
+use hapax_core::handler::HandlerKind;
+use hapax_core::{SourceName, Timestamp};
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
 use hapax_engine::{
-    Drained, Ingress, Readiness, RouteSpec, Routes, RoutesSpec, http, serve_ingress,
+    Drained, Ingress, Janitor, LaneSpec, Now, Outbound, Readiness, Retention, RouteSpec, Routes,
+    RoutesSpec, Workers, http, serve_ingress,
 };
 use hapax_store::{SqliteOptions, SqliteStore};
 use tokio::net::{TcpListener, TcpSocket};
@@ -24,7 +26,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use crate::admin::{self, Admin, Gate};
-use crate::config::Config;
+use crate::config::{Config, Keep, Mode};
 use crate::telemetry;
 
 /// How often files with secrets are looked at for a change.
@@ -61,9 +63,19 @@ async fn serve(
     let (public_at, private_at) = (public.local_addr()?, private.local_addr()?);
 
     let routes = routes(&config, public_at)?;
-    let ingress = Arc::new(Ingress::new(Arc::clone(&store), routes, Arc::new(Timestamp::now)));
+    let now: Now = Arc::new(Timestamp::now);
+    let ingress = Ingress::new(Arc::clone(&store), routes, Arc::clone(&now)).with_sync();
+    let ingress = Arc::new(ingress);
+    let workers = Arc::new(Workers::new(
+        Arc::clone(&store),
+        Outbound::new()?,
+        ingress.bell(),
+        Arc::clone(&now),
+        lanes(&config),
+    ));
+    let janitor = Arc::new(Janitor::new(Arc::clone(&store), Arc::clone(&now), retention(&config)));
     let stop = CancellationToken::new();
-    let stop_admin = CancellationToken::new();
+    let stop_behind = CancellationToken::new();
     let readiness = Arc::new(Readiness::new(stop.clone()));
     let gate = Gate::new(
         private_at.ip(),
@@ -75,15 +87,27 @@ async fn serve(
         gate,
         readiness: Arc::clone(&readiness),
         metrics: metrics.clone(),
-        handlers: Arc::new(|_, _, _| Vec::new()),
-        configured: Arc::new(Vec::new),
-        now: Arc::new(Timestamp::now),
+        handlers: {
+            let workers = Arc::clone(&workers);
+            Arc::new(move |source, _, event| workers.jobs_for(source, event))
+        },
+        configured: {
+            let workers = Arc::clone(&workers);
+            Arc::new(move || workers.handlers())
+        },
+        now: Arc::clone(&now),
         unfinished: unfinished.clone(),
     });
     let certificate = config.tls.clone();
     let tls = certificate.as_ref().map(Certificate::server_config).transpose()?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     let limits = limits(&config);
+    let drain = config.settings.drain;
+    let working = tokio::spawn(Arc::clone(&workers).run(drain, stop_behind.clone()));
+    let tidying = {
+        let (janitor, stop) = (Arc::clone(&janitor), stop_behind.clone());
+        tokio::spawn(async move { janitor.run(stop).await })
+    };
     let serving = tokio::spawn(serve_ingress(
         public,
         tls,
@@ -102,12 +126,12 @@ async fn serve(
             }
         },
         HttpLimits { connections_max: ADMIN_CONNECTIONS_MAX, ..limits },
-        stop_admin.clone(),
+        stop_behind.clone(),
     ));
     readiness.opened();
     announce(&config, scheme, public_at, private_at)?;
 
-    let mut live = Live { config, ingress, certificate, public_at };
+    let mut live = Live { config, ingress, workers, janitor, certificate, public_at };
     live.watch(&mut signals, &metrics).await;
 
     tracing::info!("stopping: what was received is committed and answered first");
@@ -118,7 +142,11 @@ async fn serve(
             tracing::warn!(connections, "{connections} connections were still busy and were cut");
         }
     }
-    stop_admin.cancel();
+    // Only now: sync senders that were still connected waited for the workers, and pull workers
+    // complete through the admin side.
+    stop_behind.cancel();
+    working.await.context("the workers panicked")?;
+    tidying.await.context("the janitor panicked")?;
     administering.await.context("the admin side panicked")?;
     unfinished.close();
     unfinished.wait().await;
@@ -149,9 +177,14 @@ fn bind(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
 fn limits(config: &Config) -> HttpLimits {
     // Each connection is a descriptor: ask for as many as the system allows, and take no more
     // connections than that.
-    let wanted = config.settings.max_connections as u64 + DESCRIPTORS_APART * 2;
+    let outbound = lanes(config).into_iter().map(|lane| match lane.handler.kind {
+        HandlerKind::Http(_) => lane.handler.concurrency as u64,
+        HandlerKind::Sql(_) | HandlerKind::Pull => 0,
+    });
+    let apart = DESCRIPTORS_APART * 2 + outbound.sum::<u64>();
+    let wanted = config.settings.max_connections as u64 + apart;
     let granted = rlimit::increase_nofile_limit(wanted.max(4096)).unwrap_or(1024);
-    let affordable = granted.saturating_sub(DESCRIPTORS_APART * 2).max(16) as usize;
+    let affordable = granted.saturating_sub(apart).max(16) as usize;
     if affordable < config.settings.max_connections {
         tracing::warn!(
             "only {granted} file descriptors are allowed: at most {affordable} connections, \
@@ -175,6 +208,11 @@ fn routes(config: &Config, public_at: SocketAddr) -> anyhow::Result<Routes> {
             source: Arc::clone(&configured.source),
             rate_limit: configured.rate_limit,
             unverified_limit: configured.unverified_limit,
+            handlers: configured.handlers.clone(),
+            mode: match configured.mode {
+                Mode::Async => hapax_engine::Mode::Async,
+                Mode::Sync { timeout } => hapax_engine::Mode::Sync { timeout },
+            },
         })
         .collect();
     // With port 0 only the listener knows where it is.
@@ -192,6 +230,46 @@ fn routes(config: &Config, public_at: SocketAddr) -> anyhow::Result<Routes> {
         },
         sources,
     })?)
+}
+
+/// Every handler once, with its source as each tenant has it.
+fn lanes(config: &Config) -> Vec<LaneSpec> {
+    let mut lanes: Vec<LaneSpec> = Vec::new();
+    for configured in &config.sources {
+        let source = configured.source.name();
+        for handler in &configured.handlers {
+            let known = lanes
+                .iter_mut()
+                .find(|lane| lane.source == *source && lane.handler.name == handler.name);
+            match known {
+                Some(lane) => lane.verifiers.push(Arc::clone(&configured.source)),
+                None => lanes.push(LaneSpec {
+                    handler: Arc::clone(handler),
+                    source: source.clone(),
+                    verifiers: vec![Arc::clone(&configured.source)],
+                }),
+            }
+        }
+    }
+    lanes
+}
+
+fn retention(config: &Config) -> Retention {
+    let events = match config.settings.retention.events {
+        Keep::Forever => None,
+        Keep::For(span) => Some(span),
+    };
+    // Tenants share a source's keys: they are kept as long as the most patient of them wants.
+    let mut keys: HashMap<SourceName, Option<Duration>> = HashMap::new();
+    for configured in &config.sources {
+        let kept = keys.entry(configured.source.name().clone()).or_insert(Some(Duration::ZERO));
+        *kept = match (*kept, configured.keep_keys) {
+            (Some(longest), Keep::For(span)) => Some(longest.max(span)),
+            (None, _) | (_, Keep::Forever) => None,
+        };
+    }
+    let keys = keys.into_iter().filter_map(|(source, kept)| Some((source, kept?))).collect();
+    Retention { events, keys }
 }
 
 /// Says on stdout where we are, and in dev mode what to paste next. A closed stdout is no reason to
@@ -243,6 +321,8 @@ impl Signals {
 struct Live {
     config: Config,
     ingress: Arc<Ingress<SqliteStore>>,
+    workers: Arc<Workers<SqliteStore>>,
+    janitor: Arc<Janitor<SqliteStore>>,
     certificate: Option<Arc<Certificate>>,
     public_at: SocketAddr,
 }
@@ -309,6 +389,8 @@ impl Live {
                 return;
             }
         }
+        self.workers.reload(lanes(&newer));
+        self.janitor.reload(retention(&newer));
         if let Some(Err(error)) = self.certificate.as_ref().map(|certificate| certificate.reload())
         {
             tracing::error!("{why}: the certificate stays as it was: {error}");

@@ -381,3 +381,26 @@ fn a_disk_that_fails_now_and_then_never_makes_a_refused_event_a_duplicate() {
         }
     }
 }
+
+#[test]
+fn a_disk_with_room_for_recovery_but_for_no_event_is_not_tried_without_a_pause() {
+    // Every ninth write fails: always one of an event's, never one of the few that recovery makes.
+    let house = house();
+    let server = house.start();
+    let sender = Sender::stripe(SECRET);
+    server.ask(sender.event("evt_durable")).is("accepted");
+    let failing = match Failing::of(&server, "pwrite64:error=ENOSPC:when=4+9") {
+        Ok(failing) => failing,
+        Err(why) => return skip("a disk with hardly any room", &why),
+    };
+    let began = std::time::Instant::now();
+    let mut wire = server.wire();
+    for n in 0..1_000 {
+        let request = large(&sender, &format!("evt_{n}"));
+        assert!(wire.try_ask(&request).is_some_and(|answer| matches!(answer.status, 200 | 503)));
+    }
+    let pauses = began.elapsed().as_millis() / 200;
+    drop(failing);
+    let failures = server.stderr.text().matches("a commit failed").count() as u128;
+    assert!((1..=pauses + 3).contains(&failures), "{failures} failures in {pauses} pauses");
+}

@@ -37,12 +37,19 @@ pub mod limits {
     /// Keys merged between two batches of acks: about a millisecond of the writer's time.
     pub const MERGE_CHUNK: usize = 2_000;
 
-    /// Pages in the write-ahead log before the checkpointer is asked to copy them back.
-    pub const WAL_PAGES_CHECKPOINT: u32 = 2_000;
+    /// Bytes in one page of a database that we create. An event of a common size is smaller than
+    /// this several times over, so a page is filled by several and written to the log once or twice;
+    /// much larger ones would make the commit of a single event write for nothing.
+    pub const PAGE_BYTES: u32 = 8_192;
 
-    /// Pages in the write-ahead log (4 KiB each by default) before the writer itself finishes the
-    /// checkpoint, so that the log starts over: it bounds the file at about 64 MiB.
-    pub const WAL_PAGES_MAX: u32 = 16_000;
+    /// Pages that the write-ahead log grows by before the checkpointer copies them back. Each round
+    /// syncs the database file, so it should be worth one.
+    pub const WAL_PAGES_CHECKPOINT: u32 = 1_000;
+
+    /// Pages in the write-ahead log before the writer itself finishes the checkpoint, so that the
+    /// log starts over: it bounds the file at about 32 MiB. A log that starts over is written in
+    /// place, and syncing it needs no change of the file's own records.
+    pub const WAL_PAGES_MAX: u32 = 4_000;
 
     /// How soon the writer tries again to let the log start over when a reader stood in the way.
     pub const LOG_RETRY: Duration = Duration::from_millis(50);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::extract::{Path, State};
 use axum::{Extension, Json};
-use hapax_core::job::{Fence, HandlerName, JobId, Retry, idempotency_key};
+use hapax_core::job::{Fence, HandlerName, JobId, Retry};
 use hapax_core::store::{
     Claim, ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Inspect, NewMessage, Outcome, Store,
     StoreError, Work,
@@ -114,9 +114,8 @@ pub(super) async fn claim<S: Store + Work + Inspect>(
         None => caller.who().to_owned(),
     };
     let ask = ClaimAsk { handler: of, limit, worker: worker.into() };
-    let claims = claim_within(&admin, ask.clone(), wait).await?;
-    let show = |claim| shown(&ask.handler.handler, claim);
-    Ok(Json(Claimed { items: claims.into_iter().map(show).collect() }))
+    let claims = claim_within(&admin, ask, wait).await?;
+    Ok(Json(Claimed { items: claims.into_iter().map(shown).collect() }))
 }
 
 /// Claims what is due, waiting for it up to `wait`.
@@ -160,14 +159,14 @@ async fn claim_or_give_back<S: Store + Work>(
     told.await.unwrap_or(Err(StoreError::Closed))
 }
 
-fn shown(handler: &HandlerName, claim: Claim) -> ShownClaim {
+fn shown(claim: Claim) -> ShownClaim {
     let event = claim.event;
     ShownClaim {
         job: claim.job,
         fence: claim.fence,
         attempt: claim.attempt,
         run: claim.run,
-        idempotency_key: idempotency_key(event.id, handler, claim.run),
+        idempotency_key: claim.idempotency_key,
         leased_until: claim.leased_until,
         event: ShownEvent {
             id: event.id,

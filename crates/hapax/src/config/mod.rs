@@ -26,11 +26,12 @@ use ipnet::IpNet;
 
 pub(crate) use self::dev::DevMode;
 use self::document::{Section, not_built_yet};
+pub(crate) use self::handlers::Mode;
 pub(crate) use self::problem::{Complaint, ConfigErrors};
 use self::problem::{Place, Problems};
 pub(crate) use self::secrets::resolve as resolve_secret;
 pub(crate) use self::sources::ConfiguredSource;
-use self::units::Keep;
+pub(crate) use self::units::Keep;
 use crate::logs;
 
 /// The file that `init` writes: every key explained, every default spelled out.

@@ -4,6 +4,8 @@
 //! log start over while writes keep coming. So this thread copies back most of it, and when the log
 //! has grown to its bound the writer finishes the little that is left.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::{self, JoinHandle};
 
@@ -13,6 +15,8 @@ use rusqlite::Connection;
 #[derive(Debug)]
 pub(super) struct Checkpointer {
     ask: Option<SyncSender<()>>,
+    /// Set from being asked to the end of that round.
+    busy: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -20,18 +24,31 @@ impl Checkpointer {
     pub(super) fn start(conn: Connection) -> std::io::Result<Self> {
         // One request may wait: asking again while one waits changes nothing.
         let (ask, asked) = sync_channel(1);
+        let busy = Arc::new(AtomicBool::new(false));
+        let working = Arc::clone(&busy);
         let thread = thread::Builder::new()
             .name("hapax-checkpoint".into())
-            .spawn(move || checkpoint_when(&asked, &conn))?;
-        Ok(Self { ask: Some(ask), thread: Some(thread) })
+            .spawn(move || checkpoint_when(&asked, &working, &conn))?;
+        Ok(Self { ask: Some(ask), busy, thread: Some(thread) })
     }
 
+    /// Asks for a round, unless one is under way.
     pub(super) fn ask(&self) {
+        if self.is_busy() {
+            return;
+        }
+        self.busy.store(true, Ordering::Release);
         if let Some(ask) = &self.ask
             && let Err(TrySendError::Disconnected(())) = ask.try_send(())
         {
+            self.busy.store(false, Ordering::Release);
             tracing::error!("the checkpointer is gone; the log is bounded by the writer alone");
         }
+    }
+
+    /// Whether it is copying, or about to.
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Acquire)
     }
 }
 
@@ -46,12 +63,13 @@ impl Drop for Checkpointer {
     }
 }
 
-fn checkpoint_when(asked: &Receiver<()>, conn: &Connection) {
+fn checkpoint_when(asked: &Receiver<()>, busy: &AtomicBool, conn: &Connection) {
     while asked.recv().is_ok() {
         // The log stays as it is when this fails, and the next try copies the same pages again.
         if let Err(error) = passive(conn) {
             tracing::warn!(%error, "checkpointing the log: {error}");
         }
+        busy.store(false, Ordering::Release);
     }
 }
 

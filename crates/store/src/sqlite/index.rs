@@ -9,31 +9,55 @@
 //!   old mark. Merging is idempotent: the same hash for the same event is skipped, the same hash
 //!   for another event stops the store loudly.
 
-use std::collections::HashMap;
-
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant};
 use rusqlite::{Connection, OptionalExtension};
 
 use super::filter::Filter;
 use super::meta;
+use super::spread::KeyMap;
 use crate::limits::{FRESH_KEYS_MAX, MERGE_CHUNK};
 
 pub(super) struct KeyIndex {
     /// Keys of committed events that are not surely in the tree.
-    fresh: HashMap<KeyHash, i64>,
+    fresh: KeyMap<i64>,
     /// Keys of the transaction that is open now.
-    batch: HashMap<KeyHash, i64>,
+    batch: KeyMap<i64>,
     merge: Option<Merge>,
     filter: Filter,
     /// How many fresh keys start a merge.
     fresh_max: usize,
 }
 
-/// A merge under way: all of its keys, and those still to be inserted, largest hash first.
+/// A merge under way: its keys in order, and how many of them are in the tree. All of them can be
+/// found here until the last one is.
 struct Merge {
-    keys: HashMap<KeyHash, i64>,
-    rest: Vec<(KeyHash, i64)>,
+    keys: Vec<(KeyHash, i64)>,
+    done: usize,
     through: i64,
+}
+
+impl Merge {
+    fn of(fresh: &mut KeyMap<i64>) -> Self {
+        // Drained, not taken: the map keeps its room for the next keys.
+        let mut keys: Vec<_> = fresh.drain().collect();
+        keys.sort_unstable();
+        let through = keys.iter().map(|(_, seq)| *seq).max().unwrap_or(0);
+        Self { keys, done: 0, through }
+    }
+
+    fn find(&self, hash: &KeyHash) -> Option<&i64> {
+        let at = self.keys.binary_search_by(|(key, _)| key.cmp(hash)).ok()?;
+        Some(&self.keys[at].1)
+    }
+
+    fn chunk(&self) -> &[(KeyHash, i64)] {
+        let end = (self.done + MERGE_CHUNK).min(self.keys.len());
+        &self.keys[self.done..end]
+    }
+
+    fn is_last_chunk(&self) -> bool {
+        self.done + MERGE_CHUNK >= self.keys.len()
+    }
 }
 
 /// Why a merge stopped.
@@ -49,7 +73,7 @@ impl KeyIndex {
     /// Reads the index as the last commit left it.
     pub(super) fn load(conn: &Connection) -> rusqlite::Result<Self> {
         let merged_through = meta(conn, "merged_through")?;
-        let mut fresh = HashMap::new();
+        let mut fresh = KeyMap::default();
         let mut rows = conn.prepare(include_str!("sql/reload_keys.sql"))?;
         let mut rows = rows.query([merged_through])?;
         while let Some(row) = rows.next()? {
@@ -65,13 +89,14 @@ impl KeyIndex {
             }
         }
         let filter = load_filter(conn)?;
-        Ok(Self { fresh, batch: HashMap::new(), merge: None, filter, fresh_max: FRESH_KEYS_MAX })
+        Ok(Self { fresh, batch: KeyMap::default(), merge: None, filter, fresh_max: FRESH_KEYS_MAX })
     }
 
     /// The event that stands under `hash`, committed or in the open transaction.
     pub(super) fn find(&self, conn: &Connection, hash: &KeyHash) -> rusqlite::Result<Option<i64>> {
-        let merging = self.merge.as_ref().and_then(|merge| merge.keys.get(hash));
-        if let Some(seq) = self.batch.get(hash).or_else(|| self.fresh.get(hash)).or(merging) {
+        let merging = || self.merge.as_ref().and_then(|merge| merge.find(hash));
+        let fresh = self.batch.get(hash).or_else(|| self.fresh.get(hash));
+        if let Some(seq) = fresh.or_else(merging) {
             return Ok(Some(*seq));
         }
         if !self.filter.may_hold(&hash.0) {
@@ -121,16 +146,9 @@ impl KeyIndex {
     /// [`KeyIndex::merged_chunk`] once that is committed.
     pub(super) fn merge_chunk(&mut self, conn: &Connection) -> Result<(), MergeError> {
         debug_assert!(self.batch.is_empty(), "a merge never shares a transaction with events");
-        let fresh = &mut self.fresh;
-        let merge = self.merge.get_or_insert_with(|| {
-            let keys = std::mem::take(fresh);
-            let mut rest: Vec<_> = keys.iter().map(|(hash, seq)| (*hash, *seq)).collect();
-            rest.sort_unstable_by(|a, b| b.cmp(a));
-            Merge { through: keys.values().copied().max().unwrap_or(0), keys, rest }
-        });
+        let merge = self.merge.get_or_insert_with(|| Merge::of(&mut self.fresh));
         let mut insert = conn.prepare_cached(include_str!("sql/insert_key.sql"))?;
-        let chunk = merge.rest.len().saturating_sub(MERGE_CHUNK);
-        for (hash, seq) in merge.rest[chunk..].iter().rev() {
+        for (hash, seq) in merge.chunk() {
             if insert.execute((&hash.0[..], seq))? == 0 {
                 let found: i64 = conn
                     .prepare_cached("SELECT seq FROM hapax_key WHERE hash = ?1")?
@@ -140,7 +158,7 @@ impl KeyIndex {
                 }
             }
         }
-        if chunk == 0 {
+        if merge.is_last_chunk() {
             conn.execute(
                 "UPDATE hapax_meta SET value = ?1 WHERE name = 'merged_through'",
                 [merge.through],
@@ -152,12 +170,13 @@ impl KeyIndex {
     /// The chunk's transaction was committed.
     pub(super) fn merged_chunk(&mut self) {
         let Some(merge) = &mut self.merge else { return };
-        let chunk = merge.rest.len().saturating_sub(MERGE_CHUNK);
-        for (hash, _) in merge.rest.drain(chunk..) {
+        for (hash, _) in merge.chunk() {
             self.filter.add(&hash.0);
         }
-        if merge.rest.is_empty() {
+        if merge.is_last_chunk() {
             self.merge = None;
+        } else {
+            merge.done += MERGE_CHUNK;
         }
     }
 }

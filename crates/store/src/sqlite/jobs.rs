@@ -36,6 +36,9 @@ pub(super) const PARKED: i64 = 6;
 const SEQ_BITS: u32 = 40;
 const LANE_BITS: u32 = 22;
 
+/// Lanes that are asked for the next due time before "soon" is answer enough.
+const LANES_ASKED_MAX: usize = 16;
+
 /// The lanes of this database, and what the node knows of their handlers.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
@@ -214,7 +217,7 @@ impl Lanes {
         assert!(lane < 1 << LANE_BITS, "four million lanes");
         self.lanes.insert((pair, handler), lane);
         let tenant = tenant.clone();
-        self.by_lane.insert(lane, Lane { handler: handler_ref, tenant, quiet_until: i64::MIN });
+        self.by_lane.insert(lane, Lane { handler: handler_ref, tenant, quiet_until: i64::MAX });
         Ok(lane)
     }
 
@@ -259,11 +262,29 @@ impl Lanes {
         }
     }
 
-    /// When the next job of a handler is due, as far as is known.
-    pub(super) fn next_due(&self, handler: &HandlerRef) -> Option<Timestamp> {
-        let lanes = self.by_lane.values().filter(|lane| lane.handler == *handler);
-        let next = lanes.map(|lane| lane.quiet_until).min()?;
-        (next != i64::MAX).then(|| timestamp(next.max(0)))
+    /// When the next job of a handler is due, or its lease ends. What is known of the lanes may be
+    /// too early; the earliest ones are asked until one holds.
+    pub(super) fn next_due(
+        &mut self,
+        conn: &Connection,
+        handler: &HandlerRef,
+    ) -> rusqlite::Result<Option<Timestamp>> {
+        for _ in 0..LANES_ASKED_MAX {
+            let lanes = self.by_lane.iter().filter(|(_, lane)| lane.handler == *handler);
+            let earliest = lanes.min_by_key(|(_, lane)| lane.quiet_until);
+            let Some((&number, known)) = earliest.map(|(number, lane)| (number, lane.quiet_until))
+            else {
+                return Ok(None);
+            };
+            let exact = next_in(conn, number, i64::MIN)?.unwrap_or(i64::MAX);
+            if let Some(lane) = self.by_lane.get_mut(&number) {
+                lane.quiet_until = exact;
+            }
+            if exact == known {
+                return Ok((exact != i64::MAX).then(|| timestamp(exact)));
+            }
+        }
+        Ok(Some(Timestamp::UNIX_EPOCH))
     }
 
     /// Leases that ended before `until` are lost attempts.
@@ -365,14 +386,7 @@ impl Lanes {
             .query_map((lane, at, wanted as i64), JobRow::read)?
             .collect::<rusqlite::Result<_>>()?;
         if due.len() < wanted {
-            let next: Option<i64> = conn
-                .prepare_cached(
-                    "SELECT min(due_at) FROM (
-                         SELECT min(due_at) AS due_at FROM hapax_job WHERE lane = ?1 AND state = 0 AND due_at > ?2
-                         UNION ALL
-                         SELECT min(due_at) FROM hapax_job WHERE lane = ?1 AND state = 1)",
-                )?
-                .query_row((lane, at), |row| row.get(0))?;
+            let next = next_in(conn, lane, at)?;
             if let Some(lane) = self.by_lane.get_mut(&lane) {
                 lane.quiet_until = next.unwrap_or(i64::MAX);
             }
@@ -383,11 +397,11 @@ impl Lanes {
                 self.stir(lane, at);
                 continue;
             }
-            if ask.guard
-                && let (Some(order), Some(place)) = (spec.order, &job.place)
-                && !marks::admit(conn, &job, order, place, now)?
-            {
-                continue;
+            if let (Some(order), Some(place)) = (spec.order, &job.place) {
+                marks::begin(conn, lane, order, place)?;
+                if ask.guard && !marks::admit(conn, &job, order, place, now)? {
+                    continue;
+                }
             }
             job.progress = job.progress.claimed();
             job.fence += 1;
@@ -409,6 +423,8 @@ impl Lanes {
             self.stir(lane, job.due_at);
             claimed.push(job);
             if alone {
+                // Whoever is due behind it comes with the next claim.
+                self.stir(lane, at);
                 return Ok(true);
             }
         }
@@ -484,7 +500,6 @@ impl Lanes {
                 self.fail(conn, &row, error, *retry, now, dice)?;
                 Ok(Held::Kept)
             }
-            Outcome::Failed { .. } if row.state == READY => Ok(Held::Kept),
             Outcome::Done { .. } | Outcome::Failed { .. } => Ok(Held::Lost),
         }
     }
@@ -506,6 +521,14 @@ impl Lanes {
             result,
         ))?;
         assert_eq!(done, 1, "the writer has just seen this fence hold");
+        if job.state != LEASED {
+            // It was written off as lost or failed, and was only slow: one attempt has one end.
+            conn.prepare_cached(
+                "DELETE FROM hapax_attempt
+                 WHERE event_seq = ?1 AND lane = ?2 AND run = ?3 AND attempt = ?4",
+            )?
+            .execute((job.seq, job.lane, job.run, job.progress.attempt))?;
+        }
         marks::advance(conn, job)?;
         marks::ready_next(conn, self, job, now)
     }
@@ -629,17 +652,26 @@ impl Lanes {
             READY | LEASED | HELD | PARKED => return Ok(ReplayEffect::AlreadyOpen),
             DONE if !force => return Ok(ReplayEffect::AlreadyApplied),
             STALE if !force => return Ok(ReplayEffect::Stale),
-            DEAD if behind && !force => return Ok(ReplayEffect::Stale),
+            DEAD if behind && !force => {
+                if act {
+                    marks::set_aside(conn, &row, STALE, now)?;
+                }
+                return Ok(ReplayEffect::Stale);
+            }
             _ => {}
         }
         if act {
             let again = matches!(row.state, DONE | STALE);
+            if row.state == DONE {
+                // The job's own row is about to tell of the new run.
+                note_attempt(conn, &row, Some(row.due_at), "done", None)?;
+            }
             // A forced run does not ask the guard: a person decided.
             let place = row.place.as_ref().filter(|_| !(force && behind));
             conn.execute(
                 "UPDATE hapax_job SET state = 0, due_at = ?3, fence = fence + 1, run = run + ?4,
-                     attempt = 0, steps = 0, lost = 0, error = NULL, result = NULL,
-                     resource = ?5, position = ?6
+                     attempt = iif(?4, 0, attempt), steps = 0, lost = 0, error = NULL,
+                     result = NULL, resource = ?5, position = ?6
                  WHERE event_seq = ?1 AND lane = ?2",
                 (
                     row.seq,
@@ -654,6 +686,17 @@ impl Lanes {
         }
         Ok(ReplayEffect::WouldRun)
     }
+}
+
+/// When the first job of a lane is due after `after`, or its first lease ends.
+fn next_in(conn: &Connection, lane: i64, after: i64) -> rusqlite::Result<Option<i64>> {
+    conn.prepare_cached(
+        "SELECT min(due_at) FROM (
+             SELECT min(due_at) AS due_at FROM hapax_job WHERE lane = ?1 AND state = 0 AND due_at > ?2
+             UNION ALL
+             SELECT min(due_at) FROM hapax_job WHERE lane = ?1 AND state = 1)",
+    )?
+    .query_row((lane, after), |row| row.get(0))
 }
 
 /// What to claim.

@@ -18,6 +18,27 @@ pub(super) fn mark(
         .optional()
 }
 
+/// A sequence without a first number begins with what is claimed first: committed with the claim, so
+/// that no other number is taken for the first should this one fail.
+pub(super) fn begin(
+    conn: &Connection,
+    lane: i64,
+    order: OrderPolicy,
+    place: &Place,
+) -> rusqlite::Result<()> {
+    match order {
+        OrderPolicy::Sequence { start: None } => {
+            conn.prepare_cached(
+                "INSERT INTO hapax_mark (lane, resource, position) VALUES (?1, ?2, ?3)
+                 ON CONFLICT DO NOTHING",
+            )?
+            .execute((lane, &*place.resource, place.position.0.saturating_sub(1)))?;
+        }
+        OrderPolicy::Sequence { start: Some(_) } | OrderPolicy::Latest => {}
+    }
+    Ok(())
+}
+
 /// Decides whether a due job may be leased now; records it as stale, held or parked if not.
 pub(super) fn admit(
     conn: &Connection,
@@ -69,8 +90,8 @@ pub(super) fn advance(conn: &Connection, job: &JobRow) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// A job of this resource has ended: whoever waited for it is ready now. They are decided again
-/// when they are claimed.
+/// A job of this resource has ended: the number after the mark is ready now, and the first of those
+/// that were parked. They are decided again when they are claimed.
 pub(super) fn ready_next(
     conn: &Connection,
     lanes: &mut Lanes,
@@ -78,16 +99,24 @@ pub(super) fn ready_next(
     now: Timestamp,
 ) -> rusqlite::Result<()> {
     let Some(place) = &job.place else { return Ok(()) };
-    let readied = conn
+    let held = conn
+        .prepare_cached(
+            "UPDATE hapax_job SET state = 0, due_at = ?3
+             WHERE lane = ?1 AND resource = ?2 AND state = 5 AND state > 4
+               AND position <= 1 + (SELECT position FROM hapax_mark
+                                    WHERE lane = ?1 AND resource = ?2)",
+        )?
+        .execute((job.lane, &*place.resource, micros(now)))?;
+    let parked = conn
         .prepare_cached(
             "UPDATE hapax_job SET state = 0, due_at = ?3
              WHERE (event_seq, lane) IN (
                  SELECT event_seq, lane FROM hapax_job
-                 WHERE lane = ?1 AND resource = ?2 AND state > 4
-                 ORDER BY position, event_seq LIMIT 2)",
+                 WHERE lane = ?1 AND resource = ?2 AND state = 6 AND state > 4
+                 ORDER BY position, event_seq LIMIT 1)",
         )?
         .execute((job.lane, &*place.resource, micros(now)))?;
-    if readied > 0 {
+    if held + parked > 0 {
         lanes.stir(job.lane, micros(now));
     }
     Ok(())

@@ -17,6 +17,7 @@ mod recent;
 mod row;
 mod run;
 mod sandbox;
+mod spread;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -134,7 +135,7 @@ impl SqliteStore {
             .receipts
             .iter()
             .map(|receipt| {
-                let recent = self.shared.recent.get(&receipt.key().hash())?;
+                let recent = self.shared.recent.get(&receipt.key_hash())?;
                 let plain = recent.body_hash == receipt.body_hash() && recent.review.is_none();
                 // What can still change is asked of the writer.
                 let plain = plain && recent.known.status.is_final();

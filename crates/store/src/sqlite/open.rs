@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use hapax_core::KeyHash;
 use rusqlite::{Connection, OpenFlags};
 
+use crate::limits::PAGE_BYTES;
+
 /// SQLite below this can lose committed writes of a write-ahead log.
 const SQLITE_VERSION_MIN: i32 = 3_051_003;
 
@@ -94,6 +96,8 @@ impl Place {
         let conn = Connection::open(&self.path)?;
         // The user may have the file open for reading; never give up on a moment's lock.
         conn.busy_timeout(std::time::Duration::from_secs(5))?;
+        // Takes effect on a file that is empty yet; a user's own keeps the pages it has.
+        conn.pragma_update(None, "page_size", PAGE_BYTES)?;
         conn.pragma_update(None, "journal_mode", "wal")?;
         conn.pragma_update(None, "synchronous", "full")?;
         conn.pragma_update(None, "wal_autocheckpoint", 0)?;

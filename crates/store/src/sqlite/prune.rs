@@ -4,9 +4,10 @@
 //! and its jobs, and keeps a narrow row, so that a late copy is still known; past the second the row
 //! and its key go too. Nothing that is open, dead or waits for a person is touched.
 //!
-//! The broom goes over the events from old to new, and begins anew once a day for what was not
-//! finished when it passed.
+//! The broom goes over the events from old to new. What was not finished when it passed is looked at
+//! again each time; once a day it begins anew, should there have been too much of that.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use hapax_core::store::{Horizon, Status};
@@ -19,16 +20,23 @@ use super::writer::Writer;
 /// How often the broom begins anew.
 const BEGIN_ANEW: Duration = Duration::from_secs(86_400);
 
+/// Unfinished events that are remembered.
+const LEFT_MAX: usize = 10_000;
+
 /// Where the broom is.
 #[derive(Debug)]
 pub(super) struct Broom {
     passed: i64,
+    /// Passed, old enough, and not finished at that time.
+    left: BTreeSet<i64>,
+    /// Sources whose keys are forgotten some day; with another set it begins anew.
+    sources: Vec<SourceName>,
     began: Instant,
 }
 
 impl Default for Broom {
     fn default() -> Self {
-        Self { passed: 0, began: Instant::now() }
+        Self { passed: 0, left: BTreeSet::new(), sources: Vec::new(), began: Instant::now() }
     }
 }
 
@@ -50,14 +58,20 @@ pub(super) fn slice(
     horizon: &Horizon,
     limit: usize,
 ) -> rusqlite::Result<bool> {
-    if writer.broom.began.elapsed() > BEGIN_ANEW {
-        writer.broom = Broom::default();
+    let sources: Vec<_> = horizon.keys_before.iter().map(|(source, _)| source.clone()).collect();
+    if writer.broom.began.elapsed() > BEGIN_ANEW || writer.broom.sources != sources {
+        writer.broom = Broom { sources, ..Broom::default() };
     }
     // A merge would bring forgotten keys back; it is over in a moment.
     if writer.index.is_merging() {
         return Ok(false);
     }
     writer.in_transaction(|writer| {
+        for seq in writer.broom.left.iter().copied().take(limit).collect::<Vec<_>>() {
+            for event in look(&writer.conn, seq - 1, 1)?.iter().filter(|event| event.seq == seq) {
+                sweep(writer, event, horizon)?;
+            }
+        }
         let swept = look(&writer.conn, writer.broom.passed, limit)?;
         for event in &swept {
             if event.received_at >= micros(horizon.events_before) {
@@ -99,6 +113,9 @@ fn sweep(writer: &mut Writer, event: &Swept, horizon: &Horizon) -> rusqlite::Res
             status => status,
         };
         if !status.is_final() {
+            if writer.broom.left.len() < LEFT_MAX {
+                writer.broom.left.insert(event.seq);
+            }
             return Ok(());
         }
         strip(&writer.conn, event.seq, status)?;
@@ -108,7 +125,18 @@ fn sweep(writer: &mut Writer, event: &Swept, horizon: &Horizon) -> rusqlite::Res
         .keys_before
         .iter()
         .any(|(source, before)| *source == event.source && keep_from(before));
-    if key_is_old { forget(writer, event) } else { Ok(()) }
+    if key_is_old {
+        forget(writer, event)?;
+        writer.broom.left.remove(&event.seq);
+    } else if horizon.keys_before.iter().any(|(source, _)| *source == event.source)
+        && writer.broom.left.len() < LEFT_MAX
+    {
+        // Its key has a horizon of its own, still to come.
+        writer.broom.left.insert(event.seq);
+    } else {
+        writer.broom.left.remove(&event.seq);
+    }
+    Ok(())
 }
 
 /// Takes body and history from an event.

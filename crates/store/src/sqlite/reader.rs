@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use super::jobs::{job_id, place_of};
 use super::open::{OpenError, Place};
-use super::row::{Standing, event_id, phase_of, status_of, timestamp};
+use super::row::{Standing, event_id, phase_of, timestamp};
 use crate::limits::{PAGE_MAX, READ_MAX};
 
 /// Connections that are open at the same time; more queries wait.
@@ -83,7 +83,7 @@ const RANK: &str = "(SELECT min(CASE j.state WHEN 4 THEN 2 WHEN 5 THEN 4 WHEN 1 
 
 const SUMMARY: &str = "SELECT e.seq, e.id, e.event_id, p.tenant, p.source, e.event_type, \
     e.occurred_at, e.received_at, e.state, e.review, coalesce(c.copies, 0), \
-    coalesce(c.conflicts, 0), e.pruned, \
+    coalesce(c.conflicts, 0), \
     (SELECT min(CASE j.state WHEN 4 THEN 2 WHEN 5 THEN 4 WHEN 1 THEN 5 \
      WHEN 2 THEN 7 WHEN 3 THEN 8 ELSE CASE WHEN j.steps > 0 THEN 3 ELSE 6 END END) \
      FROM hapax_job j WHERE j.event_seq = e.seq), \
@@ -97,13 +97,11 @@ fn summary(row: &Row<'_>) -> rusqlite::Result<(i64, EventSummary)> {
     let standing = Standing::from_columns(row.get(8)?, row.get(9)?);
     let copies: i64 = row.get(10)?;
     let conflicts: i64 = row.get(11)?;
-    let pruned: Option<String> = row.get(12)?;
-    let status = match (pruned, standing.status()) {
-        (Some(word), _) => status_of(&word),
-        (None, Status::Ignored) => ranked(row.get(13)?),
-        (None, waiting) => waiting,
+    let status = match standing.status() {
+        Status::Ignored => ranked(row.get(12)?),
+        waiting => waiting,
     };
-    let ended: Option<i64> = row.get(14)?;
+    let ended: Option<i64> = row.get(13)?;
     let summary = EventSummary {
         id: event_id(row.get(1)?),
         event_id: row.get(2)?,
@@ -117,7 +115,7 @@ fn summary(row: &Row<'_>) -> rusqlite::Result<(i64, EventSummary)> {
         arrivals: 1 + copies.unsigned_abs(),
         conflicts: conflicts.unsigned_abs(),
         processed_at: ended.filter(|_| status.is_final()).map(timestamp),
-        result: row.get(15)?,
+        result: row.get(14)?,
     };
     Ok((row.get(0)?, summary))
 }
@@ -153,7 +151,7 @@ pub(super) fn events(
         conditions.insert("e.seq < ?", Value::Integer(i64::try_from(before).unwrap_or(i64::MAX)));
     }
     let mut sql = String::from(SUMMARY);
-    sql.push_str(" WHERE 1");
+    sql.push_str(" WHERE e.pruned IS NULL");
     for condition in conditions.keys() {
         sql.push_str(" AND ");
         sql.push_str(condition);
@@ -200,27 +198,21 @@ fn ranked(rank: Option<i64>) -> Status {
 fn stands(status: Status) -> String {
     let ranked = |rank: i64, states: &str| {
         format!(
-            "e.state = 0 AND e.pruned IS NULL AND {RANK} = {rank} AND e.seq IN \
+            "e.state = 0 AND {RANK} = {rank} AND e.seq IN \
              (SELECT event_seq FROM hapax_job WHERE state IN ({states}))"
         )
     };
     match status {
         Status::Review => "e.state = 1".to_owned(),
-        Status::Discarded => "(e.state = 2 OR e.pruned = 'discarded')".to_owned(),
+        Status::Discarded => "e.state = 2".to_owned(),
         Status::Dead => ranked(2, "4"),
         Status::Failed => ranked(3, "0, 6"),
         Status::Held => ranked(4, "5"),
         Status::Processing => ranked(5, "1"),
         Status::Received => ranked(6, "0, 6"),
-        Status::Processed => {
-            format!("e.state = 0 AND (e.pruned = 'processed' OR (e.pruned IS NULL AND {RANK} = 7))")
-        }
-        Status::Stale => {
-            format!("e.state = 0 AND (e.pruned = 'stale' OR (e.pruned IS NULL AND {RANK} = 8))")
-        }
-        Status::Ignored => format!(
-            "e.state = 0 AND (e.pruned = 'ignored' OR (e.pruned IS NULL AND {RANK} IS NULL))"
-        ),
+        Status::Processed => format!("e.state = 0 AND {RANK} = 7"),
+        Status::Stale => format!("e.state = 0 AND {RANK} = 8"),
+        Status::Ignored => format!("e.state = 0 AND {RANK} IS NULL"),
     }
 }
 
@@ -233,7 +225,7 @@ pub(super) fn event(
     let mut found = Vec::new();
     for seq in seqs {
         let row = conn
-            .prepare_cached(&format!("{SUMMARY} WHERE e.seq = ?1"))?
+            .prepare_cached(&format!("{SUMMARY} WHERE e.pruned IS NULL AND e.seq = ?1"))?
             .query_row([seq], summary)
             .optional()?;
         let fits = |summary: &EventSummary| match name {

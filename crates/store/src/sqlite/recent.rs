@@ -4,16 +4,20 @@
 //! An entry is made only after its commit returned, by the writer, and all are dropped when a
 //! commit fails. A miss proves nothing: then the writer is asked.
 
-use std::collections::HashMap;
+use std::hash::BuildHasher as _;
 use std::sync::Mutex;
 
 use hapax_core::KeyHash;
 use hapax_core::store::{Known, ReviewReason};
 
+use super::spread::Spread;
 use crate::limits::RECENT_MAX;
 
 /// Locks, so that connections on different threads seldom meet.
-const SHARDS: usize = 16;
+const SHARDS: usize = 64;
+
+/// Places among which a key may stand: few enough to look at each of them.
+const WAYS: usize = 4;
 
 /// What is known of a committed event.
 #[derive(Debug, Clone)]
@@ -25,61 +29,104 @@ pub(super) struct Recent {
     pub(super) review: Option<ReviewReason>,
 }
 
-/// Two generations per shard: when the young one is full it becomes the old one, and what is asked
-/// for in the old one becomes young again. What nobody asks for is dropped with its generation.
+/// A table that never grows: a key has a few places, the one asked for last stands first, and a new
+/// one pushes out the one that nobody asked for longest.
 #[derive(Debug)]
 pub(super) struct RecentEvents {
-    shards: [Mutex<Generations>; SHARDS],
+    spread: Spread,
+    shards: Box<[Mutex<Shard>]>,
 }
 
+/// Made when its first key comes.
 #[derive(Debug, Default)]
-struct Generations {
-    young: HashMap<KeyHash, Recent>,
-    old: HashMap<KeyHash, Recent>,
+struct Shard {
+    sets: Box<[[Option<(KeyHash, Recent)>; WAYS]]>,
 }
+
+const SETS_PER_SHARD: usize = RECENT_MAX / SHARDS / WAYS;
 
 impl RecentEvents {
     pub(super) fn new() -> Self {
-        Self { shards: std::array::from_fn(|_| Mutex::default()) }
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Self { spread: Spread::default(), shards }
     }
 
     pub(super) fn get(&self, hash: &KeyHash) -> Option<Recent> {
-        let mut shard = self.shard(hash).lock().expect("no panic happens under this lock");
-        if let Some(recent) = shard.young.get(hash) {
-            return Some(recent.clone());
-        }
-        let recent = shard.old.remove(hash)?;
-        shard.keep(*hash, recent.clone());
-        Some(recent)
+        let (shard, set) = self.place(hash);
+        let mut shard = shard.lock().expect("no panic happens under this lock");
+        let ways = shard.sets.get_mut(set)?;
+        let at = ways.iter().position(|way| way.as_ref().is_some_and(|(key, _)| key == hash))?;
+        ways[..=at].rotate_right(1);
+        ways[0].as_ref().map(|(_, recent)| recent.clone())
     }
 
     pub(super) fn put(&self, hash: KeyHash, recent: Recent) {
-        self.shard(&hash).lock().expect("no panic happens under this lock").keep(hash, recent);
+        let (shard, set) = self.place(&hash);
+        let mut shard = shard.lock().expect("no panic happens under this lock");
+        if shard.sets.is_empty() {
+            shard.sets = (0..SETS_PER_SHARD).map(|_| Default::default()).collect();
+        }
+        let ways = &mut shard.sets[set];
+        let same = ways.iter().position(|way| way.as_ref().is_some_and(|(key, _)| *key == hash));
+        ways[..=same.unwrap_or(WAYS - 1)].rotate_right(1);
+        ways[0] = Some((hash, recent));
     }
 
     pub(super) fn remove(&self, hash: &KeyHash) {
-        let mut shard = self.shard(hash).lock().expect("no panic happens under this lock");
-        shard.young.remove(hash);
-        shard.old.remove(hash);
+        let (shard, set) = self.place(hash);
+        let mut shard = shard.lock().expect("no panic happens under this lock");
+        let Some(ways) = shard.sets.get_mut(set) else { return };
+        for way in ways.iter_mut().filter(|way| way.as_ref().is_some_and(|(key, _)| key == hash)) {
+            *way = None;
+        }
     }
 
     pub(super) fn clear(&self) {
         for shard in &self.shards {
-            *shard.lock().expect("no panic happens under this lock") = Generations::default();
+            *shard.lock().expect("no panic happens under this lock") = Shard::default();
         }
     }
 
-    fn shard(&self, hash: &KeyHash) -> &Mutex<Generations> {
-        &self.shards[hash.0[15] as usize % SHARDS]
+    fn place(&self, hash: &KeyHash) -> (&Mutex<Shard>, usize) {
+        let place = self.spread.hash_one(hash) as usize;
+        (&self.shards[place % SHARDS], place / SHARDS % SETS_PER_SHARD)
     }
 }
 
-impl Generations {
-    fn keep(&mut self, hash: KeyHash, recent: Recent) {
-        if self.young.len() >= RECENT_MAX / SHARDS / 2 {
-            self.old = std::mem::take(&mut self.young);
+#[cfg(test)]
+mod tests {
+    use hapax_core::store::{EventId, Status};
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn key(n: usize) -> KeyHash {
+        KeyHash::of(b"test", [&n.to_be_bytes()[..]])
+    }
+
+    fn recent(seq: usize) -> Recent {
+        let known = Known { id: EventId(Uuid::nil()), status: Status::Ignored, result: None };
+        Recent { seq: seq as i64, body_hash: key(seq), known, review: None }
+    }
+
+    #[test]
+    fn what_is_asked_for_stays_while_what_nobody_asks_for_is_pushed_out() {
+        let events = RecentEvents::new();
+        for n in 0..RECENT_MAX * 2 {
+            events.put(key(n), recent(n));
+            assert_eq!(events.get(&key(0)).expect("asked for all the time").seq, 0);
         }
-        self.old.remove(&hash);
-        self.young.insert(hash, recent);
+        let kept = (0..RECENT_MAX * 2).filter(|n| events.get(&key(*n)).is_some()).count();
+        assert!(kept <= RECENT_MAX);
+        assert!(events.get(&key(RECENT_MAX * 2 - 1)).is_some());
+        events.clear();
+        assert!(events.get(&key(0)).is_none());
+    }
+
+    #[test]
+    fn a_key_stands_once_and_the_last_word_counts() {
+        let events = RecentEvents::new();
+        (0..WAYS * 2).for_each(|seq| events.put(key(1), recent(seq)));
+        assert_eq!(events.get(&key(1)).map(|recent| recent.seq), Some(WAYS as i64 * 2 - 1));
     }
 }

@@ -96,7 +96,7 @@ impl Work for SqliteStore {
 
     async fn next_due(&self, handler: &HandlerRef) -> Result<Option<Timestamp>, StoreError> {
         let handler = handler.clone();
-        self.writer.slice(move |writer| Ok(writer.lanes.next_due(&handler))).await
+        self.writer.slice(move |writer| writer.lanes.next_due(&writer.conn, &handler)).await
     }
 
     async fn hurry(&self, event: EventId) -> Result<(), StoreError> {
@@ -123,6 +123,10 @@ impl Work for SqliteStore {
                 let Some(event) = Found::by_id(&writer.conn, ask.event)? else {
                     return Ok(Vec::new());
                 };
+                // What waits for a person, or was refused by one, has nothing to run again.
+                if event.standing.status() != Status::Ignored {
+                    return Ok(Vec::new());
+                }
                 let now = writer.now();
                 let mut replayed = Vec::new();
                 for job in &ask.handlers {

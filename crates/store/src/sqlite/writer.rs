@@ -199,8 +199,11 @@ pub(super) struct Writer {
     ids: Ids,
     last_seq: i64,
     wal_pages: Arc<AtomicU32>,
+    /// How many pages the log had when the checkpointer was last asked.
+    asked_at: u32,
     copies_due: Instant,
     log_due: Instant,
+    recovered_at: Option<Instant>,
     commit_seconds: metrics::Histogram,
     batch_size: metrics::Histogram,
 }
@@ -279,8 +282,10 @@ impl Writer {
             ids: Ids::default(),
             last_seq,
             wal_pages,
+            asked_at: 0,
             copies_due: Instant::now(),
             log_due: Instant::now(),
+            recovered_at: None,
             commit_seconds: metrics::histogram!("hapax_store_commit_seconds"),
             batch_size: metrics::histogram!("hapax_store_batch_size"),
             place,
@@ -422,7 +427,7 @@ impl Writer {
         jobs: &[NewJob],
         via: &Via,
     ) -> rusqlite::Result<Verdict> {
-        let hash = receipt.key().hash();
+        let hash = receipt.key_hash();
         if let Some(existing) = self.existing(&hash)? {
             return self.meet_again(batch, existing, Some(hash), receipt, jobs, via);
         }
@@ -438,7 +443,7 @@ impl Writer {
             (Timeliness::Late { .. }, false) => Some(ReviewReason::Late),
             (Timeliness::OnTime, false) => None,
         };
-        self.insert(batch, receipt.key(), review, receipt, jobs, via)
+        self.insert(batch, (receipt.key(), hash), review, receipt, jobs, via)
     }
 
     /// A key that is taken: a copy, a conflict, or the on-time copy of a late event. `hash` is set
@@ -460,11 +465,12 @@ impl Writer {
             return Ok(copy(batch, existing, hash, via));
         }
         if let Some(other) = receipt.if_conflict() {
-            return match self.existing(&other.hash())? {
+            let hash = other.hash();
+            return match self.existing(&hash)? {
                 Some(filed) => Ok(copy(batch, filed, None, via)),
                 None => {
                     let review = Some(ReviewReason::Conflict);
-                    self.insert(batch, other, review, receipt, jobs, via)
+                    self.insert(batch, (other, hash), review, receipt, jobs, via)
                 }
             };
         }
@@ -534,7 +540,7 @@ impl Writer {
     fn insert(
         &mut self,
         batch: &mut Batch,
-        key: &EventKey,
+        (key, hash): (&EventKey, KeyHash),
         review: Option<ReviewReason>,
         receipt: &Receipt,
         jobs: &[NewJob],
@@ -570,7 +576,6 @@ impl Writer {
             ],
         )?;
         batch.wrote = true;
-        let hash = key.hash();
         self.index.claim(hash, seq);
         if let Some(guard) = guard {
             self.index.claim(guard, seq);
@@ -728,17 +733,23 @@ impl Writer {
         Ok(())
     }
 
+    /// Has the log copied back as it grows. Near its bound the checkpointer goes first, because
+    /// what is left to the writer then is only what came during that round; once all of it is
+    /// copied and no reader stands in the log, the next commit starts it over.
     fn bound_log(&mut self) -> rusqlite::Result<()> {
         let pages = self.wal_pages.load(Ordering::Relaxed);
-        if pages < WAL_PAGES_CHECKPOINT {
+        if pages < self.asked_at {
+            self.asked_at = 0;
+        }
+        let is_busy = self.checkpointer.is_busy();
+        if !is_busy && pages - self.asked_at >= WAL_PAGES_CHECKPOINT {
+            self.checkpointer.ask();
+            self.asked_at = pages;
             return Ok(());
         }
-        self.checkpointer.ask();
-        if pages < WAL_PAGES_MAX || Instant::now() < self.log_due {
+        if is_busy || pages < WAL_PAGES_MAX || Instant::now() < self.log_due {
             return Ok(());
         }
-        // What is left to copy is what came since the checkpointer's last round; once all of it is
-        // copied and no reader stands in the log, the next commit starts it over.
         let (log, copied) = checkpoint::passive(&self.conn)?;
         if copied < log || log < 0 {
             self.log_due = Instant::now() + LOG_RETRY;
@@ -769,19 +780,22 @@ impl Writer {
     /// that is on no disk. So a small commit first goes over the same place on the same connection;
     /// only when that is synced is the file opened again and the index read anew.
     fn recover(&mut self, waiting: &Receiver<Command>, error: &rusqlite::Error) -> ControlFlow<()> {
+        let began = Instant::now();
         let why: Arc<str> = error.to_string().into();
         tracing::error!(%error, "a commit failed, nothing is accepted until writing works: {error}");
         self.shared.health.set(Some(Arc::clone(&why)));
         self.shared.recent.clear();
         let refusal = StoreError::Unavailable(why);
+        // Where the little that recovery writes still fits and an event does not, each would
+        // follow the other without a pause, and every round makes the log longer.
+        let mut next_try = self.recovered_at.map_or(began, |at| began.max(at + RECOVERY_WAIT));
         loop {
-            match self.reopen() {
-                Ok(()) => break,
-                Err(error) => tracing::debug!(%error, "still not writable: {error}"),
-            }
-            let next_try = Instant::now() + RECOVERY_WAIT;
-            loop {
-                match receive_within(waiting, next_try.saturating_duration_since(Instant::now())) {
+            // By the clock, not by an empty queue: senders that come back at once would keep it
+            // full, and themselves out.
+            while let left = next_try.saturating_duration_since(Instant::now())
+                && !left.is_zero()
+            {
+                match receive_within(waiting, left) {
                     Next::Command(Command::Close(closed)) => {
                         let _ = closed.send(());
                         return ControlFlow::Break(());
@@ -789,11 +803,17 @@ impl Writer {
                     #[cfg(test)]
                     Next::Command(Command::Tamper(tamper)) => tamper(&self.conn),
                     Next::Command(command) => refuse(command, &refusal),
-                    Next::Housekeeping => break,
+                    Next::Housekeeping => {}
                     Next::NobodyLeft => return ControlFlow::Break(()),
                 }
             }
+            match self.reopen() {
+                Ok(()) => break,
+                Err(error) => tracing::debug!(%error, "still not writable: {error}"),
+            }
+            next_try = Instant::now() + RECOVERY_WAIT;
         }
+        self.recovered_at = Some(Instant::now());
         self.shared.recent.clear();
         self.shared.health.set(None);
         tracing::info!("writing works again");

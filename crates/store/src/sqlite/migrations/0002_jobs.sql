@@ -115,8 +115,7 @@ DROP VIEW hapax_processed_events;
 CREATE VIEW hapax_processed_events AS
 WITH standing AS (
     SELECT e.seq,
-           CASE WHEN e.pruned IS NOT NULL THEN e.pruned
-                WHEN e.state = 1 THEN 'review'
+           CASE WHEN e.state = 1 THEN 'review'
                 WHEN e.state = 2 THEN 'discarded'
                 ELSE CASE (SELECT min(CASE j.state WHEN 4 THEN 2
                                            WHEN 5 THEN 4
@@ -129,7 +128,7 @@ WITH standing AS (
                      WHEN 5 THEN 'processing' WHEN 6 THEN 'received' WHEN 7 THEN 'processed'
                      WHEN 8 THEN 'stale' ELSE 'ignored' END
            END AS status
-    FROM hapax_event e)
+    FROM hapax_event e WHERE e.pruned IS NULL)
 SELECT lower(substr(hex(e.id), 1, 8) || '-' || substr(hex(e.id), 9, 4) || '-' || substr(hex(e.id), 13, 4)
              || '-' || substr(hex(e.id), 17, 4) || '-' || substr(hex(e.id), 21)) AS id,
        e.event_id,

@@ -1,0 +1,148 @@
+//! Signed requests, made so cheaply that making them does not become what is measured: one request
+//! is laid out once, and each event only replaces its id, its timestamp and its signature.
+
+use std::ops::Range;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use aws_lc_rs::hmac;
+
+/// What both servers verify with.
+pub(crate) const SECRET: &str = "whsec_benchmark_0123456789abcdefghijklmnop";
+
+/// Stripe's events are of about this size.
+const BODY_BYTES: usize = 1024;
+
+const ID_DIGITS: usize = 20;
+const TIME_DIGITS: usize = 10;
+const SIGNATURE_DIGITS: usize = 64;
+
+/// Where the next event comes from.
+pub(crate) struct Events {
+    key: hmac::Key,
+    layout: Layout,
+    next: u64,
+    copies_of: u64,
+    next_copy: usize,
+    copies: Vec<Vec<u8>>,
+}
+
+/// A request, and where in it the parts are that change.
+#[derive(Clone)]
+struct Layout {
+    bytes: Vec<u8>,
+    time: Range<usize>,
+    signature: Range<usize>,
+    body: Range<usize>,
+    id: Range<usize>,
+}
+
+impl Events {
+    /// Events whose first `copies_of` are the ones that are repeated.
+    pub(crate) fn new(copies_of: u64) -> Self {
+        Self {
+            key: hmac::Key::new(hmac::HMAC_SHA256, SECRET.as_bytes()),
+            layout: Layout::new(),
+            next: 0,
+            copies_of: copies_of.max(1),
+            next_copy: 0,
+            copies: Vec::new(),
+        }
+    }
+
+    /// A request of the shape that [`Events::renew`] fills in.
+    pub(crate) fn blank(&self) -> Vec<u8> {
+        self.layout.bytes.clone()
+    }
+
+    /// Makes `request` one of an event that was never sent.
+    pub(crate) fn renew(&mut self, request: &mut [u8]) {
+        let n = self.next;
+        self.next += 1;
+        self.sign(request, n, unix_seconds());
+    }
+
+    /// Signs afresh what is going to be repeated: a slice is shorter than the replay window, a run
+    /// is not.
+    pub(crate) fn prepare_copies(&mut self) {
+        let now = unix_seconds();
+        let copies = (0..self.copies_of).map(|n| {
+            let mut request = self.blank();
+            self.sign(&mut request, n, now);
+            request
+        });
+        self.copies = copies.collect();
+    }
+
+    /// The next request to repeat.
+    pub(crate) fn copy(&mut self) -> &[u8] {
+        self.next_copy = (self.next_copy + 1) % self.copies.len();
+        &self.copies[self.next_copy]
+    }
+
+    fn sign(&self, request: &mut [u8], n: u64, now: u64) {
+        let layout = &self.layout;
+        write_digits(&mut request[layout.id.clone()], n);
+        write_digits(&mut request[layout.time.clone()], now);
+        let mut signing = hmac::Context::with_key(&self.key);
+        signing.update(&request[layout.time.clone()]);
+        signing.update(b".");
+        signing.update(&request[layout.body.clone()]);
+        let signature = signing.sign();
+        hex::encode_to_slice(signature.as_ref(), &mut request[layout.signature.clone()])
+            .expect("SHA-256 has 64 hex digits");
+    }
+}
+
+impl Layout {
+    fn new() -> Self {
+        let body = body();
+        let head = format!(
+            "POST /webhooks/stripe HTTP/1.1\r\n\
+             host: hooks.example.com\r\n\
+             user-agent: Stripe/1.0 (+https://stripe.com/docs/webhooks)\r\n\
+             accept: */*; q=0.5, application/xml\r\n\
+             cache-control: no-cache\r\n\
+             content-type: application/json; charset=utf-8\r\n\
+             content-length: {}\r\n\
+             stripe-signature: t={},v1={}\r\n\r\n",
+            body.len(),
+            "0".repeat(TIME_DIGITS),
+            "0".repeat(SIGNATURE_DIGITS),
+        );
+        let time = after(&head, "stripe-signature: t=");
+        let signature = after(&head, ",v1=");
+        let id = head.len() + after(&body, "\"evt_");
+        Self {
+            time: time..time + TIME_DIGITS,
+            signature: signature..signature + SIGNATURE_DIGITS,
+            body: head.len()..head.len() + body.len(),
+            id: id..id + ID_DIGITS,
+            bytes: [head, body].concat().into_bytes(),
+        }
+    }
+}
+
+fn body() -> String {
+    let open = format!(
+        r#"{{"id":"evt_{}","object":"event","api_version":"2024-06-20","created":1790000000,"type":"payout.paid","livemode":true,"pending_webhooks":1,"request":{{"id":null,"idempotency_key":null}},"data":{{"object":{{"id":"po_1OyQm2L","object":"payout","amount":1100,"currency":"eur","arrival_date":1790000000,"status":"paid","method":"standard","description":""#,
+        "0".repeat(ID_DIGITS)
+    );
+    let close = r#""}}}"#;
+    let filler = BODY_BYTES.saturating_sub(open.len() + close.len());
+    [open, "payout ".chars().cycle().take(filler).collect(), close.to_owned()].concat()
+}
+
+fn after(text: &str, mark: &str) -> usize {
+    text.find(mark).expect("the mark is part of the text") + mark.len()
+}
+
+fn write_digits(place: &mut [u8], mut number: u64) {
+    for digit in place.iter_mut().rev() {
+        *digit = b'0' + (number % 10) as u8;
+        number /= 10;
+    }
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

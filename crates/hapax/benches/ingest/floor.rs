@@ -1,0 +1,60 @@
+//! The floor: what it costs to take a webhook over HTTP and to verify it, and nothing else. The
+//! same loop and the same `verify` as Hapax, in a process of its own, with the same allocator.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use hapax_core::secret::{ActiveSecret, Secret};
+use hapax_core::source::SourceSpec;
+use hapax_core::{Arrival, Source, Timestamp, Verified, verify};
+use hapax_engine::HttpLimits;
+use hapax_engine::http::serve;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use tokio_util::sync::CancellationToken;
+
+use crate::events::SECRET;
+
+/// Serves until killed.
+pub(crate) fn run() -> anyhow::Result<()> {
+    let secret = ActiveSecret::forever(Secret::new(SECRET));
+    let source = Source::build(SourceSpec::new("stripe", "stripe", vec![secret]))?;
+    let source = Arc::new(source);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.context("listening")?;
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "floor ready: ingress http://{}", listener.local_addr()?)?;
+        drop(out);
+        let answer = move |request, _: SocketAddr| answer(Arc::clone(&source), request);
+        serve(listener, None, answer, HttpLimits::default(), CancellationToken::new()).await;
+        Ok(())
+    })
+}
+
+async fn answer(source: Arc<Source>, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    let (parts, body) = request.into_parts();
+    let verified = match body.collect().await {
+        Ok(body) => {
+            let url = parts.uri.to_string();
+            let headers = parts.headers;
+            let arrival = Arrival { method: parts.method, url, headers, body: body.to_bytes() };
+            verify(&source, &arrival, Timestamp::now())
+        }
+        Err(_) => return status(StatusCode::BAD_REQUEST),
+    };
+    match verified {
+        Ok(Verified::Events { .. }) => status(StatusCode::OK),
+        Ok(Verified::Reply(_)) | Err(_) => status(StatusCode::UNAUTHORIZED),
+    }
+}
+
+fn status(status: StatusCode) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::default());
+    *response.status_mut() = status;
+    response
+}

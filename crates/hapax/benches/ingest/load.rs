@@ -1,0 +1,222 @@
+//! The load: a closed loop over keep-alive connections, each with one request in flight. HTTP is
+//! written by hand here, as little of it as the two servers speak, because a client that costs as
+//! much as the server would be half of what is measured.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio::task::{JoinSet, LocalSet};
+
+use crate::events::Events;
+use crate::server::{Server, Usage};
+
+/// What is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Load {
+    /// Events that were never sent before.
+    New,
+    /// Nothing but copies of events that were.
+    Copies,
+}
+
+impl Load {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::New => "new events",
+            Self::Copies => "only duplicates",
+        }
+    }
+}
+
+/// How long a slice is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Length {
+    Time(Duration),
+    Events(u64),
+}
+
+/// What one slice, or several of the same kind, came to.
+#[derive(Default)]
+pub(crate) struct Measured {
+    pub(crate) requests: u64,
+    pub(crate) seconds: f64,
+    pub(crate) cpu_seconds: f64,
+    /// Of the last slice, while its connections were still open.
+    pub(crate) usage: Usage,
+    latencies_us: Vec<u32>,
+}
+
+impl Measured {
+    pub(crate) fn join(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.seconds += other.seconds;
+        self.cpu_seconds += other.cpu_seconds;
+        self.usage = other.usage;
+        self.latencies_us.extend(other.latencies_us);
+        self.latencies_us.sort_unstable();
+    }
+
+    pub(crate) fn per_second(&self) -> f64 {
+        self.requests as f64 / self.seconds
+    }
+
+    pub(crate) fn cpu_us_per_request(&self) -> f64 {
+        self.cpu_seconds * 1e6 / self.requests as f64
+    }
+
+    /// The latency that `share` of the requests stayed below.
+    pub(crate) fn latency_us(&self, share: f64) -> f64 {
+        let at = (self.latencies_us.len() as f64 * share) as usize;
+        let at = at.min(self.latencies_us.len().saturating_sub(1));
+        self.latencies_us.get(at).copied().unwrap_or(0).into()
+    }
+}
+
+/// Puts `load` on `server` and measures it, after a warm-up if there is one. Every answer is
+/// checked: a server that errs or calls a new event a duplicate ends the run.
+pub(crate) async fn run(
+    server: &Server,
+    events: &Rc<RefCell<Events>>,
+    load: Load,
+    connections: usize,
+    length: Length,
+    warm_up: Option<Duration>,
+) -> anyhow::Result<Measured> {
+    if load == Load::Copies {
+        events.borrow_mut().prepare_copies();
+    }
+    let mut streams = Vec::with_capacity(connections);
+    for _ in 0..connections {
+        let stream = TcpStream::connect(server.address()).await.context("connecting")?;
+        stream.set_nodelay(true)?;
+        streams.push(stream);
+    }
+    let events_max = match length {
+        Length::Time(_) => u64::MAX,
+        Length::Events(events) => events,
+    };
+    let slice = Rc::new(Slice {
+        load,
+        decision: expected(server, load),
+        events: Rc::clone(events),
+        left: Cell::new(events_max),
+        measuring: Cell::new(warm_up.is_none()),
+        answered: Cell::new(0),
+        latencies_us: RefCell::default(),
+        all_sent: Notify::new(),
+    });
+    let here = LocalSet::new();
+    let mut clients = JoinSet::new();
+    for stream in streams {
+        clients.spawn_local_on(client(stream, Rc::clone(&slice)), &here);
+    }
+    let clients = async {
+        while let Some(ended) = clients.join_next().await {
+            ended.context("a client panicked")??;
+        }
+        anyhow::Ok(())
+    };
+    let conduct = async {
+        tokio::time::sleep(warm_up.unwrap_or_default()).await;
+        slice.measuring.set(true);
+        let (before, began) = (server.usage()?, Instant::now());
+        match length {
+            Length::Time(time) => tokio::time::sleep(time).await,
+            Length::Events(_) => slice.all_sent.notified().await,
+        }
+        slice.measuring.set(false);
+        let (usage, seconds) = (server.usage()?, began.elapsed().as_secs_f64());
+        slice.left.set(0);
+        Ok(Measured {
+            requests: slice.answered.get(),
+            seconds,
+            cpu_seconds: usage.cpu_seconds - before.cpu_seconds,
+            usage,
+            latencies_us: slice.latencies_us.take(),
+        })
+    };
+    let both = async { tokio::try_join!(conduct, clients) };
+    let (measured, ()) = here.run_until(both).await?;
+    let mut sorted = Measured::default();
+    sorted.join(measured);
+    Ok(sorted)
+}
+
+/// What the clients of one slice share.
+struct Slice {
+    load: Load,
+    decision: Option<&'static [u8]>,
+    events: Rc<RefCell<Events>>,
+    left: Cell<u64>,
+    measuring: Cell<bool>,
+    answered: Cell<u64>,
+    latencies_us: RefCell<Vec<u32>>,
+    all_sent: Notify,
+}
+
+fn expected(server: &Server, load: Load) -> Option<&'static [u8]> {
+    match load {
+        Load::New | Load::Copies if server.is_floor() => None,
+        Load::New => Some(br#"{"decision":"accepted""#),
+        Load::Copies => Some(br#"{"decision":"duplicate""#),
+    }
+}
+
+async fn client(mut stream: TcpStream, slice: Rc<Slice>) -> anyhow::Result<()> {
+    let mut request = slice.events.borrow().blank();
+    let mut buffer = Vec::with_capacity(4096);
+    while slice.left.get() > 0 {
+        slice.left.set(slice.left.get() - 1);
+        match slice.load {
+            Load::New => slice.events.borrow_mut().renew(&mut request),
+            Load::Copies => request.copy_from_slice(slice.events.borrow_mut().copy()),
+        }
+        let began = Instant::now();
+        stream.write_all(&request).await.context("sending")?;
+        let body = answer(&mut stream, &mut buffer).await?;
+        if let Some(decision) = slice.decision {
+            let body = &buffer[body];
+            ensure!(body.starts_with(decision), "answered {}", String::from_utf8_lossy(body));
+        }
+        if slice.measuring.get() {
+            slice.answered.set(slice.answered.get() + 1);
+            let us = u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX);
+            slice.latencies_us.borrow_mut().push(us);
+        }
+    }
+    slice.all_sent.notify_one();
+    Ok(())
+}
+
+/// Reads one answer into `buffer` and says where its body is.
+async fn answer(
+    stream: &mut TcpStream,
+    buffer: &mut Vec<u8>,
+) -> anyhow::Result<std::ops::Range<usize>> {
+    buffer.clear();
+    loop {
+        ensure!(stream.read_buf(buffer).await.context("reading")? > 0, "the server hung up");
+        let Some(head) = buffer.windows(4).position(|window| window == b"\r\n\r\n") else {
+            continue;
+        };
+        if !buffer.starts_with(b"HTTP/1.1 200 ") {
+            bail!("answered {}", String::from_utf8_lossy(buffer));
+        }
+        let body = head + 4;
+        let length = content_length(&buffer[..head]).context("an answer without its length")?;
+        if buffer.len() >= body + length {
+            return Ok(body..body + length);
+        }
+    }
+}
+
+fn content_length(head: &[u8]) -> Option<usize> {
+    let mut lines = head.split(|byte| *byte == b'\n');
+    let value = lines.find_map(|line| line.strip_prefix(b"content-length: "))?;
+    std::str::from_utf8(value.trim_ascii_end()).ok()?.parse().ok()
+}
