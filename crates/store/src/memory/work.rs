@@ -231,17 +231,9 @@ impl Model {
         retry: Retry,
         now: Timestamp,
     ) -> Held {
-        let Some(at) = self.numbered(job).filter(|at| self.jobs[at].fence == fence) else {
-            return Held::Lost;
-        };
+        let Some(at) = self.leased_under(job, fence) else { return Held::Lost };
         let job = self.job_mut(at);
         let Some(taken) = job.taken.clone() else { return Held::Lost };
-        match job.phase {
-            Phase::Leased => {}
-            // Said before, or the lease was over: the attempt has ended, and ends no second time.
-            Phase::Ready | Phase::Held | Phase::Parked | Phase::Dead => return Held::Kept,
-            Phase::Done | Phase::Stale => return Held::Lost,
-        }
         job.note("failed", Some(now), Some(shortened(&error, ERROR_CHARS_MAX)));
         let dice = dice(job.id, job.progress.attempt);
         match job.progress.failed(&taken.policy, retry, now, dice) {

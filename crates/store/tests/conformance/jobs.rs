@@ -246,7 +246,7 @@ pub(crate) async fn failed_attempts_follow_the_schedule_and_then_the_job_dies<S:
         assert_eq!(claim.attempt, attempt);
         assert_eq!(world.settle(&claim, failed(Retry::Schedule)).await, Held::Kept);
         let once = world.job("evt_1", "fee").await;
-        world.settle(&claim, failed(Retry::Schedule)).await;
+        assert_eq!(world.settle(&claim, failed(Retry::Schedule)).await, Held::Lost);
         assert_eq!(world.job("evt_1", "fee").await, once, "said twice, counted once");
         let Some((too_soon, by_then)) = waits else { break };
         assert_eq!(world.event("evt_1").await.summary.status, Status::Failed);
