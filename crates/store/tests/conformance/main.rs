@@ -8,6 +8,7 @@ mod jobs;
 mod order;
 mod people;
 mod plans;
+mod work_plans;
 
 macro_rules! on_every_store {
     ($($case:ident),* $(,)?) => {
@@ -87,6 +88,7 @@ on_every_working_store! {
         a_job_that_was_lost_is_claimed_alone_from_then_on,
         a_job_lost_alone_five_times_is_buried_by_the_claim,
         what_was_given_back_is_uncounted,
+        a_hurried_event_is_due_at_once_and_nothing_else_is,
         renewing_extends_the_lease_of_who_holds_it,
         a_noisy_tenant_does_not_starve_the_others,
         a_lost_job_gets_its_turn_beside_a_backlog_of_others,
@@ -101,6 +103,7 @@ on_every_working_store! {
         the_mark_moves_only_with_done,
         two_handlers_keep_their_own_marks,
         one_at_a_time_per_resource_while_others_go_on,
+        old_news_that_waits_does_not_keep_the_newest_from_its_turn,
         an_expired_lease_frees_its_resource,
         shuffled_versions_end_in_the_newest_state,
         a_sequence_holds_what_is_past_a_gap_and_runs_in_order_when_filled,
