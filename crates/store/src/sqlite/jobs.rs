@@ -671,7 +671,8 @@ impl Lanes {
             let place = row.place.as_ref().filter(|_| !(force && behind));
             conn.execute(
                 "UPDATE hapax_job SET state = 0, due_at = ?3, fence = fence + 1, run = run + ?4,
-                     attempt = iif(?4, 0, attempt), steps = 0, lost = 0, error = NULL,
+                     attempt = iif(?4, 0, attempt), steps = 0,
+                     lost = iif(?4, 0, min(lost, 1)), error = NULL,
                      result = NULL, resource = ?5, position = ?6
                  WHERE event_seq = ?1 AND lane = ?2",
                 (

@@ -118,6 +118,7 @@ on_every_working_store! {
         a_rejected_event_never_runs,
         replaying_what_is_done_does_nothing_without_force,
         replaying_a_dead_job_runs_it_again_with_the_schedule_anew,
+        a_job_that_was_lost_still_comes_alone_when_it_is_replayed,
         replaying_what_is_open_leaves_it_as_it_is,
         a_handler_added_later_gets_a_job_by_replay,
         a_dry_run_says_what_would_happen_and_changes_nothing,

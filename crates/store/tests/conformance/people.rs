@@ -11,7 +11,9 @@ use hapax_core::store::{
 };
 use uuid::Uuid;
 
-use crate::harness::{Replay, Sender, Working, World, after, body, done, failed, job, noon, spec};
+use crate::harness::{
+    LEASE, Replay, Sender, Working, World, after, body, done, failed, ids, job, noon, spec,
+};
 
 pub(crate) async fn approving_beside_on_time_copies_writes_the_jobs_once<S: Working>(
     world: World<S>,
@@ -152,6 +154,27 @@ pub(crate) async fn replaying_a_dead_job_runs_it_again_with_the_schedule_anew<S:
     assert_eq!(told.idempotency_key, dead.idempotency_key, "equal across replays");
     let attempts: Vec<_> = told.attempts.iter().map(|note| note.attempt).collect();
     assert_eq!(attempts, [1, 2, 3]);
+}
+
+pub(crate) async fn a_job_that_was_lost_still_comes_alone_when_it_is_replayed<S: Working>(
+    world: World<S>,
+) {
+    // Whoever replays what killed the process five times must not put its neighbours at risk, and
+    // yet it deserves its chances anew.
+    world.announce([spec("fee")]).await;
+    let id = world.accept("poison", &[job("fee")]).await;
+    while !world.claim_next("fee").await.is_empty() {
+        world.pass(LEASE);
+    }
+    assert_eq!(world.job("poison", "fee").await.phase, Phase::Dead);
+    assert_eq!(world.replay(id, &[job("fee")], Replay::Plain).await, [ReplayEffect::WouldRun]);
+    world.accept("neighbour", &[job("fee")]).await;
+    let first = world.claim("fee", 10).await;
+    let second = world.claim("fee", 10).await;
+    assert_eq!((first.len(), second.len()), (1, 1), "each by itself");
+    world.pass(LEASE + 10);
+    let again = [world.claim("fee", 10).await, world.claim("fee", 10).await].concat();
+    assert!(ids(&again).contains(&"poison"), "one more loss does not bury it: {:?}", ids(&again));
 }
 
 pub(crate) async fn replaying_what_is_open_leaves_it_as_it_is<S: Working>(world: World<S>) {
