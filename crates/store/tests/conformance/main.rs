@@ -105,6 +105,8 @@ on_every_working_store! {
         one_at_a_time_per_resource_while_others_go_on,
         old_news_that_waits_does_not_keep_the_newest_from_its_turn,
         an_expired_lease_frees_its_resource,
+        nobody_stays_parked_behind_one_that_turned_out_stale,
+        a_handler_that_keeps_no_order_any_more_lets_all_go,
         shuffled_versions_end_in_the_newest_state,
         a_sequence_holds_what_is_past_a_gap_and_runs_in_order_when_filled,
         a_failing_or_dead_number_is_a_gap,
