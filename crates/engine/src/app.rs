@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::envelope::Origin;
+use hapax_core::failpoint;
 use hapax_core::handler::{Handler, HttpTarget, SignAs};
 use hapax_core::job::Retry;
 use hapax_core::scheme::Scheme;
@@ -48,7 +49,10 @@ impl App {
             Ok(request) => request,
             Err(error) => return failed(error, Retry::Schedule),
         };
-        match self.outbound.send(request, self.timeout).await {
+        failpoint!("http.before_send");
+        let answer = self.outbound.send(request, self.timeout).await;
+        failpoint!("http.after_answer");
+        match answer {
             Ok(heard) => understood(&heard, now),
             Err(error @ OutboundError::Unsent) => {
                 failed(error.to_string(), Retry::In(UNSENT_AGAIN_IN))

@@ -412,7 +412,7 @@ impl Lanes {
                         Admitted::Busy => continue,
                         Admitted::SetAside => {
                             // It may have been woken to take its turn: that passes to the next.
-                            marks::ready_next(conn, self, &job, now)?;
+                            marks::ready_next_if_free(conn, self, &job, now)?;
                             continue;
                         }
                     }
@@ -588,7 +588,7 @@ impl Lanes {
         let until = micros(now).saturating_add(lease.as_micros() as i64);
         let renewed = conn
             .prepare_cached(
-                "UPDATE hapax_job SET due_at = ?4
+                "UPDATE hapax_job SET due_at = max(due_at, ?4)
                  WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3 AND state = 1",
             )?
             .execute((seq, lane, fence.0, until))?;
@@ -609,7 +609,7 @@ impl Lanes {
             return Ok(());
         }
         conn.execute(
-            "UPDATE hapax_job SET state = 0, due_at = ?4, attempt = ?5
+            "UPDATE hapax_job SET state = 0, due_at = ?4, attempt = ?5, fence = fence + 1
              WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
             (seq, lane, row.fence, micros(now), row.progress.given_back().attempt),
         )?;
@@ -685,7 +685,8 @@ impl Lanes {
             let place = row.place.as_ref().filter(|_| !(force && behind));
             conn.execute(
                 "UPDATE hapax_job SET state = 0, due_at = ?3, fence = fence + 1, run = run + ?4,
-                     attempt = iif(?4, 0, attempt), steps = 0, lost = 0, error = NULL,
+                     attempt = iif(?4, 0, attempt), steps = 0,
+                     lost = iif(?4, 0, min(lost, 1)), error = NULL,
                      result = NULL, resource = ?5, position = ?6
                  WHERE event_seq = ?1 AND lane = ?2",
                 (
