@@ -28,7 +28,8 @@ pub(crate) fn find<'a>(form: &'a [u8], name: &str) -> Result<Option<Cow<'a, str>
     .map_err(|_| "is not UTF-8")
 }
 
-fn decode(escaped: &[u8]) -> Cow<'_, [u8]> {
+/// Undoes `+` and `%41`; a `%` that starts no byte stands for itself.
+pub(crate) fn decode(escaped: &[u8]) -> Cow<'_, [u8]> {
     if !escaped.iter().any(|byte| matches!(byte, b'+' | b'%')) {
         return Cow::Borrowed(escaped);
     }

@@ -10,6 +10,7 @@ use super::recipe::{Encoding, KeyForm};
 use super::{Authentic, Proof, SchemeError, SignError, Signed, expired, first_missing, needed};
 use crate::arrival::Arrival;
 use crate::envelope::Origin;
+use crate::envelope::form::decode;
 use crate::source::SourceSpec;
 use crate::verify::Refusal;
 
@@ -198,32 +199,9 @@ fn form_fields(arrival: &Arrival) -> Result<Vec<Field>, Refusal> {
 fn form(text: &[u8]) -> impl Iterator<Item = Field> {
     text.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty()).map(|pair| {
         let at = pair.iter().position(|byte| *byte == b'=').unwrap_or(pair.len());
-        (unescape(&pair[..at]), unescape(pair.get(at + 1..).unwrap_or_default()))
+        let value = pair.get(at + 1..).unwrap_or_default();
+        (decode(&pair[..at]).into_owned(), decode(value).into_owned())
     })
-}
-
-fn unescape(text: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(text.len());
-    let mut at = 0;
-    while let Some(byte) = text.get(at) {
-        let escaped = match byte {
-            b'%' => text.get(at + 1..at + 3).and_then(hex_byte),
-            _ => None,
-        };
-        plain.push(match (byte, escaped) {
-            (_, Some(byte)) => byte,
-            (b'+', None) => b' ',
-            (byte, None) => *byte,
-        });
-        at += if escaped.is_some() { 3 } else { 1 };
-    }
-    plain
-}
-
-fn hex_byte(digits: &[u8]) -> Option<u8> {
-    let mut byte = [0];
-    hex::decode_to_slice(digits, &mut byte).ok()?;
-    Some(byte[0])
 }
 
 #[cfg(test)]
