@@ -14,11 +14,12 @@ use hapax_core::job::Retry;
 use hapax_core::scheme::Scheme;
 use hapax_core::store::{Claim, ClaimedEvent, NewMessage, Outcome};
 use hapax_core::{Arrival, Source, Tenant, Timestamp};
-use http::header::{HOST, RETRY_AFTER};
+use http::header::RETRY_AFTER;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
 use http_body_util::Full;
 use serde::Deserialize;
 
+use crate::kept::is_hop_by_hop;
 use crate::limits::{ANSWER_BYTES_MAX, ERROR_CHARS_MAX, RETRY_AFTER_MAX};
 use crate::outbound::{Heard, Outbound, OutboundError};
 
@@ -183,32 +184,18 @@ fn sender_headers(lines: &str) -> HeaderMap {
         else {
             continue;
         };
-        if !holds_for_one_hop(&name) {
+        if !is_the_senders_own(&name) {
             headers.append(name, value);
         }
     }
     headers
 }
 
-fn holds_for_one_hop(name: &HeaderName) -> bool {
-    *name == HOST
-        || matches!(
-            name.as_str(),
-            // What the sender can unpack is not what we can.
-            "accept-encoding"
-                | "connection"
-                | "content-length"
-                | "expect"
-                | "http2-settings"
-                | "keep-alive"
-                | "proxy-authenticate"
-                | "proxy-authorization"
-                | "proxy-connection"
-                | "te"
-                | "trailer"
-                | "transfer-encoding"
-                | "upgrade"
-        )
+/// Whether a header was about the sender's request to us, not about the event. What the sender can
+/// unpack, for one, is not what we can.
+fn is_the_senders_own(name: &HeaderName) -> bool {
+    let of_its_request = ["accept-encoding", "content-length", "expect", "host", "http2-settings"];
+    is_hop_by_hop(name.as_str()) || of_its_request.contains(&name.as_str())
 }
 
 /// What an answer may hold; any other answer says nothing.

@@ -28,11 +28,14 @@ pub(crate) fn kept_headers(headers: &HeaderMap, secret: &[HeaderName]) -> Arc<st
 }
 
 fn is_left_out(name: &str) -> bool {
+    is_hop_by_hop(name) || matches!(name, "authorization" | "cookie")
+}
+
+/// Whether a header holds for one connection only.
+pub(crate) fn is_hop_by_hop(name: &str) -> bool {
     matches!(
         name,
-        "authorization"
-            | "connection"
-            | "cookie"
+        "connection"
             | "keep-alive"
             | "proxy-authenticate"
             | "proxy-authorization"
