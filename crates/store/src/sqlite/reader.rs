@@ -1,6 +1,7 @@
 //! What people see: read-only connections apart from the writer, each query bounded in time.
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -13,7 +14,7 @@ use hapax_core::store::{
 use hapax_core::{SourceName, Tenant};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
 use super::jobs::{job_id, place_of};
@@ -49,20 +50,50 @@ impl Readers {
         let turn = Arc::clone(&self.free).acquire_owned().await.map_err(|_| StoreError::Closed)?;
         let idle = Arc::clone(&self.idle);
         let ran = tokio::task::spawn_blocking(move || {
-            let conn = idle.lock().expect("no panic happens under this lock").pop();
-            let mut conn = conn.expect("a permit stands for an idle connection");
+            let mut conn = Lent::from(idle, turn);
             let deadline = Instant::now() + READ_MAX;
-            let bounded = conn
-                .progress_handler(STEPS_PER_LOOK, Some(move || Instant::now() > deadline))
-                .and_then(|()| query(&conn));
-            idle.lock().expect("no panic happens under this lock").push(conn);
-            drop(turn);
-            bounded
+            conn.progress_handler(STEPS_PER_LOOK, Some(move || Instant::now() > deadline))
+                .and_then(|()| query(&conn))
         });
         match ran.await {
             Ok(answer) => answer.map_err(|error| StoreError::Read(error.to_string().into())),
             Err(_) => Err(StoreError::Read("the query panicked".into())),
         }
+    }
+}
+
+/// A connection that goes back however its query ends, and its turn after it.
+struct Lent {
+    conn: Option<Connection>,
+    idle: Arc<Mutex<Vec<Connection>>>,
+    _turn: OwnedSemaphorePermit,
+}
+
+impl Lent {
+    fn from(idle: Arc<Mutex<Vec<Connection>>>, turn: OwnedSemaphorePermit) -> Self {
+        let conn = idle.lock().expect("no panic happens under this lock").pop();
+        assert!(conn.is_some(), "a permit stands for an idle connection");
+        Self { conn, idle, _turn: turn }
+    }
+}
+
+impl Deref for Lent {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        self.conn.as_ref().expect("it is taken out only by drop")
+    }
+}
+
+impl DerefMut for Lent {
+    fn deref_mut(&mut self) -> &mut Connection {
+        self.conn.as_mut().expect("it is taken out only by drop")
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.idle.lock().expect("no panic happens under this lock").extend(self.conn.take());
     }
 }
 

@@ -114,6 +114,19 @@ async fn reading_goes_on_while_nothing_can_be_written() {
     store.close().await;
 }
 
+#[tokio::test]
+async fn a_query_that_panics_takes_no_connection_with_it() {
+    // There are two: after two panics nobody could look at anything any more.
+    let place = Place::new();
+    let store = place.open();
+    for _ in 0..3 {
+        let panicked: Result<(), _> = store.readers.run(|_| panic!("as it must not")).await;
+        assert!(matches!(panicked, Err(StoreError::Read(_))), "{panicked:?}");
+    }
+    store.readers.run(super::reader::pairs).await.expect("reads");
+    store.close().await;
+}
+
 /// Puts keys into the tree by hand up to `through`, as a merge that died halfway would have.
 fn interrupted_merge(place: &Place, merged: std::ops::RangeInclusive<i64>) {
     let conn = Connection::open(place.file()).expect("opens");
