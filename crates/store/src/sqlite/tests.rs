@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use hapax_core::store::{EventName, Inspect, Lookup, Store, StoreError, Verdict};
+use hapax_core::store::{EventName, Horizon, Inspect, Lookup, Store, StoreError, Verdict, Work};
 use rusqlite::Connection;
 
 use super::{SqliteOptions, SqliteStore};
-use crate::harness::{Place, Sender, body};
+use crate::harness::{Place, Sender, after, body};
 use crate::limits::FRESH_KEYS_MAX;
 
 async fn verdict(store: &SqliteStore, sender: &Sender, id: &str) -> Result<Verdict, StoreError> {
@@ -373,6 +373,32 @@ async fn closing_does_not_wait_for_a_disk_that_takes_nothing() {
     let answer = answer.await;
     assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
     closing.await.expect("closes");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_left_of_an_event_whose_key_was_pruned() {
+    // Its body goes, then a copy comes and is counted, then the key goes: who deletes the count?
+    let place = Place::new();
+    let store = place.open();
+    let sender = Sender::plain();
+    verdict(&store, &sender, "evt_1").await.expect("accepts");
+    let horizon = |keys_before| Horizon { events_before: after(60), keys_before };
+    store.prune(horizon(Vec::new()), 10).await.expect("prunes");
+    let copy = verdict(&store, &sender, "evt_1").await.expect("answers");
+    assert!(matches!(copy, Verdict::Duplicate(_)), "{copy:?}");
+    let mut conflict = body("evt_1");
+    conflict.push(' ');
+    store.ingest(sender.ingest(&conflict)).await.expect("answers");
+    let keys = vec![(hapax_core::SourceName::new("shop"), after(60))];
+    store.prune(horizon(keys), 10).await.expect("prunes");
+    store.close().await;
+    drop(store);
+    let conn = Connection::open(place.file()).expect("opens");
+    for table in ["hapax_event", "hapax_arrival", "hapax_copy"] {
+        let count = format!("SELECT count(*) FROM {table}");
+        let left: i64 = conn.query_row(&count, [], |row| row.get(0)).expect("counts");
+        assert_eq!(left, 0, "{table}");
+    }
 }
 
 #[tokio::test]
