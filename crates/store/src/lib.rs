@@ -69,8 +69,9 @@ pub mod limits {
     /// How long a copy may wait to be written behind.
     pub const COPIES_FLUSH: Duration = Duration::from_millis(300);
 
-    /// Committed events that answer their own duplicates from memory.
-    pub const RECENT_MAX: usize = 65_536;
+    /// Committed events that answer their own duplicates from memory: a second or two at full rate,
+    /// and all that are sent again and again; about 3 MB.
+    pub const RECENT_MAX: usize = 32_768;
 
     /// How long one read for the API may take before it is broken off.
     pub const READ_MAX: Duration = Duration::from_secs(5);
