@@ -7,9 +7,12 @@
 pub mod arrival;
 pub mod challenge;
 pub mod envelope;
+pub mod handler;
+pub mod job;
 pub mod json;
 pub mod key;
 pub mod limits;
+pub mod order;
 pub mod presets;
 pub mod receipt;
 pub mod sample;

@@ -21,3 +21,6 @@ pub const HANDSHAKE_BODY_BYTES_MAX: usize = 4_096;
 
 /// The longest challenge echoed: those seen are under 100 bytes, and nobody may store a page in us.
 pub const HANDSHAKE_ECHO_BYTES_MAX: usize = 512;
+
+/// The longest resource of an order guard: it stands in an index, as an event id does.
+pub const RESOURCE_BYTES_MAX: usize = 255;

@@ -7,13 +7,16 @@ use std::fmt;
 use std::future::Future;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::job::{Fence, HandlerName, JobId, Phase, Policy, Progress, Retry};
 use crate::key::{EventKey, SourceName, Tenant};
+use crate::order::{OrderPolicy, Place};
 use crate::receipt::Receipt;
 
 /// Our own id of an Event; the sender's is `event_id`.
@@ -32,8 +35,23 @@ impl fmt::Display for EventId {
 pub struct Ingest {
     /// At least one.
     pub receipts: Vec<Receipt>,
+    /// The work that each receipt promises, in the order of `receipts`: written in the same commit
+    /// as its event, if that is accepted. Empty where no handler is for it.
+    pub jobs: Vec<Vec<NewJob>>,
     /// How they came.
     pub via: Via,
+}
+
+/// A Job to be written with its event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewJob {
+    /// For this handler.
+    pub handler: HandlerName,
+    /// Its place in the order of a resource, where the handler keeps order.
+    pub place: Option<Place>,
+    /// Set where the job cannot be worked on at all (its order value is missing): it is buried at
+    /// once, and this is why.
+    pub hopeless: Option<String>,
 }
 
 /// How an arrival came: what is told of it later.
@@ -88,13 +106,29 @@ pub struct Known {
 }
 
 /// Where an event stands, over all of its jobs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+///
+/// In the order in which the first that applies is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
     /// Waiting for a person.
     Review,
     /// A person refused it.
     Discarded,
+    /// A job of it is buried.
+    Dead,
+    /// A job of it failed and will be tried again.
+    Failed,
+    /// A job of it waits for another event.
+    Held,
+    /// A job of it is being worked on.
+    Processing,
+    /// A job of it waits for its turn.
+    Received,
+    /// Every job is done, or done and stale.
+    Processed,
+    /// Newer news was applied before every job of it.
+    Stale,
     /// No handler is for it.
     Ignored,
 }
@@ -105,8 +139,46 @@ impl Status {
         match self {
             Self::Review => "review",
             Self::Discarded => "discarded",
+            Self::Dead => "dead",
+            Self::Failed => "failed",
+            Self::Held => "held",
+            Self::Processing => "processing",
+            Self::Received => "received",
+            Self::Processed => "processed",
+            Self::Stale => "stale",
             Self::Ignored => "ignored",
         }
+    }
+
+    /// Whether nothing but a person changes it any more.
+    pub fn is_final(self) -> bool {
+        match self {
+            Self::Processed | Self::Stale | Self::Ignored | Self::Discarded => true,
+            Self::Review
+            | Self::Dead
+            | Self::Failed
+            | Self::Held
+            | Self::Processing
+            | Self::Received => false,
+        }
+    }
+
+    /// The status of an event from its jobs: the first that applies.
+    pub fn of_jobs(jobs: impl IntoIterator<Item = (Phase, u32)>) -> Self {
+        let mut worst: Option<Self> = None;
+        for (phase, steps) in jobs {
+            let of_job = match phase {
+                Phase::Dead => Self::Dead,
+                Phase::Ready | Phase::Parked if steps > 0 => Self::Failed,
+                Phase::Held => Self::Held,
+                Phase::Leased => Self::Processing,
+                Phase::Ready | Phase::Parked => Self::Received,
+                Phase::Done => Self::Processed,
+                Phase::Stale => Self::Stale,
+            };
+            worst = Some(worst.map_or(of_job, |worst| worst.min(of_job)));
+        }
+        worst.unwrap_or(Self::Ignored)
     }
 }
 
@@ -171,6 +243,321 @@ pub trait Store: Send + Sync + 'static {
     fn writable(&self) -> Result<(), StoreError>;
 }
 
+/// Working on what was accepted. Every method is one atomic act; a lost fence is an answer.
+pub trait Work: Send + Sync + 'static {
+    /// Tells the store which handlers this node has. Only their jobs are claimed. Called at start
+    /// and after each reload, with all of them.
+    fn announce(
+        &self,
+        handlers: Vec<HandlerSpec>,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Claims up to `limit` due jobs of one handler, over its tenants in turn. Commits attempt+1
+    /// and a new fence for each before it returns. A job that was lost before comes alone.
+    /// Expired leases are found here too; what is at its limit is buried here.
+    fn claim(&self, ask: ClaimAsk) -> impl Future<Output = Result<Vec<Claim>, StoreError>> + Send;
+
+    /// Lengthens the lease of a claim.
+    fn renew(
+        &self,
+        job: JobId,
+        fence: Fence,
+        lease: Duration,
+    ) -> impl Future<Output = Result<Held, StoreError>> + Send;
+
+    /// Records how an attempt ended, if the fence still holds. `Done` again under the same fence is
+    /// `Kept`: the answer to the first may have been lost.
+    fn settle(
+        &self,
+        job: JobId,
+        fence: Fence,
+        outcome: Outcome,
+    ) -> impl Future<Output = Result<Held, StoreError>> + Send;
+
+    /// Gives claims back that were never begun: uncounted.
+    fn give_back(
+        &self,
+        claims: Vec<(JobId, Fence)>,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Whether a job is done under this fence or any later one: asked after every attempt over
+    /// HTTP, since the app may have completed it in a transaction of its own.
+    fn is_done(&self, job: JobId) -> impl Future<Output = Result<bool, StoreError>> + Send;
+
+    /// Claims due first attempts of an `sql` handler and runs its statements, effects and "done" in
+    /// one transaction. First attempts may share it; any error, lost fence or failed commit rolls
+    /// all of it back, and each job then runs alone under the same claim.
+    fn run_sql(&self, ask: SqlAsk) -> impl Future<Output = Result<SqlRan, StoreError>> + Send;
+
+    /// When the next job of this handler is due, as far as the store knows: a hint for sleeping.
+    fn next_due(
+        &self,
+        handler: &HandlerRef,
+    ) -> impl Future<Output = Result<Option<Timestamp>, StoreError>> + Send;
+
+    /// Makes the jobs of this event that wait for their next attempt due now: at a sync source the
+    /// sender's next copy is the next attempt. Nothing else is touched; a store that does nothing
+    /// here only makes the sender come back once more.
+    fn hurry(&self, event: EventId) -> impl Future<Output = Result<(), StoreError>> + Send {
+        let _ = event;
+        std::future::ready(Ok(()))
+    }
+
+    /// Resolves when there may be new work: a hint, the poll is the truth.
+    fn work_arrived(&self) -> impl Future<Output = ()> + Send;
+
+    /// Runs a job again: a dead one as it is, a done one only with `force`, which gives it a new
+    /// run number. A handler that has no job for the event yet gets one.
+    fn replay(
+        &self,
+        ask: ReplayAsk,
+    ) -> impl Future<Output = Result<Vec<Replayed>, StoreError>> + Send;
+
+    /// A person lets an event out of review: its jobs are written in this commit, once, however
+    /// many approve it or send on-time copies of it.
+    fn approve(
+        &self,
+        event: EventId,
+        jobs: Vec<NewJob>,
+        by: Action,
+    ) -> impl Future<Output = Result<Reviewed, StoreError>> + Send;
+
+    /// A person refuses an event in review.
+    fn reject(
+        &self,
+        event: EventId,
+        by: Action,
+    ) -> impl Future<Output = Result<Reviewed, StoreError>> + Send;
+
+    /// Deletes what is finished and past its time, at most `limit` events. True when there may be
+    /// more.
+    fn prune(
+        &self,
+        horizon: Horizon,
+        limit: usize,
+    ) -> impl Future<Output = Result<bool, StoreError>> + Send;
+}
+
+/// A handler of a source.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct HandlerRef {
+    /// Its source.
+    pub source: SourceName,
+    /// Its name.
+    pub handler: HandlerName,
+}
+
+/// What a store needs to know of a handler.
+#[derive(Debug, Clone)]
+pub struct HandlerSpec {
+    /// Which one.
+    pub handler: HandlerRef,
+    /// How often and how long.
+    pub policy: Policy,
+    /// How it keeps order; `None` where it does not.
+    pub order: Option<OrderPolicy>,
+    /// Whether its jobs are leased by workers outside this process: then a restart of ours does
+    /// not end their leases.
+    pub pulled: bool,
+}
+
+/// What to claim.
+#[derive(Debug, Clone)]
+pub struct ClaimAsk {
+    /// Of this handler.
+    pub handler: HandlerRef,
+    /// At most this many.
+    pub limit: usize,
+    /// Who will work on them: told with the attempt.
+    pub worker: Arc<str>,
+}
+
+/// The right to work on a job, with what is needed for it.
+#[derive(Debug, Clone)]
+pub struct Claim {
+    /// The job.
+    pub job: JobId,
+    /// The fence of this claim.
+    pub fence: Fence,
+    /// Which attempt this is, from 1.
+    pub attempt: u32,
+    /// Which run: 1 unless a person forced another.
+    pub run: u32,
+    /// The key that travels on: equal across attempts, restarts and replays of this run.
+    pub idempotency_key: String,
+    /// When the lease ends.
+    pub leased_until: Timestamp,
+    /// The event.
+    pub event: ClaimedEvent,
+}
+
+/// An event as a handler gets it.
+#[derive(Debug, Clone)]
+pub struct ClaimedEvent {
+    /// Our id.
+    pub id: EventId,
+    /// Tenant, source and the sender's id.
+    pub key: EventKey,
+    /// What happened.
+    pub event_type: Option<String>,
+    /// When it happened.
+    pub occurred_at: Option<Timestamp>,
+    /// When it first arrived.
+    pub received_at: Timestamp,
+    /// The resource of the order guard.
+    pub resource: Option<String>,
+    /// The sender's headers.
+    pub headers: String,
+    /// The event's bytes.
+    pub body: Bytes,
+}
+
+/// Whether a fence still held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// It did, and what was asked is recorded.
+    Kept,
+    /// It did not: nothing was changed.
+    Lost,
+}
+
+/// How an attempt ended.
+#[derive(Debug, Clone)]
+pub enum Outcome {
+    /// Done, with a short result, and messages to publish in the same commit.
+    Done {
+        /// For the receipt: at most 200 characters are kept.
+        result: Option<String>,
+        /// The outbox.
+        publish: Vec<NewMessage>,
+    },
+    /// It failed or timed out.
+    Failed {
+        /// Why.
+        error: String,
+        /// When to try again.
+        retry: Retry,
+    },
+}
+
+/// A message to be published with a commit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NewMessage {
+    /// What it is about.
+    pub r#type: String,
+    /// Its content.
+    pub data: serde_json::Value,
+    /// The order key.
+    #[serde(default)]
+    pub key: Option<String>,
+    /// Whose it is.
+    #[serde(default)]
+    pub tenant: Option<String>,
+    /// Its id; the same id twice is one message.
+    #[serde(default)]
+    pub id: Option<String>,
+}
+
+/// What to run with SQL.
+#[derive(Debug, Clone)]
+pub struct SqlAsk {
+    /// What to claim.
+    pub claim: ClaimAsk,
+    /// The statements.
+    pub program: Arc<crate::handler::SqlProgram>,
+    /// How long one job's statements may take.
+    pub timeout: Duration,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SqlRan {
+    /// Jobs whose effects are committed.
+    pub done: usize,
+    /// Jobs that were stale or are held.
+    pub guarded: usize,
+    /// Jobs that failed.
+    pub failed: usize,
+}
+
+impl SqlRan {
+    /// Whether there was nothing to do.
+    pub fn is_idle(self) -> bool {
+        self == Self::default()
+    }
+}
+
+/// What to run again.
+#[derive(Debug, Clone)]
+pub struct ReplayAsk {
+    /// Of this event.
+    pub event: EventId,
+    /// Only for this handler; `None` for all of the source's that are for the event.
+    pub handlers: Vec<NewJob>,
+    /// Also what is done.
+    pub force: bool,
+    /// Only say what would happen.
+    pub dry_run: bool,
+    /// Who and why.
+    pub by: Action,
+}
+
+/// What a replay does to one job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Replayed {
+    /// The handler.
+    pub handler: HandlerName,
+    /// What happens.
+    pub effect: ReplayEffect,
+}
+
+/// What a replay does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReplayEffect {
+    /// It runs (again).
+    WouldRun,
+    /// It is done, and stays so.
+    AlreadyApplied,
+    /// Newer news was applied: it would do nothing.
+    Stale,
+    /// It is waiting or running as it is.
+    AlreadyOpen,
+}
+
+/// Who did something by hand, and why: the audit record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Action {
+    /// The token's name, or `loopback`.
+    pub who: String,
+    /// The reason given.
+    pub reason: Option<String>,
+    /// When.
+    pub at: Timestamp,
+}
+
+/// The answer to an approval or a rejection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reviewed {
+    /// It was waiting, and no longer is.
+    Decided,
+    /// It was not waiting for anyone.
+    NotWaiting(Status),
+    /// There is no such event.
+    Unknown,
+}
+
+/// What may be deleted.
+#[derive(Debug, Clone)]
+pub struct Horizon {
+    /// Bodies and history of events received before this.
+    pub events_before: Timestamp,
+    /// And their keys, per source, where received before this; a source that is not named here
+    /// keeps its keys for ever.
+    pub keys_before: Vec<(SourceName, Timestamp)>,
+}
+
 /// The reads of dashboard, API and command line. They never wait for a writer.
 pub trait Inspect: Send + Sync + 'static {
     /// Events that match, newest first.
@@ -184,6 +571,92 @@ pub trait Inspect: Send + Sync + 'static {
         &self,
         name: &EventName,
     ) -> impl Future<Output = Result<Lookup<EventDetail>, StoreError>> + Send;
+
+    /// Jobs that match, newest first.
+    fn jobs(
+        &self,
+        filter: JobFilter,
+    ) -> impl Future<Output = Result<Page<JobDetail>, StoreError>> + Send;
+
+    /// One job.
+    fn job(&self, id: JobId) -> impl Future<Output = Result<Option<JobDetail>, StoreError>> + Send;
+}
+
+/// Which jobs to list.
+#[derive(Debug, Clone, Default)]
+pub struct JobFilter {
+    /// Of this tenant.
+    pub tenant: Option<Tenant>,
+    /// Of this source.
+    pub source: Option<SourceName>,
+    /// Of this handler.
+    pub handler: Option<HandlerName>,
+    /// In this phase.
+    pub phase: Option<Phase>,
+    /// Older than this one: where the page before ended.
+    pub before: Option<Cursor>,
+    /// At most this many.
+    pub limit: usize,
+}
+
+/// A job with its attempts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct JobDetail {
+    /// Our id.
+    pub id: JobId,
+    /// The event.
+    pub event: EventId,
+    /// The sender's id of the event.
+    pub event_id: String,
+    /// Whose it is.
+    pub tenant: String,
+    /// Where it came from.
+    pub source: String,
+    /// For which handler.
+    pub handler: HandlerName,
+    /// Where it stands.
+    #[serde(rename = "status")]
+    pub phase: Phase,
+    /// Which run.
+    pub run: u32,
+    /// How far it has come.
+    #[serde(flatten)]
+    pub progress: Progress,
+    /// The fence.
+    pub fence: Fence,
+    /// When it is due, or when its lease ends.
+    pub due_at: Option<Timestamp>,
+    /// What it came to.
+    pub result: Option<String>,
+    /// Why the last attempt failed.
+    pub error: Option<String>,
+    /// When it ended.
+    pub finished_at: Option<Timestamp>,
+    /// The key that travels on.
+    pub idempotency_key: String,
+    /// The resource of its order guard.
+    pub resource: Option<String>,
+    /// Attempts that ended, oldest first.
+    pub attempts: Vec<AttemptNote>,
+}
+
+/// One attempt that ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct AttemptNote {
+    /// Which run.
+    pub run: u32,
+    /// Which attempt.
+    pub attempt: u32,
+    /// When it began.
+    pub started_at: Timestamp,
+    /// When it ended; `None` for a lost one.
+    pub ended_at: Option<Timestamp>,
+    /// `done`, `failed` or `lost`.
+    pub outcome: String,
+    /// Why it failed.
+    pub error: Option<String>,
+    /// Who worked on it.
+    pub worker: String,
 }
 
 /// How a person names an event.
@@ -269,6 +742,10 @@ pub struct EventSummary {
     /// How many of those had other bytes.
     #[serde(rename = "conflict_count")]
     pub conflicts: u64,
+    /// When the last of its jobs ended.
+    pub processed_at: Option<Timestamp>,
+    /// What its first job came to.
+    pub result: Option<String>,
 }
 
 /// An event with everything that is kept of it.
@@ -283,6 +760,36 @@ pub struct EventDetail {
     pub headers: String,
     /// The event's bytes.
     pub body: Bytes,
+    /// Its jobs, by handler.
+    pub jobs: Vec<JobDetail>,
+    /// What people did to it, oldest first.
+    pub actions: Vec<ActionNote>,
+    /// What its handlers published.
+    pub messages: Vec<MessageNote>,
+}
+
+/// What a person did to an event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ActionNote {
+    /// `replay`, `approve` or `reject`.
+    pub action: String,
+    /// Who.
+    pub who: String,
+    /// Why.
+    pub reason: Option<String>,
+    /// When.
+    pub at: Timestamp,
+}
+
+/// A published message in the story of an event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MessageNote {
+    /// Its id.
+    pub id: String,
+    /// What it is about.
+    pub r#type: String,
+    /// When it was published.
+    pub created_at: Timestamp,
 }
 
 /// One arrival of an event.

@@ -13,7 +13,9 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use hapax_core::challenge::Challenge;
 use hapax_core::source::Late;
-use hapax_core::store::{Decision, Ingest, Store, StoreError, Verdict, Via};
+use hapax_core::store::{
+    Decision, Ingest, Inspect, Known, Status, Store, StoreError, Verdict, Via, Work,
+};
 use hapax_core::{
     Arrival, KeyHash, Receipt, Refusal, Tenant, Timeliness, Timestamp, Verified, verify,
 };
@@ -28,14 +30,16 @@ use tracing::field::display;
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
+use crate::bell::Bell;
 use crate::body::{self, BodyFault};
 use crate::clock::{Alarm, ClockWatch, Witness};
 use crate::ids::RequestIds;
 use crate::kept::{Plain, kept_headers};
 use crate::limits::{RETRY_AFTER_BUSY_SECONDS, RETRY_AFTER_UNAVAILABLE_SECONDS, TEND_EVERY};
+use crate::patience::{Looking, Patience, Worked};
 use crate::remote::remote;
 use crate::respond::{self, After, Answer, Reason, RequestId};
-use crate::routes::{Lane, Ledger, Route, Routes};
+use crate::routes::{Lane, Ledger, Mode, Route, Routes};
 use crate::unstoppable::Afterwards;
 
 /// Where the time comes from.
@@ -49,6 +53,18 @@ pub struct Ingress<S> {
     ids: RequestIds,
     clock: Mutex<ClockWatch>,
     afterwards: Afterwards,
+    bell: Bell,
+    /// Who waits for the work of sync sources.
+    patience: Option<Box<dyn Patience>>,
+}
+
+impl<S: Store + Work + Inspect> Ingress<S> {
+    /// With sync sources: without this they are answered like any other.
+    pub fn with_sync(mut self) -> Self {
+        let looking = Looking { store: self.store.clone(), bell: self.bell.clone() };
+        self.patience = Some(Box::new(looking));
+        self
+    }
 }
 
 impl<S: Store> Ingress<S> {
@@ -62,7 +78,14 @@ impl<S: Store> Ingress<S> {
             ids: RequestIds::new(Uuid::now_v7().as_u64_pair().1),
             clock: Mutex::default(),
             afterwards: Afterwards::here(),
+            bell: Bell::default(),
+            patience: None,
         }
+    }
+
+    /// What the workers ring for those who wait here.
+    pub fn bell(&self) -> Bell {
+        self.bell.clone()
     }
 
     /// Takes over a new table; requests that have begun keep the one they began with.
@@ -157,7 +180,8 @@ impl<S: Store> Ingress<S> {
         if is_refused {
             afterwards.unstoppable(self.refuse_late(route, call, receipts)).await
         } else {
-            afterwards.unstoppable(self.commit(route, call, Ingest { receipts, via })).await
+            let jobs = route.jobs_for(&receipts);
+            afterwards.unstoppable(self.commit(route, call, Ingest { receipts, jobs, via })).await
         }
     }
 
@@ -172,10 +196,21 @@ impl<S: Store> Ingress<S> {
             }
             Err(error) => return unavailable(&route, &call, &error),
         };
-        let answer = respond::decided(&verdicts, route.source.ack(), call.request_id);
         for (event, verdict) in named.iter().zip(&verdicts) {
             note(&route.ledger, &call, event, verdict);
         }
+        let answer = match (route.mode, &self.patience) {
+            (Mode::Sync { timeout }, Some(patience)) => {
+                let worked = outlast(&**patience, &verdicts, call.began + timeout).await;
+                if worked.contains(&Worked::Failed) {
+                    route.ledger.count_refusal(Reason::WorkFailed);
+                }
+                respond::worked(&verdicts, &worked, route.source.ack(), call.request_id)
+            }
+            (Mode::Async, _) | (Mode::Sync { .. }, None) => {
+                respond::decided(&verdicts, route.source.ack(), call.request_id)
+            }
+        };
         route.ledger.ack_seconds.record(call.began.elapsed());
         answer
     }
@@ -365,6 +400,21 @@ impl From<BodyFault> for Refused {
             }
         }
     }
+}
+
+/// Waits for the work on every event, no longer than `until`.
+async fn outlast(patience: &dyn Patience, verdicts: &[Verdict], until: Instant) -> Vec<Worked> {
+    let mut all = Vec::with_capacity(verdicts.len());
+    for verdict in verdicts {
+        let worked = patience.outlast(verdict, until.into()).await;
+        all.push(worked.unwrap_or_else(|error| {
+            // It is durable, and that is all that is known of it now.
+            warn!(%error, "looking for the result of an event: {error}");
+            let known = Known { id: verdict.id(), status: Status::Received, result: None };
+            Worked::Running(known)
+        }));
+    }
+    all
 }
 
 /// A path that is no source's.

@@ -1,18 +1,24 @@
 //! The moving parts of Hapax, generic over the store: the HTTP loop, the public side that runs on
-//! it, start and drain.
+//! it, the workers behind it, start and drain.
 //!
 //! Start with [`Ingress::answer`], the path of one request; [`http::serve`] is the loop below it
-//! and [`serve_ingress`] the whole with its end. Nothing here knows a database or a config file.
+//! and [`serve_ingress`] the whole with its end. [`Workers`] do what was accepted. Nothing here knows a database or a config file.
 
+mod app;
+mod bell;
 mod body;
 mod budget;
 mod clock;
+mod gauges;
 mod head;
 pub mod http;
 mod ids;
 mod ingress;
+mod janitor;
 mod kept;
 pub mod limits;
+mod outbound;
+mod patience;
 mod rate;
 mod remote;
 mod respond;
@@ -21,10 +27,15 @@ mod runtime;
 pub mod tls;
 mod unstoppable;
 mod wire;
+mod worker;
 
+pub use bell::Bell;
 pub use http::Drained;
 pub use ingress::{Ingress, Now};
+pub use janitor::{Janitor, Retention};
 pub use limits::{BodyLimits, HttpLimits, Rate};
+pub use outbound::{Outbound, OutboundTlsError};
 pub use respond::Answer;
-pub use routes::{PathTaken, RouteSpec, Routes, RoutesSpec};
+pub use routes::{Mode, PathTaken, RouteSpec, Routes, RoutesSpec};
 pub use runtime::{NotReady, Readiness, serve_ingress};
+pub use worker::{LaneSpec, Workers};

@@ -1,4 +1,4 @@
-//! Every bound of the public side, each with its reason. Tests and the config replace the values;
+//! Every bound of the engine, each with its reason. Tests and the config replace the values;
 //! nothing else holds a number of its own.
 
 use std::num::NonZeroU32;
@@ -135,3 +135,63 @@ pub const RETRY_AFTER_BUSY_SECONDS: u64 = 1;
 
 /// Between two looks at limiters, log sums and the clock.
 pub const TEND_EVERY: Duration = Duration::from_secs(1);
+
+/// Jobs in one slice of an `sql` handler: one sync serves them all, and the acks that wait
+/// meanwhile wait a few milliseconds.
+pub const SQL_SLICE: usize = 64;
+
+/// Jobs of an `http` handler claimed in one go, however many it may run at once.
+pub const CLAIM_MAX: usize = 64;
+
+/// After a slice that was not full, what arrives next may gather this long: otherwise, under load,
+/// each commit of acks would be followed by a commit for its few jobs.
+pub const GATHER: Duration = Duration::from_millis(2);
+
+/// How often a quiet lane looks for work though nothing was heard of any: notifications are hints.
+pub const POLL_EVERY: Duration = Duration::from_secs(1);
+
+/// The first pause after the store failed; it doubles with each failure in a row.
+pub const STORE_PAUSE: Duration = Duration::from_millis(100);
+
+/// And goes no further than this, so that work resumes soon after the store does.
+pub const STORE_PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// How often the gauges of the lanes are looked up.
+pub const GAUGES_EVERY: Duration = Duration::from_secs(10);
+
+/// Dead letters of one lane that are counted; past it the gauge stays there.
+pub const DEAD_COUNTED_MAX: usize = 500;
+
+/// How long a connection to another server may take to open, TLS included.
+pub const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long an outbound connection may wait for its next request. Shorter than the 5 s after which
+/// Node.js closes its side: a request must not run into a connection that is being closed.
+pub const OUTBOUND_IDLE: Duration = Duration::from_secs(2);
+
+/// Outbound connections that wait for their next request, for each host.
+pub const OUTBOUND_IDLE_MAX: usize = 64;
+
+/// What is read of an answer to us; the rest is dropped with its connection.
+pub const ANSWER_BYTES_MAX: usize = 64 * 1024;
+
+/// The longest Retry-After that is honoured: a wrong clock on the far side must not bury a job.
+pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// The longest error kept with an attempt.
+pub const ERROR_CHARS_MAX: usize = 300;
+
+/// How often a sync answer looks at its event while nothing is heard of it, at first; it doubles.
+pub const SYNC_POLL: Duration = Duration::from_millis(10);
+
+/// And goes no further than this.
+pub const SYNC_POLL_MAX: Duration = Duration::from_millis(250);
+
+/// How often the janitor comes.
+pub const PRUNE_EVERY: Duration = Duration::from_secs(60);
+
+/// Events deleted in one commit: a few milliseconds of the writer's time.
+pub const PRUNE_BATCH: usize = 500;
+
+/// Between two such commits, so that acks go first.
+pub const PRUNE_PAUSE: Duration = Duration::from_millis(50);

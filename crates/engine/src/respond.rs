@@ -11,6 +11,8 @@ use http_body_util::Full;
 use uuid::Uuid;
 use uuid::fmt::Hyphenated;
 
+use crate::patience::Worked;
+
 /// An answer of the public side.
 pub type Answer = Response<Full<Bytes>>;
 
@@ -33,10 +35,11 @@ pub(crate) enum Reason {
     Slow,
     Crowded,
     Unavailable,
+    WorkFailed,
 }
 
 impl Reason {
-    pub(crate) const ALL: [Self; 16] = [
+    pub(crate) const ALL: [Self; 17] = [
         Self::Unknown,
         Self::Method,
         Self::TooLarge,
@@ -53,6 +56,7 @@ impl Reason {
         Self::Slow,
         Self::Crowded,
         Self::Unavailable,
+        Self::WorkFailed,
     ];
 
     /// The word in metrics and logs.
@@ -74,6 +78,7 @@ impl Reason {
             Self::Slow => "slow",
             Self::Crowded => "crowded",
             Self::Unavailable => "unavailable",
+            Self::WorkFailed => "work_failed",
         }
     }
 
@@ -93,7 +98,8 @@ impl Reason {
             | Self::Limited
             | Self::Slow
             | Self::Crowded
-            | Self::Unavailable => false,
+            | Self::Unavailable
+            | Self::WorkFailed => false,
         }
     }
 
@@ -138,6 +144,11 @@ impl Reason {
                 StatusCode::SERVICE_UNAVAILABLE,
                 "unavailable",
                 "the event cannot be made durable now, come back later",
+            ),
+            Self::WorkFailed => problem(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "work_failed",
+                "the event is kept, but the work on it failed; send it again",
             ),
         }
     }
@@ -229,6 +240,34 @@ pub(crate) fn decided(verdicts: &[Verdict], ack: Ack, request_id: RequestId) -> 
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     }
     headers.insert(DECISION, HeaderValue::from_static(overall.as_str()));
+    answer
+}
+
+/// What became of the events of a sync source. One that failed fails the whole: the sender's next
+/// copy is the next attempt.
+pub(crate) fn worked(
+    verdicts: &[Verdict],
+    worked: &[Worked],
+    ack: Ack,
+    request_id: RequestId,
+) -> Answer {
+    let mut answer = decided(verdicts, ack, request_id);
+    if worked.contains(&Worked::Failed) {
+        return refused(Reason::WorkFailed, request_id, None, After::KeepAlive);
+    }
+    let runs = worked.iter().any(|worked| matches!(worked, Worked::Running(_)));
+    if runs && ack == Ack::Plain {
+        *answer.status_mut() = StatusCode::ACCEPTED;
+    }
+    if let ([verdict], [Worked::Ended(known) | Worked::Running(known)]) = (verdicts, worked)
+        && ack != Ack::Empty
+    {
+        let mut body = Vec::with_capacity(112);
+        push_decision(&mut body, Told::of(verdict), verdict.id());
+        push_known(&mut body, known);
+        body.push(b'}');
+        *answer.body_mut() = Full::new(Bytes::from(body));
+    }
     answer
 }
 

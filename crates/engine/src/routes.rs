@@ -4,9 +4,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use hapax_core::Source;
-use hapax_core::store::Decision;
+use hapax_core::handler::{EventView, Handler};
+use hapax_core::store::{Decision, NewJob};
+use hapax_core::{Receipt, Source};
 use http::HeaderName;
 use ipnet::IpNet;
 use metrics::{Counter, Histogram, counter, histogram};
@@ -53,12 +55,35 @@ pub struct RouteSpec {
     pub rate_limit: Option<Rate>,
     /// `unverified_limit`: failed verifications per client address.
     pub unverified_limit: Option<Rate>,
+    /// Whose work its events promise.
+    pub handlers: Vec<Arc<Handler>>,
+    /// When the sender is answered.
+    pub mode: Mode,
+}
+
+/// When a sender is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// When the event is durable.
+    #[default]
+    Async,
+    /// When its work has ended, or after `timeout`.
+    Sync {
+        /// `sync_timeout`: counted from the request's head.
+        timeout: Duration,
+    },
 }
 
 impl RouteSpec {
-    /// A source with the default limits.
+    /// A source with the default limits and no handlers.
     pub fn new(source: Arc<Source>) -> Self {
-        Self { source, rate_limit: None, unverified_limit: Some(UNVERIFIED_DEFAULT) }
+        Self {
+            source,
+            rate_limit: None,
+            unverified_limit: Some(UNVERIFIED_DEFAULT),
+            handlers: Vec::new(),
+            mode: Mode::Async,
+        }
     }
 }
 
@@ -91,6 +116,8 @@ pub(crate) struct Route {
     pub(crate) unverified: Option<FailureLimit>,
     pub(crate) secret_headers: Box<[HeaderName]>,
     pub(crate) ledger: Ledger,
+    pub(crate) mode: Mode,
+    handlers: Box<[Arc<Handler>]>,
 }
 
 impl Routes {
@@ -149,7 +176,18 @@ impl Route {
             rate: spec.rate_limit.map(EventLimit::new),
             unverified: spec.unverified_limit.map(FailureLimit::new),
             source: spec.source,
+            mode: spec.mode,
+            handlers: spec.handlers.into(),
         }
+    }
+
+    /// The work that each of these promises.
+    pub(crate) fn jobs_for(&self, receipts: &[Receipt]) -> Vec<Vec<NewJob>> {
+        let jobs_of = |receipt: &Receipt| {
+            let event = EventView { event_type: receipt.event_type(), body: receipt.body() };
+            self.handlers.iter().filter_map(|handler| handler.job_for(event)).collect()
+        };
+        receipts.iter().map(jobs_of).collect()
     }
 }
 

@@ -1,5 +1,5 @@
-//! Puts the server together and runs it: store, public side, admin side, signals. Here and only
-//! here do engine and store meet.
+//! Puts the server together and runs it: store, public side, workers, admin side, signals. Here and
+//! only here do engine and store meet.
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -10,20 +10,23 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use axum::body::Body;
-use hapax_core::Timestamp;
+use hapax_core::handler::HandlerKind;
+use hapax_core::{SourceName, Timestamp};
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
 use hapax_engine::{
-    Drained, Ingress, Readiness, RouteSpec, Routes, RoutesSpec, http, serve_ingress,
+    Drained, Ingress, Janitor, LaneSpec, Now, Outbound, Readiness, Retention, RouteSpec, Routes,
+    RoutesSpec, Workers, http, serve_ingress,
 };
 use hapax_store::{SqliteOptions, SqliteStore};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use crate::admin::{self, Admin, Gate};
-use crate::config::Config;
+use crate::config::{Config, Keep, Mode};
 use crate::telemetry;
 
 /// How often files with secrets are looked at for a change.
@@ -50,33 +53,61 @@ async fn serve(
     // Listened for from here on: a signal during the start must not kill what was half opened.
     let mut signals = Signals::new()?;
     let directory = config.settings.data_dir.clone();
-    let store = tokio::task::spawn_blocking(move || SqliteStore::open(SqliteOptions { directory }))
-        .await
-        .context("opening the store")??;
+    let store =
+        tokio::task::spawn_blocking(move || SqliteStore::open(SqliteOptions::new(directory)))
+            .await
+            .context("opening the store")??;
     let store = Arc::new(store);
-    let public = bind(config.settings.listen, "listen").await?;
-    let private = bind(config.settings.admin_listen, "admin_listen").await?;
+    let public = bind(config.settings.listen, "listen")?;
+    let private = bind(config.settings.admin_listen, "admin_listen")?;
     let (public_at, private_at) = (public.local_addr()?, private.local_addr()?);
 
     let routes = routes(&config, public_at)?;
-    let ingress = Arc::new(Ingress::new(Arc::clone(&store), routes, Arc::new(Timestamp::now)));
+    let now: Now = Arc::new(Timestamp::now);
+    let ingress = Ingress::new(Arc::clone(&store), routes, Arc::clone(&now)).with_sync();
+    let ingress = Arc::new(ingress);
+    let workers = Arc::new(Workers::new(
+        Arc::clone(&store),
+        Outbound::new()?,
+        ingress.bell(),
+        Arc::clone(&now),
+        lanes(&config),
+    ));
+    let janitor = Arc::new(Janitor::new(Arc::clone(&store), Arc::clone(&now), retention(&config)));
     let stop = CancellationToken::new();
-    let stop_admin = CancellationToken::new();
+    let stop_behind = CancellationToken::new();
     let readiness = Arc::new(Readiness::new(stop.clone()));
     let gate = Gate::new(
         private_at.ip(),
         config.tokens.iter().map(|token| (&*token.name, &token.value, &*token.allow)),
     );
+    let unfinished = TaskTracker::new();
     let router = admin::router(Admin {
         store: Arc::clone(&store),
         gate,
         readiness: Arc::clone(&readiness),
         metrics: metrics.clone(),
+        handlers: {
+            let workers = Arc::clone(&workers);
+            Arc::new(move |source, _, event| workers.jobs_for(source, event))
+        },
+        configured: {
+            let workers = Arc::clone(&workers);
+            Arc::new(move || workers.handlers())
+        },
+        now: Arc::clone(&now),
+        unfinished: unfinished.clone(),
     });
     let certificate = config.tls.clone();
     let tls = certificate.as_ref().map(Certificate::server_config).transpose()?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     let limits = limits(&config);
+    let drain = config.settings.drain;
+    let working = tokio::spawn(Arc::clone(&workers).run(drain, stop_behind.clone()));
+    let tidying = {
+        let (janitor, stop) = (Arc::clone(&janitor), stop_behind.clone());
+        tokio::spawn(async move { janitor.run(stop).await })
+    };
     let serving = tokio::spawn(serve_ingress(
         public,
         tls,
@@ -95,12 +126,12 @@ async fn serve(
             }
         },
         HttpLimits { connections_max: ADMIN_CONNECTIONS_MAX, ..limits },
-        stop_admin.clone(),
+        stop_behind.clone(),
     ));
     readiness.opened();
     announce(&config, scheme, public_at, private_at)?;
 
-    let mut live = Live { config, ingress, certificate, public_at };
+    let mut live = Live { config, ingress, workers, janitor, certificate, public_at };
     live.watch(&mut signals, &metrics).await;
 
     tracing::info!("stopping: what was received is committed and answered first");
@@ -111,8 +142,14 @@ async fn serve(
             tracing::warn!(connections, "{connections} connections were still busy and were cut");
         }
     }
-    stop_admin.cancel();
+    // Only now: sync senders that were still connected waited for the workers, and pull workers
+    // complete through the admin side.
+    stop_behind.cancel();
+    working.await.context("the workers panicked")?;
+    tidying.await.context("the janitor panicked")?;
     administering.await.context("the admin side panicked")?;
+    unfinished.close();
+    unfinished.wait().await;
     store.close().await;
     tracing::info!("stopped");
     Ok(())
@@ -121,16 +158,33 @@ async fn serve(
 /// Connections to the admin side at once: people and scrapers.
 const ADMIN_CONNECTIONS_MAX: usize = 256;
 
-async fn bind(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("listening on {address} ({key})"))
+/// Connections that may wait to be taken; the system may allow fewer. Past it the kernel drops them
+/// and a sender tries again after a second or more, so this is as many as we serve at once, and not
+/// the 128 that are usual.
+const WAITING_CONNECTIONS_MAX: u32 = 4096;
+
+fn bind(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
+    let listen = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        // A restart must not wait for the last connections of the process before it.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(WAITING_CONNECTIONS_MAX)
+    };
+    listen().with_context(|| format!("listening on {address} ({key})"))
 }
 
 fn limits(config: &Config) -> HttpLimits {
     // Each connection is a descriptor: ask for as many as the system allows, and take no more
     // connections than that.
-    let wanted = config.settings.max_connections as u64 + DESCRIPTORS_APART * 2;
+    let outbound = lanes(config).into_iter().map(|lane| match lane.handler.kind {
+        HandlerKind::Http(_) => lane.handler.concurrency as u64,
+        HandlerKind::Sql(_) | HandlerKind::Pull => 0,
+    });
+    let apart = DESCRIPTORS_APART * 2 + outbound.sum::<u64>();
+    let wanted = config.settings.max_connections as u64 + apart;
     let granted = rlimit::increase_nofile_limit(wanted.max(4096)).unwrap_or(1024);
-    let affordable = granted.saturating_sub(DESCRIPTORS_APART * 2).max(16) as usize;
+    let affordable = granted.saturating_sub(apart).max(16) as usize;
     if affordable < config.settings.max_connections {
         tracing::warn!(
             "only {granted} file descriptors are allowed: at most {affordable} connections, \
@@ -154,6 +208,11 @@ fn routes(config: &Config, public_at: SocketAddr) -> anyhow::Result<Routes> {
             source: Arc::clone(&configured.source),
             rate_limit: configured.rate_limit,
             unverified_limit: configured.unverified_limit,
+            handlers: configured.handlers.clone(),
+            mode: match configured.mode {
+                Mode::Async => hapax_engine::Mode::Async,
+                Mode::Sync { timeout } => hapax_engine::Mode::Sync { timeout },
+            },
         })
         .collect();
     // With port 0 only the listener knows where it is.
@@ -171,6 +230,46 @@ fn routes(config: &Config, public_at: SocketAddr) -> anyhow::Result<Routes> {
         },
         sources,
     })?)
+}
+
+/// Every handler once, with its source as each tenant has it.
+fn lanes(config: &Config) -> Vec<LaneSpec> {
+    let mut lanes: Vec<LaneSpec> = Vec::new();
+    for configured in &config.sources {
+        let source = configured.source.name();
+        for handler in &configured.handlers {
+            let known = lanes
+                .iter_mut()
+                .find(|lane| lane.source == *source && lane.handler.name == handler.name);
+            match known {
+                Some(lane) => lane.verifiers.push(Arc::clone(&configured.source)),
+                None => lanes.push(LaneSpec {
+                    handler: Arc::clone(handler),
+                    source: source.clone(),
+                    verifiers: vec![Arc::clone(&configured.source)],
+                }),
+            }
+        }
+    }
+    lanes
+}
+
+fn retention(config: &Config) -> Retention {
+    let events = match config.settings.retention.events {
+        Keep::Forever => None,
+        Keep::For(span) => Some(span),
+    };
+    // Tenants share a source's keys: they are kept as long as the most patient of them wants.
+    let mut keys: HashMap<SourceName, Option<Duration>> = HashMap::new();
+    for configured in &config.sources {
+        let kept = keys.entry(configured.source.name().clone()).or_insert(Some(Duration::ZERO));
+        *kept = match (*kept, configured.keep_keys) {
+            (Some(longest), Keep::For(span)) => Some(longest.max(span)),
+            (None, _) | (_, Keep::Forever) => None,
+        };
+    }
+    let keys = keys.into_iter().filter_map(|(source, kept)| Some((source, kept?))).collect();
+    Retention { events, keys }
 }
 
 /// Says on stdout where we are, and in dev mode what to paste next. A closed stdout is no reason to
@@ -222,6 +321,8 @@ impl Signals {
 struct Live {
     config: Config,
     ingress: Arc<Ingress<SqliteStore>>,
+    workers: Arc<Workers<SqliteStore>>,
+    janitor: Arc<Janitor<SqliteStore>>,
     certificate: Option<Arc<Certificate>>,
     public_at: SocketAddr,
 }
@@ -288,6 +389,8 @@ impl Live {
                 return;
             }
         }
+        self.workers.reload(lanes(&newer));
+        self.janitor.reload(retention(&newer));
         if let Some(Err(error)) = self.certificate.as_ref().map(|certificate| certificate.reload())
         {
             tracing::error!("{why}: the certificate stays as it was: {error}");

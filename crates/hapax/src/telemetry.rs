@@ -32,6 +32,18 @@ pub(crate) fn start() -> anyhow::Result<PrometheusHandle> {
     );
     describe_histogram!("hapax_store_commit_seconds", Unit::Seconds, "One commit, sync included");
     describe_histogram!("hapax_store_batch_size", "Receipts that shared one commit");
+    describe_counter!("hapax_jobs_total", "Attempts that ended, by handler and how");
+    describe_histogram!(
+        "hapax_handler_seconds",
+        Unit::Seconds,
+        "One attempt; of statements that shared a transaction, their share of it"
+    );
+    describe_gauge!(
+        "hapax_oldest_job_seconds",
+        Unit::Seconds,
+        "How long the job that is due longest has been due"
+    );
+    describe_gauge!("hapax_dead_letters", "Buried jobs, counted up to 500");
     describe_gauge!(
         "hapax_clock_offset_seconds",
         Unit::Seconds,

@@ -65,13 +65,6 @@ fn keys_of_later_versions_are_said_to_be_not_built_yet() {
     refused("¶redis_url = \"redis://h\"", &["redis_url", "not built yet"]);
     refused("¶[outbound]\nports = [443]", &["outbound", "not built yet"]);
     refused("[¶proxies.api]\nlisten = \"127.0.0.1:1\"", &["proxies", "not built yet"]);
-    refused(&custom("secrets = [\"x\"]\n¶mode = \"sync\""), &["mode", "not built yet"]);
-    refused(&custom("secrets = [\"x\"]\n¶sync_timeout = \"8s\""), &["not built yet"]);
-    refused(
-        &custom("secrets = [\"x\"]\n[sources.legacy.¶handlers.fee]\nsql = \"x\""),
-        &["sources.legacy.handlers", "not built yet"],
-    );
-    assert_eq!(check_config(&custom("secrets = [\"x\"]\nmode = \"async\"")).code, 0);
 }
 
 #[test]

@@ -13,7 +13,7 @@ extern crate self as hapax_store;
 mod harness;
 
 pub use memory::MemoryStore;
-pub use sqlite::{OpenError, SqliteOptions, SqliteStore};
+pub use sqlite::{Clock, OpenError, SqliteOptions, SqliteStore};
 
 pub mod limits {
     //! Every bound of the stores, each with its reason.
@@ -72,6 +72,12 @@ pub mod limits {
     /// Committed events that answer their own duplicates from memory: a second or two at full rate,
     /// and all that are sent again and again; about 3 MB.
     pub const RECENT_MAX: usize = 32_768;
+
+    /// The longest result of a job that is kept: it is a line in a story, not a document.
+    pub const RESULT_CHARS_MAX: usize = 200;
+
+    /// The longest error of an attempt that is kept.
+    pub const ERROR_CHARS_MAX: usize = 1_000;
 
     /// How long one read for the API may take before it is broken off.
     pub const READ_MAX: Duration = Duration::from_secs(5);

@@ -173,7 +173,7 @@ pub fn nearest(name: &str) -> Option<&'static str> {
 }
 
 /// How many letters must be put in, taken out or changed.
-fn edits(from: &str, to: &str) -> usize {
+pub(crate) fn edits(from: &str, to: &str) -> usize {
     let to = to.as_bytes();
     let mut row: Vec<usize> = (0..=to.len()).collect();
     for (line, letter) in from.bytes().enumerate() {

@@ -1,4 +1,5 @@
-//! Who may use the admin side.
+//! Who may use the admin side, and for what: every route names a [`Scope`], every request has a
+//! [`Caller`] by whose name its actions are recorded.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,8 +10,9 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, header, uri::Authority};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use hapax_core::Timestamp;
 use hapax_core::secret::Secret;
-use hapax_core::store::{Inspect, Store};
+use hapax_core::store::{Action, HandlerRef, Inspect, Store, Work};
 
 use super::Admin;
 use super::problem::Problem;
@@ -35,9 +37,9 @@ enum Rule {
 }
 
 struct Known {
-    name: String,
+    name: Arc<str>,
     digest: digest::Digest,
-    allow: Vec<Permission>,
+    allow: Arc<[Permission]>,
 }
 
 impl Gate {
@@ -51,9 +53,9 @@ impl Gate {
         let tokens = tokens
             .into_iter()
             .map(|(name, value, allow)| Known {
-                name: name.to_owned(),
+                name: name.into(),
                 digest: digest::digest(&digest::SHA256, value.expose().as_bytes()),
-                allow: allow.to_vec(),
+                allow: allow.into(),
             })
             .collect();
         let quota = governor::Quota::with_period(Duration::from_secs(1) / WRONG_TOKENS_PER_SECOND)
@@ -62,20 +64,33 @@ impl Gate {
         Self { rule, tokens, wrong: governor::RateLimiter::direct(quota) }
     }
 
-    fn admit(&self, headers: &HeaderMap) -> Result<(), Problem> {
+    fn admit(&self, scope: Scope, headers: &HeaderMap) -> Result<Caller, Problem> {
         let shown = headers.get(header::AUTHORIZATION);
-        match (&self.rule, shown) {
-            (Rule::Loopback, None) => names_loopback(headers),
-            (Rule::Loopback, Some(shown)) => {
-                names_loopback(headers)?;
-                self.check(shown.as_bytes())
+        if let Rule::Loopback = self.rule {
+            names_loopback(headers)?;
+            match scope {
+                Scope::Read => {}
+                Scope::Operate | Scope::Claim => same_site(headers)?,
             }
-            (Rule::Token, Some(shown)) => self.check(shown.as_bytes()),
-            (Rule::Token, None) => Err(Problem::unauthorized()),
         }
+        let caller = match (&self.rule, shown) {
+            (Rule::Loopback, None) => Caller { who: LOOPBACK.into(), may: May::Everything },
+            (Rule::Loopback | Rule::Token, Some(shown)) => self.check(shown.as_bytes())?,
+            (Rule::Token, None) => return Err(Problem::unauthorized()),
+        };
+        if caller.may(scope) {
+            return Ok(caller);
+        }
+        let lacks = match scope {
+            Scope::Read => "this token may not read",
+            Scope::Operate => "this token may not operate",
+            Scope::Claim => "this token may not claim",
+        };
+        tracing::warn!(token = %caller.who, "token {} was refused: {lacks}", caller.who);
+        Err(Problem::forbidden(lacks))
     }
 
-    fn check(&self, shown: &[u8]) -> Result<(), Problem> {
+    fn check(&self, shown: &[u8]) -> Result<Caller, Problem> {
         let token = match shown.get(..7) {
             Some(scheme) if scheme.eq_ignore_ascii_case(b"bearer ") => &shown[7..],
             _ => return Err(Problem::unauthorized()),
@@ -96,23 +111,94 @@ impl Gate {
                 Err(_) => Err(Problem::too_many()),
             };
         };
-        let may_read = known.allow.iter().any(|permission| match permission {
-            Permission::Admin | Permission::Read | Permission::Operate => true,
-            Permission::Publish | Permission::Claim { .. } => false,
+        Ok(Caller { who: known.name.clone(), may: May::Only(Arc::clone(&known.allow)) })
+    }
+}
+
+/// Under which name actions on loopback without a token are recorded.
+const LOOPBACK: &str = "loopback";
+
+/// What a route is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// Looking.
+    Read,
+    /// Replaying, approving, rejecting.
+    Operate,
+    /// Working on the jobs of a handler; of which one is in the request, so the route itself asks
+    /// [`Caller::may_claim`].
+    Claim,
+}
+
+/// Who asks.
+#[derive(Debug, Clone)]
+pub(super) struct Caller {
+    who: Arc<str>,
+    may: May,
+}
+
+#[derive(Debug, Clone)]
+enum May {
+    Everything,
+    Only(Arc<[Permission]>),
+}
+
+impl Caller {
+    /// The name that is recorded.
+    pub(super) fn who(&self) -> &str {
+        &self.who
+    }
+
+    /// What this caller does now, for the record.
+    pub(super) fn action(&self, reason: Option<String>, at: Timestamp) -> Action {
+        Action { who: self.who.to_string(), reason, at }
+    }
+
+    /// Whether the jobs of this handler are theirs to work on.
+    pub(super) fn may_claim(&self, of: &HandlerRef) -> Result<(), Problem> {
+        let allowed = self.has(|permission| match permission {
+            Permission::Admin => true,
+            Permission::Claim { source, handler } => {
+                source == of.source.as_str() && handler == of.handler.as_str()
+            }
+            Permission::Read | Permission::Operate | Permission::Publish => false,
         });
-        if may_read {
-            return Ok(());
+        match allowed {
+            true => Ok(()),
+            false => Err(Problem::forbidden("this token may not claim the jobs of that handler")),
         }
-        tracing::warn!(token = %known.name, "token {} may not read", known.name);
-        Err(Problem::forbidden("this token may not read"))
+    }
+
+    fn may(&self, scope: Scope) -> bool {
+        self.has(|permission| match (scope, permission) {
+            (Scope::Read | Scope::Operate | Scope::Claim, Permission::Admin) => true,
+            (Scope::Read, Permission::Read | Permission::Operate) => true,
+            (Scope::Operate, Permission::Operate) => true,
+            (Scope::Claim, Permission::Claim { .. }) => true,
+            (Scope::Read, Permission::Publish | Permission::Claim { .. }) => false,
+            (Scope::Operate, Permission::Read | Permission::Publish | Permission::Claim { .. }) => {
+                false
+            }
+            (Scope::Claim, Permission::Read | Permission::Operate | Permission::Publish) => false,
+        })
+    }
+
+    fn has(&self, fits: impl Fn(&Permission) -> bool) -> bool {
+        match &self.may {
+            May::Everything => true,
+            May::Only(allow) => allow.iter().any(fits),
+        }
     }
 }
 
 fn names_loopback(headers: &HeaderMap) -> Result<(), Problem> {
-    let host = headers
-        .get(header::HOST)
-        .and_then(|host| host.to_str().ok())
-        .and_then(|host| host.parse::<Authority>().ok());
+    let mut hosts = headers.get_all(header::HOST).iter();
+    // Only one name may be given, and nothing in front of it that another reader takes for one.
+    let host = match (hosts.next(), hosts.next()) {
+        (Some(host), None) => host.to_str().ok().filter(|host| !host.contains('@')),
+        (Some(_), Some(_)) | (None, _) => None,
+    };
+    let host = host.and_then(|host| host.parse::<Authority>().ok());
     let loopback = host.is_some_and(|host| {
         let name = host.host().trim_start_matches('[').trim_end_matches(']');
         name.eq_ignore_ascii_case("localhost")
@@ -124,9 +210,43 @@ fn names_loopback(headers: &HeaderMap) -> Result<(), Problem> {
     }
 }
 
-/// The door in front of every guarded route.
-pub(super) async fn only_the_allowed<S: Store + Inspect>(
-    State(admin): State<Arc<Admin<S>>>,
+/// A page of another site can send a simple POST to loopback, if not read the answer; its browser
+/// says where it comes from.
+fn same_site(headers: &HeaderMap) -> Result<(), Problem> {
+    let text = |name| headers.get(name).map(|value: &header::HeaderValue| value.to_str().ok());
+    let fetched_by_us = match text(header::HeaderName::from_static("sec-fetch-site")) {
+        None => true,
+        Some(site) => matches!(site, Some("same-origin" | "none")),
+    };
+    let host = text(header::HOST).flatten();
+    let from_us = match text(header::ORIGIN) {
+        None => true,
+        Some(origin) => {
+            let authority = origin.and_then(|origin| origin.split_once("://")).map(|(_, at)| at);
+            authority.is_some() && authority == host
+        }
+    };
+    match fetched_by_us && from_us {
+        true => Ok(()),
+        false => Err(Problem::forbidden("this was asked by a page of another site")),
+    }
+}
+
+/// A route's door.
+pub(super) struct Door<S> {
+    pub(super) admin: Arc<Admin<S>>,
+    pub(super) scope: Scope,
+}
+
+impl<S> Clone for Door<S> {
+    fn clone(&self) -> Self {
+        Self { admin: Arc::clone(&self.admin), scope: self.scope }
+    }
+}
+
+/// Lets the allowed through, and tells the route who they are.
+pub(super) async fn only_the_allowed<S: Store + Work + Inspect>(
+    State(door): State<Door<S>>,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -137,8 +257,11 @@ pub(super) async fn only_the_allowed<S: Store + Inspect>(
     {
         request.headers_mut().insert(header::HOST, host);
     }
-    match admin.gate.admit(request.headers()) {
-        Ok(()) => next.run(request).await,
+    match door.admin.gate.admit(door.scope, request.headers()) {
+        Ok(caller) => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
         Err(problem) => problem.into_response(),
     }
 }
@@ -148,11 +271,15 @@ mod tests {
     use super::*;
 
     fn admits(gate: &Gate, lines: &[(&'static str, &str)]) -> bool {
+        may(gate, Scope::Read, lines)
+    }
+
+    fn may(gate: &Gate, scope: Scope, lines: &[(&'static str, &str)]) -> bool {
         let mut headers = HeaderMap::new();
         for (name, value) in lines {
             headers.append(*name, value.parse().expect("a header value"));
         }
-        gate.admit(&headers).is_ok()
+        gate.admit(scope, &headers).is_ok()
     }
 
     #[test]
@@ -167,6 +294,8 @@ mod tests {
             assert!(!admits(&gate, &[("host", host)]), "{host}");
         }
         assert!(!admits(&gate, &[]));
+        assert!(!admits(&gate, &[("host", "evil.example@localhost")]));
+        assert!(!admits(&gate, &[("host", "localhost"), ("host", "evil.example")]));
     }
 
     #[test]
@@ -182,5 +311,55 @@ mod tests {
             assert!(!admits(&gate, &[("authorization", wrong)]), "{wrong}");
         }
         assert!(!admits(&gate, &[("host", "localhost")]));
+    }
+
+    #[test]
+    fn each_scope_asks_for_its_own_permission() {
+        let claim = Permission::Claim { source: "stripe".into(), handler: "fee".into() };
+        let permissions = [
+            ("admin", Permission::Admin, [true, true, true]),
+            ("operate", Permission::Operate, [true, true, false]),
+            ("read", Permission::Read, [true, false, false]),
+            ("claim", claim, [false, false, true]),
+            ("publish", Permission::Publish, [false, false, false]),
+        ];
+        for (name, permission, expected) in permissions {
+            let secret = Secret::new(name);
+            let gate = Gate::new([0, 0, 0, 0].into(), [(name, &secret, &[permission][..])]);
+            let shown = format!("Bearer {name}");
+            let found = [Scope::Read, Scope::Operate, Scope::Claim]
+                .map(|scope| may(&gate, scope, &[("authorization", &shown)]));
+            assert_eq!(found, expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_claim_token_is_good_for_its_own_handler_only() {
+        let allow = [Permission::Claim { source: "stripe".into(), handler: "fee".into() }];
+        let caller = Caller { who: "worker".into(), may: May::Only(Arc::from(allow)) };
+        let of = |source: &str, handler: &str| HandlerRef {
+            source: hapax_core::SourceName::new(source),
+            handler: hapax_core::job::HandlerName::new(handler),
+        };
+        assert!(caller.may_claim(&of("stripe", "fee")).is_ok());
+        assert!(caller.may_claim(&of("stripe", "mail")).is_err());
+        assert!(caller.may_claim(&of("github", "fee")).is_err());
+    }
+
+    #[test]
+    fn a_page_of_another_site_changes_nothing_on_loopback() {
+        // A form on any page can be sent to 127.0.0.1 with a loopback Host header.
+        let gate = Gate::new([127, 0, 0, 1].into(), []);
+        let host = ("host", "127.0.0.1:8081");
+        let operate = |more: (&'static str, &str)| may(&gate, Scope::Operate, &[host, more]);
+        assert!(may(&gate, Scope::Operate, &[host]));
+        assert!(operate(("origin", "http://127.0.0.1:8081")));
+        assert!(operate(("sec-fetch-site", "same-origin")));
+        for foreign in ["https://evil.example", "http://127.0.0.1:3000", "null", ""] {
+            assert!(!operate(("origin", foreign)), "{foreign}");
+        }
+        for foreign in ["cross-site", "same-site"] {
+            assert!(!operate(("sec-fetch-site", foreign)), "{foreign}");
+        }
     }
 }

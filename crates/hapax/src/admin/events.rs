@@ -1,6 +1,7 @@
 //! The event list and the single event.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
@@ -8,18 +9,23 @@ use axum::extract::{Path, Query, State};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use hapax_core::store::{
-    ArrivalNote, Cursor, EventDetail, EventFilter, EventId, EventName, EventSummary, Inspect,
-    Lookup, Status, Store,
+    ActionNote, ArrivalNote, Cursor, EventDetail, EventFilter, EventId, EventName, EventSummary,
+    Inspect, JobDetail, Lookup, MessageNote, Page, Status, Store, StoreError, Work,
 };
 use hapax_core::{SourceName, Tenant, Timestamp};
+use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::Admin;
+use super::asked::{Span, limit};
 use super::problem::Problem;
 
-const LIMIT_DEFAULT: usize = 50;
-const LIMIT_MAX: usize = 500;
+/// How many events are looked at in one go for the few that are unfinished.
+const SCAN_PAGE: usize = 500;
+
+/// And how many times: past it the answer is a short page with a cursor to go on from.
+const SCAN_PAGES_MAX: usize = 20;
 
 /// The query of `GET /api/v1/events`.
 #[derive(Debug, Deserialize)]
@@ -32,6 +38,7 @@ pub(super) struct ListQuery {
     q: Option<String>,
     since: Option<Timestamp>,
     until: Option<Timestamp>,
+    unfinished_for: Option<Span>,
     cursor: Option<u64>,
     limit: Option<usize>,
 }
@@ -42,15 +49,12 @@ pub(super) struct List {
     next: Option<String>,
 }
 
-pub(super) async fn list<S: Store + Inspect>(
+pub(super) async fn list<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     query: Result<Query<ListQuery>, QueryRejection>,
 ) -> Result<Json<List>, Problem> {
     let Query(query) = query.map_err(|error| Problem::bad_request(&error.body_text()))?;
-    let limit = query.limit.unwrap_or(LIMIT_DEFAULT);
-    if !(1..=LIMIT_MAX).contains(&limit) {
-        return Err(Problem::bad_request("limit is a number from 1 to 500"));
-    }
+    let limit = limit(query.limit)?;
     let filter = EventFilter {
         tenant: query.tenant.map(Tenant::new),
         source: query.source.map(SourceName::new),
@@ -62,9 +66,44 @@ pub(super) async fn list<S: Store + Inspect>(
         before: query.cursor.map(Cursor),
         limit,
     };
-    let page = admin.store.events(filter).await?;
+    let page = match query.unfinished_for {
+        None => admin.store.events(filter).await?,
+        Some(Span(least)) => unfinished(&*admin.store, filter, least, (admin.now)()).await?,
+    };
     let next = page.next.map(|Cursor(next)| next.to_string());
     Ok(Json(List { items: page.items, next }))
+}
+
+/// Events that came at least `least` ago and are not finished.
+async fn unfinished<S: Inspect>(
+    store: &S,
+    mut filter: EventFilter,
+    least: Duration,
+    now: Timestamp,
+) -> Result<Page<EventSummary>, StoreError> {
+    let wanted = filter.limit;
+    let oldest = SignedDuration::try_from(least).ok().and_then(|least| now.checked_sub(least).ok());
+    let oldest = oldest.unwrap_or(Timestamp::MIN);
+    filter.until = Some(filter.until.map_or(oldest, |until| until.min(oldest)));
+    let open = |event: &EventSummary| !event.status.is_final();
+    let mut items = Vec::new();
+    for _ in 0..SCAN_PAGES_MAX {
+        filter.limit = SCAN_PAGE;
+        let mut page = store.events(filter.clone()).await?;
+        let missing = wanted - items.len();
+        let places = page.items.iter().enumerate().filter(|(_, event)| open(event));
+        if let Some((last, _)) = places.map(|(at, event)| (at, event.id)).nth(missing - 1) {
+            // Read again up to there: only the store can name the place in its list.
+            filter.limit = last + 1;
+            page = store.events(filter.clone()).await?;
+        }
+        items.extend(page.items.into_iter().filter(open));
+        filter.before = page.next;
+        if page.next.is_none() || items.len() >= wanted {
+            break;
+        }
+    }
+    Ok(Page { items, next: filter.before })
 }
 
 /// `GET /api/v1/events/{id}`.
@@ -73,6 +112,9 @@ pub(super) struct Shown {
     #[serde(flatten)]
     summary: EventSummary,
     arrivals: Vec<ShownArrival>,
+    jobs: Vec<JobDetail>,
+    messages: Vec<MessageNote>,
+    actions: Vec<ActionNote>,
     headers: Vec<(String, String)>,
     #[serde(flatten)]
     body: ShownBody,
@@ -89,13 +131,13 @@ struct ShownArrival {
 /// Bytes as text where they are text.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum ShownBody {
+pub(super) enum ShownBody {
     Body(String),
     BodyBase64(String),
 }
 
 impl ShownBody {
-    fn of(bytes: &[u8]) -> Self {
+    pub(super) fn of(bytes: &[u8]) -> Self {
         match std::str::from_utf8(bytes) {
             Ok(text) => Self::Body(text.to_owned()),
             Err(_) => Self::BodyBase64(BASE64_STANDARD.encode(bytes)),
@@ -103,33 +145,38 @@ impl ShownBody {
     }
 }
 
-pub(super) async fn show<S: Store + Inspect>(
+pub(super) async fn show<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Path(name): Path<String>,
 ) -> Result<Json<Shown>, Problem> {
-    let theirs = EventName::Theirs(name.as_str().into());
+    find(&*admin.store, &name).await.map(|detail| Json(shown(detail)))
+}
+
+/// The event with this name: our id, or the sender's where only one event has it.
+pub(super) async fn find<S: Inspect>(store: &S, name: &str) -> Result<EventDetail, Problem> {
+    let theirs = EventName::Theirs(name.into());
     let found = match name.parse::<Uuid>() {
         // A sender may use UUIDs too: ours first, then theirs.
-        Ok(ours) => match admin.store.event(&EventName::Ours(EventId(ours))).await? {
-            Lookup::None => admin.store.event(&theirs).await?,
-            found => found,
+        Ok(ours) => match store.event(&EventName::Ours(EventId(ours))).await? {
+            Lookup::None => store.event(&theirs).await?,
+            found @ (Lookup::One(_) | Lookup::Ambiguous(_)) => found,
         },
-        Err(_) => admin.store.event(&theirs).await?,
+        Err(_) => store.event(&theirs).await?,
     };
     match found {
-        Lookup::One(detail) => Ok(Json(shown(detail))),
+        Lookup::One(detail) => Ok(detail),
         Lookup::None => Err(Problem::not_found("no event has that id")),
         Lookup::Ambiguous(candidates) => Err(Problem::ambiguous(candidates)),
     }
 }
 
+/// `name: value` lines as pairs.
+pub(super) fn header_pairs(lines: &str) -> Vec<(String, String)> {
+    let pairs = lines.lines().filter_map(|line| line.split_once(": "));
+    pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
 fn shown(detail: EventDetail) -> Shown {
-    let headers = detail
-        .headers
-        .lines()
-        .filter_map(|line| line.split_once(": "))
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .collect();
     let arrival = |note: ArrivalNote| {
         let body = note.body.as_deref().map(ShownBody::of);
         ShownArrival { note, body }
@@ -137,7 +184,10 @@ fn shown(detail: EventDetail) -> Shown {
     Shown {
         summary: detail.summary,
         arrivals: detail.arrivals.into_iter().map(arrival).collect(),
-        headers,
+        jobs: detail.jobs,
+        messages: detail.messages,
+        actions: detail.actions,
+        headers: header_pairs(&detail.headers),
         body: ShownBody::of(&detail.body),
     }
 }

@@ -1,75 +1,149 @@
-//! The admin side: health, metrics, and the API that shows what arrived.
+//! The admin side: health, metrics, and the API with which people and pull workers operate a server.
 //!
-//! It is closed from the start ([`auth`]): off loopback every route but health needs a token, on
-//! loopback the Host header must name a loopback address, so that no web page can reach it by
-//! rebinding a name.
+//! [`table`] is its table of contents. It is closed from the start ([`auth`]): off loopback every
+//! route but health needs a token that allows it, on loopback the Host header must name a loopback
+//! address, so that no web page can reach it by rebinding a name. What people do is recorded with
+//! who did it.
 
+mod asked;
 mod auth;
+mod claims;
 mod events;
+mod jobs;
 mod problem;
+mod replay;
+mod review;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use hapax_core::store::{Inspect, Store};
-use hapax_engine::Readiness;
+use axum::routing::{MethodRouter, get, post};
+use hapax_core::handler::EventView;
+use hapax_core::store::{HandlerSpec, Inspect, NewJob, Store, Work};
+use hapax_core::{SourceName, Tenant};
+use hapax_engine::{Now, Readiness};
 use metrics_exporter_prometheus::PrometheusHandle;
+use tokio_util::task::TaskTracker;
 
 pub(crate) use auth::Gate;
+use auth::{Door, Scope};
 use problem::Problem;
+
+/// The jobs that a source promises for an event now: asked for replays and approvals.
+pub(crate) type JobsFor =
+    Arc<dyn Fn(&SourceName, &Tenant, EventView<'_>) -> Vec<NewJob> + Send + Sync>;
+
+/// The handlers that are configured now: what was last announced to the store.
+pub(crate) type Configured = Arc<dyn Fn() -> Vec<HandlerSpec> + Send + Sync>;
 
 /// What every route needs.
 pub(crate) struct Admin<S> {
-    /// The store that is looked at.
+    /// The store that is looked at and worked on.
     pub(crate) store: Arc<S>,
-    /// Who may look.
+    /// Who may do what.
     pub(crate) gate: Gate,
     /// Turns when the process begins to stop.
     pub(crate) readiness: Arc<Readiness>,
     /// Where metrics are gathered.
     pub(crate) metrics: PrometheusHandle,
+    /// The work an event promises, by the live configuration.
+    pub(crate) handlers: JobsFor,
+    /// The handlers of the live configuration.
+    pub(crate) configured: Configured,
+    /// The clock.
+    pub(crate) now: Now,
+    /// Claims that must come to their end although whoever asked hung up: to be waited for before
+    /// the store is closed.
+    pub(crate) unfinished: TaskTracker,
 }
 
 /// All routes of the admin side.
-pub(crate) fn router<S: Store + Inspect>(admin: Admin<S>) -> Router {
+pub(crate) fn router<S: Store + Work + Inspect>(admin: Admin<S>) -> Router {
     let admin = Arc::new(admin);
-    let guarded = Router::new()
-        .route("/", get(index))
-        .route("/metrics", get(metrics::<S>))
-        .route("/api/v1/events", get(events::list::<S>))
-        .route("/api/v1/events/{id}", get(events::show::<S>))
-        .layer(axum::middleware::from_fn_with_state(
-            Arc::clone(&admin),
-            auth::only_the_allowed::<S>,
-        ));
-    Router::new()
-        .route("/healthz", get(async || StatusCode::OK))
-        .route("/readyz", get(ready::<S>))
-        .merge(guarded)
+    let mut router = Router::new();
+    for Route { scope, path, to, .. } in table::<S>() {
+        let to = match scope {
+            None => to,
+            Some(scope) => to.route_layer(axum::middleware::from_fn_with_state(
+                Door { admin: Arc::clone(&admin), scope },
+                auth::only_the_allowed::<S>,
+            )),
+        };
+        router = router.route(path, to);
+    }
+    router
         .fallback(async || Problem::not_found("there is nothing here"))
         .method_not_allowed_fallback(async || Problem::method_not_allowed())
         .with_state(admin)
 }
 
-async fn ready<S: Store + Inspect>(State(admin): State<Arc<Admin<S>>>) -> Response {
+/// One route: who may use it, and what answers.
+struct Route<S> {
+    /// `None`: anyone.
+    scope: Option<Scope>,
+    #[cfg_attr(not(test), expect(dead_code, reason = "held against the OpenAPI document"))]
+    method: Method,
+    path: &'static str,
+    to: MethodRouter<Arc<Admin<S>>>,
+}
+
+fn table<S: Store + Work + Inspect>() -> Vec<Route<S>> {
+    let read = |path, to| Route { scope: Some(Scope::Read), method: Method::GET, path, to };
+    let operate = |path, to| Route { scope: Some(Scope::Operate), method: Method::POST, path, to };
+    let claim = |path, to| Route { scope: Some(Scope::Claim), method: Method::POST, path, to };
+    let open = |path, to| Route { scope: None, method: Method::GET, path, to };
+    vec![
+        open("/healthz", get(async || StatusCode::OK)),
+        open("/readyz", get(ready::<S>)),
+        read("/", get(index)),
+        read("/metrics", get(metrics::<S>)),
+        read("/api/v1/openapi.json", get(openapi)),
+        read("/api/v1/events", get(events::list::<S>)),
+        read("/api/v1/events/{id}", get(events::show::<S>)),
+        operate("/api/v1/events/{id}/replay", post(replay::event::<S>)),
+        operate("/api/v1/events/{id}/approve", post(review::approve::<S>)),
+        operate("/api/v1/events/{id}/reject", post(review::reject::<S>)),
+        read("/api/v1/handlers", get(jobs::handlers::<S>)),
+        read("/api/v1/jobs", get(jobs::list::<S>)),
+        read("/api/v1/jobs/{id}", get(jobs::show::<S>)),
+        operate("/api/v1/jobs/{id}/replay", post(replay::job::<S>)),
+        operate("/api/v1/jobs/replay", post(replay::many::<S>)),
+        claim("/api/v1/claims", post(claims::claim::<S>)),
+        claim("/api/v1/claims/{job}/renew", post(claims::renew::<S>)),
+        claim("/api/v1/claims/{job}/complete", post(claims::complete::<S>)),
+        claim("/api/v1/claims/{job}/fail", post(claims::fail::<S>)),
+    ]
+}
+
+async fn ready<S: Store + Work + Inspect>(State(admin): State<Arc<Admin<S>>>) -> Response {
     match admin.readiness.judge(&*admin.store) {
         Ok(()) => "ready\n".into_response(),
         Err(error) => Problem::unavailable(&error.to_string()).into_response(),
     }
 }
 
-async fn metrics<S: Store + Inspect>(State(admin): State<Arc<Admin<S>>>) -> Response {
+async fn metrics<S: Store + Work + Inspect>(State(admin): State<Arc<Admin<S>>>) -> Response {
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
     (kind, admin.metrics.render()).into_response()
 }
 
+async fn openapi() -> Response {
+    let kind = [(header::CONTENT_TYPE, "application/json")];
+    (kind, include_str!("openapi.json")).into_response()
+}
+
 async fn index() -> &'static str {
     "hapax\n\n\
-     GET /api/v1/events          what arrived, newest first\n\
-     GET /api/v1/events/{id}     one event, by our id or the sender's\n\
-     GET /metrics  /healthz  /readyz\n"
+     GET  /api/v1/events                what arrived, newest first\n\
+     GET  /api/v1/events/{id}           one event, by our id or the sender's\n\
+     POST /api/v1/events/{id}/replay    run its work again; also /approve, /reject\n\
+     GET  /api/v1/jobs?status=dead      dead letters\n\
+     POST /api/v1/jobs/replay           run dead letters again\n\
+     GET  /api/v1/openapi.json          all of it\n\
+     GET  /metrics  /healthz  /readyz\n"
 }

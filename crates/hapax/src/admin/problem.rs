@@ -43,6 +43,24 @@ impl Problem {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", detail)
     }
 
+    pub(super) fn conflict(detail: &str) -> Self {
+        Self::new(StatusCode::CONFLICT, "conflict", detail)
+    }
+
+    pub(super) fn fence_lost() -> Self {
+        let detail = "the claim is over: the job was claimed, replayed or ended since";
+        Self::new(StatusCode::CONFLICT, "fence-lost", detail)
+    }
+
+    pub(super) fn too_large() -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "the body is too large")
+    }
+
+    pub(super) fn not_json() -> Self {
+        let detail = "a body is sent as application/json";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not-json", detail)
+    }
+
     pub(super) fn ambiguous(candidates: Vec<EventId>) -> Self {
         let detail = "several events have that id; name one by ours";
         Self { candidates, ..Self::new(StatusCode::CONFLICT, "ambiguous", detail) }

@@ -3,11 +3,17 @@
 
 mod batch;
 mod captured;
+mod dead;
+mod doctor;
+mod events;
+mod explain;
 mod out;
 mod providers;
+mod remote;
 mod send;
 mod setup;
 mod sign;
+mod told;
 mod verify;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
@@ -44,6 +50,16 @@ enum Command {
     Sign(sign::Sign),
     /// Send realistic signed sample events
     Send(send::Send),
+    /// Look at the events of a running server, replay them, decide about those in review
+    #[command(subcommand)]
+    Events(events::Events),
+    /// Look at dead letters, the jobs that were given up, and run them again
+    #[command(subcommand)]
+    Dead(dead::Dead),
+    /// Tell the story of one event in plain sentences
+    Explain(explain::Explain),
+    /// Check config, data directory, disk, database, server and clock
+    Doctor(doctor::Doctor),
     /// Print a completion script for a shell
     Completions {
         /// Which shell
@@ -63,6 +79,10 @@ pub(crate) fn run() -> Exit {
         Command::Verify(verify) => verify.run(),
         Command::Sign(sign) => sign.run(),
         Command::Send(send) => send.run(),
+        Command::Events(events) => events.run(),
+        Command::Dead(dead) => dead.run(),
+        Command::Explain(explain) => explain.run(),
+        Command::Doctor(doctor) => doctor.run(),
         Command::Completions { shell } => completions(shell),
         Command::Man => man(),
     };

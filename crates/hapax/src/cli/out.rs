@@ -45,9 +45,19 @@ impl Failure {
         Self { exit: Exit::Usage, message: message.into(), hint: hint.into() }
     }
 
+    /// The answer is no.
+    pub(crate) fn negative(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { exit: Exit::Negative, message: message.into(), hint: hint.into() }
+    }
+
     /// Something outside could not be reached or opened.
     pub(crate) fn unreachable(message: impl Into<String>) -> Self {
         Self { exit: Exit::Unreachable, message: message.into(), hint: String::new() }
+    }
+
+    /// What it says.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
     }
 
     /// Prints itself, unless the reader of stdout has just gone away, which is no failure.

@@ -124,7 +124,7 @@ enum NoAnswer {
     Lost(String),
 }
 
-type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+pub(super) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
 impl Plan {
     fn new(flags: Send) -> Result<Self, Failure> {
@@ -308,7 +308,7 @@ impl Tally {
 }
 
 /// The connector resolves names itself and follows neither redirects nor proxies from the environment.
-fn client() -> HttpClient {
+pub(super) fn client() -> HttpClient {
     let provider = rustls::crypto::aws_lc_rs::default_provider();
     let connector = hyper_rustls::HttpsConnectorBuilder::new()
         .with_provider_and_webpki_roots(provider)
@@ -351,7 +351,7 @@ async fn post(client: HttpClient, uri: http::Uri, signed: Arc<Signed>) -> Result
     }
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -71,11 +71,14 @@ fn as_json(config: &Config) -> Result<Exit, Failure> {
         .sources
         .iter()
         .map(|configured| {
+            let handlers = configured.handlers.iter().map(|handler| handler.name.as_str());
             json!({
                 "source": configured.source.name().as_str(),
                 "tenant": configured.source.tenant().as_str(),
                 "provider": configured.provider,
                 "path": configured.path,
+                "mode": configured.mode.as_str(),
+                "handlers": handlers.collect::<Vec<_>>(),
             })
         })
         .collect();

@@ -90,6 +90,8 @@ pub(super) struct Judgement {
     pub(super) verdict: Word,
     pub(super) reason: Option<&'static str>,
     event_id: Option<String>,
+    /// Where it is more than the id.
+    #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<String>,
     event_type: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -111,8 +113,9 @@ pub(super) enum Word {
 #[derive(Debug, Clone, Serialize)]
 struct Named {
     event_id: String,
-    /// What tells it from every other event: the id, or all parts that are joined to one.
-    key: String,
+    /// What tells it from every other event, where that is more than the id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
     event_type: Option<String>,
 }
 
@@ -149,7 +152,7 @@ impl Judgement {
             verdict: Word::Accept,
             reason: None,
             event_id: first.as_ref().map(|named| named.event_id.clone()),
-            key: first.as_ref().map(|named| named.key.clone()),
+            key: first.as_ref().and_then(|named| named.key.clone()),
             event_type: first.and_then(|named| named.event_type),
             items,
             reply_status: None,
@@ -165,9 +168,10 @@ impl Named {
             (Some(_), Some((digest, _span))) => digest,
             (Some(_), None) | (None, _) => key,
         };
+        let event_id = source.first_part(key);
         Self {
-            event_id: source.first_part(key).to_owned(),
-            key: key.to_owned(),
+            event_id: event_id.to_owned(),
+            key: (key != event_id).then(|| key.to_owned()),
             event_type: receipt.event_type().map(str::to_owned),
         }
     }

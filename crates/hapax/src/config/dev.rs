@@ -10,6 +10,7 @@ use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
 use hapax_core::{Source, presets};
 
+use super::handlers::Mode;
 use super::problem::{Complaint, Place};
 use super::sources::{ConfiguredSource, keep_keys, unverified_limit_default};
 use super::{Reading, Settings};
@@ -71,6 +72,8 @@ impl Reading<'_> {
                     path: format!("/webhooks/{}", preset.name),
                     rate_limit: None,
                     unverified_limit: unverified_limit_default(),
+                    handlers: Vec::new(),
+                    mode: Mode::Async,
                 }),
                 Err(error) => {
                     let complaint = Complaint::new(error.problem, error.hint);
@@ -125,8 +128,12 @@ fn make(path: &Path) -> std::io::Result<Secret> {
     let mut bytes = [0; 32];
     aws_lc_rs::rand::fill(&mut bytes).map_err(|_| std::io::Error::other("no randomness"))?;
     let secret = Secret::new(hex::encode(bytes));
-    writeln!(file, "{}", secret.expose())?;
-    file.sync_all()?;
+    let written = writeln!(file, "{}", secret.expose()).and_then(|()| file.sync_all());
+    if let Err(error) = written {
+        // A file without its secret would be refused even when the disk has room again.
+        let _ = std::fs::remove_file(path);
+        return Err(error);
+    }
     Ok(secret)
 }
 

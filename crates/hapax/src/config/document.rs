@@ -26,6 +26,8 @@ pub(crate) struct Entry<'d> {
     path: String,
     name: &'d str,
     at: usize,
+    /// Where its value stands.
+    span: Range<usize>,
     value: &'d DeValue<'d>,
 }
 
@@ -65,6 +67,7 @@ impl<'d> Section<'d> {
             path: join(&path, key.as_ref()),
             name: key.as_ref(),
             at: key.span().start,
+            span: value.span(),
             value: value.as_ref(),
         })
     }
@@ -122,9 +125,38 @@ impl<'d> Entry<'d> {
         self.at
     }
 
+    /// Its dotted key.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
     /// Reports a problem with it.
     pub(crate) fn complain(&self, complaint: Complaint, problems: &mut Problems) {
         problems.add(Place::File(self.at), self.path.clone(), complaint);
+    }
+
+    /// The byte of the file that holds byte `at` of its text; `None` where escapes stand between.
+    pub(crate) fn byte_in_file(&self, file: &str, at: usize) -> Option<usize> {
+        let DeValue::String(text) = self.value else { return None };
+        let raw = file.get(self.span.clone())?;
+        let quote =
+            ["\"\"\"", "'''", "\"", "'"].into_iter().find(|quote| raw.starts_with(quote))?;
+        let inner = raw.strip_prefix(quote)?.strip_suffix(quote)?;
+        // A line break right after three quotes is not part of the text.
+        let inner = match quote.len() {
+            3 => inner.strip_prefix("\r\n").or(inner.strip_prefix('\n')).unwrap_or(inner),
+            _one => inner,
+        };
+        let start = raw.len() - quote.len() - inner.len();
+        (inner == text.as_ref()).then_some(self.span.start + start + at)
+    }
+
+    /// `true` or `false`.
+    pub(crate) fn flag(&self, problems: &mut Problems) -> Option<bool> {
+        match self.value {
+            DeValue::Boolean(flag) => Some(*flag),
+            other => self.wrong_type("true or false", other, problems),
+        }
     }
 
     /// Its text.
@@ -195,6 +227,7 @@ impl<'d> Entry<'d> {
             path: self.path.clone(),
             name: self.name,
             at: value.span().start,
+            span: value.span(),
             value: value.as_ref(),
         };
         Some(array.iter().map(element).collect())
@@ -231,7 +264,7 @@ impl<'d> Entry<'d> {
 
 /// What is said of keys whose feature is still to come.
 pub(crate) fn not_built_yet() -> Complaint {
-    Complaint::new("not built yet", "this version only receives; remove it for now")
+    Complaint::new("not built yet", "remove it for now")
 }
 
 fn join(path: &str, key: &str) -> String {

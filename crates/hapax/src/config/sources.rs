@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use hapax_core::envelope::{EnvelopeSpec, IdSpec};
+use hapax_core::handler::Handler;
 use hapax_core::presets::{self, Preset};
 use hapax_core::scheme::CustomScheme;
 use hapax_core::secret::ActiveSecret;
@@ -12,7 +13,8 @@ use hapax_core::source::{Late, ReplayGuard, SourceSpec, SpecError};
 use hapax_core::{KeyHash, Source, SourceName, Tenant, Timestamp};
 use hapax_engine::Rate;
 
-use super::document::{Entry, Section, not_built_yet};
+use super::document::{Entry, Section};
+use super::handlers::Mode;
 use super::problem::Complaint;
 use super::units::{self, Keep};
 use super::{KEEP_DEFAULT, Reading, Settings};
@@ -32,6 +34,10 @@ pub(crate) struct ConfiguredSource {
     pub(crate) unverified_limit: Option<Rate>,
     /// How long a duplicate is recognised.
     pub(crate) keep_keys: Keep,
+    /// What is done with its events; the same for every tenant of the source.
+    pub(crate) handlers: Vec<Arc<Handler>>,
+    /// When its sender is answered.
+    pub(crate) mode: Mode,
 }
 
 /// The default of `unverified_limit`: far above a sender with a wrong secret, far below a flood.
@@ -45,7 +51,7 @@ pub(super) fn keep_keys(settings: &Settings, source: &Source) -> Keep {
     settings.retention.keys.unwrap_or(default)
 }
 
-const KEYS: [&str; 17] = [
+const KEYS: [&str; 19] = [
     "provider",
     "secrets",
     "params",
@@ -53,6 +59,7 @@ const KEYS: [&str; 17] = [
     "late",
     "replay_guard",
     "mode",
+    "sync_timeout",
     "rate_limit",
     "unverified_limit",
     "event_id",
@@ -63,15 +70,15 @@ const KEYS: [&str; 17] = [
     "tenant_from",
     "tenants",
     "scheme",
+    "handlers",
 ];
-const LATER: [&str; 2] = ["handlers", "sync_timeout"];
 const SCHEME_KEYS: [&str; 7] =
     ["algorithm", "header", "prefix", "encoding", "content", "timestamp", "secret_encoding"];
 
 /// Every key of a source, for the test that each is explained.
 #[cfg(test)]
 pub(super) fn all_keys() -> impl Iterator<Item = &'static &'static str> {
-    KEYS.iter().chain(&SCHEME_KEYS)
+    KEYS.iter().chain(&SCHEME_KEYS).chain(super::handlers::all_keys())
 }
 
 /// Where each secret was first seen, by its hash: no two pairs may share one.
@@ -120,7 +127,7 @@ impl Reading<'_> {
         seen: &mut SeenSecrets,
         built: &mut Vec<ConfiguredSource>,
     ) {
-        section.expect(&KEYS, &LATER, &mut self.problems);
+        section.expect(&KEYS, &[], &mut self.problems);
         let Some(provider) = section.get("provider") else {
             let hint = "add provider = \"stripe\" or another; `hapax providers` lists them all";
             section.complain(Complaint::new("has no provider", hint), &mut self.problems);
@@ -137,7 +144,6 @@ impl Reading<'_> {
         spec.late = parsed("late").and_then(|entry| entry.parse(late, problems));
         spec.replay_guard =
             parsed("replay_guard").and_then(|entry| entry.parse(replay_guard, problems));
-        parsed("mode").and_then(|entry| entry.parse(mode, problems));
         let rate_limit =
             parsed("rate_limit").and_then(|entry| entry.parse(units::rate, problems)).flatten();
         let unverified_limit = match parsed("unverified_limit") {
@@ -145,7 +151,12 @@ impl Reading<'_> {
             None => unverified_limit_default(),
         };
 
-        for pair in self.pairs(name, section, seen) {
+        let pairs = self.pairs(name, section, seen);
+        spec.params = pairs.first().map(|pair| pair.params.clone()).unwrap_or_default();
+        let handlers = self.handlers(section, &spec);
+        let mode = self.mode(section, &handlers);
+
+        for pair in pairs {
             self.known_params(provider, &pair.section);
             let mut spec = spec.clone();
             spec.tenant = pair.tenant.map(Tenant::new).unwrap_or_default();
@@ -174,6 +185,8 @@ impl Reading<'_> {
                 rate_limit,
                 unverified_limit,
                 keep_keys,
+                handlers: handlers.clone(),
+                mode,
             });
         }
     }
@@ -441,15 +454,5 @@ fn replay_guard(text: &str) -> Result<ReplayGuard, Complaint> {
             format!("\"{other}\" is not a replay guard"),
             "write \"body\" or \"off\"",
         )),
-    }
-}
-
-fn mode(text: &str) -> Result<(), Complaint> {
-    match text {
-        "async" => Ok(()),
-        "sync" => Err(not_built_yet()),
-        other => {
-            Err(Complaint::new(format!("\"{other}\" is not a mode"), "write \"async\", or nothing"))
-        }
     }
 }

@@ -128,6 +128,20 @@ impl KeyIndex {
         self.fresh_max = 1;
     }
 
+    /// Whether a merge is under way.
+    pub(super) fn is_merging(&self) -> bool {
+        self.merge.is_some()
+    }
+
+    /// Removes a key from tree and memory in one step, within the transaction that is open on
+    /// `conn`. Not while a merge is under way: it would bring the key back.
+    pub(super) fn forget(&mut self, conn: &Connection, hash: &KeyHash) -> rusqlite::Result<()> {
+        debug_assert!(self.merge.is_none(), "no key is forgotten during a merge");
+        conn.prepare_cached("DELETE FROM hapax_key WHERE hash = ?1")?.execute([&hash.0[..]])?;
+        self.fresh.remove(hash);
+        Ok(())
+    }
+
     /// One chunk of a merge, within the transaction that is open on `conn`. Call
     /// [`KeyIndex::merged_chunk`] once that is committed.
     pub(super) fn merge_chunk(&mut self, conn: &Connection) -> Result<(), MergeError> {

@@ -8,24 +8,32 @@ mod checkpoint;
 mod copies;
 mod filter;
 mod index;
+mod jobs;
+mod marks;
 mod open;
+mod prune;
 mod reader;
 mod recent;
 mod row;
+mod run;
+mod sandbox;
 mod spread;
 #[cfg(test)]
 mod tests;
+mod work;
 mod writer;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hapax_core::EventKey;
+use hapax_core::job::JobId;
 use hapax_core::store::{
-    EventDetail, EventFilter, EventName, EventSummary, Ingest, Inspect, Lookup, Page, Store,
-    StoreError, Verdict,
+    EventDetail, EventFilter, EventName, EventSummary, Ingest, Inspect, JobDetail, JobFilter,
+    Lookup, Page, Store, StoreError, Verdict,
 };
+use hapax_core::{EventKey, Timestamp};
 use rusqlite::Connection;
+use tokio::sync::Notify;
 
 pub use open::OpenError;
 
@@ -34,11 +42,23 @@ use reader::Readers;
 use recent::RecentEvents;
 use writer::{Health, WriterHandle};
 
+/// Where the time comes from: leases and due times are measured by it.
+pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+
 /// How to open a database.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct SqliteOptions {
     /// The directory that holds `hapax.db`; made if it is not there.
     pub directory: PathBuf,
+    /// The clock.
+    pub clock: Clock,
+}
+
+impl SqliteOptions {
+    /// A database in `directory`, on the system's clock.
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        Self { directory: directory.into(), clock: Arc::new(Timestamp::now) }
+    }
 }
 
 /// Events in one SQLite file, owned by this process.
@@ -56,6 +76,8 @@ struct Shared {
     recent: RecentEvents,
     copies: Copies,
     health: Health,
+    /// Told when jobs were written.
+    arrived: Notify,
 }
 
 impl SqliteStore {
@@ -66,9 +88,10 @@ impl SqliteStore {
             recent: RecentEvents::new(),
             copies: Copies::new(),
             health: Health::default(),
+            arrived: Notify::new(),
         });
         let path = place.path().to_owned();
-        let writer = WriterHandle::start(Arc::clone(&place), Arc::clone(&shared))?;
+        let writer = WriterHandle::start(Arc::clone(&place), Arc::clone(&shared), options.clock)?;
         let readers = Readers::open(place)?;
         Ok(Self { writer, readers, shared, path })
     }
@@ -114,6 +137,8 @@ impl SqliteStore {
             .map(|receipt| {
                 let recent = self.shared.recent.get(&receipt.key_hash())?;
                 let plain = recent.body_hash == receipt.body_hash() && recent.review.is_none();
+                // What can still change is asked of the writer.
+                let plain = plain && recent.known.status.is_final();
                 plain.then_some(recent)
             })
             .collect::<Option<Vec<_>>>()?;
@@ -153,6 +178,14 @@ impl Inspect for SqliteStore {
         };
         let name = name.clone();
         self.readers.run(move |conn| reader::event(conn, &name, &seqs)).await
+    }
+
+    async fn jobs(&self, filter: JobFilter) -> Result<Page<JobDetail>, StoreError> {
+        self.readers.run(move |conn| reader::jobs(conn, &filter)).await
+    }
+
+    async fn job(&self, id: JobId) -> Result<Option<JobDetail>, StoreError> {
+        self.readers.run(move |conn| reader::job(conn, id)).await
     }
 }
 

@@ -143,8 +143,10 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: &[Migration] =
-    &[Migration { version: 1, name: "events", sql: include_str!("migrations/0001_events.sql") }];
+const MIGRATIONS: &[Migration] = &[
+    Migration { version: 1, name: "events", sql: include_str!("migrations/0001_events.sql") },
+    Migration { version: 2, name: "jobs", sql: include_str!("migrations/0002_jobs.sql") },
+];
 
 /// Brings the schema to where this build wants it: forward, one transaction each, and only if what
 /// was applied before is what this build knows.

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use bytes::Bytes;
+use hapax_core::job::{Fence, HandlerName, JobId, Phase, Progress, idempotency_key};
 use hapax_core::store::{
-    ArrivalNote, Cursor, Decision, EventDetail, EventFilter, EventName, EventSummary, Lookup, Page,
-    Status, StoreError,
+    ActionNote, ArrivalNote, AttemptNote, Cursor, Decision, EventDetail, EventFilter, EventName,
+    EventSummary, JobDetail, JobFilter, Lookup, MessageNote, Page, Status, StoreError,
 };
 use hapax_core::{SourceName, Tenant};
 use rusqlite::types::Value;
@@ -15,8 +16,9 @@ use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
+use super::jobs::{job_id, place_of};
 use super::open::{OpenError, Place};
-use super::row::{Standing, event_id, timestamp};
+use super::row::{Standing, event_id, phase_of, timestamp};
 use crate::limits::{PAGE_MAX, READ_MAX};
 
 /// Connections that are open at the same time; more queries wait.
@@ -74,9 +76,20 @@ pub(super) fn pairs(conn: &Connection) -> rusqlite::Result<Vec<(Tenant, SourceNa
         .collect()
 }
 
+/// The place of an event's status in the order of [`Status`], from its jobs; NULL without any.
+const RANK: &str = "(SELECT min(CASE j.state WHEN 4 THEN 2 WHEN 5 THEN 4 WHEN 1 THEN 5 \
+    WHEN 2 THEN 7 WHEN 3 THEN 8 ELSE CASE WHEN j.steps > 0 THEN 3 ELSE 6 END END) \
+    FROM hapax_job j WHERE j.event_seq = e.seq)";
+
 const SUMMARY: &str = "SELECT e.seq, e.id, e.event_id, p.tenant, p.source, e.event_type, \
     e.occurred_at, e.received_at, e.state, e.review, coalesce(c.copies, 0), \
-    coalesce(c.conflicts, 0) \
+    coalesce(c.conflicts, 0), \
+    (SELECT min(CASE j.state WHEN 4 THEN 2 WHEN 5 THEN 4 WHEN 1 THEN 5 \
+     WHEN 2 THEN 7 WHEN 3 THEN 8 ELSE CASE WHEN j.steps > 0 THEN 3 ELSE 6 END END) \
+     FROM hapax_job j WHERE j.event_seq = e.seq), \
+    (SELECT max(j.due_at) FROM hapax_job j WHERE j.event_seq = e.seq), \
+    (SELECT j.result FROM hapax_job j WHERE j.event_seq = e.seq AND j.result IS NOT NULL \
+     ORDER BY j.lane LIMIT 1) \
     FROM hapax_event e JOIN hapax_pair p ON p.pair = e.pair \
     LEFT JOIN hapax_copy c ON c.event_seq = e.seq";
 
@@ -84,6 +97,11 @@ fn summary(row: &Row<'_>) -> rusqlite::Result<(i64, EventSummary)> {
     let standing = Standing::from_columns(row.get(8)?, row.get(9)?);
     let copies: i64 = row.get(10)?;
     let conflicts: i64 = row.get(11)?;
+    let status = match standing.status() {
+        Status::Ignored => ranked(row.get(12)?),
+        waiting => waiting,
+    };
+    let ended: Option<i64> = row.get(13)?;
     let summary = EventSummary {
         id: event_id(row.get(1)?),
         event_id: row.get(2)?,
@@ -92,10 +110,12 @@ fn summary(row: &Row<'_>) -> rusqlite::Result<(i64, EventSummary)> {
         event_type: row.get(5)?,
         occurred_at: row.get::<_, Option<i64>>(6)?.map(timestamp),
         received_at: timestamp(row.get(7)?),
-        status: standing.status(),
+        status,
         review: standing.review,
         arrivals: 1 + copies.unsigned_abs(),
         conflicts: conflicts.unsigned_abs(),
+        processed_at: ended.filter(|_| status.is_final()).map(timestamp),
+        result: row.get(14)?,
     };
     Ok((row.get(0)?, summary))
 }
@@ -117,8 +137,9 @@ pub(super) fn events(
     if let Some(event_type) = &filter.event_type {
         conditions.insert("e.event_type = ?", text(event_type));
     }
+    let mut fixed = Vec::new();
     if let Some(status) = filter.status {
-        conditions.insert("e.state = ?", Value::Integer(state_of(status)));
+        fixed.push(stands(status));
     }
     if let Some(since) = filter.since {
         conditions.insert("e.received_at >= ?", Value::Integer(since.as_microsecond()));
@@ -130,10 +151,14 @@ pub(super) fn events(
         conditions.insert("e.seq < ?", Value::Integer(i64::try_from(before).unwrap_or(i64::MAX)));
     }
     let mut sql = String::from(SUMMARY);
-    sql.push_str(" WHERE 1");
+    sql.push_str(" WHERE e.pruned IS NULL");
     for condition in conditions.keys() {
         sql.push_str(" AND ");
         sql.push_str(condition);
+    }
+    for condition in fixed {
+        sql.push_str(" AND ");
+        sql.push_str(&condition);
     }
     let mut values: Vec<Value> = conditions.into_values().collect();
     if let Some(needle) = &filter.text {
@@ -155,11 +180,39 @@ pub(super) fn events(
     Ok(Page { items: rows.into_iter().map(|(_, summary)| summary).collect(), next })
 }
 
-fn state_of(status: Status) -> i64 {
+/// The rank of [`RANK`] as a status.
+fn ranked(rank: Option<i64>) -> Status {
+    match rank {
+        None => Status::Ignored,
+        Some(2) => Status::Dead,
+        Some(3) => Status::Failed,
+        Some(4) => Status::Held,
+        Some(5) => Status::Processing,
+        Some(6) => Status::Received,
+        Some(8) => Status::Stale,
+        Some(_) => Status::Processed,
+    }
+}
+
+/// The condition for a status. Where an index can narrow it down, it does.
+fn stands(status: Status) -> String {
+    let ranked = |rank: i64, states: &str| {
+        format!(
+            "e.state = 0 AND {RANK} = {rank} AND e.seq IN \
+             (SELECT event_seq FROM hapax_job WHERE state IN ({states}))"
+        )
+    };
     match status {
-        Status::Ignored => 0,
-        Status::Review => 1,
-        Status::Discarded => 2,
+        Status::Review => "e.state = 1".to_owned(),
+        Status::Discarded => "e.state = 2".to_owned(),
+        Status::Dead => ranked(2, "4"),
+        Status::Failed => ranked(3, "0, 6"),
+        Status::Held => ranked(4, "5"),
+        Status::Processing => ranked(5, "1"),
+        Status::Received => ranked(6, "0, 6"),
+        Status::Processed => format!("e.state = 0 AND {RANK} = 7"),
+        Status::Stale => format!("e.state = 0 AND {RANK} = 8"),
+        Status::Ignored => format!("e.state = 0 AND {RANK} IS NULL"),
     }
 }
 
@@ -172,7 +225,7 @@ pub(super) fn event(
     let mut found = Vec::new();
     for seq in seqs {
         let row = conn
-            .prepare_cached(&format!("{SUMMARY} WHERE e.seq = ?1"))?
+            .prepare_cached(&format!("{SUMMARY} WHERE e.pruned IS NULL AND e.seq = ?1"))?
             .query_row([seq], summary)
             .optional()?;
         let fits = |summary: &EventSummary| match name {
@@ -211,7 +264,170 @@ fn detail(conn: &Connection, seq: i64, summary: EventSummary) -> rusqlite::Resul
     for other in others.query_map([seq], |row| arrival(row, Decision::Duplicate))? {
         arrivals.push(other?);
     }
-    Ok(EventDetail { summary, arrivals, headers, body })
+    let jobs = read_jobs(conn, "j.event_seq = ?1", &[Value::Integer(seq)], "j.lane LIMIT 1000")?;
+    let jobs = jobs.into_iter().map(|(_, job)| job).collect();
+    let actions = conn
+        .prepare_cached(
+            "SELECT what, who, reason, at FROM hapax_action WHERE event_seq = ?1 ORDER BY action",
+        )?
+        .query_map([seq], |row| {
+            Ok(ActionNote {
+                action: row.get(0)?,
+                who: row.get(1)?,
+                reason: row.get(2)?,
+                at: timestamp(row.get(3)?),
+            })
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    let messages = conn
+        .prepare_cached(
+            "SELECT id, type, created_at FROM hapax_message WHERE event_seq = ?1 ORDER BY message",
+        )?
+        .query_map([seq], |row| {
+            Ok(MessageNote {
+                id: row.get(0)?,
+                r#type: row.get(1)?,
+                created_at: timestamp(row.get(2)?),
+            })
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    Ok(EventDetail { summary, arrivals, headers, body, jobs, actions, messages })
+}
+
+/// One page of jobs, newest event first.
+pub(super) fn jobs(conn: &Connection, filter: &JobFilter) -> rusqlite::Result<Page<JobDetail>> {
+    let mut conditions = vec!["1".to_owned()];
+    let mut values = Vec::new();
+    let mut add = |condition: &str, value: Value| {
+        values.push(value);
+        conditions.push(format!("{condition} ?{}", values.len()));
+    };
+    if let Some(tenant) = &filter.tenant {
+        add("p.tenant =", Value::Text(tenant.to_string()));
+    }
+    if let Some(source) = &filter.source {
+        add("p.source =", Value::Text(source.to_string()));
+    }
+    if let Some(handler) = &filter.handler {
+        add("h.name =", Value::Text(handler.to_string()));
+    }
+    if let Some(Cursor(before)) = filter.before {
+        // A job is named by event and lane; the cursor holds both.
+        add("(j.event_seq << 22 | j.lane) <", Value::Integer(before as i64));
+    }
+    if let Some(phase) = filter.phase {
+        // Written out, so that the partial index of that state can be used.
+        conditions.push(format!("j.state = {}", state_of(phase)));
+    }
+    let limit = filter.limit.clamp(1, PAGE_MAX);
+    let order = format!("j.event_seq DESC, j.lane DESC LIMIT {}", limit + 1);
+    let mut rows = read_jobs(conn, &conditions.join(" AND "), &values, &order)?;
+    let more = rows.len() > limit;
+    rows.truncate(limit);
+    let next = rows.last().filter(|_| more).map(|(cursor, _)| Cursor(cursor.unsigned_abs()));
+    Ok(Page { items: rows.into_iter().map(|(_, job)| job).collect(), next })
+}
+
+/// One job.
+pub(super) fn job(conn: &Connection, id: JobId) -> rusqlite::Result<Option<JobDetail>> {
+    let (seq, lane) = place_of(id);
+    let place = [Value::Integer(seq), Value::Integer(lane)];
+    let found = read_jobs(conn, "j.event_seq = ?1 AND j.lane = ?2", &place, "1 LIMIT 1")?;
+    Ok(found.into_iter().map(|(_, job)| job).find(|job| job.id == id))
+}
+
+fn read_jobs(
+    conn: &Connection,
+    condition: &str,
+    values: &[Value],
+    order: &str,
+) -> rusqlite::Result<Vec<(i64, JobDetail)>> {
+    let mut jobs: Vec<(i64, i64, i64, JobDetail)> = conn
+        .prepare_cached(&format!(
+            "SELECT j.event_seq, j.lane, j.state, j.due_at, j.fence, j.run, j.attempt, j.steps,
+                    j.lost, j.resource, j.started_at, j.worker, j.result, j.error, e.id,
+                    e.event_id, p.tenant, p.source, h.name
+             FROM hapax_job j JOIN hapax_event e ON e.seq = j.event_seq
+             JOIN hapax_pair p ON p.pair = e.pair JOIN hapax_lane l ON l.lane = j.lane
+             JOIN hapax_handler h ON h.handler = l.handler
+             WHERE {condition} ORDER BY {order}"
+        ))?
+        .query_map(params_from_iter(values), job_row)?
+        .collect::<rusqlite::Result<_>>()?;
+    let mut attempts = conn.prepare_cached(
+        "SELECT run, attempt, started_at, ended_at, outcome, error, worker FROM hapax_attempt
+         WHERE event_seq = ?1 AND lane = ?2 ORDER BY run, attempt",
+    )?;
+    for (seq, lane, _, job) in &mut jobs {
+        let notes = attempts.query_map((*seq, *lane), |row| {
+            Ok(AttemptNote {
+                run: row.get(0)?,
+                attempt: row.get(1)?,
+                started_at: timestamp(row.get(2)?),
+                ended_at: row.get::<_, Option<i64>>(3)?.map(timestamp),
+                outcome: row.get(4)?,
+                error: row.get(5)?,
+                worker: row.get(6)?,
+            })
+        })?;
+        // The one that succeeded stands in the job itself and was put there by `job_row`.
+        let done = std::mem::take(&mut job.attempts);
+        job.attempts = notes.collect::<rusqlite::Result<_>>()?;
+        job.attempts.extend(done);
+    }
+    Ok(jobs.into_iter().map(|(seq, lane, _, job)| (seq << 22 | lane, job)).collect())
+}
+
+fn job_row(row: &Row<'_>) -> rusqlite::Result<(i64, i64, i64, JobDetail)> {
+    let (seq, lane, state): (i64, i64, i64) = (row.get(0)?, row.get(1)?, row.get(2)?);
+    let phase = phase_of(state);
+    let at = timestamp(row.get(3)?);
+    let (run, attempt): (u32, u32) = (row.get(5)?, row.get(6)?);
+    let id: [u8; 16] = row.get(14)?;
+    let handler = HandlerName::new(row.get_ref(18)?.as_str()?);
+    let worker: Option<String> = row.get(11)?;
+    let started: Option<i64> = row.get(10)?;
+    let done = started.filter(|_| phase == Phase::Done).map(|started| AttemptNote {
+        run,
+        attempt,
+        started_at: timestamp(started),
+        ended_at: Some(at),
+        outcome: "done".to_owned(),
+        error: None,
+        worker: worker.unwrap_or_default(),
+    });
+    let job = JobDetail {
+        id: job_id(&id, seq, lane),
+        event: event_id(id),
+        event_id: row.get(15)?,
+        tenant: row.get(16)?,
+        source: row.get(17)?,
+        phase,
+        run,
+        progress: Progress { attempt, steps: row.get(7)?, lost: row.get(8)? },
+        fence: Fence(row.get(4)?),
+        due_at: phase.is_open().then_some(at),
+        result: row.get(12)?,
+        error: row.get(13)?,
+        finished_at: (!phase.is_open()).then_some(at),
+        idempotency_key: idempotency_key(event_id(id), &handler, run),
+        handler,
+        resource: row.get(9)?,
+        attempts: done.into_iter().collect(),
+    };
+    Ok((seq, lane, state, job))
+}
+
+fn state_of(phase: Phase) -> i64 {
+    match phase {
+        Phase::Ready => 0,
+        Phase::Leased => 1,
+        Phase::Done => 2,
+        Phase::Stale => 3,
+        Phase::Dead => 4,
+        Phase::Held => 5,
+        Phase::Parked => 6,
+    }
 }
 
 fn arrival(row: &Row<'_>, plain: Decision) -> rusqlite::Result<ArrivalNote> {

@@ -72,6 +72,14 @@ impl RecentEvents {
         ways[0] = Some((hash, recent));
     }
 
+    pub(super) fn remove(&self, hash: &KeyHash) {
+        let (shard, set) = self.place(hash);
+        let mut shard = shard.lock().expect("no panic happens under this lock");
+        for way in shard.sets.get_mut(set).into_iter().flatten() {
+            way.take_if(|(key, _)| key == hash);
+        }
+    }
+
     pub(super) fn clear(&self) {
         for shard in &self.shards {
             *shard.lock().expect("no panic happens under this lock") = Shard::default();

@@ -2,9 +2,12 @@
 //! ids, which carry the row they stand for.
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 
 use hapax_core::Timestamp;
+use hapax_core::job::Phase;
 use hapax_core::store::{EventId, ReviewReason, Status};
+use rusqlite::Connection;
 use uuid::{Builder, Uuid};
 
 /// The low bits of an id that hold the row's number: a million million events.
@@ -27,6 +30,61 @@ impl Ids {
         tail[2..].copy_from_slice(&low.to_be_bytes());
         EventId(Builder::from_unix_timestamp_millis(millis, &tail).into_uuid())
     }
+}
+
+/// Chance for jitter: it need not be good, only different each time.
+#[derive(Debug, Default)]
+pub(super) struct Dice {
+    seed: RandomState,
+    rolls: u64,
+}
+
+impl Dice {
+    /// Somewhere in 0..1.
+    pub(super) fn roll(&mut self) -> f64 {
+        self.rolls += 1;
+        self.seed.hash_one(self.rolls) as f64 / u64::MAX as f64
+    }
+}
+
+/// A status from its word in the database; anything unknown counts as processed.
+pub(super) fn status_of(word: &str) -> Status {
+    match word {
+        "ignored" => Status::Ignored,
+        "stale" => Status::Stale,
+        "discarded" => Status::Discarded,
+        _processed => Status::Processed,
+    }
+}
+
+/// A job's phase from its column; anything unknown counts as dead, for a person to look at.
+pub(super) fn phase_of(state: i64) -> Phase {
+    match state {
+        0 => Phase::Ready,
+        1 => Phase::Leased,
+        2 => Phase::Done,
+        3 => Phase::Stale,
+        5 => Phase::Held,
+        6 => Phase::Parked,
+        _ => Phase::Dead,
+    }
+}
+
+/// Where an event stands by its jobs, and what the first of them came to.
+pub(super) fn standing_of_jobs(
+    conn: &Connection,
+    seq: i64,
+) -> rusqlite::Result<(Status, Option<Arc<str>>)> {
+    let mut jobs = conn.prepare_cached(
+        "SELECT state, steps, result FROM hapax_job WHERE event_seq = ?1 ORDER BY lane",
+    )?;
+    let rows = jobs.query_map([seq], |row| {
+        Ok((phase_of(row.get(0)?), row.get::<_, u32>(1)?, row.get::<_, Option<String>>(2)?))
+    })?;
+    let rows: Vec<_> = rows.collect::<rusqlite::Result<_>>()?;
+    let status = Status::of_jobs(rows.iter().map(|(phase, steps, _)| (*phase, *steps)));
+    let result = rows.into_iter().find_map(|(_, _, result)| result);
+    Ok((status, result.map(Arc::from)))
 }
 
 /// The row that an id stands for, if it is one of ours at all: the caller compares the whole id.

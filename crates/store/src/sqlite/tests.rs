@@ -229,7 +229,7 @@ async fn keys_are_known_before_during_and_after_a_merge_and_after_a_restart() {
 async fn a_second_process_is_refused() {
     let place = Place::new();
     let store = place.open();
-    let second = SqliteStore::open(SqliteOptions { directory: place.directory() });
+    let second = SqliteStore::open(SqliteOptions::new(place.directory()));
     assert!(matches!(second, Err(super::OpenError::InUse(_))), "{second:?}");
     store.close().await;
 }
@@ -245,7 +245,7 @@ async fn a_changed_or_newer_migration_is_refused() {
         store.close().await;
         drop(store);
         Connection::open(place.file()).expect("opens").execute(change, []).expect("changes");
-        let refused = SqliteStore::open(SqliteOptions { directory: place.directory() });
+        let refused = SqliteStore::open(SqliteOptions::new(place.directory()));
         match refused {
             Err(super::OpenError::Newer(999)) => assert!(newer),
             Err(super::OpenError::Migration { version: 1 }) => assert!(!newer),
@@ -306,5 +306,31 @@ async fn commits_are_synced_again_after_work_that_was_written_behind() {
         let _ = tell.send(level);
     });
     assert_eq!(told.await.expect("an answer"), 2, "FULL");
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_claim_is_found_by_an_index_whatever_the_backlog() {
+    // A scan or a sort would make every claim slower with each job that waits.
+    let place = Place::new();
+    let store = place.open();
+    let (tell, told) = tokio::sync::oneshot::channel();
+    store.writer.tamper(|conn| {
+        let plan = |sql: &str| -> Vec<String> {
+            let mut plan = conn.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).expect("plans");
+            let rows = plan.query_map([], |row| row.get(3)).expect("plans");
+            rows.collect::<Result<_, _>>().expect("plans")
+        };
+        let _ = tell.send([
+            plan("SELECT * FROM hapax_job WHERE lane = 1 AND state = 0 AND due_at <= 5 ORDER BY due_at, event_seq LIMIT 64"),
+            plan("SELECT * FROM hapax_job WHERE lane = 1 AND state = 1 AND due_at <= 5"),
+            plan("SELECT min(due_at) FROM hapax_job WHERE lane = 1 AND state = 0 AND due_at > 5"),
+        ]);
+    });
+    let [ready, leased, next] = told.await.expect("an answer");
+    assert!(ready[0].contains("USING INDEX hapax_job_ready"), "{ready:?}");
+    assert_eq!(ready.len(), 1, "no sort: {ready:?}");
+    assert!(leased[0].contains("USING INDEX hapax_job_leased"), "{leased:?}");
+    assert!(next[0].contains("INDEX hapax_job_ready"), "{next:?}");
     store.close().await;
 }

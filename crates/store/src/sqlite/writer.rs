@@ -12,19 +12,27 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hapax_core::store::{Ingest, Known, ReviewReason, StoreError, Verdict, Via};
-use hapax_core::{EventKey, KeyHash, Receipt, SourceName, Tenant, Timeliness};
+use hapax_core::job::Phase;
+use hapax_core::store::{
+    Ingest, Known, NewJob, ReviewReason, SqlAsk, SqlRan, Status, StoreError, Verdict, Via,
+};
+use hapax_core::{EventKey, KeyHash, Receipt, SourceName, Tenant, Timeliness, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
 use tokio::sync::oneshot;
 
+use super::Clock;
 use super::Shared;
 use super::checkpoint::{self, Checkpointer};
 use super::copies;
 use super::index::{KeyIndex, MergeError};
+use super::jobs::{EventAt, Lanes};
 use super::meta;
 use super::open::{self, OpenError, Place};
+use super::prune::Broom;
 use super::recent::Recent;
-use super::row::{self, Ids, Standing, micros};
+use super::row::{self, Dice, Ids, Standing, micros};
+use super::run::Bench;
+use super::sandbox::Sandbox;
 use crate::limits::{
     BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, CONFLICTS_IN_FULL, COPIES_FLUSH, LOG_RETRY, LOG_WARN,
     RECOVERY_WAIT, WAITING_MAX, WAL_PAGES_CHECKPOINT, WAL_PAGES_MAX,
@@ -43,10 +51,15 @@ pub(super) struct Health(Mutex<Option<Arc<str>>>);
 
 type Answer<T> = oneshot::Sender<Result<T, StoreError>>;
 
+/// Called with the writer, or with the reason why it cannot be had.
+type Slice = Box<dyn FnOnce(Result<&mut Writer, StoreError>) -> rusqlite::Result<()> + Send>;
+
 enum Command {
     Ingest(Ingest, Answer<Vec<Verdict>>),
     Find(Vec<KeyHash>, Answer<Vec<Option<i64>>>),
     FlushCopies,
+    /// Something with transactions of its own; it answers by itself, also when it is refused.
+    Slice(Slice),
     Close(oneshot::Sender<()>),
     /// Lets a test reach the writer's own connection, to make it fail.
     #[cfg(test)]
@@ -69,9 +82,13 @@ impl Health {
 }
 
 impl WriterHandle {
-    pub(super) fn start(place: Arc<Place>, shared: Arc<Shared>) -> Result<Self, OpenError> {
+    pub(super) fn start(
+        place: Arc<Place>,
+        shared: Arc<Shared>,
+        clock: Clock,
+    ) -> Result<Self, OpenError> {
         let (commands, waiting) = sync_channel(WAITING_MAX);
-        let writer = Writer::open(place, shared)?;
+        let writer = Writer::open(place, shared, clock)?;
         let path = writer.place.path().to_owned();
         let thread = std::thread::Builder::new()
             .name("hapax-writer".into())
@@ -91,6 +108,38 @@ impl WriterHandle {
         let (answer, found) = oneshot::channel();
         self.send(Command::Find(keys, answer))?;
         found.await.unwrap_or(Err(StoreError::Closed))
+    }
+
+    /// Runs `act` on the writer, in a transaction that is committed before this returns. Dropping
+    /// the future does not undo it.
+    pub(super) async fn act<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut Writer) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.slice(move |writer| writer.in_transaction(act)).await
+    }
+
+    /// Runs `slice` on the writer between two batches; it sees to its own transactions.
+    pub(super) async fn slice<T: Send + 'static>(
+        &self,
+        slice: impl FnOnce(&mut Writer) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (answer, done) = oneshot::channel();
+        self.send(Command::Slice(Box::new(move |writer| match writer.map(slice) {
+            Ok(Ok(value)) => {
+                let _ = answer.send(Ok(value));
+                Ok(())
+            }
+            Ok(Err(error)) => {
+                let _ = answer.send(Err(StoreError::Unavailable(error.to_string().into())));
+                Err(error)
+            }
+            Err(refusal) => {
+                let _ = answer.send(Err(refusal));
+                Ok(())
+            }
+        })))?;
+        done.await.unwrap_or(Err(StoreError::Closed))
     }
 
     /// Asks for the waiting copies to be written now. When the queue is full it is not needed:
@@ -135,13 +184,18 @@ impl WriterHandle {
     }
 }
 
-struct Writer {
+pub(super) struct Writer {
     place: Arc<Place>,
-    shared: Arc<Shared>,
-    conn: Connection,
+    pub(super) shared: Arc<Shared>,
+    pub(super) conn: Connection,
+    pub(super) lanes: Lanes,
+    sandbox: Sandbox,
+    clock: Clock,
+    dice: Dice,
     checkpointer: Checkpointer,
-    index: KeyIndex,
-    pairs: HashMap<(Tenant, SourceName), i64>,
+    pub(super) index: KeyIndex,
+    pub(super) broom: Broom,
+    pub(super) pairs: HashMap<(Tenant, SourceName), i64>,
     ids: Ids,
     last_seq: i64,
     wal_pages: Arc<AtomicU32>,
@@ -149,6 +203,7 @@ struct Writer {
     asked_at: u32,
     copies_due: Instant,
     log_due: Instant,
+    recovered_at: Option<Instant>,
     commit_seconds: metrics::Histogram,
     batch_size: metrics::Histogram,
 }
@@ -163,6 +218,8 @@ struct Batch {
     bytes: usize,
     /// Whether anything was written; a batch of nothing but copies needs no commit.
     wrote: bool,
+    /// Whether jobs were written.
+    work: bool,
 }
 
 impl Batch {
@@ -172,6 +229,13 @@ impl Batch {
             let _ = answer.send(Err(why.clone()));
         }
     }
+}
+
+/// What comes behind a batch.
+enum Then {
+    Nothing,
+    Slice(Slice),
+    Close(oneshot::Sender<()>),
 }
 
 /// What to do next.
@@ -189,7 +253,7 @@ struct Existing {
 }
 
 impl Writer {
-    fn open(place: Arc<Place>, shared: Arc<Shared>) -> Result<Self, OpenError> {
+    fn open(place: Arc<Place>, shared: Arc<Shared>, clock: Clock) -> Result<Self, OpenError> {
         let fail = |source| place.error(source);
         let mut conn = place.writer().map_err(fail)?;
         open::settle_log(&conn).map_err(fail)?;
@@ -199,12 +263,19 @@ impl Writer {
         let checkpointer = place.checkpointer().map_err(fail)?;
         let checkpointer = Checkpointer::start(checkpointer)
             .map_err(|source| OpenError::Io { path: place.path().to_owned(), source })?;
+        let sandbox = Sandbox::on(&mut conn).map_err(fail)?;
         let index = KeyIndex::load(&conn).map_err(fail)?;
         let pairs = load_pairs(&conn).map_err(fail)?;
         let last_seq = last_seq(&conn).map_err(fail)?;
+        let lanes = Lanes::load(&conn, HashMap::new(), false).map_err(fail)?;
         Ok(Self {
             shared,
             conn,
+            lanes,
+            sandbox,
+            clock,
+            dice: Dice::default(),
+            broom: Broom::default(),
             checkpointer,
             index,
             pairs,
@@ -214,6 +285,7 @@ impl Writer {
             asked_at: 0,
             copies_due: Instant::now(),
             log_due: Instant::now(),
+            recovered_at: None,
             commit_seconds: metrics::histogram!("hapax_store_commit_seconds"),
             batch_size: metrics::histogram!("hapax_store_batch_size"),
             place,
@@ -266,15 +338,22 @@ impl Writer {
         waiting: &Receiver<Command>,
     ) -> rusqlite::Result<ControlFlow<()>> {
         let mut batch = Batch::default();
-        let closing = match self.fill(&mut batch, first, waiting) {
-            Ok(closing) => closing,
+        let then = match self.fill(&mut batch, first, waiting) {
+            Ok(then) => then,
             Err(error) => {
                 batch.fail(&error);
                 return Err(error);
             }
         };
         self.commit(batch)?;
-        let Some(closed) = closing else { return Ok(ControlFlow::Continue(())) };
+        let closed = match then {
+            Then::Nothing => return Ok(ControlFlow::Continue(())),
+            Then::Slice(slice) => {
+                slice(Ok(self))?;
+                return Ok(ControlFlow::Continue(()));
+            }
+            Then::Close(closed) => closed,
+        };
         while let Ok(command) = waiting.try_recv() {
             refuse(command, &StoreError::Closed);
         }
@@ -284,13 +363,13 @@ impl Writer {
         Ok(ControlFlow::Break(()))
     }
 
-    /// Works through what waits, up to a batch's bounds. `Some` when asked to close behind it.
+    /// Works through what waits, up to a batch's bounds or something that must not share it.
     fn fill(
         &mut self,
         batch: &mut Batch,
         first: Command,
         waiting: &Receiver<Command>,
-    ) -> rusqlite::Result<Option<oneshot::Sender<()>>> {
+    ) -> rusqlite::Result<Then> {
         let mut next = Some(first);
         while let Some(command) = next {
             match command {
@@ -301,7 +380,8 @@ impl Writer {
                     let _ = answer.send(Ok(found?));
                 }
                 Command::FlushCopies => self.copies_due = Instant::now(),
-                Command::Close(closed) => return Ok(Some(closed)),
+                Command::Slice(slice) => return Ok(Then::Slice(slice)),
+                Command::Close(closed) => return Ok(Then::Close(closed)),
                 #[cfg(test)]
                 Command::Tamper(tamper) => tamper(&self.conn),
                 #[cfg(test)]
@@ -312,7 +392,7 @@ impl Writer {
             }
             next = waiting.try_recv().ok();
         }
-        Ok(None)
+        Ok(Then::Nothing)
     }
 
     /// Decides every receipt of one request within the batch's transaction.
@@ -329,9 +409,10 @@ impl Writer {
         batch.receipts += ingest.receipts.len();
         // The answer is kept first: should the decision fail, its sender hears of it.
         batch.answers.push((answer, Vec::new()));
-        for receipt in &ingest.receipts {
+        for (place, receipt) in ingest.receipts.iter().enumerate() {
             batch.bytes += receipt.body().len();
-            verdicts.push(self.decide(batch, receipt, &ingest.via)?);
+            let jobs = ingest.jobs.get(place).map_or(&[][..], Vec::as_slice);
+            verdicts.push(self.decide(batch, receipt, jobs, &ingest.via)?);
         }
         if let Some((_, kept)) = batch.answers.last_mut() {
             *kept = verdicts;
@@ -343,17 +424,18 @@ impl Writer {
         &mut self,
         batch: &mut Batch,
         receipt: &Receipt,
+        jobs: &[NewJob],
         via: &Via,
     ) -> rusqlite::Result<Verdict> {
         let hash = receipt.key_hash();
         if let Some(existing) = self.existing(&hash)? {
-            return self.meet_again(batch, existing, Some(hash), receipt, via);
+            return self.meet_again(batch, existing, Some(hash), receipt, jobs, via);
         }
         if let Some(earlier) = receipt.earlier()
             && let Some(existing) = self.existing(&earlier.key.hash())?
             && existing.received_at >= micros(earlier.not_before)
         {
-            return self.meet_again(batch, existing, None, receipt, via);
+            return self.meet_again(batch, existing, None, receipt, jobs, via);
         }
         let seen_before = receipt.guard().is_some() && self.unseen_guard(receipt)?.is_none();
         let review = match (receipt.timeliness(), seen_before) {
@@ -361,7 +443,7 @@ impl Writer {
             (Timeliness::Late { .. }, false) => Some(ReviewReason::Late),
             (Timeliness::OnTime, false) => None,
         };
-        self.insert(batch, (receipt.key(), hash), review, receipt, via)
+        self.insert(batch, (receipt.key(), hash), review, receipt, jobs, via)
     }
 
     /// A key that is taken: a copy, a conflict, or the on-time copy of a late event. `hash` is set
@@ -372,12 +454,13 @@ impl Writer {
         existing: Existing,
         hash: Option<KeyHash>,
         receipt: &Receipt,
+        jobs: &[NewJob],
         via: &Via,
     ) -> rusqlite::Result<Verdict> {
         if existing.recent.body_hash == receipt.body_hash() {
             let late = existing.recent.review == Some(ReviewReason::Late);
             if late && receipt.timeliness() == Timeliness::OnTime {
-                return self.promote(batch, existing, hash, via);
+                return self.promote(batch, existing, receipt.key(), jobs, via);
             }
             return Ok(copy(batch, existing, hash, via));
         }
@@ -387,7 +470,7 @@ impl Writer {
                 Some(filed) => Ok(copy(batch, filed, None, via)),
                 None => {
                     let review = Some(ReviewReason::Conflict);
-                    self.insert(batch, (other, hash), review, receipt, via)
+                    self.insert(batch, (other, hash), review, receipt, jobs, via)
                 }
             };
         }
@@ -398,21 +481,34 @@ impl Writer {
         &mut self,
         batch: &mut Batch,
         existing: Existing,
-        hash: Option<KeyHash>,
+        key: &EventKey,
+        jobs: &[NewJob],
         via: &Via,
     ) -> rusqlite::Result<Verdict> {
-        let promoted =
-            self.conn.prepare_cached(include_str!("sql/promote.sql"))?.execute([existing.seq])?;
-        assert_eq!(promoted, 1, "the writer alone changes the state it has just read");
+        let out = self.out_of_review(existing.seq, key, jobs)?;
+        assert!(out, "the writer alone changes the state it has just read");
         batch.wrote = true;
+        batch.work |= !jobs.is_empty();
         batch.copies.push((existing.seq, via.clone()));
-        let id = existing.recent.known.id;
-        let standing = Standing { state: row::State::Open, review: Some(ReviewReason::Late) };
-        let known = Known { id, status: standing.status(), result: None };
-        if let Some(hash) = hash {
-            batch.recent.push((hash, Recent { known, review: None, ..existing.recent }));
+        Ok(Verdict::Accepted(existing.recent.known.id))
+    }
+
+    /// The one way out of review, for an on-time copy and for a person: the jobs are written in the
+    /// same transaction. False when it was not waiting.
+    pub(super) fn out_of_review(
+        &mut self,
+        seq: i64,
+        key: &EventKey,
+        jobs: &[NewJob],
+    ) -> rusqlite::Result<bool> {
+        let out = self.conn.prepare_cached(include_str!("sql/promote.sql"))?.execute([seq])?;
+        if out == 0 {
+            return Ok(false);
         }
-        Ok(Verdict::Accepted(id))
+        let pair = self.pair(&key.tenant, &key.source)?;
+        let event = EventAt { seq, pair, tenant: &key.tenant, source: &key.source };
+        self.lanes.write(&self.conn, event, jobs, (self.clock)())?;
+        Ok(true)
     }
 
     fn conflict(
@@ -447,6 +543,7 @@ impl Writer {
         (key, hash): (&EventKey, KeyHash),
         review: Option<ReviewReason>,
         receipt: &Receipt,
+        jobs: &[NewJob],
         via: &Via,
     ) -> rusqlite::Result<Verdict> {
         let pair = self.pair(&key.tenant, &key.source)?;
@@ -483,7 +580,18 @@ impl Writer {
         if let Some(guard) = guard {
             self.index.claim(guard, seq);
         }
-        let known = Known { id, status: standing.status(), result: None };
+        // What waits in review promises nothing yet.
+        let jobs = if review.is_some() { &[] } else { jobs };
+        if !jobs.is_empty() {
+            let event = EventAt { seq, pair, tenant: &key.tenant, source: &key.source };
+            batch.work |= self.lanes.write(&self.conn, event, jobs, (self.clock)())?;
+        }
+        let phase = |job: &NewJob| if job.hopeless.is_some() { Phase::Dead } else { Phase::Ready };
+        let status = match standing.status() {
+            Status::Ignored => Status::of_jobs(jobs.iter().map(|job| (phase(job), 0))),
+            waiting => waiting,
+        };
+        let known = Known { id, status, result: None };
         batch.recent.push((hash, Recent { seq, body_hash: receipt.body_hash(), known, review }));
         Ok(match review {
             None => Verdict::Accepted(id),
@@ -498,22 +606,34 @@ impl Writer {
 
     fn existing(&self, hash: &KeyHash) -> rusqlite::Result<Option<Existing>> {
         let Some(seq) = self.index.find(&self.conn, hash)? else { return Ok(None) };
-        self.conn
+        let mut existing = self
+            .conn
             .prepare_cached(
-                "SELECT id, body_hash, state, review, received_at FROM hapax_event WHERE seq = ?1",
+                "SELECT id, body_hash, state, review, received_at, pruned
+                 FROM hapax_event WHERE seq = ?1",
             )?
             .query_row([seq], |row| {
                 let standing = Standing::from_columns(row.get(2)?, row.get(3)?);
                 let id = row::event_id(row.get(0)?);
-                let known = Known { id, status: standing.status(), result: None };
+                let pruned: Option<String> = row.get(5)?;
+                let status = match pruned {
+                    Some(word) => row::status_of(&word),
+                    None => standing.status(),
+                };
+                let known = Known { id, status, result: None };
                 let body_hash = KeyHash(row.get(1)?);
                 let recent = Recent { seq, body_hash, known, review: standing.waiting() };
                 Ok(Existing { seq, recent, received_at: row.get(4)? })
-            })
-            .map(Some)
+            })?;
+        if existing.recent.known.status == Status::Ignored {
+            let (status, result) = row::standing_of_jobs(&self.conn, seq)?;
+            existing.recent.known.status = status;
+            existing.recent.known.result = result;
+        }
+        Ok(Some(existing))
     }
 
-    fn pair(&mut self, tenant: &Tenant, source: &SourceName) -> rusqlite::Result<i64> {
+    pub(super) fn pair(&mut self, tenant: &Tenant, source: &SourceName) -> rusqlite::Result<i64> {
         let name = (tenant.clone(), source.clone());
         if let Some(pair) = self.pairs.get(&name) {
             return Ok(*pair);
@@ -552,10 +672,50 @@ impl Writer {
             self.commit_seconds.record(began.elapsed());
             self.batch_size.record(receipts as f64);
         }
+        if batch.work {
+            self.shared.arrived.notify_waiters();
+        }
         for (answer, verdicts) in batch.answers {
             let _ = answer.send(Ok(verdicts));
         }
         Ok(())
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        (self.clock)()
+    }
+
+    pub(super) fn dice(&mut self) -> f64 {
+        self.dice.roll()
+    }
+
+    /// Runs `act` in a transaction of its own.
+    pub(super) fn in_transaction<T>(
+        &mut self,
+        act: impl FnOnce(&mut Self) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<T> {
+        self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        let acted = act(self).and_then(|value| {
+            self.conn.prepare_cached("COMMIT")?.execute([])?;
+            Ok(value)
+        });
+        if acted.is_err() && !self.conn.is_autocommit() {
+            self.conn.execute_batch("ROLLBACK")?;
+        }
+        acted
+    }
+
+    /// One slice of an SQL handler's work.
+    pub(super) fn run_sql(&mut self, ask: &SqlAsk) -> rusqlite::Result<SqlRan> {
+        let dice = &mut self.dice;
+        Bench {
+            conn: &self.conn,
+            lanes: &mut self.lanes,
+            sandbox: &self.sandbox,
+            now: &*self.clock,
+            dice: &mut || dice.roll(),
+        }
+        .run(ask)
     }
 
     /// What is done between batches: copies, a chunk of a merge, the log's bound.
@@ -620,19 +780,22 @@ impl Writer {
     /// that is on no disk. So a small commit first goes over the same place on the same connection;
     /// only when that is synced is the file opened again and the index read anew.
     fn recover(&mut self, waiting: &Receiver<Command>, error: &rusqlite::Error) -> ControlFlow<()> {
+        let began = Instant::now();
         let why: Arc<str> = error.to_string().into();
         tracing::error!(%error, "a commit failed, nothing is accepted until writing works: {error}");
         self.shared.health.set(Some(Arc::clone(&why)));
         self.shared.recent.clear();
         let refusal = StoreError::Unavailable(why);
+        // Where the little that recovery writes still fits and an event does not, each would
+        // follow the other without a pause, and every round makes the log longer.
+        let mut next_try = self.recovered_at.map_or(began, |at| began.max(at + RECOVERY_WAIT));
         loop {
-            match self.reopen() {
-                Ok(()) => break,
-                Err(error) => tracing::debug!(%error, "still not writable: {error}"),
-            }
-            let next_try = Instant::now() + RECOVERY_WAIT;
-            loop {
-                match receive_within(waiting, next_try.saturating_duration_since(Instant::now())) {
+            // By the clock, not by an empty queue: senders that come back at once would keep it
+            // full, and themselves out.
+            while let left = next_try.saturating_duration_since(Instant::now())
+                && !left.is_zero()
+            {
+                match receive_within(waiting, left) {
                     Next::Command(Command::Close(closed)) => {
                         let _ = closed.send(());
                         return ControlFlow::Break(());
@@ -640,11 +803,17 @@ impl Writer {
                     #[cfg(test)]
                     Next::Command(Command::Tamper(tamper)) => tamper(&self.conn),
                     Next::Command(command) => refuse(command, &refusal),
-                    Next::Housekeeping => break,
+                    Next::Housekeeping => {}
                     Next::NobodyLeft => return ControlFlow::Break(()),
                 }
             }
+            match self.reopen() {
+                Ok(()) => break,
+                Err(error) => tracing::debug!(%error, "still not writable: {error}"),
+            }
+            next_try = Instant::now() + RECOVERY_WAIT;
         }
+        self.recovered_at = Some(Instant::now());
         self.shared.recent.clear();
         self.shared.health.set(None);
         tracing::info!("writing works again");
@@ -660,6 +829,9 @@ impl Writer {
         tx.commit()?;
         let mut conn = self.place.writer()?;
         watch_log(&mut conn, &self.wal_pages)?;
+        self.sandbox = Sandbox::on(&mut conn)?;
+        let (specs, freed) = self.lanes.announced();
+        self.lanes = Lanes::load(&conn, specs, freed)?;
         self.index = KeyIndex::load(&conn)?;
         self.pairs = load_pairs(&conn)?;
         self.last_seq = last_seq(&conn)?;
@@ -678,33 +850,33 @@ fn copy(batch: &mut Batch, existing: Existing, hash: Option<KeyHash>, via: &Via)
 }
 
 /// An open write transaction that is rolled back unless committed.
-struct Transaction<'a>(&'a Connection);
+pub(super) struct Transaction<'a>(&'a Connection);
 
 impl<'a> Transaction<'a> {
-    fn begin(conn: &'a Connection) -> rusqlite::Result<Self> {
+    pub(super) fn begin(conn: &'a Connection) -> rusqlite::Result<Self> {
         conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         Ok(Self(conn))
     }
 
     /// One whose commit need not survive a power cut by itself: the next ordinary commit syncs it
     /// too, and until then nobody was told of it.
-    fn begin_behind(conn: &'a Connection) -> rusqlite::Result<Behind<'a>> {
+    pub(super) fn begin_behind(conn: &'a Connection) -> rusqlite::Result<Behind<'a>> {
         // Not prepared ahead: this one takes effect when it is compiled.
         conn.execute_batch("PRAGMA synchronous = NORMAL")?;
         Ok(Behind(Some(Self::begin(conn)?), conn))
     }
 
-    fn commit(self) -> rusqlite::Result<()> {
+    pub(super) fn commit(self) -> rusqlite::Result<()> {
         self.0.prepare_cached("COMMIT")?.execute([])?;
         Ok(())
     }
 }
 
 /// See [`Transaction::begin_behind`]. However it ends, commits are durable again after it.
-struct Behind<'a>(Option<Transaction<'a>>, &'a Connection);
+pub(super) struct Behind<'a>(Option<Transaction<'a>>, &'a Connection);
 
 impl Behind<'_> {
-    fn commit(mut self) -> rusqlite::Result<()> {
+    pub(super) fn commit(mut self) -> rusqlite::Result<()> {
         self.0.take().map_or(Ok(()), Transaction::commit)
     }
 }
@@ -733,6 +905,7 @@ fn refuse(command: Command, why: &StoreError) {
     match command {
         Command::Ingest(_, answer) => drop(answer.send(Err(why.clone()))),
         Command::Find(_, answer) => drop(answer.send(Err(why.clone()))),
+        Command::Slice(slice) => drop(slice(Err(why.clone()))),
         Command::FlushCopies => {}
         Command::Close(closed) => drop(closed.send(())),
         #[cfg(test)]

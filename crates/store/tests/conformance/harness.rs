@@ -1,17 +1,25 @@
-//! What the cases need: a directory that goes away, and receipts made the only way there is, by
-//! verifying signed requests.
+//! What the cases need: a directory that goes away, receipts made the only way there is, by
+//! verifying signed requests, and a [`World`]: a store with a clock that the case moves.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use aws_lc_rs::hmac;
 use bytes::Bytes;
 use hapax_core::envelope::{EnvelopeSpec, IdSpec};
+use hapax_core::job::{HandlerName, JobId, Policy, Retry};
+use hapax_core::order::{OrderPolicy, Place as OrderPlace, Position};
 use hapax_core::scheme::CustomScheme;
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::{Late, ReplayGuard, SourceSpec};
-use hapax_core::store::{Ingest, Via};
+use hapax_core::store::{
+    Action, Claim, ClaimAsk, EventDetail, EventId, EventName, HandlerRef, HandlerSpec, Held,
+    Ingest, Inspect, JobDetail, Lookup, NewJob, Outcome, ReplayAsk, ReplayEffect, Store, Verdict,
+    Via, Work,
+};
 use hapax_core::{Arrival, Receipt, Source, SourceName, Tenant, Timestamp, Verified, verify};
-use hapax_store::{SqliteOptions, SqliteStore};
+use hapax_store::{MemoryStore, SqliteOptions, SqliteStore};
 use http::{HeaderMap, HeaderValue, Method};
 use uuid::Uuid;
 
@@ -23,7 +31,7 @@ impl Place {
     }
 
     pub(crate) fn open(&self) -> SqliteStore {
-        SqliteStore::open(SqliteOptions { directory: self.directory() }).expect("opens")
+        SqliteStore::open(SqliteOptions::new(self.directory())).expect("opens")
     }
 
     pub(crate) fn directory(&self) -> std::path::PathBuf {
@@ -158,11 +166,24 @@ impl Sender {
     }
 
     pub(crate) fn ingest_at(&self, body: &str, signed: Timestamp, now: Timestamp) -> Ingest {
-        Ingest { receipts: self.receipts(body, "unused", signed, now), via: via(now) }
+        self.ingest_for(body, signed, now, &[])
+    }
+
+    /// With the same work promised for each event of the body.
+    pub(crate) fn ingest_for(
+        &self,
+        body: &str,
+        signed: Timestamp,
+        now: Timestamp,
+        jobs: &[NewJob],
+    ) -> Ingest {
+        let receipts = self.receipts(body, "unused", signed, now);
+        Ingest { jobs: vec![jobs.to_vec(); receipts.len()], receipts, via: via(now) }
     }
 
     pub(crate) fn ingest_under(&self, header_id: &str, body: &str) -> Ingest {
-        Ingest { receipts: self.receipts(body, header_id, noon(), noon()), via: via(noon()) }
+        let receipts = self.receipts(body, header_id, noon(), noon());
+        Ingest { jobs: vec![Vec::new(); receipts.len()], receipts, via: via(noon()) }
     }
 }
 
@@ -180,4 +201,221 @@ pub(crate) fn via(received_at: Timestamp) -> Via {
 /// A body with this id.
 pub(crate) fn body(id: &str) -> String {
     format!(r#"{{"id":"{id}","type":"payout.paid","created":1780315200,"amount":10000}}"#)
+}
+
+/// A store that can be worked with.
+pub(crate) trait Working: Store + Work + Inspect {}
+impl<S: Store + Work + Inspect> Working for S {}
+
+/// A clock that stands at noon until it is told to go on.
+#[derive(Clone, Default)]
+pub(crate) struct Clock(Arc<AtomicI64>);
+
+impl Clock {
+    pub(crate) fn now(&self) -> Timestamp {
+        let ms = noon().as_millisecond() + self.0.load(Ordering::SeqCst);
+        Timestamp::from_millisecond(ms).expect("in range")
+    }
+
+    pub(crate) fn for_a_store(&self) -> Arc<dyn Fn() -> Timestamp + Send + Sync> {
+        let clock = self.clone();
+        Arc::new(move || clock.now())
+    }
+}
+
+/// A store, and the clock it goes by.
+pub(crate) struct World<S> {
+    pub(crate) store: Arc<S>,
+    pub(crate) clock: Clock,
+    /// Where the store lives, if it lives on a disk: it goes away with the world.
+    #[allow(dead_code)]
+    pub(crate) place: Option<Place>,
+}
+
+impl World<MemoryStore> {
+    pub(crate) fn in_memory() -> Self {
+        let clock = Clock::default();
+        let store = Arc::new(MemoryStore::with_clock(clock.for_a_store()));
+        Self { store, clock, place: None }
+    }
+}
+
+impl World<SqliteStore> {
+    pub(crate) fn on_disk() -> Self {
+        let (clock, place) = (Clock::default(), Place::new());
+        let options =
+            SqliteOptions { clock: clock.for_a_store(), ..SqliteOptions::new(place.directory()) };
+        let store = Arc::new(SqliteStore::open(options).expect("opens"));
+        Self { store, clock, place: Some(place) }
+    }
+}
+
+/// The lease of every handler in the cases, in seconds.
+pub(crate) const LEASE: i64 = 30;
+
+pub(crate) fn handler(name: &str) -> HandlerRef {
+    HandlerRef { source: SourceName::new("shop"), handler: HandlerName::new(name) }
+}
+
+/// At once, then about a minute later, then about five.
+pub(crate) fn spec(name: &str) -> HandlerSpec {
+    let retry = [0, 60, 300].map(Duration::from_secs).to_vec();
+    let policy = Policy { retry, lease: Duration::from_secs(LEASE.unsigned_abs()) };
+    HandlerSpec { handler: handler(name), policy, order: None, pulled: false }
+}
+
+pub(crate) fn ordered(name: &str, order: OrderPolicy) -> HandlerSpec {
+    HandlerSpec { order: Some(order), ..spec(name) }
+}
+
+pub(crate) fn job(name: &str) -> NewJob {
+    NewJob { handler: HandlerName::new(name), place: None, hopeless: None }
+}
+
+pub(crate) fn placed(name: &str, resource: &str, position: i64) -> NewJob {
+    let place = OrderPlace { resource: resource.into(), position: Position(position) };
+    NewJob { place: Some(place), ..job(name) }
+}
+
+pub(crate) fn done(result: &str) -> Outcome {
+    Outcome::Done { result: Some(result.to_owned()), publish: Vec::new() }
+}
+
+pub(crate) fn failed(retry: Retry) -> Outcome {
+    Outcome::Failed { error: "the till is closed".to_owned(), retry }
+}
+
+impl<S: Working> World<S> {
+    /// Lets time pass.
+    pub(crate) fn pass(&self, seconds: i64) {
+        self.clock.0.fetch_add(seconds * 1_000, Ordering::SeqCst);
+    }
+
+    pub(crate) async fn announce(&self, handlers: impl IntoIterator<Item = HandlerSpec>) {
+        self.store.announce(handlers.into_iter().collect()).await.expect("announces");
+    }
+
+    /// Another arrival of this event, on time, with the work it promises.
+    pub(crate) async fn arrive(&self, sender: &Sender, id: &str, jobs: &[NewJob]) -> Verdict {
+        let now = self.clock.now();
+        let ingest = sender.ingest_for(&body(id), now, now, jobs);
+        self.store.ingest(ingest).await.expect("ingests").remove(0)
+    }
+
+    /// A new event of the default tenant.
+    pub(crate) async fn accept(&self, id: &str, jobs: &[NewJob]) -> EventId {
+        match self.arrive(&Sender::plain(), id, jobs).await {
+            Verdict::Accepted(id) => id,
+            other => panic!("{id}: {other:?}"),
+        }
+    }
+
+    /// An event that was signed too long ago.
+    pub(crate) async fn arrive_late(&self, id: &str, jobs: &[NewJob]) -> EventId {
+        let now = self.clock.now();
+        let signed = Timestamp::from_second(now.as_second() - 3_600).expect("in range");
+        let ingest = Sender::plain().ingest_for(&body(id), signed, now, jobs);
+        match self.store.ingest(ingest).await.expect("ingests").remove(0) {
+            Verdict::Review(id) => id,
+            other => panic!("{id}: {other:?}"),
+        }
+    }
+
+    pub(crate) async fn claim(&self, name: &str, limit: usize) -> Vec<Claim> {
+        let ask = ClaimAsk { handler: handler(name), limit, worker: "worker-1".into() };
+        self.store.claim(ask).await.expect("claims")
+    }
+
+    /// The one job that can be claimed now.
+    pub(crate) async fn claim_one(&self, name: &str) -> Claim {
+        let mut claims = self.claim(name, 10).await;
+        assert_eq!(ids(&claims).len(), 1, "one claim, not {:?}", ids(&claims));
+        claims.remove(0)
+    }
+
+    /// What can be claimed next, however long that takes; nothing if that is more than a day.
+    pub(crate) async fn claim_next(&self, name: &str) -> Vec<Claim> {
+        for wait in std::iter::repeat_n(1, 600).chain(std::iter::repeat_n(600, 144)) {
+            let claims = self.claim(name, 10).await;
+            if !claims.is_empty() {
+                return claims;
+            }
+            self.pass(wait);
+        }
+        Vec::new()
+    }
+
+    pub(crate) async fn settle(&self, claim: &Claim, outcome: Outcome) -> Held {
+        self.store.settle(claim.job, claim.fence, outcome).await.expect("settles")
+    }
+
+    /// Claims what is there and says that it is done.
+    pub(crate) async fn do_all(&self, name: &str) -> Vec<String> {
+        let mut order = Vec::new();
+        loop {
+            let claims = self.claim(name, 10).await;
+            if claims.is_empty() {
+                return order;
+            }
+            for claim in claims {
+                assert_eq!(self.settle(&claim, done("done")).await, Held::Kept);
+                order.push(claim.event.key.event_id.to_string());
+            }
+        }
+    }
+
+    pub(crate) async fn event(&self, id: &str) -> EventDetail {
+        match self.lookup(id).await {
+            Lookup::One(detail) => detail,
+            other => panic!("{id}: {other:?}"),
+        }
+    }
+
+    pub(crate) async fn lookup(&self, id: &str) -> Lookup<EventDetail> {
+        self.store.event(&EventName::Theirs(id.into())).await.expect("reads")
+    }
+
+    pub(crate) async fn job(&self, id: &str, name: &str) -> JobDetail {
+        let jobs = self.event(id).await.jobs;
+        jobs.into_iter().find(|job| job.handler.as_str() == name).expect("a job of that handler")
+    }
+
+    pub(crate) async fn job_by_id(&self, id: JobId) -> JobDetail {
+        self.store.job(id).await.expect("reads").expect("is there")
+    }
+
+    pub(crate) fn by(&self, reason: &str) -> Action {
+        Action { who: "ops".into(), reason: Some(reason.into()), at: self.clock.now() }
+    }
+
+    pub(crate) async fn replay(
+        &self,
+        event: EventId,
+        jobs: &[NewJob],
+        how: Replay,
+    ) -> Vec<ReplayEffect> {
+        let ask = ReplayAsk {
+            event,
+            handlers: jobs.to_vec(),
+            force: matches!(how, Replay::Force | Replay::DryForce),
+            dry_run: matches!(how, Replay::Dry | Replay::DryForce),
+            by: self.by("asked for"),
+        };
+        let replayed = self.store.replay(ask).await.expect("replays");
+        replayed.into_iter().map(|one| one.effect).collect()
+    }
+}
+
+/// How a replay is asked for.
+#[derive(Clone, Copy)]
+pub(crate) enum Replay {
+    Plain,
+    Force,
+    Dry,
+    DryForce,
+}
+
+/// The senders' ids of what was claimed, in that order.
+pub(crate) fn ids(claims: &[Claim]) -> Vec<&str> {
+    claims.iter().map(|claim| &*claim.event.key.event_id).collect()
 }

@@ -1,9 +1,12 @@
-//! One suite for every store. A case is a function over any store; the macro at the end runs each
-//! case on the model in memory and on SQLite. New semantics begin here, as a failing case.
+//! One suite for every store. A case is a function over any store; the macros run each case on the
+//! model in memory and on SQLite. New semantics begin here, as a failing case.
 
 mod cases;
 #[allow(dead_code)]
 mod harness;
+mod jobs;
+mod order;
+mod people;
 mod plans;
 
 macro_rules! on_every_store {
@@ -40,4 +43,81 @@ on_every_store! {
     a_list_pages_from_new_to_old_and_filters,
     an_event_is_found_by_either_id_and_an_ambiguous_one_is_said_to_be,
     a_key_is_known_once_its_event_is_there,
+}
+
+/// The same for cases about work, which bring time with them: each gets a world of its own.
+macro_rules! on_every_working_store {
+    ($($about:ident { $($case:ident),* $(,)? })*) => {
+        mod memory_at_work {
+            $(mod $about {
+                $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+                async fn $case() {
+                    crate::$about::$case(crate::harness::World::in_memory()).await;
+                })*
+            })*
+        }
+        mod sqlite_at_work {
+            $(mod $about {
+                $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+                async fn $case() {
+                    crate::$about::$case(crate::harness::World::on_disk()).await;
+                })*
+            })*
+        }
+    };
+}
+
+on_every_working_store! {
+    jobs {
+        a_job_is_written_with_its_event_and_only_once,
+        every_event_of_one_body_has_its_own_job,
+        a_duplicate_is_told_what_the_work_came_to,
+        a_result_is_a_line_not_a_document,
+        two_handlers_have_their_own_jobs_retries_and_dead_letters,
+        only_announced_handlers_are_claimed,
+        a_claim_counts_before_the_work,
+        jobs_come_in_due_order_and_then_in_the_order_of_arrival,
+        the_first_attempt_waits_as_well_where_the_schedule_says_so,
+        a_late_worker_cannot_settle_a_reclaimed_job,
+        a_slow_worker_is_still_done_while_nobody_else_has_claimed,
+        done_is_terminal_and_idempotent_under_its_fence,
+        failed_attempts_follow_the_schedule_and_then_the_job_dies,
+        who_saw_it_fail_may_say_when_to_come_back_or_never,
+        an_expired_lease_is_claimable_again_and_counted_as_lost,
+        a_job_that_was_lost_is_claimed_alone_from_then_on,
+        a_job_lost_alone_five_times_is_buried_by_the_claim,
+        what_was_given_back_is_uncounted,
+        renewing_extends_the_lease_of_who_holds_it,
+        a_noisy_tenant_does_not_starve_the_others,
+        a_lost_job_gets_its_turn_beside_a_backlog_of_others,
+        a_hopeless_job_is_buried_at_once_and_says_why,
+        messages_are_published_with_done_or_not_at_all,
+        a_waiting_worker_is_told_of_new_work,
+        jobs_are_listed_from_new_to_old_and_filtered,
+        sql_work_is_claimed_and_done_in_one_step,
+    }
+    order {
+        latest_makes_older_news_stale_and_lets_ties_and_gaps_run,
+        the_mark_moves_only_with_done,
+        two_handlers_keep_their_own_marks,
+        one_at_a_time_per_resource_while_others_go_on,
+        an_expired_lease_frees_its_resource,
+        shuffled_versions_end_in_the_newest_state,
+        a_sequence_holds_what_is_past_a_gap_and_runs_in_order_when_filled,
+        a_failing_or_dead_number_is_a_gap,
+        what_lies_at_or_below_the_mark_is_stale_unless_a_person_forces_it,
+        a_dead_job_that_was_overtaken_is_stale_when_replayed,
+        a_sequence_without_a_start_begins_with_what_is_claimed_first,
+    }
+    people {
+        approving_beside_on_time_copies_writes_the_jobs_once,
+        an_approved_event_says_who_let_it_through,
+        a_rejected_event_never_runs,
+        replaying_what_is_done_does_nothing_without_force,
+        replaying_a_dead_job_runs_it_again_with_the_schedule_anew,
+        replaying_what_is_open_leaves_it_as_it_is,
+        a_handler_added_later_gets_a_job_by_replay,
+        a_dry_run_says_what_would_happen_and_changes_nothing,
+        pruning_takes_what_is_finished_and_past_its_horizon,
+    }
 }

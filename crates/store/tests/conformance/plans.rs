@@ -39,7 +39,11 @@ fn ingest(senders: &[Sender], step: &Step, now: i64) -> Ingest {
     let signed = if step.late { now - 3_600 } else { now };
     let receipts =
         senders[step.sender].receipts(&body, &format!("h{}", step.id), after(signed), after(now));
-    Ingest { receipts, via: crate::harness::via(after(now)) }
+    Ingest {
+        jobs: vec![Vec::new(); receipts.len()],
+        receipts,
+        via: crate::harness::via(after(now)),
+    }
 }
 
 /// Ids differ between stores: each becomes the number of its first appearance.

@@ -1,0 +1,159 @@
+//! Where a job's place in the order is read: two JSON pointers into the event's own bytes. What the
+//! guard then decides is [`crate::order`]'s.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::HandlerError;
+use crate::json::{self, Pointer, PointerError, Value};
+use crate::limits::RESOURCE_BYTES_MAX;
+use crate::order::{OrderPolicy, Place, Position};
+
+/// Where order is read, and how it is kept.
+#[derive(Debug)]
+pub struct Order {
+    /// The policy.
+    pub policy: OrderPolicy,
+    /// What happens to gaps, where the policy knows any.
+    pub gaps: Gaps,
+    /// `resource`, then `by`: looked up in one pass.
+    pointers: [Pointer; 2],
+}
+
+/// How long and how many wait for a number that is missing, and what then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gaps {
+    /// How long a gap is held.
+    pub hold: Duration,
+    /// How many jobs of one resource wait at most; the newest beyond that go to review.
+    pub hold_max: usize,
+    /// What happens once it was held that long.
+    pub on_gap: OnGap,
+}
+
+/// What happens to a gap that was held long enough.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnGap {
+    /// A person decides.
+    Review,
+    /// The mark moves on; what was missing is stale from then on.
+    Go,
+}
+
+impl Default for Gaps {
+    fn default() -> Self {
+        Self { hold: Duration::from_secs(600), hold_max: 1_000, on_gap: OnGap::Review }
+    }
+}
+
+impl Order {
+    /// Takes the selectors apart. `field` of an error is `order.resource` or `order.by`.
+    pub fn build(
+        resource: &str,
+        by: &str,
+        policy: OrderPolicy,
+        gaps: Gaps,
+    ) -> Result<Self, HandlerError> {
+        let pointers = [pointer("order.resource", resource)?, pointer("order.by", by)?];
+        Ok(Self { policy, gaps, pointers })
+    }
+
+    /// The place of an event, or why it has none. The reason never quotes the event.
+    pub fn place(&self, body: &[u8]) -> Result<Place, String> {
+        let found = json::extract(body, &self.pointers)
+            .map_err(|malformed| format!("its order cannot be read: {malformed}"))?;
+        let [resource, by] = &self.pointers;
+        let value = |index: usize| found.get(index).copied().flatten();
+        let named = |key: &str, pointer: &Pointer, problem: &str| {
+            format!("its order cannot be told: {key} ({}) {problem}", pointer.as_str())
+        };
+        Ok(Place {
+            resource: resource_of(value(0))
+                .map_err(|problem| named("resource", resource, problem))?,
+            position: position_of(value(1)).map_err(|problem| named("by", by, problem))?,
+        })
+    }
+}
+
+fn resource_of(value: Option<Value<'_>>) -> Result<Box<str>, &'static str> {
+    let text = there(value)?.as_id_text().ok_or("is neither text nor an integer")?;
+    match text.len() {
+        0 => Err("is empty"),
+        1..=RESOURCE_BYTES_MAX if text.contains('\0') => Err("holds a NUL character"),
+        1..=RESOURCE_BYTES_MAX => Ok(text.into()),
+        _longer => Err("is longer than 255 bytes"),
+    }
+}
+
+/// An integer counts as it is written: going through a float would make equals of neighbours.
+fn position_of(value: Option<Value<'_>>) -> Result<Position, &'static str> {
+    let value = there(value)?;
+    let neither = "is neither an integer nor an RFC 3339 time";
+    let text = value.as_id_text().ok_or(neither)?;
+    if value.raw().starts_with('"') {
+        return rfc3339_microseconds(&text).map(Position).ok_or(neither);
+    }
+    text.parse().map(Position).map_err(|_| "does not fit into 64 bits")
+}
+
+fn there(value: Option<Value<'_>>) -> Result<Value<'_>, &'static str> {
+    match value {
+        Some(value) if value.is_null() => Err("is null"),
+        Some(value) => Ok(value),
+        None => Err("is missing"),
+    }
+}
+
+/// Microseconds since the epoch, finer ones cut off. The parser behind it takes more than RFC 3339
+/// does, such as a zone in brackets or an offset without minutes, so the shape is checked first.
+fn rfc3339_microseconds(text: &str) -> Option<i64> {
+    let bytes = text.as_bytes();
+    let (&last, seconds) = (bytes.last()?, bytes.get(..19)?);
+    let shape = b"0000-00-00T00:00:00";
+    let fits = |(byte, shape): (&u8, &u8)| match shape {
+        b'0' => byte.is_ascii_digit(),
+        b'T' => matches!(byte, b'T' | b't' | b' '),
+        separator => byte == separator,
+    };
+    let rest = &bytes[19..];
+    let fraction = match last {
+        b'Z' | b'z' => rest.strip_suffix(&[last])?,
+        _digit => match rest.split_at_checked(rest.len().checked_sub(6)?)? {
+            (fraction, [b'+' | b'-', a, b, b':', c, d])
+                if [a, b, c, d].iter().all(|byte| byte.is_ascii_digit()) =>
+            {
+                fraction
+            }
+            _no_offset => return None,
+        },
+    };
+    let fraction_fits = match fraction {
+        [] => true,
+        [b'.', digits @ ..] => !digits.is_empty() && digits.iter().all(u8::is_ascii_digit),
+        _other => false,
+    };
+    if !seconds.iter().zip(shape).all(fits) || !fraction_fits {
+        return None;
+    }
+    let at: Timestamp = text.parse().ok()?;
+    i64::try_from(at.as_nanosecond().div_euclid(1_000)).ok()
+}
+
+fn pointer(field: &'static str, text: &str) -> Result<Pointer, HandlerError> {
+    let bad = |problem: String, hint: &str| HandlerError { field, problem, hint: hint.to_owned() };
+    match Pointer::parse(text) {
+        Ok(pointer) if pointer.keys().next().is_none() => Err(bad(
+            "names nothing".to_owned(),
+            "a JSON pointer to one field of the event, such as \"/data/object/id\"",
+        )),
+        Ok(pointer) => Ok(pointer),
+        Err(problem @ PointerError::NoSlash) => Err(bad(
+            format!("\"{text}\": {problem}"),
+            "order is read from the event's own JSON: write \"/data/object/id\"",
+        )),
+        Err(problem @ PointerError::BadEscape) => {
+            Err(bad(format!("\"{text}\": {problem}"), "write \"~0\" where a key has a \"~\""))
+        }
+    }
+}

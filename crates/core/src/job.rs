@@ -1,0 +1,224 @@
+//! The life of a Job: one event for one handler, from its commit to done, stale or dead.
+//!
+//! This is the pure state machine; stores record its answers with fenced updates. The diagram is in
+//! docs/lifecycle.md. Two kinds of attempt end differently: one with a verdict (failed, timed out)
+//! uses a step of the schedule; one without (the process died, the lease ran out) is *lost*, uses no
+//! step, backs off, and from then on the job is claimed alone, so that an event that kills the
+//! process takes no neighbours with it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// Our id of a Job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct JobId(pub Uuid);
+
+impl fmt::Display for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The number that voids an old right: every claim, replay and rejection raises it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Fence(pub i64);
+
+/// A handler by its name in the config, unique within its source.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct HandlerName(Arc<str>);
+
+impl HandlerName {
+    /// The name as written.
+    pub fn new(name: impl AsRef<str>) -> Self {
+        Self(Arc::from(name.as_ref()))
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for HandlerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Where a job stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// To be claimed once it is due.
+    Ready,
+    /// Claimed, until the lease ends.
+    Leased,
+    /// Its effects are committed. Nothing moves it but a person's `force`.
+    Done,
+    /// Newer news was applied already: recorded, and nothing was done.
+    Stale,
+    /// Buried: a person may look at it and replay it.
+    Dead,
+    /// Waits for the number before it.
+    Held,
+    /// Waits for another job of the same resource to end.
+    Parked,
+}
+
+impl Phase {
+    /// Whether it can still change by itself.
+    pub fn is_open(self) -> bool {
+        match self {
+            Self::Ready | Self::Leased | Self::Held | Self::Parked => true,
+            Self::Done | Self::Stale | Self::Dead => false,
+        }
+    }
+}
+
+/// Lost attempts alone that bury a job: enough to survive a few bad restarts, few enough that a
+/// poisonous event does not grind for hours.
+pub const LOST_ALONE_MAX: u32 = 5;
+
+/// The first back-off after a lost attempt; it doubles with each.
+const LOST_BACKOFF: Duration = Duration::from_secs(1);
+
+/// And goes no further than this.
+const LOST_BACKOFF_MAX: Duration = Duration::from_secs(300);
+
+/// How often a job is tried, and how long each attempt may hold it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    /// The wait before each attempt; as many attempts as there are waits.
+    pub retry: Vec<Duration>,
+    /// How long a claim lasts unless renewed.
+    pub lease: Duration,
+}
+
+/// How far a job has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Progress {
+    /// Claims so far, this run.
+    pub attempt: u32,
+    /// Verdicts so far: steps of the schedule that are used.
+    pub steps: u32,
+    /// Attempts that ended without a verdict.
+    pub lost: u32,
+}
+
+/// What becomes of a lease that ran out, or of a claim whose process died.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AfterLoss {
+    /// It may be claimed again, alone, from `due` on.
+    Again {
+        /// With one more lost attempt.
+        progress: Progress,
+        /// When.
+        due: Timestamp,
+    },
+    /// It was lost too often.
+    Bury {
+        /// With one more lost attempt.
+        progress: Progress,
+    },
+}
+
+/// What becomes of an attempt that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AfterFailure {
+    /// It is tried again from `due` on.
+    Again {
+        /// With one more step used.
+        progress: Progress,
+        /// When.
+        due: Timestamp,
+    },
+    /// The schedule is used up, or trying again is hopeless.
+    Bury {
+        /// With one more step used.
+        progress: Progress,
+    },
+}
+
+/// Whether and when a failed attempt is to be repeated, by whoever saw it fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    /// By the schedule.
+    Schedule,
+    /// By the schedule, but not before this long (Retry-After).
+    NotBefore(Duration),
+    /// After exactly this long.
+    In(Duration),
+    /// Never: it cannot succeed as it is.
+    Never,
+}
+
+impl Progress {
+    /// Whether the next claim must take this job alone.
+    pub fn alone(self) -> bool {
+        self.lost > 0
+    }
+
+    /// The claim: one more attempt.
+    pub fn claimed(self) -> Self {
+        Self { attempt: self.attempt + 1, ..self }
+    }
+
+    /// The claim is given back unbegun: as if it had not been.
+    pub fn given_back(self) -> Self {
+        Self { attempt: self.attempt.saturating_sub(1), ..self }
+    }
+
+    /// The attempt ended without a verdict at `at` (the end of its lease, or the restart).
+    pub fn lost(self, at: Timestamp) -> AfterLoss {
+        let progress = Self { lost: self.lost + 1, ..self };
+        if progress.lost > LOST_ALONE_MAX {
+            return AfterLoss::Bury { progress };
+        }
+        let doubled = LOST_BACKOFF.saturating_mul(1 << (progress.lost - 1).min(16));
+        AfterLoss::Again { progress, due: later(at, doubled.min(LOST_BACKOFF_MAX)) }
+    }
+
+    /// The attempt failed at `now`. `dice` in 0..=1 chooses the jitter.
+    pub fn failed(self, policy: &Policy, retry: Retry, now: Timestamp, dice: f64) -> AfterFailure {
+        let progress = Self { steps: self.steps + 1, ..self };
+        let Some(scheduled) = policy.retry.get(progress.steps as usize) else {
+            return AfterFailure::Bury { progress };
+        };
+        let wait = match retry {
+            Retry::Schedule => jittered(*scheduled, dice),
+            Retry::NotBefore(least) => jittered(*scheduled, dice).max(least),
+            Retry::In(exactly) => exactly,
+            Retry::Never => return AfterFailure::Bury { progress },
+        };
+        AfterFailure::Again { progress, due: later(now, wait) }
+    }
+}
+
+/// ±20 %, so that what failed together does not come back together.
+pub fn jittered(wait: Duration, dice: f64) -> Duration {
+    wait.mul_f64(0.8 + 0.4 * dice.clamp(0.0, 1.0))
+}
+
+/// The idempotency key that travels with a job: equal across attempts, restarts and replays; a
+/// forced run appends its number.
+pub fn idempotency_key(event: crate::store::EventId, handler: &HandlerName, run: u32) -> String {
+    match run {
+        0 | 1 => format!("{event}:{handler}"),
+        run => format!("{event}:{handler}:{run}"),
+    }
+}
+
+fn later(at: Timestamp, wait: Duration) -> Timestamp {
+    SignedDuration::try_from(wait)
+        .ok()
+        .and_then(|wait| at.checked_add(wait).ok())
+        .unwrap_or(Timestamp::MAX)
+}

@@ -1,0 +1,188 @@
+//! Which events a handler is for, and where a job's place in the order is read.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::SourceName;
+use hapax_core::handler::{EventView, Gaps, Handler, HandlerKind, Order, SqlProgram, Types};
+use hapax_core::job::{HandlerName, Policy};
+use hapax_core::order::{OrderPolicy, Place, Position};
+use hapax_core::store::NewJob;
+
+fn handler(types: &[&str], order: Option<(&str, &str)>) -> Handler {
+    let program = SqlProgram::parse("SELECT :id").unwrap();
+    Handler {
+        name: HandlerName::new("fee"),
+        kind: HandlerKind::Sql(Arc::new(program)),
+        types: Types::new(types.iter().copied()).unwrap(),
+        policy: Policy { retry: vec![Duration::ZERO], lease: Duration::from_secs(30) },
+        timeout: Duration::from_secs(10),
+        concurrency: 16,
+        order: order.map(|(resource, by)| {
+            Order::build(resource, by, OrderPolicy::Latest, Gaps::default()).unwrap()
+        }),
+    }
+}
+
+fn job(handler: &Handler, event_type: Option<&str>, body: &str) -> Option<NewJob> {
+    handler.job_for(EventView { event_type, body: body.as_bytes() })
+}
+
+#[test]
+fn a_handler_is_for_the_types_that_its_globs_match() {
+    let check = |types: &[&str], event_type: Option<&str>, expected: bool| {
+        let found = Types::new(types.iter().copied()).unwrap().matches(event_type);
+        assert_eq!(found, expected, "{types:?} {event_type:?}");
+    };
+    check(&[], Some("payout.paid"), true);
+    check(&["payout.paid"], Some("payout.paid"), true);
+    check(&["payout.paid"], Some("payout.paid.x"), false);
+    check(&["payout.paid"], Some("xpayout.paid"), false);
+    check(&["payout.*"], Some("payout.paid"), true);
+    check(&["payout.*"], Some("payout."), true);
+    check(&["payout.*"], Some("payout"), false);
+    check(&["payout.*"], Some("Payout.paid"), false);
+    check(&["*.paid"], Some("payout.paid"), true);
+    check(&["*.paid"], Some("payout.paid.paid"), true);
+    check(&["*.paid"], Some("payout.paid.late"), false);
+    check(&["a*b*c"], Some("a-b-b-c"), true);
+    check(&["a*b*c"], Some("abc"), true);
+    check(&["a*b*c"], Some("acb"), false);
+    check(&["*a*"], Some("bab"), true);
+    check(&["**"], Some("x"), true);
+    check(&["*"], Some(""), true);
+    check(&["x", "payout.*"], Some("payout.paid"), true);
+    check(&["x", "y"], Some("payout.paid"), false);
+    // A dot is a dot and a question mark a question mark.
+    check(&["payout.paid"], Some("payout-paid"), false);
+    check(&["payout.pai?"], Some("payout.paid"), false);
+    check(&["größe.*"], Some("größe.é"), true);
+}
+
+#[test]
+fn an_event_without_a_type_is_only_for_those_who_take_all() {
+    for (types, expected) in
+        [(&[][..], true), (&["*"], true), (&["x", "**"], true), (&["x*"], false), (&["x"], false)]
+    {
+        let job = job(&handler(types, None), None, "{}");
+        assert_eq!(job.is_some(), expected, "{types:?}");
+    }
+}
+
+#[test]
+fn a_hostile_type_costs_no_more_than_the_product_of_both_lengths() {
+    // Naive matching of many stars takes time without end here.
+    let glob = "*a".repeat(100);
+    let types = Types::new([format!("{glob}b")]).unwrap();
+    assert!(!types.matches(Some(&"a".repeat(255))));
+}
+
+#[test]
+fn an_empty_type_in_the_list_is_refused() {
+    assert_eq!(Types::new(["x", ""]).unwrap_err().field, "types");
+}
+
+#[test]
+fn a_job_carries_its_place_in_the_order() {
+    let check = |body: &str, resource: &str, position: i64| {
+        let handler = handler(&[], Some(("/data/id", "/at")));
+        let expected = NewJob {
+            handler: HandlerName::new("fee"),
+            place: Some(Place { resource: resource.into(), position: Position(position) }),
+            hopeless: None,
+        };
+        assert_eq!(job(&handler, None, body), Some(expected), "{body}");
+    };
+    check(r#"{"data":{"id":"po_1"},"at":7}"#, "po_1", 7);
+    check(r#"{"at":-7,"data":{"id":12345678901234567890}}"#, "12345678901234567890", -7);
+    // Neighbours that a float would make equal.
+    check(r#"{"data":{"id":"x"},"at":9007199254740993}"#, "x", 9_007_199_254_740_993);
+    check(r#"{"data":{"id":"x"},"at":9223372036854775807}"#, "x", i64::MAX);
+    check(r#"{"data":{"id":"x"},"at":-9223372036854775808}"#, "x", i64::MIN);
+    check(r#"{"data":{"id":"x"},"at":-0}"#, "x", 0);
+    check(r#"{"data":{"id":"\u0041\"/"},"at":1}"#, "A\"/", 1);
+    let second = 1_767_225_607_000_000;
+    check(r#"{"data":{"id":"x"},"at":"2026-01-01T00:00:07Z"}"#, "x", second);
+    check(r#"{"data":{"id":"x"},"at":"2026-01-01t00:00:07z"}"#, "x", second);
+    check(r#"{"data":{"id":"x"},"at":"2026-01-01 01:00:07+01:00"}"#, "x", second);
+    check(r#"{"data":{"id":"x"},"at":"2026-01-01T00:00:07.000001Z"}"#, "x", second + 1);
+    check(r#"{"data":{"id":"x"},"at":"2026-01-01T00:00:07.000001999-00:00"}"#, "x", second + 1);
+    check(r#"{"data":{"id":"x"},"at":"1969-12-31T23:59:59.9999999Z"}"#, "x", -1);
+}
+
+#[test]
+fn a_place_that_cannot_be_told_makes_the_job_hopeless_and_says_why() {
+    let check = |body: &str, parts: &[&str]| {
+        let job = job(&handler(&[], Some(("/data/id", "/at"))), None, body).unwrap();
+        let reason = job.hopeless.unwrap_or_else(|| panic!("{body}"));
+        assert!(parts.iter().all(|part| reason.contains(part)), "{body}: {reason}");
+        assert!(!reason.contains("hunter2"), "{reason}");
+        assert_eq!(job.place, None);
+    };
+    check(r#"{"at":1}"#, &["resource (/data/id) is missing"]);
+    check(r#"{"data":{"id":null},"at":1}"#, &["resource (/data/id) is null"]);
+    check(r#"{"data":{"id":""},"at":1}"#, &["resource (/data/id) is empty"]);
+    check(r#"{"data":{"id":1.5},"at":1}"#, &["resource", "neither text nor an integer"]);
+    check(r#"{"data":{"id":{"hunter2":1}},"at":1}"#, &["resource", "neither"]);
+    check(r#"{"data":{"id":true},"at":1}"#, &["resource", "neither"]);
+    check(r#"{"data":{"id":"a\u0000b"},"at":1}"#, &["resource", "NUL"]);
+    let long = format!(r#"{{"data":{{"id":"{}"}},"at":1}}"#, "x".repeat(256));
+    check(&long, &["resource", "longer than 255"]);
+    for at in [
+        "1.0",
+        "1e3",
+        "true",
+        "[1]",
+        r#""""#,
+        r#""12""#,
+        r#""hunter2""#,
+        r#""2026-01-01""#,
+        r#""2026-01-01T00:00:07""#,
+        r#""2026-01-01T00:00Z""#,
+        r#""2026-01-01T00:00:07+01""#,
+        r#""2026-01-01T00:00:07.Z""#,
+        r#""2026-01-01T00:00:07,5Z""#,
+        r#""2026-01-01T00:00:07Z[UTC]""#,
+        r#""2026-13-01T00:00:07Z""#,
+        r#""20260101T000007Z....""#,
+        r#"" 2026-01-01T00:00:07Z""#,
+        r#""+002026-01-01T00:00:07Z""#,
+    ] {
+        check(&format!(r#"{{"data":{{"id":"x"}},"at":{at}}}"#), &["by (/at)", "neither"]);
+    }
+    check(r#"{"data":{"id":"x"},"at":null}"#, &["by (/at) is null"]);
+    check(r#"{"data":{"id":"x"}}"#, &["by (/at) is missing"]);
+    check(r#"{"data":{"id":"x"},"at":9223372036854775808}"#, &["by", "64 bits"]);
+    // Whoever takes the first and whoever takes the last would see another order.
+    check(r#"{"data":{"id":"x"},"at":1,"at":2}"#, &["cannot be read", "twice"]);
+    check("a=1&b=2", &["cannot be read", "not JSON"]);
+    check("", &["cannot be read"]);
+}
+
+#[test]
+fn a_job_that_is_not_for_the_handler_is_not_written_even_if_hopeless() {
+    assert_eq!(job(&handler(&["payout.*"], Some(("/x", "/y"))), Some("invoice.paid"), "{}"), None);
+}
+
+#[test]
+fn selectors_of_order_are_pointers_into_the_event() {
+    for (resource, by, field) in [
+        ("id", "/at", "order.resource"),
+        ("/id", "header:x-at", "order.by"),
+        ("", "/at", "order.resource"),
+        ("/id", "/a~2", "order.by"),
+    ] {
+        let built = Order::build(resource, by, OrderPolicy::Latest, Gaps::default());
+        assert_eq!(built.unwrap_err().field, field);
+    }
+}
+
+#[test]
+fn the_store_learns_what_it_needs_of_a_handler() {
+    let mut handler = handler(&[], Some(("/id", "/at")));
+    let spec = handler.spec(&SourceName::new("stripe"));
+    assert_eq!((spec.handler.source.as_str(), spec.handler.handler.as_str()), ("stripe", "fee"));
+    assert_eq!((spec.order, spec.pulled), (Some(OrderPolicy::Latest), false));
+    handler.kind = HandlerKind::Pull;
+    assert!(handler.spec(&SourceName::new("stripe")).pulled);
+}

@@ -1,0 +1,292 @@
+//! The user's app behind an `http` handler: what it is sent for a job, and what its answer means.
+//!
+//! It gets the event as the sender sent it, byte for byte, with a signature made now: the sender's
+//! own may be past its window by the time the job runs, or meant for another URL.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_core::envelope::Origin;
+use hapax_core::handler::{Handler, HttpTarget, SignAs};
+use hapax_core::job::{HandlerName, Retry, idempotency_key};
+use hapax_core::scheme::Scheme;
+use hapax_core::store::{Claim, ClaimedEvent, NewMessage, Outcome};
+use hapax_core::{Arrival, Source, Tenant, Timestamp};
+use http::header::{HOST, RETRY_AFTER};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
+use http_body_util::Full;
+use serde::Deserialize;
+
+use crate::limits::{ANSWER_BYTES_MAX, ERROR_CHARS_MAX, RETRY_AFTER_MAX};
+use crate::outbound::{Heard, Outbound, OutboundError};
+
+/// The app of one handler.
+#[derive(Debug)]
+pub(crate) struct App {
+    handler: HandlerName,
+    target: HttpTarget,
+    timeout: Duration,
+    /// The handler's source as each tenant has it.
+    sources: Vec<Arc<Source>>,
+    outbound: Outbound,
+}
+
+impl App {
+    /// `sources` are the handler's source as each tenant has it.
+    pub(crate) fn new(
+        handler: &Handler,
+        target: &HttpTarget,
+        sources: Vec<Arc<Source>>,
+        outbound: Outbound,
+    ) -> Self {
+        Self {
+            handler: handler.name.clone(),
+            target: target.clone(),
+            timeout: handler.timeout,
+            sources,
+            outbound,
+        }
+    }
+
+    /// One attempt.
+    pub(crate) async fn call(&self, claim: &Claim, now: Timestamp) -> Outcome {
+        let request = match self.request(claim, now) {
+            Ok(request) => request,
+            Err(error) => return failed(error, Retry::Schedule),
+        };
+        match self.outbound.send(request, self.timeout).await {
+            Ok(heard) => understood(&heard, now),
+            Err(error @ OutboundError::Unsent) => {
+                failed(error.to_string(), Retry::In(UNSENT_AGAIN_IN))
+            }
+            Err(
+                error @ (OutboundError::TimedOut(_)
+                | OutboundError::Connect(_)
+                | OutboundError::Broken(_)),
+            ) => failed(error.to_string(), Retry::Schedule),
+        }
+    }
+
+    fn request(&self, claim: &Claim, now: Timestamp) -> Result<Request<Full<Bytes>>, String> {
+        let event = &claim.event;
+        let draft = Arrival {
+            method: Method::POST,
+            url: self.target.url.to_string(),
+            headers: sender_headers(&event.headers),
+            body: event.body.clone(),
+        };
+        let mut signed = self.sign(draft, event, now)?;
+        let headers = &mut signed.headers;
+        let mut set = |name: &'static str, value: String| {
+            let value = HeaderValue::try_from(value)
+                .map_err(|_| format!("the value of {name} does not fit in a header"))?;
+            headers.insert(HeaderName::from_static(name), value);
+            Ok::<(), String>(())
+        };
+        set("hapax-job", claim.job.to_string())?;
+        set("hapax-fence", claim.fence.0.to_string())?;
+        set("hapax-attempt", claim.attempt.to_string())?;
+        set("idempotency-key", idempotency_key(event.id, &self.handler, claim.run))?;
+        let mut request = Request::new(Full::new(signed.body));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = signed.url.parse().map_err(|_| "the signed URL is no URL")?;
+        *request.headers_mut() = signed.headers;
+        Ok(request)
+    }
+
+    fn sign(
+        &self,
+        mut draft: Arrival,
+        event: &ClaimedEvent,
+        now: Timestamp,
+    ) -> Result<Arrival, String> {
+        let cannot = |error| format!("signing the request: {error}");
+        let ours = HeaderValue::try_from(event.id.to_string())
+            .map_err(|_| "our id does not fit in a header")?;
+        let source = match self.target.sign_as {
+            // Signed with the handler's secret: any tenant's will do.
+            SignAs::Standard => self.sources.first(),
+            SignAs::Provider => of_tenant(&self.sources, &event.key.tenant),
+        };
+        let source = source.ok_or("the source of this event is not configured any more")?;
+        let Some(signer) = self.target.signer(source) else {
+            draft.headers.insert(WEBHOOK_ID, ours);
+            return Ok(draft);
+        };
+        let scheme = signer.scheme();
+        match self.target.sign_as {
+            SignAs::Standard => {
+                for old in WEBHOOK_PROOF {
+                    draft.headers.remove(old);
+                }
+                draft.headers.insert(WEBHOOK_ID, ours);
+                let signed = scheme.sign(&draft, None, now).map_err(cannot)?;
+                signed.apply(&draft).map_err(cannot)
+            }
+            SignAs::Provider => {
+                draft.headers = without_proof(scheme, &draft, now);
+                let id = source.first_part(&event.key.event_id);
+                let signed = scheme.sign(&draft, Some(id), now).map_err(cannot)?;
+                let mut request = signed.apply(&draft).map_err(cannot)?;
+                // A sender that signs `webhook-id` itself keeps its own word for the event there.
+                if !scheme.signs(Origin::Header(WEBHOOK_ID.as_str())) {
+                    request.headers.insert(WEBHOOK_ID, ours);
+                }
+                Ok(request)
+            }
+        }
+    }
+}
+
+/// A connection that was closed under us says nothing about the app: soon again.
+const UNSENT_AGAIN_IN: Duration = Duration::from_secs(1);
+
+const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
+const WEBHOOK_PROOF: [&str; 2] = ["webhook-timestamp", "webhook-signature"];
+
+/// The source as the event's tenant has it; where the tenant is a field of the body, the one that
+/// serves them all.
+fn of_tenant<'a>(sources: &'a [Arc<Source>], tenant: &Tenant) -> Option<&'a Arc<Source>> {
+    sources
+        .iter()
+        .find(|source| source.tenant() == tenant)
+        .or_else(|| sources.iter().find(|source| *source.tenant() == Tenant::default()))
+}
+
+/// The headers without signature and signed time, which are made anew. Other headers that the
+/// signature covers, such as the sender's id, stay as they are.
+fn without_proof(scheme: &Scheme, draft: &Arrival, now: Timestamp) -> HeaderMap {
+    const PROBE: &str = "probe";
+    let mut rest = draft.headers.clone();
+    for name in draft.headers.keys() {
+        let mut without = draft.headers.clone();
+        without.remove(name);
+        let is_needed = |found: &str| name.as_str().eq_ignore_ascii_case(found);
+        if !scheme.missing(&without).is_some_and(is_needed) {
+            continue;
+        }
+        let probe = Arrival { headers: without, body: Bytes::new(), ..draft.clone() };
+        let takes_id = scheme.sign(&probe, Some(PROBE), now).is_ok_and(|signed| {
+            signed.headers.iter().any(|(found, value)| is_needed(found) && value == PROBE)
+        });
+        if !takes_id {
+            rest.remove(name);
+        }
+    }
+    rest
+}
+
+/// The sender's headers as they were kept, without what held for its connection to us only.
+fn sender_headers(lines: &str) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for (name, value) in lines.lines().filter_map(|line| line.split_once(": ")) {
+        let (Ok(name), Ok(value)) =
+            (HeaderName::try_from(name), HeaderValue::from_bytes(value.as_bytes()))
+        else {
+            continue;
+        };
+        if !holds_for_one_hop(&name) {
+            headers.append(name, value);
+        }
+    }
+    headers
+}
+
+fn holds_for_one_hop(name: &HeaderName) -> bool {
+    *name == HOST
+        || matches!(
+            name.as_str(),
+            // What the sender can unpack is not what we can.
+            "accept-encoding"
+                | "connection"
+                | "content-length"
+                | "expect"
+                | "http2-settings"
+                | "keep-alive"
+                | "proxy-authenticate"
+                | "proxy-authorization"
+                | "proxy-connection"
+                | "te"
+                | "trailer"
+                | "transfer-encoding"
+                | "upgrade"
+        )
+}
+
+/// What an answer may hold; any other answer says nothing.
+#[derive(Debug, Deserialize)]
+struct Said {
+    #[serde(default)]
+    result: serde_json::Value,
+    #[serde(default)]
+    publish: serde_json::Value,
+}
+
+fn understood(heard: &Heard, now: Timestamp) -> Outcome {
+    let status = heard.status;
+    if status.is_success() {
+        return done(heard);
+    }
+    let error = match status.is_redirection() {
+        true => format!("HTTP {}: redirects are not followed", status.as_u16()),
+        false => format!("HTTP {}", status.as_u16()),
+    };
+    let asks_for_time =
+        matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+    let wait = heard.headers.get(RETRY_AFTER).filter(|_| asks_for_time);
+    let retry = match wait.and_then(|value| retry_after(value, now)) {
+        Some(wait) => Retry::NotBefore(wait),
+        None => Retry::Schedule,
+    };
+    failed(error, retry)
+}
+
+fn done(heard: &Heard) -> Outcome {
+    if heard.cut {
+        // Half an answer must not pass for one that publishes nothing.
+        let may_publish = has(&heard.body, b"\"publish\"") || has(&heard.body, b"\"result\"");
+        return match may_publish {
+            true => failed(
+                format!("the answer is longer than {ANSWER_BYTES_MAX} bytes"),
+                Retry::Schedule,
+            ),
+            false => Outcome::Done { result: None, publish: Vec::new() },
+        };
+    }
+    let Ok(Said { result, publish }) = serde_json::from_slice(&heard.body) else {
+        return Outcome::Done { result: None, publish: Vec::new() };
+    };
+    let result = result.as_str().map(str::to_owned);
+    if publish.is_null() {
+        return Outcome::Done { result, publish: Vec::new() };
+    }
+    match serde_json::from_value::<Vec<NewMessage>>(publish) {
+        Ok(publish) => Outcome::Done { result, publish },
+        Err(error) => {
+            failed(format!("the answer's \"publish\" is malformed: {error}"), Retry::Schedule)
+        }
+    }
+}
+
+fn has(body: &[u8], word: &[u8]) -> bool {
+    memchr::memmem::find(body, word).is_some()
+}
+
+/// Seconds, or a date.
+fn retry_after(value: &HeaderValue, now: Timestamp) -> Option<Duration> {
+    let text = value.to_str().ok()?.trim();
+    let wait = match text.parse::<u64>() {
+        Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) => {
+            let date = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()?;
+            Duration::try_from(date.duration_since(now)).unwrap_or_default()
+        }
+    };
+    Some(wait.min(RETRY_AFTER_MAX))
+}
+
+fn failed(error: impl Into<String>, retry: Retry) -> Outcome {
+    let error: String = error.into();
+    Outcome::Failed { error: error.chars().take(ERROR_CHARS_MAX).collect(), retry }
+}

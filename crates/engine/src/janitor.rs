@@ -1,0 +1,101 @@
+//! Deletes what is finished and past its time, in small commits with pauses between them, so that
+//! no ack waits for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use hapax_core::store::{Horizon, StoreError, Work};
+use hapax_core::{SourceName, Timestamp};
+use jiff::SignedDuration;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use crate::ingress::Now;
+use crate::limits::{PRUNE_BATCH, PRUNE_EVERY, PRUNE_PAUSE};
+
+/// How long things are kept; `None` is for ever.
+#[derive(Debug, Clone, Default)]
+pub struct Retention {
+    /// Bodies and history.
+    pub events: Option<Duration>,
+    /// Keys, per source; a source that is not named keeps them for ever.
+    pub keys: Vec<(SourceName, Duration)>,
+}
+
+/// Comes by every minute.
+pub struct Janitor<S> {
+    store: Arc<S>,
+    now: Now,
+    every: Duration,
+    retention: ArcSwap<Retention>,
+}
+
+impl<S: Work> Janitor<S> {
+    /// With the usual times.
+    pub fn new(store: Arc<S>, now: Now, retention: Retention) -> Self {
+        Self { store, now, every: PRUNE_EVERY, retention: ArcSwap::from_pointee(retention) }
+    }
+
+    /// Comes by this often instead.
+    pub fn every(self, every: Duration) -> Self {
+        Self { every, ..self }
+    }
+
+    /// Takes over other settings.
+    pub fn reload(&self, retention: Retention) {
+        self.retention.store(Arc::new(retention));
+    }
+
+    /// Prunes until `stop`.
+    pub async fn run(&self, stop: CancellationToken) {
+        let mut beats = interval(self.every);
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut failing = false;
+        while stop.run_until_cancelled(beats.tick()).await.is_some() {
+            match stop.run_until_cancelled(self.prune()).await {
+                Some(Err(error)) if !failing => {
+                    failing = true;
+                    warn!(%error, "deleting what is past its time: {error}; trying again");
+                }
+                Some(Err(_)) | None => {}
+                Some(Ok(())) => failing = false,
+            }
+        }
+    }
+
+    async fn prune(&self) -> Result<(), StoreError> {
+        let horizon = self.retention.load().horizon((self.now)());
+        while self.store.prune(horizon.clone(), PRUNE_BATCH).await? {
+            sleep(PRUNE_PAUSE).await;
+        }
+        Ok(())
+    }
+}
+
+impl<S> std::fmt::Debug for Janitor<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Janitor").field("retention", &self.retention).finish_non_exhaustive()
+    }
+}
+
+impl Retention {
+    fn horizon(&self, now: Timestamp) -> Horizon {
+        Horizon {
+            events_before: self.events.map_or(Timestamp::MIN, |kept| before(now, kept)),
+            keys_before: self
+                .keys
+                .iter()
+                .map(|(source, kept)| (source.clone(), before(now, *kept)))
+                .collect(),
+        }
+    }
+}
+
+fn before(now: Timestamp, kept: Duration) -> Timestamp {
+    SignedDuration::try_from(kept)
+        .ok()
+        .and_then(|kept| now.checked_sub(kept).ok())
+        .unwrap_or(Timestamp::MIN)
+}

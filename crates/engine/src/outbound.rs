@@ -1,0 +1,136 @@
+//! The one HTTP client: every request that leaves Hapax goes through here. It follows no redirect,
+//! asks no proxy, unpacks nothing, reads no more than it may and never repeats a request by itself:
+//! whether to try again is decided where attempts are counted.
+//!
+//! Addresses are not judged here yet: who calls was configured by the operator, who may name any.
+
+use std::error::Error;
+use std::io;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Request, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{self, Client};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tokio::time::timeout;
+use tokio_rustls::rustls;
+
+use crate::limits::{ANSWER_BYTES_MAX, CONNECT_DEADLINE, OUTBOUND_IDLE, OUTBOUND_IDLE_MAX};
+
+/// The client, with its connections. Clones share them.
+#[derive(Debug, Clone)]
+pub struct Outbound {
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+}
+
+/// What came back, as far as it was read.
+#[derive(Debug)]
+pub(crate) struct Heard {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+    /// Whether `body` is only the beginning.
+    pub(crate) cut: bool,
+}
+
+/// Why nothing came back.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OutboundError {
+    #[error("timed out after {0:?}")]
+    TimedOut(Duration),
+    #[error("{0}")]
+    Connect(String),
+    /// The connection was gone before the request was on it: nobody has seen it.
+    #[error("the connection was closed before the request was sent")]
+    Unsent,
+    #[error("the connection broke: {0}")]
+    Broken(String),
+}
+
+/// The client's TLS could not be set up.
+#[derive(Debug, thiserror::Error)]
+#[error("setting up TLS for outbound requests: {0}")]
+pub struct OutboundTlsError(#[from] rustls::Error);
+
+impl Outbound {
+    /// A client that trusts the public certificate authorities.
+    pub fn new() -> Result<Self, OutboundTlsError> {
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_connect_timeout(Some(CONNECT_DEADLINE));
+        let provider = rustls::crypto::aws_lc_rs::default_provider();
+        let connector = HttpsConnectorBuilder::new()
+            .with_provider_and_webpki_roots(provider)?
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(tcp);
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(OUTBOUND_IDLE)
+            .pool_max_idle_per_host(OUTBOUND_IDLE_MAX)
+            .retry_canceled_requests(false)
+            .build(connector);
+        Ok(Self { client })
+    }
+
+    /// Sends `request` once and reads what comes back. `deadline` is for all of it, from the name
+    /// lookup to the last byte that is read. Dropping the future closes the connection.
+    pub(crate) async fn send(
+        &self,
+        request: Request<Full<Bytes>>,
+        deadline: Duration,
+    ) -> Result<Heard, OutboundError> {
+        let exchange = async {
+            let answer = self.client.request(request).await.map_err(unanswered)?;
+            let (head, body) = answer.into_parts();
+            let (body, cut) = beginning(body).await?;
+            Ok(Heard { status: head.status, headers: head.headers, body, cut })
+        };
+        timeout(deadline, exchange).await.unwrap_or(Err(OutboundError::TimedOut(deadline)))
+    }
+}
+
+/// The first bytes of a body, and whether there are more.
+async fn beginning(mut body: Incoming) -> Result<(Bytes, bool), OutboundError> {
+    let mut read = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| OutboundError::Broken(deepest(&error)))?;
+        let Some(bytes) = frame.data_ref() else { continue };
+        let room = ANSWER_BYTES_MAX - read.len();
+        read.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        if bytes.len() > room {
+            return Ok((read.freeze(), true));
+        }
+    }
+    Ok((read.freeze(), false))
+}
+
+fn unanswered(error: legacy::Error) -> OutboundError {
+    let unsent = error
+        .source()
+        .and_then(|source| source.downcast_ref::<hyper::Error>())
+        .is_some_and(hyper::Error::is_canceled);
+    match (error.is_connect(), unsent) {
+        (true, _) => OutboundError::Connect(deepest(&error)),
+        (false, true) => OutboundError::Unsent,
+        (false, false) => OutboundError::Broken(deepest(&error)),
+    }
+}
+
+/// The first cause: what wraps it repeats only that a request failed.
+fn deepest(error: &(dyn Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    match cause.downcast_ref::<io::Error>() {
+        // Without the number of the operating system.
+        Some(error) if error.raw_os_error().is_some() => error.kind().to_string(),
+        Some(_) | None => cause.to_string(),
+    }
+}

@@ -1,0 +1,119 @@
+//! Answers of sync sources: waiting, within bounds, for the work on an event that is durable
+//! already. What the wait ends with is only told; the work itself is the workers'.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::store::{
+    EventId, EventName, Inspect, Known, Lookup, Status, StoreError, Verdict, Work,
+};
+use tokio::time::{Instant, sleep_until};
+
+use crate::bell::Bell;
+use crate::limits::{SYNC_POLL, SYNC_POLL_MAX};
+
+/// What the work on an event had come to when the wait ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Worked {
+    /// Nothing more will happen by itself.
+    Ended(Known),
+    /// The attempt failed, or the job is buried.
+    Failed,
+    /// The work goes on.
+    Running(Known),
+}
+
+/// Waiting for work; a trait so that a public side without sync sources asks less of its store.
+pub(crate) trait Patience: Send + Sync {
+    /// Waits for the work on the event of `verdict`, no longer than `until`.
+    fn outlast<'a>(
+        &'a self,
+        verdict: &'a Verdict,
+        until: Instant,
+    ) -> Pin<Box<dyn Future<Output = Result<Worked, StoreError>> + Send + 'a>>;
+}
+
+/// Looks at the store whenever the bell rings, and now and then without.
+pub(crate) struct Looking<S> {
+    pub(crate) store: Arc<S>,
+    pub(crate) bell: Bell,
+}
+
+impl<S: Work + Inspect> Patience for Looking<S> {
+    fn outlast<'a>(
+        &'a self,
+        verdict: &'a Verdict,
+        until: Instant,
+    ) -> Pin<Box<dyn Future<Output = Result<Worked, StoreError>> + Send + 'a>> {
+        Box::pin(self.look_until(verdict, until))
+    }
+}
+
+/// Where an event stands, and how many of its attempts have failed.
+struct Sight {
+    known: Known,
+    failures: u32,
+}
+
+impl<S: Work + Inspect> Looking<S> {
+    async fn look_until(&self, verdict: &Verdict, until: Instant) -> Result<Worked, StoreError> {
+        let id = verdict.id();
+        let waiting = self.bell.wait_for(id);
+        let mut may_hurry = matches!(verdict, Verdict::Duplicate(_));
+        let mut failures_before = 0;
+        let mut pause = SYNC_POLL;
+        loop {
+            let ring = waiting.ring();
+            let Sight { known, failures } = self.look(id).await?;
+            match known.status {
+                Status::Processed
+                | Status::Stale
+                | Status::Ignored
+                | Status::Discarded
+                | Status::Review => return Ok(Worked::Ended(known)),
+                Status::Dead => return Ok(Worked::Failed),
+                // Failed before this copy came: the copy is the next attempt.
+                Status::Failed if may_hurry => {
+                    may_hurry = false;
+                    failures_before = failures;
+                    self.store.hurry(id).await?;
+                }
+                Status::Failed if failures > failures_before => return Ok(Worked::Failed),
+                Status::Failed | Status::Held | Status::Processing | Status::Received => {}
+            }
+            if Instant::now() >= until {
+                return Ok(match known.status {
+                    Status::Failed => Worked::Failed,
+                    _running => Worked::Running(known),
+                });
+            }
+            tokio::select! {
+                () = ring => {}
+                () = sleep_until(until.min(Instant::now() + pause)) => {
+                    pause = next(pause);
+                }
+            }
+        }
+    }
+
+    async fn look(&self, id: EventId) -> Result<Sight, StoreError> {
+        Ok(match self.store.event(&EventName::Ours(id)).await? {
+            Lookup::One(event) => Sight {
+                failures: event.jobs.iter().map(|job| job.progress.steps).sum(),
+                known: Known {
+                    id,
+                    status: event.summary.status,
+                    result: event.summary.result.map(Into::into),
+                },
+            },
+            Lookup::None | Lookup::Ambiguous(_) => {
+                Sight { failures: 0, known: Known { id, status: Status::Received, result: None } }
+            }
+        })
+    }
+}
+
+fn next(pause: Duration) -> Duration {
+    (pause * 2).min(SYNC_POLL_MAX)
+}

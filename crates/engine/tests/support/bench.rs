@@ -1,0 +1,422 @@
+//! A store on a workbench: the smallest that keeps the promises the workers rely on, and one that
+//! can be watched, stopped and told to fail.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_core::job::{AfterFailure, Fence, HandlerName, JobId, Phase, Progress};
+use hapax_core::store::{
+    Action, Claim, ClaimAsk, ClaimedEvent, EventDetail, EventFilter, EventId, EventName,
+    EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter,
+    Known, Lookup, NewJob, NewMessage, Outcome, Page, ReplayAsk, Replayed, Reviewed, SqlAsk,
+    SqlRan, Status, Store, StoreError, Verdict, Work,
+};
+use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
+use tokio::sync::{Notify, Semaphore};
+use uuid::Uuid;
+
+use crate::support::within;
+
+/// A job on the bench.
+#[derive(Debug, Clone)]
+pub(crate) struct Piece {
+    pub(crate) id: JobId,
+    pub(crate) handler: HandlerName,
+    pub(crate) event: ClaimedEvent,
+    pub(crate) phase: Phase,
+    pub(crate) progress: Progress,
+    pub(crate) fence: Fence,
+    pub(crate) due: Timestamp,
+    pub(crate) result: Option<String>,
+    pub(crate) error: Option<String>,
+    pub(crate) published: Vec<NewMessage>,
+    pub(crate) workers: Vec<Arc<str>>,
+}
+
+/// The store.
+pub(crate) struct Bench {
+    pieces: Mutex<Vec<Piece>>,
+    specs: Mutex<HashMap<HandlerRef, HandlerSpec>>,
+    changed: Notify,
+    arrived: Notify,
+    /// One permit lets one claim return.
+    pub(crate) claims: Semaphore,
+    /// One permit for each claim that was asked for.
+    pub(crate) asked: Semaphore,
+    /// So many of the next calls fail.
+    pub(crate) failures: AtomicUsize,
+    pub(crate) renewals: Semaphore,
+    pub(crate) settled: AtomicUsize,
+    pub(crate) given_back: AtomicUsize,
+    pub(crate) hurried: AtomicUsize,
+    /// Results of the next prunes, last first, and what was asked.
+    pub(crate) prunes: Mutex<Vec<bool>>,
+    pub(crate) horizons: Mutex<Vec<(Horizon, usize)>>,
+    pub(crate) pruned: Semaphore,
+}
+
+impl Bench {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            pieces: Mutex::default(),
+            specs: Mutex::default(),
+            changed: Notify::new(),
+            arrived: Notify::new(),
+            claims: Semaphore::new(Semaphore::MAX_PERMITS),
+            asked: Semaphore::new(0),
+            failures: AtomicUsize::new(0),
+            renewals: Semaphore::new(0),
+            settled: AtomicUsize::new(0),
+            given_back: AtomicUsize::new(0),
+            hurried: AtomicUsize::new(0),
+            prunes: Mutex::default(),
+            horizons: Mutex::default(),
+            pruned: Semaphore::new(0),
+        })
+    }
+
+    /// An event with one job for `handler`.
+    pub(crate) fn put(&self, handler: &str, event: ClaimedEvent) -> JobId {
+        let id = JobId(Uuid::now_v7());
+        self.pieces.lock().unwrap().push(Piece {
+            id,
+            handler: HandlerName::new(handler),
+            event,
+            phase: Phase::Ready,
+            progress: Progress::default(),
+            fence: Fence(0),
+            due: Timestamp::MIN,
+            result: None,
+            error: None,
+            published: Vec::new(),
+            workers: Vec::new(),
+        });
+        self.arrived.notify_waiters();
+        id
+    }
+
+    pub(crate) fn piece(&self, id: JobId) -> Piece {
+        self.pieces.lock().unwrap().iter().find(|piece| piece.id == id).unwrap().clone()
+    }
+
+    /// As an app does in a transaction of its own.
+    pub(crate) fn complete(&self, id: JobId) {
+        self.change(id, |piece| piece.phase = Phase::Done);
+    }
+
+    /// Waits until the job is as wanted.
+    pub(crate) async fn until(&self, id: JobId, wanted: impl Fn(&Piece) -> bool) -> Piece {
+        within(async {
+            loop {
+                let changed = self.changed.notified();
+                let piece = self.piece(id);
+                if wanted(&piece) {
+                    return piece;
+                }
+                changed.await;
+            }
+        })
+        .await
+    }
+
+    fn change(&self, id: JobId, change: impl FnOnce(&mut Piece)) {
+        let mut pieces = self.pieces.lock().unwrap();
+        change(pieces.iter_mut().find(|piece| piece.id == id).unwrap());
+        self.changed.notify_waiters();
+    }
+
+    fn fail_if_told(&self) -> Result<(), StoreError> {
+        let told =
+            self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+        match told {
+            Ok(_) => Err(StoreError::Unavailable("told to".into())),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn status(pieces: &[Piece], event: EventId) -> Status {
+        let of_event = pieces.iter().filter(|piece| piece.event.id == event);
+        Status::of_jobs(of_event.map(|piece| (piece.phase, piece.progress.steps)))
+    }
+
+    fn take_due(&self, ask: &ClaimAsk) -> Vec<Claim> {
+        let now = Timestamp::now();
+        let mut pieces = self.pieces.lock().unwrap();
+        let due = pieces.iter_mut().filter(|piece| {
+            piece.phase == Phase::Ready
+                && piece.handler == ask.handler.handler
+                && piece.event.key.source == ask.handler.source
+                && piece.due <= now
+        });
+        let claimed = due.take(ask.limit).map(|piece| {
+            piece.phase = Phase::Leased;
+            piece.progress = piece.progress.claimed();
+            piece.fence = Fence(piece.fence.0 + 1);
+            piece.workers.push(ask.worker.clone());
+            Claim {
+                job: piece.id,
+                fence: piece.fence,
+                attempt: piece.progress.attempt,
+                run: 1,
+                leased_until: now,
+                event: piece.event.clone(),
+            }
+        });
+        let claimed = claimed.collect();
+        self.changed.notify_waiters();
+        claimed
+    }
+}
+
+pub(crate) fn event(source: &str, event_id: &str, headers: &str, body: &str) -> ClaimedEvent {
+    ClaimedEvent {
+        id: EventId(Uuid::now_v7()),
+        key: EventKey {
+            tenant: Tenant::default(),
+            source: SourceName::new(source),
+            event_id: event_id.into(),
+        },
+        event_type: None,
+        occurred_at: None,
+        received_at: Timestamp::now(),
+        resource: None,
+        headers: headers.to_owned(),
+        body: Bytes::copy_from_slice(body.as_bytes()),
+    }
+}
+
+impl Store for Bench {
+    async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
+        let mut verdicts = Vec::new();
+        for (receipt, jobs) in ingest.receipts.iter().zip(&ingest.jobs) {
+            let seen = {
+                let pieces = self.pieces.lock().unwrap();
+                pieces.iter().find(|piece| piece.event.key == *receipt.key()).map(|piece| {
+                    let status = Self::status(&pieces, piece.event.id);
+                    Known { id: piece.event.id, status, result: None }
+                })
+            };
+            if let Some(known) = seen {
+                verdicts.push(Verdict::Duplicate(known));
+                continue;
+            }
+            let text = std::str::from_utf8(receipt.body()).unwrap();
+            let mut event = event("", "", &ingest.via.headers, text);
+            event.key = receipt.key().clone();
+            verdicts.push(Verdict::Accepted(event.id));
+            for job in jobs {
+                self.put(job.handler.as_str(), event.clone());
+            }
+        }
+        Ok(verdicts)
+    }
+
+    async fn knows(&self, _key: &EventKey) -> Result<bool, StoreError> {
+        Ok(true)
+    }
+
+    fn writable(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+impl Work for Bench {
+    async fn announce(&self, handlers: Vec<HandlerSpec>) -> Result<(), StoreError> {
+        self.fail_if_told()?;
+        let specs = handlers.into_iter().map(|spec| (spec.handler.clone(), spec));
+        *self.specs.lock().unwrap() = specs.collect();
+        Ok(())
+    }
+
+    async fn claim(&self, ask: ClaimAsk) -> Result<Vec<Claim>, StoreError> {
+        self.fail_if_told()?;
+        assert!(self.specs.lock().unwrap().contains_key(&ask.handler), "announced first");
+        let claimed = self.take_due(&ask);
+        self.asked.add_permits(1);
+        self.claims.acquire().await.expect("never closed").forget();
+        Ok(claimed)
+    }
+
+    async fn renew(&self, job: JobId, fence: Fence, _: Duration) -> Result<Held, StoreError> {
+        self.renewals.add_permits(1);
+        let piece = self.piece(job);
+        let held = piece.phase == Phase::Leased && piece.fence == fence;
+        Ok(if held { Held::Kept } else { Held::Lost })
+    }
+
+    async fn settle(&self, job: JobId, fence: Fence, outcome: Outcome) -> Result<Held, StoreError> {
+        self.fail_if_told()?;
+        self.settled.fetch_add(1, Ordering::SeqCst);
+        let piece = self.piece(job);
+        if piece.phase != Phase::Leased || piece.fence != fence {
+            return Ok(Held::Lost);
+        }
+        let handler =
+            HandlerRef { source: piece.event.key.source.clone(), handler: piece.handler.clone() };
+        let policy = self.specs.lock().unwrap()[&handler].policy.clone();
+        self.change(job, |piece| match outcome {
+            Outcome::Done { result, publish } => {
+                piece.phase = Phase::Done;
+                piece.result = result;
+                piece.published = publish;
+            }
+            Outcome::Failed { error, retry } => {
+                piece.error = Some(error);
+                match piece.progress.failed(&policy, retry, Timestamp::now(), 0.5) {
+                    AfterFailure::Again { progress, due } => {
+                        (piece.phase, piece.progress, piece.due) = (Phase::Ready, progress, due);
+                    }
+                    AfterFailure::Bury { progress } => {
+                        (piece.phase, piece.progress) = (Phase::Dead, progress);
+                    }
+                }
+            }
+        });
+        Ok(Held::Kept)
+    }
+
+    async fn give_back(&self, claims: Vec<(JobId, Fence)>) -> Result<(), StoreError> {
+        for (job, fence) in claims {
+            assert_eq!(self.piece(job).fence, fence);
+            self.given_back.fetch_add(1, Ordering::SeqCst);
+            self.change(job, |piece| {
+                piece.phase = Phase::Ready;
+                piece.progress = piece.progress.given_back();
+            });
+        }
+        Ok(())
+    }
+
+    async fn is_done(&self, job: JobId) -> Result<bool, StoreError> {
+        Ok(self.piece(job).phase == Phase::Done)
+    }
+
+    async fn run_sql(&self, ask: SqlAsk) -> Result<SqlRan, StoreError> {
+        self.fail_if_told()?;
+        let claims = self.take_due(&ask.claim);
+        for claim in &claims {
+            self.change(claim.job, |piece| piece.phase = Phase::Done);
+        }
+        Ok(SqlRan { done: claims.len(), ..SqlRan::default() })
+    }
+
+    async fn next_due(&self, handler: &HandlerRef) -> Result<Option<Timestamp>, StoreError> {
+        let pieces = self.pieces.lock().unwrap();
+        let ready = pieces
+            .iter()
+            .filter(|piece| piece.phase == Phase::Ready && piece.handler == handler.handler);
+        Ok(ready.map(|piece| piece.due).min())
+    }
+
+    async fn hurry(&self, event: EventId) -> Result<(), StoreError> {
+        self.hurried.fetch_add(1, Ordering::SeqCst);
+        let mut pieces = self.pieces.lock().unwrap();
+        for piece in pieces.iter_mut().filter(|piece| piece.event.id == event) {
+            if piece.phase == Phase::Ready {
+                piece.due = Timestamp::MIN;
+            }
+        }
+        self.arrived.notify_waiters();
+        Ok(())
+    }
+
+    async fn work_arrived(&self) {
+        self.arrived.notified().await;
+    }
+
+    async fn replay(&self, _ask: ReplayAsk) -> Result<Vec<Replayed>, StoreError> {
+        panic!("not the workers' business")
+    }
+
+    async fn approve(
+        &self,
+        _event: EventId,
+        _jobs: Vec<NewJob>,
+        _by: Action,
+    ) -> Result<Reviewed, StoreError> {
+        panic!("not the workers' business")
+    }
+
+    async fn reject(&self, _event: EventId, _by: Action) -> Result<Reviewed, StoreError> {
+        panic!("not the workers' business")
+    }
+
+    async fn prune(&self, horizon: Horizon, limit: usize) -> Result<bool, StoreError> {
+        self.fail_if_told()?;
+        self.horizons.lock().unwrap().push((horizon, limit));
+        self.pruned.add_permits(1);
+        Ok(self.prunes.lock().unwrap().pop().unwrap_or(false))
+    }
+}
+
+impl Inspect for Bench {
+    async fn events(&self, _filter: EventFilter) -> Result<Page<EventSummary>, StoreError> {
+        Ok(Page { items: Vec::new(), next: None })
+    }
+
+    async fn event(&self, name: &EventName) -> Result<Lookup<EventDetail>, StoreError> {
+        let EventName::Ours(id) = name else { return Ok(Lookup::None) };
+        let pieces = self.pieces.lock().unwrap();
+        let of_event: Vec<&Piece> = pieces.iter().filter(|piece| piece.event.id == *id).collect();
+        let Some(first) = of_event.first() else { return Ok(Lookup::None) };
+        let event = &first.event;
+        Ok(Lookup::One(EventDetail {
+            summary: EventSummary {
+                id: *id,
+                event_id: event.key.event_id.to_string(),
+                tenant: event.key.tenant.to_string(),
+                source: event.key.source.to_string(),
+                event_type: None,
+                occurred_at: None,
+                received_at: event.received_at,
+                status: Self::status(&pieces, *id),
+                review: None,
+                arrivals: 1,
+                conflicts: 0,
+                processed_at: None,
+                result: first.result.clone(),
+            },
+            arrivals: Vec::new(),
+            headers: event.headers.clone(),
+            body: event.body.clone(),
+            jobs: of_event.iter().map(|piece| detail(piece)).collect(),
+            actions: Vec::new(),
+            messages: Vec::new(),
+        }))
+    }
+
+    async fn jobs(&self, _filter: JobFilter) -> Result<Page<JobDetail>, StoreError> {
+        Ok(Page { items: Vec::new(), next: None })
+    }
+
+    async fn job(&self, id: JobId) -> Result<Option<JobDetail>, StoreError> {
+        Ok(Some(detail(&self.piece(id))))
+    }
+}
+
+fn detail(piece: &Piece) -> JobDetail {
+    JobDetail {
+        id: piece.id,
+        event: piece.event.id,
+        event_id: piece.event.key.event_id.to_string(),
+        tenant: piece.event.key.tenant.to_string(),
+        source: piece.event.key.source.to_string(),
+        handler: piece.handler.clone(),
+        phase: piece.phase,
+        run: 1,
+        progress: piece.progress,
+        fence: piece.fence,
+        due_at: Some(piece.due),
+        result: piece.result.clone(),
+        error: piece.error.clone(),
+        finished_at: None,
+        idempotency_key: String::new(),
+        resource: None,
+        attempts: Vec::new(),
+    }
+}

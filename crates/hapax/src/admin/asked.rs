@@ -1,0 +1,120 @@
+//! What a request asks for: JSON bodies and the small values in them. Whatever is not understood is
+//! refused by name, since a misspelt `dry_run` must not become a run.
+
+use std::fmt;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, Request};
+use axum::http::header;
+use serde::de::{self, DeserializeOwned, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use super::problem::Problem;
+use crate::config::units;
+
+const LIMIT_DEFAULT: usize = 50;
+const LIMIT_MAX: usize = 500;
+
+/// The longest reason that is recorded, in characters: a paragraph, not a file.
+const REASON_MAX: usize = 1_000;
+
+/// A JSON body. None at all counts as `{}`.
+pub(super) struct Asked<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Asked<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let is_json = request
+            .headers()
+            .get(header::CONTENT_TYPE)
+            .and_then(|kind| kind.to_str().ok())
+            .and_then(|kind| kind.split(';').next())
+            .is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"));
+        let body = Bytes::from_request(request, state).await.map_err(|_| Problem::too_large())?;
+        let body: &[u8] = match (body.is_empty(), is_json) {
+            (true, _) => b"{}",
+            (false, true) => &body,
+            (false, false) => return Err(Problem::not_json()),
+        };
+        match serde_json::from_slice(body) {
+            Ok(asked) => Ok(Self(asked)),
+            Err(error) => Err(Problem::bad_request(&error.to_string())),
+        }
+    }
+}
+
+/// How many to list.
+pub(super) fn limit(asked: Option<usize>) -> Result<usize, Problem> {
+    match asked.unwrap_or(LIMIT_DEFAULT) {
+        limit @ 1..=LIMIT_MAX => Ok(limit),
+        _ => Err(Problem::bad_request("limit is a number from 1 to 500")),
+    }
+}
+
+/// A reason as it is recorded: `None` where nothing was said.
+pub(super) fn reason(asked: Option<String>) -> Result<Option<String>, Problem> {
+    let said = asked.filter(|reason| !reason.trim().is_empty());
+    match said {
+        Some(reason) if reason.chars().count() > REASON_MAX => {
+            Err(Problem::bad_request("reason has at most 1000 characters"))
+        }
+        said => Ok(said),
+    }
+}
+
+/// A duration: `"5m"`, or a number of seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Span(pub(super) Duration);
+
+impl<'de> Deserialize<'de> for Span {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OfSpan;
+        impl Visitor<'_> for OfSpan {
+            type Value = Span;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a duration such as \"5m\", or a number of seconds")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Span, E> {
+                let seconds = text.parse().ok().map(Duration::from_secs);
+                match seconds.map_or_else(|| units::duration(text), Ok) {
+                    Ok(duration) => Ok(Span(duration)),
+                    Err(complaint) => {
+                        Err(E::custom(format!("{}: {}", complaint.problem, complaint.hint)))
+                    }
+                }
+            }
+
+            fn visit_u64<E: de::Error>(self, seconds: u64) -> Result<Span, E> {
+                Ok(Span(Duration::from_secs(seconds)))
+            }
+
+            fn visit_f64<E: de::Error>(self, seconds: f64) -> Result<Span, E> {
+                Duration::try_from_secs_f64(seconds).map(Span).map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(OfSpan)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_is_text_with_a_unit_or_a_number_of_seconds() {
+        let check = |json: &str, expected: Option<u64>| {
+            let read = serde_json::from_str::<Span>(json).ok();
+            assert_eq!(read, expected.map(|ms| Span(Duration::from_millis(ms))), "{json}");
+        };
+        check("\"5m\"", Some(300_000));
+        check("\"90\"", Some(90_000));
+        check("2", Some(2_000));
+        check("0.5", Some(500));
+        check("-1", None);
+        check("\"soon\"", None);
+    }
+}

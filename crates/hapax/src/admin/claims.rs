@@ -1,0 +1,327 @@
+//! Pull workers: claim, renew, complete, fail. A worker in any language leases jobs here and settles
+//! them under the fence it was given; a fence that was lost is 409, and nothing was changed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Path, State};
+use axum::{Extension, Json};
+use hapax_core::job::{Fence, HandlerName, JobId, Retry};
+use hapax_core::store::{
+    Claim, ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Inspect, NewMessage, Outcome, Store,
+    StoreError, Work,
+};
+use hapax_core::{SourceName, Timestamp};
+use hapax_engine::NotReady;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::Admin;
+use super::asked::{Asked, Span};
+use super::auth::Caller;
+use super::events::{ShownBody, header_pairs};
+use super::jobs;
+use super::problem::Problem;
+
+/// The most jobs of one claim: what a worker can begin within its lease.
+const CLAIM_MAX: usize = 100;
+
+/// The longest a claim waits for work: shorter than what proxies cut.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// The store's hint may be missed; this often it is asked.
+const POLL: Duration = Duration::from_millis(500);
+
+/// Under a flood of arrivals a waiting claim asks no more often than this: what arrives may be for
+/// other handlers.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The longest error that is kept of an attempt, in characters.
+const ERROR_MAX: usize = 2_000;
+
+/// Messages that one job may publish.
+const PUBLISH_MAX: usize = 100;
+
+/// The body of `POST /api/v1/claims`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ClaimBody {
+    source: String,
+    handler: String,
+    #[serde(default)]
+    limit: Option<usize>,
+    #[serde(default)]
+    wait: Option<Span>,
+    /// Told with the attempt, beside the token's name.
+    #[serde(default)]
+    worker: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Claimed {
+    items: Vec<ShownClaim>,
+}
+
+#[derive(Debug, Serialize)]
+struct ShownClaim {
+    job: JobId,
+    fence: Fence,
+    attempt: u32,
+    run: u32,
+    idempotency_key: String,
+    leased_until: Timestamp,
+    event: ShownEvent,
+}
+
+#[derive(Debug, Serialize)]
+struct ShownEvent {
+    id: EventId,
+    event_id: String,
+    tenant: String,
+    source: String,
+    event_type: Option<String>,
+    received_at: Timestamp,
+    occurred_at: Option<Timestamp>,
+    resource: Option<String>,
+    headers: Vec<(String, String)>,
+    #[serde(flatten)]
+    body: ShownBody,
+}
+
+pub(super) async fn claim<S: Store + Work + Inspect>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    Asked(asked): Asked<ClaimBody>,
+) -> Result<Json<Claimed>, Problem> {
+    let of = HandlerRef {
+        source: SourceName::new(&asked.source),
+        handler: HandlerName::new(&asked.handler),
+    };
+    caller.may_claim(&of)?;
+    pulled(&admin, &of)?;
+    let limit = asked.limit.unwrap_or(1);
+    if !(1..=CLAIM_MAX).contains(&limit) {
+        return Err(Problem::bad_request("limit is a number from 1 to 100"));
+    }
+    let wait = asked.wait.map_or(Duration::ZERO, |Span(wait)| wait);
+    if wait > WAIT_MAX {
+        return Err(Problem::bad_request("wait is at most 60s"));
+    }
+    let worker = match asked.worker {
+        Some(worker) => format!("{}/{}", caller.who(), short(&worker, 100)),
+        None => caller.who().to_owned(),
+    };
+    let ask = ClaimAsk { handler: of, limit, worker: worker.into() };
+    let claims = claim_within(&admin, ask, wait).await?;
+    Ok(Json(Claimed { items: claims.into_iter().map(shown).collect() }))
+}
+
+/// Claims what is due, waiting for it up to `wait`.
+async fn claim_within<S: Store + Work>(
+    admin: &Admin<S>,
+    ask: ClaimAsk,
+    wait: Duration,
+) -> Result<Vec<Claim>, StoreError> {
+    let until = Instant::now() + wait;
+    loop {
+        // Who stops gives nothing out that it could not take back.
+        if let Err(NotReady::Draining) = admin.readiness.judge(&*admin.store) {
+            return Ok(Vec::new());
+        }
+        let asked_at = Instant::now();
+        let claims = claim_or_give_back(admin, ask.clone()).await?;
+        if !claims.is_empty() || Instant::now() >= until {
+            return Ok(claims);
+        }
+        let poll = until.min(Instant::now() + POLL);
+        let _ = tokio::time::timeout_at(poll, admin.store.work_arrived()).await;
+        tokio::time::sleep_until(until.min(asked_at + PAUSE)).await;
+    }
+}
+
+/// A worker that hangs up while its claim is committed would cost the job a lost attempt: the claim
+/// runs on by itself, and what nobody hears of is given back.
+async fn claim_or_give_back<S: Store + Work>(
+    admin: &Admin<S>,
+    ask: ClaimAsk,
+) -> Result<Vec<Claim>, StoreError> {
+    let (tell, told) = oneshot::channel();
+    let store = Arc::clone(&admin.store);
+    admin.unfinished.spawn(async move {
+        let Err(Ok(unheard)) = tell.send(store.claim(ask).await) else { return };
+        let claims = unheard.iter().map(|claim| (claim.job, claim.fence)).collect();
+        if let Err(error) = store.give_back(claims).await {
+            tracing::warn!("giving back claims of a worker that hung up: {error}");
+        }
+    });
+    told.await.unwrap_or(Err(StoreError::Closed))
+}
+
+fn shown(claim: Claim) -> ShownClaim {
+    let event = claim.event;
+    ShownClaim {
+        job: claim.job,
+        fence: claim.fence,
+        attempt: claim.attempt,
+        run: claim.run,
+        idempotency_key: claim.idempotency_key,
+        leased_until: claim.leased_until,
+        event: ShownEvent {
+            id: event.id,
+            event_id: event.key.event_id.to_string(),
+            tenant: event.key.tenant.to_string(),
+            source: event.key.source.to_string(),
+            event_type: event.event_type,
+            received_at: event.received_at,
+            occurred_at: event.occurred_at,
+            resource: event.resource,
+            headers: header_pairs(&event.headers),
+            body: ShownBody::of(&event.body),
+        },
+    }
+}
+
+/// The body of `renew`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RenewBody {
+    fence: Fence,
+}
+
+/// The body of `complete`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CompleteBody {
+    fence: Fence,
+    #[serde(default)]
+    result: Option<String>,
+    #[serde(default)]
+    publish: Vec<NewMessage>,
+}
+
+/// The body of `fail`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FailBody {
+    fence: Fence,
+    error: String,
+    #[serde(default)]
+    retry_in: Option<RetryIn>,
+}
+
+/// When a failed job is tried again: a duration, or `"never"`.
+#[derive(Debug)]
+enum RetryIn {
+    Never,
+    Span(Span),
+}
+
+impl<'de> Deserialize<'de> for RetryIn {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = serde_json::Value::deserialize(deserializer)?;
+        if value == "never" {
+            return Ok(Self::Never);
+        }
+        let bad = "retry_in is a duration such as \"5m\", a number of seconds, or \"never\"";
+        Span::deserialize(value).map(Self::Span).map_err(|_| D::Error::custom(bad))
+    }
+}
+
+/// What is told of a job that was renewed or settled.
+#[derive(Debug, Serialize)]
+pub(super) struct Settled {
+    job: JobId,
+    fence: Fence,
+    status: hapax_core::job::Phase,
+    /// When its lease ends or when it is due again.
+    due_at: Option<Timestamp>,
+}
+
+pub(super) async fn renew<S: Store + Work + Inspect>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    Path(job): Path<String>,
+    Asked(asked): Asked<RenewBody>,
+) -> Result<Json<Settled>, Problem> {
+    let (job, of) = theirs(&admin, &caller, &job).await?;
+    let lease = pulled(&admin, &of)?.policy.lease;
+    let held = admin.store.renew(job, asked.fence, lease).await?;
+    settled(&admin, job, asked.fence, held).await
+}
+
+pub(super) async fn complete<S: Store + Work + Inspect>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    Path(job): Path<String>,
+    Asked(asked): Asked<CompleteBody>,
+) -> Result<Json<Settled>, Problem> {
+    if asked.publish.len() > PUBLISH_MAX {
+        return Err(Problem::bad_request("publish holds at most 100 messages"));
+    }
+    let (job, _) = theirs(&admin, &caller, &job).await?;
+    let outcome = Outcome::Done { result: asked.result, publish: asked.publish };
+    let held = admin.store.settle(job, asked.fence, outcome).await?;
+    settled(&admin, job, asked.fence, held).await
+}
+
+pub(super) async fn fail<S: Store + Work + Inspect>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    Path(job): Path<String>,
+    Asked(asked): Asked<FailBody>,
+) -> Result<Json<Settled>, Problem> {
+    let (job, _) = theirs(&admin, &caller, &job).await?;
+    let retry = match asked.retry_in {
+        None => Retry::Schedule,
+        Some(RetryIn::Span(Span(exactly))) => Retry::In(exactly),
+        Some(RetryIn::Never) => Retry::Never,
+    };
+    let outcome = Outcome::Failed { error: short(&asked.error, ERROR_MAX), retry };
+    let held = admin.store.settle(job, asked.fence, outcome).await?;
+    settled(&admin, job, asked.fence, held).await
+}
+
+/// The configured pull handler. Others run inside the server, and nobody else may take their jobs.
+fn pulled<S>(admin: &Admin<S>, of: &HandlerRef) -> Result<HandlerSpec, Problem> {
+    let found = (admin.configured)().into_iter().find(|spec| spec.handler == *of);
+    match found {
+        Some(spec) if spec.pulled => Ok(spec),
+        Some(_) => Err(Problem::conflict("that handler is not one with pull = true")),
+        None => Err(Problem::not_found("no such source and handler are configured")),
+    }
+}
+
+/// The job, if it is this caller's to settle. One that is not is not told from one that is not there.
+async fn theirs<S: Inspect>(
+    admin: &Admin<S>,
+    caller: &Caller,
+    job: &str,
+) -> Result<(JobId, HandlerRef), Problem> {
+    let job = jobs::find(&*admin.store, job).await?;
+    let of = HandlerRef { source: SourceName::new(&job.source), handler: job.handler };
+    match caller.may_claim(&of) {
+        Ok(()) => Ok((job.id, of)),
+        Err(_) => Err(Problem::not_found("no job has that id")),
+    }
+}
+
+async fn settled<S: Inspect>(
+    admin: &Admin<S>,
+    job: JobId,
+    fence: Fence,
+    held: Held,
+) -> Result<Json<Settled>, Problem> {
+    match held {
+        Held::Lost => Err(Problem::fence_lost()),
+        Held::Kept => {
+            let now = jobs::find(&*admin.store, &job.to_string()).await?;
+            Ok(Json(Settled { job, fence, status: now.phase, due_at: now.due_at }))
+        }
+    }
+}
+
+fn short(text: &str, characters_max: usize) -> String {
+    text.chars().take(characters_max).collect()
+}

@@ -1,0 +1,95 @@
+//! The job list, where dead letters are found, the single job, and the handlers that are configured.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use hapax_core::job::{HandlerName, JobId, Phase};
+use hapax_core::store::{Cursor, Inspect, JobDetail, JobFilter, Store, Work};
+use hapax_core::{SourceName, Tenant};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::Admin;
+use super::asked::limit;
+use super::problem::Problem;
+
+/// The query of `GET /api/v1/jobs`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListQuery {
+    tenant: Option<String>,
+    source: Option<String>,
+    handler: Option<String>,
+    status: Option<Phase>,
+    cursor: Option<u64>,
+    limit: Option<usize>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct List {
+    items: Vec<JobDetail>,
+    next: Option<String>,
+}
+
+pub(super) async fn list<S: Store + Work + Inspect>(
+    State(admin): State<Arc<Admin<S>>>,
+    query: Result<Query<ListQuery>, QueryRejection>,
+) -> Result<Json<List>, Problem> {
+    let Query(query) = query.map_err(|error| Problem::bad_request(&error.body_text()))?;
+    let filter = JobFilter {
+        tenant: query.tenant.map(Tenant::new),
+        source: query.source.map(SourceName::new),
+        handler: query.handler.map(HandlerName::new),
+        phase: query.status,
+        before: query.cursor.map(Cursor),
+        limit: limit(query.limit)?,
+    };
+    let page = admin.store.jobs(filter).await?;
+    let next = page.next.map(|Cursor(next)| next.to_string());
+    Ok(Json(List { items: page.items, next }))
+}
+
+pub(super) async fn show<S: Store + Work + Inspect>(
+    State(admin): State<Arc<Admin<S>>>,
+    Path(id): Path<String>,
+) -> Result<Json<JobDetail>, Problem> {
+    find(&*admin.store, &id).await.map(Json)
+}
+
+/// The job with this id.
+pub(super) async fn find<S: Inspect>(store: &S, id: &str) -> Result<JobDetail, Problem> {
+    let unknown = || Problem::not_found("no job has that id");
+    let id = id.parse::<Uuid>().map_err(|_| unknown())?;
+    store.job(JobId(id)).await?.ok_or_else(unknown)
+}
+
+/// `GET /api/v1/handlers`.
+#[derive(Debug, Serialize)]
+pub(super) struct Handlers {
+    items: Vec<ShownHandler>,
+    next: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ShownHandler {
+    source: String,
+    handler: HandlerName,
+    pull: bool,
+    attempts_max: usize,
+    lease_seconds: f64,
+}
+
+pub(super) async fn handlers<S: Store + Work + Inspect>(
+    State(admin): State<Arc<Admin<S>>>,
+) -> Json<Handlers> {
+    let shown = |spec: hapax_core::store::HandlerSpec| ShownHandler {
+        source: spec.handler.source.to_string(),
+        handler: spec.handler.handler,
+        pull: spec.pulled,
+        attempts_max: spec.policy.retry.len(),
+        lease_seconds: spec.policy.lease.as_secs_f64(),
+    };
+    Json(Handlers { items: (admin.configured)().into_iter().map(shown).collect(), next: None })
+}

@@ -1,0 +1,254 @@
+//! Running work again: of one event, of one job, of many dead letters. What is done stays done
+//! unless a person forces it; a dry run says for each job what would happen.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::{Extension, Json};
+use hapax_core::handler::EventView;
+use hapax_core::job::{HandlerName, JobId, Phase};
+use hapax_core::store::{
+    Action, Cursor, EventDetail, EventId, Inspect, JobDetail, JobFilter, NewJob, ReplayAsk,
+    ReplayEffect, Replayed, Status, Store, Work,
+};
+use hapax_core::{SourceName, Tenant};
+use serde::{Deserialize, Serialize};
+
+use super::Admin;
+use super::asked::{self, Asked, limit};
+use super::auth::Caller;
+use super::problem::Problem;
+use super::{events, jobs};
+
+/// The body of `POST /api/v1/events/{id}/replay`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OfEvent {
+    #[serde(default)]
+    dry_run: bool,
+    #[serde(default)]
+    handler: Option<String>,
+    #[serde(default)]
+    force: bool,
+    #[serde(default)]
+    reason: Option<String>,
+}
+
+/// The body of `POST /api/v1/jobs/{id}/replay`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OfJob {
+    #[serde(default)]
+    dry_run: bool,
+    #[serde(default)]
+    force: bool,
+    #[serde(default)]
+    reason: Option<String>,
+}
+
+/// The body of `POST /api/v1/jobs/replay`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OfMany {
+    #[serde(default)]
+    source: Option<String>,
+    #[serde(default)]
+    handler: Option<String>,
+    #[serde(default)]
+    tenant: Option<String>,
+    #[serde(default)]
+    status: Option<Phase>,
+    #[serde(default)]
+    cursor: Option<String>,
+    #[serde(default)]
+    limit: Option<usize>,
+    #[serde(default)]
+    dry_run: bool,
+    #[serde(default)]
+    reason: Option<String>,
+}
+
+/// What came of a replay.
+#[derive(Debug, Serialize)]
+pub(super) struct Answer {
+    dry_run: bool,
+    items: Vec<Told>,
+    next: Option<String>,
+}
+
+/// What came of it for one job.
+#[derive(Debug, Serialize)]
+struct Told {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    job: Option<JobId>,
+    event: EventId,
+    event_id: String,
+    handler: HandlerName,
+    effect: Effect,
+}
+
+/// The words of the answer.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Effect {
+    /// It would run (again).
+    WouldRun,
+    /// It runs (again).
+    Runs,
+    /// Its effects are committed: nothing happens.
+    AlreadyApplied,
+    /// Newer news was applied: nothing happens.
+    Stale,
+    /// It is waiting or running anyway.
+    AlreadyOpen,
+    /// No configured handler would take it: nothing happens.
+    NoHandler,
+}
+
+pub(super) async fn event<S: Store + Work + Inspect>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<String>,
+    Asked(asked): Asked<OfEvent>,
+) -> Result<Json<Answer>, Problem> {
+    let by = caller.action(asked::reason(asked.reason)?, (admin.now)());
+    let event = events::find(&*admin.store, &name).await?;
+    let mut handlers = promised(&admin, &event);
+    if let Some(only) = &asked.handler {
+        handlers.retain(|job| job.handler.as_str() == only);
+        if handlers.is_empty() {
+            let detail = format!("no configured handler \"{only}\" is for this event");
+            return Err(Problem::not_found(&detail));
+        }
+    }
+    let mode = Mode { dry_run: asked.dry_run, force: asked.force };
+    let items = replay(&admin, &event, handlers, mode, by).await?;
+    Ok(Json(Answer { dry_run: asked.dry_run, items, next: None }))
+}
+
+pub(super) async fn job<S: Store + Work + Inspect>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+    Asked(asked): Asked<OfJob>,
+) -> Result<Json<Answer>, Problem> {
+    let by = caller.action(asked::reason(asked.reason)?, (admin.now)());
+    let job = jobs::find(&*admin.store, &id).await?;
+    let mode = Mode { dry_run: asked.dry_run, force: asked.force };
+    let told = replay_job(&admin, &job, mode, by).await?;
+    if let Effect::NoHandler = told.effect {
+        let detail = format!("no configured handler \"{}\" is for this event", job.handler);
+        return Err(Problem::conflict(&detail));
+    }
+    Ok(Json(Answer { dry_run: asked.dry_run, items: vec![told], next: None }))
+}
+
+/// One page of dead letters. Each is its own commit: one that fails leaves the others replayed, and
+/// asking again goes on with the rest.
+pub(super) async fn many<S: Store + Work + Inspect>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    Asked(asked): Asked<OfMany>,
+) -> Result<Json<Answer>, Problem> {
+    let by = caller.action(asked::reason(asked.reason)?, (admin.now)());
+    match asked.status {
+        None | Some(Phase::Dead) => {}
+        Some(_) => return Err(Problem::bad_request("status is \"dead\" or left out")),
+    }
+    let before = asked.cursor.map(|cursor| cursor.parse().map(Cursor)).transpose();
+    let filter = JobFilter {
+        tenant: asked.tenant.map(Tenant::new),
+        source: asked.source.map(SourceName::new),
+        handler: asked.handler.map(HandlerName::new),
+        phase: Some(Phase::Dead),
+        before: before.map_err(|_| Problem::bad_request("cursor is not one of ours"))?,
+        limit: limit(asked.limit)?,
+    };
+    let page = admin.store.jobs(filter).await?;
+    let mode = Mode { dry_run: asked.dry_run, force: false };
+    let mut items = Vec::with_capacity(page.items.len());
+    for job in &page.items {
+        items.push(replay_job(&admin, job, mode, by.clone()).await?);
+    }
+    let next = page.next.map(|Cursor(next)| next.to_string());
+    Ok(Json(Answer { dry_run: asked.dry_run, items, next }))
+}
+
+/// The jobs that the event's source promises for it now.
+pub(super) fn promised<S>(admin: &Admin<S>, event: &EventDetail) -> Vec<NewJob> {
+    let summary = &event.summary;
+    let view = EventView { event_type: summary.event_type.as_deref(), body: &event.body };
+    (admin.handlers)(&SourceName::new(&summary.source), &Tenant::new(&summary.tenant), view)
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Mode {
+    dry_run: bool,
+    force: bool,
+}
+
+async fn replay_job<S: Store + Work + Inspect>(
+    admin: &Admin<S>,
+    job: &JobDetail,
+    mode: Mode,
+    by: Action,
+) -> Result<Told, Problem> {
+    let event = events::find(&*admin.store, &job.event.to_string()).await?;
+    let mut handlers = promised(admin, &event);
+    handlers.retain(|promised| promised.handler == job.handler);
+    let told = match handlers.is_empty() {
+        true => None,
+        false => replay(admin, &event, handlers, mode, by).await?.pop(),
+    };
+    Ok(told.unwrap_or_else(|| Told {
+        job: Some(job.id),
+        event: job.event,
+        event_id: job.event_id.clone(),
+        handler: job.handler.clone(),
+        effect: Effect::NoHandler,
+    }))
+}
+
+async fn replay<S: Store + Work + Inspect>(
+    admin: &Admin<S>,
+    event: &EventDetail,
+    handlers: Vec<NewJob>,
+    Mode { dry_run, force }: Mode,
+    by: Action,
+) -> Result<Vec<Told>, Problem> {
+    match event.summary.status {
+        Status::Review => {
+            return Err(Problem::conflict("the event waits for review: approve or reject it"));
+        }
+        Status::Discarded => return Err(Problem::conflict("the event was rejected")),
+        Status::Dead
+        | Status::Failed
+        | Status::Held
+        | Status::Processing
+        | Status::Received
+        | Status::Processed
+        | Status::Stale
+        | Status::Ignored => {}
+    }
+    let id = event.summary.id;
+    let who = by.who.clone();
+    let replayed =
+        admin.store.replay(ReplayAsk { event: id, handlers, force, dry_run, by }).await?;
+    if !dry_run {
+        tracing::info!(event.id = %id, token = %who, force, "{who} replayed {id}");
+    }
+    let tell = |Replayed { handler, effect }| Told {
+        job: event.jobs.iter().find(|job| job.handler == handler).map(|job| job.id),
+        event: id,
+        event_id: event.summary.event_id.clone(),
+        handler,
+        effect: match (effect, dry_run) {
+            (ReplayEffect::WouldRun, true) => Effect::WouldRun,
+            (ReplayEffect::WouldRun, false) => Effect::Runs,
+            (ReplayEffect::AlreadyApplied, _) => Effect::AlreadyApplied,
+            (ReplayEffect::Stale, _) => Effect::Stale,
+            (ReplayEffect::AlreadyOpen, _) => Effect::AlreadyOpen,
+        },
+    };
+    Ok(replayed.into_iter().map(tell).collect())
+}

@@ -1,0 +1,99 @@
+//! A person's word on an event that waits for one. Saying the same twice is fine; contradicting what
+//! was decided is a conflict.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::{Extension, Json};
+use hapax_core::store::{EventDetail, EventId, Inspect, Reviewed, Status, Store, Work};
+use serde::{Deserialize, Serialize};
+
+use super::Admin;
+use super::asked::{self, Asked};
+use super::auth::Caller;
+use super::events;
+use super::problem::Problem;
+use super::replay::promised;
+
+/// The body of `approve` and `reject`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Said {
+    #[serde(default)]
+    reason: Option<String>,
+}
+
+/// What became of it.
+#[derive(Debug, Serialize)]
+pub(super) struct Decided {
+    id: EventId,
+    event_id: String,
+    status: Status,
+    /// False where it had been decided before.
+    changed: bool,
+}
+
+pub(super) async fn approve<S: Store + Work + Inspect>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<String>,
+    Asked(said): Asked<Said>,
+) -> Result<Json<Decided>, Problem> {
+    let reason = asked::reason(said.reason)?;
+    let event = events::find(&*admin.store, &name).await?;
+    let jobs = promised(&admin, &event);
+    let by = caller.action(reason, (admin.now)());
+    match admin.store.approve(event.summary.id, jobs, by).await? {
+        Reviewed::Decided => {
+            let id = event.summary.id;
+            tracing::info!(event.id = %id, token = caller.who(), "{} approved {id}", caller.who());
+            decided(&admin, event).await
+        }
+        // An on-time copy or another person was faster: it runs, which is what was asked for.
+        Reviewed::NotWaiting(status) if status != Status::Discarded => Ok(stood(event, status)),
+        Reviewed::NotWaiting(_) => Err(Problem::conflict("the event was rejected before")),
+        Reviewed::Unknown => Err(Problem::not_found("no event has that id")),
+    }
+}
+
+pub(super) async fn reject<S: Store + Work + Inspect>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<String>,
+    Asked(said): Asked<Said>,
+) -> Result<Json<Decided>, Problem> {
+    let reason = asked::reason(said.reason)?;
+    if reason.is_none() {
+        return Err(Problem::bad_request("reason is needed: whoever looks later will ask"));
+    }
+    let event = events::find(&*admin.store, &name).await?;
+    let by = caller.action(reason, (admin.now)());
+    match admin.store.reject(event.summary.id, by).await? {
+        Reviewed::Decided => {
+            let id = event.summary.id;
+            tracing::info!(event.id = %id, token = caller.who(), "{} rejected {id}", caller.who());
+            decided(&admin, event).await
+        }
+        Reviewed::NotWaiting(Status::Discarded) => Ok(stood(event, Status::Discarded)),
+        Reviewed::NotWaiting(status) => Err(Problem::conflict(&format!(
+            "the event does not wait for review: it is {}",
+            status.as_str()
+        ))),
+        Reviewed::Unknown => Err(Problem::not_found("no event has that id")),
+    }
+}
+
+fn stood(event: EventDetail, status: Status) -> Json<Decided> {
+    let summary = event.summary;
+    Json(Decided { id: summary.id, event_id: summary.event_id, status, changed: false })
+}
+
+/// Tells where the event stands now, after the decision is committed.
+async fn decided<S: Inspect>(
+    admin: &Admin<S>,
+    event: EventDetail,
+) -> Result<Json<Decided>, Problem> {
+    let after = events::find(&*admin.store, &event.summary.id.to_string()).await?.summary;
+    let Json(stood) = stood(event, after.status);
+    Ok(Json(Decided { changed: true, ..stood }))
+}

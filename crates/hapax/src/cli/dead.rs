@@ -1,0 +1,159 @@
+//! `hapax dead`: the jobs that were given up.
+
+use serde_json::{Value, json};
+
+use super::events::{add, read, replayed};
+use super::out::{self, Exit, Failure};
+use super::remote::{self, DEFAULT_URL, Remote, encoded, query};
+use super::told::{self, Job, Page};
+
+/// `hapax dead`.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Dead {
+    /// Dead letters, newest first
+    List(List),
+    /// Run one dead letter again, or those that a filter names
+    Replay(Replay),
+}
+
+impl Dead {
+    pub(super) fn run(self) -> Result<Exit, Failure> {
+        match self {
+            Self::List(list) => remote::run(list.run()),
+            Self::Replay(replay) => remote::run(replay.run()),
+        }
+    }
+}
+
+/// Which dead letters.
+#[derive(Debug, clap::Args)]
+struct Wanted {
+    /// Of this source
+    #[arg(long)]
+    source: Option<String>,
+    /// Of this handler
+    #[arg(long)]
+    handler: Option<String>,
+    /// Of this tenant
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Where the page before ended
+    #[arg(long)]
+    cursor: Option<String>,
+    /// At most this many
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=500))]
+    limit: u32,
+}
+
+/// `hapax dead list`.
+#[derive(Debug, clap::Args)]
+pub(super) struct List {
+    #[command(flatten)]
+    wanted: Wanted,
+    #[command(flatten)]
+    remote: Remote,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+impl List {
+    async fn run(self) -> Result<Exit, Failure> {
+        let server = self.remote.open(DEFAULT_URL)?;
+        let query = query([
+            ("status", Some("dead".to_owned())),
+            ("source", self.wanted.source),
+            ("handler", self.wanted.handler),
+            ("tenant", self.wanted.tenant),
+            ("cursor", self.wanted.cursor),
+            ("limit", Some(self.wanted.limit.to_string())),
+        ]);
+        let page: Page = read(server.get(&format!("/api/v1/jobs{query}")).await?)?;
+        for job in page.items {
+            print(job, self.json)?;
+        }
+        if let Some(next) = page.next {
+            out::words(&format!("there are more: --cursor {next}"));
+        }
+        Ok(Exit::Done)
+    }
+}
+
+fn print(job: Value, json: bool) -> Result<(), Failure> {
+    if json {
+        return Ok(out::json(&job)?);
+    }
+    let job: Job = read(job)?;
+    let line = format!(
+        "{}  {}  {}/{}  {}  {} attempts  {}",
+        job.finished_at.map_or_else(|| "-".to_owned(), told::at),
+        job.id,
+        job.source,
+        job.handler,
+        job.event_id,
+        job.attempt,
+        job.error.as_deref().unwrap_or("-"),
+    );
+    Ok(out::data(&out::shown(&line))?)
+}
+
+/// `hapax dead replay`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Replay {
+    /// The job's id, as `dead list` shows it
+    #[arg(conflicts_with_all = ["all", "source", "handler", "tenant", "cursor", "limit"])]
+    job: Option<String>,
+    /// Every dead letter, up to --limit
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    wanted: Wanted,
+    /// Only say what would happen
+    #[arg(long)]
+    dry_run: bool,
+    /// Why: it is recorded
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+    #[command(flatten)]
+    remote: Remote,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+impl Replay {
+    async fn run(self) -> Result<Exit, Failure> {
+        let server = self.remote.open(DEFAULT_URL)?;
+        let mut body = json!({ "dry_run": self.dry_run });
+        add(&mut body, "reason", self.reason);
+        let Wanted { source, handler, tenant, cursor, limit } = self.wanted;
+        let is_filtered = source.is_some() || handler.is_some() || tenant.is_some();
+        let path = match self.job {
+            Some(job) => format!("/api/v1/jobs/{}/replay", encoded(&job)),
+            None if is_filtered || self.all => {
+                add(&mut body, "source", source);
+                add(&mut body, "handler", handler);
+                add(&mut body, "tenant", tenant);
+                add(&mut body, "cursor", cursor);
+                body["limit"] = json!(limit);
+                "/api/v1/jobs/replay".to_owned()
+            }
+            None => {
+                return Err(Failure::usage(
+                    "which dead letters?",
+                    "name a job, a --source or --handler, or --all",
+                ));
+            }
+        };
+        let page: Page = read(server.post(&path, &body).await?)?;
+        let count = page.items.len();
+        let exit = replayed(page.items, self.json)?;
+        if count == 0 {
+            out::words("there are no such dead letters");
+        }
+        if let Some(next) = page.next {
+            out::words(&format!("there are more: --cursor {next}"));
+        }
+        Ok(exit)
+    }
+}

@@ -1,0 +1,328 @@
+//! `hapax doctor`: looks at what a server needs and says of each whether it is well. It changes
+//! nothing; a small file is written to the data directory and removed, to see that this works.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use hapax_core::Timestamp;
+use http::{Method, StatusCode};
+use rusqlite::{Connection, OpenFlags};
+use serde::{Deserialize, Serialize};
+
+use super::events::read;
+use super::out::{self, Exit, Failure};
+use super::remote::{self, DEFAULT_URL, Remote, Server};
+use super::told::Page;
+use crate::config::{self, Flags, Settings};
+
+/// Less free disk than this, and the next hour may fill it.
+const DISK_BYTES_WARN: u64 = 1 << 30;
+
+/// Less than this, and the database's log alone may not fit.
+const DISK_BYTES_FAIL: u64 = 64 << 20;
+
+/// Clocks of one machine, or of machines that are kept in time, differ by less.
+const CLOCK_WARN: Duration = Duration::from_secs(5);
+
+/// Past this, events of senders that sign the time are refused as old or as from the future.
+const CLOCK_FAIL: Duration = Duration::from_secs(60);
+
+/// Older ones can lose committed writes.
+const SQLITE_MIN: i32 = 3_051_003;
+
+/// Jobs of one status that are looked at.
+const JOBS_MAX: usize = 500;
+
+/// `hapax doctor`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Doctor {
+    #[command(flatten)]
+    flags: Flags,
+    #[command(flatten)]
+    remote: Remote,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+struct Finding {
+    check: &'static str,
+    level: Level,
+    note: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Level {
+    Ok,
+    Warn,
+    Fail,
+}
+
+#[derive(Debug, Default)]
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(&mut self, check: &'static str, level: Level, note: impl Into<String>) {
+        self.0.push(Finding { check, level, note: note.into() });
+    }
+}
+
+impl Doctor {
+    pub(super) fn run(self) -> Result<Exit, Failure> {
+        let mut found = Findings::default();
+        let place = self.config(&mut found);
+        if let Some(place) = &place {
+            data_dir(&place.data_dir, &mut found);
+            database(&place.data_dir.join("hapax.db"), &mut found);
+        }
+        sqlite_version(&mut found);
+        let otherwise = place.map_or_else(|| DEFAULT_URL.to_owned(), |place| place.admin);
+        let server = self.remote.open(&otherwise)?;
+        let named = self.remote.admin.is_some();
+        remote::run(async {
+            ask(&server, named, &mut found).await;
+            Ok(())
+        })?;
+        self.print(&found)
+    }
+
+    fn print(&self, found: &Findings) -> Result<Exit, Failure> {
+        for finding in &found.0 {
+            if self.json {
+                out::json(finding)?;
+                continue;
+            }
+            let level = match finding.level {
+                Level::Ok => "\u{1b}[32mok\u{1b}[0m  ",
+                Level::Warn => "\u{1b}[33mwarn\u{1b}[0m",
+                Level::Fail => "\u{1b}[1;31mfail\u{1b}[0m",
+            };
+            let note = out::shown(&finding.note);
+            out::data(&format!("{level}  {:<9} {note}", finding.check))?;
+        }
+        let failed = found.0.iter().any(|finding| finding.level == Level::Fail);
+        Ok(if failed { Exit::Negative } else { Exit::Done })
+    }
+
+    /// Reads the config as `serve` would, except that without one no dev secret is made.
+    fn config(&self, found: &mut Findings) -> Option<Place> {
+        let env = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let is_named = self.flags.config.is_some() || env("HAPAX_CONFIG").is_some();
+        if !is_named && !Path::new(config::DEFAULT_PATH).exists() {
+            found.add("config", Level::Warn, "no hapax.toml here: serve would run in dev mode");
+            let defaults = Settings::default();
+            let data_dir = self.flags.data_dir.clone().or_else(|| env("HAPAX_DATA_DIR"));
+            let listen = self.flags.admin_listen.clone().or_else(|| env("HAPAX_ADMIN_LISTEN"));
+            let listen = listen.and_then(|address| config::units::address(&address).ok());
+            return Some(Place {
+                data_dir: data_dir.map_or(defaults.data_dir, PathBuf::from),
+                admin: url_of(listen.unwrap_or(defaults.admin_listen)),
+            });
+        }
+        match config::load(&self.flags) {
+            Ok(config) => {
+                let file = config.file.as_ref().map(|file| file.display().to_string());
+                let (file, count) = (file.unwrap_or_default(), config.sources.len());
+                found.add("config", Level::Ok, format!("{file}: {count} sources"));
+                for warning in &config.warnings {
+                    found.add("config", Level::Warn, warning);
+                }
+                Some(Place {
+                    data_dir: config.settings.data_dir.clone(),
+                    admin: url_of(config.settings.admin_listen),
+                })
+            }
+            Err(errors) => {
+                for line in errors.lines() {
+                    found.add("config", Level::Fail, line.replace("\n  hint:", "; hint:"));
+                }
+                None
+            }
+        }
+    }
+}
+
+/// Where the config says that things are.
+struct Place {
+    data_dir: PathBuf,
+    admin: String,
+}
+
+fn url_of(address: std::net::SocketAddr) -> String {
+    match (address.ip().is_unspecified(), address.port()) {
+        (_, 0) => DEFAULT_URL.to_owned(),
+        (true, port) => format!("http://127.0.0.1:{port}"),
+        (false, _) => format!("http://{address}"),
+    }
+}
+
+fn data_dir(directory: &Path, found: &mut Findings) {
+    let shown = directory.display();
+    if !directory.exists() {
+        found.add(
+            "data dir",
+            Level::Warn,
+            format!("{shown} is not there: the first start makes it"),
+        );
+        return;
+    }
+    match written_at(directory) {
+        Ok(written_at) => {
+            found.add("data dir", Level::Ok, format!("{shown} can be written"));
+            let ours = SystemTime::now();
+            let apart = ours.duration_since(written_at).unwrap_or_else(|early| early.duration());
+            clock("the file system's", apart, found);
+        }
+        Err(error) => {
+            found.add("data dir", Level::Fail, format!("{shown} cannot be written: {error}"));
+        }
+    }
+    match rustix::fs::statvfs(directory) {
+        Ok(disk) => {
+            let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+            let level = match free {
+                0..DISK_BYTES_FAIL => Level::Fail,
+                DISK_BYTES_FAIL..DISK_BYTES_WARN => Level::Warn,
+                _ => Level::Ok,
+            };
+            found.add("disk", level, format!("{} MiB free", free >> 20));
+        }
+        Err(error) => found.add("disk", Level::Warn, format!("cannot be asked: {error}")),
+    }
+}
+
+/// When the file system believes that it is, by a file of ours.
+fn written_at(directory: &Path) -> std::io::Result<SystemTime> {
+    let probe = directory.join(format!(".hapax-doctor-{}", std::process::id()));
+    let written = std::fs::write(&probe, b"a probe, safe to delete\n")
+        .and_then(|()| std::fs::metadata(&probe)?.modified());
+    let removed = std::fs::remove_file(&probe);
+    written.and_then(|written| removed.map(|()| written))
+}
+
+fn clock(whose: &str, apart: Duration, found: &mut Findings) {
+    let level = match apart {
+        apart if apart >= CLOCK_FAIL => Level::Fail,
+        apart if apart >= CLOCK_WARN => Level::Warn,
+        _ => Level::Ok,
+    };
+    let note = match level {
+        Level::Ok => format!("agrees with {whose}"),
+        Level::Warn | Level::Fail => format!("differs from {whose} by {} s", apart.as_secs()),
+    };
+    found.add("clock", level, note);
+}
+
+/// Opens the file for reading only: the server's own lock is not touched.
+fn database(path: &Path, found: &mut Findings) {
+    let shown = path.display();
+    if !path.exists() {
+        found.add(
+            "database",
+            Level::Warn,
+            format!("{shown} is not there: the first start makes it"),
+        );
+        return;
+    }
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let tables = Connection::open_with_flags(path, flags).and_then(|file| {
+        file.busy_timeout(Duration::from_secs(5))?;
+        let count =
+            "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name GLOB 'hapax_*'";
+        file.query_row(count, [], |row| row.get::<_, i64>(0))
+    });
+    match tables {
+        Ok(0) => found.add("database", Level::Warn, format!("{shown} has no tables of ours yet")),
+        Ok(_) => found.add("database", Level::Ok, format!("{shown} opens")),
+        Err(error) => found.add("database", Level::Fail, format!("{shown}: {error}")),
+    }
+}
+
+fn sqlite_version(found: &mut Findings) {
+    let version = rusqlite::version();
+    match rusqlite::version_number() >= SQLITE_MIN {
+        true => found.add("sqlite", Level::Ok, version),
+        false => found.add("sqlite", Level::Fail, format!("{version} is older than 3.51.3")),
+    }
+}
+
+/// Asks a server that runs about itself. None running is worth a word, and an error only where one
+/// was named.
+async fn ask(server: &Server, named: bool, found: &mut Findings) {
+    let url = server.url().to_owned();
+    let reply = match server.ask(Method::GET, "/readyz", Bytes::new()).await {
+        Ok(reply) => reply,
+        Err(_) => {
+            let level = if named { Level::Fail } else { Level::Warn };
+            found.add("server", level, format!("nothing answers at {url}"));
+            return;
+        }
+    };
+    let date = reply.date.as_deref().and_then(|date| jiff::fmt::rfc2822::parse(date).ok());
+    let status = reply.status;
+    match reply.status {
+        StatusCode::OK => found.add("server", Level::Ok, format!("{url} is ready")),
+        _ => {
+            let why = match reply.good() {
+                Ok(_) => status.to_string(),
+                Err(failure) => failure.message().to_owned(),
+            };
+            found.add("server", Level::Fail, format!("{url} is not ready: {why}"));
+        }
+    }
+    if let Some(date) = date {
+        let apart = Timestamp::now().duration_since(date.timestamp()).unsigned_abs();
+        clock("the server's", apart, found);
+    }
+    if let Err(failure) = jobs(server, found).await {
+        found.add("jobs", Level::Warn, format!("cannot be asked: {}", failure.message()));
+    }
+}
+
+/// A handler, as a job or the config names it.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+struct Named {
+    source: String,
+    handler: String,
+}
+
+/// Jobs that nobody will ever claim, and those that were given up.
+async fn jobs(server: &Server, found: &mut Findings) -> Result<(), Failure> {
+    let named =
+        |page: Page| -> Result<Vec<Named>, Failure> { page.items.into_iter().map(read).collect() };
+    let known = named(read(server.get("/api/v1/handlers").await?)?)?;
+    let mut unknown = BTreeMap::<Named, usize>::new();
+    for status in ["ready", "leased", "held", "parked"] {
+        let path = format!("/api/v1/jobs?status={status}&limit={JOBS_MAX}");
+        let open = named(read(server.get(&path).await?)?)?;
+        for job in open.into_iter().filter(|job| !known.contains(job)) {
+            *unknown.entry(job).or_default() += 1;
+        }
+    }
+    for (Named { source, handler }, count) in &unknown {
+        let note = format!(
+            "{} of {source}/{handler} wait, and no such handler is configured",
+            at_least(*count)
+        );
+        found.add("jobs", Level::Warn, note);
+    }
+    let path = format!("/api/v1/jobs?status=dead&limit={JOBS_MAX}");
+    let dead: Page = read(server.get(&path).await?)?;
+    if !dead.items.is_empty() {
+        let note = format!("{} are dead letters: `hapax dead list`", at_least(dead.items.len()));
+        found.add("jobs", Level::Warn, note);
+    }
+    if unknown.is_empty() && dead.items.is_empty() {
+        found.add("jobs", Level::Ok, "each has a handler, none is dead");
+    }
+    Ok(())
+}
+
+fn at_least(count: usize) -> String {
+    if count >= JOBS_MAX { format!("at least {count}") } else { count.to_string() }
+}

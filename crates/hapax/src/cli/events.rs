@@ -1,0 +1,502 @@
+//! `hapax events`: list, show, replay, approve, reject and tail, through the admin API.
+
+use std::collections::{HashSet, VecDeque};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::out::{self, Exit, Failure};
+use super::remote::{self, DEFAULT_URL, Remote, Server, encoded, query};
+use super::told::{self, Event, Page, Replayed};
+
+/// `hapax events`.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Events {
+    /// What arrived, newest first
+    List(List),
+    /// One event with its arrivals, jobs, headers and body
+    Show(Show),
+    /// Run an event's work again; what is done stays done unless it is forced
+    Replay(Replay),
+    /// Let an event out of review: its work runs
+    Approve(Approve),
+    /// Refuse an event in review
+    Reject(Reject),
+    /// Print events as they arrive, until it is interrupted
+    Tail(Tail),
+}
+
+impl Events {
+    pub(super) fn run(self) -> Result<Exit, Failure> {
+        match self {
+            Self::List(list) => remote::run(list.run()),
+            Self::Show(show) => remote::run(show.run()),
+            Self::Replay(replay) => remote::run(replay.run()),
+            Self::Approve(approve) => remote::run(approve.run()),
+            Self::Reject(reject) => remote::run(reject.run()),
+            Self::Tail(tail) => remote::run(tail.run()),
+        }
+    }
+}
+
+/// Which events.
+#[derive(Debug, clap::Args)]
+pub(super) struct Wanted {
+    /// Of this tenant
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Of this source
+    #[arg(long)]
+    source: Option<String>,
+    /// Of exactly this type
+    #[arg(long = "type", value_name = "TYPE")]
+    event_type: Option<String>,
+    /// In this status: review, discarded, dead, failed, held, processing, received, processed,
+    /// stale or ignored
+    #[arg(long)]
+    status: Option<String>,
+    /// Whose id or body contains this text
+    #[arg(long = "search", value_name = "TEXT")]
+    text: Option<String>,
+}
+
+impl Wanted {
+    fn pairs(&self) -> Vec<(&'static str, Option<String>)> {
+        vec![
+            ("tenant", self.tenant.clone()),
+            ("source", self.source.clone()),
+            ("type", self.event_type.clone()),
+            ("status", self.status.clone()),
+            ("q", self.text.clone()),
+        ]
+    }
+}
+
+/// `hapax events list`.
+#[derive(Debug, clap::Args)]
+pub(super) struct List {
+    #[command(flatten)]
+    wanted: Wanted,
+    /// Received at or after: 2026-03-01T12:00:00Z
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+    /// Received before
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+    /// Received at least this long ago and not finished: 30m
+    #[arg(long, value_name = "DURATION")]
+    unfinished_for: Option<String>,
+    /// Where the page before ended
+    #[arg(long)]
+    cursor: Option<String>,
+    /// At most this many
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=500))]
+    limit: u32,
+    #[command(flatten)]
+    remote: Remote,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+impl List {
+    async fn run(self) -> Result<Exit, Failure> {
+        let server = self.remote.open(DEFAULT_URL)?;
+        let mut pairs = self.wanted.pairs();
+        pairs.extend([
+            ("since", self.since),
+            ("until", self.until),
+            ("unfinished_for", self.unfinished_for),
+            ("cursor", self.cursor),
+            ("limit", Some(self.limit.to_string())),
+        ]);
+        let page: Page = read(server.get(&format!("/api/v1/events{}", query(pairs))).await?)?;
+        for event in page.items {
+            print(event, self.json)?;
+        }
+        if let Some(next) = page.next {
+            out::words(&format!("there are more: --cursor {next}"));
+        }
+        Ok(Exit::Done)
+    }
+}
+
+/// `hapax events show`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Show {
+    /// Our id, or the sender's
+    id: String,
+    #[command(flatten)]
+    remote: Remote,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Show {
+    async fn run(self) -> Result<Exit, Failure> {
+        let server = self.remote.open(DEFAULT_URL)?;
+        let event = server.get(&format!("/api/v1/events/{}", encoded(&self.id))).await?;
+        if self.json {
+            out::json(&event)?;
+            return Ok(Exit::Done);
+        }
+        for line in page_of(&read(event)?) {
+            out::data(&out::shown(&line))?;
+        }
+        Ok(Exit::Done)
+    }
+}
+
+/// Everything that is kept of an event, line by line.
+fn page_of(event: &Event) -> Vec<String> {
+    let Event { id, event_id, tenant, source, status, .. } = event;
+    let mut lines = vec![
+        format!("id           {id}"),
+        format!("event_id     {event_id}"),
+        format!("source       {source} (tenant {tenant})"),
+        format!("event_type   {}", event.event_type.as_deref().unwrap_or("-")),
+        format!("status       {status}"),
+        format!("received_at  {}", told::at(event.received_at)),
+        format!("arrivals     {}, {} with other bytes", event.arrival_count, event.conflict_count),
+    ];
+    let facts = [
+        ("occurred_at", event.occurred_at.map(told::at)),
+        ("review", event.review.clone()),
+        ("result", event.result.clone()),
+    ];
+    for (name, fact) in facts {
+        lines.extend(fact.map(|fact| format!("{name:<12} {fact}")));
+    }
+    for arrival in &event.arrivals {
+        let from = arrival.remote.as_deref().unwrap_or("-");
+        let time = told::at(arrival.received_at);
+        lines.push(format!("arrival      {time} {} from {from}", arrival.decision));
+    }
+    for job in &event.jobs {
+        let note = job.error.as_ref().or(job.result.as_ref()).map(String::as_str).unwrap_or("");
+        let (handler, status) = (&job.handler, &job.status);
+        lines.push(format!("job          {} {handler} {status} {note}", job.id));
+        for attempt in &job.attempts {
+            let time = told::at(attempt.started_at);
+            let error = attempt.error.as_deref().unwrap_or("");
+            let (number, outcome) = (attempt.attempt, &attempt.outcome);
+            lines.push(format!("  attempt {number}  {time} {outcome} {error}"));
+        }
+    }
+    for message in &event.messages {
+        let time = told::at(message.created_at);
+        lines.push(format!("message      {time} {} {}", message.id, message.r#type));
+    }
+    for action in &event.actions {
+        let reason = action.reason.as_deref().unwrap_or("");
+        let time = told::at(action.at);
+        lines.push(format!("action       {time} {} by {} {reason}", action.action, action.who));
+    }
+    for (name, value) in &event.headers {
+        lines.push(format!("header       {name}: {value}"));
+    }
+    match (&event.body, &event.body_base64) {
+        (Some(text), _) => {
+            lines.push(String::new());
+            lines.extend(text.lines().map(str::to_owned));
+        }
+        (None, Some(base64)) => lines.extend([String::new(), format!("base64 {base64}")]),
+        (None, None) => {}
+    }
+    lines.into_iter().map(|line| line.trim_end().to_owned()).collect()
+}
+
+/// `hapax events replay`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Replay {
+    /// Our id, or the sender's
+    id: String,
+    /// Only say what would happen
+    #[arg(long)]
+    dry_run: bool,
+    /// Only for this handler
+    #[arg(long, value_name = "NAME")]
+    handler: Option<String>,
+    /// Also what is done: it runs again under a new run number
+    #[arg(long)]
+    force: bool,
+    /// Why: it is recorded
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+    #[command(flatten)]
+    remote: Remote,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+impl Replay {
+    async fn run(self) -> Result<Exit, Failure> {
+        let server = self.remote.open(DEFAULT_URL)?;
+        let mut body = json!({ "dry_run": self.dry_run, "force": self.force });
+        add(&mut body, "handler", self.handler);
+        add(&mut body, "reason", self.reason);
+        let path = format!("/api/v1/events/{}/replay", encoded(&self.id));
+        let page: Page = read(server.post(&path, &body).await?)?;
+        if page.items.is_empty() {
+            out::words("no configured handler is for this event");
+        }
+        replayed(page.items, self.json)
+    }
+}
+
+/// One line for each job that a replay looked at.
+pub(super) fn replayed(items: Vec<Value>, json: bool) -> Result<Exit, Failure> {
+    for item in items {
+        if json {
+            out::json(&item)?;
+            continue;
+        }
+        let Replayed { event_id, handler, effect } = read(item)?;
+        let effect = match effect.as_str() {
+            "would_run" => "would run",
+            "runs" => "runs again",
+            "already_applied" => "already applied: nothing happens",
+            "stale" => "stale: newer news was applied, nothing happens",
+            "already_open" => "waiting or running already",
+            "no_handler" => "no configured handler takes it",
+            other => other,
+        };
+        out::data(&out::shown(&format!("{event_id}  {handler}  {effect}")))?;
+    }
+    Ok(Exit::Done)
+}
+
+/// `hapax events approve`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Approve {
+    /// Our id, or the sender's
+    id: String,
+    /// Why: it is recorded
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+    #[command(flatten)]
+    remote: Remote,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Approve {
+    async fn run(self) -> Result<Exit, Failure> {
+        let server = self.remote.open(DEFAULT_URL)?;
+        let mut body = json!({});
+        add(&mut body, "reason", self.reason);
+        decide(&server, &self.id, "approve", &body, self.json).await
+    }
+}
+
+/// `hapax events reject`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Reject {
+    /// Our id, or the sender's
+    id: String,
+    /// Why: it is recorded
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+    #[command(flatten)]
+    remote: Remote,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Reject {
+    async fn run(self) -> Result<Exit, Failure> {
+        let server = self.remote.open(DEFAULT_URL)?;
+        decide(&server, &self.id, "reject", &json!({ "reason": self.reason }), self.json).await
+    }
+}
+
+async fn decide(
+    server: &Server,
+    id: &str,
+    act: &str,
+    body: &Value,
+    json: bool,
+) -> Result<Exit, Failure> {
+    let path = format!("/api/v1/events/{}/{act}", encoded(id));
+    let decided = server.post(&path, body).await?;
+    if json {
+        out::json(&decided)?;
+        return Ok(Exit::Done);
+    }
+    let text = |name: &str| decided[name].as_str().unwrap_or_default().to_owned();
+    out::data(&out::shown(&format!("{} {} {}", text("id"), text("event_id"), text("status"))))?;
+    if decided["changed"] == false {
+        out::words("it had been decided before; nothing changed");
+    }
+    Ok(Exit::Done)
+}
+
+/// How often the server is asked for what is new.
+const TAIL_EVERY: Duration = Duration::from_secs(1);
+
+/// Events of one look.
+const TAIL_PAGE: usize = 500;
+
+/// Pages of one look: past them a flood is skipped over rather than read behind for ever.
+const TAIL_PAGES_MAX: usize = 10;
+
+/// Events that are known to have been printed.
+const TAIL_SEEN_MAX: usize = 20_000;
+
+/// `hapax events tail`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Tail {
+    #[command(flatten)]
+    wanted: Wanted,
+    /// Begin with this many that are there already
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(0..=500))]
+    last: u16,
+    /// Stop after this many
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    #[command(flatten)]
+    remote: Remote,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+impl Tail {
+    async fn run(self) -> Result<Exit, Failure> {
+        let server = self.remote.open(DEFAULT_URL)?;
+        tokio::select! {
+            ended = self.follow(&server) => ended,
+            _ = tokio::signal::ctrl_c() => Ok(Exit::Done),
+        }
+    }
+
+    async fn follow(&self, server: &Server) -> Result<Exit, Failure> {
+        let mut seen = Seen::default();
+        let mut left = self.count.unwrap_or(u64::MAX);
+        let mut first = self.look(server, &seen).await?;
+        seen.note(&first);
+        first.truncate(usize::from(self.last));
+        let mut new = first;
+        let mut gone = false;
+        loop {
+            for event in new.into_iter().rev() {
+                if left == 0 {
+                    break;
+                }
+                print(event, self.json)?;
+                left -= 1;
+            }
+            if left == 0 {
+                return Ok(Exit::Done);
+            }
+            tokio::time::sleep(TAIL_EVERY).await;
+            // A server that restarts is waited for; one that refuses is not.
+            new = match self.look(server, &seen).await {
+                Ok(new) => {
+                    gone = false;
+                    new
+                }
+                Err(failure) if failure.exit == Exit::Unreachable => {
+                    if !std::mem::replace(&mut gone, true) {
+                        failure.report();
+                    }
+                    Vec::new()
+                }
+                Err(failure) => return Err(failure),
+            };
+            seen.note(&new);
+        }
+    }
+
+    /// Events that were not seen yet, newest first.
+    async fn look(&self, server: &Server, seen: &Seen) -> Result<Vec<Value>, Failure> {
+        let mut new = Vec::new();
+        let mut cursor = None;
+        for _ in 0..TAIL_PAGES_MAX {
+            let mut pairs = self.wanted.pairs();
+            pairs.extend([("limit", Some(TAIL_PAGE.to_string())), ("cursor", cursor)]);
+            let page: Page = read(server.get(&format!("/api/v1/events{}", query(pairs))).await?)?;
+            let before = page.items.len();
+            let fresh = page.items.into_iter().filter(|event| !seen.has(event));
+            let fresh: Vec<Value> = fresh.collect();
+            let met_known = fresh.len() < before;
+            new.extend(fresh);
+            cursor = page.next;
+            if met_known || cursor.is_none() || seen.is_empty() {
+                return Ok(new);
+            }
+        }
+        out::warning("more arrived than is printed here: some were left out");
+        Ok(new)
+    }
+}
+
+/// Ids that were printed or passed over, the oldest forgotten first.
+#[derive(Debug, Default)]
+struct Seen {
+    ids: HashSet<String>,
+    order: VecDeque<String>,
+}
+
+impl Seen {
+    fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    fn has(&self, event: &Value) -> bool {
+        event["id"].as_str().is_some_and(|id| self.ids.contains(id))
+    }
+
+    fn note(&mut self, events: &[Value]) {
+        for id in events.iter().rev().filter_map(|event| event["id"].as_str()) {
+            if self.ids.insert(id.to_owned()) {
+                self.order.push_back(id.to_owned());
+            }
+        }
+        while self.order.len() > TAIL_SEEN_MAX {
+            if let Some(oldest) = self.order.pop_front() {
+                self.ids.remove(&oldest);
+            }
+        }
+    }
+}
+
+/// One event on one line.
+fn print(event: Value, json: bool) -> Result<(), Failure> {
+    if json {
+        return Ok(out::json(&event)?);
+    }
+    let event: Event = read(event)?;
+    let copies = match event.arrival_count {
+        0 | 1 => String::new(),
+        count => format!("  ×{count}"),
+    };
+    let conflicts = if event.conflict_count > 0 { "  conflict" } else { "" };
+    let line = format!(
+        "{}  {:<10}  {}  {}  {}  {}{copies}{conflicts}",
+        told::at(event.received_at),
+        event.status,
+        event.source,
+        event.event_type.as_deref().unwrap_or("-"),
+        event.event_id,
+        event.id,
+    );
+    Ok(out::data(&out::shown(&line))?)
+}
+
+/// An answer in the shape that is expected of this API.
+pub(super) fn read<T: serde::de::DeserializeOwned>(answer: Value) -> Result<T, Failure> {
+    T::deserialize(answer)
+        .map_err(|error| Failure::unreachable(format!("the answer is not understood: {error}")))
+}
+
+/// Adds a field where there is something to say.
+pub(super) fn add(body: &mut Value, name: &str, value: Option<String>) {
+    if let Some(value) = value {
+        body[name] = Value::String(value);
+    }
+}

@@ -1,0 +1,320 @@
+//! `hapax explain`: the story of one event in plain sentences, for whoever has to answer "what
+//! happened to my payment?".
+
+use hapax_core::Timestamp;
+use serde_json::json;
+
+use super::events::read;
+use super::out::{self, Exit, Failure};
+use super::remote::{self, DEFAULT_URL, Remote, encoded};
+use super::told::{self, Attempt, Event, Job};
+
+/// `hapax explain`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Explain {
+    /// Our id of the event, or the sender's
+    id: String,
+    #[command(flatten)]
+    remote: Remote,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Explain {
+    pub(super) fn run(self) -> Result<Exit, Failure> {
+        remote::run(self.explain())
+    }
+
+    async fn explain(self) -> Result<Exit, Failure> {
+        let server = self.remote.open(DEFAULT_URL)?;
+        let event: Event =
+            read(server.get(&format!("/api/v1/events/{}", encoded(&self.id))).await?)?;
+        let story = story(&event, Timestamp::now());
+        if self.json {
+            let Event { id, event_id, status, .. } = &event;
+            let told = json!({ "id": id, "event_id": event_id, "status": status, "story": story });
+            out::json(&told)?;
+            return Ok(Exit::Done);
+        }
+        for sentence in story {
+            out::data(&out::shown(&sentence))?;
+        }
+        Ok(Exit::Done)
+    }
+}
+
+/// What happened, in order: how it came, what it proved, what was done, what waits, who meddled.
+fn story(event: &Event, now: Timestamp) -> Vec<String> {
+    let mut story = vec![came(event)];
+    story.extend(bytes_differed(event));
+    story.extend(verified(event));
+    story.extend(standing(event));
+    for job in &event.jobs {
+        story.push(fate(job, now));
+        story.extend(job.attempts.iter().map(attempt));
+    }
+    for message in &event.messages {
+        let time = told::at(message.created_at);
+        story.push(format!("It published {} ({}) at {time}.", message.r#type, message.id));
+    }
+    for action in &event.actions {
+        let done = match action.action.as_str() {
+            "replay" => "replayed",
+            "approve" => "approved",
+            "reject" => "rejected",
+            other => other,
+        };
+        let reason = action.reason.as_ref().map(|reason| format!(", saying \"{reason}\""));
+        let (who, time) = (&action.who, told::at(action.at));
+        story.push(format!("{who} {done} it by hand at {time}{}.", reason.unwrap_or_default()));
+    }
+    story
+}
+
+fn came(event: &Event) -> String {
+    let what = match &event.event_type {
+        Some(kind) => format!("{} ({kind})", event.event_id),
+        None => event.event_id.clone(),
+    };
+    let from = match event.tenant.as_str() {
+        "default" => event.source.clone(),
+        tenant => format!("{} of tenant {tenant}", event.source),
+    };
+    let first = event.received_at;
+    let last = event.arrivals.iter().map(|arrival| arrival.received_at).max().unwrap_or(first);
+    let often = match event.arrival_count {
+        0 | 1 => format!("came once, at {}", told::at(first)),
+        count => format!(
+            "came {count} times over {}, first at {}, last at {}",
+            told::between(first, last),
+            told::at(first),
+            told::at(last),
+        ),
+    };
+    format!("{what} from {from} {often}. Its id here is {}.", event.id)
+}
+
+fn bytes_differed(event: &Event) -> Option<String> {
+    match (event.arrival_count, event.conflict_count) {
+        (0 | 1, _) => None,
+        (_, 0) => Some("Every copy had the same bytes; the work was promised once.".to_owned()),
+        (_, 1) => Some(
+            "One of them had other bytes under the same id: it is kept for you to look at, and \
+             was never run."
+                .to_owned(),
+        ),
+        (_, count) => Some(format!(
+            "{count} of them had other bytes under the same id: they are kept for you to look at, \
+             and were never run."
+        )),
+    }
+}
+
+fn verified(event: &Event) -> Option<String> {
+    let first = event.arrivals.first()?;
+    let mut secrets: Vec<usize> = event.arrivals.iter().map(|arrival| arrival.secret + 1).collect();
+    secrets.sort_unstable();
+    secrets.dedup();
+    let numbers: Vec<String> = secrets.iter().map(usize::to_string).collect();
+    let which = match numbers.as_slice() {
+        [one] => format!("Its signature was verified with secret {one} of the source"),
+        several => format!(
+            "Signatures were verified with secrets {} of the source: it was rotated in between",
+            several.join(" and ")
+        ),
+    };
+    let signed = first.signed_at.map(|signed_at| {
+        let gap = told::between(first.received_at, signed_at);
+        match signed_at <= first.received_at {
+            true => format!("; it was signed {gap} before it arrived"),
+            false => format!("; it was signed {gap} after our clock, which may be wrong"),
+        }
+    });
+    Some(format!("{which}{}.", signed.unwrap_or_default()))
+}
+
+fn standing(event: &Event) -> Option<String> {
+    let why = match event.review.as_deref() {
+        Some("late") => "it was signed before the accepted window",
+        Some("replay") => "the same signed bytes were seen under another id",
+        Some("conflict") => "its key was seen before with other bytes",
+        Some(_) | None => "it looked doubtful",
+    };
+    match event.status.as_str() {
+        "review" => Some(format!(
+            "It waits for a person, since {why}: `hapax events approve` or `reject` it. Nothing \
+             was done."
+        )),
+        "discarded" => Some("A person refused it; nothing was done.".to_owned()),
+        "ignored" => Some("No handler was configured for it, so nothing was done.".to_owned()),
+        _ if event.review.is_some() => {
+            Some(format!("It was held for review at first, since {why}, and then let through."))
+        }
+        _ => None,
+    }
+}
+
+fn fate(job: &Job, now: Timestamp) -> String {
+    let handler = &job.handler;
+    let run = match job.run {
+        0 | 1 => String::new(),
+        run => format!(" (run {run}, forced by a person)"),
+    };
+    let subject = format!("Handler {handler}{run}");
+    let due = job.due_at.map_or_else(|| "when it can be".to_owned(), |due| until(due, now));
+    let ended = job.finished_at.map(|time| format!(" at {}", told::at(time))).unwrap_or_default();
+    let attempts = match job.attempt {
+        1 => "1 attempt".to_owned(),
+        count => format!("{count} attempts"),
+    };
+    let because = job.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+    match job.status.as_str() {
+        "done" => {
+            let result = job.result.as_ref().map(|result| format!(", with result \"{result}\""));
+            format!("{subject} is done{ended}, in {attempts}{}.", result.unwrap_or_default())
+        }
+        "stale" => format!(
+            "{subject} did nothing{ended}: newer news of {} had been applied.",
+            job.resource.as_deref().unwrap_or("the same resource")
+        ),
+        "dead" => format!(
+            "{subject} was given up{ended} after {attempts}{because}. `hapax dead replay {}` runs \
+             it again.",
+            job.id
+        ),
+        "leased" => format!("{subject} is being worked on; its lease ends {due}."),
+        "held" => format!("{subject} waits for the number before it."),
+        "parked" => format!(
+            "{subject} waits for other work on {}.",
+            job.resource.as_deref().unwrap_or("the same resource")
+        ),
+        "ready" if job.attempt == 0 => format!("{subject} has not begun; it is due {due}."),
+        "ready" => {
+            format!("{subject} has not succeeded in {attempts}{because}. It is tried again {due}.")
+        }
+        other => format!("{subject} is {other}."),
+    }
+}
+
+fn until(due: Timestamp, now: Timestamp) -> String {
+    match due <= now {
+        true => "now".to_owned(),
+        false => format!("in {}, at {}", told::between(due, now), told::at(due)),
+    }
+}
+
+fn attempt(attempt: &Attempt) -> String {
+    let Attempt { run, attempt: number, worker, .. } = attempt;
+    let which = match run {
+        0 | 1 => format!("Attempt {number}"),
+        run => format!("Attempt {number} of run {run}"),
+    };
+    let began = told::at(attempt.started_at);
+    let lasted = attempt.ended_at.map(|ended| told::between(attempt.started_at, ended));
+    let lasted = lasted.map(|lasted| format!(" after {lasted}")).unwrap_or_default();
+    let error = attempt.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+    let ended = match attempt.outcome.as_str() {
+        "done" => format!("succeeded{lasted}"),
+        "failed" => format!("failed{lasted}{error}"),
+        "lost" => format!(
+            "was lost{error}: its process died or its lease ran out, so nothing of it was kept"
+        ),
+        other => format!("ended as {other}{lasted}{error}"),
+    };
+    let by = if worker.is_empty() { String::new() } else { format!(" by {worker}") };
+    format!("  {which} began at {began}{by} and {ended}.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tell(changes: serde_json::Value) -> Vec<String> {
+        let mut event = json!({
+            "id": "0195", "event_id": "evt_1", "tenant": "default", "source": "stripe",
+            "event_type": "payout.paid", "occurred_at": null,
+            "received_at": "2026-03-01T12:00:00Z", "status": "processed", "review": null,
+            "arrival_count": 1, "conflict_count": 0, "processed_at": null, "result": null,
+            "arrivals": [arrival("12:00:00", 0)],
+        });
+        event.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        let event: Event = serde_json::from_value(event).unwrap();
+        story(&event, "2026-03-01T12:10:00Z".parse().unwrap())
+    }
+
+    fn arrival(time: &str, secret: usize) -> serde_json::Value {
+        json!({
+            "decision": "accepted", "received_at": format!("2026-03-01T{time}Z"),
+            "remote": null, "secret": secret, "signed_at": "2026-03-01T11:59:58Z",
+        })
+    }
+
+    fn job(status: &str, changes: serde_json::Value) -> serde_json::Value {
+        let mut job = json!({
+            "id": "job-1", "event_id": "evt_1", "source": "stripe", "handler": "fee",
+            "status": status, "run": 1, "attempt": 2, "due_at": null, "result": null,
+            "error": null, "finished_at": "2026-03-01T12:00:07Z", "resource": null,
+            "attempts": [],
+        });
+        job.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        job
+    }
+
+    #[test]
+    fn a_duplicated_event_that_failed_once_is_told_from_its_arrival_to_its_effect() {
+        let attempts = json!([
+            { "run": 1, "attempt": 1, "started_at": "2026-03-01T12:00:00Z",
+              "ended_at": "2026-03-01T12:00:01.500Z", "outcome": "failed",
+              "error": "connection refused", "worker": "sql" },
+            { "run": 1, "attempt": 2, "started_at": "2026-03-01T12:00:07Z",
+              "ended_at": "2026-03-01T12:00:07.020Z", "outcome": "done",
+              "error": null, "worker": "sql" },
+        ]);
+        let told = tell(json!({
+            "arrival_count": 3,
+            "arrivals": [arrival("12:00:00", 0), arrival("12:05:00", 1)],
+            "jobs": [job("done", json!({ "result": "50", "attempts": attempts }))],
+            "actions": [{ "action": "replay", "who": "ops", "reason": "asked by support",
+                          "at": "2026-03-01T12:09:00Z" }],
+        }));
+        assert_eq!(
+            told,
+            [
+                "evt_1 (payout.paid) from stripe came 3 times over 5 minutes, first at \
+                 2026-03-01T12:00:00Z, last at 2026-03-01T12:05:00Z. Its id here is 0195.",
+                "Every copy had the same bytes; the work was promised once.",
+                "Signatures were verified with secrets 1 and 2 of the source: it was rotated in \
+                 between; it was signed 2.0 s before it arrived.",
+                "Handler fee is done at 2026-03-01T12:00:07Z, in 2 attempts, with result \"50\".",
+                "  Attempt 1 began at 2026-03-01T12:00:00Z by sql and failed after 1.5 s: \
+                 connection refused.",
+                "  Attempt 2 began at 2026-03-01T12:00:07Z by sql and succeeded after 20 ms.",
+                "ops replayed it by hand at 2026-03-01T12:09:00Z, saying \"asked by support\".",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_waits_says_until_when() {
+        let last = |changes: serde_json::Value| tell(changes).pop().unwrap();
+        let again = json!({ "due_at": "2026-03-01T12:15:00Z", "error": "timed out" });
+        assert_eq!(
+            last(json!({ "status": "failed", "jobs": [job("ready", again)] })),
+            "Handler fee has not succeeded in 2 attempts: timed out. It is tried again in 5 \
+             minutes, at 2026-03-01T12:15:00Z."
+        );
+        let fresh = json!({ "attempt": 0, "due_at": "2026-03-01T12:00:00Z" });
+        assert_eq!(
+            last(json!({ "status": "received", "jobs": [job("ready", fresh)] })),
+            "Handler fee has not begun; it is due now."
+        );
+        let review = last(json!({ "status": "review", "review": "late" }));
+        assert!(
+            review.starts_with("It waits for a person, since it was signed before"),
+            "{review}"
+        );
+        let dead = last(json!({ "jobs": [job("dead", json!({ "error": "no such table" }))] }));
+        assert!(dead.contains("after 2 attempts: no such table. `hapax dead replay job-1`"));
+    }
+}

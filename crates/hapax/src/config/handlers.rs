@@ -1,0 +1,733 @@
+//! `[sources.NAME.handlers.H]`: what is done with an event once it is ours, and `mode`, which says
+//! whether its sender waits for that. Statements are taken apart here, so that a mistyped parameter
+//! is a config error with its line and not the first job's.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::Source;
+use hapax_core::handler::{
+    Gaps, Handler, HandlerKind, HttpTarget, OnGap, Order, SignAs, SqlError, SqlParameter,
+    SqlProgram, Types,
+};
+use hapax_core::job::{HandlerName, Policy};
+use hapax_core::order::OrderPolicy;
+use hapax_core::presets;
+use hapax_core::secret::{ActiveSecret, Secret};
+use hapax_core::source::SourceSpec;
+use http::Uri;
+
+use super::Reading;
+use super::document::{Entry, Section, not_built_yet};
+use super::problem::{Complaint, Place};
+use super::units;
+
+/// When a sender is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Once the event is durable.
+    Async,
+    /// Once its one handler is done, or after this long.
+    Sync {
+        /// How long the sender waits.
+        timeout: Duration,
+    },
+}
+
+impl Mode {
+    /// The word in the config.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Async => "async",
+            Self::Sync { .. } => "sync",
+        }
+    }
+}
+
+const KEYS: [&str; 12] = [
+    "types",
+    "sql",
+    "sql_file",
+    "http",
+    "sign_as",
+    "secret",
+    "pull",
+    "retry",
+    "timeout",
+    "lease",
+    "concurrency",
+    "order",
+];
+const LATER: [&str; 1] = ["refetch"];
+const ORDER_KEYS: [&str; 7] = ["resource", "by", "policy", "hold", "hold_max", "on_gap", "start"];
+const ORDER_LATER: [&str; 2] = ["state", "allow"];
+
+/// Every key of a handler, for the test that each is explained.
+#[cfg(test)]
+pub(super) fn all_keys() -> impl Iterator<Item = &'static &'static str> {
+    KEYS.iter().chain(&ORDER_KEYS)
+}
+
+/// The wait before each attempt, where the config does not say: a day and a half in all.
+const RETRY_DEFAULT: [Duration; 7] = [
+    Duration::ZERO,
+    Duration::from_secs(60),
+    Duration::from_secs(5 * 60),
+    Duration::from_secs(30 * 60),
+    Duration::from_secs(2 * 3_600),
+    Duration::from_secs(10 * 3_600),
+    Duration::from_secs(24 * 3_600),
+];
+
+/// The most attempts: beyond that a person should look.
+const RETRY_MAX: usize = 50;
+const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
+/// SQL shares the writer with the acks.
+const SQL_TIMEOUT_DEFAULT: Duration = Duration::from_millis(100);
+/// From here on senders feel it.
+const SQL_TIMEOUT_NOTABLE: Duration = Duration::from_secs(1);
+const LEASE_DEFAULT: Duration = Duration::from_secs(30);
+const CONCURRENCY_DEFAULT: usize = 16;
+/// Each one is a connection or a thread of the user's app.
+const CONCURRENCY_MAX: usize = 1_024;
+/// Held jobs of one resource: far more than any gap that closes by itself.
+const HOLD_MAX_MAX: usize = 1_000_000;
+/// Before senders give up: most wait for ten seconds.
+const SYNC_TIMEOUT_DEFAULT: Duration = Duration::from_secs(8);
+/// The longest file of statements: what is longer was named by mistake.
+const SQL_FILE_BYTES_MAX: u64 = 1 << 20;
+
+impl Reading<'_> {
+    /// Reads the handlers of a source, by name. `spec` is that source's, with its own parameters.
+    pub(super) fn handlers(
+        &mut self,
+        section: &Section<'_>,
+        spec: &SourceSpec,
+    ) -> Vec<Arc<Handler>> {
+        let Some(handlers) =
+            section.get("handlers").and_then(|entry| entry.section(&mut self.problems))
+        else {
+            return Vec::new();
+        };
+        let read = |entry: Entry<'_>| {
+            if let Err(Complaint { problem, .. }) = units::name(entry.name()) {
+                let hint = "use 1 to 64 letters, digits, \"_\", \".\" or \"-\"";
+                entry.complain(Complaint::new(problem, hint), &mut self.problems);
+                return None;
+            }
+            let handler = entry.section(&mut self.problems)?;
+            self.handler(entry.name(), &handler, spec).map(Arc::new)
+        };
+        handlers.entries().filter_map(read).collect()
+    }
+
+    /// Reads `mode` and `sync_timeout`.
+    pub(super) fn mode(&mut self, section: &Section<'_>, handlers: &[Arc<Handler>]) -> Mode {
+        let timeout = section.get("sync_timeout");
+        let timeout = timeout.and_then(|entry| entry.parse(units::span, &mut self.problems));
+        let Some(entry) = section.get("mode") else { return Mode::Async };
+        match entry.parse(is_sync, &mut self.problems) {
+            Some(true) => {}
+            Some(false) | None => return Mode::Async,
+        }
+        // Counted in the file, so that a handler with a mistake is not called missing as well.
+        let declared = section.get("handlers").and_then(|handlers| handlers.as_section());
+        let declared = declared.map_or(0, |handlers| handlers.entries().count());
+        if declared != 1 {
+            let complaint = Complaint::new(
+                format!("\"sync\" needs exactly one handler, and there are {declared}"),
+                "the sender gets that handler's answer; several are for mode = \"async\"",
+            );
+            entry.complain(complaint, &mut self.problems);
+        }
+        if handlers.iter().any(|handler| matches!(handler.kind, HandlerKind::Pull)) {
+            let complaint = Complaint::new(
+                "\"sync\" cannot wait for a handler that is pulled",
+                "nobody knows when a worker comes for it: use sql or http, or mode = \"async\"",
+            );
+            entry.complain(complaint, &mut self.problems);
+        }
+        Mode::Sync { timeout: timeout.unwrap_or(SYNC_TIMEOUT_DEFAULT) }
+    }
+
+    fn handler(&mut self, name: &str, section: &Section<'_>, spec: &SourceSpec) -> Option<Handler> {
+        section.expect(&KEYS, &LATER, &mut self.problems);
+        let label = format!("sources.{}.handlers.{name}", spec.name);
+        let kind = self.kind(section, spec, &label);
+        let types = self.types(section);
+        let retry = self.retry(section);
+        let concurrency = self.parsed_number(section, "concurrency", |text| {
+            count(text, CONCURRENCY_MAX, CONCURRENCY_DEFAULT)
+        });
+        let order = self.order(section, &label);
+        let (timeout, lease) = self.timeout_and_lease(section, kind.as_ref(), &label);
+        let kind = kind?;
+        if let HandlerKind::Sql(program) = &kind {
+            self.always_null(program, order.as_ref(), &label);
+        }
+        Some(Handler {
+            name: HandlerName::new(name),
+            kind,
+            types: types?,
+            policy: Policy { retry: retry?, lease },
+            timeout,
+            concurrency: concurrency.unwrap_or(CONCURRENCY_DEFAULT),
+            order,
+        })
+    }
+
+    /// Exactly one of the ways to run.
+    fn kind(
+        &mut self,
+        section: &Section<'_>,
+        spec: &SourceSpec,
+        label: &str,
+    ) -> Option<HandlerKind> {
+        let pull = match section.get("pull") {
+            Some(entry) => entry.flag(&mut self.problems)?.then_some(entry),
+            None => None,
+        };
+        let ways = [section.get("sql"), section.get("sql_file"), section.get("http"), pull];
+        let mut ways = ways.into_iter().flatten();
+        let Some(way) = ways.next() else {
+            let complaint = Complaint::new(
+                "has nothing to run",
+                "add one of sql = \"INSERT …\", sql_file = \"fee.sql\", \
+                 http = \"http://127.0.0.1:3000/hooks\" or pull = true",
+            );
+            section.complain(complaint, &mut self.problems);
+            return None;
+        };
+        if let Some(second) = ways.next() {
+            let complaint = Complaint::new(
+                format!("goes instead of `{}`, not with it", way.name()),
+                "a handler runs one thing: give the other a handler of its own",
+            );
+            second.complain(complaint, &mut self.problems);
+            return None;
+        }
+        if way.name() != "http" {
+            for key in ["sign_as", "secret"] {
+                if let Some(entry) = section.get(key) {
+                    let complaint = Complaint::new("goes with `http`", "remove it");
+                    entry.complain(complaint, &mut self.problems);
+                }
+            }
+        }
+        match way.name() {
+            "sql" => self.sql(&way).map(|program| HandlerKind::Sql(Arc::new(program))),
+            "sql_file" => self.sql_file(&way).map(|program| HandlerKind::Sql(Arc::new(program))),
+            "http" => self.http(&way, section, spec, label).map(HandlerKind::Http),
+            _pull => Some(HandlerKind::Pull),
+        }
+    }
+
+    fn sql(&mut self, entry: &Entry<'_>) -> Option<SqlProgram> {
+        let text = entry.text(&mut self.problems)?;
+        let error = match SqlProgram::parse(text) {
+            Ok(program) => return Some(program),
+            Err(error) => error,
+        };
+        let at = byte_of(text, &error).and_then(|byte| entry.byte_in_file(self.text, byte));
+        match at {
+            // The line of the file says it all.
+            Some(at) => {
+                let complaint = Complaint::new(error.problem, error.hint);
+                self.problems.add(Place::File(at), entry.path(), complaint);
+            }
+            None => {
+                let complaint = Complaint::new(format!("in the SQL, {error}"), error.hint);
+                entry.complain(complaint, &mut self.problems);
+            }
+        }
+        None
+    }
+
+    fn sql_file(&mut self, entry: &Entry<'_>) -> Option<SqlProgram> {
+        let path = PathBuf::from(entry.text(&mut self.problems)?);
+        let read = read_sql(&path).and_then(|text| {
+            SqlProgram::parse(&text).map_err(|error| {
+                let SqlError { line, column, problem, hint } = error;
+                Complaint::new(format!("{}:{line}:{column}: {problem}", path.display()), hint)
+            })
+        });
+        self.watched.push(path);
+        read.map_err(|complaint| entry.complain(complaint, &mut self.problems)).ok()
+    }
+
+    fn http(
+        &mut self,
+        entry: &Entry<'_>,
+        section: &Section<'_>,
+        spec: &SourceSpec,
+        label: &str,
+    ) -> Option<HttpTarget> {
+        let url = entry.parse(target_url, &mut self.problems);
+        let sign_as = match section.get("sign_as") {
+            Some(entry) => {
+                let sign_as = entry.parse(sign_as, &mut self.problems)?;
+                let preset = presets::find(&spec.provider);
+                if let (SignAs::Provider, Some(preset)) = (sign_as, preset)
+                    && !preset.can_sign()
+                {
+                    let complaint = Complaint::new(
+                        format!("only {} itself can sign in its scheme", preset.title),
+                        "write \"standard\", and verify Standard Webhooks in your app",
+                    );
+                    entry.complain(complaint, &mut self.problems);
+                    return None;
+                }
+                sign_as
+            }
+            None => SignAs::Standard,
+        };
+        let (secret, signer) = match section.get("secret") {
+            Some(entry) => {
+                let secret = self.secret(&entry)?;
+                let signer = signer(sign_as, &secret, spec)
+                    .map_err(|complaint| entry.complain(complaint, &mut self.problems))
+                    .ok()?;
+                (Some(secret), Some(Arc::new(signer)))
+            }
+            None => (None, None),
+        };
+        if (sign_as, &secret) == (SignAs::Standard, &None) {
+            self.warnings.push(format!(
+                "{label}: no `secret`, so requests to your app are not signed, and it cannot tell \
+                 them from a stranger's"
+            ));
+        }
+        Some(HttpTarget { url: url?, sign_as, secret, signer })
+    }
+
+    fn types(&mut self, section: &Section<'_>) -> Option<Types> {
+        let Some(entry) = section.get("types") else { return Some(Types::default()) };
+        Types::new(entry.texts(&mut self.problems)?)
+            .map_err(|error| {
+                entry.complain(Complaint::new(error.problem, error.hint), &mut self.problems);
+            })
+            .ok()
+    }
+
+    fn retry(&mut self, section: &Section<'_>) -> Option<Vec<Duration>> {
+        let Some(entry) = section.get("retry") else { return Some(RETRY_DEFAULT.to_vec()) };
+        let waits = entry.list(&mut self.problems)?;
+        let complaint = match waits.len() {
+            0 => Complaint::new(
+                "is empty: nothing would ever be tried",
+                "one wait before each attempt: [\"0s\", \"1m\", \"1h\"]; [\"0s\"] tries once",
+            ),
+            1..=RETRY_MAX => {
+                let read = |wait: &Entry<'_>| wait.parse(units::duration, &mut self.problems);
+                let read: Vec<_> = waits.iter().filter_map(read).collect();
+                return (read.len() == waits.len()).then_some(read);
+            }
+            many => Complaint::new(
+                format!("{many} attempts are more than {RETRY_MAX}"),
+                "wait longer between them; what stays dead is kept, and can be replayed",
+            ),
+        };
+        entry.complain(complaint, &mut self.problems);
+        None
+    }
+
+    /// A lease that ends before the work's own deadline would hand the same job to a second worker.
+    fn timeout_and_lease(
+        &mut self,
+        section: &Section<'_>,
+        kind: Option<&HandlerKind>,
+        label: &str,
+    ) -> (Duration, Duration) {
+        let mut span = |key: &str| {
+            let entry = section.get(key)?;
+            Some((entry.parse(units::span, &mut self.problems)?, entry))
+        };
+        let given = (span("timeout"), span("lease"));
+        let timeout = match (&given.0, kind) {
+            (Some((timeout, _)), _) => *timeout,
+            (None, Some(HandlerKind::Sql(_))) => SQL_TIMEOUT_DEFAULT,
+            (None, Some(HandlerKind::Http(_) | HandlerKind::Pull) | None) => TIMEOUT_DEFAULT,
+        };
+        let least = timeout.saturating_mul(2);
+        let lease = match &given.1 {
+            Some((lease, _)) => *lease,
+            None => LEASE_DEFAULT.max(least),
+        };
+        // Pulled work has no deadline but its lease, unless one is set.
+        let timed = given.0.is_some() || !matches!(kind, Some(HandlerKind::Pull) | None);
+        if let Some((_, entry)) = given.1
+            && timed
+            && lease < least
+        {
+            let complaint = Complaint::new(
+                format!("is shorter than twice the timeout of {timeout:?}"),
+                "lengthen the lease or shorten `timeout`: work still running when its lease ends \
+                 is given to another worker",
+            );
+            entry.complain(complaint, &mut self.problems);
+        }
+        if matches!(kind, Some(HandlerKind::Sql(_))) && timeout > SQL_TIMEOUT_NOTABLE {
+            self.warnings.push(format!(
+                "{label}: SQL may take {timeout:?}, and no sender is answered meanwhile: it shares \
+                 the writer with the acks"
+            ));
+        }
+        (timeout, lease)
+    }
+
+    fn order(&mut self, section: &Section<'_>, label: &str) -> Option<Order> {
+        let section = section.get("order")?.section(&mut self.problems)?;
+        section.expect(&ORDER_KEYS, &ORDER_LATER, &mut self.problems);
+        let policy = match section.get("policy") {
+            Some(entry) => entry.parse(policy, &mut self.problems)?,
+            None => OrderPolicy::Latest,
+        };
+        let start = section.get("start");
+        let start = start.and_then(|entry| entry.parse_number(start_at, &mut self.problems));
+        let policy = match policy {
+            OrderPolicy::Latest => OrderPolicy::Latest,
+            OrderPolicy::Sequence { start: first } => {
+                OrderPolicy::Sequence { start: start.unwrap_or(first) }
+            }
+        };
+        let default = Gaps::default();
+        let problems = &mut self.problems;
+        let hold = section.get("hold").and_then(|entry| entry.parse(units::span, problems));
+        let on_gap = section.get("on_gap").and_then(|entry| entry.parse(on_gap, problems));
+        let hold_max = self.parsed_number(&section, "hold_max", |text| {
+            count(text, HOLD_MAX_MAX, default.hold_max)
+        });
+        let gaps = Gaps {
+            hold: hold.unwrap_or(default.hold),
+            hold_max: hold_max.unwrap_or(default.hold_max),
+            on_gap: on_gap.unwrap_or(default.on_gap),
+        };
+        if policy == OrderPolicy::Latest {
+            let of_gaps = ["hold", "hold_max", "on_gap", "start"];
+            for key in of_gaps.into_iter().filter(|key| section.get(key).is_some()) {
+                self.warnings.push(format!(
+                    "{label}.order: `{key}` has no effect, since \"latest\" knows no gaps"
+                ));
+            }
+        }
+        let resource = self.selector(&section, "resource");
+        let by = self.selector(&section, "by");
+        Order::build(resource?, by?, policy, gaps)
+            .map_err(|error| {
+                let key = error.field.trim_start_matches("order.");
+                let complaint = Complaint::new(error.problem, error.hint);
+                match section.get(key) {
+                    Some(entry) => entry.complain(complaint, &mut self.problems),
+                    None => section.complain(complaint, &mut self.problems),
+                }
+            })
+            .ok()
+    }
+
+    fn selector<'d>(&mut self, section: &Section<'d>, key: &str) -> Option<&'d str> {
+        match section.get(key) {
+            Some(entry) => entry.text(&mut self.problems),
+            None => {
+                let complaint = Complaint::new(
+                    format!("has no {key}"),
+                    "order needs both: resource = \"/data/object/id\" says of what, \
+                     by = \"/created\" what comes first",
+                );
+                section.complain(complaint, &mut self.problems);
+                None
+            }
+        }
+    }
+
+    fn parsed_number<T>(
+        &mut self,
+        section: &Section<'_>,
+        key: &str,
+        read: impl FnOnce(&str) -> Result<T, Complaint>,
+    ) -> Option<T> {
+        section.get(key)?.parse_number(read, &mut self.problems)
+    }
+
+    /// A parameter that nothing fills is a mistake that no job would report.
+    fn always_null(&mut self, program: &SqlProgram, order: Option<&Order>, label: &str) {
+        if program.uses(SqlParameter::Resource) && order.is_none() {
+            self.warnings.push(format!("{label}: :resource is NULL without [{label}.order]"));
+        }
+        if program.uses(SqlParameter::Current) {
+            self.warnings.push(format!("{label}: :current is NULL: refetch is not built yet"));
+        }
+    }
+}
+
+/// The byte of the text that an error is about.
+fn byte_of(text: &str, error: &SqlError) -> Option<usize> {
+    let line = text.split_inclusive('\n').chain([""]).nth(error.line - 1)?;
+    let before: usize = text.split_inclusive('\n').take(error.line - 1).map(str::len).sum();
+    let ends = line.char_indices().map(|(at, _)| at).chain([line.len()]);
+    Some(before + ends.take(error.column).last()?)
+}
+
+fn read_sql(path: &Path) -> Result<String, Complaint> {
+    let cannot = |why: String| {
+        Complaint::new(
+            format!("cannot read {}: {why}", path.display()),
+            "a file of SQL statements, relative to the directory that hapax is started in",
+        )
+    };
+    let about = std::fs::metadata(path).map_err(|error| cannot(error.to_string()))?;
+    if !about.is_file() {
+        return Err(cannot("not a regular file".to_owned()));
+    }
+    if about.len() > SQL_FILE_BYTES_MAX {
+        return Err(cannot(format!("larger than {SQL_FILE_BYTES_MAX} bytes")));
+    }
+    std::fs::read_to_string(path).map_err(|error| cannot(error.to_string()))
+}
+
+/// Where the user's app listens. It may be anywhere: the operator wrote it.
+fn target_url(text: &str) -> Result<Uri, Complaint> {
+    let bad = |what: &str| {
+        Complaint::new(what, "write where your app listens: \"http://127.0.0.1:3000/hooks\"")
+    };
+    let url: Uri = text.parse().map_err(|_| bad("is not a URL"))?;
+    match url.scheme_str() {
+        Some("http" | "https") => {}
+        Some(_) | None => return Err(bad("must begin with http:// or https://")),
+    }
+    if url.host().is_none_or(str::is_empty) {
+        return Err(bad("names no host"));
+    }
+    if url.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+        return Err(bad("must not carry a user name: URLs are logged"));
+    }
+    if text.contains('#') {
+        return Err(bad("must not have a fragment: it is never sent"));
+    }
+    Ok(url)
+}
+
+/// Builds what signs requests to the user's app with a secret of its own.
+fn signer(sign_as: SignAs, secret: &Secret, source: &SourceSpec) -> Result<Source, Complaint> {
+    let secrets = vec![ActiveSecret::forever(secret.clone())];
+    let spec = match sign_as {
+        SignAs::Standard => {
+            if !secret.expose().starts_with("whsec_") {
+                return Err(not_standard("it does not begin with whsec_"));
+            }
+            SourceSpec::new(source.name.as_str(), "standardwebhooks", secrets)
+        }
+        SignAs::Provider => SourceSpec { secrets, url_known: true, ..source.clone() },
+    };
+    Source::build(spec).map_err(|error| match sign_as {
+        SignAs::Standard => not_standard("what follows whsec_ is not base64"),
+        SignAs::Provider => Complaint::new(error.problem, error.hint),
+    })
+}
+
+fn not_standard(why: &str) -> Complaint {
+    Complaint::new(
+        format!("is no secret of Standard Webhooks: {why}"),
+        "make one with `echo whsec_$(openssl rand -base64 32)`, and give it to your app too",
+    )
+}
+
+fn is_sync(text: &str) -> Result<bool, Complaint> {
+    match text {
+        "async" => Ok(false),
+        "sync" => Ok(true),
+        other => {
+            Err(Complaint::new(format!("\"{other}\" is not a mode"), "write \"async\" or \"sync\""))
+        }
+    }
+}
+
+fn sign_as(text: &str) -> Result<SignAs, Complaint> {
+    match text {
+        "standard" => Ok(SignAs::Standard),
+        "provider" => Ok(SignAs::Provider),
+        other => Err(Complaint::new(
+            format!("\"{other}\" is not a way to sign"),
+            "write \"standard\" (Standard Webhooks) or \"provider\" (as the sender does)",
+        )),
+    }
+}
+
+fn policy(text: &str) -> Result<OrderPolicy, Complaint> {
+    match text {
+        "latest" => Ok(OrderPolicy::Latest),
+        "sequence" => Ok(OrderPolicy::Sequence { start: Some(1) }),
+        "machine" => Err(not_built_yet()),
+        other => Err(Complaint::new(
+            format!("\"{other}\" is not an order policy"),
+            "write \"latest\" or \"sequence\"",
+        )),
+    }
+}
+
+fn start_at(text: &str) -> Result<Option<i64>, Complaint> {
+    match (text, text.parse()) {
+        ("first", _) => Ok(None),
+        (_, Ok(number)) => Ok(Some(number)),
+        (_, Err(_)) => Err(Complaint::new(
+            format!("\"{text}\" is neither a number nor \"first\""),
+            "write the first number of each sequence, or \"first\" for whatever comes first",
+        )),
+    }
+}
+
+fn on_gap(text: &str) -> Result<OnGap, Complaint> {
+    match text {
+        "review" => Ok(OnGap::Review),
+        "go" => Ok(OnGap::Go),
+        other => Err(Complaint::new(
+            format!("\"{other}\" is not something to do about a gap"),
+            "write \"review\" or \"go\"",
+        )),
+    }
+}
+
+fn count(text: &str, most: usize, example: usize) -> Result<usize, Complaint> {
+    match text.trim().parse() {
+        Ok(count) if (1..=most).contains(&count) => Ok(count),
+        Ok(_) | Err(_) => Err(Complaint::new(
+            format!("is not a number from 1 to {most}"),
+            format!("write a number, such as {example}"),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hapax_core::Timestamp;
+
+    use super::super::{Config, Flags, World, load_in};
+    use super::*;
+
+    /// A config with one source and `rest` in its section.
+    fn load(rest: &str) -> Config {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("hapax.toml");
+        let text = format!(
+            "[sources.a]\nprovider = \"stripe\"\nsecrets = [\"x\"]\n\
+             tenants.acme = {{ secrets = [\"y\"] }}\n{rest}"
+        );
+        std::fs::write(&file, text).unwrap();
+        let world = World { env: &|_| None, now: Timestamp::UNIX_EPOCH };
+        load_in(&Flags { config: Some(file), ..Flags::default() }, &world).unwrap()
+    }
+
+    fn handler(keys: &str) -> Arc<Handler> {
+        Arc::clone(&load(&format!("[sources.a.handlers.h]\n{keys}")).sources[0].handlers[0])
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_handler_has_the_documented_defaults() {
+        let sql = handler("sql = 'SELECT :id'");
+        assert_eq!((sql.timeout, sql.policy.lease), (SECOND / 10, SECOND * 30));
+        assert_eq!((sql.concurrency, sql.order.is_none()), (16, true));
+        assert_eq!(sql.policy.retry.last(), Some(&(SECOND * 86_400)));
+        assert!(matches!(&sql.kind, HandlerKind::Sql(program) if program.statements.len() == 1));
+        assert!(sql.types.matches(None) && sql.types.matches(Some("payout.paid")));
+        let http = handler("http = 'http://127.0.0.1:3000/hooks?a=b'");
+        assert_eq!((http.timeout, http.policy.lease), (SECOND * 10, SECOND * 30));
+        let HandlerKind::Http(target) = &http.kind else { panic!("{http:?}") };
+        assert_eq!(target.url.to_string(), "http://127.0.0.1:3000/hooks?a=b");
+        assert!(target.sign_as == SignAs::Standard && target.signer.is_none());
+        assert!(matches!(handler("pull = true").kind, HandlerKind::Pull));
+    }
+
+    #[test]
+    fn an_unset_lease_grows_with_the_timeout_and_pulled_work_may_have_a_short_one() {
+        let check = |keys: &str, timeout: Duration, lease: Duration| {
+            let handler = handler(keys);
+            assert_eq!((handler.timeout, handler.policy.lease), (timeout, lease), "{keys}");
+        };
+        check("sql = 'SELECT 1'\nlease = '200ms'", SECOND / 10, SECOND / 5);
+        check("http = 'http://a/'\ntimeout = '40s'", SECOND * 40, SECOND * 80);
+        check("http = 'http://a/'\ntimeout = '1s'\nlease = '2s'", SECOND, SECOND * 2);
+        check("http = 'http://a/'\nlease = '20s'", SECOND * 10, SECOND * 20);
+        check("pull = true\nlease = '1s'", SECOND * 10, SECOND);
+    }
+
+    #[test]
+    fn order_is_read_with_its_policy_and_its_gaps() {
+        let check = |keys: &str, policy: OrderPolicy, gaps: Gaps| {
+            let keys = format!("pull = true\norder = {{ resource = '/r', by = '/b'{keys} }}");
+            let handler = handler(&keys);
+            let order = handler.order.as_ref().unwrap();
+            assert_eq!((order.policy, order.gaps), (policy, gaps), "{keys}");
+        };
+        let default = Gaps::default();
+        let sequence = |start| OrderPolicy::Sequence { start };
+        check("", OrderPolicy::Latest, default);
+        check(", policy = 'latest'", OrderPolicy::Latest, default);
+        check(", policy = 'sequence'", sequence(Some(1)), default);
+        check(", policy = 'sequence', start = -5", sequence(Some(-5)), default);
+        check(", policy = 'sequence', start = 'first'", sequence(None), default);
+        check(
+            ", policy = 'sequence', hold = '1s', hold_max = 3, on_gap = 'go'",
+            sequence(Some(1)),
+            Gaps { hold: SECOND, hold_max: 3, on_gap: OnGap::Go },
+        );
+    }
+
+    #[test]
+    fn every_tenant_of_a_source_has_its_handlers_and_its_mode() {
+        let config =
+            load("mode = 'sync'\nsync_timeout = '2s'\n[sources.a.handlers.h]\nsql = 'SELECT 1'");
+        assert_eq!(config.sources.len(), 2);
+        for source in &config.sources {
+            assert_eq!(
+                (source.handlers.len(), source.mode),
+                (1, Mode::Sync { timeout: SECOND * 2 })
+            );
+        }
+        let config = load("sync_timeout = '2s'\nmode = 'async'");
+        assert_eq!((config.sources[0].handlers.len(), config.sources[0].mode), (0, Mode::Async));
+        let config = load("mode = 'sync'\n[sources.a.handlers.h]\nhttp = 'http://a/'");
+        assert_eq!(config.sources[0].mode, Mode::Sync { timeout: SECOND * 8 });
+    }
+
+    #[test]
+    fn a_secret_of_its_own_signs_in_the_scheme_that_was_asked_for() {
+        let event = load("").sources[0].source.clone();
+        let check = |keys: &str, header: Option<&str>| {
+            let handler = handler(&format!("http = 'http://a/'\n{keys}"));
+            let HandlerKind::Http(target) = &handler.kind else { panic!("{handler:?}") };
+            let request = hapax_core::Arrival {
+                method: http::Method::POST,
+                url: "http://a/".to_owned(),
+                headers: http::HeaderMap::new(),
+                body: bytes::Bytes::from_static(b"{}"),
+            };
+            let signed = target.signer(&event).map(|signer| {
+                signer
+                    .scheme()
+                    .sign(&request, Some("evt_1"), Timestamp::UNIX_EPOCH)
+                    .unwrap()
+                    .headers
+            });
+            let found =
+                signed.iter().flatten().any(|(name, _)| Some(&*name.to_lowercase()) == header);
+            assert_eq!((found, signed.is_some()), (header.is_some(), header.is_some()), "{keys}");
+        };
+        check("", None);
+        check("secret = 'whsec_c2VjcmV0'", Some("webhook-signature"));
+        check("sign_as = 'standard'\nsecret = 'whsec_c2VjcmV0'", Some("webhook-signature"));
+        check("sign_as = 'provider'", Some("stripe-signature"));
+        check("sign_as = 'provider'\nsecret = 'anything'", Some("stripe-signature"));
+    }
+
+    #[test]
+    fn a_file_of_statements_is_watched() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("fee.sql");
+        std::fs::write(&file, "-- the fee\nSELECT :id;\n").unwrap();
+        let config = load(&format!("[sources.a.handlers.h]\nsql_file = '{}'", file.display()));
+        assert!(config.watched_files().contains(&file));
+        assert!(config.warnings.is_empty(), "{:?}", config.warnings);
+    }
+}

@@ -1,0 +1,328 @@
+//! The real server for tests: the binary itself, with its own config, data dir and ports, killed
+//! when the test lets go of it. [`wire`] speaks to it byte by byte, [`sender`] signs.
+//!
+//! Nothing here sleeps: a test waits for a line, an answer or the end of a connection, and fails
+//! when that takes for ever.
+
+#![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
+#![allow(clippy::print_stderr, reason = "a test that cannot run here says so")]
+
+pub(crate) mod sender;
+pub(crate) mod wire;
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+pub(crate) use sender::Sender;
+pub(crate) use wire::{Answer, Wire};
+
+/// Far beyond anything that should happen: whoever waits this long waits for ever.
+pub(crate) const FOREVER: Duration = Duration::from_secs(30);
+
+/// A server that can be started, and started again on the same data.
+pub(crate) struct House {
+    dir: TempDir,
+    data_dir: PathBuf,
+    config: Mutex<String>,
+    env: Vec<(String, String)>,
+}
+
+impl House {
+    /// With this config beside free ports and a data dir of its own. `DIR` in the text stands for
+    /// the test's directory. Keys before the first table are the config's own.
+    pub(crate) fn new(config: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let data_dir = dir.path().join("data");
+        let house = Self { dir, data_dir, config: Mutex::default(), env: Vec::new() };
+        house.configure(config);
+        house
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    pub(crate) fn data_dir_at(mut self, data_dir: &Path) -> Self {
+        self.data_dir = data_dir.to_owned();
+        self
+    }
+
+    /// Writes the config file anew.
+    pub(crate) fn configure(&self, config: &str) {
+        *self.config.lock().unwrap() = config.to_owned();
+        let mut text = String::new();
+        for key in ["listen", "admin_listen"] {
+            if !config.lines().any(|line| line.starts_with(&format!("{key} ="))) {
+                text.push_str(&format!("{key} = \"127.0.0.1:0\"\n"));
+            }
+        }
+        text.push_str(&config.replace("DIR", &self.dir.path().display().to_string()));
+        std::fs::write(self.config_file(), text).unwrap();
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn config_file(&self) -> PathBuf {
+        self.dir.path().join("hapax.toml")
+    }
+
+    pub(crate) fn database(&self) -> PathBuf {
+        self.data_dir.join("hapax.db")
+    }
+
+    /// Without a config file: dev mode.
+    pub(crate) fn without_config() -> Self {
+        let house = Self::new("");
+        std::fs::remove_file(house.config_file()).unwrap();
+        house
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hapax"));
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("HAPAX_")) {
+            command.env_remove(name);
+        }
+        match self.config_file().exists() {
+            true => command.args(["serve", "--config"]).arg(self.config_file()),
+            false => {
+                command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"])
+            }
+        };
+        command
+            .current_dir(self.dir.path())
+            .arg("--data-dir")
+            .arg(&self.data_dir)
+            .envs(self.env.iter().cloned())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// Starts it and does not wait; nobody knows its addresses yet.
+    pub(crate) fn spawn(&self) -> Server {
+        let mut child = self.command().spawn().unwrap();
+        let stdout = Lines::of(child.stdout.take().unwrap());
+        let stderr = Lines::of(child.stderr.take().unwrap());
+        Server {
+            child,
+            stdout,
+            stderr,
+            ingress: SocketAddr::from(([127, 0, 0, 1], 0)),
+            admin: SocketAddr::from(([127, 0, 0, 1], 0)),
+        }
+    }
+
+    /// Starts it and waits until it says that it is ready.
+    pub(crate) fn start(&self) -> Server {
+        let mut server = self.spawn();
+        let Some(ready) = server.stdout.try_wait_for("hapax ready:") else {
+            panic!("the server did not start: {}", server.stderr.text());
+        };
+        let address = |after: &str| -> SocketAddr {
+            let url = ready.split(after).nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+            let address: SocketAddr = url.split("//").nth(1).unwrap().parse().unwrap();
+            match address.ip().is_unspecified() {
+                true => SocketAddr::from(([127, 0, 0, 1], address.port())),
+                false => address,
+            }
+        };
+        server.ingress = address("ingress ");
+        server.admin = address("admin ");
+        server
+    }
+
+    /// Runs a server that is expected to refuse to start.
+    pub(crate) fn fail(&self) -> (Option<i32>, String) {
+        let output = self.command().output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(text).unwrap())
+    }
+}
+
+/// A running server; it gets a SIGKILL when dropped.
+pub(crate) struct Server {
+    child: Child,
+    pub(crate) ingress: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    pub(crate) stdout: Lines,
+    pub(crate) stderr: Lines,
+}
+
+impl Server {
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn wire(&self) -> Wire {
+        Wire::connect(self.ingress)
+    }
+
+    /// Sends one request on a connection of its own.
+    pub(crate) fn ask(&self, request: impl AsRef<[u8]>) -> Answer {
+        let mut wire = self.wire();
+        wire.write(request);
+        wire.answer()
+    }
+
+    /// `GET` on the admin side, as a local client does it.
+    pub(crate) fn admin_get(&self, path: &str) -> Answer {
+        self.admin_get_with(path, &format!("host: {}\r\n", self.admin))
+    }
+
+    /// The same with exactly these headers.
+    pub(crate) fn admin_get_with(&self, path: &str, headers: &str) -> Answer {
+        let mut wire = Wire::connect(self.admin);
+        wire.write(format!("GET {path} HTTP/1.1\r\n{headers}\r\n"));
+        wire.answer()
+    }
+
+    /// All events that fit the query, over all pages.
+    pub(crate) fn events(&self, query: &str) -> Vec<Value> {
+        let mut events = Vec::new();
+        let mut cursor = String::new();
+        loop {
+            let path = format!("/api/v1/events?limit=500&{query}{cursor}");
+            let answer = self.admin_get(&path);
+            assert_eq!(answer.status, 200, "{path}: {answer:?}");
+            let page = answer.json();
+            events.extend(page["items"].as_array().unwrap().iter().cloned());
+            match page["next"].as_str() {
+                Some(next) => cursor = format!("&cursor={next}"),
+                None => return events,
+            }
+        }
+    }
+
+    /// The value of the metric whose line holds all of these parts; 0 where there is none.
+    pub(crate) fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        let text = self.admin_get("/metrics").text();
+        text.lines()
+            .filter(|line| line.starts_with(name))
+            .filter(|line| labels.iter().all(|label| line.contains(label)))
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+            .sum()
+    }
+
+    /// Sends a signal by its short name: `TERM`, `HUP`.
+    pub(crate) fn signal(&self, name: &str) {
+        let script = format!("kill -{name} {}", self.child.id());
+        assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Waits for the end of a process that was told to stop.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        // Its standard output closes with it.
+        assert!(self.stdout.wait_for_end(), "it did not stop: {}", self.stderr.text());
+        self.child.wait().unwrap()
+    }
+
+    /// SIGTERM, and it must end well.
+    pub(crate) fn stop(mut self) -> String {
+        self.signal("TERM");
+        let status = self.wait();
+        assert_eq!(status.code(), Some(0), "{}", self.stderr.text());
+        self.stderr.wait_for_end();
+        self.stderr.text()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What a process has written so far.
+#[derive(Clone)]
+pub(crate) struct Lines(Arc<(Mutex<Written>, Condvar)>);
+
+#[derive(Default)]
+struct Written {
+    text: String,
+    ended: bool,
+}
+
+impl Lines {
+    pub(crate) fn of(stream: impl Read + Send + 'static) -> Self {
+        let lines = Self(Arc::default());
+        let written = Arc::clone(&lines.0);
+        std::thread::spawn(move || {
+            let mut reader = BufReader::new(stream);
+            let mut line = Vec::new();
+            while matches!(reader.read_until(b'\n', &mut line), Ok(1..)) {
+                let mut written_now = written.0.lock().unwrap();
+                written_now.text.push_str(&String::from_utf8_lossy(&line));
+                written.1.notify_all();
+                line.clear();
+            }
+            written.0.lock().unwrap().ended = true;
+            written.1.notify_all();
+        });
+        lines
+    }
+
+    pub(crate) fn text(&self) -> String {
+        self.0.0.lock().unwrap().text.clone()
+    }
+
+    /// The first line that holds `part`; waits for it.
+    pub(crate) fn wait_for(&self, part: &str) -> String {
+        self.try_wait_for(part).unwrap_or_else(|| panic!("no {part:?} in: {}", self.text()))
+    }
+
+    pub(crate) fn try_wait_for(&self, part: &str) -> Option<String> {
+        let find = |written: &Written| {
+            written.text.lines().find(|line| line.contains(part)).map(str::to_owned)
+        };
+        let guard = self.0.0.lock().unwrap();
+        let (guard, _) = self
+            .0
+            .1
+            .wait_timeout_while(guard, FOREVER, |written| find(written).is_none() && !written.ended)
+            .unwrap();
+        find(&guard)
+    }
+
+    /// Whether the stream ended in time.
+    pub(crate) fn wait_for_end(&self) -> bool {
+        let guard = self.0.0.lock().unwrap();
+        let (guard, _) =
+            self.0.1.wait_timeout_while(guard, FOREVER, |written| !written.ended).unwrap();
+        guard.ended
+    }
+}
+
+/// Asks again and again until the answer is `Some`; whoever answers sets the pace.
+#[track_caller]
+pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + FOREVER;
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "never happened: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Says that a test could not run here, in a line that is easy to find.
+pub(crate) fn skip(test: &str, why: &str) {
+    eprintln!("SKIPPED {test}: {why}");
+}

@@ -1,0 +1,217 @@
+//! Which events there are: one per key, and what a second arrival under the same key is.
+
+use hapax_core::job::{Fence, JobId, Phase, Progress, jittered};
+use hapax_core::store::{
+    ArrivalNote, Decision, EventDetail, EventId, EventSummary, HandlerRef, Ingest, Known, NewJob,
+    ReviewReason, Status, Verdict, Via,
+};
+use hapax_core::{EventKey, Receipt, Timeliness, Timestamp};
+use uuid::Uuid;
+
+use super::work::{dice, later};
+use super::{EventNumber, Job, Model, Standing, Stored};
+use crate::limits::{CONFLICTS_IN_FULL, COPIES_IN_FULL};
+
+/// How a receipt came, and the work it promises.
+struct Coming<'a> {
+    receipt: &'a Receipt,
+    jobs: &'a [NewJob],
+    via: &'a Via,
+    now: Timestamp,
+}
+
+impl Model {
+    /// All receipts of one request.
+    pub(super) fn ingest(&mut self, ingest: &Ingest, now: Timestamp) -> Vec<Verdict> {
+        let jobs = ingest.jobs.iter().map(Vec::as_slice).chain(std::iter::repeat(&[][..]));
+        let coming = ingest.receipts.iter().zip(jobs);
+        coming
+            .map(|(receipt, jobs)| self.decide(&Coming { receipt, jobs, via: &ingest.via, now }))
+            .collect()
+    }
+
+    /// Writes the jobs that an event promises: one for each handler, whoever asks how often.
+    pub(super) fn write_jobs(&mut self, event: EventNumber, jobs: &[NewJob], now: Timestamp) {
+        for job in jobs {
+            if self.job_for(event, &job.handler).is_none() {
+                self.write_job(event, job, now);
+            }
+        }
+    }
+
+    fn write_job(&mut self, event: EventNumber, new: &NewJob, now: Timestamp) {
+        let key = &self.events[&event].key;
+        let handler = HandlerRef { source: key.source.clone(), handler: new.handler.clone() };
+        let id = JobId(Uuid::now_v7());
+        let first_wait = self.handlers.get(&handler).and_then(|spec| spec.policy.retry.first());
+        let wait = first_wait.map(|wait| jittered(*wait, dice(id, 0))).unwrap_or_default();
+        let job = Job {
+            id,
+            event,
+            tenant: key.tenant.clone(),
+            handler,
+            place: new.place.clone(),
+            phase: if new.hopeless.is_some() { Phase::Dead } else { Phase::Ready },
+            run: 1,
+            progress: Progress::default(),
+            fence: Fence(0),
+            due: later(now, wait),
+            taken: None,
+            forced: false,
+            result: None,
+            error: new.hopeless.clone(),
+            finished_at: new.hopeless.as_ref().map(|_| now),
+            attempts: Vec::new(),
+        };
+        self.jobs_ever += 1;
+        self.jobs.insert(self.jobs_ever, job);
+    }
+
+    fn decide(&mut self, coming: &Coming<'_>) -> Verdict {
+        let receipt = coming.receipt;
+        if let Some(&at) = self.keys.get(receipt.key()) {
+            return self.meet_again(at, coming);
+        }
+        if let Some(earlier) = receipt.earlier()
+            && let Some(&at) = self.keys.get(&earlier.key)
+            && self.events[&at].detail.summary.received_at >= earlier.not_before
+        {
+            return self.meet_again(at, coming);
+        }
+        let seen_before = receipt.guard().is_some_and(|guard| self.guards.contains_key(&guard));
+        let review = match (receipt.timeliness(), seen_before) {
+            (_, true) => Some(ReviewReason::Replay),
+            (Timeliness::Late { .. }, false) => Some(ReviewReason::Late),
+            (Timeliness::OnTime, false) => None,
+        };
+        self.insert(receipt.key(), review, coming)
+    }
+
+    fn meet_again(&mut self, at: EventNumber, coming: &Coming<'_>) -> Verdict {
+        let Coming { receipt, via, .. } = coming;
+        let stored = self.events.get_mut(&at).expect("every key has its event");
+        if stored.gone {
+            return Verdict::Duplicate(self.known(at));
+        }
+        if stored.body_hash == receipt.body_hash() {
+            let waits_for_on_time = stored.standing == Standing::Review
+                && stored.detail.summary.review == Some(ReviewReason::Late);
+            let promoted = waits_for_on_time && receipt.timeliness() == Timeliness::OnTime;
+            stored.note(via, None);
+            if !promoted {
+                return Verdict::Duplicate(self.known(at));
+            }
+            stored.standing = Standing::Ours;
+            let id = stored.detail.summary.id;
+            self.write_jobs(at, coming.jobs, coming.now);
+            return Verdict::Accepted(id);
+        }
+        if let Some(other) = receipt.if_conflict() {
+            return match self.keys.get(other) {
+                Some(&filed) => {
+                    if let Some(stored) = self.events.get_mut(&filed) {
+                        stored.note(via, None);
+                    }
+                    Verdict::Duplicate(self.known(filed))
+                }
+                None => self.insert(other, Some(ReviewReason::Conflict), coming),
+            };
+        }
+        stored.note(via, Some(receipt));
+        Verdict::Conflict(self.known(at))
+    }
+
+    fn insert(
+        &mut self,
+        key: &EventKey,
+        review: Option<ReviewReason>,
+        coming: &Coming<'_>,
+    ) -> Verdict {
+        let Coming { receipt, via, .. } = coming;
+        let at = self.events_ever;
+        self.events_ever += 1;
+        let id = EventId(Uuid::now_v7());
+        let (standing, decision) = match review {
+            None => (Standing::Ours, Decision::Accepted),
+            Some(_) => (Standing::Review, Decision::Review),
+        };
+        let summary = EventSummary {
+            id,
+            event_id: key.event_id.to_string(),
+            tenant: key.tenant.to_string(),
+            source: key.source.to_string(),
+            event_type: receipt.event_type().map(str::to_owned),
+            occurred_at: receipt.occurred_at(),
+            received_at: via.received_at,
+            status: Status::Ignored,
+            review,
+            arrivals: 1,
+            conflicts: 0,
+            processed_at: None,
+            result: None,
+        };
+        let detail = EventDetail {
+            summary,
+            arrivals: vec![arrival(via, decision, None)],
+            headers: via.headers.to_string(),
+            body: receipt.body().clone(),
+            jobs: Vec::new(),
+            actions: Vec::new(),
+            messages: Vec::new(),
+        };
+        let body_hash = receipt.body_hash();
+        let stored = Stored { key: key.clone(), detail, body_hash, standing, gone: false };
+        self.events.insert(at, stored);
+        self.keys.insert(key.clone(), at);
+        if let Some(guard) = receipt.guard() {
+            self.guards.entry(guard).or_insert(at);
+        }
+        match review {
+            None => {
+                self.write_jobs(at, coming.jobs, coming.now);
+                Verdict::Accepted(id)
+            }
+            Some(_) => Verdict::Review(id),
+        }
+    }
+
+    fn known(&self, at: EventNumber) -> Known {
+        let summary = self.summary(at);
+        Known { id: summary.id, status: summary.status, result: summary.result.map(Into::into) }
+    }
+}
+
+impl Stored {
+    /// Counts one more arrival, and keeps it in full while there is room.
+    fn note(&mut self, via: &Via, conflict: Option<&Receipt>) {
+        let summary = &mut self.detail.summary;
+        summary.arrivals += 1;
+        let notes = &mut self.detail.arrivals;
+        if let Some(receipt) = conflict {
+            summary.conflicts += 1;
+            if summary.conflicts <= CONFLICTS_IN_FULL {
+                notes.push(arrival(via, Decision::Conflict, Some(receipt)));
+            }
+            return;
+        }
+        notes.push(arrival(via, Decision::Duplicate, None));
+        let plain = |note: &ArrivalNote| note.decision == Decision::Duplicate;
+        if notes.iter().filter(|note| plain(note)).count() > COPIES_IN_FULL
+            && let Some(oldest) = notes.iter().position(plain)
+        {
+            notes.remove(oldest);
+        }
+    }
+}
+
+fn arrival(via: &Via, decision: Decision, conflict: Option<&Receipt>) -> ArrivalNote {
+    ArrivalNote {
+        decision,
+        received_at: via.received_at,
+        request_id: via.request_id,
+        remote: via.remote,
+        secret: via.secret,
+        signed_at: via.signed_at,
+        body: conflict.map(|receipt| receipt.body().clone()),
+    }
+}

@@ -1,0 +1,315 @@
+//! The readable model of a store: what the others must do, without a disk. It forgets everything
+//! when dropped, so it is for tests and for reading.
+//!
+//! One lock stands for the transaction: whatever happens while it is held is one commit. Start with
+//! [`arrivals`] (which events there are), then [`work`] (the life of their jobs), then [`order`]
+//! (who may run now), [`people`] (what a person decides) and [`view`] (what is told of it all).
+
+mod arrivals;
+mod order;
+mod people;
+mod view;
+mod work;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use hapax_core::job::{Fence, HandlerName, JobId, Phase, Policy, Progress, Retry};
+use hapax_core::order::{Place, Position};
+use hapax_core::store::{
+    Action, AttemptNote, Claim, ClaimAsk, EventDetail, EventFilter, EventId, EventName,
+    EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter,
+    Lookup, MessageNote, NewJob, Outcome, Page, ReplayAsk, Replayed, Reviewed, SqlAsk, SqlRan,
+    Store, StoreError, Verdict, Work,
+};
+use hapax_core::{EventKey, KeyHash, Tenant, Timestamp};
+use tokio::sync::Notify;
+
+use order::Resource;
+
+/// Where a store reads the time.
+type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+
+/// What stands in for the statements of an `sql` handler.
+type Effect = Arc<dyn Fn(&Claim) -> Result<Option<String>, String> + Send + Sync>;
+
+/// Events and their jobs, in memory.
+pub struct MemoryStore {
+    model: Mutex<Model>,
+    clock: Clock,
+    effect: Effect,
+    arrived: Notify,
+}
+
+impl MemoryStore {
+    /// An empty store that goes by this machine's clock.
+    pub fn new() -> Self {
+        Self::with_clock(Arc::new(Timestamp::now))
+    }
+
+    /// An empty store whose leases and due times go by `clock`.
+    pub fn with_clock(clock: Clock) -> Self {
+        Self {
+            model: Mutex::default(),
+            clock,
+            effect: Arc::new(|_| Ok(None)),
+            arrived: Notify::new(),
+        }
+    }
+
+    /// Lets `effect` stand in for the statements of every `sql` handler, since there is no SQL
+    /// here: what it returns is the job's result, or why the attempt failed.
+    pub fn with_sql(self, effect: Effect) -> Self {
+        Self { effect, ..self }
+    }
+
+    fn model(&self) -> MutexGuard<'_, Model> {
+        self.model.lock().expect("no panic happens under this lock")
+    }
+
+    fn now(&self) -> Timestamp {
+        (self.clock)()
+    }
+
+    /// Wakes who waits now, and the next who comes: between its last look and its waiting a worker
+    /// must not miss the hint.
+    fn hint(&self) {
+        self.arrived.notify_waiters();
+        self.arrived.notify_one();
+    }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").field("model", &self.model).finish_non_exhaustive()
+    }
+}
+
+/// Everything there is, numbered in the order it came.
+#[derive(Debug, Default)]
+struct Model {
+    events: BTreeMap<EventNumber, Stored>,
+    keys: HashMap<EventKey, EventNumber>,
+    guards: HashMap<KeyHash, EventNumber>,
+    events_ever: u64,
+    jobs: BTreeMap<JobNumber, Job>,
+    jobs_ever: u64,
+    handlers: HashMap<HandlerRef, HandlerSpec>,
+    /// The tenant that each handler's last claim began with.
+    turns: HashMap<HandlerRef, Tenant>,
+    /// How far each resource has been applied.
+    marks: HashMap<Resource, Position>,
+    /// Where a sequence without a configured start began.
+    starts: HashMap<Resource, Position>,
+    /// The outbox, by whose a message is and by its id.
+    messages: HashMap<(Tenant, String), Published>,
+}
+
+type EventNumber = u64;
+type JobNumber = u64;
+
+#[derive(Debug)]
+struct Stored {
+    key: EventKey,
+    detail: EventDetail,
+    body_hash: KeyHash,
+    standing: Standing,
+    /// Its body and history are pruned; only its key is still known.
+    gone: bool,
+}
+
+/// What a person has to say, or said, about an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Review,
+    Discarded,
+    /// Nobody was asked, or it was let through: its jobs tell where it stands.
+    Ours,
+}
+
+#[derive(Debug)]
+struct Job {
+    id: JobId,
+    event: EventNumber,
+    tenant: Tenant,
+    handler: HandlerRef,
+    place: Option<Place>,
+    phase: Phase,
+    run: u32,
+    progress: Progress,
+    fence: Fence,
+    due: Timestamp,
+    /// The last claim: it stays known after its lease, since its worker may still come back.
+    taken: Option<Taken>,
+    /// A person lets this run go ahead whatever the order guard says.
+    forced: bool,
+    result: Option<String>,
+    error: Option<String>,
+    finished_at: Option<Timestamp>,
+    attempts: Vec<AttemptNote>,
+}
+
+#[derive(Debug, Clone)]
+struct Taken {
+    worker: Arc<str>,
+    at: Timestamp,
+    until: Timestamp,
+    policy: Policy,
+}
+
+#[derive(Debug)]
+struct Published {
+    event: EventNumber,
+    note: MessageNote,
+}
+
+impl Store for MemoryStore {
+    async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
+        let verdicts = self.model().ingest(&ingest, self.now());
+        self.hint();
+        Ok(verdicts)
+    }
+
+    async fn knows(&self, key: &EventKey) -> Result<bool, StoreError> {
+        Ok(self.model().keys.contains_key(key))
+    }
+
+    fn writable(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+impl Work for MemoryStore {
+    async fn announce(&self, handlers: Vec<HandlerSpec>) -> Result<(), StoreError> {
+        let by_name = |spec: HandlerSpec| (spec.handler.clone(), spec);
+        self.model().handlers = handlers.into_iter().map(by_name).collect();
+        self.hint();
+        Ok(())
+    }
+
+    async fn claim(&self, ask: ClaimAsk) -> Result<Vec<Claim>, StoreError> {
+        Ok(self.model().claim(&ask, self.now()).claims)
+    }
+
+    async fn renew(&self, job: JobId, fence: Fence, lease: Duration) -> Result<Held, StoreError> {
+        Ok(self.model().renew(job, fence, lease, self.now()))
+    }
+
+    async fn settle(&self, job: JobId, fence: Fence, outcome: Outcome) -> Result<Held, StoreError> {
+        let held = self.model().settle(job, fence, outcome, self.now());
+        self.hint();
+        Ok(held)
+    }
+
+    async fn give_back(&self, claims: Vec<(JobId, Fence)>) -> Result<(), StoreError> {
+        let mut model = self.model();
+        for (job, fence) in claims {
+            model.give_back(job, fence);
+        }
+        self.hint();
+        Ok(())
+    }
+
+    async fn is_done(&self, job: JobId) -> Result<bool, StoreError> {
+        let model = self.model();
+        Ok(model.numbered(job).is_some_and(|at| model.jobs[&at].phase == Phase::Done))
+    }
+
+    async fn run_sql(&self, ask: SqlAsk) -> Result<SqlRan, StoreError> {
+        let begun = self.model().claim(&ask.claim, self.now());
+        let mut ran = SqlRan { guarded: begun.guarded, ..SqlRan::default() };
+        for claim in begun.claims {
+            let outcome = match (self.effect)(&claim) {
+                Ok(result) => Outcome::Done { result, publish: Vec::new() },
+                Err(error) => Outcome::Failed { error, retry: Retry::Schedule },
+            };
+            let done = matches!(outcome, Outcome::Done { .. });
+            match (self.settle(claim.job, claim.fence, outcome).await?, done) {
+                (Held::Kept, true) => ran.done += 1,
+                (Held::Kept, false) => ran.failed += 1,
+                (Held::Lost, _) => {}
+            }
+        }
+        Ok(ran)
+    }
+
+    async fn next_due(&self, handler: &HandlerRef) -> Result<Option<Timestamp>, StoreError> {
+        Ok(self.model().next_due(handler))
+    }
+
+    async fn work_arrived(&self) {
+        self.arrived.notified().await;
+    }
+
+    async fn replay(&self, ask: ReplayAsk) -> Result<Vec<Replayed>, StoreError> {
+        let replayed = self.model().replay(ask, self.now());
+        self.hint();
+        Ok(replayed)
+    }
+
+    async fn approve(
+        &self,
+        event: EventId,
+        jobs: Vec<NewJob>,
+        by: Action,
+    ) -> Result<Reviewed, StoreError> {
+        let reviewed = self.model().approve(event, &jobs, by, self.now());
+        self.hint();
+        Ok(reviewed)
+    }
+
+    async fn reject(&self, event: EventId, by: Action) -> Result<Reviewed, StoreError> {
+        Ok(self.model().reject(event, by))
+    }
+
+    async fn prune(&self, horizon: Horizon, limit: usize) -> Result<bool, StoreError> {
+        Ok(self.model().prune(&horizon, limit))
+    }
+}
+
+impl Inspect for MemoryStore {
+    async fn events(&self, filter: EventFilter) -> Result<Page<EventSummary>, StoreError> {
+        Ok(self.model().list_events(&filter))
+    }
+
+    async fn event(&self, name: &EventName) -> Result<Lookup<EventDetail>, StoreError> {
+        Ok(self.model().find_event(name))
+    }
+
+    async fn jobs(&self, filter: JobFilter) -> Result<Page<JobDetail>, StoreError> {
+        Ok(self.model().list_jobs(&filter))
+    }
+
+    async fn job(&self, id: JobId) -> Result<Option<JobDetail>, StoreError> {
+        let model = self.model();
+        Ok(model.numbered(id).map(|at| model.job_detail(&model.jobs[&at])))
+    }
+}
+
+impl Model {
+    fn numbered(&self, job: JobId) -> Option<JobNumber> {
+        self.jobs.iter().find(|(_, one)| one.id == job).map(|(at, _)| *at)
+    }
+
+    fn event_numbered(&self, event: EventId) -> Option<EventNumber> {
+        let is_it = |stored: &Stored| stored.detail.summary.id == event && !stored.gone;
+        self.events.iter().find(|(_, stored)| is_it(stored)).map(|(at, _)| *at)
+    }
+
+    fn jobs_of(&self, event: EventNumber) -> impl Iterator<Item = &Job> {
+        self.jobs.values().filter(move |job| job.event == event)
+    }
+
+    fn job_for(&self, event: EventNumber, handler: &HandlerName) -> Option<JobNumber> {
+        let is_it = |job: &Job| job.event == event && job.handler.handler == *handler;
+        self.jobs.iter().find(|(_, job)| is_it(job)).map(|(at, _)| *at)
+    }
+}

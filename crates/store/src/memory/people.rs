@@ -1,0 +1,192 @@
+//! What a person decides: replay, approve, reject; and what the house lets go of by itself, once
+//! nothing is left to decide.
+
+use hapax_core::Timestamp;
+use hapax_core::job::{Fence, Phase, Progress};
+use hapax_core::order::Guard;
+use hapax_core::store::{
+    Action, ActionNote, EventId, HandlerRef, Horizon, NewJob, ReplayAsk, ReplayEffect, Replayed,
+    Reviewed, Status,
+};
+
+use super::{EventNumber, JobNumber, Model, Standing, Stored};
+
+impl Model {
+    /// Runs again what may run again. An event that waits in review, or was refused there, has no
+    /// work to repeat: approving it is another act.
+    pub(super) fn replay(&mut self, ask: ReplayAsk, now: Timestamp) -> Vec<Replayed> {
+        let ours = |at: &EventNumber| self.events[at].standing == Standing::Ours;
+        let Some(event) = self.event_numbered(ask.event).filter(ours) else { return Vec::new() };
+        let mut replayed = Vec::new();
+        for new in &ask.handlers {
+            let job = self.job_for(event, &new.handler);
+            let Some(effect) = self.effect_of_replay(event, job, new, ask.force) else { continue };
+            replayed.push(Replayed { handler: new.handler.clone(), effect });
+            if ask.dry_run {
+                continue;
+            }
+            match (effect, job) {
+                (ReplayEffect::WouldRun, Some(job)) => self.again(job, new, ask.force, now),
+                (ReplayEffect::WouldRun | ReplayEffect::Stale, None) => {
+                    self.write_jobs(event, std::slice::from_ref(new), now);
+                }
+                (ReplayEffect::Stale, Some(job)) => self.overtaken(job, now),
+                (ReplayEffect::AlreadyApplied | ReplayEffect::AlreadyOpen, _) => {}
+            }
+        }
+        if !ask.dry_run {
+            self.record(event, "replay", ask.by);
+        }
+        replayed
+    }
+
+    /// `None` where nothing can be done: what is hopeless stays buried, or is not begun.
+    fn effect_of_replay(
+        &self,
+        event: EventNumber,
+        job: Option<JobNumber>,
+        new: &NewJob,
+        force: bool,
+    ) -> Option<ReplayEffect> {
+        let phase = job.map(|at| self.jobs[&at].phase);
+        if phase.is_some_and(Phase::is_open) {
+            return Some(ReplayEffect::AlreadyOpen);
+        }
+        match (phase, force) {
+            (Some(Phase::Done), false) => Some(ReplayEffect::AlreadyApplied),
+            (Some(Phase::Stale), false) => Some(ReplayEffect::Stale),
+            _ if new.hopeless.is_some() => None,
+            (_, true) => Some(ReplayEffect::WouldRun),
+            (_, false) => Some(match self.is_past(event, new) {
+                true => ReplayEffect::Stale,
+                false => ReplayEffect::WouldRun,
+            }),
+        }
+    }
+
+    fn is_past(&self, event: EventNumber, new: &NewJob) -> bool {
+        let key = &self.events[&event].key;
+        let handler = HandlerRef { source: key.source.clone(), handler: new.handler.clone() };
+        let policy = self.handlers.get(&handler).and_then(|spec| spec.order);
+        policy.is_some_and(|policy| {
+            self.guard(&key.tenant, &handler, new.place.as_ref(), policy) == Guard::Stale
+        })
+    }
+
+    /// Newer news was applied while it lay dead: nobody has to decide about it any more.
+    fn overtaken(&mut self, at: JobNumber, now: Timestamp) {
+        if self.jobs[&at].phase == Phase::Dead {
+            self.close(at, Phase::Stale, now);
+        }
+    }
+
+    /// A dead job goes on in its run with the schedule anew; one that was lost before still goes
+    /// alone. What was finished gets a new run, and with it a new idempotency key.
+    fn again(&mut self, at: JobNumber, new: &NewJob, force: bool, now: Timestamp) {
+        let job = self.job_mut(at);
+        if job.phase == Phase::Dead {
+            job.progress = Progress { steps: 0, lost: job.progress.lost.min(1), ..job.progress };
+        } else {
+            job.run += 1;
+            job.progress = Progress::default();
+        }
+        job.fence = Fence(job.fence.0 + 1);
+        job.phase = Phase::Ready;
+        job.due = now;
+        job.taken = None;
+        job.forced = force;
+        job.place.clone_from(&new.place);
+        job.result = None;
+        job.error = None;
+        job.finished_at = None;
+    }
+
+    pub(super) fn approve(
+        &mut self,
+        event: EventId,
+        jobs: &[NewJob],
+        by: Action,
+        now: Timestamp,
+    ) -> Reviewed {
+        self.decided(event, Standing::Ours, "approve", by, |model, at| {
+            model.write_jobs(at, jobs, now);
+        })
+    }
+
+    pub(super) fn reject(&mut self, event: EventId, by: Action) -> Reviewed {
+        self.decided(event, Standing::Discarded, "reject", by, |_, _| {})
+    }
+
+    fn decided(
+        &mut self,
+        event: EventId,
+        standing: Standing,
+        action: &str,
+        by: Action,
+        then: impl FnOnce(&mut Self, EventNumber),
+    ) -> Reviewed {
+        let Some(at) = self.event_numbered(event) else { return Reviewed::Unknown };
+        match self.summary(at).status {
+            Status::Review => {
+                self.event_mut(at).standing = standing;
+                self.record(at, action, by);
+                then(self, at);
+                Reviewed::Decided
+            }
+            other => Reviewed::NotWaiting(other),
+        }
+    }
+
+    fn record(&mut self, event: EventNumber, action: &str, by: Action) {
+        let Action { who, reason, at } = by;
+        let note = ActionNote { action: action.to_owned(), who, reason, at };
+        self.event_mut(event).detail.actions.push(note);
+    }
+
+    /// First the body, the history and the jobs of what is finished; its key only when its own
+    /// time has come. A dead letter is not finished: somebody has to decide about it.
+    pub(super) fn prune(&mut self, horizon: &Horizon, limit: usize) -> bool {
+        let old = |stored: &Stored| stored.detail.summary.received_at < horizon.events_before;
+        let finished = |at: &EventNumber| self.summary(*at).status.is_final();
+        let mut ripe: Vec<EventNumber> = self
+            .events
+            .iter()
+            .filter(|(at, stored)| old(stored) && finished(at))
+            .filter(|(_, stored)| !stored.gone || stored.key_is_past(horizon))
+            .map(|(at, _)| *at)
+            .collect();
+        let more = ripe.len() > limit;
+        ripe.truncate(limit);
+        for at in ripe {
+            self.forget(at, horizon);
+        }
+        more
+    }
+
+    fn forget(&mut self, at: EventNumber, horizon: &Horizon) {
+        let summary = self.summary(at);
+        self.jobs.retain(|_, job| job.event != at);
+        let stored = self.event_mut(at);
+        stored.gone = true;
+        stored.detail.summary = summary;
+        stored.detail.body.clear();
+        stored.detail.arrivals.clear();
+        stored.detail.actions.clear();
+        if stored.key_is_past(horizon) {
+            self.events.remove(&at);
+            self.keys.retain(|_, event| *event != at);
+            self.guards.retain(|_, event| *event != at);
+        }
+    }
+
+    fn event_mut(&mut self, at: EventNumber) -> &mut Stored {
+        self.events.get_mut(&at).expect("a number is only taken from an event that is there")
+    }
+}
+
+impl Stored {
+    fn key_is_past(&self, horizon: &Horizon) -> bool {
+        let of_source = horizon.keys_before.iter().find(|(source, _)| *source == self.key.source);
+        of_source.is_some_and(|(_, before)| self.detail.summary.received_at < *before)
+    }
+}

@@ -1,0 +1,147 @@
+//! What is told of events and jobs: everything here only reads.
+
+use hapax_core::Timestamp;
+use hapax_core::job::{Phase, idempotency_key};
+use hapax_core::store::{
+    Cursor, EventDetail, EventFilter, EventName, EventSummary, JobDetail, JobFilter, Lookup,
+    MessageNote, Page, Status,
+};
+
+use super::{EventNumber, Job, Model, Standing, Stored};
+use crate::limits::PAGE_MAX;
+
+impl Model {
+    /// An event as a list shows it, with what its jobs add.
+    pub(super) fn summary(&self, at: EventNumber) -> EventSummary {
+        let stored = &self.events[&at];
+        let mut summary = stored.detail.summary.clone();
+        if stored.gone {
+            return summary;
+        }
+        summary.status = match stored.standing {
+            Standing::Review => Status::Review,
+            Standing::Discarded => Status::Discarded,
+            Standing::Ours => {
+                Status::of_jobs(self.jobs_of(at).map(|job| (job.phase, job.progress.steps)))
+            }
+        };
+        if self.jobs_of(at).all(|job| !job.phase.is_open()) {
+            summary.processed_at = self.jobs_of(at).filter_map(|job| job.finished_at).max();
+        }
+        summary.result = self.jobs_of(at).next().and_then(|job| job.result.clone());
+        summary
+    }
+
+    fn detail(&self, at: EventNumber) -> EventDetail {
+        let mut jobs: Vec<_> = self.jobs_of(at).map(|job| self.job_detail(job)).collect();
+        jobs.sort_by(|a, b| a.handler.cmp(&b.handler));
+        let published = self.messages.values().filter(|message| message.event == at);
+        let mut messages: Vec<MessageNote> =
+            published.map(|message| message.note.clone()).collect();
+        messages.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
+        EventDetail { summary: self.summary(at), jobs, messages, ..self.events[&at].detail.clone() }
+    }
+
+    pub(super) fn job_detail(&self, job: &Job) -> JobDetail {
+        let event = &self.events[&job.event].detail.summary;
+        JobDetail {
+            id: job.id,
+            event: event.id,
+            event_id: event.event_id.clone(),
+            tenant: event.tenant.clone(),
+            source: event.source.clone(),
+            handler: job.handler.handler.clone(),
+            phase: job.phase,
+            run: job.run,
+            progress: job.progress,
+            fence: job.fence,
+            due_at: job.due_at(),
+            result: job.result.clone(),
+            error: job.error.clone(),
+            finished_at: job.finished_at,
+            idempotency_key: idempotency_key(event.id, &job.handler.handler, job.run),
+            resource: job.place.as_ref().map(|place| place.resource.to_string()),
+            attempts: job.attempts.clone(),
+        }
+    }
+
+    pub(super) fn list_events(&self, filter: &EventFilter) -> Page<EventSummary> {
+        let there = self.events.iter().rev().filter(|(_, stored)| !stored.gone);
+        let told = there.map(|(at, stored)| (*at, stored, self.summary(*at)));
+        let fitting = told
+            .filter(|(_, stored, summary)| fits(filter, stored, summary))
+            .map(|(at, _, summary)| (at, summary));
+        page(fitting, filter.before, filter.limit)
+    }
+
+    pub(super) fn find_event(&self, name: &EventName) -> Lookup<EventDetail> {
+        let is_it = |stored: &Stored| match name {
+            EventName::Ours(id) => stored.detail.summary.id == *id,
+            EventName::Theirs(event_id) => stored.detail.summary.event_id == **event_id,
+        };
+        let there = self.events.iter().filter(|(_, stored)| !stored.gone && is_it(stored));
+        let found: Vec<EventNumber> = there.map(|(at, _)| *at).collect();
+        match found.as_slice() {
+            [] => Lookup::None,
+            [one] => Lookup::One(self.detail(*one)),
+            several => Lookup::Ambiguous(
+                several.iter().map(|at| self.events[at].detail.summary.id).collect(),
+            ),
+        }
+    }
+
+    pub(super) fn list_jobs(&self, filter: &JobFilter) -> Page<JobDetail> {
+        let wanted = |job: &Job| {
+            filter.tenant.as_ref().is_none_or(|tenant| job.tenant == *tenant)
+                && filter.source.as_ref().is_none_or(|source| job.handler.source == *source)
+                && filter.handler.as_ref().is_none_or(|handler| job.handler.handler == *handler)
+                && filter.phase.is_none_or(|phase| job.phase == phase)
+        };
+        let fitting = self.jobs.iter().rev().filter(|(_, job)| wanted(job));
+        let told = fitting.map(|(at, job)| (*at, self.job_detail(job)));
+        page(told, filter.before, filter.limit)
+    }
+}
+
+impl Job {
+    /// When something happens to it by itself: every open job has such a time.
+    pub(super) fn due_at(&self) -> Option<Timestamp> {
+        match self.phase {
+            Phase::Leased => self.taken.as_ref().map(|taken| taken.until),
+            Phase::Ready | Phase::Held | Phase::Parked => Some(self.due),
+            Phase::Done | Phase::Stale | Phase::Dead => None,
+        }
+    }
+}
+
+/// One page of what comes newest first.
+fn page<T>(
+    newest_first: impl Iterator<Item = (u64, T)>,
+    before: Option<Cursor>,
+    limit: usize,
+) -> Page<T> {
+    let before = before.map_or(u64::MAX, |Cursor(before)| before);
+    let mut rest = newest_first.filter(|(at, _)| *at < before);
+    let page: Vec<_> = rest.by_ref().take(limit.clamp(1, PAGE_MAX)).collect();
+    let more = rest.next().is_some();
+    let next = page.last().filter(|_| more).map(|(at, _)| Cursor(*at));
+    Page { items: page.into_iter().map(|(_, item)| item).collect(), next }
+}
+
+fn fits(filter: &EventFilter, stored: &Stored, summary: &EventSummary) -> bool {
+    let body = &stored.detail.body;
+    let holds = |text: &String| {
+        summary.event_id.contains(text.as_str())
+            || body.windows(text.len().max(1)).any(|part| part == text.as_bytes())
+    };
+    filter.tenant.as_ref().is_none_or(|tenant| summary.tenant == tenant.as_str())
+        && filter.source.as_ref().is_none_or(|source| summary.source == source.as_str())
+        && filter
+            .event_type
+            .as_ref()
+            .is_none_or(|wanted| summary.event_type.as_deref() == Some(wanted.as_str()))
+        && filter.status.is_none_or(|status| summary.status == status)
+        && filter.since.is_none_or(|since| summary.received_at >= since)
+        && filter.until.is_none_or(|until| summary.received_at < until)
+        && filter.text.as_ref().is_none_or(holds)
+}

@@ -1,0 +1,325 @@
+//! The life of jobs: claimed, renewed, settled, given back, lost. Each function is one commit, and
+//! whoever settles does it through the fence.
+
+use std::time::Duration;
+
+use hapax_core::job::{AfterFailure, AfterLoss, Fence, JobId, Phase, Retry, idempotency_key};
+use hapax_core::store::{
+    AttemptNote, Claim, ClaimAsk, ClaimedEvent, HandlerRef, HandlerSpec, Held, MessageNote,
+    NewMessage, Outcome,
+};
+use hapax_core::{Tenant, Timestamp};
+use jiff::SignedDuration;
+use uuid::Uuid;
+
+use super::order::Turn;
+use super::{EventNumber, Job, JobNumber, Model, Published, Taken};
+
+/// The receipt's result is a line, not a document.
+const RESULT_CHARS_MAX: usize = 200;
+
+/// What one claim took, and what the order guard kept back on the way.
+#[derive(Default)]
+pub(super) struct Begun {
+    pub(super) claims: Vec<Claim>,
+    pub(super) guarded: usize,
+}
+
+impl Model {
+    /// Takes due jobs of one handler, tenant by tenant in turn. Either several that were never
+    /// lost, or a single one that was: should it end the process again, it ends nothing else.
+    pub(super) fn claim(&mut self, ask: &ClaimAsk, now: Timestamp) -> Begun {
+        let mut begun = Begun::default();
+        let Some(spec) = self.handlers.get(&ask.handler).cloned() else { return begun };
+        self.lose_expired(&ask.handler, now);
+        self.ready_unblocked(&ask.handler);
+        let mut served: Vec<Tenant> = Vec::new();
+        while begun.claims.len() < ask.limit {
+            let Some(at) = self.next_in_turn(&ask.handler, &served, now) else { break };
+            match self.turn_of(at, &spec) {
+                Turn::Now => {}
+                Turn::Past => {
+                    self.close(at, Phase::Stale, now);
+                    begun.guarded += 1;
+                    continue;
+                }
+                Turn::NotYet => {
+                    self.job_mut(at).phase = Phase::Held;
+                    begun.guarded += 1;
+                    continue;
+                }
+                Turn::AfterAnother => {
+                    self.job_mut(at).phase = Phase::Parked;
+                    continue;
+                }
+            }
+            let claim = self.take(at, &spec, ask, now);
+            served.push(claim.event.key.tenant.clone());
+            begun.claims.push(claim);
+            if self.jobs[&at].progress.alone() {
+                break;
+            }
+        }
+        if let Some(first) = served.first() {
+            self.turns.insert(ask.handler.clone(), first.clone());
+        }
+        begun
+    }
+
+    /// The job whose turn it is: of the tenant that had the fewest in this claim, beginning after
+    /// the one that began the last claim; then what is due longest; then what came first. So every
+    /// tenant's oldest job is the first of some claim, and gets through even if it must go alone.
+    fn next_in_turn(
+        &self,
+        handler: &HandlerRef,
+        served: &[Tenant],
+        now: Timestamp,
+    ) -> Option<JobNumber> {
+        let last = self.turns.get(handler);
+        let had = |tenant: &Tenant| served.iter().filter(|one| *one == tenant).count();
+        self.jobs
+            .iter()
+            .filter(|(_, job)| {
+                job.handler == *handler && job.phase == Phase::Ready && job.due <= now
+            })
+            .filter(|(_, job)| served.is_empty() || !job.progress.alone())
+            .min_by_key(|(at, job)| {
+                let wraps = last.is_some_and(|last| job.tenant <= *last);
+                (had(&job.tenant), wraps, &job.tenant, job.due, **at)
+            })
+            .map(|(at, _)| *at)
+    }
+
+    fn take(&mut self, at: JobNumber, spec: &HandlerSpec, ask: &ClaimAsk, now: Timestamp) -> Claim {
+        let policy = spec.policy.clone();
+        let until = later(now, policy.lease);
+        let job = self.job_mut(at);
+        job.phase = Phase::Leased;
+        job.progress = job.progress.claimed();
+        job.fence = Fence(job.fence.0 + 1);
+        job.taken = Some(Taken { worker: ask.worker.clone(), at: now, until, policy });
+        let job = &self.jobs[&at];
+        let event = &self.events[&job.event];
+        Claim {
+            job: job.id,
+            fence: job.fence,
+            attempt: job.progress.attempt,
+            run: job.run,
+            idempotency_key: idempotency_key(
+                event.detail.summary.id,
+                &job.handler.handler,
+                job.run,
+            ),
+            leased_until: until,
+            event: ClaimedEvent {
+                id: event.detail.summary.id,
+                key: event.key.clone(),
+                event_type: event.detail.summary.event_type.clone(),
+                occurred_at: event.detail.summary.occurred_at,
+                received_at: event.detail.summary.received_at,
+                resource: job.place.as_ref().map(|place| place.resource.to_string()),
+                headers: event.detail.headers.clone(),
+                body: event.detail.body.clone(),
+            },
+        }
+    }
+
+    /// Ends the leases that ran out. Their fences stay: until somebody else claims, a worker that
+    /// was only slow may still say that it is done.
+    fn lose_expired(&mut self, handler: &HandlerRef, now: Timestamp) {
+        let expired = |job: &Job| {
+            job.handler == *handler
+                && job.phase == Phase::Leased
+                && job.taken.as_ref().is_some_and(|taken| taken.until <= now)
+        };
+        let lost: Vec<_> =
+            self.jobs.iter().filter(|(_, job)| expired(job)).map(|(at, _)| *at).collect();
+        for at in lost {
+            let job = self.job_mut(at);
+            let ended = job.due_at().unwrap_or(now);
+            job.note("lost", None, Some("the lease ran out".to_owned()));
+            match job.progress.lost(ended) {
+                AfterLoss::Again { progress, due } => {
+                    job.progress = progress;
+                    job.due = due;
+                    self.leave(at, Phase::Ready);
+                }
+                AfterLoss::Bury { progress } => {
+                    job.progress = progress;
+                    self.close(at, Phase::Dead, now);
+                }
+            }
+        }
+    }
+
+    pub(super) fn renew(
+        &mut self,
+        job: JobId,
+        fence: Fence,
+        lease: Duration,
+        now: Timestamp,
+    ) -> Held {
+        match self.leased_under(job, fence).and_then(|at| self.job_mut(at).taken.as_mut()) {
+            Some(taken) => {
+                taken.until = taken.until.max(later(now, lease));
+                Held::Kept
+            }
+            None => Held::Lost,
+        }
+    }
+
+    pub(super) fn settle(
+        &mut self,
+        job: JobId,
+        fence: Fence,
+        outcome: Outcome,
+        now: Timestamp,
+    ) -> Held {
+        match outcome {
+            Outcome::Done { result, publish } => self.done(job, fence, result, publish, now),
+            Outcome::Failed { error, retry } => self.failed(job, fence, error, retry, now),
+        }
+    }
+
+    /// Counts under its fence even when the lease is over or the attempt was taken for failed: the
+    /// effects are there. Only a newer claim, a replay or a verdict of the guard has voided it.
+    fn done(
+        &mut self,
+        job: JobId,
+        fence: Fence,
+        result: Option<String>,
+        publish: Vec<NewMessage>,
+        now: Timestamp,
+    ) -> Held {
+        let Some(at) = self.numbered(job).filter(|at| self.jobs[at].fence == fence) else {
+            return Held::Lost;
+        };
+        match self.jobs[&at].phase {
+            Phase::Done => return Held::Kept,
+            Phase::Stale => return Held::Lost,
+            Phase::Ready | Phase::Leased | Phase::Held | Phase::Parked | Phase::Dead => {}
+        }
+        let job = self.job_mut(at);
+        if job.taken.is_none() {
+            return Held::Lost;
+        }
+        job.note("done", Some(now), None);
+        job.result = result.map(|text| text.chars().take(RESULT_CHARS_MAX).collect());
+        job.error = None;
+        job.forced = false;
+        let (event, tenant) = (job.event, job.tenant.clone());
+        for message in publish {
+            self.publish(event, &tenant, message, now);
+        }
+        self.move_mark(at);
+        self.close(at, Phase::Done, now);
+        Held::Kept
+    }
+
+    /// The same id twice is one message. One that names no tenant is of its event's, so that no
+    /// tenant can use up another's ids.
+    fn publish(&mut self, event: EventNumber, of: &Tenant, new: NewMessage, now: Timestamp) {
+        let tenant = new.tenant.map_or_else(|| of.clone(), Tenant::new);
+        let id = new.id.unwrap_or_else(|| Uuid::now_v7().to_string());
+        let note = MessageNote { id: id.clone(), r#type: new.r#type, created_at: now };
+        self.messages.entry((tenant, id)).or_insert(Published { event, note });
+    }
+
+    fn failed(
+        &mut self,
+        job: JobId,
+        fence: Fence,
+        error: String,
+        retry: Retry,
+        now: Timestamp,
+    ) -> Held {
+        let Some(at) = self.leased_under(job, fence) else { return Held::Lost };
+        let job = self.job_mut(at);
+        let Some(taken) = job.taken.clone() else { return Held::Lost };
+        job.note("failed", Some(now), Some(error));
+        let dice = dice(job.id, job.progress.attempt);
+        match job.progress.failed(&taken.policy, retry, now, dice) {
+            AfterFailure::Again { progress, due } => {
+                job.progress = progress;
+                job.due = due;
+                self.leave(at, Phase::Ready);
+            }
+            AfterFailure::Bury { progress } => {
+                job.progress = progress;
+                self.close(at, Phase::Dead, now);
+            }
+        }
+        Held::Kept
+    }
+
+    /// As if it had not been claimed; only the fence has moved, and a fence that was given back
+    /// settles nothing.
+    pub(super) fn give_back(&mut self, job: JobId, fence: Fence) {
+        if let Some(at) = self.leased_under(job, fence) {
+            let job = self.job_mut(at);
+            job.progress = job.progress.given_back();
+            job.taken = None;
+            self.leave(at, Phase::Ready);
+        }
+    }
+
+    pub(super) fn next_due(&self, handler: &HandlerRef) -> Option<Timestamp> {
+        let waiting = |job: &&Job| match job.phase {
+            Phase::Ready | Phase::Leased => job.handler == *handler,
+            Phase::Held | Phase::Parked | Phase::Done | Phase::Stale | Phase::Dead => false,
+        };
+        self.jobs.values().filter(waiting).filter_map(Job::due_at).min()
+    }
+
+    /// Ends a job, and lets the next of its resource go.
+    pub(super) fn close(&mut self, at: JobNumber, end: Phase, now: Timestamp) {
+        assert!(!end.is_open(), "a job ends done, stale or dead");
+        self.job_mut(at).finished_at = Some(now);
+        self.leave(at, end);
+    }
+
+    fn leased_under(&self, job: JobId, fence: Fence) -> Option<JobNumber> {
+        let holds = |at: &JobNumber| {
+            let job = &self.jobs[at];
+            job.fence == fence && job.phase == Phase::Leased
+        };
+        self.numbered(job).filter(holds)
+    }
+
+    pub(super) fn job_mut(&mut self, at: JobNumber) -> &mut Job {
+        self.jobs.get_mut(&at).expect("a number is only taken from a job that is there")
+    }
+}
+
+impl Job {
+    /// Tells how the attempt ended. A later word on the same attempt replaces the earlier one.
+    fn note(&mut self, outcome: &str, ended_at: Option<Timestamp>, error: Option<String>) {
+        let Some(taken) = &self.taken else { return };
+        let (run, attempt) = (self.run, self.progress.attempt);
+        self.attempts.retain(|note| (note.run, note.attempt) != (run, attempt));
+        self.attempts.push(AttemptNote {
+            run,
+            attempt,
+            started_at: taken.at,
+            ended_at,
+            outcome: outcome.to_owned(),
+            error: error.clone(),
+            worker: taken.worker.to_string(),
+        });
+        self.error = error;
+    }
+}
+
+/// Between 0 and 1: different for each attempt, the same whenever it is asked.
+pub(super) fn dice(job: JobId, attempt: u32) -> f64 {
+    let (_, random) = job.0.as_u64_pair();
+    let mixed = (random ^ u64::from(attempt)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 32) as f64 / f64::from(u32::MAX)
+}
+
+pub(super) fn later(at: Timestamp, wait: Duration) -> Timestamp {
+    SignedDuration::try_from(wait)
+        .ok()
+        .and_then(|wait| at.checked_add(wait).ok())
+        .unwrap_or(Timestamp::MAX)
+}

@@ -1,0 +1,289 @@
+//! SQL handlers: the statements, "done" and whatever they publish in one transaction.
+//!
+//! First attempts share a transaction, without savepoints: any error, a statement that ends the
+//! transaction (`INSERT OR ROLLBACK`, `RAISE(ROLLBACK)`, an interrupt) or a commit that fails rolls
+//! all of it back, and each job then runs alone under the same claim. One that fails alone uses a
+//! step of its schedule.
+
+use std::time::Duration;
+
+use hapax_core::Timestamp;
+use hapax_core::handler::{SqlParameter, SqlProgram, SqlStatement};
+use hapax_core::job::Retry;
+use hapax_core::order::Guard;
+use hapax_core::store::{Claim, SqlAsk, SqlRan};
+use rusqlite::types::Value;
+use rusqlite::{Connection, ErrorCode, params_from_iter};
+
+use super::jobs::{Asked, HELD, JobRow, Lanes, STALE};
+use super::marks;
+use super::row::micros;
+use super::sandbox::Sandbox;
+use super::writer::Transaction;
+
+/// What the writer lends to a run.
+pub(super) struct Bench<'a> {
+    pub(super) conn: &'a Connection,
+    pub(super) lanes: &'a mut Lanes,
+    pub(super) sandbox: &'a Sandbox,
+    pub(super) now: &'a dyn Fn() -> Timestamp,
+    pub(super) dice: &'a mut dyn FnMut() -> f64,
+}
+
+/// How one job went.
+enum Ran {
+    Done,
+    Guarded,
+}
+
+/// Why one job did not go, or none of its batch.
+enum NotRun {
+    /// The statements are wrong, slow, or against a constraint.
+    Statement(String),
+    /// The database itself failed.
+    Store(rusqlite::Error),
+}
+
+impl Bench<'_> {
+    /// Claims and runs one slice. An error is the database's own: nothing of the slice is lost, its
+    /// claims end as lost attempts.
+    pub(super) fn run(&mut self, ask: &SqlAsk) -> rusqlite::Result<SqlRan> {
+        let claims = self.claim(ask)?;
+        let mut ran = SqlRan::default();
+        if claims.len() > 1 {
+            match self.together(&claims, ask)? {
+                Some(together) => return Ok(together),
+                None => tracing::debug!(jobs = claims.len(), "a batch failed; each runs alone"),
+            }
+        }
+        for (job, claim) in &claims {
+            match self.alone(job, claim, ask)? {
+                Ok(Ran::Done) => ran.done += 1,
+                Ok(Ran::Guarded) => ran.guarded += 1,
+                Err(error) => {
+                    self.fail(job, &error)?;
+                    ran.failed += 1;
+                }
+            }
+        }
+        Ok(ran)
+    }
+
+    /// Attempt+1 and a new fence are committed before the work; that commit need not survive a
+    /// power cut by itself, since the effects would be gone with it.
+    fn claim(&mut self, ask: &SqlAsk) -> rusqlite::Result<Vec<(JobRow, Claim)>> {
+        let now = (self.now)();
+        let tx = Transaction::begin_behind(self.conn)?;
+        let asked = Asked {
+            handler: &ask.claim.handler,
+            limit: ask.claim.limit,
+            worker: &ask.claim.worker,
+            guard: false,
+        };
+        let jobs = self.lanes.claim(self.conn, &asked, now)?;
+        let claims = jobs
+            .into_iter()
+            .map(|job| {
+                let claim = self.lanes.describe(self.conn, &job)?;
+                Ok((job, claim))
+            })
+            .collect::<rusqlite::Result<_>>()?;
+        tx.commit()?;
+        Ok(claims)
+    }
+
+    /// All in one transaction; `None` when any of them did not go.
+    fn together(
+        &mut self,
+        claims: &[(JobRow, Claim)],
+        ask: &SqlAsk,
+    ) -> rusqlite::Result<Option<SqlRan>> {
+        let tx = Transaction::begin(self.conn)?;
+        let mut ran = SqlRan::default();
+        for (job, claim) in claims {
+            match self.work(job, claim, ask) {
+                Ok(Ran::Done) => ran.done += 1,
+                Ok(Ran::Guarded) => ran.guarded += 1,
+                Err(NotRun::Statement(_)) => return Ok(None),
+                Err(NotRun::Store(error)) => return Err(error),
+            }
+        }
+        match tx.commit() {
+            Ok(()) => Ok(Some(ran)),
+            Err(error) if is_the_users(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn alone(
+        &mut self,
+        job: &JobRow,
+        claim: &Claim,
+        ask: &SqlAsk,
+    ) -> rusqlite::Result<Result<Ran, String>> {
+        let tx = Transaction::begin(self.conn)?;
+        let ran = match self.work(job, claim, ask) {
+            Ok(ran) => ran,
+            Err(NotRun::Statement(error)) => return Ok(Err(error)),
+            Err(NotRun::Store(error)) => return Err(error),
+        };
+        match tx.commit() {
+            Ok(()) => Ok(Ok(ran)),
+            Err(error) if is_the_users(&error) => Ok(Err(format!("at commit: {error}"))),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Guard, effects and "done" of one job, in the transaction that is open.
+    fn work(&mut self, job: &JobRow, claim: &Claim, ask: &SqlAsk) -> Result<Ran, NotRun> {
+        let now = (self.now)();
+        if let Some(set_aside) = self.guard(job, now).map_err(NotRun::Store)? {
+            return Ok(set_aside);
+        }
+        let result = self.effects(job, claim, &ask.program, ask.timeout, now)?;
+        self.lanes.finish(self.conn, job, result.as_deref(), now).map_err(NotRun::Store)?;
+        Ok(Ran::Done)
+    }
+
+    fn guard(&mut self, job: &JobRow, now: Timestamp) -> rusqlite::Result<Option<Ran>> {
+        let order = self.lanes.spec_of(job.lane).and_then(|spec| spec.order);
+        let (Some(order), Some(place)) = (order, &job.place) else { return Ok(None) };
+        let mark = marks::mark(self.conn, job.lane, &place.resource)?;
+        let state = match order.decide(mark, place.position) {
+            Guard::Run => return Ok(None),
+            Guard::Stale => STALE,
+            Guard::Hold => HELD,
+        };
+        marks::set_aside(self.conn, job, state, now)?;
+        Ok(Some(Ran::Guarded))
+    }
+
+    fn effects(
+        &mut self,
+        job: &JobRow,
+        claim: &Claim,
+        program: &SqlProgram,
+        timeout: Duration,
+        now: Timestamp,
+    ) -> Result<Option<String>, NotRun> {
+        if publishes(program) {
+            self.conn
+                .prepare_cached("UPDATE hapax_current SET event_seq = ?1, at = ?2")
+                .and_then(|mut update| update.execute((job.seq, micros(now))))
+                .map_err(NotRun::Store)?;
+        }
+        let confined = self.sandbox.confine(timeout);
+        let mut result = None;
+        for statement in &program.statements {
+            match execute(self.conn, statement, claim) {
+                Ok(first) => result = first,
+                Err(error) => {
+                    let slow = confined.timed_out();
+                    drop(confined);
+                    return Err(judge(error, statement, slow, timeout));
+                }
+            }
+            if self.conn.is_autocommit() {
+                let line = statement.line;
+                return Err(NotRun::Statement(format!(
+                    "the statement on line {line} ended the transaction"
+                )));
+            }
+        }
+        Ok(result)
+    }
+
+    fn fail(&mut self, job: &JobRow, error: &str) -> rusqlite::Result<()> {
+        let now = (self.now)();
+        let dice = (self.dice)();
+        let tx = Transaction::begin(self.conn)?;
+        self.lanes.fail(self.conn, job, error, Retry::Schedule, now, dice)?;
+        tx.commit()
+    }
+}
+
+fn publishes(program: &SqlProgram) -> bool {
+    let names = |text: &str| text.to_ascii_lowercase().contains("hapax_publish");
+    program.statements.iter().any(|statement| names(&statement.text))
+}
+
+/// Runs one statement to its end; its first value, as text.
+fn execute(
+    conn: &Connection,
+    statement: &SqlStatement,
+    claim: &Claim,
+) -> rusqlite::Result<Option<String>> {
+    let mut prepared = conn.prepare_cached(&statement.text)?;
+    let values = statement.parameters.iter().map(|parameter| value(*parameter, claim));
+    let mut rows = prepared.query(params_from_iter(values))?;
+    let mut first = None;
+    while let Some(row) = rows.next()? {
+        if first.is_none() {
+            first = match row.get::<_, Value>(0)? {
+                Value::Null => None,
+                Value::Integer(number) => Some(number.to_string()),
+                Value::Real(number) => Some(number.to_string()),
+                Value::Text(text) => Some(text),
+                Value::Blob(bytes) => Some(format!("{} bytes", bytes.len())),
+            };
+        }
+    }
+    Ok(first)
+}
+
+fn value(parameter: SqlParameter, claim: &Claim) -> Value {
+    let event = &claim.event;
+    let text = |text: &str| Value::Text(text.to_owned());
+    let optional = |it: Option<String>| it.map_or(Value::Null, Value::Text);
+    match parameter {
+        SqlParameter::Tenant => text(event.key.tenant.as_str()),
+        SqlParameter::Source => text(event.key.source.as_str()),
+        SqlParameter::EventId => text(&event.key.event_id),
+        SqlParameter::EventType => optional(event.event_type.clone()),
+        SqlParameter::Id => text(&event.id.to_string()),
+        SqlParameter::IdempotencyKey => Value::Text(claim.idempotency_key.clone()),
+        SqlParameter::Body => match std::str::from_utf8(&event.body) {
+            Ok(body) => text(body),
+            Err(_) => Value::Blob(event.body.to_vec()),
+        },
+        SqlParameter::ReceivedAt => text(&event.received_at.to_string()),
+        SqlParameter::OccurredAt => optional(event.occurred_at.map(|at| at.to_string())),
+        SqlParameter::Resource => optional(event.resource.clone()),
+        SqlParameter::Attempt => Value::Integer(claim.attempt.into()),
+        SqlParameter::Current => Value::Null,
+    }
+}
+
+fn judge(
+    error: rusqlite::Error,
+    statement: &SqlStatement,
+    slow: bool,
+    timeout: Duration,
+) -> NotRun {
+    let line = statement.line;
+    if slow {
+        return NotRun::Statement(format!("line {line}: timed out after {timeout:?}"));
+    }
+    if is_the_users(&error) {
+        return NotRun::Statement(format!("line {line}: {error}"));
+    }
+    NotRun::Store(error)
+}
+
+/// Whether an error is about the user's statement, not about the disk under it.
+fn is_the_users(error: &rusqlite::Error) -> bool {
+    match error.sqlite_error_code() {
+        Some(
+            ErrorCode::DiskFull
+            | ErrorCode::SystemIoFailure
+            | ErrorCode::DatabaseCorrupt
+            | ErrorCode::CannotOpen
+            | ErrorCode::NotADatabase
+            | ErrorCode::OutOfMemory
+            | ErrorCode::DatabaseBusy
+            | ErrorCode::DatabaseLocked
+            | ErrorCode::ReadOnly,
+        ) => false,
+        Some(_) | None => true,
+    }
+}

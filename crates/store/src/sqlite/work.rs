@@ -1,0 +1,253 @@
+//! The [`Work`] half of the store: each method is one act or slice on the writer.
+
+use std::time::Duration;
+
+use hapax_core::job::{Fence, JobId};
+use hapax_core::store::{
+    Action, Claim, ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Horizon, NewJob, Outcome,
+    ReplayAsk, Replayed, Reviewed, SqlAsk, SqlRan, Status, StoreError, Work,
+};
+use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
+use rusqlite::{Connection, OptionalExtension};
+
+use super::SqliteStore;
+use super::jobs::{Asked, DONE, EventAt, JobRow, place_of};
+use super::prune;
+use super::row::{self, Standing, micros, seq_of};
+use super::writer::{Transaction, Writer};
+
+impl Work for SqliteStore {
+    async fn announce(&self, handlers: Vec<HandlerSpec>) -> Result<(), StoreError> {
+        self.writer
+            .act(move |writer| {
+                let now = writer.now();
+                writer.lanes.announce(&writer.conn, handlers, now)
+            })
+            .await
+    }
+
+    async fn claim(&self, ask: ClaimAsk) -> Result<Vec<Claim>, StoreError> {
+        self.writer
+            .slice(move |writer| {
+                let now = writer.now();
+                // Committed before anyone works on it; a power cut that takes it back takes back a
+                // claim that nobody will settle.
+                let tx = Transaction::begin_behind(&writer.conn)?;
+                let asked = Asked {
+                    handler: &ask.handler,
+                    limit: ask.limit,
+                    worker: &ask.worker,
+                    guard: true,
+                };
+                let jobs = writer.lanes.claim(&writer.conn, &asked, now)?;
+                let claims = jobs
+                    .iter()
+                    .map(|job| writer.lanes.describe(&writer.conn, job))
+                    .collect::<rusqlite::Result<_>>()?;
+                tx.commit()?;
+                Ok(claims)
+            })
+            .await
+    }
+
+    async fn renew(&self, job: JobId, fence: Fence, lease: Duration) -> Result<Held, StoreError> {
+        self.writer
+            .act(move |writer| {
+                let now = writer.now();
+                writer.lanes.renew(&writer.conn, job, fence, lease, now)
+            })
+            .await
+    }
+
+    async fn settle(&self, job: JobId, fence: Fence, outcome: Outcome) -> Result<Held, StoreError> {
+        self.writer
+            .act(move |writer| {
+                let (now, dice) = (writer.now(), writer.dice());
+                writer.lanes.settle(&writer.conn, job, fence, &outcome, now, dice)
+            })
+            .await
+    }
+
+    async fn give_back(&self, claims: Vec<(JobId, Fence)>) -> Result<(), StoreError> {
+        self.writer
+            .act(move |writer| {
+                let now = writer.now();
+                for (job, fence) in claims {
+                    writer.lanes.give_back(&writer.conn, job, fence, now)?;
+                }
+                Ok(())
+            })
+            .await
+    }
+
+    async fn is_done(&self, job: JobId) -> Result<bool, StoreError> {
+        let (seq, lane) = place_of(job);
+        self.writer
+            .slice(move |writer| {
+                let row = JobRow::find(&writer.conn, seq, lane)?;
+                Ok(row.is_some_and(|row| row.state == DONE))
+            })
+            .await
+    }
+
+    async fn run_sql(&self, ask: SqlAsk) -> Result<SqlRan, StoreError> {
+        self.writer.slice(move |writer| writer.run_sql(&ask)).await
+    }
+
+    async fn next_due(&self, handler: &HandlerRef) -> Result<Option<Timestamp>, StoreError> {
+        let handler = handler.clone();
+        self.writer.slice(move |writer| writer.lanes.next_due(&writer.conn, &handler)).await
+    }
+
+    async fn hurry(&self, event: EventId) -> Result<(), StoreError> {
+        self.writer
+            .act(move |writer| {
+                let Some(event) = Found::by_id(&writer.conn, event)? else { return Ok(()) };
+                let now = writer.now();
+                writer.lanes.hurry(&writer.conn, event.seq, now)
+            })
+            .await?;
+        self.shared.arrived.notify_waiters();
+        Ok(())
+    }
+
+    fn work_arrived(&self) -> impl Future<Output = ()> + Send {
+        // Made when it is asked for: what arrives before the first poll is not missed.
+        self.shared.arrived.notified()
+    }
+
+    async fn replay(&self, ask: ReplayAsk) -> Result<Vec<Replayed>, StoreError> {
+        let replayed = self
+            .writer
+            .act(move |writer| {
+                let Some(event) = Found::by_id(&writer.conn, ask.event)? else {
+                    return Ok(Vec::new());
+                };
+                // What waits for a person, or was refused by one, has nothing to run again.
+                if event.standing.status() != Status::Ignored {
+                    return Ok(Vec::new());
+                }
+                let now = writer.now();
+                let mut replayed = Vec::new();
+                for job in &ask.handlers {
+                    let act = !ask.dry_run;
+                    let at = event.at();
+                    let effect = writer.lanes.replay(&writer.conn, at, job, ask.force, act, now)?;
+                    replayed.push(Replayed { handler: job.handler.clone(), effect });
+                }
+                if !ask.dry_run {
+                    note_action(&writer.conn, event.seq, "replay", &ask.by)?;
+                    writer.shared.recent.remove(&event.key.hash());
+                }
+                Ok(replayed)
+            })
+            .await;
+        self.shared.arrived.notify_waiters();
+        replayed
+    }
+
+    async fn approve(
+        &self,
+        event: EventId,
+        jobs: Vec<NewJob>,
+        by: Action,
+    ) -> Result<Reviewed, StoreError> {
+        let reviewed = self
+            .writer
+            .act(move |writer| {
+                let Some(event) = Found::by_id(&writer.conn, event)? else {
+                    return Ok(Reviewed::Unknown);
+                };
+                if !writer.out_of_review(event.seq, &event.key, &jobs)? {
+                    return event.not_waiting(&writer.conn);
+                }
+                decided(writer, &event, "approve", &by)
+            })
+            .await;
+        self.shared.arrived.notify_waiters();
+        reviewed
+    }
+
+    async fn reject(&self, event: EventId, by: Action) -> Result<Reviewed, StoreError> {
+        self.writer
+            .act(move |writer| {
+                let Some(event) = Found::by_id(&writer.conn, event)? else {
+                    return Ok(Reviewed::Unknown);
+                };
+                let out = writer.conn.execute(
+                    "UPDATE hapax_event SET state = 2 WHERE seq = ?1 AND state = 1",
+                    [event.seq],
+                )?;
+                if out == 0 {
+                    return event.not_waiting(&writer.conn);
+                }
+                decided(writer, &event, "reject", &by)
+            })
+            .await
+    }
+
+    async fn prune(&self, horizon: Horizon, limit: usize) -> Result<bool, StoreError> {
+        self.writer.slice(move |writer| prune::slice(writer, &horizon, limit)).await
+    }
+}
+
+/// An event that somebody named.
+struct Found {
+    seq: i64,
+    pair: i64,
+    key: EventKey,
+    standing: Standing,
+}
+
+impl Found {
+    fn by_id(conn: &Connection, id: EventId) -> rusqlite::Result<Option<Self>> {
+        conn.prepare_cached(
+            "SELECT e.seq, e.pair, p.tenant, p.source, e.event_id, e.state, e.review
+             FROM hapax_event e JOIN hapax_pair p ON p.pair = e.pair
+             WHERE e.seq = ?1 AND e.id = ?2",
+        )?
+        .query_row((seq_of(id), id.0.as_bytes()), |row| {
+            Ok(Self {
+                seq: row.get(0)?,
+                pair: row.get(1)?,
+                key: EventKey {
+                    tenant: Tenant::new(row.get_ref(2)?.as_str()?),
+                    source: SourceName::new(row.get_ref(3)?.as_str()?),
+                    event_id: row.get_ref(4)?.as_str()?.into(),
+                },
+                standing: Standing::from_columns(row.get(5)?, row.get(6)?),
+            })
+        })
+        .optional()
+    }
+
+    fn at(&self) -> EventAt<'_> {
+        EventAt {
+            seq: self.seq,
+            pair: self.pair,
+            tenant: &self.key.tenant,
+            source: &self.key.source,
+        }
+    }
+
+    fn not_waiting(&self, conn: &Connection) -> rusqlite::Result<Reviewed> {
+        Ok(Reviewed::NotWaiting(match self.standing.status() {
+            Status::Ignored => row::standing_of_jobs(conn, self.seq)?.0,
+            status => status,
+        }))
+    }
+}
+
+fn decided(writer: &Writer, event: &Found, what: &str, by: &Action) -> rusqlite::Result<Reviewed> {
+    note_action(&writer.conn, event.seq, what, by)?;
+    writer.shared.recent.remove(&event.key.hash());
+    Ok(Reviewed::Decided)
+}
+
+fn note_action(conn: &Connection, seq: i64, what: &str, by: &Action) -> rusqlite::Result<()> {
+    conn.execute(
+        "INSERT INTO hapax_action (event_seq, what, who, reason, at) VALUES (?1, ?2, ?3, ?4, ?5)",
+        (seq, what, &by.who, &by.reason, micros(by.at)),
+    )?;
+    Ok(())
+}

@@ -1,0 +1,585 @@
+//! The life of a job, case by case: written with its event, claimed, settled through its fence, lost,
+//! retried, buried. Each case's first comment says how it tries to break us.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::Tenant;
+use hapax_core::handler::{SqlProgram, SqlStatement};
+use hapax_core::job::{LOST_ALONE_MAX, Phase, Retry};
+use hapax_core::store::{
+    ClaimAsk, Held, JobFilter, NewJob, NewMessage, Outcome, SqlAsk, Status, Verdict,
+};
+
+use crate::harness::{LEASE, Sender, Working, World, body, done, failed, handler, ids, job, spec};
+
+pub(crate) async fn a_job_is_written_with_its_event_and_only_once<S: Working>(world: World<S>) {
+    // A thousand copies at the same instant, each with the work it would promise.
+    world.announce([spec("fee")]).await;
+    let (sender, now) = (Sender::plain(), world.clock.now());
+    let tasks: Vec<_> = (0..1_000)
+        .map(|_| {
+            let ingest = sender.ingest_for(&body("evt_1"), now, now, &[job("fee")]);
+            let store = Arc::clone(&world.store);
+            tokio::spawn(async move { store.ingest(ingest).await.expect("ingests").remove(0) })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    let all = JobFilter { limit: 100, ..JobFilter::default() };
+    assert_eq!(world.store.jobs(all).await.expect("reads").items.len(), 1);
+    assert_eq!(world.event("evt_1").await.summary.status, Status::Received);
+    let claim = world.claim_one("fee").await;
+    assert_eq!((claim.attempt, claim.run), (1, 1));
+    assert_eq!(&claim.event.body[..], body("evt_1").as_bytes());
+    assert_eq!(claim.event.headers, "content-type: application/json");
+    assert_eq!(claim.event.id, world.event("evt_1").await.summary.id);
+    assert!(world.claim("fee", 10).await.is_empty());
+}
+
+pub(crate) async fn every_event_of_one_body_has_its_own_job<S: Working>(world: World<S>) {
+    // A batch whose second element is known already: the jobs must not slide by one.
+    world.announce([spec("fee")]).await;
+    let (sender, now) = (Sender::of_several(), world.clock.now());
+    let batch = |ids: [&str; 2]| {
+        let events = ids.map(body).join(",");
+        sender.ingest_for(&format!(r#"{{"events":[{events}]}}"#), now, now, &[job("fee")])
+    };
+    world.store.ingest(batch(["a", "b"])).await.expect("ingests");
+    world.store.ingest(batch(["b", "c"])).await.expect("ingests");
+    assert_eq!(world.do_all("fee").await, ["a", "b", "c"]);
+}
+
+pub(crate) async fn a_duplicate_is_told_what_the_work_came_to<S: Working>(world: World<S>) {
+    // A stale answer from a cache would tell a sender "received" of what is processed.
+    world.announce([spec("fee")]).await;
+    let id = world.accept("evt_1", &[job("fee")]).await;
+    let tell = async || match world.arrive(&Sender::plain(), "evt_1", &[job("fee")]).await {
+        Verdict::Duplicate(known) => {
+            assert_eq!(known.id, id);
+            (known.status, known.result.as_deref().map(str::to_owned))
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(tell().await, (Status::Received, None));
+    let claim = world.claim_one("fee").await;
+    assert_eq!(tell().await, (Status::Processing, None));
+    world.pass(3);
+    let finished = world.clock.now();
+    world.settle(&claim, done("fee of 50")).await;
+    assert_eq!(tell().await, (Status::Processed, Some("fee of 50".into())));
+    let summary = world.event("evt_1").await.summary;
+    assert_eq!(summary.processed_at, Some(finished));
+    assert_eq!(summary.result.as_deref(), Some("fee of 50"));
+}
+
+pub(crate) async fn a_result_is_a_line_not_a_document<S: Working>(world: World<S>) {
+    // Letters of several bytes: cutting must not fall into the middle of one.
+    world.announce([spec("fee")]).await;
+    world.accept("evt_1", &[job("fee")]).await;
+    world.settle(&world.claim_one("fee").await, done(&"ß".repeat(1_000))).await;
+    assert_eq!(world.job("evt_1", "fee").await.result, Some("ß".repeat(200)));
+}
+
+pub(crate) async fn two_handlers_have_their_own_jobs_retries_and_dead_letters<S: Working>(
+    world: World<S>,
+) {
+    // One that fails must never make the other run again.
+    world.announce([spec("fee"), spec("mail")]).await;
+    world.accept("evt_1", &[job("fee"), job("mail")]).await;
+    let (fee, mail) = (world.claim_one("fee").await, world.claim_one("mail").await);
+    assert_ne!(fee.job, mail.job);
+    assert_eq!(world.settle(&fee, done("paid")).await, Held::Kept);
+    assert_eq!(world.event("evt_1").await.summary.status, Status::Processing);
+    assert_eq!(world.event("evt_1").await.summary.processed_at, None);
+    assert_eq!(world.settle(&mail, failed(Retry::Never)).await, Held::Kept);
+    assert_eq!(world.event("evt_1").await.summary.status, Status::Dead);
+    world.pass(86_400);
+    assert!(world.claim("fee", 10).await.is_empty());
+    let phases = world.event("evt_1").await.jobs.into_iter().map(|job| job.phase);
+    assert_eq!(phases.collect::<Vec<_>>(), [Phase::Done, Phase::Dead]);
+    let dead = JobFilter { phase: Some(Phase::Dead), limit: 10, ..JobFilter::default() };
+    let dead = world.store.jobs(dead).await.expect("reads").items;
+    assert_eq!(dead.iter().map(|job| job.id).collect::<Vec<_>>(), [mail.job]);
+    let keys: HashSet<_> =
+        world.event("evt_1").await.jobs.into_iter().map(|job| job.idempotency_key).collect();
+    assert_eq!(keys.len(), 2);
+}
+
+pub(crate) async fn only_announced_handlers_are_claimed<S: Working>(world: World<S>) {
+    // A node that does not know a handler must leave its jobs to one that does.
+    world.accept("evt_1", &[job("fee")]).await;
+    assert!(world.claim("fee", 10).await.is_empty());
+    world.announce([spec("fee")]).await;
+    assert_eq!(world.claim("fee", 10).await.len(), 1);
+    assert!(world.claim("mail", 10).await.is_empty());
+}
+
+pub(crate) async fn a_claim_counts_before_the_work<S: Working>(world: World<S>) {
+    // The process may die with the first instruction of the handler.
+    world.announce([spec("fee")]).await;
+    world.accept("evt_1", &[job("fee")]).await;
+    let before = world.job("evt_1", "fee").await;
+    assert_eq!((before.progress.attempt, before.phase), (0, Phase::Ready));
+    let claim = world.claim_one("fee").await;
+    let after = world.job("evt_1", "fee").await;
+    assert_eq!((after.progress.attempt, after.phase), (1, Phase::Leased));
+    assert!(after.fence > before.fence);
+    assert_eq!(after.fence, claim.fence);
+    assert_eq!(after.due_at, Some(claim.leased_until));
+}
+
+pub(crate) async fn jobs_come_in_due_order_and_then_in_the_order_of_arrival<S: Working>(
+    world: World<S>,
+) {
+    // A limit in the middle must not let the newest in first.
+    world.announce([spec("fee")]).await;
+    for id in ["a", "b", "c", "d"] {
+        world.accept(id, &[job("fee")]).await;
+    }
+    let mut claims = world.claim("fee", 3).await;
+    assert_eq!(ids(&claims), ["a", "b", "c"]);
+    claims.extend(world.claim("fee", 3).await);
+    for (claim, wait) in claims.iter().zip([30, 20, 40, 20]) {
+        world.settle(claim, failed(Retry::In(Duration::from_secs(wait)))).await;
+    }
+    world.pass(60);
+    assert_eq!(ids(&world.claim("fee", 10).await), ["b", "d", "a", "c"]);
+}
+
+pub(crate) async fn the_first_attempt_waits_as_well_where_the_schedule_says_so<S: Working>(
+    world: World<S>,
+) {
+    // The schedule names the wait before each attempt, the first included.
+    let mut patient = spec("fee");
+    patient.policy.retry = vec![Duration::from_secs(100)];
+    world.announce([patient]).await;
+    world.accept("evt_1", &[job("fee")]).await;
+    world.pass(79);
+    assert!(world.claim("fee", 10).await.is_empty());
+    world.pass(42);
+    world.claim_one("fee").await;
+}
+
+pub(crate) async fn a_late_worker_cannot_settle_a_reclaimed_job<S: Working>(world: World<S>) {
+    // It slept past its lease, and wakes when another has the job.
+    world.announce([spec("fee")]).await;
+    world.accept("evt_1", &[job("fee")]).await;
+    let late = world.claim_one("fee").await;
+    world.pass(LEASE + 2);
+    let second = world.claim_one("fee").await;
+    assert_eq!(second.job, late.job);
+    assert!(second.fence > late.fence);
+    let publish = vec![message("m1")];
+    let outcome = Outcome::Done { result: Some("late".into()), publish };
+    assert_eq!(world.settle(&late, outcome).await, Held::Lost);
+    assert_eq!(world.settle(&late, failed(Retry::Never)).await, Held::Lost);
+    let renewed = world.store.renew(late.job, late.fence, Duration::from_secs(60)).await;
+    assert_eq!(renewed.expect("renews"), Held::Lost);
+    world.store.give_back(vec![(late.job, late.fence)]).await.expect("gives back");
+    assert!(!world.store.is_done(late.job).await.expect("reads"));
+    let job = world.job("evt_1", "fee").await;
+    assert_eq!((job.phase, job.fence, job.progress.attempt), (Phase::Leased, second.fence, 2));
+    assert!(world.event("evt_1").await.messages.is_empty());
+    assert_eq!(world.settle(&second, done("second")).await, Held::Kept);
+    assert_eq!(world.settle(&late, done("late")).await, Held::Lost);
+    assert_eq!(world.job("evt_1", "fee").await.result.as_deref(), Some("second"));
+}
+
+pub(crate) async fn a_slow_worker_is_still_done_while_nobody_else_has_claimed<S: Working>(
+    world: World<S>,
+) {
+    // Its effects are there. That we gave up waiting, or saw the lease run out, must not run them
+    // a second time.
+    world.announce([spec("fee")]).await;
+    for id in ["expired", "failed"] {
+        world.accept(id, &[job("fee")]).await;
+    }
+    let claims = world.claim("fee", 10).await;
+    assert_eq!(world.settle(&claims[1], failed(Retry::Schedule)).await, Held::Kept);
+    world.pass(LEASE);
+    // This claim sees that the lease is over; the back-off keeps it from taking the job.
+    assert!(world.claim("fee", 10).await.is_empty());
+    for (claim, id) in claims.iter().zip(["expired", "failed"]) {
+        assert_eq!(world.settle(claim, done("after all")).await, Held::Kept, "{id}");
+        let job = world.job(id, "fee").await;
+        assert_eq!(job.phase, Phase::Done);
+        let told: Vec<_> = job.attempts.iter().map(|note| note.outcome.as_str()).collect();
+        assert_eq!(told, ["done"], "{id}: one attempt, one end");
+    }
+    assert!(world.claim_next("fee").await.is_empty());
+}
+
+pub(crate) async fn done_is_terminal_and_idempotent_under_its_fence<S: Working>(world: World<S>) {
+    // The answer to the first "done" was lost, so it is said again; and a failure comes after it.
+    world.announce([spec("fee")]).await;
+    world.accept("evt_1", &[job("fee")]).await;
+    let claim = world.claim_one("fee").await;
+    assert!(!world.store.is_done(claim.job).await.expect("reads"));
+    let said =
+        |id: &str| Outcome::Done { result: Some("first".into()), publish: vec![message(id)] };
+    assert_eq!(world.settle(&claim, said("m1")).await, Held::Kept);
+    assert!(world.store.is_done(claim.job).await.expect("reads"));
+    let once = world.event("evt_1").await;
+    for _ in 0..3 {
+        world.pass(LEASE);
+        assert_eq!(world.settle(&claim, said("m2")).await, Held::Kept);
+        assert_eq!(world.settle(&claim, failed(Retry::Schedule)).await, Held::Lost);
+        let renewed = world.store.renew(claim.job, claim.fence, Duration::from_secs(60)).await;
+        assert_eq!(renewed.expect("renews"), Held::Lost);
+        world.store.give_back(vec![(claim.job, claim.fence)]).await.expect("gives back");
+        assert!(world.claim("fee", 10).await.is_empty());
+    }
+    assert_eq!(world.event("evt_1").await, once);
+}
+
+pub(crate) async fn failed_attempts_follow_the_schedule_and_then_the_job_dies<S: Working>(
+    world: World<S>,
+) {
+    // Neither sooner than the schedule says, nor once more than it has steps.
+    world.announce([spec("fee")]).await;
+    world.accept("evt_1", &[job("fee")]).await;
+    for (attempt, waits) in [(1, Some((47, 73))), (2, Some((239, 361))), (3, None)] {
+        let claim = world.claim_one("fee").await;
+        assert_eq!(claim.attempt, attempt);
+        assert_eq!(world.settle(&claim, failed(Retry::Schedule)).await, Held::Kept);
+        assert_eq!(world.settle(&claim, failed(Retry::Schedule)).await, Held::Lost, "once only");
+        let Some((too_soon, by_then)) = waits else { break };
+        assert_eq!(world.event("evt_1").await.summary.status, Status::Failed);
+        let due = world.store.next_due(&handler("fee")).await.expect("reads");
+        assert_eq!(due, world.job("evt_1", "fee").await.due_at);
+        world.pass(too_soon);
+        assert!(world.claim("fee", 10).await.is_empty(), "±20 % and no more");
+        world.pass(by_then - too_soon);
+    }
+    let job = world.job("evt_1", "fee").await;
+    assert_eq!((job.phase, job.due_at), (Phase::Dead, None));
+    assert_eq!(job.finished_at, Some(world.clock.now()));
+    assert_eq!(job.error.as_deref(), Some("the till is closed"));
+    assert_eq!((job.progress.attempt, job.progress.steps, job.progress.lost), (3, 3, 0));
+    let told = job.attempts.iter().map(|note| (note.attempt, note.outcome.as_str()));
+    assert_eq!(told.collect::<Vec<_>>(), [(1, "failed"), (2, "failed"), (3, "failed")]);
+    assert!(job.attempts.iter().all(|note| note.worker == "worker-1" && note.ended_at.is_some()));
+    assert_eq!(world.event("evt_1").await.summary.status, Status::Dead);
+    assert!(world.claim_next("fee").await.is_empty());
+    assert_eq!(world.store.next_due(&handler("fee")).await.expect("reads"), None);
+}
+
+pub(crate) async fn who_saw_it_fail_may_say_when_to_come_back_or_never<S: Working>(
+    world: World<S>,
+) {
+    // A far side that asks for an hour must get it, and one that asks for a second too.
+    world.announce([spec("fee")]).await;
+    for id in ["exact", "least", "never"] {
+        world.accept(id, &[job("fee")]).await;
+    }
+    let claims = world.claim("fee", 10).await;
+    let hour = Duration::from_secs(3_600);
+    let retries = [Retry::In(Duration::from_secs(1)), Retry::NotBefore(hour), Retry::Never];
+    for (claim, retry) in claims.iter().zip(retries) {
+        world.settle(claim, failed(retry)).await;
+    }
+    assert_eq!(world.job("never", "fee").await.phase, Phase::Dead);
+    world.pass(1);
+    assert_eq!(ids(&[world.claim_one("fee").await]), ["exact"]);
+    assert_eq!(world.do_all("fee").await, [""; 0]);
+    world.pass(3_600 - 2);
+    assert!(!ids(&world.claim("fee", 10).await).contains(&"least"));
+    world.pass(1);
+    world.claim_next("fee").await;
+    assert_eq!(world.job("least", "fee").await.progress.attempt, 2);
+}
+
+pub(crate) async fn an_expired_lease_is_claimable_again_and_counted_as_lost<S: Working>(
+    world: World<S>,
+) {
+    // The worker died: no step of the schedule may be used for it, and nobody comes to rescue.
+    world.announce([spec("fee")]).await;
+    world.accept("evt_1", &[job("fee")]).await;
+    let first = world.claim_one("fee").await;
+    world.pass(LEASE - 1);
+    assert!(world.claim("fee", 10).await.is_empty(), "the lease still holds");
+    world.pass(3);
+    let second = world.claim_one("fee").await;
+    assert_eq!((second.job, second.attempt), (first.job, 2));
+    let job = world.job("evt_1", "fee").await;
+    assert_eq!((job.progress.steps, job.progress.lost), (0, 1));
+    let told: Vec<_> = job.attempts.iter().map(|note| (&*note.outcome, note.ended_at)).collect();
+    assert_eq!(told, [("lost", None)]);
+    assert_eq!(world.settle(&second, done("at last")).await, Held::Kept);
+    assert_eq!(world.job("evt_1", "fee").await.attempts.len(), 2);
+}
+
+pub(crate) async fn a_job_that_was_lost_is_claimed_alone_from_then_on<S: Working>(world: World<S>) {
+    // One of three killed the process. Whichever it was, it must not take neighbours with it again.
+    world.announce([spec("fee")]).await;
+    for id in ["a", "b", "c"] {
+        world.accept(id, &[job("fee")]).await;
+    }
+    assert_eq!(world.claim("fee", 10).await.len(), 3);
+    world.pass(LEASE + 2);
+    for id in ["d", "e", "f"] {
+        world.accept(id, &[job("fee")]).await;
+    }
+    let mut alone = Vec::new();
+    let mut together = 0;
+    loop {
+        let claims = world.claim("fee", 10).await;
+        let lost = async |job| world.job_by_id(job).await.progress.lost > 0;
+        match claims.as_slice() {
+            [] => break,
+            [one] if lost(one.job).await => alone.push(one.event.key.event_id.to_string()),
+            several => {
+                for claim in several {
+                    assert!(!lost(claim.job).await, "among {:?}", ids(several));
+                }
+                together += several.len();
+            }
+        }
+    }
+    alone.sort();
+    assert_eq!((alone, together), (vec!["a".into(), "b".into(), "c".into()], 3));
+}
+
+pub(crate) async fn a_job_lost_alone_five_times_is_buried_by_the_claim<S: Working>(
+    world: World<S>,
+) {
+    // An event that aborts the process each time must not do so for ever.
+    world.announce([spec("fee")]).await;
+    world.accept("poison", &[job("fee")]).await;
+    let mut claims = 0;
+    let mut gap = 0;
+    loop {
+        let before = world.clock.now();
+        if world.claim_next("fee").await.is_empty() {
+            break;
+        }
+        let waited = world.clock.now().as_second() - before.as_second();
+        assert!(waited >= gap, "it backs off: {waited} s after {gap} s");
+        gap = waited;
+        claims += 1;
+        assert!(claims < 20, "it is never buried");
+        world.pass(LEASE);
+    }
+    assert_eq!(claims, 1 + LOST_ALONE_MAX, "once in company, five times alone");
+    let job = world.job("poison", "fee").await;
+    assert_eq!((job.phase, job.progress.steps), (Phase::Dead, 0));
+    assert_eq!(job.progress.lost, 1 + LOST_ALONE_MAX);
+    assert_eq!(world.event("poison").await.summary.status, Status::Dead);
+}
+
+pub(crate) async fn what_was_given_back_is_uncounted<S: Working>(world: World<S>) {
+    // Restarts one after the other must not use up a job's attempts.
+    world.announce([spec("fee")]).await;
+    world.accept("evt_1", &[job("fee")]).await;
+    let mut last = None;
+    for _ in 0..20 {
+        let claim = world.claim_one("fee").await;
+        assert_eq!(claim.attempt, 1);
+        assert!(last.replace(claim.fence) < Some(claim.fence), "fences only grow");
+        world.store.give_back(vec![(claim.job, claim.fence)]).await.expect("gives back");
+        let job = world.job("evt_1", "fee").await;
+        assert_eq!((job.phase, job.progress.attempt, job.progress.lost), (Phase::Ready, 0, 0));
+        assert!(job.attempts.is_empty());
+        assert_eq!(world.settle(&claim, failed(Retry::Never)).await, Held::Lost);
+    }
+    assert_eq!(world.event("evt_1").await.summary.status, Status::Received);
+}
+
+pub(crate) async fn renewing_extends_the_lease_of_who_holds_it<S: Working>(world: World<S>) {
+    // Work that takes ten times the lease, and says so in time.
+    world.announce([spec("fee")]).await;
+    world.accept("evt_1", &[job("fee")]).await;
+    let claim = world.claim_one("fee").await;
+    let lease = Duration::from_secs(LEASE.unsigned_abs());
+    for _ in 0..10 {
+        world.pass(LEASE - 1);
+        assert!(world.claim("fee", 10).await.is_empty());
+        let renewed = world.store.renew(claim.job, claim.fence, lease).await;
+        assert_eq!(renewed.expect("renews"), Held::Kept);
+    }
+    assert_eq!(world.settle(&claim, done("slowly")).await, Held::Kept);
+    assert_eq!(world.job("evt_1", "fee").await.progress.lost, 0);
+}
+
+pub(crate) async fn a_noisy_tenant_does_not_starve_the_others<S: Working>(world: World<S>) {
+    // A hundred jobs of one tenant stand before a single one of each other.
+    world.announce([spec("fee")]).await;
+    let noisy = Sender::of("noisy", "shop");
+    for n in 0..100 {
+        world.arrive(&noisy, &format!("noise_{n}"), &[job("fee")]).await;
+    }
+    for tenant in ["a", "z"] {
+        world.pass(1);
+        let id = format!("quiet_{tenant}");
+        world.arrive(&Sender::of(tenant, "shop"), &id, &[job("fee")]).await;
+    }
+    let claims = world.claim("fee", 10).await;
+    assert_eq!(claims.len(), 10);
+    let quiet = ids(&claims).iter().filter(|id| id.starts_with("quiet")).count();
+    assert_eq!(quiet, 2, "{:?}", ids(&claims));
+    // And one by one.
+    for tenant in ["b", "y"] {
+        world.arrive(&Sender::of(tenant, "shop"), tenant, &[job("fee")]).await;
+    }
+    let mut seen = HashSet::new();
+    for _ in 0..3 {
+        seen.extend(world.claim("fee", 1).await.into_iter().map(|claim| claim.event.key.tenant));
+    }
+    assert_eq!(seen, HashSet::from(["b", "noisy", "y"].map(Tenant::new)));
+}
+
+pub(crate) async fn a_lost_job_gets_its_turn_beside_a_backlog_of_others<S: Working>(
+    world: World<S>,
+) {
+    // It can only come alone, and there are always several that could come together.
+    world.announce([spec("fee")]).await;
+    world.arrive(&Sender::of("a", "shop"), "lost", &[job("fee")]).await;
+    world.claim_one("fee").await;
+    world.pass(LEASE + 2);
+    for n in 0..50 {
+        world.arrive(&Sender::of("a", "shop"), &format!("a_{n}"), &[job("fee")]).await;
+        world.arrive(&Sender::of("b", "shop"), &format!("b_{n}"), &[job("fee")]).await;
+    }
+    for _ in 0..4 {
+        if ids(&world.claim("fee", 5).await) == ["lost"] {
+            return;
+        }
+    }
+    panic!("the lost job waits behind all others");
+}
+
+pub(crate) async fn a_hopeless_job_is_buried_at_once_and_says_why<S: Working>(world: World<S>) {
+    // Its order value is missing: it can neither run nor be kept waiting, nor vanish.
+    world.announce([spec("fee"), spec("mail")]).await;
+    let why = "no number at /version".to_owned();
+    let hopeless = NewJob { hopeless: Some(why.clone()), ..job("fee") };
+    world.accept("evt_1", &[hopeless, job("mail")]).await;
+    let buried = world.job("evt_1", "fee").await;
+    assert_eq!((buried.phase, buried.error), (Phase::Dead, Some(why)));
+    assert_eq!(buried.progress.attempt, 0);
+    assert!(world.claim("fee", 10).await.is_empty());
+    assert_eq!(world.claim("mail", 10).await.len(), 1, "its neighbour runs");
+    assert_eq!(world.event("evt_1").await.summary.status, Status::Dead);
+}
+
+fn message(id: &str) -> NewMessage {
+    NewMessage {
+        r#type: "fee.charged".into(),
+        data: serde_json::json!({"amount": 50}),
+        key: None,
+        tenant: None,
+        id: Some(id.into()),
+    }
+}
+
+pub(crate) async fn messages_are_published_with_done_or_not_at_all<S: Working>(world: World<S>) {
+    // A worker that lost its fence must not get its messages out, nor a retry send them twice.
+    world.announce([spec("fee")]).await;
+    for id in ["evt_1", "evt_2"] {
+        world.accept(id, &[job("fee")]).await;
+    }
+    let said = |ids: &[&str]| Outcome::Done {
+        result: None,
+        publish: ids.iter().map(|id| message(id)).collect(),
+    };
+    let late = world.claim("fee", 1).await.remove(0);
+    world.pass(LEASE + 2);
+    let claims = [world.claim("fee", 1).await, world.claim("fee", 1).await].concat();
+    assert_eq!(world.settle(&late, said(&["m0"])).await, Held::Lost);
+    assert!(world.event("evt_1").await.messages.is_empty());
+    let unnamed = NewMessage { id: None, ..message("") };
+    let outcome = Outcome::Done { result: None, publish: vec![message("m1"), unnamed] };
+    let first = claims.iter().find(|claim| claim.job == late.job).expect("claimed again");
+    assert_eq!(world.settle(first, outcome).await, Held::Kept);
+    let messages = world.event("evt_1").await.messages;
+    assert_eq!(messages.len(), 2);
+    assert!(messages.iter().all(|note| note.r#type == "fee.charged" && !note.id.is_empty()));
+    // The same id from another event is the same message.
+    let other = claims.iter().find(|claim| claim.job != late.job).expect("the other");
+    assert_eq!(world.settle(other, said(&["m1", "m2", "m2"])).await, Held::Kept);
+    let published = world.event("evt_2").await.messages;
+    assert_eq!(published.iter().map(|note| &*note.id).collect::<Vec<_>>(), ["m2"]);
+}
+
+pub(crate) async fn a_waiting_worker_is_told_of_new_work<S: Working>(world: World<S>) {
+    // Who waits for the hint alone must not sleep through an arrival.
+    world.announce([spec("fee")]).await;
+    let fee = [job("fee")];
+    let told = async {
+        tokio::join!(world.store.work_arrived(), world.accept("evt_1", &fee));
+    };
+    tokio::time::timeout(Duration::from_secs(20), told).await.expect("told");
+    let now = world.clock.now();
+    assert_eq!(world.store.next_due(&handler("fee")).await.expect("reads"), Some(now));
+}
+
+pub(crate) async fn jobs_are_listed_from_new_to_old_and_filtered<S: Working>(world: World<S>) {
+    // None may be skipped or shown twice where one page ends and the next begins.
+    world.announce([spec("fee"), spec("mail")]).await;
+    for n in 0..7 {
+        let tenant = if n % 2 == 0 { "even" } else { "odd" };
+        let jobs = [job("fee"), job("mail")];
+        world.arrive(&Sender::of(tenant, "shop"), &format!("evt_{n}"), &jobs).await;
+    }
+    let list = async |filter: JobFilter| {
+        let mut found = Vec::new();
+        let mut filter = JobFilter { limit: 3, ..filter };
+        loop {
+            let page = world.store.jobs(filter.clone()).await.expect("reads");
+            assert!(page.items.len() <= 3);
+            found.extend(page.items.into_iter().map(|job| (job.event_id, job.handler)));
+            match page.next {
+                Some(next) => filter.before = Some(next),
+                None => return found,
+            }
+        }
+    };
+    let all = list(JobFilter::default()).await;
+    assert_eq!(all.iter().collect::<HashSet<_>>().len(), 14);
+    assert_eq!(all.len(), 14);
+    assert!(all.iter().map(|(id, _)| id).rev().is_sorted(), "newest first: {all:?}");
+    let fee = || Some(handler("fee").handler);
+    assert_eq!(list(JobFilter { handler: fee(), ..JobFilter::default() }).await.len(), 7);
+    let odd = JobFilter { tenant: Some(Tenant::new("odd")), ..JobFilter::default() };
+    assert_eq!(list(odd).await.len(), 6);
+    assert_eq!(world.claim("fee", 2).await.len(), 2);
+    let leased = JobFilter { phase: Some(Phase::Leased), ..JobFilter::default() };
+    assert_eq!(list(leased).await.len(), 2);
+}
+
+/// Runs an `sql` handler until it has nothing to do; says how many were done.
+pub(crate) async fn run_sql<S: Working>(world: &World<S>, name: &str) -> usize {
+    let statement = SqlStatement { text: "SELECT 'ok'".into(), parameters: Vec::new(), line: 1 };
+    let program = Arc::new(SqlProgram { statements: vec![statement] });
+    let mut done = 0;
+    loop {
+        let claim = ClaimAsk { handler: handler(name), limit: 16, worker: "sql".into() };
+        let ask = SqlAsk { claim, program: program.clone(), timeout: Duration::from_secs(5) };
+        let ran = world.store.run_sql(ask).await.expect("runs");
+        if ran.is_idle() {
+            return done;
+        }
+        assert_eq!(ran.failed, 0);
+        done += ran.done;
+    }
+}
+
+pub(crate) async fn sql_work_is_claimed_and_done_in_one_step<S: Working>(world: World<S>) {
+    // More jobs than one call takes, of several tenants, and copies in between.
+    world.announce([spec("fee")]).await;
+    for n in 0..50 {
+        let sender = Sender::of(["a", "b", "c"][n % 3], "shop");
+        world.arrive(&sender, &format!("evt_{n}"), &[job("fee")]).await;
+        world.arrive(&sender, &format!("evt_{n}"), &[job("fee")]).await;
+    }
+    assert_eq!(run_sql(&world, "fee").await, 50);
+    for n in 0..50 {
+        let job = world.job(&format!("evt_{n}"), "fee").await;
+        assert_eq!((job.phase, job.progress.attempt), (Phase::Done, 1));
+        assert_eq!(job.attempts.len(), 1);
+    }
+    assert_eq!(run_sql(&world, "fee").await, 0);
+}

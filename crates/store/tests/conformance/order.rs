@@ -1,0 +1,251 @@
+//! Order, case by case: arrival order is not event order. Each case's first comment says how it
+//! tries to break us.
+
+use hapax_core::job::{Phase, Retry};
+use hapax_core::order::OrderPolicy;
+use hapax_core::store::{Held, ReplayEffect, Status};
+
+use crate::harness::{
+    LEASE, Replay, Working, World, done, failed, ids, job, ordered, placed, spec,
+};
+use crate::jobs::run_sql;
+
+const LATEST: OrderPolicy = OrderPolicy::Latest;
+const FROM_ONE: OrderPolicy = OrderPolicy::Sequence { start: Some(1) };
+const FROM_FIRST: OrderPolicy = OrderPolicy::Sequence { start: None };
+
+pub(crate) async fn latest_makes_older_news_stale_and_lets_ties_and_gaps_run<S: Working>(
+    world: World<S>,
+) {
+    // The update comes before the create: applying the create then would undo it.
+    world.announce([ordered("fee", LATEST)]).await;
+    let arrives = async |id: &str, version| {
+        world.accept(id, &[placed("fee", "po_1", version)]).await;
+        world.do_all("fee").await
+    };
+    assert_eq!(arrives("update", 5).await, ["update"]);
+    assert_eq!(arrives("create", 1).await, [""; 0]);
+    assert_eq!(arrives("tie", 5).await, ["tie"]);
+    assert_eq!(arrives("leap", 9).await, ["leap"]);
+    assert_eq!(arrives("behind", 8).await, [""; 0]);
+    let stale = world.event("create").await;
+    assert_eq!((stale.jobs[0].phase, stale.summary.status), (Phase::Stale, Status::Stale));
+    assert_eq!(stale.jobs[0].finished_at, Some(world.clock.now()));
+    assert_eq!(stale.jobs[0].resource.as_deref(), Some("po_1"));
+    world.accept("elsewhere", &[placed("fee", "po_2", 1)]).await;
+    assert_eq!(world.do_all("fee").await, ["elsewhere"], "another resource has its own mark");
+}
+
+pub(crate) async fn the_mark_moves_only_with_done<S: Working>(world: World<S>) {
+    // A newer one that failed, was lost or died has applied nothing: the older one must run.
+    world.announce([ordered("fee", LATEST)]).await;
+    for (how, resource) in ["failed", "lost", "dead"].into_iter().zip(["r1", "r2", "r3"]) {
+        world.accept(&format!("new_{how}"), &[placed("fee", resource, 2)]).await;
+        let newer = world.claim_one("fee").await;
+        match how {
+            "failed" => drop(world.settle(&newer, failed(Retry::Schedule)).await),
+            "dead" => drop(world.settle(&newer, failed(Retry::Never)).await),
+            _ => world.pass(LEASE),
+        }
+        let older = format!("old_{how}");
+        world.accept(&older, &[placed("fee", resource, 1)]).await;
+        assert_eq!(world.do_all("fee").await, [older]);
+    }
+    let rest: Vec<_> = {
+        world.pass(86_400);
+        world.do_all("fee").await
+    };
+    assert_eq!(rest.len(), 2, "failed and lost run again: {rest:?}");
+}
+
+pub(crate) async fn two_handlers_keep_their_own_marks<S: Working>(world: World<S>) {
+    // What one has applied says nothing about the other.
+    world.announce([ordered("fee", LATEST), ordered("mail", LATEST), spec("log")]).await;
+    let jobs = |n| [placed("fee", "po_1", n), placed("mail", "po_1", n), job("log")];
+    world.accept("v2", &jobs(2)).await;
+    assert_eq!(world.do_all("fee").await, ["v2"]);
+    world.accept("v1", &jobs(1)).await;
+    assert_eq!(world.do_all("fee").await, [""; 0]);
+    assert_eq!(ids(&[world.claim("mail", 1).await.remove(0)]), ["v2"]);
+    assert_eq!(world.do_all("log").await, ["v2", "v1"]);
+    assert_eq!(world.event("v1").await.summary.status, Status::Received, "mail is still to come");
+}
+
+pub(crate) async fn one_at_a_time_per_resource_while_others_go_on<S: Working>(world: World<S>) {
+    // Two workers at once on one payout would decide on the same mark.
+    world.announce([ordered("fee", LATEST)]).await;
+    for (id, resource, version) in [("a1", "a", 1), ("a2", "a", 2), ("b1", "b", 1), ("a3", "a", 3)]
+    {
+        world.accept(id, &[placed("fee", resource, version)]).await;
+    }
+    let claims = world.claim("fee", 10).await;
+    assert_eq!(ids(&claims), ["a1", "b1"]);
+    assert_eq!(world.job("a2", "fee").await.phase, Phase::Parked);
+    assert!(world.job("a2", "fee").await.due_at.is_some(), "nothing open is without a time");
+    assert_eq!(world.event("a2").await.summary.status, Status::Received);
+    assert!(world.claim("fee", 10).await.is_empty());
+    assert_eq!(world.settle(&claims[0], done("a1")).await, Held::Kept);
+    // In the step that settled the first.
+    assert_eq!(world.job("a2", "fee").await.phase, Phase::Ready);
+    let second = world.claim_one("fee").await;
+    assert_eq!(ids(std::slice::from_ref(&second)), ["a2"]);
+    // A failure lets the next one go as well, and so does a claim that is given back.
+    assert_eq!(world.settle(&second, failed(Retry::Schedule)).await, Held::Kept);
+    let third = world.claim_one("fee").await;
+    assert_eq!(ids(std::slice::from_ref(&third)), ["a3"]);
+    world.store.give_back(vec![(third.job, third.fence)]).await.expect("gives back");
+    assert_eq!(world.do_all("fee").await, ["a3"]);
+    assert_eq!(world.settle(&claims[1], done("b1")).await, Held::Kept);
+    world.pass(100);
+    assert_eq!(world.do_all("fee").await, [""; 0]);
+    assert_eq!(world.job("a2", "fee").await.phase, Phase::Stale, "its retry came too late");
+}
+
+pub(crate) async fn an_expired_lease_frees_its_resource<S: Working>(world: World<S>) {
+    // The worker died with the resource in its hands, and nobody settles.
+    world.announce([ordered("fee", LATEST)]).await;
+    world.accept("a1", &[placed("fee", "a", 1)]).await;
+    world.accept("a2", &[placed("fee", "a", 2)]).await;
+    assert_eq!(ids(&world.claim("fee", 10).await), ["a1"]);
+    world.pass(LEASE);
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        for claim in world.claim_next("fee").await {
+            seen.push(claim.event.key.event_id.to_string());
+            world.settle(&claim, done("done")).await;
+        }
+    }
+    assert!(seen.contains(&"a2".to_owned()), "{seen:?}");
+    let phases = [world.job("a1", "fee").await.phase, world.job("a2", "fee").await.phase];
+    assert!(phases.iter().all(|phase| !phase.is_open()), "{phases:?}");
+}
+
+pub(crate) async fn shuffled_versions_end_in_the_newest_state<S: Working>(world: World<S>) {
+    // Twelve versions of each of twenty resources, each sent in another order, as SQL work.
+    world.announce([ordered("fee", LATEST)]).await;
+    for n in 0..12i64 {
+        for resource in 0..20i64 {
+            // 5 and 7 are coprime with 12: every version once, in another order per resource.
+            let step = if resource % 2 == 0 { 5 } else { 7 };
+            let version = (n * step + resource) % 12;
+            let place = placed("fee", &format!("r{resource}"), version);
+            world.accept(&format!("r{resource}_v{version}"), &[place]).await;
+        }
+        if n % 3 == 0 {
+            run_sql(&world, "fee").await;
+        }
+    }
+    run_sql(&world, "fee").await;
+    for resource in 0..20 {
+        for version in 0..12 {
+            let phase = world.job(&format!("r{resource}_v{version}"), "fee").await.phase;
+            assert!(matches!(phase, Phase::Done | Phase::Stale), "{phase:?}");
+            assert!(version < 11 || phase == Phase::Done, "the newest is applied");
+        }
+    }
+}
+
+pub(crate) async fn a_sequence_holds_what_is_past_a_gap_and_runs_in_order_when_filled<
+    S: Working,
+>(
+    world: World<S>,
+) {
+    // The numbers come backwards.
+    world.announce([ordered("fee", FROM_ONE)]).await;
+    for n in [4, 3, 2] {
+        world.accept(&format!("n{n}"), &[placed("fee", "acct", n)]).await;
+        assert!(world.claim("fee", 10).await.is_empty(), "{n} is past a gap");
+        assert_eq!(world.job(&format!("n{n}"), "fee").await.phase, Phase::Held);
+        assert_eq!(world.event(&format!("n{n}")).await.summary.status, Status::Held);
+    }
+    world.accept("other", &[placed("fee", "another", 1)]).await;
+    assert_eq!(world.do_all("fee").await, ["other"], "other resources go on");
+    world.accept("n1", &[placed("fee", "acct", 1)]).await;
+    let first = world.claim_one("fee").await;
+    assert!(world.claim("fee", 10).await.is_empty());
+    assert_eq!(world.settle(&first, done("1")).await, Held::Kept);
+    assert_eq!(world.job("n2", "fee").await.phase, Phase::Ready, "in the same step");
+    assert_eq!(world.job("n3", "fee").await.phase, Phase::Held);
+    assert_eq!(world.do_all("fee").await, ["n2", "n3", "n4"]);
+}
+
+pub(crate) async fn a_failing_or_dead_number_is_a_gap<S: Working>(world: World<S>) {
+    // "Seen" is not "applied": the third must not run over the second's dead body.
+    world.announce([ordered("fee", FROM_ONE)]).await;
+    let place = |n| placed("fee", "acct", n);
+    world.accept("n1", &[place(1)]).await;
+    assert_eq!(world.do_all("fee").await, ["n1"]);
+    let second = world.accept("n2", &[place(2)]).await;
+    world.accept("n3", &[place(3)]).await;
+    let claim = world.claim_one("fee").await;
+    assert_eq!(world.settle(&claim, failed(Retry::Schedule)).await, Held::Kept);
+    assert!(world.claim("fee", 10).await.is_empty(), "it fails, and is waited for");
+    world.pass(100);
+    let claim = world.claim_one("fee").await;
+    assert_eq!(world.settle(&claim, failed(Retry::Never)).await, Held::Kept);
+    assert!(world.claim_next("fee").await.is_empty(), "it is dead, and still a gap");
+    assert_eq!(world.job("n3", "fee").await.phase, Phase::Held);
+    let replayed = world.replay(second, &[place(2)], Replay::Plain).await;
+    assert_eq!(replayed, [ReplayEffect::WouldRun]);
+    assert_eq!(world.do_all("fee").await, ["n2", "n3"]);
+}
+
+pub(crate) async fn what_lies_at_or_below_the_mark_is_stale_unless_a_person_forces_it<
+    S: Working,
+>(
+    world: World<S>,
+) {
+    // A second event with a number that was applied, and a replay of it.
+    world.announce([ordered("fee", FROM_ONE)]).await;
+    let place = |n| placed("fee", "acct", n);
+    for n in 1..=3 {
+        world.accept(&format!("n{n}"), &[place(n)]).await;
+    }
+    assert_eq!(world.do_all("fee").await, ["n1", "n2", "n3"]);
+    let again = world.accept("again", &[place(2)]).await;
+    assert!(world.claim("fee", 10).await.is_empty());
+    assert_eq!(world.job("again", "fee").await.phase, Phase::Stale);
+    let replayed = world.replay(again, &[place(2)], Replay::Plain).await;
+    assert_eq!(replayed, [ReplayEffect::Stale]);
+    assert!(world.claim("fee", 10).await.is_empty());
+    let replayed = world.replay(again, &[place(2)], Replay::Force).await;
+    assert_eq!(replayed, [ReplayEffect::WouldRun]);
+    assert_eq!(world.do_all("fee").await, ["again"]);
+    world.accept("n4", &[place(4)]).await;
+    assert_eq!(world.do_all("fee").await, ["n4"], "the mark did not go back");
+}
+
+pub(crate) async fn a_dead_job_that_was_overtaken_is_stale_when_replayed<S: Working>(
+    world: World<S>,
+) {
+    // Replaying the dead letters of last week must not undo this week's news.
+    world.announce([ordered("fee", LATEST)]).await;
+    let old = world.accept("v1", &[placed("fee", "po_1", 1)]).await;
+    world.settle(&world.claim_one("fee").await, failed(Retry::Never)).await;
+    world.accept("v2", &[placed("fee", "po_1", 2)]).await;
+    assert_eq!(world.do_all("fee").await, ["v2"]);
+    for how in [Replay::Dry, Replay::Plain] {
+        let replayed = world.replay(old, &[placed("fee", "po_1", 1)], how).await;
+        assert_eq!(replayed, [ReplayEffect::Stale]);
+    }
+    assert!(world.claim("fee", 10).await.is_empty());
+    assert_eq!(world.job("v1", "fee").await.phase, Phase::Stale);
+}
+
+pub(crate) async fn a_sequence_without_a_start_begins_with_what_is_claimed_first<S: Working>(
+    world: World<S>,
+) {
+    // Its first number fails: the second must not be taken for the first, and the first not for
+    // old news.
+    world.announce([ordered("fee", FROM_FIRST)]).await;
+    world.accept("n5", &[placed("fee", "acct", 5)]).await;
+    let first = world.claim_one("fee").await;
+    world.accept("n6", &[placed("fee", "acct", 6)]).await;
+    assert_eq!(world.settle(&first, failed(Retry::Schedule)).await, Held::Kept);
+    assert!(world.claim("fee", 10).await.is_empty());
+    world.pass(100);
+    assert_eq!(world.do_all("fee").await, ["n5", "n6"]);
+    world.accept("n4", &[placed("fee", "acct", 4)]).await;
+    assert_eq!(world.do_all("fee").await, [""; 0]);
+    assert_eq!(world.job("n4", "fee").await.phase, Phase::Stale);
+}

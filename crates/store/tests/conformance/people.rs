@@ -1,0 +1,278 @@
+//! What people decide, case by case: review, replay, and what is pruned once nobody has to decide
+//! any more. Each case's first comment says how it tries to break us.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::SourceName;
+use hapax_core::job::{Phase, Retry};
+use hapax_core::store::{
+    EventId, Held, Horizon, Lookup, ReplayEffect, ReviewReason, Reviewed, Status, Verdict,
+};
+use uuid::Uuid;
+
+use crate::harness::{Replay, Sender, Working, World, after, body, done, failed, job, noon, spec};
+
+pub(crate) async fn approving_beside_on_time_copies_writes_the_jobs_once<S: Working>(
+    world: World<S>,
+) {
+    // Several people approve while on-time copies come in, all at the same instant.
+    world.announce([spec("fee")]).await;
+    for round in 0..5 {
+        let name = format!("evt_{round}");
+        let id = world.arrive_late(&name, &[job("fee")]).await;
+        assert!(world.claim("fee", 10).await.is_empty(), "nothing runs before it is let through");
+        let (sender, now) = (Sender::plain(), world.clock.now());
+        let mut tasks = Vec::new();
+        for n in 0..64 {
+            let store = Arc::clone(&world.store);
+            let ingest = sender.ingest_for(&body(&name), now, now, &[job("fee")]);
+            let by = world.by("looks right");
+            tasks.push(tokio::spawn(async move {
+                if n % 4 == 0 {
+                    let reviewed = store.approve(id, vec![job("fee")], by).await.expect("approves");
+                    return usize::from(reviewed == Reviewed::Decided);
+                }
+                match store.ingest(ingest).await.expect("ingests").remove(0) {
+                    Verdict::Accepted(promoted) => {
+                        assert_eq!(promoted, id);
+                        1
+                    }
+                    Verdict::Duplicate(known) => {
+                        assert_eq!(known.id, id);
+                        0
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }));
+        }
+        let mut decided = 0;
+        for task in tasks {
+            decided += task.await.expect("no panic");
+        }
+        assert_eq!(decided, 1);
+        assert_eq!(world.event(&name).await.jobs.len(), 1);
+        assert_eq!(world.do_all("fee").await, [name]);
+    }
+}
+
+pub(crate) async fn an_approved_event_says_who_let_it_through<S: Working>(world: World<S>) {
+    // The reason it waited for must not be forgotten either.
+    world.announce([spec("fee")]).await;
+    let id = world.arrive_late("evt_1", &[job("fee")]).await;
+    assert_eq!(world.event("evt_1").await.summary.status, Status::Review);
+    let by = world.by("the sender was down");
+    let reviewed = world.store.approve(id, vec![job("fee")], by.clone()).await;
+    assert_eq!(reviewed.expect("approves"), Reviewed::Decided);
+    let told = world.event("evt_1").await;
+    assert_eq!(told.summary.status, Status::Received);
+    assert_eq!(told.summary.review, Some(ReviewReason::Late));
+    let notes: Vec<_> = told.actions.iter().map(|note| (&*note.action, &*note.who)).collect();
+    assert_eq!(notes, [("approve", "ops")]);
+    assert_eq!((&told.actions[0].reason, told.actions[0].at), (&by.reason, by.at));
+    let again = world.store.approve(id, vec![job("fee")], world.by("again")).await;
+    assert_eq!(again.expect("approves"), Reviewed::NotWaiting(Status::Received));
+    let unknown = EventId(Uuid::now_v7());
+    let nothing = world.store.approve(unknown, vec![job("fee")], world.by("what")).await;
+    assert_eq!(nothing.expect("approves"), Reviewed::Unknown);
+}
+
+pub(crate) async fn a_rejected_event_never_runs<S: Working>(world: World<S>) {
+    // On-time copies, approvals and replays come after the rejection.
+    world.announce([spec("fee")]).await;
+    let id = world.arrive_late("evt_1", &[job("fee")]).await;
+    let reject = async || world.store.reject(id, world.by("not ours")).await.expect("rejects");
+    assert_eq!(reject().await, Reviewed::Decided);
+    assert_eq!(reject().await, Reviewed::NotWaiting(Status::Discarded));
+    let copy = world.arrive(&Sender::plain(), "evt_1", &[job("fee")]).await;
+    assert!(matches!(copy, Verdict::Duplicate(known) if known.status == Status::Discarded));
+    let approved = world.store.approve(id, vec![job("fee")], world.by("after all")).await;
+    assert_eq!(approved.expect("approves"), Reviewed::NotWaiting(Status::Discarded));
+    world.replay(id, &[job("fee")], Replay::Plain).await;
+    assert!(world.claim_next("fee").await.is_empty());
+    let told = world.event("evt_1").await;
+    assert_eq!(told.summary.status, Status::Discarded);
+    assert_eq!(told.actions[0].action, "reject");
+    assert_eq!(told.actions[0].reason.as_deref(), Some("not ours"));
+}
+
+pub(crate) async fn replaying_what_is_done_does_nothing_without_force<S: Working>(world: World<S>) {
+    // "Replay everything since Monday" must not charge Monday's fees again.
+    world.announce([spec("fee")]).await;
+    let id = world.accept("evt_1", &[job("fee")]).await;
+    let first = world.claim_one("fee").await;
+    world.settle(&first, done("once")).await;
+    let before = world.job("evt_1", "fee").await;
+    let replayed = world.replay(id, &[job("fee")], Replay::Plain).await;
+    assert_eq!(replayed, [ReplayEffect::AlreadyApplied]);
+    assert!(world.claim("fee", 10).await.is_empty());
+    assert_eq!(world.job("evt_1", "fee").await, before);
+    // A person insists.
+    let replayed = world.replay(id, &[job("fee")], Replay::Force).await;
+    assert_eq!(replayed, [ReplayEffect::WouldRun]);
+    assert_eq!(world.settle(&first, done("the old right")).await, Held::Lost);
+    let second = world.claim_one("fee").await;
+    assert_eq!((second.job, second.run, second.attempt), (first.job, 2, 1));
+    assert!(second.fence > first.fence);
+    let running = world.job("evt_1", "fee").await;
+    assert_eq!(running.idempotency_key, format!("{}:2", before.idempotency_key));
+    world.settle(&second, done("twice")).await;
+    let told = world.event("evt_1").await;
+    assert_eq!(told.summary.result.as_deref(), Some("twice"));
+    let runs: Vec<_> = told.jobs[0].attempts.iter().map(|note| (note.run, note.attempt)).collect();
+    assert_eq!(runs, [(1, 1), (2, 1)]);
+    assert!(told.actions.iter().all(|note| note.action == "replay" && note.who == "ops"));
+    assert!(world.claim_next("fee").await.is_empty());
+}
+
+pub(crate) async fn replaying_a_dead_job_runs_it_again_with_the_schedule_anew<S: Working>(
+    world: World<S>,
+) {
+    // With the old count of steps it would die again at its first failure; with the old attempt
+    // numbers two attempts would have one name.
+    world.announce([spec("fee")]).await;
+    let id = world.accept("evt_1", &[job("fee")]).await;
+    let first = world.claim_one("fee").await;
+    world.settle(&first, failed(Retry::Never)).await;
+    let dead = world.job("evt_1", "fee").await;
+    world.pass(86_400);
+    let replayed = world.replay(id, &[job("fee")], Replay::Plain).await;
+    assert_eq!(replayed, [ReplayEffect::WouldRun]);
+    assert_eq!(world.settle(&first, done("the old right")).await, Held::Lost);
+    assert_eq!(world.event("evt_1").await.summary.status, Status::Received);
+    let second = world.claim_one("fee").await;
+    assert_eq!((second.run, second.attempt), (1, 2));
+    assert_eq!(world.settle(&second, failed(Retry::Schedule)).await, Held::Kept);
+    assert_eq!(world.event("evt_1").await.summary.status, Status::Failed);
+    world.pass(100);
+    let third = world.claim_one("fee").await;
+    assert_eq!(world.settle(&third, done("at last")).await, Held::Kept);
+    let told = world.job("evt_1", "fee").await;
+    assert_eq!((told.phase, told.error), (Phase::Done, None));
+    assert_eq!(told.idempotency_key, dead.idempotency_key, "equal across replays");
+    let attempts: Vec<_> = told.attempts.iter().map(|note| note.attempt).collect();
+    assert_eq!(attempts, [1, 2, 3]);
+}
+
+pub(crate) async fn replaying_what_is_open_leaves_it_as_it_is<S: Working>(world: World<S>) {
+    // A replay beside a running worker must not take its right away.
+    world.announce([spec("fee")]).await;
+    let id = world.accept("evt_1", &[job("fee")]).await;
+    let open = [ReplayEffect::AlreadyOpen];
+    assert_eq!(world.replay(id, &[job("fee")], Replay::Plain).await, open);
+    let claim = world.claim_one("fee").await;
+    assert_eq!(world.replay(id, &[job("fee")], Replay::Plain).await, open);
+    assert_eq!(world.replay(id, &[job("fee")], Replay::Force).await, open);
+    assert_eq!(world.settle(&claim, done("once")).await, Held::Kept);
+}
+
+pub(crate) async fn a_handler_added_later_gets_a_job_by_replay<S: Working>(world: World<S>) {
+    // Only for the new handler, and only one however often it is asked for.
+    world.announce([spec("fee"), spec("mail")]).await;
+    let id = world.accept("evt_1", &[job("fee")]).await;
+    let ignored = world.accept("evt_2", &[]).await;
+    assert_eq!(world.event("evt_2").await.summary.status, Status::Ignored);
+    assert_eq!(world.do_all("fee").await, ["evt_1"]);
+    let both = [job("fee"), job("mail")];
+    let effects = world.replay(id, &both, Replay::Plain).await;
+    assert_eq!(effects, [ReplayEffect::AlreadyApplied, ReplayEffect::WouldRun]);
+    let effects = world.replay(id, &both, Replay::Plain).await;
+    assert_eq!(effects, [ReplayEffect::AlreadyApplied, ReplayEffect::AlreadyOpen]);
+    assert_eq!(world.replay(ignored, &both, Replay::Plain).await, [ReplayEffect::WouldRun; 2]);
+    assert_eq!(world.do_all("mail").await, ["evt_1", "evt_2"]);
+    assert_eq!(world.do_all("fee").await, ["evt_2"]);
+    assert_eq!(world.event("evt_1").await.jobs.len(), 2);
+}
+
+pub(crate) async fn a_dry_run_says_what_would_happen_and_changes_nothing<S: Working>(
+    world: World<S>,
+) {
+    // Looking must be free, with force as well.
+    world.announce([spec("fee"), spec("mail"), spec("log")]).await;
+    let id = world.accept("evt_1", &[job("fee"), job("mail")]).await;
+    world.settle(&world.claim_one("fee").await, done("once")).await;
+    world.settle(&world.claim_one("mail").await, failed(Retry::Never)).await;
+    let before = world.event("evt_1").await;
+    let all = [job("fee"), job("mail"), job("log")];
+    let effects = world.replay(id, &all, Replay::Dry).await;
+    let run = ReplayEffect::WouldRun;
+    assert_eq!(effects, [ReplayEffect::AlreadyApplied, run, run]);
+    assert_eq!(world.replay(id, &all, Replay::DryForce).await, [run; 3]);
+    assert_eq!(world.event("evt_1").await, before);
+    for name in ["fee", "mail", "log"] {
+        assert!(world.claim(name, 10).await.is_empty());
+    }
+    let unknown = EventId(Uuid::now_v7());
+    assert_eq!(world.replay(unknown, &all, Replay::Plain).await, []);
+}
+
+/// Prunes until there is no more, in the smallest steps.
+async fn prune<S: Working>(world: &World<S>, horizon: Horizon) {
+    for _ in 0..100 {
+        if !world.store.prune(horizon.clone(), 1).await.expect("prunes") {
+            return;
+        }
+    }
+    panic!("pruning never ends");
+}
+
+pub(crate) async fn pruning_takes_what_is_finished_and_past_its_horizon<S: Working>(
+    world: World<S>,
+) {
+    // Everything unfinished is older than what may go, and copies keep coming.
+    world.announce([spec("fee")]).await;
+    let fee = [job("fee")];
+    let first = world.accept("done", &fee).await;
+    world.settle(&world.claim_one("fee").await, done("once")).await;
+    let dead = world.accept("dead", &fee).await;
+    world.settle(&world.claim_one("fee").await, failed(Retry::Never)).await;
+    world.accept("failed", &fee).await;
+    let in_thirty_days = Retry::In(Duration::from_secs(30 * 86_400));
+    world.settle(&world.claim_one("fee").await, failed(in_thirty_days)).await;
+    world.accept("leased", &fee).await;
+    world.claim_one("fee").await;
+    world.accept("ready", &fee).await;
+    world.accept("ignored", &[]).await;
+    world.arrive_late("review", &fee).await;
+    let refused = world.arrive_late("refused", &fee).await;
+    world.store.reject(refused, world.by("not ours")).await.expect("rejects");
+    world.pass(1_000);
+    world.accept("fresh", &[]).await;
+
+    let keys_stay = Horizon { events_before: after(500), keys_before: Vec::new() };
+    prune(&world, keys_stay.clone()).await;
+    let mut kept = Vec::new();
+    for id in ["done", "dead", "failed", "leased", "ready", "ignored", "review", "refused", "fresh"]
+    {
+        if matches!(world.lookup(id).await, Lookup::One(_)) {
+            kept.push(id);
+        }
+    }
+    assert_eq!(kept, ["dead", "failed", "leased", "ready", "review", "fresh"]);
+
+    // The key outlives the body: a copy is still a duplicate, and nothing runs.
+    let key = Sender::plain().ingest(&body("done")).receipts[0].key().clone();
+    assert!(world.store.knows(&key).await.expect("reads"));
+    let copy = world.arrive(&Sender::plain(), "done", &fee).await;
+    assert!(matches!(&copy, Verdict::Duplicate(known) if known.id == first), "{copy:?}");
+    assert!(matches!(world.lookup("done").await, Lookup::None));
+
+    // A dead letter goes once a person has dealt with it.
+    world.replay(dead, &fee, Replay::Plain).await;
+    assert!(world.do_all("fee").await.contains(&"dead".to_owned()));
+    prune(&world, keys_stay).await;
+    assert!(matches!(world.lookup("dead").await, Lookup::None));
+
+    // Another source's horizon says nothing about these keys; their own does.
+    let other = (SourceName::new("other"), after(500));
+    prune(&world, Horizon { events_before: after(500), keys_before: vec![other] }).await;
+    assert!(world.store.knows(&key).await.expect("reads"));
+    let not_yet = (SourceName::new("shop"), noon());
+    prune(&world, Horizon { events_before: after(500), keys_before: vec![not_yet] }).await;
+    assert!(world.store.knows(&key).await.expect("reads"));
+    let now = (SourceName::new("shop"), after(500));
+    prune(&world, Horizon { events_before: after(500), keys_before: vec![now] }).await;
+    assert!(!world.store.knows(&key).await.expect("reads"));
+    let again = world.arrive(&Sender::plain(), "done", &[]).await;
+    assert!(matches!(again, Verdict::Accepted(id) if id != first), "{again:?}");
+}

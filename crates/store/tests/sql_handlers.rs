@@ -1,0 +1,268 @@
+//! SQL handlers on SQLite: effects and "done" in one transaction, whatever the statements do.
+//! Ledgers here have no unique constraint: it would hide a double.
+
+#[allow(dead_code)]
+#[path = "conformance/harness.rs"]
+mod harness;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::SourceName;
+use hapax_core::handler::SqlProgram;
+use hapax_core::job::{HandlerName, Phase, Policy};
+use hapax_core::order::{OrderPolicy, Place as OrderPlace, Position};
+use hapax_core::store::{
+    ClaimAsk, EventName, HandlerRef, HandlerSpec, Inspect, Lookup, NewJob, SqlAsk, SqlRan, Status,
+    Store, Work,
+};
+use hapax_store::SqliteStore;
+use harness::{Place, Sender, body};
+use rusqlite::Connection;
+
+struct World {
+    place: Place,
+    store: SqliteStore,
+    program: Arc<SqlProgram>,
+}
+
+fn handler() -> HandlerRef {
+    HandlerRef { source: SourceName::new("shop"), handler: HandlerName::new("fee") }
+}
+
+fn spec(retry: usize, order: Option<OrderPolicy>) -> HandlerSpec {
+    let policy = Policy { retry: vec![Duration::ZERO; retry], lease: Duration::from_secs(30) };
+    HandlerSpec { handler: handler(), policy, order, pulled: false }
+}
+
+impl World {
+    async fn new(sql: &str) -> Self {
+        Self::with(sql, spec(3, None)).await
+    }
+
+    async fn with(sql: &str, spec: HandlerSpec) -> Self {
+        let place = Place::new();
+        Connection::open(place.file())
+            .expect("opens")
+            .execute_batch(
+                "CREATE TABLE ledger (event_id TEXT, amount INTEGER);
+                 CREATE TABLE parent (id INTEGER PRIMARY KEY);
+                 CREATE TABLE child (parent INTEGER REFERENCES parent DEFERRABLE INITIALLY DEFERRED);
+                 CREATE TABLE picky (n INTEGER CHECK (n < 100));
+                 CREATE TABLE once (event_id TEXT UNIQUE);",
+            )
+            .expect("the user's tables");
+        let store = place.open();
+        store.announce(vec![spec]).await.expect("announces");
+        let program = Arc::new(SqlProgram::parse(sql).expect("parses"));
+        Self { place, store, program }
+    }
+
+    async fn accept(&self, id: &str, place: Option<OrderPlace>) {
+        let mut ingest = Sender::plain().ingest(&body(id));
+        let job = NewJob { handler: handler().handler, place, hopeless: None };
+        ingest.jobs = vec![vec![job]];
+        self.store.ingest(ingest).await.expect("accepts");
+    }
+
+    async fn run(&self) -> SqlRan {
+        let claim = ClaimAsk { handler: handler(), limit: 64, worker: "test".into() };
+        let program = Arc::clone(&self.program);
+        let ask = SqlAsk { claim, program, timeout: Duration::from_millis(100) };
+        self.store.run_sql(ask).await.expect("runs")
+    }
+
+    /// Runs until nothing is due.
+    async fn drain(&self) -> SqlRan {
+        let mut all = SqlRan::default();
+        for _ in 0..1_000 {
+            let ran = self.run().await;
+            if ran.is_idle() {
+                return all;
+            }
+            all.done += ran.done;
+            all.failed += ran.failed;
+            all.guarded += ran.guarded;
+        }
+        panic!("the work never ends: {all:?}");
+    }
+
+    fn rows(&self, sql: &str) -> Vec<String> {
+        let conn = Connection::open(self.place.file()).expect("opens");
+        let mut rows = conn.prepare(sql).expect("prepares");
+        let rows = rows.query_map([], |row| row.get::<_, String>(0)).expect("queries");
+        rows.collect::<Result<_, _>>().expect("reads")
+    }
+
+    async fn event(&self, id: &str) -> hapax_core::store::EventDetail {
+        match self.store.event(&EventName::Theirs(id.into())).await.expect("reads") {
+            Lookup::One(event) => event,
+            other => panic!("{id}: {other:?}"),
+        }
+    }
+}
+
+const INSERT: &str = "INSERT INTO ledger SELECT :event_id, json_extract(:body, '$.amount') / 200;
+                      SELECT 'fee ' || (json_extract(:body, '$.amount') / 200)";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_event_takes_effect_once_and_tells_its_result() {
+    let world = World::new(INSERT).await;
+    for n in 0..200 {
+        world.accept(&format!("evt_{n:03}"), None).await;
+        world.accept(&format!("evt_{n:03}"), None).await;
+    }
+    assert_eq!(world.drain().await, SqlRan { done: 200, guarded: 0, failed: 0 });
+    let wanted: Vec<_> = (0..200).map(|n| format!("evt_{n:03}")).collect();
+    assert_eq!(world.rows("SELECT event_id FROM ledger ORDER BY 1"), wanted);
+    assert_eq!(world.rows("SELECT DISTINCT CAST(amount AS TEXT) FROM ledger"), ["50"]);
+    let event = world.event("evt_007").await;
+    assert_eq!(event.summary.status, Status::Processed);
+    assert_eq!(event.summary.result.as_deref(), Some("fee 50"));
+    assert_eq!(event.jobs[0].attempts.len(), 1);
+    // A copy now hears what it came to.
+    let again = world.store.ingest(Sender::plain().ingest(&body("evt_007"))).await;
+    let again = again.expect("answers").remove(0);
+    let hapax_core::store::Verdict::Duplicate(known) = again else { panic!("{again:?}") };
+    assert_eq!((known.status, known.result.as_deref()), (Status::Processed, Some("fee 50")));
+    world.store.close().await;
+}
+
+/// One of 64 goes wrong in its own way; the others must take effect once, and it not at all.
+async fn one_bad_among_good(sql: &str, error: &str) {
+    let world = World::new(sql).await;
+    for n in 0..64 {
+        world.accept(&if n == 31 { "bad".to_owned() } else { format!("evt_{n:02}") }, None).await;
+    }
+    let ran = world.drain().await;
+    assert_eq!((ran.done, ran.failed), (63, 3), "{sql}");
+    let good = world.rows("SELECT event_id FROM ledger ORDER BY 1");
+    assert_eq!(good.len(), 63, "{sql}: {good:?}");
+    assert!(!good.contains(&"bad".to_owned()), "{sql}");
+    let bad = world.event("bad").await;
+    assert_eq!(bad.summary.status, Status::Dead, "{sql}");
+    assert_eq!(bad.jobs[0].phase, Phase::Dead);
+    assert_eq!(bad.jobs[0].attempts.len(), 3);
+    let told = bad.jobs[0].error.as_deref().unwrap_or_default();
+    assert!(told.contains(error), "{sql}: {told}");
+    world.store.close().await;
+}
+
+const LEDGER: &str = "INSERT INTO ledger VALUES (:event_id, 1);";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_constraint_stops_its_own_job_only() {
+    let sql = format!("{LEDGER} INSERT INTO picky SELECT iif(:event_id = 'bad', 100, 1)");
+    one_bad_among_good(&sql, "CHECK constraint failed").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_statement_that_ends_the_transaction_takes_nobody_with_it() {
+    let sql =
+        format!("{LEDGER} INSERT OR ROLLBACK INTO picky SELECT iif(:event_id = 'bad', 100, 1)");
+    one_bad_among_good(&sql, "CHECK constraint failed").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_constraint_that_fails_only_at_commit_is_a_failure_of_that_job() {
+    let world =
+        World::new(&format!("{LEDGER} INSERT INTO child SELECT 77 WHERE :event_id = 'bad'")).await;
+    world.store_pragma_foreign_keys().await;
+    for n in 0..8 {
+        world.accept(&if n == 3 { "bad".to_owned() } else { format!("evt_{n}") }, None).await;
+    }
+    let ran = world.drain().await;
+    assert_eq!((ran.done, ran.failed), (7, 3));
+    assert_eq!(world.rows("SELECT event_id FROM ledger").len(), 7);
+    let told = world.event("bad").await.jobs[0].error.clone().unwrap_or_default();
+    assert!(told.contains("at commit"), "{told}");
+    world.store.close().await;
+}
+
+impl World {
+    /// Foreign keys are checked only where the user's schema asks for it; the writer's connection
+    /// has them on, as people expect of a constraint they wrote down.
+    async fn store_pragma_foreign_keys(&self) {
+        let on = self.rows("SELECT 'on' FROM pragma_foreign_keys LIMIT 1");
+        assert_eq!(on, ["on"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_statement_is_cut_off() {
+    let sql = format!(
+        "{LEDGER} WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n \
+         WHERE x < iif(:event_id = 'bad', 1000000000, 1)) SELECT count(*) FROM n"
+    );
+    one_bad_among_good(&sql, "timed out").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_table_and_our_own_tables_are_clear_failures() {
+    for (sql, error) in [
+        ("INSERT INTO nowhere VALUES (1)", "no such table"),
+        ("UPDATE hapax_event SET body = x''", "not authorized"),
+        ("DELETE FROM hapax_job", "not authorized"),
+        (
+            "INSERT INTO hapax_message (tenant, id, type, data, created_at) VALUES ('a','b','c','{}',1)",
+            "not authorized",
+        ),
+    ] {
+        let world = World::with(sql, spec(1, None)).await;
+        world.accept("evt_1", None).await;
+        assert_eq!(world.drain().await.failed, 1, "{sql}");
+        let told = world.event("evt_1").await.jobs[0].error.clone().unwrap_or_default();
+        assert!(told.contains(error) && told.contains("line 1"), "{sql}: {told}");
+        world.store.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_published_is_recorded_with_the_effects_or_not_at_all() {
+    let world = World::new(&format!(
+        "{LEDGER} INSERT INTO hapax_publish (type, data, id)
+         VALUES ('fee.charged', json_object('of', :event_id), 'msg_' || :event_id);
+         INSERT INTO picky SELECT iif(:event_id = 'bad', 100, 1)"
+    ))
+    .await;
+    for id in ["evt_1", "bad", "evt_2"] {
+        world.accept(id, None).await;
+    }
+    world.drain().await;
+    assert_eq!(world.rows("SELECT id FROM hapax_message ORDER BY id"), ["msg_evt_1", "msg_evt_2"]);
+    let told = world.event("evt_2").await.messages;
+    assert_eq!(told.len(), 1);
+    assert_eq!(told[0].id, "msg_evt_2");
+    world.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn old_news_never_overwrites_new() {
+    // Shuffled versions of many resources: each must end in its newest state.
+    let world = World::with(
+        "INSERT INTO ledger VALUES (:resource, CAST(substr(:event_id, -2) AS INTEGER))",
+        spec(3, Some(OrderPolicy::Latest)),
+    )
+    .await;
+    let mut versions: Vec<(u32, i64)> =
+        (0..50).flat_map(|resource| (0..10).map(move |version| (resource, version))).collect();
+    // A fixed shuffle: 7 and 500 have no common factor.
+    let count = versions.len();
+    versions = (0..count).map(|n| versions[n * 7 % count]).collect();
+    for (resource, version) in versions {
+        let place =
+            OrderPlace { resource: format!("r{resource}").into(), position: Position(version) };
+        world.accept(&format!("e{resource}_{version:02}"), Some(place)).await;
+        if resource % 5 == 0 {
+            world.run().await;
+        }
+    }
+    world.drain().await;
+    let last = world.rows(
+        "SELECT CAST(amount AS TEXT) FROM ledger l
+         WHERE rowid = (SELECT max(rowid) FROM ledger WHERE event_id = l.event_id)",
+    );
+    assert_eq!(last.len(), 50);
+    assert!(last.iter().all(|version| version == "9"), "{last:?}");
+    world.store.close().await;
+}
