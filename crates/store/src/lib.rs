@@ -34,6 +34,11 @@ pub mod limits {
     /// each page for several keys, small enough to stay a few megabytes.
     pub const FRESH_KEYS_MAX: usize = 200_000;
 
+    /// Keys in the young tree before they are moved to the large one. A merge rewrites all of the
+    /// young tree and a move all of the large one, so this is several merges' worth, and small
+    /// against the tens of millions that a store may come to hold.
+    pub const YOUNG_KEYS_MAX: usize = 1_600_000;
+
     /// Keys merged between two batches of acks: about a millisecond of the writer's time.
     pub const MERGE_CHUNK: usize = 2_000;
 
