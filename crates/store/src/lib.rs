@@ -71,8 +71,9 @@ pub mod limits {
     /// Events whose copies wait to be written behind; past it they are written at once.
     pub const COPIES_WAITING_MAX: usize = 20_000;
 
-    /// How long a copy may wait to be written behind.
-    pub const COPIES_FLUSH: Duration = Duration::from_millis(300);
+    /// How long a copy may wait to be written behind: within a second, and no sooner than needed,
+    /// because one write serves all copies that an event has had by then.
+    pub const COPIES_FLUSH: Duration = Duration::from_millis(800);
 
     /// Committed events that answer their own duplicates from memory: a second or two at full rate,
     /// and all that are sent again and again; about 3 MB.

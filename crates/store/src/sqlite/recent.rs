@@ -40,8 +40,11 @@ pub(super) struct RecentEvents {
 /// Made when its first key comes.
 #[derive(Debug, Default)]
 struct Shard {
-    sets: Box<[[Option<(KeyHash, Recent)>; WAYS]]>,
+    sets: Box<[Set]>,
 }
+
+/// The places of a key, the one asked for last first.
+type Set = [Option<(KeyHash, Recent)>; WAYS];
 
 const SETS_PER_SHARD: usize = RECENT_MAX / SHARDS / WAYS;
 
@@ -64,7 +67,7 @@ impl RecentEvents {
         let (shard, set) = self.place(&hash);
         let mut shard = shard.lock().expect("no panic happens under this lock");
         if shard.sets.is_empty() {
-            shard.sets = (0..SETS_PER_SHARD).map(|_| Default::default()).collect();
+            shard.sets = (0..SETS_PER_SHARD).map(|_| Set::default()).collect();
         }
         let ways = &mut shard.sets[set];
         let same = ways.iter().position(|way| way.as_ref().is_some_and(|(key, _)| *key == hash));
