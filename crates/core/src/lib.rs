@@ -7,6 +7,8 @@
 pub mod arrival;
 pub mod challenge;
 pub mod envelope;
+#[cfg(feature = "failpoints")]
+pub mod failpoint;
 pub mod handler;
 pub mod job;
 pub mod json;
@@ -30,3 +32,21 @@ pub use verify::{Refusal, Verified, verify};
 
 /// The one notion of time: an instant in UTC. Who calls decides where it comes from.
 pub use jiff::Timestamp;
+
+/// A named moment at which a test may have the process die; nothing at all without the feature
+/// `failpoints`.
+#[cfg(feature = "failpoints")]
+#[macro_export]
+macro_rules! failpoint {
+    ($name:literal) => {
+        $crate::failpoint::hit($name)
+    };
+}
+
+/// A named moment at which a test may have the process die; nothing at all without the feature
+/// `failpoints`.
+#[cfg(not(feature = "failpoints"))]
+#[macro_export]
+macro_rules! failpoint {
+    ($name:literal) => {};
+}

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::envelope::Origin;
+use hapax_core::failpoint;
 use hapax_core::handler::{Handler, HttpTarget, SignAs};
-use hapax_core::job::{HandlerName, Retry, idempotency_key};
+use hapax_core::job::Retry;
 use hapax_core::scheme::Scheme;
 use hapax_core::store::{Claim, ClaimedEvent, NewMessage, Outcome};
 use hapax_core::{Arrival, Source, Tenant, Timestamp};
@@ -24,7 +25,6 @@ use crate::outbound::{Heard, Outbound, OutboundError};
 /// The app of one handler.
 #[derive(Debug)]
 pub(crate) struct App {
-    handler: HandlerName,
     target: HttpTarget,
     timeout: Duration,
     /// The handler's source as each tenant has it.
@@ -40,13 +40,7 @@ impl App {
         sources: Vec<Arc<Source>>,
         outbound: Outbound,
     ) -> Self {
-        Self {
-            handler: handler.name.clone(),
-            target: target.clone(),
-            timeout: handler.timeout,
-            sources,
-            outbound,
-        }
+        Self { target: target.clone(), timeout: handler.timeout, sources, outbound }
     }
 
     /// One attempt.
@@ -55,7 +49,10 @@ impl App {
             Ok(request) => request,
             Err(error) => return failed(error, Retry::Schedule),
         };
-        match self.outbound.send(request, self.timeout).await {
+        failpoint!("http.before_send");
+        let answer = self.outbound.send(request, self.timeout).await;
+        failpoint!("http.after_answer");
+        match answer {
             Ok(heard) => understood(&heard, now),
             Err(error @ OutboundError::Unsent) => {
                 failed(error.to_string(), Retry::In(UNSENT_AGAIN_IN))
@@ -87,7 +84,7 @@ impl App {
         set("hapax-job", claim.job.to_string())?;
         set("hapax-fence", claim.fence.0.to_string())?;
         set("hapax-attempt", claim.attempt.to_string())?;
-        set("idempotency-key", idempotency_key(event.id, &self.handler, claim.run))?;
+        set("idempotency-key", claim.idempotency_key.clone())?;
         let mut request = Request::new(Full::new(signed.body));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = signed.url.parse().map_err(|_| "the signed URL is no URL")?;

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use hapax_core::failpoint;
 use hapax_core::handler::{EventView, Handler, HandlerKind, SqlProgram};
 use hapax_core::job::Retry;
 use hapax_core::store::{
@@ -357,6 +358,7 @@ impl Lane {
         };
         let took = began.elapsed();
         let ended = self.record(&shop, &claim, &outcome).await;
+        failpoint!("http.after_settle");
         self.counts.seconds.record(took);
         self.counts.of(ended).increment(1);
         self.say(&claim, &outcome, ended, (shop.now)());

@@ -11,6 +11,8 @@ use std::time::{Duration, SystemTime};
 use anyhow::Context as _;
 use axum::body::Body;
 use hapax_core::handler::HandlerKind;
+use hapax_core::secret::Secret;
+use hapax_core::store::Work as _;
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
@@ -26,7 +28,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use crate::admin::{self, Admin, Gate};
-use crate::config::{Config, Keep, Mode};
+use crate::config::{Config, Keep, Mode, Permission};
 use crate::telemetry;
 
 /// How often files with secrets are looked at for a change.
@@ -77,14 +79,11 @@ async fn serve(
     let stop = CancellationToken::new();
     let stop_behind = CancellationToken::new();
     let readiness = Arc::new(Readiness::new(stop.clone()));
-    let gate = Gate::new(
-        private_at.ip(),
-        config.tokens.iter().map(|token| (&*token.name, &token.value, &*token.allow)),
-    );
+    let gate = Arc::new(Gate::new(private_at.ip(), tokens(&config)));
     let unfinished = TaskTracker::new();
     let router = admin::router(Admin {
         store: Arc::clone(&store),
-        gate,
+        gate: Arc::clone(&gate),
         readiness: Arc::clone(&readiness),
         metrics: metrics.clone(),
         handlers: {
@@ -103,6 +102,11 @@ async fn serve(
     let scheme = if tls.is_some() { "https" } else { "http" };
     let limits = limits(&config);
     let drain = config.settings.drain;
+    // Before the first event: its jobs follow the schedule of handlers that the store knows. Should
+    // it fail, the workers go on trying.
+    if let Err(error) = store.announce(workers.handlers()).await {
+        tracing::warn!(%error, "telling the store of the handlers: {error}");
+    }
     let working = tokio::spawn(Arc::clone(&workers).run(drain, stop_behind.clone()));
     let tidying = {
         let (janitor, stop) = (Arc::clone(&janitor), stop_behind.clone());
@@ -131,7 +135,7 @@ async fn serve(
     readiness.opened();
     announce(&config, scheme, public_at, private_at)?;
 
-    let mut live = Live { config, ingress, workers, janitor, certificate, public_at };
+    let mut live = Live { config, ingress, workers, janitor, gate, certificate, public_at };
     live.watch(&mut signals, &metrics).await;
 
     tracing::info!("stopping: what was received is committed and answered first");
@@ -254,6 +258,10 @@ fn lanes(config: &Config) -> Vec<LaneSpec> {
     lanes
 }
 
+fn tokens(config: &Config) -> impl Iterator<Item = (&str, &Secret, &[Permission])> {
+    config.tokens.iter().map(|token| (&*token.name, &token.value, &*token.allow))
+}
+
 fn retention(config: &Config) -> Retention {
     let events = match config.settings.retention.events {
         Keep::Forever => None,
@@ -323,6 +331,7 @@ struct Live {
     ingress: Arc<Ingress<SqliteStore>>,
     workers: Arc<Workers<SqliteStore>>,
     janitor: Arc<Janitor<SqliteStore>>,
+    gate: Arc<Gate>,
     certificate: Option<Arc<Certificate>>,
     public_at: SocketAddr,
 }
@@ -391,6 +400,7 @@ impl Live {
         }
         self.workers.reload(lanes(&newer));
         self.janitor.reload(retention(&newer));
+        self.gate.reload(tokens(&newer));
         if let Some(Err(error)) = self.certificate.as_ref().map(|certificate| certificate.reload())
         {
             tracing::error!("{why}: the certificate stays as it was: {error}");

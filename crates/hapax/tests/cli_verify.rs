@@ -44,8 +44,7 @@ fn a_request_captured_from_the_senders_own_sdk_is_accepted() {
     assert_eq!(
         lines(&run),
         [json!({ "verdict": "accept", "reason": null,
-                 "event_id": "evt_bbc8fb48abb00d22111b69ba", "event_type": "invoice.paid",
-                 "key": "evt_bbc8fb48abb00d22111b69ba" })]
+                 "event_id": "evt_bbc8fb48abb00d22111b69ba", "event_type": "invoice.paid" })]
     );
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_core::job::{AfterFailure, Fence, HandlerName, JobId, Phase, Progress};
+use hapax_core::job::{AfterFailure, Fence, HandlerName, JobId, Phase, Progress, idempotency_key};
 use hapax_core::store::{
     Action, Claim, ClaimAsk, ClaimedEvent, EventDetail, EventFilter, EventId, EventName,
     EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter,
@@ -163,6 +163,7 @@ impl Bench {
                 fence: piece.fence,
                 attempt: piece.progress.attempt,
                 run: 1,
+                idempotency_key: idempotency_key(piece.event.id, &piece.handler, 1),
                 leased_until: now,
                 event: piece.event.clone(),
             }

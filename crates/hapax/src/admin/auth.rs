@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use aws_lc_rs::{constant_time, digest};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, header, uri::Authority};
@@ -24,7 +25,7 @@ const WRONG_TOKENS_PER_SECOND: u32 = 20;
 /// Decides who may pass.
 pub(crate) struct Gate {
     rule: Rule,
-    tokens: Vec<Known>,
+    tokens: ArcSwap<Vec<Known>>,
     wrong: governor::DefaultDirectRateLimiter,
 }
 
@@ -50,18 +51,26 @@ impl Gate {
         tokens: impl IntoIterator<Item = (&'a str, &'a Secret, &'a [Permission])>,
     ) -> Self {
         let rule = if address.is_loopback() { Rule::Loopback } else { Rule::Token };
-        let tokens = tokens
-            .into_iter()
-            .map(|(name, value, allow)| Known {
-                name: name.into(),
-                digest: digest::digest(&digest::SHA256, value.expose().as_bytes()),
-                allow: allow.into(),
-            })
-            .collect();
         let quota = governor::Quota::with_period(Duration::from_secs(1) / WRONG_TOKENS_PER_SECOND)
             .expect("a period above zero")
             .allow_burst(WRONG_TOKENS_PER_SECOND.try_into().expect("not zero"));
-        Self { rule, tokens, wrong: governor::RateLimiter::direct(quota) }
+        let gate =
+            Self { rule, tokens: ArcSwap::default(), wrong: governor::RateLimiter::direct(quota) };
+        gate.reload(tokens);
+        gate
+    }
+
+    /// Takes other tokens from now on: one that is no longer there is refused at its next request.
+    pub(crate) fn reload<'a>(
+        &self,
+        tokens: impl IntoIterator<Item = (&'a str, &'a Secret, &'a [Permission])>,
+    ) {
+        let known = |(name, value, allow): (&str, &Secret, &[Permission])| Known {
+            name: name.into(),
+            digest: digest::digest(&digest::SHA256, value.expose().as_bytes()),
+            allow: allow.into(),
+        };
+        self.tokens.store(Arc::new(tokens.into_iter().map(known).collect()));
     }
 
     fn admit(&self, scope: Scope, headers: &HeaderMap) -> Result<Caller, Problem> {
@@ -97,7 +106,8 @@ impl Gate {
         };
         let shown = digest::digest(&digest::SHA256, token);
         // Every token is compared: which one fitted does not show in the time taken.
-        let known = self.tokens.iter().fold(None, |found, known| {
+        let tokens = self.tokens.load();
+        let known = tokens.iter().fold(None, |found, known| {
             let same =
                 constant_time::verify_slices_are_equal(known.digest.as_ref(), shown.as_ref());
             if same.is_ok() { Some(known) } else { found }

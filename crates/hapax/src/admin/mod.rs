@@ -46,7 +46,7 @@ pub(crate) struct Admin<S> {
     /// The store that is looked at and worked on.
     pub(crate) store: Arc<S>,
     /// Who may do what.
-    pub(crate) gate: Gate,
+    pub(crate) gate: Arc<Gate>,
     /// Turns when the process begins to stop.
     pub(crate) readiness: Arc<Readiness>,
     /// Where metrics are gathered.

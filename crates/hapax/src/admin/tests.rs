@@ -358,7 +358,7 @@ fn server(events: Vec<EventDetail>) -> Server {
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
     let router = router(Admin {
         store: Arc::clone(&store),
-        gate,
+        gate: Arc::new(gate),
         readiness,
         metrics: recorder.handle(),
         handlers: Arc::new(|_, _, _| {

@@ -7,6 +7,9 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 #![allow(clippy::print_stderr, reason = "a test that cannot run here says so")]
 
+pub(crate) mod app;
+pub(crate) mod ledger;
+pub(crate) mod load;
 pub(crate) mod sender;
 pub(crate) mod wire;
 
@@ -111,7 +114,11 @@ impl House {
 
     /// Starts it and does not wait; nobody knows its addresses yet.
     pub(crate) fn spawn(&self) -> Server {
-        let mut child = self.command().spawn().unwrap();
+        self.spawn_with(&[])
+    }
+
+    fn spawn_with(&self, env: &[(&str, &str)]) -> Server {
+        let mut child = self.command().envs(env.iter().copied()).spawn().unwrap();
         let stdout = Lines::of(child.stdout.take().unwrap());
         let stderr = Lines::of(child.stderr.take().unwrap());
         Server {
@@ -125,7 +132,12 @@ impl House {
 
     /// Starts it and waits until it says that it is ready.
     pub(crate) fn start(&self) -> Server {
-        let mut server = self.spawn();
+        self.start_with(&[])
+    }
+
+    /// The same with more in its environment, this time only.
+    pub(crate) fn start_with(&self, env: &[(&str, &str)]) -> Server {
+        let mut server = self.spawn_with(env);
         let Some(ready) = server.stdout.try_wait_for("hapax ready:") else {
             panic!("the server did not start: {}", server.stderr.text());
         };
@@ -148,6 +160,17 @@ impl House {
         let text = [output.stdout, output.stderr].concat();
         (output.status.code(), String::from_utf8(text).unwrap())
     }
+}
+
+/// A `POST` of JSON as bytes.
+pub(crate) fn post(to: SocketAddr, path: &str, body: &Value) -> Vec<u8> {
+    let body = body.to_string();
+    let length = body.len();
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: {to}\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\n\r\n{body}"
+    )
+    .into_bytes()
 }
 
 /// A running server; it gets a SIGKILL when dropped.
@@ -184,6 +207,13 @@ impl Server {
     pub(crate) fn admin_get_with(&self, path: &str, headers: &str) -> Answer {
         let mut wire = Wire::connect(self.admin);
         wire.write(format!("GET {path} HTTP/1.1\r\n{headers}\r\n"));
+        wire.answer()
+    }
+
+    /// `POST` of JSON on the admin side.
+    pub(crate) fn admin_post(&self, path: &str, body: &Value) -> Answer {
+        let mut wire = Wire::connect(self.admin);
+        wire.write(post(self.admin, path, body));
         wire.answer()
     }
 

@@ -400,6 +400,7 @@ impl Lanes {
             if let (Some(order), Some(place)) = (spec.order, &job.place) {
                 marks::begin(conn, lane, order, place)?;
                 if ask.guard && !marks::admit(conn, &job, order, place, now)? {
+                    marks::ready_next_if_free(conn, self, &job, now)?;
                     continue;
                 }
             }
@@ -594,7 +595,7 @@ impl Lanes {
             return Ok(());
         }
         conn.execute(
-            "UPDATE hapax_job SET state = 0, due_at = ?4, attempt = ?5
+            "UPDATE hapax_job SET state = 0, due_at = ?4, attempt = ?5, fence = fence + 1
              WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
             (seq, lane, row.fence, micros(now), row.progress.given_back().attempt),
         )?;
@@ -670,7 +671,8 @@ impl Lanes {
             let place = row.place.as_ref().filter(|_| !(force && behind));
             conn.execute(
                 "UPDATE hapax_job SET state = 0, due_at = ?3, fence = fence + 1, run = run + ?4,
-                     attempt = iif(?4, 0, attempt), steps = 0, lost = 0, error = NULL,
+                     attempt = iif(?4, 0, attempt), steps = 0,
+                     lost = iif(?4, 0, min(lost, 1)), error = NULL,
                      result = NULL, resource = ?5, position = ?6
                  WHERE event_seq = ?1 AND lane = ?2",
                 (

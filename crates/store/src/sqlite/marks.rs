@@ -90,6 +90,22 @@ pub(super) fn advance(conn: &Connection, job: &JobRow) -> rusqlite::Result<()> {
     Ok(())
 }
 
+/// A job was set aside though its resource is free: whoever is parked behind it has nobody left to
+/// wait for.
+pub(super) fn ready_next_if_free(
+    conn: &Connection,
+    lanes: &mut Lanes,
+    job: &JobRow,
+    now: Timestamp,
+) -> rusqlite::Result<()> {
+    match &job.place {
+        Some(place) if !is_busy(conn, job.lane, &place.resource)? => {
+            ready_next(conn, lanes, job, now)
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
 /// A job of this resource has ended: the number after the mark is ready now, and the first of those
 /// that were parked. They are decided again when they are claimed.
 pub(super) fn ready_next(

@@ -37,14 +37,14 @@ pub(super) struct RecentEvents {
     shards: Box<[Mutex<Shard>]>,
 }
 
+/// The places of one key and of those that fall beside it.
+type Set = [Option<(KeyHash, Recent)>; WAYS];
+
 /// Made when its first key comes.
 #[derive(Debug, Default)]
 struct Shard {
     sets: Box<[Set]>,
 }
-
-/// The places of a key, the one asked for last first.
-type Set = [Option<(KeyHash, Recent)>; WAYS];
 
 const SETS_PER_SHARD: usize = RECENT_MAX / SHARDS / WAYS;
 

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use hapax_core::Timestamp;
+use hapax_core::failpoint;
 use hapax_core::handler::{SqlParameter, SqlProgram, SqlStatement};
 use hapax_core::job::Retry;
 use hapax_core::order::Guard;
@@ -50,6 +51,9 @@ impl Bench<'_> {
     pub(super) fn run(&mut self, ask: &SqlAsk) -> rusqlite::Result<SqlRan> {
         let claims = self.claim(ask)?;
         let mut ran = SqlRan::default();
+        if !claims.is_empty() {
+            failpoint!("worker.after_claim");
+        }
         if claims.len() > 1 {
             match self.together(&claims, ask)? {
                 Some(together) => return Ok(together),
@@ -108,8 +112,12 @@ impl Bench<'_> {
                 Err(NotRun::Store(error)) => return Err(error),
             }
         }
+        failpoint!("worker.before_commit");
         match tx.commit() {
-            Ok(()) => Ok(Some(ran)),
+            Ok(()) => {
+                failpoint!("worker.after_commit");
+                Ok(Some(ran))
+            }
             Err(error) if is_the_users(&error) => Ok(None),
             Err(error) => Err(error),
         }
@@ -127,8 +135,12 @@ impl Bench<'_> {
             Err(NotRun::Statement(error)) => return Ok(Err(error)),
             Err(NotRun::Store(error)) => return Err(error),
         };
+        failpoint!("worker.before_commit");
         match tx.commit() {
-            Ok(()) => Ok(Ok(ran)),
+            Ok(()) => {
+                failpoint!("worker.after_commit");
+                Ok(Ok(ran))
+            }
             Err(error) if is_the_users(&error) => Ok(Err(format!("at commit: {error}"))),
             Err(error) => Err(error),
         }
@@ -141,6 +153,7 @@ impl Bench<'_> {
             return Ok(set_aside);
         }
         let result = self.effects(job, claim, &ask.program, ask.timeout, now)?;
+        failpoint!("worker.mid_handler");
         self.lanes.finish(self.conn, job, result.as_deref(), now).map_err(NotRun::Store)?;
         Ok(Ran::Done)
     }

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use hapax_core::failpoint;
 use hapax_core::job::Phase;
 use hapax_core::store::{
     Ingest, Known, NewJob, ReviewReason, SqlAsk, SqlRan, Status, StoreError, Verdict, Via,
@@ -656,6 +657,9 @@ impl Writer {
         let began = Instant::now();
         let receipts = batch.receipts;
         let end = if batch.wrote { "COMMIT" } else { "ROLLBACK" };
+        if batch.wrote {
+            failpoint!("ingress.before_commit");
+        }
         let ended = self.conn.prepare_cached(end).and_then(|mut end| end.execute([]));
         if let Err(error) = ended {
             batch.fail(&error);
@@ -669,6 +673,7 @@ impl Writer {
             self.shared.copies.note(*seq, via);
         }
         if batch.wrote {
+            failpoint!("ingress.after_commit_before_ack");
             self.commit_seconds.record(began.elapsed());
             self.batch_size.record(receipts as f64);
         }

@@ -1,0 +1,304 @@
+//! Operating the real server: dead letters, replay, review, pull workers and doctor, through the API
+//! and the command line that people use.
+
+mod common;
+mod support;
+
+use common::{Run, hapax};
+use serde_json::{Value, json};
+use support::sender::{event, now};
+use support::{Answer, House, Sender, Server, Wire, until};
+
+const SECRET: &str = "whsec_of_operate";
+
+fn stripe(handlers: &str) -> String {
+    format!(
+        "[sources.stripe]\nprovider = \"stripe\"\nsecrets = [\"{SECRET}\"]\nlate = \"review\"\n\
+         {handlers}"
+    )
+}
+
+fn post(server: &Server, path: &str, body: &Value) -> Answer {
+    post_as(server, "", path, body)
+}
+
+fn post_as(server: &Server, token: &str, path: &str, body: &Value) -> Answer {
+    let authorization = match token {
+        "" => String::new(),
+        token => format!("authorization: Bearer {token}\r\n"),
+    };
+    let body = body.to_string();
+    let mut wire = Wire::connect(server.admin);
+    wire.write(format!(
+        "POST /api/v1{path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{authorization}\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    ));
+    wire.answer()
+}
+
+fn command(server: &Server, args: &[&str]) -> Run {
+    hapax(args).args(&["--admin", &format!("http://{}", server.admin)]).run()
+}
+
+fn shown(server: &Server, id: &str) -> Value {
+    server.admin_get(&format!("/api/v1/events/{id}")).json()
+}
+
+fn reaches(server: &Server, id: &str, status: &str) -> Value {
+    until(&format!("{id} is {status}"), || {
+        Some(shown(server, id)).filter(|event| event["status"] == status)
+    })
+}
+
+#[test]
+fn a_dead_letter_is_listed_explained_and_replayed_once_its_cause_is_gone() {
+    let house = House::new(&stripe(
+        "[sources.stripe.handlers.charge-fee]\nretry = [\"0s\"]\n\
+         sql = \"INSERT INTO fees(payout) VALUES (:event_id) RETURNING 'fee of ' || payout\"\n",
+    ));
+    let server = house.start();
+    let sender = Sender::stripe(SECRET);
+    for _copy in 0..3 {
+        server.ask(sender.event("evt_1"));
+    }
+    reaches(&server, "evt_1", "dead");
+    until("copies are counted", || (shown(&server, "evt_1")["arrival_count"] == 3).then_some(()));
+    let listed = command(&server, &["dead", "list", "--json"]);
+    let job: Value = serde_json::from_str(&listed.stdout).unwrap();
+    assert_eq!((&job["handler"], &job["status"]), (&json!("charge-fee"), &json!("dead")));
+    let told = command(&server, &["explain", "evt_1"]);
+    assert!(told.stdout.contains("Handler charge-fee was given up"), "{told:?}");
+    assert!(told.stdout.contains("no such table: fees"), "{told:?}");
+
+    let database = rusqlite::Connection::open(house.database()).unwrap();
+    database.execute_batch("CREATE TABLE fees(payout TEXT)").unwrap();
+    let dry = command(&server, &["dead", "replay", "--handler", "charge-fee", "--dry-run"]);
+    assert_eq!(dry.stdout, "evt_1  charge-fee  would run\n", "{dry:?}");
+    let id = job["id"].as_str().unwrap();
+    let replayed = command(&server, &["dead", "replay", id, "--reason", "the table is there now"]);
+    assert_eq!(replayed.stdout, "evt_1  charge-fee  runs again\n", "{replayed:?}");
+    let event = reaches(&server, "evt_1", "processed");
+    assert_eq!(event["result"], "fee of evt_1");
+    assert_eq!(event["actions"][0]["who"], "loopback");
+
+    // What is applied stays applied, however often it is asked for.
+    for _again in 0..3 {
+        let run = command(&server, &["events", "replay", "evt_1"]);
+        assert_eq!(run.stdout, "evt_1  charge-fee  already applied: nothing happens\n", "{run:?}");
+    }
+    let fees = || -> i64 {
+        database.query_row("SELECT count(*) FROM fees", [], |row| row.get(0)).unwrap()
+    };
+    assert_eq!(fees(), 1);
+    command(&server, &["events", "replay", "evt_1", "--force", "--reason", "refunded"]);
+    until("the forced run", || (fees() == 2).then_some(()));
+    let told = command(&server, &["explain", "evt_1"]).stdout;
+    assert!(told.contains("came 3 times"), "{told}");
+    assert!(told.contains("loopback replayed it by hand"), "{told}");
+    assert!(told.contains("saying \"refunded\""), "{told}");
+}
+
+#[test]
+fn a_pull_worker_works_under_its_fence_and_a_lost_one_changes_nothing() {
+    let house = House::new(&stripe(
+        "[sources.stripe.handlers.fee]\npull = true\n\
+         [sources.stripe.handlers.mail]\nsql = \"SELECT 'sent'\"\n\
+         [tokens.worker]\nvalue = \"worker-token\"\nallow = [\"claim:stripe/fee\"]\n",
+    ));
+    let server = house.start();
+    let ask = json!({ "source": "stripe", "handler": "fee", "limit": 5, "wait": "30s" });
+    let claimed = std::thread::scope(|scope| {
+        // It waits before there is anything to claim.
+        let waiting = scope.spawn(|| post_as(&server, "worker-token", "/claims", &ask));
+        server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+        waiting.join().unwrap()
+    });
+    assert_eq!(claimed.status, 200, "{claimed:?}");
+    let claim = &claimed.json()["items"][0];
+    assert_eq!(claim["event"]["body"], event("evt_1"));
+    assert_eq!(claim["event"]["event_id"], "evt_1");
+    let id = shown(&server, "evt_1")["id"].as_str().unwrap().to_owned();
+    assert_eq!(claim["idempotency_key"], format!("{id}:fee"));
+    let (job, fence) = (claim["job"].as_str().unwrap(), claim["fence"].as_i64().unwrap());
+
+    let act = |act: &str, body: Value| {
+        post_as(&server, "worker-token", &format!("/claims/{job}/{act}"), &body)
+    };
+    assert_eq!(act("renew", json!({ "fence": fence })).status, 200);
+    assert_eq!(act("complete", json!({ "fence": fence - 1 })).status, 409);
+    assert_eq!(
+        act("fail", json!({ "fence": fence, "error": "not yet", "retry_in": 0 })).status,
+        200
+    );
+
+    let lost = fence;
+    let again = post_as(&server, "worker-token", "/claims", &ask).json();
+    let fence = again["items"][0]["fence"].as_i64().unwrap();
+    assert_eq!(again["items"][0]["attempt"], 2);
+    for late in ["renew", "complete"] {
+        let answer = act(late, json!({ "fence": lost }));
+        assert_eq!(answer.status, 409, "{late}: {answer:?}");
+    }
+    assert_eq!(act("fail", json!({ "fence": lost, "error": "late" })).status, 409);
+    let publish = json!([{ "type": "fee.charged", "data": { "amount": 50 }, "id": "msg_1" }]);
+    let done = json!({ "fence": fence, "result": "fee 50", "publish": publish });
+    assert_eq!(act("complete", done.clone()).status, 200);
+    assert_eq!(act("complete", done).status, 200, "the first answer may have been lost");
+    assert_eq!(act("fail", json!({ "fence": fence, "error": "late" })).status, 409);
+
+    let event = reaches(&server, "evt_1", "processed");
+    assert_eq!(event["messages"].as_array().unwrap().len(), 1, "{event}");
+    let jobs = event["jobs"].as_array().unwrap();
+    let fee = jobs.iter().find(|job| job["handler"] == "fee").unwrap();
+    assert_eq!(fee["result"], "fee 50");
+    assert_eq!(fee["attempts"][0]["error"], "not yet");
+    assert_eq!(fee["attempts"][1]["worker"], "worker");
+
+    let mail = json!({ "source": "stripe", "handler": "mail", "limit": 1 });
+    assert_eq!(post_as(&server, "worker-token", "/claims", &mail).status, 403);
+    assert_eq!(post(&server, "/claims", &mail).status, 409, "it runs inside the server");
+    assert_eq!(post_as(&server, "worker-token", "/jobs/replay", &json!({})).status, 403);
+}
+
+#[test]
+fn a_server_that_stops_does_not_wait_for_a_claim_that_waits() {
+    let house = House::new(&stripe("[sources.stripe.handlers.fee]\npull = true\n"));
+    let server = house.start();
+    let body = json!({ "source": "stripe", "handler": "fee", "wait": "60s" }).to_string();
+    let mut wire = Wire::connect(server.admin);
+    wire.write(format!(
+        "POST /api/v1/claims HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    ));
+    let began = std::time::Instant::now();
+    server.stop();
+    assert!(began.elapsed().as_secs() < 20, "the claim held up the stop");
+}
+
+#[test]
+fn an_event_in_review_runs_once_approved_and_never_once_rejected() {
+    let house = House::new(&stripe(
+        "[sources.stripe.handlers.fee]\nsql = \"INSERT INTO fees VALUES (:event_id)\"\n",
+    ));
+    std::fs::create_dir_all(house.database().parent().unwrap()).unwrap();
+    let database = rusqlite::Connection::open(house.database()).unwrap();
+    database.execute_batch("CREATE TABLE fees(payout TEXT)").unwrap();
+    let server = house.start();
+    let sender = Sender::stripe(SECRET);
+    for id in ["evt_good", "evt_bad"] {
+        let late = sender.request_at(event(id), now() - 7200);
+        assert_eq!(server.ask(late.bytes()).status, 202);
+        assert_eq!(shown(&server, id)["status"], "review");
+    }
+    let run = command(&server, &["events", "list", "--status", "review"]);
+    assert_eq!(run.stdout.lines().count(), 2, "{run:?}");
+    assert_eq!(post(&server, "/events/evt_good/replay", &json!({ "force": true })).status, 409);
+
+    // Both at once: a person and an on-time copy.
+    std::thread::scope(|scope| {
+        for _person in 0..2 {
+            scope.spawn(|| {
+                let run = command(&server, &["events", "approve", "evt_good", "--reason", "known"]);
+                assert_eq!(run.code, 0, "{run:?}");
+            });
+        }
+        scope.spawn(|| server.ask(sender.event("evt_good")));
+    });
+    reaches(&server, "evt_good", "processed");
+    let run = command(&server, &["events", "reject", "evt_bad", "--reason", "a replay"]);
+    assert_eq!(run.code, 0, "{run:?}");
+    assert_eq!(shown(&server, "evt_bad")["status"], "discarded");
+    assert_eq!(command(&server, &["events", "approve", "evt_bad"]).code, 1);
+    assert_eq!(command(&server, &["events", "reject", "evt_good", "--reason", "no"]).code, 1);
+    server.ask(sender.event("evt_bad"));
+    server.stop();
+    let fees: Vec<String> = {
+        let mut query = database.prepare("SELECT payout FROM fees").unwrap();
+        query.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
+    };
+    assert_eq!(fees, ["evt_good"]);
+}
+
+#[test]
+fn a_handler_that_is_added_later_can_be_run_over_old_events() {
+    let house = House::new(&stripe(""));
+    let server = house.start();
+    server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+    assert_eq!(shown(&server, "evt_1")["status"], "ignored");
+    house.configure(&stripe("[sources.stripe.handlers.fee]\nsql = \"SELECT 'late but done'\"\n"));
+    server.signal("HUP");
+    server.stderr.wait_for("read again");
+    let run = command(&server, &["events", "replay", "evt_1"]);
+    assert_eq!(run.stdout, "evt_1  fee  runs again\n", "{run:?}");
+    assert_eq!(reaches(&server, "evt_1", "processed")["result"], "late but done");
+}
+
+#[test]
+fn tokens_act_under_their_own_name_and_within_their_own_scope() {
+    let house = House::new(&format!(
+        "admin_listen = \"0.0.0.0:0\"\n\
+         [tokens.ana]\nvalue = \"operator-token\"\nallow = [\"operate\"]\n\
+         [tokens.viewer]\nvalue = \"viewer-token\"\nallow = [\"read\"]\n{}",
+        stripe("[sources.stripe.handlers.fee]\nsql = \"SELECT 1\"\n")
+    ));
+    let server = house.start();
+    server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+    let path = "/events/evt_1/replay";
+    assert_eq!(post(&server, path, &json!({})).status, 401);
+    assert_eq!(post_as(&server, "viewer-token", path, &json!({})).status, 403);
+    assert_eq!(post_as(&server, "operator-token", path, &json!({ "reason": "why" })).status, 200);
+    let admin = format!("http://{}", server.admin);
+    let show = |token: &str| {
+        hapax(&["events", "show", "evt_1", "--json", "--admin", &admin])
+            .env("HAPAX_TOKEN", token)
+            .run()
+    };
+    assert_eq!(show("wrong").code, 3);
+    let event: Value = serde_json::from_str(&show("viewer-token").stdout).unwrap();
+    assert_eq!(event["actions"][0]["who"], "ana", "{event}");
+}
+
+#[test]
+fn doctor_is_content_with_a_server_that_runs_and_names_jobs_without_a_handler() {
+    let house = House::new(&stripe("[sources.stripe.handlers.fee]\npull = true\n"));
+    let server = house.start();
+    server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+    let admin = format!("http://{}", server.admin);
+    let config = house.config_file().display().to_string();
+    let data_dir = house.database().parent().unwrap().display().to_string();
+    let doctor = || {
+        hapax(&["doctor", "--config", &config, "--data-dir", &data_dir, "--admin", &admin]).run()
+    };
+    let run = doctor();
+    assert_eq!(run.code, 0, "{run:?}");
+    for line in ["ok    database", "ok    server", "ok    clock", "ok    jobs"] {
+        assert!(run.stdout.contains(line), "{line}\n{}", run.stdout);
+    }
+    house.configure(&stripe(""));
+    server.signal("HUP");
+    server.stderr.wait_for("read again");
+    let run = doctor();
+    assert_eq!(run.code, 0, "{run:?}");
+    assert!(run.stdout.contains("1 of stripe/fee wait"), "{run:?}");
+}
+
+#[test]
+fn a_token_that_is_taken_out_of_the_config_is_refused_after_the_reload() {
+    let config = |token: &str| {
+        format!(
+            "admin_listen = \"0.0.0.0:0\"\n[tokens.ops]\nvalue = \"{token}\"\n\
+             allow = [\"operate\"]\n{}",
+            stripe("")
+        )
+    };
+    let house = House::new(&config("token-of-before"));
+    let server = house.start();
+    let asks = |token: &str| post_as(&server, token, "/jobs/replay", &json!({})).status;
+    assert_eq!((asks("token-of-before"), asks("token-of-after")), (200, 401));
+    house.configure(&config("token-of-after"));
+    server.signal("HUP");
+    server.stderr.wait_for("read again");
+    assert_eq!((asks("token-of-before"), asks("token-of-after")), (401, 200));
+}

@@ -1,0 +1,401 @@
+//! What handlers do through the real server: once for many copies, again after a failure, never
+//! again after success, in the order of the events and not of their arrival.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::Barrier;
+
+use serde_json::{Value, json};
+use support::app::App;
+use support::ledger::{self, Ledger};
+use support::load::{Dice, Load};
+use support::sender::{event, now};
+use support::{Answer, House, Sender, Server, post, until};
+
+const SECRET: &str = "whsec_work";
+
+/// A source with handlers given as TOML, and `schema` in its database.
+fn house(handlers: &str, schema: &str) -> (House, Ledger) {
+    house_of("", handlers, schema)
+}
+
+fn house_of(source_keys: &str, handlers: &str, schema: &str) -> (House, Ledger) {
+    let house = House::new(&format!(
+        "[sources.stripe]\nprovider = \"stripe\"\nsecrets = [\"{SECRET}\"]\n{source_keys}\n\
+         {handlers}"
+    ));
+    let ledger = Ledger::create(&house, schema);
+    (house, ledger)
+}
+
+fn sql_handler(name: &str, keys: &str) -> String {
+    let effect = ledger::effect(name);
+    format!("[sources.stripe.handlers.{name}]\n{keys}\nsql = \"\"\"{effect}\"\"\"\n")
+}
+
+/// Waits until the event stands so.
+#[track_caller]
+fn until_status(server: &Server, event_id: &str, status: &str) -> Value {
+    let path = format!("/api/v1/events/{event_id}");
+    until(&format!("{event_id} is {status}"), || {
+        let event = server.admin_get(&path).json();
+        (event["status"] == status).then_some(event)
+    })
+}
+
+fn job<'a>(event: &'a Value, handler: &str) -> &'a Value {
+    let jobs = event["jobs"].as_array().unwrap();
+    jobs.iter().find(|job| job["handler"] == handler).unwrap_or_else(|| panic!("{event}"))
+}
+
+fn outcomes(job: &Value) -> Vec<&str> {
+    let attempts = job["attempts"].as_array().unwrap();
+    attempts.iter().map(|attempt| attempt["outcome"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn a_payout_sent_five_ten_and_fifty_times_at_once_costs_its_fee_once() {
+    // 0.5 % of 10,000 is exactly 50, for each payout, however often and concurrently it comes.
+    let (house, ledger) = house(
+        "[sources.stripe.handlers.charge-fee]\ntypes = [\"payout.*\"]\nsql = \"\"\"\
+         INSERT INTO payout_fees SELECT json_extract(:body, '$.data.object.id'),\
+         json_extract(:body, '$.data.object.amount'), \
+         (json_extract(:body, '$.data.object.amount') * 5 + 500) / 1000 RETURNING fee\"\"\"\n",
+        "CREATE TABLE payout_fees (payout TEXT, amount INTEGER, fee INTEGER)",
+    );
+    let server = house.start();
+    let sender = Sender::stripe(SECRET);
+    for copies in [5, 10, 50] {
+        let body = json!({
+            "id": format!("evt_{copies}"), "object": "event", "type": "payout.paid",
+            "data": { "object": { "id": format!("po_{copies}"), "amount": 10_000 } },
+        });
+        let request = sender.request(body.to_string()).bytes();
+        let together = Barrier::new(copies);
+        let answers: Vec<Answer> = std::thread::scope(|scope| {
+            let copy = || {
+                let mut wire = server.wire();
+                together.wait();
+                wire.try_ask(&request).expect("an answer")
+            };
+            let copies: Vec<_> = (0..copies).map(|_| scope.spawn(copy)).collect();
+            copies.into_iter().map(|copy| copy.join().unwrap()).collect()
+        });
+        assert!(answers.iter().all(|answer| answer.status == 200), "{answers:?}");
+        let accepted = answers.iter().filter(|answer| answer.decision() == "accepted").count();
+        assert_eq!(accepted, 1);
+        let event = until_status(&server, &format!("evt_{copies}"), "processed");
+        assert_eq!(event["result"], "50", "{event}");
+        // A copy that comes when all is done hears what came of it.
+        let late = server.ask(&request);
+        late.is("duplicate");
+        assert_eq!(late.json()["result"], "50", "{late:?}");
+    }
+    server.stop();
+    let fees = ledger.counts("SELECT payout, count(*) FROM payout_fees GROUP BY payout");
+    assert!(fees.len() == 3 && fees.values().all(|count| *count == 1), "{fees:?}");
+    assert_eq!(ledger.number("SELECT sum(fee) FROM payout_fees"), 150);
+}
+
+#[test]
+fn a_handler_that_fails_three_times_and_then_works_has_one_effect() {
+    // SQL fails by its own logic, leaving what its first statement wrote to be rolled back; the app
+    // answers 500.
+    let app = App::new(|call| if call.attempt <= 3 { 500 } else { 200 });
+    let retry = "retry = [\"0s\", \"10ms\", \"10ms\", \"10ms\"]";
+    let effect = ledger::effect("fee");
+    let (house, ledger) = house(
+        &format!(
+            "[sources.stripe.handlers.call]\nhttp = \"{}\"\n{retry}\n\
+             [sources.stripe.handlers.fee]\n{retry}\nsql = \"\"\"{effect};\n\
+             INSERT INTO works SELECT CASE WHEN :attempt > 3 THEN 1 END\"\"\"\n",
+            app.url()
+        ),
+        &format!("{} CREATE TABLE works (yes INTEGER NOT NULL);", ledger::SCHEMA),
+    );
+    let server = house.start();
+    let sender = Sender::stripe(SECRET);
+    // Beside others, so that the first attempt is one of a batch.
+    Load::events(4, &sender, 0..20).send_all(server.ingress);
+    for n in 0..20 {
+        let event = until_status(&server, &format!("evt_{n}"), "processed");
+        for handler in ["fee", "call"] {
+            let job = job(&event, handler);
+            assert_eq!(job["attempt"], 4, "{event}");
+            assert_eq!(outcomes(job)[..3], ["failed", "failed", "failed"], "{event}");
+        }
+    }
+    ledger.is_once_each(20);
+    let entries = app.ledger();
+    assert_eq!(entries.len(), 20);
+    assert!(entries.values().all(|calls| calls.len() == 4), "{entries:?}");
+}
+
+#[test]
+fn a_handler_that_always_fails_ends_as_a_dead_letter_and_a_replay_runs_it_once() {
+    let (house, ledger) = house(
+        &sql_handler("fee", "retry = [\"0s\", \"10ms\"]"),
+        "CREATE TABLE ledger (event_id TEXT, handler TEXT, attempt INTEGER);",
+    );
+    let server = house.start();
+    let sender = Sender::stripe(SECRET);
+    // There is no table `account`.
+    server.ask(sender.event("evt_1")).is("accepted");
+    let event = until_status(&server, "evt_1", "dead");
+    let dead = job(&event, "fee");
+    assert!(dead["error"].as_str().unwrap().contains("account"), "{event}");
+    assert_eq!(outcomes(dead), ["failed", "failed"]);
+    assert_eq!(ledger.effects(), BTreeMap::new());
+    // A copy does not wake it.
+    server.ask(sender.event("evt_1")).is("duplicate");
+    let listed = server.admin_get("/api/v1/jobs?status=dead").json();
+    assert_eq!(listed["items"][0]["id"], dead["id"], "{listed}");
+
+    server.stop();
+    ledger.execute("CREATE TABLE account (balance INTEGER); INSERT INTO account VALUES (0)");
+    let server = house.start();
+    let path = format!("/api/v1/jobs/{}/replay", dead["id"].as_str().unwrap());
+    let replayed = server.admin_post(&path, &json!({ "reason": "the table is there" }));
+    assert_eq!(replayed.status, 200, "{replayed:?}");
+    assert_eq!(replayed.json()["items"][0]["effect"], "runs", "{replayed:?}");
+    until_status(&server, "evt_1", "processed");
+    // Once more does nothing.
+    let replayed = server.admin_post(&path, &json!({})).json();
+    assert_eq!(replayed["items"][0]["effect"], "already_applied", "{replayed}");
+    server.stop();
+    ledger.is_once_each(1);
+}
+
+#[test]
+fn a_replay_of_an_applied_event_does_nothing_unless_a_person_forces_it() {
+    let (house, ledger) = house(&sql_handler("fee", ""), ledger::SCHEMA);
+    let server = house.start();
+    server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+    until_status(&server, "evt_1", "processed");
+    let replay = |asked: Value| {
+        let answer = server.admin_post("/api/v1/events/evt_1/replay", &asked);
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.json()["items"][0]["effect"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(replay(json!({ "dry_run": true })), "already_applied");
+    assert_eq!(replay(json!({})), "already_applied");
+    // Later work is done, so that a run which should not be has had its time.
+    server.ask(Sender::stripe(SECRET).event("evt_2")).is("accepted");
+    until_status(&server, "evt_2", "processed");
+    ledger.is_once_each(2);
+    assert_eq!(replay(json!({ "force": true, "reason": "asked for" })), "runs");
+    until("it ran again", || (ledger.effects()["evt_1"] == 2).then_some(()));
+    assert_eq!(ledger.effects()["evt_2"], 1);
+}
+
+#[test]
+fn of_two_handlers_one_that_fails_never_runs_the_other_again() {
+    let broken = "[sources.stripe.handlers.broken]\nretry = [\"0s\", \"10ms\", \"10ms\"]\nsql = \"INSERT INTO nowhere VALUES (1)\"\n";
+    let narrow = sql_handler("narrow", "types = [\"charge.*\"]");
+    let (house, ledger) =
+        house(&format!("{}{broken}{narrow}", sql_handler("fee", "")), ledger::SCHEMA);
+    let server = house.start();
+    Load::events(4, &Sender::stripe(SECRET), 0..50).send_all(server.ingress);
+    for n in 0..50 {
+        let event = until_status(&server, &format!("evt_{n}"), "dead");
+        let statuses = ["fee", "broken"].map(|handler| job(&event, handler)["status"].clone());
+        assert_eq!(statuses, ["done", "dead"], "{event}");
+        assert_eq!(event["jobs"].as_array().unwrap().len(), 2, "a type that does not match");
+    }
+    server.stop();
+    ledger.is_once_each(50);
+}
+
+#[test]
+fn a_late_event_approved_beside_its_on_time_copy_has_one_effect() {
+    let (house, ledger) = house_of("late = \"review\"", &sql_handler("fee", ""), ledger::SCHEMA);
+    let server = house.start();
+    let sender = Sender::stripe(SECRET);
+    const EVENTS: usize = 20;
+    for n in 0..EVENTS {
+        let event_id = format!("evt_{n}");
+        let late = sender.request_at(event(&event_id), now() - 3_600).bytes();
+        server.ask(&late).is("review");
+        let together = Barrier::new(3);
+        std::thread::scope(|scope| {
+            let approve = || {
+                together.wait();
+                let path = format!("/api/v1/events/{event_id}/approve");
+                let answer = server.admin_post(&path, &json!({ "reason": "known" }));
+                assert_eq!(answer.status, 200, "{answer:?}");
+            };
+            scope.spawn(approve);
+            scope.spawn(approve);
+            together.wait();
+            let on_time = server.ask(sender.event(&event_id));
+            assert_eq!(on_time.status, 200, "{on_time:?}");
+        });
+        // Late copies of what runs are copies.
+        server.ask(&late).is("duplicate");
+    }
+    for n in 0..EVENTS {
+        until_status(&server, &format!("evt_{n}"), "processed");
+    }
+    server.stop();
+    ledger.is_once_each(EVENTS);
+}
+
+#[test]
+fn a_pull_worker_that_lost_its_fence_gets_409_and_changes_nothing() {
+    let (house, ledger) =
+        house("[sources.stripe.handlers.fee]\npull = true\nlease = \"200ms\"\n", ledger::SCHEMA);
+    let server = house.start();
+    server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+    let claim = || {
+        let ask = json!({ "source": "stripe", "handler": "fee", "limit": 1, "wait": "20s" });
+        let answer = server.admin_post("/api/v1/claims", &ask);
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.json()["items"][0].clone()
+    };
+    let settle = |claim: &Value, how: &str, more: (&str, &str)| {
+        let path = format!("/api/v1/claims/{}/{how}", claim["job"].as_str().unwrap());
+        let mut asked = json!({ "fence": claim["fence"] });
+        if !more.0.is_empty() {
+            asked[more.0] = json!(more.1);
+        }
+        server.admin_post(&path, &asked).status
+    };
+    let first = claim();
+    // The second claim waits for the end of the first one's lease.
+    let second = claim();
+    assert_eq!(first["job"], second["job"]);
+    assert_eq!(first["idempotency_key"], second["idempotency_key"]);
+    assert!(first["fence"].as_u64() < second["fence"].as_u64(), "{first} {second}");
+    assert_eq!(settle(&first, "complete", ("result", "mine")), 409);
+    assert_eq!(settle(&first, "fail", ("error", "mine")), 409);
+    assert_eq!(settle(&first, "renew", ("", "")), 409);
+    assert_eq!(settle(&second, "complete", ("result", "50")), 200);
+    assert_eq!(settle(&second, "complete", ("result", "50")), 200, "again under the same fence");
+    assert_eq!(settle(&first, "complete", ("result", "mine")), 409);
+    let event = until_status(&server, "evt_1", "processed");
+    assert_eq!(event["result"], "50", "{event}");
+    server.stop();
+    assert_eq!(ledger.effects(), BTreeMap::new());
+}
+
+#[test]
+fn a_pull_workers_lease_outlives_the_server_and_its_completion_counts_after_a_restart() {
+    let (house, _ledger) = house("[sources.stripe.handlers.fee]\npull = true\n", ledger::SCHEMA);
+    let server = house.start();
+    server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+    let ask = json!({ "source": "stripe", "handler": "fee", "limit": 5, "wait": "5s" });
+    let claim = server.admin_post("/api/v1/claims", &ask).json()["items"][0].clone();
+    server.kill();
+    let server = house.start();
+    let nobody_else = json!({ "source": "stripe", "handler": "fee", "limit": 5 });
+    let others = server.admin_post("/api/v1/claims", &nobody_else).json();
+    assert_eq!(others["items"], json!([]), "{others}");
+    let path = format!("/api/v1/claims/{}/complete", claim["job"].as_str().unwrap());
+    let done = server.admin_post(&path, &json!({ "fence": claim["fence"], "result": "50" }));
+    assert_eq!(done.status, 200, "{done:?}");
+    assert_eq!(until_status(&server, "evt_1", "processed")["result"], "50");
+}
+
+#[test]
+fn a_hundred_resources_with_shuffled_versions_end_in_their_newest_state() {
+    // Four versions of each, in an order of their own, over eight connections. A handler that
+    // overwrites is safe only if old news never comes after new.
+    const RESOURCES: usize = 100;
+    const VERSIONS: usize = 4;
+    let handler = |name: &str| {
+        format!(
+            "[sources.stripe.handlers.{name}]\nsql = \"\"\"\
+             INSERT INTO {name} VALUES (:resource, json_extract(:body, '$.created'));\
+             INSERT INTO applied VALUES ('{name}', :event_id)\"\"\"\n\
+             [sources.stripe.handlers.{name}.order]\nresource = \"/data/object/id\"\n\
+             by = \"/created\"\npolicy = \"latest\"\n"
+        )
+    };
+    // Each handler keeps its own mark.
+    let (house, ledger) = house(
+        &format!("{}{}", handler("one"), handler("two")),
+        "CREATE TABLE one (resource TEXT, version INTEGER);
+         CREATE TABLE two (resource TEXT, version INTEGER);
+         CREATE TABLE applied (handler TEXT, event_id TEXT);",
+    );
+    let sender = Sender::stripe(SECRET);
+    let mut requests = Vec::new();
+    for resource in 0..RESOURCES {
+        for version in 1..=VERSIONS {
+            let body = json!({
+                "id": format!("evt_{resource}_{version}"), "object": "event",
+                "type": "payout.updated", "created": version,
+                "data": { "object": { "id": format!("po_{resource}") } },
+            });
+            requests.push(sender.request(body.to_string()).bytes());
+        }
+    }
+    let mut dice = Dice::new();
+    dice.shuffle(&mut requests);
+    let mut load = Load::new(8, requests);
+    let server = house.start();
+    let blow_at = 1 + dice.below((RESOURCES * VERSIONS) as u64 - 1) as usize;
+    load.send(server.ingress, |acked| {
+        use std::sync::atomic::Ordering;
+        until("the blow is due", || (acked.load(Ordering::Relaxed) >= blow_at).then_some(()));
+        server.kill();
+    });
+    let server = house.start();
+    load.send_all(server.ingress);
+    let over = "SELECT count(*) FROM hapax_processed_events WHERE status IN ('processed', 'stale')";
+    let all = (RESOURCES * VERSIONS) as i64;
+    until("all is applied or stale", || (ledger.number(over) == all).then_some(()));
+    server.stop();
+    for name in ["one", "two"] {
+        // The last row written for each resource is its newest version, and versions only rise.
+        let last = format!(
+            "SELECT resource, version FROM {name} a
+             WHERE rowid = (SELECT max(rowid) FROM {name} b WHERE b.resource = a.resource)"
+        );
+        let last = ledger.counts(&last);
+        assert_eq!(last.len(), RESOURCES);
+        assert!(last.values().all(|version| *version == VERSIONS as i64), "{name}: {last:?}");
+        let back = format!(
+            "SELECT count(*) FROM {name} a JOIN {name} b
+             ON a.resource = b.resource AND a.rowid < b.rowid AND a.version >= b.version"
+        );
+        assert_eq!(ledger.number(&back), 0, "{name} went back");
+    }
+    let doubled = "SELECT count(*) - count(DISTINCT handler || event_id) FROM applied";
+    assert_eq!(ledger.number(doubled), 0);
+}
+
+#[test]
+fn copies_of_a_claim_that_two_workers_ask_for_at_once_go_to_one_of_them() {
+    const EVENTS: usize = 40;
+    let (house, _ledger) = house("[sources.stripe.handlers.fee]\npull = true\n", ledger::SCHEMA);
+    let server = house.start();
+    Load::events(4, &Sender::stripe(SECRET), 0..EVENTS).send_all(server.ingress);
+    let ask = json!({ "source": "stripe", "handler": "fee", "limit": 3 });
+    let got: Vec<String> = std::thread::scope(|scope| {
+        let worker = || {
+            let mut got = Vec::new();
+            let mut wire = support::Wire::connect(server.admin);
+            loop {
+                let claims = wire.try_ask(&post(server.admin, "/api/v1/claims", &ask)).unwrap();
+                let claims = claims.json()["items"].as_array().unwrap().clone();
+                if claims.is_empty() {
+                    return got;
+                }
+                for claim in claims {
+                    let path =
+                        format!("/api/v1/claims/{}/complete", claim["job"].as_str().unwrap());
+                    let fence = json!({ "fence": claim["fence"] });
+                    let done = wire.try_ask(&post(server.admin, &path, &fence)).unwrap();
+                    assert_eq!(done.status, 200, "{done:?}");
+                    got.push(claim["event"]["event_id"].as_str().unwrap().to_owned());
+                }
+            }
+        };
+        let workers: Vec<_> = (0..4).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+    });
+    let distinct: std::collections::BTreeSet<&String> = got.iter().collect();
+    assert_eq!((got.len(), distinct.len()), (EVENTS, EVENTS));
+}
