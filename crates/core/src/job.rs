@@ -204,7 +204,8 @@ impl Progress {
 
 /// ±20 %, so that what failed together does not come back together.
 pub fn jittered(wait: Duration, dice: f64) -> Duration {
-    wait.mul_f64(0.8 + 0.4 * dice.clamp(0.0, 1.0))
+    let seconds = wait.as_secs_f64() * (0.8 + 0.4 * dice.clamp(0.0, 1.0));
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
 
 /// The idempotency key that travels with a job: equal across attempts, restarts and replays; a

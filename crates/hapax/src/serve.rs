@@ -12,6 +12,7 @@ use anyhow::Context as _;
 use axum::body::Body;
 use hapax_core::handler::HandlerKind;
 use hapax_core::secret::Secret;
+use hapax_core::store::Work as _;
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
@@ -101,6 +102,11 @@ async fn serve(
     let scheme = if tls.is_some() { "https" } else { "http" };
     let limits = limits(&config);
     let drain = config.settings.drain;
+    // Before the first event: its jobs follow the schedule of handlers that the store knows. Should
+    // it fail, the workers go on trying.
+    if let Err(error) = store.announce(workers.handlers()).await {
+        tracing::warn!(%error, "telling the store of the handlers: {error}");
+    }
     let working = tokio::spawn(Arc::clone(&workers).run(drain, stop_behind.clone()));
     let tidying = {
         let (janitor, stop) = (Arc::clone(&janitor), stop_behind.clone());

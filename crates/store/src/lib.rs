@@ -78,6 +78,10 @@ pub mod limits {
     /// The longest error of an attempt that is kept.
     pub const ERROR_CHARS_MAX: usize = 1_000;
 
+    /// How long a slice of handlers' SQL may begin new jobs: the acks that came meanwhile wait for
+    /// it. One job alone has its own timeout.
+    pub const SQL_SLICE_MAX: Duration = Duration::from_millis(25);
+
     /// How long one read for the API may take before it is broken off.
     pub const READ_MAX: Duration = Duration::from_secs(5);
 

@@ -24,6 +24,7 @@ struct World {
     place: Place,
     store: SqliteStore,
     program: Arc<SqlProgram>,
+    timeout: Duration,
 }
 
 fn handler() -> HandlerRef {
@@ -55,7 +56,7 @@ impl World {
         let store = place.open();
         store.announce(vec![spec]).await.expect("announces");
         let program = Arc::new(SqlProgram::parse(sql).expect("parses"));
-        Self { place, store, program }
+        Self { place, store, program, timeout: Duration::from_millis(100) }
     }
 
     async fn accept(&self, id: &str, place: Option<OrderPlace>) {
@@ -68,7 +69,7 @@ impl World {
     async fn run(&self) -> SqlRan {
         let claim = ClaimAsk { handler: handler(), limit: 64, worker: "test".into() };
         let program = Arc::clone(&self.program);
-        let ask = SqlAsk { claim, program, timeout: Duration::from_millis(100) };
+        let ask = SqlAsk { claim, program, timeout: self.timeout };
         self.store.run_sql(ask).await.expect("runs")
     }
 
@@ -265,4 +266,42 @@ async fn old_news_never_overwrites_new() {
     assert_eq!(last.len(), 50);
     assert!(last.iter().all(|version| version == "9"), "{last:?}");
     world.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_statements_do_not_hold_the_writer_for_a_whole_slice() {
+    // Each job takes a good part of its timeout: sixty-four of them in one go would keep every ack
+    // waiting for seconds.
+    let slow = "INSERT INTO ledger SELECT :event_id, count(*) FROM (
+                    WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)
+                    SELECT i FROM n)";
+    let mut world = World::new(slow).await;
+    world.timeout = Duration::from_secs(5);
+    for n in 0..40 {
+        world.accept(&format!("evt_{n}"), None).await;
+    }
+    let ran = world.run().await;
+    assert!((1..40).contains(&ran.done), "{ran:?}");
+    let waiting = world.event("evt_39").await.jobs.remove(0);
+    assert_eq!(
+        (waiting.phase, waiting.progress.attempt),
+        (Phase::Ready, 0),
+        "not begun: uncounted"
+    );
+    assert_eq!(ran.done + world.drain().await.done, 40);
+    let doubles = "SELECT event_id FROM ledger GROUP BY event_id HAVING count(*) > 1";
+    assert_eq!(world.rows(doubles), [""; 0]);
+    assert_eq!(world.rows("SELECT CAST(count(*) AS TEXT) FROM ledger"), ["40"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_statement_in_our_own_words_is_judged_all_the_same() {
+    // Statements are kept by their text. One that the store itself has just used was compiled when
+    // nobody judged it: the same words in a handler must not find that one.
+    let theft = "INSERT INTO hapax_publish (type, data) VALUES ('payout.seen', '{}');
+                 UPDATE hapax_current SET event_seq = :attempt, at = :id";
+    let world = World::new(theft).await;
+    world.accept("evt_1", None).await;
+    let ran = world.run().await;
+    assert_eq!((ran.done, ran.failed), (0, 1), "{ran:?}");
 }

@@ -113,7 +113,7 @@ fn table() -> Result<(), Failure> {
     let rows: Vec<[String; 4]> = presets::all()
         .iter()
         .map(Described::of)
-        .map(|it| [it.name.to_owned(), it.scheme, it.event_id, it.event_type])
+        .map(|it| [it.name, &it.scheme, &it.event_id, &it.event_type].map(shortened))
         .collect();
     let head = ["NAME", "SCHEME", "EVENT ID", "EVENT TYPE"].map(str::to_owned);
     let width = |column: usize| {
@@ -127,6 +127,15 @@ fn table() -> Result<(), Failure> {
         out::data(line.trim_end())?;
     }
     Ok(())
+}
+
+/// Fits a column; `hapax providers NAME` shows all of it.
+fn shortened(text: &str) -> String {
+    const CHARS_MAX: usize = 44;
+    match text.char_indices().nth(CHARS_MAX) {
+        Some((end, _)) => format!("{}…", text[..end].trim_end()),
+        None => text.to_owned(),
+    }
 }
 
 fn in_full(it: &Described) -> Result<(), Failure> {

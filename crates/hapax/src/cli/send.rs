@@ -178,9 +178,12 @@ impl Plan {
     fn sign(&self, number: u64) -> Result<Signed, Failure> {
         let refused = |problem: String| Failure::usage(problem, "see `hapax providers NAME`");
         let now: Timestamp = captured::now(self.flags.now)?;
+        // The same id later today is the same event to the byte: a copy, not a conflict.
+        let today =
+            Timestamp::from_second(now.as_second().div_euclid(86_400) * 86_400).unwrap_or(now);
         let id = match (&self.flags.id, self.flags.count) {
-            (Some(id), 1) => SampleId::exact(id, now),
-            (Some(id), _) => SampleId::exact(format!("{id}-{number}"), now),
+            (Some(id), 1) => SampleId::exact(id, today),
+            (Some(id), _) => SampleId::exact(format!("{id}-{number}"), today),
             (None, _) => SampleId::made_up(format!("{}{number:08}", self.run), now),
         };
         let event_type = self.flags.event_type.as_deref();

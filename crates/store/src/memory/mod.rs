@@ -27,10 +27,8 @@ use hapax_core::store::{
 use hapax_core::{EventKey, KeyHash, Tenant, Timestamp};
 use tokio::sync::Notify;
 
+use crate::Clock;
 use order::Resource;
-
-/// Where a store reads the time.
-type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 /// What stands in for the statements of an `sql` handler.
 type Effect = Arc<dyn Fn(&Claim) -> Result<Option<String>, String> + Send + Sync>;
@@ -212,7 +210,7 @@ impl Work for MemoryStore {
     async fn give_back(&self, claims: Vec<(JobId, Fence)>) -> Result<(), StoreError> {
         let mut model = self.model();
         for (job, fence) in claims {
-            model.give_back(job, fence);
+            model.give_back(job, fence, self.now());
         }
         self.hint();
         Ok(())
@@ -243,6 +241,15 @@ impl Work for MemoryStore {
 
     async fn next_due(&self, handler: &HandlerRef) -> Result<Option<Timestamp>, StoreError> {
         Ok(self.model().next_due(handler))
+    }
+
+    async fn hurry(&self, event: EventId) -> Result<(), StoreError> {
+        let mut model = self.model();
+        if let Some(at) = model.event_numbered(event) {
+            model.hurry(at, self.now());
+        }
+        self.hint();
+        Ok(())
     }
 
     async fn work_arrived(&self) {

@@ -1,10 +1,10 @@
 //! Who may run now: one job at a time per resource, and what the order guard says. The guard is
 //! asked when a job is claimed; the mark moves only with "done".
 
-use hapax_core::Tenant;
 use hapax_core::job::Phase;
 use hapax_core::order::{Guard, OrderPolicy, Place, Position};
 use hapax_core::store::{HandlerRef, HandlerSpec};
+use hapax_core::{Tenant, Timestamp};
 
 use super::{Job, JobNumber, Model};
 
@@ -78,7 +78,7 @@ impl Model {
 
     /// The job's effects are applied: nothing older counts any more, and who waited for exactly
     /// this one goes on.
-    pub(super) fn move_mark(&mut self, at: JobNumber) {
+    pub(super) fn move_mark(&mut self, at: JobNumber, now: Timestamp) {
         let job = &self.jobs[&at];
         let (Some(place), Some(resource)) = (&job.place, job.resource()) else { return };
         let position = place.position;
@@ -95,21 +95,21 @@ impl Model {
         let go: Vec<_> =
             self.jobs.iter().filter(|(_, job)| waited(job)).map(|(at, _)| *at).collect();
         for at in go {
-            self.job_mut(at).phase = Phase::Ready;
+            self.ready(at, now);
         }
     }
 
     /// The job is no longer at work: in the same step the next of its resource is ready.
-    pub(super) fn leave(&mut self, at: JobNumber, to: Phase) {
+    pub(super) fn leave(&mut self, at: JobNumber, to: Phase, now: Timestamp) {
         self.job_mut(at).phase = to;
         if let Some(resource) = self.jobs[&at].resource() {
-            self.ready_next(&resource);
+            self.ready_next(&resource, now);
         }
     }
 
     /// Whatever was missed, no job stays parked at a free resource, and none is held that the
     /// handler's policy of today would let go.
-    pub(super) fn ready_unblocked(&mut self, handler: &HandlerRef) {
+    pub(super) fn ready_unblocked(&mut self, handler: &HandlerRef, now: Timestamp) {
         let order = self.handlers.get(handler).and_then(|spec| spec.order);
         let waits = |job: &Job| match job.phase {
             Phase::Parked => true,
@@ -124,13 +124,13 @@ impl Model {
             .collect();
         for at in blocked {
             match (self.jobs[&at].phase, self.jobs[&at].resource()) {
-                (Phase::Parked, Some(resource)) => self.ready_next(&resource),
-                (_, _) => self.job_mut(at).phase = Phase::Ready,
+                (Phase::Parked, Some(resource)) => self.ready_next(&resource, now),
+                (_, _) => self.ready(at, now),
             }
         }
     }
 
-    fn ready_next(&mut self, resource: &Resource) {
+    fn ready_next(&mut self, resource: &Resource, now: Timestamp) {
         let of_it = |job: &Job| job.resource().as_ref() == Some(resource);
         if self.is_busy(resource) {
             return;
@@ -142,8 +142,15 @@ impl Model {
             .min_by_key(|(at, job)| (job.due, **at))
             .map(|(at, _)| *at);
         if let Some(at) = next {
-            self.job_mut(at).phase = Phase::Ready;
+            self.ready(at, now);
         }
+    }
+
+    /// Who has waited is due at once, behind whoever is due already.
+    fn ready(&mut self, at: JobNumber, now: Timestamp) {
+        let job = self.job_mut(at);
+        job.phase = Phase::Ready;
+        job.due = now;
     }
 
     fn is_busy(&self, resource: &Resource) -> bool {

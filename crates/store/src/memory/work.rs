@@ -14,9 +14,7 @@ use uuid::Uuid;
 
 use super::order::Turn;
 use super::{EventNumber, Job, JobNumber, Model, Published, Taken};
-
-/// The receipt's result is a line, not a document.
-const RESULT_CHARS_MAX: usize = 200;
+use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 
 /// What one claim took, and what the order guard kept back on the way.
 #[derive(Default)]
@@ -32,7 +30,7 @@ impl Model {
         let mut begun = Begun::default();
         let Some(spec) = self.handlers.get(&ask.handler).cloned() else { return begun };
         self.lose_expired(&ask.handler, now);
-        self.ready_unblocked(&ask.handler);
+        self.ready_unblocked(&ask.handler, now);
         let mut served: Vec<Tenant> = Vec::new();
         while begun.claims.len() < ask.limit {
             let Some(at) = self.next_in_turn(&ask.handler, &served, now) else { break };
@@ -142,7 +140,7 @@ impl Model {
                 AfterLoss::Again { progress, due } => {
                     job.progress = progress;
                     job.due = due;
-                    self.leave(at, Phase::Ready);
+                    self.leave(at, Phase::Ready, now);
                 }
                 AfterLoss::Bury { progress } => {
                     job.progress = progress;
@@ -204,14 +202,14 @@ impl Model {
             return Held::Lost;
         }
         job.note("done", Some(now), None);
-        job.result = result.map(|text| text.chars().take(RESULT_CHARS_MAX).collect());
+        job.result = result.map(|text| shortened(&text, RESULT_CHARS_MAX));
         job.error = None;
         job.forced = false;
         let (event, tenant) = (job.event, job.tenant.clone());
         for message in publish {
             self.publish(event, &tenant, message, now);
         }
-        self.move_mark(at);
+        self.move_mark(at, now);
         self.close(at, Phase::Done, now);
         Held::Kept
     }
@@ -236,13 +234,13 @@ impl Model {
         let Some(at) = self.leased_under(job, fence) else { return Held::Lost };
         let job = self.job_mut(at);
         let Some(taken) = job.taken.clone() else { return Held::Lost };
-        job.note("failed", Some(now), Some(error));
+        job.note("failed", Some(now), Some(shortened(&error, ERROR_CHARS_MAX)));
         let dice = dice(job.id, job.progress.attempt);
         match job.progress.failed(&taken.policy, retry, now, dice) {
             AfterFailure::Again { progress, due } => {
                 job.progress = progress;
                 job.due = due;
-                self.leave(at, Phase::Ready);
+                self.leave(at, Phase::Ready, now);
             }
             AfterFailure::Bury { progress } => {
                 job.progress = progress;
@@ -252,14 +250,23 @@ impl Model {
         Held::Kept
     }
 
-    /// As if it had not been claimed; only the fence has moved, and a fence that was given back
-    /// settles nothing.
-    pub(super) fn give_back(&mut self, job: JobId, fence: Fence) {
+    /// As if it had not been claimed; but the right is void, and settles nothing any more.
+    pub(super) fn give_back(&mut self, job: JobId, fence: Fence, now: Timestamp) {
         if let Some(at) = self.leased_under(job, fence) {
             let job = self.job_mut(at);
             job.progress = job.progress.given_back();
+            job.fence = Fence(job.fence.0 + 1);
             job.taken = None;
-            self.leave(at, Phase::Ready);
+            job.due = now;
+            self.leave(at, Phase::Ready, now);
+        }
+    }
+
+    /// What waits for its next attempt need not wait any longer.
+    pub(super) fn hurry(&mut self, event: EventNumber, now: Timestamp) {
+        let waits = |job: &&mut Job| job.event == event && job.phase == Phase::Ready;
+        for job in self.jobs.values_mut().filter(waits) {
+            job.due = now.min(job.due);
         }
     }
 
@@ -275,7 +282,7 @@ impl Model {
     pub(super) fn close(&mut self, at: JobNumber, end: Phase, now: Timestamp) {
         assert!(!end.is_open(), "a job ends done, stale or dead");
         self.job_mut(at).finished_at = Some(now);
-        self.leave(at, end);
+        self.leave(at, end, now);
     }
 
     fn leased_under(&self, job: JobId, fence: Fence) -> Option<JobNumber> {
@@ -308,6 +315,10 @@ impl Job {
         });
         self.error = error;
     }
+}
+
+fn shortened(text: &str, chars_max: usize) -> String {
+    text.chars().take(chars_max).collect()
 }
 
 /// Between 0 and 1: different for each attempt, the same whenever it is asked.

@@ -93,7 +93,12 @@ pub(super) fn write(conn: &Connection, copies: Vec<(i64, Waiting)>) -> rusqlite:
     let mut count = conn.prepare_cached(include_str!("sql/count_copies.sql"))?;
     let mut insert = conn.prepare_cached(include_str!("sql/insert_arrival.sql"))?;
     let mut trim = conn.prepare_cached(include_str!("sql/trim_arrivals.sql"))?;
+    let mut event = conn.prepare_cached("SELECT 1 FROM hapax_event WHERE seq = ?1")?;
     for (seq, waiting) in copies {
+        // Forgotten while its copies waited here: nobody would ever delete them.
+        if !event.exists([seq])? {
+            continue;
+        }
         let last = waiting.newest.iter().map(|copy| copy.received_at).max().unwrap_or(0);
         count.execute((seq, waiting.count as i64, 0, last))?;
         for copy in &waiting.newest {

@@ -20,7 +20,7 @@ use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;
 
-use super::marks;
+use super::marks::{self, Admitted};
 use super::row::{event_id, micros, timestamp};
 use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 
@@ -98,6 +98,15 @@ impl JobRow {
         })
     }
 
+    /// The jobs of a lane that are held or parked.
+    pub(super) fn waiting_in(conn: &Connection, lane: i64) -> rusqlite::Result<Vec<Self>> {
+        conn.prepare_cached(&format!(
+            "SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND state > 4"
+        ))?
+        .query_map([lane], Self::read)?
+        .collect()
+    }
+
     /// The row of a job.
     pub(super) fn find(conn: &Connection, seq: i64, lane: i64) -> rusqlite::Result<Option<Self>> {
         conn.prepare_cached(&format!(
@@ -171,15 +180,13 @@ impl Lanes {
         for lane in self.by_lane.values_mut() {
             lane.quiet_until = i64::MIN;
         }
-        if self.freed {
-            return Ok(());
-        }
-        self.freed = true;
+        let first_time = !std::mem::replace(&mut self.freed, true);
         for lane in self.by_lane.keys().copied().collect::<Vec<_>>() {
-            let pulled = self.spec_of(lane).is_none_or(|spec| spec.pulled);
-            if !pulled {
+            let Some(spec) = self.spec_of(lane).cloned() else { continue };
+            if first_time && !spec.pulled {
                 self.expire(conn, lane, i64::MAX, now)?;
             }
+            marks::let_go(conn, lane, spec.order, now)?;
         }
         Ok(())
     }
@@ -399,8 +406,16 @@ impl Lanes {
             }
             if let (Some(order), Some(place)) = (spec.order, &job.place) {
                 marks::begin(conn, lane, order, place)?;
-                if ask.guard && !marks::admit(conn, &job, order, place, now)? {
-                    continue;
+                if ask.guard {
+                    match marks::admit(conn, &job, order, place, now)? {
+                        Admitted::Yes => {}
+                        Admitted::Busy => continue,
+                        Admitted::SetAside => {
+                            // It may have been woken to take its turn: that passes to the next.
+                            marks::ready_next_if_free(conn, self, &job, now)?;
+                            continue;
+                        }
+                    }
                 }
             }
             job.progress = job.progress.claimed();
@@ -417,7 +432,7 @@ impl Lanes {
                 job.progress.attempt,
                 at,
                 ask.worker,
-                ask.guard && job.place.is_some(),
+                ask.guard && spec.order.is_some() && job.place.is_some(),
             ))?;
             let alone = job.progress.alone();
             self.stir(lane, job.due_at);
@@ -573,7 +588,7 @@ impl Lanes {
         let until = micros(now).saturating_add(lease.as_micros() as i64);
         let renewed = conn
             .prepare_cached(
-                "UPDATE hapax_job SET due_at = ?4
+                "UPDATE hapax_job SET due_at = max(due_at, ?4)
                  WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3 AND state = 1",
             )?
             .execute((seq, lane, fence.0, until))?;
@@ -594,7 +609,7 @@ impl Lanes {
             return Ok(());
         }
         conn.execute(
-            "UPDATE hapax_job SET state = 0, due_at = ?4, attempt = ?5
+            "UPDATE hapax_job SET state = 0, due_at = ?4, attempt = ?5, fence = fence + 1
              WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
             (seq, lane, row.fence, micros(now), row.progress.given_back().attempt),
         )?;
@@ -670,7 +685,8 @@ impl Lanes {
             let place = row.place.as_ref().filter(|_| !(force && behind));
             conn.execute(
                 "UPDATE hapax_job SET state = 0, due_at = ?3, fence = fence + 1, run = run + ?4,
-                     attempt = iif(?4, 0, attempt), steps = 0, lost = 0, error = NULL,
+                     attempt = iif(?4, 0, attempt), steps = 0,
+                     lost = iif(?4, 0, min(lost, 1)), error = NULL,
                      result = NULL, resource = ?5, position = ?6
                  WHERE event_seq = ?1 AND lane = ?2",
                 (

@@ -4,7 +4,7 @@ use hapax_core::Timestamp;
 use hapax_core::order::{Guard, OrderPolicy, Place, Position};
 use rusqlite::{Connection, OptionalExtension};
 
-use super::jobs::{HELD, JobRow, Lanes, PARKED, STALE};
+use super::jobs::{HELD, JobRow, Lanes, PARKED, READY, STALE};
 use super::row::micros;
 
 /// The last position applied to a resource.
@@ -39,6 +39,15 @@ pub(super) fn begin(
     Ok(())
 }
 
+/// Whether a due job may be leased now.
+pub(super) enum Admitted {
+    Yes,
+    /// Another of its resource is at work: it is parked.
+    Busy,
+    /// The guard says no: it is stale or held.
+    SetAside,
+}
+
 /// Decides whether a due job may be leased now; records it as stale, held or parked if not.
 pub(super) fn admit(
     conn: &Connection,
@@ -46,16 +55,39 @@ pub(super) fn admit(
     order: OrderPolicy,
     place: &Place,
     now: Timestamp,
-) -> rusqlite::Result<bool> {
-    match order.decide(mark(conn, job.lane, &place.resource)?, place.position) {
-        Guard::Stale => set_aside(conn, job, STALE, now)?,
-        Guard::Hold => set_aside(conn, job, HELD, now)?,
-        Guard::Run if is_busy(conn, job.lane, &place.resource)? => {
-            set_aside(conn, job, PARKED, now)?;
+) -> rusqlite::Result<Admitted> {
+    let (admitted, state) =
+        match order.decide(mark(conn, job.lane, &place.resource)?, place.position) {
+            Guard::Stale => (Admitted::SetAside, STALE),
+            Guard::Hold => (Admitted::SetAside, HELD),
+            Guard::Run if is_busy(conn, job.lane, &place.resource)? => (Admitted::Busy, PARKED),
+            Guard::Run => return Ok(Admitted::Yes),
+        };
+    set_aside(conn, job, state, now)?;
+    Ok(admitted)
+}
+
+/// Readies all of a lane that the handler's order of today does not hold back: what waits was set
+/// aside by the order of another day. They are decided again when they are claimed.
+pub(super) fn let_go(
+    conn: &Connection,
+    lane: i64,
+    order: Option<OrderPolicy>,
+    now: Timestamp,
+) -> rusqlite::Result<()> {
+    for job in JobRow::waiting_in(conn, lane)? {
+        let waits = match (order, &job.place) {
+            (Some(order), Some(place)) if job.state == HELD => {
+                order.decide(mark(conn, lane, &place.resource)?, place.position) == Guard::Hold
+            }
+            (Some(_), Some(place)) => is_busy(conn, lane, &place.resource)?,
+            (None, _) | (_, None) => false,
+        };
+        if !waits {
+            set_aside(conn, &job, READY, now)?;
         }
-        Guard::Run => return Ok(true),
     }
-    Ok(false)
+    Ok(())
 }
 
 fn is_busy(conn: &Connection, lane: i64, resource: &str) -> rusqlite::Result<bool> {
@@ -88,6 +120,22 @@ pub(super) fn advance(conn: &Connection, job: &JobRow) -> rusqlite::Result<()> {
     )?
     .execute((job.lane, &*place.resource, place.position.0))?;
     Ok(())
+}
+
+/// A job was set aside though its resource is free: whoever is parked behind it has nobody left to
+/// wait for.
+pub(super) fn ready_next_if_free(
+    conn: &Connection,
+    lanes: &mut Lanes,
+    job: &JobRow,
+    now: Timestamp,
+) -> rusqlite::Result<()> {
+    match &job.place {
+        Some(place) if !is_busy(conn, job.lane, &place.resource)? => {
+            ready_next(conn, lanes, job, now)
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// A job of this resource has ended: the number after the mark is ready now, and the first of those

@@ -145,6 +145,10 @@ fn strip(conn: &Connection, seq: i64, status: Status) -> rusqlite::Result<()> {
         "UPDATE hapax_event SET pruned = ?2, body = x'', headers = '' WHERE seq = ?1",
     )?
     .execute((seq, status.as_str()))?;
+    delete_history(conn, seq)
+}
+
+fn delete_history(conn: &Connection, seq: i64) -> rusqlite::Result<()> {
     for table in ["hapax_job", "hapax_attempt", "hapax_arrival", "hapax_copy", "hapax_action"] {
         conn.prepare_cached(&format!("DELETE FROM {table} WHERE event_seq = ?1"))?
             .execute([seq])?;
@@ -163,6 +167,8 @@ fn forget(writer: &mut Writer, event: &Swept) -> rusqlite::Result<()> {
         writer.index.forget(&writer.conn, &hash)?;
         writer.shared.recent.remove(&hash);
     }
+    // Copies that came since its body went were counted all the same.
+    delete_history(&writer.conn, event.seq)?;
     // The highest number ever given stays known, also when its event is gone.
     writer
         .conn

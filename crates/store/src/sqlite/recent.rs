@@ -37,10 +37,13 @@ pub(super) struct RecentEvents {
     shards: Box<[Mutex<Shard>]>,
 }
 
+/// The places of one key and of those that fall beside it.
+type Set = [Option<(KeyHash, Recent)>; WAYS];
+
 /// Made when its first key comes.
 #[derive(Debug, Default)]
 struct Shard {
-    sets: Box<[[Option<(KeyHash, Recent)>; WAYS]]>,
+    sets: Box<[Set]>,
 }
 
 const SETS_PER_SHARD: usize = RECENT_MAX / SHARDS / WAYS;

@@ -3,9 +3,9 @@
 //! First attempts share a transaction, without savepoints: any error, a statement that ends the
 //! transaction (`INSERT OR ROLLBACK`, `RAISE(ROLLBACK)`, an interrupt) or a commit that fails rolls
 //! all of it back, and each job then runs alone under the same claim. One that fails alone uses a
-//! step of its schedule.
+//! step of its schedule. What a slice has no time to begin is given back.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hapax_core::Timestamp;
 use hapax_core::failpoint;
@@ -21,6 +21,7 @@ use super::marks;
 use super::row::micros;
 use super::sandbox::Sandbox;
 use super::writer::Transaction;
+use crate::limits::SQL_SLICE_MAX;
 
 /// What the writer lends to a run.
 pub(super) struct Bench<'a> {
@@ -49,18 +50,25 @@ impl Bench<'_> {
     /// Claims and runs one slice. An error is the database's own: nothing of the slice is lost, its
     /// claims end as lost attempts.
     pub(super) fn run(&mut self, ask: &SqlAsk) -> rusqlite::Result<SqlRan> {
+        let until = Instant::now() + SQL_SLICE_MAX;
         let claims = self.claim(ask)?;
         let mut ran = SqlRan::default();
         if !claims.is_empty() {
             failpoint!("worker.after_claim");
         }
         if claims.len() > 1 {
-            match self.together(&claims, ask)? {
+            match self.together(&claims, ask, until)? {
                 Some(together) => return Ok(together),
                 None => tracing::debug!(jobs = claims.len(), "a batch failed; each runs alone"),
             }
         }
-        for (job, claim) in &claims {
+        for (begun, (job, claim)) in claims.iter().enumerate() {
+            if begun > 0 && Instant::now() >= until {
+                let tx = Transaction::begin_behind(self.conn)?;
+                self.give_back(&claims[begun..])?;
+                tx.commit()?;
+                break;
+            }
             match self.alone(job, claim, ask)? {
                 Ok(Ran::Done) => ran.done += 1,
                 Ok(Ran::Guarded) => ran.guarded += 1,
@@ -96,15 +104,29 @@ impl Bench<'_> {
         Ok(claims)
     }
 
-    /// All in one transaction; `None` when any of them did not go.
+    /// Claimed, and not begun.
+    fn give_back(&mut self, claims: &[(JobRow, Claim)]) -> rusqlite::Result<()> {
+        let now = (self.now)();
+        for (_, claim) in claims {
+            self.lanes.give_back(self.conn, claim.job, claim.fence, now)?;
+        }
+        Ok(())
+    }
+
+    /// All in one transaction, as far as the time goes; `None` when any of them did not go.
     fn together(
         &mut self,
         claims: &[(JobRow, Claim)],
         ask: &SqlAsk,
+        until: Instant,
     ) -> rusqlite::Result<Option<SqlRan>> {
         let tx = Transaction::begin(self.conn)?;
         let mut ran = SqlRan::default();
-        for (job, claim) in claims {
+        for (begun, (job, claim)) in claims.iter().enumerate() {
+            if begun > 0 && Instant::now() >= until {
+                self.give_back(&claims[begun..])?;
+                break;
+            }
             match self.work(job, claim, ask) {
                 Ok(Ran::Done) => ran.done += 1,
                 Ok(Ran::Guarded) => ran.guarded += 1,
@@ -226,7 +248,9 @@ fn execute(
     statement: &SqlStatement,
     claim: &Claim,
 ) -> rusqlite::Result<Option<String>> {
-    let mut prepared = conn.prepare_cached(&statement.text)?;
+    // Statements are kept by their text, and judged only when they are compiled: this one must
+    // never be found under a text of ours, which nobody judged.
+    let mut prepared = conn.prepare_cached(&format!("/* handler */ {}", statement.text))?;
     let values = statement.parameters.iter().map(|parameter| value(*parameter, claim));
     let mut rows = prepared.query(params_from_iter(values))?;
     let mut first = None;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use hapax_core::store::{EventName, Inspect, Lookup, Store, StoreError, Verdict};
+use hapax_core::store::{EventName, Horizon, Inspect, Lookup, Store, StoreError, Verdict, Work};
 use rusqlite::Connection;
 
 use super::{SqliteOptions, SqliteStore};
-use crate::harness::{Place, Sender, body};
+use crate::harness::{Place, Sender, after, body};
 use crate::limits::FRESH_KEYS_MAX;
 
 async fn verdict(store: &SqliteStore, sender: &Sender, id: &str) -> Result<Verdict, StoreError> {
@@ -17,7 +17,7 @@ async fn verdict(store: &SqliteStore, sender: &Sender, id: &str) -> Result<Verdi
 }
 
 /// No page may be added to the file any more: the next commit of anything large fails.
-fn forbid_growth(conn: &Connection) {
+fn forbid_growth(conn: &mut Connection) {
     let pages: i64 = conn.query_row("PRAGMA page_count", [], |row| row.get(0)).expect("counts");
     let set = format!("PRAGMA max_page_count = {pages}");
     conn.query_row(&set, [], |_| Ok(())).expect("sets");
@@ -307,6 +307,98 @@ async fn commits_are_synced_again_after_work_that_was_written_behind() {
     });
     assert_eq!(told.await.expect("an answer"), 2, "FULL");
     store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_behind_that_could_not_begin_leaves_commits_synced() {
+    // Somebody else holds the file for writing when copies are to be counted: the setting for that
+    // commit must not stay for those that follow.
+    let place = Place::new();
+    let store = place.open();
+    verdict(&store, &Sender::plain(), "evt_1").await.expect("accepts");
+    let file = place.file();
+    let (tell, told) = tokio::sync::oneshot::channel();
+    store.writer.tamper(move |conn| {
+        conn.busy_timeout(Duration::ZERO).expect("sets");
+        let other = Connection::open(file).expect("opens");
+        other.execute_batch("BEGIN IMMEDIATE").expect("begins");
+        let refused = super::writer::Transaction::begin_behind(conn).is_err();
+        let level: i64 = conn.query_row("PRAGMA synchronous", [], |row| row.get(0)).expect("reads");
+        let _ = tell.send((refused, level));
+    });
+    assert_eq!(told.await.expect("an answer"), (true, 2), "refused, and FULL");
+    store.close().await;
+}
+
+/// No commit succeeds any more.
+fn refuse_commits(conn: &mut Connection) {
+    conn.commit_hook(Some(|| true)).expect("hooks");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_does_not_wait_for_a_disk_that_takes_nothing() {
+    // A stop while the disk is full: once with copies still to be counted, once right behind an
+    // event whose commit fails.
+    let in_time = |store: Arc<SqliteStore>| async move {
+        let closed = tokio::time::timeout(Duration::from_secs(20), store.close()).await;
+        closed.expect("closes");
+        assert!(store.writable().is_err(), "nobody is told to send here");
+        let late = verdict(&store, &Sender::plain(), "evt_1").await;
+        assert!(matches!(late, Err(StoreError::Closed)), "{late:?}");
+    };
+    let place = Place::new();
+    let store = Arc::new(place.open());
+    for _ in 0..3 {
+        verdict(&store, &Sender::plain(), "evt_1").await.expect("answers");
+    }
+    store.writer.tamper(refuse_commits);
+    in_time(store).await;
+
+    let place = Place::new();
+    let store = Arc::new(place.open());
+    let (hold, held) = std::sync::mpsc::channel::<()>();
+    store.writer.tamper(move |conn| {
+        refuse_commits(conn);
+        let _ = held.recv();
+    });
+    let sender = Sender::plain();
+    let mut answer = Box::pin(store.ingest(sender.ingest(&body("evt_2"))));
+    std::future::poll_fn(|context| {
+        assert!(answer.as_mut().poll(context).is_pending());
+        Poll::Ready(())
+    })
+    .await;
+    let closing = tokio::spawn(in_time(Arc::clone(&store)));
+    drop(hold);
+    let answer = answer.await;
+    assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
+    closing.await.expect("closes");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_left_of_an_event_whose_key_was_pruned() {
+    // Its body goes, then a copy comes and is counted, then the key goes: who deletes the count?
+    let place = Place::new();
+    let store = place.open();
+    let sender = Sender::plain();
+    verdict(&store, &sender, "evt_1").await.expect("accepts");
+    let horizon = |keys_before| Horizon { events_before: after(60), keys_before };
+    store.prune(horizon(Vec::new()), 10).await.expect("prunes");
+    let copy = verdict(&store, &sender, "evt_1").await.expect("answers");
+    assert!(matches!(copy, Verdict::Duplicate(_)), "{copy:?}");
+    let mut conflict = body("evt_1");
+    conflict.push(' ');
+    store.ingest(sender.ingest(&conflict)).await.expect("answers");
+    let keys = vec![(hapax_core::SourceName::new("shop"), after(60))];
+    store.prune(horizon(keys), 10).await.expect("prunes");
+    store.close().await;
+    drop(store);
+    let conn = Connection::open(place.file()).expect("opens");
+    for table in ["hapax_event", "hapax_arrival", "hapax_copy"] {
+        let count = format!("SELECT count(*) FROM {table}");
+        let left: i64 = conn.query_row(&count, [], |row| row.get(0)).expect("counts");
+        assert_eq!(left, 0, "{table}");
+    }
 }
 
 #[tokio::test]

@@ -64,7 +64,7 @@ enum Command {
     Close(oneshot::Sender<()>),
     /// Lets a test reach the writer's own connection, to make it fail.
     #[cfg(test)]
-    Tamper(Box<dyn FnOnce(&Connection) + Send>),
+    Tamper(Box<dyn FnOnce(&mut Connection) + Send>),
     #[cfg(test)]
     MergeNow,
 }
@@ -75,6 +75,11 @@ impl Health {
             None => Ok(()),
             Some(why) => Err(StoreError::Unavailable(Arc::clone(why))),
         }
+    }
+
+    /// For good, unless something worse was said already.
+    fn end(&self, why: &str) {
+        self.0.lock().expect("no panic happens under this lock").get_or_insert_with(|| why.into());
     }
 
     fn set(&self, trouble: Option<Arc<str>>) {
@@ -93,7 +98,10 @@ impl WriterHandle {
         let path = writer.place.path().to_owned();
         let thread = std::thread::Builder::new()
             .name("hapax-writer".into())
-            .spawn(move || writer.run(&waiting))
+            .spawn(move || {
+                let _last_word = LastWord(Arc::clone(&writer.shared));
+                writer.run(&waiting);
+            })
             .map_err(|source| OpenError::Io { path, source })?;
         Ok(Self { commands, thread: Mutex::new(Some(thread)) })
     }
@@ -173,7 +181,7 @@ impl WriterHandle {
     }
 
     #[cfg(test)]
-    pub(super) fn tamper(&self, tamper: impl FnOnce(&Connection) + Send + 'static) {
+    pub(super) fn tamper(&self, tamper: impl FnOnce(&mut Connection) + Send + 'static) {
         self.send(Command::Tamper(Box::new(tamper))).expect("the writer listens");
     }
 
@@ -182,6 +190,18 @@ impl WriterHandle {
             TrySendError::Full(_) => StoreError::Busy,
             TrySendError::Disconnected(_) => StoreError::Closed,
         })
+    }
+}
+
+/// However the writer ends, nothing is called writable or answered from memory after it.
+struct LastWord(Arc<Shared>);
+
+impl Drop for LastWord {
+    fn drop(&mut self) {
+        let why =
+            if std::thread::panicking() { "the writer panicked" } else { "the store is closed" };
+        self.0.health.end(why);
+        self.0.recent.clear();
     }
 }
 
@@ -346,22 +366,35 @@ impl Writer {
                 return Err(error);
             }
         };
-        self.commit(batch)?;
-        let closed = match then {
-            Then::Nothing => return Ok(ControlFlow::Continue(())),
-            Then::Slice(slice) => {
+        match (self.commit(batch), then) {
+            (Ok(()), Then::Nothing) => Ok(ControlFlow::Continue(())),
+            (Ok(()), Then::Slice(slice)) => {
                 slice(Ok(self))?;
-                return Ok(ControlFlow::Continue(()));
+                Ok(ControlFlow::Continue(()))
             }
-            Then::Close(closed) => closed,
-        };
+            (Err(error), Then::Nothing) => Err(error),
+            (Err(error), Then::Slice(slice)) => {
+                let _ = slice(Err(StoreError::Unavailable(error.to_string().into())));
+                Err(error)
+            }
+            (_, Then::Close(closed)) => {
+                self.close(waiting);
+                let _ = closed.send(());
+                Ok(ControlFlow::Break(()))
+            }
+        }
+    }
+
+    /// The last things. Whoever closes does not wait for a disk to recover: what was answered is in
+    /// the log, and stays there.
+    fn close(&mut self, waiting: &Receiver<Command>) {
         while let Ok(command) = waiting.try_recv() {
             refuse(command, &StoreError::Closed);
         }
-        self.flush_copies()?;
-        open::settle_log(&self.conn)?;
-        let _ = closed.send(());
-        Ok(ControlFlow::Break(()))
+        let settled = self.flush_copies().and_then(|()| open::settle_log(&self.conn));
+        if let Err(error) = settled {
+            tracing::warn!(%error, "closed without tidying up, the next start does: {error}");
+        }
     }
 
     /// Works through what waits, up to a batch's bounds or something that must not share it.
@@ -384,7 +417,7 @@ impl Writer {
                 Command::Slice(slice) => return Ok(Then::Slice(slice)),
                 Command::Close(closed) => return Ok(Then::Close(closed)),
                 #[cfg(test)]
-                Command::Tamper(tamper) => tamper(&self.conn),
+                Command::Tamper(tamper) => tamper(&mut self.conn),
                 #[cfg(test)]
                 Command::MergeNow => self.index.merge_soon(),
             }
@@ -806,7 +839,7 @@ impl Writer {
                         return ControlFlow::Break(());
                     }
                     #[cfg(test)]
-                    Next::Command(Command::Tamper(tamper)) => tamper(&self.conn),
+                    Next::Command(Command::Tamper(tamper)) => tamper(&mut self.conn),
                     Next::Command(command) => refuse(command, &refusal),
                     Next::Housekeeping => {}
                     Next::NobodyLeft => return ControlFlow::Break(()),
@@ -868,7 +901,10 @@ impl<'a> Transaction<'a> {
     pub(super) fn begin_behind(conn: &'a Connection) -> rusqlite::Result<Behind<'a>> {
         // Not prepared ahead: this one takes effect when it is compiled.
         conn.execute_batch("PRAGMA synchronous = NORMAL")?;
-        Ok(Behind(Some(Self::begin(conn)?), conn))
+        // Made first: should it not begin, the setting goes back all the same.
+        let mut behind = Behind(None, conn);
+        behind.0 = Some(Self::begin(conn)?);
+        Ok(behind)
     }
 
     pub(super) fn commit(self) -> rusqlite::Result<()> {

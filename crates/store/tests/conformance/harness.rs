@@ -407,7 +407,7 @@ impl<S: Working> World<S> {
 }
 
 /// How a replay is asked for.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) enum Replay {
     Plain,
     Force,

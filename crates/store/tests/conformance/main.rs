@@ -8,6 +8,7 @@ mod jobs;
 mod order;
 mod people;
 mod plans;
+mod work_plans;
 
 macro_rules! on_every_store {
     ($($case:ident),* $(,)?) => {
@@ -87,6 +88,7 @@ on_every_working_store! {
         a_job_that_was_lost_is_claimed_alone_from_then_on,
         a_job_lost_alone_five_times_is_buried_by_the_claim,
         what_was_given_back_is_uncounted,
+        a_hurried_event_is_due_at_once_and_nothing_else_is,
         renewing_extends_the_lease_of_who_holds_it,
         a_noisy_tenant_does_not_starve_the_others,
         a_lost_job_gets_its_turn_beside_a_backlog_of_others,
@@ -101,7 +103,10 @@ on_every_working_store! {
         the_mark_moves_only_with_done,
         two_handlers_keep_their_own_marks,
         one_at_a_time_per_resource_while_others_go_on,
+        old_news_that_waits_does_not_keep_the_newest_from_its_turn,
         an_expired_lease_frees_its_resource,
+        nobody_stays_parked_behind_one_that_turned_out_stale,
+        a_handler_that_keeps_no_order_any_more_lets_all_go,
         shuffled_versions_end_in_the_newest_state,
         a_sequence_holds_what_is_past_a_gap_and_runs_in_order_when_filled,
         a_failing_or_dead_number_is_a_gap,
@@ -115,6 +120,7 @@ on_every_working_store! {
         a_rejected_event_never_runs,
         replaying_what_is_done_does_nothing_without_force,
         replaying_a_dead_job_runs_it_again_with_the_schedule_anew,
+        a_job_that_was_lost_still_comes_alone_when_it_is_replayed,
         replaying_what_is_open_leaves_it_as_it_is,
         a_handler_added_later_gets_a_job_by_replay,
         a_dry_run_says_what_would_happen_and_changes_nothing,

@@ -11,7 +11,9 @@ use hapax_core::store::{
 };
 use uuid::Uuid;
 
-use crate::harness::{Replay, Sender, Working, World, after, body, done, failed, job, noon, spec};
+use crate::harness::{
+    LEASE, Replay, Sender, Working, World, after, body, done, failed, ids, job, noon, spec,
+};
 
 pub(crate) async fn approving_beside_on_time_copies_writes_the_jobs_once<S: Working>(
     world: World<S>,
@@ -154,6 +156,27 @@ pub(crate) async fn replaying_a_dead_job_runs_it_again_with_the_schedule_anew<S:
     assert_eq!(attempts, [1, 2, 3]);
 }
 
+pub(crate) async fn a_job_that_was_lost_still_comes_alone_when_it_is_replayed<S: Working>(
+    world: World<S>,
+) {
+    // Whoever replays what killed the process five times must not put its neighbours at risk, and
+    // yet it deserves its chances anew.
+    world.announce([spec("fee")]).await;
+    let id = world.accept("poison", &[job("fee")]).await;
+    while !world.claim_next("fee").await.is_empty() {
+        world.pass(LEASE);
+    }
+    assert_eq!(world.job("poison", "fee").await.phase, Phase::Dead);
+    assert_eq!(world.replay(id, &[job("fee")], Replay::Plain).await, [ReplayEffect::WouldRun]);
+    world.accept("neighbour", &[job("fee")]).await;
+    let first = world.claim("fee", 10).await;
+    let second = world.claim("fee", 10).await;
+    assert_eq!((first.len(), second.len()), (1, 1), "each by itself");
+    world.pass(LEASE + 10);
+    let again = [world.claim("fee", 10).await, world.claim("fee", 10).await].concat();
+    assert!(ids(&again).contains(&"poison"), "one more loss does not bury it: {:?}", ids(&again));
+}
+
 pub(crate) async fn replaying_what_is_open_leaves_it_as_it_is<S: Working>(world: World<S>) {
     // A replay beside a running worker must not take its right away.
     world.announce([spec("fee")]).await;
@@ -216,6 +239,15 @@ async fn prune<S: Working>(world: &World<S>, horizon: Horizon) {
     panic!("pruning never ends");
 }
 
+/// Its body, its history and its jobs are gone; whether its name is still told is the store's.
+async fn is_pruned<S: Working>(world: &World<S>, id: &str) -> bool {
+    match world.lookup(id).await {
+        Lookup::None => true,
+        Lookup::One(left) => left.body.is_empty() && left.jobs.is_empty(),
+        Lookup::Ambiguous(ids) => panic!("{ids:?}"),
+    }
+}
+
 pub(crate) async fn pruning_takes_what_is_finished_and_past_its_horizon<S: Working>(
     world: World<S>,
 ) {
@@ -244,7 +276,7 @@ pub(crate) async fn pruning_takes_what_is_finished_and_past_its_horizon<S: Worki
     let mut kept = Vec::new();
     for id in ["done", "dead", "failed", "leased", "ready", "ignored", "review", "refused", "fresh"]
     {
-        if matches!(world.lookup(id).await, Lookup::One(_)) {
+        if !is_pruned(&world, id).await {
             kept.push(id);
         }
     }
@@ -255,22 +287,26 @@ pub(crate) async fn pruning_takes_what_is_finished_and_past_its_horizon<S: Worki
     assert!(world.store.knows(&key).await.expect("reads"));
     let copy = world.arrive(&Sender::plain(), "done", &fee).await;
     assert!(matches!(&copy, Verdict::Duplicate(known) if known.id == first), "{copy:?}");
-    assert!(matches!(world.lookup("done").await, Lookup::None));
+    assert!(is_pruned(&world, "done").await);
 
-    // A dead letter goes once a person has dealt with it.
+    // A dead letter goes once a person has dealt with it, within a day.
     world.replay(dead, &fee, Replay::Plain).await;
     assert!(world.do_all("fee").await.contains(&"dead".to_owned()));
+    world.pass(86_401);
     prune(&world, keys_stay).await;
-    assert!(matches!(world.lookup("dead").await, Lookup::None));
+    assert!(is_pruned(&world, "dead").await);
 
     // Another source's horizon says nothing about these keys; their own does.
     let other = (SourceName::new("other"), after(500));
+    world.pass(86_401);
     prune(&world, Horizon { events_before: after(500), keys_before: vec![other] }).await;
     assert!(world.store.knows(&key).await.expect("reads"));
     let not_yet = (SourceName::new("shop"), noon());
+    world.pass(86_401);
     prune(&world, Horizon { events_before: after(500), keys_before: vec![not_yet] }).await;
     assert!(world.store.knows(&key).await.expect("reads"));
     let now = (SourceName::new("shop"), after(500));
+    world.pass(86_401);
     prune(&world, Horizon { events_before: after(500), keys_before: vec![now] }).await;
     assert!(!world.store.knows(&key).await.expect("reads"));
     let again = world.arrive(&Sender::plain(), "done", &[]).await;

@@ -1,0 +1,311 @@
+//! Properties of the pure life cycle and of the order guard: whatever happens to a job, and in
+//! whatever order, it ends in time, and nothing old is applied over something new.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use hapax_core::Timestamp;
+use hapax_core::job::{
+    AfterFailure, AfterLoss, HandlerName, LOST_ALONE_MAX, Phase, Policy, Progress, Retry,
+    idempotency_key, jittered,
+};
+use hapax_core::order::{Guard, OrderPolicy, Position};
+use hapax_core::store::{EventId, Status};
+use proptest::prelude::*;
+use uuid::Uuid;
+
+/// How one attempt ends, or does not.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    Failed(Retry, f64),
+    Lost,
+    GivenBack,
+}
+
+fn seconds(most: u64) -> impl Strategy<Value = Duration> {
+    (0..=most * 1_000).prop_map(Duration::from_millis)
+}
+
+fn retry() -> impl Strategy<Value = Retry> {
+    prop_oneof![
+        6 => Just(Retry::Schedule),
+        2 => seconds(100_000).prop_map(Retry::NotBefore),
+        2 => seconds(100_000).prop_map(Retry::In),
+        1 => Just(Retry::Never),
+    ]
+}
+
+fn end() -> impl Strategy<Value = End> {
+    prop_oneof![
+        3 => (retry(), 0.0..=1.0).prop_map(|(retry, dice)| End::Failed(retry, dice)),
+        3 => Just(End::Lost),
+        1 => Just(End::GivenBack),
+    ]
+}
+
+fn policy() -> impl Strategy<Value = Policy> {
+    (prop::collection::vec(seconds(100_000), 0..10), seconds(600))
+        .prop_map(|(retry, lease)| Policy { retry, lease })
+}
+
+fn noon() -> Timestamp {
+    "2026-06-01T12:00:00Z".parse().expect("a timestamp")
+}
+
+/// One life: what became of each attempt until the job was buried or the ends ran out.
+struct Life {
+    progress: Progress,
+    buried: bool,
+}
+
+impl Life {
+    /// Lives through `ends`, and checks each step on the way.
+    fn live(policy: &Policy, ends: &[End]) -> Self {
+        let mut life = Self { progress: Progress::default(), buried: false };
+        let mut now = noon();
+        for end in ends {
+            let before = life.progress;
+            let claimed = before.claimed();
+            assert_eq!(claimed.attempt, before.attempt + 1, "attempts strictly grow");
+            let (after, due) = match *end {
+                End::GivenBack => {
+                    assert_eq!(claimed.given_back(), before, "as if it had not been");
+                    continue;
+                }
+                End::Lost => match claimed.lost(now) {
+                    AfterLoss::Again { progress, due } => (progress, Some(due)),
+                    AfterLoss::Bury { progress } => (progress, None),
+                },
+                End::Failed(retry, dice) => match claimed.failed(policy, retry, now, dice) {
+                    AfterFailure::Again { progress, due } => (progress, Some(due)),
+                    AfterFailure::Bury { progress } => (progress, None),
+                },
+            };
+            let used = |progress: Progress| progress.steps + progress.lost;
+            assert_eq!(used(after), used(before) + 1, "a verdict or a loss, never both");
+            assert_eq!(after.attempt, claimed.attempt);
+            assert_eq!(after.alone(), after.lost > 0);
+            life.progress = after;
+            let Some(due) = due else {
+                life.buried = true;
+                return life;
+            };
+            assert!(due >= now, "a job is never due in its own past");
+            now = due;
+        }
+        life
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_sequence_of_losses_and_failures_exceeds_its_bounds(
+        policy in policy(),
+        ends in prop::collection::vec(end(), 0..200),
+    ) {
+        let life = Life::live(&policy, &ends);
+        let steps_max = u32::try_from(policy.retry.len()).expect("few").max(1);
+        prop_assert!(life.progress.steps <= steps_max);
+        prop_assert!(life.progress.lost <= LOST_ALONE_MAX + 1);
+        prop_assert!(life.progress.attempt <= steps_max + LOST_ALONE_MAX);
+        let counted = ends.iter().filter(|end| !matches!(end, End::GivenBack)).count();
+        if counted >= (steps_max + LOST_ALONE_MAX) as usize {
+            prop_assert!(life.buried, "it ends although nothing ever goes well");
+        }
+    }
+
+    #[test]
+    fn losses_use_no_step_and_failures_are_no_losses(
+        policy in policy(),
+        lost in 0..=LOST_ALONE_MAX,
+    ) {
+        let life = Life::live(&policy, &vec![End::Lost; lost as usize]);
+        prop_assert!(!life.buried);
+        prop_assert_eq!((life.progress.steps, life.progress.lost), (0, lost));
+        let ends = vec![End::Failed(Retry::Schedule, 0.5); policy.retry.len().saturating_sub(1)];
+        let life = Life::live(&policy, &ends);
+        prop_assert!(!life.buried, "as many attempts as there are waits");
+        prop_assert_eq!(life.progress.lost, 0);
+    }
+
+    #[test]
+    fn jitter_stays_within_a_fifth(wait in seconds(10_000_000), dice in -1.0..2.0f64) {
+        let got = jittered(wait, dice).as_secs_f64();
+        let wait = wait.as_secs_f64();
+        prop_assert!(got >= wait * 0.8 - 1e-6 && got <= wait * 1.2 + 1e-6, "{} of {}", got, wait);
+    }
+
+    #[test]
+    fn who_saw_it_fail_is_heard(
+        policy in policy(),
+        asked in seconds(1_000_000),
+        dice in 0.0..=1.0f64,
+    ) {
+        let first = Progress::default().claimed();
+        let due = |retry| match first.failed(&policy, retry, noon(), dice) {
+            AfterFailure::Again { due, .. } => Some(due.duration_since(noon()).unsigned_abs()),
+            AfterFailure::Bury { .. } => None,
+        };
+        prop_assert_eq!(due(Retry::Never), None);
+        let scheduled = due(Retry::Schedule);
+        prop_assert_eq!(scheduled.is_some(), policy.retry.len() > 1);
+        prop_assert_eq!(due(Retry::In(asked)), scheduled.map(|_| asked));
+        prop_assert_eq!(due(Retry::NotBefore(asked)), scheduled.map(|wait| wait.max(asked)));
+    }
+
+    #[test]
+    fn no_wait_runs_past_the_end_of_time(lost in 0..100u32, asked in any::<u64>()) {
+        let progress = Progress { attempt: lost, steps: 0, lost };
+        let _ = progress.lost(Timestamp::MAX);
+        let policy = Policy { retry: vec![Duration::ZERO; 2], lease: Duration::ZERO };
+        let retry = Retry::NotBefore(Duration::from_secs(asked));
+        let after = progress.failed(&policy, retry, Timestamp::MAX, 1.0);
+        let AfterFailure::Again { due, .. } = after else { panic!("{after:?}") };
+        prop_assert_eq!(due, Timestamp::MAX);
+    }
+
+    #[test]
+    fn under_latest_nothing_old_is_applied_over_something_new(
+        arrivals in prop::collection::vec(-50..50i64, 1..60),
+    ) {
+        let mut mark = None;
+        let mut applied = Vec::new();
+        for position in arrivals.iter().copied().map(Position) {
+            match OrderPolicy::Latest.decide(mark, position) {
+                Guard::Run => {
+                    mark = Some(position);
+                    applied.push(position);
+                }
+                Guard::Stale => prop_assert!(mark > Some(position)),
+                Guard::Hold => prop_assert!(false, "latest never waits"),
+            }
+        }
+        prop_assert!(applied.is_sorted());
+        let newest = arrivals.iter().max().copied().map(Position);
+        prop_assert_eq!(applied.last().copied(), newest, "whatever the order, it ends in the newest");
+    }
+
+    #[test]
+    fn a_sequence_is_applied_in_order_without_gaps_and_each_number_once(
+        numbers in prop::collection::btree_set(1..40i64, 1..30).prop_shuffle_twice(),
+    ) {
+        let policy = OrderPolicy::Sequence { start: Some(1) };
+        let mut mark = None;
+        let mut held = BTreeSet::new();
+        let mut applied = Vec::new();
+        for number in numbers.iter().copied() {
+            let mut next = Some(number);
+            while let Some(number) = next.take() {
+                match policy.decide(mark, Position(number)) {
+                    Guard::Run => {
+                        mark = Some(Position(number));
+                        applied.push(number);
+                        next = held.take(&(number + 1));
+                    }
+                    Guard::Hold => {
+                        held.insert(number);
+                    }
+                    Guard::Stale => prop_assert!(applied.contains(&number)),
+                }
+            }
+        }
+        let whole: BTreeSet<_> = numbers.iter().copied().collect();
+        let wanted: Vec<_> = (1..).take_while(|number| whole.contains(number)).collect();
+        prop_assert_eq!(applied, wanted);
+        prop_assert!(held.iter().all(|number| mark < Some(Position(*number))));
+    }
+
+    #[test]
+    fn what_is_stale_once_stays_stale(
+        start in prop::option::of(-5..5i64),
+        sequence in any::<bool>(),
+        mark in prop::option::of(-20..20i64),
+        further in 0..20i64,
+        position in -20..20i64,
+    ) {
+        let policy = if sequence { OrderPolicy::Sequence { start } } else { OrderPolicy::Latest };
+        let position = Position(position);
+        if let Some(mark) = mark
+            && policy.decide(Some(Position(mark)), position) == Guard::Stale
+        {
+            let later = policy.decide(Some(Position(mark + further)), position);
+            prop_assert_eq!(later, Guard::Stale);
+        }
+    }
+
+    #[test]
+    fn the_status_of_an_event_is_that_of_its_neediest_job(
+        jobs in prop::collection::vec((phase(), 0..3u32), 0..6).prop_shuffle(),
+    ) {
+        let status = Status::of_jobs(jobs.iter().copied());
+        let each: Vec<_> = jobs.iter().map(|job| Status::of_jobs([*job])).collect();
+        prop_assert_eq!(status, each.into_iter().min().unwrap_or(Status::Ignored));
+        let open = jobs.iter().any(|(phase, _)| phase.is_open() || *phase == Phase::Dead);
+        prop_assert_eq!(status.is_final(), !open, "only what nobody waits for is final");
+    }
+}
+
+fn phase() -> impl Strategy<Value = Phase> {
+    prop::sample::select(vec![
+        Phase::Ready,
+        Phase::Leased,
+        Phase::Done,
+        Phase::Stale,
+        Phase::Dead,
+        Phase::Held,
+        Phase::Parked,
+    ])
+}
+
+/// The same numbers twice over, in any order.
+trait ShuffledTwice {
+    fn prop_shuffle_twice(self) -> BoxedStrategy<Vec<i64>>;
+}
+
+impl<S: Strategy<Value = BTreeSet<i64>> + 'static> ShuffledTwice for S {
+    fn prop_shuffle_twice(self) -> BoxedStrategy<Vec<i64>> {
+        self.prop_map(|set| set.iter().chain(&set).copied().collect::<Vec<_>>())
+            .prop_shuffle()
+            .boxed()
+    }
+}
+
+#[test]
+fn the_last_number_there_is_holds_nothing_up() {
+    // The number after it does not exist: counting on must not wrap around.
+    let policy = OrderPolicy::Sequence { start: None };
+    let last = Some(Position(i64::MAX));
+    for position in [i64::MIN, 0, i64::MAX] {
+        assert_eq!(policy.decide(last, Position(position)), Guard::Stale);
+    }
+    assert_eq!(policy.decide(Some(Position(i64::MAX - 1)), Position(i64::MAX)), Guard::Run);
+}
+
+#[test]
+fn a_lost_job_backs_off_further_each_time() {
+    // A poisonous event at its full rate would keep the process from ever coming up.
+    let mut waits = BTreeMap::new();
+    let mut progress = Progress::default().claimed();
+    while let AfterLoss::Again { progress: after, due } = progress.lost(noon()) {
+        waits.insert(after.lost, due.duration_since(noon()).as_secs());
+        progress = after.claimed();
+    }
+    assert_eq!(waits.into_values().collect::<Vec<_>>(), [1, 2, 4, 8, 16]);
+}
+
+#[test]
+fn an_idempotency_key_changes_with_a_forced_run_and_with_nothing_else() {
+    // The far side dedupes on it: equal where the effect is the same one, different where not.
+    let event = EventId(Uuid::now_v7());
+    let (fee, mail) = (HandlerName::new("charge-fee"), HandlerName::new("mail"));
+    assert_eq!(idempotency_key(event, &fee, 1), idempotency_key(event, &fee, 1));
+    let keys = [
+        idempotency_key(event, &fee, 1),
+        idempotency_key(event, &fee, 2),
+        idempotency_key(event, &fee, 3),
+        idempotency_key(event, &mail, 1),
+        idempotency_key(EventId(Uuid::now_v7()), &fee, 1),
+    ];
+    assert_eq!(keys.iter().collect::<BTreeSet<_>>().len(), keys.len());
+    assert_eq!(keys[1], format!("{}:2", keys[0]));
+}

@@ -1,0 +1,282 @@
+//! Random plans of work: copies, claims, late workers, lost leases and replays in any order. Every
+//! step is held against what must be true, in every store. Where nothing is left to a store's taste
+//! (no order to keep, one claim at a time), the same plan has the same story everywhere.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::Duration;
+
+use hapax_core::job::{Fence, JobId, Phase, Retry};
+use hapax_core::order::OrderPolicy;
+use hapax_core::store::{Claim, EventId, HandlerSpec, Held, JobDetail, JobFilter, NewJob, Verdict};
+use proptest::prelude::*;
+
+use crate::harness::{
+    LEASE, Replay, Sender, Working, World, done, failed, handler, job, ordered, placed, spec,
+};
+
+/// All handlers; and the one whose claims leave a store no choice.
+const EVERY: &[&str] = &["plain", "latest", "sequence"];
+const PLAIN: &[&str] = &["plain"];
+
+#[derive(Debug, Clone, Copy)]
+enum Act {
+    /// Event `n`, or a copy of it.
+    Arrive(i64),
+    Claim {
+        handler: usize,
+        limit: usize,
+    },
+    /// By whoever claimed, however long ago.
+    Settle {
+        claim: usize,
+        outcome: Ending,
+    },
+    GiveBack {
+        claim: usize,
+    },
+    Renew {
+        claim: usize,
+    },
+    Pass {
+        seconds: i64,
+    },
+    Replay {
+        event: i64,
+        how: Replay,
+    },
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Ending {
+    Done,
+    Failed,
+    Never,
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let ending =
+        prop_oneof![4 => Just(Ending::Done), 2 => Just(Ending::Failed), 1 => Just(Ending::Never)];
+    let how = prop_oneof![
+        4 => Just(Replay::Plain),
+        1 => Just(Replay::Force),
+        1 => Just(Replay::Dry),
+        1 => Just(Replay::DryForce),
+    ];
+    prop_oneof![
+        5 => (1..=7i64).prop_map(Act::Arrive),
+        6 => (0..3usize, 1..4usize).prop_map(|(handler, limit)| Act::Claim { handler, limit }),
+        6 => (0..6usize, ending).prop_map(|(claim, outcome)| Act::Settle { claim, outcome }),
+        1 => (0..6usize).prop_map(|claim| Act::GiveBack { claim }),
+        1 => (0..6usize).prop_map(|claim| Act::Renew { claim }),
+        3 => (0..=LEASE + 20).prop_map(|seconds| Act::Pass { seconds }),
+        1 => (1..=7i64, how).prop_map(|(event, how)| Act::Replay { event, how }),
+    ]
+}
+
+/// No waits between attempts: there jitter would make every store's story its own.
+fn eager(spec: HandlerSpec) -> HandlerSpec {
+    let mut eager = spec;
+    eager.policy.retry = vec![Duration::ZERO; 4];
+    eager
+}
+
+fn jobs_of(n: i64, handlers: &[&str]) -> Vec<NewJob> {
+    let resource = format!("r{}", n % 2);
+    let all = [job("plain"), placed("latest", &resource, n / 2), placed("sequence", "acct", n)];
+    all.into_iter().take(handlers.len()).collect()
+}
+
+/// What has happened so far, and what must be true of it.
+#[derive(Default)]
+struct Story {
+    handlers: &'static [&'static str],
+    told: Vec<String>,
+    events: HashMap<i64, EventId>,
+    claims: Vec<Claim>,
+    fences: HashMap<JobId, Fence>,
+    done: HashMap<(JobId, u32), Fence>,
+}
+
+impl Story {
+    fn claimed(&mut self, handler: &str, claims: Vec<Claim>) {
+        let tell = |claim: &Claim| {
+            format!("{} run {} attempt {}", claim.event.key.event_id, claim.run, claim.attempt)
+        };
+        let all: Vec<_> = claims.iter().map(tell).collect();
+        self.told.push(format!("{handler} gets {all:?}"));
+        for claim in claims {
+            let before = self.fences.insert(claim.job, claim.fence);
+            assert!(before < Some(claim.fence), "fences only grow: {before:?}, {claim:?}");
+            self.claims.push(claim);
+        }
+    }
+
+    /// The claim of that many claims ago.
+    fn claim(&self, ago: usize) -> Option<Claim> {
+        self.claims.iter().rev().nth(ago).cloned()
+    }
+
+    fn settled(&mut self, claim: &Claim, ending: Ending, held: Held) {
+        self.told.push(format!("{} {ending:?}: {held:?}", claim.event.key.event_id));
+        if held == Held::Kept {
+            assert_eq!(self.fences[&claim.job], claim.fence, "an old right was honoured");
+            if matches!(ending, Ending::Done) {
+                let before = self.done.insert((claim.job, claim.run), claim.fence);
+                assert!(before.is_none_or(|fence| fence == claim.fence), "done twice: {claim:?}");
+            }
+        }
+    }
+}
+
+async fn all_jobs<S: Working>(world: &World<S>) -> Vec<JobDetail> {
+    let all = JobFilter { limit: 500, ..JobFilter::default() };
+    world.store.jobs(all).await.expect("reads").items
+}
+
+/// What must be true after every step.
+async fn check<S: Working>(world: &World<S>, story: &Story) {
+    let mut busy = HashSet::new();
+    for job in all_jobs(world).await {
+        assert_eq!(job.due_at.is_some(), job.phase.is_open(), "{job:?}");
+        assert_eq!(job.finished_at.is_some(), !job.phase.is_open(), "{job:?}");
+        let is_done = story.done.contains_key(&(job.id, job.run));
+        assert_eq!(is_done, job.phase == Phase::Done, "done, and only by who said so: {job:?}");
+        if job.phase == Phase::Leased
+            && let Some(resource) = job.resource
+        {
+            assert!(busy.insert((job.handler, resource)), "two at once on one resource");
+        }
+    }
+}
+
+async fn perform<S: Working>(world: &World<S>, story: &mut Story, act: Act) {
+    match act {
+        Act::Arrive(n) => {
+            let verdict =
+                world.arrive(&Sender::plain(), &format!("e{n}"), &jobs_of(n, story.handlers)).await;
+            story.events.insert(n, verdict.id());
+            story.told.push(match verdict {
+                Verdict::Accepted(_) => format!("e{n} is new"),
+                Verdict::Duplicate(known) => format!("e{n} is {}", known.status.as_str()),
+                other => panic!("{other:?}"),
+            });
+        }
+        Act::Claim { handler, limit } => {
+            let limit = if story.handlers.len() == 1 { 1 } else { limit };
+            let name = story.handlers[handler % story.handlers.len()];
+            let claims = world.claim(name, limit).await;
+            assert!(claims.len() <= limit);
+            story.claimed(name, claims);
+        }
+        Act::Settle { claim, outcome } => {
+            let Some(claim) = story.claim(claim) else { return };
+            let held = match outcome {
+                Ending::Done => world.settle(&claim, done("done")).await,
+                Ending::Failed => world.settle(&claim, failed(Retry::Schedule)).await,
+                Ending::Never => world.settle(&claim, failed(Retry::Never)).await,
+            };
+            story.settled(&claim, outcome, held);
+        }
+        Act::GiveBack { claim } => {
+            let Some(claim) = story.claim(claim) else { return };
+            world.store.give_back(vec![(claim.job, claim.fence)]).await.expect("gives back");
+        }
+        Act::Renew { claim } => {
+            let Some(claim) = story.claim(claim) else { return };
+            let lease = Duration::from_secs(LEASE.unsigned_abs());
+            let held = world.store.renew(claim.job, claim.fence, lease).await.expect("renews");
+            story.told.push(format!("renewed: {held:?}"));
+        }
+        Act::Pass { seconds } => world.pass(seconds),
+        Act::Replay { event, how } => {
+            let Some(id) = story.events.get(&event).copied() else { return };
+            let effects = world.replay(id, &jobs_of(event, story.handlers), how).await;
+            story.told.push(format!("replay of e{event}: {effects:?}"));
+        }
+    }
+}
+
+/// Lives through the plan, then lets everything go well until nothing is left to do.
+async fn live<S: Working>(
+    world: World<S>,
+    handlers: &'static [&'static str],
+    plan: &[Act],
+) -> Vec<String> {
+    let specs = [
+        spec("plain"),
+        ordered("latest", OrderPolicy::Latest),
+        ordered("sequence", OrderPolicy::Sequence { start: Some(1) }),
+    ];
+    world.announce(specs.map(eager)).await;
+    let mut story = Story { handlers, ..Story::default() };
+    for act in plan {
+        perform(&world, &mut story, *act).await;
+        check(&world, &story).await;
+    }
+    let arrived: BTreeSet<i64> = story.events.keys().copied().collect();
+    for event in arrived.iter().copied() {
+        perform(&world, &mut story, Act::Replay { event, how: Replay::Plain }).await;
+    }
+    // Each round outlasts any lease and back-off; there are fewer jobs than rounds.
+    for _ in 0..30 {
+        for handler in 0..handlers.len() {
+            for _ in 0..30 {
+                let before = story.claims.len();
+                perform(&world, &mut story, Act::Claim { handler, limit: 1 }).await;
+                if story.claims.len() == before {
+                    break;
+                }
+                let settle = Act::Settle { claim: 0, outcome: Ending::Done };
+                perform(&world, &mut story, settle).await;
+            }
+        }
+        world.pass(LEASE + 60);
+    }
+    check(&world, &story).await;
+    for job in all_jobs(&world).await {
+        let number: i64 = job.event_id[1..].parse().expect("a number");
+        story.told.push(format!("{} of {} is {:?}", job.handler, job.event_id, job.phase));
+        let gap = (1..number).any(|before| !arrived.contains(&before));
+        match job.phase {
+            Phase::Done | Phase::Dead => {}
+            Phase::Stale => assert_ne!(job.handler, handler("plain").handler, "{job:?}"),
+            Phase::Held => assert!(gap, "held for nothing: {job:?}"),
+            Phase::Ready | Phase::Leased | Phase::Parked => panic!("left behind: {job:?}"),
+        }
+    }
+    story.told
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime")
+}
+
+fn plan() -> impl Strategy<Value = Vec<Act>> {
+    prop::collection::vec(act(), 1..60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_work_keeps_every_promise_in_memory(plan in plan()) {
+        runtime().block_on(live(World::in_memory(), EVERY, &plan));
+    }
+
+    #[test]
+    fn random_work_keeps_every_promise_on_disk(plan in plan()) {
+        runtime().block_on(live(World::on_disk(), EVERY, &plan));
+    }
+
+    #[test]
+    fn random_work_has_the_same_story_in_every_store(plan in plan()) {
+        let runtime = runtime();
+        let expected = runtime.block_on(live(World::in_memory(), PLAIN, &plan));
+        let got = runtime.block_on(live(World::on_disk(), PLAIN, &plan));
+        prop_assert_eq!(got, expected);
+    }
+}
