@@ -403,13 +403,17 @@ impl Reading<'_> {
             hold_max: hold_max.unwrap_or(default.hold_max),
             on_gap: on_gap.unwrap_or(default.on_gap),
         };
-        if policy == OrderPolicy::Latest {
-            let of_gaps = ["hold", "hold_max", "on_gap", "start"];
-            for key in of_gaps.into_iter().filter(|key| section.get(key).is_some()) {
-                self.warnings.push(format!(
-                    "{label}.order: `{key}` has no effect, since \"latest\" knows no gaps"
-                ));
+        let (of_gaps, why): (&[&str], _) = match policy {
+            OrderPolicy::Latest => {
+                (&["hold", "hold_max", "on_gap", "start"], ", since \"latest\" knows no gaps")
             }
+            OrderPolicy::Sequence { .. } => (
+                &["hold", "hold_max", "on_gap"],
+                " yet: a gap is held until the missing number is done",
+            ),
+        };
+        for key in of_gaps.iter().filter(|key| section.get(key).is_some()) {
+            self.warnings.push(format!("{label}.order: `{key}` has no effect{why}"));
         }
         let resource = self.selector(&section, "resource");
         let by = self.selector(&section, "by");

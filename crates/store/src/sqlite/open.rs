@@ -132,9 +132,10 @@ impl Place {
 }
 
 /// Moves all that the log holds into the database file and syncs that. What a process that died
-/// had written but not synced becomes durable here, before anything is answered from it.
-pub(super) fn settle_log(conn: &Connection) -> rusqlite::Result<()> {
-    conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
+/// had written but not synced becomes durable here, before anything is answered from it. False when
+/// a reader stood in the way.
+pub(super) fn settle_log(conn: &Connection) -> rusqlite::Result<bool> {
+    conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| Ok(row.get::<_, i64>(0)? == 0))
 }
 
 struct Migration {

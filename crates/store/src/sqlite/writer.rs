@@ -277,8 +277,13 @@ impl Writer {
     fn open(place: Arc<Place>, shared: Arc<Shared>, clock: Clock) -> Result<Self, OpenError> {
         let fail = |source| place.error(source);
         let mut conn = place.writer().map_err(fail)?;
-        open::settle_log(&conn).map_err(fail)?;
+        let settled = open::settle_log(&conn).map_err(fail)?;
         open::migrate(&place, &mut conn)?;
+        if !settled {
+            // A reader from outside kept part of the log where it was: then the sync of this commit
+            // makes durable what a process that died had only written.
+            raise_epoch(&conn).map_err(fail)?;
+        }
         let wal_pages = Arc::new(AtomicU32::new(0));
         watch_log(&mut conn, &wal_pages).map_err(fail)?;
         let checkpointer = place.checkpointer().map_err(fail)?;
@@ -817,6 +822,10 @@ impl Writer {
     /// come back to life in the page cache alone, and its retry be called a duplicate of something
     /// that is on no disk. So a small commit first goes over the same place on the same connection;
     /// only when that is synced is the file opened again and the index read anew.
+    ///
+    /// A sync that failed may also have taken back what was committed behind before it, and the
+    /// system says so only once: on a disk the log would end there, whatever is synced after it. So
+    /// the log is then copied into the database file, and starts over.
     fn recover(&mut self, waiting: &Receiver<Command>, error: &rusqlite::Error) -> ControlFlow<()> {
         let began = Instant::now();
         let why: Arc<str> = error.to_string().into();
@@ -824,6 +833,7 @@ impl Writer {
         self.shared.health.set(Some(Arc::clone(&why)));
         self.shared.recent.clear();
         let refusal = StoreError::Unavailable(why);
+        let mut sync_failed = is_io(error);
         // Where the little that recovery writes still fits and an event does not, each would
         // follow the other without a pause, and every round makes the log longer.
         let mut next_try = self.recovered_at.map_or(began, |at| began.max(at + RECOVERY_WAIT));
@@ -845,9 +855,12 @@ impl Writer {
                     Next::NobodyLeft => return ControlFlow::Break(()),
                 }
             }
-            match self.reopen() {
+            match self.reopen(sync_failed) {
                 Ok(()) => break,
-                Err(error) => tracing::debug!(%error, "still not writable: {error}"),
+                Err(error) => {
+                    sync_failed |= is_io(&error);
+                    tracing::debug!(%error, "still not writable: {error}");
+                }
             }
             next_try = Instant::now() + RECOVERY_WAIT;
         }
@@ -858,13 +871,16 @@ impl Writer {
         ControlFlow::Continue(())
     }
 
-    fn reopen(&mut self) -> rusqlite::Result<()> {
+    fn reopen(&mut self, sync_failed: bool) -> rusqlite::Result<()> {
         if !self.conn.is_autocommit() {
             self.conn.execute_batch("ROLLBACK")?;
         }
-        let tx = Transaction::begin(&self.conn)?;
-        self.conn.execute("UPDATE hapax_meta SET value = value + 1 WHERE name = 'epoch'", [])?;
-        tx.commit()?;
+        raise_epoch(&self.conn)?;
+        if sync_failed && !open::settle_log(&self.conn)? {
+            let busy = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
+            let why = "a reader keeps the log from starting over after a failed sync";
+            return Err(rusqlite::Error::SqliteFailure(busy, Some(why.to_owned())));
+        }
         let mut conn = self.place.writer()?;
         watch_log(&mut conn, &self.wal_pages)?;
         self.sandbox = Sandbox::on(&mut conn)?;
@@ -952,6 +968,18 @@ fn refuse(command: Command, why: &StoreError) {
         #[cfg(test)]
         Command::Tamper(_) | Command::MergeNow => {}
     }
+}
+
+/// A small commit of its own, synced.
+fn raise_epoch(conn: &Connection) -> rusqlite::Result<()> {
+    let tx = Transaction::begin(conn)?;
+    conn.execute("UPDATE hapax_meta SET value = value + 1 WHERE name = 'epoch'", [])?;
+    tx.commit()
+}
+
+/// Whether the disk itself failed, rather than being full or locked.
+fn is_io(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(rusqlite::ErrorCode::SystemIoFailure)
 }
 
 fn watch_log(conn: &mut Connection, pages: &Arc<AtomicU32>) -> rusqlite::Result<()> {
