@@ -39,7 +39,10 @@ pub use jiff::Timestamp;
 #[macro_export]
 macro_rules! failpoint {
     ($name:literal) => {
-        $crate::failpoint::hit($name)
+        $crate::failpoint::hit($name, None)
+    };
+    ($name:literal, $event_id:expr) => {
+        $crate::failpoint::hit($name, Some($event_id))
     };
 }
 
@@ -49,4 +52,5 @@ macro_rules! failpoint {
 #[macro_export]
 macro_rules! failpoint {
     ($name:literal) => {};
+    ($name:literal, $event_id:expr) => {};
 }

@@ -22,14 +22,20 @@ const SIGABRT: i32 = 6;
 
 /// A source with handlers given as TOML.
 fn house(handlers: &str) -> House {
-    House::new(&format!(
-        "[sources.stripe]\nprovider = \"stripe\"\nsecrets = [\"{SECRET}\"]\n{handlers}"
-    ))
+    House::new(&config(handlers))
+}
+
+fn config(handlers: &str) -> String {
+    format!("[sources.stripe]\nprovider = \"stripe\"\nsecrets = [\"{SECRET}\"]\n{handlers}")
+}
+
+fn sql_handler() -> String {
+    let effect = ledger::effect("fee");
+    format!("[sources.stripe.handlers.fee]\nsql = \"\"\"{effect}\"\"\"\n")
 }
 
 fn sql_house() -> (House, Ledger) {
-    let effect = ledger::effect("fee");
-    let house = house(&format!("[sources.stripe.handlers.fee]\nsql = \"\"\"{effect}\"\"\"\n"));
+    let house = house(&sql_handler());
     let ledger = Ledger::create(&house, ledger::SCHEMA);
     (house, ledger)
 }
@@ -120,6 +126,44 @@ fn a_crash_at_each_step_of_an_sql_handler_neither_loses_nor_doubles_an_effect() 
             server.kill();
         }
     }
+}
+
+#[test]
+fn an_event_that_kills_the_process_takes_none_of_its_neighbours_with_it() {
+    // 63 good ones are first claimed together with it, and all of them die. From then on each is
+    // claimed alone: the good ones get done although it goes on killing.
+    const POISON: &str = "evt_31";
+    const EVENTS: usize = 64;
+    const DEATHS: usize = 3;
+    let (house, ledger) = sql_house();
+    let hit_file = house.path().join("hits");
+    let plan = format!("worker.mid_handler=abort:{POISON}");
+    let kills =
+        [("HAPAX_FAILPOINTS", plan.as_str()), ("HAPAX_FAILPOINT_HITS", hit_file.to_str().unwrap())];
+    // A life in which nobody works on them, so that all of them wait for the first claim.
+    house.configure(&config("[sources.stripe.handlers.fee]\npull = true\n"));
+    let server = house.start();
+    Load::events(4, &Sender::stripe(SECRET), 0..EVENTS).send_all(server.ingress);
+    server.stop();
+    house.configure(&config(&sql_handler()));
+    let mut done = Vec::new();
+    for _ in 0..DEATHS {
+        let mut server = house.start_with(&kills);
+        use std::os::unix::process::ExitStatusExt as _;
+        assert_eq!(server.wait().signal(), Some(SIGABRT), "{}", server.stderr.text());
+        done.push(ledger.effects().len());
+    }
+    assert_eq!(done[0], 0, "it was not among the others: {done:?}");
+    // It comes last now, behind a longer back-off than any other.
+    let done = ledger.effects();
+    assert!(!done.contains_key(POISON));
+    assert_eq!(done.len(), EVENTS - 1, "{done:?}");
+    assert!(hits(&hit_file, "worker.mid_handler") >= EVENTS - 1 + DEATHS);
+    // Once what killed it is mended it is done too.
+    let server = house.start();
+    all_processed(&server, &ledger, EVENTS);
+    server.stop();
+    ledger.is_once_each(EVENTS);
 }
 
 #[test]

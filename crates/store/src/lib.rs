@@ -34,6 +34,11 @@ pub mod limits {
     /// each page for several keys, small enough to stay a few megabytes.
     pub const FRESH_KEYS_MAX: usize = 200_000;
 
+    /// Keys in the young tree before they are moved to the large one. A merge rewrites all of the
+    /// young tree and a move all of the large one, so this is several merges' worth, and small
+    /// against the tens of millions that a store may come to hold.
+    pub const YOUNG_KEYS_MAX: usize = 1_600_000;
+
     /// Keys merged between two batches of acks: about a millisecond of the writer's time.
     pub const MERGE_CHUNK: usize = 2_000;
 
@@ -66,11 +71,13 @@ pub mod limits {
     /// Events whose copies wait to be written behind; past it they are written at once.
     pub const COPIES_WAITING_MAX: usize = 20_000;
 
-    /// How long a copy may wait to be written behind.
-    pub const COPIES_FLUSH: Duration = Duration::from_millis(300);
+    /// How long a copy may wait to be written behind: within a second, and no sooner than needed,
+    /// because one write serves all copies that an event has had by then.
+    pub const COPIES_FLUSH: Duration = Duration::from_millis(800);
 
-    /// Committed events that answer their own duplicates from memory.
-    pub const RECENT_MAX: usize = 65_536;
+    /// Committed events that answer their own duplicates from memory: a second or two at full rate,
+    /// and all that are sent again and again; about 3 MB.
+    pub const RECENT_MAX: usize = 32_768;
 
     /// The longest result of a job that is kept: it is a line in a story, not a document.
     pub const RESULT_CHARS_MAX: usize = 200;

@@ -377,7 +377,7 @@ fn target(text: &str) -> Result<http::Uri, Failure> {
 }
 
 /// Towards a dev server on this machine the dev secret need not be given, and where it is given as
-/// it stands in its file it gets the form that this sender's secrets have.
+/// it stands in its file (64 hex digits) it gets the form that this sender's secrets have.
 fn take_dev_form(spec: &mut SourceSpec, preset: &Preset, uri: &http::Uri) {
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
     let is_loopback = host == "localhost"
@@ -386,11 +386,9 @@ fn take_dev_form(spec: &mut SourceSpec, preset: &Preset, uri: &http::Uri) {
         return;
     }
     let data_dir = std::env::var("HAPAX_DATA_DIR").unwrap_or_else(|_| "hapax-data".to_owned());
-    let Some(dev) = config::dev_secret(Path::new(&data_dir)) else { return };
-    let given = spec.secrets.first().map(|active| active.secret.expose());
-    if given.is_some_and(|given| given != dev.expose()) {
-        return;
-    }
+    let given = spec.secrets.first().map(|active| active.secret.clone());
+    let dev = given.or_else(|| config::dev_secret(Path::new(&data_dir)));
+    let Some(dev) = dev.filter(config::looks_like_a_dev_secret) else { return };
     let own = Secret::new(signing::dev_secret(preset, dev.expose()));
     spec.secrets = vec![ActiveSecret::forever(own)];
     for (key, value) in signing::dev_params(preset, dev.expose()) {

@@ -104,15 +104,20 @@ pub(crate) fn read(path: &Path) -> Result<Secret, Complaint> {
             "it must be readable by the user hapax runs as",
         )
     })?;
-    let text = text.trim_end();
-    let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    if text.len() == 64 && text.bytes().all(is_hex) {
-        return Ok(Secret::new(text));
+    let secret = Secret::new(text.trim_end());
+    if looks_like_one(&secret) {
+        return Ok(secret);
     }
     Err(Complaint::new(
         format!("{} does not hold 64 hex digits", path.display()),
         "remove it, and the next start makes a new one",
     ))
+}
+
+/// Whether a secret has the form of a dev secret: 64 lower-case hex digits.
+pub(crate) fn looks_like_one(secret: &Secret) -> bool {
+    let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    secret.expose().len() == 64 && secret.expose().bytes().all(is_hex)
 }
 
 /// Creates the file, readable by its owner only; fails where it exists.

@@ -24,7 +24,7 @@ use hapax_core::secret::Secret;
 use hapax_engine::tls::Certificate;
 use ipnet::IpNet;
 
-pub(crate) use self::dev::DevMode;
+pub(crate) use self::dev::{DevMode, looks_like_one as looks_like_a_dev_secret};
 use self::document::{Section, not_built_yet};
 pub(crate) use self::handlers::Mode;
 pub(crate) use self::problem::{Complaint, ConfigErrors};

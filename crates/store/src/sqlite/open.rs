@@ -147,6 +147,11 @@ struct Migration {
 const MIGRATIONS: &[Migration] = &[
     Migration { version: 1, name: "events", sql: include_str!("migrations/0001_events.sql") },
     Migration { version: 2, name: "jobs", sql: include_str!("migrations/0002_jobs.sql") },
+    Migration {
+        version: 3,
+        name: "young keys",
+        sql: include_str!("migrations/0003_young_keys.sql"),
+    },
 ];
 
 /// Brings the schema to where this build wants it: forward, one transaction each, and only if what

@@ -67,7 +67,7 @@ impl RecentEvents {
         let (shard, set) = self.place(&hash);
         let mut shard = shard.lock().expect("no panic happens under this lock");
         if shard.sets.is_empty() {
-            shard.sets = (0..SETS_PER_SHARD).map(|_| Default::default()).collect();
+            shard.sets = (0..SETS_PER_SHARD).map(|_| Set::default()).collect();
         }
         let ways = &mut shard.sets[set];
         let same = ways.iter().position(|way| way.as_ref().is_some_and(|(key, _)| *key == hash));
@@ -78,9 +78,8 @@ impl RecentEvents {
     pub(super) fn remove(&self, hash: &KeyHash) {
         let (shard, set) = self.place(hash);
         let mut shard = shard.lock().expect("no panic happens under this lock");
-        let Some(ways) = shard.sets.get_mut(set) else { return };
-        for way in ways.iter_mut().filter(|way| way.as_ref().is_some_and(|(key, _)| key == hash)) {
-            *way = None;
+        for way in shard.sets.get_mut(set).into_iter().flatten() {
+            way.take_if(|(key, _)| key == hash);
         }
     }
 

@@ -175,7 +175,7 @@ impl Bench<'_> {
             return Ok(set_aside);
         }
         let result = self.effects(job, claim, &ask.program, ask.timeout, now)?;
-        failpoint!("worker.mid_handler");
+        failpoint!("worker.mid_handler", &claim.event.key.event_id);
         self.lanes.finish(self.conn, job, result.as_deref(), now).map_err(NotRun::Store)?;
         Ok(Ran::Done)
     }

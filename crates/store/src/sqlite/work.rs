@@ -5,7 +5,7 @@ use std::time::Duration;
 use hapax_core::job::{Fence, JobId};
 use hapax_core::store::{
     Action, Claim, ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Horizon, NewJob, Outcome,
-    ReplayAsk, ReplayEffect, Replayed, Reviewed, SqlAsk, SqlRan, Status, StoreError, Work,
+    ReplayAsk, Replayed, Reviewed, SqlAsk, SqlRan, Status, StoreError, Work,
 };
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
@@ -135,8 +135,8 @@ impl Work for SqliteStore {
                     let effect = writer.lanes.replay(&writer.conn, at, job, ask.force, act, now)?;
                     replayed.push(Replayed { handler: job.handler.clone(), effect });
                 }
-                let runs = |one: &Replayed| one.effect == ReplayEffect::WouldRun;
-                if !ask.dry_run && replayed.iter().any(runs) {
+                // Every action is recorded, also one that found nothing to do.
+                if !ask.dry_run {
                     note_action(&writer.conn, event.seq, "replay", &ask.by)?;
                     writer.shared.recent.remove(&event.key.hash());
                 }

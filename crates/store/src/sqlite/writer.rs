@@ -338,7 +338,7 @@ impl Writer {
                         return;
                     }
                 }
-                Err(broken @ MergeError::Broken { .. }) => {
+                Err(broken @ (MergeError::Broken { .. } | MergeError::Doubled { .. })) => {
                     tracing::error!(error = %broken, "the store stops: {broken}");
                     self.shared.health.set(Some(broken.to_string().into()));
                     self.shared.recent.clear();

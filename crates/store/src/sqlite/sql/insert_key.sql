@@ -1,2 +1,2 @@
--- Keeps: one event per key. Merging again what is merged already is skipped and then checked.
-INSERT INTO hapax_key (hash, seq) VALUES (?1, ?2) ON CONFLICT DO NOTHING
+-- Keeps: one event per key, behind the writer that has just looked for it in both trees.
+INSERT INTO hapax_key_young (hash, seq) VALUES (?1, ?2)
