@@ -49,6 +49,8 @@ pub(super) struct Lanes {
     /// Where the next claim of a handler begins its round over the tenants.
     turns: HashMap<HandlerRef, usize>,
     freed: bool,
+    /// Whether a job was readied that nobody who waits for work has heard of.
+    woken: bool,
 }
 
 #[derive(Debug)]
@@ -267,6 +269,17 @@ impl Lanes {
         if let Some(lane) = self.by_lane.get_mut(&lane) {
             lane.quiet_until = lane.quiet_until.min(due);
         }
+    }
+
+    /// A job that waited for others is ready now: whoever waits for work is to hear of it.
+    pub(super) fn wake(&mut self, lane: i64, due: i64) {
+        self.stir(lane, due);
+        self.woken = true;
+    }
+
+    /// Whether there is something to tell since this was last asked.
+    pub(super) fn take_woken(&mut self) -> bool {
+        std::mem::take(&mut self.woken)
     }
 
     /// When the next job of a handler is due, or its lease ends. What is known of the lanes may be
@@ -613,7 +626,7 @@ impl Lanes {
              WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
             (seq, lane, row.fence, micros(now), row.progress.given_back().attempt),
         )?;
-        self.stir(lane, micros(now));
+        self.wake(lane, micros(now));
         marks::ready_next(conn, self, &row, now)
     }
 

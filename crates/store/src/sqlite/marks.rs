@@ -165,7 +165,7 @@ pub(super) fn ready_next(
         )?
         .execute((job.lane, &*place.resource, micros(now)))?;
     if held + parked > 0 {
-        lanes.stir(job.lane, micros(now));
+        lanes.wake(job.lane, micros(now));
     }
     Ok(())
 }

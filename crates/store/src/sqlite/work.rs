@@ -1,5 +1,6 @@
 //! The [`Work`] half of the store: each method is one act or slice on the writer.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::job::{Fence, JobId};
@@ -60,24 +61,22 @@ impl Work for SqliteStore {
     }
 
     async fn settle(&self, job: JobId, fence: Fence, outcome: Outcome) -> Result<Held, StoreError> {
-        self.writer
-            .act(move |writer| {
-                let (now, dice) = (writer.now(), writer.dice());
-                writer.lanes.settle(&writer.conn, job, fence, &outcome, now, dice)
-            })
-            .await
+        self.telling(move |writer| {
+            let (now, dice) = (writer.now(), writer.dice());
+            writer.lanes.settle(&writer.conn, job, fence, &outcome, now, dice)
+        })
+        .await
     }
 
     async fn give_back(&self, claims: Vec<(JobId, Fence)>) -> Result<(), StoreError> {
-        self.writer
-            .act(move |writer| {
-                let now = writer.now();
-                for (job, fence) in claims {
-                    writer.lanes.give_back(&writer.conn, job, fence, now)?;
-                }
-                Ok(())
-            })
-            .await
+        self.telling(move |writer| {
+            let now = writer.now();
+            for (job, fence) in claims {
+                writer.lanes.give_back(&writer.conn, job, fence, now)?;
+            }
+            Ok(())
+        })
+        .await
     }
 
     async fn is_done(&self, job: JobId) -> Result<bool, StoreError> {
@@ -189,6 +188,25 @@ impl Work for SqliteStore {
 
     async fn prune(&self, horizon: Horizon, limit: usize) -> Result<bool, StoreError> {
         self.writer.slice(move |writer| prune::slice(writer, &horizon, limit)).await
+    }
+}
+
+impl SqliteStore {
+    /// An act after which those who wait for work hear of the jobs that it readied.
+    async fn telling<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut Writer) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let shared = Arc::clone(&self.shared);
+        self.writer
+            .slice(move |writer| {
+                let acted = writer.in_transaction(act)?;
+                if writer.lanes.take_woken() {
+                    shared.arrived.notify_waiters();
+                }
+                Ok(acted)
+            })
+            .await
     }
 }
 

@@ -105,6 +105,7 @@ on_every_working_store! {
         one_at_a_time_per_resource_while_others_go_on,
         old_news_that_waits_does_not_keep_the_newest_from_its_turn,
         an_expired_lease_frees_its_resource,
+        a_waiting_worker_is_told_when_a_resource_is_free,
         nobody_stays_parked_behind_one_that_turned_out_stale,
         a_handler_that_keeps_no_order_any_more_lets_all_go,
         shuffled_versions_end_in_the_newest_state,

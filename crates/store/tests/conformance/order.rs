@@ -1,6 +1,8 @@
 //! Order, case by case: arrival order is not event order. Each case's first comment says how it
 //! tries to break us.
 
+use std::time::Duration;
+
 use hapax_core::job::{Phase, Retry};
 use hapax_core::order::OrderPolicy;
 use hapax_core::store::{Held, ReplayEffect, Status};
@@ -144,6 +146,26 @@ pub(crate) async fn an_expired_lease_frees_its_resource<S: Working>(world: World
     assert!(seen.contains(&"a2".to_owned()), "{seen:?}");
     let phases = [world.job("a1", "fee").await.phase, world.job("a2", "fee").await.phase];
     assert!(phases.iter().all(|phase| !phase.is_open()), "{phases:?}");
+}
+
+pub(crate) async fn a_waiting_worker_is_told_when_a_resource_is_free<S: Working>(world: World<S>) {
+    // Who found only parked work waits for a hint; without one a busy resource would move on with
+    // the next poll only.
+    world.announce([ordered("fee", LATEST)]).await;
+    world.accept("a1", &[placed("fee", "a", 1)]).await;
+    world.accept("a2", &[placed("fee", "a", 2)]).await;
+    let first = world.claim_one("fee").await;
+    let told = async {
+        tokio::join!(world.store.work_arrived(), world.settle(&first, done("a1")));
+    };
+    tokio::time::timeout(Duration::from_secs(20), told).await.expect("told");
+    let second = world.claim_one("fee").await;
+    let told = async {
+        let back = world.store.give_back(vec![(second.job, second.fence)]);
+        tokio::join!(world.store.work_arrived(), back)
+    };
+    let (_, back) = tokio::time::timeout(Duration::from_secs(20), told).await.expect("told");
+    back.expect("gives back");
 }
 
 pub(crate) async fn nobody_stays_parked_behind_one_that_turned_out_stale<S: Working>(
