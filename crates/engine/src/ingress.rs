@@ -2,7 +2,7 @@
 //! and every decision between them; what each one does is a room away.
 //!
 //! No 2xx leaves here before [`Store::ingest`] has returned, and nothing reaches the store but what
-//! [`verify`] let through.
+//! [`verify`](fn@hapax_core::verify) let through.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

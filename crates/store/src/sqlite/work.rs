@@ -31,9 +31,9 @@ impl Work for SqliteStore {
         self.writer
             .slice(move |writer| {
                 let now = writer.now();
-                // Committed before anyone works on it; a power cut that takes it back takes back a
-                // claim that nobody will settle.
-                let tx = Transaction::begin_behind(&writer.conn)?;
+                // Synced before anyone works on it: a power cut that took the fence back would
+                // give the same number to a second worker outside.
+                let tx = Transaction::begin(&writer.conn)?;
                 let asked = Asked {
                     handler: &ask.handler,
                     limit: ask.limit,
