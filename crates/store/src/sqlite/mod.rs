@@ -20,6 +20,7 @@ mod sandbox;
 mod spread;
 #[cfg(test)]
 mod tests;
+mod transaction;
 mod work;
 mod writer;
 

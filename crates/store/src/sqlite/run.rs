@@ -20,7 +20,7 @@ use super::jobs::{Asked, HELD, JobRow, Lanes, STALE};
 use super::marks;
 use super::row::micros;
 use super::sandbox::Sandbox;
-use super::writer::Transaction;
+use super::transaction::Transaction;
 use crate::limits::SQL_SLICE_MAX;
 
 /// What the writer lends to a run.

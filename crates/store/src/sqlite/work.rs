@@ -15,7 +15,8 @@ use super::SqliteStore;
 use super::jobs::{Asked, DONE, EventAt, JobRow, place_of};
 use super::prune;
 use super::row::{self, Standing, micros, seq_of};
-use super::writer::{Transaction, Writer};
+use super::transaction::Transaction;
+use super::writer::Writer;
 
 impl Work for SqliteStore {
     async fn announce(&self, handlers: Vec<HandlerSpec>) -> Result<(), StoreError> {

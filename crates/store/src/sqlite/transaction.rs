@@ -1,0 +1,58 @@
+//! Write transactions on the writer's connection: synced when they commit, or behind.
+
+use rusqlite::Connection;
+
+/// An open write transaction that is rolled back unless committed.
+pub(super) struct Transaction<'a>(&'a Connection);
+
+impl<'a> Transaction<'a> {
+    pub(super) fn begin(conn: &'a Connection) -> rusqlite::Result<Self> {
+        conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        Ok(Self(conn))
+    }
+
+    /// One whose commit need not survive a power cut by itself: the next ordinary commit syncs it
+    /// too, and until then nobody was told of it.
+    pub(super) fn begin_behind(conn: &'a Connection) -> rusqlite::Result<Behind<'a>> {
+        // Not prepared ahead: this one takes effect when it is compiled.
+        conn.execute_batch("PRAGMA synchronous = NORMAL")?;
+        // Made first: should it not begin, the setting goes back all the same.
+        let mut behind = Behind(None, conn);
+        behind.0 = Some(Self::begin(conn)?);
+        Ok(behind)
+    }
+
+    pub(super) fn commit(self) -> rusqlite::Result<()> {
+        self.0.prepare_cached("COMMIT")?.execute([])?;
+        Ok(())
+    }
+}
+
+/// See [`Transaction::begin_behind`]. However it ends, commits are durable again after it.
+pub(super) struct Behind<'a>(Option<Transaction<'a>>, &'a Connection);
+
+impl Behind<'_> {
+    pub(super) fn commit(mut self) -> rusqlite::Result<()> {
+        self.0.take().map_or(Ok(()), Transaction::commit)
+    }
+}
+
+impl Drop for Behind<'_> {
+    fn drop(&mut self) {
+        drop(self.0.take());
+        // Going on without it would ack events that a power cut can take back.
+        self.1
+            .execute_batch("PRAGMA synchronous = FULL")
+            .expect("a connection outside a transaction takes its own setting back");
+    }
+}
+
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        if !self.0.is_autocommit()
+            && let Err(error) = self.0.execute_batch("ROLLBACK")
+        {
+            tracing::error!(%error, "rolling back: {error}");
+        }
+    }
+}

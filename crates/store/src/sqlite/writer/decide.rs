@@ -1,0 +1,263 @@
+//! What becomes of a receipt: new, a copy, a conflict, or something for a person to decide. Every
+//! function here runs within the batch's transaction, on the one thread that writes.
+
+use hapax_core::job::Phase;
+use hapax_core::store::{Known, NewJob, ReviewReason, Status, Verdict, Via};
+use hapax_core::{EventKey, KeyHash, Receipt, SourceName, Tenant, Timeliness};
+use rusqlite::OptionalExtension;
+
+use super::{Batch, Writer};
+use crate::limits::CONFLICTS_IN_FULL;
+use crate::sqlite::copies;
+use crate::sqlite::jobs::EventAt;
+use crate::sqlite::recent::Recent;
+use crate::sqlite::row::{self, Standing, micros};
+
+/// What a row says when a key is met again.
+struct Existing {
+    seq: i64,
+    recent: Recent,
+    received_at: i64,
+}
+
+impl Writer {
+    pub(super) fn decide(
+        &mut self,
+        batch: &mut Batch,
+        receipt: &Receipt,
+        jobs: &[NewJob],
+        via: &Via,
+    ) -> rusqlite::Result<Verdict> {
+        let hash = receipt.key_hash();
+        if let Some(existing) = self.existing(&hash)? {
+            return self.meet_again(batch, existing, Some(hash), receipt, jobs, via);
+        }
+        if let Some(earlier) = receipt.earlier()
+            && let Some(existing) = self.existing(&earlier.key.hash())?
+            && existing.received_at >= micros(earlier.not_before)
+        {
+            return self.meet_again(batch, existing, None, receipt, jobs, via);
+        }
+        let seen_before = receipt.guard().is_some() && self.unseen_guard(receipt)?.is_none();
+        let review = match (receipt.timeliness(), seen_before) {
+            (_, true) => Some(ReviewReason::Replay),
+            (Timeliness::Late { .. }, false) => Some(ReviewReason::Late),
+            (Timeliness::OnTime, false) => None,
+        };
+        self.insert(batch, (receipt.key(), hash), review, receipt, jobs, via)
+    }
+
+    /// A key that is taken: a copy, a conflict, or the on-time copy of a late event. `hash` is set
+    /// where the event stands under the receipt's own key, so that memory may answer next time.
+    fn meet_again(
+        &mut self,
+        batch: &mut Batch,
+        existing: Existing,
+        hash: Option<KeyHash>,
+        receipt: &Receipt,
+        jobs: &[NewJob],
+        via: &Via,
+    ) -> rusqlite::Result<Verdict> {
+        if existing.recent.body_hash == receipt.body_hash() {
+            let late = existing.recent.review == Some(ReviewReason::Late);
+            if late && receipt.timeliness() == Timeliness::OnTime {
+                return self.promote(batch, existing, receipt.key(), jobs, via);
+            }
+            return Ok(copy(batch, existing, hash, via));
+        }
+        if let Some(other) = receipt.if_conflict() {
+            let hash = other.hash();
+            return match self.existing(&hash)? {
+                Some(filed) => Ok(copy(batch, filed, None, via)),
+                None => {
+                    let review = Some(ReviewReason::Conflict);
+                    self.insert(batch, (other, hash), review, receipt, jobs, via)
+                }
+            };
+        }
+        self.conflict(batch, existing, receipt, via)
+    }
+
+    fn promote(
+        &mut self,
+        batch: &mut Batch,
+        existing: Existing,
+        key: &EventKey,
+        jobs: &[NewJob],
+        via: &Via,
+    ) -> rusqlite::Result<Verdict> {
+        let out = self.out_of_review(existing.seq, key, jobs)?;
+        assert!(out, "the writer alone changes the state it has just read");
+        batch.wrote = true;
+        batch.work |= !jobs.is_empty();
+        batch.copies.push((existing.seq, via.clone()));
+        Ok(Verdict::Accepted(existing.recent.known.id))
+    }
+
+    /// The one way out of review, for an on-time copy and for a person: the jobs are written in the
+    /// same transaction. False when it was not waiting.
+    pub(in crate::sqlite) fn out_of_review(
+        &mut self,
+        seq: i64,
+        key: &EventKey,
+        jobs: &[NewJob],
+    ) -> rusqlite::Result<bool> {
+        let out = self.conn.prepare_cached(include_str!("../sql/promote.sql"))?.execute([seq])?;
+        if out == 0 {
+            return Ok(false);
+        }
+        let pair = self.pair(&key.tenant, &key.source)?;
+        let event = EventAt { seq, pair, tenant: &key.tenant, source: &key.source };
+        self.lanes.write(&self.conn, event, jobs, (self.clock)())?;
+        Ok(true)
+    }
+
+    fn conflict(
+        &mut self,
+        batch: &mut Batch,
+        existing: Existing,
+        receipt: &Receipt,
+        via: &Via,
+    ) -> rusqlite::Result<Verdict> {
+        let so_far: i64 = self
+            .conn
+            .prepare_cached("SELECT conflicts FROM hapax_copy WHERE event_seq = ?1")?
+            .query_row([existing.seq], |row| row.get(0))
+            .optional()?
+            .unwrap_or(0);
+        if (so_far as u64) < CONFLICTS_IN_FULL {
+            copies::write_conflict(&self.conn, existing.seq, via, receipt.body())?;
+        }
+        self.conn.prepare_cached(include_str!("../sql/count_copies.sql"))?.execute((
+            existing.seq,
+            1,
+            1,
+            micros(via.received_at),
+        ))?;
+        batch.wrote = true;
+        Ok(Verdict::Conflict(existing.recent.known))
+    }
+
+    fn insert(
+        &mut self,
+        batch: &mut Batch,
+        (key, hash): (&EventKey, KeyHash),
+        review: Option<ReviewReason>,
+        receipt: &Receipt,
+        jobs: &[NewJob],
+        via: &Via,
+    ) -> rusqlite::Result<Verdict> {
+        let pair = self.pair(&key.tenant, &key.source)?;
+        // Of several events with the same signed bytes the first keeps the entry.
+        let guard = self.unseen_guard(receipt)?;
+        self.last_seq += 1;
+        let seq = self.last_seq;
+        let id = self.ids.make(via.received_at, seq);
+        let standing = Standing::new(review);
+        let (state, review_column) = standing.columns();
+        self.conn.prepare_cached(include_str!("../sql/insert_event.sql"))?.execute(
+            rusqlite::params![
+                seq,
+                id.0.as_bytes(),
+                pair,
+                &*key.event_id,
+                receipt.event_type(),
+                receipt.occurred_at().map(micros),
+                micros(via.received_at),
+                &receipt.body_hash().0[..],
+                guard.map(|guard| guard.0),
+                state,
+                review_column,
+                via.request_id.as_bytes(),
+                via.remote.map(|address| address.to_string()),
+                via.secret as i64,
+                via.signed_at.map(micros),
+                &*via.headers,
+                &receipt.body()[..],
+            ],
+        )?;
+        batch.wrote = true;
+        self.index.claim(hash, seq);
+        if let Some(guard) = guard {
+            self.index.claim(guard, seq);
+        }
+        // What waits in review promises nothing yet.
+        let jobs = if review.is_some() { &[] } else { jobs };
+        if !jobs.is_empty() {
+            let event = EventAt { seq, pair, tenant: &key.tenant, source: &key.source };
+            batch.work |= self.lanes.write(&self.conn, event, jobs, (self.clock)())?;
+        }
+        let phase = |job: &NewJob| if job.hopeless.is_some() { Phase::Dead } else { Phase::Ready };
+        let status = match standing.status() {
+            Status::Ignored => Status::of_jobs(jobs.iter().map(|job| (phase(job), 0))),
+            waiting => waiting,
+        };
+        let known = Known { id, status, result: None };
+        batch.recent.push((hash, Recent { seq, body_hash: receipt.body_hash(), known, review }));
+        Ok(match review {
+            None => Verdict::Accepted(id),
+            Some(_) => Verdict::Review(id),
+        })
+    }
+
+    fn unseen_guard(&self, receipt: &Receipt) -> rusqlite::Result<Option<KeyHash>> {
+        let Some(guard) = receipt.guard() else { return Ok(None) };
+        Ok(self.index.find(&self.conn, &guard)?.is_none().then_some(guard))
+    }
+
+    fn existing(&self, hash: &KeyHash) -> rusqlite::Result<Option<Existing>> {
+        let Some(seq) = self.index.find(&self.conn, hash)? else { return Ok(None) };
+        let mut existing = self
+            .conn
+            .prepare_cached(
+                "SELECT id, body_hash, state, review, received_at, pruned
+                 FROM hapax_event WHERE seq = ?1",
+            )?
+            .query_row([seq], |row| {
+                let standing = Standing::from_columns(row.get(2)?, row.get(3)?);
+                let id = row::event_id(row.get(0)?);
+                let pruned: Option<String> = row.get(5)?;
+                let status = match pruned {
+                    Some(word) => row::status_of(&word),
+                    None => standing.status(),
+                };
+                let known = Known { id, status, result: None };
+                let body_hash = KeyHash(row.get(1)?);
+                let recent = Recent { seq, body_hash, known, review: standing.waiting() };
+                Ok(Existing { seq, recent, received_at: row.get(4)? })
+            })?;
+        if existing.recent.known.status == Status::Ignored {
+            let (status, result) = row::standing_of_jobs(&self.conn, seq)?;
+            existing.recent.known.status = status;
+            existing.recent.known.result = result;
+        }
+        Ok(Some(existing))
+    }
+
+    pub(in crate::sqlite) fn pair(
+        &mut self,
+        tenant: &Tenant,
+        source: &SourceName,
+    ) -> rusqlite::Result<i64> {
+        let name = (tenant.clone(), source.clone());
+        if let Some(pair) = self.pairs.get(&name) {
+            return Ok(*pair);
+        }
+        let pair = self.pairs.len() as i64 + 1;
+        self.conn.execute(
+            "INSERT INTO hapax_pair (pair, tenant, source) VALUES (?1, ?2, ?3)",
+            (pair, tenant.as_str(), source.as_str()),
+        )?;
+        self.pairs.insert(name, pair);
+        Ok(pair)
+    }
+}
+
+fn copy(batch: &mut Batch, existing: Existing, hash: Option<KeyHash>, via: &Via) -> Verdict {
+    let known = existing.recent.known.clone();
+    batch.copies.push((existing.seq, via.clone()));
+    if let Some(hash) = hash {
+        batch.recent.push((hash, existing.recent));
+    }
+    Verdict::Duplicate(known)
+}
