@@ -21,20 +21,11 @@ use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;
 
 use super::marks::{self, Admitted};
-use super::row::{event_id, micros, timestamp};
+use super::row::{
+    DEAD, DONE, HELD, LANE_BITS, LEASED, PARKED, READY, SEQ_BITS, STALE, event_id, micros,
+    timestamp,
+};
 use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
-
-pub(super) const READY: i64 = 0;
-pub(super) const LEASED: i64 = 1;
-pub(super) const DONE: i64 = 2;
-pub(super) const STALE: i64 = 3;
-pub(super) const DEAD: i64 = 4;
-pub(super) const HELD: i64 = 5;
-pub(super) const PARKED: i64 = 6;
-
-/// The bits of a job's id that hold its event's row and its lane.
-const SEQ_BITS: u32 = 40;
-const LANE_BITS: u32 = 22;
 
 /// Lanes that are asked for the next due time before "soon" is answer enough.
 const LANES_ASKED_MAX: usize = 16;

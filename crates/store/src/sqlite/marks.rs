@@ -4,8 +4,8 @@ use hapax_core::Timestamp;
 use hapax_core::order::{Guard, OrderPolicy, Place, Position};
 use rusqlite::{Connection, OptionalExtension};
 
-use super::jobs::{HELD, JobRow, Lanes, PARKED, READY, STALE};
-use super::row::micros;
+use super::jobs::{JobRow, Lanes};
+use super::row::{HELD, PARKED, READY, STALE, micros};
 
 /// The last position applied to a resource.
 pub(super) fn mark(

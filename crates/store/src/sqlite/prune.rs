@@ -14,7 +14,7 @@ use hapax_core::store::{Horizon, Status};
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
 use rusqlite::Connection;
 
-use super::row::{self, Standing, micros};
+use super::row::{Standing, micros, status_at};
 use super::writer::Writer;
 
 /// How often the broom begins anew.
@@ -108,10 +108,7 @@ fn look(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<Sw
 
 fn sweep(writer: &mut Writer, event: &Swept, horizon: &Horizon) -> rusqlite::Result<()> {
     if !event.pruned {
-        let status = match event.standing.status() {
-            Status::Ignored => row::standing_of_jobs(&writer.conn, event.seq)?.0,
-            status => status,
-        };
+        let status = status_at(&writer.conn, event.seq, event.standing)?;
         if !status.is_final() {
             if writer.broom.left.len() < LEFT_MAX {
                 writer.broom.left.insert(event.seq);

@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use super::jobs::{job_id, place_of};
 use super::open::{OpenError, Place};
-use super::row::{Standing, event_id, phase_of, timestamp};
+use super::row::{LANE_BITS, Standing, event_id, phase_of, state_of, timestamp};
 use crate::limits::{PAGE_MAX, READ_MAX};
 
 /// Connections that are open at the same time; more queries wait.
@@ -108,21 +108,26 @@ pub(super) fn pairs(conn: &Connection) -> rusqlite::Result<Vec<(Tenant, SourceNa
 }
 
 /// The place of an event's status in the order of [`Status`], from its jobs; NULL without any.
-const RANK: &str = "(SELECT min(CASE j.state WHEN 4 THEN 2 WHEN 5 THEN 4 WHEN 1 THEN 5 \
-    WHEN 2 THEN 7 WHEN 3 THEN 8 ELSE CASE WHEN j.steps > 0 THEN 3 ELSE 6 END END) \
-    FROM hapax_job j WHERE j.event_seq = e.seq)";
+macro_rules! rank {
+    () => {
+        "(SELECT min(CASE j.state WHEN 4 THEN 2 WHEN 5 THEN 4 WHEN 1 THEN 5 \
+         WHEN 2 THEN 7 WHEN 3 THEN 8 ELSE CASE WHEN j.steps > 0 THEN 3 ELSE 6 END END) \
+         FROM hapax_job j WHERE j.event_seq = e.seq)"
+    };
+}
+const RANK: &str = rank!();
 
-const SUMMARY: &str = "SELECT e.seq, e.id, e.event_id, p.tenant, p.source, e.event_type, \
-    e.occurred_at, e.received_at, e.state, e.review, coalesce(c.copies, 0), \
-    coalesce(c.conflicts, 0), \
-    (SELECT min(CASE j.state WHEN 4 THEN 2 WHEN 5 THEN 4 WHEN 1 THEN 5 \
-     WHEN 2 THEN 7 WHEN 3 THEN 8 ELSE CASE WHEN j.steps > 0 THEN 3 ELSE 6 END END) \
-     FROM hapax_job j WHERE j.event_seq = e.seq), \
-    (SELECT max(j.due_at) FROM hapax_job j WHERE j.event_seq = e.seq), \
-    (SELECT j.result FROM hapax_job j WHERE j.event_seq = e.seq AND j.result IS NOT NULL \
-     ORDER BY j.lane LIMIT 1) \
-    FROM hapax_event e JOIN hapax_pair p ON p.pair = e.pair \
-    LEFT JOIN hapax_copy c ON c.event_seq = e.seq";
+const SUMMARY: &str = concat!(
+    "SELECT e.seq, e.id, e.event_id, p.tenant, p.source, e.event_type, \
+     e.occurred_at, e.received_at, e.state, e.review, coalesce(c.copies, 0), \
+     coalesce(c.conflicts, 0), ",
+    rank!(),
+    ", (SELECT max(j.due_at) FROM hapax_job j WHERE j.event_seq = e.seq), \
+     (SELECT j.result FROM hapax_job j WHERE j.event_seq = e.seq AND j.result IS NOT NULL \
+      ORDER BY j.lane LIMIT 1) \
+     FROM hapax_event e JOIN hapax_pair p ON p.pair = e.pair \
+     LEFT JOIN hapax_copy c ON c.event_seq = e.seq"
+);
 
 fn summary(row: &Row<'_>) -> rusqlite::Result<(i64, EventSummary)> {
     let standing = Standing::from_columns(row.get(8)?, row.get(9)?);
@@ -344,7 +349,7 @@ pub(super) fn jobs(conn: &Connection, filter: &JobFilter) -> rusqlite::Result<Pa
     }
     if let Some(Cursor(before)) = filter.before {
         // A job is named by event and lane; the cursor holds both.
-        add("(j.event_seq << 22 | j.lane) <", Value::Integer(before as i64));
+        add(&format!("(j.event_seq << {LANE_BITS} | j.lane) <"), Value::Integer(before as i64));
     }
     if let Some(phase) = filter.phase {
         // Written out, so that the partial index of that state can be used.
@@ -406,7 +411,7 @@ fn read_jobs(
         job.attempts = notes.collect::<rusqlite::Result<_>>()?;
         job.attempts.extend(done);
     }
-    Ok(jobs.into_iter().map(|(seq, lane, _, job)| (seq << 22 | lane, job)).collect())
+    Ok(jobs.into_iter().map(|(seq, lane, _, job)| (seq << LANE_BITS | lane, job)).collect())
 }
 
 fn job_row(row: &Row<'_>) -> rusqlite::Result<(i64, i64, i64, JobDetail)> {
@@ -447,18 +452,6 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<(i64, i64, i64, JobDetail)> {
         attempts: done.into_iter().collect(),
     };
     Ok((seq, lane, state, job))
-}
-
-fn state_of(phase: Phase) -> i64 {
-    match phase {
-        Phase::Ready => 0,
-        Phase::Leased => 1,
-        Phase::Done => 2,
-        Phase::Stale => 3,
-        Phase::Dead => 4,
-        Phase::Held => 5,
-        Phase::Parked => 6,
-    }
 }
 
 fn arrival(row: &Row<'_>, plain: Decision) -> rusqlite::Result<ArrivalNote> {

@@ -11,7 +11,19 @@ use rusqlite::Connection;
 use uuid::{Builder, Uuid};
 
 /// The low bits of an id that hold the row's number: a million million events.
-const SEQ_BITS: u32 = 40;
+pub(super) const SEQ_BITS: u32 = 40;
+
+/// The bits before them in a job's id, which hold its lane: four million lanes.
+pub(super) const LANE_BITS: u32 = 22;
+
+/// The column `state` of a job.
+pub(super) const READY: i64 = 0;
+pub(super) const LEASED: i64 = 1;
+pub(super) const DONE: i64 = 2;
+pub(super) const STALE: i64 = 3;
+pub(super) const DEAD: i64 = 4;
+pub(super) const HELD: i64 = 5;
+pub(super) const PARKED: i64 = 6;
 
 /// Makes ids: UUIDs of version 7 whose last bits are the row's number, so that an event is found by
 /// its id without an index to keep up. The rest is random enough that two databases never agree.
@@ -60,13 +72,26 @@ pub(super) fn status_of(word: &str) -> Status {
 /// A job's phase from its column; anything unknown counts as dead, for a person to look at.
 pub(super) fn phase_of(state: i64) -> Phase {
     match state {
-        0 => Phase::Ready,
-        1 => Phase::Leased,
-        2 => Phase::Done,
-        3 => Phase::Stale,
-        5 => Phase::Held,
-        6 => Phase::Parked,
+        READY => Phase::Ready,
+        LEASED => Phase::Leased,
+        DONE => Phase::Done,
+        STALE => Phase::Stale,
+        HELD => Phase::Held,
+        PARKED => Phase::Parked,
         _ => Phase::Dead,
+    }
+}
+
+/// The column of a job's phase.
+pub(super) fn state_of(phase: Phase) -> i64 {
+    match phase {
+        Phase::Ready => READY,
+        Phase::Leased => LEASED,
+        Phase::Done => DONE,
+        Phase::Stale => STALE,
+        Phase::Dead => DEAD,
+        Phase::Held => HELD,
+        Phase::Parked => PARKED,
     }
 }
 
@@ -85,6 +110,18 @@ pub(super) fn standing_of_jobs(
     let status = Status::of_jobs(rows.iter().map(|(phase, steps, _)| (*phase, *steps)));
     let result = rows.into_iter().find_map(|(_, _, result)| result);
     Ok((status, result.map(Arc::from)))
+}
+
+/// The status of an event whose own columns say `standing`: where those leave it open, its jobs do.
+pub(super) fn status_at(
+    conn: &Connection,
+    seq: i64,
+    standing: Standing,
+) -> rusqlite::Result<Status> {
+    match standing.status() {
+        Status::Ignored => Ok(standing_of_jobs(conn, seq)?.0),
+        status => Ok(status),
+    }
 }
 
 /// The row that an id stands for, if it is one of ours at all: the caller compares the whole id.

@@ -16,9 +16,9 @@ use hapax_core::store::{Claim, SqlAsk, SqlRan};
 use rusqlite::types::Value;
 use rusqlite::{Connection, ErrorCode, params_from_iter};
 
-use super::jobs::{Asked, HELD, JobRow, Lanes, STALE};
+use super::jobs::{Asked, JobRow, Lanes};
 use super::marks;
-use super::row::micros;
+use super::row::{HELD, STALE, micros};
 use super::sandbox::Sandbox;
 use super::transaction::Transaction;
 use crate::limits::SQL_SLICE_MAX;

@@ -12,9 +12,9 @@ use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
 
 use super::SqliteStore;
-use super::jobs::{Asked, DONE, EventAt, JobRow, place_of};
+use super::jobs::{Asked, EventAt, JobRow, place_of};
 use super::prune;
-use super::row::{self, Standing, micros, seq_of};
+use super::row::{self, DONE, Standing, micros, seq_of};
 use super::transaction::Transaction;
 use super::writer::Writer;
 
@@ -251,10 +251,7 @@ impl Found {
     }
 
     fn not_waiting(&self, conn: &Connection) -> rusqlite::Result<Reviewed> {
-        Ok(Reviewed::NotWaiting(match self.standing.status() {
-            Status::Ignored => row::standing_of_jobs(conn, self.seq)?.0,
-            status => status,
-        }))
+        Ok(Reviewed::NotWaiting(row::status_at(conn, self.seq, self.standing)?))
     }
 }
 
