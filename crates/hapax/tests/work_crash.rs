@@ -49,6 +49,24 @@ fn all_processed(server: &Server, ledger: &Ledger, events: usize) {
     assert_eq!(dead["items"], json!([]), "{dead}");
 }
 
+/// Sends `load` to a server that aborts at the `at`-th hit of `point`, and all of it again to its
+/// successor, which goes on running.
+fn dies_at(house: &House, point: &str, at: usize, mut load: Load) -> Server {
+    use std::os::unix::process::ExitStatusExt as _;
+    let hit_file = house.path().join("hits");
+    let hits_to = ("HAPAX_FAILPOINT_HITS", hit_file.to_str().unwrap());
+    let before = hits(&hit_file, point);
+    let plan = format!("{point}=abort@{at}");
+    let mut server = house.start_with(&[("HAPAX_FAILPOINTS", &plan), hits_to]);
+    load.send(server.ingress, |_| {
+        assert_eq!(server.wait().signal(), Some(SIGABRT), "{point}@{at}");
+    });
+    assert_eq!(hits(&hit_file, point) - before, at, "{point}");
+    let server = house.start_with(&[hits_to]);
+    load.send_all(server.ingress);
+    server
+}
+
 /// How often a failpoint was passed, over all lives of the server.
 fn hits(file: &Path, point: &str) -> usize {
     let text = std::fs::read_to_string(file).unwrap_or_default();
@@ -103,24 +121,13 @@ fn a_crash_at_each_step_of_an_sql_handler_neither_loses_nor_doubles_an_effect() 
     const EVENTS: usize = 100;
     let (house, ledger) = sql_house();
     let sender = Sender::stripe(SECRET);
-    let hit_file = house.path().join("hits");
-    let hits_to = ("HAPAX_FAILPOINT_HITS", hit_file.to_str().unwrap());
     let mut events = 0;
     for point in POINTS {
         // The first time, and once other work has been done in the same life.
         for at in [1, 3] {
-            let before = hits(&hit_file, point);
-            let plan = format!("{point}=abort@{at}");
-            let mut server = house.start_with(&[("HAPAX_FAILPOINTS", &plan), hits_to]);
-            let mut load = Load::events(2, &sender, events..events + EVENTS);
+            let load = Load::events(2, &sender, events..events + EVENTS);
             events += EVENTS;
-            load.send(server.ingress, |_| {
-                use std::os::unix::process::ExitStatusExt as _;
-                assert_eq!(server.wait().signal(), Some(SIGABRT), "{point}@{at}");
-            });
-            assert_eq!(hits(&hit_file, point) - before, at, "{point}");
-            let server = house.start_with(&[hits_to]);
-            load.send_all(server.ingress);
+            let server = dies_at(&house, point, at, load);
             all_processed(&server, &ledger, events);
             ledger.is_once_each(events);
             server.kill();
@@ -177,23 +184,12 @@ fn a_crash_at_each_step_of_a_call_repeats_it_under_the_same_key_and_done_is_reco
     ));
     let ledger = Ledger::create(&house, ledger::SCHEMA);
     let sender = Sender::stripe(SECRET);
-    let hit_file = house.path().join("hits");
-    let hits_to = ("HAPAX_FAILPOINT_HITS", hit_file.to_str().unwrap());
     let mut events = 0;
     for point in POINTS {
         for at in [1, 7] {
-            let before = hits(&hit_file, point);
-            let plan = format!("{point}=abort@{at}");
-            let mut server = house.start_with(&[("HAPAX_FAILPOINTS", &plan), hits_to]);
-            let mut load = Load::events(4, &sender, events..events + EVENTS);
+            let load = Load::events(4, &sender, events..events + EVENTS);
             events += EVENTS;
-            load.send(server.ingress, |_| {
-                use std::os::unix::process::ExitStatusExt as _;
-                assert_eq!(server.wait().signal(), Some(SIGABRT), "{point}@{at}");
-            });
-            assert_eq!(hits(&hit_file, point) - before, at, "{point}");
-            let server = house.start_with(&[hits_to]);
-            load.send_all(server.ingress);
+            let server = dies_at(&house, point, at, load);
             all_processed(&server, &ledger, events);
             server.kill();
         }
