@@ -1,0 +1,1 @@
+//! Real engines and real faults for the tests and benchmarks: nothing here ships.
