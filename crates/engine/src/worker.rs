@@ -13,7 +13,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use hapax_core::failpoint;
-use hapax_core::handler::{EventView, Handler, HandlerKind, SqlProgram};
+use hapax_core::handler::{Code, CodeRan, EventView, Handler, HandlerKind, SqlProgram};
 use hapax_core::job::Retry;
 use hapax_core::store::{
     Claim, ClaimAsk, HandlerRef, HandlerSpec, Held, Inspect, NewJob, Outcome, SqlAsk, StoreError,
@@ -165,6 +165,7 @@ pub(crate) struct Lane {
 enum Kind {
     Sql(Arc<SqlProgram>),
     Http(Box<App>),
+    Code(Arc<dyn Code>),
     Pull,
 }
 
@@ -187,6 +188,15 @@ enum Found {
     Full,
 }
 
+/// What an attempt came to.
+#[derive(Debug)]
+enum Ran {
+    /// To be recorded.
+    Outcome(Outcome),
+    /// There is nothing to record: it is done and committed, or lost.
+    Ended(Outcome, Ended),
+}
+
 /// How an attempt ended for the books.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ended {
@@ -202,6 +212,7 @@ impl Lane {
         let kind = match &config.kind {
             HandlerKind::Sql(program) => Kind::Sql(program.clone()),
             HandlerKind::Pull => Kind::Pull,
+            HandlerKind::Code(code) => Kind::Code(code.clone()),
             HandlerKind::Http(target) => {
                 Kind::Http(Box::new(App::new(&config, target, verifiers, outbound.clone())))
             }
@@ -235,7 +246,7 @@ impl Lane {
             let working = async {
                 match &self.kind {
                     Kind::Sql(program) => self.work_sql(&shop, program, &stop).await,
-                    Kind::Http(_) => self.work_http(&shop, &stop).await,
+                    Kind::Http(_) | Kind::Code(_) => self.work_http(&shop, &stop).await,
                     Kind::Pull => stop.cancelled().await,
                 }
             };
@@ -349,15 +360,22 @@ impl Lane {
         _permit: OwnedSemaphorePermit,
     ) {
         let began = Instant::now();
-        let outcome = tokio::select! {
-            outcome = caught(self.run(&shop, &claim)) => outcome.unwrap_or_else(|panic| {
+        let ran = tokio::select! {
+            ran = caught(self.run(&shop, &claim)) => ran.unwrap_or_else(|panic| {
                 error!(lane = self.name, job = %claim.job, "the attempt panicked: {panic}");
-                Outcome::Failed { error: "the handler panicked".to_owned(), retry: Retry::Schedule }
+                let error = "the handler panicked".to_owned();
+                Ran::Outcome(Outcome::Failed { error, retry: Retry::Schedule })
             }),
             never = self.keep(&shop, &claim) => match never {},
         };
         let took = began.elapsed();
-        let ended = self.record(&shop, &claim, &outcome).await;
+        let (outcome, ended) = match ran {
+            Ran::Outcome(outcome) => {
+                let ended = self.record(&shop, &claim, &outcome).await;
+                (outcome, ended)
+            }
+            Ran::Ended(outcome, ended) => (outcome, ended),
+        };
         failpoint!("http.after_settle");
         self.counts.seconds.record(took);
         self.counts.of(ended).increment(1);
@@ -365,12 +383,34 @@ impl Lane {
         shop.bell.ring(claim.event.id);
     }
 
-    async fn run<S>(&self, shop: &Workers<S>, claim: &Claim) -> Outcome {
+    async fn run<S>(&self, shop: &Workers<S>, claim: &Claim) -> Ran {
         match &self.kind {
-            Kind::Http(app) => app.call(claim, (shop.now)()).await,
+            Kind::Http(app) => Ran::Outcome(app.call(claim, (shop.now)()).await),
+            Kind::Code(code) => self.run_code(&**code, claim).await,
             Kind::Sql(_) | Kind::Pull => {
-                unreachable!("only jobs for an app are claimed one by one")
+                unreachable!("only jobs for an app or for Rust code are claimed one by one")
             }
+        }
+    }
+
+    /// Runs the user's Rust code for as long as it may. A commit that it had begun by then goes on:
+    /// recording the attempt asks first whether the job is done.
+    async fn run_code(&self, code: &dyn Code, claim: &Claim) -> Ran {
+        failpoint!("code.before_handler");
+        let time = self.config.timeout;
+        let failed = |error, retry| Outcome::Failed { error, retry };
+        let ran = timeout(time, code.work(claim.clone())).await;
+        failpoint!("code.after_handler");
+        match ran {
+            Ok(CodeRan::Committed) => {
+                Ran::Ended(Outcome::Done { result: None, publish: Vec::new() }, Ended::Done)
+            }
+            Ok(CodeRan::Failed { error, retry }) => Ran::Outcome(failed(error, retry)),
+            // Not recorded: an attempt without a verdict uses no step of the schedule.
+            Ok(CodeRan::Lost { error }) => {
+                Ran::Ended(failed(error, Retry::Schedule), Ended::Lost)
+            }
+            Err(_) => Ran::Outcome(failed(format!("timed out after {time:?}"), Retry::Schedule)),
         }
     }
 

@@ -183,7 +183,7 @@ fn limits(config: &Config) -> HttpLimits {
     // connections than that.
     let outbound = lanes(config).into_iter().map(|lane| match lane.handler.kind {
         HandlerKind::Http(_) => lane.handler.concurrency as u64,
-        HandlerKind::Sql(_) | HandlerKind::Pull => 0,
+        HandlerKind::Sql(_) | HandlerKind::Pull | HandlerKind::Code(_) => 0,
     });
     let apart = DESCRIPTORS_APART * 2 + outbound.sum::<u64>();
     let wanted = config.settings.max_connections as u64 + apart;

@@ -1,7 +1,8 @@
 //! Handlers as the domain sees them: which events they are for, what their jobs run, and how often.
 //! [`types`] matches events, [`place`] reads a job's place in the order, [`sql`] takes the user's
-//! statements apart. Nothing here runs anything.
+//! statements apart, [`code`] is the seam to handlers in Rust. Nothing here runs anything.
 
+pub mod code;
 pub mod place;
 pub mod sql;
 pub mod types;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use http::Uri;
 
+pub use self::code::{Code, CodeRan};
 pub use self::place::{Gaps, OnGap, Order};
 pub use self::sql::{SqlError, SqlParameter, SqlProgram, SqlStatement};
 pub use self::types::Types;
@@ -49,6 +51,8 @@ pub enum HandlerKind {
     Http(HttpTarget),
     /// Nothing here: the user's workers lease them.
     Pull,
+    /// Rust code of this process, which records "done" in its own short transaction.
+    Code(Arc<dyn Code>),
 }
 
 /// Where an `http` handler posts to.

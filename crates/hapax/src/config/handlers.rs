@@ -347,7 +347,10 @@ impl Reading<'_> {
         let timeout = match (&given.0, kind) {
             (Some((timeout, _)), _) => *timeout,
             (None, Some(HandlerKind::Sql(_))) => SQL_TIMEOUT_DEFAULT,
-            (None, Some(HandlerKind::Http(_) | HandlerKind::Pull) | None) => TIMEOUT_DEFAULT,
+            (
+                None,
+                Some(HandlerKind::Http(_) | HandlerKind::Pull | HandlerKind::Code(_)) | None,
+            ) => TIMEOUT_DEFAULT,
         };
         let least = timeout.saturating_mul(2);
         let lease = match &given.1 {
