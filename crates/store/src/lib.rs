@@ -4,6 +4,7 @@
 
 mod memory;
 mod sqlite;
+mod transact;
 
 #[cfg(test)]
 extern crate self as hapax_store;
@@ -13,7 +14,8 @@ extern crate self as hapax_store;
 mod harness;
 
 pub use memory::MemoryStore;
-pub use sqlite::{Clock, OpenError, SqliteOptions, SqliteStore};
+pub use sqlite::{Clock, Db, DbError, OpenError, SqliteOptions, SqliteStore, Tx};
+pub use transact::{Committed, Failure, Transact, TxError};
 
 pub mod limits {
     //! Every bound of the stores, each with its reason.

@@ -6,6 +6,7 @@
 
 mod checkpoint;
 mod copies;
+mod door;
 mod filter;
 mod index;
 mod jobs;
@@ -36,6 +37,7 @@ use hapax_core::{EventKey, Timestamp};
 use rusqlite::Connection;
 use tokio::sync::Notify;
 
+pub use door::{Db, DbError, Tx};
 pub use open::OpenError;
 
 use copies::Copies;
