@@ -407,9 +407,7 @@ impl Lane {
             }
             Ok(CodeRan::Failed { error, retry }) => Ran::Outcome(failed(error, retry)),
             // Not recorded: an attempt without a verdict uses no step of the schedule.
-            Ok(CodeRan::Lost { error }) => {
-                Ran::Ended(failed(error, Retry::Schedule), Ended::Lost)
-            }
+            Ok(CodeRan::Lost { error }) => Ran::Ended(failed(error, Retry::Schedule), Ended::Lost),
             Err(_) => Ran::Outcome(failed(format!("timed out after {time:?}"), Retry::Schedule)),
         }
     }

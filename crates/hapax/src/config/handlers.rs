@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax::limits::{
+    CONCURRENCY_DEFAULT, LEASE_DEFAULT, RETRY_DEFAULT, SQL_TIMEOUT_DEFAULT, TIMEOUT_DEFAULT,
+};
 use hapax_core::Source;
 use hapax_core::handler::{
     Gaps, Handler, HandlerKind, HttpTarget, OnGap, Order, SignAs, SqlError, SqlParameter,
@@ -69,26 +72,10 @@ pub(super) fn all_keys() -> impl Iterator<Item = &'static &'static str> {
     KEYS.iter().chain(&ORDER_KEYS)
 }
 
-/// The wait before each attempt, where the config does not say: a day and a half in all.
-const RETRY_DEFAULT: [Duration; 7] = [
-    Duration::ZERO,
-    Duration::from_secs(60),
-    Duration::from_secs(5 * 60),
-    Duration::from_secs(30 * 60),
-    Duration::from_secs(2 * 3_600),
-    Duration::from_secs(10 * 3_600),
-    Duration::from_secs(24 * 3_600),
-];
-
 /// The most attempts: beyond that a person should look.
 const RETRY_MAX: usize = 50;
-const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
-/// SQL shares the writer with the acks.
-const SQL_TIMEOUT_DEFAULT: Duration = Duration::from_millis(100);
 /// From here on senders feel it.
 const SQL_TIMEOUT_NOTABLE: Duration = Duration::from_secs(1);
-const LEASE_DEFAULT: Duration = Duration::from_secs(30);
-const CONCURRENCY_DEFAULT: usize = 16;
 /// Each one is a connection or a thread of the user's app.
 const CONCURRENCY_MAX: usize = 1_024;
 /// Held jobs of one resource: far more than any gap that closes by itself.
