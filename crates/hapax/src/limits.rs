@@ -18,7 +18,7 @@ pub const RETRY_DEFAULT: [Duration; 7] = [
 pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 
 /// How long a transaction on SQLite may take: it shares the writer with the acks.
-pub const SQL_TIMEOUT_DEFAULT: Duration = Duration::from_millis(100);
+pub const SQLITE_TIMEOUT_DEFAULT: Duration = Duration::from_millis(100);
 
 /// How long a claim lasts unless renewed.
 pub const LEASE_DEFAULT: Duration = Duration::from_secs(30);

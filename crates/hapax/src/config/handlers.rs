@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::limits::{
-    CONCURRENCY_DEFAULT, LEASE_DEFAULT, RETRY_DEFAULT, SQL_TIMEOUT_DEFAULT, TIMEOUT_DEFAULT,
+    CONCURRENCY_DEFAULT, LEASE_DEFAULT, RETRY_DEFAULT, SQLITE_TIMEOUT_DEFAULT, TIMEOUT_DEFAULT,
 };
 use hapax_core::Source;
 use hapax_core::handler::{
-    Gaps, Handler, HandlerKind, HttpTarget, OnGap, Order, SignAs, SqlError, SqlParameter,
+    Dialect, Gaps, Handler, HandlerKind, HttpTarget, OnGap, Order, SignAs, SqlError, SqlParameter,
     SqlProgram, Types,
 };
 use hapax_core::job::{HandlerName, Policy};
@@ -75,7 +75,7 @@ pub(super) fn all_keys() -> impl Iterator<Item = &'static &'static str> {
 /// The most attempts: beyond that a person should look.
 const RETRY_MAX: usize = 50;
 /// From here on senders feel it.
-const SQL_TIMEOUT_NOTABLE: Duration = Duration::from_secs(1);
+const SQLITE_TIMEOUT_NOTABLE: Duration = Duration::from_secs(1);
 /// Each one is a connection or a thread of the user's app.
 const CONCURRENCY_MAX: usize = 1_024;
 /// Held jobs of one resource: far more than any gap that closes by itself.
@@ -212,7 +212,7 @@ impl Reading<'_> {
 
     fn sql(&mut self, entry: &Entry<'_>) -> Option<SqlProgram> {
         let text = entry.text(&mut self.problems)?;
-        let error = match SqlProgram::parse(text) {
+        let error = match SqlProgram::parse(text, self.dialect) {
             Ok(program) => return Some(program),
             Err(error) => error,
         };
@@ -234,7 +234,7 @@ impl Reading<'_> {
     fn sql_file(&mut self, entry: &Entry<'_>) -> Option<SqlProgram> {
         let path = PathBuf::from(entry.text(&mut self.problems)?);
         let read = read_sql(&path).and_then(|text| {
-            SqlProgram::parse(&text).map_err(|error| {
+            SqlProgram::parse(&text, self.dialect).map_err(|error| {
                 let SqlError { line, column, problem, hint } = error;
                 Complaint::new(format!("{}:{line}:{column}: {problem}", path.display()), hint)
             })
@@ -333,7 +333,10 @@ impl Reading<'_> {
         let given = (span("timeout"), span("lease"));
         let timeout = match (&given.0, kind) {
             (Some((timeout, _)), _) => *timeout,
-            (None, Some(HandlerKind::Sql(_))) => SQL_TIMEOUT_DEFAULT,
+            (None, Some(HandlerKind::Sql(_))) => match self.dialect {
+                Dialect::Sqlite => SQLITE_TIMEOUT_DEFAULT,
+                Dialect::Postgres => TIMEOUT_DEFAULT,
+            },
             (
                 None,
                 Some(HandlerKind::Http(_) | HandlerKind::Pull | HandlerKind::Code(_)) | None,
@@ -357,7 +360,9 @@ impl Reading<'_> {
             );
             entry.complain(complaint, &mut self.problems);
         }
-        if matches!(kind, Some(HandlerKind::Sql(_))) && timeout > SQL_TIMEOUT_NOTABLE {
+        let shares_the_writer =
+            matches!((kind, self.dialect), (Some(HandlerKind::Sql(_)), Dialect::Sqlite));
+        if shares_the_writer && timeout > SQLITE_TIMEOUT_NOTABLE {
             self.warnings.push(format!(
                 "{label}: SQL may take {timeout:?}, and no sender is answered meanwhile: it shares \
                  the writer with the acks"

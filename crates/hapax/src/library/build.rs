@@ -19,7 +19,7 @@ use super::handler::{Handler, Hired};
 use super::running::{Hapax, Plan};
 use crate::limits::{
     CONCURRENCY_DEFAULT, DRAIN_DEFAULT, KEEP_DEFAULT, LEASE_DEFAULT, RETRY_DEFAULT,
-    SQL_TIMEOUT_DEFAULT, TIMEOUT_DEFAULT,
+    SQLITE_TIMEOUT_DEFAULT, TIMEOUT_DEFAULT,
 };
 
 /// Collects what a [`Hapax`] is made of.
@@ -323,7 +323,7 @@ impl HandlerSetup {
             types: Vec::new(),
             retry: RETRY_DEFAULT.to_vec(),
             timeout: None,
-            transaction_timeout: SQL_TIMEOUT_DEFAULT,
+            transaction_timeout: SQLITE_TIMEOUT_DEFAULT,
             lease: LEASE_DEFAULT,
             concurrency: CONCURRENCY_DEFAULT,
             order: None,
@@ -394,7 +394,7 @@ impl HandlerSetup {
             }
         };
         let by_default = match &kind {
-            HandlerKind::Sql(_) => SQL_TIMEOUT_DEFAULT,
+            HandlerKind::Sql(_) => SQLITE_TIMEOUT_DEFAULT,
             HandlerKind::Http(_) | HandlerKind::Pull | HandlerKind::Code(_) => TIMEOUT_DEFAULT,
         };
         let timeout = self.timeout.unwrap_or(by_default);
