@@ -15,8 +15,8 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::response::Response;
 use hapax::{
-    BuildError, Committed, Event, Failure, Handler, HandlerSetup, Hapax, NewMessage, Running,
-    Source, SqliteOptions, SqliteStore, Timestamp, Tx, handler, handler_fn,
+    BuildError, Committed, Event, Failure, Gaps, Handler, HandlerSetup, Hapax, NewMessage, Order,
+    OrderPolicy, Running, Source, SqliteOptions, SqliteStore, Timestamp, Tx, handler, handler_fn,
 };
 use serde_json::{Value, json};
 use support::ledger::{self, Ledger};
@@ -406,6 +406,24 @@ async fn a_late_handler_cannot_commit_a_job_that_was_claimed_again() {
     assert_eq!(*refused.lock().unwrap(), ["the claim was lost: the job is someone else's now"]);
     app.ledger.is_once_each(1);
     assert_eq!(app.ledger.number("SELECT attempt FROM ledger"), 2);
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn old_news_is_stale_for_a_rust_handler_too() {
+    // The newer version is applied, then the older one arrives.
+    let order = Order::build("/data/object/id", "/created", OrderPolicy::Latest, Gaps::default());
+    let app = App::with(handler("charge", Charge).order(order.unwrap())).await;
+    for (id, created, status) in [("evt_2", 2, "processed"), ("evt_1", 1, "stale")] {
+        let body = json!({
+            "id": id, "object": "event", "type": "payout.paid", "created": created,
+            "data": { "object": { "id": "po_1" } },
+        });
+        let event = Sender::stripe(SECRET).request(body.to_string());
+        assert_eq!(ask(app.hapax.router(), &event).await.0, 200);
+        app.wait_for(id, status);
+    }
+    app.ledger.is_once_each(1);
     app.stop().await;
 }
 
