@@ -1,4 +1,4 @@
-//! The library's rooms: [`handler`] is what a user writes, [`build`] what a user says of it, and
+//! The library's rooms: [`mod@handler`] is what a user writes, [`build`] what a user says of it, and
 //! [`running`] the two put together over a store.
 
 mod build;
