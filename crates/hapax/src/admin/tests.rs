@@ -92,6 +92,7 @@ impl Work for Fake {
                     run: job.run,
                     idempotency_key: job.idempotency_key.clone(),
                     leased_until: noon(),
+                    alone: false,
                     event: ClaimedEvent {
                         id: event.summary.id,
                         key: EventKey {
@@ -148,6 +149,10 @@ impl Work for Fake {
 
     async fn run_sql(&self, _: SqlAsk) -> Result<SqlRan, StoreError> {
         Ok(SqlRan::default())
+    }
+
+    async fn run_claimed(&self, _: SqlRun) -> Result<Ran, StoreError> {
+        Ok(Ran::Lost)
     }
 
     async fn next_due(&self, _: &HandlerRef) -> Result<Option<Timestamp>, StoreError> {
