@@ -148,7 +148,7 @@ impl Drop for Keeper {
 }
 
 /// Ours, and where Debian keeps the engines that only root is meant to start.
-fn path() -> OsString {
+pub(crate) fn path() -> OsString {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     path.push(":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
     path
