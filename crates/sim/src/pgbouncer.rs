@@ -15,7 +15,7 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Whether there is one on this machine; a test without it says so by [`crate::skip`].
+    /// Whether there is one on this machine; a test without it says so by [`crate::skip()`].
     pub fn is_installed() -> bool {
         std::env::split_paths(&keeper::path()).any(|folder| folder.join("pgbouncer").exists())
     }
