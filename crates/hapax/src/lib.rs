@@ -44,7 +44,9 @@ pub mod limits;
 
 mod library;
 
-pub use hapax_core::handler::{Gaps, HandlerKind, HttpTarget, OnGap, Order, SignAs, SqlProgram};
+pub use hapax_core::handler::{
+    Gaps, HandlerKind, HttpTarget, OnGap, Order, Refetch, SignAs, SqlProgram,
+};
 pub use hapax_core::job::{HandlerName, Retry};
 pub use hapax_core::order::OrderPolicy;
 pub use hapax_core::source::{Late, ReplayGuard, SourceSpec};

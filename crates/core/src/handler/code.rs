@@ -4,6 +4,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use crate::job::Retry;
 use crate::store::Claim;
@@ -11,8 +12,12 @@ use crate::store::Claim;
 /// Rust code that works on one handler's claims. Each call is one attempt; the caller renews the
 /// lease, bounds its time by dropping the future, and takes a panic for a failed attempt.
 pub trait Code: fmt::Debug + Send + Sync + 'static {
-    /// Works on one claim.
-    fn work(&self, claim: Claim) -> Pin<Box<dyn Future<Output = CodeRan> + Send + '_>>;
+    /// Works on one claim. `current` is the object as it is now, where the handler has it fetched.
+    fn work(
+        &self,
+        claim: Claim,
+        current: Option<Arc<str>>,
+    ) -> Pin<Box<dyn Future<Output = CodeRan> + Send + '_>>;
 }
 
 /// How an attempt in Rust ended.

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::handler::{Code, Handler as CoreHandler, HandlerError, HandlerKind, Order, Types};
+use hapax_core::handler::{
+    Code, Handler as CoreHandler, HandlerError, HandlerKind, Order, Refetch, Types,
+};
 use hapax_core::job::{HandlerName, Policy};
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::{SourceSpec, SpecError};
@@ -292,6 +294,7 @@ pub struct HandlerSetup {
     lease: Duration,
     concurrency: usize,
     order: Option<Order>,
+    refetch: Option<Refetch>,
 }
 
 /// What its jobs run, as far as it is known before there is a store.
@@ -327,6 +330,7 @@ impl HandlerSetup {
             lease: LEASE_DEFAULT,
             concurrency: CONCURRENCY_DEFAULT,
             order: None,
+            refetch: None,
         }
     }
 
@@ -374,6 +378,12 @@ impl HandlerSetup {
         self
     }
 
+    /// Fetches the current object before each attempt, under the claim: the event is only a hint.
+    pub fn refetch(mut self, refetch: Refetch) -> Self {
+        self.refetch = Some(refetch);
+        self
+    }
+
     fn build(self, store: &Arc<SqliteStore>) -> Result<CoreHandler, (HandlerName, HandlerError)> {
         let fault = |field, problem: &str, hint: &str| {
             let (problem, hint) = (problem.to_owned(), hint.to_owned());
@@ -407,6 +417,7 @@ impl HandlerSetup {
             timeout,
             concurrency: self.concurrency,
             order: self.order,
+            refetch: self.refetch,
         })
     }
 }

@@ -88,6 +88,10 @@ pub struct Event {
     pub attempt: u32,
     /// The same across attempts, restarts and replays: for whatever is done outside the database.
     pub idempotency_key: String,
+    /// The object as it is now, where the handler has it fetched ([`HandlerSetup::refetch`]).
+    ///
+    /// [`HandlerSetup::refetch`]: crate::HandlerSetup::refetch
+    pub current: Option<Arc<str>>,
 }
 
 impl Event {
@@ -98,8 +102,8 @@ impl Event {
     }
 }
 
-impl From<&Claim> for Event {
-    fn from(claim: &Claim) -> Self {
+impl Event {
+    fn of(claim: &Claim, current: Option<Arc<str>>) -> Self {
         let ClaimedEvent { id, key, event_type, occurred_at, received_at, resource, .. } =
             claim.event.clone();
         Self {
@@ -115,6 +119,7 @@ impl From<&Claim> for Event {
             body: claim.event.body.clone(),
             attempt: claim.attempt,
             idempotency_key: claim.idempotency_key.clone(),
+            current,
         }
     }
 }
@@ -128,10 +133,14 @@ pub(super) struct Hired<H, S> {
 }
 
 impl<S: Transact, H: Handler<S>> Code for Hired<H, S> {
-    fn work(&self, claim: Claim) -> Pin<Box<dyn Future<Output = CodeRan> + Send + '_>> {
+    fn work(
+        &self,
+        claim: Claim,
+        current: Option<Arc<str>>,
+    ) -> Pin<Box<dyn Future<Output = CodeRan> + Send + '_>> {
         Box::pin(async move {
             let tx = self.store.right(&claim, self.transaction_timeout);
-            match self.handler.handle(Event::from(&claim), tx).await {
+            match self.handler.handle(Event::of(&claim, current), tx).await {
                 Ok(committed) if committed.is_of(&claim) => CodeRan::Committed,
                 Ok(_) => failed(Failure::give_up("the handler returned the proof of another job")),
                 Err(failure) => failed(failure),
