@@ -362,7 +362,8 @@ async fn the_proof_of_one_job_is_no_proof_of_another() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_handler_cannot_commit_a_job_that_was_claimed_again() {
-    // The clock passes the lease while the first attempt computes; the second one commits first.
+    // The clock passes the lease while the first attempt computes; when it comes to commit, the job
+    // is the second one's.
     let skew = Arc::new(AtomicI64::new(0));
     let clock = {
         let skew = Arc::clone(&skew);
@@ -400,9 +401,11 @@ async fn a_late_handler_cannot_commit_a_job_that_was_claimed_again() {
     app.send("evt_1").await;
     drop(begun.acquire().await.unwrap());
     skew.store(3_600, Ordering::Relaxed);
-    app.wait_for("evt_1", "processed");
+    let attempt = "SELECT attempt FROM hapax_job";
+    until("it is claimed again", || (app.ledger.number(attempt) == 2).then_some(()));
     gate.add_permits(1);
     until("the late one is refused", || (!refused.lock().unwrap().is_empty()).then_some(()));
+    app.wait_for("evt_1", "processed");
     assert_eq!(*refused.lock().unwrap(), ["the claim was lost: the job is someone else's now"]);
     app.ledger.is_once_each(1);
     assert_eq!(app.ledger.number("SELECT attempt FROM ledger"), 2);
