@@ -152,6 +152,7 @@ const MIGRATIONS: &[Migration] = &[
         name: "young keys",
         sql: include_str!("migrations/0003_young_keys.sql"),
     },
+    Migration { version: 4, name: "gaps", sql: include_str!("migrations/0004_gaps.sql") },
 ];
 
 /// Brings the schema to where this build wants it: forward, one transaction each, and only if what
