@@ -77,6 +77,14 @@ const COLUMNS: &str = "event_seq, lane, state, due_at, fence, run, attempt, step
 const AT_REST: &str = "NOT EXISTS (SELECT 1 FROM hapax_job AS busy \
      WHERE busy.lane = held.lane AND busy.resource = held.resource AND busy.state = 1)";
 
+pub(super) fn overdue_sql() -> String {
+    format!(
+        "SELECT {COLUMNS} FROM hapax_job AS held
+         WHERE lane = ?1 AND state = 5 AND due_at <= ?2 AND {AT_REST}
+         ORDER BY due_at, event_seq LIMIT ?3"
+    )
+}
+
 impl JobRow {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         let resource: Option<String> = row.get(9)?;
@@ -127,13 +135,9 @@ impl JobRow {
         now: i64,
         limit: usize,
     ) -> rusqlite::Result<Vec<Self>> {
-        conn.prepare_cached(&format!(
-            "SELECT {COLUMNS} FROM hapax_job AS held
-             WHERE lane = ?1 AND state = 5 AND due_at <= ?2 AND {AT_REST}
-             ORDER BY due_at, event_seq LIMIT ?3"
-        ))?
-        .query_map((lane, now, limit as i64), Self::read)?
-        .collect()
+        conn.prepare_cached(&overdue_sql())?
+            .query_map((lane, now, limit as i64), Self::read)?
+            .collect()
     }
 
     /// The row of a job.
