@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::handler::{
-    EventView, Gaps, Handler, HandlerKind, Order, RefetchUrl, SqlProgram, Types,
+    Dialect, EventView, Gaps, Handler, HandlerKind, Order, RefetchUrl, SqlProgram, Types,
 };
 use hapax_core::job::{HandlerName, Policy};
 use hapax_core::order::{OrderPolicy, Place, Position};
@@ -12,7 +12,7 @@ use hapax_core::store::{ClaimedEvent, EventId, NewJob};
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 
 fn handler(types: &[&str], order: Option<(&str, &str)>) -> Handler {
-    let program = SqlProgram::parse("SELECT :id").unwrap();
+    let program = SqlProgram::parse("SELECT :id", Dialect::Sqlite).unwrap();
     Handler {
         name: HandlerName::new("fee"),
         kind: HandlerKind::Sql(Arc::new(program)),

@@ -13,7 +13,7 @@ use std::time::Duration;
 use bench::{Bench, event};
 use bytes::Bytes;
 use hapax_core::handler::{
-    Handler, HandlerKind, HttpTarget, Refetch, RefetchUrl, SignAs, SqlProgram, Types,
+    Dialect, Handler, HandlerKind, HttpTarget, Refetch, RefetchUrl, SignAs, SqlProgram, Types,
 };
 use hapax_core::job::{HandlerName, JobId, Phase, Policy};
 use hapax_core::secret::{ActiveSecret, Secret};
@@ -568,7 +568,7 @@ async fn a_store_that_fails_for_a_while_delays_work_and_loses_none() {
 async fn sql_runs_in_the_store_slice_after_slice_and_what_comes_later_is_heard_of() {
     let store = Bench::new();
     let jobs: Vec<JobId> = (0..200).map(|n| put(&store, &format!("evt_{n}"))).collect();
-    let program = Arc::new(SqlProgram::parse("SELECT 1").unwrap());
+    let program = Arc::new(SqlProgram::parse("SELECT 1", Dialect::Sqlite).unwrap());
     let crew = Crew::start(&store, handler(HandlerKind::Sql(program)));
     for job in jobs {
         store.until(job, |piece| piece.phase == Phase::Done).await;
@@ -747,7 +747,7 @@ fn refetch(api: &TheApp, path: &str) -> Option<Refetch> {
 }
 
 fn sql() -> HandlerKind {
-    HandlerKind::Sql(Arc::new(SqlProgram::parse("SELECT :current").unwrap()))
+    HandlerKind::Sql(Arc::new(SqlProgram::parse("SELECT :current", Dialect::Sqlite).unwrap()))
 }
 
 /// An event about this resource.

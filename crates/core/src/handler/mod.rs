@@ -14,7 +14,9 @@ use http::Uri;
 
 pub use self::place::{Gaps, OnGap, Order};
 pub use self::refetch::{Refetch, RefetchError, RefetchUrl};
-pub use self::sql::{SqlError, SqlParameter, SqlProgram, SqlStatement};
+pub use self::sql::{
+    Dialect, PostgresType, SqlError, SqlParameter, SqlPlace, SqlProgram, SqlStatement,
+};
 pub use self::types::Types;
 use crate::envelope::SelectorError;
 use crate::job::{HandlerName, Policy};

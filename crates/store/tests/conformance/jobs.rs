@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::Tenant;
-use hapax_core::handler::{SqlProgram, SqlStatement};
+use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::{LOST_ALONE_MAX, Phase, Retry};
 use hapax_core::store::{
     Claim, ClaimAsk, Held, JobFilter, NewJob, NewMessage, Outcome, Ran, SqlAsk, SqlRun, Status,
@@ -575,8 +575,8 @@ pub(crate) async fn jobs_are_listed_from_new_to_old_and_filtered<S: Working>(wor
 }
 
 fn program() -> Arc<SqlProgram> {
-    let statement = SqlStatement { text: "SELECT 'ok'".into(), parameters: Vec::new(), line: 1 };
-    Arc::new(SqlProgram { statements: vec![statement] })
+    // The same text in every dialect.
+    Arc::new(SqlProgram::parse("SELECT 'ok'", Dialect::Sqlite).expect("parses"))
 }
 
 /// Runs one claim of an `sql` handler by itself.
