@@ -24,3 +24,7 @@ pub const HANDSHAKE_ECHO_BYTES_MAX: usize = 512;
 
 /// The longest resource of an order guard: it stands in an index, as an event id does.
 pub const RESOURCE_BYTES_MAX: usize = 255;
+
+/// How far the jobs of one handler are counted for gauges and alerts: past it the number only says
+/// "many", and a backlog of a million must not make looking at it slow.
+pub const LANE_COUNT_MAX: u64 = 10_000;

@@ -226,7 +226,12 @@ impl Inspect for Fake {
         let model = self.model();
         let before = filter.before.map_or(usize::MAX, |Cursor(before)| before as usize);
         let fits = |(at, event): &(usize, &EventDetail)| {
-            *at < before && filter.until.is_none_or(|until| event.summary.received_at < until)
+            let summary = &event.summary;
+            *at < before
+                && filter.until.is_none_or(|until| summary.received_at < until)
+                && filter
+                    .unfinished_since
+                    .is_none_or(|at| summary.received_at < at && !summary.status.is_final())
         };
         let mut fitting = model.events.iter().enumerate().rev().filter(fits);
         let page: Vec<_> = fitting.by_ref().take(filter.limit).collect();
@@ -262,6 +267,22 @@ impl Inspect for Fake {
 
     async fn job(&self, id: JobId) -> Result<Option<JobDetail>, StoreError> {
         Ok(self.model().job(id).cloned())
+    }
+
+    async fn lanes(&self) -> Result<Vec<LaneState>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {
+        let model = self.model();
+        let fitting = model.events.iter().filter(|event| event.summary.received_at >= ask.since);
+        let events: Vec<_> = fitting
+            .map(|event| SampledEvent {
+                summary: event.summary.clone(),
+                arrived_at: event.arrivals.iter().map(|note| note.received_at).collect(),
+            })
+            .collect();
+        Ok(Sample { total: events.len() as u64, events })
     }
 }
 
