@@ -15,6 +15,16 @@ use super::row::{DEAD, HELD, LEASED, PARKED, READY, micros, timestamp};
 /// for this much earlier as well, in microseconds.
 const OVERTAKEN_MICROS: i64 = 60 * 1_000_000;
 
+/// The states that are counted. Each is written out, and as its partial index has it, so that this
+/// index is used.
+pub(super) const CONDITIONS: [(i64, &str); 5] = [
+    (READY, "state = 0"),
+    (LEASED, "state = 1"),
+    (HELD, "state > 4 AND state = 5"),
+    (PARKED, "state > 4 AND state = 6"),
+    (DEAD, "state = 4"),
+];
+
 /// How far behind each handler is.
 pub(super) fn lanes(conn: &Connection) -> rusqlite::Result<Vec<LaneState>> {
     let mut lanes = conn.prepare_cached(
@@ -44,17 +54,16 @@ fn nothing(handler: HandlerRef) -> LaneState {
     LaneState { handler, oldest_due: None, ready: 0, leased: 0, held: 0, parked: 0, dead: 0 }
 }
 
-/// Adds one tenant's jobs. Each state is written out, so that its partial index can be used.
-fn add_lane(conn: &Connection, lane: i64, state: &mut LaneState) -> rusqlite::Result<()> {
-    let counts = [
-        (READY, "state = 0", &mut state.ready),
-        (LEASED, "state = 1", &mut state.leased),
-        (HELD, "state > 4 AND state = 5", &mut state.held),
-        (PARKED, "state > 4 AND state = 6", &mut state.parked),
-        (DEAD, "state = 4", &mut state.dead),
-    ];
-    for (number, condition, count) in counts {
-        debug_assert!(condition.ends_with(&number.to_string()), "{condition} is not {number}");
+/// Adds one tenant's jobs.
+fn add_lane(conn: &Connection, lane: i64, told: &mut LaneState) -> rusqlite::Result<()> {
+    for (state, condition) in CONDITIONS {
+        let count = match state {
+            READY => &mut told.ready,
+            LEASED => &mut told.leased,
+            HELD => &mut told.held,
+            PARKED => &mut told.parked,
+            _dead => &mut told.dead,
+        };
         let more: i64 = conn
             .prepare_cached(&format!(
                 "SELECT count(*) FROM
@@ -71,7 +80,7 @@ fn add_lane(conn: &Connection, lane: i64, state: &mut LaneState) -> rusqlite::Re
             ))?
             .query_row([lane], |row| row.get(0))
             .optional()?;
-        state.oldest_due = state.oldest_due.into_iter().chain(earliest.map(timestamp)).min();
+        told.oldest_due = told.oldest_due.into_iter().chain(earliest.map(timestamp)).min();
     }
     Ok(())
 }
@@ -124,11 +133,12 @@ fn other_arrivals(conn: &Connection, seq: i64) -> rusqlite::Result<Vec<Timestamp
 /// The numbers of the first event since `since`, and of the newest there is. Found by halving, since
 /// events have no index by time that every insert would have to feed.
 fn span(conn: &Connection, since: i64) -> rusqlite::Result<Option<(i64, i64)>> {
-    let ends = "SELECT min(seq), max(seq) FROM hapax_event";
-    let ends = conn.prepare_cached(ends)?.query_row([], |row| {
-        Ok(row.get::<_, Option<i64>>(0)?.zip(row.get::<_, Option<i64>>(1)?))
-    })?;
-    let Some((mut low, newest)) = ends else { return Ok(None) };
+    // Each on its own: asked for both at once, SQLite reads every row there is.
+    let end = |which: &str| -> rusqlite::Result<Option<i64>> {
+        conn.prepare_cached(&format!("SELECT {which}(seq) FROM hapax_event"))?
+            .query_row([], |row| row.get(0))
+    };
+    let Some((mut low, newest)) = end("min")?.zip(end("max")?) else { return Ok(None) };
     let mut at_or_after = conn.prepare_cached(
         "SELECT received_at FROM hapax_event WHERE seq >= ?1 ORDER BY seq LIMIT 1",
     )?;

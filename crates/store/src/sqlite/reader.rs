@@ -260,7 +260,7 @@ fn stands(status: Status) -> String {
 /// The condition for an event that is not finished: in review, or with a job that is open or dead.
 /// Every state is named on its own, so that its partial index can be used; what is finished, nearly
 /// always nearly all, is never looked at.
-const UNFINISHED: &str = "e.seq IN (
+pub(super) const UNFINISHED: &str = "e.seq IN (
      SELECT seq FROM hapax_event WHERE state <> 0 AND state = 1
      UNION ALL SELECT event_seq FROM hapax_job WHERE state = 0
      UNION ALL SELECT event_seq FROM hapax_job WHERE state = 1
