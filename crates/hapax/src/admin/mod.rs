@@ -13,6 +13,7 @@ mod jobs;
 mod problem;
 mod replay;
 mod review;
+mod stats;
 #[cfg(test)]
 mod tests;
 
@@ -33,6 +34,8 @@ use tokio_util::task::TaskTracker;
 pub(crate) use auth::Gate;
 use auth::{Door, Scope};
 use problem::Problem;
+
+use crate::watch::Watch;
 
 /// The jobs that a source promises for an event now: asked for replays and approvals.
 pub(crate) type JobsFor =
@@ -55,6 +58,8 @@ pub(crate) struct Admin<S> {
     pub(crate) handlers: JobsFor,
     /// The handlers of the live configuration.
     pub(crate) configured: Configured,
+    /// What is counted, and what needs attention.
+    pub(crate) watch: Arc<Watch>,
     /// The clock.
     pub(crate) now: Now,
     /// Claims that must come to their end although whoever asked hung up: to be waited for before
@@ -109,6 +114,9 @@ fn table<S: Store + Work + Inspect>() -> Vec<Route<S>> {
         operate("/api/v1/events/{id}/approve", post(review::approve::<S>)),
         operate("/api/v1/events/{id}/reject", post(review::reject::<S>)),
         read("/api/v1/handlers", get(jobs::handlers::<S>)),
+        read("/api/v1/lanes", get(jobs::lanes::<S>)),
+        read("/api/v1/stats", get(stats::stats::<S>)),
+        read("/api/v1/alerts", get(stats::alerts::<S>)),
         read("/api/v1/jobs", get(jobs::list::<S>)),
         read("/api/v1/jobs/{id}", get(jobs::show::<S>)),
         operate("/api/v1/jobs/{id}/replay", post(replay::job::<S>)),
@@ -144,6 +152,7 @@ async fn index() -> &'static str {
      POST /api/v1/events/{id}/replay    run its work again; also /approve, /reject\n\
      GET  /api/v1/jobs?status=dead      dead letters\n\
      POST /api/v1/jobs/replay           run dead letters again\n\
+     GET  /api/v1/stats  /alerts        how it goes, and what needs attention\n\
      GET  /api/v1/openapi.json          all of it\n\
      GET  /metrics  /healthz  /readyz\n"
 }

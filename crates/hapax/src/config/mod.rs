@@ -4,6 +4,7 @@
 //! [`document`] walks the TOML, [`units`] knows the values, [`secrets`] where secrets come from,
 //! [`sources`] builds what verifies, [`handlers`] what works, [`dev`] is what happens without a file.
 
+mod alerts;
 mod dev;
 mod document;
 mod handlers;
@@ -24,6 +25,7 @@ use hapax_core::secret::Secret;
 use hapax_engine::tls::Certificate;
 use ipnet::IpNet;
 
+pub(crate) use self::alerts::Alerts;
 pub(crate) use self::dev::{DevMode, looks_like_one as looks_like_a_dev_secret};
 use self::document::{Section, not_built_yet};
 pub(crate) use self::handlers::Mode;
@@ -124,6 +126,8 @@ pub(crate) struct Settings {
     pub(crate) log: LogSettings,
     /// How long things are kept.
     pub(crate) retention: Retention,
+    /// From when on something is worth a person's attention.
+    pub(crate) alerts: Alerts,
 }
 
 /// `[log]`.
@@ -172,6 +176,7 @@ impl Default for Settings {
             drain: Duration::from_secs(30),
             log: LogSettings { format: LogFormat::Human, level: "info".to_owned() },
             retention: Retention { keys: None, events: KEEP_DEFAULT },
+            alerts: Alerts::default(),
         }
     }
 }
@@ -271,7 +276,7 @@ const REPLACEABLE: [(&str, &str, &str); 13] = [
     ("roles", "HAPAX_ROLES", "--roles"),
 ];
 
-const ROOT_KEYS: [&str; 15] = [
+const ROOT_KEYS: [&str; 16] = [
     "listen",
     "admin_listen",
     "public_url",
@@ -286,6 +291,7 @@ const ROOT_KEYS: [&str; 15] = [
     "tls",
     "tokens",
     "retention",
+    "alerts",
     "sources",
 ];
 const ROOT_LATER: [&str; 4] = ["database_url", "redis_url", "outbound", "proxies"];
@@ -396,6 +402,10 @@ impl Reading<'_> {
                     if let Some(level) = log.get("level") {
                         level.parse(|text| settings.set("log.level", text), problems);
                     }
+                }
+                "alerts" => {
+                    let Some(alerts) = entry.section(problems) else { continue };
+                    settings.alerts = Alerts::read(&alerts, problems);
                 }
                 "retention" => {
                     let Some(retention) = entry.section(problems) else { continue };
@@ -636,6 +646,7 @@ mod tests {
             })
         };
         let nested = ["format", "level", "keys", "events", "cert", "key", "value", "allow"];
+        let nested = nested.into_iter().chain(alerts::KEYS);
         for key in ROOT_KEYS.into_iter().chain(nested).chain(sources::all_keys().copied()) {
             let is_table = ["tenants", "scheme", "handlers", "order"].contains(&key);
             assert!(is_there(key) || is_table, "{key}");
@@ -707,6 +718,30 @@ mod tests {
         assert_eq!(settings.drain, Duration::from_secs(3));
         assert_eq!(settings.log.level, "debug");
         assert_eq!(settings.max_body_bytes, 1 << 20);
+    }
+
+    #[test]
+    fn each_alert_can_be_set_and_switched_off() {
+        let off: String = alerts::KEYS.map(|key| format!("{key} = \"off\"\n")).concat();
+        let read = |text: &str| {
+            load_text(&format!("[alerts]\n{text}"), &|_| None, Flags::default()).settings.alerts
+        };
+        let none = Alerts {
+            duplicate_spike: None,
+            failed_verifications: None,
+            oldest_job: None,
+            dead_letters: None,
+            silence: None,
+            secret_expiry: None,
+            clock_skew: None,
+            log_growth: None,
+            store: false,
+        };
+        assert_eq!(read(&off), none);
+        let set = read("duplicate_spike = \"5\"\nsilence = \"2d\"\nlog_growth = 1000");
+        let two_days = Duration::from_secs(2 * 86_400);
+        assert_eq!((set.duplicate_spike, set.silence), (Some(5), Some(two_days)));
+        assert_eq!((set.log_growth, set.store), (Some(1_000), true));
     }
 
     #[test]
