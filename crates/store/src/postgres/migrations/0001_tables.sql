@@ -1,0 +1,196 @@
+-- Events, keys and jobs in the schema hapax. Every number here is decided by the database; leases
+-- and due times go by its clock.
+
+-- One row: what tells this database from a restored or promoted copy of it, and the key under
+-- which a cache outside proves that it wrote an entry.
+CREATE TABLE hapax.epoch (
+    one       boolean PRIMARY KEY DEFAULT true CHECK (one),
+    counter   bigint NOT NULL DEFAULT 1,
+    cache_key bytea  NOT NULL DEFAULT uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
+);
+INSERT INTO hapax.epoch DEFAULT VALUES;
+
+-- A handler as the nodes last told of it. retry and lease in microseconds: SQL functions follow the
+-- schedule too. policy: null none, 0 latest, 1 sequence, 2 machine.
+CREATE TABLE hapax.handler (
+    handler  integer PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    source   text    NOT NULL,
+    name     text    NOT NULL,
+    retry    bigint[] NOT NULL DEFAULT '{0}',
+    lease    bigint  NOT NULL DEFAULT 30000000,
+    policy   smallint,
+    start_at bigint,
+    hold     bigint  NOT NULL DEFAULT 600000000,
+    hold_max integer NOT NULL DEFAULT 1000,
+    go       boolean NOT NULL DEFAULT false,
+    pulled   boolean NOT NULL DEFAULT false,
+    UNIQUE (source, name)
+);
+
+-- What a machine says of a step: from null is "no state yet". A pair that is not here is behind.
+CREATE TABLE hapax.transition (
+    handler integer NOT NULL REFERENCES hapax.handler,
+    from_at bigint,
+    to_at   bigint  NOT NULL,
+    runs    boolean NOT NULL,
+    UNIQUE NULLS NOT DISTINCT (handler, from_at, to_at)
+);
+
+-- A lane holds the jobs of one handler for one tenant. Claims go over the lanes of a handler in
+-- turn, so that a noisy tenant starves nobody. Below 2^24: see hapax.job.
+CREATE TABLE hapax.lane (
+    lane    integer PRIMARY KEY GENERATED ALWAYS AS IDENTITY CHECK (lane < 16777216),
+    handler integer NOT NULL REFERENCES hapax.handler,
+    tenant  text    NOT NULL,
+    UNIQUE (handler, tenant)
+);
+
+-- Keeps: one Event per (tenant, source, event id). `hash` is the referee of that race: 16 bytes of
+-- SHA-256 over the length-prefixed parts. This is the narrow row that outlives its body: pruned
+-- holds the status it ended with once body, jobs and history are gone.
+-- Sender's text is bytea, because text here cannot hold a NUL.
+-- state: 0 open, 1 in review, 2 discarded. review: 0 none, 1 late, 2 replay, 3 conflict.
+CREATE TABLE hapax.event (
+    id          uuid     PRIMARY KEY,
+    hash        bytea    NOT NULL UNIQUE,
+    tenant      text     NOT NULL,
+    source      text     NOT NULL,
+    event_id    bytea    NOT NULL,
+    event_type  bytea,
+    occurred_at timestamptz,
+    received_at timestamptz NOT NULL,
+    body_hash   bytea    NOT NULL,
+    state       smallint NOT NULL DEFAULT 0,
+    review      smallint NOT NULL DEFAULT 0,
+    request_id  uuid     NOT NULL,
+    remote      inet,
+    secret      integer  NOT NULL,
+    signed_at   timestamptz,
+    pruned      text
+);
+CREATE INDEX event_review ON hapax.event (id) WHERE state <> 0;
+
+-- Every (tenant, source) that an event ever came under. An event is found by its sender's id through
+-- the hash under each of them: an index over event_id would cost every insert a random page.
+CREATE TABLE hapax.pair (
+    tenant text NOT NULL,
+    source text NOT NULL,
+    PRIMARY KEY (tenant, source)
+);
+
+-- Headers and bodies, in partitions by the time in the id: made ahead, and dropped once all in them
+-- is finished and past its time.
+CREATE TABLE hapax.body (
+    id      uuid  NOT NULL,
+    headers bytea NOT NULL,
+    body    bytea NOT NULL,
+    PRIMARY KEY (id)
+) PARTITION BY RANGE (id);
+
+-- Signed bytes, where neither id nor time is signed: seen under another key, an event goes to review.
+CREATE TABLE hapax.seen (
+    hash  bytea PRIMARY KEY,
+    event uuid  NOT NULL
+);
+
+-- How often an event arrived after the first time.
+CREATE TABLE hapax.copy (
+    event     uuid   PRIMARY KEY,
+    copies    bigint NOT NULL,
+    conflicts bigint NOT NULL,
+    last_at   timestamptz NOT NULL
+);
+
+-- The newest few of those arrivals in full, and the bodies of conflicts.
+CREATE TABLE hapax.arrival (
+    event       uuid    NOT NULL,
+    received_at timestamptz NOT NULL,
+    request_id  uuid    NOT NULL,
+    conflict    boolean NOT NULL,
+    remote      inet,
+    secret      integer NOT NULL,
+    signed_at   timestamptz,
+    body        bytea,
+    PRIMARY KEY (event, received_at, request_id)
+);
+
+-- Keeps: one Job per event and handler. A job's id is its event's id with the lane in the last 24
+-- bits (an event's id ends in 24 zero bits), so that one index finds a job by its id and all jobs of
+-- an event as a range.
+-- state: 0 ready, 1 leased, 2 done, 3 stale, 4 dead, 5 held, 6 parked, 7 review, 8 discarded.
+-- due_at: ready: from when; leased: until when; held: its deadline; parked: since when; else: when
+-- it ended.
+CREATE TABLE hapax.job (
+    job        uuid     PRIMARY KEY,
+    event      uuid     NOT NULL,
+    handler    integer  NOT NULL,
+    lane       integer  NOT NULL,
+    state      smallint NOT NULL,
+    due_at     timestamptz NOT NULL,
+    fence      bigint   NOT NULL DEFAULT 0,
+    run        integer  NOT NULL DEFAULT 1,
+    attempt    integer  NOT NULL DEFAULT 0,
+    steps      integer  NOT NULL DEFAULT 0,
+    lost       integer  NOT NULL DEFAULT 0,
+    forced     boolean  NOT NULL DEFAULT false,
+    resource   text,
+    position   bigint,
+    started_at timestamptz,
+    worker     text,
+    result     text,
+    error      text
+) WITH (fillfactor = 70);
+CREATE INDEX job_ready  ON hapax.job (handler, lane, due_at, job) WHERE state = 0;
+CREATE INDEX job_leased ON hapax.job (handler, due_at) WHERE state = 1;
+CREATE INDEX job_held   ON hapax.job (handler, due_at) WHERE state = 5;
+CREATE INDEX job_waits  ON hapax.job (lane, resource, position) WHERE state IN (5, 6);
+CREATE INDEX job_dead   ON hapax.job (handler, job) WHERE state IN (4, 7);
+-- Keeps: one at a time per resource, over all nodes. This index is the referee.
+CREATE UNIQUE INDEX job_busy ON hapax.job (lane, resource) WHERE state = 1 AND resource IS NOT NULL;
+
+-- Attempts that failed or were lost; the one that succeeded stands in the job itself.
+CREATE TABLE hapax.attempt (
+    job        uuid    NOT NULL,
+    run        integer NOT NULL,
+    attempt    integer NOT NULL,
+    started_at timestamptz NOT NULL,
+    ended_at   timestamptz,
+    outcome    text    NOT NULL,
+    error      text,
+    worker     text    NOT NULL,
+    PRIMARY KEY (job, run, attempt)
+);
+
+-- The last position applied to a resource, per lane. Its row is what the order guard locks.
+CREATE TABLE hapax.mark (
+    lane     integer NOT NULL,
+    resource text    NOT NULL,
+    position bigint  NOT NULL,
+    PRIMARY KEY (lane, resource)
+);
+
+-- What people did, and why.
+CREATE TABLE hapax.action (
+    action bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    event  uuid   NOT NULL,
+    what   text   NOT NULL,
+    who    text   NOT NULL,
+    reason text,
+    at     timestamptz NOT NULL
+);
+CREATE INDEX action_event ON hapax.action (event);
+
+-- The outbox: a message is recorded with the commit that publishes it, or not at all.
+CREATE TABLE hapax.message (
+    message     bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    tenant      text   NOT NULL,
+    id          text   NOT NULL,
+    type        text   NOT NULL,
+    data        jsonb  NOT NULL,
+    key         text,
+    api_version text,
+    event       uuid,
+    created_at  timestamptz NOT NULL DEFAULT statement_timestamp(),
+    UNIQUE (tenant, id)
+);
+CREATE INDEX message_event ON hapax.message (event) WHERE event IS NOT NULL;
