@@ -736,7 +736,7 @@ mod tests {
         let nested = ["format", "level", "keys", "events", "cert", "key", "value", "allow"];
         let nested = nested.into_iter().chain(alerts::KEYS);
         for key in ROOT_KEYS.into_iter().chain(nested).chain(sources::all_keys().copied()) {
-            let is_table = ["tenants", "scheme", "handlers", "order"].contains(&key);
+            let is_table = ["tenants", "scheme", "handlers", "order", "refetch"].contains(&key);
             assert!(is_there(key) || is_table, "{key}");
         }
         for (_, variable, _) in REPLACEABLE {
@@ -769,7 +769,8 @@ mod tests {
                 "[sources.legacy]",
                 "[sources.stripe.scheme]\nheader = \"x-signature\"\n[sources.legacy]",
             );
-        let known = ["STRIPE_SECRET", "ACME_STRIPE_SECRET", "LEGACY", "ID", "HAPAX_OPS_TOKEN"];
+        let known =
+            ["STRIPE_SECRET", "ACME_STRIPE_SECRET", "LEGACY", "ID", "HAPAX_OPS_TOKEN", "API_AUTH"];
         let env = |name: &str| match name {
             "HOOK_SECRET" => Some("whsec_c2VjcmV0".to_owned()),
             name => known.contains(&name).then(|| format!("value of {name}")),
