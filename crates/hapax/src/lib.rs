@@ -44,11 +44,9 @@ pub mod limits;
 
 mod library;
 
-pub use hapax_core::handler::{
-    Gaps, HandlerKind, HttpTarget, OnGap, Order, Refetch, SignAs, SqlProgram,
-};
+pub use hapax_core::handler::{HandlerKind, HttpTarget, Order, Refetch, SignAs, SqlProgram};
 pub use hapax_core::job::{HandlerName, Retry};
-pub use hapax_core::order::OrderPolicy;
+pub use hapax_core::order::{Gaps, Machine, OnGap, OrderPolicy, OrderRule};
 pub use hapax_core::source::{Late, ReplayGuard, SourceSpec};
 pub use hapax_core::store::{EventId, Inspect, NewMessage, Work};
 pub use hapax_core::{SourceName, Tenant, Timestamp};

@@ -16,7 +16,8 @@ use axum::body::{Body, to_bytes};
 use axum::response::Response;
 use hapax::{
     BuildError, Committed, Event, Failure, Gaps, Handler, HandlerSetup, Hapax, NewMessage, Order,
-    OrderPolicy, Running, Source, SqliteOptions, SqliteStore, Timestamp, Tx, handler, handler_fn,
+    OrderPolicy, OrderRule, Running, Source, SqliteOptions, SqliteStore, Timestamp, Tx, handler,
+    handler_fn,
 };
 use serde_json::{Value, json};
 use support::ledger::{self, Ledger};
@@ -415,7 +416,8 @@ async fn a_late_handler_cannot_commit_a_job_that_was_claimed_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn old_news_is_stale_for_a_rust_handler_too() {
     // The newer version is applied, then the older one arrives.
-    let order = Order::build("/data/object/id", "/created", OrderPolicy::Latest, Gaps::default());
+    let rule = OrderRule { policy: OrderPolicy::Latest, gaps: Gaps::default() };
+    let order = Order::build("/data/object/id", "/created", rule);
     let app = App::with(handler("charge", Charge).order(order.unwrap())).await;
     for (id, created, status) in [("evt_2", 2, "processed"), ("evt_1", 1, "stale")] {
         let body = json!({

@@ -128,7 +128,8 @@ impl<E: Error + Send + Sync + 'static> From<E> for Failure {
 /// Why nothing was committed. None of these leaves anything half done.
 #[derive(Debug, thiserror::Error)]
 pub enum TxError {
-    /// The job was claimed again, replayed, or is done: what this attempt did is void.
+    /// The job was claimed again, replayed, discarded, or is done, or newer news of its resource was
+    /// applied: what this attempt did is void.
     #[error("the claim was lost: the job is someone else's now")]
     FenceLost,
     /// The effects failed, took too long, or were against a constraint.

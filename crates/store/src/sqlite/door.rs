@@ -17,7 +17,7 @@ use rusqlite::{CachedStatement, Connection, Params, Row};
 
 use super::SqliteStore;
 use super::jobs::{JobRow, place_of};
-use super::row::{DONE, STALE, micros};
+use super::row::{DISCARDED, DONE, STALE, micros};
 use super::run::is_the_users;
 use super::sandbox::Confined;
 use super::transaction::Transaction;
@@ -206,10 +206,14 @@ fn commit(
     let tx = Transaction::begin(&writer.conn)?;
     let (seq, lane) = place_of(job);
     // At most once per fence: a second "done" is refused, and what goes with it rolled back.
-    let open = |row: &JobRow| row.fence == fence.0 && !matches!(row.state, DONE | STALE);
+    let open =
+        |row: &JobRow| row.fence == fence.0 && !matches!(row.state, DONE | STALE | DISCARDED);
     let Some(row) = JobRow::find(&writer.conn, seq, lane)?.filter(open) else {
         return Ok(Err(TxError::FenceLost));
     };
+    if writer.lanes.was_passed(&writer.conn, &row)? {
+        return Ok(Err(TxError::FenceLost));
+    }
     writer
         .conn
         .prepare_cached("UPDATE hapax_current SET event_seq = ?1, at = ?2")?
