@@ -5,13 +5,16 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use hapax_core::order::OrderPolicy;
 use hapax_core::store::{
     ClaimAsk, EventName, Horizon, Inspect, Lookup, Store, StoreError, Verdict, Work,
 };
 use rusqlite::Connection;
 
 use super::{Db, SqliteOptions, SqliteStore};
-use crate::harness::{Place, Sender, after, body, handler, job, noon, spec};
+use crate::harness::{
+    LEASE, Place, Sender, World, after, body, handler, job, noon, ordered, placed, spec,
+};
 use crate::limits::FRESH_KEYS_MAX;
 use crate::transact::{Failure, Transact as _, TxError};
 
@@ -433,6 +436,22 @@ async fn a_disk_that_fails_under_a_rust_handler_is_no_verdict_on_its_job() {
     let rows: i64 =
         conn.query_row("SELECT count(*) FROM mine", [], |row| row.get(0)).expect("counts");
     assert_eq!(rows, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rust_handler_that_was_overtaken_commits_nothing() {
+    // Its lease ended and newer news was applied: its fence is still the last one given.
+    let world = World::on_disk();
+    world.announce([ordered("fee", OrderPolicy::Latest)]).await;
+    world.accept("v1", &[placed("fee", "po_1", 1)]).await;
+    let overtaken = world.claim_one("fee").await;
+    world.pass(LEASE);
+    world.accept("v2", &[placed("fee", "po_1", 2)]).await;
+    assert_eq!(world.do_all("fee").await, ["v2"]);
+    let late = world.store.right(&overtaken, Duration::from_secs(1)).nothing_to_do("late").await;
+    assert!(matches!(late, Err(TxError::FenceLost)), "{late:?}");
+    assert!(!world.store.is_done(overtaken.job).await.expect("answers"));
+    world.store.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
