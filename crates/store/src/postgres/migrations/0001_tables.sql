@@ -27,13 +27,14 @@ CREATE TABLE hapax.handler (
     UNIQUE (source, name)
 );
 
--- What a machine says of a step: from null is "no state yet". A pair that is not here is behind.
+-- What a machine says of a step: 0 run, 1 stale, 2 hold. from_at -1 is "no state yet"; every state of
+-- the machine has a row to itself; a step between two states that is not here is stale.
 CREATE TABLE hapax.transition (
-    handler integer NOT NULL REFERENCES hapax.handler,
-    from_at bigint,
-    to_at   bigint  NOT NULL,
-    runs    boolean NOT NULL,
-    UNIQUE NULLS NOT DISTINCT (handler, from_at, to_at)
+    handler integer  NOT NULL REFERENCES hapax.handler,
+    from_at bigint   NOT NULL,
+    to_at   bigint   NOT NULL,
+    says    smallint NOT NULL,
+    PRIMARY KEY (handler, from_at, to_at)
 );
 
 -- A lane holds the jobs of one handler for one tenant. Claims go over the lanes of a handler in
@@ -147,6 +148,7 @@ CREATE INDEX job_held   ON hapax.job (handler, due_at) WHERE state = 5;
 CREATE INDEX job_gap    ON hapax.job (lane, resource, position, job) WHERE state = 5;
 CREATE INDEX job_parked ON hapax.job (handler, lane, resource, position, job) WHERE state = 6;
 CREATE INDEX job_dead   ON hapax.job (handler, job) WHERE state IN (4, 7);
+CREATE INDEX job_at_work ON hapax.job (lane, resource) WHERE state = 1 AND resource IS NOT NULL;
 -- Keeps: one at a time per resource, over all nodes. This index is the referee. exclusive is set by
 -- a claim that leases the resource with the job; statements run under the lock of the mark instead.
 CREATE UNIQUE INDEX job_busy ON hapax.job (lane, resource) WHERE state = 1 AND exclusive;
