@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hapax_core::Source;
 use hapax_core::handler::{
-    Gaps, Handler, HandlerKind, HttpTarget, OnGap, Order, SignAs, SqlError, SqlParameter,
+    Dialect, Gaps, Handler, HandlerKind, HttpTarget, OnGap, Order, SignAs, SqlError, SqlParameter,
     SqlProgram, Types,
 };
 use hapax_core::job::{HandlerName, Policy};
@@ -225,7 +225,7 @@ impl Reading<'_> {
 
     fn sql(&mut self, entry: &Entry<'_>) -> Option<SqlProgram> {
         let text = entry.text(&mut self.problems)?;
-        let error = match SqlProgram::parse(text) {
+        let error = match SqlProgram::parse(text, Dialect::Sqlite) {
             Ok(program) => return Some(program),
             Err(error) => error,
         };
@@ -247,7 +247,7 @@ impl Reading<'_> {
     fn sql_file(&mut self, entry: &Entry<'_>) -> Option<SqlProgram> {
         let path = PathBuf::from(entry.text(&mut self.problems)?);
         let read = read_sql(&path).and_then(|text| {
-            SqlProgram::parse(&text).map_err(|error| {
+            SqlProgram::parse(&text, Dialect::Sqlite).map_err(|error| {
                 let SqlError { line, column, problem, hint } = error;
                 Complaint::new(format!("{}:{line}:{column}: {problem}", path.display()), hint)
             })
