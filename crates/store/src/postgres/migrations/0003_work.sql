@@ -65,11 +65,13 @@ $$;
 
 -- A job of this resource is no longer at work, or was set aside: whom the mark lets go now is ready,
 -- and the first of those that are parked if nobody is at work. They are decided again when claimed.
+-- True where any is ready now.
 CREATE FUNCTION hapax.ready_next(h hapax.handler, of_lane integer, of_resource text, at timestamptz)
-RETURNS void
+RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     mark bigint;
+    any_held boolean := false;
 BEGIN
     IF h.policy IS NULL OR h.policy <> 0 THEN
         SELECT m.position INTO mark FROM hapax.mark m
@@ -81,17 +83,20 @@ BEGIN
               AND (h.policy IS NULL OR h.policy <> 1 OR w.position - 1 <= mark)
               AND (h.policy IS NULL OR hapax.guard(h, mark, w.position) <> 2)
             FOR UPDATE SKIP LOCKED);
+        any_held := FOUND;
     END IF;
     PERFORM FROM hapax.job b WHERE b.lane = of_lane AND b.resource = of_resource AND b.state = 1;
-    IF NOT FOUND THEN
-        UPDATE hapax.job SET state = 0, due_at = at
-        WHERE job = (
-            SELECT w.job FROM hapax.job w
-            WHERE w.handler = h.handler AND w.lane = of_lane AND w.resource = of_resource
-              AND w.state = 6
-            ORDER BY w.position, w.job LIMIT 1
-            FOR UPDATE SKIP LOCKED);
+    IF FOUND THEN
+        RETURN any_held;
     END IF;
+    UPDATE hapax.job SET state = 0, due_at = at
+    WHERE job = (
+        SELECT w.job FROM hapax.job w
+        WHERE w.handler = h.handler AND w.lane = of_lane AND w.resource = of_resource
+          AND w.state = 6
+        ORDER BY w.position, w.job LIMIT 1
+        FOR UPDATE SKIP LOCKED);
+    RETURN FOUND OR any_held;
 END $$;
 
 -- A lease that ran out, of a job whose row is locked: an attempt without a verdict. Its fence stays:
@@ -241,8 +246,8 @@ END $$;
 -- Keeps: attempt+1 and a new fence, committed before the work.
 -- Claims up to `wanted` due jobs of a handler, over its lanes in turn from the one after after_lane.
 -- `guarded`: order is decided here, and the resource leased with the job; else in the work's own
--- transaction. The last row has no job: it says how many the guard set aside, which lane came first,
--- and where the next look at parked jobs begins.
+-- transaction. The last row has no job: it says whose jobs the guard set aside, which lane came
+-- first, and where the next look at parked jobs begins.
 CREATE FUNCTION hapax.claim(
     of_handler integer, wanted integer, who text, guarded boolean, after_lane integer,
     seen_lane integer, seen_resource text, now_at timestamptz DEFAULT NULL)
@@ -250,7 +255,7 @@ RETURNS TABLE (
     job uuid, fence bigint, attempt integer, run integer, leased_until timestamptz, event uuid,
     lane integer, tenant text, event_id bytea, event_type bytea, occurred_at timestamptz,
     received_at timestamptz, resource text, place bigint, forced boolean, headers bytea, body bytea,
-    set_aside integer, look_lane integer, look_resource text)
+    set_aside uuid[], look_lane integer, look_resource text)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 -- A plan that was made while the tables were small must do for large ones too.
@@ -272,7 +277,7 @@ DECLARE
     taken uuid[] := '{}';
     few uuid[];
     few_lost integer[];
-    aside integer := 0;
+    aside uuid[] := '{}';
     admitted integer;
     room integer;
     share integer;
@@ -344,7 +349,9 @@ BEGIN
                     CONTINUE WHEN j.lost > 0 AND cardinality(taken) > 0;
                     IF j.resource IS NOT NULL THEN
                         admitted := hapax.admit(h, j, at);
-                        aside := aside + admitted / 2;
+                        IF admitted = 2 THEN
+                            aside := aside || j.event;
+                        END IF;
                         CONTINUE WHEN admitted <> 0;
                     END IF;
                     UPDATE hapax.job x SET state = 1, due_at = at + h.lease * interval '1 microsecond',
@@ -407,14 +414,14 @@ BEGIN
             WHERE x.lane = j.lane AND x.resource = j.resource AND x.state = 1;
             CONTINUE WHEN FOUND;
             PERFORM hapax.end_hold(h, j, at);
-            aside := aside + 1;
+            aside := aside || j.event;
         END LOOP;
     END IF;
 
     RETURN QUERY
     SELECT x.job, x.fence, x.attempt, x.run, x.due_at, x.event, x.lane, e.tenant, e.event_id,
         e.event_type, e.occurred_at, e.received_at, x.resource, x.position, x.forced, b.headers,
-        b.body, 0, 0, ''::text
+        b.body, NULL::uuid[], NULL::integer, NULL::text
     FROM unnest(taken) WITH ORDINALITY t (job, n)
     JOIN hapax.job x ON x.job = t.job
     JOIN hapax.event e ON e.id = x.event
@@ -465,7 +472,8 @@ END $$;
 
 -- Keeps: "done" once per fence, with the mark. A fence is good until the next claim, replay or
 -- rejection, also after its lease; but not once the mark has passed the job: then another of its
--- resource was applied in its place. 0 the fence is lost, 1 done now, 2 done before under this fence.
+-- resource was applied in its place. 0 the fence is lost, 1 done now, 2 done before under this fence,
+-- 3 done now and others of its resource are ready.
 CREATE FUNCTION hapax.done(of_job uuid, of_fence bigint, of_result text, at timestamptz)
 RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -510,8 +518,8 @@ BEGIN
         DELETE FROM hapax.attempt a
         WHERE a.job = of_job AND a.run = j.run AND a.attempt = j.attempt;
     END IF;
-    IF j.resource IS NOT NULL THEN
-        PERFORM hapax.ready_next(h, j.lane, j.resource, at);
+    IF j.resource IS NOT NULL AND hapax.ready_next(h, j.lane, j.resource, at) THEN
+        RETURN 3;
     END IF;
     RETURN 1;
 END $$;
@@ -526,7 +534,7 @@ DECLARE
     at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
     settled integer := hapax.done(of_job, of_fence, of_result, at);
 BEGIN
-    IF settled = 1 AND messages IS NOT NULL THEN
+    IF settled IN (1, 3) AND messages IS NOT NULL THEN
         -- Keys in one order everywhere, since each is locked until the commit.
         PERFORM hapax.write_message(
             coalesce(m ->> 'tenant', e.tenant), coalesce(m ->> 'id', 'msg_' || gen_random_uuid()),
@@ -567,17 +575,17 @@ BEGIN
     END IF;
     SELECT count(*) INTO missed
     FROM unnest(jobs, fences, results) WITH ORDINALITY r (job, fence, result, n)
-    WHERE r.job <> ALL (plain) AND hapax.done(r.job, r.fence, r.result, at) <> 1;
+    WHERE r.job <> ALL (plain) AND hapax.done(r.job, r.fence, r.result, at) NOT IN (1, 3);
     RETURN missed;
 END $$;
 
 -- Keeps: a verdict uses one step of the schedule, once. `how`: 0 by the schedule, 1 by the schedule
--- but not before `wait`, 2 after exactly `wait`, 3 never again; waits in microseconds. False: the
--- fence is lost, or the job is not leased any more.
+-- but not before `wait`, 2 after exactly `wait`, 3 never again; waits in microseconds. 0 the fence is
+-- lost or the job not leased any more, 1 recorded, 3 recorded and others of its resource are ready.
 CREATE FUNCTION hapax.failed(
     of_job uuid, of_fence bigint, why text, how integer, wait bigint, dice double precision,
     now_at timestamptz DEFAULT NULL)
-RETURNS boolean
+RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
@@ -588,7 +596,7 @@ DECLARE
 BEGIN
     SELECT * INTO j FROM hapax.job x WHERE x.job = of_job FOR UPDATE;
     IF NOT FOUND OR j.fence IS DISTINCT FROM of_fence OR j.state <> 1 THEN
-        RETURN false;
+        RETURN 0;
     END IF;
     SELECT * INTO h FROM hapax.handler x WHERE x.handler = j.handler;
     why := left(why, 1000);
@@ -606,10 +614,10 @@ BEGIN
             steps = steps + 1, error = why, exclusive = false
         WHERE job = of_job;
     END IF;
-    IF j.resource IS NOT NULL THEN
-        PERFORM hapax.ready_next(h, j.lane, j.resource, at);
+    IF j.resource IS NOT NULL AND hapax.ready_next(h, j.lane, j.resource, at) THEN
+        RETURN 3;
     END IF;
-    RETURN true;
+    RETURN 1;
 END $$;
 
 -- Claims that were never begun: as if they had not been, but the right is void.
@@ -635,6 +643,31 @@ BEGIN
             SELECT * INTO h FROM hapax.handler x WHERE x.handler = j.handler;
             PERFORM hapax.ready_next(h, j.lane, j.resource, at);
         END IF;
+    END LOOP;
+END $$;
+
+-- In the transaction of the work: locks the marks of these resources, in one order everywhere, and
+-- tells how far each has come.
+CREATE FUNCTION hapax.lock_marks(lanes integer[], resources text[])
+RETURNS TABLE (lane integer, resource text, place bigint)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    FOR lane, resource IN
+        SELECT DISTINCT r.lane, r.resource FROM unnest(lanes, resources) r (lane, resource)
+        ORDER BY 1, 2
+    LOOP
+        SELECT m.position INTO place FROM hapax.mark m
+        WHERE m.lane = lock_marks.lane AND m.resource = lock_marks.resource
+        FOR UPDATE;
+        IF NOT FOUND THEN
+            INSERT INTO hapax.mark (lane, resource) VALUES (lock_marks.lane, lock_marks.resource)
+            ON CONFLICT DO NOTHING;
+            SELECT m.position INTO place FROM hapax.mark m
+            WHERE m.lane = lock_marks.lane AND m.resource = lock_marks.resource
+            FOR UPDATE;
+        END IF;
+        RETURN NEXT;
     END LOOP;
 END $$;
 
@@ -766,3 +799,106 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     JOIN hapax.handler h ON h.handler = l.handler
     ON CONFLICT (job) DO NOTHING;
 $$;
+
+-- Runs again what may run again of an event, or says what would happen. One row for each of `lanes`:
+-- 0 it runs, 1 it is done and stays so, 2 newer news was applied, 3 it is open as it is, 4 a person
+-- refused it; null where nothing can be done. An event that waits for a person, was refused by one or
+-- is pruned has nothing to run again: then there are no rows.
+CREATE FUNCTION hapax.replay(
+    of_event uuid, lanes integer[], resources text[], places bigint[], hopeless text[],
+    force boolean, dry_run boolean, who text, reason text, acted_at timestamptz,
+    now_at timestamptz DEFAULT NULL)
+RETURNS TABLE (effect integer)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+    h hapax.handler;
+    j hapax.job;
+    n record;
+    mark bigint;
+    is_there boolean;
+BEGIN
+    PERFORM FROM hapax.event e WHERE e.id = of_event AND e.state = 0 AND e.pruned IS NULL
+    FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    FOR n IN
+        SELECT * FROM unnest(lanes, resources, places, hopeless) r (lane, resource, place, hopeless)
+    LOOP
+        SELECT x.* INTO h FROM hapax.lane l JOIN hapax.handler x ON x.handler = l.handler
+        WHERE l.lane = n.lane;
+        SELECT x.* INTO j FROM hapax.job x WHERE x.job = hapax.job_id(of_event, n.lane) FOR UPDATE;
+        is_there := FOUND;
+        SELECT m.position INTO mark FROM hapax.mark m
+        WHERE m.lane = n.lane AND m.resource = n.resource;
+        effect := CASE
+            WHEN is_there AND j.state IN (0, 1, 5, 6) THEN 3
+            WHEN is_there AND j.state = 2 AND NOT force THEN 1
+            WHEN is_there AND j.state = 3 AND NOT force THEN 2
+            WHEN is_there AND j.state = 8 AND NOT force THEN 4
+            WHEN n.hopeless IS NOT NULL THEN NULL
+            WHEN force THEN 0
+            WHEN n.place IS NOT NULL AND hapax.guard(h, mark, n.place) = 1 THEN 2
+            ELSE 0 END;
+        RETURN NEXT;
+        CONTINUE WHEN dry_run;
+        IF NOT is_there AND effect IN (0, 2) THEN
+            PERFORM hapax.write_jobs(
+                of_event, ARRAY[n.lane], ARRAY[n.resource], ARRAY[n.place], ARRAY[n.hopeless], at);
+        ELSIF effect = 2 AND j.state = 4 THEN
+            -- Newer news was applied while it lay dead: nobody has to decide about it any more.
+            UPDATE hapax.job SET state = 3, due_at = at WHERE job = j.job;
+        ELSIF effect = 0 THEN
+            IF j.state = 2 THEN
+                -- The job's own row is about to tell of the new run.
+                PERFORM hapax.note_attempt(j, 'done', j.due_at, NULL);
+            END IF;
+            -- A dead one goes on in its run with the schedule anew, and alone if it was lost before;
+            -- what was finished gets a new run, and with it a new idempotency key.
+            UPDATE hapax.job SET state = 0, due_at = at, fence = fence + 1,
+                run = run + CASE WHEN j.state IN (4, 7) THEN 0 ELSE 1 END,
+                attempt = CASE WHEN j.state IN (4, 7) THEN attempt ELSE 0 END, steps = 0,
+                lost = CASE WHEN j.state IN (4, 7) THEN least(lost, 1) ELSE 0 END,
+                forced = force, resource = n.resource, position = n.place, result = NULL,
+                error = NULL, started_at = NULL, worker = NULL
+            WHERE job = j.job;
+        END IF;
+    END LOOP;
+    -- Every action is recorded, also one that found nothing to do.
+    IF NOT dry_run THEN
+        INSERT INTO hapax.action (event, what, who, reason, at)
+        VALUES (of_event, 'replay', replay.who, replay.reason, acted_at);
+    END IF;
+END $$;
+
+-- Keeps: the jobs of an event in review are written once, however many approve it or send on-time
+-- copies. Where jobs of it are in review instead, those are ready, whatever the guard says; or, with
+-- `refused`, discarded. True: something waited for this, and it is recorded.
+CREATE FUNCTION hapax.decide(
+    of_event uuid, refused boolean, lanes integer[], resources text[], places bigint[],
+    hopeless text[], who text, reason text, acted_at timestamptz, now_at timestamptz DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+BEGIN
+    UPDATE hapax.event SET state = CASE WHEN refused THEN 2 ELSE 0 END
+    WHERE id = of_event AND state = 1;
+    IF FOUND THEN
+        IF NOT refused THEN
+            PERFORM hapax.write_jobs(of_event, lanes, resources, places, hopeless, at);
+        END IF;
+    ELSE
+        UPDATE hapax.job SET state = CASE WHEN refused THEN 8 ELSE 0 END, due_at = at,
+            forced = NOT refused, fence = fence + CASE WHEN refused THEN 1 ELSE 0 END
+        WHERE job BETWEEN of_event AND hapax.job_id(of_event, 16777215) AND state = 7;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+    END IF;
+    INSERT INTO hapax.action (event, what, who, reason, at)
+    VALUES (of_event, CASE WHEN refused THEN 'reject' ELSE 'approve' END, decide.who, decide.reason,
+            acted_at);
+    RETURN true;
+END $$;

@@ -15,7 +15,7 @@ BEGIN
             USING ERRCODE = 'null_value_not_allowed';
     END IF;
     CASE hapax.done(complete.job, complete.fence, complete.result, statement_timestamp())
-        WHEN 1 THEN
+        WHEN 1, 3 THEN
             RETURN;
         WHEN 2 THEN
             RAISE EXCEPTION 'job % was completed before under fence %', complete.job, complete.fence
@@ -39,10 +39,10 @@ BEGIN
         RAISE EXCEPTION 'hapax.fail: retry_in must be between 0 and a year'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF NOT hapax.failed(
+    IF hapax.failed(
         fail.job, fail.fence, coalesce(fail.error, 'failed'),
         CASE WHEN fail.retry_in IS NULL THEN 0 ELSE 2 END,
-        coalesce(extract(epoch FROM fail.retry_in) * 1000000, 0)::bigint, random())
+        coalesce(extract(epoch FROM fail.retry_in) * 1000000, 0)::bigint, random()) = 0
     THEN
         RAISE EXCEPTION 'job % is not held under fence % any more', fail.job, fail.fence
             USING ERRCODE = 'XH001';
