@@ -101,6 +101,8 @@ enum Effect {
     Stale,
     /// It is waiting or running anyway.
     AlreadyOpen,
+    /// A person refused it: nothing happens without `force`.
+    Discarded,
     /// No configured handler would take it: nothing happens.
     NoHandler,
 }
@@ -248,6 +250,7 @@ async fn replay<S: Store + Work + Inspect>(
             (ReplayEffect::AlreadyApplied, _) => Effect::AlreadyApplied,
             (ReplayEffect::Stale, _) => Effect::Stale,
             (ReplayEffect::AlreadyOpen, _) => Effect::AlreadyOpen,
+            (ReplayEffect::Discarded, _) => Effect::Discarded,
         },
     };
     Ok(replayed.into_iter().map(tell).collect())

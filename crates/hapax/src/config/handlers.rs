@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use hapax_core::Source;
 use hapax_core::handler::{
-    Dialect, Gaps, Handler, HandlerKind, HttpTarget, OnGap, Order, SignAs, SqlError, SqlParameter,
-    SqlProgram, Types,
+    Dialect, Handler, HandlerKind, HttpTarget, Order, SignAs, SqlError, SqlParameter, SqlProgram,
+    Types,
 };
 use hapax_core::job::{HandlerName, Policy};
-use hapax_core::order::OrderPolicy;
+use hapax_core::order::{Gaps, OnGap, OrderPolicy, OrderRule};
 use hapax_core::presets;
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
@@ -386,7 +386,7 @@ impl Reading<'_> {
         let start = section.get("start");
         let start = start.and_then(|entry| entry.parse_number(start_at, &mut self.problems));
         let policy = match policy {
-            OrderPolicy::Latest => OrderPolicy::Latest,
+            OrderPolicy::Latest | OrderPolicy::Machine(_) => policy,
             OrderPolicy::Sequence { start: first } => {
                 OrderPolicy::Sequence { start: start.unwrap_or(first) }
             }
@@ -407,7 +407,7 @@ impl Reading<'_> {
             OrderPolicy::Latest => {
                 (&["hold", "hold_max", "on_gap", "start"], ", since \"latest\" knows no gaps")
             }
-            OrderPolicy::Sequence { .. } => (
+            OrderPolicy::Sequence { .. } | OrderPolicy::Machine(_) => (
                 &["hold", "hold_max", "on_gap"],
                 " yet: a gap is held until the missing number is done",
             ),
@@ -417,7 +417,7 @@ impl Reading<'_> {
         }
         let resource = self.selector(&section, "resource");
         let by = self.selector(&section, "by");
-        Order::build(resource?, by?, policy, gaps)
+        Order::build(resource?, by?, OrderRule { policy, gaps })
             .map_err(|error| {
                 let key = error.field.trim_start_matches("order.");
                 let complaint = Complaint::new(error.problem, error.hint);
@@ -662,7 +662,7 @@ mod tests {
             let keys = format!("pull = true\norder = {{ resource = '/r', by = '/b'{keys} }}");
             let handler = handler(&keys);
             let order = handler.order.as_ref().unwrap();
-            assert_eq!((order.policy, order.gaps), (policy, gaps), "{keys}");
+            assert_eq!(order.rule, OrderRule { policy, gaps }, "{keys}");
         };
         let default = Gaps::default();
         let sequence = |start| OrderPolicy::Sequence { start };

@@ -2,7 +2,7 @@
 //! asked when a job is claimed; the mark moves only with "done".
 
 use hapax_core::job::Phase;
-use hapax_core::order::{Guard, OrderPolicy, Place, Position};
+use hapax_core::order::{Guard, OrderPolicy, OrderRule, Place, Position};
 use hapax_core::store::{HandlerRef, HandlerSpec};
 use hapax_core::{Tenant, Timestamp};
 
@@ -31,12 +31,12 @@ pub(super) enum Turn {
 impl Model {
     pub(super) fn turn_of(&mut self, at: JobNumber, spec: &HandlerSpec) -> Turn {
         let job = &self.jobs[&at];
-        let (Some(policy), Some(resource)) = (spec.order, job.resource()) else {
+        let (Some(rule), Some(resource)) = (&spec.order, job.resource()) else {
             return Turn::Now;
         };
         let guard = match job.forced {
             true => Guard::Run,
-            false => self.guard_of(job, policy),
+            false => self.guard_of(job, &rule.policy),
         };
         match guard {
             Guard::Stale => Turn::Past,
@@ -53,7 +53,11 @@ impl Model {
         }
     }
 
-    fn guard_of(&self, job: &Job, policy: OrderPolicy) -> Guard {
+    fn order_of(&self, handler: &HandlerRef) -> Option<OrderRule> {
+        self.handlers.get(handler)?.order.clone()
+    }
+
+    fn guard_of(&self, job: &Job, policy: &OrderPolicy) -> Guard {
         self.guard(&job.tenant, &job.handler, job.place.as_ref(), policy)
     }
 
@@ -63,17 +67,20 @@ impl Model {
         tenant: &Tenant,
         handler: &HandlerRef,
         place: Option<&Place>,
-        policy: OrderPolicy,
+        policy: &OrderPolicy,
     ) -> Guard {
         let Some(place) = place else { return Guard::Run };
         let resource = Resource::of(tenant, handler, place);
-        let begun = match policy {
-            OrderPolicy::Sequence { start: None } => OrderPolicy::Sequence {
-                start: self.starts.get(&resource).map(|Position(first)| *first),
-            },
-            OrderPolicy::Sequence { start: Some(_) } | OrderPolicy::Latest => policy,
-        };
-        begun.decide(self.marks.get(&resource).copied(), place.position)
+        let mark = self.marks.get(&resource).copied();
+        match policy {
+            OrderPolicy::Sequence { start: None } => {
+                let start = self.starts.get(&resource).map(|Position(first)| *first);
+                OrderPolicy::Sequence { start }.decide(mark, place.position)
+            }
+            OrderPolicy::Sequence { start: Some(_) }
+            | OrderPolicy::Latest
+            | OrderPolicy::Machine(_) => policy.decide(mark, place.position),
+        }
     }
 
     /// The job's effects are applied: nothing older counts any more, and who waited for exactly
@@ -84,13 +91,11 @@ impl Model {
         let position = place.position;
         let mark = self.marks.entry(resource.clone()).or_insert(position);
         *mark = position.max(*mark);
-        let Some(policy) = self.handlers.get(&job.handler).and_then(|spec| spec.order) else {
-            return;
-        };
+        let Some(OrderRule { policy, .. }) = self.order_of(&job.handler) else { return };
         let waited = |job: &Job| {
             job.phase == Phase::Held
                 && job.resource().as_ref() == Some(&resource)
-                && self.guard_of(job, policy) != Guard::Hold
+                && self.guard_of(job, &policy) != Guard::Hold
         };
         let go: Vec<_> =
             self.jobs.iter().filter(|(_, job)| waited(job)).map(|(at, _)| *at).collect();
@@ -110,11 +115,19 @@ impl Model {
     /// Whatever was missed, no job stays parked at a free resource, and none is held that the
     /// handler's policy of today would let go.
     pub(super) fn ready_unblocked(&mut self, handler: &HandlerRef, now: Timestamp) {
-        let order = self.handlers.get(handler).and_then(|spec| spec.order);
+        let order = self.order_of(handler);
         let waits = |job: &Job| match job.phase {
             Phase::Parked => true,
-            Phase::Held => order.is_none_or(|policy| self.guard_of(job, policy) != Guard::Hold),
-            Phase::Ready | Phase::Leased | Phase::Done | Phase::Stale | Phase::Dead => false,
+            Phase::Held => {
+                order.as_ref().is_none_or(|rule| self.guard_of(job, &rule.policy) != Guard::Hold)
+            }
+            Phase::Ready
+            | Phase::Leased
+            | Phase::Done
+            | Phase::Stale
+            | Phase::Dead
+            | Phase::Review
+            | Phase::Discarded => false,
         };
         let blocked: Vec<_> = self
             .jobs

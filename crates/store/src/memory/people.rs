@@ -31,7 +31,12 @@ impl Model {
                     self.write_jobs(event, std::slice::from_ref(new), now);
                 }
                 (ReplayEffect::Stale, Some(job)) => self.overtaken(job, now),
-                (ReplayEffect::AlreadyApplied | ReplayEffect::AlreadyOpen, _) => {}
+                (
+                    ReplayEffect::AlreadyApplied
+                    | ReplayEffect::AlreadyOpen
+                    | ReplayEffect::Discarded,
+                    _,
+                ) => {}
             }
         }
         if !ask.dry_run {
@@ -55,6 +60,8 @@ impl Model {
         match (phase, force) {
             (Some(Phase::Done), false) => Some(ReplayEffect::AlreadyApplied),
             (Some(Phase::Stale), false) => Some(ReplayEffect::Stale),
+            (Some(Phase::Review), _) => Some(ReplayEffect::AlreadyOpen),
+            (Some(Phase::Discarded), false) => Some(ReplayEffect::Discarded),
             _ if new.hopeless.is_some() => None,
             (_, true) => Some(ReplayEffect::WouldRun),
             (_, false) => Some(match self.is_past(event, new) {
@@ -67,9 +74,9 @@ impl Model {
     fn is_past(&self, event: EventNumber, new: &NewJob) -> bool {
         let key = &self.events[&event].key;
         let handler = HandlerRef { source: key.source.clone(), handler: new.handler.clone() };
-        let policy = self.handlers.get(&handler).and_then(|spec| spec.order);
-        policy.is_some_and(|policy| {
-            self.guard(&key.tenant, &handler, new.place.as_ref(), policy) == Guard::Stale
+        let order = self.handlers.get(&handler).and_then(|spec| spec.order.as_ref());
+        order.is_some_and(|rule| {
+            self.guard(&key.tenant, &handler, new.place.as_ref(), &rule.policy) == Guard::Stale
         })
     }
 

@@ -109,7 +109,7 @@ impl Job {
         match self.phase {
             Phase::Leased => self.taken.as_ref().map(|taken| taken.until),
             Phase::Ready | Phase::Held | Phase::Parked => Some(self.due),
-            Phase::Done | Phase::Stale | Phase::Dead => None,
+            Phase::Done | Phase::Stale | Phase::Dead | Phase::Review | Phase::Discarded => None,
         }
     }
 }

@@ -194,8 +194,13 @@ impl Model {
         };
         match self.jobs[&at].phase {
             Phase::Done => return Held::Kept,
-            Phase::Stale => return Held::Lost,
-            Phase::Ready | Phase::Leased | Phase::Held | Phase::Parked | Phase::Dead => {}
+            Phase::Stale | Phase::Discarded => return Held::Lost,
+            Phase::Ready
+            | Phase::Leased
+            | Phase::Held
+            | Phase::Parked
+            | Phase::Dead
+            | Phase::Review => {}
         }
         let job = self.job_mut(at);
         if job.taken.is_none() {
@@ -273,7 +278,13 @@ impl Model {
     pub(super) fn next_due(&self, handler: &HandlerRef) -> Option<Timestamp> {
         let waiting = |job: &&Job| match job.phase {
             Phase::Ready | Phase::Leased => job.handler == *handler,
-            Phase::Held | Phase::Parked | Phase::Done | Phase::Stale | Phase::Dead => false,
+            Phase::Held
+            | Phase::Parked
+            | Phase::Done
+            | Phase::Stale
+            | Phase::Dead
+            | Phase::Review
+            | Phase::Discarded => false,
         };
         self.jobs.values().filter(waiting).filter_map(Job::due_at).min()
     }

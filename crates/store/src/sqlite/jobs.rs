@@ -12,7 +12,7 @@ use bytes::Bytes;
 use hapax_core::job::{
     AfterFailure, AfterLoss, Fence, HandlerName, JobId, Policy, Progress, Retry, idempotency_key,
 };
-use hapax_core::order::{Guard, Place, Position};
+use hapax_core::order::{Guard, OrderRule, Place, Position};
 use hapax_core::store::{
     Claim, ClaimedEvent, HandlerRef, HandlerSpec, Held, NewJob, NewMessage, Outcome,
 };
@@ -179,7 +179,7 @@ impl Lanes {
             if first_time && !spec.pulled {
                 self.expire(conn, lane, i64::MAX, now)?;
             }
-            marks::let_go(conn, lane, spec.order, now)?;
+            marks::let_go(conn, lane, spec.order.as_ref(), now)?;
         }
         Ok(())
     }
@@ -408,7 +408,8 @@ impl Lanes {
                 self.stir(lane, at);
                 continue;
             }
-            if let (Some(order), Some(place)) = (spec.order, &job.place) {
+            if let (Some(OrderRule { policy: order, .. }), Some(place)) = (&spec.order, &job.place)
+            {
                 marks::begin(conn, lane, order, place)?;
                 if ask.guard {
                     match marks::admit(conn, &job, order, place, now)? {
@@ -659,11 +660,11 @@ impl Lanes {
             }
             return Ok(ReplayEffect::WouldRun);
         };
-        let order = self.spec_of(lane).and_then(|spec| spec.order);
+        let order = self.spec_of(lane).and_then(|spec| spec.order.as_ref());
         let behind = match (order, &row.place) {
             (Some(order), Some(place)) => {
                 let mark = marks::mark(conn, lane, &place.resource)?;
-                order.decide(mark, place.position) == Guard::Stale
+                order.policy.decide(mark, place.position) == Guard::Stale
             }
             (Some(_) | None, _) => false,
         };

@@ -1,7 +1,7 @@
 //! The marks: how far each resource has come, per lane, and who waits for whom.
 
 use hapax_core::Timestamp;
-use hapax_core::order::{Guard, OrderPolicy, Place, Position};
+use hapax_core::order::{Guard, OrderPolicy, OrderRule, Place, Position};
 use rusqlite::{Connection, OptionalExtension};
 
 use super::jobs::{JobRow, Lanes};
@@ -23,7 +23,7 @@ pub(super) fn mark(
 pub(super) fn begin(
     conn: &Connection,
     lane: i64,
-    order: OrderPolicy,
+    order: &OrderPolicy,
     place: &Place,
 ) -> rusqlite::Result<()> {
     match order {
@@ -34,7 +34,9 @@ pub(super) fn begin(
             )?
             .execute((lane, &*place.resource, place.position.0.saturating_sub(1)))?;
         }
-        OrderPolicy::Sequence { start: Some(_) } | OrderPolicy::Latest => {}
+        OrderPolicy::Sequence { start: Some(_) }
+        | OrderPolicy::Latest
+        | OrderPolicy::Machine(_) => {}
     }
     Ok(())
 }
@@ -52,7 +54,7 @@ pub(super) enum Admitted {
 pub(super) fn admit(
     conn: &Connection,
     job: &JobRow,
-    order: OrderPolicy,
+    order: &OrderPolicy,
     place: &Place,
     now: Timestamp,
 ) -> rusqlite::Result<Admitted> {
@@ -72,13 +74,14 @@ pub(super) fn admit(
 pub(super) fn let_go(
     conn: &Connection,
     lane: i64,
-    order: Option<OrderPolicy>,
+    order: Option<&OrderRule>,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
     for job in JobRow::waiting_in(conn, lane)? {
         let waits = match (order, &job.place) {
             (Some(order), Some(place)) if job.state == HELD => {
-                order.decide(mark(conn, lane, &place.resource)?, place.position) == Guard::Hold
+                order.policy.decide(mark(conn, lane, &place.resource)?, place.position)
+                    == Guard::Hold
             }
             (Some(_), Some(place)) => is_busy(conn, lane, &place.resource)?,
             (None, _) | (_, None) => false,

@@ -181,10 +181,10 @@ impl Bench<'_> {
     }
 
     fn guard(&mut self, job: &JobRow, now: Timestamp) -> rusqlite::Result<Option<Ran>> {
-        let order = self.lanes.spec_of(job.lane).and_then(|spec| spec.order);
+        let order = self.lanes.spec_of(job.lane).and_then(|spec| spec.order.as_ref());
         let (Some(order), Some(place)) = (order, &job.place) else { return Ok(None) };
         let mark = marks::mark(self.conn, job.lane, &place.resource)?;
-        let state = match order.decide(mark, place.position) {
+        let state = match order.policy.decide(mark, place.position) {
             Guard::Run => return Ok(None),
             Guard::Stale => STALE,
             Guard::Hold => HELD,

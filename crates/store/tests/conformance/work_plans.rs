@@ -242,6 +242,7 @@ async fn live<S: Working>(
             Phase::Stale => assert_ne!(job.handler, handler("plain").handler, "{job:?}"),
             Phase::Held => assert!(gap, "held for nothing: {job:?}"),
             Phase::Ready | Phase::Leased | Phase::Parked => panic!("left behind: {job:?}"),
+            Phase::Review | Phase::Discarded => panic!("nobody asked for it: {job:?}"),
         }
     }
     story.told
