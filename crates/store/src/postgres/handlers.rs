@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
-use hapax_core::order::OrderPolicy;
+use hapax_core::order::{Guard, Machine, OrderPolicy, Position};
 use hapax_core::store::{HandlerRef, HandlerSpec};
 
 /// A handler that was announced.
@@ -79,8 +79,32 @@ impl PolicyRow {
             None => plain(None, None),
             Some(OrderPolicy::Latest) => plain(Some(0), None),
             Some(OrderPolicy::Sequence { start }) => plain(Some(1), *start),
+            Some(OrderPolicy::Machine(machine)) => {
+                Self { policy: Some(2), start_at: None, steps: steps(policy, machine) }
+            }
         }
     }
+}
+
+/// What the machine says of every pair of its states: what is stale is left out, but for the step of
+/// a state to itself, which tells that there is such a state.
+fn steps(policy: Option<&OrderPolicy>, machine: &Machine) -> (Vec<i64>, Vec<i64>, Vec<i16>) {
+    let mut steps = (Vec::new(), Vec::new(), Vec::new());
+    let Some(policy) = policy else { return steps };
+    for from in std::iter::once(None).chain(machine.states().map(Some)) {
+        for to in machine.states() {
+            let says = match policy.decide(from, to) {
+                Guard::Run => 0,
+                Guard::Stale if from == Some(to) => 1,
+                Guard::Stale => continue,
+                Guard::Hold => 2,
+            };
+            steps.0.push(from.map_or(-1, |Position(from)| from));
+            steps.1.push(to.0);
+            steps.2.push(says);
+        }
+    }
+    steps
 }
 
 /// Microseconds, for a column of them: at most ten years, which is as good as never.

@@ -2,7 +2,7 @@
 //! The functions decide (`migrations/0003_work.sql`); this file only puts questions and reads answers.
 
 use hapax_core::job::{Fence, JobId, Retry, idempotency_key};
-use hapax_core::order::Position;
+use hapax_core::order::{Gaps, OnGap, Position};
 use hapax_core::store::{
     Claim, ClaimAsk, ClaimedEvent, EventId, HandlerRef, HandlerSpec, NewMessage, Outcome,
 };
@@ -76,8 +76,8 @@ pub(super) async fn announce(shared: &Shared, specs: Vec<HandlerSpec>) -> Result
 
 async fn announce_one(shared: &Shared, spec: &HandlerSpec) -> Result<i32, PgError> {
     let retry: Vec<i64> = spec.policy.retry.iter().copied().map(micros).collect();
-    let order = PolicyRow::of(spec.order.as_ref());
-    let gaps = hapax_core::handler::Gaps::default();
+    let order = PolicyRow::of(spec.order.as_ref().map(|rule| &rule.policy));
+    let gaps = spec.order.as_ref().map_or_else(Gaps::default, |rule| rule.gaps);
     let hold_max = i32::try_from(gaps.hold_max).unwrap_or(i32::MAX);
     let mut lent = shared.pools.work.lend().await?;
     let rows = lent
@@ -92,7 +92,7 @@ async fn announce_one(shared: &Shared, spec: &HandlerSpec) -> Result<i32, PgErro
                 &order.start_at,
                 &micros(gaps.hold),
                 &hold_max,
-                &matches!(gaps.on_gap, hapax_core::handler::OnGap::Go),
+                &(gaps.on_gap == OnGap::Go),
                 &spec.pulled,
                 &order.steps.0,
                 &order.steps.1,

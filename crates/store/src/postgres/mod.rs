@@ -7,9 +7,15 @@
 
 mod connect;
 mod epoch;
+mod handlers;
+mod jobs;
 mod migrate;
 mod names;
+mod people;
+mod run;
+mod shown;
 mod tls;
+mod work;
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -27,6 +33,7 @@ pub use migrate::MigrationStatus;
 use crate::Clock;
 use connect::{Pools, Target};
 use epoch::EpochWatch;
+use handlers::Handlers;
 use names::Names;
 
 /// How long closing waits for what was begun.
@@ -69,6 +76,7 @@ struct Shared {
     pools: Pools,
     clock: Option<Clock>,
     names: Names,
+    handlers: Handlers,
     epoch: EpochWatch,
     health: Health,
     /// Told when jobs were written.
@@ -95,6 +103,7 @@ impl PgStore {
             pools,
             clock: options.clock,
             names: Names::default(),
+            handlers: Handlers::default(),
             epoch: EpochWatch::default(),
             health: Health::default(),
             arrived: Notify::new(),

@@ -69,6 +69,7 @@ fn effect(number: i32) -> Option<ReplayEffect> {
         1 => Some(ReplayEffect::AlreadyApplied),
         2 => Some(ReplayEffect::Stale),
         3 => Some(ReplayEffect::AlreadyOpen),
+        4 => Some(ReplayEffect::Discarded),
         _ => None,
     }
 }
@@ -194,6 +195,8 @@ fn phase(state: i16) -> Option<Phase> {
         4 => Phase::Dead,
         5 => Phase::Held,
         6 => Phase::Parked,
+        7 => Phase::Review,
+        8 => Phase::Discarded,
         _ => return None,
     })
 }
