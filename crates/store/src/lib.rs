@@ -3,8 +3,11 @@
 //! database that does it durably, and [`PgStore`], one PostgreSQL that many nodes share. One
 //! conformance suite (`tests/conformance`) runs on all.
 
+mod copies;
 mod memory;
 mod postgres;
+mod recent;
+mod spread;
 mod sqlite;
 
 #[cfg(test)]

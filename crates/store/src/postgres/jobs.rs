@@ -14,6 +14,7 @@ use uuid::Uuid;
 use super::Shared;
 use super::connect::{PgError, retried};
 use super::handlers::{PolicyRow, Turn, micros};
+use super::row;
 use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 
 /// Where order is decided.
@@ -130,7 +131,7 @@ async fn claim_once(
     };
     let limit = i32::try_from(ask.limit).unwrap_or(i32::MAX);
     let turn = handler.turn();
-    let worker = plain(&ask.worker);
+    let worker = row::text(&ask.worker);
     let mut lent = shared.pools.work.lend().await?;
     let rows = lent
         .query(
@@ -276,13 +277,8 @@ pub(super) fn only(rows: &[Row]) -> Result<&Row, PgError> {
     rows.first().ok_or(PgError::Gone)
 }
 
-/// Without what text in PostgreSQL cannot hold.
-pub(super) fn plain(text: &str) -> String {
-    text.replace('\0', "")
-}
-
 pub(super) fn shortened(text: &str, chars_max: usize) -> String {
-    text.chars().filter(|char| *char != '\0').take(chars_max).collect()
+    row::text(text).chars().take(chars_max).collect()
 }
 
 /// What was stored was UTF-8; should the bytes have been changed by hand, they are told as they are.
@@ -296,20 +292,20 @@ fn unsigned(number: i32) -> u32 {
 
 fn message(new: &NewMessage) -> Value {
     json!({
-        "type": plain(&new.r#type),
+        "type": row::text(&new.r#type),
         "data": without_nul(&new.data),
-        "key": new.key.as_deref().map(plain),
-        "tenant": new.tenant.as_deref().map(plain),
-        "id": new.id.as_deref().map(plain),
+        "key": new.key.as_deref().map(row::text),
+        "tenant": new.tenant.as_deref().map(row::text),
+        "id": new.id.as_deref().map(row::text),
     })
 }
 
 fn without_nul(value: &Value) -> Value {
     match value {
-        Value::String(text) => Value::String(plain(text)),
+        Value::String(text) => Value::String(row::text(text)),
         Value::Array(all) => Value::Array(all.iter().map(without_nul).collect()),
         Value::Object(all) => {
-            Value::Object(all.iter().map(|(key, value)| (plain(key), without_nul(value))).collect())
+            Value::Object(all.iter().map(|(key, value)| (row::text(key), without_nul(value))).collect())
         }
         Value::Null | Value::Bool(_) | Value::Number(_) => value.clone(),
     }
@@ -317,6 +313,6 @@ fn without_nul(value: &Value) -> Value {
 
 /// Between 0 and 1.
 fn dice() -> f64 {
-    let (high, _) = Uuid::new_v4().as_u64_pair();
-    (high >> 32) as f64 / f64::from(u32::MAX)
+    let (_, random) = Uuid::now_v7().as_u64_pair();
+    f64::from(random as u32) / f64::from(u32::MAX)
 }

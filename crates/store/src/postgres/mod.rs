@@ -6,12 +6,16 @@
 //! more, [`reader`] is how people look at what is there.
 
 mod connect;
+mod copies;
 mod epoch;
 mod handlers;
+mod ingest;
 mod jobs;
 mod migrate;
 mod names;
+mod partitions;
 mod people;
+mod row;
 mod run;
 mod shown;
 mod tls;
@@ -21,8 +25,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_core::Timestamp;
-use hapax_core::store::StoreError;
+use hapax_core::store::{EventId, Ingest, Store, StoreError, Verdict, Via};
+use hapax_core::{EventKey, Timestamp};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -31,10 +35,14 @@ pub use connect::{PgOpenError, PoolSizes};
 pub use migrate::MigrationStatus;
 
 use crate::Clock;
+use crate::copies::Copies;
+use crate::recent::RecentEvents;
 use connect::{Pools, Target};
 use epoch::EpochWatch;
 use handlers::Handlers;
+use ingest::{Desk, Hash16};
 use names::Names;
+use row::Ids;
 
 /// How long closing waits for what was begun.
 const CLOSE_MAX: Duration = Duration::from_secs(20);
@@ -77,6 +85,12 @@ struct Shared {
     clock: Option<Clock>,
     names: Names,
     handlers: Handlers,
+    ids: Ids,
+    desk: Desk,
+    recent: RecentEvents,
+    copies: Copies<EventId>,
+    /// Told when so many copies wait that they should be written now.
+    copies_full: Notify,
     epoch: EpochWatch,
     health: Health,
     /// Told when jobs were written.
@@ -104,6 +118,11 @@ impl PgStore {
             clock: options.clock,
             names: Names::default(),
             handlers: Handlers::default(),
+            ids: Ids::default(),
+            desk: Desk::new(),
+            recent: RecentEvents::new(),
+            copies: Copies::new(),
+            copies_full: Notify::new(),
             epoch: EpochWatch::default(),
             health: Health::default(),
             arrived: Notify::new(),
@@ -112,6 +131,11 @@ impl PgStore {
         });
         epoch::ask(&shared).await.map_err(|error| PgOpenError::Connect(error.to_string()))?;
         shared.tasks.spawn(epoch::watch(Arc::clone(&shared)));
+        shared.tasks.spawn(partitions::keep_ahead(Arc::clone(&shared)));
+        shared.tasks.spawn(copies::keep_writing(Arc::clone(&shared)));
+        for _ in 0..options.pools.ingest.max(1) {
+            shared.tasks.spawn(ingest::keep_writing(Arc::clone(&shared)));
+        }
         Ok(Self { shared })
     }
 
@@ -146,6 +170,57 @@ impl Drop for PgStore {
     }
 }
 
+impl Store for PgStore {
+    async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
+        if let Some(verdicts) = self.all_recent(&ingest) {
+            return Ok(verdicts);
+        }
+        self.shared.desk.ingest(ingest).await
+    }
+
+    async fn knows(&self, key: &EventKey) -> Result<bool, StoreError> {
+        let (shared, hash) = (Arc::clone(&self.shared), Hash16(key.hash()));
+        let look = async move {
+            let mut lent = shared.pools.admin.lend().await?;
+            let sql = "SELECT EXISTS (SELECT FROM hapax.event WHERE hash = $1)";
+            let rows = lent.query(sql, &[&hash]).await?;
+            Ok(rows.first().is_some_and(|row| row.get(0)))
+        };
+        self.shared.to_the_end(look).await
+    }
+
+    fn writable(&self) -> Result<(), StoreError> {
+        self.shared.health.check()
+    }
+}
+
+impl PgStore {
+    /// The verdicts, if every receipt is a plain copy of an event that was committed lately and the
+    /// database is still the one it was committed in.
+    fn all_recent(&self, ingest: &Ingest) -> Option<Vec<Verdict>> {
+        let epoch = self.shared.epoch.confirmed()?;
+        let recents = ingest
+            .receipts
+            .iter()
+            .map(|receipt| {
+                let recent = self.shared.recent.get(&receipt.key_hash())?;
+                let plain = recent.body_hash == receipt.body_hash() && recent.review.is_none();
+                // What can still change is asked of the database.
+                (plain && recent.known.status.is_final()).then_some(recent)
+            })
+            .collect::<Option<Vec<_>>>()?;
+        // Asked again: were it another epoch by now, what was just read might be of the one before.
+        if self.shared.epoch.confirmed()? != epoch || self.shared.closing.is_cancelled() {
+            return None;
+        }
+        let verdicts = recents.into_iter().map(|recent| {
+            self.shared.note_copy(recent.known.id, &ingest.via);
+            Verdict::Duplicate(recent.known)
+        });
+        Some(verdicts.collect())
+    }
+}
+
 impl Shared {
     /// The time to go by: none means the database's own, which every statement takes by itself.
     fn now(&self) -> Option<Timestamp> {
@@ -169,6 +244,14 @@ impl Shared {
     /// The database is another one: nothing learnt before counts.
     fn forget_all(&self) {
         self.names.clear();
+        self.recent.clear();
+    }
+
+    /// Counts a copy, to be written behind.
+    fn note_copy(&self, event: EventId, via: &Via) {
+        if self.copies.note(event, via) {
+            self.copies_full.notify_one();
+        }
     }
 }
 

@@ -1,18 +1,17 @@
 //! What a person decides: replay, approve, reject. Each is one call of the database, with the record
 //! of who did it and why in the same commit.
 
-use hapax_core::job::Phase;
 use hapax_core::store::{
     Action, EventId, NewJob, ReplayAsk, ReplayEffect, Replayed, Reviewed, Status,
 };
-use hapax_core::{SourceName, Tenant};
+use hapax_core::{KeyHash, SourceName, Tenant};
 use tokio_postgres::Row;
-use uuid::Uuid;
 
 use super::Shared;
 use super::connect::{Lent, PgError, retried};
-use super::jobs::{only, plain};
+use super::jobs::only;
 use super::names::LaneName;
+use super::row::{Standing, text};
 
 /// What a person says of an event in review.
 #[derive(Debug, Clone, Copy)]
@@ -46,15 +45,15 @@ pub(super) async fn replay(shared: &Shared, ask: &ReplayAsk) -> Result<Vec<Repla
                 &columns.hopeless,
                 &ask.force,
                 &ask.dry_run,
-                &plain(&ask.by.who),
-                &ask.by.reason.as_deref().map(plain),
+                &text(&ask.by.who),
+                &ask.by.reason.as_deref().map(text),
                 &ask.by.at,
                 &shared.now(),
             ],
         )
         .await?;
     if !ask.dry_run {
-        shared.forget(&of.hash);
+        of.forget(shared);
     }
     let told = |(new, row): (&NewJob, &Row)| {
         let effect = effect(row.get::<_, Option<i32>>(0)?)?;
@@ -105,25 +104,25 @@ async fn decide_once(
                 &columns.resources,
                 &columns.places,
                 &columns.hopeless,
-                &plain(&by.who),
-                &by.reason.as_deref().map(plain),
+                &text(&by.who),
+                &by.reason.as_deref().map(text),
                 &by.at,
                 &shared.now(),
             ],
         )
         .await?;
     if only(&rows)?.get(0) {
-        shared.forget(&of.hash);
+        of.forget(shared);
         return Ok(Reviewed::Decided);
     }
-    Ok(Reviewed::NotWaiting(status(&mut lent, event.0).await?))
+    Ok(Reviewed::NotWaiting(status(&mut lent, event).await?))
 }
 
 /// An event that somebody named, if it is not pruned.
 struct Named {
     tenant: Tenant,
     source: SourceName,
-    hash: Vec<u8>,
+    hash: Option<KeyHash>,
 }
 
 impl Named {
@@ -137,8 +136,15 @@ impl Named {
         Ok(rows.first().map(|row| Self {
             tenant: Tenant::new(row.get::<_, &str>(0)),
             source: SourceName::new(row.get::<_, &str>(1)),
-            hash: row.get(2),
+            hash: row.get::<_, &[u8]>(2).try_into().ok().map(KeyHash),
         }))
+    }
+
+    /// What is known of it in memory does not hold any more.
+    fn forget(&self, shared: &Shared) {
+        if let Some(hash) = &self.hash {
+            shared.recent.remove(hash);
+        }
     }
 
     /// What is to be written of this work; its lanes are made if they are not there.
@@ -158,45 +164,23 @@ impl Named {
             columns.lanes.push(shared.names.lane(lent, &name).await?.lane);
             columns.resources.push(job.place.as_ref().map(|place| place.resource.to_string()));
             columns.places.push(job.place.as_ref().map(|place| place.position.0));
-            columns.hopeless.push(job.hopeless.as_deref().map(plain));
+            columns.hopeless.push(job.hopeless.as_deref().map(text));
         }
         Ok(columns)
     }
 }
 
 /// Where an event stands that is there and was not waiting.
-async fn status(lent: &mut Lent, event: Uuid) -> Result<Status, PgError> {
+async fn status(lent: &mut Lent, event: EventId) -> Result<Status, PgError> {
     let rows = lent
         .query(
-            "SELECT e.state, j.state, j.steps FROM hapax.event e
-             LEFT JOIN hapax.job j ON j.job BETWEEN e.id AND hapax.job_id(e.id, 16777215)
-             WHERE e.id = $1",
-            &[&event],
+            "SELECT e.state, e.review, e.pruned,
+                 (SELECT min(hapax.rank(j.state, j.steps)) FROM hapax.job j
+                  WHERE j.job BETWEEN e.id AND hapax.last_job(e.id))
+             FROM hapax.event e WHERE e.id = $1",
+            &[&event.0],
         )
         .await?;
-    let standing = rows.first().map(|row| row.get::<_, i16>(0));
-    Ok(match standing {
-        Some(1) => Status::Review,
-        Some(2) => Status::Discarded,
-        Some(_) | None => Status::of_jobs(rows.iter().filter_map(|row| {
-            let state: i16 = row.get::<_, Option<i16>>(1)?;
-            let steps: i32 = row.get(2);
-            Some((phase(state)?, u32::try_from(steps).unwrap_or(0)))
-        })),
-    })
-}
-
-fn phase(state: i16) -> Option<Phase> {
-    Some(match state {
-        0 => Phase::Ready,
-        1 => Phase::Leased,
-        2 => Phase::Done,
-        3 => Phase::Stale,
-        4 => Phase::Dead,
-        5 => Phase::Held,
-        6 => Phase::Parked,
-        7 => Phase::Review,
-        8 => Phase::Discarded,
-        _ => return None,
-    })
+    let row = only(&rows)?;
+    Ok(Standing::new(row.get(0), row.get(1), row.get(2), row.get(3)).status)
 }

@@ -26,7 +26,7 @@ use uuid::Uuid;
 
 use super::Shared;
 use super::connect::{PgError, session};
-use super::jobs::{self, Guarded, Settled, Taken, only, plain, shortened};
+use super::jobs::{self, Guarded, Settled, Taken, only, shortened};
 use super::shown::{self, RawValue, Shown};
 use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 
@@ -584,7 +584,7 @@ fn ours(error: PgError) -> NotRun {
                 Some(db) => format!("{} ({})", db.message(), db.code().code()),
                 None => error.to_string(),
             };
-            sorted(error, plain(&told))
+            sorted(error, shortened(&told, ERROR_CHARS_MAX))
         }
         other => NotRun::Outage(other),
     }

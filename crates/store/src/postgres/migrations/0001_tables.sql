@@ -93,6 +93,7 @@ CREATE TABLE hapax.seen (
     hash  bytea PRIMARY KEY,
     event uuid  NOT NULL
 );
+CREATE INDEX seen_event ON hapax.seen (event);
 
 -- How often an event arrived after the first time.
 CREATE TABLE hapax.copy (

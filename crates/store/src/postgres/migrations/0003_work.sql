@@ -8,14 +8,6 @@
 --
 -- Time: now_at is for tests; without it the clock is this database's.
 
--- The id of a job: its event's, with the lane in the last 24 bits.
-CREATE FUNCTION hapax.job_id(of_event uuid, of_lane integer) RETURNS uuid
-LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT encode(
-        substring(uuid_send(of_event) FROM 1 FOR 13) || substring(int4send(of_lane) FROM 2), 'hex'
-    )::uuid;
-$$;
-
 -- Keeps: what stands in hapax_core::order, for statements that decide under a lock.
 -- 0 run, 1 stale, 2 hold.
 CREATE FUNCTION hapax.guard(h hapax.handler, mark bigint, place bigint) RETURNS smallint
@@ -702,7 +694,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE hapax.job SET due_at = coalesce(now_at, statement_timestamp())
     WHERE job IN (
         SELECT x.job FROM hapax.job x
-        WHERE x.job BETWEEN of_event AND hapax.job_id(of_event, 16777215)
+        WHERE x.job BETWEEN of_event AND hapax.last_job(of_event)
           AND x.state = 0 AND x.due_at > coalesce(now_at, statement_timestamp())
         FOR UPDATE SKIP LOCKED);
 $$;
@@ -892,7 +884,7 @@ BEGIN
     ELSE
         UPDATE hapax.job SET state = CASE WHEN refused THEN 8 ELSE 0 END, due_at = at,
             forced = NOT refused, fence = fence + CASE WHEN refused THEN 1 ELSE 0 END
-        WHERE job BETWEEN of_event AND hapax.job_id(of_event, 16777215) AND state = 7;
+        WHERE job BETWEEN of_event AND hapax.last_job(of_event) AND state = 7;
         IF NOT FOUND THEN
             RETURN false;
         END IF;
