@@ -180,7 +180,10 @@ BEGIN
     FOR UPDATE SKIP LOCKED;
     IF FOUND THEN
         RETURN true;
-    ELSIF NOT pg_try_advisory_xact_lock(hashtextextended(of_resource, of_lane)) THEN
+    END IF;
+    -- Looked for first: inserting beside a row that is being changed would wait for its end.
+    PERFORM FROM hapax.mark m WHERE m.lane = of_lane AND m.resource = of_resource;
+    IF FOUND OR NOT pg_try_advisory_xact_lock(hashtextextended(of_resource, of_lane)) THEN
         RETURN false;
     END IF;
     INSERT INTO hapax.mark (lane, resource) VALUES (of_lane, of_resource) ON CONFLICT DO NOTHING;
