@@ -12,6 +12,7 @@ mod ingest;
 mod migrate;
 mod names;
 mod partitions;
+mod reader;
 mod row;
 mod tls;
 
@@ -19,7 +20,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_core::store::{EventId, Ingest, Store, StoreError, Verdict, Via};
+use hapax_core::job::JobId;
+use hapax_core::store::{
+    EventDetail, EventFilter, EventId, EventName, EventSummary, Ingest, Inspect, JobDetail,
+    JobFilter, Lookup, Page, Store, StoreError, Verdict, Via,
+};
 use hapax_core::{EventKey, Timestamp};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -150,6 +155,7 @@ impl PgStore {
         if tokio::time::timeout(CLOSE_MAX, self.shared.tasks.wait()).await.is_err() {
             tracing::warn!("closing the database while something was still under way");
         }
+        copies::flush(&self.shared).await;
         self.shared.pools.close();
     }
 }
@@ -182,6 +188,24 @@ impl Store for PgStore {
 
     fn writable(&self) -> Result<(), StoreError> {
         self.shared.health.check()
+    }
+}
+
+impl Inspect for PgStore {
+    async fn events(&self, filter: EventFilter) -> Result<Page<EventSummary>, StoreError> {
+        reader::events(&self.shared, filter).await
+    }
+
+    async fn event(&self, name: &EventName) -> Result<Lookup<EventDetail>, StoreError> {
+        reader::event(&self.shared, name.clone()).await
+    }
+
+    async fn jobs(&self, filter: JobFilter) -> Result<Page<JobDetail>, StoreError> {
+        reader::jobs(&self.shared, filter).await
+    }
+
+    async fn job(&self, id: JobId) -> Result<Option<JobDetail>, StoreError> {
+        reader::job(&self.shared, id).await
     }
 }
 
