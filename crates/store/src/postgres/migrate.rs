@@ -35,6 +35,7 @@ const STEPS: &[Step] = &[
         sql: include_str!("migrations/0002_ingest.sql"),
         survives: 1,
     },
+    Step { number: 5, name: "views", sql: include_str!("migrations/0005_views.sql"), survives: 1 },
 ];
 
 /// Who migrates holds this lock: "hapax" in ASCII, and a number.

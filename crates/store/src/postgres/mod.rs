@@ -12,6 +12,7 @@ mod ingest;
 mod migrate;
 mod names;
 mod partitions;
+mod prune;
 mod reader;
 mod row;
 mod tls;
@@ -89,6 +90,7 @@ struct Shared {
     /// Told when so many copies wait that they should be written now.
     copies_full: Notify,
     epoch: EpochWatch,
+    brooms: tokio::sync::Mutex<prune::Brooms>,
     health: Health,
     /// Told when jobs were written.
     arrived: Notify,
@@ -120,6 +122,7 @@ impl PgStore {
             copies: Copies::new(),
             copies_full: Notify::new(),
             epoch: EpochWatch::default(),
+            brooms: tokio::sync::Mutex::default(),
             health: Health::default(),
             arrived: Notify::new(),
             tasks: TaskTracker::new(),
