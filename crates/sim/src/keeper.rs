@@ -6,7 +6,7 @@
 //! working directory lies in the folder. (A parent-death signal would fire when the *thread* that
 //! started the engine ends, and a test's thread ends long before a shared server may.)
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::unix::fs::chown;
@@ -97,7 +97,7 @@ impl Keeper {
     /// process's environment.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
-        command.env_clear().env("PATH", PATH).env("LC_ALL", "C").env("TZ", "UTC");
+        command.env_clear().env("PATH", path()).env("LC_ALL", "C").env("TZ", "UTC");
         command.current_dir(&self.folder).stdin(Stdio::null());
         Owner::take_on(self.owner, &mut command);
         command
@@ -147,8 +147,12 @@ impl Drop for Keeper {
     }
 }
 
-/// Debian keeps some engines where only root looks.
-pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Ours, and where Debian keeps the engines that only root is meant to start.
+fn path() -> OsString {
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    path.push(":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    path
+}
 
 impl Owner {
     fn when_root() -> io::Result<Option<Owner>> {

@@ -9,16 +9,16 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tokio::sync::{Mutex, OnceCell};
-use tokio_postgres::{NoTls, SimpleQueryMessage};
+use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
 
 use crate::keeper::{self, Keeper};
-use crate::{port, tls};
+use crate::{launch, tls};
 
 /// A running (or stopped) PostgreSQL server. Dropped, it and all its data are gone.
 pub struct Postgres {
@@ -131,7 +131,7 @@ impl Postgres {
 
     /// All that the server has logged so far.
     pub fn log(&self) -> String {
-        fs::read_to_string(self.log_file()).unwrap_or_default()
+        launch::log(&self.keeper)
     }
 
     /// Runs statements as the superuser in the database `postgres`, and answers the first column of
@@ -203,6 +203,19 @@ impl Postgres {
         }
     }
 
+    /// Waits until the server answers a query, as it does not while it recovers from a crash of one
+    /// of its backends.
+    ///
+    /// # Panics
+    /// When it does not in time.
+    pub async fn answers(&self) {
+        let deadline = Instant::now() + keeper::PATIENCE;
+        while let Err(error) = query(&self.url(), "SELECT 1").await {
+            assert!(Instant::now() < deadline, "no answer: {}", keeper::whole(&error));
+            tokio::time::sleep(keeper::POLL).await;
+        }
+    }
+
     /// Starts a stopped or killed server on its own port and data.
     ///
     /// # Panics
@@ -210,14 +223,14 @@ impl Postgres {
     pub async fn start_again(&self) {
         let mut postmaster = self.postmaster.lock().await;
         assert!(postmaster.is_none(), "the server runs already");
-        match launch(&self.keeper, &self.binaries, self.port).await {
-            Ok(Launch::Runs(child)) => *postmaster = Some(child),
-            Ok(Launch::PortTaken) => panic!("starting PostgreSQL again: port {} taken", self.port),
+        let command = self::postmaster(&self.keeper, &self.binaries, self.port);
+        match launch::again(&self.keeper, command, |pid, _| ready(&self.keeper, pid)).await {
+            Ok(child) => *postmaster = Some(child),
             Err(error) => panic!("starting PostgreSQL again: {error}"),
         }
     }
 
-    /// Ends every client's session but this one's, as an administrator would; answers how many. With
+    /// Ends every client's session, as an administrator would; answers how many. With
     /// a database, only the sessions there, which is what the shared server can bear.
     ///
     /// # Panics
@@ -227,7 +240,7 @@ impl Postgres {
         let ended = self
             .execute(&format!(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-                 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() {there}"
+                 WHERE backend_type = 'client backend' AND application_name <> '{OURS}' {there}"
             ))
             .await;
         ended.len()
@@ -240,10 +253,10 @@ impl Postgres {
     /// When the server cannot be reached.
     pub async fn crash_backend(&self) -> bool {
         let pids = self
-            .execute(
+            .execute(&format!(
                 "SELECT pid FROM pg_stat_activity
-                 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() LIMIT 1",
-            )
+                 WHERE backend_type = 'client backend' AND application_name <> '{OURS}' LIMIT 1"
+            ))
             .await;
         let victim = pids.into_iter().flatten().find_map(|pid| pid.parse().ok());
         if let Some(pid) = victim {
@@ -317,18 +330,15 @@ impl Postgres {
 
     /// Starts what a folder holds, on a port that nobody else has.
     async fn open(keeper: Keeper, binaries: PathBuf) -> io::Result<Postgres> {
-        for _ in 0..port::CLASHES_MAX {
-            let port = port::free();
-            match launch(&keeper, &binaries, port).await? {
-                Launch::PortTaken => {}
-                Launch::Runs(postmaster) => {
-                    let postmaster = Mutex::new(Some(postmaster));
-                    let databases = AtomicU32::new(1);
-                    return Ok(Postgres { postmaster, keeper, binaries, port, databases });
-                }
-            }
-        }
-        Err(io::Error::other("every port tried was taken"))
+        let launched = launch::on_a_free_port(
+            &keeper,
+            |port| Ok(postmaster(&keeper, &binaries, port)),
+            |pid, _| ready(&keeper, pid),
+        )
+        .await?;
+        let postmaster = Mutex::new(Some(launched.child));
+        let databases = AtomicU32::new(1);
+        Ok(Postgres { postmaster, keeper, binaries, port: launched.port, databases })
     }
 
     async fn follow(&self) -> io::Result<Postgres> {
@@ -362,10 +372,6 @@ impl Postgres {
         }
         Ok(standby)
     }
-
-    fn log_file(&self) -> PathBuf {
-        log_file(&self.keeper)
-    }
 }
 
 impl Drop for Postgres {
@@ -382,8 +388,11 @@ impl Drop for Postgres {
 /// The role that [`Postgres::with_tls`] admits over TLS only.
 const TLS_ROLE: &str = "tls_only";
 
+/// Tells the sessions of this file, which may still be on their way out, from the tests' own.
+const OURS: &str = "hapax-sim";
+
 /// How long backends have to notice that their postmaster died.
-const ORPHANS_LEAVE: std::time::Duration = std::time::Duration::from_secs(2);
+const ORPHANS_LEAVE: Duration = Duration::from_secs(2);
 
 /// Ours, before those of the test, of which the last one counts.
 const SETTINGS: &[(&str, &str)] = &[
@@ -395,41 +404,19 @@ const SETTINGS: &[(&str, &str)] = &[
     ("max_prepared_transactions", "10"),
 ];
 
-enum Launch {
-    Runs(Child),
-    PortTaken,
+/// The postmaster says in its pid file when it takes connections.
+fn ready(keeper: &Keeper, pid: u32) -> bool {
+    let file = fs::read_to_string(data(keeper).join("postmaster.pid")).unwrap_or_default();
+    let mut lines = file.lines().map(str::trim);
+    // The file of one that was killed is still there when the next one starts.
+    let ours = lines.next() == Some(pid.to_string().as_str());
+    ours && matches!(lines.nth(6), Some("ready" | "standby"))
 }
 
-/// Starts the postmaster and waits until it says that it takes connections. It says so in its pid
-/// file; asking over the network could be answered by somebody else's server on that port.
-async fn launch(keeper: &Keeper, binaries: &Path, port: u16) -> io::Result<Launch> {
+fn postmaster(keeper: &Keeper, binaries: &Path, port: u16) -> Command {
     let mut command = keeper.command(binaries.join("postgres"));
     command.arg("-D").arg(data(keeper)).arg("-p").arg(port.to_string());
-    let said_before = fs::read_to_string(log_file(keeper)).unwrap_or_default().len();
-    let mut child = keeper.spawn(command, &log_file(keeper))?;
-    let pid = child.id().to_string();
-    let ready = keeper::wait_for("PostgreSQL to accept", || {
-        if let Some(status) = child.try_wait()? {
-            let log = fs::read_to_string(log_file(keeper)).unwrap_or_default();
-            let said = log.get(said_before..).unwrap_or_default();
-            if said.contains("Address already in use") {
-                return Ok(Some(false));
-            }
-            return Err(io::Error::other(format!("{status}: {said}")));
-        }
-        let file = fs::read_to_string(data(keeper).join("postmaster.pid")).unwrap_or_default();
-        let mut lines = file.lines().map(str::trim);
-        let ours = lines.next() == Some(&pid);
-        Ok((ours && matches!(lines.nth(6), Some("ready" | "standby"))).then_some(true))
-    });
-    match ready.await {
-        Ok(true) => Ok(Launch::Runs(child)),
-        Ok(false) => Ok(Launch::PortTaken),
-        Err(error) => {
-            keeper::signal(child.id(), Signal::QUIT);
-            Err(error)
-        }
-    }
+    command
 }
 
 /// Appends settings; in this file the last word on a name counts.
@@ -466,14 +453,12 @@ fn data(keeper: &Keeper) -> PathBuf {
     keeper.folder().join("data")
 }
 
-fn log_file(keeper: &Keeper) -> PathBuf {
-    keeper.folder().join("log")
-}
-
 /// One connection for one text of statements: a test's runtime ends before the shared server does,
 /// so nothing may be kept open between calls.
 async fn query(url: &str, sql: &str) -> Result<Vec<Option<String>>, tokio_postgres::Error> {
-    let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
+    let mut config: Config = url.parse()?;
+    config.application_name(OURS);
+    let (client, connection) = config.connect(NoTls).await?;
     let driven = async {
         let answer = client.simple_query(sql).await;
         drop(client);

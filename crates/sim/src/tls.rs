@@ -2,7 +2,7 @@
 
 use std::io;
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
 /// PEM texts: whom to trust, and what the server shows.
 pub(crate) struct Issued {
@@ -19,6 +19,8 @@ pub(crate) fn issue() -> io::Result<Issued> {
 
 fn make() -> Result<Issued, rcgen::Error> {
     let mut authority = CertificateParams::new(Vec::new())?;
+    // A name of its own: one that equals the server's makes that one look self-signed.
+    authority.distinguished_name.push(DnType::CommonName, "Hapax test authority");
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
     let server = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()])?;

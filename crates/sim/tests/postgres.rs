@@ -78,3 +78,37 @@ async fn sessions_end_by_request_and_by_crash() {
     assert!(ended.await.expect("no panic").is_err());
     drop(client);
 }
+
+#[tokio::test]
+async fn a_promoted_standby_has_every_acknowledged_commit() {
+    // The primary dies right after its answer; what it had answered must be on the other side.
+    let primary = Postgres::start().await;
+    primary.execute("CREATE TABLE fees (amount int)").await;
+    let standby = primary.standby().await;
+    primary.execute("INSERT INTO fees VALUES (7)").await;
+    primary.kill_postmaster().await;
+
+    assert_eq!(standby.execute("SELECT pg_is_in_recovery()").await, [Some("t".to_owned())]);
+    standby.promote().await;
+    assert_eq!(standby.execute("SELECT amount FROM fees").await, [Some("7".to_owned())]);
+    standby.execute("INSERT INTO fees VALUES (8)").await;
+}
+
+#[tokio::test]
+async fn a_server_with_tls_proves_who_it_is_and_refuses_plain_talk() {
+    // A client of another make judges: with the authority it gets in, without TLS it does not.
+    let (server, tls) = Postgres::with_tls().await;
+    let psql = |sslmode: &str| {
+        let url = format!("postgres://{}@127.0.0.1:{}/postgres", tls.role, server.port());
+        std::process::Command::new(server.binaries().join("psql"))
+            .args(["-Atc", "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()", &url])
+            .env("PGSSLMODE", sslmode)
+            .env("PGSSLROOTCERT", &tls.authority_file)
+            .output()
+            .expect("psql runs")
+    };
+    let proven = psql("verify-full");
+    assert!(proven.status.success(), "{}", String::from_utf8_lossy(&proven.stderr));
+    assert_eq!(proven.stdout, b"t\n");
+    assert!(!psql("disable").status.success(), "let in without TLS");
+}

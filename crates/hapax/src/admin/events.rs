@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::Admin;
-use super::asked::{Span, limit};
+use super::asked::{Span, cursor, limit};
 use super::problem::Problem;
 
 /// How many events are looked at in one go for the few that are unfinished.
@@ -39,7 +39,7 @@ pub(super) struct ListQuery {
     since: Option<Timestamp>,
     until: Option<Timestamp>,
     unfinished_for: Option<Span>,
-    cursor: Option<u64>,
+    cursor: Option<String>,
     limit: Option<usize>,
 }
 
@@ -63,7 +63,7 @@ pub(super) async fn list<S: Store + Work + Inspect>(
         text: query.q.filter(|text| !text.is_empty()),
         since: query.since,
         until: query.until,
-        before: query.cursor.map(Cursor),
+        before: cursor(query.cursor)?,
         limit,
     };
     let page = match query.unfinished_for {

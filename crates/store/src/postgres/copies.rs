@@ -15,25 +15,27 @@ use crate::limits::{COPIES_FLUSH, COPIES_IN_FULL};
 /// Events whose copies are written by one statement.
 const EVENTS_PER_WRITE: usize = 2_000;
 
-/// Writes what waits, again and again, until the store is closed; then once more.
+/// Writes what waits, again and again, until the store is closed.
 pub(super) async fn keep_writing(shared: Arc<Shared>) {
     loop {
-        let closing = tokio::select! {
-            () = shared.closing.cancelled() => true,
-            () = shared.copies_full.notified() => false,
-            () = tokio::time::sleep(COPIES_FLUSH) => false,
-        };
-        let mut waiting = shared.copies.take();
-        while !waiting.is_empty() {
-            let rest = waiting.split_off(waiting.len().min(EVENTS_PER_WRITE));
-            if let Err(error) = write(&shared, &waiting).await {
-                tracing::warn!(events = waiting.len(), "copies were not counted: {error}");
-            }
-            waiting = rest;
+        tokio::select! {
+            () = shared.closing.cancelled() => return,
+            () = shared.copies_full.notified() => {}
+            () = tokio::time::sleep(COPIES_FLUSH) => {}
         }
-        if closing {
-            return;
+        flush(&shared).await;
+    }
+}
+
+/// Writes what waits now.
+pub(super) async fn flush(shared: &Shared) {
+    let mut waiting = shared.copies.take();
+    while !waiting.is_empty() {
+        let rest = waiting.split_off(waiting.len().min(EVENTS_PER_WRITE));
+        if let Err(error) = write(shared, &waiting).await {
+            tracing::warn!(events = waiting.len(), "copies were not counted: {error}");
         }
+        waiting = rest;
     }
 }
 

@@ -47,6 +47,7 @@ const STEPS: &[Step] = &[
         sql: concat!(include_str!("sql/once.sql"), include_str!("migrations/0004_functions.sql")),
         survives: 1,
     },
+    Step { number: 5, name: "views", sql: include_str!("migrations/0005_views.sql"), survives: 1 },
 ];
 
 /// Who migrates holds this lock: "hapax" in ASCII, and a number.

@@ -15,6 +15,8 @@ mod migrate;
 mod names;
 mod partitions;
 mod people;
+mod prune;
+mod reader;
 mod row;
 mod run;
 mod shown;
@@ -25,7 +27,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_core::store::{EventId, Ingest, Store, StoreError, Verdict, Via};
+use hapax_core::job::JobId;
+use hapax_core::store::{
+    EventDetail, EventFilter, EventId, EventName, EventSummary, Ingest, Inspect, JobDetail,
+    JobFilter, Lookup, Page, Store, StoreError, Verdict, Via,
+};
 use hapax_core::{EventKey, Timestamp};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -92,6 +98,7 @@ struct Shared {
     /// Told when so many copies wait that they should be written now.
     copies_full: Notify,
     epoch: EpochWatch,
+    brooms: tokio::sync::Mutex<prune::Brooms>,
     health: Health,
     /// Told when jobs were written.
     arrived: Notify,
@@ -124,6 +131,7 @@ impl PgStore {
             copies: Copies::new(),
             copies_full: Notify::new(),
             epoch: EpochWatch::default(),
+            brooms: tokio::sync::Mutex::default(),
             health: Health::default(),
             arrived: Notify::new(),
             tasks: TaskTracker::new(),
@@ -159,6 +167,7 @@ impl PgStore {
         if tokio::time::timeout(CLOSE_MAX, self.shared.tasks.wait()).await.is_err() {
             tracing::warn!("closing the database while something was still under way");
         }
+        copies::flush(&self.shared).await;
         self.shared.pools.close();
     }
 }
@@ -191,6 +200,24 @@ impl Store for PgStore {
 
     fn writable(&self) -> Result<(), StoreError> {
         self.shared.health.check()
+    }
+}
+
+impl Inspect for PgStore {
+    async fn events(&self, filter: EventFilter) -> Result<Page<EventSummary>, StoreError> {
+        reader::events(&self.shared, filter).await
+    }
+
+    async fn event(&self, name: &EventName) -> Result<Lookup<EventDetail>, StoreError> {
+        reader::event(&self.shared, name.clone()).await
+    }
+
+    async fn jobs(&self, filter: JobFilter) -> Result<Page<JobDetail>, StoreError> {
+        reader::jobs(&self.shared, filter).await
+    }
+
+    async fn job(&self, id: JobId) -> Result<Option<JobDetail>, StoreError> {
+        reader::job(&self.shared, id).await
     }
 }
 

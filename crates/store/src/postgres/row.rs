@@ -4,6 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Mutex;
 
 use hapax_core::Timestamp;
+use hapax_core::job::Phase;
 use hapax_core::store::{EventId, ReviewReason, Status};
 use uuid::{Builder, Uuid};
 
@@ -93,6 +94,32 @@ impl Standing {
             (None, _) => Status::Discarded,
         };
         Self { status, review, waiting: review.filter(|_| state == 1) }
+    }
+}
+
+/// A job's phase from its column; anything unknown counts as dead, for a person to look at.
+pub(super) fn phase_of(state: i16) -> Phase {
+    match state {
+        0 => Phase::Ready,
+        1 => Phase::Leased,
+        2 => Phase::Done,
+        3 => Phase::Stale,
+        5 => Phase::Held,
+        6 => Phase::Parked,
+        _dead => Phase::Dead,
+    }
+}
+
+/// The column of a job's phase.
+pub(super) fn state_of(phase: Phase) -> i16 {
+    match phase {
+        Phase::Ready => 0,
+        Phase::Leased => 1,
+        Phase::Done => 2,
+        Phase::Stale => 3,
+        Phase::Dead => 4,
+        Phase::Held => 5,
+        Phase::Parked => 6,
     }
 }
 
