@@ -71,8 +71,9 @@ pub struct Gaps {
 pub enum OnGap {
     /// A person decides.
     Review,
-    /// A sequence's mark moves to just before the lowest that is held, and what was missing is
-    /// stale from then on; a machine's job runs as if a person had forced it.
+    /// The [`OrderPolicy::earliest`] of its resource goes: a sequence's mark moves to just before
+    /// it, and what was missing is stale from then on; in a machine it runs as if a person had
+    /// forced it. The others follow in order, or are judged again.
     Go,
 }
 
@@ -119,6 +120,15 @@ impl OrderPolicy {
         match self {
             Self::Latest | Self::Sequence { .. } => mark.map_or(position, |it| it.max(position)),
             Self::Machine(_) => position,
+        }
+    }
+
+    /// The one of those held that goes first once a gap was held long enough: the lowest number, or
+    /// the state that leads to most of the others.
+    pub fn earliest(&self, held: impl IntoIterator<Item = Position>) -> Option<Position> {
+        match self {
+            Self::Latest | Self::Sequence { .. } => held.into_iter().min(),
+            Self::Machine(machine) => machine.earliest(held),
         }
     }
 

@@ -109,6 +109,17 @@ impl Machine {
             Some(_) => Guard::Stale,
         }
     }
+
+    /// The state that leads to most of the others; of several the first.
+    pub(super) fn earliest(&self, held: impl IntoIterator<Item = Position>) -> Option<Position> {
+        let held: Vec<Position> = held.into_iter().collect();
+        let leads_to = |from: &Position| {
+            let ahead = self.ahead.get(from);
+            held.iter().filter(|to| ahead.is_some_and(|ahead| ahead.contains(to))).count()
+        };
+        // The first of equals, where `max_by_key` would take the last.
+        held.iter().rev().max_by_key(|from| leads_to(from)).copied()
+    }
 }
 
 fn states_of(transition: &str) -> Option<(&str, &str)> {
@@ -201,6 +212,20 @@ mod tests {
         let gone = Some(number_of("authorized"));
         assert_eq!(payout.decide(gone, number_of("pending")), Guard::Run);
         assert_eq!(payout.decide(gone, number_of("paid")), Guard::Hold);
+    }
+
+    #[test]
+    fn of_several_states_the_one_that_leads_to_the_others_is_the_earliest() {
+        // They are held in the order they came in, which is not theirs.
+        let payout = payout();
+        let check = |held: &[&str], expected: Option<&str>| {
+            let found = payout.earliest(held.iter().map(|state| number_of(state)));
+            assert_eq!(found.and_then(|found| payout.state(found)), expected, "{held:?}");
+        };
+        check(&["failed", "charged", "pending"], Some("pending"));
+        check(&["failed", "charged"], Some("charged"));
+        check(&["failed"], Some("failed"));
+        check(&[], None);
     }
 
     #[test]

@@ -1,11 +1,15 @@
-//! Who may run now: one job at a time per resource, and what the order guard says. The guard is
-//! asked when a job is claimed; the mark moves only with "done".
+//! Who may run now: one job at a time per resource, what the order guard says, and what becomes of
+//! those it holds. The guard is asked when a job is claimed; the mark moves with "done", and past a
+//! gap that was held long enough.
 
 use hapax_core::job::Phase;
-use hapax_core::order::{Guard, OrderPolicy, OrderRule, Place, Position};
+use hapax_core::order::{
+    Guard, HELD_TOO_LONG, HELD_TOO_MANY, OnGap, OrderPolicy, OrderRule, Place, Position,
+};
 use hapax_core::store::{HandlerRef, HandlerSpec};
 use hapax_core::{Tenant, Timestamp};
 
+use super::work::later;
 use super::{Job, JobNumber, Model};
 
 /// What order is kept of: a handler has its own mark for each resource of each tenant.
@@ -23,7 +27,7 @@ pub(super) enum Turn {
     /// Newer news was applied already.
     Past,
     /// A number before it has not been applied.
-    NotYet,
+    NotYet(OrderRule),
     /// Another job of its resource is running.
     AfterAnother,
 }
@@ -40,7 +44,7 @@ impl Model {
         };
         match guard {
             Guard::Stale => Turn::Past,
-            Guard::Hold => Turn::NotYet,
+            Guard::Hold => Turn::NotYet(rule.clone()),
             Guard::Run if self.is_busy(&resource) => Turn::AfterAnother,
             Guard::Run => {
                 // Once a sequence has begun it stays begun: if its first number fails, the second
@@ -88,20 +92,127 @@ impl Model {
     pub(super) fn move_mark(&mut self, at: JobNumber, now: Timestamp) {
         let job = &self.jobs[&at];
         let (Some(place), Some(resource)) = (&job.place, job.resource()) else { return };
-        let position = place.position;
-        let mark = self.marks.entry(resource.clone()).or_insert(position);
-        *mark = position.max(*mark);
-        let Some(OrderRule { policy, .. }) = self.order_of(&job.handler) else { return };
+        let rule = self.order_of(&job.handler);
+        let policy = rule.map_or(OrderPolicy::Latest, |rule| rule.policy);
+        let mark = policy.after(self.marks.get(&resource).copied(), place.position);
+        self.marks.insert(resource.clone(), mark);
+        self.ready_held(&resource, &policy, now);
+    }
+
+    /// Who is held and would not be by the mark as it is.
+    fn ready_held(&mut self, resource: &Resource, policy: &OrderPolicy, now: Timestamp) {
         let waited = |job: &Job| {
             job.phase == Phase::Held
-                && job.resource().as_ref() == Some(&resource)
-                && self.guard_of(job, &policy) != Guard::Hold
+                && job.resource().as_ref() == Some(resource)
+                && self.guard_of(job, policy) != Guard::Hold
         };
         let go: Vec<_> =
             self.jobs.iter().filter(|(_, job)| waited(job)).map(|(at, _)| *at).collect();
         for at in go {
             self.ready(at, now);
         }
+    }
+
+    /// The guard said "not yet". The deadline is fixed now; beyond the most that may wait, the
+    /// newest goes to a person: in a machine, where nothing is newer by itself, the one arriving.
+    pub(super) fn hold(&mut self, at: JobNumber, rule: &OrderRule, now: Timestamp) {
+        let due = later(now, rule.gaps.hold);
+        let job = self.job_mut(at);
+        job.phase = Phase::Held;
+        job.due = due;
+        let Some(resource) = job.resource() else { return };
+        let held = self.held(&resource);
+        if held.len() > rule.gaps.hold_max {
+            let newest = match rule.policy {
+                OrderPolicy::Machine(_) => Some(at),
+                OrderPolicy::Latest | OrderPolicy::Sequence { .. } => {
+                    held.into_iter().max().map(|(_, number)| number)
+                }
+            };
+            self.to_review(newest.unwrap_or(at), HELD_TOO_MANY);
+        }
+    }
+
+    fn to_review(&mut self, at: JobNumber, why: &str) {
+        let job = self.job_mut(at);
+        job.phase = Phase::Review;
+        job.error = Some(why.to_owned());
+    }
+
+    /// Who was held past the deadline goes to a person, or past the gap. Not while something of the
+    /// same tenant is due: it may be what is missing. Nor while another of the resource is at work.
+    pub(super) fn judge_gaps(&mut self, handler: &HandlerRef, now: Timestamp) {
+        let Some(rule) = self.order_of(handler) else { return };
+        let is_due = |job: &Job| job.handler == *handler && job.due <= now;
+        let busy: Vec<Tenant> = self
+            .jobs
+            .values()
+            .filter(|job| is_due(job) && job.phase == Phase::Ready)
+            .map(|job| job.tenant.clone())
+            .collect();
+        let overdue: Vec<JobNumber> = self
+            .jobs
+            .iter()
+            .filter(|(_, job)| is_due(job) && job.phase == Phase::Held)
+            .filter(|(_, job)| !busy.contains(&job.tenant))
+            .map(|(at, _)| *at)
+            .collect();
+        let mut gone = Vec::new();
+        for at in overdue {
+            let Some(resource) = self.jobs[&at].resource() else { continue };
+            if self.is_busy(&resource) || gone.contains(&resource) {
+                continue;
+            }
+            match rule.gaps.on_gap {
+                OnGap::Review => self.to_review(at, HELD_TOO_LONG),
+                OnGap::Go => {
+                    self.go_past_the_gap(&resource, &rule.policy, now);
+                    gone.push(resource);
+                }
+            }
+        }
+    }
+
+    fn go_past_the_gap(&mut self, resource: &Resource, policy: &OrderPolicy, now: Timestamp) {
+        let held = self.held(resource);
+        let Some(first) = policy.earliest(held.iter().map(|(position, _)| *position)) else {
+            return;
+        };
+        match policy {
+            OrderPolicy::Latest | OrderPolicy::Sequence { .. } => {
+                let before = Position(first.0.saturating_sub(1));
+                let mark = policy.after(self.marks.get(resource).copied(), before);
+                self.marks.insert(resource.clone(), mark);
+                self.ready_held(resource, policy, now);
+            }
+            OrderPolicy::Machine(_) => {
+                let of_it = held.iter().find(|(position, _)| *position == first);
+                if let Some((_, at)) = of_it {
+                    self.job_mut(*at).forced = true;
+                    self.ready(*at, now);
+                }
+            }
+        }
+    }
+
+    /// Who of a resource is held, in the order they came.
+    fn held(&self, resource: &Resource) -> Vec<(Position, JobNumber)> {
+        let of_it =
+            |job: &&Job| job.phase == Phase::Held && job.resource().as_ref() == Some(resource);
+        let placed = |(at, job): (&JobNumber, &Job)| Some((job.place.as_ref()?.position, *at));
+        self.jobs.iter().filter(|(_, job)| of_it(job)).filter_map(placed).collect()
+    }
+
+    /// Whether the mark has passed a job that was let run, and lost its lease on the way.
+    pub(super) fn was_passed(&self, at: JobNumber) -> bool {
+        let job = &self.jobs[&at];
+        let (Some(rule), Some(place), Some(resource)) =
+            (self.order_of(&job.handler), &job.place, job.resource())
+        else {
+            return false;
+        };
+        let mark = self.marks.get(&resource).copied();
+        !job.forced && mark.is_some() && !rule.policy.may_settle(mark, place.position)
     }
 
     /// The job is no longer at work: in the same step the next of its resource is ready.
@@ -160,13 +271,13 @@ impl Model {
     }
 
     /// Who has waited is due at once, behind whoever is due already.
-    fn ready(&mut self, at: JobNumber, now: Timestamp) {
+    pub(super) fn ready(&mut self, at: JobNumber, now: Timestamp) {
         let job = self.job_mut(at);
         job.phase = Phase::Ready;
         job.due = now;
     }
 
-    fn is_busy(&self, resource: &Resource) -> bool {
+    pub(super) fn is_busy(&self, resource: &Resource) -> bool {
         let at_work = |job: &Job| job.phase == Phase::Leased;
         self.jobs.values().any(|job| at_work(job) && job.resource().as_ref() == Some(resource))
     }
