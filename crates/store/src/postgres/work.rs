@@ -15,7 +15,7 @@ use super::connect::{PgError, retried};
 use super::handlers::micros;
 use super::jobs::{self, Guarded, Settled, only};
 use super::people::{self, Decision};
-use super::{PgStore, Shared, run};
+use super::{PgStore, Shared, prune, run};
 
 impl Work for PgStore {
     async fn announce(&self, handlers: Vec<HandlerSpec>) -> Result<(), StoreError> {
@@ -127,8 +127,7 @@ impl Work for PgStore {
     }
 
     async fn prune(&self, horizon: Horizon, limit: usize) -> Result<bool, StoreError> {
-        let _ = (horizon, limit);
-        Ok(false)
+        self.act(move |shared| async move { prune::slice(&shared, &horizon, limit).await }).await
     }
 }
 

@@ -74,6 +74,14 @@ macro_rules! on_every_working_store {
                 })*
             })*
         }
+        mod postgres_at_work {
+            $(mod $about {
+                $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+                async fn $case() {
+                    crate::$about::$case(crate::harness::World::on_postgres().await).await;
+                })*
+            })*
+        }
     };
 }
 
