@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::job::{Fence, HandlerName, JobId, Phase, Policy, Progress, Retry};
 use crate::key::{EventKey, SourceName, Tenant};
-use crate::order::{OrderPolicy, Place};
+use crate::order::{OrderRule, Place};
 use crate::receipt::Receipt;
 
 /// Our own id of an Event; the sender's is `event_id`.
@@ -150,7 +150,8 @@ impl Status {
         }
     }
 
-    /// Whether nothing but a person changes it any more.
+    /// Whether nothing but a person changes it any more. An event may be discarded for one of its
+    /// handlers and open for another: what may be pruned, its jobs say.
     pub fn is_final(self) -> bool {
         match self {
             Self::Processed | Self::Stale | Self::Ignored | Self::Discarded => true,
@@ -175,6 +176,8 @@ impl Status {
                 Phase::Ready | Phase::Parked => Self::Received,
                 Phase::Done => Self::Processed,
                 Phase::Stale => Self::Stale,
+                Phase::Review => Self::Review,
+                Phase::Discarded => Self::Discarded,
             };
             worst = Some(worst.map_or(of_job, |worst| worst.min(of_job)));
         }
@@ -254,7 +257,9 @@ pub trait Work: Send + Sync + 'static {
 
     /// Claims up to `limit` due jobs of one handler, over its tenants in turn. Commits attempt+1
     /// and a new fence for each before it returns. A job that was lost before comes alone.
-    /// Expired leases are found here too; what is at its limit is buried here.
+    /// Expired leases are found here too; what is at its limit is buried here; and what was held
+    /// past its deadline goes to review or goes on, once no job of its tenant and handler is due
+    /// and no other of its resource is at work.
     fn claim(&self, ask: ClaimAsk) -> impl Future<Output = Result<Vec<Claim>, StoreError>> + Send;
 
     /// Lengthens the lease of a claim.
@@ -266,7 +271,8 @@ pub trait Work: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Held, StoreError>> + Send;
 
     /// Records how an attempt ended, if the fence still holds. `Done` again under the same fence is
-    /// `Kept`: the answer to the first may have been lost.
+    /// `Kept`: the answer to the first may have been lost. `Done` of a job that was not forced is
+    /// `Lost` where the mark has passed it (see `OrderPolicy::may_settle`).
     fn settle(
         &self,
         job: JobId,
@@ -314,7 +320,8 @@ pub trait Work: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Vec<Replayed>, StoreError>> + Send;
 
     /// A person lets an event out of review: its jobs are written in this commit, once, however
-    /// many approve it or send on-time copies of it.
+    /// many approve it or send on-time copies of it. Where jobs of it are in review instead, those
+    /// are ready in this commit, and run whatever the order guard says; `jobs` is not looked at.
     fn approve(
         &self,
         event: EventId,
@@ -322,7 +329,8 @@ pub trait Work: Send + Sync + 'static {
         by: Action,
     ) -> impl Future<Output = Result<Reviewed, StoreError>> + Send;
 
-    /// A person refuses an event in review.
+    /// A person refuses an event in review, or its jobs that are; those are discarded, and their
+    /// fences void.
     fn reject(
         &self,
         event: EventId,
@@ -355,7 +363,7 @@ pub struct HandlerSpec {
     /// How often and how long.
     pub policy: Policy,
     /// How it keeps order; `None` where it does not.
-    pub order: Option<OrderPolicy>,
+    pub order: Option<OrderRule>,
     /// Whether its jobs are leased by workers outside this process: then a restart of ours does
     /// not end their leases.
     pub pulled: bool,
@@ -524,6 +532,8 @@ pub enum ReplayEffect {
     Stale,
     /// It is waiting or running as it is.
     AlreadyOpen,
+    /// A person refused it: only `force` runs it.
+    Discarded,
 }
 
 /// Who did something by hand, and why: the audit record.

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::SourceName;
-use hapax_core::handler::SqlProgram;
+use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::{HandlerName, Phase, Policy};
-use hapax_core::order::{OrderPolicy, Place as OrderPlace, Position};
+use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Place as OrderPlace, Position};
 use hapax_core::store::{
     ClaimAsk, EventName, HandlerRef, HandlerSpec, Inspect, Lookup, NewJob, SqlAsk, SqlRan, Status,
     Store, Work,
@@ -32,6 +32,7 @@ fn handler() -> HandlerRef {
 }
 
 fn spec(retry: usize, order: Option<OrderPolicy>) -> HandlerSpec {
+    let order = order.map(|policy| OrderRule { policy, gaps: Gaps::default() });
     let policy = Policy { retry: vec![Duration::ZERO; retry], lease: Duration::from_secs(30) };
     HandlerSpec { handler: handler(), policy, order, pulled: false }
 }
@@ -55,7 +56,7 @@ impl World {
             .expect("the user's tables");
         let store = place.open();
         store.announce(vec![spec]).await.expect("announces");
-        let program = Arc::new(SqlProgram::parse(sql).expect("parses"));
+        let program = Arc::new(SqlProgram::parse(sql, Dialect::Sqlite).expect("parses"));
         Self { place, store, program, timeout: Duration::from_millis(100) }
     }
 

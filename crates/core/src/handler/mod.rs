@@ -11,8 +11,10 @@ use std::time::Duration;
 
 use http::Uri;
 
-pub use self::place::{Gaps, OnGap, Order};
-pub use self::sql::{SqlError, SqlParameter, SqlProgram, SqlStatement};
+pub use self::place::Order;
+pub use self::sql::{
+    Dialect, PostgresType, SqlError, SqlParameter, SqlPlace, SqlProgram, SqlStatement,
+};
 pub use self::types::Types;
 use crate::envelope::SelectorError;
 use crate::job::{HandlerName, Policy};
@@ -102,7 +104,7 @@ impl Handler {
         HandlerSpec {
             handler: HandlerRef { source: source.clone(), handler: self.name.clone() },
             policy: self.policy.clone(),
-            order: self.order.as_ref().map(|order| order.policy),
+            order: self.order.as_ref().map(|order| order.rule.clone()),
             pulled: matches!(self.kind, HandlerKind::Pull),
         }
     }

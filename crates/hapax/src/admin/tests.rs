@@ -167,10 +167,13 @@ impl Work for Fake {
             let effect = match known.as_ref().map(|job| job.phase) {
                 Some(Phase::Done) if !ask.force => ReplayEffect::AlreadyApplied,
                 Some(Phase::Stale) if !ask.force => ReplayEffect::Stale,
-                Some(Phase::Ready | Phase::Leased | Phase::Held | Phase::Parked) => {
-                    ReplayEffect::AlreadyOpen
+                Some(Phase::Discarded) if !ask.force => ReplayEffect::Discarded,
+                Some(
+                    Phase::Ready | Phase::Leased | Phase::Held | Phase::Parked | Phase::Review,
+                ) => ReplayEffect::AlreadyOpen,
+                Some(Phase::Done | Phase::Stale | Phase::Dead | Phase::Discarded) | None => {
+                    ReplayEffect::WouldRun
                 }
-                Some(Phase::Done | Phase::Stale | Phase::Dead) | None => ReplayEffect::WouldRun,
             };
             if let (ReplayEffect::WouldRun, false) = (effect, ask.dry_run) {
                 match known {

@@ -274,7 +274,9 @@ impl Work for MemoryStore {
     }
 
     async fn reject(&self, event: EventId, by: Action) -> Result<Reviewed, StoreError> {
-        Ok(self.model().reject(event, by))
+        let reviewed = self.model().reject(event, by, self.now());
+        self.hint();
+        Ok(reviewed)
     }
 
     async fn prune(&self, horizon: Horizon, limit: usize) -> Result<bool, StoreError> {

@@ -25,7 +25,7 @@ impl Model {
                 Status::of_jobs(self.jobs_of(at).map(|job| (job.phase, job.progress.steps)))
             }
         };
-        if self.jobs_of(at).all(|job| !job.phase.is_open()) {
+        if self.jobs_of(at).all(|job| job.phase.is_over()) {
             summary.processed_at = self.jobs_of(at).filter_map(|job| job.finished_at).max();
         }
         summary.result = self.jobs_of(at).next().and_then(|job| job.result.clone());
@@ -109,7 +109,7 @@ impl Job {
         match self.phase {
             Phase::Leased => self.taken.as_ref().map(|taken| taken.until),
             Phase::Ready | Phase::Held | Phase::Parked => Some(self.due),
-            Phase::Done | Phase::Stale | Phase::Dead => None,
+            Phase::Done | Phase::Stale | Phase::Dead | Phase::Review | Phase::Discarded => None,
         }
     }
 }

@@ -147,7 +147,7 @@ impl Lender {
 
 /// What every session of ours begins with. At least `synchronous_commit = on`; a server that asks
 /// for more keeps it. The isolation is the one our functions are written for, whatever the default.
-fn session() -> String {
+pub(super) fn session() -> String {
     format!(
         "SET statement_timeout = {}; SET lock_timeout = {}; \
          SET idle_in_transaction_session_timeout = {}; \

@@ -35,6 +35,18 @@ const STEPS: &[Step] = &[
         sql: include_str!("migrations/0002_ingest.sql"),
         survives: 1,
     },
+    Step {
+        number: 3,
+        name: "work",
+        sql: include_str!("migrations/0003_work.sql"),
+        survives: 1,
+    },
+    Step {
+        number: 4,
+        name: "functions",
+        sql: concat!(include_str!("sql/once.sql"), include_str!("migrations/0004_functions.sql")),
+        survives: 1,
+    },
     Step { number: 5, name: "views", sql: include_str!("migrations/0005_views.sql"), survives: 1 },
 ];
 

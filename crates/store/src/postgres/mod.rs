@@ -8,14 +8,20 @@
 mod connect;
 mod copies;
 mod epoch;
+mod handlers;
 mod ingest;
+mod jobs;
 mod migrate;
 mod names;
 mod partitions;
+mod people;
 mod prune;
 mod reader;
 mod row;
+mod run;
+mod shown;
 mod tls;
+mod work;
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -39,6 +45,7 @@ use crate::copies::Copies;
 use crate::recent::RecentEvents;
 use connect::{Pools, Target};
 use epoch::EpochWatch;
+use handlers::Handlers;
 use ingest::{Desk, Hash16};
 use names::Names;
 use row::Ids;
@@ -83,6 +90,7 @@ struct Shared {
     pools: Pools,
     clock: Option<Clock>,
     names: Names,
+    handlers: Handlers,
     ids: Ids,
     desk: Desk,
     recent: RecentEvents,
@@ -116,6 +124,7 @@ impl PgStore {
             pools,
             clock: options.clock,
             names: Names::default(),
+            handlers: Handlers::default(),
             ids: Ids::default(),
             desk: Desk::new(),
             recent: RecentEvents::new(),

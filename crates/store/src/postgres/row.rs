@@ -106,6 +106,8 @@ pub(super) fn phase_of(state: i16) -> Phase {
         3 => Phase::Stale,
         5 => Phase::Held,
         6 => Phase::Parked,
+        7 => Phase::Review,
+        8 => Phase::Discarded,
         _dead => Phase::Dead,
     }
 }
@@ -120,6 +122,8 @@ pub(super) fn state_of(phase: Phase) -> i16 {
         Phase::Dead => 4,
         Phase::Held => 5,
         Phase::Parked => 6,
+        Phase::Review => 7,
+        Phase::Discarded => 8,
     }
 }
 

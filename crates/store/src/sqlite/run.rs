@@ -18,7 +18,7 @@ use rusqlite::{Connection, ErrorCode, params_from_iter};
 
 use super::jobs::{Asked, JobRow, Lanes};
 use super::marks;
-use super::row::{HELD, STALE, micros};
+use super::row::{STALE, micros};
 use super::sandbox::Sandbox;
 use super::transaction::Transaction;
 use crate::limits::SQL_SLICE_MAX;
@@ -181,15 +181,13 @@ impl Bench<'_> {
     }
 
     fn guard(&mut self, job: &JobRow, now: Timestamp) -> rusqlite::Result<Option<Ran>> {
-        let order = self.lanes.spec_of(job.lane).and_then(|spec| spec.order);
-        let (Some(order), Some(place)) = (order, &job.place) else { return Ok(None) };
-        let mark = marks::mark(self.conn, job.lane, &place.resource)?;
-        let state = match order.decide(mark, place.position) {
+        let order = self.lanes.spec_of(job.lane).and_then(|spec| spec.order.as_ref());
+        let (Some(rule), Some(place)) = (order.cloned(), &job.place) else { return Ok(None) };
+        match marks::guard(self.conn, job, &rule.policy, place)? {
             Guard::Run => return Ok(None),
-            Guard::Stale => STALE,
-            Guard::Hold => HELD,
-        };
-        marks::set_aside(self.conn, job, state, now)?;
+            Guard::Stale => marks::set_aside(self.conn, job, STALE, now)?,
+            Guard::Hold => marks::hold(self.conn, self.lanes, job, &rule, place, now)?,
+        }
         Ok(Some(Ran::Guarded))
     }
 

@@ -434,9 +434,18 @@ async fn a_claim_is_found_by_an_index_whatever_the_backlog() {
             plan("SELECT * FROM hapax_job WHERE lane = 1 AND state = 0 AND due_at <= 5 ORDER BY due_at, event_seq LIMIT 64"),
             plan("SELECT * FROM hapax_job WHERE lane = 1 AND state = 1 AND due_at <= 5"),
             plan("SELECT min(due_at) FROM hapax_job WHERE lane = 1 AND state = 0 AND due_at > 5"),
+            plan(&super::jobs::overdue_sql().replace("?1", "1").replace("?2", "5").replace("?3", "64")),
+            plan("SELECT event_seq FROM hapax_job WHERE lane = 1 AND resource = 'a' AND state = 5 ORDER BY position DESC, event_seq DESC LIMIT 1"),
+            plan("SELECT event_seq FROM hapax_job WHERE lane = 1 AND resource = 'a' AND state = 6 ORDER BY position, event_seq LIMIT 1"),
         ]);
     });
-    let [ready, leased, next] = told.await.expect("an answer");
+    let [ready, leased, next, overdue, newest, parked] = told.await.expect("an answer");
+    assert!(overdue[0].contains("USING INDEX hapax_job_overdue"), "{overdue:?}");
+    assert!(overdue.iter().all(|step| !step.contains("TEMP B-TREE")), "no sort: {overdue:?}");
+    assert!(overdue.iter().any(|step| step.contains("hapax_job_leased")), "{overdue:?}");
+    assert!(newest[0].contains("INDEX hapax_job_held"), "{newest:?}");
+    assert!(parked[0].contains("INDEX hapax_job_parked"), "{parked:?}");
+    assert_eq!((newest.len(), parked.len()), (1, 1), "no sort: {newest:?} {parked:?}");
     assert!(ready[0].contains("USING INDEX hapax_job_ready"), "{ready:?}");
     assert_eq!(ready.len(), 1, "no sort: {ready:?}");
     assert!(leased[0].contains("USING INDEX hapax_job_leased"), "{leased:?}");

@@ -2,6 +2,7 @@
 //! model in memory, on SQLite and on PostgreSQL. New semantics begin here, as a failing case.
 
 mod cases;
+mod gaps;
 #[allow(dead_code)]
 mod harness;
 mod jobs;
@@ -73,6 +74,14 @@ macro_rules! on_every_working_store {
                 })*
             })*
         }
+        mod postgres_at_work {
+            $(mod $about {
+                $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+                async fn $case() {
+                    crate::$about::$case(crate::harness::World::on_postgres().await).await;
+                })*
+            })*
+        }
     };
 }
 
@@ -122,6 +131,24 @@ on_every_working_store! {
         what_lies_at_or_below_the_mark_is_stale_unless_a_person_forces_it,
         a_dead_job_that_was_overtaken_is_stale_when_replayed,
         a_sequence_without_a_start_begins_with_what_is_claimed_first,
+    }
+    gaps {
+        a_gap_held_too_long_is_for_a_person_who_may_let_it_run,
+        what_a_person_refused_never_runs_unless_forced,
+        a_late_number_leaves_what_is_in_review_to_the_person,
+        a_gap_held_too_long_is_left_behind_where_going_on_is_allowed,
+        a_retry_that_comes_after_the_gap_was_left_is_stale,
+        what_is_at_work_or_due_is_no_gap,
+        beyond_hold_max_the_newest_go_to_review,
+        a_forced_job_keeps_its_resource_and_moves_no_mark_back,
+        a_worker_that_lost_its_lease_cannot_settle_what_was_passed,
+        a_machine_runs_allowed_steps_and_nothing_else,
+        a_machine_goes_past_a_gap_in_its_own_order,
+        a_step_of_a_machine_may_be_let_run_by_a_person,
+        a_machine_that_moved_on_does_not_take_a_late_worker_s_word,
+        sql_work_keeps_to_deadlines_and_decisions_too,
+        what_is_discarded_for_one_handler_is_kept_while_another_needs_it,
+        a_hopeless_job_is_not_run_by_a_replay,
     }
     people {
         approving_beside_on_time_copies_writes_the_jobs_once,
