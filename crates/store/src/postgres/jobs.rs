@@ -204,8 +204,8 @@ pub(super) async fn settle(
     match outcome {
         Outcome::Done { result, publish } => {
             let result = result.as_deref().map(|result| shortened(result, RESULT_CHARS_MAX));
-            let messages = (!publish.is_empty())
-                .then(|| Value::Array(publish.iter().map(message).collect()));
+            let messages =
+                (!publish.is_empty()).then(|| Value::Array(publish.iter().map(message).collect()));
             let ask = "SELECT hapax.settle($1, $2, $3, $4, $5)";
             let mut lent = shared.pools.work.lend().await?;
             let now = shared.now();
@@ -242,10 +242,7 @@ pub(super) async fn fail(
 }
 
 /// Gives claims back that were never begun.
-pub(super) async fn give_back(
-    shared: &Shared,
-    claims: &[(JobId, Fence)],
-) -> Result<(), PgError> {
+pub(super) async fn give_back(shared: &Shared, claims: &[(JobId, Fence)]) -> Result<(), PgError> {
     let jobs: Vec<Uuid> = claims.iter().map(|(job, _)| job.0).collect();
     let fences: Vec<i64> = claims.iter().map(|(_, fence)| fence.0).collect();
     let mut lent = shared.pools.work.lend().await?;
@@ -304,9 +301,9 @@ fn without_nul(value: &Value) -> Value {
     match value {
         Value::String(text) => Value::String(row::text(text)),
         Value::Array(all) => Value::Array(all.iter().map(without_nul).collect()),
-        Value::Object(all) => {
-            Value::Object(all.iter().map(|(key, value)| (row::text(key), without_nul(value))).collect())
-        }
+        Value::Object(all) => Value::Object(
+            all.iter().map(|(key, value)| (row::text(key), without_nul(value))).collect(),
+        ),
         Value::Null | Value::Bool(_) | Value::Number(_) => value.clone(),
     }
 }

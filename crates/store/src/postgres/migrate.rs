@@ -35,12 +35,7 @@ const STEPS: &[Step] = &[
         sql: include_str!("migrations/0002_ingest.sql"),
         survives: 1,
     },
-    Step {
-        number: 3,
-        name: "work",
-        sql: include_str!("migrations/0003_work.sql"),
-        survives: 1,
-    },
+    Step { number: 3, name: "work", sql: include_str!("migrations/0003_work.sql"), survives: 1 },
     Step {
         number: 4,
         name: "functions",

@@ -98,7 +98,7 @@ struct Shared {
     /// Told when so many copies wait that they should be written now.
     copies_full: Notify,
     epoch: EpochWatch,
-    brooms: tokio::sync::Mutex<prune::Brooms>,
+    broom: tokio::sync::Mutex<prune::Broom>,
     health: Health,
     /// Told when jobs were written.
     arrived: Notify,
@@ -131,7 +131,7 @@ impl PgStore {
             copies: Copies::new(),
             copies_full: Notify::new(),
             epoch: EpochWatch::default(),
-            brooms: tokio::sync::Mutex::default(),
+            broom: tokio::sync::Mutex::default(),
             health: Health::default(),
             arrived: Notify::new(),
             tasks: TaskTracker::new(),

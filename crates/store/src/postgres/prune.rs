@@ -5,13 +5,12 @@
 //! which nothing is needed any more is dropped whole, and only in days that some unfinished event
 //! keeps alive are bodies deleted one by one.
 //!
-//! Two brooms go over the events from old to new, one for each horizon. Where they are is this node's
-//! own knowledge: another node's may be elsewhere, and both do the same.
-
-use std::time::{Duration, Instant};
+//! The broom for the first goes over the events from old to new; at the end it begins anew, since what
+//! was not finished when it passed may be by then. Where it is, is this node's own knowledge: another
+//! node's may be elsewhere, and both do the same.
 
 use hapax_core::store::Horizon;
-use hapax_core::{KeyHash, SourceName, Timestamp};
+use hapax_core::{KeyHash, Timestamp};
 use uuid::Uuid;
 
 use super::Shared;
@@ -19,40 +18,21 @@ use super::connect::{PgError, retried};
 use super::partitions;
 use super::row::first_id;
 
-/// How often the broom for keys begins anew: sources with a horizon of their own may have been
-/// passed too early.
-const BEGIN_ANEW: Duration = Duration::from_secs(86_400);
-
-/// Where the brooms are.
-#[derive(Debug)]
-pub(super) struct Brooms {
-    stripped: Uuid,
-    forgotten: Uuid,
-    /// Sources whose keys are forgotten some day; with another set the second begins anew.
-    sources: Vec<SourceName>,
-    began: Instant,
+/// Where the broom is.
+#[derive(Debug, Default)]
+pub(super) struct Broom {
+    passed: Uuid,
 }
 
-impl Default for Brooms {
-    fn default() -> Self {
-        Self {
-            stripped: Uuid::nil(),
-            forgotten: Uuid::nil(),
-            sources: Vec::new(),
-            began: Instant::now(),
-        }
-    }
-}
-
-/// Looks at `limit` events with each broom; true when there may be more.
+/// Looks at `limit` events for each horizon; true when there may be more.
 pub(super) async fn slice(
     shared: &Shared,
     horizon: &Horizon,
     limit: usize,
 ) -> Result<bool, PgError> {
-    let mut brooms = shared.brooms.lock().await;
-    let more_to_strip = strip(shared, &mut brooms, horizon.events_before, limit).await?;
-    let more_to_forget = forget(shared, &mut brooms, horizon, limit).await?;
+    let mut broom = shared.broom.lock().await;
+    let more_to_strip = strip(shared, &mut broom, horizon.events_before, limit).await?;
+    let more_to_forget = forget(shared, horizon, limit).await?;
     if more_to_strip || more_to_forget {
         return Ok(true);
     }
@@ -61,11 +41,11 @@ pub(super) async fn slice(
 
 async fn strip(
     shared: &Shared,
-    brooms: &mut Brooms,
+    broom: &mut Broom,
     before: Timestamp,
     limit: usize,
 ) -> Result<bool, PgError> {
-    let (after, bound, most) = (brooms.stripped, past(before), most(limit));
+    let (after, bound, most) = (broom.passed, past(before), most(limit));
     let row = retried(|| async {
         let mut lent = shared.pools.admin.lend().await?;
         let sql = "SELECT reached, taken FROM hapax.strip($1, $2, $3, $4)";
@@ -73,46 +53,30 @@ async fn strip(
     })
     .await?;
     let reached: Option<Uuid> = row.get(0);
-    // At the end it begins anew: what was not finished when it passed is looked at again.
-    brooms.stripped = reached.unwrap_or(Uuid::nil());
+    broom.passed = reached.unwrap_or(Uuid::nil());
     Ok(reached.is_some())
 }
 
-async fn forget(
-    shared: &Shared,
-    brooms: &mut Brooms,
-    horizon: &Horizon,
-    limit: usize,
-) -> Result<bool, PgError> {
-    let sources: Vec<_> = horizon.keys_before.iter().map(|(source, _)| source.clone()).collect();
-    if brooms.began.elapsed() > BEGIN_ANEW || brooms.sources != sources {
-        brooms.forgotten = Uuid::nil();
-        brooms.began = Instant::now();
-        brooms.sources = sources;
-    }
-    let Some(newest) = horizon.keys_before.iter().map(|(_, before)| *before).max() else {
+async fn forget(shared: &Shared, horizon: &Horizon, limit: usize) -> Result<bool, PgError> {
+    if horizon.keys_before.is_empty() {
         return Ok(false);
-    };
+    }
     let names: Vec<&str> = horizon.keys_before.iter().map(|(source, _)| source.as_str()).collect();
     let befores: Vec<Timestamp> = horizon.keys_before.iter().map(|(_, before)| *before).collect();
-    let (after, bound, most) = (brooms.forgotten, past(newest), most(limit));
-    let row = retried(|| async {
+    let bounds: Vec<Uuid> = befores.iter().copied().map(past).collect();
+    let most = most(limit);
+    let gone = retried(|| async {
         let mut lent = shared.pools.admin.lend().await?;
-        let sql = "SELECT reached, gone FROM hapax.forget($1, $2, $3, $4, $5)";
-        one(lent.query(sql, &[&after, &bound, &names, &befores, &most]).await?)
+        let sql = "SELECT hapax.forget($1, $2, $3, $4)";
+        lent.query(sql, &[&names, &bounds, &befores, &most]).await
     })
     .await?;
-    let reached: Option<Uuid> = row.get(0);
-    let gone: Vec<&[u8]> = row.get(1);
-    for hash in gone {
-        if let Ok(hash) = hash.try_into() {
+    for row in &gone {
+        if let Ok(hash) = row.get::<_, &[u8]>(0).try_into() {
             shared.recent.remove(&KeyHash(hash));
         }
     }
-    if let Some(reached) = reached {
-        brooms.forgotten = reached;
-    }
-    Ok(reached.is_some())
+    Ok(gone.len() >= limit)
 }
 
 /// The first id that is surely after this instant's.

@@ -282,9 +282,8 @@ impl Bench<'_> {
             .query(&statement, &[&lanes, &resources])
             .await
             .map_err(|error| ours(error.into()))?;
-        let mark = |row: &Row| {
-            ((row.get(0), row.get(1)), row.get::<_, Option<i64>>(2).map(Position))
-        };
+        let mark =
+            |row: &Row| ((row.get(0), row.get(1)), row.get::<_, Option<i64>>(2).map(Position));
         Ok(rows.iter().map(mark).collect())
     }
 

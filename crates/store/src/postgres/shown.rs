@@ -70,11 +70,7 @@ impl<'a> FromSql<'a> for Bytes<'a> {
 pub(super) struct RawValue(pub(super) Vec<u8>);
 
 impl ToSql for RawValue {
-    fn to_sql(
-        &self,
-        _: &Type,
-        out: &mut BytesMut,
-    ) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
+    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
         out.put_slice(&self.0);
         Ok(IsNull::No)
     }

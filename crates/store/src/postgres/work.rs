@@ -35,8 +35,7 @@ impl Work for PgStore {
         self.act(move |shared| async move {
             let ask = "SELECT hapax.renew($1, $2, $3, $4)";
             let mut lent = shared.pools.work.lend().await?;
-            let rows =
-                lent.query(ask, &[&job.0, &fence.0, &micros(lease), &shared.now()]).await?;
+            let rows = lent.query(ask, &[&job.0, &fence.0, &micros(lease), &shared.now()]).await?;
             Ok(if only(&rows)?.get(0) { Held::Kept } else { Held::Lost })
         })
         .await
@@ -59,10 +58,8 @@ impl Work for PgStore {
     }
 
     async fn give_back(&self, claims: Vec<(JobId, Fence)>) -> Result<(), StoreError> {
-        self.act(move |shared| async move {
-            retried(|| jobs::give_back(&shared, &claims)).await
-        })
-        .await?;
+        self.act(move |shared| async move { retried(|| jobs::give_back(&shared, &claims)).await })
+            .await?;
         self.shared.arrived.notify_waiters();
         Ok(())
     }

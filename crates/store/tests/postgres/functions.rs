@@ -19,9 +19,8 @@ async fn claimed(base: &Base) -> Claim {
 }
 
 async fn complete(sql: &Client, claim: &Claim) -> Result<(), String> {
-    let done = sql
-        .execute("SELECT hapax.complete($1, $2, 'done')", &[&claim.job.0, &claim.fence.0])
-        .await;
+    let done =
+        sql.execute("SELECT hapax.complete($1, $2, 'done')", &[&claim.job.0, &claim.fence.0]).await;
     done.map(drop).map_err(|error| code(&error))
 }
 
@@ -34,7 +33,8 @@ async fn effects_beside_a_lost_fence_roll_back() {
     base.store.settle(zombie.job, zombie.fence, failed).await.expect("settles");
     let second = base.claim(1).await.remove(0);
     assert!(second.fence > zombie.fence);
-    for (claim, expected) in [(&zombie, Err("XH001".into())), (&second, Ok(())), (&second, Err("XH001".into()))]
+    for (claim, expected) in
+        [(&zombie, Err("XH001".into())), (&second, Ok(())), (&second, Err("XH001".into()))]
     {
         let open = base.sql.transaction().await.expect("begins");
         open.execute("INSERT INTO ledger VALUES ('evt_1', 'charged')", &[]).await.expect("charges");
@@ -79,7 +79,8 @@ async fn a_failure_follows_the_schedule_or_says_when_and_knows_its_fence() {
     let told = "SELECT steps || ' ' || error || ' ' || (due_at > now() + interval '59 min')
                 FROM hapax.job";
     assert_eq!(base.one(told).await, "1 no till true");
-    for wrong in ["NULL, 1, 'x'", "gen_random_uuid(), NULL, 'x'", "gen_random_uuid(), 1, 'x', '-1 s'"]
+    for wrong in
+        ["NULL, 1, 'x'", "gen_random_uuid(), NULL, 'x'", "gen_random_uuid(), 1, 'x', '-1 s'"]
     {
         let asked = base.sql.execute(&format!("SELECT hapax.fail({wrong})"), &[]).await;
         assert!(["22004", "22023"].contains(&code(&asked.expect_err(wrong)).as_str()), "{wrong}");
@@ -163,8 +164,10 @@ async fn a_message_is_published_with_the_commit_and_the_same_id_is_one() {
     let open = base.sql.transaction().await.expect("begins");
     open.execute("SELECT hapax.publish('x', '{}', id => 'm2')", &[]).await.expect("publishes");
     open.rollback().await.expect("rolls back");
-    assert_eq!(base.one("SELECT string_agg(id || type || key, ',') FROM hapax.message").await,
-        "m1fee.chargedacct_1");
+    assert_eq!(
+        base.one("SELECT string_agg(id || type || key, ',') FROM hapax.message").await,
+        "m1fee.chargedacct_1"
+    );
     let made = base.one("SELECT hapax.publish('x', '{}')").await;
     assert!(made.starts_with("msg_"), "{made}");
     for (wrong, expected) in [
@@ -195,7 +198,9 @@ async fn a_key_is_reserved_finished_and_replayed_and_a_crash_frees_it() {
         base.one(&format!("SELECT fence::text FROM hapax.reservation WHERE key = '{key}'")).await
     };
     let finish = async |key: &str, fence: &str| {
-        let ask = format!("SELECT hapax.finish('acme POST /charges', '{key}', {fence}, 201, '{{}}', 'ok')");
+        let ask = format!(
+            "SELECT hapax.finish('acme POST /charges', '{key}', {fence}, 201, '{{}}', 'ok')"
+        );
         base.sql.execute(&ask, &[]).await.map(drop).map_err(|error| code(&error))
     };
     assert_eq!(reserve("k", "one", "60s").await, "fresh");
@@ -221,7 +226,8 @@ async fn a_key_is_reserved_finished_and_replayed_and_a_crash_frees_it() {
     assert_eq!(reserve("crashed", "two", "60s").await, "fresh", "the key is free");
     assert_eq!(finish("crashed", &second).await, Err("XH001".into()), "no fence comes twice");
 
-    let expired = "SELECT outcome FROM hapax.reserve('s', 'short', 'x', '1 microsecond', '1 microsecond')";
+    let expired =
+        "SELECT outcome FROM hapax.reserve('s', 'short', 'x', '1 microsecond', '1 microsecond')";
     assert_eq!(base.one(expired).await, "fresh");
     assert_eq!(base.one("SELECT outcome FROM hapax.reserve('s', 'short', 'y')").await, "fresh");
     for wrong in ["NULL, 'k', ''", "'s', NULL, ''", "'s', '', ''", "'s', 'k', '', '-1 s'"] {

@@ -84,7 +84,10 @@ async fn a_deferred_constraint_fails_the_job_and_leaves_nothing() {
     let sql = "INSERT INTO ledger VALUES (:event_id, '');
                INSERT INTO child SELECT 7 WHERE :event_id = 'evt_1'";
     assert_eq!(base.drain(sql).await, (2, 0, 1));
-    assert_eq!(base.one("SELECT string_agg(event_id, ',' ORDER BY 1) FROM ledger").await, "evt_0,evt_2");
+    assert_eq!(
+        base.one("SELECT string_agg(event_id, ',' ORDER BY 1) FROM ledger").await,
+        "evt_0,evt_2"
+    );
     let error = base.one("SELECT error FROM hapax.job WHERE state = 4").await;
     assert!(error.starts_with("at commit: ") && error.ends_with("(23503)"), "{error}");
 }
@@ -170,7 +173,8 @@ async fn an_attempt_whose_connection_dies_is_lost_and_not_failed() {
     base.accept("evt_1", None).await;
     let store = Arc::clone(&base.store);
     let sql = "INSERT INTO ledger VALUES (:event_id, ''); SELECT pg_sleep(20)";
-    let running = tokio::spawn(async move { store.run_sql(asked(sql, Duration::from_secs(30))).await });
+    let running =
+        tokio::spawn(async move { store.run_sql(asked(sql, Duration::from_secs(30))).await });
     let kill = "SELECT count(pg_terminate_backend(pid))::text FROM pg_stat_activity
                 WHERE datname = current_database() AND query LIKE '%pg_sleep%'
                   AND application_name = 'hapax-handlers' AND state = 'active'";
@@ -248,7 +252,10 @@ async fn order_is_kept_under_the_lock_of_the_mark() {
     for task in tasks {
         task.await.expect("no panic");
     }
-    assert_eq!(base.one("SELECT count(*)::text FROM hapax.job WHERE state NOT IN (2, 3)").await, "0");
+    assert_eq!(
+        base.one("SELECT count(*)::text FROM hapax.job WHERE state NOT IN (2, 3)").await,
+        "0"
+    );
     let newest = "SELECT string_agg(version, ',' ORDER BY resource) FROM now";
     assert_eq!(base.one(newest).await, "r0_23,r1_23,r2_23,r3_23,r4_23");
 }
@@ -256,7 +263,8 @@ async fn order_is_kept_under_the_lock_of_the_mark() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_sequence_runs_in_order_over_two_nodes() {
     // The numbers come backwards, in one lane of two nodes; each must see the one before it.
-    let rule = OrderRule { policy: OrderPolicy::Sequence { start: Some(1) }, gaps: Gaps::default() };
+    let rule =
+        OrderRule { policy: OrderPolicy::Sequence { start: Some(1) }, gaps: Gaps::default() };
     let base = Base::new("sql_sequence", ordered(rule.clone())).await;
     let other = Base::node(&base.url, ordered(rule)).await;
     for n in (1..=30).rev() {
@@ -289,7 +297,8 @@ async fn what_a_handler_publishes_is_of_its_event() {
     }
     let sql = "SELECT hapax.publish('fee', '{}', id => :event_id) WHERE :event_id <> 'evt_1'";
     assert_eq!(base.drain(sql).await, (3, 0, 0));
-    let told = "SELECT string_agg(m.id || '=' || convert_from(e.event_id, 'UTF8'), ',' ORDER BY m.id)
+    let told =
+        "SELECT string_agg(m.id || '=' || convert_from(e.event_id, 'UTF8'), ',' ORDER BY m.id)
                 FROM hapax.message m JOIN hapax.event e ON e.id = m.event";
     assert_eq!(base.one(told).await, "evt_0=evt_0,evt_2=evt_2");
 }

@@ -58,8 +58,10 @@ async fn one_resource_is_worked_on_by_one_node_at_a_time() {
         base.accept(&format!("evt_{n}"), Some((&resource, 1))).await;
     }
     base.sql
-        .batch_execute("CREATE TABLE busy (resource text PRIMARY KEY, n int CHECK (n < 2));
-                        INSERT INTO busy SELECT 'r' || g, 0 FROM generate_series(0, 4) g")
+        .batch_execute(
+            "CREATE TABLE busy (resource text PRIMARY KEY, n int CHECK (n < 2));
+                        INSERT INTO busy SELECT 'r' || g, 0 FROM generate_series(0, 4) g",
+        )
         .await
         .expect("a table");
     let mut tasks = Vec::new();

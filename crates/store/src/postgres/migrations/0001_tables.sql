@@ -72,6 +72,8 @@ CREATE TABLE hapax.event (
 CREATE INDEX event_review ON hapax.event (id) WHERE state <> 0;
 -- What retention has still to look at: without it every round would go over all keys there are.
 CREATE INDEX event_whole ON hapax.event (id) WHERE pruned IS NULL;
+-- And the keys that may be forgotten some day, each source by a horizon of its own.
+CREATE INDEX event_narrow ON hapax.event (source, id) WHERE pruned IS NOT NULL;
 
 -- Every (tenant, source) that an event ever came under. An event is found by its sender's id through
 -- the hash under each of them: an index over event_id would cost every insert a random page.

@@ -54,38 +54,32 @@ BEGIN
 END $$;
 
 -- Keeps: a key until its source's horizon. Forgets events that were stripped and whose key is past
--- it. Answers how far it looked (none: to the end), and the keys that are gone.
+-- it; `bounds` are the first ids after the horizons. Answers the keys that are gone.
 CREATE FUNCTION hapax.forget(
-    after uuid, bound uuid, sources text[], befores timestamptz[], most integer,
-    OUT reached uuid, OUT gone bytea[]
-)
+    sources text[], bounds uuid[], befores timestamptz[], most integer
+) RETURNS SETOF bytea
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    looked uuid[];
     ripe uuid[];
 BEGIN
-    gone := '{}';
     IF NOT pg_try_advisory_xact_lock(x'6861706178000003'::bigint) THEN
         RETURN;
     END IF;
-    looked := ARRAY(
-        SELECT e.id FROM hapax.event e WHERE e.id > after AND e.id < bound
-        ORDER BY e.id LIMIT most);
-    IF cardinality(looked) = most THEN
-        reached := looked[most];
-    END IF;
     ripe := ARRAY(
-        SELECT e.id FROM hapax.event e
-        JOIN unnest(sources, befores) AS h (source, before) ON h.source = e.source
-        WHERE e.id = ANY (looked) AND e.pruned IS NOT NULL AND e.received_at < h.before
-        ORDER BY e.id FOR UPDATE OF e SKIP LOCKED);
+        SELECT old.id FROM unnest(sources, bounds, befores) AS h (source, bound, before),
+        LATERAL (
+            SELECT e.id FROM hapax.event e
+            WHERE e.pruned IS NOT NULL AND e.source = h.source AND e.id < h.bound
+              AND e.received_at < h.before
+            ORDER BY e.id LIMIT most FOR UPDATE SKIP LOCKED
+        ) old
+        LIMIT most);
     DELETE FROM hapax.seen s WHERE s.event = ANY (ripe);
     -- Copies that came since its body went were counted all the same.
     DELETE FROM hapax.arrival a WHERE a.event = ANY (ripe);
     DELETE FROM hapax.copy c WHERE c.event = ANY (ripe);
     DELETE FROM hapax.body b WHERE b.id = ANY (ripe);
-    WITH deleted AS (DELETE FROM hapax.event e WHERE e.id = ANY (ripe) RETURNING e.hash)
-    SELECT coalesce(array_agg(d.hash), '{}') INTO gone FROM deleted d;
+    RETURN QUERY DELETE FROM hapax.event e WHERE e.id = ANY (ripe) RETURNING e.hash;
 END $$;
 
 -- The sender's bytes as text; where they are none (a NUL, or not UTF-8), with escapes, so that one
