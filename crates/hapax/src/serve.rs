@@ -97,6 +97,13 @@ async fn serve(
             let workers = Arc::clone(&workers);
             Arc::new(move || workers.handlers())
         },
+        currents: {
+            let workers = Arc::clone(&workers);
+            Arc::new(move |of, claims| {
+                let workers = Arc::clone(&workers);
+                Box::pin(async move { workers.with_current(&of, claims).await })
+            })
+        },
         now: Arc::clone(&now),
         unfinished: unfinished.clone(),
     });
@@ -184,9 +191,10 @@ fn bind(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
 fn limits(config: &Config) -> HttpLimits {
     // Each connection is a descriptor: ask for as many as the system allows, and take no more
     // connections than that.
-    let outbound = lanes(config).into_iter().map(|lane| match lane.handler.kind {
-        HandlerKind::Http(_) => lane.handler.concurrency as u64,
-        HandlerKind::Sql(_) | HandlerKind::Pull => 0,
+    let outbound = lanes(config).into_iter().map(|lane| {
+        let calls = matches!(lane.handler.kind, HandlerKind::Http(_));
+        let refetches = lane.handler.refetch.is_some();
+        (u64::from(calls) + u64::from(refetches)) * lane.handler.concurrency as u64
     });
     let apart = DESCRIPTORS_APART * 2 + outbound.sum::<u64>();
     let wanted = config.settings.max_connections as u64 + apart;
