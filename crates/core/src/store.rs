@@ -295,6 +295,12 @@ pub trait Work: Send + Sync + 'static {
     /// all of it back, and each job then runs alone under the same claim.
     fn run_sql(&self, ask: SqlAsk) -> impl Future<Output = Result<SqlRan, StoreError>> + Send;
 
+    /// Runs the statements of a job that was claimed before, with "done" and the order's mark in
+    /// the same transaction, if the fence still holds. What they do wrong is recorded as a failed
+    /// attempt. A job that is done under this fence is `Done` and runs nothing: the answer to the
+    /// first call may have been lost.
+    fn run_claimed(&self, run: SqlRun) -> impl Future<Output = Result<Ran, StoreError>> + Send;
+
     /// When the next job of this handler is due, as far as the store knows: a hint for sleeping.
     fn next_due(
         &self,
@@ -395,6 +401,9 @@ pub struct Claim {
     pub idempotency_key: String,
     /// When the lease ends.
     pub leased_until: Timestamp,
+    /// Whether an attempt of it was lost before: it came by itself, and should it end the process
+    /// again, nothing else should be at work there.
+    pub alone: bool,
     /// The event.
     pub event: ClaimedEvent,
 }
@@ -479,7 +488,7 @@ pub struct SqlAsk {
 }
 
 /// What came of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SqlRan {
     /// Jobs whose effects are committed.
     pub done: usize,
@@ -487,13 +496,43 @@ pub struct SqlRan {
     pub guarded: usize,
     /// Jobs that failed.
     pub failed: usize,
+    /// The events of all of these: whoever waits for one of them should look.
+    pub events: Vec<EventId>,
 }
 
 impl SqlRan {
     /// Whether there was nothing to do.
-    pub fn is_idle(self) -> bool {
-        self == Self::default()
+    pub fn is_idle(&self) -> bool {
+        *self == Self::default()
     }
+}
+
+/// A claimed job of an `sql` handler, to be run by itself.
+#[derive(Debug, Clone)]
+pub struct SqlRun {
+    /// The job.
+    pub job: JobId,
+    /// The fence of its claim.
+    pub fence: Fence,
+    /// The statements.
+    pub program: Arc<crate::handler::SqlProgram>,
+    /// How long they may take.
+    pub timeout: Duration,
+    /// The object as it is now, for `:current`.
+    pub current: Option<Arc<str>>,
+}
+
+/// What came of one claimed job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ran {
+    /// Its effects are committed.
+    Done,
+    /// The order guard set it aside: newer news was applied meanwhile, or a number is missing.
+    Guarded,
+    /// It failed, and that is recorded: why.
+    Failed(String),
+    /// The fence did not hold: nothing was changed.
+    Lost,
 }
 
 /// What to run again.
@@ -590,6 +629,80 @@ pub trait Inspect: Send + Sync + 'static {
 
     /// One job.
     fn job(&self, id: JobId) -> impl Future<Output = Result<Option<JobDetail>, StoreError>> + Send;
+
+    /// How far behind each handler is, over all of its tenants: one entry for every handler that
+    /// has a job which is open or dead, whether any node knows that handler or not, sorted by
+    /// source and name. Costs little however much waits: only indexes are read, and counting stops
+    /// at [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX).
+    fn lanes(&self) -> impl Future<Output = Result<Vec<LaneState>, StoreError>> + Send;
+
+    /// Events that were first received at or after `ask.since` and are still kept whole, newest
+    /// first: all of them where they are at most `ask.limit`, else about that many, spread evenly
+    /// over the span, and [`Sample::total`] is then an estimate.
+    fn sample(&self, ask: SampleAsk) -> impl Future<Output = Result<Sample, StoreError>> + Send;
+}
+
+/// How far behind one handler is. Every number stops at
+/// [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX): that one means "so many or more".
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaneState {
+    /// Which handler.
+    pub handler: HandlerRef,
+    /// When something is next to be done for it: the earliest time at which a ready job is due or a
+    /// lease ends. In the past, it says how long the job that is due longest has been due; `None`
+    /// where nothing is ready or leased.
+    pub oldest_due: Option<Timestamp>,
+    /// Jobs to be claimed, now or once they are due.
+    pub ready: u64,
+    /// Jobs that are claimed.
+    pub leased: u64,
+    /// Jobs that wait for the number before them.
+    pub held: u64,
+    /// Jobs that wait for another one of their resource.
+    pub parked: u64,
+    /// Buried jobs.
+    pub dead: u64,
+}
+
+impl LaneState {
+    /// Jobs that are not at their end; like its parts it may mean "so many or more".
+    pub fn open(&self) -> u64 {
+        self.ready + self.leased + self.held + self.parked
+    }
+}
+
+/// Which events to sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampleAsk {
+    /// First received at or after this.
+    pub since: Timestamp,
+    /// At least one: more than these are sampled.
+    pub limit: usize,
+}
+
+/// Events of a span of time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sample {
+    /// How many there are: exact where `events` holds all of them.
+    pub total: u64,
+    /// All of them, or some.
+    pub events: Vec<SampledEvent>,
+}
+
+impl Sample {
+    /// Whether `events` are some of many.
+    pub fn is_partial(&self) -> bool {
+        (self.events.len() as u64) < self.total
+    }
+}
+
+/// One event of a sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SampledEvent {
+    /// What a list shows.
+    pub summary: EventSummary,
+    /// When it arrived, in order: the times of what [`EventDetail::arrivals`] would hold.
+    pub arrived_at: Vec<Timestamp>,
 }
 
 /// Which jobs to list.
@@ -706,6 +819,9 @@ pub struct EventFilter {
     pub since: Option<Timestamp>,
     /// Received before.
     pub until: Option<Timestamp>,
+    /// Received before this and still not finished: its status is not
+    /// [final](Status::is_final). What is dead or waits for a person is not finished either.
+    pub unfinished_since: Option<Timestamp>,
     /// Older than this one: where the page before ended.
     pub before: Option<Cursor>,
     /// At most this many.

@@ -30,6 +30,7 @@ use tower::ServiceExt as _;
 use crate::admin::{self, Admin, Gate};
 use crate::config::{Config, Keep, Mode, Permission};
 use crate::telemetry;
+use crate::watch::{Eyes, Rules, Watch};
 
 /// How often files with secrets are looked at for a change.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
@@ -39,6 +40,9 @@ const DESCRIPTORS_APART: u64 = 64;
 
 /// Runs until a signal says stop; what was accepted by then is committed and answered.
 pub(crate) fn run(config: Config) -> anyhow::Result<()> {
+    if let Some(url) = &config.settings.database_url {
+        anyhow::bail!("opening {url}: PostgreSQL is not built yet; remove database_url for now");
+    }
     let metrics = telemetry::start()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -81,6 +85,25 @@ async fn serve(
     let readiness = Arc::new(Readiness::new(stop.clone()));
     let gate = Arc::new(Gate::new(private_at.ip(), tokens(&config)));
     let unfinished = TaskTracker::new();
+    let watch = Arc::new(Watch::new(
+        Eyes {
+            traffic: {
+                let ingress = Arc::clone(&ingress);
+                Box::new(move || ingress.traffic())
+            },
+            clock_offset_seconds: {
+                let ingress = Arc::clone(&ingress);
+                Box::new(move || ingress.clock_offset_seconds())
+            },
+            known: {
+                let workers = Arc::clone(&workers);
+                Box::new(move || workers.handlers().into_iter().map(|spec| spec.handler).collect())
+            },
+            log: Some(config.settings.data_dir.join("hapax.db-wal")),
+            now: Arc::clone(&now),
+        },
+        Rules::of(&config),
+    ));
     let router = admin::router(Admin {
         store: Arc::clone(&store),
         gate: Arc::clone(&gate),
@@ -93,6 +116,14 @@ async fn serve(
         configured: {
             let workers = Arc::clone(&workers);
             Arc::new(move || workers.handlers())
+        },
+        watch: Arc::clone(&watch),
+        currents: {
+            let workers = Arc::clone(&workers);
+            Arc::new(move |of, claims| {
+                let workers = Arc::clone(&workers);
+                Box::pin(async move { workers.with_current(&of, claims).await })
+            })
         },
         now: Arc::clone(&now),
         unfinished: unfinished.clone(),
@@ -111,6 +142,10 @@ async fn serve(
     let tidying = {
         let (janitor, stop) = (Arc::clone(&janitor), stop_behind.clone());
         tokio::spawn(async move { janitor.run(stop).await })
+    };
+    let watching = {
+        let (watch, store, stop) = (Arc::clone(&watch), Arc::clone(&store), stop_behind.clone());
+        tokio::spawn(async move { watch.run(store, stop).await })
     };
     let serving = tokio::spawn(serve_ingress(
         public,
@@ -135,7 +170,7 @@ async fn serve(
     readiness.opened();
     announce(&config, scheme, public_at, private_at)?;
 
-    let mut live = Live { config, ingress, workers, janitor, gate, certificate, public_at };
+    let mut live = Live { config, ingress, workers, janitor, watch, gate, certificate, public_at };
     live.watch(&mut signals, &metrics).await;
 
     tracing::info!("stopping: what was received is committed and answered first");
@@ -151,6 +186,7 @@ async fn serve(
     stop_behind.cancel();
     working.await.context("the workers panicked")?;
     tidying.await.context("the janitor panicked")?;
+    watching.await.context("the watch panicked")?;
     administering.await.context("the admin side panicked")?;
     unfinished.close();
     unfinished.wait().await;
@@ -181,9 +217,10 @@ fn bind(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
 fn limits(config: &Config) -> HttpLimits {
     // Each connection is a descriptor: ask for as many as the system allows, and take no more
     // connections than that.
-    let outbound = lanes(config).into_iter().map(|lane| match lane.handler.kind {
-        HandlerKind::Http(_) => lane.handler.concurrency as u64,
-        HandlerKind::Sql(_) | HandlerKind::Pull => 0,
+    let outbound = lanes(config).into_iter().map(|lane| {
+        let calls = matches!(lane.handler.kind, HandlerKind::Http(_));
+        let refetches = lane.handler.refetch.is_some();
+        (u64::from(calls) + u64::from(refetches)) * lane.handler.concurrency as u64
     });
     let apart = DESCRIPTORS_APART * 2 + outbound.sum::<u64>();
     let wanted = config.settings.max_connections as u64 + apart;
@@ -331,6 +368,7 @@ struct Live {
     ingress: Arc<Ingress<SqliteStore>>,
     workers: Arc<Workers<SqliteStore>>,
     janitor: Arc<Janitor<SqliteStore>>,
+    watch: Arc<Watch>,
     gate: Arc<Gate>,
     certificate: Option<Arc<Certificate>>,
     public_at: SocketAddr,
@@ -400,6 +438,7 @@ impl Live {
         }
         self.workers.reload(lanes(&newer));
         self.janitor.reload(retention(&newer));
+        self.watch.reload(Rules::of(&newer));
         self.gate.reload(tokens(&newer));
         if let Some(Err(error)) = self.certificate.as_ref().map(|certificate| certificate.reload())
         {

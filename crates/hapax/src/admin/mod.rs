@@ -13,9 +13,11 @@ mod jobs;
 mod problem;
 mod replay;
 mod review;
+mod stats;
 #[cfg(test)]
 mod tests;
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use axum::Router;
@@ -24,9 +26,9 @@ use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use hapax_core::handler::EventView;
-use hapax_core::store::{HandlerSpec, Inspect, NewJob, Store, Work};
+use hapax_core::store::{Claim, HandlerRef, HandlerSpec, Inspect, NewJob, Store, Work};
 use hapax_core::{SourceName, Tenant};
-use hapax_engine::{Now, Readiness};
+use hapax_engine::{Now, Pulled, Readiness};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::task::TaskTracker;
 
@@ -34,12 +36,22 @@ pub(crate) use auth::Gate;
 use auth::{Door, Scope};
 use problem::Problem;
 
+use crate::watch::Watch;
+
 /// The jobs that a source promises for an event now: asked for replays and approvals.
 pub(crate) type JobsFor =
     Arc<dyn Fn(&SourceName, &Tenant, EventView<'_>) -> Vec<NewJob> + Send + Sync>;
 
 /// The handlers that are configured now: what was last announced to the store.
 pub(crate) type Configured = Arc<dyn Fn() -> Vec<HandlerSpec> + Send + Sync>;
+
+/// Gets the current object for claims of a handler, where it wants one; what cannot be had is settled
+/// and left out.
+pub(crate) type Currents = Arc<
+    dyn Fn(HandlerRef, Vec<Claim>) -> Pin<Box<dyn Future<Output = Vec<Pulled>> + Send>>
+        + Send
+        + Sync,
+>;
 
 /// What every route needs.
 pub(crate) struct Admin<S> {
@@ -55,6 +67,10 @@ pub(crate) struct Admin<S> {
     pub(crate) handlers: JobsFor,
     /// The handlers of the live configuration.
     pub(crate) configured: Configured,
+    /// What is counted, and what needs attention.
+    pub(crate) watch: Arc<Watch>,
+    /// The current objects of what is pulled.
+    pub(crate) currents: Currents,
     /// The clock.
     pub(crate) now: Now,
     /// Claims that must come to their end although whoever asked hung up: to be waited for before
@@ -109,6 +125,9 @@ fn table<S: Store + Work + Inspect>() -> Vec<Route<S>> {
         operate("/api/v1/events/{id}/approve", post(review::approve::<S>)),
         operate("/api/v1/events/{id}/reject", post(review::reject::<S>)),
         read("/api/v1/handlers", get(jobs::handlers::<S>)),
+        read("/api/v1/lanes", get(jobs::lanes::<S>)),
+        read("/api/v1/stats", get(stats::stats::<S>)),
+        read("/api/v1/alerts", get(stats::alerts::<S>)),
         read("/api/v1/jobs", get(jobs::list::<S>)),
         read("/api/v1/jobs/{id}", get(jobs::show::<S>)),
         operate("/api/v1/jobs/{id}/replay", post(replay::job::<S>)),
@@ -144,6 +163,7 @@ async fn index() -> &'static str {
      POST /api/v1/events/{id}/replay    run its work again; also /approve, /reject\n\
      GET  /api/v1/jobs?status=dead      dead letters\n\
      POST /api/v1/jobs/replay           run dead letters again\n\
+     GET  /api/v1/stats  /alerts        how it goes, and what needs attention\n\
      GET  /api/v1/openapi.json          all of it\n\
      GET  /metrics  /healthz  /readyz\n"
 }

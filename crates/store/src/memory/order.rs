@@ -57,11 +57,11 @@ impl Model {
         }
     }
 
-    fn order_of(&self, handler: &HandlerRef) -> Option<OrderRule> {
+    pub(super) fn order_of(&self, handler: &HandlerRef) -> Option<OrderRule> {
         self.handlers.get(handler)?.order.clone()
     }
 
-    fn guard_of(&self, job: &Job, policy: &OrderPolicy) -> Guard {
+    pub(super) fn guard_of(&self, job: &Job, policy: &OrderPolicy) -> Guard {
         self.guard(&job.tenant, &job.handler, job.place.as_ref(), policy)
     }
 

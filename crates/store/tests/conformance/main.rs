@@ -2,6 +2,7 @@
 //! model in memory, on SQLite and on PostgreSQL. New semantics begin here, as a failing case.
 
 mod cases;
+mod figures;
 mod gaps;
 #[allow(dead_code)]
 mod harness;
@@ -86,6 +87,16 @@ macro_rules! on_every_working_store {
 }
 
 on_every_working_store! {
+    figures {
+        each_lane_says_how_far_behind_it_is,
+        a_lane_that_no_node_knows_is_told_as_well,
+        an_expired_lease_is_work_that_is_due,
+        counting_a_backlog_stops_at_the_cap,
+        unfinished_is_what_came_before_and_has_not_ended,
+        a_page_of_unfinished_events_is_full_although_others_lie_between,
+        a_sample_holds_all_of_a_span_with_how_often_and_when_each_came,
+        a_large_span_is_sampled_evenly,
+    }
     jobs {
         a_job_is_written_with_its_event_and_only_once,
         every_event_of_one_body_has_its_own_job,
@@ -114,6 +125,8 @@ on_every_working_store! {
         a_waiting_worker_is_told_of_new_work,
         jobs_are_listed_from_new_to_old_and_filtered,
         sql_work_is_claimed_and_done_in_one_step,
+        what_sql_work_ended_is_named,
+        a_claimed_job_is_run_by_itself_under_its_fence_and_once,
     }
     order {
         latest_makes_older_news_stale_and_lets_ties_and_gaps_run,
@@ -131,6 +144,8 @@ on_every_working_store! {
         what_lies_at_or_below_the_mark_is_stale_unless_a_person_forces_it,
         a_dead_job_that_was_overtaken_is_stale_when_replayed,
         a_sequence_without_a_start_begins_with_what_is_claimed_first,
+        a_claimed_job_has_its_resource_for_itself_and_moves_its_mark,
+        a_claimed_job_that_was_overtaken_while_it_waited_does_nothing,
     }
     gaps {
         a_gap_held_too_long_is_for_a_person_who_may_let_it_run,
