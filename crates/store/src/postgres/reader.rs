@@ -315,7 +315,7 @@ fn job_row(row: &Row) -> JobDetail {
         due_at: phase.is_open().then_some(at),
         result: row.get(11),
         error: row.get(12),
-        finished_at: (!phase.is_open()).then_some(at),
+        finished_at: (!phase.is_open() && phase != Phase::Review).then_some(at),
         idempotency_key: idempotency_key(event, &handler, run),
         handler,
         resource: row.get(8),

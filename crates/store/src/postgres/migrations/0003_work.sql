@@ -57,7 +57,7 @@ $$;
 
 -- A job of this resource is no longer at work, or was set aside: whom the mark lets go now is ready,
 -- and the first of those that are parked if nobody is at work. They are decided again when claimed.
--- True where any is ready now.
+-- True where any is ready now, or held past its deadline, so that the next claim has something to do.
 CREATE FUNCTION hapax.ready_next(h hapax.handler, of_lane integer, of_resource text, at timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -76,6 +76,11 @@ BEGIN
               AND (h.policy IS NULL OR hapax.guard(h, mark, w.position) <> 2)
             FOR UPDATE SKIP LOCKED);
         any_held := FOUND;
+        IF NOT any_held THEN
+            PERFORM FROM hapax.job w
+            WHERE w.lane = of_lane AND w.resource = of_resource AND w.state = 5 AND w.due_at <= at;
+            any_held := FOUND;
+        END IF;
     END IF;
     PERFORM FROM hapax.job b WHERE b.lane = of_lane AND b.resource = of_resource AND b.state = 1;
     IF FOUND THEN
@@ -157,7 +162,18 @@ BEGIN
         PERFORM hapax.to_review(j.job, 'what comes before it did not come in time', at);
         RETURN;
     ELSIF h.policy <> 1 THEN
-        UPDATE hapax.job SET state = 0, due_at = at, forced = true WHERE job = j.job;
+        -- The state that leads to most of the others goes first, as if a person had forced it.
+        UPDATE hapax.job SET state = 0, due_at = at, forced = true
+        WHERE job = (
+            SELECT w.job FROM hapax.job w
+            WHERE w.lane = j.lane AND w.resource = j.resource AND w.state = 5
+            ORDER BY (SELECT count(*) FROM hapax.job o JOIN hapax.transition t
+                          ON t.handler = h.handler AND t.from_at = w.position
+                             AND t.to_at = o.position AND t.says <> 1
+                      WHERE o.lane = j.lane AND o.resource = j.resource AND o.state = 5) DESC,
+                w.job
+            LIMIT 1
+            FOR UPDATE SKIP LOCKED);
         RETURN;
     END IF;
     IF NOT hapax.try_mark(j.lane, j.resource) THEN
@@ -304,6 +320,25 @@ BEGIN
         END LOOP;
     END IF;
 
+    IF h.policy > 0 THEN
+        FOR j IN
+            SELECT * FROM hapax.job x
+            WHERE x.handler = of_handler AND x.state = 5 AND x.due_at <= at
+            ORDER BY x.due_at LIMIT 64
+            FOR UPDATE SKIP LOCKED
+        LOOP
+            -- What is due may be what is missing.
+            PERFORM FROM hapax.job x
+            WHERE x.handler = of_handler AND x.lane = j.lane AND x.state = 0 AND x.due_at <= at;
+            CONTINUE WHEN FOUND;
+            PERFORM FROM hapax.job x
+            WHERE x.lane = j.lane AND x.resource = j.resource AND x.state = 1;
+            CONTINUE WHEN FOUND;
+            PERFORM hapax.end_hold(h, j, at);
+            aside := aside || j.event;
+        END LOOP;
+    END IF;
+
     -- One probe a lane, whatever waits in it.
     FOR look IN 1..256 LOOP
         EXIT WHEN cardinality(lanes) >= least(wanted, 64);
@@ -394,25 +429,6 @@ BEGIN
         END IF;
     END IF;
 
-    IF h.policy > 0 THEN
-        FOR j IN
-            SELECT * FROM hapax.job x
-            WHERE x.handler = of_handler AND x.state = 5 AND x.due_at <= at
-            ORDER BY x.due_at LIMIT 64
-            FOR UPDATE SKIP LOCKED
-        LOOP
-            -- What is due may be what is missing.
-            PERFORM FROM hapax.job x
-            WHERE x.handler = of_handler AND x.lane = j.lane AND x.state = 0 AND x.due_at <= at;
-            CONTINUE WHEN FOUND;
-            PERFORM FROM hapax.job x
-            WHERE x.lane = j.lane AND x.resource = j.resource AND x.state = 1;
-            CONTINUE WHEN FOUND;
-            PERFORM hapax.end_hold(h, j, at);
-            aside := aside || j.event;
-        END LOOP;
-    END IF;
-
     RETURN QUERY
     SELECT x.job, x.fence, x.attempt, x.run, x.due_at, x.event, x.lane, e.tenant, e.event_id,
         e.event_type, e.occurred_at, e.received_at, x.resource, x.position, x.forced, b.headers,
@@ -495,7 +511,7 @@ BEGIN
         SELECT m.position INTO mark FROM hapax.mark m
         WHERE m.lane = j.lane AND m.resource = j.resource
         FOR UPDATE;
-        IF h.policy IS NOT NULL AND NOT j.forced THEN
+        IF h.policy IS NOT NULL AND mark IS NOT NULL AND NOT j.forced THEN
             verdict := hapax.guard(h, mark, j.position);
             IF verdict = 1 OR (h.policy = 2 AND verdict <> 0) THEN
                 RETURN 0;
@@ -715,12 +731,24 @@ DECLARE
     current_lane integer := 0;
     due timestamptz;
     earliest timestamptz;
+    busy_resource text;
 BEGIN
     SELECT x.due_at INTO earliest FROM hapax.job x
     WHERE x.handler = of_handler AND x.state = 1 ORDER BY x.due_at LIMIT 1;
-    SELECT least(earliest, x.due_at) INTO earliest FROM (
-        SELECT (SELECT x.due_at FROM hapax.job x
-                WHERE x.handler = of_handler AND x.state = 5 ORDER BY x.due_at LIMIT 1) AS due_at) x;
+    -- Nothing happens to a held one before the one at work has ended.
+    FOR due, current_lane, busy_resource IN
+        SELECT x.due_at, x.lane, x.resource FROM hapax.job x
+        WHERE x.handler = of_handler AND x.state = 5 ORDER BY x.due_at LIMIT 64
+    LOOP
+        EXIT WHEN due >= earliest;
+        PERFORM FROM hapax.job x
+        WHERE x.lane = current_lane AND x.resource = busy_resource AND x.state = 1;
+        IF NOT FOUND THEN
+            earliest := due;
+            EXIT;
+        END IF;
+    END LOOP;
+    current_lane := 0;
     FOR look IN 1..256 LOOP
         EXIT WHEN earliest <= at;
         SELECT x.lane, x.due_at INTO current_lane, due FROM hapax.job x
@@ -828,7 +856,7 @@ BEGIN
         SELECT m.position INTO mark FROM hapax.mark m
         WHERE m.lane = n.lane AND m.resource = n.resource;
         effect := CASE
-            WHEN is_there AND j.state IN (0, 1, 5, 6) THEN 3
+            WHEN is_there AND j.state IN (0, 1, 5, 6, 7) THEN 3
             WHEN is_there AND j.state = 2 AND NOT force THEN 1
             WHEN is_there AND j.state = 3 AND NOT force THEN 2
             WHEN is_there AND j.state = 8 AND NOT force THEN 4
@@ -852,9 +880,9 @@ BEGIN
             -- A dead one goes on in its run with the schedule anew, and alone if it was lost before;
             -- what was finished gets a new run, and with it a new idempotency key.
             UPDATE hapax.job SET state = 0, due_at = at, fence = fence + 1,
-                run = run + CASE WHEN j.state IN (4, 7) THEN 0 ELSE 1 END,
-                attempt = CASE WHEN j.state IN (4, 7) THEN attempt ELSE 0 END, steps = 0,
-                lost = CASE WHEN j.state IN (4, 7) THEN least(lost, 1) ELSE 0 END,
+                run = run + CASE WHEN j.state = 4 THEN 0 ELSE 1 END,
+                attempt = CASE WHEN j.state = 4 THEN attempt ELSE 0 END, steps = 0,
+                lost = CASE WHEN j.state = 4 THEN least(lost, 1) ELSE 0 END,
                 forced = force, resource = n.resource, position = n.place, result = NULL,
                 error = NULL, started_at = NULL, worker = NULL
             WHERE job = j.job;
