@@ -660,6 +660,8 @@ pub struct LaneState {
     pub held: u64,
     /// Jobs that wait for another one of their resource.
     pub parked: u64,
+    /// Jobs that a person decides about.
+    pub review: u64,
     /// Buried jobs.
     pub dead: u64,
 }
@@ -667,7 +669,7 @@ pub struct LaneState {
 impl LaneState {
     /// Jobs that are not at their end; like its parts it may mean "so many or more".
     pub fn open(&self) -> u64 {
-        self.ready + self.leased + self.held + self.parked
+        self.ready + self.leased + self.held + self.parked + self.review
     }
 }
 

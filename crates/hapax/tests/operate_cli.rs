@@ -325,7 +325,7 @@ fn levels(run: &Run) -> BTreeMap<String, Vec<String>> {
 fn doctor_finds_nothing_wrong_with_a_healthy_server_and_names_jobs_without_a_handler() {
     let lane = |handler: &str, configured: bool, dead: u64| {
         json!({ "source": "stripe", "handler": handler, "configured": configured, "ready": 1,
-                "leased": 0, "held": 0, "parked": 0, "dead": dead, "oldest_due": null })
+                "leased": 0, "held": 0, "parked": 0, "review": 0, "dead": dead, "oldest_due": null })
     };
     let lanes = json!([lane("fee", true, 0), lane("gone", false, 0), lane("mail", true, 10_000)]);
     let admin = Admin::with(&[

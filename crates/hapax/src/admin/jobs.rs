@@ -115,6 +115,7 @@ struct ShownLane {
     leased: u64,
     held: u64,
     parked: u64,
+    review: u64,
     dead: u64,
 }
 
@@ -132,6 +133,7 @@ pub(super) async fn lanes<S: Store + Work + Inspect>(
         leased: lane.leased,
         held: lane.held,
         parked: lane.parked,
+        review: lane.review,
         dead: lane.dead,
     };
     let lanes = admin.store.lanes().await?;

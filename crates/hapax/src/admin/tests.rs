@@ -290,6 +290,7 @@ impl Inspect for Fake {
                 leased: 0,
                 held: 0,
                 parked: 0,
+                review: 0,
                 dead: u64::from(job.phase == Phase::Dead),
             });
         }

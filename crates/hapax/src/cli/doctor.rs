@@ -291,6 +291,7 @@ struct Lane {
     leased: u64,
     held: u64,
     parked: u64,
+    review: u64,
     dead: u64,
 }
 
@@ -301,7 +302,7 @@ async fn jobs(server: &Server, found: &mut Findings) -> Result<(), Failure> {
     let mut is_well = true;
     for lane in &lanes {
         let Lane { source, handler, .. } = lane;
-        let open = lane.ready + lane.leased + lane.held + lane.parked;
+        let open = lane.ready + lane.leased + lane.held + lane.parked + lane.review;
         if !lane.configured && open > 0 {
             let note = format!(
                 "{} of {source}/{handler} wait, and no such handler is configured",

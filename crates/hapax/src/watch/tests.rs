@@ -20,7 +20,7 @@ fn traffic(new: u64, copies: u64, failed_verifications: u64) -> Traffic {
 fn lane(oldest_due: Option<Timestamp>, dead: u64) -> LaneState {
     let handler =
         HandlerRef { source: SourceName::new("stripe"), handler: HandlerName::new("fee") };
-    LaneState { handler, oldest_due, ready: 1, leased: 0, held: 0, parked: 0, dead }
+    LaneState { handler, oldest_due, ready: 1, leased: 0, held: 0, parked: 0, review: 0, dead }
 }
 
 /// A healthy server, and what makes it ill.

@@ -115,8 +115,9 @@ impl Model {
                     Phase::Leased => (&mut lane.leased, job.due_at()),
                     Phase::Held => (&mut lane.held, None),
                     Phase::Parked => (&mut lane.parked, None),
+                    Phase::Review => (&mut lane.review, None),
                     Phase::Dead => (&mut lane.dead, None),
-                    Phase::Done | Phase::Stale => return,
+                    Phase::Done | Phase::Stale | Phase::Discarded => return,
                 };
                 *count = (*count + 1).min(LANE_COUNT_MAX);
                 lane.oldest_due = lane.oldest_due.into_iter().chain(due).min();
@@ -128,6 +129,7 @@ impl Model {
                 leased: 0,
                 held: 0,
                 parked: 0,
+                review: 0,
                 dead: 0,
             }));
         }

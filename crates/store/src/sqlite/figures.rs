@@ -8,7 +8,7 @@ use hapax_core::{SourceName, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
 
 use super::reader::{SUMMARY, summary};
-use super::row::{DEAD, HELD, LEASED, PARKED, READY, micros, timestamp};
+use super::row::{DEAD, HELD, LEASED, PARKED, READY, REVIEW, micros, timestamp};
 
 /// Events are numbered as they were committed, which is nearly the order in which they came: a
 /// request may overtake another, and a clock may be set back a little. Where a span begins is looked
@@ -17,11 +17,12 @@ const OVERTAKEN_MICROS: i64 = 60 * 1_000_000;
 
 /// The states that are counted. Each is written out, and as its partial index has it, so that this
 /// index is used.
-pub(super) const CONDITIONS: [(i64, &str); 5] = [
+pub(super) const CONDITIONS: [(i64, &str); 6] = [
     (READY, "state = 0"),
     (LEASED, "state = 1"),
-    (HELD, "state > 4 AND state = 5"),
-    (PARKED, "state > 4 AND state = 6"),
+    (HELD, "state = 5"),
+    (PARKED, "state = 6"),
+    (REVIEW, "state = 7"),
     (DEAD, "state = 4"),
 ];
 
@@ -51,7 +52,16 @@ pub(super) fn lanes(conn: &Connection) -> rusqlite::Result<Vec<LaneState>> {
 }
 
 fn nothing(handler: HandlerRef) -> LaneState {
-    LaneState { handler, oldest_due: None, ready: 0, leased: 0, held: 0, parked: 0, dead: 0 }
+    LaneState {
+        handler,
+        oldest_due: None,
+        ready: 0,
+        leased: 0,
+        held: 0,
+        parked: 0,
+        review: 0,
+        dead: 0,
+    }
 }
 
 /// Adds one tenant's jobs.
@@ -62,6 +72,7 @@ fn add_lane(conn: &Connection, lane: i64, told: &mut LaneState) -> rusqlite::Res
             LEASED => &mut told.leased,
             HELD => &mut told.held,
             PARKED => &mut told.parked,
+            REVIEW => &mut told.review,
             _dead => &mut told.dead,
         };
         let more: i64 = conn

@@ -268,7 +268,9 @@ pub(super) const UNFINISHED: &str = "e.seq IN (
      UNION ALL SELECT event_seq FROM hapax_job WHERE state = 0
      UNION ALL SELECT event_seq FROM hapax_job WHERE state = 1
      UNION ALL SELECT event_seq FROM hapax_job WHERE state = 4
-     UNION ALL SELECT event_seq FROM hapax_job WHERE state > 4)";
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 5
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 6
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 7)";
 
 /// The event among `seqs` that has this name.
 pub(super) fn event(

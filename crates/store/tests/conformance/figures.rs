@@ -19,6 +19,7 @@ fn lane(name: &str) -> LaneState {
         leased: 0,
         held: 0,
         parked: 0,
+        review: 0,
         dead: 0,
     }
 }
