@@ -629,6 +629,82 @@ pub trait Inspect: Send + Sync + 'static {
 
     /// One job.
     fn job(&self, id: JobId) -> impl Future<Output = Result<Option<JobDetail>, StoreError>> + Send;
+
+    /// How far behind each handler is, over all of its tenants: one entry for every handler that
+    /// has a job which is open or dead, whether any node knows that handler or not, sorted by
+    /// source and name. Costs little however much waits: only indexes are read, and counting stops
+    /// at [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX).
+    fn lanes(&self) -> impl Future<Output = Result<Vec<LaneState>, StoreError>> + Send;
+
+    /// Events that were first received at or after `ask.since` and are still kept whole, newest
+    /// first: all of them where they are at most `ask.limit`, else about that many, spread evenly
+    /// over the span, and [`Sample::total`] is then an estimate.
+    fn sample(&self, ask: SampleAsk) -> impl Future<Output = Result<Sample, StoreError>> + Send;
+}
+
+/// How far behind one handler is. Every number stops at
+/// [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX): that one means "so many or more".
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaneState {
+    /// Which handler.
+    pub handler: HandlerRef,
+    /// When something is next to be done for it: the earliest time at which a ready job is due or a
+    /// lease ends. In the past, it says how long the job that is due longest has been due; `None`
+    /// where nothing is ready or leased.
+    pub oldest_due: Option<Timestamp>,
+    /// Jobs to be claimed, now or once they are due.
+    pub ready: u64,
+    /// Jobs that are claimed.
+    pub leased: u64,
+    /// Jobs that wait for the number before them.
+    pub held: u64,
+    /// Jobs that wait for another one of their resource.
+    pub parked: u64,
+    /// Jobs that a person decides about.
+    pub review: u64,
+    /// Buried jobs.
+    pub dead: u64,
+}
+
+impl LaneState {
+    /// Jobs that are not at their end; like its parts it may mean "so many or more".
+    pub fn open(&self) -> u64 {
+        self.ready + self.leased + self.held + self.parked + self.review
+    }
+}
+
+/// Which events to sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampleAsk {
+    /// First received at or after this.
+    pub since: Timestamp,
+    /// At least one: more than these are sampled.
+    pub limit: usize,
+}
+
+/// Events of a span of time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sample {
+    /// How many there are: exact where `events` holds all of them.
+    pub total: u64,
+    /// All of them, or some.
+    pub events: Vec<SampledEvent>,
+}
+
+impl Sample {
+    /// Whether `events` are some of many.
+    pub fn is_partial(&self) -> bool {
+        (self.events.len() as u64) < self.total
+    }
+}
+
+/// One event of a sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SampledEvent {
+    /// What a list shows.
+    pub summary: EventSummary,
+    /// When it arrived, in order: the times of what [`EventDetail::arrivals`] would hold.
+    pub arrived_at: Vec<Timestamp>,
 }
 
 /// Which jobs to list.
@@ -745,6 +821,9 @@ pub struct EventFilter {
     pub since: Option<Timestamp>,
     /// Received before.
     pub until: Option<Timestamp>,
+    /// Received before this and still not finished: its status is not
+    /// [final](Status::is_final). What is dead or waits for a person is not finished either.
+    pub unfinished_since: Option<Timestamp>,
     /// Older than this one: where the page before ended.
     pub before: Option<Cursor>,
     /// At most this many.

@@ -58,7 +58,7 @@ pub enum PgOpenError {
     Migrate(String),
 }
 
-/// How many connections each kind of work may use.
+/// How many connections each kind of work may use. One more watches over the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolSizes {
     /// Writers of arriving events: each commits for all who wait.
@@ -84,6 +84,8 @@ pub(super) struct Pools {
     pub(super) work: Lender,
     pub(super) handlers: Lender,
     pub(super) admin: Lender,
+    /// For the epoch alone: however busy the others are, the node knows whether the database lives.
+    pub(super) watch: Lender,
 }
 
 impl Pools {
@@ -93,11 +95,12 @@ impl Pools {
             work: Lender::new(target, "hapax-work", sizes.work)?,
             handlers: Lender::new(target, "hapax-handlers", sizes.handlers)?,
             admin: Lender::new(target, "hapax-admin", sizes.admin)?,
+            watch: Lender::new(target, "hapax-watch", 1)?,
         })
     }
 
     pub(super) fn close(&self) {
-        for lender in [&self.ingest, &self.work, &self.handlers, &self.admin] {
+        for lender in [&self.ingest, &self.work, &self.handlers, &self.admin, &self.watch] {
             lender.pool.close();
         }
     }
@@ -183,9 +186,7 @@ impl Lent {
             client.query(&statement, values).await
         });
         let rows = answer.await.map_err(|_| PgError::Silent)?;
-        // An error of the statement itself leaves the connection as clean as success does.
-        let cut = rows.as_ref().is_err_and(|error| error.as_db_error().is_none());
-        self.busy = cut;
+        self.busy = rows.as_ref().is_err_and(spoils);
         Ok(rows?)
     }
 
@@ -202,8 +203,7 @@ impl Lent {
             client.execute(&statement, values).await
         });
         let touched = answer.await.map_err(|_| PgError::Silent)?;
-        let cut = touched.as_ref().is_err_and(|error| error.as_db_error().is_none());
-        self.busy = cut;
+        self.busy = touched.as_ref().is_err_and(spoils);
         Ok(touched?)
     }
 
@@ -213,8 +213,7 @@ impl Lent {
         self.busy = true;
         let client = self.client.as_ref().ok_or(PgError::Gone)?;
         let done = client.batch_execute(sql).await;
-        let cut = done.as_ref().is_err_and(|error| error.as_db_error().is_none());
-        self.busy = cut;
+        self.busy = done.as_ref().is_err_and(spoils);
         Ok(done?)
     }
 
@@ -223,6 +222,11 @@ impl Lent {
     pub(super) fn raw(&mut self) -> Result<&mut Object, PgError> {
         self.busy = true;
         self.client.as_mut().ok_or(PgError::Gone)
+    }
+
+    /// It is not to be lent again: whoever answers there is not whom we want.
+    pub(super) fn spoil(mut self) {
+        self.busy = true;
     }
 
     /// Nothing is open on it.
@@ -237,6 +241,20 @@ impl Drop for Lent {
             && self.busy
         {
             drop(Object::take(client));
+        }
+    }
+}
+
+/// Whether a connection is of no use after this error. One of the statement itself leaves it as clean
+/// as success does; but a server that was demoted, or is going down, stays what it is, and behind the
+/// same address there may be another one by now.
+fn spoils(error: &tokio_postgres::Error) -> bool {
+    match error.code() {
+        None => true,
+        Some(code) => {
+            *code == SqlState::READ_ONLY_SQL_TRANSACTION
+                || code.code().starts_with("08")
+                || code.code().starts_with("57P")
         }
     }
 }

@@ -70,9 +70,13 @@ impl EpochWatch {
 /// Asks once, and tells the store's health what came of it.
 pub(super) async fn ask(shared: &Shared) -> Result<(), PgError> {
     let asked = async {
-        let mut lent = shared.pools.admin.lend().await?;
+        let mut lent = shared.pools.watch.lend().await?;
         let at = Instant::now();
-        Ok::<_, PgError>((read(&mut lent).await?, at))
+        let epoch = read(&mut lent).await?;
+        if epoch.is_none() {
+            lent.spoil();
+        }
+        Ok::<_, PgError>((epoch, at))
     };
     match asked.await {
         Ok((Some(epoch), at)) => {
@@ -81,8 +85,8 @@ pub(super) async fn ask(shared: &Shared) -> Result<(), PgError> {
             Ok(())
         }
         Ok((None, _)) => {
-            shared.health.fails("the database is in recovery and takes no writes");
-            Err(PgError::Pool("the database is in recovery".to_owned()))
+            shared.health.fails("the database is a standby or read-only, and takes no writes");
+            Err(PgError::Pool("the database takes no writes".to_owned()))
         }
         Err(error) => {
             shared.health.fails(&error.to_string());
@@ -106,12 +110,13 @@ pub(super) async fn watch(shared: std::sync::Arc<Shared>) {
     }
 }
 
-/// The epoch of a primary; none from a standby.
+/// The epoch of a primary that takes writes; none from any other.
 async fn read(lent: &mut Lent) -> Result<Option<Epoch>, PgError> {
     let rows = lent
         .query(
             "SELECT system_identifier,
-                    CASE WHEN pg_is_in_recovery() THEN NULL
+                    CASE WHEN pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean
+                         THEN NULL
                          ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END,
                     (SELECT counter FROM hapax.epoch)
              FROM pg_control_system()",

@@ -8,6 +8,7 @@
 mod connect;
 mod copies;
 mod epoch;
+mod figures;
 mod handlers;
 mod ingest;
 mod jobs;
@@ -30,7 +31,7 @@ use std::time::Duration;
 use hapax_core::job::JobId;
 use hapax_core::store::{
     EventDetail, EventFilter, EventId, EventName, EventSummary, Ingest, Inspect, JobDetail,
-    JobFilter, Lookup, Page, Store, StoreError, Verdict, Via,
+    JobFilter, LaneState, Lookup, Page, Sample, SampleAsk, Store, StoreError, Verdict, Via,
 };
 use hapax_core::{EventKey, Timestamp};
 use tokio::sync::Notify;
@@ -218,6 +219,14 @@ impl Inspect for PgStore {
 
     async fn job(&self, id: JobId) -> Result<Option<JobDetail>, StoreError> {
         reader::job(&self.shared, id).await
+    }
+
+    async fn lanes(&self) -> Result<Vec<LaneState>, StoreError> {
+        figures::lanes(&self.shared).await
+    }
+
+    async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {
+        figures::sample(&self.shared, ask).await
     }
 }
 

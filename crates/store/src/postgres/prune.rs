@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::Shared;
 use super::connect::{PgError, retried};
 use super::partitions;
-use super::row::first_id;
+use super::row::past;
 
 /// Where the broom is.
 #[derive(Debug, Default)]
@@ -77,11 +77,6 @@ async fn forget(shared: &Shared, horizon: &Horizon, limit: usize) -> Result<bool
         }
     }
     Ok(gone.len() >= limit)
-}
-
-/// The first id that is surely after this instant's.
-fn past(at: Timestamp) -> Uuid {
-    first_id(at.checked_add(jiff::SignedDuration::from_millis(1)).unwrap_or(at))
 }
 
 fn most(limit: usize) -> i32 {

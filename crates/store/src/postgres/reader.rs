@@ -14,11 +14,11 @@ use uuid::Uuid;
 use super::Shared;
 use super::connect::{Lent, PgError};
 use super::ingest::Hash16;
-use super::row::{Standing, first_id, phase_of, state_of};
+use super::row::{Standing, first_id, past, phase_of, state_of};
 use crate::limits::PAGE_MAX;
 
 /// An event and where it stands over its jobs.
-const SUMMARY: &str = "SELECT e.id, e.event_id, e.tenant, e.source, e.event_type, e.occurred_at, \
+pub(super) const SUMMARY: &str = "SELECT e.id, e.event_id, e.tenant, e.source, e.event_type, e.occurred_at, \
      e.received_at, e.state, e.review, c.copies, c.conflicts, j.rank, j.ended_at, j.result, \
      e.request_id, e.remote, e.secret, e.signed_at \
      FROM hapax.event e LEFT JOIN hapax.copy c ON c.event = e.id \
@@ -26,6 +26,11 @@ const SUMMARY: &str = "SELECT e.id, e.event_id, e.tenant, e.source, e.event_type
          max(j.due_at) AS ended_at, \
          (array_agg(j.result ORDER BY j.job) FILTER (WHERE j.result IS NOT NULL))[1] AS result \
          FROM hapax.job j WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id)) j ON true";
+
+/// What has not ended, by the ranks that are not final; found by the indexes of what is open.
+const UNFINISHED: &str = "(e.state = 1 OR e.state = 0 AND j.rank IN (0, 2, 3, 4, 5, 6)) \
+     AND (e.state = 1 OR e.id IN (SELECT n.event FROM hapax.job n \
+     WHERE n.state IN (0, 1, 4, 5, 6, 7)))";
 
 /// Conditions with the values they speak of.
 #[derive(Default)]
@@ -79,9 +84,13 @@ pub(super) async fn events(
         asked.add("e.received_at >= ?", since);
     }
     if let Some(until) = filter.until {
-        let past = until.checked_add(jiff::SignedDuration::from_millis(1)).unwrap_or(until);
-        asked.add("e.id < ?", first_id(past));
+        asked.add("e.id < ?", past(until));
         asked.add("e.received_at < ?", until);
+    }
+    if let Some(since) = filter.unfinished_since {
+        asked.add("e.id < ?", past(since));
+        asked.add("e.received_at < ?", since);
+        asked.say(UNFINISHED);
     }
     if let Some(Cursor(before)) = filter.before {
         asked.add("e.id < ?", Uuid::from_u128(before));
@@ -348,7 +357,7 @@ fn arrival(row: &Row) -> ArrivalNote {
     }
 }
 
-fn summary(row: &Row) -> EventSummary {
+pub(super) fn summary(row: &Row) -> EventSummary {
     let standing = Standing::new(row.get(7), row.get(8), None, row.get(11));
     let copies: Option<i64> = row.get(9);
     let conflicts: Option<i64> = row.get(10);
@@ -383,7 +392,7 @@ fn count(row: &Row, column: usize) -> u32 {
     u32::try_from(row.get::<_, i32>(column)).unwrap_or(0)
 }
 
-fn read(error: PgError) -> StoreError {
+pub(super) fn read(error: PgError) -> StoreError {
     match error {
         PgError::Closed => StoreError::Closed,
         other => StoreError::Read(other.to_string().into()),

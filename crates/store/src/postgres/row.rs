@@ -57,6 +57,11 @@ pub(super) fn first_id(at: Timestamp) -> Uuid {
     Uuid::from_u128(millis << 80)
 }
 
+/// The first id that is surely after this instant's.
+pub(super) fn past(at: Timestamp) -> Uuid {
+    first_id(at.checked_add(jiff::SignedDuration::from_millis(1)).unwrap_or(at))
+}
+
 /// Text for a `text` column, which cannot hold a NUL: its picture stands for it.
 pub(super) fn text(text: &str) -> String {
     text.replace('\0', "\u{2400}")

@@ -117,7 +117,7 @@ macro_rules! rank {
 }
 const RANK: &str = rank!();
 
-const SUMMARY: &str = concat!(
+pub(super) const SUMMARY: &str = concat!(
     "SELECT e.seq, e.id, e.event_id, p.tenant, p.source, e.event_type, \
      e.occurred_at, e.received_at, e.state, e.review, coalesce(c.copies, 0), \
      coalesce(c.conflicts, 0), ",
@@ -130,7 +130,7 @@ const SUMMARY: &str = concat!(
      LEFT JOIN hapax_copy c ON c.event_seq = e.seq"
 );
 
-fn summary(row: &Row<'_>) -> rusqlite::Result<(i64, EventSummary)> {
+pub(super) fn summary(row: &Row<'_>) -> rusqlite::Result<(i64, EventSummary)> {
     let standing = Standing::from_columns(row.get(8)?, row.get(9)?);
     let copies: i64 = row.get(10)?;
     let conflicts: i64 = row.get(11)?;
@@ -183,6 +183,11 @@ pub(super) fn events(
     }
     if let Some(until) = filter.until {
         conditions.insert("e.received_at < ?", Value::Integer(until.as_microsecond()));
+    }
+    if let Some(since) = filter.unfinished_since {
+        // With `until` in its own words: both may be given.
+        conditions.insert("? > e.received_at", Value::Integer(since.as_microsecond()));
+        fixed.push(UNFINISHED.to_owned());
     }
     if let Some(Cursor(before)) = filter.before {
         conditions.insert("e.seq < ?", Value::Integer(i64::try_from(before).unwrap_or(i64::MAX)));
@@ -254,6 +259,18 @@ fn stands(status: Status) -> String {
         Status::Ignored => format!("e.state = 0 AND {RANK} IS NULL"),
     }
 }
+
+/// The condition for an event that is not finished: in review, or with a job that is open or dead.
+/// Every state is named on its own, so that its partial index can be used; what is finished, nearly
+/// always nearly all, is never looked at.
+pub(super) const UNFINISHED: &str = "e.seq IN (
+     SELECT seq FROM hapax_event WHERE state <> 0 AND state = 1
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 0
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 1
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 4
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 5
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 6
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 7)";
 
 /// The event among `seqs` that has this name.
 pub(super) fn event(

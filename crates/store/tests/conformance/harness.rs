@@ -132,6 +132,13 @@ impl Sender {
         Self::build(|spec, _| spec.envelope.items = Some("/events".into()))
     }
 
+    pub(crate) fn of_several_of(tenant: &str) -> Self {
+        Self::build(|spec, _| {
+            spec.tenant = Tenant::new(tenant);
+            spec.envelope.items = Some("/events".into());
+        })
+    }
+
     /// Neither id nor time is signed: the id is in a header.
     pub(crate) fn guarded() -> Self {
         Self::build(|spec, scheme| {

@@ -2,6 +2,7 @@
 //! model in memory, on SQLite and on PostgreSQL. New semantics begin here, as a failing case.
 
 mod cases;
+mod figures;
 mod gaps;
 #[allow(dead_code)]
 mod harness;
@@ -86,6 +87,16 @@ macro_rules! on_every_working_store {
 }
 
 on_every_working_store! {
+    figures {
+        each_lane_says_how_far_behind_it_is,
+        a_lane_that_no_node_knows_is_told_as_well,
+        an_expired_lease_is_work_that_is_due,
+        counting_a_backlog_stops_at_the_cap,
+        unfinished_is_what_came_before_and_has_not_ended,
+        a_page_of_unfinished_events_is_full_although_others_lie_between,
+        a_sample_holds_all_of_a_span_with_how_often_and_when_each_came,
+        a_large_span_is_sampled_evenly,
+    }
     jobs {
         a_job_is_written_with_its_event_and_only_once,
         every_event_of_one_body_has_its_own_job,

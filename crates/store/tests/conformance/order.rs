@@ -362,7 +362,7 @@ pub(crate) async fn a_claimed_job_that_was_overtaken_while_it_waited_does_nothin
     world.pass(LEASE);
     world.accept("v4", &[placed("fee", "po_1", 4)]).await;
     let older = world.claim("fee", 1).await.remove(0);
-    assert_eq!(ids(&[older.clone()]), ["v4"]);
+    assert_eq!(ids(std::slice::from_ref(&older)), ["v4"]);
     world.accept("v6", &[placed("fee", "po_1", 6)]).await;
     assert!(world.claim("fee", 1).await.is_empty());
     assert_eq!(world.settle(&slow, done("late, but first")).await, Held::Kept);

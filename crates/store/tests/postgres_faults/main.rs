@@ -265,6 +265,31 @@ async fn a_standby_and_a_database_that_takes_no_writes_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_turns_read_only_is_told_of_and_left_as_soon_as_it_takes_writes_again() {
+    // A demoted primary keeps its connections open: a pool that keeps them too would never recover.
+    let server = Postgres::start().await;
+    let url = server.create_database("demoted").await;
+    let name = url.rsplit('/').next().expect("a name").to_owned();
+    let store = open(&url).await;
+    let turn = async |to: &str| {
+        let sql = format!("ALTER DATABASE \"{name}\" SET default_transaction_read_only = {to}");
+        server.execute(&sql).await;
+    };
+    turn("on").await;
+    server.kill_backends(Some(&name)).await;
+    until("the outage is told", Duration::from_secs(5), async || store.writable().is_err()).await;
+    let refused = store.ingest(Sender::plain().ingest(&body("evt_1"))).await;
+    assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
+    turn("off").await;
+    until("works again", Duration::from_secs(5), async || {
+        store.ingest(Sender::plain().ingest(&body("evt_1"))).await.is_ok()
+    })
+    .await;
+    until("says so", Duration::from_secs(5), async || store.writable().is_ok()).await;
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_does_not_sync_is_refused() {
     // It would say "committed" of what a power cut takes away.
     let server = Postgres::with_settings(&[("fsync", "off")]).await;
