@@ -2,10 +2,11 @@
 //! the next claim of each begins. Kept in memory: the tables are told anew whenever the database is
 //! found to be another one.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use hapax_core::Timestamp;
 use hapax_core::order::{Guard, Machine, OrderPolicy, Position};
 use hapax_core::store::{HandlerRef, HandlerSpec};
 
@@ -18,13 +19,67 @@ pub(super) struct Announced {
     turn: Mutex<Turn>,
 }
 
-/// Where the next claim begins: its round over the lanes, and its look at parked jobs.
+/// Where the next claim begins: its round over the lanes, its look at parked jobs, and what need not
+/// be looked at again.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Turn {
     pub(super) lane: Option<i32>,
     pub(super) look_lane: Option<i32>,
     pub(super) look_resource: Option<String>,
+    pub(super) known: Known,
+    /// When all was last looked at, and how long that took.
+    all_seen: Option<(Instant, Duration)>,
 }
+
+/// Up to when this node has seen all that was due, lane by lane, and all leases that ended. A hint:
+/// what a slow commit put before it is found when all is looked at again.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Known {
+    lanes: BTreeMap<i32, Timestamp>,
+    pub(super) leases: Option<Timestamp>,
+}
+
+impl Known {
+    pub(super) fn lanes(&self) -> Vec<i32> {
+        self.lanes.keys().copied().collect()
+    }
+
+    pub(super) fn since(&self) -> Vec<Timestamp> {
+        self.lanes.values().copied().collect()
+    }
+
+    /// What a claim has told.
+    pub(super) fn learn(&mut self, lanes: Vec<i32>, until: Vec<Timestamp>, leases: Timestamp) {
+        self.lanes.extend(lanes.into_iter().zip(until));
+        while self.lanes.len() > KNOWN_LANES_MAX {
+            self.lanes.pop_first();
+        }
+        self.leases = Some(leases);
+    }
+}
+
+impl Turn {
+    /// Forgets what is known once it is time to look at all again: the longer that took, the later.
+    pub(super) fn looks_at_all(&mut self) -> bool {
+        let again = self
+            .all_seen
+            .is_none_or(|(at, took)| at.elapsed() > LOOK_AT_ALL.max(took.saturating_mul(20)));
+        if again {
+            self.known = Known::default();
+        }
+        again
+    }
+
+    pub(super) fn looked_at_all(&mut self, began: Instant) {
+        self.all_seen = Some((Instant::now(), began.elapsed()));
+    }
+}
+
+/// How often a node looks at all that may be due, whatever it knows.
+const LOOK_AT_ALL: Duration = Duration::from_secs(1);
+
+/// Lanes of a handler of which it is remembered: as many as one claim goes over.
+const KNOWN_LANES_MAX: usize = 64;
 
 impl Announced {
     pub(super) fn turn(&self) -> Turn {

@@ -1,6 +1,8 @@
 //! Jobs in PostgreSQL: announced, claimed, settled, each by one call of a function in the database.
 //! The functions decide (`migrations/0003_work.sql`); this file only puts questions and reads answers.
 
+use std::time::Instant;
+
 use hapax_core::job::{Fence, JobId, Retry, idempotency_key};
 use hapax_core::order::{Gaps, OnGap, Position};
 use hapax_core::store::{
@@ -13,7 +15,7 @@ use uuid::Uuid;
 
 use super::Shared;
 use super::connect::{PgError, retried};
-use super::handlers::{PolicyRow, Turn, micros};
+use super::handlers::{PolicyRow, micros};
 use super::row;
 use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 
@@ -130,12 +132,14 @@ async fn claim_once(
         return Ok(Some(Begun::default()));
     };
     let limit = i32::try_from(ask.limit).unwrap_or(i32::MAX);
-    let turn = handler.turn();
+    let began = Instant::now();
+    let mut turn = handler.turn();
+    let all = turn.looks_at_all();
     let worker = row::text(&ask.worker);
     let mut lent = shared.pools.work.lend().await?;
     let rows = lent
         .query(
-            "SELECT * FROM hapax.claim($1, $2, $3, $4, $5, $6, $7, $8)",
+            "SELECT * FROM hapax.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
             &[
                 &handler.number,
                 &limit,
@@ -144,17 +148,24 @@ async fn claim_once(
                 &turn.lane,
                 &turn.look_lane,
                 &turn.look_resource,
+                &turn.known.lanes(),
+                &turn.known.since(),
+                &turn.known.leases,
                 &shared.now(),
             ],
         )
         .await?;
     drop(lent);
     let Some((summary, claimed)) = rows.split_last() else { return Ok(None) };
-    handler.next_turn(Turn {
-        lane: summary.get("lane"),
-        look_lane: summary.get("look_lane"),
-        look_resource: summary.get("look_resource"),
-    });
+    turn.lane = summary.get("lane");
+    turn.look_lane = summary.get("look_lane");
+    turn.look_resource = summary.get("look_resource");
+    let (lanes, until) = (summary.get("lanes_seen"), summary.get("seen_until"));
+    turn.known.learn(lanes, until, summary.get("leases_until"));
+    if all {
+        turn.looked_at_all(began);
+    }
+    handler.next_turn(turn);
     let set_aside: Vec<Uuid> = summary.get("set_aside");
     Ok(Some(Begun {
         taken: claimed.iter().map(|row| taken(&ask.handler, row)).collect(),
@@ -264,8 +275,11 @@ pub(super) async fn next_due(
 ) -> Result<Option<Timestamp>, PgError> {
     let Some(handler) = shared.handlers.get(handler) else { return Ok(None) };
     let mut lent = shared.pools.work.lend().await?;
+    let known = handler.turn().known;
+    let ask = "SELECT hapax.next_due($1, $2, $3, $4, $5)";
+    let (lanes, since) = (known.lanes(), known.since());
     let rows =
-        lent.query("SELECT hapax.next_due($1, $2)", &[&handler.number, &shared.now()]).await?;
+        lent.query(ask, &[&handler.number, &lanes, &since, &known.leases, &shared.now()]).await?;
     Ok(only(&rows)?.get(0))
 }
 

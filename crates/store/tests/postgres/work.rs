@@ -173,7 +173,8 @@ async fn a_claim_finds_its_jobs_by_index_whatever_the_backlog() {
     let mut sql = connect(&base.url).await;
     let inside = sql.transaction().await.expect("begins");
     // The bodies are missing, so nothing comes back; the jobs are leased all the same.
-    let claim = "SELECT count(*) FROM hapax.claim(1, 64, 'test', true, NULL, NULL, NULL)";
+    let claim = "SELECT count(*) FROM hapax.claim(1, 64, 'test', true, NULL, NULL, NULL,
+                     NULL, NULL, NULL)";
     for _ in 0..8 {
         inside.query_one(claim, &[]).await.expect("claims");
     }
@@ -186,4 +187,35 @@ async fn a_claim_finds_its_jobs_by_index_whatever_the_backlog() {
     }
     let rows: i64 = inside.query_one(read, &[]).await.expect("reads").get(0);
     assert!(rows < 8 * 64 * 20, "eight claims of 64 read {rows} rows");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_old_snapshot_does_not_make_claims_walk_over_all_that_was_done() {
+    // A report runs beside the work, so nothing of what is claimed meanwhile can be cleaned away: a
+    // claim that knows where the last one ended must not read it all again.
+    let base = Base::new("old_snapshot", spec(3)).await;
+    base.accept_many(3_000).await;
+    let mut report = connect(&base.url).await;
+    let report = report.build_transaction();
+    let report = report.isolation_level(tokio_postgres::IsolationLevel::RepeatableRead);
+    let report = report.start().await.expect("begins");
+    report.query("SELECT count(*) FROM hapax.job", &[]).await.expect("reports");
+    for _ in 0..40 {
+        assert_eq!(base.claim(64).await.len(), 64);
+    }
+    let pages = async |known: &str| {
+        let ask = format!(
+            "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON)
+             SELECT * FROM hapax.claim(1, 8, 'test', true, NULL, NULL, NULL, {known})"
+        );
+        // The first makes the plans.
+        base.sql.query(&ask, &[]).await.expect("claims");
+        let told: serde_json::Value = base.sql.query(&ask, &[]).await.expect("claims")[0].get(0);
+        told[0]["Plan"]["Shared Hit Blocks"].as_i64().expect("a number")
+    };
+    let first = base.one("SELECT min(due_at)::text FROM hapax.job WHERE state = 0").await;
+    let known = pages(&format!("'{{1}}', '{{{first}}}', '{first}'")).await;
+    let unknown = pages("NULL, NULL, NULL").await;
+    assert!(known * 3 < unknown, "{known} pages, and {unknown} without knowing");
+    report.commit().await.expect("commits");
 }

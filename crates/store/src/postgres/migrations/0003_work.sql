@@ -258,15 +258,23 @@ END $$;
 -- Claims up to `wanted` due jobs of a handler, over its lanes in turn from the one after after_lane.
 -- `guarded`: order is decided here, and the resource leased with the job; else in the work's own
 -- transaction. The last row has no job: it says whose jobs the guard set aside, which lane came
--- first, and where the next look at parked jobs begins.
+-- first, where the next look at parked jobs begins, and how far this one has looked.
+--
+-- known_lanes (sorted) and known_since: in these lanes nothing due was left before that, as far as
+-- the asking node knows, and no lease ended unseen before leases_since. While somebody's transaction
+-- stays open, rows that were claimed since it began cannot be cleaned away, and every claim would
+-- walk over all of them. What it knows is a hint: a commit that was slow, or a row that was locked,
+-- may lie before it, so a node asks without it every second or so.
 CREATE FUNCTION hapax.claim(
     of_handler integer, wanted integer, who text, guarded boolean, after_lane integer,
-    seen_lane integer, seen_resource text, now_at timestamptz DEFAULT NULL)
+    seen_lane integer, seen_resource text, known_lanes integer[], known_since timestamptz[],
+    leases_since timestamptz, now_at timestamptz DEFAULT NULL)
 RETURNS TABLE (
     job uuid, fence bigint, attempt integer, run integer, leased_until timestamptz, event uuid,
     lane integer, tenant text, event_id bytea, event_type bytea, occurred_at timestamptz,
     received_at timestamptz, resource text, place bigint, forced boolean, headers bytea, body bytea,
-    set_aside uuid[], look_lane integer, look_resource text)
+    set_aside uuid[], look_lane integer, look_resource text, lanes_seen integer[],
+    seen_until timestamptz[], leases_until timestamptz)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 -- A plan that was made while the tables were small must do for large ones too.
@@ -295,7 +303,16 @@ DECLARE
     next_lane integer := seen_lane;
     next_resource text := seen_resource;
     alone boolean := false;
+    -- A commit may take that long after its statement took the time.
+    slack CONSTANT interval := '200 ms';
+    ended integer := 0;
+    next_known integer;
+    since timestamptz;
+    skipped timestamptz;
+    latest timestamptz;
 BEGIN
+    lanes_seen := '{}';
+    seen_until := '{}';
     SELECT * INTO h FROM hapax.handler WHERE handler = of_handler;
     IF NOT FOUND THEN
         RETURN;
@@ -303,11 +320,21 @@ BEGIN
     FOR j IN
         SELECT * FROM hapax.job x
         WHERE x.handler = of_handler AND x.state = 1 AND x.due_at <= at
+          AND x.due_at >= coalesce(leases_since, '-infinity')
         ORDER BY x.due_at LIMIT 64
         FOR UPDATE SKIP LOCKED
     LOOP
         PERFORM hapax.lose(h, j, at);
+        ended := ended + 1;
+        leases_until := j.due_at;
     END LOOP;
+    IF ended < 64 THEN
+        leases_until := at - slack;
+    END IF;
+    IF ended > 0 THEN
+        -- What was lost is due from the end of its lease on, which may be long ago.
+        known_lanes := NULL;
+    END IF;
     IF h.policy IS NOT NULL THEN
         -- Whatever was missed, nobody stays parked at a free resource.
         FOR look IN 1..16 LOOP
@@ -342,10 +369,18 @@ BEGIN
     -- One probe a lane, whatever waits in it.
     FOR look IN 1..256 LOOP
         EXIT WHEN cardinality(lanes) >= least(wanted, 64);
+        SELECT min(k) INTO next_known FROM unnest(known_lanes) k WHERE k > current_lane;
         SELECT x.lane, x.due_at INTO room, first_due FROM hapax.job x
         WHERE x.handler = of_handler AND x.state = 0 AND x.lane > current_lane
+          AND x.lane < coalesce(next_known, 2147483647)
         ORDER BY x.lane, x.due_at, x.job LIMIT 1;
-        IF NOT FOUND THEN
+        IF NOT FOUND AND next_known IS NOT NULL THEN
+            room := next_known;
+            SELECT x.due_at INTO first_due FROM hapax.job x
+            WHERE x.handler = of_handler AND x.state = 0 AND x.lane = next_known
+              AND x.due_at >= known_since[array_position(known_lanes, next_known)]
+            ORDER BY x.due_at, x.job LIMIT 1;
+        ELSIF NOT FOUND THEN
             EXIT WHEN wrapped OR after_lane IS NULL;
             wrapped := true;
             current_lane := 0;
@@ -368,15 +403,23 @@ BEGIN
             IF round = 1 THEN
                 room := least(room, share);
             END IF;
+            since := coalesce(
+                known_since[array_position(known_lanes, current_lane)], '-infinity');
+            skipped := NULL;
+            latest := NULL;
             IF guarded AND h.policy IS NOT NULL THEN
                 FOR j IN
                     SELECT * FROM hapax.job x
                     WHERE x.handler = of_handler AND x.lane = current_lane AND x.state = 0
-                      AND x.due_at <= at
+                      AND x.due_at <= at AND x.due_at >= since
                     ORDER BY x.due_at, x.job LIMIT room
                     FOR UPDATE SKIP LOCKED
                 LOOP
-                    CONTINUE WHEN j.lost > 0 AND cardinality(taken) > 0;
+                    IF j.lost > 0 AND cardinality(taken) > 0 THEN
+                        skipped := coalesce(skipped, j.due_at);
+                        CONTINUE;
+                    END IF;
+                    latest := j.due_at;
                     IF j.resource IS NOT NULL THEN
                         admitted := hapax.admit(h, j, at);
                         IF admitted = 2 THEN
@@ -392,18 +435,27 @@ BEGIN
                     alone := j.lost > 0;
                     EXIT rounds WHEN alone;
                 END LOOP;
+                IF coalesce(skipped, latest) IS NOT NULL THEN
+                    lanes_seen := lanes_seen || current_lane;
+                    seen_until := seen_until || (coalesce(skipped, latest) - slack);
+                END IF;
                 CONTINUE;
             END IF;
-            SELECT array_agg(c.job), array_agg(c.lost) INTO few, few_lost FROM (
-                SELECT x.job, x.lost FROM hapax.job x
+            SELECT array_agg(c.job), array_agg(c.lost), max(c.due_at),
+                min(c.due_at) FILTER (WHERE c.lost > 0)
+            INTO few, few_lost, latest, skipped FROM (
+                SELECT x.job, x.lost, x.due_at FROM hapax.job x
                 WHERE x.handler = of_handler AND x.lane = current_lane AND x.state = 0
-                  AND x.due_at <= at
+                  AND x.due_at <= at AND x.due_at >= since
                 ORDER BY x.due_at, x.job LIMIT room
                 FOR UPDATE SKIP LOCKED) c;
             CONTINUE WHEN few IS NULL;
             alone := cardinality(taken) = 0 AND few_lost[1] > 0;
             IF alone THEN
                 few := few[1:1];
+            ELSE
+                lanes_seen := lanes_seen || current_lane;
+                seen_until := seen_until || (coalesce(skipped, latest) - slack);
             END IF;
             WITH leased AS (
                 UPDATE hapax.job x SET state = 1, due_at = at + h.lease * interval '1 microsecond',
@@ -432,7 +484,8 @@ BEGIN
     RETURN QUERY
     SELECT x.job, x.fence, x.attempt, x.run, x.due_at, x.event, x.lane, e.tenant, e.event_id,
         e.event_type, e.occurred_at, e.received_at, x.resource, x.position, x.forced, b.headers,
-        b.body, NULL::uuid[], NULL::integer, NULL::text
+        b.body, NULL::uuid[], NULL::integer, NULL::text,
+        NULL::integer[], NULL::timestamptz[], NULL::timestamptz
     FROM unnest(taken) WITH ORDINALITY t (job, n)
     JOIN hapax.job x ON x.job = t.job
     JOIN hapax.event e ON e.id = x.event
@@ -718,8 +771,11 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
         FOR UPDATE SKIP LOCKED);
 $$;
 
--- When the next job of a handler is due, its lease or its hold ends: never late, maybe early.
-CREATE FUNCTION hapax.next_due(of_handler integer, now_at timestamptz DEFAULT NULL)
+-- When the next job of a handler is due, its lease or its hold ends: never late, as far as the asking
+-- node knows (see hapax.claim), and maybe early.
+CREATE FUNCTION hapax.next_due(
+    of_handler integer, known_lanes integer[], known_since timestamptz[], leases_since timestamptz,
+    now_at timestamptz DEFAULT NULL)
 RETURNS timestamptz
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -732,9 +788,13 @@ DECLARE
     due timestamptz;
     earliest timestamptz;
     busy_resource text;
+    next_known integer;
+    next_lane integer;
 BEGIN
     SELECT x.due_at INTO earliest FROM hapax.job x
-    WHERE x.handler = of_handler AND x.state = 1 ORDER BY x.due_at LIMIT 1;
+    WHERE x.handler = of_handler AND x.state = 1
+      AND x.due_at >= coalesce(leases_since, '-infinity')
+    ORDER BY x.due_at LIMIT 1;
     -- Nothing happens to a held one before the one at work has ended.
     FOR due, current_lane, busy_resource IN
         SELECT x.due_at, x.lane, x.resource FROM hapax.job x
@@ -751,12 +811,21 @@ BEGIN
     current_lane := 0;
     FOR look IN 1..256 LOOP
         EXIT WHEN earliest <= at;
-        SELECT x.lane, x.due_at INTO current_lane, due FROM hapax.job x
+        SELECT min(k) INTO next_known FROM unnest(known_lanes) k WHERE k > current_lane;
+        SELECT x.lane, x.due_at INTO next_lane, due FROM hapax.job x
         WHERE x.handler = of_handler AND x.state = 0 AND x.lane > current_lane
+          AND x.lane < coalesce(next_known, 2147483647)
         ORDER BY x.lane, x.due_at, x.job LIMIT 1;
-        IF NOT FOUND THEN
+        IF NOT FOUND AND next_known IS NOT NULL THEN
+            next_lane := next_known;
+            SELECT x.due_at INTO due FROM hapax.job x
+            WHERE x.handler = of_handler AND x.state = 0 AND x.lane = next_known
+              AND x.due_at >= known_since[array_position(known_lanes, next_known)]
+            ORDER BY x.due_at, x.job LIMIT 1;
+        ELSIF NOT FOUND THEN
             RETURN earliest;
         END IF;
+        current_lane := next_lane;
         earliest := least(earliest, due);
     END LOOP;
     RETURN least(earliest, at);
