@@ -2,6 +2,7 @@
 //! [`MemoryStore`], the readable model of what a store must do, and [`SqliteStore`], the embedded
 //! database that does it durably. One conformance suite (`tests/conformance.rs`) runs on both.
 
+mod front;
 mod memory;
 mod sqlite;
 
@@ -88,6 +89,24 @@ pub mod limits {
     /// How long a slice of handlers' SQL may begin new jobs: the acks that came meanwhile wait for
     /// it. One job alone has its own timeout.
     pub const SQL_SLICE_MAX: Duration = Duration::from_millis(25);
+
+    /// How long a question to Redis may take: the database answers in a few milliseconds, so asking
+    /// longer than this would make nobody faster.
+    pub const FRONT_ANSWER_MAX: Duration = Duration::from_millis(15);
+
+    /// How long connecting to Redis, or writing behind, may take.
+    pub const FRONT_CONNECT_MAX: Duration = Duration::from_secs(1);
+
+    /// How long a Redis that failed is left alone: it bounds what a dead one costs to one short
+    /// wait in that time.
+    pub const FRONT_REST: Duration = Duration::from_millis(500);
+
+    /// How long an entry in Redis counts. Far below every horizon of keys, so that no entry says
+    /// "duplicate" of a key that was pruned.
+    pub const FRONT_ENTRY_AGE_MAX: Duration = Duration::from_secs(6 * 3_600);
+
+    /// Commits whose entries wait to be written to Redis; past it they are dropped.
+    pub const FRONT_WAITING_MAX: usize = 1_024;
 
     /// How long one read for the API may take before it is broken off.
     pub const READ_MAX: Duration = Duration::from_secs(5);

@@ -1,0 +1,147 @@
+//! What stands in the cache outside for one event, and the proof that we put it there: a MAC under a
+//! key that only the database holds, over the epoch, the event's key and everything that is told.
+//!
+//! An entry of another epoch (a restored backup, a promoted standby), under another event's key, cut,
+//! planted or too old is no entry.
+
+use std::time::Duration;
+
+use aws_lc_rs::hmac;
+use hapax_core::store::{EventId, Known, Status};
+use hapax_core::{KeyHash, Timestamp};
+use uuid::Uuid;
+
+/// The first byte: what follows is laid out as below.
+const LAYOUT: u8 = 1;
+
+/// Layout, id, hash of the body, when it was written, status.
+const HEAD: usize = 1 + 16 + 16 + 8 + 1;
+
+const MAC: usize = 32;
+
+/// What a cache may say of an event whose work has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) body_hash: KeyHash,
+    pub(crate) known: Known,
+    pub(crate) written_at: Timestamp,
+}
+
+/// The key and the epoch that entries are sealed under. Made anew whenever the epoch changes.
+pub(crate) struct Seal {
+    key: hmac::Key,
+    epoch: Box<[u8]>,
+}
+
+impl Seal {
+    pub(crate) fn new(cache_key: &[u8], epoch: &[u8]) -> Self {
+        Self { key: hmac::Key::new(hmac::HMAC_SHA256, cache_key), epoch: epoch.into() }
+    }
+
+    fn context(&self, key: &KeyHash, told: &[u8]) -> Vec<u8> {
+        let length = (self.epoch.len() as u64).to_be_bytes();
+        [b"hapax cache".as_slice(), &length, &self.epoch, &key.0, told].concat()
+    }
+}
+
+impl Entry {
+    pub(crate) fn sealed(&self, seal: &Seal, key: &KeyHash) -> Vec<u8> {
+        let mut told = Vec::with_capacity(HEAD + MAC);
+        told.push(LAYOUT);
+        told.extend_from_slice(self.known.id.0.as_bytes());
+        told.extend_from_slice(&self.body_hash.0);
+        told.extend_from_slice(&self.written_at.as_second().to_be_bytes());
+        told.push(code_of(self.known.status));
+        told.extend_from_slice(self.known.result.as_deref().unwrap_or_default().as_bytes());
+        let mac = hmac::sign(&seal.key, &seal.context(key, &told));
+        told.extend_from_slice(mac.as_ref());
+        told
+    }
+
+    /// `None` for whatever we did not write under this key in this epoch, or too long ago.
+    pub(crate) fn open(
+        value: &[u8],
+        seal: &Seal,
+        key: &KeyHash,
+        age_max: Duration,
+    ) -> Option<Self> {
+        let (told, mac) = value.split_at_checked(value.len().checked_sub(MAC)?)?;
+        if told.len() < HEAD || told[0] != LAYOUT {
+            return None;
+        }
+        hmac::verify(&seal.key, &seal.context(key, told), mac).ok()?;
+        let (head, result) = told.split_at(HEAD);
+        let id = EventId(Uuid::from_slice(&head[1..17]).ok()?);
+        let body_hash = KeyHash(head[17..33].try_into().ok()?);
+        let written_at = Timestamp::from_second(i64::from_be_bytes(head[33..41].try_into().ok()?));
+        let written_at = written_at.ok()?;
+        // A clock that went back must not make an entry immortal either.
+        let age = Timestamp::now().duration_since(written_at).unsigned_abs();
+        if age > age_max {
+            return None;
+        }
+        let result = (!result.is_empty()).then(|| std::str::from_utf8(result)).transpose().ok()?;
+        let known = Known { id, status: status_of(head[41])?, result: result.map(Into::into) };
+        Some(Self { body_hash, known, written_at })
+    }
+}
+
+/// Only what has ended is told, so only that has a code.
+const ENDED: [(u8, Status); 4] =
+    [(1, Status::Processed), (2, Status::Stale), (3, Status::Ignored), (4, Status::Discarded)];
+
+fn code_of(status: Status) -> u8 {
+    ENDED.iter().find(|(_, ended)| *ended == status).map_or(0, |(code, _)| *code)
+}
+
+fn status_of(code: u8) -> Option<Status> {
+    ENDED.iter().find(|(known, _)| *known == code).map(|(_, status)| *status)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AGE_MAX: Duration = Duration::from_secs(3_600);
+
+    fn key(n: u8) -> KeyHash {
+        KeyHash([n; 16])
+    }
+
+    fn entry(status: Status, result: Option<&str>) -> Entry {
+        let known = Known { id: EventId(Uuid::now_v7()), status, result: result.map(Into::into) };
+        let written_at = Timestamp::from_second(Timestamp::now().as_second()).expect("in range");
+        Entry { body_hash: key(7), known, written_at }
+    }
+
+    #[test]
+    fn what_was_sealed_is_read_back_and_nothing_else_is() {
+        // Every single byte changed, every cut, another key, another epoch, another cache key.
+        let seal = Seal::new(b"the database's key", b"epoch 1");
+        let told = entry(Status::Processed, Some("created fee 123"));
+        let value = told.sealed(&seal, &key(1));
+        assert_eq!(Entry::open(&value, &seal, &key(1), AGE_MAX), Some(told));
+        for at in 0..value.len() {
+            let mut changed = value.clone();
+            changed[at] ^= 1;
+            assert_eq!(Entry::open(&changed, &seal, &key(1), AGE_MAX), None, "byte {at}");
+            assert_eq!(Entry::open(&value[..at], &seal, &key(1), AGE_MAX), None, "cut at {at}");
+        }
+        assert_eq!(Entry::open(&value, &seal, &key(2), AGE_MAX), None);
+        let later = Seal::new(b"the database's key", b"epoch 2");
+        assert_eq!(Entry::open(&value, &later, &key(1), AGE_MAX), None);
+        let other = Seal::new(b"another key", b"epoch 1");
+        assert_eq!(Entry::open(&value, &other, &key(1), AGE_MAX), None);
+    }
+
+    #[test]
+    fn an_entry_grows_old_and_one_that_has_not_ended_is_none() {
+        let seal = Seal::new(b"the database's key", b"epoch 1");
+        let mut told = entry(Status::Ignored, None);
+        told.written_at =
+            Timestamp::from_second(told.written_at.as_second() - 4_000).expect("in range");
+        assert_eq!(Entry::open(&told.sealed(&seal, &key(1)), &seal, &key(1), AGE_MAX), None);
+        let running = entry(Status::Processing, None);
+        assert_eq!(Entry::open(&running.sealed(&seal, &key(1)), &seal, &key(1), AGE_MAX), None);
+    }
+}
