@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::SourceName;
-use hapax_core::handler::{EventView, Gaps, Handler, HandlerKind, Order, SqlProgram, Types};
+use hapax_core::handler::{
+    Dialect, EventView, Gaps, Handler, HandlerKind, Order, SqlProgram, Types,
+};
 use hapax_core::job::{HandlerName, Policy};
 use hapax_core::order::{OrderPolicy, Place, Position};
 use hapax_core::store::NewJob;
 
 fn handler(types: &[&str], order: Option<(&str, &str)>) -> Handler {
-    let program = SqlProgram::parse("SELECT :id").unwrap();
+    let program = SqlProgram::parse("SELECT :id", Dialect::Sqlite).unwrap();
     Handler {
         name: HandlerName::new("fee"),
         kind: HandlerKind::Sql(Arc::new(program)),

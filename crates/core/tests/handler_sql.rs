@@ -1,12 +1,13 @@
-//! The user's SQL through the parser's one door: what is a parameter, what only looks like one, and
+//! The user's SQL for SQLite through the parser's one door: what is a parameter, what only looks like one, and
 //! what is refused with which words.
 
-use hapax_core::handler::{SqlParameter, SqlProgram};
+use hapax_core::handler::{Dialect, SqlParameter, SqlProgram};
 use proptest::prelude::*;
 
 /// `expected` are the statements as `text {parameters}`.
 fn check(text: &str, expected: &[&str]) {
-    let program = SqlProgram::parse(text).unwrap_or_else(|error| panic!("{text}\n{error}"));
+    let program =
+        SqlProgram::parse(text, Dialect::Sqlite).unwrap_or_else(|error| panic!("{text}\n{error}"));
     let found: Vec<_> = program
         .statements
         .iter()
@@ -21,7 +22,7 @@ fn check(text: &str, expected: &[&str]) {
 /// The mark `¶` stands where the error is, and is removed.
 fn refused(marked: &str, parts: &[&str]) {
     let (before, after) = marked.split_once('¶').unwrap();
-    let error = SqlProgram::parse(&format!("{before}{after}")).expect_err(marked);
+    let error = SqlProgram::parse(&format!("{before}{after}"), Dialect::Sqlite).expect_err(marked);
     let line = before.matches('\n').count() + 1;
     let column = before.rsplit('\n').next().unwrap_or(before).chars().count() + 1;
     assert_eq!((error.line, error.column), (line, column), "{marked}: {error:?}");
@@ -37,7 +38,7 @@ fn parameters_are_numbered_in_the_order_they_come_and_each_has_one_number() {
     );
     check("SELECT 1", &["SELECT 1 {}"]);
     let all: Vec<_> = SqlParameter::ALL.iter().map(|known| format!(":{}", known.name())).collect();
-    let program = SqlProgram::parse(&format!("SELECT {}", all.join(","))).unwrap();
+    let program = SqlProgram::parse(&format!("SELECT {}", all.join(",")), Dialect::Sqlite).unwrap();
     assert_eq!(program.statements[0].parameters, SqlParameter::ALL);
     assert_eq!(program.statements[0].text, "SELECT ?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12");
     assert!(program.uses(SqlParameter::Current));
@@ -62,7 +63,9 @@ fn statements_are_split_at_semicolons_and_nowhere_else() {
     for verb in ["SELECT", "with", "Insert", "UPDATE", "delete", "REPLACE", "values"] {
         check(&format!("/* c */ {verb} x"), &[&format!("{verb} x {{}}")]);
     }
-    let program = SqlProgram::parse("\u{feff}-- a\n\nSELECT 1;\nSELECT\n2;\r\n  SELECT 3").unwrap();
+    let program =
+        SqlProgram::parse("\u{feff}-- a\n\nSELECT 1;\nSELECT\n2;\r\n  SELECT 3", Dialect::Sqlite)
+            .unwrap();
     let lines: Vec<_> = program.statements.iter().map(|statement| statement.line).collect();
     assert_eq!(lines, [3, 4, 6]);
 }
@@ -224,7 +227,7 @@ proptest! {
         // So that no comment at the end is cut off.
         text.push_str(" x");
         expected.push_str(" x");
-        let program = SqlProgram::parse(&text).unwrap();
+        let program = SqlProgram::parse(&text, Dialect::Sqlite).unwrap();
         prop_assert_eq!(program.statements.len(), 1);
         prop_assert_eq!(&program.statements[0].text, &expected);
         prop_assert_eq!(&program.statements[0].parameters, &parameters);
@@ -234,7 +237,7 @@ proptest! {
     fn any_text_is_judged_without_a_panic_and_errors_point_into_it(
         text in "(SELECT |;|:id|:x|'|\"|`|\\[|\\]|--|/\\*|\\*/|\\$|\\$a\\$|E'|\\\\|\n|é|\\?|@|::| |\\PC){0,30}",
     ) {
-        match SqlProgram::parse(&text) {
+        match SqlProgram::parse(&text, Dialect::Sqlite) {
             Ok(program) => prop_assert!(!program.statements.is_empty()),
             Err(error) => {
                 let line = text.split('\n').nth(error.line - 1);

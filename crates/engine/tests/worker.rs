@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bench::{Bench, event};
 use bytes::Bytes;
-use hapax_core::handler::{Handler, HandlerKind, HttpTarget, SignAs, SqlProgram, Types};
+use hapax_core::handler::{Dialect, Handler, HandlerKind, HttpTarget, SignAs, SqlProgram, Types};
 use hapax_core::job::{HandlerName, JobId, Phase, Policy};
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
@@ -560,7 +560,7 @@ async fn a_store_that_fails_for_a_while_delays_work_and_loses_none() {
 async fn sql_runs_in_the_store_slice_after_slice_and_what_comes_later_is_heard_of() {
     let store = Bench::new();
     let jobs: Vec<JobId> = (0..200).map(|n| put(&store, &format!("evt_{n}"))).collect();
-    let program = Arc::new(SqlProgram::parse("SELECT 1").unwrap());
+    let program = Arc::new(SqlProgram::parse("SELECT 1", Dialect::Sqlite).unwrap());
     let crew = Crew::start(&store, handler(HandlerKind::Sql(program)));
     for job in jobs {
         store.until(job, |piece| piece.phase == Phase::Done).await;

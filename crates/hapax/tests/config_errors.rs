@@ -61,8 +61,6 @@ fn unknown_keys_name_their_line_and_the_key_that_was_meant() {
 
 #[test]
 fn keys_of_later_versions_are_said_to_be_not_built_yet() {
-    refused("¶database_url = \"postgres://u:hunter2@h/db\"", &["database_url", "not built yet"]);
-    refused("¶redis_url = \"redis://h\"", &["redis_url", "not built yet"]);
     refused("¶[outbound]\nports = [443]", &["outbound", "not built yet"]);
     refused("[¶proxies.api]\nlisten = \"127.0.0.1:1\"", &["proxies", "not built yet"]);
 }
@@ -251,12 +249,77 @@ fn flags_and_variables_are_named_when_they_are_what_is_wrong() {
     let run = hapax(&["serve", "--config", &file]).env("HAPAX_DRAIN", "soon").run();
     assert_eq!(run.code, 2);
     assert!(run.stderr.contains("HAPAX_DRAIN: \"soon\" is not a duration"), "{run:?}");
-    let run = hapax(&["serve", "--config", &file, "--database-url", "postgres://x"]).run();
+    let run = hapax(&["serve", "--config", &file, "--database-url", "mysql://u:hunter2@h"]).run();
     assert_eq!(run.code, 2);
-    assert!(run.stderr.contains("--database-url: not built yet"), "{run:?}");
-    let run = hapax(&["serve", "--config", &file, "--roles", "ingress"]).run();
+    assert!(run.stderr.contains("--database-url: must begin with postgres://"), "{run:?}");
+    assert!(!run.stderr.contains("hunter2"), "{run:?}");
+    let run = hapax(&["serve", "--config", &file]).env("HAPAX_REDIS_URL", "redis://h").run();
     assert_eq!(run.code, 2);
-    assert!(run.stderr.contains("--roles: not built yet"), "{run:?}");
+    assert!(run.stderr.contains("HAPAX_REDIS_URL: there is no PostgreSQL"), "{run:?}");
+    let run = hapax(&["serve", "--config", &file, "--roles", "ingress,wroker"]).run();
+    assert_eq!(run.code, 2);
+    assert!(run.stderr.contains("--roles: \"wroker\" is not a role"), "{run:?}");
+    assert!(run.stderr.contains("did you mean \"worker\"?"), "{run:?}");
+    let run = hapax(&["serve", "--config", &file]).env("HAPAX_ROLES", "ingress,worker").run();
+    assert_eq!(run.code, 2);
+    assert!(run.stderr.contains("HAPAX_ROLES: without sender and admin, nobody"), "{run:?}");
+}
+
+#[test]
+fn the_urls_of_shared_servers_are_checked_and_never_shown() {
+    // A password in every place that an error could quote.
+    for wrong in ["mysql://u:hunter2@h/db", "host=h password=hunter2", "postgres:u:hunter2@h"] {
+        let line = format!("¶database_url = \"{wrong}\"");
+        refused(&line, &["database_url", "must begin with postgres:// or postgresql://"]);
+    }
+    refused("¶database_url = \"postgres://u:hunter2\"", &["a port that is not a number"]);
+    refused("¶database_url = \"postgres://u:hunter2 @h\"", &["holds a blank"]);
+    refused("¶database_url = \"postgres://\"", &["names no host"]);
+    refused("¶database_url = \"env:NOWHERE\"", &["NOWHERE is not set"]);
+    refused("¶database_url = 5432", &["database_url", "wrong type"]);
+    let shared = "database_url = \"postgres://u:hunter2@h/db\"\n";
+    refused(
+        &format!("{shared}¶redis_url = \"http://:hunter2@h\""),
+        &["redis_url", "must begin with redis:// or rediss://"],
+    );
+    refused("¶redis_url = \"redis://:hunter2@h\"", &["redis_url", "there is no PostgreSQL"]);
+    let run = check_config(&format!("{shared}redis_url = \"rediss://:hunter2@h:1/0\""));
+    assert_eq!((run.code, run.stderr.contains("hunter2")), (0, false), "{run:?}");
+}
+
+#[test]
+fn roles_are_checked_and_only_nodes_with_a_shared_database_may_have_some_of_them() {
+    // With one process, a role left out is work that nobody does.
+    refused("¶roles = [\"ingres\"]", &["roles", "\"ingres\" is not a role", "\"ingress\"?"]);
+    refused("¶roles = [\"cook\"]", &["known: ingress, worker, sender, admin"]);
+    refused("¶roles = []", &["is empty", "ingress, worker, sender, admin"]);
+    refused("¶roles = \"ingress\"", &["wrong type", "list"]);
+    refused(
+        "¶roles = [\"ingress\", \"worker\", \"admin\"]",
+        &["roles: without sender, nobody does that", "set database_url to run roles apart"],
+    );
+    for taken in [
+        "roles = [\"admin\", \"sender\", \"worker\", \"ingress\"]",
+        "database_url = \"postgres://h/db\"\nroles = [\"sender\"]",
+    ] {
+        let run = check_config(taken);
+        assert_eq!(run.code, 0, "{taken}: {run:?}");
+    }
+}
+
+#[test]
+fn a_server_says_that_it_cannot_open_a_shared_database_yet() {
+    // It must not run on the embedded one instead.
+    let dir = tempfile::tempdir().unwrap();
+    let file =
+        write(&dir, "hapax.toml", "listen = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"");
+    let run = hapax(&["serve", "--config", &file])
+        .env("HAPAX_DATABASE_URL", "postgres://u:hunter2@db.internal/hapax")
+        .in_dir(dir.path())
+        .run();
+    assert_eq!(run.code, 3, "{run:?}");
+    assert!(run.stderr.contains("postgres://db.internal/hapax: PostgreSQL is not built yet"));
+    assert!(!run.stderr.contains("hunter2") && !dir.path().join("hapax-data").exists(), "{run:?}");
 }
 
 #[test]

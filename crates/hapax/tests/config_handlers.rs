@@ -136,6 +136,38 @@ fn an_error_in_the_sql_has_its_own_line_of_the_config() {
 }
 
 #[test]
+fn statements_are_read_in_the_dialect_of_the_database_that_is_set() {
+    // Texts that are right in one database and wrong in the other.
+    let on_postgres =
+        |rest: &str| format!("database_url = \"postgres://u:hunter2@h/db\"\n{}", handler(rest));
+    let merge = "sql = \"MERGE INTO a USING b ON a.x = b.x WHEN MATCHED THEN DO NOTHING\"";
+    taken(&on_postgres(merge), &[]);
+    refused(&handler(&merge.replace("MERGE", "¶MERGE")), &["statement 1 cannot begin with MERGE"]);
+    taken(&on_postgres("sql = \"SELECT a[1:n] /* /* */ :nothing */, b ? 'c', :id::uuid\""), &[]);
+    refused(&handler("sql = \"SELECT b ¶? 'c'\""), &["? is not a parameter"]);
+    refused(&on_postgres("sql = \"¶REPLACE INTO a VALUES (1)\""), &["cannot begin with REPLACE"]);
+    refused(&on_postgres("sql = '''SELECT 1;\n¶LOCK a'''"), &["statement 2", "FOR UPDATE"]);
+    refused(&on_postgres("¶sql_file = \"bad.sql\""), &["bad.sql:3:8: unknown parameter"]);
+    // SQL does not hold up the acks there, so it may take longer, and nobody is warned.
+    taken(&on_postgres("sql = \"SELECT 1\"\ntimeout = \"2s\""), &[]);
+    refused(&on_postgres("sql = \"SELECT 1\"\n¶lease = \"19s\""), &["twice the timeout of 10s"]);
+    // A wrong URL is one error, and not one for each statement as well.
+    let wrong = on_postgres(merge).replace("postgres:", "mysql:");
+    refused(&format!("¶{wrong}"), &["database_url: must begin with postgres://"]);
+}
+
+#[test]
+fn the_environment_can_choose_the_database_too() {
+    // A file that is right with one database and wrong with the other.
+    let dir = tempfile::tempdir().unwrap();
+    let file = write(&dir, "hapax.toml", &handler("sql = \"CALL charge(:id)\""));
+    let check = || hapax(&["check-config", "--config", &file]);
+    assert_eq!(check().run().code, 2);
+    let run = check().env("HAPAX_DATABASE_URL", "postgres://h/db").run();
+    assert_eq!(run.code, 0, "{run:?}");
+}
+
+#[test]
 fn an_error_in_a_file_of_sql_names_that_file_and_its_line() {
     refused(&handler("¶sql_file = \"bad.sql\""), &["bad.sql:3:8: unknown parameter :evnt_id"]);
     refused(&handler("¶sql_file = \"empty.sql\""), &["empty.sql:1:1: there is no statement"]);

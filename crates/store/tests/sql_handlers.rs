@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::SourceName;
-use hapax_core::handler::SqlProgram;
+use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::{HandlerName, Phase, Policy};
 use hapax_core::order::{OrderPolicy, Place as OrderPlace, Position};
 use hapax_core::store::{
@@ -55,7 +55,7 @@ impl World {
             .expect("the user's tables");
         let store = place.open();
         store.announce(vec![spec]).await.expect("announces");
-        let program = Arc::new(SqlProgram::parse(sql).expect("parses"));
+        let program = Arc::new(SqlProgram::parse(sql, Dialect::Sqlite).expect("parses"));
         Self { place, store, program, timeout: Duration::from_millis(100) }
     }
 

@@ -12,7 +12,9 @@ use std::time::Duration;
 use http::Uri;
 
 pub use self::place::{Gaps, OnGap, Order};
-pub use self::sql::{SqlError, SqlParameter, SqlProgram, SqlStatement};
+pub use self::sql::{
+    Dialect, PostgresType, SqlError, SqlParameter, SqlPlace, SqlProgram, SqlStatement,
+};
 pub use self::types::Types;
 use crate::envelope::SelectorError;
 use crate::job::{HandlerName, Policy};

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hapax_core::Source;
 use hapax_core::handler::{
-    Gaps, Handler, HandlerKind, HttpTarget, OnGap, Order, SignAs, SqlError, SqlParameter,
+    Dialect, Gaps, Handler, HandlerKind, HttpTarget, OnGap, Order, SignAs, SqlError, SqlParameter,
     SqlProgram, Types,
 };
 use hapax_core::job::{HandlerName, Policy};
@@ -83,10 +83,10 @@ const RETRY_DEFAULT: [Duration; 7] = [
 /// The most attempts: beyond that a person should look.
 const RETRY_MAX: usize = 50;
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
-/// SQL shares the writer with the acks.
-const SQL_TIMEOUT_DEFAULT: Duration = Duration::from_millis(100);
+/// On SQLite, SQL shares the writer with the acks.
+const SQLITE_TIMEOUT_DEFAULT: Duration = Duration::from_millis(100);
 /// From here on senders feel it.
-const SQL_TIMEOUT_NOTABLE: Duration = Duration::from_secs(1);
+const SQLITE_TIMEOUT_NOTABLE: Duration = Duration::from_secs(1);
 const LEASE_DEFAULT: Duration = Duration::from_secs(30);
 const CONCURRENCY_DEFAULT: usize = 16;
 /// Each one is a connection or a thread of the user's app.
@@ -225,7 +225,7 @@ impl Reading<'_> {
 
     fn sql(&mut self, entry: &Entry<'_>) -> Option<SqlProgram> {
         let text = entry.text(&mut self.problems)?;
-        let error = match SqlProgram::parse(text) {
+        let error = match SqlProgram::parse(text, self.dialect) {
             Ok(program) => return Some(program),
             Err(error) => error,
         };
@@ -247,7 +247,7 @@ impl Reading<'_> {
     fn sql_file(&mut self, entry: &Entry<'_>) -> Option<SqlProgram> {
         let path = PathBuf::from(entry.text(&mut self.problems)?);
         let read = read_sql(&path).and_then(|text| {
-            SqlProgram::parse(&text).map_err(|error| {
+            SqlProgram::parse(&text, self.dialect).map_err(|error| {
                 let SqlError { line, column, problem, hint } = error;
                 Complaint::new(format!("{}:{line}:{column}: {problem}", path.display()), hint)
             })
@@ -346,7 +346,10 @@ impl Reading<'_> {
         let given = (span("timeout"), span("lease"));
         let timeout = match (&given.0, kind) {
             (Some((timeout, _)), _) => *timeout,
-            (None, Some(HandlerKind::Sql(_))) => SQL_TIMEOUT_DEFAULT,
+            (None, Some(HandlerKind::Sql(_))) => match self.dialect {
+                Dialect::Sqlite => SQLITE_TIMEOUT_DEFAULT,
+                Dialect::Postgres => TIMEOUT_DEFAULT,
+            },
             (None, Some(HandlerKind::Http(_) | HandlerKind::Pull) | None) => TIMEOUT_DEFAULT,
         };
         let least = timeout.saturating_mul(2);
@@ -367,7 +370,9 @@ impl Reading<'_> {
             );
             entry.complain(complaint, &mut self.problems);
         }
-        if matches!(kind, Some(HandlerKind::Sql(_))) && timeout > SQL_TIMEOUT_NOTABLE {
+        let shares_the_writer =
+            matches!((kind, self.dialect), (Some(HandlerKind::Sql(_)), Dialect::Sqlite));
+        if shares_the_writer && timeout > SQLITE_TIMEOUT_NOTABLE {
             self.warnings.push(format!(
                 "{label}: SQL may take {timeout:?}, and no sender is answered meanwhile: it shares \
                  the writer with the acks"

@@ -2,13 +2,15 @@
 //! that is checked to the last secret, or into [`ConfigErrors`] that name every problem and its line.
 //!
 //! [`document`] walks the TOML, [`units`] knows the values, [`secrets`] where secrets come from,
-//! [`sources`] builds what verifies, [`handlers`] what works, [`dev`] is what happens without a file.
+//! [`sources`] builds what verifies, [`handlers`] what works, [`shared`] what nodes share, [`dev`] is
+//! what happens without a file.
 
 mod dev;
 mod document;
 mod handlers;
 mod problem;
 mod secrets;
+mod shared;
 mod sources;
 mod suggest;
 mod tls;
@@ -20,16 +22,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::Timestamp;
+use hapax_core::handler::Dialect;
 use hapax_core::secret::Secret;
 use hapax_engine::tls::Certificate;
 use ipnet::IpNet;
 
 pub(crate) use self::dev::{DevMode, looks_like_one as looks_like_a_dev_secret};
-use self::document::{Section, not_built_yet};
+use self::document::Section;
 pub(crate) use self::handlers::Mode;
 pub(crate) use self::problem::{Complaint, ConfigErrors};
 use self::problem::{Place, Problems};
+use self::secrets::Resolved;
 pub(crate) use self::secrets::resolve as resolve_secret;
+pub(crate) use self::shared::{Role, Roles, ServiceUrl};
 pub(crate) use self::sources::ConfiguredSource;
 pub(crate) use self::units::Keep;
 use crate::logs;
@@ -64,15 +69,20 @@ pub(crate) struct Flags {
     /// human or json [env: HAPAX_LOG_FORMAT]
     #[arg(long, value_name = "FORMAT")]
     pub(crate) log_format: Option<String>,
-    /// Not built yet
-    #[arg(long, value_name = "URL", hide = true)]
-    pub(crate) database_url: Option<String>,
-    /// Not built yet
-    #[arg(long, value_name = "URL", hide = true)]
-    pub(crate) redis_url: Option<String>,
-    /// Not built yet
-    #[arg(long, value_name = "ROLES", hide = true)]
+    /// The PostgreSQL that nodes share [env: HAPAX_DATABASE_URL, which other users cannot see]
+    #[arg(long, value_name = "URL", value_parser = hidden)]
+    pub(crate) database_url: Option<Secret>,
+    /// A Redis in front of PostgreSQL [env: HAPAX_REDIS_URL, which other users cannot see]
+    #[arg(long, value_name = "URL", value_parser = hidden)]
+    pub(crate) redis_url: Option<Secret>,
+    /// What this process does, some of ingress,worker,sender,admin [env: HAPAX_ROLES] [default: all]
+    #[arg(long, value_name = "ROLES")]
     pub(crate) roles: Option<String>,
+}
+
+/// Kept so that it cannot be printed.
+fn hidden(text: &str) -> Result<Secret, std::convert::Infallible> {
+    Ok(Secret::new(text))
 }
 
 /// A checked configuration.
@@ -108,8 +118,14 @@ pub(crate) struct Settings {
     pub(crate) public_url: Option<String>,
     /// Whose `X-Forwarded-For` is believed.
     pub(crate) trusted_proxies: Vec<IpNet>,
-    /// Where the database is.
+    /// Where the embedded database is.
     pub(crate) data_dir: PathBuf,
+    /// The PostgreSQL that nodes share, instead of the embedded database.
+    pub(crate) database_url: Option<ServiceUrl>,
+    /// A Redis in front of it.
+    pub(crate) redis_url: Option<ServiceUrl>,
+    /// What this process does.
+    pub(crate) roles: Roles,
     /// The largest body taken.
     pub(crate) max_body_bytes: usize,
     /// The most connections to the public side at once.
@@ -165,6 +181,9 @@ impl Default for Settings {
             public_url: None,
             trusted_proxies: Vec::new(),
             data_dir: PathBuf::from("hapax-data"),
+            database_url: None,
+            redis_url: None,
+            roles: Roles::default(),
             max_body_bytes: 1 << 20,
             max_connections: 4096,
             header_timeout: Duration::from_secs(10),
@@ -247,6 +266,9 @@ impl Config {
             ("listen", old.listen != new.listen),
             ("admin_listen", old.admin_listen != new.admin_listen),
             ("data_dir", old.data_dir != new.data_dir),
+            ("database_url", old.database_url != new.database_url),
+            ("redis_url", old.redis_url != new.redis_url),
+            ("roles", old.roles != new.roles),
             ("max_connections", old.max_connections != new.max_connections),
             ("log", old.log != new.log),
         ];
@@ -255,12 +277,15 @@ impl Config {
 }
 
 /// Settings that the environment and flags can replace: key, variable, flag.
-const REPLACEABLE: [(&str, &str, &str); 13] = [
+const REPLACEABLE: [(&str, &str, &str); 15] = [
     ("listen", "HAPAX_LISTEN", "--listen"),
     ("admin_listen", "HAPAX_ADMIN_LISTEN", "--admin-listen"),
     ("public_url", "HAPAX_PUBLIC_URL", "--public-url"),
     ("trusted_proxies", "HAPAX_TRUSTED_PROXIES", ""),
     ("data_dir", "HAPAX_DATA_DIR", "--data-dir"),
+    ("database_url", "HAPAX_DATABASE_URL", "--database-url"),
+    ("redis_url", "HAPAX_REDIS_URL", "--redis-url"),
+    ("roles", "HAPAX_ROLES", "--roles"),
     ("max_body", "HAPAX_MAX_BODY", ""),
     ("max_connections", "HAPAX_MAX_CONNECTIONS", ""),
     ("header_timeout", "HAPAX_HEADER_TIMEOUT", ""),
@@ -268,15 +293,17 @@ const REPLACEABLE: [(&str, &str, &str); 13] = [
     ("drain", "HAPAX_DRAIN", ""),
     ("log.level", "HAPAX_LOG", "--log-level"),
     ("log.format", "HAPAX_LOG_FORMAT", "--log-format"),
-    ("roles", "HAPAX_ROLES", "--roles"),
 ];
 
-const ROOT_KEYS: [&str; 15] = [
+const ROOT_KEYS: [&str; 18] = [
     "listen",
     "admin_listen",
     "public_url",
     "trusted_proxies",
     "data_dir",
+    "database_url",
+    "redis_url",
+    "roles",
     "max_body",
     "max_connections",
     "header_timeout",
@@ -288,13 +315,22 @@ const ROOT_KEYS: [&str; 15] = [
     "retention",
     "sources",
 ];
-const ROOT_LATER: [&str; 4] = ["database_url", "redis_url", "outbound", "proxies"];
+const ROOT_LATER: [&str; 2] = ["outbound", "proxies"];
+
+/// Where a setting was set.
+struct Given {
+    place: Place,
+    /// The key, where the place does not name it.
+    key: &'static str,
+}
 
 /// What a load has found so far.
 struct Reading<'w> {
     world: &'w World<'w>,
     /// The file, to find lines inside its values.
     text: &'w str,
+    /// In which the SQL of handlers is read.
+    dialect: Dialect,
     problems: Problems,
     watched: Vec<PathBuf>,
     warnings: Vec<String>,
@@ -305,6 +341,7 @@ pub(crate) fn load_in(flags: &Flags, world: &World<'_>) -> Result<Config, Config
     let mut reading = Reading {
         world,
         text: &text,
+        dialect: Dialect::Sqlite,
         problems: Problems::default(),
         watched: file.iter().cloned().collect(),
         warnings: Vec::new(),
@@ -348,6 +385,11 @@ impl Reading<'_> {
         let mut settings = Settings::default();
         self.settings_of_file(&root, &mut settings);
         self.settings_from_outside(flags, &mut settings);
+        // Also where the URL is wrong: that is one error, and not one for each statement as well.
+        if self.given(&root, flags, "database_url").is_some() {
+            self.dialect = Dialect::Postgres;
+        }
+        self.one_process_owns_sqlite(&root, flags, &settings);
         let tokens = self.tokens(&root);
         let tls = self.tls(&root);
         self.admin_is_closed(&root, flags, &settings, &tokens);
@@ -378,6 +420,24 @@ impl Reading<'_> {
                 key @ ("listen" | "admin_listen" | "public_url" | "data_dir" | "header_timeout"
                 | "body_timeout" | "drain") => {
                     entry.parse(|text| settings.set(key, text), problems);
+                }
+                key @ ("database_url" | "redis_url") => {
+                    let Some(Resolved { secret, file }) =
+                        entry.parse(|text| secrets::resolve(text, self.world.env), problems)
+                    else {
+                        continue;
+                    };
+                    self.watched.extend(file);
+                    if let Err(complaint) = settings.set(key, secret.expose()) {
+                        entry.complain(complaint, problems);
+                    }
+                }
+                "roles" => {
+                    let Some(words) = entry.texts(problems) else { continue };
+                    match Roles::parse(words) {
+                        Ok(roles) => settings.roles = roles,
+                        Err(complaint) => entry.complain(complaint, problems),
+                    }
                 }
                 key @ ("max_body" | "max_connections") => {
                     entry.parse_number(|text| settings.set(key, text), problems);
@@ -429,16 +489,44 @@ impl Reading<'_> {
                 self.problems.add(Place::Outside(place), "", complaint);
             }
         }
-        let later = [
-            (&flags.database_url, "--database-url", "HAPAX_DATABASE_URL"),
-            (&flags.redis_url, "--redis-url", "HAPAX_REDIS_URL"),
-        ];
-        for (given, flag, variable) in later {
-            if given.is_some() {
-                self.problems.add(Place::Outside(flag), "", not_built_yet());
-            } else if (self.world.env)(variable).is_some_and(|text| !text.is_empty()) {
-                self.problems.add(Place::Outside(variable), "", not_built_yet());
-            }
+    }
+
+    /// Where a replaceable setting was set, if it was: the place that has the last word.
+    fn given(&self, root: &Section<'_>, flags: &Flags, key: &'static str) -> Option<Given> {
+        let (_, variable, flag) = REPLACEABLE.into_iter().find(|(known, _, _)| *known == key)?;
+        if flags.get(key).is_some() {
+            return Some(Given { place: Place::Outside(flag), key: "" });
+        }
+        if (self.world.env)(variable).is_some_and(|text| !text.is_empty()) {
+            return Some(Given { place: Place::Outside(variable), key: "" });
+        }
+        root.get(key).map(|entry| Given { place: Place::File(entry.at()), key })
+    }
+
+    /// SQLite is one process: what another one would do, nobody would.
+    fn one_process_owns_sqlite(&mut self, root: &Section<'_>, flags: &Flags, settings: &Settings) {
+        match self.dialect {
+            Dialect::Sqlite => {}
+            Dialect::Postgres => return,
+        }
+        if let Some(Given { place, key }) = self.given(root, flags, "redis_url") {
+            let complaint = Complaint::new(
+                "there is no PostgreSQL for it to stand in front of",
+                "set database_url too, or remove this: the embedded database answers duplicates \
+                 from memory",
+            );
+            self.problems.add(place, key, complaint);
+        }
+        let missing: Vec<_> = settings.roles.missing().map(Role::as_str).collect();
+        if let Some(Given { place, key }) = self.given(root, flags, "roles")
+            && !missing.is_empty()
+        {
+            let complaint = Complaint::new(
+                format!("without {}, nobody does that", missing.join(" and ")),
+                "the embedded database belongs to one process, which needs every role: remove \
+                 this, or set database_url to run roles apart",
+            );
+            self.problems.add(place, key, complaint);
         }
     }
 
@@ -501,13 +589,9 @@ impl Reading<'_> {
             "add [tokens.ops] with value = \"env:HAPAX_OPS_TOKEN\" and allow = [\"admin\"], \
              or listen on 127.0.0.1",
         );
-        let variable = (self.world.env)("HAPAX_ADMIN_LISTEN").filter(|text| !text.is_empty());
-        let (place, key) = match (&flags.admin_listen, variable, root.get("admin_listen")) {
-            (Some(_), _, _) => (Place::Outside("--admin-listen"), ""),
-            (None, Some(_), _) => (Place::Outside("HAPAX_ADMIN_LISTEN"), ""),
-            (None, None, Some(entry)) => (Place::File(entry.at()), "admin_listen"),
-            (None, None, None) => (Place::Whole, "admin_listen"),
-        };
+        let given = self.given(root, flags, "admin_listen");
+        let Given { place, key } =
+            given.unwrap_or(Given { place: Place::Whole, key: "admin_listen" });
         self.problems.add(place, key, complaint);
     }
 
@@ -523,6 +607,8 @@ impl Reading<'_> {
 impl Flags {
     fn get(&self, key: &str) -> Option<&str> {
         let flag = match key {
+            "database_url" => return self.database_url.as_ref().map(Secret::expose),
+            "redis_url" => return self.redis_url.as_ref().map(Secret::expose),
             "listen" => &self.listen,
             "admin_listen" => &self.admin_listen,
             "public_url" => &self.public_url,
@@ -551,6 +637,9 @@ impl Settings {
                 return Err(Complaint::new("is empty", "name a directory, such as \"hapax-data\""));
             }
             "data_dir" => self.data_dir = PathBuf::from(text),
+            "database_url" => self.database_url = Some(ServiceUrl::postgres(text)?),
+            "redis_url" => self.redis_url = Some(ServiceUrl::redis(text)?),
+            "roles" => self.roles = Roles::parse(text.split(','))?,
             "max_body" => self.max_body_bytes = units::size(text)?,
             "max_connections" => self.max_connections = count(text)?,
             "header_timeout" => self.header_timeout = units::span(text)?,
@@ -561,7 +650,6 @@ impl Settings {
                 self.log.level = text.to_owned();
             }
             "log.format" => self.log.format = log_format(text)?,
-            "roles" => return Err(not_built_yet()),
             other => unreachable!("{other} is not in the table of replaceable settings"),
         }
         Ok(())
@@ -640,7 +728,7 @@ mod tests {
             let is_table = ["tenants", "scheme", "handlers", "order"].contains(&key);
             assert!(is_there(key) || is_table, "{key}");
         }
-        for (_, variable, _) in REPLACEABLE.iter().filter(|(key, _, _)| *key != "roles") {
+        for (_, variable, _) in REPLACEABLE {
             assert!(DEFAULT_TOML.contains(variable), "{variable}");
         }
     }
@@ -707,6 +795,29 @@ mod tests {
         assert_eq!(settings.drain, Duration::from_secs(3));
         assert_eq!(settings.log.level, "debug");
         assert_eq!(settings.max_body_bytes, 1 << 20);
+    }
+
+    #[test]
+    fn what_nodes_share_is_read_and_kept_out_of_debug_output() {
+        // The password comes by flag, by variable and by a variable that the file names.
+        let env = |name: &str| match name {
+            "HAPAX_REDIS_URL" => Some("redis://:hunter2@cache/0".to_owned()),
+            "HAPAX_ROLES" => Some("worker, admin".to_owned()),
+            "URL" => Some("postgres://u:hunter2@filed/db".to_owned()),
+            _other => None,
+        };
+        let text = "database_url = \"env:URL\"\nroles = [\"ingress\"]";
+        let config = load_text(text, &env, Flags::default());
+        let url = config.settings.database_url.as_ref().map(ServiceUrl::expose);
+        assert_eq!(url, Some("postgres://u:hunter2@filed/db"));
+        assert_eq!(config.settings.roles, Roles::parse(["admin", "worker"]).unwrap());
+        assert!(!format!("{config:?}").contains("hunter2"));
+        let flag = Secret::new("postgres://u:hunter2@flagged/db");
+        let flags = Flags { database_url: Some(flag), ..Flags::default() };
+        let flagged = load_text(text, &env, flags);
+        let shown = format!("{flagged:?}");
+        assert!(shown.contains("flagged/db") && !shown.contains("hunter2"), "{shown}");
+        assert_eq!(config.needs_restart(&flagged), ["database_url"]);
     }
 
     #[test]

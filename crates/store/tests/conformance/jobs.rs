@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::Tenant;
-use hapax_core::handler::{SqlProgram, SqlStatement};
+use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::{LOST_ALONE_MAX, Phase, Retry};
 use hapax_core::store::{
     ClaimAsk, Held, JobFilter, NewJob, NewMessage, Outcome, SqlAsk, Status, Verdict,
@@ -575,8 +575,9 @@ pub(crate) async fn jobs_are_listed_from_new_to_old_and_filtered<S: Working>(wor
 
 /// Runs an `sql` handler until it has nothing to do; says how many were done.
 pub(crate) async fn run_sql<S: Working>(world: &World<S>, name: &str) -> usize {
-    let statement = SqlStatement { text: "SELECT 'ok'".into(), parameters: Vec::new(), line: 1 };
-    let program = Arc::new(SqlProgram { statements: vec![statement] });
+    // The same text in every dialect.
+    let program = SqlProgram::parse("SELECT 'ok'", Dialect::Sqlite).expect("parses");
+    let program = Arc::new(program);
     let mut done = 0;
     loop {
         let claim = ClaimAsk { handler: handler(name), limit: 16, worker: "sql".into() };

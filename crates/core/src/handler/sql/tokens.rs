@@ -1,0 +1,260 @@
+//! Where tokens end, in each dialect. Together they are the whole text, byte for byte.
+
+use std::ops::Range;
+
+use super::colon::Context;
+use super::{Dialect, SqlParameter};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Token {
+    /// White space or a comment.
+    Blank,
+    Semicolon,
+    /// `:name`.
+    Parameter,
+    /// A keyword, a name or a number.
+    Word,
+    /// A string or a quoted name.
+    Quoted,
+    /// Anything else.
+    Sign,
+}
+
+/// What is wrong at a byte of the text.
+pub(super) struct Fault {
+    pub(super) at: usize,
+    pub(super) problem: String,
+    pub(super) hint: String,
+}
+
+impl Fault {
+    pub(super) fn new(at: usize, problem: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { at, problem: problem.into(), hint: hint.into() }
+    }
+}
+
+/// A text that is being read.
+pub(super) struct Tokens<'t> {
+    text: &'t str,
+    dialect: Dialect,
+    at: usize,
+    context: Context,
+}
+
+impl<'t> Tokens<'t> {
+    pub(super) fn new(text: &'t str, dialect: Dialect) -> Self {
+        Self { text, dialect, at: 0, context: Context::default() }
+    }
+
+    /// The next token.
+    pub(super) fn next(&mut self) -> Result<Option<(Range<usize>, Token)>, Fault> {
+        let start = self.at;
+        let rest = &self.text[start..];
+        let Some(first) = rest.chars().next() else { return Ok(None) };
+        let second = rest[first.len_utf8()..].chars().next();
+        let (length, token) = match self.dialect {
+            // Editors on some systems put it before a file.
+            Dialect::Sqlite | Dialect::Postgres if start == 0 && first == '\u{feff}' => {
+                (first.len_utf8(), Token::Blank)
+            }
+            Dialect::Sqlite => self.sqlite(rest, first, second)?,
+            Dialect::Postgres => self.postgres(rest, first, second)?,
+        };
+        self.at = start + length;
+        self.context.pass(token, &rest[..length]);
+        Ok(Some((start..self.at, token)))
+    }
+
+    fn sqlite(
+        &self,
+        rest: &str,
+        first: char,
+        second: Option<char>,
+    ) -> Result<(usize, Token), Fault> {
+        let second_names = second.is_some_and(is_name);
+        Ok(match first {
+            '-' if second == Some('-') => (line(rest, &['\n']), Token::Blank),
+            '/' if second == Some('*') => {
+                (2 + self.up_to("*/", 2, "a comment is not closed")?, Token::Blank)
+            }
+            '`' => (self.quoted('`')?, Token::Quoted),
+            '[' => (1 + self.up_to("]", 1, "a name in [brackets] is not closed")?, Token::Quoted),
+            ':' if second == Some(':') => (2, Token::Sign),
+            ':' if second_names => (1 + name(&rest[1..]), Token::Parameter),
+            '?' => return Err(self.foreign(1)),
+            '@' if second_names => return Err(self.foreign(1 + name(&rest[1..]))),
+            // SQLite knows no such strings, and would not run them; they are no place for parameters.
+            'e' | 'E' if second == Some('\'') => (1 + self.escaped(1)?, Token::Quoted),
+            first if is_name(first) && first != '$' => (name(rest), Token::Word),
+            first => self.either(rest, first, second)?,
+        })
+    }
+
+    fn postgres(
+        &self,
+        rest: &str,
+        first: char,
+        second: Option<char>,
+    ) -> Result<(usize, Token), Fault> {
+        Ok(match first {
+            '\u{b}' => (1, Token::Blank),
+            '-' if second == Some('-') => (line(rest, &['\n', '\r']), Token::Blank),
+            '/' if second == Some('*') => (self.nested_comment()?, Token::Blank),
+            ':' if matches!(second, Some(':' | '=')) => (2, Token::Sign),
+            ':' if second.is_some_and(is_name) => {
+                let length = name(&rest[1..]);
+                match self.context.is_slice(&rest[1..1 + length]) {
+                    true => (1, Token::Sign),
+                    false => (1 + length, Token::Parameter),
+                }
+            }
+            'e' | 'E' if second == Some('\'') => (self.escaped_and_continued()?, Token::Quoted),
+            first if first.is_ascii_digit() => (number(rest), Token::Word),
+            first if is_name(first) && first != '$' => (name(rest), Token::Word),
+            first => self.either(rest, first, second)?,
+        })
+    }
+
+    /// What both read alike.
+    fn either(
+        &self,
+        rest: &str,
+        first: char,
+        second: Option<char>,
+    ) -> Result<(usize, Token), Fault> {
+        Ok(match first {
+            ' ' | '\t' | '\n' | '\r' | '\u{c}' => (1, Token::Blank),
+            ';' => (1, Token::Semicolon),
+            '\'' | '"' => (self.quoted(first)?, Token::Quoted),
+            '$' => match dollar_tag(rest) {
+                Some(tag) => {
+                    let body = self.up_to(tag, tag.len(), "a dollar quote is not closed")?;
+                    (tag.len() + body, Token::Quoted)
+                }
+                None if second.is_some_and(is_name) => {
+                    return Err(self.foreign(1 + name(&rest[1..])));
+                }
+                None => (1, Token::Sign),
+            },
+            '\0' => return Err(Fault::new(self.at, "holds a NUL character", "remove it")),
+            sign => (sign.len_utf8(), Token::Sign),
+        })
+    }
+
+    /// The length from `skip` bytes on to the end of `close`.
+    fn up_to(&self, close: &str, skip: usize, problem: &str) -> Result<usize, Fault> {
+        match self.text[self.at + skip..].find(close) {
+            Some(length) => Ok(length + close.len()),
+            None => Err(self.not_closed(problem, close)),
+        }
+    }
+
+    /// The length of a comment that may hold others.
+    fn nested_comment(&self) -> Result<usize, Fault> {
+        let comment = &self.text.as_bytes()[self.at..];
+        let mut depth = 0;
+        let mut at = 0;
+        while let Some(pair) = comment.get(at..at + 2) {
+            match pair {
+                b"/*" => depth += 1,
+                b"*/" if depth == 1 => return Ok(at + 2),
+                b"*/" => depth -= 1,
+                _inside => {
+                    at += 1;
+                    continue;
+                }
+            }
+            at += 2;
+        }
+        Err(self.not_closed("a comment is not closed", "*/"))
+    }
+
+    /// The length of what stands in quotes, where a doubled one is part of it.
+    fn quoted(&self, quote: char) -> Result<usize, Fault> {
+        let mut rest = self.text[self.at..].char_indices().skip(1).peekable();
+        while let Some((at, letter)) = rest.next() {
+            if letter == quote && rest.next_if(|(_, next)| *next == quote).is_none() {
+                return Ok(at + 1);
+            }
+        }
+        let problem = if quote == '\'' { "a string" } else { "a quoted name" };
+        Err(self.not_closed(&format!("{problem} is not closed"), &quote.to_string()))
+    }
+
+    /// The length of the string from `skip` bytes on, where a backslash takes the next character
+    /// with it.
+    fn escaped(&self, skip: usize) -> Result<usize, Fault> {
+        let mut rest = self.text[self.at + skip..].char_indices().skip(1).peekable();
+        while let Some((at, letter)) = rest.next() {
+            match letter {
+                '\\' => drop(rest.next()),
+                '\'' if rest.next_if(|(_, next)| *next == '\'').is_none() => return Ok(at + 1),
+                _inside => {}
+            }
+        }
+        Err(self.not_closed("a string is not closed", "'"))
+    }
+
+    /// The length of a string after `E` with those that continue it on lines below: there, too, a
+    /// backslash counts, and no second `E` says so.
+    fn escaped_and_continued(&self) -> Result<usize, Fault> {
+        let mut length = 1 + self.escaped(1)?;
+        while let Some(gap) = continuation(&self.text[self.at + length..]) {
+            length += gap + self.escaped(length + gap)?;
+        }
+        Ok(length)
+    }
+
+    fn not_closed(&self, problem: &str, close: &str) -> Fault {
+        Fault::new(self.at, problem, format!("it begins here, and no {close} ends it"))
+    }
+
+    /// Other spellings would be bound to nothing, and so be NULL.
+    fn foreign(&self, length: usize) -> Fault {
+        let found = &self.text[self.at..self.at + length];
+        let hint = format!("parameters are named: {}", SqlParameter::known());
+        Fault::new(self.at, format!("{found} is not a parameter"), hint)
+    }
+}
+
+/// What may stand in a name or a number.
+pub(super) fn is_name(letter: char) -> bool {
+    letter.is_ascii_alphanumeric() || letter == '_' || letter == '$' || !letter.is_ascii()
+}
+
+fn name(text: &str) -> usize {
+    text.find(|letter| !is_name(letter)).unwrap_or(text.len())
+}
+
+/// Unlike a name, a number ends before a dollar.
+fn number(text: &str) -> usize {
+    text.find(|letter| !is_name(letter) || letter == '$').unwrap_or(text.len())
+}
+
+fn line(text: &str, ends: &[char]) -> usize {
+    text.find(ends).unwrap_or(text.len())
+}
+
+/// The length of what stands between a string and one that continues it: white space and comments
+/// of a line, with at least one line's end.
+fn continuation(text: &str) -> Option<usize> {
+    let mut rest = text;
+    loop {
+        rest = rest.trim_start_matches([' ', '\t', '\n', '\r', '\u{b}', '\u{c}']);
+        match rest.starts_with("--") {
+            true => rest = &rest[line(rest, &['\n', '\r'])..],
+            false => break,
+        }
+    }
+    let gap = text.len() - rest.len();
+    (rest.starts_with('\'') && text[..gap].contains(['\n', '\r'])).then_some(gap)
+}
+
+/// `$$` or `$tag$` at the beginning of the text.
+fn dollar_tag(text: &str) -> Option<&str> {
+    let tag = text.strip_prefix('$')?;
+    let length = tag.find('$')?;
+    let tag = &tag[..length];
+    let fits = !tag.starts_with(|first: char| first.is_ascii_digit()) && tag.chars().all(is_name);
+    fits.then(|| &text[..length + 2])
+}
