@@ -1,1 +1,19 @@
 //! Real engines and real faults for the tests and benchmarks: nothing here ships.
+//!
+//! Each engine runs in a private folder, on a port of its own, as an unprivileged user when we are
+//! root, and is gone when the test process is, however that one ended (`keeper.rs`). Doors panic with
+//! the reason: a test that cannot have its engine has failed.
+
+mod keeper;
+mod launch;
+mod pgbouncer;
+mod port;
+mod postgres;
+mod proxy;
+mod redis;
+mod tls;
+
+pub use pgbouncer::PgBouncer;
+pub use postgres::{Mode, Postgres, Tls};
+pub use proxy::{Proxy, READY_FOR_QUERY, Traffic, Trap};
+pub use redis::{Redis, Reply};

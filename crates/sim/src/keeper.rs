@@ -1,0 +1,261 @@
+//! Owns what an engine leaves behind: its private folder, the user it runs as, and the promise that
+//! both the engine and the folder are gone when this process is. Knows nothing of any one engine.
+//!
+//! The promise is kept by a watchdog: a shell that reads from a pipe whose other end only this
+//! process holds. Dropped, killed or panicked, the pipe ends, and the shell ends every process whose
+//! working directory lies in the folder. (A parent-death signal would fire when the *thread* that
+//! started the engine ends, and a test's thread ends long before a shared server may.)
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+/// How long anything of an engine may take before the test fails: generous, since a loaded machine
+/// is no fault, and bounded, since a hang is.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often a condition is looked at that sends no signal.
+pub(crate) const POLL: Duration = Duration::from_millis(5);
+
+/// A private folder and the watchdog that ends what runs in it.
+pub(crate) struct Keeper {
+    folder: PathBuf,
+    owner: Option<Owner>,
+    watchdog: Child,
+}
+
+/// Whom engines run as when we are root, since PostgreSQL refuses to be.
+#[derive(Clone, Copy)]
+struct Owner {
+    uid: u32,
+    gid: u32,
+}
+
+/// Asks with the engine's own signal for two seconds, then insists. The folder goes last: an engine
+/// that still wrote into it would leave half of it there.
+const WATCHDOG: &str = r#"
+trap '' INT TERM HUP
+while read -r line; do :; done
+round=0
+while [ "$round" -lt 200 ]; do
+    living=$(find /proc/[0-9]*/cwd -maxdepth 0 '(' -lname "$1" -o -lname "$1/*" ')' 2>/dev/null)
+    [ -n "$living" ] || break
+    signal=$2
+    [ "$round" -lt 40 ] || signal=KILL
+    for process in $living; do
+        process=${process#/proc/}
+        kill -s "$signal" "${process%/cwd}" 2>/dev/null
+    done
+    sleep 0.05
+    round=$((round + 1))
+done
+rm -rf "$1"
+"#;
+
+impl Keeper {
+    /// A fresh folder for the engine called `name`, which ends at once on `ending`.
+    pub(crate) fn new(name: &str, ending: &str) -> io::Result<Keeper> {
+        let owner = Owner::when_root()?;
+        // Of the real path, since the watchdog compares it with what /proc says.
+        let folder = tempfile::Builder::new()
+            .prefix(&format!("hapax-{name}-"))
+            .tempdir()?
+            .keep()
+            .canonicalize()?;
+        if let Some(owner) = owner {
+            chown(&folder, Some(owner.uid), Some(owner.gid))?;
+        }
+        let mut watchdog = Command::new("sh");
+        watchdog
+            .args(["-c", WATCHDOG, "watchdog"])
+            .arg(&folder)
+            .arg(ending)
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        // The engine's user, because only that one may see its processes where root has been shorn
+        // of its capabilities, as in a container.
+        Owner::take_on(owner, &mut watchdog);
+        let watchdog = watchdog.spawn()?;
+        Ok(Keeper { folder, owner, watchdog })
+    }
+
+    /// The private folder.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// A command that runs in the folder as the engine's user, deaf to this terminal and to this
+    /// process's environment.
+    pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.env_clear().env("PATH", path()).env("LC_ALL", "C").env("TZ", "UTC");
+        command.current_dir(&self.folder).stdin(Stdio::null());
+        Owner::take_on(self.owner, &mut command);
+        command
+    }
+
+    /// Writes a file that only the engine's user can read.
+    pub(crate) fn write(&self, path: &Path, content: &str) -> io::Result<()> {
+        use std::io::Write;
+        use std::os::unix::fs::OpenOptionsExt;
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(path)?;
+        file.write_all(content.as_bytes())?;
+        match self.owner {
+            Some(owner) => chown(path, Some(owner.uid), Some(owner.gid)),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs a command of the engine's to its end; its own words are the error.
+    pub(crate) async fn run(&self, command: Command) -> io::Result<()> {
+        let said = tokio::process::Command::from(command).output().await?;
+        if said.status.success() {
+            return Ok(());
+        }
+        let words = String::from_utf8_lossy(&said.stderr).into_owned();
+        Err(io::Error::other(format!("{}: {words}", said.status)))
+    }
+
+    /// Starts the engine itself; all it says goes to `log`, which must not be a pipe of this
+    /// process: whoever reads our output would wait for the engine's end.
+    pub(crate) fn spawn(&self, mut command: Command, log: &Path) -> io::Result<Child> {
+        let log = fs::OpenOptions::new().create(true).append(true).open(log)?;
+        command.stdout(log.try_clone()?).stderr(log);
+        command.spawn()
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        drop(self.watchdog.stdin.take());
+        // Nobody can be told that it failed, and it is bounded by itself.
+        let _ = self.watchdog.wait();
+    }
+}
+
+/// Ours, and where Debian keeps the engines that only root is meant to start.
+fn path() -> OsString {
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    path.push(":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    path
+}
+
+impl Owner {
+    fn when_root() -> io::Result<Option<Owner>> {
+        if !rustix::process::geteuid().is_root() {
+            return Ok(None);
+        }
+        let users = fs::read_to_string("/etc/passwd")?;
+        let owner = Owner::named(&users, "postgres").or_else(|| Owner::named(&users, "nobody"));
+        owner.map(Some).ok_or_else(|| io::Error::other("neither user postgres nor nobody exists"))
+    }
+
+    fn named(users: &str, name: &str) -> Option<Owner> {
+        let user = users.lines().find(|user| user.split(':').next() == Some(name))?;
+        let mut numbers = user.split(':').skip(2);
+        let uid = numbers.next()?.parse().ok()?;
+        let gid = numbers.next()?.parse().ok()?;
+        Some(Owner { uid, gid })
+    }
+
+    /// A process group of its own, so that Ctrl-C reaches the tests alone.
+    fn take_on(owner: Option<Owner>, command: &mut Command) {
+        command.process_group(0);
+        if let Some(owner) = owner {
+            command.uid(owner.uid).gid(owner.gid);
+        }
+    }
+}
+
+/// Signals one process; one that is gone already is no error.
+pub(crate) fn signal(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = rustix::process::kill_process(pid, signal);
+    }
+}
+
+/// The children of a process.
+pub(crate) fn children(parent: u32) -> Vec<u32> {
+    let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
+    processes
+        .flatten()
+        .filter_map(|process| process.file_name().to_str()?.parse().ok())
+        .filter(|pid| stat(*pid).is_some_and(|(_, its_parent)| its_parent == parent))
+        .collect()
+}
+
+/// Whether a process is there and not merely waiting to be reaped.
+pub(crate) fn lives(pid: u32) -> bool {
+    stat(pid).is_some_and(|(state, _)| !matches!(state, "Z" | "X"))
+}
+
+/// State and parent. The name before them may hold spaces and parentheses, so the last one counts.
+fn stat(pid: u32) -> Option<(&'static str, u32)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = match fields.next()? {
+        "Z" => "Z",
+        "X" => "X",
+        _ => "alive",
+    };
+    Some((state, fields.next()?.parse().ok()?))
+}
+
+/// Polls until `done` answers, for as long as our patience lasts.
+pub(crate) async fn wait_for<T>(
+    what: &str,
+    mut done: impl FnMut() -> io::Result<Option<T>>,
+) -> io::Result<T> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = done()? {
+            return Ok(answer);
+        }
+        if Instant::now() > deadline {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, format!("waiting for {what}")));
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// Waits until a child of ours has ended and is reaped.
+pub(crate) async fn ended(what: &str, child: &mut Child) -> io::Result<()> {
+    wait_for(what, || Ok(child.try_wait()?.map(|_| ()))).await
+}
+
+/// Waits for a child that was told to end, without a runtime; one that does not is killed.
+pub(crate) fn reap(child: &mut Child) -> io::Result<()> {
+    let deadline = Instant::now() + PATIENCE / 12;
+    while child.try_wait()?.is_none() {
+        if Instant::now() > deadline {
+            child.kill()?;
+        }
+        std::thread::sleep(POLL);
+    }
+    Ok(())
+}
+
+/// An error with all its causes: the outer one of a database client only says "db error".
+pub(crate) fn whole(error: &dyn std::error::Error) -> String {
+    let mut words = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        words.push_str(&format!(": {inner}"));
+        cause = inner.source();
+    }
+    words
+}

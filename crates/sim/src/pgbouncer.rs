@@ -1,0 +1,86 @@
+//! Owns a real PgBouncer in transaction mode, which hands each transaction whatever session is free:
+//! what a session remembers (prepared statements, settings, LISTEN) is somebody else's next time.
+
+use std::io;
+use std::process::{Child, Command};
+
+use crate::keeper::Keeper;
+use crate::{Postgres, launch};
+
+/// A running PgBouncer in front of a server. Dropped, it is gone.
+pub struct PgBouncer {
+    child: Child,
+    keeper: Keeper,
+    port: u16,
+}
+
+impl PgBouncer {
+    /// Pools sessions of `server`, at most `sessions_max` for each database.
+    ///
+    /// # Panics
+    /// When it cannot be started; the message says why.
+    pub async fn in_front_of(server: &Postgres, sessions_max: u32) -> PgBouncer {
+        match PgBouncer::open(server, sessions_max).await {
+            Ok(pooler) => pooler,
+            Err(error) => panic!("starting PgBouncer: {error}"),
+        }
+    }
+
+    /// Where clients connect, as the superuser, to the server's database `name`.
+    pub fn url_for(&self, name: &str) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/{name}", self.port)
+    }
+
+    /// The port on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// All that it has logged so far.
+    pub fn log(&self) -> String {
+        launch::log(&self.keeper)
+    }
+
+    async fn open(server: &Postgres, sessions_max: u32) -> io::Result<PgBouncer> {
+        let keeper = Keeper::new("pgbouncer", "TERM")?;
+        keeper.write(&keeper.folder().join("users.txt"), "\"postgres\" \"\"\n")?;
+        let launched = launch::on_a_free_port(
+            &keeper,
+            |port| command(&keeper, server.port(), port, sessions_max),
+            |_, said| said.contains("process up"),
+        )
+        .await?;
+        Ok(PgBouncer { child: launched.child, keeper, port: launched.port })
+    }
+}
+
+impl Drop for PgBouncer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn command(keeper: &Keeper, server: u16, port: u16, sessions_max: u32) -> io::Result<Command> {
+    let file = keeper.folder().join("pgbouncer.ini");
+    let users = keeper.folder().join("users.txt");
+    let settings = format!(
+        "[databases]
+* = host=127.0.0.1 port={server}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = trust
+auth_file = {}
+pool_mode = transaction
+default_pool_size = {sessions_max}
+max_client_conn = 500
+",
+        users.display()
+    );
+    keeper.write(&file, &settings)?;
+    let mut command = keeper.command("pgbouncer");
+    command.arg(file);
+    Ok(command)
+}

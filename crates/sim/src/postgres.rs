@@ -1,0 +1,473 @@
+//! Owns real PostgreSQL servers: started, stopped, killed, promoted and queried for tests. Durability
+//! stays as a user would have it (`fsync` and `synchronous_commit` on), or the tests would prove
+//! nothing.
+//!
+//! A server costs about two seconds to make, a database some hundredths: tests share
+//! [`Postgres::shared`] and take a database each. Only a test that kills or pauses the server starts
+//! its own.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tokio::sync::{Mutex, OnceCell};
+use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
+
+use crate::keeper::{self, Keeper};
+use crate::{launch, tls};
+
+/// A running (or stopped) PostgreSQL server. Dropped, it and all its data are gone.
+pub struct Postgres {
+    // Before the keeper, so that a dropped server is reaped by whoever reaps ours.
+    postmaster: Mutex<Option<Child>>,
+    keeper: Keeper,
+    binaries: PathBuf,
+    port: u16,
+    databases: AtomicU32,
+}
+
+/// How a server is asked to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Open transactions are rolled back, then an orderly shutdown.
+    Fast,
+    /// All processes leave at once; the next start recovers, as after a crash.
+    Immediate,
+}
+
+/// What a client needs to trust a server started by [`Postgres::with_tls`].
+#[derive(Clone, Debug)]
+pub struct Tls {
+    /// The authority's certificate, as a PEM file: `sslrootcert`.
+    pub authority_file: PathBuf,
+    /// A role that the server admits over TLS only.
+    pub role: &'static str,
+}
+
+impl Postgres {
+    /// The one server of this test process; take a database of your own on it, and never stop it.
+    ///
+    /// # Panics
+    /// When no server can be started; the message says why.
+    pub async fn shared() -> &'static Postgres {
+        static SHARED: OnceCell<Postgres> = OnceCell::const_new();
+        SHARED.get_or_init(Postgres::start).await
+    }
+
+    /// A server of one's own, to be broken at will.
+    ///
+    /// # Panics
+    /// When it cannot be started; the message says why.
+    pub async fn start() -> Postgres {
+        Postgres::with_settings(&[]).await
+    }
+
+    /// A server of one's own with settings of `postgresql.conf`, which win over ours.
+    ///
+    /// # Panics
+    /// When it cannot be started; the message says why.
+    pub async fn with_settings(settings: &[(&str, &str)]) -> Postgres {
+        match Postgres::initialise(settings).await {
+            Ok(server) => server,
+            Err(error) => panic!("starting PostgreSQL: {error}"),
+        }
+    }
+
+    /// A server of one's own that also speaks TLS, with a certificate for `localhost` and
+    /// `127.0.0.1` from an authority made for it. The role in [`Tls`] is admitted over TLS only.
+    ///
+    /// # Panics
+    /// When it cannot be started; the message says why.
+    pub async fn with_tls() -> (Postgres, Tls) {
+        match Postgres::initialise_with_tls().await {
+            Ok(server) => server,
+            Err(error) => panic!("starting PostgreSQL with TLS: {error}"),
+        }
+    }
+
+    /// A fresh database on this server, empty, its name made unique from `label`; answers its URL.
+    ///
+    /// # Panics
+    /// When the server refuses.
+    pub async fn create_database(&self, label: &str) -> String {
+        self.create_database_from(label, "template0").await
+    }
+
+    /// A fresh database that begins as a copy of another one on this server, to which nobody may be
+    /// connected meanwhile; answers its URL.
+    ///
+    /// # Panics
+    /// When the server refuses.
+    pub async fn create_database_from(&self, label: &str, template: &str) -> String {
+        let number = self.databases.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{label}_{number}");
+        self.execute(&format!("CREATE DATABASE \"{name}\" TEMPLATE \"{template}\"")).await;
+        self.url_for(&name)
+    }
+
+    /// Where clients connect, as the superuser, to the database `postgres`.
+    pub fn url(&self) -> String {
+        self.url_for("postgres")
+    }
+
+    /// Where clients connect, as the superuser, to the database `name`.
+    pub fn url_for(&self, name: &str) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/{name}", self.port)
+    }
+
+    /// The port on 127.0.0.1, the same for the server's whole life.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The folder with the server's programs (`psql`, `pg_dump`).
+    pub fn binaries(&self) -> &Path {
+        &self.binaries
+    }
+
+    /// All that the server has logged so far.
+    pub fn log(&self) -> String {
+        launch::log(&self.keeper)
+    }
+
+    /// Runs statements as the superuser in the database `postgres`, and answers the first column of
+    /// every row.
+    ///
+    /// # Panics
+    /// When the server cannot be reached or refuses.
+    pub async fn execute(&self, sql: &str) -> Vec<Option<String>> {
+        Postgres::execute_at(&self.url(), sql).await
+    }
+
+    /// Runs statements at any URL that needs no TLS, and answers the first column of every row.
+    ///
+    /// # Panics
+    /// When the server cannot be reached or refuses.
+    pub async fn execute_at(url: &str, sql: &str) -> Vec<Option<String>> {
+        match query(url, sql).await {
+            Ok(rows) => rows,
+            Err(error) => panic!("{sql}: {}", keeper::whole(&error)),
+        }
+    }
+
+    /// The postmaster's process id, while it runs.
+    pub async fn pid(&self) -> Option<u32> {
+        self.postmaster.lock().await.as_ref().map(Child::id)
+    }
+
+    /// Stops the server and waits until it is down. One that is down already stays down.
+    ///
+    /// # Panics
+    /// When it does not stop in time.
+    pub async fn stop(&self, mode: Mode) {
+        let signal = match mode {
+            Mode::Fast => Signal::INT,
+            Mode::Immediate => Signal::QUIT,
+        };
+        let Some(mut postmaster) = self.postmaster.lock().await.take() else { return };
+        keeper::signal(postmaster.id(), signal);
+        if let Err(error) = keeper::ended("PostgreSQL to stop", &mut postmaster).await {
+            panic!("stopping PostgreSQL: {error}");
+        }
+    }
+
+    /// SIGKILL for the postmaster, as the kernel does when memory is short; returns when its orphans
+    /// have left too, so that [`Postgres::start_again`] finds nobody in the house.
+    ///
+    /// # Panics
+    /// When the processes do not end in time.
+    pub async fn kill_postmaster(&self) {
+        let Some(mut postmaster) = self.postmaster.lock().await.take() else { return };
+        // Stopped first, or it could start one more while its children are counted.
+        keeper::signal(postmaster.id(), Signal::STOP);
+        let orphans = keeper::children(postmaster.id());
+        keeper::signal(postmaster.id(), Signal::KILL);
+        if let Err(error) = keeper::ended("the postmaster's end", &mut postmaster).await {
+            panic!("killing the postmaster: {error}");
+        }
+        // They notice by themselves; one that is stopped or busy does not, and is helped.
+        let helped = Instant::now() + ORPHANS_LEAVE;
+        let gone = keeper::wait_for("orphans to leave", || {
+            let living = orphans.iter().filter(|pid| keeper::lives(**pid)).collect::<Vec<_>>();
+            if Instant::now() > helped {
+                living.iter().for_each(|pid| keeper::signal(**pid, Signal::KILL));
+            }
+            Ok(living.is_empty().then_some(()))
+        });
+        if let Err(error) = gone.await {
+            panic!("killing the postmaster: {error}");
+        }
+    }
+
+    /// Waits until the server answers a query, as it does not while it recovers from a crash of one
+    /// of its backends.
+    ///
+    /// # Panics
+    /// When it does not in time.
+    pub async fn answers(&self) {
+        let deadline = Instant::now() + keeper::PATIENCE;
+        while let Err(error) = query(&self.url(), "SELECT 1").await {
+            assert!(Instant::now() < deadline, "no answer: {}", keeper::whole(&error));
+            tokio::time::sleep(keeper::POLL).await;
+        }
+    }
+
+    /// Starts a stopped or killed server on its own port and data.
+    ///
+    /// # Panics
+    /// When it does not come up; the message has the end of its log.
+    pub async fn start_again(&self) {
+        let mut postmaster = self.postmaster.lock().await;
+        assert!(postmaster.is_none(), "the server runs already");
+        let command = self::postmaster(&self.keeper, &self.binaries, self.port);
+        match launch::again(&self.keeper, command, |pid, _| ready(&self.keeper, pid)).await {
+            Ok(child) => *postmaster = Some(child),
+            Err(error) => panic!("starting PostgreSQL again: {error}"),
+        }
+    }
+
+    /// Ends every client's session, as an administrator would; answers how many. With
+    /// a database, only the sessions there, which is what the shared server can bear.
+    ///
+    /// # Panics
+    /// When the server cannot be reached.
+    pub async fn kill_backends(&self, database: Option<&str>) -> usize {
+        let there = database.map_or(String::new(), |name| format!("AND datname = '{name}'"));
+        let ended = self
+            .execute(&format!(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                 WHERE backend_type = 'client backend' AND application_name <> '{OURS}' {there}"
+            ))
+            .await;
+        ended.len()
+    }
+
+    /// SIGKILL for one client's backend: PostgreSQL takes the shared memory for spoiled, ends all
+    /// sessions and recovers. Answers whether there was one to kill.
+    ///
+    /// # Panics
+    /// When the server cannot be reached.
+    pub async fn crash_backend(&self) -> bool {
+        let pids = self
+            .execute(&format!(
+                "SELECT pid FROM pg_stat_activity
+                 WHERE backend_type = 'client backend' AND application_name <> '{OURS}' LIMIT 1"
+            ))
+            .await;
+        let victim = pids.into_iter().flatten().find_map(|pid| pid.parse().ok());
+        if let Some(pid) = victim {
+            keeper::signal(pid, Signal::KILL);
+        }
+        victim.is_some()
+    }
+
+    /// A second server that follows this one, and that every commit here waits for from now on.
+    ///
+    /// # Panics
+    /// When it cannot be made or does not catch up.
+    pub async fn standby(&self) -> Postgres {
+        match self.follow().await {
+            Ok(standby) => standby,
+            Err(error) => panic!("starting a standby: {error}"),
+        }
+    }
+
+    /// Makes a standby the primary. Whoever was it should be dead or cut off by now.
+    ///
+    /// # Panics
+    /// When it is no standby, or does not finish.
+    pub async fn promote(&self) {
+        let promoted = self.execute("SELECT pg_promote(true, 60)").await;
+        assert_eq!(promoted, [Some("t".to_owned())], "the standby was not promoted");
+    }
+
+    async fn initialise(settings: &[(&str, &str)]) -> io::Result<Postgres> {
+        let (keeper, binaries) = Postgres::cluster().await?;
+        configure(&keeper, settings)?;
+        Postgres::open(keeper, binaries).await
+    }
+
+    async fn initialise_with_tls() -> io::Result<(Postgres, Tls)> {
+        let (keeper, binaries) = Postgres::cluster().await?;
+        let issued = tls::issue()?;
+        let authority_file = keeper.folder().join("authority.pem");
+        let certificate = keeper.folder().join("server.pem");
+        let key = keeper.folder().join("server.key");
+        keeper.write(&authority_file, &issued.authority)?;
+        keeper.write(&certificate, &issued.certificate)?;
+        keeper.write(&key, &issued.key)?;
+        let certificate = certificate.display().to_string();
+        let key = key.display().to_string();
+        configure(
+            &keeper,
+            &[("ssl", "on"), ("ssl_cert_file", &certificate), ("ssl_key_file", &key)],
+        )?;
+        let doors = data(&keeper).join("pg_hba.conf");
+        let refused = format!("hostnossl all {TLS_ROLE} 127.0.0.1/32 reject\n");
+        keeper.write(&doors, &format!("{refused}{}", fs::read_to_string(&doors)?))?;
+
+        let server = Postgres::open(keeper, binaries).await?;
+        query(&server.url(), &format!("CREATE ROLE {TLS_ROLE} SUPERUSER LOGIN"))
+            .await
+            .map_err(io::Error::other)?;
+        Ok((server, Tls { authority_file, role: TLS_ROLE }))
+    }
+
+    /// A folder with an empty cluster in it.
+    async fn cluster() -> io::Result<(Keeper, PathBuf)> {
+        let binaries = binaries()?;
+        let keeper = Keeper::new("postgres", "QUIT")?;
+        let mut initdb = keeper.command(binaries.join("initdb"));
+        initdb.args(["--no-sync", "--no-instructions", "-A", "trust", "-U", "postgres"]);
+        initdb.args(["-E", "UTF8", "--locale", "C", "-D"]).arg(data(&keeper));
+        keeper.run(initdb).await?;
+        Ok((keeper, binaries))
+    }
+
+    /// Starts what a folder holds, on a port that nobody else has.
+    async fn open(keeper: Keeper, binaries: PathBuf) -> io::Result<Postgres> {
+        let launched = launch::on_a_free_port(
+            &keeper,
+            |port| Ok(postmaster(&keeper, &binaries, port)),
+            |pid, _| ready(&keeper, pid),
+        )
+        .await?;
+        let postmaster = Mutex::new(Some(launched.child));
+        let databases = AtomicU32::new(1);
+        Ok(Postgres { postmaster, keeper, binaries, port: launched.port, databases })
+    }
+
+    async fn follow(&self) -> io::Result<Postgres> {
+        let keeper = Keeper::new("standby", "QUIT")?;
+        let name = format!("standby_{}", self.databases.fetch_add(1, Ordering::Relaxed));
+        let primary = format!("host=127.0.0.1 port={} user=postgres", self.port);
+        let mut copy = keeper.command(self.binaries.join("pg_basebackup"));
+        copy.args(["--no-sync", "--checkpoint=fast", "--wal-method=stream", "-d", &primary, "-D"]);
+        copy.arg(data(&keeper));
+        keeper.run(copy).await?;
+
+        let conninfo = format!("{primary} application_name={name}");
+        configure(&keeper, &[("primary_conninfo", &conninfo)])?;
+        keeper.write(&data(&keeper).join("standby.signal"), "")?;
+        let standby = Postgres::open(keeper, self.binaries.clone()).await?;
+
+        query(&self.url(), &format!("ALTER SYSTEM SET synchronous_standby_names = '{name}'"))
+            .await
+            .map_err(io::Error::other)?;
+        query(&self.url(), "SELECT pg_reload_conf()").await.map_err(io::Error::other)?;
+        let deadline = Instant::now() + keeper::PATIENCE;
+        let in_step = format!(
+            "SELECT 1 FROM pg_stat_replication
+             WHERE application_name = '{name}' AND sync_state = 'sync'"
+        );
+        while query(&self.url(), &in_step).await.map_err(io::Error::other)?.is_empty() {
+            if Instant::now() > deadline {
+                return Err(io::Error::other(format!("it does not keep up: {}", standby.log())));
+            }
+            tokio::time::sleep(keeper::POLL).await;
+        }
+        Ok(standby)
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        // At once, rather than when the watchdog has looked around.
+        if let Some(mut postmaster) = self.postmaster.get_mut().take() {
+            keeper::signal(postmaster.id(), Signal::CONT);
+            keeper::signal(postmaster.id(), Signal::QUIT);
+            let _ = keeper::reap(&mut postmaster);
+        }
+    }
+}
+
+/// The role that [`Postgres::with_tls`] admits over TLS only.
+const TLS_ROLE: &str = "tls_only";
+
+/// Tells the sessions of this file, which may still be on their way out, from the tests' own.
+const OURS: &str = "hapax-sim";
+
+/// How long backends have to notice that their postmaster died.
+const ORPHANS_LEAVE: Duration = Duration::from_secs(2);
+
+/// Ours, before those of the test, of which the last one counts.
+const SETTINGS: &[(&str, &str)] = &[
+    ("listen_addresses", "127.0.0.1"),
+    // A socket's path may not exceed 107 bytes, and a temporary folder's may.
+    ("unix_socket_directories", ""),
+    ("max_connections", "200"),
+    ("shared_buffers", "64MB"),
+    ("max_prepared_transactions", "10"),
+];
+
+/// The postmaster says in its pid file when it takes connections.
+fn ready(keeper: &Keeper, pid: u32) -> bool {
+    let file = fs::read_to_string(data(keeper).join("postmaster.pid")).unwrap_or_default();
+    let mut lines = file.lines().map(str::trim);
+    // The file of one that was killed is still there when the next one starts.
+    let ours = lines.next() == Some(pid.to_string().as_str());
+    ours && matches!(lines.nth(6), Some("ready" | "standby"))
+}
+
+fn postmaster(keeper: &Keeper, binaries: &Path, port: u16) -> Command {
+    let mut command = keeper.command(binaries.join("postgres"));
+    command.arg("-D").arg(data(keeper)).arg("-p").arg(port.to_string());
+    command
+}
+
+/// Appends settings; in this file the last word on a name counts.
+fn configure(keeper: &Keeper, settings: &[(&str, &str)]) -> io::Result<()> {
+    let file = data(keeper).join("postgresql.conf");
+    let mut content = fs::read_to_string(&file)?;
+    for (name, value) in SETTINGS.iter().chain(settings) {
+        content.push_str(&format!("{name} = '{}'\n", value.replace('\'', "''")));
+    }
+    keeper.write(&file, &content)
+}
+
+/// `HAPAX_TEST_POSTGRES_BIN`, or the newest that Debian installed, or the one on the path.
+fn binaries() -> io::Result<PathBuf> {
+    if let Some(named) = std::env::var_os("HAPAX_TEST_POSTGRES_BIN") {
+        return Ok(PathBuf::from(named));
+    }
+    let debian = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let newest = debian
+        .filter_map(|version| version.file_name().to_str()?.parse::<u32>().ok())
+        .map(|version| (version, PathBuf::from(format!("/usr/lib/postgresql/{version}/bin"))))
+        .filter(|(_, folder)| folder.join("initdb").exists())
+        .max();
+    if let Some((_, folder)) = newest {
+        return Ok(folder);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).find(|folder| folder.join("initdb").exists()).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::NotFound, "no initdb here; scripts/test installs PostgreSQL")
+    })
+}
+
+fn data(keeper: &Keeper) -> PathBuf {
+    keeper.folder().join("data")
+}
+
+/// One connection for one text of statements: a test's runtime ends before the shared server does,
+/// so nothing may be kept open between calls.
+async fn query(url: &str, sql: &str) -> Result<Vec<Option<String>>, tokio_postgres::Error> {
+    let mut config: Config = url.parse()?;
+    config.application_name(OURS);
+    let (client, connection) = config.connect(NoTls).await?;
+    let driven = async {
+        let answer = client.simple_query(sql).await;
+        drop(client);
+        answer
+    };
+    let (answer, _) = tokio::join!(driven, connection);
+    let rows = answer?.into_iter().filter_map(|message| match message {
+        SimpleQueryMessage::Row(row) => Some(row.get(0).map(str::to_owned)),
+        _ => None,
+    });
+    Ok(rows.collect())
+}

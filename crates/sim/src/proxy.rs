@@ -1,0 +1,428 @@
+//! Owns a network that fails on demand: a TCP proxy in front of an engine that delays, holds and
+//! cuts connections, also at the one moment that matters, between a statement and its answer. It
+//! knows no protocol: a moment is named by bytes that pass.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
+
+/// How every answer of PostgreSQL to a statement (or to a whole pipeline up to its Sync) ends: until
+/// then nothing says that it was committed.
+pub const READY_FOR_QUERY: &[u8] = b"Z\x00\x00\x00\x05";
+
+/// A proxy on a port of its own. Dropped, its connections are cut.
+pub struct Proxy {
+    address: SocketAddr,
+    upstream: SocketAddr,
+    network: Arc<Network>,
+    accepting: JoinHandle<()>,
+}
+
+/// What happens to all connections, until something else is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Traffic {
+    /// Everything passes.
+    Forward,
+    /// Everything passes, this much later in each direction.
+    Delay(Duration),
+    /// Nothing passes and nobody is told, as when packets are lost. What was held passes when
+    /// traffic flows again.
+    Hold,
+    /// What is open stays and passes; who connects is reset.
+    Refuse,
+}
+
+/// A moment at which one connection is cut, once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trap {
+    /// The client sends these bytes: they do not arrive, and the connection is reset.
+    Request(Vec<u8>),
+    /// The client sends `request`: it arrives, the answer is swallowed until it has contained
+    /// `answer` (at once, when empty), and the connection is reset. For PostgreSQL `answer` is
+    /// [`READY_FOR_QUERY`], and `request` must be what the execution itself carries: `COMMIT`, or a
+    /// parameter's value, since the text of a prepared statement travels ahead of it.
+    Answer {
+        /// What the client sends.
+        request: Vec<u8>,
+        /// What the server must have said before the cut.
+        answer: Vec<u8>,
+    },
+    /// The server has sent this many bytes, counted for each connection since the trap was set: the
+    /// client gets exactly those, then the end.
+    AfterBytes(usize),
+}
+
+impl Proxy {
+    /// In front of an engine on this port of 127.0.0.1.
+    ///
+    /// # Panics
+    /// When no port can be had.
+    pub async fn to_port(port: u16) -> Proxy {
+        match Proxy::open(SocketAddr::from(([127, 0, 0, 1], port))).await {
+            Ok(proxy) => proxy,
+            Err(error) => panic!("starting a proxy: {error}"),
+        }
+    }
+
+    /// The port of 127.0.0.1 to connect to.
+    pub fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    /// The engine's URL, but through this proxy.
+    pub fn through(&self, url: &str) -> String {
+        url.replace(&format!("127.0.0.1:{}", self.upstream.port()), &self.address.to_string())
+    }
+
+    /// From now on, for connections old and new.
+    pub fn set(&self, traffic: Traffic) {
+        self.network.traffic.send_replace(traffic);
+    }
+
+    /// Resets every open connection now; answers how many there were.
+    pub fn cut(&self) -> usize {
+        let open = self.network.open.load(Ordering::SeqCst);
+        self.network.cut.send_modify(|round| *round += 1);
+        open
+    }
+
+    /// How many connections are open.
+    pub fn open_connections(&self) -> usize {
+        self.network.open.load(Ordering::SeqCst)
+    }
+
+    /// Sets a trap for the first connection that comes to its moment; a trap set before and not yet
+    /// sprung is taken away.
+    pub fn arm(&self, trap: Trap) {
+        let mut armed = self.network.armed();
+        armed.number += 1;
+        armed.trap = Some(trap);
+    }
+
+    /// How often a trap has cut a connection: a fault that never happened proves nothing.
+    pub fn sprung(&self) -> usize {
+        *self.network.sprung.borrow()
+    }
+
+    /// Waits until traps have cut connections this often in all.
+    pub async fn wait_sprung(&self, times: usize) {
+        let mut sprung = self.network.sprung.subscribe();
+        // The sender is ours, so the wait cannot end otherwise.
+        let _ = sprung.wait_for(|count| *count >= times).await;
+    }
+
+    async fn open(upstream: SocketAddr) -> io::Result<Proxy> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let network = Arc::new(Network {
+            traffic: watch::Sender::new(Traffic::Forward),
+            cut: watch::Sender::new(0),
+            sprung: watch::Sender::new(0),
+            open: AtomicUsize::new(0),
+            armed: Mutex::default(),
+        });
+        let accepting = tokio::spawn(accept(listener, upstream, Arc::clone(&network)));
+        Ok(Proxy { address, upstream, network, accepting })
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+/// How much is read at once, and how many such pieces a delayed direction may hold back: more than
+/// any test sends, less than hurts.
+const PIECE_BYTES: usize = 16 * 1024;
+const PIECES_MAX: usize = 256;
+
+struct Network {
+    traffic: watch::Sender<Traffic>,
+    cut: watch::Sender<u64>,
+    sprung: watch::Sender<usize>,
+    open: AtomicUsize,
+    armed: Mutex<Armed>,
+}
+
+/// The number tells connections a new trap from the one that they were counting for.
+#[derive(Default)]
+struct Armed {
+    number: u64,
+    trap: Option<Trap>,
+}
+
+/// How a connection ends before both sides have said all they had to say.
+enum Cut {
+    /// What was passed on arrives, then the end.
+    Close,
+    /// At once; what is on its way may be lost.
+    Reset,
+}
+
+/// What becomes of a piece that was read.
+enum Fate {
+    Pass,
+    Swallow,
+    /// This much of it passes, and nothing after it.
+    Last(usize),
+    Reset,
+}
+
+impl Network {
+    fn armed(&self) -> MutexGuard<'_, Armed> {
+        lock(&self.armed)
+    }
+
+    fn count_sprung(&self) {
+        self.sprung.send_modify(|count| *count += 1);
+    }
+}
+
+/// Counts a connection for as long as it is carried.
+struct Open<'a>(&'a AtomicUsize);
+
+impl<'a> Open<'a> {
+    fn count(open: &'a AtomicUsize) -> Open<'a> {
+        open.fetch_add(1, Ordering::SeqCst);
+        Open(open)
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+async fn accept(listener: TcpListener, upstream: SocketAddr, network: Arc<Network>) {
+    let mut carried = JoinSet::new();
+    while let Ok((client, _)) = listener.accept().await {
+        while carried.try_join_next().is_some() {}
+        if *network.traffic.borrow() == Traffic::Refuse {
+            let _ = client.set_zero_linger();
+            continue;
+        }
+        let network = Arc::clone(&network);
+        carried.spawn(async move { carry(client, upstream, &network).await });
+    }
+}
+
+async fn carry(mut client: TcpStream, upstream: SocketAddr, network: &Network) {
+    let _open = Open::count(&network.open);
+    let mut cut = network.cut.subscribe();
+    let mut server = None;
+    let carried = async {
+        flowing(network).await;
+        let server = server.insert(TcpStream::connect(upstream).await.map_err(|_| Cut::Reset)?);
+        exchange(&mut client, server, network).await
+    };
+    let carried = tokio::select! {
+        carried = carried => carried,
+        _ = cut.changed() => Err(Cut::Reset),
+    };
+    match carried {
+        Ok(()) | Err(Cut::Close) => {}
+        Err(Cut::Reset) => {
+            for side in [Some(client), server].into_iter().flatten() {
+                let _ = side.set_zero_linger();
+            }
+        }
+    }
+}
+
+async fn exchange(
+    client: &mut TcpStream,
+    server: &mut TcpStream,
+    network: &Network,
+) -> Result<(), Cut> {
+    // Failing that, it is merely slower.
+    let _ = client.set_nodelay(true);
+    let _ = server.set_nodelay(true);
+    let (from_client, to_client) = client.split();
+    let (from_server, to_server) = server.split();
+    let swallowing = Mutex::new(None);
+    let mut requests = Requests { network, swallowing: &swallowing, before: Vec::new() };
+    let mut answers = Answers {
+        network,
+        swallowing: &swallowing,
+        before: Vec::new(),
+        counted_for: 0,
+        counted: 0,
+    };
+    tokio::try_join!(
+        pass(network, from_client, to_server, |piece| requests.judge(piece)),
+        pass(network, from_server, to_client, |piece| answers.judge(piece)),
+    )?;
+    Ok(())
+}
+
+/// One direction of one connection, to its end. Reading goes on while writing waits: a delay must
+/// not turn into a narrow pipe.
+async fn pass(
+    network: &Network,
+    from: ReadHalf<'_>,
+    mut to: WriteHalf<'_>,
+    judge: impl FnMut(&[u8]) -> Fate,
+) -> Result<(), Cut> {
+    let (queue, waiting) = mpsc::channel(PIECES_MAX);
+    let (last, ()) = tokio::try_join!(read(from, queue, judge), write(network, waiting, &mut to))?;
+    match last {
+        Some(cut) => Err(cut),
+        None => {
+            flowing(network).await;
+            to.shutdown().await.map_err(|_| Cut::Reset)
+        }
+    }
+}
+
+type Piece = (Instant, Vec<u8>);
+
+/// Reads to the end, or to the piece that was to be the last.
+async fn read(
+    mut from: ReadHalf<'_>,
+    queue: mpsc::Sender<Piece>,
+    mut judge: impl FnMut(&[u8]) -> Fate,
+) -> Result<Option<Cut>, Cut> {
+    let mut piece = vec![0; PIECE_BYTES];
+    loop {
+        let length = from.read(&mut piece).await.map_err(|_| Cut::Reset)?;
+        if length == 0 {
+            return Ok(None);
+        }
+        let (passes, last) = match judge(&piece[..length]) {
+            Fate::Pass => (length, false),
+            Fate::Swallow => continue,
+            Fate::Last(passes) => (passes, true),
+            Fate::Reset => return Err(Cut::Reset),
+        };
+        let queued = queue.send((Instant::now(), piece[..passes].to_vec())).await;
+        queued.map_err(|_| Cut::Reset)?;
+        if last {
+            return Ok(Some(Cut::Close));
+        }
+    }
+}
+
+async fn write(
+    network: &Network,
+    mut waiting: mpsc::Receiver<Piece>,
+    to: &mut WriteHalf<'_>,
+) -> Result<(), Cut> {
+    while let Some((read_at, piece)) = waiting.recv().await {
+        if let Traffic::Delay(delay) = flowing(network).await {
+            tokio::time::sleep_until(read_at + delay).await;
+        }
+        to.write_all(&piece).await.map_err(|_| Cut::Reset)?;
+    }
+    Ok(())
+}
+
+/// Waits while traffic is held, then says how it flows.
+async fn flowing(network: &Network) -> Traffic {
+    let mut traffic = network.traffic.subscribe();
+    let flows = traffic.wait_for(|traffic| *traffic != Traffic::Hold).await;
+    // The sender is in the network that we borrow, so the wait cannot end otherwise.
+    flows.map_or(Traffic::Forward, |traffic| *traffic)
+}
+
+/// What the server must have said before the connection is cut, once that is decided.
+type Swallowing = Mutex<Option<Vec<u8>>>;
+
+/// What one client sends, watched for the moment of a trap.
+struct Requests<'a> {
+    network: &'a Network,
+    swallowing: &'a Swallowing,
+    before: Vec<u8>,
+}
+
+impl Requests<'_> {
+    fn judge(&mut self, piece: &[u8]) -> Fate {
+        let mut armed = self.network.armed();
+        let sought = match &armed.trap {
+            Some(Trap::Request(request) | Trap::Answer { request, .. }) => request.as_slice(),
+            Some(Trap::AfterBytes(_)) | None => &[],
+        };
+        let found = !sought.is_empty() && contains(&self.before, piece, sought);
+        remember(&mut self.before, piece);
+        if !found {
+            return Fate::Pass;
+        }
+        match armed.trap.take() {
+            Some(Trap::Answer { answer, .. }) => {
+                *lock(self.swallowing) = Some(answer);
+                Fate::Pass
+            }
+            Some(Trap::Request(_) | Trap::AfterBytes(_)) | None => {
+                self.network.count_sprung();
+                Fate::Reset
+            }
+        }
+    }
+}
+
+/// What the server sends to one client, watched likewise.
+struct Answers<'a> {
+    network: &'a Network,
+    swallowing: &'a Swallowing,
+    before: Vec<u8>,
+    counted_for: u64,
+    counted: usize,
+}
+
+impl Answers<'_> {
+    fn judge(&mut self, piece: &[u8]) -> Fate {
+        if let Some(answer) = lock(self.swallowing).as_ref() {
+            let complete = contains(&self.before, piece, answer);
+            remember(&mut self.before, piece);
+            if !complete {
+                return Fate::Swallow;
+            }
+            self.network.count_sprung();
+            return Fate::Reset;
+        }
+        let mut armed = self.network.armed();
+        let Some(Trap::AfterBytes(bytes)) = armed.trap else { return Fate::Pass };
+        if self.counted_for != armed.number {
+            self.counted_for = armed.number;
+            self.counted = 0;
+        }
+        let passes = bytes.saturating_sub(self.counted);
+        self.counted += piece.len();
+        if passes >= piece.len() {
+            return Fate::Pass;
+        }
+        armed.trap = None;
+        self.network.count_sprung();
+        Fate::Last(passes)
+    }
+}
+
+/// The longest sequence of bytes that may name a moment, less one.
+const BEFORE_BYTES_MAX: usize = 1023;
+
+/// Whether `sought` ends in `piece`, having perhaps begun before it.
+fn contains(before: &[u8], piece: &[u8], sought: &[u8]) -> bool {
+    let Some(overlap) = sought.len().checked_sub(1) else { return true };
+    let before = &before[before.len().saturating_sub(overlap)..];
+    let seen = [before, piece].concat();
+    seen.windows(sought.len()).any(|window| window == sought)
+}
+
+fn remember(before: &mut Vec<u8>, piece: &[u8]) {
+    before.extend_from_slice(piece);
+    before.drain(..before.len().saturating_sub(BEFORE_BYTES_MAX));
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

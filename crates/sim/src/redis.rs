@@ -1,0 +1,217 @@
+//! Owns real Redis servers: started, paused, killed, emptied, and asked a command now and then. The
+//! client here speaks just enough of the protocol to plant and read keys; it is not what ships.
+
+use std::io;
+use std::process::{Child, Command};
+
+use rustix::process::Signal;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::sync::Mutex;
+
+use crate::keeper::{self, Keeper};
+use crate::launch;
+
+/// A running (or killed) Redis that saves nothing by itself. Dropped, it is gone.
+pub struct Redis {
+    // Before the keeper, as in `Postgres`.
+    child: Mutex<Option<Child>>,
+    keeper: Keeper,
+    settings: Vec<(String, String)>,
+    port: u16,
+}
+
+/// What Redis answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// No such key.
+    Nothing,
+    /// A number.
+    Integer(i64),
+    /// A status or a value.
+    Text(Vec<u8>),
+    /// Several answers.
+    List(Vec<Reply>),
+    /// A refusal, in its own words.
+    Refused(String),
+}
+
+impl Redis {
+    /// A server of one's own.
+    ///
+    /// # Panics
+    /// When it cannot be started; the message says why.
+    pub async fn start() -> Redis {
+        Redis::with_settings(&[]).await
+    }
+
+    /// A server of one's own with settings of `redis.conf`, as `("maxmemory", "2mb")`.
+    ///
+    /// # Panics
+    /// When it cannot be started; the message says why.
+    pub async fn with_settings(settings: &[(&str, &str)]) -> Redis {
+        match Redis::open(settings).await {
+            Ok(server) => server,
+            Err(error) => panic!("starting Redis: {error}"),
+        }
+    }
+
+    /// Where clients connect.
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    /// The port on 127.0.0.1, the same for the server's whole life.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// All that the server has logged so far.
+    pub fn log(&self) -> String {
+        launch::log(&self.keeper)
+    }
+
+    /// Holds the process (SIGSTOP): connections stay open, nothing is answered.
+    pub async fn pause(&self) {
+        self.signal(Signal::STOP).await;
+    }
+
+    /// Lets a paused process go on (SIGCONT).
+    pub async fn resume(&self) {
+        self.signal(Signal::CONT).await;
+    }
+
+    /// SIGKILL; returns when the process is gone.
+    ///
+    /// # Panics
+    /// When it does not end in time.
+    pub async fn kill(&self) {
+        let Some(mut child) = self.child.lock().await.take() else { return };
+        keeper::signal(child.id(), Signal::KILL);
+        if let Err(error) = keeper::ended("Redis to end", &mut child).await {
+            panic!("killing Redis: {error}");
+        }
+    }
+
+    /// Starts a killed server on its own port: empty, or with what a `SAVE` had left.
+    ///
+    /// # Panics
+    /// When it does not come up; the message has its log.
+    pub async fn start_again(&self) {
+        let mut child = self.child.lock().await;
+        assert!(child.is_none(), "the server runs already");
+        let command = command(&self.keeper, &self.settings, self.port);
+        match launch::again(&self.keeper, command, ready).await {
+            Ok(started) => *child = Some(started),
+            Err(error) => panic!("starting Redis again: {error}"),
+        }
+    }
+
+    /// Forgets everything.
+    ///
+    /// # Panics
+    /// When the server cannot be reached.
+    pub async fn flush_all(&self) {
+        let reply = self.command(&["FLUSHALL"]).await;
+        assert_eq!(reply, Reply::Text(b"OK".to_vec()));
+    }
+
+    /// One command on a connection of its own; its arguments are any bytes.
+    ///
+    /// # Panics
+    /// When the server cannot be reached. A refusal is an answer.
+    pub async fn command(&self, words: &[impl AsRef<[u8]>]) -> Reply {
+        match ask(self.port, words).await {
+            Ok(reply) => reply,
+            Err(error) => panic!("asking Redis: {error}"),
+        }
+    }
+
+    async fn open(settings: &[(&str, &str)]) -> io::Result<Redis> {
+        let keeper = Keeper::new("redis", "TERM")?;
+        let settings: Vec<_> = settings
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
+        let launched =
+            launch::on_a_free_port(&keeper, |port| Ok(command(&keeper, &settings, port)), ready)
+                .await?;
+        let child = Mutex::new(Some(launched.child));
+        Ok(Redis { child, keeper, settings, port: launched.port })
+    }
+
+    async fn signal(&self, signal: Signal) {
+        if let Some(child) = self.child.lock().await.as_ref() {
+            keeper::signal(child.id(), signal);
+        }
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.get_mut().take() {
+            // Nothing of it is kept, and one that is paused hears nothing gentler.
+            keeper::signal(child.id(), Signal::KILL);
+            let _ = child.wait();
+        }
+    }
+}
+
+fn command(keeper: &Keeper, settings: &[(String, String)], port: u16) -> Command {
+    let mut command = keeper.command("redis-server");
+    command.args(["--bind", "127.0.0.1", "--port", &port.to_string()]);
+    command.args(["--save", "", "--appendonly", "no", "--dir"]).arg(keeper.folder());
+    for (name, value) in settings {
+        command.arg(format!("--{name}")).arg(value);
+    }
+    command
+}
+
+fn ready(_: u32, said: &str) -> bool {
+    said.contains("Ready to accept connections")
+}
+
+async fn ask(port: u16, words: &[impl AsRef<[u8]>]) -> io::Result<Reply> {
+    let mut stream = BufReader::new(TcpStream::connect(("127.0.0.1", port)).await?);
+    let mut request = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        let word = word.as_ref();
+        request.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+        request.extend_from_slice(word);
+        request.extend_from_slice(b"\r\n");
+    }
+    stream.write_all(&request).await?;
+    read(&mut stream).await
+}
+
+async fn read(stream: &mut BufReader<TcpStream>) -> io::Result<Reply> {
+    let mut line = String::new();
+    stream.read_line(&mut line).await?;
+    let line = line.trim_end();
+    let (kind, rest) = line.split_at_checked(1).ok_or(io::ErrorKind::UnexpectedEof)?;
+    match kind {
+        "+" => Ok(Reply::Text(rest.as_bytes().to_vec())),
+        "-" => Ok(Reply::Refused(rest.to_owned())),
+        ":" => Ok(Reply::Integer(number(rest)?)),
+        "$" => {
+            let Ok(length) = usize::try_from(number(rest)?) else { return Ok(Reply::Nothing) };
+            let mut value = vec![0; length + 2];
+            stream.read_exact(&mut value).await?;
+            value.truncate(length);
+            Ok(Reply::Text(value))
+        }
+        "*" => {
+            let Ok(length) = usize::try_from(number(rest)?) else { return Ok(Reply::Nothing) };
+            let mut replies = Vec::new();
+            for _ in 0..length {
+                replies.push(Box::pin(read(stream)).await?);
+            }
+            Ok(Reply::List(replies))
+        }
+        _ => Err(io::Error::other(format!("not an answer of Redis: {line}"))),
+    }
+}
+
+fn number(digits: &str) -> io::Result<i64> {
+    digits.parse().map_err(io::Error::other)
+}

@@ -1,0 +1,114 @@
+//! Real PostgreSQL servers, each started, broken and gone again.
+
+use std::path::Path;
+
+use hapax_sim::{Mode, Postgres};
+
+#[tokio::test]
+async fn the_shared_server_keeps_its_tests_apart() {
+    // Two tests that name their database alike must not meet in it.
+    let server = Postgres::shared().await;
+    let one = server.create_database("ledger").await;
+    let other = server.create_database("ledger").await;
+    Postgres::execute_at(&one, "CREATE TABLE fees (amount int)").await;
+    let seen = "SELECT count(*) FROM pg_tables WHERE tablename = 'fees'";
+    assert_eq!(Postgres::execute_at(&one, seen).await, [Some("1".to_owned())]);
+    assert_eq!(Postgres::execute_at(&other, seen).await, [Some("0".to_owned())]);
+}
+
+#[tokio::test]
+async fn durability_is_what_a_user_would_have() {
+    // A server that only pretends to sync would let every crash test pass.
+    let server = Postgres::shared().await;
+    assert_eq!(server.execute("SHOW fsync").await, [Some("on".to_owned())]);
+    assert_eq!(server.execute("SHOW synchronous_commit").await, [Some("on".to_owned())]);
+    assert_eq!(server.execute("SHOW full_page_writes").await, [Some("on".to_owned())]);
+}
+
+#[tokio::test]
+async fn what_was_committed_survives_every_way_to_die() {
+    // Each way to take the server down, with the same data and port afterwards, and nothing left.
+    let server = Postgres::with_settings(&[("log_statement", "all")]).await;
+    server.execute("CREATE TABLE fees (amount int)").await;
+    let url = server.url();
+
+    server.execute("INSERT INTO fees VALUES (1)").await;
+    server.kill_postmaster().await;
+    assert_eq!(server.pid().await, None);
+    server.start_again().await;
+
+    server.execute("INSERT INTO fees VALUES (2)").await;
+    server.stop(Mode::Immediate).await;
+    server.start_again().await;
+
+    server.execute("INSERT INTO fees VALUES (3)").await;
+    server.stop(Mode::Fast).await;
+    server.start_again().await;
+
+    assert_eq!(server.url(), url);
+    assert_eq!(server.execute("SELECT sum(amount) FROM fees").await, [Some("6".to_owned())]);
+    assert!(server.log().contains("SELECT sum(amount) FROM fees"), "the settings were not taken");
+
+    let folder = server.execute("SHOW data_directory").await.remove(0).expect("a folder");
+    assert!(Path::new(&folder).exists());
+    drop(server);
+    assert!(!Path::new(&folder).exists(), "the folder outlives its server");
+}
+
+#[tokio::test]
+async fn sessions_end_by_request_and_by_crash() {
+    // A client holds a session open; both ways to lose it must reach that client.
+    let server = Postgres::start().await;
+    let held = || async {
+        let (client, connection) =
+            tokio_postgres::connect(&server.url(), tokio_postgres::NoTls).await.expect("connects");
+        let ended = tokio::spawn(connection);
+        client.simple_query("SELECT 1").await.expect("answers");
+        (client, ended)
+    };
+
+    let (client, ended) = held().await;
+    assert_eq!(server.kill_backends(Some("elsewhere")).await, 0);
+    assert_eq!(server.kill_backends(None).await, 1);
+    assert!(ended.await.expect("no panic").is_err());
+    drop(client);
+
+    let (client, ended) = held().await;
+    assert!(server.crash_backend().await);
+    assert!(ended.await.expect("no panic").is_err());
+    drop(client);
+}
+
+#[tokio::test]
+async fn a_promoted_standby_has_every_acknowledged_commit() {
+    // The primary dies right after its answer; what it had answered must be on the other side.
+    let primary = Postgres::start().await;
+    primary.execute("CREATE TABLE fees (amount int)").await;
+    let standby = primary.standby().await;
+    primary.execute("INSERT INTO fees VALUES (7)").await;
+    primary.kill_postmaster().await;
+
+    assert_eq!(standby.execute("SELECT pg_is_in_recovery()").await, [Some("t".to_owned())]);
+    standby.promote().await;
+    assert_eq!(standby.execute("SELECT amount FROM fees").await, [Some("7".to_owned())]);
+    standby.execute("INSERT INTO fees VALUES (8)").await;
+}
+
+#[tokio::test]
+async fn a_server_with_tls_proves_who_it_is_and_refuses_plain_talk() {
+    // A client of another make judges: with the authority it gets in, without TLS it does not.
+    let (server, tls) = Postgres::with_tls().await;
+    let psql = |sslmode: &str| {
+        let url = format!("postgres://{}@127.0.0.1:{}/postgres", tls.role, server.port());
+        std::process::Command::new(server.binaries().join("psql"))
+            .args(["-Atc", "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()", &url])
+            .env("PGSSLMODE", sslmode)
+            .env("PGSSLROOTCERT", &tls.authority_file)
+            .output()
+            .expect("psql runs")
+    };
+    let proven = psql("verify-full");
+    assert!(proven.status.success(), "{}", String::from_utf8_lossy(&proven.stderr));
+    assert_eq!(proven.stdout, b"t\n");
+    assert!(!psql("disable").status.success(), "let in without TLS");
+}
