@@ -289,6 +289,12 @@ pub trait Work: Send + Sync + 'static {
     /// all of it back, and each job then runs alone under the same claim.
     fn run_sql(&self, ask: SqlAsk) -> impl Future<Output = Result<SqlRan, StoreError>> + Send;
 
+    /// Runs the statements of a job that was claimed before, with "done" and the order's mark in
+    /// the same transaction, if the fence still holds. What they do wrong is recorded as a failed
+    /// attempt. A job that is done under this fence is `Done` and runs nothing: the answer to the
+    /// first call may have been lost.
+    fn run_claimed(&self, run: SqlRun) -> impl Future<Output = Result<Ran, StoreError>> + Send;
+
     /// When the next job of this handler is due, as far as the store knows: a hint for sleeping.
     fn next_due(
         &self,
@@ -387,6 +393,9 @@ pub struct Claim {
     pub idempotency_key: String,
     /// When the lease ends.
     pub leased_until: Timestamp,
+    /// Whether an attempt of it was lost before: it came by itself, and should it end the process
+    /// again, nothing else should be at work there.
+    pub alone: bool,
     /// The event.
     pub event: ClaimedEvent,
 }
@@ -471,7 +480,7 @@ pub struct SqlAsk {
 }
 
 /// What came of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SqlRan {
     /// Jobs whose effects are committed.
     pub done: usize,
@@ -479,13 +488,43 @@ pub struct SqlRan {
     pub guarded: usize,
     /// Jobs that failed.
     pub failed: usize,
+    /// The events of all of these: whoever waits for one of them should look.
+    pub events: Vec<EventId>,
 }
 
 impl SqlRan {
     /// Whether there was nothing to do.
-    pub fn is_idle(self) -> bool {
-        self == Self::default()
+    pub fn is_idle(&self) -> bool {
+        *self == Self::default()
     }
+}
+
+/// A claimed job of an `sql` handler, to be run by itself.
+#[derive(Debug, Clone)]
+pub struct SqlRun {
+    /// The job.
+    pub job: JobId,
+    /// The fence of its claim.
+    pub fence: Fence,
+    /// The statements.
+    pub program: Arc<crate::handler::SqlProgram>,
+    /// How long they may take.
+    pub timeout: Duration,
+    /// The object as it is now, for `:current`.
+    pub current: Option<Arc<str>>,
+}
+
+/// What came of one claimed job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ran {
+    /// Its effects are committed.
+    Done,
+    /// The order guard set it aside: newer news was applied meanwhile, or a number is missing.
+    Guarded,
+    /// It failed, and that is recorded: why.
+    Failed(String),
+    /// The fence did not hold: nothing was changed.
+    Lost,
 }
 
 /// What to run again.

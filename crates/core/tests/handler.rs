@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::SourceName;
 use hapax_core::handler::{
-    Dialect, EventView, Gaps, Handler, HandlerKind, Order, SqlProgram, Types,
+    Dialect, EventView, Gaps, Handler, HandlerKind, Order, RefetchUrl, SqlProgram, Types,
 };
 use hapax_core::job::{HandlerName, Policy};
 use hapax_core::order::{OrderPolicy, Place, Position};
-use hapax_core::store::NewJob;
+use hapax_core::store::{ClaimedEvent, EventId, NewJob};
+use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 
 fn handler(types: &[&str], order: Option<(&str, &str)>) -> Handler {
     let program = SqlProgram::parse("SELECT :id", Dialect::Sqlite).unwrap();
@@ -20,6 +20,7 @@ fn handler(types: &[&str], order: Option<(&str, &str)>) -> Handler {
         policy: Policy { retry: vec![Duration::ZERO], lease: Duration::from_secs(30) },
         timeout: Duration::from_secs(10),
         concurrency: 16,
+        refetch: None,
         order: order.map(|(resource, by)| {
             Order::build(resource, by, OrderPolicy::Latest, Gaps::default()).unwrap()
         }),
@@ -187,4 +188,45 @@ fn the_store_learns_what_it_needs_of_a_handler() {
     assert_eq!((spec.order, spec.pulled), (Some(OrderPolicy::Latest), false));
     handler.kind = HandlerKind::Pull;
     assert!(handler.spec(&SourceName::new("stripe")).pulled);
+}
+
+#[test]
+fn a_value_from_an_event_stays_one_segment_of_the_path_it_was_given() {
+    // A sender that may name any resource tries to reach another path, host or query of the API.
+    let of = |resource: Option<&str>| ClaimedEvent {
+        id: EventId(uuid::Uuid::nil()),
+        key: EventKey {
+            tenant: Tenant::new("acme"),
+            source: SourceName::new("shop"),
+            event_id: "evt_1".into(),
+        },
+        event_type: None,
+        occurred_at: None,
+        received_at: Timestamp::UNIX_EPOCH,
+        resource: resource.map(str::to_owned),
+        headers: String::new(),
+        body: bytes::Bytes::new(),
+    };
+    let check = |url: &str, resource: Option<&str>, expected: Result<&str, &str>| {
+        let found = RefetchUrl::parse(url).unwrap().of(&of(resource)).map(|url| url.to_string());
+        assert_eq!(found, expected.map(str::to_owned).map_err(str::to_owned), "{url}");
+    };
+    let url = "https://api.example.com/v1/{resource}/x?of={tenant}";
+    check(url, Some("po_1"), Ok("https://api.example.com/v1/po_1/x?of=acme"));
+    check(url, Some("a/b"), Ok("https://api.example.com/v1/a%2Fb/x?of=acme"));
+    check(url, Some("..admin"), Ok("https://api.example.com/v1/..admin/x?of=acme"));
+    // Some servers decode a path before they take the dots out of it.
+    check(url, Some("../../admin"), Err("a part of its resource is only dots"));
+    check(url, Some("a\\..\\b"), Err("a part of its resource is only dots"));
+    check(
+        url,
+        Some("a?b#c&d=%2F é"),
+        Ok("https://api.example.com/v1/a%3Fb%23c%26d%3D%252F%20%C3%A9/x?of=acme"),
+    );
+    check(url, Some("@evil.example"), Ok("https://api.example.com/v1/%40evil.example/x?of=acme"));
+    check(url, Some(".."), Err("a part of its resource is only dots"));
+    check(url, Some("."), Err("a part of its resource is only dots"));
+    check(url, None, Err("the event has no resource"));
+    check("http://a/{event_type}", Some("x"), Err("the event has no event_type"));
+    check("http://a/{event_id}.json", None, Ok("http://a/evt_1.json"));
 }

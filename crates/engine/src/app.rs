@@ -19,6 +19,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
 use http_body_util::Full;
 use serde::Deserialize;
 
+use crate::current;
 use crate::kept::is_hop_by_hop;
 use crate::limits::{ANSWER_BYTES_MAX, ERROR_CHARS_MAX, RETRY_AFTER_MAX};
 use crate::outbound::{Heard, Outbound, OutboundError};
@@ -44,9 +45,14 @@ impl App {
         Self { target: target.clone(), timeout: handler.timeout, sources, outbound }
     }
 
-    /// One attempt.
-    pub(crate) async fn call(&self, claim: &Claim, now: Timestamp) -> Outcome {
-        let request = match self.request(claim, now) {
+    /// One attempt. `current` is the object as it is now, where it was fetched.
+    pub(crate) async fn call(
+        &self,
+        claim: &Claim,
+        current: Option<&str>,
+        now: Timestamp,
+    ) -> Outcome {
+        let request = match self.request(claim, current, now) {
             Ok(request) => request,
             Err(error) => return failed(error, Retry::Schedule),
         };
@@ -55,18 +61,16 @@ impl App {
         failpoint!("http.after_answer");
         match answer {
             Ok(heard) => understood(&heard, now),
-            Err(error @ OutboundError::Unsent) => {
-                failed(error.to_string(), Retry::In(UNSENT_AGAIN_IN))
-            }
-            Err(
-                error @ (OutboundError::TimedOut(_)
-                | OutboundError::Connect(_)
-                | OutboundError::Broken(_)),
-            ) => failed(error.to_string(), Retry::Schedule),
+            Err(error) => failed(error.to_string(), when_unanswered(&error)),
         }
     }
 
-    fn request(&self, claim: &Claim, now: Timestamp) -> Result<Request<Full<Bytes>>, String> {
+    fn request(
+        &self,
+        claim: &Claim,
+        current: Option<&str>,
+        now: Timestamp,
+    ) -> Result<Request<Full<Bytes>>, String> {
         let event = &claim.event;
         let draft = Arrival {
             method: Method::POST,
@@ -86,6 +90,9 @@ impl App {
         set("hapax-fence", claim.fence.0.to_string())?;
         set("hapax-attempt", claim.attempt.to_string())?;
         set("idempotency-key", claim.idempotency_key.clone())?;
+        if let Some(current) = current {
+            set("hapax-current", current::in_a_header(current)?)?;
+        }
         let mut request = Request::new(Full::new(signed.body));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = signed.url.parse().map_err(|_| "the signed URL is no URL")?;
@@ -195,7 +202,10 @@ fn sender_headers(lines: &str) -> HeaderMap {
 /// unpack, for one, is not what we can.
 fn is_the_senders_own(name: &HeaderName) -> bool {
     let of_its_request = ["accept-encoding", "content-length", "expect", "host", "http2-settings"];
-    is_hop_by_hop(name.as_str()) || of_its_request.contains(&name.as_str())
+    // And no sender speaks for us: an app would take its `hapax-current` for what we fetched.
+    is_hop_by_hop(name.as_str())
+        || of_its_request.contains(&name.as_str())
+        || name.as_str().starts_with("hapax-")
 }
 
 /// What an answer may hold; any other answer says nothing.
@@ -212,18 +222,36 @@ fn understood(heard: &Heard, now: Timestamp) -> Outcome {
     if status.is_success() {
         return done(heard);
     }
-    let error = match status.is_redirection() {
+    failed(said_no(status), when_again(heard, now))
+}
+
+/// What a status that is no success says.
+pub(crate) fn said_no(status: StatusCode) -> String {
+    match status.is_redirection() {
         true => format!("HTTP {}: redirects are not followed", status.as_u16()),
         false => format!("HTTP {}", status.as_u16()),
-    };
+    }
+}
+
+/// By the schedule, or later where the far side asks for time.
+pub(crate) fn when_again(heard: &Heard, now: Timestamp) -> Retry {
     let asks_for_time =
-        matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+        matches!(heard.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
     let wait = heard.headers.get(RETRY_AFTER).filter(|_| asks_for_time);
-    let retry = match wait.and_then(|value| retry_after(value, now)) {
+    match wait.and_then(|value| retry_after(value, now)) {
         Some(wait) => Retry::NotBefore(wait),
         None => Retry::Schedule,
-    };
-    failed(error, retry)
+    }
+}
+
+/// When to try again after there was no answer at all.
+pub(crate) fn when_unanswered(error: &OutboundError) -> Retry {
+    match error {
+        OutboundError::Unsent => Retry::In(UNSENT_AGAIN_IN),
+        OutboundError::TimedOut(_) | OutboundError::Connect(_) | OutboundError::Broken(_) => {
+            Retry::Schedule
+        }
+    }
 }
 
 fn done(heard: &Heard) -> Outcome {
@@ -270,7 +298,8 @@ fn retry_after(value: &HeaderValue, now: Timestamp) -> Option<Duration> {
     Some(wait.min(RETRY_AFTER_MAX))
 }
 
-fn failed(error: impl Into<String>, retry: Retry) -> Outcome {
+/// A failed attempt, told shortly.
+pub(crate) fn failed(error: impl Into<String>, retry: Retry) -> Outcome {
     let error: String = error.into();
     Outcome::Failed { error: error.chars().take(ERROR_CHARS_MAX).collect(), retry }
 }

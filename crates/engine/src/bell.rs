@@ -33,9 +33,15 @@ impl Bell {
         }
     }
 
-    /// Something happened to several, and it is not known to which.
-    pub(crate) fn ring_all(&self) {
-        self.waiters().values().for_each(|waiters| waiters.notify.notify_waiters());
+    /// Something happened to each of these.
+    pub(crate) fn ring_each(&self, events: &[EventId]) {
+        let all = self.waiters();
+        if all.is_empty() {
+            return;
+        }
+        for waiters in events.iter().filter_map(|event| all.get(event)) {
+            waiters.notify.notify_waiters();
+        }
     }
 
     pub(crate) fn wait_for(&self, event: EventId) -> Waiting {
@@ -66,5 +72,30 @@ impl Drop for Waiting {
                 all.remove(&self.event);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn only_those_who_wait_for_what_ended_are_woken() {
+        // Every other waiter that wakes reads a whole event for nothing.
+        let bell = Bell::default();
+        let [ended, other] = [1, 2].map(|n| EventId(Uuid::from_u128(n)));
+        let (theirs, others) = (bell.wait_for(ended), bell.wait_for(other));
+        let (mut theirs, mut others) = (pin!(theirs.ring()), pin!(others.ring()));
+        let mut cx = Context::from_waker(Waker::noop());
+        assert_eq!(theirs.as_mut().poll(&mut cx), Poll::Pending);
+        assert_eq!(others.as_mut().poll(&mut cx), Poll::Pending);
+        bell.ring_each(&[EventId(Uuid::from_u128(3)), ended]);
+        assert_eq!(theirs.poll(&mut cx), Poll::Ready(()));
+        assert_eq!(others.poll(&mut cx), Poll::Pending);
     }
 }

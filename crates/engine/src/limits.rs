@@ -156,6 +156,14 @@ pub const STORE_PAUSE: Duration = Duration::from_millis(100);
 /// And goes no further than this, so that work resumes soon after the store does.
 pub const STORE_PAUSE_MAX: Duration = Duration::from_secs(5);
 
+/// How long a job that was lost before waits to have the process for itself, and how long it then
+/// keeps it: what kills a process mostly does so at once, and no lane may hold up the others for as
+/// long as its app likes to take.
+pub const ALONE_MAX: Duration = Duration::from_secs(2);
+
+/// The longest object that goes to an app in a header: servers take 8 to 16 KiB of headers in all.
+pub const CURRENT_HEADER_BYTES_MAX: usize = 8 * 1024;
+
 /// How often the gauges of the lanes are looked up.
 pub const GAUGES_EVERY: Duration = Duration::from_secs(10);
 

@@ -85,10 +85,20 @@ impl Outbound {
         request: Request<Full<Bytes>>,
         deadline: Duration,
     ) -> Result<Heard, OutboundError> {
+        self.send_reading(request, deadline, ANSWER_BYTES_MAX).await
+    }
+
+    /// The same, reading up to `bytes_max` of the answer.
+    pub(crate) async fn send_reading(
+        &self,
+        request: Request<Full<Bytes>>,
+        deadline: Duration,
+        bytes_max: usize,
+    ) -> Result<Heard, OutboundError> {
         let exchange = async {
             let answer = self.client.request(request).await.map_err(unanswered)?;
             let (head, body) = answer.into_parts();
-            let (body, cut) = beginning(body).await?;
+            let (body, cut) = beginning(body, bytes_max).await?;
             Ok(Heard { status: head.status, headers: head.headers, body, cut })
         };
         timeout(deadline, exchange).await.unwrap_or(Err(OutboundError::TimedOut(deadline)))
@@ -96,12 +106,12 @@ impl Outbound {
 }
 
 /// The first bytes of a body, and whether there are more.
-async fn beginning(mut body: Incoming) -> Result<(Bytes, bool), OutboundError> {
+async fn beginning(mut body: Incoming, bytes_max: usize) -> Result<(Bytes, bool), OutboundError> {
     let mut read = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| OutboundError::Broken(deepest(&error)))?;
         let Some(bytes) = frame.data_ref() else { continue };
-        let room = ANSWER_BYTES_MAX - read.len();
+        let room = bytes_max - read.len();
         read.extend_from_slice(&bytes[..bytes.len().min(room)]);
         if bytes.len() > room {
             return Ok((read.freeze(), true));

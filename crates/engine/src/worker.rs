@@ -16,8 +16,8 @@ use hapax_core::failpoint;
 use hapax_core::handler::{EventView, Handler, HandlerKind, SqlProgram};
 use hapax_core::job::Retry;
 use hapax_core::store::{
-    Claim, ClaimAsk, HandlerRef, HandlerSpec, Held, Inspect, NewJob, Outcome, SqlAsk, StoreError,
-    Work,
+    Claim, ClaimAsk, HandlerRef, HandlerSpec, Held, Inspect, NewJob, Outcome, Ran, SqlAsk, SqlRun,
+    StoreError, Work,
 };
 use hapax_core::{Source, SourceName, Timestamp};
 use metrics::{Counter, Histogram, counter, histogram};
@@ -31,6 +31,8 @@ use uuid::Uuid;
 use crate::app::App;
 use crate::bell::Bell;
 use crate::budget::LogBudget;
+use crate::current::Current;
+use crate::gate::Gate;
 use crate::gauges;
 use crate::ingress::Now;
 use crate::limits::{
@@ -49,12 +51,22 @@ pub struct LaneSpec {
     pub verifiers: Vec<Arc<Source>>,
 }
 
+/// A claim for a worker outside.
+#[derive(Debug)]
+pub struct Pulled {
+    /// The claim.
+    pub claim: Claim,
+    /// The object as it is now, where the handler refetches it.
+    pub current: Option<Arc<str>>,
+}
+
 /// Everything that works on jobs in this process.
 pub struct Workers<S> {
     store: Arc<S>,
     outbound: Outbound,
     bell: Bell,
     now: Now,
+    gate: Gate,
     /// Who we are in the notes of attempts: another one after each start.
     id: Arc<str>,
     lanes: watch::Sender<Vec<Arc<Lane>>>,
@@ -70,7 +82,8 @@ impl<S: Work + Inspect> Workers<S> {
         lanes: Vec<LaneSpec>,
     ) -> Self {
         let id = format!("worker-{}", Uuid::now_v7().simple()).into();
-        let workers = Self { store, outbound, bell, now, id, lanes: watch::Sender::default() };
+        let (gate, unset) = (Gate::default(), watch::Sender::default());
+        let workers = Self { store, outbound, bell, now, gate, id, lanes: unset };
         workers.reload(lanes);
         workers
     }
@@ -93,6 +106,39 @@ impl<S: Work + Inspect> Workers<S> {
         let lanes = self.lanes.borrow();
         let of_source = lanes.iter().filter(|lane| lane.handler.source == *source);
         of_source.filter_map(|lane| lane.config.job_for(event)).collect()
+    }
+
+    /// What a worker outside gets for its claims of a `pull` handler: the current object is fetched
+    /// for all of them at once. Where that fails, the claim is settled as failed and left out.
+    pub async fn with_current(&self, of: &HandlerRef, claims: Vec<Claim>) -> Vec<Pulled> {
+        let lane = self.lanes.borrow().iter().find(|lane| lane.handler == *of).cloned();
+        let Some(lane) = lane.filter(|lane| lane.current.is_some()) else {
+            return claims.into_iter().map(|claim| Pulled { claim, current: None }).collect();
+        };
+        let mut fetching = JoinSet::new();
+        for (place, claim) in claims.into_iter().enumerate() {
+            let (lane, now) = (Arc::clone(&lane), Arc::clone(&self.now));
+            fetching.spawn(async move {
+                let fetched = lane.fetch(&claim, now()).await;
+                (place, claim, fetched)
+            });
+        }
+        let mut pulled = Vec::new();
+        while let Some(ended) = fetching.join_next().await {
+            match ended {
+                Ok((place, claim, Ok(current))) => pulled.push((place, Pulled { claim, current })),
+                Ok((_, claim, Err(outcome))) => {
+                    let ended = lane.record(self, &claim, &Next::Settle(outcome)).await;
+                    lane.counts.of(&ended).increment(1);
+                    lane.say(&claim, &ended, (self.now)());
+                    self.bell.ring(claim.event.id);
+                }
+                // Its lease runs out.
+                Err(panic) => say_panic(Err(panic)),
+            }
+        }
+        pulled.sort_unstable_by_key(|(place, _)| *place);
+        pulled.into_iter().map(|(_, pulled)| pulled).collect()
     }
 
     /// Works until `stop`. Then nothing more is claimed, what runs has `drain` to end, and what was
@@ -155,6 +201,8 @@ pub(crate) struct Lane {
     pub(crate) name: String,
     config: Arc<Handler>,
     kind: Kind,
+    /// Where the current object is fetched before each attempt.
+    current: Option<Current>,
     /// How many attempts may run; shared with the lane that a reload replaced.
     permits: Arc<Semaphore>,
     counts: Counts,
@@ -187,11 +235,21 @@ enum Found {
     Full,
 }
 
+/// What is left to do with the store after the part of an attempt that is outside it.
+enum Next {
+    /// It is over, and ended so.
+    Settle(Outcome),
+    /// The statements are to be run.
+    Run(SqlRun),
+}
+
 /// How an attempt ended for the books.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 enum Ended {
     Done,
-    Failed,
+    /// The order guard set it aside.
+    Guarded,
+    Failed(String),
     /// The fence was lost, or nothing could be recorded: whoever claims it next decides.
     Lost,
 }
@@ -206,6 +264,7 @@ impl Lane {
                 Kind::Http(Box::new(App::new(&config, target, verifiers, outbound.clone())))
             }
         };
+        let current = config.refetch.clone().map(|refetch| Current::new(refetch, outbound.clone()));
         let handler = HandlerRef { source, handler: config.name.clone() };
         let as_before = before
             .iter()
@@ -222,6 +281,7 @@ impl Lane {
             handler,
             config,
             kind,
+            current,
         }
     }
 
@@ -233,10 +293,12 @@ impl Lane {
     ) {
         while !stop.is_cancelled() {
             let working = async {
-                match &self.kind {
-                    Kind::Sql(program) => self.work_sql(&shop, program, &stop).await,
-                    Kind::Http(_) => self.work_http(&shop, &stop).await,
-                    Kind::Pull => stop.cancelled().await,
+                match (&self.kind, &self.current) {
+                    (Kind::Sql(program), None) => self.work_sql(&shop, program, &stop).await,
+                    (Kind::Sql(_), Some(_)) | (Kind::Http(_), _) => {
+                        self.work_singly(&shop, &stop).await;
+                    }
+                    (Kind::Pull, _) => stop.cancelled().await,
                 }
             };
             if let Err(panic) = caught(working).await {
@@ -249,6 +311,7 @@ impl Lane {
         }
     }
 
+    /// Slice after slice, in the store alone.
     async fn work_sql<S: Work>(
         &self,
         shop: &Workers<S>,
@@ -264,7 +327,7 @@ impl Lane {
                 program: program.clone(),
                 timeout: self.config.timeout,
             });
-            let found = ran.await.map(|ran| {
+            let found = shop.gate.beside(ran).await.map(|ran| {
                 let all = ran.done + ran.guarded + ran.failed;
                 if all == 0 {
                     return Found::Nothing;
@@ -274,21 +337,22 @@ impl Lane {
                 self.counts.failed.increment(ran.failed as u64);
                 // They shared a transaction: each took its share of it.
                 self.counts.seconds.record_many(began.elapsed() / all as u32, all);
-                shop.bell.ring_all();
+                shop.bell.ring_each(&ran.events);
                 if all < SQL_SLICE { Found::Some } else { Found::Full }
             });
             rhythm.rest(found).await;
         }
     }
 
-    async fn work_http<S: Work + Inspect>(
+    /// Job by job, several at once, since each of them waits for somebody outside.
+    async fn work_singly<S: Work + Inspect>(
         self: &Arc<Self>,
         shop: &Arc<Workers<S>>,
         stop: &CancellationToken,
     ) {
         let mut rhythm = Rhythm::new(self, shop, stop);
         let mut running = JoinSet::new();
-        while let Some(permits) = stop.run_until_cancelled(self.free()).await {
+        while let Some(mut permits) = stop.run_until_cancelled(self.free()).await {
             while let Some(ended) = running.try_join_next() {
                 say_panic(ended);
             }
@@ -308,8 +372,21 @@ impl Lane {
                 }
                 Ok(claims) => {
                     let found = if claims.len() < limit { Found::Some } else { Found::Full };
+                    if let [claim] = &claims[..]
+                        && claim.alone
+                    {
+                        let emptied = self.emptied(shop, claim, limit);
+                        let Some(rest) = stop.run_until_cancelled(emptied).await else {
+                            self.give_back(shop, claims).await;
+                            break;
+                        };
+                        permits.push(rest);
+                        running.spawn(self.clone().attempt(shop.clone(), claim.clone(), permits));
+                        rhythm.rest(Ok(Found::Full)).await;
+                        continue;
+                    }
                     for (claim, permit) in claims.into_iter().zip(permits) {
-                        running.spawn(self.clone().attempt(shop.clone(), claim, permit));
+                        running.spawn(self.clone().attempt(shop.clone(), claim, vec![permit]));
                     }
                     Ok(found)
                 }
@@ -326,6 +403,22 @@ impl Lane {
         let first = self.permits.clone().acquire_owned().await.expect("never closed");
         let more = std::iter::from_fn(|| self.permits.clone().try_acquire_owned().ok());
         std::iter::once(first).chain(more).take(CLAIM_MAX).collect()
+    }
+
+    /// Waits until nothing else of this lane is in flight, with `claim` kept meanwhile: all permits
+    /// but those that are `held` already.
+    async fn emptied<S: Work>(
+        &self,
+        shop: &Workers<S>,
+        claim: &Claim,
+        held: usize,
+    ) -> OwnedSemaphorePermit {
+        let others = self.config.concurrency.max(1) - held;
+        let others = u32::try_from(others).expect("concurrency is a small number");
+        tokio::select! {
+            all = self.permits.clone().acquire_many_owned(others) => all.expect("never closed"),
+            never = self.keep(shop, claim) => match never {},
+        }
     }
 
     fn ask<S>(&self, shop: &Workers<S>, limit: usize) -> ClaimAsk {
@@ -346,31 +439,61 @@ impl Lane {
         self: Arc<Self>,
         shop: Arc<Workers<S>>,
         claim: Claim,
-        _permit: OwnedSemaphorePermit,
+        _permits: Vec<OwnedSemaphorePermit>,
     ) {
-        let began = Instant::now();
-        let outcome = tokio::select! {
-            outcome = caught(self.run(&shop, &claim)) => outcome.unwrap_or_else(|panic| {
+        let work = async {
+            let began = Instant::now();
+            let next = caught(self.run(&shop, &claim)).await.unwrap_or_else(|panic| {
                 error!(lane = self.name, job = %claim.job, "the attempt panicked: {panic}");
-                Outcome::Failed { error: "the handler panicked".to_owned(), retry: Retry::Schedule }
-            }),
+                let error = "the handler panicked".to_owned();
+                Next::Settle(Outcome::Failed { error, retry: Retry::Schedule })
+            });
+            let ended = self.record(&shop, &claim, &next).await;
+            failpoint!("http.after_settle");
+            (ended, began.elapsed())
+        };
+        let inside = async {
+            match claim.alone {
+                true => shop.gate.alone(work).await,
+                false => shop.gate.beside(work).await,
+            }
+        };
+        let (ended, took) = tokio::select! {
+            ended = inside => ended,
             never = self.keep(&shop, &claim) => match never {},
         };
-        let took = began.elapsed();
-        let ended = self.record(&shop, &claim, &outcome).await;
-        failpoint!("http.after_settle");
         self.counts.seconds.record(took);
-        self.counts.of(ended).increment(1);
-        self.say(&claim, &outcome, ended, (shop.now)());
+        self.counts.of(&ended).increment(1);
+        self.say(&claim, &ended, (shop.now)());
         shop.bell.ring(claim.event.id);
     }
 
-    async fn run<S>(&self, shop: &Workers<S>, claim: &Claim) -> Outcome {
+    /// What an attempt does outside the store.
+    async fn run<S>(&self, shop: &Workers<S>, claim: &Claim) -> Next {
+        let current = match self.fetch(claim, (shop.now)()).await {
+            Ok(current) => current,
+            Err(outcome) => return Next::Settle(outcome),
+        };
         match &self.kind {
-            Kind::Http(app) => app.call(claim, (shop.now)()).await,
-            Kind::Sql(_) | Kind::Pull => {
-                unreachable!("only jobs for an app are claimed one by one")
+            Kind::Http(app) => {
+                Next::Settle(app.call(claim, current.as_deref(), (shop.now)()).await)
             }
+            Kind::Sql(program) => Next::Run(SqlRun {
+                job: claim.job,
+                fence: claim.fence,
+                program: program.clone(),
+                timeout: self.config.timeout,
+                current,
+            }),
+            Kind::Pull => unreachable!("pulled jobs are run elsewhere"),
+        }
+    }
+
+    /// The object as it is now, where the handler wants it; the error is the attempt's outcome.
+    async fn fetch(&self, claim: &Claim, now: Timestamp) -> Result<Option<Arc<str>>, Outcome> {
+        match &self.current {
+            Some(current) => current.fetch(claim, now).await.map(Some),
+            None => Ok(None),
         }
     }
 
@@ -391,13 +514,17 @@ impl Lane {
         }
     }
 
-    /// Writes down how it ended. As long as the store fails, and the lease may hold, it is asked
-    /// again: otherwise an attempt that succeeded would be made once more.
-    async fn record<S: Work>(&self, shop: &Workers<S>, claim: &Claim, outcome: &Outcome) -> Ended {
+    /// Does what is left to do with the store. As long as that fails, and the lease may hold, it is
+    /// asked again: otherwise an attempt that succeeded would be made once more.
+    async fn record<S: Work>(&self, shop: &Workers<S>, claim: &Claim, next: &Next) -> Ended {
         let give_up = Instant::now() + self.config.policy.lease;
         let mut pause = Pause::default();
         loop {
-            let error = match self.try_record(shop, claim, outcome).await {
+            let recorded = match next {
+                Next::Settle(outcome) => self.try_settle(shop, claim, outcome).await,
+                Next::Run(run) => self.try_run(shop, run).await,
+            };
+            let error = match recorded {
                 Ok(ended) => return ended,
                 Err(error) => error,
             };
@@ -409,7 +536,7 @@ impl Lane {
         }
     }
 
-    async fn try_record<S: Work>(
+    async fn try_settle<S: Work>(
         &self,
         shop: &Workers<S>,
         claim: &Claim,
@@ -424,22 +551,28 @@ impl Lane {
         Ok(match (held, outcome) {
             (Held::Lost, _) => Ended::Lost,
             (Held::Kept, Outcome::Done { .. }) => Ended::Done,
-            (Held::Kept, Outcome::Failed { .. }) => Ended::Failed,
+            (Held::Kept, Outcome::Failed { error, .. }) => Ended::Failed(error.clone()),
         })
     }
 
-    fn say(&self, claim: &Claim, outcome: &Outcome, ended: Ended, now: Timestamp) {
+    async fn try_run<S: Work>(&self, shop: &Workers<S>, run: &SqlRun) -> Result<Ended, StoreError> {
+        Ok(match shop.store.run_claimed(run.clone()).await? {
+            Ran::Done => Ended::Done,
+            Ran::Guarded => Ended::Guarded,
+            Ran::Failed(error) => Ended::Failed(error),
+            Ran::Lost => Ended::Lost,
+        })
+    }
+
+    fn say(&self, claim: &Claim, ended: &Ended, now: Timestamp) {
         let (lane, event_id, attempt) = (&*self.name, &*claim.event.key.event_id, claim.attempt);
-        let why = match (outcome, ended) {
-            (_, Ended::Done) => {
+        let why = match ended {
+            Ended::Done | Ended::Guarded => {
                 debug!(lane, event_id, job = %claim.job, attempt, "{lane} did {event_id}");
                 return;
             }
-            (_, Ended::Lost) => "its claim was lost meanwhile",
-            (Outcome::Failed { error, .. }, Ended::Failed) => error,
-            (Outcome::Done { .. }, Ended::Failed) => {
-                unreachable!("done is never recorded as failed")
-            }
+            Ended::Lost => "its claim was lost meanwhile",
+            Ended::Failed(error) => error,
         };
         if self.lines.admit(now) {
             warn!(
@@ -465,10 +598,11 @@ impl Counts {
         }
     }
 
-    fn of(&self, ended: Ended) -> &Counter {
+    fn of(&self, ended: &Ended) -> &Counter {
         match ended {
             Ended::Done => &self.done,
-            Ended::Failed => &self.failed,
+            Ended::Guarded => &self.guarded,
+            Ended::Failed(_) => &self.failed,
             Ended::Lost => &self.lost,
         }
     }

@@ -12,16 +12,19 @@ use std::time::Duration;
 
 use bench::{Bench, event};
 use bytes::Bytes;
-use hapax_core::handler::{Dialect, Handler, HandlerKind, HttpTarget, SignAs, SqlProgram, Types};
+use hapax_core::handler::{
+    Dialect, Handler, HandlerKind, HttpTarget, Refetch, RefetchUrl, SignAs, SqlProgram, Types,
+};
 use hapax_core::job::{HandlerName, JobId, Phase, Policy};
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
+use hapax_core::store::{ClaimAsk, HandlerRef, Work as _};
 use hapax_core::{Arrival, Source, SourceName, Timestamp, Verified, verify};
 use hapax_engine::{
     Bell, HttpLimits, Ingress, Janitor, LaneSpec, Mode, Outbound, Retention, RouteSpec, Routes,
     RoutesSpec, Workers, serve_ingress,
 };
-use http::{HeaderMap, Method, Request, Response, Uri};
+use http::{HeaderMap, HeaderName, Method, Request, Response, Uri};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use serde_json::json;
@@ -34,6 +37,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 /// A request as the app got it.
 #[derive(Debug, Clone)]
 struct Call {
+    method: Method,
+    path: String,
     headers: HeaderMap,
     body: Bytes,
 }
@@ -66,9 +71,9 @@ impl TheApp {
                 let (calls, answer) = (calls.clone(), answer.clone());
                 async move {
                     let (head, body) = request.into_parts();
-                    assert_eq!(head.method, Method::POST);
                     let body = body.collect().await.unwrap().to_bytes();
-                    let call = Call { headers: head.headers, body };
+                    let path = head.uri.to_string();
+                    let call = Call { method: head.method, path, headers: head.headers, body };
                     let count = {
                         let mut calls = calls.lock().unwrap();
                         calls.push(call.clone());
@@ -118,6 +123,7 @@ fn handler(kind: HandlerKind) -> Handler {
         timeout: Duration::from_secs(10),
         concurrency: 16,
         order: None,
+        refetch: None,
     }
 }
 
@@ -179,7 +185,7 @@ async fn a_failed_attempt_is_made_again_with_the_same_key_and_another_fence() {
     .await;
     let store = Bench::new();
     let headers = "content-type: application/json; charset=utf-8\nx-own: 1\nx-own: 2\nhost: us\n\
-                   content-length: 99\naccept-encoding: gzip\nhapax-job: forged\nwebhook-id: theirs\n";
+                   content-length: 99\naccept-encoding: gzip\nhapax-job: forged\nhapax-current: {}\nwebhook-id: theirs\n";
     let body = "{\"id\": \"evt_1\",  \"ä\": 1}";
     let job = store.put(HANDLER, event(SOURCE, "evt_1", headers, body));
     let _crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
@@ -190,6 +196,7 @@ async fn a_failed_attempt_is_made_again_with_the_same_key_and_another_fence() {
     let calls = app.calls();
     assert_eq!(calls.len(), 2);
     for call in &calls {
+        assert_eq!((&call.method, &*call.path), (&Method::POST, "/hooks?a=1"));
         assert_eq!(call.body, body);
         assert_eq!(call.header("content-type"), "application/json; charset=utf-8");
         assert_eq!(call.headers.get_all("x-own").iter().count(), 2);
@@ -197,6 +204,7 @@ async fn a_failed_attempt_is_made_again_with_the_same_key_and_another_fence() {
         assert_eq!(call.header("accept-encoding"), "");
         assert_eq!(call.headers.get_all("hapax-job").iter().count(), 1);
         assert_eq!(call.header("hapax-job"), job.to_string());
+        assert_eq!(call.header("hapax-current"), "", "no sender speaks for us");
         assert_eq!(call.header("webhook-id"), done.event.id.to_string());
         assert_eq!(call.header("idempotency-key"), format!("{}:{HANDLER}", done.event.id));
     }
@@ -723,4 +731,260 @@ async fn the_janitor_prunes_in_small_steps_until_nothing_is_left_and_comes_again
     }
     assert_eq!(horizons[4].0.events_before, Timestamp::MIN);
     assert!(horizons[4].0.keys_before.is_empty());
+}
+
+/// Fetches from `api`, at this path and with a secret in a header.
+fn refetch(api: &TheApp, path: &str) -> Option<Refetch> {
+    Some(Refetch {
+        url: RefetchUrl::parse(&format!("http://{}{path}", api.address)).unwrap(),
+        headers: vec![(
+            HeaderName::from_static("authorization"),
+            Secret::new("Bearer never-print-me"),
+        )],
+        timeout: Duration::from_secs(10),
+        body_bytes_max: 1 << 20,
+    })
+}
+
+fn sql() -> HandlerKind {
+    HandlerKind::Sql(Arc::new(SqlProgram::parse("SELECT :current").unwrap()))
+}
+
+/// An event about this resource.
+fn about(event_id: &str, resource: &str) -> hapax_core::store::ClaimedEvent {
+    let mut event = event(SOURCE, event_id, "content-type: application/json\n", "{\"old\": 1}");
+    event.resource = Some(resource.to_owned());
+    event.event_type = Some("payout.paid".to_owned());
+    event
+}
+
+#[tokio::test]
+async fn sql_with_refetch_gets_the_object_as_it_is_now_once_the_api_answers() {
+    // The API is down for two attempts; a resource from outside tries to reach another path.
+    let api = TheApp::start(|count, _| async move {
+        match count {
+            0 | 1 => says(500, "no"),
+            _ => says(200, " {\"status\": \"paid\"}\n"),
+        }
+    })
+    .await;
+    let store = Bench::new();
+    let job = store.put(HANDLER, about("evt_1", "po 1/ä?x#y"));
+    let mut handler = handler(sql());
+    handler.refetch = refetch(&api, "/payouts/{resource}?type={event_type}&of={tenant}");
+    assert!(!format!("{handler:?}").contains("never-print-me"));
+    let _crew = Crew::start(&store, handler);
+    let done = store.until(job, |piece| piece.phase == Phase::Done).await;
+    assert_eq!(done.result.as_deref(), Some(" {\"status\": \"paid\"}\n"), "the text as it came");
+    assert_eq!(done.error.as_deref(), Some("refetch: HTTP 500"));
+    assert_eq!((done.progress.attempt, done.progress.steps), (3, 2));
+    let calls = api.calls();
+    assert_eq!(calls.len(), 3);
+    for call in &calls {
+        assert_eq!(call.method, Method::GET);
+        assert_eq!(call.path, "/payouts/po%201%2F%C3%A4%3Fx%23y?type=payout.paid&of=default");
+        assert_eq!(call.header("authorization"), "Bearer never-print-me");
+        assert!(call.body.is_empty());
+    }
+}
+
+/// What becomes of a job whose refetch is answered so.
+async fn after_one_fetch(
+    answer: Response<Full<Bytes>>,
+    change: impl FnOnce(&mut Refetch),
+) -> bench::Piece {
+    let api = TheApp::start(move |_, _| {
+        let answer = answer.clone();
+        async move { answer }
+    })
+    .await;
+    let store = Bench::new();
+    let job = store.put(HANDLER, about("evt_1", "po_1"));
+    let mut handler = handler(sql());
+    handler.policy.retry = vec![Duration::ZERO, Duration::from_secs(60)];
+    handler.refetch = refetch(&api, "/{resource}");
+    change(handler.refetch.as_mut().unwrap());
+    let crew = Crew::start(&store, handler);
+    let piece = store.until(job, |piece| piece.phase == Phase::Done || piece.error.is_some()).await;
+    crew.stopped().await;
+    piece
+}
+
+#[tokio::test]
+async fn a_fetch_that_fails_is_a_failed_attempt_that_says_why() {
+    // Each way an API can fail to be one.
+    let check = async |answer, change: fn(&mut Refetch), error: &str| {
+        let piece = after_one_fetch(answer, change).await;
+        assert_eq!(piece.error.as_deref(), Some(error));
+        assert_eq!((piece.phase, piece.progress.steps), (Phase::Ready, 1), "{error}");
+        piece
+    };
+    let same: fn(&mut Refetch) = |_| {};
+    check(says(404, ""), same, "refetch: HTTP 404").await;
+    check(says(410, "{}"), same, "refetch: HTTP 410").await;
+    let mut moved = says(302, "{}");
+    moved.headers_mut().insert("location", "/elsewhere".parse().unwrap());
+    check(moved, same, "refetch: HTTP 302: redirects are not followed").await;
+    check(says(204, ""), same, "refetch: the object is not JSON: line 1, column 0").await;
+    check(says(200, "{\"a\":"), same, "refetch: the object is not JSON: line 1, column 5").await;
+    check(says(200, vec![b'"', 0xff, b'"']), same, "refetch: the object is not UTF-8").await;
+    let small: fn(&mut Refetch) = |refetch| refetch.body_bytes_max = 8;
+    check(says(200, "[1,2,3,4]"), small, "refetch: the object is larger than 8 bytes").await;
+    assert_eq!(after_one_fetch(says(200, "[1,2,34]"), small).await.phase, Phase::Done);
+    let mut busy = says(503, "");
+    busy.headers_mut().insert("retry-after", "600".parse().unwrap());
+    let piece = check(busy, same, "refetch: HTTP 503").await;
+    assert!((595..=600).contains(&waits(&piece)), "{}", waits(&piece));
+    let nobody: fn(&mut Refetch) = |refetch| {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        refetch.url = RefetchUrl::parse(&format!("http://{free}/")).unwrap();
+    };
+    check(says(200, "{}"), nobody, "refetch: connection refused").await;
+}
+
+#[tokio::test]
+async fn an_api_that_hangs_is_cut_off_and_the_lease_is_kept_meanwhile() {
+    let api = TheApp::start(|_, _| std::future::pending()).await;
+    let store = Bench::new();
+    let job = store.put(HANDLER, about("evt_1", "po_1"));
+    let mut handler = handler(sql());
+    handler.policy = Policy { retry: vec![Duration::ZERO], lease: Duration::from_millis(30) };
+    handler.refetch = refetch(&api, "/{event_id}");
+    handler.refetch.as_mut().unwrap().timeout = Duration::from_millis(100);
+    let _crew = Crew::start(&store, handler);
+    let piece = store.until(job, |piece| piece.phase == Phase::Dead).await;
+    assert_eq!(piece.error.as_deref(), Some("refetch: timed out after 100ms"));
+    within(store.renewals.acquire_many(3)).await.unwrap().forget();
+}
+
+#[tokio::test]
+async fn an_app_gets_the_current_object_in_a_header_and_the_original_body() {
+    let current = "{ \"name\" : \"Zoë\",\n \"amount\": 10000000000000000001 }";
+    let api = TheApp::start(move |_, _| async move { says(200, current) }).await;
+    let app = TheApp::start(|_, _| async { says(200, "") }).await;
+    let store = Bench::new();
+    let mut forged = about("evt_1", "po_1");
+    forged.headers.push_str("hapax-current: {}\n");
+    let job = store.put(HANDLER, forged);
+    let mut handler = handler(HandlerKind::Http(target(app.url())));
+    handler.refetch = refetch(&api, "/{event_id}");
+    let _crew = Crew::start(&store, handler);
+    store.until(job, |piece| piece.phase == Phase::Done).await;
+    let call = app.calls().remove(0);
+    assert_eq!(call.body, "{\"old\": 1}");
+    assert_eq!(call.headers.get_all("hapax-current").iter().count(), 1);
+    assert_eq!(
+        call.header("hapax-current"),
+        r#"{"name":"Zo\u00eb","amount":10000000000000000001}"#
+    );
+    assert_eq!(call.header("authorization"), "", "that is for the API only");
+}
+
+#[tokio::test]
+async fn an_object_too_large_for_a_header_fails_the_attempt_and_the_app_is_not_called() {
+    let api = TheApp::start(|_, _| async { says(200, format!("\"{}\"", "x".repeat(8_191))) }).await;
+    let app = TheApp::start(|_, _| async { says(200, "") }).await;
+    let store = Bench::new();
+    let job = store.put(HANDLER, about("evt_1", "po_1"));
+    let mut handler = handler(HandlerKind::Http(target(app.url())));
+    handler.refetch = refetch(&api, "/");
+    let _crew = Crew::start(&store, handler);
+    let piece = store.until(job, |piece| piece.phase == Phase::Dead).await;
+    assert!(piece.error.as_deref().unwrap().contains("larger than 8192 bytes"), "{piece:?}");
+    assert_eq!(app.calls().len(), 0);
+}
+
+#[tokio::test]
+async fn pulled_claims_come_with_their_object_and_those_without_are_settled_and_left_out() {
+    // One of three cannot be had: it must neither hold the others up nor be handed out.
+    let api = TheApp::start(|_, call| async move {
+        match &*call.path {
+            "/po_2" => says(404, ""),
+            path => says(200, format!("{{\"path\":\"{path}\"}}")),
+        }
+    })
+    .await;
+    let store = Bench::new();
+    let jobs =
+        [1, 2, 3].map(|n| store.put(HANDLER, about(&format!("evt_{n}"), &format!("po_{n}"))));
+    let mut handler = handler(HandlerKind::Pull);
+    handler.refetch = refetch(&api, "/{resource}");
+    let crew = Crew::start(&store, handler);
+    let of = HandlerRef { source: SourceName::new(SOURCE), handler: HandlerName::new(HANDLER) };
+    let ask = ClaimAsk { handler: of.clone(), limit: 10, worker: "mine".into() };
+    let claims = within(async {
+        loop {
+            // The handlers are announced by the workers.
+            if store.is_announced(&of) {
+                return store.claim(ask.clone()).await.unwrap();
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let pulled = within(crew.workers.with_current(&of, claims)).await;
+    let found: Vec<_> = pulled
+        .iter()
+        .map(|pulled| (pulled.claim.job, pulled.current.as_deref().unwrap()))
+        .collect();
+    assert_eq!(found, [(jobs[0], r#"{"path":"/po_1"}"#), (jobs[2], r#"{"path":"/po_3"}"#)]);
+    let failed = store.piece(jobs[1]);
+    assert_eq!((failed.phase, failed.progress.steps), (Phase::Ready, 1));
+    assert_eq!(failed.error.as_deref(), Some("refetch: HTTP 404"));
+}
+
+#[tokio::test]
+async fn one_that_was_lost_runs_with_nothing_beside_it_in_any_lane() {
+    // If it ends the process again, whatever is in flight beside it loses an attempt as well.
+    let (arrived, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let (inside, beside) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let app = {
+        let (arrived, gate, inside, beside) =
+            (arrived.clone(), gate.clone(), inside.clone(), beside.clone());
+        TheApp::start(move |_, call| {
+            let (arrived, gate, inside, beside) =
+                (arrived.clone(), gate.clone(), inside.clone(), beside.clone());
+            async move {
+                let others = inside.fetch_add(1, Ordering::SeqCst);
+                if call.body == "lost" {
+                    beside.fetch_add(others, Ordering::SeqCst);
+                    // Whoever would come now has the time to.
+                    for _ in 0..1_000 {
+                        tokio::task::yield_now().await;
+                        beside.fetch_add(inside.load(Ordering::SeqCst) - 1, Ordering::SeqCst);
+                    }
+                } else {
+                    arrived.add_permits(1);
+                    gate.acquire().await.unwrap().forget();
+                }
+                inside.fetch_sub(1, Ordering::SeqCst);
+                says(200, "")
+            }
+        })
+        .await
+    };
+    let store = Bench::new();
+    let other = |name: &str| {
+        let mut handler = handler(HandlerKind::Http(target(app.url())));
+        handler.name = HandlerName::new(name);
+        handler.policy.lease = Duration::from_millis(60);
+        handler
+    };
+    let crew = Crew::start(&store, other(HANDLER));
+    crew.workers.reload(vec![lane(other(HANDLER)), lane(other("second"))]);
+    let put = |handler: &str, id: &str| store.put(handler, event(SOURCE, id, "", "{}"));
+    let before = [put(HANDLER, "evt_1"), put("second", "evt_2")];
+    within(arrived.acquire_many(2)).await.unwrap().forget();
+    let lost = store.put_lost(HANDLER, event(SOURCE, "evt_lost", "", "lost"));
+    store.until(lost, |piece| piece.phase == Phase::Leased).await;
+    let after = [put(HANDLER, "evt_3"), put("second", "evt_4")];
+    // Its claim is kept while it waits for those who are in flight.
+    within(store.renewals.acquire_many(4)).await.unwrap().forget();
+    assert!(app.calls().iter().all(|call| call.body != "lost"), "it did not wait");
+    gate.add_permits(100);
+    for job in before.into_iter().chain([lost]).chain(after) {
+        store.until(job, |piece| piece.phase == Phase::Done).await;
+    }
+    assert_eq!(beside.load(Ordering::SeqCst), 0, "somebody was in flight beside it");
+    assert_eq!(app.calls().len(), 5);
 }

@@ -110,7 +110,8 @@ async fn serve_on<S: Backend>(
     mut signals: Signals,
 ) -> anyhow::Result<()> {
     let plays = |role| config.settings.roles.has(role);
-    let public = plays(Role::Ingress).then(|| bind(config.settings.listen, "listen")).transpose()?;
+    let public =
+        plays(Role::Ingress).then(|| bind(config.settings.listen, "listen")).transpose()?;
     let private = plays(Role::Admin)
         .then(|| bind(config.settings.admin_listen, "admin_listen"))
         .transpose()?;
@@ -152,6 +153,13 @@ async fn serve_on<S: Backend>(
             let workers = Arc::clone(&workers);
             Arc::new(move || workers.handlers())
         },
+        currents: {
+            let workers = Arc::clone(&workers);
+            Arc::new(move |of, claims| {
+                let workers = Arc::clone(&workers);
+                Box::pin(async move { workers.with_current(&of, claims).await })
+            })
+        },
         now: Arc::clone(&now),
         unfinished: unfinished.clone(),
     });
@@ -165,8 +173,7 @@ async fn serve_on<S: Backend>(
     if let Err(error) = store.announce(workers.handlers()).await {
         tracing::warn!(%error, "telling the store of the handlers: {error}");
     }
-    let working = works
-        .then(|| tokio::spawn(Arc::clone(&workers).run(drain, stop_behind.clone())));
+    let working = works.then(|| tokio::spawn(Arc::clone(&workers).run(drain, stop_behind.clone())));
     let tidying = works.then(|| {
         let (janitor, stop) = (Arc::clone(&janitor), stop_behind.clone());
         tokio::spawn(async move { janitor.run(stop).await })
@@ -250,9 +257,10 @@ fn bind(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
 fn limits(config: &Config) -> HttpLimits {
     // Each connection is a descriptor: ask for as many as the system allows, and take no more
     // connections than that.
-    let outbound = lanes(config).into_iter().map(|lane| match lane.handler.kind {
-        HandlerKind::Http(_) => lane.handler.concurrency as u64,
-        HandlerKind::Sql(_) | HandlerKind::Pull => 0,
+    let outbound = lanes(config).into_iter().map(|lane| {
+        let calls = matches!(lane.handler.kind, HandlerKind::Http(_));
+        let refetches = lane.handler.refetch.is_some();
+        (u64::from(calls) + u64::from(refetches)) * lane.handler.concurrency as u64
     });
     let apart = DESCRIPTORS_APART * 2 + outbound.sum::<u64>();
     let wanted = config.settings.max_connections as u64 + apart;

@@ -99,10 +99,6 @@ fn unknown_keys_and_names_that_cannot_be_used_are_refused() {
 
 #[test]
 fn what_is_still_to_come_is_said_to_be_not_built_yet() {
-    refused(
-        &handler("pull = true\n[sources.a.handlers.fee.¶refetch]\nurl = \"http://a/{resource}\""),
-        &["handlers.fee.refetch", "not built yet"],
-    );
     let pair = "resource = \"/r\"\nby = \"/b\"\n";
     refused(&order(&format!("{pair}¶policy = \"machine\"")), &["order.policy", "not built yet"]);
     refused(&order(&format!("{pair}¶state = \"/s\"")), &["order.state", "not built yet"]);
@@ -178,7 +174,10 @@ fn an_error_in_a_file_of_sql_names_that_file_and_its_line() {
 #[test]
 fn parameters_that_nothing_fills_are_worth_a_warning() {
     taken(&handler("sql = \"SELECT :resource\""), &[":resource is NULL without"]);
-    taken(&handler("sql = \"SELECT :current\""), &[":current is NULL"]);
+    refused(
+        &handler("¶sql = \"SELECT :current\""),
+        &["fee.sql: :current has nothing", "[sources.a.handlers.fee.refetch]"],
+    );
     taken(&handler("sql = \"SELECT :resource\"\norder = { resource = \"/r\", by = \"/b\" }"), &[]);
 }
 
@@ -274,6 +273,59 @@ fn order_needs_its_two_pointers_and_knows_its_words() {
         &["`hold` has no effect yet", "`hold_max` has", "`on_gap` has"],
     );
     taken(&order(&format!("{pair}hold = \"1m\"")), &["`hold` has no effect"]);
+}
+
+#[test]
+fn refetch_says_where_the_object_is() {
+    let refetch = |rest: &str| {
+        handler(&format!("sql = \"SELECT :current\"\n[sources.a.handlers.fee.refetch]\n{rest}"))
+    };
+    let url = "url = \"https://api.example.com/{event_id}\"\n";
+    let all = "url = \"https://api.example.com/v1/{tenant}/{event_type}?id={event_id}\"\n\
+               headers = { authorization = \"env:HUNTER\", X-Version = \"2\" }\n\
+               timeout = \"2s\"\nmax_body = \"64KiB\"\n";
+    taken(&refetch(all), &[]);
+    taken(&refetch("url = \"http://127.0.0.1:3000\""), &[]);
+    let ordered = "[sources.a.handlers.fee.order]\nresource = \"/r\"\nby = \"/b\"\n";
+    taken(&format!("{}{ordered}", refetch("url = \"http://a/{resource}\"\n")), &[]);
+    refused(
+        &refetch("¶url = \"http://a/{resource}\""),
+        &["refetch.url: {resource} is known only", "add `order`"],
+    );
+    refused(
+        &refetch("url = \"http://a/x/¶{resuorce}\""),
+        &["unknown placeholder {resuorce}", "did you mean {resource}?"],
+    );
+    refused(&refetch("url = \"http://a/¶{id}\""), &["unknown placeholder {id}", "{event_id}"]);
+    refused(&refetch("url = \"http://a/¶{event_id\""), &["a brace is not closed"]);
+    refused(&refetch("url = \"http://a/x¶}\""), &["was not opened"]);
+    refused(&refetch("url = \"https://¶{tenant}.example.com/\""), &["part of the host"]);
+    refused(&refetch("¶url = \"api.example.com/x\""), &["refetch.url"]);
+    refused(&refetch("¶url = \"ftp://a/\""), &["must begin with http:// or https://"]);
+    refused(&refetch("¶url = \"http://u:hunter2@a/\""), &["must not carry a user name"]);
+    refused(&refetch("¶url = \"http://a/#x\""), &["fragment"]);
+    refused(&refetch("¶url = \"http://a/../x\""), &["only dots"]);
+    refused(
+        &handler("pull = true\n[sources.a.handlers.fee.¶refetch]\ntimeout = \"1s\""),
+        &["fee.refetch: has no url"],
+    );
+    refused(&refetch(&format!("{url}¶tiemout = \"1s\"")), &["unknown key", "`timeout`"]);
+    refused(&refetch(&format!("{url}¶timeout = \"0s\"")), &["longer than zero"]);
+    refused(&refetch(&format!("{url}¶max_body = \"17MiB\"")), &["1 to 16MiB"]);
+    let header = |header: &str| refetch(&format!("{url}headers = {{ {header} }}"));
+    refused(&header("¶authorization = \"env:NOT_SET_ANYWHERE\""), &["is not set"]);
+    refused(&header("¶authorization = \"hunter2\\n\""), &["does not fit in a header"]);
+    refused(&header("¶\"a b\" = \"x\""), &["is not the name of a header"]);
+    refused(&header("¶Host = \"x\""), &["set by the connection"]);
+    let lease = |way: &str, rest: &str| {
+        handler(&format!("{way}\n{rest}\nrefetch = {{ url = \"http://a/\" }}"))
+    };
+    refused(&lease("pull = true", "¶lease = \"9s\""), &["twice the timeout of refetch, 5s"]);
+    taken(&lease("pull = true", "lease = \"10s\""), &[]);
+    refused(
+        &lease("http = \"http://a/\"\nsecret = \"env:GOOD\"", "¶lease = \"29s\""),
+        &["twice the timeouts of 10s and, for refetch, 5s"],
+    );
 }
 
 #[test]

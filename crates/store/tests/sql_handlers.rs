@@ -13,8 +13,8 @@ use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::{HandlerName, Phase, Policy};
 use hapax_core::order::{OrderPolicy, Place as OrderPlace, Position};
 use hapax_core::store::{
-    ClaimAsk, EventName, HandlerRef, HandlerSpec, Inspect, Lookup, NewJob, SqlAsk, SqlRan, Status,
-    Store, Work,
+    Claim, ClaimAsk, EventName, HandlerRef, HandlerSpec, Inspect, Lookup, NewJob, Ran, SqlAsk,
+    SqlRan, SqlRun, Status, Store, Work,
 };
 use hapax_store::SqliteStore;
 use harness::{Place, Sender, body};
@@ -113,7 +113,7 @@ async fn every_event_takes_effect_once_and_tells_its_result() {
         world.accept(&format!("evt_{n:03}"), None).await;
         world.accept(&format!("evt_{n:03}"), None).await;
     }
-    assert_eq!(world.drain().await, SqlRan { done: 200, guarded: 0, failed: 0 });
+    assert_eq!(world.drain().await, SqlRan { done: 200, ..SqlRan::default() });
     let wanted: Vec<_> = (0..200).map(|n| format!("evt_{n:03}")).collect();
     assert_eq!(world.rows("SELECT event_id FROM ledger ORDER BY 1"), wanted);
     assert_eq!(world.rows("SELECT DISTINCT CAST(amount AS TEXT) FROM ledger"), ["50"]);
@@ -304,4 +304,64 @@ async fn a_statement_in_our_own_words_is_judged_all_the_same() {
     world.accept("evt_1", None).await;
     let ran = world.run().await;
     assert_eq!((ran.done, ran.failed), (0, 1), "{ran:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claimed_job_has_the_current_object_and_its_effects_commit_with_done() {
+    // The event says 10000, the object says otherwise by now; a job of another day has none.
+    let world = World::new(
+        "INSERT INTO ledger VALUES (:event_id, :current ->> '$.amount');
+         SELECT coalesce(:current, 'none')",
+    )
+    .await;
+    for (id, current, result) in
+        [("evt_1", Some(r#"{"amount":7}"#), r#"{"amount":7}"#), ("evt_2", None, "none")]
+    {
+        world.accept(id, None).await;
+        let ask = ClaimAsk { handler: handler(), limit: 64, worker: "test".into() };
+        let claim = world.store.claim(ask).await.expect("claims").remove(0);
+        let run = SqlRun {
+            job: claim.job,
+            fence: claim.fence,
+            program: Arc::clone(&world.program),
+            timeout: world.timeout,
+            current: current.map(Arc::from),
+        };
+        assert_eq!(world.store.run_claimed(run.clone()).await.expect("runs"), Ran::Done);
+        // The answer was lost and it is asked again: nothing runs twice.
+        assert_eq!(world.store.run_claimed(run).await.expect("runs"), Ran::Done);
+        assert_eq!(world.event(id).await.summary.result.as_deref(), Some(result));
+    }
+    let amounts = world.rows("SELECT event_id || ' ' || coalesce(amount, '-') FROM ledger");
+    assert_eq!(amounts, ["evt_1 7", "evt_2 -"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claimed_job_that_fails_is_an_attempt_and_leaves_nothing_behind() {
+    // The second statement breaks a rule after the first one wrote.
+    let world =
+        World::new("INSERT INTO ledger VALUES (:event_id, 1); INSERT INTO picky VALUES (:current)")
+            .await;
+    world.accept("evt_1", None).await;
+    let ask = ClaimAsk { handler: handler(), limit: 64, worker: "test".into() };
+    let claim = world.store.claim(ask.clone()).await.expect("claims").remove(0);
+    let run = |claim: &Claim, current: &str| SqlRun {
+        job: claim.job,
+        fence: claim.fence,
+        program: Arc::clone(&world.program),
+        timeout: world.timeout,
+        current: Some(current.into()),
+    };
+    let failed = world.store.run_claimed(run(&claim, "100")).await.expect("runs");
+    assert!(matches!(&failed, Ran::Failed(error) if error.contains("CHECK")), "{failed:?}");
+    let job = world.event("evt_1").await.jobs.remove(0);
+    assert_eq!((job.phase, job.progress.steps, job.attempts.len()), (Phase::Ready, 1, 1));
+    assert!(job.error.is_some_and(|error| error.contains("CHECK")));
+    assert!(world.rows("SELECT event_id FROM ledger").is_empty());
+    // Its fence is spent, and the next claim's is not.
+    assert_eq!(world.store.run_claimed(run(&claim, "1")).await.expect("runs"), Ran::Lost);
+    let next = world.store.claim(ask).await.expect("claims").remove(0);
+    assert_eq!(world.store.run_claimed(run(&claim, "1")).await.expect("runs"), Ran::Lost);
+    assert_eq!(world.store.run_claimed(run(&next, "99")).await.expect("runs"), Ran::Done);
+    assert_eq!(world.rows("SELECT event_id FROM ledger"), ["evt_1"]);
 }

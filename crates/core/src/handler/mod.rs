@@ -1,8 +1,9 @@
 //! Handlers as the domain sees them: which events they are for, what their jobs run, and how often.
 //! [`types`] matches events, [`place`] reads a job's place in the order, [`sql`] takes the user's
-//! statements apart. Nothing here runs anything.
+//! statements apart, [`refetch`] says where the current object is. Nothing here runs anything.
 
 pub mod place;
+pub mod refetch;
 pub mod sql;
 pub mod types;
 
@@ -12,6 +13,7 @@ use std::time::Duration;
 use http::Uri;
 
 pub use self::place::{Gaps, OnGap, Order};
+pub use self::refetch::{Refetch, RefetchError, RefetchUrl};
 pub use self::sql::{
     Dialect, PostgresType, SqlError, SqlParameter, SqlPlace, SqlProgram, SqlStatement,
 };
@@ -40,6 +42,8 @@ pub struct Handler {
     pub concurrency: usize,
     /// Where its order is read, and how it is kept.
     pub order: Option<Order>,
+    /// Where the current object is fetched before the work; `None` where the event is enough.
+    pub refetch: Option<Refetch>,
 }
 
 /// What a handler's jobs run.

@@ -13,8 +13,8 @@ use hapax_core::job::{AfterFailure, Fence, HandlerName, JobId, Phase, Progress, 
 use hapax_core::store::{
     Action, Claim, ClaimAsk, ClaimedEvent, EventDetail, EventFilter, EventId, EventName,
     EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter,
-    Known, Lookup, NewJob, NewMessage, Outcome, Page, ReplayAsk, Replayed, Reviewed, SqlAsk,
-    SqlRan, Status, Store, StoreError, Verdict, Work,
+    Known, Lookup, NewJob, NewMessage, Outcome, Page, Ran, ReplayAsk, Replayed, Reviewed, SqlAsk,
+    SqlRan, SqlRun, Status, Store, StoreError, Verdict, Work,
 };
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 use tokio::sync::{Notify, Semaphore};
@@ -100,8 +100,19 @@ impl Bench {
         id
     }
 
+    pub(crate) fn is_announced(&self, handler: &HandlerRef) -> bool {
+        self.specs.lock().unwrap().contains_key(handler)
+    }
+
     pub(crate) fn piece(&self, id: JobId) -> Piece {
         self.pieces.lock().unwrap().iter().find(|piece| piece.id == id).unwrap().clone()
+    }
+
+    /// An event whose first attempt ended with its process.
+    pub(crate) fn put_lost(&self, handler: &str, event: ClaimedEvent) -> JobId {
+        let id = self.put(handler, event);
+        self.change(id, |piece| piece.progress = Progress { attempt: 1, steps: 0, lost: 1 });
+        id
     }
 
     /// As an app does in a transaction of its own.
@@ -153,7 +164,14 @@ impl Bench {
                 && piece.event.key.source == ask.handler.source
                 && piece.due <= now
         });
-        let claimed = due.take(ask.limit).map(|piece| {
+        // One that was lost before comes by itself.
+        let (mut first, mut alone) = (true, false);
+        let fits = |piece: &&mut Piece| {
+            let fits = std::mem::take(&mut first) || !(alone || piece.progress.alone());
+            alone |= piece.progress.alone();
+            fits
+        };
+        let claimed = due.take(ask.limit).take_while(fits).map(|piece| {
             piece.phase = Phase::Leased;
             piece.progress = piece.progress.claimed();
             piece.fence = Fence(piece.fence.0 + 1);
@@ -165,6 +183,7 @@ impl Bench {
                 run: 1,
                 idempotency_key: idempotency_key(piece.event.id, &piece.handler, 1),
                 leased_until: now,
+                alone: piece.progress.alone(),
                 event: piece.event.clone(),
             }
         });
@@ -303,7 +322,21 @@ impl Work for Bench {
         for claim in &claims {
             self.change(claim.job, |piece| piece.phase = Phase::Done);
         }
-        Ok(SqlRan { done: claims.len(), ..SqlRan::default() })
+        let events = claims.iter().map(|claim| claim.event.id).collect();
+        Ok(SqlRan { done: claims.len(), events, ..SqlRan::default() })
+    }
+
+    async fn run_claimed(&self, run: SqlRun) -> Result<Ran, StoreError> {
+        self.fail_if_told()?;
+        let piece = self.piece(run.job);
+        if piece.phase != Phase::Leased || piece.fence != run.fence {
+            return Ok(Ran::Lost);
+        }
+        self.change(run.job, |piece| {
+            piece.phase = Phase::Done;
+            piece.result = run.current.as_deref().map(str::to_owned);
+        });
+        Ok(Ran::Done)
     }
 
     async fn next_due(&self, handler: &HandlerRef) -> Result<Option<Timestamp>, StoreError> {

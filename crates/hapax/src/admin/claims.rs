@@ -8,13 +8,14 @@ use axum::extract::{Path, State};
 use axum::{Extension, Json};
 use hapax_core::job::{Fence, HandlerName, JobId, Retry};
 use hapax_core::store::{
-    Claim, ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Inspect, NewMessage, Outcome, Store,
+    ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Inspect, NewMessage, Outcome, Store,
     StoreError, Work,
 };
 use hapax_core::{SourceName, Timestamp};
-use hapax_engine::NotReady;
+use hapax_engine::{NotReady, Pulled};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -73,6 +74,9 @@ struct ShownClaim {
     idempotency_key: String,
     leased_until: Timestamp,
     event: ShownEvent,
+    /// As it was fetched, to the last digit of its numbers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    current: Option<Box<RawValue>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -123,7 +127,7 @@ async fn claim_within<S: Store + Work>(
     admin: &Admin<S>,
     ask: ClaimAsk,
     wait: Duration,
-) -> Result<Vec<Claim>, StoreError> {
+) -> Result<Vec<Pulled>, StoreError> {
     let until = Instant::now() + wait;
     loop {
         // Who stops gives nothing out that it could not take back.
@@ -142,16 +146,22 @@ async fn claim_within<S: Store + Work>(
 }
 
 /// A worker that hangs up while its claim is committed would cost the job a lost attempt: the claim
-/// runs on by itself, and what nobody hears of is given back.
+/// runs on by itself, current objects are fetched, and what nobody hears of is given back.
 async fn claim_or_give_back<S: Store + Work>(
     admin: &Admin<S>,
     ask: ClaimAsk,
-) -> Result<Vec<Claim>, StoreError> {
+) -> Result<Vec<Pulled>, StoreError> {
     let (tell, told) = oneshot::channel();
-    let store = Arc::clone(&admin.store);
+    let (store, currents) = (Arc::clone(&admin.store), Arc::clone(&admin.currents));
     admin.unfinished.spawn(async move {
-        let Err(Ok(unheard)) = tell.send(store.claim(ask).await) else { return };
-        let claims = unheard.iter().map(|claim| (claim.job, claim.fence)).collect();
+        let of = ask.handler.clone();
+        let pulled = match store.claim(ask).await {
+            Ok(claims) if claims.is_empty() => Ok(Vec::new()),
+            Ok(claims) => Ok(currents(of, claims).await),
+            Err(error) => Err(error),
+        };
+        let Err(Ok(unheard)) = tell.send(pulled) else { return };
+        let claims = unheard.iter().map(|Pulled { claim, .. }| (claim.job, claim.fence)).collect();
         if let Err(error) = store.give_back(claims).await {
             tracing::warn!("giving back claims of a worker that hung up: {error}");
         }
@@ -159,7 +169,7 @@ async fn claim_or_give_back<S: Store + Work>(
     told.await.unwrap_or(Err(StoreError::Closed))
 }
 
-fn shown(claim: Claim) -> ShownClaim {
+fn shown(Pulled { claim, current }: Pulled) -> ShownClaim {
     let event = claim.event;
     ShownClaim {
         job: claim.job,
@@ -180,6 +190,8 @@ fn shown(claim: Claim) -> ShownClaim {
             headers: header_pairs(&event.headers),
             body: ShownBody::of(&event.body),
         },
+        // Checked to be JSON when it was fetched.
+        current: current.and_then(|current| RawValue::from_string(current.to_string()).ok()),
     }
 }
 

@@ -16,6 +16,7 @@ mod review;
 #[cfg(test)]
 mod tests;
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use axum::Router;
@@ -24,9 +25,9 @@ use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use hapax_core::handler::EventView;
-use hapax_core::store::{HandlerSpec, Inspect, NewJob, Store, Work};
+use hapax_core::store::{Claim, HandlerRef, HandlerSpec, Inspect, NewJob, Store, Work};
 use hapax_core::{SourceName, Tenant};
-use hapax_engine::{Now, Readiness};
+use hapax_engine::{Now, Pulled, Readiness};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::task::TaskTracker;
 
@@ -40,6 +41,14 @@ pub(crate) type JobsFor =
 
 /// The handlers that are configured now: what was last announced to the store.
 pub(crate) type Configured = Arc<dyn Fn() -> Vec<HandlerSpec> + Send + Sync>;
+
+/// Gets the current object for claims of a handler, where it wants one; what cannot be had is settled
+/// and left out.
+pub(crate) type Currents = Arc<
+    dyn Fn(HandlerRef, Vec<Claim>) -> Pin<Box<dyn Future<Output = Vec<Pulled>> + Send>>
+        + Send
+        + Sync,
+>;
 
 /// What every route needs.
 pub(crate) struct Admin<S> {
@@ -55,6 +64,8 @@ pub(crate) struct Admin<S> {
     pub(crate) handlers: JobsFor,
     /// The handlers of the live configuration.
     pub(crate) configured: Configured,
+    /// The current objects of what is pulled.
+    pub(crate) currents: Currents,
     /// The clock.
     pub(crate) now: Now,
     /// Claims that must come to their end although whoever asked hung up: to be waited for before

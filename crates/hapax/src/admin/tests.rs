@@ -12,7 +12,7 @@ use hapax_core::job::{Fence, HandlerName, JobId, Phase, Policy, Progress, Retry}
 use hapax_core::secret::Secret;
 use hapax_core::store::*;
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
-use hapax_engine::Readiness;
+use hapax_engine::{Pulled, Readiness};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, Semaphore};
@@ -92,6 +92,7 @@ impl Work for Fake {
                     run: job.run,
                     idempotency_key: job.idempotency_key.clone(),
                     leased_until: noon(),
+                    alone: false,
                     event: ClaimedEvent {
                         id: event.summary.id,
                         key: EventKey {
@@ -148,6 +149,10 @@ impl Work for Fake {
 
     async fn run_sql(&self, _: SqlAsk) -> Result<SqlRan, StoreError> {
         Ok(SqlRan::default())
+    }
+
+    async fn run_claimed(&self, _: SqlRun) -> Result<Ran, StoreError> {
+        Ok(Ran::Lost)
     }
 
     async fn next_due(&self, _: &HandlerRef) -> Result<Option<Timestamp>, StoreError> {
@@ -370,6 +375,10 @@ fn server(events: Vec<EventDetail>) -> Server {
             vec![new("fee"), new("mail")]
         }),
         configured: Arc::new(move || vec![spec("fee", true), spec("mail", false)]),
+        currents: Arc::new(|_, claims| {
+            let plain = |claim| Pulled { claim, current: None };
+            Box::pin(std::future::ready(claims.into_iter().map(plain).collect()))
+        }),
         now: Arc::new(noon),
         unfinished: unfinished.clone(),
     });

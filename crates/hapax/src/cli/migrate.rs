@@ -50,7 +50,9 @@ impl Migrate {
         match self.what.unwrap_or(What::Status) {
             What::Status => self.status(&url),
             What::Up => {
-                remote::run(async { PgStore::migrate(url.expose()).await.map_err(|e| failed(&url, &e)) })?;
+                remote::run(async {
+                    PgStore::migrate(url.expose()).await.map_err(|e| failed(&url, &e))
+                })?;
                 self.status(&url)
             }
         }

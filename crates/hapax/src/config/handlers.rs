@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use hapax_core::Source;
 use hapax_core::handler::{
-    Dialect, Gaps, Handler, HandlerKind, HttpTarget, OnGap, Order, SignAs, SqlError, SqlParameter,
-    SqlProgram, Types,
+    Dialect, Gaps, Handler, HandlerKind, HttpTarget, OnGap, Order, Refetch, RefetchError,
+    RefetchUrl, SignAs, SqlError, SqlParameter, SqlProgram, Types,
 };
 use hapax_core::job::{HandlerName, Policy};
 use hapax_core::order::OrderPolicy;
 use hapax_core::presets;
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
-use http::Uri;
+use http::{HeaderName, HeaderValue, Uri};
 
 use super::Reading;
 use super::document::{Entry, Section, not_built_yet};
@@ -45,7 +45,7 @@ impl Mode {
     }
 }
 
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 13] = [
     "types",
     "sql",
     "sql_file",
@@ -58,15 +58,16 @@ const KEYS: [&str; 12] = [
     "lease",
     "concurrency",
     "order",
+    "refetch",
 ];
-const LATER: [&str; 1] = ["refetch"];
 const ORDER_KEYS: [&str; 7] = ["resource", "by", "policy", "hold", "hold_max", "on_gap", "start"];
 const ORDER_LATER: [&str; 2] = ["state", "allow"];
+const REFETCH_KEYS: [&str; 4] = ["url", "headers", "timeout", "max_body"];
 
 /// Every key of a handler, for the test that each is explained.
 #[cfg(test)]
 pub(super) fn all_keys() -> impl Iterator<Item = &'static &'static str> {
-    KEYS.iter().chain(&ORDER_KEYS)
+    KEYS.iter().chain(&ORDER_KEYS).chain(&REFETCH_KEYS)
 }
 
 /// The wait before each attempt, where the config does not say: a day and a half in all.
@@ -93,6 +94,14 @@ const CONCURRENCY_DEFAULT: usize = 16;
 const CONCURRENCY_MAX: usize = 1_024;
 /// Held jobs of one resource: far more than any gap that closes by itself.
 const HOLD_MAX_MAX: usize = 1_000_000;
+/// An API that takes longer is not one to ask before every attempt.
+const REFETCH_TIMEOUT_DEFAULT: Duration = Duration::from_secs(5);
+const REFETCH_BYTES_DEFAULT: usize = 1024 * 1024;
+/// It is held in memory for each attempt that runs.
+const REFETCH_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// What the connection itself sends.
+const REFETCH_HEADERS_OURS: [&str; 5] =
+    ["host", "content-length", "transfer-encoding", "connection", "expect"];
 /// Before senders give up: most wait for ten seconds.
 const SYNC_TIMEOUT_DEFAULT: Duration = Duration::from_secs(8);
 /// The longest file of statements: what is longer was named by mistake.
@@ -152,7 +161,7 @@ impl Reading<'_> {
     }
 
     fn handler(&mut self, name: &str, section: &Section<'_>, spec: &SourceSpec) -> Option<Handler> {
-        section.expect(&KEYS, &LATER, &mut self.problems);
+        section.expect(&KEYS, &[], &mut self.problems);
         let label = format!("sources.{}.handlers.{name}", spec.name);
         let kind = self.kind(section, spec, &label);
         let types = self.types(section);
@@ -161,10 +170,12 @@ impl Reading<'_> {
             count(text, CONCURRENCY_MAX, CONCURRENCY_DEFAULT)
         });
         let order = self.order(section, &label);
-        let (timeout, lease) = self.timeout_and_lease(section, kind.as_ref(), &label);
+        let refetch = self.refetch(section);
+        let (timeout, lease) =
+            self.timeout_and_lease(section, kind.as_ref(), refetch.as_ref(), &label);
         let kind = kind?;
         if let HandlerKind::Sql(program) = &kind {
-            self.always_null(program, order.as_ref(), &label);
+            self.always_null(section, program, order.as_ref(), &label);
         }
         Some(Handler {
             name: HandlerName::new(name),
@@ -174,6 +185,7 @@ impl Reading<'_> {
             timeout,
             concurrency: concurrency.unwrap_or(CONCURRENCY_DEFAULT),
             order,
+            refetch,
         })
     }
 
@@ -337,6 +349,7 @@ impl Reading<'_> {
         &mut self,
         section: &Section<'_>,
         kind: Option<&HandlerKind>,
+        refetch: Option<&Refetch>,
         label: &str,
     ) -> (Duration, Duration) {
         let mut span = |key: &str| {
@@ -352,19 +365,25 @@ impl Reading<'_> {
             },
             (None, Some(HandlerKind::Http(_) | HandlerKind::Pull) | None) => TIMEOUT_DEFAULT,
         };
-        let least = timeout.saturating_mul(2);
+        // Pulled work has no deadline but its lease, unless one is set.
+        let timed = given.0.is_some() || !matches!(kind, Some(HandlerKind::Pull) | None);
+        let work = if timed { timeout } else { Duration::ZERO };
+        let fetch = refetch.map_or(Duration::ZERO, |refetch| refetch.timeout);
+        let least = work.saturating_add(fetch).saturating_mul(2);
         let lease = match &given.1 {
             Some((lease, _)) => *lease,
             None => LEASE_DEFAULT.max(least),
         };
-        // Pulled work has no deadline but its lease, unless one is set.
-        let timed = given.0.is_some() || !matches!(kind, Some(HandlerKind::Pull) | None);
         if let Some((_, entry)) = given.1
-            && timed
             && lease < least
         {
+            let of = match (timed, refetch.is_some()) {
+                (_, false) => format!("the timeout of {timeout:?}"),
+                (true, true) => format!("the timeouts of {timeout:?} and, for refetch, {fetch:?}"),
+                (false, true) => format!("the timeout of refetch, {fetch:?}"),
+            };
             let complaint = Complaint::new(
-                format!("is shorter than twice the timeout of {timeout:?}"),
+                format!("is shorter than twice {of}"),
                 "lengthen the lease or shorten `timeout`: work still running when its lease ends \
                  is given to another worker",
             );
@@ -434,6 +453,81 @@ impl Reading<'_> {
             .ok()
     }
 
+    fn refetch(&mut self, handler: &Section<'_>) -> Option<Refetch> {
+        let section = handler.get("refetch")?.section(&mut self.problems)?;
+        section.expect(&REFETCH_KEYS, &[], &mut self.problems);
+        let problems = &mut self.problems;
+        let timeout = section.get("timeout").and_then(|entry| entry.parse(units::span, problems));
+        let most = section.get("max_body");
+        let most = most.and_then(|entry| entry.parse_number(refetch_bytes, problems));
+        let headers = self.refetch_headers(&section);
+        let url = self.refetch_url(handler, &section);
+        Some(Refetch {
+            url: url?,
+            headers: headers?,
+            timeout: timeout.unwrap_or(REFETCH_TIMEOUT_DEFAULT),
+            body_bytes_max: most.unwrap_or(REFETCH_BYTES_DEFAULT),
+        })
+    }
+
+    fn refetch_url(&mut self, handler: &Section<'_>, section: &Section<'_>) -> Option<RefetchUrl> {
+        let Some(entry) = section.get("url") else {
+            let complaint = Complaint::new(
+                "has no url",
+                "say where the object is: url = \"https://api.example.com/payouts/{resource}\"",
+            );
+            section.complain(complaint, &mut self.problems);
+            return None;
+        };
+        let text = entry.text(&mut self.problems)?;
+        let url = match RefetchUrl::parse(text) {
+            Ok(url) => url,
+            Err(RefetchError { at, problem, hint }) => {
+                let at = entry.byte_in_file(self.text, at).filter(|_| at > 0);
+                let place = Place::File(at.unwrap_or(entry.at()));
+                self.problems.add(place, entry.path(), Complaint::new(problem, hint));
+                return None;
+            }
+        };
+        if url.names_resource() && handler.get("order").is_none() {
+            let complaint = Complaint::new(
+                "{resource} is known only to a handler with an order",
+                "add `order` with resource = \"/data/object/id\" and by = \"/created\"",
+            );
+            entry.complain(complaint, &mut self.problems);
+            return None;
+        }
+        Some(url)
+    }
+
+    fn refetch_headers(&mut self, section: &Section<'_>) -> Option<Vec<(HeaderName, Secret)>> {
+        let Some(entry) = section.get("headers") else { return Some(Vec::new()) };
+        let section = entry.section(&mut self.problems)?;
+        let entries: Vec<_> = section.entries().collect();
+        let mut headers = Vec::new();
+        for entry in &entries {
+            let complaint = match HeaderName::try_from(entry.name()) {
+                Ok(name) if REFETCH_HEADERS_OURS.contains(&name.as_str()) => {
+                    Complaint::new("is set by the connection", "remove it")
+                }
+                Ok(name) => {
+                    let Some(secret) = self.secret(entry) else { continue };
+                    if HeaderValue::from_str(secret.expose()).is_ok() {
+                        headers.push((name, secret));
+                        continue;
+                    }
+                    Complaint::new(
+                        "does not fit in a header",
+                        "one line of ASCII, such as \"Bearer …\"",
+                    )
+                }
+                Err(_) => Complaint::new("is not the name of a header", "such as authorization"),
+            };
+            entry.complain(complaint, &mut self.problems);
+        }
+        (headers.len() == entries.len()).then_some(headers)
+    }
+
     fn selector<'d>(&mut self, section: &Section<'d>, key: &str) -> Option<&'d str> {
         match section.get(key) {
             Some(entry) => entry.text(&mut self.problems),
@@ -459,12 +553,25 @@ impl Reading<'_> {
     }
 
     /// A parameter that nothing fills is a mistake that no job would report.
-    fn always_null(&mut self, program: &SqlProgram, order: Option<&Order>, label: &str) {
+    fn always_null(
+        &mut self,
+        section: &Section<'_>,
+        program: &SqlProgram,
+        order: Option<&Order>,
+        label: &str,
+    ) {
         if program.uses(SqlParameter::Resource) && order.is_none() {
             self.warnings.push(format!("{label}: :resource is NULL without [{label}.order]"));
         }
-        if program.uses(SqlParameter::Current) {
-            self.warnings.push(format!("{label}: :current is NULL: refetch is not built yet"));
+        let way = section.get("sql").or_else(|| section.get("sql_file"));
+        if let (true, None, Some(way)) =
+            (program.uses(SqlParameter::Current), section.get("refetch"), way)
+        {
+            let complaint = Complaint::new(
+                ":current has nothing to stand for",
+                format!("say where the object is: [{label}.refetch] with a url"),
+            );
+            way.complain(complaint, &mut self.problems);
         }
     }
 }
@@ -492,6 +599,16 @@ fn read_sql(path: &Path) -> Result<String, Complaint> {
         return Err(cannot(format!("larger than {SQL_FILE_BYTES_MAX} bytes")));
     }
     std::fs::read_to_string(path).map_err(|error| cannot(error.to_string()))
+}
+
+fn refetch_bytes(text: &str) -> Result<usize, Complaint> {
+    match units::size(text)? {
+        bytes @ 1..=REFETCH_BYTES_MAX => Ok(bytes),
+        _other => Err(Complaint::new(
+            "is not a size from 1 to 16MiB",
+            "an object is held in memory for each attempt: write \"1MiB\"",
+        )),
+    }
 }
 
 /// Where the user's app listens. It may be anywhere: the operator wrote it.

@@ -16,6 +16,8 @@ pub(crate) struct Call {
     pub(crate) fence: u64,
     pub(crate) attempt: u32,
     pub(crate) body: String,
+    /// The object as it is now, where the handler refetches it.
+    pub(crate) current: Option<String>,
 }
 
 /// The app; it outlives the servers that call it.
@@ -101,6 +103,7 @@ fn serve(stream: TcpStream, seen: &Seen, answer: &dyn Fn(&Call) -> u16) {
             fence: head["hapax-fence"].parse().unwrap(),
             attempt: head["hapax-attempt"].parse().unwrap(),
             body: String::from_utf8(body).unwrap(),
+            current: head.get("hapax-current").cloned(),
         };
         seen.calls.lock().unwrap().push(call.clone());
         seen.came.notify_all();

@@ -21,8 +21,8 @@ use hapax_core::order::{Place, Position};
 use hapax_core::store::{
     Action, AttemptNote, Claim, ClaimAsk, EventDetail, EventFilter, EventId, EventName,
     EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter,
-    Lookup, MessageNote, NewJob, Outcome, Page, ReplayAsk, Replayed, Reviewed, SqlAsk, SqlRan,
-    Store, StoreError, Verdict, Work,
+    Lookup, MessageNote, NewJob, Outcome, Page, Ran, ReplayAsk, Replayed, Reviewed, SqlAsk, SqlRan,
+    SqlRun, Store, StoreError, Verdict, Work,
 };
 use hapax_core::{EventKey, KeyHash, Tenant, Timestamp};
 use tokio::sync::Notify;
@@ -30,8 +30,8 @@ use tokio::sync::Notify;
 use crate::Clock;
 use order::Resource;
 
-/// What stands in for the statements of an `sql` handler.
-type Effect = Arc<dyn Fn(&Claim) -> Result<Option<String>, String> + Send + Sync>;
+/// What stands in for the statements of an `sql` handler, given the claim and the current object.
+type Effect = Arc<dyn Fn(&Claim, Option<&str>) -> Result<Option<String>, String> + Send + Sync>;
 
 /// Events and their jobs, in memory.
 pub struct MemoryStore {
@@ -52,7 +52,7 @@ impl MemoryStore {
         Self {
             model: Mutex::default(),
             clock,
-            effect: Arc::new(|_| Ok(None)),
+            effect: Arc::new(|_, _| Ok(None)),
             arrived: Notify::new(),
         }
     }
@@ -61,6 +61,20 @@ impl MemoryStore {
     /// here: what it returns is the job's result, or why the attempt failed.
     pub fn with_sql(self, effect: Effect) -> Self {
         Self { effect, ..self }
+    }
+
+    async fn run_one(&self, claim: &Claim, current: Option<&str>) -> Result<Ran, StoreError> {
+        let (outcome, ran) = match (self.effect)(claim, current) {
+            Ok(result) => (Outcome::Done { result, publish: Vec::new() }, Ran::Done),
+            Err(error) => {
+                let failed = Outcome::Failed { error: error.clone(), retry: Retry::Schedule };
+                (failed, Ran::Failed(error))
+            }
+        };
+        Ok(match self.settle(claim.job, claim.fence, outcome).await? {
+            Held::Kept => ran,
+            Held::Lost => Ran::Lost,
+        })
     }
 
     fn model(&self) -> MutexGuard<'_, Model> {
@@ -223,20 +237,26 @@ impl Work for MemoryStore {
 
     async fn run_sql(&self, ask: SqlAsk) -> Result<SqlRan, StoreError> {
         let begun = self.model().claim(&ask.claim, self.now());
-        let mut ran = SqlRan { guarded: begun.guarded, ..SqlRan::default() };
+        let guarded = begun.guarded.len();
+        let mut ran = SqlRan { guarded, events: begun.guarded, ..SqlRan::default() };
         for claim in begun.claims {
-            let outcome = match (self.effect)(&claim) {
-                Ok(result) => Outcome::Done { result, publish: Vec::new() },
-                Err(error) => Outcome::Failed { error, retry: Retry::Schedule },
-            };
-            let done = matches!(outcome, Outcome::Done { .. });
-            match (self.settle(claim.job, claim.fence, outcome).await?, done) {
-                (Held::Kept, true) => ran.done += 1,
-                (Held::Kept, false) => ran.failed += 1,
-                (Held::Lost, _) => {}
+            match self.run_one(&claim, None).await? {
+                Ran::Done => ran.done += 1,
+                Ran::Failed(_) => ran.failed += 1,
+                Ran::Guarded | Ran::Lost => continue,
             }
+            ran.events.push(claim.event.id);
         }
         Ok(ran)
+    }
+
+    async fn run_claimed(&self, run: SqlRun) -> Result<Ran, StoreError> {
+        let begun = self.model().begin_claimed(run.job, run.fence, self.now());
+        self.hint();
+        match begun {
+            Ok(claim) => self.run_one(&claim, run.current.as_deref()).await,
+            Err(ran) => Ok(ran),
+        }
     }
 
     async fn next_due(&self, handler: &HandlerRef) -> Result<Option<Timestamp>, StoreError> {

@@ -53,7 +53,7 @@ impl Model {
         }
     }
 
-    fn guard_of(&self, job: &Job, policy: OrderPolicy) -> Guard {
+    pub(super) fn guard_of(&self, job: &Job, policy: OrderPolicy) -> Guard {
         self.guard(&job.tenant, &job.handler, job.place.as_ref(), policy)
     }
 

@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use hapax_core::job::{AfterFailure, AfterLoss, Fence, JobId, Phase, Retry, idempotency_key};
+use hapax_core::order::Guard;
 use hapax_core::store::{
-    AttemptNote, Claim, ClaimAsk, ClaimedEvent, HandlerRef, HandlerSpec, Held, MessageNote,
-    NewMessage, Outcome,
+    AttemptNote, Claim, ClaimAsk, ClaimedEvent, EventId, HandlerRef, HandlerSpec, Held,
+    MessageNote, NewMessage, Outcome, Ran,
 };
 use hapax_core::{Tenant, Timestamp};
 use jiff::SignedDuration;
@@ -20,7 +21,7 @@ use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 #[derive(Default)]
 pub(super) struct Begun {
     pub(super) claims: Vec<Claim>,
-    pub(super) guarded: usize,
+    pub(super) guarded: Vec<EventId>,
 }
 
 impl Model {
@@ -38,12 +39,12 @@ impl Model {
                 Turn::Now => {}
                 Turn::Past => {
                     self.close(at, Phase::Stale, now);
-                    begun.guarded += 1;
+                    begun.guarded.push(self.event_of(at));
                     continue;
                 }
                 Turn::NotYet => {
                     self.job_mut(at).phase = Phase::Held;
-                    begun.guarded += 1;
+                    begun.guarded.push(self.event_of(at));
                     continue;
                 }
                 Turn::AfterAnother => {
@@ -96,6 +97,10 @@ impl Model {
         job.progress = job.progress.claimed();
         job.fence = Fence(job.fence.0 + 1);
         job.taken = Some(Taken { worker: ask.worker.clone(), at: now, until, policy });
+        self.describe(at, until)
+    }
+
+    fn describe(&self, at: JobNumber, until: Timestamp) -> Claim {
         let job = &self.jobs[&at];
         let event = &self.events[&job.event];
         Claim {
@@ -109,6 +114,7 @@ impl Model {
                 job.run,
             ),
             leased_until: until,
+            alone: job.progress.alone(),
             event: ClaimedEvent {
                 id: event.detail.summary.id,
                 key: event.key.clone(),
@@ -119,6 +125,46 @@ impl Model {
                 headers: event.detail.headers.clone(),
                 body: event.detail.body.clone(),
             },
+        }
+    }
+
+    fn event_of(&self, at: JobNumber) -> EventId {
+        self.events[&self.jobs[&at].event].detail.summary.id
+    }
+
+    /// What a claim that may still be run by itself is about; or what there is to say without it.
+    pub(super) fn begin_claimed(
+        &mut self,
+        job: JobId,
+        fence: Fence,
+        now: Timestamp,
+    ) -> Result<Claim, Ran> {
+        let Some(at) = self.numbered(job).filter(|at| self.jobs[at].fence == fence) else {
+            return Err(Ran::Lost);
+        };
+        match self.jobs[&at].phase {
+            Phase::Done => return Err(Ran::Done),
+            Phase::Leased => {}
+            Phase::Ready | Phase::Held | Phase::Parked | Phase::Stale | Phase::Dead => {
+                return Err(Ran::Lost);
+            }
+        }
+        let order = self.handlers.get(&self.jobs[&at].handler).and_then(|spec| spec.order);
+        let of = &self.jobs[&at];
+        let guard = match order {
+            Some(policy) if !of.forced => self.guard_of(of, policy),
+            Some(_) | None => Guard::Run,
+        };
+        match guard {
+            Guard::Run => Ok(self.describe(at, of.due_at().unwrap_or(now))),
+            Guard::Stale => {
+                self.close(at, Phase::Stale, now);
+                Err(Ran::Guarded)
+            }
+            Guard::Hold => {
+                self.leave(at, Phase::Held, now);
+                Err(Ran::Guarded)
+            }
         }
     }
 

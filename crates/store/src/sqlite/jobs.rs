@@ -486,6 +486,7 @@ impl Lanes {
             run: job.run,
             idempotency_key: idempotency_key(event.id, &lane.handler.handler, job.run),
             leased_until: timestamp(job.due_at),
+            alone: job.progress.alone(),
             event,
         })
     }

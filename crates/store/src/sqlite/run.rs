@@ -12,13 +12,13 @@ use hapax_core::failpoint;
 use hapax_core::handler::{SqlParameter, SqlProgram, SqlStatement};
 use hapax_core::job::Retry;
 use hapax_core::order::Guard;
-use hapax_core::store::{Claim, SqlAsk, SqlRan};
+use hapax_core::store::{Claim, Ran, SqlAsk, SqlRan, SqlRun};
 use rusqlite::types::Value;
 use rusqlite::{Connection, ErrorCode, params_from_iter};
 
-use super::jobs::{Asked, JobRow, Lanes};
+use super::jobs::{Asked, JobRow, Lanes, place_of};
 use super::marks;
-use super::row::{HELD, STALE, micros};
+use super::row::{DONE, HELD, LEASED, STALE, micros};
 use super::sandbox::Sandbox;
 use super::transaction::Transaction;
 use crate::limits::SQL_SLICE_MAX;
@@ -33,9 +33,22 @@ pub(super) struct Bench<'a> {
 }
 
 /// How one job went.
-enum Ran {
+enum Went {
     Done,
     Guarded,
+}
+
+/// What is run for a job.
+struct Effects<'a> {
+    program: &'a SqlProgram,
+    timeout: Duration,
+    current: Option<&'a str>,
+}
+
+impl<'a> Effects<'a> {
+    fn of(ask: &'a SqlAsk) -> Self {
+        Self { program: &ask.program, timeout: ask.timeout, current: None }
+    }
 }
 
 /// Why one job did not go, or none of its batch.
@@ -69,16 +82,42 @@ impl Bench<'_> {
                 tx.commit()?;
                 break;
             }
-            match self.alone(job, claim, ask)? {
-                Ok(Ran::Done) => ran.done += 1,
-                Ok(Ran::Guarded) => ran.guarded += 1,
+            match self.alone(job, claim, &Effects::of(ask))? {
+                Ok(Went::Done) => ran.done += 1,
+                Ok(Went::Guarded) => ran.guarded += 1,
                 Err(error) => {
                     self.fail(job, &error)?;
                     ran.failed += 1;
                 }
             }
+            ran.events.push(claim.event.id);
         }
         Ok(ran)
+    }
+
+    /// Runs a job that was claimed before, if its fence still holds.
+    pub(super) fn run_claimed(&mut self, run: &SqlRun) -> rusqlite::Result<Ran> {
+        let (seq, lane) = place_of(run.job);
+        let job = JobRow::find(self.conn, seq, lane)?.filter(|job| job.fence == run.fence.0);
+        let job = match job {
+            Some(job) if job.state == LEASED => job,
+            Some(job) if job.state == DONE => return Ok(Ran::Done),
+            Some(_) | None => return Ok(Ran::Lost),
+        };
+        let claim = self.lanes.describe(self.conn, &job)?;
+        let effects = Effects {
+            program: &run.program,
+            timeout: run.timeout,
+            current: run.current.as_deref(),
+        };
+        match self.alone(&job, &claim, &effects)? {
+            Ok(Went::Done) => Ok(Ran::Done),
+            Ok(Went::Guarded) => Ok(Ran::Guarded),
+            Err(error) => {
+                self.fail(&job, &error)?;
+                Ok(Ran::Failed(error))
+            }
+        }
     }
 
     /// Attempt+1 and a new fence are committed before the work; that commit need not survive a
@@ -127,12 +166,13 @@ impl Bench<'_> {
                 self.give_back(&claims[begun..])?;
                 break;
             }
-            match self.work(job, claim, ask) {
-                Ok(Ran::Done) => ran.done += 1,
-                Ok(Ran::Guarded) => ran.guarded += 1,
+            match self.work(job, claim, &Effects::of(ask)) {
+                Ok(Went::Done) => ran.done += 1,
+                Ok(Went::Guarded) => ran.guarded += 1,
                 Err(NotRun::Statement(_)) => return Ok(None),
                 Err(NotRun::Store(error)) => return Err(error),
             }
+            ran.events.push(claim.event.id);
         }
         failpoint!("worker.before_commit");
         match tx.commit() {
@@ -149,10 +189,10 @@ impl Bench<'_> {
         &mut self,
         job: &JobRow,
         claim: &Claim,
-        ask: &SqlAsk,
-    ) -> rusqlite::Result<Result<Ran, String>> {
+        effects: &Effects<'_>,
+    ) -> rusqlite::Result<Result<Went, String>> {
         let tx = Transaction::begin(self.conn)?;
-        let ran = match self.work(job, claim, ask) {
+        let ran = match self.work(job, claim, effects) {
             Ok(ran) => ran,
             Err(NotRun::Statement(error)) => return Ok(Err(error)),
             Err(NotRun::Store(error)) => return Err(error),
@@ -169,18 +209,18 @@ impl Bench<'_> {
     }
 
     /// Guard, effects and "done" of one job, in the transaction that is open.
-    fn work(&mut self, job: &JobRow, claim: &Claim, ask: &SqlAsk) -> Result<Ran, NotRun> {
+    fn work(&mut self, job: &JobRow, claim: &Claim, effects: &Effects<'_>) -> Result<Went, NotRun> {
         let now = (self.now)();
         if let Some(set_aside) = self.guard(job, now).map_err(NotRun::Store)? {
             return Ok(set_aside);
         }
-        let result = self.effects(job, claim, &ask.program, ask.timeout, now)?;
+        let result = self.effects(job, claim, effects, now)?;
         failpoint!("worker.mid_handler", &claim.event.key.event_id);
         self.lanes.finish(self.conn, job, result.as_deref(), now).map_err(NotRun::Store)?;
-        Ok(Ran::Done)
+        Ok(Went::Done)
     }
 
-    fn guard(&mut self, job: &JobRow, now: Timestamp) -> rusqlite::Result<Option<Ran>> {
+    fn guard(&mut self, job: &JobRow, now: Timestamp) -> rusqlite::Result<Option<Went>> {
         let order = self.lanes.spec_of(job.lane).and_then(|spec| spec.order);
         let (Some(order), Some(place)) = (order, &job.place) else { return Ok(None) };
         let mark = marks::mark(self.conn, job.lane, &place.resource)?;
@@ -190,17 +230,19 @@ impl Bench<'_> {
             Guard::Hold => HELD,
         };
         marks::set_aside(self.conn, job, state, now)?;
-        Ok(Some(Ran::Guarded))
+        // Where the claim had leased the resource, the next of it has nobody left to wait for.
+        marks::ready_next_if_free(self.conn, self.lanes, job, now)?;
+        Ok(Some(Went::Guarded))
     }
 
     fn effects(
         &mut self,
         job: &JobRow,
         claim: &Claim,
-        program: &SqlProgram,
-        timeout: Duration,
+        effects: &Effects<'_>,
         now: Timestamp,
     ) -> Result<Option<String>, NotRun> {
+        let Effects { program, timeout, current } = *effects;
         if publishes(program) {
             self.conn
                 .prepare_cached("UPDATE hapax_current SET event_seq = ?1, at = ?2")
@@ -210,7 +252,7 @@ impl Bench<'_> {
         let confined = self.sandbox.confine(timeout);
         let mut result = None;
         for statement in &program.statements {
-            match execute(self.conn, statement, claim) {
+            match execute(self.conn, statement, claim, current) {
                 Ok(first) => result = first,
                 Err(error) => {
                     let slow = confined.timed_out();
@@ -247,11 +289,12 @@ fn execute(
     conn: &Connection,
     statement: &SqlStatement,
     claim: &Claim,
+    current: Option<&str>,
 ) -> rusqlite::Result<Option<String>> {
     // Statements are kept by their text, and judged only when they are compiled: this one must
     // never be found under a text of ours, which nobody judged.
     let mut prepared = conn.prepare_cached(&format!("/* handler */ {}", statement.text))?;
-    let values = statement.parameters.iter().map(|parameter| value(*parameter, claim));
+    let values = statement.parameters.iter().map(|parameter| value(*parameter, claim, current));
     let mut rows = prepared.query(params_from_iter(values))?;
     let mut first = None;
     while let Some(row) = rows.next()? {
@@ -268,7 +311,7 @@ fn execute(
     Ok(first)
 }
 
-fn value(parameter: SqlParameter, claim: &Claim) -> Value {
+fn value(parameter: SqlParameter, claim: &Claim, current: Option<&str>) -> Value {
     let event = &claim.event;
     let text = |text: &str| Value::Text(text.to_owned());
     let optional = |it: Option<String>| it.map_or(Value::Null, Value::Text);
@@ -287,7 +330,7 @@ fn value(parameter: SqlParameter, claim: &Claim) -> Value {
         SqlParameter::OccurredAt => optional(event.occurred_at.map(|at| at.to_string())),
         SqlParameter::Resource => optional(event.resource.clone()),
         SqlParameter::Attempt => Value::Integer(claim.attempt.into()),
-        SqlParameter::Current => Value::Null,
+        SqlParameter::Current => current.map_or(Value::Null, text),
     }
 }
 

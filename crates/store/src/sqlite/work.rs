@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use hapax_core::job::{Fence, JobId};
 use hapax_core::store::{
-    Action, Claim, ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Horizon, NewJob, Outcome,
-    ReplayAsk, Replayed, Reviewed, SqlAsk, SqlRan, Status, StoreError, Work,
+    Action, Claim, ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Horizon, NewJob, Outcome, Ran,
+    ReplayAsk, Replayed, Reviewed, SqlAsk, SqlRan, SqlRun, Status, StoreError, Work,
 };
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
@@ -92,6 +92,19 @@ impl Work for SqliteStore {
 
     async fn run_sql(&self, ask: SqlAsk) -> Result<SqlRan, StoreError> {
         self.writer.slice(move |writer| writer.run_sql(&ask)).await
+    }
+
+    async fn run_claimed(&self, run: SqlRun) -> Result<Ran, StoreError> {
+        let shared = Arc::clone(&self.shared);
+        self.writer
+            .slice(move |writer| {
+                let ran = writer.run_claimed(&run)?;
+                if writer.lanes.take_woken() {
+                    shared.arrived.notify_waiters();
+                }
+                Ok(ran)
+            })
+            .await
     }
 
     async fn next_due(&self, handler: &HandlerRef) -> Result<Option<Timestamp>, StoreError> {

@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hapax_core::failpoint;
-use hapax_core::store::{Ingest, SqlAsk, SqlRan, StoreError, Verdict, Via};
+use hapax_core::store::{Ingest, Ran, SqlAsk, SqlRan, SqlRun, StoreError, Verdict, Via};
 use hapax_core::{KeyHash, SourceName, Tenant, Timestamp};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
@@ -516,15 +516,23 @@ impl Writer {
 
     /// One slice of an SQL handler's work.
     pub(super) fn run_sql(&mut self, ask: &SqlAsk) -> rusqlite::Result<SqlRan> {
+        self.at_the_bench(|bench| bench.run(ask))
+    }
+
+    /// One claimed job of an SQL handler.
+    pub(super) fn run_claimed(&mut self, run: &SqlRun) -> rusqlite::Result<Ran> {
+        self.at_the_bench(|bench| bench.run_claimed(run))
+    }
+
+    fn at_the_bench<T>(&mut self, work: impl FnOnce(&mut Bench<'_>) -> T) -> T {
         let dice = &mut self.dice;
-        Bench {
+        work(&mut Bench {
             conn: &self.conn,
             lanes: &mut self.lanes,
             sandbox: &self.sandbox,
             now: &*self.clock,
             dice: &mut || dice.roll(),
-        }
-        .run(ask)
+        })
     }
 
     /// What is done between batches: copies, a chunk of a merge, the log's bound.

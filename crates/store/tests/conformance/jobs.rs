@@ -9,7 +9,8 @@ use hapax_core::Tenant;
 use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::{LOST_ALONE_MAX, Phase, Retry};
 use hapax_core::store::{
-    ClaimAsk, Held, JobFilter, NewJob, NewMessage, Outcome, SqlAsk, Status, Verdict,
+    Claim, ClaimAsk, Held, JobFilter, NewJob, NewMessage, Outcome, Ran, SqlAsk, SqlRun, Status,
+    Verdict,
 };
 
 use crate::harness::{LEASE, Sender, Working, World, body, done, failed, handler, ids, job, spec};
@@ -573,11 +574,26 @@ pub(crate) async fn jobs_are_listed_from_new_to_old_and_filtered<S: Working>(wor
     assert_eq!(list(leased).await.len(), 2);
 }
 
+fn program() -> Arc<SqlProgram> {
+    // The same text in every dialect.
+    Arc::new(SqlProgram::parse("SELECT 'ok'", Dialect::Sqlite).expect("parses"))
+}
+
+/// Runs one claim of an `sql` handler by itself.
+pub(crate) async fn run_claimed<S: Working>(world: &World<S>, claim: &Claim) -> Ran {
+    let run = SqlRun {
+        job: claim.job,
+        fence: claim.fence,
+        program: program(),
+        timeout: Duration::from_secs(5),
+        current: Some("{}".into()),
+    };
+    world.store.run_claimed(run).await.expect("runs")
+}
+
 /// Runs an `sql` handler until it has nothing to do; says how many were done.
 pub(crate) async fn run_sql<S: Working>(world: &World<S>, name: &str) -> usize {
-    // The same text in every dialect.
-    let program = SqlProgram::parse("SELECT 'ok'", Dialect::Sqlite).expect("parses");
-    let program = Arc::new(program);
+    let program = program();
     let mut done = 0;
     loop {
         let claim = ClaimAsk { handler: handler(name), limit: 16, worker: "sql".into() };
@@ -587,6 +603,7 @@ pub(crate) async fn run_sql<S: Working>(world: &World<S>, name: &str) -> usize {
             return done;
         }
         assert_eq!(ran.failed, 0);
+        assert_eq!(ran.events.len(), ran.done + ran.guarded, "each is named");
         done += ran.done;
     }
 }
@@ -606,4 +623,49 @@ pub(crate) async fn sql_work_is_claimed_and_done_in_one_step<S: Working>(world: 
         assert_eq!(job.attempts.len(), 1);
     }
     assert_eq!(run_sql(&world, "fee").await, 0);
+}
+
+pub(crate) async fn what_sql_work_ended_is_named<S: Working>(world: World<S>) {
+    // Somebody waits for exactly one of them.
+    world.announce([spec("fee")]).await;
+    let mut accepted = Vec::new();
+    for n in 0..5 {
+        accepted.push(world.accept(&format!("evt_{n}"), &[job("fee")]).await);
+    }
+    let claim = ClaimAsk { handler: handler("fee"), limit: 16, worker: "sql".into() };
+    let ask = SqlAsk { claim, program: program(), timeout: Duration::from_secs(5) };
+    let ran = world.store.run_sql(ask).await.expect("runs");
+    assert_eq!((ran.done, ran.events), (5, accepted));
+}
+
+pub(crate) async fn a_claimed_job_is_run_by_itself_under_its_fence_and_once<S: Working>(
+    world: World<S>,
+) {
+    // Its worker was paused past its lease while it fetched something, and another one claimed.
+    world.announce([spec("fee")]).await;
+    world.accept("evt_1", &[job("fee")]).await;
+    let late = world.claim_one("fee").await;
+    assert!(!late.alone);
+    world.pass(LEASE + 10);
+    let next = world.claim_one("fee").await;
+    assert!(next.alone, "it was lost before");
+    assert_eq!(run_claimed(&world, &late).await, Ran::Lost);
+    assert_eq!(world.job("evt_1", "fee").await.phase, Phase::Leased);
+    assert_eq!(run_claimed(&world, &next).await, Ran::Done);
+    assert_eq!(run_claimed(&world, &next).await, Ran::Done, "the answer was lost");
+    assert_eq!(run_claimed(&world, &late).await, Ran::Lost);
+    let job = world.job("evt_1", "fee").await;
+    assert_eq!((job.phase, job.progress.attempt), (Phase::Done, 2));
+    let outcomes: Vec<_> = job.attempts.iter().map(|note| &*note.outcome).collect();
+    assert_eq!(outcomes, ["lost", "done"]);
+    assert_eq!(world.event("evt_1").await.summary.status, Status::Processed);
+    // What is given back, or was settled otherwise, is not run either.
+    world.accept("evt_2", &[crate::harness::job("fee")]).await;
+    let claim = world.claim_one("fee").await;
+    world.store.give_back(vec![(claim.job, claim.fence)]).await.expect("gives back");
+    assert_eq!(run_claimed(&world, &claim).await, Ran::Lost);
+    let claim = world.claim_one("fee").await;
+    world.settle(&claim, failed(Retry::Schedule)).await;
+    assert_eq!(run_claimed(&world, &claim).await, Ran::Lost);
+    assert_eq!(world.job("evt_2", "fee").await.phase, Phase::Ready);
 }

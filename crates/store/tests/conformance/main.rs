@@ -97,6 +97,8 @@ on_every_working_store! {
         a_waiting_worker_is_told_of_new_work,
         jobs_are_listed_from_new_to_old_and_filtered,
         sql_work_is_claimed_and_done_in_one_step,
+        what_sql_work_ended_is_named,
+        a_claimed_job_is_run_by_itself_under_its_fence_and_once,
     }
     order {
         latest_makes_older_news_stale_and_lets_ties_and_gaps_run,
@@ -114,6 +116,8 @@ on_every_working_store! {
         what_lies_at_or_below_the_mark_is_stale_unless_a_person_forces_it,
         a_dead_job_that_was_overtaken_is_stale_when_replayed,
         a_sequence_without_a_start_begins_with_what_is_claimed_first,
+        a_claimed_job_has_its_resource_for_itself_and_moves_its_mark,
+        a_claimed_job_that_was_overtaken_while_it_waited_does_nothing,
     }
     people {
         approving_beside_on_time_copies_writes_the_jobs_once,

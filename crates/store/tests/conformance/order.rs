@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use hapax_core::job::{Phase, Retry};
 use hapax_core::order::OrderPolicy;
-use hapax_core::store::{Held, ReplayEffect, Status};
+use hapax_core::store::{Held, Ran, ReplayEffect, Status};
 
 use crate::harness::{
     LEASE, Replay, Working, World, done, failed, ids, job, ordered, placed, spec,
 };
-use crate::jobs::run_sql;
+use crate::jobs::{run_claimed, run_sql};
 
 const LATEST: OrderPolicy = OrderPolicy::Latest;
 const FROM_ONE: OrderPolicy = OrderPolicy::Sequence { start: Some(1) };
@@ -333,4 +333,39 @@ pub(crate) async fn a_sequence_without_a_start_begins_with_what_is_claimed_first
     world.accept("n4", &[placed("fee", "acct", 4)]).await;
     assert_eq!(world.do_all("fee").await, [""; 0]);
     assert_eq!(world.job("n4", "fee").await.phase, Phase::Stale);
+}
+
+pub(crate) async fn a_claimed_job_has_its_resource_for_itself_and_moves_its_mark<S: Working>(
+    world: World<S>,
+) {
+    // While it fetches the current object, newer and older news of the same payout come in.
+    world.announce([ordered("fee", LATEST)]).await;
+    world.accept("v2", &[placed("fee", "po_1", 2)]).await;
+    let claim = world.claim_one("fee").await;
+    world.accept("v1", &[placed("fee", "po_1", 1)]).await;
+    world.accept("v3", &[placed("fee", "po_1", 3)]).await;
+    assert!(world.claim("fee", 10).await.is_empty(), "one at a time");
+    assert_eq!(run_claimed(&world, &claim).await, Ran::Done);
+    assert_eq!(world.do_all("fee").await, ["v3"]);
+    assert_eq!(world.event("v1").await.summary.status, Status::Stale);
+}
+
+pub(crate) async fn a_claimed_job_that_was_overtaken_while_it_waited_does_nothing<S: Working>(
+    world: World<S>,
+) {
+    // A slow worker's lease ended, newer news was claimed, and the slow one is done after all. The
+    // older one that was claimed meanwhile must not undo it, nor keep the next from its turn.
+    world.announce([ordered("fee", LATEST)]).await;
+    world.accept("v5", &[placed("fee", "po_1", 5)]).await;
+    let slow = world.claim_one("fee").await;
+    world.pass(LEASE);
+    world.accept("v4", &[placed("fee", "po_1", 4)]).await;
+    let older = world.claim("fee", 1).await.remove(0);
+    assert_eq!(ids(&[older.clone()]), ["v4"]);
+    world.accept("v6", &[placed("fee", "po_1", 6)]).await;
+    assert!(world.claim("fee", 1).await.is_empty());
+    assert_eq!(world.settle(&slow, done("late, but first")).await, Held::Kept);
+    assert_eq!(run_claimed(&world, &older).await, Ran::Guarded);
+    assert_eq!(world.event("v4").await.summary.status, Status::Stale);
+    assert_eq!(world.do_all("fee").await, ["v6"]);
 }

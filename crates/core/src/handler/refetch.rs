@@ -1,0 +1,238 @@
+//! Where the object that an event is about can be fetched as it is now: the event is a hint, the
+//! source of truth has the last word. This makes the URL; the engine does the fetching.
+//!
+//! What comes from an event is percent-encoded as one path segment and can never reach the host, so
+//! no sender chooses whom we ask.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use http::{HeaderName, Uri};
+
+use crate::presets::edits;
+use crate::secret::Secret;
+use crate::store::ClaimedEvent;
+
+/// How the current object is fetched. Its headers may be secrets, and `Debug` hides them.
+#[derive(Debug, Clone)]
+pub struct Refetch {
+    /// The URL, with placeholders.
+    pub url: RefetchUrl,
+    /// Sent with the request: each fits into a header.
+    pub headers: Vec<(HeaderName, Secret)>,
+    /// For all of it, from the name lookup to the last byte.
+    pub timeout: Duration,
+    /// The largest object that is taken.
+    pub body_bytes_max: usize,
+}
+
+/// A URL with placeholders in its path or query.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RefetchUrl {
+    pieces: Vec<Piece>,
+}
+
+/// Why a URL cannot be used, and where in its text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefetchError {
+    /// The byte of the text.
+    pub at: usize,
+    /// What is wrong.
+    pub problem: String,
+    /// What to do about it.
+    pub hint: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Piece {
+    Text(String),
+    Value(Placeholder),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Placeholder {
+    Resource,
+    EventId,
+    EventType,
+    Tenant,
+}
+
+impl RefetchUrl {
+    /// Finds the placeholders, and checks that the rest is a URL: `http` or `https`, with a host,
+    /// without user or fragment.
+    pub fn parse(text: &str) -> Result<Self, RefetchError> {
+        let pieces = pieces(text)?;
+        let whole = |problem: &str| RefetchError {
+            at: 0,
+            problem: problem.to_owned(),
+            hint: "write where the object is found: \"https://api.example.com/payouts/{resource}\""
+                .to_owned(),
+        };
+        // Any value is as good as another here: encoded, all of them are plain text.
+        let sample = joined(&pieces, |_| Ok("x".to_owned())).map_err(|problem| whole(&problem))?;
+        let url: Uri = sample.parse().map_err(|_| whole("is not a URL"))?;
+        match url.scheme_str() {
+            Some("http" | "https") => {}
+            Some(_) | None => return Err(whole("must begin with http:// or https://")),
+        }
+        if url.host().is_none_or(str::is_empty) {
+            return Err(whole("names no host"));
+        }
+        if url.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+            return Err(whole("must not carry a user name: use `headers`"));
+        }
+        if text.contains('#') {
+            return Err(whole("must not have a fragment: it is never sent"));
+        }
+        let path_at = text.find("://").and_then(|at| {
+            let host = at + 3;
+            text[host..].find(['/', '?']).map(|length| host + length)
+        });
+        let early = placeholders(text).find(|at| path_at.is_none_or(|path| *at < path));
+        if let Some(at) = early {
+            return Err(RefetchError {
+                at,
+                problem: "a placeholder cannot be part of the host".to_owned(),
+                hint: "the event must not choose whom we ask: put it into the path or the query"
+                    .to_owned(),
+            });
+        }
+        Ok(Self { pieces })
+    }
+
+    /// Whether it names `{resource}`, which only a handler with an order knows.
+    pub fn names_resource(&self) -> bool {
+        self.pieces.contains(&Piece::Value(Placeholder::Resource))
+    }
+
+    /// The URL for an event, or why there is none. The reason never quotes the event.
+    pub fn of(&self, event: &ClaimedEvent) -> Result<Uri, String> {
+        let value = |placeholder| {
+            let value = match placeholder {
+                Placeholder::Resource => event.resource.as_deref(),
+                Placeholder::EventId => Some(&*event.key.event_id),
+                Placeholder::EventType => event.event_type.as_deref(),
+                Placeholder::Tenant => Some(event.key.tenant.as_str()),
+            };
+            match value {
+                Some(value) if value.split(['/', '\\']).any(is_dots) => {
+                    Err(format!("a part of its {} is only dots", placeholder.name()))
+                }
+                Some(value) if !value.is_empty() => Ok(encoded(value)),
+                Some(_) | None => Err(format!("the event has no {}", placeholder.name())),
+            }
+        };
+        let text = joined(&self.pieces, value)?;
+        text.parse().map_err(|_| "with this event's values it is no URL".to_owned())
+    }
+}
+
+impl std::fmt::Debug for RefetchUrl {
+    // A query may hold an API key.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RefetchUrl(hidden)")
+    }
+}
+
+impl Placeholder {
+    const ALL: [Self; 4] = [Self::Resource, Self::EventId, Self::EventType, Self::Tenant];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Resource => "resource",
+            Self::EventId => "event_id",
+            Self::EventType => "event_type",
+            Self::Tenant => "tenant",
+        }
+    }
+
+    fn named(name: &str) -> Result<Self, String> {
+        if let Some(placeholder) = Self::ALL.into_iter().find(|known| known.name() == name) {
+            return Ok(placeholder);
+        }
+        let near = Self::ALL
+            .into_iter()
+            .map(|known| (edits(&name.to_lowercase(), known.name()), known.name()))
+            .filter(|(steps, _)| *steps <= (name.len() / 3).max(1))
+            .min();
+        let known = Self::ALL.map(|known| format!("{{{}}}", known.name())).join(" ");
+        Err(match near {
+            Some((_, near)) => format!("did you mean {{{near}}}? Known: {known}"),
+            None => format!("known: {known}"),
+        })
+    }
+}
+
+/// Where each placeholder begins.
+fn placeholders(text: &str) -> impl Iterator<Item = usize> {
+    text.match_indices('{').map(|(at, _)| at)
+}
+
+fn pieces(text: &str) -> Result<Vec<Piece>, RefetchError> {
+    let mut pieces = Vec::new();
+    let mut at = 0;
+    while let Some(open) = text[at..].find(['{', '}']).map(|length| at + length) {
+        let stray = |problem: &str| RefetchError {
+            at: open,
+            problem: problem.to_owned(),
+            hint: "a placeholder is a name in braces, such as {resource}".to_owned(),
+        };
+        if text[open..].starts_with('}') {
+            return Err(stray("a brace is closed that was not opened"));
+        }
+        let close = text[open..].find('}').map(|length| open + length);
+        let close = close.ok_or_else(|| stray("a brace is not closed"))?;
+        let name = &text[open + 1..close];
+        let placeholder = Placeholder::named(name).map_err(|hint| RefetchError {
+            at: open,
+            problem: format!("unknown placeholder {{{}}}", name.escape_debug()),
+            hint,
+        })?;
+        pieces.push(Piece::Text(text[at..open].to_owned()));
+        pieces.push(Piece::Value(placeholder));
+        at = close + 1;
+    }
+    pieces.push(Piece::Text(text[at..].to_owned()));
+    Ok(pieces)
+}
+
+/// Servers take `.` and `..` out of a path before they look at it, some also where the slash beside
+/// them was encoded: such a value would ask for something else, maybe for all there is.
+fn is_dots(part: &str) -> bool {
+    matches!(part, "." | "..")
+}
+
+/// The text with its values.
+fn joined(
+    pieces: &[Piece],
+    value: impl Fn(Placeholder) -> Result<String, String>,
+) -> Result<String, String> {
+    let mut text = String::new();
+    for piece in pieces {
+        match piece {
+            Piece::Text(plain) => text.push_str(plain),
+            Piece::Value(placeholder) => text.push_str(&value(*placeholder)?),
+        }
+    }
+    let path = text.split('?').next().unwrap_or_default();
+    if path.split('/').any(is_dots) {
+        return Err("a part of its path is only dots".to_owned());
+    }
+    Ok(text)
+}
+
+/// Percent-encoded, as one segment of a path.
+fn encoded(value: &str) -> String {
+    let mut text = String::with_capacity(value.len());
+    for byte in value.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                text.push(char::from(byte));
+            }
+            other => {
+                write!(text, "%{other:02X}").expect("a String takes all that is written to it");
+            }
+        }
+    }
+    text
+}
