@@ -747,7 +747,7 @@ fn refetch(api: &TheApp, path: &str) -> Option<Refetch> {
 }
 
 fn sql() -> HandlerKind {
-    HandlerKind::Sql(Arc::new(SqlProgram::parse("SELECT :current").unwrap()))
+    HandlerKind::Sql(Arc::new(SqlProgram::parse("SELECT :current", Dialect::Sqlite).unwrap()))
 }
 
 /// An event about this resource.
