@@ -114,7 +114,8 @@ impl SqlStatement {
     /// Where in the program the byte `at` of `text` stood; a byte of `$1` is the parameter's colon.
     /// What lies past the end is the end.
     pub fn place_of_byte(&self, at: usize) -> SqlPlace {
-        let at = self.text.floor_char_boundary(at);
+        let ends = self.text.char_indices().map(|(end, _)| end).chain([self.text.len()]);
+        let at = ends.take_while(|end| *end <= at).last().unwrap_or(0);
         let part = self.parts.iter().rfind(|part| part.at <= at);
         match part {
             Some(part) if part.is_copy => part.place.after(&self.text[part.at..at]),

@@ -18,10 +18,11 @@ pub(super) fn program(text: &str, dialect: Dialect) -> Result<SqlProgram, Fault>
                     draft.copy(piece);
                 }
             }
-            Token::Semicolon => match draft.take() {
-                Some(draft) => statements.push(draft.finish(nth)?),
-                None => {}
-            },
+            Token::Semicolon => {
+                if let Some(draft) = draft.take() {
+                    statements.push(draft.finish(nth)?);
+                }
+            }
             Token::Parameter => {
                 let parameter = SqlParameter::find(&piece[1..]).ok_or_else(|| {
                     let hint = SqlParameter::hint_for(&piece[1..]);
