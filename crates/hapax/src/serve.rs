@@ -32,6 +32,7 @@ use tower::ServiceExt as _;
 use crate::admin::{self, Admin, Gate};
 use crate::config::{Config, Keep, Mode, Permission, Role, ServiceUrl};
 use crate::telemetry;
+use crate::watch::{Eyes, Rules, Watch};
 
 /// How often files with secrets are looked at for a change.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
@@ -41,9 +42,6 @@ const DESCRIPTORS_APART: u64 = 64;
 
 /// Runs until a signal says stop; what was accepted by then is committed and answered.
 pub(crate) fn run(config: Config) -> anyhow::Result<()> {
-    if let Some(url) = &config.settings.database_url {
-        anyhow::bail!("opening {url}: PostgreSQL is not built yet; remove database_url for now");
-    }
     let metrics = telemetry::start()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -140,6 +138,25 @@ async fn serve_on<S: Backend>(
     let readiness = Arc::new(Readiness::new(stop.clone()));
     let gate = Arc::new(Gate::new(private_at.ip(), tokens(&config)));
     let unfinished = TaskTracker::new();
+    let watch = Arc::new(Watch::new(
+        Eyes {
+            traffic: {
+                let ingress = Arc::clone(&ingress);
+                Box::new(move || ingress.traffic())
+            },
+            clock_offset_seconds: {
+                let ingress = Arc::clone(&ingress);
+                Box::new(move || ingress.clock_offset_seconds())
+            },
+            known: {
+                let workers = Arc::clone(&workers);
+                Box::new(move || workers.handlers().into_iter().map(|spec| spec.handler).collect())
+            },
+            log: Some(config.settings.data_dir.join("hapax.db-wal")),
+            now: Arc::clone(&now),
+        },
+        Rules::of(&config),
+    ));
     let router = admin::router(Admin {
         store: Arc::clone(&store),
         gate: Arc::clone(&gate),
@@ -153,6 +170,7 @@ async fn serve_on<S: Backend>(
             let workers = Arc::clone(&workers);
             Arc::new(move || workers.handlers())
         },
+        watch: Arc::clone(&watch),
         currents: {
             let workers = Arc::clone(&workers);
             Arc::new(move |of, claims| {
@@ -182,6 +200,10 @@ async fn serve_on<S: Backend>(
         ingress: public.is_some().then_some((scheme, public_at)),
         admin: private.is_some().then_some(private_at),
     };
+    let watching = {
+        let (watch, store, stop) = (Arc::clone(&watch), Arc::clone(&store), stop_behind.clone());
+        tokio::spawn(async move { watch.run(store, stop).await })
+    };
     let serving = public.map(|public| {
         let ingress = Arc::clone(&ingress);
         tokio::spawn(serve_ingress(public, tls, ingress, limits.clone(), stop.clone()))
@@ -204,7 +226,7 @@ async fn serve_on<S: Backend>(
     readiness.opened();
     announce(&config, &ready);
 
-    let mut live = Live { config, ingress, workers, janitor, gate, certificate, public_at };
+    let mut live = Live { config, ingress, workers, janitor, watch, gate, certificate, public_at };
     live.watch(&mut signals, &metrics).await;
 
     tracing::info!("stopping: what was received is committed and answered first");
@@ -219,6 +241,7 @@ async fn serve_on<S: Backend>(
     stop_behind.cancel();
     ended(working).await.context("the workers panicked")?;
     ended(tidying).await.context("the janitor panicked")?;
+    watching.await.context("the watch panicked")?;
     ended(administering).await.context("the admin side panicked")?;
     unfinished.close();
     unfinished.wait().await;
@@ -426,6 +449,7 @@ struct Live<S> {
     ingress: Arc<Ingress<S>>,
     workers: Arc<Workers<S>>,
     janitor: Arc<Janitor<S>>,
+    watch: Arc<Watch>,
     gate: Arc<Gate>,
     certificate: Option<Arc<Certificate>>,
     public_at: SocketAddr,
@@ -495,6 +519,7 @@ impl<S: Backend> Live<S> {
         }
         self.workers.reload(lanes(&newer));
         self.janitor.reload(retention(&newer));
+        self.watch.reload(Rules::of(&newer));
         self.gate.reload(tokens(&newer));
         if let Some(Err(error)) = self.certificate.as_ref().map(|certificate| certificate.reload())
         {

@@ -15,7 +15,7 @@ use hapax_core::{SourceName, Tenant};
 use serde::{Deserialize, Serialize};
 
 use super::Admin;
-use super::asked::{self, Asked, limit};
+use super::asked::{self, Asked, cursor, limit};
 use super::auth::Caller;
 use super::problem::Problem;
 use super::{events, jobs};
@@ -101,6 +101,8 @@ enum Effect {
     Stale,
     /// It is waiting or running anyway.
     AlreadyOpen,
+    /// A person refused it: nothing happens without `force`.
+    Discarded,
     /// No configured handler would take it: nothing happens.
     NoHandler,
 }
@@ -155,13 +157,12 @@ pub(super) async fn many<S: Store + Work + Inspect>(
         None | Some(Phase::Dead) => {}
         Some(_) => return Err(Problem::bad_request("status is \"dead\" or left out")),
     }
-    let before = asked.cursor.map(|cursor| cursor.parse().map(Cursor)).transpose();
     let filter = JobFilter {
         tenant: asked.tenant.map(Tenant::new),
         source: asked.source.map(SourceName::new),
         handler: asked.handler.map(HandlerName::new),
         phase: Some(Phase::Dead),
-        before: before.map_err(|_| Problem::bad_request("cursor is not one of ours"))?,
+        before: cursor(asked.cursor)?,
         limit: limit(asked.limit)?,
     };
     let page = admin.store.jobs(filter).await?;
@@ -217,11 +218,16 @@ async fn replay<S: Store + Work + Inspect>(
     by: Action,
 ) -> Result<Vec<Told>, Problem> {
     match event.summary.status {
-        Status::Review => {
+        // Where jobs of it wait or were refused, the store answers for each.
+        Status::Review if event.jobs.is_empty() => {
             return Err(Problem::conflict("the event waits for review: approve or reject it"));
         }
-        Status::Discarded => return Err(Problem::conflict("the event was rejected")),
-        Status::Dead
+        Status::Discarded if event.jobs.is_empty() => {
+            return Err(Problem::conflict("the event was rejected"));
+        }
+        Status::Review
+        | Status::Discarded
+        | Status::Dead
         | Status::Failed
         | Status::Held
         | Status::Processing
@@ -248,6 +254,7 @@ async fn replay<S: Store + Work + Inspect>(
             (ReplayEffect::AlreadyApplied, _) => Effect::AlreadyApplied,
             (ReplayEffect::Stale, _) => Effect::Stale,
             (ReplayEffect::AlreadyOpen, _) => Effect::AlreadyOpen,
+            (ReplayEffect::Discarded, _) => Effect::Discarded,
         },
     };
     Ok(replayed.into_iter().map(tell).collect())

@@ -85,7 +85,7 @@ impl Sql {
     #[allow(clippy::unnecessary_wraps, reason = "every command answers the same way")]
     pub(super) fn run(self) -> Result<Exit, Failure> {
         let text = match self {
-            Self::Once => PgStore::once_sql(),
+            Self::Once => PgStore::once_sql().to_owned(),
             Self::Schema => PgStore::schema_sql(),
         };
         out::data(text.trim_end())?;

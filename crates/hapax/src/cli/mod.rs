@@ -14,6 +14,7 @@ mod remote;
 mod send;
 mod setup;
 mod sign;
+mod stats;
 mod told;
 mod verify;
 
@@ -59,6 +60,10 @@ enum Command {
     Dead(dead::Dead),
     /// Tell the story of one event in plain sentences
     Explain(explain::Explain),
+    /// Figures of a running server: duplicates, success, processing time, retries, by source
+    Stats(stats::Stats),
+    /// What needs a person's attention now; exit 1 if anything does
+    Alerts(stats::Alerts),
     /// Check config, data directory, disk, database, server and clock
     Doctor(doctor::Doctor),
     /// Bring the tables in a shared PostgreSQL forward, or say how they stand
@@ -88,6 +93,8 @@ pub(crate) fn run() -> Exit {
         Command::Events(events) => events.run(),
         Command::Dead(dead) => dead.run(),
         Command::Explain(explain) => explain.run(),
+        Command::Stats(stats) => stats.run(),
+        Command::Alerts(alerts) => alerts.run(),
         Command::Doctor(doctor) => doctor.run(),
         Command::Migrate(migrate) => migrate.run(),
         Command::Sql(sql) => sql.run(),

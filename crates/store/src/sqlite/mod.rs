@@ -1,11 +1,12 @@
 //! The embedded store: one SQLite file, one thread that writes it, readers apart.
 //!
 //! Read [`writer`] first: it owns the connection and decides every race. [`index`] is how it knows
-//! the keys, [`open`] how the file is opened and owned, [`recent`] how a flood of copies is
+//! the keys, [`open`] how the file is opened and owned, [`crate::recent`] how a flood of copies is
 //! answered without it, [`reader`] how people look at what is there.
 
 mod checkpoint;
 mod copies;
+mod figures;
 mod filter;
 mod index;
 mod jobs;
@@ -13,11 +14,9 @@ mod marks;
 mod open;
 mod prune;
 mod reader;
-mod recent;
 mod row;
 mod run;
 mod sandbox;
-mod spread;
 #[cfg(test)]
 mod tests;
 mod transaction;
@@ -30,7 +29,7 @@ use std::sync::Arc;
 use hapax_core::job::JobId;
 use hapax_core::store::{
     EventDetail, EventFilter, EventName, EventSummary, Ingest, Inspect, JobDetail, JobFilter,
-    Lookup, Page, Store, StoreError, Verdict,
+    LaneState, Lookup, Page, Sample, SampleAsk, Store, StoreError, Verdict,
 };
 use hapax_core::{EventKey, Timestamp};
 use rusqlite::Connection;
@@ -38,9 +37,9 @@ use tokio::sync::Notify;
 
 pub use open::OpenError;
 
-use copies::Copies;
+use crate::copies::Copies;
+use crate::recent::RecentEvents;
 use reader::Readers;
-use recent::RecentEvents;
 use writer::{Health, WriterHandle};
 
 /// Where the time comes from: leases and due times are measured by it.
@@ -75,7 +74,7 @@ pub struct SqliteStore {
 #[derive(Debug)]
 struct Shared {
     recent: RecentEvents,
-    copies: Copies,
+    copies: Copies<i64>,
     health: Health,
     /// Told when jobs were written.
     arrived: Notify,
@@ -147,7 +146,7 @@ impl SqliteStore {
         let verdicts = recents
             .into_iter()
             .map(|recent| {
-                full |= self.shared.copies.note(recent.seq, &ingest.via);
+                full |= self.shared.copies.note(row::seq_of(recent.known.id), &ingest.via);
                 Verdict::Duplicate(recent.known)
             })
             .collect();
@@ -187,6 +186,14 @@ impl Inspect for SqliteStore {
 
     async fn job(&self, id: JobId) -> Result<Option<JobDetail>, StoreError> {
         self.readers.run(move |conn| reader::job(conn, id)).await
+    }
+
+    async fn lanes(&self) -> Result<Vec<LaneState>, StoreError> {
+        self.readers.run(figures::lanes).await
+    }
+
+    async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {
+        self.readers.run(move |conn| figures::sample(conn, ask)).await
     }
 }
 

@@ -9,7 +9,7 @@ use aws_lc_rs::hmac;
 use bytes::Bytes;
 use hapax_core::envelope::{EnvelopeSpec, IdSpec};
 use hapax_core::job::{HandlerName, JobId, Policy, Retry};
-use hapax_core::order::{OrderPolicy, Place as OrderPlace, Position};
+use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Place as OrderPlace, Position};
 use hapax_core::scheme::CustomScheme;
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::{Late, ReplayGuard, SourceSpec};
@@ -19,8 +19,10 @@ use hapax_core::store::{
     Via, Work,
 };
 use hapax_core::{Arrival, Receipt, Source, SourceName, Tenant, Timestamp, Verified, verify};
-use hapax_store::{MemoryStore, SqliteOptions, SqliteStore};
+use hapax_sim::Postgres;
+use hapax_store::{MemoryStore, PgOptions, PgStore, SqliteOptions, SqliteStore};
 use http::{HeaderMap, HeaderValue, Method};
+use tokio::sync::OnceCell;
 use uuid::Uuid;
 
 pub(crate) struct Place(tempfile::TempDir);
@@ -41,6 +43,36 @@ impl Place {
     pub(crate) fn file(&self) -> std::path::PathBuf {
         self.0.path().join("hapax.db")
     }
+}
+
+/// The URL of a fresh database with our tables, on the one server of this test process.
+pub(crate) async fn pg_database() -> String {
+    static TEMPLATE: OnceCell<()> = OnceCell::const_new();
+    let server = Postgres::shared().await;
+    TEMPLATE
+        .get_or_init(|| async {
+            server.execute("CREATE DATABASE hapax_template").await;
+            let url = server.url_for("hapax_template");
+            PgStore::migrate(&url).await.expect("migrates");
+            // Room for the day on which every test begins, and for today: less to do in each.
+            let days = "SELECT hapax.make_partition(day::date) FROM unnest(ARRAY[ \
+                        timestamp '2026-06-01', now() AT TIME ZONE 'UTC']) AS first, \
+                        generate_series(first, first + interval '7 days', interval '1 day') AS day";
+            Postgres::execute_at(&url, days).await;
+            let closed = "SELECT count(*)::text FROM pg_stat_activity \
+                          WHERE datname = 'hapax_template'";
+            while server.execute(closed).await != [Some("0".to_owned())] {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    server.create_database_from("case", "hapax_template").await
+}
+
+/// A store in a database of its own.
+pub(crate) async fn on_postgres() -> Arc<PgStore> {
+    let options = PgOptions::new(pg_database().await);
+    Arc::new(PgStore::open(options).await.expect("opens"))
 }
 
 const SECRET: &str = "a secret of the conformance suite";
@@ -98,6 +130,13 @@ impl Sender {
 
     pub(crate) fn of_several() -> Self {
         Self::build(|spec, _| spec.envelope.items = Some("/events".into()))
+    }
+
+    pub(crate) fn of_several_of(tenant: &str) -> Self {
+        Self::build(|spec, _| {
+            spec.tenant = Tenant::new(tenant);
+            spec.envelope.items = Some("/events".into());
+        })
     }
 
     /// Neither id nor time is signed: the id is in a header.
@@ -250,6 +289,16 @@ impl World<SqliteStore> {
     }
 }
 
+impl World<PgStore> {
+    pub(crate) async fn on_postgres() -> Self {
+        let clock = Clock::default();
+        let mut options = PgOptions::new(pg_database().await);
+        options.clock = Some(clock.for_a_store());
+        let store = Arc::new(PgStore::open(options).await.expect("opens"));
+        Self { store, clock, place: None }
+    }
+}
+
 /// The lease of every handler in the cases, in seconds.
 pub(crate) const LEASE: i64 = 30;
 
@@ -264,8 +313,12 @@ pub(crate) fn spec(name: &str) -> HandlerSpec {
     HandlerSpec { handler: handler(name), policy, order: None, pulled: false }
 }
 
-pub(crate) fn ordered(name: &str, order: OrderPolicy) -> HandlerSpec {
-    HandlerSpec { order: Some(order), ..spec(name) }
+pub(crate) fn ordered(name: &str, policy: OrderPolicy) -> HandlerSpec {
+    with_gaps(name, policy, Gaps::default())
+}
+
+pub(crate) fn with_gaps(name: &str, policy: OrderPolicy, gaps: Gaps) -> HandlerSpec {
+    HandlerSpec { order: Some(OrderRule { policy, gaps }), ..spec(name) }
 }
 
 pub(crate) fn job(name: &str) -> NewJob {
