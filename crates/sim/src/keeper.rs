@@ -9,7 +9,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -66,6 +66,7 @@ impl Keeper {
         // Of the real path, since the watchdog compares it with what /proc says.
         let folder = tempfile::Builder::new()
             .prefix(&format!("hapax-{name}-"))
+            .permissions(fs::Permissions::from_mode(0o700))
             .tempdir()?
             .keep()
             .canonicalize()?;
@@ -148,7 +149,7 @@ impl Drop for Keeper {
 }
 
 /// Ours, and where Debian keeps the engines that only root is meant to start.
-fn path() -> OsString {
+pub(crate) fn path() -> OsString {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     path.push(":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
     path

@@ -11,9 +11,11 @@ mod port;
 mod postgres;
 mod proxy;
 mod redis;
+mod skip;
 mod tls;
 
 pub use pgbouncer::PgBouncer;
 pub use postgres::{Mode, Postgres, Tls};
 pub use proxy::{Proxy, READY_FOR_QUERY, Traffic, Trap};
 pub use redis::{Redis, Reply};
+pub use skip::skip;

@@ -4,7 +4,7 @@
 use std::io;
 use std::process::{Child, Command};
 
-use crate::keeper::Keeper;
+use crate::keeper::{self, Keeper};
 use crate::{Postgres, launch};
 
 /// A running PgBouncer in front of a server. Dropped, it is gone.
@@ -15,6 +15,11 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
+    /// Whether there is one on this machine; a test without it says so by [`crate::skip()`].
+    pub fn is_installed() -> bool {
+        std::env::split_paths(&keeper::path()).any(|folder| folder.join("pgbouncer").exists())
+    }
+
     /// Pools sessions of `server`, at most `sessions_max` for each database.
     ///
     /// # Panics

@@ -109,6 +109,16 @@ impl Postgres {
         self.url_for(&name)
     }
 
+    /// Drops a database that [`Postgres::create_database`] has made, whoever is still connected: each
+    /// takes some megabytes, and a suite of hundreds of tests would fill a small disk.
+    ///
+    /// # Panics
+    /// When the server refuses.
+    pub async fn drop_database(&self, url: &str) {
+        let name = url.rsplit('/').next().unwrap_or_default();
+        self.execute(&format!("DROP DATABASE \"{name}\" WITH (FORCE)")).await;
+    }
+
     /// Where clients connect, as the superuser, to the database `postgres`.
     pub fn url(&self) -> String {
         self.url_for("postgres")
@@ -124,9 +134,18 @@ impl Postgres {
         self.port
     }
 
-    /// The folder with the server's programs (`psql`, `pg_dump`).
-    pub fn binaries(&self) -> &Path {
-        &self.binaries
+    /// A program that came with the server, or else one of that name on the path (`psql`).
+    pub fn program(&self, name: &str) -> Option<PathBuf> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let mut folders =
+            std::iter::once(self.binaries.clone()).chain(std::env::split_paths(&path));
+        folders.find_map(|folder| Some(folder.join(name)).filter(|program| program.exists()))
+    }
+
+    /// Whether [`Postgres::standby`] can be had: not every build of PostgreSQL brings what copies a
+    /// server, and that must be of the server's own version.
+    pub fn can_be_followed(&self) -> bool {
+        self.binaries.join(COPIER).exists()
     }
 
     /// All that the server has logged so far.
@@ -345,7 +364,7 @@ impl Postgres {
         let keeper = Keeper::new("standby", "QUIT")?;
         let name = format!("standby_{}", self.databases.fetch_add(1, Ordering::Relaxed));
         let primary = format!("host=127.0.0.1 port={} user=postgres", self.port);
-        let mut copy = keeper.command(self.binaries.join("pg_basebackup"));
+        let mut copy = keeper.command(self.binaries.join(COPIER));
         copy.args(["--no-sync", "--checkpoint=fast", "--wal-method=stream", "-d", &primary, "-D"]);
         copy.arg(data(&keeper));
         keeper.run(copy).await?;
@@ -384,6 +403,9 @@ impl Drop for Postgres {
         }
     }
 }
+
+/// What copies a running server.
+const COPIER: &str = "pg_basebackup";
 
 /// The role that [`Postgres::with_tls`] admits over TLS only.
 const TLS_ROLE: &str = "tls_only";

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use hapax_sim::{PgBouncer, Postgres, Redis, Reply};
+use hapax_sim::{PgBouncer, Postgres, Redis, Reply, skip};
 
 #[tokio::test]
 async fn redis_forgets_when_killed_and_comes_back_with_an_old_snapshot() {
@@ -47,6 +47,9 @@ async fn a_paused_redis_answers_nothing_and_then_everything() {
 #[tokio::test]
 async fn pgbouncer_gives_one_session_to_many_clients_in_turn() {
     // With one session for all, two clients can only both be served by sharing it.
+    if !PgBouncer::is_installed() {
+        return skip("PgBouncer", "it is not installed");
+    }
     let server = Postgres::shared().await;
     let name = "pooled";
     server.execute(&format!("CREATE DATABASE {name}")).await;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use hapax_sim::{Mode, Postgres};
+use hapax_sim::{Mode, Postgres, skip};
 
 #[tokio::test]
 async fn the_shared_server_keeps_its_tests_apart() {
@@ -14,6 +14,13 @@ async fn the_shared_server_keeps_its_tests_apart() {
     let seen = "SELECT count(*) FROM pg_tables WHERE tablename = 'fees'";
     assert_eq!(Postgres::execute_at(&one, seen).await, [Some("1".to_owned())]);
     assert_eq!(Postgres::execute_at(&other, seen).await, [Some("0".to_owned())]);
+
+    let template = one.rsplit('/').next().expect("a name");
+    let copy = server.create_database_from("ledger", template).await;
+    assert_eq!(Postgres::execute_at(&copy, seen).await, [Some("1".to_owned())]);
+    server.drop_database(&copy).await;
+    let left = "SELECT datname FROM pg_database WHERE datname LIKE 'ledger%'";
+    assert_eq!(server.execute(left).await.len(), 2);
 }
 
 #[tokio::test]
@@ -83,6 +90,9 @@ async fn sessions_end_by_request_and_by_crash() {
 async fn a_promoted_standby_has_every_acknowledged_commit() {
     // The primary dies right after its answer; what it had answered must be on the other side.
     let primary = Postgres::start().await;
+    if !primary.can_be_followed() {
+        return skip("a promoted standby", "this PostgreSQL has no pg_basebackup");
+    }
     primary.execute("CREATE TABLE fees (amount int)").await;
     let standby = primary.standby().await;
     primary.execute("INSERT INTO fees VALUES (7)").await;
@@ -98,9 +108,12 @@ async fn a_promoted_standby_has_every_acknowledged_commit() {
 async fn a_server_with_tls_proves_who_it_is_and_refuses_plain_talk() {
     // A client of another make judges: with the authority it gets in, without TLS it does not.
     let (server, tls) = Postgres::with_tls().await;
+    let Some(psql) = server.program("psql") else {
+        return skip("a server with TLS", "psql is not installed");
+    };
     let psql = |sslmode: &str| {
         let url = format!("postgres://{}@127.0.0.1:{}/postgres", tls.role, server.port());
-        std::process::Command::new(server.binaries().join("psql"))
+        std::process::Command::new(&psql)
             .args(["-Atc", "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()", &url])
             .env("PGSSLMODE", sslmode)
             .env("PGSSLROOTCERT", &tls.authority_file)
