@@ -51,6 +51,9 @@ use ingest::{Desk, Hash16};
 use names::Names;
 use row::Ids;
 
+/// The table and the function behind `hapax.once`, as a migration for any PostgreSQL.
+pub const ONCE_SQL: &str = include_str!("sql/once.sql");
+
 /// How long closing waits for what was begun.
 const CLOSE_MAX: Duration = Duration::from_secs(20);
 
