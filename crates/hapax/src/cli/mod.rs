@@ -65,6 +65,9 @@ enum Command {
     Alerts(stats::Alerts),
     /// Check config, data directory, disk, database, server and clock
     Doctor(doctor::Doctor),
+    /// Print SQL to run as a migration in a PostgreSQL of your own
+    #[command(subcommand)]
+    Sql(Sql),
     /// Print a completion script for a shell
     Completions {
         /// Which shell
@@ -72,6 +75,12 @@ enum Command {
     },
     /// Print the manual page
     Man,
+}
+
+#[derive(Debug, Subcommand)]
+enum Sql {
+    /// The function hapax.once and its table, for a database without Hapax
+    Once,
 }
 
 /// Reads the command line, does what it says, and answers how that went.
@@ -90,6 +99,7 @@ pub(crate) fn run() -> Exit {
         Command::Stats(stats) => stats.run(),
         Command::Alerts(alerts) => alerts.run(),
         Command::Doctor(doctor) => doctor.run(),
+        Command::Sql(Sql::Once) => print(hapax_store::ONCE_SQL.as_bytes()),
         Command::Completions { shell } => completions(shell),
         Command::Man => man(),
     };
