@@ -19,7 +19,7 @@ extern crate self as hapax_store;
 mod harness;
 
 pub use memory::MemoryStore;
-pub use postgres::{MigrationStatus, ONCE_SQL, PgOpenError, PgOptions, PgStore, PoolSizes};
+pub use postgres::{MigrationStatus, PgOpenError, PgOptions, PgStore, PoolSizes};
 pub use sqlite::{Clock, OpenError, SqliteOptions, SqliteStore};
 
 pub mod limits {

@@ -7,6 +7,7 @@ mod dead;
 mod doctor;
 mod events;
 mod explain;
+mod migrate;
 mod out;
 mod providers;
 mod remote;
@@ -65,9 +66,11 @@ enum Command {
     Alerts(stats::Alerts),
     /// Check config, data directory, disk, database, server and clock
     Doctor(doctor::Doctor),
-    /// Print SQL to run as a migration in a PostgreSQL of your own
+    /// Bring the tables in a shared PostgreSQL forward, or say how they stand
+    Migrate(migrate::Migrate),
+    /// Print SQL to run by hand
     #[command(subcommand)]
-    Sql(Sql),
+    Sql(migrate::Sql),
     /// Print a completion script for a shell
     Completions {
         /// Which shell
@@ -75,12 +78,6 @@ enum Command {
     },
     /// Print the manual page
     Man,
-}
-
-#[derive(Debug, Subcommand)]
-enum Sql {
-    /// The function hapax.once and its table, for a database without Hapax
-    Once,
 }
 
 /// Reads the command line, does what it says, and answers how that went.
@@ -99,7 +96,8 @@ pub(crate) fn run() -> Exit {
         Command::Stats(stats) => stats.run(),
         Command::Alerts(alerts) => alerts.run(),
         Command::Doctor(doctor) => doctor.run(),
-        Command::Sql(Sql::Once) => print(hapax_store::ONCE_SQL.as_bytes()),
+        Command::Migrate(migrate) => migrate.run(),
+        Command::Sql(sql) => sql.run(),
         Command::Completions { shell } => completions(shell),
         Command::Man => man(),
     };

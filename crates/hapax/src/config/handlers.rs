@@ -442,46 +442,6 @@ impl Reading<'_> {
             .ok()
     }
 
-    fn sequence(&mut self, section: &Section<'_>) -> OrderPolicy {
-        let start = section.get("start");
-        let start = start.and_then(|entry| entry.parse_number(start_at, &mut self.problems));
-        OrderPolicy::Sequence { start: start.unwrap_or(Some(1)) }
-    }
-
-    /// The states, by the transitions between them.
-    fn machine(&mut self, section: &Section<'_>) -> Option<OrderPolicy> {
-        let Some(allow) = section.get("allow") else {
-            let complaint = Complaint::new("has no allow", ALLOW_HINT);
-            section.complain(complaint, &mut self.problems);
-            return None;
-        };
-        let transitions = allow.list(&mut self.problems)?;
-        let texts = allow.texts(&mut self.problems)?;
-        let start = match section.get("start") {
-            Some(entry) => {
-                Some(entry.parse_number(|text| Ok(text.to_owned()), &mut self.problems)?)
-            }
-            None => None,
-        };
-        let error = match Machine::parse(start.as_deref(), &texts) {
-            Ok(machine) => return Some(OrderPolicy::Machine(Arc::new(machine))),
-            Err(error) => error,
-        };
-        let start = section.get("start");
-        let (entry, hint) = match &error {
-            MachineError::Arrow { index, .. } => (transitions.get(*index), ALLOW_HINT),
-            MachineError::Start(_) => {
-                (start.as_ref(), "write the state that everything begins with, as `allow` names it")
-            }
-            MachineError::Empty | MachineError::TooMany | MachineError::SameNumber(..) => {
-                (Some(&allow), ALLOW_HINT)
-            }
-        };
-        let complaint = Complaint::new(error.to_string(), hint);
-        entry.unwrap_or(&allow).complain(complaint, &mut self.problems);
-        None
-    }
-
     fn refetch(&mut self, handler: &Section<'_>) -> Option<Refetch> {
         let section = handler.get("refetch")?.section(&mut self.problems)?;
         section.expect(&REFETCH_KEYS, &[], &mut self.problems);
@@ -555,6 +515,46 @@ impl Reading<'_> {
             entry.complain(complaint, &mut self.problems);
         }
         (headers.len() == entries.len()).then_some(headers)
+    }
+
+    fn sequence(&mut self, section: &Section<'_>) -> OrderPolicy {
+        let start = section.get("start");
+        let start = start.and_then(|entry| entry.parse_number(start_at, &mut self.problems));
+        OrderPolicy::Sequence { start: start.unwrap_or(Some(1)) }
+    }
+
+    /// The states, by the transitions between them.
+    fn machine(&mut self, section: &Section<'_>) -> Option<OrderPolicy> {
+        let Some(allow) = section.get("allow") else {
+            let complaint = Complaint::new("has no allow", ALLOW_HINT);
+            section.complain(complaint, &mut self.problems);
+            return None;
+        };
+        let transitions = allow.list(&mut self.problems)?;
+        let texts = allow.texts(&mut self.problems)?;
+        let start = match section.get("start") {
+            Some(entry) => {
+                Some(entry.parse_number(|text| Ok(text.to_owned()), &mut self.problems)?)
+            }
+            None => None,
+        };
+        let error = match Machine::parse(start.as_deref(), &texts) {
+            Ok(machine) => return Some(OrderPolicy::Machine(Arc::new(machine))),
+            Err(error) => error,
+        };
+        let start = section.get("start");
+        let (entry, hint) = match &error {
+            MachineError::Arrow { index, .. } => (transitions.get(*index), ALLOW_HINT),
+            MachineError::Start(_) => {
+                (start.as_ref(), "write the state that everything begins with, as `allow` names it")
+            }
+            MachineError::Empty | MachineError::TooMany | MachineError::SameNumber(..) => {
+                (Some(&allow), ALLOW_HINT)
+            }
+        };
+        let complaint = Complaint::new(error.to_string(), hint);
+        entry.unwrap_or(&allow).complain(complaint, &mut self.problems);
+        None
     }
 
     fn selector<'d>(

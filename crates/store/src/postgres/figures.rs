@@ -52,9 +52,11 @@ async fn sampled(lent: &mut Lent, ask: SampleAsk) -> Result<Sample, PgError> {
     // in its first millisecond.
     let counted = lent
         .query(
-            "SELECT count(*), min(w.id), max(w.id) FROM (SELECT id FROM hapax.event e \
+            "WITH w AS (SELECT id FROM hapax.event e \
              WHERE e.pruned IS NULL AND e.id >= $1 AND (e.id >= $2 OR e.received_at >= $3) \
-             ORDER BY e.id DESC LIMIT $4) w",
+             ORDER BY e.id DESC LIMIT $4) \
+             SELECT count(*), (SELECT id FROM w ORDER BY id LIMIT 1), \
+             (SELECT id FROM w ORDER BY id DESC LIMIT 1) FROM w",
             &[&from, &next_millisecond(from), &ask.since, &most],
         )
         .await?;

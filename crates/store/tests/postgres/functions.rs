@@ -159,7 +159,7 @@ async fn once_stands_alone_and_hapax_may_come_later() {
     let url = hapax_sim::Postgres::shared().await.create_database("once_alone").await;
     let sql = connect(&url).await;
     for _ in 0..2 {
-        sql.batch_execute(hapax_store::ONCE_SQL).await.expect("migrates");
+        sql.batch_execute(hapax_store::PgStore::once_sql()).await.expect("migrates");
     }
     let ask = "SELECT hapax.once('charge', 'k')";
     assert!(sql.query_one(ask, &[]).await.expect("asks").get::<_, bool>(0));
