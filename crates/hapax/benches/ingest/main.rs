@@ -72,7 +72,7 @@ fn main() -> anyhow::Result<()> {
     }
     let directory = options.place.directory()?;
     let report = on_one_thread(measure(&options, directory.path()))?;
-    options.place.print(&report)
+    options.place.output.print(&report)
 }
 
 async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> {
@@ -88,14 +88,14 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
             .await?;
         for (name, load) in [(Wanted::New, Load::New), (Wanted::Copies, Load::Copies)] {
             for connections in options.connections.iter().copied().filter(|_| wanted(name)) {
-                options.place.say(&format!("{} at {connections} connections", load.name()));
+                options.place.output.say(&format!("{} at {connections} connections", load.name()));
                 let paired = pair(options, &floor, &hapax, &events, load, connections, directory);
                 report.pairings.push(paired.await?);
             }
         }
     }
     if wanted(Wanted::Growth) && options.grow > GROWTH_FIRST + GROWTH_LAST {
-        options.place.say(&format!("a store that grows to {} keys", options.grow));
+        options.place.output.say(&format!("a store that grows to {} keys", options.grow));
         report.growth = Some(grow(options, &floor, directory).await?);
     }
     Ok(report)

@@ -25,7 +25,7 @@ pub(crate) const WARM_UP: Duration = Duration::from_millis(300);
 /// The connections of the figures that are asked for at one concurrency.
 pub(crate) const CONNECTIONS: usize = 64;
 
-/// What every bench can be told.
+/// What every bench of servers can be told.
 #[derive(clap::Args)]
 pub(crate) struct Place {
     /// Where the data directories are made: the disk that is measured
@@ -34,12 +34,19 @@ pub(crate) struct Place {
     /// Another build of hapax to measure
     #[arg(long, default_value = env!("CARGO_BIN_EXE_hapax"))]
     pub(crate) hapax: PathBuf,
-    /// Print one JSON object instead of tables
-    #[arg(long)]
-    json: bool,
     /// Be the floor: serve until killed
     #[arg(long, hide = true)]
     pub(crate) floor: bool,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// How a bench tells what it found.
+#[derive(clap::Args)]
+pub(crate) struct Output {
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    json: bool,
     /// What cargo adds
     #[arg(long, hide = true)]
     bench: bool,
@@ -58,7 +65,9 @@ impl Place {
             .tempdir_in(&self.dir)
             .with_context(|| format!("making a directory in {}", self.dir.display()))
     }
+}
 
+impl Output {
     /// Tells a person at a terminal what takes so long.
     pub(crate) fn say(&self, what: &str) {
         let mut err = std::io::stderr();

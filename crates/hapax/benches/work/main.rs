@@ -76,7 +76,7 @@ fn main() -> anyhow::Result<()> {
     }
     let directory = options.place.directory()?;
     let report = on_one_thread(measure(&options, directory.path()))?;
-    options.place.print(&report)
+    options.place.output.print(&report)
 }
 
 async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> {
@@ -84,16 +84,16 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
     let wanted = |load| options.loads.contains(&load);
     if wanted(Wanted::Effects) || wanted(Wanted::Beside) || wanted(Wanted::Sleepers) {
         let pair = effects::Pair::start(options, directory)?;
-        options.place.say("SQL handlers, from accepted to committed");
+        options.place.output.say("SQL handlers, from accepted to committed");
         // The others take their rate from this one's.
         let measured = pair.measure(options).await?;
         let a_third = measured.alone.per_second() / 3.0;
         if wanted(Wanted::Beside) {
-            options.place.say("acks beside SQL handlers, in an open loop");
+            options.place.output.say("acks beside SQL handlers, in an open loop");
             report.beside.push(beside::sql(options, &pair, a_third).await?);
         }
         if wanted(Wanted::Sleepers) {
-            options.place.say("acks beside handlers that sleep, in an open loop");
+            options.place.output.say("acks beside handlers that sleep, in an open loop");
             report.beside.push(beside::http(options, &pair.alone, directory, a_third).await?);
             report.beside.push(beside::pull(options, &pair.alone, directory, a_third).await?);
         }
@@ -101,11 +101,14 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
         report.effects = Some(measured);
     }
     if wanted(Wanted::Backlog) {
-        options.place.say(&format!("claims with {} jobs waiting", options.backlog));
+        options.place.output.say(&format!("claims with {} jobs waiting", options.backlog));
         report.backlog = Some(backlog::measure(options, directory).await?);
     }
     if wanted(Wanted::Retention) {
-        options.place.say(&format!("{} s of load with retention", options.retention_seconds));
+        options
+            .place
+            .output
+            .say(&format!("{} s of load with retention", options.retention_seconds));
         report.retention = Some(retention::measure(options, directory).await?);
     }
     Ok(report)
