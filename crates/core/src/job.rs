@@ -1,4 +1,4 @@
-//! The life of a Job: one event for one handler, from its commit to done, stale or dead.
+//! The life of a Job: one event for one handler, from its commit to done, stale, dead or discarded.
 //!
 //! This is the pure state machine; stores record its answers with fenced updates. The diagram is in
 //! docs/lifecycle.md. Two kinds of attempt end differently: one with a verdict (failed, timed out)
@@ -71,6 +71,10 @@ pub enum Phase {
     Held,
     /// Waits for another job of the same resource to end.
     Parked,
+    /// What comes before it never came: a person decides whether it runs.
+    Review,
+    /// A person refused it.
+    Discarded,
 }
 
 impl Phase {
@@ -78,7 +82,17 @@ impl Phase {
     pub fn is_open(self) -> bool {
         match self {
             Self::Ready | Self::Leased | Self::Held | Self::Parked => true,
-            Self::Done | Self::Stale | Self::Dead => false,
+            Self::Done | Self::Stale | Self::Dead | Self::Review | Self::Discarded => false,
+        }
+    }
+
+    /// Whether there is nothing left to do, and nobody left to ask: only then may it be pruned.
+    pub fn is_over(self) -> bool {
+        match self {
+            Self::Done | Self::Stale | Self::Discarded => true,
+            Self::Ready | Self::Leased | Self::Dead | Self::Held | Self::Parked | Self::Review => {
+                false
+            }
         }
     }
 }

@@ -24,3 +24,11 @@ pub const HANDSHAKE_ECHO_BYTES_MAX: usize = 512;
 
 /// The longest resource of an order guard: it stands in an index, as an event id does.
 pub const RESOURCE_BYTES_MAX: usize = 255;
+
+/// The most transitions of a state machine: what lies ahead of each state is worked out beforehand,
+/// and nobody writes more by hand.
+pub const TRANSITIONS_MAX: usize = 1_000;
+
+/// How far the jobs of one handler are counted for gauges and alerts: past it the number only says
+/// "many", and a backlog of a million must not make looking at it slow.
+pub const LANE_COUNT_MAX: u64 = 10_000;

@@ -1,9 +1,24 @@
 //! Order: arrival order is not event order. What a handler's guard decides about a job, given the
-//! mark of its resource; where the mark is kept, and under which lock, is the store's.
+//! mark of its resource, and where the mark is afterwards. Where it is kept, and under which lock,
+//! is the store's. The states of a [`Machine`] have a room of their own.
+
+mod machine;
+
+use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// A place in the order of one resource: a version, a sequence number or a time.
+pub use self::machine::{Machine, MachineError};
+
+/// Why a job that was held goes to review, where its gap stayed open: told as its error.
+pub const HELD_TOO_LONG: &str = "what comes before it did not come in time";
+
+/// Why a job goes to review where too many of its resource are held: told as its error.
+pub const HELD_TOO_MANY: &str = "too many of its resource wait for what comes before them";
+
+/// A place in the order of one resource: a version, a sequence number or a time; for a machine the
+/// number of a state's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Position(pub i64);
@@ -17,8 +32,17 @@ pub struct Place {
     pub position: Position,
 }
 
+/// How a handler keeps order, and what it does about gaps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OrderRule {
+    /// Who may run.
+    pub policy: OrderPolicy,
+    /// What becomes of who may not yet.
+    pub gaps: Gaps,
+}
+
 /// How a handler keeps order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OrderPolicy {
     /// Strictly older than what was applied is stale; ties run; gaps do not matter.
     Latest,
@@ -27,22 +51,52 @@ pub enum OrderPolicy {
         /// The first number; `None` takes whatever comes first.
         start: Option<i64>,
     },
+    /// From state to state, along allowed transitions only.
+    Machine(Arc<Machine>),
+}
+
+/// How long and how many wait for what is missing, and what then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gaps {
+    /// How long a job is held: its deadline is fixed when it is.
+    pub hold: Duration,
+    /// How many jobs of one resource wait at most; the newest beyond that go to review.
+    pub hold_max: usize,
+    /// What happens once one was held that long.
+    pub on_gap: OnGap,
+}
+
+/// What happens to a gap that was held long enough.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnGap {
+    /// A person decides.
+    Review,
+    /// The [`OrderPolicy::earliest`] of its resource goes: a sequence's mark moves to just before
+    /// it, and what was missing is stale from then on; in a machine it runs as if a person had
+    /// forced it. The others follow in order, or are judged again.
+    Go,
+}
+
+impl Default for Gaps {
+    fn default() -> Self {
+        Self { hold: Duration::from_secs(600), hold_max: 1_000, on_gap: OnGap::Review }
+    }
 }
 
 /// What the guard says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guard {
-    /// Run it; when its effects commit, the mark moves to its position.
+    /// Run it; when its effects commit, the mark moves to [`OrderPolicy::after`].
     Run,
     /// Newer news was applied already.
     Stale,
-    /// A number before it has not been applied yet.
+    /// What comes before it has not been applied yet.
     Hold,
 }
 
 impl OrderPolicy {
     /// Decides about a job at `position`, where `mark` was the last one applied.
-    pub fn decide(self, mark: Option<Position>, position: Position) -> Guard {
+    pub fn decide(&self, mark: Option<Position>, position: Position) -> Guard {
         match (self, mark) {
             (Self::Latest, Some(mark)) if position < mark => Guard::Stale,
             (Self::Latest, Some(_) | None) => Guard::Run,
@@ -51,11 +105,39 @@ impl OrderPolicy {
                 if mark.checked_add(1) == Some(position.0) { Guard::Run } else { Guard::Hold }
             }
             (Self::Sequence { start: None }, None) => Guard::Run,
-            (Self::Sequence { start: Some(start) }, None) => match position.0.cmp(&start) {
+            (Self::Sequence { start: Some(start) }, None) => match position.0.cmp(start) {
                 std::cmp::Ordering::Less => Guard::Stale,
                 std::cmp::Ordering::Equal => Guard::Run,
                 std::cmp::Ordering::Greater => Guard::Hold,
             },
+            (Self::Machine(machine), mark) => machine.decide(mark, position),
+        }
+    }
+
+    /// The mark once a job at `position` is done, forced or not. A number never goes back; a state
+    /// is simply the new one.
+    pub fn after(&self, mark: Option<Position>, position: Position) -> Position {
+        match self {
+            Self::Latest | Self::Sequence { .. } => mark.map_or(position, |it| it.max(position)),
+            Self::Machine(_) => position,
+        }
+    }
+
+    /// The one of those held that goes first once a gap was held long enough: the lowest number, or
+    /// the state that leads to most of the others.
+    pub fn earliest(&self, held: impl IntoIterator<Item = Position>) -> Option<Position> {
+        match self {
+            Self::Latest | Self::Sequence { .. } => held.into_iter().min(),
+            Self::Machine(machine) => machine.earliest(held),
+        }
+    }
+
+    /// Whether a job that was let run, and was not forced, may still say "done": its lease may have
+    /// run out, and another of its resource been applied in its place. If not, its fence is lost.
+    pub fn may_settle(&self, mark: Option<Position>, position: Position) -> bool {
+        match self {
+            Self::Latest | Self::Sequence { .. } => self.decide(mark, position) != Guard::Stale,
+            Self::Machine(_) => self.decide(mark, position) == Guard::Run,
         }
     }
 }

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::job::{Fence, HandlerName, JobId, Phase, Policy, Progress, Retry};
 use crate::key::{EventKey, SourceName, Tenant};
-use crate::order::{OrderPolicy, Place};
+use crate::order::{OrderRule, Place};
 use crate::receipt::Receipt;
 
 /// Our own id of an Event; the sender's is `event_id`.
@@ -150,7 +150,8 @@ impl Status {
         }
     }
 
-    /// Whether nothing but a person changes it any more.
+    /// Whether nothing but a person changes it any more. An event may be discarded for one of its
+    /// handlers and open for another: what may be pruned, its jobs say.
     pub fn is_final(self) -> bool {
         match self {
             Self::Processed | Self::Stale | Self::Ignored | Self::Discarded => true,
@@ -175,6 +176,8 @@ impl Status {
                 Phase::Ready | Phase::Parked => Self::Received,
                 Phase::Done => Self::Processed,
                 Phase::Stale => Self::Stale,
+                Phase::Review => Self::Review,
+                Phase::Discarded => Self::Discarded,
             };
             worst = Some(worst.map_or(of_job, |worst| worst.min(of_job)));
         }
@@ -254,7 +257,9 @@ pub trait Work: Send + Sync + 'static {
 
     /// Claims up to `limit` due jobs of one handler, over its tenants in turn. Commits attempt+1
     /// and a new fence for each before it returns. A job that was lost before comes alone.
-    /// Expired leases are found here too; what is at its limit is buried here.
+    /// Expired leases are found here too; what is at its limit is buried here; and what was held
+    /// past its deadline goes to review or goes on, once no job of its tenant and handler is due
+    /// and no other of its resource is at work.
     fn claim(&self, ask: ClaimAsk) -> impl Future<Output = Result<Vec<Claim>, StoreError>> + Send;
 
     /// Lengthens the lease of a claim.
@@ -266,7 +271,8 @@ pub trait Work: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Held, StoreError>> + Send;
 
     /// Records how an attempt ended, if the fence still holds. `Done` again under the same fence is
-    /// `Kept`: the answer to the first may have been lost.
+    /// `Kept`: the answer to the first may have been lost. `Done` of a job that was not forced is
+    /// `Lost` where the mark has passed it (see `OrderPolicy::may_settle`).
     fn settle(
         &self,
         job: JobId,
@@ -320,7 +326,8 @@ pub trait Work: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Vec<Replayed>, StoreError>> + Send;
 
     /// A person lets an event out of review: its jobs are written in this commit, once, however
-    /// many approve it or send on-time copies of it.
+    /// many approve it or send on-time copies of it. Where jobs of it are in review instead, those
+    /// are ready in this commit, and run whatever the order guard says; `jobs` is not looked at.
     fn approve(
         &self,
         event: EventId,
@@ -328,7 +335,8 @@ pub trait Work: Send + Sync + 'static {
         by: Action,
     ) -> impl Future<Output = Result<Reviewed, StoreError>> + Send;
 
-    /// A person refuses an event in review.
+    /// A person refuses an event in review, or its jobs that are; those are discarded, and their
+    /// fences void.
     fn reject(
         &self,
         event: EventId,
@@ -361,7 +369,7 @@ pub struct HandlerSpec {
     /// How often and how long.
     pub policy: Policy,
     /// How it keeps order; `None` where it does not.
-    pub order: Option<OrderPolicy>,
+    pub order: Option<OrderRule>,
     /// Whether its jobs are leased by workers outside this process: then a restart of ours does
     /// not end their leases.
     pub pulled: bool,
@@ -563,6 +571,8 @@ pub enum ReplayEffect {
     Stale,
     /// It is waiting or running as it is.
     AlreadyOpen,
+    /// A person refused it: only `force` runs it.
+    Discarded,
 }
 
 /// Who did something by hand, and why: the audit record.
@@ -619,6 +629,82 @@ pub trait Inspect: Send + Sync + 'static {
 
     /// One job.
     fn job(&self, id: JobId) -> impl Future<Output = Result<Option<JobDetail>, StoreError>> + Send;
+
+    /// How far behind each handler is, over all of its tenants: one entry for every handler that
+    /// has a job which is open or dead, whether any node knows that handler or not, sorted by
+    /// source and name. Costs little however much waits: only indexes are read, and counting stops
+    /// at [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX).
+    fn lanes(&self) -> impl Future<Output = Result<Vec<LaneState>, StoreError>> + Send;
+
+    /// Events that were first received at or after `ask.since` and are still kept whole, newest
+    /// first: all of them where they are at most `ask.limit`, else about that many, spread evenly
+    /// over the span, and [`Sample::total`] is then an estimate.
+    fn sample(&self, ask: SampleAsk) -> impl Future<Output = Result<Sample, StoreError>> + Send;
+}
+
+/// How far behind one handler is. Every number stops at
+/// [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX): that one means "so many or more".
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaneState {
+    /// Which handler.
+    pub handler: HandlerRef,
+    /// When something is next to be done for it: the earliest time at which a ready job is due or a
+    /// lease ends. In the past, it says how long the job that is due longest has been due; `None`
+    /// where nothing is ready or leased.
+    pub oldest_due: Option<Timestamp>,
+    /// Jobs to be claimed, now or once they are due.
+    pub ready: u64,
+    /// Jobs that are claimed.
+    pub leased: u64,
+    /// Jobs that wait for the number before them.
+    pub held: u64,
+    /// Jobs that wait for another one of their resource.
+    pub parked: u64,
+    /// Jobs that a person decides about.
+    pub review: u64,
+    /// Buried jobs.
+    pub dead: u64,
+}
+
+impl LaneState {
+    /// Jobs that are not at their end; like its parts it may mean "so many or more".
+    pub fn open(&self) -> u64 {
+        self.ready + self.leased + self.held + self.parked + self.review
+    }
+}
+
+/// Which events to sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampleAsk {
+    /// First received at or after this.
+    pub since: Timestamp,
+    /// At least one: more than these are sampled.
+    pub limit: usize,
+}
+
+/// Events of a span of time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sample {
+    /// How many there are: exact where `events` holds all of them.
+    pub total: u64,
+    /// All of them, or some.
+    pub events: Vec<SampledEvent>,
+}
+
+impl Sample {
+    /// Whether `events` are some of many.
+    pub fn is_partial(&self) -> bool {
+        (self.events.len() as u64) < self.total
+    }
+}
+
+/// One event of a sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SampledEvent {
+    /// What a list shows.
+    pub summary: EventSummary,
+    /// When it arrived, in order: the times of what [`EventDetail::arrivals`] would hold.
+    pub arrived_at: Vec<Timestamp>,
 }
 
 /// Which jobs to list.
@@ -735,6 +821,9 @@ pub struct EventFilter {
     pub since: Option<Timestamp>,
     /// Received before.
     pub until: Option<Timestamp>,
+    /// Received before this and still not finished: its status is not
+    /// [final](Status::is_final). What is dead or waits for a person is not finished either.
+    pub unfinished_since: Option<Timestamp>,
     /// Older than this one: where the page before ended.
     pub before: Option<Cursor>,
     /// At most this many.

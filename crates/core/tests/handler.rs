@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::handler::{
-    Dialect, EventView, Gaps, Handler, HandlerKind, Order, RefetchUrl, SqlProgram, Types,
+    Dialect, EventView, Handler, HandlerKind, Order, RefetchUrl, SqlProgram, Types,
 };
 use hapax_core::job::{HandlerName, Policy};
-use hapax_core::order::{OrderPolicy, Place, Position};
+use hapax_core::order::{Gaps, Machine, OrderPolicy, OrderRule, Place, Position};
 use hapax_core::store::{ClaimedEvent, EventId, NewJob};
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 
@@ -21,10 +21,12 @@ fn handler(types: &[&str], order: Option<(&str, &str)>) -> Handler {
         timeout: Duration::from_secs(10),
         concurrency: 16,
         refetch: None,
-        order: order.map(|(resource, by)| {
-            Order::build(resource, by, OrderPolicy::Latest, Gaps::default()).unwrap()
-        }),
+        order: order.map(|(resource, by)| Order::build(resource, by, latest()).unwrap()),
     }
+}
+
+fn latest() -> OrderRule {
+    OrderRule { policy: OrderPolicy::Latest, gaps: Gaps::default() }
 }
 
 fn job(handler: &Handler, event_type: Option<&str>, body: &str) -> Option<NewJob> {
@@ -175,9 +177,35 @@ fn selectors_of_order_are_pointers_into_the_event() {
         ("", "/at", "order.resource"),
         ("/id", "/a~2", "order.by"),
     ] {
-        let built = Order::build(resource, by, OrderPolicy::Latest, Gaps::default());
+        let built = Order::build(resource, by, latest());
         assert_eq!(built.unwrap_err().field, field);
     }
+}
+
+#[test]
+fn the_place_in_a_machine_is_the_number_of_its_state() {
+    // A state that nothing leads to must be seen at once: it would be held for nothing.
+    let machine = Arc::new(Machine::parse(None, &["new -> paid", "paid -> 7"]).unwrap());
+    let policy = OrderPolicy::Machine(Arc::clone(&machine));
+    let rule = OrderRule { policy, gaps: Gaps::default() };
+    let order = Order::build("/id", "/status", rule.clone()).unwrap();
+    for (body, state) in
+        [(r#"{"id":"x","status":"paid"}"#, "paid"), (r#"{"id":"x","status":7}"#, "7")]
+    {
+        let place = order.place(body.as_bytes()).unwrap();
+        assert_eq!(Some(place.position), machine.position(state));
+    }
+    for (status, problem) in [
+        (r#""hunter2""#, "state (/status) is a state that no transition names"),
+        (r#""Paid""#, "no transition names"),
+        ("null", "state (/status) is null"),
+        ("[]", "neither text nor an integer"),
+    ] {
+        let body = format!(r#"{{"id":"x","status":{status}}}"#);
+        let reason = order.place(body.as_bytes()).unwrap_err();
+        assert!(reason.contains(problem) && !reason.contains("hunter2"), "{reason}");
+    }
+    assert_eq!(Order::build("/id", "status", rule).unwrap_err().field, "order.state");
 }
 
 #[test]
@@ -185,7 +213,7 @@ fn the_store_learns_what_it_needs_of_a_handler() {
     let mut handler = handler(&[], Some(("/id", "/at")));
     let spec = handler.spec(&SourceName::new("stripe"));
     assert_eq!((spec.handler.source.as_str(), spec.handler.handler.as_str()), ("stripe", "fee"));
-    assert_eq!((spec.order, spec.pulled), (Some(OrderPolicy::Latest), false));
+    assert_eq!((spec.order, spec.pulled), (Some(latest()), false));
     handler.kind = HandlerKind::Pull;
     assert!(handler.spec(&SourceName::new("stripe")).pulled);
 }

@@ -2,6 +2,7 @@
 //! whatever order, it ends in time, and nothing old is applied over something new.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::Timestamp;
@@ -9,7 +10,7 @@ use hapax_core::job::{
     AfterFailure, AfterLoss, HandlerName, LOST_ALONE_MAX, Phase, Policy, Progress, Retry,
     idempotency_key, jittered,
 };
-use hapax_core::order::{Guard, OrderPolicy, Position};
+use hapax_core::order::{Guard, Machine, OrderPolicy, Position};
 use hapax_core::store::{EventId, Status};
 use proptest::prelude::*;
 use uuid::Uuid;
@@ -234,14 +235,57 @@ proptest! {
     }
 
     #[test]
+    fn a_number_never_goes_back_and_who_was_passed_cannot_settle(
+        sequence in any::<bool>(),
+        mark in prop::option::of(-20..20i64),
+        position in -20..20i64,
+        next in -20..20i64,
+    ) {
+        // A forced run may lie anywhere; a worker that lost its lease may come back any time.
+        let policy =
+            if sequence { OrderPolicy::Sequence { start: None } } else { OrderPolicy::Latest };
+        let (mark, position, next) = (mark.map(Position), Position(position), Position(next));
+        let after = policy.after(mark, position);
+        prop_assert!(mark.is_none_or(|mark| mark <= after) && position <= after);
+        let stale = policy.decide(Some(after), next) == Guard::Stale;
+        prop_assert_eq!(policy.may_settle(Some(after), next), !stale);
+    }
+
+    #[test]
+    fn a_machine_only_ever_takes_allowed_steps(
+        targets in prop::collection::vec(0..5usize, 1..40),
+    ) {
+        // Any events in any order, with a circle in the machine and a state of no return.
+        let states = ["a", "b", "c", "d", "e"];
+        let allow = ["a -> b", "b -> c", "c -> a", "b -> d"];
+        let machine = Arc::new(Machine::parse(Some("a"), &[&allow[..], &["e -> a"]].concat()).unwrap());
+        let policy = OrderPolicy::Machine(Arc::clone(&machine));
+        let mut current = None;
+        for state in targets.into_iter().map(|at| states[at]) {
+            let target = machine.position(state).unwrap();
+            let guard = policy.decide(current, target);
+            prop_assert_eq!(policy.may_settle(current, target), guard == Guard::Run);
+            let step = current.map(|from| format!("{} -> {state}", machine.state(from).unwrap()));
+            let allowed = step.map_or(state == "a", |step| allow.contains(&step.as_str()));
+            prop_assert_eq!(guard == Guard::Run, allowed, "{:?} {}", current, state);
+            prop_assert!(state != "e" || guard == Guard::Stale, "nothing leads there");
+            if allowed {
+                current = Some(policy.after(current, target));
+                prop_assert_eq!(current, Some(target));
+            }
+        }
+    }
+
+    #[test]
     fn the_status_of_an_event_is_that_of_its_neediest_job(
         jobs in prop::collection::vec((phase(), 0..3u32), 0..6).prop_shuffle(),
     ) {
         let status = Status::of_jobs(jobs.iter().copied());
         let each: Vec<_> = jobs.iter().map(|job| Status::of_jobs([*job])).collect();
         prop_assert_eq!(status, each.into_iter().min().unwrap_or(Status::Ignored));
-        let open = jobs.iter().any(|(phase, _)| phase.is_open() || *phase == Phase::Dead);
-        prop_assert_eq!(status.is_final(), !open, "only what nobody waits for is final");
+        let over = jobs.iter().all(|(phase, _)| phase.is_over());
+        prop_assert!(status.is_final() || !over, "nobody waits for it");
+        prop_assert!(over || !status.is_final() || status == Status::Discarded);
     }
 }
 
@@ -254,6 +298,8 @@ fn phase() -> impl Strategy<Value = Phase> {
         Phase::Dead,
         Phase::Held,
         Phase::Parked,
+        Phase::Review,
+        Phase::Discarded,
     ])
 }
 

@@ -39,7 +39,7 @@ use crate::limits::{RETRY_AFTER_BUSY_SECONDS, RETRY_AFTER_UNAVAILABLE_SECONDS, T
 use crate::patience::{Looking, Patience, Worked};
 use crate::remote::remote;
 use crate::respond::{self, After, Answer, Reason, RequestId};
-use crate::routes::{Lane, Ledger, Mode, Route, Routes};
+use crate::routes::{Lane, Ledger, Mode, Route, Routes, Traffic};
 use crate::unstoppable::Afterwards;
 
 /// Where the time comes from.
@@ -89,8 +89,20 @@ impl<S: Store> Ingress<S> {
     }
 
     /// Takes over a new table; requests that have begun keep the one they began with.
-    pub fn reload(&self, routes: Routes) {
+    pub fn reload(&self, mut routes: Routes) {
+        routes.continue_from(&self.routes.load());
         self.routes.store(Arc::new(routes));
+    }
+
+    /// What every source has had since this process began; a reload does not begin anew.
+    pub fn traffic(&self) -> Vec<Traffic> {
+        self.routes.load().traffic()
+    }
+
+    /// How far our clock is ahead of what senders sign, the median of late; `None` until enough of
+    /// them were heard.
+    pub fn clock_offset_seconds(&self) -> Option<i64> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner).offset_seconds()
     }
 
     /// Answers one request.
@@ -233,6 +245,7 @@ impl<S: Store> Ingress<S> {
         if unseen.is_empty() {
             return refuse(&route, &call, Reason::Stale.into(), After::KeepAlive);
         }
+        route.ledger.count_failed_verification();
         for event in &unseen {
             note_stale_unseen(&route.ledger, &call, event);
         }
@@ -469,6 +482,9 @@ fn is_late(receipt: &Receipt) -> bool {
 /// Refuses at a source. Past the limit of its address a failure is told no reason and costs no
 /// line; what verifies never comes here for its address.
 fn refuse(route: &Route, call: &Call, refused: Refused, after: After) -> Answer {
+    if refused.reason.is_failed_verification() {
+        route.ledger.count_failed_verification();
+    }
     if refused.reason.is_failed_verification()
         && let Some(limit) = &route.unverified
         && let Err(over) = limit.take(call.remote)

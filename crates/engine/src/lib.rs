@@ -38,6 +38,6 @@ pub use janitor::{Janitor, Retention};
 pub use limits::{BodyLimits, HttpLimits, Rate};
 pub use outbound::{Outbound, OutboundTlsError};
 pub use respond::Answer;
-pub use routes::{Mode, PathTaken, RouteSpec, Routes, RoutesSpec};
+pub use routes::{Mode, PathTaken, RouteSpec, Routes, RoutesSpec, Traffic};
 pub use runtime::{NotReady, Readiness, serve_ingress};
 pub use worker::{LaneSpec, Pulled, Workers};

@@ -167,9 +167,6 @@ pub const CURRENT_HEADER_BYTES_MAX: usize = 8 * 1024;
 /// How often the gauges of the lanes are looked up.
 pub const GAUGES_EVERY: Duration = Duration::from_secs(10);
 
-/// Dead letters of one lane that are counted; past it the gauge stays there.
-pub const DEAD_COUNTED_MAX: usize = 500;
-
 /// How long a connection to another server may take to open, TLS included.
 pub const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 

@@ -2,13 +2,14 @@
 //! budget. A reload builds a new one and swaps it in; nothing on the way of a request looks
 //! anything up by name again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hapax_core::handler::{EventView, Handler};
 use hapax_core::store::{Decision, NewJob};
-use hapax_core::{Receipt, Source};
+use hapax_core::{Receipt, Source, SourceName};
 use http::HeaderName;
 use ipnet::IpNet;
 use metrics::{Counter, Histogram, counter, histogram};
@@ -145,6 +146,34 @@ impl Routes {
         self.by_path.get(path.strip_prefix("/webhooks/")?)
     }
 
+    /// Goes on counting where the table before this one stops.
+    pub(crate) fn continue_from(&mut self, before: &Self) {
+        for (path, route) in &mut self.by_path {
+            if let (Some(route), Some(before)) = (Arc::get_mut(route), before.by_path.get(path)) {
+                route.ledger.counted = before.ledger.counted.clone();
+            }
+        }
+    }
+
+    /// What every source has had so far.
+    pub(crate) fn traffic(&self) -> Vec<Traffic> {
+        let mut by_source = BTreeMap::new();
+        for route in self.by_path.values() {
+            let source = route.source.name();
+            let traffic = by_source.entry(source).or_insert_with(|| Traffic {
+                source: source.clone(),
+                new: 0,
+                copies: 0,
+                failed_verifications: 0,
+            });
+            let counted = &route.ledger.counted;
+            traffic.new += counted.new.load(Ordering::Relaxed);
+            traffic.copies += counted.copies.load(Ordering::Relaxed);
+            traffic.failed_verifications += counted.failed.load(Ordering::Relaxed);
+        }
+        by_source.into_values().collect()
+    }
+
     /// Forgets quiet clients and says what the log budget held back. Called every second.
     pub(crate) fn tend(&self) {
         self.nowhere.say_held_back();
@@ -155,6 +184,19 @@ impl Routes {
             }
         }
     }
+}
+
+/// What one source has had since this process began, over its tenants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Traffic {
+    /// Which source.
+    pub source: SourceName,
+    /// Arrivals of events that were new.
+    pub new: u64,
+    /// Arrivals of events that were known, conflicts among them.
+    pub copies: u64,
+    /// Requests whose signature was missing or wrong, or whose signed time was outside the window.
+    pub failed_verifications: u64,
 }
 
 fn path_of(source: &Source) -> Box<str> {
@@ -198,7 +240,16 @@ pub(crate) struct Ledger {
     arrivals: [Counter; DECISIONS.len()],
     refusals: [Counter; Reason::ALL.len()],
     pub(crate) ack_seconds: Histogram,
+    /// What statistics and alerts read; metrics can only be written to.
+    counted: Arc<Counted>,
     budgets: [LogBudget; Lane::ALL.len()],
+}
+
+#[derive(Debug, Default)]
+struct Counted {
+    new: AtomicU64,
+    copies: AtomicU64,
+    failed: AtomicU64,
 }
 
 const DECISIONS: [Decision; 4] =
@@ -258,12 +309,23 @@ impl Ledger {
                 counter!("hapax_rejections_total", "source" => label.clone(), "reason" => reason.as_str())
             }),
             ack_seconds: histogram!("hapax_ack_seconds", "source" => label.clone()),
+            counted: Arc::default(),
             budgets: Lane::ALL.map(|_| LogBudget::new(LOG_LINES_PER_SECOND)),
         }
     }
 
     pub(crate) fn count(&self, decision: Decision) {
         self.arrivals[decision as usize].increment(1);
+        let counted = match decision {
+            Decision::Accepted | Decision::Review => &self.counted.new,
+            Decision::Duplicate | Decision::Conflict => &self.counted.copies,
+        };
+        counted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A request that could not be verified, whatever it is answered.
+    pub(crate) fn count_failed_verification(&self) {
+        self.counted.failed.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn count_refusal(&self, reason: Reason) {

@@ -8,6 +8,7 @@ mod logs;
 mod serve;
 mod signing;
 mod telemetry;
+mod watch;
 
 use std::process::ExitCode;
 

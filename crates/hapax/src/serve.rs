@@ -30,6 +30,7 @@ use tower::ServiceExt as _;
 use crate::admin::{self, Admin, Gate};
 use crate::config::{Config, Keep, Mode, Permission};
 use crate::telemetry;
+use crate::watch::{Eyes, Rules, Watch};
 
 /// How often files with secrets are looked at for a change.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
@@ -84,6 +85,25 @@ async fn serve(
     let readiness = Arc::new(Readiness::new(stop.clone()));
     let gate = Arc::new(Gate::new(private_at.ip(), tokens(&config)));
     let unfinished = TaskTracker::new();
+    let watch = Arc::new(Watch::new(
+        Eyes {
+            traffic: {
+                let ingress = Arc::clone(&ingress);
+                Box::new(move || ingress.traffic())
+            },
+            clock_offset_seconds: {
+                let ingress = Arc::clone(&ingress);
+                Box::new(move || ingress.clock_offset_seconds())
+            },
+            known: {
+                let workers = Arc::clone(&workers);
+                Box::new(move || workers.handlers().into_iter().map(|spec| spec.handler).collect())
+            },
+            log: Some(config.settings.data_dir.join("hapax.db-wal")),
+            now: Arc::clone(&now),
+        },
+        Rules::of(&config),
+    ));
     let router = admin::router(Admin {
         store: Arc::clone(&store),
         gate: Arc::clone(&gate),
@@ -97,6 +117,7 @@ async fn serve(
             let workers = Arc::clone(&workers);
             Arc::new(move || workers.handlers())
         },
+        watch: Arc::clone(&watch),
         currents: {
             let workers = Arc::clone(&workers);
             Arc::new(move |of, claims| {
@@ -122,6 +143,10 @@ async fn serve(
         let (janitor, stop) = (Arc::clone(&janitor), stop_behind.clone());
         tokio::spawn(async move { janitor.run(stop).await })
     };
+    let watching = {
+        let (watch, store, stop) = (Arc::clone(&watch), Arc::clone(&store), stop_behind.clone());
+        tokio::spawn(async move { watch.run(store, stop).await })
+    };
     let serving = tokio::spawn(serve_ingress(
         public,
         tls,
@@ -145,7 +170,7 @@ async fn serve(
     readiness.opened();
     announce(&config, scheme, public_at, private_at)?;
 
-    let mut live = Live { config, ingress, workers, janitor, gate, certificate, public_at };
+    let mut live = Live { config, ingress, workers, janitor, watch, gate, certificate, public_at };
     live.watch(&mut signals, &metrics).await;
 
     tracing::info!("stopping: what was received is committed and answered first");
@@ -161,6 +186,7 @@ async fn serve(
     stop_behind.cancel();
     working.await.context("the workers panicked")?;
     tidying.await.context("the janitor panicked")?;
+    watching.await.context("the watch panicked")?;
     administering.await.context("the admin side panicked")?;
     unfinished.close();
     unfinished.wait().await;
@@ -342,6 +368,7 @@ struct Live {
     ingress: Arc<Ingress<SqliteStore>>,
     workers: Arc<Workers<SqliteStore>>,
     janitor: Arc<Janitor<SqliteStore>>,
+    watch: Arc<Watch>,
     gate: Arc<Gate>,
     certificate: Option<Arc<Certificate>>,
     public_at: SocketAddr,
@@ -411,6 +438,7 @@ impl Live {
         }
         self.workers.reload(lanes(&newer));
         self.janitor.reload(retention(&newer));
+        self.watch.reload(Rules::of(&newer));
         self.gate.reload(tokens(&newer));
         if let Some(Err(error)) = self.certificate.as_ref().map(|certificate| certificate.reload())
         {

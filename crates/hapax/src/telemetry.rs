@@ -43,7 +43,8 @@ pub(crate) fn start() -> anyhow::Result<PrometheusHandle> {
         Unit::Seconds,
         "How long the job that is due longest has been due"
     );
-    describe_gauge!("hapax_dead_letters", "Buried jobs, counted up to 500");
+    describe_gauge!("hapax_dead_letters", "Buried jobs, counted up to 10000");
+    describe_gauge!("hapax_alerts", "Alerts that hold now, by name");
     describe_gauge!(
         "hapax_clock_offset_seconds",
         Unit::Seconds,

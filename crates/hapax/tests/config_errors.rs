@@ -46,6 +46,14 @@ fn unknown_keys_name_their_line_and_the_key_that_was_meant() {
         "[sources.a]\nprovider = \"custom\"\n¶tolerence = \"5m\"",
         &["sources.a.tolerence", "unknown key", "`tolerance`"],
     );
+    refused("[alerts]\n¶silense = \"1h\"", &["alerts.silense", "unknown key", "`silence`"]);
+    refused(
+        "[alerts]\n¶oldest_job = \"soon\"",
+        &["alerts.oldest_job", "not a duration", "\"off\""],
+    );
+    refused("[alerts]\n¶dead_letters = 0", &["alerts.dead_letters", "above zero", "\"off\""]);
+    refused("[alerts]\n¶duplicate_spike = 1", &["alerts.duplicate_spike", "above one"]);
+    refused("[alerts]\n¶store = true", &["alerts.store", "wrong type"]);
     refused("[retention]\n¶colour = 1", &["retention.colour", "known here: keys, events"]);
     refused(
         &custom(

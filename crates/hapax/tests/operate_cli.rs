@@ -323,13 +323,14 @@ fn levels(run: &Run) -> BTreeMap<String, Vec<String>> {
 
 #[test]
 fn doctor_finds_nothing_wrong_with_a_healthy_server_and_names_jobs_without_a_handler() {
-    let job = json!({ "source": "stripe", "handler": "gone" });
-    let handler = json!({ "source": "stripe", "handler": "fee" });
+    let lane = |handler: &str, configured: bool, dead: u64| {
+        json!({ "source": "stripe", "handler": handler, "configured": configured, "ready": 1,
+                "leased": 0, "held": 0, "parked": 0, "review": 0, "dead": dead, "oldest_due": null })
+    };
+    let lanes = json!([lane("fee", true, 0), lane("gone", false, 0), lane("mail", true, 10_000)]);
     let admin = Admin::with(&[
         ("GET /readyz", 200, json!("ready")),
-        ("GET /api/v1/handlers", 200, page(json!([handler]), Value::Null)),
-        ("GET /api/v1/jobs?status=ready&limit=500", 200, page(json!([job]), Value::Null)),
-        ("GET /api/v1/jobs", 200, page(json!([]), Value::Null)),
+        ("GET /api/v1/lanes", 200, page(lanes, Value::Null)),
     ]);
     let dir = tempfile::tempdir().unwrap();
     write(&dir, "hapax.toml", "data_dir = \"data\"\n");
@@ -341,8 +342,9 @@ fn doctor_finds_nothing_wrong_with_a_healthy_server_and_names_jobs_without_a_han
     assert_eq!(found["data dir"], ["ok"]);
     assert_eq!(found["server"], ["ok"]);
     assert_eq!(found["sqlite"], ["ok"]);
-    assert_eq!(found["jobs"], ["warn"], "{run:?}");
+    assert_eq!(found["jobs"], ["warn", "warn"], "{run:?}");
     assert!(run.stdout.contains("1 of stripe/gone wait"), "{run:?}");
+    assert!(run.stdout.contains("at least 10000 of stripe/mail are dead"), "{run:?}");
     assert_eq!(std::fs::read_dir(dir.path().join("data")).unwrap().count(), 0, "nothing is left");
 }
 

@@ -302,3 +302,83 @@ fn a_token_that_is_taken_out_of_the_config_is_refused_after_the_reload() {
     server.stderr.wait_for("read again");
     assert_eq!((asks("token-of-before"), asks("token-of-after")), (401, 200));
 }
+
+#[test]
+fn statistics_and_alerts_tell_of_copies_forgeries_and_dead_letters() {
+    // Through the doors that people use: what came five times, what was forged, what was given up.
+    let house = House::new(&stripe(
+        "[sources.stripe.handlers.fee]\nsql = \"SELECT 'done'\"\n\
+         [sources.stripe.handlers.broken]\nretry = [\"0s\"]\ntypes = [\"never.*\"]\n\
+         sql = \"INSERT INTO nowhere VALUES (1)\"\n\
+         [alerts]\nfailed_verifications = \"3/m\"\n",
+    ));
+    let server = house.start();
+    assert_eq!(command(&server, &["alerts"]).code, 0);
+    let (sender, forger) = (Sender::stripe(SECRET), Sender::stripe("whsec_of_somebody_else"));
+    for copy in 0..5 {
+        for id in ["evt_1", "evt_2"] {
+            let answer = server.ask(sender.event(id));
+            answer.is(if copy == 0 { "accepted" } else { "duplicate" });
+        }
+    }
+    for _forgery in 0..3 {
+        assert_eq!(server.ask(forger.event("evt_3")).status, 401);
+    }
+    let stats = |query: &str| server.admin_get(&format!("/api/v1/stats{query}")).json();
+    let told = until("copies are counted and the work is done", || {
+        let told = stats("?source=stripe&window=10m");
+        (told["received"] == 10 && told["success_rate"] == 1.0).then_some(told)
+    });
+    assert_eq!((&told["unique"], &told["duplicates"]), (&json!(2), &json!(8)), "{told}");
+    assert_eq!((&told["duplicate_rate"], &told["copies_per_event"]), (&json!(0.8), &json!(5.0)));
+    assert_eq!((&told["failed_verifications"], &told["sampled"]), (&json!(3), &json!(false)));
+    assert_eq!(told["gaps_seconds"].as_array().unwrap().len(), 4, "{told}");
+    assert!(told["processing_seconds"]["p99"].as_f64().unwrap() >= 0.0, "{told}");
+    assert_eq!(stats("")["sources"]["stripe"]["received"], 10);
+    let run = command(&server, &["stats"]);
+    assert!(run.stdout.contains("stripe") && run.stdout.contains("8 (80.0%)"), "{run:?}");
+    let run = command(&server, &["stats", "--source", "stripe", "--window", "10m", "--json"]);
+    assert_eq!(serde_json::from_str::<Value>(&run.stdout).unwrap()["unique"], 2, "{run:?}");
+
+    let alert = |name: &str| {
+        let alerts = server.admin_get("/api/v1/alerts").json();
+        let items = alerts["items"].as_array().unwrap().clone();
+        items.into_iter().find(|alert| alert["name"] == name)
+    };
+    assert_eq!(alert("failed_verifications").unwrap()["source"], "stripe");
+    assert!(alert("dead_letters").is_none());
+    let body = event("evt_dead").replace("\"type\":\"", "\"type\":\"never.");
+    server.ask(sender.request(&body).bytes()).is("accepted");
+    let dead = until("a dead letter", || alert("dead_letters"));
+    assert_eq!(dead["lane"], "stripe/broken");
+    until("the metric", || (server.metric("hapax_alerts", &["dead_letters"]) == 1.0).then_some(()));
+    let run = command(&server, &["alerts"]);
+    assert_eq!(run.code, 1, "{run:?}");
+    assert!(run.stdout.contains("stripe/broken has 1 dead letter"), "{run:?}");
+
+    // A reload takes the new thresholds and keeps the counts.
+    house.configure(&stripe("[alerts]\ndead_letters = \"off\"\n"));
+    server.signal("HUP");
+    server.stderr.wait_for("read again");
+    until("the alert is gone", || alert("dead_letters").is_none().then_some(()));
+    assert_eq!(stats("")["failed_verifications"], 3);
+    let log = server.stop();
+    let lines = |part: &str| log.lines().filter(|line| line.contains(part)).count();
+    assert_eq!(lines("stripe/broken has 1 dead letter"), 2, "begun once, over once: {log}");
+}
+
+#[test]
+fn events_that_came_and_never_completed_are_found() {
+    let house =
+        House::new(&stripe("[sources.stripe.handlers.fee]\ntypes = [\"never.*\"]\npull = true\n"));
+    let server = house.start();
+    let sender = Sender::stripe(SECRET);
+    let body = event("evt_open").replace("\"type\":\"", "\"type\":\"never.");
+    server.ask(sender.request(&body).bytes()).is("accepted");
+    server.ask(sender.event("evt_done")).is("accepted");
+    let run = command(&server, &["events", "list", "--unfinished-for", "0s", "--json"]);
+    let found: Value = serde_json::from_str(&run.stdout).expect("one line");
+    assert_eq!(found["event_id"], "evt_open", "{run:?}");
+    let run = command(&server, &["events", "list", "--unfinished-for", "10m", "--json"]);
+    assert_eq!(run.stdout, "", "it came just now");
+}

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use http::Uri;
 
-pub use self::place::{Gaps, OnGap, Order};
+pub use self::place::Order;
 pub use self::refetch::{Refetch, RefetchError, RefetchUrl};
 pub use self::sql::{
     Dialect, PostgresType, SqlError, SqlParameter, SqlPlace, SqlProgram, SqlStatement,
@@ -108,7 +108,7 @@ impl Handler {
         HandlerSpec {
             handler: HandlerRef { source: source.clone(), handler: self.name.clone() },
             policy: self.policy.clone(),
-            order: self.order.as_ref().map(|order| order.policy),
+            order: self.order.as_ref().map(|order| order.rule.clone()),
             pulled: matches!(self.kind, HandlerKind::Pull),
         }
     }

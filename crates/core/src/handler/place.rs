@@ -1,69 +1,39 @@
 //! Where a job's place in the order is read: two JSON pointers into the event's own bytes. What the
 //! guard then decides is [`crate::order`]'s.
 
-use std::time::Duration;
-
 use jiff::Timestamp;
 
 use super::HandlerError;
 use crate::json::{self, Pointer, PointerError, Value};
 use crate::limits::RESOURCE_BYTES_MAX;
-use crate::order::{OrderPolicy, Place, Position};
+use crate::order::{Machine, OrderPolicy, OrderRule, Place, Position};
 
 /// Where order is read, and how it is kept.
 #[derive(Debug)]
 pub struct Order {
-    /// The policy.
-    pub policy: OrderPolicy,
-    /// What happens to gaps, where the policy knows any.
-    pub gaps: Gaps,
-    /// `resource`, then `by`: looked up in one pass.
+    /// Who may run, and what becomes of gaps.
+    pub rule: OrderRule,
+    /// `resource`, then `by` or `state`: looked up in one pass.
     pointers: [Pointer; 2],
 }
 
-/// How long and how many wait for a number that is missing, and what then.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Gaps {
-    /// How long a gap is held.
-    pub hold: Duration,
-    /// How many jobs of one resource wait at most; the newest beyond that go to review.
-    pub hold_max: usize,
-    /// What happens once it was held that long.
-    pub on_gap: OnGap,
-}
-
-/// What happens to a gap that was held long enough.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnGap {
-    /// A person decides.
-    Review,
-    /// The mark moves on; what was missing is stale from then on.
-    Go,
-}
-
-impl Default for Gaps {
-    fn default() -> Self {
-        Self { hold: Duration::from_secs(600), hold_max: 1_000, on_gap: OnGap::Review }
-    }
-}
-
 impl Order {
-    /// Takes the selectors apart. `field` of an error is `order.resource` or `order.by`.
-    pub fn build(
-        resource: &str,
-        by: &str,
-        policy: OrderPolicy,
-        gaps: Gaps,
-    ) -> Result<Self, HandlerError> {
-        let pointers = [pointer("order.resource", resource)?, pointer("order.by", by)?];
-        Ok(Self { policy, gaps, pointers })
+    /// Takes the selectors apart: of what, and along what, which for a machine is its `state`.
+    /// `field` of an error is `order.resource`, `order.by` or `order.state`.
+    pub fn build(resource: &str, along: &str, rule: OrderRule) -> Result<Self, HandlerError> {
+        let field = match rule.policy {
+            OrderPolicy::Latest | OrderPolicy::Sequence { .. } => "order.by",
+            OrderPolicy::Machine(_) => "order.state",
+        };
+        let pointers = [pointer("order.resource", resource)?, pointer(field, along)?];
+        Ok(Self { rule, pointers })
     }
 
     /// The place of an event, or why it has none. The reason never quotes the event.
     pub fn place(&self, body: &[u8]) -> Result<Place, String> {
         let found = json::extract(body, &self.pointers)
             .map_err(|malformed| format!("its order cannot be read: {malformed}"))?;
-        let [resource, by] = &self.pointers;
+        let [resource, along] = &self.pointers;
         let value = |index: usize| found.get(index).copied().flatten();
         let named = |key: &str, pointer: &Pointer, problem: &str| {
             format!("its order cannot be told: {key} ({}) {problem}", pointer.as_str())
@@ -71,7 +41,14 @@ impl Order {
         Ok(Place {
             resource: resource_of(value(0))
                 .map_err(|problem| named("resource", resource, problem))?,
-            position: position_of(value(1)).map_err(|problem| named("by", by, problem))?,
+            position: match &self.rule.policy {
+                OrderPolicy::Latest | OrderPolicy::Sequence { .. } => {
+                    position_of(value(1)).map_err(|problem| named("by", along, problem))?
+                }
+                OrderPolicy::Machine(machine) => {
+                    state_in(machine, value(1)).map_err(|problem| named("state", along, problem))?
+                }
+            },
         })
     }
 }
@@ -95,6 +72,11 @@ fn position_of(value: Option<Value<'_>>) -> Result<Position, &'static str> {
         return rfc3339_microseconds(&text).map(Position).ok_or(neither);
     }
     text.parse().map(Position).map_err(|_| "does not fit into 64 bits")
+}
+
+fn state_in(machine: &Machine, value: Option<Value<'_>>) -> Result<Position, &'static str> {
+    let text = there(value)?.as_id_text().ok_or("is neither text nor an integer")?;
+    machine.position(&text).ok_or("is a state that no transition names")
 }
 
 fn there(value: Option<Value<'_>>) -> Result<Value<'_>, &'static str> {

@@ -13,8 +13,8 @@ use hapax_core::job::{AfterFailure, Fence, HandlerName, JobId, Phase, Progress, 
 use hapax_core::store::{
     Action, Claim, ClaimAsk, ClaimedEvent, EventDetail, EventFilter, EventId, EventName,
     EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter,
-    Known, Lookup, NewJob, NewMessage, Outcome, Page, Ran, ReplayAsk, Replayed, Reviewed, SqlAsk,
-    SqlRan, SqlRun, Status, Store, StoreError, Verdict, Work,
+    Known, LaneState, Lookup, NewJob, NewMessage, Outcome, Page, Ran, ReplayAsk, Replayed,
+    Reviewed, Sample, SampleAsk, SqlAsk, SqlRan, SqlRun, Status, Store, StoreError, Verdict, Work,
 };
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 use tokio::sync::{Notify, Semaphore};
@@ -430,6 +430,14 @@ impl Inspect for Bench {
 
     async fn job(&self, id: JobId) -> Result<Option<JobDetail>, StoreError> {
         Ok(Some(detail(&self.piece(id))))
+    }
+
+    async fn lanes(&self) -> Result<Vec<LaneState>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    async fn sample(&self, _ask: SampleAsk) -> Result<Sample, StoreError> {
+        Ok(Sample { total: 0, events: Vec::new() })
     }
 }
 

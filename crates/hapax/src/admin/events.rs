@@ -1,7 +1,6 @@
 //! The event list and the single event.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
@@ -10,7 +9,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use hapax_core::store::{
     ActionNote, ArrivalNote, Cursor, EventDetail, EventFilter, EventId, EventName, EventSummary,
-    Inspect, JobDetail, Lookup, MessageNote, Page, Status, Store, StoreError, Work,
+    Inspect, JobDetail, Lookup, MessageNote, Status, Store, Work,
 };
 use hapax_core::{SourceName, Tenant, Timestamp};
 use jiff::SignedDuration;
@@ -20,12 +19,6 @@ use uuid::Uuid;
 use super::Admin;
 use super::asked::{Span, limit};
 use super::problem::Problem;
-
-/// How many events are looked at in one go for the few that are unfinished.
-const SCAN_PAGE: usize = 500;
-
-/// And how many times: past it the answer is a short page with a cursor to go on from.
-const SCAN_PAGES_MAX: usize = 20;
 
 /// The query of `GET /api/v1/events`.
 #[derive(Debug, Deserialize)]
@@ -63,47 +56,19 @@ pub(super) async fn list<S: Store + Work + Inspect>(
         text: query.q.filter(|text| !text.is_empty()),
         since: query.since,
         until: query.until,
+        unfinished_since: query.unfinished_for.map(|span| ago((admin.now)(), span)),
         before: query.cursor.map(Cursor),
         limit,
     };
-    let page = match query.unfinished_for {
-        None => admin.store.events(filter).await?,
-        Some(Span(least)) => unfinished(&*admin.store, filter, least, (admin.now)()).await?,
-    };
+    let page = admin.store.events(filter).await?;
     let next = page.next.map(|Cursor(next)| next.to_string());
     Ok(Json(List { items: page.items, next }))
 }
 
-/// Events that came at least `least` ago and are not finished.
-async fn unfinished<S: Inspect>(
-    store: &S,
-    mut filter: EventFilter,
-    least: Duration,
-    now: Timestamp,
-) -> Result<Page<EventSummary>, StoreError> {
-    let wanted = filter.limit;
-    let oldest = SignedDuration::try_from(least).ok().and_then(|least| now.checked_sub(least).ok());
-    let oldest = oldest.unwrap_or(Timestamp::MIN);
-    filter.until = Some(filter.until.map_or(oldest, |until| until.min(oldest)));
-    let open = |event: &EventSummary| !event.status.is_final();
-    let mut items = Vec::new();
-    for _ in 0..SCAN_PAGES_MAX {
-        filter.limit = SCAN_PAGE;
-        let mut page = store.events(filter.clone()).await?;
-        let missing = wanted - items.len();
-        let places = page.items.iter().enumerate().filter(|(_, event)| open(event));
-        if let Some((last, _)) = places.map(|(at, event)| (at, event.id)).nth(missing - 1) {
-            // Read again up to there: only the store can name the place in its list.
-            filter.limit = last + 1;
-            page = store.events(filter.clone()).await?;
-        }
-        items.extend(page.items.into_iter().filter(open));
-        filter.before = page.next;
-        if page.next.is_none() || items.len() >= wanted {
-            break;
-        }
-    }
-    Ok(Page { items, next: filter.before })
+/// The time that lies `span` before `now`.
+pub(super) fn ago(now: Timestamp, Span(span): Span) -> Timestamp {
+    let span = SignedDuration::try_from(span).ok();
+    span.and_then(|span| now.checked_sub(span).ok()).unwrap_or(Timestamp::MIN)
 }
 
 /// `GET /api/v1/events/{id}`.

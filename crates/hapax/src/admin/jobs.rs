@@ -6,8 +6,10 @@ use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use hapax_core::job::{HandlerName, JobId, Phase};
-use hapax_core::store::{Cursor, Inspect, JobDetail, JobFilter, Store, Work};
-use hapax_core::{SourceName, Tenant};
+use hapax_core::store::{
+    Cursor, HandlerRef, Inspect, JobDetail, JobFilter, LaneState, Store, Work,
+};
+use hapax_core::{SourceName, Tenant, Timestamp};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -92,4 +94,48 @@ pub(super) async fn handlers<S: Store + Work + Inspect>(
         lease_seconds: spec.policy.lease.as_secs_f64(),
     };
     Json(Handlers { items: (admin.configured)().into_iter().map(shown).collect(), next: None })
+}
+
+/// `GET /api/v1/lanes`.
+#[derive(Debug, Serialize)]
+pub(super) struct Lanes {
+    items: Vec<ShownLane>,
+    next: Option<String>,
+}
+
+/// How far behind one handler is; numbers stop at 10,000.
+#[derive(Debug, Serialize)]
+struct ShownLane {
+    source: String,
+    handler: HandlerName,
+    /// Whether this server has such a handler: without one its jobs are never claimed.
+    configured: bool,
+    oldest_due: Option<Timestamp>,
+    ready: u64,
+    leased: u64,
+    held: u64,
+    parked: u64,
+    review: u64,
+    dead: u64,
+}
+
+pub(super) async fn lanes<S: Store + Work + Inspect>(
+    State(admin): State<Arc<Admin<S>>>,
+) -> Result<Json<Lanes>, Problem> {
+    let configured: Vec<HandlerRef> =
+        (admin.configured)().into_iter().map(|spec| spec.handler).collect();
+    let shown = |lane: LaneState| ShownLane {
+        configured: configured.contains(&lane.handler),
+        source: lane.handler.source.to_string(),
+        handler: lane.handler.handler,
+        oldest_due: lane.oldest_due,
+        ready: lane.ready,
+        leased: lane.leased,
+        held: lane.held,
+        parked: lane.parked,
+        review: lane.review,
+        dead: lane.dead,
+    };
+    let lanes = admin.store.lanes().await?;
+    Ok(Json(Lanes { items: lanes.into_iter().map(shown).collect(), next: None }))
 }

@@ -13,6 +13,7 @@ mod jobs;
 mod problem;
 mod replay;
 mod review;
+mod stats;
 #[cfg(test)]
 mod tests;
 
@@ -34,6 +35,8 @@ use tokio_util::task::TaskTracker;
 pub(crate) use auth::Gate;
 use auth::{Door, Scope};
 use problem::Problem;
+
+use crate::watch::Watch;
 
 /// The jobs that a source promises for an event now: asked for replays and approvals.
 pub(crate) type JobsFor =
@@ -64,6 +67,8 @@ pub(crate) struct Admin<S> {
     pub(crate) handlers: JobsFor,
     /// The handlers of the live configuration.
     pub(crate) configured: Configured,
+    /// What is counted, and what needs attention.
+    pub(crate) watch: Arc<Watch>,
     /// The current objects of what is pulled.
     pub(crate) currents: Currents,
     /// The clock.
@@ -120,6 +125,9 @@ fn table<S: Store + Work + Inspect>() -> Vec<Route<S>> {
         operate("/api/v1/events/{id}/approve", post(review::approve::<S>)),
         operate("/api/v1/events/{id}/reject", post(review::reject::<S>)),
         read("/api/v1/handlers", get(jobs::handlers::<S>)),
+        read("/api/v1/lanes", get(jobs::lanes::<S>)),
+        read("/api/v1/stats", get(stats::stats::<S>)),
+        read("/api/v1/alerts", get(stats::alerts::<S>)),
         read("/api/v1/jobs", get(jobs::list::<S>)),
         read("/api/v1/jobs/{id}", get(jobs::show::<S>)),
         operate("/api/v1/jobs/{id}/replay", post(replay::job::<S>)),
@@ -155,6 +163,7 @@ async fn index() -> &'static str {
      POST /api/v1/events/{id}/replay    run its work again; also /approve, /reject\n\
      GET  /api/v1/jobs?status=dead      dead letters\n\
      POST /api/v1/jobs/replay           run dead letters again\n\
+     GET  /api/v1/stats  /alerts        how it goes, and what needs attention\n\
      GET  /api/v1/openapi.json          all of it\n\
      GET  /metrics  /healthz  /readyz\n"
 }

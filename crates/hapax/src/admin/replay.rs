@@ -101,6 +101,8 @@ enum Effect {
     Stale,
     /// It is waiting or running anyway.
     AlreadyOpen,
+    /// A person refused it: nothing happens without `force`.
+    Discarded,
     /// No configured handler would take it: nothing happens.
     NoHandler,
 }
@@ -217,11 +219,16 @@ async fn replay<S: Store + Work + Inspect>(
     by: Action,
 ) -> Result<Vec<Told>, Problem> {
     match event.summary.status {
-        Status::Review => {
+        // Where jobs of it wait or were refused, the store answers for each.
+        Status::Review if event.jobs.is_empty() => {
             return Err(Problem::conflict("the event waits for review: approve or reject it"));
         }
-        Status::Discarded => return Err(Problem::conflict("the event was rejected")),
-        Status::Dead
+        Status::Discarded if event.jobs.is_empty() => {
+            return Err(Problem::conflict("the event was rejected"));
+        }
+        Status::Review
+        | Status::Discarded
+        | Status::Dead
         | Status::Failed
         | Status::Held
         | Status::Processing
@@ -248,6 +255,7 @@ async fn replay<S: Store + Work + Inspect>(
             (ReplayEffect::AlreadyApplied, _) => Effect::AlreadyApplied,
             (ReplayEffect::Stale, _) => Effect::Stale,
             (ReplayEffect::AlreadyOpen, _) => Effect::AlreadyOpen,
+            (ReplayEffect::Discarded, _) => Effect::Discarded,
         },
     };
     Ok(replayed.into_iter().map(tell).collect())

@@ -12,7 +12,7 @@ use hapax_core::job::{Fence, HandlerName, JobId, Phase, Policy, Progress, Retry}
 use hapax_core::secret::Secret;
 use hapax_core::store::*;
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
-use hapax_engine::{Pulled, Readiness};
+use hapax_engine::{Pulled, Readiness, Traffic};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, Semaphore};
@@ -23,6 +23,7 @@ use uuid::Uuid;
 
 use super::{Admin, Gate, router, table};
 use crate::config::Permission;
+use crate::watch::{Eyes, Rules, Watch};
 
 /// Events with their jobs, and what was asked.
 struct Fake {
@@ -172,10 +173,13 @@ impl Work for Fake {
             let effect = match known.as_ref().map(|job| job.phase) {
                 Some(Phase::Done) if !ask.force => ReplayEffect::AlreadyApplied,
                 Some(Phase::Stale) if !ask.force => ReplayEffect::Stale,
-                Some(Phase::Ready | Phase::Leased | Phase::Held | Phase::Parked) => {
-                    ReplayEffect::AlreadyOpen
+                Some(Phase::Discarded) if !ask.force => ReplayEffect::Discarded,
+                Some(
+                    Phase::Ready | Phase::Leased | Phase::Held | Phase::Parked | Phase::Review,
+                ) => ReplayEffect::AlreadyOpen,
+                Some(Phase::Done | Phase::Stale | Phase::Dead | Phase::Discarded) | None => {
+                    ReplayEffect::WouldRun
                 }
-                Some(Phase::Done | Phase::Stale | Phase::Dead) | None => ReplayEffect::WouldRun,
             };
             if let (ReplayEffect::WouldRun, false) = (effect, ask.dry_run) {
                 match known {
@@ -231,7 +235,12 @@ impl Inspect for Fake {
         let model = self.model();
         let before = filter.before.map_or(usize::MAX, |Cursor(before)| before as usize);
         let fits = |(at, event): &(usize, &EventDetail)| {
-            *at < before && filter.until.is_none_or(|until| event.summary.received_at < until)
+            let summary = &event.summary;
+            *at < before
+                && filter.until.is_none_or(|until| summary.received_at < until)
+                && filter
+                    .unfinished_since
+                    .is_none_or(|at| summary.received_at < at && !summary.status.is_final())
         };
         let mut fitting = model.events.iter().enumerate().rev().filter(fits);
         let page: Vec<_> = fitting.by_ref().take(filter.limit).collect();
@@ -267,6 +276,37 @@ impl Inspect for Fake {
 
     async fn job(&self, id: JobId) -> Result<Option<JobDetail>, StoreError> {
         Ok(self.model().job(id).cloned())
+    }
+
+    async fn lanes(&self) -> Result<Vec<LaneState>, StoreError> {
+        let model = self.model();
+        let mut lanes: Vec<LaneState> = Vec::new();
+        for job in model.events.iter().flat_map(|event| &event.jobs) {
+            let source = SourceName::new(&job.source);
+            lanes.push(LaneState {
+                handler: HandlerRef { source, handler: job.handler.clone() },
+                oldest_due: job.due_at,
+                ready: u64::from(job.phase == Phase::Ready),
+                leased: 0,
+                held: 0,
+                parked: 0,
+                review: 0,
+                dead: u64::from(job.phase == Phase::Dead),
+            });
+        }
+        Ok(lanes)
+    }
+
+    async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {
+        let model = self.model();
+        let fitting = model.events.iter().filter(|event| event.summary.received_at >= ask.since);
+        let events: Vec<_> = fitting
+            .map(|event| SampledEvent {
+                summary: event.summary.clone(),
+                arrived_at: event.arrivals.iter().map(|note| note.received_at).collect(),
+            })
+            .collect();
+        Ok(Sample { total: events.len() as u64, events })
     }
 }
 
@@ -375,6 +415,24 @@ fn server(events: Vec<EventDetail>) -> Server {
             vec![new("fee"), new("mail")]
         }),
         configured: Arc::new(move || vec![spec("fee", true), spec("mail", false)]),
+        watch: Arc::new(Watch::new(
+            Eyes {
+                traffic: Box::new(|| {
+                    let traffic = |source: &str, failed_verifications| Traffic {
+                        source: SourceName::new(source),
+                        new: 0,
+                        copies: 0,
+                        failed_verifications,
+                    };
+                    vec![traffic("quiet", 0), traffic("stripe", 7)]
+                }),
+                clock_offset_seconds: Box::new(|| Some(-90)),
+                known: Box::new(Vec::new),
+                log: None,
+                now: Arc::new(noon),
+            },
+            Rules::default(),
+        )),
         currents: Arc::new(|_, claims| {
             let plain = |claim| Pulled { claim, current: None };
             Box::pin(std::future::ready(claims.into_iter().map(plain).collect()))
@@ -746,6 +804,96 @@ async fn configured_handlers_are_listed() {
     let fee = &listed["items"][0];
     assert_eq!((&fee["handler"], &fee["pull"]), (&json!("fee"), &json!(true)));
     assert_eq!(fee["lease_seconds"], 30.0);
+}
+
+#[tokio::test]
+async fn statistics_are_those_of_events_that_first_came_in_the_window() {
+    // An event before the window, one without work, one that failed, two that are done, and copies.
+    let seen = |id: &str, source: &str, status, ago: u64, took: Option<u64>, gaps: &[u64]| {
+        let mut event = event(id, status, &[]);
+        let first = noon() - Duration::from_secs(ago);
+        let mut times = vec![first];
+        for gap in gaps {
+            times.push(times[times.len() - 1] + Duration::from_secs(*gap));
+        }
+        event.summary.source = source.into();
+        event.summary.received_at = first;
+        event.summary.arrivals = times.len() as u64;
+        event.summary.processed_at = took.map(|took| first + Duration::from_secs(took));
+        let arrival = |at: Timestamp| ArrivalNote {
+            decision: Decision::Duplicate,
+            received_at: at,
+            request_id: Uuid::nil(),
+            remote: None,
+            secret: 0,
+            signed_at: None,
+            body: None,
+        };
+        event.arrivals = times.into_iter().map(arrival).collect();
+        event
+    };
+    let server = server(vec![
+        seen("old", "stripe", Status::Processed, 3_601, Some(1), &[1; 8]),
+        seen("one", "stripe", Status::Processed, 3_600, Some(2), &[10, 60]),
+        seen("two", "stripe", Status::Processed, 100, Some(4), &[30]),
+        seen("bad", "stripe", Status::Failed, 90, None, &[20]),
+        seen("hub", "github", Status::Ignored, 80, None, &[]),
+    ]);
+    let (status, all) = server.get("/api/v1/stats").await;
+    assert_eq!(status, StatusCode::OK, "{all}");
+    assert_eq!((&all["received"], &all["unique"]), (&json!(8), &json!(4)), "{all}");
+    assert_eq!((&all["duplicates"], &all["duplicate_rate"]), (&json!(4), &json!(0.5)), "{all}");
+    assert_eq!((&all["sampled"], &all["window_seconds"]), (&json!(false), &json!(3600.0)));
+    assert_eq!(all["sources"]["github"]["unique"], 1);
+    assert_eq!(all["sources"]["github"]["success_rate"], Value::Null, "nothing was tried");
+    assert_eq!(all["sources"]["github"]["processing_seconds"]["p50"], Value::Null);
+    assert!(all["sources"]["quiet"].is_null(), "{all}");
+
+    let (_, stripe) = server.get("/api/v1/stats?source=stripe&window=1h").await;
+    assert_eq!((&stripe["received"], &stripe["unique"]), (&json!(7), &json!(3)), "{stripe}");
+    assert_eq!(stripe["success_rate"], json!(2.0 / 3.0));
+    assert_eq!(stripe["failed_verifications"], 7);
+    assert_eq!(stripe["failed_verifications_since"], noon().to_string());
+    assert_eq!(stripe["processing_seconds"], json!({ "avg": 3.0, "p50": 2.0, "p99": 4.0 }));
+    assert_eq!(stripe["copies_per_event"], json!(7.0 / 3.0));
+    assert_eq!(stripe["gaps_seconds"], json!([20.0, 60.0]));
+    assert!(stripe["sources"].is_null(), "{stripe}");
+
+    let (_, minute) = server.get("/api/v1/stats?source=stripe&window=95s").await;
+    assert_eq!((&minute["unique"], &minute["success_rate"]), (&json!(1), &json!(0.0)));
+    let (status, quiet) = server.get("/api/v1/stats?source=quiet").await;
+    assert_eq!((status, &quiet["received"]), (StatusCode::OK, &json!(0)));
+    assert_eq!(server.get("/api/v1/stats?source=strpe").await.0, StatusCode::NOT_FOUND);
+    for bad in ["window=0s", "window=soon", "windw=1h"] {
+        let (status, _) = server.get(&format!("/api/v1/stats?{bad}")).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{bad}");
+    }
+}
+
+#[tokio::test]
+async fn alerts_say_what_is_wrong_and_where_the_worst_first() {
+    let server = server(vec![event("evt_1", Status::Dead, &[("fee", Phase::Dead)])]);
+    let (status, alerts) = server.get("/api/v1/alerts").await;
+    assert_eq!(status, StatusCode::OK, "{alerts}");
+    let items = alerts["items"].as_array().unwrap();
+    let names: Vec<_> = items.iter().map(|alert| alert["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["clock_skew", "dead_letters"], "{alerts}");
+    assert_eq!((&items[0]["severity"], &items[0]["source"]), (&json!("critical"), &Value::Null));
+    assert_eq!((&items[1]["source"], &items[1]["lane"]), (&json!("stripe"), &json!("stripe/fee")));
+    assert_eq!(items[1]["since"], noon().to_string());
+}
+
+#[tokio::test]
+async fn a_lane_says_whether_anybody_will_ever_work_on_it() {
+    let jobs = [("fee", Phase::Ready), ("gone", Phase::Dead)];
+    let server = server(vec![event("evt_1", Status::Dead, &jobs)]);
+    let (_, lanes) = server.get("/api/v1/lanes").await;
+    let lane = |at: usize| {
+        let lane = &lanes["items"][at];
+        (lane["handler"].as_str().unwrap(), lane["configured"].as_bool().unwrap())
+    };
+    assert_eq!((lane(0), lane(1)), (("fee", true), ("gone", false)), "{lanes}");
+    assert_eq!((&lanes["items"][0]["ready"], &lanes["items"][1]["dead"]), (&json!(1), &json!(1)));
 }
 
 #[test]

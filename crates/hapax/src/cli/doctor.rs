@@ -1,12 +1,12 @@
 //! `hapax doctor`: looks at what a server needs and says of each whether it is well. It changes
 //! nothing; a small file is written to the data directory and removed, to see that this works.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use hapax_core::Timestamp;
+use hapax_core::limits::LANE_COUNT_MAX;
 use http::{Method, StatusCode};
 use rusqlite::{Connection, OpenFlags};
 use serde::{Deserialize, Serialize};
@@ -31,9 +31,6 @@ const CLOCK_FAIL: Duration = Duration::from_secs(60);
 
 /// Older ones can lose committed writes.
 const SQLITE_MIN: i32 = 3_051_003;
-
-/// Jobs of one status that are looked at.
-const JOBS_MAX: usize = 500;
 
 /// `hapax doctor`.
 #[derive(Debug, clap::Args)]
@@ -284,45 +281,49 @@ async fn ask(server: &Server, named: bool, found: &mut Findings) {
     }
 }
 
-/// A handler, as a job or the config names it.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-struct Named {
+/// How far behind a handler is, as far as it matters here.
+#[derive(Debug, Deserialize)]
+struct Lane {
     source: String,
     handler: String,
+    configured: bool,
+    ready: u64,
+    leased: u64,
+    held: u64,
+    parked: u64,
+    review: u64,
+    dead: u64,
 }
 
 /// Jobs that nobody will ever claim, and those that were given up.
 async fn jobs(server: &Server, found: &mut Findings) -> Result<(), Failure> {
-    let named =
-        |page: Page| -> Result<Vec<Named>, Failure> { page.items.into_iter().map(read).collect() };
-    let known = named(read(server.get("/api/v1/handlers").await?)?)?;
-    let mut unknown = BTreeMap::<Named, usize>::new();
-    for status in ["ready", "leased", "held", "parked"] {
-        let path = format!("/api/v1/jobs?status={status}&limit={JOBS_MAX}");
-        let open = named(read(server.get(&path).await?)?)?;
-        for job in open.into_iter().filter(|job| !known.contains(job)) {
-            *unknown.entry(job).or_default() += 1;
+    let page: Page = read(server.get("/api/v1/lanes").await?)?;
+    let lanes: Vec<Lane> = page.items.into_iter().map(read).collect::<Result<_, _>>()?;
+    let mut is_well = true;
+    for lane in &lanes {
+        let Lane { source, handler, .. } = lane;
+        let open = lane.ready + lane.leased + lane.held + lane.parked + lane.review;
+        if !lane.configured && open > 0 {
+            let note = format!(
+                "{} of {source}/{handler} wait, and no such handler is configured",
+                at_least(open)
+            );
+            found.add("jobs", Level::Warn, note);
+            is_well = false;
+        }
+        if lane.dead > 0 {
+            let dead = at_least(lane.dead);
+            let note = format!("{dead} of {source}/{handler} are dead letters: `hapax dead list`");
+            found.add("jobs", Level::Warn, note);
+            is_well = false;
         }
     }
-    for (Named { source, handler }, count) in &unknown {
-        let note = format!(
-            "{} of {source}/{handler} wait, and no such handler is configured",
-            at_least(*count)
-        );
-        found.add("jobs", Level::Warn, note);
-    }
-    let path = format!("/api/v1/jobs?status=dead&limit={JOBS_MAX}");
-    let dead: Page = read(server.get(&path).await?)?;
-    if !dead.items.is_empty() {
-        let note = format!("{} are dead letters: `hapax dead list`", at_least(dead.items.len()));
-        found.add("jobs", Level::Warn, note);
-    }
-    if unknown.is_empty() && dead.items.is_empty() {
+    if is_well {
         found.add("jobs", Level::Ok, "each has a handler, none is dead");
     }
     Ok(())
 }
 
-fn at_least(count: usize) -> String {
-    if count >= JOBS_MAX { format!("at least {count}") } else { count.to_string() }
+fn at_least(count: u64) -> String {
+    if count >= LANE_COUNT_MAX { format!("at least {count}") } else { count.to_string() }
 }

@@ -260,6 +260,7 @@ pub(super) fn replayed(items: Vec<Value>, json: bool) -> Result<Exit, Failure> {
             "already_applied" => "already applied: nothing happens",
             "stale" => "stale: newer news was applied, nothing happens",
             "already_open" => "waiting or running already",
+            "discarded" => "refused by a person: nothing happens without --force",
             "no_handler" => "no configured handler takes it",
             other => other,
         };

@@ -142,6 +142,8 @@ fn standing(event: &Event) -> Option<String> {
         Some(_) | None => "it looked doubtful",
     };
     match event.status.as_str() {
+        // What happened to its jobs is told with each.
+        "review" | "discarded" if !event.jobs.is_empty() => None,
         "review" => Some(format!(
             "It waits for a person, since {why}: `hapax events approve` or `reject` it. Nothing \
              was done."
@@ -184,7 +186,13 @@ fn fate(job: &Job, now: Timestamp) -> String {
             job.id
         ),
         "leased" => format!("{subject} is being worked on; its lease ends {due}."),
-        "held" => format!("{subject} waits for the number before it."),
+        "held" => format!("{subject} waits for what comes before it; what then is decided {due}."),
+        "review" => format!(
+            "{subject} waits for a person{because}. `hapax events approve {0}` runs it all the \
+             same, `reject` refuses it.",
+            job.event_id
+        ),
+        "discarded" => format!("{subject} did nothing: a person refused it{ended}."),
         "parked" => format!(
             "{subject} waits for other work on {}.",
             job.resource.as_deref().unwrap_or("the same resource")
@@ -314,6 +322,19 @@ mod tests {
             review.starts_with("It waits for a person, since it was signed before"),
             "{review}"
         );
+        let held = json!({ "attempt": 0, "due_at": "2026-03-01T12:15:00Z" });
+        assert_eq!(
+            last(json!({ "status": "held", "jobs": [job("held", held)] })),
+            "Handler fee waits for what comes before it; what then is decided in 5 minutes, at \
+             2026-03-01T12:15:00Z."
+        );
+        let why = json!({ "error": "what comes before it did not come in time" });
+        let review = last(json!({ "status": "review", "jobs": [job("review", why)] }));
+        assert!(review.contains("waits for a person: what comes before"), "{review}");
+        assert!(review.contains("`hapax events approve evt_1`"), "{review}");
+        let refused = tell(json!({ "status": "discarded", "jobs": [job("discarded", json!({}))] }));
+        assert_eq!(refused.len(), 3, "told once: {refused:?}");
+        assert!(refused[2].contains("a person refused it at 2026-03-01T12:00:07Z"), "{refused:?}");
         let dead = last(json!({ "jobs": [job("dead", json!({ "error": "no such table" }))] }));
         assert!(dead.contains("after 2 attempts: no such table. `hapax dead replay job-1`"));
     }

@@ -13,6 +13,7 @@ mod remote;
 mod send;
 mod setup;
 mod sign;
+mod stats;
 mod told;
 mod verify;
 
@@ -58,6 +59,10 @@ enum Command {
     Dead(dead::Dead),
     /// Tell the story of one event in plain sentences
     Explain(explain::Explain),
+    /// Figures of a running server: duplicates, success, processing time, retries, by source
+    Stats(stats::Stats),
+    /// What needs a person's attention now; exit 1 if anything does
+    Alerts(stats::Alerts),
     /// Check config, data directory, disk, database, server and clock
     Doctor(doctor::Doctor),
     /// Print a completion script for a shell
@@ -82,6 +87,8 @@ pub(crate) fn run() -> Exit {
         Command::Events(events) => events.run(),
         Command::Dead(dead) => dead.run(),
         Command::Explain(explain) => explain.run(),
+        Command::Stats(stats) => stats.run(),
+        Command::Alerts(alerts) => alerts.run(),
         Command::Doctor(doctor) => doctor.run(),
         Command::Completions { shell } => completions(shell),
         Command::Man => man(),

@@ -72,6 +72,7 @@ impl Reading<'_> {
                     path: format!("/webhooks/{}", preset.name),
                     rate_limit: None,
                     unverified_limit: unverified_limit_default(),
+                    secrets_until: vec![None],
                     handlers: Vec::new(),
                     mode: Mode::Async,
                 }),

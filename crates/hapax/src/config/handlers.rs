@@ -8,18 +8,18 @@ use std::time::Duration;
 
 use hapax_core::Source;
 use hapax_core::handler::{
-    Dialect, Gaps, Handler, HandlerKind, HttpTarget, OnGap, Order, Refetch, RefetchError,
-    RefetchUrl, SignAs, SqlError, SqlParameter, SqlProgram, Types,
+    Dialect, Handler, HandlerKind, HttpTarget, Order, Refetch, RefetchError, RefetchUrl, SignAs,
+    SqlError, SqlParameter, SqlProgram, Types,
 };
 use hapax_core::job::{HandlerName, Policy};
-use hapax_core::order::OrderPolicy;
+use hapax_core::order::{Gaps, Machine, MachineError, OnGap, OrderPolicy, OrderRule};
 use hapax_core::presets;
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
 use http::{HeaderName, HeaderValue, Uri};
 
 use super::Reading;
-use super::document::{Entry, Section, not_built_yet};
+use super::document::{Entry, Section};
 use super::problem::{Complaint, Place};
 use super::units;
 
@@ -60,8 +60,8 @@ const KEYS: [&str; 13] = [
     "order",
     "refetch",
 ];
-const ORDER_KEYS: [&str; 7] = ["resource", "by", "policy", "hold", "hold_max", "on_gap", "start"];
-const ORDER_LATER: [&str; 2] = ["state", "allow"];
+const ORDER_KEYS: [&str; 9] =
+    ["resource", "by", "policy", "hold", "hold_max", "on_gap", "start", "state", "allow"];
 const REFETCH_KEYS: [&str; 4] = ["url", "headers", "timeout", "max_body"];
 
 /// Every key of a handler, for the test that each is explained.
@@ -402,19 +402,20 @@ impl Reading<'_> {
 
     fn order(&mut self, section: &Section<'_>, label: &str) -> Option<Order> {
         let section = section.get("order")?.section(&mut self.problems)?;
-        section.expect(&ORDER_KEYS, &ORDER_LATER, &mut self.problems);
-        let policy = match section.get("policy") {
-            Some(entry) => entry.parse(policy, &mut self.problems)?,
-            None => OrderPolicy::Latest,
+        section.expect(&ORDER_KEYS, &[], &mut self.problems);
+        let word = match section.get("policy") {
+            Some(entry) => entry.parse(policy_word, &mut self.problems)?,
+            None => PolicyWord::Latest,
         };
-        let start = section.get("start");
-        let start = start.and_then(|entry| entry.parse_number(start_at, &mut self.problems));
-        let policy = match policy {
-            OrderPolicy::Latest => OrderPolicy::Latest,
-            OrderPolicy::Sequence { start: first } => {
-                OrderPolicy::Sequence { start: start.unwrap_or(first) }
-            }
+        let policy = match word {
+            PolicyWord::Latest => Some(OrderPolicy::Latest),
+            PolicyWord::Sequence => Some(self.sequence(&section)),
+            PolicyWord::Machine => self.machine(&section),
         };
+        for key in word.without_effect().iter().filter(|key| section.get(key).is_some()) {
+            let why = word.why();
+            self.warnings.push(format!("{label}.order: `{key}` has no effect, since {why}"));
+        }
         let default = Gaps::default();
         let problems = &mut self.problems;
         let hold = section.get("hold").and_then(|entry| entry.parse(units::span, problems));
@@ -427,21 +428,9 @@ impl Reading<'_> {
             hold_max: hold_max.unwrap_or(default.hold_max),
             on_gap: on_gap.unwrap_or(default.on_gap),
         };
-        let (of_gaps, why): (&[&str], _) = match policy {
-            OrderPolicy::Latest => {
-                (&["hold", "hold_max", "on_gap", "start"], ", since \"latest\" knows no gaps")
-            }
-            OrderPolicy::Sequence { .. } => (
-                &["hold", "hold_max", "on_gap"],
-                " yet: a gap is held until the missing number is done",
-            ),
-        };
-        for key in of_gaps.iter().filter(|key| section.get(key).is_some()) {
-            self.warnings.push(format!("{label}.order: `{key}` has no effect{why}"));
-        }
-        let resource = self.selector(&section, "resource");
-        let by = self.selector(&section, "by");
-        Order::build(resource?, by?, policy, gaps)
+        let resource = self.selector(&section, "resource", word);
+        let along = self.selector(&section, word.along(), word);
+        Order::build(resource?, along?, OrderRule { policy: policy?, gaps })
             .map_err(|error| {
                 let key = error.field.trim_start_matches("order.");
                 let complaint = Complaint::new(error.problem, error.hint);
@@ -528,16 +517,66 @@ impl Reading<'_> {
         (headers.len() == entries.len()).then_some(headers)
     }
 
-    fn selector<'d>(&mut self, section: &Section<'d>, key: &str) -> Option<&'d str> {
+    fn sequence(&mut self, section: &Section<'_>) -> OrderPolicy {
+        let start = section.get("start");
+        let start = start.and_then(|entry| entry.parse_number(start_at, &mut self.problems));
+        OrderPolicy::Sequence { start: start.unwrap_or(Some(1)) }
+    }
+
+    /// The states, by the transitions between them.
+    fn machine(&mut self, section: &Section<'_>) -> Option<OrderPolicy> {
+        let Some(allow) = section.get("allow") else {
+            let complaint = Complaint::new("has no allow", ALLOW_HINT);
+            section.complain(complaint, &mut self.problems);
+            return None;
+        };
+        let transitions = allow.list(&mut self.problems)?;
+        let texts = allow.texts(&mut self.problems)?;
+        let start = match section.get("start") {
+            Some(entry) => {
+                Some(entry.parse_number(|text| Ok(text.to_owned()), &mut self.problems)?)
+            }
+            None => None,
+        };
+        let error = match Machine::parse(start.as_deref(), &texts) {
+            Ok(machine) => return Some(OrderPolicy::Machine(Arc::new(machine))),
+            Err(error) => error,
+        };
+        let start = section.get("start");
+        let (entry, hint) = match &error {
+            MachineError::Arrow { index, .. } => (transitions.get(*index), ALLOW_HINT),
+            MachineError::Start(_) => {
+                (start.as_ref(), "write the state that everything begins with, as `allow` names it")
+            }
+            MachineError::Empty | MachineError::TooMany | MachineError::SameNumber(..) => {
+                (Some(&allow), ALLOW_HINT)
+            }
+        };
+        let complaint = Complaint::new(error.to_string(), hint);
+        entry.unwrap_or(&allow).complain(complaint, &mut self.problems);
+        None
+    }
+
+    fn selector<'d>(
+        &mut self,
+        section: &Section<'d>,
+        key: &str,
+        word: PolicyWord,
+    ) -> Option<&'d str> {
         match section.get(key) {
             Some(entry) => entry.text(&mut self.problems),
             None => {
-                let complaint = Complaint::new(
-                    format!("has no {key}"),
-                    "order needs both: resource = \"/data/object/id\" says of what, \
-                     by = \"/created\" what comes first",
-                );
-                section.complain(complaint, &mut self.problems);
+                let hint = match word {
+                    PolicyWord::Latest | PolicyWord::Sequence => {
+                        "order needs both: resource = \"/data/object/id\" says of what, \
+                         by = \"/created\" what comes first"
+                    }
+                    PolicyWord::Machine => {
+                        "a machine needs both: resource = \"/data/object/id\" says of what, \
+                         state = \"/data/object/status\" which state it is in"
+                    }
+                };
+                section.complain(Complaint::new(format!("has no {key}"), hint), &mut self.problems);
                 None
             }
         }
@@ -679,14 +718,53 @@ fn sign_as(text: &str) -> Result<SignAs, Complaint> {
     }
 }
 
-fn policy(text: &str) -> Result<OrderPolicy, Complaint> {
+/// How transitions are written.
+const ALLOW_HINT: &str =
+    "write two states with an arrow between them: allow = [\"pending -> paid\"]";
+
+/// The policy as a word, before the keys that go with it are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PolicyWord {
+    Latest,
+    Sequence,
+    Machine,
+}
+
+impl PolicyWord {
+    /// The key that says where an event stands in the order.
+    fn along(self) -> &'static str {
+        match self {
+            Self::Latest | Self::Sequence => "by",
+            Self::Machine => "state",
+        }
+    }
+
+    /// Keys of other policies: harmless, and yet whoever wrote them expects something of them.
+    fn without_effect(self) -> &'static [&'static str] {
+        match self {
+            Self::Latest => &["hold", "hold_max", "on_gap", "start", "state", "allow"],
+            Self::Sequence => &["state", "allow"],
+            Self::Machine => &["by"],
+        }
+    }
+
+    fn why(self) -> &'static str {
+        match self {
+            Self::Latest => "\"latest\" knows neither gaps nor states",
+            Self::Sequence => "\"sequence\" knows no states",
+            Self::Machine => "\"machine\" goes by `state`",
+        }
+    }
+}
+
+fn policy_word(text: &str) -> Result<PolicyWord, Complaint> {
     match text {
-        "latest" => Ok(OrderPolicy::Latest),
-        "sequence" => Ok(OrderPolicy::Sequence { start: Some(1) }),
-        "machine" => Err(not_built_yet()),
+        "latest" => Ok(PolicyWord::Latest),
+        "sequence" => Ok(PolicyWord::Sequence),
+        "machine" => Ok(PolicyWord::Machine),
         other => Err(Complaint::new(
             format!("\"{other}\" is not an order policy"),
-            "write \"latest\" or \"sequence\"",
+            "write \"latest\", \"sequence\" or \"machine\"",
         )),
     }
 }
@@ -784,7 +862,7 @@ mod tests {
             let keys = format!("pull = true\norder = {{ resource = '/r', by = '/b'{keys} }}");
             let handler = handler(&keys);
             let order = handler.order.as_ref().unwrap();
-            assert_eq!((order.policy, order.gaps), (policy, gaps), "{keys}");
+            assert_eq!(order.rule, OrderRule { policy, gaps }, "{keys}");
         };
         let default = Gaps::default();
         let sequence = |start| OrderPolicy::Sequence { start };
@@ -798,6 +876,13 @@ mod tests {
             sequence(Some(1)),
             Gaps { hold: SECOND, hold_max: 3, on_gap: OnGap::Go },
         );
+        let machine = |start| {
+            let allow = ["new -> paid", "paid -> sent"];
+            OrderPolicy::Machine(Arc::new(Machine::parse(start, &allow).unwrap()))
+        };
+        let keys = "policy = 'machine', state = '/s', allow = ['new -> paid', 'paid -> sent']";
+        check(&format!(", {keys}"), machine(None), default);
+        check(&format!(", start = 'paid', {keys}"), machine(Some("paid")), default);
     }
 
     #[test]

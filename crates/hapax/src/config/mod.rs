@@ -5,6 +5,7 @@
 //! [`sources`] builds what verifies, [`handlers`] what works, [`shared`] what nodes share, [`dev`] is
 //! what happens without a file.
 
+mod alerts;
 mod dev;
 mod document;
 mod handlers;
@@ -27,6 +28,7 @@ use hapax_core::secret::Secret;
 use hapax_engine::tls::Certificate;
 use ipnet::IpNet;
 
+pub(crate) use self::alerts::Alerts;
 pub(crate) use self::dev::{DevMode, looks_like_one as looks_like_a_dev_secret};
 use self::document::Section;
 pub(crate) use self::handlers::Mode;
@@ -140,6 +142,8 @@ pub(crate) struct Settings {
     pub(crate) log: LogSettings,
     /// How long things are kept.
     pub(crate) retention: Retention,
+    /// From when on something is worth a person's attention.
+    pub(crate) alerts: Alerts,
 }
 
 /// `[log]`.
@@ -191,6 +195,7 @@ impl Default for Settings {
             drain: Duration::from_secs(30),
             log: LogSettings { format: LogFormat::Human, level: "info".to_owned() },
             retention: Retention { keys: None, events: KEEP_DEFAULT },
+            alerts: Alerts::default(),
         }
     }
 }
@@ -295,7 +300,7 @@ const REPLACEABLE: [(&str, &str, &str); 15] = [
     ("log.format", "HAPAX_LOG_FORMAT", "--log-format"),
 ];
 
-const ROOT_KEYS: [&str; 18] = [
+const ROOT_KEYS: [&str; 19] = [
     "listen",
     "admin_listen",
     "public_url",
@@ -313,6 +318,7 @@ const ROOT_KEYS: [&str; 18] = [
     "tls",
     "tokens",
     "retention",
+    "alerts",
     "sources",
 ];
 const ROOT_LATER: [&str; 2] = ["outbound", "proxies"];
@@ -456,6 +462,10 @@ impl Reading<'_> {
                     if let Some(level) = log.get("level") {
                         level.parse(|text| settings.set("log.level", text), problems);
                     }
+                }
+                "alerts" => {
+                    let Some(alerts) = entry.section(problems) else { continue };
+                    settings.alerts = Alerts::read(&alerts, problems);
                 }
                 "retention" => {
                     let Some(retention) = entry.section(problems) else { continue };
@@ -724,8 +734,9 @@ mod tests {
             })
         };
         let nested = ["format", "level", "keys", "events", "cert", "key", "value", "allow"];
+        let nested = nested.into_iter().chain(alerts::KEYS);
         for key in ROOT_KEYS.into_iter().chain(nested).chain(sources::all_keys().copied()) {
-            let is_table = ["tenants", "scheme", "handlers", "order"].contains(&key);
+            let is_table = ["tenants", "scheme", "handlers", "order", "refetch"].contains(&key);
             assert!(is_there(key) || is_table, "{key}");
         }
         for (_, variable, _) in REPLACEABLE {
@@ -758,7 +769,8 @@ mod tests {
                 "[sources.legacy]",
                 "[sources.stripe.scheme]\nheader = \"x-signature\"\n[sources.legacy]",
             );
-        let known = ["STRIPE_SECRET", "ACME_STRIPE_SECRET", "LEGACY", "ID", "HAPAX_OPS_TOKEN"];
+        let known =
+            ["STRIPE_SECRET", "ACME_STRIPE_SECRET", "LEGACY", "ID", "HAPAX_OPS_TOKEN", "API_AUTH"];
         let env = |name: &str| match name {
             "HOOK_SECRET" => Some("whsec_c2VjcmV0".to_owned()),
             name => known.contains(&name).then(|| format!("value of {name}")),
@@ -795,6 +807,30 @@ mod tests {
         assert_eq!(settings.drain, Duration::from_secs(3));
         assert_eq!(settings.log.level, "debug");
         assert_eq!(settings.max_body_bytes, 1 << 20);
+    }
+
+    #[test]
+    fn each_alert_can_be_set_and_switched_off() {
+        let off: String = alerts::KEYS.map(|key| format!("{key} = \"off\"\n")).concat();
+        let read = |text: &str| {
+            load_text(&format!("[alerts]\n{text}"), &|_| None, Flags::default()).settings.alerts
+        };
+        let none = Alerts {
+            duplicate_spike: None,
+            failed_verifications: None,
+            oldest_job: None,
+            dead_letters: None,
+            silence: None,
+            secret_expiry: None,
+            clock_skew: None,
+            log_growth: None,
+            store: false,
+        };
+        assert_eq!(read(&off), none);
+        let set = read("duplicate_spike = \"5\"\nsilence = \"2d\"\nlog_growth = 1000");
+        let two_days = Duration::from_secs(2 * 86_400);
+        assert_eq!((set.duplicate_spike, set.silence), (Some(5), Some(two_days)));
+        assert_eq!((set.log_growth, set.store), (Some(1_000), true));
     }
 
     #[test]

@@ -34,6 +34,8 @@ pub(crate) struct ConfiguredSource {
     pub(crate) unverified_limit: Option<Rate>,
     /// How long a duplicate is recognised.
     pub(crate) keep_keys: Keep,
+    /// When each of its secrets ends; `None` is never.
+    pub(crate) secrets_until: Vec<Option<Timestamp>>,
     /// What is done with its events; the same for every tenant of the source.
     pub(crate) handlers: Vec<Arc<Handler>>,
     /// When its sender is answered.
@@ -161,6 +163,7 @@ impl Reading<'_> {
             let mut spec = spec.clone();
             spec.tenant = pair.tenant.map(Tenant::new).unwrap_or_default();
             spec.name = SourceName::new(name);
+            let secrets_until = pair.secrets.iter().map(|secret| secret.until).collect();
             spec.secrets = pair.secrets;
             spec.params = pair.params;
             let source = match Source::build(spec) {
@@ -185,6 +188,7 @@ impl Reading<'_> {
                 rate_limit,
                 unverified_limit,
                 keep_keys,
+                secrets_until,
                 handlers: handlers.clone(),
                 mode,
             });

@@ -21,8 +21,8 @@ use hapax_core::order::{Place, Position};
 use hapax_core::store::{
     Action, AttemptNote, Claim, ClaimAsk, EventDetail, EventFilter, EventId, EventName,
     EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter,
-    Lookup, MessageNote, NewJob, Outcome, Page, Ran, ReplayAsk, Replayed, Reviewed, SqlAsk, SqlRan,
-    SqlRun, Store, StoreError, Verdict, Work,
+    LaneState, Lookup, MessageNote, NewJob, Outcome, Page, Ran, ReplayAsk, Replayed, Reviewed,
+    Sample, SampleAsk, SqlAsk, SqlRan, SqlRun, Store, StoreError, Verdict, Work,
 };
 use hapax_core::{EventKey, KeyHash, Tenant, Timestamp};
 use tokio::sync::Notify;
@@ -294,7 +294,9 @@ impl Work for MemoryStore {
     }
 
     async fn reject(&self, event: EventId, by: Action) -> Result<Reviewed, StoreError> {
-        Ok(self.model().reject(event, by))
+        let reviewed = self.model().reject(event, by, self.now());
+        self.hint();
+        Ok(reviewed)
     }
 
     async fn prune(&self, horizon: Horizon, limit: usize) -> Result<bool, StoreError> {
@@ -318,6 +320,14 @@ impl Inspect for MemoryStore {
     async fn job(&self, id: JobId) -> Result<Option<JobDetail>, StoreError> {
         let model = self.model();
         Ok(model.numbered(id).map(|at| model.job_detail(&model.jobs[&at])))
+    }
+
+    async fn lanes(&self) -> Result<Vec<LaneState>, StoreError> {
+        Ok(self.model().lanes())
+    }
+
+    async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {
+        Ok(self.model().sample(&ask))
     }
 }
 

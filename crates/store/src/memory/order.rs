@@ -1,11 +1,15 @@
-//! Who may run now: one job at a time per resource, and what the order guard says. The guard is
-//! asked when a job is claimed; the mark moves only with "done".
+//! Who may run now: one job at a time per resource, what the order guard says, and what becomes of
+//! those it holds. The guard is asked when a job is claimed; the mark moves with "done", and past a
+//! gap that was held long enough.
 
 use hapax_core::job::Phase;
-use hapax_core::order::{Guard, OrderPolicy, Place, Position};
+use hapax_core::order::{
+    Guard, HELD_TOO_LONG, HELD_TOO_MANY, OnGap, OrderPolicy, OrderRule, Place, Position,
+};
 use hapax_core::store::{HandlerRef, HandlerSpec};
 use hapax_core::{Tenant, Timestamp};
 
+use super::work::later;
 use super::{Job, JobNumber, Model};
 
 /// What order is kept of: a handler has its own mark for each resource of each tenant.
@@ -23,7 +27,7 @@ pub(super) enum Turn {
     /// Newer news was applied already.
     Past,
     /// A number before it has not been applied.
-    NotYet,
+    NotYet(OrderRule),
     /// Another job of its resource is running.
     AfterAnother,
 }
@@ -31,16 +35,16 @@ pub(super) enum Turn {
 impl Model {
     pub(super) fn turn_of(&mut self, at: JobNumber, spec: &HandlerSpec) -> Turn {
         let job = &self.jobs[&at];
-        let (Some(policy), Some(resource)) = (spec.order, job.resource()) else {
+        let (Some(rule), Some(resource)) = (&spec.order, job.resource()) else {
             return Turn::Now;
         };
         let guard = match job.forced {
             true => Guard::Run,
-            false => self.guard_of(job, policy),
+            false => self.guard_of(job, &rule.policy),
         };
         match guard {
             Guard::Stale => Turn::Past,
-            Guard::Hold => Turn::NotYet,
+            Guard::Hold => Turn::NotYet(rule.clone()),
             Guard::Run if self.is_busy(&resource) => Turn::AfterAnother,
             Guard::Run => {
                 // Once a sequence has begun it stays begun: if its first number fails, the second
@@ -53,7 +57,11 @@ impl Model {
         }
     }
 
-    pub(super) fn guard_of(&self, job: &Job, policy: OrderPolicy) -> Guard {
+    pub(super) fn order_of(&self, handler: &HandlerRef) -> Option<OrderRule> {
+        self.handlers.get(handler)?.order.clone()
+    }
+
+    pub(super) fn guard_of(&self, job: &Job, policy: &OrderPolicy) -> Guard {
         self.guard(&job.tenant, &job.handler, job.place.as_ref(), policy)
     }
 
@@ -63,17 +71,20 @@ impl Model {
         tenant: &Tenant,
         handler: &HandlerRef,
         place: Option<&Place>,
-        policy: OrderPolicy,
+        policy: &OrderPolicy,
     ) -> Guard {
         let Some(place) = place else { return Guard::Run };
         let resource = Resource::of(tenant, handler, place);
-        let begun = match policy {
-            OrderPolicy::Sequence { start: None } => OrderPolicy::Sequence {
-                start: self.starts.get(&resource).map(|Position(first)| *first),
-            },
-            OrderPolicy::Sequence { start: Some(_) } | OrderPolicy::Latest => policy,
-        };
-        begun.decide(self.marks.get(&resource).copied(), place.position)
+        let mark = self.marks.get(&resource).copied();
+        match policy {
+            OrderPolicy::Sequence { start: None } => {
+                let start = self.starts.get(&resource).map(|Position(first)| *first);
+                OrderPolicy::Sequence { start }.decide(mark, place.position)
+            }
+            OrderPolicy::Sequence { start: Some(_) }
+            | OrderPolicy::Latest
+            | OrderPolicy::Machine(_) => policy.decide(mark, place.position),
+        }
     }
 
     /// The job's effects are applied: nothing older counts any more, and who waited for exactly
@@ -81,15 +92,18 @@ impl Model {
     pub(super) fn move_mark(&mut self, at: JobNumber, now: Timestamp) {
         let job = &self.jobs[&at];
         let (Some(place), Some(resource)) = (&job.place, job.resource()) else { return };
-        let position = place.position;
-        let mark = self.marks.entry(resource.clone()).or_insert(position);
-        *mark = position.max(*mark);
-        let Some(policy) = self.handlers.get(&job.handler).and_then(|spec| spec.order) else {
-            return;
-        };
+        let rule = self.order_of(&job.handler);
+        let policy = rule.map_or(OrderPolicy::Latest, |rule| rule.policy);
+        let mark = policy.after(self.marks.get(&resource).copied(), place.position);
+        self.marks.insert(resource.clone(), mark);
+        self.ready_held(&resource, &policy, now);
+    }
+
+    /// Who is held and would not be by the mark as it is.
+    fn ready_held(&mut self, resource: &Resource, policy: &OrderPolicy, now: Timestamp) {
         let waited = |job: &Job| {
             job.phase == Phase::Held
-                && job.resource().as_ref() == Some(&resource)
+                && job.resource().as_ref() == Some(resource)
                 && self.guard_of(job, policy) != Guard::Hold
         };
         let go: Vec<_> =
@@ -97,6 +111,108 @@ impl Model {
         for at in go {
             self.ready(at, now);
         }
+    }
+
+    /// The guard said "not yet". The deadline is fixed now; beyond the most that may wait, the
+    /// newest goes to a person: in a machine, where nothing is newer by itself, the one arriving.
+    pub(super) fn hold(&mut self, at: JobNumber, rule: &OrderRule, now: Timestamp) {
+        let due = later(now, rule.gaps.hold);
+        let job = self.job_mut(at);
+        job.phase = Phase::Held;
+        job.due = due;
+        let Some(resource) = job.resource() else { return };
+        let held = self.held(&resource);
+        if held.len() > rule.gaps.hold_max {
+            let newest = match rule.policy {
+                OrderPolicy::Machine(_) => Some(at),
+                OrderPolicy::Latest | OrderPolicy::Sequence { .. } => {
+                    held.into_iter().max().map(|(_, number)| number)
+                }
+            };
+            self.to_review(newest.unwrap_or(at), HELD_TOO_MANY);
+        }
+    }
+
+    fn to_review(&mut self, at: JobNumber, why: &str) {
+        let job = self.job_mut(at);
+        job.phase = Phase::Review;
+        job.error = Some(why.to_owned());
+    }
+
+    /// Who was held past the deadline goes to a person, or past the gap. Not while something of the
+    /// same tenant is due: it may be what is missing. Nor while another of the resource is at work.
+    pub(super) fn judge_gaps(&mut self, handler: &HandlerRef, now: Timestamp) {
+        let Some(rule) = self.order_of(handler) else { return };
+        let is_due = |job: &Job| job.handler == *handler && job.due <= now;
+        let busy: Vec<Tenant> = self
+            .jobs
+            .values()
+            .filter(|job| is_due(job) && job.phase == Phase::Ready)
+            .map(|job| job.tenant.clone())
+            .collect();
+        let overdue: Vec<JobNumber> = self
+            .jobs
+            .iter()
+            .filter(|(_, job)| is_due(job) && job.phase == Phase::Held)
+            .filter(|(_, job)| !busy.contains(&job.tenant))
+            .map(|(at, _)| *at)
+            .collect();
+        let mut gone = Vec::new();
+        for at in overdue {
+            let Some(resource) = self.jobs[&at].resource() else { continue };
+            if self.is_busy(&resource) || gone.contains(&resource) {
+                continue;
+            }
+            match rule.gaps.on_gap {
+                OnGap::Review => self.to_review(at, HELD_TOO_LONG),
+                OnGap::Go => {
+                    self.go_past_the_gap(&resource, &rule.policy, now);
+                    gone.push(resource);
+                }
+            }
+        }
+    }
+
+    fn go_past_the_gap(&mut self, resource: &Resource, policy: &OrderPolicy, now: Timestamp) {
+        let held = self.held(resource);
+        let Some(first) = policy.earliest(held.iter().map(|(position, _)| *position)) else {
+            return;
+        };
+        match policy {
+            OrderPolicy::Latest | OrderPolicy::Sequence { .. } => {
+                let before = Position(first.0.saturating_sub(1));
+                let mark = policy.after(self.marks.get(resource).copied(), before);
+                self.marks.insert(resource.clone(), mark);
+                self.ready_held(resource, policy, now);
+            }
+            OrderPolicy::Machine(_) => {
+                let of_it = held.iter().find(|(position, _)| *position == first);
+                if let Some((_, at)) = of_it {
+                    self.job_mut(*at).forced = true;
+                    self.ready(*at, now);
+                }
+            }
+        }
+    }
+
+    /// Who of a resource is held, in the order they came.
+    fn held(&self, resource: &Resource) -> Vec<(Position, JobNumber)> {
+        let of_it =
+            |job: &&Job| job.phase == Phase::Held && job.resource().as_ref() == Some(resource);
+        let placed = |(at, job): (&JobNumber, &Job)| Some((job.place.as_ref()?.position, *at));
+        self.jobs.iter().filter(|(_, job)| of_it(job)).filter_map(placed).collect()
+    }
+
+    /// Whether the mark has passed a job that was let run, and lost its lease on the way.
+    pub(super) fn was_passed(&self, at: JobNumber) -> bool {
+        let job = &self.jobs[&at];
+        let (Some(rule), Some(place), Some(resource)) =
+            (self.order_of(&job.handler), &job.place, job.resource())
+        else {
+            return false;
+        };
+        let mark = self.marks.get(&resource).copied();
+        !job.forced && mark.is_some() && !rule.policy.may_settle(mark, place.position)
     }
 
     /// The job is no longer at work: in the same step the next of its resource is ready.
@@ -110,11 +226,19 @@ impl Model {
     /// Whatever was missed, no job stays parked at a free resource, and none is held that the
     /// handler's policy of today would let go.
     pub(super) fn ready_unblocked(&mut self, handler: &HandlerRef, now: Timestamp) {
-        let order = self.handlers.get(handler).and_then(|spec| spec.order);
+        let order = self.order_of(handler);
         let waits = |job: &Job| match job.phase {
             Phase::Parked => true,
-            Phase::Held => order.is_none_or(|policy| self.guard_of(job, policy) != Guard::Hold),
-            Phase::Ready | Phase::Leased | Phase::Done | Phase::Stale | Phase::Dead => false,
+            Phase::Held => {
+                order.as_ref().is_none_or(|rule| self.guard_of(job, &rule.policy) != Guard::Hold)
+            }
+            Phase::Ready
+            | Phase::Leased
+            | Phase::Done
+            | Phase::Stale
+            | Phase::Dead
+            | Phase::Review
+            | Phase::Discarded => false,
         };
         let blocked: Vec<_> = self
             .jobs
@@ -147,13 +271,13 @@ impl Model {
     }
 
     /// Who has waited is due at once, behind whoever is due already.
-    fn ready(&mut self, at: JobNumber, now: Timestamp) {
+    pub(super) fn ready(&mut self, at: JobNumber, now: Timestamp) {
         let job = self.job_mut(at);
         job.phase = Phase::Ready;
         job.due = now;
     }
 
-    fn is_busy(&self, resource: &Resource) -> bool {
+    pub(super) fn is_busy(&self, resource: &Resource) -> bool {
         let at_work = |job: &Job| job.phase == Phase::Leased;
         self.jobs.values().any(|job| at_work(job) && job.resource().as_ref() == Some(resource))
     }

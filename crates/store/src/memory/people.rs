@@ -6,10 +6,10 @@ use hapax_core::job::{Fence, Phase, Progress};
 use hapax_core::order::Guard;
 use hapax_core::store::{
     Action, ActionNote, EventId, HandlerRef, Horizon, NewJob, ReplayAsk, ReplayEffect, Replayed,
-    Reviewed, Status,
+    Reviewed,
 };
 
-use super::{EventNumber, JobNumber, Model, Standing, Stored};
+use super::{EventNumber, Job, JobNumber, Model, Standing, Stored};
 
 impl Model {
     /// Runs again what may run again. An event that waits in review, or was refused there, has no
@@ -31,7 +31,12 @@ impl Model {
                     self.write_jobs(event, std::slice::from_ref(new), now);
                 }
                 (ReplayEffect::Stale, Some(job)) => self.overtaken(job, now),
-                (ReplayEffect::AlreadyApplied | ReplayEffect::AlreadyOpen, _) => {}
+                (
+                    ReplayEffect::AlreadyApplied
+                    | ReplayEffect::AlreadyOpen
+                    | ReplayEffect::Discarded,
+                    _,
+                ) => {}
             }
         }
         if !ask.dry_run {
@@ -55,6 +60,8 @@ impl Model {
         match (phase, force) {
             (Some(Phase::Done), false) => Some(ReplayEffect::AlreadyApplied),
             (Some(Phase::Stale), false) => Some(ReplayEffect::Stale),
+            (Some(Phase::Review), _) => Some(ReplayEffect::AlreadyOpen),
+            (Some(Phase::Discarded), false) => Some(ReplayEffect::Discarded),
             _ if new.hopeless.is_some() => None,
             (_, true) => Some(ReplayEffect::WouldRun),
             (_, false) => Some(match self.is_past(event, new) {
@@ -67,9 +74,9 @@ impl Model {
     fn is_past(&self, event: EventNumber, new: &NewJob) -> bool {
         let key = &self.events[&event].key;
         let handler = HandlerRef { source: key.source.clone(), handler: new.handler.clone() };
-        let policy = self.handlers.get(&handler).and_then(|spec| spec.order);
-        policy.is_some_and(|policy| {
-            self.guard(&key.tenant, &handler, new.place.as_ref(), policy) == Guard::Stale
+        let order = self.handlers.get(&handler).and_then(|spec| spec.order.as_ref());
+        order.is_some_and(|rule| {
+            self.guard(&key.tenant, &handler, new.place.as_ref(), &rule.policy) == Guard::Stale
         })
     }
 
@@ -108,33 +115,48 @@ impl Model {
         by: Action,
         now: Timestamp,
     ) -> Reviewed {
-        self.decided(event, Standing::Ours, "approve", by, |model, at| {
-            model.write_jobs(at, jobs, now);
-        })
-    }
-
-    pub(super) fn reject(&mut self, event: EventId, by: Action) -> Reviewed {
-        self.decided(event, Standing::Discarded, "reject", by, |_, _| {})
-    }
-
-    fn decided(
-        &mut self,
-        event: EventId,
-        standing: Standing,
-        action: &str,
-        by: Action,
-        then: impl FnOnce(&mut Self, EventNumber),
-    ) -> Reviewed {
         let Some(at) = self.event_numbered(event) else { return Reviewed::Unknown };
-        match self.summary(at).status {
-            Status::Review => {
-                self.event_mut(at).standing = standing;
-                self.record(at, action, by);
-                then(self, at);
-                Reviewed::Decided
+        if self.events[&at].standing == Standing::Review {
+            self.event_mut(at).standing = Standing::Ours;
+            self.write_jobs(at, jobs, now);
+        } else {
+            let waiting = self.in_review(at);
+            if waiting.is_empty() {
+                return Reviewed::NotWaiting(self.summary(at).status);
             }
-            other => Reviewed::NotWaiting(other),
+            for job in waiting {
+                self.job_mut(job).forced = true;
+                self.job_mut(job).error = None;
+                self.ready(job, now);
+            }
         }
+        self.record(at, "approve", by);
+        Reviewed::Decided
+    }
+
+    pub(super) fn reject(&mut self, event: EventId, by: Action, now: Timestamp) -> Reviewed {
+        let Some(at) = self.event_numbered(event) else { return Reviewed::Unknown };
+        if self.events[&at].standing == Standing::Review {
+            self.event_mut(at).standing = Standing::Discarded;
+        } else {
+            let waiting = self.in_review(at);
+            if waiting.is_empty() {
+                return Reviewed::NotWaiting(self.summary(at).status);
+            }
+            for job in waiting {
+                let fence = &mut self.job_mut(job).fence;
+                *fence = Fence(fence.0 + 1);
+                self.close(job, Phase::Discarded, now);
+            }
+        }
+        self.record(at, "reject", by);
+        Reviewed::Decided
+    }
+
+    /// The jobs of an event that a person has to decide about.
+    fn in_review(&self, event: EventNumber) -> Vec<JobNumber> {
+        let waits = |job: &Job| job.event == event && job.phase == Phase::Review;
+        self.jobs.iter().filter(|(_, job)| waits(job)).map(|(at, _)| *at).collect()
     }
 
     fn record(&mut self, event: EventNumber, action: &str, by: Action) {
@@ -147,7 +169,9 @@ impl Model {
     /// time has come. A dead letter is not finished: somebody has to decide about it.
     pub(super) fn prune(&mut self, horizon: &Horizon, limit: usize) -> bool {
         let old = |stored: &Stored| stored.detail.summary.received_at < horizon.events_before;
-        let finished = |at: &EventNumber| self.summary(*at).status.is_final();
+        let finished = |at: &EventNumber| {
+            self.summary(*at).status.is_final() && self.jobs_of(*at).all(|job| job.phase.is_over())
+        };
         let mut ripe: Vec<EventNumber> = self
             .events
             .iter()

@@ -1,10 +1,13 @@
 //! What is told of events and jobs: everything here only reads.
 
+use std::collections::BTreeMap;
+
 use hapax_core::Timestamp;
 use hapax_core::job::{Phase, idempotency_key};
+use hapax_core::limits::LANE_COUNT_MAX;
 use hapax_core::store::{
-    Cursor, EventDetail, EventFilter, EventName, EventSummary, JobDetail, JobFilter, Lookup,
-    MessageNote, Page, Status,
+    Cursor, EventDetail, EventFilter, EventName, EventSummary, JobDetail, JobFilter, LaneState,
+    Lookup, MessageNote, Page, Sample, SampleAsk, SampledEvent, Status,
 };
 
 use super::{EventNumber, Job, Model, Standing, Stored};
@@ -25,7 +28,7 @@ impl Model {
                 Status::of_jobs(self.jobs_of(at).map(|job| (job.phase, job.progress.steps)))
             }
         };
-        if self.jobs_of(at).all(|job| !job.phase.is_open()) {
+        if self.jobs_of(at).all(|job| job.phase.is_over()) {
             summary.processed_at = self.jobs_of(at).filter_map(|job| job.finished_at).max();
         }
         summary.result = self.jobs_of(at).next().and_then(|job| job.result.clone());
@@ -101,6 +104,53 @@ impl Model {
         let told = fitting.map(|(at, job)| (*at, self.job_detail(job)));
         page(told, filter.before, filter.limit)
     }
+
+    pub(super) fn lanes(&self) -> Vec<LaneState> {
+        let mut lanes = BTreeMap::new();
+        for job in self.jobs.values() {
+            let name = (job.handler.source.as_str(), job.handler.handler.as_str());
+            let of_phase = |lane: &mut LaneState| {
+                let (count, due) = match job.phase {
+                    Phase::Ready => (&mut lane.ready, job.due_at()),
+                    Phase::Leased => (&mut lane.leased, job.due_at()),
+                    Phase::Held => (&mut lane.held, None),
+                    Phase::Parked => (&mut lane.parked, None),
+                    Phase::Review => (&mut lane.review, None),
+                    Phase::Dead => (&mut lane.dead, None),
+                    Phase::Done | Phase::Stale | Phase::Discarded => return,
+                };
+                *count = (*count + 1).min(LANE_COUNT_MAX);
+                lane.oldest_due = lane.oldest_due.into_iter().chain(due).min();
+            };
+            of_phase(lanes.entry(name).or_insert_with(|| LaneState {
+                handler: job.handler.clone(),
+                oldest_due: None,
+                ready: 0,
+                leased: 0,
+                held: 0,
+                parked: 0,
+                review: 0,
+                dead: 0,
+            }));
+        }
+        lanes.into_values().filter(|lane| lane.open() + lane.dead > 0).collect()
+    }
+
+    pub(super) fn sample(&self, ask: &SampleAsk) -> Sample {
+        let wanted =
+            |stored: &Stored| !stored.gone && stored.detail.summary.received_at >= ask.since;
+        let there = self.events.iter().rev().filter(|(_, stored)| wanted(stored));
+        let all: Vec<EventNumber> = there.map(|(at, _)| *at).collect();
+        let told = |at: &EventNumber| SampledEvent {
+            summary: self.summary(*at),
+            arrived_at: {
+                let arrivals = &self.events[at].detail.arrivals;
+                arrivals.iter().map(|note| note.received_at).collect()
+            },
+        };
+        let step = all.len().div_ceil(ask.limit.max(1)).max(1);
+        Sample { total: all.len() as u64, events: all.iter().step_by(step).map(told).collect() }
+    }
 }
 
 impl Job {
@@ -109,7 +159,7 @@ impl Job {
         match self.phase {
             Phase::Leased => self.taken.as_ref().map(|taken| taken.until),
             Phase::Ready | Phase::Held | Phase::Parked => Some(self.due),
-            Phase::Done | Phase::Stale | Phase::Dead => None,
+            Phase::Done | Phase::Stale | Phase::Dead | Phase::Review | Phase::Discarded => None,
         }
     }
 }
@@ -143,5 +193,8 @@ fn fits(filter: &EventFilter, stored: &Stored, summary: &EventSummary) -> bool {
         && filter.status.is_none_or(|status| summary.status == status)
         && filter.since.is_none_or(|since| summary.received_at >= since)
         && filter.until.is_none_or(|until| summary.received_at < until)
+        && filter
+            .unfinished_since
+            .is_none_or(|since| summary.received_at < since && !summary.status.is_final())
         && filter.text.as_ref().is_none_or(holds)
 }

@@ -32,6 +32,7 @@ impl Model {
         let Some(spec) = self.handlers.get(&ask.handler).cloned() else { return begun };
         self.lose_expired(&ask.handler, now);
         self.ready_unblocked(&ask.handler, now);
+        self.judge_gaps(&ask.handler, now);
         let mut served: Vec<Tenant> = Vec::new();
         while begun.claims.len() < ask.limit {
             let Some(at) = self.next_in_turn(&ask.handler, &served, now) else { break };
@@ -42,8 +43,8 @@ impl Model {
                     begun.guarded.push(self.event_of(at));
                     continue;
                 }
-                Turn::NotYet => {
-                    self.job_mut(at).phase = Phase::Held;
+                Turn::NotYet(rule) => {
+                    self.hold(at, &rule, now);
                     begun.guarded.push(self.event_of(at));
                     continue;
                 }
@@ -145,27 +146,32 @@ impl Model {
         match self.jobs[&at].phase {
             Phase::Done => return Err(Ran::Done),
             Phase::Leased => {}
-            Phase::Ready | Phase::Held | Phase::Parked | Phase::Stale | Phase::Dead => {
-                return Err(Ran::Lost);
-            }
+            Phase::Ready
+            | Phase::Held
+            | Phase::Parked
+            | Phase::Review
+            | Phase::Discarded
+            | Phase::Stale
+            | Phase::Dead => return Err(Ran::Lost),
         }
-        let order = self.handlers.get(&self.jobs[&at].handler).and_then(|spec| spec.order);
         let of = &self.jobs[&at];
-        let guard = match order {
-            Some(policy) if !of.forced => self.guard_of(of, policy),
-            Some(_) | None => Guard::Run,
+        let guard = match self.order_of(&of.handler) {
+            Some(rule) if !of.forced => (self.guard_of(of, &rule.policy), Some(rule)),
+            Some(_) | None => (Guard::Run, None),
         };
         match guard {
-            Guard::Run => Ok(self.describe(at, of.due_at().unwrap_or(now))),
-            Guard::Stale => {
-                self.close(at, Phase::Stale, now);
-                Err(Ran::Guarded)
+            (Guard::Stale, _) => self.close(at, Phase::Stale, now),
+            (Guard::Hold, Some(rule)) => {
+                self.hold(at, &rule, now);
+                // The next of its resource has nobody left to wait for.
+                let stands = self.jobs[&at].phase;
+                self.leave(at, stands, now);
             }
-            Guard::Hold => {
-                self.leave(at, Phase::Held, now);
-                Err(Ran::Guarded)
+            (Guard::Run | Guard::Hold, _) => {
+                return Ok(self.describe(at, of.due_at().unwrap_or(now)));
             }
         }
+        Err(Ran::Guarded)
     }
 
     /// Ends the leases that ran out. Their fences stay: until somebody else claims, a worker that
@@ -240,13 +246,18 @@ impl Model {
         };
         match self.jobs[&at].phase {
             Phase::Done => return Held::Kept,
-            Phase::Stale => return Held::Lost,
-            Phase::Ready | Phase::Leased | Phase::Held | Phase::Parked | Phase::Dead => {}
+            Phase::Stale | Phase::Discarded => return Held::Lost,
+            Phase::Ready
+            | Phase::Leased
+            | Phase::Held
+            | Phase::Parked
+            | Phase::Dead
+            | Phase::Review => {}
         }
-        let job = self.job_mut(at);
-        if job.taken.is_none() {
+        if self.jobs[&at].taken.is_none() || self.was_passed(at) {
             return Held::Lost;
         }
+        let job = self.job_mut(at);
         job.note("done", Some(now), None);
         job.result = result.map(|text| shortened(&text, RESULT_CHARS_MAX));
         job.error = None;
@@ -319,14 +330,24 @@ impl Model {
     pub(super) fn next_due(&self, handler: &HandlerRef) -> Option<Timestamp> {
         let waiting = |job: &&Job| match job.phase {
             Phase::Ready | Phase::Leased => job.handler == *handler,
-            Phase::Held | Phase::Parked | Phase::Done | Phase::Stale | Phase::Dead => false,
+            // Nothing happens to it before the one at work has ended.
+            Phase::Held => {
+                job.handler == *handler
+                    && !job.resource().is_some_and(|resource| self.is_busy(&resource))
+            }
+            Phase::Parked
+            | Phase::Done
+            | Phase::Stale
+            | Phase::Dead
+            | Phase::Review
+            | Phase::Discarded => false,
         };
         self.jobs.values().filter(waiting).filter_map(Job::due_at).min()
     }
 
     /// Ends a job, and lets the next of its resource go.
     pub(super) fn close(&mut self, at: JobNumber, end: Phase, now: Timestamp) {
-        assert!(!end.is_open(), "a job ends done, stale or dead");
+        assert!(!end.is_open(), "a job ends done, stale, dead or discarded");
         self.job_mut(at).finished_at = Some(now);
         self.leave(at, end, now);
     }

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use hapax_core::job::{
     AfterFailure, AfterLoss, Fence, HandlerName, JobId, Policy, Progress, Retry, idempotency_key,
 };
-use hapax_core::order::{Guard, Place, Position};
+use hapax_core::order::{Guard, OrderPolicy, Place, Position};
 use hapax_core::store::{
     Claim, ClaimedEvent, HandlerRef, HandlerSpec, Held, NewJob, NewMessage, Outcome,
 };
@@ -22,8 +22,8 @@ use uuid::Uuid;
 
 use super::marks::{self, Admitted};
 use super::row::{
-    DEAD, DONE, HELD, LANE_BITS, LEASED, PARKED, READY, SEQ_BITS, STALE, event_id, micros,
-    timestamp,
+    DEAD, DISCARDED, DONE, HELD, LANE_BITS, LEASED, PARKED, READY, REVIEW, SEQ_BITS, STALE,
+    event_id, micros, timestamp,
 };
 use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 
@@ -65,10 +65,25 @@ pub(super) struct JobRow {
     pub(super) place: Option<Place>,
     pub(super) started_at: Option<i64>,
     pub(super) worker: Option<String>,
+    /// It runs whatever the order guard says.
+    pub(super) forced: bool,
 }
 
 const COLUMNS: &str = "event_seq, lane, state, due_at, fence, run, attempt, steps, lost, resource, \
-                       position, started_at, worker";
+                       position, started_at, worker, forced";
+
+/// Of a job `held`: nobody works on its resource, in the writer or elsewhere. Few are leased at a
+/// time, so they are looked through.
+const AT_REST: &str = "NOT EXISTS (SELECT 1 FROM hapax_job AS busy \
+     WHERE busy.lane = held.lane AND busy.resource = held.resource AND busy.state = 1)";
+
+pub(super) fn overdue_sql() -> String {
+    format!(
+        "SELECT {COLUMNS} FROM hapax_job AS held
+         WHERE lane = ?1 AND state = 5 AND due_at <= ?2 AND {AT_REST}
+         ORDER BY due_at, event_seq LIMIT ?3"
+    )
+}
 
 impl JobRow {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
@@ -88,16 +103,41 @@ impl JobRow {
             }),
             started_at: row.get(11)?,
             worker: row.get(12)?,
+            forced: row.get(13)?,
         })
     }
 
     /// The jobs of a lane that are held or parked.
     pub(super) fn waiting_in(conn: &Connection, lane: i64) -> rusqlite::Result<Vec<Self>> {
         conn.prepare_cached(&format!(
-            "SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND state > 4"
+            "SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND state = 5
+             UNION ALL SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND state = 6"
         ))?
         .query_map([lane], Self::read)?
         .collect()
+    }
+
+    /// Jobs of a lane that may be claimed, the one due longest first.
+    fn due_in(conn: &Connection, lane: i64, now: i64, limit: usize) -> rusqlite::Result<Vec<Self>> {
+        conn.prepare_cached(&format!(
+            "SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND state = 0 AND due_at <= ?2
+             ORDER BY due_at, event_seq LIMIT ?3"
+        ))?
+        .query_map((lane, now, limit as i64), Self::read)?
+        .collect()
+    }
+
+    /// Jobs of a lane whose deadline is over while nobody works on their resource: the first of
+    /// them, by deadline.
+    pub(super) fn overdue_in(
+        conn: &Connection,
+        lane: i64,
+        now: i64,
+        limit: usize,
+    ) -> rusqlite::Result<Vec<Self>> {
+        conn.prepare_cached(&overdue_sql())?
+            .query_map((lane, now, limit as i64), Self::read)?
+            .collect()
     }
 
     /// The row of a job.
@@ -179,7 +219,7 @@ impl Lanes {
             if first_time && !spec.pulled {
                 self.expire(conn, lane, i64::MAX, now)?;
             }
-            marks::let_go(conn, lane, spec.order, now)?;
+            marks::let_go(conn, lane, spec.order.as_ref(), now)?;
         }
         Ok(())
     }
@@ -279,6 +319,7 @@ impl Lanes {
         &mut self,
         conn: &Connection,
         handler: &HandlerRef,
+        now: Timestamp,
     ) -> rusqlite::Result<Option<Timestamp>> {
         for _ in 0..LANES_ASKED_MAX {
             let lanes = self.by_lane.iter().filter(|(_, lane)| lane.handler == *handler);
@@ -287,7 +328,7 @@ impl Lanes {
             else {
                 return Ok(None);
             };
-            let exact = next_in(conn, number, i64::MIN)?.unwrap_or(i64::MAX);
+            let exact = next_in(conn, number, i64::MIN, micros(now))?.unwrap_or(i64::MAX);
             if let Some(lane) = self.by_lane.get_mut(&number) {
                 lane.quiet_until = exact;
             }
@@ -389,15 +430,15 @@ impl Lanes {
     ) -> rusqlite::Result<bool> {
         let at = micros(now);
         self.expire(conn, lane, at, now)?;
-        let due: Vec<JobRow> = conn
-            .prepare_cached(&format!(
-                "SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND state = 0 AND due_at <= ?2
-                 ORDER BY due_at, event_seq LIMIT ?3"
-            ))?
-            .query_map((lane, at, wanted as i64), JobRow::read)?
-            .collect::<rusqlite::Result<_>>()?;
+        let mut due = JobRow::due_in(conn, lane, at, wanted)?;
+        // What is due may be what is missing: gaps are judged once nothing else is.
+        if let (true, Some(rule)) = (due.is_empty(), &spec.order)
+            && marks::judge(conn, lane, rule, now)?
+        {
+            due = JobRow::due_in(conn, lane, at, wanted)?;
+        }
         if due.len() < wanted {
-            let next = next_in(conn, lane, at)?;
+            let next = next_in(conn, lane, at, at)?;
             if let Some(lane) = self.by_lane.get_mut(&lane) {
                 lane.quiet_until = next.unwrap_or(i64::MAX);
             }
@@ -408,10 +449,10 @@ impl Lanes {
                 self.stir(lane, at);
                 continue;
             }
-            if let (Some(order), Some(place)) = (spec.order, &job.place) {
-                marks::begin(conn, lane, order, place)?;
+            if let (Some(rule), Some(place)) = (&spec.order, &job.place) {
+                marks::begin(conn, lane, &rule.policy, place)?;
                 if ask.guard {
-                    match marks::admit(conn, &job, order, place, now)? {
+                    match marks::admit(conn, self, &job, rule, place, now)? {
                         Admitted::Yes => {}
                         Admitted::Busy => continue,
                         Admitted::SetAside => {
@@ -509,7 +550,8 @@ impl Lanes {
         match outcome {
             Outcome::Done { .. } if row.state == DONE => Ok(Held::Kept),
             // A fence is valid until the next claim, replay or reject: a late "done" still counts.
-            Outcome::Done { result, publish } if row.state != STALE => {
+            Outcome::Done { .. } if self.was_passed(conn, &row)? => Ok(Held::Lost),
+            Outcome::Done { result, publish } if !matches!(row.state, STALE | DISCARDED) => {
                 self.finish(conn, &row, result.as_deref(), now)?;
                 for message in publish {
                     write_message(conn, message, Some(row.seq), now)?;
@@ -522,6 +564,58 @@ impl Lanes {
             }
             Outcome::Done { .. } | Outcome::Failed { .. } => Ok(Held::Lost),
         }
+    }
+
+    /// Whether the mark has passed a job that was let run, and lost its lease on the way.
+    fn was_passed(&self, conn: &Connection, job: &JobRow) -> rusqlite::Result<bool> {
+        let order = self.spec_of(job.lane).and_then(|spec| spec.order.as_ref());
+        let (Some(rule), Some(place), false) = (order, &job.place, job.forced) else {
+            return Ok(false);
+        };
+        let mark = marks::mark(conn, job.lane, &place.resource)?;
+        Ok(mark.is_some() && !rule.policy.may_settle(mark, place.position))
+    }
+
+    /// How order is kept in a lane. One that keeps none any more had marks that only grew.
+    pub(super) fn policy_of(&self, lane: i64) -> OrderPolicy {
+        let order = self.spec_of(lane).and_then(|spec| spec.order.as_ref());
+        order.map_or(OrderPolicy::Latest, |rule| rule.policy.clone())
+    }
+
+    /// A person lets the jobs of an event that are in review run; false when none is.
+    pub(super) fn approve(
+        &mut self,
+        conn: &Connection,
+        seq: i64,
+        now: Timestamp,
+    ) -> rusqlite::Result<bool> {
+        let lanes: Vec<i64> = conn
+            .prepare_cached(
+                "UPDATE hapax_job SET state = 0, due_at = ?2, forced = 1, error = NULL
+                 WHERE event_seq = ?1 AND state = 7 RETURNING lane",
+            )?
+            .query_map((seq, micros(now)), |row| row.get(0))?
+            .collect::<rusqlite::Result<_>>()?;
+        for lane in &lanes {
+            self.stir(*lane, micros(now));
+        }
+        Ok(!lanes.is_empty())
+    }
+
+    /// A person refuses the jobs of an event that are in review; false when none is.
+    pub(super) fn reject(
+        &mut self,
+        conn: &Connection,
+        seq: i64,
+        now: Timestamp,
+    ) -> rusqlite::Result<bool> {
+        let refused = conn
+            .prepare_cached(
+                "UPDATE hapax_job SET state = 8, due_at = ?2, fence = fence + 1
+                 WHERE event_seq = ?1 AND state = 7",
+            )?
+            .execute((seq, micros(now)))?;
+        Ok(refused > 0)
     }
 
     /// "Done", in the transaction of the effects; the mark moves with it.
@@ -549,7 +643,8 @@ impl Lanes {
             )?
             .execute((job.seq, job.lane, job.run, job.progress.attempt))?;
         }
-        marks::advance(conn, job)?;
+        let policy = self.policy_of(job.lane);
+        marks::advance(conn, job, &policy)?;
         marks::ready_next(conn, self, job, now)
     }
 
@@ -642,7 +737,8 @@ impl Lanes {
         Ok(())
     }
 
-    /// Whether a job would run, and with `act` makes it so.
+    /// Whether a job would run, and with `act` makes it so. `None` where nothing can be done: what
+    /// is hopeless stays buried, or is not begun.
     pub(super) fn replay(
         &mut self,
         conn: &Connection,
@@ -651,48 +747,53 @@ impl Lanes {
         force: bool,
         act: bool,
         now: Timestamp,
-    ) -> rusqlite::Result<hapax_core::store::ReplayEffect> {
+    ) -> rusqlite::Result<Option<hapax_core::store::ReplayEffect>> {
         use hapax_core::store::ReplayEffect;
         let lane = self.lane(conn, event.pair, event.tenant, event.source, &job.handler)?;
-        let Some(row) = JobRow::find(conn, event.seq, lane)? else {
-            if act {
-                self.write(conn, event, std::slice::from_ref(job), now)?;
-            }
-            return Ok(ReplayEffect::WouldRun);
-        };
-        let order = self.spec_of(lane).and_then(|spec| spec.order);
-        let behind = match (order, &row.place) {
+        let order = self.spec_of(lane).and_then(|spec| spec.order.as_ref());
+        let behind = match (order, &job.place) {
             (Some(order), Some(place)) => {
                 let mark = marks::mark(conn, lane, &place.resource)?;
-                order.decide(mark, place.position) == Guard::Stale
+                order.policy.decide(mark, place.position) == Guard::Stale
             }
             (Some(_) | None, _) => false,
         };
+        let Some(row) = JobRow::find(conn, event.seq, lane)? else {
+            if job.hopeless.is_some() {
+                return Ok(None);
+            }
+            if act {
+                self.write(conn, event, std::slice::from_ref(job), now)?;
+            }
+            let stale = behind && !force;
+            return Ok(Some(if stale { ReplayEffect::Stale } else { ReplayEffect::WouldRun }));
+        };
         match row.state {
-            READY | LEASED | HELD | PARKED => return Ok(ReplayEffect::AlreadyOpen),
-            DONE if !force => return Ok(ReplayEffect::AlreadyApplied),
-            STALE if !force => return Ok(ReplayEffect::Stale),
+            READY | LEASED | HELD | PARKED | REVIEW => return Ok(Some(ReplayEffect::AlreadyOpen)),
+            DONE if !force => return Ok(Some(ReplayEffect::AlreadyApplied)),
+            STALE if !force => return Ok(Some(ReplayEffect::Stale)),
+            DISCARDED if !force => return Ok(Some(ReplayEffect::Discarded)),
+            _ if job.hopeless.is_some() => return Ok(None),
             DEAD if behind && !force => {
                 if act {
                     marks::set_aside(conn, &row, STALE, now)?;
                 }
-                return Ok(ReplayEffect::Stale);
+                return Ok(Some(ReplayEffect::Stale));
             }
             _ => {}
         }
         if act {
-            let again = matches!(row.state, DONE | STALE);
+            let again = matches!(row.state, DONE | STALE | DISCARDED);
             if row.state == DONE {
                 // The job's own row is about to tell of the new run.
                 note_attempt(conn, &row, Some(row.due_at), "done", None)?;
             }
-            // A forced run does not ask the guard: a person decided.
-            let place = row.place.as_ref().filter(|_| !(force && behind));
+            let place = job.place.as_ref();
             conn.execute(
                 "UPDATE hapax_job SET state = 0, due_at = ?3, fence = fence + 1, run = run + ?4,
                      attempt = iif(?4, 0, attempt), steps = 0,
                      lost = iif(?4, 0, min(lost, 1)), error = NULL,
-                     result = NULL, resource = ?5, position = ?6
+                     result = NULL, resource = ?5, position = ?6, forced = ?7
                  WHERE event_seq = ?1 AND lane = ?2",
                 (
                     row.seq,
@@ -701,23 +802,32 @@ impl Lanes {
                     i64::from(again),
                     place.map(|place| &*place.resource),
                     place.map(|place| place.position.0),
+                    force,
                 ),
             )?;
             self.stir(lane, micros(now));
         }
-        Ok(ReplayEffect::WouldRun)
+        Ok(Some(ReplayEffect::WouldRun))
     }
 }
 
-/// When the first job of a lane is due after `after`, or its first lease ends.
-fn next_in(conn: &Connection, lane: i64, after: i64) -> rusqlite::Result<Option<i64>> {
-    conn.prepare_cached(
+/// When the first job of a lane is due after `after`, its first lease ends or its first deadline
+/// passes. One that has passed counts only while nobody works on its resource: until then nothing
+/// happens to it.
+fn next_in(conn: &Connection, lane: i64, after: i64, now: i64) -> rusqlite::Result<Option<i64>> {
+    conn.prepare_cached(&format!(
         "SELECT min(due_at) FROM (
              SELECT min(due_at) AS due_at FROM hapax_job WHERE lane = ?1 AND state = 0 AND due_at > ?2
              UNION ALL
-             SELECT min(due_at) FROM hapax_job WHERE lane = ?1 AND state = 1)",
-    )?
-    .query_row((lane, after), |row| row.get(0))
+             SELECT min(due_at) FROM hapax_job WHERE lane = ?1 AND state = 1
+             UNION ALL
+             SELECT min(due_at) FROM hapax_job WHERE lane = ?1 AND state = 5 AND due_at > ?3
+             UNION ALL
+             SELECT * FROM (SELECT due_at FROM hapax_job AS held
+                            WHERE lane = ?1 AND state = 5 AND due_at <= ?3 AND {AT_REST}
+                            ORDER BY due_at LIMIT 1))"
+    ))?
+    .query_row((lane, after, now), |row| row.get(0))
 }
 
 /// What to claim.

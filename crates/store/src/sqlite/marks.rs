@@ -1,11 +1,15 @@
-//! The marks: how far each resource has come, per lane, and who waits for whom.
+//! The marks: how far each resource has come, per lane, who waits for whom, and for how long.
+
+use std::collections::HashSet;
 
 use hapax_core::Timestamp;
-use hapax_core::order::{Guard, OrderPolicy, Place, Position};
+use hapax_core::order::{
+    Guard, HELD_TOO_LONG, HELD_TOO_MANY, OnGap, OrderPolicy, OrderRule, Place, Position,
+};
 use rusqlite::{Connection, OptionalExtension};
 
 use super::jobs::{JobRow, Lanes};
-use super::row::{HELD, PARKED, READY, STALE, micros};
+use super::row::{HELD, PARKED, READY, STALE, micros, timestamp};
 
 /// The last position applied to a resource.
 pub(super) fn mark(
@@ -23,7 +27,7 @@ pub(super) fn mark(
 pub(super) fn begin(
     conn: &Connection,
     lane: i64,
-    order: OrderPolicy,
+    order: &OrderPolicy,
     place: &Place,
 ) -> rusqlite::Result<()> {
     match order {
@@ -34,7 +38,9 @@ pub(super) fn begin(
             )?
             .execute((lane, &*place.resource, place.position.0.saturating_sub(1)))?;
         }
-        OrderPolicy::Sequence { start: Some(_) } | OrderPolicy::Latest => {}
+        OrderPolicy::Sequence { start: Some(_) }
+        | OrderPolicy::Latest
+        | OrderPolicy::Machine(_) => {}
     }
     Ok(())
 }
@@ -51,20 +57,184 @@ pub(super) enum Admitted {
 /// Decides whether a due job may be leased now; records it as stale, held or parked if not.
 pub(super) fn admit(
     conn: &Connection,
+    lanes: &mut Lanes,
     job: &JobRow,
-    order: OrderPolicy,
+    rule: &OrderRule,
     place: &Place,
     now: Timestamp,
 ) -> rusqlite::Result<Admitted> {
-    let (admitted, state) =
-        match order.decide(mark(conn, job.lane, &place.resource)?, place.position) {
-            Guard::Stale => (Admitted::SetAside, STALE),
-            Guard::Hold => (Admitted::SetAside, HELD),
-            Guard::Run if is_busy(conn, job.lane, &place.resource)? => (Admitted::Busy, PARKED),
-            Guard::Run => return Ok(Admitted::Yes),
-        };
-    set_aside(conn, job, state, now)?;
-    Ok(admitted)
+    match guard(conn, job, &rule.policy, place)? {
+        Guard::Stale => set_aside(conn, job, STALE, now)?,
+        Guard::Hold => hold(conn, lanes, job, rule, place, now)?,
+        Guard::Run if is_busy(conn, job.lane, &place.resource)? => {
+            set_aside(conn, job, PARKED, now)?;
+            return Ok(Admitted::Busy);
+        }
+        Guard::Run => return Ok(Admitted::Yes),
+    }
+    Ok(Admitted::SetAside)
+}
+
+/// What the guard says of a job by the mark as it is. A forced one does not ask.
+pub(super) fn guard(
+    conn: &Connection,
+    job: &JobRow,
+    policy: &OrderPolicy,
+    place: &Place,
+) -> rusqlite::Result<Guard> {
+    if job.forced {
+        return Ok(Guard::Run);
+    }
+    Ok(policy.decide(mark(conn, job.lane, &place.resource)?, place.position))
+}
+
+/// Holds a job: its deadline is fixed now. Beyond the most that may wait, the newest goes to a
+/// person: in a machine, where nothing is newer by itself, the one arriving.
+pub(super) fn hold(
+    conn: &Connection,
+    lanes: &mut Lanes,
+    job: &JobRow,
+    rule: &OrderRule,
+    place: &Place,
+    now: Timestamp,
+) -> rusqlite::Result<()> {
+    let until = micros(now).saturating_add(rule.gaps.hold.as_micros() as i64);
+    set_aside(conn, job, HELD, timestamp(until))?;
+    lanes.stir(job.lane, until);
+    let most = i64::try_from(rule.gaps.hold_max).unwrap_or(i64::MAX - 1);
+    let held: i64 = conn
+        .prepare_cached(
+            "SELECT count(*) FROM (SELECT 1 FROM hapax_job
+             WHERE lane = ?1 AND resource = ?2 AND state = 5 LIMIT ?3)",
+        )?
+        .query_row((job.lane, &*place.resource, most + 1), |row| row.get(0))?;
+    if held <= most {
+        return Ok(());
+    }
+    let newest = match rule.policy {
+        OrderPolicy::Machine(_) => job.seq,
+        OrderPolicy::Latest | OrderPolicy::Sequence { .. } => conn
+            .prepare_cached(
+                "SELECT event_seq FROM hapax_job WHERE lane = ?1 AND resource = ?2 AND state = 5
+                 ORDER BY position DESC, event_seq DESC LIMIT 1",
+            )?
+            .query_row((job.lane, &*place.resource), |row| row.get(0))?,
+    };
+    to_review(conn, job.lane, newest, HELD_TOO_MANY, now)
+}
+
+fn to_review(
+    conn: &Connection,
+    lane: i64,
+    seq: i64,
+    why: &str,
+    now: Timestamp,
+) -> rusqlite::Result<()> {
+    conn.prepare_cached(
+        "UPDATE hapax_job SET state = 7, due_at = ?3, error = ?4 WHERE event_seq = ?1 AND lane = ?2",
+    )?
+    .execute((seq, lane, micros(now), why))?;
+    Ok(())
+}
+
+/// Jobs of one lane that are judged in one claim: the others wait for the next, which comes at once.
+const JUDGED_MAX: usize = 64;
+
+/// Who was held past the deadline goes to a person, or past the gap. True when any was readied.
+pub(super) fn judge(
+    conn: &Connection,
+    lane: i64,
+    rule: &OrderRule,
+    now: Timestamp,
+) -> rusqlite::Result<bool> {
+    let mut gone = HashSet::new();
+    for job in JobRow::overdue_in(conn, lane, micros(now), JUDGED_MAX)? {
+        match (rule.gaps.on_gap, &job.place) {
+            (OnGap::Review, _) => to_review(conn, lane, job.seq, HELD_TOO_LONG, now)?,
+            // One gap at a time: what comes next is judged when this one has run.
+            (OnGap::Go, Some(place)) if gone.insert(place.resource.clone()) => {
+                go_past_the_gap(conn, lane, &place.resource, &rule.policy, now)?;
+            }
+            // Only what has a place is ever held.
+            (OnGap::Go, Some(_) | None) => {}
+        }
+    }
+    Ok(!gone.is_empty())
+}
+
+fn go_past_the_gap(
+    conn: &Connection,
+    lane: i64,
+    resource: &str,
+    policy: &OrderPolicy,
+    now: Timestamp,
+) -> rusqlite::Result<()> {
+    let Some(first) = policy.earliest(held_positions(conn, lane, resource)?) else {
+        return Ok(());
+    };
+    match policy {
+        OrderPolicy::Latest | OrderPolicy::Sequence { .. } => {
+            let before = Position(first.0.saturating_sub(1));
+            move_mark(conn, lane, resource, before, policy)?;
+            ready_held(conn, lane, resource, policy, now)?;
+        }
+        OrderPolicy::Machine(_) => {
+            conn.prepare_cached(
+                "UPDATE hapax_job SET state = 0, due_at = ?4, forced = 1
+                 WHERE (event_seq, lane) IN (
+                     SELECT event_seq, lane FROM hapax_job
+                     WHERE lane = ?1 AND resource = ?2 AND position = ?3 AND state = 5
+                     ORDER BY event_seq LIMIT 1)",
+            )?
+            .execute((lane, resource, first.0, micros(now)))?;
+        }
+    }
+    Ok(())
+}
+
+/// The positions at which jobs of a resource are held, the one that came first first.
+fn held_positions(conn: &Connection, lane: i64, resource: &str) -> rusqlite::Result<Vec<Position>> {
+    conn.prepare_cached(
+        "SELECT position FROM hapax_job WHERE lane = ?1 AND resource = ?2 AND state = 5
+         GROUP BY position ORDER BY min(event_seq)",
+    )?
+    .query_map((lane, resource), |row| row.get(0).map(Position))?
+    .collect()
+}
+
+/// Readies who is held and would not be by the mark as it is; how many.
+fn ready_held(
+    conn: &Connection,
+    lane: i64,
+    resource: &str,
+    policy: &OrderPolicy,
+    now: Timestamp,
+) -> rusqlite::Result<usize> {
+    match policy {
+        OrderPolicy::Latest | OrderPolicy::Sequence { .. } => conn
+            .prepare_cached(
+                "UPDATE hapax_job SET state = 0, due_at = ?3
+                 WHERE lane = ?1 AND resource = ?2 AND state = 5
+                   AND position <= 1 + (SELECT position FROM hapax_mark
+                                        WHERE lane = ?1 AND resource = ?2)",
+            )?
+            .execute((lane, resource, micros(now))),
+        OrderPolicy::Machine(_) => {
+            let current = mark(conn, lane, resource)?;
+            let mut readied = 0;
+            for position in held_positions(conn, lane, resource)? {
+                if policy.decide(current, position) != Guard::Hold {
+                    readied += conn
+                        .prepare_cached(
+                            "UPDATE hapax_job SET state = 0, due_at = ?4
+                             WHERE lane = ?1 AND resource = ?2 AND position = ?3 AND state = 5",
+                        )?
+                        .execute((lane, resource, position.0, micros(now)))?;
+                }
+            }
+            Ok(readied)
+        }
+    }
 }
 
 /// Readies all of a lane that the handler's order of today does not hold back: what waits was set
@@ -72,13 +242,14 @@ pub(super) fn admit(
 pub(super) fn let_go(
     conn: &Connection,
     lane: i64,
-    order: Option<OrderPolicy>,
+    order: Option<&OrderRule>,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
     for job in JobRow::waiting_in(conn, lane)? {
         let waits = match (order, &job.place) {
             (Some(order), Some(place)) if job.state == HELD => {
-                order.decide(mark(conn, lane, &place.resource)?, place.position) == Guard::Hold
+                order.policy.decide(mark(conn, lane, &place.resource)?, place.position)
+                    == Guard::Hold
             }
             (Some(_), Some(place)) => is_busy(conn, lane, &place.resource)?,
             (None, _) | (_, None) => false,
@@ -111,14 +282,31 @@ pub(super) fn set_aside(
     Ok(())
 }
 
-/// The mark moves with "done", and never back.
-pub(super) fn advance(conn: &Connection, job: &JobRow) -> rusqlite::Result<()> {
-    let Some(place) = &job.place else { return Ok(()) };
+/// The mark moves with "done", and a number never back.
+pub(super) fn advance(
+    conn: &Connection,
+    job: &JobRow,
+    policy: &OrderPolicy,
+) -> rusqlite::Result<()> {
+    match &job.place {
+        Some(place) => move_mark(conn, job.lane, &place.resource, place.position, policy),
+        None => Ok(()),
+    }
+}
+
+fn move_mark(
+    conn: &Connection,
+    lane: i64,
+    resource: &str,
+    position: Position,
+    policy: &OrderPolicy,
+) -> rusqlite::Result<()> {
+    let after = policy.after(mark(conn, lane, resource)?, position);
     conn.prepare_cached(
         "INSERT INTO hapax_mark (lane, resource, position) VALUES (?1, ?2, ?3)
-         ON CONFLICT (lane, resource) DO UPDATE SET position = max(position, excluded.position)",
+         ON CONFLICT (lane, resource) DO UPDATE SET position = excluded.position",
     )?
-    .execute((job.lane, &*place.resource, place.position.0))?;
+    .execute((lane, resource, after.0))?;
     Ok(())
 }
 
@@ -138,8 +326,9 @@ pub(super) fn ready_next_if_free(
     }
 }
 
-/// A job of this resource has ended: the number after the mark is ready now, and the first of those
-/// that were parked. They are decided again when they are claimed.
+/// A job of this resource has ended: those that the mark lets go are ready now, and the first of
+/// those that were parked. They are decided again when they are claimed. Who is held past the
+/// deadline is judged by the next claim.
 pub(super) fn ready_next(
     conn: &Connection,
     lanes: &mut Lanes,
@@ -147,24 +336,24 @@ pub(super) fn ready_next(
     now: Timestamp,
 ) -> rusqlite::Result<()> {
     let Some(place) = &job.place else { return Ok(()) };
-    let held = conn
-        .prepare_cached(
-            "UPDATE hapax_job SET state = 0, due_at = ?3
-             WHERE lane = ?1 AND resource = ?2 AND state = 5 AND state > 4
-               AND position <= 1 + (SELECT position FROM hapax_mark
-                                    WHERE lane = ?1 AND resource = ?2)",
-        )?
-        .execute((job.lane, &*place.resource, micros(now)))?;
+    let policy = lanes.policy_of(job.lane);
+    let held = ready_held(conn, job.lane, &place.resource, &policy, now)?;
     let parked = conn
         .prepare_cached(
             "UPDATE hapax_job SET state = 0, due_at = ?3
              WHERE (event_seq, lane) IN (
                  SELECT event_seq, lane FROM hapax_job
-                 WHERE lane = ?1 AND resource = ?2 AND state = 6 AND state > 4
+                 WHERE lane = ?1 AND resource = ?2 AND state = 6
                  ORDER BY position, event_seq LIMIT 1)",
         )?
         .execute((job.lane, &*place.resource, micros(now)))?;
-    if held + parked > 0 {
+    let to_judge = conn
+        .prepare_cached(
+            "SELECT 1 FROM hapax_job INDEXED BY hapax_job_overdue
+             WHERE lane = ?1 AND state = 5 AND due_at <= ?3 AND resource = ?2",
+        )?
+        .exists((job.lane, &*place.resource, micros(now)))?;
+    if held + parked > 0 || to_judge {
         lanes.wake(job.lane, micros(now));
     }
     Ok(())

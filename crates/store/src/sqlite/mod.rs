@@ -6,6 +6,7 @@
 
 mod checkpoint;
 mod copies;
+mod figures;
 mod filter;
 mod index;
 mod jobs;
@@ -30,7 +31,7 @@ use std::sync::Arc;
 use hapax_core::job::JobId;
 use hapax_core::store::{
     EventDetail, EventFilter, EventName, EventSummary, Ingest, Inspect, JobDetail, JobFilter,
-    Lookup, Page, Store, StoreError, Verdict,
+    LaneState, Lookup, Page, Sample, SampleAsk, Store, StoreError, Verdict,
 };
 use hapax_core::{EventKey, Timestamp};
 use rusqlite::Connection;
@@ -187,6 +188,14 @@ impl Inspect for SqliteStore {
 
     async fn job(&self, id: JobId) -> Result<Option<JobDetail>, StoreError> {
         self.readers.run(move |conn| reader::job(conn, id)).await
+    }
+
+    async fn lanes(&self) -> Result<Vec<LaneState>, StoreError> {
+        self.readers.run(figures::lanes).await
+    }
+
+    async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {
+        self.readers.run(move |conn| figures::sample(conn, ask)).await
     }
 }
 

@@ -152,11 +152,16 @@ const MIGRATIONS: &[Migration] = &[
         name: "young keys",
         sql: include_str!("migrations/0003_young_keys.sql"),
     },
+    Migration { version: 4, name: "gaps", sql: include_str!("migrations/0004_gaps.sql") },
 ];
 
 /// Brings the schema to where this build wants it: forward, one transaction each, and only if what
 /// was applied before is what this build knows.
 pub(super) fn migrate(place: &Place, conn: &mut Connection) -> Result<(), OpenError> {
+    apply(place, conn, MIGRATIONS)
+}
+
+fn apply(place: &Place, conn: &mut Connection, known: &[Migration]) -> Result<(), OpenError> {
     let fail = |source| place.error(source);
     conn.execute_batch(
         "CREATE TABLE IF NOT EXISTS hapax_migration (
@@ -174,15 +179,15 @@ pub(super) fn migrate(place: &Place, conn: &mut Connection) -> Result<(), OpenEr
         rows.collect::<Result<_, _>>().map_err(fail)?
     };
     for (version, found) in &applied {
-        match MIGRATIONS.iter().find(|migration| migration.version == *version) {
+        match known.iter().find(|migration| migration.version == *version) {
             None => return Err(OpenError::Newer(*version)),
-            Some(known) if checksum(known.sql) != *found => {
+            Some(one) if checksum(one.sql) != *found => {
                 return Err(OpenError::Migration { version: *version });
             }
             Some(_) => {}
         }
     }
-    for migration in MIGRATIONS {
+    for migration in known {
         if applied.iter().any(|(version, _)| *version == migration.version) {
             continue;
         }
@@ -202,4 +207,38 @@ pub(super) fn migrate(place: &Place, conn: &mut Connection) -> Result<(), OpenEr
 
 fn checksum(sql: &str) -> String {
     format!("{:?}", KeyHash::of(b"migration", [sql.as_bytes()]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_database_of_an_older_hapax_is_brought_forward_with_what_it_holds() {
+        // Its held jobs have no deadline yet: taken as they are, all would be overdue at once.
+        for older in 1..MIGRATIONS.len() {
+            let directory = tempfile::tempdir().expect("a directory");
+            let place = Place::own(directory.path()).expect("ours");
+            let mut conn = place.writer().expect("opens");
+            apply(&place, &mut conn, &MIGRATIONS[..older]).expect("as it was");
+            let has_jobs = older >= 2;
+            if has_jobs {
+                conn.execute_batch(
+                    "INSERT INTO hapax_job (event_seq, lane, state, due_at, resource, position)
+                     VALUES (1, 1, 5, 1000, 'acct', 3), (2, 1, 6, 1000, 'acct', 4)",
+                )
+                .expect("writes");
+            }
+            migrate(&place, &mut conn).expect("goes forward");
+            let jobs: Vec<(i64, i64, i64)> = conn
+                .prepare("SELECT state, due_at, forced FROM hapax_job")
+                .expect("prepares")
+                .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+                .and_then(Iterator::collect)
+                .expect("reads");
+            let expected = [(5, 600_001_000, 0), (6, 1_000, 0)];
+            assert_eq!(jobs, if has_jobs { &expected[..] } else { &[] }, "from {older}");
+            migrate(&place, &mut conn).expect("once is enough");
+        }
+    }
 }

@@ -109,7 +109,7 @@ fn look(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<Sw
 fn sweep(writer: &mut Writer, event: &Swept, horizon: &Horizon) -> rusqlite::Result<()> {
     if !event.pruned {
         let status = status_at(&writer.conn, event.seq, event.standing)?;
-        if !status.is_final() {
+        if !status.is_final() || !jobs_are_over(&writer.conn, event.seq)? {
             if writer.broom.left.len() < LEFT_MAX {
                 writer.broom.left.insert(event.seq);
             }
@@ -134,6 +134,14 @@ fn sweep(writer: &mut Writer, event: &Swept, horizon: &Horizon) -> rusqlite::Res
         writer.broom.left.remove(&event.seq);
     }
     Ok(())
+}
+
+/// An event that was discarded for one handler may still be needed by another.
+fn jobs_are_over(conn: &Connection, seq: i64) -> rusqlite::Result<bool> {
+    let open = conn
+        .prepare_cached("SELECT 1 FROM hapax_job WHERE event_seq = ?1 AND state NOT IN (2, 3, 8)")?
+        .exists([seq])?;
+    Ok(!open)
 }
 
 /// Takes body and history from an event.

@@ -110,26 +110,27 @@ pub(super) fn pairs(conn: &Connection) -> rusqlite::Result<Vec<(Tenant, SourceNa
 /// The place of an event's status in the order of [`Status`], from its jobs; NULL without any.
 macro_rules! rank {
     () => {
-        "(SELECT min(CASE j.state WHEN 4 THEN 2 WHEN 5 THEN 4 WHEN 1 THEN 5 \
+        "(SELECT min(CASE j.state WHEN 7 THEN 0 WHEN 8 THEN 1 WHEN 4 THEN 2 WHEN 5 THEN 4 WHEN 1 THEN 5 \
          WHEN 2 THEN 7 WHEN 3 THEN 8 ELSE CASE WHEN j.steps > 0 THEN 3 ELSE 6 END END) \
          FROM hapax_job j WHERE j.event_seq = e.seq)"
     };
 }
 const RANK: &str = rank!();
 
-const SUMMARY: &str = concat!(
+pub(super) const SUMMARY: &str = concat!(
     "SELECT e.seq, e.id, e.event_id, p.tenant, p.source, e.event_type, \
      e.occurred_at, e.received_at, e.state, e.review, coalesce(c.copies, 0), \
      coalesce(c.conflicts, 0), ",
     rank!(),
-    ", (SELECT max(j.due_at) FROM hapax_job j WHERE j.event_seq = e.seq), \
+    ", (SELECT CASE WHEN min(j.state IN (2, 3, 8)) THEN max(j.due_at) END \
+      FROM hapax_job j WHERE j.event_seq = e.seq), \
      (SELECT j.result FROM hapax_job j WHERE j.event_seq = e.seq AND j.result IS NOT NULL \
       ORDER BY j.lane LIMIT 1) \
      FROM hapax_event e JOIN hapax_pair p ON p.pair = e.pair \
      LEFT JOIN hapax_copy c ON c.event_seq = e.seq"
 );
 
-fn summary(row: &Row<'_>) -> rusqlite::Result<(i64, EventSummary)> {
+pub(super) fn summary(row: &Row<'_>) -> rusqlite::Result<(i64, EventSummary)> {
     let standing = Standing::from_columns(row.get(8)?, row.get(9)?);
     let copies: i64 = row.get(10)?;
     let conflicts: i64 = row.get(11)?;
@@ -150,7 +151,7 @@ fn summary(row: &Row<'_>) -> rusqlite::Result<(i64, EventSummary)> {
         review: standing.review,
         arrivals: 1 + copies.unsigned_abs(),
         conflicts: conflicts.unsigned_abs(),
-        processed_at: ended.filter(|_| status.is_final()).map(timestamp),
+        processed_at: ended.map(timestamp),
         result: row.get(14)?,
     };
     Ok((row.get(0)?, summary))
@@ -182,6 +183,11 @@ pub(super) fn events(
     }
     if let Some(until) = filter.until {
         conditions.insert("e.received_at < ?", Value::Integer(until.as_microsecond()));
+    }
+    if let Some(since) = filter.unfinished_since {
+        // With `until` in its own words: both may be given.
+        conditions.insert("? > e.received_at", Value::Integer(since.as_microsecond()));
+        fixed.push(UNFINISHED.to_owned());
     }
     if let Some(Cursor(before)) = filter.before {
         conditions.insert("e.seq < ?", Value::Integer(i64::try_from(before).unwrap_or(i64::MAX)));
@@ -220,6 +226,8 @@ pub(super) fn events(
 fn ranked(rank: Option<i64>) -> Status {
     match rank {
         None => Status::Ignored,
+        Some(0) => Status::Review,
+        Some(1) => Status::Discarded,
         Some(2) => Status::Dead,
         Some(3) => Status::Failed,
         Some(4) => Status::Held,
@@ -239,8 +247,8 @@ fn stands(status: Status) -> String {
         )
     };
     match status {
-        Status::Review => "e.state = 1".to_owned(),
-        Status::Discarded => "e.state = 2".to_owned(),
+        Status::Review => format!("(e.state = 1 OR {})", ranked(0, "7")),
+        Status::Discarded => format!("(e.state = 2 OR {})", ranked(1, "8")),
         Status::Dead => ranked(2, "4"),
         Status::Failed => ranked(3, "0, 6"),
         Status::Held => ranked(4, "5"),
@@ -251,6 +259,18 @@ fn stands(status: Status) -> String {
         Status::Ignored => format!("e.state = 0 AND {RANK} IS NULL"),
     }
 }
+
+/// The condition for an event that is not finished: in review, or with a job that is open or dead.
+/// Every state is named on its own, so that its partial index can be used; what is finished, nearly
+/// always nearly all, is never looked at.
+pub(super) const UNFINISHED: &str = "e.seq IN (
+     SELECT seq FROM hapax_event WHERE state <> 0 AND state = 1
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 0
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 1
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 4
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 5
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 6
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 7)";
 
 /// The event among `seqs` that has this name.
 pub(super) fn event(
@@ -445,7 +465,7 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<(i64, i64, i64, JobDetail)> {
         due_at: phase.is_open().then_some(at),
         result: row.get(12)?,
         error: row.get(13)?,
-        finished_at: (!phase.is_open()).then_some(at),
+        finished_at: (phase.is_over() || phase == Phase::Dead).then_some(at),
         idempotency_key: idempotency_key(event_id(id), &handler, run),
         handler,
         resource: row.get(9)?,

@@ -24,6 +24,8 @@ pub(super) const STALE: i64 = 3;
 pub(super) const DEAD: i64 = 4;
 pub(super) const HELD: i64 = 5;
 pub(super) const PARKED: i64 = 6;
+pub(super) const REVIEW: i64 = 7;
+pub(super) const DISCARDED: i64 = 8;
 
 /// Makes ids: UUIDs of version 7 whose last bits are the row's number, so that an event is found by
 /// its id without an index to keep up. The rest is random enough that two databases never agree.
@@ -78,6 +80,8 @@ pub(super) fn phase_of(state: i64) -> Phase {
         STALE => Phase::Stale,
         HELD => Phase::Held,
         PARKED => Phase::Parked,
+        REVIEW => Phase::Review,
+        DISCARDED => Phase::Discarded,
         _ => Phase::Dead,
     }
 }
@@ -92,6 +96,8 @@ pub(super) fn state_of(phase: Phase) -> i64 {
         Phase::Dead => DEAD,
         Phase::Held => HELD,
         Phase::Parked => PARKED,
+        Phase::Review => REVIEW,
+        Phase::Discarded => DISCARDED,
     }
 }
 

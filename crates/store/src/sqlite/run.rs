@@ -18,7 +18,7 @@ use rusqlite::{Connection, ErrorCode, params_from_iter};
 
 use super::jobs::{Asked, JobRow, Lanes, place_of};
 use super::marks;
-use super::row::{DONE, HELD, LEASED, STALE, micros};
+use super::row::{DONE, LEASED, STALE, micros};
 use super::sandbox::Sandbox;
 use super::transaction::Transaction;
 use crate::limits::SQL_SLICE_MAX;
@@ -221,15 +221,13 @@ impl Bench<'_> {
     }
 
     fn guard(&mut self, job: &JobRow, now: Timestamp) -> rusqlite::Result<Option<Went>> {
-        let order = self.lanes.spec_of(job.lane).and_then(|spec| spec.order);
-        let (Some(order), Some(place)) = (order, &job.place) else { return Ok(None) };
-        let mark = marks::mark(self.conn, job.lane, &place.resource)?;
-        let state = match order.decide(mark, place.position) {
+        let order = self.lanes.spec_of(job.lane).and_then(|spec| spec.order.as_ref());
+        let (Some(rule), Some(place)) = (order.cloned(), &job.place) else { return Ok(None) };
+        match marks::guard(self.conn, job, &rule.policy, place)? {
             Guard::Run => return Ok(None),
-            Guard::Stale => STALE,
-            Guard::Hold => HELD,
-        };
-        marks::set_aside(self.conn, job, state, now)?;
+            Guard::Stale => marks::set_aside(self.conn, job, STALE, now)?,
+            Guard::Hold => marks::hold(self.conn, self.lanes, job, &rule, place, now)?,
+        }
         // Where the claim had leased the resource, the next of it has nobody left to wait for.
         marks::ready_next_if_free(self.conn, self.lanes, job, now)?;
         Ok(Some(Went::Guarded))

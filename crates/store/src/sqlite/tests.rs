@@ -434,12 +434,62 @@ async fn a_claim_is_found_by_an_index_whatever_the_backlog() {
             plan("SELECT * FROM hapax_job WHERE lane = 1 AND state = 0 AND due_at <= 5 ORDER BY due_at, event_seq LIMIT 64"),
             plan("SELECT * FROM hapax_job WHERE lane = 1 AND state = 1 AND due_at <= 5"),
             plan("SELECT min(due_at) FROM hapax_job WHERE lane = 1 AND state = 0 AND due_at > 5"),
+            plan(&super::jobs::overdue_sql().replace("?1", "1").replace("?2", "5").replace("?3", "64")),
+            plan("SELECT event_seq FROM hapax_job WHERE lane = 1 AND resource = 'a' AND state = 5 ORDER BY position DESC, event_seq DESC LIMIT 1"),
+            plan("SELECT event_seq FROM hapax_job WHERE lane = 1 AND resource = 'a' AND state = 6 ORDER BY position, event_seq LIMIT 1"),
         ]);
     });
-    let [ready, leased, next] = told.await.expect("an answer");
+    let [ready, leased, next, overdue, newest, parked] = told.await.expect("an answer");
+    assert!(overdue[0].contains("USING INDEX hapax_job_overdue"), "{overdue:?}");
+    assert!(overdue.iter().all(|step| !step.contains("TEMP B-TREE")), "no sort: {overdue:?}");
+    assert!(overdue.iter().any(|step| step.contains("hapax_job_leased")), "{overdue:?}");
+    assert!(newest[0].contains("INDEX hapax_job_held"), "{newest:?}");
+    assert!(parked[0].contains("INDEX hapax_job_parked"), "{parked:?}");
+    assert_eq!((newest.len(), parked.len()), (1, 1), "no sort: {newest:?} {parked:?}");
     assert!(ready[0].contains("USING INDEX hapax_job_ready"), "{ready:?}");
     assert_eq!(ready.len(), 1, "no sort: {ready:?}");
     assert!(leased[0].contains("USING INDEX hapax_job_leased"), "{leased:?}");
     assert!(next[0].contains("INDEX hapax_job_ready"), "{next:?}");
+    store.close().await;
+}
+
+#[tokio::test]
+async fn lanes_and_what_is_unfinished_are_read_from_indexes_alone() {
+    // Looking at a million jobs must not read a million rows, done ones above all.
+    let place = Place::new();
+    let store = place.open();
+    let (tell, told) = tokio::sync::oneshot::channel();
+    store.writer.tamper(|conn| {
+        let plan = |sql: &str| -> Vec<String> {
+            let mut plan = conn.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).expect("plans");
+            let rows = plan.query_map([], |row| row.get(3)).expect("plans");
+            rows.collect::<Result<_, _>>().expect("plans")
+        };
+        let lane = |condition: &str| {
+            plan(&format!("SELECT 1 FROM hapax_job WHERE lane = 1 AND {condition} LIMIT 9"))
+        };
+        let unfinished = super::reader::UNFINISHED;
+        let unfinished = plan(&format!(
+            "{} WHERE e.pruned IS NULL AND {unfinished} ORDER BY e.seq DESC LIMIT 51",
+            super::reader::SUMMARY
+        ));
+        let lanes = super::figures::CONDITIONS.map(|(_, condition)| lane(condition));
+        let _ = tell.send((lanes, unfinished));
+    });
+    let (lanes, unfinished) = told.await.expect("an answer");
+    for (plan, index) in lanes.iter().zip(["ready", "leased", "", "parked", "review", "dead"]) {
+        // What is held stands in two indexes; either will do.
+        assert!(plan[0].contains(&format!("INDEX hapax_job_{index}")), "{plan:?}");
+        assert!(plan[0].contains("(lane=?)"), "{plan:?}");
+    }
+    let plan = unfinished.join("\n");
+    assert!(plan.contains("SEARCH e USING INTEGER PRIMARY KEY (rowid=?)"), "{plan}");
+    for index in ["job_ready", "job_leased", "job_dead", "job_parked", "job_review", "event_review"]
+    {
+        assert!(plan.contains(&format!("INDEX hapax_{index}")), "{index}\n{plan}");
+    }
+    for line in unfinished.iter().filter(|line| line.starts_with("SCAN hapax")) {
+        assert!(line.contains("INDEX"), "{line}");
+    }
     store.close().await;
 }

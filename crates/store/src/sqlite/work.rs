@@ -109,7 +109,12 @@ impl Work for SqliteStore {
 
     async fn next_due(&self, handler: &HandlerRef) -> Result<Option<Timestamp>, StoreError> {
         let handler = handler.clone();
-        self.writer.slice(move |writer| writer.lanes.next_due(&writer.conn, &handler)).await
+        self.writer
+            .slice(move |writer| {
+                let now = writer.now();
+                writer.lanes.next_due(&writer.conn, &handler, now)
+            })
+            .await
     }
 
     async fn hurry(&self, event: EventId) -> Result<(), StoreError> {
@@ -146,7 +151,8 @@ impl Work for SqliteStore {
                     let act = !ask.dry_run;
                     let at = event.at();
                     let effect = writer.lanes.replay(&writer.conn, at, job, ask.force, act, now)?;
-                    replayed.push(Replayed { handler: job.handler.clone(), effect });
+                    let handler = job.handler.clone();
+                    replayed.extend(effect.map(|effect| Replayed { handler, effect }));
                 }
                 // Every action is recorded, also one that found nothing to do.
                 if !ask.dry_run {
@@ -172,7 +178,10 @@ impl Work for SqliteStore {
                 let Some(event) = Found::by_id(&writer.conn, event)? else {
                     return Ok(Reviewed::Unknown);
                 };
-                if !writer.out_of_review(event.seq, &event.key, &jobs)? {
+                let now = writer.now();
+                if !writer.out_of_review(event.seq, &event.key, &jobs)?
+                    && !writer.lanes.approve(&writer.conn, event.seq, now)?
+                {
                     return event.not_waiting(&writer.conn);
                 }
                 decided(writer, &event, "approve", &by)
@@ -192,7 +201,8 @@ impl Work for SqliteStore {
                     "UPDATE hapax_event SET state = 2 WHERE seq = ?1 AND state = 1",
                     [event.seq],
                 )?;
-                if out == 0 {
+                let now = writer.now();
+                if out == 0 && !writer.lanes.reject(&writer.conn, event.seq, now)? {
                     return event.not_waiting(&writer.conn);
                 }
                 decided(writer, &event, "reject", &by)

@@ -25,7 +25,7 @@ async fn detail(store: &impl Inspect, name: &str) -> hapax_core::store::EventDet
 }
 
 /// Polls until the copies that are written behind can be seen.
-async fn arrivals_reach(store: &impl Inspect, name: &str, wanted: u64) {
+pub(crate) async fn arrivals_reach(store: &impl Inspect, name: &str, wanted: u64) {
     tokio::time::timeout(Duration::from_secs(20), async {
         while detail(store, name).await.summary.arrivals < wanted {
             tokio::task::yield_now().await;

@@ -9,7 +9,7 @@ use aws_lc_rs::hmac;
 use bytes::Bytes;
 use hapax_core::envelope::{EnvelopeSpec, IdSpec};
 use hapax_core::job::{HandlerName, JobId, Policy, Retry};
-use hapax_core::order::{OrderPolicy, Place as OrderPlace, Position};
+use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Place as OrderPlace, Position};
 use hapax_core::scheme::CustomScheme;
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::{Late, ReplayGuard, SourceSpec};
@@ -98,6 +98,13 @@ impl Sender {
 
     pub(crate) fn of_several() -> Self {
         Self::build(|spec, _| spec.envelope.items = Some("/events".into()))
+    }
+
+    pub(crate) fn of_several_of(tenant: &str) -> Self {
+        Self::build(|spec, _| {
+            spec.tenant = Tenant::new(tenant);
+            spec.envelope.items = Some("/events".into());
+        })
     }
 
     /// Neither id nor time is signed: the id is in a header.
@@ -264,8 +271,12 @@ pub(crate) fn spec(name: &str) -> HandlerSpec {
     HandlerSpec { handler: handler(name), policy, order: None, pulled: false }
 }
 
-pub(crate) fn ordered(name: &str, order: OrderPolicy) -> HandlerSpec {
-    HandlerSpec { order: Some(order), ..spec(name) }
+pub(crate) fn ordered(name: &str, policy: OrderPolicy) -> HandlerSpec {
+    with_gaps(name, policy, Gaps::default())
+}
+
+pub(crate) fn with_gaps(name: &str, policy: OrderPolicy, gaps: Gaps) -> HandlerSpec {
+    HandlerSpec { order: Some(OrderRule { policy, gaps }), ..spec(name) }
 }
 
 pub(crate) fn job(name: &str) -> NewJob {

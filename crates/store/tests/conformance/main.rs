@@ -2,6 +2,8 @@
 //! model in memory and on SQLite. New semantics begin here, as a failing case.
 
 mod cases;
+mod figures;
+mod gaps;
 #[allow(dead_code)]
 mod harness;
 mod jobs;
@@ -69,6 +71,16 @@ macro_rules! on_every_working_store {
 }
 
 on_every_working_store! {
+    figures {
+        each_lane_says_how_far_behind_it_is,
+        a_lane_that_no_node_knows_is_told_as_well,
+        an_expired_lease_is_work_that_is_due,
+        counting_a_backlog_stops_at_the_cap,
+        unfinished_is_what_came_before_and_has_not_ended,
+        a_page_of_unfinished_events_is_full_although_others_lie_between,
+        a_sample_holds_all_of_a_span_with_how_often_and_when_each_came,
+        a_large_span_is_sampled_evenly,
+    }
     jobs {
         a_job_is_written_with_its_event_and_only_once,
         every_event_of_one_body_has_its_own_job,
@@ -118,6 +130,24 @@ on_every_working_store! {
         a_sequence_without_a_start_begins_with_what_is_claimed_first,
         a_claimed_job_has_its_resource_for_itself_and_moves_its_mark,
         a_claimed_job_that_was_overtaken_while_it_waited_does_nothing,
+    }
+    gaps {
+        a_gap_held_too_long_is_for_a_person_who_may_let_it_run,
+        what_a_person_refused_never_runs_unless_forced,
+        a_late_number_leaves_what_is_in_review_to_the_person,
+        a_gap_held_too_long_is_left_behind_where_going_on_is_allowed,
+        a_retry_that_comes_after_the_gap_was_left_is_stale,
+        what_is_at_work_or_due_is_no_gap,
+        beyond_hold_max_the_newest_go_to_review,
+        a_forced_job_keeps_its_resource_and_moves_no_mark_back,
+        a_worker_that_lost_its_lease_cannot_settle_what_was_passed,
+        a_machine_runs_allowed_steps_and_nothing_else,
+        a_machine_goes_past_a_gap_in_its_own_order,
+        a_step_of_a_machine_may_be_let_run_by_a_person,
+        a_machine_that_moved_on_does_not_take_a_late_worker_s_word,
+        sql_work_keeps_to_deadlines_and_decisions_too,
+        what_is_discarded_for_one_handler_is_kept_while_another_needs_it,
+        a_hopeless_job_is_not_run_by_a_replay,
     }
     people {
         approving_beside_on_time_copies_writes_the_jobs_once,

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use hapax_core::job::{Phase, Retry};
-use hapax_core::order::OrderPolicy;
+use hapax_core::order::{Gaps, OrderPolicy};
 use hapax_core::store::{Held, Ran, ReplayEffect, Status};
 
 use crate::harness::{
-    LEASE, Replay, Working, World, done, failed, ids, job, ordered, placed, spec,
+    LEASE, Replay, Working, World, done, failed, ids, job, ordered, placed, spec, with_gaps,
 };
 use crate::jobs::{run_claimed, run_sql};
 
@@ -256,7 +256,8 @@ pub(crate) async fn a_sequence_holds_what_is_past_a_gap_and_runs_in_order_when_f
 
 pub(crate) async fn a_failing_or_dead_number_is_a_gap<S: Working>(world: World<S>) {
     // "Seen" is not "applied": the third must not run over the second's dead body.
-    world.announce([ordered("fee", FROM_ONE)]).await;
+    let patient = Gaps { hold: Duration::from_secs(30 * 86_400), ..Gaps::default() };
+    world.announce([with_gaps("fee", FROM_ONE, patient)]).await;
     let place = |n| placed("fee", "acct", n);
     world.accept("n1", &[place(1)]).await;
     assert_eq!(world.do_all("fee").await, ["n1"]);
@@ -361,7 +362,7 @@ pub(crate) async fn a_claimed_job_that_was_overtaken_while_it_waited_does_nothin
     world.pass(LEASE);
     world.accept("v4", &[placed("fee", "po_1", 4)]).await;
     let older = world.claim("fee", 1).await.remove(0);
-    assert_eq!(ids(&[older.clone()]), ["v4"]);
+    assert_eq!(ids(std::slice::from_ref(&older)), ["v4"]);
     world.accept("v6", &[placed("fee", "po_1", 6)]).await;
     assert!(world.claim("fee", 1).await.is_empty());
     assert_eq!(world.settle(&slow, done("late, but first")).await, Held::Kept);

@@ -3,19 +3,20 @@
 //! (no order to keep, one claim at a time), the same plan has the same story everywhere.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::job::{Fence, JobId, Phase, Retry};
-use hapax_core::order::OrderPolicy;
+use hapax_core::order::{Gaps, Machine, OnGap, OrderPolicy};
 use hapax_core::store::{Claim, EventId, HandlerSpec, Held, JobDetail, JobFilter, NewJob, Verdict};
 use proptest::prelude::*;
 
 use crate::harness::{
-    LEASE, Replay, Sender, Working, World, done, failed, handler, job, ordered, placed, spec,
+    LEASE, Replay, Sender, Working, World, done, failed, job, ordered, placed, spec, with_gaps,
 };
 
 /// All handlers; and the one whose claims leave a store no choice.
-const EVERY: &[&str] = &["plain", "latest", "sequence"];
+const EVERY: &[&str] = &["plain", "latest", "sequence", "going", "machine"];
 const PLAIN: &[&str] = &["plain"];
 
 #[derive(Debug, Clone, Copy)]
@@ -44,6 +45,8 @@ enum Act {
         event: i64,
         how: Replay,
     },
+    Approve(i64),
+    Reject(i64),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -64,12 +67,14 @@ fn act() -> impl Strategy<Value = Act> {
     ];
     prop_oneof![
         5 => (1..=7i64).prop_map(Act::Arrive),
-        6 => (0..3usize, 1..4usize).prop_map(|(handler, limit)| Act::Claim { handler, limit }),
+        8 => (0..5usize, 1..4usize).prop_map(|(handler, limit)| Act::Claim { handler, limit }),
         6 => (0..6usize, ending).prop_map(|(claim, outcome)| Act::Settle { claim, outcome }),
         1 => (0..6usize).prop_map(|claim| Act::GiveBack { claim }),
         1 => (0..6usize).prop_map(|claim| Act::Renew { claim }),
         3 => (0..=LEASE + 20).prop_map(|seconds| Act::Pass { seconds }),
         1 => (1..=7i64, how).prop_map(|(event, how)| Act::Replay { event, how }),
+        1 => (1..=7i64).prop_map(Act::Approve),
+        1 => (1..=7i64).prop_map(Act::Reject),
     ]
 }
 
@@ -82,8 +87,26 @@ fn eager(spec: HandlerSpec) -> HandlerSpec {
 
 fn jobs_of(n: i64, handlers: &[&str]) -> Vec<NewJob> {
     let resource = format!("r{}", n % 2);
-    let all = [job("plain"), placed("latest", &resource, n / 2), placed("sequence", "acct", n)];
+    let states = ["new", "paid", "sent", "back"];
+    let state = machine().position(states[n.unsigned_abs() as usize % 4]).expect("a state");
+    let all = [
+        job("plain"),
+        placed("latest", &resource, n / 2),
+        placed("sequence", "acct", n),
+        placed("going", &resource, n / 2),
+        placed("machine", &resource, state.0),
+    ];
     all.into_iter().take(handlers.len()).collect()
+}
+
+fn machine() -> Machine {
+    let allow = ["new -> paid", "paid -> sent", "sent -> back", "back -> paid"];
+    Machine::parse(Some("new"), &allow).expect("a machine")
+}
+
+/// Held for about a lease, and few of them.
+fn gaps(on_gap: OnGap) -> Gaps {
+    Gaps { hold: Duration::from_secs(40), hold_max: 2, on_gap }
 }
 
 /// What has happened so far, and what must be true of it.
@@ -138,7 +161,9 @@ async fn check<S: Working>(world: &World<S>, story: &Story) {
     let mut busy = HashSet::new();
     for job in all_jobs(world).await {
         assert_eq!(job.due_at.is_some(), job.phase.is_open(), "{job:?}");
-        assert_eq!(job.finished_at.is_some(), !job.phase.is_open(), "{job:?}");
+        let ended = job.phase.is_over() || job.phase == Phase::Dead;
+        assert_eq!(job.finished_at.is_some(), ended, "{job:?}");
+        assert!(job.phase != Phase::Review || job.error.is_some(), "for no reason: {job:?}");
         let is_done = story.done.contains_key(&(job.id, job.run));
         assert_eq!(is_done, job.phase == Phase::Done, "done, and only by who said so: {job:?}");
         if job.phase == Phase::Leased
@@ -193,6 +218,17 @@ async fn perform<S: Working>(world: &World<S>, story: &mut Story, act: Act) {
             let effects = world.replay(id, &jobs_of(event, story.handlers), how).await;
             story.told.push(format!("replay of e{event}: {effects:?}"));
         }
+        Act::Approve(event) => {
+            let Some(id) = story.events.get(&event).copied() else { return };
+            let jobs = jobs_of(event, story.handlers);
+            let reviewed = world.store.approve(id, jobs, world.by("go on")).await;
+            story.told.push(format!("e{event} approved: {reviewed:?}"));
+        }
+        Act::Reject(event) => {
+            let Some(id) = story.events.get(&event).copied() else { return };
+            let reviewed = world.store.reject(id, world.by("not this")).await;
+            story.told.push(format!("e{event} rejected: {reviewed:?}"));
+        }
     }
 }
 
@@ -205,7 +241,9 @@ async fn live<S: Working>(
     let specs = [
         spec("plain"),
         ordered("latest", OrderPolicy::Latest),
-        ordered("sequence", OrderPolicy::Sequence { start: Some(1) }),
+        with_gaps("sequence", OrderPolicy::Sequence { start: Some(1) }, gaps(OnGap::Review)),
+        with_gaps("going", OrderPolicy::Sequence { start: None }, gaps(OnGap::Go)),
+        with_gaps("machine", OrderPolicy::Machine(Arc::new(machine())), gaps(OnGap::Go)),
     ];
     world.announce(specs.map(eager)).await;
     let mut story = Story { handlers, ..Story::default() };
@@ -234,14 +272,16 @@ async fn live<S: Working>(
     }
     check(&world, &story).await;
     for job in all_jobs(&world).await {
-        let number: i64 = job.event_id[1..].parse().expect("a number");
         story.told.push(format!("{} of {} is {:?}", job.handler, job.event_id, job.phase));
-        let gap = (1..number).any(|before| !arrived.contains(&before));
-        match job.phase {
-            Phase::Done | Phase::Dead => {}
-            Phase::Stale => assert_ne!(job.handler, handler("plain").handler, "{job:?}"),
-            Phase::Held => assert!(gap, "held for nothing: {job:?}"),
-            Phase::Ready | Phase::Leased | Phase::Parked => panic!("left behind: {job:?}"),
+        match (job.phase, job.handler.as_str()) {
+            (Phase::Done | Phase::Dead, _) => {}
+            (Phase::Stale, name) => assert_ne!(name, "plain", "{job:?}"),
+            (Phase::Review | Phase::Discarded, name) => {
+                assert!(["sequence", "going", "machine"].contains(&name), "no gap there: {job:?}");
+            }
+            (Phase::Ready | Phase::Leased | Phase::Parked | Phase::Held, _) => {
+                panic!("left behind: {job:?}")
+            }
         }
     }
     story.told

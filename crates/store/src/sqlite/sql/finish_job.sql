@@ -1,3 +1,3 @@
 -- Keeps: done once per fence, in the transaction of the effects.
-UPDATE hapax_job SET state = 2, due_at = ?4, result = ?5, error = NULL
-WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3 AND state <> 2 AND state <> 3
+UPDATE hapax_job SET state = 2, due_at = ?4, result = ?5, error = NULL, forced = 0
+WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3 AND state NOT IN (2, 3, 8)

@@ -1,0 +1,240 @@
+//! A state machine over named states: which state may follow which, and what lies ahead of where.
+//!
+//! A state is kept as a number made of its name alone, so that marks stay good when the
+//! configuration lists its transitions in another order, or more of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use aws_lc_rs::digest;
+
+use super::{Guard, Position};
+use crate::limits::TRANSITIONS_MAX;
+
+/// Named states, the transitions that are allowed between them, and where everything begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Machine {
+    start: Position,
+    names: BTreeMap<Position, Box<str>>,
+    /// One allowed step from each state.
+    next: BTreeMap<Position, BTreeSet<Position>>,
+    /// All that can be reached from each state, by however many steps.
+    ahead: BTreeMap<Position, BTreeSet<Position>>,
+}
+
+/// Why transitions make no machine.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MachineError {
+    /// There are none.
+    #[error("allows no transition")]
+    Empty,
+    /// There are more than any machine that a person wrote.
+    #[error("allows more than {TRANSITIONS_MAX} transitions")]
+    TooMany,
+    /// One is not two names with an arrow between them.
+    #[error("\"{text}\" is not a transition")]
+    Arrow {
+        /// Which one, from 0.
+        index: usize,
+        /// As it is written.
+        text: String,
+    },
+    /// The start is no state of it.
+    #[error("\"{0}\" is in no transition")]
+    Start(String),
+    /// Two names have the same number.
+    #[error("\"{0}\" and \"{1}\" cannot be told apart; call one of them something else")]
+    SameNumber(String, String),
+}
+
+impl Machine {
+    /// Reads transitions such as `pending -> paid`. Without a `start` the first one begins with it.
+    pub fn parse(start: Option<&str>, allow: &[impl AsRef<str>]) -> Result<Self, MachineError> {
+        if allow.len() > TRANSITIONS_MAX {
+            return Err(MachineError::TooMany);
+        }
+        let mut names = BTreeMap::<Position, Box<str>>::new();
+        let mut next = BTreeMap::<Position, BTreeSet<Position>>::new();
+        let mut first = None;
+        for (index, text) in allow.iter().enumerate() {
+            let text = text.as_ref();
+            let (from, to) = states_of(text)
+                .ok_or_else(|| MachineError::Arrow { index, text: text.to_owned() })?;
+            for name in [from, to] {
+                let known = names.entry(number_of(name)).or_insert_with(|| name.into());
+                if **known != *name {
+                    return Err(MachineError::SameNumber(known.to_string(), name.to_owned()));
+                }
+            }
+            next.entry(number_of(from)).or_default().insert(number_of(to));
+            first.get_or_insert(from);
+        }
+        let start = start.or(first).ok_or(MachineError::Empty)?;
+        if !names.contains_key(&number_of(start)) {
+            return Err(MachineError::Start(start.to_owned()));
+        }
+        let ahead = names.keys().map(|from| (*from, reachable(&next, *from))).collect();
+        Ok(Self { start: number_of(start), names, next, ahead })
+    }
+
+    /// The number of a state; `None` for a name that is in no transition.
+    pub fn position(&self, state: &str) -> Option<Position> {
+        let number = number_of(state);
+        self.names.get(&number).filter(|name| ***name == *state).map(|_| number)
+    }
+
+    /// The name of a state by its number.
+    pub fn state(&self, position: Position) -> Option<&str> {
+        self.names.get(&position).map(|name| &**name)
+    }
+
+    /// What the guard says of a step to `target`. A mark that is no state of today's machine counts
+    /// as none: its resource begins anew, under a person's eye.
+    pub(super) fn decide(&self, mark: Option<Position>, target: Position) -> Guard {
+        let holds = |map: &BTreeMap<Position, BTreeSet<Position>>, from: Position| {
+            map.get(&from).is_some_and(|states| states.contains(&target))
+        };
+        match mark.filter(|mark| self.names.contains_key(mark)) {
+            None if target == self.start => Guard::Run,
+            None if holds(&self.ahead, self.start) => Guard::Hold,
+            None => Guard::Stale,
+            Some(current) if holds(&self.next, current) => Guard::Run,
+            // It is there already, also where a circle leads back to it.
+            Some(current) if target == current => Guard::Stale,
+            Some(current) if holds(&self.ahead, current) => Guard::Hold,
+            Some(_) => Guard::Stale,
+        }
+    }
+
+    /// The state that leads to most of the others; of several the first.
+    pub(super) fn earliest(&self, held: impl IntoIterator<Item = Position>) -> Option<Position> {
+        let held: Vec<Position> = held.into_iter().collect();
+        let leads_to = |from: &Position| {
+            let ahead = self.ahead.get(from);
+            held.iter().filter(|to| ahead.is_some_and(|ahead| ahead.contains(to))).count()
+        };
+        // The first of equals, where `max_by_key` would take the last.
+        held.iter().rev().max_by_key(|from| leads_to(from)).copied()
+    }
+}
+
+fn states_of(transition: &str) -> Option<(&str, &str)> {
+    let (from, to) = transition.split_once("->")?;
+    let (from, to) = (from.trim(), to.trim());
+    let is_name = |name: &str| !name.is_empty() && !name.contains("->");
+    (is_name(from) && is_name(to)).then_some((from, to))
+}
+
+/// 63 bits, so that it is a positive number in every database.
+fn number_of(state: &str) -> Position {
+    let hash = digest::digest(&digest::SHA256, state.as_bytes());
+    let mut first = [0; 8];
+    first.copy_from_slice(&hash.as_ref()[..8]);
+    Position(i64::from_be_bytes(first) & i64::MAX)
+}
+
+fn reachable(next: &BTreeMap<Position, BTreeSet<Position>>, from: Position) -> BTreeSet<Position> {
+    let mut reached = BTreeSet::new();
+    let mut open = vec![from];
+    while let Some(state) = open.pop() {
+        let steps = next.get(&state).into_iter().flatten();
+        open.extend(steps.filter(|step| reached.insert(**step)).copied());
+    }
+    reached
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn payout() -> Machine {
+        Machine::parse(
+            None,
+            &["pending -> charged", "charged->paid", "paid -> paid", " charged -> failed "],
+        )
+        .unwrap()
+    }
+
+    fn check(machine: &Machine, current: Option<&str>, target: &str, expected: Guard) {
+        let number = |state: &str| machine.position(state).unwrap();
+        let found = machine.decide(current.map(number), number(target));
+        assert_eq!(found, expected, "{current:?} -> {target}");
+    }
+
+    #[test]
+    fn a_step_runs_if_allowed_waits_if_ahead_and_is_stale_if_behind() {
+        // Tries every kind of step, a circle and a repeated state among them.
+        let payout = payout();
+        check(&payout, None, "pending", Guard::Run);
+        check(&payout, None, "charged", Guard::Hold);
+        check(&payout, None, "paid", Guard::Hold);
+        check(&payout, Some("pending"), "charged", Guard::Run);
+        check(&payout, Some("pending"), "paid", Guard::Hold);
+        check(&payout, Some("pending"), "pending", Guard::Stale);
+        check(&payout, Some("charged"), "pending", Guard::Stale);
+        check(&payout, Some("charged"), "failed", Guard::Run);
+        check(&payout, Some("paid"), "failed", Guard::Stale);
+        check(&payout, Some("paid"), "paid", Guard::Run);
+        let circle = Machine::parse(Some("b"), &["a -> b", "b -> c", "c -> a"]).unwrap();
+        check(&circle, None, "b", Guard::Run);
+        check(&circle, None, "a", Guard::Hold);
+        check(&circle, Some("b"), "b", Guard::Stale);
+        check(&circle, Some("c"), "b", Guard::Hold);
+        check(&circle, Some("a"), "b", Guard::Run);
+        let apart = Machine::parse(Some("b"), &["a -> b", "b -> c"]).unwrap();
+        check(&apart, None, "a", Guard::Stale);
+    }
+
+    #[test]
+    fn a_state_has_the_same_number_in_every_machine_and_never_a_negative_one() {
+        // A config that lists its transitions anew must not move the marks.
+        let other = Machine::parse(Some("paid"), &["paid -> x", "charged -> paid"]).unwrap();
+        for state in ["charged", "paid"] {
+            let number = payout().position(state).unwrap();
+            assert_eq!(other.position(state), Some(number));
+            assert_eq!(other.state(number), Some(state));
+            assert!(number.0 >= 0);
+        }
+        // Written down: a build that numbers states otherwise would forget every mark there is.
+        assert_eq!(number_of("paid"), Position(0x268a_d70e_b5bc_4737));
+        assert_eq!(payout().position("x"), None);
+        assert_eq!(payout().state(Position(1)), None);
+    }
+
+    #[test]
+    fn a_mark_of_another_machine_counts_as_none() {
+        // The state a resource is in was taken out of the config.
+        let payout = payout();
+        let gone = Some(number_of("authorized"));
+        assert_eq!(payout.decide(gone, number_of("pending")), Guard::Run);
+        assert_eq!(payout.decide(gone, number_of("paid")), Guard::Hold);
+    }
+
+    #[test]
+    fn of_several_states_the_one_that_leads_to_the_others_is_the_earliest() {
+        // They are held in the order they came in, which is not theirs.
+        let payout = payout();
+        let check = |held: &[&str], expected: Option<&str>| {
+            let found = payout.earliest(held.iter().map(|state| number_of(state)));
+            assert_eq!(found.and_then(|found| payout.state(found)), expected, "{held:?}");
+        };
+        check(&["failed", "charged", "pending"], Some("pending"));
+        check(&["failed", "charged"], Some("charged"));
+        check(&["failed"], Some("failed"));
+        check(&[], None);
+    }
+
+    #[test]
+    fn what_is_no_machine_is_refused() {
+        for bad in ["a", "a > b", "-> b", "a ->", "a -> b -> c", "", "a - > b"] {
+            let refused = Machine::parse(None, &["x -> y", bad]);
+            let expected = MachineError::Arrow { index: 1, text: bad.to_owned() };
+            assert_eq!(refused, Err(expected), "{bad}");
+        }
+        assert_eq!(Machine::parse(None, &[""; 0]), Err(MachineError::Empty));
+        assert_eq!(Machine::parse(Some("a"), &[""; 0]), Err(MachineError::Start("a".to_owned())));
+        let unknown = Machine::parse(Some("z"), &["a -> b"]);
+        assert_eq!(unknown, Err(MachineError::Start("z".to_owned())));
+        let many = vec!["a -> b"; TRANSITIONS_MAX + 1];
+        assert_eq!(Machine::parse(None, &many), Err(MachineError::TooMany));
+    }
+}

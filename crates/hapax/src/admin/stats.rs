@@ -1,0 +1,250 @@
+//! The figures: what came in the last hour (or whatever `window` says), how much of it was copies,
+//! how the work went, and how each sender spaces its retries.
+//!
+//! Counted over the events that were *first* received in the window, with all of their copies, so
+//! that the numbers of one event belong together. Where these are more than we read, a sample
+//! speaks for all, and the answer says so.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use hapax_core::store::{Inspect, Sample, SampleAsk, SampledEvent, Status, Store, Work};
+use hapax_core::{SourceName, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use super::Admin;
+use super::asked::Span;
+use super::events::ago;
+use super::problem::Problem;
+
+/// The window where none is asked for.
+const WINDOW_DEFAULT: Duration = Duration::from_secs(3_600);
+
+/// Events that are read; of more, so many are a sample. A good tenth of a second of one reader.
+const EVENTS_MAX: usize = 10_000;
+
+/// The query of `GET /api/v1/stats`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct StatsQuery {
+    source: Option<String>,
+    window: Option<Span>,
+}
+
+/// The answer.
+#[derive(Debug, Serialize)]
+pub(super) struct Stats {
+    window_seconds: f64,
+    since: Timestamp,
+    /// Whether the counts are estimates from some of many events.
+    sampled: bool,
+    /// From when on failed verifications were counted: this process may be younger than the window.
+    failed_verifications_since: Timestamp,
+    #[serde(flatten)]
+    figures: Figures,
+    /// The same for each source that had anything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sources: Option<BTreeMap<String, Figures>>,
+}
+
+/// The figures of one source, or of all.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Figures {
+    received: u64,
+    unique: u64,
+    duplicates: u64,
+    duplicate_rate: Option<f64>,
+    success_rate: Option<f64>,
+    failed_verifications: u64,
+    processing_seconds: Processing,
+    copies_per_event: Option<f64>,
+    gaps_seconds: Vec<f64>,
+}
+
+/// From the first arrival to the end of the last job.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+struct Processing {
+    avg: Option<f64>,
+    p50: Option<f64>,
+    p99: Option<f64>,
+}
+
+pub(super) async fn stats<S: Store + Work + Inspect>(
+    State(admin): State<Arc<Admin<S>>>,
+    query: Result<Query<StatsQuery>, QueryRejection>,
+) -> Result<Json<Stats>, Problem> {
+    let Query(query) = query.map_err(|error| Problem::bad_request(&error.body_text()))?;
+    let Span(window) = query.window.unwrap_or(Span(WINDOW_DEFAULT));
+    if window.is_zero() {
+        return Err(Problem::bad_request("window is longer than zero, such as 1h"));
+    }
+    let since = ago((admin.now)(), Span(window));
+    let sample = admin.store.sample(SampleAsk { since, limit: EVENTS_MAX }).await?;
+    let (failed, failed_since) = admin.watch.failed_within(window);
+    let by_source = by_source(&sample, &failed);
+    let sampled = sample.is_partial();
+    let told = |figures, sources| Stats {
+        window_seconds: window.as_secs_f64(),
+        since,
+        sampled,
+        failed_verifications_since: failed_since,
+        figures,
+        sources,
+    };
+    let Some(source) = query.source else {
+        let all: Vec<&SampledEvent> = sample.events.iter().collect();
+        let all = Figures::of(&all, scale(&sample), failed.values().sum());
+        return Ok(Json(told(all, Some(by_source))));
+    };
+    match by_source.get(&source) {
+        Some(figures) => Ok(Json(told(figures.clone(), None))),
+        None if failed.contains_key(&SourceName::new(&source)) => {
+            Ok(Json(told(Figures::of(&[], 1.0, 0), None)))
+        }
+        None => Err(Problem::not_found("no source has that name")),
+    }
+}
+
+/// For how many events each one of the sample speaks.
+fn scale(sample: &Sample) -> f64 {
+    match sample.is_partial() {
+        true => sample.total as f64 / sample.events.len().max(1) as f64,
+        false => 1.0,
+    }
+}
+
+/// The figures of every source that had anything.
+fn by_source(sample: &Sample, failed: &BTreeMap<SourceName, u64>) -> BTreeMap<String, Figures> {
+    let mut events: BTreeMap<&str, Vec<&SampledEvent>> = BTreeMap::new();
+    for event in &sample.events {
+        events.entry(&event.summary.source).or_default().push(event);
+    }
+    for (source, _) in failed.iter().filter(|(_, count)| **count > 0) {
+        events.entry(source.as_str()).or_default();
+    }
+    let scale = scale(sample);
+    let figures = |(source, events): (&str, Vec<&SampledEvent>)| {
+        let failed = failed.get(&SourceName::new(source)).copied().unwrap_or(0);
+        (source.to_owned(), Figures::of(&events, scale, failed))
+    };
+    events.into_iter().map(figures).collect()
+}
+
+impl Figures {
+    fn of(events: &[&SampledEvent], scale: f64, failed_verifications: u64) -> Self {
+        let arrivals: u64 = events.iter().map(|event| event.summary.arrivals).sum();
+        let estimate = |count: u64| (count as f64 * scale).round() as u64;
+        let unique = events.len() as u64;
+        Self {
+            received: estimate(arrivals),
+            unique: estimate(unique),
+            duplicates: estimate(arrivals) - estimate(unique),
+            duplicate_rate: share(arrivals - unique, arrivals),
+            success_rate: success_rate(events),
+            failed_verifications,
+            processing_seconds: Processing::of(events),
+            copies_per_event: share(arrivals, unique),
+            gaps_seconds: gaps_seconds(events),
+        }
+    }
+}
+
+fn share(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+/// Of the events whose work was tried, those for which it is done.
+fn success_rate(events: &[&SampledEvent]) -> Option<f64> {
+    let (mut done, mut tried) = (0, 0);
+    for event in events {
+        match event.summary.status {
+            Status::Processed | Status::Stale => (done, tried) = (done + 1, tried + 1),
+            Status::Dead | Status::Failed => tried += 1,
+            Status::Review
+            | Status::Discarded
+            | Status::Held
+            | Status::Processing
+            | Status::Received
+            | Status::Ignored => {}
+        }
+    }
+    share(done, tried)
+}
+
+impl Processing {
+    fn of(events: &[&SampledEvent]) -> Self {
+        let took = |event: &&SampledEvent| {
+            let summary = &event.summary;
+            let is_done = matches!(summary.status, Status::Processed | Status::Stale);
+            let ended = summary.processed_at.filter(|_| is_done)?;
+            Some(ended.duration_since(summary.received_at).as_secs_f64().max(0.0))
+        };
+        let mut seconds: Vec<f64> = events.iter().filter_map(took).collect();
+        seconds.sort_by(f64::total_cmp);
+        let sum: f64 = seconds.iter().sum();
+        let avg = (!seconds.is_empty()).then(|| sum / seconds.len() as f64);
+        Self { avg, p50: quantile(&seconds, 0.5), p99: quantile(&seconds, 0.99) }
+    }
+}
+
+/// The smallest that is at least as large as `part` of them.
+fn quantile(sorted: &[f64], part: f64) -> Option<f64> {
+    let rank = (part * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied()
+}
+
+/// How a sender spaces its retries: the median wait before the second arrival of an event, before
+/// the third, and so on, over the events of which every arrival is kept.
+fn gaps_seconds(events: &[&SampledEvent]) -> Vec<f64> {
+    let mut by_place: Vec<Vec<f64>> = Vec::new();
+    for event in events {
+        if event.arrived_at.len() as u64 != event.summary.arrivals {
+            continue;
+        }
+        for (place, pair) in event.arrived_at.windows(2).enumerate() {
+            if by_place.len() <= place {
+                by_place.push(Vec::new());
+            }
+            by_place[place].push(pair[1].duration_since(pair[0]).as_secs_f64());
+        }
+    }
+    let median = |mut gaps: Vec<f64>| {
+        gaps.sort_by(f64::total_cmp);
+        quantile(&gaps, 0.5)
+    };
+    by_place.into_iter().filter_map(median).collect()
+}
+
+/// `GET /api/v1/alerts`.
+pub(super) async fn alerts<S: Store + Work + Inspect>(
+    State(admin): State<Arc<Admin<S>>>,
+) -> Json<AlertList> {
+    Json(AlertList { items: admin.watch.alerts(&*admin.store).await, next: None })
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct AlertList {
+    items: Vec<crate::watch::Alert>,
+    next: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quantile_is_one_of_the_values_and_none_of_nothing() {
+        let hundred: Vec<f64> = (1..=100).map(f64::from).collect();
+        let check = |values: &[f64], part, expected| assert_eq!(quantile(values, part), expected);
+        check(&[], 0.5, None);
+        check(&[7.0], 0.5, Some(7.0));
+        check(&[7.0], 0.99, Some(7.0));
+        check(&[1.0, 2.0], 0.5, Some(1.0));
+        check(&hundred, 0.5, Some(50.0));
+        check(&hundred, 0.99, Some(99.0));
+    }
+}

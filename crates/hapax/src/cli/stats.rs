@@ -1,0 +1,167 @@
+//! `hapax stats` and `hapax alerts`: the figures of a running server, and what needs a person.
+
+use std::collections::BTreeMap;
+
+use hapax_core::Timestamp;
+use jiff::SignedDuration;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::events::read;
+use super::out::{self, Exit, Failure};
+use super::remote::{self, DEFAULT_URL, Remote, query};
+use super::told::{self, Page};
+
+/// `hapax stats`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Stats {
+    /// Only of this source
+    #[arg(long)]
+    source: Option<String>,
+    /// Of events that first came within this time: 15m, 24h
+    #[arg(long, value_name = "DURATION", default_value = "1h")]
+    window: String,
+    #[command(flatten)]
+    remote: Remote,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// The answer, as far as it is shown.
+#[derive(Debug, Deserialize)]
+struct Told {
+    sampled: bool,
+    failed_verifications_since: Timestamp,
+    #[serde(flatten)]
+    figures: Figures,
+    #[serde(default)]
+    sources: BTreeMap<String, Figures>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Figures {
+    received: u64,
+    unique: u64,
+    duplicates: u64,
+    duplicate_rate: Option<f64>,
+    success_rate: Option<f64>,
+    failed_verifications: u64,
+    processing_seconds: Processing,
+    #[serde(default)]
+    gaps_seconds: Vec<f64>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Processing {
+    p50: Option<f64>,
+    p99: Option<f64>,
+}
+
+impl Stats {
+    pub(super) fn run(self) -> Result<Exit, Failure> {
+        remote::run(self.ask())
+    }
+
+    async fn ask(self) -> Result<Exit, Failure> {
+        let server = self.remote.open(DEFAULT_URL)?;
+        let wanted = [("source", self.source.clone()), ("window", Some(self.window))];
+        let answer = server.get(&format!("/api/v1/stats{}", query(wanted))).await?;
+        if self.json {
+            out::json(&answer)?;
+            return Ok(Exit::Done);
+        }
+        let told: Told = read(answer)?;
+        let heads = ["received", "unique", "duplicates", "success", "failed", "p50", "p99"];
+        out::data(&columns("source", heads.map(str::to_owned), "retries after"))?;
+        for (source, figures) in &told.sources {
+            out::data(&line(source, figures))?;
+        }
+        out::data(&line(self.source.as_deref().unwrap_or("all"), &told.figures))?;
+        if told.sampled {
+            out::words("there were many: the numbers are estimated from some of them");
+        }
+        let since = told::at(told.failed_verifications_since);
+        out::words(&format!("failed verifications are counted since {since}"));
+        Ok(Exit::Done)
+    }
+}
+
+fn line(source: &str, figures: &Figures) -> String {
+    let percent = |share: Option<f64>| match share {
+        Some(share) => format!("{:.1}%", share * 100.0),
+        None => "-".to_owned(),
+    };
+    let duplicates = format!("{} ({})", figures.duplicates, percent(figures.duplicate_rate));
+    let gaps: Vec<String> = figures.gaps_seconds.iter().map(|gap| seconds(Some(*gap))).collect();
+    let figures = [
+        figures.received.to_string(),
+        figures.unique.to_string(),
+        duplicates,
+        percent(figures.success_rate),
+        figures.failed_verifications.to_string(),
+        seconds(figures.processing_seconds.p50),
+        seconds(figures.processing_seconds.p99),
+    ];
+    columns(&out::shown(source), figures, &gaps.join(", "))
+}
+
+fn columns(source: &str, figures: [String; 7], gaps: &str) -> String {
+    let [received, unique, duplicates, success, failed, p50, p99] = figures;
+    let line = format!(
+        "{source:<16}  {received:>8}  {unique:>8}  {duplicates:>16}  {success:>7}  {failed:>6}  \
+         {p50:>10}  {p99:>10}  {gaps}"
+    );
+    line.trim_end().to_owned()
+}
+
+fn seconds(seconds: Option<f64>) -> String {
+    let span = seconds.and_then(|seconds| SignedDuration::try_from_secs_f64(seconds).ok());
+    span.map_or_else(|| "-".to_owned(), told::span)
+}
+
+/// `hapax alerts`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Alerts {
+    #[command(flatten)]
+    remote: Remote,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Deserialize)]
+struct Alert {
+    name: String,
+    severity: String,
+    since: Timestamp,
+    message: String,
+}
+
+impl Alerts {
+    pub(super) fn run(self) -> Result<Exit, Failure> {
+        remote::run(self.ask())
+    }
+
+    async fn ask(self) -> Result<Exit, Failure> {
+        let server = self.remote.open(DEFAULT_URL)?;
+        let page: Page = read(server.get("/api/v1/alerts").await?)?;
+        if page.items.is_empty() {
+            out::words("nothing needs attention");
+            return Ok(Exit::Done);
+        }
+        for alert in page.items {
+            print(alert, self.json)?;
+        }
+        Ok(Exit::Negative)
+    }
+}
+
+fn print(alert: Value, json: bool) -> Result<(), Failure> {
+    if json {
+        return Ok(out::json(&alert)?);
+    }
+    let Alert { name, severity, since, message } = read(alert)?;
+    let line = format!("{severity:<8}  {name}  since {}  {message}", told::at(since));
+    Ok(out::data(&out::shown(&line))?)
+}

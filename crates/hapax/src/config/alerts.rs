@@ -1,0 +1,133 @@
+//! `[alerts]`: from when on something is worth a person's attention. Each key is the name of an
+//! alert, and `"off"` switches that one off.
+
+use std::time::Duration;
+
+use hapax_engine::Rate;
+
+use super::document::Section;
+use super::problem::{Complaint, Problems};
+use super::units;
+
+/// Thresholds; `None` is off.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Alerts {
+    /// So many times more copies per new event than before.
+    pub(crate) duplicate_spike: Option<u32>,
+    /// So many failed verifications of one source.
+    pub(crate) failed_verifications: Option<Rate>,
+    /// A job that has been due this long.
+    pub(crate) oldest_job: Option<Duration>,
+    /// So many dead letters of one handler.
+    pub(crate) dead_letters: Option<u32>,
+    /// No event for this long, of a source that used to send more often.
+    pub(crate) silence: Option<Duration>,
+    /// A secret that ends within this time.
+    pub(crate) secret_expiry: Option<Duration>,
+    /// Senders sign times that are this far from ours.
+    pub(crate) clock_skew: Option<Duration>,
+    /// A write-ahead log of this many bytes: somebody keeps it from starting over.
+    pub(crate) log_growth: Option<usize>,
+    /// The store cannot write.
+    pub(crate) store: bool,
+}
+
+impl Default for Alerts {
+    fn default() -> Self {
+        let per_minute = |count: u32| Rate {
+            count: count.try_into().expect("the default is not zero"),
+            per: Duration::from_secs(60),
+        };
+        Self {
+            duplicate_spike: Some(3),
+            failed_verifications: Some(per_minute(20)),
+            oldest_job: Some(Duration::from_secs(5 * 60)),
+            dead_letters: Some(1),
+            silence: Some(Duration::from_secs(3_600)),
+            secret_expiry: Some(Duration::from_secs(7 * 86_400)),
+            clock_skew: Some(Duration::from_secs(60)),
+            log_growth: Some(256 << 20),
+            store: true,
+        }
+    }
+}
+
+/// Every key of `[alerts]`.
+pub(super) const KEYS: [&str; 9] = [
+    "duplicate_spike",
+    "failed_verifications",
+    "oldest_job",
+    "dead_letters",
+    "silence",
+    "secret_expiry",
+    "clock_skew",
+    "log_growth",
+    "store",
+];
+
+impl Alerts {
+    /// Reads `[alerts]` over the defaults.
+    pub(super) fn read(section: &Section<'_>, problems: &mut Problems) -> Self {
+        section.expect(&KEYS, &[], problems);
+        let mut alerts = Self::default();
+        for entry in section.entries() {
+            let set = |text: &str| alerts.set(entry.name(), text);
+            match entry.name() {
+                "duplicate_spike" | "dead_letters" | "log_growth" => {
+                    entry.parse_number(set, problems);
+                }
+                _text => {
+                    entry.parse(set, problems);
+                }
+            }
+        }
+        alerts
+    }
+
+    fn set(&mut self, key: &str, text: &str) -> Result<(), Complaint> {
+        match key {
+            "duplicate_spike" => self.duplicate_spike = unless_off(text, times)?,
+            "failed_verifications" => self.failed_verifications = units::rate(text)?,
+            "oldest_job" => self.oldest_job = unless_off(text, units::span)?,
+            "dead_letters" => self.dead_letters = unless_off(text, count)?,
+            "silence" => self.silence = unless_off(text, units::span)?,
+            "secret_expiry" => self.secret_expiry = unless_off(text, units::span)?,
+            "clock_skew" => self.clock_skew = unless_off(text, units::span)?,
+            "log_growth" => self.log_growth = unless_off(text, units::size)?,
+            "store" => self.store = unless_off(text, on)?.is_some(),
+            // Reported already.
+            _unknown => {}
+        }
+        Ok(())
+    }
+}
+
+fn unless_off<T>(
+    text: &str,
+    read: impl FnOnce(&str) -> Result<T, Complaint>,
+) -> Result<Option<T>, Complaint> {
+    match text {
+        "off" => Ok(None),
+        text => read(text).map(Some).map_err(|Complaint { problem, hint }| {
+            Complaint::new(problem, format!("{hint}; or \"off\""))
+        }),
+    }
+}
+
+fn on(text: &str) -> Result<(), Complaint> {
+    match text {
+        "on" => Ok(()),
+        other => Err(Complaint::new(format!("\"{other}\" is not a switch"), "write \"on\"")),
+    }
+}
+
+fn count(text: &str) -> Result<u32, Complaint> {
+    let bad = || Complaint::new("is not a number above zero", "write a number, such as 1");
+    text.trim().parse().ok().filter(|count| *count > 0).ok_or_else(bad)
+}
+
+fn times(text: &str) -> Result<u32, Complaint> {
+    let bad =
+        || Complaint::new("is not a number above one", "write how many times more, such as 3");
+    text.trim().parse().ok().filter(|times| *times > 1).ok_or_else(bad)
+}

@@ -1,0 +1,199 @@
+//! What every source has had, over the last day: counters of this process, looked at every few
+//! seconds. A restart begins anew, and what is told from here says since when.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use hapax_core::{SourceName, Timestamp};
+use hapax_engine::Traffic;
+use jiff::SignedDuration;
+
+/// Looks of this age and younger are all kept: alerts need them.
+const FINE: SignedDuration = SignedDuration::from_mins(10);
+
+/// Older ones at most once in this time: statistics of an hour need no more.
+const COARSE_EVERY: SignedDuration = SignedDuration::from_mins(1);
+
+/// And none of them longer than this: the longest span that anything is compared with.
+const KEPT: SignedDuration = SignedDuration::from_hours(25);
+
+/// How many a source had of each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Counts {
+    pub(super) new: u64,
+    pub(super) copies: u64,
+    pub(super) failed: u64,
+}
+
+impl Counts {
+    pub(super) fn arrivals(self) -> u64 {
+        self.new + self.copies
+    }
+
+    /// A source that was taken away and came back counts from zero again.
+    pub(super) fn since(self, before: Self) -> Self {
+        Self {
+            new: self.new.saturating_sub(before.new),
+            copies: self.copies.saturating_sub(before.copies),
+            failed: self.failed.saturating_sub(before.failed),
+        }
+    }
+}
+
+/// The counters at one moment; those of sources that had nothing are left out.
+#[derive(Debug)]
+struct Look {
+    at: Timestamp,
+    counts: BTreeMap<SourceName, Counts>,
+}
+
+/// When a source sent something verified.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Spoke {
+    pub(super) first: Timestamp,
+    pub(super) last: Timestamp,
+    pub(super) arrivals: u64,
+}
+
+/// The looks so far.
+#[derive(Debug)]
+pub(super) struct History {
+    began: Timestamp,
+    fine: VecDeque<Look>,
+    coarse: VecDeque<Look>,
+    spoke: BTreeMap<SourceName, Spoke>,
+}
+
+impl History {
+    /// Every counter was zero at `began`.
+    pub(super) fn new(began: Timestamp) -> Self {
+        Self { began, fine: VecDeque::new(), coarse: VecDeque::new(), spoke: BTreeMap::new() }
+    }
+
+    /// Adds a look.
+    pub(super) fn note(&mut self, at: Timestamp, traffic: &[Traffic]) {
+        let counts: BTreeMap<_, _> = traffic.iter().map(counted).filter(is_something).collect();
+        for (source, counts) in &counts {
+            if counts.arrivals() == 0 {
+                continue;
+            }
+            let spoke = self.spoke.entry(source.clone()).or_insert(Spoke {
+                first: at,
+                last: at,
+                arrivals: 0,
+            });
+            if spoke.arrivals != counts.arrivals() {
+                (spoke.last, spoke.arrivals) = (at, counts.arrivals());
+            }
+        }
+        // A source that is configured no more is not missed.
+        self.spoke.retain(|source, _| traffic.iter().any(|one| one.source == *source));
+        self.fine.push_back(Look { at, counts });
+        while self.fine.front().is_some_and(|look| at.duration_since(look.at) > FINE) {
+            let aged = self.fine.pop_front();
+            let last = self.coarse.back().map(|look| look.at);
+            self.coarse.extend(aged.filter(|look| {
+                last.is_none_or(|last| look.at.duration_since(last) >= COARSE_EVERY)
+            }));
+        }
+        while self.coarse.front().is_some_and(|look| at.duration_since(look.at) > KEPT) {
+            self.coarse.pop_front();
+        }
+    }
+
+    /// The last look at or before `at`, and when it was; before the first one all was zero.
+    pub(super) fn at(&self, at: Timestamp, source: &SourceName) -> (Counts, Timestamp) {
+        let looks = self.fine.iter().rev().chain(self.coarse.iter().rev());
+        match looks.into_iter().find(|look| look.at <= at) {
+            Some(look) => (look.counts.get(source).copied().unwrap_or_default(), look.at),
+            None => (Counts::default(), self.began),
+        }
+    }
+
+    /// What a source had in the last `span`, by the counters as they are now.
+    pub(super) fn within(
+        &self,
+        span: Duration,
+        now: Timestamp,
+        traffic: &Traffic,
+    ) -> (Counts, Timestamp) {
+        let (before, since) = self.at(earlier(now, span), &traffic.source);
+        (counted(traffic).1.since(before), since)
+    }
+
+    /// When a source last sent something, if it did.
+    pub(super) fn spoke(&self, source: &SourceName) -> Option<Spoke> {
+        self.spoke.get(source).copied()
+    }
+}
+
+/// The instant that lies `span` before `now`.
+pub(super) fn earlier(now: Timestamp, span: Duration) -> Timestamp {
+    let span = SignedDuration::try_from(span).ok();
+    span.and_then(|span| now.checked_sub(span).ok()).unwrap_or(Timestamp::MIN)
+}
+
+fn counted(traffic: &Traffic) -> (SourceName, Counts) {
+    let Traffic { source, new, copies, failed_verifications } = traffic;
+    (source.clone(), Counts { new: *new, copies: *copies, failed: *failed_verifications })
+}
+
+fn is_something((_, counts): &(SourceName, Counts)) -> bool {
+    *counts != Counts::default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn stripe(new: u64) -> Traffic {
+        let source = SourceName::new("stripe");
+        Traffic { source, new, copies: 0, failed_verifications: 2 * new }
+    }
+
+    #[test]
+    fn a_span_is_told_from_the_look_at_its_beginning_however_old() {
+        // A day of looks every ten seconds: what is thinned out must not move the numbers by more
+        // than the minute that is left between them.
+        let mut history = History::new(at(0));
+        let day = 86_400;
+        for second in (10..=day).step_by(10) {
+            history.note(at(second), &[stripe(second as u64)]);
+        }
+        let check = |span: i64, wanted: i64| {
+            let span = Duration::from_secs(span as u64);
+            let (counts, since) = history.within(span, at(day), &stripe(day as u64));
+            assert_eq!(counts.new as i64, wanted, "{span:?}");
+            assert_eq!(since, at(day - wanted), "{span:?}");
+            assert_eq!(counts.failed, 2 * counts.new);
+        };
+        check(60, 60);
+        check(65, 70);
+        check(600, 600);
+        check(2 * day, day);
+        let (hour, _) = history.within(Duration::from_secs(3_600), at(day), &stripe(day as u64));
+        assert!((3_600..=3_660).contains(&hour.new), "{hour:?}");
+        assert!(history.coarse.len() + history.fine.len() < 1_600);
+    }
+
+    #[test]
+    fn a_counter_that_begins_anew_is_no_negative_number() {
+        let mut history = History::new(at(0));
+        history.note(at(10), &[stripe(100)]);
+        let (counts, _) = history.within(Duration::from_secs(1), at(20), &stripe(3));
+        assert_eq!(counts.new, 0);
+    }
+
+    #[test]
+    fn a_source_that_is_configured_no_more_is_not_missed() {
+        let mut history = History::new(at(0));
+        history.note(at(10), &[stripe(1)]);
+        assert_eq!(history.spoke(&SourceName::new("stripe")).unwrap().last, at(10));
+        history.note(at(20), &[]);
+        assert_eq!(history.spoke(&SourceName::new("stripe")), None);
+    }
+}

@@ -1,0 +1,293 @@
+//! From what is seen to what is worth a person's attention: one function for each alert, and none
+//! of them remembers anything.
+
+use std::time::Duration;
+
+use hapax_core::limits::LANE_COUNT_MAX;
+use hapax_core::store::{HandlerRef, LaneState};
+use hapax_core::{SourceName, Timestamp};
+use hapax_engine::Traffic;
+use jiff::SignedDuration;
+use serde::Serialize;
+
+use super::history::{History, earlier};
+use crate::config::Alerts;
+
+/// Duplicates are compared over this long with what was before.
+const SPIKE_NOW: Duration = Duration::from_secs(5 * 60);
+
+/// And before is this long: a sender has its bad hours.
+const SPIKE_BEFORE: Duration = Duration::from_secs(24 * 3_600);
+
+/// Fewer copies than this are never a spike.
+const SPIKE_COPIES_MIN: u64 = 50;
+
+/// Copies per new event that every sender may have.
+const SPIKE_USUAL_MIN: f64 = 0.1;
+
+/// Failed verifications are counted over no less than this.
+const FAILED_OVER_MIN: Duration = Duration::from_secs(60);
+
+/// A source is missed only if it sent this many before,
+const SILENCE_ARRIVALS_MIN: u64 = 10;
+
+/// and if it has been quiet this many times longer than it usually is between two of them.
+const SILENCE_TIMES_USUAL: u32 = 10;
+
+/// How bad it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Severity {
+    /// Good to know.
+    Info,
+    /// Look at it today.
+    Warning,
+    /// Look at it now.
+    Critical,
+}
+
+/// What an alert is about: while this stays the same, it is the same alert.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct About {
+    /// The key of `[alerts]`.
+    pub(crate) name: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) source: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tenant: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lane: Option<String>,
+}
+
+/// Something that is so now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Finding {
+    pub(crate) about: About,
+    pub(crate) severity: Severity,
+    pub(crate) message: String,
+}
+
+/// When the secrets of one source of one tenant end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SecretEnds {
+    pub(crate) source: SourceName,
+    pub(crate) tenant: String,
+    /// `None` is never.
+    pub(crate) until: Vec<Option<Timestamp>>,
+}
+
+/// All that is looked at.
+pub(super) struct Seen<'a> {
+    pub(super) now: Timestamp,
+    pub(super) history: &'a History,
+    pub(super) traffic: &'a [Traffic],
+    pub(super) lanes: &'a [LaneState],
+    pub(super) known: &'a [HandlerRef],
+    pub(super) secrets: &'a [SecretEnds],
+    /// Why the store cannot write, if it cannot.
+    pub(super) unwritable: Option<String>,
+    pub(super) clock_offset_seconds: Option<i64>,
+    /// The size of the write-ahead log, where there is one.
+    pub(super) log_bytes: Option<u64>,
+}
+
+/// Everything that is worth attention now.
+pub(super) fn judge(seen: &Seen<'_>, alerts: &Alerts) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for traffic in seen.traffic {
+        found.extend(duplicate_spike(seen, alerts, traffic));
+        found.extend(failed_verifications(seen, alerts, traffic));
+        found.extend(silence(seen, alerts, traffic));
+    }
+    for lane in seen.lanes {
+        found.extend(oldest_job(seen, alerts, lane));
+        found.extend(dead_letters(alerts, lane));
+    }
+    found.extend(seen.secrets.iter().filter_map(|ends| secret_expiry(seen, alerts, ends)));
+    found.extend(clock_skew(seen, alerts));
+    found.extend(log_growth(seen, alerts));
+    found.extend(store(seen, alerts));
+    found
+}
+
+fn about(name: &'static str) -> About {
+    About { name, source: None, tenant: None, lane: None }
+}
+
+fn of_source(name: &'static str, source: &SourceName) -> About {
+    About { source: Some(source.to_string()), ..about(name) }
+}
+
+fn of_lane(name: &'static str, lane: &LaneState) -> About {
+    let HandlerRef { source, handler } = &lane.handler;
+    About { lane: Some(format!("{source}/{handler}")), ..of_source(name, source) }
+}
+
+fn duplicate_spike(seen: &Seen<'_>, alerts: &Alerts, traffic: &Traffic) -> Option<Finding> {
+    let times = f64::from(alerts.duplicate_spike?);
+    let (now, _) = seen.history.within(SPIKE_NOW, seen.now, traffic);
+    let (then, _) = seen.history.at(earlier(seen.now, SPIKE_NOW), &traffic.source);
+    let (long_ago, _) = seen.history.at(earlier(seen.now, SPIKE_BEFORE), &traffic.source);
+    let before = then.since(long_ago);
+    // Copies per new event rather than a share of all, since a share cannot treble from a half.
+    let per_new = |copies: u64, new: u64| copies as f64 / new.max(1) as f64;
+    let usual = per_new(before.copies, before.new).max(SPIKE_USUAL_MIN);
+    let is_spike = now.copies >= SPIKE_COPIES_MIN && per_new(now.copies, now.new) >= times * usual;
+    is_spike.then(|| Finding {
+        about: of_source("duplicate_spike", &traffic.source),
+        severity: Severity::Warning,
+        message: format!(
+            "{} sent {} copies beside {} new events in 5 minutes; usual are {:.1} copies per \
+             event: are our answers late or lost?",
+            traffic.source, now.copies, now.new, usual
+        ),
+    })
+}
+
+fn failed_verifications(seen: &Seen<'_>, alerts: &Alerts, traffic: &Traffic) -> Option<Finding> {
+    let rate = alerts.failed_verifications?;
+    let over = rate.per.max(FAILED_OVER_MIN);
+    let limit = f64::from(rate.count.get()) * over.as_secs_f64() / rate.per.as_secs_f64();
+    let (now, _) = seen.history.within(over, seen.now, traffic);
+    (now.failed as f64 >= limit).then(|| Finding {
+        about: of_source("failed_verifications", &traffic.source),
+        severity: Severity::Warning,
+        message: format!(
+            "{} requests to {} failed verification in {}: a wrong secret, or somebody trying",
+            now.failed,
+            traffic.source,
+            words(over)
+        ),
+    })
+}
+
+fn silence(seen: &Seen<'_>, alerts: &Alerts, traffic: &Traffic) -> Option<Finding> {
+    let least = alerts.silence?;
+    let spoke = seen.history.spoke(&traffic.source)?;
+    if spoke.arrivals < SILENCE_ARRIVALS_MIN {
+        return None;
+    }
+    let spoke_for = spoke.last.duration_since(spoke.first).unsigned_abs();
+    let usual = spoke_for / u32::try_from(spoke.arrivals).unwrap_or(u32::MAX);
+    let quiet = seen.now.duration_since(spoke.last).unsigned_abs();
+    (quiet >= least.max(usual * SILENCE_TIMES_USUAL)).then(|| Finding {
+        about: of_source("silence", &traffic.source),
+        severity: Severity::Warning,
+        message: format!(
+            "{} has sent nothing for {}, and used to send about every {}",
+            traffic.source,
+            words(quiet),
+            words(usual.max(Duration::from_secs(1)))
+        ),
+    })
+}
+
+fn oldest_job(seen: &Seen<'_>, alerts: &Alerts, lane: &LaneState) -> Option<Finding> {
+    let limit = SignedDuration::try_from(alerts.oldest_job?).ok()?;
+    let due = seen.now.duration_since(lane.oldest_due?);
+    let HandlerRef { source, handler } = &lane.handler;
+    let why = match seen.known.contains(&lane.handler) {
+        true => "",
+        false => ", and no such handler is configured",
+    };
+    (due >= limit).then(|| Finding {
+        about: of_lane("oldest_job", lane),
+        severity: Severity::Warning,
+        message: format!(
+            "a job of {source}/{handler} has been due for {}{why}",
+            words(due.unsigned_abs())
+        ),
+    })
+}
+
+fn dead_letters(alerts: &Alerts, lane: &LaneState) -> Option<Finding> {
+    let limit = u64::from(alerts.dead_letters?);
+    let HandlerRef { source, handler } = &lane.handler;
+    let count = match lane.dead {
+        LANE_COUNT_MAX.. => format!("at least {LANE_COUNT_MAX} dead letters"),
+        1 => "1 dead letter".to_owned(),
+        dead => format!("{dead} dead letters"),
+    };
+    // Past the number up to which they are counted, that number is enough.
+    (lane.dead >= limit.min(LANE_COUNT_MAX)).then(|| Finding {
+        about: of_lane("dead_letters", lane),
+        severity: Severity::Warning,
+        message: format!("{source}/{handler} has {count}: `hapax dead list`"),
+    })
+}
+
+fn secret_expiry(seen: &Seen<'_>, alerts: &Alerts, ends: &SecretEnds) -> Option<Finding> {
+    let limit = SignedDuration::try_from(alerts.secret_expiry?).ok()?;
+    let name = match ends.tenant.as_str() {
+        "default" => ends.source.to_string(),
+        tenant => format!("{} of {tenant}", ends.source),
+    };
+    let left = |until: Timestamp| until.duration_since(seen.now);
+    let limited: Option<Vec<Timestamp>> = ends.until.iter().copied().collect();
+    let last = limited.as_ref().and_then(|all| all.iter().max().copied());
+    let next = ends.until.iter().flatten().copied().filter(|end| left(*end).is_positive()).min();
+    let (severity, message) = match (last, next) {
+        (Some(last), _) if !left(last).is_positive() => {
+            (Severity::Critical, format!("every secret of {name} has ended: nothing verifies"))
+        }
+        (Some(last), _) if left(last) <= limit => (
+            Severity::Critical,
+            format!("the last secret of {name} ends at {last}: from then on nothing verifies"),
+        ),
+        (_, Some(next)) if left(next) <= limit => {
+            (Severity::Info, format!("a secret of {name} ends at {next}; another one stays"))
+        }
+        (Some(_) | None, Some(_) | None) => return None,
+    };
+    let about = About {
+        tenant: Some(ends.tenant.clone()).filter(|tenant| tenant != "default"),
+        ..of_source("secret_expiry", &ends.source)
+    };
+    Some(Finding { about, severity, message })
+}
+
+fn clock_skew(seen: &Seen<'_>, alerts: &Alerts) -> Option<Finding> {
+    let limit = alerts.clock_skew?.as_secs();
+    let offset = seen.clock_offset_seconds?;
+    let way = if offset > 0 { "ahead of" } else { "behind" };
+    (offset.unsigned_abs() >= limit).then(|| Finding {
+        about: about("clock_skew"),
+        severity: Severity::Critical,
+        message: format!(
+            "this machine's clock is {} s {way} what senders sign",
+            offset.unsigned_abs()
+        ),
+    })
+}
+
+fn log_growth(seen: &Seen<'_>, alerts: &Alerts) -> Option<Finding> {
+    let limit = alerts.log_growth? as u64;
+    let bytes = seen.log_bytes?;
+    (bytes >= limit).then(|| Finding {
+        about: about("log_growth"),
+        severity: Severity::Warning,
+        message: format!(
+            "the write-ahead log has grown to {} MiB: somebody reads the database without end",
+            bytes >> 20
+        ),
+    })
+}
+
+fn store(seen: &Seen<'_>, alerts: &Alerts) -> Option<Finding> {
+    let why = seen.unwritable.as_ref().filter(|_| alerts.store)?;
+    Some(Finding {
+        about: about("store"),
+        severity: Severity::Critical,
+        message: format!("nothing can be accepted: {why}"),
+    })
+}
+
+/// A span, in the largest unit that says enough.
+fn words(span: Duration) -> String {
+    match span.as_secs() {
+        seconds @ 0..120 => format!("{seconds} s"),
+        seconds @ 120..7_200 => format!("{} minutes", seconds / 60),
+        seconds @ 7_200..172_800 => format!("{} hours", seconds / 3_600),
+        seconds => format!("{} days", seconds / 86_400),
+    }
+}

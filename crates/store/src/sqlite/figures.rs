@@ -1,0 +1,167 @@
+//! What figures and alerts are made of: how far behind each handler is, and a sample of what came
+//! lately. Both cost little however much is there: partial indexes and single rows.
+
+use hapax_core::job::HandlerName;
+use hapax_core::limits::LANE_COUNT_MAX;
+use hapax_core::store::{HandlerRef, LaneState, Sample, SampleAsk, SampledEvent};
+use hapax_core::{SourceName, Timestamp};
+use rusqlite::{Connection, OptionalExtension};
+
+use super::reader::{SUMMARY, summary};
+use super::row::{DEAD, HELD, LEASED, PARKED, READY, REVIEW, micros, timestamp};
+
+/// Events are numbered as they were committed, which is nearly the order in which they came: a
+/// request may overtake another, and a clock may be set back a little. Where a span begins is looked
+/// for this much earlier as well, in microseconds.
+const OVERTAKEN_MICROS: i64 = 60 * 1_000_000;
+
+/// The states that are counted. Each is written out, and as its partial index has it, so that this
+/// index is used.
+pub(super) const CONDITIONS: [(i64, &str); 6] = [
+    (READY, "state = 0"),
+    (LEASED, "state = 1"),
+    (HELD, "state = 5"),
+    (PARKED, "state = 6"),
+    (REVIEW, "state = 7"),
+    (DEAD, "state = 4"),
+];
+
+/// How far behind each handler is.
+pub(super) fn lanes(conn: &Connection) -> rusqlite::Result<Vec<LaneState>> {
+    let mut lanes = conn.prepare_cached(
+        "SELECT l.lane, h.source, h.name FROM hapax_lane l
+         JOIN hapax_handler h ON h.handler = l.handler ORDER BY h.source, h.name",
+    )?;
+    let mut rows = lanes.query([])?;
+    let mut told: Vec<LaneState> = Vec::new();
+    while let Some(row) = rows.next()? {
+        let lane: i64 = row.get(0)?;
+        let handler = HandlerRef {
+            source: SourceName::new(row.get_ref(1)?.as_str()?),
+            handler: HandlerName::new(row.get_ref(2)?.as_str()?),
+        };
+        if told.last().is_none_or(|last| last.handler != handler) {
+            told.push(nothing(handler));
+        }
+        if let Some(state) = told.last_mut() {
+            add_lane(conn, lane, state)?;
+        }
+    }
+    told.retain(|lane| lane.open() + lane.dead > 0);
+    Ok(told)
+}
+
+fn nothing(handler: HandlerRef) -> LaneState {
+    LaneState {
+        handler,
+        oldest_due: None,
+        ready: 0,
+        leased: 0,
+        held: 0,
+        parked: 0,
+        review: 0,
+        dead: 0,
+    }
+}
+
+/// Adds one tenant's jobs.
+fn add_lane(conn: &Connection, lane: i64, told: &mut LaneState) -> rusqlite::Result<()> {
+    for (state, condition) in CONDITIONS {
+        let count = match state {
+            READY => &mut told.ready,
+            LEASED => &mut told.leased,
+            HELD => &mut told.held,
+            PARKED => &mut told.parked,
+            REVIEW => &mut told.review,
+            _dead => &mut told.dead,
+        };
+        let more: i64 = conn
+            .prepare_cached(&format!(
+                "SELECT count(*) FROM
+                 (SELECT 1 FROM hapax_job WHERE lane = ?1 AND {condition} LIMIT ?2)"
+            ))?
+            .query_row((lane, (LANE_COUNT_MAX - *count) as i64), |row| row.get(0))?;
+        *count += more.unsigned_abs();
+    }
+    for condition in ["state = 0", "state = 1"] {
+        let earliest: Option<i64> = conn
+            .prepare_cached(&format!(
+                "SELECT due_at FROM hapax_job WHERE lane = ?1 AND {condition}
+                 ORDER BY due_at LIMIT 1"
+            ))?
+            .query_row([lane], |row| row.get(0))
+            .optional()?;
+        told.oldest_due = told.oldest_due.into_iter().chain(earliest.map(timestamp)).min();
+    }
+    Ok(())
+}
+
+/// Events of the span, all or evenly spread.
+pub(super) fn sample(conn: &Connection, ask: SampleAsk) -> rusqlite::Result<Sample> {
+    let since = micros(ask.since);
+    let Some((oldest, newest)) = span(conn, since)? else {
+        return Ok(Sample { total: 0, events: Vec::new() });
+    };
+    let limit = i64::try_from(ask.limit.max(1)).unwrap_or(i64::MAX);
+    let step = (newest - oldest) / limit + 1;
+    let (start, step) = match step {
+        // All of them: with those that were overtaken.
+        1 => {
+            let earlier = span(conn, since.saturating_sub(OVERTAKEN_MICROS))?;
+            let earlier = earlier.map_or(oldest, |(earlier, _)| earlier);
+            (earlier.max(newest.saturating_sub(limit.saturating_mul(2))), 1)
+        }
+        step => (oldest, step),
+    };
+    let mut one = conn.prepare_cached(&format!(
+        "{SUMMARY} WHERE e.seq = ?1 AND e.received_at >= ?2 AND e.pruned IS NULL"
+    ))?;
+    let mut events = Vec::new();
+    let mut seq = newest;
+    while seq >= start {
+        if let Some((seq, summary)) = one.query_row((seq, since), summary).optional()? {
+            let mut arrived_at = vec![summary.received_at];
+            if summary.arrivals > 1 {
+                arrived_at.extend(other_arrivals(conn, seq)?);
+            }
+            events.push(SampledEvent { summary, arrived_at });
+        }
+        seq -= step;
+    }
+    Ok(Sample { total: events.len() as u64 * step.unsigned_abs(), events })
+}
+
+/// The times of the arrivals after the first that are kept.
+fn other_arrivals(conn: &Connection, seq: i64) -> rusqlite::Result<Vec<Timestamp>> {
+    conn.prepare_cached(
+        "SELECT received_at FROM hapax_arrival WHERE event_seq = ?1
+         ORDER BY received_at, request_id",
+    )?
+    .query_map([seq], |row| row.get(0).map(timestamp))?
+    .collect()
+}
+
+/// The numbers of the first event since `since`, and of the newest there is. Found by halving, since
+/// events have no index by time that every insert would have to feed.
+fn span(conn: &Connection, since: i64) -> rusqlite::Result<Option<(i64, i64)>> {
+    // Each on its own: asked for both at once, SQLite reads every row there is.
+    let end = |which: &str| -> rusqlite::Result<Option<i64>> {
+        conn.prepare_cached(&format!("SELECT {which}(seq) FROM hapax_event"))?
+            .query_row([], |row| row.get(0))
+    };
+    let Some((mut low, newest)) = end("min")?.zip(end("max")?) else { return Ok(None) };
+    let mut at_or_after = conn.prepare_cached(
+        "SELECT received_at FROM hapax_event WHERE seq >= ?1 ORDER BY seq LIMIT 1",
+    )?;
+    let mut high = newest;
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let received_at: i64 = at_or_after.query_row([middle], |row| row.get(0))?;
+        if received_at < since {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    Ok(Some((low, newest)))
+}

@@ -1,0 +1,253 @@
+//! What figures, alerts and `doctor` are told: how far behind each handler is, what is unfinished,
+//! and what came in a span of time.
+
+use hapax_core::job::Retry;
+use hapax_core::limits::LANE_COUNT_MAX;
+use hapax_core::order::OrderPolicy;
+use hapax_core::store::{EventFilter, LaneState, Sample, SampleAsk, Status, Verdict};
+use hapax_core::{SourceName, Tenant, Timestamp};
+
+use crate::harness::{
+    LEASE, Sender, Working, World, body, done, failed, handler, job, ordered, placed, spec,
+};
+
+fn lane(name: &str) -> LaneState {
+    LaneState {
+        handler: handler(name),
+        oldest_due: None,
+        ready: 0,
+        leased: 0,
+        held: 0,
+        parked: 0,
+        review: 0,
+        dead: 0,
+    }
+}
+
+async fn lanes<S: Working>(world: &World<S>) -> Vec<LaneState> {
+    world.store.lanes().await.expect("reads")
+}
+
+fn seconds_after(at: Timestamp, seconds: i64) -> Timestamp {
+    Timestamp::from_second(at.as_second() + seconds).expect("in range")
+}
+
+pub(crate) async fn each_lane_says_how_far_behind_it_is<S: Working>(world: World<S>) {
+    // Every phase at once, over two tenants, beside a handler that has finished everything.
+    world
+        .announce([
+            spec("fee"),
+            spec("idle"),
+            ordered("latest", OrderPolicy::Latest),
+            ordered("stock", OrderPolicy::Sequence { start: Some(1) }),
+        ])
+        .await;
+    assert_eq!(lanes(&world).await, []);
+    let noon = world.clock.now();
+    world.accept("dead", &[job("fee"), job("idle")]).await;
+    world.settle(&world.claim_one("fee").await, failed(Retry::Never)).await;
+    world.settle(&world.claim_one("idle").await, done("done")).await;
+    world.accept("leased", &[job("fee")]).await;
+    world.claim_one("fee").await;
+    world.pass(10);
+    world.accept("ready", &[job("fee")]).await;
+    world.arrive(&Sender::of("acme", "shop"), "other", &[job("fee")]).await;
+    world.accept("gap", &[placed("stock", "hammer", 3)]).await;
+    assert!(world.claim("stock", 10).await.is_empty());
+    world.accept("first", &[placed("latest", "r", 1)]).await;
+    world.accept("second", &[placed("latest", "r", 2)]).await;
+    assert_eq!(world.claim("latest", 10).await.len(), 1);
+    let fee = LaneState {
+        oldest_due: Some(seconds_after(noon, 10)),
+        ready: 2,
+        leased: 1,
+        dead: 1,
+        ..lane("fee")
+    };
+    let latest = LaneState {
+        oldest_due: Some(seconds_after(noon, 10 + LEASE)),
+        leased: 1,
+        parked: 1,
+        ..lane("latest")
+    };
+    assert_eq!(lanes(&world).await, [fee, latest, LaneState { held: 1, ..lane("stock") }]);
+}
+
+pub(crate) async fn a_lane_that_no_node_knows_is_told_as_well<S: Working>(world: World<S>) {
+    // A handler that was renamed leaves its jobs behind; nobody claims them, so somebody must see.
+    world.announce([spec("fee")]).await;
+    let noon = world.clock.now();
+    world.accept("evt_1", &[job("fee"), job("renamed")]).await;
+    world.arrive(&Sender::of("default", "gone"), "evt_1", &[job("fee")]).await;
+    world.settle(&world.claim_one("fee").await, done("done")).await;
+    let told = lanes(&world).await;
+    let gone = SourceName::new("gone");
+    let waits = |mut state: LaneState| {
+        state.ready = 1;
+        state.oldest_due = Some(noon);
+        state
+    };
+    let mut of_gone = lane("fee");
+    of_gone.handler.source = gone;
+    assert_eq!(told, [waits(of_gone), waits(lane("renamed"))]);
+}
+
+pub(crate) async fn an_expired_lease_is_work_that_is_due<S: Working>(world: World<S>) {
+    // A worker that died leaves nothing ready behind: the end of its lease is when work was due.
+    world.announce([spec("fee")]).await;
+    let noon = world.clock.now();
+    world.accept("evt_1", &[job("fee")]).await;
+    world.claim_one("fee").await;
+    world.pass(10 * LEASE);
+    let due = Some(seconds_after(noon, LEASE));
+    assert_eq!(lanes(&world).await, [LaneState { leased: 1, oldest_due: due, ..lane("fee") }]);
+}
+
+pub(crate) async fn counting_a_backlog_stops_at_the_cap<S: Working>(world: World<S>) {
+    // More than the cap, over several tenants: their numbers must not add up past it.
+    world.announce([spec("fee")]).await;
+    let now = world.clock.now();
+    for (tenant, batches) in [("a", 6), ("b", 6)] {
+        let sender = Sender::of_several_of(tenant);
+        for batch in 0..batches {
+            let events: Vec<_> = (0..1_000).map(|n| body(&format!("{batch}-{n}"))).collect();
+            let body = format!(r#"{{"events":[{}]}}"#, events.join(","));
+            let ingest = sender.ingest_for(&body, now, now, &[job("fee")]);
+            world.store.ingest(ingest).await.expect("ingests");
+        }
+    }
+    let full = LaneState { ready: LANE_COUNT_MAX, oldest_due: Some(now), ..lane("fee") };
+    assert_eq!(lanes(&world).await, [full]);
+}
+
+async fn unfinished<S: Working>(world: &World<S>, filter: EventFilter) -> Vec<String> {
+    let filter = EventFilter { limit: 100, ..filter };
+    let page = world.store.events(filter).await.expect("reads");
+    page.items.into_iter().map(|event| event.event_id).collect()
+}
+
+pub(crate) async fn unfinished_is_what_came_before_and_has_not_ended<S: Working>(world: World<S>) {
+    // One event in every status there is: dead and in review are not finished, stale and ignored are.
+    world
+        .announce([
+            spec("fee"),
+            ordered("latest", OrderPolicy::Latest),
+            ordered("stock", OrderPolicy::Sequence { start: Some(1) }),
+        ])
+        .await;
+    world.accept("ignored", &[]).await;
+    world.accept("processed", &[job("fee")]).await;
+    world.do_all("fee").await;
+    world.accept("newer", &[placed("latest", "r", 2)]).await;
+    world.do_all("latest").await;
+    world.accept("stale", &[placed("latest", "r", 1)]).await;
+    world.do_all("latest").await;
+    let refused = world.arrive_late("discarded", &[]).await;
+    world.store.reject(refused, world.by("not ours")).await.expect("rejects");
+    world.arrive_late("review", &[]).await;
+    world.accept("dead", &[job("fee")]).await;
+    world.settle(&world.claim_one("fee").await, failed(Retry::Never)).await;
+    world.accept("failed", &[job("fee")]).await;
+    world.settle(&world.claim_one("fee").await, failed(Retry::Schedule)).await;
+    world.accept("held", &[placed("stock", "hammer", 3)]).await;
+    world.claim("stock", 10).await;
+    world.accept("processing", &[job("fee")]).await;
+    world.claim_one("fee").await;
+    world.accept("received", &[job("fee")]).await;
+    let edge = seconds_after(world.clock.now(), 1);
+    world.pass(1);
+    world.accept("too new", &[job("fee")]).await;
+
+    let before = |at| EventFilter { unfinished_since: Some(at), ..EventFilter::default() };
+    let open = ["received", "processing", "held", "failed", "dead", "review"];
+    assert_eq!(unfinished(&world, before(edge)).await, open);
+    let all = unfinished(&world, EventFilter::default()).await;
+    assert_eq!(all.len(), 12, "{all:?}");
+    // Beside the other conditions, `until` among them.
+    let both = |status| EventFilter { status: Some(status), ..before(edge) };
+    assert_eq!(unfinished(&world, both(Status::Dead)).await, ["dead"]);
+    assert_eq!(unfinished(&world, both(Status::Processed)).await, [""; 0]);
+    let until = EventFilter { until: Some(Timestamp::UNIX_EPOCH), ..before(edge) };
+    assert_eq!(unfinished(&world, until).await, [""; 0]);
+    let other = EventFilter { tenant: Some(Tenant::new("acme")), ..before(edge) };
+    assert_eq!(unfinished(&world, other).await, [""; 0]);
+    assert_eq!(unfinished(&world, before(Timestamp::UNIX_EPOCH)).await, [""; 0]);
+}
+
+pub(crate) async fn a_page_of_unfinished_events_is_full_although_others_lie_between<S: Working>(
+    world: World<S>,
+) {
+    // Filtering a page after it was read would return short pages, or lose what lies behind them.
+    world.announce([spec("fee")]).await;
+    for n in 0..40 {
+        let jobs = if n % 10 == 0 { vec![job("fee")] } else { Vec::new() };
+        world.accept(&format!("evt_{n:02}"), &jobs).await;
+    }
+    let later = seconds_after(world.clock.now(), 60);
+    let mut filter =
+        EventFilter { unfinished_since: Some(later), limit: 3, ..EventFilter::default() };
+    let page = world.store.events(filter.clone()).await.expect("reads");
+    let ids: Vec<_> = page.items.iter().map(|event| event.event_id.as_str()).collect();
+    assert_eq!(ids, ["evt_30", "evt_20", "evt_10"]);
+    filter.before = page.next;
+    assert!(filter.before.is_some());
+    let page = world.store.events(filter).await.expect("reads");
+    let ids: Vec<_> = page.items.iter().map(|event| event.event_id.as_str()).collect();
+    assert_eq!((ids, page.next), (vec!["evt_00"], None));
+}
+
+async fn sample<S: Working>(world: &World<S>, since: Timestamp, limit: usize) -> Sample {
+    world.store.sample(SampleAsk { since, limit }).await.expect("reads")
+}
+
+pub(crate) async fn a_sample_holds_all_of_a_span_with_how_often_and_when_each_came<S: Working>(
+    world: World<S>,
+) {
+    // An event just before the span, one exactly at its edge, copies long after, and a clock that
+    // was set back in between.
+    world.announce([spec("fee")]).await;
+    let empty = sample(&world, Timestamp::UNIX_EPOCH, 10).await;
+    assert_eq!(empty, Sample { total: 0, events: Vec::new() });
+    let noon = world.clock.now();
+    world.accept("before", &[]).await;
+    world.pass(100);
+    world.accept("edge", &[job("fee")]).await;
+    world.pass(3);
+    world.settle(&world.claim_one("fee").await, done("done")).await;
+    for _ in 0..2 {
+        world.pass(10);
+        let again = world.arrive(&Sender::plain(), "edge", &[job("fee")]).await;
+        assert!(matches!(again, Verdict::Duplicate(_)), "{again:?}");
+    }
+    world.pass(-5);
+    world.accept("after", &[]).await;
+    crate::cases::arrivals_reach(&*world.store, "edge", 3).await;
+    let found = sample(&world, seconds_after(noon, 100), 10).await;
+    assert_eq!(found.total, 2);
+    assert!(!found.is_partial());
+    let ids: Vec<_> = found.events.iter().map(|one| one.summary.event_id.as_str()).collect();
+    assert_eq!(ids, ["after", "edge"]);
+    let edge = &found.events[1];
+    assert_eq!(edge.summary, world.event("edge").await.summary);
+    assert_eq!(edge.summary.processed_at, Some(seconds_after(noon, 103)));
+    assert_eq!(edge.arrived_at, [100, 113, 123].map(|later| seconds_after(noon, later)));
+    assert_eq!(found.events[0].arrived_at, [seconds_after(noon, 118)]);
+    assert_eq!(sample(&world, seconds_after(noon, 101), 10).await.events.len(), 1);
+    assert_eq!(sample(&world, seconds_after(noon, 9_999), 10).await.total, 0);
+}
+
+pub(crate) async fn a_large_span_is_sampled_evenly<S: Working>(world: World<S>) {
+    // Only the newest, or only the oldest, would tell of a moment and not of the span.
+    let noon = world.clock.now();
+    for n in 0..100 {
+        world.accept(&format!("evt_{n:03}"), &[]).await;
+        world.pass(10);
+    }
+    let found = sample(&world, seconds_after(noon, 500), 10).await;
+    assert!(found.is_partial());
+    assert_eq!((found.total, found.events.len()), (50, 10));
+    let times: Vec<_> = found.events.iter().map(|one| one.summary.received_at).collect();
+    assert!(times.windows(2).all(|pair| pair[0] == seconds_after(pair[1], 50)), "{times:?}");
+    let all = sample(&world, seconds_after(noon, 500), 50).await;
+    assert_eq!((all.total, all.events.len(), all.is_partial()), (50, 50, false));
+}
