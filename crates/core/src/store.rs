@@ -832,7 +832,7 @@ pub struct EventFilter {
 
 /// Where a page ends: opaque to everyone but the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cursor(pub u64);
+pub struct Cursor(pub u128);
 
 /// One page of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -98,9 +98,6 @@ fn unknown_keys_and_names_that_cannot_be_used_are_refused() {
 }
 
 #[test]
-fn what_is_still_to_come_is_said_to_be_not_built_yet() {}
-
-#[test]
 fn an_error_in_the_sql_has_its_own_line_of_the_config() {
     refused(
         &handler("sql = \"SELECT ¶:evnt_id\""),

@@ -1,9 +1,14 @@
-//! Where Hapax keeps events. Two stores stand behind the seam of [`hapax_core::store`]:
-//! [`MemoryStore`], the readable model of what a store must do, and [`SqliteStore`], the embedded
-//! database that does it durably. One conformance suite (`tests/conformance.rs`) runs on both.
+//! Where Hapax keeps events. Three stores stand behind the seam of [`hapax_core::store`]:
+//! [`MemoryStore`], the readable model of what a store must do, [`SqliteStore`], the embedded
+//! database that does it durably, and [`PgStore`], one PostgreSQL that many nodes share. One
+//! conformance suite (`tests/conformance`) runs on all.
 
+mod copies;
 mod front;
 mod memory;
+mod postgres;
+mod recent;
+mod spread;
 mod sqlite;
 
 #[cfg(test)]
@@ -14,6 +19,7 @@ extern crate self as hapax_store;
 mod harness;
 
 pub use memory::MemoryStore;
+pub use postgres::{MigrationStatus, PgOpenError, PgOptions, PgStore, PoolSizes};
 pub use sqlite::{Clock, OpenError, SqliteOptions, SqliteStore};
 
 pub mod limits {

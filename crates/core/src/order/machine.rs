@@ -82,6 +82,11 @@ impl Machine {
         self.names.get(&number).filter(|name| ***name == *state).map(|_| number)
     }
 
+    /// All of its states.
+    pub fn states(&self) -> impl Iterator<Item = Position> + '_ {
+        self.names.keys().copied()
+    }
+
     /// The name of a state by its number.
     pub fn state(&self, position: Position) -> Option<&str> {
         self.names.get(&position).map(|name| &**name)

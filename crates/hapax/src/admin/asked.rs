@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::header;
+use hapax_core::store::Cursor;
 use serde::de::{self, DeserializeOwned, Visitor};
 use serde::{Deserialize, Deserializer};
 
@@ -51,6 +52,12 @@ pub(super) fn limit(asked: Option<usize>) -> Result<usize, Problem> {
         limit @ 1..=LIMIT_MAX => Ok(limit),
         _ => Err(Problem::bad_request("limit is a number from 1 to 500")),
     }
+}
+
+/// Where the page before ended.
+pub(super) fn cursor(asked: Option<String>) -> Result<Option<Cursor>, Problem> {
+    let read = asked.map(|cursor| cursor.parse().map(Cursor)).transpose();
+    read.map_err(|_| Problem::bad_request("cursor is not one of ours"))
 }
 
 /// A reason as it is recorded: `None` where nothing was said.

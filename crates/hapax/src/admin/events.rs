@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::Admin;
-use super::asked::{Span, limit};
+use super::asked::{Span, cursor, limit};
 use super::problem::Problem;
 
 /// The query of `GET /api/v1/events`.
@@ -32,7 +32,7 @@ pub(super) struct ListQuery {
     since: Option<Timestamp>,
     until: Option<Timestamp>,
     unfinished_for: Option<Span>,
-    cursor: Option<u64>,
+    cursor: Option<String>,
     limit: Option<usize>,
 }
 
@@ -57,7 +57,7 @@ pub(super) async fn list<S: Store + Work + Inspect>(
         since: query.since,
         until: query.until,
         unfinished_since: query.unfinished_for.map(|span| ago((admin.now)(), span)),
-        before: query.cursor.map(Cursor),
+        before: cursor(query.cursor)?,
         limit,
     };
     let page = admin.store.events(filter).await?;

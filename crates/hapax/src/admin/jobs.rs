@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::Admin;
-use super::asked::limit;
+use super::asked::{cursor, limit};
 use super::problem::Problem;
 
 /// The query of `GET /api/v1/jobs`.
@@ -25,7 +25,7 @@ pub(super) struct ListQuery {
     source: Option<String>,
     handler: Option<String>,
     status: Option<Phase>,
-    cursor: Option<u64>,
+    cursor: Option<String>,
     limit: Option<usize>,
 }
 
@@ -45,7 +45,7 @@ pub(super) async fn list<S: Store + Work + Inspect>(
         source: query.source.map(SourceName::new),
         handler: query.handler.map(HandlerName::new),
         phase: query.status,
-        before: query.cursor.map(Cursor),
+        before: cursor(query.cursor)?,
         limit: limit(query.limit)?,
     };
     let page = admin.store.jobs(filter).await?;

@@ -15,7 +15,7 @@ use hapax_core::{SourceName, Tenant};
 use serde::{Deserialize, Serialize};
 
 use super::Admin;
-use super::asked::{self, Asked, limit};
+use super::asked::{self, Asked, cursor, limit};
 use super::auth::Caller;
 use super::problem::Problem;
 use super::{events, jobs};
@@ -157,13 +157,12 @@ pub(super) async fn many<S: Store + Work + Inspect>(
         None | Some(Phase::Dead) => {}
         Some(_) => return Err(Problem::bad_request("status is \"dead\" or left out")),
     }
-    let before = asked.cursor.map(|cursor| cursor.parse().map(Cursor)).transpose();
     let filter = JobFilter {
         tenant: asked.tenant.map(Tenant::new),
         source: asked.source.map(SourceName::new),
         handler: asked.handler.map(HandlerName::new),
         phase: Some(Phase::Dead),
-        before: before.map_err(|_| Problem::bad_request("cursor is not one of ours"))?,
+        before: cursor(asked.cursor)?,
         limit: limit(asked.limit)?,
     };
     let page = admin.store.jobs(filter).await?;

@@ -244,7 +244,7 @@ impl Inspect for Fake {
         };
         let mut fitting = model.events.iter().enumerate().rev().filter(fits);
         let page: Vec<_> = fitting.by_ref().take(filter.limit).collect();
-        let next = fitting.next().and(page.last()).map(|(at, _)| Cursor(*at as u64));
+        let next = fitting.next().and(page.last()).map(|(at, _)| Cursor(*at as u128));
         Ok(Page { items: page.into_iter().map(|(_, event)| event.summary.clone()).collect(), next })
     }
 

@@ -129,11 +129,11 @@ impl Model {
                     held.into_iter().max().map(|(_, number)| number)
                 }
             };
-            self.to_review(newest.unwrap_or(at), HELD_TOO_MANY);
+            self.send_to_review(newest.unwrap_or(at), HELD_TOO_MANY);
         }
     }
 
-    fn to_review(&mut self, at: JobNumber, why: &str) {
+    fn send_to_review(&mut self, at: JobNumber, why: &str) {
         let job = self.job_mut(at);
         job.phase = Phase::Review;
         job.error = Some(why.to_owned());
@@ -164,7 +164,7 @@ impl Model {
                 continue;
             }
             match rule.gaps.on_gap {
-                OnGap::Review => self.to_review(at, HELD_TOO_LONG),
+                OnGap::Review => self.send_to_review(at, HELD_TOO_LONG),
                 OnGap::Go => {
                     self.go_past_the_gap(&resource, &rule.policy, now);
                     gone.push(resource);

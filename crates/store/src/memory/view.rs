@@ -170,11 +170,12 @@ fn page<T>(
     before: Option<Cursor>,
     limit: usize,
 ) -> Page<T> {
-    let before = before.map_or(u64::MAX, |Cursor(before)| before);
+    let before =
+        before.map_or(u64::MAX, |Cursor(before)| u64::try_from(before).unwrap_or(u64::MAX));
     let mut rest = newest_first.filter(|(at, _)| *at < before);
     let page: Vec<_> = rest.by_ref().take(limit.clamp(1, PAGE_MAX)).collect();
     let more = rest.next().is_some();
-    let next = page.last().filter(|_| more).map(|(at, _)| Cursor(*at));
+    let next = page.last().filter(|_| more).map(|(at, _)| Cursor(u128::from(*at)));
     Page { items: page.into_iter().map(|(_, item)| item).collect(), next }
 }
 

@@ -149,29 +149,28 @@ impl Model {
             Phase::Ready
             | Phase::Held
             | Phase::Parked
-            | Phase::Review
-            | Phase::Discarded
             | Phase::Stale
-            | Phase::Dead => return Err(Ran::Lost),
+            | Phase::Dead
+            | Phase::Review
+            | Phase::Discarded => return Err(Ran::Lost),
         }
         let of = &self.jobs[&at];
-        let guard = match self.order_of(&of.handler) {
-            Some(rule) if !of.forced => (self.guard_of(of, &rule.policy), Some(rule)),
-            Some(_) | None => (Guard::Run, None),
+        let order = self.order_of(&of.handler).filter(|_| !of.forced);
+        let Some(rule) = order else {
+            return Ok(self.describe(at, of.due_at().unwrap_or(now)));
         };
-        match guard {
-            (Guard::Stale, _) => self.close(at, Phase::Stale, now),
-            (Guard::Hold, Some(rule)) => {
-                self.hold(at, &rule, now);
-                // The next of its resource has nobody left to wait for.
-                let stands = self.jobs[&at].phase;
-                self.leave(at, stands, now);
+        match self.guard_of(of, &rule.policy) {
+            Guard::Run => Ok(self.describe(at, of.due_at().unwrap_or(now))),
+            Guard::Stale => {
+                self.close(at, Phase::Stale, now);
+                Err(Ran::Guarded)
             }
-            (Guard::Run | Guard::Hold, _) => {
-                return Ok(self.describe(at, of.due_at().unwrap_or(now)));
+            Guard::Hold => {
+                self.hold(at, &rule, now);
+                self.leave(at, self.jobs[&at].phase, now);
+                Err(Ran::Guarded)
             }
         }
-        Err(Ran::Guarded)
     }
 
     /// Ends the leases that ran out. Their fences stay: until somebody else claims, a worker that

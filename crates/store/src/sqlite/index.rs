@@ -16,8 +16,8 @@ use rusqlite::{Connection, OptionalExtension};
 
 use super::filter::Filter;
 use super::meta;
-use super::spread::KeyMap;
 use crate::limits::{FRESH_KEYS_MAX, MERGE_CHUNK, YOUNG_KEYS_MAX};
+use crate::spread::KeyMap;
 
 pub(super) struct KeyIndex {
     /// Keys of committed events that are not surely in the tree.

@@ -1,7 +1,7 @@
 //! The embedded store: one SQLite file, one thread that writes it, readers apart.
 //!
 //! Read [`writer`] first: it owns the connection and decides every race. [`index`] is how it knows
-//! the keys, [`open`] how the file is opened and owned, [`recent`] how a flood of copies is
+//! the keys, [`open`] how the file is opened and owned, [`crate::recent`] how a flood of copies is
 //! answered without it, [`reader`] how people look at what is there.
 
 mod checkpoint;
@@ -14,11 +14,9 @@ mod marks;
 mod open;
 mod prune;
 mod reader;
-mod recent;
 mod row;
 mod run;
 mod sandbox;
-mod spread;
 #[cfg(test)]
 mod tests;
 mod transaction;
@@ -39,9 +37,9 @@ use tokio::sync::Notify;
 
 pub use open::OpenError;
 
-use copies::Copies;
+use crate::copies::Copies;
+use crate::recent::RecentEvents;
 use reader::Readers;
-use recent::RecentEvents;
 use writer::{Health, WriterHandle};
 
 /// Where the time comes from: leases and due times are measured by it.
@@ -76,7 +74,7 @@ pub struct SqliteStore {
 #[derive(Debug)]
 struct Shared {
     recent: RecentEvents,
-    copies: Copies,
+    copies: Copies<i64>,
     health: Health,
     /// Told when jobs were written.
     arrived: Notify,
@@ -148,7 +146,7 @@ impl SqliteStore {
         let verdicts = recents
             .into_iter()
             .map(|recent| {
-                full |= self.shared.copies.note(recent.seq, &ingest.via);
+                full |= self.shared.copies.note(row::seq_of(recent.known.id), &ingest.via);
                 Verdict::Duplicate(recent.known)
             })
             .collect();

@@ -218,7 +218,7 @@ pub(super) fn events(
         .collect::<rusqlite::Result<_>>()?;
     let more = rows.len() > limit;
     rows.truncate(limit);
-    let next = rows.last().filter(|_| more).map(|(seq, _)| Cursor(seq.unsigned_abs()));
+    let next = rows.last().filter(|_| more).map(|(seq, _)| Cursor(seq.unsigned_abs().into()));
     Ok(Page { items: rows.into_iter().map(|(_, summary)| summary).collect(), next })
 }
 
@@ -380,7 +380,7 @@ pub(super) fn jobs(conn: &Connection, filter: &JobFilter) -> rusqlite::Result<Pa
     let mut rows = read_jobs(conn, &conditions.join(" AND "), &values, &order)?;
     let more = rows.len() > limit;
     rows.truncate(limit);
-    let next = rows.last().filter(|_| more).map(|(cursor, _)| Cursor(cursor.unsigned_abs()));
+    let next = rows.last().filter(|_| more).map(|(cursor, _)| Cursor(cursor.unsigned_abs().into()));
     Ok(Page { items: rows.into_iter().map(|(_, job)| job).collect(), next })
 }
 

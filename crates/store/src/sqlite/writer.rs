@@ -29,7 +29,6 @@ use super::jobs::Lanes;
 use super::meta;
 use super::open::{self, OpenError, Place};
 use super::prune::Broom;
-use super::recent::Recent;
 use super::row::{Dice, Ids};
 use super::run::Bench;
 use super::sandbox::Sandbox;
@@ -38,6 +37,7 @@ use crate::limits::{
     BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, COPIES_FLUSH, LOG_RETRY, LOG_WARN, RECOVERY_WAIT,
     WAITING_MAX, WAL_PAGES_CHECKPOINT, WAL_PAGES_MAX,
 };
+use crate::recent::Recent;
 
 /// How others reach the writer.
 #[derive(Debug)]

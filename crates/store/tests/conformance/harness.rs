@@ -19,8 +19,10 @@ use hapax_core::store::{
     Via, Work,
 };
 use hapax_core::{Arrival, Receipt, Source, SourceName, Tenant, Timestamp, Verified, verify};
-use hapax_store::{MemoryStore, SqliteOptions, SqliteStore};
+use hapax_sim::Postgres;
+use hapax_store::{MemoryStore, PgOptions, PgStore, SqliteOptions, SqliteStore};
 use http::{HeaderMap, HeaderValue, Method};
+use tokio::sync::OnceCell;
 use uuid::Uuid;
 
 pub(crate) struct Place(tempfile::TempDir);
@@ -41,6 +43,36 @@ impl Place {
     pub(crate) fn file(&self) -> std::path::PathBuf {
         self.0.path().join("hapax.db")
     }
+}
+
+/// The URL of a fresh database with our tables, on the one server of this test process.
+pub(crate) async fn pg_database() -> String {
+    static TEMPLATE: OnceCell<()> = OnceCell::const_new();
+    let server = Postgres::shared().await;
+    TEMPLATE
+        .get_or_init(|| async {
+            server.execute("CREATE DATABASE hapax_template").await;
+            let url = server.url_for("hapax_template");
+            PgStore::migrate(&url).await.expect("migrates");
+            // Room for the day on which every test begins, and for today: less to do in each.
+            let days = "SELECT hapax.make_partition(day::date) FROM unnest(ARRAY[ \
+                        timestamp '2026-06-01', now() AT TIME ZONE 'UTC']) AS first, \
+                        generate_series(first, first + interval '7 days', interval '1 day') AS day";
+            Postgres::execute_at(&url, days).await;
+            let closed = "SELECT count(*)::text FROM pg_stat_activity \
+                          WHERE datname = 'hapax_template'";
+            while server.execute(closed).await != [Some("0".to_owned())] {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    server.create_database_from("case", "hapax_template").await
+}
+
+/// A store in a database of its own.
+pub(crate) async fn on_postgres() -> Arc<PgStore> {
+    let options = PgOptions::new(pg_database().await);
+    Arc::new(PgStore::open(options).await.expect("opens"))
 }
 
 const SECRET: &str = "a secret of the conformance suite";
@@ -254,6 +286,16 @@ impl World<SqliteStore> {
             SqliteOptions { clock: clock.for_a_store(), ..SqliteOptions::new(place.directory()) };
         let store = Arc::new(SqliteStore::open(options).expect("opens"));
         Self { store, clock, place: Some(place) }
+    }
+}
+
+impl World<PgStore> {
+    pub(crate) async fn on_postgres() -> Self {
+        let clock = Clock::default();
+        let mut options = PgOptions::new(pg_database().await);
+        options.clock = Some(clock.for_a_store());
+        let store = Arc::new(PgStore::open(options).await.expect("opens"));
+        Self { store, clock, place: None }
     }
 }
 

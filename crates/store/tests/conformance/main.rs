@@ -1,5 +1,5 @@
 //! One suite for every store. A case is a function over any store; the macros run each case on the
-//! model in memory and on SQLite. New semantics begin here, as a failing case.
+//! model in memory, on SQLite and on PostgreSQL. New semantics begin here, as a failing case.
 
 mod cases;
 mod figures;
@@ -25,6 +25,14 @@ macro_rules! on_every_store {
             async fn $case() {
                 let place = crate::harness::Place::new();
                 crate::cases::$case(std::sync::Arc::new(place.open())).await;
+            })*
+        }
+        mod postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+            async fn $case() {
+                let store = crate::harness::on_postgres().await;
+                crate::cases::$case(std::sync::Arc::clone(&store)).await;
+                store.close().await;
             })*
         }
     };
@@ -64,6 +72,14 @@ macro_rules! on_every_working_store {
                 $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
                 async fn $case() {
                     crate::$about::$case(crate::harness::World::on_disk()).await;
+                })*
+            })*
+        }
+        mod postgres_at_work {
+            $(mod $about {
+                $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+                async fn $case() {
+                    crate::$about::$case(crate::harness::World::on_postgres().await).await;
                 })*
             })*
         }

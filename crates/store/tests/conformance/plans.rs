@@ -2,14 +2,13 @@
 //! a plan may stumble over.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::store::{EventId, Ingest, Inspect, Store, Verdict};
-use hapax_store::MemoryStore;
+use hapax_store::{MemoryStore, PgOptions, PgStore};
 use proptest::prelude::*;
 
-use crate::harness::{Place, Sender, after};
+use crate::harness::{Place, Sender, after, pg_database};
 
 #[derive(Debug, Clone)]
 struct Step {
@@ -63,7 +62,12 @@ impl Numbered {
     }
 }
 
-async fn same_answers(steps: Vec<Step>) {
+/// Plays a plan on the model and on a store that `restart` closes and opens again.
+async fn same_answers<S: Store + Inspect>(
+    steps: Vec<Step>,
+    mut store: S,
+    restart: impl AsyncFn(S) -> S,
+) {
     let senders = [
         Sender::plain(),
         Sender::of("acme", "shop"),
@@ -73,19 +77,15 @@ async fn same_answers(steps: Vec<Step>) {
         Sender::derived_and_guarded(),
     ];
     let model = MemoryStore::new();
-    let place = Place::new();
-    let mut sqlite = Arc::new(place.open());
     let (mut theirs, mut ours) = (Numbered::default(), Numbered::default());
     let mut now = 0;
     for step in &steps {
         now += step.wait;
         if step.restart {
-            sqlite.close().await;
-            drop(sqlite);
-            sqlite = Arc::new(place.open());
+            store = restart(store).await;
         }
         let expected = model.ingest(ingest(&senders, step, now)).await.expect("the model ingests");
-        let got = sqlite.ingest(ingest(&senders, step, now)).await.expect("SQLite ingests");
+        let got = store.ingest(ingest(&senders, step, now)).await.expect("the store ingests");
         let expected: Vec<_> = expected.iter().map(|verdict| theirs.tell(verdict)).collect();
         let got: Vec<_> = got.iter().map(|verdict| ours.tell(verdict)).collect();
         assert_eq!(got, expected, "at {step:?}");
@@ -98,20 +98,46 @@ async fn same_answers(steps: Vec<Step>) {
         page.items.into_iter().map(tell).collect::<Vec<_>>()
     };
     let expected = strip(model.events(all.clone()).await.expect("reads"));
-    assert_eq!(strip(sqlite.events(all).await.expect("reads")), expected);
-    sqlite.close().await;
+    assert_eq!(strip(store.events(all).await.expect("reads")), expected);
+    restart(store).await;
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().expect("a runtime")
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn random_plans_get_equal_answers_from_every_store(steps in prop::collection::vec(step(), 1..40)) {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .expect("a runtime");
-        runtime.block_on(same_answers(steps));
+    fn random_plans_get_equal_answers_from_sqlite(steps in prop::collection::vec(step(), 1..40)) {
+        runtime().block_on(async {
+            let place = Place::new();
+            same_answers(steps, place.open(), async |store| {
+                store.close().await;
+                drop(store);
+                place.open()
+            })
+            .await;
+        });
+    }
+}
+
+proptest! {
+    // Fewer: each step is a round trip or two, and each restart a handful of connections.
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_plans_get_equal_answers_from_postgres(steps in prop::collection::vec(step(), 1..40)) {
+        runtime().block_on(async {
+            let url = pg_database().await;
+            let open = async || PgStore::open(PgOptions::new(url.as_str())).await.expect("opens");
+            same_answers(steps, open().await, async |store: PgStore| {
+                store.close().await;
+                open().await
+            })
+            .await;
+        });
     }
 }

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use hapax_core::job::{Fence, JobId, Phase, Retry};
@@ -317,6 +318,31 @@ proptest! {
         let runtime = runtime();
         let expected = runtime.block_on(live(World::in_memory(), PLAIN, &plan));
         let got = runtime.block_on(live(World::on_disk(), PLAIN, &plan));
+        prop_assert_eq!(got, expected);
+    }
+}
+
+/// The server and its connections belong to the runtime that they were made in.
+fn one_runtime() -> &'static tokio::runtime::Runtime {
+    static ONE: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
+    ONE.get_or_init(runtime)
+}
+
+proptest! {
+    // Each act is a commit on a real server: fewer plans, and new ones in every run.
+    #![proptest_config(ProptestConfig { cases: 10, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_work_keeps_every_promise_on_postgres(plan in plan()) {
+        one_runtime().block_on(async { live(World::on_postgres().await, EVERY, &plan).await });
+    }
+
+    #[test]
+    fn random_work_has_the_same_story_on_postgres(plan in plan()) {
+        let runtime = one_runtime();
+        let expected = runtime.block_on(live(World::in_memory(), PLAIN, &plan));
+        let got =
+            runtime.block_on(async { live(World::on_postgres().await, PLAIN, &plan).await });
         prop_assert_eq!(got, expected);
     }
 }

@@ -27,13 +27,14 @@ CREATE TABLE hapax.handler (
     UNIQUE (source, name)
 );
 
--- What a machine says of a step: from null is "no state yet". A pair that is not here is behind.
+-- What a machine says of a step: 0 run, 1 stale, 2 hold. from_at -1 is "no state yet"; every state of
+-- the machine has a row to itself; a step between two states that is not here is stale.
 CREATE TABLE hapax.transition (
-    handler integer NOT NULL REFERENCES hapax.handler,
-    from_at bigint,
-    to_at   bigint  NOT NULL,
-    runs    boolean NOT NULL,
-    UNIQUE NULLS NOT DISTINCT (handler, from_at, to_at)
+    handler integer  NOT NULL REFERENCES hapax.handler,
+    from_at bigint   NOT NULL,
+    to_at   bigint   NOT NULL,
+    says    smallint NOT NULL,
+    PRIMARY KEY (handler, from_at, to_at)
 );
 
 -- A lane holds the jobs of one handler for one tenant. Claims go over the lanes of a handler in
@@ -69,6 +70,10 @@ CREATE TABLE hapax.event (
     pruned      text
 );
 CREATE INDEX event_review ON hapax.event (id) WHERE state <> 0;
+-- What retention has still to look at: without it every round would go over all keys there are.
+CREATE INDEX event_whole ON hapax.event (id) WHERE pruned IS NULL;
+-- And the keys that may be forgotten some day, each source by a horizon of its own.
+CREATE INDEX event_narrow ON hapax.event (source, id) WHERE pruned IS NOT NULL;
 
 -- Every (tenant, source) that an event ever came under. An event is found by its sender's id through
 -- the hash under each of them: an index over event_id would cost every insert a random page.
@@ -92,6 +97,7 @@ CREATE TABLE hapax.seen (
     hash  bytea PRIMARY KEY,
     event uuid  NOT NULL
 );
+CREATE INDEX seen_event ON hapax.seen (event);
 
 -- How often an event arrived after the first time.
 CREATE TABLE hapax.copy (
@@ -133,6 +139,7 @@ CREATE TABLE hapax.job (
     steps      integer  NOT NULL DEFAULT 0,
     lost       integer  NOT NULL DEFAULT 0,
     forced     boolean  NOT NULL DEFAULT false,
+    exclusive  boolean  NOT NULL DEFAULT false,
     resource   text,
     position   bigint,
     started_at timestamptz,
@@ -143,10 +150,13 @@ CREATE TABLE hapax.job (
 CREATE INDEX job_ready  ON hapax.job (handler, lane, due_at, job) WHERE state = 0;
 CREATE INDEX job_leased ON hapax.job (handler, due_at) WHERE state = 1;
 CREATE INDEX job_held   ON hapax.job (handler, due_at) WHERE state = 5;
-CREATE INDEX job_waits  ON hapax.job (lane, resource, position) WHERE state IN (5, 6);
+CREATE INDEX job_gap    ON hapax.job (lane, resource, position, job) WHERE state = 5;
+CREATE INDEX job_parked ON hapax.job (handler, lane, resource, position, job) WHERE state = 6;
 CREATE INDEX job_dead   ON hapax.job (handler, job) WHERE state IN (4, 7);
--- Keeps: one at a time per resource, over all nodes. This index is the referee.
-CREATE UNIQUE INDEX job_busy ON hapax.job (lane, resource) WHERE state = 1 AND resource IS NOT NULL;
+CREATE INDEX job_at_work ON hapax.job (lane, resource) WHERE state = 1 AND resource IS NOT NULL;
+-- Keeps: one at a time per resource, over all nodes. This index is the referee. exclusive is set by
+-- a claim that leases the resource with the job; statements run under the lock of the mark instead.
+CREATE UNIQUE INDEX job_busy ON hapax.job (lane, resource) WHERE state = 1 AND exclusive;
 
 -- Attempts that failed or were lost; the one that succeeded stands in the job itself.
 CREATE TABLE hapax.attempt (
@@ -161,11 +171,12 @@ CREATE TABLE hapax.attempt (
     PRIMARY KEY (job, run, attempt)
 );
 
--- The last position applied to a resource, per lane. Its row is what the order guard locks.
+-- The last position applied to a resource, per lane; null: none yet. Its row is what the order guard
+-- locks, so the first claim of a resource writes it.
 CREATE TABLE hapax.mark (
     lane     integer NOT NULL,
     resource text    NOT NULL,
-    position bigint  NOT NULL,
+    position bigint,
     PRIMARY KEY (lane, resource)
 );
 

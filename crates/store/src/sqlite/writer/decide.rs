@@ -8,9 +8,9 @@ use rusqlite::OptionalExtension;
 
 use super::{Batch, Writer};
 use crate::limits::CONFLICTS_IN_FULL;
+use crate::recent::Recent;
 use crate::sqlite::copies;
 use crate::sqlite::jobs::EventAt;
-use crate::sqlite::recent::Recent;
 use crate::sqlite::row::{self, Standing, micros};
 
 /// What a row says when a key is met again.
@@ -193,7 +193,7 @@ impl Writer {
             waiting => waiting,
         };
         let known = Known { id, status, result: None };
-        batch.recent.push((hash, Recent { seq, body_hash: receipt.body_hash(), known, review }));
+        batch.recent.push((hash, Recent { body_hash: receipt.body_hash(), known, review }));
         Ok(match review {
             None => Verdict::Accepted(id),
             Some(_) => Verdict::Review(id),
@@ -223,7 +223,7 @@ impl Writer {
                 };
                 let known = Known { id, status, result: None };
                 let body_hash = KeyHash(row.get(1)?);
-                let recent = Recent { seq, body_hash, known, review: standing.waiting() };
+                let recent = Recent { body_hash, known, review: standing.waiting() };
                 Ok(Existing { seq, recent, received_at: row.get(4)? })
             })?;
         if existing.recent.known.status == Status::Ignored {

@@ -1,8 +1,9 @@
 //! Committed events that answer their own duplicates from memory, so that a flood of copies costs
-//! neither the writer nor the disk.
+//! neither the database nor the disk.
 //!
-//! An entry is made only after its commit returned, by the writer, and all are dropped when a
-//! commit fails. A miss proves nothing: then the writer is asked.
+//! An entry is made only after its commit returned, by whoever wrote it, and all are dropped when
+//! that may not count any more: a commit failed, or the database is another one. A miss proves
+//! nothing: then the database is asked.
 
 use std::hash::BuildHasher as _;
 use std::sync::Mutex;
@@ -10,8 +11,8 @@ use std::sync::Mutex;
 use hapax_core::KeyHash;
 use hapax_core::store::{Known, ReviewReason};
 
-use super::spread::Spread;
 use crate::limits::RECENT_MAX;
+use crate::spread::Spread;
 
 /// Locks, so that connections on different threads seldom meet.
 const SHARDS: usize = 64;
@@ -21,18 +22,17 @@ const WAYS: usize = 4;
 
 /// What is known of a committed event.
 #[derive(Debug, Clone)]
-pub(super) struct Recent {
-    pub(super) seq: i64,
-    pub(super) body_hash: KeyHash,
-    pub(super) known: Known,
+pub(crate) struct Recent {
+    pub(crate) body_hash: KeyHash,
+    pub(crate) known: Known,
     /// Set while it waits for a person.
-    pub(super) review: Option<ReviewReason>,
+    pub(crate) review: Option<ReviewReason>,
 }
 
 /// A table that never grows: a key has a few places, the one asked for last stands first, and a new
 /// one pushes out the one that nobody asked for longest.
 #[derive(Debug)]
-pub(super) struct RecentEvents {
+pub(crate) struct RecentEvents {
     spread: Spread,
     shards: Box<[Mutex<Shard>]>,
 }
@@ -49,12 +49,12 @@ struct Shard {
 const SETS_PER_SHARD: usize = RECENT_MAX / SHARDS / WAYS;
 
 impl RecentEvents {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         Self { spread: Spread::default(), shards }
     }
 
-    pub(super) fn get(&self, hash: &KeyHash) -> Option<Recent> {
+    pub(crate) fn get(&self, hash: &KeyHash) -> Option<Recent> {
         let (shard, set) = self.place(hash);
         let mut shard = shard.lock().expect("no panic happens under this lock");
         let ways = shard.sets.get_mut(set)?;
@@ -63,7 +63,7 @@ impl RecentEvents {
         ways[0].as_ref().map(|(_, recent)| recent.clone())
     }
 
-    pub(super) fn put(&self, hash: KeyHash, recent: Recent) {
+    pub(crate) fn put(&self, hash: KeyHash, recent: Recent) {
         let (shard, set) = self.place(&hash);
         let mut shard = shard.lock().expect("no panic happens under this lock");
         if shard.sets.is_empty() {
@@ -75,7 +75,7 @@ impl RecentEvents {
         ways[0] = Some((hash, recent));
     }
 
-    pub(super) fn remove(&self, hash: &KeyHash) {
+    pub(crate) fn remove(&self, hash: &KeyHash) {
         let (shard, set) = self.place(hash);
         let mut shard = shard.lock().expect("no panic happens under this lock");
         for way in shard.sets.get_mut(set).into_iter().flatten() {
@@ -83,7 +83,7 @@ impl RecentEvents {
         }
     }
 
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         for shard in &self.shards {
             *shard.lock().expect("no panic happens under this lock") = Shard::default();
         }
@@ -106,9 +106,14 @@ mod tests {
         KeyHash::of(b"test", [&n.to_be_bytes()[..]])
     }
 
-    fn recent(seq: usize) -> Recent {
-        let known = Known { id: EventId(Uuid::nil()), status: Status::Ignored, result: None };
-        Recent { seq: seq as i64, body_hash: key(seq), known, review: None }
+    fn recent(n: usize) -> Recent {
+        let id = EventId(Uuid::from_u128(n as u128));
+        let known = Known { id, status: Status::Ignored, result: None };
+        Recent { body_hash: key(n), known, review: None }
+    }
+
+    fn number(recent: &Recent) -> usize {
+        recent.known.id.0.as_u128() as usize
     }
 
     #[test]
@@ -116,7 +121,8 @@ mod tests {
         let events = RecentEvents::new();
         for n in 0..RECENT_MAX * 2 {
             events.put(key(n), recent(n));
-            assert_eq!(events.get(&key(0)).expect("asked for all the time").seq, 0);
+            let asked = events.get(&key(0)).expect("asked for all the time");
+            assert_eq!(number(&asked), 0);
         }
         let kept = (0..RECENT_MAX * 2).filter(|n| events.get(&key(*n)).is_some()).count();
         assert!(kept <= RECENT_MAX);
@@ -128,7 +134,7 @@ mod tests {
     #[test]
     fn a_key_stands_once_and_the_last_word_counts() {
         let events = RecentEvents::new();
-        (0..WAYS * 2).for_each(|seq| events.put(key(1), recent(seq)));
-        assert_eq!(events.get(&key(1)).map(|recent| recent.seq), Some(WAYS as i64 * 2 - 1));
+        (0..WAYS * 2).for_each(|n| events.put(key(1), recent(n)));
+        assert_eq!(events.get(&key(1)).as_ref().map(number), Some(WAYS * 2 - 1));
     }
 }

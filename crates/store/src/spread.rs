@@ -7,11 +7,11 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use hapax_core::KeyHash;
 
 /// A map whose keys are hashes already.
-pub(super) type KeyMap<V> = HashMap<KeyHash, V, Spread>;
+pub(crate) type KeyMap<V> = HashMap<KeyHash, V, Spread>;
 
 /// The dice of one map.
 #[derive(Debug, Clone)]
-pub(super) struct Spread {
+pub(crate) struct Spread {
     seeds: [u64; 2],
 }
 
@@ -32,7 +32,7 @@ impl BuildHasher for Spread {
 
 /// Multiplies the halves of a key, each mixed with a seed, and folds the product.
 #[derive(Debug)]
-pub(super) struct Folded {
+pub(crate) struct Folded {
     seeds: [u64; 2],
     folded: u64,
 }

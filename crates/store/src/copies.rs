@@ -1,0 +1,106 @@
+//! Copies of known events, on their way to disk: counted at once, written behind within a second.
+//! A crash may lose what waits here; nothing else depends on it. How they are written is the
+//! business of each store.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hash, RandomState};
+use std::net::IpAddr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hapax_core::Timestamp;
+use hapax_core::store::Via;
+use uuid::Uuid;
+
+use crate::limits::{COPIES_IN_FULL, COPIES_WAITING_MAX};
+
+/// Locks, so that connections on different threads seldom meet.
+const SHARDS: usize = 16;
+
+/// The copies that came since the last flush, by whatever names an event in that store.
+#[derive(Debug)]
+pub(crate) struct Copies<K> {
+    shards: [Mutex<HashMap<K, Waiting>>; SHARDS],
+    dice: RandomState,
+    events: AtomicUsize,
+}
+
+/// Copies of one event.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    /// How many.
+    pub(crate) count: u64,
+    /// The newest few, in no order.
+    pub(crate) newest: Vec<Sighting>,
+    next: usize,
+}
+
+/// What is kept of a copy: how it came, without its headers.
+#[derive(Debug)]
+pub(crate) struct Sighting {
+    pub(crate) received_at: Timestamp,
+    pub(crate) request_id: Uuid,
+    pub(crate) remote: Option<IpAddr>,
+    pub(crate) secret: usize,
+    pub(crate) signed_at: Option<Timestamp>,
+}
+
+impl From<&Via> for Sighting {
+    fn from(via: &Via) -> Self {
+        Self {
+            received_at: via.received_at,
+            request_id: via.request_id,
+            remote: via.remote,
+            secret: via.secret,
+            signed_at: via.signed_at,
+        }
+    }
+}
+
+impl Waiting {
+    /// When the newest of them came.
+    pub(crate) fn last_at(&self) -> Timestamp {
+        let times = self.newest.iter().map(|copy| copy.received_at);
+        times.max().unwrap_or(Timestamp::UNIX_EPOCH)
+    }
+}
+
+impl<K: Copy + Eq + Ord + Hash> Copies<K> {
+    pub(crate) fn new() -> Self {
+        Self {
+            shards: std::array::from_fn(|_| Mutex::default()),
+            dice: RandomState::new(),
+            events: AtomicUsize::new(0),
+        }
+    }
+
+    /// Counts a copy of this event. True when so much waits that it should be flushed now.
+    pub(crate) fn note(&self, event: K, via: &Via) -> bool {
+        let place = self.dice.hash_one(event) as usize % SHARDS;
+        let mut shard = self.shards[place].lock().expect("no panic happens under this lock");
+        let waiting = shard.entry(event).or_insert_with(|| {
+            self.events.fetch_add(1, Ordering::Relaxed);
+            Waiting::default()
+        });
+        waiting.count += 1;
+        if waiting.newest.len() < COPIES_IN_FULL {
+            waiting.newest.push(via.into());
+        } else {
+            waiting.newest[waiting.next] = via.into();
+            waiting.next = (waiting.next + 1) % COPIES_IN_FULL;
+        }
+        self.events.load(Ordering::Relaxed) >= COPIES_WAITING_MAX
+    }
+
+    /// Takes everything that waits, in the order of the events.
+    pub(crate) fn take(&self) -> Vec<(K, Waiting)> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let mut shard = shard.lock().expect("no panic happens under this lock");
+            self.events.fetch_sub(shard.len(), Ordering::Relaxed);
+            all.extend(shard.drain());
+        }
+        all.sort_unstable_by_key(|(event, _)| *event);
+        all
+    }
+}

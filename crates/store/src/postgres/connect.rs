@@ -1,0 +1,580 @@
+//! Connections: the URL with its TLS, the pools and what each is for, and the look at a server before
+//! anything is entrusted to it. What is sent over a connection is the business of other files; that
+//! no connection with a cut-off statement is ever lent again is the business of this one.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use deadpool_postgres::{
+    Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime,
+    Timeouts,
+};
+use hapax_core::store::StoreError;
+use tokio_postgres::config::SslMode;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Config, NoTls, Row};
+use tokio_postgres_rustls::MakeRustlsConnect;
+use uuid::Uuid;
+
+use super::tls;
+
+/// The oldest server that is accepted.
+const VERSION_MIN: i32 = 150_000;
+
+/// How long a connection may take to come up.
+const CONNECT_MAX: Duration = Duration::from_secs(3);
+
+/// How long one waits for a connection that others use.
+const LEND_MAX: Duration = Duration::from_secs(5);
+
+/// How long a statement of ours may take on the server: all of them are short, and this lies well
+/// below the shortest lease.
+const STATEMENT_MAX: Duration = Duration::from_secs(10);
+
+/// How long it may wait for a lock.
+const LOCK_MAX: Duration = Duration::from_secs(5);
+
+/// How much longer than the server we wait for its answer before the connection is given up.
+const ANSWER_GRACE: Duration = Duration::from_secs(2);
+
+/// How often a statement is tried that lost a deadlock or a serialization race.
+const TRIES: u32 = 5;
+
+/// Why a database could not be opened. None of these holds a password.
+#[derive(Debug, thiserror::Error)]
+pub enum PgOpenError {
+    /// The URL cannot be read.
+    #[error("database_url: {0}")]
+    Url(String),
+    /// Nothing answers there, or it lets us not in.
+    #[error("cannot connect to PostgreSQL: {0}")]
+    Connect(String),
+    /// It answers, and cannot keep what we promise.
+    #[error("this PostgreSQL cannot be used: {0}")]
+    Unfit(String),
+    /// The tables are not as this version needs them.
+    #[error("migrating the database: {0}")]
+    Migrate(String),
+}
+
+/// How many connections each kind of work may use. One more watches over the database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolSizes {
+    /// Writers of arriving events: each commits for all who wait.
+    pub ingest: usize,
+    /// Claims, settling, renewals.
+    pub work: usize,
+    /// Transactions of SQL handlers.
+    pub handlers: usize,
+    /// What people look at, retention, and our own housekeeping.
+    pub admin: usize,
+}
+
+impl Default for PoolSizes {
+    fn default() -> Self {
+        Self { ingest: 2, work: 4, handlers: 4, admin: 3 }
+    }
+}
+
+/// The connections of one node.
+#[derive(Debug)]
+pub(super) struct Pools {
+    pub(super) ingest: Lender,
+    pub(super) work: Lender,
+    pub(super) handlers: Lender,
+    pub(super) admin: Lender,
+    /// For the epoch alone: however busy the others are, the node knows whether the database lives.
+    pub(super) watch: Lender,
+}
+
+impl Pools {
+    pub(super) fn new(target: &Target, sizes: PoolSizes) -> Result<Self, PgOpenError> {
+        Ok(Self {
+            ingest: Lender::new(target, "hapax-ingest", sizes.ingest)?,
+            work: Lender::new(target, "hapax-work", sizes.work)?,
+            handlers: Lender::new(target, "hapax-handlers", sizes.handlers)?,
+            admin: Lender::new(target, "hapax-admin", sizes.admin)?,
+            watch: Lender::new(target, "hapax-watch", 1)?,
+        })
+    }
+
+    pub(super) fn close(&self) {
+        for lender in [&self.ingest, &self.work, &self.handlers, &self.admin, &self.watch] {
+            lender.pool.close();
+        }
+    }
+}
+
+/// One pool.
+#[derive(Debug)]
+pub(super) struct Lender {
+    pool: Pool,
+}
+
+impl Lender {
+    fn new(target: &Target, name: &str, size: usize) -> Result<Self, PgOpenError> {
+        let mut config = target.config.clone();
+        config.application_name(name);
+        let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+        let manager = match &target.tls {
+            None => Manager::from_config(config, NoTls, manager_config),
+            Some(tls) => Manager::from_config(config, tls.clone(), manager_config),
+        };
+        let pool = Pool::builder(manager)
+            .max_size(size.max(1))
+            .runtime(Runtime::Tokio1)
+            .timeouts(Timeouts {
+                wait: Some(LEND_MAX),
+                create: Some(CONNECT_MAX),
+                recycle: Some(CONNECT_MAX),
+            })
+            .post_create(Hook::async_fn(|client, _| {
+                Box::pin(async move {
+                    let ready = client.simple_query(&session()).await;
+                    ready.map(drop).map_err(HookError::Backend)
+                })
+            }))
+            .build()
+            .map_err(|error| PgOpenError::Connect(error.to_string()))?;
+        Ok(Self { pool })
+    }
+
+    /// A connection that nobody else uses. The transaction state is idle: nobody gives one back
+    /// with a transaction open, see [`Lent`].
+    pub(super) async fn lend(&self) -> Result<Lent, PgError> {
+        let client = self.pool.get().await?;
+        Ok(Lent { client: Some(client), busy: false })
+    }
+}
+
+/// What every session of ours begins with. At least `synchronous_commit = on`; a server that asks
+/// for more keeps it. The isolation is the one our functions are written for, whatever the default.
+pub(super) fn session() -> String {
+    format!(
+        "SET statement_timeout = {}; SET lock_timeout = {}; \
+         SET idle_in_transaction_session_timeout = {}; \
+         SET default_transaction_isolation = 'read committed'; SET jit = off; \
+         SET client_min_messages = warning; \
+         SELECT set_config('synchronous_commit', 'on', false) \
+         WHERE current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')",
+        STATEMENT_MAX.as_millis(),
+        LOCK_MAX.as_millis(),
+        STATEMENT_MAX.as_millis(),
+    )
+}
+
+/// A connection on loan. It goes back when this is dropped, unless a statement on it was cut off: then
+/// it is closed, because nobody can tell what its next answer belongs to, or what it left open.
+#[derive(Debug)]
+pub(super) struct Lent {
+    client: Option<Object>,
+    busy: bool,
+}
+
+impl Lent {
+    /// Runs one statement and reads its rows. Prepared once per connection.
+    pub(super) async fn query(
+        &mut self,
+        sql: &str,
+        values: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, PgError> {
+        self.busy = true;
+        let client = self.client.as_ref().ok_or(PgError::Gone)?;
+        let answer = tokio::time::timeout(STATEMENT_MAX + ANSWER_GRACE, async {
+            let statement = client.prepare_cached(sql).await?;
+            client.query(&statement, values).await
+        });
+        let rows = answer.await.map_err(|_| PgError::Silent)?;
+        self.busy = rows.as_ref().is_err_and(spoils);
+        Ok(rows?)
+    }
+
+    /// Runs one statement for what it does; the number of rows it touched.
+    pub(super) async fn execute(
+        &mut self,
+        sql: &str,
+        values: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, PgError> {
+        self.busy = true;
+        let client = self.client.as_ref().ok_or(PgError::Gone)?;
+        let answer = tokio::time::timeout(STATEMENT_MAX + ANSWER_GRACE, async {
+            let statement = client.prepare_cached(sql).await?;
+            client.execute(&statement, values).await
+        });
+        let touched = answer.await.map_err(|_| PgError::Silent)?;
+        self.busy = touched.as_ref().is_err_and(spoils);
+        Ok(touched?)
+    }
+
+    /// Sends SQL without parameters, all of it in one message: several statements are one
+    /// transaction. No deadline but the server's.
+    pub(super) async fn batch(&mut self, sql: &str) -> Result<(), PgError> {
+        self.busy = true;
+        let client = self.client.as_ref().ok_or(PgError::Gone)?;
+        let done = client.batch_execute(sql).await;
+        self.busy = done.as_ref().is_err_and(spoils);
+        Ok(done?)
+    }
+
+    /// The connection itself, for a transaction that stays open between calls. Whoever takes it says
+    /// [`Lent::clean`] once nothing is open any more; otherwise it is closed.
+    pub(super) fn raw(&mut self) -> Result<&mut Object, PgError> {
+        self.busy = true;
+        self.client.as_mut().ok_or(PgError::Gone)
+    }
+
+    /// It is not to be lent again: whoever answers there is not whom we want.
+    pub(super) fn spoil(mut self) {
+        self.busy = true;
+    }
+
+    /// Nothing is open on it.
+    pub(super) fn clean(&mut self) {
+        self.busy = false;
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some(client) = self.client.take()
+            && self.busy
+        {
+            drop(Object::take(client));
+        }
+    }
+}
+
+/// Whether a connection is of no use after this error. One of the statement itself leaves it as clean
+/// as success does; but a server that was demoted, or is going down, stays what it is, and behind the
+/// same address there may be another one by now.
+fn spoils(error: &tokio_postgres::Error) -> bool {
+    match error.code() {
+        None => true,
+        Some(code) => {
+            *code == SqlState::READ_ONLY_SQL_TRANSACTION
+                || code.code().starts_with("08")
+                || code.code().starts_with("57P")
+        }
+    }
+}
+
+/// Why a statement did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PgError {
+    #[error("{}", told(.0))]
+    Sql(#[from] tokio_postgres::Error),
+    #[error("no connection: {0}")]
+    Pool(String),
+    #[error("the server does not answer")]
+    Silent,
+    #[error("the connection is gone")]
+    Gone,
+    #[error("closed")]
+    Closed,
+}
+
+impl From<PoolError> for PgError {
+    fn from(error: PoolError) -> Self {
+        match error {
+            PoolError::Backend(error) => Self::Sql(error),
+            PoolError::Closed => Self::Closed,
+            PoolError::Timeout(_) => Self::Pool("all are busy or the server is slow".to_owned()),
+            PoolError::PostCreateHook(HookError::Backend(error)) => Self::Sql(error),
+            other => Self::Pool(other.to_string()),
+        }
+    }
+}
+
+impl PgError {
+    /// What the server said, if it said something.
+    pub(super) fn code(&self) -> Option<&SqlState> {
+        match self {
+            Self::Sql(error) => error.code(),
+            Self::Pool(_) | Self::Silent | Self::Gone | Self::Closed => None,
+        }
+    }
+
+    /// Whether the statement did nothing and may do better at once.
+    pub(super) fn is_race(&self) -> bool {
+        self.code().is_some_and(|code| {
+            *code == SqlState::T_R_SERIALIZATION_FAILURE || *code == SqlState::T_R_DEADLOCK_DETECTED
+        })
+    }
+
+    /// Whether the server itself was in trouble, rather than with what was in the statement.
+    pub(super) fn is_outage(&self) -> bool {
+        match self.code().map(SqlState::code) {
+            None => true,
+            Some(code) => {
+                ["08", "25", "40", "53", "55", "57", "58", "XX"].iter().any(|c| code.starts_with(c))
+            }
+        }
+    }
+}
+
+impl From<PgError> for StoreError {
+    fn from(error: PgError) -> Self {
+        match error {
+            PgError::Closed => Self::Closed,
+            other => Self::Unavailable(other.to_string().into()),
+        }
+    }
+}
+
+/// An error in a few words. The server's own message may quote a value, so only where it cannot: of
+/// the classes that speak of the server's state.
+fn told(error: &tokio_postgres::Error) -> String {
+    match error.as_db_error() {
+        Some(db) => {
+            let state = ["08", "25", "40", "53", "55", "57", "58", "28", "3D"];
+            let code = db.code().code();
+            if state.iter().any(|class| code.starts_with(class)) {
+                format!("{} ({code})", db.message())
+            } else {
+                format!("refused by the database ({code})")
+            }
+        }
+        None => {
+            let mut words = error.to_string();
+            let mut cause = std::error::Error::source(error);
+            while let Some(inner) = cause {
+                let inner_words = inner.to_string();
+                if !words.contains(&inner_words) {
+                    words = format!("{words}: {inner_words}");
+                }
+                cause = inner.source();
+            }
+            words
+        }
+    }
+}
+
+/// Repeats an atomic act that lost a race against another node.
+pub(super) async fn retried<T, F>(mut act: impl FnMut() -> F) -> Result<T, PgError>
+where
+    F: Future<Output = Result<T, PgError>>,
+{
+    for turn in 1..TRIES {
+        match act().await {
+            Err(error) if error.is_race() => {
+                let dice = u64::from(Uuid::now_v7().as_bytes()[15] % 16);
+                tokio::time::sleep(Duration::from_millis(u64::from(turn) * (2 + dice))).await;
+            }
+            answer => return answer,
+        }
+    }
+    act().await
+}
+
+/// Where the database is, and how the way there is protected.
+#[derive(Clone)]
+pub(super) struct Target {
+    config: Config,
+    tls: Option<MakeRustlsConnect>,
+}
+
+impl Target {
+    /// Reads a URL or a `key=value` string. `sslmode` may also be `verify-ca` or `verify-full`, and
+    /// `sslrootcert` names a file of trusted certificates: the driver knows neither.
+    pub(super) fn parse(url: &str) -> Result<Self, PgOpenError> {
+        let (plain, mode, roots) = without_tls(url)?;
+        let mut config: Config = plain.parse().map_err(|error: tokio_postgres::Error| {
+            let cause = std::error::Error::source(&error);
+            PgOpenError::Url(cause.map_or_else(|| error.to_string(), ToString::to_string))
+        })?;
+        if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
+            return Err(PgOpenError::Url("names no host".to_owned()));
+        }
+        config.ssl_mode(match mode {
+            tls::Mode::Disable => SslMode::Disable,
+            tls::Mode::Prefer => SslMode::Prefer,
+            tls::Mode::Require | tls::Mode::VerifyCa | tls::Mode::VerifyFull => SslMode::Require,
+        });
+        if config.get_connect_timeout().is_none() {
+            config.connect_timeout(CONNECT_MAX);
+        }
+        // A peer that vanished without a word is noticed before a lease runs out.
+        config.keepalives(true);
+        config.keepalives_idle(Duration::from_secs(5));
+        config.keepalives_interval(Duration::from_secs(2));
+        config.keepalives_retries(3);
+        if config.get_tcp_user_timeout().is_none() {
+            config.tcp_user_timeout(STATEMENT_MAX + ANSWER_GRACE);
+        }
+        let tls = tls::client(mode, roots.as_deref()).map_err(PgOpenError::Url)?;
+        Ok(Self { config, tls: tls.map(MakeRustlsConnect::new) })
+    }
+
+    /// Makes sure that this server can keep what we promise.
+    pub(super) async fn look(&self) -> Result<(), PgOpenError> {
+        let first = Lender::new(self, "hapax-start", 1)?;
+        let second = Lender::new(self, "hapax-start", 1)?;
+        let mut lent = first.lend().await.map_err(|error| unreachable_server(&error))?;
+        let row = lent
+            .raw()
+            .map_err(|error| unreachable_server(&error))?
+            .simple_query(
+                "SELECT current_setting('server_version_num'), pg_is_in_recovery(), \
+                 current_setting('fsync'), current_setting('server_encoding'), \
+                 current_setting('transaction_read_only')",
+            )
+            .await
+            .map_err(|error| PgOpenError::Connect(told(&error)))?;
+        let said = row.iter().find_map(|message| match message {
+            tokio_postgres::SimpleQueryMessage::Row(row) => {
+                Some((0..5).map(|n| row.get(n).unwrap_or("").to_owned()).collect::<Vec<_>>())
+            }
+            _ => None,
+        });
+        let Some(said) = said else {
+            return Err(PgOpenError::Connect("the server says nothing of itself".to_owned()));
+        };
+        let unfit = |why: String| Err(PgOpenError::Unfit(why));
+        if said[0].parse::<i32>().unwrap_or(0) < VERSION_MIN {
+            return unfit(format!(
+                "it is of version {}; 15 is the oldest that works",
+                said[0].parse::<i32>().unwrap_or(0) / 10_000
+            ));
+        }
+        if said[1] != "f" {
+            return unfit("it is a standby (in recovery); connect to the primary".to_owned());
+        }
+        if said[2] != "on" {
+            return unfit(
+                "fsync is off, so what it acknowledges may be lost; set fsync = on".to_owned(),
+            );
+        }
+        if said[3] != "UTF8" {
+            return unfit(format!("the database's encoding is {}; it must be UTF8", said[3]));
+        }
+        if said[4] != "off" {
+            return unfit("it takes no writes (default_transaction_read_only)".to_owned());
+        }
+        probe_sessions(lent, &second).await
+    }
+}
+
+/// A pooler that hands a session's statements to changing servers would lose our settings, our
+/// prepared statements and our locks. One session sets something, another keeps a server busy with
+/// a transaction, and the first asks for what it set: behind such a pooler it now speaks with
+/// another server, or waits for one.
+async fn probe_sessions(mut first: Lent, second: &Lender) -> Result<(), PgOpenError> {
+    let pooled = || {
+        PgOpenError::Unfit(
+            "a pooler in transaction or statement mode (PgBouncer?) stands in front of it; \
+             connect to the server directly, or to a pool with pool_mode = session"
+                .to_owned(),
+        )
+    };
+    let token = Uuid::now_v7().to_string();
+    let client = first.raw().map_err(|error| unreachable_server(&error))?;
+    let set = format!("SELECT set_config('hapax.probe', '{token}', false)");
+    client.simple_query(&set).await.map_err(|error| PgOpenError::Connect(told(&error)))?;
+    // In session mode a pooler may have but one server for us: then this waits, and proves nothing.
+    let Ok(Ok(mut other)) = tokio::time::timeout(CONNECT_MAX, second.lend()).await else {
+        return Err(pooled());
+    };
+    let began = other.raw().map_err(|error| unreachable_server(&error))?.batch_execute("BEGIN");
+    match tokio::time::timeout(CONNECT_MAX, began).await {
+        Ok(Ok(())) => {}
+        Ok(Err(_)) | Err(_) => return Err(pooled()),
+    }
+    let asked = client.simple_query("SELECT current_setting('hapax.probe', true)");
+    let answer = tokio::time::timeout(CONNECT_MAX, asked).await;
+    let same = matches!(answer, Ok(Ok(messages)) if messages.iter().any(|message| {
+        matches!(message, tokio_postgres::SimpleQueryMessage::Row(row)
+            if row.get(0) == Some(token.as_str()))
+    }));
+    // Both connections were used by hand: they are closed, and the transaction with them.
+    if same { Ok(()) } else { Err(pooled()) }
+}
+
+fn unreachable_server(error: &PgError) -> PgOpenError {
+    PgOpenError::Connect(error.to_string())
+}
+
+/// Takes what says something of TLS out of a URL or a `key=value` string.
+fn without_tls(url: &str) -> Result<(String, tls::Mode, Option<PathBuf>), PgOpenError> {
+    let is_url = url.starts_with("postgres://") || url.starts_with("postgresql://");
+    let (head, settings, between) = if is_url {
+        let (head, query) = url.split_once('?').unwrap_or((url, ""));
+        (head.to_owned(), query.split('&').collect::<Vec<_>>(), "&")
+    } else {
+        (String::new(), url.split_whitespace().collect(), " ")
+    };
+    let (mut mode, mut roots) = (tls::Mode::Prefer, None);
+    let mut rest = Vec::new();
+    for setting in settings.into_iter().filter(|setting| !setting.is_empty()) {
+        let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
+        let value = decoded(value.trim_matches('\''));
+        match name {
+            "sslmode" => {
+                mode = tls::Mode::from_word(&value).ok_or_else(|| {
+                    PgOpenError::Url(format!(
+                        "sslmode = {value:?} is not one of disable, prefer, require, verify-ca, \
+                         verify-full"
+                    ))
+                })?;
+            }
+            "sslrootcert" => roots = Some(PathBuf::from(value)),
+            _ => rest.push(setting),
+        }
+    }
+    let plain = match (is_url, rest.is_empty()) {
+        (true, true) => head,
+        (true, false) => format!("{head}?{}", rest.join(between)),
+        (false, _) => rest.join(between),
+    };
+    Ok((plain, mode, roots))
+}
+
+/// Percent escapes undone; anything that is none stays as it is.
+fn decoded(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let escaped = (bytes[at] == b'%')
+            .then(|| text.get(at + 1..at + 3))
+            .flatten()
+            .and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        out.push(escaped.unwrap_or(bytes[at]));
+        at += if escaped.is_some() { 3 } else { 1 };
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_url_says_of_tls_is_taken_out_and_the_rest_stays() {
+        // A setting that the driver does not know would make it refuse the whole URL.
+        let check = |url: &str, plain: &str, mode: tls::Mode, roots: Option<&str>| {
+            let (got, got_mode, got_roots) = without_tls(url).expect("reads");
+            let roots = roots.map(PathBuf::from);
+            assert_eq!((got.as_str(), got_mode, got_roots), (plain, mode, roots), "{url}");
+        };
+        check("postgres://u:p@h/db", "postgres://u:p@h/db", tls::Mode::Prefer, None);
+        check(
+            "postgres://h/db?sslmode=verify-full&connect_timeout=3&sslrootcert=%2Fca%20x.pem",
+            "postgres://h/db?connect_timeout=3",
+            tls::Mode::VerifyFull,
+            Some("/ca x.pem"),
+        );
+        check("host=h dbname=db sslmode=require", "host=h dbname=db", tls::Mode::Require, None);
+        assert!(without_tls("postgres://h/db?sslmode=strict").is_err());
+    }
+
+    #[test]
+    fn a_url_that_cannot_be_read_is_refused_without_its_password() {
+        // An error goes to a log, and the URL holds a password.
+        for url in ["postgres://u:hunter2@/", "postgres://u:hunter2@h:no/db", "hunter2", ""] {
+            let error = Target::parse(url).err().map(|error| error.to_string());
+            let error = error.unwrap_or_else(|| panic!("{url} was accepted"));
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Which database this is, as far as memory may be believed: its system identifier, its timeline,
+//! and a counter that is raised after a restore. What was learnt in one epoch says nothing in
+//! another: a standby that was promoted may never have heard of it.
+//!
+//! A task asks a few times a second; what it last heard counts for one second and no longer.
+
+use std::sync::RwLock;
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::connect::{Lent, PgError};
+
+/// How often the database is asked.
+const ASK_EVERY: Duration = Duration::from_millis(250);
+
+/// How long an answer counts.
+const COUNTS_FOR: Duration = Duration::from_secs(1);
+
+/// An epoch of the database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Epoch {
+    system: i64,
+    timeline: String,
+    counter: i64,
+}
+
+/// What was last heard.
+#[derive(Debug, Default)]
+pub(super) struct EpochWatch(RwLock<Option<Heard>>);
+
+#[derive(Debug, Clone)]
+struct Heard {
+    epoch: Epoch,
+    /// When the question was sent: the answer is at least as old.
+    at: Instant,
+}
+
+impl EpochWatch {
+    /// The epoch, if it was confirmed on a primary within the last second.
+    pub(super) fn confirmed(&self) -> Option<Epoch> {
+        let heard = self.0.read().expect("no panic happens under this lock");
+        heard
+            .as_ref()
+            .filter(|heard| heard.at.elapsed() < COUNTS_FOR)
+            .map(|heard| heard.epoch.clone())
+    }
+
+    /// Does `put` if the epoch is still this one; nobody changes it meanwhile.
+    pub(super) fn within(&self, epoch: Option<&Epoch>, put: impl FnOnce()) {
+        let heard = self.0.read().expect("no panic happens under this lock");
+        if epoch.is_some() && heard.as_ref().map(|heard| &heard.epoch) == epoch {
+            put();
+        }
+    }
+
+    /// Records an answer. Where the epoch is another than before, `forget` is called before anybody
+    /// can learn of it.
+    fn hear(&self, epoch: Epoch, at: Instant, forget: impl FnOnce()) {
+        let mut heard = self.0.write().expect("no panic happens under this lock");
+        if heard.as_ref().is_some_and(|heard| heard.epoch != epoch) {
+            tracing::warn!(
+                "the database is in another epoch: a restore or a failover; memory is dropped"
+            );
+            forget();
+        }
+        *heard = Some(Heard { epoch, at });
+    }
+}
+
+/// Asks once, and tells the store's health what came of it.
+pub(super) async fn ask(shared: &Shared) -> Result<(), PgError> {
+    let asked = async {
+        let mut lent = shared.pools.watch.lend().await?;
+        let at = Instant::now();
+        let epoch = read(&mut lent).await?;
+        if epoch.is_none() {
+            lent.spoil();
+        }
+        Ok::<_, PgError>((epoch, at))
+    };
+    match asked.await {
+        Ok((Some(epoch), at)) => {
+            shared.epoch.hear(epoch, at, || shared.forget_all());
+            shared.health.works();
+            Ok(())
+        }
+        Ok((None, _)) => {
+            shared.health.fails("the database is a standby or read-only, and takes no writes");
+            Err(PgError::Pool("the database takes no writes".to_owned()))
+        }
+        Err(error) => {
+            shared.health.fails(&error.to_string());
+            Err(error)
+        }
+    }
+}
+
+/// Asks until the store is closed.
+pub(super) async fn watch(shared: std::sync::Arc<Shared>) {
+    let mut turn = tokio::time::interval(ASK_EVERY);
+    turn.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = shared.closing.cancelled() => return,
+            _ = turn.tick() => {}
+        }
+        if let Err(error) = ask(&shared).await {
+            tracing::debug!("asking for the epoch: {error}");
+        }
+    }
+}
+
+/// The epoch of a primary that takes writes; none from any other.
+async fn read(lent: &mut Lent) -> Result<Option<Epoch>, PgError> {
+    let rows = lent
+        .query(
+            "SELECT system_identifier,
+                    CASE WHEN pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean
+                         THEN NULL
+                         ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END,
+                    (SELECT counter FROM hapax.epoch)
+             FROM pg_control_system()",
+            &[],
+        )
+        .await?;
+    Ok(rows.first().and_then(|row| {
+        let timeline: Option<String> = row.get(1);
+        Some(Epoch { system: row.get(0), timeline: timeline?, counter: row.get(2) })
+    }))
+}

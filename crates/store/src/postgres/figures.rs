@@ -1,0 +1,155 @@
+//! What figures and alerts are made of: how far behind each handler is, and a sample of what came
+//! lately. Only indexes are read where there may be much.
+
+use hapax_core::job::HandlerName;
+use hapax_core::limits::LANE_COUNT_MAX;
+use hapax_core::store::{HandlerRef, LaneState, Sample, SampleAsk, SampledEvent, StoreError};
+use hapax_core::{SourceName, Timestamp};
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use super::Shared;
+use super::connect::{Lent, PgError};
+use super::reader::{SUMMARY, read, summary};
+use super::row::first_id;
+
+/// Events of a span that are counted one by one; of more than these the number is an estimate, and
+/// the sample spread over the time instead of over the events.
+const COUNT_MAX: i64 = 500_000;
+
+/// How far behind each handler is.
+pub(super) async fn lanes(shared: &Shared) -> Result<Vec<LaneState>, StoreError> {
+    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let most = LANE_COUNT_MAX as i64;
+    let rows = lent.query(include_str!("sql/lanes.sql"), &[&most]).await.map_err(read)?;
+    let count = |row: &Row, column| row.get::<_, i64>(column).unsigned_abs();
+    let told = rows.iter().map(|row| LaneState {
+        handler: HandlerRef {
+            source: SourceName::new(row.get::<_, &str>(0)),
+            handler: HandlerName::new(row.get::<_, &str>(1)),
+        },
+        oldest_due: row.get(2),
+        ready: count(row, 3),
+        leased: count(row, 4),
+        held: count(row, 5),
+        parked: count(row, 6),
+        review: count(row, 7),
+        dead: count(row, 8),
+    });
+    Ok(told.filter(|lane| lane.open() + lane.review + lane.dead > 0).collect())
+}
+
+/// Events of the span, all or evenly spread.
+pub(super) async fn sample(shared: &Shared, ask: SampleAsk) -> Result<Sample, StoreError> {
+    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    sampled(&mut lent, ask).await.map_err(read)
+}
+
+async fn sampled(lent: &mut Lent, ask: SampleAsk) -> Result<Sample, PgError> {
+    let limit = i64::try_from(ask.limit.max(1)).unwrap_or(i64::MAX);
+    let (from, most) = (first_id(ask.since), COUNT_MAX);
+    // The id begins with the time: a span is a range of the index, and the column has the last word
+    // in its first millisecond.
+    let counted = lent
+        .query(
+            "WITH w AS (SELECT id FROM hapax.event e \
+             WHERE e.pruned IS NULL AND e.id >= $1 AND (e.id >= $2 OR e.received_at >= $3) \
+             ORDER BY e.id DESC LIMIT $4) \
+             SELECT count(*), (SELECT id FROM w ORDER BY id LIMIT 1), \
+             (SELECT id FROM w ORDER BY id DESC LIMIT 1) FROM w",
+            &[&from, &next_millisecond(from), &ask.since, &most],
+        )
+        .await?;
+    let Some(row) = counted.first() else { return Ok(Sample { total: 0, events: Vec::new() }) };
+    let total: i64 = row.get(0);
+    let (Some(oldest), Some(newest)) =
+        (row.get::<_, Option<Uuid>>(1), row.get::<_, Option<Uuid>>(2))
+    else {
+        return Ok(Sample { total: 0, events: Vec::new() });
+    };
+    let (total, ids) = if total < COUNT_MAX {
+        let step = (total - 1) / limit + 1;
+        (total, every(lent, oldest, newest, step).await?)
+    } else {
+        let covered = (millis(newest) - millis(oldest)).max(1);
+        let span = (millis(newest) - ask.since.as_millisecond()).max(covered);
+        let estimate = (total as f64 * span as f64 / covered as f64) as i64;
+        (estimate, over_time(lent, from, newest, limit).await?)
+    };
+    let rows = lent
+        .query(
+            &format!("{SUMMARY} WHERE e.id = ANY ($1) AND e.pruned IS NULL ORDER BY e.id DESC"),
+            &[&ids],
+        )
+        .await?;
+    let others = lent
+        .query(
+            "SELECT event, received_at FROM hapax.arrival WHERE event = ANY ($1) \
+             ORDER BY event, received_at, request_id",
+            &[&ids],
+        )
+        .await?;
+    let events: Vec<_> = rows
+        .iter()
+        .map(|row| {
+            let summary = summary(row);
+            let of_event = others.iter().filter(|row| row.get::<_, Uuid>(0) == summary.id.0);
+            let times = of_event.map(|row| row.get::<_, Timestamp>(1));
+            let arrived_at = std::iter::once(summary.received_at).chain(times).collect();
+            SampledEvent { summary, arrived_at }
+        })
+        .collect();
+    Ok(Sample { total: total.unsigned_abs().max(events.len() as u64), events })
+}
+
+/// Each `step`-th event from the newest on.
+async fn every(
+    lent: &mut Lent,
+    oldest: Uuid,
+    newest: Uuid,
+    step: i64,
+) -> Result<Vec<Uuid>, PgError> {
+    let rows = lent
+        .query(
+            "SELECT w.id FROM (SELECT id, row_number() OVER (ORDER BY id DESC) AS n \
+             FROM hapax.event WHERE pruned IS NULL AND id >= $1 AND id <= $2) w \
+             WHERE (w.n - 1) % $3 = 0",
+            &[&oldest, &newest, &step],
+        )
+        .await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+/// The events at `limit` moments that lie evenly in the span.
+async fn over_time(
+    lent: &mut Lent,
+    from: Uuid,
+    newest: Uuid,
+    limit: i64,
+) -> Result<Vec<Uuid>, PgError> {
+    let (first, last) = (millis(from), millis(newest));
+    let moments: Vec<Uuid> = (0..limit)
+        .map(|n| {
+            let at = last - (last - first) * n / limit;
+            Uuid::from_u128(((at as u128 + 1) << 80) - 1)
+        })
+        .collect();
+    let rows = lent
+        .query(
+            "SELECT DISTINCT e.id FROM unnest($1::uuid[]) AS m (moment), LATERAL ( \
+             SELECT id FROM hapax.event WHERE pruned IS NULL AND id <= m.moment AND id >= $2 \
+             ORDER BY id DESC LIMIT 1) e",
+            &[&moments, &from],
+        )
+        .await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+/// The time in an id.
+fn millis(id: Uuid) -> i64 {
+    (id.as_u128() >> 80) as i64
+}
+
+fn next_millisecond(id: Uuid) -> Uuid {
+    Uuid::from_u128(((id.as_u128() >> 80) + 1) << 80)
+}

@@ -1,0 +1,169 @@
+//! The handlers that this node has announced, with the numbers they have in the database, and where
+//! the next claim of each begins. Kept in memory: the tables are told anew whenever the database is
+//! found to be another one.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::{Duration, Instant};
+
+use hapax_core::Timestamp;
+use hapax_core::order::{Guard, Machine, OrderPolicy, Position};
+use hapax_core::store::{HandlerRef, HandlerSpec};
+
+/// A handler that was announced.
+#[derive(Debug)]
+pub(super) struct Announced {
+    /// Its number in the database.
+    pub(super) number: i32,
+    pub(super) spec: HandlerSpec,
+    turn: Mutex<Turn>,
+}
+
+/// Where the next claim begins: its round over the lanes, its look at parked jobs, and what need not
+/// be looked at again.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Turn {
+    pub(super) lane: Option<i32>,
+    pub(super) look_lane: Option<i32>,
+    pub(super) look_resource: Option<String>,
+    pub(super) known: Known,
+    /// When all was last looked at, and how long that took.
+    all_seen: Option<(Instant, Duration)>,
+}
+
+/// Up to when this node has seen all that was due, lane by lane, and all leases that ended. A hint:
+/// what a slow commit put before it is found when all is looked at again.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Known {
+    lanes: BTreeMap<i32, Timestamp>,
+    pub(super) leases: Option<Timestamp>,
+}
+
+impl Known {
+    pub(super) fn lanes(&self) -> Vec<i32> {
+        self.lanes.keys().copied().collect()
+    }
+
+    pub(super) fn since(&self) -> Vec<Timestamp> {
+        self.lanes.values().copied().collect()
+    }
+
+    /// What a claim has told.
+    pub(super) fn learn(&mut self, lanes: Vec<i32>, until: Vec<Timestamp>, leases: Timestamp) {
+        self.lanes.extend(lanes.into_iter().zip(until));
+        while self.lanes.len() > KNOWN_LANES_MAX {
+            self.lanes.pop_first();
+        }
+        self.leases = Some(leases);
+    }
+}
+
+impl Turn {
+    /// Forgets what is known once it is time to look at all again: the longer that took, the later.
+    pub(super) fn looks_at_all(&mut self) -> bool {
+        let again = self
+            .all_seen
+            .is_none_or(|(at, took)| at.elapsed() > LOOK_AT_ALL.max(took.saturating_mul(20)));
+        if again {
+            self.known = Known::default();
+        }
+        again
+    }
+
+    pub(super) fn looked_at_all(&mut self, began: Instant) {
+        self.all_seen = Some((Instant::now(), began.elapsed()));
+    }
+}
+
+/// How often a node looks at all that may be due, whatever it knows.
+const LOOK_AT_ALL: Duration = Duration::from_secs(1);
+
+/// Lanes of a handler of which it is remembered: as many as one claim goes over.
+const KNOWN_LANES_MAX: usize = 64;
+
+impl Announced {
+    pub(super) fn turn(&self) -> Turn {
+        self.turn.lock().expect("no panic happens under this lock").clone()
+    }
+
+    pub(super) fn next_turn(&self, turn: Turn) {
+        *self.turn.lock().expect("no panic happens under this lock") = turn;
+    }
+}
+
+/// All of this node.
+#[derive(Debug, Default)]
+pub(super) struct Handlers(RwLock<HashMap<HandlerRef, Arc<Announced>>>);
+
+impl Handlers {
+    pub(super) fn get(&self, handler: &HandlerRef) -> Option<Arc<Announced>> {
+        self.0.read().expect("no panic happens under this lock").get(handler).cloned()
+    }
+
+    /// What was announced last.
+    pub(super) fn specs(&self) -> Vec<HandlerSpec> {
+        let known = self.0.read().expect("no panic happens under this lock");
+        known.values().map(|announced| announced.spec.clone()).collect()
+    }
+
+    /// From now on these are the node's handlers; one that it had keeps its turn.
+    pub(super) fn replace(&self, handlers: Vec<(i32, HandlerSpec)>) {
+        let mut known = self.0.write().expect("no panic happens under this lock");
+        let all = handlers.into_iter().map(|(number, spec)| {
+            let turn = known.get(&spec.handler).map(|before| before.turn()).unwrap_or_default();
+            let name = spec.handler.clone();
+            (name, Arc::new(Announced { number, spec, turn: Mutex::new(turn) }))
+        });
+        *known = all.collect();
+    }
+}
+
+/// A handler's policy as the table of handlers has it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct PolicyRow {
+    pub(super) policy: Option<i16>,
+    pub(super) start_at: Option<i64>,
+    /// What a machine says of each step: from, to, verdict.
+    pub(super) steps: (Vec<i64>, Vec<i64>, Vec<i16>),
+}
+
+impl PolicyRow {
+    pub(super) fn of(policy: Option<&OrderPolicy>) -> Self {
+        let plain = |policy, start_at| Self { policy, start_at, steps: Default::default() };
+        match policy {
+            None => plain(None, None),
+            Some(OrderPolicy::Latest) => plain(Some(0), None),
+            Some(OrderPolicy::Sequence { start }) => plain(Some(1), *start),
+            Some(OrderPolicy::Machine(machine)) => {
+                Self { policy: Some(2), start_at: None, steps: steps(policy, machine) }
+            }
+        }
+    }
+}
+
+/// What the machine says of every pair of its states: what is stale is left out, but for the step of
+/// a state to itself, which tells that there is such a state.
+fn steps(policy: Option<&OrderPolicy>, machine: &Machine) -> (Vec<i64>, Vec<i64>, Vec<i16>) {
+    let mut steps = (Vec::new(), Vec::new(), Vec::new());
+    let Some(policy) = policy else { return steps };
+    for from in std::iter::once(None).chain(machine.states().map(Some)) {
+        for to in machine.states() {
+            let says = match policy.decide(from, to) {
+                Guard::Run => 0,
+                Guard::Stale if from == Some(to) => 1,
+                Guard::Stale => continue,
+                Guard::Hold => 2,
+            };
+            steps.0.push(from.map_or(-1, |Position(from)| from));
+            steps.1.push(to.0);
+            steps.2.push(says);
+        }
+    }
+    steps
+}
+
+/// Microseconds, for a column of them: at most ten years, which is as good as never.
+pub(super) fn micros(duration: Duration) -> i64 {
+    const TEN_YEARS: i64 = 10 * 365 * 86_400 * 1_000_000;
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX).min(TEN_YEARS)
+}

@@ -1,0 +1,329 @@
+//! Jobs in PostgreSQL: announced, claimed, settled, each by one call of a function in the database.
+//! The functions decide (`migrations/0003_work.sql`); this file only puts questions and reads answers.
+
+use std::time::Instant;
+
+use hapax_core::job::{Fence, JobId, Retry, idempotency_key};
+use hapax_core::order::{Gaps, OnGap, Position};
+use hapax_core::store::{
+    Claim, ClaimAsk, ClaimedEvent, EventId, HandlerRef, HandlerSpec, NewMessage, Outcome,
+};
+use hapax_core::{EventKey, Tenant, Timestamp};
+use serde_json::{Value, json};
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use super::Shared;
+use super::connect::{PgError, retried};
+use super::handlers::{PolicyRow, micros};
+use super::row;
+use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
+
+/// Where order is decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Guarded {
+    /// In the claim, which leases the resource with the job.
+    ByTheClaim,
+    /// In the work's own transaction, under the lock of the mark.
+    InTheWork,
+}
+
+/// What one claim took, and whose jobs the order guard kept back on the way.
+#[derive(Debug, Default)]
+pub(super) struct Begun {
+    pub(super) taken: Vec<Taken>,
+    pub(super) set_aside: Vec<EventId>,
+}
+
+/// A claim, and what the order guard has to know of it.
+#[derive(Debug, Clone)]
+pub(super) struct Taken {
+    pub(super) claim: Claim,
+    pub(super) lane: i32,
+    pub(super) position: Option<Position>,
+    pub(super) forced: bool,
+}
+
+/// What became of an attempt that was to be settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Settled {
+    Lost,
+    Recorded,
+    /// It was recorded before, under the same fence.
+    Before,
+    /// And others of its resource are ready now.
+    WithOthers,
+}
+
+impl Settled {
+    fn from_number(number: i32) -> Self {
+        match number {
+            1 => Self::Recorded,
+            2 => Self::Before,
+            3 => Self::WithOthers,
+            _ => Self::Lost,
+        }
+    }
+}
+
+/// Tells the database of these handlers; from then on they are this node's.
+pub(super) async fn announce(shared: &Shared, specs: Vec<HandlerSpec>) -> Result<(), PgError> {
+    let mut numbered = Vec::with_capacity(specs.len());
+    for spec in specs {
+        let number = retried(|| announce_one(shared, &spec)).await?;
+        numbered.push((number, spec));
+    }
+    shared.handlers.replace(numbered);
+    Ok(())
+}
+
+async fn announce_one(shared: &Shared, spec: &HandlerSpec) -> Result<i32, PgError> {
+    let retry: Vec<i64> = spec.policy.retry.iter().copied().map(micros).collect();
+    let order = PolicyRow::of(spec.order.as_ref().map(|rule| &rule.policy));
+    let gaps = spec.order.as_ref().map_or_else(Gaps::default, |rule| rule.gaps);
+    let hold_max = i32::try_from(gaps.hold_max).unwrap_or(i32::MAX);
+    let mut lent = shared.pools.work.lend().await?;
+    let rows = lent
+        .query(
+            "SELECT hapax.announce($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
+            &[
+                &spec.handler.source.as_str(),
+                &spec.handler.handler.as_str(),
+                &retry,
+                &micros(spec.policy.lease),
+                &order.policy,
+                &order.start_at,
+                &micros(gaps.hold),
+                &hold_max,
+                &(gaps.on_gap == OnGap::Go),
+                &spec.pulled,
+                &order.steps.0,
+                &order.steps.1,
+                &order.steps.2,
+                &shared.now(),
+            ],
+        )
+        .await?;
+    Ok(only(&rows)?.get(0))
+}
+
+/// Claims up to the limit. Nothing where this node has not announced the handler.
+pub(super) async fn claim(
+    shared: &Shared,
+    ask: &ClaimAsk,
+    guarded: Guarded,
+) -> Result<Begun, PgError> {
+    match retried(|| claim_once(shared, ask, guarded)).await? {
+        Some(begun) => Ok(begun),
+        None => {
+            // The database does not know the handler: it is another one than it was.
+            announce(shared, shared.handlers.specs()).await?;
+            Ok(claim_once(shared, ask, guarded).await?.unwrap_or_default())
+        }
+    }
+}
+
+async fn claim_once(
+    shared: &Shared,
+    ask: &ClaimAsk,
+    guarded: Guarded,
+) -> Result<Option<Begun>, PgError> {
+    let Some(handler) = shared.handlers.get(&ask.handler) else {
+        return Ok(Some(Begun::default()));
+    };
+    let limit = i32::try_from(ask.limit).unwrap_or(i32::MAX);
+    let began = Instant::now();
+    let mut turn = handler.turn();
+    let all = turn.looks_at_all();
+    let worker = row::text(&ask.worker);
+    let mut lent = shared.pools.work.lend().await?;
+    let rows = lent
+        .query(
+            "SELECT * FROM hapax.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+            &[
+                &handler.number,
+                &limit,
+                &worker,
+                &(guarded == Guarded::ByTheClaim),
+                &turn.lane,
+                &turn.look_lane,
+                &turn.look_resource,
+                &turn.known.lanes(),
+                &turn.known.since(),
+                &turn.known.leases,
+                &shared.now(),
+            ],
+        )
+        .await?;
+    drop(lent);
+    let Some((summary, claimed)) = rows.split_last() else { return Ok(None) };
+    turn.lane = summary.get("lane");
+    turn.look_lane = summary.get("look_lane");
+    turn.look_resource = summary.get("look_resource");
+    let (lanes, until) = (summary.get("lanes_seen"), summary.get("seen_until"));
+    turn.known.learn(lanes, until, summary.get("leases_until"));
+    if all {
+        turn.looked_at_all(began);
+    }
+    handler.next_turn(turn);
+    let set_aside: Vec<Uuid> = summary.get("set_aside");
+    Ok(Some(Begun {
+        taken: claimed.iter().map(|row| taken(&ask.handler, row)).collect(),
+        set_aside: set_aside.into_iter().map(EventId).collect(),
+    }))
+}
+
+fn taken(handler: &HandlerRef, row: &Row) -> Taken {
+    let id = EventId(row.get("event"));
+    let run = unsigned(row.get("run"));
+    Taken {
+        lane: row.get("lane"),
+        position: row.get::<_, Option<i64>>("place").map(Position),
+        forced: row.get("forced"),
+        claim: Claim {
+            job: JobId(row.get("job")),
+            fence: Fence(row.get("fence")),
+            attempt: unsigned(row.get("attempt")),
+            run,
+            idempotency_key: idempotency_key(id, &handler.handler, run),
+            leased_until: row.get("leased_until"),
+            event: ClaimedEvent {
+                id,
+                key: EventKey {
+                    tenant: Tenant::new(row.get::<_, &str>("tenant")),
+                    source: handler.source.clone(),
+                    event_id: text(row.get("event_id")).into(),
+                },
+                event_type: row.get::<_, Option<&[u8]>>("event_type").map(text),
+                occurred_at: row.get("occurred_at"),
+                received_at: row.get("received_at"),
+                resource: row.get("resource"),
+                headers: text(row.get("headers")),
+                body: row.get::<_, Vec<u8>>("body").into(),
+            },
+        },
+    }
+}
+
+/// Records how an attempt ended.
+pub(super) async fn settle(
+    shared: &Shared,
+    job: JobId,
+    fence: Fence,
+    outcome: &Outcome,
+) -> Result<Settled, PgError> {
+    match outcome {
+        Outcome::Done { result, publish } => {
+            let result = result.as_deref().map(|result| shortened(result, RESULT_CHARS_MAX));
+            let messages =
+                (!publish.is_empty()).then(|| Value::Array(publish.iter().map(message).collect()));
+            let ask = "SELECT hapax.settle($1, $2, $3, $4, $5)";
+            let mut lent = shared.pools.work.lend().await?;
+            let now = shared.now();
+            let rows = lent.query(ask, &[&job.0, &fence.0, &result, &messages, &now]).await?;
+            Ok(Settled::from_number(only(&rows)?.get(0)))
+        }
+        Outcome::Failed { error, retry } => fail(shared, job, fence, error, *retry).await,
+    }
+}
+
+/// Records a failed attempt: one step of the schedule.
+pub(super) async fn fail(
+    shared: &Shared,
+    job: JobId,
+    fence: Fence,
+    error: &str,
+    retry: Retry,
+) -> Result<Settled, PgError> {
+    let (how, wait) = match retry {
+        Retry::Schedule => (0, 0),
+        Retry::NotBefore(least) => (1, micros(least)),
+        Retry::In(exactly) => (2, micros(exactly)),
+        Retry::Never => (3, 0),
+    };
+    let error = shortened(error, ERROR_CHARS_MAX);
+    let mut lent = shared.pools.work.lend().await?;
+    let rows = lent
+        .query(
+            "SELECT hapax.failed($1, $2, $3, $4, $5, $6, $7)",
+            &[&job.0, &fence.0, &error, &how, &wait, &dice(), &shared.now()],
+        )
+        .await?;
+    Ok(Settled::from_number(only(&rows)?.get(0)))
+}
+
+/// Gives claims back that were never begun.
+pub(super) async fn give_back(shared: &Shared, claims: &[(JobId, Fence)]) -> Result<(), PgError> {
+    let jobs: Vec<Uuid> = claims.iter().map(|(job, _)| job.0).collect();
+    let fences: Vec<i64> = claims.iter().map(|(_, fence)| fence.0).collect();
+    let mut lent = shared.pools.work.lend().await?;
+    lent.query("SELECT hapax.give_back($1, $2, $3)", &[&jobs, &fences, &shared.now()]).await?;
+    Ok(())
+}
+
+/// Whether a job is done.
+pub(super) async fn is_done(shared: &Shared, job: JobId) -> Result<bool, PgError> {
+    let mut lent = shared.pools.work.lend().await?;
+    let rows = lent.query("SELECT state = 2 FROM hapax.job WHERE job = $1", &[&job.0]).await?;
+    Ok(rows.first().is_some_and(|row| row.get(0)))
+}
+
+/// When there is something to do for a handler, as far as is known.
+pub(super) async fn next_due(
+    shared: &Shared,
+    handler: &HandlerRef,
+) -> Result<Option<Timestamp>, PgError> {
+    let Some(handler) = shared.handlers.get(handler) else { return Ok(None) };
+    let mut lent = shared.pools.work.lend().await?;
+    let known = handler.turn().known;
+    let ask = "SELECT hapax.next_due($1, $2, $3, $4, $5)";
+    let (lanes, since) = (known.lanes(), known.since());
+    let rows =
+        lent.query(ask, &[&handler.number, &lanes, &since, &known.leases, &shared.now()]).await?;
+    Ok(only(&rows)?.get(0))
+}
+
+/// The one row of a statement that always has one.
+pub(super) fn only(rows: &[Row]) -> Result<&Row, PgError> {
+    rows.first().ok_or(PgError::Gone)
+}
+
+pub(super) fn shortened(text: &str, chars_max: usize) -> String {
+    row::text(text).chars().take(chars_max).collect()
+}
+
+/// What was stored was UTF-8; should the bytes have been changed by hand, they are told as they are.
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn unsigned(number: i32) -> u32 {
+    u32::try_from(number).unwrap_or(0)
+}
+
+fn message(new: &NewMessage) -> Value {
+    json!({
+        "type": row::text(&new.r#type),
+        "data": without_nul(&new.data),
+        "key": new.key.as_deref().map(row::text),
+        "tenant": new.tenant.as_deref().map(row::text),
+        "id": new.id.as_deref().map(row::text),
+    })
+}
+
+fn without_nul(value: &Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(row::text(text)),
+        Value::Array(all) => Value::Array(all.iter().map(without_nul).collect()),
+        Value::Object(all) => Value::Object(
+            all.iter().map(|(key, value)| (row::text(key), without_nul(value))).collect(),
+        ),
+        Value::Null | Value::Bool(_) | Value::Number(_) => value.clone(),
+    }
+}
+
+/// Between 0 and 1.
+fn dice() -> f64 {
+    let (_, random) = Uuid::now_v7().as_u64_pair();
+    f64::from(random as u32) / f64::from(u32::MAX)
+}

@@ -1,0 +1,218 @@
+//! The tables of the schema `hapax`, brought forward in small numbered steps.
+//!
+//! Each step is one transaction together with the note that it was taken, so that a step that was
+//! cut off is simply taken again. One node at a time; the others wait for it, for a while. A step
+//! says the oldest version of the tables whose binaries survive it: nodes of the version before keep
+//! running, and also start, while the first ones are replaced.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use hapax_core::KeyHash;
+
+use super::connect::{Lender, Lent, PgError, PgOpenError};
+
+/// One step.
+struct Step {
+    number: i32,
+    name: &'static str,
+    sql: &'static str,
+    /// A binary that knows this many steps still works once this one is taken.
+    survives: i32,
+}
+
+/// All of them, in order. What has been released is never edited.
+const STEPS: &[Step] = &[
+    Step {
+        number: 1,
+        name: "tables",
+        sql: include_str!("migrations/0001_tables.sql"),
+        survives: 1,
+    },
+    Step {
+        number: 2,
+        name: "ingest",
+        sql: include_str!("migrations/0002_ingest.sql"),
+        survives: 1,
+    },
+    Step { number: 3, name: "work", sql: include_str!("migrations/0003_work.sql"), survives: 1 },
+    Step {
+        number: 4,
+        name: "functions",
+        sql: concat!(include_str!("sql/once.sql"), include_str!("migrations/0004_functions.sql")),
+        survives: 1,
+    },
+    Step { number: 5, name: "views", sql: include_str!("migrations/0005_views.sql"), survives: 1 },
+];
+
+/// Who migrates holds this lock: "hapax" in ASCII, and a number.
+const LOCK: i64 = 0x6861_7061_7800_0001;
+
+/// How long to wait for another node that is at it.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// How long to wait between two looks.
+const LOCK_POLL: Duration = Duration::from_millis(100);
+
+/// How a step stands in this database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MigrationStatus {
+    /// Its number.
+    pub number: i32,
+    /// Its name.
+    pub name: String,
+    /// Whether it has been taken.
+    pub applied: bool,
+}
+
+/// A step that was taken, by the database's own record.
+struct Taken {
+    name: String,
+    checksum: String,
+    survives: i32,
+}
+
+/// Takes every step that is missing.
+pub(super) async fn up(lender: &Lender) -> Result<(), PgOpenError> {
+    let mut lent = lender.lend().await.map_err(trouble)?;
+    if missing(&taken(&mut lent).await?)?.is_empty() {
+        return Ok(());
+    }
+    lock(&mut lent).await?;
+    let outcome = up_locked(&mut lent).await;
+    // The lock goes with the session, should this not get through.
+    let unlocked = lent.query("SELECT pg_advisory_unlock($1)", &[&LOCK]).await;
+    outcome.and(unlocked.map(drop).map_err(trouble))
+}
+
+async fn up_locked(lent: &mut Lent) -> Result<(), PgOpenError> {
+    lent.batch(
+        "CREATE SCHEMA IF NOT EXISTS hapax;
+         CREATE TABLE IF NOT EXISTS hapax.migration (
+             number   integer PRIMARY KEY,
+             name     text NOT NULL,
+             checksum text NOT NULL,
+             survives integer NOT NULL,
+             at       timestamptz NOT NULL DEFAULT statement_timestamp()
+         )",
+    )
+    .await
+    .map_err(trouble)?;
+    for step in missing(&taken(lent).await?)? {
+        let (number, name, survives) = (step.number, step.name, step.survives);
+        // In one message, so in one transaction. A step may take longer than a statement does.
+        let sql = format!(
+            "SET LOCAL statement_timeout = 0;\n{}\n;INSERT INTO hapax.migration \
+             (number, name, checksum, survives) VALUES ({number}, '{name}', '{}', {survives})",
+            step.sql,
+            checksum(step.sql),
+        );
+        lent.batch(&sql).await.map_err(|error| {
+            PgOpenError::Migrate(format!("step {number} ({name}): {}", said(&error)))
+        })?;
+        tracing::info!(step = number, "took step {number} ({name}) of the database");
+    }
+    Ok(())
+}
+
+/// Every step this binary knows of, and those it does not.
+pub(super) async fn status(lender: &Lender) -> Result<Vec<MigrationStatus>, PgOpenError> {
+    let mut lent = lender.lend().await.map_err(trouble)?;
+    let taken = taken(&mut lent).await?;
+    let mut all: BTreeMap<i32, MigrationStatus> = STEPS
+        .iter()
+        .map(|step| {
+            let applied = taken.contains_key(&step.number);
+            let name = step.name.to_owned();
+            (step.number, MigrationStatus { number: step.number, name, applied })
+        })
+        .collect();
+    for (number, taken) in taken {
+        all.entry(number).or_insert(MigrationStatus { number, name: taken.name, applied: true });
+    }
+    Ok(all.into_values().collect())
+}
+
+/// The steps that are to be taken; an error where the database is not one of ours.
+fn missing(taken: &BTreeMap<i32, Taken>) -> Result<Vec<&'static Step>, PgOpenError> {
+    let newest = STEPS.last().map_or(0, |step| step.number);
+    for (number, taken) in taken {
+        match STEPS.iter().find(|step| step.number == *number) {
+            Some(step) if checksum(step.sql) != taken.checksum => {
+                return Err(PgOpenError::Migrate(format!(
+                    "step {number} ({}) of this database is not the one this version knows; it was \
+                     made by another build",
+                    taken.name
+                )));
+            }
+            Some(_) => {}
+            None if taken.survives <= newest => {
+                tracing::info!(
+                    step = number,
+                    "the database is ahead by step {number}, which only adds"
+                );
+            }
+            None => {
+                return Err(PgOpenError::Migrate(format!(
+                    "a newer version took step {number} ({}), which this version does not survive; \
+                     run the newer version",
+                    taken.name
+                )));
+            }
+        }
+    }
+    Ok(STEPS.iter().filter(|step| !taken.contains_key(&step.number)).collect())
+}
+
+async fn taken(lent: &mut Lent) -> Result<BTreeMap<i32, Taken>, PgOpenError> {
+    let there = lent
+        .query("SELECT to_regclass('hapax.migration') IS NOT NULL", &[])
+        .await
+        .map_err(trouble)?;
+    if !there.first().is_some_and(|row| row.get(0)) {
+        return Ok(BTreeMap::new());
+    }
+    let rows = lent
+        .query("SELECT number, name, checksum, survives FROM hapax.migration", &[])
+        .await
+        .map_err(trouble)?;
+    let read = |row: &tokio_postgres::Row| {
+        (row.get(0), Taken { name: row.get(1), checksum: row.get(2), survives: row.get(3) })
+    };
+    Ok(rows.iter().map(read).collect())
+}
+
+async fn lock(lent: &mut Lent) -> Result<(), PgOpenError> {
+    let began = Instant::now();
+    loop {
+        let got = lent.query("SELECT pg_try_advisory_lock($1)", &[&LOCK]).await.map_err(trouble)?;
+        if got.first().is_some_and(|row| row.get(0)) {
+            return Ok(());
+        }
+        if began.elapsed() > LOCK_WAIT_MAX {
+            return Err(PgOpenError::Migrate(
+                "another node has been migrating for a minute; try again".to_owned(),
+            ));
+        }
+        tokio::time::sleep(LOCK_POLL).await;
+    }
+}
+
+fn checksum(sql: &str) -> String {
+    format!("{:?}", KeyHash::of(b"migration", [sql.as_bytes()]))
+}
+
+fn trouble(error: PgError) -> PgOpenError {
+    PgOpenError::Migrate(said(&error))
+}
+
+/// In full: a migration holds no value from outside that must not be told.
+fn said(error: &PgError) -> String {
+    match error {
+        PgError::Sql(sql) => match sql.as_db_error() {
+            Some(db) => format!("{} ({})", db.message(), db.code().code()),
+            None => error.to_string(),
+        },
+        PgError::Pool(_) | PgError::Silent | PgError::Gone | PgError::Closed => error.to_string(),
+    }
+}

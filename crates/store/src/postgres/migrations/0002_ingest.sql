@@ -1,0 +1,262 @@
+-- What arriving events need beyond the one statement that most of them are.
+
+-- The last id that a job of this event can have: its jobs are the range from the event's own id to
+-- this. Without a search_path of its own, so that it can be written into the queries that use it.
+CREATE FUNCTION hapax.last_job(event uuid) RETURNS uuid
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+RETURN pg_catalog.encode(
+    overlay(pg_catalog.uuid_send(event) PLACING '\xffffff'::pg_catalog.bytea FROM 14), 'hex'
+)::pg_catalog.uuid;
+
+-- Where a job puts its event in the order of statuses: the lowest of all jobs is told.
+-- 0 review, 1 discarded, 2 dead, 3 failed, 4 held, 5 processing, 6 received, 7 processed, 8 stale.
+CREATE FUNCTION hapax.rank(state smallint, steps integer) RETURNS integer
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+RETURN CASE state
+    WHEN 7 THEN 0 WHEN 8 THEN 1 WHEN 4 THEN 2 WHEN 5 THEN 4
+    WHEN 1 THEN 5 WHEN 2 THEN 7 WHEN 3 THEN 8
+    ELSE CASE WHEN steps > 0 THEN 3 ELSE 6 END
+END;
+
+-- Keeps: one number per handler, and one per handler and tenant.
+CREATE FUNCTION hapax.lane_of(
+    of_source text, of_name text, of_tenant text, OUT handler integer, OUT lane integer
+)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    -- Looked for first: a failed insert would still use up a number.
+    LOOP
+        SELECT h.handler INTO lane_of.handler FROM hapax.handler h
+        WHERE h.source = of_source AND h.name = of_name;
+        EXIT WHEN FOUND;
+        INSERT INTO hapax.handler (source, name) VALUES (of_source, of_name) ON CONFLICT DO NOTHING;
+    END LOOP;
+    LOOP
+        SELECT l.lane INTO lane_of.lane FROM hapax.lane l
+        WHERE l.handler = lane_of.handler AND l.tenant = of_tenant;
+        EXIT WHEN FOUND;
+        INSERT INTO hapax.lane (handler, tenant) VALUES (lane_of.handler, of_tenant)
+        ON CONFLICT DO NOTHING;
+    END LOOP;
+END $$;
+
+-- A job's id: its event's, with the lane in the last 24 bits.
+CREATE FUNCTION hapax.job_id(event uuid, lane integer) RETURNS uuid
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+RETURN pg_catalog.encode(
+    overlay(pg_catalog.uuid_send(event)
+            PLACING pg_catalog.substring(pg_catalog.int4send(lane), 2, 3) FROM 14), 'hex'
+)::pg_catalog.uuid;
+
+-- Keeps: one Event per (tenant, source, event id), with its jobs, in the cases that take more than a
+-- look: late ones, replays, derived keys, conflicts. The unique hash decides every race: whoever
+-- loses it looks again. Rows come sorted by hash, so that two batches seldom wait in a circle.
+-- verdict: 0 accepted, 1 duplicate, 2 conflict, 3 review, 4 promoted out of review.
+CREATE FUNCTION hapax.ingest(
+    ids uuid[], hashes bytea[], tenants text[], sources text[], event_ids bytea[],
+    event_types bytea[], occurred_ats timestamptz[], received_ats timestamptz[],
+    body_hashes bytea[], request_ids uuid[], remotes inet[], secrets integer[],
+    signed_ats timestamptz[], headers bytea[], bodies bytea[],
+    lates boolean[], guards bytea[], earliers bytea[], not_befores timestamptz[],
+    other_hashes bytea[], other_event_ids bytea[],
+    job_rows integer[], job_handlers integer[], job_lanes integer[], job_states smallint[],
+    job_resources text[], job_positions bigint[], job_errors text[],
+    conflicts_max bigint, now_at timestamptz
+) RETURNS TABLE (row_number integer, verdict smallint, id uuid)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    r record;
+    met hapax.event;
+    key_hash bytea;
+    key_event_id bytea;
+    why smallint;
+    guarded boolean;
+    counted bigint;
+    decided smallint;
+    decided_id uuid;
+BEGIN
+    -- The same notice on both sides of a span's edge has two keys: whoever looks at the earlier one
+    -- must not meet whoever is just writing it.
+    PERFORM pg_advisory_xact_lock(l.lock) FROM (
+        SELECT DISTINCT ('x' || encode(substr(both_of.hash, 1, 8), 'hex'))::bit(64)::bigint AS lock
+        FROM unnest(hashes, earliers) AS u (hash, earlier),
+             LATERAL (VALUES (u.hash), (u.earlier)) AS both_of (hash)
+        WHERE u.earlier IS NOT NULL
+        ORDER BY 1
+    ) l;
+    FOR r IN
+        SELECT * FROM unnest(
+            ids, hashes, tenants, sources, event_ids, event_types, occurred_ats, received_ats,
+            body_hashes, request_ids, remotes, secrets, signed_ats, headers, bodies, lates, guards,
+            earliers, not_befores, other_hashes, other_event_ids
+        ) WITH ORDINALITY AS u (
+            id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
+            request_id, remote, secret, signed_at, headers, body, late, guard, earlier, not_before,
+            other_hash, other_event_id, n
+        )
+    LOOP
+        decided := NULL;
+        FOR turn IN 1..8 LOOP
+            guarded := false;
+            key_hash := r.hash;
+            key_event_id := r.event_id;
+            SELECT * INTO met FROM hapax.event e WHERE e.hash = r.hash;
+            IF NOT FOUND AND r.earlier IS NOT NULL THEN
+                SELECT * INTO met FROM hapax.event e
+                WHERE e.hash = r.earlier AND e.received_at >= r.not_before;
+            END IF;
+            IF met.id IS NULL THEN
+                IF r.guard IS NOT NULL THEN
+                    INSERT INTO hapax.seen (hash, event) VALUES (r.guard, r.id)
+                    ON CONFLICT DO NOTHING;
+                    guarded := FOUND;
+                END IF;
+                why := CASE WHEN r.guard IS NOT NULL AND NOT guarded THEN 2
+                            WHEN r.late THEN 1 ELSE 0 END;
+            ELSIF met.body_hash = r.body_hash THEN
+                decided := 1;
+                decided_id := met.id;
+                IF met.state = 1 AND met.review = 1 AND NOT r.late THEN
+                    UPDATE hapax.event e SET state = 0 WHERE e.id = met.id AND e.state = 1;
+                    IF NOT FOUND THEN
+                        -- Somebody else was faster; look at what they made of it.
+                        decided := NULL;
+                        CONTINUE;
+                    END IF;
+                    decided := 4;
+                END IF;
+                EXIT;
+            ELSIF r.other_hash IS NOT NULL THEN
+                -- A derived key may be too coarse: filed under a key of its own, for a person.
+                key_hash := r.other_hash;
+                key_event_id := r.other_event_id;
+                SELECT * INTO met FROM hapax.event e WHERE e.hash = r.other_hash;
+                IF FOUND THEN
+                    decided := 1;
+                    decided_id := met.id;
+                    EXIT;
+                END IF;
+                IF r.guard IS NOT NULL THEN
+                    INSERT INTO hapax.seen (hash, event) VALUES (r.guard, r.id)
+                    ON CONFLICT DO NOTHING;
+                    guarded := FOUND;
+                END IF;
+                why := 3;
+            ELSE
+                INSERT INTO hapax.copy AS c (event, copies, conflicts, last_at)
+                VALUES (met.id, 1, 1, r.received_at)
+                ON CONFLICT (event) DO UPDATE
+                SET copies = c.copies + 1, conflicts = c.conflicts + 1,
+                    last_at = greatest(c.last_at, excluded.last_at)
+                RETURNING c.conflicts INTO counted;
+                IF counted <= conflicts_max THEN
+                    INSERT INTO hapax.arrival (event, received_at, request_id, conflict, remote,
+                                               secret, signed_at, body)
+                    VALUES (met.id, r.received_at, r.request_id, true, r.remote, r.secret,
+                            r.signed_at, r.body)
+                    ON CONFLICT DO NOTHING;
+                END IF;
+                decided := 2;
+                decided_id := met.id;
+                EXIT;
+            END IF;
+            INSERT INTO hapax.event (id, hash, tenant, source, event_id, event_type, occurred_at,
+                                     received_at, body_hash, state, review, request_id, remote,
+                                     secret, signed_at)
+            VALUES (r.id, key_hash, r.tenant, r.source, key_event_id, r.event_type, r.occurred_at,
+                    r.received_at, r.body_hash, CASE WHEN why = 0 THEN 0 ELSE 1 END, why,
+                    r.request_id, r.remote, r.secret, r.signed_at)
+            ON CONFLICT (hash) DO NOTHING;
+            IF FOUND THEN
+                INSERT INTO hapax.body (id, headers, body) VALUES (r.id, r.headers, r.body);
+                decided := CASE WHEN why = 0 THEN 0 ELSE 3 END;
+                decided_id := r.id;
+                EXIT;
+            END IF;
+            IF guarded THEN
+                DELETE FROM hapax.seen s WHERE s.hash = r.guard AND s.event = r.id;
+            END IF;
+        END LOOP;
+        IF decided IS NULL THEN
+            RAISE EXCEPTION 'an event was never to be had' USING ERRCODE = 'serialization_failure';
+        END IF;
+        IF decided IN (0, 4) THEN
+            INSERT INTO hapax.job (job, event, handler, lane, state, due_at, resource, position,
+                                   error)
+            SELECT hapax.job_id(decided_id, j.lane), decided_id, j.handler, j.lane, j.state,
+                   coalesce(now_at, statement_timestamp())
+                       + h.retry[1] * interval '1 microsecond',
+                   j.resource, j.position, j.error
+            FROM unnest(job_rows, job_handlers, job_lanes, job_states, job_resources,
+                        job_positions, job_errors)
+                 AS j (row_number, handler, lane, state, resource, position, error)
+            LEFT JOIN hapax.lane l
+                 ON l.lane = j.lane AND l.handler = j.handler AND l.tenant = r.tenant
+            LEFT JOIN hapax.handler h ON h.handler = l.handler
+            WHERE j.row_number = r.n;
+        END IF;
+        ingest.row_number := r.n;
+        ingest.verdict := decided;
+        ingest.id := decided_id;
+        RETURN NEXT;
+    END LOOP;
+END $$;
+
+-- Keeps: copies are counted, and the newest few of each event kept in full. Written behind: a crash
+-- may lose the last of them, so nobody waits for the disk.
+CREATE FUNCTION hapax.count_copies(
+    events uuid[], counts bigint[], lasts timestamptz[],
+    seen_events uuid[], seen_ats timestamptz[], seen_request_ids uuid[], seen_remotes inet[],
+    seen_secrets integer[], seen_signed_ats timestamptz[], keep integer
+) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    -- An event that is forgotten meanwhile would leave its copies behind for ever.
+    PERFORM 1 FROM hapax.event e WHERE e.id = ANY (events) ORDER BY e.id FOR KEY SHARE;
+    INSERT INTO hapax.copy AS c (event, copies, conflicts, last_at)
+    SELECT u.event, u.copies, 0, u.last_at
+    FROM unnest(events, counts, lasts) AS u (event, copies, last_at)
+    JOIN hapax.event e ON e.id = u.event
+    ORDER BY u.event
+    ON CONFLICT (event) DO UPDATE
+    SET copies = c.copies + excluded.copies, last_at = greatest(c.last_at, excluded.last_at);
+    INSERT INTO hapax.arrival (event, received_at, request_id, conflict, remote, secret, signed_at)
+    SELECT u.event, u.received_at, u.request_id, false, u.remote, u.secret, u.signed_at
+    FROM unnest(seen_events, seen_ats, seen_request_ids, seen_remotes, seen_secrets,
+                seen_signed_ats)
+         AS u (event, received_at, request_id, remote, secret, signed_at)
+    JOIN hapax.event e ON e.id = u.event
+    ORDER BY u.event, u.received_at, u.request_id
+    ON CONFLICT DO NOTHING;
+    DELETE FROM hapax.arrival a USING (
+        SELECT o.event, o.received_at, o.request_id, row_number() OVER (
+                   PARTITION BY o.event ORDER BY o.received_at DESC, o.request_id DESC) AS place
+        FROM hapax.arrival o WHERE o.event = ANY (events) AND NOT o.conflict
+    ) old
+    WHERE old.place > keep AND a.event = old.event AND a.received_at = old.received_at
+      AND a.request_id = old.request_id;
+END $$;
+
+-- Keeps: a partition for the bodies of every day. Made beside the table and then attached, which
+-- stops nobody from reading or writing it. Two nodes may ask for the same day.
+CREATE FUNCTION hapax.make_partition(day date) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    name text := 'body_' || to_char(day, 'YYYYMMDD');
+    ms_from bigint := extract(epoch FROM day::timestamp)::bigint * 1000;
+    ms_to bigint := ms_from + 86400000;
+BEGIN
+    PERFORM pg_advisory_xact_lock(x'6861706178000002'::bigint);
+    IF to_regclass('hapax.' || name) IS NOT NULL THEN
+        RETURN false;
+    END IF;
+    EXECUTE format('CREATE TABLE hapax.%I (LIKE hapax.body INCLUDING ALL)', name);
+    EXECUTE format('ALTER TABLE hapax.body ATTACH PARTITION hapax.%I FOR VALUES FROM (%L) TO (%L)',
+        name, rpad(lpad(to_hex(ms_from), 12, '0'), 32, '0')::uuid,
+        rpad(lpad(to_hex(ms_to), 12, '0'), 32, '0')::uuid);
+    RETURN true;
+END $$;

@@ -1,0 +1,996 @@
+-- The life of jobs: claimed by state, settled through the fence, kept in order under the lock of a
+-- mark. Each function that a node calls is one statement to it, and so one commit.
+--
+-- Locks: a job's row first, then the mark of its resource. Whoever goes on from there to other jobs
+-- (to ready them) skips those that somebody has locked, and a claim skips whatever is locked: it
+-- waits for nobody, so a transaction that stays open delays only what it has in its hands. What was
+-- skipped is found by a later claim.
+--
+-- Time: now_at is for tests; without it the clock is this database's.
+
+-- Keeps: what stands in hapax_core::order, for statements that decide under a lock.
+-- 0 run, 1 stale, 2 hold.
+CREATE FUNCTION hapax.guard(h hapax.handler, mark bigint, place bigint) RETURNS smallint
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    verdict smallint;
+BEGIN
+    IF h.policy IS NULL THEN
+        RETURN 0;
+    ELSIF h.policy = 0 THEN
+        RETURN CASE WHEN place < mark THEN 1 ELSE 0 END;
+    ELSIF h.policy = 1 THEN
+        RETURN CASE
+            WHEN mark IS NOT NULL THEN CASE
+                WHEN place <= mark THEN 1
+                WHEN place - 1 = mark THEN 0
+                ELSE 2 END
+            WHEN h.start_at IS NULL OR place = h.start_at THEN 0
+            WHEN place < h.start_at THEN 1
+            ELSE 2 END;
+    END IF;
+    SELECT t.says INTO verdict FROM hapax.transition t
+    WHERE t.handler = h.handler AND t.from_at = coalesce(mark, -1) AND t.to_at = place;
+    IF FOUND THEN
+        RETURN verdict;
+    END IF;
+    -- A mark that is no state of today's machine counts as none.
+    PERFORM FROM hapax.transition t
+    WHERE t.handler = h.handler AND t.from_at = mark AND t.to_at = mark;
+    IF NOT FOUND THEN
+        SELECT t.says INTO verdict FROM hapax.transition t
+        WHERE t.handler = h.handler AND t.from_at = -1 AND t.to_at = place;
+    END IF;
+    RETURN coalesce(verdict, 1);
+END $$;
+
+-- Tells of an attempt that ended. A later word on the same attempt replaces the earlier one.
+CREATE FUNCTION hapax.note_attempt(j hapax.job, outcome text, ended_at timestamptz, error text)
+RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO hapax.attempt (job, run, attempt, started_at, ended_at, outcome, error, worker)
+    VALUES (j.job, j.run, j.attempt, coalesce(j.started_at, ended_at, j.due_at), ended_at, outcome,
+            error, coalesce(j.worker, ''))
+    ON CONFLICT (job, run, attempt) DO UPDATE
+    SET ended_at = excluded.ended_at, outcome = excluded.outcome, error = excluded.error;
+$$;
+
+-- A job of this resource is no longer at work, or was set aside: whom the mark lets go now is ready,
+-- and the first of those that are parked if nobody is at work. They are decided again when claimed.
+-- True where any is ready now, or held past its deadline, so that the next claim has something to do.
+CREATE FUNCTION hapax.ready_next(h hapax.handler, of_lane integer, of_resource text, at timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    mark bigint;
+    any_held boolean := false;
+BEGIN
+    IF h.policy IS NULL OR h.policy <> 0 THEN
+        SELECT m.position INTO mark FROM hapax.mark m
+        WHERE m.lane = of_lane AND m.resource = of_resource;
+        UPDATE hapax.job SET state = 0, due_at = at
+        WHERE job IN (
+            SELECT w.job FROM hapax.job w
+            WHERE w.lane = of_lane AND w.resource = of_resource AND w.state = 5
+              AND (h.policy IS NULL OR h.policy <> 1 OR w.position - 1 <= mark)
+              AND (h.policy IS NULL OR hapax.guard(h, mark, w.position) <> 2)
+            FOR UPDATE SKIP LOCKED);
+        any_held := FOUND;
+        IF NOT any_held THEN
+            PERFORM FROM hapax.job w
+            WHERE w.lane = of_lane AND w.resource = of_resource AND w.state = 5 AND w.due_at <= at;
+            any_held := FOUND;
+        END IF;
+    END IF;
+    PERFORM FROM hapax.job b WHERE b.lane = of_lane AND b.resource = of_resource AND b.state = 1;
+    IF FOUND THEN
+        RETURN any_held;
+    END IF;
+    UPDATE hapax.job SET state = 0, due_at = at
+    WHERE job = (
+        SELECT w.job FROM hapax.job w
+        WHERE w.handler = h.handler AND w.lane = of_lane AND w.resource = of_resource
+          AND w.state = 6
+        ORDER BY w.position, w.job LIMIT 1
+        FOR UPDATE SKIP LOCKED);
+    RETURN FOUND OR any_held;
+END $$;
+
+-- A lease that ran out, of a job whose row is locked: an attempt without a verdict. Its fence stays:
+-- until somebody else claims, a worker that was only slow may still say that it is done.
+CREATE FUNCTION hapax.lose(h hapax.handler, j hapax.job, at timestamptz) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM hapax.note_attempt(j, 'lost', NULL, 'the lease ran out');
+    IF j.lost >= 5 THEN
+        UPDATE hapax.job SET state = 4, due_at = at, lost = j.lost + 1, exclusive = false,
+            error = 'every attempt was lost: the process died or the lease ran out each time'
+        WHERE job = j.job;
+    ELSE
+        UPDATE hapax.job SET state = 0, lost = j.lost + 1, exclusive = false,
+            due_at = least(j.due_at, at) + least(2 ^ j.lost, 300) * interval '1 second',
+            error = 'the lease ran out'
+        WHERE job = j.job;
+    END IF;
+    IF j.resource IS NOT NULL THEN
+        PERFORM hapax.ready_next(h, j.lane, j.resource, at);
+    END IF;
+END $$;
+
+-- A held job, whose row is locked, goes to a person.
+CREATE FUNCTION hapax.to_review(of_job uuid, why text, at timestamptz) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    UPDATE hapax.job SET state = 7, due_at = at, error = why WHERE job = of_job;
+$$;
+
+-- What comes before this job, whose row is locked, was not applied: it waits, within bounds.
+CREATE FUNCTION hapax.hold(h hapax.handler, j hapax.job, at timestamptz) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    waiting integer;
+    newest uuid := j.job;
+    last hapax.job;
+BEGIN
+    SELECT count(*) INTO waiting FROM (
+        SELECT FROM hapax.job w
+        WHERE w.lane = j.lane AND w.resource = j.resource AND w.state = 5
+        LIMIT h.hold_max) w;
+    UPDATE hapax.job SET state = 5, due_at = at + h.hold * interval '1 microsecond', exclusive = false
+    WHERE job = j.job;
+    IF waiting < h.hold_max THEN
+        RETURN;
+    END IF;
+    -- The numbers of a machine's states say nothing of who is newer.
+    IF h.policy = 1 THEN
+        SELECT w.* INTO last FROM hapax.job w
+        WHERE w.lane = j.lane AND w.resource = j.resource AND w.state = 5
+        ORDER BY w.position DESC, w.job DESC LIMIT 1
+        FOR UPDATE SKIP LOCKED;
+        newest := coalesce(last.job, newest);
+    END IF;
+    PERFORM hapax.to_review(newest, 'too many of its resource wait for what comes before them', at);
+END $$;
+
+-- A gap stayed open past the deadline of this job, whose row is locked: the handler's rule says what
+-- then. Moving on is one step of the mark; what lies at or below it is stale from then on.
+CREATE FUNCTION hapax.end_hold(h hapax.handler, j hapax.job, at timestamptz) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    lowest bigint;
+BEGIN
+    IF NOT h.go THEN
+        PERFORM hapax.to_review(j.job, 'what comes before it did not come in time', at);
+        RETURN;
+    ELSIF h.policy <> 1 THEN
+        -- The state that leads to most of the others goes first, as if a person had forced it.
+        UPDATE hapax.job SET state = 0, due_at = at, forced = true
+        WHERE job = (
+            SELECT w.job FROM hapax.job w
+            WHERE w.lane = j.lane AND w.resource = j.resource AND w.state = 5
+            ORDER BY (SELECT count(*) FROM hapax.job o JOIN hapax.transition t
+                          ON t.handler = h.handler AND t.from_at = w.position
+                             AND t.to_at = o.position AND t.says <> 1
+                      WHERE o.lane = j.lane AND o.resource = j.resource AND o.state = 5) DESC,
+                w.job
+            LIMIT 1
+            FOR UPDATE SKIP LOCKED);
+        RETURN;
+    END IF;
+    IF NOT hapax.try_mark(j.lane, j.resource) THEN
+        RETURN;
+    END IF;
+    SELECT w.position INTO lowest FROM hapax.job w
+    WHERE w.lane = j.lane AND w.resource = j.resource AND w.state = 5
+    ORDER BY w.position LIMIT 1;
+    UPDATE hapax.mark m SET position = greatest(m.position, lowest - 1)
+    WHERE m.lane = j.lane AND m.resource = j.resource;
+    PERFORM hapax.ready_next(h, j.lane, j.resource, at);
+END $$;
+
+-- Locks the row of a mark without waiting for anybody: false where somebody else has it. A row that
+-- is not there is written; the advisory lock keeps two who write it from waiting for each other.
+CREATE FUNCTION hapax.try_mark(of_lane integer, of_resource text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM FROM hapax.mark m WHERE m.lane = of_lane AND m.resource = of_resource
+    FOR UPDATE SKIP LOCKED;
+    IF FOUND THEN
+        RETURN true;
+    END IF;
+    -- Looked for first: inserting beside a row that is being changed would wait for its end.
+    PERFORM FROM hapax.mark m WHERE m.lane = of_lane AND m.resource = of_resource;
+    IF FOUND OR NOT pg_try_advisory_xact_lock(hashtextextended(of_resource, of_lane)) THEN
+        RETURN false;
+    END IF;
+    INSERT INTO hapax.mark (lane, resource) VALUES (of_lane, of_resource) ON CONFLICT DO NOTHING;
+    RETURN FOUND;
+END $$;
+
+-- Keeps: order, and one at a time per resource. Decides about a due job whose row is locked: 0 where
+-- it may be leased now; else it is parked (1), or stale or held (2), when this returns. Where it may,
+-- the mark's row is locked until the lease is committed, so nobody else leases the resource meanwhile.
+CREATE FUNCTION hapax.admit(h hapax.handler, j hapax.job, at timestamptz) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    mark bigint;
+    verdict smallint := 0;
+    busy boolean := true;
+BEGIN
+    IF hapax.try_mark(j.lane, j.resource) THEN
+        SELECT m.position INTO mark FROM hapax.mark m
+        WHERE m.lane = j.lane AND m.resource = j.resource;
+        IF NOT j.forced THEN
+            verdict := hapax.guard(h, mark, j.position);
+        END IF;
+        PERFORM FROM hapax.job b
+        WHERE b.lane = j.lane AND b.resource = j.resource AND b.state = 1;
+        busy := FOUND;
+    END IF;
+    IF verdict = 1 THEN
+        UPDATE hapax.job SET state = 3, due_at = at WHERE job = j.job;
+    ELSIF verdict = 2 THEN
+        PERFORM hapax.hold(h, j, at);
+    ELSIF busy THEN
+        UPDATE hapax.job SET state = 6, due_at = at WHERE job = j.job;
+        RETURN 1;
+    ELSE
+        PERFORM hapax.begin_sequence(h, j.lane, j.resource, j.position);
+        RETURN 0;
+    END IF;
+    -- It may have been woken to take its turn: that passes to the next.
+    PERFORM hapax.ready_next(h, j.lane, j.resource, at);
+    RETURN 2;
+END $$;
+
+-- Keeps: a sequence without a first number begins with what is claimed first, committed with the
+-- claim, so that no other number is taken for the first should this one fail.
+CREATE FUNCTION hapax.begin_sequence(h hapax.handler, of_lane integer, of_resource text, first bigint)
+RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF h.policy = 1 AND h.start_at IS NULL AND first > -9223372036854775808 THEN
+        UPDATE hapax.mark m SET position = first - 1
+        WHERE m.lane = of_lane AND m.resource = of_resource AND m.position IS NULL;
+    END IF;
+END $$;
+
+-- Keeps: attempt+1 and a new fence, committed before the work.
+-- Claims up to `wanted` due jobs of a handler, over its lanes in turn from the one after after_lane.
+-- `guarded`: order is decided here, and the resource leased with the job; else in the work's own
+-- transaction. The last row has no job: it says whose jobs the guard set aside, which lane came
+-- first, where the next look at parked jobs begins, and how far this one has looked.
+--
+-- known_lanes (sorted) and known_since: in these lanes nothing due was left before that, as far as
+-- the asking node knows, and no lease ended unseen before leases_since. While somebody's transaction
+-- stays open, rows that were claimed since it began cannot be cleaned away, and every claim would
+-- walk over all of them. What it knows is a hint: a commit that was slow, or a row that was locked,
+-- may lie before it, so a node asks without it every second or so.
+CREATE FUNCTION hapax.claim(
+    of_handler integer, wanted integer, who text, guarded boolean, after_lane integer,
+    seen_lane integer, seen_resource text, known_lanes integer[], known_since timestamptz[],
+    leases_since timestamptz, now_at timestamptz DEFAULT NULL)
+RETURNS TABLE (
+    job uuid, fence bigint, attempt integer, run integer, leased_until timestamptz, event uuid,
+    lane integer, tenant text, event_id bytea, event_type bytea, occurred_at timestamptz,
+    received_at timestamptz, resource text, place bigint, forced boolean, headers bytea, body bytea,
+    set_aside uuid[], look_lane integer, look_resource text, lanes_seen integer[],
+    seen_until timestamptz[], leases_until timestamptz)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+-- A plan that was made while the tables were small must do for large ones too.
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+    h hapax.handler;
+    j hapax.job;
+    lanes integer[] := '{}';
+    current_lane integer := coalesce(after_lane, 0);
+    first_due timestamptz;
+    wrapped boolean := false;
+    taken uuid[] := '{}';
+    few uuid[];
+    few_lost integer[];
+    aside uuid[] := '{}';
+    admitted integer;
+    room integer;
+    share integer;
+    next_lane integer := seen_lane;
+    next_resource text := seen_resource;
+    alone boolean := false;
+    -- A commit may take that long after its statement took the time.
+    slack CONSTANT interval := '200 ms';
+    ended integer := 0;
+    next_known integer;
+    since timestamptz;
+    skipped timestamptz;
+    latest timestamptz;
+BEGIN
+    lanes_seen := '{}';
+    seen_until := '{}';
+    SELECT * INTO h FROM hapax.handler WHERE handler = of_handler;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    FOR j IN
+        SELECT * FROM hapax.job x
+        WHERE x.handler = of_handler AND x.state = 1 AND x.due_at <= at
+          AND x.due_at >= coalesce(leases_since, '-infinity')
+        ORDER BY x.due_at LIMIT 64
+        FOR UPDATE SKIP LOCKED
+    LOOP
+        PERFORM hapax.lose(h, j, at);
+        ended := ended + 1;
+        leases_until := j.due_at;
+    END LOOP;
+    IF ended < 64 THEN
+        leases_until := at - slack;
+    END IF;
+    IF ended > 0 THEN
+        -- What was lost is due from the end of its lease on, which may be long ago.
+        known_lanes := NULL;
+    END IF;
+    IF h.policy IS NOT NULL THEN
+        -- Whatever was missed, nobody stays parked at a free resource.
+        FOR look IN 1..16 LOOP
+            SELECT x.lane, x.resource INTO next_lane, next_resource FROM hapax.job x
+            WHERE x.handler = of_handler AND x.state = 6
+              AND (x.lane, x.resource) > (coalesce(next_lane, 0), coalesce(next_resource, ''))
+            ORDER BY x.lane, x.resource, x.position, x.job LIMIT 1;
+            EXIT WHEN NOT FOUND;
+            PERFORM hapax.ready_next(h, next_lane, next_resource, at);
+        END LOOP;
+    END IF;
+
+    IF h.policy > 0 THEN
+        FOR j IN
+            SELECT * FROM hapax.job x
+            WHERE x.handler = of_handler AND x.state = 5 AND x.due_at <= at
+            ORDER BY x.due_at LIMIT 64
+            FOR UPDATE SKIP LOCKED
+        LOOP
+            -- What is due may be what is missing.
+            PERFORM FROM hapax.job x
+            WHERE x.handler = of_handler AND x.lane = j.lane AND x.state = 0 AND x.due_at <= at;
+            CONTINUE WHEN FOUND;
+            PERFORM FROM hapax.job x
+            WHERE x.lane = j.lane AND x.resource = j.resource AND x.state = 1;
+            CONTINUE WHEN FOUND;
+            PERFORM hapax.end_hold(h, j, at);
+            aside := aside || j.event;
+        END LOOP;
+    END IF;
+
+    -- One probe a lane, whatever waits in it.
+    FOR look IN 1..256 LOOP
+        EXIT WHEN cardinality(lanes) >= least(wanted, 64);
+        SELECT min(k) INTO next_known FROM unnest(known_lanes) k WHERE k > current_lane;
+        SELECT x.lane, x.due_at INTO room, first_due FROM hapax.job x
+        WHERE x.handler = of_handler AND x.state = 0 AND x.lane > current_lane
+          AND x.lane < coalesce(next_known, 2147483647)
+        ORDER BY x.lane, x.due_at, x.job LIMIT 1;
+        IF NOT FOUND AND next_known IS NOT NULL THEN
+            room := next_known;
+            SELECT x.due_at INTO first_due FROM hapax.job x
+            WHERE x.handler = of_handler AND x.state = 0 AND x.lane = next_known
+              AND x.due_at >= known_since[array_position(known_lanes, next_known)]
+            ORDER BY x.due_at, x.job LIMIT 1;
+        ELSIF NOT FOUND THEN
+            EXIT WHEN wrapped OR after_lane IS NULL;
+            wrapped := true;
+            current_lane := 0;
+            CONTINUE;
+        END IF;
+        EXIT WHEN wrapped AND room > after_lane;
+        current_lane := room;
+        IF first_due <= at THEN
+            lanes := lanes || current_lane;
+        END IF;
+    END LOOP;
+
+    -- Everyone's share first, then what is left to whoever has more.
+    share := ceil(wanted::numeric / greatest(cardinality(lanes), 1));
+    <<rounds>>
+    FOR round IN 1..2 LOOP
+        FOREACH current_lane IN ARRAY lanes LOOP
+            room := wanted - cardinality(taken);
+            EXIT rounds WHEN room <= 0;
+            IF round = 1 THEN
+                room := least(room, share);
+            END IF;
+            since := coalesce(
+                known_since[array_position(known_lanes, current_lane)], '-infinity');
+            skipped := NULL;
+            latest := NULL;
+            IF guarded AND h.policy IS NOT NULL THEN
+                FOR j IN
+                    SELECT * FROM hapax.job x
+                    WHERE x.handler = of_handler AND x.lane = current_lane AND x.state = 0
+                      AND x.due_at <= at AND x.due_at >= since
+                    ORDER BY x.due_at, x.job LIMIT room
+                    FOR UPDATE SKIP LOCKED
+                LOOP
+                    IF j.lost > 0 AND cardinality(taken) > 0 THEN
+                        skipped := coalesce(skipped, j.due_at);
+                        CONTINUE;
+                    END IF;
+                    latest := j.due_at;
+                    IF j.resource IS NOT NULL THEN
+                        admitted := hapax.admit(h, j, at);
+                        IF admitted = 2 THEN
+                            aside := aside || j.event;
+                        END IF;
+                        CONTINUE WHEN admitted <> 0;
+                    END IF;
+                    UPDATE hapax.job x SET state = 1, due_at = at + h.lease * interval '1 microsecond',
+                        fence = x.fence + 1, attempt = x.attempt + 1, started_at = at, worker = who,
+                        exclusive = x.resource IS NOT NULL
+                    WHERE x.job = j.job;
+                    taken := taken || j.job;
+                    alone := j.lost > 0;
+                    EXIT rounds WHEN alone;
+                END LOOP;
+                IF coalesce(skipped, latest) IS NOT NULL THEN
+                    lanes_seen := lanes_seen || current_lane;
+                    seen_until := seen_until || (coalesce(skipped, latest) - slack);
+                END IF;
+                CONTINUE;
+            END IF;
+            SELECT array_agg(c.job), array_agg(c.lost), max(c.due_at),
+                min(c.due_at) FILTER (WHERE c.lost > 0)
+            INTO few, few_lost, latest, skipped FROM (
+                SELECT x.job, x.lost, x.due_at FROM hapax.job x
+                WHERE x.handler = of_handler AND x.lane = current_lane AND x.state = 0
+                  AND x.due_at <= at AND x.due_at >= since
+                ORDER BY x.due_at, x.job LIMIT room
+                FOR UPDATE SKIP LOCKED) c;
+            CONTINUE WHEN few IS NULL;
+            alone := cardinality(taken) = 0 AND few_lost[1] > 0;
+            IF alone THEN
+                few := few[1:1];
+            ELSE
+                lanes_seen := lanes_seen || current_lane;
+                seen_until := seen_until || (coalesce(skipped, latest) - slack);
+            END IF;
+            WITH leased AS (
+                UPDATE hapax.job x SET state = 1, due_at = at + h.lease * interval '1 microsecond',
+                    fence = x.fence + 1, attempt = x.attempt + 1, started_at = at, worker = who,
+                    exclusive = false
+                WHERE x.job = ANY (few) AND (alone OR x.lost = 0)
+                RETURNING x.job)
+            SELECT taken || coalesce(array_agg(l.job ORDER BY array_position(few, l.job)), '{}')
+            INTO taken FROM leased l;
+            EXIT rounds WHEN alone;
+        END LOOP;
+    END LOOP;
+
+    IF h.policy IS NOT NULL AND NOT guarded AND cardinality(taken) > 0 THEN
+        -- The work's own transaction will lock the mark: it must be there.
+        PERFORM hapax.try_mark(r.lane, r.resource)
+        FROM (SELECT DISTINCT x.lane, x.resource FROM hapax.job x
+              WHERE x.job = ANY (taken) AND x.resource IS NOT NULL) r;
+        IF h.policy = 1 AND h.start_at IS NULL THEN
+            PERFORM hapax.begin_sequence(h, x.lane, x.resource, x.position)
+            FROM unnest(taken) WITH ORDINALITY t (job, n) JOIN hapax.job x ON x.job = t.job
+            WHERE x.resource IS NOT NULL ORDER BY t.n;
+        END IF;
+    END IF;
+
+    RETURN QUERY
+    SELECT x.job, x.fence, x.attempt, x.run, x.due_at, x.event, x.lane, e.tenant, e.event_id,
+        e.event_type, e.occurred_at, e.received_at, x.resource, x.position, x.forced, b.headers,
+        b.body, NULL::uuid[], NULL::integer, NULL::text,
+        NULL::integer[], NULL::timestamptz[], NULL::timestamptz
+    FROM unnest(taken) WITH ORDINALITY t (job, n)
+    JOIN hapax.job x ON x.job = t.job
+    JOIN hapax.event e ON e.id = x.event
+    JOIN hapax.body b ON b.id = x.event
+    ORDER BY t.n;
+    job := NULL;
+    lane := coalesce(lanes[1], current_lane);
+    set_aside := aside;
+    look_lane := next_lane;
+    look_resource := next_resource;
+    RETURN NEXT;
+END $$;
+
+-- Lengthens a lease. Whoever has the row locked is settling it just now: the lease is as good as kept.
+CREATE FUNCTION hapax.renew(of_job uuid, of_fence bigint, lease bigint, now_at timestamptz DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE hapax.job SET due_at = greatest(
+        due_at, coalesce(now_at, statement_timestamp()) + lease * interval '1 microsecond')
+    WHERE job = (
+        SELECT x.job FROM hapax.job x
+        WHERE x.job = of_job AND x.fence = of_fence AND x.state = 1
+        FOR UPDATE SKIP LOCKED);
+    IF NOT FOUND THEN
+        PERFORM FROM hapax.job x WHERE x.job = of_job AND x.fence = of_fence AND x.state = 1;
+    END IF;
+    RETURN FOUND;
+END $$;
+
+-- Records a message with the commit that publishes it. The same id twice is one message; who
+-- publishes under a key waits for whoever does so too, so that the order of commits is that of the
+-- numbers.
+CREATE FUNCTION hapax.write_message(
+    of_tenant text, of_id text, of_type text, of_data jsonb, of_key text, of_version text,
+    of_event uuid, at timestamptz)
+RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF of_key IS NOT NULL THEN
+        PERFORM pg_advisory_xact_lock(hashtextextended(of_key, hashtextextended(of_tenant, 0)));
+    END IF;
+    INSERT INTO hapax.message (tenant, id, type, data, key, api_version, event, created_at)
+    VALUES (of_tenant, of_id, of_type, of_data, of_key, of_version, of_event, at)
+    ON CONFLICT (tenant, id) DO NOTHING;
+    RETURN of_id;
+END $$;
+
+-- Keeps: "done" once per fence, with the mark. A fence is good until the next claim, replay or
+-- rejection, also after its lease; but not once the mark has passed the job: then another of its
+-- resource was applied in its place. 0 the fence is lost, 1 done now, 2 done before under this fence,
+-- 3 done now and others of its resource are ready.
+CREATE FUNCTION hapax.done(of_job uuid, of_fence bigint, of_result text, at timestamptz)
+RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    h hapax.handler;
+    j hapax.job;
+    mark bigint;
+    verdict smallint;
+BEGIN
+    SELECT * INTO j FROM hapax.job x WHERE x.job = of_job FOR UPDATE;
+    IF NOT FOUND OR j.fence IS DISTINCT FROM of_fence OR j.started_at IS NULL THEN
+        RETURN 0;
+    ELSIF j.state = 2 THEN
+        RETURN 2;
+    ELSIF j.state IN (3, 8) THEN
+        RETURN 0;
+    END IF;
+    SELECT * INTO h FROM hapax.handler x WHERE x.handler = j.handler;
+    IF j.resource IS NOT NULL THEN
+        INSERT INTO hapax.mark (lane, resource) SELECT j.lane, j.resource
+        WHERE NOT EXISTS (SELECT FROM hapax.mark m
+                          WHERE m.lane = j.lane AND m.resource = j.resource)
+        ON CONFLICT DO NOTHING;
+        SELECT m.position INTO mark FROM hapax.mark m
+        WHERE m.lane = j.lane AND m.resource = j.resource
+        FOR UPDATE;
+        IF h.policy IS NOT NULL AND mark IS NOT NULL AND NOT j.forced THEN
+            verdict := hapax.guard(h, mark, j.position);
+            IF verdict = 1 OR (h.policy = 2 AND verdict <> 0) THEN
+                RETURN 0;
+            END IF;
+        END IF;
+        UPDATE hapax.mark m
+        SET position = CASE WHEN h.policy = 2 THEN j.position ELSE greatest(mark, j.position) END
+        WHERE m.lane = j.lane AND m.resource = j.resource;
+    END IF;
+    UPDATE hapax.job SET state = 2, due_at = at, result = left(of_result, 200), error = NULL,
+        forced = false, exclusive = false
+    WHERE job = of_job;
+    IF j.state <> 1 THEN
+        -- It was written off as lost or failed, and was only slow: one attempt has one end.
+        DELETE FROM hapax.attempt a
+        WHERE a.job = of_job AND a.run = j.run AND a.attempt = j.attempt;
+    END IF;
+    IF j.resource IS NOT NULL AND hapax.ready_next(h, j.lane, j.resource, at) THEN
+        RETURN 3;
+    END IF;
+    RETURN 1;
+END $$;
+
+-- Keeps: "done" and the messages in one commit. `messages` are {tenant, id, type, data, key}; one
+-- that names no tenant is of its event's, so that no tenant can use up another's ids.
+CREATE FUNCTION hapax.settle(
+    of_job uuid, of_fence bigint, of_result text, messages jsonb, now_at timestamptz DEFAULT NULL)
+RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+    settled integer := hapax.done(of_job, of_fence, of_result, at);
+BEGIN
+    IF settled IN (1, 3) AND messages IS NOT NULL THEN
+        -- Keys in one order everywhere, since each is locked until the commit.
+        PERFORM hapax.write_message(
+            coalesce(m ->> 'tenant', e.tenant), coalesce(m ->> 'id', 'msg_' || gen_random_uuid()),
+            m ->> 'type', m -> 'data', m ->> 'key', NULL, e.id, at)
+        FROM hapax.job j JOIN hapax.event e ON e.id = j.event,
+             jsonb_array_elements(messages) WITH ORDINALITY x (m, n)
+        WHERE j.job = of_job
+        ORDER BY m ->> 'key' NULLS FIRST, n;
+    END IF;
+    RETURN settled;
+END $$;
+
+-- Keeps: all of these are done, in the transaction of their effects. How many were not, because their
+-- fence is lost or they were done before: then the transaction must not commit.
+CREATE FUNCTION hapax.done_all(
+    jobs uuid[], fences bigint[], results text[], now_at timestamptz DEFAULT NULL)
+RETURNS integer
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+DECLARE
+    at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+    plain uuid[];
+    missed integer;
+BEGIN
+    WITH ended AS (
+        UPDATE hapax.job j SET state = 2, due_at = at, result = left(r.result, 200), error = NULL,
+            forced = false, exclusive = false
+        FROM unnest(jobs, fences, results) r (job, fence, result)
+        WHERE j.job = r.job AND j.fence = r.fence AND j.state = 1 AND j.resource IS NULL
+        RETURNING j.job)
+    SELECT coalesce(array_agg(e.job), '{}') INTO plain FROM ended e;
+    IF cardinality(plain) = cardinality(jobs) THEN
+        RETURN 0;
+    END IF;
+    SELECT count(*) INTO missed
+    FROM unnest(jobs, fences, results) WITH ORDINALITY r (job, fence, result, n)
+    WHERE r.job <> ALL (plain) AND hapax.done(r.job, r.fence, r.result, at) NOT IN (1, 3);
+    RETURN missed;
+END $$;
+
+-- Keeps: a verdict uses one step of the schedule, once. `how`: 0 by the schedule, 1 by the schedule
+-- but not before `wait`, 2 after exactly `wait`, 3 never again; waits in microseconds. 0 the fence is
+-- lost or the job not leased any more, 1 recorded, 3 recorded and others of its resource are ready.
+CREATE FUNCTION hapax.failed(
+    of_job uuid, of_fence bigint, why text, how integer, wait bigint, dice double precision,
+    now_at timestamptz DEFAULT NULL)
+RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+    h hapax.handler;
+    j hapax.job;
+    scheduled bigint;
+    micros double precision;
+BEGIN
+    SELECT * INTO j FROM hapax.job x WHERE x.job = of_job FOR UPDATE;
+    IF NOT FOUND OR j.fence IS DISTINCT FROM of_fence OR j.state <> 1 THEN
+        RETURN 0;
+    END IF;
+    SELECT * INTO h FROM hapax.handler x WHERE x.handler = j.handler;
+    why := left(why, 1000);
+    PERFORM hapax.note_attempt(j, 'failed', at, why);
+    -- The wait before the attempt after the next step; past the last one there is none.
+    scheduled := h.retry[j.steps + 2];
+    IF scheduled IS NULL OR how = 3 THEN
+        UPDATE hapax.job SET state = 4, due_at = at, steps = steps + 1, error = why,
+            exclusive = false
+        WHERE job = of_job;
+    ELSE
+        micros := scheduled * (0.8 + 0.4 * dice);
+        micros := CASE how WHEN 0 THEN micros WHEN 1 THEN greatest(micros, wait) ELSE wait END;
+        UPDATE hapax.job SET state = 0, due_at = at + micros * interval '1 microsecond',
+            steps = steps + 1, error = why, exclusive = false
+        WHERE job = of_job;
+    END IF;
+    IF j.resource IS NOT NULL AND hapax.ready_next(h, j.lane, j.resource, at) THEN
+        RETURN 3;
+    END IF;
+    RETURN 1;
+END $$;
+
+-- Claims that were never begun: as if they had not been, but the right is void.
+CREATE FUNCTION hapax.give_back(jobs uuid[], fences bigint[], now_at timestamptz DEFAULT NULL)
+RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+    h hapax.handler;
+    j hapax.job;
+BEGIN
+    FOR j IN
+        SELECT x.* FROM unnest(jobs, fences) r (job, fence)
+        JOIN hapax.job x ON x.job = r.job AND x.fence = r.fence
+        WHERE x.state = 1
+        ORDER BY x.job
+        FOR UPDATE OF x
+    LOOP
+        UPDATE hapax.job SET state = 0, due_at = at, attempt = greatest(attempt - 1, 0),
+            fence = fence + 1, started_at = NULL, worker = NULL, exclusive = false
+        WHERE job = j.job;
+        IF j.resource IS NOT NULL THEN
+            SELECT * INTO h FROM hapax.handler x WHERE x.handler = j.handler;
+            PERFORM hapax.ready_next(h, j.lane, j.resource, at);
+        END IF;
+    END LOOP;
+END $$;
+
+-- In the transaction of the work: locks the marks of these resources, in one order everywhere, and
+-- tells how far each has come.
+CREATE FUNCTION hapax.lock_marks(lanes integer[], resources text[])
+RETURNS TABLE (lane integer, resource text, place bigint)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    FOR lane, resource IN
+        SELECT DISTINCT r.lane, r.resource FROM unnest(lanes, resources) r (lane, resource)
+        ORDER BY 1, 2
+    LOOP
+        SELECT m.position INTO place FROM hapax.mark m
+        WHERE m.lane = lock_marks.lane AND m.resource = lock_marks.resource
+        FOR UPDATE;
+        IF NOT FOUND THEN
+            INSERT INTO hapax.mark (lane, resource) VALUES (lock_marks.lane, lock_marks.resource)
+            ON CONFLICT DO NOTHING;
+            SELECT m.position INTO place FROM hapax.mark m
+            WHERE m.lane = lock_marks.lane AND m.resource = lock_marks.resource
+            FOR UPDATE;
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+END $$;
+
+-- In the transaction of the work, under the lock of its mark: a job that is not to run is recorded as
+-- stale or held. False: the fence is lost.
+CREATE FUNCTION hapax.set_aside(
+    of_job uuid, of_fence bigint, to_hold boolean, now_at timestamptz DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+    h hapax.handler;
+    j hapax.job;
+BEGIN
+    SELECT * INTO j FROM hapax.job x WHERE x.job = of_job FOR UPDATE;
+    IF NOT FOUND OR j.fence IS DISTINCT FROM of_fence OR j.state <> 1 THEN
+        RETURN false;
+    END IF;
+    SELECT * INTO h FROM hapax.handler x WHERE x.handler = j.handler;
+    IF to_hold THEN
+        PERFORM hapax.hold(h, j, at);
+    ELSE
+        UPDATE hapax.job SET state = 3, due_at = at, exclusive = false WHERE job = of_job;
+    END IF;
+    PERFORM hapax.ready_next(h, j.lane, j.resource, at);
+    RETURN true;
+END $$;
+
+-- Makes the jobs of an event that wait for their next attempt due now.
+CREATE FUNCTION hapax.hurry(of_event uuid, now_at timestamptz DEFAULT NULL) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    UPDATE hapax.job SET due_at = coalesce(now_at, statement_timestamp())
+    WHERE job IN (
+        SELECT x.job FROM hapax.job x
+        WHERE x.job BETWEEN of_event AND hapax.last_job(of_event)
+          AND x.state = 0 AND x.due_at > coalesce(now_at, statement_timestamp())
+        FOR UPDATE SKIP LOCKED);
+$$;
+
+-- When the next job of a handler is due, its lease or its hold ends: never late, as far as the asking
+-- node knows (see hapax.claim), and maybe early.
+CREATE FUNCTION hapax.next_due(
+    of_handler integer, known_lanes integer[], known_since timestamptz[], leases_since timestamptz,
+    now_at timestamptz DEFAULT NULL)
+RETURNS timestamptz
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
+DECLARE
+    at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+    current_lane integer := 0;
+    due timestamptz;
+    earliest timestamptz;
+    busy_resource text;
+    next_known integer;
+    next_lane integer;
+BEGIN
+    SELECT x.due_at INTO earliest FROM hapax.job x
+    WHERE x.handler = of_handler AND x.state = 1
+      AND x.due_at >= coalesce(leases_since, '-infinity')
+    ORDER BY x.due_at LIMIT 1;
+    -- Nothing happens to a held one before the one at work has ended.
+    FOR due, current_lane, busy_resource IN
+        SELECT x.due_at, x.lane, x.resource FROM hapax.job x
+        WHERE x.handler = of_handler AND x.state = 5 ORDER BY x.due_at LIMIT 64
+    LOOP
+        EXIT WHEN due >= earliest;
+        PERFORM FROM hapax.job x
+        WHERE x.lane = current_lane AND x.resource = busy_resource AND x.state = 1;
+        IF NOT FOUND THEN
+            earliest := due;
+            EXIT;
+        END IF;
+    END LOOP;
+    current_lane := 0;
+    FOR look IN 1..256 LOOP
+        EXIT WHEN earliest <= at;
+        SELECT min(k) INTO next_known FROM unnest(known_lanes) k WHERE k > current_lane;
+        SELECT x.lane, x.due_at INTO next_lane, due FROM hapax.job x
+        WHERE x.handler = of_handler AND x.state = 0 AND x.lane > current_lane
+          AND x.lane < coalesce(next_known, 2147483647)
+        ORDER BY x.lane, x.due_at, x.job LIMIT 1;
+        IF NOT FOUND AND next_known IS NOT NULL THEN
+            next_lane := next_known;
+            SELECT x.due_at INTO due FROM hapax.job x
+            WHERE x.handler = of_handler AND x.state = 0 AND x.lane = next_known
+              AND x.due_at >= known_since[array_position(known_lanes, next_known)]
+            ORDER BY x.due_at, x.job LIMIT 1;
+        ELSIF NOT FOUND THEN
+            RETURN earliest;
+        END IF;
+        current_lane := next_lane;
+        earliest := least(earliest, due);
+    END LOOP;
+    RETURN least(earliest, at);
+END $$;
+
+-- What this node tells of a handler; the number it has. What waits in an order of another day is let
+-- go where today's does not hold it back: it is decided again when it is claimed.
+CREATE FUNCTION hapax.announce(
+    of_source text, of_name text, of_retry bigint[], of_lease bigint, of_policy smallint,
+    of_start bigint, of_hold bigint, of_hold_max integer, of_go boolean, is_pulled boolean,
+    steps_from bigint[], steps_to bigint[], steps_say smallint[], now_at timestamptz DEFAULT NULL)
+RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+    h hapax.handler;
+    known boolean;
+BEGIN
+    INSERT INTO hapax.handler AS x
+        (source, name, retry, lease, policy, start_at, hold, hold_max, go, pulled)
+    VALUES (of_source, of_name, of_retry, of_lease, of_policy, of_start, of_hold, of_hold_max, of_go,
+            is_pulled)
+    ON CONFLICT (source, name) DO UPDATE
+    SET retry = excluded.retry, lease = excluded.lease, policy = excluded.policy,
+        start_at = excluded.start_at, hold = excluded.hold, hold_max = excluded.hold_max,
+        go = excluded.go, pulled = excluded.pulled
+    RETURNING x.* INTO h;
+    DELETE FROM hapax.transition t
+    WHERE t.handler = h.handler AND NOT EXISTS (
+        SELECT FROM unnest(steps_from, steps_to, steps_say) s (f, t, says)
+        WHERE s.f = t.from_at AND s.t = t.to_at AND s.says = t.says);
+    INSERT INTO hapax.transition (handler, from_at, to_at, says)
+    SELECT h.handler, s.f, s.t, s.says FROM unnest(steps_from, steps_to, steps_say) s (f, t, says)
+    ON CONFLICT DO NOTHING;
+    UPDATE hapax.job SET state = 0, due_at = at
+    WHERE job IN (
+        SELECT w.job FROM hapax.job w
+        LEFT JOIN hapax.mark m ON m.lane = w.lane AND m.resource = w.resource
+        WHERE w.handler = h.handler AND w.state = 5 AND hapax.guard(h, m.position, w.position) <> 2
+        FOR UPDATE OF w SKIP LOCKED);
+    IF of_policy IS NULL THEN
+        UPDATE hapax.job SET state = 0, due_at = at
+        WHERE job IN (
+            SELECT w.job FROM hapax.job w WHERE w.handler = h.handler AND w.state = 6
+            FOR UPDATE SKIP LOCKED);
+    END IF;
+    RETURN h.handler;
+END $$;
+
+-- Writes the jobs of an event that are not there yet: with it, or when a person says so.
+CREATE FUNCTION hapax.write_jobs(
+    of_event uuid, lanes integer[], resources text[], places bigint[], hopeless text[],
+    at timestamptz)
+RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO hapax.job (job, event, handler, lane, state, due_at, resource, position, error)
+    SELECT hapax.job_id(of_event, l.lane), of_event, l.handler, l.lane,
+        CASE WHEN n.hopeless IS NULL THEN 0 ELSE 4 END,
+        CASE WHEN n.hopeless IS NULL THEN at + h.retry[1] * interval '1 microsecond' ELSE at END,
+        n.resource, n.place, n.hopeless
+    FROM unnest(lanes, resources, places, hopeless) n (lane, resource, place, hopeless)
+    JOIN hapax.lane l ON l.lane = n.lane
+    JOIN hapax.handler h ON h.handler = l.handler
+    ON CONFLICT (job) DO NOTHING;
+$$;
+
+-- Runs again what may run again of an event, or says what would happen. One row for each of `lanes`:
+-- 0 it runs, 1 it is done and stays so, 2 newer news was applied, 3 it is open as it is, 4 a person
+-- refused it; null where nothing can be done. An event that waits for a person, was refused by one or
+-- is pruned has nothing to run again: then there are no rows.
+CREATE FUNCTION hapax.replay(
+    of_event uuid, lanes integer[], resources text[], places bigint[], hopeless text[],
+    force boolean, dry_run boolean, who text, reason text, acted_at timestamptz,
+    now_at timestamptz DEFAULT NULL)
+RETURNS TABLE (effect integer)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+    h hapax.handler;
+    j hapax.job;
+    n record;
+    mark bigint;
+    is_there boolean;
+BEGIN
+    PERFORM FROM hapax.event e WHERE e.id = of_event AND e.state = 0 AND e.pruned IS NULL
+    FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    FOR n IN
+        SELECT * FROM unnest(lanes, resources, places, hopeless) r (lane, resource, place, hopeless)
+    LOOP
+        SELECT x.* INTO h FROM hapax.lane l JOIN hapax.handler x ON x.handler = l.handler
+        WHERE l.lane = n.lane;
+        SELECT x.* INTO j FROM hapax.job x WHERE x.job = hapax.job_id(of_event, n.lane) FOR UPDATE;
+        is_there := FOUND;
+        SELECT m.position INTO mark FROM hapax.mark m
+        WHERE m.lane = n.lane AND m.resource = n.resource;
+        effect := CASE
+            WHEN is_there AND j.state IN (0, 1, 5, 6, 7) THEN 3
+            WHEN is_there AND j.state = 2 AND NOT force THEN 1
+            WHEN is_there AND j.state = 3 AND NOT force THEN 2
+            WHEN is_there AND j.state = 8 AND NOT force THEN 4
+            WHEN n.hopeless IS NOT NULL THEN NULL
+            WHEN force THEN 0
+            WHEN n.place IS NOT NULL AND hapax.guard(h, mark, n.place) = 1 THEN 2
+            ELSE 0 END;
+        RETURN NEXT;
+        CONTINUE WHEN dry_run;
+        IF NOT is_there AND effect IN (0, 2) THEN
+            PERFORM hapax.write_jobs(
+                of_event, ARRAY[n.lane], ARRAY[n.resource], ARRAY[n.place], ARRAY[n.hopeless], at);
+        ELSIF effect = 2 AND j.state = 4 THEN
+            -- Newer news was applied while it lay dead: nobody has to decide about it any more.
+            UPDATE hapax.job SET state = 3, due_at = at WHERE job = j.job;
+        ELSIF effect = 0 THEN
+            IF j.state = 2 THEN
+                -- The job's own row is about to tell of the new run.
+                PERFORM hapax.note_attempt(j, 'done', j.due_at, NULL);
+            END IF;
+            -- A dead one goes on in its run with the schedule anew, and alone if it was lost before;
+            -- what was finished gets a new run, and with it a new idempotency key.
+            UPDATE hapax.job SET state = 0, due_at = at, fence = fence + 1,
+                run = run + CASE WHEN j.state = 4 THEN 0 ELSE 1 END,
+                attempt = CASE WHEN j.state = 4 THEN attempt ELSE 0 END, steps = 0,
+                lost = CASE WHEN j.state = 4 THEN least(lost, 1) ELSE 0 END,
+                forced = force, resource = n.resource, position = n.place, result = NULL,
+                error = NULL, started_at = NULL, worker = NULL
+            WHERE job = j.job;
+        END IF;
+    END LOOP;
+    -- Every action is recorded, also one that found nothing to do.
+    IF NOT dry_run THEN
+        INSERT INTO hapax.action (event, what, who, reason, at)
+        VALUES (of_event, 'replay', replay.who, replay.reason, acted_at);
+    END IF;
+END $$;
+
+-- Keeps: the jobs of an event in review are written once, however many approve it or send on-time
+-- copies. Where jobs of it are in review instead, those are ready, whatever the guard says; or, with
+-- `refused`, discarded. True: something waited for this, and it is recorded.
+CREATE FUNCTION hapax.decide(
+    of_event uuid, refused boolean, lanes integer[], resources text[], places bigint[],
+    hopeless text[], who text, reason text, acted_at timestamptz, now_at timestamptz DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+BEGIN
+    UPDATE hapax.event SET state = CASE WHEN refused THEN 2 ELSE 0 END
+    WHERE id = of_event AND state = 1;
+    IF FOUND THEN
+        IF NOT refused THEN
+            PERFORM hapax.write_jobs(of_event, lanes, resources, places, hopeless, at);
+        END IF;
+    ELSE
+        UPDATE hapax.job SET state = CASE WHEN refused THEN 8 ELSE 0 END, due_at = at,
+            forced = NOT refused, fence = fence + CASE WHEN refused THEN 1 ELSE 0 END
+        WHERE job BETWEEN of_event AND hapax.last_job(of_event) AND state = 7;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+    END IF;
+    INSERT INTO hapax.action (event, what, who, reason, at)
+    VALUES (of_event, CASE WHEN refused THEN 'reject' ELSE 'approve' END, decide.who, decide.reason,
+            acted_at);
+    RETURN true;
+END $$;

@@ -1,0 +1,159 @@
+-- Retention, and what people may look at with any client.
+
+-- Keeps: the narrow row of every event. Takes body and history from events that are finished and past
+-- their time; nothing that is open, dead or waits for a person is touched. The event's row is locked
+-- before its jobs are looked at for good: whoever gives it new work locks it first as well.
+-- Answers how far it looked (none: to the end), and how many it took.
+CREATE FUNCTION hapax.strip(
+    after uuid, bound uuid, before timestamptz, most integer, OUT reached uuid, OUT taken integer
+)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    looked uuid[];
+    ripe uuid[];
+BEGIN
+    taken := 0;
+    IF NOT pg_try_advisory_xact_lock(x'6861706178000003'::bigint) THEN
+        RETURN;
+    END IF;
+    looked := ARRAY(
+        SELECT e.id FROM hapax.event e
+        WHERE e.pruned IS NULL AND e.id > after AND e.id < bound AND e.received_at < before
+        ORDER BY e.id LIMIT most);
+    IF cardinality(looked) = most THEN
+        reached := looked[most];
+    END IF;
+    ripe := ARRAY(
+        SELECT e.id FROM hapax.event e
+        WHERE e.id = ANY (looked) AND e.state <> 1 AND NOT EXISTS (
+            SELECT FROM hapax.job j
+            WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id) AND j.state NOT IN (2, 3, 8))
+        ORDER BY e.id FOR UPDATE SKIP LOCKED);
+    -- Again, now that nobody can change it.
+    ripe := ARRAY(
+        SELECT e.id FROM hapax.event e
+        WHERE e.id = ANY (ripe) AND e.state <> 1 AND NOT EXISTS (
+            SELECT FROM hapax.job j
+            WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id) AND j.state NOT IN (2, 3, 8)));
+    UPDATE hapax.event e SET pruned = CASE
+        WHEN e.state <> 0 THEN 'discarded'
+        ELSE CASE (SELECT min(hapax.rank(j.state, j.steps)) FROM hapax.job j
+                   WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id))
+             WHEN 1 THEN 'discarded' WHEN 7 THEN 'processed' WHEN 8 THEN 'stale'
+             ELSE 'ignored' END
+        END
+    WHERE e.id = ANY (ripe);
+    DELETE FROM hapax.attempt a USING unnest(ripe) AS r (id)
+    WHERE a.job >= r.id AND a.job <= hapax.last_job(r.id);
+    DELETE FROM hapax.job j USING unnest(ripe) AS r (id)
+    WHERE j.job >= r.id AND j.job <= hapax.last_job(r.id);
+    DELETE FROM hapax.arrival a WHERE a.event = ANY (ripe);
+    DELETE FROM hapax.copy c WHERE c.event = ANY (ripe);
+    DELETE FROM hapax.action a WHERE a.event = ANY (ripe);
+    taken := cardinality(ripe);
+END $$;
+
+-- Keeps: a key until its source's horizon. Forgets events that were stripped and whose key is past
+-- it; `bounds` are the first ids after the horizons. Answers the keys that are gone.
+CREATE FUNCTION hapax.forget(
+    sources text[], bounds uuid[], befores timestamptz[], most integer
+) RETURNS SETOF bytea
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    ripe uuid[];
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(x'6861706178000003'::bigint) THEN
+        RETURN;
+    END IF;
+    ripe := ARRAY(
+        SELECT old.id FROM unnest(sources, bounds, befores) AS h (source, bound, before),
+        LATERAL (
+            SELECT e.id FROM hapax.event e
+            WHERE e.pruned IS NOT NULL AND e.source = h.source AND e.id < h.bound
+              AND e.received_at < h.before
+            ORDER BY e.id LIMIT most FOR UPDATE SKIP LOCKED
+        ) old
+        LIMIT most);
+    DELETE FROM hapax.seen s WHERE s.event = ANY (ripe);
+    -- Copies that came since its body went were counted all the same.
+    DELETE FROM hapax.arrival a WHERE a.event = ANY (ripe);
+    DELETE FROM hapax.copy c WHERE c.event = ANY (ripe);
+    DELETE FROM hapax.body b WHERE b.id = ANY (ripe);
+    RETURN QUERY DELETE FROM hapax.event e WHERE e.id = ANY (ripe) RETURNING e.hash;
+END $$;
+
+-- The sender's bytes as text; where they are none (a NUL, or not UTF-8), with escapes, so that one
+-- such event does not break a whole view.
+CREATE FUNCTION hapax.shown(bytes bytea) RETURNS text
+LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN convert_from(bytes, 'UTF8');
+EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
+    RETURN encode(bytes, 'escape');
+END $$;
+
+CREATE VIEW hapax.processed_events AS
+SELECT e.id,
+       hapax.shown(e.event_id) AS event_id,
+       e.tenant,
+       e.source,
+       hapax.shown(e.event_type) AS event_type,
+       e.id::text AS idempotency_key,
+       e.received_at,
+       CASE WHEN s.status IN ('processed', 'stale') THEN j.ended_at END AS processed_at,
+       s.status IN ('processed', 'stale') AS processed,
+       s.status,
+       j.result,
+       hapax.shown(b.body) AS payload
+FROM hapax.event e
+LEFT JOIN hapax.body b ON b.id = e.id
+LEFT JOIN LATERAL (
+    SELECT min(hapax.rank(j.state, j.steps)) AS rank, max(j.due_at) AS ended_at,
+           (array_agg(j.result ORDER BY j.job) FILTER (WHERE j.result IS NOT NULL))[1] AS result
+    FROM hapax.job j WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id)
+) j ON true
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN e.state = 1 THEN 'review'
+                WHEN e.state = 2 THEN 'discarded'
+                ELSE CASE j.rank WHEN 0 THEN 'review' WHEN 1 THEN 'discarded' WHEN 2 THEN 'dead'
+                                 WHEN 3 THEN 'failed' WHEN 4 THEN 'held' WHEN 5 THEN 'processing'
+                                 WHEN 6 THEN 'received' WHEN 7 THEN 'processed'
+                                 WHEN 8 THEN 'stale' ELSE 'ignored' END
+           END AS status
+) s
+WHERE e.pruned IS NULL;
+
+CREATE VIEW hapax.arrivals AS
+SELECT e.id, hapax.shown(e.event_id) AS event_id,
+       CASE WHEN e.review <> 0 THEN 'review' ELSE 'accepted' END AS decision,
+       e.received_at, e.remote
+FROM hapax.event e
+UNION ALL
+SELECT e.id, hapax.shown(e.event_id),
+       CASE WHEN a.conflict THEN 'conflict' ELSE 'duplicate' END, a.received_at, a.remote
+FROM hapax.arrival a JOIN hapax.event e ON e.id = a.event;
+
+CREATE VIEW hapax.attempts AS
+SELECT hapax.shown(e.event_id) AS event_id, h.source, h.name AS handler, a.run, a.attempt,
+       a.outcome, a.error, a.worker, a.started_at, a.ended_at
+FROM hapax.attempt a JOIN hapax.job j ON j.job = a.job JOIN hapax.event e ON e.id = j.event
+     JOIN hapax.handler h ON h.handler = j.handler
+UNION ALL
+SELECT hapax.shown(e.event_id), h.source, h.name, j.run, j.attempt, 'done', NULL, j.worker,
+       j.started_at, j.due_at
+FROM hapax.job j JOIN hapax.event e ON e.id = j.event
+     JOIN hapax.handler h ON h.handler = j.handler
+WHERE j.state = 2;
+
+CREATE VIEW hapax.dead_letters AS
+SELECT hapax.shown(e.event_id) AS event_id, e.tenant, e.source, h.name AS handler,
+       hapax.shown(e.event_type) AS event_type, j.run, j.attempt, j.error, j.due_at AS buried_at
+FROM hapax.job j JOIN hapax.event e ON e.id = j.event
+     JOIN hapax.handler h ON h.handler = j.handler
+WHERE j.state = 4;
+
+-- Nothing is sent yet: the shape that this view will have.
+CREATE VIEW hapax.deliveries AS
+SELECT NULL::uuid AS id, NULL::text AS message, NULL::text AS endpoint, NULL::text AS status,
+       NULL::integer AS attempt, NULL::timestamptz AS created_at, NULL::timestamptz AS delivered_at
+WHERE false;

@@ -1,0 +1,319 @@
+//! The shared store: one PostgreSQL, any number of nodes, no other coordination.
+//!
+//! Every atomic act is one statement that commits itself: a paused node or a dropped future can hold
+//! no key and leave no transaction open. [`connect`] lends connections, [`migrate`] brings the tables
+//! forward, [`ingest`] makes events durable, [`epoch`] tells when memory may not be believed any
+//! more, [`reader`] is how people look at what is there.
+
+mod connect;
+mod copies;
+mod epoch;
+mod figures;
+mod handlers;
+mod ingest;
+mod jobs;
+mod migrate;
+mod names;
+mod partitions;
+mod people;
+mod prune;
+mod reader;
+mod row;
+mod run;
+mod shown;
+mod tls;
+mod work;
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hapax_core::job::JobId;
+use hapax_core::store::{
+    EventDetail, EventFilter, EventId, EventName, EventSummary, Ingest, Inspect, JobDetail,
+    JobFilter, LaneState, Lookup, Page, Sample, SampleAsk, Store, StoreError, Verdict, Via,
+};
+use hapax_core::{EventKey, Timestamp};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use connect::{PgOpenError, PoolSizes};
+pub use migrate::MigrationStatus;
+
+use crate::Clock;
+use crate::copies::Copies;
+use crate::recent::RecentEvents;
+use connect::{Pools, Target};
+use epoch::EpochWatch;
+use handlers::Handlers;
+use ingest::{Desk, Hash16};
+use names::Names;
+use row::Ids;
+
+/// How long closing waits for what was begun.
+const CLOSE_MAX: Duration = Duration::from_secs(20);
+
+/// How to open a database.
+#[derive(Clone)]
+pub struct PgOptions {
+    /// `postgres://…`, or `key=value` pairs. `sslmode` and `sslrootcert` mean what they mean to
+    /// PostgreSQL's own clients.
+    pub url: String,
+    /// A clock to go by instead of the database's; for tests that move time.
+    pub clock: Option<Clock>,
+    /// Connections.
+    pub pools: PoolSizes,
+}
+
+impl PgOptions {
+    /// The database at `url`, by its own clock.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self { url: url.into(), clock: None, pools: PoolSizes::default() }
+    }
+}
+
+// By hand: the URL holds a password.
+impl fmt::Debug for PgOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PgOptions").field("pools", &self.pools).finish_non_exhaustive()
+    }
+}
+
+/// Events in one PostgreSQL, shared with other nodes.
+#[derive(Debug)]
+pub struct PgStore {
+    shared: Arc<Shared>,
+}
+
+/// What the parts of the store have in common.
+struct Shared {
+    pools: Pools,
+    clock: Option<Clock>,
+    names: Names,
+    handlers: Handlers,
+    ids: Ids,
+    desk: Desk,
+    recent: RecentEvents,
+    copies: Copies<EventId>,
+    /// Told when so many copies wait that they should be written now.
+    copies_full: Notify,
+    epoch: EpochWatch,
+    broom: tokio::sync::Mutex<prune::Broom>,
+    health: Health,
+    /// Told when jobs were written.
+    arrived: Notify,
+    /// Acts that run to their end, whoever waits for them.
+    tasks: TaskTracker,
+    closing: CancellationToken,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("pools", &self.pools).finish_non_exhaustive()
+    }
+}
+
+impl PgStore {
+    /// Connects, makes sure that this server can keep what we promise, and brings the tables forward.
+    pub async fn open(options: PgOptions) -> Result<Self, PgOpenError> {
+        let target = Target::parse(&options.url)?;
+        target.look().await?;
+        let pools = Pools::new(&target, options.pools)?;
+        migrate::up(&pools.admin).await?;
+        let shared = Arc::new(Shared {
+            pools,
+            clock: options.clock,
+            names: Names::default(),
+            handlers: Handlers::default(),
+            ids: Ids::default(),
+            desk: Desk::new(),
+            recent: RecentEvents::new(),
+            copies: Copies::new(),
+            copies_full: Notify::new(),
+            epoch: EpochWatch::default(),
+            broom: tokio::sync::Mutex::default(),
+            health: Health::default(),
+            arrived: Notify::new(),
+            tasks: TaskTracker::new(),
+            closing: CancellationToken::new(),
+        });
+        epoch::ask(&shared).await.map_err(|error| PgOpenError::Connect(error.to_string()))?;
+        shared.tasks.spawn(epoch::watch(Arc::clone(&shared)));
+        shared.tasks.spawn(partitions::keep_ahead(Arc::clone(&shared)));
+        shared.tasks.spawn(copies::keep_writing(Arc::clone(&shared)));
+        for _ in 0..options.pools.ingest.max(1) {
+            shared.tasks.spawn(ingest::keep_writing(Arc::clone(&shared)));
+        }
+        Ok(Self { shared })
+    }
+
+    /// How each step of the tables stands in the database at `url`; takes none.
+    pub async fn migration_status(url: &str) -> Result<Vec<MigrationStatus>, PgOpenError> {
+        let pools = Pools::new(&Target::parse(url)?, PoolSizes::default())?;
+        migrate::status(&pools.admin).await
+    }
+
+    /// Brings the tables of the database at `url` forward, and does nothing else.
+    pub async fn migrate(url: &str) -> Result<(), PgOpenError> {
+        let target = Target::parse(url)?;
+        target.look().await?;
+        migrate::up(&Pools::new(&target, PoolSizes::default())?.admin).await
+    }
+
+    /// Finishes what was begun and lets go of every connection. Later calls answer `Closed`.
+    pub async fn close(&self) {
+        self.shared.closing.cancel();
+        self.shared.tasks.close();
+        if tokio::time::timeout(CLOSE_MAX, self.shared.tasks.wait()).await.is_err() {
+            tracing::warn!("closing the database while something was still under way");
+        }
+        copies::flush(&self.shared).await;
+        self.shared.pools.close();
+    }
+}
+
+impl Drop for PgStore {
+    fn drop(&mut self) {
+        // Whoever forgot to close must not leave the tasks behind for ever.
+        self.shared.closing.cancel();
+    }
+}
+
+impl Store for PgStore {
+    async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
+        if let Some(verdicts) = self.all_recent(&ingest) {
+            return Ok(verdicts);
+        }
+        self.shared.desk.ingest(ingest).await
+    }
+
+    async fn knows(&self, key: &EventKey) -> Result<bool, StoreError> {
+        let (shared, hash) = (Arc::clone(&self.shared), Hash16(key.hash()));
+        let look = async move {
+            let mut lent = shared.pools.admin.lend().await?;
+            let sql = "SELECT EXISTS (SELECT FROM hapax.event WHERE hash = $1)";
+            let rows = lent.query(sql, &[&hash]).await?;
+            Ok(rows.first().is_some_and(|row| row.get(0)))
+        };
+        self.shared.to_the_end(look).await
+    }
+
+    fn writable(&self) -> Result<(), StoreError> {
+        self.shared.health.check()
+    }
+}
+
+impl Inspect for PgStore {
+    async fn events(&self, filter: EventFilter) -> Result<Page<EventSummary>, StoreError> {
+        reader::events(&self.shared, filter).await
+    }
+
+    async fn event(&self, name: &EventName) -> Result<Lookup<EventDetail>, StoreError> {
+        reader::event(&self.shared, name.clone()).await
+    }
+
+    async fn jobs(&self, filter: JobFilter) -> Result<Page<JobDetail>, StoreError> {
+        reader::jobs(&self.shared, filter).await
+    }
+
+    async fn job(&self, id: JobId) -> Result<Option<JobDetail>, StoreError> {
+        reader::job(&self.shared, id).await
+    }
+
+    async fn lanes(&self) -> Result<Vec<LaneState>, StoreError> {
+        figures::lanes(&self.shared).await
+    }
+
+    async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {
+        figures::sample(&self.shared, ask).await
+    }
+}
+
+impl PgStore {
+    /// The verdicts, if every receipt is a plain copy of an event that was committed lately and the
+    /// database is still the one it was committed in.
+    fn all_recent(&self, ingest: &Ingest) -> Option<Vec<Verdict>> {
+        let epoch = self.shared.epoch.confirmed()?;
+        let recents = ingest
+            .receipts
+            .iter()
+            .map(|receipt| {
+                let recent = self.shared.recent.get(&receipt.key_hash())?;
+                let plain = recent.body_hash == receipt.body_hash() && recent.review.is_none();
+                // What can still change is asked of the database.
+                (plain && recent.known.status.is_final()).then_some(recent)
+            })
+            .collect::<Option<Vec<_>>>()?;
+        // Asked again: were it another epoch by now, what was just read might be of the one before.
+        if self.shared.epoch.confirmed()? != epoch || self.shared.closing.is_cancelled() {
+            return None;
+        }
+        let verdicts = recents.into_iter().map(|recent| {
+            self.shared.note_copy(recent.known.id, &ingest.via);
+            Verdict::Duplicate(recent.known)
+        });
+        Some(verdicts.collect())
+    }
+}
+
+impl Shared {
+    /// The time to go by: none means the database's own, which every statement takes by itself.
+    fn now(&self) -> Option<Timestamp> {
+        self.clock.as_ref().map(|clock| clock())
+    }
+
+    /// Runs an act to its end even if nobody waits for it any more.
+    async fn to_the_end<T: Send + 'static>(
+        &self,
+        act: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        if self.closing.is_cancelled() {
+            return Err(StoreError::Closed);
+        }
+        match self.tasks.spawn(act).await {
+            Ok(answer) => answer,
+            Err(_) => Err(StoreError::Unavailable("the act was broken off".into())),
+        }
+    }
+
+    /// The database is another one: nothing learnt before counts.
+    fn forget_all(&self) {
+        self.names.clear();
+        self.recent.clear();
+    }
+
+    /// Counts a copy, to be written behind.
+    fn note_copy(&self, event: EventId, via: &Via) {
+        if self.copies.note(event, via) {
+            self.copies_full.notify_one();
+        }
+    }
+}
+
+/// Whether writing works, as far as the last look tells.
+#[derive(Debug, Default)]
+struct Health(Mutex<Option<Arc<str>>>);
+
+impl Health {
+    fn check(&self) -> Result<(), StoreError> {
+        match &*self.0.lock().expect("no panic happens under this lock") {
+            None => Ok(()),
+            Some(why) => Err(StoreError::Unavailable(Arc::clone(why))),
+        }
+    }
+
+    fn works(&self) {
+        let before = self.0.lock().expect("no panic happens under this lock").take();
+        if before.is_some() {
+            tracing::info!("the database takes writes again");
+        }
+    }
+
+    fn fails(&self, why: &str) {
+        let before = self.0.lock().expect("no panic happens under this lock").replace(why.into());
+        if before.is_none() {
+            tracing::warn!("the database takes no writes: {why}");
+        }
+    }
+}

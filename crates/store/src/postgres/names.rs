@@ -1,0 +1,79 @@
+//! The numbers of lanes, kept in memory: a lane is made once, in a statement of its own, before the
+//! first job that needs it. All of it is dropped when the database is found to be another one.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Mutex;
+
+use hapax_core::job::HandlerName;
+use hapax_core::{SourceName, Tenant};
+
+use super::connect::{Lent, PgError};
+
+/// One handler of a source, for one tenant.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct LaneName {
+    pub(super) tenant: Tenant,
+    pub(super) source: SourceName,
+    pub(super) handler: HandlerName,
+}
+
+/// The numbers it has in this database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LaneAt {
+    pub(super) handler: i32,
+    pub(super) lane: i32,
+}
+
+/// What is known.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    lanes: Mutex<HashMap<LaneName, LaneAt>>,
+    pairs: Mutex<HashSet<(Tenant, SourceName)>>,
+}
+
+impl Names {
+    /// The lane, made if it is not there.
+    pub(super) async fn lane(&self, lent: &mut Lent, name: &LaneName) -> Result<LaneAt, PgError> {
+        if let Some(lane) = self.known(name) {
+            return Ok(lane);
+        }
+        let rows = lent
+            .query(
+                "SELECT handler, lane FROM hapax.lane_of($1, $2, $3)",
+                &[&name.source.as_str(), &name.handler.as_str(), &name.tenant.as_str()],
+            )
+            .await?;
+        let row = rows.first().ok_or(PgError::Gone)?;
+        let at = LaneAt { handler: row.get(0), lane: row.get(1) };
+        self.lanes.lock().expect("no panic happens under this lock").insert(name.clone(), at);
+        Ok(at)
+    }
+
+    /// The lane, if it was asked for before.
+    pub(super) fn known(&self, name: &LaneName) -> Option<LaneAt> {
+        self.lanes.lock().expect("no panic happens under this lock").get(name).copied()
+    }
+
+    /// Makes sure that events of this pair are found by their sender's id.
+    pub(super) async fn pair(
+        &self,
+        lent: &mut Lent,
+        pair: &(Tenant, SourceName),
+    ) -> Result<(), PgError> {
+        if self.pairs.lock().expect("no panic happens under this lock").contains(pair) {
+            return Ok(());
+        }
+        lent.execute(
+            "INSERT INTO hapax.pair (tenant, source) VALUES ($1, $2) ON CONFLICT DO NOTHING",
+            &[&pair.0.as_str(), &pair.1.as_str()],
+        )
+        .await?;
+        self.pairs.lock().expect("no panic happens under this lock").insert(pair.clone());
+        Ok(())
+    }
+
+    pub(super) fn clear(&self) {
+        self.lanes.lock().expect("no panic happens under this lock").clear();
+        self.pairs.lock().expect("no panic happens under this lock").clear();
+    }
+}

@@ -1,0 +1,144 @@
+//! The partitions of bodies, one for each day: made ahead, so that no event has to wait for one, made
+//! at once should one be missing all the same, and dropped when nothing in them is needed any more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::Timestamp;
+use hapax_core::store::EventId;
+use uuid::Uuid;
+
+use super::Shared;
+use super::connect::{Lent, PgError, retried};
+use super::row::first_id;
+
+/// Days for which there is room before they come.
+const DAYS_AHEAD: i64 = 7;
+
+/// How often it is looked after.
+const LOOK_EVERY: Duration = Duration::from_secs(3_600);
+
+const DAY_SECONDS: i64 = 86_400;
+
+/// Keeps room for the coming days until the store is closed.
+pub(super) async fn keep_ahead(shared: Arc<Shared>) {
+    loop {
+        let today = Timestamp::now().as_second() / DAY_SECONDS;
+        for day in today..=today + DAYS_AHEAD {
+            if let Err(error) = make(&shared, day).await {
+                tracing::warn!("making room for the bodies of the coming days: {error}");
+                break;
+            }
+        }
+        tokio::select! {
+            () = shared.closing.cancelled() => return,
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+    }
+}
+
+/// Makes room for the days of these events.
+pub(super) async fn make_for(
+    shared: &Shared,
+    events: impl IntoIterator<Item = EventId>,
+) -> Result<(), PgError> {
+    let day = |id: EventId| (id.0.as_u128() >> 80) as i64 / 1_000 / DAY_SECONDS;
+    let mut days: Vec<i64> = events.into_iter().map(day).collect();
+    days.sort_unstable();
+    days.dedup();
+    for day in days {
+        make(shared, day).await?;
+    }
+    Ok(())
+}
+
+async fn make(shared: &Shared, day: i64) -> Result<(), PgError> {
+    let day = day as i32;
+    retried(|| async {
+        let mut lent = shared.pools.admin.lend().await?;
+        let sql = "SELECT hapax.make_partition(date '1970-01-01' + $1::integer)";
+        lent.query(sql, &[&day]).await.map(drop)
+    })
+    .await
+}
+
+/// A day of bodies as the catalog tells of it.
+struct Day {
+    name: String,
+    from: Uuid,
+    to: Uuid,
+    attached: bool,
+    /// Its removal was begun and cut off.
+    leaving: bool,
+}
+
+/// Drops the days before `before` of which nothing is needed any more; where something is, deletes
+/// the other bodies, at most `limit`. True when there may be more.
+pub(super) async fn drop_old(
+    shared: &Shared,
+    before: Timestamp,
+    limit: usize,
+) -> Result<bool, PgError> {
+    let mut lent = shared.pools.admin.lend().await?;
+    let mut more = false;
+    for day in old_days(&mut lent, before).await? {
+        let needed = lent
+            .query(
+                "SELECT EXISTS (SELECT FROM hapax.event \
+                 WHERE pruned IS NULL AND id >= $1 AND id < $2)",
+                &[&day.from, &day.to],
+            )
+            .await?;
+        if needed.first().is_none_or(|row| row.get(0)) {
+            let most = limit as i64;
+            let gone = lent
+                .execute(
+                    "DELETE FROM hapax.body WHERE id IN (SELECT b.id FROM hapax.body b \
+                     JOIN hapax.event e ON e.id = b.id WHERE b.id >= $1 AND b.id < $2 \
+                     AND e.pruned IS NOT NULL LIMIT $3)",
+                    &[&day.from, &day.to, &most],
+                )
+                .await?;
+            more |= gone as usize >= limit;
+            continue;
+        }
+        // Detaching waits for whoever reads the table, and stops nobody. Cut off, it is finished the
+        // next time. Another node may be at it too: then one of the two is told so.
+        let name = &day.name;
+        if day.leaving {
+            lent.batch(&format!("ALTER TABLE hapax.body DETACH PARTITION hapax.{name} FINALIZE"))
+                .await?;
+        } else if day.attached {
+            lent.batch(&format!(
+                "ALTER TABLE hapax.body DETACH PARTITION hapax.{name} CONCURRENTLY"
+            ))
+            .await?;
+        }
+        lent.batch(&format!("DROP TABLE IF EXISTS hapax.{name}")).await?;
+        tracing::info!("dropped the bodies of {name}");
+    }
+    Ok(more)
+}
+
+async fn old_days(lent: &mut Lent, before: Timestamp) -> Result<Vec<Day>, PgError> {
+    let rows = lent
+        .query(
+            "SELECT c.relname::text, i.inhrelid IS NOT NULL, coalesce(i.inhdetachpending, false) \
+             FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+             LEFT JOIN pg_inherits i ON i.inhrelid = c.oid \
+             WHERE n.nspname = 'hapax' AND c.relkind = 'r' AND c.relname ~ '^body_[0-9]{8}$' \
+             ORDER BY c.relname",
+            &[],
+        )
+        .await?;
+    let day = |row: &tokio_postgres::Row| {
+        let name: String = row.get(0);
+        let date: jiff::civil::Date = jiff::civil::Date::strptime("body_%Y%m%d", &name).ok()?;
+        let from = date.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp();
+        let to = Timestamp::from_second(from.as_second() + DAY_SECONDS).ok()?;
+        let (attached, leaving) = (row.get(1), row.get(2));
+        let is_old = to <= before;
+        is_old.then(|| Day { name, from: first_id(from), to: first_id(to), attached, leaving })
+    };
+    Ok(rows.iter().filter_map(day).collect())
+}

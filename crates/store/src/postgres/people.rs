@@ -1,0 +1,186 @@
+//! What a person decides: replay, approve, reject. Each is one call of the database, with the record
+//! of who did it and why in the same commit.
+
+use hapax_core::store::{
+    Action, EventId, NewJob, ReplayAsk, ReplayEffect, Replayed, Reviewed, Status,
+};
+use hapax_core::{KeyHash, SourceName, Tenant};
+use tokio_postgres::Row;
+
+use super::Shared;
+use super::connect::{Lent, PgError, retried};
+use super::jobs::only;
+use super::names::LaneName;
+use super::row::{Standing, text};
+
+/// What a person says of an event in review.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Decision<'a> {
+    /// It runs, and this is its work.
+    Approve(&'a [NewJob]),
+    Reject,
+}
+
+/// The work of an event, column by column.
+#[derive(Debug, Default)]
+struct Columns {
+    lanes: Vec<i32>,
+    resources: Vec<Option<String>>,
+    places: Vec<Option<i64>>,
+    hopeless: Vec<Option<String>>,
+}
+
+pub(super) async fn replay(shared: &Shared, ask: &ReplayAsk) -> Result<Vec<Replayed>, PgError> {
+    let mut lent = shared.pools.work.lend().await?;
+    let Some(of) = Named::find(&mut lent, ask.event).await? else { return Ok(Vec::new()) };
+    let columns = of.columns(shared, &mut lent, &ask.handlers).await?;
+    let rows = lent
+        .query(
+            "SELECT effect FROM hapax.replay($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+            &[
+                &ask.event.0,
+                &columns.lanes,
+                &columns.resources,
+                &columns.places,
+                &columns.hopeless,
+                &ask.force,
+                &ask.dry_run,
+                &text(&ask.by.who),
+                &ask.by.reason.as_deref().map(text),
+                &ask.by.at,
+                &shared.now(),
+            ],
+        )
+        .await?;
+    if !ask.dry_run {
+        of.forget(shared);
+    }
+    let told = |(new, row): (&NewJob, &Row)| {
+        let effect = effect(row.get::<_, Option<i32>>(0)?)?;
+        Some(Replayed { handler: new.handler.clone(), effect })
+    };
+    Ok(ask.handlers.iter().zip(&rows).filter_map(told).collect())
+}
+
+fn effect(number: i32) -> Option<ReplayEffect> {
+    match number {
+        0 => Some(ReplayEffect::WouldRun),
+        1 => Some(ReplayEffect::AlreadyApplied),
+        2 => Some(ReplayEffect::Stale),
+        3 => Some(ReplayEffect::AlreadyOpen),
+        4 => Some(ReplayEffect::Discarded),
+        _ => None,
+    }
+}
+
+pub(super) async fn decide(
+    shared: &Shared,
+    event: EventId,
+    decision: Decision<'_>,
+    by: &Action,
+) -> Result<Reviewed, PgError> {
+    retried(|| decide_once(shared, event, decision, by)).await
+}
+
+async fn decide_once(
+    shared: &Shared,
+    event: EventId,
+    decision: Decision<'_>,
+    by: &Action,
+) -> Result<Reviewed, PgError> {
+    let mut lent = shared.pools.work.lend().await?;
+    let Some(of) = Named::find(&mut lent, event).await? else { return Ok(Reviewed::Unknown) };
+    let columns = match decision {
+        Decision::Approve(jobs) => of.columns(shared, &mut lent, jobs).await?,
+        Decision::Reject => Columns::default(),
+    };
+    let rows = lent
+        .query(
+            "SELECT hapax.decide($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+            &[
+                &event.0,
+                &matches!(decision, Decision::Reject),
+                &columns.lanes,
+                &columns.resources,
+                &columns.places,
+                &columns.hopeless,
+                &text(&by.who),
+                &by.reason.as_deref().map(text),
+                &by.at,
+                &shared.now(),
+            ],
+        )
+        .await?;
+    if only(&rows)?.get(0) {
+        of.forget(shared);
+        return Ok(Reviewed::Decided);
+    }
+    Ok(Reviewed::NotWaiting(status(&mut lent, event).await?))
+}
+
+/// An event that somebody named, if it is not pruned.
+struct Named {
+    tenant: Tenant,
+    source: SourceName,
+    hash: Option<KeyHash>,
+}
+
+impl Named {
+    async fn find(lent: &mut Lent, event: EventId) -> Result<Option<Self>, PgError> {
+        let rows = lent
+            .query(
+                "SELECT tenant, source, hash FROM hapax.event WHERE id = $1 AND pruned IS NULL",
+                &[&event.0],
+            )
+            .await?;
+        Ok(rows.first().map(|row| Self {
+            tenant: Tenant::new(row.get::<_, &str>(0)),
+            source: SourceName::new(row.get::<_, &str>(1)),
+            hash: row.get::<_, &[u8]>(2).try_into().ok().map(KeyHash),
+        }))
+    }
+
+    /// What is known of it in memory does not hold any more.
+    fn forget(&self, shared: &Shared) {
+        if let Some(hash) = &self.hash {
+            shared.recent.remove(hash);
+        }
+    }
+
+    /// What is to be written of this work; its lanes are made if they are not there.
+    async fn columns(
+        &self,
+        shared: &Shared,
+        lent: &mut Lent,
+        jobs: &[NewJob],
+    ) -> Result<Columns, PgError> {
+        let mut columns = Columns::default();
+        for job in jobs {
+            let name = LaneName {
+                tenant: self.tenant.clone(),
+                source: self.source.clone(),
+                handler: job.handler.clone(),
+            };
+            columns.lanes.push(shared.names.lane(lent, &name).await?.lane);
+            columns.resources.push(job.place.as_ref().map(|place| place.resource.to_string()));
+            columns.places.push(job.place.as_ref().map(|place| place.position.0));
+            columns.hopeless.push(job.hopeless.as_deref().map(text));
+        }
+        Ok(columns)
+    }
+}
+
+/// Where an event stands that is there and was not waiting.
+async fn status(lent: &mut Lent, event: EventId) -> Result<Status, PgError> {
+    let rows = lent
+        .query(
+            "SELECT e.state, e.review, e.pruned,
+                 (SELECT min(hapax.rank(j.state, j.steps)) FROM hapax.job j
+                  WHERE j.job BETWEEN e.id AND hapax.last_job(e.id))
+             FROM hapax.event e WHERE e.id = $1",
+            &[&event.0],
+        )
+        .await?;
+    let row = only(&rows)?;
+    Ok(Standing::new(row.get(0), row.get(1), row.get(2), row.get(3)).status)
+}

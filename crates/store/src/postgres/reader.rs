@@ -1,0 +1,400 @@
+//! What people see. Each read is a few short statements; none waits for a writer.
+
+use bytes::Bytes;
+use hapax_core::job::{Fence, HandlerName, JobId, Phase, Progress, idempotency_key};
+use hapax_core::store::{
+    ActionNote, ArrivalNote, AttemptNote, Cursor, Decision, EventDetail, EventFilter, EventId,
+    EventName, EventSummary, JobDetail, JobFilter, Lookup, MessageNote, Page, Status, StoreError,
+};
+use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+use uuid::Uuid;
+
+use super::Shared;
+use super::connect::{Lent, PgError};
+use super::ingest::Hash16;
+use super::row::{Standing, first_id, past, phase_of, state_of};
+use crate::limits::PAGE_MAX;
+
+/// An event and where it stands over its jobs.
+pub(super) const SUMMARY: &str = "SELECT e.id, e.event_id, e.tenant, e.source, e.event_type, e.occurred_at, \
+     e.received_at, e.state, e.review, c.copies, c.conflicts, j.rank, j.ended_at, j.result, \
+     e.request_id, e.remote, e.secret, e.signed_at \
+     FROM hapax.event e LEFT JOIN hapax.copy c ON c.event = e.id \
+     LEFT JOIN LATERAL (SELECT min(hapax.rank(j.state, j.steps)) AS rank, \
+         max(j.due_at) AS ended_at, \
+         (array_agg(j.result ORDER BY j.job) FILTER (WHERE j.result IS NOT NULL))[1] AS result \
+         FROM hapax.job j WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id)) j ON true";
+
+/// What has not ended, by the ranks that are not final; found by the indexes of what is open.
+const UNFINISHED: &str = "(e.state = 1 OR e.state = 0 AND j.rank IN (0, 2, 3, 4, 5, 6)) \
+     AND (e.state = 1 OR e.id IN (SELECT n.event FROM hapax.job n \
+     WHERE n.state IN (0, 1, 4, 5, 6, 7)))";
+
+/// Conditions with the values they speak of.
+#[derive(Default)]
+struct Conditions {
+    said: Vec<String>,
+    values: Vec<Box<dyn ToSql + Send + Sync>>,
+}
+
+impl Conditions {
+    /// `condition` with `?` where the value goes.
+    fn add(&mut self, condition: &str, value: impl ToSql + Send + Sync + 'static) {
+        self.values.push(Box::new(value));
+        self.said.push(condition.replace('?', &format!("${}", self.values.len())));
+    }
+
+    fn say(&mut self, condition: impl Into<String>) {
+        self.said.push(condition.into());
+    }
+
+    async fn query(&self, lent: &mut Lent, head: &str, tail: &str) -> Result<Vec<Row>, PgError> {
+        let sql = format!("{head} WHERE {} {tail}", self.said.join(" AND "));
+        let values: Vec<&(dyn ToSql + Sync)> =
+            self.values.iter().map(|value| &**value as &(dyn ToSql + Sync)).collect();
+        lent.query(&sql, &values).await
+    }
+}
+
+/// One page, newest first. Filters are looked at row by row from the newest on: the page's size and
+/// the statement's deadline bound the work.
+pub(super) async fn events(
+    shared: &Shared,
+    filter: EventFilter,
+) -> Result<Page<EventSummary>, StoreError> {
+    let mut asked = Conditions::default();
+    asked.say("e.pruned IS NULL");
+    if let Some(tenant) = &filter.tenant {
+        asked.add("e.tenant = ?", tenant.to_string());
+    }
+    if let Some(source) = &filter.source {
+        asked.add("e.source = ?", source.to_string());
+    }
+    if let Some(event_type) = filter.event_type {
+        asked.add("e.event_type = ?", event_type.into_bytes());
+    }
+    if let Some(status) = filter.status {
+        asked.say(stands(status));
+    }
+    if let Some(since) = filter.since {
+        // The id begins with the time: it is found by the index, and the column has the last word.
+        asked.add("e.id >= ?", first_id(since));
+        asked.add("e.received_at >= ?", since);
+    }
+    if let Some(until) = filter.until {
+        asked.add("e.id < ?", past(until));
+        asked.add("e.received_at < ?", until);
+    }
+    if let Some(since) = filter.unfinished_since {
+        asked.add("e.id < ?", past(since));
+        asked.add("e.received_at < ?", since);
+        asked.say(UNFINISHED);
+    }
+    if let Some(Cursor(before)) = filter.before {
+        asked.add("e.id < ?", Uuid::from_u128(before));
+    }
+    if let Some(needle) = filter.text {
+        asked.add(
+            "(position(? IN e.event_id) > 0 OR EXISTS (SELECT FROM hapax.body b \
+             WHERE b.id = e.id AND position(? IN b.body) > 0))",
+            needle.into_bytes(),
+        );
+    }
+    let limit = filter.limit.clamp(1, PAGE_MAX);
+    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let tail = format!("ORDER BY e.id DESC LIMIT {}", limit + 1);
+    let rows = asked.query(&mut lent, SUMMARY, &tail).await.map_err(read)?;
+    let more = rows.len() > limit;
+    let items: Vec<_> = rows.iter().take(limit).map(summary).collect();
+    let next = items.last().filter(|_| more).map(|last| Cursor(last.id.0.as_u128()));
+    Ok(Page { items, next })
+}
+
+/// The condition for a status. Where an index can narrow it down, it does.
+fn stands(status: Status) -> String {
+    let ranked = |rank: i32, states: &str| {
+        format!(
+            "e.state = 0 AND j.rank = {rank} AND e.id IN \
+             (SELECT n.event FROM hapax.job n WHERE n.state IN ({states}))"
+        )
+    };
+    match status {
+        Status::Review => "(e.state = 1 OR e.state = 0 AND j.rank = 0)".to_owned(),
+        Status::Discarded => "(e.state = 2 OR e.state = 0 AND j.rank = 1)".to_owned(),
+        Status::Dead => ranked(2, "4"),
+        Status::Failed => ranked(3, "0, 6"),
+        Status::Held => ranked(4, "5"),
+        Status::Processing => ranked(5, "1"),
+        Status::Received => ranked(6, "0, 6"),
+        Status::Processed => "e.state = 0 AND j.rank = 7".to_owned(),
+        Status::Stale => "e.state = 0 AND j.rank = 8".to_owned(),
+        Status::Ignored => "e.state = 0 AND j.rank IS NULL".to_owned(),
+    }
+}
+
+/// The one event of this name.
+pub(super) async fn event(
+    shared: &Shared,
+    name: EventName,
+) -> Result<Lookup<EventDetail>, StoreError> {
+    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let mut asked = Conditions::default();
+    asked.say("e.pruned IS NULL");
+    match name {
+        EventName::Ours(id) => asked.add("e.id = ?", id.0),
+        EventName::Theirs(event_id) => {
+            let sql = "SELECT tenant, source FROM hapax.pair";
+            let pairs = lent.query(sql, &[]).await.map_err(read)?;
+            let hash = |row: &Row| {
+                let (tenant, source) = (Tenant::new(text(row, 0)), SourceName::new(text(row, 1)));
+                Hash16(EventKey { tenant, source, event_id: event_id.clone() }.hash())
+            };
+            let hashes: Vec<Hash16> = pairs.iter().map(hash).collect();
+            asked.add("e.hash = ANY (?)", hashes);
+        }
+    }
+    let rows = asked.query(&mut lent, SUMMARY, "ORDER BY e.id").await.map_err(read)?;
+    match &rows[..] {
+        [] => Ok(Lookup::None),
+        [row] => Ok(match detail(&mut lent, row).await.map_err(read)? {
+            Some(detail) => Lookup::One(detail),
+            None => Lookup::None,
+        }),
+        several => Ok(Lookup::Ambiguous(several.iter().map(|row| EventId(row.get(0))).collect())),
+    }
+}
+
+/// All of an event; none where it was pruned since its row was read.
+async fn detail(lent: &mut Lent, row: &Row) -> Result<Option<EventDetail>, PgError> {
+    let summary = summary(row);
+    let id = summary.id;
+    let sql = "SELECT headers, body FROM hapax.body WHERE id = $1";
+    let bodies = lent.query(sql, &[&id.0]).await?;
+    let Some(body) = bodies.first() else { return Ok(None) };
+    let first = ArrivalNote {
+        decision: if summary.review.is_some() { Decision::Review } else { Decision::Accepted },
+        received_at: summary.received_at,
+        request_id: row.get(14),
+        remote: row.get(15),
+        secret: usize::try_from(row.get::<_, i32>(16)).unwrap_or(0),
+        signed_at: row.get(17),
+        body: None,
+    };
+    let others = lent
+        .query(
+            "SELECT received_at, request_id, conflict, remote, secret, signed_at, body \
+             FROM hapax.arrival WHERE event = $1 ORDER BY received_at, request_id",
+            &[&id.0],
+        )
+        .await?;
+    let arrivals = std::iter::once(first).chain(others.iter().map(arrival)).collect();
+    let mut asked = Conditions::default();
+    asked.add("j.job >= ?", id.0);
+    asked.add("j.job <= hapax.last_job(?)", id.0);
+    let jobs = read_jobs(lent, &asked, "ORDER BY j.job").await?;
+    let actions = lent
+        .query(
+            "SELECT what, who, reason, at FROM hapax.action WHERE event = $1 ORDER BY action",
+            &[&id.0],
+        )
+        .await?;
+    let messages = lent
+        .query(
+            "SELECT id, type, created_at FROM hapax.message WHERE event = $1 ORDER BY message",
+            &[&id.0],
+        )
+        .await?;
+    let action = |row: &Row| ActionNote {
+        action: row.get(0),
+        who: row.get(1),
+        reason: row.get(2),
+        at: row.get(3),
+    };
+    let message =
+        |row: &Row| MessageNote { id: row.get(0), r#type: row.get(1), created_at: row.get(2) };
+    Ok(Some(EventDetail {
+        summary,
+        arrivals,
+        headers: lossy(body.get(0)),
+        body: Bytes::copy_from_slice(body.get(1)),
+        jobs,
+        actions: actions.iter().map(action).collect(),
+        messages: messages.iter().map(message).collect(),
+    }))
+}
+
+/// One page of jobs, newest event first.
+pub(super) async fn jobs(
+    shared: &Shared,
+    filter: JobFilter,
+) -> Result<Page<JobDetail>, StoreError> {
+    let mut asked = Conditions::default();
+    asked.say("true");
+    if let Some(tenant) = &filter.tenant {
+        asked.add("e.tenant = ?", tenant.to_string());
+    }
+    if let Some(source) = &filter.source {
+        asked.add("e.source = ?", source.to_string());
+    }
+    if let Some(handler) = &filter.handler {
+        asked.add("h.name = ?", handler.to_string());
+    }
+    if let Some(phase) = filter.phase {
+        // Written out, so that the partial index of that state can be used.
+        asked.say(format!("j.state = {}", state_of(phase)));
+    }
+    if let Some(Cursor(before)) = filter.before {
+        asked.add("j.job < ?", Uuid::from_u128(before));
+    }
+    let limit = filter.limit.clamp(1, PAGE_MAX);
+    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let tail = format!("ORDER BY j.job DESC LIMIT {}", limit + 1);
+    let mut items = read_jobs(&mut lent, &asked, &tail).await.map_err(read)?;
+    let more = items.len() > limit;
+    items.truncate(limit);
+    let next = items.last().filter(|_| more).map(|last| Cursor(last.id.0.as_u128()));
+    Ok(Page { items, next })
+}
+
+/// One job.
+pub(super) async fn job(shared: &Shared, id: JobId) -> Result<Option<JobDetail>, StoreError> {
+    let mut asked = Conditions::default();
+    asked.add("j.job = ?", id.0);
+    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    Ok(read_jobs(&mut lent, &asked, "").await.map_err(read)?.pop())
+}
+
+async fn read_jobs(
+    lent: &mut Lent,
+    asked: &Conditions,
+    tail: &str,
+) -> Result<Vec<JobDetail>, PgError> {
+    let head = "SELECT j.job, j.state, j.due_at, j.fence, j.run, j.attempt, j.steps, j.lost, \
+                j.resource, j.started_at, j.worker, j.result, j.error, e.id, e.event_id, \
+                e.tenant, e.source, h.name \
+                FROM hapax.job j JOIN hapax.event e ON e.id = j.event \
+                JOIN hapax.handler h ON h.handler = j.handler";
+    let rows = asked.query(lent, head, tail).await?;
+    let ids: Vec<Uuid> = rows.iter().map(|row| row.get(0)).collect();
+    let notes = lent
+        .query(
+            "SELECT job, run, attempt, started_at, ended_at, outcome, error, worker \
+             FROM hapax.attempt WHERE job = ANY ($1) ORDER BY job, run, attempt",
+            &[&ids],
+        )
+        .await?;
+    let mut jobs: Vec<JobDetail> = rows.iter().map(job_row).collect();
+    for job in &mut jobs {
+        // The one that succeeded stands in the job itself and was put there by `job_row`.
+        let done = std::mem::take(&mut job.attempts);
+        let of_job = notes.iter().filter(|row| row.get::<_, Uuid>(0) == job.id.0);
+        job.attempts = of_job.map(attempt).chain(done).collect();
+    }
+    Ok(jobs)
+}
+
+fn job_row(row: &Row) -> JobDetail {
+    let phase = phase_of(row.get(1));
+    let at: Timestamp = row.get(2);
+    let (run, attempt) = (count(row, 4), count(row, 5));
+    let started: Option<Timestamp> = row.get(9);
+    let event = EventId(row.get(13));
+    let handler = HandlerName::new(text(row, 17));
+    let done = started.filter(|_| phase == Phase::Done).map(|started_at| AttemptNote {
+        run,
+        attempt,
+        started_at,
+        ended_at: Some(at),
+        outcome: "done".to_owned(),
+        error: None,
+        worker: row.get::<_, Option<String>>(10).unwrap_or_default(),
+    });
+    JobDetail {
+        id: JobId(row.get(0)),
+        event,
+        event_id: lossy(row.get(14)),
+        tenant: row.get(15),
+        source: row.get(16),
+        phase,
+        run,
+        progress: Progress { attempt, steps: count(row, 6), lost: count(row, 7) },
+        fence: Fence(row.get(3)),
+        due_at: phase.is_open().then_some(at),
+        result: row.get(11),
+        error: row.get(12),
+        finished_at: (!phase.is_open() && phase != Phase::Review).then_some(at),
+        idempotency_key: idempotency_key(event, &handler, run),
+        handler,
+        resource: row.get(8),
+        attempts: done.into_iter().collect(),
+    }
+}
+
+fn attempt(row: &Row) -> AttemptNote {
+    AttemptNote {
+        run: count(row, 1),
+        attempt: count(row, 2),
+        started_at: row.get(3),
+        ended_at: row.get(4),
+        outcome: row.get(5),
+        error: row.get(6),
+        worker: row.get(7),
+    }
+}
+
+fn arrival(row: &Row) -> ArrivalNote {
+    let conflict: bool = row.get(2);
+    ArrivalNote {
+        decision: if conflict { Decision::Conflict } else { Decision::Duplicate },
+        received_at: row.get(0),
+        request_id: row.get(1),
+        remote: row.get(3),
+        secret: usize::try_from(row.get::<_, i32>(4)).unwrap_or(0),
+        signed_at: row.get(5),
+        body: row.get::<_, Option<&[u8]>>(6).map(Bytes::copy_from_slice),
+    }
+}
+
+pub(super) fn summary(row: &Row) -> EventSummary {
+    let standing = Standing::new(row.get(7), row.get(8), None, row.get(11));
+    let copies: Option<i64> = row.get(9);
+    let conflicts: Option<i64> = row.get(10);
+    let ended: Option<Timestamp> = row.get(12);
+    EventSummary {
+        id: EventId(row.get(0)),
+        event_id: lossy(row.get(1)),
+        tenant: row.get(2),
+        source: row.get(3),
+        event_type: row.get::<_, Option<&[u8]>>(4).map(lossy),
+        occurred_at: row.get(5),
+        received_at: row.get(6),
+        status: standing.status,
+        review: standing.review,
+        arrivals: 1 + copies.unwrap_or(0).unsigned_abs(),
+        conflicts: conflicts.unwrap_or(0).unsigned_abs(),
+        processed_at: ended.filter(|_| standing.status.is_final()),
+        result: row.get(13),
+    }
+}
+
+/// The sender's text, which was checked on its way in.
+fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn text(row: &Row, column: usize) -> &str {
+    row.get(column)
+}
+
+fn count(row: &Row, column: usize) -> u32 {
+    u32::try_from(row.get::<_, i32>(column)).unwrap_or(0)
+}
+
+pub(super) fn read(error: PgError) -> StoreError {
+    match error {
+        PgError::Closed => StoreError::Closed,
+        other => StoreError::Read(other.to_string().into()),
+    }
+}

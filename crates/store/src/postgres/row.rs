@@ -1,0 +1,189 @@
+//! How values look in this database: our ids, which carry their time, and states as small numbers.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Mutex;
+
+use hapax_core::Timestamp;
+use hapax_core::job::Phase;
+use hapax_core::store::{EventId, ReviewReason, Status};
+use uuid::{Builder, Uuid};
+
+/// Makes ids: UUIDs of version 7 that end in 24 zero bits, where the ids of the event's jobs have
+/// their lane. Of those that one node makes in the same millisecond the later is the greater, so that
+/// a list by id is a list by arrival; 50 bits of chance keep the nodes apart.
+#[derive(Debug, Default)]
+pub(super) struct Ids {
+    dice: RandomState,
+    last: Mutex<LastId>,
+}
+
+#[derive(Debug, Default)]
+struct LastId {
+    millis: u64,
+    count: u64,
+    made: u64,
+}
+
+/// The low bits of an event's id, which are zero.
+pub(super) const LANE_BITS: u32 = 24;
+
+/// Bits that count within a millisecond; they begin somewhere in their lower half.
+const COUNT_BITS: u32 = 26;
+
+impl Ids {
+    pub(super) fn make(&self, at: Timestamp) -> EventId {
+        let millis = u64::try_from(at.as_millisecond()).unwrap_or(0);
+        let mut last = self.last.lock().expect("no panic happens under this lock");
+        last.made += 1;
+        let chance = self.dice.hash_one((millis, last.made));
+        last.count = match millis == last.millis {
+            true => last.count + 1,
+            false => chance & ((1 << (COUNT_BITS - 1)) - 1),
+        };
+        last.millis = millis;
+        // 12 bits before the variant, 38 after it: the count, then chance.
+        let count = last.count & ((1 << COUNT_BITS) - 1);
+        let bits = (u128::from(count) << 24) | u128::from(chance >> 40);
+        let tail = (bits >> 38 << 64) | ((bits & ((1 << 38) - 1)) << LANE_BITS);
+        let mut bytes = [0; 10];
+        bytes.copy_from_slice(&tail.to_be_bytes()[6..]);
+        EventId(Builder::from_unix_timestamp_millis(millis, &bytes).into_uuid())
+    }
+}
+
+/// The first id of this instant, to find what arrived before or after it.
+pub(super) fn first_id(at: Timestamp) -> Uuid {
+    let millis = u128::try_from(at.as_millisecond()).unwrap_or(0);
+    Uuid::from_u128(millis << 80)
+}
+
+/// The first id that is surely after this instant's.
+pub(super) fn past(at: Timestamp) -> Uuid {
+    first_id(at.checked_add(jiff::SignedDuration::from_millis(1)).unwrap_or(at))
+}
+
+/// Text for a `text` column, which cannot hold a NUL: its picture stands for it.
+pub(super) fn text(text: &str) -> String {
+    text.replace('\0', "\u{2400}")
+}
+
+/// A time of the sender's, which may be any: the database begins later than we do.
+pub(super) fn stamp(at: Timestamp) -> Timestamp {
+    at.max(Timestamp::constant(-62_135_596_800, 0))
+}
+
+/// Where an event stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Standing {
+    pub(super) status: Status,
+    /// Why it was for a person to decide, if it ever was.
+    pub(super) review: Option<ReviewReason>,
+    /// Why it waits for one now.
+    pub(super) waiting: Option<ReviewReason>,
+}
+
+impl Standing {
+    /// From the columns `state`, `review` and `pruned` of an event, and the lowest rank of its jobs.
+    pub(super) fn new(state: i16, review: i16, pruned: Option<&str>, rank: Option<i32>) -> Self {
+        let review = match review {
+            1 => Some(ReviewReason::Late),
+            2 => Some(ReviewReason::Replay),
+            3 => Some(ReviewReason::Conflict),
+            _ => None,
+        };
+        let status = match (pruned, state) {
+            (Some(word), _) => status_of(word),
+            (None, 0) => ranked(rank),
+            (None, 1) => Status::Review,
+            // Anything unknown reads as discarded: never as something to work on.
+            (None, _) => Status::Discarded,
+        };
+        Self { status, review, waiting: review.filter(|_| state == 1) }
+    }
+}
+
+/// A job's phase from its column; anything unknown counts as dead, for a person to look at.
+pub(super) fn phase_of(state: i16) -> Phase {
+    match state {
+        0 => Phase::Ready,
+        1 => Phase::Leased,
+        2 => Phase::Done,
+        3 => Phase::Stale,
+        5 => Phase::Held,
+        6 => Phase::Parked,
+        7 => Phase::Review,
+        8 => Phase::Discarded,
+        _dead => Phase::Dead,
+    }
+}
+
+/// The column of a job's phase.
+pub(super) fn state_of(phase: Phase) -> i16 {
+    match phase {
+        Phase::Ready => 0,
+        Phase::Leased => 1,
+        Phase::Done => 2,
+        Phase::Stale => 3,
+        Phase::Dead => 4,
+        Phase::Held => 5,
+        Phase::Parked => 6,
+        Phase::Review => 7,
+        Phase::Discarded => 8,
+    }
+}
+
+/// The rank of `hapax.rank` as a status.
+fn ranked(rank: Option<i32>) -> Status {
+    match rank {
+        None => Status::Ignored,
+        Some(0) => Status::Review,
+        Some(1) => Status::Discarded,
+        Some(2) => Status::Dead,
+        Some(3) => Status::Failed,
+        Some(4) => Status::Held,
+        Some(5) => Status::Processing,
+        Some(6) => Status::Received,
+        Some(8) => Status::Stale,
+        Some(_) => Status::Processed,
+    }
+}
+
+/// A status from the column `pruned`; anything unknown counts as processed.
+fn status_of(word: &str) -> Status {
+    match word {
+        "ignored" => Status::Ignored,
+        "stale" => Status::Stale,
+        "discarded" => Status::Discarded,
+        _processed => Status::Processed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_one_millisecond_are_in_order_and_leave_room_for_the_lane() {
+        // Two events of the same instant would otherwise be listed in any order.
+        let ids = Ids::default();
+        let noon = Timestamp::constant(1_790_000_000, 0);
+        let mut before = first_id(noon);
+        for _ in 0..100_000 {
+            let id = ids.make(noon).0;
+            assert!(id > before, "{id} after {before}");
+            assert_eq!(id.as_u128() & ((1 << LANE_BITS) - 1), 0);
+            assert_eq!((id.get_version_num(), id.get_variant()), (7, uuid::Variant::RFC4122));
+            before = id;
+        }
+        assert!(before < first_id(Timestamp::constant(1_790_000_000, 1_000_000)));
+    }
+
+    #[test]
+    fn two_nodes_do_not_make_the_same_id() {
+        let nodes = [Ids::default(), Ids::default()];
+        let noon = Timestamp::constant(1_790_000_000, 0);
+        let made: std::collections::HashSet<_> =
+            nodes.iter().flat_map(|ids| (0..10_000).map(|_| ids.make(noon))).collect();
+        assert_eq!(made.len(), 20_000);
+    }
+}

@@ -1,0 +1,626 @@
+//! SQL handlers: the statements, "done" and whatever they publish in one transaction, on connections
+//! of their own.
+//!
+//! First attempts share a transaction, without savepoints, and their statements are sent without
+//! waiting for each other's answers. Any error, a lost fence or a failed commit rolls all of it back,
+//! and each job then runs alone under the same claim. One that fails alone uses a step of its
+//! schedule; one whose connection dies is lost, not failed: nobody knows what it would have done.
+//! What a slice has no time to begin is given back.
+//!
+//! Whatever the statements did to the session is undone before anybody else gets the connection.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::time::{Duration, Instant};
+
+use deadpool_postgres::Object;
+use hapax_core::failpoint;
+use hapax_core::handler::{PostgresType, SqlParameter, SqlProgram};
+use hapax_core::job::Retry;
+use hapax_core::order::{Guard, OrderRule, Position};
+use hapax_core::store::{SqlAsk, SqlRan, StoreError};
+use tokio_postgres::error::{ErrorPosition, SqlState};
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Row, Statement};
+use uuid::Uuid;
+
+use super::Shared;
+use super::connect::{PgError, session};
+use super::jobs::{self, Guarded, Settled, Taken, only, shortened};
+use super::shown::{self, RawValue, Shown};
+use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
+
+/// How long a slice may begin new jobs. Others wait for its connection, and its leases run.
+const SLICE_MAX: Duration = Duration::from_millis(500);
+
+/// Jobs whose statements are sent together before anybody looks at the clock: enough to hide the way
+/// to the server, few enough that slow statements are noticed.
+const SENT_TOGETHER: usize = 16;
+
+/// How much longer than the server we wait for the end of a transaction.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How often a job that lost a deadlock or a serialization race runs again within its attempt.
+const RACES_MAX: usize = 3;
+
+/// Undoes what statements may do to a session; our prepared statements stay.
+const RESET: &str = "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; \
+                     SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES; ";
+
+/// How one job went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Went {
+    Done,
+    Guarded,
+}
+
+/// Why a transaction did not go, and nothing of it happened.
+#[derive(Debug)]
+enum NotRun {
+    /// The statements are wrong, slow, or against a constraint.
+    Statement(String),
+    /// A fence was lost, or the job is done already.
+    Fence,
+    /// It may do better at once: a deadlock, or a plan that an `ALTER` made void.
+    Race(String),
+    /// The connection or the server died with it. It may even have been committed.
+    Outage(PgError),
+}
+
+/// Claims and runs one slice. An error is the database's own: what was claimed ends as lost.
+pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, StoreError> {
+    let until = Instant::now() + SLICE_MAX;
+    let begun = jobs::claim(shared, &ask.claim, Guarded::InTheWork).await?;
+    let mut ran = SqlRan { guarded: begun.set_aside.len(), ..SqlRan::default() };
+    let mut taken = begun.taken;
+    if taken.is_empty() {
+        return Ok(ran);
+    }
+    failpoint!("worker.after_claim");
+    // Those of one resource beside each other, in the order in which they are due.
+    taken.sort_by(|one, other| {
+        let of = |it: &Taken| (it.lane, it.claim.event.resource.clone());
+        of(one).cmp(&of(other))
+    });
+    let handler = shared.handlers.get(&ask.claim.handler);
+    let bench = Bench {
+        shared,
+        program: &ask.program,
+        timeout: ask.timeout,
+        order: handler.and_then(|handler| handler.spec.order.clone()),
+        publishes: publishes(&ask.program),
+    };
+    let (first, mut alone): (Vec<Taken>, Vec<Taken>) =
+        taken.into_iter().partition(|taken| taken.claim.attempt == 1);
+    let mut left = Vec::new();
+    if first.len() > 1 {
+        let limit = SLICE_MAX + ask.timeout + GRACE;
+        match bench.transaction(&first, None, until, limit).await {
+            Ok(went) => {
+                left.extend(first[went.len()..].iter().cloned());
+                for (went, _) in went.iter().zip(&first) {
+                    count(&mut ran, *went);
+                }
+            }
+            Err(why) => {
+                tracing::debug!(jobs = first.len(), ?why, "a batch failed; each runs alone");
+                alone.splice(0..0, first);
+            }
+        }
+    } else {
+        alone.splice(0..0, first);
+    }
+    for (begun, taken) in alone.iter().enumerate() {
+        if begun > 0 && Instant::now() >= until {
+            left.extend(alone[begun..].iter().cloned());
+            break;
+        }
+        match bench.alone(taken, None).await {
+            Ok(Ended::Went(went)) => count(&mut ran, went),
+            Ok(Ended::Failed(_)) => ran.failed += 1,
+            Ok(Ended::Lost) => {}
+            Err(outage) => {
+                // This one is lost; those that were not begun need not be.
+                left.extend(alone[begun + 1..].iter().cloned());
+                give_back(shared, &left).await?;
+                return Err(outage.into());
+            }
+        }
+    }
+    give_back(shared, &left).await?;
+    Ok(ran)
+}
+
+/// How a job that ran alone ended.
+#[derive(Debug)]
+pub(super) enum Ended {
+    Went(Went),
+    /// And that is recorded.
+    Failed(String),
+    Lost,
+}
+
+fn count(ran: &mut SqlRan, went: Went) {
+    match went {
+        Went::Done => ran.done += 1,
+        Went::Guarded => ran.guarded += 1,
+    }
+}
+
+async fn give_back(shared: &Shared, left: &[Taken]) -> Result<(), PgError> {
+    if left.is_empty() {
+        return Ok(());
+    }
+    let claims: Vec<_> = left.iter().map(|taken| (taken.claim.job, taken.claim.fence)).collect();
+    jobs::give_back(shared, &claims).await
+}
+
+/// What a run needs.
+struct Bench<'a> {
+    shared: &'a Shared,
+    program: &'a SqlProgram,
+    timeout: Duration,
+    order: Option<OrderRule>,
+    publishes: bool,
+}
+
+impl Bench<'_> {
+    /// One job in a transaction of its own, and a record of its failure if it fails.
+    async fn alone(&self, taken: &Taken, current: Option<&str>) -> Result<Ended, PgError> {
+        let one = std::slice::from_ref(taken);
+        let (job, fence) = (taken.claim.job, taken.claim.fence);
+        let mut races = 0;
+        let error = loop {
+            let until = Instant::now() + SLICE_MAX;
+            match self.transaction(one, current, until, self.timeout + GRACE).await {
+                Ok(went) => {
+                    return Ok(went.first().map_or(Ended::Lost, |went| Ended::Went(*went)));
+                }
+                Err(NotRun::Race(_)) if races < RACES_MAX => races += 1,
+                Err(NotRun::Statement(error) | NotRun::Race(error)) => break error,
+                // An earlier commit whose answer was lost may have got through.
+                Err(NotRun::Fence) if jobs::is_done(self.shared, job).await? => {
+                    return Ok(Ended::Went(Went::Done));
+                }
+                Err(NotRun::Fence) => return Ok(Ended::Lost),
+                Err(NotRun::Outage(error)) => return Err(error),
+            }
+        };
+        match jobs::fail(self.shared, job, fence, &error, Retry::Schedule).await? {
+            Settled::Recorded | Settled::WithOthers => Ok(Ended::Failed(error)),
+            Settled::Lost | Settled::Before => Ok(Ended::Lost),
+        }
+    }
+
+    /// Guard, effects and "done" of these jobs, as far as the time goes, and the commit. Tells how
+    /// those went that were begun.
+    async fn transaction(
+        &self,
+        jobs: &[Taken],
+        current: Option<&str>,
+        until: Instant,
+        limit: Duration,
+    ) -> Result<Vec<Went>, NotRun> {
+        let mut lent = self.shared.pools.handlers.lend().await.map_err(NotRun::Outage)?;
+        let client = lent.raw().map_err(NotRun::Outage)?;
+        let inside = tokio::time::timeout(limit, async {
+            let went = self.inside(client, jobs, current, until).await?;
+            failpoint!("worker.before_commit");
+            client.batch_execute("COMMIT").await.map_err(|error| at_commit(&error))?;
+            failpoint!("worker.after_commit");
+            Ok(went)
+        });
+        let outcome = match inside.await {
+            Ok(outcome) => outcome,
+            // The connection is closed with whatever is still running on it.
+            Err(_) => return Err(NotRun::Statement(self.timed_out())),
+        };
+        let keep = match &outcome {
+            Ok(_) => true,
+            // Its prepared statements may be void.
+            Err(NotRun::Race(_) | NotRun::Outage(_)) => false,
+            Err(NotRun::Statement(_) | NotRun::Fence) => {
+                client.batch_execute("ROLLBACK").await.is_ok()
+            }
+        };
+        if keep && client.batch_execute(&format!("{RESET}{}", session())).await.is_ok() {
+            lent.clean();
+        }
+        outcome
+    }
+
+    async fn inside(
+        &self,
+        client: &Object,
+        jobs: &[Taken],
+        current: Option<&str>,
+        until: Instant,
+    ) -> Result<Vec<Went>, NotRun> {
+        // Answered before anything else is sent: without a transaction the rest would commit itself.
+        let begin = format!(
+            "BEGIN; SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = 0; \
+             SET LOCAL standard_conforming_strings = on",
+            self.timeout.as_millis().max(1)
+        );
+        client.batch_execute(&begin).await.map_err(|error| ours(error.into()))?;
+        let mut marks = self.marks(client, jobs).await?;
+        let statements = self.prepared(client).await?;
+        let mut went = Vec::with_capacity(jobs.len());
+        let mut done = Done::default();
+        for some in jobs.chunks(SENT_TOGETHER) {
+            if !went.is_empty() && Instant::now() >= until {
+                break;
+            }
+            let plans: Vec<Guard> = some.iter().map(|job| self.guard(&mut marks, job)).collect();
+            let results = self.effects(client, some, &plans, &statements, current).await?;
+            for ((job, plan), result) in some.iter().zip(&plans).zip(results) {
+                failpoint!("worker.mid_handler", &job.claim.event.key.event_id);
+                match plan {
+                    Guard::Run => {
+                        done.push(job, result);
+                        went.push(Went::Done);
+                    }
+                    Guard::Stale | Guard::Hold => went.push(Went::Guarded),
+                }
+            }
+        }
+        self.finish(client, &done).await?;
+        Ok(went)
+    }
+
+    /// The marks of these jobs' resources, locked until the end of the transaction.
+    async fn marks(&self, client: &Object, jobs: &[Taken]) -> Result<Marks, NotRun> {
+        let placed = || jobs.iter().filter(|job| job.position.is_some());
+        if self.order.is_none() || placed().next().is_none() {
+            return Ok(Marks::default());
+        }
+        let lanes: Vec<i32> = placed().map(|job| job.lane).collect();
+        let resources: Vec<_> = placed().map(|job| job.claim.event.resource.as_deref()).collect();
+        let ask = "SELECT lane, resource, place FROM hapax.lock_marks($1, $2)";
+        let statement = client.prepare_cached(ask).await.map_err(|error| ours(error.into()))?;
+        let rows = client
+            .query(&statement, &[&lanes, &resources])
+            .await
+            .map_err(|error| ours(error.into()))?;
+        let mark =
+            |row: &Row| ((row.get(0), row.get(1)), row.get::<_, Option<i64>>(2).map(Position));
+        Ok(rows.iter().map(mark).collect())
+    }
+
+    /// What the guard says of a job; if it runs, the mark has moved for those behind it.
+    fn guard(&self, marks: &mut Marks, job: &Taken) -> Guard {
+        let (Some(rule), Some(position), Some(resource)) =
+            (&self.order, job.position, &job.claim.event.resource)
+        else {
+            return Guard::Run;
+        };
+        let mark = marks.entry((job.lane, resource.clone())).or_default();
+        let guard = match job.forced {
+            true => Guard::Run,
+            false => rule.policy.decide(*mark, position),
+        };
+        if guard == Guard::Run {
+            *mark = Some(rule.policy.after(*mark, position));
+        }
+        guard
+    }
+
+    async fn prepared(&self, client: &Object) -> Result<Vec<Statement>, NotRun> {
+        let mut all = Vec::with_capacity(self.program.statements.len());
+        for (at, statement) in self.program.statements.iter().enumerate() {
+            let types: Vec<Type> = statement.parameters.iter().map(|it| type_of(*it)).collect();
+            let prepared = client.prepare_typed_cached(&statement.text, &types).await;
+            all.push(prepared.map_err(|error| self.judged(error, at))?);
+        }
+        Ok(all)
+    }
+
+    /// Sends the statements of these jobs one after the other without waiting, then reads the
+    /// answers: the result of each job.
+    async fn effects(
+        &self,
+        client: &Object,
+        jobs: &[Taken],
+        plans: &[Guard],
+        statements: &[Statement],
+        current: Option<&str>,
+    ) -> Result<Vec<Option<String>>, NotRun> {
+        let event = client
+            .prepare_cached("SELECT pg_catalog.set_config('hapax.event', $1, true)")
+            .await
+            .map_err(|error| ours(error.into()))?;
+        let aside = client
+            .prepare_cached("SELECT hapax.set_aside($1, $2, $3, $4)")
+            .await
+            .map_err(|error| ours(error.into()))?;
+        let now = self.shared.now();
+        let mut sent: Vec<Sent<'_>> = Vec::new();
+        for (job, plan) in jobs.iter().zip(plans) {
+            let claim = &job.claim;
+            match plan {
+                Guard::Run => {
+                    if self.publishes {
+                        let id = claim.event.id.to_string();
+                        let about = &event;
+                        sent.push(Sent::ours(async move { client.query(about, &[&id]).await }));
+                    }
+                    for (at, statement) in self.program.statements.iter().enumerate() {
+                        let values = statement
+                            .parameters
+                            .iter()
+                            .map(|parameter| value(*parameter, job, current))
+                            .collect::<Result<Vec<_>, _>>()
+                            .map_err(NotRun::Statement)?;
+                        let prepared = &statements[at];
+                        sent.push(Sent::theirs(at, async move {
+                            let values: Vec<_> = values.iter().map(|value| &**value as _).collect();
+                            client.query(prepared, &values).await
+                        }));
+                    }
+                }
+                Guard::Stale | Guard::Hold => {
+                    let to_hold = *plan == Guard::Hold;
+                    let (job, fence, aside) = (claim.job.0, claim.fence.0, &aside);
+                    sent.push(Sent::ours(async move {
+                        client.query(aside, &[&job, &fence, &to_hold, &now]).await
+                    }));
+                }
+            }
+        }
+        let mut answers = in_order(sent).await.into_iter();
+        let mut results = Vec::with_capacity(jobs.len());
+        for plan in plans {
+            let mut last = None;
+            let expected = match plan {
+                Guard::Run => self.program.statements.len() + usize::from(self.publishes),
+                Guard::Stale | Guard::Hold => 1,
+            };
+            for (whose, answer) in answers.by_ref().take(expected) {
+                let rows = answer.map_err(|error| match whose {
+                    Some(at) => self.judged(error, at),
+                    None => ours(error.into()),
+                })?;
+                last = Some(rows);
+            }
+            match plan {
+                Guard::Run => results.push(last.as_deref().map_or(Shown::Nothing, shown::first)),
+                Guard::Stale | Guard::Hold => {
+                    let rows = last.unwrap_or_default();
+                    if !only(&rows).map_err(ours)?.get::<_, bool>(0) {
+                        return Err(NotRun::Fence);
+                    }
+                    results.push(Shown::Nothing);
+                }
+            }
+        }
+        as_text(client, results).await
+    }
+
+    /// "Done" for all of them, after every constraint has been checked that waited for the commit.
+    async fn finish(&self, client: &Object, done: &Done) -> Result<(), NotRun> {
+        client
+            .batch_execute("SET CONSTRAINTS ALL IMMEDIATE")
+            .await
+            .map_err(|error| at_commit(&error))?;
+        if done.jobs.is_empty() {
+            return Ok(());
+        }
+        let statement = client
+            .prepare_cached("SELECT hapax.done_all($1, $2, $3, $4)")
+            .await
+            .map_err(|error| ours(error.into()))?;
+        let rows = client
+            .query(&statement, &[&done.jobs, &done.fences, &done.results, &self.shared.now()])
+            .await
+            .map_err(|error| ours(error.into()))?;
+        match only(&rows).map_err(ours)?.get::<_, i32>(0) {
+            0 => Ok(()),
+            _missed => Err(NotRun::Fence),
+        }
+    }
+
+    /// An error of the statement at this place in the program.
+    fn judged(&self, error: tokio_postgres::Error, at: usize) -> NotRun {
+        let Some(db) = error.as_db_error() else { return ours(error.into()) };
+        if *db.code() == SqlState::QUERY_CANCELED {
+            return NotRun::Statement(self.timed_out());
+        }
+        let Some(statement) = self.program.statements.get(at) else { return ours(error.into()) };
+        let place = match db.position() {
+            Some(ErrorPosition::Original(nth)) => {
+                statement.place_of_character(*nth as usize).to_string()
+            }
+            Some(ErrorPosition::Internal { .. }) | None => format!("line {}", statement.line),
+        };
+        let (code, message) = (db.code().code(), db.message());
+        let told = format!("statement {} ({place}): {message} ({code})", at + 1);
+        sorted(error, shortened(&told, ERROR_CHARS_MAX))
+    }
+
+    fn timed_out(&self) -> String {
+        format!("timed out after {:?}", self.timeout)
+    }
+}
+
+/// How far each resource has come, as this transaction sees it.
+type Marks = HashMap<(i32, String), Option<Position>>;
+
+/// What is to be recorded as done.
+#[derive(Debug, Default)]
+struct Done {
+    jobs: Vec<Uuid>,
+    fences: Vec<i64>,
+    results: Vec<Option<String>>,
+}
+
+impl Done {
+    fn push(&mut self, job: &Taken, result: Option<String>) {
+        self.jobs.push(job.claim.job.0);
+        self.fences.push(job.claim.fence.0);
+        self.results.push(result.map(|result| shortened(&result, RESULT_CHARS_MAX)));
+    }
+}
+
+type Answer = Result<Vec<Row>, tokio_postgres::Error>;
+
+/// A statement on its way, and which one of the program's it is; none of ours.
+struct Sent<'a> {
+    whose: Option<usize>,
+    answer: Pin<Box<dyn Future<Output = Answer> + Send + 'a>>,
+}
+
+impl<'a> Sent<'a> {
+    fn theirs(at: usize, answer: impl Future<Output = Answer> + Send + 'a) -> Self {
+        Self { whose: Some(at), answer: Box::pin(answer) }
+    }
+
+    fn ours(answer: impl Future<Output = Answer> + Send + 'a) -> Self {
+        Self { whose: None, answer: Box::pin(answer) }
+    }
+}
+
+/// Sends all of them in their order, then waits for the answers. A statement is sent when its future
+/// is polled for the first time, and the server answers in the order of sending.
+async fn in_order(mut sent: Vec<Sent<'_>>) -> Vec<(Option<usize>, Answer)> {
+    let mut answers: Vec<Option<Answer>> = sent.iter().map(|_| None).collect();
+    std::future::poll_fn(|context| {
+        for (one, answer) in sent.iter_mut().zip(&mut answers) {
+            if let std::task::Poll::Ready(ready) = one.answer.as_mut().poll(context) {
+                *answer = Some(ready);
+            }
+        }
+        std::task::Poll::Ready(())
+    })
+    .await;
+    let mut all = Vec::with_capacity(sent.len());
+    for (one, answer) in sent.into_iter().zip(answers) {
+        let answer = match answer {
+            Some(answer) => answer,
+            None => one.answer.await,
+        };
+        all.push((one.whose, answer));
+    }
+    all
+}
+
+/// The results as text; the server is asked for those whose look only it knows.
+async fn as_text(client: &Object, results: Vec<Shown>) -> Result<Vec<Option<String>>, NotRun> {
+    let mut all = Vec::with_capacity(results.len());
+    for result in results {
+        all.push(match result {
+            Shown::Nothing => None,
+            Shown::Text(text) => Some(text),
+            Shown::Of(kind, bytes) => {
+                let ask = "SELECT $1::text";
+                let statement = client
+                    .prepare_typed_cached(ask, &[kind])
+                    .await
+                    .map_err(|error| ours(error.into()))?;
+                let rows = client
+                    .query(&statement, &[&RawValue(bytes)])
+                    .await
+                    .map_err(|error| ours(error.into()))?;
+                only(&rows).map_err(ours)?.get(0)
+            }
+        });
+    }
+    Ok(all)
+}
+
+fn publishes(program: &SqlProgram) -> bool {
+    let names = |text: &str| text.to_ascii_lowercase().contains("publish");
+    program.statements.iter().any(|statement| names(&statement.text))
+}
+
+fn type_of(parameter: SqlParameter) -> Type {
+    match parameter.postgres_type() {
+        PostgresType::Text => Type::TEXT,
+        PostgresType::Timestamptz => Type::TIMESTAMPTZ,
+        PostgresType::Int4 => Type::INT4,
+    }
+}
+
+type Bound = Box<dyn ToSql + Send + Sync>;
+
+/// What a parameter is for this job; or why it cannot be.
+fn value(parameter: SqlParameter, job: &Taken, current: Option<&str>) -> Result<Bound, String> {
+    let (claim, event) = (&job.claim, &job.claim.event);
+    let text = |text: &str| -> Result<Bound, String> {
+        if text.contains('\0') {
+            let name = parameter.name();
+            return Err(format!(":{name} holds a NUL character, which text in PostgreSQL cannot"));
+        }
+        Ok(Box::new(text.to_owned()))
+    };
+    let maybe = |it: Option<&str>| match it {
+        Some(it) => text(it),
+        None => Ok(Box::new(None::<String>) as Bound),
+    };
+    match parameter {
+        SqlParameter::Tenant => text(event.key.tenant.as_str()),
+        SqlParameter::Source => text(event.key.source.as_str()),
+        SqlParameter::EventId => text(&event.key.event_id),
+        SqlParameter::EventType => maybe(event.event_type.as_deref()),
+        SqlParameter::Id => text(&event.id.to_string()),
+        SqlParameter::IdempotencyKey => text(&claim.idempotency_key),
+        SqlParameter::Body => match std::str::from_utf8(&event.body) {
+            Ok(body) => text(body),
+            Err(_) => Err(":body is not UTF-8, which text in PostgreSQL must be".to_owned()),
+        },
+        SqlParameter::ReceivedAt => Ok(Box::new(event.received_at)),
+        SqlParameter::OccurredAt => Ok(Box::new(event.occurred_at)),
+        SqlParameter::Resource => maybe(event.resource.as_deref()),
+        SqlParameter::Attempt => Ok(Box::new(i32::try_from(claim.attempt).unwrap_or(i32::MAX))),
+        SqlParameter::Current => maybe(current),
+    }
+}
+
+/// An error of a statement of ours, in the handler's transaction.
+fn ours(error: PgError) -> NotRun {
+    match error {
+        PgError::Sql(error) => {
+            let told = match error.as_db_error() {
+                Some(db) => format!("{} ({})", db.message(), db.code().code()),
+                None => error.to_string(),
+            };
+            sorted(error, shortened(&told, ERROR_CHARS_MAX))
+        }
+        other => NotRun::Outage(other),
+    }
+}
+
+/// An error that waited for the end of the transaction.
+fn at_commit(error: &tokio_postgres::Error) -> NotRun {
+    match error.as_db_error() {
+        Some(db) if !is_outage(db.code()) => {
+            NotRun::Statement(format!("at commit: {} ({})", db.message(), db.code().code()))
+        }
+        Some(db) => NotRun::Outage(PgError::Pool(format!("at commit ({})", db.code().code()))),
+        None => NotRun::Outage(PgError::Gone),
+    }
+}
+
+/// Whose error it is.
+fn sorted(error: tokio_postgres::Error, told: String) -> NotRun {
+    let Some(db) = error.as_db_error() else { return NotRun::Outage(error.into()) };
+    let code = db.code();
+    let void_plan = *code == SqlState::INVALID_SQL_STATEMENT_NAME
+        || (*code == SqlState::FEATURE_NOT_SUPPORTED && db.message().contains("cached plan"));
+    if *code == SqlState::T_R_SERIALIZATION_FAILURE
+        || *code == SqlState::T_R_DEADLOCK_DETECTED
+        || void_plan
+    {
+        NotRun::Race(told)
+    } else if is_outage(code) {
+        NotRun::Outage(error.into())
+    } else {
+        NotRun::Statement(told)
+    }
+}
+
+/// Whether an error is about the server, not about the user's statement.
+fn is_outage(code: &SqlState) -> bool {
+    let code = code.code();
+    ["08", "53", "57P", "58"].iter().any(|class| code.starts_with(class))
+        || ["25006", "XX001", "XX002"].contains(&code)
+}

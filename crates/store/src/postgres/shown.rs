@@ -1,0 +1,83 @@
+//! The first value of a result, whatever its type, as text. The driver reads values in their binary
+//! form; what is simple is written out here, the rest is sent back to the server, which knows how each
+//! of its types looks.
+
+use std::error::Error;
+
+use bytes::{BufMut, BytesMut};
+use tokio_postgres::Row;
+use tokio_postgres::types::{FromSql, IsNull, Kind, ToSql, Type, to_sql_checked};
+use uuid::Uuid;
+
+/// A value on its way to being text.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Shown {
+    /// No row, no column, or null.
+    Nothing,
+    Text(String),
+    /// The server has to say how these bytes look.
+    Of(Type, Vec<u8>),
+}
+
+/// The first column of the first row.
+pub(super) fn first(rows: &[Row]) -> Shown {
+    let Some((row, column)) = rows.first().and_then(|row| Some((row, row.columns().first()?)))
+    else {
+        return Shown::Nothing;
+    };
+    match row.try_get::<_, Option<Bytes<'_>>>(0) {
+        Ok(Some(Bytes(bytes))) => shown(column.type_(), bytes),
+        Ok(None) | Err(_) => Shown::Nothing,
+    }
+}
+
+fn shown(of: &Type, bytes: &[u8]) -> Shown {
+    let text = |bytes: &[u8]| Shown::Text(String::from_utf8_lossy(bytes).into_owned());
+    let number = |text: Option<String>| text.map_or(Shown::Nothing, Shown::Text);
+    match *of {
+        Type::TEXT | Type::VARCHAR | Type::BPCHAR | Type::NAME | Type::UNKNOWN | Type::JSON => {
+            text(bytes)
+        }
+        // Its first byte is the version of the form.
+        Type::JSONB => text(bytes.get(1..).unwrap_or_default()),
+        Type::BOOL => Shown::Text((bytes != [0]).to_string()),
+        Type::INT2 => number(bytes.try_into().ok().map(|it| i16::from_be_bytes(it).to_string())),
+        Type::INT4 => number(bytes.try_into().ok().map(|it| i32::from_be_bytes(it).to_string())),
+        Type::INT8 => number(bytes.try_into().ok().map(|it| i64::from_be_bytes(it).to_string())),
+        Type::UUID => number(Uuid::from_slice(bytes).ok().map(|it| it.to_string())),
+        Type::BYTEA => Shown::Text(format!("{} bytes", bytes.len())),
+        // What cannot be sent back.
+        _ if matches!(of.kind(), Kind::Pseudo) || *of == Type::RECORD => Shown::Nothing,
+        _ => Shown::Of(of.clone(), bytes.to_vec()),
+    }
+}
+
+/// A value as it came.
+struct Bytes<'a>(&'a [u8]);
+
+impl<'a> FromSql<'a> for Bytes<'a> {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn Error + Sync + Send>> {
+        Ok(Self(raw))
+    }
+
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+}
+
+/// A value sent back as it came.
+#[derive(Debug)]
+pub(super) struct RawValue(pub(super) Vec<u8>);
+
+impl ToSql for RawValue {
+    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
+        out.put_slice(&self.0);
+        Ok(IsNull::No)
+    }
+
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+
+    to_sql_checked!();
+}

@@ -1,0 +1,9 @@
+-- Keeps: what a sender is told of an event that is there already: where it stands over all its jobs.
+SELECT e.hash, e.id, e.body_hash, e.state, e.review, e.pruned, j.rank, j.result
+FROM hapax.event e
+LEFT JOIN LATERAL (
+    SELECT min(hapax.rank(j.state, j.steps)) AS rank,
+           (array_agg(j.result ORDER BY j.job) FILTER (WHERE j.result IS NOT NULL))[1] AS result
+    FROM hapax.job j WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id)
+) j ON true
+WHERE e.hash = ANY ($1::bytea[]) OR e.id = ANY ($2::uuid[])

@@ -1,0 +1,176 @@
+//! How the way to the server is protected: `sslmode` and `sslrootcert` as PostgreSQL's own clients
+//! mean them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+};
+
+/// What `sslmode` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// In the clear.
+    Disable,
+    /// Encrypted if the server can.
+    Prefer,
+    /// Encrypted; whoever answers is believed, unless certificates to trust are named.
+    Require,
+    /// Encrypted, and vouched for by a trusted certificate.
+    VerifyCa,
+    /// That, and for this host's name.
+    VerifyFull,
+}
+
+impl Mode {
+    pub(super) fn from_word(word: &str) -> Option<Self> {
+        match word {
+            "disable" => Some(Self::Disable),
+            "allow" | "prefer" => Some(Self::Prefer),
+            "require" => Some(Self::Require),
+            "verify-ca" => Some(Self::VerifyCa),
+            "verify-full" => Some(Self::VerifyFull),
+            _unknown => None,
+        }
+    }
+}
+
+/// The TLS side of a connection; none where it is in the clear. An error is told in words.
+pub(super) fn client(mode: Mode, roots: Option<&Path>) -> Result<Option<ClientConfig>, String> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let verifier: Arc<dyn ServerCertVerifier> = match (mode, roots) {
+        (Mode::Disable, _) => return Ok(None),
+        (Mode::VerifyCa | Mode::VerifyFull, None) => {
+            return Err("sslmode = verify-ca or verify-full needs sslrootcert, a file of trusted \
+                        certificates"
+                .to_owned());
+        }
+        (Mode::Prefer | Mode::Require, None) => {
+            Arc::new(Anyone { provider: Arc::clone(&provider) })
+        }
+        (Mode::VerifyFull, Some(roots)) => trusting(roots, &provider)?,
+        (Mode::Prefer | Mode::Require | Mode::VerifyCa, Some(roots)) => {
+            Arc::new(AnyName { inner: trusting(roots, &provider)? })
+        }
+    };
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .dangerous()
+        .with_custom_certificate_verifier(verifier)
+        .with_no_client_auth();
+    Ok(Some(config))
+}
+
+fn trusting(
+    roots: &Path,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<WebPkiServerVerifier>, String> {
+    let trouble = |why: String| format!("sslrootcert {}: {why}", roots.display());
+    let mut store = RootCertStore::empty();
+    for cert in CertificateDer::pem_file_iter(roots).map_err(|error| trouble(error.to_string()))? {
+        let cert = cert.map_err(|error| trouble(error.to_string()))?;
+        store.add(cert).map_err(|error| trouble(error.to_string()))?;
+    }
+    if store.is_empty() {
+        return Err(trouble("holds no certificate".to_owned()));
+    }
+    WebPkiServerVerifier::builder_with_provider(Arc::new(store), Arc::clone(provider))
+        .build()
+        .map_err(|error| trouble(error.to_string()))
+}
+
+/// Believes whoever holds the key of the certificate that is shown: against those who only listen.
+#[derive(Debug)]
+struct Anyone {
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Anyone {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, cert, dss, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, cert, dss, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Trusts the certificate whatever name it bears.
+#[derive(Debug)]
+struct AnyName {
+    inner: Arc<WebPkiServerVerifier>,
+}
+
+impl ServerCertVerifier for AnyName {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        match self.inner.verify_server_cert(end_entity, intermediates, name, ocsp, now) {
+            Err(Error::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) => Ok(ServerCertVerified::assertion()),
+            answer => answer,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.inner.supported_verify_schemes()
+    }
+}

@@ -1,0 +1,144 @@
+//! The [`Work`] half of the store: each method is one call of the database, run to its end whoever
+//! waits for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::Timestamp;
+use hapax_core::job::{Fence, JobId};
+use hapax_core::store::{
+    Action, Claim, ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Horizon, NewJob, Outcome,
+    ReplayAsk, Replayed, Reviewed, SqlAsk, SqlRan, StoreError, Work,
+};
+
+use super::connect::{PgError, retried};
+use super::handlers::micros;
+use super::jobs::{self, Guarded, Settled, only};
+use super::people::{self, Decision};
+use super::{PgStore, Shared, prune, run};
+
+impl Work for PgStore {
+    async fn announce(&self, handlers: Vec<HandlerSpec>) -> Result<(), StoreError> {
+        self.act(|shared| async move { jobs::announce(&shared, handlers).await }).await?;
+        self.shared.arrived.notify_waiters();
+        Ok(())
+    }
+
+    async fn claim(&self, ask: ClaimAsk) -> Result<Vec<Claim>, StoreError> {
+        let begun = self
+            .act(|shared| async move { jobs::claim(&shared, &ask, Guarded::ByTheClaim).await })
+            .await?;
+        Ok(begun.taken.into_iter().map(|taken| taken.claim).collect())
+    }
+
+    async fn renew(&self, job: JobId, fence: Fence, lease: Duration) -> Result<Held, StoreError> {
+        self.act(move |shared| async move {
+            let ask = "SELECT hapax.renew($1, $2, $3, $4)";
+            let mut lent = shared.pools.work.lend().await?;
+            let rows = lent.query(ask, &[&job.0, &fence.0, &micros(lease), &shared.now()]).await?;
+            Ok(if only(&rows)?.get(0) { Held::Kept } else { Held::Lost })
+        })
+        .await
+    }
+
+    async fn settle(&self, job: JobId, fence: Fence, outcome: Outcome) -> Result<Held, StoreError> {
+        let settled = self
+            .act(move |shared| async move {
+                retried(|| jobs::settle(&shared, job, fence, &outcome)).await
+            })
+            .await?;
+        Ok(match settled {
+            Settled::Lost => Held::Lost,
+            Settled::Recorded | Settled::Before => Held::Kept,
+            Settled::WithOthers => {
+                self.shared.arrived.notify_waiters();
+                Held::Kept
+            }
+        })
+    }
+
+    async fn give_back(&self, claims: Vec<(JobId, Fence)>) -> Result<(), StoreError> {
+        self.act(move |shared| async move { retried(|| jobs::give_back(&shared, &claims)).await })
+            .await?;
+        self.shared.arrived.notify_waiters();
+        Ok(())
+    }
+
+    async fn is_done(&self, job: JobId) -> Result<bool, StoreError> {
+        self.act(move |shared| async move { jobs::is_done(&shared, job).await }).await
+    }
+
+    async fn run_sql(&self, ask: SqlAsk) -> Result<SqlRan, StoreError> {
+        let shared = Arc::clone(&self.shared);
+        self.shared.to_the_end(async move { run::slice(&shared, &ask).await }).await
+    }
+
+    async fn next_due(&self, handler: &HandlerRef) -> Result<Option<Timestamp>, StoreError> {
+        let handler = handler.clone();
+        self.act(|shared| async move { jobs::next_due(&shared, &handler).await }).await
+    }
+
+    async fn hurry(&self, event: EventId) -> Result<(), StoreError> {
+        self.act(move |shared| async move {
+            let mut lent = shared.pools.work.lend().await?;
+            lent.query("SELECT hapax.hurry($1, $2)", &[&event.0, &shared.now()]).await?;
+            Ok(())
+        })
+        .await?;
+        self.shared.arrived.notify_waiters();
+        Ok(())
+    }
+
+    fn work_arrived(&self) -> impl Future<Output = ()> + Send {
+        // Made when it is asked for: what arrives before the first poll is not missed.
+        self.shared.arrived.notified()
+    }
+
+    async fn replay(&self, ask: ReplayAsk) -> Result<Vec<Replayed>, StoreError> {
+        let replayed =
+            self.act(|shared| async move { people::replay(&shared, &ask).await }).await?;
+        self.shared.arrived.notify_waiters();
+        Ok(replayed)
+    }
+
+    async fn approve(
+        &self,
+        event: EventId,
+        jobs: Vec<NewJob>,
+        by: Action,
+    ) -> Result<Reviewed, StoreError> {
+        let reviewed = self
+            .act(move |shared| async move {
+                people::decide(&shared, event, Decision::Approve(&jobs), &by).await
+            })
+            .await?;
+        self.shared.arrived.notify_waiters();
+        Ok(reviewed)
+    }
+
+    async fn reject(&self, event: EventId, by: Action) -> Result<Reviewed, StoreError> {
+        self.act(move |shared| async move {
+            people::decide(&shared, event, Decision::Reject, &by).await
+        })
+        .await
+    }
+
+    async fn prune(&self, horizon: Horizon, limit: usize) -> Result<bool, StoreError> {
+        self.act(move |shared| async move { prune::slice(&shared, &horizon, limit).await }).await
+    }
+}
+
+impl PgStore {
+    /// Does one act to its end.
+    async fn act<T, F>(
+        &self,
+        act: impl FnOnce(Arc<Shared>) -> F + Send + 'static,
+    ) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, PgError>> + Send,
+    {
+        let shared = Arc::clone(&self.shared);
+        self.shared.to_the_end(async move { Ok(act(shared).await?) }).await
+    }
+}

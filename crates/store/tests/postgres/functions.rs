@@ -1,0 +1,285 @@
+//! The functions that users call inside their own transactions.
+
+use std::sync::Arc;
+
+use hapax_core::store::{Claim, Held, Outcome, Work};
+use tokio::sync::Barrier;
+use tokio_postgres::Client;
+
+use crate::{Base, connect, spec};
+
+/// What the server says of a failure.
+fn code(error: &tokio_postgres::Error) -> String {
+    error.code().map(|code| code.code().to_owned()).unwrap_or_else(|| error.to_string())
+}
+
+async fn claimed(base: &Base) -> Claim {
+    base.accept("evt_1", None).await;
+    base.claim(1).await.remove(0)
+}
+
+async fn complete(sql: &Client, claim: &Claim) -> Result<(), String> {
+    let done =
+        sql.execute("SELECT hapax.complete($1, $2, 'done')", &[&claim.job.0, &claim.fence.0]).await;
+    done.map(drop).map_err(|error| code(&error))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn effects_beside_a_lost_fence_roll_back() {
+    // A zombie: its job was claimed anew while it slept, and it wakes inside its transaction.
+    let mut base = Base::new("zombie", spec(3)).await;
+    let zombie = claimed(&base).await;
+    let failed = Outcome::Failed { error: "slow".into(), retry: hapax_core::job::Retry::Schedule };
+    base.store.settle(zombie.job, zombie.fence, failed).await.expect("settles");
+    let second = base.claim(1).await.remove(0);
+    assert!(second.fence > zombie.fence);
+    for (claim, expected) in
+        [(&zombie, Err("XH001".into())), (&second, Ok(())), (&second, Err("XH001".into()))]
+    {
+        let open = base.sql.transaction().await.expect("begins");
+        open.execute("INSERT INTO ledger VALUES ('evt_1', 'charged')", &[]).await.expect("charges");
+        let done = open
+            .execute("SELECT hapax.complete($1, $2)", &[&claim.job.0, &claim.fence.0])
+            .await
+            .map(drop)
+            .map_err(|error| code(&error));
+        assert_eq!(done, expected);
+        drop(open.commit().await);
+    }
+    assert_eq!(base.one("SELECT count(*)::text FROM ledger").await, "1");
+    assert!(base.store.is_done(second.job).await.expect("reads"));
+    let again = Outcome::Done { result: None, publish: Vec::new() };
+    let held = base.store.settle(second.job, second.fence, again).await;
+    assert_eq!(held.expect("settles"), Held::Kept, "the answer to the first may have been lost");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rolled_back_completion_leaves_the_claim_as_it_was() {
+    // The user's own insert fails after the completion.
+    let mut base = Base::new("rolled_back", spec(3)).await;
+    let claim = claimed(&base).await;
+    let open = base.sql.transaction().await.expect("begins");
+    open.execute("SELECT hapax.complete($1, $2)", &[&claim.job.0, &claim.fence.0])
+        .await
+        .expect("completes");
+    open.rollback().await.expect("rolls back");
+    assert!(!base.store.is_done(claim.job).await.expect("reads"));
+    assert_eq!(complete(&base.sql, &claim).await, Ok(()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failure_follows_the_schedule_or_says_when_and_knows_its_fence() {
+    // Twice under one fence must not use two steps.
+    let base = Base::new("fail", spec(3)).await;
+    let claim = claimed(&base).await;
+    let fail = "SELECT hapax.fail($1, $2, 'no till', '1 hour')";
+    base.sql.execute(fail, &[&claim.job.0, &claim.fence.0]).await.expect("fails");
+    let again = base.sql.execute(fail, &[&claim.job.0, &claim.fence.0]).await;
+    assert_eq!(code(&again.expect_err("a second time")), "XH001");
+    let told = "SELECT steps || ' ' || error || ' ' || (due_at > now() + interval '59 min')
+                FROM hapax.job";
+    assert_eq!(base.one(told).await, "1 no till true");
+    for wrong in
+        ["NULL, 1, 'x'", "gen_random_uuid(), NULL, 'x'", "gen_random_uuid(), 1, 'x', '-1 s'"]
+    {
+        let asked = base.sql.execute(&format!("SELECT hapax.fail({wrong})"), &[]).await;
+        assert!(["22004", "22023"].contains(&code(&asked.expect_err(wrong)).as_str()), "{wrong}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn once_has_one_winner_among_sixteen_and_a_loser_inherits_from_a_rollback() {
+    // All at the same instant; then the winner rolls back while fifteen wait for it.
+    let base = Base::new("once", spec(3)).await;
+    let barrier = Arc::new(Barrier::new(16));
+    let mut tasks = Vec::new();
+    for _ in 0..16 {
+        let (sql, barrier) = (connect(&base.url).await, Arc::clone(&barrier));
+        tasks.push(tokio::spawn(async move {
+            barrier.wait().await;
+            let mut wins = Vec::new();
+            for key in 0..20 {
+                let ask = "SELECT hapax.once('charge', $1)";
+                let won = sql.query_one(ask, &[&format!("k{key}")]).await.expect("asks");
+                if won.get::<_, bool>(0) {
+                    wins.push(key);
+                }
+            }
+            wins
+        }));
+    }
+    let mut wins = Vec::new();
+    for task in tasks {
+        wins.extend(task.await.expect("no panic"));
+    }
+    wins.sort_unstable();
+    assert_eq!(wins, (0..20).collect::<Vec<_>>());
+
+    let mut first = connect(&base.url).await;
+    let open = first.transaction().await.expect("begins");
+    let ask = "SELECT hapax.once('charge', 'again')";
+    assert!(open.query_one(ask, &[]).await.expect("asks").get::<_, bool>(0));
+    let second = connect(&base.url).await;
+    let waits = tokio::spawn(async move { second.query_one(ask, &[]).await });
+    crate::until("the second waits", || async {
+        let waiting = "SELECT count(*)::text FROM pg_stat_activity
+                       WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        base.one(waiting).await == "1"
+    })
+    .await;
+    open.rollback().await.expect("rolls back");
+    let won = waits.await.expect("no panic").expect("asks");
+    assert!(won.get::<_, bool>(0), "what was rolled back was not done");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_are_told_apart_and_nonsense_is_refused() {
+    // Parts must not run into each other, and a null must never count as "yours to do".
+    let base = Base::new("once_keys", spec(3)).await;
+    let asks = ["'a', 'bc'", "'ab', 'c'", "'a', 'bc', 't2'", "'', 'x'"];
+    for ask in asks {
+        assert_eq!(base.one(&format!("SELECT hapax.once({ask})::text")).await, "true", "{ask}");
+        assert_eq!(base.one(&format!("SELECT hapax.once({ask})::text")).await, "false", "{ask}");
+    }
+    for (ask, expected) in [
+        ("NULL, 'x'", "22004"),
+        ("'x', NULL", "22004"),
+        ("'x', 'y', NULL", "22004"),
+        ("'x', ''", "22023"),
+        ("'x', repeat('k', 1001)", "22001"),
+    ] {
+        let asked = base.sql.query(&format!("SELECT hapax.once({ask})"), &[]).await;
+        assert_eq!(code(&asked.expect_err(ask)), expected, "{ask}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_is_published_with_the_commit_and_the_same_id_is_one() {
+    // A retry of the user's transaction, and one that rolls back.
+    let mut base = Base::new("publish", spec(3)).await;
+    let publish = "SELECT hapax.publish('fee.charged', '{\"amount\": 5}', 'acct_1', id => 'm1')";
+    for _ in 0..3 {
+        assert_eq!(base.one(publish).await, "m1");
+    }
+    let open = base.sql.transaction().await.expect("begins");
+    open.execute("SELECT hapax.publish('x', '{}', id => 'm2')", &[]).await.expect("publishes");
+    open.rollback().await.expect("rolls back");
+    assert_eq!(
+        base.one("SELECT string_agg(id || type || key, ',') FROM hapax.message").await,
+        "m1fee.chargedacct_1"
+    );
+    let made = base.one("SELECT hapax.publish('x', '{}')").await;
+    assert!(made.starts_with("msg_"), "{made}");
+    for (wrong, expected) in [
+        ("NULL, '{}'", "22004"),
+        ("'x', NULL", "22004"),
+        ("'', '{}'", "22023"),
+        ("'x', '{}', id => ''", "22023"),
+        ("'x', '{}', repeat('k', 256)", "22001"),
+        ("'x', to_jsonb(repeat('k', 1100000))", "54000"),
+    ] {
+        let asked = base.sql.query(&format!("SELECT hapax.publish({wrong})"), &[]).await;
+        assert_eq!(code(&asked.expect_err(wrong)), expected, "{wrong}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_is_reserved_finished_and_replayed_and_a_crash_frees_it() {
+    // Another request under the same key, a crash, and the crashed one coming back.
+    let base = Base::new("reserve", spec(3)).await;
+    let reserve = async |key: &str, print: &str, lease: &str| {
+        base.one(&format!(
+            "SELECT concat_ws(' ', outcome, status, convert_from(body, 'UTF8'))
+             FROM hapax.reserve('acme POST /charges', '{key}', '{print}', '{lease}')"
+        ))
+        .await
+    };
+    let fence = async |key: &str| {
+        base.one(&format!("SELECT fence::text FROM hapax.reservation WHERE key = '{key}'")).await
+    };
+    let finish = async |key: &str, fence: &str| {
+        let ask = format!(
+            "SELECT hapax.finish('acme POST /charges', '{key}', {fence}, 201, '{{}}', 'ok')"
+        );
+        base.sql.execute(&ask, &[]).await.map(drop).map_err(|error| code(&error))
+    };
+    assert_eq!(reserve("k", "one", "60s").await, "fresh");
+    assert_eq!(reserve("k", "one", "60s").await, "in_progress");
+    assert_eq!(reserve("k", "two", "60s").await, "mismatch", "it wins over in progress");
+    let first = fence("k").await;
+    assert_eq!(finish("k", &first).await, Ok(()));
+    assert_eq!(finish("k", &first).await, Err("XH001".into()));
+    assert_eq!(reserve("k", "one", "60s").await, "replay 201 ok");
+    assert_eq!(reserve("k", "two", "60s").await, "mismatch");
+
+    assert_eq!(reserve("crashed", "one", "1 microsecond").await, "fresh");
+    let old = fence("crashed").await;
+    assert_eq!(reserve("crashed", "one", "60s").await, "fresh", "its lease is over");
+    assert_eq!(finish("crashed", &old).await, Err("XH001".into()));
+    let abandon = |key: &str, fence: &str| {
+        format!("SELECT hapax.abandon('acme POST /charges', '{key}', {fence})::text")
+    };
+    base.one(&abandon("crashed", &old)).await;
+    assert_eq!(reserve("crashed", "one", "60s").await, "in_progress", "it was not the old one's");
+    let second = fence("crashed").await;
+    base.one(&abandon("crashed", &second)).await;
+    assert_eq!(reserve("crashed", "two", "60s").await, "fresh", "the key is free");
+    assert_eq!(finish("crashed", &second).await, Err("XH001".into()), "no fence comes twice");
+
+    let expired =
+        "SELECT outcome FROM hapax.reserve('s', 'short', 'x', '1 microsecond', '1 microsecond')";
+    assert_eq!(base.one(expired).await, "fresh");
+    assert_eq!(base.one("SELECT outcome FROM hapax.reserve('s', 'short', 'y')").await, "fresh");
+    for wrong in ["NULL, 'k', ''", "'s', NULL, ''", "'s', '', ''", "'s', 'k', '', '-1 s'"] {
+        let asked = base.sql.query(&format!("SELECT * FROM hapax.reserve({wrong})"), &[]).await;
+        assert!(["22004", "22023"].contains(&code(&asked.expect_err(wrong)).as_str()), "{wrong}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_that_may_only_execute_can_do_its_work_and_nothing_else() {
+    // It puts functions of its own where ours might look for theirs.
+    let base = Base::new("role", spec(3)).await;
+    let claim = claimed(&base).await;
+    let role = format!("app_{}", claim.job.0.simple());
+    base.sql
+        .batch_execute(&format!(
+            "CREATE ROLE {role} LOGIN;
+             CREATE SCHEMA {role} AUTHORIZATION {role};
+             GRANT USAGE ON SCHEMA hapax TO {role};
+             GRANT EXECUTE ON FUNCTION hapax.complete(uuid, bigint, text),
+                 hapax.once(text, text, text),
+                 hapax.publish(text, jsonb, text, text, text, text),
+                 hapax.reserve(text, text, bytea, interval, interval) TO {role};"
+        ))
+        .await
+        .expect("a role");
+    let app = connect(&base.url).await;
+    app.batch_execute(&format!(
+        "SET SESSION AUTHORIZATION {role}; SET search_path = {role}, pg_catalog;
+         CREATE FUNCTION {role}.statement_timestamp() RETURNS timestamptz LANGUAGE sql
+         AS 'SELECT NULL::timestamptz'"
+    ))
+    .await
+    .expect("a session");
+    let direct = app.execute("UPDATE hapax.job SET state = 2", &[]).await;
+    assert_eq!(code(&direct.expect_err("not its table")), "42501");
+    let inner = "SELECT hapax.done($1, $2, NULL, now())";
+    let inner = app.execute(inner, &[&claim.job.0, &claim.fence.0]).await;
+    assert_eq!(code(&inner.expect_err("not its function")), "42501");
+    let fail = app.execute("SELECT hapax.fail(gen_random_uuid(), 1, '')", &[]).await;
+    assert_eq!(code(&fail.expect_err("was not granted")), "42501");
+    assert_eq!(complete(&app, &claim).await, Ok(()));
+    for ask in [
+        "SELECT hapax.once('s', 'k')",
+        "SELECT hapax.publish('x', '{}')",
+        "SELECT * FROM hapax.reserve('s', 'k', 'x')",
+    ] {
+        app.execute(ask, &[]).await.expect(ask);
+    }
+    assert!(base.store.is_done(claim.job).await.expect("reads"));
+    base.sql
+        .batch_execute(&format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
+        .await
+        .expect("goes");
+}

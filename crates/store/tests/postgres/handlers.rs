@@ -1,0 +1,339 @@
+//! SQL handlers on PostgreSQL: effects and "done" in one transaction, whatever the statements do.
+//! Ledgers here have no unique constraint: it would hide a double.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
+use hapax_core::store::Work;
+use hapax_store::PgStore;
+
+use crate::{Base, asked, connect, ordered, run, spec, until};
+
+const INSERT: &str = "INSERT INTO ledger VALUES (:event_id, :body::json ->> 'amount');
+                      SELECT 'fee ' || (:body::json ->> 'amount')";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn every_event_takes_effect_once_on_whichever_node() {
+    // Two nodes run the same handler at once, with duplicates arriving.
+    let base = Base::new("sql_once", spec(3)).await;
+    base.accept_many(2_000).await;
+    base.accept_many(500).await;
+    let other = Base::node(&base.url, spec(3)).await;
+    let mut tasks = Vec::new();
+    for n in 0..4 {
+        let store = Arc::clone(if n % 2 == 0 { &base.store } else { &other });
+        tasks.push(tokio::spawn(async move {
+            let mut done = 0;
+            loop {
+                let ran = run(&store, INSERT, Duration::from_secs(5)).await;
+                if ran.is_idle() {
+                    return done;
+                }
+                done += ran.done;
+            }
+        }));
+    }
+    let mut done = 0;
+    for task in tasks {
+        done += task.await.expect("no panic");
+    }
+    assert_eq!(done, 2_000);
+    let ledger = "SELECT count(*) || ' ' || count(DISTINCT event_id) FROM ledger";
+    assert_eq!(base.one(ledger).await, "2000 2000");
+    let results = "SELECT string_agg(DISTINCT result, ',') FROM hapax.job WHERE state = 2";
+    assert_eq!(base.one(results).await, "fee 10000");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn one_bad_event_among_many_fails_alone() {
+    // It is in the middle of a batch, whose other effects must be there once, and say which
+    // statement went wrong where.
+    let base = Base::new("sql_bad", spec(1)).await;
+    base.accept_many(40).await;
+    let sql = "INSERT INTO ledger VALUES (:event_id, 'x');\n\
+               SELECT 1 /\n  (:event_id <> 'evt_17')::int";
+    assert_eq!(base.drain(sql).await, (39, 0, 1));
+    assert_eq!(base.one("SELECT count(*)::text FROM ledger").await, "39");
+    let error = base.one("SELECT error FROM hapax.job WHERE state = 4").await;
+    assert_eq!(error, "statement 2 (line 2): division by zero (22012)");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_error_names_the_place_in_the_users_text() {
+    let base = Base::new("sql_place", spec(1)).await;
+    base.accept("evt_1", None).await;
+    base.drain("SELECT :event_id;\n\nSELECT :body,\n    nonsense").await;
+    let expected = "statement 2 (line 4, column 5): column \"nonsense\" does not exist (42703)";
+    assert_eq!(base.error().await, expected);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deferred_constraint_fails_the_job_and_leaves_nothing() {
+    // It speaks up at the commit, when "done" would be written already.
+    let base = Base::new("sql_deferred", spec(1)).await;
+    base.sql
+        .batch_execute(
+            "CREATE TABLE parent (id int PRIMARY KEY);
+             CREATE TABLE child (parent int REFERENCES parent DEFERRABLE INITIALLY DEFERRED)",
+        )
+        .await
+        .expect("tables");
+    for n in 0..3 {
+        base.accept(&format!("evt_{n}"), None).await;
+    }
+    let sql = "INSERT INTO ledger VALUES (:event_id, '');
+               INSERT INTO child SELECT 7 WHERE :event_id = 'evt_1'";
+    assert_eq!(base.drain(sql).await, (2, 0, 1));
+    assert_eq!(
+        base.one("SELECT string_agg(event_id, ',' ORDER BY 1) FROM ledger").await,
+        "evt_0,evt_2"
+    );
+    let error = base.one("SELECT error FROM hapax.job WHERE state = 4").await;
+    assert!(error.starts_with("at commit: ") && error.ends_with("(23503)"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_trick_ends_the_transaction_early() {
+    // Each would commit the effects before "done", if the server let it.
+    let base = Base::new("sql_tricks", spec(1)).await;
+    base.sql
+        .batch_execute(
+            "CREATE PROCEDURE sneaky() LANGUAGE plpgsql AS $$ BEGIN COMMIT; END $$;
+             CREATE PROCEDURE sneakier() LANGUAGE plpgsql AS $$ BEGIN ROLLBACK; END $$;",
+        )
+        .await
+        .expect("procedures");
+    let tricks = [
+        "CALL sneaky()",
+        "CALL sneakier()",
+        "DO $$ BEGIN COMMIT; END $$",
+        "DO $$ BEGIN EXECUTE 'COMMIT'; END $$",
+        "DO $$ BEGIN EXECUTE 'ROLLBACK'; END $$",
+        "DO $$ BEGIN CALL sneaky(); END $$",
+        "DO $$ BEGIN EXECUTE 'PREPARE TRANSACTION ''x'''; END $$",
+    ];
+    for (n, trick) in tricks.into_iter().enumerate() {
+        for m in 0..2 {
+            base.accept(&format!("evt_{n}_{m}"), None).await;
+        }
+        let sql = format!("INSERT INTO ledger VALUES (:event_id, 'x'); {trick}; SELECT 1");
+        assert_eq!(base.drain(&sql).await, (0, 0, 2), "{trick}");
+    }
+    assert_eq!(base.one("SELECT count(*)::text FROM ledger").await, "0");
+    assert_eq!(base.one("SELECT count(*)::text FROM hapax.job WHERE state = 4").await, "14");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_handler_does_to_its_session_is_undone() {
+    // The next handler must find neither its settings nor its locks, tables or role; and ours
+    // are there again.
+    let base = Base::new("sql_session", spec(1)).await;
+    for n in 0..6 {
+        base.accept(&format!("evt_{n}"), None).await;
+    }
+    let dirty = "SELECT set_config('search_path', 'nowhere', false);
+                 SELECT set_config('hapax.mine', 'x', false);
+                 SELECT set_config('statement_timeout', '1h', false);
+                 SELECT pg_advisory_lock(42);
+                 DO $$ BEGIN EXECUTE 'CREATE TEMP TABLE IF NOT EXISTS left_behind (n int)';
+                             EXECUTE 'LISTEN gossip'; END $$;
+                 SELECT 'dirty'";
+    assert_eq!(base.drain(dirty).await.0, 6);
+    base.accept("look", None).await;
+    let look = "SELECT concat_ws('|', current_setting('hapax.mine', true),
+                    to_regclass('pg_temp.left_behind'),
+                    (SELECT count(*) FROM pg_listening_channels()),
+                    (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 42),
+                    current_setting('search_path'), pg_sleep(0.01))";
+    assert_eq!(base.drain(look).await.0, 1);
+    let told = base.one("SELECT result FROM hapax.job WHERE result <> 'dirty'").await;
+    assert_eq!(told, "|0|0|\"$user\", public|");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_statement_that_takes_too_long_is_a_failed_attempt() {
+    // And the connection serves the next one at once.
+    let base = Base::new("sql_slow", spec(1)).await;
+    base.accept("slow", None).await;
+    let began = Instant::now();
+    let slow = "INSERT INTO ledger VALUES (:event_id, ''); SELECT pg_sleep(30)";
+    assert_eq!(run(&base.store, slow, Duration::from_millis(200)).await.failed, 1);
+    assert!(began.elapsed() < Duration::from_secs(10));
+    assert_eq!(base.error().await, "timed out after 200ms");
+    assert_eq!(base.one("SELECT count(*)::text FROM ledger").await, "0");
+    base.accept("next", None).await;
+    assert_eq!(base.drain(INSERT).await, (1, 0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_attempt_whose_connection_dies_is_lost_and_not_failed() {
+    // Its server process is killed in the middle of its statements: no step of its schedule may be
+    // used for that, and nothing of it may stay.
+    let base = Base::new("sql_killed", spec(3)).await;
+    base.accept("evt_1", None).await;
+    let store = Arc::clone(&base.store);
+    let sql = "INSERT INTO ledger VALUES (:event_id, ''); SELECT pg_sleep(20)";
+    let running =
+        tokio::spawn(async move { store.run_sql(asked(sql, Duration::from_secs(30))).await });
+    let kill = "SELECT count(pg_terminate_backend(pid))::text FROM pg_stat_activity
+                WHERE datname = current_database() AND query LIKE '%pg_sleep%'
+                  AND application_name = 'hapax-handlers' AND state = 'active'";
+    until("it is killed", || async { base.one(kill).await != "0" }).await;
+    assert!(running.await.expect("no panic").is_err());
+    let told = "SELECT state || ' ' || attempt || ' ' || steps FROM hapax.job";
+    assert_eq!(base.one(told).await, "1 1 0", "leased until its lease is over");
+    assert_eq!(base.one("SELECT count(*)::text FROM ledger").await, "0");
+    base.one("UPDATE hapax.job SET due_at = now() - interval '1 h' RETURNING ''").await;
+    // Changed behind the node's back: it is found when the node looks at all again.
+    until("it runs again", || async { base.run(INSERT).await.done == 1 }).await;
+    assert_eq!(base.one("SELECT steps || ' ' || lost FROM hapax.job").await, "0 1");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_result_is_the_first_value_of_the_last_statement_whatever_its_type() {
+    let base = Base::new("sql_result", spec(1)).await;
+    let cases = [
+        ("SELECT 12.50::numeric(8, 2)", Some("12.50")),
+        ("SELECT 7::bigint, 'second column'", Some("7")),
+        ("SELECT true", Some("true")),
+        ("SELECT '{\"a\": 1}'::jsonb", Some("{\"a\": 1}")),
+        ("SELECT date '2026-06-01'", Some("2026-06-01")),
+        ("SELECT ARRAY[1, 2]", Some("{1,2}")),
+        ("SELECT :received_at + interval '1 h' > :received_at", Some("true")),
+        ("SELECT NULL::int", None),
+        ("SELECT 'none' WHERE false", None),
+        ("SELECT ROW(1, 2)", None),
+        ("SELECT '\\x0102'::bytea", Some("2 bytes")),
+        ("SELECT 'first'; INSERT INTO ledger VALUES (:id, :attempt::text)", None),
+        ("INSERT INTO ledger VALUES (:tenant, :source) RETURNING note", Some("shop")),
+        ("SELECT repeat('ß', 500)", Some(&"ß".repeat(200))),
+        ("VALUES (:current)", None),
+    ];
+    for (n, (sql, expected)) in cases.into_iter().enumerate() {
+        base.accept(&format!("evt_{n}"), None).await;
+        assert_eq!(base.drain(sql).await, (1, 0, 0), "{sql}");
+        let rows = base
+            .sql
+            .query("SELECT result FROM hapax.job ORDER BY due_at DESC LIMIT 1", &[])
+            .await
+            .expect("reads");
+        assert_eq!(rows[0].get::<_, Option<&str>>(0), expected, "{sql}");
+    }
+}
+
+/// Runs until no job is open, whoever does it.
+async fn run_all(store: &PgStore, url: &str, sql: &str) {
+    let looks = connect(url).await;
+    until("all is done", || async {
+        run(store, sql, Duration::from_secs(5)).await;
+        let open = "SELECT count(*) FROM hapax.job WHERE state NOT IN (2, 3)";
+        looks.query_one(open, &[]).await.expect("counts").get::<_, i64>(0) == 0
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn order_is_kept_under_the_lock_of_the_mark() {
+    // Shuffled versions of few resources, run by two nodes at once: the last write of each must be
+    // the newest, with no guard in the statements.
+    let rule = OrderRule { policy: OrderPolicy::Latest, gaps: Gaps::default() };
+    let base = Base::new("sql_order", ordered(rule.clone())).await;
+    let other = Base::node(&base.url, ordered(rule)).await;
+    base.sql
+        .batch_execute("CREATE TABLE now (resource text PRIMARY KEY, version text)")
+        .await
+        .expect("a table");
+    for n in 0..24i64 {
+        for resource in 0..5i64 {
+            let version = (n * 7 + resource * 5) % 24;
+            let id = format!("r{resource}_{version}");
+            base.accept(&id, Some((&format!("r{resource}"), version))).await;
+        }
+    }
+    let sql = "INSERT INTO now VALUES (:resource, :event_id)
+               ON CONFLICT (resource) DO UPDATE SET version = excluded.version";
+    let mut tasks = Vec::new();
+    for store in [&base.store, &other, &base.store, &other] {
+        let (store, url) = (Arc::clone(store), base.url.clone());
+        tasks.push(tokio::spawn(async move {
+            run_all(&store, &url, sql).await;
+        }));
+    }
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    assert_eq!(
+        base.one("SELECT count(*)::text FROM hapax.job WHERE state NOT IN (2, 3)").await,
+        "0"
+    );
+    let newest = "SELECT string_agg(version, ',' ORDER BY resource) FROM now";
+    assert_eq!(base.one(newest).await, "r0_23,r1_23,r2_23,r3_23,r4_23");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_sequence_runs_in_order_over_two_nodes() {
+    // The numbers come backwards, in one lane of two nodes; each must see the one before it.
+    let rule =
+        OrderRule { policy: OrderPolicy::Sequence { start: Some(1) }, gaps: Gaps::default() };
+    let base = Base::new("sql_sequence", ordered(rule.clone())).await;
+    let other = Base::node(&base.url, ordered(rule)).await;
+    for n in (1..=30).rev() {
+        base.accept(&format!("{n:02}"), Some(("acct", n))).await;
+    }
+    base.sql.batch_execute("ALTER TABLE ledger ADD n serial").await.expect("a number");
+    let sql = "INSERT INTO ledger VALUES (:event_id, '')";
+    let mut tasks = Vec::new();
+    for store in [&base.store, &other] {
+        let (store, url) = (Arc::clone(store), base.url.clone());
+        tasks.push(tokio::spawn(async move {
+            run_all(&store, &url, sql).await;
+        }));
+    }
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    let order = base.one("SELECT string_agg(event_id, ',' ORDER BY n) FROM ledger").await;
+    let wanted: Vec<_> = (1..=30).map(|n| format!("{n:02}")).collect();
+    assert_eq!(order, wanted.join(","));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_handler_publishes_is_of_its_event() {
+    let base = Base::new("sql_publish", spec(1)).await;
+    for n in 0..3 {
+        base.accept(&format!("evt_{n}"), None).await;
+    }
+    let sql = "SELECT hapax.publish('fee', '{}', id => :event_id) WHERE :event_id <> 'evt_1'";
+    assert_eq!(base.drain(sql).await, (3, 0, 0));
+    let told =
+        "SELECT string_agg(m.id || '=' || convert_from(e.event_id, 'UTF8'), ',' ORDER BY m.id)
+                FROM hapax.message m JOIN hapax.event e ON e.id = m.event";
+    assert_eq!(base.one(told).await, "evt_0=evt_0,evt_2=evt_2");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_changed_table_does_not_stop_a_handler() {
+    // Its prepared statement does not fit the table any more.
+    let base = Base::new("sql_alter", spec(1)).await;
+    let sql = "INSERT INTO ledger VALUES (:event_id, '') RETURNING *";
+    base.accept("evt_1", None).await;
+    assert_eq!(base.drain(sql).await, (1, 0, 0));
+    base.sql.batch_execute("ALTER TABLE ledger ADD more int").await.expect("alters");
+    base.accept("evt_2", None).await;
+    assert_eq!(base.drain(sql).await, (1, 0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_id_with_a_nul_fails_alone_and_says_why() {
+    let base = Base::new("sql_nul", spec(1)).await;
+    // None gets in at the door of today; an older one, or a hand, may have let it.
+    for id in ["evt_1", "evt_2", "evt_3"] {
+        base.accept(id, None).await;
+    }
+    let change = "UPDATE hapax.event SET event_id = '\\x6500' WHERE event_id = 'evt_2'";
+    base.sql.batch_execute(change).await.expect("changes");
+    assert_eq!(base.drain("INSERT INTO ledger VALUES (:event_id, '')").await, (2, 0, 1));
+    let error = base.one("SELECT error FROM hapax.job WHERE state = 4").await;
+    assert_eq!(error, ":event_id holds a NUL character, which text in PostgreSQL cannot");
+}

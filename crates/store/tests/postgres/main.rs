@@ -1,0 +1,158 @@
+//! What only PostgreSQL has to keep: many nodes on one database, users' own transactions, and handlers'
+//! SQL on connections that others use next. What every store keeps is in the conformance suite.
+
+#[allow(dead_code)]
+#[path = "../conformance/harness.rs"]
+mod harness;
+
+mod functions;
+mod handlers;
+mod work;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hapax_core::SourceName;
+use hapax_core::handler::{Dialect, SqlProgram};
+use hapax_core::job::{HandlerName, Policy};
+use hapax_core::order::{OrderRule, Place as OrderPlace, Position};
+use hapax_core::store::{
+    Claim, ClaimAsk, HandlerRef, HandlerSpec, NewJob, SqlAsk, SqlRan, Store, Work,
+};
+use hapax_sim::Postgres;
+use hapax_store::{PgOptions, PgStore};
+use harness::{Sender, body, noon};
+use tokio_postgres::{Client, NoTls};
+
+/// A database of its own, and one node on it.
+struct Base {
+    url: String,
+    store: Arc<PgStore>,
+    sql: Client,
+}
+
+fn handler() -> HandlerRef {
+    HandlerRef { source: SourceName::new("shop"), handler: HandlerName::new("fee") }
+}
+
+fn spec(attempts: usize) -> HandlerSpec {
+    let policy = Policy { retry: vec![Duration::ZERO; attempts], lease: Duration::from_secs(30) };
+    HandlerSpec { handler: handler(), policy, order: None, pulled: false }
+}
+
+fn ordered(order: OrderRule) -> HandlerSpec {
+    HandlerSpec { order: Some(order), ..spec(3) }
+}
+
+async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("connects");
+    tokio::spawn(connection);
+    client
+}
+
+impl Base {
+    async fn new(label: &str, spec: HandlerSpec) -> Self {
+        let server = Postgres::shared().await;
+        let url = server.create_database(label).await;
+        let store = Self::node(&url, spec).await;
+        let sql = connect(&url).await;
+        sql.batch_execute("CREATE TABLE ledger (event_id text, note text)").await.expect("a table");
+        Self { url, store, sql }
+    }
+
+    /// Another node on a database.
+    async fn node(url: &str, spec: HandlerSpec) -> Arc<PgStore> {
+        let store = PgStore::open(PgOptions::new(url)).await.expect("opens");
+        store.announce(vec![spec]).await.expect("announces");
+        Arc::new(store)
+    }
+
+    async fn accept(&self, id: &str, place: Option<(&str, i64)>) {
+        let place = place.map(|(resource, position)| OrderPlace {
+            resource: resource.into(),
+            position: Position(position),
+        });
+        let job = NewJob { handler: handler().handler, place, hopeless: None };
+        let ingest = Sender::plain().ingest_for(&body(id), noon(), noon(), &[job]);
+        self.store.ingest(ingest).await.expect("accepts");
+    }
+
+    /// Many at once: `evt_0`, `evt_1` …
+    async fn accept_many(&self, count: usize) {
+        let sender = Arc::new(Sender::plain());
+        let tasks: Vec<_> = (0..16)
+            .map(|task| {
+                let (store, sender) = (Arc::clone(&self.store), Arc::clone(&sender));
+                tokio::spawn(async move {
+                    for n in (task..count).step_by(16) {
+                        let job =
+                            NewJob { handler: handler().handler, place: None, hopeless: None };
+                        let id = format!("evt_{n}");
+                        let ingest = sender.ingest_for(&body(&id), noon(), noon(), &[job]);
+                        store.ingest(ingest).await.expect("accepts");
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.expect("no panic");
+        }
+    }
+
+    async fn claim(&self, limit: usize) -> Vec<Claim> {
+        claim(&self.store, limit).await
+    }
+
+    async fn one(&self, sql: &str) -> String {
+        let rows = self.sql.query(sql, &[]).await.expect(sql);
+        rows.first().and_then(|row| row.get(0)).unwrap_or_default()
+    }
+
+    async fn run(&self, sql: &str) -> SqlRan {
+        run(&self.store, sql, Duration::from_secs(5)).await
+    }
+
+    /// Runs until nothing is due.
+    async fn drain(&self, sql: &str) -> (usize, usize, usize) {
+        let (mut done, mut guarded, mut failed) = (0, 0, 0);
+        for _ in 0..1_000 {
+            let ran = self.run(sql).await;
+            if ran.is_idle() {
+                return (done, guarded, failed);
+            }
+            done += ran.done;
+            guarded += ran.guarded;
+            failed += ran.failed;
+        }
+        panic!("the work never ends");
+    }
+
+    /// The error of the one job there is.
+    async fn error(&self) -> String {
+        self.one("SELECT coalesce(error, '') FROM hapax.job").await
+    }
+}
+
+async fn claim(store: &PgStore, limit: usize) -> Vec<Claim> {
+    let ask = ClaimAsk { handler: handler(), limit, worker: "test".into() };
+    store.claim(ask).await.expect("claims")
+}
+
+fn asked(sql: &str, timeout: Duration) -> SqlAsk {
+    let program = SqlProgram::parse(sql, Dialect::Postgres).expect("parses");
+    let claim = ClaimAsk { handler: handler(), limit: 64, worker: "test".into() };
+    SqlAsk { claim, program: Arc::new(program), timeout }
+}
+
+async fn run(store: &PgStore, sql: &str, timeout: Duration) -> SqlRan {
+    store.run_sql(asked(sql, timeout)).await.expect("runs")
+}
+
+/// Looks until it is so.
+async fn until<F: Future<Output = bool>>(what: &str, mut look: impl FnMut() -> F) {
+    let began = Instant::now();
+    while !look().await {
+        assert!(began.elapsed() < Duration::from_secs(20), "never: {what}");
+        tokio::task::yield_now().await;
+    }
+}

@@ -1,0 +1,221 @@
+//! Claims of many nodes, beside users' transactions that stay open.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
+use hapax_core::store::{Held, Outcome, Work};
+
+use crate::{Base, claim, connect, handler, ordered, spec, until};
+
+fn latest() -> OrderRule {
+    OrderRule { policy: OrderPolicy::Latest, gaps: Gaps::default() }
+}
+
+fn done() -> Outcome {
+    Outcome::Done { result: Some("ok".into()), publish: Vec::new() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn two_nodes_get_each_of_ten_thousand_jobs_once() {
+    // Eight claimers on two nodes at once, with odd limits, and no order to keep them apart.
+    let base = Base::new("two_nodes", spec(3)).await;
+    base.accept_many(10_000).await;
+    let other = Base::node(&base.url, spec(3)).await;
+    let mut tasks = Vec::new();
+    for n in 0..8 {
+        let store = Arc::clone(if n % 2 == 0 { &base.store } else { &other });
+        tasks.push(tokio::spawn(async move {
+            let mut got = Vec::new();
+            loop {
+                let claims = claim(&store, 17 + n * 7).await;
+                if claims.is_empty() {
+                    return got;
+                }
+                for claim in &claims {
+                    assert_eq!((claim.attempt, claim.fence.0), (1, 1));
+                }
+                got.extend(claims.into_iter().map(|claim| claim.job));
+            }
+        }));
+    }
+    let mut all = Vec::new();
+    for task in tasks {
+        all.extend(task.await.expect("no panic"));
+    }
+    assert_eq!(all.len(), 10_000);
+    assert_eq!(all.iter().collect::<HashSet<_>>().len(), 10_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn one_resource_is_worked_on_by_one_node_at_a_time() {
+    // Two nodes and six claimers on five resources: the count beside the work must never pass one.
+    let base = Base::new("one_at_a_time", ordered(latest())).await;
+    let other = Base::node(&base.url, ordered(latest())).await;
+    for n in 0..100 {
+        let resource = format!("r{}", n % 5);
+        base.accept(&format!("evt_{n}"), Some((&resource, 1))).await;
+    }
+    base.sql
+        .batch_execute(
+            "CREATE TABLE busy (resource text PRIMARY KEY, n int CHECK (n < 2));
+                        INSERT INTO busy SELECT 'r' || g, 0 FROM generate_series(0, 4) g",
+        )
+        .await
+        .expect("a table");
+    let mut tasks = Vec::new();
+    for n in 0..6 {
+        let store = Arc::clone(if n % 2 == 0 { &base.store } else { &other });
+        let sql = connect(&base.url).await;
+        tasks.push(tokio::spawn(async move {
+            let began = Instant::now();
+            let mut ended = 0;
+            while began.elapsed() < Duration::from_secs(30) {
+                let claims = claim(&store, 8).await;
+                for claim in &claims {
+                    let step = |by: i32| {
+                        let resource = claim.event.resource.clone();
+                        let sql = &sql;
+                        async move {
+                            sql.execute(
+                                "UPDATE busy SET n = n + $1 WHERE resource = $2",
+                                &[&by, &resource],
+                            )
+                            .await
+                            .expect("nobody else is at it");
+                        }
+                    };
+                    step(1).await;
+                    step(-1).await;
+                    let held = store.settle(claim.job, claim.fence, done()).await;
+                    assert_eq!(held.expect("settles"), Held::Kept);
+                    ended += 1;
+                }
+                let left = "SELECT count(*) FROM hapax.job WHERE state <> 2";
+                if sql.query_one(left, &[]).await.expect("counts").get::<_, i64>(0) == 0 {
+                    break;
+                }
+            }
+            ended
+        }));
+    }
+    let mut ended = 0;
+    for task in tasks {
+        ended += task.await.expect("no panic");
+    }
+    assert_eq!(ended, 100);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_open_transaction_delays_only_what_it_holds() {
+    // A user's transaction has completed one job and goes on for long, past its lease, on a
+    // resource that others wait for; beside it everything else is claimed, renewed and settled.
+    let base = Base::new("open_transaction", ordered(latest())).await;
+    for n in 0..40 {
+        base.accept(&format!("evt_{n}"), Some((&format!("r{}", n % 4), 1))).await;
+    }
+    let mut first = base.claim(1).await;
+    let held = first.remove(0);
+    let mut user = connect(&base.url).await;
+    let open = user.transaction().await.expect("begins");
+    open.execute("SELECT hapax.complete($1, $2, 'mine')", &[&held.job.0, &held.fence.0])
+        .await
+        .expect("completes");
+    let began = Instant::now();
+    // Its lease has run out for everybody else.
+    let other = connect(&base.url).await;
+    let renewed = base.store.renew(held.job, held.fence, Duration::from_secs(30)).await;
+    assert_eq!(renewed.expect("renews"), Held::Kept);
+    let mut settled = 0;
+    while settled < 30 && began.elapsed() < Duration::from_secs(15) {
+        for claim in base.claim(8).await {
+            assert_ne!(claim.event.resource, held.event.resource, "it is busy");
+            let outcome = base.store.settle(claim.job, claim.fence, done()).await;
+            assert_eq!(outcome.expect("settles"), Held::Kept);
+            settled += 1;
+        }
+    }
+    assert_eq!(settled, 30, "all of the other resources");
+    assert!(began.elapsed() < Duration::from_secs(4), "nothing waited: {:?}", began.elapsed());
+    assert!(base.claim(8).await.is_empty());
+    assert!(base.store.next_due(&handler()).await.expect("reads").is_some());
+    open.commit().await.expect("commits");
+    until("the resource goes on", || async {
+        for claim in claim(&base.store, 8).await {
+            base.store.settle(claim.job, claim.fence, done()).await.expect("settles");
+        }
+        let left = other.query_one("SELECT count(*) FROM hapax.job WHERE state <> 2", &[]).await;
+        left.expect("counts").get::<_, i64>(0) == 0
+    })
+    .await;
+    assert_eq!(base.one("SELECT count(*)::text FROM hapax.job WHERE result = 'mine'").await, "1");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_finds_its_jobs_by_index_whatever_the_backlog() {
+    // Plans are made when the tables are empty, and must not be those of empty tables: no claim
+    // reads more rows than it takes, from a backlog of fifty thousand.
+    let base = Base::new("claim_cost", spec(3)).await;
+    base.accept("evt_0", None).await;
+    assert_eq!(base.claim(8).await.len(), 1);
+    let fill = "INSERT INTO hapax.event (id, hash, tenant, source, event_id, received_at, body_hash,
+                    request_id, secret)
+                SELECT hapax.job_id(gen_random_uuid(), 0), int4send(g), 'default', 'shop', '', now(),
+                    '', gen_random_uuid(), 0
+                FROM generate_series(1, 50000) g;
+                INSERT INTO hapax.job (job, event, handler, lane, state, due_at)
+                SELECT hapax.job_id(e.id, l.lane), e.id, l.handler, l.lane, 0, now() - interval '1 s'
+                FROM hapax.event e, hapax.lane l WHERE e.event_id = ''";
+    base.sql.batch_execute(fill).await.expect("fills");
+    let read = "SELECT (coalesce(sum(seq_tup_read), 0) + coalesce(sum(idx_tup_fetch), 0))::bigint
+                FROM pg_stat_xact_user_tables WHERE schemaname = 'hapax'";
+    let mut sql = connect(&base.url).await;
+    let inside = sql.transaction().await.expect("begins");
+    // The bodies are missing, so nothing comes back; the jobs are leased all the same.
+    let claim = "SELECT count(*) FROM hapax.claim(1, 64, 'test', true, NULL, NULL, NULL,
+                     NULL, NULL, NULL)";
+    for _ in 0..8 {
+        inside.query_one(claim, &[]).await.expect("claims");
+    }
+    let leased = inside.query_one("SELECT count(*) FROM hapax.job WHERE state = 1", &[]).await;
+    assert_eq!(leased.expect("counts").get::<_, i64>(0), 1 + 8 * 64);
+    drop(inside);
+    let inside = sql.transaction().await.expect("begins");
+    for _ in 0..8 {
+        inside.query_one(claim, &[]).await.expect("claims");
+    }
+    let rows: i64 = inside.query_one(read, &[]).await.expect("reads").get(0);
+    assert!(rows < 8 * 64 * 20, "eight claims of 64 read {rows} rows");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_old_snapshot_does_not_make_claims_walk_over_all_that_was_done() {
+    // A report runs beside the work, so nothing of what is claimed meanwhile can be cleaned away: a
+    // claim that knows where the last one ended must not read it all again.
+    let base = Base::new("old_snapshot", spec(3)).await;
+    base.accept_many(3_000).await;
+    let mut report = connect(&base.url).await;
+    let report = report.build_transaction();
+    let report = report.isolation_level(tokio_postgres::IsolationLevel::RepeatableRead);
+    let report = report.start().await.expect("begins");
+    report.query("SELECT count(*) FROM hapax.job", &[]).await.expect("reports");
+    for _ in 0..40 {
+        assert_eq!(base.claim(64).await.len(), 64);
+    }
+    let pages = async |known: &str| {
+        let ask = format!(
+            "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON)
+             SELECT * FROM hapax.claim(1, 8, 'test', true, NULL, NULL, NULL, {known})"
+        );
+        // The first makes the plans.
+        base.sql.query(&ask, &[]).await.expect("claims");
+        let told: serde_json::Value = base.sql.query(&ask, &[]).await.expect("claims")[0].get(0);
+        told[0]["Plan"]["Shared Hit Blocks"].as_i64().expect("a number")
+    };
+    let first = base.one("SELECT min(due_at)::text FROM hapax.job WHERE state = 0").await;
+    let known = pages(&format!("'{{1}}', '{{{first}}}', '{first}'")).await;
+    let unknown = pages("NULL, NULL, NULL").await;
+    assert!(known * 3 < unknown, "{known} pages, and {unknown} without knowing");
+    report.commit().await.expect("commits");
+}
