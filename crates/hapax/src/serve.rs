@@ -2,6 +2,7 @@
 //! only here do engine and store meet.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,7 +13,7 @@ use anyhow::Context as _;
 use axum::body::Body;
 use hapax_core::handler::HandlerKind;
 use hapax_core::secret::Secret;
-use hapax_core::store::Work as _;
+use hapax_core::store::{Inspect, Store, Work};
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
@@ -20,15 +21,16 @@ use hapax_engine::{
     Drained, Ingress, Janitor, LaneSpec, Now, Outbound, Readiness, Retention, RouteSpec, Routes,
     RoutesSpec, Workers, http, serve_ingress,
 };
-use hapax_store::{SqliteOptions, SqliteStore};
+use hapax_store::{PgOptions, PgStore, SqliteOptions, SqliteStore};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use crate::admin::{self, Admin, Gate};
-use crate::config::{Config, Keep, Mode, Permission};
+use crate::config::{Config, Keep, Mode, Permission, Role, ServiceUrl};
 use crate::telemetry;
 use crate::watch::{Eyes, Rules, Watch};
 
@@ -40,9 +42,6 @@ const DESCRIPTORS_APART: u64 = 64;
 
 /// Runs until a signal says stop; what was accepted by then is committed and answered.
 pub(crate) fn run(config: Config) -> anyhow::Result<()> {
-    if let Some(url) = &config.settings.database_url {
-        anyhow::bail!("opening {url}: PostgreSQL is not built yet; remove database_url for now");
-    }
     let metrics = telemetry::start()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -57,16 +56,70 @@ async fn serve(
     metrics: metrics_exporter_prometheus::PrometheusHandle,
 ) -> anyhow::Result<()> {
     // Listened for from here on: a signal during the start must not kill what was half opened.
-    let mut signals = Signals::new()?;
-    let directory = config.settings.data_dir.clone();
-    let store =
-        tokio::task::spawn_blocking(move || SqliteStore::open(SqliteOptions::new(directory)))
-            .await
-            .context("opening the store")??;
-    let store = Arc::new(store);
-    let public = bind(config.settings.listen, "listen")?;
-    let private = bind(config.settings.admin_listen, "admin_listen")?;
-    let (public_at, private_at) = (public.local_addr()?, private.local_addr()?);
+    let signals = Signals::new()?;
+    match &config.settings.database_url {
+        None => {
+            let directory = config.settings.data_dir.clone();
+            let open = move || SqliteStore::open(SqliteOptions::new(directory));
+            let store = tokio::task::spawn_blocking(open).await.context("opening the store")??;
+            serve_on(Arc::new(store), config, metrics, signals).await
+        }
+        Some(url) => {
+            let opening = PgStore::open(shared(&config, url));
+            let store = opening.await.with_context(|| format!("opening {url}"))?;
+            serve_on(Arc::new(store), config, metrics, signals).await
+        }
+    }
+}
+
+/// How the shared database is opened.
+fn shared(config: &Config, url: &ServiceUrl) -> PgOptions {
+    let mut options = PgOptions::new(url.expose());
+    options.redis_url = config.settings.redis_url.as_ref().map(|url| url.expose().to_owned());
+    options.keys_kept = retention(config).keys.into_iter().map(|(_, kept)| kept).min();
+    options
+}
+
+/// A store that a server can run on.
+trait Backend: Store + Work + Inspect {
+    /// Finishes what was begun.
+    fn close(&self) -> impl Future<Output = ()> + Send;
+}
+
+impl Backend for SqliteStore {
+    async fn close(&self) {
+        Self::close(self).await;
+    }
+}
+
+impl Backend for PgStore {
+    async fn close(&self) {
+        Self::close(self).await;
+    }
+}
+
+/// The server on its store, from the first listener to the last commit. What is not a role of this
+/// process is put together all the same, and not run: the admin side of one node answers for the
+/// handlers that another runs.
+async fn serve_on<S: Backend>(
+    store: Arc<S>,
+    config: Config,
+    metrics: metrics_exporter_prometheus::PrometheusHandle,
+    mut signals: Signals,
+) -> anyhow::Result<()> {
+    let plays = |role| config.settings.roles.has(role);
+    let public =
+        plays(Role::Ingress).then(|| bind(config.settings.listen, "listen")).transpose()?;
+    let private = plays(Role::Admin)
+        .then(|| bind(config.settings.admin_listen, "admin_listen"))
+        .transpose()?;
+    let at = |listener: &Option<TcpListener>, otherwise| match listener {
+        Some(listener) => listener.local_addr(),
+        None => Ok(otherwise),
+    };
+    let public_at = at(&public, config.settings.listen)?;
+    let private_at = at(&private, config.settings.admin_listen)?;
+    let works = plays(Role::Worker);
 
     let routes = routes(&config, public_at)?;
     let now: Now = Arc::new(Timestamp::now);
@@ -138,61 +191,71 @@ async fn serve(
     if let Err(error) = store.announce(workers.handlers()).await {
         tracing::warn!(%error, "telling the store of the handlers: {error}");
     }
-    let working = tokio::spawn(Arc::clone(&workers).run(drain, stop_behind.clone()));
-    let tidying = {
+    let working = works.then(|| tokio::spawn(Arc::clone(&workers).run(drain, stop_behind.clone())));
+    let tidying = works.then(|| {
         let (janitor, stop) = (Arc::clone(&janitor), stop_behind.clone());
         tokio::spawn(async move { janitor.run(stop).await })
+    });
+    let ready = Ready {
+        ingress: public.is_some().then_some((scheme, public_at)),
+        admin: private.is_some().then_some(private_at),
     };
     let watching = {
         let (watch, store, stop) = (Arc::clone(&watch), Arc::clone(&store), stop_behind.clone());
         tokio::spawn(async move { watch.run(store, stop).await })
     };
-    let serving = tokio::spawn(serve_ingress(
-        public,
-        tls,
-        Arc::clone(&ingress),
-        limits.clone(),
-        stop.clone(),
-    ));
-    let administering = tokio::spawn(http::serve(
-        private,
-        None,
-        move |request: ::http::Request<hyper::body::Incoming>, _| {
-            let router = router.clone();
-            async move {
-                let answered = router.oneshot(request.map(Body::new)).await;
-                answered.unwrap_or_else(|never| match never {})
-            }
-        },
-        HttpLimits { connections_max: ADMIN_CONNECTIONS_MAX, ..limits },
-        stop_behind.clone(),
-    ));
+    let serving = public.map(|public| {
+        let ingress = Arc::clone(&ingress);
+        tokio::spawn(serve_ingress(public, tls, ingress, limits.clone(), stop.clone()))
+    });
+    let administering = private.map(|private| {
+        tokio::spawn(http::serve(
+            private,
+            None,
+            move |request: ::http::Request<hyper::body::Incoming>, _| {
+                let router = router.clone();
+                async move {
+                    let answered = router.oneshot(request.map(Body::new)).await;
+                    answered.unwrap_or_else(|never| match never {})
+                }
+            },
+            HttpLimits { connections_max: ADMIN_CONNECTIONS_MAX, ..limits },
+            stop_behind.clone(),
+        ))
+    });
     readiness.opened();
-    announce(&config, scheme, public_at, private_at)?;
+    announce(&config, &ready);
 
     let mut live = Live { config, ingress, workers, janitor, watch, gate, certificate, public_at };
     live.watch(&mut signals, &metrics).await;
 
     tracing::info!("stopping: what was received is committed and answered first");
     stop.cancel();
-    match serving.await.context("the public side panicked")? {
-        Drained::Clean => {}
-        Drained::Cut { connections } => {
-            tracing::warn!(connections, "{connections} connections were still busy and were cut");
-        }
+    if let Some(serving) = serving
+        && let Drained::Cut { connections } = serving.await.context("the public side panicked")?
+    {
+        tracing::warn!(connections, "{connections} connections were still busy and were cut");
     }
     // Only now: sync senders that were still connected waited for the workers, and pull workers
     // complete through the admin side.
     stop_behind.cancel();
-    working.await.context("the workers panicked")?;
-    tidying.await.context("the janitor panicked")?;
+    ended(working).await.context("the workers panicked")?;
+    ended(tidying).await.context("the janitor panicked")?;
     watching.await.context("the watch panicked")?;
-    administering.await.context("the admin side panicked")?;
+    ended(administering).await.context("the admin side panicked")?;
     unfinished.close();
     unfinished.wait().await;
     store.close().await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Waits for a task, where there is one.
+async fn ended<T>(task: Option<JoinHandle<T>>) -> Result<(), tokio::task::JoinError> {
+    match task {
+        Some(task) => task.await.map(drop),
+        None => Ok(()),
+    }
 }
 
 /// Connections to the admin side at once: people and scrapers.
@@ -317,17 +380,36 @@ fn retention(config: &Config) -> Retention {
     Retention { events, keys }
 }
 
+/// Where this process listens, role by role.
+struct Ready {
+    ingress: Option<(&'static str, SocketAddr)>,
+    admin: Option<SocketAddr>,
+}
+
+impl fmt::Display for Ready {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("hapax ready:")?;
+        if let Some((scheme, at)) = self.ingress {
+            write!(f, " ingress {scheme}://{at}")?;
+        }
+        if let Some(at) = self.admin {
+            write!(f, " admin http://{at}")?;
+        }
+        if self.ingress.is_none() && self.admin.is_none() {
+            f.write_str(" worker")?;
+        }
+        Ok(())
+    }
+}
+
 /// Says on stdout where we are, and in dev mode what to paste next. A closed stdout is no reason to
 /// stop serving.
-fn announce(
-    config: &Config,
-    scheme: &str,
-    public_at: SocketAddr,
-    private_at: SocketAddr,
-) -> anyhow::Result<()> {
+fn announce(config: &Config, ready: &Ready) {
     let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "hapax ready: ingress {scheme}://{public_at} admin http://{private_at}");
-    if let Some(dev) = &config.dev {
+    let _ = writeln!(out, "{ready}");
+    if let (Some(dev), Some((_, public_at)), Some(private_at)) =
+        (&config.dev, ready.ingress, ready.admin)
+    {
         let program = std::env::args().next().unwrap_or_else(|| "hapax".into());
         let secret_file = dev.secret_file.display();
         let _ = writeln!(
@@ -342,7 +424,6 @@ fn announce(
         );
     }
     let _ = out.flush();
-    Ok(())
 }
 
 struct Signals {
@@ -363,18 +444,18 @@ impl Signals {
 }
 
 /// What a reload changes.
-struct Live {
+struct Live<S> {
     config: Config,
-    ingress: Arc<Ingress<SqliteStore>>,
-    workers: Arc<Workers<SqliteStore>>,
-    janitor: Arc<Janitor<SqliteStore>>,
+    ingress: Arc<Ingress<S>>,
+    workers: Arc<Workers<S>>,
+    janitor: Arc<Janitor<S>>,
     watch: Arc<Watch>,
     gate: Arc<Gate>,
     certificate: Option<Arc<Certificate>>,
     public_at: SocketAddr,
 }
 
-impl Live {
+impl<S: Backend> Live<S> {
     /// Reloads on SIGHUP and when a secret's file changes; returns when it is time to stop.
     async fn watch(
         &mut self,

@@ -7,6 +7,7 @@ mod dead;
 mod doctor;
 mod events;
 mod explain;
+mod migrate;
 mod out;
 mod providers;
 mod remote;
@@ -65,6 +66,11 @@ enum Command {
     Alerts(stats::Alerts),
     /// Check config, data directory, disk, database, server and clock
     Doctor(doctor::Doctor),
+    /// Bring the tables in a shared PostgreSQL forward, or say how they stand
+    Migrate(migrate::Migrate),
+    /// Print SQL to run by hand
+    #[command(subcommand)]
+    Sql(migrate::Sql),
     /// Print a completion script for a shell
     Completions {
         /// Which shell
@@ -90,6 +96,8 @@ pub(crate) fn run() -> Exit {
         Command::Stats(stats) => stats.run(),
         Command::Alerts(alerts) => alerts.run(),
         Command::Doctor(doctor) => doctor.run(),
+        Command::Migrate(migrate) => migrate.run(),
+        Command::Sql(sql) => sql.run(),
         Command::Completions { shell } => completions(shell),
         Command::Man => man(),
     };

@@ -53,6 +53,9 @@ pub enum PgOpenError {
     /// It answers, and cannot keep what we promise.
     #[error("this PostgreSQL cannot be used: {0}")]
     Unfit(String),
+    /// The Redis in front cannot be named so.
+    #[error("{0}")]
+    Redis(String),
     /// The tables are not as this version needs them.
     #[error("migrating the database: {0}")]
     Migrate(String),

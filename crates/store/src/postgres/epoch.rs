@@ -4,11 +4,12 @@
 //!
 //! A task asks a few times a second; what it last heard counts for one second and no longer.
 
-use std::sync::RwLock;
+use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::connect::{Lent, PgError};
+use crate::front::Seal;
 
 /// How often the database is asked.
 const ASK_EVERY: Duration = Duration::from_millis(250);
@@ -24,6 +25,13 @@ pub(super) struct Epoch {
     counter: i64,
 }
 
+impl Epoch {
+    fn bytes(&self) -> Vec<u8> {
+        let Self { system, timeline, counter } = self;
+        [&system.to_be_bytes()[..], &counter.to_be_bytes(), timeline.as_bytes()].concat()
+    }
+}
+
 /// What was last heard.
 #[derive(Debug, Default)]
 pub(super) struct EpochWatch(RwLock<Option<Heard>>);
@@ -31,6 +39,8 @@ pub(super) struct EpochWatch(RwLock<Option<Heard>>);
 #[derive(Debug, Clone)]
 struct Heard {
     epoch: Epoch,
+    /// What a cache outside proves its entries with, in this epoch.
+    seal: Arc<Seal>,
     /// When the question was sent: the answer is at least as old.
     at: Instant,
 }
@@ -45,6 +55,13 @@ impl EpochWatch {
             .map(|heard| heard.epoch.clone())
     }
 
+    /// The same with what entries of it are sealed with.
+    pub(super) fn sealed(&self) -> Option<(Epoch, Arc<Seal>)> {
+        let heard = self.0.read().expect("no panic happens under this lock");
+        let heard = heard.as_ref().filter(|heard| heard.at.elapsed() < COUNTS_FOR)?;
+        Some((heard.epoch.clone(), Arc::clone(&heard.seal)))
+    }
+
     /// Does `put` if the epoch is still this one; nobody changes it meanwhile.
     pub(super) fn within(&self, epoch: Option<&Epoch>, put: impl FnOnce()) {
         let heard = self.0.read().expect("no panic happens under this lock");
@@ -55,7 +72,7 @@ impl EpochWatch {
 
     /// Records an answer. Where the epoch is another than before, `forget` is called before anybody
     /// can learn of it.
-    fn hear(&self, epoch: Epoch, at: Instant, forget: impl FnOnce()) {
+    fn hear(&self, epoch: Epoch, cache_key: &[u8], at: Instant, forget: impl FnOnce()) {
         let mut heard = self.0.write().expect("no panic happens under this lock");
         if heard.as_ref().is_some_and(|heard| heard.epoch != epoch) {
             tracing::warn!(
@@ -63,7 +80,11 @@ impl EpochWatch {
             );
             forget();
         }
-        *heard = Some(Heard { epoch, at });
+        let seal = match heard.take() {
+            Some(before) if before.epoch == epoch => before.seal,
+            Some(_) | None => Arc::new(Seal::new(cache_key, &epoch.bytes())),
+        };
+        *heard = Some(Heard { epoch, seal, at });
     }
 }
 
@@ -79,8 +100,8 @@ pub(super) async fn ask(shared: &Shared) -> Result<(), PgError> {
         Ok::<_, PgError>((epoch, at))
     };
     match asked.await {
-        Ok((Some(epoch), at)) => {
-            shared.epoch.hear(epoch, at, || shared.forget_all());
+        Ok((Some((epoch, cache_key)), at)) => {
+            shared.epoch.hear(epoch, &cache_key, at, || shared.forget_all());
             shared.health.works();
             Ok(())
         }
@@ -111,20 +132,21 @@ pub(super) async fn watch(shared: std::sync::Arc<Shared>) {
 }
 
 /// The epoch of a primary that takes writes; none from any other.
-async fn read(lent: &mut Lent) -> Result<Option<Epoch>, PgError> {
+async fn read(lent: &mut Lent) -> Result<Option<(Epoch, Vec<u8>)>, PgError> {
     let rows = lent
         .query(
             "SELECT system_identifier,
                     CASE WHEN pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean
                          THEN NULL
                          ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END,
-                    (SELECT counter FROM hapax.epoch)
+                    (SELECT counter FROM hapax.epoch), (SELECT cache_key FROM hapax.epoch)
              FROM pg_control_system()",
             &[],
         )
         .await?;
     Ok(rows.first().and_then(|row| {
         let timeline: Option<String> = row.get(1);
-        Some(Epoch { system: row.get(0), timeline: timeline?, counter: row.get(2) })
+        let epoch = Epoch { system: row.get(0), timeline: timeline?, counter: row.get(2) };
+        Some((epoch, row.get(3)))
     }))
 }

@@ -463,10 +463,7 @@ impl Outcome<'_> {
     /// Only what cannot change any more answers from memory, and only within the epoch in which it
     /// was asked about.
     fn remember(&self, receipt: &Receipt, recent: Recent) {
-        if recent.known.status.is_final() {
-            let put = || self.shared.recent.put(receipt.key_hash(), recent);
-            self.shared.epoch.within(self.epoch.as_ref(), put);
-        }
+        self.shared.remember(self.epoch.as_ref(), receipt.key_hash(), recent);
     }
 
     fn note_copy(&self, id: EventId, item: &Item<'_>) {

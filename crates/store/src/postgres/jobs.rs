@@ -3,12 +3,12 @@
 
 use std::time::Instant;
 
-use hapax_core::job::{Fence, JobId, Retry, idempotency_key};
+use hapax_core::job::{Fence, HandlerName, JobId, Retry, idempotency_key};
 use hapax_core::order::{Gaps, OnGap, Position};
 use hapax_core::store::{
     Claim, ClaimAsk, ClaimedEvent, EventId, HandlerRef, HandlerSpec, NewMessage, Outcome,
 };
-use hapax_core::{EventKey, Tenant, Timestamp};
+use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 use serde_json::{Value, json};
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -173,6 +173,39 @@ async fn claim_once(
     }))
 }
 
+/// A claim as it stands, and the handler it is of; `None` where the fence is not that of the job.
+pub(super) async fn claimed(
+    shared: &Shared,
+    job: JobId,
+    fence: Fence,
+) -> Result<Option<(Standing, HandlerRef, Taken)>, PgError> {
+    let mut lent = shared.pools.work.lend().await?;
+    let ask = include_str!("sql/claimed.sql");
+    let rows = lent.query(ask, &[&job.0, &fence.0]).await?;
+    Ok(rows.first().map(|row| {
+        let handler = HandlerRef {
+            source: SourceName::new(row.get::<_, &str>("source")),
+            handler: HandlerName::new(row.get::<_, &str>("name")),
+        };
+        let standing = match row.get::<_, i16>("state") {
+            1 => Standing::Leased,
+            2 => Standing::Done,
+            _ => Standing::Over,
+        };
+        let taken = taken(&handler, row);
+        (standing, handler, taken)
+    }))
+}
+
+/// Where a job stands whose fence is still the one that was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    Leased,
+    Done,
+    /// Lost, failed, set aside: it does not run under this claim any more.
+    Over,
+}
+
 fn taken(handler: &HandlerRef, row: &Row) -> Taken {
     let id = EventId(row.get("event"));
     let run = unsigned(row.get("run"));
@@ -187,6 +220,7 @@ fn taken(handler: &HandlerRef, row: &Row) -> Taken {
             run,
             idempotency_key: idempotency_key(id, &handler.handler, run),
             leased_until: row.get("leased_until"),
+            alone: row.get("alone"),
             event: ClaimedEvent {
                 id,
                 key: EventKey {

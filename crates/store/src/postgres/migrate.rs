@@ -45,6 +45,25 @@ const STEPS: &[Step] = &[
     Step { number: 5, name: "views", sql: include_str!("migrations/0005_views.sql"), survives: 1 },
 ];
 
+/// Where steps are noted.
+const RECORD: &str = "CREATE SCHEMA IF NOT EXISTS hapax;
+CREATE TABLE IF NOT EXISTS hapax.migration (
+    number   integer PRIMARY KEY,
+    name     text NOT NULL,
+    checksum text NOT NULL,
+    survives integer NOT NULL,
+    at       timestamptz NOT NULL DEFAULT statement_timestamp()
+)";
+
+/// The note that a step was taken.
+fn note(Step { number, name, sql, survives }: &Step) -> String {
+    let checksum = checksum(sql);
+    format!(
+        "INSERT INTO hapax.migration (number, name, checksum, survives) \
+         VALUES ({number}, '{name}', '{checksum}', {survives})"
+    )
+}
+
 /// Who migrates holds this lock: "hapax" in ASCII, and a number.
 const LOCK: i64 = 0x6861_7061_7800_0001;
 
@@ -72,6 +91,22 @@ struct Taken {
     survives: i32,
 }
 
+/// What `hapax.once` needs, and nothing else.
+pub(super) fn once() -> &'static str {
+    include_str!("sql/once.sql")
+}
+
+/// All steps as one script that also notes them as taken, so that a server finds them done.
+pub(super) fn by_hand() -> String {
+    let mut script = format!("BEGIN;\nSELECT pg_advisory_xact_lock({LOCK});\n{RECORD};\n");
+    for step in STEPS {
+        let Step { number, name, sql, .. } = step;
+        script.push_str(&format!("\n-- Step {number}: {name}\n{sql}\n{};\n", note(step)));
+    }
+    script.push_str("COMMIT;\n");
+    script
+}
+
 /// Takes every step that is missing.
 pub(super) async fn up(lender: &Lender) -> Result<(), PgOpenError> {
     let mut lent = lender.lend().await.map_err(trouble)?;
@@ -86,27 +121,11 @@ pub(super) async fn up(lender: &Lender) -> Result<(), PgOpenError> {
 }
 
 async fn up_locked(lent: &mut Lent) -> Result<(), PgOpenError> {
-    lent.batch(
-        "CREATE SCHEMA IF NOT EXISTS hapax;
-         CREATE TABLE IF NOT EXISTS hapax.migration (
-             number   integer PRIMARY KEY,
-             name     text NOT NULL,
-             checksum text NOT NULL,
-             survives integer NOT NULL,
-             at       timestamptz NOT NULL DEFAULT statement_timestamp()
-         )",
-    )
-    .await
-    .map_err(trouble)?;
+    lent.batch(RECORD).await.map_err(trouble)?;
     for step in missing(&taken(lent).await?)? {
-        let (number, name, survives) = (step.number, step.name, step.survives);
+        let (number, name) = (step.number, step.name);
         // In one message, so in one transaction. A step may take longer than a statement does.
-        let sql = format!(
-            "SET LOCAL statement_timeout = 0;\n{}\n;INSERT INTO hapax.migration \
-             (number, name, checksum, survives) VALUES ({number}, '{name}', '{}', {survives})",
-            step.sql,
-            checksum(step.sql),
-        );
+        let sql = format!("SET LOCAL statement_timeout = 0;\n{}\n;{}", step.sql, note(step));
         lent.batch(&sql).await.map_err(|error| {
             PgOpenError::Migrate(format!("step {number} ({name}): {}", said(&error)))
         })?;

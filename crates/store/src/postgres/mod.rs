@@ -33,7 +33,7 @@ use hapax_core::store::{
     EventDetail, EventFilter, EventId, EventName, EventSummary, Ingest, Inspect, JobDetail,
     JobFilter, LaneState, Lookup, Page, Sample, SampleAsk, Store, StoreError, Verdict, Via,
 };
-use hapax_core::{EventKey, Timestamp};
+use hapax_core::{EventKey, KeyHash, Receipt, Timestamp};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -43,9 +43,10 @@ pub use migrate::MigrationStatus;
 
 use crate::Clock;
 use crate::copies::Copies;
-use crate::recent::RecentEvents;
+use crate::front::{Entry, Front};
+use crate::recent::{Recent, RecentEvents};
 use connect::{Pools, Target};
-use epoch::EpochWatch;
+use epoch::{Epoch, EpochWatch};
 use handlers::Handlers;
 use ingest::{Desk, Hash16};
 use names::Names;
@@ -64,12 +65,17 @@ pub struct PgOptions {
     pub clock: Option<Clock>,
     /// Connections.
     pub pools: PoolSizes,
+    /// A Redis in front, which may say what is a duplicate.
+    pub redis_url: Option<String>,
+    /// The shortest time that a key is kept, where any is forgotten: what Redis says counts for less.
+    pub keys_kept: Option<Duration>,
 }
 
 impl PgOptions {
     /// The database at `url`, by its own clock.
     pub fn new(url: impl Into<String>) -> Self {
-        Self { url: url.into(), clock: None, pools: PoolSizes::default() }
+        let pools = PoolSizes::default();
+        Self { url: url.into(), clock: None, pools, redis_url: None, keys_kept: None }
     }
 }
 
@@ -95,6 +101,7 @@ struct Shared {
     ids: Ids,
     desk: Desk,
     recent: RecentEvents,
+    front: Option<Front>,
     copies: Copies<EventId>,
     /// Told when so many copies wait that they should be written now.
     copies_full: Notify,
@@ -119,6 +126,8 @@ impl PgStore {
     pub async fn open(options: PgOptions) -> Result<Self, PgOpenError> {
         let target = Target::parse(&options.url)?;
         target.look().await?;
+        let front = options.redis_url.as_deref().map(|url| Front::open(url, options.keys_kept));
+        let front = front.transpose().map_err(|error| PgOpenError::Redis(error.to_string()))?;
         let pools = Pools::new(&target, options.pools)?;
         migrate::up(&pools.admin).await?;
         let shared = Arc::new(Shared {
@@ -129,6 +138,7 @@ impl PgStore {
             ids: Ids::default(),
             desk: Desk::new(),
             recent: RecentEvents::new(),
+            front,
             copies: Copies::new(),
             copies_full: Notify::new(),
             epoch: EpochWatch::default(),
@@ -161,6 +171,16 @@ impl PgStore {
         migrate::up(&Pools::new(&target, PoolSizes::default())?.admin).await
     }
 
+    /// `hapax.once` and its table as a plain migration, for those without any Hapax server.
+    pub fn once_sql() -> &'static str {
+        migrate::once()
+    }
+
+    /// Every step of the tables, to be run by hand in one go by those who must.
+    pub fn schema_sql() -> String {
+        migrate::by_hand()
+    }
+
     /// Finishes what was begun and lets go of every connection. Later calls answer `Closed`.
     pub async fn close(&self) {
         self.shared.closing.cancel();
@@ -169,6 +189,9 @@ impl PgStore {
             tracing::warn!("closing the database while something was still under way");
         }
         copies::flush(&self.shared).await;
+        if let Some(front) = &self.shared.front {
+            front.close().await;
+        }
         self.shared.pools.close();
     }
 }
@@ -183,6 +206,9 @@ impl Drop for PgStore {
 impl Store for PgStore {
     async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
         if let Some(verdicts) = self.all_recent(&ingest) {
+            return Ok(verdicts);
+        }
+        if let Some(verdicts) = self.all_in_front(&ingest).await {
             return Ok(verdicts);
         }
         self.shared.desk.ingest(ingest).await
@@ -257,7 +283,50 @@ impl PgStore {
     }
 }
 
+impl PgStore {
+    /// The same by what Redis says with a proof.
+    async fn all_in_front(&self, ingest: &Ingest) -> Option<Vec<Verdict>> {
+        let front = self.shared.front.as_ref()?;
+        let (epoch, seal) = self.shared.epoch.sealed()?;
+        let keys: Vec<KeyHash> = ingest.receipts.iter().map(Receipt::key_hash).collect();
+        let told: Option<Vec<Entry>> = front.ask(&seal, &keys).await.into_iter().collect();
+        let told = told?;
+        let same = |(entry, receipt): (&Entry, &Receipt)| entry.body_hash == receipt.body_hash();
+        if !told.iter().zip(&ingest.receipts).all(same) {
+            return None;
+        }
+        // Asked again: the answer may have come from a time before a failover.
+        if self.shared.epoch.confirmed()? != epoch || self.shared.closing.is_cancelled() {
+            return None;
+        }
+        let verdicts = told.into_iter().zip(keys).map(|(entry, key)| {
+            let Entry { body_hash, known, .. } = entry;
+            self.shared.note_copy(known.id, &ingest.via);
+            let recent = Recent { body_hash, known: known.clone(), review: None };
+            self.shared.epoch.within(Some(&epoch), || self.shared.recent.put(key, recent));
+            Verdict::Duplicate(known)
+        });
+        Some(verdicts.collect())
+    }
+}
+
 impl Shared {
+    /// An event is committed and its work has ended: from now on memory may answer its copies, as
+    /// long as the database is the one that `epoch` names.
+    fn remember(&self, epoch: Option<&Epoch>, key: KeyHash, recent: Recent) {
+        if !recent.known.status.is_final() {
+            return;
+        }
+        if let (Some(front), Some((now, seal))) = (&self.front, self.epoch.sealed())
+            && Some(&now) == epoch
+            && recent.review.is_none()
+        {
+            let Recent { body_hash, known, .. } = recent.clone();
+            front.tell(&seal, [(key, Entry { body_hash, known, written_at: Timestamp::now() })]);
+        }
+        self.epoch.within(epoch, || self.recent.put(key, recent));
+    }
+
     /// The time to go by: none means the database's own, which every statement takes by itself.
     fn now(&self) -> Option<Timestamp> {
         self.clock.as_ref().map(|clock| clock())

@@ -18,7 +18,7 @@ use hapax_core::failpoint;
 use hapax_core::handler::{PostgresType, SqlParameter, SqlProgram};
 use hapax_core::job::Retry;
 use hapax_core::order::{Guard, OrderRule, Position};
-use hapax_core::store::{SqlAsk, SqlRan, StoreError};
+use hapax_core::store::{HandlerRef, Ran, SqlAsk, SqlRan, SqlRun, StoreError};
 use tokio_postgres::error::{ErrorPosition, SqlState};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Row, Statement};
@@ -26,7 +26,7 @@ use uuid::Uuid;
 
 use super::Shared;
 use super::connect::{PgError, session};
-use super::jobs::{self, Guarded, Settled, Taken, only, shortened};
+use super::jobs::{self, Guarded, Settled, Standing, Taken, only, shortened};
 use super::shown::{self, RawValue, Shown};
 use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 
@@ -72,6 +72,7 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
     let until = Instant::now() + SLICE_MAX;
     let begun = jobs::claim(shared, &ask.claim, Guarded::InTheWork).await?;
     let mut ran = SqlRan { guarded: begun.set_aside.len(), ..SqlRan::default() };
+    ran.events.extend(begun.set_aside);
     let mut taken = begun.taken;
     if taken.is_empty() {
         return Ok(ran);
@@ -82,14 +83,7 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
         let of = |it: &Taken| (it.lane, it.claim.event.resource.clone());
         of(one).cmp(&of(other))
     });
-    let handler = shared.handlers.get(&ask.claim.handler);
-    let bench = Bench {
-        shared,
-        program: &ask.program,
-        timeout: ask.timeout,
-        order: handler.and_then(|handler| handler.spec.order.clone()),
-        publishes: publishes(&ask.program),
-    };
+    let bench = Bench::new(shared, &ask.claim.handler, &ask.program, ask.timeout);
     let (first, mut alone): (Vec<Taken>, Vec<Taken>) =
         taken.into_iter().partition(|taken| taken.claim.attempt == 1);
     let mut left = Vec::new();
@@ -98,8 +92,8 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
         match bench.transaction(&first, None, until, limit).await {
             Ok(went) => {
                 left.extend(first[went.len()..].iter().cloned());
-                for (went, _) in went.iter().zip(&first) {
-                    count(&mut ran, *went);
+                for (went, taken) in went.iter().zip(&first) {
+                    count(&mut ran, *went, taken);
                 }
             }
             Err(why) => {
@@ -116,8 +110,11 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
             break;
         }
         match bench.alone(taken, None).await {
-            Ok(Ended::Went(went)) => count(&mut ran, went),
-            Ok(Ended::Failed(_)) => ran.failed += 1,
+            Ok(Ended::Went(went)) => count(&mut ran, went, taken),
+            Ok(Ended::Failed(_)) => {
+                ran.failed += 1;
+                ran.events.push(taken.claim.event.id);
+            }
             Ok(Ended::Lost) => {}
             Err(outage) => {
                 // This one is lost; those that were not begun need not be.
@@ -140,11 +137,31 @@ pub(super) enum Ended {
     Lost,
 }
 
-fn count(ran: &mut SqlRan, went: Went) {
+fn count(ran: &mut SqlRan, went: Went, taken: &Taken) {
     match went {
         Went::Done => ran.done += 1,
         Went::Guarded => ran.guarded += 1,
     }
+    ran.events.push(taken.claim.event.id);
+}
+
+/// Runs a job that was claimed before, by itself.
+pub(super) async fn claimed(shared: &Shared, run: &SqlRun) -> Result<Ran, StoreError> {
+    let Some((standing, handler, taken)) = jobs::claimed(shared, run.job, run.fence).await? else {
+        return Ok(Ran::Lost);
+    };
+    match standing {
+        Standing::Leased => {}
+        Standing::Done => return Ok(Ran::Done),
+        Standing::Over => return Ok(Ran::Lost),
+    }
+    let bench = Bench::new(shared, &handler, &run.program, run.timeout);
+    Ok(match bench.alone(&taken, run.current.as_deref()).await? {
+        Ended::Went(Went::Done) => Ran::Done,
+        Ended::Went(Went::Guarded) => Ran::Guarded,
+        Ended::Failed(error) => Ran::Failed(error),
+        Ended::Lost => Ran::Lost,
+    })
 }
 
 async fn give_back(shared: &Shared, left: &[Taken]) -> Result<(), PgError> {
@@ -164,7 +181,17 @@ struct Bench<'a> {
     publishes: bool,
 }
 
-impl Bench<'_> {
+impl<'a> Bench<'a> {
+    fn new(
+        shared: &'a Shared,
+        handler: &HandlerRef,
+        program: &'a SqlProgram,
+        timeout: Duration,
+    ) -> Self {
+        let order = shared.handlers.get(handler).and_then(|known| known.spec.order.clone());
+        Self { shared, program, timeout, order, publishes: publishes(program) }
+    }
+
     /// One job in a transaction of its own, and a record of its failure if it fails.
     async fn alone(&self, taken: &Taken, current: Option<&str>) -> Result<Ended, PgError> {
         let one = std::slice::from_ref(taken);

@@ -7,8 +7,8 @@ use std::time::Duration;
 use hapax_core::Timestamp;
 use hapax_core::job::{Fence, JobId};
 use hapax_core::store::{
-    Action, Claim, ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Horizon, NewJob, Outcome,
-    ReplayAsk, Replayed, Reviewed, SqlAsk, SqlRan, StoreError, Work,
+    Action, Claim, ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Horizon, NewJob, Outcome, Ran,
+    ReplayAsk, Replayed, Reviewed, SqlAsk, SqlRan, SqlRun, StoreError, Work,
 };
 
 use super::connect::{PgError, retried};
@@ -71,6 +71,14 @@ impl Work for PgStore {
     async fn run_sql(&self, ask: SqlAsk) -> Result<SqlRan, StoreError> {
         let shared = Arc::clone(&self.shared);
         self.shared.to_the_end(async move { run::slice(&shared, &ask).await }).await
+    }
+
+    async fn run_claimed(&self, run: SqlRun) -> Result<Ran, StoreError> {
+        let shared = Arc::clone(&self.shared);
+        let ran = self.shared.to_the_end(async move { run::claimed(&shared, &run).await }).await?;
+        // Whoever was parked behind it may be ready.
+        self.shared.arrived.notify_waiters();
+        Ok(ran)
     }
 
     async fn next_due(&self, handler: &HandlerRef) -> Result<Option<Timestamp>, StoreError> {

@@ -272,7 +272,8 @@ CREATE FUNCTION hapax.claim(
 RETURNS TABLE (
     job uuid, fence bigint, attempt integer, run integer, leased_until timestamptz, event uuid,
     lane integer, tenant text, event_id bytea, event_type bytea, occurred_at timestamptz,
-    received_at timestamptz, resource text, place bigint, forced boolean, headers bytea, body bytea,
+    received_at timestamptz, resource text, place bigint, forced boolean, alone boolean,
+    headers bytea, body bytea,
     set_aside uuid[], look_lane integer, look_resource text, lanes_seen integer[],
     seen_until timestamptz[], leases_until timestamptz)
 LANGUAGE plpgsql
@@ -302,7 +303,7 @@ DECLARE
     share integer;
     next_lane integer := seen_lane;
     next_resource text := seen_resource;
-    alone boolean := false;
+    by_itself boolean := false;
     -- A commit may take that long after its statement took the time.
     slack CONSTANT interval := '200 ms';
     ended integer := 0;
@@ -432,8 +433,8 @@ BEGIN
                         exclusive = x.resource IS NOT NULL
                     WHERE x.job = j.job;
                     taken := taken || j.job;
-                    alone := j.lost > 0;
-                    EXIT rounds WHEN alone;
+                    by_itself := j.lost > 0;
+                    EXIT rounds WHEN by_itself;
                 END LOOP;
                 IF coalesce(skipped, latest) IS NOT NULL THEN
                     lanes_seen := lanes_seen || current_lane;
@@ -450,8 +451,8 @@ BEGIN
                 ORDER BY x.due_at, x.job LIMIT room
                 FOR UPDATE SKIP LOCKED) c;
             CONTINUE WHEN few IS NULL;
-            alone := cardinality(taken) = 0 AND few_lost[1] > 0;
-            IF alone THEN
+            by_itself := cardinality(taken) = 0 AND few_lost[1] > 0;
+            IF by_itself THEN
                 few := few[1:1];
             ELSE
                 lanes_seen := lanes_seen || current_lane;
@@ -461,11 +462,11 @@ BEGIN
                 UPDATE hapax.job x SET state = 1, due_at = at + h.lease * interval '1 microsecond',
                     fence = x.fence + 1, attempt = x.attempt + 1, started_at = at, worker = who,
                     exclusive = false
-                WHERE x.job = ANY (few) AND (alone OR x.lost = 0)
+                WHERE x.job = ANY (few) AND (by_itself OR x.lost = 0)
                 RETURNING x.job)
             SELECT taken || coalesce(array_agg(l.job ORDER BY array_position(few, l.job)), '{}')
             INTO taken FROM leased l;
-            EXIT rounds WHEN alone;
+            EXIT rounds WHEN by_itself;
         END LOOP;
     END LOOP;
 
@@ -483,8 +484,8 @@ BEGIN
 
     RETURN QUERY
     SELECT x.job, x.fence, x.attempt, x.run, x.due_at, x.event, x.lane, e.tenant, e.event_id,
-        e.event_type, e.occurred_at, e.received_at, x.resource, x.position, x.forced, b.headers,
-        b.body, NULL::uuid[], NULL::integer, NULL::text,
+        e.event_type, e.occurred_at, e.received_at, x.resource, x.position, x.forced, x.lost > 0,
+        b.headers, b.body, NULL::uuid[], NULL::integer, NULL::text,
         NULL::integer[], NULL::timestamptz[], NULL::timestamptz
     FROM unnest(taken) WITH ORDINALITY t (job, n)
     JOIN hapax.job x ON x.job = t.job

@@ -1,0 +1,98 @@
+//! `hapax migrate` and `hapax sql`: the tables in a shared PostgreSQL, brought forward or printed for
+//! those who run their migrations by hand. The embedded database needs neither: it is brought forward
+//! when it is opened.
+
+use hapax_store::{MigrationStatus, PgOpenError, PgStore};
+use serde_json::json;
+
+use super::out::{self, Exit, Failure};
+use super::remote;
+use crate::config::{self, Flags, ServiceUrl};
+
+/// `hapax migrate`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Migrate {
+    #[command(subcommand)]
+    what: Option<What>,
+    #[command(flatten)]
+    flags: Flags,
+    /// One JSON object a line
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, clap::Subcommand)]
+enum What {
+    /// Say which steps the database has taken; exit 1 when some are missing
+    Status,
+    /// Take the missing steps; several nodes may try at once
+    Up,
+}
+
+/// `hapax sql`.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Sql {
+    /// One table and `hapax.once(scope, key)`, to use without any Hapax server
+    Once,
+    /// Every step of the schema, in order, to be run by hand
+    Schema,
+}
+
+impl Migrate {
+    pub(super) fn run(self) -> Result<Exit, Failure> {
+        let config = config::load(&self.flags)?;
+        let Some(url) = config.settings.database_url else {
+            return Err(Failure::usage(
+                "no database_url: there is no shared database to migrate",
+                "the embedded database is brought forward whenever it is opened",
+            ));
+        };
+        match self.what.unwrap_or(What::Status) {
+            What::Status => self.status(&url),
+            What::Up => {
+                remote::run(async {
+                    PgStore::migrate(url.expose()).await.map_err(|e| failed(&url, &e))
+                })?;
+                self.status(&url)
+            }
+        }
+    }
+
+    fn status(&self, url: &ServiceUrl) -> Result<Exit, Failure> {
+        let steps = remote::run(async {
+            PgStore::migration_status(url.expose()).await.map_err(|error| failed(url, &error))
+        })?;
+        for step in &steps {
+            self.tell(step)?;
+        }
+        let missing = steps.iter().any(|step| !step.applied);
+        Ok(if missing { Exit::Negative } else { Exit::Done })
+    }
+
+    fn tell(&self, step: &MigrationStatus) -> Result<(), Failure> {
+        let MigrationStatus { number, name, applied } = step;
+        if self.json {
+            out::json(&json!({ "number": number, "name": name, "applied": applied }))?;
+        } else {
+            let stands = if *applied { "applied" } else { "missing" };
+            out::data(&format!("{number:04}  {name:<12} {stands}"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Sql {
+    #[allow(clippy::unnecessary_wraps, reason = "every command answers the same way")]
+    pub(super) fn run(self) -> Result<Exit, Failure> {
+        let text = match self {
+            Self::Once => PgStore::once_sql().to_owned(),
+            Self::Schema => PgStore::schema_sql(),
+        };
+        out::data(text.trim_end())?;
+        Ok(Exit::Done)
+    }
+}
+
+fn failed(url: &ServiceUrl, error: &PgOpenError) -> Failure {
+    Failure::unreachable(format!("{url}: {error}"))
+}
