@@ -8,8 +8,10 @@ export function openPool() {
     connectionTimeoutMillis: 4000,
     max: 16,
   });
-  // A connection that breaks while nobody uses it is the pool's to replace, not the app's end.
+  // A connection that breaks fails the query that needed it; it is not the end of the app, which an
+  // "error" that nobody listens for would be, in a pool at rest and in the middle of a transaction.
   pool.on("error", () => {});
+  pool.on("connect", (database) => database.on("error", () => {}));
   return pool;
 }
 
