@@ -102,14 +102,23 @@ struct Stage {
     house: House,
     /// As the superuser.
     database: String,
+    role: String,
     /// As the app's own role.
     app_database: String,
     app: SocketAddr,
 }
 
 impl Stage {
-    /// `None` where the language cannot be had here, which was said then.
+    /// With the schema that the example's README makes. `None` where the language cannot be had
+    /// here, which was said then.
     fn set(test: &str, language: Language) -> Option<Self> {
+        let stage = Self::bare(test, language)?;
+        stage.migrate();
+        Some(stage)
+    }
+
+    /// The same with an empty database.
+    fn bare(test: &str, language: Language) -> Option<Self> {
         match language.program() {
             Ok(program) => Some(Self::with(language, program)),
             Err(why) => {
@@ -127,13 +136,20 @@ impl Stage {
         let app_database = database.replace("//postgres@", &format!("//{role}@"));
         let house = House::new("");
         let app = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let stage = Self { language, program, house, database, app_database, app };
+        let stage = Self { language, program, house, database, role, app_database, app };
         stage.configure(app.port(), &[]);
-        // The commands of its README, in their order.
-        let migrated = common::hapax(&["migrate", "up"]).in_dir(stage.house.path()).run();
-        assert_eq!(migrated.code, 0, "{migrated:?}");
-        stage.rows(&language.text("schema.sql").replace("payout_app", &role));
         stage
+    }
+
+    /// The commands of the README, in their order.
+    fn migrate(&self) {
+        let migrated = common::hapax(&["migrate", "up"]).in_dir(self.house.path()).run();
+        assert_eq!(migrated.code, 0, "{migrated:?}");
+        self.rows(&self.schema());
+    }
+
+    fn schema(&self) -> String {
+        self.language.text("schema.sql").replace("payout_app", &self.role)
     }
 
     /// The example's config with our addresses, a schedule for the impatient, and these lines in
@@ -532,9 +548,16 @@ fn a_node_script_without_a_server_charges_each_fee_once() {
 }
 
 fn without_a_server(test: &str, language: Language) {
-    // hapax.once alone: the same payout many times at once, then killed at each step and run again.
+    // hapax.once alone, in a database that has seen nothing else of ours: the same payout many times
+    // at once, then killed at each step and run again.
     const AT_ONCE: usize = 6;
-    let Some(stage) = Stage::set(test, language) else { return };
+    let Some(stage) = Stage::bare(test, language) else { return };
+    let printed = common::hapax(&["sql", "once"]).run();
+    assert_eq!(printed.code, 0, "{printed:?}");
+    let is_there =
+        |line: &&str| !["hapax.complete", "hapax.publish"].iter().any(|f| line.contains(f));
+    let schema = stage.schema().lines().filter(is_there).collect::<Vec<_>>().join("\n");
+    stage.rows(&format!("{}{schema}", printed.stdout));
     let start = |payout: &str, die_at: Option<&str>| {
         let mut command = stage.command("once", &stage.app_database, die_at);
         command.args([payout, "10000"]).spawn().unwrap()
@@ -566,6 +589,7 @@ fn the_role_of_the_app_may_do_nothing_but_its_work() {
     // An app that was taken over: it asks for all that is ours, and for the ledger's past.
     let nothing = Program { interpreter: String::new(), folder: PathBuf::new(), extension: "" };
     let stage = Stage::with(Language::Python, nothing);
+    stage.migrate();
     assert_eq!(Language::Python.text("schema.sql"), Language::Node.text("schema.sql"));
     let refused = |sql: &str| {
         let ran = RUNTIME.block_on(async {

@@ -22,7 +22,8 @@ pub(crate) fn install(example: &Path, folder: &Path) -> Result<(), String> {
         Ok(ran) if ran.status.success() => Ok(()),
         Ok(ran) => {
             let why = String::from_utf8_lossy(&ran.stderr);
-            let is_ours = ["EUSAGE", "EINTEGRITY", "EJSONPARSE"].iter().any(|code| why.contains(code));
+            let is_ours =
+                ["EUSAGE", "EINTEGRITY", "EJSONPARSE"].iter().any(|code| why.contains(code));
             assert!(!is_ours, "npm ci: {why}");
             Err(format!("npm ci failed: {}", why.lines().next().unwrap_or_default()))
         }
