@@ -22,7 +22,7 @@ use hapax_core::{
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Version};
-use hyper::body::{Body, Incoming};
+use hyper::body::Body;
 use metrics::gauge;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -106,7 +106,24 @@ impl<S: Store> Ingress<S> {
     }
 
     /// Answers one request.
-    pub async fn answer(self: Arc<Self>, request: Request<Incoming>, peer: SocketAddr) -> Answer {
+    pub async fn answer<B>(self: Arc<Self>, request: Request<B>, peer: SocketAddr) -> Answer
+    where
+        B: Body<Data = Bytes> + Unpin,
+    {
+        self.answer_below("", request, peer).await
+    }
+
+    /// Answers one request to a server that has us below the path `prefix`. The request keeps its
+    /// whole path: some senders sign it.
+    pub async fn answer_below<B>(
+        self: Arc<Self>,
+        prefix: &str,
+        request: Request<B>,
+        peer: SocketAddr,
+    ) -> Answer
+    where
+        B: Body<Data = Bytes> + Unpin,
+    {
         let routes = self.routes.load_full();
         let (parts, body) = request.into_parts();
         let received_at = (self.now)();
@@ -117,7 +134,8 @@ impl<S: Store> Ingress<S> {
             remote: remote(peer, &parts.headers, &routes.trusted_proxies),
             version: parts.version,
         };
-        let Some(route) = routes.find(parts.uri.path()) else {
+        let path = parts.uri.path().strip_prefix(prefix);
+        let Some(route) = path.and_then(|path| routes.find(path)) else {
             return elsewhere(&routes, &call, &parts, &body);
         };
         if parts.method != Method::POST {
@@ -335,7 +353,7 @@ struct Call {
 
 impl Call {
     /// What happens to the connection after an answer that leaves `body` as it is.
-    fn after(&self, body: &Incoming) -> After {
+    fn after(&self, body: &impl Body) -> After {
         if body.is_end_stream() { After::KeepAlive } else { self.after_unread() }
     }
 
@@ -431,7 +449,7 @@ async fn outlast(patience: &dyn Patience, verdicts: &[Verdict], until: Instant) 
 }
 
 /// A path that is no source's.
-fn elsewhere(routes: &Routes, call: &Call, parts: &Parts, body: &Incoming) -> Answer {
+fn elsewhere(routes: &Routes, call: &Call, parts: &Parts, body: &impl Body) -> Answer {
     let is_health = parts.uri.path() == "/healthz";
     if is_health && matches!(parts.method, Method::GET | Method::HEAD) {
         return respond::healthy(call.request_id);
@@ -441,7 +459,7 @@ fn elsewhere(routes: &Routes, call: &Call, parts: &Parts, body: &Incoming) -> An
 }
 
 /// Handshakes that are no POST, or a plain 405.
-fn not_a_post(route: &Route, call: &Call, parts: &Parts, body: &Incoming) -> Answer {
+fn not_a_post(route: &Route, call: &Call, parts: &Parts, body: &impl Body) -> Answer {
     let query = parts.uri.query().unwrap_or_default();
     let reply = route.source.challenge().and_then(|challenge| {
         challenge.unsigned(&route.source, &parts.method, query, &parts.headers)
@@ -453,7 +471,7 @@ fn not_a_post(route: &Route, call: &Call, parts: &Parts, body: &Incoming) -> Ans
 }
 
 /// What the head alone rules out.
-fn check_head(routes: &Routes, headers: &HeaderMap, body: &Incoming) -> Result<(), Refused> {
+fn check_head(routes: &Routes, headers: &HeaderMap, body: &impl Body) -> Result<(), Refused> {
     if body.size_hint().lower() > routes.body.bytes_max as u64 {
         return Err(Reason::TooLarge.into());
     }

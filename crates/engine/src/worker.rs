@@ -13,7 +13,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use hapax_core::failpoint;
-use hapax_core::handler::{EventView, Handler, HandlerKind, SqlProgram};
+use hapax_core::handler::{Code, CodeRan, EventView, Handler, HandlerKind, SqlProgram};
 use hapax_core::job::Retry;
 use hapax_core::store::{
     Claim, ClaimAsk, HandlerRef, HandlerSpec, Held, Inspect, NewJob, Outcome, Ran, SqlAsk, SqlRun,
@@ -213,6 +213,7 @@ pub(crate) struct Lane {
 enum Kind {
     Sql(Arc<SqlProgram>),
     Http(Box<App>),
+    Code(Arc<dyn Code>),
     Pull,
 }
 
@@ -241,6 +242,10 @@ enum Next {
     Settle(Outcome),
     /// The statements are to be run.
     Run(SqlRun),
+    /// Nothing: Rust code has committed its effects and "done".
+    Committed,
+    /// Nothing: it ended without a verdict, and whoever claims the job next decides.
+    Lost,
 }
 
 /// How an attempt ended for the books.
@@ -260,6 +265,7 @@ impl Lane {
         let kind = match &config.kind {
             HandlerKind::Sql(program) => Kind::Sql(program.clone()),
             HandlerKind::Pull => Kind::Pull,
+            HandlerKind::Code(code) => Kind::Code(code.clone()),
             HandlerKind::Http(target) => {
                 Kind::Http(Box::new(App::new(&config, target, verifiers, outbound.clone())))
             }
@@ -295,7 +301,7 @@ impl Lane {
             let working = async {
                 match (&self.kind, &self.current) {
                     (Kind::Sql(program), None) => self.work_sql(&shop, program, &stop).await,
-                    (Kind::Sql(_), Some(_)) | (Kind::Http(_), _) => {
+                    (Kind::Sql(_), Some(_)) | (Kind::Http(_) | Kind::Code(_), _) => {
                         self.work_singly(&shop, &stop).await;
                     }
                     (Kind::Pull, _) => stop.cancelled().await,
@@ -478,6 +484,7 @@ impl Lane {
             Kind::Http(app) => {
                 Next::Settle(app.call(claim, current.as_deref(), (shop.now)()).await)
             }
+            Kind::Code(code) => self.run_code(&**code, claim, current).await,
             Kind::Sql(program) => Next::Run(SqlRun {
                 job: claim.job,
                 fence: claim.fence,
@@ -486,6 +493,27 @@ impl Lane {
                 current,
             }),
             Kind::Pull => unreachable!("pulled jobs are run elsewhere"),
+        }
+    }
+
+    /// Runs the user's Rust code for as long as it may. A commit that it had begun by then goes on:
+    /// settling asks first whether the job is done.
+    async fn run_code(&self, code: &dyn Code, claim: &Claim, current: Option<Arc<str>>) -> Next {
+        failpoint!("code.before_handler");
+        let time = self.config.timeout;
+        let ran = timeout(time, code.work(claim.clone(), current)).await;
+        failpoint!("code.after_handler");
+        match ran {
+            Ok(CodeRan::Committed) => Next::Committed,
+            Ok(CodeRan::Failed { error, retry }) => Next::Settle(Outcome::Failed { error, retry }),
+            Ok(CodeRan::Lost { error }) => {
+                debug!(lane = self.name, job = %claim.job, "the attempt was lost: {error}");
+                Next::Lost
+            }
+            Err(_) => {
+                let error = format!("timed out after {time:?}");
+                Next::Settle(Outcome::Failed { error, retry: Retry::Schedule })
+            }
         }
     }
 
@@ -523,6 +551,8 @@ impl Lane {
             let recorded = match next {
                 Next::Settle(outcome) => self.try_settle(shop, claim, outcome).await,
                 Next::Run(run) => self.try_run(shop, run).await,
+                Next::Committed => return Ended::Done,
+                Next::Lost => return Ended::Lost,
             };
             let error = match recorded {
                 Ok(ended) => return ended,

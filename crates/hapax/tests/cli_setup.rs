@@ -88,6 +88,17 @@ fn a_certificate_with_its_key_is_taken_and_a_file_without_one_is_not() {
 }
 
 #[test]
+fn sql_once_prints_a_migration_that_names_nothing_else_of_ours() {
+    // Whoever runs it has no other table of ours: one that it needs would be missing there.
+    let run = hapax(&["sql", "once"]).run();
+    assert_eq!(run.code, 0, "{run:?}");
+    assert!(run.stdout.contains("CREATE OR REPLACE FUNCTION hapax.once("), "{run:?}");
+    let ours = run.stdout.matches("hapax.").count();
+    let own = run.stdout.matches("hapax.once").count();
+    assert_eq!(ours, own, "{run:?}");
+}
+
+#[test]
 fn completions_and_the_manual_page_name_every_command() {
     for args in [&["completions", "bash"][..], &["completions", "zsh"], &["man"]] {
         let run = hapax(args).run();

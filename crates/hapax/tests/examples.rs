@@ -4,6 +4,7 @@
 mod common;
 mod support;
 
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering;
@@ -12,7 +13,8 @@ use rusqlite::{Connection, OpenFlags};
 use serde_json::{Value, json};
 use support::ledger::Ledger;
 use support::load::Load;
-use support::{House, Lines, Sender, Server, skip, until};
+use support::sender::{Request, now};
+use support::{Answer, House, Lines, Sender, Server, Wire, npm, skip, until};
 
 const SECRET: &str = "whsec_example";
 const PAYOUTS: usize = 60;
@@ -41,16 +43,20 @@ fn amount_and_fee(n: usize) -> (i64, i64) {
 
 /// All payouts, each several times, so that the copies travel on different connections at once.
 fn load() -> Load {
-    let sender = Sender::stripe(SECRET);
-    let payout = |n: usize| {
-        let body = json!({
-            "id": format!("evt_{n}"), "object": "event", "type": "payout.paid",
-            "data": { "object": { "id": format!("po_{n}"), "amount": amount_and_fee(n).0 } },
-        });
-        sender.request(body.to_string()).bytes()
-    };
-    let requests = (0..PAYOUTS).flat_map(|n| std::iter::repeat_n(payout(n), COPIES)).collect();
-    Load::new(COPIES, requests)
+    load_signed_at(now())
+}
+
+fn load_signed_at(second: i64) -> Load {
+    let copies = |n| std::iter::repeat_n(payout(n, second).bytes(), COPIES);
+    Load::new(COPIES, (0..PAYOUTS).flat_map(copies).collect())
+}
+
+fn payout(n: usize, signed_at: i64) -> Request {
+    let body = json!({
+        "id": format!("evt_{n}"), "object": "event", "type": "payout.paid",
+        "data": { "object": { "id": format!("po_{n}"), "amount": amount_and_fee(n).0 } },
+    });
+    Sender::stripe(SECRET).request_at(body.to_string(), signed_at)
 }
 
 /// What a README's last command sends.
@@ -183,4 +189,94 @@ fn the_payout_fee_as_a_python_pull_worker_charges_each_fee_once() {
     assert_eq!(first["result"], "fee 50", "{first}");
     server.stop();
     check_fees(fees(&database).unwrap());
+}
+
+/// `app.js` in a private folder with its packages, killed when dropped.
+struct Express {
+    process: Child,
+    address: SocketAddr,
+}
+
+impl Express {
+    fn start(folder: &Path, port: u16) -> Self {
+        let mut process = Command::new("node")
+            .arg("app.js")
+            .current_dir(folder)
+            .env("PORT", port.to_string())
+            .env("STRIPE_WEBHOOK_SECRET", SECRET)
+            .env_remove("FEES_FILE")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let ready = Lines::of(process.stdout.take().unwrap()).wait_for("app ready: http://");
+        let address = ready.split('/').nth(2).unwrap().parse().unwrap();
+        Self { process, address }
+    }
+
+    /// The app's answer to a request that did not go through Hapax.
+    fn ask(&self, request: Request) -> Answer {
+        let mut wire = Wire::connect(self.address);
+        wire.write(request.to("/hooks").bytes());
+        wire.answer()
+    }
+}
+
+impl Drop for Express {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The ledger of `app.js`, as far as its lines are whole.
+fn express_fees(folder: &Path) -> Vec<(String, i64, i64)> {
+    let text = std::fs::read_to_string(folder.join("fees.jsonl")).unwrap_or_default();
+    let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    let read = |line: &str| {
+        let fee: Value = serde_json::from_str(line).unwrap();
+        let number = |field: &str| fee[field].as_i64().unwrap();
+        (fee["payout"].as_str().unwrap().to_owned(), number("amount"), number("fee"))
+    };
+    whole.map(read).collect()
+}
+
+#[test]
+fn the_payout_fee_as_an_express_app_charges_each_fee_once_however_late() {
+    // Every event was signed six minutes before its first attempt: past what the stripe package
+    // takes, so the app can only accept what was signed afresh. It dies in the middle of the calls.
+    const LATE_SECONDS: i64 = 360;
+    let test = "the_payout_fee_as_an_express_app_charges_each_fee_once_however_late";
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let config = text("payout-fee-express/hapax.toml")
+        .replace("127.0.0.1:3000", &free.to_string())
+        .replace("provider = \"stripe\"", "provider = \"stripe\"\ntolerance = \"15m\"");
+    let house = House::new(&config);
+    let folder = house.path().join("app");
+    if let Err(why) = npm::install(&example("payout-fee-express"), &folder) {
+        return skip(test, &why);
+    }
+    let charged = |at_least: usize| {
+        until("fees are charged", || (express_fees(&folder).len() >= at_least).then_some(()));
+    };
+    let app = Express::start(&folder, free.port());
+    let refused = app.ask(payout(0, now() - LATE_SECONDS));
+    assert_eq!(refused.status, 400, "{refused:?}");
+    assert!(refused.text().contains("Timestamp outside the tolerance zone"), "{refused:?}");
+    assert_eq!(app.ask(payout(0, now()).instead("stripe-signature", "t=1,v1=00")).status, 400);
+
+    let server = house.start();
+    send_as_the_readme_says(&server, &text("payout-fee-express/README.md"));
+    charged(1);
+    let mut load = load_signed_at(now() - LATE_SECONDS);
+    load.send(server.ingress, |_| {
+        charged(PAYOUTS / 4);
+        drop(app);
+    });
+    load.send_all(server.ingress);
+    let _app = Express::start(&folder, free.port());
+    let events = all_processed(&server, PAYOUTS + 1);
+    let first = events.iter().find(|event| event["event_id"] == "evt_0").unwrap();
+    assert_eq!(first["result"], "fee 50", "{first}");
+    server.stop();
+    check_fees(express_fees(&folder));
 }

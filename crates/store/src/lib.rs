@@ -10,6 +10,7 @@ mod postgres;
 mod recent;
 mod spread;
 mod sqlite;
+mod transact;
 
 #[cfg(test)]
 extern crate self as hapax_store;
@@ -20,7 +21,8 @@ mod harness;
 
 pub use memory::MemoryStore;
 pub use postgres::{MigrationStatus, PgOpenError, PgOptions, PgStore, PoolSizes};
-pub use sqlite::{Clock, OpenError, SqliteOptions, SqliteStore};
+pub use sqlite::{Clock, Db, DbError, OpenError, SqliteOptions, SqliteStore, Tx};
+pub use transact::{Committed, Failure, Transact, TxError};
 
 pub mod limits {
     //! Every bound of the stores, each with its reason.

@@ -1,7 +1,9 @@
 //! Handlers as the domain sees them: which events they are for, what their jobs run, and how often.
 //! [`types`] matches events, [`place`] reads a job's place in the order, [`sql`] takes the user's
-//! statements apart, [`refetch`] says where the current object is. Nothing here runs anything.
+//! statements apart, [`refetch`] says where the current object is, [`code`] is the seam to handlers in
+//! Rust. Nothing here runs anything.
 
+pub mod code;
 pub mod place;
 pub mod refetch;
 pub mod sql;
@@ -12,6 +14,7 @@ use std::time::Duration;
 
 use http::Uri;
 
+pub use self::code::{Code, CodeRan};
 pub use self::place::Order;
 pub use self::refetch::{Refetch, RefetchError, RefetchUrl};
 pub use self::sql::{
@@ -55,6 +58,8 @@ pub enum HandlerKind {
     Http(HttpTarget),
     /// Nothing here: the user's workers lease them.
     Pull,
+    /// Rust code of this process, which records "done" in its own short transaction.
+    Code(Arc<dyn Code>),
 }
 
 /// Where an `http` handler posts to.

@@ -5,26 +5,23 @@
 //! the figures mean is in docs/benchmarks.md.
 
 mod disk;
-mod events;
-mod floor;
-mod load;
 mod report;
-mod server;
+#[path = "../shared/mod.rs"]
+mod shared;
 
 use std::cell::RefCell;
-use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
 
 use crate::disk::Syncs;
-use crate::events::Events;
-use crate::load::{Length, Load, Measured};
 use crate::report::{Growth, Pairing, Report};
-use crate::server::Server;
+use crate::shared::events::Events;
+use crate::shared::load::{self, Length, Load, Measured};
+use crate::shared::server::{Server, Setup};
+use crate::shared::{CONNECTIONS, Place, WARM_UP, floor, on_one_thread};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -35,12 +32,6 @@ const GROWTH_FIRST: u64 = 100_000;
 /// Events measured at its end: enough for two merges of the key index, so that what they cost is
 /// part of the figure.
 const GROWTH_LAST: u64 = 400_000;
-
-/// The connections of the figures that are asked for at one concurrency.
-const GROWTH_CONNECTIONS: usize = 64;
-
-/// Unmeasured time at the start of each slice, in which connections and caches warm up.
-const WARM_UP: Duration = Duration::from_millis(300);
 
 #[derive(Parser)]
 #[command(about = "Hapax against a floor that verifies and stores nothing, under the same load")]
@@ -63,21 +54,8 @@ struct Options {
     /// Distinct events that the load of nothing but duplicates repeats
     #[arg(long, default_value_t = 1_000)]
     copies_of: u64,
-    /// Where the data directories are made: the disk that is measured
-    #[arg(long, default_value = env!("CARGO_TARGET_TMPDIR"))]
-    dir: PathBuf,
-    /// Another build of hapax to measure
-    #[arg(long, default_value = env!("CARGO_BIN_EXE_hapax"))]
-    hapax: PathBuf,
-    /// Print one JSON object instead of tables
-    #[arg(long)]
-    json: bool,
-    /// Be the floor: serve until killed
-    #[arg(long, hide = true)]
-    floor: bool,
-    /// What cargo adds
-    #[arg(long, hide = true)]
-    bench: bool,
+    #[command(flatten)]
+    place: Place,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -89,46 +67,36 @@ enum Wanted {
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
-    if options.floor {
+    if options.place.floor {
         return floor::run();
     }
-    let directory = tempfile::Builder::new()
-        .prefix("hapax-bench-")
-        .tempdir_in(&options.dir)
-        .with_context(|| format!("making a directory in {}", options.dir.display()))?;
-    // One thread: server and generator share the machine, and this side must stay the cheap one.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let report = runtime.block_on(measure(&options, directory.path().to_owned()))?;
-    let mut out = std::io::stdout().lock();
-    if options.json {
-        serde_json::to_writer_pretty(&mut out, &report.json())?;
-        writeln!(out)?;
-    } else {
-        write!(out, "{report}")?;
-    }
-    Ok(())
+    let directory = options.place.directory()?;
+    let report = on_one_thread(measure(&options, directory.path()))?;
+    options.place.output.print(&report)
 }
 
-async fn measure(options: &Options, directory: PathBuf) -> anyhow::Result<Report> {
+async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> {
     let mut report = Report::default();
     let floor = Server::floor()?;
     let events = Rc::new(RefCell::new(Events::new(options.copies_of)));
     let wanted = |load| options.loads.contains(&load);
     if wanted(Wanted::New) || wanted(Wanted::Copies) {
-        let hapax = Server::hapax(&options.hapax, &directory.join("steady"))?;
+        let hapax =
+            Server::hapax(&options.place.hapax, &directory.join("steady"), &Setup::default())?;
         // What is repeated later must be there first.
-        load::run(&hapax, &events, Load::New, 16, Length::Events(options.copies_of), None).await?;
+        load::run(&[&hapax], &events, Load::New, 16, Length::Events(options.copies_of), None)
+            .await?;
         for (name, load) in [(Wanted::New, Load::New), (Wanted::Copies, Load::Copies)] {
             for connections in options.connections.iter().copied().filter(|_| wanted(name)) {
-                say(options, &format!("{} at {connections} connections", load.name()));
-                let paired = pair(options, &floor, &hapax, &events, load, connections, &directory);
+                options.place.output.say(&format!("{} at {connections} connections", load.name()));
+                let paired = pair(options, &floor, &hapax, &events, load, connections, directory);
                 report.pairings.push(paired.await?);
             }
         }
     }
     if wanted(Wanted::Growth) && options.grow > GROWTH_FIRST + GROWTH_LAST {
-        say(options, &format!("a store that grows to {} keys", options.grow));
-        report.growth = Some(grow(options, &floor, &directory).await?);
+        options.place.output.say(&format!("a store that grows to {} keys", options.grow));
+        report.growth = Some(grow(options, &floor, directory).await?);
     }
     Ok(report)
 }
@@ -141,7 +109,7 @@ async fn pair(
     events: &Rc<RefCell<Events>>,
     load: Load,
     connections: usize,
-    directory: &std::path::Path,
+    directory: &Path,
 ) -> anyhow::Result<Pairing> {
     let length = Length::Time(Duration::from_secs_f64(options.seconds));
     let mut pairing = Pairing {
@@ -152,44 +120,33 @@ async fn pair(
         syncs: (connections == 1 && load == Load::New).then(Syncs::default),
     };
     for _ in 0..options.rounds.max(1) {
-        let measured = load::run(floor, events, load, connections, length, Some(WARM_UP)).await?;
+        let measured =
+            load::run(&[floor], events, load, connections, length, Some(WARM_UP)).await?;
         pairing.floor.join(measured);
         if let Some(syncs) = &mut pairing.syncs {
             syncs.measure(directory)?;
         }
-        let measured = load::run(hapax, events, load, connections, length, Some(WARM_UP)).await?;
+        let measured =
+            load::run(&[hapax], events, load, connections, length, Some(WARM_UP)).await?;
         pairing.hapax.join(measured);
     }
     Ok(pairing)
 }
 
-async fn grow(
-    options: &Options,
-    floor: &Server,
-    directory: &std::path::Path,
-) -> anyhow::Result<Growth> {
-    let hapax = Server::hapax(&options.hapax, &directory.join("growing"))?;
+async fn grow(options: &Options, floor: &Server, directory: &Path) -> anyhow::Result<Growth> {
+    let hapax = Server::hapax(&options.place.hapax, &directory.join("growing"), &Setup::default())?;
     let events = Rc::new(RefCell::new(Events::new(0)));
     let floor_length = Length::Time(Duration::from_secs_f64(options.seconds));
-    let at = GROWTH_CONNECTIONS;
+    let at = CONNECTIONS;
     let new = Load::New;
-    let floor_first = load::run(floor, &events, new, at, floor_length, Some(WARM_UP)).await?;
+    let floor_first = load::run(&[floor], &events, new, at, floor_length, Some(WARM_UP)).await?;
     // The floor keeps nothing, so the ids it has seen are still new here.
     let first = Length::Events(GROWTH_FIRST);
-    let first = load::run(&hapax, &events, new, at, first, None).await?;
+    let first = load::run(&[&hapax], &events, new, at, first, None).await?;
     let between = Length::Events(options.grow - GROWTH_FIRST - GROWTH_LAST);
-    load::run(&hapax, &events, new, 256, between, None).await?;
-    let floor_last = load::run(floor, &events, new, at, floor_length, Some(WARM_UP)).await?;
+    load::run(&[&hapax], &events, new, 256, between, None).await?;
+    let floor_last = load::run(&[floor], &events, new, at, floor_length, Some(WARM_UP)).await?;
     let last = Length::Events(GROWTH_LAST);
-    let last = load::run(&hapax, &events, new, at, last, None).await?;
+    let last = load::run(&[&hapax], &events, new, at, last, None).await?;
     Ok(Growth { keys: options.grow, floor_first, first, floor_last, last })
-}
-
-/// Tells a person at a terminal what takes so long.
-fn say(options: &Options, what: &str) {
-    use std::io::IsTerminal as _;
-    let mut err = std::io::stderr();
-    if !options.json && err.is_terminal() {
-        let _ = writeln!(err, "measuring: {what}");
-    }
 }

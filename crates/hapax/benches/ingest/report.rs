@@ -6,7 +6,9 @@ use std::fmt;
 use serde_json::{Value, json};
 
 use crate::disk::Syncs;
-use crate::load::{Load, Measured};
+use crate::shared;
+use crate::shared::figures::{Figure, Figures, measured_json, mebibytes, thousands};
+use crate::shared::load::{Load, Measured};
 
 /// All of a run.
 #[derive(Default)]
@@ -33,21 +35,6 @@ pub(crate) struct Growth {
     pub(crate) last: Measured,
 }
 
-/// A figure to reach.
-struct Figure {
-    what: String,
-    measured: f64,
-    at_least: f64,
-    aim: f64,
-    better: Better,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Better {
-    Higher,
-    Lower,
-}
-
 impl Pairing {
     fn ratio(&self) -> f64 {
         self.hapax.per_second() / self.floor.per_second()
@@ -65,65 +52,37 @@ impl Growth {
     }
 }
 
-impl Figure {
-    fn verdict(&self) -> &'static str {
-        let meets = |bound| match self.better {
-            Better::Higher => self.measured >= bound,
-            Better::Lower => self.measured <= bound,
-        };
-        match (meets(self.aim), meets(self.at_least)) {
-            (true, _) => "the aim",
-            (false, true) => "reached",
-            (false, false) => "MISSED",
-        }
-    }
-}
-
 impl Report {
-    fn figures(&self) -> Vec<Figure> {
+    fn figures(&self) -> Figures {
         let at = |load, connections| {
             let mut pairings = self.pairings.iter();
             pairings.find(|one| one.load == load && one.connections == connections)
         };
-        let higher = |what: &str, measured, at_least, aim| {
-            Some(Figure { what: what.into(), measured, at_least, aim, better: Better::Higher })
-        };
-        let lower = |what: &str, measured, at_least, aim| {
-            Some(Figure { what: what.into(), measured, at_least, aim, better: Better::Lower })
-        };
-        let new = at(Load::New, 64).and_then(|one| {
-            higher("new events, 64 connections, to the floor", one.ratio(), 0.50, 0.65)
+        let new = at(Load::New, 64).map(|one| {
+            Figure::higher("new events, 64 connections, to the floor", one.ratio(), 0.50, 0.65)
         });
-        let copies = at(Load::Copies, 64).and_then(|one| {
-            higher("only duplicates, 64 connections, to the floor", one.ratio(), 0.80, 0.95)
+        let copies = at(Load::Copies, 64).map(|one| {
+            Figure::higher("only duplicates, 64 connections, to the floor", one.ratio(), 0.80, 0.95)
         });
-        let growth = self.growth.as_ref().and_then(|growth| {
-            let what =
-                format!("rate at {} keys, to the first 100,000", thousands(growth.keys as f64));
-            higher(&what, growth.ratio(), 0.70, 0.95)
+        let growth = self.growth.as_ref().map(|growth| {
+            let keys = thousands(growth.keys as f64);
+            let what = format!("rate at {keys} keys, to the first 100,000");
+            Figure::higher(what, growth.ratio(), 0.70, 0.95)
         });
         let ack = at(Load::New, 1).and_then(|one| {
-            let sync_us = one.syncs.as_ref()?.appended_us_p50();
-            lower(
-                "one connection: ack p50, to one sync",
-                one.hapax.latency_us(0.5) / sync_us,
-                2.5,
-                1.3,
-            )
+            let ratio = one.hapax.latency_us(0.5) / one.syncs.as_ref()?.appended_us_p50();
+            Some(Figure::lower("one connection: ack p50, to one sync", ratio, 2.5, 1.3))
         });
-        let memory = at(Load::New, 256).and_then(|one| {
-            lower(
-                "resident MiB, 256 connections, new events",
-                mebibytes(one.hapax.usage.resident_bytes),
-                128.0,
-                48.0,
-            )
+        let memory = at(Load::New, 256).map(|one| {
+            let resident = mebibytes(one.hapax.usage.resident_bytes);
+            Figure::lower("resident MiB, 256 connections, new events", resident, 128.0, 48.0)
         });
-        [new, copies, growth, ack, memory].into_iter().flatten().collect()
+        Figures([new, copies, growth, ack, memory].into_iter().flatten().collect())
     }
+}
 
-    /// Everything, for machines.
-    pub(crate) fn json(&self) -> Value {
+impl shared::Report for Report {
+    fn json(&self) -> Value {
         let pairings: Vec<Value> = self
             .pairings
             .iter()
@@ -152,32 +111,8 @@ impl Report {
                 "floor_last": measured_json(&growth.floor_last),
             })
         });
-        let figures: Vec<Value> = self
-            .figures()
-            .iter()
-            .map(|figure| {
-                json!({
-                    "what": figure.what,
-                    "measured": figure.measured,
-                    "at_least": figure.at_least,
-                    "aim": figure.aim,
-                    "verdict": figure.verdict(),
-                })
-            })
-            .collect();
-        json!({ "loads": pairings, "growth": growth, "figures": figures })
+        json!({ "loads": pairings, "growth": growth, "figures": self.figures().json() })
     }
-}
-
-fn measured_json(measured: &Measured) -> Value {
-    json!({
-        "requests": measured.requests,
-        "requests_per_second": measured.per_second(),
-        "latency_us": { "p50": measured.latency_us(0.5), "p99": measured.latency_us(0.99) },
-        "cpu_us_per_request": measured.cpu_us_per_request(),
-        "resident_bytes": measured.usage.resident_bytes,
-        "resident_bytes_peak": measured.usage.resident_bytes_peak,
-    })
 }
 
 impl fmt::Display for Report {
@@ -251,35 +186,6 @@ impl fmt::Display for Report {
                 growth.ratio_to_floor()
             )?;
         }
-        writeln!(f, "\n{:<50} {:>9} {:>9} {:>9}", "figure", "measured", "at least", "the aim")?;
-        for figure in self.figures() {
-            writeln!(
-                f,
-                "{:<50} {:>9.2} {:>9.2} {:>9.2}  {}",
-                figure.what,
-                figure.measured,
-                figure.at_least,
-                figure.aim,
-                figure.verdict()
-            )?;
-        }
-        Ok(())
+        write!(f, "{}", self.figures())
     }
-}
-
-fn mebibytes(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
-}
-
-/// A whole number with its thousands apart.
-fn thousands(number: f64) -> String {
-    let digits = format!("{number:.0}");
-    let mut spaced = String::with_capacity(digits.len() * 4 / 3);
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            spaced.push(',');
-        }
-        spaced.push(digit);
-    }
-    spaced
 }

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax::limits::{
+    CONCURRENCY_DEFAULT, LEASE_DEFAULT, RETRY_DEFAULT, SQLITE_TIMEOUT_DEFAULT, TIMEOUT_DEFAULT,
+};
 use hapax_core::Source;
 use hapax_core::handler::{
     Dialect, Handler, HandlerKind, HttpTarget, Order, Refetch, RefetchError, RefetchUrl, SignAs,
@@ -70,26 +73,10 @@ pub(super) fn all_keys() -> impl Iterator<Item = &'static &'static str> {
     KEYS.iter().chain(&ORDER_KEYS).chain(&REFETCH_KEYS)
 }
 
-/// The wait before each attempt, where the config does not say: a day and a half in all.
-const RETRY_DEFAULT: [Duration; 7] = [
-    Duration::ZERO,
-    Duration::from_secs(60),
-    Duration::from_secs(5 * 60),
-    Duration::from_secs(30 * 60),
-    Duration::from_secs(2 * 3_600),
-    Duration::from_secs(10 * 3_600),
-    Duration::from_secs(24 * 3_600),
-];
-
 /// The most attempts: beyond that a person should look.
 const RETRY_MAX: usize = 50;
-const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
-/// On SQLite, SQL shares the writer with the acks.
-const SQLITE_TIMEOUT_DEFAULT: Duration = Duration::from_millis(100);
 /// From here on senders feel it.
 const SQLITE_TIMEOUT_NOTABLE: Duration = Duration::from_secs(1);
-const LEASE_DEFAULT: Duration = Duration::from_secs(30);
-const CONCURRENCY_DEFAULT: usize = 16;
 /// Each one is a connection or a thread of the user's app.
 const CONCURRENCY_MAX: usize = 1_024;
 /// Held jobs of one resource: far more than any gap that closes by itself.
@@ -363,7 +350,10 @@ impl Reading<'_> {
                 Dialect::Sqlite => SQLITE_TIMEOUT_DEFAULT,
                 Dialect::Postgres => TIMEOUT_DEFAULT,
             },
-            (None, Some(HandlerKind::Http(_) | HandlerKind::Pull) | None) => TIMEOUT_DEFAULT,
+            (
+                None,
+                Some(HandlerKind::Http(_) | HandlerKind::Pull | HandlerKind::Code(_)) | None,
+            ) => TIMEOUT_DEFAULT,
         };
         // Pulled work has no deadline but its lease, unless one is set.
         let timed = given.0.is_some() || !matches!(kind, Some(HandlerKind::Pull) | None);

@@ -175,7 +175,7 @@ pub(crate) struct Retention {
 }
 
 /// Ninety days: longer than any sender's retries.
-const KEEP_DEFAULT: Keep = Keep::For(Duration::from_secs(90 * 86_400));
+const KEEP_DEFAULT: Keep = Keep::For(hapax::limits::KEEP_DEFAULT);
 
 impl Default for Settings {
     fn default() -> Self {

@@ -30,6 +30,9 @@ pub(crate) use wire::{Answer, Wire};
 /// Far beyond anything that should happen: whoever waits this long waits for ever.
 pub(crate) const FOREVER: Duration = Duration::from_secs(30);
 
+/// The server; the tests of an app with Hapax inside have none.
+const BINARY: Option<&str> = option_env!("CARGO_BIN_EXE_hapax");
+
 /// A server that can be started, and started again on the same data.
 pub(crate) struct House {
     dir: TempDir,
@@ -92,7 +95,7 @@ impl House {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_hapax"));
+        let mut command = Command::new(BINARY.expect("only tests of the binary start a server"));
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("HAPAX_")) {
             command.env_remove(name);
         }

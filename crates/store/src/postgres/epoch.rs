@@ -17,6 +17,10 @@ const ASK_EVERY: Duration = Duration::from_millis(250);
 /// How long an answer counts.
 const COUNTS_FOR: Duration = Duration::from_secs(1);
 
+/// How long memory answers before the database is asked again: another node may have run a finished
+/// event once more for a person, or forgotten its key, and nobody tells this one.
+const BELIEVED_FOR: Duration = Duration::from_secs(60);
+
 /// An epoch of the database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Epoch {
@@ -120,10 +124,15 @@ pub(super) async fn ask(shared: &Shared) -> Result<(), PgError> {
 pub(super) async fn watch(shared: std::sync::Arc<Shared>) {
     let mut turn = tokio::time::interval(ASK_EVERY);
     turn.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut believed_since = Instant::now();
     loop {
         tokio::select! {
             () = shared.closing.cancelled() => return,
             _ = turn.tick() => {}
+        }
+        if believed_since.elapsed() > BELIEVED_FOR {
+            shared.recent.clear();
+            believed_since = Instant::now();
         }
         if let Err(error) = ask(&shared).await {
             tracing::debug!("asking for the epoch: {error}");

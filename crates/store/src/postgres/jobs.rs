@@ -11,6 +11,7 @@ use hapax_core::store::{
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 use serde_json::{Value, json};
 use tokio_postgres::Row;
+use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
 use super::Shared;
@@ -113,7 +114,12 @@ pub(super) async fn claim(
     ask: &ClaimAsk,
     guarded: Guarded,
 ) -> Result<Begun, PgError> {
-    match retried(|| claim_once(shared, ask, guarded)).await? {
+    let mut claimed = retried(|| claim_once(shared, ask, guarded)).await;
+    if claimed.as_ref().is_err_and(|error| error.code() == Some(&SqlState::UNIQUE_VIOLATION)) {
+        // The index over leases refused one: another node was faster. It is parked at another look.
+        claimed = retried(|| claim_once(shared, ask, guarded)).await;
+    }
+    match claimed? {
         Some(begun) => Ok(begun),
         None => {
             // The database does not know the handler: it is another one than it was.

@@ -567,7 +567,7 @@ impl Lanes {
     }
 
     /// Whether the mark has passed a job that was let run, and lost its lease on the way.
-    fn was_passed(&self, conn: &Connection, job: &JobRow) -> rusqlite::Result<bool> {
+    pub(super) fn was_passed(&self, conn: &Connection, job: &JobRow) -> rusqlite::Result<bool> {
         let order = self.spec_of(job.lane).and_then(|spec| spec.order.as_ref());
         let (Some(rule), Some(place), false) = (order, &job.place, job.forced) else {
             return Ok(false);

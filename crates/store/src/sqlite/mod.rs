@@ -6,6 +6,7 @@
 
 mod checkpoint;
 mod copies;
+mod door;
 mod figures;
 mod filter;
 mod index;
@@ -35,6 +36,7 @@ use hapax_core::{EventKey, Timestamp};
 use rusqlite::Connection;
 use tokio::sync::Notify;
 
+pub use door::{Db, DbError, Tx};
 pub use open::OpenError;
 
 use crate::copies::Copies;

@@ -349,7 +349,7 @@ fn judge(
 }
 
 /// Whether an error is about the user's statement, not about the disk under it.
-fn is_the_users(error: &rusqlite::Error) -> bool {
+pub(super) fn is_the_users(error: &rusqlite::Error) -> bool {
     match error.sqlite_error_code() {
         Some(
             ErrorCode::DiskFull

@@ -5,12 +5,18 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use hapax_core::store::{EventName, Horizon, Inspect, Lookup, Store, StoreError, Verdict, Work};
+use hapax_core::order::OrderPolicy;
+use hapax_core::store::{
+    ClaimAsk, EventName, Horizon, Inspect, Lookup, Store, StoreError, Verdict, Work,
+};
 use rusqlite::Connection;
 
-use super::{SqliteOptions, SqliteStore};
-use crate::harness::{Place, Sender, after, body};
+use super::{Db, SqliteOptions, SqliteStore};
+use crate::harness::{
+    LEASE, Place, Sender, World, after, body, handler, job, noon, ordered, placed, spec,
+};
 use crate::limits::FRESH_KEYS_MAX;
+use crate::transact::{Failure, Transact as _, TxError};
 
 async fn verdict(store: &SqliteStore, sender: &Sender, id: &str) -> Result<Verdict, StoreError> {
     Ok(store.ingest(sender.ingest(&body(id))).await?.remove(0))
@@ -390,6 +396,62 @@ async fn closing_does_not_wait_for_a_disk_that_takes_nothing() {
     let answer = answer.await;
     assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
     closing.await.expect("closes");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_fails_under_a_rust_handler_is_no_verdict_on_its_job() {
+    // A statement meets the failure, and the closure hides it and calls itself done.
+    let place = Place::new();
+    let made = Connection::open(place.file()).expect("opens");
+    made.execute_batch("CREATE TABLE mine (n)").expect("the user's table");
+    drop(made);
+    let store = Arc::new(place.open());
+    store.announce(vec![spec("fee")]).await.expect("announces");
+    let event = Sender::plain().ingest_for(&body("evt_1"), noon(), noon(), &[job("fee")]);
+    store.ingest(event).await.expect("accepts");
+    let ask = ClaimAsk { handler: handler("fee"), limit: 1, worker: "w".into() };
+    let claim = store.claim(ask).await.expect("claims").remove(0);
+    let right = || store.right(&claim, Duration::from_secs(1));
+    fail_commits(&store).await;
+    let hidden = right().commit(|db| {
+        db.execute("INSERT INTO mine VALUES (1)", [])?;
+        let _ = db.execute("INSERT INTO mine VALUES (zeroblob(200000))", []);
+        Ok(None)
+    });
+    let error = hidden.await.expect_err("nothing was committed");
+    assert!(matches!(error, TxError::Store(StoreError::Unavailable(_))), "{error:?}");
+    assert_eq!(Failure::from(error).retry(), None, "no step of the schedule is used");
+    writable_again(&store).await;
+    // The claim still holds, and its right is good for one commit.
+    let effect = |db: &Db<'_>| {
+        db.execute("INSERT INTO mine VALUES (1)", [])?;
+        Ok(None)
+    };
+    right().commit(effect).await.expect("commits");
+    assert!(store.is_done(claim.job).await.expect("answers"));
+    let again = right().commit(effect).await;
+    assert!(matches!(again, Err(TxError::FenceLost)), "{again:?}");
+    store.close().await;
+    let conn = Connection::open(place.file()).expect("opens");
+    let rows: i64 =
+        conn.query_row("SELECT count(*) FROM mine", [], |row| row.get(0)).expect("counts");
+    assert_eq!(rows, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rust_handler_that_was_overtaken_commits_nothing() {
+    // Its lease ended and newer news was applied: its fence is still the last one given.
+    let world = World::on_disk();
+    world.announce([ordered("fee", OrderPolicy::Latest)]).await;
+    world.accept("v1", &[placed("fee", "po_1", 1)]).await;
+    let overtaken = world.claim_one("fee").await;
+    world.pass(LEASE);
+    world.accept("v2", &[placed("fee", "po_1", 2)]).await;
+    assert_eq!(world.do_all("fee").await, ["v2"]);
+    let late = world.store.right(&overtaken, Duration::from_secs(1)).nothing_to_do("late").await;
+    assert!(matches!(late, Err(TxError::FenceLost)), "{late:?}");
+    assert!(!world.store.is_done(overtaken.job).await.expect("answers"));
+    world.store.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

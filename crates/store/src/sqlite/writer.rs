@@ -210,7 +210,7 @@ pub(super) struct Writer {
     pub(super) shared: Arc<Shared>,
     pub(super) conn: Connection,
     pub(super) lanes: Lanes,
-    sandbox: Sandbox,
+    pub(super) sandbox: Sandbox,
     clock: Clock,
     dice: Dice,
     checkpointer: Checkpointer,

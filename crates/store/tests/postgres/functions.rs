@@ -154,6 +154,20 @@ async fn keys_are_told_apart_and_nonsense_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn once_stands_alone_and_hapax_may_come_later() {
+    // An empty database, the migration run twice, then a node that brings its own.
+    let url = hapax_sim::Postgres::shared().await.create_database("once_alone").await;
+    let sql = connect(&url).await;
+    for _ in 0..2 {
+        sql.batch_execute(hapax_store::PgStore::once_sql()).await.expect("migrates");
+    }
+    let ask = "SELECT hapax.once('charge', 'k')";
+    assert!(sql.query_one(ask, &[]).await.expect("asks").get::<_, bool>(0));
+    Base::node(&url, spec(3)).await.close().await;
+    assert!(!sql.query_one(ask, &[]).await.expect("asks").get::<_, bool>(0), "it is kept");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_is_published_with_the_commit_and_the_same_id_is_one() {
     // A retry of the user's transaction, and one that rolls back.
     let mut base = Base::new("publish", spec(3)).await;

@@ -21,6 +21,7 @@ pub(crate) struct Events {
     key: hmac::Key,
     layout: Layout,
     next: u64,
+    next_again: u64,
     copies_of: u64,
     next_copy: usize,
     copies: Vec<Vec<u8>>,
@@ -43,6 +44,7 @@ impl Events {
             key: hmac::Key::new(hmac::HMAC_SHA256, SECRET.as_bytes()),
             layout: Layout::new(),
             next: 0,
+            next_again: 0,
             copies_of: copies_of.max(1),
             next_copy: 0,
             copies: Vec::new(),
@@ -58,6 +60,18 @@ impl Events {
     pub(crate) fn renew(&mut self, request: &mut [u8]) {
         let n = self.next;
         self.next += 1;
+        self.sign(request, n, unix_seconds());
+    }
+
+    /// How many events there have been.
+    pub(crate) fn made(&self) -> u64 {
+        self.next
+    }
+
+    /// Makes `request` the second sending of an event that was sent once; each of them in turn.
+    pub(crate) fn again(&mut self, request: &mut [u8]) {
+        let n = self.next_again;
+        self.next_again = (n + 1) % self.next.max(1);
         self.sign(request, n, unix_seconds());
     }
 

@@ -17,13 +17,11 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use tokio_util::sync::CancellationToken;
 
-use crate::events::SECRET;
+use super::events::SECRET;
 
 /// Serves until killed.
 pub(crate) fn run() -> anyhow::Result<()> {
-    let secret = ActiveSecret::forever(Secret::new(SECRET));
-    let source = Source::build(SourceSpec::new("stripe", "stripe", vec![secret]))?;
-    let source = Arc::new(source);
+    let source = Arc::new(source()?);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.context("listening")?;
@@ -34,6 +32,12 @@ pub(crate) fn run() -> anyhow::Result<()> {
         serve(listener, None, answer, HttpLimits::default(), CancellationToken::new()).await;
         Ok(())
     })
+}
+
+/// The sender that is verified here, in Hapax and wherever else it is measured.
+pub(crate) fn source() -> anyhow::Result<Source> {
+    let secret = ActiveSecret::forever(Secret::new(SECRET));
+    Ok(Source::build(SourceSpec::new("stripe", "stripe", vec![secret]))?)
 }
 
 async fn answer(source: Arc<Source>, request: Request<Incoming>) -> Response<Full<Bytes>> {

@@ -1,4 +1,4 @@
-//! The two servers under load, each a process of its own, and what the kernel says of them.
+//! The servers under load, each a process of its own, and what the kernel says of them.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -7,15 +7,28 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use anyhow::{Context as _, bail};
 
-use crate::events::SECRET;
+use super::events::SECRET;
 
 /// A running server; dropped, it is killed.
 pub(crate) struct Server {
-    child: Child,
+    child: Running,
     address: SocketAddr,
-    is_floor: bool,
+    /// Hapax's other side.
+    admin: Option<SocketAddr>,
+    decides: bool,
     /// Held so that what it says later does not meet a closed pipe.
     _said: BufReader<ChildStdout>,
+}
+
+struct Running(Child);
+
+/// What a config says beside addresses, directory and source.
+#[derive(Default)]
+pub(crate) struct Setup {
+    /// Keys of the root.
+    pub(crate) root: String,
+    /// Tables: handlers, retention.
+    pub(crate) tables: String,
 }
 
 /// What a process has used.
@@ -26,48 +39,74 @@ pub(crate) struct Usage {
     pub(crate) resident_bytes_peak: u64,
 }
 
+impl Usage {
+    /// Of all of them together.
+    pub(crate) fn of(servers: &[&Server]) -> anyhow::Result<Self> {
+        let mut all = Self::default();
+        for server in servers {
+            let one = server.usage()?;
+            all.cpu_seconds += one.cpu_seconds;
+            all.resident_bytes += one.resident_bytes;
+            all.resident_bytes_peak += one.resident_bytes_peak;
+        }
+        Ok(all)
+    }
+}
+
 /// The kernel counts CPU time for others in hundredths of a second, whatever it uses inside.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 impl Server {
     /// This program once more, as the floor.
     pub(crate) fn floor() -> anyhow::Result<Self> {
-        let mut command = Command::new(std::env::current_exe().context("finding the floor")?);
-        command.arg("--floor").stderr(Stdio::inherit());
-        Self::start(command, true)
+        Self::ourselves(&["--floor"])
     }
 
-    /// The real thing over an empty data directory, with a config as a user would write it.
-    pub(crate) fn hapax(binary: &Path, directory: &Path) -> anyhow::Result<Self> {
+    /// This program once more, as whatever else `arguments` make of it.
+    pub(crate) fn ourselves(arguments: &[&str]) -> anyhow::Result<Self> {
+        let mut command = Command::new(std::env::current_exe().context("finding ourselves")?);
+        command.args(arguments).stderr(Stdio::inherit());
+        Self::start(command)
+    }
+
+    /// The real thing over its own data directory, with a config as a user would write it.
+    pub(crate) fn hapax(binary: &Path, directory: &Path, setup: &Setup) -> anyhow::Result<Self> {
         std::fs::create_dir_all(directory).context("making the data directory")?;
         let config = directory.join("hapax.toml");
         let text = format!(
-            "listen = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"\ndata_dir = {:?}\n\n\
-             [sources.stripe]\nprovider = \"stripe\"\nsecrets = [{SECRET:?}]\n",
+            "listen = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"\ndata_dir = {:?}\n{}\n\
+             [sources.stripe]\nprovider = \"stripe\"\nsecrets = [{SECRET:?}]\n{}\n",
             directory.join("data"),
+            setup.root,
+            setup.tables,
         );
         std::fs::write(&config, text).context("writing the config")?;
         let log = std::fs::File::create(directory.join("hapax.log")).context("making the log")?;
         let mut command = Command::new(binary);
         command.arg("serve").arg("--config").arg(&config).stderr(log);
-        Self::start(command, false).with_context(|| {
+        let started = Self::start(command).with_context(|| {
             let log = std::fs::read_to_string(directory.join("hapax.log")).unwrap_or_default();
             format!("starting {}\n{log}", binary.display())
-        })
+        })?;
+        Ok(Self { decides: true, ..started })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Whether it keeps nothing, and so cannot say what is new.
-    pub(crate) fn is_floor(&self) -> bool {
-        self.is_floor
+    pub(crate) fn admin(&self) -> anyhow::Result<SocketAddr> {
+        self.admin.context("a server without an admin side")
+    }
+
+    /// Whether it says of each event if it was new.
+    pub(crate) fn decides(&self) -> bool {
+        self.decides
     }
 
     pub(crate) fn usage(&self) -> anyhow::Result<Usage> {
         let read = |what| {
-            let path = format!("/proc/{}/{what}", self.child.id());
+            let path = format!("/proc/{}/{what}", self.child.0.id());
             std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))
         };
         let status = read("status")?;
@@ -88,17 +127,20 @@ impl Server {
         })
     }
 
-    fn start(mut command: Command, is_floor: bool) -> anyhow::Result<Self> {
+    fn start(mut command: Command) -> anyhow::Result<Self> {
         let mut child = command.stdout(Stdio::piped()).spawn()?;
         let mut said = BufReader::new(child.stdout.take().context("its stdout is piped")?);
         let mut line = String::new();
         said.read_line(&mut line)?;
-        let address = line
+        let mut addresses = line
             .split_whitespace()
-            .find_map(|word| word.strip_prefix("http://"))
-            .and_then(|address| address.parse().ok());
-        match address {
-            Some(address) => Ok(Self { child, address, is_floor, _said: said }),
+            .filter_map(|word| word.strip_prefix("http://"))
+            .filter_map(|address| address.parse().ok());
+        match addresses.next() {
+            Some(address) => {
+                let admin = addresses.next();
+                Ok(Self { child: Running(child), address, admin, decides: false, _said: said })
+            }
             None => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -108,9 +150,9 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }

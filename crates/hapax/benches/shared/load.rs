@@ -12,16 +12,18 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::task::{JoinSet, LocalSet};
 
-use crate::events::Events;
-use crate::server::{Server, Usage};
+use super::events::Events;
+use super::server::{Server, Usage};
 
 /// What is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Load {
     /// Events that were never sent before.
     New,
-    /// Nothing but copies of events that were.
+    /// Nothing but copies of a few events that were, over and over.
     Copies,
+    /// Each event that was sent before, once more.
+    Again,
 }
 
 impl Load {
@@ -29,6 +31,7 @@ impl Load {
         match self {
             Self::New => "new events",
             Self::Copies => "only duplicates",
+            Self::Again => "each event once more",
         }
     }
 }
@@ -52,6 +55,17 @@ pub(crate) struct Measured {
 }
 
 impl Measured {
+    /// A request for each latency.
+    pub(super) fn new(
+        seconds: f64,
+        cpu_seconds: f64,
+        usage: Usage,
+        mut latencies_us: Vec<u32>,
+    ) -> Self {
+        latencies_us.sort_unstable();
+        Self { requests: latencies_us.len() as u64, seconds, cpu_seconds, usage, latencies_us }
+    }
+
     pub(crate) fn join(&mut self, other: Self) {
         self.requests += other.requests;
         self.seconds += other.seconds;
@@ -77,10 +91,11 @@ impl Measured {
     }
 }
 
-/// Puts `load` on `server` and measures it, after a warm-up if there is one. Every answer is
-/// checked: a server that errs or calls a new event a duplicate ends the run.
+/// Puts `load` on `servers`, the connections spread over them, and measures it, after a warm-up if
+/// there is one. Every answer is checked: a server that errs or calls a new event a duplicate ends
+/// the run.
 pub(crate) async fn run(
-    server: &Server,
+    servers: &[&Server],
     events: &Rc<RefCell<Events>>,
     load: Load,
     connections: usize,
@@ -91,10 +106,10 @@ pub(crate) async fn run(
         events.borrow_mut().prepare_copies();
     }
     let mut streams = Vec::with_capacity(connections);
-    for _ in 0..connections {
+    for server in servers.iter().cycle().take(connections) {
         let stream = TcpStream::connect(server.address()).await.context("connecting")?;
         stream.set_nodelay(true)?;
-        streams.push(stream);
+        streams.push((stream, expected(server, load)));
     }
     let events_max = match length {
         Length::Time(_) => u64::MAX,
@@ -102,18 +117,16 @@ pub(crate) async fn run(
     };
     let slice = Rc::new(Slice {
         load,
-        decision: expected(server, load),
         events: Rc::clone(events),
         left: Cell::new(events_max),
         measuring: Cell::new(warm_up.is_none()),
-        answered: Cell::new(0),
         latencies_us: RefCell::default(),
         all_sent: Notify::new(),
     });
     let here = LocalSet::new();
     let mut clients = JoinSet::new();
-    for stream in streams {
-        clients.spawn_local_on(client(stream, Rc::clone(&slice)), &here);
+    for (stream, decision) in streams {
+        clients.spawn_local_on(client(stream, decision, Rc::clone(&slice)), &here);
     }
     let clients = async {
         while let Some(ended) = clients.join_next().await {
@@ -124,50 +137,46 @@ pub(crate) async fn run(
     let conduct = async {
         tokio::time::sleep(warm_up.unwrap_or_default()).await;
         slice.measuring.set(true);
-        let (before, began) = (server.usage()?, Instant::now());
+        let (before, began) = (Usage::of(servers)?, Instant::now());
         match length {
             Length::Time(time) => tokio::time::sleep(time).await,
             Length::Events(_) => slice.all_sent.notified().await,
         }
         slice.measuring.set(false);
-        let (usage, seconds) = (server.usage()?, began.elapsed().as_secs_f64());
+        let (usage, seconds) = (Usage::of(servers)?, began.elapsed().as_secs_f64());
         slice.left.set(0);
-        Ok(Measured {
-            requests: slice.answered.get(),
-            seconds,
-            cpu_seconds: usage.cpu_seconds - before.cpu_seconds,
-            usage,
-            latencies_us: slice.latencies_us.take(),
-        })
+        let cpu_seconds = usage.cpu_seconds - before.cpu_seconds;
+        Ok(Measured::new(seconds, cpu_seconds, usage, slice.latencies_us.take()))
     };
     let both = async { tokio::try_join!(conduct, clients) };
     let (measured, ()) = here.run_until(both).await?;
-    let mut sorted = Measured::default();
-    sorted.join(measured);
-    Ok(sorted)
+    Ok(measured)
 }
 
 /// What the clients of one slice share.
 struct Slice {
     load: Load,
-    decision: Option<&'static [u8]>,
     events: Rc<RefCell<Events>>,
     left: Cell<u64>,
     measuring: Cell<bool>,
-    answered: Cell<u64>,
     latencies_us: RefCell<Vec<u32>>,
     all_sent: Notify,
 }
 
-fn expected(server: &Server, load: Load) -> Option<&'static [u8]> {
+/// What every answer of `server` begins with, if it says anything.
+pub(super) fn expected(server: &Server, load: Load) -> Option<&'static [u8]> {
     match load {
-        Load::New | Load::Copies if server.is_floor() => None,
+        Load::New | Load::Copies | Load::Again if !server.decides() => None,
         Load::New => Some(br#"{"decision":"accepted""#),
-        Load::Copies => Some(br#"{"decision":"duplicate""#),
+        Load::Copies | Load::Again => Some(br#"{"decision":"duplicate""#),
     }
 }
 
-async fn client(mut stream: TcpStream, slice: Rc<Slice>) -> anyhow::Result<()> {
+async fn client(
+    mut stream: TcpStream,
+    decision: Option<&'static [u8]>,
+    slice: Rc<Slice>,
+) -> anyhow::Result<()> {
     let mut request = slice.events.borrow().blank();
     let mut buffer = Vec::with_capacity(4096);
     while slice.left.get() > 0 {
@@ -175,26 +184,32 @@ async fn client(mut stream: TcpStream, slice: Rc<Slice>) -> anyhow::Result<()> {
         match slice.load {
             Load::New => slice.events.borrow_mut().renew(&mut request),
             Load::Copies => request.copy_from_slice(slice.events.borrow_mut().copy()),
+            Load::Again => slice.events.borrow_mut().again(&mut request),
         }
         let began = Instant::now();
         stream.write_all(&request).await.context("sending")?;
         let body = answer(&mut stream, &mut buffer).await?;
-        if let Some(decision) = slice.decision {
-            let body = &buffer[body];
-            ensure!(body.starts_with(decision), "answered {}", String::from_utf8_lossy(body));
-        }
+        check(&buffer[body], decision)?;
         if slice.measuring.get() {
-            slice.answered.set(slice.answered.get() + 1);
-            let us = u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX);
-            slice.latencies_us.borrow_mut().push(us);
+            slice.latencies_us.borrow_mut().push(us_since(began));
         }
     }
     slice.all_sent.notify_one();
     Ok(())
 }
 
+pub(super) fn check(body: &[u8], decision: Option<&[u8]>) -> anyhow::Result<()> {
+    let as_expected = decision.is_none_or(|decision| body.starts_with(decision));
+    ensure!(as_expected, "answered {}", String::from_utf8_lossy(body));
+    Ok(())
+}
+
+pub(super) fn us_since(began: Instant) -> u32 {
+    u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX)
+}
+
 /// Reads one answer into `buffer` and says where its body is.
-async fn answer(
+pub(crate) async fn answer(
     stream: &mut TcpStream,
     buffer: &mut Vec<u8>,
 ) -> anyhow::Result<std::ops::Range<usize>> {

@@ -1,0 +1,223 @@
+//! `cargo bench --bench nodes`: Hapax over PostgreSQL, with one node and with two, with and without
+//! Redis, against the pattern that articles teach.
+//!
+//! The run starts its own PostgreSQL (default durability) and its own Redis. Article and Hapax share
+//! that server, each with a database of its own. What the figures mean is in docs/benchmarks.md.
+
+mod article;
+mod database;
+mod report;
+#[path = "../shared/mod.rs"]
+mod shared;
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, ValueEnum};
+use hapax_sim::{Postgres, Redis};
+
+use crate::database::Ledger;
+use crate::report::{Effects, Report};
+use crate::shared::events::Events;
+use crate::shared::load::{self, Length, Load, Measured};
+use crate::shared::server::{Server, Setup};
+use crate::shared::{CONNECTIONS, Place, WARM_UP, floor, on_one_thread};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+#[derive(Parser)]
+#[command(about = "Hapax over PostgreSQL and Redis, against one INSERT for each request")]
+struct Options {
+    /// Which loads to run
+    #[arg(long, value_delimiter = ',', default_value = "new,copies,redis,effects")]
+    loads: Vec<Wanted>,
+    /// Seconds of one measured slice
+    #[arg(long, default_value_t = 3.0)]
+    seconds: f64,
+    /// Slices of each server and load, by turns
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Distinct events that the load of nothing but duplicates repeats
+    #[arg(long, default_value_t = 1_000)]
+    copies_of: u64,
+    /// Events that one node takes and another then sees once each, for Redis to know
+    #[arg(long, default_value_t = 60_000)]
+    again: u64,
+    /// Be the article: serve over this database until killed
+    #[arg(long, hide = true)]
+    article: Option<String>,
+    #[command(flatten)]
+    place: Place,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Wanted {
+    /// New events: the article, one node, two nodes
+    New,
+    /// Duplicates of a few events, from the memory of the node
+    Copies,
+    /// Duplicates that only Redis and the database know
+    Redis,
+    /// SQL handlers, from accepted to committed
+    Effects,
+}
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    if options.place.floor {
+        return floor::run();
+    }
+    if let Some(database) = &options.article {
+        return article::run(database);
+    }
+    let directory = options.place.directory()?;
+    let report = on_one_thread(measure(&options, directory.path()))?;
+    options.place.output.print(&report)
+}
+
+async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> {
+    let mut report = Report::default();
+    let wanted = |load| options.loads.contains(&load);
+    let bench = Bench {
+        options,
+        directory,
+        floor: Server::floor()?,
+        length: Length::Time(Duration::from_secs_f64(options.seconds)),
+        postgres: Postgres::start().await,
+    };
+    if wanted(Wanted::New) {
+        options.place.output.say("new events: floor, article, one node, two nodes");
+        bench.new_events(&mut report).await?;
+    }
+    if wanted(Wanted::Copies) {
+        options.place.output.say("only duplicates, from memory");
+        bench.copies(&mut report).await?;
+    }
+    if wanted(Wanted::Redis) {
+        options.place.output.say("duplicates that another node has seen");
+        bench.redis(&mut report).await?;
+    }
+    if wanted(Wanted::Effects) {
+        options.place.output.say("SQL handlers, from accepted to committed");
+        report.effects = Some(bench.effects().await?);
+    }
+    Ok(report)
+}
+
+/// What all loads have in common.
+struct Bench<'a> {
+    options: &'a Options,
+    directory: &'a Path,
+    floor: Server,
+    length: Length,
+    postgres: Postgres,
+}
+
+impl Bench<'_> {
+    /// The floor, the article, one node and two by turns.
+    async fn new_events(&self, report: &mut Report) -> anyhow::Result<()> {
+        let of_article = self.postgres.create_database("article").await;
+        article::migrate(&of_article).await?;
+        let article = Server::ourselves(&["--article", &of_article])?;
+        let database = self.postgres.create_database("nodes").await;
+        let one = self.node("one", &database, None, "")?;
+        let two = self.node("two", &database, None, "")?;
+        let events = Rc::new(RefCell::new(Events::new(0)));
+        for _ in 0..self.options.rounds.max(1) {
+            report.floor.join(self.slice(&[&self.floor], &events, Load::New).await?);
+            report.article.join(self.slice(&[&article], &events, Load::New).await?);
+            report.one.join(self.slice(&[&one], &events, Load::New).await?);
+            report.two.join(self.slice(&[&one, &two], &events, Load::New).await?);
+        }
+        Ok(())
+    }
+
+    /// A few events over and over, on the node that took them.
+    async fn copies(&self, report: &mut Report) -> anyhow::Result<()> {
+        let database = self.postgres.create_database("copies").await;
+        let node = self.node("copies", &database, None, "")?;
+        let events = Rc::new(RefCell::new(Events::new(self.options.copies_of)));
+        // What is repeated must be there first.
+        let first = Length::Events(self.options.copies_of);
+        load::run(&[&node], &events, Load::New, 16, first, None).await?;
+        for _ in 0..self.options.rounds.max(1) {
+            report.floor_copies.join(self.slice(&[&self.floor], &events, Load::Copies).await?);
+            report.copies.join(self.slice(&[&node], &events, Load::Copies).await?);
+        }
+        Ok(())
+    }
+
+    /// One node takes events, and another is sent each of them once, so that its own memory knows
+    /// none of them: with Redis, and for comparison with the database alone.
+    async fn redis(&self, report: &mut Report) -> anyhow::Result<()> {
+        let redis = Redis::start().await;
+        for (with, name) in [(Some(&redis), "redis"), (None, "database")] {
+            let database = self.postgres.create_database(name).await;
+            let url = with.map(Redis::url);
+            let first = self.node(&format!("{name}-first"), &database, url.as_deref(), "")?;
+            let second = self.node(&format!("{name}-second"), &database, url.as_deref(), "")?;
+            let events = Rc::new(RefCell::new(Events::new(0)));
+            let again = Length::Events(self.options.again);
+            load::run(&[&first], &events, Load::New, CONNECTIONS, again, None).await?;
+            let floor =
+                load::run(&[&self.floor], &events, Load::Again, CONNECTIONS, again, None).await?;
+            let seen =
+                load::run(&[&second], &events, Load::Again, CONNECTIONS, again, None).await?;
+            match with {
+                Some(_) => (report.floor_redis, report.redis) = (floor, seen),
+                None => report.database = seen,
+            }
+        }
+        Ok(())
+    }
+
+    /// SQL handlers of one node, while events come in as fast as they can.
+    async fn effects(&self) -> anyhow::Result<Effects> {
+        let database = self.postgres.create_database("effects").await;
+        let ledger = Ledger::create(&database).await?;
+        let node = self.node("effects", &database, None, Ledger::CHARGE)?;
+        let events = Rc::new(RefCell::new(Events::new(0)));
+        let mut all = Effects::default();
+        for _ in 0..self.options.rounds.max(1) {
+            let (made, began) = (events.borrow().made(), Instant::now());
+            let ingest =
+                load::run(&[&node], &events, Load::New, CONNECTIONS, self.length, None).await?;
+            let acked = Instant::now();
+            let sent = events.borrow().made();
+            let last = ledger.wait_for(sent).await?;
+            all.ingest.join(ingest);
+            all.effects += sent - made;
+            all.seconds += last.duration_since(began).as_secs_f64();
+            all.seconds_after += last.saturating_duration_since(acked).as_secs_f64();
+        }
+        let sent = events.borrow().made();
+        ledger.is_once_each(sent).await?;
+        Ok(all)
+    }
+
+    async fn slice(
+        &self,
+        servers: &[&Server],
+        events: &Rc<RefCell<Events>>,
+        load: Load,
+    ) -> anyhow::Result<Measured> {
+        load::run(servers, events, load, CONNECTIONS, self.length, Some(WARM_UP)).await
+    }
+
+    /// A node of Hapax, as a user would configure it.
+    fn node(
+        &self,
+        name: &str,
+        database_url: &str,
+        redis_url: Option<&str>,
+        tables: &str,
+    ) -> anyhow::Result<Server> {
+        let redis = redis_url.map(|url| format!("redis_url = {url:?}\n")).unwrap_or_default();
+        let root = format!("database_url = {database_url:?}\n{redis}");
+        let setup = Setup { root, tables: tables.to_owned() };
+        Server::hapax(&self.options.place.hapax, &self.directory.join(name), &setup)
+    }
+}

@@ -1,0 +1,95 @@
+//! What every bench needs: signed events, load in a closed and in an open loop, the servers under
+//! it, and the figures to reach. A bench itself only says what is measured and prints it.
+
+#![allow(dead_code, reason = "each bench uses its part")]
+
+pub(crate) mod events;
+pub(crate) mod figures;
+pub(crate) mod floor;
+pub(crate) mod load;
+pub(crate) mod open;
+pub(crate) mod server;
+
+use std::fmt;
+use std::io::{IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Unmeasured time at the start of each slice, in which connections and caches warm up.
+pub(crate) const WARM_UP: Duration = Duration::from_millis(300);
+
+/// The connections of the figures that are asked for at one concurrency.
+pub(crate) const CONNECTIONS: usize = 64;
+
+/// What every bench of servers can be told.
+#[derive(clap::Args)]
+pub(crate) struct Place {
+    /// Where the data directories are made: the disk that is measured
+    #[arg(long, default_value = env!("CARGO_TARGET_TMPDIR"))]
+    dir: PathBuf,
+    /// Another build of hapax to measure
+    #[arg(long, default_value = env!("CARGO_BIN_EXE_hapax"))]
+    pub(crate) hapax: PathBuf,
+    /// Be the floor: serve until killed
+    #[arg(long, hide = true)]
+    pub(crate) floor: bool,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// How a bench tells what it found.
+#[derive(clap::Args)]
+pub(crate) struct Output {
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    json: bool,
+    /// What cargo adds
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// What a bench found: tables for people, JSON for machines.
+pub(crate) trait Report: fmt::Display {
+    fn json(&self) -> Value;
+}
+
+impl Place {
+    /// A directory that is gone with the run.
+    pub(crate) fn directory(&self) -> anyhow::Result<TempDir> {
+        tempfile::Builder::new()
+            .prefix("hapax-bench-")
+            .tempdir_in(&self.dir)
+            .with_context(|| format!("making a directory in {}", self.dir.display()))
+    }
+}
+
+impl Output {
+    /// Tells a person at a terminal what takes so long.
+    pub(crate) fn say(&self, what: &str) {
+        let mut err = std::io::stderr();
+        if !self.json && err.is_terminal() {
+            let _ = writeln!(err, "measuring: {what}");
+        }
+    }
+
+    pub(crate) fn print(&self, report: &impl Report) -> anyhow::Result<()> {
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            serde_json::to_writer_pretty(&mut out, &report.json())?;
+            writeln!(out)?;
+        } else {
+            write!(out, "{report}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs a bench on one thread: servers and generator share the machine, and this side must stay the
+/// cheap one.
+pub(crate) fn on_one_thread<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
+}

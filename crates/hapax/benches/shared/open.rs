@@ -1,0 +1,204 @@
+//! The load as senders make it: an open loop. Requests leave at planned instants, whatever the
+//! answers do, and latency counts from the planned instant: a server that stops for a while answers
+//! for all that came meanwhile, and a generator that falls behind shows it too.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::task::{JoinSet, LocalSet};
+
+use super::events::Events;
+use super::load::{Load, Measured, answer, check, expected, us_since};
+use super::server::{Server, Usage};
+
+/// Connections at the start; more are opened when none is free.
+const CONNECTIONS: usize = 64;
+
+/// And no more than this: then requests wait for one, and the wait is part of their latency.
+const CONNECTIONS_MAX: usize = 1_024;
+
+/// New events at a fixed rate.
+#[derive(Clone, Copy)]
+pub(crate) struct Plan {
+    pub(crate) per_second: f64,
+    pub(crate) time: Duration,
+    /// Time before, unmeasured, at the same rate.
+    pub(crate) warm_up: Duration,
+}
+
+/// What it came to.
+pub(crate) struct Paced {
+    pub(crate) measured: Measured,
+    /// How much later than planned requests were sent, in microseconds, of each.
+    sent_late_us: Vec<u32>,
+    pub(crate) connections: usize,
+}
+
+impl Paced {
+    pub(crate) fn join(&mut self, other: Self) {
+        self.measured.join(other.measured);
+        self.sent_late_us.extend(other.sent_late_us);
+        self.sent_late_us.sort_unstable();
+        self.connections = self.connections.max(other.connections);
+    }
+
+    /// The generator's own share of p99.
+    pub(crate) fn sent_late_us_p99(&self) -> u32 {
+        let at = self.sent_late_us.len() * 99 / 100;
+        self.sent_late_us.get(at).copied().unwrap_or(0)
+    }
+}
+
+/// Sends new events to `server` as planned and waits for all answers, each of which is checked.
+pub(crate) async fn run(
+    server: &Server,
+    events: &Rc<RefCell<Events>>,
+    plan: Plan,
+) -> anyhow::Result<Paced> {
+    ensure!(plan.per_second > 0.0, "a rate above zero");
+    let road = Rc::new(Road {
+        events: Rc::clone(events),
+        decision: expected(server, Load::New),
+        free: RefCell::default(),
+        waiting: RefCell::default(),
+        latencies_us: RefCell::default(),
+        sent_late_us: RefCell::default(),
+    });
+    for _ in 0..CONNECTIONS {
+        let connection = Connection::open(server, &road).await?;
+        road.free.borrow_mut().push(connection);
+    }
+    let here = LocalSet::new();
+    here.run_until(drive(server, road, plan)).await
+}
+
+async fn drive(server: &Server, road: Rc<Road>, plan: Plan) -> anyhow::Result<Paced> {
+    let (plans, mut planned) = mpsc::unbounded_channel();
+    let began = Instant::now();
+    let measured_from = began + plan.warm_up;
+    let until = measured_from + plan.time;
+    // A thread of its own: the runtime's timer knows milliseconds only.
+    let pacer = std::thread::spawn(move || pace(began, until, plan.per_second, &plans));
+    let mut requests = JoinSet::new();
+    let mut connections = CONNECTIONS;
+    let mut before = None;
+    while let Some(at) = planned.recv().await {
+        if at >= measured_from && before.is_none() {
+            before = Some(server.usage()?);
+        }
+        let at = Planned { at, is_measured: at >= measured_from };
+        let free = road.free.borrow_mut().pop();
+        match free {
+            Some(connection) => drop(requests.spawn_local(travel(connection, at, road.clone()))),
+            None if connections < CONNECTIONS_MAX => {
+                connections += 1;
+                let connection = Connection::open(server, &road).await?;
+                requests.spawn_local(travel(connection, at, road.clone()));
+            }
+            None => road.waiting.borrow_mut().push_back(at),
+        }
+        while let Some(ended) = requests.try_join_next() {
+            ended.context("a request panicked")??;
+        }
+    }
+    let usage = server.usage()?;
+    while let Some(ended) = requests.join_next().await {
+        ended.context("a request panicked")??;
+    }
+    pacer.join().map_err(|_| anyhow::anyhow!("the pacer panicked"))?;
+    let cpu_seconds = usage.cpu_seconds - before.unwrap_or(usage).cpu_seconds;
+    let seconds = plan.time.as_secs_f64();
+    let mut sent_late_us = road.sent_late_us.take();
+    sent_late_us.sort_unstable();
+    Ok(Paced {
+        measured: Measured::new(
+            seconds,
+            cpu_seconds,
+            Usage::of(&[server])?,
+            road.latencies_us.take(),
+        ),
+        sent_late_us,
+        connections,
+    })
+}
+
+/// Says each planned instant once it has come.
+fn pace(began: Instant, until: Instant, per_second: f64, plans: &mpsc::UnboundedSender<Instant>) {
+    for n in 0_u64.. {
+        let at = began + Duration::from_secs_f64(n as f64 / per_second);
+        if at >= until {
+            return;
+        }
+        let wait = at.saturating_duration_since(Instant::now());
+        if !wait.is_zero() {
+            std::thread::sleep(wait);
+        }
+        if plans.send(at).is_err() {
+            return;
+        }
+    }
+}
+
+/// What the requests of one run share.
+struct Road {
+    events: Rc<RefCell<Events>>,
+    decision: Option<&'static [u8]>,
+    free: RefCell<Vec<Connection>>,
+    waiting: RefCell<VecDeque<Planned>>,
+    latencies_us: RefCell<Vec<u32>>,
+    sent_late_us: RefCell<Vec<u32>>,
+}
+
+#[derive(Clone, Copy)]
+struct Planned {
+    at: Instant,
+    is_measured: bool,
+}
+
+struct Connection {
+    stream: TcpStream,
+    request: Vec<u8>,
+    buffer: Vec<u8>,
+}
+
+impl Connection {
+    async fn open(server: &Server, road: &Road) -> anyhow::Result<Self> {
+        let stream = TcpStream::connect(server.address()).await.context("connecting")?;
+        stream.set_nodelay(true)?;
+        let request = road.events.borrow().blank();
+        Ok(Self { stream, request, buffer: Vec::with_capacity(4096) })
+    }
+}
+
+/// One request, and then whatever waited for a connection.
+async fn travel(
+    mut connection: Connection,
+    mut planned: Planned,
+    road: Rc<Road>,
+) -> anyhow::Result<()> {
+    loop {
+        let Connection { stream, request, buffer } = &mut connection;
+        road.events.borrow_mut().renew(request);
+        let late_us = us_since(planned.at);
+        stream.write_all(request).await.context("sending")?;
+        let body = answer(stream, buffer).await?;
+        check(&buffer[body], road.decision)?;
+        if planned.is_measured {
+            road.latencies_us.borrow_mut().push(us_since(planned.at));
+            road.sent_late_us.borrow_mut().push(late_us);
+        }
+        let next = road.waiting.borrow_mut().pop_front();
+        match next {
+            Some(next) => planned = next,
+            None => break,
+        }
+    }
+    road.free.borrow_mut().push(connection);
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! `cargo bench --bench work`: what the work costs that follows an ack, and what it costs the acks.
+//!
+//! Hapax is the real binary over SQLite with full durability. Each figure compares two servers of the
+//! same run, by turns, that differ in their handlers only. What the figures mean is in
+//! docs/benchmarks.md.
+
+mod backlog;
+mod beside;
+mod effects;
+mod ledger;
+mod report;
+mod retention;
+#[path = "../shared/mod.rs"]
+mod shared;
+
+use std::path::Path;
+
+use clap::{Parser, ValueEnum};
+
+use crate::report::Report;
+use crate::shared::{Place, floor, on_one_thread};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+#[derive(Parser)]
+#[command(about = "What handlers cost: their own rate, and what they do to the acks beside them")]
+struct Options {
+    /// What to measure
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "effects,beside,sleepers,backlog,retention"
+    )]
+    loads: Vec<Wanted>,
+    /// Seconds of one measured slice
+    #[arg(long, default_value_t = 3.0)]
+    seconds: f64,
+    /// Slices of each server, by turns
+    #[arg(long, default_value_t = 2)]
+    rounds: usize,
+    /// Jobs that wait in the large backlog
+    #[arg(long, default_value_t = 1_000_000)]
+    backlog: u64,
+    /// Claims of 100 jobs from each backlog
+    #[arg(long, default_value_t = 200)]
+    claims: usize,
+    /// Seconds that the load with retention lasts; the janitor comes once a minute
+    #[arg(long, default_value_t = 240)]
+    retention_seconds: u64,
+    /// Events a second in it
+    #[arg(long, default_value_t = 3_000.0)]
+    retention_rate: f64,
+    #[command(flatten)]
+    place: Place,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Wanted {
+    /// SQL handlers, from accepted to committed
+    Effects,
+    /// Acks beside SQL handlers
+    Beside,
+    /// Acks beside handlers that sleep
+    Sleepers,
+    /// Claims from a small and a large backlog
+    Backlog,
+    /// File sizes with retention on
+    Retention,
+}
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    if options.place.floor {
+        return floor::run();
+    }
+    let directory = options.place.directory()?;
+    let report = on_one_thread(measure(&options, directory.path()))?;
+    options.place.output.print(&report)
+}
+
+async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> {
+    let mut report = Report::default();
+    let wanted = |load| options.loads.contains(&load);
+    if wanted(Wanted::Effects) || wanted(Wanted::Beside) || wanted(Wanted::Sleepers) {
+        let pair = effects::Pair::start(options, directory)?;
+        options.place.output.say("SQL handlers, from accepted to committed");
+        // The others take their rate from this one's.
+        let measured = pair.measure(options).await?;
+        let a_third = measured.alone.per_second() / 3.0;
+        if wanted(Wanted::Beside) {
+            options.place.output.say("acks beside SQL handlers, in an open loop");
+            report.beside.push(beside::sql(options, &pair, a_third).await?);
+        }
+        if wanted(Wanted::Sleepers) {
+            options.place.output.say("acks beside handlers that sleep, in an open loop");
+            report.beside.push(beside::http(options, &pair.alone, directory, a_third).await?);
+            report.beside.push(beside::pull(options, &pair.alone, directory, a_third).await?);
+        }
+        pair.finish()?;
+        report.effects = Some(measured);
+    }
+    if wanted(Wanted::Backlog) {
+        options.place.output.say(&format!("claims with {} jobs waiting", options.backlog));
+        report.backlog = Some(backlog::measure(options, directory).await?);
+    }
+    if wanted(Wanted::Retention) {
+        options
+            .place
+            .output
+            .say(&format!("{} s of load with retention", options.retention_seconds));
+        report.retention = Some(retention::measure(options, directory).await?);
+    }
+    Ok(report)
+}

@@ -1,0 +1,63 @@
+//! Hapax as a library: at-least-once webhooks become exactly-once effects inside an app of one's own.
+//!
+//! The app mounts [`Hapax::router`] in its axum router, lets [`Hapax::run`] work beside it, and writes
+//! its handlers in Rust. A handler gets the [`Event`] and a [`Tx`]: the right to one short
+//! transaction, which also records "done". It computes first and commits last:
+//!
+//! ```no_run
+//! use hapax::{Committed, Event, Failure, Handler, Hapax, Source, Tx, handler};
+//!
+//! struct ChargeFee;
+//!
+//! impl Handler for ChargeFee {
+//!     async fn handle(&self, event: Event, tx: Tx) -> Result<Committed, Failure> {
+//!         let payout: serde_json::Value = event.json()?;
+//!         let amount = payout["data"]["object"]["amount"].as_i64();
+//!         let fee = amount.ok_or(Failure::give_up("a payout without an amount"))? / 200;
+//!         let committed = tx.commit(move |db| {
+//!             db.execute("INSERT INTO fees VALUES (?1, ?2)", (&*event.event_id, fee))?;
+//!             Ok(Some(format!("charged {fee}")))
+//!         });
+//!         Ok(committed.await?)
+//!     }
+//! }
+//!
+//! # async fn app() -> Result<(), Box<dyn std::error::Error>> {
+//! let stripe = Source::new("stripe", "stripe")
+//!     .secret(std::env::var("STRIPE_SECRET")?)
+//!     .handler(handler("charge-fee", ChargeFee).types(["payout.*"]));
+//! let hapax = Hapax::builder().data_dir("hapax-data").source(stripe).open().await?;
+//! let app = axum::Router::new().merge(hapax.router()); // POST /webhooks/stripe
+//! let working = hapax.spawn();
+//! // … serve `app` until it is time to stop, then:
+//! working.stop().await;
+//! # drop(app);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Nothing here is global: no logger, no metrics recorder, no crypto provider is installed, and
+//! several may run in one process, each on a data directory of its own. What is said goes to
+//! `tracing` and `metrics`, wherever the app sends those.
+
+pub mod limits;
+
+mod library;
+
+pub use hapax_core::handler::{HandlerKind, HttpTarget, Order, Refetch, SignAs, SqlProgram};
+pub use hapax_core::job::{HandlerName, Retry};
+pub use hapax_core::order::{Gaps, Machine, OnGap, OrderPolicy, OrderRule};
+pub use hapax_core::source::{Late, ReplayGuard, SourceSpec};
+pub use hapax_core::store::{EventId, Inspect, NewMessage, Work};
+pub use hapax_core::{SourceName, Tenant, Timestamp};
+pub use hapax_engine::{BodyLimits, Rate};
+pub use hapax_store::{
+    Committed, Db, DbError, Failure, SqliteOptions, SqliteStore, Transact, Tx, TxError,
+};
+/// The SQLite binding whose parameters and rows [`Db`] takes and gives.
+pub use rusqlite;
+
+pub use library::{
+    BuildError, Builder, Event, Handler, HandlerFn, HandlerSetup, Hapax, Running, Source, handler,
+    handler_fn,
+};

@@ -1,0 +1,490 @@
+//! What an app says of its sources and handlers, checked when it is opened.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::handler::{
+    Code, Handler as CoreHandler, HandlerError, HandlerKind, Order, Refetch, Types,
+};
+use hapax_core::job::{HandlerName, Policy};
+use hapax_core::secret::{ActiveSecret, Secret};
+use hapax_core::source::{SourceSpec, SpecError};
+use hapax_core::store::StoreError;
+use hapax_core::{Tenant, Timestamp};
+use hapax_engine::limits::UNVERIFIED_DEFAULT;
+use hapax_engine::{BodyLimits, LaneSpec, Mode, OutboundTlsError, PathTaken, Rate, RouteSpec};
+use hapax_store::{OpenError, SqliteStore};
+use ipnet::IpNet;
+
+use super::handler::{Handler, Hired};
+use super::running::{Hapax, Plan};
+use crate::limits::{
+    CONCURRENCY_DEFAULT, DRAIN_DEFAULT, KEEP_DEFAULT, LEASE_DEFAULT, RETRY_DEFAULT,
+    SQLITE_TIMEOUT_DEFAULT, TIMEOUT_DEFAULT,
+};
+
+/// Collects what a [`Hapax`] is made of.
+#[derive(Debug)]
+#[must_use = "nothing happens before `open`"]
+pub struct Builder {
+    data_dir: Option<PathBuf>,
+    store: Option<Arc<SqliteStore>>,
+    public_url: String,
+    trusted_proxies: Vec<IpNet>,
+    body: BodyLimits,
+    drain: Duration,
+    keep_events: Option<Duration>,
+    sources: Vec<Source>,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            data_dir: None,
+            store: None,
+            public_url: "http://localhost".to_owned(),
+            trusted_proxies: Vec::new(),
+            body: BodyLimits::default(),
+            drain: DRAIN_DEFAULT,
+            keep_events: Some(KEEP_DEFAULT),
+            sources: Vec::new(),
+        }
+    }
+}
+
+impl Builder {
+    /// The directory of the database, `hapax.db`: made if it is not there. Your own tables live in
+    /// the same file. It is closed when the work stops.
+    pub fn data_dir(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.data_dir = Some(directory.into());
+        self
+    }
+
+    /// A database that is open already, instead of a directory. Whoever opened it closes it.
+    pub fn store(mut self, store: Arc<SqliteStore>) -> Self {
+        self.store = Some(store);
+        self
+    }
+
+    /// The URL under which senders know the app, without a path: for those that sign it.
+    pub fn public_url(mut self, url: impl Into<String>) -> Self {
+        self.public_url = url.into().trim_end_matches('/').to_owned();
+        self
+    }
+
+    /// Whose `X-Forwarded-For` is believed.
+    pub fn trusted_proxies(mut self, nets: impl IntoIterator<Item = IpNet>) -> Self {
+        self.trusted_proxies = nets.into_iter().collect();
+        self
+    }
+
+    /// What a body may be: at most 1 MiB unless this says otherwise.
+    pub fn body_limits(mut self, limits: BodyLimits) -> Self {
+        self.body = limits;
+        self
+    }
+
+    /// How long what runs may take to end at a stop: 30 s unless this says otherwise.
+    pub fn drain(mut self, drain: Duration) -> Self {
+        self.drain = drain;
+        self
+    }
+
+    /// How long bodies and history are kept; `None` is for ever, 90 days the default.
+    pub fn keep_events(mut self, keep: Option<Duration>) -> Self {
+        self.keep_events = keep;
+        self
+    }
+
+    /// Adds a source.
+    pub fn source(mut self, source: Source) -> Self {
+        self.sources.push(source);
+        self
+    }
+
+    /// Checks everything, opens the database and tells it of the handlers. Must be called on the
+    /// runtime that will serve it. Nothing is worked on before [`Hapax::run`].
+    pub async fn open(self) -> Result<Hapax, BuildError> {
+        let (store, ours) = match (self.store, self.data_dir) {
+            (Some(store), _) => (store, false),
+            (None, Some(directory)) => (super::running::open_store(directory).await?, true),
+            (None, None) => return Err(BuildError::NoStore),
+        };
+        let mut plan = Plan {
+            public_url: self.public_url,
+            trusted_proxies: self.trusted_proxies,
+            body: self.body,
+            drain: self.drain,
+            keep_events: self.keep_events,
+            keep_keys: Vec::new(),
+            routes: Vec::new(),
+            lanes: Vec::new(),
+        };
+        for source in self.sources {
+            source.plan(&store, &mut plan)?;
+        }
+        Hapax::over(store, ours, plan).await
+    }
+}
+
+/// A sender, and what is done with its events.
+#[derive(Debug)]
+#[must_use = "give it to `Builder::source`"]
+pub struct Source {
+    spec: SourceSpec,
+    tenants: Vec<(Tenant, Vec<ActiveSecret>)>,
+    rate_limit: Option<Rate>,
+    unverified_limit: Option<Rate>,
+    mode: Mode,
+    keep_keys: Option<Option<Duration>>,
+    handlers: Vec<HandlerSetup>,
+}
+
+impl Source {
+    /// A source at `/webhooks/{name}`, for one of the built-in senders (`hapax providers`).
+    pub fn new(name: &str, provider: &str) -> Self {
+        Self::of(SourceSpec::new(name, provider, Vec::new()))
+    }
+
+    /// The same from all that can be said of a source.
+    pub fn of(spec: SourceSpec) -> Self {
+        Self {
+            spec,
+            tenants: Vec::new(),
+            rate_limit: None,
+            unverified_limit: Some(UNVERIFIED_DEFAULT),
+            mode: Mode::Async,
+            keep_keys: None,
+            handlers: Vec::new(),
+        }
+    }
+
+    /// A secret that may have signed. Several may: rotation leaves no gap.
+    pub fn secret(mut self, secret: impl Into<String>) -> Self {
+        self.spec.secrets.push(ActiveSecret::forever(Secret::new(secret)));
+        self
+    }
+
+    /// A secret that stops to count at `until`.
+    pub fn secret_until(mut self, secret: impl Into<String>, until: Timestamp) -> Self {
+        let secret = Secret::new(secret);
+        self.spec.secrets.push(ActiveSecret { secret, until: Some(until) });
+        self
+    }
+
+    /// A secret of this tenant, whose events arrive at `/webhooks/{tenant}/{name}` and have the same
+    /// handlers. No two tenants may share one.
+    pub fn tenant(mut self, tenant: &str, secret: impl Into<String>) -> Self {
+        let (tenant, secret) = (Tenant::new(tenant), ActiveSecret::forever(Secret::new(secret)));
+        match self.tenants.iter_mut().find(|(known, _)| *known == tenant) {
+            Some((_, secrets)) => secrets.push(secret),
+            None => self.tenants.push((tenant, vec![secret])),
+        }
+        self
+    }
+
+    /// How far a signed time may lie from now, on both sides.
+    pub fn tolerance(mut self, tolerance: Duration) -> Self {
+        self.spec.tolerance = Some(tolerance);
+        self
+    }
+
+    /// What some senders need beside a secret, such as `webhook_id`.
+    pub fn param(mut self, name: &str, value: &str) -> Self {
+        self.spec.params.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    /// How many verified events are taken; any number unless this says otherwise.
+    pub fn rate_limit(mut self, limit: Rate) -> Self {
+        self.rate_limit = Some(limit);
+        self
+    }
+
+    /// Answers when the one handler is done, or after `timeout`.
+    pub fn sync(mut self, timeout: Duration) -> Self {
+        self.mode = Mode::Sync { timeout };
+        self
+    }
+
+    /// How long a duplicate is recognised; `None` is for ever. By default 90 days, and for ever
+    /// where the sender signs no time.
+    pub fn keep_keys(mut self, keep: Option<Duration>) -> Self {
+        self.keep_keys = Some(keep);
+        self
+    }
+
+    /// Adds a handler: its jobs, retries and dead letters are its own.
+    pub fn handler(mut self, handler: HandlerSetup) -> Self {
+        self.handlers.push(handler);
+        self
+    }
+
+    fn plan(mut self, store: &Arc<SqliteStore>, plan: &mut Plan) -> Result<(), BuildError> {
+        let name = self.spec.name.clone();
+        if matches!(self.mode, Mode::Sync { .. }) && self.handlers.len() != 1 {
+            return Err(BuildError::SyncHandlers { source_name: name.to_string() });
+        }
+        let setups = std::mem::take(&mut self.handlers);
+        let sources = self.for_each_tenant()?;
+        let signs_time = sources.iter().all(|source| source.signs_time());
+        let by_default = signs_time.then_some(KEEP_DEFAULT);
+        plan.keep_keys.push((name.clone(), self.keep_keys.unwrap_or(by_default)));
+        let mut handlers: Vec<Arc<CoreHandler>> = Vec::new();
+        for setup in setups {
+            let handler = setup.build(store).map_err(|(handler, error)| {
+                let source_name = name.to_string();
+                BuildError::Handler { source_name, handler, error }
+            })?;
+            if handlers.iter().any(|known| known.name == handler.name) {
+                let (source_name, handler) = (name.to_string(), handler.name);
+                return Err(BuildError::HandlerTaken { source_name, handler });
+            }
+            handlers.push(Arc::new(handler));
+        }
+        plan.lanes.extend(handlers.iter().map(|handler| LaneSpec {
+            handler: Arc::clone(handler),
+            source: name.clone(),
+            verifiers: sources.clone(),
+        }));
+        plan.routes.extend(sources.into_iter().map(|source| RouteSpec {
+            source,
+            rate_limit: self.rate_limit,
+            unverified_limit: self.unverified_limit,
+            handlers: handlers.clone(),
+            mode: self.mode,
+        }));
+        Ok(())
+    }
+
+    /// The source as each tenant has it; as the default one has it where secrets are given for it.
+    fn for_each_tenant(&self) -> Result<Vec<Arc<hapax_core::Source>>, BuildError> {
+        let source_name = || self.spec.name.to_string();
+        let own = (self.spec.tenant.clone(), self.spec.secrets.clone());
+        let own = Some(own).filter(|(_, secrets)| !secrets.is_empty() || self.tenants.is_empty());
+        let pairs: Vec<_> = own.into_iter().chain(self.tenants.iter().cloned()).collect();
+        for (at, (_, secrets)) in pairs.iter().enumerate() {
+            let others = || pairs[..at].iter().flat_map(|(_, secrets)| secrets);
+            let is_theirs = |mine: &ActiveSecret| others().any(|known| known.secret == mine.secret);
+            if secrets.iter().any(is_theirs) {
+                return Err(BuildError::SharedSecret { source_name: source_name() });
+            }
+        }
+        let build = |(tenant, secrets)| {
+            let spec = SourceSpec { tenant, secrets, ..self.spec.clone() };
+            hapax_core::Source::build(spec)
+                .map(Arc::new)
+                .map_err(|error| BuildError::Source { source_name: source_name(), error })
+        };
+        pairs.into_iter().map(build).collect()
+    }
+}
+
+/// A handler with its name, the events it is for, and how often it is tried.
+#[derive(Debug)]
+#[must_use = "give it to `Source::handler`"]
+pub struct HandlerSetup {
+    name: HandlerName,
+    kind: Kind,
+    types: Vec<String>,
+    retry: Vec<Duration>,
+    timeout: Option<Duration>,
+    transaction_timeout: Duration,
+    lease: Duration,
+    concurrency: usize,
+    order: Option<Order>,
+    refetch: Option<Refetch>,
+}
+
+/// What its jobs run, as far as it is known before there is a store.
+enum Kind {
+    Core(HandlerKind),
+    Rust(Box<dyn FnOnce(Arc<SqliteStore>, Duration) -> Arc<dyn Code> + Send>),
+}
+
+/// A handler in Rust. Its name must stay the same: jobs are found by it after a restart.
+pub fn handler(name: &str, handler: impl Handler) -> HandlerSetup {
+    HandlerSetup::new(
+        name,
+        Kind::Rust(Box::new(|store, transaction_timeout| {
+            Arc::new(Hired { handler, store, transaction_timeout })
+        })),
+    )
+}
+
+impl HandlerSetup {
+    /// SQL or an app behind HTTP, as the server's config has them.
+    pub fn of(name: &str, kind: HandlerKind) -> Self {
+        Self::new(name, Kind::Core(kind))
+    }
+
+    fn new(name: &str, kind: Kind) -> Self {
+        Self {
+            name: HandlerName::new(name),
+            kind,
+            types: Vec::new(),
+            retry: RETRY_DEFAULT.to_vec(),
+            timeout: None,
+            transaction_timeout: SQLITE_TIMEOUT_DEFAULT,
+            lease: LEASE_DEFAULT,
+            concurrency: CONCURRENCY_DEFAULT,
+            order: None,
+            refetch: None,
+        }
+    }
+
+    /// Which events it is for: globs such as `payout.*`. All of them unless this says otherwise.
+    pub fn types(mut self, globs: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.types = globs.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// The wait before each attempt; as many attempts as there are waits.
+    pub fn retry(mut self, waits: impl IntoIterator<Item = Duration>) -> Self {
+        self.retry = waits.into_iter().collect();
+        self
+    }
+
+    /// How long one attempt may take: 10 s, of SQL 100 ms, unless this says otherwise.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// How long a Rust handler's transaction may take: 100 ms unless this says otherwise. Acks wait
+    /// for it.
+    pub fn transaction_timeout(mut self, timeout: Duration) -> Self {
+        self.transaction_timeout = timeout;
+        self
+    }
+
+    /// How long a claim lasts; it is renewed while the handler runs. At least twice the timeout.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// How many attempts run at once.
+    pub fn concurrency(mut self, concurrency: usize) -> Self {
+        self.concurrency = concurrency;
+        self
+    }
+
+    /// Keeps order per resource. It is decided when a job is claimed, and one job of a resource
+    /// runs at a time.
+    pub fn order(mut self, order: Order) -> Self {
+        self.order = Some(order);
+        self
+    }
+
+    /// Fetches the current object before each attempt, under the claim: the event is only a hint.
+    pub fn refetch(mut self, refetch: Refetch) -> Self {
+        self.refetch = Some(refetch);
+        self
+    }
+
+    fn build(self, store: &Arc<SqliteStore>) -> Result<CoreHandler, (HandlerName, HandlerError)> {
+        let fault = |field, problem: &str, hint: &str| {
+            let (problem, hint) = (problem.to_owned(), hint.to_owned());
+            (self.name.clone(), HandlerError { field, problem, hint })
+        };
+        if self.retry.is_empty() {
+            return Err(fault("retry", "no attempt at all", "the first wait may be zero"));
+        }
+        let types = Types::new(self.types).map_err(|error| (self.name.clone(), error))?;
+        let kind = match self.kind {
+            Kind::Core(HandlerKind::Pull) => {
+                let hint = "pull workers come through the server's admin API";
+                return Err(fault("pull", "nobody could lease its jobs", hint));
+            }
+            Kind::Core(kind) => kind,
+            Kind::Rust(hire) => {
+                HandlerKind::Code(hire(Arc::clone(store), self.transaction_timeout))
+            }
+        };
+        let by_default = match &kind {
+            HandlerKind::Sql(_) => SQLITE_TIMEOUT_DEFAULT,
+            HandlerKind::Http(_) | HandlerKind::Pull | HandlerKind::Code(_) => TIMEOUT_DEFAULT,
+        };
+        let timeout = self.timeout.unwrap_or(by_default);
+        Ok(CoreHandler {
+            name: self.name,
+            kind,
+            types,
+            // A lease that ends while the attempt may still run would have it run twice at once.
+            policy: Policy { retry: self.retry, lease: self.lease.max(timeout * 2) },
+            timeout,
+            concurrency: self.concurrency,
+            order: self.order,
+            refetch: self.refetch,
+        })
+    }
+}
+
+impl std::fmt::Debug for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Core(kind) => kind.fmt(f),
+            Self::Rust(_) => f.write_str("Rust"),
+        }
+    }
+}
+
+/// Why there is no [`Hapax`].
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// Neither a directory nor an open database was given.
+    #[error("no database: say `data_dir` or `store`")]
+    NoStore,
+    /// The database could not be opened.
+    #[error("opening the database")]
+    Open(#[from] OpenError),
+    /// It could not be told of the handlers.
+    #[error("telling the database of the handlers")]
+    Store(#[from] StoreError),
+    /// A source is wrong.
+    #[error("source {source_name}: {}: {error} ({})", error.field, error.hint)]
+    Source {
+        /// Its name.
+        source_name: String,
+        /// What is wrong with it.
+        error: SpecError,
+    },
+    /// A handler is wrong.
+    #[error("handler {source_name}/{handler}: {}: {} ({})", error.field, error.problem, error.hint)]
+    Handler {
+        /// Its source.
+        source_name: String,
+        /// Its name.
+        handler: HandlerName,
+        /// What is wrong with it.
+        error: HandlerError,
+    },
+    /// Two tenants of a source have the same secret: either could sign for the other.
+    #[error("two tenants of source {source_name} have the same secret")]
+    SharedSecret {
+        /// The source.
+        source_name: String,
+    },
+    /// Two handlers of one source have the same name.
+    #[error("two handlers of source {source_name} are called {handler}")]
+    HandlerTaken {
+        /// The source.
+        source_name: String,
+        /// The name.
+        handler: HandlerName,
+    },
+    /// A source that answers with its handler's result has not exactly one.
+    #[error("source {source_name}: `sync` needs exactly one handler")]
+    SyncHandlers {
+        /// The source.
+        source_name: String,
+    },
+    /// Two sources answer at one path.
+    #[error(transparent)]
+    PathTaken(#[from] PathTaken),
+    /// The client for calls to apps could not be set up.
+    #[error(transparent)]
+    Tls(#[from] OutboundTlsError),
+}

@@ -1,0 +1,157 @@
+//! What a handler in Rust needs of a store: the right to one transaction that records "done", and
+//! the proof that it was used.
+//!
+//! The transaction's type belongs to the store ([`Transact::Tx`]). SQLite has one writer, so its
+//! transaction is a closure that the writer runs; a database with a connection for each handler
+//! hands out an open transaction to await on. One type for both would be the least of the two.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::job::{Fence, JobId, Retry};
+use hapax_core::store::{Claim, StoreError};
+
+/// A store whose handlers can be written in Rust.
+pub trait Transact: Send + Sync + 'static {
+    /// The right to commit the effects of one claim, once.
+    type Tx: Send + 'static;
+
+    /// The right that goes with `claim`. Nothing is opened yet. `timeout` is how long the
+    /// transaction may take once it is.
+    fn right(self: &Arc<Self>, claim: &Claim, timeout: Duration) -> Self::Tx;
+}
+
+/// The proof that the effects of a job are committed together with "done". Only a commit makes one,
+/// so a handler cannot report success without it.
+#[derive(Debug)]
+pub struct Committed {
+    job: JobId,
+    fence: Fence,
+}
+
+impl Committed {
+    pub(crate) fn new(job: JobId, fence: Fence) -> Self {
+        Self { job, fence }
+    }
+
+    /// Whether this is the proof for this claim, and not for another one.
+    pub fn is_of(&self, claim: &Claim) -> bool {
+        self.job == claim.job && self.fence == claim.fence
+    }
+}
+
+/// Why an attempt failed, and when to try again. Made from any error with `?`.
+///
+/// It is no [`Error`] itself: only so can every error become one.
+#[derive(Debug)]
+pub struct Failure {
+    error: String,
+    ending: Ending,
+}
+
+/// How an attempt ends that was not committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    /// With a verdict: it uses a step of the schedule.
+    Failed(Retry),
+    /// Without one: the fence or the database was gone.
+    Lost,
+}
+
+impl Failure {
+    /// It failed, and is tried again by the handler's schedule.
+    pub fn new(error: impl fmt::Display) -> Self {
+        Self { error: error.to_string(), ending: Ending::Failed(Retry::Schedule) }
+    }
+
+    /// It cannot succeed as it is: a dead letter at once, for a person to look at.
+    pub fn give_up(error: impl fmt::Display) -> Self {
+        Self::new(error).with(Retry::Never)
+    }
+
+    /// To be tried again after exactly this long, as long as the schedule has steps left.
+    pub fn retry_in(self, wait: Duration) -> Self {
+        self.with(Retry::In(wait))
+    }
+
+    /// To be tried again by the schedule, but not before this long.
+    pub fn not_before(self, wait: Duration) -> Self {
+        self.with(Retry::NotBefore(wait))
+    }
+
+    /// Why it failed.
+    pub fn error(&self) -> &str {
+        &self.error
+    }
+
+    /// When to try again; `None` where the attempt ended without a verdict, because the fence or
+    /// the database was gone.
+    pub fn retry(&self) -> Option<Retry> {
+        match self.ending {
+            Ending::Failed(retry) => Some(retry),
+            Ending::Lost => None,
+        }
+    }
+
+    fn with(self, retry: Retry) -> Self {
+        match self.ending {
+            Ending::Failed(_) => Self { ending: Ending::Failed(retry), ..self },
+            // What was lost has no schedule to choose from.
+            Ending::Lost => self,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.error)
+    }
+}
+
+impl<E: Error + Send + Sync + 'static> From<E> for Failure {
+    fn from(error: E) -> Self {
+        let error: Box<dyn Error + Send + Sync> = Box::new(error);
+        match error.downcast::<TxError>() {
+            Ok(error) => match *error {
+                TxError::Failed(failure) => failure,
+                lost @ (TxError::FenceLost | TxError::Store(_)) => {
+                    Self { error: lost.to_string(), ending: Ending::Lost }
+                }
+            },
+            Err(error) => Self::new(with_sources(&*error)),
+        }
+    }
+}
+
+/// Why nothing was committed. None of these leaves anything half done.
+#[derive(Debug, thiserror::Error)]
+pub enum TxError {
+    /// The job was claimed again, replayed, discarded, or is done, or newer news of its resource was
+    /// applied: what this attempt did is void.
+    #[error("the claim was lost: the job is someone else's now")]
+    FenceLost,
+    /// The effects failed, took too long, or were against a constraint.
+    #[error("{0}")]
+    Failed(Failure),
+    /// The database could not commit.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// The error and what it came from, in one line.
+fn with_sources(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        // Many errors print their source themselves.
+        if !text.ends_with(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        cause = error.source();
+    }
+    text
+}

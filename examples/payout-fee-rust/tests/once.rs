@@ -1,0 +1,174 @@
+//! The example, run as its README says: concurrent copies, a SIGKILL in the middle, and a death at
+//! each step of the work. Its table has no unique constraint, so a fee that is charged twice is seen.
+
+#[path = "../../../crates/hapax/tests/support/mod.rs"]
+mod support;
+
+use std::net::SocketAddr;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::Ordering;
+
+use rusqlite::{Connection, OpenFlags, Row};
+use serde_json::json;
+use support::load::Load;
+use support::{FOREVER, Lines, Sender, until};
+use tempfile::TempDir;
+
+const SECRET: &str = "whsec_example";
+const SIGABRT: i32 = 6;
+
+/// The app's place, in which it can be started again and again.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn start(&self, env: &[(&str, &str)]) -> App {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_payout-fee-rust"))
+            .current_dir(self.0.path())
+            .env("LISTEN", "127.0.0.1:0")
+            .envs(env.iter().copied())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdout = Lines::of(child.stdout.take().unwrap());
+        let ready = stdout.wait_for("app ready: http://");
+        let address = ready.rsplit('/').next().unwrap().parse().unwrap();
+        App { child, stdout, address }
+    }
+
+    fn hits(&self) -> PathBuf {
+        self.0.path().join("hits")
+    }
+
+    /// `(fees, their sum, payouts that have one)`.
+    fn fees(&self) -> (i64, i64, i64) {
+        let sql =
+            "SELECT count(*), coalesce(sum(fee), 0), count(DISTINCT payout_id) FROM payout_fees";
+        self.read(sql, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+    }
+
+    fn number(&self, sql: &str) -> i64 {
+        self.read(sql, |row| row.get(0))
+    }
+
+    fn read<T>(&self, sql: &str, read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>) -> T {
+        let path = self.0.path().join("hapax-data/hapax.db");
+        let database = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
+        database.busy_timeout(FOREVER).unwrap();
+        database.query_row(sql, [], read).unwrap()
+    }
+
+    /// Waits until `events` are done, and then each has its fee of 50 and its message, once.
+    #[track_caller]
+    fn is_once_each(&self, events: usize) {
+        let events = events as i64;
+        let done = "SELECT count(*) FROM hapax_processed_events WHERE status = 'processed'";
+        until("all events are processed", || (self.number(done) >= events).then_some(()));
+        assert_eq!(self.fees(), (events, 50 * events, events));
+        assert_eq!(self.number("SELECT count(*) FROM hapax_message"), events);
+        assert_eq!(self.number("SELECT count(*) FROM hapax_dead_letters"), 0);
+    }
+}
+
+/// A running app; it gets a SIGKILL when dropped.
+struct App {
+    child: Child,
+    stdout: Lines,
+    address: SocketAddr,
+}
+
+impl App {
+    fn signal(&self, name: &str) {
+        let script = format!("kill -{name} {}", self.child.id());
+        assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        assert!(self.stdout.wait_for_end(), "it did not stop");
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for App {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn payout(n: usize) -> Vec<u8> {
+    let body = json!({
+        "id": format!("evt_{n}"), "object": "event", "type": "payout.paid",
+        "data": { "object": { "id": format!("po_{n}"), "amount": 10_000 } },
+    });
+    Sender::stripe(SECRET).request(body.to_string()).bytes()
+}
+
+/// Payouts `from..to`, each `copies` times on as many connections.
+fn load(payouts: std::ops::Range<usize>, copies: usize) -> Load {
+    let requests = payouts.flat_map(|n| std::iter::repeat_n(payout(n), copies)).collect();
+    Load::new(copies, requests)
+}
+
+fn hits(file: &Path, point: &str) -> usize {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    text.lines().filter(|line| *line == point).count()
+}
+
+#[test]
+fn fifty_copies_at_once_and_a_sigkill_in_the_middle_charge_one_fee_of_50() {
+    const COPIES: usize = 50;
+    let place = Place::new();
+    let mut copies = load(0..1, COPIES);
+    let app = place.start(&[]);
+    copies.send(app.address, |acked| {
+        until("some are acked", || (acked.load(Ordering::Relaxed) >= COPIES / 3).then_some(()));
+        drop(app);
+    });
+    let mut app = place.start(&[]);
+    copies.send_all(app.address);
+    place.is_once_each(1);
+    app.signal("TERM");
+    assert_eq!(app.wait().code(), Some(0), "a clean stop");
+    assert_eq!(place.fees(), (1, 50, 1));
+}
+
+#[test]
+fn a_death_at_each_step_of_the_handler_neither_loses_nor_doubles_a_fee() {
+    // The app aborts at the named moment, at the first job and once others are done.
+    const POINTS: [&str; 6] = [
+        "ingress.after_commit_before_ack",
+        "code.before_handler",
+        "code.mid_commit",
+        "code.before_commit",
+        "code.after_commit",
+        "code.after_handler",
+    ];
+    const PAYOUTS: usize = 20;
+    let place = Place::new();
+    let hit_file = place.hits();
+    let hits_to = ("HAPAX_FAILPOINT_HITS", hit_file.to_str().unwrap());
+    let mut payouts = 0;
+    for point in POINTS {
+        for at in [1, 5] {
+            let mut load = load(payouts..payouts + PAYOUTS, 2);
+            payouts += PAYOUTS;
+            let before = hits(&hit_file, point);
+            let plan = format!("{point}=abort@{at}");
+            let mut app = place.start(&[("HAPAX_FAILPOINTS", &plan), hits_to]);
+            load.send(app.address, |_| {
+                assert_eq!(app.wait().signal(), Some(SIGABRT), "{point}@{at}");
+            });
+            assert_eq!(hits(&hit_file, point) - before, at, "{point}");
+            let app = place.start(&[hits_to]);
+            load.send_all(app.address);
+            place.is_once_each(payouts);
+            drop(app);
+        }
+    }
+}
