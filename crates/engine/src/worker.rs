@@ -346,7 +346,7 @@ impl Lane {
         stop: &CancellationToken,
     ) -> Result<Found, StoreError> {
         let mut running = JoinSet::new();
-        let mut begin = |running: &mut JoinSet<_>| {
+        let begin = |running: &mut JoinSet<_>| {
             let (lane, shop, program) = (self.clone(), shop.clone(), program.clone());
             running.spawn(async move { lane.slice(&shop, &program).await });
         };
