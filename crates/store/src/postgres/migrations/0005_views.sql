@@ -157,3 +157,9 @@ CREATE VIEW hapax.deliveries AS
 SELECT NULL::uuid AS id, NULL::text AS message, NULL::text AS endpoint, NULL::text AS status,
        NULL::integer AS attempt, NULL::timestamptz AS created_at, NULL::timestamptz AS delivered_at
 WHERE false;
+
+-- Nobody calls anything of ours unless told so; but whoever may read a view calls what it is made of.
+-- None of these three reads a table.
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA hapax FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION hapax.shown(bytea), hapax.last_job(uuid), hapax.rank(smallint, integer)
+    TO PUBLIC;
