@@ -261,10 +261,18 @@ fn spoils(error: &tokio_postgres::Error) -> bool {
         None => true,
         Some(code) => {
             *code == SqlState::READ_ONLY_SQL_TRANSACTION
+                || is_void_plan(code)
                 || code.code().starts_with("08")
                 || code.code().starts_with("57P")
         }
     }
+}
+
+/// Whether a statement was prepared for tables or functions that are others by now: a newer version
+/// has migrated under us. None of ours is refused so for another reason. A new connection prepares it
+/// anew.
+fn is_void_plan(code: &SqlState) -> bool {
+    *code == SqlState::FEATURE_NOT_SUPPORTED || *code == SqlState::INVALID_SQL_STATEMENT_NAME
 }
 
 /// Why a statement did not succeed.
@@ -306,7 +314,9 @@ impl PgError {
     /// Whether the statement did nothing and may do better at once.
     pub(super) fn is_race(&self) -> bool {
         self.code().is_some_and(|code| {
-            *code == SqlState::T_R_SERIALIZATION_FAILURE || *code == SqlState::T_R_DEADLOCK_DETECTED
+            *code == SqlState::T_R_SERIALIZATION_FAILURE
+                || *code == SqlState::T_R_DEADLOCK_DETECTED
+                || is_void_plan(code)
         })
     }
 

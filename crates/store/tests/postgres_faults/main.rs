@@ -14,12 +14,15 @@ use std::time::{Duration, Instant};
 
 use hapax_core::Timestamp;
 use hapax_core::store::{
-    EventFilter, EventName, Horizon, Ingest, Inspect, Lookup, Store, StoreError, Verdict, Work,
+    ClaimAsk, EventFilter, EventName, Held, Horizon, Ingest, Inspect, Lookup, Store, StoreError,
+    Verdict, Work,
 };
 use hapax_sim::{PgBouncer, Postgres, Proxy, READY_FOR_QUERY, Trap};
 use hapax_store::{PgOpenError, PgOptions, PgStore, PoolSizes};
 
-use harness::{Sender, after, body, noon, on_postgres, pg_database, placed};
+use harness::{
+    Sender, after, body, done, handler, job, noon, on_postgres, pg_database, placed, spec,
+};
 
 async fn open(url: &str) -> PgStore {
     PgStore::open(PgOptions::new(url)).await.expect("opens")
@@ -458,6 +461,44 @@ async fn a_database_that_a_newer_version_migrated_is_used_if_it_only_adds() {
     Postgres::execute_at(&url, "UPDATE hapax.migration SET checksum = 'x' WHERE number = 1").await;
     let opened = PgStore::open(PgOptions::new(url.as_str())).await;
     assert!(matches!(opened, Err(PgOpenError::Migrate(_))), "{opened:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_goes_on_when_a_newer_version_changes_tables_and_functions_under_it() {
+    // Its connections hold statements that were prepared for what was there before.
+    let url = pg_database().await;
+    let store = open_narrow(&url).await;
+    store.announce(vec![spec("fee")]).await.expect("announces");
+    let ask = || ClaimAsk { handler: handler("fee"), limit: 1, worker: "w".into() };
+    let ingest = |id: &str| Sender::plain().ingest_for(&body(id), noon(), noon(), &[job("fee")]);
+    store.ingest(ingest("evt_1")).await.expect("ingests");
+    assert_eq!(store.claim(ask()).await.expect("claims").len(), 1);
+    let definition =
+        Postgres::execute_at(&url, "SELECT pg_get_functiondef('hapax.claim'::regproc)").await;
+    let wider = definition[0].as_deref().expect("a definition").replace(
+        "leases_until timestamp with time zone)",
+        "leases_until timestamp with time zone, more integer)",
+    );
+    let wider = wider.replace(
+        "NULL::integer[], NULL::timestamptz[], NULL::timestamptz\n",
+        "NULL::integer[], NULL::timestamptz[], NULL::timestamptz, NULL::integer\n",
+    );
+    Postgres::execute_at(
+        &url,
+        &format!(
+            "BEGIN; DROP FUNCTION hapax.claim; {wider}; \
+             ALTER TABLE hapax.event ADD COLUMN more text; \
+             ALTER TABLE hapax.job ADD COLUMN more text; COMMIT"
+        ),
+    )
+    .await;
+    store.ingest(ingest("evt_2")).await.expect("ingests");
+    let late = Sender::plain().ingest_at(&body("late"), noon(), after(86_400));
+    store.ingest(late).await.expect("ingests by the function");
+    let claims = store.claim(ask()).await.expect("claims");
+    let held = store.settle(claims[0].job, claims[0].fence, done("ok")).await.expect("settles");
+    assert_eq!(held, Held::Kept);
+    store.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
