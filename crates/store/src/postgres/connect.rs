@@ -102,6 +102,14 @@ impl Pools {
         })
     }
 
+    /// Lets go of every connection that nobody uses now: behind the same address there is another
+    /// server, and the one before may not know it yet.
+    pub(super) fn renew(&self) {
+        for lender in [&self.ingest, &self.work, &self.handlers, &self.admin] {
+            lender.pool.retain(|_, _| false);
+        }
+    }
+
     pub(super) fn close(&self) {
         for lender in [&self.ingest, &self.work, &self.handlers, &self.admin, &self.watch] {
             lender.pool.close();

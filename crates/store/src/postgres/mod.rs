@@ -358,6 +358,7 @@ impl Shared {
     fn forget_all(&self) {
         self.names.clear();
         self.recent.clear();
+        self.pools.renew();
     }
 
     /// Counts a copy, to be written behind.

@@ -423,6 +423,27 @@ async fn memory_is_dropped_when_the_database_is_in_another_epoch() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_another_epoch_no_connection_of_the_one_before_is_used() {
+    // Behind one address there may be two servers after a failover, and the old one may still take
+    // writes: what is put there is lost.
+    let url = pg_database().await;
+    let store = open(&url).await;
+    store.ingest(Sender::plain().ingest(&body("evt_1"))).await.expect("ingests");
+    let pids = "SELECT coalesce(string_agg(pid::text, ',' ORDER BY pid), '0') FROM pg_stat_activity \
+                WHERE datname = current_database() AND application_name = 'hapax-ingest'";
+    let before = Postgres::execute_at(&url, pids).await[0].clone().expect("pids");
+    Postgres::execute_at(&url, "UPDATE hapax.epoch SET counter = counter + 1").await;
+    let old = format!("SELECT count(*) FROM pg_stat_activity WHERE pid IN ({before})");
+    assert_ne!(before, "0");
+    until("the old connections are closed", Duration::from_secs(5), async || {
+        number(&url, &old).await == 0
+    })
+    .await;
+    store.ingest(Sender::plain().ingest(&body("evt_2"))).await.expect("ingests");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_nodes_that_open_an_empty_database_at_once_migrate_it_once() {
     // Two that take the same step would both fail, or leave it half done.
     let url = Postgres::shared().await.create_database("empty").await;
