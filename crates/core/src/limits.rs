@@ -25,6 +25,9 @@ pub const HANDSHAKE_ECHO_BYTES_MAX: usize = 512;
 /// The longest resource of an order guard: it stands in an index, as an event id does.
 pub const RESOURCE_BYTES_MAX: usize = 255;
 
+/// The longest type, key, tenant and id of a message: each stands in an index.
+pub const MESSAGE_NAME_BYTES_MAX: usize = 255;
+
 /// The most transitions of a state machine: what lies ahead of each state is worked out beforehand,
 /// and nobody writes more by hand.
 pub const TRANSITIONS_MAX: usize = 1_000;

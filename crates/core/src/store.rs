@@ -16,6 +16,7 @@ use uuid::Uuid;
 
 use crate::job::{Fence, HandlerName, JobId, Phase, Policy, Progress, Retry};
 use crate::key::{EventKey, SourceName, Tenant};
+use crate::limits::MESSAGE_NAME_BYTES_MAX;
 use crate::order::{OrderRule, Place};
 use crate::receipt::Receipt;
 
@@ -480,6 +481,26 @@ pub struct NewMessage {
     /// Its id; the same id twice is one message.
     #[serde(default)]
     pub id: Option<String>,
+}
+
+impl NewMessage {
+    /// Why no store can take it, if so: told to whoever made it, before it is part of a commit that
+    /// would be refused each time.
+    pub fn fault(&self) -> Option<String> {
+        let names = [
+            ("type", Some(&self.r#type)),
+            ("key", self.key.as_ref()),
+            ("tenant", self.tenant.as_ref()),
+            ("id", self.id.as_ref()),
+        ];
+        names.into_iter().find_map(|(name, value)| match value?.len() {
+            0 => Some(format!("the {name} of a message is empty")),
+            1..=MESSAGE_NAME_BYTES_MAX => None,
+            _too_long => Some(format!(
+                "the {name} of a message is longer than {MESSAGE_NAME_BYTES_MAX} bytes"
+            )),
+        })
+    }
 }
 
 /// What to run with SQL.

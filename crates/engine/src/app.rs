@@ -274,7 +274,10 @@ fn done(heard: &Heard) -> Outcome {
         return Outcome::Done { result, publish: Vec::new() };
     }
     match serde_json::from_value::<Vec<NewMessage>>(publish) {
-        Ok(publish) => Outcome::Done { result, publish },
+        Ok(publish) => match publish.iter().find_map(NewMessage::fault) {
+            None => Outcome::Done { result, publish },
+            Some(fault) => failed(format!("the answer's \"publish\": {fault}"), Retry::Schedule),
+        },
         Err(error) => {
             failed(format!("the answer's \"publish\" is malformed: {error}"), Retry::Schedule)
         }

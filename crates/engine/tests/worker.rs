@@ -277,6 +277,12 @@ async fn any_answer_of_200_is_done_and_only_a_fitting_one_says_more() {
     let error = piece.error.unwrap();
     assert!(error.contains("\"publish\" is malformed"), "{error}");
     assert_eq!(piece.phase, Phase::Ready);
+    // One that no index takes would be refused by the database with every attempt.
+    let id = "x".repeat(5_000);
+    let long = json!({ "publish": [{ "type": "a", "data": 1, "id": id }] }).to_string();
+    let (piece, _) = after_one(says(200, long)).await;
+    let error = piece.error.unwrap();
+    assert!(error.contains("id of a message is longer than 255 bytes"), "{error}");
 }
 
 #[tokio::test]

@@ -272,6 +272,9 @@ pub(super) async fn complete<S: Store + Work + Inspect>(
     if asked.publish.len() > PUBLISH_MAX {
         return Err(Problem::bad_request("publish holds at most 100 messages"));
     }
+    if let Some(fault) = asked.publish.iter().find_map(NewMessage::fault) {
+        return Err(Problem::bad_request(&fault));
+    }
     let (job, _) = theirs(&admin, &caller, &job).await?;
     let outcome = Outcome::Done { result: asked.result, publish: asked.publish };
     let held = admin.store.settle(job, asked.fence, outcome).await?;
