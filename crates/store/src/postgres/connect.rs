@@ -370,6 +370,14 @@ where
     act().await
 }
 
+/// What a server says of itself.
+#[derive(Debug)]
+pub(super) struct Facts {
+    pub(super) version: String,
+    pub(super) is_standby: bool,
+    pub(super) clock_apart: Duration,
+}
+
 /// Where the database is, and how the way there is protected.
 #[derive(Clone)]
 pub(super) struct Target {
@@ -407,6 +415,24 @@ impl Target {
         }
         let tls = tls::client(mode, roots.as_deref()).map_err(PgOpenError::Url)?;
         Ok(Self { config, tls: tls.map(MakeRustlsConnect::new) })
+    }
+
+    /// What the server says of itself, whether or not we would work on it. The clocks are compared
+    /// halfway through the question, so the figure is good to about half the way there and back.
+    pub(super) async fn facts(&self) -> Result<Facts, PgOpenError> {
+        let lender = Lender::new(self, "hapax-look", 1)?;
+        let mut lent = lender.lend().await.map_err(|error| unreachable_server(&error))?;
+        let asked = std::time::Instant::now();
+        let sql =
+            "SELECT current_setting('server_version'), pg_is_in_recovery(), clock_timestamp()";
+        let rows = lent.query(sql, &[]).await.map_err(|error| unreachable_server(&error))?;
+        let halfway = std::time::SystemTime::now() - asked.elapsed() / 2;
+        let row = rows
+            .first()
+            .ok_or_else(|| PgOpenError::Connect("the server says nothing of itself".to_owned()))?;
+        let theirs: std::time::SystemTime = row.get(2);
+        let clock_apart = theirs.duration_since(halfway).unwrap_or_else(|behind| behind.duration());
+        Ok(Facts { version: row.get(0), is_standby: row.get(1), clock_apart })
     }
 
     /// Makes sure that this server can keep what we promise.

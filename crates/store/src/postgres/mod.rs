@@ -86,6 +86,21 @@ impl fmt::Debug for PgOptions {
     }
 }
 
+/// A database as [`PgStore::look`] found it.
+#[derive(Debug)]
+pub struct PgSight {
+    /// The server's version in its own words: `17.2`.
+    pub version: String,
+    /// Whether it follows another server, and takes no writes.
+    pub is_standby: bool,
+    /// How far its clock, which leases go by, is from ours.
+    pub clock_apart: Duration,
+    /// Why no server of ours would start on it, if there is a reason.
+    pub unfit: Option<PgOpenError>,
+    /// How each step of the tables stands.
+    pub steps: Vec<MigrationStatus>,
+}
+
 /// Events in one PostgreSQL, shared with other nodes.
 #[derive(Debug)]
 pub struct PgStore {
@@ -162,6 +177,17 @@ impl PgStore {
     pub async fn migration_status(url: &str) -> Result<Vec<MigrationStatus>, PgOpenError> {
         let pools = Pools::new(&Target::parse(url)?, PoolSizes::default())?;
         migrate::status(&pools.admin).await
+    }
+
+    /// What a person wants to know of the database at `url` before a server is started on it, or
+    /// while one runs; changes nothing.
+    pub async fn look(url: &str) -> Result<PgSight, PgOpenError> {
+        let target = Target::parse(url)?;
+        let connect::Facts { version, is_standby, clock_apart } = target.facts().await?;
+        let unfit = target.look().await.err();
+        let pools = Pools::new(&target, PoolSizes::default())?;
+        let steps = migrate::status(&pools.admin).await?;
+        Ok(PgSight { version, is_standby, clock_apart, unfit, steps })
     }
 
     /// Brings the tables of the database at `url` forward, and does nothing else.
