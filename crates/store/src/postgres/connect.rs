@@ -13,16 +13,17 @@ use hapax_core::store::StoreError;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Config, NoTls, Row};
+use tokio_postgres::{Config, Row};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use uuid::Uuid;
 
+use super::hosts::Hosts;
 use super::tls;
 
 /// The oldest server that is accepted.
 const VERSION_MIN: i32 = 150_000;
 
-/// How long a connection may take to come up.
+/// How long a connection to one server may take to come up.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
 
 /// How long one waits for a connection that others use.
@@ -120,16 +121,14 @@ impl Lender {
         let mut config = target.config.clone();
         config.application_name(name);
         let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let manager = match &target.tls {
-            None => Manager::from_config(config, NoTls, manager_config),
-            Some(tls) => Manager::from_config(config, tls.clone(), manager_config),
-        };
+        let create_max = target.hosts.patience(&config);
+        let manager = Manager::from_connect(config, target.hosts.clone(), manager_config);
         let pool = Pool::builder(manager)
             .max_size(size.max(1))
             .runtime(Runtime::Tokio1)
             .timeouts(Timeouts {
                 wait: Some(LEND_MAX),
-                create: Some(CONNECT_MAX),
+                create: Some(create_max),
                 recycle: Some(CONNECT_MAX),
             })
             .post_create(Hook::async_fn(|client, _| {
@@ -382,7 +381,7 @@ pub(super) struct Facts {
 #[derive(Clone)]
 pub(super) struct Target {
     config: Config,
-    tls: Option<MakeRustlsConnect>,
+    hosts: Hosts,
 }
 
 impl Target {
@@ -414,7 +413,8 @@ impl Target {
             config.tcp_user_timeout(STATEMENT_MAX + ANSWER_GRACE);
         }
         let tls = tls::client(mode, roots.as_deref()).map_err(PgOpenError::Url)?;
-        Ok(Self { config, tls: tls.map(MakeRustlsConnect::new) })
+        let hosts = Hosts::new(tls.map(MakeRustlsConnect::new), CONNECT_MAX);
+        Ok(Self { config, hosts })
     }
 
     /// What the server says of itself, whether or not we would work on it. The clocks are compared
@@ -501,7 +501,7 @@ async fn probe_sessions(mut first: Lent, second: &Lender) -> Result<(), PgOpenEr
     let set = format!("SELECT set_config('hapax.probe', '{token}', false)");
     client.simple_query(&set).await.map_err(|error| PgOpenError::Connect(told(&error)))?;
     // In session mode a pooler may have but one server for us: then this waits, and proves nothing.
-    let Ok(Ok(mut other)) = tokio::time::timeout(CONNECT_MAX, second.lend()).await else {
+    let Ok(mut other) = second.lend().await else {
         return Err(pooled());
     };
     let began = other.raw().map_err(|error| unreachable_server(&error))?.batch_execute("BEGIN");

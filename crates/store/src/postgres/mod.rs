@@ -10,6 +10,7 @@ mod copies;
 mod epoch;
 mod figures;
 mod handlers;
+mod hosts;
 mod ingest;
 mod jobs;
 mod migrate;
