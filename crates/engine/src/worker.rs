@@ -318,36 +318,76 @@ impl Lane {
     }
 
     /// Slice after slice, in the store alone.
-    async fn work_sql<S: Work>(
-        &self,
-        shop: &Workers<S>,
+    async fn work_sql<S: Work + Inspect>(
+        self: &Arc<Self>,
+        shop: &Arc<Workers<S>>,
         program: &Arc<SqlProgram>,
         stop: &CancellationToken,
     ) {
+        let most = shop.store.sql_slices().min(self.config.concurrency);
         let mut rhythm = Rhythm::new(self, shop, stop);
         while !stop.is_cancelled() {
             rhythm.listen().await;
-            let began = Instant::now();
-            let ran = shop.store.run_sql(SqlAsk {
-                claim: self.ask(shop, SQL_SLICE),
-                program: program.clone(),
-                timeout: self.config.timeout,
-            });
-            let found = shop.gate.beside(ran).await.map(|ran| {
-                let all = ran.done + ran.guarded + ran.failed;
-                if all == 0 {
-                    return Found::Nothing;
-                }
-                self.counts.done.increment(ran.done as u64);
-                self.counts.guarded.increment(ran.guarded as u64);
-                self.counts.failed.increment(ran.failed as u64);
-                // They shared a transaction: each took its share of it.
-                self.counts.seconds.record_many(began.elapsed() / all as u32, all);
-                shop.bell.ring_each(&ran.events);
-                if all < SQL_SLICE { Found::Some } else { Found::Full }
-            });
+            let mut found = self.slice(shop, program).await;
+            // Who keeps up needs one at a time; only a backlog is worth several.
+            if most > 1 && matches!(found, Ok(Found::Full)) {
+                found = self.slices(shop, program, most, stop).await;
+            }
             rhythm.rest(found).await;
         }
+    }
+
+    /// Several slices at once, each followed by another as long as there is more.
+    async fn slices<S: Work + Inspect>(
+        self: &Arc<Self>,
+        shop: &Arc<Workers<S>>,
+        program: &Arc<SqlProgram>,
+        most: usize,
+        stop: &CancellationToken,
+    ) -> Result<Found, StoreError> {
+        let mut running = JoinSet::new();
+        let begin = |running: &mut JoinSet<_>| {
+            let (lane, shop, program) = (self.clone(), shop.clone(), program.clone());
+            running.spawn(async move { lane.slice(&shop, &program).await });
+        };
+        (0..most).for_each(|_| begin(&mut running));
+        let mut found = Ok(Found::Some);
+        while let Some(ended) = running.join_next().await {
+            match ended {
+                Ok(Ok(Found::Full)) if !stop.is_cancelled() && found.is_ok() => {
+                    begin(&mut running);
+                }
+                Ok(Ok(Found::Full | Found::Some | Found::Nothing)) => {}
+                Ok(Err(error)) => found = Err(error),
+                Err(panic) => say_panic(Err(panic)),
+            }
+        }
+        found
+    }
+
+    async fn slice<S: Work>(
+        &self,
+        shop: &Workers<S>,
+        program: &Arc<SqlProgram>,
+    ) -> Result<Found, StoreError> {
+        let began = Instant::now();
+        let ran = shop.store.run_sql(SqlAsk {
+            claim: self.ask(shop, SQL_SLICE),
+            program: program.clone(),
+            timeout: self.config.timeout,
+        });
+        let ran = shop.gate.beside(ran).await?;
+        let all = ran.done + ran.guarded + ran.failed;
+        if all == 0 {
+            return Ok(Found::Nothing);
+        }
+        self.counts.done.increment(ran.done as u64);
+        self.counts.guarded.increment(ran.guarded as u64);
+        self.counts.failed.increment(ran.failed as u64);
+        // They shared a transaction: each took its share of it.
+        self.counts.seconds.record_many(began.elapsed() / all as u32, all);
+        shop.bell.ring_each(&ran.events);
+        Ok(if all < SQL_SLICE { Found::Some } else { Found::Full })
     }
 
     /// Job by job, several at once, since each of them waits for somebody outside.
