@@ -103,6 +103,14 @@ impl Pools {
         })
     }
 
+    /// Lets go of every connection that nobody uses: they lead to a server that is not the one any
+    /// more, and may take long to say so.
+    pub(super) fn renew(&self) {
+        for lender in [&self.ingest, &self.work, &self.handlers, &self.admin, &self.watch] {
+            drop(lender.pool.retain(|_, _| false));
+        }
+    }
+
     pub(super) fn close(&self) {
         for lender in [&self.ingest, &self.work, &self.handlers, &self.admin, &self.watch] {
             lender.pool.close();

@@ -375,6 +375,7 @@ impl Shared {
 
     /// The database is another one: nothing learnt before counts.
     fn forget_all(&self) {
+        self.pools.renew();
         self.names.clear();
         self.recent.clear();
     }
