@@ -1,17 +1,20 @@
-//! Named moments at which a test has the process die, compiled only with the feature `failpoints`.
+//! Named moments at which a test has the process die, or stop for a while, compiled only with the
+//! feature `failpoints`.
 //!
 //! The one place in this crate that reads the environment, writes a file or ends the process: it
 //! stands here because `store` and `engine` share nothing else, and a build without the feature has
 //! none of it. `hapax`'s tests turn the feature on through its dev-dependencies; what ships, does not.
 //!
 //! - `HAPAX_FAILPOINTS="worker.before_commit=abort@3,…"`: abort at the third hit of that point;
-//!   `abort:evt_1` instead aborts whenever that event passes it.
+//!   `abort:evt_1` instead aborts whenever that event passes it, and `stop@3` stops there (SIGSTOP)
+//!   until somebody lets it go on.
 //! - `HAPAX_FAILPOINT_HITS=FILE`: one line with the point's name is appended for every hit, before
 //!   anything dies, so that a test can tell that its point was reached.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
+use std::process::Command;
 use std::sync::{Mutex, OnceLock};
 
 /// The process passes this point, with this event where the point knows of one. Does nothing unless
@@ -25,15 +28,16 @@ pub fn hit(name: &'static str, event_id: Option<&str>) {
 static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
 
 struct Armed {
-    /// Which hit of which point is the last thing that happens.
-    deaths: HashMap<String, Death>,
+    /// What happens at which hit of which point.
+    blows: HashMap<String, Blow>,
     hits: Option<File>,
     counts: Mutex<HashMap<&'static str, u64>>,
 }
 
-enum Death {
-    AtHit(u64),
-    WithEvent(String),
+enum Blow {
+    AbortAt(u64),
+    AbortWith(String),
+    StopAt(u64),
 }
 
 impl Armed {
@@ -43,12 +47,12 @@ impl Armed {
         if plan.is_none() && file.is_none() {
             return None;
         }
-        let deaths = plan.unwrap_or_default().split(',').filter_map(death).collect();
+        let blows = plan.unwrap_or_default().split(',').filter_map(blow).collect();
         let hits = file.map(|path| {
             let opened = OpenOptions::new().create(true).append(true).open(path);
             opened.expect("the test names a file that can be written")
         });
-        Some(Self { deaths, hits, counts: Mutex::default() })
+        Some(Self { blows, hits, counts: Mutex::default() })
     }
 
     fn hit(&self, name: &'static str, event_id: Option<&str>) {
@@ -59,29 +63,36 @@ impl Armed {
             // One write, so that lines of several processes do not mix.
             let _ = hits.write_all(format!("{name}\n").as_bytes());
         }
-        let dies = match self.deaths.get(name) {
-            Some(Death::AtHit(at)) => count == at,
-            Some(Death::WithEvent(poison)) => event_id == Some(poison),
-            None => false,
-        };
-        if dies {
-            std::process::abort();
+        match self.blows.get(name) {
+            Some(Blow::AbortAt(at)) if count == at => std::process::abort(),
+            Some(Blow::AbortWith(poison)) if event_id == Some(poison) => std::process::abort(),
+            Some(Blow::StopAt(at)) if count == at => stop(),
+            Some(Blow::AbortAt(_) | Blow::AbortWith(_) | Blow::StopAt(_)) | None => {}
         }
     }
 }
 
-/// `name=abort@N` or `name=abort:EVENT_ID`; a plan that says anything else is a mistake in the test.
-fn death(part: &str) -> Option<(String, Death)> {
+/// The whole process stands still from here on; this returns when it was let go on.
+fn stop() {
+    let told = Command::new("sh").args(["-c", "kill -STOP $PPID"]).status();
+    assert!(told.is_ok_and(|status| status.success()), "there is a shell to stop us");
+}
+
+/// `name=abort@N`, `name=abort:EVENT_ID` or `name=stop@N`; a plan that says anything else is a
+/// mistake in the test.
+fn blow(part: &str) -> Option<(String, Blow)> {
     if part.is_empty() {
         return None;
     }
     let read = || {
-        let (name, death) = part.split_once('=')?;
-        let death = match death.strip_prefix("abort:") {
-            Some(event_id) => Death::WithEvent(event_id.to_owned()),
-            None => Death::AtHit(death.strip_prefix("abort@")?.parse().ok()?),
+        let (name, what) = part.split_once('=')?;
+        let blow = match (what.strip_prefix("abort:"), what.split_once('@')) {
+            (Some(event_id), _) => Blow::AbortWith(event_id.to_owned()),
+            (None, Some(("abort", at))) => Blow::AbortAt(at.parse().ok()?),
+            (None, Some(("stop", at))) => Blow::StopAt(at.parse().ok()?),
+            (None, _) => return None,
         };
-        Some((name.to_owned(), death))
+        Some((name.to_owned(), blow))
     };
-    Some(read().unwrap_or_else(|| panic!("HAPAX_FAILPOINTS: {part:?} is no death at a point")))
+    Some(read().unwrap_or_else(|| panic!("HAPAX_FAILPOINTS: {part:?} is no blow at a point")))
 }

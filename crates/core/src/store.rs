@@ -302,6 +302,12 @@ pub trait Work: Send + Sync + 'static {
     /// first call may have been lost.
     fn run_claimed(&self, run: SqlRun) -> impl Future<Output = Result<Ran, StoreError>> + Send;
 
+    /// How many [`Work::run_sql`] of one handler are worth having under way at once, where there is
+    /// a backlog.
+    fn sql_slices(&self) -> usize {
+        1
+    }
+
     /// When the next job of this handler is due, as far as the store knows: a hint for sleeping.
     fn next_due(
         &self,

@@ -318,25 +318,56 @@ impl Lane {
     }
 
     /// Slice after slice, in the store alone.
-    async fn work_sql<S: Work>(
-        &self,
-        shop: &Workers<S>,
+    async fn work_sql<S: Work + Inspect>(
+        self: &Arc<Self>,
+        shop: &Arc<Workers<S>>,
         program: &Arc<SqlProgram>,
         stop: &CancellationToken,
     ) {
+        let most = shop.store.sql_slices().min(self.config.concurrency);
         let mut rhythm = Rhythm::new(self, shop, stop);
         while !stop.is_cancelled() {
             rhythm.listen().await;
             let found = match shop.gate.beside(self.slice(shop, program)).await {
-                Ok((_, Some(lost))) => tokio::select! {
-                    found = shop.gate.alone(self.lost_ones(shop, program, &lost)) => found,
-                    never = self.keep(shop, &lost) => match never {},
-                },
+                // Who keeps up needs one at a time; only a backlog is worth several.
+                Ok((Found::Full, None)) if most > 1 => self.slices(shop, program, most, stop).await,
                 Ok((found, None)) => Ok(found),
+                Ok((_, Some(lost))) => self.alone(shop, program, &lost).await,
                 Err(error) => Err(error),
             };
             rhythm.rest(found).await;
         }
+    }
+
+    /// Several slices at once, each followed by another as long as there is more.
+    async fn slices<S: Work + Inspect>(
+        self: &Arc<Self>,
+        shop: &Arc<Workers<S>>,
+        program: &Arc<SqlProgram>,
+        most: usize,
+        stop: &CancellationToken,
+    ) -> Result<Found, StoreError> {
+        let mut running = JoinSet::new();
+        let begin = |running: &mut JoinSet<_>| {
+            let (lane, shop, program) = (self.clone(), shop.clone(), program.clone());
+            running.spawn(async move { shop.gate.beside(lane.slice(&shop, &program)).await });
+        };
+        (0..most).for_each(|_| begin(&mut running));
+        let (mut found, mut lost) = (Ok(Found::Some), Vec::new());
+        while let Some(ended) = running.join_next().await {
+            let go_on = !stop.is_cancelled() && found.is_ok() && lost.is_empty();
+            match ended {
+                Ok(Ok((_, Some(claim)))) => lost.push(claim),
+                Ok(Ok((Found::Full, None))) if go_on => begin(&mut running),
+                Ok(Ok((Found::Full | Found::Some | Found::Nothing, None))) => {}
+                Ok(Err(error)) => found = Err(error),
+                Err(panic) => say_panic(Err(panic)),
+            }
+        }
+        for claim in lost {
+            found = self.alone(shop, program, &claim).await.and(found);
+        }
+        found
     }
 
     /// One slice, and the job that was lost before, if one has come up.
@@ -367,6 +398,19 @@ impl Lane {
             _full => Found::Full,
         };
         Ok((found, ran.alone))
+    }
+
+    /// A job that was lost before, with nothing else in flight.
+    async fn alone<S: Work>(
+        &self,
+        shop: &Workers<S>,
+        program: &Arc<SqlProgram>,
+        lost: &Claim,
+    ) -> Result<Found, StoreError> {
+        tokio::select! {
+            found = shop.gate.alone(self.lost_ones(shop, program, lost)) => found,
+            never = self.keep(shop, lost) => match never {},
+        }
     }
 
     /// Jobs that were lost before, one after the other, for as long as they come: many are lost

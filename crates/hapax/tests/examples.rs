@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use support::ledger::Ledger;
 use support::load::Load;
 use support::sender::{Request, now};
-use support::{Answer, House, Lines, Sender, Server, Wire, skip, until};
+use support::{Answer, House, Lines, Sender, Server, Wire, npm, skip, until};
 
 const SECRET: &str = "whsec_example";
 const PAYOUTS: usize = 60;
@@ -198,23 +198,6 @@ struct Express {
 }
 
 impl Express {
-    /// Puts the app and its packages into `folder`, or says why they cannot be had.
-    fn install(folder: &Path) -> Result<(), String> {
-        std::fs::create_dir_all(folder).unwrap();
-        for file in ["app.js", "package.json", "package-lock.json"] {
-            std::fs::copy(example("payout-fee-express").join(file), folder.join(file)).unwrap();
-        }
-        let npm = Command::new("npm")
-            .args(["ci", "--no-audit", "--no-fund", "--loglevel=error"])
-            .current_dir(folder)
-            .output();
-        match npm {
-            Ok(ran) if ran.status.success() => Ok(()),
-            Ok(ran) => Err(format!("npm ci failed: {}", String::from_utf8_lossy(&ran.stderr))),
-            Err(error) => Err(format!("npm is not installed: {error}")),
-        }
-    }
-
     fn start(folder: &Path, port: u16) -> Self {
         let mut process = Command::new("node")
             .arg("app.js")
@@ -269,7 +252,7 @@ fn the_payout_fee_as_an_express_app_charges_each_fee_once_however_late() {
         .replace("provider = \"stripe\"", "provider = \"stripe\"\ntolerance = \"15m\"");
     let house = House::new(&config);
     let folder = house.path().join("app");
-    if let Err(why) = Express::install(&folder) {
+    if let Err(why) = npm::install(&example("payout-fee-express"), &folder) {
         return skip(test, &why);
     }
     let charged = |at_least: usize| {

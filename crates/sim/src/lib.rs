@@ -15,6 +15,7 @@ mod skip;
 mod tls;
 
 pub use pgbouncer::PgBouncer;
+pub use port::free as free_port;
 pub use postgres::{Mode, Postgres, Tls};
 pub use proxy::{Proxy, READY_FOR_QUERY, Traffic, Trap};
 pub use redis::{Redis, Reply};

@@ -13,8 +13,9 @@ const PORTS: Range<u16> = 15_000..32_000;
 /// How many starts may clash before something else must be wrong.
 pub(crate) const CLASHES_MAX: u32 = 10;
 
-/// A port on loopback that was free a moment ago.
-pub(crate) fn free() -> u16 {
+/// A port on loopback that was free a moment ago, and that no connection of anybody's will be given:
+/// for a server that is to come back to the same address.
+pub fn free() -> u16 {
     // Many test processes choose at once, so each must throw its own dice.
     let dice = RandomState::new();
     (0_u32..)

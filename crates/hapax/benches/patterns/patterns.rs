@@ -118,7 +118,7 @@ impl Pattern {
 async fn check_then_act(app: &App, event: i64) -> Result<Answer, Failed> {
     let client = app.database().await?;
     let look = client.prepare_cached("SELECT 1 FROM ledger WHERE event = $1").await?;
-    if client.query_opt(&look, &[&event]).await?.is_some() {
+    if !client.query(&look, &[&event]).await?.is_empty() {
         return Ok(Answer::SeenBefore);
     }
     let charge = client.prepare_cached(CHARGE).await?;

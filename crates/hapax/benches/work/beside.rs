@@ -15,12 +15,13 @@ use tokio::task::JoinSet;
 use crate::Options;
 use crate::backlog::Puller;
 use crate::effects::{Pair, Sent};
+use crate::embedded::{self, Handling};
 use crate::shared::WARM_UP;
 use crate::shared::open::{self, Paced, Plan};
 use crate::shared::server::{Server, Setup};
 
 /// How long the sleepers sleep.
-const NAP: Duration = Duration::from_secs(10);
+pub(crate) const NAP: Duration = Duration::from_secs(10);
 
 /// How often a pull worker takes more than it will ever finish.
 const PULL_EVERY: Duration = Duration::from_millis(200);
@@ -31,7 +32,7 @@ pub(crate) struct Beside {
     pub(crate) per_second: f64,
     pub(crate) without: Paced,
     pub(crate) with: Paced,
-    /// Sleepers at the end: calls that an app held, or jobs that a worker held.
+    /// Sleepers: calls to an app, jobs that a worker holds, naps of a handler.
     pub(crate) held: Option<usize>,
 }
 
@@ -107,6 +108,20 @@ pub(crate) async fn pull(
     ensure!(held > 0, "the worker that should have slept never had a job");
     let what = "a worker that holds its claims";
     Ok(Beside { what, per_second, without, with, held: Some(held) })
+}
+
+/// Beside Rust handlers in an app that has Hapax inside; against the same app without them.
+pub(crate) async fn rust(
+    options: &Options,
+    directory: &Path,
+    per_second: f64,
+) -> anyhow::Result<Beside> {
+    let sleepy = directory.join("napping");
+    let without = Sent::to(embedded::start(&directory.join("embedded"), Handling::Nothing)?);
+    let with = Sent::to(embedded::start(&sleepy, Handling::Naps)?);
+    let (without, with) = by_turns(options, &without, &with, plan(options, per_second)).await?;
+    let held = Some(embedded::naps(&sleepy)?);
+    Ok(Beside { what: "a Rust handler that sleeps 10 s", per_second, without, with, held })
 }
 
 fn plan(options: &Options, per_second: f64) -> Plan {

@@ -7,16 +7,18 @@
 mod backlog;
 mod beside;
 mod effects;
+mod embedded;
 mod ledger;
 mod report;
 mod retention;
 #[path = "../shared/mod.rs"]
 mod shared;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::{Parser, ValueEnum};
 
+use crate::embedded::Handling;
 use crate::report::Report;
 use crate::shared::{Place, floor, on_one_thread};
 
@@ -51,6 +53,12 @@ struct Options {
     /// Events a second in it
     #[arg(long, default_value_t = 3_000.0)]
     retention_rate: f64,
+    /// Be an app with Hapax inside, in this directory: serve until killed
+    #[arg(long, hide = true)]
+    embedded: Option<PathBuf>,
+    /// The same with a handler that sleeps
+    #[arg(long, hide = true)]
+    embedded_napping: Option<PathBuf>,
     #[command(flatten)]
     place: Place,
 }
@@ -74,6 +82,12 @@ fn main() -> anyhow::Result<()> {
     if options.place.floor {
         return floor::run();
     }
+    if let Some(directory) = &options.embedded {
+        return embedded::run(directory, Handling::Nothing);
+    }
+    if let Some(directory) = &options.embedded_napping {
+        return embedded::run(directory, Handling::Naps);
+    }
     let directory = options.place.directory()?;
     let report = on_one_thread(measure(&options, directory.path()))?;
     options.place.output.print(&report)
@@ -96,6 +110,7 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
             options.place.output.say("acks beside handlers that sleep, in an open loop");
             report.beside.push(beside::http(options, &pair.alone, directory, a_third).await?);
             report.beside.push(beside::pull(options, &pair.alone, directory, a_third).await?);
+            report.beside.push(beside::rust(options, directory, a_third).await?);
         }
         pair.finish()?;
         report.effects = Some(measured);

@@ -12,16 +12,17 @@ use crate::config::{self, Flags, ServiceUrl};
 /// `hapax migrate`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Migrate {
-    #[command(subcommand)]
+    /// What to do: `status` where nothing is said
+    // A word and no subcommand: flags may stand on either side of it.
     what: Option<What>,
     #[command(flatten)]
     flags: Flags,
     /// One JSON object a line
-    #[arg(long, global = true)]
+    #[arg(long)]
     json: bool,
 }
 
-#[derive(Debug, Clone, Copy, clap::Subcommand)]
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum What {
     /// Say which steps the database has taken; exit 1 when some are missing
     Status,

@@ -10,6 +10,8 @@
 pub(crate) mod app;
 pub(crate) mod ledger;
 pub(crate) mod load;
+pub(crate) mod nodes;
+pub(crate) mod npm;
 pub(crate) mod sender;
 pub(crate) mod wire;
 

@@ -41,7 +41,7 @@ type Telling = Vec<(KeyHash, Vec<u8>)>;
 /// The URL was no Redis URL. Its text is not repeated: it may hold a password.
 #[derive(Debug, thiserror::Error)]
 #[error("redis_url is not a Redis URL: {0}")]
-pub struct FrontError(String);
+pub(crate) struct FrontError(String);
 
 impl Front {
     /// Takes up the connection in the background: whether Redis is there now does not matter.

@@ -116,6 +116,11 @@ pub(super) struct Lender {
 }
 
 impl Lender {
+    /// How many can be lent at once.
+    pub(super) fn size(&self) -> usize {
+        self.pool.status().max_size
+    }
+
     fn new(target: &Target, name: &str, size: usize) -> Result<Self, PgOpenError> {
         let mut config = target.config.clone();
         config.application_name(name);

@@ -73,6 +73,11 @@ impl Work for PgStore {
         self.shared.to_the_end(async move { run::slice(&shared, &ask).await }).await
     }
 
+    /// As many as have a connection to run on.
+    fn sql_slices(&self) -> usize {
+        self.shared.pools.handlers.size()
+    }
+
     async fn run_claimed(&self, run: SqlRun) -> Result<Ran, StoreError> {
         let shared = Arc::clone(&self.shared);
         let ran = self.shared.to_the_end(async move { run::claimed(&shared, &run).await }).await?;

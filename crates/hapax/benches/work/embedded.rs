@@ -1,0 +1,82 @@
+//! Hapax as a library in an app of one's own, in a process of its own: with a Rust handler that
+//! sleeps, or with none.
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use hapax::{Committed, Event, Failure, Handler, Hapax, Source, Tx, handler};
+
+use crate::beside::NAP;
+use crate::shared::events::SECRET;
+use crate::shared::server::Server;
+
+/// Longer than a nap, and than what is left of one when the run ends.
+const TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Whether the app has a handler.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Handling {
+    Nothing,
+    Naps,
+}
+
+/// This program once more, as that app.
+pub(crate) fn start(directory: &Path, handling: Handling) -> anyhow::Result<Server> {
+    std::fs::create_dir_all(directory).context("making the app's directory")?;
+    let directory = directory.to_str().context("a directory with a name in UTF-8")?;
+    let flag = match handling {
+        Handling::Nothing => "--embedded",
+        Handling::Naps => "--embedded-napping",
+    };
+    Ok(Server::ourselves(&[flag, directory])?.that_decides())
+}
+
+/// How many naps were begun.
+pub(crate) fn naps(directory: &Path) -> anyhow::Result<usize> {
+    let told = std::fs::metadata(told(directory)).context("nobody took a nap")?;
+    Ok(usize::try_from(told.len())?)
+}
+
+/// Serves until killed.
+pub(crate) fn run(directory: &Path, handling: Handling) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut stripe = Source::new("stripe", "stripe").secret(SECRET);
+        if handling == Handling::Naps {
+            let napper = Napper { told: told(directory) };
+            stripe = stripe.handler(handler("napper", napper).timeout(TIMEOUT).lease(TIMEOUT * 2));
+        }
+        let hapax = Hapax::builder().data_dir(directory.join("data")).source(stripe);
+        let hapax = hapax.open().await.context("opening Hapax")?;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.context("listening")?;
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "app ready: ingress http://{}", listener.local_addr()?)?;
+        drop(out);
+        let working = hapax.spawn();
+        let app = hapax.router().into_make_service_with_connect_info::<SocketAddr>();
+        axum::serve(listener, app).await.context("serving")?;
+        working.stop().await;
+        Ok(())
+    })
+}
+
+/// A handler that takes ten seconds, and tells of each in a file: a byte for a nap.
+struct Napper {
+    told: PathBuf,
+}
+
+impl Handler for Napper {
+    async fn handle(&self, _: Event, tx: Tx) -> Result<Committed, Failure> {
+        OpenOptions::new().create(true).append(true).open(&self.told)?.write_all(b".")?;
+        tokio::time::sleep(NAP).await;
+        Ok(tx.nothing_to_do("slept").await?)
+    }
+}
+
+fn told(directory: &Path) -> PathBuf {
+    directory.join("naps")
+}
