@@ -117,7 +117,7 @@ pub(super) struct Lender {
 
 impl Lender {
     /// How many can be lent at once.
-    pub(super) fn size(&self) -> usize {
+    pub(super) fn lendable(&self) -> usize {
         self.pool.status().max_size
     }
 
