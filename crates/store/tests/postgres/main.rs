@@ -7,6 +7,8 @@ mod harness;
 
 mod functions;
 mod handlers;
+mod retention;
+mod views;
 mod work;
 
 use std::sync::Arc;
