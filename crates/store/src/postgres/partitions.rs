@@ -20,6 +20,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(3_600);
 
 const DAY_SECONDS: i64 = 86_400;
 
+/// Who changes which days there are holds this lock, as `hapax.make_partition` does.
+const CHANGING_DAYS: i64 = 0x6861_7061_7800_0002;
+
 /// Keeps room for the coming days until the store is closed.
 pub(super) async fn keep_ahead(shared: Arc<Shared>) {
     loop {
@@ -80,8 +83,21 @@ pub(super) async fn drop_old(
     limit: usize,
 ) -> Result<bool, PgError> {
     let mut lent = shared.pools.admin.lend().await?;
+    // Whoever makes a day reads the table and then wants to change it, whoever removes one has changed
+    // it and then waits for its readers: beside each other they would wait in a circle.
+    lent.query("SELECT pg_advisory_lock($1)", &[&CHANGING_DAYS]).await?;
+    let dropped = drop_days(&mut lent, before, limit).await;
+    let unlocked = lent.query("SELECT pg_advisory_unlock($1)", &[&CHANGING_DAYS]).await;
+    if unlocked.is_err() {
+        // The lock goes with the session.
+        lent.spoil();
+    }
+    dropped
+}
+
+async fn drop_days(lent: &mut Lent, before: Timestamp, limit: usize) -> Result<bool, PgError> {
     let mut more = false;
-    for day in old_days(&mut lent, before).await? {
+    for day in old_days(lent, before).await? {
         let needed = lent
             .query(
                 "SELECT EXISTS (SELECT FROM hapax.event \
@@ -140,5 +156,8 @@ async fn old_days(lent: &mut Lent, before: Timestamp) -> Result<Vec<Day>, PgErro
         let is_old = to <= before;
         is_old.then(|| Day { name, from: first_id(from), to: first_id(to), attached, leaving })
     };
-    Ok(rows.iter().filter_map(day).collect())
+    let mut days: Vec<Day> = rows.iter().filter_map(day).collect();
+    // One at a time: as long as a removal is unfinished, the server begins no other.
+    days.sort_by_key(|day| !day.leaving);
+    Ok(days)
 }

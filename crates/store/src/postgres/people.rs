@@ -31,6 +31,10 @@ struct Columns {
 }
 
 pub(super) async fn replay(shared: &Shared, ask: &ReplayAsk) -> Result<Vec<Replayed>, PgError> {
+    retried(|| replay_once(shared, ask)).await
+}
+
+async fn replay_once(shared: &Shared, ask: &ReplayAsk) -> Result<Vec<Replayed>, PgError> {
     let mut lent = shared.pools.work.lend().await?;
     let Some(of) = Named::find(&mut lent, ask.event).await? else { return Ok(Vec::new()) };
     let columns = of.columns(shared, &mut lent, &ask.handlers).await?;
@@ -162,7 +166,7 @@ impl Named {
                 handler: job.handler.clone(),
             };
             columns.lanes.push(shared.names.lane(lent, &name).await?.lane);
-            columns.resources.push(job.place.as_ref().map(|place| place.resource.to_string()));
+            columns.resources.push(job.place.as_ref().map(|place| text(&place.resource)));
             columns.places.push(job.place.as_ref().map(|place| place.position.0));
             columns.hopeless.push(job.hopeless.as_deref().map(text));
         }

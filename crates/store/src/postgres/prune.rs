@@ -3,7 +3,8 @@
 //! An event past the first horizon loses its history and keeps a narrow row, so that a late copy is
 //! still known; past the second the row and its key go too. Bodies lie in partitions by day: a day of
 //! which nothing is needed any more is dropped whole, and only in days that some unfinished event
-//! keeps alive are bodies deleted one by one.
+//! keeps alive are bodies deleted one by one. Messages, and keys of the SQL functions that have run
+//! out, go in slices of their own.
 //!
 //! The broom for the first goes over the events from old to new; at the end it begins anew, since what
 //! was not finished when it passed may be by then. Where it is, is this node's own knowledge: another
@@ -16,7 +17,7 @@ use uuid::Uuid;
 use super::Shared;
 use super::connect::{PgError, retried};
 use super::partitions;
-use super::row::past;
+use super::row::{past, stamp};
 
 /// Where the broom is.
 #[derive(Debug, Default)]
@@ -31,12 +32,15 @@ pub(super) async fn slice(
     limit: usize,
 ) -> Result<bool, PgError> {
     let mut broom = shared.broom.lock().await;
-    let more_to_strip = strip(shared, &mut broom, horizon.events_before, limit).await?;
+    // "For ever" is the beginning of time, and ours lies before the database's.
+    let events_before = stamp(horizon.events_before);
+    let more_to_strip = strip(shared, &mut broom, events_before, limit).await?;
     let more_to_forget = forget(shared, horizon, limit).await?;
-    if more_to_strip || more_to_forget {
+    let more_to_expire = expire(shared, events_before, limit).await?;
+    if more_to_strip || more_to_forget || more_to_expire {
         return Ok(true);
     }
-    partitions::drop_old(shared, horizon.events_before, limit).await
+    partitions::drop_old(shared, events_before, limit).await
 }
 
 async fn strip(
@@ -62,7 +66,8 @@ async fn forget(shared: &Shared, horizon: &Horizon, limit: usize) -> Result<bool
         return Ok(false);
     }
     let names: Vec<&str> = horizon.keys_before.iter().map(|(source, _)| source.as_str()).collect();
-    let befores: Vec<Timestamp> = horizon.keys_before.iter().map(|(_, before)| *before).collect();
+    let befores: Vec<Timestamp> =
+        horizon.keys_before.iter().map(|(_, before)| stamp(*before)).collect();
     let bounds: Vec<Uuid> = befores.iter().copied().map(past).collect();
     let most = most(limit);
     let gone = retried(|| async {
@@ -77,6 +82,17 @@ async fn forget(shared: &Shared, horizon: &Horizon, limit: usize) -> Result<bool
         }
     }
     Ok(gone.len() >= limit)
+}
+
+/// Messages go with the history of their time; keys of the SQL functions when they run out.
+async fn expire(shared: &Shared, before: Timestamp, limit: usize) -> Result<bool, PgError> {
+    let (most, now) = (most(limit), shared.now());
+    let row = retried(|| async {
+        let mut lent = shared.pools.admin.lend().await?;
+        one(lent.query("SELECT hapax.expire($1, $2, $3)", &[&before, &most, &now]).await?)
+    })
+    .await?;
+    Ok(row.get::<_, i32>(0) >= most)
 }
 
 fn most(limit: usize) -> i32 {

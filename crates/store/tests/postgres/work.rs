@@ -4,9 +4,12 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
-use hapax_core::store::{Held, Outcome, Work};
+use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Place, Position};
+use hapax_core::store::{
+    Action, Held, NewJob, Outcome, ReplayAsk, ReplayEffect, Reviewed, Store, Verdict, Work,
+};
 
+use crate::harness::{Sender, after, body, noon};
 use crate::{Base, claim, connect, handler, ordered, spec, until};
 
 fn latest() -> OrderRule {
@@ -218,4 +221,33 @@ async fn an_old_snapshot_does_not_make_claims_walk_over_all_that_was_done() {
     let unknown = pages("NULL, NULL, NULL").await;
     assert!(known * 3 < unknown, "{known} pages, and {unknown} without knowing");
     report.commit().await.expect("commits");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_resource_with_a_nul_is_one_resource_on_every_way() {
+    // It comes with the event, with an approval and with a replay; text here cannot hold it.
+    let base = Base::new("nul", ordered(latest())).await;
+    base.accept("first", Some(("a\0b", 1))).await;
+    let place = Place { resource: "a\0b".into(), position: Position(2) };
+    let job = NewJob { handler: handler().handler, place: Some(place), hopeless: None };
+    let jobs = std::slice::from_ref(&job);
+    let late = Sender::plain().ingest_for(&body("late"), noon(), after(86_400), jobs);
+    let verdicts = base.store.ingest(late).await.expect("ingests");
+    let [Verdict::Review(event)] = verdicts[..] else { panic!("{verdicts:?}") };
+    let by = Action { who: "ops".into(), reason: Some("late\0".into()), at: noon() };
+    let approved =
+        base.store.approve(event, vec![job.clone()], by.clone()).await.expect("approves");
+    assert_eq!(approved, Reviewed::Decided);
+    let claims = base.claim(1).await;
+    assert_eq!(base.claim(1).await.len(), 0, "one at a time");
+    base.store.settle(claims[0].job, claims[0].fence, done()).await.expect("settles");
+    let ask = ReplayAsk {
+        event: claims[0].event.id,
+        handlers: vec![job],
+        force: true,
+        dry_run: false,
+        by,
+    };
+    let replayed = base.store.replay(ask).await.expect("replays");
+    assert_eq!(replayed[0].effect, ReplayEffect::WouldRun);
 }

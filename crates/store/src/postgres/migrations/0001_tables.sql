@@ -205,3 +205,4 @@ CREATE TABLE hapax.message (
     UNIQUE (tenant, id)
 );
 CREATE INDEX message_event ON hapax.message (event) WHERE event IS NOT NULL;
+CREATE INDEX message_age ON hapax.message (created_at);

@@ -194,6 +194,3 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     WHERE x.scope = abandon.scope AND x.key = abandon.key AND x.fence = abandon.fence
       AND x.status IS NULL;
 $$;
-
--- Nobody calls anything of ours unless told so.
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA hapax FROM PUBLIC;

@@ -14,6 +14,8 @@ CREATE TABLE IF NOT EXISTS hapax.once_key (
     expires_at timestamptz,
     PRIMARY KEY (tenant, scope, key)
 );
+CREATE INDEX IF NOT EXISTS once_key_expiry ON hapax.once_key (expires_at)
+    WHERE expires_at IS NOT NULL;
 
 CREATE OR REPLACE FUNCTION hapax.once(scope text, key text, tenant text DEFAULT 'default')
 RETURNS boolean

@@ -1,0 +1,101 @@
+//! What goes with time beside events: keys of the SQL functions, messages, days of bodies whose removal
+//! was cut off.
+
+use hapax_core::Timestamp;
+use hapax_core::store::{Horizon, Store, Work};
+
+use crate::harness::{Sender, after, body};
+use crate::{Base, connect, spec, until};
+
+async fn prune(base: &Base, events_before: Timestamp, limit: usize) {
+    let horizon = Horizon { events_before, keys_before: Vec::new() };
+    for _ in 0..100 {
+        if !base.store.prune(horizon.clone(), limit).await.expect("prunes") {
+            return;
+        }
+    }
+    panic!("pruning never ends");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_that_ran_out_go_and_those_that_hold_stay() {
+    // More of them than one slice takes, a reservation whose lease outlives its time, and keys of
+    // `once` that nobody gave an end.
+    let base = Base::new("keys_gone", spec(1)).await;
+    base.sql
+        .batch_execute(
+            "SELECT hapax.reserve('s', 'old' || n, 'x', '1s', '1s') FROM generate_series(1, 7) n;
+             SELECT hapax.reserve('s', 'kept', 'x'), hapax.reserve('s', 'leased', 'x');
+             UPDATE hapax.reservation SET leased_until = now() - interval '1 minute',
+                 expires_at = now() - interval '1 minute' WHERE key LIKE 'old%';
+             UPDATE hapax.reservation SET expires_at = now() - interval '1 minute'
+             WHERE key = 'leased';
+             SELECT hapax.once('s', 'k' || n) FROM generate_series(1, 9) n;
+             UPDATE hapax.once_key SET expires_at = now() - interval '1 minute'
+             WHERE key IN ('k1', 'k2', 'k3', 'k4', 'k5');
+             UPDATE hapax.once_key SET expires_at = now() + interval '1 hour' WHERE key = 'k6'",
+        )
+        .await
+        .expect("keys");
+    prune(&base, Timestamp::MIN, 2).await;
+    let keys = "SELECT coalesce(string_agg(key, ' ' ORDER BY key), '') FROM";
+    assert_eq!(base.one(&format!("{keys} hapax.reservation")).await, "kept leased");
+    assert_eq!(base.one(&format!("{keys} hapax.once_key")).await, "k6 k7 k8 k9");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn old_messages_go_with_the_history_and_new_ones_stay() {
+    // A message's id is what makes a second publish of it nothing: it must not go before its time.
+    let base = Base::new("messages_gone", spec(1)).await;
+    base.sql
+        .batch_execute(
+            "SELECT hapax.publish('t', '{}', NULL, 'default', 'old' || n)
+             FROM generate_series(1, 5) n;
+             UPDATE hapax.message SET created_at = '2026-01-01';
+             SELECT hapax.publish('t', '{}', NULL, 'default', 'new')",
+        )
+        .await
+        .expect("messages");
+    prune(&base, "2025-12-31T00:00:00Z".parse().expect("a time"), 2).await;
+    assert_eq!(base.one("SELECT count(*)::text FROM hapax.message").await, "6");
+    prune(&base, "2026-01-02T00:00:00Z".parse().expect("a time"), 2).await;
+    assert_eq!(base.one("SELECT string_agg(id, ' ') FROM hapax.message").await, "new");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removal_that_was_cut_off_does_not_stop_that_of_an_older_day() {
+    // A server takes one partition out at a time. The newer of two was cut off in the middle while the
+    // older one was still needed; then the older one may go first, if nobody looks.
+    let base = Base::new("cut_off", spec(1)).await;
+    for (n, at) in [0, 86_400].map(after).into_iter().enumerate() {
+        let ingest = Sender::plain().ingest_at(&body(&format!("evt_{n}")), at, at);
+        base.store.ingest(ingest).await.expect("ingests");
+    }
+    let (reader, other) = (connect(&base.url).await, connect(&base.url).await);
+    // Somebody reads the day: the removal waits for them in its second half, and is cut off there.
+    reader.batch_execute("BEGIN; SELECT FROM hapax.body").await.expect("reads");
+    let cut = base
+        .sql
+        .batch_execute("ALTER TABLE hapax.body DETACH PARTITION hapax.body_20260602 CONCURRENTLY");
+    let waiting = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() \
+                   AND query LIKE 'ALTER TABLE hapax.body DETACH%' AND wait_event_type = 'Lock'";
+    let cut_off = async {
+        until("it waits for the reader", async || {
+            !other.query(waiting, &[]).await.expect("asks").is_empty()
+        })
+        .await;
+        other
+            .query(&format!("SELECT pg_cancel_backend(pid) FROM ({waiting}) w"), &[])
+            .await
+            .expect("cuts");
+    };
+    let (cut, ()) = tokio::join!(cut, cut_off);
+    cut.expect_err("was cut off");
+    reader.batch_execute("COMMIT").await.expect("reads no more");
+    let pending = "SELECT count(*)::text FROM pg_inherits WHERE inhdetachpending";
+    assert_eq!(base.one(pending).await, "1");
+    prune(&base, "2026-06-03T00:00:00Z".parse().expect("a time"), 10).await;
+    let days = "SELECT count(*)::text FROM pg_class WHERE relname IN \
+                ('body_20260601', 'body_20260602')";
+    assert_eq!(base.one(days).await, "0");
+}
