@@ -109,6 +109,12 @@ pub mod limits {
     /// wait in that time.
     pub const FRONT_REST: Duration = Duration::from_millis(500);
 
+    /// And one that fails again and again: no longer than a person would wait to see it come back.
+    pub const FRONT_REST_MAX: Duration = Duration::from_secs(8);
+
+    /// How often it is said that Redis fails.
+    pub const FRONT_LOG_EVERY: Duration = Duration::from_secs(60);
+
     /// How long an entry in Redis counts. Far below every horizon of keys, so that no entry says
     /// "duplicate" of a key that was pruned.
     pub const FRONT_ENTRY_AGE_MAX: Duration = Duration::from_secs(6 * 3_600);

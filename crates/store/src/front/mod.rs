@@ -9,10 +9,11 @@
 mod entry;
 
 use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_core::KeyHash;
+use hapax_core::{KeyHash, Timestamp};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client};
 use tokio::sync::mpsc;
@@ -23,7 +24,8 @@ use tokio_util::task::TaskTracker;
 pub(crate) use entry::{Entry, Seal};
 
 use crate::limits::{
-    FRONT_ANSWER_MAX, FRONT_CONNECT_MAX, FRONT_ENTRY_AGE_MAX, FRONT_REST, FRONT_WAITING_MAX,
+    FRONT_ANSWER_MAX, FRONT_CONNECT_MAX, FRONT_ENTRY_AGE_MAX, FRONT_LOG_EVERY, FRONT_REST,
+    FRONT_REST_MAX, FRONT_WAITING_MAX,
 };
 
 /// A Redis, as far as we trust one.
@@ -31,12 +33,13 @@ pub(crate) struct Front {
     line: Arc<Line>,
     told: mpsc::Sender<Telling>,
     age_max: Duration,
+    keys_kept: Option<Duration>,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
 
-/// Entries to be written under their keys.
-type Telling = Vec<(KeyHash, Vec<u8>)>;
+/// Entries to be written under their keys; none where there is to be none.
+type Telling = Vec<(KeyHash, Option<Vec<u8>>)>;
 
 /// The URL was no Redis URL. Its text is not repeated: it may hold a password.
 #[derive(Debug, thiserror::Error)]
@@ -45,18 +48,24 @@ pub(crate) struct FrontError(String);
 
 impl Front {
     /// Takes up the connection in the background: whether Redis is there now does not matter.
-    /// `keys_kept`: the shortest time that a key is kept; an entry counts far less long than that,
-    /// or it would say "duplicate" of a key that was pruned.
+    /// `keys_kept`: the shortest time that a key is kept. An entry counts far less long than that, and
+    /// there is none of a key that may be pruned before: it would say "duplicate" of what is new again.
     pub(crate) fn open(url: &str, keys_kept: Option<Duration>) -> Result<Self, FrontError> {
         let client = Client::open(url).map_err(|error| FrontError(error.category().to_owned()))?;
         let age_max =
             keys_kept.map_or(FRONT_ENTRY_AGE_MAX, |kept| FRONT_ENTRY_AGE_MAX.min(kept / 2));
-        let line = Arc::new(Line { client, state: Mutex::new(State::Down { until: None }) });
+        let line = Arc::new(Line {
+            client,
+            state: Mutex::new(State::Down { until: None }),
+            failed: AtomicU32::new(0),
+            said_at: Mutex::new(None),
+        });
         let (told, telling) = mpsc::channel(FRONT_WAITING_MAX);
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         tasks.spawn(tell(Arc::clone(&line), telling, age_max, stop.clone()));
         tasks.close();
-        Ok(Self { line, told, age_max, stop, tasks })
+        line.lift(&tasks);
+        Ok(Self { line, told, age_max, keys_kept, stop, tasks })
     }
 
     /// What is known under each key, in their order. Never longer than a moment, never an error.
@@ -71,7 +80,10 @@ impl Front {
         }
         let asked = timeout(FRONT_ANSWER_MAX, command.query_async(&mut redis)).await;
         let values: Vec<Option<Vec<u8>>> = match asked {
-            Ok(Ok(values)) => values,
+            Ok(Ok(values)) => {
+                self.line.works();
+                values
+            }
             Ok(Err(error)) => {
                 self.line.rest(error.category());
                 Vec::new()
@@ -89,8 +101,25 @@ impl Front {
     /// Tells of events that are committed and ended, behind the answer. Dropped when more waits
     /// than Redis takes.
     pub(crate) fn tell(&self, seal: &Seal, ended: impl IntoIterator<Item = (KeyHash, Entry)>) {
-        let sealed = |(key, entry): (KeyHash, Entry)| (key, entry.sealed(seal, &key));
-        let telling: Telling = ended.into_iter().map(sealed).collect();
+        let lasts = |(_, entry): &(KeyHash, Entry)| {
+            self.keys_kept.is_none_or(|kept| {
+                let received_at =
+                    Timestamp::from_millisecond((entry.known.id.0.as_u128() >> 80) as i64);
+                let age = received_at.map(|at| entry.written_at.duration_since(at).unsigned_abs());
+                age.is_ok_and(|age| age + self.age_max < kept)
+            })
+        };
+        let sealed = |(key, entry): (KeyHash, Entry)| (key, Some(entry.sealed(seal, &key)));
+        self.send(ended.into_iter().filter(lasts).map(sealed).collect());
+    }
+
+    /// What was told under these keys does not hold any more. As good as it goes: an entry that stays
+    /// is still one of an event that was committed.
+    pub(crate) fn untell(&self, keys: impl IntoIterator<Item = KeyHash>) {
+        self.send(keys.into_iter().map(|key| (key, None)).collect());
+    }
+
+    fn send(&self, telling: Telling) {
         if !telling.is_empty() {
             let _full = self.told.try_send(telling);
         }
@@ -123,7 +152,11 @@ async fn tell(
         for (key, value) in std::iter::once(first).chain(more).flatten() {
             let seconds = age_max.as_secs().max(1);
             let name = name_of(&key);
-            pipe.cmd("SET").arg(name.as_slice()).arg(value).arg("EX").arg(seconds).ignore();
+            match value {
+                Some(value) => pipe.cmd("SET").arg(&name).arg(value).arg("EX").arg(seconds),
+                None => pipe.cmd("DEL").arg(&name),
+            };
+            pipe.ignore();
         }
         let written = timeout(FRONT_CONNECT_MAX, pipe.query_async::<()>(&mut redis));
         match stop.run_until_cancelled(written).await {
@@ -144,6 +177,10 @@ fn name_of(key: &KeyHash) -> [u8; 22] {
 struct Line {
     client: Client,
     state: Mutex<State>,
+    /// How often it failed since it last answered: it rests longer each time.
+    failed: AtomicU32,
+    /// When it was last said that it fails.
+    said_at: Mutex<Option<Instant>>,
 }
 
 enum State {
@@ -182,22 +219,45 @@ impl Line {
             let connecting = line.client.get_multiplexed_async_connection_with_config(&config);
             let next = match timeout(FRONT_CONNECT_MAX, connecting).await {
                 Ok(Ok(redis)) => {
-                    tracing::info!("Redis answers: it may say what is a duplicate");
+                    if line.failed.load(Ordering::Relaxed) == 0 {
+                        tracing::info!("Redis answers: it may say what is a duplicate");
+                    }
                     State::Up(redis)
                 }
-                Ok(Err(_)) | Err(_) => State::Down { until: Some(Instant::now() + FRONT_REST) },
+                Ok(Err(error)) => line.down(error.category()),
+                Err(_) => line.down("no connection in time"),
             };
             *line.state() = next;
         });
     }
 
-    /// It failed: for a while nobody asks it. Said once, by whoever took it down.
+    /// It answered.
+    fn works(&self) {
+        // Mostly this is all: a look at a number that nobody changes.
+        if self.failed.load(Ordering::Relaxed) > 0 {
+            self.failed.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// It failed: for a while nobody asks it.
     fn rest(&self, why: &str) {
         let mut state = self.state();
         if let State::Up(_) = &*state {
-            tracing::warn!("Redis is left alone for a moment ({why}): the database answers");
+            *state = self.down(why);
         }
-        *state = State::Down { until: Some(Instant::now() + FRONT_REST) };
+    }
+
+    /// Out of use for longer each time. Said once, and not again and again of one that answers now
+    /// and then.
+    fn down(&self, why: &str) -> State {
+        let failed = self.failed.fetch_add(1, Ordering::Relaxed).min(16);
+        let mut said_at = self.said_at.lock().expect("no panic happens under this lock");
+        if said_at.is_none_or(|at| at.elapsed() > FRONT_LOG_EVERY) {
+            *said_at = Some(Instant::now());
+            tracing::warn!("Redis is left alone for a while ({why}): the database answers");
+        }
+        let rest = FRONT_REST.saturating_mul(1 << failed).min(FRONT_REST_MAX);
+        State::Down { until: Some(Instant::now() + rest) }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {

@@ -1,5 +1,6 @@
-//! Which database this is, as far as memory may be believed: its system identifier, its timeline,
-//! and a counter that is raised after a restore. What was learnt in one epoch says nothing in
+//! Which database this is, as far as memory may be believed: its system identifier, its timeline, the
+//! numbers that this database and its table of events have there (a copy beside it and a restored dump
+//! have others), and a counter that a person raises after a restore that shows in none of these. What was learnt in one epoch says nothing in
 //! another: a standby that was promoted may never have heard of it.
 //!
 //! A task asks a few times a second; what it last heard counts for one second and no longer.
@@ -31,13 +32,16 @@ const ANSWER_MAX: Duration = Duration::from_secs(4);
 pub(super) struct Epoch {
     system: i64,
     timeline: String,
+    /// Of the database and of its table of events.
+    oids: (u32, u32),
     counter: i64,
 }
 
 impl Epoch {
     fn bytes(&self) -> Vec<u8> {
-        let Self { system, timeline, counter } = self;
-        [&system.to_be_bytes()[..], &counter.to_be_bytes(), timeline.as_bytes()].concat()
+        let Self { system, timeline, oids, counter } = self;
+        let oids = [oids.0.to_be_bytes(), oids.1.to_be_bytes()].concat();
+        [&system.to_be_bytes()[..], &counter.to_be_bytes(), &oids, timeline.as_bytes()].concat()
     }
 }
 
@@ -154,14 +158,17 @@ async fn read(lent: &mut Lent) -> Result<Option<(Epoch, Vec<u8>)>, PgError> {
                     CASE WHEN pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean
                          THEN NULL
                          ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END,
-                    (SELECT counter FROM hapax.epoch), (SELECT cache_key FROM hapax.epoch)
+                    (SELECT counter FROM hapax.epoch), (SELECT cache_key FROM hapax.epoch),
+                    (SELECT oid FROM pg_database WHERE datname = current_database()),
+                    'hapax.event'::regclass::oid
              FROM pg_control_system()",
             &[],
         )
         .await?;
     Ok(rows.first().and_then(|row| {
         let timeline: Option<String> = row.get(1);
-        let epoch = Epoch { system: row.get(0), timeline: timeline?, counter: row.get(2) };
-        Some((epoch, row.get(3)))
+        let (system, counter) = (row.get(0), row.get(2));
+        let oids = (row.get(4), row.get(5));
+        Some((Epoch { system, timeline: timeline?, oids, counter }, row.get(3)))
     }))
 }

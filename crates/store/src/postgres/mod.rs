@@ -354,6 +354,14 @@ impl Shared {
         self.epoch.within(epoch, || self.recent.put(key, recent));
     }
 
+    /// What memory and Redis say of these keys does not hold any more.
+    fn unlearn(&self, keys: &[KeyHash]) {
+        keys.iter().for_each(|key| self.recent.remove(key));
+        if let Some(front) = &self.front {
+            front.untell(keys.iter().copied());
+        }
+    }
+
     /// The time to go by: none means the database's own, which every statement takes by itself.
     fn now(&self) -> Option<Timestamp> {
         self.clock.as_ref().map(|clock| clock())

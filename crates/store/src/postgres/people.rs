@@ -147,7 +147,7 @@ impl Named {
     /// What is known of it in memory does not hold any more.
     fn forget(&self, shared: &Shared) {
         if let Some(hash) = &self.hash {
-            shared.recent.remove(hash);
+            shared.unlearn(std::slice::from_ref(hash));
         }
     }
 

@@ -76,11 +76,8 @@ async fn forget(shared: &Shared, horizon: &Horizon, limit: usize) -> Result<bool
         lent.query(sql, &[&names, &bounds, &befores, &most]).await
     })
     .await?;
-    for row in &gone {
-        if let Ok(hash) = row.get::<_, &[u8]>(0).try_into() {
-            shared.recent.remove(&KeyHash(hash));
-        }
-    }
+    let hash = |row: &tokio_postgres::Row| row.get::<_, &[u8]>(0).try_into().ok().map(KeyHash);
+    shared.unlearn(&gone.iter().filter_map(hash).collect::<Vec<_>>());
     Ok(gone.len() >= limit)
 }
 
