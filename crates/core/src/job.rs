@@ -190,14 +190,16 @@ impl Progress {
         Self { attempt: self.attempt.saturating_sub(1), ..self }
     }
 
-    /// The attempt ended without a verdict at `at` (the end of its lease, or the restart).
-    pub fn lost(self, at: Timestamp) -> AfterLoss {
+    /// The attempt ended without a verdict at `at` (the end of its lease, or the restart). `dice` in
+    /// 0..=1 chooses the jitter: what was lost together does not come due together.
+    pub fn lost(self, at: Timestamp, dice: f64) -> AfterLoss {
         let progress = Self { lost: self.lost + 1, ..self };
         if progress.lost > LOST_ALONE_MAX {
             return AfterLoss::Bury { progress };
         }
         let doubled = LOST_BACKOFF.saturating_mul(1 << (progress.lost - 1).min(16));
-        AfterLoss::Again { progress, due: later(at, doubled.min(LOST_BACKOFF_MAX)) }
+        let wait = jittered(doubled.min(LOST_BACKOFF_MAX), dice);
+        AfterLoss::Again { progress, due: later(at, wait) }
     }
 
     /// The attempt failed at `now`. `dice` in 0..=1 chooses the jitter.

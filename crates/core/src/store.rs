@@ -293,7 +293,8 @@ pub trait Work: Send + Sync + 'static {
 
     /// Claims due first attempts of an `sql` handler and runs its statements, effects and "done" in
     /// one transaction. First attempts may share it; any error, lost fence or failed commit rolls
-    /// all of it back, and each job then runs alone under the same claim.
+    /// all of it back, and each job then runs alone under the same claim. One that was lost before
+    /// is claimed and handed out instead ([`SqlRan::alone`]).
     fn run_sql(&self, ask: SqlAsk) -> impl Future<Output = Result<SqlRan, StoreError>> + Send;
 
     /// Runs the statements of a job that was claimed before, with "done" and the order's mark in
@@ -394,7 +395,7 @@ pub struct ClaimAsk {
 }
 
 /// The right to work on a job, with what is needed for it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
     /// The job.
     pub job: JobId,
@@ -416,7 +417,7 @@ pub struct Claim {
 }
 
 /// An event as a handler gets it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimedEvent {
     /// Our id.
     pub id: EventId,
@@ -475,7 +476,7 @@ pub struct NewMessage {
     /// The order key.
     #[serde(default)]
     pub key: Option<String>,
-    /// Whose it is.
+    /// Whose it is; without one, of whom the event is that it is published for.
     #[serde(default)]
     pub tenant: Option<String>,
     /// Its id; the same id twice is one message.
@@ -525,6 +526,9 @@ pub struct SqlRan {
     pub failed: usize,
     /// The events of all of these: whoever waits for one of them should look.
     pub events: Vec<EventId>,
+    /// A job that was lost before: it was claimed, alone, and not begun. It is for the caller to see
+    /// that nothing else is at work beside it, and then to [`Work::run_claimed`] it.
+    pub alone: Option<Box<Claim>>,
 }
 
 impl SqlRan {

@@ -19,7 +19,7 @@ use uuid::Uuid;
 #[derive(Debug, Clone, Copy)]
 enum End {
     Failed(Retry, f64),
-    Lost,
+    Lost(f64),
     GivenBack,
 }
 
@@ -39,7 +39,7 @@ fn retry() -> impl Strategy<Value = Retry> {
 fn end() -> impl Strategy<Value = End> {
     prop_oneof![
         3 => (retry(), 0.0..=1.0).prop_map(|(retry, dice)| End::Failed(retry, dice)),
-        3 => Just(End::Lost),
+        3 => (0.0..=1.0).prop_map(End::Lost),
         1 => Just(End::GivenBack),
     ]
 }
@@ -73,7 +73,7 @@ impl Life {
                     assert_eq!(claimed.given_back(), before, "as if it had not been");
                     continue;
                 }
-                End::Lost => match claimed.lost(now) {
+                End::Lost(dice) => match claimed.lost(now, dice) {
                     AfterLoss::Again { progress, due } => (progress, Some(due)),
                     AfterLoss::Bury { progress } => (progress, None),
                 },
@@ -120,7 +120,7 @@ proptest! {
         policy in policy(),
         lost in 0..=LOST_ALONE_MAX,
     ) {
-        let life = Life::live(&policy, &vec![End::Lost; lost as usize]);
+        let life = Life::live(&policy, &vec![End::Lost(0.5); lost as usize]);
         prop_assert!(!life.buried);
         prop_assert_eq!((life.progress.steps, life.progress.lost), (0, lost));
         let ends = vec![End::Failed(Retry::Schedule, 0.5); policy.retry.len().saturating_sub(1)];
@@ -155,9 +155,25 @@ proptest! {
     }
 
     #[test]
+    fn what_was_lost_together_comes_due_apart_but_not_far_from_its_time(
+        lost in 0..LOST_ALONE_MAX,
+        dice in 0.0..=1.0f64,
+    ) {
+        // Jobs that died with their process, all due at the same instant, would meet again.
+        let progress = Progress { attempt: lost + 1, steps: 0, lost };
+        let wait = |dice| match progress.lost(noon(), dice) {
+            AfterLoss::Again { due, .. } => due.duration_since(noon()).as_secs_f64(),
+            AfterLoss::Bury { .. } => panic!("buried after {lost}"),
+        };
+        let nominal = f64::from(1 << lost);
+        prop_assert!((0.8 * nominal..=1.2 * nominal).contains(&wait(dice)), "{}", wait(dice));
+        prop_assert!(wait(0.0) < wait(0.5) && wait(0.5) < wait(1.0));
+    }
+
+    #[test]
     fn no_wait_runs_past_the_end_of_time(lost in 0..100u32, asked in any::<u64>()) {
         let progress = Progress { attempt: lost, steps: 0, lost };
-        let _ = progress.lost(Timestamp::MAX);
+        let _ = progress.lost(Timestamp::MAX, 1.0);
         let policy = Policy { retry: vec![Duration::ZERO; 2], lease: Duration::ZERO };
         let retry = Retry::NotBefore(Duration::from_secs(asked));
         let after = progress.failed(&policy, retry, Timestamp::MAX, 1.0);
@@ -332,7 +348,7 @@ fn a_lost_job_backs_off_further_each_time() {
     // A poisonous event at its full rate would keep the process from ever coming up.
     let mut waits = BTreeMap::new();
     let mut progress = Progress::default().claimed();
-    while let AfterLoss::Again { progress: after, due } = progress.lost(noon()) {
+    while let AfterLoss::Again { progress: after, due } = progress.lost(noon(), 0.5) {
         waits.insert(after.lost, due.duration_since(noon()).as_secs());
         progress = after.claimed();
     }

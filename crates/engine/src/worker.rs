@@ -328,11 +328,13 @@ impl Lane {
         let mut rhythm = Rhythm::new(self, shop, stop);
         while !stop.is_cancelled() {
             rhythm.listen().await;
-            let mut found = self.slice(shop, program).await;
-            // Who keeps up needs one at a time; only a backlog is worth several.
-            if most > 1 && matches!(found, Ok(Found::Full)) {
-                found = self.slices(shop, program, most, stop).await;
-            }
+            let found = match shop.gate.beside(self.slice(shop, program)).await {
+                // Who keeps up needs one at a time; only a backlog is worth several.
+                Ok((Found::Full, None)) if most > 1 => self.slices(shop, program, most, stop).await,
+                Ok((found, None)) => Ok(found),
+                Ok((_, Some(lost))) => self.alone(shop, program, &lost).await,
+                Err(error) => Err(error),
+            };
             rhythm.rest(found).await;
         }
     }
@@ -348,46 +350,99 @@ impl Lane {
         let mut running = JoinSet::new();
         let begin = |running: &mut JoinSet<_>| {
             let (lane, shop, program) = (self.clone(), shop.clone(), program.clone());
-            running.spawn(async move { lane.slice(&shop, &program).await });
+            running.spawn(async move { shop.gate.beside(lane.slice(&shop, &program)).await });
         };
         (0..most).for_each(|_| begin(&mut running));
-        let mut found = Ok(Found::Some);
+        let (mut found, mut lost) = (Ok(Found::Some), Vec::new());
         while let Some(ended) = running.join_next().await {
+            let go_on = !stop.is_cancelled() && found.is_ok() && lost.is_empty();
             match ended {
-                Ok(Ok(Found::Full)) if !stop.is_cancelled() && found.is_ok() => {
-                    begin(&mut running);
-                }
-                Ok(Ok(Found::Full | Found::Some | Found::Nothing)) => {}
+                Ok(Ok((_, Some(claim)))) => lost.push(claim),
+                Ok(Ok((Found::Full, None))) if go_on => begin(&mut running),
+                Ok(Ok((Found::Full | Found::Some | Found::Nothing, None))) => {}
                 Ok(Err(error)) => found = Err(error),
                 Err(panic) => say_panic(Err(panic)),
             }
         }
+        for claim in lost {
+            found = self.alone(shop, program, &claim).await.and(found);
+        }
         found
     }
 
+    /// One slice, and the job that was lost before, if one has come up.
     async fn slice<S: Work>(
         &self,
         shop: &Workers<S>,
         program: &Arc<SqlProgram>,
-    ) -> Result<Found, StoreError> {
+    ) -> Result<(Found, Option<Box<Claim>>), StoreError> {
         let began = Instant::now();
         let ran = shop.store.run_sql(SqlAsk {
             claim: self.ask(shop, SQL_SLICE),
             program: program.clone(),
             timeout: self.config.timeout,
         });
-        let ran = shop.gate.beside(ran).await?;
+        let ran = ran.await?;
         let all = ran.done + ran.guarded + ran.failed;
-        if all == 0 {
-            return Ok(Found::Nothing);
+        if all > 0 {
+            self.counts.done.increment(ran.done as u64);
+            self.counts.guarded.increment(ran.guarded as u64);
+            self.counts.failed.increment(ran.failed as u64);
+            // They shared a transaction: each took its share of it.
+            self.counts.seconds.record_many(began.elapsed() / all as u32, all);
+            shop.bell.ring_each(&ran.events);
         }
-        self.counts.done.increment(ran.done as u64);
-        self.counts.guarded.increment(ran.guarded as u64);
-        self.counts.failed.increment(ran.failed as u64);
-        // They shared a transaction: each took its share of it.
-        self.counts.seconds.record_many(began.elapsed() / all as u32, all);
-        shop.bell.ring_each(&ran.events);
-        Ok(if all < SQL_SLICE { Found::Some } else { Found::Full })
+        let found = match all {
+            0 => Found::Nothing,
+            some if some < SQL_SLICE => Found::Some,
+            _full => Found::Full,
+        };
+        Ok((found, ran.alone))
+    }
+
+    /// A job that was lost before, with nothing else in flight.
+    async fn alone<S: Work>(
+        &self,
+        shop: &Workers<S>,
+        program: &Arc<SqlProgram>,
+        lost: &Claim,
+    ) -> Result<Found, StoreError> {
+        tokio::select! {
+            found = shop.gate.alone(self.lost_ones(shop, program, lost)) => found,
+            never = self.keep(shop, lost) => match never {},
+        }
+    }
+
+    /// Jobs that were lost before, one after the other, for as long as they come: many are lost
+    /// together, and who waits for the gate should have to do so once for all of them.
+    async fn lost_ones<S: Work>(
+        &self,
+        shop: &Workers<S>,
+        program: &Arc<SqlProgram>,
+        first: &Claim,
+    ) -> Result<Found, StoreError> {
+        self.run_lost(shop, program, first).await;
+        loop {
+            match self.slice(shop, program).await? {
+                (_, Some(next)) => self.run_lost(shop, program, &next).await,
+                // Something was done before it, so there may be more.
+                (Found::Nothing, None) => return Ok(Found::Some),
+                (found, None) => return Ok(found),
+            }
+        }
+    }
+
+    async fn run_lost<S: Work>(&self, shop: &Workers<S>, program: &Arc<SqlProgram>, claim: &Claim) {
+        let began = Instant::now();
+        let run = SqlRun {
+            job: claim.job,
+            fence: claim.fence,
+            program: program.clone(),
+            timeout: self.config.timeout,
+            current: None,
+        };
+        let ended = self.record(shop, claim, &Next::Run(run)).await;
+        self.end(shop, claim, &ended, began.elapsed());
     }
 
     /// Job by job, several at once, since each of them waits for somebody outside.
@@ -508,9 +563,14 @@ impl Lane {
             ended = inside => ended,
             never = self.keep(&shop, &claim) => match never {},
         };
+        self.end(&shop, &claim, &ended, took);
+    }
+
+    /// Tells of an attempt that has ended.
+    fn end<S>(&self, shop: &Workers<S>, claim: &Claim, ended: &Ended, took: Duration) {
         self.counts.seconds.record(took);
-        self.counts.of(&ended).increment(1);
-        self.say(&claim, &ended, (shop.now)());
+        self.counts.of(ended).increment(1);
+        self.say(claim, ended, (shop.now)());
         shop.bell.ring(claim.event.id);
     }
 

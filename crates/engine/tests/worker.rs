@@ -994,3 +994,40 @@ async fn one_that_was_lost_runs_with_nothing_beside_it_in_any_lane() {
     assert_eq!(beside.load(Ordering::SeqCst), 0, "somebody was in flight beside it");
     assert_eq!(app.calls().len(), 5);
 }
+
+#[tokio::test]
+async fn sql_that_was_lost_runs_with_nothing_beside_it_in_any_lane() {
+    // It runs inside the store, but would take calls that are in flight with it all the same.
+    let (arrived, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let app = {
+        let (arrived, gate) = (arrived.clone(), gate.clone());
+        TheApp::start(move |_, _| {
+            let (arrived, gate) = (arrived.clone(), gate.clone());
+            async move {
+                arrived.add_permits(1);
+                gate.acquire().await.unwrap().forget();
+                says(200, "")
+            }
+        })
+        .await
+    };
+    let store = Bench::new();
+    let mut statements = handler(sql());
+    statements.name = HandlerName::new("second");
+    statements.policy.lease = Duration::from_millis(60);
+    let crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    crew.workers
+        .reload(vec![lane(handler(HandlerKind::Http(target(app.url())))), lane(statements)]);
+    let call = store.put(HANDLER, event(SOURCE, "evt_1", "", "{}"));
+    within(arrived.acquire()).await.unwrap().forget();
+    let lost = ["evt_2", "evt_3"].map(|id| store.put_lost("second", event(SOURCE, id, "", "{}")));
+    let after = store.put("second", event(SOURCE, "evt_4", "", "{}"));
+    // Its claim is kept while it waits for the call that is in flight.
+    within(store.renewals.acquire_many(2)).await.unwrap().forget();
+    let phases = [lost[0], lost[1], call].map(|job| store.piece(job).phase);
+    assert_eq!(phases, [Phase::Leased, Phase::Ready, Phase::Leased], "it did not wait");
+    gate.add_permits(1);
+    for job in [call, lost[0], lost[1], after] {
+        store.until(job, |piece| piece.phase == Phase::Done).await;
+    }
+}

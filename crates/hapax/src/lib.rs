@@ -27,7 +27,7 @@
 //!     .secret(std::env::var("STRIPE_SECRET")?)
 //!     .handler(handler("charge-fee", ChargeFee).types(["payout.*"]));
 //! let hapax = Hapax::builder().data_dir("hapax-data").source(stripe).open().await?;
-//! let app = axum::Router::new().merge(hapax.router()); // POST /webhooks/stripe
+//! let app: axum::Router = axum::Router::new().merge(hapax.router()); // POST /webhooks/stripe
 //! let working = hapax.spawn();
 //! // … serve `app` until it is time to stop, then:
 //! working.stop().await;

@@ -4,7 +4,7 @@
 mod common;
 mod support;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering;
@@ -246,7 +246,7 @@ fn the_payout_fee_as_an_express_app_charges_each_fee_once_however_late() {
     // takes, so the app can only accept what was signed afresh. It dies in the middle of the calls.
     const LATE_SECONDS: i64 = 360;
     let test = "the_payout_fee_as_an_express_app_charges_each_fee_once_however_late";
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let free = SocketAddr::from(([127, 0, 0, 1], hapax_sim::free_port()));
     let config = text("payout-fee-express/hapax.toml")
         .replace("127.0.0.1:3000", &free.to_string())
         .replace("provider = \"stripe\"", "provider = \"stripe\"\ntolerance = \"15m\"");

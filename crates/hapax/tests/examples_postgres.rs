@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, LazyLock, Mutex};
 
-use hapax_sim::{Postgres, Proxy, READY_FOR_QUERY, Trap, skip};
+use hapax_sim::{Postgres, Proxy, READY_FOR_QUERY, Trap, free_port, skip};
 use serde_json::{Value, json};
 use support::load::Load;
 use support::sender::Request;
@@ -135,7 +135,7 @@ impl Stage {
         let role = database.rsplit('/').next().unwrap().replace("payouts", "payout_app");
         let app_database = database.replace("//postgres@", &format!("//{role}@"));
         let house = House::new("");
-        let app = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let app = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let stage = Self { language, program, house, database, role, app_database, app };
         stage.configure(app.port(), &[]);
         stage
@@ -305,7 +305,7 @@ fn a_node_app_that_dies_at_any_step_charges_each_fee_once() {
 
 fn dies_at_any_step(test: &str, language: Language) {
     // SIGKILL between any two statements, after the commit, and wherever it falls under load.
-    const PAYOUTS: usize = 40;
+    const PAYOUTS: usize = 24;
     const COPIES: usize = 3;
     let Some(stage) = Stage::set(test, language) else { return };
     let server = stage.house.start();

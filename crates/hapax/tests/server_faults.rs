@@ -329,11 +329,12 @@ fn a_stop_while_nothing_can_be_written_still_ends() {
 #[test]
 fn a_disk_that_fails_now_and_then_never_makes_a_refused_event_a_duplicate() {
     // Commits, recoveries and copies all meet the fault at some time, in every phase. A recovery
-    // and the commit after it make six syncs in a row.
+    // and the commit after it make six syncs in a row, and some fifty writes while the log still
+    // holds the schema: the fault must let that many through.
     for fault in [
         "fsync,fdatasync:error=EIO:when=2+7",
-        "pwrite64:error=ENOSPC:when=4+41",
-        "pwrite64:error=EIO:when=3+37",
+        "pwrite64:error=ENOSPC:when=4+101",
+        "pwrite64:error=EIO:when=3+97",
     ] {
         let house = house();
         let server = house.start();

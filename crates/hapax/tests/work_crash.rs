@@ -141,7 +141,8 @@ fn an_event_that_kills_the_process_takes_none_of_its_neighbours_with_it() {
     // claimed alone: the good ones get done although it goes on killing.
     const POISON: &str = "evt_31";
     const EVENTS: usize = 64;
-    const DEATHS: usize = 3;
+    // One more and it would be buried.
+    const DEATHS_MAX: usize = 5;
     let (house, ledger) = sql_house();
     let hit_file = house.path().join("hits");
     let plan = format!("worker.mid_handler=abort:{POISON}");
@@ -154,18 +155,22 @@ fn an_event_that_kills_the_process_takes_none_of_its_neighbours_with_it() {
     server.stop();
     house.configure(&config(&sql_handler()));
     let mut done = Vec::new();
-    for _ in 0..DEATHS {
+    while done.last() != Some(&(EVENTS - 1)) && done.len() < DEATHS_MAX {
         let mut server = house.start_with(&kills);
         use std::os::unix::process::ExitStatusExt as _;
         assert_eq!(server.wait().signal(), Some(SIGABRT), "{}", server.stderr.text());
         done.push(ledger.effects().len());
+        if done.len() == 1 {
+            // A slow machine gives back what a slice has no time for; all the others died with it.
+            let died = ledger.number("SELECT count(*) FROM hapax_job WHERE state = 1") as usize;
+            assert_eq!(died, EVENTS - done[0], "claimed and not done");
+            assert!(died > 1, "it was not among others: {done:?}");
+        }
     }
-    assert_eq!(done[0], 0, "it was not among the others: {done:?}");
     // It comes last now, behind a longer back-off than any other.
-    let done = ledger.effects();
-    assert!(!done.contains_key(POISON));
-    assert_eq!(done.len(), EVENTS - 1, "{done:?}");
-    assert!(hits(&hit_file, "worker.mid_handler") >= EVENTS - 1 + DEATHS);
+    assert!(!ledger.effects().contains_key(POISON));
+    assert_eq!(done.last(), Some(&(EVENTS - 1)), "{done:?}");
+    assert!(hits(&hit_file, "worker.mid_handler") >= EVENTS - 1 + done.len());
     // Once what killed it is mended it is done too.
     let server = house.start();
     all_processed(&server, &ledger, EVENTS);

@@ -20,7 +20,7 @@ extern crate self as hapax_store;
 mod harness;
 
 pub use memory::MemoryStore;
-pub use postgres::{MigrationStatus, PgOpenError, PgOptions, PgStore, PoolSizes};
+pub use postgres::{MigrationStatus, PgOpenError, PgOptions, PgSight, PgStore, PoolSizes};
 pub use sqlite::{Clock, Db, DbError, OpenError, SqliteOptions, SqliteStore, Tx};
 pub use transact::{Committed, Failure, Transact, TxError};
 

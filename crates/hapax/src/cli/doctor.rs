@@ -1,5 +1,6 @@
 //! `hapax doctor`: looks at what a server needs and says of each whether it is well. It changes
-//! nothing; a small file is written to the data directory and removed, to see that this works.
+//! nothing; a small file is written to the data directory and removed, to see that this works. Where
+//! nodes share a PostgreSQL that one is looked at instead.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -7,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use hapax_core::Timestamp;
 use hapax_core::limits::LANE_COUNT_MAX;
+use hapax_store::{PgOpenError, PgSight, PgStore};
 use http::{Method, StatusCode};
 use rusqlite::{Connection, OpenFlags};
 use serde::{Deserialize, Serialize};
@@ -15,7 +17,7 @@ use super::events::read;
 use super::out::{self, Exit, Failure};
 use super::remote::{self, DEFAULT_URL, Remote, Server};
 use super::told::Page;
-use crate::config::{self, Flags, Settings};
+use crate::config::{self, Complaint, Flags, ServiceUrl, Settings};
 
 /// Less free disk than this, and the next hour may fill it.
 const DISK_BYTES_WARN: u64 = 1 << 30;
@@ -73,11 +75,18 @@ impl Doctor {
     pub(super) fn run(self) -> Result<Exit, Failure> {
         let mut found = Findings::default();
         let place = self.config(&mut found);
-        if let Some(place) = &place {
-            data_dir(&place.data_dir, &mut found);
-            database(&place.data_dir.join("hapax.db"), &mut found);
+        match place.as_ref().map(|place| (&place.database_url, &place.data_dir)) {
+            Some((Some(url), _)) => {
+                let looked = remote::run(async { Ok(PgStore::look(url.expose()).await) })?;
+                shared_database(url, looked, &mut found);
+            }
+            Some((None, directory)) => {
+                data_dir(directory, &mut found);
+                database(&directory.join("hapax.db"), &mut found);
+                sqlite_version(&mut found);
+            }
+            None => sqlite_version(&mut found),
         }
-        sqlite_version(&mut found);
         let otherwise = place.map_or_else(|| DEFAULT_URL.to_owned(), |place| place.admin);
         let server = self.remote.open(&otherwise)?;
         let named = self.remote.admin.is_some();
@@ -116,7 +125,19 @@ impl Doctor {
             let data_dir = self.flags.data_dir.clone().or_else(|| env("HAPAX_DATA_DIR"));
             let listen = self.flags.admin_listen.clone().or_else(|| env("HAPAX_ADMIN_LISTEN"));
             let listen = listen.and_then(|address| config::units::address(&address).ok());
+            let url = self.flags.database_url.as_ref().map(|url| url.expose().to_owned());
+            let url = url.or_else(|| env("HAPAX_DATABASE_URL"));
+            let database_url = match url.as_deref().map(ServiceUrl::postgres).transpose() {
+                Ok(url) => url,
+                Err(complaint) => {
+                    let Complaint { problem, hint, .. } = complaint;
+                    let note = format!("database_url {problem}; hint: {hint}");
+                    found.add("config", Level::Fail, note);
+                    return None;
+                }
+            };
             return Some(Place {
+                database_url,
                 data_dir: data_dir.map_or(defaults.data_dir, PathBuf::from),
                 admin: url_of(listen.unwrap_or(defaults.admin_listen)),
             });
@@ -130,6 +151,7 @@ impl Doctor {
                     found.add("config", Level::Warn, warning);
                 }
                 Some(Place {
+                    database_url: config.settings.database_url.clone(),
                     data_dir: config.settings.data_dir.clone(),
                     admin: url_of(config.settings.admin_listen),
                 })
@@ -146,6 +168,7 @@ impl Doctor {
 
 /// Where the config says that things are.
 struct Place {
+    database_url: Option<ServiceUrl>,
     data_dir: PathBuf,
     admin: String,
 }
@@ -237,6 +260,41 @@ fn database(path: &Path, found: &mut Findings) {
         Ok(0) => found.add("database", Level::Warn, format!("{shown} has no tables of ours yet")),
         Ok(_) => found.add("database", Level::Ok, format!("{shown} opens")),
         Err(error) => found.add("database", Level::Fail, format!("{shown}: {error}")),
+    }
+}
+
+/// The database that nodes share, as it answered.
+fn shared_database(url: &ServiceUrl, looked: Result<PgSight, PgOpenError>, found: &mut Findings) {
+    let sight = match looked {
+        Ok(sight) => sight,
+        Err(error) => {
+            found.add("database", Level::Fail, format!("{url}: {error}"));
+            return;
+        }
+    };
+    let PgSight { version, is_standby, clock_apart, unfit, steps } = sight;
+    match unfit {
+        None => found.add("database", Level::Ok, format!("{url} opens: PostgreSQL {version}")),
+        Some(error) => {
+            found.add("database", Level::Fail, format!("{url}: PostgreSQL {version}: {error}"));
+        }
+    }
+    match is_standby {
+        false => found.add("recovery", Level::Ok, "it is a primary"),
+        true => found.add("recovery", Level::Fail, "it is a standby, which takes no writes"),
+    }
+    clock("the database's", clock_apart, found);
+    let missing = steps.iter().filter(|step| !step.applied).count();
+    match missing {
+        0 => found.add("schema", Level::Ok, format!("all {} steps are taken", steps.len())),
+        _ => found.add(
+            "schema",
+            Level::Warn,
+            format!(
+                "{missing} of {} steps are missing: the next start takes them, or `hapax migrate up`",
+                steps.len()
+            ),
+        ),
     }
 }
 

@@ -239,6 +239,12 @@ impl Work for MemoryStore {
         let begun = self.model().claim(&ask.claim, self.now());
         let guarded = begun.guarded.len();
         let mut ran = SqlRan { guarded, events: begun.guarded, ..SqlRan::default() };
+        if let [claim] = &begun.claims[..]
+            && claim.alone
+        {
+            ran.alone = Some(Box::new(claim.clone()));
+            return Ok(ran);
+        }
         for claim in begun.claims {
             match self.run_one(&claim, None).await? {
                 Ran::Done => ran.done += 1,

@@ -187,7 +187,7 @@ impl Model {
             let job = self.job_mut(at);
             let ended = job.due_at().unwrap_or(now);
             job.note("lost", None, Some("the lease ran out".to_owned()));
-            match job.progress.lost(ended) {
+            match job.progress.lost(ended, dice(job.id, job.progress.attempt)) {
                 AfterLoss::Again { progress, due } => {
                     job.progress = progress;
                     job.due = due;

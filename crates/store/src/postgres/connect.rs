@@ -13,16 +13,17 @@ use hapax_core::store::StoreError;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Config, NoTls, Row};
+use tokio_postgres::{Config, Row};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use uuid::Uuid;
 
+use super::hosts::Hosts;
 use super::tls;
 
 /// The oldest server that is accepted.
 const VERSION_MIN: i32 = 150_000;
 
-/// How long a connection may take to come up.
+/// How long a connection to one server may take to come up.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
 
 /// How long one waits for a connection that others use.
@@ -102,11 +103,11 @@ impl Pools {
         })
     }
 
-    /// Lets go of every connection that nobody uses now: behind the same address there is another
-    /// server, and the one before may not know it yet.
+    /// Lets go of every connection that nobody uses: they lead to a server that is not the one any
+    /// more, and may take long to say so.
     pub(super) fn renew(&self) {
-        for lender in [&self.ingest, &self.work, &self.handlers, &self.admin] {
-            lender.pool.retain(|_, _| false);
+        for lender in [&self.ingest, &self.work, &self.handlers, &self.admin, &self.watch] {
+            drop(lender.pool.retain(|_, _| false));
         }
     }
 
@@ -125,7 +126,7 @@ pub(super) struct Lender {
 
 impl Lender {
     /// How many can be lent at once.
-    pub(super) fn size_max(&self) -> usize {
+    pub(super) fn lendable(&self) -> usize {
         self.pool.status().max_size
     }
 
@@ -133,16 +134,14 @@ impl Lender {
         let mut config = target.config.clone();
         config.application_name(name);
         let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let manager = match &target.tls {
-            None => Manager::from_config(config, NoTls, manager_config),
-            Some(tls) => Manager::from_config(config, tls.clone(), manager_config),
-        };
+        let create_max = target.hosts.patience(&config);
+        let manager = Manager::from_connect(config, target.hosts.clone(), manager_config);
         let pool = Pool::builder(manager)
             .max_size(size.max(1))
             .runtime(Runtime::Tokio1)
             .timeouts(Timeouts {
                 wait: Some(LEND_MAX),
-                create: Some(CONNECT_MAX),
+                create: Some(create_max),
                 recycle: Some(CONNECT_MAX),
             })
             .post_create(Hook::async_fn(|client, _| {
@@ -393,11 +392,19 @@ where
     act().await
 }
 
+/// What a server says of itself.
+#[derive(Debug)]
+pub(super) struct Facts {
+    pub(super) version: String,
+    pub(super) is_standby: bool,
+    pub(super) clock_apart: Duration,
+}
+
 /// Where the database is, and how the way there is protected.
 #[derive(Clone)]
 pub(super) struct Target {
     config: Config,
-    tls: Option<MakeRustlsConnect>,
+    hosts: Hosts,
 }
 
 impl Target {
@@ -429,7 +436,26 @@ impl Target {
             config.tcp_user_timeout(STATEMENT_MAX + ANSWER_GRACE);
         }
         let tls = tls::client(mode, roots.as_deref()).map_err(PgOpenError::Url)?;
-        Ok(Self { config, tls: tls.map(MakeRustlsConnect::new) })
+        let hosts = Hosts::new(tls.map(MakeRustlsConnect::new), CONNECT_MAX);
+        Ok(Self { config, hosts })
+    }
+
+    /// What the server says of itself, whether or not we would work on it. The clocks are compared
+    /// halfway through the question, so the figure is good to about half the way there and back.
+    pub(super) async fn facts(&self) -> Result<Facts, PgOpenError> {
+        let lender = Lender::new(self, "hapax-look", 1)?;
+        let mut lent = lender.lend().await.map_err(|error| unreachable_server(&error))?;
+        let asked = std::time::Instant::now();
+        let sql =
+            "SELECT current_setting('server_version'), pg_is_in_recovery(), clock_timestamp()";
+        let rows = lent.query(sql, &[]).await.map_err(|error| unreachable_server(&error))?;
+        let halfway = std::time::SystemTime::now() - asked.elapsed() / 2;
+        let row = rows
+            .first()
+            .ok_or_else(|| PgOpenError::Connect("the server says nothing of itself".to_owned()))?;
+        let theirs: std::time::SystemTime = row.get(2);
+        let clock_apart = theirs.duration_since(halfway).unwrap_or_else(|behind| behind.duration());
+        Ok(Facts { version: row.get(0), is_standby: row.get(1), clock_apart })
     }
 
     /// Makes sure that this server can keep what we promise.
@@ -498,7 +524,7 @@ async fn probe_sessions(mut first: Lent, second: &Lender) -> Result<(), PgOpenEr
     let set = format!("SELECT set_config('hapax.probe', '{token}', false)");
     client.simple_query(&set).await.map_err(|error| PgOpenError::Connect(told(&error)))?;
     // In session mode a pooler may have but one server for us: then this waits, and proves nothing.
-    let Ok(Ok(mut other)) = tokio::time::timeout(CONNECT_MAX, second.lend()).await else {
+    let Ok(mut other) = second.lend().await else {
         return Err(pooled());
     };
     let began = other.raw().map_err(|error| unreachable_server(&error))?.batch_execute("BEGIN");

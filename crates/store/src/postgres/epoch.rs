@@ -22,6 +22,11 @@ const COUNTS_FOR: Duration = Duration::from_secs(1);
 /// event once more for a person, or forgotten its key, and nobody tells this one.
 const BELIEVED_FOR: Duration = Duration::from_secs(60);
 
+/// How long an answer may take before another connection, perhaps to another server, is tried: less
+/// than any statement has, so that a server that fell silent is noticed before those who wait for it
+/// give up.
+const ANSWER_MAX: Duration = Duration::from_secs(4);
+
 /// An epoch of the database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Epoch {
@@ -101,7 +106,8 @@ pub(super) async fn ask(shared: &Shared) -> Result<(), PgError> {
     let asked = async {
         let mut lent = shared.pools.watch.lend().await?;
         let at = Instant::now();
-        let epoch = read(&mut lent).await?;
+        let reading = tokio::time::timeout(ANSWER_MAX, read(&mut lent));
+        let epoch = reading.await.map_err(|_| PgError::Silent)??;
         if epoch.is_none() {
             lent.spoil();
         }

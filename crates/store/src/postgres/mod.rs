@@ -10,6 +10,7 @@ mod copies;
 mod epoch;
 mod figures;
 mod handlers;
+mod hosts;
 mod ingest;
 mod jobs;
 mod migrate;
@@ -84,6 +85,21 @@ impl fmt::Debug for PgOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PgOptions").field("pools", &self.pools).finish_non_exhaustive()
     }
+}
+
+/// A database as [`PgStore::look`] found it.
+#[derive(Debug)]
+pub struct PgSight {
+    /// The server's version in its own words: `17.2`.
+    pub version: String,
+    /// Whether it follows another server, and takes no writes.
+    pub is_standby: bool,
+    /// How far its clock, which leases go by, is from ours.
+    pub clock_apart: Duration,
+    /// Why no server of ours would start on it, if there is a reason.
+    pub unfit: Option<PgOpenError>,
+    /// How each step of the tables stands.
+    pub steps: Vec<MigrationStatus>,
 }
 
 /// Events in one PostgreSQL, shared with other nodes.
@@ -162,6 +178,17 @@ impl PgStore {
     pub async fn migration_status(url: &str) -> Result<Vec<MigrationStatus>, PgOpenError> {
         let pools = Pools::new(&Target::parse(url)?, PoolSizes::default())?;
         migrate::status(&pools.admin).await
+    }
+
+    /// What a person wants to know of the database at `url` before a server is started on it, or
+    /// while one runs; changes nothing.
+    pub async fn look(url: &str) -> Result<PgSight, PgOpenError> {
+        let target = Target::parse(url)?;
+        let connect::Facts { version, is_standby, clock_apart } = target.facts().await?;
+        let unfit = target.look().await.err();
+        let pools = Pools::new(&target, PoolSizes::default())?;
+        let steps = migrate::status(&pools.admin).await?;
+        Ok(PgSight { version, is_standby, clock_apart, unfit, steps })
     }
 
     /// Brings the tables of the database at `url` forward, and does nothing else.
@@ -356,9 +383,9 @@ impl Shared {
 
     /// The database is another one: nothing learnt before counts.
     fn forget_all(&self) {
+        self.pools.renew();
         self.names.clear();
         self.recent.clear();
-        self.pools.renew();
     }
 
     /// Counts a copy, to be written behind.

@@ -78,6 +78,12 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
         return Ok(ran);
     }
     failpoint!("worker.after_claim");
+    if let [only] = &taken[..]
+        && only.claim.alone
+    {
+        ran.alone = Some(Box::new(only.claim.clone()));
+        return Ok(ran);
+    }
     // Those of one resource beside each other, in the order in which they are due.
     taken.sort_by(|one, other| {
         let of = |it: &Taken| (it.lane, it.claim.event.resource.clone());

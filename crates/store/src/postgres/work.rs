@@ -75,7 +75,7 @@ impl Work for PgStore {
 
     /// As many as have a connection to run on.
     fn sql_slices(&self) -> usize {
-        self.shared.pools.handlers.size_max()
+        self.shared.pools.handlers.lendable()
     }
 
     async fn run_claimed(&self, run: SqlRun) -> Result<Ran, StoreError> {

@@ -18,7 +18,7 @@ use rusqlite::{CachedStatement, Connection, Params, Row};
 use super::SqliteStore;
 use super::jobs::{JobRow, place_of};
 use super::row::{DISCARDED, DONE, STALE, micros};
-use super::run::is_the_users;
+use super::run::{is_the_users, is_the_users_at_commit};
 use super::sandbox::Confined;
 use super::transaction::Transaction;
 use super::writer::Writer;
@@ -114,9 +114,12 @@ impl Db<'_> {
         &self,
         sql: &str,
         params: impl Params,
-        read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+        mut read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
     ) -> Result<Vec<T>, DbError> {
-        self.run(sql, |statement| statement.query_map(params, read)?.collect())
+        let rows: Vec<_> =
+            self.run(sql, |statement| statement.query_map(params, |row| Ok(read(row)))?.collect())?;
+        // What went wrong in reading is the handler's own: it may even be of another database.
+        rows.into_iter().collect::<Result<_, _>>().map_err(DbError::Statement)
     }
 
     /// The first row of a query, if there is one.
@@ -126,7 +129,8 @@ impl Db<'_> {
         params: impl Params,
         read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
     ) -> Result<Option<T>, DbError> {
-        self.run(sql, |statement| statement.query(params)?.next()?.map(read).transpose())
+        let row = self.run(sql, |statement| Ok(statement.query(params)?.next()?.map(read)))?;
+        row.transpose().map_err(DbError::Statement)
     }
 
     /// Publishes a message with this commit, or not at all. The same id twice is one message.
@@ -206,8 +210,7 @@ fn commit(
     let tx = Transaction::begin(&writer.conn)?;
     let (seq, lane) = place_of(job);
     // At most once per fence: a second "done" is refused, and what goes with it rolled back.
-    let open =
-        |row: &JobRow| row.fence == fence.0 && !matches!(row.state, DONE | STALE | DISCARDED);
+    let open = |row: &JobRow| row.is_under(fence) && !matches!(row.state, DONE | STALE | DISCARDED);
     let Some(row) = JobRow::find(&writer.conn, seq, lane)?.filter(open) else {
         return Ok(Err(TxError::FenceLost));
     };
@@ -230,7 +233,7 @@ fn commit(
             failpoint!("code.after_commit");
             Ok(Ok(Committed::new(job, fence)))
         }
-        Err(error) if is_the_users(&error) => {
+        Err(error) if is_the_users_at_commit(&error) => {
             Ok(Err(TxError::Failed(Failure::new(format_args!("at commit: {error}")))))
         }
         Err(error) => Err(error),

@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use super::marks::{self, Admitted};
 use super::row::{
-    DEAD, DISCARDED, DONE, HELD, LANE_BITS, LEASED, PARKED, READY, REVIEW, SEQ_BITS, STALE,
+    DEAD, DISCARDED, DONE, Dice, HELD, LANE_BITS, LEASED, PARKED, READY, REVIEW, SEQ_BITS, STALE,
     event_id, micros, timestamp,
 };
 use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
@@ -42,6 +42,8 @@ pub(super) struct Lanes {
     freed: bool,
     /// Whether a job was readied that nobody who waits for work has heard of.
     woken: bool,
+    /// For the jitter of waits.
+    dice: Dice,
 }
 
 #[derive(Debug)]
@@ -147,6 +149,12 @@ impl JobRow {
         ))?
         .query_row((seq, lane), Self::read)
         .optional()
+    }
+
+    /// Whether somebody was given this fence, and it still holds. A job that was never claimed, given
+    /// back or replayed has a number too, but nobody has that right.
+    pub(super) fn is_under(&self, fence: Fence) -> bool {
+        self.fence == fence.0 && self.started_at.is_some()
     }
 }
 
@@ -356,7 +364,7 @@ impl Lanes {
         for job in expired {
             let ended = timestamp(job.due_at).min(now);
             note_attempt(conn, &job, None, "lost", None)?;
-            let (state, due, progress) = match job.progress.lost(ended) {
+            let (state, due, progress) = match job.progress.lost(ended, self.dice.roll()) {
                 AfterLoss::Again { progress, due } => (READY, micros(due), progress),
                 AfterLoss::Bury { progress } => (DEAD, micros(now), progress),
             };
@@ -540,11 +548,10 @@ impl Lanes {
         fence: Fence,
         outcome: &Outcome,
         now: Timestamp,
-        dice: f64,
     ) -> rusqlite::Result<Held> {
         let (seq, lane) = place_of(job);
         let Some(row) = JobRow::find(conn, seq, lane)? else { return Ok(Held::Lost) };
-        if row.fence != fence.0 {
+        if !row.is_under(fence) {
             return Ok(Held::Lost);
         }
         match outcome {
@@ -553,13 +560,14 @@ impl Lanes {
             Outcome::Done { .. } if self.was_passed(conn, &row)? => Ok(Held::Lost),
             Outcome::Done { result, publish } if !matches!(row.state, STALE | DISCARDED) => {
                 self.finish(conn, &row, result.as_deref(), now)?;
+                let of = &self.by_lane.get(&lane).expect("a job's lane is known").tenant;
                 for message in publish {
-                    write_message(conn, message, Some(row.seq), now)?;
+                    write_message(conn, message, of, row.seq, now)?;
                 }
                 Ok(Held::Kept)
             }
             Outcome::Failed { error, retry } if row.state == LEASED => {
-                self.fail(conn, &row, error, *retry, now, dice)?;
+                self.fail(conn, &row, error, *retry, now)?;
                 Ok(Held::Kept)
             }
             Outcome::Done { .. } | Outcome::Failed { .. } => Ok(Held::Lost),
@@ -656,11 +664,11 @@ impl Lanes {
         error: &str,
         retry: Retry,
         now: Timestamp,
-        dice: f64,
     ) -> rusqlite::Result<()> {
         let error = shortened(error, ERROR_CHARS_MAX);
         note_attempt(conn, job, Some(micros(now)), "failed", Some(&error))?;
         let unknown = Policy { retry: Vec::new(), lease: Duration::ZERO };
+        let dice = self.dice.roll();
         let policy = self.spec_of(job.lane).map_or(&unknown, |spec| &spec.policy);
         let (state, due, progress) = match job.progress.failed(policy, retry, now, dice) {
             AfterFailure::Again { progress, due } => (READY, micros(due), progress),
@@ -709,7 +717,8 @@ impl Lanes {
             return Ok(());
         }
         conn.execute(
-            "UPDATE hapax_job SET state = 0, due_at = ?4, attempt = ?5, fence = fence + 1
+            "UPDATE hapax_job SET state = 0, due_at = ?4, attempt = ?5, fence = fence + 1,
+                 started_at = NULL, worker = NULL
              WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
             (seq, lane, row.fence, micros(now), row.progress.given_back().attempt),
         )?;
@@ -793,7 +802,8 @@ impl Lanes {
                 "UPDATE hapax_job SET state = 0, due_at = ?3, fence = fence + 1, run = run + ?4,
                      attempt = iif(?4, 0, attempt), steps = 0,
                      lost = iif(?4, 0, min(lost, 1)), error = NULL,
-                     result = NULL, resource = ?5, position = ?6, forced = ?7
+                     result = NULL, resource = ?5, position = ?6, forced = ?7,
+                     started_at = NULL, worker = NULL
                  WHERE event_seq = ?1 AND lane = ?2",
                 (
                     row.seq,
@@ -848,11 +858,14 @@ pub(super) struct EventAt<'a> {
     pub(super) source: &'a SourceName,
 }
 
-/// Records a message with the commit that publishes it. The same id twice is one message.
-pub(super) fn write_message(
+/// Records a message with the commit that publishes it. The same id twice is one message; one that
+/// names no tenant is of its event's, so that no tenant can use up another's ids. What handlers
+/// publish by SQL goes by the same rules, in the trigger of `hapax_publish`.
+fn write_message(
     conn: &Connection,
     message: &NewMessage,
-    event_seq: Option<i64>,
+    of: &Tenant,
+    event_seq: i64,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
     let id = match &message.id {
@@ -864,7 +877,7 @@ pub(super) fn write_message(
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (tenant, id) DO NOTHING",
     )?
     .execute((
-        message.tenant.as_deref().unwrap_or("default"),
+        message.tenant.as_deref().unwrap_or(of.as_str()),
         id,
         &message.r#type,
         message.data.to_string(),

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use hapax_core::KeyHash;
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
 use crate::limits::PAGE_BYTES;
 
@@ -41,6 +41,17 @@ pub enum OpenError {
     Migration {
         /// Which one.
         version: i64,
+    },
+    /// Something of the user's would act on our tables, or forbid us to.
+    #[error(
+        "{theirs} hangs on {ours}, a table of Hapax's own, and could refuse what Hapax writes there: \
+         drop it, and keep the event's id as a plain column instead"
+    )]
+    Entangled {
+        /// What.
+        theirs: String,
+        /// Our table.
+        ours: String,
     },
     /// The database was written by a newer hapax.
     #[error("this database was written by a newer hapax (migration {0}); use that one")]
@@ -153,12 +164,34 @@ const MIGRATIONS: &[Migration] = &[
         sql: include_str!("migrations/0003_young_keys.sql"),
     },
     Migration { version: 4, name: "gaps", sql: include_str!("migrations/0004_gaps.sql") },
+    Migration { version: 5, name: "publish", sql: include_str!("migrations/0005_publish.sql") },
 ];
 
 /// Brings the schema to where this build wants it: forward, one transaction each, and only if what
 /// was applied before is what this build knows.
 pub(super) fn migrate(place: &Place, conn: &mut Connection) -> Result<(), OpenError> {
     apply(place, conn, MIGRATIONS)
+}
+
+/// Foreign keys onto our tables and triggers on them would make our own writes fail, or do more than
+/// we know. The user's tables come before a start: nobody but us changes the schema after it.
+pub(super) fn refuse_entangled(place: &Place, conn: &Connection) -> Result<(), OpenError> {
+    let found = conn
+        .query_row(
+            "SELECT 'the foreign key of ' || m.name, f.\"table\"
+             FROM sqlite_schema m, pragma_foreign_key_list(m.name) f
+             WHERE m.type = 'table' AND f.\"table\" LIKE 'hapax^_%' ESCAPE '^'
+             UNION ALL
+             SELECT 'the trigger ' || name, tbl_name FROM sqlite_schema
+             WHERE type = 'trigger' AND tbl_name LIKE 'hapax^_%' ESCAPE '^'
+               AND name NOT LIKE 'hapax^_%' ESCAPE '^'
+             LIMIT 1",
+            [],
+            |row| Ok(OpenError::Entangled { theirs: row.get(0)?, ours: row.get(1)? }),
+        )
+        .optional()
+        .map_err(|source| place.error(source))?;
+    found.map_or(Ok(()), Err)
 }
 
 fn apply(place: &Place, conn: &mut Connection, known: &[Migration]) -> Result<(), OpenError> {
@@ -214,6 +247,42 @@ mod tests {
     use super::*;
 
     #[test]
+    fn nothing_of_the_users_may_hang_on_a_table_of_ours() {
+        // A foreign key would forbid us to prune, and a deferred one break every ingest.
+        let check = |sql: &str, refused: Option<&str>| {
+            let directory = tempfile::tempdir().expect("a directory");
+            let place = Place::own(directory.path()).expect("ours");
+            let mut conn = place.writer().expect("opens");
+            migrate(&place, &mut conn).expect("ours");
+            conn.execute_batch(sql).expect("theirs");
+            let told = refuse_entangled(&place, &conn).map_err(|error| error.to_string());
+            match refused {
+                None => assert_eq!(told, Ok(())),
+                Some(what) => {
+                    let told = told.expect_err(sql);
+                    assert!(
+                        told.contains(what) && told.to_lowercase().contains("hapax_"),
+                        "{told}"
+                    );
+                }
+            }
+        };
+        check("CREATE TABLE fees (event TEXT REFERENCES HAPAX_event (event_id))", Some("fees"));
+        check("CREATE TABLE fees (seq, FOREIGN KEY (seq) REFERENCES hapax_event)", Some("fees"));
+        check(
+            "CREATE TABLE log (n); CREATE TRIGGER spy AFTER INSERT ON hapax_event
+             BEGIN INSERT INTO log VALUES (1); END",
+            Some("spy"),
+        );
+        check(
+            "CREATE TABLE p (id INTEGER PRIMARY KEY); CREATE TABLE hapaxes (p REFERENCES p);
+             CREATE TABLE c (p REFERENCES hapaxes);
+             CREATE TRIGGER mine AFTER INSERT ON p BEGIN INSERT INTO c VALUES (NULL); END",
+            None,
+        );
+    }
+
+    #[test]
     fn a_database_of_an_older_hapax_is_brought_forward_with_what_it_holds() {
         // Its held jobs have no deadline yet: taken as they are, all would be overdue at once.
         for older in 1..MIGRATIONS.len() {
@@ -236,7 +305,8 @@ mod tests {
                 .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
                 .and_then(Iterator::collect)
                 .expect("reads");
-            let expected = [(5, 600_001_000, 0), (6, 1_000, 0)];
+            let held_until = if older < 4 { 600_001_000 } else { 1_000 };
+            let expected = [(5, held_until, 0), (6, 1_000, 0)];
             assert_eq!(jobs, if has_jobs { &expected[..] } else { &[] }, "from {older}");
             migrate(&place, &mut conn).expect("once is enough");
         }

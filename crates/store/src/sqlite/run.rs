@@ -13,6 +13,7 @@ use hapax_core::handler::{SqlParameter, SqlProgram, SqlStatement};
 use hapax_core::job::Retry;
 use hapax_core::order::Guard;
 use hapax_core::store::{Claim, Ran, SqlAsk, SqlRan, SqlRun};
+use rusqlite::ffi::SQLITE_CORRUPT_VTAB;
 use rusqlite::types::Value;
 use rusqlite::{Connection, ErrorCode, params_from_iter};
 
@@ -29,7 +30,6 @@ pub(super) struct Bench<'a> {
     pub(super) lanes: &'a mut Lanes,
     pub(super) sandbox: &'a Sandbox,
     pub(super) now: &'a dyn Fn() -> Timestamp,
-    pub(super) dice: &'a mut dyn FnMut() -> f64,
 }
 
 /// How one job went.
@@ -68,6 +68,12 @@ impl Bench<'_> {
         let mut ran = SqlRan::default();
         if !claims.is_empty() {
             failpoint!("worker.after_claim");
+        }
+        if let [(_, claim)] = &claims[..]
+            && claim.alone
+        {
+            ran.alone = Some(Box::new(claim.clone()));
+            return Ok(ran);
         }
         if claims.len() > 1 {
             match self.together(&claims, ask, until)? {
@@ -180,7 +186,7 @@ impl Bench<'_> {
                 failpoint!("worker.after_commit");
                 Ok(Some(ran))
             }
-            Err(error) if is_the_users(&error) => Ok(None),
+            Err(error) if is_the_users_at_commit(&error) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -203,7 +209,7 @@ impl Bench<'_> {
                 failpoint!("worker.after_commit");
                 Ok(Ok(ran))
             }
-            Err(error) if is_the_users(&error) => Ok(Err(format!("at commit: {error}"))),
+            Err(error) if is_the_users_at_commit(&error) => Ok(Err(format!("at commit: {error}"))),
             Err(error) => Err(error),
         }
     }
@@ -270,9 +276,8 @@ impl Bench<'_> {
 
     fn fail(&mut self, job: &JobRow, error: &str) -> rusqlite::Result<()> {
         let now = (self.now)();
-        let dice = (self.dice)();
         let tx = Transaction::begin(self.conn)?;
-        self.lanes.fail(self.conn, job, error, Retry::Schedule, now, dice)?;
+        self.lanes.fail(self.conn, job, error, Retry::Schedule, now)?;
         tx.commit()
     }
 }
@@ -348,20 +353,57 @@ fn judge(
     NotRun::Store(error)
 }
 
-/// Whether an error is about the user's statement, not about the disk under it.
+/// Whether an error is about the user's statement, not about the disk under it. One that asks for
+/// more memory than there is has itself to blame, and a virtual table that finds its own content
+/// wrong says nothing of the file.
 pub(super) fn is_the_users(error: &rusqlite::Error) -> bool {
     match error.sqlite_error_code() {
         Some(
             ErrorCode::DiskFull
             | ErrorCode::SystemIoFailure
-            | ErrorCode::DatabaseCorrupt
             | ErrorCode::CannotOpen
             | ErrorCode::NotADatabase
-            | ErrorCode::OutOfMemory
             | ErrorCode::DatabaseBusy
             | ErrorCode::DatabaseLocked
             | ErrorCode::ReadOnly,
         ) => false,
+        Some(ErrorCode::DatabaseCorrupt) => is_of_a_virtual_table(error),
         Some(_) | None => true,
+    }
+}
+
+/// The same at a commit, where no memory is left for our own part of it either.
+pub(super) fn is_the_users_at_commit(error: &rusqlite::Error) -> bool {
+    is_the_users(error) && error.sqlite_error_code() != Some(ErrorCode::OutOfMemory)
+}
+
+fn is_of_a_virtual_table(error: &rusqlite::Error) -> bool {
+    error.sqlite_error().is_some_and(|it| it.extended_code == SQLITE_CORRUPT_VTAB)
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::ffi;
+
+    use super::*;
+
+    #[test]
+    fn a_statement_that_asks_too_much_is_the_users_and_a_failing_disk_is_not() {
+        // Taken for the store's, one user's statement would have the writer drop all memory and
+        // reopen the file, again and again.
+        let of = |code| rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
+        let check = |code, statement, commit| {
+            let error = of(code);
+            let found = (is_the_users(&error), is_the_users_at_commit(&error));
+            assert_eq!(found, (statement, commit), "{error}");
+        };
+        check(ffi::SQLITE_NOMEM, true, false);
+        check(ffi::SQLITE_CORRUPT_VTAB, true, true);
+        check(ffi::SQLITE_CONSTRAINT_FOREIGNKEY, true, true);
+        check(ffi::SQLITE_TOOBIG, true, true);
+        check(ffi::SQLITE_INTERRUPT, true, true);
+        check(ffi::SQLITE_CORRUPT, false, false);
+        check(ffi::SQLITE_IOERR_FSYNC, false, false);
+        check(ffi::SQLITE_FULL, false, false);
     }
 }

@@ -63,8 +63,8 @@ impl Work for SqliteStore {
 
     async fn settle(&self, job: JobId, fence: Fence, outcome: Outcome) -> Result<Held, StoreError> {
         self.telling(move |writer| {
-            let (now, dice) = (writer.now(), writer.dice());
-            writer.lanes.settle(&writer.conn, job, fence, &outcome, now, dice)
+            let now = writer.now();
+            writer.lanes.settle(&writer.conn, job, fence, &outcome, now)
         })
         .await
     }

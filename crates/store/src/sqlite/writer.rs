@@ -29,7 +29,7 @@ use super::jobs::Lanes;
 use super::meta;
 use super::open::{self, OpenError, Place};
 use super::prune::Broom;
-use super::row::{Dice, Ids};
+use super::row::Ids;
 use super::run::Bench;
 use super::sandbox::Sandbox;
 use super::transaction::Transaction;
@@ -212,7 +212,6 @@ pub(super) struct Writer {
     pub(super) lanes: Lanes,
     pub(super) sandbox: Sandbox,
     clock: Clock,
-    dice: Dice,
     checkpointer: Checkpointer,
     pub(super) index: KeyIndex,
     pub(super) broom: Broom,
@@ -271,6 +270,7 @@ impl Writer {
         let fail = |source| place.error(source);
         let mut conn = place.writer().map_err(fail)?;
         let settled = open::settle_log(&conn).map_err(fail)?;
+        open::refuse_entangled(&place, &conn)?;
         open::migrate(&place, &mut conn)?;
         if !settled {
             // A reader from outside kept part of the log where it was: then the sync of this commit
@@ -293,7 +293,6 @@ impl Writer {
             lanes,
             sandbox,
             clock,
-            dice: Dice::default(),
             broom: Broom::default(),
             checkpointer,
             index,
@@ -494,10 +493,6 @@ impl Writer {
         (self.clock)()
     }
 
-    pub(super) fn dice(&mut self) -> f64 {
-        self.dice.roll()
-    }
-
     /// Runs `act` in a transaction of its own.
     pub(super) fn in_transaction<T>(
         &mut self,
@@ -525,13 +520,11 @@ impl Writer {
     }
 
     fn at_the_bench<T>(&mut self, work: impl FnOnce(&mut Bench<'_>) -> T) -> T {
-        let dice = &mut self.dice;
         work(&mut Bench {
             conn: &self.conn,
             lanes: &mut self.lanes,
             sandbox: &self.sandbox,
             now: &*self.clock,
-            dice: &mut || dice.roll(),
         })
     }
 

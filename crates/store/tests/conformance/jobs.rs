@@ -7,13 +7,15 @@ use std::time::Duration;
 
 use hapax_core::Tenant;
 use hapax_core::handler::{Dialect, SqlProgram};
-use hapax_core::job::{LOST_ALONE_MAX, Phase, Retry};
+use hapax_core::job::{Fence, LOST_ALONE_MAX, Phase, Retry};
 use hapax_core::store::{
-    Claim, ClaimAsk, Held, JobFilter, NewJob, NewMessage, Outcome, Ran, SqlAsk, SqlRun, Status,
-    Verdict,
+    Claim, ClaimAsk, Held, JobFilter, NewJob, NewMessage, Outcome, Ran, ReplayEffect, SqlAsk,
+    SqlRun, Status, Verdict,
 };
 
-use crate::harness::{LEASE, Sender, Working, World, body, done, failed, handler, ids, job, spec};
+use crate::harness::{
+    LEASE, Replay, Sender, Working, World, body, done, failed, handler, ids, job, spec,
+};
 
 pub(crate) async fn a_job_is_written_with_its_event_and_only_once<S: Working>(world: World<S>) {
     // A thousand copies at the same instant, each with the work it would promise.
@@ -345,6 +347,32 @@ pub(crate) async fn a_job_that_was_lost_is_claimed_alone_from_then_on<S: Working
     assert_eq!((alone, together), (vec!["a".into(), "b".into(), "c".into()], 3));
 }
 
+pub(crate) async fn jobs_that_were_lost_together_do_not_come_due_together<S: Working>(
+    world: World<S>,
+) {
+    // A poisonous one among them must not find the same neighbours at the same instant again.
+    const JOBS: usize = 32;
+    world.announce([spec("fee")]).await;
+    for n in 0..JOBS {
+        world.accept(&format!("evt_{n}"), &[job("fee")]).await;
+    }
+    assert_eq!(world.claim("fee", JOBS).await.len(), JOBS);
+    world.pass(LEASE);
+    assert!(world.claim("fee", JOBS).await.is_empty(), "they back off");
+    // In the middle of their back-off: all on one side once in two thousand million runs.
+    world.pass(1);
+    let mut due = 0;
+    while !world.claim("fee", JOBS).await.is_empty() {
+        due += 1;
+    }
+    assert!((1..JOBS).contains(&due), "{due} of {JOBS} are due");
+    world.pass(1);
+    while !world.claim("fee", JOBS).await.is_empty() {
+        due += 1;
+    }
+    assert_eq!(due, JOBS);
+}
+
 pub(crate) async fn a_job_lost_alone_five_times_is_buried_by_the_claim<S: Working>(
     world: World<S>,
 ) {
@@ -370,6 +398,31 @@ pub(crate) async fn a_job_lost_alone_five_times_is_buried_by_the_claim<S: Workin
     assert_eq!((job.phase, job.progress.steps), (Phase::Dead, 0));
     assert_eq!(job.progress.lost, 1 + LOST_ALONE_MAX);
     assert_eq!(world.event("poison").await.summary.status, Status::Dead);
+}
+
+pub(crate) async fn a_fence_that_nobody_was_given_settles_nothing<S: Working>(world: World<S>) {
+    // A worker that makes up its number must not end work that nobody has begun: new, given back, or
+    // replayed.
+    world.announce([spec("fee")]).await;
+    let guesses = async |step: &str| {
+        let told = world.job("evt_1", "fee").await;
+        for fence in told.fence.0 - 1..=told.fence.0 + 1 {
+            let held = world.store.settle(told.id, Fence(fence), done("a guess")).await;
+            assert_eq!(held.expect("answers"), Held::Lost, "{step}: {fence}");
+        }
+        assert_eq!(world.job("evt_1", "fee").await.phase, Phase::Ready, "{step}");
+    };
+    let id = world.accept("evt_1", &[job("fee")]).await;
+    guesses("new").await;
+    let claim = world.claim_one("fee").await;
+    world.store.give_back(vec![(claim.job, claim.fence)]).await.expect("gives back");
+    guesses("given back").await;
+    let claim = world.claim_one("fee").await;
+    assert_eq!(world.settle(&claim, failed(Retry::Never)).await, Held::Kept);
+    assert_eq!(world.replay(id, &[job("fee")], Replay::Plain).await, [ReplayEffect::WouldRun]);
+    guesses("replayed").await;
+    let claim = world.claim_one("fee").await;
+    assert_eq!(world.settle(&claim, done("by its right")).await, Held::Kept);
 }
 
 pub(crate) async fn what_was_given_back_is_uncounted<S: Working>(world: World<S>) {
@@ -528,6 +581,27 @@ pub(crate) async fn messages_are_published_with_done_or_not_at_all<S: Working>(w
     assert_eq!(published.iter().map(|note| &*note.id).collect::<Vec<_>>(), ["m2"]);
 }
 
+pub(crate) async fn a_message_that_names_no_tenant_is_of_its_events<S: Working>(world: World<S>) {
+    // Two tenants' events publish under the same id: neither may use up the other's.
+    world.announce([spec("fee")]).await;
+    for tenant in ["acme", "globex"] {
+        world.arrive(&Sender::of(tenant, "shop"), tenant, &[job("fee")]).await;
+    }
+    let named = NewMessage { tenant: Some("initech".into()), ..message("m2") };
+    let publish = vec![message("m1"), named];
+    for claim in world.claim("fee", 2).await {
+        let said = Outcome::Done { result: None, publish: publish.clone() };
+        assert_eq!(world.settle(&claim, said).await, Held::Kept);
+    }
+    let mut published = Vec::new();
+    for tenant in ["acme", "globex"] {
+        let messages = world.event(tenant).await.messages;
+        published.extend(messages.into_iter().map(|note| note.id));
+    }
+    published.sort();
+    assert_eq!(published, ["m1", "m1", "m2"], "theirs each, and the named tenant's once");
+}
+
 pub(crate) async fn a_waiting_worker_is_told_of_new_work<S: Working>(world: World<S>) {
     // Who waits for the hint alone must not sleep through an arrival.
     world.announce([spec("fee")]).await;
@@ -602,6 +676,9 @@ pub(crate) async fn run_sql<S: Working>(world: &World<S>, name: &str) -> usize {
         if ran.is_idle() {
             return done;
         }
+        if let Some(claim) = &ran.alone {
+            done += usize::from(run_claimed(world, claim).await == Ran::Done);
+        }
         assert_eq!(ran.failed, 0);
         assert_eq!(ran.events.len(), ran.done + ran.guarded, "each is named");
         done += ran.done;
@@ -623,6 +700,37 @@ pub(crate) async fn sql_work_is_claimed_and_done_in_one_step<S: Working>(world: 
         assert_eq!(job.attempts.len(), 1);
     }
     assert_eq!(run_sql(&world, "fee").await, 0);
+}
+
+pub(crate) async fn sql_work_that_was_lost_is_handed_out_by_itself_and_not_begun<S: Working>(
+    world: World<S>,
+) {
+    // It may end the process: whoever runs it must have the chance to see that nobody is beside it.
+    world.announce([spec("fee")]).await;
+    world.accept("lost", &[job("fee")]).await;
+    world.claim_one("fee").await;
+    world.pass(LEASE + 2);
+    world.accept("other", &[job("fee")]).await;
+    let mut handed_out = Vec::new();
+    for _ in 0..2 {
+        let claim = ClaimAsk { handler: handler("fee"), limit: 16, worker: "sql".into() };
+        let ask = SqlAsk { claim, program: program(), timeout: Duration::from_secs(5) };
+        let ran = world.store.run_sql(ask).await.expect("runs");
+        match ran.alone {
+            None => assert_eq!((ran.done, ran.events.len()), (1, 1)),
+            Some(claim) => {
+                assert_eq!((ran.done, ran.failed, ran.events.len()), (0, 0, 0));
+                assert_eq!((&*claim.event.key.event_id, claim.attempt), ("lost", 2));
+                assert_eq!(world.job("lost", "fee").await.phase, Phase::Leased);
+                handed_out.push(claim);
+            }
+        }
+    }
+    assert_eq!(handed_out.len(), 1);
+    assert_eq!(run_claimed(&world, &handed_out[0]).await, Ran::Done);
+    for id in ["lost", "other"] {
+        assert_eq!(world.job(id, "fee").await.phase, Phase::Done, "{id}");
+    }
 }
 
 pub(crate) async fn what_sql_work_ended_is_named<S: Working>(world: World<S>) {

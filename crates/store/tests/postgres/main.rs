@@ -19,7 +19,7 @@ use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::{HandlerName, Policy};
 use hapax_core::order::{OrderRule, Place as OrderPlace, Position};
 use hapax_core::store::{
-    Claim, ClaimAsk, HandlerRef, HandlerSpec, NewJob, SqlAsk, SqlRan, Store, Work,
+    Claim, ClaimAsk, HandlerRef, HandlerSpec, NewJob, Ran, SqlAsk, SqlRan, SqlRun, Store, Work,
 };
 use hapax_sim::Postgres;
 use hapax_store::{PgOptions, PgStore};
@@ -147,7 +147,20 @@ fn asked(sql: &str, timeout: Duration) -> SqlAsk {
 }
 
 async fn run(store: &PgStore, sql: &str, timeout: Duration) -> SqlRan {
-    store.run_sql(asked(sql, timeout)).await.expect("runs")
+    let ask = asked(sql, timeout);
+    let program = ask.program.clone();
+    let mut ran = store.run_sql(ask).await.expect("runs");
+    if let Some(claim) = ran.alone.take() {
+        let (job, fence) = (claim.job, claim.fence);
+        let run = SqlRun { job, fence, program, timeout, current: None };
+        match store.run_claimed(run).await.expect("runs") {
+            Ran::Done => ran.done += 1,
+            Ran::Guarded => ran.guarded += 1,
+            Ran::Failed(_) => ran.failed += 1,
+            Ran::Lost => {}
+        }
+    }
+    ran
 }
 
 /// Looks until it is so.

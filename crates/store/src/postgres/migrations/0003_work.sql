@@ -108,7 +108,9 @@ BEGIN
         WHERE job = j.job;
     ELSE
         UPDATE hapax.job SET state = 0, lost = j.lost + 1, exclusive = false,
-            due_at = least(j.due_at, at) + least(2 ^ j.lost, 300) * interval '1 second',
+            -- ±20 %, so that what was lost together does not come due together.
+            due_at = least(j.due_at, at)
+                + least(2 ^ j.lost, 300) * (0.8 + 0.4 * random()) * interval '1 second',
             error = 'the lease ran out'
         WHERE job = j.job;
     END IF;

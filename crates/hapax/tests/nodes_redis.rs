@@ -1,0 +1,233 @@
+//! A Redis in front of the shared database that is emptied, stopped, killed, restored from an old
+//! snapshot, or lies: the same answers, one effect each, no answer that waits for it, few words in
+//! the log.
+
+mod support;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use hapax_core::{EventKey, SourceName, Tenant};
+use hapax_sim::{Redis, Reply};
+use support::nodes::{self, Database, SECRET, Senders, wait};
+use support::{House, Sender, Server, until};
+
+/// An answer that took longer has waited for Redis; far beyond what one takes on a busy machine.
+const ACK_MAX: Duration = Duration::from_secs(3);
+
+/// A node with this Redis in front.
+fn node(database: &Database, redis: &Redis) -> (House, Server) {
+    let house = database.house(&format!("redis_url = \"{}\"", redis.url()), nodes::ROW);
+    let server = house.start();
+    (house, server)
+}
+
+/// Asks until the node has heard from Redis, which it connects to behind the first questions.
+fn connected(server: &Server) {
+    until("Redis answers", || {
+        std::thread::park_timeout(Duration::from_millis(20));
+        server.ask(Sender::stripe(SECRET).event("evt_0"));
+        server.stderr.text().contains("Redis answers").then_some(())
+    });
+}
+
+/// Under which name Redis knows an event.
+fn name_of(event_id: &str) -> Vec<u8> {
+    let key = EventKey {
+        tenant: Tenant::default(),
+        source: SourceName::new("stripe"),
+        event_id: event_id.into(),
+    };
+    [b"hapax:".as_slice(), &key.hash().0].concat()
+}
+
+fn get(redis: &Redis, event_id: &str) -> Option<Vec<u8>> {
+    match wait(redis.command(&[b"GET".to_vec(), name_of(event_id)])) {
+        Reply::Text(value) => Some(value),
+        Reply::Nothing => None,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn plant(redis: &Redis, event_id: &str, value: &[u8]) {
+    let set = [b"SET".to_vec(), name_of(event_id), value.to_vec()];
+    assert_eq!(wait(redis.command(&set)), Reply::Text(b"OK".to_vec()));
+}
+
+/// Sends copies until Redis knows all of these.
+fn told(redis: &Redis, server: &Server, events: std::ops::Range<usize>) {
+    let sender = Sender::stripe(SECRET);
+    until("Redis was told of all", || {
+        let missing: Vec<_> =
+            events.clone().filter(|n| get(redis, &format!("evt_{n}")).is_none()).collect();
+        for n in &missing {
+            server.ask(sender.event(&format!("evt_{n}"))).is("duplicate");
+        }
+        missing.is_empty().then_some(())
+    });
+}
+
+/// What the log says of Redis.
+fn words(said: &str) -> usize {
+    said.lines().filter(|line| line.contains("Redis")).count()
+}
+
+#[test]
+fn a_redis_that_is_emptied_ten_times_a_second_changes_no_answer() {
+    // What one node has just told another is gone before it is read, or while.
+    const EVENTS: usize = 600;
+    let database = Database::shared("flushed");
+    let redis = wait(Redis::start());
+    let nodes = [node(&database, &redis), node(&database, &redis)];
+    let servers = || nodes.iter().map(|(_, server)| server);
+    let senders = Senders::to(servers());
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                wait(redis.flush_all());
+                std::thread::park_timeout(Duration::from_millis(100));
+            }
+        });
+        // Everything twice, so that most of it is a duplicate that Redis may know or not.
+        senders.send(6, 0..EVENTS, || ());
+        senders.send(6, 0..EVENTS, || ());
+        done.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(senders.refused(), 0);
+    senders.one_id_each(EVENTS);
+    database.all_processed(&nodes[0].1, EVENTS);
+    database.is_once_each(EVENTS);
+    for (_, server) in nodes {
+        let said = server.stop();
+        assert!(words(&said) < 10, "{said}");
+    }
+}
+
+#[test]
+fn a_redis_that_stops_or_dies_under_load_delays_no_answer_for_long() {
+    // Stopped it keeps its connections and answers nothing; killed it is refused; then it is back.
+    const EVENTS: usize = 500;
+    let database = Database::shared("stopped");
+    let redis = wait(Redis::start());
+    let (_house, server) = node(&database, &redis);
+    connected(&server);
+    let senders = Senders::to([&server]);
+    let sender = Sender::stripe(SECRET);
+    let prompt = |what: &str| {
+        for n in 0..20 {
+            let asked = Instant::now();
+            let answer = server.ask(sender.event(&format!("evt_{n}")));
+            assert_eq!(answer.status, 200, "{what}: {answer:?}");
+            assert!(asked.elapsed() < ACK_MAX, "{what}: {:?}", asked.elapsed());
+        }
+    };
+    senders.send(4, 0..EVENTS, || {
+        for round in 0..2 {
+            senders.until_acked((round + 1) * EVENTS / 6);
+            wait(redis.pause());
+            prompt("stopped");
+            wait(redis.resume());
+            prompt("going on");
+            wait(redis.kill());
+            prompt("killed");
+            wait(redis.start_again());
+            prompt("back");
+        }
+    });
+    assert_eq!(senders.refused(), 0);
+    senders.one_id_each(EVENTS);
+    database.all_processed(&server, EVENTS);
+    database.is_once_each(EVENTS);
+    let said = server.stop();
+    assert!(words(&said) < 30, "{} lines of Redis:\n{said}", words(&said));
+}
+
+#[test]
+fn what_is_planted_in_redis_is_not_believed() {
+    // Another event's proof under this key, bytes of nobody, a cut proof; for events that are known
+    // and for one that never came.
+    const EVENTS: usize = 8;
+    let database = Database::shared("planted");
+    let redis = wait(Redis::start());
+    let (_house, first) = node(&database, &redis);
+    connected(&first);
+    let senders = Senders::to([&first]);
+    senders.send(2, 0..EVENTS, || ());
+    database.all_processed(&first, EVENTS);
+    told(&redis, &first, 0..EVENTS);
+    let good: Vec<Vec<u8>> =
+        (0..EVENTS).map(|n| get(&redis, &format!("evt_{n}")).unwrap()).collect();
+    for n in 1..EVENTS {
+        let value = match n % 4 {
+            0 => vec![0xff; 200],
+            1 => good[(n + 1) % EVENTS].clone(),
+            2 => good[n][..good[n].len() - 1].to_vec(),
+            _ => Vec::new(),
+        };
+        plant(&redis, &format!("evt_{n}"), &value);
+    }
+    plant(&redis, "evt_new", &good[3]);
+    // A node that remembers nothing, so that it asks Redis.
+    let (_other_house, second) = node(&database, &redis);
+    connected(&second);
+    let sender = Sender::stripe(SECRET);
+    second.ask(sender.event("evt_new")).is("accepted");
+    for n in 0..EVENTS {
+        let event = format!("evt_{n}");
+        let answer = second.ask(sender.event(&event));
+        answer.is("duplicate");
+        assert_eq!(answer.json()["status"], "processed", "{answer:?}");
+        senders.heard(&event, &answer);
+    }
+    senders.one_id_each(EVENTS);
+    database.all_processed(&second, EVENTS + 1);
+    database.is_once_each(EVENTS + 1);
+    first.stop();
+    second.stop();
+}
+
+#[test]
+fn what_redis_knows_of_an_older_epoch_is_not_believed() {
+    // The database was restored from a backup that has never heard of an event, and Redis, from its
+    // own old snapshot, still calls that one a duplicate: its sender would never be heard again.
+    const EVENTS: usize = 10;
+    let database = Database::shared("restored");
+    let redis = wait(Redis::start());
+    let (_house, first) = node(&database, &redis);
+    connected(&first);
+    Senders::to([&first]).send(1, 0..EVENTS, || ());
+    database.all_processed(&first, EVENTS);
+    told(&redis, &first, 0..EVENTS);
+    assert_eq!(wait(redis.command(&["SAVE"])), Reply::Text(b"OK".to_vec()));
+    first.stop();
+    database.execute("DELETE FROM hapax.job; DELETE FROM hapax.event; DELETE FROM ledger");
+    // As long as nobody says that it is another database, Redis is believed: of events that are in no
+    // database, each asked for once, only Redis can say "duplicate". (Not all: what it does not answer
+    // in time is asked of the database.)
+    let sender = Sender::stripe(SECRET);
+    let (_house, second) = node(&database, &redis);
+    connected(&second);
+    let believed = (1..EVENTS).filter(|n| {
+        let answer = second.ask(sender.event(&format!("evt_{n}")));
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.decision() == "duplicate"
+    });
+    assert!(believed.count() > 0, "Redis was never asked");
+    second.stop();
+    database.execute("DELETE FROM hapax.job; DELETE FROM hapax.event; DELETE FROM ledger");
+    database.execute("UPDATE hapax.epoch SET counter = counter + 1");
+    wait(redis.kill());
+    wait(redis.start_again());
+    assert!(get(&redis, "evt_2").is_some(), "the snapshot was not restored");
+    let (_house, third) = node(&database, &redis);
+    connected(&third);
+    let accepted = third.ask(sender.event("evt_2"));
+    accepted.is("accepted");
+    database.all_processed(&third, 2);
+    let again = third.ask(sender.event("evt_2"));
+    again.is("duplicate");
+    assert_eq!(again.id(), accepted.id());
+    assert_eq!(database.effects().get("evt_2"), Some(&1));
+    third.stop();
+}
