@@ -97,15 +97,12 @@ pub(super) async fn drop_old(
 
 async fn drop_days(lent: &mut Lent, before: Timestamp, limit: usize) -> Result<bool, PgError> {
     let mut more = false;
-    for day in old_days(lent, before).await? {
-        let needed = lent
-            .query(
-                "SELECT EXISTS (SELECT FROM hapax.event \
-                 WHERE pruned IS NULL AND id >= $1 AND id < $2)",
-                &[&day.from, &day.to],
-            )
-            .await?;
-        if needed.first().is_none_or(|row| row.get(0)) {
+    for mut day in old_days(lent, before).await? {
+        if day.leaving {
+            day.alter(lent, "DETACH", "FINALIZE").await?;
+            day.attached = false;
+        }
+        if day.attached && day.is_needed(lent).await? {
             let most = limit as i64;
             let gone = lent
                 .execute(
@@ -118,22 +115,37 @@ async fn drop_days(lent: &mut Lent, before: Timestamp, limit: usize) -> Result<b
             more |= gone as usize >= limit;
             continue;
         }
-        // Detaching waits for whoever reads the table, and stops nobody. Cut off, it is finished the
-        // next time. Another node may be at it too: then one of the two is told so.
-        let name = &day.name;
-        if day.leaving {
-            lent.batch(&format!("ALTER TABLE hapax.body DETACH PARTITION hapax.{name} FINALIZE"))
-                .await?;
-        } else if day.attached {
-            lent.batch(&format!(
-                "ALTER TABLE hapax.body DETACH PARTITION hapax.{name} CONCURRENTLY"
-            ))
-            .await?;
+        // Waits for whoever uses the table, and stops nobody. Cut off, it is finished the next time.
+        if day.attached {
+            day.alter(lent, "DETACH", "CONCURRENTLY").await?;
         }
+        // Only now can nothing be put there any more. A node that was paused, or whose clock is wrong,
+        // may have been faster: then the day is still needed.
+        if day.is_needed(lent).await? {
+            let range = format!("FOR VALUES FROM ('{}') TO ('{}')", day.from, day.to);
+            day.alter(lent, "ATTACH", &range).await?;
+            continue;
+        }
+        let name = &day.name;
         lent.batch(&format!("DROP TABLE IF EXISTS hapax.{name}")).await?;
         tracing::info!("dropped the bodies of {name}");
     }
     Ok(more)
+}
+
+impl Day {
+    /// Whether an event of it has still to be worked on or looked at.
+    async fn is_needed(&self, lent: &mut Lent) -> Result<bool, PgError> {
+        let sql = "SELECT EXISTS (SELECT FROM hapax.event \
+                   WHERE pruned IS NULL AND id >= $1 AND id < $2)";
+        let needed = lent.query(sql, &[&self.from, &self.to]).await?;
+        Ok(needed.first().is_none_or(|row| row.get(0)))
+    }
+
+    async fn alter(&self, lent: &mut Lent, what: &str, how: &str) -> Result<(), PgError> {
+        let name = &self.name;
+        lent.batch(&format!("ALTER TABLE hapax.body {what} PARTITION hapax.{name} {how}")).await
+    }
 }
 
 async fn old_days(lent: &mut Lent, before: Timestamp) -> Result<Vec<Day>, PgError> {
@@ -152,9 +164,10 @@ async fn old_days(lent: &mut Lent, before: Timestamp) -> Result<Vec<Day>, PgErro
         let date: jiff::civil::Date = jiff::civil::Date::strptime("body_%Y%m%d", &name).ok()?;
         let from = date.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp();
         let to = Timestamp::from_second(from.as_second() + DAY_SECONDS).ok()?;
-        let (attached, leaving) = (row.get(1), row.get(2));
-        let is_old = to <= before;
-        is_old.then(|| Day { name, from: first_id(from), to: first_id(to), attached, leaving })
+        let (attached, leaving): (bool, bool) = (row.get(1), row.get(2));
+        // One that was taken out and not dropped may have to go back, whatever its age.
+        let is_due = to <= before || leaving || !attached;
+        is_due.then(|| Day { name, from: first_id(from), to: first_id(to), attached, leaving })
     };
     let mut days: Vec<Day> = rows.iter().filter_map(day).collect();
     // One at a time: as long as a removal is unfinished, the server begins no other.

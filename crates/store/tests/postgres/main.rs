@@ -5,6 +5,7 @@
 #[path = "../conformance/harness.rs"]
 mod harness;
 
+mod crowd;
 mod functions;
 mod handlers;
 mod retention;

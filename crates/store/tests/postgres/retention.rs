@@ -4,8 +4,13 @@
 use hapax_core::Timestamp;
 use hapax_core::store::{Horizon, Store, Work};
 
-use crate::harness::{Sender, after, body};
+use crate::harness::{Sender, after, body, noon};
 use crate::{Base, connect, spec, until};
+
+/// The removal of a day that waits for a lock.
+const REMOVAL_WAITS: &str = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() \
+                             AND query LIKE 'ALTER TABLE hapax.body DETACH%' \
+                             AND wait_event_type = 'Lock'";
 
 async fn prune(base: &Base, events_before: Timestamp, limit: usize) {
     let horizon = Horizon { events_before, keys_before: Vec::new() };
@@ -77,15 +82,13 @@ async fn a_removal_that_was_cut_off_does_not_stop_that_of_an_older_day() {
     let cut = base
         .sql
         .batch_execute("ALTER TABLE hapax.body DETACH PARTITION hapax.body_20260602 CONCURRENTLY");
-    let waiting = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() \
-                   AND query LIKE 'ALTER TABLE hapax.body DETACH%' AND wait_event_type = 'Lock'";
     let cut_off = async {
         until("it waits for the reader", async || {
-            !other.query(waiting, &[]).await.expect("asks").is_empty()
+            !other.query(REMOVAL_WAITS, &[]).await.expect("asks").is_empty()
         })
         .await;
         other
-            .query(&format!("SELECT pg_cancel_backend(pid) FROM ({waiting}) w"), &[])
+            .query(&format!("SELECT pg_cancel_backend(pid) FROM ({REMOVAL_WAITS}) w"), &[])
             .await
             .expect("cuts");
     };
@@ -98,4 +101,41 @@ async fn a_removal_that_was_cut_off_does_not_stop_that_of_an_older_day() {
     let days = "SELECT count(*)::text FROM pg_class WHERE relname IN \
                 ('body_20260601', 'body_20260602')";
     assert_eq!(base.one(days).await, "0");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_that_comes_while_its_day_is_removed_keeps_its_body() {
+    // A node that was paused since that day puts an event there, after retention has seen that nothing
+    // of the day is needed and before the day is out: it is acknowledged, and would have no body.
+    let base = Base::new("meanwhile", spec(1)).await;
+    let arrive = |id: &str| {
+        let ingest = Sender::plain().ingest_at(&body(id), noon(), noon());
+        base.store.ingest(ingest)
+    };
+    arrive("evt_1").await.expect("ingests");
+    let other = connect(&base.url).await;
+    let lock = "BEGIN; LOCK TABLE hapax.body IN SHARE UPDATE EXCLUSIVE MODE";
+    // The days ahead are made first: that takes the same lock.
+    until("the days are made", async || {
+        let days = "SELECT count(*)::text FROM pg_class WHERE relname ~ '^body_[0-9]{8}$'";
+        base.one(days).await.parse::<usize>().expect("a number") >= 9
+    })
+    .await;
+    base.sql.batch_execute(lock).await.expect("locks");
+    let meanwhile = async {
+        until("the removal waits", async || {
+            !other.query(REMOVAL_WAITS, &[]).await.expect("asks").is_empty()
+        })
+        .await;
+        arrive("evt_2").await.expect("ingests");
+        base.sql.batch_execute("COMMIT").await.expect("lets go");
+    };
+    let before = "2026-06-02T00:00:00Z".parse().expect("a time");
+    let ((), ()) = tokio::join!(prune(&base, before, 10), meanwhile);
+    let bodies = "SELECT string_agg(convert_from(e.event_id, 'UTF8'), ' ') \
+                  FROM hapax.event e JOIN hapax.body b ON b.id = e.id WHERE e.pruned IS NULL";
+    assert_eq!(base.one(bodies).await, "evt_2");
+    prune(&base, before, 10).await;
+    let day = "SELECT count(*)::text FROM pg_class WHERE relname = 'body_20260601'";
+    assert_eq!(base.one(day).await, "0", "and the day goes once it is finished");
 }
