@@ -296,7 +296,7 @@ async fn read_jobs(
 }
 
 fn job_row(row: &Row) -> JobDetail {
-    let phase = phase_of(row.get(1));
+    let phase = phase_of(row.get::<_, i16>(1).into());
     let at: Timestamp = row.get(2);
     let (run, attempt) = (count(row, 4), count(row, 5));
     let started: Option<Timestamp> = row.get(9);

@@ -4,9 +4,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Mutex;
 
 use hapax_core::Timestamp;
-use hapax_core::job::Phase;
 use hapax_core::store::{EventId, ReviewReason, Status};
 use uuid::{Builder, Uuid};
+
+pub(super) use crate::columns::{phase_of, state_of};
+use crate::columns::{ranked, status_of};
 
 /// Makes ids: UUIDs of version 7 that end in 24 zero bits, where the ids of the event's jobs have
 /// their lane. Of those that one node makes in the same millisecond the later is the greater, so that
@@ -93,68 +95,12 @@ impl Standing {
         };
         let status = match (pruned, state) {
             (Some(word), _) => status_of(word),
-            (None, 0) => ranked(rank),
+            (None, 0) => ranked(rank.map(i64::from)),
             (None, 1) => Status::Review,
             // Anything unknown reads as discarded: never as something to work on.
             (None, _) => Status::Discarded,
         };
         Self { status, review, waiting: review.filter(|_| state == 1) }
-    }
-}
-
-/// A job's phase from its column; anything unknown counts as dead, for a person to look at.
-pub(super) fn phase_of(state: i16) -> Phase {
-    match state {
-        0 => Phase::Ready,
-        1 => Phase::Leased,
-        2 => Phase::Done,
-        3 => Phase::Stale,
-        5 => Phase::Held,
-        6 => Phase::Parked,
-        7 => Phase::Review,
-        8 => Phase::Discarded,
-        _dead => Phase::Dead,
-    }
-}
-
-/// The column of a job's phase.
-pub(super) fn state_of(phase: Phase) -> i16 {
-    match phase {
-        Phase::Ready => 0,
-        Phase::Leased => 1,
-        Phase::Done => 2,
-        Phase::Stale => 3,
-        Phase::Dead => 4,
-        Phase::Held => 5,
-        Phase::Parked => 6,
-        Phase::Review => 7,
-        Phase::Discarded => 8,
-    }
-}
-
-/// The rank of `hapax.rank` as a status.
-fn ranked(rank: Option<i32>) -> Status {
-    match rank {
-        None => Status::Ignored,
-        Some(0) => Status::Review,
-        Some(1) => Status::Discarded,
-        Some(2) => Status::Dead,
-        Some(3) => Status::Failed,
-        Some(4) => Status::Held,
-        Some(5) => Status::Processing,
-        Some(6) => Status::Received,
-        Some(8) => Status::Stale,
-        Some(_) => Status::Processed,
-    }
-}
-
-/// A status from the column `pruned`; anything unknown counts as processed.
-fn status_of(word: &str) -> Status {
-    match word {
-        "ignored" => Status::Ignored,
-        "stale" => Status::Stale,
-        "discarded" => Status::Discarded,
-        _processed => Status::Processed,
     }
 }
 

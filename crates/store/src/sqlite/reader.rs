@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use super::jobs::{job_id, place_of};
 use super::open::{OpenError, Place};
-use super::row::{LANE_BITS, Standing, event_id, phase_of, state_of, timestamp};
+use super::row::{LANE_BITS, Standing, event_id, phase_of, ranked, state_of, timestamp};
 use crate::limits::{PAGE_MAX, READ_MAX};
 
 /// Connections that are open at the same time; more queries wait.
@@ -220,22 +220,6 @@ pub(super) fn events(
     rows.truncate(limit);
     let next = rows.last().filter(|_| more).map(|(seq, _)| Cursor(seq.unsigned_abs().into()));
     Ok(Page { items: rows.into_iter().map(|(_, summary)| summary).collect(), next })
-}
-
-/// The rank of [`RANK`] as a status.
-fn ranked(rank: Option<i64>) -> Status {
-    match rank {
-        None => Status::Ignored,
-        Some(0) => Status::Review,
-        Some(1) => Status::Discarded,
-        Some(2) => Status::Dead,
-        Some(3) => Status::Failed,
-        Some(4) => Status::Held,
-        Some(5) => Status::Processing,
-        Some(6) => Status::Received,
-        Some(8) => Status::Stale,
-        Some(_) => Status::Processed,
-    }
 }
 
 /// The condition for a status. Where an index can narrow it down, it does.

@@ -5,27 +5,20 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use hapax_core::Timestamp;
-use hapax_core::job::Phase;
 use hapax_core::store::{EventId, ReviewReason, Status};
 use rusqlite::Connection;
 use uuid::{Builder, Uuid};
+
+pub(super) use crate::columns::{
+    DEAD, DISCARDED, DONE, HELD, LEASED, PARKED, READY, REVIEW, STALE, phase_of, ranked, state_of,
+    status_of,
+};
 
 /// The low bits of an id that hold the row's number: a million million events.
 pub(super) const SEQ_BITS: u32 = 40;
 
 /// The bits before them in a job's id, which hold its lane: four million lanes.
 pub(super) const LANE_BITS: u32 = 22;
-
-/// The column `state` of a job.
-pub(super) const READY: i64 = 0;
-pub(super) const LEASED: i64 = 1;
-pub(super) const DONE: i64 = 2;
-pub(super) const STALE: i64 = 3;
-pub(super) const DEAD: i64 = 4;
-pub(super) const HELD: i64 = 5;
-pub(super) const PARKED: i64 = 6;
-pub(super) const REVIEW: i64 = 7;
-pub(super) const DISCARDED: i64 = 8;
 
 /// Makes ids: UUIDs of version 7 whose last bits are the row's number, so that an event is found by
 /// its id without an index to keep up. The rest is random enough that two databases never agree.
@@ -58,46 +51,6 @@ impl Dice {
     pub(super) fn roll(&mut self) -> f64 {
         self.rolls += 1;
         self.seed.hash_one(self.rolls) as f64 / u64::MAX as f64
-    }
-}
-
-/// A status from its word in the database; anything unknown counts as processed.
-pub(super) fn status_of(word: &str) -> Status {
-    match word {
-        "ignored" => Status::Ignored,
-        "stale" => Status::Stale,
-        "discarded" => Status::Discarded,
-        _processed => Status::Processed,
-    }
-}
-
-/// A job's phase from its column; anything unknown counts as dead, for a person to look at.
-pub(super) fn phase_of(state: i64) -> Phase {
-    match state {
-        READY => Phase::Ready,
-        LEASED => Phase::Leased,
-        DONE => Phase::Done,
-        STALE => Phase::Stale,
-        HELD => Phase::Held,
-        PARKED => Phase::Parked,
-        REVIEW => Phase::Review,
-        DISCARDED => Phase::Discarded,
-        _ => Phase::Dead,
-    }
-}
-
-/// The column of a job's phase.
-pub(super) fn state_of(phase: Phase) -> i64 {
-    match phase {
-        Phase::Ready => READY,
-        Phase::Leased => LEASED,
-        Phase::Done => DONE,
-        Phase::Stale => STALE,
-        Phase::Dead => DEAD,
-        Phase::Held => HELD,
-        Phase::Parked => PARKED,
-        Phase::Review => REVIEW,
-        Phase::Discarded => DISCARDED,
     }
 }
 
