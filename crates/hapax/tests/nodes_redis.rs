@@ -54,16 +54,26 @@ fn plant(redis: &Redis, event_id: &str, value: &[u8]) {
     assert_eq!(wait(redis.command(&set)), Reply::Text(b"OK".to_vec()));
 }
 
-/// Sends copies until Redis knows all of these.
-fn told(redis: &Redis, server: &Server, events: std::ops::Range<usize>) {
+/// Sends copies until Redis knows all of these. What a busy Redis was not told in time is told by a
+/// node that has to ask the database, and not by one that remembers.
+fn told(database: &Database, redis: &Redis, events: std::ops::Range<usize>) {
     let sender = Sender::stripe(SECRET);
     until("Redis was told of all", || {
         let missing: Vec<_> =
             events.clone().filter(|n| get(redis, &format!("evt_{n}")).is_none()).collect();
-        for n in &missing {
-            server.ask(sender.event(&format!("evt_{n}"))).is("duplicate");
+        if missing.is_empty() {
+            return Some(());
         }
-        missing.is_empty().then_some(())
+        let (_house, forgetful) = node(database, redis);
+        until("it tried to connect", || {
+            std::thread::park_timeout(Duration::from_millis(20));
+            forgetful.stderr.text().contains("Redis").then_some(())
+        });
+        for n in missing {
+            forgetful.ask(sender.event(&format!("evt_{n}"))).is("duplicate");
+        }
+        forgetful.stop();
+        None
     });
 }
 
@@ -155,7 +165,7 @@ fn what_is_planted_in_redis_is_not_believed() {
     let senders = Senders::to([&first]);
     senders.send(2, 0..EVENTS, || ());
     database.all_processed(&first, EVENTS);
-    told(&redis, &first, 0..EVENTS);
+    told(&database, &redis, 0..EVENTS);
     let good: Vec<Vec<u8>> =
         (0..EVENTS).map(|n| get(&redis, &format!("evt_{n}")).unwrap()).collect();
     for n in 1..EVENTS {
@@ -198,7 +208,7 @@ fn what_redis_knows_of_an_older_epoch_is_not_believed() {
     connected(&first);
     Senders::to([&first]).send(1, 0..EVENTS, || ());
     database.all_processed(&first, EVENTS);
-    told(&redis, &first, 0..EVENTS);
+    told(&database, &redis, 0..EVENTS);
     assert_eq!(wait(redis.command(&["SAVE"])), Reply::Text(b"OK".to_vec()));
     first.stop();
     database.execute("DELETE FROM hapax.job; DELETE FROM hapax.event; DELETE FROM ledger");

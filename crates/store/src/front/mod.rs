@@ -62,7 +62,7 @@ impl Front {
         });
         let (told, telling) = mpsc::channel(FRONT_WAITING_MAX);
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
-        tasks.spawn(tell(Arc::clone(&line), telling, age_max, stop.clone()));
+        tasks.spawn(tell(Arc::clone(&line), tasks.clone(), telling, age_max, stop.clone()));
         tasks.close();
         line.lift(&tasks);
         Ok(Self { line, told, age_max, keys_kept, stop, tasks })
@@ -141,12 +141,16 @@ impl fmt::Debug for Front {
 /// Entries outlive no node's trust in them by much, so Redis may forget them by itself.
 async fn tell(
     line: Arc<Line>,
+    tasks: TaskTracker,
     mut telling: mpsc::Receiver<Telling>,
     age_max: Duration,
     stop: CancellationToken,
 ) {
     while let Some(Some(first)) = stop.run_until_cancelled(telling.recv()).await {
-        let Some(mut redis) = line.connection() else { continue };
+        let Some(mut redis) = line.connection() else {
+            line.lift(&tasks);
+            continue;
+        };
         let mut pipe = redis::pipe();
         let more = std::iter::from_fn(|| telling.try_recv().ok()).take(FRONT_WAITING_MAX);
         for (key, value) in std::iter::once(first).chain(more).flatten() {
