@@ -37,6 +37,10 @@ pub mod limits {
     /// Receipts in one commit: past this a larger batch saves no more, it only delays the answer.
     pub const BATCH_RECEIPTS_MAX: usize = 512;
 
+    /// Requests that are worth a commit beside one that runs: each commit costs the shared database as
+    /// much as the rows of several requests, so fewer ride with the next one instead.
+    pub const WORTH_A_COMMIT: usize = 16;
+
     /// Body bytes in one commit, so that a few large bodies do not make everyone wait.
     pub const BATCH_BYTES_MAX: usize = 4 << 20;
 
@@ -120,7 +124,11 @@ pub mod limits {
     /// "duplicate" of a key that was pruned.
     pub const FRONT_ENTRY_AGE_MAX: Duration = Duration::from_secs(6 * 3_600);
 
-    /// Commits whose entries wait to be written to Redis; past it they are dropped.
+    /// Requests whose questions travel to Redis as one.
+    pub const FRONT_ASKED_MAX: usize = 256;
+
+    /// Commits whose entries wait to be written to Redis, and requests that wait to ask it; past it
+    /// they do without.
     pub const FRONT_WAITING_MAX: usize = 1_024;
 
     /// How long one read for the API may take before it is broken off.

@@ -16,7 +16,7 @@ use std::time::Duration;
 use hapax_core::{KeyHash, Timestamp};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -24,18 +24,25 @@ use tokio_util::task::TaskTracker;
 pub(crate) use entry::{Entry, Seal};
 
 use crate::limits::{
-    FRONT_ANSWER_MAX, FRONT_CONNECT_MAX, FRONT_ENTRY_AGE_MAX, FRONT_LOG_EVERY, FRONT_REST,
-    FRONT_REST_MAX, FRONT_WAITING_MAX,
+    FRONT_ANSWER_MAX, FRONT_ASKED_MAX, FRONT_CONNECT_MAX, FRONT_ENTRY_AGE_MAX, FRONT_LOG_EVERY,
+    FRONT_REST, FRONT_REST_MAX, FRONT_WAITING_MAX,
 };
 
 /// A Redis, as far as we trust one.
 pub(crate) struct Front {
     line: Arc<Line>,
+    asked: mpsc::Sender<Question>,
     told: mpsc::Sender<Telling>,
     age_max: Duration,
     keys_kept: Option<Duration>,
     stop: CancellationToken,
     tasks: TaskTracker,
+}
+
+/// Somebody who wants to know what stands under these keys, in their order.
+struct Question {
+    keys: Vec<KeyHash>,
+    answer: oneshot::Sender<Vec<Option<Vec<u8>>>>,
 }
 
 /// Entries to be written under their keys; none where there is to be none.
@@ -60,42 +67,33 @@ impl Front {
             failed: AtomicU32::new(0),
             said_at: Mutex::new(None),
         });
+        let (asked, questions) = mpsc::channel(FRONT_WAITING_MAX);
         let (told, telling) = mpsc::channel(FRONT_WAITING_MAX);
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        tasks.spawn(ask_together(Arc::clone(&line), questions, stop.clone()));
         tasks.spawn(tell(Arc::clone(&line), tasks.clone(), telling, age_max, stop.clone()));
         tasks.close();
         line.lift(&tasks);
-        Ok(Self { line, told, age_max, keys_kept, stop, tasks })
+        Ok(Self { line, asked, told, age_max, keys_kept, stop, tasks })
     }
 
     /// What is known under each key, in their order. Never longer than a moment, never an error.
     pub(crate) async fn ask(&self, seal: &Seal, keys: &[KeyHash]) -> Vec<Option<Entry>> {
-        let Some(mut redis) = self.line.connection() else {
-            self.line.lift(&self.tasks);
-            return vec![None; keys.len()];
-        };
-        let mut command = redis::cmd("MGET");
-        for key in keys {
-            command.arg(name_of(key).as_slice());
-        }
-        let asked = timeout(FRONT_ANSWER_MAX, command.query_async(&mut redis)).await;
-        let values: Vec<Option<Vec<u8>>> = match asked {
-            Ok(Ok(values)) => {
-                self.line.works();
-                values
-            }
-            Ok(Err(error)) => {
-                self.line.rest(error.category());
-                Vec::new()
-            }
-            Err(_too_slow) => {
-                self.line.rest("no answer in time");
-                Vec::new()
-            }
-        };
-        let mut values = values.into_iter();
+        let mut values = self.values(keys).await.unwrap_or_default().into_iter();
         let open = |key: &KeyHash| Entry::open(&values.next()??, seal, key, self.age_max);
         keys.iter().map(open).collect()
+    }
+
+    /// None at all where Redis is not to be had. Whoever asks waits for the question that is on its way
+    /// and for its own, and each of them is given up after a moment.
+    async fn values(&self, keys: &[KeyHash]) -> Option<Vec<Option<Vec<u8>>>> {
+        if !self.line.is_up() {
+            self.line.lift(&self.tasks);
+            return None;
+        }
+        let (answer, values) = oneshot::channel();
+        self.asked.try_send(Question { keys: keys.to_vec(), answer }).ok()?;
+        values.await.ok()
     }
 
     /// Tells of events that are committed and ended, behind the answer. Dropped when more waits
@@ -138,6 +136,49 @@ impl fmt::Debug for Front {
     }
 }
 
+/// Whoever asks while an answer is on its way asks together with the others: one question for Redis,
+/// however many requests want to know. Questions that are dropped are answered with nothing.
+async fn ask_together(
+    line: Arc<Line>,
+    mut questions: mpsc::Receiver<Question>,
+    stop: CancellationToken,
+) {
+    let mut waiting = Vec::new();
+    loop {
+        waiting.clear();
+        let asked = questions.recv_many(&mut waiting, FRONT_ASKED_MAX);
+        if stop.run_until_cancelled(asked).await.is_none_or(|count| count == 0) {
+            return;
+        }
+        let Some(mut redis) = line.connection() else { continue };
+        let mut command = redis::cmd("MGET");
+        for key in waiting.iter().flat_map(|question| &question.keys) {
+            command.arg(name_of(key).as_slice());
+        }
+        let asked = timeout(FRONT_ANSWER_MAX, command.query_async(&mut redis));
+        let values: Vec<Option<Vec<u8>>> = match stop.run_until_cancelled(asked).await {
+            None => return,
+            Some(Ok(Ok(values))) => {
+                line.works();
+                values
+            }
+            Some(Ok(Err(error))) => {
+                line.rest(error.category());
+                continue;
+            }
+            Some(Err(_too_slow)) => {
+                line.rest("no answer in time");
+                continue;
+            }
+        };
+        let mut values = values.into_iter();
+        for question in waiting.drain(..) {
+            let theirs = values.by_ref().take(question.keys.len()).collect();
+            let _gave_up = question.answer.send(theirs);
+        }
+    }
+}
+
 /// Entries outlive no node's trust in them by much, so Redis may forget them by itself.
 async fn tell(
     line: Arc<Line>,
@@ -177,7 +218,7 @@ fn name_of(key: &KeyHash) -> [u8; 22] {
     name
 }
 
-/// The one connection, shared by all who ask: their questions travel together.
+/// The one connection, shared by all who ask and tell.
 struct Line {
     client: Client,
     state: Mutex<State>,
@@ -203,6 +244,10 @@ impl Line {
             State::Up(redis) => Some(redis.clone()),
             State::Lifting | State::Down { .. } => None,
         }
+    }
+
+    fn is_up(&self) -> bool {
+        matches!(&*self.state(), State::Up(_))
     }
 
     /// Connects in the background, if it is time: nobody waits for it.
