@@ -77,7 +77,7 @@ pub struct PoolSizes {
 
 impl Default for PoolSizes {
     fn default() -> Self {
-        Self { ingest: 2, work: 4, handlers: 4, admin: 3 }
+        Self { ingest: 3, work: 4, handlers: 4, admin: 3 }
     }
 }
 

@@ -7,17 +7,15 @@
 //! that one poisonous request fails alone.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::error::Error;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use bytes::BytesMut;
 use hapax_core::job::Phase;
 use hapax_core::store::{EventId, Ingest, Known, NewJob, Status, StoreError, Verdict, Via};
 use hapax_core::{KeyHash, Receipt, Timeliness, Timestamp, failpoint};
 use tokio::sync::{Notify, oneshot};
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::Shared;
@@ -25,8 +23,10 @@ use super::connect::{Lent, PgError, retried};
 use super::epoch::Epoch;
 use super::names::{LaneAt, LaneName};
 use super::partitions;
-use super::row::{Standing, stamp, text};
-use crate::limits::{BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, CONFLICTS_IN_FULL, WAITING_MAX};
+use super::row::{Standing, hash_of, of_hash, stamp, text};
+use crate::limits::{
+    BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, CONFLICTS_IN_FULL, WAITING_MAX, WORTH_A_COMMIT,
+};
 use crate::recent::Recent;
 
 /// How often a statement is tried after what it lacked was made.
@@ -42,7 +42,18 @@ pub(super) struct Desk {
 #[derive(Debug)]
 struct Line {
     requests: VecDeque<Waiting>,
+    /// Writers that are committing.
+    at_work: usize,
     open: bool,
+}
+
+impl Line {
+    /// Whether a writer should set out now. Alone it takes whatever there is; beside another one only
+    /// what is worth a commit of its own, since whoever waits rides with the one that comes back.
+    fn is_worth_it(&self) -> bool {
+        let least = if self.at_work == 0 { 1 } else { WORTH_A_COMMIT };
+        self.requests.len() >= least
+    }
 }
 
 #[derive(Debug)]
@@ -53,7 +64,7 @@ struct Waiting {
 
 impl Desk {
     pub(super) fn new() -> Self {
-        let line = Line { requests: VecDeque::new(), open: true };
+        let line = Line { requests: VecDeque::new(), at_work: 0, open: true };
         Self { waiting: Mutex::new(line), bell: Notify::new() }
     }
 
@@ -69,8 +80,10 @@ impl Desk {
                 return Err(StoreError::Busy);
             }
             line.requests.push_back(Waiting { ingest, answer });
+            if line.is_worth_it() {
+                self.bell.notify_one();
+            }
         }
-        self.bell.notify_one();
         let lost = || StoreError::Unavailable("the commit was broken off".into());
         verdicts.await.unwrap_or_else(|_| Err(lost()))
     }
@@ -80,44 +93,54 @@ impl Desk {
         self.waiting.lock().expect("no panic happens under this lock").open = false;
     }
 
-    /// What waits, as much of it as one commit should hold.
+    /// What waits, as much of it as one commit should hold, if it is worth one. Whoever gets any comes
+    /// [back](Desk::back) when it is committed.
     fn take(&self) -> Vec<Waiting> {
         let mut line = self.waiting.lock().expect("no panic happens under this lock");
         let (mut batch, mut receipts, mut bytes) = (Vec::new(), 0, 0);
+        if !line.is_worth_it() {
+            return batch;
+        }
         while receipts < BATCH_RECEIPTS_MAX && bytes < BATCH_BYTES_MAX {
             let Some(next) = line.requests.pop_front() else { break };
             receipts += next.ingest.receipts.len();
             bytes += next.ingest.receipts.iter().map(|one| one.body().len()).sum::<usize>();
             batch.push(next);
         }
+        line.at_work += 1;
         batch
+    }
+
+    /// A writer is back, and about to look what waits.
+    fn back(&self) {
+        self.waiting.lock().expect("no panic happens under this lock").at_work -= 1;
     }
 }
 
 /// One writer: commits what waits until the store is closed and nothing waits any more.
 pub(super) async fn keep_writing(shared: Arc<Shared>) {
     loop {
-        let batch = shared.desk.take();
+        let mut batch = shared.desk.take();
         if batch.is_empty() {
-            if shared.closing.is_cancelled() {
-                shared.desk.shut();
-                // Whoever slipped in before the door shut is still served.
-                let last = shared.desk.take();
-                if last.is_empty() {
-                    return;
+            if !shared.closing.is_cancelled() {
+                tokio::select! {
+                    () = shared.closing.cancelled() => {}
+                    () = shared.desk.bell.notified() => {}
                 }
-                commit(&shared, last).await;
                 continue;
             }
-            tokio::select! {
-                () = shared.closing.cancelled() => {}
-                () = shared.desk.bell.notified() => {}
+            shared.desk.shut();
+            // Whoever slipped in before the door shut is still served, by whoever is still at work
+            // or by this one.
+            batch = shared.desk.take();
+            if batch.is_empty() {
+                return;
             }
-            continue;
         }
         // A task of its own: should it panic, those who wait hear of it and the writer goes on.
         let work = Arc::clone(&shared);
         let done = tokio::spawn(async move { commit(&work, batch).await }).await;
+        shared.desk.back();
         if done.is_err() {
             shared.health.fails("a writer panicked");
         }
@@ -346,11 +369,11 @@ impl Outcome<'_> {
         board: &mut Board,
         long: &mut Vec<Group<'g>>,
     ) {
-        let taken: Vec<Hash16> = groups
+        let taken: Vec<Uuid> = groups
             .iter()
             .flat_map(|group| group.items.iter().map(|(at, item)| (group.request, *at, item)))
             .filter(|(request, at, _)| told.get(&(*request, *at)) == Some(&Told::Taken))
-            .map(|(_, _, item)| Hash16(item.receipt.key_hash()))
+            .map(|(_, _, item)| of_hash(item.receipt.key_hash()))
             .collect();
         let existing = match self.existing(&taken, &[]).await {
             Ok(existing) => existing,
@@ -476,7 +499,7 @@ impl Outcome<'_> {
         }
     }
 
-    async fn existing(&self, hashes: &[Hash16], ids: &[Uuid]) -> Result<Vec<Existing>, PgError> {
+    async fn existing(&self, hashes: &[Uuid], ids: &[Uuid]) -> Result<Vec<Existing>, PgError> {
         if hashes.is_empty() && ids.is_empty() {
             return Ok(Vec::new());
         }
@@ -492,7 +515,12 @@ impl Outcome<'_> {
                     status: standing.status,
                     result: result.map(Arc::from),
                 };
-                Existing { hash: hash(row.get(0)), body_hash: hash(row.get(2)), standing, known }
+                Existing {
+                    hash: hash_of(row.get(0)),
+                    body_hash: hash_of(row.get(2)),
+                    standing,
+                    known,
+                }
             })
             .collect())
     }
@@ -503,46 +531,18 @@ fn is_plain_copy(existing: &Existing, item: &Item<'_>) -> bool {
     existing.body_hash == item.receipt.body_hash() && !late
 }
 
-/// Sixteen bytes from a column that holds nothing else.
-fn hash(bytes: &[u8]) -> KeyHash {
-    let mut hash = [0; 16];
-    let length = bytes.len().min(16);
-    hash[..length].copy_from_slice(&bytes[..length]);
-    KeyHash(hash)
-}
-
-/// A hash as the database takes it.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Hash16(pub(super) KeyHash);
-
-impl ToSql for Hash16 {
-    fn to_sql(
-        &self,
-        ty: &Type,
-        out: &mut BytesMut,
-    ) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
-        (&self.0.0[..]).to_sql(ty, out)
-    }
-
-    fn accepts(ty: &Type) -> bool {
-        <&[u8] as ToSql>::accepts(ty)
-    }
-
-    to_sql_checked!();
-}
-
 /// Receipts as columns, in the order in which they are decided.
 #[derive(Default)]
 struct Rows<'a> {
     ids: Vec<Uuid>,
-    hashes: Vec<Hash16>,
+    hashes: Vec<Uuid>,
     tenants: Vec<&'a str>,
     sources: Vec<&'a str>,
     event_ids: Vec<&'a [u8]>,
     event_types: Vec<Option<&'a [u8]>>,
     occurred_ats: Vec<Option<Timestamp>>,
     received_ats: Vec<Timestamp>,
-    body_hashes: Vec<Hash16>,
+    body_hashes: Vec<Uuid>,
     request_ids: Vec<Uuid>,
     remotes: Vec<Option<std::net::IpAddr>>,
     secrets: Vec<i32>,
@@ -550,10 +550,10 @@ struct Rows<'a> {
     headers: Vec<&'a [u8]>,
     bodies: Vec<&'a [u8]>,
     lates: Vec<bool>,
-    guards: Vec<Option<Hash16>>,
-    earliers: Vec<Option<Hash16>>,
+    guards: Vec<Option<Uuid>>,
+    earliers: Vec<Option<Uuid>>,
     not_befores: Vec<Option<Timestamp>>,
-    other_hashes: Vec<Option<Hash16>>,
+    other_hashes: Vec<Option<Uuid>>,
     other_event_ids: Vec<Option<&'a [u8]>>,
     jobs: JobRows,
 }
@@ -570,20 +570,34 @@ struct JobRows {
     errors: Vec<Option<String>>,
 }
 
+impl JobRows {
+    fn columns(&self) -> [&(dyn ToSql + Sync); 7] {
+        [
+            &self.rows,
+            &self.handlers,
+            &self.lanes,
+            &self.states,
+            &self.resources,
+            &self.positions,
+            &self.errors,
+        ]
+    }
+}
+
 impl<'a> Rows<'a> {
     fn push(&mut self, item: &Item<'a>, lanes: &[LaneAt]) {
         let (receipt, via) = (item.receipt, item.via);
         let (key, other) = (receipt.key(), receipt.if_conflict());
         let (earlier, guard) = (receipt.earlier(), receipt.guard());
         self.ids.push(item.id.0);
-        self.hashes.push(Hash16(receipt.key_hash()));
+        self.hashes.push(of_hash(receipt.key_hash()));
         self.tenants.push(key.tenant.as_str());
         self.sources.push(key.source.as_str());
         self.event_ids.push(key.event_id.as_bytes());
         self.event_types.push(receipt.event_type().map(str::as_bytes));
         self.occurred_ats.push(receipt.occurred_at().map(stamp));
         self.received_ats.push(via.received_at);
-        self.body_hashes.push(Hash16(receipt.body_hash()));
+        self.body_hashes.push(of_hash(receipt.body_hash()));
         self.request_ids.push(via.request_id);
         self.remotes.push(via.remote);
         self.secrets.push(i32::try_from(via.secret).unwrap_or(i32::MAX));
@@ -591,10 +605,10 @@ impl<'a> Rows<'a> {
         self.headers.push(via.headers.as_bytes());
         self.bodies.push(receipt.body());
         self.lates.push(receipt.timeliness() != Timeliness::OnTime);
-        self.guards.push(guard.map(Hash16));
-        self.earliers.push(earlier.map(|earlier| Hash16(earlier.key.hash())));
+        self.guards.push(guard.map(of_hash));
+        self.earliers.push(earlier.map(|earlier| of_hash(earlier.key.hash())));
         self.not_befores.push(earlier.map(|earlier| stamp(earlier.not_before)));
-        self.other_hashes.push(other.map(|other| Hash16(other.hash())));
+        self.other_hashes.push(other.map(|other| of_hash(other.hash())));
         self.other_event_ids.push(other.map(|other| other.event_id.as_bytes()));
         let row = self.ids.len() as i32;
         for (job, at) in item.jobs.iter().zip(lanes) {
@@ -608,46 +622,51 @@ impl<'a> Rows<'a> {
         }
     }
 
+    /// What every statement is told of the receipts.
+    fn columns(&self) -> Vec<&(dyn ToSql + Sync)> {
+        vec![
+            &self.ids,
+            &self.hashes,
+            &self.tenants,
+            &self.sources,
+            &self.event_ids,
+            &self.event_types,
+            &self.occurred_ats,
+            &self.received_ats,
+            &self.body_hashes,
+            &self.request_ids,
+            &self.remotes,
+            &self.secrets,
+            &self.signed_ats,
+            &self.headers,
+            &self.bodies,
+        ]
+    }
+
     /// The short way: the ids that were new.
     async fn insert(
         &self,
         lent: &mut Lent,
         now: Option<Timestamp>,
     ) -> Result<HashSet<Uuid>, PgError> {
+        const EVENTS: &str =
+            concat!(include_str!("sql/insert_events.sql"), ") SELECT id FROM accepted");
+        const EVENTS_AND_JOBS: &str = concat!(
+            include_str!("sql/insert_events.sql"),
+            include_str!("sql/insert_jobs.sql"),
+            ") SELECT id FROM accepted"
+        );
         if self.ids.is_empty() {
             return Ok(HashSet::new());
         }
-        let sql = include_str!("sql/insert_events.sql");
-        let rows = lent
-            .query(
-                sql,
-                &[
-                    &self.ids,
-                    &self.hashes,
-                    &self.tenants,
-                    &self.sources,
-                    &self.event_ids,
-                    &self.event_types,
-                    &self.occurred_ats,
-                    &self.received_ats,
-                    &self.body_hashes,
-                    &self.request_ids,
-                    &self.remotes,
-                    &self.secrets,
-                    &self.signed_ats,
-                    &self.headers,
-                    &self.bodies,
-                    &self.jobs.rows,
-                    &self.jobs.handlers,
-                    &self.jobs.lanes,
-                    &self.jobs.states,
-                    &self.jobs.resources,
-                    &self.jobs.positions,
-                    &self.jobs.errors,
-                    &now,
-                ],
-            )
-            .await?;
+        let mut told = self.columns();
+        let rows = if self.jobs.rows.is_empty() {
+            lent.query(EVENTS, &told).await?
+        } else {
+            told.extend(self.jobs.columns());
+            told.push(&now);
+            lent.query(EVENTS_AND_JOBS, &told).await?
+        };
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
@@ -658,43 +677,23 @@ impl<'a> Rows<'a> {
         now: Option<Timestamp>,
     ) -> Result<Vec<(usize, Told)>, PgError> {
         let conflicts_max = CONFLICTS_IN_FULL as i64;
+        let mut told = self.columns();
+        told.extend([
+            &self.lates as &(dyn ToSql + Sync),
+            &self.guards,
+            &self.earliers,
+            &self.not_befores,
+            &self.other_hashes,
+            &self.other_event_ids,
+        ]);
+        told.extend(self.jobs.columns());
+        told.extend([&conflicts_max as &(dyn ToSql + Sync), &now]);
         let rows = lent
             .query(
                 "SELECT row_number, verdict, id FROM hapax.ingest($1, $2, $3, $4, $5, $6, $7, $8, \
                  $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, \
                  $25, $26, $27, $28, $29, $30)",
-                &[
-                    &self.ids,
-                    &self.hashes,
-                    &self.tenants,
-                    &self.sources,
-                    &self.event_ids,
-                    &self.event_types,
-                    &self.occurred_ats,
-                    &self.received_ats,
-                    &self.body_hashes,
-                    &self.request_ids,
-                    &self.remotes,
-                    &self.secrets,
-                    &self.signed_ats,
-                    &self.headers,
-                    &self.bodies,
-                    &self.lates,
-                    &self.guards,
-                    &self.earliers,
-                    &self.not_befores,
-                    &self.other_hashes,
-                    &self.other_event_ids,
-                    &self.jobs.rows,
-                    &self.jobs.handlers,
-                    &self.jobs.lanes,
-                    &self.jobs.states,
-                    &self.jobs.resources,
-                    &self.jobs.positions,
-                    &self.jobs.errors,
-                    &conflicts_max,
-                    &now,
-                ],
+                &told,
             )
             .await?;
         Ok(rows

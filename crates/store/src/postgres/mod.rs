@@ -49,7 +49,7 @@ use crate::recent::{Recent, RecentEvents};
 use connect::{Pools, Target};
 use epoch::{Epoch, EpochWatch};
 use handlers::Handlers;
-use ingest::{Desk, Hash16};
+use ingest::Desk;
 use names::Names;
 use row::Ids;
 
@@ -242,7 +242,7 @@ impl Store for PgStore {
     }
 
     async fn knows(&self, key: &EventKey) -> Result<bool, StoreError> {
-        let (shared, hash) = (Arc::clone(&self.shared), Hash16(key.hash()));
+        let (shared, hash) = (Arc::clone(&self.shared), row::of_hash(key.hash()));
         let look = async move {
             let mut lent = shared.pools.admin.lend().await?;
             let sql = "SELECT EXISTS (SELECT FROM hapax.event WHERE hash = $1)";

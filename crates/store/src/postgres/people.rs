@@ -11,7 +11,7 @@ use super::Shared;
 use super::connect::{Lent, PgError, retried};
 use super::jobs::only;
 use super::names::LaneName;
-use super::row::{Standing, text};
+use super::row::{Standing, hash_of, text};
 
 /// What a person says of an event in review.
 #[derive(Debug, Clone, Copy)]
@@ -126,7 +126,7 @@ async fn decide_once(
 struct Named {
     tenant: Tenant,
     source: SourceName,
-    hash: Option<KeyHash>,
+    hash: KeyHash,
 }
 
 impl Named {
@@ -140,15 +140,13 @@ impl Named {
         Ok(rows.first().map(|row| Self {
             tenant: Tenant::new(row.get::<_, &str>(0)),
             source: SourceName::new(row.get::<_, &str>(1)),
-            hash: row.get::<_, &[u8]>(2).try_into().ok().map(KeyHash),
+            hash: hash_of(row.get(2)),
         }))
     }
 
     /// What is known of it in memory does not hold any more.
     fn forget(&self, shared: &Shared) {
-        if let Some(hash) = &self.hash {
-            shared.unlearn(std::slice::from_ref(hash));
-        }
+        shared.unlearn(std::slice::from_ref(&self.hash));
     }
 
     /// What is to be written of this work; its lanes are made if they are not there.

@@ -10,14 +10,14 @@
 //! was not finished when it passed may be by then. Where it is, is this node's own knowledge: another
 //! node's may be elsewhere, and both do the same.
 
+use hapax_core::Timestamp;
 use hapax_core::store::Horizon;
-use hapax_core::{KeyHash, Timestamp};
 use uuid::Uuid;
 
 use super::Shared;
 use super::connect::{PgError, retried};
 use super::partitions;
-use super::row::{past, stamp};
+use super::row::{hash_of, past, stamp};
 
 /// Where the broom is.
 #[derive(Debug, Default)]
@@ -76,8 +76,7 @@ async fn forget(shared: &Shared, horizon: &Horizon, limit: usize) -> Result<bool
         lent.query(sql, &[&names, &bounds, &befores, &most]).await
     })
     .await?;
-    let hash = |row: &tokio_postgres::Row| row.get::<_, &[u8]>(0).try_into().ok().map(KeyHash);
-    shared.unlearn(&gone.iter().filter_map(hash).collect::<Vec<_>>());
+    shared.unlearn(&gone.iter().map(|row| hash_of(row.get(0))).collect::<Vec<_>>());
     Ok(gone.len() >= limit)
 }
 

@@ -13,8 +13,7 @@ use uuid::Uuid;
 
 use super::Shared;
 use super::connect::{Lent, PgError};
-use super::ingest::Hash16;
-use super::row::{Standing, first_id, past, phase_of, state_of};
+use super::row::{Standing, first_id, of_hash, past, phase_of, state_of};
 use crate::limits::PAGE_MAX;
 
 /// An event and where it stands over its jobs.
@@ -149,9 +148,9 @@ pub(super) async fn event(
             let pairs = lent.query(sql, &[]).await.map_err(read)?;
             let hash = |row: &Row| {
                 let (tenant, source) = (Tenant::new(text(row, 0)), SourceName::new(text(row, 1)));
-                Hash16(EventKey { tenant, source, event_id: event_id.clone() }.hash())
+                of_hash(EventKey { tenant, source, event_id: event_id.clone() }.hash())
             };
-            let hashes: Vec<Hash16> = pairs.iter().map(hash).collect();
+            let hashes: Vec<Uuid> = pairs.iter().map(hash).collect();
             asked.add("e.hash = ANY (?)", hashes);
         }
     }

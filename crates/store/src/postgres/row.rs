@@ -3,8 +3,8 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Mutex;
 
-use hapax_core::Timestamp;
 use hapax_core::store::{EventId, ReviewReason, Status};
+use hapax_core::{KeyHash, Timestamp};
 use uuid::{Builder, Uuid};
 
 pub(super) use crate::columns::{phase_of, state_of};
@@ -62,6 +62,17 @@ pub(super) fn first_id(at: Timestamp) -> Uuid {
 /// The first id that is surely after this instant's.
 pub(super) fn past(at: Timestamp) -> Uuid {
     first_id(at.checked_add(jiff::SignedDuration::from_millis(1)).unwrap_or(at))
+}
+
+/// A hash as the database keeps it: a uuid is sixteen bytes and nothing else, so it is compared and
+/// stored more cheaply than a byte string.
+pub(super) fn of_hash(hash: KeyHash) -> Uuid {
+    Uuid::from_bytes(hash.0)
+}
+
+/// And back.
+pub(super) fn hash_of(kept: Uuid) -> KeyHash {
+    KeyHash(kept.into_bytes())
 }
 
 /// Text for a `text` column, which cannot hold a NUL: its picture stands for it.

@@ -164,8 +164,8 @@ async fn a_claim_finds_its_jobs_by_index_whatever_the_backlog() {
     assert_eq!(base.claim(8).await.len(), 1);
     let fill = "INSERT INTO hapax.event (id, hash, tenant, source, event_id, received_at, body_hash,
                     request_id, secret)
-                SELECT hapax.job_id(gen_random_uuid(), 0), int4send(g), 'default', 'shop', '', now(),
-                    '', gen_random_uuid(), 0
+                SELECT hapax.job_id(gen_random_uuid(), 0), gen_random_uuid(), 'default', 'shop', '', now(),
+                    gen_random_uuid(), gen_random_uuid(), 0
                 FROM generate_series(1, 50000) g;
                 INSERT INTO hapax.job (job, event, handler, lane, state, due_at)
                 SELECT hapax.job_id(e.id, l.lane), e.id, l.handler, l.lane, 0, now() - interval '1 s'

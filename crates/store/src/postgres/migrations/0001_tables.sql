@@ -47,20 +47,20 @@ CREATE TABLE hapax.lane (
 );
 
 -- Keeps: one Event per (tenant, source, event id). `hash` is the referee of that race: 16 bytes of
--- SHA-256 over the length-prefixed parts. This is the narrow row that outlives its body: pruned
+-- SHA-256 over the length-prefixed parts, as a uuid, because that is 16 bytes and nothing else. This is the narrow row that outlives its body: pruned
 -- holds the status it ended with once body, jobs and history are gone.
 -- Sender's text is bytea, because text here cannot hold a NUL.
 -- state: 0 open, 1 in review, 2 discarded. review: 0 none, 1 late, 2 replay, 3 conflict.
 CREATE TABLE hapax.event (
     id          uuid     PRIMARY KEY,
-    hash        bytea    NOT NULL UNIQUE,
+    hash        uuid     NOT NULL UNIQUE,
     tenant      text     NOT NULL,
     source      text     NOT NULL,
     event_id    bytea    NOT NULL,
     event_type  bytea,
     occurred_at timestamptz,
     received_at timestamptz NOT NULL,
-    body_hash   bytea    NOT NULL,
+    body_hash   uuid     NOT NULL,
     state       smallint NOT NULL DEFAULT 0,
     review      smallint NOT NULL DEFAULT 0,
     request_id  uuid     NOT NULL,
@@ -94,7 +94,7 @@ CREATE TABLE hapax.body (
 
 -- Signed bytes, where neither id nor time is signed: seen under another key, an event goes to review.
 CREATE TABLE hapax.seen (
-    hash  bytea PRIMARY KEY,
+    hash  uuid  PRIMARY KEY,
     event uuid  NOT NULL
 );
 CREATE INDEX seen_event ON hapax.seen (event);

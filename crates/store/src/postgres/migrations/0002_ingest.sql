@@ -54,12 +54,12 @@ RETURN pg_catalog.encode(
 -- loses it looks again. Rows come sorted by hash, so that two batches seldom wait in a circle.
 -- verdict: 0 accepted, 1 duplicate, 2 conflict, 3 review, 4 promoted out of review.
 CREATE FUNCTION hapax.ingest(
-    ids uuid[], hashes bytea[], tenants text[], sources text[], event_ids bytea[],
+    ids uuid[], hashes uuid[], tenants text[], sources text[], event_ids bytea[],
     event_types bytea[], occurred_ats timestamptz[], received_ats timestamptz[],
-    body_hashes bytea[], request_ids uuid[], remotes inet[], secrets integer[],
+    body_hashes uuid[], request_ids uuid[], remotes inet[], secrets integer[],
     signed_ats timestamptz[], headers bytea[], bodies bytea[],
-    lates boolean[], guards bytea[], earliers bytea[], not_befores timestamptz[],
-    other_hashes bytea[], other_event_ids bytea[],
+    lates boolean[], guards uuid[], earliers uuid[], not_befores timestamptz[],
+    other_hashes uuid[], other_event_ids bytea[],
     job_rows integer[], job_handlers integer[], job_lanes integer[], job_states smallint[],
     job_resources text[], job_positions bigint[], job_errors text[],
     conflicts_max bigint, now_at timestamptz
@@ -69,7 +69,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     r record;
     met hapax.event;
-    key_hash bytea;
+    key_hash uuid;
     key_event_id bytea;
     why smallint;
     guarded boolean;
@@ -80,7 +80,8 @@ BEGIN
     -- The same notice on both sides of a span's edge has two keys: whoever looks at the earlier one
     -- must not meet whoever is just writing it.
     PERFORM pg_advisory_xact_lock(l.lock) FROM (
-        SELECT DISTINCT ('x' || encode(substr(both_of.hash, 1, 8), 'hex'))::bit(64)::bigint AS lock
+        SELECT DISTINCT
+            ('x' || encode(substr(uuid_send(both_of.hash), 1, 8), 'hex'))::bit(64)::bigint AS lock
         FROM unnest(hashes, earliers) AS u (hash, earlier),
              LATERAL (VALUES (u.hash), (u.earlier)) AS both_of (hash)
         WHERE u.earlier IS NOT NULL
@@ -213,17 +214,23 @@ CREATE FUNCTION hapax.count_copies(
 ) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
+DECLARE
+    many uuid[];
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
-    -- An event that is forgotten meanwhile would leave its copies behind for ever.
-    PERFORM 1 FROM hapax.event e WHERE e.id = ANY (events) ORDER BY e.id FOR KEY SHARE;
-    INSERT INTO hapax.copy AS c (event, copies, conflicts, last_at)
-    SELECT u.event, u.copies, 0, u.last_at
-    FROM unnest(events, counts, lasts) AS u (event, copies, last_at)
-    JOIN hapax.event e ON e.id = u.event
-    ORDER BY u.event
-    ON CONFLICT (event) DO UPDATE
-    SET copies = c.copies + excluded.copies, last_at = greatest(c.last_at, excluded.last_at);
+    -- An event that is forgotten meanwhile would leave its copies behind for ever: see hapax.forget.
+    PERFORM pg_advisory_xact_lock_shared(x'6861706178000004'::bigint);
+    WITH counted AS (
+        INSERT INTO hapax.copy AS c (event, copies, conflicts, last_at)
+        SELECT u.event, u.copies, 0, u.last_at
+        FROM unnest(events, counts, lasts) AS u (event, copies, last_at)
+        JOIN hapax.event e ON e.id = u.event
+        ORDER BY u.event
+        ON CONFLICT (event) DO UPDATE
+        SET copies = c.copies + excluded.copies, last_at = greatest(c.last_at, excluded.last_at)
+        RETURNING c.event, c.copies
+    )
+    SELECT array_agg(n.event) INTO many FROM counted n WHERE n.copies > keep;
     INSERT INTO hapax.arrival (event, received_at, request_id, conflict, remote, secret, signed_at)
     SELECT u.event, u.received_at, u.request_id, false, u.remote, u.secret, u.signed_at
     FROM unnest(seen_events, seen_ats, seen_request_ids, seen_remotes, seen_secrets,
@@ -232,13 +239,15 @@ BEGIN
     JOIN hapax.event e ON e.id = u.event
     ORDER BY u.event, u.received_at, u.request_id
     ON CONFLICT DO NOTHING;
-    DELETE FROM hapax.arrival a USING (
-        SELECT o.event, o.received_at, o.request_id, row_number() OVER (
-                   PARTITION BY o.event ORDER BY o.received_at DESC, o.request_id DESC) AS place
-        FROM hapax.arrival o WHERE o.event = ANY (events) AND NOT o.conflict
-    ) old
-    WHERE old.place > keep AND a.event = old.event AND a.received_at = old.received_at
-      AND a.request_id = old.request_id;
+    IF many IS NOT NULL THEN
+        DELETE FROM hapax.arrival a USING (
+            SELECT o.event, o.received_at, o.request_id, row_number() OVER (
+                       PARTITION BY o.event ORDER BY o.received_at DESC, o.request_id DESC) AS place
+            FROM hapax.arrival o WHERE o.event = ANY (many) AND NOT o.conflict
+        ) old
+        WHERE old.place > keep AND a.event = old.event AND a.received_at = old.received_at
+          AND a.request_id = old.request_id;
+    END IF;
 END $$;
 
 -- Keeps: a partition for the bodies of every day. Made beside the table and then attached, which
@@ -255,6 +264,9 @@ BEGIN
         RETURN false;
     END IF;
     EXECUTE format('CREATE TABLE hapax.%I (LIKE hapax.body INCLUDING ALL)', name);
+    -- Found by their id and by nothing else, so samples of them would be taken for nobody.
+    EXECUTE format('ALTER TABLE hapax.%I ALTER id SET STATISTICS 0, ALTER headers SET STATISTICS 0,
+                        ALTER body SET STATISTICS 0', name);
     EXECUTE format('ALTER TABLE hapax.body ATTACH PARTITION hapax.%I FOR VALUES FROM (%L) TO (%L)',
         name, rpad(lpad(to_hex(ms_from), 12, '0'), 32, '0')::uuid,
         rpad(lpad(to_hex(ms_to), 12, '0'), 32, '0')::uuid);

@@ -57,7 +57,7 @@ END $$;
 -- it; `bounds` are the first ids after the horizons. Answers the keys that are gone.
 CREATE FUNCTION hapax.forget(
     sources text[], bounds uuid[], befores timestamptz[], most integer
-) RETURNS SETOF bytea
+) RETURNS SETOF uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     ripe uuid[];
@@ -65,6 +65,8 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(x'6861706178000003'::bigint) THEN
         RETURN;
     END IF;
+    -- Whoever counts copies looks whether their event is there, and must not meet us in between.
+    PERFORM pg_advisory_xact_lock(x'6861706178000004'::bigint);
     ripe := ARRAY(
         SELECT old.id FROM unnest(sources, bounds, befores) AS h (source, bound, before),
         LATERAL (

@@ -1,0 +1,16 @@
+-- Keeps: the jobs that an event promises are in the same commit.
+), jobs AS (
+    -- A lane that is not there leaves no due time, and the whole statement fails: work that nobody
+    -- would find must not be promised.
+    INSERT INTO hapax.job (job, event, handler, lane, state, due_at, resource, position, error)
+    SELECT hapax.job_id(a.id, j.lane), a.id, j.handler, j.lane, j.state,
+           coalesce($23::timestamptz, statement_timestamp())
+               + h.retry[1] * interval '1 microsecond',
+           j.resource, j.position, j.error
+    FROM unnest($16::integer[], $17::integer[], $18::integer[], $19::smallint[], $20::text[],
+                $21::bigint[], $22::text[])
+         AS j (n, handler, lane, state, resource, position, error)
+    JOIN arrived a ON a.n = j.n
+    JOIN accepted ON accepted.id = a.id
+    LEFT JOIN hapax.lane l ON l.lane = j.lane AND l.handler = j.handler AND l.tenant = a.tenant
+    LEFT JOIN hapax.handler h ON h.handler = l.handler
