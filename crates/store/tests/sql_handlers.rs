@@ -57,7 +57,7 @@ impl World {
         let store = place.open();
         store.announce(vec![spec]).await.expect("announces");
         let program = Arc::new(SqlProgram::parse(sql, Dialect::Sqlite).expect("parses"));
-        Self { place, store, program, timeout: Duration::from_millis(100) }
+        Self { place, store, program, timeout: Duration::from_secs(1) }
     }
 
     async fn accept(&self, id: &str, place: Option<OrderPlace>) {
