@@ -11,8 +11,9 @@ use support::nodes::{self, Database, SECRET, Senders, wait};
 use support::{House, Sender, Server, until};
 
 /// A handler whose leases end soon: what was lost with the database is tried again within the test.
+/// And it has more attempts than any of them needs.
 const HANDLER: &str = "[sources.stripe.handlers.fee]\ntimeout = \"1s\"\nlease = \"2s\"\n\
-     retry = [\"0s\", \"0s\", \"0s\", \"0s\", \"0s\", \"1s\", \"1s\"]\n\
+     retry = [\"0s\", \"0s\", \"0s\", \"1s\", \"1s\", \"1s\", \"2s\", \"2s\", \"2s\", \"5s\", \"5s\", \"5s\"]\n\
      sql = \"INSERT INTO ledger VALUES (:event_id, 'fee', :attempt)\"\n";
 
 /// After the database is back, this is how long a node may take: promised are five seconds, and the
