@@ -716,12 +716,8 @@ impl Lanes {
         if row.fence != fence.0 || row.state != LEASED {
             return Ok(());
         }
-        conn.execute(
-            "UPDATE hapax_job SET state = 0, due_at = ?4, attempt = ?5, fence = fence + 1,
-                 started_at = NULL, worker = NULL
-             WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
-            (seq, lane, row.fence, micros(now), row.progress.given_back().attempt),
-        )?;
+        uncount(conn, &row)?;
+        marks::set_aside(conn, &row, READY, now)?;
         self.wake(lane, micros(now));
         marks::ready_next(conn, self, &row, now)
     }
@@ -885,6 +881,16 @@ fn write_message(
         event_seq,
         micros(now),
     ))?;
+    Ok(())
+}
+
+/// The claim came to nothing but a look at the job: it was no attempt, and its right is void.
+pub(super) fn uncount(conn: &Connection, job: &JobRow) -> rusqlite::Result<()> {
+    conn.prepare_cached(
+        "UPDATE hapax_job SET attempt = ?4, fence = fence + 1, started_at = NULL, worker = NULL
+         WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
+    )?
+    .execute((job.seq, job.lane, job.fence, job.progress.given_back().attempt))?;
     Ok(())
 }
 

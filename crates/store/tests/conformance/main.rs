@@ -150,6 +150,7 @@ on_every_working_store! {
         a_sequence_without_a_start_begins_with_what_is_claimed_first,
         a_claimed_job_has_its_resource_for_itself_and_moves_its_mark,
         a_claimed_job_that_was_overtaken_while_it_waited_does_nothing,
+        a_look_that_sets_a_job_aside_is_no_attempt,
     }
     gaps {
         a_gap_held_too_long_is_for_a_person_who_may_let_it_run,

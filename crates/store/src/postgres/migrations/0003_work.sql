@@ -797,7 +797,8 @@ BEGIN
 END $$;
 
 -- In the transaction of the work, under the lock of its mark: a job that is not to run is recorded as
--- stale or held. False: the fence is lost.
+-- stale or held. It was looked at, not attempted: the claim is uncounted, its right void. False: the
+-- fence is lost.
 CREATE FUNCTION hapax.set_aside(
     of_job uuid, of_fence bigint, to_hold boolean, now_at timestamptz DEFAULT NULL)
 RETURNS boolean
@@ -812,6 +813,9 @@ BEGIN
         RETURN false;
     END IF;
     SELECT * INTO h FROM hapax.handler x WHERE x.handler = j.handler;
+    UPDATE hapax.job SET attempt = greatest(attempt - 1, 0), fence = fence + 1, started_at = NULL,
+        worker = NULL
+    WHERE job = of_job;
     IF to_hold THEN
         PERFORM hapax.hold(h, j, at);
     ELSE
