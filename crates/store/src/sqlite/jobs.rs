@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::job::{
     AfterFailure, AfterLoss, Fence, HandlerName, JobId, Policy, Progress, Retry, idempotency_key,
+    jittered,
 };
 use hapax_core::order::{Guard, OrderPolicy, Place, Position};
 use hapax_core::store::{
@@ -284,8 +285,11 @@ impl Lanes {
                 .spec_of(lane)
                 .and_then(|spec| spec.policy.retry.first().copied())
                 .unwrap_or(Duration::ZERO);
-            let due = micros(now).saturating_add(first_wait.as_micros() as i64);
-            let state = if job.hopeless.is_some() { DEAD } else { READY };
+            let wait = jittered(first_wait, self.dice.roll());
+            let (state, due) = match job.hopeless {
+                Some(_) => (DEAD, micros(now)),
+                None => (READY, micros(now).saturating_add(wait.as_micros() as i64)),
+            };
             conn.prepare_cached(include_str!("sql/insert_job.sql"))?.execute((
                 event.seq,
                 lane,

@@ -107,6 +107,7 @@ on_every_working_store! {
         a_claim_counts_before_the_work,
         jobs_come_in_due_order_and_then_in_the_order_of_arrival,
         the_first_attempt_waits_as_well_where_the_schedule_says_so,
+        jobs_that_came_together_do_not_begin_together,
         a_late_worker_cannot_settle_a_reclaimed_job,
         a_slow_worker_is_still_done_while_nobody_else_has_claimed,
         done_is_terminal_and_idempotent_under_its_fence,

@@ -948,10 +948,10 @@ RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     INSERT INTO hapax.job (job, event, handler, lane, state, due_at, resource, position, error)
     SELECT hapax.job_id(of_event, l.lane), of_event, l.handler, l.lane,
-        CASE WHEN n.hopeless IS NULL THEN 0 ELSE 4 END,
-        CASE WHEN n.hopeless IS NULL THEN at + h.retry[1] * interval '1 microsecond' ELSE at END,
+        s.state, hapax.first_due(at, h.retry, s.state),
         n.resource, n.place, n.hopeless
     FROM unnest(lanes, resources, places, hopeless) n (lane, resource, place, hopeless)
+    CROSS JOIN LATERAL (SELECT CASE WHEN n.hopeless IS NULL THEN 0 ELSE 4 END::smallint) s (state)
     JOIN hapax.lane l ON l.lane = n.lane
     JOIN hapax.handler h ON h.handler = l.handler
     ON CONFLICT (job) DO NOTHING;
