@@ -773,6 +773,12 @@ impl Lanes {
             }
             if act {
                 self.write(conn, event, std::slice::from_ref(job), now)?;
+                if force {
+                    conn.execute(
+                        "UPDATE hapax_job SET forced = 1 WHERE event_seq = ?1 AND lane = ?2",
+                        (event.seq, lane),
+                    )?;
+                }
             }
             let stale = behind && !force;
             return Ok(Some(if stale { ReplayEffect::Stale } else { ReplayEffect::WouldRun }));

@@ -161,6 +161,7 @@ on_every_working_store! {
         a_retry_that_comes_after_the_gap_was_left_is_stale,
         what_is_at_work_or_due_is_no_gap,
         beyond_hold_max_the_newest_go_to_review,
+        a_handler_that_had_no_job_yet_is_forced_too,
         a_forced_job_keeps_its_resource_and_moves_no_mark_back,
         a_worker_that_lost_its_lease_cannot_settle_what_was_passed,
         a_machine_runs_allowed_steps_and_nothing_else,

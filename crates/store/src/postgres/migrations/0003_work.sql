@@ -1003,6 +1003,9 @@ BEGIN
         IF NOT is_there AND effect IN (0, 2) THEN
             PERFORM hapax.write_jobs(
                 of_event, ARRAY[n.lane], ARRAY[n.resource], ARRAY[n.place], ARRAY[n.hopeless], at);
+            IF force THEN
+                UPDATE hapax.job SET forced = true WHERE job = hapax.job_id(of_event, n.lane);
+            END IF;
         ELSIF effect = 2 AND j.state = 4 THEN
             -- Newer news was applied while it lay dead: nobody has to decide about it any more.
             UPDATE hapax.job SET state = 3, due_at = at WHERE job = j.job;
