@@ -20,6 +20,7 @@ extern crate self as hapax_store;
 #[path = "../tests/conformance/harness.rs"]
 mod harness;
 
+pub use front::RedisSight;
 pub use memory::MemoryStore;
 pub use postgres::{MigrationStatus, PgOpenError, PgOptions, PgSight, PgStore, PoolSizes};
 pub use sqlite::{Clock, Db, DbError, OpenError, SqliteOptions, SqliteStore, Tx};

@@ -358,8 +358,8 @@ impl<'a> Bench<'a> {
         statements: &[Statement],
         current: Option<&str>,
     ) -> Result<Vec<Option<String>>, NotRun> {
-        let event = client
-            .prepare_cached("SELECT pg_catalog.set_config('hapax.event', $1, true)")
+        let about = client
+            .prepare_cached("SELECT hapax.works_for($1)")
             .await
             .map_err(|error| ours(error.into()))?;
         let aside = client
@@ -373,9 +373,8 @@ impl<'a> Bench<'a> {
             match plan {
                 Guard::Run => {
                     if self.publishes {
-                        let id = claim.event.id.to_string();
-                        let about = &event;
-                        sent.push(Sent::ours(async move { client.query(about, &[&id]).await }));
+                        let (job, about) = (claim.job.0, &about);
+                        sent.push(Sent::ours(async move { client.query(about, &[&job]).await }));
                     }
                     for (at, statement) in self.program.statements.iter().enumerate() {
                         let values = statement
