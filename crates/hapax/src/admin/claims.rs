@@ -218,7 +218,8 @@ pub(super) struct CompleteBody {
 #[serde(deny_unknown_fields)]
 pub(super) struct FailBody {
     fence: Fence,
-    error: String,
+    #[serde(default)]
+    error: Option<String>,
     #[serde(default)]
     retry_in: Option<RetryIn>,
 }
@@ -293,7 +294,9 @@ pub(super) async fn fail<S: Store + Work + Inspect>(
         Some(RetryIn::Span(Span(exactly))) => Retry::In(exactly),
         Some(RetryIn::Never) => Retry::Never,
     };
-    let outcome = Outcome::Failed { error: short(&asked.error, ERROR_MAX), retry };
+    let error = asked.error.filter(|error| !error.trim().is_empty());
+    let error = error.as_deref().unwrap_or("the worker did not say why");
+    let outcome = Outcome::Failed { error: short(error, ERROR_MAX), retry };
     let held = admin.store.settle(job, asked.fence, outcome).await?;
     settled(&admin, job, asked.fence, held).await
 }

@@ -737,6 +737,21 @@ async fn a_failed_attempt_says_when_to_try_again() {
 }
 
 #[tokio::test]
+async fn an_attempt_may_fail_without_a_word() {
+    // A worker that has no error at hand must not be refused: its job would wait out the lease.
+    let server = server(vec![event("evt_1", Status::Received, &[("fee", Phase::Ready)])]);
+    let ask = json!({ "source": "stripe", "handler": "fee" });
+    let (_, claimed) = server.post("/api/v1/claims", ask).await;
+    let path = format!("/api/v1/claims/{}/fail", claimed["items"][0]["job"].as_str().unwrap());
+    let (status, problem) = server.post(&path, json!({ "fence": 1 })).await;
+    assert_eq!(status, StatusCode::OK, "{problem}");
+    match server.store.model().outcomes.pop() {
+        Some(Outcome::Failed { error, .. }) => assert_eq!(error, "the worker did not say why"),
+        other => panic!("{other:?}"),
+    };
+}
+
+#[tokio::test]
 async fn only_the_own_pull_handler_can_be_claimed() {
     let server = server(vec![event("evt_1", Status::Received, &[("mail", Phase::Ready)])]);
     let ask = |handler: &str| json!({ "source": "stripe", "handler": handler });
