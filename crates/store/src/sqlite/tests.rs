@@ -312,6 +312,21 @@ async fn tables_and_numbers_of_the_user_in_the_same_file_stay_untouched() {
     assert_eq!(row, wanted);
 }
 
+#[tokio::test]
+async fn every_view_that_is_promised_can_be_read_from_outside() {
+    // A dashboard names them on both databases: one that is missing on SQLite breaks it.
+    let place = Place::new();
+    let store = place.open();
+    store.close().await;
+    drop(store);
+    let conn = Connection::open(place.file()).expect("opens");
+    for view in ["processed_events", "arrivals", "attempts", "dead_letters", "deliveries"] {
+        let rows =
+            conn.query_row(&format!("SELECT count(*) FROM hapax_{view}"), [], |row| row.get(0));
+        assert_eq!(rows, Ok(0_i64), "{view}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commits_are_synced_again_after_work_that_was_written_behind() {
     // Counting copies lowers the setting for its own commit; forgetting to raise it again would

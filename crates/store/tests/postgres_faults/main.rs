@@ -481,14 +481,21 @@ async fn a_database_that_a_newer_version_migrated_is_used_if_it_only_adds() {
     };
     Postgres::execute_at(&url, &newer(1)).await;
     open(&url).await.close().await;
+    let refusals = async || {
+        let steps = PgStore::migration_status(&url).await.expect("reads");
+        steps.into_iter().filter_map(|step| step.refused).collect::<Vec<_>>()
+    };
+    assert_eq!(refusals().await, [String::new(); 0]);
     Postgres::execute_at(&url, &newer(901)).await;
     let opened = PgStore::open(PgOptions::new(url.as_str())).await;
     let Err(PgOpenError::Migrate(why)) = opened else { panic!("{opened:?}") };
     assert!(why.contains("newer version"), "{why}");
+    assert_eq!(refusals().await, [why], "its status would say that all is well");
     Postgres::execute_at(&url, "DELETE FROM hapax.migration WHERE number > 900").await;
     Postgres::execute_at(&url, "UPDATE hapax.migration SET checksum = 'x' WHERE number = 1").await;
     let opened = PgStore::open(PgOptions::new(url.as_str())).await;
-    assert!(matches!(opened, Err(PgOpenError::Migrate(_))), "{opened:?}");
+    let Err(PgOpenError::Migrate(why)) = opened else { panic!("{opened:?}") };
+    assert_eq!(refusals().await, [why]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
