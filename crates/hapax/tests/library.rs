@@ -345,7 +345,7 @@ async fn a_handler_that_never_ends_is_cut_off_and_tried_again() {
         Ok(tx.nothing_to_do("at last").await?)
     });
     // More than enough attempts: on a busy machine the second one may be cut off as well.
-    let setup = handler("slow", setup).retry([Duration::ZERO; 100]);
+    let setup = handler("slow", setup).retry([Duration::ZERO; 50]);
     let app = App::with(setup.timeout(Duration::from_millis(50))).await;
     app.send("evt_1").await;
     app.wait_for("evt_1", "processed");
@@ -607,7 +607,7 @@ async fn app_to_be_paused() {
     });
     // More than enough attempts: on a busy machine some are cut off.
     let charge = handler("charge", charge)
-        .retry([Duration::ZERO; 100])
+        .retry([Duration::ZERO; 50])
         .transaction_timeout(FOREVER)
         .timeout(Duration::from_millis(250))
         .lease(Duration::from_millis(500));

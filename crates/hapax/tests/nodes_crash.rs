@@ -22,7 +22,7 @@ fn short(handler: &str) -> String {
     format!(
         "timeout = \"500ms\"\nlease = \"{}ms\"\nretry = [\"0s\", \"0s\", \"0s\", {}]\n{handler}\n",
         LEASE.as_millis(),
-        ["\"1s\""; 60].join(", ")
+        ["\"1s\""; 47].join(", ")
     )
 }
 

@@ -148,8 +148,21 @@ fn a_redis_that_stops_or_dies_under_load_delays_no_answer_for_long() {
     });
     assert_eq!(senders.refused(), 0);
     senders.one_id_each(EVENTS);
-    database.all_processed(&server, EVENTS);
-    database.is_once_each(EVENTS);
+    // Whoever was told that it fails is told when it is back.
+    let mut events = EVENTS;
+    let mut until_said = |words: &str, times: usize| {
+        until(words, || {
+            server.ask(sender.event(&format!("evt_{events}"))).is("accepted");
+            events += 1;
+            (server.stderr.text().matches(words).count() >= times).then_some(())
+        });
+    };
+    wait(redis.kill());
+    until_said("Redis is left alone", 1);
+    wait(redis.start_again());
+    until_said("Redis answers", 2);
+    database.all_processed(&server, events);
+    database.is_once_each(events);
     let said = server.stop();
     assert!(words(&said) < 30, "{} lines of Redis:\n{said}", words(&said));
 }

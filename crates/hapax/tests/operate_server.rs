@@ -310,7 +310,7 @@ fn statistics_and_alerts_tell_of_copies_forgeries_and_dead_letters() {
         "[sources.stripe.handlers.fee]\nsql = \"SELECT 'done'\"\n\
          [sources.stripe.handlers.broken]\nretry = [\"0s\"]\ntypes = [\"never.*\"]\n\
          sql = \"INSERT INTO nowhere VALUES (1)\"\n\
-         [alerts]\nfailed_verifications = \"3/m\"\n",
+         [alerts]\nfailed_verifications = \"3/h\"\n",
     ));
     let server = house.start();
     assert_eq!(command(&server, &["alerts"]).code, 0);
@@ -345,7 +345,8 @@ fn statistics_and_alerts_tell_of_copies_forgeries_and_dead_letters() {
         let items = alerts["items"].as_array().unwrap().clone();
         items.into_iter().find(|alert| alert["name"] == name)
     };
-    assert_eq!(alert("failed_verifications").unwrap()["source"], "stripe");
+    let failed = until("what was forged is told", || alert("failed_verifications"));
+    assert_eq!(failed["source"], "stripe");
     assert!(alert("dead_letters").is_none());
     let body = event("evt_dead").replace("\"type\":\"", "\"type\":\"never.");
     server.ask(sender.request(&body).bytes()).is("accepted");

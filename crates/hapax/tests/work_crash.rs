@@ -263,7 +263,7 @@ fn a_server_stopped_past_its_lease_settles_each_job_once_when_it_goes_on() {
          [sources.stripe.handlers.fee]\nlease = \"600ms\"\nsql = \"\"\"{sql}\"\"\"\n",
         app.url(),
         // More than enough: on a busy machine some attempts are cut off.
-        ["\"0s\""; 100].join(", ")
+        ["\"0s\""; 50].join(", ")
     ));
     let ledger = Ledger::create(&house, ledger::SCHEMA);
     let server = house.start();

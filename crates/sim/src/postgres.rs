@@ -422,7 +422,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ("listen_addresses", "127.0.0.1"),
     // A socket's path may not exceed 107 bytes, and a temporary folder's may.
     ("unix_socket_directories", ""),
-    ("max_connections", "200"),
+    ("max_connections", "500"),
     ("shared_buffers", "64MB"),
     ("max_prepared_transactions", "10"),
 ];
