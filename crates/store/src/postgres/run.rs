@@ -25,7 +25,7 @@ use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
 
 use super::Shared;
-use super::connect::{PgError, session};
+use super::connect::{Patience, PgError, session};
 use super::jobs::{self, Guarded, Settled, Standing, Taken, only, shortened};
 use super::shown::{self, RawValue, Shown};
 use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
@@ -256,7 +256,9 @@ impl<'a> Bench<'a> {
                 client.batch_execute("ROLLBACK").await.is_ok()
             }
         };
-        if keep && client.batch_execute(&format!("{RESET}{}", session())).await.is_ok() {
+        if keep
+            && client.batch_execute(&format!("{RESET}{}", session(Patience::WORK))).await.is_ok()
+        {
             lent.clean();
         }
         outcome

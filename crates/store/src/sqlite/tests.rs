@@ -454,6 +454,47 @@ async fn a_disk_that_fails_under_a_rust_handler_is_no_verdict_on_its_job() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_reader_of_rows_says_is_its_own_and_no_failure_of_the_disk() {
+    // It looks things up in another database, which fails; taken for ours, the writer would drop all
+    // memory and reopen a file that nothing is wrong with, at every attempt.
+    let world = World::on_disk();
+    world.announce([spec("fee")]).await;
+    world.accept("evt_1", &[job("fee")]).await;
+    let claim = world.claim_one("fee").await;
+    let elsewhere = || {
+        let code = rusqlite::ffi::SQLITE_IOERR;
+        rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None)
+    };
+    type Read = fn(&Db<'_>, rusqlite::Error) -> Result<(), super::DbError>;
+    let readers: [Read; 2] = [
+        |db, error| {
+            let mut error = Some(error);
+            db.query("SELECT 1", [], |_| error.take().map_or(Ok(()), Err)).map(drop)
+        },
+        |db, error| db.query_row("SELECT 1", [], |_| Err::<(), _>(error)).map(drop),
+    ];
+    for read in readers {
+        let right = world.store.right(&claim, Duration::from_secs(1));
+        let failed = right.commit(move |db| {
+            read(db, elsewhere())?;
+            Ok(None)
+        });
+        let failed = failed.await;
+        assert!(matches!(failed, Err(TxError::Failed(_))), "{failed:?}");
+        assert!(world.store.writable().is_ok(), "the writer recovers from nothing");
+    }
+    // Nor is it hidden from a handler that goes on all the same.
+    let right = world.store.right(&claim, Duration::from_secs(1));
+    let gone_on = right.commit(move |db| {
+        let read = db.query_row("SELECT 1", [], |_| Err::<(), _>(elsewhere()));
+        Ok(Some(read.is_err().to_string()))
+    });
+    gone_on.await.expect("commits");
+    assert_eq!(world.job("evt_1", "fee").await.result.as_deref(), Some("true"));
+    world.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rust_handler_that_was_overtaken_commits_nothing() {
     // Its lease ended and newer news was applied: its fence is still the last one given.
     let world = World::on_disk();

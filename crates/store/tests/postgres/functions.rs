@@ -303,6 +303,21 @@ async fn a_key_is_reserved_finished_and_replayed_and_a_crash_frees_it() {
     assert_eq!(reserve("crashed", "two", "60s").await, "fresh", "the key is free");
     assert_eq!(finish("crashed", &second).await, Err("XH001".into()), "no fence comes twice");
 
+    // An answer that nobody could hold would be read back whole by every replay.
+    assert_eq!(reserve("large", "one", "60s").await, "fresh");
+    let (large, scope) = (fence("large").await, "acme POST /charges");
+    for (headers, body, expected) in [
+        ("'{}'", "repeat('x', 1048577)", Some("54000")),
+        ("jsonb_build_object('a', repeat('x', 70000))", "''", Some("54000")),
+        ("'{}'", "repeat('x', 1048576)", None),
+    ] {
+        let ask = format!(
+            "SELECT hapax.finish('{scope}', 'large', {large}, 200, {headers}, {body}::bytea)"
+        );
+        let finished = base.sql.execute(&ask, &[]).await.map_err(|error| code(&error));
+        assert_eq!(finished.err().as_deref(), expected, "{body}");
+    }
+
     let expired =
         "SELECT outcome FROM hapax.reserve('s', 'short', 'x', '1 microsecond', '1 microsecond')";
     assert_eq!(base.one(expired).await, "fresh");

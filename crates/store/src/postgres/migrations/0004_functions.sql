@@ -160,6 +160,7 @@ BEGIN
 END $$;
 
 -- Keeps: one answer per fence. A second call raises, so that effects repeated beside it roll back.
+-- The answer is bounded: it is kept for the whole ttl, and read back at once.
 CREATE FUNCTION hapax.finish(
     scope text, key text, fence bigint, status integer, headers jsonb, body bytea)
 RETURNS void
@@ -172,6 +173,10 @@ BEGIN
     ELSIF finish.status NOT BETWEEN 100 AND 599 THEN
         RAISE EXCEPTION 'hapax.finish: % is no status', finish.status
             USING ERRCODE = 'invalid_parameter_value';
+    ELSIF octet_length(finish.body) > 1048576 OR octet_length(finish.headers::text) > 65536 THEN
+        RAISE EXCEPTION 'hapax.finish: at most 1 MiB of body and 64 KiB of headers'
+            USING ERRCODE = 'program_limit_exceeded',
+                  HINT = 'Store a reference to it, and let the replay fetch it.';
     END IF;
     UPDATE hapax.reservation x
     SET status = finish.status, headers = coalesce(finish.headers, '{}'),
