@@ -44,7 +44,9 @@ pub mod limits;
 
 mod library;
 
-pub use hapax_core::handler::{HandlerKind, HttpTarget, Order, Refetch, SignAs, SqlProgram};
+pub use hapax_core::handler::{
+    Dialect, HandlerKind, HttpTarget, Order, Refetch, SignAs, SqlProgram,
+};
 pub use hapax_core::job::{HandlerName, Retry};
 pub use hapax_core::order::{Gaps, Machine, OnGap, OrderPolicy, OrderRule};
 pub use hapax_core::source::{Late, ReplayGuard, SourceSpec};
@@ -52,12 +54,15 @@ pub use hapax_core::store::{EventId, Inspect, NewMessage, Work};
 pub use hapax_core::{SourceName, Tenant, Timestamp};
 pub use hapax_engine::{BodyLimits, Rate};
 pub use hapax_store::{
-    Committed, Db, DbError, Failure, SqliteOptions, SqliteStore, Transact, Tx, TxError,
+    Committed, Db, DbError, Failure, PgDb, PgDbError, PgOptions, PgStore, PgTx, PoolSizes,
+    SqliteOptions, SqliteStore, Transact, Tx, TxError,
 };
 /// The SQLite binding whose parameters and rows [`Db`] takes and gives.
 pub use rusqlite;
+/// The PostgreSQL client whose parameters and rows [`PgDb`] takes and gives.
+pub use tokio_postgres;
 
 pub use library::{
-    BuildError, Builder, Event, Handler, HandlerFn, HandlerSetup, Hapax, Running, Source, handler,
-    handler_fn,
+    BuildError, Builder, Database, Event, Handler, HandlerFn, HandlerSetup, Hapax, Running, Source,
+    handler, handler_fn,
 };
