@@ -36,6 +36,33 @@
 //! # }
 //! ```
 //!
+//! On PostgreSQL, which several nodes may share, it is `database_url` instead of `data_dir`, and the
+//! handler awaits on an open transaction:
+//!
+//! ```no_run
+//! use hapax::{Committed, Event, Failure, Handler, Hapax, PgStore, PgTx, Source, handler};
+//!
+//! struct ChargeFee;
+//!
+//! impl Handler<PgStore> for ChargeFee {
+//!     async fn handle(&self, event: Event, tx: PgTx) -> Result<Committed, Failure> {
+//!         let mut db = tx.begin().await?;
+//!         db.execute("INSERT INTO fees VALUES ($1, 50)", &[&&*event.event_id]).await?;
+//!         Ok(db.commit(Some("charged 50".to_owned())).await?)
+//!     }
+//! }
+//!
+//! # async fn app() -> Result<(), Box<dyn std::error::Error>> {
+//! let stripe = Source::new("stripe", "stripe")
+//!     .secret(std::env::var("STRIPE_SECRET")?)
+//!     .handler(handler("charge-fee", ChargeFee));
+//! let url = std::env::var("DATABASE_URL")?;
+//! let hapax = Hapax::builder().database_url(url).source(stripe).open().await?;
+//! # drop(hapax);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Nothing here is global: no logger, no metrics recorder, no crypto provider is installed, and
 //! several may run in one process, each on a data directory of its own. What is said goes to
 //! `tracing` and `metrics`, wherever the app sends those.
