@@ -350,6 +350,14 @@ fn doctor_looks_at_the_database_that_nodes_share() {
     let (_, findings) = doctor(None);
     assert_eq!(of(&findings, "schema").0, "ok", "{findings:?}");
     node.stop();
+    // Tables that no node of this version would start on: neither command may say that all is well.
+    database.execute("UPDATE hapax.migration SET checksum = 'x' || checksum WHERE number = 1");
+    let (code, findings) = doctor(None);
+    assert_eq!((code, of(&findings, "schema").0.as_str()), (1, "fail"));
+    let config = house.config_file().display().to_string();
+    let status = common::hapax(&["migrate", "status", "--config", &config]).run();
+    assert!(status.code == 1 && status.stdout.contains("refused"), "{}", status.stdout);
+    database.execute("UPDATE hapax.migration SET checksum = substr(checksum, 2) WHERE number = 1");
     // Nobody there, a database that takes no writes, and a standby are failures, and exit 1.
     let (code, findings) = doctor(Some("postgres://127.0.0.1:9/nowhere"));
     assert_eq!((code, of(&findings, "database").0.as_str()), (1, "fail"));

@@ -2,6 +2,7 @@
 //! snapshot, or lies: the same answers, one effect each, no answer that waits for it, few words in
 //! the log.
 
+mod common;
 mod support;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -256,4 +257,71 @@ fn what_redis_knows_of_an_older_epoch_is_not_believed() {
     assert_eq!(again.id(), accepted.id());
     assert_eq!(database.effects().get("evt_2"), Some(&1));
     third.stop();
+}
+
+#[test]
+fn doctor_looks_at_redis_which_may_be_missing_and_never_tells_its_password() {
+    // There, refusing the password it is given, and not there at all.
+    let database = Database::shared("redis_doctor");
+    let redis = wait(Redis::start());
+    let house = database.house("", "");
+    let config = house.config_file().display().to_string();
+    let doctor = |url: &str| {
+        let run =
+            common::hapax(&["doctor", "--json", "--config", &config, "--redis-url", url]).run();
+        assert!(!format!("{run:?}").contains("hunter2"), "{run:?}");
+        let found = run.stdout.lines().map(|line| serde_json::from_str(line).unwrap());
+        let found = found.filter(|found: &serde_json::Value| found["check"] == "redis");
+        let told: Vec<_> = found.collect();
+        assert_eq!(told.len(), 1, "{run:?}");
+        let text = |key: &str| told[0][key].as_str().unwrap().to_owned();
+        (run.code, text("level"), text("note"))
+    };
+    let (code, level, note) = doctor(&redis.url());
+    assert_eq!((code, level.as_str()), (0, "ok"), "{note}");
+    let version = note.split("Redis ").nth(1).expect("its version");
+    assert!(version.starts_with(|c: char| c.is_ascii_digit()), "{note}");
+    assert!(note.contains(" ms") && note.contains("optional"), "{note}");
+    let refused = format!("redis://u:hunter2@127.0.0.1:{}/", redis.port());
+    wait(redis.kill());
+    for url in [refused.as_str(), "redis://:hunter2@127.0.0.1:9/"] {
+        let (code, level, note) = doctor(url);
+        assert_eq!((code, level.as_str()), (0, "warn"), "{note}");
+        assert!(note.contains("optional"), "{note}");
+    }
+    wait(redis.start_again());
+    let (code, level, note) = doctor(&refused);
+    assert_eq!((code, level.as_str()), (0, "warn"), "{note}");
+}
+
+#[test]
+fn what_redis_was_asked_is_counted() {
+    // Whoever runs one wants to know whether it is worth its keep, and that it fails.
+    let database = Database::shared("redis_counted");
+    let redis = wait(Redis::start());
+    let (_house, first) = node(&database, &redis);
+    connected(&first);
+    Senders::to([&first]).send(1, 0..3, || ());
+    database.all_processed(&first, 3);
+    told(&database, &redis, 0..3);
+    let (_other, second) = node(&database, &redis);
+    let count = |outcome: &str| {
+        let label = format!("outcome=\"{outcome}\"");
+        second.metric("hapax_redis_answers_total", &[&label])
+    };
+    let sender = Sender::stripe(SECRET);
+    until("a duplicate that only Redis knows is a hit", || {
+        for n in 0..3 {
+            second.ask(sender.event(&format!("evt_{n}")));
+        }
+        (count("hit") >= 1.0).then_some(())
+    });
+    until("a new one is a miss", || {
+        second.ask(sender.event(&format!("new_{}", count("miss"))));
+        (count("miss") >= 1.0).then_some(())
+    });
+    let before = count("failed");
+    wait(redis.kill());
+    second.ask(sender.event("while it is away")).is("accepted");
+    assert!(count("failed") > before);
 }

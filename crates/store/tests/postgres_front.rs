@@ -9,10 +9,10 @@ mod harness;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use hapax_core::store::{Action, Inspect, ReplayAsk, Store, Verdict, Work};
+use hapax_core::store::{Action, Horizon, Inspect, ReplayAsk, Store, Verdict, Work};
 use hapax_sim::{Postgres, Redis, Reply};
 use hapax_store::{PgOptions, PgStore};
-use harness::{Sender, body, done, handler, job, noon, pg_database, spec};
+use harness::{Sender, after, body, done, handler, job, noon, pg_database, spec};
 
 /// Far beyond anything that should happen: whoever waits this long waits for ever.
 const FOREVER: Duration = Duration::from_secs(120);
@@ -332,4 +332,28 @@ async fn what_a_person_runs_again_is_not_told_as_finished() {
     let verdicts = other.ingest(ingest()).await.expect("answers");
     let [Verdict::Duplicate(known)] = &verdicts[..] else { panic!("{verdicts:?}") };
     assert!(!known.status.is_final(), "{known:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_was_forgotten_is_new_again_for_memory_and_for_redis() {
+    // Retention takes the key; a cache that still has it would refuse an event that nobody has.
+    let front = Front::new().await;
+    let node = front.node().await;
+    let before = front.entries().await.len();
+    for id in ["evt_1", "evt_2"] {
+        assert_eq!(asked(&node, id).await, By::Database);
+        assert_eq!(asked(&node, id).await, By::Cache);
+    }
+    until("both are told", async || front.entries().await.len() >= before + 2).await;
+    let late = after(86_400);
+    let keys_before = vec![(hapax_core::SourceName::new("shop"), late)];
+    let horizon = Horizon { events_before: late, keys_before };
+    while node.prune(horizon.clone(), 100).await.expect("prunes") {}
+    until("the entries are gone", async || front.entries().await.is_empty()).await;
+    assert_eq!(asked(&node, "evt_1").await, By::Database, "its own memory");
+    assert_eq!(asked(&front.node().await, "evt_2").await, By::Database, "Redis");
+    // And from then on they are duplicates again.
+    assert_eq!(asked(&node, "evt_1").await, By::Cache);
+    assert_eq!(asked(&node, "evt_2").await, By::Cache);
+    node.close().await;
 }

@@ -7,6 +7,7 @@
 //! when Redis is not there. A miss proves nothing: then the database decides.
 
 mod entry;
+mod look;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub(crate) use entry::{Entry, Seal};
+pub use look::RedisSight;
 
 use crate::limits::{
     FRONT_ANSWER_MAX, FRONT_ASKED_MAX, FRONT_CONNECT_MAX, FRONT_ENTRY_AGE_MAX, FRONT_LOG_EVERY,
@@ -35,8 +37,23 @@ pub(crate) struct Front {
     told: mpsc::Sender<Telling>,
     age_max: Duration,
     keys_kept: Option<Duration>,
+    counted: Counted,
     stop: CancellationToken,
     tasks: TaskTracker,
+}
+
+/// What questions came to, key by key.
+struct Counted {
+    hit: metrics::Counter,
+    miss: metrics::Counter,
+    failed: metrics::Counter,
+}
+
+impl Counted {
+    fn new() -> Self {
+        let of = |outcome| metrics::counter!("hapax_redis_answers_total", "outcome" => outcome);
+        Self { hit: of("hit"), miss: of("miss"), failed: of("failed") }
+    }
 }
 
 /// Somebody who wants to know what stands under these keys, in their order.
@@ -74,14 +91,23 @@ impl Front {
         tasks.spawn(tell(Arc::clone(&line), tasks.clone(), telling, age_max, stop.clone()));
         tasks.close();
         line.lift(&tasks);
-        Ok(Self { line, asked, told, age_max, keys_kept, stop, tasks })
+        let counted = Counted::new();
+        Ok(Self { line, asked, told, age_max, keys_kept, counted, stop, tasks })
     }
 
     /// What is known under each key, in their order. Never longer than a moment, never an error.
     pub(crate) async fn ask(&self, seal: &Seal, keys: &[KeyHash]) -> Vec<Option<Entry>> {
-        let mut values = self.values(keys).await.unwrap_or_default().into_iter();
+        let Some(values) = self.values(keys).await else {
+            self.counted.failed.increment(keys.len() as u64);
+            return vec![None; keys.len()];
+        };
+        let mut values = values.into_iter();
         let open = |key: &KeyHash| Entry::open(&values.next()??, seal, key, self.age_max);
-        keys.iter().map(open).collect()
+        let entries: Vec<_> = keys.iter().map(open).collect();
+        let hits = entries.iter().flatten().count() as u64;
+        self.counted.hit.increment(hits);
+        self.counted.miss.increment(keys.len() as u64 - hits);
+        entries
     }
 
     /// None at all where Redis is not to be had. Whoever asks waits for the question that is on its way

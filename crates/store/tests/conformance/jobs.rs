@@ -167,6 +167,34 @@ pub(crate) async fn the_first_attempt_waits_as_well_where_the_schedule_says_so<S
     world.claim_one("fee").await;
 }
 
+pub(crate) async fn jobs_that_came_together_do_not_begin_together<S: Working>(world: World<S>) {
+    // Thirty at the same instant, of a handler that waits before its first attempt: all at once they
+    // would meet an app that was given time to settle. What is hopeless waits for nothing.
+    let mut patient = spec("fee");
+    patient.policy.retry = vec![Duration::from_secs(1_000)];
+    world.announce([patient]).await;
+    let mut waits = Vec::new();
+    let begun = world.clock.now();
+    for n in 0..30 {
+        let id = format!("evt_{n}");
+        world.accept(&id, &[job("fee")]).await;
+        let due = world.job(&id, "fee").await.due_at.expect("it waits");
+        waits.push(due.duration_since(begun).as_secs());
+    }
+    waits.sort_unstable();
+    assert!((800..=1_200).contains(&waits[0]) && (800..=1_200).contains(&waits[29]), "{waits:?}");
+    waits.dedup();
+    assert!(waits.len() > 10, "{waits:?}");
+    let hopeless = NewJob { hopeless: Some("no resource".into()), ..job("fee") };
+    world.accept("hopeless", &[hopeless]).await;
+    assert_eq!(world.job("hopeless", "fee").await.finished_at, Some(begun));
+    let late = world.arrive_late("late", &[job("fee")]).await;
+    let approved = world.store.approve(late, vec![job("fee")], world.by("known")).await;
+    approved.expect("approves");
+    let due = world.job("late", "fee").await.due_at.expect("it waits");
+    assert!((800..=1_200).contains(&due.duration_since(begun).as_secs()), "{due}");
+}
+
 pub(crate) async fn a_late_worker_cannot_settle_a_reclaimed_job<S: Working>(world: World<S>) {
     // It slept past its lease, and wakes when another has the job.
     world.announce([spec("fee")]).await;

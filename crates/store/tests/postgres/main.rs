@@ -9,6 +9,7 @@ mod crowd;
 mod functions;
 mod handlers;
 mod retention;
+mod transact;
 mod views;
 mod work;
 

@@ -17,7 +17,7 @@ use hapax_core::store::{
     ClaimAsk, EventFilter, EventName, Held, Horizon, Ingest, Inspect, Lookup, Store, StoreError,
     Verdict, Work,
 };
-use hapax_sim::{PgBouncer, Postgres, Proxy, READY_FOR_QUERY, Trap};
+use hapax_sim::{PgBouncer, Postgres, Proxy, READY_FOR_QUERY, Traffic, Trap};
 use hapax_store::{PgOpenError, PgOptions, PgStore, PoolSizes};
 
 use harness::{
@@ -215,6 +215,41 @@ async fn a_connection_cut_after_the_statement_was_sent_is_an_error_and_the_retry
     }
     assert_eq!(number(&url, "SELECT count(*) FROM hapax.event").await, 5);
     assert_eq!(number(&url, "SELECT count(*) FROM hapax.body").await, 5);
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_falls_silent_keeps_no_sender_waiting_and_no_writer() {
+    // Its connections stay open and nothing comes back: what was sent, and what queues up behind it
+    // for the one writer, must not wait for as long as a slow claim may.
+    let url = pg_database().await;
+    let server = Postgres::shared().await;
+    let proxy = Proxy::to_port(server.port()).await;
+    let store = Arc::new(open_narrow(&proxy.through(&url)).await);
+    store.ingest(Sender::plain().ingest(&body("before"))).await.expect("ingests");
+    proxy.set(Traffic::Hold);
+    let sending: Vec<_> = (0..8)
+        .map(|n| {
+            let store = Arc::clone(&store);
+            tokio::spawn(async move {
+                let asked = Instant::now();
+                let name = format!("evt_{n}");
+                let answer = store.ingest(Sender::plain().ingest(&body(&name))).await;
+                (answer, asked.elapsed())
+            })
+        })
+        .collect();
+    for one in sending {
+        let (answer, took) = one.await.expect("no panic");
+        assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
+        assert!(took < Duration::from_secs(7), "{took:?}");
+    }
+    proxy.set(Traffic::Forward);
+    until("works again", Duration::from_secs(10), async || {
+        store.ingest(Sender::plain().ingest(&body("evt_0"))).await.is_ok()
+    })
+    .await;
+    assert_eq!(number(&url, "SELECT count(*) FROM hapax.event WHERE event_id = 'evt_0'").await, 1);
     store.close().await;
 }
 
@@ -481,14 +516,21 @@ async fn a_database_that_a_newer_version_migrated_is_used_if_it_only_adds() {
     };
     Postgres::execute_at(&url, &newer(1)).await;
     open(&url).await.close().await;
+    let refusals = async || {
+        let steps = PgStore::migration_status(&url).await.expect("reads");
+        steps.into_iter().filter_map(|step| step.refused).collect::<Vec<_>>()
+    };
+    assert_eq!(refusals().await, [String::new(); 0]);
     Postgres::execute_at(&url, &newer(901)).await;
     let opened = PgStore::open(PgOptions::new(url.as_str())).await;
     let Err(PgOpenError::Migrate(why)) = opened else { panic!("{opened:?}") };
     assert!(why.contains("newer version"), "{why}");
+    assert_eq!(refusals().await, [why], "its status would say that all is well");
     Postgres::execute_at(&url, "DELETE FROM hapax.migration WHERE number > 900").await;
     Postgres::execute_at(&url, "UPDATE hapax.migration SET checksum = 'x' WHERE number = 1").await;
     let opened = PgStore::open(PgOptions::new(url.as_str())).await;
-    assert!(matches!(opened, Err(PgOpenError::Migrate(_))), "{opened:?}");
+    let Err(PgOpenError::Migrate(why)) = opened else { panic!("{opened:?}") };
+    assert_eq!(refusals().await, [why]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
