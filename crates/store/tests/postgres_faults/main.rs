@@ -242,7 +242,8 @@ async fn a_server_that_falls_silent_keeps_no_sender_waiting_and_no_writer() {
     for one in sending {
         let (answer, took) = one.await.expect("no panic");
         assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
-        assert!(took < Duration::from_secs(7), "{took:?}");
+        // Five seconds, and the rest is for a machine that has much else to do.
+        assert!(took < Duration::from_secs(20), "{took:?}");
     }
     proxy.set(Traffic::Forward);
     until("works again", async || {
