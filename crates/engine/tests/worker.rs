@@ -20,6 +20,7 @@ use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
 use hapax_core::store::{ClaimAsk, HandlerRef, Work as _};
 use hapax_core::{Arrival, Source, SourceName, Timestamp, Verified, verify};
+use hapax_engine::limits::SQL_SLICE;
 use hapax_engine::{
     Bell, HttpLimits, Ingress, Janitor, LaneSpec, Mode, Outbound, Retention, RouteSpec, Routes,
     RoutesSpec, Workers, serve_ingress,
@@ -1029,5 +1030,27 @@ async fn sql_that_was_lost_runs_with_nothing_beside_it_in_any_lane() {
     gate.add_permits(1);
     for job in [call, lost[0], lost[1], after] {
         store.until(job, |piece| piece.phase == Phase::Done).await;
+    }
+}
+
+#[tokio::test]
+async fn lost_jobs_that_came_up_together_are_not_held_while_one_of_them_runs() {
+    // Several slices at once each come upon one. The first of them may end the process: whoever is
+    // claimed behind it would lose an attempt as well, and in the end be buried with it.
+    let store = Bench::new();
+    store.slices.store(3, Ordering::SeqCst);
+    let put = |n: usize| event(SOURCE, &format!("evt_{n}"), "", "{}");
+    let many: Vec<_> = (0..SQL_SLICE).map(|n| store.put(HANDLER, put(n))).collect();
+    let lost: Vec<_> = (100..103).map(|n| store.put_lost(HANDLER, put(n))).collect();
+    let mut statements = handler(sql());
+    statements.concurrency = 3;
+    let _crew = Crew::start(&store, statements);
+    for job in many.into_iter().chain(lost.iter().copied()) {
+        store.until(job, |piece| piece.phase == Phase::Done).await;
+    }
+    assert_eq!(store.held_beside.load(Ordering::SeqCst), 0);
+    assert_eq!(store.given_back.load(Ordering::SeqCst), 2, "they did not come up together");
+    for job in lost {
+        assert_eq!(store.piece(job).progress.attempt, 2, "uncounted, and then counted once");
     }
 }

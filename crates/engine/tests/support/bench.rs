@@ -54,6 +54,10 @@ pub(crate) struct Bench {
     pub(crate) settled: AtomicUsize,
     pub(crate) given_back: AtomicUsize,
     pub(crate) hurried: AtomicUsize,
+    /// Slices of SQL that are worth having at once.
+    pub(crate) slices: AtomicUsize,
+    /// The most claims of lost jobs that were held while another lost one ran.
+    pub(crate) held_beside: AtomicUsize,
     /// Results of the next prunes, last first, and what was asked.
     pub(crate) prunes: Mutex<Vec<bool>>,
     pub(crate) horizons: Mutex<Vec<(Horizon, usize)>>,
@@ -74,6 +78,8 @@ impl Bench {
             settled: AtomicUsize::new(0),
             given_back: AtomicUsize::new(0),
             hurried: AtomicUsize::new(0),
+            slices: AtomicUsize::new(1),
+            held_beside: AtomicUsize::new(0),
             prunes: Mutex::default(),
             horizons: Mutex::default(),
             pruned: Semaphore::new(0),
@@ -339,11 +345,20 @@ impl Work for Bench {
         if piece.phase != Phase::Leased || piece.fence != run.fence {
             return Ok(Ran::Lost);
         }
+        let held = |piece: &&Piece| {
+            piece.id != run.job && piece.phase == Phase::Leased && piece.progress.alone()
+        };
+        let beside = self.pieces.lock().unwrap().iter().filter(held).count();
+        self.held_beside.fetch_max(beside, Ordering::SeqCst);
         self.change(run.job, |piece| {
             piece.phase = Phase::Done;
             piece.result = run.current.as_deref().map(str::to_owned);
         });
         Ok(Ran::Done)
+    }
+
+    fn sql_slices(&self) -> usize {
+        self.slices.load(Ordering::SeqCst)
     }
 
     async fn next_due(&self, handler: &HandlerRef) -> Result<Option<Timestamp>, StoreError> {
