@@ -20,7 +20,7 @@ use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
 use hapax_core::store::{ClaimAsk, HandlerRef, Work as _};
 use hapax_core::{Arrival, Source, SourceName, Timestamp, Verified, verify};
-use hapax_engine::limits::SQL_SLICE;
+use hapax_engine::limits::{PRUNE_PAUSE, SQL_SLICE};
 use hapax_engine::{
     Bell, HttpLimits, Ingress, Janitor, LaneSpec, Mode, Outbound, Retention, RouteSpec, Routes,
     RoutesSpec, Workers, serve_ingress,
@@ -738,6 +738,32 @@ async fn the_janitor_prunes_in_small_steps_until_nothing_is_left_and_comes_again
     }
     assert_eq!(horizons[4].0.events_before, Timestamp::MIN);
     assert!(horizons[4].0.keys_before.is_empty());
+}
+
+#[tokio::test]
+async fn the_janitor_goes_on_at_once_only_while_nobody_else_wants_the_store() {
+    // A pause after each commit bounds what goes in a second, though nobody is there to wait; without
+    // one, whoever comes all the time would wait for a commit of the janitor's each time.
+    let pruned_in = async |crowded: Option<bool>, slices: usize| {
+        let store = Bench::new();
+        *store.crowded.lock().unwrap() = crowded;
+        *store.prunes.lock().unwrap() = [vec![false], vec![true; slices]].concat();
+        let janitor = Janitor::new(store.clone(), Arc::new(Timestamp::now), Retention::default());
+        let stop = CancellationToken::new();
+        let began = std::time::Instant::now();
+        let wanted = u32::try_from(slices + 1).unwrap();
+        tokio::join!(janitor.run(stop.clone()), async {
+            within(store.pruned.acquire_many(wanted)).await.unwrap().forget();
+            stop.cancel();
+        });
+        began.elapsed()
+    };
+    let quiet = pruned_in(Some(false), 60).await;
+    assert!(quiet < 30 * PRUNE_PAUSE, "{quiet:?}");
+    for crowded in [Some(true), None] {
+        let took = pruned_in(crowded, 4).await;
+        assert!(took >= 4 * PRUNE_PAUSE, "{crowded:?}: {took:?}");
+    }
 }
 
 /// Fetches from `api`, at this path and with a secret in a header.

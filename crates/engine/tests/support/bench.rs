@@ -62,6 +62,9 @@ pub(crate) struct Bench {
     pub(crate) prunes: Mutex<Vec<bool>>,
     pub(crate) horizons: Mutex<Vec<(Horizon, usize)>>,
     pub(crate) pruned: Semaphore,
+    /// Whether somebody else comes with each prune; without a word nobody knows.
+    pub(crate) crowded: Mutex<Option<bool>>,
+    pub(crate) demand: AtomicUsize,
 }
 
 impl Bench {
@@ -83,6 +86,8 @@ impl Bench {
             prunes: Mutex::default(),
             horizons: Mutex::default(),
             pruned: Semaphore::new(0),
+            crowded: Mutex::default(),
+            demand: AtomicUsize::new(0),
         })
     }
 
@@ -406,7 +411,15 @@ impl Work for Bench {
         self.fail_if_told()?;
         self.horizons.lock().unwrap().push((horizon, limit));
         self.pruned.add_permits(1);
+        if *self.crowded.lock().unwrap() == Some(true) {
+            self.demand.fetch_add(1, Ordering::SeqCst);
+        }
         Ok(self.prunes.lock().unwrap().pop().unwrap_or(false))
+    }
+
+    fn demand(&self) -> Option<u64> {
+        let known = self.crowded.lock().unwrap().is_some();
+        known.then(|| self.demand.load(Ordering::SeqCst) as u64)
     }
 }
 

@@ -139,3 +139,15 @@ async fn an_event_that_comes_while_its_day_is_removed_keeps_its_body() {
     let day = "SELECT count(*)::text FROM pg_class WHERE relname = 'body_20260601'";
     assert_eq!(base.one(day).await, "0", "and the day goes once it is finished");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pruning_itself_is_no_demand_and_an_event_is() {
+    // A janitor that hears itself would pause for ever; one that hears nobody would be in the way.
+    let base = Base::new("demand", spec(1)).await;
+    base.accept("evt_1", None).await;
+    let before = base.store.demand().expect("it knows");
+    prune(&base, after(86_400), 2).await;
+    assert_eq!(base.store.demand(), Some(before));
+    base.accept("evt_2", None).await;
+    assert!(base.store.demand() > Some(before));
+}
