@@ -11,9 +11,9 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use axum::body::Body;
+use hapax::Database;
 use hapax_core::handler::HandlerKind;
 use hapax_core::secret::Secret;
-use hapax_core::store::{Inspect, Store, Work};
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
@@ -80,28 +80,10 @@ fn shared(config: &Config, url: &ServiceUrl) -> PgOptions {
     options
 }
 
-/// A store that a server can run on.
-trait Backend: Store + Work + Inspect {
-    /// Finishes what was begun.
-    fn close(&self) -> impl Future<Output = ()> + Send;
-}
-
-impl Backend for SqliteStore {
-    async fn close(&self) {
-        Self::close(self).await;
-    }
-}
-
-impl Backend for PgStore {
-    async fn close(&self) {
-        Self::close(self).await;
-    }
-}
-
 /// The server on its store, from the first listener to the last commit. What is not a role of this
 /// process is put together all the same, and not run: the admin side of one node answers for the
 /// handlers that another runs.
-async fn serve_on<S: Backend>(
+async fn serve_on<S: Database>(
     store: Arc<S>,
     config: Config,
     metrics: metrics_exporter_prometheus::PrometheusHandle,
@@ -455,7 +437,7 @@ struct Live<S> {
     public_at: SocketAddr,
 }
 
-impl<S: Backend> Live<S> {
+impl<S: Database> Live<S> {
     /// Reloads on SIGHUP and when a secret's file changes; returns when it is time to stop.
     async fn watch(
         &mut self,

@@ -14,7 +14,7 @@ use support::nodes::{self, Database, SECRET, Senders, wait};
 use support::{House, Sender, Server, until};
 
 /// An answer that took longer has waited for Redis; far beyond what one takes on a busy machine.
-const ACK_MAX: Duration = Duration::from_secs(3);
+const ACK_MAX: Duration = Duration::from_secs(10);
 
 /// A node with this Redis in front.
 fn node(database: &Database, redis: &Redis) -> (House, Server) {
@@ -148,8 +148,21 @@ fn a_redis_that_stops_or_dies_under_load_delays_no_answer_for_long() {
     });
     assert_eq!(senders.refused(), 0);
     senders.one_id_each(EVENTS);
-    database.all_processed(&server, EVENTS);
-    database.is_once_each(EVENTS);
+    // Whoever was told that it fails is told when it is back.
+    let mut events = EVENTS;
+    let mut until_said = |words: &str, times: usize| {
+        until(words, || {
+            server.ask(sender.event(&format!("evt_{events}"))).is("accepted");
+            events += 1;
+            (server.stderr.text().matches(words).count() >= times).then_some(())
+        });
+    };
+    wait(redis.kill());
+    until_said("Redis is left alone", 1);
+    wait(redis.start_again());
+    until_said("Redis answers", 2);
+    database.all_processed(&server, events);
+    database.is_once_each(events);
     let said = server.stop();
     assert!(words(&said) < 30, "{} lines of Redis:\n{said}", words(&said));
 }
@@ -214,19 +227,22 @@ fn what_redis_knows_of_an_older_epoch_is_not_believed() {
     first.stop();
     database.execute("DELETE FROM hapax.job; DELETE FROM hapax.event; DELETE FROM ledger");
     // As long as nobody says that it is another database, Redis is believed: of events that are in no
-    // database, each asked for once, only Redis can say "duplicate". (Not all: what it does not answer
-    // in time is asked of the database.)
+    // database, each asked for once, only Redis can say "duplicate". (Not always: what it does not
+    // answer in time is asked of the database, and a busy machine may be late for all of them.)
     let sender = Sender::stripe(SECRET);
-    let (_house, second) = node(&database, &redis);
-    connected(&second);
-    let believed = (1..EVENTS).filter(|n| {
-        let answer = second.ask(sender.event(&format!("evt_{n}")));
-        assert_eq!(answer.status, 200, "{answer:?}");
-        answer.decision() == "duplicate"
+    until("Redis is believed", || {
+        let (_house, second) = node(&database, &redis);
+        connected(&second);
+        let believed = (1..EVENTS).filter(|n| {
+            let answer = second.ask(sender.event(&format!("evt_{n}")));
+            assert_eq!(answer.status, 200, "{answer:?}");
+            answer.decision() == "duplicate"
+        });
+        let believed = believed.count();
+        second.stop();
+        database.execute("DELETE FROM hapax.job; DELETE FROM hapax.event; DELETE FROM ledger");
+        (believed > 0).then_some(())
     });
-    assert!(believed.count() > 0, "Redis was never asked");
-    second.stop();
-    database.execute("DELETE FROM hapax.job; DELETE FROM hapax.event; DELETE FROM ledger");
     database.execute("UPDATE hapax.epoch SET counter = counter + 1");
     wait(redis.kill());
     wait(redis.start_again());

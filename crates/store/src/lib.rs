@@ -22,7 +22,9 @@ mod harness;
 
 pub use front::RedisSight;
 pub use memory::MemoryStore;
-pub use postgres::{MigrationStatus, PgOpenError, PgOptions, PgSight, PgStore, PoolSizes};
+pub use postgres::{
+    MigrationStatus, PgDb, PgDbError, PgOpenError, PgOptions, PgSight, PgStore, PgTx, PoolSizes,
+};
 pub use sqlite::{Clock, Db, DbError, OpenError, SqliteOptions, SqliteStore, Tx};
 pub use transact::{Committed, Failure, Transact, TxError};
 
@@ -107,6 +109,14 @@ pub mod limits {
     /// How long a slice of handlers' SQL may begin new jobs: the acks that came meanwhile wait for
     /// it. One job alone has its own timeout.
     pub const SQL_SLICE_MAX: Duration = Duration::from_millis(25);
+
+    /// Statements of a handler in Rust that are kept prepared on one connection: more than a handler
+    /// has, and a bound on what text that is put together anew each time may cost the server.
+    pub const HANDLER_STATEMENTS_MAX: usize = 256;
+
+    /// The least time after which the server ends a transaction of a handler in Rust that sends it
+    /// nothing: long against any pause of a busy node between two statements.
+    pub const HANDLER_IDLE_MIN: Duration = Duration::from_secs(1);
 
     /// How long a question to Redis may take: the database answers in a few milliseconds, so asking
     /// longer than this would make nobody faster.

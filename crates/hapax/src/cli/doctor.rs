@@ -295,9 +295,11 @@ fn shared_database(url: &ServiceUrl, looked: Result<PgSight, PgOpenError>, found
     }
     clock("the database's", clock_apart, found);
     let missing = steps.iter().filter(|step| !step.applied).count();
-    match missing {
-        0 => found.add("schema", Level::Ok, format!("all {} steps are taken", steps.len())),
-        _ => found.add(
+    let refused = steps.iter().find_map(|step| step.refused.as_deref());
+    match (refused, missing) {
+        (Some(why), _) => found.add("schema", Level::Fail, why),
+        (None, 0) => found.add("schema", Level::Ok, format!("all {} steps are taken", steps.len())),
+        (None, _) => found.add(
             "schema",
             Level::Warn,
             format!(

@@ -82,7 +82,7 @@ impl Front {
             client,
             state: Mutex::new(State::Down { until: None }),
             failed: AtomicU32::new(0),
-            said_at: Mutex::new(None),
+            said: Mutex::new(Said { fails_at: None, answers: false }),
         });
         let (asked, questions) = mpsc::channel(FRONT_WAITING_MAX);
         let (told, telling) = mpsc::channel(FRONT_WAITING_MAX);
@@ -250,8 +250,15 @@ struct Line {
     state: Mutex<State>,
     /// How often it failed since it last answered: it rests longer each time.
     failed: AtomicU32,
+    said: Mutex<Said>,
+}
+
+/// What the log says of it.
+struct Said {
     /// When it was last said that it fails.
-    said_at: Mutex<Option<Instant>>,
+    fails_at: Option<Instant>,
+    /// Whether the last that was said is that it answers.
+    answers: bool,
 }
 
 enum State {
@@ -294,9 +301,7 @@ impl Line {
             let connecting = line.client.get_multiplexed_async_connection_with_config(&config);
             let next = match timeout(FRONT_CONNECT_MAX, connecting).await {
                 Ok(Ok(redis)) => {
-                    if line.failed.load(Ordering::Relaxed) == 0 {
-                        tracing::info!("Redis answers: it may say what is a duplicate");
-                    }
+                    line.say_that_it_answers();
                     State::Up(redis)
                 }
                 Ok(Err(error)) => line.down(error.category()),
@@ -304,6 +309,15 @@ impl Line {
             };
             *line.state() = next;
         });
+    }
+
+    /// Once at first, and then once for each time that it was said to fail.
+    fn say_that_it_answers(&self) {
+        let mut said = self.said.lock().expect("no panic happens under this lock");
+        if !said.answers {
+            said.answers = true;
+            tracing::info!("Redis answers: it may say what is a duplicate");
+        }
     }
 
     /// It answered.
@@ -326,9 +340,9 @@ impl Line {
     /// and then.
     fn down(&self, why: &str) -> State {
         let failed = self.failed.fetch_add(1, Ordering::Relaxed).min(16);
-        let mut said_at = self.said_at.lock().expect("no panic happens under this lock");
-        if said_at.is_none_or(|at| at.elapsed() > FRONT_LOG_EVERY) {
-            *said_at = Some(Instant::now());
+        let mut said = self.said.lock().expect("no panic happens under this lock");
+        if said.fails_at.is_none_or(|at| at.elapsed() > FRONT_LOG_EVERY) {
+            *said = Said { fails_at: Some(Instant::now()), answers: false };
             tracing::warn!("Redis is left alone for a while ({why}): the database answers");
         }
         let rest = FRONT_REST.saturating_mul(1 << failed).min(FRONT_REST_MAX);

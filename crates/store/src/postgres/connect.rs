@@ -91,7 +91,7 @@ pub struct PoolSizes {
     pub ingest: usize,
     /// Claims, settling, renewals.
     pub work: usize,
-    /// Transactions of SQL handlers.
+    /// Transactions of SQL and Rust handlers.
     pub handlers: usize,
     /// What people look at, retention, and our own housekeeping.
     pub admin: usize,
@@ -190,6 +190,13 @@ impl Lender {
     /// with a transaction open, see [`Lent`].
     pub(super) async fn lend(&self) -> Result<Lent, PgError> {
         let client = self.pool.get().await?;
+        Ok(Lent { client: Some(client), patience: self.patience, busy: false })
+    }
+
+    /// The same for whoever has a deadline of their own: waits as long as others use all of them.
+    pub(super) async fn lend_in_turn(&self) -> Result<Lent, PgError> {
+        let patient = Timeouts { wait: None, ..self.pool.timeouts() };
+        let client = self.pool.timeout_get(&patient).await?;
         Ok(Lent { client: Some(client), patience: self.patience, busy: false })
     }
 }

@@ -261,20 +261,18 @@ impl Bench<'_> {
         }
         let confined = self.sandbox.confine(timeout);
         let mut result = None;
-        for statement in &program.statements {
+        for (nth, statement) in (1..).zip(&program.statements) {
+            let place = || format!("statement {nth} (line {})", statement.line);
             match execute(self.conn, statement, claim, current) {
                 Ok(first) => result = first,
                 Err(error) => {
                     let slow = confined.timed_out();
                     drop(confined);
-                    return Err(judge(error, statement, slow, timeout));
+                    return Err(judge(error, &place(), slow, timeout));
                 }
             }
             if self.conn.is_autocommit() {
-                let line = statement.line;
-                return Err(NotRun::Statement(format!(
-                    "the statement on line {line} ended the transaction"
-                )));
+                return Err(NotRun::Statement(format!("{}: ended the transaction", place())));
             }
         }
         Ok(result)
@@ -343,18 +341,12 @@ fn value(parameter: SqlParameter, claim: &Claim, current: Option<&str>) -> Value
     }
 }
 
-fn judge(
-    error: rusqlite::Error,
-    statement: &SqlStatement,
-    slow: bool,
-    timeout: Duration,
-) -> NotRun {
-    let line = statement.line;
+fn judge(error: rusqlite::Error, place: &str, slow: bool, timeout: Duration) -> NotRun {
     if slow {
-        return NotRun::Statement(format!("line {line}: timed out after {timeout:?}"));
+        return NotRun::Statement(format!("{place}: timed out after {timeout:?}"));
     }
     if is_the_users(&error) {
-        return NotRun::Statement(format!("line {line}: {error}"));
+        return NotRun::Statement(format!("{place}: {error}"));
     }
     NotRun::Store(error)
 }

@@ -236,7 +236,7 @@ pub(crate) async fn what_is_at_work_or_due_is_no_gap<S: Working>(world: World<S>
         let told = async {
             tokio::join!(world.store.work_arrived(), world.settle(&fifth, failed(Retry::Never)))
         };
-        tokio::time::timeout(Duration::from_secs(20), told).await.expect("told of the deadline");
+        tokio::time::timeout(crate::harness::FOREVER, told).await.expect("told of the deadline");
         match on_gap {
             OnGap::Go => assert_eq!(world.do_all("fee").await, [format!("{r}6")]),
             OnGap::Review => {

@@ -637,7 +637,7 @@ pub(crate) async fn a_waiting_worker_is_told_of_new_work<S: Working>(world: Worl
     let told = async {
         tokio::join!(world.store.work_arrived(), world.accept("evt_1", &fee));
     };
-    tokio::time::timeout(Duration::from_secs(20), told).await.expect("told");
+    tokio::time::timeout(crate::harness::FOREVER, told).await.expect("told");
     let hint = world.store.next_due(&handler("fee")).await.expect("reads");
     assert!(hint.is_some_and(|due| due <= world.clock.now()), "{hint:?}");
 }
@@ -687,7 +687,7 @@ pub(crate) async fn run_claimed<S: Working>(world: &World<S>, claim: &Claim) -> 
         job: claim.job,
         fence: claim.fence,
         program: program(),
-        timeout: Duration::from_secs(5),
+        timeout: crate::harness::FOREVER,
         current: Some("{}".into()),
     };
     world.store.run_claimed(run).await.expect("runs")
@@ -699,7 +699,7 @@ pub(crate) async fn run_sql<S: Working>(world: &World<S>, name: &str) -> usize {
     let mut done = 0;
     loop {
         let claim = ClaimAsk { handler: handler(name), limit: 16, worker: "sql".into() };
-        let ask = SqlAsk { claim, program: program.clone(), timeout: Duration::from_secs(5) };
+        let ask = SqlAsk { claim, program: program.clone(), timeout: crate::harness::FOREVER };
         let ran = world.store.run_sql(ask).await.expect("runs");
         if ran.is_idle() {
             return done;
@@ -742,7 +742,7 @@ pub(crate) async fn sql_work_that_was_lost_is_handed_out_by_itself_and_not_begun
     let mut handed_out = Vec::new();
     for _ in 0..2 {
         let claim = ClaimAsk { handler: handler("fee"), limit: 16, worker: "sql".into() };
-        let ask = SqlAsk { claim, program: program(), timeout: Duration::from_secs(5) };
+        let ask = SqlAsk { claim, program: program(), timeout: crate::harness::FOREVER };
         let ran = world.store.run_sql(ask).await.expect("runs");
         match ran.alone {
             None => assert_eq!((ran.done, ran.events.len()), (1, 1)),
@@ -769,7 +769,7 @@ pub(crate) async fn what_sql_work_ended_is_named<S: Working>(world: World<S>) {
         accepted.push(world.accept(&format!("evt_{n}"), &[job("fee")]).await);
     }
     let claim = ClaimAsk { handler: handler("fee"), limit: 16, worker: "sql".into() };
-    let ask = SqlAsk { claim, program: program(), timeout: Duration::from_secs(5) };
+    let ask = SqlAsk { claim, program: program(), timeout: crate::harness::FOREVER };
     let ran = world.store.run_sql(ask).await.expect("runs");
     assert_eq!((ran.done, ran.events), (5, accepted));
 }

@@ -158,13 +158,13 @@ pub(crate) async fn a_waiting_worker_is_told_when_a_resource_is_free<S: Working>
     let told = async {
         tokio::join!(world.store.work_arrived(), world.settle(&first, done("a1")));
     };
-    tokio::time::timeout(Duration::from_secs(20), told).await.expect("told");
+    tokio::time::timeout(crate::harness::FOREVER, told).await.expect("told");
     let second = world.claim_one("fee").await;
     let told = async {
         let back = world.store.give_back(vec![(second.job, second.fence)]);
         tokio::join!(world.store.work_arrived(), back)
     };
-    let (_, back) = tokio::time::timeout(Duration::from_secs(20), told).await.expect("told");
+    let (_, back) = tokio::time::timeout(crate::harness::FOREVER, told).await.expect("told");
     back.expect("gives back");
 }
 

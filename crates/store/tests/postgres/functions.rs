@@ -338,7 +338,6 @@ async fn a_role_that_may_only_execute_can_do_its_work_and_nothing_else() {
         .batch_execute(&format!(
             "CREATE ROLE {role} LOGIN;
              CREATE SCHEMA {role} AUTHORIZATION {role};
-             GRANT USAGE ON SCHEMA hapax TO {role};
              GRANT EXECUTE ON FUNCTION hapax.complete(uuid, bigint, text),
                  hapax.once(text, text, text),
                  hapax.publish(text, jsonb, text, text, text, text),

@@ -1,5 +1,4 @@
 -- What users call inside their own transactions, in any language. A role needs nothing but
---     GRANT USAGE ON SCHEMA hapax TO app;
 --     GRANT EXECUTE ON FUNCTION hapax.complete(uuid, bigint, text) TO app;
 -- and so on for each function that it is to call. hapax.once has a file of its own.
 --
