@@ -364,8 +364,14 @@ impl Lane {
                 Err(panic) => say_panic(Err(panic)),
             }
         }
-        for claim in lost {
-            found = self.alone(shop, program, &claim).await.and(found);
+        let mut lost = lost.into_iter();
+        if let Some(first) = lost.next() {
+            // Were the process to end with this one, claims that wait behind it would be lost with it.
+            let others: Vec<Claim> = lost.map(|claim| *claim).collect();
+            if !others.is_empty() {
+                self.give_back(shop, others).await;
+            }
+            found = self.alone(shop, program, &first).await.and(found);
         }
         found
     }

@@ -511,6 +511,24 @@ async fn a_rust_handler_that_was_overtaken_commits_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pruning_itself_is_no_demand_while_events_and_work_are() {
+    // A janitor that hears itself would pause for ever; one that hears nobody would be in the way.
+    let world = World::on_disk();
+    world.announce([spec("fee")]).await;
+    let demand = || world.store.demand().expect("it knows");
+    let before = demand();
+    let horizon = Horizon { events_before: after(60), keys_before: Vec::new() };
+    world.store.prune(horizon, 10).await.expect("prunes");
+    assert_eq!(demand(), before);
+    world.accept("evt_1", &[job("fee")]).await;
+    let accepted = demand();
+    assert!(accepted > before);
+    world.claim_one("fee").await;
+    assert!(demand() > accepted);
+    world.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_left_of_an_event_whose_key_was_pruned() {
     // Its body goes, then a copy comes and is counted, then the key goes: who deletes the count?
     let place = Place::new();
