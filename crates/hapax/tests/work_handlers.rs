@@ -280,6 +280,21 @@ fn a_pull_worker_that_lost_its_fence_gets_409_and_changes_nothing() {
 }
 
 #[test]
+fn sql_that_fails_is_said_in_the_log_without_what_the_sender_wrote() {
+    // With the default schedule the dead letter, and its alert, come more than a day later.
+    let (house, _ledger) = house(
+        "[sources.stripe.handlers.fee]\nsql = \"SELECT json_extract(:body || 'x', '$')\"\n",
+        ledger::SCHEMA,
+    );
+    let server = house.start();
+    server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+    until_status(&server, "evt_1", "failed");
+    let log = server.stop();
+    assert!(log.contains("attempts of stripe/fee failed (1)"), "{log}");
+    assert!(!log.contains("po_") && !log.contains("malformed"), "{log}");
+}
+
+#[test]
 fn what_pull_workers_do_is_counted_once_like_all_other_work() {
     // A lost fence and an answer that is asked for again are no attempts that ended.
     let (house, _ledger) =
