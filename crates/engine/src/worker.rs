@@ -398,6 +398,15 @@ impl Lane {
             self.counts.seconds.record_many(began.elapsed() / all as u32, all);
             shop.bell.ring_each(&ran.events);
         }
+        if ran.failed > 0 && self.lines.admit((shop.now)()) {
+            let (lane, failed) = (&*self.name, ran.failed);
+            // Without why: a database quotes values in its errors, and those are the sender's.
+            warn!(
+                lane,
+                "attempts of {lane} failed ({failed}): `hapax events list --status failed` and \
+                 `hapax dead list` name them, `hapax explain` says why"
+            );
+        }
         let found = match all {
             0 => Found::Nothing,
             some if some < SQL_SLICE => Found::Some,
