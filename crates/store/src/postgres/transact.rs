@@ -258,12 +258,10 @@ impl PgDb {
         self.standing = Standing::Sent;
         let cut_at = self.until + GRACE;
         let client = self.lent()?.raw()?;
-        let prepared = if client.statement_cache.size() < HANDLER_STATEMENTS_MAX {
-            timeout_at(cut_at, client.prepare_cached(sql)).await
-        } else {
-            timeout_at(cut_at, client.prepare(sql)).await
-        };
-        match prepared {
+        if client.statement_cache.size() >= HANDLER_STATEMENTS_MAX {
+            client.statement_cache.clear();
+        }
+        match timeout_at(cut_at, client.prepare_cached(sql)).await {
             Ok(Ok(statement)) => Ok(statement),
             failed => self.judged(failed),
         }
