@@ -1,6 +1,7 @@
 //! Deletes what is finished and past its time, in small commits with pauses between them, so that
 //! no ack waits for it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +23,23 @@ pub struct Retention {
     pub events: Option<Duration>,
     /// Keys, per source; a source that is not named keeps them for ever.
     pub keys: Vec<(SourceName, Duration)>,
+}
+
+impl Retention {
+    /// `keys` say how long each source keeps its own, `None` for ever. Tenants share the keys of a
+    /// source: they are kept as long as the most patient of them wants.
+    pub fn new(
+        events: Option<Duration>,
+        keys: impl IntoIterator<Item = (SourceName, Option<Duration>)>,
+    ) -> Self {
+        let mut longest: HashMap<SourceName, Option<Duration>> = HashMap::new();
+        for (source, kept) in keys {
+            let known = longest.entry(source).or_insert(Some(Duration::ZERO));
+            *known = known.zip(kept).map(|(one, other)| one.max(other));
+        }
+        let keys = longest.into_iter().filter_map(|(source, kept)| Some((source, kept?))).collect();
+        Self { events, keys }
+    }
 }
 
 /// Comes by every minute.
