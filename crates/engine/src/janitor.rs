@@ -117,3 +117,29 @@ fn before(now: Timestamp, kept: Duration) -> Timestamp {
         .and_then(|kept| now.checked_sub(kept).ok())
         .unwrap_or(Timestamp::MIN)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_kept_as_long_as_the_most_patient_of_a_source_wants() {
+        // Tenants share a source's keys: the impatience of one must not make another's copies new.
+        let check = |keys: &[(&str, Option<u64>)], expected: &[(&str, u64)]| {
+            let keys = keys
+                .iter()
+                .map(|(source, kept)| (SourceName::new(source), kept.map(Duration::from_secs)));
+            let mut kept = Retention::new(None, keys).keys;
+            kept.sort_by(|(one, _), (other, _)| one.as_str().cmp(other.as_str()));
+            let kept: Vec<_> =
+                kept.iter().map(|(source, kept)| (source.as_str(), kept.as_secs())).collect();
+            assert_eq!(kept, expected);
+        };
+        check(
+            &[("a", Some(1)), ("b", Some(5)), ("a", Some(3)), ("a", Some(2))],
+            &[("a", 3), ("b", 5)],
+        );
+        check(&[("a", Some(1)), ("a", None), ("a", Some(2))], &[]);
+        check(&[("a", None), ("b", Some(0))], &[("b", 0)]);
+    }
+}
