@@ -13,7 +13,6 @@ CREATE ROLE payout_app LOGIN;       -- yours: with a password
 ALTER ROLE payout_app SET idle_in_transaction_session_timeout = '20s';
 ALTER ROLE payout_app SET statement_timeout = '20s';
 GRANT INSERT ON payout_fees TO payout_app;
-GRANT USAGE ON SCHEMA hapax TO payout_app;
 GRANT EXECUTE ON FUNCTION
     hapax.complete(uuid, bigint, text),
     hapax.publish(text, jsonb, text, text, text, text),

@@ -20,6 +20,7 @@ extern crate self as hapax_store;
 #[path = "../tests/conformance/harness.rs"]
 mod harness;
 
+pub use front::RedisSight;
 pub use memory::MemoryStore;
 pub use postgres::{
     MigrationStatus, PgDb, PgDbError, PgOpenError, PgOptions, PgSight, PgStore, PgTx, PoolSizes,
@@ -42,6 +43,10 @@ pub mod limits {
     /// Requests that are worth a commit beside one that runs: each commit costs the shared database as
     /// much as the rows of several requests, so fewer ride with the next one instead.
     pub const WORTH_A_COMMIT: usize = 16;
+
+    /// How long whoever brings an event to a shared database waits for its commit, the queue included.
+    /// Most senders give up after five to ten seconds: until then they are better told to come again.
+    pub const ACK_MAX: Duration = Duration::from_secs(5);
 
     /// Body bytes in one commit, so that a few large bodies do not make everyone wait.
     pub const BATCH_BYTES_MAX: usize = 4 << 20;

@@ -5,8 +5,9 @@ use std::fmt;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::header;
+use axum::http::request::Parts;
 use hapax_core::store::Cursor;
 use serde::de::{self, DeserializeOwned, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -20,7 +21,39 @@ const LIMIT_MAX: usize = 500;
 /// The longest reason that is recorded, in characters: a paragraph, not a file.
 const REASON_MAX: usize = 1_000;
 
-/// A JSON body. None at all counts as `{}`.
+/// The name in the path: an id of ours or the sender's.
+pub(super) struct Named(pub(super) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        match Path::from_request_parts(parts, state).await {
+            Ok(Path(name)) => Ok(Self(name)),
+            Err(_) => Err(Problem::bad_request("the id in the path is not UTF-8")),
+        }
+    }
+}
+
+/// What follows the question mark.
+pub(super) struct Queried<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Queried<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        match Query::from_request_parts(parts, state).await {
+            Ok(Query(queried)) => Ok(Self(queried)),
+            Err(error) => {
+                let text = error.body_text();
+                let told = text.strip_prefix("Failed to deserialize query string: ");
+                Err(Problem::bad_request(told.unwrap_or(&text)))
+            }
+        }
+    }
+}
+
+/// A JSON object as body. None at all counts as `{}`.
 pub(super) struct Asked<T>(pub(super) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Asked<T> {
@@ -39,6 +72,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Asked<T> {
             (false, true) => &body,
             (false, false) => return Err(Problem::not_json()),
         };
+        // An array would be read as the fields in their order: whoever sent one meant something else.
+        if !body.trim_ascii_start().starts_with(b"{") {
+            return Err(Problem::bad_request("the body is not a JSON object"));
+        }
         match serde_json::from_slice(body) {
             Ok(asked) => Ok(Self(asked)),
             Err(error) => Err(Problem::bad_request(&error.to_string())),

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::{Extension, Json};
 use hapax_core::job::{Fence, HandlerName, JobId, Retry};
 use hapax_core::store::{
@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::Admin;
-use super::asked::{Asked, Span};
+use super::asked::{Asked, Named, Span};
 use super::auth::Caller;
 use super::events::{ShownBody, header_pairs};
 use super::jobs;
@@ -218,7 +218,8 @@ pub(super) struct CompleteBody {
 #[serde(deny_unknown_fields)]
 pub(super) struct FailBody {
     fence: Fence,
-    error: String,
+    #[serde(default)]
+    error: Option<String>,
     #[serde(default)]
     retry_in: Option<RetryIn>,
 }
@@ -254,7 +255,7 @@ pub(super) struct Settled {
 pub(super) async fn renew<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    Path(job): Path<String>,
+    Named(job): Named,
     Asked(asked): Asked<RenewBody>,
 ) -> Result<Json<Settled>, Problem> {
     let (job, of) = theirs(&admin, &caller, &job).await?;
@@ -266,7 +267,7 @@ pub(super) async fn renew<S: Store + Work + Inspect>(
 pub(super) async fn complete<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    Path(job): Path<String>,
+    Named(job): Named,
     Asked(asked): Asked<CompleteBody>,
 ) -> Result<Json<Settled>, Problem> {
     if asked.publish.len() > PUBLISH_MAX {
@@ -284,7 +285,7 @@ pub(super) async fn complete<S: Store + Work + Inspect>(
 pub(super) async fn fail<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    Path(job): Path<String>,
+    Named(job): Named,
     Asked(asked): Asked<FailBody>,
 ) -> Result<Json<Settled>, Problem> {
     let (job, _) = theirs(&admin, &caller, &job).await?;
@@ -293,7 +294,9 @@ pub(super) async fn fail<S: Store + Work + Inspect>(
         Some(RetryIn::Span(Span(exactly))) => Retry::In(exactly),
         Some(RetryIn::Never) => Retry::Never,
     };
-    let outcome = Outcome::Failed { error: short(&asked.error, ERROR_MAX), retry };
+    let error = asked.error.filter(|error| !error.trim().is_empty());
+    let error = error.as_deref().unwrap_or("the worker did not say why");
+    let outcome = Outcome::Failed { error: short(error, ERROR_MAX), retry };
     let held = admin.store.settle(job, asked.fence, outcome).await?;
     settled(&admin, job, asked.fence, held).await
 }

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use hapax_core::store::{
@@ -17,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::Admin;
-use super::asked::{Span, cursor, limit};
+use super::asked::{Named, Queried, Span, cursor, limit};
 use super::problem::Problem;
 
 /// The query of `GET /api/v1/events`.
@@ -44,9 +43,8 @@ pub(super) struct List {
 
 pub(super) async fn list<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
-    query: Result<Query<ListQuery>, QueryRejection>,
+    Queried(query): Queried<ListQuery>,
 ) -> Result<Json<List>, Problem> {
-    let Query(query) = query.map_err(|error| Problem::bad_request(&error.body_text()))?;
     let limit = limit(query.limit)?;
     let filter = EventFilter {
         tenant: query.tenant.map(Tenant::new),
@@ -112,7 +110,7 @@ impl ShownBody {
 
 pub(super) async fn show<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
-    Path(name): Path<String>,
+    Named(name): Named,
 ) -> Result<Json<Shown>, Problem> {
     find(&*admin.store, &name).await.map(|detail| Json(shown(detail)))
 }

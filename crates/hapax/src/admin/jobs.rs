@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use hapax_core::job::{HandlerName, JobId, Phase};
 use hapax_core::store::{
     Cursor, HandlerRef, Inspect, JobDetail, JobFilter, LaneState, Store, Work,
@@ -14,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::Admin;
-use super::asked::{cursor, limit};
+use super::asked::{Named, Queried, cursor, limit};
 use super::problem::Problem;
 
 /// The query of `GET /api/v1/jobs`.
@@ -37,9 +36,8 @@ pub(super) struct List {
 
 pub(super) async fn list<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
-    query: Result<Query<ListQuery>, QueryRejection>,
+    Queried(query): Queried<ListQuery>,
 ) -> Result<Json<List>, Problem> {
-    let Query(query) = query.map_err(|error| Problem::bad_request(&error.body_text()))?;
     let filter = JobFilter {
         tenant: query.tenant.map(Tenant::new),
         source: query.source.map(SourceName::new),
@@ -55,7 +53,7 @@ pub(super) async fn list<S: Store + Work + Inspect>(
 
 pub(super) async fn show<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
-    Path(id): Path<String>,
+    Named(id): Named,
 ) -> Result<Json<JobDetail>, Problem> {
     find(&*admin.store, &id).await.map(Json)
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::{Extension, Json};
 use hapax_core::handler::EventView;
 use hapax_core::job::{HandlerName, JobId, Phase};
@@ -15,7 +15,7 @@ use hapax_core::{SourceName, Tenant};
 use serde::{Deserialize, Serialize};
 
 use super::Admin;
-use super::asked::{self, Asked, cursor, limit};
+use super::asked::{self, Asked, Named, cursor, limit};
 use super::auth::Caller;
 use super::problem::Problem;
 use super::{events, jobs};
@@ -110,7 +110,7 @@ enum Effect {
 pub(super) async fn event<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    Path(name): Path<String>,
+    Named(name): Named,
     Asked(asked): Asked<OfEvent>,
 ) -> Result<Json<Answer>, Problem> {
     let by = caller.action(asked::reason(asked.reason)?, (admin.now)());
@@ -131,7 +131,7 @@ pub(super) async fn event<S: Store + Work + Inspect>(
 pub(super) async fn job<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Named(id): Named,
     Asked(asked): Asked<OfJob>,
 ) -> Result<Json<Answer>, Problem> {
     let by = caller.action(asked::reason(asked.reason)?, (admin.now)());

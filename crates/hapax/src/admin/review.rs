@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::{Extension, Json};
 use hapax_core::store::{EventDetail, EventId, Inspect, Reviewed, Status, Store, Work};
 use serde::{Deserialize, Serialize};
 
 use super::Admin;
-use super::asked::{self, Asked};
+use super::asked::{self, Asked, Named};
 use super::auth::Caller;
 use super::events;
 use super::problem::Problem;
@@ -36,7 +36,7 @@ pub(super) struct Decided {
 pub(super) async fn approve<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    Path(name): Path<String>,
+    Named(name): Named,
     Asked(said): Asked<Said>,
 ) -> Result<Json<Decided>, Problem> {
     let reason = asked::reason(said.reason)?;
@@ -59,7 +59,7 @@ pub(super) async fn approve<S: Store + Work + Inspect>(
 pub(super) async fn reject<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    Path(name): Path<String>,
+    Named(name): Named,
     Asked(said): Asked<Said>,
 ) -> Result<Json<Decided>, Problem> {
     let reason = asked::reason(said.reason)?;

@@ -10,14 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use hapax_core::store::{Inspect, Sample, SampleAsk, SampledEvent, Status, Store, Work};
 use hapax_core::{SourceName, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::Admin;
-use super::asked::Span;
+use super::asked::{Queried, Span};
 use super::events::ago;
 use super::problem::Problem;
 
@@ -75,9 +74,8 @@ struct Processing {
 
 pub(super) async fn stats<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
-    query: Result<Query<StatsQuery>, QueryRejection>,
+    Queried(query): Queried<StatsQuery>,
 ) -> Result<Json<Stats>, Problem> {
-    let Query(query) = query.map_err(|error| Problem::bad_request(&error.body_text()))?;
     let Span(window) = query.window.unwrap_or(Span(WINDOW_DEFAULT));
     if window.is_zero() {
         return Err(Problem::bad_request("window is longer than zero, such as 1h"));

@@ -535,6 +535,42 @@ async fn a_misspelt_field_is_refused_by_its_name() {
 }
 
 #[tokio::test]
+async fn an_array_is_no_request() {
+    // Read as the fields in their order, `[]` would be a run and `[true]` a dry one.
+    let server = server(vec![event("evt_1", Status::Dead, &[("fee", Phase::Dead)])]);
+    for (path, body) in [
+        ("events/evt_1/replay", json!([])),
+        ("events/evt_1/replay", json!([true])),
+        ("events/evt_1/replay", json!(null)),
+        ("jobs/replay", json!([])),
+        ("claims", json!(["stripe", "fee"])),
+    ] {
+        let (status, problem) = server.post(&format!("/api/v1/{path}"), body.clone()).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{path} {body}");
+        assert_eq!(problem["detail"], "the body is not a JSON object");
+    }
+    assert_eq!(server.store.model().events[0].jobs[0].phase, Phase::Dead);
+}
+
+#[tokio::test]
+async fn a_path_or_query_that_is_not_understood_is_a_problem_too() {
+    // What the router refuses by itself would be plain text, in its words.
+    let server = server(vec![event("evt_1", Status::Dead, &[("fee", Phase::Dead)])]);
+    for path in ["events/%FF", "jobs/%FF"] {
+        let (status, problem) = server.get(&format!("/api/v1/{path}")).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{path}");
+        assert_eq!(problem["type"], "urn:hapax:problem:bad-request", "{path}");
+    }
+    for path in ["events?limit=-1", "jobs?limit=-1", "stats?window=-1"] {
+        let (status, problem) = server.get(&format!("/api/v1/{path}")).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{path}");
+        let (parameter, _) = path.split_once('?').unwrap().1.split_once('=').unwrap();
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(detail.starts_with(&format!("{parameter}: ")), "{detail}");
+    }
+}
+
+#[tokio::test]
 async fn what_a_foreign_page_can_send_is_refused() {
     let server = server(vec![event("evt_1", Status::Dead, &[("fee", Phase::Dead)])]);
     let post = |name: &'static str, value: &'static str| {
@@ -701,6 +737,21 @@ async fn a_failed_attempt_says_when_to_try_again() {
 }
 
 #[tokio::test]
+async fn an_attempt_may_fail_without_a_word() {
+    // A worker that has no error at hand must not be refused: its job would wait out the lease.
+    let server = server(vec![event("evt_1", Status::Received, &[("fee", Phase::Ready)])]);
+    let ask = json!({ "source": "stripe", "handler": "fee" });
+    let (_, claimed) = server.post("/api/v1/claims", ask).await;
+    let path = format!("/api/v1/claims/{}/fail", claimed["items"][0]["job"].as_str().unwrap());
+    let (status, problem) = server.post(&path, json!({ "fence": 1 })).await;
+    assert_eq!(status, StatusCode::OK, "{problem}");
+    match server.store.model().outcomes.pop() {
+        Some(Outcome::Failed { error, .. }) => assert_eq!(error, "the worker did not say why"),
+        other => panic!("{other:?}"),
+    };
+}
+
+#[tokio::test]
 async fn only_the_own_pull_handler_can_be_claimed() {
     let server = server(vec![event("evt_1", Status::Received, &[("mail", Phase::Ready)])]);
     let ask = |handler: &str| json!({ "source": "stripe", "handler": handler });
@@ -733,7 +784,7 @@ async fn a_claim_waits_for_work_and_is_woken_by_it() {
     }
     server.store.model().events[0].jobs[0].phase = Phase::Ready;
     server.store.arrived.notify_one();
-    let claimed = tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap().unwrap();
+    let claimed = tokio::time::timeout(Duration::from_secs(120), waiting).await.unwrap().unwrap();
     assert_eq!(claimed["items"].as_array().unwrap().len(), 1);
 }
 

@@ -24,7 +24,7 @@ pub(super) struct Migrate {
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum What {
-    /// Say which steps the database has taken; exit 1 when some are missing
+    /// Say which steps the database has taken; exit 1 when some are missing or not ours
     Status,
     /// Take the missing steps; several nodes may try at once
     Up,
@@ -66,16 +66,22 @@ impl Migrate {
         for step in &steps {
             self.tell(step)?;
         }
-        let missing = steps.iter().any(|step| !step.applied);
-        Ok(if missing { Exit::Negative } else { Exit::Done })
+        let good = |step: &MigrationStatus| step.applied && step.refused.is_none();
+        Ok(if steps.iter().all(good) { Exit::Done } else { Exit::Negative })
     }
 
     fn tell(&self, step: &MigrationStatus) -> Result<(), Failure> {
-        let MigrationStatus { number, name, applied } = step;
+        let MigrationStatus { number, name, applied, refused } = step;
         if self.json {
-            out::json(&json!({ "number": number, "name": name, "applied": applied }))?;
+            let told =
+                json!({ "number": number, "name": name, "applied": applied, "refused": refused });
+            out::json(&told)?;
         } else {
-            let stands = if *applied { "applied" } else { "missing" };
+            let stands = match (applied, refused) {
+                (_, Some(why)) => &format!("refused: {why}"),
+                (true, None) => "applied",
+                (false, None) => "missing",
+            };
             out::data(&format!("{number:04}  {name:<12} {stands}"))?;
         }
         Ok(())

@@ -162,10 +162,12 @@ impl Model {
         match self.guard_of(of, &rule.policy) {
             Guard::Run => Ok(self.describe(at, of.due_at().unwrap_or(now))),
             Guard::Stale => {
+                self.job_mut(at).uncount();
                 self.close(at, Phase::Stale, now);
                 Err(Ran::Guarded)
             }
             Guard::Hold => {
+                self.job_mut(at).uncount();
                 self.hold(at, &rule, now);
                 self.leave(at, self.jobs[&at].phase, now);
                 Err(Ran::Guarded)
@@ -310,9 +312,7 @@ impl Model {
     pub(super) fn give_back(&mut self, job: JobId, fence: Fence, now: Timestamp) {
         if let Some(at) = self.leased_under(job, fence) {
             let job = self.job_mut(at);
-            job.progress = job.progress.given_back();
-            job.fence = Fence(job.fence.0 + 1);
-            job.taken = None;
+            job.uncount();
             job.due = now;
             self.leave(at, Phase::Ready, now);
         }
@@ -365,6 +365,13 @@ impl Model {
 }
 
 impl Job {
+    /// The claim came to nothing but a look at the job: it was no attempt, and its right is void.
+    fn uncount(&mut self) {
+        self.progress = self.progress.given_back();
+        self.fence = Fence(self.fence.0 + 1);
+        self.taken = None;
+    }
+
     /// Tells how the attempt ended. A later word on the same attempt replaces the earlier one.
     fn note(&mut self, outcome: &str, ended_at: Option<Timestamp>, error: Option<String>) {
         let Some(taken) = &self.taken else { return };

@@ -25,7 +25,7 @@ use super::names::{LaneAt, LaneName};
 use super::partitions;
 use super::row::{Standing, hash_of, of_hash, stamp, text};
 use crate::limits::{
-    BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, CONFLICTS_IN_FULL, WAITING_MAX, WORTH_A_COMMIT,
+    ACK_MAX, BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, CONFLICTS_IN_FULL, WAITING_MAX, WORTH_A_COMMIT,
 };
 use crate::recent::Recent;
 
@@ -68,7 +68,8 @@ impl Desk {
         Self { waiting: Mutex::new(line), bell: Notify::new() }
     }
 
-    /// Waits for a commit that holds this request. It happens whoever stops waiting.
+    /// Waits for a commit that holds this request, as long as a sender would. It happens whoever stops
+    /// waiting, so its outcome is then unknown.
     pub(super) async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
         let (answer, verdicts) = oneshot::channel();
         {
@@ -84,8 +85,12 @@ impl Desk {
                 self.bell.notify_one();
             }
         }
-        let lost = || StoreError::Unavailable("the commit was broken off".into());
-        verdicts.await.unwrap_or_else(|_| Err(lost()))
+        let lost = |why: &str| Err(StoreError::Unavailable(why.into()));
+        match tokio::time::timeout(ACK_MAX, verdicts).await {
+            Ok(Ok(verdicts)) => verdicts,
+            Ok(Err(_)) => lost("the commit was broken off"),
+            Err(_) => lost("the database did not answer in time"),
+        }
     }
 
     /// Nobody is let in any more.

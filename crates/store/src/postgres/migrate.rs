@@ -82,6 +82,8 @@ pub struct MigrationStatus {
     pub name: String,
     /// Whether it has been taken.
     pub applied: bool,
+    /// Why no node of this version would start on it.
+    pub refused: Option<String>,
 }
 
 /// A step that was taken, by the database's own record.
@@ -141,46 +143,49 @@ pub(super) async fn status(lender: &Lender) -> Result<Vec<MigrationStatus>, PgOp
     let mut all: BTreeMap<i32, MigrationStatus> = STEPS
         .iter()
         .map(|step| {
-            let applied = taken.contains_key(&step.number);
-            let name = step.name.to_owned();
-            (step.number, MigrationStatus { number: step.number, name, applied })
+            let (number, name) = (step.number, step.name.to_owned());
+            (number, MigrationStatus { number, name, applied: false, refused: None })
         })
         .collect();
     for (number, taken) in taken {
-        all.entry(number).or_insert(MigrationStatus { number, name: taken.name, applied: true });
+        let refused = refusal(number, &taken);
+        all.insert(number, MigrationStatus { number, name: taken.name, applied: true, refused });
     }
     Ok(all.into_values().collect())
 }
 
 /// The steps that are to be taken; an error where the database is not one of ours.
 fn missing(taken: &BTreeMap<i32, Taken>) -> Result<Vec<&'static Step>, PgOpenError> {
-    let newest = STEPS.last().map_or(0, |step| step.number);
     for (number, taken) in taken {
-        match STEPS.iter().find(|step| step.number == *number) {
-            Some(step) if checksum(step.sql) != taken.checksum => {
-                return Err(PgOpenError::Migrate(format!(
-                    "step {number} ({}) of this database is not the one this version knows; it was \
-                     made by another build",
-                    taken.name
-                )));
-            }
-            Some(_) => {}
-            None if taken.survives <= newest => {
-                tracing::info!(
-                    step = number,
-                    "the database is ahead by step {number}, which only adds"
-                );
-            }
-            None => {
-                return Err(PgOpenError::Migrate(format!(
-                    "a newer version took step {number} ({}), which this version does not survive; \
-                     run the newer version",
-                    taken.name
-                )));
-            }
+        if let Some(why) = refusal(*number, taken) {
+            return Err(PgOpenError::Migrate(why));
+        }
+        if !STEPS.iter().any(|step| step.number == *number) {
+            tracing::info!(
+                step = number,
+                "the database is ahead by step {number}, which only adds"
+            );
         }
     }
     Ok(STEPS.iter().filter(|step| !taken.contains_key(&step.number)).collect())
+}
+
+/// Why this version must not work on a database that took this step.
+fn refusal(number: i32, taken: &Taken) -> Option<String> {
+    let newest = STEPS.last().map_or(0, |step| step.number);
+    let name = &taken.name;
+    match STEPS.iter().find(|step| step.number == number) {
+        Some(step) if checksum(step.sql) == taken.checksum => None,
+        Some(_) => Some(format!(
+            "step {number} ({name}) of this database is not the one this version knows; it was made \
+             by another build"
+        )),
+        None if taken.survives <= newest => None,
+        None => Some(format!(
+            "a newer version took step {number} ({name}), which this version does not survive; run \
+             the newer version"
+        )),
+    }
 }
 
 async fn taken(lent: &mut Lent) -> Result<BTreeMap<i32, Taken>, PgOpenError> {

@@ -25,7 +25,7 @@ use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
 
 use super::Shared;
-use super::connect::{Lent, PgError, session};
+use super::connect::{Lent, Patience, PgError, session};
 use super::jobs::{self, Guarded, Settled, Standing, Taken, only, shortened};
 use super::shown::{self, RawValue, Shown};
 use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
@@ -347,8 +347,8 @@ impl<'a> Bench<'a> {
         statements: &[Statement],
         current: Option<&str>,
     ) -> Result<Vec<Option<String>>, NotRun> {
-        let event = client
-            .prepare_cached("SELECT pg_catalog.set_config('hapax.event', $1, true)")
+        let about = client
+            .prepare_cached("SELECT hapax.works_for($1)")
             .await
             .map_err(|error| ours(error.into()))?;
         let aside = client
@@ -362,9 +362,8 @@ impl<'a> Bench<'a> {
             match plan {
                 Guard::Run => {
                     if self.publishes {
-                        let id = claim.event.id.to_string();
-                        let about = &event;
-                        sent.push(Sent::ours(async move { client.query(about, &[&id]).await }));
+                        let (job, about) = (claim.job.0, &about);
+                        sent.push(Sent::ours(async move { client.query(about, &[&job]).await }));
                     }
                     for (at, statement) in self.program.statements.iter().enumerate() {
                         let values = statement
@@ -499,7 +498,8 @@ pub(super) async fn tidy(lent: &mut Lent, left: Left) {
         Left::Open => client.batch_execute("ROLLBACK").await.is_ok(),
         Left::Ended => true,
     };
-    if rolled_back && client.batch_execute(&format!("{RESET}{}", session())).await.is_ok() {
+    let anew = format!("{RESET}{}", session(Patience::WORK));
+    if rolled_back && client.batch_execute(&anew).await.is_ok() {
         lent.clean();
     }
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::job::{
     AfterFailure, AfterLoss, Fence, HandlerName, JobId, Policy, Progress, Retry, idempotency_key,
+    jittered,
 };
 use hapax_core::order::{Guard, OrderPolicy, Place, Position};
 use hapax_core::store::{
@@ -284,8 +285,11 @@ impl Lanes {
                 .spec_of(lane)
                 .and_then(|spec| spec.policy.retry.first().copied())
                 .unwrap_or(Duration::ZERO);
-            let due = micros(now).saturating_add(first_wait.as_micros() as i64);
-            let state = if job.hopeless.is_some() { DEAD } else { READY };
+            let wait = jittered(first_wait, self.dice.roll());
+            let (state, due) = match job.hopeless {
+                Some(_) => (DEAD, micros(now)),
+                None => (READY, micros(now).saturating_add(wait.as_micros() as i64)),
+            };
             conn.prepare_cached(include_str!("sql/insert_job.sql"))?.execute((
                 event.seq,
                 lane,
@@ -716,12 +720,8 @@ impl Lanes {
         if row.fence != fence.0 || row.state != LEASED {
             return Ok(());
         }
-        conn.execute(
-            "UPDATE hapax_job SET state = 0, due_at = ?4, attempt = ?5, fence = fence + 1,
-                 started_at = NULL, worker = NULL
-             WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
-            (seq, lane, row.fence, micros(now), row.progress.given_back().attempt),
-        )?;
+        uncount(conn, &row)?;
+        marks::set_aside(conn, &row, READY, now)?;
         self.wake(lane, micros(now));
         marks::ready_next(conn, self, &row, now)
     }
@@ -773,6 +773,12 @@ impl Lanes {
             }
             if act {
                 self.write(conn, event, std::slice::from_ref(job), now)?;
+                if force {
+                    conn.execute(
+                        "UPDATE hapax_job SET forced = 1 WHERE event_seq = ?1 AND lane = ?2",
+                        (event.seq, lane),
+                    )?;
+                }
             }
             let stale = behind && !force;
             return Ok(Some(if stale { ReplayEffect::Stale } else { ReplayEffect::WouldRun }));
@@ -885,6 +891,16 @@ fn write_message(
         event_seq,
         micros(now),
     ))?;
+    Ok(())
+}
+
+/// The claim came to nothing but a look at the job: it was no attempt, and its right is void.
+pub(super) fn uncount(conn: &Connection, job: &JobRow) -> rusqlite::Result<()> {
+    conn.prepare_cached(
+        "UPDATE hapax_job SET attempt = ?4, fence = fence + 1, started_at = NULL, worker = NULL
+         WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
+    )?
+    .execute((job.seq, job.lane, job.fence, job.progress.given_back().attempt))?;
     Ok(())
 }
 

@@ -17,7 +17,7 @@ use rusqlite::ffi::SQLITE_CORRUPT_VTAB;
 use rusqlite::types::Value;
 use rusqlite::{Connection, ErrorCode, params_from_iter};
 
-use super::jobs::{Asked, JobRow, Lanes, place_of};
+use super::jobs::{Asked, JobRow, Lanes, place_of, uncount};
 use super::marks;
 use super::row::{DONE, LEASED, STALE, micros};
 use super::sandbox::Sandbox;
@@ -231,8 +231,14 @@ impl Bench<'_> {
         let (Some(rule), Some(place)) = (order.cloned(), &job.place) else { return Ok(None) };
         match marks::guard(self.conn, job, &rule.policy, place)? {
             Guard::Run => return Ok(None),
-            Guard::Stale => marks::set_aside(self.conn, job, STALE, now)?,
-            Guard::Hold => marks::hold(self.conn, self.lanes, job, &rule, place, now)?,
+            Guard::Stale => {
+                uncount(self.conn, job)?;
+                marks::set_aside(self.conn, job, STALE, now)?;
+            }
+            Guard::Hold => {
+                uncount(self.conn, job)?;
+                marks::hold(self.conn, self.lanes, job, &rule, place, now)?;
+            }
         }
         // Where the claim had leased the resource, the next of it has nobody left to wait for.
         marks::ready_next_if_free(self.conn, self.lanes, job, now)?;
@@ -255,20 +261,18 @@ impl Bench<'_> {
         }
         let confined = self.sandbox.confine(timeout);
         let mut result = None;
-        for statement in &program.statements {
+        for (nth, statement) in (1..).zip(&program.statements) {
+            let place = || format!("statement {nth} (line {})", statement.line);
             match execute(self.conn, statement, claim, current) {
                 Ok(first) => result = first,
                 Err(error) => {
                     let slow = confined.timed_out();
                     drop(confined);
-                    return Err(judge(error, statement, slow, timeout));
+                    return Err(judge(error, &place(), slow, timeout));
                 }
             }
             if self.conn.is_autocommit() {
-                let line = statement.line;
-                return Err(NotRun::Statement(format!(
-                    "the statement on line {line} ended the transaction"
-                )));
+                return Err(NotRun::Statement(format!("{}: ended the transaction", place())));
             }
         }
         Ok(result)
@@ -337,18 +341,12 @@ fn value(parameter: SqlParameter, claim: &Claim, current: Option<&str>) -> Value
     }
 }
 
-fn judge(
-    error: rusqlite::Error,
-    statement: &SqlStatement,
-    slow: bool,
-    timeout: Duration,
-) -> NotRun {
-    let line = statement.line;
+fn judge(error: rusqlite::Error, place: &str, slow: bool, timeout: Duration) -> NotRun {
     if slow {
-        return NotRun::Statement(format!("line {line}: timed out after {timeout:?}"));
+        return NotRun::Statement(format!("{place}: timed out after {timeout:?}"));
     }
     if is_the_users(&error) {
-        return NotRun::Statement(format!("line {line}: {error}"));
+        return NotRun::Statement(format!("{place}: {error}"));
     }
     NotRun::Store(error)
 }

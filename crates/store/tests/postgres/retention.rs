@@ -83,8 +83,12 @@ async fn a_removal_that_was_cut_off_does_not_stop_that_of_an_older_day() {
         .sql
         .batch_execute("ALTER TABLE hapax.body DETACH PARTITION hapax.body_20260602 CONCURRENTLY");
     let cut_off = async {
+        // In its second half, which is for readers: in the first it may wait for the node that makes
+        // the days ahead.
+        let second_half = "SELECT FROM pg_inherits WHERE inhdetachpending";
         until("it waits for the reader", async || {
-            !other.query(REMOVAL_WAITS, &[]).await.expect("asks").is_empty()
+            !other.query(second_half, &[]).await.expect("asks").is_empty()
+                && !other.query(REMOVAL_WAITS, &[]).await.expect("asks").is_empty()
         })
         .await;
         other

@@ -34,7 +34,7 @@ async fn a_role_that_may_only_read_the_views_can_read_them_whatever_was_sent() {
     let role = format!("reader_{}", claims[0].job.0.simple());
     base.sql
         .batch_execute(&format!(
-            "CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA hapax TO {role};
+            "CREATE ROLE {role} LOGIN;
              GRANT SELECT ON hapax.processed_events, hapax.arrivals, hapax.attempts,
                  hapax.dead_letters, hapax.deliveries TO {role}"
         ))

@@ -38,4 +38,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 
+-- Nobody may call it unless told so, and who is told so needs nothing else:
+--     GRANT EXECUTE ON FUNCTION hapax.once(text, text, text) TO app;
+GRANT USAGE ON SCHEMA hapax TO PUBLIC;
 REVOKE ALL ON FUNCTION hapax.once(text, text, text) FROM PUBLIC;

@@ -16,3 +16,9 @@ CREATE TRIGGER hapax_publish_insert INSTEAD OF INSERT ON hapax_publish BEGIN
     FROM hapax_current WHERE true
     ON CONFLICT (tenant, id) DO NOTHING;
 END;
+
+-- Nothing is sent yet: the shape that this view will have.
+CREATE VIEW hapax_deliveries AS
+SELECT NULL AS id, NULL AS message, NULL AS endpoint, NULL AS status, NULL AS attempt,
+       NULL AS created_at, NULL AS delivered_at
+WHERE 0;
