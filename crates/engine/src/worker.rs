@@ -39,6 +39,7 @@ use crate::limits::{
     CLAIM_MAX, GATHER, LOG_LINES_PER_SECOND, POLL_EVERY, SQL_SLICE, STORE_PAUSE, STORE_PAUSE_MAX,
 };
 use crate::outbound::Outbound;
+use crate::routes::RouteSpec;
 
 /// One handler of one source.
 #[derive(Debug, Clone)]
@@ -49,6 +50,30 @@ pub struct LaneSpec {
     pub source: SourceName,
     /// The source as each tenant has it: whose secrets sign what goes to the app.
     pub verifiers: Vec<Arc<Source>>,
+}
+
+impl LaneSpec {
+    /// Every handler of these routes once, with its source as each tenant has it.
+    pub fn of(routes: &[RouteSpec]) -> Vec<Self> {
+        let mut lanes: Vec<Self> = Vec::new();
+        for route in routes {
+            let source = route.source.name();
+            for handler in &route.handlers {
+                let known = lanes
+                    .iter_mut()
+                    .find(|lane| lane.source == *source && lane.handler.name == handler.name);
+                match known {
+                    Some(lane) => lane.verifiers.push(Arc::clone(&route.source)),
+                    None => lanes.push(Self {
+                        handler: Arc::clone(handler),
+                        source: source.clone(),
+                        verifiers: vec![Arc::clone(&route.source)],
+                    }),
+                }
+            }
+        }
+        lanes
+    }
 }
 
 /// A claim for a worker outside.

@@ -14,7 +14,7 @@ use hapax_core::Tenant;
 use hapax_core::failpoint;
 use hapax_core::handler::{Dialect, SqlError, SqlProgram};
 use hapax_core::job::{Fence, JobId};
-use hapax_core::store::{Claim, EventId, NewMessage, StoreError};
+use hapax_core::store::{Claim, NewMessage, StoreError};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, error::Elapsed, timeout, timeout_at};
 use tokio_postgres::error::SqlState;
@@ -42,7 +42,6 @@ pub struct PgTx {
 struct Right {
     job: JobId,
     fence: Fence,
-    event: EventId,
     tenant: Tenant,
     timeout: Duration,
 }
@@ -51,9 +50,8 @@ impl Transact for PgStore {
     type Tx = PgTx;
 
     fn right(self: &Arc<Self>, claim: &Claim, timeout: Duration) -> PgTx {
-        let Claim { job, fence, event, .. } = claim;
-        let (event, tenant) = (event.id, event.key.tenant.clone());
-        let right = Right { job: *job, fence: *fence, event, tenant, timeout };
+        let tenant = claim.event.key.tenant.clone();
+        let right = Right { job: claim.job, fence: claim.fence, tenant, timeout };
         PgTx { shared: Arc::clone(&self.shared), right }
     }
 }
@@ -82,7 +80,7 @@ impl PgTx {
     }
 
     async fn open(&self) -> Result<PgDb, NotRun> {
-        let Right { job, fence, event, timeout: time, .. } = &self.right;
+        let Right { job, fence, timeout: time, .. } = &self.right;
         let lent = self.shared.pools.handlers.lend_in_turn().await.map_err(NotRun::Outage)?;
         let mut db = PgDb {
             lent: Some(lent),
@@ -94,8 +92,9 @@ impl PgTx {
         // A node that stops in the middle must not keep the rows of others locked.
         let more = format!(
             "; SET LOCAL idle_in_transaction_session_timeout = {}; \
-             SELECT pg_catalog.set_config('hapax.event', '{event}', true)",
-            time.max(&HANDLER_IDLE_MIN).as_millis()
+             SELECT hapax.works_for('{}')",
+            time.max(&HANDLER_IDLE_MIN).as_millis(),
+            job.0
         );
         let held = timeout(*time + GRACE, async {
             let client = db.lent()?.raw()?;
@@ -258,12 +257,10 @@ impl PgDb {
         self.standing = Standing::Sent;
         let cut_at = self.until + GRACE;
         let client = self.lent()?.raw()?;
-        let prepared = if client.statement_cache.size() < HANDLER_STATEMENTS_MAX {
-            timeout_at(cut_at, client.prepare_cached(sql)).await
-        } else {
-            timeout_at(cut_at, client.prepare(sql)).await
-        };
-        match prepared {
+        if client.statement_cache.size() >= HANDLER_STATEMENTS_MAX {
+            client.statement_cache.clear();
+        }
+        match timeout_at(cut_at, client.prepare_cached(sql)).await {
             Ok(Ok(statement)) => Ok(statement),
             failed => self.judged(failed),
         }
