@@ -138,7 +138,7 @@ pub const TEND_EVERY: Duration = Duration::from_secs(1);
 
 /// Jobs in one slice of an `sql` handler: one sync serves them all, and the acks that wait
 /// meanwhile wait a few milliseconds.
-pub const SQL_SLICE: usize = 64;
+pub const SQL_SLICE: usize = 192;
 
 /// Jobs of an `http` handler claimed in one go, however many it may run at once.
 pub const CLAIM_MAX: usize = 64;
