@@ -14,7 +14,7 @@ use hapax_core::Tenant;
 use hapax_core::failpoint;
 use hapax_core::handler::{Dialect, SqlError, SqlProgram};
 use hapax_core::job::{Fence, JobId};
-use hapax_core::store::{Claim, EventId, NewMessage, StoreError};
+use hapax_core::store::{Claim, NewMessage, StoreError};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, error::Elapsed, timeout, timeout_at};
 use tokio_postgres::error::SqlState;
@@ -42,7 +42,6 @@ pub struct PgTx {
 struct Right {
     job: JobId,
     fence: Fence,
-    event: EventId,
     tenant: Tenant,
     timeout: Duration,
 }
@@ -52,8 +51,8 @@ impl Transact for PgStore {
 
     fn right(self: &Arc<Self>, claim: &Claim, timeout: Duration) -> PgTx {
         let Claim { job, fence, event, .. } = claim;
-        let (event, tenant) = (event.id, event.key.tenant.clone());
-        let right = Right { job: *job, fence: *fence, event, tenant, timeout };
+        let tenant = event.key.tenant.clone();
+        let right = Right { job: *job, fence: *fence, tenant, timeout };
         PgTx { shared: Arc::clone(&self.shared), right }
     }
 }
@@ -82,7 +81,7 @@ impl PgTx {
     }
 
     async fn open(&self) -> Result<PgDb, NotRun> {
-        let Right { job, fence, event, timeout: time, .. } = &self.right;
+        let Right { job, fence, timeout: time, .. } = &self.right;
         let lent = self.shared.pools.handlers.lend_in_turn().await.map_err(NotRun::Outage)?;
         let mut db = PgDb {
             lent: Some(lent),
@@ -94,7 +93,7 @@ impl PgTx {
         // A node that stops in the middle must not keep the rows of others locked.
         let more = format!(
             "; SET LOCAL idle_in_transaction_session_timeout = {}; \
-             SELECT pg_catalog.set_config('hapax.event', '{event}', true)",
+             SELECT hapax.works_for('{job}')",
             time.max(&HANDLER_IDLE_MIN).as_millis()
         );
         let held = timeout(*time + GRACE, async {
