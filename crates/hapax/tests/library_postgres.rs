@@ -132,7 +132,7 @@ fn fifty_copies_at_once_on_two_nodes_have_one_effect_and_its_result_is_told() {
     let other = App::on(database, handler("charge", Charge));
     let accepted: usize = std::thread::scope(|scope| {
         let send = |n: usize| {
-            let node = if n % 2 == 0 { &one } else { &other };
+            let node = if n.is_multiple_of(2) { &one } else { &other };
             move || usize::from(node.send("evt_1")["decision"] == "accepted")
         };
         let sending: Vec<_> = (0..50).map(|n| scope.spawn(send(n))).collect();
