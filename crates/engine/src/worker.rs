@@ -39,6 +39,7 @@ use crate::limits::{
     CLAIM_MAX, GATHER, LOG_LINES_PER_SECOND, POLL_EVERY, SQL_SLICE, STORE_PAUSE, STORE_PAUSE_MAX,
 };
 use crate::outbound::Outbound;
+use crate::routes::RouteSpec;
 
 /// One handler of one source.
 #[derive(Debug, Clone)]
@@ -49,6 +50,30 @@ pub struct LaneSpec {
     pub source: SourceName,
     /// The source as each tenant has it: whose secrets sign what goes to the app.
     pub verifiers: Vec<Arc<Source>>,
+}
+
+impl LaneSpec {
+    /// Every handler of these routes once, with its source as each tenant has it.
+    pub fn of(routes: &[RouteSpec]) -> Vec<Self> {
+        let mut lanes: Vec<Self> = Vec::new();
+        for route in routes {
+            let source = route.source.name();
+            for handler in &route.handlers {
+                let known = lanes
+                    .iter_mut()
+                    .find(|lane| lane.source == *source && lane.handler.name == handler.name);
+                match known {
+                    Some(lane) => lane.verifiers.push(Arc::clone(&route.source)),
+                    None => lanes.push(Self {
+                        handler: Arc::clone(handler),
+                        source: source.clone(),
+                        verifiers: vec![Arc::clone(&route.source)],
+                    }),
+                }
+            }
+        }
+        lanes
+    }
 }
 
 /// A claim for a worker outside.
@@ -397,6 +422,15 @@ impl Lane {
             // They shared a transaction: each took its share of it.
             self.counts.seconds.record_many(began.elapsed() / all as u32, all);
             shop.bell.ring_each(&ran.events);
+        }
+        if ran.failed > 0 && self.lines.admit((shop.now)()) {
+            let (lane, failed) = (&*self.name, ran.failed);
+            // Without why: a database quotes values in its errors, and those are the sender's.
+            warn!(
+                lane,
+                "attempts of {lane} failed ({failed}): `hapax events list --status failed` and \
+                 `hapax dead list` name them, `hapax explain` says why"
+            );
         }
         let found = match all {
             0 => Found::Nothing,

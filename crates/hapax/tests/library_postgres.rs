@@ -9,7 +9,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -28,6 +28,8 @@ use tokio::task::JoinHandle;
 
 const SECRET: &str = "whsec_library";
 const AT_ONCE: [Duration; 4] = [Duration::ZERO; 4];
+/// More attempts than any event needs: on a busy machine some take longer than they may.
+const PATIENTLY: [Duration; 50] = [Duration::from_millis(50); 50];
 const SIGABRT: i32 = 6;
 
 /// An app in this process, on a database that others may share.
@@ -220,7 +222,7 @@ fn a_handler_that_hangs_with_its_transaction_open_is_cut_off_and_locks_nobody_ou
         }
         Ok(db.commit(Some(result)).await?)
     });
-    let setup = handler("slow", setup).retry(AT_ONCE).timeout(Duration::from_millis(500));
+    let setup = handler("slow", setup).retry(PATIENTLY).timeout(Duration::from_millis(500));
     let app = App::with("rust_hangs", setup);
     app.send("evt_1");
     app.wait_for("evt_1", "processed");
@@ -232,18 +234,17 @@ fn a_handler_that_hangs_with_its_transaction_open_is_cut_off_and_locks_nobody_ou
 #[test]
 fn a_transaction_that_lost_a_deadlock_runs_again_within_its_attempt() {
     // Two handlers lock two rows in opposite order, and neither goes on before the other has one.
-    let meeting = Arc::new(Barrier::new(2));
+    let (meeting, come) = (Arc::new(Barrier::new(2)), Arc::new(AtomicUsize::new(0)));
     let setup = handler_fn(move |event: Event, tx: PgTx| {
-        let meeting = Arc::clone(&meeting);
+        let (meeting, come) = (Arc::clone(&meeting), Arc::clone(&come));
         async move {
             let mut db = tx.begin().await?;
             let rows = if &*event.event_id == "evt_1" { [1, 2] } else { [2, 1] };
             for (n, row) in rows.iter().enumerate() {
                 db.execute("UPDATE pair SET n = n + 1 WHERE id = $1", &[row]).await?;
-                if n == 0 {
-                    // The one that runs again comes alone.
-                    let both = meeting.wait();
-                    drop(tokio::time::timeout(Duration::from_secs(2), both).await);
+                // The one that runs again comes alone.
+                if n == 0 && come.fetch_add(1, Ordering::Relaxed) < 2 {
+                    meeting.wait().await;
                 }
             }
             db.execute("INSERT INTO ledger VALUES ($1, 'rust', 1)", &[&&*event.event_id]).await?;
@@ -253,7 +254,7 @@ fn a_transaction_that_lost_a_deadlock_runs_again_within_its_attempt() {
     let database = Database::shared("rust_deadlock");
     database.execute("CREATE TABLE pair (id int, n int)");
     database.execute("INSERT INTO pair VALUES (1, 0), (2, 0)");
-    let app = App::on(database, handler("charge", setup).retry([Duration::ZERO]));
+    let app = App::on(database, handler("charge", setup).retry([Duration::ZERO]).timeout(FOREVER));
     app.send("evt_1");
     app.send("evt_2");
     app.wait_for("evt_1", "processed");
@@ -336,7 +337,7 @@ async fn node_of_an_app() {
         Some(_) => (FOREVER, 2 * FOREVER),
         None => (Duration::from_millis(500), Duration::from_secs(1)),
     };
-    let charge = handler("charge", charge).retry(AT_ONCE).timeout(timeout).lease(lease);
+    let charge = handler("charge", charge).retry(PATIENTLY).timeout(timeout).lease(lease);
     let stripe = Source::new("stripe", "stripe").secret(SECRET).handler(charge);
     let hapax = Hapax::builder().database_url(url).source(stripe).open().await.unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -476,12 +477,13 @@ fn a_node_stopped_past_its_lease_cannot_commit_what_another_has_done() {
     database.execute("UPDATE hapax.job SET due_at = now() - interval '1 minute'");
     let other = Node::start(&database, &[]);
     wait_for(&database, "evt_1", "processed");
-    assert_eq!(database.number("SELECT attempt FROM ledger"), 2);
+    let attempt = database.number("SELECT attempt FROM ledger");
+    assert!(attempt > 1, "the first one is stopped");
     std::fs::write(&go, "").unwrap();
     zombie.signal("CONT");
     zombie.stdout.wait_for("refused");
     drop(zombie);
     drop(other);
     all_once(&database, 1);
-    assert_eq!(database.number("SELECT attempt FROM ledger"), 2);
+    assert_eq!(database.number("SELECT attempt FROM ledger"), attempt);
 }

@@ -13,7 +13,7 @@ use hapax_core::source::{SourceSpec, SpecError};
 use hapax_core::store::StoreError;
 use hapax_core::{Tenant, Timestamp};
 use hapax_engine::limits::UNVERIFIED_DEFAULT;
-use hapax_engine::{BodyLimits, LaneSpec, Mode, OutboundTlsError, PathTaken, Rate, RouteSpec};
+use hapax_engine::{BodyLimits, Mode, OutboundTlsError, PathTaken, Rate, RouteSpec};
 use hapax_store::{OpenError, PgOpenError, PgOptions, PgStore, SqliteStore};
 use ipnet::IpNet;
 
@@ -141,7 +141,6 @@ impl<S: Database> Builder<S> {
             keep_events: self.keep_events,
             keep_keys: Vec::new(),
             routes: Vec::new(),
-            lanes: Vec::new(),
         };
         for source in self.sources {
             source.plan(&store, &mut plan)?;
@@ -263,11 +262,6 @@ impl<S: Database> Source<S> {
             }
             handlers.push(Arc::new(handler));
         }
-        plan.lanes.extend(handlers.iter().map(|handler| LaneSpec {
-            handler: Arc::clone(handler),
-            source: name.clone(),
-            verifiers: sources.clone(),
-        }));
         plan.routes.extend(sources.into_iter().map(|source| RouteSpec {
             source,
             rate_limit: self.rate_limit,

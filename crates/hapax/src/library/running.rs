@@ -59,7 +59,6 @@ pub(super) struct Plan {
     pub(super) keep_events: Option<Duration>,
     pub(super) keep_keys: Vec<(SourceName, Option<Duration>)>,
     pub(super) routes: Vec<RouteSpec>,
-    pub(super) lanes: Vec<LaneSpec>,
 }
 
 impl<S: Database> Hapax<S> {
@@ -70,6 +69,7 @@ impl<S: Database> Hapax<S> {
 
     pub(super) async fn over(store: Arc<S>, ours: bool, plan: Plan) -> Result<Self, BuildError> {
         let now: Now = Arc::new(Timestamp::now);
+        let lanes = LaneSpec::of(&plan.routes);
         let routes = Routes::build(RoutesSpec {
             public_url: plan.public_url,
             trusted_proxies: plan.trusted_proxies,
@@ -82,13 +82,9 @@ impl<S: Database> Hapax<S> {
             Outbound::new()?,
             ingress.bell(),
             Arc::clone(&now),
-            plan.lanes,
+            lanes,
         );
-        let keys = plan.keep_keys.into_iter();
-        let retention = Retention {
-            events: plan.keep_events,
-            keys: keys.filter_map(|(source, kept)| Some((source, kept?))).collect(),
-        };
+        let retention = Retention::new(plan.keep_events, plan.keep_keys);
         // Before the first event: its jobs follow the schedule of handlers that the store knows.
         store.announce(workers.handlers()).await?;
         Ok(Self {

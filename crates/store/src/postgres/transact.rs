@@ -50,9 +50,8 @@ impl Transact for PgStore {
     type Tx = PgTx;
 
     fn right(self: &Arc<Self>, claim: &Claim, timeout: Duration) -> PgTx {
-        let Claim { job, fence, event, .. } = claim;
-        let tenant = event.key.tenant.clone();
-        let right = Right { job: *job, fence: *fence, tenant, timeout };
+        let tenant = claim.event.key.tenant.clone();
+        let right = Right { job: claim.job, fence: claim.fence, tenant, timeout };
         PgTx { shared: Arc::clone(&self.shared), right }
     }
 }
@@ -93,8 +92,9 @@ impl PgTx {
         // A node that stops in the middle must not keep the rows of others locked.
         let more = format!(
             "; SET LOCAL idle_in_transaction_session_timeout = {}; \
-             SELECT hapax.works_for('{job}')",
-            time.max(&HANDLER_IDLE_MIN).as_millis()
+             SELECT hapax.works_for('{}')",
+            time.max(&HANDLER_IDLE_MIN).as_millis(),
+            job.0
         );
         let held = timeout(*time + GRACE, async {
             let client = db.lent()?.raw()?;
@@ -257,12 +257,10 @@ impl PgDb {
         self.standing = Standing::Sent;
         let cut_at = self.until + GRACE;
         let client = self.lent()?.raw()?;
-        let prepared = if client.statement_cache.size() < HANDLER_STATEMENTS_MAX {
-            timeout_at(cut_at, client.prepare_cached(sql)).await
-        } else {
-            timeout_at(cut_at, client.prepare(sql)).await
-        };
-        match prepared {
+        if client.statement_cache.size() >= HANDLER_STATEMENTS_MAX {
+            client.statement_cache.clear();
+        }
+        match timeout_at(cut_at, client.prepare_cached(sql)).await {
             Ok(Ok(statement)) => Ok(statement),
             failed => self.judged(failed),
         }

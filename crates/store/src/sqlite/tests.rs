@@ -474,7 +474,7 @@ async fn what_a_reader_of_rows_says_is_its_own_and_no_failure_of_the_disk() {
         |db, error| db.query_row("SELECT 1", [], |_| Err::<(), _>(error)).map(drop),
     ];
     for read in readers {
-        let right = world.store.right(&claim, Duration::from_secs(1));
+        let right = world.store.right(&claim, crate::harness::FOREVER);
         let failed = right.commit(move |db| {
             read(db, elsewhere())?;
             Ok(None)
@@ -484,7 +484,7 @@ async fn what_a_reader_of_rows_says_is_its_own_and_no_failure_of_the_disk() {
         assert!(world.store.writable().is_ok(), "the writer recovers from nothing");
     }
     // Nor is it hidden from a handler that goes on all the same.
-    let right = world.store.right(&claim, Duration::from_secs(1));
+    let right = world.store.right(&claim, crate::harness::FOREVER);
     let gone_on = right.commit(move |db| {
         let read = db.query_row("SELECT 1", [], |_| Err::<(), _>(elsewhere()));
         Ok(Some(read.is_err().to_string()))
