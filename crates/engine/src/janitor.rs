@@ -1,6 +1,7 @@
-//! Deletes what is finished and past its time, in small commits with pauses between them, so that
-//! no ack waits for it.
+//! Deletes what is finished and past its time, in small commits. Where anybody else wants the store,
+//! there are pauses between them, so that no ack waits for more than one.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use arc_swap::ArcSwap;
 use hapax_core::store::{Horizon, StoreError, Work};
 use hapax_core::{SourceName, Timestamp};
 use jiff::SignedDuration;
+use tokio::task::yield_now;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -22,6 +24,23 @@ pub struct Retention {
     pub events: Option<Duration>,
     /// Keys, per source; a source that is not named keeps them for ever.
     pub keys: Vec<(SourceName, Duration)>,
+}
+
+impl Retention {
+    /// `keys` say how long each source keeps its own, `None` for ever. Tenants share the keys of a
+    /// source: they are kept as long as the most patient of them wants.
+    pub fn new(
+        events: Option<Duration>,
+        keys: impl IntoIterator<Item = (SourceName, Option<Duration>)>,
+    ) -> Self {
+        let mut longest: HashMap<SourceName, Option<Duration>> = HashMap::new();
+        for (source, kept) in keys {
+            let known = longest.entry(source).or_insert(Some(Duration::ZERO));
+            *known = known.zip(kept).map(|(one, other)| one.max(other));
+        }
+        let keys = longest.into_iter().filter_map(|(source, kept)| Some((source, kept?))).collect();
+        Self { events, keys }
+    }
 }
 
 /// Comes by every minute.
@@ -67,8 +86,16 @@ impl<S: Work> Janitor<S> {
 
     async fn prune(&self) -> Result<(), StoreError> {
         let horizon = self.retention.load().horizon((self.now)());
+        let mut before = self.store.demand();
         while self.store.prune(horizon.clone(), PRUNE_BATCH).await? {
-            sleep(PRUNE_PAUSE).await;
+            let demand = self.store.demand();
+            let is_quiet = demand.is_some() && demand == before;
+            before = demand;
+            match is_quiet {
+                // Whoever comes now waits for one commit of ours at most, as after a pause.
+                true => yield_now().await,
+                false => sleep(PRUNE_PAUSE).await,
+            }
         }
         Ok(())
     }
@@ -98,4 +125,30 @@ fn before(now: Timestamp, kept: Duration) -> Timestamp {
         .ok()
         .and_then(|kept| now.checked_sub(kept).ok())
         .unwrap_or(Timestamp::MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_kept_as_long_as_the_most_patient_of_a_source_wants() {
+        // Tenants share a source's keys: the impatience of one must not make another's copies new.
+        let check = |keys: &[(&str, Option<u64>)], expected: &[(&str, u64)]| {
+            let keys = keys
+                .iter()
+                .map(|(source, kept)| (SourceName::new(source), kept.map(Duration::from_secs)));
+            let mut kept = Retention::new(None, keys).keys;
+            kept.sort_by(|(one, _), (other, _)| one.as_str().cmp(other.as_str()));
+            let kept: Vec<_> =
+                kept.iter().map(|(source, kept)| (source.as_str(), kept.as_secs())).collect();
+            assert_eq!(kept, expected);
+        };
+        check(
+            &[("a", Some(1)), ("b", Some(5)), ("a", Some(3)), ("a", Some(2))],
+            &[("a", 3), ("b", 5)],
+        );
+        check(&[("a", Some(1)), ("a", None), ("a", Some(2))], &[]);
+        check(&[("a", None), ("b", Some(0))], &[("b", 0)]);
+    }
 }

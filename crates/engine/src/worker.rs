@@ -39,6 +39,7 @@ use crate::limits::{
     CLAIM_MAX, GATHER, LOG_LINES_PER_SECOND, POLL_EVERY, SQL_SLICE, STORE_PAUSE, STORE_PAUSE_MAX,
 };
 use crate::outbound::Outbound;
+use crate::routes::RouteSpec;
 
 /// One handler of one source.
 #[derive(Debug, Clone)]
@@ -49,6 +50,30 @@ pub struct LaneSpec {
     pub source: SourceName,
     /// The source as each tenant has it: whose secrets sign what goes to the app.
     pub verifiers: Vec<Arc<Source>>,
+}
+
+impl LaneSpec {
+    /// Every handler of these routes once, with its source as each tenant has it.
+    pub fn of(routes: &[RouteSpec]) -> Vec<Self> {
+        let mut lanes: Vec<Self> = Vec::new();
+        for route in routes {
+            let source = route.source.name();
+            for handler in &route.handlers {
+                let known = lanes
+                    .iter_mut()
+                    .find(|lane| lane.source == *source && lane.handler.name == handler.name);
+                match known {
+                    Some(lane) => lane.verifiers.push(Arc::clone(&route.source)),
+                    None => lanes.push(Self {
+                        handler: Arc::clone(handler),
+                        source: source.clone(),
+                        verifiers: vec![Arc::clone(&route.source)],
+                    }),
+                }
+            }
+        }
+        lanes
+    }
 }
 
 /// A claim for a worker outside.
@@ -364,8 +389,14 @@ impl Lane {
                 Err(panic) => say_panic(Err(panic)),
             }
         }
-        for claim in lost {
-            found = self.alone(shop, program, &claim).await.and(found);
+        let mut lost = lost.into_iter();
+        if let Some(first) = lost.next() {
+            // Were the process to end with this one, claims that wait behind it would be lost with it.
+            let others: Vec<Claim> = lost.map(|claim| *claim).collect();
+            if !others.is_empty() {
+                self.give_back(shop, others).await;
+            }
+            found = self.alone(shop, program, &first).await.and(found);
         }
         found
     }

@@ -164,7 +164,8 @@ async fn drip_until_closed(wire: &mut Wire) {
 #[tokio::test]
 async fn between_requests_a_connection_outlives_the_header_deadline_but_not_its_idle_time() {
     let header_deadline = Duration::from_millis(50);
-    let limits = HttpLimits { header_deadline, idle: SHORT, ..HttpLimits::default() };
+    let idle = Duration::from_secs(1);
+    let limits = HttpLimits { header_deadline, idle, ..HttpLimits::default() };
     let server = start(limits).await;
     let mut wire = Wire::connect(server.address).await;
     wire.write(GET).await;

@@ -36,6 +36,33 @@
 //! # }
 //! ```
 //!
+//! On PostgreSQL, which several nodes may share, it is `database_url` instead of `data_dir`, and the
+//! handler awaits on an open transaction:
+//!
+//! ```no_run
+//! use hapax::{Committed, Event, Failure, Handler, Hapax, PgStore, PgTx, Source, handler};
+//!
+//! struct ChargeFee;
+//!
+//! impl Handler<PgStore> for ChargeFee {
+//!     async fn handle(&self, event: Event, tx: PgTx) -> Result<Committed, Failure> {
+//!         let mut db = tx.begin().await?;
+//!         db.execute("INSERT INTO fees VALUES ($1, 50)", &[&&*event.event_id]).await?;
+//!         Ok(db.commit(Some("charged 50".to_owned())).await?)
+//!     }
+//! }
+//!
+//! # async fn app() -> Result<(), Box<dyn std::error::Error>> {
+//! let stripe = Source::new("stripe", "stripe")
+//!     .secret(std::env::var("STRIPE_SECRET")?)
+//!     .handler(handler("charge-fee", ChargeFee));
+//! let url = std::env::var("DATABASE_URL")?;
+//! let hapax = Hapax::builder().database_url(url).source(stripe).open().await?;
+//! # drop(hapax);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Nothing here is global: no logger, no metrics recorder, no crypto provider is installed, and
 //! several may run in one process, each on a data directory of its own. What is said goes to
 //! `tracing` and `metrics`, wherever the app sends those.
@@ -44,7 +71,9 @@ pub mod limits;
 
 mod library;
 
-pub use hapax_core::handler::{HandlerKind, HttpTarget, Order, Refetch, SignAs, SqlProgram};
+pub use hapax_core::handler::{
+    Dialect, HandlerKind, HttpTarget, Order, Refetch, SignAs, SqlProgram,
+};
 pub use hapax_core::job::{HandlerName, Retry};
 pub use hapax_core::order::{Gaps, Machine, OnGap, OrderPolicy, OrderRule};
 pub use hapax_core::source::{Late, ReplayGuard, SourceSpec};
@@ -52,12 +81,15 @@ pub use hapax_core::store::{EventId, Inspect, NewMessage, Work};
 pub use hapax_core::{SourceName, Tenant, Timestamp};
 pub use hapax_engine::{BodyLimits, Rate};
 pub use hapax_store::{
-    Committed, Db, DbError, Failure, SqliteOptions, SqliteStore, Transact, Tx, TxError,
+    Committed, Db, DbError, Failure, PgDb, PgDbError, PgOptions, PgStore, PgTx, PoolSizes,
+    SqliteOptions, SqliteStore, Transact, Tx, TxError,
 };
 /// The SQLite binding whose parameters and rows [`Db`] takes and gives.
 pub use rusqlite;
+/// The PostgreSQL client whose parameters and rows [`PgDb`] takes and gives.
+pub use tokio_postgres;
 
 pub use library::{
-    BuildError, Builder, Event, Handler, HandlerFn, HandlerSetup, Hapax, Running, Source, handler,
-    handler_fn,
+    BuildError, Builder, Database, Event, Handler, HandlerFn, HandlerSetup, Hapax, Running, Source,
+    handler, handler_fn,
 };

@@ -11,10 +11,10 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use axum::body::Body;
+use hapax::Database;
+use hapax_core::Timestamp;
 use hapax_core::handler::HandlerKind;
 use hapax_core::secret::Secret;
-use hapax_core::store::{Inspect, Store, Work};
-use hapax_core::{SourceName, Timestamp};
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
 use hapax_engine::{
@@ -80,28 +80,10 @@ fn shared(config: &Config, url: &ServiceUrl) -> PgOptions {
     options
 }
 
-/// A store that a server can run on.
-trait Backend: Store + Work + Inspect {
-    /// Finishes what was begun.
-    fn close(&self) -> impl Future<Output = ()> + Send;
-}
-
-impl Backend for SqliteStore {
-    async fn close(&self) {
-        Self::close(self).await;
-    }
-}
-
-impl Backend for PgStore {
-    async fn close(&self) {
-        Self::close(self).await;
-    }
-}
-
 /// The server on its store, from the first listener to the last commit. What is not a role of this
 /// process is put together all the same, and not run: the admin side of one node answers for the
 /// handlers that another runs.
-async fn serve_on<S: Backend>(
+async fn serve_on<S: Database>(
     store: Arc<S>,
     config: Config,
     metrics: metrics_exporter_prometheus::PrometheusHandle,
@@ -306,20 +288,6 @@ fn limits(config: &Config) -> HttpLimits {
 }
 
 fn routes(config: &Config, public_at: SocketAddr) -> anyhow::Result<Routes> {
-    let sources = config
-        .sources
-        .iter()
-        .map(|configured| RouteSpec {
-            source: Arc::clone(&configured.source),
-            rate_limit: configured.rate_limit,
-            unverified_limit: configured.unverified_limit,
-            handlers: configured.handlers.clone(),
-            mode: match configured.mode {
-                Mode::Async => hapax_engine::Mode::Async,
-                Mode::Sync { timeout } => hapax_engine::Mode::Sync { timeout },
-            },
-        })
-        .collect();
     // With port 0 only the listener knows where it is.
     let public_url = match (&config.dev, &config.settings.public_url) {
         (None, Some(url)) => url.clone(),
@@ -333,30 +301,29 @@ fn routes(config: &Config, public_at: SocketAddr) -> anyhow::Result<Routes> {
             deadline: config.settings.body_timeout,
             ..BodyLimits::default()
         },
-        sources,
+        sources: route_specs(config),
     })?)
 }
 
-/// Every handler once, with its source as each tenant has it.
+fn route_specs(config: &Config) -> Vec<RouteSpec> {
+    config
+        .sources
+        .iter()
+        .map(|configured| RouteSpec {
+            source: Arc::clone(&configured.source),
+            rate_limit: configured.rate_limit,
+            unverified_limit: configured.unverified_limit,
+            handlers: configured.handlers.clone(),
+            mode: match configured.mode {
+                Mode::Async => hapax_engine::Mode::Async,
+                Mode::Sync { timeout } => hapax_engine::Mode::Sync { timeout },
+            },
+        })
+        .collect()
+}
+
 fn lanes(config: &Config) -> Vec<LaneSpec> {
-    let mut lanes: Vec<LaneSpec> = Vec::new();
-    for configured in &config.sources {
-        let source = configured.source.name();
-        for handler in &configured.handlers {
-            let known = lanes
-                .iter_mut()
-                .find(|lane| lane.source == *source && lane.handler.name == handler.name);
-            match known {
-                Some(lane) => lane.verifiers.push(Arc::clone(&configured.source)),
-                None => lanes.push(LaneSpec {
-                    handler: Arc::clone(handler),
-                    source: source.clone(),
-                    verifiers: vec![Arc::clone(&configured.source)],
-                }),
-            }
-        }
-    }
-    lanes
+    LaneSpec::of(&route_specs(config))
 }
 
 fn tokens(config: &Config) -> impl Iterator<Item = (&str, &Secret, &[Permission])> {
@@ -368,17 +335,14 @@ fn retention(config: &Config) -> Retention {
         Keep::Forever => None,
         Keep::For(span) => Some(span),
     };
-    // Tenants share a source's keys: they are kept as long as the most patient of them wants.
-    let mut keys: HashMap<SourceName, Option<Duration>> = HashMap::new();
-    for configured in &config.sources {
-        let kept = keys.entry(configured.source.name().clone()).or_insert(Some(Duration::ZERO));
-        *kept = match (*kept, configured.keep_keys) {
-            (Some(longest), Keep::For(span)) => Some(longest.max(span)),
-            (None, _) | (_, Keep::Forever) => None,
+    let keys = config.sources.iter().map(|configured| {
+        let kept = match configured.keep_keys {
+            Keep::Forever => None,
+            Keep::For(span) => Some(span),
         };
-    }
-    let keys = keys.into_iter().filter_map(|(source, kept)| Some((source, kept?))).collect();
-    Retention { events, keys }
+        (configured.source.name().clone(), kept)
+    });
+    Retention::new(events, keys)
 }
 
 /// Where this process listens, role by role.
@@ -460,7 +424,7 @@ struct Live<S> {
     public_at: SocketAddr,
 }
 
-impl<S: Backend> Live<S> {
+impl<S: Database> Live<S> {
     /// Reloads on SIGHUP and when a secret's file changes; returns when it is time to stop.
     async fn watch(
         &mut self,

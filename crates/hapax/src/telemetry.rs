@@ -32,6 +32,10 @@ pub(crate) fn start() -> anyhow::Result<PrometheusHandle> {
     );
     describe_histogram!("hapax_store_commit_seconds", Unit::Seconds, "One commit, sync included");
     describe_histogram!("hapax_store_batch_size", "Receipts that shared one commit");
+    describe_counter!(
+        "hapax_redis_answers_total",
+        "Keys that Redis was asked for: hit, miss, or failed where it was not to be had"
+    );
     describe_counter!("hapax_jobs_total", "Attempts that ended, by handler and how");
     describe_histogram!(
         "hapax_handler_seconds",

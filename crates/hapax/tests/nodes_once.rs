@@ -8,7 +8,7 @@ use std::sync::Barrier;
 use serde_json::json;
 use support::app::App;
 use support::nodes::{self, Database, SECRET, Senders, wait};
-use support::{Answer, House, Sender, Server, until};
+use support::{Answer, FOREVER, House, Sender, Server, until};
 
 /// So many nodes with the same config.
 fn start(database: &Database, count: usize, handlers: &str) -> Vec<(House, Server)> {
@@ -102,9 +102,10 @@ fn a_copy_at_another_node_waits_for_the_outcome_and_gets_the_stored_answer() {
     });
     let database = Database::shared("sync");
     let handler = format!(
-        "mode = \"sync\"\nsync_timeout = \"20s\"\n\
-         [sources.stripe.handlers.call]\nhttp = \"{}\"\n",
-        app.url()
+        "mode = \"sync\"\nsync_timeout = \"{wait}s\"\n\
+         [sources.stripe.handlers.call]\ntimeout = \"{wait}s\"\nhttp = \"{}\"\n",
+        app.url(),
+        wait = FOREVER.as_secs()
     );
     let a = begun(database.house("", &handler));
     let b = begun(database.house("roles = [\"ingress\", \"admin\"]", &handler));

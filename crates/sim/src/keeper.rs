@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal};
 
 /// How long anything of an engine may take before the test fails: generous, since a loaded machine
 /// is no fault, and bounded, since a hang is.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How often a condition is looked at that sends no signal.
 pub(crate) const POLL: Duration = Duration::from_millis(5);
@@ -240,7 +240,7 @@ pub(crate) async fn ended(what: &str, child: &mut Child) -> io::Result<()> {
 
 /// Waits for a child that was told to end, without a runtime; one that does not is killed.
 pub(crate) fn reap(child: &mut Child) -> io::Result<()> {
-    let deadline = Instant::now() + PATIENCE / 12;
+    let deadline = Instant::now() + PATIENCE / 24;
     while child.try_wait()?.is_none() {
         if Instant::now() > deadline {
             child.kill()?;

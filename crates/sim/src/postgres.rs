@@ -249,7 +249,8 @@ impl Postgres {
         }
     }
 
-    /// Ends every client's session, as an administrator would; answers how many. With
+    /// Ends every client's session, as an administrator would, and waits until they are gone, so that
+    /// nobody takes one of them for a session of later; answers how many. With
     /// a database, only the sessions there, which is what the shared server can bear.
     ///
     /// # Panics
@@ -258,7 +259,7 @@ impl Postgres {
         let there = database.map_or(String::new(), |name| format!("AND datname = '{name}'"));
         let ended = self
             .execute(&format!(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
                  WHERE backend_type = 'client backend' AND application_name <> '{OURS}' {there}"
             ))
             .await;
@@ -300,7 +301,7 @@ impl Postgres {
     /// # Panics
     /// When it is no standby, or does not finish.
     pub async fn promote(&self) {
-        let promoted = self.execute("SELECT pg_promote(true, 60)").await;
+        let promoted = self.execute("SELECT pg_promote(true, 120)").await;
         assert_eq!(promoted, [Some("t".to_owned())], "the standby was not promoted");
     }
 
@@ -421,7 +422,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ("listen_addresses", "127.0.0.1"),
     // A socket's path may not exceed 107 bytes, and a temporary folder's may.
     ("unix_socket_directories", ""),
-    ("max_connections", "200"),
+    ("max_connections", "500"),
     ("shared_buffers", "64MB"),
     ("max_prepared_transactions", "10"),
 ];

@@ -20,8 +20,11 @@ extern crate self as hapax_store;
 #[path = "../tests/conformance/harness.rs"]
 mod harness;
 
+pub use front::RedisSight;
 pub use memory::MemoryStore;
-pub use postgres::{MigrationStatus, PgOpenError, PgOptions, PgSight, PgStore, PoolSizes};
+pub use postgres::{
+    MigrationStatus, PgDb, PgDbError, PgOpenError, PgOptions, PgSight, PgStore, PgTx, PoolSizes,
+};
 pub use sqlite::{Clock, Db, DbError, OpenError, SqliteOptions, SqliteStore, Tx};
 pub use transact::{Committed, Failure, Transact, TxError};
 
@@ -40,6 +43,10 @@ pub mod limits {
     /// Requests that are worth a commit beside one that runs: each commit costs the shared database as
     /// much as the rows of several requests, so fewer ride with the next one instead.
     pub const WORTH_A_COMMIT: usize = 16;
+
+    /// How long whoever brings an event to a shared database waits for its commit, the queue included.
+    /// Most senders give up after five to ten seconds: until then they are better told to come again.
+    pub const ACK_MAX: Duration = Duration::from_secs(5);
 
     /// Body bytes in one commit, so that a few large bodies do not make everyone wait.
     pub const BATCH_BYTES_MAX: usize = 4 << 20;
@@ -102,6 +109,14 @@ pub mod limits {
     /// How long a slice of handlers' SQL may begin new jobs: the acks that came meanwhile wait for
     /// it. One job alone has its own timeout.
     pub const SQL_SLICE_MAX: Duration = Duration::from_millis(25);
+
+    /// Statements of a handler in Rust that are kept prepared on one connection: more than a handler
+    /// has, and a bound on what text that is put together anew each time may cost the server.
+    pub const HANDLER_STATEMENTS_MAX: usize = 256;
+
+    /// The least time after which the server ends a transaction of a handler in Rust that sends it
+    /// nothing: long against any pause of a busy node between two statements.
+    pub const HANDLER_IDLE_MIN: Duration = Duration::from_secs(1);
 
     /// How long a question to Redis may take: the database answers in a few milliseconds, so asking
     /// longer than this would make nobody faster.

@@ -137,4 +137,20 @@ mod tests {
         (0..WAYS * 2).for_each(|n| events.put(key(1), recent(n)));
         assert_eq!(events.get(&key(1)).as_ref().map(number), Some(WAYS * 2 - 1));
     }
+
+    #[test]
+    fn what_is_removed_is_gone_and_whoever_stands_beside_it_stays() {
+        // Full sets, so that a key that is taken out leaves a hole in the middle of one.
+        let events = RecentEvents::new();
+        (0..RECENT_MAX).for_each(|n| events.put(key(n), recent(n)));
+        let kept: Vec<_> = (0..RECENT_MAX).filter(|n| events.get(&key(*n)).is_some()).collect();
+        let (gone, stay): (Vec<_>, Vec<_>) = kept.into_iter().partition(|n| n % 3 == 0);
+        assert!(gone.len() > 1_000 && stay.len() > 1_000);
+        gone.iter().for_each(|n| events.remove(&key(*n)));
+        assert!(gone.iter().all(|n| events.get(&key(*n)).is_none()));
+        assert!(stay.iter().all(|n| events.get(&key(*n)).as_ref().map(number) == Some(*n)));
+        // Who is told anew is known anew.
+        events.put(key(gone[0]), recent(1));
+        assert_eq!(events.get(&key(gone[0])).as_ref().map(number), Some(1));
+    }
 }

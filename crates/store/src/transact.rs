@@ -13,6 +13,8 @@ use std::time::Duration;
 use hapax_core::job::{Fence, JobId, Retry};
 use hapax_core::store::{Claim, StoreError};
 
+use crate::postgres::PgDbError;
+
 /// A store whose handlers can be written in Rust.
 pub trait Transact: Send + Sync + 'static {
     /// The right to commit the effects of one claim, once.
@@ -56,6 +58,8 @@ pub struct Failure {
 enum Ending {
     /// With a verdict: it uses a step of the schedule.
     Failed(Retry),
+    /// With one that may be another at once: a race was lost against other transactions.
+    Raced,
     /// Without one: the fence or the database was gone.
     Lost,
 }
@@ -64,6 +68,16 @@ impl Failure {
     /// It failed, and is tried again by the handler's schedule.
     pub fn new(error: impl fmt::Display) -> Self {
         Self { error: error.to_string(), ending: Ending::Failed(Retry::Schedule) }
+    }
+
+    /// It ended without a verdict.
+    pub(crate) fn lost(error: impl fmt::Display) -> Self {
+        Self { error: error.to_string(), ending: Ending::Lost }
+    }
+
+    /// It lost a race, and may win it at once.
+    pub(crate) fn raced(error: impl fmt::Display) -> Self {
+        Self { error: error.to_string(), ending: Ending::Raced }
     }
 
     /// It cannot succeed as it is: a dead letter at once, for a person to look at.
@@ -91,13 +105,20 @@ impl Failure {
     pub fn retry(&self) -> Option<Retry> {
         match self.ending {
             Ending::Failed(retry) => Some(retry),
+            Ending::Raced => Some(Retry::Schedule),
             Ending::Lost => None,
         }
     }
 
+    /// Whether only a race was lost against other transactions (a deadlock, say), so that the attempt
+    /// is worth repeating at once.
+    pub fn is_race(&self) -> bool {
+        self.ending == Ending::Raced
+    }
+
     fn with(self, retry: Retry) -> Self {
         match self.ending {
-            Ending::Failed(_) => Self { ending: Ending::Failed(retry), ..self },
+            Ending::Failed(_) | Ending::Raced => Self { ending: Ending::Failed(retry), ..self },
             // What was lost has no schedule to choose from.
             Ending::Lost => self,
         }
@@ -113,19 +134,23 @@ impl fmt::Display for Failure {
 impl<E: Error + Send + Sync + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
         let error: Box<dyn Error + Send + Sync> = Box::new(error);
-        match error.downcast::<TxError>() {
-            Ok(error) => match *error {
-                TxError::Failed(failure) => failure,
-                lost @ (TxError::FenceLost | TxError::Store(_)) => {
-                    Self { error: lost.to_string(), ending: Ending::Lost }
-                }
-            },
+        let error = match error.downcast::<TxError>() {
+            Ok(error) => {
+                return match *error {
+                    TxError::Failed(failure) => failure,
+                    lost @ (TxError::FenceLost | TxError::Store(_)) => Self::lost(lost),
+                };
+            }
+            Err(error) => error,
+        };
+        match error.downcast::<PgDbError>() {
+            Ok(error) => error.into_failure(),
             Err(error) => Self::new(with_sources(&*error)),
         }
     }
 }
 
-/// Why nothing was committed. None of these leaves anything half done.
+/// Why there is no proof of a commit. None of these leaves anything half done.
 #[derive(Debug, thiserror::Error)]
 pub enum TxError {
     /// The job was claimed again, replayed, discarded, or is done, or newer news of its resource was
@@ -135,13 +160,13 @@ pub enum TxError {
     /// The effects failed, took too long, or were against a constraint.
     #[error("{0}")]
     Failed(Failure),
-    /// The database could not commit.
+    /// The database could not commit, or its answer was lost: the next claim of the job finds out.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 /// The error and what it came from, in one line.
-fn with_sources(error: &(dyn Error + 'static)) -> String {
+pub(crate) fn with_sources(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 /// Far beyond anything that should happen: whoever waits this long waits for ever.
-pub(crate) const FOREVER: Duration = Duration::from_secs(20);
+pub(crate) const FOREVER: Duration = Duration::from_secs(120);
 
 /// Waits for `what`, or fails.
 #[track_caller]

@@ -808,7 +808,7 @@ async fn a_claim_waits_for_work_and_is_woken_by_it() {
     }
     server.store.model().events[0].jobs[0].phase = Phase::Ready;
     server.store.arrived.notify_one();
-    let claimed = tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap().unwrap();
+    let claimed = tokio::time::timeout(Duration::from_secs(120), waiting).await.unwrap().unwrap();
     assert_eq!(claimed["items"].as_array().unwrap().len(), 1);
 }
 

@@ -1,6 +1,6 @@
 //! `hapax doctor`: looks at what a server needs and says of each whether it is well. It changes
 //! nothing; a small file is written to the data directory and removed, to see that this works. Where
-//! nodes share a PostgreSQL that one is looked at instead.
+//! nodes share a PostgreSQL that one is looked at instead, and the Redis in front of it if there is one.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -8,7 +8,8 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use hapax_core::Timestamp;
 use hapax_core::limits::LANE_COUNT_MAX;
-use hapax_store::{PgOpenError, PgSight, PgStore};
+use hapax_core::secret::Secret;
+use hapax_store::{PgOpenError, PgSight, PgStore, RedisSight};
 use http::{Method, StatusCode};
 use rusqlite::{Connection, OpenFlags};
 use serde::{Deserialize, Serialize};
@@ -87,6 +88,10 @@ impl Doctor {
             }
             None => sqlite_version(&mut found),
         }
+        if let Some(url) = place.as_ref().and_then(|place| place.redis_url.as_ref()) {
+            let looked = remote::run(async { Ok(RedisSight::look(url.expose()).await) })?;
+            redis(url, looked, &mut found);
+        }
         let otherwise = place.map_or_else(|| DEFAULT_URL.to_owned(), |place| place.admin);
         let server = self.remote.open(&otherwise)?;
         let named = self.remote.admin.is_some();
@@ -125,19 +130,22 @@ impl Doctor {
             let data_dir = self.flags.data_dir.clone().or_else(|| env("HAPAX_DATA_DIR"));
             let listen = self.flags.admin_listen.clone().or_else(|| env("HAPAX_ADMIN_LISTEN"));
             let listen = listen.and_then(|address| config::units::address(&address).ok());
-            let url = self.flags.database_url.as_ref().map(|url| url.expose().to_owned());
-            let url = url.or_else(|| env("HAPAX_DATABASE_URL"));
-            let database_url = match url.as_deref().map(ServiceUrl::postgres).transpose() {
-                Ok(url) => url,
-                Err(complaint) => {
-                    let Complaint { problem, hint, .. } = complaint;
-                    let note = format!("database_url {problem}; hint: {hint}");
-                    found.add("config", Level::Fail, note);
-                    return None;
-                }
+            let given = |flag: &Option<Secret>, name| {
+                flag.as_ref().map(|url| url.expose().to_owned()).or_else(|| env(name))
             };
+            let database = given(&self.flags.database_url, "HAPAX_DATABASE_URL");
+            let redis = given(&self.flags.redis_url, "HAPAX_REDIS_URL");
+            let mut service = |key, url: Result<_, Complaint>| {
+                url.map_err(|Complaint { problem, hint, .. }| {
+                    let note = format!("{key} {problem}; hint: {hint}");
+                    found.add("config", Level::Fail, note);
+                })
+            };
+            let database = database.as_deref().map(ServiceUrl::postgres).transpose();
+            let redis = redis.as_deref().map(ServiceUrl::redis).transpose();
             return Some(Place {
-                database_url,
+                database_url: service("database_url", database).ok()?,
+                redis_url: service("redis_url", redis).ok()?,
                 data_dir: data_dir.map_or(defaults.data_dir, PathBuf::from),
                 admin: url_of(listen.unwrap_or(defaults.admin_listen)),
             });
@@ -152,6 +160,7 @@ impl Doctor {
                 }
                 Some(Place {
                     database_url: config.settings.database_url.clone(),
+                    redis_url: config.settings.redis_url.clone(),
                     data_dir: config.settings.data_dir.clone(),
                     admin: url_of(config.settings.admin_listen),
                 })
@@ -169,6 +178,7 @@ impl Doctor {
 /// Where the config says that things are.
 struct Place {
     database_url: Option<ServiceUrl>,
+    redis_url: Option<ServiceUrl>,
     data_dir: PathBuf,
     admin: String,
 }
@@ -296,6 +306,29 @@ fn shared_database(url: &ServiceUrl, looked: Result<PgSight, PgOpenError>, found
                 "{missing} of {} steps are missing: the next start takes them, or `hapax migrate up`",
                 steps.len()
             ),
+        ),
+    }
+}
+
+/// The Redis in front, as it answered. Nothing here is a failure: without it the database answers.
+fn redis(url: &ServiceUrl, looked: Result<RedisSight, String>, found: &mut Findings) {
+    let sight = match looked {
+        Ok(sight) => sight,
+        Err(error) => {
+            let note = format!("{url}: {error}; it is optional: without it the database answers");
+            found.add("redis", Level::Warn, note);
+            return;
+        }
+    };
+    let version = sight.version.as_deref().unwrap_or("of a version it does not tell");
+    let ms = sight.latency.as_secs_f64() * 1_000.0;
+    let answers = format!("{url} answers in {ms:.1} ms: Redis {version}");
+    match sight.is_slow() {
+        false => found.add("redis", Level::Ok, format!("{answers}; it is optional")),
+        true => found.add(
+            "redis",
+            Level::Warn,
+            format!("{answers}; too slow to be waited for, so the database answers as well"),
         ),
     }
 }

@@ -13,35 +13,36 @@ use hapax_core::source::{SourceSpec, SpecError};
 use hapax_core::store::StoreError;
 use hapax_core::{Tenant, Timestamp};
 use hapax_engine::limits::UNVERIFIED_DEFAULT;
-use hapax_engine::{BodyLimits, LaneSpec, Mode, OutboundTlsError, PathTaken, Rate, RouteSpec};
-use hapax_store::{OpenError, SqliteStore};
+use hapax_engine::{BodyLimits, Mode, OutboundTlsError, PathTaken, Rate, RouteSpec};
+use hapax_store::{OpenError, PgOpenError, PgOptions, PgStore, SqliteStore};
 use ipnet::IpNet;
 
+use super::database::Database;
 use super::handler::{Handler, Hired};
 use super::running::{Hapax, Plan};
 use crate::limits::{
-    CONCURRENCY_DEFAULT, DRAIN_DEFAULT, KEEP_DEFAULT, LEASE_DEFAULT, RETRY_DEFAULT,
-    SQLITE_TIMEOUT_DEFAULT, TIMEOUT_DEFAULT,
+    CONCURRENCY_DEFAULT, DRAIN_DEFAULT, KEEP_DEFAULT, LEASE_DEFAULT, RETRY_DEFAULT, TIMEOUT_DEFAULT,
 };
 
-/// Collects what a [`Hapax`] is made of.
+/// Collects what a [`Hapax`] is made of. Which database it is for, its first word on one decides
+/// ([`Builder::data_dir`] or [`Builder::database_url`]); the handlers must be for the same.
 #[derive(Debug)]
 #[must_use = "nothing happens before `open`"]
-pub struct Builder {
-    data_dir: Option<PathBuf>,
-    store: Option<Arc<SqliteStore>>,
+pub struct Builder<S: Database = SqliteStore> {
+    database: Option<S::Options>,
+    store: Option<Arc<S>>,
     public_url: String,
     trusted_proxies: Vec<IpNet>,
     body: BodyLimits,
     drain: Duration,
     keep_events: Option<Duration>,
-    sources: Vec<Source>,
+    sources: Vec<Source<S>>,
 }
 
-impl Default for Builder {
+impl<S: Database> Default for Builder<S> {
     fn default() -> Self {
         Self {
-            data_dir: None,
+            database: None,
             store: None,
             public_url: "http://localhost".to_owned(),
             trusted_proxies: Vec::new(),
@@ -53,16 +54,32 @@ impl Default for Builder {
     }
 }
 
-impl Builder {
+impl Builder<SqliteStore> {
     /// The directory of the database, `hapax.db`: made if it is not there. Your own tables live in
     /// the same file. It is closed when the work stops.
     pub fn data_dir(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.data_dir = Some(directory.into());
+        self.database = Some(directory.into());
         self
     }
+}
 
-    /// A database that is open already, instead of a directory. Whoever opened it closes it.
-    pub fn store(mut self, store: Arc<SqliteStore>) -> Self {
+impl Builder<PgStore> {
+    /// `postgres://…`: a database that any number of nodes share. Your own tables live in it, beside
+    /// the schema `hapax`. Its connections are closed when the work stops.
+    pub fn database_url(self, url: impl Into<String>) -> Self {
+        self.database(PgOptions::new(url))
+    }
+
+    /// The same with all that can be said of it: how many connections, a Redis in front.
+    pub fn database(mut self, options: PgOptions) -> Self {
+        self.database = Some(options);
+        self
+    }
+}
+
+impl<S: Database> Builder<S> {
+    /// A database that is open already. Whoever opened it closes it.
+    pub fn store(mut self, store: Arc<S>) -> Self {
         self.store = Some(store);
         self
     }
@@ -98,17 +115,22 @@ impl Builder {
     }
 
     /// Adds a source.
-    pub fn source(mut self, source: Source) -> Self {
+    pub fn source(mut self, source: Source<S>) -> Self {
         self.sources.push(source);
         self
     }
 
     /// Checks everything, opens the database and tells it of the handlers. Must be called on the
     /// runtime that will serve it. Nothing is worked on before [`Hapax::run`].
-    pub async fn open(self) -> Result<Hapax, BuildError> {
-        let (store, ours) = match (self.store, self.data_dir) {
+    pub async fn open(self) -> Result<Hapax<S>, BuildError> {
+        let keys_kept =
+            self.sources.iter().map(Source::keys_kept).collect::<Result<Vec<_>, _>>()?;
+        let (store, ours) = match (self.store, self.database) {
             (Some(store), _) => (store, false),
-            (None, Some(directory)) => (super::running::open_store(directory).await?, true),
+            (None, Some(options)) => {
+                let store = S::open(options, keys_kept.into_iter().flatten().min()).await?;
+                (Arc::new(store), true)
+            }
             (None, None) => return Err(BuildError::NoStore),
         };
         let mut plan = Plan {
@@ -119,7 +141,6 @@ impl Builder {
             keep_events: self.keep_events,
             keep_keys: Vec::new(),
             routes: Vec::new(),
-            lanes: Vec::new(),
         };
         for source in self.sources {
             source.plan(&store, &mut plan)?;
@@ -131,17 +152,17 @@ impl Builder {
 /// A sender, and what is done with its events.
 #[derive(Debug)]
 #[must_use = "give it to `Builder::source`"]
-pub struct Source {
+pub struct Source<S: Database = SqliteStore> {
     spec: SourceSpec,
     tenants: Vec<(Tenant, Vec<ActiveSecret>)>,
     rate_limit: Option<Rate>,
     unverified_limit: Option<Rate>,
     mode: Mode,
     keep_keys: Option<Option<Duration>>,
-    handlers: Vec<HandlerSetup>,
+    handlers: Vec<HandlerSetup<S>>,
 }
 
-impl Source {
+impl<S: Database> Source<S> {
     /// A source at `/webhooks/{name}`, for one of the built-in senders (`hapax providers`).
     pub fn new(name: &str, provider: &str) -> Self {
         Self::of(SourceSpec::new(name, provider, Vec::new()))
@@ -216,21 +237,19 @@ impl Source {
     }
 
     /// Adds a handler: its jobs, retries and dead letters are its own.
-    pub fn handler(mut self, handler: HandlerSetup) -> Self {
+    pub fn handler(mut self, handler: HandlerSetup<S>) -> Self {
         self.handlers.push(handler);
         self
     }
 
-    fn plan(mut self, store: &Arc<SqliteStore>, plan: &mut Plan) -> Result<(), BuildError> {
+    fn plan(mut self, store: &Arc<S>, plan: &mut Plan) -> Result<(), BuildError> {
         let name = self.spec.name.clone();
         if matches!(self.mode, Mode::Sync { .. }) && self.handlers.len() != 1 {
             return Err(BuildError::SyncHandlers { source_name: name.to_string() });
         }
         let setups = std::mem::take(&mut self.handlers);
         let sources = self.for_each_tenant()?;
-        let signs_time = sources.iter().all(|source| source.signs_time());
-        let by_default = signs_time.then_some(KEEP_DEFAULT);
-        plan.keep_keys.push((name.clone(), self.keep_keys.unwrap_or(by_default)));
+        plan.keep_keys.push((name.clone(), self.keys_kept()?));
         let mut handlers: Vec<Arc<CoreHandler>> = Vec::new();
         for setup in setups {
             let handler = setup.build(store).map_err(|(handler, error)| {
@@ -243,11 +262,6 @@ impl Source {
             }
             handlers.push(Arc::new(handler));
         }
-        plan.lanes.extend(handlers.iter().map(|handler| LaneSpec {
-            handler: Arc::clone(handler),
-            source: name.clone(),
-            verifiers: sources.clone(),
-        }));
         plan.routes.extend(sources.into_iter().map(|source| RouteSpec {
             source,
             rate_limit: self.rate_limit,
@@ -256,6 +270,15 @@ impl Source {
             mode: self.mode,
         }));
         Ok(())
+    }
+
+    /// How long its keys are kept; `None` is for ever.
+    fn keys_kept(&self) -> Result<Option<Duration>, BuildError> {
+        if let Some(kept) = self.keep_keys {
+            return Ok(kept);
+        }
+        let signs_time = self.for_each_tenant()?.iter().all(|source| source.signs_time());
+        Ok(signs_time.then_some(KEEP_DEFAULT))
     }
 
     /// The source as each tenant has it; as the default one has it where secrets are given for it.
@@ -284,13 +307,13 @@ impl Source {
 /// A handler with its name, the events it is for, and how often it is tried.
 #[derive(Debug)]
 #[must_use = "give it to `Source::handler`"]
-pub struct HandlerSetup {
+pub struct HandlerSetup<S: Database = SqliteStore> {
     name: HandlerName,
-    kind: Kind,
+    kind: Kind<S>,
     types: Vec<String>,
     retry: Vec<Duration>,
     timeout: Option<Duration>,
-    transaction_timeout: Duration,
+    transaction_timeout: Option<Duration>,
     lease: Duration,
     concurrency: usize,
     order: Option<Order>,
@@ -298,13 +321,13 @@ pub struct HandlerSetup {
 }
 
 /// What its jobs run, as far as it is known before there is a store.
-enum Kind {
+enum Kind<S> {
     Core(HandlerKind),
-    Rust(Box<dyn FnOnce(Arc<SqliteStore>, Duration) -> Arc<dyn Code> + Send>),
+    Rust(Box<dyn FnOnce(Arc<S>, Duration) -> Arc<dyn Code> + Send>),
 }
 
 /// A handler in Rust. Its name must stay the same: jobs are found by it after a restart.
-pub fn handler(name: &str, handler: impl Handler) -> HandlerSetup {
+pub fn handler<S: Database>(name: &str, handler: impl Handler<S>) -> HandlerSetup<S> {
     HandlerSetup::new(
         name,
         Kind::Rust(Box::new(|store, transaction_timeout| {
@@ -313,20 +336,20 @@ pub fn handler(name: &str, handler: impl Handler) -> HandlerSetup {
     )
 }
 
-impl HandlerSetup {
+impl<S: Database> HandlerSetup<S> {
     /// SQL or an app behind HTTP, as the server's config has them.
     pub fn of(name: &str, kind: HandlerKind) -> Self {
         Self::new(name, Kind::Core(kind))
     }
 
-    fn new(name: &str, kind: Kind) -> Self {
+    fn new(name: &str, kind: Kind<S>) -> Self {
         Self {
             name: HandlerName::new(name),
             kind,
             types: Vec::new(),
             retry: RETRY_DEFAULT.to_vec(),
             timeout: None,
-            transaction_timeout: SQLITE_TIMEOUT_DEFAULT,
+            transaction_timeout: S::TRANSACTION_TIMEOUT,
             lease: LEASE_DEFAULT,
             concurrency: CONCURRENCY_DEFAULT,
             order: None,
@@ -346,16 +369,16 @@ impl HandlerSetup {
         self
     }
 
-    /// How long one attempt may take: 10 s, of SQL 100 ms, unless this says otherwise.
+    /// How long one attempt may take: 10 s unless this says otherwise, and of SQL on SQLite 100 ms.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// How long a Rust handler's transaction may take: 100 ms unless this says otherwise. Acks wait
-    /// for it.
+    /// How long a Rust handler's transaction may take, within its attempt. On SQLite 100 ms unless
+    /// this says otherwise, because acks wait for it; on PostgreSQL as long as the attempt.
     pub fn transaction_timeout(mut self, timeout: Duration) -> Self {
-        self.transaction_timeout = timeout;
+        self.transaction_timeout = Some(timeout);
         self
     }
 
@@ -384,7 +407,7 @@ impl HandlerSetup {
         self
     }
 
-    fn build(self, store: &Arc<SqliteStore>) -> Result<CoreHandler, (HandlerName, HandlerError)> {
+    fn build(self, store: &Arc<S>) -> Result<CoreHandler, (HandlerName, HandlerError)> {
         let fault = |field, problem: &str, hint: &str| {
             let (problem, hint) = (problem.to_owned(), hint.to_owned());
             (self.name.clone(), HandlerError { field, problem, hint })
@@ -393,6 +416,12 @@ impl HandlerSetup {
             return Err(fault("retry", "no attempt at all", "the first wait may be zero"));
         }
         let types = Types::new(self.types).map_err(|error| (self.name.clone(), error))?;
+        let by_default = match &self.kind {
+            Kind::Core(HandlerKind::Sql(_)) => S::SQL_TIMEOUT,
+            Kind::Core(HandlerKind::Http(_) | HandlerKind::Pull | HandlerKind::Code(_))
+            | Kind::Rust(_) => TIMEOUT_DEFAULT,
+        };
+        let timeout = self.timeout.unwrap_or(by_default);
         let kind = match self.kind {
             Kind::Core(HandlerKind::Pull) => {
                 let hint = "pull workers come through the server's admin API";
@@ -400,14 +429,11 @@ impl HandlerSetup {
             }
             Kind::Core(kind) => kind,
             Kind::Rust(hire) => {
-                HandlerKind::Code(hire(Arc::clone(store), self.transaction_timeout))
+                // No longer than its attempt, and so well below its lease.
+                let time = self.transaction_timeout.unwrap_or(timeout).min(timeout);
+                HandlerKind::Code(hire(Arc::clone(store), time))
             }
         };
-        let by_default = match &kind {
-            HandlerKind::Sql(_) => SQLITE_TIMEOUT_DEFAULT,
-            HandlerKind::Http(_) | HandlerKind::Pull | HandlerKind::Code(_) => TIMEOUT_DEFAULT,
-        };
-        let timeout = self.timeout.unwrap_or(by_default);
         Ok(CoreHandler {
             name: self.name,
             kind,
@@ -422,7 +448,7 @@ impl HandlerSetup {
     }
 }
 
-impl std::fmt::Debug for Kind {
+impl<S> std::fmt::Debug for Kind<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Core(kind) => kind.fmt(f),
@@ -434,12 +460,15 @@ impl std::fmt::Debug for Kind {
 /// Why there is no [`Hapax`].
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
-    /// Neither a directory nor an open database was given.
-    #[error("no database: say `data_dir` or `store`")]
+    /// No database was given.
+    #[error("no database: say `data_dir`, `database_url` or `store`")]
     NoStore,
     /// The database could not be opened.
     #[error("opening the database")]
     Open(#[from] OpenError),
+    /// The shared database could not be opened.
+    #[error("opening the database")]
+    OpenShared(#[from] PgOpenError),
     /// It could not be told of the handlers.
     #[error("telling the database of the handlers")]
     Store(#[from] StoreError),

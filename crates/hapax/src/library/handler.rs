@@ -19,7 +19,8 @@ use serde::de::DeserializeOwned;
 /// ([`Transact::Tx`]): a closure on the one writer of SQLite, an open transaction to await on where
 /// a database has a connection for each handler. Which one a handler is for, its type says.
 ///
-/// It may be called again for the same event: after a failure, a crash, a lost lease. What it
+/// It may be called again for the same event: after a failure, a crash, a lost lease, and within one
+/// attempt where its transaction lost a race against others (a deadlock). What it
 /// commits through `tx` happens once; what it does elsewhere may happen again, and
 /// [`Event::idempotency_key`] is the same each time. To fail, return an error; a panic, more time
 /// than the handler's timeout, and dropping `tx` are failures too.
@@ -139,8 +140,16 @@ impl<S: Transact, H: Handler<S>> Code for Hired<H, S> {
         current: Option<Arc<str>>,
     ) -> Pin<Box<dyn Future<Output = CodeRan> + Send + '_>> {
         Box::pin(async move {
-            let tx = self.store.right(&claim, self.transaction_timeout);
-            match self.handler.handle(Event::of(&claim, current), tx).await {
+            let event = Event::of(&claim, current);
+            let mut races = 0;
+            let ended = loop {
+                let tx = self.store.right(&claim, self.transaction_timeout);
+                match self.handler.handle(event.clone(), tx).await {
+                    Err(failure) if failure.is_race() && races < RACES_MAX => races += 1,
+                    ended => break ended,
+                }
+            };
+            match ended {
                 Ok(committed) if committed.is_of(&claim) => CodeRan::Committed,
                 Ok(_) => failed(Failure::give_up("the handler returned the proof of another job")),
                 Err(failure) => failed(failure),
@@ -148,6 +157,10 @@ impl<S: Transact, H: Handler<S>> Code for Hired<H, S> {
         })
     }
 }
+
+/// How often a handler whose transaction lost a race (a deadlock, say) is called again within its
+/// attempt; its transaction did nothing, and others may have let go by then.
+const RACES_MAX: u32 = 3;
 
 impl<H, S> fmt::Debug for Hired<H, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -2,7 +2,6 @@
 //! front and the runtime around it.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,30 +10,44 @@ use axum::body::Body;
 use axum::extract::{ConnectInfo, OriginalUri, Request};
 use axum::response::Response;
 use axum::routing::any;
-use hapax_core::store::Work as _;
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::{
     BodyLimits, Ingress, Janitor, LaneSpec, Now, Outbound, Retention, RouteSpec, Routes,
     RoutesSpec, Workers,
 };
-use hapax_store::{OpenError, SqliteOptions, SqliteStore};
+use hapax_store::SqliteStore;
 use ipnet::IpNet;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::build::{BuildError, Builder};
+use super::database::Database;
 
 /// Hapax inside an app. Clones share everything.
-#[derive(Debug, Clone)]
-pub struct Hapax {
-    store: Arc<SqliteStore>,
+#[derive(Debug)]
+pub struct Hapax<S: Database = SqliteStore> {
+    store: Arc<S>,
     /// Whether we opened the store, and so close it.
     ours: bool,
-    ingress: Arc<Ingress<SqliteStore>>,
-    workers: Arc<Workers<SqliteStore>>,
-    janitor: Arc<Janitor<SqliteStore>>,
+    ingress: Arc<Ingress<S>>,
+    workers: Arc<Workers<S>>,
+    janitor: Arc<Janitor<S>>,
     drain: Duration,
+}
+
+// By hand: a derived one would ask it of the store.
+impl<S: Database> Clone for Hapax<S> {
+    fn clone(&self) -> Self {
+        Self {
+            store: Arc::clone(&self.store),
+            ours: self.ours,
+            ingress: Arc::clone(&self.ingress),
+            workers: Arc::clone(&self.workers),
+            janitor: Arc::clone(&self.janitor),
+            drain: self.drain,
+        }
+    }
 }
 
 /// What was built, checked.
@@ -46,21 +59,17 @@ pub(super) struct Plan {
     pub(super) keep_events: Option<Duration>,
     pub(super) keep_keys: Vec<(SourceName, Option<Duration>)>,
     pub(super) routes: Vec<RouteSpec>,
-    pub(super) lanes: Vec<LaneSpec>,
 }
 
-impl Hapax {
+impl<S: Database> Hapax<S> {
     /// Begins with a database and sources, ends with [`Builder::open`].
-    pub fn builder() -> Builder {
+    pub fn builder() -> Builder<S> {
         Builder::default()
     }
 
-    pub(super) async fn over(
-        store: Arc<SqliteStore>,
-        ours: bool,
-        plan: Plan,
-    ) -> Result<Self, BuildError> {
+    pub(super) async fn over(store: Arc<S>, ours: bool, plan: Plan) -> Result<Self, BuildError> {
         let now: Now = Arc::new(Timestamp::now);
+        let lanes = LaneSpec::of(&plan.routes);
         let routes = Routes::build(RoutesSpec {
             public_url: plan.public_url,
             trusted_proxies: plan.trusted_proxies,
@@ -73,13 +82,9 @@ impl Hapax {
             Outbound::new()?,
             ingress.bell(),
             Arc::clone(&now),
-            plan.lanes,
+            lanes,
         );
-        let keys = plan.keep_keys.into_iter();
-        let retention = Retention {
-            events: plan.keep_events,
-            keys: keys.filter_map(|(source, kept)| Some((source, kept?))).collect(),
-        };
+        let retention = Retention::new(plan.keep_events, plan.keep_keys);
         // Before the first event: its jobs follow the schedule of handlers that the store knows.
         store.announce(workers.handlers()).await?;
         Ok(Self {
@@ -99,7 +104,7 @@ impl Hapax {
     /// Serve the app with `into_make_service_with_connect_info::<SocketAddr>()`, so that failed
     /// verifications are limited for each client; otherwise all clients count as one. Deadlines for
     /// request heads and limits on connections are the app's server's.
-    pub fn router<S: Clone + Send + Sync + 'static>(&self) -> Router<S> {
+    pub fn router<T: Clone + Send + Sync + 'static>(&self) -> Router<T> {
         let ingress = Arc::clone(&self.ingress);
         let answer = any(move |OriginalUri(whole): OriginalUri, mut request: Request| {
             let ingress = Arc::clone(&ingress);
@@ -152,7 +157,7 @@ impl Hapax {
 
     /// The database: to look at events ([`hapax_core::store::Inspect`]), or to replay and review
     /// them ([`hapax_core::store::Work`]).
-    pub fn store(&self) -> &Arc<SqliteStore> {
+    pub fn store(&self) -> &Arc<S> {
         &self.store
     }
 }
@@ -181,11 +186,4 @@ impl Running {
             std::panic::resume_unwind(panic);
         }
     }
-}
-
-pub(super) async fn open_store(directory: PathBuf) -> Result<Arc<SqliteStore>, OpenError> {
-    let open = move || SqliteStore::open(SqliteOptions::new(directory));
-    let opened = tokio::task::spawn_blocking(open).await;
-    // A task that is not aborted ends, or panics.
-    opened.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic())).map(Arc::new)
 }

@@ -29,7 +29,11 @@ pub(crate) use sender::Sender;
 pub(crate) use wire::{Answer, Wire};
 
 /// Far beyond anything that should happen: whoever waits this long waits for ever.
-pub(crate) const FOREVER: Duration = Duration::from_secs(30);
+pub(crate) const FOREVER: Duration = Duration::from_secs(120);
+
+/// Between two looks at what sends no signal. Without it whoever looks would take the time, on a
+/// machine of few cores, from those who are to do what is waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// The server; the tests of an app with Hapax inside have none.
 const BINARY: Option<&str> = option_env!("CARGO_BIN_EXE_hapax");
@@ -335,6 +339,11 @@ impl Lines {
         find(&guard)
     }
 
+    /// Whether the stream has ended by now.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.0.0.lock().unwrap().ended
+    }
+
     /// Whether the stream ended in time.
     pub(crate) fn wait_for_end(&self) -> bool {
         let guard = self.0.0.lock().unwrap();
@@ -344,7 +353,7 @@ impl Lines {
     }
 }
 
-/// Asks again and again until the answer is `Some`; whoever answers sets the pace.
+/// Asks again and again until the answer is `Some`.
 #[track_caller]
 pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + FOREVER;
@@ -353,7 +362,7 @@ pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
             return answer;
         }
         assert!(Instant::now() < deadline, "never happened: {what}");
-        std::thread::yield_now();
+        std::thread::park_timeout(LOOK_EVERY);
     }
 }
 

@@ -7,6 +7,7 @@
 //! when Redis is not there. A miss proves nothing: then the database decides.
 
 mod entry;
+mod look;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub(crate) use entry::{Entry, Seal};
+pub use look::RedisSight;
 
 use crate::limits::{
     FRONT_ANSWER_MAX, FRONT_ASKED_MAX, FRONT_CONNECT_MAX, FRONT_ENTRY_AGE_MAX, FRONT_LOG_EVERY,
@@ -35,8 +37,23 @@ pub(crate) struct Front {
     told: mpsc::Sender<Telling>,
     age_max: Duration,
     keys_kept: Option<Duration>,
+    counted: Counted,
     stop: CancellationToken,
     tasks: TaskTracker,
+}
+
+/// What questions came to, key by key.
+struct Counted {
+    hit: metrics::Counter,
+    miss: metrics::Counter,
+    failed: metrics::Counter,
+}
+
+impl Counted {
+    fn new() -> Self {
+        let of = |outcome| metrics::counter!("hapax_redis_answers_total", "outcome" => outcome);
+        Self { hit: of("hit"), miss: of("miss"), failed: of("failed") }
+    }
 }
 
 /// Somebody who wants to know what stands under these keys, in their order.
@@ -65,7 +82,7 @@ impl Front {
             client,
             state: Mutex::new(State::Down { until: None }),
             failed: AtomicU32::new(0),
-            said_at: Mutex::new(None),
+            said: Mutex::new(Said { fails_at: None, answers: false }),
         });
         let (asked, questions) = mpsc::channel(FRONT_WAITING_MAX);
         let (told, telling) = mpsc::channel(FRONT_WAITING_MAX);
@@ -74,14 +91,23 @@ impl Front {
         tasks.spawn(tell(Arc::clone(&line), tasks.clone(), telling, age_max, stop.clone()));
         tasks.close();
         line.lift(&tasks);
-        Ok(Self { line, asked, told, age_max, keys_kept, stop, tasks })
+        let counted = Counted::new();
+        Ok(Self { line, asked, told, age_max, keys_kept, counted, stop, tasks })
     }
 
     /// What is known under each key, in their order. Never longer than a moment, never an error.
     pub(crate) async fn ask(&self, seal: &Seal, keys: &[KeyHash]) -> Vec<Option<Entry>> {
-        let mut values = self.values(keys).await.unwrap_or_default().into_iter();
+        let Some(values) = self.values(keys).await else {
+            self.counted.failed.increment(keys.len() as u64);
+            return vec![None; keys.len()];
+        };
+        let mut values = values.into_iter();
         let open = |key: &KeyHash| Entry::open(&values.next()??, seal, key, self.age_max);
-        keys.iter().map(open).collect()
+        let entries: Vec<_> = keys.iter().map(open).collect();
+        let hits = entries.iter().flatten().count() as u64;
+        self.counted.hit.increment(hits);
+        self.counted.miss.increment(keys.len() as u64 - hits);
+        entries
     }
 
     /// None at all where Redis is not to be had. Whoever asks waits for the question that is on its way
@@ -224,8 +250,15 @@ struct Line {
     state: Mutex<State>,
     /// How often it failed since it last answered: it rests longer each time.
     failed: AtomicU32,
+    said: Mutex<Said>,
+}
+
+/// What the log says of it.
+struct Said {
     /// When it was last said that it fails.
-    said_at: Mutex<Option<Instant>>,
+    fails_at: Option<Instant>,
+    /// Whether the last that was said is that it answers.
+    answers: bool,
 }
 
 enum State {
@@ -268,9 +301,7 @@ impl Line {
             let connecting = line.client.get_multiplexed_async_connection_with_config(&config);
             let next = match timeout(FRONT_CONNECT_MAX, connecting).await {
                 Ok(Ok(redis)) => {
-                    if line.failed.load(Ordering::Relaxed) == 0 {
-                        tracing::info!("Redis answers: it may say what is a duplicate");
-                    }
+                    line.say_that_it_answers();
                     State::Up(redis)
                 }
                 Ok(Err(error)) => line.down(error.category()),
@@ -278,6 +309,15 @@ impl Line {
             };
             *line.state() = next;
         });
+    }
+
+    /// Once at first, and then once for each time that it was said to fail.
+    fn say_that_it_answers(&self) {
+        let mut said = self.said.lock().expect("no panic happens under this lock");
+        if !said.answers {
+            said.answers = true;
+            tracing::info!("Redis answers: it may say what is a duplicate");
+        }
     }
 
     /// It answered.
@@ -300,9 +340,9 @@ impl Line {
     /// and then.
     fn down(&self, why: &str) -> State {
         let failed = self.failed.fetch_add(1, Ordering::Relaxed).min(16);
-        let mut said_at = self.said_at.lock().expect("no panic happens under this lock");
-        if said_at.is_none_or(|at| at.elapsed() > FRONT_LOG_EVERY) {
-            *said_at = Some(Instant::now());
+        let mut said = self.said.lock().expect("no panic happens under this lock");
+        if said.fails_at.is_none_or(|at| at.elapsed() > FRONT_LOG_EVERY) {
+            *said = Said { fails_at: Some(Instant::now()), answers: false };
             tracing::warn!("Redis is left alone for a while ({why}): the database answers");
         }
         let rest = FRONT_REST.saturating_mul(1 << failed).min(FRONT_REST_MAX);

@@ -29,6 +29,9 @@ impl Model {
                 (ReplayEffect::WouldRun, Some(job)) => self.again(job, new, ask.force, now),
                 (ReplayEffect::WouldRun | ReplayEffect::Stale, None) => {
                     self.write_jobs(event, std::slice::from_ref(new), now);
+                    if let Some(job) = self.job_for(event, &new.handler) {
+                        self.job_mut(job).forced = ask.force;
+                    }
                 }
                 (ReplayEffect::Stale, Some(job)) => self.overtaken(job, now),
                 (

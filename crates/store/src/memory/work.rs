@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use hapax_core::job::{AfterFailure, AfterLoss, Fence, JobId, Phase, Retry, idempotency_key};
-use hapax_core::order::Guard;
+use hapax_core::order::{Guard, OVERTAKEN};
 use hapax_core::store::{
     AttemptNote, Claim, ClaimAsk, ClaimedEvent, EventId, HandlerRef, HandlerSpec, Held,
     MessageNote, NewMessage, Outcome, Ran,
@@ -162,10 +162,12 @@ impl Model {
         match self.guard_of(of, &rule.policy) {
             Guard::Run => Ok(self.describe(at, of.due_at().unwrap_or(now))),
             Guard::Stale => {
+                self.job_mut(at).uncount();
                 self.close(at, Phase::Stale, now);
                 Err(Ran::Guarded)
             }
             Guard::Hold => {
+                self.job_mut(at).uncount();
                 self.hold(at, &rule, now);
                 self.leave(at, self.jobs[&at].phase, now);
                 Err(Ran::Guarded)
@@ -253,7 +255,11 @@ impl Model {
             | Phase::Dead
             | Phase::Review => {}
         }
-        if self.jobs[&at].taken.is_none() || self.was_passed(at) {
+        if self.jobs[&at].taken.is_none() {
+            return Held::Lost;
+        }
+        if self.was_passed(at) {
+            self.overtaken_at_work(at, now);
             return Held::Lost;
         }
         let job = self.job_mut(at);
@@ -268,6 +274,17 @@ impl Model {
         self.move_mark(at, now);
         self.close(at, Phase::Done, now);
         Held::Kept
+    }
+
+    /// The mark passed a job while it was at work. Where it can only be stale from then on, it is so
+    /// at once: nobody has to wait for the end of its lease.
+    fn overtaken_at_work(&mut self, at: JobNumber, now: Timestamp) {
+        let job = &self.jobs[&at];
+        let Some(rule) = self.order_of(&job.handler) else { return };
+        if job.phase == Phase::Leased && self.guard_of(job, &rule.policy) == Guard::Stale {
+            self.job_mut(at).note("lost", Some(now), Some(OVERTAKEN.to_owned()));
+            self.close(at, Phase::Stale, now);
+        }
     }
 
     /// The same id twice is one message. One that names no tenant is of its event's, so that no
@@ -310,9 +327,7 @@ impl Model {
     pub(super) fn give_back(&mut self, job: JobId, fence: Fence, now: Timestamp) {
         if let Some(at) = self.leased_under(job, fence) {
             let job = self.job_mut(at);
-            job.progress = job.progress.given_back();
-            job.fence = Fence(job.fence.0 + 1);
-            job.taken = None;
+            job.uncount();
             job.due = now;
             self.leave(at, Phase::Ready, now);
         }
@@ -365,6 +380,13 @@ impl Model {
 }
 
 impl Job {
+    /// The claim came to nothing but a look at the job: it was no attempt, and its right is void.
+    fn uncount(&mut self) {
+        self.progress = self.progress.given_back();
+        self.fence = Fence(self.fence.0 + 1);
+        self.taken = None;
+    }
+
     /// Tells how the attempt ended. A later word on the same attempt replaces the earlier one.
     fn note(&mut self, outcome: &str, ended_at: Option<Timestamp>, error: Option<String>) {
         let Some(taken) = &self.taken else { return };

@@ -29,15 +29,37 @@ const CONNECT_MAX: Duration = Duration::from_secs(3);
 /// How long one waits for a connection that others use.
 const LEND_MAX: Duration = Duration::from_secs(5);
 
-/// How long a statement of ours may take on the server: all of them are short, and this lies well
-/// below the shortest lease.
-const STATEMENT_MAX: Duration = Duration::from_secs(10);
+/// How long statements of one kind may take.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    /// On the server.
+    statement: Duration,
+    /// Of that, waiting for a lock.
+    lock: Duration,
+    /// How much longer than the server we wait for its answer before the connection is given up.
+    grace: Duration,
+}
 
-/// How long it may wait for a lock.
-const LOCK_MAX: Duration = Duration::from_secs(5);
+impl Patience {
+    /// All of them are short, and this lies well below the shortest lease.
+    pub(super) const WORK: Self = Self {
+        statement: Duration::from_secs(10),
+        lock: Duration::from_secs(5),
+        grace: Duration::from_secs(2),
+    };
 
-/// How much longer than the server we wait for its answer before the connection is given up.
-const ANSWER_GRACE: Duration = Duration::from_secs(2);
+    /// A sender waits for this one, and whoever comes after it for the writer: both are better off
+    /// with a 503, and a try on a new connection, than behind a server that has fallen silent.
+    pub(super) const INGEST: Self = Self {
+        statement: Duration::from_secs(4),
+        lock: Duration::from_secs(3),
+        grace: Duration::from_millis(500),
+    };
+
+    fn answer(self) -> Duration {
+        self.statement + self.grace
+    }
+}
 
 /// How often a statement is tried that lost a deadlock or a serialization race.
 const TRIES: u32 = 5;
@@ -69,7 +91,7 @@ pub struct PoolSizes {
     pub ingest: usize,
     /// Claims, settling, renewals.
     pub work: usize,
-    /// Transactions of SQL handlers.
+    /// Transactions of SQL and Rust handlers.
     pub handlers: usize,
     /// What people look at, retention, and our own housekeeping.
     pub admin: usize,
@@ -95,11 +117,11 @@ pub(super) struct Pools {
 impl Pools {
     pub(super) fn new(target: &Target, sizes: PoolSizes) -> Result<Self, PgOpenError> {
         Ok(Self {
-            ingest: Lender::new(target, "hapax-ingest", sizes.ingest)?,
-            work: Lender::new(target, "hapax-work", sizes.work)?,
-            handlers: Lender::new(target, "hapax-handlers", sizes.handlers)?,
-            admin: Lender::new(target, "hapax-admin", sizes.admin)?,
-            watch: Lender::new(target, "hapax-watch", 1)?,
+            ingest: Lender::new(target, "hapax-ingest", sizes.ingest, Patience::INGEST)?,
+            work: Lender::new(target, "hapax-work", sizes.work, Patience::WORK)?,
+            handlers: Lender::new(target, "hapax-handlers", sizes.handlers, Patience::WORK)?,
+            admin: Lender::new(target, "hapax-admin", sizes.admin, Patience::WORK)?,
+            watch: Lender::new(target, "hapax-watch", 1, Patience::WORK)?,
         })
     }
 
@@ -122,6 +144,7 @@ impl Pools {
 #[derive(Debug)]
 pub(super) struct Lender {
     pool: Pool,
+    patience: Patience,
 }
 
 impl Lender {
@@ -130,9 +153,17 @@ impl Lender {
         self.pool.status().max_size
     }
 
-    fn new(target: &Target, name: &str, size: usize) -> Result<Self, PgOpenError> {
+    fn new(
+        target: &Target,
+        name: &str,
+        size: usize,
+        patience: Patience,
+    ) -> Result<Self, PgOpenError> {
         let mut config = target.config.clone();
         config.application_name(name);
+        if config.get_tcp_user_timeout().is_none() {
+            config.tcp_user_timeout(patience.answer());
+        }
         let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
         let create_max = target.hosts.patience(&config);
         let manager = Manager::from_connect(config, target.hosts.clone(), manager_config);
@@ -144,28 +175,35 @@ impl Lender {
                 create: Some(create_max),
                 recycle: Some(CONNECT_MAX),
             })
-            .post_create(Hook::async_fn(|client, _| {
+            .post_create(Hook::async_fn(move |client, _| {
                 Box::pin(async move {
-                    let ready = client.simple_query(&session()).await;
+                    let ready = client.simple_query(&session(patience)).await;
                     ready.map(drop).map_err(HookError::Backend)
                 })
             }))
             .build()
             .map_err(|error| PgOpenError::Connect(error.to_string()))?;
-        Ok(Self { pool })
+        Ok(Self { pool, patience })
     }
 
     /// A connection that nobody else uses. The transaction state is idle: nobody gives one back
     /// with a transaction open, see [`Lent`].
     pub(super) async fn lend(&self) -> Result<Lent, PgError> {
         let client = self.pool.get().await?;
-        Ok(Lent { client: Some(client), busy: false })
+        Ok(Lent { client: Some(client), patience: self.patience, busy: false })
+    }
+
+    /// The same for whoever has a deadline of their own: waits as long as others use all of them.
+    pub(super) async fn lend_in_turn(&self) -> Result<Lent, PgError> {
+        let patient = Timeouts { wait: None, ..self.pool.timeouts() };
+        let client = self.pool.timeout_get(&patient).await?;
+        Ok(Lent { client: Some(client), patience: self.patience, busy: false })
     }
 }
 
 /// What every session of ours begins with. At least `synchronous_commit = on`; a server that asks
 /// for more keeps it. The isolation is the one our functions are written for, whatever the default.
-pub(super) fn session() -> String {
+pub(super) fn session(patience: Patience) -> String {
     format!(
         "SET statement_timeout = {}; SET lock_timeout = {}; \
          SET idle_in_transaction_session_timeout = {}; \
@@ -173,9 +211,9 @@ pub(super) fn session() -> String {
          SET client_min_messages = warning; \
          SELECT set_config('synchronous_commit', 'on', false) \
          WHERE current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')",
-        STATEMENT_MAX.as_millis(),
-        LOCK_MAX.as_millis(),
-        STATEMENT_MAX.as_millis(),
+        patience.statement.as_millis(),
+        patience.lock.as_millis(),
+        patience.statement.as_millis(),
     )
 }
 
@@ -184,6 +222,7 @@ pub(super) fn session() -> String {
 #[derive(Debug)]
 pub(super) struct Lent {
     client: Option<Object>,
+    patience: Patience,
     busy: bool,
 }
 
@@ -196,7 +235,7 @@ impl Lent {
     ) -> Result<Vec<Row>, PgError> {
         self.busy = true;
         let client = self.client.as_ref().ok_or(PgError::Gone)?;
-        let answer = tokio::time::timeout(STATEMENT_MAX + ANSWER_GRACE, async {
+        let answer = tokio::time::timeout(self.patience.answer(), async {
             let statement = client.prepare_cached(sql).await?;
             client.query(&statement, values).await
         });
@@ -213,7 +252,7 @@ impl Lent {
     ) -> Result<u64, PgError> {
         self.busy = true;
         let client = self.client.as_ref().ok_or(PgError::Gone)?;
-        let answer = tokio::time::timeout(STATEMENT_MAX + ANSWER_GRACE, async {
+        let answer = tokio::time::timeout(self.patience.answer(), async {
             let statement = client.prepare_cached(sql).await?;
             client.execute(&statement, values).await
         });
@@ -432,9 +471,6 @@ impl Target {
         config.keepalives_idle(Duration::from_secs(5));
         config.keepalives_interval(Duration::from_secs(2));
         config.keepalives_retries(3);
-        if config.get_tcp_user_timeout().is_none() {
-            config.tcp_user_timeout(STATEMENT_MAX + ANSWER_GRACE);
-        }
         let tls = tls::client(mode, roots.as_deref()).map_err(PgOpenError::Url)?;
         let hosts = Hosts::new(tls.map(MakeRustlsConnect::new), CONNECT_MAX);
         Ok(Self { config, hosts })
@@ -443,7 +479,7 @@ impl Target {
     /// What the server says of itself, whether or not we would work on it. The clocks are compared
     /// halfway through the question, so the figure is good to about half the way there and back.
     pub(super) async fn facts(&self) -> Result<Facts, PgOpenError> {
-        let lender = Lender::new(self, "hapax-look", 1)?;
+        let lender = Lender::new(self, "hapax-look", 1, Patience::WORK)?;
         let mut lent = lender.lend().await.map_err(|error| unreachable_server(&error))?;
         let asked = std::time::Instant::now();
         let sql =
@@ -460,8 +496,8 @@ impl Target {
 
     /// Makes sure that this server can keep what we promise.
     pub(super) async fn look(&self) -> Result<(), PgOpenError> {
-        let first = Lender::new(self, "hapax-start", 1)?;
-        let second = Lender::new(self, "hapax-start", 1)?;
+        let first = Lender::new(self, "hapax-start", 1, Patience::WORK)?;
+        let second = Lender::new(self, "hapax-start", 1, Patience::WORK)?;
         let mut lent = first.lend().await.map_err(|error| unreachable_server(&error))?;
         let row = lent
             .raw()

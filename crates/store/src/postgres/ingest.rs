@@ -25,7 +25,7 @@ use super::names::{LaneAt, LaneName};
 use super::partitions;
 use super::row::{Standing, hash_of, of_hash, stamp, text};
 use crate::limits::{
-    BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, CONFLICTS_IN_FULL, WAITING_MAX, WORTH_A_COMMIT,
+    ACK_MAX, BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, CONFLICTS_IN_FULL, WAITING_MAX, WORTH_A_COMMIT,
 };
 use crate::recent::Recent;
 
@@ -42,6 +42,8 @@ pub(super) struct Desk {
 #[derive(Debug)]
 struct Line {
     requests: VecDeque<Waiting>,
+    /// Requests that ever came.
+    brought: u64,
     /// Writers that are committing.
     at_work: usize,
     open: bool,
@@ -64,11 +66,12 @@ struct Waiting {
 
 impl Desk {
     pub(super) fn new() -> Self {
-        let line = Line { requests: VecDeque::new(), at_work: 0, open: true };
+        let line = Line { requests: VecDeque::new(), brought: 0, at_work: 0, open: true };
         Self { waiting: Mutex::new(line), bell: Notify::new() }
     }
 
-    /// Waits for a commit that holds this request. It happens whoever stops waiting.
+    /// Waits for a commit that holds this request, as long as a sender would. It happens whoever stops
+    /// waiting, so its outcome is then unknown.
     pub(super) async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
         let (answer, verdicts) = oneshot::channel();
         {
@@ -79,13 +82,23 @@ impl Desk {
             if line.requests.len() >= WAITING_MAX {
                 return Err(StoreError::Busy);
             }
+            line.brought += 1;
             line.requests.push_back(Waiting { ingest, answer });
             if line.is_worth_it() {
                 self.bell.notify_one();
             }
         }
-        let lost = || StoreError::Unavailable("the commit was broken off".into());
-        verdicts.await.unwrap_or_else(|_| Err(lost()))
+        let lost = |why: &str| Err(StoreError::Unavailable(why.into()));
+        match tokio::time::timeout(ACK_MAX, verdicts).await {
+            Ok(Ok(verdicts)) => verdicts,
+            Ok(Err(_)) => lost("the commit was broken off"),
+            Err(_) => lost("the database did not answer in time"),
+        }
+    }
+
+    /// How many requests ever came.
+    pub(super) fn brought(&self) -> u64 {
+        self.waiting.lock().expect("no panic happens under this lock").brought
     }
 
     /// Nobody is let in any more.

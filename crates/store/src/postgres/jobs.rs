@@ -308,6 +308,18 @@ pub(super) async fn is_done(shared: &Shared, job: JobId) -> Result<bool, PgError
     Ok(rows.first().is_some_and(|row| row.get(0)))
 }
 
+/// Whether a job is done, and by whoever holds this fence.
+pub(super) async fn is_done_under(
+    shared: &Shared,
+    job: JobId,
+    fence: Fence,
+) -> Result<bool, PgError> {
+    let mut lent = shared.pools.work.lend().await?;
+    let ask = "SELECT state = 2 AND fence = $2 FROM hapax.job WHERE job = $1";
+    let rows = lent.query(ask, &[&job.0, &fence.0]).await?;
+    Ok(rows.first().is_some_and(|row| row.get(0)))
+}
+
 /// When there is something to do for a handler, as far as is known.
 pub(super) async fn next_due(
     shared: &Shared,
@@ -351,7 +363,7 @@ fn message(new: &NewMessage) -> Value {
     })
 }
 
-fn without_nul(value: &Value) -> Value {
+pub(super) fn without_nul(value: &Value) -> Value {
     match value {
         Value::String(text) => Value::String(row::text(text)),
         Value::Array(all) => Value::Array(all.iter().map(without_nul).collect()),

@@ -23,6 +23,7 @@ mod row;
 mod run;
 mod shown;
 mod tls;
+mod transact;
 mod work;
 
 use std::fmt;
@@ -41,6 +42,7 @@ use tokio_util::task::TaskTracker;
 
 pub use connect::{PgOpenError, PoolSizes};
 pub use migrate::MigrationStatus;
+pub use transact::{PgDb, PgDbError, PgTx};
 
 use crate::Clock;
 use crate::copies::Copies;

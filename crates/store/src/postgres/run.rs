@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use deadpool_postgres::Object;
 use hapax_core::failpoint;
 use hapax_core::handler::{PostgresType, SqlParameter, SqlProgram};
-use hapax_core::job::Retry;
+use hapax_core::job::{Fence, JobId, Retry};
 use hapax_core::order::{Guard, OrderRule, Position};
 use hapax_core::store::{HandlerRef, Ran, SqlAsk, SqlRan, SqlRun, StoreError};
 use tokio_postgres::error::{ErrorPosition, SqlState};
@@ -25,7 +25,7 @@ use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
 
 use super::Shared;
-use super::connect::{PgError, session};
+use super::connect::{Lent, Patience, PgError, session};
 use super::jobs::{self, Guarded, Settled, Standing, Taken, only, shortened};
 use super::shown::{self, RawValue, Shown};
 use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
@@ -38,7 +38,7 @@ const SLICE_MAX: Duration = Duration::from_millis(500);
 const SENT_TOGETHER: usize = 16;
 
 /// How much longer than the server we wait for the end of a transaction.
-const GRACE: Duration = Duration::from_secs(1);
+pub(super) const GRACE: Duration = Duration::from_secs(1);
 
 /// How often a job that lost a deadlock or a serialization race runs again within its attempt.
 const RACES_MAX: usize = 3;
@@ -56,7 +56,7 @@ pub(super) enum Went {
 
 /// Why a transaction did not go, and nothing of it happened.
 #[derive(Debug)]
-enum NotRun {
+pub(super) enum NotRun {
     /// The statements are wrong, slow, or against a constraint.
     Statement(String),
     /// A fence was lost, or the job is done already.
@@ -239,7 +239,7 @@ impl<'a> Bench<'a> {
         let inside = tokio::time::timeout(limit, async {
             let went = self.inside(client, jobs, current, until).await?;
             failpoint!("worker.before_commit");
-            client.batch_execute("COMMIT").await.map_err(|error| at_commit(&error))?;
+            commit(client).await?;
             failpoint!("worker.after_commit");
             Ok(went)
         });
@@ -248,16 +248,11 @@ impl<'a> Bench<'a> {
             // The connection is closed with whatever is still running on it.
             Err(_) => return Err(NotRun::Statement(self.timed_out())),
         };
-        let keep = match &outcome {
-            Ok(_) => true,
+        match &outcome {
+            Ok(_) => tidy(&mut lent, Left::Ended).await,
             // Its prepared statements may be void.
-            Err(NotRun::Race(_) | NotRun::Outage(_)) => false,
-            Err(NotRun::Statement(_) | NotRun::Fence) => {
-                client.batch_execute("ROLLBACK").await.is_ok()
-            }
-        };
-        if keep && client.batch_execute(&format!("{RESET}{}", session())).await.is_ok() {
-            lent.clean();
+            Err(NotRun::Race(_) | NotRun::Outage(_)) => {}
+            Err(NotRun::Statement(_) | NotRun::Fence) => tidy(&mut lent, Left::Open).await,
         }
         outcome
     }
@@ -269,13 +264,7 @@ impl<'a> Bench<'a> {
         current: Option<&str>,
         until: Instant,
     ) -> Result<Vec<Went>, NotRun> {
-        // Answered before anything else is sent: without a transaction the rest would commit itself.
-        let begin = format!(
-            "BEGIN; SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = 0; \
-             SET LOCAL standard_conforming_strings = on",
-            self.timeout.as_millis().max(1)
-        );
-        client.batch_execute(&begin).await.map_err(|error| ours(error.into()))?;
+        begin(client, self.timeout, "").await?;
         let mut marks = self.marks(client, jobs).await?;
         let statements = self.prepared(client).await?;
         let mut went = Vec::with_capacity(jobs.len());
@@ -290,14 +279,14 @@ impl<'a> Bench<'a> {
                 failpoint!("worker.mid_handler", &job.claim.event.key.event_id);
                 match plan {
                     Guard::Run => {
-                        done.push(job, result);
+                        done.push(job.claim.job, job.claim.fence, result);
                         went.push(Went::Done);
                     }
                     Guard::Stale | Guard::Hold => went.push(Went::Guarded),
                 }
             }
         }
-        self.finish(client, &done).await?;
+        finish(self.shared, client, &done).await?;
         Ok(went)
     }
 
@@ -358,8 +347,8 @@ impl<'a> Bench<'a> {
         statements: &[Statement],
         current: Option<&str>,
     ) -> Result<Vec<Option<String>>, NotRun> {
-        let event = client
-            .prepare_cached("SELECT pg_catalog.set_config('hapax.event', $1, true)")
+        let about = client
+            .prepare_cached("SELECT hapax.works_for($1)")
             .await
             .map_err(|error| ours(error.into()))?;
         let aside = client
@@ -373,9 +362,8 @@ impl<'a> Bench<'a> {
             match plan {
                 Guard::Run => {
                     if self.publishes {
-                        let id = claim.event.id.to_string();
-                        let about = &event;
-                        sent.push(Sent::ours(async move { client.query(about, &[&id]).await }));
+                        let (job, about) = (claim.job.0, &about);
+                        sent.push(Sent::ours(async move { client.query(about, &[&job]).await }));
                     }
                     for (at, statement) in self.program.statements.iter().enumerate() {
                         let values = statement
@@ -429,29 +417,6 @@ impl<'a> Bench<'a> {
         as_text(client, results).await
     }
 
-    /// "Done" for all of them, after every constraint has been checked that waited for the commit.
-    async fn finish(&self, client: &Object, done: &Done) -> Result<(), NotRun> {
-        client
-            .batch_execute("SET CONSTRAINTS ALL IMMEDIATE")
-            .await
-            .map_err(|error| at_commit(&error))?;
-        if done.jobs.is_empty() {
-            return Ok(());
-        }
-        let statement = client
-            .prepare_cached("SELECT hapax.done_all($1, $2, $3, $4)")
-            .await
-            .map_err(|error| ours(error.into()))?;
-        let rows = client
-            .query(&statement, &[&done.jobs, &done.fences, &done.results, &self.shared.now()])
-            .await
-            .map_err(|error| ours(error.into()))?;
-        match only(&rows).map_err(ours)?.get::<_, i32>(0) {
-            0 => Ok(()),
-            _missed => Err(NotRun::Fence),
-        }
-    }
-
     /// An error of the statement at this place in the program.
     fn judged(&self, error: tokio_postgres::Error, at: usize) -> NotRun {
         let Some(db) = error.as_db_error() else { return ours(error.into()) };
@@ -478,18 +443,79 @@ impl<'a> Bench<'a> {
 /// How far each resource has come, as this transaction sees it.
 type Marks = HashMap<(i32, String), Option<Position>>;
 
+/// Begins a handler's transaction, whose statements may each take as long as `timeout`; `more` is said
+/// in the same breath.
+pub(super) async fn begin(client: &Object, timeout: Duration, more: &str) -> Result<(), NotRun> {
+    // Answered before anything else is sent: without a transaction the rest would commit itself.
+    let begin = format!(
+        "BEGIN; SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = 0; \
+         SET LOCAL standard_conforming_strings = on{more}",
+        timeout.as_millis().max(1)
+    );
+    client.batch_execute(&begin).await.map_err(|error| ours(error.into()))
+}
+
+/// "Done" for all of them, after every constraint has been checked that waited for the commit.
+pub(super) async fn finish(shared: &Shared, client: &Object, done: &Done) -> Result<(), NotRun> {
+    client
+        .batch_execute("SET CONSTRAINTS ALL IMMEDIATE")
+        .await
+        .map_err(|error| at_commit(&error))?;
+    if done.jobs.is_empty() {
+        return Ok(());
+    }
+    let statement = client
+        .prepare_cached("SELECT hapax.done_all($1, $2, $3, $4)")
+        .await
+        .map_err(|error| ours(error.into()))?;
+    let rows = client
+        .query(&statement, &[&done.jobs, &done.fences, &done.results, &shared.now()])
+        .await
+        .map_err(|error| ours(error.into()))?;
+    match only(&rows).map_err(ours)?.get::<_, i32>(0) {
+        0 => Ok(()),
+        _missed => Err(NotRun::Fence),
+    }
+}
+
+/// Ends the transaction for good.
+pub(super) async fn commit(client: &Object) -> Result<(), NotRun> {
+    client.batch_execute("COMMIT").await.map_err(|error| at_commit(&error))
+}
+
+/// What a handler left on its connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Left {
+    /// A transaction, to be rolled back.
+    Open,
+    Ended,
+}
+
+/// Makes a connection fit for whoever gets it next; where that fails, nobody does.
+pub(super) async fn tidy(lent: &mut Lent, left: Left) {
+    let Ok(client) = lent.raw() else { return };
+    let rolled_back = match left {
+        Left::Open => client.batch_execute("ROLLBACK").await.is_ok(),
+        Left::Ended => true,
+    };
+    let anew = format!("{RESET}{}", session(Patience::WORK));
+    if rolled_back && client.batch_execute(&anew).await.is_ok() {
+        lent.clean();
+    }
+}
+
 /// What is to be recorded as done.
 #[derive(Debug, Default)]
-struct Done {
+pub(super) struct Done {
     jobs: Vec<Uuid>,
     fences: Vec<i64>,
     results: Vec<Option<String>>,
 }
 
 impl Done {
-    fn push(&mut self, job: &Taken, result: Option<String>) {
-        self.jobs.push(job.claim.job.0);
-        self.fences.push(job.claim.fence.0);
+    pub(super) fn push(&mut self, job: JobId, fence: Fence, result: Option<String>) {
+        self.jobs.push(job.0);
+        self.fences.push(fence.0);
         self.results.push(result.map(|result| shortened(&result, RESULT_CHARS_MAX)));
     }
 }
@@ -609,7 +635,7 @@ fn value(parameter: SqlParameter, job: &Taken, current: Option<&str>) -> Result<
 }
 
 /// An error of a statement of ours, in the handler's transaction.
-fn ours(error: PgError) -> NotRun {
+pub(super) fn ours(error: PgError) -> NotRun {
     match error {
         PgError::Sql(error) => {
             let told = match error.as_db_error() {
@@ -636,23 +662,29 @@ fn at_commit(error: &tokio_postgres::Error) -> NotRun {
 /// Whose error it is.
 fn sorted(error: tokio_postgres::Error, told: String) -> NotRun {
     let Some(db) = error.as_db_error() else { return NotRun::Outage(error.into()) };
-    let code = db.code();
-    let void_plan = *code == SqlState::INVALID_SQL_STATEMENT_NAME
-        || (*code == SqlState::FEATURE_NOT_SUPPORTED && db.message().contains("cached plan"));
-    if *code == SqlState::T_R_SERIALIZATION_FAILURE
-        || *code == SqlState::T_R_DEADLOCK_DETECTED
-        || void_plan
-    {
+    if is_race(&error) {
         NotRun::Race(told)
-    } else if is_outage(code) {
+    } else if is_outage(db.code()) {
         NotRun::Outage(error.into())
     } else {
         NotRun::Statement(told)
     }
 }
 
+/// Whether the same transaction may do better at once.
+pub(super) fn is_race(error: &tokio_postgres::Error) -> bool {
+    error.as_db_error().is_some_and(|db| {
+        let code = db.code();
+        let void_plan = *code == SqlState::INVALID_SQL_STATEMENT_NAME
+            || (*code == SqlState::FEATURE_NOT_SUPPORTED && db.message().contains("cached plan"));
+        *code == SqlState::T_R_SERIALIZATION_FAILURE
+            || *code == SqlState::T_R_DEADLOCK_DETECTED
+            || void_plan
+    })
+}
+
 /// Whether an error is about the server, not about the user's statement.
-fn is_outage(code: &SqlState) -> bool {
+pub(super) fn is_outage(code: &SqlState) -> bool {
     let code = code.code();
     ["08", "53", "57P", "58"].iter().any(|class| code.starts_with(class))
         || ["25006", "XX001", "XX002"].contains(&code)

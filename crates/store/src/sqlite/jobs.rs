@@ -11,8 +11,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::job::{
     AfterFailure, AfterLoss, Fence, HandlerName, JobId, Policy, Progress, Retry, idempotency_key,
+    jittered,
 };
-use hapax_core::order::{Guard, OrderPolicy, Place, Position};
+use hapax_core::order::{Guard, OVERTAKEN, OrderPolicy, Place, Position};
 use hapax_core::store::{
     Claim, ClaimedEvent, HandlerRef, HandlerSpec, Held, NewJob, NewMessage, Outcome,
 };
@@ -284,8 +285,11 @@ impl Lanes {
                 .spec_of(lane)
                 .and_then(|spec| spec.policy.retry.first().copied())
                 .unwrap_or(Duration::ZERO);
-            let due = micros(now).saturating_add(first_wait.as_micros() as i64);
-            let state = if job.hopeless.is_some() { DEAD } else { READY };
+            let wait = jittered(first_wait, self.dice.roll());
+            let (state, due) = match job.hopeless {
+                Some(_) => (DEAD, micros(now)),
+                None => (READY, micros(now).saturating_add(wait.as_micros() as i64)),
+            };
             conn.prepare_cached(include_str!("sql/insert_job.sql"))?.execute((
                 event.seq,
                 lane,
@@ -557,7 +561,10 @@ impl Lanes {
         match outcome {
             Outcome::Done { .. } if row.state == DONE => Ok(Held::Kept),
             // A fence is valid until the next claim, replay or reject: a late "done" still counts.
-            Outcome::Done { .. } if self.was_passed(conn, &row)? => Ok(Held::Lost),
+            Outcome::Done { .. } if self.was_passed(conn, &row)? => {
+                self.overtaken(conn, &row, now)?;
+                Ok(Held::Lost)
+            }
             Outcome::Done { result, publish } if !matches!(row.state, STALE | DISCARDED) => {
                 self.finish(conn, &row, result.as_deref(), now)?;
                 let of = &self.by_lane.get(&lane).expect("a job's lane is known").tenant;
@@ -582,6 +589,29 @@ impl Lanes {
         };
         let mark = marks::mark(conn, job.lane, &place.resource)?;
         Ok(mark.is_some() && !rule.policy.may_settle(mark, place.position))
+    }
+
+    /// The mark passed a job while it was at work. Where it can only be stale from then on, it is so
+    /// at once: nobody has to wait for the end of its lease.
+    pub(super) fn overtaken(
+        &mut self,
+        conn: &Connection,
+        job: &JobRow,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        let Some(place) = job.place.as_ref().filter(|_| job.state == LEASED) else {
+            return Ok(());
+        };
+        if marks::guard(conn, job, &self.policy_of(job.lane), place)? != Guard::Stale {
+            return Ok(());
+        }
+        note_attempt(conn, job, Some(micros(now)), "lost", Some(OVERTAKEN))?;
+        conn.prepare_cached(
+            "UPDATE hapax_job SET state = 3, due_at = ?4, error = ?5
+             WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
+        )?
+        .execute((job.seq, job.lane, job.fence, micros(now), OVERTAKEN))?;
+        marks::ready_next(conn, self, job, now)
     }
 
     /// How order is kept in a lane. One that keeps none any more had marks that only grew.
@@ -716,12 +746,8 @@ impl Lanes {
         if row.fence != fence.0 || row.state != LEASED {
             return Ok(());
         }
-        conn.execute(
-            "UPDATE hapax_job SET state = 0, due_at = ?4, attempt = ?5, fence = fence + 1,
-                 started_at = NULL, worker = NULL
-             WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
-            (seq, lane, row.fence, micros(now), row.progress.given_back().attempt),
-        )?;
+        uncount(conn, &row)?;
+        marks::set_aside(conn, &row, READY, now)?;
         self.wake(lane, micros(now));
         marks::ready_next(conn, self, &row, now)
     }
@@ -773,6 +799,12 @@ impl Lanes {
             }
             if act {
                 self.write(conn, event, std::slice::from_ref(job), now)?;
+                if force {
+                    conn.execute(
+                        "UPDATE hapax_job SET forced = 1 WHERE event_seq = ?1 AND lane = ?2",
+                        (event.seq, lane),
+                    )?;
+                }
             }
             let stale = behind && !force;
             return Ok(Some(if stale { ReplayEffect::Stale } else { ReplayEffect::WouldRun }));
@@ -885,6 +917,16 @@ fn write_message(
         event_seq,
         micros(now),
     ))?;
+    Ok(())
+}
+
+/// The claim came to nothing but a look at the job: it was no attempt, and its right is void.
+pub(super) fn uncount(conn: &Connection, job: &JobRow) -> rusqlite::Result<()> {
+    conn.prepare_cached(
+        "UPDATE hapax_job SET attempt = ?4, fence = fence + 1, started_at = NULL, worker = NULL
+         WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
+    )?
+    .execute((job.seq, job.lane, job.fence, job.progress.given_back().attempt))?;
     Ok(())
 }
 

@@ -17,7 +17,7 @@ use rusqlite::ffi::SQLITE_CORRUPT_VTAB;
 use rusqlite::types::Value;
 use rusqlite::{Connection, ErrorCode, params_from_iter};
 
-use super::jobs::{Asked, JobRow, Lanes, place_of};
+use super::jobs::{Asked, JobRow, Lanes, place_of, uncount};
 use super::marks;
 use super::row::{DONE, LEASED, STALE, micros};
 use super::sandbox::Sandbox;
@@ -231,8 +231,14 @@ impl Bench<'_> {
         let (Some(rule), Some(place)) = (order.cloned(), &job.place) else { return Ok(None) };
         match marks::guard(self.conn, job, &rule.policy, place)? {
             Guard::Run => return Ok(None),
-            Guard::Stale => marks::set_aside(self.conn, job, STALE, now)?,
-            Guard::Hold => marks::hold(self.conn, self.lanes, job, &rule, place, now)?,
+            Guard::Stale => {
+                uncount(self.conn, job)?;
+                marks::set_aside(self.conn, job, STALE, now)?;
+            }
+            Guard::Hold => {
+                uncount(self.conn, job)?;
+                marks::hold(self.conn, self.lanes, job, &rule, place, now)?;
+            }
         }
         // Where the claim had leased the resource, the next of it has nobody left to wait for.
         marks::ready_next_if_free(self.conn, self.lanes, job, now)?;

@@ -39,7 +39,7 @@ fn large(id: &str) -> String {
 }
 
 async fn writable_again(store: &SqliteStore) {
-    tokio::time::timeout(Duration::from_secs(20), async {
+    tokio::time::timeout(crate::harness::FOREVER, async {
         while store.writable().is_err() {
             tokio::task::yield_now().await;
         }
@@ -196,7 +196,7 @@ async fn the_same_hash_for_another_event_stops_the_store_loudly() {
         .expect("inserts");
     let store = place.open();
     store.writer.merge_now();
-    tokio::time::timeout(Duration::from_secs(20), async {
+    tokio::time::timeout(crate::harness::FOREVER, async {
         while !matches!(verdict(&store, &sender, "evt_2").await, Err(StoreError::Closed)) {
             tokio::task::yield_now().await;
         }
@@ -378,7 +378,7 @@ async fn closing_does_not_wait_for_a_disk_that_takes_nothing() {
     // A stop while the disk is full: once with copies still to be counted, once right behind an
     // event whose commit fails.
     let in_time = |store: Arc<SqliteStore>| async move {
-        let closed = tokio::time::timeout(Duration::from_secs(20), store.close()).await;
+        let closed = tokio::time::timeout(crate::harness::FOREVER, store.close()).await;
         closed.expect("closes");
         assert!(store.writable().is_err(), "nobody is told to send here");
         let late = verdict(&store, &Sender::plain(), "evt_1").await;
@@ -426,7 +426,7 @@ async fn a_disk_that_fails_under_a_rust_handler_is_no_verdict_on_its_job() {
     store.ingest(event).await.expect("accepts");
     let ask = ClaimAsk { handler: handler("fee"), limit: 1, worker: "w".into() };
     let claim = store.claim(ask).await.expect("claims").remove(0);
-    let right = || store.right(&claim, Duration::from_secs(1));
+    let right = || store.right(&claim, crate::harness::FOREVER);
     fail_commits(&store).await;
     let hidden = right().commit(|db| {
         db.execute("INSERT INTO mine VALUES (1)", [])?;
@@ -454,6 +454,47 @@ async fn a_disk_that_fails_under_a_rust_handler_is_no_verdict_on_its_job() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_reader_of_rows_says_is_its_own_and_no_failure_of_the_disk() {
+    // It looks things up in another database, which fails; taken for ours, the writer would drop all
+    // memory and reopen a file that nothing is wrong with, at every attempt.
+    let world = World::on_disk();
+    world.announce([spec("fee")]).await;
+    world.accept("evt_1", &[job("fee")]).await;
+    let claim = world.claim_one("fee").await;
+    let elsewhere = || {
+        let code = rusqlite::ffi::SQLITE_IOERR;
+        rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None)
+    };
+    type Read = fn(&Db<'_>, rusqlite::Error) -> Result<(), super::DbError>;
+    let readers: [Read; 2] = [
+        |db, error| {
+            let mut error = Some(error);
+            db.query("SELECT 1", [], |_| error.take().map_or(Ok(()), Err)).map(drop)
+        },
+        |db, error| db.query_row("SELECT 1", [], |_| Err::<(), _>(error)).map(drop),
+    ];
+    for read in readers {
+        let right = world.store.right(&claim, crate::harness::FOREVER);
+        let failed = right.commit(move |db| {
+            read(db, elsewhere())?;
+            Ok(None)
+        });
+        let failed = failed.await;
+        assert!(matches!(failed, Err(TxError::Failed(_))), "{failed:?}");
+        assert!(world.store.writable().is_ok(), "the writer recovers from nothing");
+    }
+    // Nor is it hidden from a handler that goes on all the same.
+    let right = world.store.right(&claim, crate::harness::FOREVER);
+    let gone_on = right.commit(move |db| {
+        let read = db.query_row("SELECT 1", [], |_| Err::<(), _>(elsewhere()));
+        Ok(Some(read.is_err().to_string()))
+    });
+    gone_on.await.expect("commits");
+    assert_eq!(world.job("evt_1", "fee").await.result.as_deref(), Some("true"));
+    world.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rust_handler_that_was_overtaken_commits_nothing() {
     // Its lease ended and newer news was applied: its fence is still the last one given.
     let world = World::on_disk();
@@ -463,9 +504,27 @@ async fn a_rust_handler_that_was_overtaken_commits_nothing() {
     world.pass(LEASE);
     world.accept("v2", &[placed("fee", "po_1", 2)]).await;
     assert_eq!(world.do_all("fee").await, ["v2"]);
-    let late = world.store.right(&overtaken, Duration::from_secs(1)).nothing_to_do("late").await;
+    let late = world.store.right(&overtaken, crate::harness::FOREVER).nothing_to_do("late").await;
     assert!(matches!(late, Err(TxError::FenceLost)), "{late:?}");
     assert!(!world.store.is_done(overtaken.job).await.expect("answers"));
+    world.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pruning_itself_is_no_demand_while_events_and_work_are() {
+    // A janitor that hears itself would pause for ever; one that hears nobody would be in the way.
+    let world = World::on_disk();
+    world.announce([spec("fee")]).await;
+    let demand = || world.store.demand().expect("it knows");
+    let before = demand();
+    let horizon = Horizon { events_before: after(60), keys_before: Vec::new() };
+    world.store.prune(horizon, 10).await.expect("prunes");
+    assert_eq!(demand(), before);
+    world.accept("evt_1", &[job("fee")]).await;
+    let accepted = demand();
+    assert!(accepted > before);
+    world.claim_one("fee").await;
+    assert!(demand() > accepted);
     world.store.close().await;
 }
 

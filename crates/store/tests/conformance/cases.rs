@@ -26,7 +26,7 @@ async fn detail(store: &impl Inspect, name: &str) -> hapax_core::store::EventDet
 
 /// Polls until the copies that are written behind can be seen.
 pub(crate) async fn arrivals_reach(store: &impl Inspect, name: &str, wanted: u64) {
-    tokio::time::timeout(Duration::from_secs(20), async {
+    tokio::time::timeout(crate::harness::FOREVER, async {
         while detail(store, name).await.summary.arrivals < wanted {
             tokio::task::yield_now().await;
         }

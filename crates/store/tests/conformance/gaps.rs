@@ -236,7 +236,7 @@ pub(crate) async fn what_is_at_work_or_due_is_no_gap<S: Working>(world: World<S>
         let told = async {
             tokio::join!(world.store.work_arrived(), world.settle(&fifth, failed(Retry::Never)))
         };
-        tokio::time::timeout(Duration::from_secs(20), told).await.expect("told of the deadline");
+        tokio::time::timeout(crate::harness::FOREVER, told).await.expect("told of the deadline");
         match on_gap {
             OnGap::Go => assert_eq!(world.do_all("fee").await, [format!("{r}6")]),
             OnGap::Review => {
@@ -267,6 +267,21 @@ pub(crate) async fn beyond_hold_max_the_newest_go_to_review<S: Working>(world: W
     let listed = world.store.jobs(filter).await.expect("reads").items;
     let listed: Vec<_> = listed.iter().map(|job| &*job.event_id).collect();
     assert_eq!(listed, ["n5", "n9"]);
+}
+
+pub(crate) async fn a_handler_that_had_no_job_yet_is_forced_too<S: Working>(world: World<S>) {
+    // A handler is added later, and a person forces old news through it: it was told that it would
+    // run, and the guard must not say otherwise when it is claimed.
+    world.announce([ordered("fee", OrderPolicy::Latest)]).await;
+    let version = |n| placed("fee", "po_1", n);
+    let old = world.accept("v1", &[]).await;
+    let plain = world.accept("v2", &[]).await;
+    world.accept("v5", &[version(5)]).await;
+    assert_eq!(world.do_all("fee").await, ["v5"]);
+    assert_eq!(world.replay(plain, &[version(2)], Replay::Plain).await, [ReplayEffect::Stale]);
+    assert_eq!(world.replay(old, &[version(1)], Replay::Force).await, [ReplayEffect::WouldRun]);
+    assert_eq!(world.do_all("fee").await, ["v1"]);
+    assert_eq!(world.job("v2", "fee").await.phase, Phase::Stale);
 }
 
 pub(crate) async fn a_forced_job_keeps_its_resource_and_moves_no_mark_back<S: Working>(

@@ -299,6 +299,9 @@ impl World<PgStore> {
     }
 }
 
+/// Far beyond anything that should happen: whoever waits this long waits for ever.
+pub(crate) const FOREVER: Duration = Duration::from_secs(120);
+
 /// The lease of every handler in the cases, in seconds.
 pub(crate) const LEASE: i64 = 30;
 

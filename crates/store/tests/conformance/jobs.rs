@@ -167,6 +167,34 @@ pub(crate) async fn the_first_attempt_waits_as_well_where_the_schedule_says_so<S
     world.claim_one("fee").await;
 }
 
+pub(crate) async fn jobs_that_came_together_do_not_begin_together<S: Working>(world: World<S>) {
+    // Thirty at the same instant, of a handler that waits before its first attempt: all at once they
+    // would meet an app that was given time to settle. What is hopeless waits for nothing.
+    let mut patient = spec("fee");
+    patient.policy.retry = vec![Duration::from_secs(1_000)];
+    world.announce([patient]).await;
+    let mut waits = Vec::new();
+    let begun = world.clock.now();
+    for n in 0..30 {
+        let id = format!("evt_{n}");
+        world.accept(&id, &[job("fee")]).await;
+        let due = world.job(&id, "fee").await.due_at.expect("it waits");
+        waits.push(due.duration_since(begun).as_secs());
+    }
+    waits.sort_unstable();
+    assert!((800..=1_200).contains(&waits[0]) && (800..=1_200).contains(&waits[29]), "{waits:?}");
+    waits.dedup();
+    assert!(waits.len() > 10, "{waits:?}");
+    let hopeless = NewJob { hopeless: Some("no resource".into()), ..job("fee") };
+    world.accept("hopeless", &[hopeless]).await;
+    assert_eq!(world.job("hopeless", "fee").await.finished_at, Some(begun));
+    let late = world.arrive_late("late", &[job("fee")]).await;
+    let approved = world.store.approve(late, vec![job("fee")], world.by("known")).await;
+    approved.expect("approves");
+    let due = world.job("late", "fee").await.due_at.expect("it waits");
+    assert!((800..=1_200).contains(&due.duration_since(begun).as_secs()), "{due}");
+}
+
 pub(crate) async fn a_late_worker_cannot_settle_a_reclaimed_job<S: Working>(world: World<S>) {
     // It slept past its lease, and wakes when another has the job.
     world.announce([spec("fee")]).await;
@@ -609,7 +637,7 @@ pub(crate) async fn a_waiting_worker_is_told_of_new_work<S: Working>(world: Worl
     let told = async {
         tokio::join!(world.store.work_arrived(), world.accept("evt_1", &fee));
     };
-    tokio::time::timeout(Duration::from_secs(20), told).await.expect("told");
+    tokio::time::timeout(crate::harness::FOREVER, told).await.expect("told");
     let hint = world.store.next_due(&handler("fee")).await.expect("reads");
     assert!(hint.is_some_and(|due| due <= world.clock.now()), "{hint:?}");
 }
@@ -659,7 +687,7 @@ pub(crate) async fn run_claimed<S: Working>(world: &World<S>, claim: &Claim) -> 
         job: claim.job,
         fence: claim.fence,
         program: program(),
-        timeout: Duration::from_secs(5),
+        timeout: crate::harness::FOREVER,
         current: Some("{}".into()),
     };
     world.store.run_claimed(run).await.expect("runs")
@@ -671,7 +699,7 @@ pub(crate) async fn run_sql<S: Working>(world: &World<S>, name: &str) -> usize {
     let mut done = 0;
     loop {
         let claim = ClaimAsk { handler: handler(name), limit: 16, worker: "sql".into() };
-        let ask = SqlAsk { claim, program: program.clone(), timeout: Duration::from_secs(5) };
+        let ask = SqlAsk { claim, program: program.clone(), timeout: crate::harness::FOREVER };
         let ran = world.store.run_sql(ask).await.expect("runs");
         if ran.is_idle() {
             return done;
@@ -714,7 +742,7 @@ pub(crate) async fn sql_work_that_was_lost_is_handed_out_by_itself_and_not_begun
     let mut handed_out = Vec::new();
     for _ in 0..2 {
         let claim = ClaimAsk { handler: handler("fee"), limit: 16, worker: "sql".into() };
-        let ask = SqlAsk { claim, program: program(), timeout: Duration::from_secs(5) };
+        let ask = SqlAsk { claim, program: program(), timeout: crate::harness::FOREVER };
         let ran = world.store.run_sql(ask).await.expect("runs");
         match ran.alone {
             None => assert_eq!((ran.done, ran.events.len()), (1, 1)),
@@ -741,7 +769,7 @@ pub(crate) async fn what_sql_work_ended_is_named<S: Working>(world: World<S>) {
         accepted.push(world.accept(&format!("evt_{n}"), &[job("fee")]).await);
     }
     let claim = ClaimAsk { handler: handler("fee"), limit: 16, worker: "sql".into() };
-    let ask = SqlAsk { claim, program: program(), timeout: Duration::from_secs(5) };
+    let ask = SqlAsk { claim, program: program(), timeout: crate::harness::FOREVER };
     let ran = world.store.run_sql(ask).await.expect("runs");
     assert_eq!((ran.done, ran.events), (5, accepted));
 }

@@ -107,6 +107,7 @@ on_every_working_store! {
         a_claim_counts_before_the_work,
         jobs_come_in_due_order_and_then_in_the_order_of_arrival,
         the_first_attempt_waits_as_well_where_the_schedule_says_so,
+        jobs_that_came_together_do_not_begin_together,
         a_late_worker_cannot_settle_a_reclaimed_job,
         a_slow_worker_is_still_done_while_nobody_else_has_claimed,
         done_is_terminal_and_idempotent_under_its_fence,
@@ -150,6 +151,8 @@ on_every_working_store! {
         a_sequence_without_a_start_begins_with_what_is_claimed_first,
         a_claimed_job_has_its_resource_for_itself_and_moves_its_mark,
         a_claimed_job_that_was_overtaken_while_it_waited_does_nothing,
+        who_was_overtaken_at_work_is_stale_at_once_and_keeps_nobody_waiting,
+        a_look_that_sets_a_job_aside_is_no_attempt,
     }
     gaps {
         a_gap_held_too_long_is_for_a_person_who_may_let_it_run,
@@ -159,6 +162,7 @@ on_every_working_store! {
         a_retry_that_comes_after_the_gap_was_left_is_stale,
         what_is_at_work_or_due_is_no_gap,
         beyond_hold_max_the_newest_go_to_review,
+        a_handler_that_had_no_job_yet_is_forced_too,
         a_forced_job_keeps_its_resource_and_moves_no_mark_back,
         a_worker_that_lost_its_lease_cannot_settle_what_was_passed,
         a_machine_runs_allowed_steps_and_nothing_else,

@@ -67,7 +67,7 @@ const STATEMENT: &str = "INSERT INTO ledger VALUES (:event_id, 'sql')";
 /// Does what is due; how much that was.
 async fn work(hands: Hands, store: &PgStore, sql: &Client) -> Result<usize, StoreError> {
     if hands == Hands::Statements {
-        let ran = store.run_sql(asked(STATEMENT, Duration::from_secs(5))).await?;
+        let ran = store.run_sql(asked(STATEMENT, Duration::from_secs(30))).await?;
         return Ok(ran.done + ran.guarded + ran.failed);
     }
     let claims = claim(store, 4).await;

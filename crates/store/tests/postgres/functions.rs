@@ -198,6 +198,69 @@ async fn a_message_is_published_with_the_commit_and_the_same_id_is_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_app_publishes_beside_a_completion_is_told_of_its_event_and_of_no_other() {
+    // Before and after the completion, inside savepoints; then the same session goes on with what it
+    // has seen, and tries to get into the story of an event that is not its own.
+    let base = Base::new("publish_story", spec(3)).await;
+    for id in ["evt_1", "evt_2", "evt_3"] {
+        base.accept(id, None).await;
+    }
+    let claims = base.claim(3).await;
+    let done = |nth: usize| {
+        format!("SELECT hapax.complete('{}', {})", claims[nth].job.0, claims[nth].fence.0)
+    };
+    let publish = |id: &str| format!("SELECT hapax.publish('fee', '{{}}', id => '{id}')");
+    let told = async |nth: usize| {
+        let event = claims[nth].event.id;
+        let ask = "SELECT string_agg(id, ' ' ORDER BY message) FROM hapax.message";
+        base.one(&format!("{ask} WHERE event = '{event}'")).await
+    };
+    base.sql.batch_execute(&publish("elsewhere")).await.expect("publishes");
+    let steps = [
+        "BEGIN".into(),
+        publish("before"),
+        "SAVEPOINT deep".into(),
+        publish("undone"),
+        "ROLLBACK TO deep".into(),
+        publish("also before"),
+        done(0),
+        "RELEASE deep".into(),
+        publish("after"),
+    ];
+    base.sql.batch_execute(&steps.join(";")).await.expect("works");
+    let word = base.one("SELECT current_setting('hapax.job')").await;
+    base.sql.batch_execute("COMMIT").await.expect("commits");
+    assert_eq!(told(0).await, "before also before after");
+
+    base.sql.batch_execute(&publish("later")).await.expect("publishes");
+    // A word that was good in its own transaction, then one that is made up for another event.
+    for (id, word) in [
+        ("old word", &word),
+        ("made up", &word.replace(&claims[0].job.0.to_string(), &claims[1].job.0.to_string())),
+    ] {
+        let set = format!("SET hapax.job = '{word}'; SET hapax.unlinked = '1'; {}", publish(id));
+        base.sql.batch_execute(&set).await.expect("publishes");
+    }
+    assert_eq!(told(0).await, "before also before after");
+    // A completion that was taken back tells nothing of what comes after it, and one that counts takes
+    // nothing that an earlier transaction left.
+    let steps =
+        ["BEGIN".into(), "SAVEPOINT s".into(), done(1), "ROLLBACK TO s".into(), publish("orphan")];
+    base.sql.batch_execute(&format!("{}; COMMIT", steps.join(";"))).await.expect("works");
+    base.sql.batch_execute(&done(1)).await.expect("completes");
+    assert_eq!(told(1).await, "");
+    base.sql
+        .batch_execute(&format!(
+            "SET hapax.unlinked = '999999999'; BEGIN; {}; {}; COMMIT",
+            publish("own"),
+            done(2)
+        ))
+        .await
+        .expect("works");
+    assert_eq!(told(2).await, "own");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_is_reserved_finished_and_replayed_and_a_crash_frees_it() {
     // Another request under the same key, a crash, and the crashed one coming back.
     let base = Base::new("reserve", spec(3)).await;
@@ -239,6 +302,21 @@ async fn a_key_is_reserved_finished_and_replayed_and_a_crash_frees_it() {
     base.one(&abandon("crashed", &second)).await;
     assert_eq!(reserve("crashed", "two", "60s").await, "fresh", "the key is free");
     assert_eq!(finish("crashed", &second).await, Err("XH001".into()), "no fence comes twice");
+
+    // An answer that nobody could hold would be read back whole by every replay.
+    assert_eq!(reserve("large", "one", "60s").await, "fresh");
+    let (large, scope) = (fence("large").await, "acme POST /charges");
+    for (headers, body, expected) in [
+        ("'{}'", "repeat('x', 1048577)", Some("54000")),
+        ("jsonb_build_object('a', repeat('x', 70000))", "''", Some("54000")),
+        ("'{}'", "repeat('x', 1048576)", None),
+    ] {
+        let ask = format!(
+            "SELECT hapax.finish('{scope}', 'large', {large}, 200, {headers}, {body}::bytea)"
+        );
+        let finished = base.sql.execute(&ask, &[]).await.map_err(|error| code(&error));
+        assert_eq!(finished.err().as_deref(), expected, "{body}");
+    }
 
     let expired =
         "SELECT outcome FROM hapax.reserve('s', 'short', 'x', '1 microsecond', '1 microsecond')";

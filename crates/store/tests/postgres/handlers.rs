@@ -26,7 +26,7 @@ async fn every_event_takes_effect_once_on_whichever_node() {
         tasks.push(tokio::spawn(async move {
             let mut done = 0;
             loop {
-                let ran = run(&store, INSERT, Duration::from_secs(5)).await;
+                let ran = run(&store, INSERT, Duration::from_secs(30)).await;
                 if ran.is_idle() {
                     return done;
                 }
@@ -159,7 +159,7 @@ async fn a_statement_that_takes_too_long_is_a_failed_attempt() {
     let began = Instant::now();
     let slow = "INSERT INTO ledger VALUES (:event_id, ''); SELECT pg_sleep(30)";
     assert_eq!(run(&base.store, slow, Duration::from_millis(200)).await.failed, 1);
-    assert!(began.elapsed() < Duration::from_secs(10));
+    assert!(began.elapsed() < Duration::from_secs(30), "it slept to its end");
     assert_eq!(base.error().await, "timed out after 200ms");
     assert_eq!(base.one("SELECT count(*)::text FROM ledger").await, "0");
     base.accept("next", None).await;
@@ -213,11 +213,9 @@ async fn the_result_is_the_first_value_of_the_last_statement_whatever_its_type()
     for (n, (sql, expected)) in cases.into_iter().enumerate() {
         base.accept(&format!("evt_{n}"), None).await;
         assert_eq!(base.drain(sql).await, (1, 0, 0), "{sql}");
-        let rows = base
-            .sql
-            .query("SELECT result FROM hapax.job ORDER BY due_at DESC LIMIT 1", &[])
-            .await
-            .expect("reads");
+        let of = "SELECT j.result FROM hapax.job j JOIN hapax.event e ON e.id = j.event
+                  WHERE convert_from(e.event_id, 'UTF8') = $1";
+        let rows = base.sql.query(of, &[&format!("evt_{n}")]).await.expect("reads");
         assert_eq!(rows[0].get::<_, Option<&str>>(0), expected, "{sql}");
     }
 }
@@ -226,7 +224,7 @@ async fn the_result_is_the_first_value_of_the_last_statement_whatever_its_type()
 async fn run_all(store: &PgStore, url: &str, sql: &str) {
     let looks = connect(url).await;
     until("all is done", || async {
-        run(store, sql, Duration::from_secs(5)).await;
+        run(store, sql, Duration::from_secs(30)).await;
         let open = "SELECT count(*) FROM hapax.job WHERE state NOT IN (2, 3)";
         looks.query_one(open, &[]).await.expect("counts").get::<_, i64>(0) == 0
     })

@@ -9,6 +9,7 @@ mod crowd;
 mod functions;
 mod handlers;
 mod retention;
+mod transact;
 mod views;
 mod work;
 
@@ -26,6 +27,9 @@ use hapax_sim::Postgres;
 use hapax_store::{PgOptions, PgStore};
 use harness::{Sender, body, noon};
 use tokio_postgres::{Client, NoTls};
+
+/// Far beyond anything that should happen: whoever waits this long waits for ever.
+const FOREVER: Duration = Duration::from_secs(120);
 
 /// A database of its own, and one node on it.
 struct Base {
@@ -112,7 +116,7 @@ impl Base {
     }
 
     async fn run(&self, sql: &str) -> SqlRan {
-        run(&self.store, sql, Duration::from_secs(5)).await
+        run(&self.store, sql, Duration::from_secs(30)).await
     }
 
     /// Runs until nothing is due.
@@ -168,7 +172,7 @@ async fn run(store: &PgStore, sql: &str, timeout: Duration) -> SqlRan {
 async fn until<F: Future<Output = bool>>(what: &str, mut look: impl FnMut() -> F) {
     let began = Instant::now();
     while !look().await {
-        assert!(began.elapsed() < Duration::from_secs(20), "never: {what}");
+        assert!(began.elapsed() < FOREVER, "never: {what}");
         tokio::task::yield_now().await;
     }
 }

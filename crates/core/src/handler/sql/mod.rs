@@ -98,15 +98,26 @@ impl fmt::Display for SqlPlace {
 impl SqlProgram {
     /// Splits `text` at its semicolons and finds the parameters of each statement.
     pub fn parse(text: &str, dialect: Dialect) -> Result<Self, SqlError> {
-        read::program(text, dialect).map_err(|tokens::Fault { at, problem, hint }| {
-            let SqlPlace { line, column } = SqlPlace::START.after(&text[..at]);
-            SqlError { line, column, problem, hint }
-        })
+        read::program(text, dialect).map_err(|fault| fault.located(text))
+    }
+
+    /// Whether `text`, one statement with the database's own parameters, may begin as it does: it
+    /// neither ends the transaction nor touches schema or session. For those who run statements one
+    /// by one; that it is only one, the database sees to.
+    pub fn may_begin(text: &str, dialect: Dialect) -> Result<(), SqlError> {
+        read::beginning(text, dialect).map_err(|fault| fault.located(text))
     }
 
     /// Whether any statement has this parameter.
     pub fn uses(&self, parameter: SqlParameter) -> bool {
         self.statements.iter().any(|statement| statement.parameters.contains(&parameter))
+    }
+}
+
+impl tokens::Fault {
+    fn located(self, text: &str) -> SqlError {
+        let SqlPlace { line, column } = SqlPlace::START.after(&text[..self.at]);
+        SqlError { line, column, problem: self.problem, hint: self.hint }
     }
 }
 

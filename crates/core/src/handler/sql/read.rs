@@ -50,9 +50,30 @@ pub(super) fn program(text: &str, dialect: Dialect) -> Result<SqlProgram, Fault>
         statements.push(draft.finish(nth)?);
     }
     if statements.is_empty() {
-        return Err(Fault::new(0, "there is no statement", "such as INSERT INTO … VALUES (:id)"));
+        return Err(no_statement());
     }
     Ok(SqlProgram { statements })
+}
+
+/// Reads one statement as far as its first word: whether it may begin so.
+pub(super) fn beginning(text: &str, dialect: Dialect) -> Result<(), Fault> {
+    let mut tokens = Tokens::new(text, dialect);
+    while let Some((range, token)) = tokens.next()? {
+        let piece = &text[range.clone()];
+        match token {
+            Token::Blank => {}
+            Token::Word | Token::Quoted | Token::Sign if is_opening(dialect, piece) => {}
+            Token::Word | Token::Quoted | Token::Sign | Token::Semicolon | Token::Parameter => {
+                let verb = Verb::of(dialect, piece);
+                return verb.map(drop).ok_or_else(|| no_verb(dialect, 1, range.start, piece));
+            }
+        }
+    }
+    Err(no_statement())
+}
+
+fn no_statement() -> Fault {
+    Fault::new(0, "there is no statement", "such as INSERT INTO … VALUES (:id)")
 }
 
 /// How a statement may begin, on each database.

@@ -191,7 +191,8 @@ CREATE TABLE hapax.action (
 );
 CREATE INDEX action_event ON hapax.action (event);
 
--- The outbox: a message is recorded with the commit that publishes it, or not at all.
+-- The outbox: a message is recorded with the commit that publishes it, or not at all. written_in is
+-- the transaction that did, so that a job completed in it can find what was published for it.
 CREATE TABLE hapax.message (
     message     bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     tenant      text   NOT NULL,
@@ -202,6 +203,7 @@ CREATE TABLE hapax.message (
     api_version text,
     event       uuid,
     created_at  timestamptz NOT NULL DEFAULT statement_timestamp(),
+    written_in  xid8   NOT NULL DEFAULT pg_current_xact_id(),
     UNIQUE (tenant, id)
 );
 CREATE INDEX message_event ON hapax.message (event) WHERE event IS NOT NULL;

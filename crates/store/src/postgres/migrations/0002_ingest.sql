@@ -49,6 +49,13 @@ RETURN pg_catalog.encode(
             PLACING pg_catalog.substring(pg_catalog.int4send(lane), 2, 3) FROM 14), 'hex'
 )::pg_catalog.uuid;
 
+-- When a new job is due: after the first wait of its schedule, ±20 %, so that what came together does
+-- not come due together; one that is buried as it comes (state 4), at once.
+CREATE FUNCTION hapax.first_due(at timestamptz, retry bigint[], state smallint) RETURNS timestamptz
+LANGUAGE sql VOLATILE PARALLEL SAFE
+RETURN at + retry[1] * CASE state WHEN 4 THEN 0 ELSE 0.8 + 0.4 * pg_catalog.random() END
+    * interval '1 microsecond';
+
 -- Keeps: one Event per (tenant, source, event id), with its jobs, in the cases that take more than a
 -- look: late ones, replays, derived keys, conflicts. The unique hash decides every race: whoever
 -- loses it looks again. Rows come sorted by hash, so that two batches seldom wait in a circle.
@@ -187,8 +194,7 @@ BEGIN
             INSERT INTO hapax.job (job, event, handler, lane, state, due_at, resource, position,
                                    error)
             SELECT hapax.job_id(decided_id, j.lane), decided_id, j.handler, j.lane, j.state,
-                   coalesce(now_at, statement_timestamp())
-                       + h.retry[1] * interval '1 microsecond',
+                   hapax.first_due(coalesce(now_at, statement_timestamp()), h.retry, j.state),
                    j.resource, j.position, j.error
             FROM unnest(job_rows, job_handlers, job_lanes, job_states, job_resources,
                         job_positions, job_errors)

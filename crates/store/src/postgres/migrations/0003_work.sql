@@ -521,20 +521,78 @@ END $$;
 
 -- Records a message with the commit that publishes it. The same id twice is one message; who
 -- publishes under a key waits for whoever does so too, so that the order of commits is that of the
--- numbers.
+-- numbers. hapax.unlinked: from which number on this transaction has messages of no event.
 CREATE FUNCTION hapax.write_message(
     of_tenant text, of_id text, of_type text, of_data jsonb, of_key text, of_version text,
     of_event uuid, at timestamptz)
 RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    written bigint;
+    first CONSTANT text := current_setting('hapax.unlinked', true);
 BEGIN
     IF of_key IS NOT NULL THEN
         PERFORM pg_advisory_xact_lock(hashtextextended(of_key, hashtextextended(of_tenant, 0)));
     END IF;
     INSERT INTO hapax.message (tenant, id, type, data, key, api_version, event, created_at)
     VALUES (of_tenant, of_id, of_type, of_data, of_key, of_version, of_event, at)
-    ON CONFLICT (tenant, id) DO NOTHING;
+    ON CONFLICT (tenant, id) DO NOTHING
+    RETURNING message INTO written;
+    IF of_event IS NULL AND written IS NOT NULL AND (
+        CASE WHEN first ~ '^[0-9]{1,18}$' THEN first::bigint > written ELSE true END)
+    THEN
+        PERFORM set_config('hapax.unlinked', written::text, true);
+    END IF;
     RETURN of_id;
+END $$;
+
+-- What tells which job a transaction works for. Sealed under a key that only this schema's owner can
+-- read, and over the transaction: what a session sets by hand, or leaves behind, counts for nothing.
+CREATE FUNCTION hapax.seal_of(of_job uuid) RETURNS text
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT encode(sha256(
+        e.cache_key || uuid_send(of_job) || convert_to(pg_current_xact_id()::text, 'UTF8')), 'hex')
+    FROM hapax.epoch e;
+$$;
+
+-- From here to its end, what this transaction publishes is told of in the story of this job's event.
+CREATE FUNCTION hapax.works_for(of_job uuid) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT set_config('hapax.job', of_job || ' ' || hapax.seal_of(of_job), true);
+$$;
+
+-- The event that this transaction works for; null where nobody said so.
+CREATE FUNCTION hapax.worked_for() RETURNS uuid
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    said CONSTANT text := current_setting('hapax.job', true);
+    of_event uuid;
+BEGIN
+    IF said ~ '^[0-9a-f-]{36} [0-9a-f]{64}$' AND substr(said, 38) = hapax.seal_of(left(said, 36)::uuid)
+    THEN
+        SELECT j.event INTO of_event FROM hapax.job j WHERE j.job = left(said, 36)::uuid;
+    END IF;
+    RETURN of_event;
+END $$;
+
+-- Keeps: messages that this very transaction published before it completed a job are told of in the
+-- story of its event. hapax.unlinked, where the search begins, is a hint; written_in decides.
+CREATE FUNCTION hapax.adopt(of_job uuid) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    first CONSTANT text := current_setting('hapax.unlinked', true);
+BEGIN
+    IF first ~ '^[0-9]{1,18}$' THEN
+        UPDATE hapax.message m SET event = j.event
+        FROM hapax.job j
+        WHERE j.job = of_job AND m.message >= first::bigint AND m.event IS NULL
+          AND m.written_in = pg_current_xact_id();
+        PERFORM set_config('hapax.unlinked', '', true);
+    END IF;
+    PERFORM hapax.works_for(of_job);
 END $$;
 
 -- Keeps: "done" once per fence, with the mark. A fence is good until the next claim, replay or
@@ -549,6 +607,7 @@ DECLARE
     j hapax.job;
     mark bigint;
     verdict smallint;
+    overtaken CONSTANT text := 'newer news of its resource was applied meanwhile';
 BEGIN
     SELECT * INTO j FROM hapax.job x WHERE x.job = of_job FOR UPDATE;
     IF NOT FOUND OR j.fence IS DISTINCT FROM of_fence OR j.started_at IS NULL THEN
@@ -570,6 +629,14 @@ BEGIN
         IF h.policy IS NOT NULL AND mark IS NOT NULL AND NOT j.forced THEN
             verdict := hapax.guard(h, mark, j.position);
             IF verdict = 1 OR (h.policy = 2 AND verdict <> 0) THEN
+                IF verdict = 1 AND j.state = 1 THEN
+                    -- It can only be stale from now on: nobody has to wait for the end of its lease.
+                    -- In a transaction of effects this goes with them, and the next claim says so.
+                    PERFORM hapax.note_attempt(j, 'lost', at, overtaken);
+                    UPDATE hapax.job SET state = 3, due_at = at, exclusive = false, error = overtaken
+                    WHERE job = of_job;
+                    PERFORM hapax.ready_next(h, j.lane, j.resource, at);
+                END IF;
                 RETURN 0;
             END IF;
         END IF;
@@ -739,7 +806,8 @@ BEGIN
 END $$;
 
 -- In the transaction of the work, under the lock of its mark: a job that is not to run is recorded as
--- stale or held. False: the fence is lost.
+-- stale or held. It was looked at, not attempted: the claim is uncounted, its right void. False: the
+-- fence is lost.
 CREATE FUNCTION hapax.set_aside(
     of_job uuid, of_fence bigint, to_hold boolean, now_at timestamptz DEFAULT NULL)
 RETURNS boolean
@@ -754,6 +822,9 @@ BEGIN
         RETURN false;
     END IF;
     SELECT * INTO h FROM hapax.handler x WHERE x.handler = j.handler;
+    UPDATE hapax.job SET attempt = greatest(attempt - 1, 0), fence = fence + 1, started_at = NULL,
+        worker = NULL
+    WHERE job = of_job;
     IF to_hold THEN
         PERFORM hapax.hold(h, j, at);
     ELSE
@@ -886,10 +957,10 @@ RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     INSERT INTO hapax.job (job, event, handler, lane, state, due_at, resource, position, error)
     SELECT hapax.job_id(of_event, l.lane), of_event, l.handler, l.lane,
-        CASE WHEN n.hopeless IS NULL THEN 0 ELSE 4 END,
-        CASE WHEN n.hopeless IS NULL THEN at + h.retry[1] * interval '1 microsecond' ELSE at END,
+        s.state, hapax.first_due(at, h.retry, s.state),
         n.resource, n.place, n.hopeless
     FROM unnest(lanes, resources, places, hopeless) n (lane, resource, place, hopeless)
+    CROSS JOIN LATERAL (SELECT CASE WHEN n.hopeless IS NULL THEN 0 ELSE 4 END::smallint) s (state)
     JOIN hapax.lane l ON l.lane = n.lane
     JOIN hapax.handler h ON h.handler = l.handler
     ON CONFLICT (job) DO NOTHING;
@@ -941,6 +1012,9 @@ BEGIN
         IF NOT is_there AND effect IN (0, 2) THEN
             PERFORM hapax.write_jobs(
                 of_event, ARRAY[n.lane], ARRAY[n.resource], ARRAY[n.place], ARRAY[n.hopeless], at);
+            IF force THEN
+                UPDATE hapax.job SET forced = true WHERE job = hapax.job_id(of_event, n.lane);
+            END IF;
         ELSIF effect = 2 AND j.state = 4 THEN
             -- Newer news was applied while it lay dead: nobody has to decide about it any more.
             UPDATE hapax.job SET state = 3, due_at = at WHERE job = j.job;

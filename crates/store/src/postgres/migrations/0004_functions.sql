@@ -5,7 +5,8 @@
 -- They hold only the rows that they are about until the caller commits: one job, the mark of its
 -- resource, one key.
 
--- Keeps: effects beside this commit only if the fence still holds, and once per fence.
+-- Keeps: effects beside this commit only if the fence still holds, and once per fence. What the same
+-- transaction published, before or after, is told of in the story of the event.
 CREATE FUNCTION hapax.complete(job uuid, fence bigint, result text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -15,7 +16,7 @@ BEGIN
     END IF;
     CASE hapax.done(complete.job, complete.fence, complete.result, statement_timestamp())
         WHEN 1, 3 THEN
-            RETURN;
+            PERFORM hapax.adopt(complete.job);
         WHEN 2 THEN
             RAISE EXCEPTION 'job % was completed before under fence %', complete.job, complete.fence
                 USING ERRCODE = 'XH001';
@@ -55,8 +56,6 @@ CREATE FUNCTION hapax.publish(
     id text DEFAULT NULL, api_version text DEFAULT NULL)
 RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    about CONSTANT text := nullif(current_setting('hapax.event', true), '');
 BEGIN
     IF publish.type IS NULL OR publish.data IS NULL OR publish.tenant IS NULL THEN
         RAISE EXCEPTION 'hapax.publish: type, data and tenant must not be null'
@@ -76,7 +75,7 @@ BEGIN
     RETURN hapax.write_message(
         publish.tenant, coalesce(publish.id, 'msg_' || replace(gen_random_uuid()::text, '-', '')),
         publish.type, publish.data, publish.key, publish.api_version,
-        CASE WHEN about ~ '^[0-9a-f-]{36}$' THEN about::uuid END, statement_timestamp());
+        hapax.worked_for(), statement_timestamp());
 END $$;
 
 -- Idempotency-Keys: reserved, then finished with an answer, or abandoned. fence comes from a sequence,
@@ -161,6 +160,7 @@ BEGIN
 END $$;
 
 -- Keeps: one answer per fence. A second call raises, so that effects repeated beside it roll back.
+-- The answer is bounded: it is kept for the whole ttl, and read back at once.
 CREATE FUNCTION hapax.finish(
     scope text, key text, fence bigint, status integer, headers jsonb, body bytea)
 RETURNS void
@@ -173,6 +173,10 @@ BEGIN
     ELSIF finish.status NOT BETWEEN 100 AND 599 THEN
         RAISE EXCEPTION 'hapax.finish: % is no status', finish.status
             USING ERRCODE = 'invalid_parameter_value';
+    ELSIF octet_length(finish.body) > 1048576 OR octet_length(finish.headers::text) > 65536 THEN
+        RAISE EXCEPTION 'hapax.finish: at most 1 MiB of body and 64 KiB of headers'
+            USING ERRCODE = 'program_limit_exceeded',
+                  HINT = 'Store a reference to it, and let the replay fetch it.';
     END IF;
     UPDATE hapax.reservation x
     SET status = finish.status, headers = coalesce(finish.headers, '{}'),

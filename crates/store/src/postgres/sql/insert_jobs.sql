@@ -4,8 +4,7 @@
     -- would find must not be promised.
     INSERT INTO hapax.job (job, event, handler, lane, state, due_at, resource, position, error)
     SELECT hapax.job_id(a.id, j.lane), a.id, j.handler, j.lane, j.state,
-           coalesce($23::timestamptz, statement_timestamp())
-               + h.retry[1] * interval '1 microsecond',
+           hapax.first_due(coalesce($23::timestamptz, statement_timestamp()), h.retry, j.state),
            j.resource, j.position, j.error
     FROM unnest($16::integer[], $17::integer[], $18::integer[], $19::smallint[], $20::text[],
                 $21::bigint[], $22::text[])

@@ -1,0 +1,426 @@
+//! Handlers in Rust on PostgreSQL: an open transaction over the user's tables, whose commit also
+//! records "done", if the fence still holds.
+//!
+//! Begin, "done", the mark, the commit and what is undone on the connection afterwards are those of
+//! SQL handlers ([`super::run`]). What is here is what an open transaction adds: between two
+//! statements the user's code may do anything, or never come back.
+
+use std::fmt;
+use std::mem;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::Tenant;
+use hapax_core::failpoint;
+use hapax_core::handler::{Dialect, SqlError, SqlProgram};
+use hapax_core::job::{Fence, JobId};
+use hapax_core::store::{Claim, NewMessage, StoreError};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, error::Elapsed, timeout, timeout_at};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Row, Statement};
+
+use super::connect::{Lent, PgError};
+use super::run::{self, Done, GRACE, Left, NotRun};
+use super::{PgStore, Shared, jobs, row};
+use crate::limits::{HANDLER_IDLE_MIN, HANDLER_STATEMENTS_MAX};
+use crate::transact::{Committed, Failure, Transact, TxError};
+
+/// The right to commit the effects of one claim, once. Nothing is open yet: compute, call others and
+/// take your time first, then [`PgTx::begin`].
+///
+/// A handler that drops it has failed.
+#[must_use = "without a commit the attempt has failed"]
+pub struct PgTx {
+    shared: Arc<Shared>,
+    right: Right,
+}
+
+/// What a commit goes by.
+#[derive(Debug, Clone)]
+struct Right {
+    job: JobId,
+    fence: Fence,
+    tenant: Tenant,
+    timeout: Duration,
+}
+
+impl Transact for PgStore {
+    type Tx = PgTx;
+
+    fn right(self: &Arc<Self>, claim: &Claim, timeout: Duration) -> PgTx {
+        let tenant = claim.event.key.tenant.clone();
+        let right = Right { job: claim.job, fence: claim.fence, tenant, timeout };
+        PgTx { shared: Arc::clone(&self.shared), right }
+    }
+}
+
+impl PgTx {
+    /// Opens the transaction, if the claim still holds, on a connection that is kept for handlers; as
+    /// long as others use all of them, this waits.
+    ///
+    /// From here on the time of the handler's transactions runs, and rows that it touches are locked:
+    /// no network, no sleep, nothing but SQL and arithmetic.
+    pub async fn begin(self) -> Result<PgDb, TxError> {
+        if self.shared.closing.is_cancelled() {
+            return Err(StoreError::Closed.into());
+        }
+        let began = match self.open().await {
+            // The connection may have died while nobody used it, and nothing is begun.
+            Err(NotRun::Outage(_)) => self.open().await,
+            began => began,
+        };
+        began.map_err(TxError::from)
+    }
+
+    /// Records "done" for an event that needs no effect.
+    pub async fn nothing_to_do(self, result: impl Into<String>) -> Result<Committed, TxError> {
+        self.begin().await?.commit(Some(result.into())).await
+    }
+
+    async fn open(&self) -> Result<PgDb, NotRun> {
+        let Right { job, fence, timeout: time, .. } = &self.right;
+        let lent = self.shared.pools.handlers.lend_in_turn().await.map_err(NotRun::Outage)?;
+        let mut db = PgDb {
+            lent: Some(lent),
+            shared: Arc::clone(&self.shared),
+            right: self.right.clone(),
+            until: Instant::now() + *time,
+            standing: Standing::Sent,
+        };
+        // A node that stops in the middle must not keep the rows of others locked.
+        let more = format!(
+            "; SET LOCAL idle_in_transaction_session_timeout = {}; \
+             SELECT hapax.works_for('{}')",
+            time.max(&HANDLER_IDLE_MIN).as_millis(),
+            job.0
+        );
+        let held = timeout(*time + GRACE, async {
+            let client = db.lent()?.raw()?;
+            run::begin(client, *time, &more).await?;
+            let ask = "SELECT FROM hapax.job \
+                       WHERE job = $1 AND fence = $2 AND state NOT IN (2, 3, 8)";
+            let ask = client.prepare_cached(ask).await.map_err(|error| run::ours(error.into()))?;
+            let rows = client.query(&ask, &[&job.0, &fence.0]).await;
+            Ok::<_, NotRun>(rows.map_err(|error| run::ours(error.into()))?.len() == 1)
+        });
+        let held = held.await.map_err(|_: Elapsed| NotRun::Outage(PgError::Silent))??;
+        db.standing = Standing::Open;
+        if held { Ok(db) } else { Err(NotRun::Fence) }
+    }
+}
+
+impl fmt::Debug for PgTx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.right.fmt(f)
+    }
+}
+
+/// The user's tables, inside the transaction that [`PgDb::commit`] ends.
+///
+/// One statement at a time, with `$1`, `$2` … for its parameters, under the limits of SQL handlers: no
+/// transaction control, no change of the schema or the session. Once one has failed, nothing of the
+/// transaction can be committed. Dropping this rolls everything back.
+#[must_use = "without a commit everything is rolled back"]
+pub struct PgDb {
+    /// There until this is dropped or the connection is on its way back.
+    lent: Option<Lent>,
+    shared: Arc<Shared>,
+    right: Right,
+    /// When its time is used up.
+    until: Instant,
+    standing: Standing,
+}
+
+/// What is known of the transaction.
+#[derive(Debug)]
+enum Standing {
+    Open,
+    /// A statement is on its way, or was when somebody stopped waiting for its answer.
+    Sent,
+    /// A statement failed, and why; the connection is sound.
+    Failed(String),
+    /// The same, and the connection is of no use any more.
+    Spoilt(String),
+    /// The connection or the database is gone.
+    Gone(String),
+    Committed,
+}
+
+impl PgDb {
+    /// Runs one statement and says how many rows it touched.
+    pub async fn execute(
+        &mut self,
+        sql: &str,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, PgDbError> {
+        let statement = self.prepared(sql).await?;
+        let cut_at = self.until + GRACE;
+        let ran = timeout_at(cut_at, self.lent()?.raw()?.execute(&statement, params)).await;
+        self.judged(ran)
+    }
+
+    /// Every row of a query.
+    pub async fn query(
+        &mut self,
+        sql: &str,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, PgDbError> {
+        let statement = self.prepared(sql).await?;
+        let cut_at = self.until + GRACE;
+        let ran = timeout_at(cut_at, self.lent()?.raw()?.query(&statement, params)).await;
+        self.judged(ran)
+    }
+
+    /// The first row of a query, if there is one.
+    pub async fn query_row(
+        &mut self,
+        sql: &str,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<Row>, PgDbError> {
+        Ok(self.query(sql, params).await?.into_iter().next())
+    }
+
+    /// Publishes a message with this commit, or not at all. The same id twice is one message. One
+    /// with a key makes others with that key wait for this commit: publish last.
+    pub async fn publish(&mut self, message: &NewMessage) -> Result<(), PgDbError> {
+        let NewMessage { r#type, data, key, tenant, id } = message;
+        let plain = |text: &String| row::text(text);
+        let (kind, data) = (row::text(r#type), jobs::without_nul(data));
+        let (key, id) = (key.as_ref().map(plain), id.as_ref().map(plain));
+        let tenant = tenant.as_ref().map_or_else(|| self.right.tenant.to_string(), plain);
+        self.query("SELECT hapax.publish($1, $2, $3, $4, $5)", &[&kind, &data, &key, &tenant, &id])
+            .await?;
+        Ok(())
+    }
+
+    /// Records "done" with this short result (at most 200 characters are kept) and commits. All of it
+    /// is durable when this returns `Ok`.
+    ///
+    /// Nothing of it is there after `FenceLost` or `Failed`. After [`TxError::Store`] nobody knows: the
+    /// answer to the commit was lost. Whoever claims the job next finds it done, or does it.
+    ///
+    /// Dropping the future does not stop a commit that has begun.
+    pub async fn commit(self, result: Option<String>) -> Result<Committed, TxError> {
+        let shared = Arc::clone(&self.shared);
+        shared.to_the_end(async move { Ok(self.end(result).await) }).await?
+    }
+
+    async fn end(mut self, result: Option<String>) -> Result<Committed, TxError> {
+        let Right { job, fence, timeout: time, .. } = self.right;
+        self.is_sound().map_err(|error| TxError::Failed(error.into()))?;
+        failpoint!("code.mid_commit");
+        self.standing = Standing::Sent;
+        let shared = Arc::clone(&self.shared);
+        let ended = timeout(time + GRACE, async {
+            let client = self.lent()?.raw()?;
+            let mut done = Done::default();
+            done.push(job, fence, result);
+            run::finish(&shared, client, &done).await?;
+            failpoint!("code.before_commit");
+            run::commit(client).await
+        });
+        let ended = ended.await.unwrap_or(Err(NotRun::Outage(PgError::Silent)));
+        match ended {
+            Ok(()) => self.standing = Standing::Committed,
+            Err(NotRun::Outage(error)) => {
+                // Not believed of anything but this fence: another attempt has another one.
+                return match jobs::is_done_under(&shared, job, fence).await {
+                    Ok(true) => Ok(Committed::new(job, fence)),
+                    Ok(false) | Err(_) => Err(TxError::Store(error.into())),
+                };
+            }
+            Err(refused) => {
+                self.standing = match &refused {
+                    // Its prepared statements may be void.
+                    NotRun::Race(why) => Standing::Spoilt(why.clone()),
+                    NotRun::Statement(why) => Standing::Failed(why.clone()),
+                    NotRun::Fence | NotRun::Outage(_) => Standing::Failed(String::new()),
+                };
+                return Err(refused.into());
+            }
+        }
+        failpoint!("code.after_commit");
+        // Others of its resource may be ready.
+        shared.arrived.notify_waiters();
+        Ok(Committed::new(job, fence))
+    }
+
+    /// The statement, ready to be sent; from here on it counts as on its way.
+    async fn prepared(&mut self, sql: &str) -> Result<Statement, PgDbError> {
+        self.is_sound()?;
+        if let Err(error) = SqlProgram::may_begin(sql, Dialect::Postgres) {
+            self.standing = Standing::Failed(error.to_string());
+            return Err(PgDbError::Refused(error));
+        }
+        self.standing = Standing::Sent;
+        let cut_at = self.until + GRACE;
+        let client = self.lent()?.raw()?;
+        if client.statement_cache.size() >= HANDLER_STATEMENTS_MAX {
+            client.statement_cache.clear();
+        }
+        match timeout_at(cut_at, client.prepare_cached(sql)).await {
+            Ok(Ok(statement)) => Ok(statement),
+            failed => self.judged(failed),
+        }
+    }
+
+    /// Whether another statement may be sent, or the commit.
+    fn is_sound(&mut self) -> Result<(), PgDbError> {
+        match &self.standing {
+            Standing::Open if Instant::now() > self.until => {
+                let error = PgDbError::TimedOut(self.right.timeout);
+                self.standing = Standing::Failed(error.to_string());
+                Err(error)
+            }
+            Standing::Open => Ok(()),
+            Standing::Failed(why) | Standing::Spoilt(why) => Err(PgDbError::Void(why.clone())),
+            Standing::Gone(why) => Err(PgDbError::Broken(why.clone())),
+            Standing::Sent => Err(PgDbError::Void("it was broken off".to_owned())),
+            Standing::Committed => Err(PgDbError::Void("the transaction is over".to_owned())),
+        }
+    }
+
+    /// What became of a statement, for whoever sent it and for the transaction.
+    fn judged<T>(
+        &mut self,
+        ran: Result<Result<T, tokio_postgres::Error>, Elapsed>,
+    ) -> Result<T, PgDbError> {
+        let error = match ran {
+            Ok(Ok(answer)) => {
+                self.standing = Standing::Open;
+                return Ok(answer);
+            }
+            Err(_) => PgDbError::TimedOut(self.right.timeout),
+            Ok(Err(error)) => PgDbError::of(error, self.right.timeout),
+        };
+        let told = error.to_string();
+        // Where the server answered, it waits for the end of the transaction.
+        let waits = error.code().is_some() && !error.is_race();
+        self.standing = match &error {
+            PgDbError::Broken(why) => Standing::Gone(why.clone()),
+            PgDbError::Statement(_) if waits => Standing::Failed(told),
+            PgDbError::Statement(_)
+            | PgDbError::Refused(_)
+            | PgDbError::TimedOut(_)
+            | PgDbError::Void(_) => Standing::Spoilt(told),
+        };
+        Err(error)
+    }
+
+    fn lent(&mut self) -> Result<&mut Lent, PgError> {
+        self.lent.as_mut().ok_or(PgError::Gone)
+    }
+}
+
+impl Drop for PgDb {
+    fn drop(&mut self) {
+        let left = match mem::replace(&mut self.standing, Standing::Sent) {
+            Standing::Open | Standing::Failed(_) => Left::Open,
+            Standing::Committed => Left::Ended,
+            // Closed with whatever still runs on it, and so rolled back.
+            Standing::Sent | Standing::Spoilt(_) | Standing::Gone(_) => return,
+        };
+        if let (Some(mut lent), Ok(runtime)) = (self.lent.take(), Handle::try_current()) {
+            let tidied = async move { drop(timeout(GRACE, run::tidy(&mut lent, left)).await) };
+            self.shared.tasks.spawn_on(tidied, &runtime);
+        }
+    }
+}
+
+impl fmt::Debug for PgDb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PgDb").field("standing", &self.standing).finish_non_exhaustive()
+    }
+}
+
+/// Why a statement of a handler did not run. Whatever it was, nothing of its transaction can be
+/// committed any more.
+#[derive(Debug, thiserror::Error)]
+pub enum PgDbError {
+    /// It may not begin so inside a handler.
+    #[error("{} ({})", .0, .0.hint)]
+    Refused(SqlError),
+    /// It is wrong, against a constraint, or does not go with its parameters.
+    #[error("{}", told(.0))]
+    Statement(tokio_postgres::Error),
+    /// The transaction has used up its time.
+    #[error("the transaction took longer than {0:?}")]
+    TimedOut(Duration),
+    /// An earlier statement failed, and its error was passed over.
+    #[error("an earlier statement failed: {0}")]
+    Void(String),
+    /// The connection or the database is gone.
+    #[error("the database failed: {0}")]
+    Broken(String),
+}
+
+impl PgDbError {
+    /// What the database said, if it said something.
+    pub fn code(&self) -> Option<&SqlState> {
+        match self {
+            Self::Statement(error) => error.code(),
+            Self::Refused(_) | Self::TimedOut(_) | Self::Void(_) | Self::Broken(_) => None,
+        }
+    }
+
+    fn of(error: tokio_postgres::Error, time: Duration) -> Self {
+        match error.code() {
+            Some(code) if *code == SqlState::QUERY_CANCELED => Self::TimedOut(time),
+            Some(code) if run::is_outage(code) => Self::Broken(told(&error)),
+            None if error.is_closed() => Self::Broken(told(&error)),
+            Some(_) | None => Self::Statement(error),
+        }
+    }
+
+    /// Whether it may do better at once: a deadlock, or a plan that an `ALTER` made void.
+    fn is_race(&self) -> bool {
+        match self {
+            Self::Statement(error) => run::is_race(error),
+            Self::Refused(_) | Self::TimedOut(_) | Self::Void(_) | Self::Broken(_) => false,
+        }
+    }
+
+    /// How an attempt ends that ends with this.
+    pub(crate) fn into_failure(self) -> Failure {
+        match &self {
+            Self::Broken(_) => Failure::lost(self),
+            _ if self.is_race() => Failure::raced(self),
+            Self::Refused(_) | Self::Statement(_) | Self::TimedOut(_) | Self::Void(_) => {
+                Failure::new(self)
+            }
+        }
+    }
+}
+
+impl From<PgError> for PgDbError {
+    fn from(error: PgError) -> Self {
+        Self::Broken(error.to_string())
+    }
+}
+
+impl From<PgError> for NotRun {
+    fn from(error: PgError) -> Self {
+        Self::Outage(error)
+    }
+}
+
+impl From<NotRun> for TxError {
+    fn from(why: NotRun) -> Self {
+        match why {
+            NotRun::Statement(error) => Self::Failed(Failure::new(error)),
+            NotRun::Race(error) => Self::Failed(Failure::raced(error)),
+            NotRun::Fence => Self::FenceLost,
+            NotRun::Outage(error) => Self::Store(error.into()),
+        }
+    }
+}
+
+/// An error in the words of SQL handlers' errors.
+fn told(error: &tokio_postgres::Error) -> String {
+    match error.as_db_error() {
+        Some(db) => format!("{} ({})", db.message(), db.code().code()),
+        None => crate::transact::with_sources(error),
+    }
+}

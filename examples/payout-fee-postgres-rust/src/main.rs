@@ -1,0 +1,113 @@
+//! Charges a fee of 0.5 % for every payout that was paid: an axum app of one's own with Hapax inside, on
+//! a PostgreSQL that any number of such apps may share.
+//!
+//! The fee, "done" and the message about it are one commit, so it is charged once, however often the
+//! webhook comes, to whichever of them, and whenever one dies. The table has no unique constraint and
+//! needs none.
+//!
+//! - `DATABASE_URL`: where the database is, postgres://localhost/postgres unless set
+//! - `LISTEN`: where it listens, 127.0.0.1:3000 unless set
+//! - `STRIPE_SECRET`: the endpoint's secret, whsec_example unless set
+
+#![allow(clippy::print_stdout, reason = "an app says where it is")]
+
+use std::error::Error;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::get;
+use hapax::tokio_postgres::{self, NoTls};
+use hapax::{
+    Committed, Event, Failure, Handler, Hapax, NewMessage, PgStore, PgTx, Source, handler,
+};
+use serde::Deserialize;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+struct ChargeFee;
+
+/// The part of Stripe's event that matters here.
+#[derive(Deserialize)]
+struct Notice {
+    data: NoticeData,
+}
+
+#[derive(Deserialize)]
+struct NoticeData {
+    object: Payout,
+}
+
+#[derive(Deserialize)]
+struct Payout {
+    id: String,
+    amount: i64,
+}
+
+impl Handler<PgStore> for ChargeFee {
+    async fn handle(&self, event: Event, tx: PgTx) -> Result<Committed, Failure> {
+        let notice: Notice = event.json()?;
+        let Payout { id, amount } = notice.data.object;
+        // Minor units; half of one is rounded up. Work that takes its time belongs here, before the
+        // transaction.
+        let fee = (amount * 5 + 500) / 1000;
+        let mut db = tx.begin().await?;
+        db.execute("INSERT INTO payout_fees VALUES ($1, $2, $3)", &[&id, &amount, &fee]).await?;
+        db.publish(&NewMessage {
+            r#type: "fee.charged".into(),
+            data: format!(r#"{{"payout":"{id}","fee":{fee}}}"#).parse()?,
+            key: Some(id),
+            tenant: None,
+            id: None,
+        })
+        .await?;
+        Ok(db.commit(Some(format!("fee {fee}"))).await?)
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let set = |name: &str, otherwise: &str| std::env::var(name).unwrap_or(otherwise.to_owned());
+    let mut terminate = signal(SignalKind::terminate())?;
+    let url = set("DATABASE_URL", "postgres://localhost/postgres");
+    make_table(&url).await?;
+
+    // Short, so that another app soon does what one that died has left.
+    let charge_fee = handler("charge-fee", ChargeFee)
+        .types(["payout.paid"])
+        .timeout(Duration::from_secs(1))
+        .lease(Duration::from_secs(2));
+    let stripe = Source::new("stripe", "stripe")
+        .secret(set("STRIPE_SECRET", "whsec_example"))
+        .handler(charge_fee);
+    let hapax = Hapax::builder().database_url(url).source(stripe).open().await?;
+
+    let app = Router::new().route("/", get(async || "pay out\n")).merge(hapax.router());
+    let listener = TcpListener::bind(set("LISTEN", "127.0.0.1:3000")).await?;
+    println!("app ready: http://{}", listener.local_addr()?);
+
+    // The server stops first, and then the work: nothing arrives any more that nobody would do.
+    let working = hapax.spawn();
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())
+        .with_graceful_shutdown(async move {
+            terminate.recv().await;
+        })
+        .await?;
+    working.stop().await;
+    Ok(())
+}
+
+/// The app's own table, in the database that Hapax keeps its own in. Several apps may start at once:
+/// the lock lets one of them make it.
+async fn make_table(url: &str) -> Result<(), Box<dyn Error>> {
+    let (database, connection) = tokio_postgres::connect(url, NoTls).await?;
+    let connected = tokio::spawn(connection);
+    database
+        .batch_execute(
+            "SELECT pg_advisory_xact_lock(50);
+             CREATE TABLE IF NOT EXISTS payout_fees (payout_id text, amount bigint, fee bigint)",
+        )
+        .await?;
+    drop(database);
+    Ok(connected.await??)
+}
