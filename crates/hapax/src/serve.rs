@@ -181,6 +181,7 @@ async fn serve_on<S: Database>(
     let ready = Ready {
         ingress: public.is_some().then_some((scheme, public_at)),
         admin: private.is_some().then_some(private_at),
+        behind: [Role::Worker, Role::Sender].into_iter().filter(|role| plays(*role)).collect(),
     };
     let watching = {
         let (watch, store, stop) = (Arc::clone(&watch), Arc::clone(&store), stop_behind.clone());
@@ -348,6 +349,8 @@ fn retention(config: &Config) -> Retention {
 struct Ready {
     ingress: Option<(&'static str, SocketAddr)>,
     admin: Option<SocketAddr>,
+    /// What it does without listening: told where there is nothing else to tell.
+    behind: Vec<Role>,
 }
 
 impl fmt::Display for Ready {
@@ -360,7 +363,9 @@ impl fmt::Display for Ready {
             write!(f, " admin http://{at}")?;
         }
         if self.ingress.is_none() && self.admin.is_none() {
-            f.write_str(" worker")?;
+            for role in &self.behind {
+                write!(f, " {}", role.as_str())?;
+            }
         }
         Ok(())
     }
@@ -494,5 +499,27 @@ impl<S: Database> Live<S> {
         }
         self.config = newer;
         tracing::info!("{why}: configuration and secrets read again");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ready_line_names_what_this_process_does() {
+        let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let check = |ingress: Option<u16>, admin: Option<u16>, behind: &[Role], expected: &str| {
+            let ingress = ingress.map(|port| ("http", at(port)));
+            let ready = Ready { ingress, admin: admin.map(at), behind: behind.to_vec() };
+            assert_eq!(ready.to_string(), expected);
+        };
+        let all = [Role::Worker, Role::Sender];
+        let both = "hapax ready: ingress http://127.0.0.1:80 admin http://127.0.0.1:81";
+        check(Some(80), Some(81), &all, both);
+        check(Some(80), None, &[], "hapax ready: ingress http://127.0.0.1:80");
+        check(None, None, &[Role::Worker], "hapax ready: worker");
+        // Not a worker: whoever waits for one to start would wait for nothing.
+        check(None, None, &[Role::Sender], "hapax ready: sender");
     }
 }

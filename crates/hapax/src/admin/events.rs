@@ -6,9 +6,10 @@ use axum::Json;
 use axum::extract::State;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use hapax_core::job::{HandlerName, JobId};
 use hapax_core::store::{
-    ActionNote, ArrivalNote, Cursor, EventDetail, EventFilter, EventId, EventName, EventSummary,
-    Inspect, JobDetail, Lookup, MessageNote, Status, Store, Work,
+    ActionNote, ArrivalNote, AttemptNote, Cursor, EventDetail, EventFilter, EventId, EventName,
+    EventSummary, Inspect, JobDetail, Lookup, MessageNote, Status, Store, Work,
 };
 use hapax_core::{SourceName, Tenant, Timestamp};
 use jiff::SignedDuration;
@@ -76,6 +77,7 @@ pub(super) struct Shown {
     summary: EventSummary,
     arrivals: Vec<ShownArrival>,
     jobs: Vec<JobDetail>,
+    attempts: Vec<ShownAttempt>,
     messages: Vec<MessageNote>,
     actions: Vec<ActionNote>,
     headers: Vec<(String, String)>,
@@ -89,6 +91,15 @@ struct ShownArrival {
     note: ArrivalNote,
     #[serde(flatten)]
     body: Option<ShownBody>,
+}
+
+/// An attempt beside those of the event's other jobs.
+#[derive(Debug, Serialize)]
+struct ShownAttempt {
+    job: JobId,
+    handler: HandlerName,
+    #[serde(flatten)]
+    note: AttemptNote,
 }
 
 /// Bytes as text where they are text.
@@ -144,10 +155,21 @@ fn shown(detail: EventDetail) -> Shown {
         let body = note.body.as_deref().map(ShownBody::of);
         ShownArrival { note, body }
     };
+    let attempts = detail.jobs.iter().flat_map(|job| {
+        let of = |note: &AttemptNote| ShownAttempt {
+            job: job.id,
+            handler: job.handler.clone(),
+            note: note.clone(),
+        };
+        job.attempts.iter().map(of)
+    });
+    let mut attempts: Vec<_> = attempts.collect();
+    attempts.sort_by_key(|attempt| attempt.note.started_at);
     Shown {
         summary: detail.summary,
         arrivals: detail.arrivals.into_iter().map(arrival).collect(),
         jobs: detail.jobs,
+        attempts,
         messages: detail.messages,
         actions: detail.actions,
         headers: header_pairs(&detail.headers),

@@ -519,6 +519,30 @@ async fn every_action_is_recorded_with_the_name_of_its_token() {
 }
 
 #[tokio::test]
+async fn an_event_tells_the_attempts_of_all_its_jobs_in_their_order() {
+    // One look must show which handler ran when, without going from job to job.
+    let mut told = event("evt_1", Status::Dead, &[("fee", Phase::Dead), ("mail", Phase::Done)]);
+    for (job, seconds) in [(0, 1), (1, 2), (0, 3)] {
+        let job = &mut told.jobs[job];
+        job.attempts.push(AttemptNote {
+            run: 1,
+            attempt: job.attempts.len() as u32 + 1,
+            started_at: noon() + Duration::from_secs(seconds),
+            ended_at: None,
+            outcome: "lost".into(),
+            error: None,
+            worker: "w".into(),
+        });
+    }
+    let (_, shown) = server(vec![told]).get("/api/v1/events/evt_1").await;
+    let attempts = shown["attempts"].as_array().unwrap().iter();
+    let found: Vec<_> = attempts.map(|it| (it["handler"].clone(), it["attempt"].clone())).collect();
+    let of = |handler: &str, attempt: u32| (json!(handler), json!(attempt));
+    assert_eq!(found, [of("fee", 1), of("mail", 1), of("fee", 2)]);
+    assert_eq!(shown["attempts"][2]["job"], shown["jobs"][0]["id"]);
+}
+
+#[tokio::test]
 async fn a_misspelt_field_is_refused_by_its_name() {
     // A dry run that is not understood must not become a run.
     let server = server(vec![event("evt_1", Status::Dead, &[("fee", Phase::Dead)])]);
