@@ -14,6 +14,9 @@ pub use self::machine::{Machine, MachineError};
 /// Why a job that was held goes to review, where its gap stayed open: told as its error.
 pub const HELD_TOO_LONG: &str = "what comes before it did not come in time";
 
+/// Why a job is stale that was at work when the mark passed it.
+pub const OVERTAKEN: &str = "newer news of its resource was applied meanwhile";
+
 /// Why a job goes to review where too many of its resource are held: told as its error.
 pub const HELD_TOO_MANY: &str = "too many of its resource wait for what comes before them";
 

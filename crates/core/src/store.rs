@@ -358,6 +358,12 @@ pub trait Work: Send + Sync + 'static {
         horizon: Horizon,
         limit: usize,
     ) -> impl Future<Output = Result<bool, StoreError>> + Send;
+
+    /// How often something was asked that might have to wait for a [`Work::prune`], so far: while the
+    /// number stands still, pruning is in nobody's way. `None` where the store cannot tell.
+    fn demand(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// A handler of a source.

@@ -266,7 +266,10 @@ fn done(heard: &Heard) -> Outcome {
             false => Outcome::Done { result: None, publish: Vec::new() },
         };
     }
-    let Ok(Said { result, publish }) = serde_json::from_slice(&heard.body) else {
+    // An array would be read as the two fields in their order, and is an app's own business.
+    let is_object = heard.body.trim_ascii_start().starts_with(b"{");
+    let said = is_object.then(|| serde_json::from_slice(&heard.body));
+    let Some(Ok(Said { result, publish })) = said else {
         return Outcome::Done { result: None, publish: Vec::new() };
     };
     let result = result.as_str().map(str::to_owned);

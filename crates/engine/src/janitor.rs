@@ -1,5 +1,5 @@
-//! Deletes what is finished and past its time, in small commits with pauses between them, so that
-//! no ack waits for it.
+//! Deletes what is finished and past its time, in small commits. Where anybody else wants the store,
+//! there are pauses between them, so that no ack waits for more than one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use arc_swap::ArcSwap;
 use hapax_core::store::{Horizon, StoreError, Work};
 use hapax_core::{SourceName, Timestamp};
 use jiff::SignedDuration;
+use tokio::task::yield_now;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -85,8 +86,16 @@ impl<S: Work> Janitor<S> {
 
     async fn prune(&self) -> Result<(), StoreError> {
         let horizon = self.retention.load().horizon((self.now)());
+        let mut before = self.store.demand();
         while self.store.prune(horizon.clone(), PRUNE_BATCH).await? {
-            sleep(PRUNE_PAUSE).await;
+            let demand = self.store.demand();
+            let is_quiet = demand.is_some() && demand == before;
+            before = demand;
+            match is_quiet {
+                // Whoever comes now waits for one commit of ours at most, as after a pause.
+                true => yield_now().await,
+                false => sleep(PRUNE_PAUSE).await,
+            }
         }
         Ok(())
     }

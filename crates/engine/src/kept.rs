@@ -4,6 +4,7 @@
 use std::fmt::{self, Write};
 use std::sync::Arc;
 
+use http::header::CONNECTION;
 use http::{HeaderMap, HeaderName};
 
 use crate::limits::{KEPT_HEADERS_BYTES_MAX, LOG_VALUE_CHARS_MAX};
@@ -11,8 +12,16 @@ use crate::limits::{KEPT_HEADERS_BYTES_MAX, LOG_VALUE_CHARS_MAX};
 /// `name: value` lines. What holds for one connection only, and what is a secret, is left out.
 pub(crate) fn kept_headers(headers: &HeaderMap, secret: &[HeaderName]) -> Arc<str> {
     let mut kept = String::with_capacity(512);
+    let of_connection: Vec<&str> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|names| names.to_str().ok())
+        .flat_map(|names| names.split(','))
+        .map(str::trim)
+        .collect();
     for (name, value) in headers {
-        if is_left_out(name.as_str()) || secret.contains(name) {
+        let is_named = || of_connection.iter().any(|it| it.eq_ignore_ascii_case(name.as_str()));
+        if is_left_out(name.as_str()) || secret.contains(name) || is_named() {
             continue;
         }
         let value = String::from_utf8_lossy(value.as_bytes());
@@ -83,7 +92,8 @@ mod tests {
             ("authorization", "Bearer x"),
             ("cookie", "a=b"),
             ("x-gitlab-token", "hush"),
-            ("connection", "keep-alive"),
+            ("connection", "keep-alive, X-Hop"),
+            ("x-hop", "for this connection only, since the one above names it"),
             ("content-type", "application/json"),
             ("x-twice", "1"),
         ] {

@@ -389,8 +389,14 @@ impl Lane {
                 Err(panic) => say_panic(Err(panic)),
             }
         }
-        for claim in lost {
-            found = self.alone(shop, program, &claim).await.and(found);
+        let mut lost = lost.into_iter();
+        if let Some(first) = lost.next() {
+            // Were the process to end with this one, claims that wait behind it would be lost with it.
+            let others: Vec<Claim> = lost.map(|claim| *claim).collect();
+            if !others.is_empty() {
+                self.give_back(shop, others).await;
+            }
+            found = self.alone(shop, program, &first).await.and(found);
         }
         found
     }
@@ -416,6 +422,15 @@ impl Lane {
             // They shared a transaction: each took its share of it.
             self.counts.seconds.record_many(began.elapsed() / all as u32, all);
             shop.bell.ring_each(&ran.events);
+        }
+        if ran.failed > 0 && self.lines.admit((shop.now)()) {
+            let (lane, failed) = (&*self.name, ran.failed);
+            // Without why: a database quotes values in its errors, and those are the sender's.
+            warn!(
+                lane,
+                "attempts of {lane} failed ({failed}): `hapax events list --status failed` and \
+                 `hapax dead list` name them, `hapax explain` says why"
+            );
         }
         let found = match all {
             0 => Found::Nothing,

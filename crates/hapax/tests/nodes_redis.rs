@@ -277,8 +277,12 @@ fn doctor_looks_at_redis_which_may_be_missing_and_never_tells_its_password() {
         let text = |key: &str| told[0][key].as_str().unwrap().to_owned();
         (run.code, text("level"), text("note"))
     };
-    let (code, level, note) = doctor(&redis.url());
-    assert_eq!((code, level.as_str()), (0, "ok"), "{note}");
+    // On a busy machine it may take longer than it is worth to wait for, which is told as well.
+    let note = until("Redis is quick", || {
+        let (code, level, note) = doctor(&redis.url());
+        assert_eq!(code, 0, "{note}");
+        (level == "ok").then_some(note)
+    });
     let version = note.split("Redis ").nth(1).expect("its version");
     assert!(version.starts_with(|c: char| c.is_ascii_digit()), "{note}");
     assert!(note.contains(" ms") && note.contains("optional"), "{note}");
@@ -304,20 +308,25 @@ fn what_redis_was_asked_is_counted() {
     Senders::to([&first]).send(1, 0..3, || ());
     database.all_processed(&first, 3);
     told(&database, &redis, 0..3);
-    let (_other, second) = node(&database, &redis);
-    let count = |outcome: &str| {
+    let counted = |server: &Server, outcome: &str| {
         let label = format!("outcome=\"{outcome}\"");
-        second.metric("hapax_redis_answers_total", &[&label])
+        server.metric("hapax_redis_answers_total", &[&label])
     };
     let sender = Sender::stripe(SECRET);
-    until("a duplicate that only Redis knows is a hit", || {
-        for n in 0..3 {
+    // Each node asks once and then remembers: where Redis was too slow, another one asks.
+    let (_other, second) = until("a duplicate that only Redis knows is a hit", || {
+        let (house, second) = node(&database, &redis);
+        connected(&second);
+        for n in 1..3 {
             second.ask(sender.event(&format!("evt_{n}")));
         }
-        (count("hit") >= 1.0).then_some(())
+        (counted(&second, "hit") >= 1.0).then_some((house, second))
     });
+    let count = |outcome: &str| counted(&second, outcome);
+    let mut new = 0;
     until("a new one is a miss", || {
-        second.ask(sender.event(&format!("new_{}", count("miss"))));
+        new += 1;
+        second.ask(sender.event(&format!("new_{new}"))).is("accepted");
         (count("miss") >= 1.0).then_some(())
     });
     let before = count("failed");

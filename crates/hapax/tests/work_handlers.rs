@@ -285,6 +285,45 @@ fn a_pull_worker_that_lost_its_fence_gets_409_and_changes_nothing() {
 }
 
 #[test]
+fn sql_that_fails_is_said_in_the_log_without_what_the_sender_wrote() {
+    // With the default schedule the dead letter, and its alert, come more than a day later.
+    let (house, _ledger) = house(
+        "[sources.stripe.handlers.fee]\nsql = \"SELECT json_extract(:body || 'x', '$')\"\n",
+        ledger::SCHEMA,
+    );
+    let server = house.start();
+    server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+    until_status(&server, "evt_1", "failed");
+    let log = server.stop();
+    assert!(log.contains("attempts of stripe/fee failed (1)"), "{log}");
+    assert!(!log.contains("po_") && !log.contains("malformed"), "{log}");
+}
+
+#[test]
+fn what_pull_workers_do_is_counted_once_like_all_other_work() {
+    // A lost fence and an answer that is asked for again are no attempts that ended.
+    let (house, _ledger) =
+        house("[sources.stripe.handlers.fee]\npull = true\nretry = [\"0s\", \"0s\"]\n", "");
+    let server = house.start();
+    server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+    let ask = json!({ "source": "stripe", "handler": "fee", "wait": "20s" });
+    for (how, again) in [("fail", 409), ("complete", 200)] {
+        let claim = server.admin_post("/api/v1/claims", &ask).json()["items"][0].clone();
+        let path = format!("/api/v1/claims/{}/{how}", claim["job"].as_str().unwrap());
+        for expected in [200, again] {
+            let answer = server.admin_post(&path, &json!({ "fence": claim["fence"] }));
+            assert_eq!(answer.status, expected, "{how}: {answer:?}");
+        }
+    }
+    let jobs = |outcome: &str| {
+        let outcome = format!("outcome=\"{outcome}\"");
+        server.metric("hapax_jobs_total", &["handler=\"fee\"", &outcome])
+    };
+    assert_eq!((jobs("failed"), jobs("done")), (1.0, 1.0));
+    assert_eq!(server.metric("hapax_handler_seconds_count", &["handler=\"fee\""]), 2.0);
+}
+
+#[test]
 fn a_pull_workers_lease_outlives_the_server_and_its_completion_counts_after_a_restart() {
     let (house, _ledger) = house("[sources.stripe.handlers.fee]\npull = true\n", ledger::SCHEMA);
     let server = house.start();

@@ -54,10 +54,17 @@ pub(crate) struct Bench {
     pub(crate) settled: AtomicUsize,
     pub(crate) given_back: AtomicUsize,
     pub(crate) hurried: AtomicUsize,
+    /// Slices of SQL that are worth having at once.
+    pub(crate) slices: AtomicUsize,
+    /// The most claims of lost jobs that were held while another lost one ran.
+    pub(crate) held_beside: AtomicUsize,
     /// Results of the next prunes, last first, and what was asked.
     pub(crate) prunes: Mutex<Vec<bool>>,
     pub(crate) horizons: Mutex<Vec<(Horizon, usize)>>,
     pub(crate) pruned: Semaphore,
+    /// Whether somebody else comes with each prune; without a word nobody knows.
+    pub(crate) crowded: Mutex<Option<bool>>,
+    pub(crate) demand: AtomicUsize,
 }
 
 impl Bench {
@@ -74,9 +81,13 @@ impl Bench {
             settled: AtomicUsize::new(0),
             given_back: AtomicUsize::new(0),
             hurried: AtomicUsize::new(0),
+            slices: AtomicUsize::new(1),
+            held_beside: AtomicUsize::new(0),
             prunes: Mutex::default(),
             horizons: Mutex::default(),
             pruned: Semaphore::new(0),
+            crowded: Mutex::default(),
+            demand: AtomicUsize::new(0),
         })
     }
 
@@ -339,11 +350,20 @@ impl Work for Bench {
         if piece.phase != Phase::Leased || piece.fence != run.fence {
             return Ok(Ran::Lost);
         }
+        let held = |piece: &&Piece| {
+            piece.id != run.job && piece.phase == Phase::Leased && piece.progress.alone()
+        };
+        let beside = self.pieces.lock().unwrap().iter().filter(held).count();
+        self.held_beside.fetch_max(beside, Ordering::SeqCst);
         self.change(run.job, |piece| {
             piece.phase = Phase::Done;
             piece.result = run.current.as_deref().map(str::to_owned);
         });
         Ok(Ran::Done)
+    }
+
+    fn sql_slices(&self) -> usize {
+        self.slices.load(Ordering::SeqCst)
     }
 
     async fn next_due(&self, handler: &HandlerRef) -> Result<Option<Timestamp>, StoreError> {
@@ -391,7 +411,15 @@ impl Work for Bench {
         self.fail_if_told()?;
         self.horizons.lock().unwrap().push((horizon, limit));
         self.pruned.add_permits(1);
+        if *self.crowded.lock().unwrap() == Some(true) {
+            self.demand.fetch_add(1, Ordering::SeqCst);
+        }
         Ok(self.prunes.lock().unwrap().pop().unwrap_or(false))
+    }
+
+    fn demand(&self) -> Option<u64> {
+        let known = self.crowded.lock().unwrap().is_some();
+        known.then(|| self.demand.load(Ordering::SeqCst) as u64)
     }
 }
 

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use hapax_core::job::{Fence, HandlerName, JobId, Retry};
+use hapax_core::job::{Fence, HandlerName, JobId, Phase, Retry};
 use hapax_core::store::{
-    ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Inspect, NewMessage, Outcome, Store,
-    StoreError, Work,
+    AttemptNote, ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Inspect, JobDetail, NewMessage,
+    Outcome, Store, StoreError, Work,
 };
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::{NotReady, Pulled};
+use metrics::{counter, histogram};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
@@ -247,7 +248,7 @@ impl<'de> Deserialize<'de> for RetryIn {
 pub(super) struct Settled {
     job: JobId,
     fence: Fence,
-    status: hapax_core::job::Phase,
+    status: Phase,
     /// When its lease ends or when it is due again.
     due_at: Option<Timestamp>,
 }
@@ -258,10 +259,10 @@ pub(super) async fn renew<S: Store + Work + Inspect>(
     Named(job): Named,
     Asked(asked): Asked<RenewBody>,
 ) -> Result<Json<Settled>, Problem> {
-    let (job, of) = theirs(&admin, &caller, &job).await?;
-    let lease = pulled(&admin, &of)?.policy.lease;
-    let held = admin.store.renew(job, asked.fence, lease).await?;
-    settled(&admin, job, asked.fence, held).await
+    let job = theirs(&admin, &caller, &job).await?;
+    let lease = pulled(&admin, &of(&job))?.policy.lease;
+    let held = admin.store.renew(job.id, asked.fence, lease).await?;
+    stands(&admin, job.id, asked.fence, held).await.map(|(settled, _)| Json(settled))
 }
 
 pub(super) async fn complete<S: Store + Work + Inspect>(
@@ -276,10 +277,9 @@ pub(super) async fn complete<S: Store + Work + Inspect>(
     if let Some(fault) = asked.publish.iter().find_map(NewMessage::fault) {
         return Err(Problem::bad_request(&fault));
     }
-    let (job, _) = theirs(&admin, &caller, &job).await?;
+    let job = theirs(&admin, &caller, &job).await?;
     let outcome = Outcome::Done { result: asked.result, publish: asked.publish };
-    let held = admin.store.settle(job, asked.fence, outcome).await?;
-    settled(&admin, job, asked.fence, held).await
+    settled(&admin, job, asked.fence, outcome).await
 }
 
 pub(super) async fn fail<S: Store + Work + Inspect>(
@@ -288,7 +288,7 @@ pub(super) async fn fail<S: Store + Work + Inspect>(
     Named(job): Named,
     Asked(asked): Asked<FailBody>,
 ) -> Result<Json<Settled>, Problem> {
-    let (job, _) = theirs(&admin, &caller, &job).await?;
+    let job = theirs(&admin, &caller, &job).await?;
     let retry = match asked.retry_in {
         None => Retry::Schedule,
         Some(RetryIn::Span(Span(exactly))) => Retry::In(exactly),
@@ -297,8 +297,7 @@ pub(super) async fn fail<S: Store + Work + Inspect>(
     let error = asked.error.filter(|error| !error.trim().is_empty());
     let error = error.as_deref().unwrap_or("the worker did not say why");
     let outcome = Outcome::Failed { error: short(error, ERROR_MAX), retry };
-    let held = admin.store.settle(job, asked.fence, outcome).await?;
-    settled(&admin, job, asked.fence, held).await
+    settled(&admin, job, asked.fence, outcome).await
 }
 
 /// The configured pull handler. Others run inside the server, and nobody else may take their jobs.
@@ -316,26 +315,58 @@ async fn theirs<S: Inspect>(
     admin: &Admin<S>,
     caller: &Caller,
     job: &str,
-) -> Result<(JobId, HandlerRef), Problem> {
+) -> Result<JobDetail, Problem> {
     let job = jobs::find(&*admin.store, job).await?;
-    let of = HandlerRef { source: SourceName::new(&job.source), handler: job.handler };
-    match caller.may_claim(&of) {
-        Ok(()) => Ok((job.id, of)),
+    match caller.may_claim(&of(&job)) {
+        Ok(()) => Ok(job),
         Err(_) => Err(Problem::not_found("no job has that id")),
     }
 }
 
-async fn settled<S: Inspect>(
+fn of(job: &JobDetail) -> HandlerRef {
+    HandlerRef { source: SourceName::new(&job.source), handler: job.handler.clone() }
+}
+
+/// Ends an attempt, and counts it as the server's own workers do with theirs.
+async fn settled<S: Work + Inspect>(
+    admin: &Admin<S>,
+    job: JobDetail,
+    fence: Fence,
+    outcome: Outcome,
+) -> Result<Json<Settled>, Problem> {
+    let ended = match &outcome {
+        Outcome::Done { .. } => "done",
+        Outcome::Failed { .. } => "failed",
+    };
+    let held = admin.store.settle(job.id, fence, outcome).await?;
+    let (settled, now) = stands(admin, job.id, fence, held).await?;
+    // Asked for again, a completion is answered again, and was counted before.
+    if job.phase != Phase::Done {
+        count(&job.handler, ended, now.attempts.last());
+    }
+    Ok(Json(settled))
+}
+
+fn count(handler: &HandlerName, ended: &'static str, attempt: Option<&AttemptNote>) {
+    let handler = handler.to_string();
+    counter!("hapax_jobs_total", "handler" => handler.clone(), "outcome" => ended).increment(1);
+    let took = attempt.and_then(|it| Some(it.ended_at?.duration_since(it.started_at)));
+    if let Some(took) = took {
+        histogram!("hapax_handler_seconds", "handler" => handler).record(took.as_secs_f64());
+    }
+}
+
+async fn stands<S: Inspect>(
     admin: &Admin<S>,
     job: JobId,
     fence: Fence,
     held: Held,
-) -> Result<Json<Settled>, Problem> {
+) -> Result<(Settled, JobDetail), Problem> {
     match held {
         Held::Lost => Err(Problem::fence_lost()),
         Held::Kept => {
             let now = jobs::find(&*admin.store, &job.to_string()).await?;
-            Ok(Json(Settled { job, fence, status: now.phase, due_at: now.due_at }))
+            Ok((Settled { job, fence, status: now.phase, due_at: now.due_at }, now))
         }
     }
 }

@@ -118,11 +118,22 @@ pub(crate) fn warning(line: &str) {
     words(&format!("\u{1b}[1;33mwarning:\u{1b}[0m {line}"));
 }
 
-/// Text from outside, made safe to show: control characters escaped.
+/// Text from outside, made safe to show, as in the log: what a terminal would obey is escaped.
 pub(crate) fn shown(text: &str) -> String {
     text.chars()
         .flat_map(|c| -> Vec<char> {
-            if c.is_control() { c.escape_default().collect() } else { vec![c] }
+            if crate::logs::is_obeyed(c) { c.escape_default().collect() } else { vec![c] }
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_sender_wrote_cannot_drive_the_terminal_of_whoever_looks() {
+        let told = shown("evt_1\r\n\u{1b}[2J\u{202e}tset\u{2066} é 漢");
+        assert_eq!(told, r"evt_1\r\n\u{1b}[2J\u{202e}tset\u{2066} é 漢");
+    }
 }

@@ -9,6 +9,8 @@ use std::process::{Command, Stdio};
 pub(crate) struct Hapax {
     command: Command,
     stdin: Vec<u8>,
+    /// Where it runs unless told otherwise: nothing that it makes is left behind.
+    _dir: tempfile::TempDir,
 }
 
 /// How it went.
@@ -19,14 +21,15 @@ pub(crate) struct Run {
     pub(crate) stderr: String,
 }
 
-/// The binary with these arguments, and no HAPAX_ variable from outside.
+/// The binary with these arguments, in an empty folder, and no HAPAX_ variable from outside.
 pub(crate) fn hapax(args: &[&str]) -> Hapax {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hapax"));
-    command.args(args);
+    let dir = tempfile::tempdir().unwrap();
+    command.args(args).current_dir(dir.path());
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("HAPAX_")) {
         command.env_remove(name);
     }
-    Hapax { command, stdin: Vec::new() }
+    Hapax { command, stdin: Vec::new(), _dir: dir }
 }
 
 impl Hapax {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use hapax_core::job::{AfterFailure, AfterLoss, Fence, JobId, Phase, Retry, idempotency_key};
-use hapax_core::order::Guard;
+use hapax_core::order::{Guard, OVERTAKEN};
 use hapax_core::store::{
     AttemptNote, Claim, ClaimAsk, ClaimedEvent, EventId, HandlerRef, HandlerSpec, Held,
     MessageNote, NewMessage, Outcome, Ran,
@@ -255,7 +255,11 @@ impl Model {
             | Phase::Dead
             | Phase::Review => {}
         }
-        if self.jobs[&at].taken.is_none() || self.was_passed(at) {
+        if self.jobs[&at].taken.is_none() {
+            return Held::Lost;
+        }
+        if self.was_passed(at) {
+            self.overtaken_at_work(at, now);
             return Held::Lost;
         }
         let job = self.job_mut(at);
@@ -270,6 +274,17 @@ impl Model {
         self.move_mark(at, now);
         self.close(at, Phase::Done, now);
         Held::Kept
+    }
+
+    /// The mark passed a job while it was at work. Where it can only be stale from then on, it is so
+    /// at once: nobody has to wait for the end of its lease.
+    fn overtaken_at_work(&mut self, at: JobNumber, now: Timestamp) {
+        let job = &self.jobs[&at];
+        let Some(rule) = self.order_of(&job.handler) else { return };
+        if job.phase == Phase::Leased && self.guard_of(job, &rule.policy) == Guard::Stale {
+            self.job_mut(at).note("lost", Some(now), Some(OVERTAKEN.to_owned()));
+            self.close(at, Phase::Stale, now);
+        }
     }
 
     /// The same id twice is one message. One that names no tenant is of its event's, so that no

@@ -42,6 +42,8 @@ pub(super) struct Desk {
 #[derive(Debug)]
 struct Line {
     requests: VecDeque<Waiting>,
+    /// Requests that ever came.
+    brought: u64,
     /// Writers that are committing.
     at_work: usize,
     open: bool,
@@ -64,7 +66,7 @@ struct Waiting {
 
 impl Desk {
     pub(super) fn new() -> Self {
-        let line = Line { requests: VecDeque::new(), at_work: 0, open: true };
+        let line = Line { requests: VecDeque::new(), brought: 0, at_work: 0, open: true };
         Self { waiting: Mutex::new(line), bell: Notify::new() }
     }
 
@@ -80,6 +82,7 @@ impl Desk {
             if line.requests.len() >= WAITING_MAX {
                 return Err(StoreError::Busy);
             }
+            line.brought += 1;
             line.requests.push_back(Waiting { ingest, answer });
             if line.is_worth_it() {
                 self.bell.notify_one();
@@ -91,6 +94,11 @@ impl Desk {
             Ok(Err(_)) => lost("the commit was broken off"),
             Err(_) => lost("the database did not answer in time"),
         }
+    }
+
+    /// How many requests ever came.
+    pub(super) fn brought(&self) -> u64 {
+        self.waiting.lock().expect("no panic happens under this lock").brought
     }
 
     /// Nobody is let in any more.

@@ -139,6 +139,10 @@ impl Work for PgStore {
     async fn prune(&self, horizon: Horizon, limit: usize) -> Result<bool, StoreError> {
         self.act(move |shared| async move { prune::slice(&shared, &horizon, limit).await }).await
     }
+
+    fn demand(&self) -> Option<u64> {
+        Some(self.shared.desk.brought())
+    }
 }
 
 impl PgStore {

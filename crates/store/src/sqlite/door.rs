@@ -215,6 +215,8 @@ fn commit(
         return Ok(Err(TxError::FenceLost));
     };
     if writer.lanes.was_passed(&writer.conn, &row)? {
+        writer.lanes.overtaken(&writer.conn, &row, now)?;
+        tx.commit()?;
         return Ok(Err(TxError::FenceLost));
     }
     writer

@@ -13,7 +13,7 @@ use hapax_core::job::{
     AfterFailure, AfterLoss, Fence, HandlerName, JobId, Policy, Progress, Retry, idempotency_key,
     jittered,
 };
-use hapax_core::order::{Guard, OrderPolicy, Place, Position};
+use hapax_core::order::{Guard, OVERTAKEN, OrderPolicy, Place, Position};
 use hapax_core::store::{
     Claim, ClaimedEvent, HandlerRef, HandlerSpec, Held, NewJob, NewMessage, Outcome,
 };
@@ -561,7 +561,10 @@ impl Lanes {
         match outcome {
             Outcome::Done { .. } if row.state == DONE => Ok(Held::Kept),
             // A fence is valid until the next claim, replay or reject: a late "done" still counts.
-            Outcome::Done { .. } if self.was_passed(conn, &row)? => Ok(Held::Lost),
+            Outcome::Done { .. } if self.was_passed(conn, &row)? => {
+                self.overtaken(conn, &row, now)?;
+                Ok(Held::Lost)
+            }
             Outcome::Done { result, publish } if !matches!(row.state, STALE | DISCARDED) => {
                 self.finish(conn, &row, result.as_deref(), now)?;
                 let of = &self.by_lane.get(&lane).expect("a job's lane is known").tenant;
@@ -586,6 +589,29 @@ impl Lanes {
         };
         let mark = marks::mark(conn, job.lane, &place.resource)?;
         Ok(mark.is_some() && !rule.policy.may_settle(mark, place.position))
+    }
+
+    /// The mark passed a job while it was at work. Where it can only be stale from then on, it is so
+    /// at once: nobody has to wait for the end of its lease.
+    pub(super) fn overtaken(
+        &mut self,
+        conn: &Connection,
+        job: &JobRow,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        let Some(place) = job.place.as_ref().filter(|_| job.state == LEASED) else {
+            return Ok(());
+        };
+        if marks::guard(conn, job, &self.policy_of(job.lane), place)? != Guard::Stale {
+            return Ok(());
+        }
+        note_attempt(conn, job, Some(micros(now)), "lost", Some(OVERTAKEN))?;
+        conn.prepare_cached(
+            "UPDATE hapax_job SET state = 3, due_at = ?4, error = ?5
+             WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
+        )?
+        .execute((job.seq, job.lane, job.fence, micros(now), OVERTAKEN))?;
+        marks::ready_next(conn, self, job, now)
     }
 
     /// How order is kept in a lane. One that keeps none any more had marks that only grew.

@@ -474,7 +474,7 @@ async fn what_a_reader_of_rows_says_is_its_own_and_no_failure_of_the_disk() {
         |db, error| db.query_row("SELECT 1", [], |_| Err::<(), _>(error)).map(drop),
     ];
     for read in readers {
-        let right = world.store.right(&claim, Duration::from_secs(1));
+        let right = world.store.right(&claim, crate::harness::FOREVER);
         let failed = right.commit(move |db| {
             read(db, elsewhere())?;
             Ok(None)
@@ -484,7 +484,7 @@ async fn what_a_reader_of_rows_says_is_its_own_and_no_failure_of_the_disk() {
         assert!(world.store.writable().is_ok(), "the writer recovers from nothing");
     }
     // Nor is it hidden from a handler that goes on all the same.
-    let right = world.store.right(&claim, Duration::from_secs(1));
+    let right = world.store.right(&claim, crate::harness::FOREVER);
     let gone_on = right.commit(move |db| {
         let read = db.query_row("SELECT 1", [], |_| Err::<(), _>(elsewhere()));
         Ok(Some(read.is_err().to_string()))
@@ -507,6 +507,24 @@ async fn a_rust_handler_that_was_overtaken_commits_nothing() {
     let late = world.store.right(&overtaken, crate::harness::FOREVER).nothing_to_do("late").await;
     assert!(matches!(late, Err(TxError::FenceLost)), "{late:?}");
     assert!(!world.store.is_done(overtaken.job).await.expect("answers"));
+    world.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pruning_itself_is_no_demand_while_events_and_work_are() {
+    // A janitor that hears itself would pause for ever; one that hears nobody would be in the way.
+    let world = World::on_disk();
+    world.announce([spec("fee")]).await;
+    let demand = || world.store.demand().expect("it knows");
+    let before = demand();
+    let horizon = Horizon { events_before: after(60), keys_before: Vec::new() };
+    world.store.prune(horizon, 10).await.expect("prunes");
+    assert_eq!(demand(), before);
+    world.accept("evt_1", &[job("fee")]).await;
+    let accepted = demand();
+    assert!(accepted > before);
+    world.claim_one("fee").await;
+    assert!(demand() > accepted);
     world.store.close().await;
 }
 

@@ -211,7 +211,11 @@ impl Work for SqliteStore {
     }
 
     async fn prune(&self, horizon: Horizon, limit: usize) -> Result<bool, StoreError> {
-        self.writer.slice(move |writer| prune::slice(writer, &horizon, limit)).await
+        self.writer.behind(move |writer| prune::slice(writer, &horizon, limit)).await
+    }
+
+    fn demand(&self) -> Option<u64> {
+        Some(self.writer.demand())
     }
 }
 

@@ -8,7 +8,7 @@ mod decide;
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -43,6 +43,8 @@ use crate::recent::Recent;
 #[derive(Debug)]
 pub(super) struct WriterHandle {
     commands: SyncSender<Command>,
+    /// Events and slices that were brought.
+    demand: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -103,11 +105,12 @@ impl WriterHandle {
                 writer.run(&waiting);
             })
             .map_err(|source| OpenError::Io { path, source })?;
-        Ok(Self { commands, thread: Mutex::new(Some(thread)) })
+        Ok(Self { commands, demand: AtomicU64::new(0), thread: Mutex::new(Some(thread)) })
     }
 
     pub(super) async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
         let (answer, verdicts) = oneshot::channel();
+        self.demand.fetch_add(1, Ordering::Relaxed);
         self.send(Command::Ingest(ingest, answer))?;
         verdicts.await.unwrap_or(Err(StoreError::Closed))
     }
@@ -130,6 +133,20 @@ impl WriterHandle {
 
     /// Runs `slice` on the writer between two batches; it sees to its own transactions.
     pub(super) async fn slice<T: Send + 'static>(
+        &self,
+        slice: impl FnOnce(&mut Writer) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.demand.fetch_add(1, Ordering::Relaxed);
+        self.behind(slice).await
+    }
+
+    /// How many events and slices were brought, but for those that nobody waits for.
+    pub(super) fn demand(&self) -> u64 {
+        self.demand.load(Ordering::Relaxed)
+    }
+
+    /// The same for a slice that nobody waits for.
+    pub(super) async fn behind<T: Send + 'static>(
         &self,
         slice: impl FnOnce(&mut Writer) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {

@@ -151,6 +151,7 @@ on_every_working_store! {
         a_sequence_without_a_start_begins_with_what_is_claimed_first,
         a_claimed_job_has_its_resource_for_itself_and_moves_its_mark,
         a_claimed_job_that_was_overtaken_while_it_waited_does_nothing,
+        who_was_overtaken_at_work_is_stale_at_once_and_keeps_nobody_waiting,
         a_look_that_sets_a_job_aside_is_no_attempt,
     }
     gaps {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use hapax_core::job::{Phase, Retry};
-use hapax_core::order::{Gaps, OrderPolicy};
+use hapax_core::order::{Gaps, OVERTAKEN, OrderPolicy};
 use hapax_core::store::{Held, Ran, ReplayEffect, Status};
 
 use crate::harness::{
@@ -369,6 +369,34 @@ pub(crate) async fn a_claimed_job_that_was_overtaken_while_it_waited_does_nothin
     assert_eq!(run_claimed(&world, &older).await, Ran::Guarded);
     assert_eq!(world.event("v4").await.summary.status, Status::Stale);
     assert_eq!(world.job("v4", "fee").await.progress.attempt, 0, "nothing of it was tried");
+    assert_eq!(world.do_all("fee").await, ["v6"]);
+}
+
+pub(crate) async fn who_was_overtaken_at_work_is_stale_at_once_and_keeps_nobody_waiting<
+    S: Working,
+>(
+    world: World<S>,
+) {
+    // A slow worker's late "done" moves the mark past a job that somebody else is working on: that
+    // one's "done" counts for nothing, and the next of the resource must not wait for its lease.
+    world.announce([ordered("fee", LATEST)]).await;
+    world.accept("v5", &[placed("fee", "po_1", 5)]).await;
+    let slow = world.claim_one("fee").await;
+    world.pass(LEASE);
+    world.accept("v4", &[placed("fee", "po_1", 4)]).await;
+    let older = world.claim("fee", 1).await.remove(0);
+    assert_eq!(ids(std::slice::from_ref(&older)), ["v4"]);
+    world.accept("v6", &[placed("fee", "po_1", 6)]).await;
+    assert!(world.claim("fee", 1).await.is_empty(), "one at a time");
+    assert_eq!(world.settle(&slow, done("late, but first")).await, Held::Kept);
+    for _ in 0..2 {
+        assert_eq!(world.settle(&older, done("too late")).await, Held::Lost);
+        let job = world.job("v4", "fee").await;
+        assert_eq!((job.phase, job.progress.attempt, job.result), (Phase::Stale, 1, None));
+        let told: Vec<_> = job.attempts.iter().map(|one| one.outcome.as_str()).collect();
+        assert_eq!(told, ["lost"]);
+        assert_eq!(job.error.as_deref(), Some(OVERTAKEN));
+    }
     assert_eq!(world.do_all("fee").await, ["v6"]);
 }
 

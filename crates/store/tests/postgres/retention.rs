@@ -22,6 +22,15 @@ async fn prune(base: &Base, events_before: Timestamp, limit: usize) {
     panic!("pruning never ends");
 }
 
+/// The days ahead, and those of the test, are made: that takes the lock which a removal begins with.
+async fn days_are_made(base: &Base, least: usize) {
+    until("the days are made", async || {
+        let days = "SELECT count(*)::text FROM pg_class WHERE relname ~ '^body_[0-9]{8}$'";
+        base.one(days).await.parse::<usize>().expect("a number") >= least
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_that_ran_out_go_and_those_that_hold_stay() {
     // More of them than one slice takes, a reservation whose lease outlives its time, and keys of
@@ -76,6 +85,7 @@ async fn a_removal_that_was_cut_off_does_not_stop_that_of_an_older_day() {
         let ingest = Sender::plain().ingest_at(&body(&format!("evt_{n}")), at, at);
         base.store.ingest(ingest).await.expect("ingests");
     }
+    days_are_made(&base, 10).await;
     let (reader, other) = (connect(&base.url).await, connect(&base.url).await);
     // Somebody reads the day: the removal waits for them in its second half, and is cut off there.
     reader.batch_execute("BEGIN; SELECT FROM hapax.body").await.expect("reads");
@@ -119,12 +129,7 @@ async fn an_event_that_comes_while_its_day_is_removed_keeps_its_body() {
     arrive("evt_1").await.expect("ingests");
     let other = connect(&base.url).await;
     let lock = "BEGIN; LOCK TABLE hapax.body IN SHARE UPDATE EXCLUSIVE MODE";
-    // The days ahead are made first: that takes the same lock.
-    until("the days are made", async || {
-        let days = "SELECT count(*)::text FROM pg_class WHERE relname ~ '^body_[0-9]{8}$'";
-        base.one(days).await.parse::<usize>().expect("a number") >= 9
-    })
-    .await;
+    days_are_made(&base, 9).await;
     base.sql.batch_execute(lock).await.expect("locks");
     let meanwhile = async {
         until("the removal waits", async || {
@@ -142,4 +147,16 @@ async fn an_event_that_comes_while_its_day_is_removed_keeps_its_body() {
     prune(&base, before, 10).await;
     let day = "SELECT count(*)::text FROM pg_class WHERE relname = 'body_20260601'";
     assert_eq!(base.one(day).await, "0", "and the day goes once it is finished");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pruning_itself_is_no_demand_and_an_event_is() {
+    // A janitor that hears itself would pause for ever; one that hears nobody would be in the way.
+    let base = Base::new("demand", spec(1)).await;
+    base.accept("evt_1", None).await;
+    let before = base.store.demand().expect("it knows");
+    prune(&base, after(86_400), 2).await;
+    assert_eq!(base.store.demand(), Some(before));
+    base.accept("evt_2", None).await;
+    assert!(base.store.demand() > Some(before));
 }

@@ -14,9 +14,9 @@ use serde_json::json;
 use tokio_postgres::error::SqlState;
 
 use crate::harness::{Sender, body, noon};
-use crate::{Base, claim, connect, handler, ordered, spec, until};
+use crate::{Base, FOREVER, claim, connect, handler, ordered, spec, until};
 
-const TIME: Duration = Duration::from_secs(5);
+const TIME: Duration = Duration::from_secs(30);
 const ROW: &str = "INSERT INTO ledger VALUES ($1, 'rust')";
 const ROWS: &str = "SELECT count(*) || ' ' || count(DISTINCT event_id) FROM ledger";
 
@@ -173,7 +173,7 @@ async fn what_is_dropped_is_rolled_back_and_its_connection_serves_others() {
             }
             _slow => {
                 let cut = tokio::time::timeout(Duration::from_millis(20), async move {
-                    db.execute("SELECT pg_sleep(3)", &[]).await
+                    db.execute("SELECT pg_sleep(20)", &[]).await
                 });
                 assert!(cut.await.is_err());
             }
@@ -236,7 +236,7 @@ async fn an_error_that_is_passed_over_voids_the_transaction() {
     })
     .await;
     check_void(&base, "it was broken off", async |mut db| {
-        let slow = db.execute("SELECT pg_sleep(3)", &[]);
+        let slow = db.execute("SELECT pg_sleep(20)", &[]);
         assert!(tokio::time::timeout(Duration::from_millis(20), slow).await.is_err());
         db
     })
@@ -341,7 +341,7 @@ async fn what_was_done_to_the_session_is_undone() {
                     (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 42),
                     current_setting('search_path'), current_setting('statement_timeout'))";
     let told: String = db.query_row(look, &[]).await.expect("looks").expect("a row").get(0);
-    assert_eq!(told, "0|0|\"$user\", public|5s");
+    assert_eq!(told, "0|0|\"$user\", public|30s");
     drop((claim, db));
 }
 
@@ -376,7 +376,8 @@ async fn time_that_is_used_up_is_a_failure_wherever_it_went() {
     let base = Base::new("rust_slow", spec(1)).await;
     base.accept("evt_1", None).await;
     let (claim, _) = base.right().await;
-    let short = Duration::from_millis(200);
+    // Long enough to begin and to write a row on a busy machine.
+    let short = Duration::from_secs(2);
     // In a statement: the server cuts it off.
     let mut db = begun(base.store.right(&claim, short), &claim).await;
     let error = db.execute("SELECT pg_sleep(30)", &[]).await.expect_err("too slow");
@@ -391,7 +392,7 @@ async fn time_that_is_used_up_is_a_failure_wherever_it_went() {
     let error = db.execute(ROW, &[&"evt_1"]).await.expect_err("too late");
     assert!(matches!(error, PgDbError::TimedOut(_)), "{error:?}");
     let failure = failed(db.commit(None).await.expect_err("too late"));
-    assert!(failure.error().contains("took longer than 200ms"), "{failure}");
+    assert!(failure.error().contains("took longer than 2s"), "{failure}");
     assert_eq!(base.one(ROWS).await, "0 0");
 }
 
@@ -403,11 +404,11 @@ async fn a_transaction_that_nobody_goes_on_with_locks_nobody_out() {
     base.sql.batch_execute("INSERT INTO account VALUES (0)").await.expect("a row");
     base.accept("evt_1", None).await;
     let (claim, _) = base.right().await;
-    let mut db = begun(base.store.right(&claim, Duration::from_millis(100)), &claim).await;
+    let mut db = begun(base.store.right(&claim, Duration::from_secs(2)), &claim).await;
     let step = "UPDATE account SET balance = balance + 1";
     db.execute(step, &[]).await.expect("updates");
     let theirs = connect(&base.url).await;
-    let update = tokio::time::timeout(Duration::from_secs(20), theirs.execute(step, &[]));
+    let update = tokio::time::timeout(FOREVER, theirs.execute(step, &[]));
     update.await.expect("is let in").expect("updates");
     assert!(matches!(db.commit(None).await, Err(TxError::Failed(_))));
     assert_eq!(base.one("SELECT balance::text FROM account").await, "1");
@@ -446,7 +447,7 @@ async fn claimed(store: &PgStore) -> Claim {
         if let Some(claim) = claim(store, 1).await.pop() {
             return claim;
         }
-        assert!(began.elapsed() < Duration::from_secs(20), "never claimed");
+        assert!(began.elapsed() < FOREVER, "never claimed");
         tokio::task::yield_now().await;
     }
 }
@@ -545,7 +546,7 @@ async fn every_event_takes_effect_once_on_whichever_node() {
             let open = "SELECT count(*) FROM hapax.job WHERE state <> 2";
             let began = Instant::now();
             for turn in n.. {
-                assert!(began.elapsed() < Duration::from_secs(60), "it never ends");
+                assert!(began.elapsed() < FOREVER, "it never ends");
                 for claim in claim(&store, 4).await {
                     let db = begun(store.right(&claim, TIME), &claim).await;
                     let late = claim.event.key.event_id.ends_with("50") && claim.attempt == 1;

@@ -242,7 +242,8 @@ async fn a_server_that_falls_silent_keeps_no_sender_waiting_and_no_writer() {
     for one in sending {
         let (answer, took) = one.await.expect("no panic");
         assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
-        assert!(took < Duration::from_secs(7), "{took:?}");
+        // Five seconds, and the rest is for a machine that has much else to do.
+        assert!(took < Duration::from_secs(20), "{took:?}");
     }
     proxy.set(Traffic::Forward);
     until("works again", async || {
@@ -502,6 +503,41 @@ async fn many_nodes_that_open_an_empty_database_at_once_migrate_it_once() {
     assert!(steps.iter().all(|step| step.applied), "{steps:?}");
     let taken = number(&url, "SELECT count(*) FROM hapax.migration").await;
     assert_eq!(taken as usize, steps.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_with_settings_of_its_own_is_migrated_and_used_like_any_other() {
+    // What an old application needs of a session changes how our own text is read.
+    let url = Postgres::shared().await.create_database("settings").await;
+    let name = url.rsplit('/').next().expect("a name");
+    for setting in [
+        "standard_conforming_strings = off",
+        "backslash_quote = off",
+        "search_path = ''",
+        "datestyle = 'SQL, DMY'",
+        "intervalstyle = 'iso_8601'",
+        "timezone = 'Asia/Kolkata'",
+        "bytea_output = 'escape'",
+        "default_transaction_isolation = 'serializable'",
+        "default_transaction_deferrable = on",
+        "synchronous_commit = off",
+        "plan_cache_mode = 'force_generic_plan'",
+    ] {
+        Postgres::execute_at(&url, &format!("ALTER DATABASE \"{name}\" SET {setting}")).await;
+    }
+    let store = open_narrow(&url).await;
+    store.announce(vec![spec("fee")]).await.expect("announces");
+    let ingest = Sender::plain().ingest_for(&body("evt_1"), noon(), noon(), &[job("fee")]);
+    store.ingest(ingest).await.expect("ingests");
+    let ask = ClaimAsk { handler: handler("fee"), limit: 1, worker: "w".into() };
+    let claim = store.claim(ask).await.expect("claims").remove(0);
+    assert_eq!(&*claim.event.body, body("evt_1").as_bytes());
+    let held = store.settle(claim.job, claim.fence, done("r")).await;
+    assert_eq!(held.expect("settles"), Held::Kept);
+    store.close().await;
+    let told = "SELECT count(*) FROM hapax.processed_events
+                WHERE processed AND event_id = 'evt_1'";
+    assert_eq!(number(&url, told).await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

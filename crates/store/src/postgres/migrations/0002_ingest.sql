@@ -5,7 +5,7 @@
 CREATE FUNCTION hapax.last_job(event uuid) RETURNS uuid
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
 RETURN pg_catalog.encode(
-    overlay(pg_catalog.uuid_send(event) PLACING '\xffffff'::pg_catalog.bytea FROM 14), 'hex'
+    overlay(pg_catalog.uuid_send(event) PLACING pg_catalog.decode('ffffff', 'hex') FROM 14), 'hex'
 )::pg_catalog.uuid;
 
 -- Where a job puts its event in the order of statuses: the lowest of all jobs is told.

@@ -607,6 +607,7 @@ DECLARE
     j hapax.job;
     mark bigint;
     verdict smallint;
+    overtaken CONSTANT text := 'newer news of its resource was applied meanwhile';
 BEGIN
     SELECT * INTO j FROM hapax.job x WHERE x.job = of_job FOR UPDATE;
     IF NOT FOUND OR j.fence IS DISTINCT FROM of_fence OR j.started_at IS NULL THEN
@@ -628,6 +629,14 @@ BEGIN
         IF h.policy IS NOT NULL AND mark IS NOT NULL AND NOT j.forced THEN
             verdict := hapax.guard(h, mark, j.position);
             IF verdict = 1 OR (h.policy = 2 AND verdict <> 0) THEN
+                IF verdict = 1 AND j.state = 1 THEN
+                    -- It can only be stale from now on: nobody has to wait for the end of its lease.
+                    -- In a transaction of effects this goes with them, and the next claim says so.
+                    PERFORM hapax.note_attempt(j, 'lost', at, overtaken);
+                    UPDATE hapax.job SET state = 3, due_at = at, exclusive = false, error = overtaken
+                    WHERE job = of_job;
+                    PERFORM hapax.ready_next(h, j.lane, j.resource, at);
+                END IF;
                 RETURN 0;
             END IF;
         END IF;
