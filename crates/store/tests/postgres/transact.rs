@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use hapax_core::job::Retry;
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
-use hapax_core::store::{Claim, NewMessage, Outcome, Work};
+use hapax_core::store::{Claim, NewJob, NewMessage, Outcome, Store, StoreError, Work};
 use hapax_sim::{Postgres, Proxy, READY_FOR_QUERY, Trap};
 use hapax_store::{Failure, PgDb, PgDbError, PgStore, PgTx, Transact, TxError};
 use serde_json::json;
 use tokio_postgres::error::SqlState;
 
-use crate::{Base, FOREVER, claim, connect, ordered, spec};
+use crate::harness::{Sender, body, noon};
+use crate::{Base, FOREVER, claim, connect, handler, ordered, spec, until};
 
 const TIME: Duration = Duration::from_secs(30);
 const ROW: &str = "INSERT INTO ledger VALUES ($1, 'rust')";
@@ -84,6 +85,58 @@ async fn effects_done_and_messages_are_one_commit_once_per_fence() {
     let told = "SELECT count(*) || ' ' || count(e.id) || ' ' || min(m.tenant)
                 FROM hapax.message m LEFT JOIN hapax.event e ON e.id = m.event";
     assert_eq!(base.one(told).await, "2 2 default");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_names_no_tenant_is_of_its_events() {
+    // Two tenants publish under the same id: the first must not use up the other's.
+    let base = Base::new("rust_tenants", spec(1)).await;
+    for tenant in ["acme", "beta"] {
+        let job = NewJob { handler: handler().handler, place: None, hopeless: None };
+        let ingest = Sender::of(tenant, "shop").ingest_for(&body("evt_1"), noon(), noon(), &[job]);
+        base.store.ingest(ingest).await.expect("accepts");
+        let (_, mut db) = base.begun().await;
+        for named in [None, Some("named".to_owned())] {
+            let (r#type, data, id) = ("fee".to_owned(), json!({}), Some("msg_1".to_owned()));
+            let message = NewMessage { r#type, data, key: None, tenant: named, id };
+            db.publish(&message).await.expect("publishes");
+        }
+        db.commit(None).await.expect("commits");
+    }
+    let told = "SELECT string_agg(m.tenant || '=' || e.tenant, ',' ORDER BY m.tenant)
+                FROM hapax.message m JOIN hapax.event e ON e.id = m.event";
+    assert_eq!(base.one(told).await, "acme=acme,beta=beta,named=acme");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_was_begun_goes_on_when_nobody_waits_for_it() {
+    // As when the attempt's time runs out just then: half a commit would be no commit at all.
+    let base = Base::new("rust_unawaited", spec(1)).await;
+    base.accept("evt_1", None).await;
+    let (claim, db) = base.begun().await;
+    let cut = tokio::time::timeout(Duration::ZERO, db.commit(None)).await;
+    assert!(cut.is_err(), "{cut:?}");
+    // The verdict that comes of the timeout: it waits for the commit, or the commit undoes it.
+    let outcome = Outcome::Failed { error: "timed out".into(), retry: Retry::Never };
+    base.store.settle(claim.job, claim.fence, outcome).await.expect("settles");
+    let state = "SELECT state::text FROM hapax.job";
+    until("it is done", || async { base.one(state).await == "2" }).await;
+    assert_eq!(base.one(ROWS).await, "1 1");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_begins_or_commits_on_a_store_that_is_closed() {
+    // A node that stops has told everybody that its work has ended.
+    let base = Base::new("rust_closed", spec(1)).await;
+    base.accept("evt_1", None).await;
+    let (claim, db) = base.begun().await;
+    base.store.close().await;
+    let closed = |error: &TxError| matches!(error, TxError::Store(StoreError::Closed));
+    let ended = db.commit(None).await.expect_err("closed");
+    assert!(closed(&ended), "{ended:?}");
+    let ended = base.store.right(&claim, TIME).begin().await.expect_err("closed");
+    assert!(closed(&ended), "{ended:?}");
+    assert_eq!(base.one(ROWS).await, "0 0");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
