@@ -387,6 +387,27 @@ async fn a_claimed_job_has_the_current_object_and_its_effects_commit_with_done()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_statement_costs_those_before_it_its_timeout_only_once() {
+    // The last of a batch is slow: were each of the others given back for want of time, every round
+    // would end one job and stop the writer for as long as the timeout.
+    const SLOW: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n
+                            WHERE :event_id = 'evt_slow') SELECT max(i) FROM n;
+                        INSERT INTO ledger SELECT :event_id, 1";
+    let mut world = World::with(SLOW, spec(1, None)).await;
+    world.timeout = Duration::from_secs(1);
+    for n in 0..20 {
+        world.accept(&format!("evt_{n:02}"), None).await;
+    }
+    world.accept("evt_slow", None).await;
+    // It is found in the first round, and in no batch after that.
+    let first = world.run().await;
+    assert_eq!(first.failed, 1, "{first:?}");
+    assert_eq!(world.event("evt_slow").await.jobs[0].phase, Phase::Dead);
+    assert_eq!(first.done + world.drain().await.done, 20);
+    assert_eq!(world.rows("SELECT event_id FROM ledger").len(), 20);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claimed_job_that_fails_is_an_attempt_and_leaves_nothing_behind() {
     // The second statement breaks a rule after the first one wrote.
     let world =

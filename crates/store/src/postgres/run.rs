@@ -69,7 +69,7 @@ pub(super) enum NotRun {
 
 /// Claims and runs one slice. An error is the database's own: what was claimed ends as lost.
 pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, StoreError> {
-    let until = Instant::now() + SLICE_MAX;
+    let mut until = Instant::now() + SLICE_MAX;
     let begun = jobs::claim(shared, &ask.claim, Guarded::InTheWork).await?;
     let mut ran = SqlRan { guarded: begun.set_aside.len(), ..SqlRan::default() };
     ran.events.extend(begun.set_aside);
@@ -105,6 +105,9 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
             Err(why) => {
                 tracing::debug!(jobs = first.len(), ?why, "a batch failed; each runs alone");
                 alone.splice(0..0, first);
+                // A slow one has used up the time of all: with none left, each round would end one
+                // job and cost its timeout again.
+                until = Instant::now() + SLICE_MAX;
             }
         }
     } else {

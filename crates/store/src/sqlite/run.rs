@@ -38,6 +38,15 @@ enum Went {
     Guarded,
 }
 
+/// How a batch went.
+enum Together {
+    Ran(SqlRan),
+    /// Nothing of it holds. `by` is the place of the job that did not go, unless it was the commit.
+    Undone {
+        by: Option<usize>,
+    },
+}
+
 /// What is run for a job.
 struct Effects<'a> {
     program: &'a SqlProgram,
@@ -63,8 +72,8 @@ impl Bench<'_> {
     /// Claims and runs one slice. An error is the database's own: nothing of the slice is lost, its
     /// claims end as lost attempts.
     pub(super) fn run(&mut self, ask: &SqlAsk) -> rusqlite::Result<SqlRan> {
-        let until = Instant::now() + SQL_SLICE_MAX;
-        let claims = self.claim(ask)?;
+        let mut until = Instant::now() + SQL_SLICE_MAX;
+        let mut claims = self.claim(ask)?;
         let mut ran = SqlRan::default();
         if !claims.is_empty() {
             failpoint!("worker.after_claim");
@@ -77,8 +86,16 @@ impl Bench<'_> {
         }
         if claims.len() > 1 {
             match self.together(&claims, ask, until)? {
-                Some(together) => return Ok(together),
-                None => tracing::debug!(jobs = claims.len(), "a batch failed; each runs alone"),
+                Together::Ran(together) => return Ok(together),
+                Together::Undone { by } => {
+                    tracing::debug!(jobs = claims.len(), "a batch failed; each runs alone");
+                    // First whoever undid the batch, lest it undo the next ones too: a slow statement
+                    // would cost all the others its timeout again and again.
+                    if let Some(culprit) = by {
+                        claims[..=culprit].rotate_right(1);
+                    }
+                    until = Instant::now() + SQL_SLICE_MAX;
+                }
             }
         }
         for (begun, (job, claim)) in claims.iter().enumerate() {
@@ -158,13 +175,13 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// All in one transaction, as far as the time goes; `None` when any of them did not go.
+    /// All in one transaction, as far as the time goes.
     fn together(
         &mut self,
         claims: &[(JobRow, Claim)],
         ask: &SqlAsk,
         until: Instant,
-    ) -> rusqlite::Result<Option<SqlRan>> {
+    ) -> rusqlite::Result<Together> {
         let tx = Transaction::begin(self.conn)?;
         let mut ran = SqlRan::default();
         for (begun, (job, claim)) in claims.iter().enumerate() {
@@ -175,7 +192,7 @@ impl Bench<'_> {
             match self.work(job, claim, &Effects::of(ask)) {
                 Ok(Went::Done) => ran.done += 1,
                 Ok(Went::Guarded) => ran.guarded += 1,
-                Err(NotRun::Statement(_)) => return Ok(None),
+                Err(NotRun::Statement(_)) => return Ok(Together::Undone { by: Some(begun) }),
                 Err(NotRun::Store(error)) => return Err(error),
             }
             ran.events.push(claim.event.id);
@@ -184,9 +201,9 @@ impl Bench<'_> {
         match tx.commit() {
             Ok(()) => {
                 failpoint!("worker.after_commit");
-                Ok(Some(ran))
+                Ok(Together::Ran(ran))
             }
-            Err(error) if is_the_users_at_commit(&error) => Ok(None),
+            Err(error) if is_the_users_at_commit(&error) => Ok(Together::Undone { by: None }),
             Err(error) => Err(error),
         }
     }
