@@ -6,8 +6,8 @@ mod support;
 
 use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -20,7 +20,8 @@ use hapax::{
 use serde_json::{Value, json};
 use support::load::Load;
 use support::nodes::{Database, wait};
-use support::{FOREVER, Lines, Sender, Wire, sender, until};
+use support::process::{Process, hits};
+use support::{FOREVER, Sender, Wire, sender, until};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::sync::Barrier;
@@ -348,44 +349,14 @@ async fn node_of_an_app() {
     tokio::join!(hapax.run(std::future::pending()), serve);
 }
 
-/// A node in a process of its own; it gets a SIGKILL when dropped.
-struct Node {
-    child: Child,
-    stdout: Lines,
-    address: SocketAddr,
-}
-
-impl Node {
-    fn start(database: &Database, env: &[(&str, &str)]) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+/// A node in a process of its own.
+fn node(database: &Database, env: &[(&str, &str)]) -> Process {
+    Process::start(
+        Command::new(std::env::current_exe().unwrap())
             .args(["node_of_an_app", "--exact", "--nocapture"])
             .env(NODE, &database.url)
-            .envs(env.iter().copied())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let stdout = Lines::of(child.stdout.take().unwrap());
-        let ready = stdout.wait_for("app ready: ");
-        let address = ready.rsplit(' ').next().unwrap().parse().unwrap();
-        Self { child, stdout, address }
-    }
-
-    fn signal(&self, name: &str) {
-        let script = format!("kill -{name} {}", self.child.id());
-        assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
-    }
-
-    fn wait(&mut self) -> ExitStatus {
-        assert!(self.stdout.wait_for_end(), "it did not stop");
-        self.child.wait().unwrap()
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+            .envs(env.iter().copied()),
+    )
 }
 
 /// Waits until so many are processed, and then each has had its effect once.
@@ -398,11 +369,6 @@ fn all_once(database: &Database, events: usize) {
     });
     database.is_once_each(events);
     assert_eq!(database.number("SELECT count(*) FROM hapax.dead_letters"), 0);
-}
-
-fn hits(file: &Path, point: &str) -> usize {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    text.lines().filter(|line| *line == point).count()
 }
 
 #[test]
@@ -428,15 +394,15 @@ fn a_death_at_each_step_of_the_handler_neither_loses_nor_doubles_an_effect() {
         events += EVENTS;
         let before = hits(&hit_file, point);
         let plan = format!("{point}=abort@{at}");
-        let mut node = Node::start(&database, &[("HAPAX_FAILPOINTS", &plan), hits_to]);
-        load.send(node.address, |_| {
-            assert_eq!(node.wait().signal(), Some(SIGABRT), "{point}@{at}");
+        let mut dying = node(&database, &[("HAPAX_FAILPOINTS", &plan), hits_to]);
+        load.send(dying.address, |_| {
+            assert_eq!(dying.wait().signal(), Some(SIGABRT), "{point}@{at}");
         });
         assert_eq!(hits(&hit_file, point) - before, at, "{point}");
-        let node = Node::start(&database, &[]);
-        load.send_all(node.address);
+        let next = node(&database, &[]);
+        load.send_all(next.address);
         all_once(&database, events);
-        drop(node);
+        drop(next);
     }
 }
 
@@ -446,11 +412,11 @@ fn a_node_killed_beside_another_neither_loses_nor_doubles_an_effect() {
     const EVENTS: usize = 150;
     const BLOWS: usize = 3;
     let database = Database::shared("rust_killed");
-    let stays = Node::start(&database, &[]);
+    let stays = node(&database, &[]);
     for blow in 0..BLOWS {
         let (from, to) = (blow * EVENTS, (blow + 1) * EVENTS);
         let mut load = Load::events(6, &Sender::stripe(SECRET), from..to);
-        let dies = Node::start(&database, &[]);
+        let dies = node(&database, &[]);
         load.send(dies.address, |acked| {
             let due = EVENTS / 4 + blow * EVENTS / 5;
             until("some are acked", || (acked.load(Ordering::Relaxed) >= due).then_some(()));
@@ -469,14 +435,14 @@ fn a_node_stopped_past_its_lease_cannot_commit_what_another_has_done() {
     let go = dir.path().join("go");
     let waits_for = (WAITS_FOR, go.to_str().unwrap());
     let database = Database::shared("rust_zombie");
-    let zombie = Node::start(&database, &[waits_for]);
+    let zombie = node(&database, &[waits_for]);
     let mut wire = Wire::connect(zombie.address);
     wire.write(Sender::stripe(SECRET).event("evt_1"));
     wire.answer().is("accepted");
     zombie.stdout.wait_for("transaction open");
     zombie.signal("STOP");
     database.execute("UPDATE hapax.job SET due_at = now() - interval '1 minute'");
-    let other = Node::start(&database, &[]);
+    let other = node(&database, &[]);
     wait_for(&database, "evt_1", "processed");
     let attempt = database.number("SELECT attempt FROM ledger");
     assert!(attempt > 1, "the first one is stopped");

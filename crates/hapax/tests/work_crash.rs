@@ -5,7 +5,6 @@
 mod support;
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
@@ -16,6 +15,7 @@ use serde_json::json;
 use support::app::App;
 use support::ledger::{self, Ledger};
 use support::load::{Dice, Load};
+use support::process::hits;
 use support::{House, Sender, Server, until};
 
 const SECRET: &str = "whsec_work";
@@ -67,12 +67,6 @@ fn dies_at(house: &House, point: &str, at: usize, mut load: Load) -> Server {
     let server = house.start_with(&[hits_to]);
     load.send_all(server.ingress);
     server
-}
-
-/// How often a failpoint was passed, over all lives of the server.
-fn hits(file: &Path, point: &str) -> usize {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    text.lines().filter(|line| *line == point).count()
 }
 
 #[test]

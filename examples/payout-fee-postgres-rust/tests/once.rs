@@ -5,59 +5,28 @@
 #[path = "../../../crates/hapax/tests/support/mod.rs"]
 mod support;
 
-use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde_json::json;
 use support::load::Load;
 use support::nodes::Database;
-use support::{Lines, Sender, until};
+use support::process::{Process, hits};
+use support::{Sender, until};
 
 const SECRET: &str = "whsec_example";
 const SIGABRT: i32 = 6;
 
-/// A running app; it gets a SIGKILL when dropped.
-struct App {
-    child: Child,
-    stdout: Lines,
-    address: SocketAddr,
-}
-
-impl App {
-    fn start(database: &Database, env: &[(&str, &str)]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_payout-fee-postgres-rust"))
+/// One of the apps on this database.
+fn app(database: &Database, env: &[(&str, &str)]) -> Process {
+    Process::start(
+        Command::new(env!("CARGO_BIN_EXE_payout-fee-postgres-rust"))
             .env("DATABASE_URL", &database.url)
             .env("LISTEN", "127.0.0.1:0")
-            .envs(env.iter().copied())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let stdout = Lines::of(child.stdout.take().unwrap());
-        let ready = stdout.wait_for("app ready: http://");
-        let address = ready.rsplit('/').next().unwrap().parse().unwrap();
-        Self { child, stdout, address }
-    }
-
-    fn signal(&self, name: &str) {
-        let script = format!("kill -{name} {}", self.child.id());
-        assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
-    }
-
-    fn wait(&mut self) -> ExitStatus {
-        assert!(self.stdout.wait_for_end(), "it did not stop");
-        self.child.wait().unwrap()
-    }
-}
-
-impl Drop for App {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+            .envs(env.iter().copied()),
+    )
 }
 
 /// Waits until `events` are done, and then each has its fee of 50 and its message, once.
@@ -90,17 +59,12 @@ fn load(payouts: std::ops::Range<usize>, copies: usize) -> Load {
     Load::new(copies, requests)
 }
 
-fn hits(file: &Path, point: &str) -> usize {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    text.lines().filter(|line| *line == point).count()
-}
-
 #[test]
 fn fifty_copies_to_two_apps_and_a_sigkill_of_one_charge_one_fee_of_50() {
     // Half of them go to each; one app is killed with some of its copies acked.
     const COPIES: usize = 25;
     let database = Database::empty("example_copies");
-    let (dies, mut stays) = (App::start(&database, &[]), App::start(&database, &[]));
+    let (dies, mut stays) = (app(&database, &[]), app(&database, &[]));
     let (mut one, mut other) = (load(0..1, COPIES), load(0..1, COPIES));
     std::thread::scope(|scope| {
         scope.spawn(|| other.send_all(stays.address));
@@ -139,14 +103,14 @@ fn a_death_at_each_step_of_the_handler_neither_loses_nor_doubles_a_fee() {
         payouts += PAYOUTS;
         let before = hits(&hit_file, point);
         let plan = format!("{point}=abort@{at}");
-        let mut app = App::start(&database, &[("HAPAX_FAILPOINTS", &plan), hits_to]);
-        load.send(app.address, |_| {
-            assert_eq!(app.wait().signal(), Some(SIGABRT), "{point}@{at}");
+        let mut dies = app(&database, &[("HAPAX_FAILPOINTS", &plan), hits_to]);
+        load.send(dies.address, |_| {
+            assert_eq!(dies.wait().signal(), Some(SIGABRT), "{point}@{at}");
         });
         assert_eq!(hits(&hit_file, point) - before, at, "{point}");
-        let app = App::start(&database, &[]);
-        load.send_all(app.address);
+        let next = app(&database, &[]);
+        load.send_all(next.address);
         is_once_each(&database, payouts);
-        drop(app);
+        drop(next);
     }
 }

@@ -4,16 +4,16 @@
 #[path = "../../../crates/hapax/tests/support/mod.rs"]
 mod support;
 
-use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::Ordering;
 
 use rusqlite::{Connection, OpenFlags, Row};
 use serde_json::json;
 use support::load::Load;
-use support::{FOREVER, Lines, Sender, until};
+use support::process::{Process, hits};
+use support::{FOREVER, Sender, until};
 use tempfile::TempDir;
 
 const SECRET: &str = "whsec_example";
@@ -27,18 +27,13 @@ impl Place {
         Self(tempfile::tempdir().unwrap())
     }
 
-    fn start(&self, env: &[(&str, &str)]) -> App {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_payout-fee-rust"))
-            .current_dir(self.0.path())
-            .env("LISTEN", "127.0.0.1:0")
-            .envs(env.iter().copied())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let stdout = Lines::of(child.stdout.take().unwrap());
-        let ready = stdout.wait_for("app ready: http://");
-        let address = ready.rsplit('/').next().unwrap().parse().unwrap();
-        App { child, stdout, address }
+    fn start(&self, env: &[(&str, &str)]) -> Process {
+        Process::start(
+            Command::new(env!("CARGO_BIN_EXE_payout-fee-rust"))
+                .current_dir(self.0.path())
+                .env("LISTEN", "127.0.0.1:0")
+                .envs(env.iter().copied()),
+        )
     }
 
     fn hits(&self) -> PathBuf {
@@ -75,32 +70,6 @@ impl Place {
     }
 }
 
-/// A running app; it gets a SIGKILL when dropped.
-struct App {
-    child: Child,
-    stdout: Lines,
-    address: SocketAddr,
-}
-
-impl App {
-    fn signal(&self, name: &str) {
-        let script = format!("kill -{name} {}", self.child.id());
-        assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
-    }
-
-    fn wait(&mut self) -> ExitStatus {
-        assert!(self.stdout.wait_for_end(), "it did not stop");
-        self.child.wait().unwrap()
-    }
-}
-
-impl Drop for App {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 fn payout(n: usize) -> Vec<u8> {
     let body = json!({
         "id": format!("evt_{n}"), "object": "event", "type": "payout.paid",
@@ -113,11 +82,6 @@ fn payout(n: usize) -> Vec<u8> {
 fn load(payouts: std::ops::Range<usize>, copies: usize) -> Load {
     let requests = payouts.flat_map(|n| std::iter::repeat_n(payout(n), copies)).collect();
     Load::new(copies, requests)
-}
-
-fn hits(file: &Path, point: &str) -> usize {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    text.lines().filter(|line| *line == point).count()
 }
 
 #[test]
