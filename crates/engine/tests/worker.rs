@@ -173,6 +173,24 @@ fn put(store: &Bench, event_id: &str) -> JobId {
     store.put(HANDLER, event(SOURCE, event_id, "content-type: application/json\n", "{}"))
 }
 
+/// An app that says when somebody has come, and answers whom the gate lets through.
+async fn gated() -> (TheApp, Arc<Semaphore>, Arc<Semaphore>) {
+    let (arrived, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let app = {
+        let (arrived, gate) = (arrived.clone(), gate.clone());
+        TheApp::start(move |_, _| {
+            let (arrived, gate) = (arrived.clone(), gate.clone());
+            async move {
+                arrived.add_permits(1);
+                gate.acquire().await.unwrap().forget();
+                says(200, "")
+            }
+        })
+        .await
+    };
+    (app, arrived, gate)
+}
+
 #[tokio::test]
 async fn a_failed_attempt_is_made_again_with_the_same_key_and_another_fence() {
     let app = TheApp::start(|count, _| async move {
@@ -498,19 +516,7 @@ async fn a_stop_gives_back_what_was_claimed_but_not_begun() {
 
 #[tokio::test]
 async fn a_stop_waits_for_what_was_begun() {
-    let (arrived, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
-    let app = {
-        let (arrived, gate) = (arrived.clone(), gate.clone());
-        TheApp::start(move |_, _| {
-            let (arrived, gate) = (arrived.clone(), gate.clone());
-            async move {
-                arrived.add_permits(1);
-                gate.acquire().await.unwrap().forget();
-                says(200, "")
-            }
-        })
-        .await
-    };
+    let (app, arrived, gate) = gated().await;
     let store = Bench::new();
     let job = put(&store, "evt_1");
     let crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
@@ -1030,19 +1036,7 @@ async fn one_that_was_lost_runs_with_nothing_beside_it_in_any_lane() {
 #[tokio::test]
 async fn sql_that_was_lost_runs_with_nothing_beside_it_in_any_lane() {
     // It runs inside the store, but would take calls that are in flight with it all the same.
-    let (arrived, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
-    let app = {
-        let (arrived, gate) = (arrived.clone(), gate.clone());
-        TheApp::start(move |_, _| {
-            let (arrived, gate) = (arrived.clone(), gate.clone());
-            async move {
-                arrived.add_permits(1);
-                gate.acquire().await.unwrap().forget();
-                says(200, "")
-            }
-        })
-        .await
-    };
+    let (app, arrived, gate) = gated().await;
     let store = Bench::new();
     let mut statements = handler(sql());
     statements.name = HandlerName::new("second");

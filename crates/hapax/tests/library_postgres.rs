@@ -5,7 +5,6 @@
 mod support;
 
 use std::net::SocketAddr;
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -20,7 +19,7 @@ use hapax::{
 use serde_json::{Value, json};
 use support::load::Load;
 use support::nodes::{Database, wait};
-use support::process::{Process, hits};
+use support::process::{POINTS_OF_RUST, Process, dies_at};
 use support::{FOREVER, Sender, Wire, sender, until};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -31,7 +30,6 @@ const SECRET: &str = "whsec_library";
 const AT_ONCE: [Duration; 4] = [Duration::ZERO; 4];
 /// More attempts than any event needs: on a busy machine some take longer than they may.
 const PATIENTLY: [Duration; 50] = [Duration::from_millis(50); 50];
-const SIGABRT: i32 = 6;
 
 /// An app in this process, on a database that others may share.
 struct App {
@@ -374,31 +372,16 @@ fn all_once(database: &Database, events: usize) {
 #[test]
 fn a_death_at_each_step_of_the_handler_neither_loses_nor_doubles_an_effect() {
     // A node aborts at the named moment; another one takes over what it left.
-    const POINTS: [&str; 6] = [
-        "ingress.after_commit_before_ack",
-        "code.before_handler",
-        "code.mid_commit",
-        "code.before_commit",
-        "code.after_commit",
-        "code.after_handler",
-    ];
     const EVENTS: usize = 12;
     let dir = TempDir::new().unwrap();
     let hit_file = dir.path().join("hits");
-    let hits_to = ("HAPAX_FAILPOINT_HITS", hit_file.to_str().unwrap());
     let database = Database::shared("rust_dies");
     let mut events = 0;
-    for (turn, point) in POINTS.into_iter().enumerate() {
+    for (turn, point) in POINTS_OF_RUST.into_iter().enumerate() {
         let at = 1 + turn % 3;
         let mut load = Load::events(2, &Sender::stripe(SECRET), events..events + EVENTS);
         events += EVENTS;
-        let before = hits(&hit_file, point);
-        let plan = format!("{point}=abort@{at}");
-        let mut dying = node(&database, &[("HAPAX_FAILPOINTS", &plan), hits_to]);
-        load.send(dying.address, |_| {
-            assert_eq!(dying.wait().signal(), Some(SIGABRT), "{point}@{at}");
-        });
-        assert_eq!(hits(&hit_file, point) - before, at, "{point}");
+        dies_at(point, at, &hit_file, &mut load, |env| node(&database, env));
         let next = node(&database, &[]);
         load.send_all(next.address);
         all_once(&database, events);

@@ -5,19 +5,17 @@
 #[path = "../../../crates/hapax/tests/support/mod.rs"]
 mod support;
 
-use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use serde_json::json;
 use support::load::Load;
 use support::nodes::Database;
-use support::process::{Process, hits};
-use support::{Sender, until};
+use support::payouts::payouts;
+use support::process::{POINTS_OF_RUST, Process, dies_at};
+use support::until;
 
 const SECRET: &str = "whsec_example";
-const SIGABRT: i32 = 6;
 
 /// One of the apps on this database.
 fn app(database: &Database, env: &[(&str, &str)]) -> Process {
@@ -45,18 +43,9 @@ fn is_once_each(database: &Database, events: usize) {
     assert_eq!(database.number("SELECT count(*) FROM hapax.dead_letters"), 0);
 }
 
-fn payout(n: usize) -> Vec<u8> {
-    let body = json!({
-        "id": format!("evt_{n}"), "object": "event", "type": "payout.paid",
-        "data": { "object": { "id": format!("po_{n}"), "amount": 10_000 } },
-    });
-    Sender::stripe(SECRET).request(body.to_string()).bytes()
-}
-
 /// These payouts, each `copies` times on as many connections.
-fn load(payouts: std::ops::Range<usize>, copies: usize) -> Load {
-    let requests = payouts.flat_map(|n| std::iter::repeat_n(payout(n), copies)).collect();
-    Load::new(copies, requests)
+fn load(numbers: std::ops::Range<usize>, copies: usize) -> Load {
+    payouts(SECRET, numbers, copies)
 }
 
 #[test]
@@ -83,31 +72,16 @@ fn fifty_copies_to_two_apps_and_a_sigkill_of_one_charge_one_fee_of_50() {
 #[test]
 fn a_death_at_each_step_of_the_handler_neither_loses_nor_doubles_a_fee() {
     // The app aborts at the named moment; the other one finds what it left.
-    const POINTS: [&str; 6] = [
-        "ingress.after_commit_before_ack",
-        "code.before_handler",
-        "code.mid_commit",
-        "code.before_commit",
-        "code.after_commit",
-        "code.after_handler",
-    ];
     const PAYOUTS: usize = 10;
     let dir = tempfile::tempdir().unwrap();
     let hit_file = dir.path().join("hits");
-    let hits_to = ("HAPAX_FAILPOINT_HITS", hit_file.to_str().unwrap());
     let database = Database::empty("example_dies");
     let mut payouts = 0;
-    for (turn, point) in POINTS.into_iter().enumerate() {
+    for (turn, point) in POINTS_OF_RUST.into_iter().enumerate() {
         let at = 1 + turn % 3;
         let mut load = load(payouts..payouts + PAYOUTS, 2);
         payouts += PAYOUTS;
-        let before = hits(&hit_file, point);
-        let plan = format!("{point}=abort@{at}");
-        let mut dies = app(&database, &[("HAPAX_FAILPOINTS", &plan), hits_to]);
-        load.send(dies.address, |_| {
-            assert_eq!(dies.wait().signal(), Some(SIGABRT), "{point}@{at}");
-        });
-        assert_eq!(hits(&hit_file, point) - before, at, "{point}");
+        dies_at(point, at, &hit_file, &mut load, |env| app(&database, env));
         let next = app(&database, &[]);
         load.send_all(next.address);
         is_once_each(&database, payouts);

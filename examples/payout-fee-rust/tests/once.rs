@@ -4,20 +4,18 @@
 #[path = "../../../crates/hapax/tests/support/mod.rs"]
 mod support;
 
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 
 use rusqlite::{Connection, OpenFlags, Row};
-use serde_json::json;
 use support::load::Load;
-use support::process::{Process, hits};
-use support::{FOREVER, Sender, until};
+use support::payouts::payouts;
+use support::process::{POINTS_OF_RUST, Process, dies_at};
+use support::{FOREVER, until};
 use tempfile::TempDir;
 
 const SECRET: &str = "whsec_example";
-const SIGABRT: i32 = 6;
 
 /// The app's place, in which it can be started again and again.
 struct Place(TempDir);
@@ -70,18 +68,9 @@ impl Place {
     }
 }
 
-fn payout(n: usize) -> Vec<u8> {
-    let body = json!({
-        "id": format!("evt_{n}"), "object": "event", "type": "payout.paid",
-        "data": { "object": { "id": format!("po_{n}"), "amount": 10_000 } },
-    });
-    Sender::stripe(SECRET).request(body.to_string()).bytes()
-}
-
-/// Payouts `from..to`, each `copies` times on as many connections.
-fn load(payouts: std::ops::Range<usize>, copies: usize) -> Load {
-    let requests = payouts.flat_map(|n| std::iter::repeat_n(payout(n), copies)).collect();
-    Load::new(copies, requests)
+/// These payouts, each `copies` times on as many connections.
+fn load(numbers: std::ops::Range<usize>, copies: usize) -> Load {
+    payouts(SECRET, numbers, copies)
 }
 
 #[test]
@@ -105,30 +94,16 @@ fn fifty_copies_at_once_and_a_sigkill_in_the_middle_charge_one_fee_of_50() {
 #[test]
 fn a_death_at_each_step_of_the_handler_neither_loses_nor_doubles_a_fee() {
     // The app aborts at the named moment, at the first job and once others are done.
-    const POINTS: [&str; 6] = [
-        "ingress.after_commit_before_ack",
-        "code.before_handler",
-        "code.mid_commit",
-        "code.before_commit",
-        "code.after_commit",
-        "code.after_handler",
-    ];
     const PAYOUTS: usize = 20;
     let place = Place::new();
     let hit_file = place.hits();
     let hits_to = ("HAPAX_FAILPOINT_HITS", hit_file.to_str().unwrap());
     let mut payouts = 0;
-    for point in POINTS {
+    for point in POINTS_OF_RUST {
         for at in [1, 5] {
             let mut load = load(payouts..payouts + PAYOUTS, 2);
             payouts += PAYOUTS;
-            let before = hits(&hit_file, point);
-            let plan = format!("{point}=abort@{at}");
-            let mut app = place.start(&[("HAPAX_FAILPOINTS", &plan), hits_to]);
-            load.send(app.address, |_| {
-                assert_eq!(app.wait().signal(), Some(SIGABRT), "{point}@{at}");
-            });
-            assert_eq!(hits(&hit_file, point) - before, at, "{point}");
+            dies_at(point, at, &hit_file, &mut load, |env| place.start(env));
             let app = place.start(&[hits_to]);
             load.send_all(app.address);
             place.is_once_each(payouts);

@@ -12,6 +12,7 @@ pub(crate) mod ledger;
 pub(crate) mod load;
 pub(crate) mod nodes;
 pub(crate) mod npm;
+pub(crate) mod payouts;
 pub(crate) mod process;
 pub(crate) mod sender;
 pub(crate) mod wire;

@@ -1,10 +1,13 @@
-//! A program of a test's own, such as an example: started, signalled and killed for real.
+//! A program of a test's own, such as an example: started, signalled and killed for real, or made to
+//! die at a named point.
 
 use std::net::SocketAddr;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use super::Lines;
+use super::load::Load;
 
 /// It listens somewhere and has said so; it gets a SIGKILL when dropped.
 pub(crate) struct Process {
@@ -46,4 +49,35 @@ impl Drop for Process {
 pub(crate) fn hits(file: &Path, point: &str) -> usize {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     text.lines().filter(|line| *line == point).count()
+}
+
+/// Where a handler in Rust can die.
+pub(crate) const POINTS_OF_RUST: [&str; 6] = [
+    "ingress.after_commit_before_ack",
+    "code.before_handler",
+    "code.mid_commit",
+    "code.before_commit",
+    "code.after_commit",
+    "code.after_handler",
+];
+
+const SIGABRT: i32 = 6;
+
+/// A program, started with these variables, gets `load` and dies when it is at `point` for the time
+/// `at`, which the file of hits must show.
+pub(crate) fn dies_at(
+    point: &str,
+    at: usize,
+    hit_file: &Path,
+    load: &mut Load,
+    start: impl FnOnce(&[(&str, &str)]) -> Process,
+) {
+    let before = hits(hit_file, point);
+    let plan = format!("{point}=abort@{at}");
+    let hits_to = ("HAPAX_FAILPOINT_HITS", hit_file.to_str().unwrap());
+    let mut dies = start(&[("HAPAX_FAILPOINTS", &plan), hits_to]);
+    load.send(dies.address, |_| {
+        assert_eq!(dies.wait().signal(), Some(SIGABRT), "{point}@{at}");
+    });
+    assert_eq!(hits(hit_file, point) - before, at, "{point}");
 }

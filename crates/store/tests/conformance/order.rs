@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hapax_core::job::{Phase, Retry};
 use hapax_core::order::{Gaps, OVERTAKEN, OrderPolicy};
-use hapax_core::store::{Held, Ran, ReplayEffect, Status};
+use hapax_core::store::{Claim, Held, Ran, ReplayEffect, Status};
 
 use crate::harness::{
     LEASE, Replay, Working, World, done, failed, ids, job, ordered, placed, spec, with_gaps,
@@ -351,11 +351,8 @@ pub(crate) async fn a_claimed_job_has_its_resource_for_itself_and_moves_its_mark
     assert_eq!(world.event("v1").await.summary.status, Status::Stale);
 }
 
-pub(crate) async fn a_claimed_job_that_was_overtaken_while_it_waited_does_nothing<S: Working>(
-    world: World<S>,
-) {
-    // A slow worker's lease ended, newer news was claimed, and the slow one is done after all. The
-    // older one that was claimed meanwhile must not undo it, nor keep the next from its turn.
+/// A claim of version 4 that the late "done" of version 5 has overtaken, while 6 waits for its turn.
+async fn overtaken<S: Working>(world: &World<S>) -> Claim {
     world.announce([ordered("fee", LATEST)]).await;
     world.accept("v5", &[placed("fee", "po_1", 5)]).await;
     let slow = world.claim_one("fee").await;
@@ -364,8 +361,17 @@ pub(crate) async fn a_claimed_job_that_was_overtaken_while_it_waited_does_nothin
     let older = world.claim("fee", 1).await.remove(0);
     assert_eq!(ids(std::slice::from_ref(&older)), ["v4"]);
     world.accept("v6", &[placed("fee", "po_1", 6)]).await;
-    assert!(world.claim("fee", 1).await.is_empty());
+    assert!(world.claim("fee", 1).await.is_empty(), "one at a time");
     assert_eq!(world.settle(&slow, done("late, but first")).await, Held::Kept);
+    older
+}
+
+pub(crate) async fn a_claimed_job_that_was_overtaken_while_it_waited_does_nothing<S: Working>(
+    world: World<S>,
+) {
+    // A slow worker's lease ended, newer news was claimed, and the slow one is done after all. The
+    // older one that was claimed meanwhile must not undo it, nor keep the next from its turn.
+    let older = overtaken(&world).await;
     assert_eq!(run_claimed(&world, &older).await, Ran::Guarded);
     assert_eq!(world.event("v4").await.summary.status, Status::Stale);
     assert_eq!(world.job("v4", "fee").await.progress.attempt, 0, "nothing of it was tried");
@@ -379,16 +385,7 @@ pub(crate) async fn who_was_overtaken_at_work_is_stale_at_once_and_keeps_nobody_
 ) {
     // A slow worker's late "done" moves the mark past a job that somebody else is working on: that
     // one's "done" counts for nothing, and the next of the resource must not wait for its lease.
-    world.announce([ordered("fee", LATEST)]).await;
-    world.accept("v5", &[placed("fee", "po_1", 5)]).await;
-    let slow = world.claim_one("fee").await;
-    world.pass(LEASE);
-    world.accept("v4", &[placed("fee", "po_1", 4)]).await;
-    let older = world.claim("fee", 1).await.remove(0);
-    assert_eq!(ids(std::slice::from_ref(&older)), ["v4"]);
-    world.accept("v6", &[placed("fee", "po_1", 6)]).await;
-    assert!(world.claim("fee", 1).await.is_empty(), "one at a time");
-    assert_eq!(world.settle(&slow, done("late, but first")).await, Held::Kept);
+    let older = overtaken(&world).await;
     for _ in 0..2 {
         assert_eq!(world.settle(&older, done("too late")).await, Held::Lost);
         let job = world.job("v4", "fee").await;

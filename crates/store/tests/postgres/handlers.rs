@@ -72,13 +72,7 @@ async fn an_error_names_the_place_in_the_users_text() {
 async fn a_deferred_constraint_fails_the_job_and_leaves_nothing() {
     // It speaks up at the commit, when "done" would be written already.
     let base = Base::new("sql_deferred", spec(1)).await;
-    base.sql
-        .batch_execute(
-            "CREATE TABLE parent (id int PRIMARY KEY);
-             CREATE TABLE child (parent int REFERENCES parent DEFERRABLE INITIALLY DEFERRED)",
-        )
-        .await
-        .expect("tables");
+    base.deferred_tables().await;
     for n in 0..3 {
         base.accept(&format!("evt_{n}"), None).await;
     }

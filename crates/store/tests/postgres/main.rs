@@ -106,6 +106,17 @@ impl Base {
         }
     }
 
+    /// A child whose parent is asked for only at the commit.
+    async fn deferred_tables(&self) {
+        self.sql
+            .batch_execute(
+                "CREATE TABLE parent (id int PRIMARY KEY);
+                 CREATE TABLE child (parent int REFERENCES parent DEFERRABLE INITIALLY DEFERRED)",
+            )
+            .await
+            .expect("tables");
+    }
+
     async fn claim(&self, limit: usize) -> Vec<Claim> {
         claim(&self.store, limit).await
     }

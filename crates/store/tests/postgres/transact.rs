@@ -296,13 +296,7 @@ async fn a_colon_in_a_statement_is_the_databases_own() {
 async fn a_deferred_constraint_is_a_failure_and_leaves_nothing() {
     // It speaks up at the commit, when "done" would be written already.
     let base = Base::new("rust_deferred", spec(1)).await;
-    base.sql
-        .batch_execute(
-            "CREATE TABLE parent (id int PRIMARY KEY);
-             CREATE TABLE child (parent int REFERENCES parent DEFERRABLE INITIALLY DEFERRED)",
-        )
-        .await
-        .expect("tables");
+    base.deferred_tables().await;
     base.accept("evt_1", None).await;
     let (_, mut db) = base.begun().await;
     db.execute("INSERT INTO child VALUES (7)", &[]).await.expect("not checked yet");
