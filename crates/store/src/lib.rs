@@ -42,7 +42,7 @@ pub mod limits {
 
     /// Requests that are worth a commit beside one that runs: each commit costs the shared database as
     /// much as the rows of several requests, so fewer ride with the next one instead.
-    pub const WORTH_A_COMMIT: usize = 16;
+    pub const WORTH_A_COMMIT: usize = 100;
 
     /// How long whoever brings an event to a shared database waits for its commit, the queue included.
     /// Most senders give up after five to ten seconds: until then they are better told to come again.

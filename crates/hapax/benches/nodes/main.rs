@@ -46,6 +46,9 @@ struct Options {
     /// Events that one node takes and another then sees once each, for Redis to know
     #[arg(long, default_value_t = 60_000)]
     again: u64,
+    /// A setting of the PostgreSQL that is started, `name=value`; may be given again
+    #[arg(long = "setting", value_name = "NAME=VALUE", value_parser = setting)]
+    settings: Vec<(String, String)>,
     /// Be the article: serve over this database until killed
     #[arg(long, hide = true)]
     article: Option<String>,
@@ -78,6 +81,18 @@ fn main() -> anyhow::Result<()> {
     options.place.output.print(&report)
 }
 
+fn setting(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("is not name=value")?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+/// A server with its own defaults, and what was asked for.
+async fn postgres(settings: &[(String, String)]) -> Postgres {
+    let asked = settings.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    let all: Vec<_> = std::iter::once(("shared_buffers", "128MB")).chain(asked).collect();
+    Postgres::with_settings(&all).await
+}
+
 async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> {
     let mut report = Report::default();
     let wanted = |load| options.loads.contains(&load);
@@ -86,7 +101,7 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
         directory,
         floor: Server::floor()?,
         length: Length::Time(Duration::from_secs_f64(options.seconds)),
-        postgres: Postgres::start().await,
+        postgres: postgres(&options.settings).await,
     };
     if wanted(Wanted::New) {
         options.place.output.say("new events: floor, article, one node, two nodes");

@@ -1,187 +1,38 @@
-//! Making events durable. Requests queue up; a few writers, each on a connection of its own, take
-//! what waits and commit it together: whoever arrives while a statement runs rides in the next.
+//! Making events durable: what one batch of requests becomes.
 //!
 //! Most of it is one statement, `sql/insert_events.sql`. Who loses a race there is read by a second
 //! one. What takes more than a look (late ones, replays, derived keys, conflicts) goes through the
 //! function `hapax.ingest`. A batch that the database refuses is tried again request by request, so
 //! that one poisonous request fails alone.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use hapax_core::job::Phase;
 use hapax_core::store::{EventId, Ingest, Known, NewJob, Status, StoreError, Verdict, Via};
-use hapax_core::{KeyHash, Receipt, Timeliness, Timestamp, failpoint};
-use tokio::sync::{Notify, oneshot};
+use hapax_core::{KeyHash, Receipt, Timeliness};
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::Shared;
-use super::connect::{Lent, PgError, retried};
+use super::arrived::Rows;
+use super::connect::{PgError, retried};
 use super::epoch::Epoch;
-use super::names::{LaneAt, LaneName};
+use super::names::LaneName;
 use super::partitions;
-use super::row::{Standing, hash_of, of_hash, stamp, text};
-use crate::limits::{
-    ACK_MAX, BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, CONFLICTS_IN_FULL, WAITING_MAX, WORTH_A_COMMIT,
-};
+use super::row::{Standing, hash_of, of_hash};
 use crate::recent::Recent;
 
 /// How often a statement is tried after what it lacked was made.
 const MENDS_MAX: u32 = 3;
 
-/// The queue in front of the writers.
-#[derive(Debug)]
-pub(super) struct Desk {
-    waiting: Mutex<Line>,
-    bell: Notify,
-}
-
-#[derive(Debug)]
-struct Line {
-    requests: VecDeque<Waiting>,
-    /// Requests that ever came.
-    brought: u64,
-    /// Writers that are committing.
-    at_work: usize,
-    open: bool,
-}
-
-impl Line {
-    /// Whether a writer should set out now. Alone it takes whatever there is; beside another one only
-    /// what is worth a commit of its own, since whoever waits rides with the one that comes back.
-    fn is_worth_it(&self) -> bool {
-        let least = if self.at_work == 0 { 1 } else { WORTH_A_COMMIT };
-        self.requests.len() >= least
-    }
-}
-
-#[derive(Debug)]
-struct Waiting {
-    ingest: Ingest,
-    answer: oneshot::Sender<Result<Vec<Verdict>, StoreError>>,
-}
-
-impl Desk {
-    pub(super) fn new() -> Self {
-        let line = Line { requests: VecDeque::new(), brought: 0, at_work: 0, open: true };
-        Self { waiting: Mutex::new(line), bell: Notify::new() }
-    }
-
-    /// Waits for a commit that holds this request, as long as a sender would. It happens whoever stops
-    /// waiting, so its outcome is then unknown.
-    pub(super) async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
-        let (answer, verdicts) = oneshot::channel();
-        {
-            let mut line = self.waiting.lock().expect("no panic happens under this lock");
-            if !line.open {
-                return Err(StoreError::Closed);
-            }
-            if line.requests.len() >= WAITING_MAX {
-                return Err(StoreError::Busy);
-            }
-            line.brought += 1;
-            line.requests.push_back(Waiting { ingest, answer });
-            if line.is_worth_it() {
-                self.bell.notify_one();
-            }
-        }
-        let lost = |why: &str| Err(StoreError::Unavailable(why.into()));
-        match tokio::time::timeout(ACK_MAX, verdicts).await {
-            Ok(Ok(verdicts)) => verdicts,
-            Ok(Err(_)) => lost("the commit was broken off"),
-            Err(_) => lost("the database did not answer in time"),
-        }
-    }
-
-    /// How many requests ever came.
-    pub(super) fn brought(&self) -> u64 {
-        self.waiting.lock().expect("no panic happens under this lock").brought
-    }
-
-    /// Nobody is let in any more.
-    fn shut(&self) {
-        self.waiting.lock().expect("no panic happens under this lock").open = false;
-    }
-
-    /// What waits, as much of it as one commit should hold, if it is worth one. Whoever gets any comes
-    /// [back](Desk::back) when it is committed.
-    fn take(&self) -> Vec<Waiting> {
-        let mut line = self.waiting.lock().expect("no panic happens under this lock");
-        let (mut batch, mut receipts, mut bytes) = (Vec::new(), 0, 0);
-        if !line.is_worth_it() {
-            return batch;
-        }
-        while receipts < BATCH_RECEIPTS_MAX && bytes < BATCH_BYTES_MAX {
-            let Some(next) = line.requests.pop_front() else { break };
-            receipts += next.ingest.receipts.len();
-            bytes += next.ingest.receipts.iter().map(|one| one.body().len()).sum::<usize>();
-            batch.push(next);
-        }
-        line.at_work += 1;
-        batch
-    }
-
-    /// A writer is back, and about to look what waits.
-    fn back(&self) {
-        self.waiting.lock().expect("no panic happens under this lock").at_work -= 1;
-    }
-}
-
-/// One writer: commits what waits until the store is closed and nothing waits any more.
-pub(super) async fn keep_writing(shared: Arc<Shared>) {
-    loop {
-        let mut batch = shared.desk.take();
-        if batch.is_empty() {
-            if !shared.closing.is_cancelled() {
-                tokio::select! {
-                    () = shared.closing.cancelled() => {}
-                    () = shared.desk.bell.notified() => {}
-                }
-                continue;
-            }
-            shared.desk.shut();
-            // Whoever slipped in before the door shut is still served, by whoever is still at work
-            // or by this one.
-            batch = shared.desk.take();
-            if batch.is_empty() {
-                return;
-            }
-        }
-        // A task of its own: should it panic, those who wait hear of it and the writer goes on.
-        let work = Arc::clone(&shared);
-        let done = tokio::spawn(async move { commit(&work, batch).await }).await;
-        shared.desk.back();
-        if done.is_err() {
-            shared.health.fails("a writer panicked");
-        }
-    }
-}
-
-async fn commit(shared: &Shared, batch: Vec<Waiting>) {
-    let began = Instant::now();
-    let (ingests, answers): (Vec<_>, Vec<_>) =
-        batch.into_iter().map(|waiting| (waiting.ingest, waiting.answer)).unzip();
-    failpoint!("ingress.before_commit");
-    let decided = decide(shared, &ingests).await;
-    failpoint!("ingress.after_commit_before_ack");
-    let receipts: usize = ingests.iter().map(|ingest| ingest.receipts.len()).sum();
-    metrics::histogram!("hapax_store_commit_seconds").record(began.elapsed());
-    metrics::histogram!("hapax_store_batch_size").record(receipts as f64);
-    for (answer, verdicts) in answers.into_iter().zip(decided) {
-        let _ = answer.send(verdicts);
-    }
-}
-
 /// A receipt on its way.
-struct Item<'a> {
-    receipt: &'a Receipt,
-    jobs: &'a [NewJob],
-    via: &'a Via,
+pub(super) struct Item<'a> {
+    pub(super) receipt: &'a Receipt,
+    pub(super) jobs: &'a [NewJob],
+    pub(super) via: &'a Via,
     /// The id it gets if it is new.
-    id: EventId,
+    pub(super) id: EventId,
 }
 
 /// The receipts of one request that are asked about together.
@@ -201,7 +52,7 @@ enum Way {
 
 /// What the database said of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
+pub(super) enum Told {
     Accepted(EventId),
     Duplicate(EventId),
     Conflict(EventId),
@@ -214,7 +65,10 @@ enum Told {
 type Board = Vec<Result<Vec<Option<Verdict>>, StoreError>>;
 
 /// The verdicts of each request, in their order.
-async fn decide(shared: &Shared, ingests: &[Ingest]) -> Vec<Result<Vec<Verdict>, StoreError>> {
+pub(super) async fn decide(
+    shared: &Shared,
+    ingests: &[Ingest],
+) -> Vec<Result<Vec<Verdict>, StoreError>> {
     let epoch = shared.epoch.confirmed();
     let mut board: Board =
         ingests.iter().map(|ingest| Ok(vec![None; ingest.receipts.len()])).collect();
@@ -542,188 +396,4 @@ impl Outcome<'_> {
 fn is_plain_copy(existing: &Existing, item: &Item<'_>) -> bool {
     let late = existing.standing.waiting == Some(hapax_core::store::ReviewReason::Late);
     existing.body_hash == item.receipt.body_hash() && !late
-}
-
-/// Receipts as columns, in the order in which they are decided.
-#[derive(Default)]
-struct Rows<'a> {
-    ids: Vec<Uuid>,
-    hashes: Vec<Uuid>,
-    tenants: Vec<&'a str>,
-    sources: Vec<&'a str>,
-    event_ids: Vec<&'a [u8]>,
-    event_types: Vec<Option<&'a [u8]>>,
-    occurred_ats: Vec<Option<Timestamp>>,
-    received_ats: Vec<Timestamp>,
-    body_hashes: Vec<Uuid>,
-    request_ids: Vec<Uuid>,
-    remotes: Vec<Option<std::net::IpAddr>>,
-    secrets: Vec<i32>,
-    signed_ats: Vec<Option<Timestamp>>,
-    headers: Vec<&'a [u8]>,
-    bodies: Vec<&'a [u8]>,
-    lates: Vec<bool>,
-    guards: Vec<Option<Uuid>>,
-    earliers: Vec<Option<Uuid>>,
-    not_befores: Vec<Option<Timestamp>>,
-    other_hashes: Vec<Option<Uuid>>,
-    other_event_ids: Vec<Option<&'a [u8]>>,
-    jobs: JobRows,
-}
-
-/// The jobs of all of them.
-#[derive(Default)]
-struct JobRows {
-    rows: Vec<i32>,
-    handlers: Vec<i32>,
-    lanes: Vec<i32>,
-    states: Vec<i16>,
-    resources: Vec<Option<String>>,
-    positions: Vec<Option<i64>>,
-    errors: Vec<Option<String>>,
-}
-
-impl JobRows {
-    fn columns(&self) -> [&(dyn ToSql + Sync); 7] {
-        [
-            &self.rows,
-            &self.handlers,
-            &self.lanes,
-            &self.states,
-            &self.resources,
-            &self.positions,
-            &self.errors,
-        ]
-    }
-}
-
-impl<'a> Rows<'a> {
-    fn push(&mut self, item: &Item<'a>, lanes: &[LaneAt]) {
-        let (receipt, via) = (item.receipt, item.via);
-        let (key, other) = (receipt.key(), receipt.if_conflict());
-        let (earlier, guard) = (receipt.earlier(), receipt.guard());
-        self.ids.push(item.id.0);
-        self.hashes.push(of_hash(receipt.key_hash()));
-        self.tenants.push(key.tenant.as_str());
-        self.sources.push(key.source.as_str());
-        self.event_ids.push(key.event_id.as_bytes());
-        self.event_types.push(receipt.event_type().map(str::as_bytes));
-        self.occurred_ats.push(receipt.occurred_at().map(stamp));
-        self.received_ats.push(via.received_at);
-        self.body_hashes.push(of_hash(receipt.body_hash()));
-        self.request_ids.push(via.request_id);
-        self.remotes.push(via.remote);
-        self.secrets.push(i32::try_from(via.secret).unwrap_or(i32::MAX));
-        self.signed_ats.push(via.signed_at.map(stamp));
-        self.headers.push(via.headers.as_bytes());
-        self.bodies.push(receipt.body());
-        self.lates.push(receipt.timeliness() != Timeliness::OnTime);
-        self.guards.push(guard.map(of_hash));
-        self.earliers.push(earlier.map(|earlier| of_hash(earlier.key.hash())));
-        self.not_befores.push(earlier.map(|earlier| stamp(earlier.not_before)));
-        self.other_hashes.push(other.map(|other| of_hash(other.hash())));
-        self.other_event_ids.push(other.map(|other| other.event_id.as_bytes()));
-        let row = self.ids.len() as i32;
-        for (job, at) in item.jobs.iter().zip(lanes) {
-            self.jobs.rows.push(row);
-            self.jobs.handlers.push(at.handler);
-            self.jobs.lanes.push(at.lane);
-            self.jobs.states.push(if job.hopeless.is_some() { 4 } else { 0 });
-            self.jobs.resources.push(job.place.as_ref().map(|place| text(&place.resource)));
-            self.jobs.positions.push(job.place.as_ref().map(|place| place.position.0));
-            self.jobs.errors.push(job.hopeless.as_deref().map(text));
-        }
-    }
-
-    /// What every statement is told of the receipts.
-    fn columns(&self) -> Vec<&(dyn ToSql + Sync)> {
-        vec![
-            &self.ids,
-            &self.hashes,
-            &self.tenants,
-            &self.sources,
-            &self.event_ids,
-            &self.event_types,
-            &self.occurred_ats,
-            &self.received_ats,
-            &self.body_hashes,
-            &self.request_ids,
-            &self.remotes,
-            &self.secrets,
-            &self.signed_ats,
-            &self.headers,
-            &self.bodies,
-        ]
-    }
-
-    /// The short way: the ids that were new.
-    async fn insert(
-        &self,
-        lent: &mut Lent,
-        now: Option<Timestamp>,
-    ) -> Result<HashSet<Uuid>, PgError> {
-        const EVENTS: &str =
-            concat!(include_str!("sql/insert_events.sql"), ") SELECT id FROM accepted");
-        const EVENTS_AND_JOBS: &str = concat!(
-            include_str!("sql/insert_events.sql"),
-            include_str!("sql/insert_jobs.sql"),
-            ") SELECT id FROM accepted"
-        );
-        if self.ids.is_empty() {
-            return Ok(HashSet::new());
-        }
-        let mut told = self.columns();
-        let rows = if self.jobs.rows.is_empty() {
-            lent.query(EVENTS, &told).await?
-        } else {
-            told.extend(self.jobs.columns());
-            told.push(&now);
-            lent.query(EVENTS_AND_JOBS, &told).await?
-        };
-        Ok(rows.iter().map(|row| row.get(0)).collect())
-    }
-
-    /// The long way: each row and what became of it.
-    async fn ingest(
-        &self,
-        lent: &mut Lent,
-        now: Option<Timestamp>,
-    ) -> Result<Vec<(usize, Told)>, PgError> {
-        let conflicts_max = CONFLICTS_IN_FULL as i64;
-        let mut told = self.columns();
-        told.extend([
-            &self.lates as &(dyn ToSql + Sync),
-            &self.guards,
-            &self.earliers,
-            &self.not_befores,
-            &self.other_hashes,
-            &self.other_event_ids,
-        ]);
-        told.extend(self.jobs.columns());
-        told.extend([&conflicts_max as &(dyn ToSql + Sync), &now]);
-        let rows = lent
-            .query(
-                "SELECT row_number, verdict, id FROM hapax.ingest($1, $2, $3, $4, $5, $6, $7, $8, \
-                 $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, \
-                 $25, $26, $27, $28, $29, $30)",
-                &told,
-            )
-            .await?;
-        Ok(rows
-            .iter()
-            .map(|row| {
-                let (place, verdict, id): (i32, i16, Uuid) = (row.get(0), row.get(1), row.get(2));
-                let id = EventId(id);
-                let told = match verdict {
-                    0 => Told::Accepted(id),
-                    1 => Told::Duplicate(id),
-                    2 => Told::Conflict(id),
-                    3 => Told::Review(id),
-                    4 => Told::Promoted(id),
-                    _ => Told::Taken,
-                };
-                (place as usize - 1, told)
-            })
-            .collect())
-    }
 }

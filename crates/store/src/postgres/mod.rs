@@ -2,11 +2,13 @@
 //!
 //! Every atomic act is one statement that commits itself: a paused node or a dropped future can hold
 //! no key and leave no transaction open. [`connect`] lends connections, [`migrate`] brings the tables
-//! forward, [`ingest`] makes events durable, [`epoch`] tells when memory may not be believed any
+//! forward, [`desk`] is where requests wait for a commit, [`ingest`] makes events durable, [`epoch`] tells when memory may not be believed any
 //! more, [`reader`] is how people look at what is there.
 
+mod arrived;
 mod connect;
 mod copies;
+mod desk;
 mod epoch;
 mod figures;
 mod handlers;
@@ -49,9 +51,9 @@ use crate::copies::Copies;
 use crate::front::{Entry, Front};
 use crate::recent::{Recent, RecentEvents};
 use connect::{Pools, Target};
+use desk::Desk;
 use epoch::{Epoch, EpochWatch};
 use handlers::Handlers;
-use ingest::Desk;
 use names::Names;
 use row::Ids;
 
@@ -170,9 +172,8 @@ impl PgStore {
         shared.tasks.spawn(epoch::watch(Arc::clone(&shared)));
         shared.tasks.spawn(partitions::keep_ahead(Arc::clone(&shared)));
         shared.tasks.spawn(copies::keep_writing(Arc::clone(&shared)));
-        for _ in 0..options.pools.ingest.max(1) {
-            shared.tasks.spawn(ingest::keep_writing(Arc::clone(&shared)));
-        }
+        desk::start(&shared, options.pools.ingest)
+            .map_err(|error| PgOpenError::Connect(format!("no thread to write from: {error}")))?;
         Ok(Self { shared })
     }
 

@@ -56,19 +56,49 @@ LANGUAGE sql VOLATILE PARALLEL SAFE
 RETURN at + retry[1] * CASE state WHEN 4 THEN 0 ELSE 0.8 + 0.4 * pg_catalog.random() END
     * interval '1 microsecond';
 
+-- What a node tells of an arrival, of what makes it doubtful, and of the jobs that it promises. A
+-- type of its own for each, because that of a table changes with the table.
+CREATE TYPE hapax.arrived AS (
+    id          uuid,
+    hash        uuid,
+    tenant      text,
+    source      text,
+    event_id    bytea,
+    event_type  bytea,
+    occurred_at timestamptz,
+    received_at timestamptz,
+    body_hash   uuid,
+    request_id  uuid,
+    remote      inet,
+    secret      integer,
+    signed_at   timestamptz,
+    headers     bytea,
+    body        bytea
+);
+CREATE TYPE hapax.doubt AS (
+    late           boolean,
+    guard          uuid,
+    earlier        uuid,
+    not_before     timestamptz,
+    other_hash     uuid,
+    other_event_id bytea
+);
+CREATE TYPE hapax.promised AS (
+    n        integer,
+    handler  integer,
+    lane     integer,
+    state    smallint,
+    resource text,
+    position bigint,
+    error    text
+);
+
 -- Keeps: one Event per (tenant, source, event id), with its jobs, in the cases that take more than a
 -- look: late ones, replays, derived keys, conflicts. The unique hash decides every race: whoever
 -- loses it looks again. Rows come sorted by hash, so that two batches seldom wait in a circle.
 -- verdict: 0 accepted, 1 duplicate, 2 conflict, 3 review, 4 promoted out of review.
 CREATE FUNCTION hapax.ingest(
-    ids uuid[], hashes uuid[], tenants text[], sources text[], event_ids bytea[],
-    event_types bytea[], occurred_ats timestamptz[], received_ats timestamptz[],
-    body_hashes uuid[], request_ids uuid[], remotes inet[], secrets integer[],
-    signed_ats timestamptz[], headers bytea[], bodies bytea[],
-    lates boolean[], guards uuid[], earliers uuid[], not_befores timestamptz[],
-    other_hashes uuid[], other_event_ids bytea[],
-    job_rows integer[], job_handlers integer[], job_lanes integer[], job_states smallint[],
-    job_resources text[], job_positions bigint[], job_errors text[],
+    arrived hapax.arrived[], doubts hapax.doubt[], promised hapax.promised[],
     conflicts_max bigint, now_at timestamptz
 ) RETURNS TABLE (row_number integer, verdict smallint, id uuid)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -89,17 +119,13 @@ BEGIN
     PERFORM pg_advisory_xact_lock(l.lock) FROM (
         SELECT DISTINCT
             ('x' || encode(substr(uuid_send(both_of.hash), 1, 8), 'hex'))::bit(64)::bigint AS lock
-        FROM unnest(hashes, earliers) AS u (hash, earlier),
+        FROM ROWS FROM (unnest(arrived), unnest(doubts)) AS u,
              LATERAL (VALUES (u.hash), (u.earlier)) AS both_of (hash)
         WHERE u.earlier IS NOT NULL
         ORDER BY 1
     ) l;
     FOR r IN
-        SELECT * FROM unnest(
-            ids, hashes, tenants, sources, event_ids, event_types, occurred_ats, received_ats,
-            body_hashes, request_ids, remotes, secrets, signed_ats, headers, bodies, lates, guards,
-            earliers, not_befores, other_hashes, other_event_ids
-        ) WITH ORDINALITY AS u (
+        SELECT * FROM ROWS FROM (unnest(arrived), unnest(doubts)) WITH ORDINALITY AS u (
             id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
             request_id, remote, secret, signed_at, headers, body, late, guard, earlier, not_before,
             other_hash, other_event_id, n
@@ -196,13 +222,11 @@ BEGIN
             SELECT hapax.job_id(decided_id, j.lane), decided_id, j.handler, j.lane, j.state,
                    hapax.first_due(coalesce(now_at, statement_timestamp()), h.retry, j.state),
                    j.resource, j.position, j.error
-            FROM unnest(job_rows, job_handlers, job_lanes, job_states, job_resources,
-                        job_positions, job_errors)
-                 AS j (row_number, handler, lane, state, resource, position, error)
+            FROM unnest(promised) AS j
             LEFT JOIN hapax.lane l
                  ON l.lane = j.lane AND l.handler = j.handler AND l.tenant = r.tenant
             LEFT JOIN hapax.handler h ON h.handler = l.handler
-            WHERE j.row_number = r.n;
+            WHERE j.n = r.n;
         END IF;
         ingest.row_number := r.n;
         ingest.verdict := decided;

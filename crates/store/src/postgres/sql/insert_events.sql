@@ -1,11 +1,7 @@
--- Keeps: one Event per (tenant, source, event id). The unique hash decides the race; rows go in sorted
--- by it, so that two batches never wait in a circle. Where there are jobs, insert_jobs.sql follows.
+-- Keeps: one Event per (tenant, source, event id). The unique hash decides the race; rows come and
+-- go in sorted by it, so that two batches never wait in a circle. Where there are jobs, insert_jobs.sql follows.
 WITH arrived AS (
-    SELECT * FROM unnest(
-        $1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::bytea[], $6::bytea[],
-        $7::timestamptz[], $8::timestamptz[], $9::uuid[], $10::uuid[], $11::inet[],
-        $12::integer[], $13::timestamptz[], $14::bytea[], $15::bytea[]
-    ) WITH ORDINALITY AS a (
+    SELECT * FROM unnest($1::hapax.arrived[]) WITH ORDINALITY AS a (
         id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
         request_id, remote, secret, signed_at, headers, body, n
     )
@@ -14,7 +10,7 @@ WITH arrived AS (
                              received_at, body_hash, request_id, remote, secret, signed_at)
     SELECT id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
            request_id, remote, secret, signed_at
-    FROM arrived ORDER BY hash
+    FROM arrived
     ON CONFLICT (hash) DO NOTHING
     RETURNING id
 ), bodies AS (

@@ -1,0 +1,214 @@
+//! What a batch is told to the database as: arrays of rows. One array of rows costs the database a
+//! fraction of what an array for each column does.
+
+use std::collections::HashSet;
+use std::error::Error;
+
+use bytes::{BufMut, BytesMut};
+use hapax_core::store::EventId;
+use hapax_core::{Timeliness, Timestamp};
+use tokio_postgres::types::{IsNull, Kind, ToSql, Type, to_sql_checked};
+use uuid::Uuid;
+
+use super::connect::{Lent, PgError};
+use super::ingest::{Item, Told};
+use super::names::LaneAt;
+use super::row::{of_hash, stamp, text};
+use crate::limits::CONFLICTS_IN_FULL;
+
+/// The receipts of one statement, in the order in which they are decided.
+#[derive(Default)]
+pub(super) struct Rows<'a> {
+    arrived: Vec<Arrived<'a>>,
+    doubts: Vec<Doubt<'a>>,
+    promised: Vec<Promised>,
+}
+
+/// A `hapax.arrived`.
+#[derive(Debug)]
+struct Arrived<'a> {
+    id: Uuid,
+    hash: Uuid,
+    tenant: &'a str,
+    source: &'a str,
+    event_id: &'a [u8],
+    event_type: Option<&'a [u8]>,
+    occurred_at: Option<Timestamp>,
+    received_at: Timestamp,
+    body_hash: Uuid,
+    request_id: Uuid,
+    remote: Option<std::net::IpAddr>,
+    secret: i32,
+    signed_at: Option<Timestamp>,
+    headers: &'a [u8],
+    body: &'a [u8],
+}
+
+/// A `hapax.doubt`: what makes an arrival take more than a look.
+#[derive(Debug)]
+struct Doubt<'a> {
+    late: bool,
+    guard: Option<Uuid>,
+    earlier: Option<Uuid>,
+    not_before: Option<Timestamp>,
+    other_hash: Option<Uuid>,
+    other_event_id: Option<&'a [u8]>,
+}
+
+/// A `hapax.promised`: a job of the arrival that stands at `n`, counted from 1.
+#[derive(Debug)]
+struct Promised {
+    n: i32,
+    handler: i32,
+    lane: i32,
+    state: i16,
+    resource: Option<String>,
+    position: Option<i64>,
+    error: Option<String>,
+}
+
+/// A struct as the database's composite type of the same fields, in the same order.
+macro_rules! composite {
+    ($name:ident $(<$life:lifetime>)? { $($field:ident),+ $(,)? }) => {
+        impl ToSql for $name $(<$life>)? {
+            fn to_sql(
+                &self,
+                ty: &Type,
+                out: &mut BytesMut,
+            ) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
+                write_composite(ty, &[$(&self.$field as &dyn ToSql),+], out)
+            }
+
+            fn accepts(ty: &Type) -> bool {
+                matches!(ty.kind(), Kind::Composite(fields)
+                    if fields.iter().map(|field| field.name()).eq([$(stringify!($field)),+]))
+            }
+
+            to_sql_checked!();
+        }
+    };
+}
+
+composite!(Arrived<'_> {
+    id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
+    request_id, remote, secret, signed_at, headers, body,
+});
+composite!(Doubt<'_> { late, guard, earlier, not_before, other_hash, other_event_id });
+composite!(Promised { n, handler, lane, state, resource, position, error });
+
+fn write_composite(
+    ty: &Type,
+    values: &[&dyn ToSql],
+    out: &mut BytesMut,
+) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
+    let Kind::Composite(fields) = ty.kind() else { return Err("not a composite type".into()) };
+    out.put_i32(i32::try_from(values.len())?);
+    for (field, value) in fields.iter().zip(values) {
+        out.put_u32(field.type_().oid());
+        let length_at = out.len();
+        out.put_i32(-1);
+        if let IsNull::No = value.to_sql_checked(field.type_(), out)? {
+            let length = i32::try_from(out.len() - length_at - 4)?;
+            out[length_at..length_at + 4].copy_from_slice(&length.to_be_bytes());
+        }
+    }
+    Ok(IsNull::No)
+}
+
+impl<'a> Rows<'a> {
+    pub(super) fn push(&mut self, item: &Item<'a>, lanes: &[LaneAt]) {
+        let (receipt, via) = (item.receipt, item.via);
+        let (key, other) = (receipt.key(), receipt.if_conflict());
+        let earlier = receipt.earlier();
+        self.arrived.push(Arrived {
+            id: item.id.0,
+            hash: of_hash(receipt.key_hash()),
+            tenant: key.tenant.as_str(),
+            source: key.source.as_str(),
+            event_id: key.event_id.as_bytes(),
+            event_type: receipt.event_type().map(str::as_bytes),
+            occurred_at: receipt.occurred_at().map(stamp),
+            received_at: via.received_at,
+            body_hash: of_hash(receipt.body_hash()),
+            request_id: via.request_id,
+            remote: via.remote,
+            secret: i32::try_from(via.secret).unwrap_or(i32::MAX),
+            signed_at: via.signed_at.map(stamp),
+            headers: via.headers.as_bytes(),
+            body: receipt.body(),
+        });
+        self.doubts.push(Doubt {
+            late: receipt.timeliness() != Timeliness::OnTime,
+            guard: receipt.guard().map(of_hash),
+            earlier: earlier.map(|earlier| of_hash(earlier.key.hash())),
+            not_before: earlier.map(|earlier| stamp(earlier.not_before)),
+            other_hash: other.map(|other| of_hash(other.hash())),
+            other_event_id: other.map(|other| other.event_id.as_bytes()),
+        });
+        let n = self.arrived.len() as i32;
+        self.promised.extend(item.jobs.iter().zip(lanes).map(|(job, at)| Promised {
+            n,
+            handler: at.handler,
+            lane: at.lane,
+            state: if job.hopeless.is_some() { 4 } else { 0 },
+            resource: job.place.as_ref().map(|place| text(&place.resource)),
+            position: job.place.as_ref().map(|place| place.position.0),
+            error: job.hopeless.as_deref().map(text),
+        }));
+    }
+
+    /// The short way: the ids that were new.
+    pub(super) async fn insert(
+        &self,
+        lent: &mut Lent,
+        now: Option<Timestamp>,
+    ) -> Result<HashSet<Uuid>, PgError> {
+        const EVENTS: &str =
+            concat!(include_str!("sql/insert_events.sql"), ") SELECT id FROM accepted");
+        const EVENTS_AND_JOBS: &str = concat!(
+            include_str!("sql/insert_events.sql"),
+            include_str!("sql/insert_jobs.sql"),
+            ") SELECT id FROM accepted"
+        );
+        if self.arrived.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let rows = if self.promised.is_empty() {
+            lent.query(EVENTS, &[&self.arrived]).await?
+        } else {
+            lent.query(EVENTS_AND_JOBS, &[&self.arrived, &self.promised, &now]).await?
+        };
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// The long way: each row and what became of it.
+    pub(super) async fn ingest(
+        &self,
+        lent: &mut Lent,
+        now: Option<Timestamp>,
+    ) -> Result<Vec<(usize, Told)>, PgError> {
+        let conflicts_max = CONFLICTS_IN_FULL as i64;
+        let rows = lent
+            .query(
+                "SELECT row_number, verdict, id FROM hapax.ingest($1, $2, $3, $4, $5)",
+                &[&self.arrived, &self.doubts, &self.promised, &conflicts_max, &now],
+            )
+            .await?;
+        Ok(rows
+            .iter()
+            .map(|row| {
+                let (place, verdict, id): (i32, i16, Uuid) = (row.get(0), row.get(1), row.get(2));
+                let id = EventId(id);
+                let told = match verdict {
+                    0 => Told::Accepted(id),
+                    1 => Told::Duplicate(id),
+                    2 => Told::Conflict(id),
+                    3 => Told::Review(id),
+                    4 => Told::Promoted(id),
+                    _ => Told::Taken,
+                };
+                (place as usize - 1, told)
+            })
+            .collect())
+    }
+}

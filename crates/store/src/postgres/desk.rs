@@ -1,0 +1,241 @@
+//! The queue in front of the writers, and the writers: a few, on a thread of their own, each with a
+//! connection. Whoever arrives while a statement runs rides in the next one.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+use hapax_core::failpoint;
+use hapax_core::store::{Ingest, StoreError, Verdict};
+use tokio::runtime;
+use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinSet;
+
+use super::{Shared, ingest};
+use crate::limits::{ACK_MAX, BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, WAITING_MAX, WORTH_A_COMMIT};
+
+/// A commit that takes longer holds nobody back any more: whoever waits behind it gets a writer.
+const SLOW: Duration = Duration::from_millis(25);
+
+/// The queue.
+#[derive(Debug)]
+pub(super) struct Desk {
+    waiting: Mutex<Line>,
+    bell: Notify,
+}
+
+#[derive(Debug)]
+struct Line {
+    requests: VecDeque<Waiting>,
+    /// Requests that ever came.
+    brought: u64,
+    /// Writers that are committing, but for those that are slow.
+    at_work: usize,
+    open: bool,
+}
+
+impl Line {
+    /// Whether a writer should set out now. Alone it takes whatever there is; beside another one only
+    /// what is worth a commit of its own, since whoever waits rides with the one that comes back.
+    fn is_worth_it(&self) -> bool {
+        let least = if self.at_work == 0 { 1 } else { WORTH_A_COMMIT };
+        self.requests.len() >= least
+    }
+}
+
+type Answer = oneshot::Sender<Result<Vec<Verdict>, StoreError>>;
+
+#[derive(Debug)]
+struct Waiting {
+    ingest: Ingest,
+    answer: Answer,
+}
+
+impl Desk {
+    pub(super) fn new() -> Self {
+        let line = Line { requests: VecDeque::new(), brought: 0, at_work: 0, open: true };
+        Self { waiting: Mutex::new(line), bell: Notify::new() }
+    }
+
+    /// Waits for a commit that holds this request, as long as a sender would. It happens whoever stops
+    /// waiting, so its outcome is then unknown.
+    pub(super) async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
+        let (answer, verdicts) = oneshot::channel();
+        {
+            let mut line = self.line();
+            if !line.open {
+                return Err(StoreError::Closed);
+            }
+            if line.requests.len() >= WAITING_MAX {
+                return Err(StoreError::Busy);
+            }
+            line.brought += 1;
+            line.requests.push_back(Waiting { ingest, answer });
+            if line.is_worth_it() {
+                self.bell.notify_one();
+            }
+        }
+        let lost = |why: &str| Err(StoreError::Unavailable(why.into()));
+        match tokio::time::timeout(ACK_MAX, verdicts).await {
+            Ok(Ok(verdicts)) => verdicts,
+            Ok(Err(_)) => lost("the commit was broken off"),
+            Err(_) => lost("the database did not answer in time"),
+        }
+    }
+
+    /// How many requests ever came.
+    pub(super) fn brought(&self) -> u64 {
+        self.line().brought
+    }
+
+    /// Nobody is let in any more.
+    fn shut(&self) {
+        self.line().open = false;
+    }
+
+    /// What waits, as much of it as one commit should hold, if it is worth one.
+    fn take(&self) -> Option<(Vec<Waiting>, AtWork<'_>)> {
+        let mut line = self.line();
+        if !line.is_worth_it() {
+            return None;
+        }
+        let (mut batch, mut receipts, mut bytes) = (Vec::new(), 0, 0);
+        while receipts < BATCH_RECEIPTS_MAX && bytes < BATCH_BYTES_MAX {
+            let Some(next) = line.requests.pop_front() else { break };
+            receipts += next.ingest.receipts.len();
+            bytes += next.ingest.receipts.iter().map(|one| one.body().len()).sum::<usize>();
+            batch.push(next);
+        }
+        line.at_work += 1;
+        Some((batch, AtWork { desk: self, counts: true }))
+    }
+
+    fn line(&self) -> std::sync::MutexGuard<'_, Line> {
+        self.waiting.lock().expect("no panic happens under this lock")
+    }
+}
+
+/// A writer that is committing; dropped, it is back.
+struct AtWork<'a> {
+    desk: &'a Desk,
+    counts: bool,
+}
+
+impl AtWork<'_> {
+    /// It takes long, so the next one sets out as if it were alone.
+    fn is_slow(&mut self) {
+        self.stop_counting();
+        self.desk.bell.notify_one();
+    }
+
+    fn stop_counting(&mut self) {
+        if std::mem::take(&mut self.counts) {
+            self.desk.line().at_work -= 1;
+        }
+    }
+}
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        self.stop_counting();
+    }
+}
+
+/// Starts the writers. Their thread is theirs alone, because it is the database that everybody waits
+/// for: among the tasks of a busy server it would often stand idle behind answers that are written.
+pub(super) fn start(shared: &Arc<Shared>, writers: usize) -> io::Result<()> {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    let (shared, counted) = (Arc::clone(shared), shared.tasks.token());
+    thread::Builder::new().name("hapax-ingest".into()).spawn(move || {
+        runtime.block_on(write_all(shared, writers));
+        drop(counted);
+    })?;
+    Ok(())
+}
+
+async fn write_all(shared: Arc<Shared>, writers: usize) {
+    let mut at_it = JoinSet::new();
+    for _ in 0..writers.max(1) {
+        at_it.spawn(keep_writing(Arc::clone(&shared)));
+    }
+    while let Some(ended) = at_it.join_next().await {
+        if ended.is_err() {
+            // Those who waited for it have heard; another one takes its place.
+            shared.health.fails("a writer panicked");
+            at_it.spawn(keep_writing(Arc::clone(&shared)));
+        }
+    }
+}
+
+/// One writer: commits what waits until the store is closed and nothing waits any more.
+async fn keep_writing(shared: Arc<Shared>) {
+    let desk = &shared.desk;
+    let mut decided = Decided::default();
+    loop {
+        let taken = match desk.take() {
+            Some(taken) => taken,
+            None => {
+                decided.tell();
+                if !shared.closing.is_cancelled() {
+                    tokio::select! {
+                        () = shared.closing.cancelled() => {}
+                        () = desk.bell.notified() => {}
+                    }
+                    continue;
+                }
+                desk.shut();
+                // Whoever slipped in before the door shut is still served, by whoever is still at
+                // work or by this one.
+                match desk.take() {
+                    Some(taken) => taken,
+                    None => return,
+                }
+            }
+        };
+        let (batch, mut at_work) = taken;
+        let commit = async {
+            tokio::pin! { let commit = commit(&shared, batch); }
+            match tokio::time::timeout(SLOW, &mut commit).await {
+                Ok(decided) => decided,
+                Err(_) => {
+                    at_work.is_slow();
+                    commit.await
+                }
+            }
+        };
+        // The next commit is on its way before the last one is told of: the database does not wait
+        // while answers are written.
+        let tell = async { decided.tell() };
+        let (next, ()) = tokio::join!(biased; commit, tell);
+        decided = next;
+    }
+}
+
+/// Verdicts that are certain, and who waits for them.
+#[derive(Default)]
+struct Decided {
+    answers: Vec<Answer>,
+    verdicts: Vec<Result<Vec<Verdict>, StoreError>>,
+}
+
+impl Decided {
+    fn tell(&mut self) {
+        for (answer, verdicts) in self.answers.drain(..).zip(self.verdicts.drain(..)) {
+            let _ = answer.send(verdicts);
+        }
+    }
+}
+
+async fn commit(shared: &Shared, batch: Vec<Waiting>) -> Decided {
+    let began = Instant::now();
+    let (ingests, answers): (Vec<_>, Vec<_>) =
+        batch.into_iter().map(|waiting| (waiting.ingest, waiting.answer)).unzip();
+    failpoint!("ingress.before_commit");
+    let verdicts = ingest::decide(shared, &ingests).await;
+    failpoint!("ingress.after_commit_before_ack");
+    let receipts: usize = ingests.iter().map(|ingest| ingest.receipts.len()).sum();
+    metrics::histogram!("hapax_store_commit_seconds").record(began.elapsed());
+    metrics::histogram!("hapax_store_batch_size").record(receipts as f64);
+    Decided { answers, verdicts }
+}
