@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, ValueEnum};
 use hapax_sim::{Postgres, Redis};
 
+use crate::article::Driver;
 use crate::database::Ledger;
 use crate::report::{Effects, Report};
 use crate::shared::events::Events;
@@ -52,13 +53,16 @@ struct Options {
     /// Be the article: serve over this database until killed
     #[arg(long, hide = true)]
     article: Option<String>,
+    /// And with this driver
+    #[arg(long, hide = true, default_value = "sqlx")]
+    driver: Driver,
     #[command(flatten)]
     place: Place,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Wanted {
-    /// New events: the article, one node, two nodes
+    /// New events: the articles, one node, two nodes
     New,
     /// Duplicates of a few events, from the memory of the node
     Copies,
@@ -74,7 +78,7 @@ fn main() -> anyhow::Result<()> {
         return floor::run();
     }
     if let Some(database) = &options.article {
-        return article::run(database);
+        return article::run(options.driver, database);
     }
     let directory = options.place.directory()?;
     let report = on_one_thread(measure(&options, directory.path()))?;
@@ -104,7 +108,7 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
         postgres: postgres(&options.settings).await,
     };
     if wanted(Wanted::New) {
-        options.place.output.say("new events: floor, article, one node, two nodes");
+        options.place.output.say("new events: floor, articles, one node, two nodes");
         bench.new_events(&mut report).await?;
     }
     if wanted(Wanted::Copies) {
@@ -132,11 +136,10 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// The floor, the article, one node and two by turns.
+    /// The floor, both articles, one node and two by turns.
     async fn new_events(&self, report: &mut Report) -> anyhow::Result<()> {
-        let of_article = self.postgres.create_database("article").await;
-        article::migrate(&of_article).await?;
-        let article = Server::ourselves(&["--article", &of_article])?;
+        let article = self.article("article", "sqlx").await?;
+        let lean = self.article("lean_article", "lean").await?;
         let database = self.postgres.create_database("nodes").await;
         let one = self.node("one", &database, None, "")?;
         let two = self.node("two", &database, None, "")?;
@@ -144,6 +147,7 @@ impl Bench<'_> {
         for _ in 0..self.options.rounds.max(1) {
             report.floor.join(self.slice(&[&self.floor], &events, Load::New).await?);
             report.article.join(self.slice(&[&article], &events, Load::New).await?);
+            report.lean_article.join(self.slice(&[&lean], &events, Load::New).await?);
             report.one.join(self.slice(&[&one], &events, Load::New).await?);
             report.two.join(self.slice(&[&one, &two], &events, Load::New).await?);
         }
@@ -220,6 +224,12 @@ impl Bench<'_> {
         load: Load,
     ) -> anyhow::Result<Measured> {
         load::run(servers, events, load, CONNECTIONS, self.length, Some(WARM_UP)).await
+    }
+
+    async fn article(&self, name: &str, driver: &str) -> anyhow::Result<Server> {
+        let database = self.postgres.create_database(name).await;
+        article::migrate(&database).await?;
+        Server::ourselves(&["--article", &database, "--driver", driver])
     }
 
     /// A node of Hapax, as a user would configure it.

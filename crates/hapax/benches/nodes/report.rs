@@ -14,6 +14,7 @@ use crate::shared::load::Measured;
 pub(crate) struct Report {
     pub(crate) floor: Measured,
     pub(crate) article: Measured,
+    pub(crate) lean_article: Measured,
     pub(crate) one: Measured,
     pub(crate) two: Measured,
     pub(crate) floor_copies: Measured,
@@ -47,6 +48,7 @@ impl Report {
         let all = [
             ("new events: floor", &self.floor),
             ("new events: article", &self.article),
+            ("new events: article, lean driver", &self.lean_article),
             ("new events: one node", &self.one),
             ("new events: two nodes", &self.two),
             ("duplicates: floor", &self.floor_copies),
@@ -69,6 +71,7 @@ impl Report {
         });
         let all = [
             ratio("new events, to the article", &self.one, &self.article, 2.5, 4.0),
+            ratio("the same, to one with a lean driver", &self.one, &self.lean_article, 2.5, 4.0),
             ratio(
                 "duplicates from memory, to the floor",
                 &self.copies,

@@ -255,6 +255,46 @@ async fn a_server_that_falls_silent_keeps_no_sender_waiting_and_no_writer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_waits_for_a_key_holds_no_other_event_back() {
+    // Somebody's open transaction holds one key. Behind the commit that waits for it come too few for
+    // a commit beside it, and yet they must not wait as long as it does.
+    const WAITING: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                           AND application_name = 'hapax-ingest' AND wait_event_type = 'Lock'";
+    let url = pg_database().await;
+    let store = open(&url).await;
+    store.ingest(Sender::plain().ingest(&body("before"))).await.expect("ingests");
+    let (client, connection) =
+        tokio_postgres::connect(&url, tokio_postgres::NoTls).await.expect("connects");
+    tokio::spawn(connection);
+    // On a machine with much else to do the wait for the key may end by itself: then once more.
+    for attempt in 0.. {
+        assert!(attempt < 10, "held back by a commit that waits for a key");
+        let held = Sender::plain().ingest(&body(&format!("held_{attempt}")));
+        let hash = held.receipts[0].key_hash();
+        let hold = format!(
+            "BEGIN; INSERT INTO hapax.event (id, hash, tenant, source, event_id, received_at, \
+             body_hash, request_id, secret) SELECT gen_random_uuid(), '{hash:?}', tenant, source, \
+             event_id, received_at, body_hash, request_id, secret FROM hapax.event LIMIT 1"
+        );
+        client.batch_execute(&hold).await.expect("holds the key");
+        let waiting = asked(&store, held);
+        until("waits for the key", async || number(&url, WAITING).await == 1).await;
+        for n in 0..3 {
+            let other = Sender::plain().ingest(&body(&format!("other_{attempt}_{n}")));
+            let verdicts = store.ingest(other).await.expect("ingests");
+            assert!(matches!(verdicts[..], [Verdict::Accepted(_)]), "{verdicts:?}");
+        }
+        let still_waits = number(&url, WAITING).await == 1;
+        client.batch_execute("ROLLBACK").await.expect("lets the key go");
+        if let (true, Ok(verdicts)) = (still_waits, waiting.await) {
+            assert!(matches!(verdicts[..], [Verdict::Accepted(_)]), "{verdicts:?}");
+            break;
+        }
+    }
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_the_postmaster_was_killed_and_is_back_the_store_works_again() {
     // Whatever was under way is an error; nothing acknowledged is lost; nobody reopens the store.
     let server = Postgres::start().await;
