@@ -729,7 +729,8 @@ impl Lane {
         Ok(match shop.store.run_claimed(run.clone()).await? {
             Ran::Done => Ended::Done,
             Ran::Guarded => Ended::Guarded,
-            Ran::Failed(error) => Ended::Failed(error),
+            // Without why, which is for the log: a database quotes values in its errors.
+            Ran::Failed(_) => Ended::Failed("`hapax explain` says why".into()),
             Ran::Lost => Ended::Lost,
         })
     }

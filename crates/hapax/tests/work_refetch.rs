@@ -150,6 +150,21 @@ fn sql_applies_the_object_as_the_api_tells_it_now_once_the_api_works() {
 }
 
 #[test]
+fn sql_that_fails_is_said_in_the_log_without_what_the_api_told() {
+    // A database quotes values in its errors.
+    let api = Api::new(paid);
+    let house = house(&api, "sql = \"SELECT json_extract(:body, :current)\"");
+    let server = house.start();
+    send(&server, "evt_1", "po_1", 1);
+    let event = until_status(&server, "evt_1", "dead");
+    let error = event["jobs"][0]["attempts"][0]["error"].as_str().unwrap_or_default();
+    assert!(error.contains("Zoë"), "the database quotes nothing: {event}");
+    let log = server.stop();
+    assert!(log.contains("of stripe/state failed: `hapax explain` says why"), "{log}");
+    assert!(!log.contains("Zoë") && !log.contains("paid"), "{log}");
+}
+
+#[test]
 fn an_app_gets_the_object_in_a_header_beside_the_original_body() {
     let api = Api::new(paid);
     let app = App::new(|_| 200);
