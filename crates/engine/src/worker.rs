@@ -729,7 +729,7 @@ impl Lane {
         Ok(match shop.store.run_claimed(run.clone()).await? {
             Ran::Done => Ended::Done,
             Ran::Guarded => Ended::Guarded,
-            // Without why, which is for the log: a database quotes values in its errors.
+            // For the log, so without why: a database quotes values in its errors.
             Ran::Failed(_) => Ended::Failed("`hapax explain` says why".into()),
             Ran::Lost => Ended::Lost,
         })

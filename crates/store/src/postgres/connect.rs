@@ -301,13 +301,15 @@ impl Drop for Lent {
 
 /// Whether a connection is of no use after this error. One of the statement itself leaves it as clean
 /// as success does; but a server that was demoted, or is going down, stays what it is, and behind the
-/// same address there may be another one by now.
+/// same address there may be another one by now. And an internal error may be a statement that was
+/// prepared with a type which is there no more, since somebody has restored the schema.
 fn spoils(error: &tokio_postgres::Error) -> bool {
     match error.code() {
         None => true,
         Some(code) => {
             *code == SqlState::READ_ONLY_SQL_TRANSACTION
                 || is_void_plan(code)
+                || code.code().starts_with("XX")
                 || code.code().starts_with("08")
                 || code.code().starts_with("57P")
         }

@@ -2,7 +2,7 @@
 //! connection. Whoever arrives while a statement runs rides in the next one.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
@@ -38,18 +38,17 @@ struct Line {
 impl Line {
     /// Whether a writer should set out now. Alone it takes whatever there is; beside another one only
     /// what is worth a commit of its own, since whoever waits rides with the one that comes back.
+    /// Once the door is shut nobody comes to make it worth more.
     fn is_worth_it(&self) -> bool {
-        let least = if self.at_work == 0 { 1 } else { WORTH_A_COMMIT };
+        let least = if self.at_work == 0 || !self.open { 1 } else { WORTH_A_COMMIT };
         self.requests.len() >= least
     }
 }
 
-type Answer = oneshot::Sender<Result<Vec<Verdict>, StoreError>>;
-
 #[derive(Debug)]
 struct Waiting {
     ingest: Ingest,
-    answer: Answer,
+    answer: oneshot::Sender<Result<Vec<Verdict>, StoreError>>,
 }
 
 impl Desk {
@@ -143,15 +142,22 @@ impl Drop for AtWork<'_> {
 }
 
 /// Starts the writers. Their thread is theirs alone, because it is the database that everybody waits
-/// for: among the tasks of a busy server it would often stand idle behind answers that are written.
+/// for: among the tasks of a busy server the next commit would stand behind answers that are written.
 pub(super) fn start(shared: &Arc<Shared>, writers: usize) -> io::Result<()> {
-    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     let (shared, counted) = (Arc::clone(shared), shared.tasks.token());
+    let (began, begins) = mpsc::sync_channel(1);
     thread::Builder::new().name("hapax-ingest".into()).spawn(move || {
-        runtime.block_on(write_all(shared, writers));
+        match runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => {
+                let _ = began.send(Ok(()));
+                runtime.block_on(write_all(shared, writers));
+                runtime.shutdown_background();
+            }
+            Err(error) => drop(began.send(Err(error))),
+        }
         drop(counted);
     })?;
-    Ok(())
+    begins.recv().map_err(io::Error::other)?
 }
 
 async fn write_all(shared: Arc<Shared>, writers: usize) {
@@ -171,22 +177,19 @@ async fn write_all(shared: Arc<Shared>, writers: usize) {
 /// One writer: commits what waits until the store is closed and nothing waits any more.
 async fn keep_writing(shared: Arc<Shared>) {
     let desk = &shared.desk;
-    let mut decided = Decided::default();
     loop {
         let taken = match desk.take() {
             Some(taken) => taken,
-            None => {
-                decided.tell();
-                if !shared.closing.is_cancelled() {
-                    tokio::select! {
-                        () = shared.closing.cancelled() => {}
-                        () = desk.bell.notified() => {}
-                    }
-                    continue;
+            None if !shared.closing.is_cancelled() => {
+                tokio::select! {
+                    () = shared.closing.cancelled() => {}
+                    () = desk.bell.notified() => {}
                 }
+                continue;
+            }
+            None => {
                 desk.shut();
-                // Whoever slipped in before the door shut is still served, by whoever is still at
-                // work or by this one.
+                // Whoever slipped in before the door shut is still served.
                 match desk.take() {
                     Some(taken) => taken,
                     None => return,
@@ -194,48 +197,25 @@ async fn keep_writing(shared: Arc<Shared>) {
             }
         };
         let (batch, mut at_work) = taken;
-        let commit = async {
-            tokio::pin! { let commit = commit(&shared, batch); }
-            match tokio::time::timeout(SLOW, &mut commit).await {
-                Ok(decided) => decided,
-                Err(_) => {
-                    at_work.is_slow();
-                    commit.await
-                }
-            }
-        };
-        // The next commit is on its way before the last one is told of: the database does not wait
-        // while answers are written.
-        let tell = async { decided.tell() };
-        let (next, ()) = tokio::join!(biased; commit, tell);
-        decided = next;
-    }
-}
-
-/// Verdicts that are certain, and who waits for them.
-#[derive(Default)]
-struct Decided {
-    answers: Vec<Answer>,
-    verdicts: Vec<Result<Vec<Verdict>, StoreError>>,
-}
-
-impl Decided {
-    fn tell(&mut self) {
-        for (answer, verdicts) in self.answers.drain(..).zip(self.verdicts.drain(..)) {
-            let _ = answer.send(verdicts);
+        tokio::pin! { let commit = commit(&shared, batch); }
+        if tokio::time::timeout(SLOW, &mut commit).await.is_err() {
+            at_work.is_slow();
+            commit.await;
         }
     }
 }
 
-async fn commit(shared: &Shared, batch: Vec<Waiting>) -> Decided {
+async fn commit(shared: &Shared, batch: Vec<Waiting>) {
     let began = Instant::now();
     let (ingests, answers): (Vec<_>, Vec<_>) =
         batch.into_iter().map(|waiting| (waiting.ingest, waiting.answer)).unzip();
     failpoint!("ingress.before_commit");
-    let verdicts = ingest::decide(shared, &ingests).await;
+    let decided = ingest::decide(shared, &ingests).await;
     failpoint!("ingress.after_commit_before_ack");
     let receipts: usize = ingests.iter().map(|ingest| ingest.receipts.len()).sum();
     metrics::histogram!("hapax_store_commit_seconds").record(began.elapsed());
     metrics::histogram!("hapax_store_batch_size").record(receipts as f64);
-    Decided { answers, verdicts }
+    for (answer, verdicts) in answers.into_iter().zip(decided) {
+        let _ = answer.send(verdicts);
+    }
 }

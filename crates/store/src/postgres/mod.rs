@@ -2,8 +2,8 @@
 //!
 //! Every atomic act is one statement that commits itself: a paused node or a dropped future can hold
 //! no key and leave no transaction open. [`connect`] lends connections, [`migrate`] brings the tables
-//! forward, [`desk`] is where requests wait for a commit, [`ingest`] makes events durable, [`epoch`] tells when memory may not be believed any
-//! more, [`reader`] is how people look at what is there.
+//! forward, [`desk`] is where requests wait for a commit, [`ingest`] makes events durable, [`epoch`]
+//! tells when memory may not be believed any more, [`reader`] is how people look at what is there.
 
 mod arrived;
 mod connect;
@@ -169,11 +169,11 @@ impl PgStore {
             closing: CancellationToken::new(),
         });
         epoch::ask(&shared).await.map_err(|error| PgOpenError::Connect(error.to_string()))?;
+        desk::start(&shared, options.pools.ingest)
+            .map_err(|error| PgOpenError::Connect(format!("no thread to write from: {error}")))?;
         shared.tasks.spawn(epoch::watch(Arc::clone(&shared)));
         shared.tasks.spawn(partitions::keep_ahead(Arc::clone(&shared)));
         shared.tasks.spawn(copies::keep_writing(Arc::clone(&shared)));
-        desk::start(&shared, options.pools.ingest)
-            .map_err(|error| PgOpenError::Connect(format!("no thread to write from: {error}")))?;
         Ok(Self { shared })
     }
 

@@ -9,7 +9,7 @@ use hapax_core::store::EventId;
 use uuid::Uuid;
 
 use super::Shared;
-use super::connect::{Lent, PgError, retried};
+use super::connect::{Lender, Lent, PgError, retried};
 use super::row::first_id;
 
 /// Days for which there is room before they come.
@@ -28,7 +28,7 @@ pub(super) async fn keep_ahead(shared: Arc<Shared>) {
     loop {
         let today = Timestamp::now().as_second() / DAY_SECONDS;
         for day in today..=today + DAYS_AHEAD {
-            if let Err(error) = make(&shared, day).await {
+            if let Err(error) = make(&shared.pools.admin, day).await {
                 tracing::warn!("making room for the bodies of the coming days: {error}");
                 break;
             }
@@ -40,7 +40,7 @@ pub(super) async fn keep_ahead(shared: Arc<Shared>) {
     }
 }
 
-/// Makes room for the days of these events.
+/// Makes room for the days of these events, on a connection of the writers, who ask for it.
 pub(super) async fn make_for(
     shared: &Shared,
     events: impl IntoIterator<Item = EventId>,
@@ -50,15 +50,15 @@ pub(super) async fn make_for(
     days.sort_unstable();
     days.dedup();
     for day in days {
-        make(shared, day).await?;
+        make(&shared.pools.ingest, day).await?;
     }
     Ok(())
 }
 
-async fn make(shared: &Shared, day: i64) -> Result<(), PgError> {
+async fn make(lender: &Lender, day: i64) -> Result<(), PgError> {
     let day = day as i32;
     retried(|| async {
-        let mut lent = shared.pools.admin.lend().await?;
+        let mut lent = lender.lend().await?;
         let sql = "SELECT hapax.make_partition(date '1970-01-01' + $1::integer)";
         lent.query(sql, &[&day]).await.map(drop)
     })

@@ -509,6 +509,24 @@ async fn memory_is_dropped_when_the_database_is_in_another_epoch() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_schema_that_is_made_anew_under_a_node_costs_one_request_at_most() {
+    // Its statements were prepared with types that are gone: a connection that keeps them would
+    // refuse every batch that comes its way.
+    let url = pg_database().await;
+    let store = open_narrow(&url).await;
+    store.ingest(Sender::plain().ingest(&body("before"))).await.expect("ingests");
+    Postgres::execute_at(&url, "DROP SCHEMA hapax CASCADE").await;
+    PgStore::migrate(&url).await.expect("migrates");
+    drop(store.ingest(Sender::plain().ingest(&body("first"))).await);
+    for n in 0..3 {
+        let event = Sender::plain().ingest(&body(&format!("evt_{n}")));
+        let verdicts = store.ingest(event).await.expect("ingests");
+        assert!(matches!(verdicts[..], [Verdict::Accepted(_)]), "{verdicts:?}");
+    }
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_another_epoch_no_connection_of_the_one_before_is_used() {
     // Behind one address there may be two servers after a failover, and the old one may still take
     // writes: what is put there is lost.

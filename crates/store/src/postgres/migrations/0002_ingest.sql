@@ -57,7 +57,8 @@ RETURN at + retry[1] * CASE state WHEN 4 THEN 0 ELSE 0.8 + 0.4 * pg_catalog.rand
     * interval '1 microsecond';
 
 -- What a node tells of an arrival, of what makes it doubtful, and of the jobs that it promises. A
--- type of its own for each, because that of a table changes with the table.
+-- type of its own for each, because that of a table changes with the table. A later step makes new
+-- types and alters none of these: nodes of the version before send them as they are.
 CREATE TYPE hapax.arrived AS (
     id          uuid,
     hash        uuid,

@@ -1,5 +1,6 @@
--- Keeps: one Event per (tenant, source, event id). The unique hash decides the race; rows come and
--- go in sorted by it, so that two batches never wait in a circle. Where there are jobs, insert_jobs.sql follows.
+-- Keeps: one Event per (tenant, source, event id). The unique hash decides the race; rows come and go
+-- in sorted by it, so that two batches never wait in a circle. Where there are jobs, insert_jobs.sql
+-- follows.
 WITH arrived AS (
     SELECT * FROM unnest($1::hapax.arrived[]) WITH ORDINALITY AS a (
         id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
