@@ -149,7 +149,12 @@ impl Bench<'_> {
             report.article.join(self.slice(&[&article], &events, Load::New).await?);
             report.lean_article.join(self.slice(&[&lean], &events, Load::New).await?);
             report.one.join(self.slice(&[&one], &events, Load::New).await?);
-            report.two.join(self.slice(&[&one, &two], &events, Load::New).await?);
+            let both = [&one, &two];
+            report.two.join(self.slice(&both, &events, Load::New).await?);
+            let (each, warm) = (CONNECTIONS * both.len(), Some(WARM_UP));
+            report
+                .two_in_full
+                .join(load::run(&both, &events, Load::New, each, self.length, warm).await?);
         }
         Ok(())
     }

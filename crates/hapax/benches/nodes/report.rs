@@ -17,6 +17,8 @@ pub(crate) struct Report {
     pub(crate) lean_article: Measured,
     pub(crate) one: Measured,
     pub(crate) two: Measured,
+    /// With as many connections to each as the one had.
+    pub(crate) two_in_full: Measured,
     pub(crate) floor_copies: Measured,
     pub(crate) copies: Measured,
     pub(crate) floor_redis: Measured,
@@ -51,6 +53,7 @@ impl Report {
             ("new events: article, lean driver", &self.lean_article),
             ("new events: one node", &self.one),
             ("new events: two nodes", &self.two),
+            ("new events: two nodes, 64 each", &self.two_in_full),
             ("duplicates: floor", &self.floor_copies),
             ("duplicates: the node's memory", &self.copies),
             ("seen by another node: floor", &self.floor_redis),
@@ -80,7 +83,8 @@ impl Report {
                 0.9,
             ),
             ratio("duplicates from Redis, to the floor", &self.redis, &self.floor_redis, 0.7, 0.9),
-            ratio("two nodes, to one", &self.two, &self.one, 0.9, 1.0),
+            ratio("two nodes that share them, to one", &self.two, &self.one, 0.9, 1.0),
+            ratio("two nodes with 64 each, to one", &self.two_in_full, &self.one, 0.9, 1.0),
             effects,
         ];
         Figures(all.into_iter().flatten().collect())
