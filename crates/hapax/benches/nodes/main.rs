@@ -151,10 +151,8 @@ impl Bench<'_> {
             report.one.join(self.slice(&[&one], &events, Load::New).await?);
             let both = [&one, &two];
             report.two.join(self.slice(&both, &events, Load::New).await?);
-            let (each, warm) = (CONNECTIONS * both.len(), Some(WARM_UP));
-            report
-                .two_in_full
-                .join(load::run(&both, &events, Load::New, each, self.length, warm).await?);
+            let all = CONNECTIONS * both.len();
+            report.two_in_full.join(self.slice_of(&both, &events, Load::New, all).await?);
         }
         Ok(())
     }
@@ -228,7 +226,17 @@ impl Bench<'_> {
         events: &Rc<RefCell<Events>>,
         load: Load,
     ) -> anyhow::Result<Measured> {
-        load::run(servers, events, load, CONNECTIONS, self.length, Some(WARM_UP)).await
+        self.slice_of(servers, events, load, CONNECTIONS).await
+    }
+
+    async fn slice_of(
+        &self,
+        servers: &[&Server],
+        events: &Rc<RefCell<Events>>,
+        load: Load,
+        connections: usize,
+    ) -> anyhow::Result<Measured> {
+        load::run(servers, events, load, connections, self.length, Some(WARM_UP)).await
     }
 
     async fn article(&self, name: &str, driver: &str) -> anyhow::Result<Server> {

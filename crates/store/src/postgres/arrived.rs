@@ -6,7 +6,7 @@ use std::error::Error;
 
 use bytes::{BufMut, BytesMut};
 use hapax_core::store::EventId;
-use hapax_core::{Timeliness, Timestamp};
+use hapax_core::{Receipt, Timeliness, Timestamp};
 use tokio_postgres::types::{IsNull, Kind, ToSql, Type, to_sql_checked};
 use uuid::Uuid;
 
@@ -117,9 +117,7 @@ fn write_composite(
 
 impl<'a> Rows<'a> {
     pub(super) fn push(&mut self, item: &Item<'a>, lanes: &[LaneAt]) {
-        let (receipt, via) = (item.receipt, item.via);
-        let (key, other) = (receipt.key(), receipt.if_conflict());
-        let earlier = receipt.earlier();
+        let (receipt, via, key) = (item.receipt, item.via, item.receipt.key());
         self.arrived.push(Arrived {
             id: item.id.0,
             hash: of_hash(receipt.key_hash()),
@@ -137,14 +135,6 @@ impl<'a> Rows<'a> {
             headers: via.headers.as_bytes(),
             body: receipt.body(),
         });
-        self.doubts.push(Doubt {
-            late: receipt.timeliness() != Timeliness::OnTime,
-            guard: receipt.guard().map(of_hash),
-            earlier: earlier.map(|earlier| of_hash(earlier.key.hash())),
-            not_before: earlier.map(|earlier| stamp(earlier.not_before)),
-            other_hash: other.map(|other| of_hash(other.hash())),
-            other_event_id: other.map(|other| other.event_id.as_bytes()),
-        });
         let n = self.arrived.len() as i32;
         self.promised.extend(item.jobs.iter().zip(lanes).map(|(job, at)| Promised {
             n,
@@ -155,6 +145,19 @@ impl<'a> Rows<'a> {
             position: job.place.as_ref().map(|place| place.position.0),
             error: job.hopeless.as_deref().map(text),
         }));
+    }
+
+    /// What only the [long way](Rows::ingest) is told, of the receipt that was pushed last.
+    pub(super) fn push_doubt(&mut self, receipt: &'a Receipt) {
+        let (earlier, other) = (receipt.earlier(), receipt.if_conflict());
+        self.doubts.push(Doubt {
+            late: receipt.timeliness() != Timeliness::OnTime,
+            guard: receipt.guard().map(of_hash),
+            earlier: earlier.map(|earlier| of_hash(earlier.key.hash())),
+            not_before: earlier.map(|earlier| stamp(earlier.not_before)),
+            other_hash: other.map(|other| of_hash(other.hash())),
+            other_event_id: other.map(|other| other.event_id.as_bytes()),
+        });
     }
 
     /// The short way: the ids that were new.
@@ -181,7 +184,7 @@ impl<'a> Rows<'a> {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// The long way: each row and what became of it.
+    /// The long way, for which each row has its doubt: each row and what became of it.
     pub(super) async fn ingest(
         &self,
         lent: &mut Lent,

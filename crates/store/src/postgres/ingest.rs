@@ -193,6 +193,9 @@ async fn ask_once(
             lanes.push(shared.names.lane(&mut lent, &name).await?);
         }
         rows.push(item, &lanes);
+        if way == Way::Long {
+            rows.push_doubt(item.receipt);
+        }
         places.push((*request, *at, item.id));
     }
     match way {

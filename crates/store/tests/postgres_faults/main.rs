@@ -70,14 +70,20 @@ fn asked<'a>(store: &'a PgStore, ingest: Ingest) -> Asked<'a> {
     asked
 }
 
+/// Somebody else's connection.
+async fn session(url: &str) -> tokio_postgres::Client {
+    let (client, connection) =
+        tokio_postgres::connect(url, tokio_postgres::NoTls).await.expect("connects");
+    tokio::spawn(connection);
+    client
+}
+
 /// Keeps every ingest waiting until it is dropped.
 struct Blocked(tokio_postgres::Client);
 
 impl Blocked {
     async fn on(url: &str) -> Self {
-        let (client, connection) =
-            tokio_postgres::connect(url, tokio_postgres::NoTls).await.expect("connects");
-        tokio::spawn(connection);
+        let client = session(url).await;
         let lock = "BEGIN; LOCK TABLE hapax.event IN EXCLUSIVE MODE";
         client.batch_execute(lock).await.expect("locks");
         Self(client)
@@ -263,9 +269,7 @@ async fn a_commit_that_waits_for_a_key_holds_no_other_event_back() {
     let url = pg_database().await;
     let store = open(&url).await;
     store.ingest(Sender::plain().ingest(&body("before"))).await.expect("ingests");
-    let (client, connection) =
-        tokio_postgres::connect(&url, tokio_postgres::NoTls).await.expect("connects");
-    tokio::spawn(connection);
+    let client = session(&url).await;
     // On a machine with much else to do the wait for the key may end by itself: then once more.
     for attempt in 0.. {
         assert!(attempt < 10, "held back by a commit that waits for a key");
