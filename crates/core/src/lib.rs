@@ -13,6 +13,7 @@ pub mod handler;
 pub mod job;
 pub mod json;
 pub mod key;
+pub mod ledger;
 pub mod limits;
 pub mod order;
 pub mod presets;

@@ -35,3 +35,15 @@ pub const TRANSITIONS_MAX: usize = 1_000;
 /// How far the jobs of one handler are counted for gauges and alerts: past it the number only says
 /// "many", and a backlog of a million must not make looking at it slow.
 pub const LANE_COUNT_MAX: u64 = 10_000;
+
+/// The longest Idempotency-Key: what clients of other APIs are used to.
+pub const IDEMPOTENCY_KEY_BYTES_MAX: usize = 255;
+
+/// The longest scope of such a key: it stands in an index beside it. A longer one is hashed.
+pub const SCOPE_BYTES_MAX: usize = 1_000;
+
+/// The largest answer that is kept for a key, and the most of its headers: it is kept for days, and
+/// read back at once.
+pub const ANSWER_BODY_BYTES_MAX: usize = 1 << 20;
+/// See [`ANSWER_BODY_BYTES_MAX`].
+pub const ANSWER_HEADER_BYTES_MAX: usize = 32 << 10;

@@ -4,8 +4,10 @@
 //! One lock stands for the transaction: whatever happens while it is held is one commit. Start with
 //! [`arrivals`] (which events there are), then [`work`] (the life of their jobs), then [`order`]
 //! (who may run now), [`people`] (what a person decides) and [`view`] (what is told of it all).
+//! [`ledger`] stands by itself: the keys of one's own API.
 
 mod arrivals;
+mod ledger;
 mod order;
 mod people;
 mod view;
@@ -123,6 +125,10 @@ struct Model {
     starts: HashMap<Resource, Position>,
     /// The outbox, by whose a message is and by its id.
     messages: HashMap<(Tenant, String), Published>,
+    /// Idempotency-Keys.
+    reservations: HashMap<ledger::KeyName, ledger::Kept>,
+    /// Fences of theirs that were ever given out.
+    fences_ever: i64,
 }
 
 type EventNumber = u64;
@@ -306,7 +312,10 @@ impl Work for MemoryStore {
     }
 
     async fn prune(&self, horizon: Horizon, limit: usize) -> Result<bool, StoreError> {
-        Ok(self.model().prune(&horizon, limit))
+        let now = self.now();
+        let mut model = self.model();
+        model.reservations.retain(|_, kept| !kept.is_past(now));
+        Ok(model.prune(&horizon, limit))
     }
 }
 

@@ -1,0 +1,402 @@
+//! Idempotency-Keys of one's own API: whoever retries a request with the same key gets the answer of
+//! the first one, and the work is done once.
+//!
+//! A key is *reserved* under a fence and a lease, then *finished* with an answer, or *abandoned*. In
+//! progress is a state with an end: a process that dies keeps nobody out for longer than its lease.
+//! What is here is pure: what a key, a scope and a fingerprint are, and the seam [`Ledger`] behind
+//! which every database stands.
+
+use std::fmt;
+use std::future::Future;
+use std::time::Duration;
+
+use aws_lc_rs::digest;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, Method, StatusCode};
+
+use crate::job::Fence;
+use crate::json::{self, Pointer};
+use crate::limits::{IDEMPOTENCY_KEY_BYTES_MAX, SCOPE_BYTES_MAX};
+use crate::store::{Held, StoreError};
+
+/// The header that carries a key.
+pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// A key as its client chose it: 1 to 255 printable bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct IdempotencyKey(Box<str>);
+
+/// Why a header holds no key. Says nothing of what it holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// Nothing between the quotes, or nothing at all.
+    #[error("the Idempotency-Key is empty")]
+    Empty,
+    /// Past the bound.
+    #[error("the Idempotency-Key is longer than {IDEMPOTENCY_KEY_BYTES_MAX} bytes")]
+    TooLong,
+    /// Bytes that cannot be shown.
+    #[error("the Idempotency-Key holds more than printable ASCII")]
+    NotPrintable,
+    /// It begins with a quote that is never closed, or goes on behind it.
+    #[error("the Idempotency-Key is not a well-formed quoted string")]
+    Quoting,
+    /// Two headers, and so two meanings.
+    #[error("there is more than one Idempotency-Key")]
+    Several,
+}
+
+impl IdempotencyKey {
+    /// The key of a request; `None` where it has none.
+    pub fn of(headers: &HeaderMap) -> Result<Option<Self>, KeyError> {
+        let mut found = headers.get_all(IDEMPOTENCY_KEY).iter();
+        match (found.next(), found.next()) {
+            (None, _) => Ok(None),
+            (Some(value), None) => Self::parse(value.as_bytes()).map(Some),
+            (Some(_), Some(_)) => Err(KeyError::Several),
+        }
+    }
+
+    /// Takes a bare key, or one quoted as the IETF draft has it: `abc` and `"abc"` are the same key.
+    pub fn parse(value: &[u8]) -> Result<Self, KeyError> {
+        let value = value.trim_ascii();
+        if !value.iter().all(|byte| (b' '..=b'~').contains(byte)) {
+            return Err(KeyError::NotPrintable);
+        }
+        let key = match value.strip_prefix(b"\"") {
+            Some(rest) => unquoted(rest).ok_or(KeyError::Quoting)?,
+            None => value.to_vec(),
+        };
+        match key.len() {
+            0 => Err(KeyError::Empty),
+            length if length > IDEMPOTENCY_KEY_BYTES_MAX => Err(KeyError::TooLong),
+            _ => {
+                let text = String::from_utf8(key).map_err(|_| KeyError::NotPrintable)?;
+                Ok(Self(text.into()))
+            }
+        }
+    }
+
+    /// The key as text, unquoted.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// What stands before the closing quote, which must be the last byte.
+fn unquoted(rest: &[u8]) -> Option<Vec<u8>> {
+    let mut key = Vec::with_capacity(rest.len());
+    let mut bytes = rest.iter();
+    loop {
+        match bytes.next()? {
+            b'"' => return bytes.as_slice().is_empty().then_some(key),
+            b'\\' => key.push(*bytes.next().filter(|byte| matches!(byte, b'"' | b'\\'))?),
+            byte => key.push(*byte),
+        }
+    }
+}
+
+/// Within which a key means one request: whose it is, and what it asks for. The same key elsewhere is
+/// another key, so that nobody is given what somebody else was answered.
+///
+/// It is printable, so that it can travel in a header, and says what it is for in a table.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Scope(Box<str>);
+
+impl Scope {
+    /// `realm` is the API (a tenant, or the name of a proxy), `principal` who calls it, `route` the
+    /// path. No part can run into its neighbour.
+    pub fn new(realm: &str, principal: &str, method: &Method, route: &str) -> Self {
+        let (mut realm_shown, mut principal_shown, mut route_shown) =
+            (String::new(), String::new(), String::new());
+        escape(realm, b"/", &mut realm_shown);
+        escape(principal, b"/", &mut principal_shown);
+        escape(route, b"", &mut route_shown);
+        let scope = format!("{realm_shown}/{principal_shown}/{method} {route_shown}");
+        if scope.len() <= SCOPE_BYTES_MAX {
+            return Self(scope.into());
+        }
+        let whole = digest::digest(&digest::SHA256, scope.as_bytes());
+        let mut short = realm_shown;
+        short.truncate(SCOPE_BYTES_MAX / 2);
+        Self(format!("{short}/#{}", hex::encode(whole)).into())
+    }
+
+    /// The scope as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Percent-encodes what is not printable, and `apart`, and the percent sign itself.
+fn escape(part: &str, apart: &[u8], out: &mut String) {
+    use fmt::Write;
+    for byte in part.bytes() {
+        if (b'!'..=b'~').contains(&byte) && byte != b'%' && byte != b'#' && !apart.contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            // A String takes everything.
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+}
+
+/// What a request asks for, in 32 bytes: the same key with another fingerprint is a mistake of the
+/// client, and nothing runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fingerprint(pub [u8; 32]);
+
+impl Fingerprint {
+    /// Over query and body, byte for byte, but for the values that `ignored` points at in a JSON body:
+    /// what a client makes anew with every try. Method and path are in the [`Scope`].
+    ///
+    /// # Panics
+    /// With more than [`json::POINTERS_MAX`] pointers: who reads them from a config keeps that bound.
+    pub fn of(query: Option<&str>, body: &[u8], ignored: &[Pointer]) -> Self {
+        let mut hasher = digest::Context::new(&digest::SHA256);
+        let mut feed = |part: &[u8]| {
+            hasher.update(&(part.len() as u64).to_be_bytes());
+            hasher.update(part);
+        };
+        feed(query.unwrap_or_default().as_bytes());
+        let mut from = 0;
+        for (start, end) in spans(body, ignored) {
+            feed(&body[from..start]);
+            from = end;
+        }
+        feed(&body[from..]);
+        let mut print = [0; 32];
+        print.copy_from_slice(hasher.finish().as_ref());
+        Self(print)
+    }
+}
+
+/// Where the values of `pointers` stand in the body, first to last, none inside another.
+fn spans(body: &[u8], pointers: &[Pointer]) -> Vec<(usize, usize)> {
+    let Ok(found) = json::extract(body, pointers) else { return Vec::new() };
+    let mut spans: Vec<_> = found
+        .into_iter()
+        .flatten()
+        .map(|value| {
+            let start = value.raw().as_ptr().addr() - body.as_ptr().addr();
+            (start, start + value.raw().len())
+        })
+        .collect();
+    spans.sort_unstable();
+    spans.dedup_by(|next, kept| next.1 <= kept.1);
+    spans
+}
+
+/// What to reserve.
+#[derive(Debug, Clone)]
+pub struct ReserveAsk {
+    /// Within which the key means one request.
+    pub scope: Scope,
+    /// The key.
+    pub key: IdempotencyKey,
+    /// What is asked for.
+    pub fingerprint: Fingerprint,
+    /// How long the work may take: in progress ends with it.
+    pub lease: Duration,
+    /// How long the answer is kept.
+    pub ttl: Duration,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reservation {
+    /// Yours to run.
+    Fresh(Reserved),
+    /// It was run: this is what it was answered.
+    Replay(Answer),
+    /// Somebody runs it, and may for at most this long.
+    InProgress {
+        /// What is left of the lease.
+        remaining: Duration,
+    },
+    /// The key was used for another request. Wins over in progress.
+    Mismatch,
+}
+
+/// The right to run a request, and to say what came of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reserved {
+    /// Within which the key means one request.
+    pub scope: Scope,
+    /// The key.
+    pub key: IdempotencyKey,
+    /// Voids every right given out before.
+    pub fence: Fence,
+    /// How often this key was reserved, this time included: more than once where a lease ran out.
+    pub attempt: u32,
+}
+
+/// What a request was answered, as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// The status.
+    pub status: StatusCode,
+    /// The headers that are not about one connection, in their order.
+    pub headers: Vec<(String, String)>,
+    /// The body.
+    pub body: Bytes,
+}
+
+/// What an answer means for its key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settle {
+    /// It is kept, and is what every retry gets.
+    Keep,
+    /// Nothing was done, and the same request may well succeed later: the key is free.
+    Free,
+    /// Nobody knows what was done: nothing is kept, and the key is in progress to the end of its
+    /// lease.
+    Wait,
+}
+
+impl Settle {
+    /// By its status alone. A caller that was turned away before any work (401, 408, 425, 429) is
+    /// free to come again; a gateway that speaks for somebody else (502, 503, 504) does not know.
+    pub fn by_status(status: StatusCode) -> Self {
+        match status.as_u16() {
+            401 | 408 | 425 | 429 => Self::Free,
+            502..=504 => Self::Wait,
+            _ => Self::Keep,
+        }
+    }
+}
+
+/// The store of reservations. Every method is one atomic act that is durable when it returns `Ok`;
+/// a lost fence is an answer. Time is the database's own. What is past its ttl is forgotten by
+/// [`Work::prune`](crate::store::Work::prune).
+pub trait Ledger: Send + Sync + 'static {
+    /// Reserves a key, or says why not. One insert decides the race: of any number that ask at once
+    /// one gets `Fresh`. A lease that ran out is given to the next who asks, under a higher fence;
+    /// a key past its ttl is as good as new.
+    fn reserve(
+        &self,
+        ask: ReserveAsk,
+    ) -> impl Future<Output = Result<Reservation, StoreError>> + Send;
+
+    /// Keeps the answer, once per fence: `Lost` where the key was reserved again, abandoned or
+    /// finished since, this same call before it included. Whoever is told so asks
+    /// [`reserve`](Ledger::reserve) again and gets what is kept.
+    fn finish(
+        &self,
+        reserved: &Reserved,
+        answer: &Answer,
+    ) -> impl Future<Output = Result<Held, StoreError>> + Send;
+
+    /// Nothing was done: the key is free. Under a lost fence there is nothing to give up.
+    fn abandon(&self, reserved: &Reserved) -> impl Future<Output = Result<(), StoreError>> + Send;
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn key(value: &str) -> Result<String, KeyError> {
+        IdempotencyKey::parse(value.as_bytes()).map(|key| key.as_str().into())
+    }
+
+    #[test]
+    fn bare_and_quoted_keys_are_the_same_key() {
+        assert_eq!(key("8e03978e-40d5"), Ok("8e03978e-40d5".into()));
+        assert_eq!(key("\"8e03978e-40d5\""), Ok("8e03978e-40d5".into()));
+        assert_eq!(key("  spaced out  "), Ok("spaced out".into()));
+        assert_eq!(key(r#""a \"b\" \\""#), Ok(r#"a "b" \"#.into()));
+        assert_eq!(key("it\"s"), Ok("it\"s".into()));
+    }
+
+    #[test]
+    fn what_is_no_key_is_refused() {
+        assert_eq!(key(""), Err(KeyError::Empty));
+        assert_eq!(key("   "), Err(KeyError::Empty));
+        assert_eq!(key("\"\""), Err(KeyError::Empty));
+        assert_eq!(key(&"k".repeat(255)), Ok("k".repeat(255)));
+        assert_eq!(key(&"k".repeat(256)), Err(KeyError::TooLong));
+        assert_eq!(key(&format!("\"{}\"", "k".repeat(255))), Ok("k".repeat(255)));
+        assert_eq!(key("tab\there"), Err(KeyError::NotPrintable));
+        assert_eq!(key("größe"), Err(KeyError::NotPrintable));
+        for bad in ["\"open", "\"", "\"a\"b", "\"a\\x\"", "\"a\\", "\"a\"; p=1"] {
+            assert_eq!(key(bad), Err(KeyError::Quoting), "{bad}");
+        }
+    }
+
+    #[test]
+    fn two_keys_are_none() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(IdempotencyKey::of(&headers), Ok(None));
+        headers.append(IDEMPOTENCY_KEY, "a".parse().unwrap());
+        assert_eq!(IdempotencyKey::of(&headers).unwrap().unwrap().as_str(), "a");
+        headers.append(IDEMPOTENCY_KEY, "a".parse().unwrap());
+        assert_eq!(IdempotencyKey::of(&headers), Err(KeyError::Several));
+    }
+
+    #[test]
+    fn a_scope_reads_as_what_it_is_for() {
+        let scope = Scope::new("api", "acct_42", &Method::POST, "/charges");
+        assert_eq!(scope.as_str(), "api/acct_42/POST /charges");
+        let scope = Scope::new("api", "a/b c%", &Method::POST, "/charges/ä");
+        assert_eq!(scope.as_str(), "api/a%2Fb%20c%25/POST /charges/%C3%A4");
+    }
+
+    proptest! {
+        // S-40: whoever finds two callers with one scope reads somebody else's answers.
+        #[test]
+        fn different_callers_never_share_a_scope(
+            a in ("[a/#% \u{e4}]{0,4}", "[a/#% \u{e4}]{0,4}", "/[a/#% \u{e4}]{0,4}"),
+            b in ("[a/#% \u{e4}]{0,4}", "[a/#% \u{e4}]{0,4}", "/[a/#% \u{e4}]{0,4}"),
+            repeat in prop_oneof![Just(1_usize), Just(300)],
+        ) {
+            let scope = |(realm, principal, route): &(String, String, String)| {
+                Scope::new(realm, &principal.repeat(repeat), &Method::POST, route)
+            };
+            let (ours, theirs) = (scope(&a), scope(&b));
+            let same = a.0 == b.0 && a.1.repeat(repeat) == b.1.repeat(repeat) && a.2 == b.2;
+            prop_assert_eq!(ours == theirs, same);
+            prop_assert!(ours.as_str().len() <= SCOPE_BYTES_MAX);
+            prop_assert!(ours.as_str().bytes().all(|byte| (b' '..=b'~').contains(&byte)));
+        }
+    }
+
+    fn print(query: Option<&str>, body: &str, ignored: &[&str]) -> Fingerprint {
+        let ignored: Vec<_> = ignored.iter().map(|one| Pointer::parse(one).unwrap()).collect();
+        Fingerprint::of(query, body.as_bytes(), &ignored)
+    }
+
+    #[test]
+    fn a_fingerprint_is_of_every_byte_that_is_not_ignored() {
+        let one = print(None, r#"{"amount":100,"client_ts":1}"#, &["/client_ts"]);
+        assert_eq!(one, print(None, r#"{"amount":100,"client_ts":22}"#, &["/client_ts"]));
+        assert_ne!(one, print(None, r#"{"amount":101,"client_ts":1}"#, &["/client_ts"]));
+        assert_ne!(one, print(None, r#"{"amount":100,"client_ts":1}"#, &[]));
+        assert_ne!(one, print(Some("dry=1"), r#"{"amount":100,"client_ts":1}"#, &["/client_ts"]));
+        // What stands beside the hole cannot move into it.
+        assert_ne!(
+            print(None, r#"{"a":1,"b":2}"#, &["/a"]),
+            print(None, r#"{"a":1,"b":2}"#, &["/b"])
+        );
+        // One inside another is one hole.
+        let nested = print(None, r#"{"a":{"b":1}}"#, &["/a", "/a/b"]);
+        assert_eq!(nested, print(None, r#"{"a":{"b":[2]}}"#, &["/a/b", "/a"]));
+        // Not JSON: every byte counts.
+        assert_ne!(print(None, "a=1&ts=1", &["/ts"]), print(None, "a=1&ts=2", &["/ts"]));
+    }
+
+    #[test]
+    fn who_was_turned_away_may_come_again_and_who_speaks_for_another_does_not_know() {
+        let settle = |code| Settle::by_status(StatusCode::from_u16(code).unwrap());
+        for kept in [200, 201, 202, 204, 302, 400, 402, 403, 404, 409, 422, 500, 501, 505] {
+            assert_eq!(settle(kept), Settle::Keep, "{kept}");
+        }
+        for free in [401, 408, 425, 429] {
+            assert_eq!(settle(free), Settle::Free, "{free}");
+        }
+        for unknown in [502, 503, 504] {
+            assert_eq!(settle(unknown), Settle::Wait, "{unknown}");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Idempotency-Keys in the model: what the other stores' ledgers must do.
+
+use std::time::Duration;
+
+use hapax_core::Timestamp;
+use hapax_core::job::Fence;
+use hapax_core::ledger::{
+    Answer, Fingerprint, IdempotencyKey, Ledger, Reservation, ReserveAsk, Reserved, Scope,
+};
+use hapax_core::store::{Held, StoreError};
+use jiff::SignedDuration;
+
+use super::MemoryStore;
+
+/// A key that somebody reserved.
+#[derive(Debug)]
+pub(super) struct Kept {
+    fingerprint: Fingerprint,
+    fence: Fence,
+    attempt: u32,
+    leased_until: Timestamp,
+    ttl: Duration,
+    expires_at: Timestamp,
+    answer: Option<Answer>,
+}
+
+/// Under which it is kept.
+pub(super) type KeyName = (Scope, IdempotencyKey);
+
+impl Ledger for MemoryStore {
+    async fn reserve(&self, ask: ReserveAsk) -> Result<Reservation, StoreError> {
+        let now = self.now();
+        let mut model = self.model();
+        let name = (ask.scope, ask.key);
+        let mut attempt = 1;
+        if let Some(kept) = model.reservations.get(&name) {
+            let is_running = kept.answer.is_none() && kept.leased_until > now;
+            if kept.expires_at > now {
+                if kept.fingerprint != ask.fingerprint {
+                    return Ok(Reservation::Mismatch);
+                }
+                if let Some(answer) = &kept.answer {
+                    return Ok(Reservation::Replay(answer.clone()));
+                }
+            }
+            if is_running {
+                let remaining = kept.leased_until.duration_since(now).unsigned_abs();
+                return Ok(Reservation::InProgress { remaining });
+            }
+            if kept.answer.is_none() {
+                attempt = kept.attempt + 1;
+            }
+        }
+        model.fences_ever += 1;
+        let fence = Fence(model.fences_ever);
+        let kept = Kept {
+            fingerprint: ask.fingerprint,
+            fence,
+            attempt,
+            leased_until: later(now, ask.lease),
+            ttl: ask.ttl,
+            expires_at: later(now, ask.ttl),
+            answer: None,
+        };
+        model.reservations.insert(name.clone(), kept);
+        let (scope, key) = name;
+        Ok(Reservation::Fresh(Reserved { scope, key, fence, attempt }))
+    }
+
+    async fn finish(&self, reserved: &Reserved, answer: &Answer) -> Result<Held, StoreError> {
+        let now = self.now();
+        let mut model = self.model();
+        let name = (reserved.scope.clone(), reserved.key.clone());
+        let Some(kept) = model.reservations.get_mut(&name).filter(|kept| kept.is_open(reserved))
+        else {
+            return Ok(Held::Lost);
+        };
+        kept.answer = Some(answer.clone());
+        kept.expires_at = later(now, kept.ttl);
+        Ok(Held::Kept)
+    }
+
+    async fn abandon(&self, reserved: &Reserved) -> Result<(), StoreError> {
+        let mut model = self.model();
+        let name = (reserved.scope.clone(), reserved.key.clone());
+        if model.reservations.get(&name).is_some_and(|kept| kept.is_open(reserved)) {
+            model.reservations.remove(&name);
+        }
+        Ok(())
+    }
+}
+
+impl Kept {
+    /// Whether nothing is to be known of it any more.
+    pub(super) fn is_past(&self, now: Timestamp) -> bool {
+        self.expires_at <= now && (self.answer.is_some() || self.leased_until <= now)
+    }
+
+    /// Whether it still waits for the answer of this right.
+    fn is_open(&self, reserved: &Reserved) -> bool {
+        self.fence == reserved.fence && self.answer.is_none()
+    }
+}
+
+fn later(at: Timestamp, by: Duration) -> Timestamp {
+    SignedDuration::try_from(by)
+        .ok()
+        .and_then(|by| at.checked_add(by).ok())
+        .unwrap_or(Timestamp::MAX)
+}
