@@ -807,7 +807,7 @@ mod tests {
              tenants.acme = {{ secrets = [\"y\"] }}\n{rest}"
         );
         std::fs::write(&file, text).unwrap();
-        let world = World { env: &|_| None, now: Timestamp::UNIX_EPOCH };
+        let world = World { env: &|_| None, now: Timestamp::UNIX_EPOCH, only_looks: false };
         load_in(&Flags { config: Some(file), ..Flags::default() }, &world).unwrap()
     }
 
