@@ -1,0 +1,38 @@
+//! Idempotency-Key for any tower stack: a client that is unsure whether its request went through
+//! sends it again with the same key, the work is done once, and it gets the answer of the first.
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # use hapax_layer::{IdempotencyLayer, Principal, Route, Rules};
+//! # use http::HeaderName;
+//! # fn app(ledger: Arc<impl hapax_core::ledger::Ledger>) -> Result<(), hapax_layer::RouteError> {
+//! let rules = Rules::default()
+//!     .principal(Principal::Header(HeaderName::from_static("x-account-id")))
+//!     .required([Route::parse("POST /charges")?]);
+//! let layer = IdempotencyLayer::new(ledger, Arc::new(rules));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Where keys are kept is behind [`Ledger`](hapax_core::ledger::Ledger). Start with [`service`],
+//! which decides; [`rules`] is what it goes by, [`principal`] whose key it is, `run` the life of one
+//! request that is run, and `answer` what is kept of an answer.
+
+mod answer;
+mod limits;
+pub mod principal;
+mod problem;
+pub mod rules;
+mod run;
+pub mod service;
+mod waiting;
+
+pub use principal::Principal;
+pub use rules::{Route, RouteError, Rules};
+pub use service::{Idempotency, IdempotencyLayer, Outcome};
+
+/// Any error, of a body that breaks off for instance.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The body of the request that the inner service gets, and of every answer.
+pub type Body = http_body_util::combinators::UnsyncBoxBody<bytes::Bytes, BoxError>;

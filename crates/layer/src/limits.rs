@@ -1,0 +1,24 @@
+//! Every bound of this crate that is not configured, with its reason.
+
+use std::time::Duration;
+
+/// The longest name of a caller that is written out. Names are short; what is longer is a token, and
+/// only its hash is kept.
+pub(crate) const PRINCIPAL_BYTES_MAX: usize = 128;
+
+/// The longest that a client is told to stay away while its request runs: work mostly ends long
+/// before its lease does.
+pub(crate) const RETRY_AFTER_MAX: Duration = Duration::from_secs(5);
+
+/// How soon to come back when the ledger cannot be asked.
+pub(crate) const RETRY_AFTER_UNAVAILABLE: Duration = Duration::from_secs(2);
+
+/// The pause before the first second look at a running request, which doubles up to the last one. An
+/// end in this process is told at once; this is for those in others.
+pub(crate) const LOOK_AGAIN_FIRST: Duration = Duration::from_millis(25);
+/// See [`LOOK_AGAIN_FIRST`].
+pub(crate) const LOOK_AGAIN_MAX: Duration = Duration::from_secs(1);
+
+/// How many bells there are for those who wait. Two keys may share one, and then a wake-up costs a
+/// look for nothing; a bell for each key would have to be put away again.
+pub(crate) const BELLS: usize = 64;

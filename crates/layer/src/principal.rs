@@ -1,0 +1,230 @@
+//! Whose a key is. Two callers never share an entry, so whoever cannot be told apart is refused,
+//! and what is kept of a caller is a name or a hash, never a credential.
+
+use std::fmt;
+use std::sync::Arc;
+
+use aws_lc_rs::digest;
+use base64::Engine as _;
+use base64::alphabet::URL_SAFE;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use hapax_core::json::{self, Pointer};
+use http::header::{AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName};
+
+use crate::limits::PRINCIPAL_BYTES_MAX;
+use crate::rules::Rules;
+
+/// How a request says whose it is.
+///
+/// A caller's name must stay the same from one try of a request to the next: an account's id will
+/// do, a token that rotates will not.
+#[derive(Clone)]
+pub enum Principal {
+    /// By a header. The value of one that carries credentials (`authorization`, `cookie`) is hashed,
+    /// and so is any that is too long for a name.
+    Header(HeaderName),
+    /// By a claim of the JWT that the Authorization header bears, a string or an integer. Its
+    /// signature is not looked at, and a replay never reaches the app behind: put the layer behind
+    /// what verifies tokens.
+    JwtClaim(String),
+    /// By what the app itself knows, for instance what its authentication left in the extensions.
+    By(Arc<NamedBy>),
+    /// Everybody is one caller, and keys are everybody's.
+    Nobody,
+}
+
+/// Says whose a request is; `None` where it does not know.
+pub type NamedBy = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+
+impl fmt::Debug for Principal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Header(name) => f.debug_tuple("Header").field(name).finish(),
+            Self::JwtClaim(claim) => f.debug_tuple("JwtClaim").field(claim).finish(),
+            Self::By(_) => f.debug_tuple("By").finish_non_exhaustive(),
+            Self::Nobody => f.write_str("Nobody"),
+        }
+    }
+}
+
+/// A request does not say whose it is, or says it twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Unnamed;
+
+/// A caller's name as it stands in a scope. Nobody's is empty, and nobody else's is.
+pub(crate) fn name_of(rules: &Rules, parts: &Parts) -> Result<String, Unnamed> {
+    let headers = &parts.headers;
+    match &rules.principal {
+        None if !headers.contains_key(AUTHORIZATION) => Ok(String::new()),
+        None => by_header(headers, &AUTHORIZATION),
+        Some(Principal::Header(name)) => by_header(headers, name),
+        Some(Principal::JwtClaim(claim)) => by_claim(headers, claim),
+        Some(Principal::By(name)) => {
+            name(parts).filter(|name| !name.is_empty()).map(|name| shown(&name)).ok_or(Unnamed)
+        }
+        Some(Principal::Nobody) => Ok(String::new()),
+    }
+}
+
+fn by_header(headers: &HeaderMap, name: &HeaderName) -> Result<String, Unnamed> {
+    if name == COOKIE {
+        // HTTP/2 may send the crumbs of one cookie header apart.
+        let crumbs: Vec<_> = headers.get_all(COOKIE).iter().map(|value| value.as_bytes()).collect();
+        return match crumbs.concat().is_empty() {
+            true => Err(Unnamed),
+            false => Ok(hashed(&crumbs.join(&b"; "[..]))),
+        };
+    }
+    let value = only(headers, name)?;
+    if name == AUTHORIZATION || name == PROXY_AUTHORIZATION {
+        return Ok(hashed(value));
+    }
+    Ok(std::str::from_utf8(value).map_or_else(|_| hashed(value), shown))
+}
+
+/// The one value of a header. With two of them the app behind might go by the other one.
+fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], Unnamed> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (Some(value), None) if !value.is_empty() => Ok(value.as_bytes()),
+        (Some(_), None) | (None, _) | (Some(_), Some(_)) => Err(Unnamed),
+    }
+}
+
+fn by_claim(headers: &HeaderMap, claim: &str) -> Result<String, Unnamed> {
+    let token = only(headers, &AUTHORIZATION)?;
+    claim_of(token, claim).filter(|name| !name.is_empty()).map(|name| shown(&name)).ok_or(Unnamed)
+}
+
+fn claim_of(authorization: &[u8], claim: &str) -> Option<String> {
+    let (scheme, token) = std::str::from_utf8(authorization).ok()?.split_once(' ')?;
+    let mut pieces = token.trim().split('.');
+    let (Some(_), Some(payload), Some(_), None) =
+        (pieces.next(), pieces.next(), pieces.next(), pieces.next())
+    else {
+        return None;
+    };
+    let payload = BASE64URL.decode(payload).ok()?;
+    let pointer = format!("/{}", claim.replace('~', "~0").replace('/', "~1"));
+    let pointer = Pointer::parse(&pointer).ok()?;
+    // An array has no claims, though a pointer could name a place in it.
+    let is_object = payload.trim_ascii_start().starts_with(b"{");
+    let found = json::extract(&payload, &[pointer]).ok()?.into_iter().next()??;
+    let is_bearer = scheme.eq_ignore_ascii_case("bearer");
+    (is_bearer && is_object).then(|| found.as_id_text())?.map(Into::into)
+}
+
+/// Some issuers pad.
+const BASE64URL: GeneralPurpose = GeneralPurpose::new(
+    &URL_SAFE,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// A name as it is, a longer one or what looks like a hash of ours by its hash: nobody can take
+/// another's place by naming the hash.
+fn shown(name: &str) -> String {
+    if name.len() > PRINCIPAL_BYTES_MAX || name.starts_with(HASHED) {
+        return hashed(name.as_bytes());
+    }
+    name.to_owned()
+}
+
+const HASHED: &str = "sha256:";
+
+fn hashed(value: &[u8]) -> String {
+    format!("{HASHED}{}", hex::encode(digest::digest(&digest::SHA256, value)))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    fn check(
+        principal: Option<Principal>,
+        headers: &[(&str, &str)],
+        expected: Result<&str, Unnamed>,
+    ) {
+        let mut request = Request::builder();
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let (parts, ()) = request.body(()).unwrap().into_parts();
+        let rules = Rules { principal, ..Rules::default() };
+        assert_eq!(name_of(&rules, &parts), expected.map(str::to_owned), "{headers:?}");
+    }
+
+    fn header(name: &'static str) -> Option<Principal> {
+        Some(Principal::Header(HeaderName::from_static(name)))
+    }
+
+    fn hash(text: &str) -> String {
+        hashed(text.as_bytes())
+    }
+
+    #[test]
+    fn a_header_names_its_caller_once_and_only_once() {
+        check(header("x-account-id"), &[("x-account-id", "acct_1")], Ok("acct_1"));
+        check(header("x-account-id"), &[], Err(Unnamed));
+        check(header("x-account-id"), &[("x-account-id", "")], Err(Unnamed));
+        // The app may go by the last of them, and the layer by the first.
+        let two = [("x-account-id", "acct_1"), ("x-account-id", "acct_2")];
+        check(header("x-account-id"), &two, Err(Unnamed));
+        check(header("authorization"), &[], Err(Unnamed));
+        check(Some(Principal::Nobody), &[("x-account-id", "acct_1")], Ok(""));
+    }
+
+    #[test]
+    fn unless_told_the_authorization_header_names_the_caller_and_may_be_missing() {
+        check(None, &[], Ok(""));
+        check(None, &[("authorization", "Bearer s3cret")], Ok(&hash("Bearer s3cret")));
+        check(None, &[("authorization", "")], Err(Unnamed));
+        let two = [("authorization", "Bearer a"), ("authorization", "Bearer b")];
+        check(None, &two, Err(Unnamed));
+    }
+
+    // A name that is a hash of ours would take the place of whoever has that hash.
+    #[test]
+    fn credentials_and_what_is_too_long_for_a_name_are_hashed() {
+        let long = "a".repeat(PRINCIPAL_BYTES_MAX + 1);
+        check(header("x-token"), &[("x-token", &long)], Ok(&hash(&long)));
+        let forged = hash(&long);
+        check(header("x-token"), &[("x-token", &forged)], Ok(&hash(&forged)));
+        check(header("cookie"), &[("cookie", "a=1; b=2")], Ok(&hash("a=1; b=2")));
+        check(header("cookie"), &[("cookie", "a=1"), ("cookie", "b=2")], Ok(&hash("a=1; b=2")));
+        check(header("cookie"), &[], Err(Unnamed));
+    }
+
+    #[test]
+    fn a_claim_is_read_from_the_token() {
+        let token = |payload: &str| {
+            let payload = base64::prelude::BASE64_URL_SAFE_NO_PAD.encode(payload);
+            format!("Bearer eyJhbGciOiJub25lIn0.{payload}.c2ln")
+        };
+        let claim = |claim: &str, authorization: &str, expected| {
+            let principal = Some(Principal::JwtClaim(claim.to_owned()));
+            check(principal, &[("authorization", authorization)], expected);
+        };
+        claim("sub", &token(r#"{"sub":"user_1"}"#), Ok("user_1"));
+        claim("sub", &token(r#"{"sub":42}"#), Ok("42"));
+        claim("https://a.example/id~", &token(r#"{"https://a.example/id~":"x"}"#), Ok("x"));
+        claim("sub", &token(r#"{"sub":"user_1"}"#).replacen("Bearer", "bearer", 1), Ok("user_1"));
+        let padded = base64::prelude::BASE64_URL_SAFE.encode(r#"{"sub":"user_12"}"#);
+        claim("sub", &format!("Bearer a.{padded}.c"), Ok("user_12"));
+        // A parser that takes the first and one that takes the last see two callers.
+        claim("sub", &token(r#"{"sub":"user_1","sub":"user_2"}"#), Err(Unnamed));
+        claim("sub", &token(r#"{"sub":""}"#), Err(Unnamed));
+        claim("sub", &token(r#"{"sub":null}"#), Err(Unnamed));
+        claim("sub", &token(r#"{"sub":["user_1"]}"#), Err(Unnamed));
+        claim("aud", &token(r#"{"sub":"user_1"}"#), Err(Unnamed));
+        claim("0", &token(r#"["user_1"]"#), Err(Unnamed));
+        claim("sub", &token("not json"), Err(Unnamed));
+        claim("sub", "Bearer opaque", Err(Unnamed));
+        claim("sub", "Bearer a.b", Err(Unnamed));
+        claim("sub", &token(r#"{"sub":"user_1"}"#).replacen("Bearer", "Basic", 1), Err(Unnamed));
+        claim("sub", "Bearer", Err(Unnamed));
+    }
+}

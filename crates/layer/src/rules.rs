@@ -1,0 +1,300 @@
+//! What the layer goes by: which routes need a key, whose it is, and for how long.
+
+use std::fmt;
+use std::time::Duration;
+
+use hapax_core::json::{POINTERS_MAX, Pointer};
+use http::{Method, StatusCode};
+
+use crate::principal::Principal;
+
+/// The rules of one API. Every one has a default.
+#[derive(Debug, Clone)]
+pub struct Rules {
+    pub(crate) realm: String,
+    pub(crate) required: Vec<Route>,
+    /// `None`: by the Authorization header, and nobody where there is none.
+    pub(crate) principal: Option<Principal>,
+    pub(crate) ttl: Duration,
+    pub(crate) lease: Duration,
+    pub(crate) wait: Duration,
+    pub(crate) mismatch_status: StatusCode,
+    pub(crate) fingerprint_ignore: Vec<Pointer>,
+    pub(crate) body_max: usize,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            realm: "default".to_owned(),
+            required: Vec::new(),
+            principal: None,
+            ttl: Duration::from_secs(72 * 60 * 60),
+            lease: Duration::from_secs(60),
+            wait: Duration::ZERO,
+            mismatch_status: StatusCode::CONFLICT,
+            fingerprint_ignore: Vec::new(),
+            body_max: 1 << 20,
+        }
+    }
+}
+
+impl Rules {
+    /// The API that the keys belong to, "default" unless told: two that share a ledger need names of
+    /// their own, and so do two routers that are nested under different paths, since each sees only
+    /// what is left of the path.
+    pub fn realm(self, realm: impl Into<String>) -> Self {
+        Self { realm: realm.into(), ..self }
+    }
+
+    /// The routes that need a key; elsewhere one is honoured where it is sent.
+    pub fn required(self, routes: impl IntoIterator<Item = Route>) -> Self {
+        Self { required: routes.into_iter().collect(), ..self }
+    }
+
+    /// Whose a key is. Unless told, the Authorization header says so, and requests without one are
+    /// nobody's; for any other choice a request that does not say whose it is, is refused.
+    pub fn principal(self, principal: Principal) -> Self {
+        Self { principal: Some(principal), ..self }
+    }
+
+    /// How long an answer is kept: 72 hours unless told.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        Self { ttl, ..self }
+    }
+
+    /// How long the work may take: 60 seconds unless told. After it a request whose outcome nobody
+    /// knows may be run again.
+    pub fn lease(self, lease: Duration) -> Self {
+        Self { lease, ..self }
+    }
+
+    /// How long a retry waits for the running one before it is told 409: not at all unless told.
+    pub fn wait(self, wait: Duration) -> Self {
+        Self { wait, ..self }
+    }
+
+    /// What a key is answered that was used for another request: 409 unless told.
+    pub fn mismatch_status(self, mismatch_status: StatusCode) -> Self {
+        Self { mismatch_status, ..self }
+    }
+
+    /// The values in a JSON body that may differ between tries of one request.
+    ///
+    /// # Panics
+    /// With more than [`POINTERS_MAX`] of them.
+    pub fn fingerprint_ignore(self, fingerprint_ignore: Vec<Pointer>) -> Self {
+        assert!(fingerprint_ignore.len() <= POINTERS_MAX, "at most {POINTERS_MAX} pointers");
+        Self { fingerprint_ignore, ..self }
+    }
+
+    /// The largest body of a request that carries a key, in bytes: 1 MiB unless told.
+    pub fn body_max(self, body_max: usize) -> Self {
+        Self { body_max, ..self }
+    }
+
+    /// Whether a request for this needs a key.
+    pub(crate) fn requires(&self, method: &Method, path: &str) -> bool {
+        self.required.iter().any(|route| route.matches(method, path))
+    }
+}
+
+/// Requests of one method to one path, or to many: `POST /charges`, `POST /accounts/*/charges`,
+/// `POST /v1/*`. A `*` in the middle stands for one whole segment, at the end for whatever follows.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Route {
+    method: Method,
+    /// Split at the slashes, percent-decoded, without what a final `*` stands for.
+    segments: Vec<Segment>,
+    end: End,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Segment {
+    Exactly(Vec<u8>),
+    Any,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Here,
+    /// The last segment only begins the path's own, and more may follow.
+    Open,
+}
+
+/// Why a text is no route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RouteError {
+    /// Not two words.
+    #[error("a route is a method and a path, like \"POST /charges\"")]
+    Shape,
+    /// No method of HTTP.
+    #[error("a route begins with a method in capitals, like \"POST\"")]
+    Method,
+    /// Such requests change nothing, so they are passed on whether they have a key or not.
+    #[error("GET, HEAD, OPTIONS and TRACE never need a key")]
+    Safe,
+    /// It does not begin where every path does.
+    #[error("the path of a route begins with \"/\"")]
+    NoSlash,
+    /// A path ends where the query begins.
+    #[error("a route has no query or fragment")]
+    Query,
+    /// A star inside a word.
+    #[error("a \"*\" in a route stands for a whole segment, or at the end for all that follows")]
+    Star,
+}
+
+impl Route {
+    /// Reads a route.
+    pub fn parse(text: &str) -> Result<Self, RouteError> {
+        let (method, path) = text.trim().split_once(' ').ok_or(RouteError::Shape)?;
+        let path = path.trim_start();
+        if path.contains(char::is_whitespace) {
+            return Err(RouteError::Shape);
+        }
+        if method.is_empty() || !method.bytes().all(|byte| byte.is_ascii_uppercase()) {
+            return Err(RouteError::Method);
+        }
+        let method = Method::from_bytes(method.as_bytes()).map_err(|_| RouteError::Method)?;
+        if is_passed_on(&method) {
+            return Err(RouteError::Safe);
+        }
+        if !path.starts_with('/') {
+            return Err(RouteError::NoSlash);
+        }
+        if path.contains(['?', '#']) {
+            return Err(RouteError::Query);
+        }
+        let (path, end) = match path.strip_suffix('*') {
+            Some(rest) => (rest, End::Open),
+            None => (path, End::Here),
+        };
+        let segments = path.split('/').map(|segment| match segment {
+            "*" => Ok(Segment::Any),
+            star if star.contains('*') => Err(RouteError::Star),
+            plain => Ok(Segment::Exactly(decoded(plain))),
+        });
+        Ok(Self { method, segments: segments.collect::<Result<_, _>>()?, end })
+    }
+
+    /// Whether a request is one of these. A path is compared decoded, so that `/%63harges` needs a
+    /// key where `/charges` does.
+    pub fn matches(&self, method: &Method, path: &str) -> bool {
+        let path: Vec<_> = path.split('/').map(decoded).collect();
+        let long_enough = match self.end {
+            End::Here => path.len() == self.segments.len(),
+            End::Open => path.len() >= self.segments.len(),
+        };
+        let last = self.segments.len() - 1;
+        self.method == method
+            && long_enough
+            && self.segments.iter().zip(&path).enumerate().all(|(at, (wanted, found))| {
+                match (wanted, self.end) {
+                    (Segment::Any, End::Here | End::Open) => true,
+                    (Segment::Exactly(text), End::Open) if at == last => found.starts_with(text),
+                    (Segment::Exactly(text), End::Here | End::Open) => found == text,
+                }
+            })
+    }
+}
+
+impl fmt::Debug for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ", self.method)?;
+        for (at, segment) in self.segments.iter().enumerate() {
+            let slash = if at == 0 { "" } else { "/" };
+            match segment {
+                Segment::Exactly(text) => write!(f, "{slash}{}", text.escape_ascii())?,
+                Segment::Any => write!(f, "{slash}*")?,
+            }
+        }
+        match self.end {
+            End::Here => Ok(()),
+            End::Open => write!(f, "*"),
+        }
+    }
+}
+
+/// Whether requests of this method are passed on whatever they carry: they change nothing, or, with
+/// CONNECT, open a tunnel that has no answer to keep.
+pub(crate) fn is_passed_on(method: &Method) -> bool {
+    method.is_safe() || method == Method::CONNECT
+}
+
+/// Percent-decoded once; what is no escape stands for itself.
+fn decoded(segment: &str) -> Vec<u8> {
+    let bytes = segment.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let escape = bytes.get(at + 1..at + 3).filter(|_| bytes[at] == b'%');
+        match escape.and_then(|digits| hex::decode(digits).ok()) {
+            Some(byte) => {
+                out.extend(byte);
+                at += 3;
+            }
+            None => {
+                out.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(route: &str, path: &str, expected: bool) {
+        let route = Route::parse(route).unwrap();
+        assert_eq!(route.matches(&Method::POST, path), expected, "{route:?} and {path}");
+        assert!(!route.matches(&Method::PUT, path), "{route:?} is for one method");
+    }
+
+    #[test]
+    fn a_route_is_one_path_or_those_that_its_stars_stand_for() {
+        check("POST /charges", "/charges", true);
+        check("POST  /charges ", "/charges", true);
+        check("POST /charges", "/charges/", false);
+        check("POST /charges", "/charges/1", false);
+        check("POST /charges", "/Charges", false);
+        check("POST /accounts/*/charges", "/accounts/7/charges", true);
+        check("POST /accounts/*/charges", "/accounts/charges", false);
+        check("POST /accounts/*/charges", "/accounts/7/8/charges", false);
+        check("POST /v1/*", "/v1/charges", true);
+        check("POST /v1/*", "/v1/accounts/7/charges", true);
+        check("POST /v1/*", "/v2/charges", false);
+        check("POST /v1/*", "/v1", false);
+        check("POST /charge*", "/charges/7", true);
+        check("POST /*/charges*", "/v1/charges/7/refunds", true);
+        check("POST /*", "/", true);
+        check("POST /", "/", true);
+        check("POST /", "/x", false);
+    }
+
+    // Somebody writes a path another way to be let through without a key.
+    #[test]
+    fn a_path_is_the_same_however_it_is_escaped() {
+        check("POST /charges", "/%63harges", true);
+        check("POST /charges", "/%63%68arges", true);
+        check("POST /a%20b", "/a%20b", true);
+        check("POST /charges", "/%2563harges", false);
+        check("POST /a/b", "/a%2Fb", false);
+        check("POST /100%", "/100%", true);
+    }
+
+    #[test]
+    fn what_is_no_route_is_told_why() {
+        let error = |text| Route::parse(text).unwrap_err();
+        assert_eq!(error("/charges"), RouteError::Shape);
+        assert_eq!(error("POST /a b"), RouteError::Shape);
+        assert_eq!(error("post /charges"), RouteError::Method);
+        assert_eq!(error("GET /charges"), RouteError::Safe);
+        assert_eq!(error("POST charges"), RouteError::NoSlash);
+        assert_eq!(error("POST /charges?dry=1"), RouteError::Query);
+        assert_eq!(error("POST /char*ges"), RouteError::Star);
+        assert_eq!(error("POST /a*/b"), RouteError::Star);
+    }
+}
