@@ -3,6 +3,7 @@
 //! database that does it durably, and [`PgStore`], one PostgreSQL that many nodes share. One
 //! conformance suite (`tests/conformance`) runs on all.
 
+mod answer;
 mod columns;
 mod copies;
 mod front;

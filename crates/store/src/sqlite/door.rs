@@ -93,7 +93,8 @@ impl Transact for SqliteStore {
 /// The user's tables, inside the transaction of [`Tx::commit`].
 ///
 /// One statement at a time, under the limits of SQL handlers: no transaction control, no PRAGMA,
-/// ATTACH or change of the schema, and of our own tables only reading and `hapax_publish`.
+/// ATTACH or change of the schema, and of our own tables only reading (all but `hapax_reservation`)
+/// and `hapax_publish`.
 pub struct Db<'a> {
     conn: &'a Connection,
     confined: &'a Confined<'a>,
