@@ -15,12 +15,17 @@
 //! ```
 //!
 //! Where keys are kept is behind [`Ledger`](hapax_core::ledger::Ledger). Start with [`service`],
-//! which decides; [`rules`] is what it goes by, [`principal`] whose key it is.
+//! which decides; [`rules`] is what it goes by, [`principal`] whose key it is, `run` the life of one
+//! request that is run, and `answer` what is kept of an answer.
 
+mod answer;
 mod limits;
 pub mod principal;
+mod problem;
 pub mod rules;
+mod run;
 pub mod service;
+mod waiting;
 
 pub use principal::Principal;
 pub use rules::{Route, RouteError, Rules};

@@ -30,10 +30,13 @@ pub enum Principal {
     /// what verifies tokens.
     JwtClaim(String),
     /// By what the app itself knows, for instance what its authentication left in the extensions.
-    By(Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>),
+    By(Arc<NamedBy>),
     /// Everybody is one caller, and keys are everybody's.
     Nobody,
 }
+
+/// Says whose a request is; `None` where it does not know.
+pub type NamedBy = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
 impl fmt::Debug for Principal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

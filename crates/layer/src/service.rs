@@ -1,17 +1,29 @@
 //! The layer and its service: which requests are kept apart, and what each is told.
 
 use std::fmt;
-use std::pin::Pin;
+use std::future::ready;
+use std::mem;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use hapax_core::ledger::Ledger;
-use http::{Request, Response};
-use http_body_util::BodyExt as _;
+use hapax_core::ledger::{Fingerprint, IdempotencyKey, Ledger, ReserveAsk, Scope};
+use http::request::Parts;
+use http::{HeaderMap, Request, Response};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 use tower::{Layer, Service};
+use tracing::Instrument as _;
 
-use crate::rules::Rules;
+use crate::answer::{self, boxed};
+use crate::limits::{LOOK_AGAIN_FIRST, LOOK_AGAIN_MAX};
+use crate::principal::{self, Unnamed};
+use crate::problem::Problem;
+use crate::rules::{Rules, is_passed_on};
+use crate::run::{self, Tried, Work};
+use crate::waiting::Waiting;
 use crate::{Body, BoxError};
 
 /// Puts Idempotency-Keys before a service. Clones share everything.
@@ -19,16 +31,39 @@ pub struct IdempotencyLayer<L> {
     shared: Arc<Shared<L>>,
 }
 
-/// What all clones of a layer and their services share.
-struct Shared<L> {
-    ledger: Arc<L>,
-    rules: Arc<Rules>,
-}
-
 impl<L: Ledger> IdempotencyLayer<L> {
     /// A layer that keeps its keys in `ledger` and goes by `rules`.
     pub fn new(ledger: Arc<L>, rules: Arc<Rules>) -> Self {
-        Self { shared: Arc::new(Shared { ledger, rules }) }
+        let running = TaskTracker::new();
+        // So that waiting for it ends whenever nothing runs.
+        running.close();
+        Self { shared: Arc::new(Shared { ledger, rules, waiting: Waiting::new(), running }) }
+    }
+
+    /// Returns when nothing runs any more, also of what clients did not wait for: between the last
+    /// request and the end of the process.
+    pub async fn drained(&self) {
+        self.shared.running.wait().await;
+    }
+}
+
+/// What all clones of a layer and their services share.
+pub(crate) struct Shared<L> {
+    pub(crate) ledger: Arc<L>,
+    pub(crate) rules: Arc<Rules>,
+    pub(crate) waiting: Waiting,
+    running: TaskTracker,
+}
+
+impl<L> Shared<L> {
+    pub(crate) fn count(&self, outcome: Outcome) {
+        let labels = [("realm", self.rules.realm.clone()), ("outcome", outcome.as_str().into())];
+        metrics::counter!("hapax_idempotency_total", &labels).increment(1);
+    }
+
+    fn refuse(&self, problem: Problem) -> Response<Body> {
+        self.count(Outcome::Refused);
+        Outcome::Refused.on(answer::response(problem.answer()))
     }
 }
 
@@ -94,6 +129,11 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    pub(crate) fn on(self, mut response: Response<Body>) -> Response<Body> {
+        response.extensions_mut().insert(self);
+        response
+    }
+
     /// As it is written in metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -127,11 +167,48 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        passed_on(self.inner.call(request.map(boxed)))
+        let (parts, body) = request.into_parts();
+        match admit(&self.shared.rules, &parts) {
+            Ok(None) => passed_on(self.inner.call(Request::from_parts(parts, boxed(body)))),
+            Ok(Some(named)) => {
+                // The one that is ready is used up, and a fresh one stays here.
+                let fresh = self.inner.clone();
+                let service = mem::replace(&mut self.inner, fresh);
+                let asked = Asked { named, service, parts, body };
+                kept_apart(Arc::clone(&self.shared), asked, answer::whole)
+            }
+            Err(problem) => {
+                let refused = self.shared.refuse(problem);
+                Box::pin(ready(Ok(refused)))
+            }
+        }
     }
 }
 
 type Answering<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
+
+/// A key, and within which it means one request.
+struct Named {
+    scope: Scope,
+    key: IdempotencyKey,
+}
+
+/// What is known before the body is read. `None`: nothing is to be kept of it.
+fn admit(rules: &Rules, parts: &Parts) -> Result<Option<Named>, Problem> {
+    if is_passed_on(&parts.method) {
+        return Ok(None);
+    }
+    let path = parts.uri.path();
+    let key = match IdempotencyKey::of(&parts.headers) {
+        Ok(Some(key)) => key,
+        Ok(None) if rules.requires(&parts.method, path) => return Err(Problem::KeyMissing),
+        Ok(None) => return Ok(None),
+        Err(error) => return Err(Problem::KeyMalformed(error)),
+    };
+    let principal = principal::name_of(rules, parts).map_err(|Unnamed| Problem::Unnamed)?;
+    let scope = Scope::new(&rules.realm, &principal, &parts.method, path);
+    Ok(Some(Named { scope, key }))
+}
 
 /// What the inner service says, streamed.
 fn passed_on<F, RB, E>(running: F) -> Answering<E>
@@ -143,11 +220,97 @@ where
     Box::pin(async move { Ok(running.await?.map(boxed)) })
 }
 
-/// A body as the layer passes it on: streamed, as it came.
-fn boxed<B>(body: B) -> Body
+/// A request with a key, whose body is still to be read.
+struct Asked<S, B> {
+    named: Named,
+    service: S,
+    parts: Parts,
+    body: B,
+}
+
+/// Runs a request unless it was run before. `QB` is [`Body`], which the compiler need not know here:
+/// it cannot tell yet that a future that names it is `Send`.
+fn kept_apart<L, S, B, QB, RB>(
+    shared: Arc<Shared<L>>,
+    asked: Asked<S, B>,
+    whole: fn(Bytes, Option<HeaderMap>) -> QB,
+) -> Answering<S::Error>
 where
+    L: Ledger,
+    S: Service<Request<QB>, Response = Response<RB>> + Send + 'static,
+    S::Future: Send,
+    S::Error: Send + 'static,
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
+    QB: Send + 'static,
+    RB: http_body::Body<Data = Bytes> + Send + 'static,
+    RB::Error: Into<BoxError>,
 {
-    body.map_err(Into::into).boxed_unsync()
+    Box::pin(async move {
+        let Asked { named: Named { scope, key }, service, parts, body } = asked;
+        let rules = Arc::clone(&shared.rules);
+        let (body, trailers) = match read(body, rules.body_max).await {
+            Ok(read) => read,
+            Err(problem) => return Ok(shared.refuse(problem)),
+        };
+        let fingerprint = Fingerprint::of(parts.uri.query(), &body, &rules.fingerprint_ignore);
+        let request = Request::from_parts(parts, whole(body, trailers));
+        let Rules { lease, ttl, .. } = *rules;
+        let ask = ReserveAsk { scope: scope.clone(), key: key.clone(), fingerprint, lease, ttl };
+        let mut work = Work { ask, service, request };
+
+        let bell = shared.waiting.bell(&scope, &key);
+        let deadline = run::after(rules.wait);
+        let mut pause = LOOK_AGAIN_FIRST;
+        loop {
+            // Listening begins before the look: an end in between is heard.
+            let mut ended = pin!(bell.notified());
+            ended.as_mut().enable();
+            let attempt = {
+                let shared = Arc::clone(&shared);
+                async move { run::attempt(&shared, work).await }
+            };
+            let remaining = match shared.running.spawn(attempt.in_current_span()).await {
+                Ok(Tried::Answered(answer)) => return answer,
+                Ok(Tried::Running { remaining, work: unused }) => {
+                    work = *unused;
+                    remaining
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the work for an Idempotency-Key ended unexpectedly");
+                    return Ok(Outcome::Fresh.on(answer::response(Problem::Crashed.answer())));
+                }
+            };
+            let now = Instant::now();
+            if now >= deadline {
+                shared.count(Outcome::InProgress);
+                return Ok(run::in_progress(remaining));
+            }
+            let look_again = deadline.min(now + pause.min(remaining));
+            tokio::select! {
+                () = ended => {}
+                () = tokio::time::sleep_until(look_again) => {}
+            }
+            pause = LOOK_AGAIN_MAX.min(pause * 2);
+        }
+    })
+}
+
+/// All of a request's body.
+async fn read<B>(body: B, body_max: usize) -> Result<(Bytes, Option<HeaderMap>), Problem>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    if body.size_hint().lower() > body_max as u64 {
+        return Err(Problem::BodyTooLarge);
+    }
+    match Limited::new(body, body_max).collect().await {
+        Ok(read) => {
+            let trailers = read.trailers().cloned();
+            Ok((read.to_bytes(), trailers))
+        }
+        Err(error) if error.is::<LengthLimitError>() => Err(Problem::BodyTooLarge),
+        Err(_) => Err(Problem::BodyUnreadable),
+    }
 }

@@ -1,0 +1,181 @@
+//! An answer on its way into the ledger, and back out of it: what is kept of a response, what is
+//! not, and how much of it.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use hapax_core::ledger::Answer;
+use hapax_core::limits::{ANSWER_BODY_BYTES_MAX, ANSWER_HEADER_BYTES_MAX};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
+use http::header::{PROXY_AUTHENTICATE, PROXY_AUTHORIZATION};
+use http::{HeaderMap, HeaderName, HeaderValue, Response};
+use http_body::{Body as _, Frame};
+use http_body_util::{BodyExt as _, Full};
+use tokio::time::{Instant, timeout_at};
+
+use crate::{Body, BoxError};
+
+/// Says that an answer is not of this request but of the first one with its key.
+pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
+
+/// What is kept of a whole answer. `None` where its headers are too many to keep.
+///
+/// Left out is what is about one connection, what is for one client only (a cookie set for the first
+/// must not be set for whoever replays), and a value that is no text.
+pub(crate) fn kept(response: &Response<Body>, body: Bytes) -> Option<Answer> {
+    let named = named_by_connection(response.headers());
+    let headers: Vec<_> = response
+        .headers()
+        .iter()
+        .filter(|(name, _)| is_kept(name) && !named.contains(&name.as_str().to_owned()))
+        .filter_map(|(name, value)| {
+            let value = std::str::from_utf8(value.as_bytes()).ok()?;
+            Some((name.as_str().to_owned(), value.to_owned()))
+        })
+        .collect();
+    let header_bytes: usize = headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    let fits = header_bytes <= ANSWER_HEADER_BYTES_MAX && body.len() <= ANSWER_BODY_BYTES_MAX;
+    fits.then_some(Answer { status: response.status(), headers, body })
+}
+
+/// A kept answer as it is sent. An app may have written it in SQL, so its headers are looked at again.
+pub(crate) fn response(answer: Answer) -> Response<Body> {
+    let mut response = Response::new(whole(answer.body, None));
+    *response.status_mut() = answer.status;
+    for (name, value) in answer.headers {
+        let (Ok(name), Ok(value)) =
+            (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_bytes(value.as_bytes()))
+        else {
+            continue;
+        };
+        if is_kept(&name) {
+            response.headers_mut().append(name, value);
+        }
+    }
+    response
+}
+
+/// A kept answer for somebody who did not run it.
+pub(crate) fn replayed(answer: Answer) -> Response<Body> {
+    let mut response = response(answer);
+    response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+    response
+}
+
+fn is_kept(name: &HeaderName) -> bool {
+    let per_connection = [
+        CONNECTION,
+        CONTENT_LENGTH,
+        PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION,
+        TE,
+        TRAILER,
+        TRANSFER_ENCODING,
+        UPGRADE,
+        HeaderName::from_static("keep-alive"),
+        HeaderName::from_static("proxy-connection"),
+    ];
+    !per_connection.contains(name) && *name != SET_COOKIE && *name != REPLAYED
+}
+
+/// The headers that a Connection header declares to be about it, in lower case.
+fn named_by_connection(headers: &HeaderMap) -> Vec<String> {
+    let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(|name| name.trim().to_ascii_lowercase()).collect()
+}
+
+/// As much of an answer's body as there is to keep.
+pub(crate) enum Gathered<B> {
+    /// All of it, and the trailers, which reach the first caller only.
+    Whole { body: Bytes, trailers: Option<HeaderMap> },
+    /// Too much of it, or it did not end in time: it goes on where this begins.
+    Unbounded(Streamed<B>),
+    /// It broke off.
+    Broken(BoxError),
+}
+
+/// Reads an answer up to what can be kept, and not beyond `deadline`: an answer that never ends (a
+/// stream of events) would otherwise be waited for for ever.
+pub(crate) async fn gather<B>(body: B, deadline: Instant) -> Gathered<B>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    let mut body = Box::pin(body);
+    let mut gathered = BytesMut::new();
+    let mut trailers = None;
+    if body.size_hint().lower() > ANSWER_BODY_BYTES_MAX as u64 {
+        return Gathered::Unbounded(Streamed { first: VecDeque::new(), rest: body });
+    }
+    loop {
+        let frame = match timeout_at(deadline, body.frame()).await {
+            Ok(Some(Ok(frame))) => frame,
+            Ok(Some(Err(error))) => return Gathered::Broken(error.into()),
+            Ok(None) => return Gathered::Whole { body: gathered.freeze(), trailers },
+            Err(_) => {
+                let first = VecDeque::from([Frame::data(gathered.freeze())]);
+                return Gathered::Unbounded(Streamed { first, rest: body });
+            }
+        };
+        match frame.into_data().map_err(Frame::into_trailers) {
+            Ok(data) if gathered.len() + data.len() > ANSWER_BODY_BYTES_MAX => {
+                let first = VecDeque::from([Frame::data(gathered.freeze()), Frame::data(data)]);
+                return Gathered::Unbounded(Streamed { first, rest: body });
+            }
+            Ok(data) => gathered.extend_from_slice(&data),
+            Err(Ok(found)) => trailers = Some(found),
+            // A kind of frame that HTTP does not have yet.
+            Err(Err(_)) => {}
+        }
+    }
+}
+
+/// A body of which the beginning was read already.
+pub(crate) struct Streamed<B> {
+    first: VecDeque<Frame<Bytes>>,
+    rest: Pin<Box<B>>,
+}
+
+impl<B> http_body::Body for Streamed<B>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match self.first.pop_front() {
+            Some(frame) => Poll::Ready(Some(Ok(frame))),
+            None => self
+                .rest
+                .as_mut()
+                .poll_frame(context)
+                .map(|frame| frame.map(|read| read.map_err(Into::into))),
+        }
+    }
+}
+
+/// A body as the layer passes it on: streamed, as it came.
+pub(crate) fn boxed<B>(body: B) -> Body
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    body.map_err(Into::into).boxed_unsync()
+}
+
+/// A body that is all there.
+pub(crate) fn whole(body: Bytes, trailers: Option<HeaderMap>) -> Body {
+    match trailers {
+        None => boxed(Full::new(body)),
+        Some(trailers) => boxed(Full::new(body).with_trailers(async move { Some(Ok(trailers)) })),
+    }
+}

@@ -1,0 +1,156 @@
+//! What the layer itself answers: RFC 9457 problems that give nothing away.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_core::ledger::{Answer, KeyError};
+use http::StatusCode;
+
+use crate::limits::{RETRY_AFTER_MAX, RETRY_AFTER_UNAVAILABLE};
+
+/// Why a request is not answered by the service behind the layer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Problem {
+    /// This route needs a key.
+    KeyMissing,
+    KeyMalformed(KeyError),
+    /// It does not say whose it is.
+    Unnamed,
+    BodyTooLarge,
+    /// The client's body broke off.
+    BodyUnreadable,
+    /// It is being run, for at most this much longer.
+    InProgress(Duration),
+    /// The key was used for another request; the status is configured.
+    Mismatch(StatusCode),
+    /// The ledger cannot be asked, or cannot keep the answer.
+    Unavailable,
+    /// The service behind panicked.
+    Crashed,
+    /// Its answer ended in the middle.
+    BrokeOff,
+    /// It did its work, and its answer cannot be kept.
+    AnswerTooLarge,
+}
+
+impl Problem {
+    /// As an answer, ready to be sent or kept.
+    pub(crate) fn answer(self) -> Answer {
+        let Words { status, kind, title } = self.words();
+        let body = format!(
+            "{{\"type\":\"urn:hapax:problem:{kind}\",\"title\":\"{title}\",\"status\":{}}}",
+            status.as_u16()
+        );
+        let mut headers = vec![("content-type".to_owned(), "application/problem+json".to_owned())];
+        if let Some(seconds) = self.retry_after_seconds() {
+            headers.push(("retry-after".to_owned(), seconds.to_string()));
+        }
+        Answer { status, headers, body: Bytes::from(body) }
+    }
+
+    fn retry_after_seconds(self) -> Option<u64> {
+        match self {
+            Self::InProgress(remaining) => {
+                let rounded_up = remaining.as_nanos().div_ceil(1_000_000_000);
+                let most = RETRY_AFTER_MAX.as_secs();
+                Some(u64::try_from(rounded_up).unwrap_or(most).clamp(1, most))
+            }
+            Self::Unavailable => Some(RETRY_AFTER_UNAVAILABLE.as_secs()),
+            Self::KeyMissing
+            | Self::KeyMalformed(_)
+            | Self::Unnamed
+            | Self::BodyTooLarge
+            | Self::BodyUnreadable
+            | Self::Mismatch(_)
+            | Self::Crashed
+            | Self::BrokeOff
+            | Self::AnswerTooLarge => None,
+        }
+    }
+
+    fn words(self) -> Words {
+        let (status, kind, title) = match self {
+            Self::KeyMissing => (
+                StatusCode::BAD_REQUEST,
+                "idempotency_key_missing",
+                "this request needs an Idempotency-Key",
+            ),
+            Self::KeyMalformed(error) => {
+                (StatusCode::BAD_REQUEST, "idempotency_key_malformed", why(error))
+            }
+            Self::Unnamed => (
+                StatusCode::BAD_REQUEST,
+                "principal_missing",
+                "a request with an Idempotency-Key must say whose it is",
+            ),
+            Self::BodyTooLarge => (
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "too_large",
+                "the body is too large for a request with an Idempotency-Key",
+            ),
+            Self::BodyUnreadable => {
+                (StatusCode::BAD_REQUEST, "unreadable", "the body could not be read to its end")
+            }
+            Self::InProgress(_) => (
+                StatusCode::CONFLICT,
+                "idempotency_in_progress",
+                "a request with this Idempotency-Key is still running",
+            ),
+            Self::Mismatch(status) => (
+                status,
+                "idempotency_key_reused",
+                "this Idempotency-Key was used for another request",
+            ),
+            Self::Unavailable => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "unavailable",
+                "nothing can be kept now; send the request again with the same key",
+            ),
+            Self::Crashed => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "work_failed", "the work ended unexpectedly")
+            }
+            Self::BrokeOff => {
+                (StatusCode::BAD_GATEWAY, "answer_broke_off", "the answer ended in the middle")
+            }
+            Self::AnswerTooLarge => (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "answer_too_large",
+                "the work is done, but its answer was too large to keep",
+            ),
+        };
+        Words { status, kind, title }
+    }
+}
+
+struct Words {
+    status: StatusCode,
+    kind: &'static str,
+    title: &'static str,
+}
+
+fn why(error: KeyError) -> &'static str {
+    match error {
+        KeyError::Empty => "the Idempotency-Key is empty",
+        KeyError::TooLong => "the Idempotency-Key is too long",
+        KeyError::NotPrintable => "the Idempotency-Key holds more than printable ASCII",
+        KeyError::Quoting => "the Idempotency-Key is not a well-formed quoted string",
+        KeyError::Several => "there is more than one Idempotency-Key",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A client that is told 0 comes back at once, one that is told an hour gives up.
+    #[test]
+    fn who_must_come_back_is_told_when_within_seconds() {
+        let told = |remaining| Problem::InProgress(remaining).retry_after_seconds();
+        assert_eq!(told(Duration::ZERO), Some(1));
+        assert_eq!(told(Duration::from_millis(1)), Some(1));
+        assert_eq!(told(Duration::from_millis(1_001)), Some(2));
+        assert_eq!(told(Duration::from_secs(3)), Some(3));
+        assert_eq!(told(Duration::from_secs(3_600)), Some(5));
+        assert_eq!(told(Duration::MAX), Some(5));
+    }
+}

@@ -1,0 +1,213 @@
+//! The life of one request with a key: it is reserved, run, and what came of it is kept before it
+//! is sent. All of it happens on a task of its own, so that a client that hangs up cuts nothing short.
+//!
+//! Every way out settles the key. What was done is kept; what surely was not frees it; and where
+//! nobody knows (an error, a panic, an answer that breaks off) nothing is written and the key is in
+//! progress to the end of its lease.
+
+use std::future::poll_fn;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_core::failpoint;
+use hapax_core::ledger::{Answer, Ledger, Reservation, ReserveAsk, Reserved, Settle};
+use hapax_core::store::{Held, StoreError};
+use http::{Request, Response};
+use tokio::time::Instant;
+use tower::Service;
+
+use crate::answer::{self, Gathered, boxed};
+use crate::problem::Problem;
+use crate::service::{Outcome, Shared};
+use crate::waiting::Ringing;
+use crate::{Body, BoxError};
+
+/// A request that may have to be run, and what runs it.
+pub(crate) struct Work<S, QB> {
+    pub(crate) ask: ReserveAsk,
+    pub(crate) service: S,
+    pub(crate) request: Request<QB>,
+}
+
+/// What came of an attempt at it.
+pub(crate) enum Tried<S, QB, E> {
+    /// This is the answer.
+    Answered(Result<Response<Body>, E>),
+    /// Somebody runs it, for at most this much longer; here it is back.
+    Running { remaining: Duration, work: Box<Work<S, QB>> },
+}
+
+/// Reserves the key, and runs the request where it is ours to run.
+pub(crate) async fn attempt<L, S, QB, RB>(
+    shared: &Shared<L>,
+    work: Work<S, QB>,
+) -> Tried<S, QB, S::Error>
+where
+    L: Ledger,
+    S: Service<Request<QB>, Response = Response<RB>>,
+    RB: http_body::Body<Data = Bytes> + Send + 'static,
+    RB::Error: Into<BoxError>,
+{
+    match shared.ledger.reserve(work.ask.clone()).await {
+        Ok(Reservation::Fresh(reserved)) => {
+            shared.count(Outcome::Fresh);
+            Tried::Answered(run(shared, work, reserved).await)
+        }
+        Ok(Reservation::Replay(kept)) => {
+            shared.count(Outcome::Replay);
+            Tried::Answered(Ok(Outcome::Replay.on(answer::replayed(kept))))
+        }
+        Ok(Reservation::InProgress { remaining }) => {
+            Tried::Running { remaining, work: Box::new(work) }
+        }
+        Ok(Reservation::Mismatch) => {
+            shared.count(Outcome::Mismatch);
+            Tried::Answered(Ok(mismatch(shared)))
+        }
+        Err(error) => Tried::Answered(Ok(unavailable(shared, "reserving", &error))),
+    }
+}
+
+async fn run<L, S, QB, RB>(
+    shared: &Shared<L>,
+    work: Work<S, QB>,
+    reserved: Reserved,
+) -> Result<Response<Body>, S::Error>
+where
+    L: Ledger,
+    S: Service<Request<QB>, Response = Response<RB>>,
+    RB: http_body::Body<Data = Bytes> + Send + 'static,
+    RB::Error: Into<BoxError>,
+{
+    failpoint!("idem.after_reserve");
+    let _ringing = Ringing(shared.waiting.bell(&reserved.scope, &reserved.key));
+    let deadline = after(shared.rules.lease);
+    let Work { ask, mut service, mut request } = work;
+    if let Err(error) = poll_fn(|context| service.poll_ready(context)).await {
+        // Nothing has begun.
+        abandon(shared, &reserved).await;
+        return Err(error);
+    }
+    request.extensions_mut().insert(reserved.clone());
+    let run = Run { shared, ask, reserved };
+    let (head, body) = service.call(request).await?.into_parts();
+    let told = head.extensions.get::<Settle>().copied();
+    let settle = told.unwrap_or_else(|| Settle::by_status(head.status));
+    let ours = |body| Outcome::Fresh.on(Response::from_parts(head, body));
+    Ok(match settle {
+        Settle::Keep => match answer::gather(body, deadline).await {
+            Gathered::Whole { body, trailers } => {
+                let ours = ours(answer::whole(body.clone(), trailers));
+                let kept = answer::kept(&ours, body);
+                run.keep(kept.unwrap_or_else(|| Problem::AnswerTooLarge.answer()), ours).await
+            }
+            Gathered::Unbounded(body) => {
+                run.keep(Problem::AnswerTooLarge.answer(), ours(boxed(body))).await
+            }
+            Gathered::Broken(error) => {
+                tracing::warn!(%error, "an answer to a request with an Idempotency-Key broke off");
+                run.wait(Outcome::Fresh.on(answer::response(Problem::BrokeOff.answer()))).await
+            }
+        },
+        Settle::Free => {
+            abandon(shared, &run.reserved).await;
+            ours(boxed(body))
+        }
+        Settle::Wait => run.wait(ours(boxed(body))).await,
+    })
+}
+
+/// A request that was run.
+struct Run<'a, L> {
+    shared: &'a Shared<L>,
+    ask: ReserveAsk,
+    reserved: Reserved,
+}
+
+impl<L: Ledger> Run<'_, L> {
+    /// Keeps `answer`, and only then hands out `ours`.
+    async fn keep(self, answer: Answer, ours: Response<Body>) -> Response<Body> {
+        failpoint!("idem.after_work");
+        let held = self.shared.ledger.finish(&self.reserved, &answer).await;
+        failpoint!("idem.after_finish");
+        match held {
+            Ok(Held::Kept) => ours,
+            Ok(Held::Lost) => self.superseded(answer, ours).await,
+            Err(error) => unavailable(self.shared, "keeping an answer", &error),
+        }
+    }
+
+    /// The right was lost, to an app that finished the key in its own transaction or to a later
+    /// attempt: what is kept is what counts.
+    async fn superseded(self, answer: Answer, ours: Response<Body>) -> Response<Body> {
+        let Self { shared, ask, .. } = self;
+        match shared.ledger.reserve(ask).await {
+            Ok(Reservation::Replay(kept)) => Outcome::Fresh.on(answer::response(kept)),
+            Ok(Reservation::InProgress { remaining }) => in_progress(remaining),
+            Ok(Reservation::Mismatch) => mismatch(shared),
+            // The key is free: the app gave it up itself, or a later attempt came to nothing. What
+            // succeeded must not run again all the same.
+            Ok(Reservation::Fresh(again)) if answer.status.is_success() => {
+                match shared.ledger.finish(&again, &answer).await {
+                    Ok(Held::Kept) => ours,
+                    Ok(Held::Lost) => in_progress(Duration::ZERO),
+                    Err(error) => unavailable(shared, "keeping an answer", &error),
+                }
+            }
+            Ok(Reservation::Fresh(again)) => {
+                abandon(shared, &again).await;
+                ours
+            }
+            Err(error) => unavailable(shared, "reading what is kept", &error),
+        }
+    }
+
+    /// Nobody knows what was done, unless the app finished the key in its own transaction: then that
+    /// is what is sent. Otherwise `ours`, and nothing is kept.
+    async fn wait(self, ours: Response<Body>) -> Response<Body> {
+        let Self { shared, ask, .. } = self;
+        match shared.ledger.reserve(ask).await {
+            Ok(Reservation::Replay(kept)) => Outcome::Fresh.on(answer::response(kept)),
+            // The lease is over, so the next one may try.
+            Ok(Reservation::Fresh(again)) => {
+                abandon(shared, &again).await;
+                ours
+            }
+            Ok(Reservation::InProgress { .. } | Reservation::Mismatch) => ours,
+            Err(error) => {
+                // The client is told that it failed, and its retry will see what is kept.
+                tracing::warn!(%error, "cannot read what is kept for an Idempotency-Key");
+                ours
+            }
+        }
+    }
+}
+
+/// Frees the key. Where that fails, its lease will.
+async fn abandon<L: Ledger>(shared: &Shared<L>, reserved: &Reserved) {
+    if let Err(error) = shared.ledger.abandon(reserved).await {
+        tracing::warn!(%error, "cannot free an Idempotency-Key; it waits out its lease");
+    }
+}
+
+/// What a retry is told while the first one runs.
+pub(crate) fn in_progress(remaining: Duration) -> Response<Body> {
+    Outcome::InProgress.on(answer::response(Problem::InProgress(remaining).answer()))
+}
+
+fn mismatch<L>(shared: &Shared<L>) -> Response<Body> {
+    let problem = Problem::Mismatch(shared.rules.mismatch_status);
+    Outcome::Mismatch.on(answer::response(problem.answer()))
+}
+
+fn unavailable<L>(shared: &Shared<L>, doing: &str, error: &StoreError) -> Response<Body> {
+    tracing::error!(%error, realm = shared.rules.realm, "{doing} for an Idempotency-Key: {error}");
+    shared.count(Outcome::Unavailable);
+    Outcome::Unavailable.on(answer::response(Problem::Unavailable.answer()))
+}
+
+/// That much later; where no clock reaches so far, as far as matters.
+pub(crate) fn after(span: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(span).unwrap_or_else(|| now + Duration::from_secs(365 * 24 * 60 * 60))
+}
