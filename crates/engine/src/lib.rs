@@ -2,7 +2,8 @@
 //! it, the workers behind it, start and drain.
 //!
 //! Start with [`Ingress::answer`], the path of one request; [`http::serve`] is the loop below it
-//! and [`serve_ingress`] the whole with its end. [`Workers`] do what was accepted. Nothing here knows a database or a config file.
+//! and [`serve_ingress`] the whole with its end. [`Workers`] do what was accepted. A [`Proxy`] stands
+//! in front of an app and is served by the same loop. Nothing here knows a database or a config file.
 
 mod app;
 mod bell;
@@ -21,6 +22,7 @@ mod kept;
 pub mod limits;
 mod outbound;
 mod patience;
+mod proxy;
 mod rate;
 mod remote;
 mod respond;
@@ -37,6 +39,7 @@ pub use ingress::{Ingress, Now};
 pub use janitor::{Janitor, Retention};
 pub use limits::{BodyLimits, HttpLimits, Rate};
 pub use outbound::{Outbound, OutboundTlsError};
+pub use proxy::{Proxy, ProxySpec, Upstream, UpstreamError, serve_proxy};
 pub use respond::Answer;
 pub use routes::{Mode, PathTaken, RouteSpec, Routes, RoutesSpec, Traffic};
 pub use runtime::{NotReady, Readiness, serve_ingress};

@@ -177,6 +177,12 @@ pub const OUTBOUND_IDLE: Duration = Duration::from_secs(2);
 /// Outbound connections that wait for their next request, for each host.
 pub const OUTBOUND_IDLE_MAX: usize = 64;
 
+/// How long before the end of its lease an upstream must have answered, a tenth of it but at least and
+/// at most this: the answer is still to be kept by then.
+pub const UPSTREAM_MARGIN_MIN: Duration = Duration::from_millis(100);
+/// See [`UPSTREAM_MARGIN_MIN`].
+pub const UPSTREAM_MARGIN_MAX: Duration = Duration::from_secs(2);
+
 /// What is read of an answer to us; the rest is dropped with its connection.
 pub const ANSWER_BYTES_MAX: usize = 64 * 1024;
 

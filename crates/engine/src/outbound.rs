@@ -1,16 +1,19 @@
 //! The one HTTP client: every request that leaves Hapax goes through here. It follows no redirect,
-//! asks no proxy, unpacks nothing, reads no more than it may and never repeats a request by itself:
-//! whether to try again is decided where attempts are counted.
+//! asks no proxy, unpacks nothing, reads no more than it may and never repeats a request that anybody
+//! may have seen: whether to try again is decided where attempts are counted.
 //!
 //! Addresses are not judged here yet: who calls was configured by the operator, who may name any.
 
 use std::error::Error;
 use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Request, StatusCode};
-use http_body_util::{BodyExt, Full};
+use http::{HeaderMap, Request, Response, StatusCode, Uri};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Either, Full};
 use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -18,13 +21,27 @@ use hyper_util::client::legacy::{self, Client};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::timeout;
 use tokio_rustls::rustls;
+use tower::Service;
 
 use crate::limits::{ANSWER_BYTES_MAX, CONNECT_DEADLINE, OUTBOUND_IDLE, OUTBOUND_IDLE_MAX};
 
 /// The client, with its connections. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Outbound {
-    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    client: Client<InTime<HttpsConnector<HttpConnector>>, Sent>,
+}
+
+/// What is sent: whole, or as it comes.
+pub(crate) type Sent = Either<Full<Bytes>, UnsyncBoxBody<Bytes, Box<dyn Error + Send + Sync>>>;
+
+/// What to do with a request that met a connection which was closed while it waited for one, so that
+/// nobody has seen it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unseen {
+    /// It is told as [`OutboundError::Unsent`].
+    Told,
+    /// It goes out on another connection, as if that one had never been.
+    Anew,
 }
 
 /// What came back, as far as it was read.
@@ -59,6 +76,16 @@ pub struct OutboundTlsError(#[from] rustls::Error);
 impl Outbound {
     /// A client that trusts the public certificate authorities.
     pub fn new() -> Result<Self, OutboundTlsError> {
+        Self::build(Unseen::Told)
+    }
+
+    /// The same for those who only pass requests on: where a connection was closed before anything
+    /// was on it, the request silently takes another.
+    pub fn passing_on() -> Result<Self, OutboundTlsError> {
+        Self::build(Unseen::Anew)
+    }
+
+    fn build(unseen: Unseen) -> Result<Self, OutboundTlsError> {
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
@@ -73,9 +100,18 @@ impl Outbound {
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(OUTBOUND_IDLE)
             .pool_max_idle_per_host(OUTBOUND_IDLE_MAX)
-            .retry_canceled_requests(false)
-            .build(connector);
+            .retry_canceled_requests(unseen == Unseen::Anew)
+            .build(InTime { connector });
         Ok(Self { client })
+    }
+
+    /// Sends `request` and waits for the head of its answer, for as long as the caller does. Dropping
+    /// the future, or the answer's body before its end, closes the connection.
+    pub(crate) async fn pass(
+        &self,
+        request: Request<Sent>,
+    ) -> Result<Response<Incoming>, OutboundError> {
+        self.client.request(request).await.map_err(unanswered)
     }
 
     /// Sends `request` once and reads what comes back. `deadline` is for all of it, from the name
@@ -96,9 +132,8 @@ impl Outbound {
         bytes_max: usize,
     ) -> Result<Heard, OutboundError> {
         let exchange = async {
-            let answer = self.client.request(request).await.map_err(unanswered)?;
-            let (head, body) = answer.into_parts();
-            let (body, cut) = beginning(body, bytes_max).await?;
+            let (head, mut body) = self.pass(request.map(Either::Left)).await?.into_parts();
+            let (body, cut) = beginning(&mut body, bytes_max).await?;
             Ok(Heard { status: head.status, headers: head.headers, body, cut })
         };
         timeout(deadline, exchange).await.unwrap_or(Err(OutboundError::TimedOut(deadline)))
@@ -106,11 +141,9 @@ impl Outbound {
 }
 
 /// The first bytes of a body, and whether there are more.
-async fn beginning(mut body: Incoming, bytes_max: usize) -> Result<(Bytes, bool), OutboundError> {
+async fn beginning(body: &mut Incoming, bytes_max: usize) -> Result<(Bytes, bool), OutboundError> {
     let mut read = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| OutboundError::Broken(deepest(&error)))?;
-        let Some(bytes) = frame.data_ref() else { continue };
+    while let Some(bytes) = next(body).await? {
         let room = bytes_max - read.len();
         read.extend_from_slice(&bytes[..bytes.len().min(room)]);
         if bytes.len() > room {
@@ -118,6 +151,50 @@ async fn beginning(mut body: Incoming, bytes_max: usize) -> Result<(Bytes, bool)
         }
     }
     Ok((read.freeze(), false))
+}
+
+/// The next bytes of an answer, or `None` at its end. Trailers are dropped.
+pub(crate) async fn next(body: &mut Incoming) -> Result<Option<Bytes>, OutboundError> {
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| OutboundError::Broken(deepest(&error)))?;
+        if let Ok(bytes) = frame.into_data() {
+            return Ok(Some(bytes));
+        }
+    }
+    Ok(None)
+}
+
+/// A connector with a deadline for all of it, from the name lookup to the end of the handshake:
+/// whoever runs into it knows that nothing was sent.
+#[derive(Debug, Clone)]
+struct InTime<C> {
+    connector: C,
+}
+
+/// A connection, once it is open.
+type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, Box<dyn Error + Send + Sync>>> + Send>>;
+
+impl<C> Service<Uri> for InTime<C>
+where
+    C: Service<Uri, Error = Box<dyn Error + Send + Sync>>,
+    C::Future: Send + 'static,
+{
+    type Response = C::Response;
+    type Error = C::Error;
+    type Future = Connecting<C::Response>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), C::Error>> {
+        self.connector.poll_ready(cx)
+    }
+
+    fn call(&mut self, to: Uri) -> Self::Future {
+        let connecting = self.connector.call(to);
+        Box::pin(async move {
+            timeout(CONNECT_DEADLINE, connecting)
+                .await
+                .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+        })
+    }
 }
 
 fn unanswered(error: legacy::Error) -> OutboundError {

@@ -167,7 +167,7 @@ pub(crate) struct RequestId {
 }
 
 impl RequestId {
-    fn header(self) -> HeaderValue {
+    pub(crate) fn header(self) -> HeaderValue {
         let mut text = [0; Hyphenated::LENGTH];
         let text = self.uuid.hyphenated().encode_lower(&mut text);
         HeaderValue::from_str(text).expect("hex digits and dashes are a header value")
@@ -295,7 +295,7 @@ pub(crate) fn healthy(request_id: RequestId) -> Answer {
     answer(StatusCode::OK, request_id, Bytes::new())
 }
 
-const REQUEST_ID: HeaderName = HeaderName::from_static("hapax-request-id");
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("hapax-request-id");
 const DECISION: HeaderName = HeaderName::from_static("hapax-decision");
 
 fn answer(status: StatusCode, request_id: RequestId, body: Bytes) -> Answer {

@@ -1,0 +1,366 @@
+//! One request to the app behind a proxy, and what its answer means for the key. The question that
+//! decides everything: can the app have seen it? If not, the key is free at once. If it may have, and
+//! did not say what came of it, nobody else may try until the lease is over.
+
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use hapax_core::Timestamp;
+use hapax_core::ledger::{IDEMPOTENCY_KEY, Reserved, Settle};
+use hapax_core::limits::ANSWER_BODY_BYTES_MAX;
+use hapax_layer::Body;
+use http::header::{CONNECTION, CONTENT_TYPE, EXPECT, FORWARDED, HOST, TRANSFER_ENCODING, UPGRADE};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version};
+use http_body_util::{BodyExt as _, Either, Full};
+use hyper::body::{Body as _, Incoming};
+use ipnet::IpNet;
+use tokio::time::{Instant, timeout_at};
+use tower::Service;
+use uuid::Uuid;
+
+use super::Call;
+use super::carried::Answered;
+use super::upstream::{Stray, Upstream};
+use super::voice::Voice;
+use crate::kept::is_hop_by_hop;
+use crate::limits::{UPSTREAM_MARGIN_MAX, UPSTREAM_MARGIN_MIN};
+use crate::outbound::{self, Outbound, OutboundError, Sent};
+use crate::respond::RequestId;
+
+/// Sends requests on to one upstream. Clones share its connections.
+#[derive(Debug, Clone)]
+pub(super) struct Forwarder(Arc<Way>);
+
+#[derive(Debug)]
+struct Way {
+    upstream: Upstream,
+    outbound: Outbound,
+    /// How long a request with a key may take.
+    time: Duration,
+    trusted: Vec<IpNet>,
+    voice: Arc<Voice>,
+}
+
+impl Forwarder {
+    pub(super) fn new(
+        upstream: Upstream,
+        outbound: Outbound,
+        lease: Duration,
+        trusted: Vec<IpNet>,
+        voice: Arc<Voice>,
+    ) -> Self {
+        let margin = (lease / 10).clamp(UPSTREAM_MARGIN_MIN, UPSTREAM_MARGIN_MAX);
+        let time = lease.saturating_sub(margin);
+        Self(Arc::new(Way { upstream, outbound, time, trusted, voice }))
+    }
+}
+
+impl Service<Request<Body>> for Forwarder {
+    type Response = Response<Answered>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Answered>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let way = Arc::clone(&self.0);
+        Box::pin(async move { Ok(way.send_on(request).await) })
+    }
+}
+
+impl Way {
+    async fn send_on(&self, request: Request<Body>) -> Response<Answered> {
+        let by = Instant::now() + self.time;
+        let (mut head, body) = request.into_parts();
+        let reserved = head.extensions.remove::<Reserved>();
+        let call = head.extensions.remove::<Call>().unwrap_or_else(unknown_call);
+        if wants_another_protocol(&head) {
+            return Refused::Upgrade.answer(&call);
+        }
+        let Ok(onward) = self.onward(&head, reserved.as_ref(), &call, body.is_end_stream()) else {
+            return Refused::Target.answer(&call);
+        };
+        match reserved {
+            Some(_) => self.send_once(onward, body, by, &call).await,
+            None => self.pass(onward, body, &call).await,
+        }
+    }
+
+    /// The request as the upstream gets it, without its body.
+    fn onward(
+        &self,
+        head: &Parts,
+        reserved: Option<&Reserved>,
+        call: &Call,
+        is_empty: bool,
+    ) -> Result<Request<()>, Stray> {
+        let mut onward = Request::new(());
+        *onward.method_mut() = head.method.clone();
+        *onward.uri_mut() = self.upstream.url(&head.uri)?;
+        let mut headers = end_to_end(&head.headers);
+        headers.remove(EXPECT);
+        let is_ours = |name: &&HeaderName| name.as_str().starts_with("hapax-");
+        for name in headers.keys().filter(is_ours).cloned().collect::<Vec<_>>() {
+            headers.remove(name);
+        }
+        // Where the client's own connection named them as its own, they are end-to-end all the same.
+        let host = head.headers.get(HOST).cloned();
+        let host = host.or_else(|| HeaderValue::from_str(head.uri.authority()?.as_str()).ok());
+        if let Some(host) = &host {
+            headers.insert(HOST, host.clone());
+        }
+        // Without it hyper takes the body of a GET for none.
+        if head.headers.contains_key(TRANSFER_ENCODING) && !is_empty {
+            headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        }
+        self.tell_of_the_client(&mut headers, call.peer, host);
+        if let Some(reserved) = reserved {
+            tell_of_the_key(&mut headers, reserved);
+        }
+        *onward.headers_mut() = headers;
+        Ok(onward)
+    }
+
+    /// `x-forwarded-*`. Only a proxy of ours is believed what it says of its client's host and scheme;
+    /// the list of addresses is every hop's own word, and read from its end.
+    fn tell_of_the_client(
+        &self,
+        headers: &mut HeaderMap,
+        peer: SocketAddr,
+        host: Option<HeaderValue>,
+    ) {
+        let peer: IpAddr = peer.ip().to_canonical();
+        if !self.trusted.iter().any(|net| net.contains(&peer)) {
+            for name in [X_FORWARDED_PROTO, X_FORWARDED_HOST, FORWARDED] {
+                headers.remove(name);
+            }
+        }
+        let before = headers.get_all(X_FORWARDED_FOR).iter().map(HeaderValue::as_bytes);
+        let mut hops = before.collect::<Vec<_>>().join(&b", "[..]);
+        if !hops.is_empty() {
+            hops.extend_from_slice(b", ");
+        }
+        hops.extend_from_slice(peer.to_string().as_bytes());
+        if let Ok(hops) = HeaderValue::from_bytes(&hops) {
+            headers.insert(X_FORWARDED_FOR, hops);
+        }
+        headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
+        if let Some(host) = host {
+            headers.entry(X_FORWARDED_HOST).or_insert(host);
+        }
+    }
+
+    /// Without a key: as it comes, in both directions.
+    async fn pass(&self, onward: Request<()>, body: Body, call: &Call) -> Response<Answered> {
+        match self.outbound.pass(onward.map(|()| Either::Right(body))).await {
+            Ok(answer) => {
+                let (answer, body) = taken(answer);
+                answer.map(|()| Answered::streamed(body))
+            }
+            Err(error) => self.failed(error, call),
+        }
+    }
+
+    /// With a key: whole, in time, and told apart by whether the upstream can have seen it.
+    async fn send_once(
+        &self,
+        onward: Request<()>,
+        body: Body,
+        by: Instant,
+        call: &Call,
+    ) -> Response<Answered> {
+        let Ok(body) = body.collect().await else {
+            return Refused::Target.answer(call);
+        };
+        let request = onward.map(|()| Sent::Left(Full::new(body.to_bytes())));
+        let heard = timeout_at(by, async {
+            let (answer, body) = taken(self.outbound.pass(request).await?);
+            read(body, by).await.map(|body| answer.map(|()| body))
+        });
+        match heard.await {
+            Ok(Ok(answer)) if speaks_for_another(answer.status()) => {
+                let told = format!("it answered {}", answer.status().as_u16());
+                self.voice.upstream(call, "nobody knows what became of a request to", &told);
+                Failed::Unknown.answer(call)
+            }
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => self.failed(error, call),
+            Err(_) => self.failed(OutboundError::TimedOut(self.time), call),
+        }
+    }
+
+    fn failed(&self, error: OutboundError, call: &Call) -> Response<Answered> {
+        let (failed, what) = match &error {
+            OutboundError::Connect(_) | OutboundError::Unsent => {
+                (Failed::NotReached, "cannot reach")
+            }
+            OutboundError::TimedOut(_) | OutboundError::Broken(_) => {
+                (Failed::Unknown, "nobody knows what became of a request to")
+            }
+        };
+        self.voice.upstream(call, what, &error.to_string());
+        failed.answer(call)
+    }
+}
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const HAPAX_SCOPE: HeaderName = HeaderName::from_static("hapax-scope");
+const HAPAX_FENCE: HeaderName = HeaderName::from_static("hapax-fence");
+const HAPAX_ATTEMPT: HeaderName = HeaderName::from_static("hapax-attempt");
+
+/// What the app needs to keep the answer itself, in its own transaction.
+fn tell_of_the_key(headers: &mut HeaderMap, reserved: &Reserved) {
+    let told = [
+        (IDEMPOTENCY_KEY, HeaderValue::from_str(reserved.key.as_str())),
+        (HAPAX_SCOPE, HeaderValue::from_str(reserved.scope.as_str())),
+        (HAPAX_FENCE, Ok(HeaderValue::from(reserved.fence.0))),
+        (HAPAX_ATTEMPT, Ok(HeaderValue::from(reserved.attempt))),
+    ];
+    for (name, value) in told {
+        headers.insert(name, value.expect("keys and scopes are printable"));
+    }
+}
+
+/// The headers that are meant for the other end.
+fn end_to_end(headers: &HeaderMap) -> HeaderMap {
+    let named: Vec<String> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|names| names.to_str().ok())
+        .flat_map(|names| names.split(','))
+        .map(|name| name.trim().to_ascii_lowercase())
+        .collect();
+    let mut kept = HeaderMap::with_capacity(headers.len());
+    for (name, value) in headers {
+        let is_named = || named.iter().any(|it| it == name.as_str());
+        if !is_hop_by_hop(name.as_str()) && !is_named() {
+            kept.append(name, value.clone());
+        }
+    }
+    kept
+}
+
+/// A tunnel, or a websocket: neither has one answer to one request. Who offers HTTP/2 in passing is
+/// simply not taken up on it.
+fn wants_another_protocol(head: &Parts) -> bool {
+    let offers = head.headers.get_all(UPGRADE).iter();
+    let mut offers = offers.flat_map(|offer| offer.as_bytes().split(|byte| *byte == b','));
+    head.method == Method::CONNECT
+        || offers.any(|offer| !offer.trim_ascii().eq_ignore_ascii_case(b"h2c"))
+}
+
+/// An answer as our client gets it: its head, and the body apart.
+fn taken(answer: Response<Incoming>) -> (Response<()>, Incoming) {
+    let (head, body) = answer.into_parts();
+    let mut taken = Response::new(());
+    *taken.status_mut() = head.status;
+    *taken.version_mut() = Version::HTTP_11;
+    *taken.headers_mut() = end_to_end(&head.headers);
+    (taken, body)
+}
+
+/// Reads an answer to its end, or as far as one can be kept: what is larger is passed on.
+async fn read(mut body: Incoming, by: Instant) -> Result<Answered, OutboundError> {
+    let mut whole = BytesMut::new();
+    while let Some(bytes) = outbound::next(&mut body).await? {
+        whole.extend_from_slice(&bytes);
+        if whole.len() > ANSWER_BODY_BYTES_MAX {
+            return Ok(Answered::begun(whole.freeze(), body, by));
+        }
+    }
+    Ok(Answered::whole(whole))
+}
+
+/// A gateway in between may have lost the answer, or never sent the request.
+fn speaks_for_another(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT
+    )
+}
+
+/// Why there is no answer of the upstream.
+#[derive(Debug, Clone, Copy)]
+enum Failed {
+    /// It cannot have seen the request.
+    NotReached,
+    /// It may have.
+    Unknown,
+}
+
+impl Failed {
+    fn answer(self, call: &Call) -> Response<Answered> {
+        let status = StatusCode::BAD_GATEWAY;
+        let (kind, title, settle) = match self {
+            Self::NotReached => {
+                ("not_reached", "the service cannot be reached; nothing was done", Settle::Free)
+            }
+            Self::Unknown => (
+                "unknown_outcome",
+                "the service gave no answer; the request may have been carried out",
+                Settle::Wait,
+            ),
+        };
+        problem(status, kind, title, settle, call.request_id)
+    }
+}
+
+/// Why nothing was sent.
+#[derive(Debug, Clone, Copy)]
+enum Refused {
+    Upgrade,
+    Target,
+}
+
+impl Refused {
+    fn answer(self, call: &Call) -> Response<Answered> {
+        let (status, kind, title) = match self {
+            Self::Upgrade => {
+                (StatusCode::NOT_IMPLEMENTED, "upgrade", "no other protocol is spoken here")
+            }
+            Self::Target => {
+                (StatusCode::BAD_REQUEST, "target", "the path is not one of this service")
+            }
+        };
+        problem(status, kind, title, Settle::Free, call.request_id)
+    }
+}
+
+fn problem(
+    status: StatusCode,
+    kind: &str,
+    title: &str,
+    settle: Settle,
+    RequestId { uuid: id }: RequestId,
+) -> Response<Answered> {
+    let body = format!(
+        "{{\"type\":\"urn:hapax:problem:{kind}\",\"title\":\"{title}\",\"status\":{},\
+         \"instance\":\"urn:uuid:{id}\",\"request_id\":\"{id}\"}}",
+        status.as_u16()
+    );
+    let mut answer = Response::new(Answered::whole(Bytes::from(body)));
+    *answer.status_mut() = status;
+    let json = HeaderValue::from_static("application/problem+json");
+    answer.headers_mut().insert(CONTENT_TYPE, json);
+    answer.extensions_mut().insert(settle);
+    answer
+}
+
+/// Who did not come through the door.
+fn unknown_call() -> Call {
+    Call {
+        request_id: RequestId { uuid: Uuid::nil() },
+        received_at: Timestamp::UNIX_EPOCH,
+        peer: SocketAddr::from(([0, 0, 0, 0], 0)),
+    }
+}

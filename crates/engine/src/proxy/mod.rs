@@ -1,0 +1,227 @@
+//! A proxy: Idempotency-Keys in front of an app in any language. This is its door: what every
+//! request gets on its way in and every answer on its way out. Whether a request runs is decided by
+//! `hapax_layer`, how it is sent on by [`forward`], and where to by [`upstream`].
+//!
+//! A request with a key is run to its end although its client hangs up; one without is passed on as
+//! a stream, and ends with its client.
+
+mod carried;
+mod forward;
+mod upstream;
+mod voice;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use hapax_core::Timestamp;
+use hapax_core::ledger::{IDEMPOTENCY_KEY, Ledger};
+use hapax_layer::{Body, Idempotency, IdempotencyLayer, Outcome, Rules};
+use http::header::CONNECTION;
+use http::{HeaderValue, Method, Request, Response, Version};
+use ipnet::IpNet;
+use tokio::net::TcpListener;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio_util::sync::CancellationToken;
+use tower::{Layer as _, ServiceExt as _};
+use uuid::Uuid;
+
+pub use self::upstream::{Upstream, UpstreamError};
+
+use self::carried::{Patience, Uploaded};
+use self::forward::Forwarder;
+use self::voice::Voice;
+use crate::http::{self as door, Drained};
+use crate::ids::RequestIds;
+use crate::ingress::Now;
+use crate::limits::{HttpLimits, TEND_EVERY};
+use crate::outbound::Outbound;
+use crate::respond::{REQUEST_ID, RequestId};
+use crate::unstoppable::Afterwards;
+
+/// What a proxy goes by; all of it can be changed while it runs.
+#[derive(Debug, Clone)]
+pub struct ProxySpec {
+    /// Where requests go.
+    pub upstream: Upstream,
+    /// What a key means. The lease here is not looked at: it is the next field.
+    pub rules: Rules,
+    /// How long a request with a key may take; the upstream has a little less.
+    pub lease: Duration,
+    /// How long a client may take to send a body that is read before it is run, and how long one
+    /// that is passed on may stand still.
+    pub body_timeout: Duration,
+    /// Whose word about the client is believed.
+    pub trusted_proxies: Vec<IpNet>,
+}
+
+/// One proxy over the ledger that its keys are kept in.
+pub struct Proxy<L> {
+    ledger: Arc<L>,
+    outbound: Outbound,
+    now: Now,
+    ids: RequestIds,
+    afterwards: Afterwards,
+    voice: Arc<Voice>,
+    behind: ArcSwap<Behind<L>>,
+}
+
+/// What is behind the door.
+struct Behind<L> {
+    service: Idempotency<Forwarder, L>,
+    body_timeout: Duration,
+}
+
+/// What the door knows of a request; it travels in the request's extensions.
+#[derive(Debug, Clone, Copy)]
+struct Call {
+    request_id: RequestId,
+    received_at: Timestamp,
+    peer: SocketAddr,
+}
+
+impl<L: Ledger> Proxy<L> {
+    /// Must be called on the runtime that will serve it: a request whose client hangs up goes on
+    /// there. `name` is part of every key's scope. `outbound` should be [`Outbound::passing_on`].
+    pub fn new(name: &str, ledger: Arc<L>, outbound: Outbound, now: Now, spec: ProxySpec) -> Self {
+        let voice = Arc::new(Voice::new(name));
+        let behind = Behind::new(Arc::clone(&ledger), &outbound, Arc::clone(&voice), spec);
+        Self {
+            ledger,
+            outbound,
+            now,
+            ids: RequestIds::new(Uuid::now_v7().as_u64_pair().1),
+            afterwards: Afterwards::here(),
+            voice,
+            behind: ArcSwap::from_pointee(behind),
+        }
+    }
+
+    /// Its name in the config.
+    pub fn name(&self) -> &str {
+        self.voice.proxy()
+    }
+
+    /// Goes by `spec` from the next request on; requests that have begun keep what they began with.
+    pub fn reload(&self, spec: ProxySpec) {
+        let (ledger, voice) = (Arc::clone(&self.ledger), Arc::clone(&self.voice));
+        self.behind.store(Arc::new(Behind::new(ledger, &self.outbound, voice, spec)));
+    }
+
+    /// Answers one request.
+    pub async fn answer<B>(self: Arc<Self>, request: Request<B>, peer: SocketAddr) -> Response<Body>
+    where
+        B: hyper::body::Body<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: Into<hapax_layer::BoxError>,
+    {
+        let received_at = (self.now)();
+        let request_id = RequestId { uuid: self.ids.next(received_at) };
+        let call = Call { request_id, received_at, peer };
+        let has_key =
+            may_be_kept(request.method()) && request.headers().contains_key(IDEMPOTENCY_KEY);
+        let afterwards = self.afterwards.clone();
+        let answering = self.answer_call(request, call, has_key);
+        match has_key {
+            true => afterwards.unstoppable(answering).await,
+            false => answering.await,
+        }
+    }
+
+    async fn answer_call<B>(
+        self: Arc<Self>,
+        request: Request<B>,
+        call: Call,
+        has_key: bool,
+    ) -> Response<Body>
+    where
+        B: hyper::body::Body<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: Into<hapax_layer::BoxError>,
+    {
+        let behind = self.behind.load_full();
+        let version = request.version();
+        let patience = match has_key {
+            true => Patience::InAll(behind.body_timeout),
+            false => Patience::ForEachPiece(behind.body_timeout),
+        };
+        let (head, body) = request.into_parts();
+        let (body, upload) = Uploaded::new(body, patience);
+        let mut request = Request::from_parts(head, body);
+        request.extensions_mut().insert(call);
+        let service = behind.service.clone();
+        let mut answer = service.oneshot(request).await.unwrap_or_else(|never| match never {});
+        let outcome = answer.extensions().get::<Outcome>().copied();
+        self.voice.answered(&call, outcome, answer.status());
+        let headers = answer.headers_mut();
+        headers.insert(REQUEST_ID, call.request_id.header());
+        // What is left of the request must not be taken for another, nor its bytes reset the answer.
+        if version < Version::HTTP_2 && !upload.has_ended() {
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        answer
+    }
+
+    /// Sums up the lines that were held back, until `stop`.
+    async fn tend(&self, stop: CancellationToken) {
+        let mut beats = interval(TEND_EVERY);
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while stop.run_until_cancelled(beats.tick()).await.is_some() {
+            self.voice.say_held_back();
+        }
+        self.voice.say_held_back();
+    }
+}
+
+impl<L: Ledger> Behind<L> {
+    fn new(ledger: Arc<L>, outbound: &Outbound, voice: Arc<Voice>, spec: ProxySpec) -> Self {
+        let ProxySpec { upstream, rules, lease, body_timeout, trusted_proxies } = spec;
+        let rules = rules.realm(voice.proxy()).lease(lease);
+        let forwarder = Forwarder::new(upstream, outbound.clone(), lease, trusted_proxies, voice);
+        let service = IdempotencyLayer::new(ledger, Arc::new(rules)).layer(forwarder);
+        Self { service, body_timeout }
+    }
+}
+
+impl<L> fmt::Debug for Proxy<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Proxy").field("name", &self.voice.proxy()).finish_non_exhaustive()
+    }
+}
+
+/// Whether a key is looked at: what changes nothing is passed on with or without one.
+fn may_be_kept(method: &Method) -> bool {
+    !matches!(
+        *method,
+        Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE | Method::CONNECT
+    )
+}
+
+/// Serves one proxy until `stop`. When this returns, every request that was received is answered and
+/// its key settled, as far as `limits.drain` allowed; the ledger may be closed.
+pub async fn serve_proxy<L: Ledger>(
+    listener: TcpListener,
+    proxy: Arc<Proxy<L>>,
+    limits: HttpLimits,
+    stop: CancellationToken,
+) -> Drained {
+    let drain = limits.drain;
+    let served = CancellationToken::new();
+    let answer = {
+        let proxy = Arc::clone(&proxy);
+        move |request, peer| Arc::clone(&proxy).answer(request, peer)
+    };
+    let serving = async {
+        let drained = door::serve(listener, None, answer, limits, stop).await;
+        // Requests with a key whose clients were cut or gone.
+        let finished = timeout(drain, proxy.afterwards.finish()).await;
+        served.cancel();
+        match finished {
+            Ok(()) => drained,
+            Err(_) => Drained::Cut { connections: 0 },
+        }
+    };
+    let (drained, ()) = tokio::join!(serving, proxy.tend(served.clone()));
+    drained
+}

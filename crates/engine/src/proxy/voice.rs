@@ -1,0 +1,120 @@
+//! What a proxy says in the log: who was told what, and what is wrong with its upstream. Never a key,
+//! a caller, a path or a body.
+
+use hapax_layer::Outcome;
+use http::StatusCode;
+use tracing::{error, info, warn};
+
+use super::Call;
+use crate::budget::LogBudget;
+use crate::limits::LOG_LINES_PER_SECOND;
+
+/// The lines of one proxy, and how many of each kind it may cost.
+#[derive(Debug)]
+pub(super) struct Voice {
+    proxy: Box<str>,
+    budgets: [LogBudget; Lane::ALL.len()],
+}
+
+/// Lines that share a budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lane {
+    Passed,
+    Fresh,
+    Replay,
+    InProgress,
+    Mismatch,
+    Refused,
+    Unavailable,
+    /// Of the upstream, so that it is not crowded out by those it fails.
+    Upstream,
+}
+
+impl Lane {
+    const ALL: [Self; 8] = [
+        Self::Passed,
+        Self::Fresh,
+        Self::Replay,
+        Self::InProgress,
+        Self::Mismatch,
+        Self::Refused,
+        Self::Unavailable,
+        Self::Upstream,
+    ];
+
+    fn of(outcome: Option<Outcome>) -> Self {
+        match outcome {
+            None => Self::Passed,
+            Some(Outcome::Fresh) => Self::Fresh,
+            Some(Outcome::Replay) => Self::Replay,
+            Some(Outcome::InProgress) => Self::InProgress,
+            Some(Outcome::Mismatch) => Self::Mismatch,
+            Some(Outcome::Refused) => Self::Refused,
+            Some(Outcome::Unavailable) => Self::Unavailable,
+        }
+    }
+}
+
+/// The word for a request that has nothing to do with keys.
+const PASSED: &str = "passed";
+
+impl Voice {
+    pub(super) fn new(proxy: &str) -> Self {
+        let budgets = Lane::ALL.map(|_| LogBudget::new(LOG_LINES_PER_SECOND));
+        Self { proxy: proxy.into(), budgets }
+    }
+
+    pub(super) fn proxy(&self) -> &str {
+        &self.proxy
+    }
+
+    /// A request was told this.
+    pub(super) fn answered(&self, call: &Call, outcome: Option<Outcome>, status: StatusCode) {
+        let lane = Lane::of(outcome);
+        if !self.budget(lane).admit(call.received_at) {
+            return;
+        }
+        let (proxy, status) = (self.proxy(), status.as_u16());
+        let decision = outcome.map_or(PASSED, Outcome::as_str);
+        let (request_id, remote) = (call.request_id.uuid, call.peer.ip());
+        match lane {
+            Lane::Unavailable => error!(
+                %request_id, proxy, decision, status, %remote,
+                "{proxy} cannot ask for its keys or keep an answer: {status}"
+            ),
+            Lane::Passed
+            | Lane::Fresh
+            | Lane::Replay
+            | Lane::InProgress
+            | Lane::Mismatch
+            | Lane::Refused
+            | Lane::Upstream => {
+                info!(%request_id, proxy, decision, status, %remote, "{decision} at {proxy}: {status}");
+            }
+        }
+    }
+
+    /// The upstream did not do as it should.
+    pub(super) fn upstream(&self, call: &Call, what: &str, error: &str) {
+        if self.budget(Lane::Upstream).admit(call.received_at) {
+            let (request_id, proxy) = (call.request_id.uuid, self.proxy());
+            warn!(%request_id, proxy, error, "{what} the upstream of {proxy}: {error}");
+        }
+    }
+
+    pub(super) fn say_held_back(&self) {
+        let proxy = self.proxy();
+        for lane in Lane::ALL {
+            match self.budget(lane).take_held_back() {
+                0 => {}
+                more => {
+                    info!(proxy, more, "and {more} more lines of this kind at {proxy}: {lane:?}")
+                }
+            }
+        }
+    }
+
+    fn budget(&self, lane: Lane) -> &LogBudget {
+        &self.budgets[lane as usize]
+    }
+}
