@@ -14,7 +14,7 @@ use http::header::{
 use http::header::{PROXY_AUTHENTICATE, PROXY_AUTHORIZATION};
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use http_body::{Body as _, Frame};
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::BodyExt as _;
 use tokio::time::{Instant, timeout_at};
 
 use crate::{Body, BoxError};
@@ -44,7 +44,7 @@ pub(crate) fn kept(response: &Response<Body>, body: Bytes) -> Option<Answer> {
 
 /// A kept answer as it is sent. An app may have written it in SQL, so its headers are looked at again.
 pub(crate) fn response(answer: Answer) -> Response<Body> {
-    let mut response = Response::new(whole(answer.body, None));
+    let mut response = Response::new(Body::from(answer.body));
     *response.status_mut() = answer.status;
     for (name, value) in answer.headers {
         let (Ok(name), Ok(value)) =
@@ -160,22 +160,5 @@ where
                 .poll_frame(context)
                 .map(|frame| frame.map(|read| read.map_err(Into::into))),
         }
-    }
-}
-
-/// A body as the layer passes it on: streamed, as it came.
-pub(crate) fn boxed<B>(body: B) -> Body
-where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
-    body.map_err(Into::into).boxed_unsync()
-}
-
-/// A body that is all there.
-pub(crate) fn whole(body: Bytes, trailers: Option<HeaderMap>) -> Body {
-    match trailers {
-        None => boxed(Full::new(body)),
-        Some(trailers) => boxed(Full::new(body).with_trailers(async move { Some(Ok(trailers)) })),
     }
 }

@@ -19,6 +19,7 @@
 //! request that is run, and `answer` what is kept of an answer.
 
 mod answer;
+mod body;
 mod limits;
 pub mod principal;
 mod problem;
@@ -27,12 +28,10 @@ mod run;
 pub mod service;
 mod waiting;
 
+pub use body::Body;
 pub use principal::Principal;
 pub use rules::{Route, RouteError, Rules};
 pub use service::{Idempotency, IdempotencyLayer, Outcome};
 
 /// Any error, of a body that breaks off for instance.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
-/// The body of the request that the inner service gets, and of every answer.
-pub type Body = http_body_util::combinators::UnsyncBoxBody<bytes::Bytes, BoxError>;

@@ -16,35 +16,32 @@ use http::{Request, Response};
 use tokio::time::Instant;
 use tower::Service;
 
-use crate::answer::{self, Gathered, boxed};
+use crate::answer::{self, Gathered};
 use crate::problem::Problem;
 use crate::service::{Outcome, Shared};
 use crate::waiting::Ringing;
 use crate::{Body, BoxError};
 
 /// A request that may have to be run, and what runs it.
-pub(crate) struct Work<S, QB> {
+pub(crate) struct Work<S> {
     pub(crate) ask: ReserveAsk,
     pub(crate) service: S,
-    pub(crate) request: Request<QB>,
+    pub(crate) request: Request<Body>,
 }
 
 /// What came of an attempt at it.
-pub(crate) enum Tried<S, QB, E> {
+pub(crate) enum Tried<S, E> {
     /// This is the answer.
     Answered(Result<Response<Body>, E>),
     /// Somebody runs it, for at most this much longer; here it is back.
-    Running { remaining: Duration, work: Box<Work<S, QB>> },
+    Running { remaining: Duration, work: Box<Work<S>> },
 }
 
 /// Reserves the key, and runs the request where it is ours to run.
-pub(crate) async fn attempt<L, S, QB, RB>(
-    shared: &Shared<L>,
-    work: Work<S, QB>,
-) -> Tried<S, QB, S::Error>
+pub(crate) async fn attempt<L, S, RB>(shared: &Shared<L>, work: Work<S>) -> Tried<S, S::Error>
 where
     L: Ledger,
-    S: Service<Request<QB>, Response = Response<RB>>,
+    S: Service<Request<Body>, Response = Response<RB>>,
     RB: http_body::Body<Data = Bytes> + Send + 'static,
     RB::Error: Into<BoxError>,
 {
@@ -68,14 +65,14 @@ where
     }
 }
 
-async fn run<L, S, QB, RB>(
+async fn run<L, S, RB>(
     shared: &Shared<L>,
-    work: Work<S, QB>,
+    work: Work<S>,
     reserved: Reserved,
 ) -> Result<Response<Body>, S::Error>
 where
     L: Ledger,
-    S: Service<Request<QB>, Response = Response<RB>>,
+    S: Service<Request<Body>, Response = Response<RB>>,
     RB: http_body::Body<Data = Bytes> + Send + 'static,
     RB::Error: Into<BoxError>,
 {
@@ -97,12 +94,12 @@ where
     Ok(match settle {
         Settle::Keep => match answer::gather(body, deadline).await {
             Gathered::Whole { body, trailers } => {
-                let ours = ours(answer::whole(body.clone(), trailers));
+                let ours = ours(Body::whole(body.clone(), trailers));
                 let kept = answer::kept(&ours, body);
                 run.keep(kept.unwrap_or_else(|| Problem::AnswerTooLarge.answer()), ours).await
             }
             Gathered::Unbounded(body) => {
-                run.keep(Problem::AnswerTooLarge.answer(), ours(boxed(body))).await
+                run.keep(Problem::AnswerTooLarge.answer(), ours(Body::new(body))).await
             }
             Gathered::Broken(error) => {
                 tracing::warn!(%error, "an answer to a request with an Idempotency-Key broke off");
@@ -111,9 +108,9 @@ where
         },
         Settle::Free => {
             abandon(shared, &run.reserved).await;
-            ours(boxed(body))
+            ours(Body::new(body))
         }
-        Settle::Wait => run.wait(ours(boxed(body))).await,
+        Settle::Wait => run.wait(ours(Body::new(body))).await,
     })
 }
 
