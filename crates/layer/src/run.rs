@@ -78,7 +78,8 @@ where
 {
     failpoint!("idem.after_reserve");
     let _ringing = Ringing(shared.waiting.bell(&reserved.scope, &reserved.key));
-    let deadline = after(shared.rules.lease);
+    let a_quarter = shared.rules.lease / 4;
+    let most_of_the_lease = after(a_quarter * 3);
     let Work { ask, mut service, mut request } = work;
     if let Err(error) = poll_fn(|context| service.poll_ready(context)).await {
         // Nothing has begun.
@@ -92,7 +93,9 @@ where
     let settle = told.unwrap_or_else(|| Settle::by_status(head.status));
     let ours = |body| Outcome::Fresh.on(Response::from_parts(head, body));
     Ok(match settle {
-        Settle::Keep => match answer::gather(body, deadline).await {
+        // An answer without end is settled while the key is still ours; one that only began late has
+        // its time all the same.
+        Settle::Keep => match answer::gather(body, most_of_the_lease.max(after(a_quarter))).await {
             Gathered::Whole { body, trailers } => {
                 let ours = ours(Body::whole(body.clone(), trailers));
                 let kept = answer::kept(&ours, body);

@@ -11,8 +11,9 @@ use hapax_core::limits::{ANSWER_BODY_BYTES_MAX, ANSWER_HEADER_BYTES_MAX};
 use hapax_layer::{Body, BoxError, Outcome};
 use http::{HeaderMap, Response, StatusCode};
 use http_body::Frame;
-use http_body_util::BodyExt as _;
+use http_body_util::{BodyExt as _, Full};
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use crate::support::{Act, Api, Failed, LEASE, Paused, answer, charge, paused, rules, soon};
 
@@ -206,18 +207,38 @@ async fn the_first_caller_gets_a_huge_answer_whole_and_the_others_are_told() {
 
 // A stream of events never reaches the limit and never ends: its caller waits for ever.
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_does_not_end_is_streamed_when_its_lease_is_over() {
+async fn an_answer_that_does_not_end_is_streamed_before_its_lease_is_over() {
     let api = Api::new(rules(), |effects, _| async move {
         effects.add("subscribed");
         Ok(Response::new(Body::new(Open(Some(Bytes::from_static(b"event 1"))))))
     });
+    let asked = Instant::now();
     let response = tower::ServiceExt::oneshot(api.service.clone(), charge("k").into_request());
     let mut body = response.await.unwrap().into_body();
+    assert_eq!(asked.elapsed(), LEASE / 4 * 3);
     let first = soon(body.frame()).await.unwrap().unwrap().into_data().unwrap();
     assert_eq!(first, "event 1");
     let retry = api.send(charge("k")).await;
     assert_eq!((retry.status, retry.is_replay()), (500, true));
     assert_eq!(api.effects.count(), 1);
+}
+
+// Work that took nearly all of its lease is cut off at the first pause in its answer.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_begins_late_may_still_end() {
+    let api = Api::new(rules(), |effects, _| async move {
+        effects.add("worked");
+        tokio::time::sleep(LEASE).await;
+        let pause = tokio::time::sleep(LEASE / 8);
+        Ok(Response::new(Body::new(Full::new(Bytes::from_static(b"late")).with_trailers(async {
+            pause.await;
+            None
+        }))))
+    });
+    assert_eq!(api.send(charge("k")).await.body, "late");
+    let replay = api.send(charge("k")).await;
+    assert_eq!((replay.status, &replay.body[..]), (200, &b"late"[..]));
+    assert!(replay.is_replay());
 }
 
 // Answers with trailers are gathered as if there were none, and the caller misses them.
