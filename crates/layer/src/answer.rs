@@ -42,8 +42,11 @@ pub(crate) fn kept(response: &Response<Body>, body: Bytes) -> Option<Answer> {
     fits.then_some(Answer { status: response.status(), headers, body })
 }
 
-/// A kept answer as it is sent. An app may have written it in SQL, so its headers are looked at again.
-pub(crate) fn response(answer: Answer) -> Response<Body> {
+/// A kept answer as it is sent, for a handler that commits its answer itself and then returns it.
+///
+/// It may have been written by hand, so its headers are looked at again: what is no header, or is
+/// about one connection, is left out.
+pub fn answered(answer: Answer) -> Response<Body> {
     let mut response = Response::new(Body::from(answer.body));
     *response.status_mut() = answer.status;
     for (name, value) in answer.headers {
@@ -61,7 +64,7 @@ pub(crate) fn response(answer: Answer) -> Response<Body> {
 
 /// A kept answer for somebody who did not run it.
 pub(crate) fn replayed(answer: Answer) -> Response<Body> {
-    let mut response = response(answer);
+    let mut response = answered(answer);
     response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
     response
 }

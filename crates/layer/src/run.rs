@@ -106,7 +106,7 @@ where
             }
             Gathered::Broken(error) => {
                 tracing::warn!(%error, "an answer to a request with an Idempotency-Key broke off");
-                run.wait(Outcome::Fresh.on(answer::response(Problem::BrokeOff.answer()))).await
+                run.wait(Outcome::Fresh.on(answer::answered(Problem::BrokeOff.answer()))).await
             }
         },
         Settle::Free => {
@@ -142,7 +142,7 @@ impl<L: Ledger> Run<'_, L> {
     async fn superseded(self, answer: Answer, ours: Response<Body>) -> Response<Body> {
         let Self { shared, ask, .. } = self;
         match shared.ledger.reserve(ask).await {
-            Ok(Reservation::Replay(kept)) => Outcome::Fresh.on(answer::response(kept)),
+            Ok(Reservation::Replay(kept)) => Outcome::Fresh.on(answer::answered(kept)),
             Ok(Reservation::InProgress { remaining }) => in_progress(remaining),
             Ok(Reservation::Mismatch) => mismatch(shared),
             // The key is free: the app gave it up itself, or a later attempt came to nothing. What
@@ -167,7 +167,7 @@ impl<L: Ledger> Run<'_, L> {
     async fn wait(self, ours: Response<Body>) -> Response<Body> {
         let Self { shared, ask, .. } = self;
         match shared.ledger.reserve(ask).await {
-            Ok(Reservation::Replay(kept)) => Outcome::Fresh.on(answer::response(kept)),
+            Ok(Reservation::Replay(kept)) => Outcome::Fresh.on(answer::answered(kept)),
             // The lease is over, so the next one may try.
             Ok(Reservation::Fresh(again)) => {
                 abandon(shared, &again).await;
@@ -192,18 +192,18 @@ async fn abandon<L: Ledger>(shared: &Shared<L>, reserved: &Reserved) {
 
 /// What a retry is told while the first one runs.
 pub(crate) fn in_progress(remaining: Duration) -> Response<Body> {
-    Outcome::InProgress.on(answer::response(Problem::InProgress(remaining).answer()))
+    Outcome::InProgress.on(answer::answered(Problem::InProgress(remaining).answer()))
 }
 
 fn mismatch<L>(shared: &Shared<L>) -> Response<Body> {
     let problem = Problem::Mismatch(shared.rules.mismatch_status);
-    Outcome::Mismatch.on(answer::response(problem.answer()))
+    Outcome::Mismatch.on(answer::answered(problem.answer()))
 }
 
 fn unavailable<L>(shared: &Shared<L>, doing: &str, error: &StoreError) -> Response<Body> {
     tracing::error!(%error, realm = shared.rules.realm, "{doing} for an Idempotency-Key: {error}");
     shared.count(Outcome::Unavailable);
-    Outcome::Unavailable.on(answer::response(Problem::Unavailable.answer()))
+    Outcome::Unavailable.on(answer::answered(Problem::Unavailable.answer()))
 }
 
 /// That much later; where no clock reaches so far, as far as matters.

@@ -63,7 +63,7 @@ impl<L> Shared<L> {
 
     fn refuse(&self, problem: Problem) -> Response<Body> {
         self.count(Outcome::Refused);
-        Outcome::Refused.on(answer::response(problem.answer()))
+        Outcome::Refused.on(answer::answered(problem.answer()))
     }
 }
 
@@ -272,7 +272,7 @@ where
                 }
                 Err(error) => {
                     tracing::error!(%error, "the work for an Idempotency-Key ended unexpectedly");
-                    return Ok(Outcome::Fresh.on(answer::response(Problem::Crashed.answer())));
+                    return Ok(Outcome::Fresh.on(answer::answered(Problem::Crashed.answer())));
                 }
             };
             let now = Instant::now();
