@@ -27,7 +27,7 @@ pub use postgres::{
     MigrationStatus, PgDb, PgDbError, PgOpenError, PgOptions, PgSight, PgStore, PgTx, PoolSizes,
 };
 pub use sqlite::{Clock, Db, DbError, OpenError, SqliteOptions, SqliteStore, Tx};
-pub use transact::{Committed, Failure, Transact, TxError};
+pub use transact::{Answering, Committed, Failure, JobRight, KeyRight, Transact, TxError};
 
 pub mod limits {
     //! Every bound of the stores, each with its reason.
