@@ -213,6 +213,11 @@ async fn a_missing_table_and_our_own_tables_are_clear_failures() {
         ("SELECT 1;\n\nINSERT INTO nowhere VALUES (1)", "statement 2 (line 3): no such table"),
         ("UPDATE hapax_event SET body = x''", "not authorized"),
         ("DELETE FROM hapax_job", "not authorized"),
+        ("UPDATE hapax_reservation SET fence = 0", "not authorized"),
+        ("DELETE FROM hapax_reservation", "not authorized"),
+        // What somebody's client was answered is nothing for a handler to read.
+        ("SELECT body FROM hapax_reservation", "prohibited"),
+        ("SELECT count(*) FROM HAPAX_RESERVATION", "not authorized"),
         (
             "INSERT INTO hapax_message (tenant, id, type, data, created_at) VALUES ('a','b','c','{}',1)",
             "not authorized",

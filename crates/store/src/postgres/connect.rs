@@ -48,8 +48,9 @@ impl Patience {
         grace: Duration::from_secs(2),
     };
 
-    /// A sender waits for this one, and whoever comes after it for the writer: both are better off
-    /// with a 503, and a try on a new connection, than behind a server that has fallen silent.
+    /// A sender or a caller waits for this one, and whoever comes after it for the writer: both are
+    /// better off with a 503, and a try on a new connection, than behind a server that has fallen
+    /// silent.
     pub(super) const INGEST: Self = Self {
         statement: Duration::from_secs(4),
         lock: Duration::from_secs(3),
@@ -93,13 +94,15 @@ pub struct PoolSizes {
     pub work: usize,
     /// Transactions of SQL and Rust handlers.
     pub handlers: usize,
+    /// Idempotency-Keys; opened when the first one is asked for.
+    pub ledger: usize,
     /// What people look at, retention, and our own housekeeping.
     pub admin: usize,
 }
 
 impl Default for PoolSizes {
     fn default() -> Self {
-        Self { ingest: 3, work: 4, handlers: 4, admin: 3 }
+        Self { ingest: 3, work: 4, handlers: 4, ledger: 4, admin: 3 }
     }
 }
 
@@ -109,6 +112,7 @@ pub(super) struct Pools {
     pub(super) ingest: Lender,
     pub(super) work: Lender,
     pub(super) handlers: Lender,
+    pub(super) ledger: Lender,
     pub(super) admin: Lender,
     /// For the epoch alone: however busy the others are, the node knows whether the database lives.
     pub(super) watch: Lender,
@@ -120,6 +124,7 @@ impl Pools {
             ingest: Lender::new(target, "hapax-ingest", sizes.ingest, Patience::INGEST)?,
             work: Lender::new(target, "hapax-work", sizes.work, Patience::WORK)?,
             handlers: Lender::new(target, "hapax-handlers", sizes.handlers, Patience::WORK)?,
+            ledger: Lender::new(target, "hapax-ledger", sizes.ledger, Patience::INGEST)?,
             admin: Lender::new(target, "hapax-admin", sizes.admin, Patience::WORK)?,
             watch: Lender::new(target, "hapax-watch", 1, Patience::WORK)?,
         })
@@ -128,15 +133,19 @@ impl Pools {
     /// Lets go of every connection that nobody uses: they lead to a server that is not the one any
     /// more, and may take long to say so.
     pub(super) fn renew(&self) {
-        for lender in [&self.ingest, &self.work, &self.handlers, &self.admin, &self.watch] {
+        for lender in self.all() {
             drop(lender.pool.retain(|_, _| false));
         }
     }
 
     pub(super) fn close(&self) {
-        for lender in [&self.ingest, &self.work, &self.handlers, &self.admin, &self.watch] {
+        for lender in self.all() {
             lender.pool.close();
         }
+    }
+
+    fn all(&self) -> [&Lender; 6] {
+        [&self.ingest, &self.work, &self.handlers, &self.ledger, &self.admin, &self.watch]
     }
 }
 

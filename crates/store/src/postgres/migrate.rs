@@ -43,6 +43,12 @@ const STEPS: &[Step] = &[
         survives: 1,
     },
     Step { number: 5, name: "views", sql: include_str!("migrations/0005_views.sql"), survives: 1 },
+    Step {
+        number: 6,
+        name: "ledger",
+        sql: include_str!("migrations/0006_ledger.sql"),
+        survives: 1,
+    },
 ];
 
 /// Where steps are noted.

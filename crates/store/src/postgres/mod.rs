@@ -15,6 +15,7 @@ mod handlers;
 mod hosts;
 mod ingest;
 mod jobs;
+mod ledger;
 mod migrate;
 mod names;
 mod partitions;

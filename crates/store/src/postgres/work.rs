@@ -147,7 +147,7 @@ impl Work for PgStore {
 
 impl PgStore {
     /// Does one act to its end.
-    async fn act<T, F>(
+    pub(super) async fn act<T, F>(
         &self,
         act: impl FnOnce(Arc<Shared>) -> F + Send + 'static,
     ) -> Result<T, StoreError>

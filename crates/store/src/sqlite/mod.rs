@@ -11,6 +11,7 @@ mod figures;
 mod filter;
 mod index;
 mod jobs;
+mod ledger;
 mod marks;
 mod open;
 mod prune;

@@ -165,6 +165,7 @@ const MIGRATIONS: &[Migration] = &[
     },
     Migration { version: 4, name: "gaps", sql: include_str!("migrations/0004_gaps.sql") },
     Migration { version: 5, name: "publish", sql: include_str!("migrations/0005_publish.sql") },
+    Migration { version: 6, name: "ledger", sql: include_str!("migrations/0006_ledger.sql") },
 ];
 
 /// Brings the schema to where this build wants it: forward, one transaction each, and only if what

@@ -2,7 +2,8 @@
 //!
 //! Bodies and keys have horizons of their own. An event past the first loses its body, its history
 //! and its jobs, and keeps a narrow row, so that a late copy is still known; past the second the row
-//! and its key go too. Nothing that is open, dead or waits for a person is touched.
+//! and its key go too. Nothing that is open, dead or waits for a person is touched. Idempotency-Keys
+//! have a time of their own each ([`ledger::forget`]).
 //!
 //! The broom goes over the events from old to new. What was not finished when it passed is looked at
 //! again each time; once a day it begins anew, should there have been too much of that.
@@ -14,6 +15,7 @@ use hapax_core::store::{Horizon, Status};
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
 use rusqlite::Connection;
 
+use super::ledger;
 use super::row::{Standing, micros, status_at};
 use super::writer::Writer;
 
@@ -52,12 +54,18 @@ struct Swept {
     pruned: bool,
 }
 
-/// Looks at `limit` events; true when there may be more.
+/// Looks at `limit` events and as many Idempotency-Keys; true when there may be more.
 pub(super) fn slice(
     writer: &mut Writer,
     horizon: &Horizon,
     limit: usize,
 ) -> rusqlite::Result<bool> {
+    let more_keys = ledger::forget(writer, limit)?;
+    let more_events = events(writer, horizon, limit)?;
+    Ok(more_keys || more_events)
+}
+
+fn events(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Result<bool> {
     let sources: Vec<_> = horizon.keys_before.iter().map(|(source, _)| source.clone()).collect();
     if writer.broom.began.elapsed() > BEGIN_ANEW || writer.broom.sources != sources {
         writer.broom = Broom { sources, ..Broom::default() };

@@ -89,9 +89,14 @@ fn judge(context: &AuthContext<'_>) -> Authorization {
         AuthAction::Update { table_name, .. } | AuthAction::Delete { table_name } => {
             if ours(table_name) { Authorization::Deny } else { Authorization::Allow }
         }
-        AuthAction::Select | AuthAction::Read { .. } | AuthAction::Recursive => {
+        // What somebody's client was answered is for that client, not for the work of an event.
+        AuthAction::Read { table_name, .. } => {
+            if table_name.eq_ignore_ascii_case("hapax_reservation") {
+                return Authorization::Deny;
+            }
             Authorization::Allow
         }
+        AuthAction::Select | AuthAction::Recursive => Authorization::Allow,
         AuthAction::Function { function_name } => {
             if function_name.eq_ignore_ascii_case("load_extension") {
                 return Authorization::Deny;

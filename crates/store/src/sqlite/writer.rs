@@ -57,8 +57,35 @@ type Answer<T> = oneshot::Sender<Result<T, StoreError>>;
 /// Called with the writer, or with the reason why it cannot be had.
 type Slice = Box<dyn FnOnce(Result<&mut Writer, StoreError>) -> rusqlite::Result<()> + Send>;
 
+/// Called with the writer inside the batch's transaction, or with the reason why it cannot be had.
+type Rider =
+    Box<dyn FnOnce(Result<&mut Writer, StoreError>) -> rusqlite::Result<Rode<Told>> + Send>;
+
+/// Answers a rider when its transaction has ended.
+type Told = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
+
+/// What a rider came to.
+pub(super) struct Rode<T> {
+    value: T,
+    wrote: bool,
+}
+
+impl<T> Rode<T> {
+    /// It must be on disk before anybody hears of it.
+    pub(super) fn wrote(value: T) -> Self {
+        Self { value, wrote: true }
+    }
+
+    /// It says what stood there before, and is worth no commit of its own.
+    pub(super) fn only_looked(value: T) -> Self {
+        Self { value, wrote: false }
+    }
+}
+
 enum Command {
     Ingest(Ingest, Answer<Vec<Verdict>>),
+    /// Something that shares the batch's transaction, and how many bytes it brings.
+    Ride(usize, Rider),
     Find(Vec<KeyHash>, Answer<Vec<Option<i64>>>),
     FlushCopies,
     /// Something with transactions of its own; it answers by itself, also when it is refused.
@@ -138,6 +165,35 @@ impl WriterHandle {
     ) -> Result<T, StoreError> {
         self.demand.fetch_add(1, Ordering::Relaxed);
         self.behind(slice).await
+    }
+
+    /// Runs `act` in the transaction of the batch that comes next, and answers once that is committed.
+    /// It must leave the transaction as it is. Dropping the future does not undo it.
+    pub(super) async fn ride<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        act: impl FnOnce(&mut Writer) -> rusqlite::Result<Rode<T>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.demand.fetch_add(1, Ordering::Relaxed);
+        let (answer, done) = oneshot::channel();
+        let rider: Rider = Box::new(move |writer| match writer.map(act) {
+            Ok(Ok(Rode { value, wrote })) => {
+                let told: Told = Box::new(move |ended: Result<(), StoreError>| {
+                    let _ = answer.send(ended.map(|()| value));
+                });
+                Ok(Rode { value: told, wrote })
+            }
+            Ok(Err(error)) => {
+                let _ = answer.send(Err(StoreError::Unavailable(error.to_string().into())));
+                Err(error)
+            }
+            Err(refusal) => {
+                let _ = answer.send(Err(refusal));
+                Ok(Rode::only_looked(Box::new(|_| {})))
+            }
+        });
+        self.send(Command::Ride(bytes, rider))?;
+        done.await.unwrap_or(Err(StoreError::Closed))
     }
 
     /// How many events and slices were brought, but for those that nobody waits for.
@@ -249,6 +305,7 @@ pub(super) struct Writer {
 #[derive(Default)]
 struct Batch {
     answers: Vec<(Answer<Vec<Verdict>>, Vec<Verdict>)>,
+    riders: Vec<Told>,
     recent: Vec<(KeyHash, Recent)>,
     copies: Vec<(i64, Via)>,
     receipts: usize,
@@ -260,10 +317,22 @@ struct Batch {
 }
 
 impl Batch {
+    /// Whether its transaction has not begun.
+    fn is_empty(&self) -> bool {
+        self.answers.is_empty() && self.riders.is_empty()
+    }
+
+    fn is_full(&self) -> bool {
+        self.receipts + self.riders.len() >= BATCH_RECEIPTS_MAX || self.bytes >= BATCH_BYTES_MAX
+    }
+
     fn fail(self, error: &rusqlite::Error) {
         let why = StoreError::Unavailable(error.to_string().into());
         for (answer, _) in self.answers {
             let _ = answer.send(Err(why.clone()));
+        }
+        for told in self.riders {
+            told(Err(why.clone()));
         }
     }
 }
@@ -422,6 +491,7 @@ impl Writer {
         while let Some(command) = next {
             match command {
                 Command::Ingest(ingest, answer) => self.take(batch, ingest, answer)?,
+                Command::Ride(bytes, rider) => self.ride(batch, bytes, rider)?,
                 Command::Find(keys, answer) => {
                     let found: Result<Vec<_>, _> =
                         keys.iter().map(|key| self.index.find(&self.conn, key)).collect();
@@ -435,7 +505,7 @@ impl Writer {
                 #[cfg(test)]
                 Command::MergeNow => self.index.merge_soon(),
             }
-            if batch.receipts >= BATCH_RECEIPTS_MAX || batch.bytes >= BATCH_BYTES_MAX {
+            if batch.is_full() {
                 break;
             }
             next = waiting.try_recv().ok();
@@ -450,9 +520,7 @@ impl Writer {
         ingest: Ingest,
         answer: Answer<Vec<Verdict>>,
     ) -> rusqlite::Result<()> {
-        if batch.answers.is_empty() {
-            self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
-        }
+        self.begin(batch)?;
         let mut verdicts = Vec::with_capacity(ingest.receipts.len());
         batch.receipts += ingest.receipts.len();
         // The answer is kept first: should the decision fail, its sender hears of it.
@@ -468,17 +536,41 @@ impl Writer {
         Ok(())
     }
 
+    /// Runs what shares the batch's transaction.
+    fn ride(&mut self, batch: &mut Batch, bytes: usize, rider: Rider) -> rusqlite::Result<()> {
+        if let Err(error) = self.begin(batch) {
+            let _ = rider(Err(StoreError::Unavailable(error.to_string().into())));
+            return Err(error);
+        }
+        let Rode { value: told, wrote } = rider(Ok(self))?;
+        batch.riders.push(told);
+        batch.bytes += bytes;
+        batch.wrote |= wrote;
+        Ok(())
+    }
+
+    fn begin(&self, batch: &Batch) -> rusqlite::Result<()> {
+        if batch.is_empty() {
+            self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        }
+        Ok(())
+    }
+
     /// Commits the batch and answers it. On an error every one of it hears so, and the caller must
     /// [`Writer::recover`].
     fn commit(&mut self, batch: Batch) -> rusqlite::Result<()> {
-        if batch.answers.is_empty() {
+        if batch.is_empty() {
             return Ok(());
         }
         let began = Instant::now();
         let receipts = batch.receipts;
         let end = if batch.wrote { "COMMIT" } else { "ROLLBACK" };
-        if batch.wrote {
+        let (has_events, has_riders) = (receipts > 0, !batch.riders.is_empty());
+        if batch.wrote && has_events {
             failpoint!("ingress.before_commit");
+        }
+        if batch.wrote && has_riders {
+            failpoint!("idem.before_commit");
         }
         let ended = self.conn.prepare_cached(end).and_then(|mut end| end.execute([]));
         if let Err(error) = ended {
@@ -492,7 +584,10 @@ impl Writer {
         for (seq, via) in &batch.copies {
             self.shared.copies.note(*seq, via);
         }
-        if batch.wrote {
+        if batch.wrote && has_riders {
+            failpoint!("idem.after_commit");
+        }
+        if batch.wrote && has_events {
             failpoint!("ingress.after_commit_before_ack");
             self.commit_seconds.record(began.elapsed());
             self.batch_size.record(receipts as f64);
@@ -502,6 +597,9 @@ impl Writer {
         }
         for (answer, verdicts) in batch.answers {
             let _ = answer.send(Ok(verdicts));
+        }
+        for told in batch.riders {
+            told(Ok(()));
         }
         Ok(())
     }
@@ -682,6 +780,7 @@ fn refuse(command: Command, why: &StoreError) {
     match command {
         Command::Ingest(_, answer) => drop(answer.send(Err(why.clone()))),
         Command::Find(_, answer) => drop(answer.send(Err(why.clone()))),
+        Command::Ride(_, rider) => drop(rider(Err(why.clone()))),
         Command::Slice(slice) => drop(slice(Err(why.clone()))),
         Command::FlushCopies => {}
         Command::Close(closed) => drop(closed.send(())),

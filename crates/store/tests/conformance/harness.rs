@@ -9,6 +9,7 @@ use aws_lc_rs::hmac;
 use bytes::Bytes;
 use hapax_core::envelope::{EnvelopeSpec, IdSpec};
 use hapax_core::job::{HandlerName, JobId, Policy, Retry};
+use hapax_core::ledger::Ledger;
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Place as OrderPlace, Position};
 use hapax_core::scheme::CustomScheme;
 use hapax_core::secret::{ActiveSecret, Secret};
@@ -243,8 +244,8 @@ pub(crate) fn body(id: &str) -> String {
 }
 
 /// A store that can be worked with.
-pub(crate) trait Working: Store + Work + Inspect {}
-impl<S: Store + Work + Inspect> Working for S {}
+pub(crate) trait Working: Store + Work + Inspect + Ledger {}
+impl<S: Store + Work + Inspect + Ledger> Working for S {}
 
 /// A clock that stands at noon until it is told to go on.
 #[derive(Clone, Default)]

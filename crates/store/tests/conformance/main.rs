@@ -1,12 +1,15 @@
 //! One suite for every store. A case is a function over any store; the macros run each case on the
 //! model in memory, on SQLite and on PostgreSQL. New semantics begin here, as a failing case.
 
+mod answering;
 mod cases;
 mod figures;
 mod gaps;
 #[allow(dead_code)]
 mod harness;
 mod jobs;
+mod ledger;
+mod ledger_plans;
 mod order;
 mod people;
 mod plans;
@@ -132,6 +135,22 @@ on_every_working_store! {
         sql_work_that_was_lost_is_handed_out_by_itself_and_not_begun,
         what_sql_work_ended_is_named,
         a_claimed_job_is_run_by_itself_under_its_fence_and_once,
+    }
+    ledger {
+        of_fifty_that_ask_at_once_one_runs,
+        a_replay_is_the_answer_as_it_was_given,
+        another_request_under_the_same_key_is_a_mismatch_whatever_became_of_the_first,
+        the_same_key_in_another_scope_is_another_key,
+        whoever_waits_is_told_how_long_at_most,
+        a_lease_that_ran_out_is_taken_over_and_the_old_right_is_void,
+        of_fifty_that_find_a_lease_over_one_takes_it,
+        a_late_answer_counts_while_nobody_else_runs,
+        a_late_answer_beside_a_takeover_has_one_winner,
+        an_answer_is_kept_once_per_fence,
+        an_abandoned_key_is_free_and_a_finished_one_cannot_be_abandoned,
+        a_key_past_its_ttl_is_as_good_as_new,
+        pruning_forgets_what_is_past_its_ttl_and_nothing_else,
+        no_fence_comes_twice,
     }
     order {
         latest_makes_older_news_stale_and_lets_ties_and_gaps_run,

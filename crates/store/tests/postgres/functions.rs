@@ -358,6 +358,13 @@ async fn a_role_that_may_only_execute_can_do_its_work_and_nothing_else() {
     let inner = "SELECT hapax.done($1, $2, NULL, now())";
     let inner = app.execute(inner, &[&claim.job.0, &claim.fence.0]).await;
     assert_eq!(code(&inner.expect_err("not its function")), "42501");
+    for inner in [
+        "SELECT * FROM hapax.reserve_key('s', 'k', 'x', '1 s', '1 s')",
+        "SELECT hapax.finish_key('s', 'k', 1, 200, '{}', '')",
+    ] {
+        let asked = app.execute(inner, &[]).await;
+        assert_eq!(code(&asked.expect_err("not its function")), "42501", "{inner}");
+    }
     let fail = app.execute("SELECT hapax.fail(gen_random_uuid(), 1, '')", &[]).await;
     assert_eq!(code(&fail.expect_err("was not granted")), "42501");
     assert_eq!(complete(&app, &claim).await, Ok(()));

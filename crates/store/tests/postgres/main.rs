@@ -8,6 +8,7 @@ mod harness;
 mod crowd;
 mod functions;
 mod handlers;
+mod ledger;
 mod retention;
 mod transact;
 mod views;

@@ -13,12 +13,16 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use hapax_core::Timestamp;
+use hapax_core::ledger::{
+    Answer, Fingerprint, IdempotencyKey, Ledger, Reservation, ReserveAsk, Scope,
+};
 use hapax_core::store::{
     ClaimAsk, EventFilter, EventName, Held, Horizon, Ingest, Inspect, Lookup, Store, StoreError,
     Verdict, Work,
 };
 use hapax_sim::{PgBouncer, Postgres, Proxy, READY_FOR_QUERY, Traffic, Trap};
 use hapax_store::{PgOpenError, PgOptions, PgStore, PoolSizes};
+use http::{Method, StatusCode};
 
 use harness::{
     Sender, after, body, done, handler, job, noon, on_postgres, pg_database, placed, spec,
@@ -30,7 +34,7 @@ async fn open(url: &str) -> PgStore {
 
 /// With one connection for each kind of work, so that one that is not given back is missed.
 async fn open_narrow(url: &str) -> PgStore {
-    let pools = PoolSizes { ingest: 1, work: 1, handlers: 1, admin: 1 };
+    let pools = PoolSizes { ingest: 1, work: 1, handlers: 1, ledger: 1, admin: 1 };
     PgStore::open(PgOptions { pools, ..PgOptions::new(url) }).await.expect("opens")
 }
 
@@ -596,6 +600,25 @@ async fn a_database_with_settings_of_its_own_is_migrated_and_used_like_any_other
     assert_eq!(&*claim.event.body, body("evt_1").as_bytes());
     let held = store.settle(claim.job, claim.fence, done("r")).await;
     assert_eq!(held.expect("settles"), Held::Kept);
+    let key = ReserveAsk {
+        scope: Scope::new("api", "acct_1", &Method::POST, "/charges"),
+        key: IdempotencyKey::parse(b"k").expect("a key"),
+        fingerprint: Fingerprint::of(None, b"", &[]),
+        lease: Duration::from_secs(60),
+        ttl: Duration::from_secs(3_600),
+    };
+    let Reservation::Fresh(right) = store.reserve(key.clone()).await.expect("reserves") else {
+        panic!("a new key is fresh");
+    };
+    let told = store.reserve(key.clone()).await.expect("reserves");
+    assert!(
+        matches!(told, Reservation::InProgress { remaining } if remaining.as_secs() > 30),
+        "{told:?}"
+    );
+    let headers = vec![("x-a".to_owned(), "\\'\"".to_owned())];
+    let answer = Answer { status: StatusCode::OK, headers, body: vec![0, 92, 255].into() };
+    assert_eq!(store.finish(&right, &answer).await.expect("finishes"), Held::Kept);
+    assert_eq!(store.reserve(key).await.expect("reserves"), Reservation::Replay(answer));
     store.close().await;
     let told = "SELECT count(*) FROM hapax.processed_events
                 WHERE processed AND event_id = 'evt_1'";

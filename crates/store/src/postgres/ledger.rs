@@ -1,0 +1,171 @@
+//! Idempotency-Keys: each act is one call of the database that commits itself, run to its end whoever
+//! waits for it. The functions decide (`migrations/0006_ledger.sql`); users' own transactions call
+//! the same ones.
+//!
+//! On connections of their own: whoever calls an API waits for them, and however many do, the claims
+//! and renewals of workers must not wait behind them, nor they behind a busy handler.
+
+use std::time::Duration;
+
+use deadpool_postgres::Object;
+use hapax_core::failpoint;
+use hapax_core::job::Fence;
+use hapax_core::ledger::{Answer, Ledger, Reservation, ReserveAsk, Reserved};
+use hapax_core::store::{Held, StoreError};
+use serde_json::Value;
+use tokio_postgres::Row;
+
+use super::connect::{PgError, retried};
+use super::handlers::micros;
+use super::jobs::{only, without_nul};
+use super::run::{self, NotRun};
+use super::{PgStore, Shared};
+use crate::answer;
+
+impl Ledger for PgStore {
+    async fn reserve(&self, ask: ReserveAsk) -> Result<Reservation, StoreError> {
+        self.act(|shared| async move { retried(|| reserve(&shared, &ask)).await }).await
+    }
+
+    async fn finish(&self, reserved: &Reserved, answer: &Answer) -> Result<Held, StoreError> {
+        let (reserved, answer) = (reserved.clone(), answer.clone());
+        self.act(|shared| async move { retried(|| finish(&shared, &reserved, &answer)).await })
+            .await
+    }
+
+    async fn abandon(&self, reserved: &Reserved) -> Result<(), StoreError> {
+        let reserved = reserved.clone();
+        self.act(|shared| async move { retried(|| abandon(&shared, &reserved)).await }).await
+    }
+}
+
+async fn reserve(shared: &Shared, ask: &ReserveAsk) -> Result<Reservation, PgError> {
+    let mut lent = shared.pools.ledger.lend().await?;
+    let rows = lent
+        .query(
+            "SELECT outcome, fence, attempt, status, headers::text, body, \
+                    (extract(epoch FROM remaining) * 1000000)::bigint AS remaining_us \
+             FROM hapax.reserve_key($1, $2, $3, $4::bigint * interval '1 microsecond', \
+                                    $5::bigint * interval '1 microsecond', $6)",
+            &[
+                &ask.scope.as_str(),
+                &ask.key.as_str(),
+                &&ask.fingerprint.0[..],
+                &micros(ask.lease),
+                &micros(ask.ttl),
+                &shared.now(),
+            ],
+        )
+        .await?;
+    failpoint!("idem.after_commit");
+    told(only(&rows)?, ask)
+}
+
+fn told(row: &Row, ask: &ReserveAsk) -> Result<Reservation, PgError> {
+    Ok(match row.get("outcome") {
+        "fresh" => {
+            let attempt: i32 = row.get("attempt");
+            Reservation::Fresh(Reserved {
+                scope: ask.scope.clone(),
+                key: ask.key.clone(),
+                fence: Fence(row.get("fence")),
+                attempt: u32::try_from(attempt).unwrap_or(u32::MAX),
+            })
+        }
+        "replay" => {
+            let status: i32 = row.get("status");
+            // As text: JSON of the database's may hold numbers that ours does not.
+            let headers: Option<&str> = row.get("headers");
+            let headers = headers.and_then(|text| serde_json::from_str(text).ok());
+            let body: Option<Vec<u8>> = row.get("body");
+            Reservation::Replay(answer::answer_of(
+                status.into(),
+                headers.unwrap_or_default(),
+                body.unwrap_or_default(),
+            ))
+        }
+        "in_progress" => {
+            let micros: i64 = row.get("remaining_us");
+            Reservation::InProgress { remaining: Duration::from_micros(micros.unsigned_abs()) }
+        }
+        "mismatch" => Reservation::Mismatch,
+        // A function that we do not know: nothing of it can be believed.
+        _ => return Err(PgError::Gone),
+    })
+}
+
+/// Keeps the answer under the fence.
+const FINISH: &str = "SELECT hapax.finish_key($1, $2, $3, $4, $5, $6, $7)";
+
+async fn finish(shared: &Shared, reserved: &Reserved, answer: &Answer) -> Result<Held, PgError> {
+    let (status, headers) = columns(answer);
+    let Reserved { scope, key, fence, .. } = reserved;
+    let (scope, key, body, now) = (scope.as_str(), key.as_str(), &answer.body[..], shared.now());
+    let mut lent = shared.pools.ledger.lend().await?;
+    failpoint!("idem.before_commit");
+    let rows =
+        lent.query(FINISH, &[&scope, &key, &fence.0, &status, &headers, &body, &now]).await?;
+    failpoint!("idem.after_commit");
+    Ok(if only(&rows)?.get(0) { Held::Kept } else { Held::Lost })
+}
+
+/// The same within a transaction of the user's.
+pub(super) async fn finish_within(
+    shared: &Shared,
+    client: &Object,
+    reserved: &Reserved,
+    answer: &Answer,
+) -> Result<(), NotRun> {
+    let (status, headers) = columns(answer);
+    let Reserved { scope, key, fence, .. } = reserved;
+    let (scope, key, body, now) = (scope.as_str(), key.as_str(), &answer.body[..], shared.now());
+    let statement = client.prepare_cached(FINISH).await.map_err(|error| run::ours(error.into()))?;
+    let rows = client
+        .query(&statement, &[&scope, &key, &fence.0, &status, &headers, &body, &now])
+        .await
+        .map_err(|error| run::ours(error.into()))?;
+    match only(&rows).map_err(run::ours)?.get(0) {
+        true => Ok(()),
+        false => Err(NotRun::Fence),
+    }
+}
+
+/// Whether the key still waits for the answer of this right, as this transaction sees it.
+pub(super) async fn is_open(client: &Object, reserved: &Reserved) -> Result<bool, NotRun> {
+    let Reserved { scope, key, fence, .. } = reserved;
+    let ask = "SELECT FROM hapax.reservation \
+               WHERE scope = $1 AND key = $2 AND fence = $3 AND status IS NULL";
+    let ask = client.prepare_cached(ask).await.map_err(|error| run::ours(error.into()))?;
+    let rows = client.query(&ask, &[&scope.as_str(), &key.as_str(), &fence.0]).await;
+    Ok(rows.map_err(|error| run::ours(error.into()))?.len() == 1)
+}
+
+/// Whether this very answer is kept under this right.
+pub(super) async fn is_kept(
+    shared: &Shared,
+    reserved: &Reserved,
+    answer: &Answer,
+) -> Result<bool, PgError> {
+    let (status, headers) = columns(answer);
+    let Reserved { scope, key, fence, .. } = reserved;
+    let ask = "SELECT FROM hapax.reservation WHERE scope = $1 AND key = $2 AND fence = $3 \
+               AND status = $4 AND headers = $5 AND body = $6";
+    let mut lent = shared.pools.ledger.lend().await?;
+    let (scope, key, body) = (scope.as_str(), key.as_str(), &answer.body[..]);
+    let rows = lent.query(ask, &[&scope, &key, &fence.0, &status, &headers, &body]).await?;
+    Ok(!rows.is_empty())
+}
+
+/// Status and headers as they stand in the table.
+fn columns(answer: &Answer) -> (i32, Value) {
+    let headers = without_nul(&answer::as_object(&answer.headers));
+    (i32::from(answer.status.as_u16()), headers)
+}
+
+async fn abandon(shared: &Shared, reserved: &Reserved) -> Result<(), PgError> {
+    let Reserved { scope, key, fence, .. } = reserved;
+    let mut lent = shared.pools.ledger.lend().await?;
+    let ask = "SELECT hapax.abandon($1, $2, $3)";
+    lent.query(ask, &[&scope.as_str(), &key.as_str(), &fence.0]).await?;
+    Ok(())
+}

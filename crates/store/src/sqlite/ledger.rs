@@ -1,0 +1,387 @@
+//! Idempotency-Keys on the writer: each act rides in the writer's next commit, together with events
+//! and other acts, and is answered once that is synced.
+//!
+//! The one thread that writes decides every race; the unique key stands behind it. Fences come from a
+//! number that only grows, so that none is given out twice, whatever became of its key.
+
+use std::time::Duration;
+
+use hapax_core::Timestamp;
+use hapax_core::job::Fence;
+use hapax_core::ledger::{Answer, Fingerprint, Ledger, Reservation, ReserveAsk, Reserved};
+use hapax_core::store::{Held, StoreError};
+use rusqlite::{Connection, OptionalExtension, Row};
+
+use super::SqliteStore;
+use super::row::micros;
+use super::writer::{Rode, Writer};
+use crate::answer;
+use crate::limits::BATCH_BYTES_MAX;
+
+impl Ledger for SqliteStore {
+    async fn reserve(&self, ask: ReserveAsk) -> Result<Reservation, StoreError> {
+        self.writer
+            .ride(0, move |writer| {
+                let reservation = reserve(&writer.conn, ask, writer.now())?;
+                Ok(match reservation {
+                    Reservation::Fresh(_) => Rode::wrote(reservation),
+                    Reservation::Replay(_)
+                    | Reservation::InProgress { .. }
+                    | Reservation::Mismatch => Rode::only_looked(reservation),
+                })
+            })
+            .await
+    }
+
+    async fn finish(&self, reserved: &Reserved, answer: &Answer) -> Result<Held, StoreError> {
+        let (reserved, answer) = (reserved.clone(), answer.clone());
+        self.writer
+            .ride(answer.body.len(), move |writer| {
+                let held = finish(&writer.conn, &reserved, &answer, writer.now())?;
+                Ok(match held {
+                    Held::Kept => Rode::wrote(held),
+                    Held::Lost => Rode::only_looked(held),
+                })
+            })
+            .await
+    }
+
+    async fn abandon(&self, reserved: &Reserved) -> Result<(), StoreError> {
+        let reserved = reserved.clone();
+        self.writer.ride(0, move |writer| Ok(Rode::wrote(abandon(&writer.conn, &reserved)?))).await
+    }
+}
+
+/// What stands under a key, as far as it decides.
+struct Kept {
+    attempt: u32,
+    leased_until: i64,
+    is_this_request: bool,
+    is_past_its_ttl: bool,
+    answer: Option<Answer>,
+}
+
+impl Kept {
+    fn find(conn: &Connection, ask: &ReserveAsk, now: i64) -> rusqlite::Result<Option<Self>> {
+        conn.prepare_cached(
+            "SELECT attempt, leased_until, fingerprint, expires_at, status, headers, body
+             FROM hapax_reservation WHERE scope = ?1 AND key = ?2",
+        )?
+        .query_row((ask.scope.as_str(), ask.key.as_str()), |row| {
+            let Fingerprint(print) = &ask.fingerprint;
+            Ok(Self {
+                attempt: row.get(0)?,
+                leased_until: row.get(1)?,
+                is_this_request: row.get_ref(2)?.as_blob()? == print,
+                is_past_its_ttl: row.get::<_, i64>(3)? <= now,
+                answer: row
+                    .get::<_, Option<i64>>(4)?
+                    .map(|status| kept(status, row))
+                    .transpose()?,
+            })
+        })
+        .optional()
+    }
+}
+
+fn kept(status: i64, row: &Row<'_>) -> rusqlite::Result<Answer> {
+    let headers: Option<String> = row.get(5)?;
+    let headers = headers.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+    Ok(answer::answer_of(status, headers, row.get::<_, Option<Vec<u8>>>(6)?.unwrap_or_default()))
+}
+
+fn reserve(conn: &Connection, ask: ReserveAsk, now: Timestamp) -> rusqlite::Result<Reservation> {
+    let at = micros(now);
+    let mut attempt = 1;
+    if let Some(kept) = Kept::find(conn, &ask, at)? {
+        match kept.answer {
+            _ if !kept.is_past_its_ttl && !kept.is_this_request => {
+                return Ok(Reservation::Mismatch);
+            }
+            Some(answer) if !kept.is_past_its_ttl => return Ok(Reservation::Replay(answer)),
+            None if kept.leased_until > at => {
+                let remaining = Duration::from_micros(kept.leased_until.abs_diff(at));
+                return Ok(Reservation::InProgress { remaining });
+            }
+            None => attempt = kept.attempt.saturating_add(1),
+            Some(_past) => {}
+        }
+    }
+    let fence: i64 = conn
+        .prepare_cached(
+            "UPDATE hapax_meta SET value = value + 1 WHERE name = 'reservation_fence'
+             RETURNING value",
+        )?
+        .query_row([], |row| row.get(0))?;
+    let (lease, ttl) = (span(ask.lease), span(ask.ttl));
+    conn.prepare_cached(
+        "INSERT INTO hapax_reservation
+             (scope, key, fingerprint, fence, attempt, leased_until, ttl, expires_at)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+         ON CONFLICT (scope, key) DO UPDATE SET
+             fingerprint = excluded.fingerprint, fence = excluded.fence,
+             attempt = excluded.attempt, leased_until = excluded.leased_until,
+             ttl = excluded.ttl, expires_at = excluded.expires_at,
+             status = NULL, headers = NULL, body = NULL",
+    )?
+    .execute((
+        ask.scope.as_str(),
+        ask.key.as_str(),
+        &ask.fingerprint.0,
+        fence,
+        attempt,
+        at.saturating_add(lease),
+        ttl,
+        at.saturating_add(ttl),
+    ))?;
+    let ReserveAsk { scope, key, .. } = ask;
+    Ok(Reservation::Fresh(Reserved { scope, key, fence: Fence(fence), attempt }))
+}
+
+/// Whether the key still waits for the answer of this right.
+pub(super) fn is_open(conn: &Connection, reserved: &Reserved) -> rusqlite::Result<bool> {
+    conn.prepare_cached(
+        "SELECT 1 FROM hapax_reservation
+         WHERE scope = ?1 AND key = ?2 AND fence = ?3 AND status IS NULL",
+    )?
+    .exists((reserved.scope.as_str(), reserved.key.as_str(), reserved.fence.0))
+}
+
+/// Keeps the answer, if the right still holds.
+pub(super) fn finish(
+    conn: &Connection,
+    reserved: &Reserved,
+    answer: &Answer,
+    now: Timestamp,
+) -> rusqlite::Result<Held> {
+    let finished = conn
+        .prepare_cached(
+            "UPDATE hapax_reservation
+             SET status = ?4, headers = ?5, body = ?6, expires_at = ?7 + ttl
+             WHERE scope = ?1 AND key = ?2 AND fence = ?3 AND status IS NULL",
+        )?
+        .execute((
+            reserved.scope.as_str(),
+            reserved.key.as_str(),
+            reserved.fence.0,
+            answer.status.as_u16(),
+            answer::as_pairs(&answer.headers).to_string(),
+            &*answer.body,
+            micros(now),
+        ))?;
+    Ok(if finished == 1 { Held::Kept } else { Held::Lost })
+}
+
+fn abandon(conn: &Connection, reserved: &Reserved) -> rusqlite::Result<()> {
+    conn.prepare_cached(
+        "DELETE FROM hapax_reservation
+         WHERE scope = ?1 AND key = ?2 AND fence = ?3 AND status IS NULL",
+    )?
+    .execute((reserved.scope.as_str(), reserved.key.as_str(), reserved.fence.0))?;
+    Ok(())
+}
+
+/// Forgets up to `limit` keys that are past their time, and no more bytes than a commit may hold;
+/// true when there may be more. One under a lease stays.
+pub(super) fn forget(writer: &mut Writer, limit: usize) -> rusqlite::Result<bool> {
+    let now = micros(writer.now());
+    let past: Vec<(i64, u32)> = writer
+        .conn
+        .prepare_cached(
+            "SELECT rowid, coalesce(length(body), 0) FROM hapax_reservation
+             WHERE expires_at <= ?1 AND (status IS NOT NULL OR leased_until <= ?1)
+             ORDER BY expires_at LIMIT ?2",
+        )?
+        .query_map((now, limit as i64), |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<rusqlite::Result<_>>()?;
+    if past.is_empty() {
+        return Ok(false);
+    }
+    let found = past.len();
+    let gone = writer.in_transaction(|writer| {
+        let (mut gone, mut bytes) = (0, 0);
+        for (row, length) in past {
+            if bytes > BATCH_BYTES_MAX {
+                break;
+            }
+            writer
+                .conn
+                .prepare_cached("DELETE FROM hapax_reservation WHERE rowid = ?1")?
+                .execute([row])?;
+            gone += 1;
+            bytes += length as usize;
+        }
+        Ok(gone)
+    })?;
+    Ok(gone < found || found == limit)
+}
+
+/// A span in microseconds; what is longer than anybody waits is cut, so that no sum of it overflows.
+fn span(duration: Duration) -> i64 {
+    const TEN_YEARS: i64 = 10 * 365 * 86_400 * 1_000_000;
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX).min(TEN_YEARS)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::future::poll_fn;
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Poll;
+
+    use hapax_core::ledger::{IdempotencyKey, Scope};
+    use hapax_core::store::{Horizon, Store, Work};
+    use http::{Method, StatusCode};
+
+    use super::*;
+    use crate::harness::{Place, Sender, World};
+
+    fn ask(key: &str) -> ReserveAsk {
+        ReserveAsk {
+            scope: Scope::new("api", "acct_1", &Method::POST, "/charges"),
+            key: IdempotencyKey::parse(key.as_bytes()).expect("a key"),
+            fingerprint: Fingerprint::of(None, b"{}", &[]),
+            lease: Duration::from_secs(60),
+            ttl: Duration::from_secs(3_600),
+        }
+    }
+
+    fn answer() -> Answer {
+        let headers = vec![("x-a".to_owned(), "1".to_owned())];
+        Answer { status: StatusCode::CREATED, headers, body: "ok".into() }
+    }
+
+    async fn fresh(store: &SqliteStore, key: &str) -> Reserved {
+        match store.reserve(ask(key)).await.expect("reserves") {
+            Reservation::Fresh(reserved) => reserved,
+            other => panic!("{key}: {other:?}"),
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_waits_shares_one_commit_and_hears_of_it_afterwards() {
+        // A commit for each act would be a sync for each, and a tenth of the rate. The same key is
+        // asked for twice in the batch: the second must not be told of what is not on disk yet.
+        let place = Place::new();
+        let store = place.open();
+        let commits = Arc::new(AtomicUsize::new(0));
+        let (hold, held) = std::sync::mpsc::channel::<()>();
+        let counted = Arc::clone(&commits);
+        store.writer.tamper(move |conn| {
+            conn.commit_hook(Some(move || {
+                counted.fetch_add(1, Ordering::SeqCst);
+                false
+            }))
+            .expect("a hook");
+            // While the writer stands here, everything below queues up for one batch.
+            let _ = held.recv();
+        });
+        let keys = ["a", "b", "c", "a", "d"];
+        let mut asked: Vec<_> = keys.map(|key| Box::pin(store.reserve(ask(key)))).into();
+        let mut ingested = pin!(store.ingest(Sender::plain().ingest(r#"{"id":"evt_1"}"#)));
+        poll_fn(|context| {
+            for one in &mut asked {
+                assert!(one.as_mut().poll(context).is_pending());
+            }
+            assert!(ingested.as_mut().poll(context).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        drop(hold);
+        let mut outcomes = Vec::new();
+        for one in asked {
+            outcomes.push(match one.await.expect("reserves") {
+                Reservation::Fresh(reserved) => Some(reserved.fence),
+                Reservation::InProgress { .. } => None,
+                other => panic!("{other:?}"),
+            });
+        }
+        ingested.await.expect("ingests");
+        assert_eq!(
+            outcomes,
+            [Some(Fence(1)), Some(Fence(2)), Some(Fence(3)), None, Some(Fence(4))]
+        );
+        assert_eq!(commits.load(Ordering::SeqCst), 1);
+        store.close().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_commit_that_failed_reserved_and_finished_nothing() {
+        // Told "fresh" of a commit that is on no disk, two would run under one fence.
+        let place = Place::new();
+        let store = place.open();
+        let first = fresh(&store, "first").await;
+        let mut refusals = 1..=1;
+        store.writer.tamper(move |conn| {
+            conn.commit_hook(Some(move || refusals.next().is_some())).expect("a hook");
+        });
+        let failed = store.reserve(ask("second")).await;
+        assert!(matches!(failed, Err(StoreError::Unavailable(_))), "{failed:?}");
+        // Until writing works again it is refused; then the right is still there.
+        let deadline = tokio::time::timeout(crate::harness::FOREVER, async {
+            while store.writable().is_err() {
+                tokio::task::yield_now().await;
+            }
+        });
+        deadline.await.expect("the store recovers by itself");
+        let second = fresh(&store, "second").await;
+        assert_eq!(second.attempt, 1, "nobody had it before");
+        assert!(second.fence > first.fence);
+        assert_eq!(store.finish(&first, &answer()).await.expect("finishes"), Held::Kept);
+        store.close().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_store_that_was_opened_again_still_knows_and_repeats_no_fence() {
+        // Each fence ends in another way, all of them take their row with them, and each time the
+        // file is closed and opened.
+        let place = Place::new();
+        let mut fences = HashSet::new();
+        for round in 0..3 {
+            let store = place.open();
+            if round > 0 {
+                let told = store.reserve(ask("kept")).await.expect("reserves");
+                assert_eq!(told, Reservation::Replay(answer()));
+                let told = store.reserve(ask("running")).await.expect("reserves");
+                assert!(matches!(told, Reservation::InProgress { .. }), "{told:?}");
+            } else {
+                let kept = fresh(&store, "kept").await;
+                store.finish(&kept, &answer()).await.expect("finishes");
+                assert!(fences.insert(kept.fence));
+                assert!(fences.insert(fresh(&store, "running").await.fence));
+            }
+            for _ in 0..3 {
+                let given_up = fresh(&store, "given up").await;
+                store.abandon(&given_up).await.expect("abandons");
+                assert!(fences.insert(given_up.fence), "{given_up:?}");
+            }
+            store.close().await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn pruning_forgets_large_answers_a_few_at_a_time() {
+        // A thousand answers of a megabyte in one commit would keep every ack waiting.
+        let world = World::on_disk();
+        let large = Answer { body: vec![0; 1 << 20].into(), ..answer() };
+        for n in 0..12 {
+            let reserved = fresh(&world.store, &format!("k{n}")).await;
+            assert_eq!(world.store.finish(&reserved, &large).await.expect("finishes"), Held::Kept);
+        }
+        world.pass(3_601);
+        let horizon = Horizon { events_before: Timestamp::MIN, keys_before: Vec::new() };
+        let mut slices = 1;
+        while world.store.prune(horizon.clone(), 500).await.expect("prunes") {
+            slices += 1;
+        }
+        assert_eq!(slices, 3);
+        let left = world.store.writer.slice(|writer| {
+            let count = "SELECT count(*) FROM hapax_reservation";
+            writer.conn.query_row(count, [], |row| row.get::<_, i64>(0))
+        });
+        assert_eq!(left.await.expect("counts"), 0);
+        world.store.close().await;
+    }
+}

@@ -1,0 +1,346 @@
+//! Idempotency-Keys where several have a hand in them: two nodes, users' own transactions, retention.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::job::Fence;
+use hapax_core::ledger::{
+    Answer, Fingerprint, IdempotencyKey, Ledger, Reservation, ReserveAsk, Reserved, Scope,
+};
+use hapax_core::store::Held;
+use hapax_sim::{Postgres, Proxy, READY_FOR_QUERY, Trap};
+use hapax_store::{Answering, KeyRight, PgDb, PgStore, TxError};
+use http::{Method, StatusCode};
+use tokio::sync::Barrier;
+
+use crate::{Base, connect, spec, until};
+
+pub(crate) fn ask(key: &str) -> ReserveAsk {
+    ReserveAsk {
+        scope: Scope::new("api", "acct_1", &Method::POST, "/charges"),
+        key: IdempotencyKey::parse(key.as_bytes()).expect("a key"),
+        fingerprint: Fingerprint::of(None, b"request", &[]),
+        lease: Duration::from_secs(60),
+        ttl: Duration::from_secs(3_600),
+    }
+}
+
+pub(crate) fn answer(body: &str) -> Answer {
+    Answer { status: StatusCode::CREATED, headers: Vec::new(), body: body.to_owned().into() }
+}
+
+pub(crate) async fn fresh(store: &PgStore, key: &str) -> Reserved {
+    match store.reserve(ask(key)).await.expect("reserves") {
+        Reservation::Fresh(reserved) => reserved,
+        other => panic!("{key}: {other:?}"),
+    }
+}
+
+/// The lease of this key is over.
+async fn let_the_lease_end(base: &Base, key: &str) {
+    let past = "UPDATE hapax.reservation SET leased_until = now() - interval '1 s' WHERE key = $1";
+    assert_eq!(base.sql.execute(past, &[&key]).await.expect("updates"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn two_nodes_have_one_winner_for_a_new_key_and_for_one_whose_lease_is_over() {
+    // Each node could only know of its own; all ask at the same instant.
+    let base = Base::new("ledger_nodes", spec(1)).await;
+    let other = Base::node(&base.url, spec(1)).await;
+    for key in ["k1", "k2", "k3", "k4"] {
+        for attempt in [1, 2, 3] {
+            let together = Arc::new(Barrier::new(32));
+            let tasks: Vec<_> = (0..32)
+                .map(|n| {
+                    let store = Arc::clone(if n % 2 == 0 { &base.store } else { &other });
+                    let (together, ask) = (Arc::clone(&together), ask(key));
+                    tokio::spawn(async move {
+                        together.wait().await;
+                        store.reserve(ask).await.expect("reserves")
+                    })
+                })
+                .collect();
+            let mut attempts = Vec::new();
+            for task in tasks {
+                match task.await.expect("no panic") {
+                    Reservation::Fresh(reserved) => attempts.push(reserved.attempt),
+                    Reservation::InProgress { remaining } => {
+                        assert!(remaining <= Duration::from_secs(60), "{remaining:?}");
+                    }
+                    wrong => panic!("{wrong:?}"),
+                }
+            }
+            assert_eq!(attempts, [attempt], "{key}");
+            let_the_lease_end(&base, key).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_vanishes_while_it_is_asked_for_is_given_out() {
+    // I-46: somebody else's row stands in the way of the insert and is gone before it can be looked
+    // at. Told that it is in progress, a client would wait for nobody.
+    let base = Base::new("ledger_vanish", spec(1)).await;
+    base.sql
+        .batch_execute(
+            "CREATE SEQUENCE tries;
+             CREATE FUNCTION appear() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN
+                 IF NEW.fence <> 0 AND nextval('public.tries') = 1 THEN
+                     INSERT INTO hapax.reservation SELECT (jsonb_populate_record(NEW, '{\"fence\": 0}')).*;
+                 END IF;
+                 RETURN NEW;
+             END $$;
+             CREATE FUNCTION vanish() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN
+                 IF pg_trigger_depth() = 1 THEN
+                     DELETE FROM hapax.reservation WHERE fence = 0;
+                 END IF;
+                 RETURN NULL;
+             END $$;
+             CREATE TRIGGER appear BEFORE INSERT ON hapax.reservation
+             FOR EACH ROW EXECUTE FUNCTION appear();
+             CREATE TRIGGER vanish AFTER INSERT ON hapax.reservation
+             FOR EACH STATEMENT EXECUTE FUNCTION vanish()",
+        )
+        .await
+        .expect("triggers");
+    let reserved = fresh(&base.store, "k").await;
+    assert_eq!(base.one("SELECT last_value::text FROM tries").await, "2", "it was in the way");
+    assert_eq!(base.store.finish(&reserved, &answer("ok")).await.expect("finishes"), Held::Kept);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_comes_while_the_key_is_taken_over_is_replayed() {
+    // The late one finishes in a transaction of its own, which is still open when somebody finds its
+    // lease over: whoever waits for it must look again, not take what is answered by then.
+    let mut base = Base::new("ledger_late", spec(1)).await;
+    let late = fresh(&base.store, "k").await;
+    let_the_lease_end(&base, "k").await;
+    let open = base.sql.transaction().await.expect("begins");
+    let finish = "SELECT hapax.finish($1, 'k', $2, 201, '{}', 'late')";
+    open.execute(finish, &[&late.scope.as_str(), &late.fence.0]).await.expect("finishes");
+    let store = Arc::clone(&base.store);
+    let taking = tokio::spawn(async move { store.reserve(ask("k")).await.expect("reserves") });
+    let other = connect(&base.url).await;
+    until("it waits for the late one", async || {
+        let waits = "SELECT FROM pg_stat_activity WHERE datname = current_database() \
+                     AND application_name = 'hapax-ledger' AND wait_event_type = 'Lock'";
+        !other.query(waits, &[]).await.expect("asks").is_empty()
+    })
+    .await;
+    open.commit().await.expect("commits");
+    assert_eq!(taking.await.expect("no panic"), Reservation::Replay(answer("late")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_waits_for_a_users_transaction_while_its_lease_runs() {
+    // The app answers inside its own transaction and takes its time: retries are told so at once.
+    let mut base = Base::new("ledger_open", spec(1)).await;
+    let reserved = fresh(&base.store, "k").await;
+    let open = base.sql.transaction().await.expect("begins");
+    let finish = "SELECT hapax.finish($1, 'k', $2, 201, '{}', 'theirs')";
+    open.execute(finish, &[&reserved.scope.as_str(), &reserved.fence.0]).await.expect("finishes");
+    let told = base.store.reserve(ask("k")).await.expect("reserves");
+    assert!(matches!(told, Reservation::InProgress { .. }), "{told:?}");
+    open.commit().await.expect("commits");
+    // What they stored wins over what is said after it.
+    let held = base.store.finish(&reserved, &answer("ours")).await.expect("finishes");
+    assert_eq!(held, Held::Lost);
+    let told = base.store.reserve(ask("k")).await.expect("reserves");
+    assert_eq!(told, Reservation::Replay(answer("theirs")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_a_user_stored_as_headers_is_replayed_without_an_error() {
+    // The function takes any JSON there is; an error would come back for the whole ttl.
+    let base = Base::new("ledger_headers", spec(1)).await;
+    let deep = format!("'{}{}'", "[".repeat(200), "]".repeat(200));
+    let checks: &[(&str, &[(&str, &str)])] = &[
+        ("NULL", &[]),
+        ("'null'", &[]),
+        ("'7'", &[]),
+        (r#"'{"age": 5, "x-gone": null, "x-b": true}'"#, &[("age", "5"), ("x-b", "true")]),
+        (r#"'{"link": ["a", "b"]}'"#, &[("link", "a"), ("link", "b")]),
+        (r#"'[["b", "1"], ["a", "2"], ["b", "3"]]'"#, &[("b", "1"), ("a", "2"), ("b", "3")]),
+        (r#"'{"a": 1e400}'"#, &[]),
+        (&deep, &[]),
+    ];
+    for (n, (headers, expected)) in checks.iter().enumerate() {
+        let key = format!("k{n}");
+        let reserved = fresh(&base.store, &key).await;
+        let finish = format!("SELECT hapax.finish($1, $2, $3, 200, {headers}, NULL)");
+        let (scope, fence) = (reserved.scope.as_str(), reserved.fence.0);
+        base.sql.execute(&finish, &[&scope, &key, &fence]).await.expect("finishes");
+        let told = base.store.reserve(ask(&key)).await.expect("reserves");
+        let Reservation::Replay(told) = told else { panic!("{headers}: {told:?}") };
+        let found: Vec<_> =
+            told.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        assert_eq!(found, *expected, "{headers}");
+        assert!(told.body.is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_act_that_lost_a_race_is_tried_again() {
+    // The database may end any statement so, and the caller has nobody to ask.
+    let base = Base::new("ledger_race", spec(1)).await;
+    base.sql
+        .batch_execute(
+            "CREATE SEQUENCE tries;
+             CREATE FUNCTION race() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN
+                 IF nextval('public.tries') % 3 = 1 THEN
+                     RAISE EXCEPTION 'raced' USING ERRCODE = 'serialization_failure';
+                 ELSIF currval('public.tries') % 3 = 2 THEN
+                     RAISE EXCEPTION 'raced' USING ERRCODE = 'deadlock_detected';
+                 END IF;
+                 RETURN NULL;
+             END $$;
+             CREATE TRIGGER race AFTER INSERT OR UPDATE OR DELETE ON hapax.reservation
+             FOR EACH ROW EXECUTE FUNCTION race()",
+        )
+        .await
+        .expect("a trigger");
+    let reserved = fresh(&base.store, "k").await;
+    assert_eq!(base.store.finish(&reserved, &answer("ok")).await.expect("finishes"), Held::Kept);
+    let given_up = fresh(&base.store, "l").await;
+    base.store.abandon(&given_up).await.expect("abandons");
+    assert_eq!(fresh(&base.store, "l").await.attempt, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_that_all_wait_keep_no_worker_from_its_claims() {
+    // I-49: an API under load, on a database that holds its keys up.
+    let base = Base::new("ledger_pool", spec(1)).await;
+    base.accept("evt_1", None).await;
+    let locker = connect(&base.url).await;
+    let lock = "BEGIN; LOCK TABLE hapax.reservation IN ACCESS EXCLUSIVE MODE";
+    locker.batch_execute(lock).await.expect("locks");
+    let asking: Vec<_> = (0..16)
+        .map(|n| {
+            let (store, ask) = (Arc::clone(&base.store), ask(&format!("k{n}")));
+            tokio::spawn(async move { store.reserve(ask).await })
+        })
+        .collect();
+    until("its connections are all in use", async || {
+        let waits = "SELECT count(*)::text FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+                     AND datname = current_database() AND application_name = 'hapax-ledger'";
+        base.one(waits).await == "4"
+    })
+    .await;
+    assert_eq!(base.claim(1).await.len(), 1);
+    locker.batch_execute("COMMIT").await.expect("lets go");
+    let mut fences: Vec<Fence> = Vec::new();
+    for one in asking {
+        match one.await.expect("no panic").expect("reserves") {
+            Reservation::Fresh(reserved) => fences.push(reserved.fence),
+            other => panic!("{other:?}"),
+        }
+    }
+    fences.sort_unstable();
+    fences.dedup();
+    assert_eq!(fences.len(), 16);
+}
+
+const TIME: Duration = Duration::from_secs(30);
+const ROWS: &str = "SELECT count(*)::text FROM ledger";
+
+/// An open transaction for this key, with a row in the ledger.
+async fn begun(store: &Arc<PgStore>, reserved: &Reserved) -> PgDb<KeyRight> {
+    let mut db = store.answering(reserved, TIME).begin().await.expect("begins");
+    db.execute("INSERT INTO ledger VALUES ('k', 'rust')", &[]).await.expect("inserts");
+    db
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_lost_the_key_in_the_middle_of_its_transaction_commits_nothing() {
+    // Its effects are written when its lease ends: one is taken over by another, one is finished
+    // beside it, one is abandoned, and of two under one fence both come to the commit.
+    let base = Base::new("answer_middle", spec(1)).await;
+    let lost = |ended: Result<Answer, TxError>| {
+        assert!(matches!(ended, Err(TxError::FenceLost)), "{ended:?}");
+    };
+    let first = fresh(&base.store, "taken over").await;
+    let db = begun(&base.store, &first).await;
+    let_the_lease_end(&base, "taken over").await;
+    let second = fresh(&base.store, "taken over").await;
+    lost(db.commit(answer("first")).await);
+    assert_eq!(base.store.finish(&second, &answer("second")).await.expect("ends"), Held::Kept);
+
+    let finished = fresh(&base.store, "finished").await;
+    let db = begun(&base.store, &finished).await;
+    assert_eq!(base.store.finish(&finished, &answer("beside")).await.expect("ends"), Held::Kept);
+    lost(db.commit(answer("late")).await);
+
+    let abandoned = fresh(&base.store, "abandoned").await;
+    let db = begun(&base.store, &abandoned).await;
+    base.store.abandon(&abandoned).await.expect("abandons");
+    lost(db.commit(answer("late")).await);
+    assert_eq!(base.one(ROWS).await, "0");
+
+    let twins = fresh(&base.store, "twins").await;
+    let (one, other) = (begun(&base.store, &twins).await, begun(&base.store, &twins).await);
+    let (one, other) = tokio::join!(one.commit(answer("one")), other.commit(answer("other")));
+    assert!(one.is_ok() != other.is_ok(), "{one:?} {other:?}");
+    assert_eq!(base.one(ROWS).await, "1");
+    let told = base.store.reserve(ask("twins")).await.expect("reserves");
+    assert_eq!(told, Reservation::Replay(one.or(other).expect("one of them")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_open_transaction_that_is_dropped_is_rolled_back_and_its_connection_serves_others() {
+    // More of them than there are connections.
+    let base = Base::new("answer_dropped", spec(1)).await;
+    let reserved = fresh(&base.store, "k").await;
+    for _ in 0..9 {
+        drop(begun(&base.store, &reserved).await);
+    }
+    let db = begun(&base.store, &reserved).await;
+    assert_eq!(db.commit(answer("ok")).await.expect("commits"), answer("ok"));
+    assert_eq!(base.one(ROWS).await, "1");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deferred_constraint_is_a_failure_and_keeps_no_answer() {
+    // It speaks up at the commit, when the answer would be written already.
+    let base = Base::new("answer_deferred", spec(1)).await;
+    base.deferred_tables().await;
+    let reserved = fresh(&base.store, "k").await;
+    let mut db = begun(&base.store, &reserved).await;
+    db.execute("INSERT INTO child VALUES (7)", &[]).await.expect("not checked yet");
+    match db.commit(answer("ok")).await {
+        Err(TxError::Failed(why)) => assert!(why.error().ends_with("(23503)"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(base.one(ROWS).await, "0");
+    let told = base.store.reserve(ask("k")).await.expect("reserves");
+    assert!(matches!(told, Reservation::InProgress { .. }), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_whose_commit_was_cut_off_is_told_as_it_is() {
+    // The connection is cut as COMMIT is sent: once it arrives and only its answer is lost, once it
+    // does not arrive. Neither may be told for the other.
+    let mut base = Base::new("answer_cut", spec(1)).await;
+    let proxy = Proxy::to_port(Postgres::shared().await.port()).await;
+    base.store = Base::node(&proxy.through(&base.url), spec(1)).await;
+    let commit = b"COMMIT\0".to_vec();
+    let reserved = fresh(&base.store, "arrives").await;
+    let db = begun(&base.store, &reserved).await;
+    proxy.arm(Trap::Answer { request: commit.clone(), answer: READY_FOR_QUERY.to_vec() });
+    let kept = db.commit(answer("ok")).await.expect("it was committed, and the key tells so");
+    assert_eq!(kept, answer("ok"));
+    proxy.wait_sprung(1).await;
+    assert_eq!(base.one(ROWS).await, "1");
+
+    let reserved = fresh(&base.store, "does not").await;
+    let db = begun(&base.store, &reserved).await;
+    proxy.arm(Trap::Request(commit));
+    let ended = db.commit(answer("ok")).await.expect_err("it never arrived");
+    assert!(matches!(ended, TxError::Store(_)), "{ended:?}");
+    proxy.wait_sprung(2).await;
+    assert_eq!(base.one(ROWS).await, "1");
+    begun(&base.store, &reserved).await.commit(answer("ok")).await.expect("commits");
+    assert_eq!(base.one(ROWS).await, "2");
+}
