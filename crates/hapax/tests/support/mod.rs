@@ -74,7 +74,8 @@ impl House {
         *self.config.lock().unwrap() = config.to_owned();
         let mut text = String::new();
         for key in ["listen", "admin_listen"] {
-            if !config.lines().any(|line| line.starts_with(&format!("{key} ="))) {
+            let mut own = config.lines().take_while(|line| !line.starts_with('['));
+            if !own.any(|line| line.starts_with(&format!("{key} ="))) {
                 text.push_str(&format!("{key} = \"127.0.0.1:0\"\n"));
             }
         }
