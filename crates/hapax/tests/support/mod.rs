@@ -8,6 +8,7 @@
 #![allow(clippy::print_stderr, reason = "a test that cannot run here says so")]
 
 pub(crate) mod app;
+pub(crate) mod charges;
 pub(crate) mod ledger;
 pub(crate) mod load;
 pub(crate) mod nodes;
@@ -15,6 +16,7 @@ pub(crate) mod npm;
 pub(crate) mod payouts;
 pub(crate) mod process;
 pub(crate) mod sender;
+pub(crate) mod upstream;
 pub(crate) mod wire;
 
 use std::io::{BufRead, BufReader, Read, Write};
