@@ -54,6 +54,41 @@ fn check_config_without_a_file_says_so_and_makes_no_dev_secret() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
+// Who looks at a database from any folder must not find files in it afterwards.
+#[test]
+fn who_only_looks_makes_no_dev_secret() {
+    let dir = tempfile::tempdir().unwrap();
+    for command in ["migrate", "doctor"] {
+        let run = hapax(&[command, "--database-url", "postgres://127.0.0.1:9/nowhere"])
+            .in_dir(dir.path())
+            .run();
+        assert!([1, 3].contains(&run.code), "{run:?}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "{command}");
+    }
+}
+
+#[test]
+fn a_token_for_a_handler_that_nobody_can_claim_is_worth_a_word() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = |allow: &str| {
+        format!(
+            "[tokens.worker]\nvalue = \"worker-token\"\nallow = [\"claim:{allow}\"]\n\
+             [sources.stripe]\nprovider = \"stripe\"\nsecrets = [\"whsec_one\"]\n\
+             [sources.stripe.handlers.fee]\npull = true\n\
+             [sources.stripe.handlers.log]\nsql = \"SELECT 1\"\n"
+        )
+    };
+    for (allow, is_odd) in
+        [("stripe/fee", false), ("stripe/feee", true), ("strype/fee", true), ("stripe/log", true)]
+    {
+        let file = write(&dir, "hapax.toml", &config(allow));
+        let run = hapax(&["check-config", "--config", &file]).run();
+        assert_eq!(run.code, 0, "{run:?}");
+        let said = run.stderr.contains(&format!("claim:{allow} is for a handler"));
+        assert_eq!(said, is_odd, "{allow}: {run:?}");
+    }
+}
+
 #[test]
 fn a_secret_that_has_ended_is_worth_a_word_but_no_error() {
     let dir = tempfile::tempdir().unwrap();

@@ -14,7 +14,7 @@ use http::header::{
 use http::header::{PROXY_AUTHENTICATE, PROXY_AUTHORIZATION};
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use http_body::{Body as _, Frame};
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::BodyExt as _;
 use tokio::time::{Instant, timeout_at};
 
 use crate::{Body, BoxError};
@@ -42,9 +42,12 @@ pub(crate) fn kept(response: &Response<Body>, body: Bytes) -> Option<Answer> {
     fits.then_some(Answer { status: response.status(), headers, body })
 }
 
-/// A kept answer as it is sent. An app may have written it in SQL, so its headers are looked at again.
-pub(crate) fn response(answer: Answer) -> Response<Body> {
-    let mut response = Response::new(whole(answer.body, None));
+/// A kept answer as it is sent, for a handler that commits its answer itself and then returns it.
+///
+/// It may have been written by hand, so its headers are looked at again: what is no header, or is
+/// about one connection, is left out.
+pub fn answered(answer: Answer) -> Response<Body> {
+    let mut response = Response::new(Body::from(answer.body));
     *response.status_mut() = answer.status;
     for (name, value) in answer.headers {
         let (Ok(name), Ok(value)) =
@@ -61,7 +64,7 @@ pub(crate) fn response(answer: Answer) -> Response<Body> {
 
 /// A kept answer for somebody who did not run it.
 pub(crate) fn replayed(answer: Answer) -> Response<Body> {
-    let mut response = response(answer);
+    let mut response = answered(answer);
     response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
     response
 }
@@ -160,22 +163,5 @@ where
                 .poll_frame(context)
                 .map(|frame| frame.map(|read| read.map_err(Into::into))),
         }
-    }
-}
-
-/// A body as the layer passes it on: streamed, as it came.
-pub(crate) fn boxed<B>(body: B) -> Body
-where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
-    body.map_err(Into::into).boxed_unsync()
-}
-
-/// A body that is all there.
-pub(crate) fn whole(body: Bytes, trailers: Option<HeaderMap>) -> Body {
-    match trailers {
-        None => boxed(Full::new(body)),
-        Some(trailers) => boxed(Full::new(body).with_trailers(async move { Some(Ok(trailers)) })),
     }
 }

@@ -3,9 +3,9 @@
 //!
 //! ```
 //! # use std::sync::Arc;
-//! # use hapax_layer::{IdempotencyLayer, Principal, Route, Rules};
+//! # use hapax_layer::{IdempotencyLayer, Ledger, Principal, Route, Rules};
 //! # use http::HeaderName;
-//! # fn app(ledger: Arc<impl hapax_core::ledger::Ledger>) -> Result<(), hapax_layer::RouteError> {
+//! # fn app(ledger: Arc<impl Ledger>) -> Result<(), hapax_layer::RouteError> {
 //! let rules = Rules::default()
 //!     .principal(Principal::Header(HeaderName::from_static("x-account-id")))
 //!     .required([Route::parse("POST /charges")?]);
@@ -14,11 +14,12 @@
 //! # }
 //! ```
 //!
-//! Where keys are kept is behind [`Ledger`](hapax_core::ledger::Ledger). Start with [`service`],
+//! Where keys are kept is behind [`Ledger`]. Start with [`service`],
 //! which decides; [`rules`] is what it goes by, [`principal`] whose key it is, `run` the life of one
 //! request that is run, and `answer` what is kept of an answer.
 
 mod answer;
+mod body;
 mod limits;
 pub mod principal;
 mod problem;
@@ -27,12 +28,14 @@ mod run;
 pub mod service;
 mod waiting;
 
+pub use answer::answered;
+pub use body::Body;
+/// What the services behind the layer meet: a right among the extensions of their requests, answers
+/// and what they mean for a key, and the seam of the stores.
+pub use hapax_core::ledger::{Answer, Ledger, Reserved, Settle};
 pub use principal::Principal;
 pub use rules::{Route, RouteError, Rules};
 pub use service::{Idempotency, IdempotencyLayer, Outcome};
 
 /// Any error, of a body that breaks off for instance.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
-/// The body of the request that the inner service gets, and of every answer.
-pub type Body = http_body_util::combinators::UnsyncBoxBody<bytes::Bytes, BoxError>;

@@ -16,35 +16,32 @@ use http::{Request, Response};
 use tokio::time::Instant;
 use tower::Service;
 
-use crate::answer::{self, Gathered, boxed};
+use crate::answer::{self, Gathered};
 use crate::problem::Problem;
 use crate::service::{Outcome, Shared};
 use crate::waiting::Ringing;
 use crate::{Body, BoxError};
 
 /// A request that may have to be run, and what runs it.
-pub(crate) struct Work<S, QB> {
+pub(crate) struct Work<S> {
     pub(crate) ask: ReserveAsk,
     pub(crate) service: S,
-    pub(crate) request: Request<QB>,
+    pub(crate) request: Request<Body>,
 }
 
 /// What came of an attempt at it.
-pub(crate) enum Tried<S, QB, E> {
+pub(crate) enum Tried<S, E> {
     /// This is the answer.
     Answered(Result<Response<Body>, E>),
     /// Somebody runs it, for at most this much longer; here it is back.
-    Running { remaining: Duration, work: Box<Work<S, QB>> },
+    Running { remaining: Duration, work: Box<Work<S>> },
 }
 
 /// Reserves the key, and runs the request where it is ours to run.
-pub(crate) async fn attempt<L, S, QB, RB>(
-    shared: &Shared<L>,
-    work: Work<S, QB>,
-) -> Tried<S, QB, S::Error>
+pub(crate) async fn attempt<L, S, RB>(shared: &Shared<L>, work: Work<S>) -> Tried<S, S::Error>
 where
     L: Ledger,
-    S: Service<Request<QB>, Response = Response<RB>>,
+    S: Service<Request<Body>, Response = Response<RB>>,
     RB: http_body::Body<Data = Bytes> + Send + 'static,
     RB::Error: Into<BoxError>,
 {
@@ -68,20 +65,21 @@ where
     }
 }
 
-async fn run<L, S, QB, RB>(
+async fn run<L, S, RB>(
     shared: &Shared<L>,
-    work: Work<S, QB>,
+    work: Work<S>,
     reserved: Reserved,
 ) -> Result<Response<Body>, S::Error>
 where
     L: Ledger,
-    S: Service<Request<QB>, Response = Response<RB>>,
+    S: Service<Request<Body>, Response = Response<RB>>,
     RB: http_body::Body<Data = Bytes> + Send + 'static,
     RB::Error: Into<BoxError>,
 {
     failpoint!("idem.after_reserve");
     let _ringing = Ringing(shared.waiting.bell(&reserved.scope, &reserved.key));
-    let deadline = after(shared.rules.lease);
+    let a_quarter = shared.rules.lease / 4;
+    let most_of_the_lease = after(a_quarter * 3);
     let Work { ask, mut service, mut request } = work;
     if let Err(error) = poll_fn(|context| service.poll_ready(context)).await {
         // Nothing has begun.
@@ -95,25 +93,27 @@ where
     let settle = told.unwrap_or_else(|| Settle::by_status(head.status));
     let ours = |body| Outcome::Fresh.on(Response::from_parts(head, body));
     Ok(match settle {
-        Settle::Keep => match answer::gather(body, deadline).await {
+        // An answer without end is settled while the key is still ours; one that only began late has
+        // its time all the same.
+        Settle::Keep => match answer::gather(body, most_of_the_lease.max(after(a_quarter))).await {
             Gathered::Whole { body, trailers } => {
-                let ours = ours(answer::whole(body.clone(), trailers));
+                let ours = ours(Body::whole(body.clone(), trailers));
                 let kept = answer::kept(&ours, body);
                 run.keep(kept.unwrap_or_else(|| Problem::AnswerTooLarge.answer()), ours).await
             }
             Gathered::Unbounded(body) => {
-                run.keep(Problem::AnswerTooLarge.answer(), ours(boxed(body))).await
+                run.keep(Problem::AnswerTooLarge.answer(), ours(Body::new(body))).await
             }
             Gathered::Broken(error) => {
                 tracing::warn!(%error, "an answer to a request with an Idempotency-Key broke off");
-                run.wait(Outcome::Fresh.on(answer::response(Problem::BrokeOff.answer()))).await
+                run.wait(Outcome::Fresh.on(answer::answered(Problem::BrokeOff.answer()))).await
             }
         },
         Settle::Free => {
             abandon(shared, &run.reserved).await;
-            ours(boxed(body))
+            ours(Body::new(body))
         }
-        Settle::Wait => run.wait(ours(boxed(body))).await,
+        Settle::Wait => run.wait(ours(Body::new(body))).await,
     })
 }
 
@@ -142,7 +142,7 @@ impl<L: Ledger> Run<'_, L> {
     async fn superseded(self, answer: Answer, ours: Response<Body>) -> Response<Body> {
         let Self { shared, ask, .. } = self;
         match shared.ledger.reserve(ask).await {
-            Ok(Reservation::Replay(kept)) => Outcome::Fresh.on(answer::response(kept)),
+            Ok(Reservation::Replay(kept)) => Outcome::Fresh.on(answer::answered(kept)),
             Ok(Reservation::InProgress { remaining }) => in_progress(remaining),
             Ok(Reservation::Mismatch) => mismatch(shared),
             // The key is free: the app gave it up itself, or a later attempt came to nothing. What
@@ -167,7 +167,7 @@ impl<L: Ledger> Run<'_, L> {
     async fn wait(self, ours: Response<Body>) -> Response<Body> {
         let Self { shared, ask, .. } = self;
         match shared.ledger.reserve(ask).await {
-            Ok(Reservation::Replay(kept)) => Outcome::Fresh.on(answer::response(kept)),
+            Ok(Reservation::Replay(kept)) => Outcome::Fresh.on(answer::answered(kept)),
             // The lease is over, so the next one may try.
             Ok(Reservation::Fresh(again)) => {
                 abandon(shared, &again).await;
@@ -192,18 +192,18 @@ async fn abandon<L: Ledger>(shared: &Shared<L>, reserved: &Reserved) {
 
 /// What a retry is told while the first one runs.
 pub(crate) fn in_progress(remaining: Duration) -> Response<Body> {
-    Outcome::InProgress.on(answer::response(Problem::InProgress(remaining).answer()))
+    Outcome::InProgress.on(answer::answered(Problem::InProgress(remaining).answer()))
 }
 
 fn mismatch<L>(shared: &Shared<L>) -> Response<Body> {
     let problem = Problem::Mismatch(shared.rules.mismatch_status);
-    Outcome::Mismatch.on(answer::response(problem.answer()))
+    Outcome::Mismatch.on(answer::answered(problem.answer()))
 }
 
 fn unavailable<L>(shared: &Shared<L>, doing: &str, error: &StoreError) -> Response<Body> {
     tracing::error!(%error, realm = shared.rules.realm, "{doing} for an Idempotency-Key: {error}");
     shared.count(Outcome::Unavailable);
-    Outcome::Unavailable.on(answer::response(Problem::Unavailable.answer()))
+    Outcome::Unavailable.on(answer::answered(Problem::Unavailable.answer()))
 }
 
 /// That much later; where no clock reaches so far, as far as matters.

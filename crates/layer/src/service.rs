@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 use tower::{Layer, Service};
 use tracing::Instrument as _;
 
-use crate::answer::{self, boxed};
+use crate::answer;
 use crate::limits::{LOOK_AGAIN_FIRST, LOOK_AGAIN_MAX};
 use crate::principal::{self, Unnamed};
 use crate::problem::Problem;
@@ -63,7 +63,7 @@ impl<L> Shared<L> {
 
     fn refuse(&self, problem: Problem) -> Response<Body> {
         self.count(Outcome::Refused);
-        Outcome::Refused.on(answer::response(problem.answer()))
+        Outcome::Refused.on(answer::answered(problem.answer()))
     }
 }
 
@@ -169,13 +169,13 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (parts, body) = request.into_parts();
         match admit(&self.shared.rules, &parts) {
-            Ok(None) => passed_on(self.inner.call(Request::from_parts(parts, boxed(body)))),
+            Ok(None) => passed_on(self.inner.call(Request::from_parts(parts, Body::new(body)))),
             Ok(Some(named)) => {
                 // The one that is ready is used up, and a fresh one stays here.
                 let fresh = self.inner.clone();
                 let service = mem::replace(&mut self.inner, fresh);
                 let asked = Asked { named, service, parts, body };
-                kept_apart(Arc::clone(&self.shared), asked, answer::whole)
+                kept_apart(Arc::clone(&self.shared), asked)
             }
             Err(problem) => {
                 let refused = self.shared.refuse(problem);
@@ -217,7 +217,7 @@ where
     RB: http_body::Body<Data = Bytes> + Send + 'static,
     RB::Error: Into<BoxError>,
 {
-    Box::pin(async move { Ok(running.await?.map(boxed)) })
+    Box::pin(async move { Ok(running.await?.map(Body::new)) })
 }
 
 /// A request with a key, whose body is still to be read.
@@ -228,21 +228,15 @@ struct Asked<S, B> {
     body: B,
 }
 
-/// Runs a request unless it was run before. `QB` is [`Body`], which the compiler need not know here:
-/// it cannot tell yet that a future that names it is `Send`.
-fn kept_apart<L, S, B, QB, RB>(
-    shared: Arc<Shared<L>>,
-    asked: Asked<S, B>,
-    whole: fn(Bytes, Option<HeaderMap>) -> QB,
-) -> Answering<S::Error>
+/// Runs a request unless it was run before.
+fn kept_apart<L, S, B, RB>(shared: Arc<Shared<L>>, asked: Asked<S, B>) -> Answering<S::Error>
 where
     L: Ledger,
-    S: Service<Request<QB>, Response = Response<RB>> + Send + 'static,
+    S: Service<Request<Body>, Response = Response<RB>> + Send + 'static,
     S::Future: Send,
     S::Error: Send + 'static,
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
-    QB: Send + 'static,
     RB: http_body::Body<Data = Bytes> + Send + 'static,
     RB::Error: Into<BoxError>,
 {
@@ -254,7 +248,7 @@ where
             Err(problem) => return Ok(shared.refuse(problem)),
         };
         let fingerprint = Fingerprint::of(parts.uri.query(), &body, &rules.fingerprint_ignore);
-        let request = Request::from_parts(parts, whole(body, trailers));
+        let request = Request::from_parts(parts, Body::whole(body, trailers));
         let Rules { lease, ttl, .. } = *rules;
         let ask = ReserveAsk { scope: scope.clone(), key: key.clone(), fingerprint, lease, ttl };
         let mut work = Work { ask, service, request };
@@ -278,7 +272,7 @@ where
                 }
                 Err(error) => {
                     tracing::error!(%error, "the work for an Idempotency-Key ended unexpectedly");
-                    return Ok(Outcome::Fresh.on(answer::response(Problem::Crashed.answer())));
+                    return Ok(Outcome::Fresh.on(answer::answered(Problem::Crashed.answer())));
                 }
             };
             let now = Instant::now();

@@ -10,6 +10,7 @@ mod front;
 mod memory;
 mod postgres;
 mod recent;
+mod redis_ledger;
 mod spread;
 mod sqlite;
 mod transact;
@@ -26,6 +27,7 @@ pub use memory::MemoryStore;
 pub use postgres::{
     MigrationStatus, PgDb, PgDbError, PgOpenError, PgOptions, PgSight, PgStore, PgTx, PoolSizes,
 };
+pub use redis_ledger::{RedisLedger, RedisLedgerError};
 pub use sqlite::{Clock, Db, DbError, OpenError, SqliteOptions, SqliteStore, Tx};
 pub use transact::{Committed, Failure, Transact, TxError};
 

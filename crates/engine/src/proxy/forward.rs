@@ -160,7 +160,7 @@ impl Way {
 
     /// Without a key: as it comes, in both directions.
     async fn pass(&self, onward: Request<()>, body: Body, call: &Call) -> Response<Answered> {
-        match self.outbound.pass(onward.map(|()| Either::Right(body))).await {
+        match self.outbound.pass(onward.map(|()| Either::Right(body.boxed_unsync()))).await {
             Ok(answer) => {
                 let (answer, body) = taken(answer);
                 answer.map(|()| Answered::streamed(body))

@@ -2,13 +2,12 @@
 //! nothing; a small file is written to the data directory and removed, to see that this works. Where
 //! nodes share a PostgreSQL that one is looked at instead, and the Redis in front of it if there is one.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use hapax_core::Timestamp;
 use hapax_core::limits::LANE_COUNT_MAX;
-use hapax_core::secret::Secret;
 use hapax_store::{PgOpenError, PgSight, PgStore, RedisSight};
 use http::{Method, StatusCode};
 use rusqlite::{Connection, OpenFlags};
@@ -18,7 +17,7 @@ use super::events::read;
 use super::out::{self, Exit, Failure};
 use super::remote::{self, DEFAULT_URL, Remote, Server};
 use super::told::Page;
-use crate::config::{self, Complaint, Flags, ServiceUrl, Settings};
+use crate::config::{self, Flags, ServiceUrl, Settings};
 
 /// Less free disk than this, and the next hour may fill it.
 const DISK_BYTES_WARN: u64 = 1 << 30;
@@ -75,8 +74,8 @@ impl Findings {
 impl Doctor {
     pub(super) fn run(self) -> Result<Exit, Failure> {
         let mut found = Findings::default();
-        let place = self.config(&mut found);
-        match place.as_ref().map(|place| (&place.database_url, &place.data_dir)) {
+        let settings = self.config(&mut found);
+        match settings.as_ref().map(|set| (&set.database_url, &set.data_dir)) {
             Some((Some(url), _)) => {
                 let looked = remote::run(async { Ok(PgStore::look(url.expose()).await) })?;
                 shared_database(url, looked, &mut found);
@@ -88,11 +87,12 @@ impl Doctor {
             }
             None => sqlite_version(&mut found),
         }
-        if let Some(url) = place.as_ref().and_then(|place| place.redis_url.as_ref()) {
+        if let Some(url) = settings.as_ref().and_then(|set| set.redis_url.as_ref()) {
             let looked = remote::run(async { Ok(RedisSight::look(url.expose()).await) })?;
             redis(url, looked, &mut found);
         }
-        let otherwise = place.map_or_else(|| DEFAULT_URL.to_owned(), |place| place.admin);
+        let otherwise =
+            settings.map_or_else(|| DEFAULT_URL.to_owned(), |set| url_of(set.admin_listen));
         let server = self.remote.open(&otherwise)?;
         let named = self.remote.admin.is_some();
         remote::run(async {
@@ -120,67 +120,31 @@ impl Doctor {
         Ok(if failed { Exit::Negative } else { Exit::Done })
     }
 
-    /// Reads the config as `serve` would, except that without one no dev secret is made.
-    fn config(&self, found: &mut Findings) -> Option<Place> {
-        let env = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let is_named = self.flags.config.is_some() || env("HAPAX_CONFIG").is_some();
-        if !is_named && !Path::new(config::DEFAULT_PATH).exists() {
-            found.add("config", Level::Warn, "no hapax.toml here: serve would run in dev mode");
-            let defaults = Settings::default();
-            let data_dir = self.flags.data_dir.clone().or_else(|| env("HAPAX_DATA_DIR"));
-            let listen = self.flags.admin_listen.clone().or_else(|| env("HAPAX_ADMIN_LISTEN"));
-            let listen = listen.and_then(|address| config::units::address(&address).ok());
-            let given = |flag: &Option<Secret>, name| {
-                flag.as_ref().map(|url| url.expose().to_owned()).or_else(|| env(name))
-            };
-            let database = given(&self.flags.database_url, "HAPAX_DATABASE_URL");
-            let redis = given(&self.flags.redis_url, "HAPAX_REDIS_URL");
-            let mut service = |key, url: Result<_, Complaint>| {
-                url.map_err(|Complaint { problem, hint, .. }| {
-                    let note = format!("{key} {problem}; hint: {hint}");
-                    found.add("config", Level::Fail, note);
-                })
-            };
-            let database = database.as_deref().map(ServiceUrl::postgres).transpose();
-            let redis = redis.as_deref().map(ServiceUrl::redis).transpose();
-            return Some(Place {
-                database_url: service("database_url", database).ok()?,
-                redis_url: service("redis_url", redis).ok()?,
-                data_dir: data_dir.map_or(defaults.data_dir, PathBuf::from),
-                admin: url_of(listen.unwrap_or(defaults.admin_listen)),
-            });
-        }
-        match config::load(&self.flags) {
-            Ok(config) => {
-                let file = config.file.as_ref().map(|file| file.display().to_string());
-                let (file, count) = (file.unwrap_or_default(), config.sources.len());
-                found.add("config", Level::Ok, format!("{file}: {count} sources"));
-                for warning in &config.warnings {
-                    found.add("config", Level::Warn, warning);
-                }
-                Some(Place {
-                    database_url: config.settings.database_url.clone(),
-                    redis_url: config.settings.redis_url.clone(),
-                    data_dir: config.settings.data_dir.clone(),
-                    admin: url_of(config.settings.admin_listen),
-                })
-            }
+    /// Reads the config as `serve` would, except that nothing is made.
+    fn config(&self, found: &mut Findings) -> Option<Settings> {
+        let config = match config::look(&self.flags) {
+            Ok(config) => config,
             Err(errors) => {
                 for line in errors.lines() {
                     found.add("config", Level::Fail, line.replace("\n  hint:", "; hint:"));
                 }
-                None
+                return None;
+            }
+        };
+        match &config.file {
+            Some(file) => {
+                let note = format!("{}: {} sources", file.display(), config.sources.len());
+                found.add("config", Level::Ok, note);
+            }
+            None => {
+                found.add("config", Level::Warn, "no hapax.toml here: serve would run in dev mode");
             }
         }
+        for warning in &config.warnings {
+            found.add("config", Level::Warn, warning);
+        }
+        Some(config.settings)
     }
-}
-
-/// Where the config says that things are.
-struct Place {
-    database_url: Option<ServiceUrl>,
-    redis_url: Option<ServiceUrl>,
-    data_dir: PathBuf,
-    admin: String,
 }
 
 fn url_of(address: std::net::SocketAddr) -> String {

@@ -41,7 +41,7 @@ pub(super) enum Sql {
 
 impl Migrate {
     pub(super) fn run(self) -> Result<Exit, Failure> {
-        let config = config::load(&self.flags)?;
+        let config = config::look(&self.flags)?;
         let Some(url) = config.settings.database_url else {
             return Err(Failure::usage(
                 "no database_url: there is no shared database to migrate",

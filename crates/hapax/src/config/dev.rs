@@ -44,7 +44,7 @@ impl Reading<'_> {
             self.problems.add(Place::Whole, "listen", complaint);
         }
         // Nothing is written to disk for a start that will be refused anyway.
-        if !self.problems.is_empty() {
+        if !self.problems.is_empty() || self.world.only_looks {
             return (Vec::new(), None);
         }
         let secret_file = settings.data_dir.join(SECRET_FILE);

@@ -11,15 +11,14 @@ use hapax::limits::{
 };
 use hapax_core::Source;
 use hapax_core::handler::{
-    Dialect, Handler, HandlerKind, HttpTarget, Order, Refetch, RefetchError, RefetchUrl, SignAs,
-    SqlError, SqlParameter, SqlProgram, Types,
+    Dialect, Handler, HandlerKind, HttpTarget, Order, Refetch, SignAs, SqlError, SqlParameter,
+    SqlProgram, Types,
 };
 use hapax_core::job::{HandlerName, Policy};
-use hapax_core::order::{Gaps, Machine, MachineError, OnGap, OrderPolicy, OrderRule};
 use hapax_core::presets;
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
-use http::{HeaderName, HeaderValue, Uri};
+use http::Uri;
 
 use super::Reading;
 use super::document::{Entry, Section};
@@ -63,14 +62,11 @@ const KEYS: [&str; 13] = [
     "order",
     "refetch",
 ];
-const ORDER_KEYS: [&str; 9] =
-    ["resource", "by", "policy", "hold", "hold_max", "on_gap", "start", "state", "allow"];
-const REFETCH_KEYS: [&str; 4] = ["url", "headers", "timeout", "max_body"];
 
 /// Every key of a handler, for the test that each is explained.
 #[cfg(test)]
 pub(super) fn all_keys() -> impl Iterator<Item = &'static &'static str> {
-    KEYS.iter().chain(&ORDER_KEYS).chain(&REFETCH_KEYS)
+    KEYS.iter().chain(&super::order::KEYS).chain(&super::refetch::KEYS)
 }
 
 /// The most attempts: beyond that a person should look.
@@ -79,16 +75,6 @@ const RETRY_MAX: usize = 50;
 const SQLITE_TIMEOUT_NOTABLE: Duration = Duration::from_secs(1);
 /// Each one is a connection or a thread of the user's app.
 const CONCURRENCY_MAX: usize = 1_024;
-/// Held jobs of one resource: far more than any gap that closes by itself.
-const HOLD_MAX_MAX: usize = 1_000_000;
-/// An API that takes longer is not one to ask before every attempt.
-const REFETCH_TIMEOUT_DEFAULT: Duration = Duration::from_secs(5);
-const REFETCH_BYTES_DEFAULT: usize = 1024 * 1024;
-/// It is held in memory for each attempt that runs.
-const REFETCH_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// What the connection itself sends.
-const REFETCH_HEADERS_OURS: [&str; 5] =
-    ["host", "content-length", "transfer-encoding", "connection", "expect"];
 /// Before senders give up: most wait for ten seconds.
 const SYNC_TIMEOUT_DEFAULT: Duration = Duration::from_secs(8);
 /// The longest file of statements: what is longer was named by mistake.
@@ -390,189 +376,7 @@ impl Reading<'_> {
         (timeout, lease)
     }
 
-    fn order(&mut self, section: &Section<'_>, label: &str) -> Option<Order> {
-        let section = section.get("order")?.section(&mut self.problems)?;
-        section.expect(&ORDER_KEYS, &[], &mut self.problems);
-        let word = match section.get("policy") {
-            Some(entry) => entry.parse(policy_word, &mut self.problems)?,
-            None => PolicyWord::Latest,
-        };
-        let policy = match word {
-            PolicyWord::Latest => Some(OrderPolicy::Latest),
-            PolicyWord::Sequence => Some(self.sequence(&section)),
-            PolicyWord::Machine => self.machine(&section),
-        };
-        for key in word.without_effect().iter().filter(|key| section.get(key).is_some()) {
-            let why = word.why();
-            self.warnings.push(format!("{label}.order: `{key}` has no effect, since {why}"));
-        }
-        let default = Gaps::default();
-        let problems = &mut self.problems;
-        let hold = section.get("hold").and_then(|entry| entry.parse(units::span, problems));
-        let on_gap = section.get("on_gap").and_then(|entry| entry.parse(on_gap, problems));
-        let hold_max = self.parsed_number(&section, "hold_max", |text| {
-            count(text, HOLD_MAX_MAX, default.hold_max)
-        });
-        let gaps = Gaps {
-            hold: hold.unwrap_or(default.hold),
-            hold_max: hold_max.unwrap_or(default.hold_max),
-            on_gap: on_gap.unwrap_or(default.on_gap),
-        };
-        let resource = self.selector(&section, "resource", word);
-        let along = self.selector(&section, word.along(), word);
-        Order::build(resource?, along?, OrderRule { policy: policy?, gaps })
-            .map_err(|error| {
-                let key = error.field.trim_start_matches("order.");
-                let complaint = Complaint::new(error.problem, error.hint);
-                match section.get(key) {
-                    Some(entry) => entry.complain(complaint, &mut self.problems),
-                    None => section.complain(complaint, &mut self.problems),
-                }
-            })
-            .ok()
-    }
-
-    fn refetch(&mut self, handler: &Section<'_>) -> Option<Refetch> {
-        let section = handler.get("refetch")?.section(&mut self.problems)?;
-        section.expect(&REFETCH_KEYS, &[], &mut self.problems);
-        let problems = &mut self.problems;
-        let timeout = section.get("timeout").and_then(|entry| entry.parse(units::span, problems));
-        let most = section.get("max_body");
-        let most = most.and_then(|entry| entry.parse_number(refetch_bytes, problems));
-        let headers = self.refetch_headers(&section);
-        let url = self.refetch_url(handler, &section);
-        Some(Refetch {
-            url: url?,
-            headers: headers?,
-            timeout: timeout.unwrap_or(REFETCH_TIMEOUT_DEFAULT),
-            body_bytes_max: most.unwrap_or(REFETCH_BYTES_DEFAULT),
-        })
-    }
-
-    fn refetch_url(&mut self, handler: &Section<'_>, section: &Section<'_>) -> Option<RefetchUrl> {
-        let Some(entry) = section.get("url") else {
-            let complaint = Complaint::new(
-                "has no url",
-                "say where the object is: url = \"https://api.example.com/payouts/{resource}\"",
-            );
-            section.complain(complaint, &mut self.problems);
-            return None;
-        };
-        let text = entry.text(&mut self.problems)?;
-        let url = match RefetchUrl::parse(text) {
-            Ok(url) => url,
-            Err(RefetchError { at, problem, hint }) => {
-                let at = entry.byte_in_file(self.text, at).filter(|_| at > 0);
-                let place = Place::File(at.unwrap_or(entry.at()));
-                self.problems.add(place, entry.path(), Complaint::new(problem, hint));
-                return None;
-            }
-        };
-        if url.names_resource() && handler.get("order").is_none() {
-            let complaint = Complaint::new(
-                "{resource} is known only to a handler with an order",
-                "add `order` with resource = \"/data/object/id\" and by = \"/created\"",
-            );
-            entry.complain(complaint, &mut self.problems);
-            return None;
-        }
-        Some(url)
-    }
-
-    fn refetch_headers(&mut self, section: &Section<'_>) -> Option<Vec<(HeaderName, Secret)>> {
-        let Some(entry) = section.get("headers") else { return Some(Vec::new()) };
-        let section = entry.section(&mut self.problems)?;
-        let entries: Vec<_> = section.entries().collect();
-        let mut headers = Vec::new();
-        for entry in &entries {
-            let complaint = match HeaderName::try_from(entry.name()) {
-                Ok(name) if REFETCH_HEADERS_OURS.contains(&name.as_str()) => {
-                    Complaint::new("is set by the connection", "remove it")
-                }
-                Ok(name) => {
-                    let Some(secret) = self.secret(entry) else { continue };
-                    if HeaderValue::from_str(secret.expose()).is_ok() {
-                        headers.push((name, secret));
-                        continue;
-                    }
-                    Complaint::new(
-                        "does not fit in a header",
-                        "one line of ASCII, such as \"Bearer …\"",
-                    )
-                }
-                Err(_) => Complaint::new("is not the name of a header", "such as authorization"),
-            };
-            entry.complain(complaint, &mut self.problems);
-        }
-        (headers.len() == entries.len()).then_some(headers)
-    }
-
-    fn sequence(&mut self, section: &Section<'_>) -> OrderPolicy {
-        let start = section.get("start");
-        let start = start.and_then(|entry| entry.parse_number(start_at, &mut self.problems));
-        OrderPolicy::Sequence { start: start.unwrap_or(Some(1)) }
-    }
-
-    /// The states, by the transitions between them.
-    fn machine(&mut self, section: &Section<'_>) -> Option<OrderPolicy> {
-        let Some(allow) = section.get("allow") else {
-            let complaint = Complaint::new("has no allow", ALLOW_HINT);
-            section.complain(complaint, &mut self.problems);
-            return None;
-        };
-        let transitions = allow.list(&mut self.problems)?;
-        let texts = allow.texts(&mut self.problems)?;
-        let start = match section.get("start") {
-            Some(entry) => {
-                Some(entry.parse_number(|text| Ok(text.to_owned()), &mut self.problems)?)
-            }
-            None => None,
-        };
-        let error = match Machine::parse(start.as_deref(), &texts) {
-            Ok(machine) => return Some(OrderPolicy::Machine(Arc::new(machine))),
-            Err(error) => error,
-        };
-        let start = section.get("start");
-        let (entry, hint) = match &error {
-            MachineError::Arrow { index, .. } => (transitions.get(*index), ALLOW_HINT),
-            MachineError::Start(_) => {
-                (start.as_ref(), "write the state that everything begins with, as `allow` names it")
-            }
-            MachineError::Empty | MachineError::TooMany | MachineError::SameNumber(..) => {
-                (Some(&allow), ALLOW_HINT)
-            }
-        };
-        let complaint = Complaint::new(error.to_string(), hint);
-        entry.unwrap_or(&allow).complain(complaint, &mut self.problems);
-        None
-    }
-
-    fn selector<'d>(
-        &mut self,
-        section: &Section<'d>,
-        key: &str,
-        word: PolicyWord,
-    ) -> Option<&'d str> {
-        match section.get(key) {
-            Some(entry) => entry.text(&mut self.problems),
-            None => {
-                let hint = match word {
-                    PolicyWord::Latest | PolicyWord::Sequence => {
-                        "order needs both: resource = \"/data/object/id\" says of what, \
-                         by = \"/created\" what comes first"
-                    }
-                    PolicyWord::Machine => {
-                        "a machine needs both: resource = \"/data/object/id\" says of what, \
-                         state = \"/data/object/status\" which state it is in"
-                    }
-                };
-                section.complain(Complaint::new(format!("has no {key}"), hint), &mut self.problems);
-                None
-            }
-        }
-    }
-
-    fn parsed_number<T>(
+    pub(super) fn parsed_number<T>(
         &mut self,
         section: &Section<'_>,
         key: &str,
@@ -630,18 +434,8 @@ fn read_sql(path: &Path) -> Result<String, Complaint> {
     std::fs::read_to_string(path).map_err(|error| cannot(error.to_string()))
 }
 
-fn refetch_bytes(text: &str) -> Result<usize, Complaint> {
-    match units::size(text)? {
-        bytes @ 1..=REFETCH_BYTES_MAX => Ok(bytes),
-        _other => Err(Complaint::new(
-            "is not a size from 1 to 16MiB",
-            "an object is held in memory for each attempt: write \"1MiB\"",
-        )),
-    }
-}
-
 /// Where the user's app listens. It may be anywhere: the operator wrote it.
-fn target_url(text: &str) -> Result<Uri, Complaint> {
+pub(super) fn target_url(text: &str) -> Result<Uri, Complaint> {
     let bad = |what: &str| {
         Complaint::new(what, "write where your app listens: \"http://127.0.0.1:3000/hooks\"")
     };
@@ -708,80 +502,7 @@ fn sign_as(text: &str) -> Result<SignAs, Complaint> {
     }
 }
 
-/// How transitions are written.
-const ALLOW_HINT: &str =
-    "write two states with an arrow between them: allow = [\"pending -> paid\"]";
-
-/// The policy as a word, before the keys that go with it are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PolicyWord {
-    Latest,
-    Sequence,
-    Machine,
-}
-
-impl PolicyWord {
-    /// The key that says where an event stands in the order.
-    fn along(self) -> &'static str {
-        match self {
-            Self::Latest | Self::Sequence => "by",
-            Self::Machine => "state",
-        }
-    }
-
-    /// Keys of other policies: harmless, and yet whoever wrote them expects something of them.
-    fn without_effect(self) -> &'static [&'static str] {
-        match self {
-            Self::Latest => &["hold", "hold_max", "on_gap", "start", "state", "allow"],
-            Self::Sequence => &["state", "allow"],
-            Self::Machine => &["by"],
-        }
-    }
-
-    fn why(self) -> &'static str {
-        match self {
-            Self::Latest => "\"latest\" knows neither gaps nor states",
-            Self::Sequence => "\"sequence\" knows no states",
-            Self::Machine => "\"machine\" goes by `state`",
-        }
-    }
-}
-
-fn policy_word(text: &str) -> Result<PolicyWord, Complaint> {
-    match text {
-        "latest" => Ok(PolicyWord::Latest),
-        "sequence" => Ok(PolicyWord::Sequence),
-        "machine" => Ok(PolicyWord::Machine),
-        other => Err(Complaint::new(
-            format!("\"{other}\" is not an order policy"),
-            "write \"latest\", \"sequence\" or \"machine\"",
-        )),
-    }
-}
-
-fn start_at(text: &str) -> Result<Option<i64>, Complaint> {
-    match (text, text.parse()) {
-        ("first", _) => Ok(None),
-        (_, Ok(number)) => Ok(Some(number)),
-        (_, Err(_)) => Err(Complaint::new(
-            format!("\"{text}\" is neither a number nor \"first\""),
-            "write the first number of each sequence, or \"first\" for whatever comes first",
-        )),
-    }
-}
-
-fn on_gap(text: &str) -> Result<OnGap, Complaint> {
-    match text {
-        "review" => Ok(OnGap::Review),
-        "go" => Ok(OnGap::Go),
-        other => Err(Complaint::new(
-            format!("\"{other}\" is not something to do about a gap"),
-            "write \"review\" or \"go\"",
-        )),
-    }
-}
-
-fn count(text: &str, most: usize, example: usize) -> Result<usize, Complaint> {
+pub(super) fn count(text: &str, most: usize, example: usize) -> Result<usize, Complaint> {
     match text.trim().parse() {
         Ok(count) if (1..=most).contains(&count) => Ok(count),
         Ok(_) | Err(_) => Err(Complaint::new(
@@ -796,6 +517,8 @@ mod tests {
     use hapax_core::Timestamp;
 
     use super::super::{Config, Flags, World, load_in};
+    use hapax_core::order::{Gaps, Machine, OnGap, OrderPolicy, OrderRule};
+
     use super::*;
 
     /// A config with one source and `rest` in its section.
@@ -807,7 +530,7 @@ mod tests {
              tenants.acme = {{ secrets = [\"y\"] }}\n{rest}"
         );
         std::fs::write(&file, text).unwrap();
-        let world = World { env: &|_| None, now: Timestamp::UNIX_EPOCH };
+        let world = World { env: &|_| None, now: Timestamp::UNIX_EPOCH, only_looks: false };
         load_in(&Flags { config: Some(file), ..Flags::default() }, &world).unwrap()
     }
 

@@ -9,8 +9,10 @@ mod alerts;
 mod dev;
 mod document;
 mod handlers;
+mod order;
 mod problem;
 mod proxies;
+mod refetch;
 mod secrets;
 mod shared;
 mod sources;
@@ -24,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::Timestamp;
-use hapax_core::handler::Dialect;
+use hapax_core::handler::{Dialect, HandlerKind};
 use hapax_core::secret::Secret;
 use hapax_engine::tls::Certificate;
 use ipnet::IpNet;
@@ -241,11 +243,25 @@ pub(crate) struct World<'w> {
     pub(crate) env: &'w dyn Fn(&str) -> Option<String>,
     /// Tells secrets that have ended from those that have not.
     pub(crate) now: Timestamp,
+    /// Whether nothing may be written: then dev mode has no sources.
+    pub(crate) only_looks: bool,
+}
+
+impl World<'static> {
+    /// The one around this process.
+    fn real(only_looks: bool) -> Self {
+        Self { env: &|name| std::env::var(name).ok(), now: Timestamp::now(), only_looks }
+    }
 }
 
 /// Reads and checks the configuration. In dev mode this makes the dev secret, if it is not there.
 pub(crate) fn load(flags: &Flags) -> Result<Config, ConfigErrors> {
-    load_in(flags, &World { env: &|name| std::env::var(name).ok(), now: Timestamp::now() })
+    load_in(flags, &World::real(false))
+}
+
+/// The same for those who do not serve: nothing is made, and without a file there are no sources.
+pub(crate) fn look(flags: &Flags) -> Result<Config, ConfigErrors> {
+    load_in(flags, &World::real(true))
 }
 
 /// The dev secret of a server that ran with this data dir before, if there is one.
@@ -428,6 +444,9 @@ impl Reading<'_> {
             None => self.dev_mode(&mut settings),
         };
         let proxies = self.proxies(&root, &settings);
+        if file.is_some() {
+            self.tokens_are_for_somebody(&tokens, &sources);
+        }
         self.watched.sort();
         self.watched.dedup();
         Some(Config {
@@ -630,6 +649,22 @@ impl Reading<'_> {
         self.problems.add(place, key, complaint);
     }
 
+    /// A worker with a token for a handler that is not there finds out by being refused, long after.
+    fn tokens_are_for_somebody(&mut self, tokens: &[Token], sources: &[ConfiguredSource]) {
+        for token in tokens {
+            for permission in &token.allow {
+                let Permission::Claim { source, handler } = permission else { continue };
+                if !is_pulled(sources, source, handler) {
+                    self.warnings.push(format!(
+                        "[tokens.{}]: claim:{source}/{handler} is for a handler that is not there, \
+                         or is not pulled",
+                        token.name
+                    ));
+                }
+            }
+        }
+    }
+
     /// Reads a secret and remembers its file.
     fn secret(&mut self, entry: &document::Entry<'_>) -> Option<Secret> {
         let env = self.world.env;
@@ -691,6 +726,14 @@ impl Settings {
     }
 }
 
+/// Whether workers could claim jobs by that name.
+fn is_pulled(sources: &[ConfiguredSource], source: &str, handler: &str) -> bool {
+    let of_source = sources.iter().filter(|one| one.source.name().as_str() == source);
+    of_source
+        .flat_map(|one| &one.handlers)
+        .any(|one| one.name.as_str() == handler && matches!(one.kind, HandlerKind::Pull))
+}
+
 fn count(text: &str) -> Result<usize, Complaint> {
     match text.trim().parse() {
         Ok(count) if count > 0 => Ok(count),
@@ -739,7 +782,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("hapax.toml");
         std::fs::write(&file, text).unwrap();
-        let world = World { env, now: Timestamp::UNIX_EPOCH };
+        let world = World { env, now: Timestamp::UNIX_EPOCH, only_looks: false };
         load_in(&Flags { config: Some(file), ..flags }, &world).unwrap()
     }
 

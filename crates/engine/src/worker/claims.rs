@@ -1,0 +1,138 @@
+//! What becomes of a claim, whatever its job runs: its lease is kept while it is worked on, how it
+//! ended is recorded through its fence, and what was never begun is given back.
+
+use std::time::Duration;
+
+use hapax_core::Timestamp;
+use hapax_core::store::{Claim, ClaimAsk, Held, Outcome, Ran, SqlRun, StoreError, Work};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
+use tracing::{debug, info, warn};
+
+use super::rhythm::Pause;
+use super::{Ended, Lane, Next, Workers};
+
+/// Renewing more often than this would cost more than the lease is worth.
+const LEASE_BEAT_MIN: Duration = Duration::from_millis(10);
+
+impl Lane {
+    pub(super) fn ask<S>(&self, shop: &Workers<S>, limit: usize) -> ClaimAsk {
+        ClaimAsk { handler: self.handler.clone(), limit, worker: shop.id.clone() }
+    }
+
+    /// Renews the lease as long as this is awaited.
+    pub(super) async fn keep<S: Work>(
+        &self,
+        shop: &Workers<S>,
+        claim: &Claim,
+    ) -> std::convert::Infallible {
+        let lease = self.config.policy.lease;
+        let every = (lease / 3).max(LEASE_BEAT_MIN);
+        let mut beats = interval_at(Instant::now() + every, every);
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            beats.tick().await;
+            match shop.store.renew(claim.job, claim.fence, lease).await {
+                Ok(Held::Kept) => {}
+                // The app may have completed it and be about to answer: let it. Settling is fenced.
+                Ok(Held::Lost) => std::future::pending().await,
+                Err(error) => debug!(lane = self.name, %error, "could not renew a lease: {error}"),
+            }
+        }
+    }
+
+    /// Does what is left to do with the store. As long as that fails, and the lease may hold, it is
+    /// asked again: otherwise an attempt that succeeded would be made once more.
+    pub(super) async fn record<S: Work>(
+        &self,
+        shop: &Workers<S>,
+        claim: &Claim,
+        next: &Next,
+    ) -> Ended {
+        let give_up = Instant::now() + self.config.policy.lease;
+        let mut pause = Pause::default();
+        loop {
+            let recorded = match next {
+                Next::Settle(outcome) => self.try_settle(shop, claim, outcome).await,
+                Next::Run(run) => self.try_run(shop, run).await,
+                Next::Committed => return Ended::Done,
+                Next::Lost => return Ended::Lost,
+            };
+            let error = match recorded {
+                Ok(ended) => return ended,
+                Err(error) => error,
+            };
+            pause.say(&error, "recording an attempt");
+            if Instant::now() >= give_up {
+                return Ended::Lost;
+            }
+            sleep(pause.next()).await;
+        }
+    }
+
+    async fn try_settle<S: Work>(
+        &self,
+        shop: &Workers<S>,
+        claim: &Claim,
+        outcome: &Outcome,
+    ) -> Result<Ended, StoreError> {
+        // The app may have completed the job in a transaction of its own; then its answer, or the
+        // lack of one, changes nothing.
+        if shop.store.is_done(claim.job).await? {
+            return Ok(Ended::Done);
+        }
+        let held = shop.store.settle(claim.job, claim.fence, outcome.clone()).await?;
+        Ok(match (held, outcome) {
+            (Held::Lost, _) => Ended::Lost,
+            (Held::Kept, Outcome::Done { .. }) => Ended::Done,
+            (Held::Kept, Outcome::Failed { error, .. }) => Ended::Failed(error.clone()),
+        })
+    }
+
+    async fn try_run<S: Work>(&self, shop: &Workers<S>, run: &SqlRun) -> Result<Ended, StoreError> {
+        Ok(match shop.store.run_claimed(run.clone()).await? {
+            Ran::Done => Ended::Done,
+            Ran::Guarded => Ended::Guarded,
+            // For the log, so without why: a database quotes values in its errors.
+            Ran::Failed(_) => Ended::Failed("`hapax explain` says why".into()),
+            Ran::Lost => Ended::Lost,
+        })
+    }
+
+    /// Tells of an attempt that has ended.
+    pub(super) fn end<S>(&self, shop: &Workers<S>, claim: &Claim, ended: &Ended, took: Duration) {
+        self.counts.seconds.record(took);
+        self.counts.of(ended).increment(1);
+        self.say(claim, ended, (shop.now)());
+        shop.bell.ring(claim.event.id);
+    }
+
+    pub(super) fn say(&self, claim: &Claim, ended: &Ended, now: Timestamp) {
+        let (lane, event_id, attempt) = (&*self.name, &*claim.event.key.event_id, claim.attempt);
+        let why = match ended {
+            Ended::Done | Ended::Guarded => {
+                debug!(lane, event_id, job = %claim.job, attempt, "{lane} did {event_id}");
+                return;
+            }
+            Ended::Lost => "its claim was lost meanwhile",
+            Ended::Failed(error) => error,
+        };
+        if self.lines.admit(now) {
+            warn!(
+                lane,
+                event_id = %crate::kept::Plain(event_id),
+                job = %claim.job,
+                attempt,
+                "attempt {attempt} of {lane} failed: {}", crate::kept::Plain(why)
+            );
+        }
+    }
+
+    pub(super) async fn give_back<S: Work>(&self, shop: &Workers<S>, claims: Vec<Claim>) {
+        let count = claims.len();
+        let claims = claims.iter().map(|claim| (claim.job, claim.fence)).collect();
+        match shop.store.give_back(claims).await {
+            Ok(()) => info!(lane = self.name, count, "gave {count} unbegun jobs back"),
+            Err(error) => warn!(lane = self.name, %error, "could not give jobs back: {error}"),
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! Working on what was accepted: each handler has a lane, and each lane claims what is due, runs it
+//! and records how it ended. What runs where is decided here; what an app is sent is in
+//! [`crate::app`], and SQL never leaves the store.
+//!
+//! A claim that was begun is settled, or lost with this process: nothing here repeats an attempt.
+
+mod caught;
+mod claims;
+mod rhythm;
+mod singly;
+mod slices;
+mod tally;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::handler::{Code, EventView, Handler, HandlerKind, SqlProgram};
+use hapax_core::store::{Claim, HandlerRef, HandlerSpec, Inspect, NewJob, Outcome, SqlRun, Work};
+use hapax_core::{Source, SourceName};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, warn};
+use uuid::Uuid;
+
+use caught::{caught, say_panic};
+pub(crate) use rhythm::Pause;
+use tally::Counts;
+
+use crate::app::App;
+use crate::bell::Bell;
+use crate::budget::LogBudget;
+use crate::current::Current;
+use crate::gate::Gate;
+use crate::gauges;
+use crate::ingress::Now;
+use crate::limits::{LOG_LINES_PER_SECOND, STORE_PAUSE_MAX};
+use crate::outbound::Outbound;
+use crate::routes::RouteSpec;
+
+/// One handler of one source.
+#[derive(Debug, Clone)]
+pub struct LaneSpec {
+    /// The handler.
+    pub handler: Arc<Handler>,
+    /// Its source.
+    pub source: SourceName,
+    /// The source as each tenant has it: whose secrets sign what goes to the app.
+    pub verifiers: Vec<Arc<Source>>,
+}
+
+impl LaneSpec {
+    /// Every handler of these routes once, with its source as each tenant has it.
+    pub fn of(routes: &[RouteSpec]) -> Vec<Self> {
+        let mut lanes: Vec<Self> = Vec::new();
+        for route in routes {
+            let source = route.source.name();
+            for handler in &route.handlers {
+                let known = lanes
+                    .iter_mut()
+                    .find(|lane| lane.source == *source && lane.handler.name == handler.name);
+                match known {
+                    Some(lane) => lane.verifiers.push(Arc::clone(&route.source)),
+                    None => lanes.push(Self {
+                        handler: Arc::clone(handler),
+                        source: source.clone(),
+                        verifiers: vec![Arc::clone(&route.source)],
+                    }),
+                }
+            }
+        }
+        lanes
+    }
+}
+
+/// A claim for a worker outside.
+#[derive(Debug)]
+pub struct Pulled {
+    /// The claim.
+    pub claim: Claim,
+    /// The object as it is now, where the handler refetches it.
+    pub current: Option<Arc<str>>,
+}
+
+/// Everything that works on jobs in this process.
+pub struct Workers<S> {
+    store: Arc<S>,
+    outbound: Outbound,
+    bell: Bell,
+    now: Now,
+    gate: Gate,
+    /// Who we are in the notes of attempts: another one after each start.
+    id: Arc<str>,
+    lanes: watch::Sender<Vec<Arc<Lane>>>,
+}
+
+impl<S: Work + Inspect> Workers<S> {
+    /// Nothing is claimed before [`Workers::run`]. `bell` rings for whoever waits for an event.
+    pub fn new(
+        store: Arc<S>,
+        outbound: Outbound,
+        bell: Bell,
+        now: Now,
+        lanes: Vec<LaneSpec>,
+    ) -> Self {
+        let id = format!("worker-{}", Uuid::now_v7().simple()).into();
+        let (gate, unset) = (Gate::default(), watch::Sender::default());
+        let workers = Self { store, outbound, bell, now, gate, id, lanes: unset };
+        workers.reload(lanes);
+        workers
+    }
+
+    /// Takes over other lanes. What was begun goes on as it began, and still counts against the
+    /// concurrency of its handler.
+    pub fn reload(&self, lanes: Vec<LaneSpec>) {
+        let before = self.lanes.borrow().clone();
+        let build = |spec| Arc::new(Lane::new(spec, &self.outbound, &before));
+        self.lanes.send_replace(lanes.into_iter().map(build).collect());
+    }
+
+    /// What the store is told of the handlers.
+    pub fn handlers(&self) -> Vec<HandlerSpec> {
+        self.lanes.borrow().iter().map(|lane| lane.config.spec(&lane.handler.source)).collect()
+    }
+
+    /// The work that an event of `source` would promise now.
+    pub fn jobs_for(&self, source: &SourceName, event: EventView<'_>) -> Vec<NewJob> {
+        let lanes = self.lanes.borrow();
+        let of_source = lanes.iter().filter(|lane| lane.handler.source == *source);
+        of_source.filter_map(|lane| lane.config.job_for(event)).collect()
+    }
+
+    /// What a worker outside gets for its claims of a `pull` handler: the current object is fetched
+    /// for all of them at once. Where that fails, the claim is settled as failed and left out.
+    pub async fn with_current(&self, of: &HandlerRef, claims: Vec<Claim>) -> Vec<Pulled> {
+        let lane = self.lanes.borrow().iter().find(|lane| lane.handler == *of).cloned();
+        let Some(lane) = lane.filter(|lane| lane.current.is_some()) else {
+            return claims.into_iter().map(|claim| Pulled { claim, current: None }).collect();
+        };
+        let mut fetching = JoinSet::new();
+        for (place, claim) in claims.into_iter().enumerate() {
+            let (lane, now) = (Arc::clone(&lane), Arc::clone(&self.now));
+            fetching.spawn(async move {
+                let fetched = lane.fetch(&claim, now()).await;
+                (place, claim, fetched)
+            });
+        }
+        let mut pulled = Vec::new();
+        while let Some(ended) = fetching.join_next().await {
+            match ended {
+                Ok((place, claim, Ok(current))) => pulled.push((place, Pulled { claim, current })),
+                Ok((_, claim, Err(outcome))) => {
+                    let ended = lane.record(self, &claim, &Next::Settle(outcome)).await;
+                    lane.counts.of(&ended).increment(1);
+                    lane.say(&claim, &ended, (self.now)());
+                    self.bell.ring(claim.event.id);
+                }
+                // Its lease runs out.
+                Err(panic) => say_panic(Err(panic)),
+            }
+        }
+        pulled.sort_unstable_by_key(|(place, _)| *place);
+        pulled.into_iter().map(|(_, pulled)| pulled).collect()
+    }
+
+    /// Works until `stop`. Then nothing more is claimed, what runs has `drain` to end, and what was
+    /// claimed but not begun is given back.
+    pub async fn run(self: Arc<Self>, drain: Duration, stop: CancellationToken) {
+        let mut lanes = self.lanes.subscribe();
+        let mut running = JoinSet::new();
+        while !stop.is_cancelled() {
+            let current = lanes.borrow_and_update().clone();
+            if stop.run_until_cancelled(self.announce(&current)).await.is_none() {
+                break;
+            }
+            let round = stop.child_token();
+            for lane in &current {
+                running.spawn(lane.clone().work(self.clone(), round.clone()));
+            }
+            let (store, now) = (self.store.clone(), self.now.clone());
+            running.spawn(gauges::watch(store, now, current, round.clone()));
+            tokio::select! {
+                () = stop.cancelled() => {}
+                _ = lanes.changed() => round.cancel(),
+            }
+            while let Some(ended) = running.try_join_next() {
+                say_panic(ended);
+            }
+        }
+        let ended = timeout(drain, async {
+            while let Some(ended) = running.join_next().await {
+                say_panic(ended);
+            }
+        });
+        if ended.await.is_err() {
+            warn!("work was still running after {drain:?} and was cut; it runs again later");
+        }
+        running.shutdown().await;
+    }
+
+    /// Tells the store what we can do. Until it listens there is nothing to claim.
+    async fn announce(&self, lanes: &[Arc<Lane>]) {
+        let mut pause = Pause::default();
+        let specs: Vec<HandlerSpec> =
+            lanes.iter().map(|lane| lane.config.spec(&lane.handler.source)).collect();
+        while let Err(error) = self.store.announce(specs.clone()).await {
+            pause.say(&error, "telling the store of the handlers");
+            sleep(pause.next()).await;
+        }
+    }
+}
+
+impl<S> fmt::Debug for Workers<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Workers").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// A handler at work.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) handler: HandlerRef,
+    pub(crate) name: String,
+    config: Arc<Handler>,
+    kind: Kind,
+    /// Where the current object is fetched before each attempt.
+    current: Option<Current>,
+    /// How many attempts may run; shared with the lane that a reload replaced.
+    permits: Arc<Semaphore>,
+    counts: Counts,
+    lines: LogBudget,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Sql(Arc<SqlProgram>),
+    Http(Box<App>),
+    Code(Arc<dyn Code>),
+    Pull,
+}
+
+/// What a look for work found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    /// Less than was asked for.
+    Some,
+    /// As much as was asked for: there is likely more.
+    Full,
+}
+
+/// What is left to do with the store after the part of an attempt that is outside it.
+enum Next {
+    /// It is over, and ended so.
+    Settle(Outcome),
+    /// The statements are to be run.
+    Run(SqlRun),
+    /// Nothing: Rust code has committed its effects and "done".
+    Committed,
+    /// Nothing: it ended without a verdict, and whoever claims the job next decides.
+    Lost,
+}
+
+/// How an attempt ended for the books.
+#[derive(Debug)]
+enum Ended {
+    Done,
+    /// The order guard set it aside.
+    Guarded,
+    Failed(String),
+    /// The fence was lost, or nothing could be recorded: whoever claims it next decides.
+    Lost,
+}
+
+impl Lane {
+    fn new(spec: LaneSpec, outbound: &Outbound, before: &[Arc<Self>]) -> Self {
+        let LaneSpec { handler: config, source, verifiers } = spec;
+        let kind = match &config.kind {
+            HandlerKind::Sql(program) => Kind::Sql(program.clone()),
+            HandlerKind::Pull => Kind::Pull,
+            HandlerKind::Code(code) => Kind::Code(code.clone()),
+            HandlerKind::Http(target) => {
+                Kind::Http(Box::new(App::new(&config, target, verifiers, outbound.clone())))
+            }
+        };
+        let current = config.refetch.clone().map(|refetch| Current::new(refetch, outbound.clone()));
+        let handler = HandlerRef { source, handler: config.name.clone() };
+        let as_before = before
+            .iter()
+            .find(|lane| lane.handler == handler)
+            .filter(|lane| lane.config.concurrency == config.concurrency);
+        Self {
+            name: format!("{}/{}", handler.source, handler.handler),
+            permits: match as_before {
+                Some(lane) => lane.permits.clone(),
+                None => Arc::new(Semaphore::new(config.concurrency.max(1))),
+            },
+            counts: Counts::new(config.name.as_str()),
+            lines: LogBudget::new(LOG_LINES_PER_SECOND),
+            handler,
+            config,
+            kind,
+            current,
+        }
+    }
+
+    /// Works until `stop`, and then until what was begun has ended.
+    async fn work<S: Work + Inspect>(
+        self: Arc<Self>,
+        shop: Arc<Workers<S>>,
+        stop: CancellationToken,
+    ) {
+        while !stop.is_cancelled() {
+            let working = async {
+                match (&self.kind, &self.current) {
+                    (Kind::Sql(program), None) => self.work_sql(&shop, program, &stop).await,
+                    (Kind::Sql(_), Some(_)) | (Kind::Http(_) | Kind::Code(_), _) => {
+                        self.work_singly(&shop, &stop).await;
+                    }
+                    (Kind::Pull, _) => stop.cancelled().await,
+                }
+            };
+            if let Err(panic) = caught(working).await {
+                error!(
+                    lane = self.name,
+                    "the lane {} panicked and starts again: {panic}", self.name
+                );
+                stop.run_until_cancelled(sleep(STORE_PAUSE_MAX)).await;
+            }
+        }
+    }
+}

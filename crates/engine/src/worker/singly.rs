@@ -1,0 +1,184 @@
+//! Lanes whose jobs are worked on one by one: claimed, run while the lease is kept, and settled.
+
+use std::sync::Arc;
+
+use hapax_core::Timestamp;
+use hapax_core::failpoint;
+use hapax_core::handler::{Code, CodeRan};
+use hapax_core::job::Retry;
+use hapax_core::store::{Claim, Inspect, Outcome, SqlRun, Work};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error};
+
+use super::caught::{caught, say_panic};
+use super::rhythm::Rhythm;
+use super::{Found, Kind, Lane, Next, Workers};
+use crate::limits::CLAIM_MAX;
+
+impl Lane {
+    /// Job by job, several at once, since each of them waits for somebody outside.
+    pub(super) async fn work_singly<S: Work + Inspect>(
+        self: &Arc<Self>,
+        shop: &Arc<Workers<S>>,
+        stop: &CancellationToken,
+    ) {
+        let mut rhythm = Rhythm::new(self, shop, stop);
+        let mut running = JoinSet::new();
+        while let Some(mut permits) = stop.run_until_cancelled(self.free()).await {
+            while let Some(ended) = running.try_join_next() {
+                say_panic(ended);
+            }
+            rhythm.listen().await;
+            let limit = permits.len();
+            // Not to be broken off: what is claimed must be begun or given back.
+            let claimed = shop.store.claim(self.ask(shop, limit)).await;
+            let found = match claimed {
+                Err(error) => Err(error),
+                Ok(claims) if claims.is_empty() => {
+                    drop(permits);
+                    Ok(Found::Nothing)
+                }
+                Ok(claims) if stop.is_cancelled() => {
+                    self.give_back(shop, claims).await;
+                    break;
+                }
+                Ok(claims) => {
+                    let found = if claims.len() < limit { Found::Some } else { Found::Full };
+                    if let [claim] = &claims[..]
+                        && claim.alone
+                    {
+                        let emptied = self.emptied(shop, claim, limit);
+                        let Some(rest) = stop.run_until_cancelled(emptied).await else {
+                            self.give_back(shop, claims).await;
+                            break;
+                        };
+                        permits.push(rest);
+                        running.spawn(self.clone().attempt(shop.clone(), claim.clone(), permits));
+                        rhythm.rest(Ok(Found::Full)).await;
+                        continue;
+                    }
+                    for (claim, permit) in claims.into_iter().zip(permits) {
+                        running.spawn(self.clone().attempt(shop.clone(), claim, vec![permit]));
+                    }
+                    Ok(found)
+                }
+            };
+            rhythm.rest(found).await;
+        }
+        while let Some(ended) = running.join_next().await {
+            say_panic(ended);
+        }
+    }
+
+    /// Waits until another attempt may run, and takes as many permits as there are.
+    async fn free(&self) -> Vec<OwnedSemaphorePermit> {
+        let first = self.permits.clone().acquire_owned().await.expect("never closed");
+        let more = std::iter::from_fn(|| self.permits.clone().try_acquire_owned().ok());
+        std::iter::once(first).chain(more).take(CLAIM_MAX).collect()
+    }
+
+    /// Waits until nothing else of this lane is in flight, with `claim` kept meanwhile: all permits
+    /// but those that are `held` already.
+    async fn emptied<S: Work>(
+        &self,
+        shop: &Workers<S>,
+        claim: &Claim,
+        held: usize,
+    ) -> OwnedSemaphorePermit {
+        let others = self.config.concurrency.max(1) - held;
+        let others = u32::try_from(others).expect("concurrency is a small number");
+        tokio::select! {
+            all = self.permits.clone().acquire_many_owned(others) => all.expect("never closed"),
+            never = self.keep(shop, claim) => match never {},
+        }
+    }
+
+    /// One claim from its beginning to its end in the books.
+    async fn attempt<S: Work + Inspect>(
+        self: Arc<Self>,
+        shop: Arc<Workers<S>>,
+        claim: Claim,
+        _permits: Vec<OwnedSemaphorePermit>,
+    ) {
+        let work = async {
+            let began = Instant::now();
+            let next = caught(self.run(&shop, &claim)).await.unwrap_or_else(|panic| {
+                error!(lane = self.name, job = %claim.job, "the attempt panicked: {panic}");
+                let error = "the handler panicked".to_owned();
+                Next::Settle(Outcome::Failed { error, retry: Retry::Schedule })
+            });
+            let ended = self.record(&shop, &claim, &next).await;
+            failpoint!("http.after_settle");
+            (ended, began.elapsed())
+        };
+        let inside = async {
+            match claim.alone {
+                true => shop.gate.alone(work).await,
+                false => shop.gate.beside(work).await,
+            }
+        };
+        let (ended, took) = tokio::select! {
+            ended = inside => ended,
+            never = self.keep(&shop, &claim) => match never {},
+        };
+        self.end(&shop, &claim, &ended, took);
+    }
+
+    /// What an attempt does outside the store.
+    async fn run<S>(&self, shop: &Workers<S>, claim: &Claim) -> Next {
+        let current = match self.fetch(claim, (shop.now)()).await {
+            Ok(current) => current,
+            Err(outcome) => return Next::Settle(outcome),
+        };
+        match &self.kind {
+            Kind::Http(app) => {
+                Next::Settle(app.call(claim, current.as_deref(), (shop.now)()).await)
+            }
+            Kind::Code(code) => self.run_code(&**code, claim, current).await,
+            Kind::Sql(program) => Next::Run(SqlRun {
+                job: claim.job,
+                fence: claim.fence,
+                program: program.clone(),
+                timeout: self.config.timeout,
+                current,
+            }),
+            Kind::Pull => unreachable!("pulled jobs are run elsewhere"),
+        }
+    }
+
+    /// Runs the user's Rust code for as long as it may. A commit that it had begun by then goes on:
+    /// settling asks first whether the job is done.
+    async fn run_code(&self, code: &dyn Code, claim: &Claim, current: Option<Arc<str>>) -> Next {
+        failpoint!("code.before_handler");
+        let time = self.config.timeout;
+        let ran = timeout(time, code.work(claim.clone(), current)).await;
+        failpoint!("code.after_handler");
+        match ran {
+            Ok(CodeRan::Committed) => Next::Committed,
+            Ok(CodeRan::Failed { error, retry }) => Next::Settle(Outcome::Failed { error, retry }),
+            Ok(CodeRan::Lost { error }) => {
+                debug!(lane = self.name, job = %claim.job, "the attempt was lost: {error}");
+                Next::Lost
+            }
+            Err(_) => {
+                let error = format!("timed out after {time:?}");
+                Next::Settle(Outcome::Failed { error, retry: Retry::Schedule })
+            }
+        }
+    }
+
+    /// The object as it is now, where the handler wants it; the error is the attempt's outcome.
+    pub(super) async fn fetch(
+        &self,
+        claim: &Claim,
+        now: Timestamp,
+    ) -> Result<Option<Arc<str>>, Outcome> {
+        match &self.current {
+            Some(current) => current.fetch(claim, now).await.map(Some),
+            None => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Lanes of `sql` handlers: the store claims and runs slices by itself; what was lost before runs alone.
+
+use std::sync::Arc;
+
+use hapax_core::handler::SqlProgram;
+use hapax_core::store::{Claim, Inspect, SqlAsk, SqlRun, StoreError, Work};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use super::caught::say_panic;
+use super::rhythm::Rhythm;
+use super::{Found, Lane, Next, Workers};
+use crate::limits::SQL_SLICE;
+
+impl Lane {
+    /// Slice after slice, in the store alone.
+    pub(super) async fn work_sql<S: Work + Inspect>(
+        self: &Arc<Self>,
+        shop: &Arc<Workers<S>>,
+        program: &Arc<SqlProgram>,
+        stop: &CancellationToken,
+    ) {
+        let most = shop.store.sql_slices().min(self.config.concurrency);
+        let mut rhythm = Rhythm::new(self, shop, stop);
+        while !stop.is_cancelled() {
+            rhythm.listen().await;
+            let found = match shop.gate.beside(self.slice(shop, program)).await {
+                // Who keeps up needs one at a time; only a backlog is worth several.
+                Ok((Found::Full, None)) if most > 1 => self.slices(shop, program, most, stop).await,
+                Ok((found, None)) => Ok(found),
+                Ok((_, Some(lost))) => self.alone(shop, program, &lost).await,
+                Err(error) => Err(error),
+            };
+            rhythm.rest(found).await;
+        }
+    }
+
+    /// Several slices at once, each followed by another as long as there is more.
+    async fn slices<S: Work + Inspect>(
+        self: &Arc<Self>,
+        shop: &Arc<Workers<S>>,
+        program: &Arc<SqlProgram>,
+        most: usize,
+        stop: &CancellationToken,
+    ) -> Result<Found, StoreError> {
+        let mut running = JoinSet::new();
+        let begin = |running: &mut JoinSet<_>| {
+            let (lane, shop, program) = (self.clone(), shop.clone(), program.clone());
+            running.spawn(async move { shop.gate.beside(lane.slice(&shop, &program)).await });
+        };
+        (0..most).for_each(|_| begin(&mut running));
+        let (mut found, mut lost) = (Ok(Found::Some), Vec::new());
+        while let Some(ended) = running.join_next().await {
+            let go_on = !stop.is_cancelled() && found.is_ok() && lost.is_empty();
+            match ended {
+                Ok(Ok((_, Some(claim)))) => lost.push(claim),
+                Ok(Ok((Found::Full, None))) if go_on => begin(&mut running),
+                Ok(Ok((Found::Full | Found::Some | Found::Nothing, None))) => {}
+                Ok(Err(error)) => found = Err(error),
+                Err(panic) => say_panic(Err(panic)),
+            }
+        }
+        let mut lost = lost.into_iter();
+        if let Some(first) = lost.next() {
+            // Were the process to end with this one, claims that wait behind it would be lost with it.
+            let others: Vec<Claim> = lost.map(|claim| *claim).collect();
+            if !others.is_empty() {
+                self.give_back(shop, others).await;
+            }
+            found = self.alone(shop, program, &first).await.and(found);
+        }
+        found
+    }
+
+    /// One slice, and the job that was lost before, if one has come up.
+    async fn slice<S: Work>(
+        &self,
+        shop: &Workers<S>,
+        program: &Arc<SqlProgram>,
+    ) -> Result<(Found, Option<Box<Claim>>), StoreError> {
+        let began = Instant::now();
+        let ran = shop.store.run_sql(SqlAsk {
+            claim: self.ask(shop, SQL_SLICE),
+            program: program.clone(),
+            timeout: self.config.timeout,
+        });
+        let ran = ran.await?;
+        let all = ran.done + ran.guarded + ran.failed;
+        if all > 0 {
+            self.counts.done.increment(ran.done as u64);
+            self.counts.guarded.increment(ran.guarded as u64);
+            self.counts.failed.increment(ran.failed as u64);
+            // They shared a transaction: each took its share of it.
+            self.counts.seconds.record_many(began.elapsed() / all as u32, all);
+            shop.bell.ring_each(&ran.events);
+        }
+        if ran.failed > 0 && self.lines.admit((shop.now)()) {
+            let (lane, failed) = (&*self.name, ran.failed);
+            // Without why: a database quotes values in its errors, and those are the sender's.
+            warn!(
+                lane,
+                "attempts of {lane} failed ({failed}): `hapax events list --status failed` and \
+                 `hapax dead list` name them, `hapax explain` says why"
+            );
+        }
+        let found = match all {
+            0 => Found::Nothing,
+            some if some < SQL_SLICE => Found::Some,
+            _full => Found::Full,
+        };
+        Ok((found, ran.alone))
+    }
+
+    /// A job that was lost before, with nothing else in flight.
+    async fn alone<S: Work>(
+        &self,
+        shop: &Workers<S>,
+        program: &Arc<SqlProgram>,
+        lost: &Claim,
+    ) -> Result<Found, StoreError> {
+        tokio::select! {
+            found = shop.gate.alone(self.lost_ones(shop, program, lost)) => found,
+            never = self.keep(shop, lost) => match never {},
+        }
+    }
+
+    /// Jobs that were lost before, one after the other, for as long as they come: many are lost
+    /// together, and who waits for the gate should have to do so once for all of them.
+    async fn lost_ones<S: Work>(
+        &self,
+        shop: &Workers<S>,
+        program: &Arc<SqlProgram>,
+        first: &Claim,
+    ) -> Result<Found, StoreError> {
+        self.run_lost(shop, program, first).await;
+        loop {
+            match self.slice(shop, program).await? {
+                (_, Some(next)) => self.run_lost(shop, program, &next).await,
+                // Something was done before it, so there may be more.
+                (Found::Nothing, None) => return Ok(Found::Some),
+                (found, None) => return Ok(found),
+            }
+        }
+    }
+
+    async fn run_lost<S: Work>(&self, shop: &Workers<S>, program: &Arc<SqlProgram>, claim: &Claim) {
+        let began = Instant::now();
+        let run = SqlRun {
+            job: claim.job,
+            fence: claim.fence,
+            program: program.clone(),
+            timeout: self.config.timeout,
+            current: None,
+        };
+        let ended = self.record(shop, claim, &Next::Run(run)).await;
+        self.end(shop, claim, &ended, began.elapsed());
+    }
+}

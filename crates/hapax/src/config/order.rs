@@ -1,0 +1,199 @@
+//! `[sources.NAME.handlers.H.order]`: of what, by what, and what becomes of a gap.
+
+use std::sync::Arc;
+
+use hapax_core::handler::Order;
+use hapax_core::order::{Gaps, Machine, MachineError, OnGap, OrderPolicy, OrderRule};
+
+use super::Reading;
+use super::document::Section;
+use super::handlers::count;
+use super::problem::Complaint;
+use super::units;
+
+pub(super) const KEYS: [&str; 9] =
+    ["resource", "by", "policy", "hold", "hold_max", "on_gap", "start", "state", "allow"];
+/// Held jobs of one resource: far more than any gap that closes by itself.
+const HOLD_MAX_MAX: usize = 1_000_000;
+
+impl Reading<'_> {
+    pub(super) fn order(&mut self, section: &Section<'_>, label: &str) -> Option<Order> {
+        let section = section.get("order")?.section(&mut self.problems)?;
+        section.expect(&KEYS, &[], &mut self.problems);
+        let word = match section.get("policy") {
+            Some(entry) => entry.parse(policy_word, &mut self.problems)?,
+            None => PolicyWord::Latest,
+        };
+        let policy = match word {
+            PolicyWord::Latest => Some(OrderPolicy::Latest),
+            PolicyWord::Sequence => Some(self.sequence(&section)),
+            PolicyWord::Machine => self.machine(&section),
+        };
+        for key in word.without_effect().iter().filter(|key| section.get(key).is_some()) {
+            let why = word.why();
+            self.warnings.push(format!("{label}.order: `{key}` has no effect, since {why}"));
+        }
+        let default = Gaps::default();
+        let problems = &mut self.problems;
+        let hold = section.get("hold").and_then(|entry| entry.parse(units::span, problems));
+        let on_gap = section.get("on_gap").and_then(|entry| entry.parse(on_gap, problems));
+        let hold_max = self.parsed_number(&section, "hold_max", |text| {
+            count(text, HOLD_MAX_MAX, default.hold_max)
+        });
+        let gaps = Gaps {
+            hold: hold.unwrap_or(default.hold),
+            hold_max: hold_max.unwrap_or(default.hold_max),
+            on_gap: on_gap.unwrap_or(default.on_gap),
+        };
+        let resource = self.selector(&section, "resource", word);
+        let along = self.selector(&section, word.along(), word);
+        Order::build(resource?, along?, OrderRule { policy: policy?, gaps })
+            .map_err(|error| {
+                let key = error.field.trim_start_matches("order.");
+                let complaint = Complaint::new(error.problem, error.hint);
+                match section.get(key) {
+                    Some(entry) => entry.complain(complaint, &mut self.problems),
+                    None => section.complain(complaint, &mut self.problems),
+                }
+            })
+            .ok()
+    }
+
+    fn sequence(&mut self, section: &Section<'_>) -> OrderPolicy {
+        let start = section.get("start");
+        let start = start.and_then(|entry| entry.parse_number(start_at, &mut self.problems));
+        OrderPolicy::Sequence { start: start.unwrap_or(Some(1)) }
+    }
+
+    /// The states, by the transitions between them.
+    fn machine(&mut self, section: &Section<'_>) -> Option<OrderPolicy> {
+        let Some(allow) = section.get("allow") else {
+            let complaint = Complaint::new("has no allow", ALLOW_HINT);
+            section.complain(complaint, &mut self.problems);
+            return None;
+        };
+        let transitions = allow.list(&mut self.problems)?;
+        let texts = allow.texts(&mut self.problems)?;
+        let start = match section.get("start") {
+            Some(entry) => {
+                Some(entry.parse_number(|text| Ok(text.to_owned()), &mut self.problems)?)
+            }
+            None => None,
+        };
+        let error = match Machine::parse(start.as_deref(), &texts) {
+            Ok(machine) => return Some(OrderPolicy::Machine(Arc::new(machine))),
+            Err(error) => error,
+        };
+        let start = section.get("start");
+        let (entry, hint) = match &error {
+            MachineError::Arrow { index, .. } => (transitions.get(*index), ALLOW_HINT),
+            MachineError::Start(_) => {
+                (start.as_ref(), "write the state that everything begins with, as `allow` names it")
+            }
+            MachineError::Empty | MachineError::TooMany | MachineError::SameNumber(..) => {
+                (Some(&allow), ALLOW_HINT)
+            }
+        };
+        let complaint = Complaint::new(error.to_string(), hint);
+        entry.unwrap_or(&allow).complain(complaint, &mut self.problems);
+        None
+    }
+
+    fn selector<'d>(
+        &mut self,
+        section: &Section<'d>,
+        key: &str,
+        word: PolicyWord,
+    ) -> Option<&'d str> {
+        match section.get(key) {
+            Some(entry) => entry.text(&mut self.problems),
+            None => {
+                let hint = match word {
+                    PolicyWord::Latest | PolicyWord::Sequence => {
+                        "order needs both: resource = \"/data/object/id\" says of what, \
+                         by = \"/created\" what comes first"
+                    }
+                    PolicyWord::Machine => {
+                        "a machine needs both: resource = \"/data/object/id\" says of what, \
+                         state = \"/data/object/status\" which state it is in"
+                    }
+                };
+                section.complain(Complaint::new(format!("has no {key}"), hint), &mut self.problems);
+                None
+            }
+        }
+    }
+}
+
+/// How transitions are written.
+const ALLOW_HINT: &str =
+    "write two states with an arrow between them: allow = [\"pending -> paid\"]";
+
+/// The policy as a word, before the keys that go with it are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PolicyWord {
+    Latest,
+    Sequence,
+    Machine,
+}
+
+impl PolicyWord {
+    /// The key that says where an event stands in the order.
+    fn along(self) -> &'static str {
+        match self {
+            Self::Latest | Self::Sequence => "by",
+            Self::Machine => "state",
+        }
+    }
+
+    /// Keys of other policies: harmless, and yet whoever wrote them expects something of them.
+    fn without_effect(self) -> &'static [&'static str] {
+        match self {
+            Self::Latest => &["hold", "hold_max", "on_gap", "start", "state", "allow"],
+            Self::Sequence => &["state", "allow"],
+            Self::Machine => &["by"],
+        }
+    }
+
+    fn why(self) -> &'static str {
+        match self {
+            Self::Latest => "\"latest\" knows neither gaps nor states",
+            Self::Sequence => "\"sequence\" knows no states",
+            Self::Machine => "\"machine\" goes by `state`",
+        }
+    }
+}
+
+fn policy_word(text: &str) -> Result<PolicyWord, Complaint> {
+    match text {
+        "latest" => Ok(PolicyWord::Latest),
+        "sequence" => Ok(PolicyWord::Sequence),
+        "machine" => Ok(PolicyWord::Machine),
+        other => Err(Complaint::new(
+            format!("\"{other}\" is not an order policy"),
+            "write \"latest\", \"sequence\" or \"machine\"",
+        )),
+    }
+}
+
+fn start_at(text: &str) -> Result<Option<i64>, Complaint> {
+    match (text, text.parse()) {
+        ("first", _) => Ok(None),
+        (_, Ok(number)) => Ok(Some(number)),
+        (_, Err(_)) => Err(Complaint::new(
+            format!("\"{text}\" is neither a number nor \"first\""),
+            "write the first number of each sequence, or \"first\" for whatever comes first",
+        )),
+    }
+}
+
+fn on_gap(text: &str) -> Result<OnGap, Complaint> {
+    match text {
+        "review" => Ok(OnGap::Review),
+        "go" => Ok(OnGap::Go),
+        other => Err(Complaint::new(
+            format!("\"{other}\" is not something to do about a gap"),
+            "write \"review\" or \"go\"",
+        )),
+    }
+}

@@ -1,0 +1,109 @@
+//! `[sources.NAME.handlers.H.refetch]`: where the object is fetched before the work.
+
+use std::time::Duration;
+
+use hapax_core::handler::{Refetch, RefetchError, RefetchUrl};
+use hapax_core::secret::Secret;
+use http::{HeaderName, HeaderValue};
+
+use super::Reading;
+use super::document::Section;
+use super::problem::{Complaint, Place};
+use super::units;
+
+pub(super) const KEYS: [&str; 4] = ["url", "headers", "timeout", "max_body"];
+/// An API that takes longer is not one to ask before every attempt.
+const REFETCH_TIMEOUT_DEFAULT: Duration = Duration::from_secs(5);
+const REFETCH_BYTES_DEFAULT: usize = 1024 * 1024;
+/// It is held in memory for each attempt that runs.
+const REFETCH_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// What the connection itself sends.
+const REFETCH_HEADERS_OURS: [&str; 5] =
+    ["host", "content-length", "transfer-encoding", "connection", "expect"];
+
+impl Reading<'_> {
+    pub(super) fn refetch(&mut self, handler: &Section<'_>) -> Option<Refetch> {
+        let section = handler.get("refetch")?.section(&mut self.problems)?;
+        section.expect(&KEYS, &[], &mut self.problems);
+        let problems = &mut self.problems;
+        let timeout = section.get("timeout").and_then(|entry| entry.parse(units::span, problems));
+        let most = section.get("max_body");
+        let most = most.and_then(|entry| entry.parse_number(refetch_bytes, problems));
+        let headers = self.refetch_headers(&section);
+        let url = self.refetch_url(handler, &section);
+        Some(Refetch {
+            url: url?,
+            headers: headers?,
+            timeout: timeout.unwrap_or(REFETCH_TIMEOUT_DEFAULT),
+            body_bytes_max: most.unwrap_or(REFETCH_BYTES_DEFAULT),
+        })
+    }
+
+    fn refetch_url(&mut self, handler: &Section<'_>, section: &Section<'_>) -> Option<RefetchUrl> {
+        let Some(entry) = section.get("url") else {
+            let complaint = Complaint::new(
+                "has no url",
+                "say where the object is: url = \"https://api.example.com/payouts/{resource}\"",
+            );
+            section.complain(complaint, &mut self.problems);
+            return None;
+        };
+        let text = entry.text(&mut self.problems)?;
+        let url = match RefetchUrl::parse(text) {
+            Ok(url) => url,
+            Err(RefetchError { at, problem, hint }) => {
+                let at = entry.byte_in_file(self.text, at).filter(|_| at > 0);
+                let place = Place::File(at.unwrap_or(entry.at()));
+                self.problems.add(place, entry.path(), Complaint::new(problem, hint));
+                return None;
+            }
+        };
+        if url.names_resource() && handler.get("order").is_none() {
+            let complaint = Complaint::new(
+                "{resource} is known only to a handler with an order",
+                "add `order` with resource = \"/data/object/id\" and by = \"/created\"",
+            );
+            entry.complain(complaint, &mut self.problems);
+            return None;
+        }
+        Some(url)
+    }
+
+    fn refetch_headers(&mut self, section: &Section<'_>) -> Option<Vec<(HeaderName, Secret)>> {
+        let Some(entry) = section.get("headers") else { return Some(Vec::new()) };
+        let section = entry.section(&mut self.problems)?;
+        let entries: Vec<_> = section.entries().collect();
+        let mut headers = Vec::new();
+        for entry in &entries {
+            let complaint = match HeaderName::try_from(entry.name()) {
+                Ok(name) if REFETCH_HEADERS_OURS.contains(&name.as_str()) => {
+                    Complaint::new("is set by the connection", "remove it")
+                }
+                Ok(name) => {
+                    let Some(secret) = self.secret(entry) else { continue };
+                    if HeaderValue::from_str(secret.expose()).is_ok() {
+                        headers.push((name, secret));
+                        continue;
+                    }
+                    Complaint::new(
+                        "does not fit in a header",
+                        "one line of ASCII, such as \"Bearer …\"",
+                    )
+                }
+                Err(_) => Complaint::new("is not the name of a header", "such as authorization"),
+            };
+            entry.complain(complaint, &mut self.problems);
+        }
+        (headers.len() == entries.len()).then_some(headers)
+    }
+}
+
+fn refetch_bytes(text: &str) -> Result<usize, Complaint> {
+    match units::size(text)? {
+        bytes @ 1..=REFETCH_BYTES_MAX => Ok(bytes),
+        _other => Err(Complaint::new(
+            "is not a size from 1 to 16MiB",
+            "an object is held in memory for each attempt: write \"1MiB\"",
+        )),
+    }
+}

@@ -1,0 +1,120 @@
+//! S-40: nobody is given what somebody else was answered, and nothing secret is kept.
+
+use std::sync::Arc;
+
+use hapax_layer::{Outcome, Principal, Rules};
+use http::request::Parts;
+use http::{HeaderName, Method};
+
+use crate::support::{Api, Ask, answer, charge, rules};
+
+async fn check(api: &Api, ask: Ask, outcome: Outcome) {
+    let heard = api.send(ask.clone()).await;
+    assert_eq!(heard.outcome, Some(outcome), "{ask:?}: {heard:?}");
+}
+
+#[tokio::test]
+async fn account_method_and_path_keep_keys_apart() {
+    let api = Api::counting(rules());
+    let elsewhere = [
+        charge("k"),
+        charge("k").header("x-account-id", "acct_2"),
+        charge("k").method(Method::PUT),
+        charge("k").path("/refunds"),
+        charge("k").path("/charges/"),
+        charge("K"),
+    ];
+    for ask in elsewhere.clone() {
+        check(&api, ask, Outcome::Fresh).await;
+    }
+    for ask in elsewhere.clone() {
+        check(&api, ask, Outcome::Replay).await;
+    }
+    assert_eq!(api.effects.count(), elsewhere.len());
+}
+
+#[tokio::test]
+async fn two_apis_on_one_ledger_keep_their_keys_apart() {
+    let work = |effects: crate::support::Effects, _| async move {
+        Ok(answer(http::StatusCode::OK, effects.add("done").to_string()))
+    };
+    let shop = Api::new(rules().realm("shop"), work);
+    let bank = Api::on(Arc::clone(&shop.ledger), rules().realm("bank"), work);
+    check(&shop, charge("k"), Outcome::Fresh).await;
+    check(&bank, charge("k"), Outcome::Fresh).await;
+    check(&shop, charge("k"), Outcome::Replay).await;
+    check(&bank, charge("k"), Outcome::Replay).await;
+}
+
+// Whoever does not say whose the key is would share everybody's.
+#[tokio::test]
+async fn a_key_that_is_nobodys_is_refused() {
+    let api = Api::counting(rules());
+    let heard = api.send(charge("k").without("x-account-id")).await;
+    assert_eq!((heard.status, heard.problem().as_deref()), (400, Some("principal_missing")));
+    let claims = Api::counting(Rules::default().principal(Principal::JwtClaim("sub".into())));
+    assert_eq!(claims.send(charge("k")).await.status, 400);
+    assert_eq!(api.effects.count() + claims.effects.count(), 0);
+    // Without a key nobody asks.
+    assert_eq!(
+        api.send(charge("").without("idempotency-key").without("x-account-id")).await.status,
+        201
+    );
+}
+
+#[tokio::test]
+async fn the_authorization_header_keeps_callers_apart_unless_told_otherwise() {
+    let api = Api::counting(Rules::default());
+    let of = |token: &str| charge("k").header("authorization", token);
+    check(&api, of("Bearer a"), Outcome::Fresh).await;
+    check(&api, of("Bearer b"), Outcome::Fresh).await;
+    check(&api, charge("k"), Outcome::Fresh).await;
+    check(&api, of("Bearer a"), Outcome::Replay).await;
+    check(&api, charge("k"), Outcome::Replay).await;
+    assert_eq!(api.effects.count(), 3);
+}
+
+#[tokio::test]
+async fn the_app_itself_may_say_whose_a_key_is() {
+    let by_tenant = |parts: &Parts| {
+        let host = parts.headers.get("host")?.to_str().ok()?;
+        Some(host.split_once('.')?.0.to_owned())
+    };
+    let api = Api::counting(Rules::default().principal(Principal::By(Arc::new(by_tenant))));
+    let of = |host: &str| charge("k").header("host", host);
+    check(&api, of("a.example"), Outcome::Fresh).await;
+    check(&api, of("b.example"), Outcome::Fresh).await;
+    check(&api, of("a.example"), Outcome::Replay).await;
+    check(&api, of("nowhere"), Outcome::Refused).await;
+}
+
+// A ledger is read by operators and backed up: a credential in it is a credential lost.
+#[tokio::test]
+async fn the_ledger_is_given_no_credential() {
+    let setting_cookies = |effects: crate::support::Effects, _| async move {
+        effects.add("charged");
+        let mut answer = answer(http::StatusCode::OK, "{}");
+        answer.headers_mut().insert("set-cookie", "session=s3cret".parse().unwrap());
+        Ok(answer)
+    };
+    let cookie = Rules::default().principal(Principal::Header(http::header::COOKIE));
+    let token = HeaderName::from_static("x-token");
+    let named = Rules::default().principal(Principal::Header(token));
+    let long = "s3cret".repeat(50);
+    for (rules, ask) in [
+        (Rules::default(), charge("k").header("authorization", "Bearer s3cret")),
+        (cookie, charge("k").header("cookie", "session=s3cret")),
+        (named, charge("k").header("x-token", &long)),
+    ] {
+        let api = Api::new(rules, setting_cookies);
+        let ask = ask.body("{\"card\":\"s3cret\"}");
+        let first = api.send(ask.clone()).await;
+        assert_eq!(first.header("set-cookie"), Some("session=s3cret"));
+        let replay = api.send(ask).await;
+        assert!(replay.is_replay());
+        assert_eq!(replay.header("set-cookie"), None);
+        let given = api.ledger.given();
+        assert!(given.contains("sha256:"), "{given}");
+        assert!(!given.contains("s3cret"), "{given}");
+    }
+}

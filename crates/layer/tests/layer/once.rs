@@ -1,0 +1,175 @@
+//! One key, one run, one answer.
+
+use std::collections::BTreeMap;
+
+use hapax_core::json::Pointer;
+use hapax_layer::{Outcome, Route};
+use http::{Method, StatusCode};
+use tokio::task::JoinSet;
+
+use crate::support::{Api, answer, charge, rules, soon};
+
+// B-5: fifty that arrive at once all find nothing kept, and all run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn fifty_at_once_with_one_key_are_one_run() {
+    let api = Api::new(rules(), |effects, _| async move {
+        let run = effects.add("charged");
+        // Others get a turn while this one is in the middle.
+        tokio::task::yield_now().await;
+        Ok(answer(StatusCode::CREATED, format!("{{\"id\":\"ch_{run}\"}}")))
+    });
+    let mut sent = JoinSet::new();
+    for _ in 0..50 {
+        let api = api.clone();
+        sent.spawn(async move { api.send(charge("one")).await });
+    }
+    let heard = soon(sent.join_all()).await;
+
+    assert_eq!(api.effects.count(), 1);
+    let mut outcomes = BTreeMap::<_, usize>::new();
+    for one in &heard {
+        *outcomes.entry(one.outcome.unwrap().as_str()).or_default() += 1;
+        match one.outcome.unwrap() {
+            Outcome::Fresh | Outcome::Replay => {
+                assert_eq!((one.status, &one.body[..]), (201, &b"{\"id\":\"ch_1\"}"[..]));
+            }
+            Outcome::InProgress => {
+                assert_eq!((one.status, one.header("retry-after")), (409, Some("5")))
+            }
+            other => panic!("{other:?} is nothing that can happen here"),
+        }
+    }
+    assert_eq!(outcomes["fresh"], 1, "{outcomes:?}");
+
+    let first = heard.iter().find(|one| one.outcome == Some(Outcome::Fresh)).unwrap();
+    for _ in 0..3 {
+        let replay = api.send(charge("one")).await;
+        assert!(replay.is_replay());
+        assert_eq!((replay.status, &replay.body), (first.status, &first.body));
+        assert_eq!(replay.header("content-type"), first.header("content-type"));
+    }
+    assert_eq!(api.effects.count(), 1);
+}
+
+// A retry that quotes its key as the IETF draft has it is taken for another request.
+#[tokio::test]
+async fn a_quoted_key_is_the_same_key() {
+    let api = Api::counting(rules());
+    assert!(!api.send(charge("abc")).await.is_replay());
+    assert!(api.send(charge("\"abc\"")).await.is_replay());
+    assert_eq!(api.effects.count(), 1);
+}
+
+// A key that cannot be one is passed on as if there were none, and the work runs unguarded.
+#[tokio::test]
+async fn a_bad_key_is_refused_and_nothing_runs() {
+    let api = Api::counting(rules());
+    for bad in ["", "\"open", "\"\"", &"k".repeat(256)] {
+        let heard = api.send(charge(bad)).await;
+        assert_eq!(heard.problem().as_deref(), Some("idempotency_key_malformed"), "{bad}");
+        assert_eq!((heard.status, heard.outcome), (400, Some(Outcome::Refused)));
+    }
+    assert_eq!(api.effects.count(), 0);
+}
+
+#[tokio::test]
+async fn without_a_key_requests_are_passed_on_unless_their_route_needs_one() {
+    let required = [Route::parse("POST /charges").unwrap()];
+    let api = Api::counting(rules().required(required));
+    let heard = api.send(charge("").without("idempotency-key")).await;
+    assert_eq!((heard.status, heard.problem().as_deref()), (400, Some("idempotency_key_missing")));
+    assert_eq!(api.effects.count(), 0);
+
+    for elsewhere in [
+        charge("").without("idempotency-key").path("/refunds"),
+        charge("").without("idempotency-key").method(Method::PUT),
+        // What changes nothing needs no key, and has no use for one.
+        charge("k").method(Method::GET),
+        charge("k").method(Method::GET),
+        charge("\"bad").method(Method::OPTIONS),
+    ] {
+        let heard = api.send(elsewhere).await;
+        assert_eq!((heard.status, heard.outcome), (201, None));
+    }
+    assert_eq!(api.effects.count(), 5);
+    assert_eq!(api.ledger.given(), "");
+}
+
+// S-41: another request under a used key runs, or is shown what the first was answered.
+#[tokio::test]
+async fn a_key_used_for_another_request_is_refused() {
+    let pointer = |text| Pointer::parse(text).unwrap();
+    let ignoring = rules().fingerprint_ignore(vec![pointer("/client_ts")]);
+    let api = Api::counting(ignoring.clone());
+    let first = charge("k").body("{\"amount\":100,\"client_ts\":1}");
+    api.send(first.clone()).await;
+
+    for other in [
+        first.clone().body("{\"amount\":999,\"client_ts\":1}"),
+        first.clone().body("{\"amount\":100,\"client_ts\":1} "),
+        first.clone().body(""),
+        first.clone().path("/charges?dry=1"),
+    ] {
+        let heard = api.send(other).await;
+        assert_eq!((heard.status, heard.outcome), (409, Some(Outcome::Mismatch)));
+        assert_eq!(heard.problem().as_deref(), Some("idempotency_key_reused"));
+        assert!(heard.header("retry-after").is_none(), "coming back does not help");
+    }
+    // What a client makes anew with each try is not another request.
+    assert!(api.send(first.body("{\"amount\":100,\"client_ts\":22}")).await.is_replay());
+    assert_eq!(api.effects.count(), 1);
+
+    let strict = Api::counting(ignoring.mismatch_status(StatusCode::UNPROCESSABLE_ENTITY));
+    strict.send(charge("k")).await;
+    assert_eq!(strict.send(charge("k").body("{}")).await.status, 422);
+}
+
+// A body without end under a key is gathered into memory.
+#[tokio::test]
+async fn a_body_past_the_bound_is_refused() {
+    let api = Api::counting(rules().body_max(100));
+    assert_eq!(api.send(charge("k").body(vec![b'x'; 100])).await.status, 201);
+    let heard = api.send(charge("l").body(vec![b'x'; 101])).await;
+    assert_eq!((heard.status, heard.problem().as_deref()), (413, Some("too_large")));
+    // Without a key nothing is gathered.
+    let heard = api.send(charge("").without("idempotency-key").body(vec![b'x'; 101])).await;
+    assert_eq!(heard.status, 201);
+    assert_eq!(api.effects.count(), 2);
+}
+
+// K5: a key is remembered for ever, or forgotten while its client still retries.
+#[tokio::test]
+async fn a_key_is_forgotten_after_its_ttl() {
+    let hour = std::time::Duration::from_secs(3_600);
+    let api = Api::counting(rules().ttl(24 * hour));
+    api.send(charge("k")).await;
+    api.ledger.pass(23 * hour);
+    assert!(api.send(charge("k")).await.is_replay());
+    api.ledger.pass(2 * hour);
+    assert!(!api.send(charge("k")).await.is_replay());
+    assert_eq!(api.effects.count(), 2);
+}
+
+#[tokio::test]
+async fn every_outcome_is_counted() {
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    // Everything in this test is on its one thread.
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let api = Api::counting(rules().realm("shop"));
+    api.send(charge("k")).await;
+    api.send(charge("k")).await;
+    api.send(charge("k")).await;
+    api.send(charge("k").body("{}")).await;
+    api.send(charge("")).await;
+    api.ledger.fail(&[crate::support::Act::Reserve]);
+    api.send(charge("k")).await;
+    let text = handle.render();
+    for (outcome, count) in
+        [("fresh", 1), ("replay", 2), ("mismatch", 1), ("refused", 1), ("unavailable", 1)]
+    {
+        let line =
+            format!("hapax_idempotency_total{{realm=\"shop\",outcome=\"{outcome}\"}} {count}");
+        assert!(text.contains(&line), "{line} in {text}");
+    }
+}

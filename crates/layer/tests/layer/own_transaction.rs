@@ -1,0 +1,178 @@
+//! Apps that finish a key themselves, in the transaction of their effects, and rights that went to
+//! somebody else: what is kept is what counts.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hapax_core::ledger::{Answer, Ledger as _, Reserved, Settle};
+use hapax_layer::{Body, BoxError, Outcome};
+use http::StatusCode;
+use http_body_util::{BodyExt as _, Full};
+use tokio::sync::{Notify, Semaphore};
+
+use crate::support::{Api, LEASE, Watched, answer, charge, rules, soon};
+
+/// What the app says after it has settled the key itself.
+#[derive(Clone, Copy)]
+enum Then {
+    Says(u16),
+    BreaksOff,
+    Fails,
+}
+
+#[derive(Clone, Copy)]
+enum Itself {
+    Finishes,
+    Abandons,
+}
+
+/// An app that settles its key itself, and then says something.
+fn app(itself: Itself, then: Then) -> Api {
+    let ledger = Arc::new(Watched::new());
+    let theirs = Arc::clone(&ledger);
+    Api::on(ledger, rules(), move |effects, request| {
+        let ledger = Arc::clone(&theirs);
+        async move {
+            let reserved = request.extensions().get::<Reserved>().ok_or("no right")?;
+            effects.add("in its own transaction");
+            match itself {
+                Itself::Finishes => {
+                    let kept = Answer {
+                        status: StatusCode::CREATED,
+                        headers: vec![
+                            ("content-type".into(), "text/plain".into()),
+                            ("content-length".into(), "999".into()),
+                            ("no header".into(), "at all\n".into()),
+                        ],
+                        body: Bytes::from_static(b"kept by the app"),
+                    };
+                    ledger.finish(reserved, &kept).await?;
+                }
+                Itself::Abandons => ledger.abandon(reserved).await?,
+            }
+            match then {
+                Then::Says(status) => {
+                    Ok(answer(StatusCode::from_u16(status)?, format!("said {status}")))
+                }
+                Then::BreaksOff => {
+                    let mut answer = answer(StatusCode::OK, "");
+                    *answer.body_mut() = broken();
+                    Ok(answer)
+                }
+                Then::Fails => Err("died".into()),
+            }
+        }
+    })
+}
+
+fn broken() -> Body {
+    let half = Full::new(Bytes::from_static(b"half")).map_err(|never| match never {});
+    Body::new(half.with_trailers(async { Some(Err(BoxError::from("reset"))) }))
+}
+
+#[tokio::test]
+async fn what_the_app_finished_itself_wins_over_what_it_then_says() {
+    for then in [Then::Says(200), Then::Says(500), Then::Says(502), Then::BreaksOff] {
+        let api = app(Itself::Finishes, then);
+        let first = api.send(charge("k")).await;
+        assert_eq!((first.status, &first.body[..]), (201, &b"kept by the app"[..]));
+        assert_eq!(first.outcome, Some(Outcome::Fresh), "its own request ran");
+        assert_eq!(first.header("idempotency-replayed"), None);
+        let replay = api.send(charge("k")).await;
+        assert!(replay.is_replay());
+        assert_eq!((replay.status, &replay.body), (201, &first.body));
+        // It was written by hand, and is looked at before it is sent.
+        assert_eq!(replay.header("content-type"), Some("text/plain"));
+        assert_eq!(replay.header("content-length"), None);
+        assert_eq!(api.effects.count(), 1);
+    }
+}
+
+// I-45: killed between its commit and its answer.
+#[tokio::test]
+async fn an_app_that_finished_and_died_is_replayed() {
+    let api = app(Itself::Finishes, Then::Fails);
+    assert_eq!(api.try_send(charge("k")).await.unwrap_err().to_string(), "died");
+    let replay = api.send(charge("k")).await;
+    assert!(replay.is_replay());
+    assert_eq!((replay.status, &replay.body[..]), (201, &b"kept by the app"[..]));
+    assert_eq!(api.effects.count(), 1);
+}
+
+#[tokio::test]
+async fn a_key_that_the_app_gave_up_itself_is_free_unless_it_then_says_success() {
+    let api = app(Itself::Abandons, Then::Says(422));
+    for run in 1..=2 {
+        let heard = api.send(charge("k")).await;
+        assert_eq!((heard.status, heard.outcome), (422, Some(Outcome::Fresh)));
+        assert_eq!(api.effects.count(), run);
+    }
+    // Whatever else went on, this was done.
+    let api = app(Itself::Abandons, Then::Says(200));
+    assert_eq!(api.send(charge("k")).await.status, 200);
+    assert!(api.send(charge("k")).await.is_replay());
+    assert_eq!(api.effects.count(), 1);
+}
+
+/// An API whose runs stand still, each at a gate of its own.
+fn two_at_a_time(settle: Option<Settle>) -> (Api, Arc<Notify>, [Arc<Semaphore>; 2]) {
+    let begun = Arc::new(Notify::new());
+    let gates = [(); 2].map(|()| Arc::new(Semaphore::new(0)));
+    let (tell, wait) = (Arc::clone(&begun), gates.clone());
+    let api = Api::new(rules(), move |effects, request| {
+        let (tell, wait) = (Arc::clone(&tell), wait.clone());
+        async move {
+            let attempt = request.extensions().get::<Reserved>().ok_or("no right")?.attempt;
+            let run = effects.add(format!("attempt {attempt}"));
+            tell.notify_one();
+            wait[run - 1].acquire().await?.forget();
+            let mut answer = answer(StatusCode::OK, format!("attempt {attempt}"));
+            if let Some(settle) = settle {
+                answer.extensions_mut().insert(settle);
+            }
+            Ok(answer)
+        }
+    });
+    (api, begun, gates)
+}
+
+// B-33: the one that took too long writes over, or frees, what its successor holds.
+#[tokio::test]
+async fn a_late_run_is_answered_what_its_successor_kept() {
+    let (api, begun, [first_gate, second_gate]) = two_at_a_time(None);
+    let send = |api: Api| tokio::spawn(async move { api.send(charge("k")).await });
+    let first = send(api.clone());
+    soon(begun.notified()).await;
+    api.ledger.pass(LEASE);
+    let second = send(api.clone());
+    soon(begun.notified()).await;
+    second_gate.add_permits(1);
+    assert_eq!(soon(second).await.unwrap().body, "attempt 2");
+    first_gate.add_permits(1);
+    assert_eq!(soon(first).await.unwrap().body, "attempt 2");
+    assert_eq!(api.send(charge("k")).await.body, "attempt 2");
+}
+
+#[tokio::test]
+async fn a_late_run_cannot_settle_the_key_of_a_running_successor() {
+    for settle in [None, Some(Settle::Free), Some(Settle::Wait)] {
+        let (api, begun, [first_gate, second_gate]) = two_at_a_time(settle);
+        let send = |api: Api| tokio::spawn(async move { api.send(charge("k")).await });
+        let first = send(api.clone());
+        soon(begun.notified()).await;
+        api.ledger.pass(LEASE);
+        let second = send(api.clone());
+        soon(begun.notified()).await;
+        first_gate.add_permits(1);
+        let late = soon(first).await.unwrap();
+        match settle {
+            // Its answer will not be the one that is kept.
+            None => assert_eq!((late.status, late.outcome), (409, Some(Outcome::InProgress))),
+            Some(_) => assert_eq!((late.status, &late.body[..]), (200, &b"attempt 1"[..])),
+        }
+        assert_eq!(api.send(charge("k")).await.outcome, Some(Outcome::InProgress), "{settle:?}");
+        second_gate.add_permits(1);
+        assert_eq!(soon(second).await.unwrap().body, "attempt 2");
+        assert_eq!(api.effects.count(), 2);
+    }
+}

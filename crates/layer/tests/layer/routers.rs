@@ -1,0 +1,119 @@
+//! The layer around an axum router, as apps use it.
+
+use std::sync::Arc;
+
+use axum::routing::{get, post};
+use axum::{Extension, Json, Router};
+use bytes::Bytes;
+use hapax_core::ledger::Reserved;
+use hapax_layer::{Body, IdempotencyLayer, Outcome, Route};
+use hapax_store::MemoryStore;
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use serde_json::{Value, json};
+use tower::ServiceExt as _;
+
+use crate::support::{Effects, charge, rules};
+
+/// An app with one route that charges, one that fails, and one that only looks.
+fn app(effects: Effects) -> Router {
+    let required = [Route::parse("POST /charges").unwrap()];
+    let layer =
+        IdempotencyLayer::new(Arc::new(MemoryStore::new()), Arc::new(rules().required(required)));
+    let charged = effects.clone();
+    let charge = move |Extension(reserved): Extension<Reserved>, Json(charge): Json<Value>| {
+        let effects = charged.clone();
+        async move {
+            let id = effects.add(reserved.scope.as_str());
+            (StatusCode::CREATED, Json(json!({"id": id, "amount": charge["amount"]})))
+        }
+    };
+    let panics = move || {
+        effects.add("panicked");
+        async { panic!("boom") as StatusCode }
+    };
+    Router::new()
+        .route("/charges", post(charge).get(async || "none yet"))
+        .route("/panics", post(panics))
+        .route("/echo", post(async |body: Bytes| body))
+        .route("/health", get(async || StatusCode::NO_CONTENT))
+        .layer(layer)
+}
+
+async fn send(app: &Router, request: Request<Full<Bytes>>) -> (u16, Option<Outcome>, Bytes) {
+    let response = app.clone().oneshot(request).await.unwrap();
+    let (head, body) = response.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    (head.status.as_u16(), head.extensions.get().copied(), body)
+}
+
+#[tokio::test]
+async fn a_handler_runs_once_for_each_key() {
+    let effects = Effects::default();
+    let app = app(effects.clone());
+    let ask = charge("k").header("content-type", "application/json");
+    let (status, outcome, first) = send(&app, ask.clone().into_request()).await;
+    assert_eq!((status, outcome), (201, Some(Outcome::Fresh)));
+    assert_eq!(serde_json::from_slice::<Value>(&first).unwrap(), json!({"id": 1, "amount": 100}));
+    let (status, outcome, replay) = send(&app, ask.clone().into_request()).await;
+    assert_eq!((status, outcome, replay), (201, Some(Outcome::Replay), first));
+    assert_eq!(effects.count(), 1);
+
+    let missing = ask.without("idempotency-key");
+    assert_eq!(send(&app, missing.into_request()).await.0, 400);
+    let look = charge("k").method(http::Method::GET);
+    assert_eq!(send(&app, look.into_request()).await, (200, None, Bytes::from_static(b"none yet")));
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
+async fn a_handler_that_panics_is_a_500_and_does_not_run_again_at_once() {
+    let effects = Effects::default();
+    let app = app(effects.clone());
+    let (status, _, body) = send(&app, charge("k").path("/panics").into_request()).await;
+    assert_eq!(status, 500);
+    assert!(!String::from_utf8_lossy(&body).contains("boom"));
+    let (status, outcome, _) = send(&app, charge("k").path("/panics").into_request()).await;
+    assert_eq!((status, outcome), (409, Some(Outcome::InProgress)));
+    assert_eq!(effects.count(), 1);
+}
+
+// The layer gathers what it has no business with: a large upload without a key fills the memory.
+#[tokio::test]
+async fn a_request_without_a_key_is_streamed_both_ways() {
+    let app = app(Effects::default());
+    let (sender, body) = tokio::sync::mpsc::unbounded_channel::<Bytes>();
+    let layer = IdempotencyLayer::new(Arc::new(MemoryStore::new()), Arc::new(rules()));
+    let echo = tower::service_fn(async |request: Request<Body>| {
+        Ok::<_, std::convert::Infallible>(http::Response::new(request.into_body()))
+    });
+    let service = tower::Layer::layer(&layer, echo);
+    let request = Request::post("/echo").body(Incoming(body)).unwrap();
+    // The answer begins before the request has ended.
+    let mut answer = service.oneshot(request).await.unwrap().into_body();
+    for piece in ["one", "two"] {
+        sender.send(Bytes::from(piece)).unwrap();
+        let frame = answer.frame().await.unwrap().unwrap();
+        assert_eq!(frame.into_data().unwrap(), piece);
+    }
+    drop(sender);
+    assert!(answer.frame().await.is_none());
+
+    let large = charge("").without("idempotency-key").path("/echo").body(vec![b'x'; 1_500_000]);
+    let (status, _, body) = send(&app, large.into_request()).await;
+    assert_eq!((status, body.len()), (200, 1_500_000));
+}
+
+struct Incoming(tokio::sync::mpsc::UnboundedReceiver<Bytes>);
+
+impl http_body::Body for Incoming {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+        self.0.poll_recv(context).map(|piece| piece.map(|piece| Ok(http_body::Frame::data(piece))))
+    }
+}

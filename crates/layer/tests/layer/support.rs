@@ -1,0 +1,341 @@
+//! An API to send requests to, and what it saw.
+
+use std::fmt::{self, Debug};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_core::Timestamp;
+use hapax_core::ledger::{Answer, Ledger, Reservation, ReserveAsk, Reserved};
+use hapax_core::store::{Held, StoreError};
+use hapax_layer::{Body, BoxError, Idempotency, IdempotencyLayer, Outcome, Principal, Rules};
+use hapax_store::MemoryStore;
+use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use tokio::sync::{Notify, Semaphore};
+use tower::util::BoxCloneSyncService;
+use tower::{Layer as _, Service, ServiceExt as _, service_fn};
+
+/// How long a test waits for what must happen: past it something is wrong, however slow the machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) const LEASE: Duration = Duration::from_secs(60);
+
+/// The model of a ledger, with what it was given, faults to order, and a clock that is moved by hand.
+pub(crate) struct Watched {
+    store: MemoryStore,
+    clock: Arc<AtomicI64>,
+    given: Mutex<Vec<String>>,
+    pub(crate) reserves: AtomicUsize,
+    failing: Mutex<Vec<Act>>,
+    /// A permit for each `reserve` that may return, where they are held.
+    held: Mutex<Option<Arc<Semaphore>>>,
+    pub(crate) reserved: Notify,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Act {
+    Reserve,
+    Finish,
+    Abandon,
+}
+
+impl Watched {
+    pub(crate) fn new() -> Self {
+        let clock = Arc::new(AtomicI64::new(1_700_000_000));
+        let seconds = Arc::clone(&clock);
+        let now = move || Timestamp::from_second(seconds.load(Ordering::SeqCst)).unwrap();
+        Self {
+            store: MemoryStore::with_clock(Arc::new(now)),
+            clock,
+            given: Mutex::default(),
+            reserves: AtomicUsize::new(0),
+            failing: Mutex::default(),
+            held: Mutex::default(),
+            reserved: Notify::new(),
+        }
+    }
+
+    pub(crate) fn pass(&self, span: Duration) {
+        self.clock.fetch_add(span.as_secs().try_into().unwrap(), Ordering::SeqCst);
+    }
+
+    /// From now on these acts fail.
+    pub(crate) fn fail(&self, acts: &[Act]) {
+        *self.failing.lock().unwrap() = acts.to_vec();
+    }
+
+    /// From now on a reservation is made, but told only with a permit.
+    pub(crate) fn hold_reserves(&self) -> Arc<Semaphore> {
+        let gate = Arc::new(Semaphore::new(0));
+        *self.held.lock().unwrap() = Some(Arc::clone(&gate));
+        gate
+    }
+
+    /// Everything that it was ever given.
+    pub(crate) fn given(&self) -> String {
+        self.given.lock().unwrap().join("\n")
+    }
+
+    fn note(&self, act: Act, given: &dyn Debug) -> Result<(), StoreError> {
+        self.given.lock().unwrap().push(format!("{act:?} {given:?}"));
+        if self.failing.lock().unwrap().contains(&act) {
+            return Err(StoreError::Unavailable("ordered by the test".into()));
+        }
+        Ok(())
+    }
+}
+
+impl Ledger for Watched {
+    async fn reserve(&self, ask: ReserveAsk) -> Result<Reservation, StoreError> {
+        self.reserves.fetch_add(1, Ordering::SeqCst);
+        self.note(Act::Reserve, &ask)?;
+        let reservation = self.store.reserve(ask).await;
+        self.reserved.notify_one();
+        let held = self.held.lock().unwrap().clone();
+        if let Some(gate) = held {
+            gate.acquire().await.unwrap().forget();
+        }
+        reservation
+    }
+
+    async fn finish(&self, reserved: &Reserved, answer: &Answer) -> Result<Held, StoreError> {
+        self.note(Act::Finish, &(reserved, answer, String::from_utf8_lossy(&answer.body)))?;
+        self.store.finish(reserved, answer).await
+    }
+
+    async fn abandon(&self, reserved: &Reserved) -> Result<(), StoreError> {
+        self.note(Act::Abandon, reserved)?;
+        self.store.abandon(reserved).await
+    }
+}
+
+/// What the work has done, in a list without a unique constraint.
+#[derive(Clone, Default)]
+pub(crate) struct Effects(Arc<Mutex<Vec<String>>>);
+
+impl Effects {
+    /// Does it, and returns how often anything was done so far.
+    pub(crate) fn add(&self, effect: impl Into<String>) -> usize {
+        let mut effects = self.0.lock().unwrap();
+        effects.push(effect.into());
+        effects.len()
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+}
+
+/// Why the work failed; anything can be a reason.
+#[derive(Debug)]
+pub(crate) struct Failed(pub(crate) String);
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl<E: Into<BoxError>> From<E> for Failed {
+    fn from(error: E) -> Self {
+        Self(error.into().to_string())
+    }
+}
+
+/// The service behind the layer, whichever it is.
+pub(crate) type Inner = BoxCloneSyncService<Request<Body>, Response<Body>, Failed>;
+
+/// One API behind the layer.
+#[derive(Clone)]
+pub(crate) struct Api {
+    pub(crate) ledger: Arc<Watched>,
+    pub(crate) layer: IdempotencyLayer<Watched>,
+    pub(crate) effects: Effects,
+    pub(crate) service: Idempotency<Inner, Watched>,
+}
+
+impl Api {
+    /// `work` is given what it has done so far, and the request.
+    pub(crate) fn new<W, F>(rules: Rules, work: W) -> Self
+    where
+        W: Fn(Effects, Request<Body>) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Result<Response<Body>, Failed>> + Send + 'static,
+    {
+        Self::on(Arc::new(Watched::new()), rules, work)
+    }
+
+    /// The same, on a ledger that others may use as well.
+    pub(crate) fn on<W, F>(ledger: Arc<Watched>, rules: Rules, work: W) -> Self
+    where
+        W: Fn(Effects, Request<Body>) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Result<Response<Body>, Failed>> + Send + 'static,
+    {
+        let effects = Effects::default();
+        let seen = effects.clone();
+        let inner = service_fn(move |request| work(seen.clone(), request));
+        let layer = IdempotencyLayer::new(Arc::clone(&ledger), Arc::new(rules));
+        let service = layer.layer(BoxCloneSyncService::new(inner));
+        Self { ledger, layer, effects, service }
+    }
+
+    /// An API that counts what it is asked to do: the first time it answers `{"run":1}`.
+    pub(crate) fn counting(rules: Rules) -> Self {
+        Self::new(rules, |effects, request| async move {
+            let run = effects.add(request.uri().path());
+            Ok(answer(StatusCode::CREATED, format!("{{\"run\":{run}}}")))
+        })
+    }
+
+    pub(crate) async fn send(&self, request: Ask) -> Heard {
+        self.try_send(request).await.expect("the work did not fail")
+    }
+
+    pub(crate) async fn try_send(&self, request: Ask) -> Result<Heard, Failed> {
+        hear(self.service.clone(), request.into_request()).await
+    }
+}
+
+/// Rules under which the header `x-account-id` names the caller.
+pub(crate) fn rules() -> Rules {
+    Rules::default()
+        .lease(LEASE)
+        .principal(Principal::Header(HeaderName::from_static("x-account-id")))
+}
+
+pub(crate) fn answer(status: StatusCode, body: impl Into<Bytes>) -> Response<Body> {
+    let response = Response::builder().status(status).header("content-type", "application/json");
+    response.body(Body::from(body.into())).unwrap()
+}
+
+/// A request on its way.
+#[derive(Debug, Clone)]
+pub(crate) struct Ask {
+    method: Method,
+    path: String,
+    headers: Vec<(String, String)>,
+    body: Bytes,
+}
+
+/// `POST /charges` of `acct_1` with this key.
+pub(crate) fn charge(key: &str) -> Ask {
+    let headers = vec![("x-account-id".into(), "acct_1".into())];
+    let body = Bytes::from_static(b"{\"amount\":100}");
+    let bare = Ask { method: Method::POST, path: "/charges".into(), headers, body };
+    bare.header("idempotency-key", key)
+}
+
+impl Ask {
+    pub(crate) fn method(self, method: Method) -> Self {
+        Self { method, ..self }
+    }
+
+    pub(crate) fn path(self, path: &str) -> Self {
+        Self { path: path.into(), ..self }
+    }
+
+    pub(crate) fn body(self, body: impl Into<Bytes>) -> Self {
+        Self { body: body.into(), ..self }
+    }
+
+    /// In the place of what the header said before.
+    pub(crate) fn header(self, name: &str, value: &str) -> Self {
+        let mut bare = self.without(name);
+        bare.headers.push((name.into(), value.into()));
+        bare
+    }
+
+    pub(crate) fn without(mut self, name: &str) -> Self {
+        self.headers.retain(|(known, _)| known != name);
+        self
+    }
+
+    pub(crate) fn into_request(self) -> Request<Full<Bytes>> {
+        let mut request = Request::builder().method(self.method).uri(self.path);
+        for (name, value) in self.headers {
+            request = request.header(name, value);
+        }
+        request.body(Full::new(self.body)).unwrap()
+    }
+}
+
+/// An answer, heard to its end.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Heard {
+    pub(crate) status: u16,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+    pub(crate) trailers: Option<HeaderMap>,
+    pub(crate) outcome: Option<Outcome>,
+}
+
+impl Heard {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+
+    pub(crate) fn is_replay(&self) -> bool {
+        assert_eq!(
+            self.header("idempotency-replayed") == Some("true"),
+            self.outcome == Some(Outcome::Replay),
+            "the header says what the outcome is: {self:?}"
+        );
+        self.outcome == Some(Outcome::Replay)
+    }
+
+    /// The kind of problem that this is, if it is one of the layer's own.
+    pub(crate) fn problem(&self) -> Option<String> {
+        (self.header("content-type") == Some("application/problem+json")).then(|| {
+            let body: serde_json::Value = serde_json::from_slice(&self.body).unwrap();
+            assert_eq!(body["status"], self.status, "{body}");
+            body["type"].as_str().unwrap().strip_prefix("urn:hapax:problem:").unwrap().to_owned()
+        })
+    }
+}
+
+pub(crate) async fn hear<S, B>(service: S, request: Request<B>) -> Result<Heard, Failed>
+where
+    S: Service<Request<B>, Response = Response<Body>>,
+    S::Error: Into<Failed>,
+{
+    let (head, body) = service.oneshot(request).await.map_err(Into::into)?.into_parts();
+    let body = body.collect().await?;
+    let trailers = body.trailers().cloned();
+    Ok(Heard {
+        status: head.status.as_u16(),
+        outcome: head.extensions.get().copied(),
+        headers: head.headers,
+        body: body.to_bytes(),
+        trailers,
+    })
+}
+
+/// What must happen, within patience.
+pub(crate) async fn soon<F: Future>(what: F) -> F::Output {
+    tokio::time::timeout(PATIENCE, what).await.expect("it happens within patience")
+}
+
+/// An API whose work stands still until it is let go on.
+pub(crate) struct Paused {
+    pub(crate) api: Api,
+    /// Told when a run begins.
+    pub(crate) begun: Arc<Notify>,
+    /// A permit for each run that may go on.
+    pub(crate) gate: Arc<Semaphore>,
+}
+
+pub(crate) fn paused(rules: Rules) -> Paused {
+    let (begun, gate) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
+    let (tell, wait) = (Arc::clone(&begun), Arc::clone(&gate));
+    let api = Api::new(rules, move |effects, _| {
+        let (tell, wait) = (Arc::clone(&tell), Arc::clone(&wait));
+        async move {
+            let run = effects.add("charged");
+            tell.notify_one();
+            wait.acquire().await?.forget();
+            Ok(answer(StatusCode::CREATED, format!("run {run}")))
+        }
+    });
+    Paused { api, begun, gate }
+}

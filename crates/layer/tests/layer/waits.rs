@@ -1,0 +1,171 @@
+//! Retries that come while the first one runs.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use hapax_layer::{IdempotencyLayer, Outcome};
+use http::StatusCode;
+use tokio::time::Instant;
+use tower::Layer as _;
+
+use crate::support::{Api, Failed, LEASE, Paused, answer, charge, hear, paused, rules, soon};
+
+const WAIT: Duration = Duration::from_secs(30);
+
+#[tokio::test]
+async fn a_retry_of_a_running_request_is_told_to_come_back() {
+    let Paused { api, begun, gate } = paused(rules());
+    let first = tokio::spawn({
+        let api = api.clone();
+        async move { api.send(charge("k")).await }
+    });
+    soon(begun.notified()).await;
+    let retry = api.send(charge("k")).await;
+    assert_eq!((retry.status, retry.outcome), (409, Some(Outcome::InProgress)));
+    assert_eq!(retry.problem().as_deref(), Some("idempotency_in_progress"));
+    assert_eq!(retry.header("retry-after"), Some("5"));
+    // Close to its end it is told less.
+    api.ledger.pass(LEASE - Duration::from_secs(2));
+    assert_eq!(api.send(charge("k")).await.header("retry-after"), Some("2"));
+    // Another request under the key is a mistake at any time.
+    assert_eq!(api.send(charge("k").body("{}")).await.outcome, Some(Outcome::Mismatch));
+
+    gate.add_permits(1);
+    assert_eq!(soon(first).await.unwrap().status, 201);
+    assert!(api.send(charge("k")).await.is_replay());
+    assert_eq!(api.effects.count(), 1);
+}
+
+// A waiter that only looks now and then tells its client up to a second too late.
+#[tokio::test(start_paused = true)]
+async fn who_waits_hears_of_the_end_at_once() {
+    let Paused { api, begun, gate } = paused(rules().wait(WAIT));
+    let send = |api: Api| tokio::spawn(async move { api.send(charge("k")).await });
+    let first = send(api.clone());
+    soon(begun.notified()).await;
+    let waiters: Vec<_> = (0..5).map(|_| send(api.clone())).collect();
+    // By now the looks are a second apart, and the next is due in more than half of one.
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let ended = Instant::now();
+    gate.add_permits(1);
+    assert!(!first.await.unwrap().is_replay());
+    for waiter in waiters {
+        let heard = waiter.await.unwrap();
+        assert_eq!((heard.status, &heard.body[..]), (201, &b"run 1"[..]));
+        assert!(heard.is_replay());
+    }
+    assert_eq!(ended.elapsed(), Duration::ZERO);
+    assert_eq!(api.effects.count(), 1);
+}
+
+// The running one is in another process: no bell rings here.
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_another_process_sees_the_end_by_looking() {
+    let Paused { api, begun, gate } = paused(rules());
+    let first = tokio::spawn({
+        let api = api.clone();
+        async move { api.send(charge("k")).await }
+    });
+    soon(begun.notified()).await;
+    let work = |_, _| async { panic!("it runs elsewhere") };
+    let other = Api::on(Arc::clone(&api.ledger), rules().wait(WAIT), work);
+    let waiter = tokio::spawn(async move { other.send(charge("k")).await });
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let ended = Instant::now();
+    gate.add_permits(1);
+    assert!(waiter.await.unwrap().is_replay());
+    assert!(ended.elapsed() <= Duration::from_secs(1), "{:?}", ended.elapsed());
+    first.await.unwrap();
+    // It looks, but it does not stare.
+    assert!(api.ledger.reserves.load(Ordering::SeqCst) < 25);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_in_vain_is_told_so_when_the_wait_is_over() {
+    let Paused { api, begun, gate } = paused(rules().wait(WAIT));
+    let first = tokio::spawn({
+        let api = api.clone();
+        async move { api.send(charge("k")).await }
+    });
+    soon(begun.notified()).await;
+    let asked = Instant::now();
+    let heard = api.send(charge("k")).await;
+    assert_eq!(heard.outcome, Some(Outcome::InProgress));
+    assert_eq!(asked.elapsed(), WAIT);
+    gate.add_permits(1);
+    first.await.unwrap();
+}
+
+// K3: the first one died with its process, and its key is locked for ever.
+#[tokio::test(start_paused = true)]
+async fn who_waits_takes_over_when_the_lease_is_over() {
+    let Paused { api: dead, begun, .. } = paused(rules());
+    let first = tokio::spawn({
+        let dead = dead.clone();
+        async move { dead.send(charge("k")).await }
+    });
+    soon(begun.notified()).await;
+    let api = Api::on(Arc::clone(&dead.ledger), rules().wait(WAIT), |effects, _| async move {
+        effects.add("taken over");
+        Ok(answer(StatusCode::OK, "taken over"))
+    });
+    let waiter = tokio::spawn({
+        let api = api.clone();
+        async move { api.send(charge("k")).await }
+    });
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(api.effects.count(), 0);
+    dead.ledger.pass(LEASE);
+    let heard = waiter.await.unwrap();
+    assert_eq!((heard.outcome, &heard.body[..]), (Some(Outcome::Fresh), &b"taken over"[..]));
+    first.abort();
+}
+
+// Who waits for a request that was turned away must not be turned away with it.
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_a_key_that_is_freed_runs_itself() {
+    let Paused { api, begun, gate } = paused(rules().wait(WAIT));
+    let turning_away = tower::service_fn({
+        let (begun, gate) = (Arc::clone(&begun), Arc::clone(&gate));
+        move |_| {
+            let (begun, gate) = (Arc::clone(&begun), Arc::clone(&gate));
+            async move {
+                begun.notify_one();
+                gate.acquire().await?.forget();
+                Ok::<_, Failed>(answer(StatusCode::TOO_MANY_REQUESTS, "later"))
+            }
+        }
+    });
+    let first = tokio::spawn(hear(api.layer.layer(turning_away), charge("k").into_request()));
+    soon(begun.notified()).await;
+    let waiter = tokio::spawn({
+        let api = api.clone();
+        async move { api.send(charge("k")).await }
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    gate.add_permits(2);
+    assert_eq!(first.await.unwrap().unwrap().status, 429);
+    assert_eq!(waiter.await.unwrap().status, 201);
+    assert_eq!(api.effects.count(), 1);
+}
+
+// A drain that waits for work which nobody does any more never ends; one that does not wait cuts it.
+#[tokio::test]
+async fn a_drain_ends_when_nothing_runs() {
+    let Paused { api, begun, gate } = paused(rules());
+    soon(api.layer.drained()).await;
+    let client = tokio::spawn({
+        let api = api.clone();
+        async move { api.send(charge("k")).await }
+    });
+    soon(begun.notified()).await;
+    client.abort();
+    let layer: IdempotencyLayer<_> = api.layer.clone();
+    let drained = tokio::spawn(async move { layer.drained().await });
+    tokio::task::yield_now().await;
+    assert!(!drained.is_finished());
+    gate.add_permits(1);
+    soon(drained).await.unwrap();
+    assert!(api.send(charge("k")).await.is_replay());
+}

@@ -1,0 +1,27 @@
+-- Keeps: one runs at a time per key, and one answer. KEYS: the reservation. ARGV: fingerprint, lease
+-- and ttl in milliseconds. The time is Redis's own.
+-- The fence is that time in microseconds, and always above the last one: no counter that a flushed
+-- Redis would begin anew, and give an old fence out again.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local kept = redis.call('HMGET', KEYS[1],
+    'print', 'fence', 'attempt', 'until', 'status', 'headers', 'body')
+if kept[1] then
+    if kept[1] ~= ARGV[1] then
+        return {'mismatch', false, false, false, false}
+    elseif kept[5] then
+        return {'replay', tonumber(kept[5]), false, kept[6], kept[7]}
+    elseif tonumber(kept[4]) > now then
+        return {'in_progress', tonumber(kept[4]) - now, false, false, false}
+    end
+end
+local fence = time[1] * 1000000 + time[2]
+if kept[2] and tonumber(kept[2]) >= fence then
+    fence = tonumber(kept[2]) + 1
+end
+local attempt = (tonumber(kept[3]) or 0) + 1
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'print', ARGV[1], 'fence', string.format('%.0f', fence),
+    'attempt', attempt, 'until', string.format('%.0f', now + ARGV[2]), 'ttl', ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return {'fresh', fence, attempt, false, false}

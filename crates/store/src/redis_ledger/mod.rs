@@ -1,0 +1,143 @@
+//! Idempotency-Keys in a Redis of the user's own: one hash per key, with a TTL. Each act is one script,
+//! and so one step of Redis.
+//!
+//! It is as durable as that Redis is set up to be: one that forgets a key lets its request run again.
+//! Where that must not be, the ledger of a database is the place.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_core::KeyHash;
+use hapax_core::job::Fence;
+use hapax_core::ledger::{
+    Answer, IdempotencyKey, Ledger, Reservation, ReserveAsk, Reserved, Scope,
+};
+use hapax_core::store::{Held, StoreError};
+use http::StatusCode;
+use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+use redis::{Client, Cmd, FromRedisValue};
+
+use crate::limits::{ACK_MAX, FRONT_CONNECT_MAX};
+
+/// A key nobody asks about any more is gone with its TTL; until then Redis must not evict it.
+#[derive(Clone)]
+pub struct RedisLedger {
+    redis: ConnectionManager,
+}
+
+/// Redis is not there, or the URL is none. Its text is not repeated: it may hold a password.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot open the Redis: {0}")]
+pub struct RedisLedgerError(String);
+
+impl RedisLedger {
+    /// Connects, and stays connected: a Redis that goes away and comes back is found again.
+    pub async fn connect(url: &str) -> Result<Self, RedisLedgerError> {
+        let failed = |error: redis::RedisError| RedisLedgerError(error.category().to_owned());
+        let config = ConnectionManagerConfig::new()
+            .set_connection_timeout(Some(FRONT_CONNECT_MAX))
+            .set_response_timeout(Some(ACK_MAX))
+            // Whoever asks next tries again.
+            .set_number_of_retries(1);
+        let client = Client::open(url).map_err(failed)?;
+        let redis = ConnectionManager::new_with_config(client, config).await.map_err(failed)?;
+        Ok(Self { redis })
+    }
+
+    /// Runs a script on the one key of a reservation. It is never sent twice: whether one whose answer
+    /// did not come was run, nobody knows.
+    async fn run<T: FromRedisValue>(
+        &self,
+        script: &str,
+        scope: &Scope,
+        key: &IdempotencyKey,
+        more: impl FnOnce(&mut Cmd),
+    ) -> Result<T, StoreError> {
+        let mut command = redis::cmd("EVAL");
+        command.arg(script).arg(1).arg(name_of(scope, key));
+        more(&mut command);
+        let answer = command.query_async(&mut self.redis.clone()).await;
+        answer
+            .map_err(|error| StoreError::Unavailable(format!("Redis: {}", error.category()).into()))
+    }
+}
+
+/// One name per scope and key, of one length whatever they hold.
+fn name_of(scope: &Scope, key: &IdempotencyKey) -> String {
+    let parts = [scope.as_str().as_bytes(), key.as_str().as_bytes()];
+    format!("hapax:once:{}", hex::encode(KeyHash::of(b"reservation", parts).0))
+}
+
+/// What the script said: a word, and what belongs to it.
+type Said = (String, Option<i64>, Option<i64>, Option<Vec<u8>>, Option<Vec<u8>>);
+
+impl Ledger for RedisLedger {
+    async fn reserve(&self, ask: ReserveAsk) -> Result<Reservation, StoreError> {
+        let ReserveAsk { scope, key, fingerprint, lease, ttl } = ask;
+        let (said, one, two, headers, body): Said = self
+            .run(include_str!("lua/reserve.lua"), &scope, &key, |command| {
+                command.arg(&fingerprint.0[..]).arg(millis(lease)).arg(millis(ttl));
+            })
+            .await?;
+        match (said.as_str(), one) {
+            ("fresh", Some(fence)) => {
+                let attempt = two.and_then(|attempt| u32::try_from(attempt).ok()).unwrap_or(1);
+                Ok(Reservation::Fresh(Reserved { scope, key, fence: Fence(fence), attempt }))
+            }
+            ("in_progress", Some(left)) => {
+                let remaining = Duration::from_millis(left.unsigned_abs());
+                Ok(Reservation::InProgress { remaining })
+            }
+            ("mismatch", _) => Ok(Reservation::Mismatch),
+            ("replay", Some(status)) => {
+                read(status, headers, body).map(Reservation::Replay).ok_or_else(damaged)
+            }
+            _ => Err(damaged()),
+        }
+    }
+
+    async fn finish(&self, reserved: &Reserved, answer: &Answer) -> Result<Held, StoreError> {
+        let headers = serde_json::to_vec(&answer.headers)
+            .map_err(|error| StoreError::Unavailable(error.to_string().into()))?;
+        let kept: bool = self
+            .run(include_str!("lua/finish.lua"), &reserved.scope, &reserved.key, |command| {
+                command.arg(reserved.fence.0).arg(answer.status.as_u16());
+                command.arg(headers).arg(&answer.body[..]);
+            })
+            .await?;
+        Ok(if kept { Held::Kept } else { Held::Lost })
+    }
+
+    async fn abandon(&self, reserved: &Reserved) -> Result<(), StoreError> {
+        let script = include_str!("lua/abandon.lua");
+        self.run(script, &reserved.scope, &reserved.key, |command| {
+            command.arg(reserved.fence.0);
+        })
+        .await
+    }
+}
+
+fn read(status: i64, headers: Option<Vec<u8>>, body: Option<Vec<u8>>) -> Option<Answer> {
+    Some(Answer {
+        status: u16::try_from(status).ok().and_then(|code| StatusCode::from_u16(code).ok())?,
+        headers: serde_json::from_slice(&headers?).ok()?,
+        body: Bytes::from(body?),
+    })
+}
+
+/// Somebody else writes under our names.
+fn damaged() -> StoreError {
+    StoreError::Read("what Redis keeps of a key is not what was written".into())
+}
+
+/// At least one: Redis takes no TTL of zero.
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 48)
+}
+
+impl fmt::Debug for RedisLedger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisLedger").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,221 @@
+//! Claiming: who is due, who may go, and what a worker is handed.
+
+use bytes::Bytes;
+use hapax_core::job::{AfterLoss, Fence, idempotency_key};
+use hapax_core::store::{Claim, ClaimedEvent, HandlerRef, HandlerSpec};
+use hapax_core::{EventKey, Timestamp};
+use rusqlite::Connection;
+
+use super::row::{COLUMNS, JobRow, job_id};
+use super::settle::note_attempt;
+use super::{Lanes, next_in};
+use crate::sqlite::marks::{self, Admitted};
+use crate::sqlite::row::{DEAD, LEASED, READY, event_id, micros, timestamp};
+
+/// What to claim.
+pub(in crate::sqlite) struct Asked<'a> {
+    pub(in crate::sqlite) handler: &'a HandlerRef,
+    pub(in crate::sqlite) limit: usize,
+    pub(in crate::sqlite) worker: &'a str,
+    /// Whether order is decided by the claim.
+    pub(in crate::sqlite) guard: bool,
+}
+
+impl Lanes {
+    /// Claims up to `limit` due jobs of a handler, over its tenants in turn: attempt+1 and a new
+    /// fence, committed before the work. With `guard` the order is decided here; without, in the
+    /// work's own transaction.
+    pub(in crate::sqlite) fn claim(
+        &mut self,
+        conn: &Connection,
+        ask: &Asked<'_>,
+        now: Timestamp,
+    ) -> rusqlite::Result<Vec<JobRow>> {
+        let Some(spec) = self.specs.get(ask.handler).cloned() else { return Ok(Vec::new()) };
+        let mut lanes: Vec<i64> = self
+            .by_lane
+            .iter()
+            .filter(|(_, lane)| lane.handler == *ask.handler && lane.quiet_until <= micros(now))
+            .map(|(lane, _)| *lane)
+            .collect();
+        lanes.sort_unstable();
+        if lanes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let turn = self.turns.entry(ask.handler.clone()).or_default();
+        let first = *turn % lanes.len();
+        *turn = turn.wrapping_add(1);
+        lanes.rotate_left(first);
+        let share = ask.limit.div_ceil(lanes.len()).max(1);
+        let mut claimed = Vec::new();
+        // Two rounds: everyone's share first, then what is left to whoever has more.
+        for round in 0..2 {
+            for &lane in &lanes {
+                let room = ask.limit.saturating_sub(claimed.len());
+                let wanted = if round == 0 { room.min(share) } else { room };
+                if wanted == 0 {
+                    break;
+                }
+                if self.claim_in(conn, lane, wanted, ask, &spec, now, &mut claimed)? {
+                    return Ok(claimed);
+                }
+            }
+        }
+        Ok(claimed)
+    }
+
+    /// True when a job was taken that must be alone.
+    #[allow(clippy::too_many_arguments)]
+    fn claim_in(
+        &mut self,
+        conn: &Connection,
+        lane: i64,
+        wanted: usize,
+        ask: &Asked<'_>,
+        spec: &HandlerSpec,
+        now: Timestamp,
+        claimed: &mut Vec<JobRow>,
+    ) -> rusqlite::Result<bool> {
+        let at = micros(now);
+        self.expire(conn, lane, at, now)?;
+        let mut due = JobRow::due_in(conn, lane, at, wanted)?;
+        // What is due may be what is missing: gaps are judged once nothing else is.
+        if let (true, Some(rule)) = (due.is_empty(), &spec.order)
+            && marks::judge(conn, lane, rule, now)?
+        {
+            due = JobRow::due_in(conn, lane, at, wanted)?;
+        }
+        if due.len() < wanted {
+            let next = next_in(conn, lane, at, at)?;
+            if let Some(lane) = self.by_lane.get_mut(&lane) {
+                lane.quiet_until = next.unwrap_or(i64::MAX);
+            }
+        }
+        for mut job in due {
+            if job.progress.alone() && !claimed.is_empty() {
+                // It stays ready, for a claim of its own.
+                self.stir(lane, at);
+                continue;
+            }
+            if let (Some(rule), Some(place)) = (&spec.order, &job.place) {
+                marks::begin(conn, lane, &rule.policy, place)?;
+                if ask.guard {
+                    match marks::admit(conn, self, &job, rule, place, now)? {
+                        Admitted::Yes => {}
+                        Admitted::Busy => continue,
+                        Admitted::SetAside => {
+                            // It may have been woken to take its turn: that passes to the next.
+                            marks::ready_next_if_free(conn, self, &job, now)?;
+                            continue;
+                        }
+                    }
+                }
+            }
+            job.progress = job.progress.claimed();
+            job.fence += 1;
+            job.state = LEASED;
+            job.due_at = at.saturating_add(spec.policy.lease.as_micros() as i64);
+            job.started_at = Some(at);
+            job.worker = Some(ask.worker.to_owned());
+            conn.prepare_cached(include_str!("../sql/lease_job.sql"))?.execute((
+                job.seq,
+                job.lane,
+                job.due_at,
+                job.fence,
+                job.progress.attempt,
+                at,
+                ask.worker,
+                ask.guard && spec.order.is_some() && job.place.is_some(),
+            ))?;
+            let alone = job.progress.alone();
+            self.stir(lane, job.due_at);
+            claimed.push(job);
+            if alone {
+                // Whoever is due behind it comes with the next claim.
+                self.stir(lane, at);
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Leases that ended before `until` are lost attempts.
+    pub(super) fn expire(
+        &mut self,
+        conn: &Connection,
+        lane: i64,
+        until: i64,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        let expired: Vec<JobRow> = conn
+            .prepare_cached(&format!(
+                "SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND state = 1 AND due_at <= ?2"
+            ))?
+            .query_map((lane, until), JobRow::read)?
+            .collect::<rusqlite::Result<_>>()?;
+        for job in expired {
+            let ended = timestamp(job.due_at).min(now);
+            note_attempt(conn, &job, None, "lost", None)?;
+            let (state, due, progress) = match job.progress.lost(ended, self.dice.roll()) {
+                AfterLoss::Again { progress, due } => (READY, micros(due), progress),
+                AfterLoss::Bury { progress } => (DEAD, micros(now), progress),
+            };
+            let error = (state == DEAD).then_some(
+                "every attempt was lost: the process died or the lease ran out each time",
+            );
+            conn.prepare_cached(
+                "UPDATE hapax_job SET state = ?4, due_at = ?5, lost = ?6, error = coalesce(?7, error)
+                 WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
+            )?
+            .execute((job.seq, lane, job.fence, state, due, progress.lost, error))?;
+            self.stir(lane, due);
+            marks::ready_next(conn, self, &job, now)?;
+        }
+        Ok(())
+    }
+
+    /// What a claim's holder needs, read beside the claim.
+    pub(in crate::sqlite) fn describe(
+        &self,
+        conn: &Connection,
+        job: &JobRow,
+    ) -> rusqlite::Result<Claim> {
+        let lane = self.by_lane.get(&job.lane).expect("a job's lane is known");
+        let (id, event) = conn
+            .prepare_cached(
+                "SELECT id, event_id, event_type, occurred_at, received_at, headers, body
+                 FROM hapax_event WHERE seq = ?1",
+            )?
+            .query_row([job.seq], |row| {
+                let id: [u8; 16] = row.get(0)?;
+                let body: Vec<u8> = row.get(6)?;
+                Ok((
+                    id,
+                    ClaimedEvent {
+                        id: event_id(id),
+                        key: EventKey {
+                            tenant: lane.tenant.clone(),
+                            source: lane.handler.source.clone(),
+                            event_id: row.get_ref(1)?.as_str()?.into(),
+                        },
+                        event_type: row.get(2)?,
+                        occurred_at: row.get::<_, Option<i64>>(3)?.map(timestamp),
+                        received_at: timestamp(row.get(4)?),
+                        resource: job.place.as_ref().map(|place| place.resource.to_string()),
+                        headers: row.get(5)?,
+                        body: Bytes::from(body),
+                    },
+                ))
+            })?;
+        Ok(Claim {
+            job: job_id(&id, job.seq, job.lane),
+            fence: Fence(job.fence),
+            attempt: job.progress.attempt,
+            run: job.run,
+            idempotency_key: idempotency_key(event.id, &lane.handler.handler, job.run),
+            leased_until: timestamp(job.due_at),
+            alone: job.progress.alone(),
+            event,
+        })
+    }
+}

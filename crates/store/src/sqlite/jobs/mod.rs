@@ -1,0 +1,267 @@
+//! Jobs in SQLite: written with their event, claimed by state, settled through the fence.
+//!
+//! Every function here runs on the writer's connection inside a transaction that its caller opens
+//! and commits. What to do is decided by the pure life cycle in [`hapax_core::job`]; this file finds
+//! the rows and records the answers. Order is in [`super::marks`], SQL handlers in [`super::run`].
+
+mod claim;
+mod people;
+mod row;
+mod settle;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::job::{HandlerName, jittered};
+use hapax_core::order::OrderPolicy;
+use hapax_core::store::{HandlerRef, HandlerSpec, NewJob};
+use hapax_core::{SourceName, Tenant, Timestamp};
+use rusqlite::Connection;
+
+pub(super) use claim::Asked;
+use row::AT_REST;
+#[cfg(test)]
+pub(super) use row::overdue_sql;
+pub(super) use row::{JobRow, job_id, place_of};
+pub(super) use settle::uncount;
+
+use super::marks;
+use super::row::{DEAD, Dice, LANE_BITS, READY, micros, timestamp};
+
+/// Lanes that are asked for the next due time before "soon" is answer enough.
+const LANES_ASKED_MAX: usize = 16;
+
+/// The lanes of this database, and what the node knows of their handlers.
+#[derive(Debug, Default)]
+pub(super) struct Lanes {
+    handlers: HashMap<HandlerRef, i64>,
+    lanes: HashMap<(i64, i64), i64>,
+    by_lane: HashMap<i64, Lane>,
+    specs: HashMap<HandlerRef, Arc<HandlerSpec>>,
+    /// Where the next claim of a handler begins its round over the tenants.
+    turns: HashMap<HandlerRef, usize>,
+    freed: bool,
+    /// Whether a job was readied that nobody who waits for work has heard of.
+    woken: bool,
+    /// For the jitter of waits.
+    dice: Dice,
+}
+
+#[derive(Debug)]
+struct Lane {
+    handler: HandlerRef,
+    tenant: Tenant,
+    /// No job of it is due before this, as far as is known: most lanes need no look.
+    quiet_until: i64,
+}
+
+impl Lanes {
+    /// Reads the lanes as the last commit left them, keeping what this node announced.
+    pub(super) fn load(
+        conn: &Connection,
+        specs: HashMap<HandlerRef, Arc<HandlerSpec>>,
+        freed: bool,
+    ) -> rusqlite::Result<Self> {
+        let mut loaded = Self { specs, freed, ..Self::default() };
+        let mut rows = conn.prepare(
+            "SELECT l.lane, l.pair, l.handler, h.source, h.name, p.tenant
+             FROM hapax_lane l JOIN hapax_handler h ON h.handler = l.handler
+             JOIN hapax_pair p ON p.pair = l.pair",
+        )?;
+        let mut rows = rows.query([])?;
+        while let Some(row) = rows.next()? {
+            let (lane, pair, handler): (i64, i64, i64) = (row.get(0)?, row.get(1)?, row.get(2)?);
+            let name = HandlerRef {
+                source: SourceName::new(row.get_ref(3)?.as_str()?),
+                handler: HandlerName::new(row.get_ref(4)?.as_str()?),
+            };
+            let tenant = Tenant::new(row.get_ref(5)?.as_str()?);
+            loaded.handlers.insert(name.clone(), handler);
+            loaded.lanes.insert((pair, handler), lane);
+            loaded.by_lane.insert(lane, Lane { handler: name, tenant, quiet_until: i64::MIN });
+        }
+        Ok(loaded)
+    }
+
+    /// What must survive a reload.
+    pub(super) fn announced(&self) -> (HashMap<HandlerRef, Arc<HandlerSpec>>, bool) {
+        (self.specs.clone(), self.freed)
+    }
+
+    /// The node's handlers. The first time, what a process that died had leased is freed at once;
+    /// workers outside keep their leases.
+    pub(super) fn announce(
+        &mut self,
+        conn: &Connection,
+        handlers: Vec<HandlerSpec>,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        self.specs =
+            handlers.into_iter().map(|spec| (spec.handler.clone(), Arc::new(spec))).collect();
+        for lane in self.by_lane.values_mut() {
+            lane.quiet_until = i64::MIN;
+        }
+        let first_time = !std::mem::replace(&mut self.freed, true);
+        for lane in self.by_lane.keys().copied().collect::<Vec<_>>() {
+            let Some(spec) = self.spec_of(lane).cloned() else { continue };
+            if first_time && !spec.pulled {
+                self.expire(conn, lane, i64::MAX, now)?;
+            }
+            marks::let_go(conn, lane, spec.order.as_ref(), now)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn spec_of(&self, lane: i64) -> Option<&Arc<HandlerSpec>> {
+        self.specs.get(&self.by_lane.get(&lane)?.handler)
+    }
+
+    fn lane(
+        &mut self,
+        conn: &Connection,
+        pair: i64,
+        tenant: &Tenant,
+        source: &SourceName,
+        name: &HandlerName,
+    ) -> rusqlite::Result<i64> {
+        let handler_ref = HandlerRef { source: source.clone(), handler: name.clone() };
+        let handler = match self.handlers.get(&handler_ref) {
+            Some(handler) => *handler,
+            None => {
+                conn.execute(
+                    "INSERT INTO hapax_handler (source, name) VALUES (?1, ?2)",
+                    (source.as_str(), name.as_str()),
+                )?;
+                let handler = conn.last_insert_rowid();
+                self.handlers.insert(handler_ref.clone(), handler);
+                handler
+            }
+        };
+        if let Some(lane) = self.lanes.get(&(pair, handler)) {
+            return Ok(*lane);
+        }
+        conn.execute("INSERT INTO hapax_lane (pair, handler) VALUES (?1, ?2)", (pair, handler))?;
+        let lane = conn.last_insert_rowid();
+        assert!(lane < 1 << LANE_BITS, "four million lanes");
+        self.lanes.insert((pair, handler), lane);
+        let tenant = tenant.clone();
+        self.by_lane.insert(lane, Lane { handler: handler_ref, tenant, quiet_until: i64::MAX });
+        Ok(lane)
+    }
+
+    /// Writes the jobs of an event in the event's own transaction. True if any waits for work.
+    pub(super) fn write(
+        &mut self,
+        conn: &Connection,
+        event: EventAt<'_>,
+        jobs: &[NewJob],
+        now: Timestamp,
+    ) -> rusqlite::Result<bool> {
+        let mut waits = false;
+        for job in jobs {
+            let lane = self.lane(conn, event.pair, event.tenant, event.source, &job.handler)?;
+            let first_wait = self
+                .spec_of(lane)
+                .and_then(|spec| spec.policy.retry.first().copied())
+                .unwrap_or(Duration::ZERO);
+            let wait = jittered(first_wait, self.dice.roll());
+            let (state, due) = match job.hopeless {
+                Some(_) => (DEAD, micros(now)),
+                None => (READY, micros(now).saturating_add(wait.as_micros() as i64)),
+            };
+            conn.prepare_cached(include_str!("../sql/insert_job.sql"))?.execute((
+                event.seq,
+                lane,
+                state,
+                due,
+                job.place.as_ref().map(|place| &*place.resource),
+                job.place.as_ref().map(|place| place.position.0),
+                job.hopeless.as_deref(),
+            ))?;
+            if state == READY {
+                waits = true;
+                self.stir(lane, due);
+            }
+        }
+        Ok(waits)
+    }
+
+    /// A job of this lane is due from `due` on.
+    pub(super) fn stir(&mut self, lane: i64, due: i64) {
+        if let Some(lane) = self.by_lane.get_mut(&lane) {
+            lane.quiet_until = lane.quiet_until.min(due);
+        }
+    }
+
+    /// A job that waited for others is ready now: whoever waits for work is to hear of it.
+    pub(super) fn wake(&mut self, lane: i64, due: i64) {
+        self.stir(lane, due);
+        self.woken = true;
+    }
+
+    /// Whether there is something to tell since this was last asked.
+    pub(super) fn take_woken(&mut self) -> bool {
+        std::mem::take(&mut self.woken)
+    }
+
+    /// When the next job of a handler is due, or its lease ends. What is known of the lanes may be
+    /// too early; the earliest ones are asked until one holds.
+    pub(super) fn next_due(
+        &mut self,
+        conn: &Connection,
+        handler: &HandlerRef,
+        now: Timestamp,
+    ) -> rusqlite::Result<Option<Timestamp>> {
+        for _ in 0..LANES_ASKED_MAX {
+            let lanes = self.by_lane.iter().filter(|(_, lane)| lane.handler == *handler);
+            let earliest = lanes.min_by_key(|(_, lane)| lane.quiet_until);
+            let Some((&number, known)) = earliest.map(|(number, lane)| (number, lane.quiet_until))
+            else {
+                return Ok(None);
+            };
+            let exact = next_in(conn, number, i64::MIN, micros(now))?.unwrap_or(i64::MAX);
+            if let Some(lane) = self.by_lane.get_mut(&number) {
+                lane.quiet_until = exact;
+            }
+            if exact == known {
+                return Ok((exact != i64::MAX).then(|| timestamp(exact)));
+            }
+        }
+        Ok(Some(Timestamp::UNIX_EPOCH))
+    }
+
+    /// How order is kept in a lane. One that keeps none any more had marks that only grew.
+    pub(super) fn policy_of(&self, lane: i64) -> OrderPolicy {
+        let order = self.spec_of(lane).and_then(|spec| spec.order.as_ref());
+        order.map_or(OrderPolicy::Latest, |rule| rule.policy.clone())
+    }
+}
+
+/// When the first job of a lane is due after `after`, its first lease ends or its first deadline
+/// passes. One that has passed counts only while nobody works on its resource: until then nothing
+/// happens to it.
+fn next_in(conn: &Connection, lane: i64, after: i64, now: i64) -> rusqlite::Result<Option<i64>> {
+    conn.prepare_cached(&format!(
+        "SELECT min(due_at) FROM (
+             SELECT min(due_at) AS due_at FROM hapax_job WHERE lane = ?1 AND state = 0 AND due_at > ?2
+             UNION ALL
+             SELECT min(due_at) FROM hapax_job WHERE lane = ?1 AND state = 1
+             UNION ALL
+             SELECT min(due_at) FROM hapax_job WHERE lane = ?1 AND state = 5 AND due_at > ?3
+             UNION ALL
+             SELECT * FROM (SELECT due_at FROM hapax_job AS held
+                            WHERE lane = ?1 AND state = 5 AND due_at <= ?3 AND {AT_REST}
+                            ORDER BY due_at LIMIT 1))"
+    ))?
+    .query_row((lane, after, now), |row| row.get(0))
+}
+
+/// An event that jobs are written for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct EventAt<'a> {
+    pub(super) seq: i64,
+    pub(super) pair: i64,
+    pub(super) tenant: &'a Tenant,
+    pub(super) source: &'a SourceName,
+}

@@ -1,0 +1,140 @@
+//! The rows of jobs: how one is read, found and named.
+
+use hapax_core::job::{Fence, JobId, Progress};
+use hapax_core::order::{Place, Position};
+use rusqlite::{Connection, OptionalExtension, Row};
+use uuid::Uuid;
+
+use crate::sqlite::row::{LANE_BITS, SEQ_BITS};
+
+pub(super) const COLUMNS: &str = "event_seq, lane, state, due_at, fence, run, attempt, steps, lost, resource, \
+                       position, started_at, worker, forced";
+/// Of a job `held`: nobody works on its resource, in the writer or elsewhere. Few are leased at a
+/// time, so they are looked through.
+pub(super) const AT_REST: &str = "NOT EXISTS (SELECT 1 FROM hapax_job AS busy \
+     WHERE busy.lane = held.lane AND busy.resource = held.resource AND busy.state = 1)";
+
+/// A row of `hapax_job`.
+#[derive(Debug, Clone)]
+pub(in crate::sqlite) struct JobRow {
+    pub(in crate::sqlite) seq: i64,
+    pub(in crate::sqlite) lane: i64,
+    pub(in crate::sqlite) state: i64,
+    pub(in crate::sqlite) due_at: i64,
+    pub(in crate::sqlite) fence: i64,
+    pub(in crate::sqlite) run: u32,
+    pub(in crate::sqlite) progress: Progress,
+    pub(in crate::sqlite) place: Option<Place>,
+    pub(in crate::sqlite) started_at: Option<i64>,
+    pub(in crate::sqlite) worker: Option<String>,
+    /// It runs whatever the order guard says.
+    pub(in crate::sqlite) forced: bool,
+}
+
+impl JobRow {
+    pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        let resource: Option<String> = row.get(9)?;
+        let position: Option<i64> = row.get(10)?;
+        Ok(Self {
+            seq: row.get(0)?,
+            lane: row.get(1)?,
+            state: row.get(2)?,
+            due_at: row.get(3)?,
+            fence: row.get(4)?,
+            run: row.get(5)?,
+            progress: Progress { attempt: row.get(6)?, steps: row.get(7)?, lost: row.get(8)? },
+            place: resource.zip(position).map(|(resource, position)| Place {
+                resource: resource.into(),
+                position: Position(position),
+            }),
+            started_at: row.get(11)?,
+            worker: row.get(12)?,
+            forced: row.get(13)?,
+        })
+    }
+
+    /// The jobs of a lane that are held or parked.
+    pub(in crate::sqlite) fn waiting_in(
+        conn: &Connection,
+        lane: i64,
+    ) -> rusqlite::Result<Vec<Self>> {
+        conn.prepare_cached(&format!(
+            "SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND state = 5
+             UNION ALL SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND state = 6"
+        ))?
+        .query_map([lane], Self::read)?
+        .collect()
+    }
+
+    /// Jobs of a lane that may be claimed, the one due longest first.
+    pub(super) fn due_in(
+        conn: &Connection,
+        lane: i64,
+        now: i64,
+        limit: usize,
+    ) -> rusqlite::Result<Vec<Self>> {
+        conn.prepare_cached(&format!(
+            "SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND state = 0 AND due_at <= ?2
+             ORDER BY due_at, event_seq LIMIT ?3"
+        ))?
+        .query_map((lane, now, limit as i64), Self::read)?
+        .collect()
+    }
+
+    /// Jobs of a lane whose deadline is over while nobody works on their resource: the first of
+    /// them, by deadline.
+    pub(in crate::sqlite) fn overdue_in(
+        conn: &Connection,
+        lane: i64,
+        now: i64,
+        limit: usize,
+    ) -> rusqlite::Result<Vec<Self>> {
+        conn.prepare_cached(&overdue_sql())?
+            .query_map((lane, now, limit as i64), Self::read)?
+            .collect()
+    }
+
+    /// The row of a job.
+    pub(in crate::sqlite) fn find(
+        conn: &Connection,
+        seq: i64,
+        lane: i64,
+    ) -> rusqlite::Result<Option<Self>> {
+        conn.prepare_cached(&format!(
+            "SELECT {COLUMNS} FROM hapax_job WHERE event_seq = ?1 AND lane = ?2"
+        ))?
+        .query_row((seq, lane), Self::read)
+        .optional()
+    }
+
+    /// Whether somebody was given this fence, and it still holds. A job that was never claimed, given
+    /// back or replayed has a number too, but nobody has that right.
+    pub(in crate::sqlite) fn is_under(&self, fence: Fence) -> bool {
+        self.fence == fence.0 && self.started_at.is_some()
+    }
+}
+
+pub(in crate::sqlite) fn overdue_sql() -> String {
+    format!(
+        "SELECT {COLUMNS} FROM hapax_job AS held
+         WHERE lane = ?1 AND state = 5 AND due_at <= ?2 AND {AT_REST}
+         ORDER BY due_at, event_seq LIMIT ?3"
+    )
+}
+
+/// The id of a job: its event's first half, then lane and row.
+pub(in crate::sqlite) fn job_id(event: &[u8; 16], seq: i64, lane: i64) -> JobId {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&event[..8]);
+    let low = (1 << 63) | ((lane as u64) << SEQ_BITS) | seq as u64;
+    bytes[8..].copy_from_slice(&low.to_be_bytes());
+    JobId(Uuid::from_bytes(bytes))
+}
+
+/// The row and lane that a job's id stands for; whether there is such a job is for the row to say.
+pub(in crate::sqlite) fn place_of(job: JobId) -> (i64, i64) {
+    let low = job.0.as_u128() as u64;
+    let seq = low & ((1 << SEQ_BITS) - 1);
+    let lane = (low >> SEQ_BITS) & ((1 << LANE_BITS) - 1);
+    (seq as i64, lane as i64)
+}

@@ -1,0 +1,190 @@
+//! Idempotency-Keys in a real Redis, which is flushed, killed and asked by many at once. What a ledger
+//! must do is in `hapax_core::ledger`; the time here is Redis's own, so leases are short and waited for.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use hapax_core::ledger::{
+    Answer, Fingerprint, IdempotencyKey, Ledger, Reservation, ReserveAsk, Reserved, Scope,
+};
+use hapax_core::store::{Held, StoreError};
+use hapax_sim::Redis;
+use hapax_store::RedisLedger;
+use http::{Method, StatusCode};
+
+/// Far beyond anything that should happen: whoever waits this long waits for ever.
+const FOREVER: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(3_600);
+const SHORT: Duration = Duration::from_millis(40);
+
+fn ask(key: &str, print: u8, lease: Duration) -> ReserveAsk {
+    ReserveAsk {
+        scope: Scope::new("api", "acct_42", &Method::POST, "/charges"),
+        key: IdempotencyKey::parse(key.as_bytes()).unwrap(),
+        fingerprint: Fingerprint([print; 32]),
+        lease,
+        ttl: LONG,
+    }
+}
+
+fn created() -> Answer {
+    Answer {
+        status: StatusCode::CREATED,
+        headers: [("content-type", "application/json"), ("set-cookie", "a"), ("set-cookie", "b")]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into(),
+        body: Bytes::from_static(b"{\"charge\":\"\xff\0\"}"),
+    }
+}
+
+async fn fresh(ledger: &RedisLedger, ask: ReserveAsk) -> Reserved {
+    match ledger.reserve(ask).await.unwrap() {
+        Reservation::Fresh(reserved) => reserved,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The reservation that is had once somebody's lease has run out.
+async fn fresh_at_last(ledger: &RedisLedger, ask: ReserveAsk) -> Reserved {
+    let until = Instant::now() + FOREVER;
+    loop {
+        match ledger.reserve(ask.clone()).await.unwrap() {
+            Reservation::Fresh(reserved) => return reserved,
+            Reservation::InProgress { remaining } => {
+                assert!(remaining <= SHORT && Instant::now() < until, "{remaining:?}");
+                tokio::task::yield_now().await;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+// Whoever looks first and writes then gives two of them the same key.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_fifty_that_ask_at_once_one_runs() {
+    let redis = Redis::start().await;
+    let (one, two) = (
+        RedisLedger::connect(&redis.url()).await.unwrap(),
+        RedisLedger::connect(&redis.url()).await.unwrap(),
+    );
+    for round in 0..20 {
+        let tasks: Vec<_> = (0..50)
+            .map(|n| {
+                let ledger = if n % 2 == 0 { one.clone() } else { two.clone() };
+                let ask = ask(&format!("round-{round}"), 1, LONG);
+                tokio::spawn(async move { ledger.reserve(ask).await.unwrap() })
+            })
+            .collect();
+        let mut runs = 0;
+        for task in tasks {
+            match task.await.unwrap() {
+                Reservation::Fresh(reserved) => {
+                    assert_eq!(reserved.attempt, 1);
+                    runs += 1;
+                }
+                Reservation::InProgress { remaining } => assert!(remaining <= LONG),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(runs, 1);
+    }
+}
+
+#[tokio::test]
+async fn the_answer_is_kept_once_and_replayed_byte_for_byte() {
+    let redis = Redis::start().await;
+    let ledger = RedisLedger::connect(&redis.url()).await.unwrap();
+    let reserved = fresh(&ledger, ask("k", 1, LONG)).await;
+    // The mistake of the client wins over the one that runs.
+    assert_eq!(ledger.reserve(ask("k", 2, LONG)).await.unwrap(), Reservation::Mismatch);
+    assert_eq!(ledger.finish(&reserved, &created()).await.unwrap(), Held::Kept);
+    assert_eq!(ledger.finish(&reserved, &created()).await.unwrap(), Held::Lost);
+    ledger.abandon(&reserved).await.unwrap();
+    let replay = ledger.reserve(ask("k", 1, LONG)).await.unwrap();
+    assert_eq!(replay, Reservation::Replay(created()));
+    assert_eq!(ledger.reserve(ask("k", 2, LONG)).await.unwrap(), Reservation::Mismatch);
+    // Another scope is another key.
+    let elsewhere = Scope::new("api", "acct_43", &Method::POST, "/charges");
+    fresh(&ledger, ReserveAsk { scope: elsewhere, ..ask("k", 2, LONG) }).await;
+}
+
+// A worker that was only slow must not write over who took its place.
+#[tokio::test]
+async fn a_lease_that_ran_out_is_taken_over_and_the_old_right_is_void() {
+    let redis = Redis::start().await;
+    let ledger = RedisLedger::connect(&redis.url()).await.unwrap();
+    let slow = fresh(&ledger, ask("k", 1, SHORT)).await;
+    let next = fresh_at_last(&ledger, ask("k", 1, LONG)).await;
+    assert!(next.fence > slow.fence);
+    assert_eq!((slow.attempt, next.attempt), (1, 2));
+    assert_eq!(ledger.finish(&slow, &created()).await.unwrap(), Held::Lost);
+    ledger.abandon(&slow).await.unwrap();
+    assert!(matches!(
+        ledger.reserve(ask("k", 1, LONG)).await.unwrap(),
+        Reservation::InProgress { .. }
+    ));
+    ledger.abandon(&next).await.unwrap();
+    // Free, and no fence comes twice: also not from a Redis that has forgotten everything.
+    let third = fresh(&ledger, ask("k", 2, LONG)).await;
+    assert!(third.fence > next.fence);
+    redis.flush_all().await;
+    let fourth = fresh(&ledger, ask("k", 2, LONG)).await;
+    assert!(fourth.fence > third.fence);
+    assert_eq!(ledger.finish(&third, &created()).await.unwrap(), Held::Lost);
+}
+
+#[tokio::test]
+async fn a_finish_after_the_lease_counts_as_long_as_nobody_else_has_the_key() {
+    let redis = Redis::start().await;
+    let ledger = RedisLedger::connect(&redis.url()).await.unwrap();
+    let slow = fresh(&ledger, ask("late", 1, SHORT)).await;
+    // The same lease, begun later: once it is over, so is the first.
+    fresh(&ledger, ask("clock", 1, SHORT)).await;
+    fresh_at_last(&ledger, ask("clock", 1, SHORT)).await;
+    assert_eq!(ledger.finish(&slow, &created()).await.unwrap(), Held::Kept);
+    let replay = ledger.reserve(ask("late", 1, LONG)).await.unwrap();
+    assert_eq!(replay, Reservation::Replay(created()));
+}
+
+#[tokio::test]
+async fn a_key_past_its_ttl_is_as_good_as_new() {
+    let redis = Redis::start().await;
+    let ledger = RedisLedger::connect(&redis.url()).await.unwrap();
+    let brief = |print| ReserveAsk { ttl: SHORT, ..ask("k", print, SHORT) };
+    let reserved = fresh(&ledger, brief(1)).await;
+    assert_eq!(ledger.finish(&reserved, &created()).await.unwrap(), Held::Kept);
+    let until = Instant::now() + FOREVER;
+    // Another request under the same key: refused for as long as the first is known.
+    loop {
+        match ledger.reserve(brief(2)).await.unwrap() {
+            Reservation::Fresh(again) => break assert_eq!(again.attempt, 1),
+            Reservation::Mismatch => assert!(Instant::now() < until),
+            other => panic!("{other:?}"),
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_redis_that_is_gone_is_an_error_and_is_found_again() {
+    let redis = Redis::start().await;
+    let ledger = RedisLedger::connect(&redis.url()).await.unwrap();
+    fresh(&ledger, ask("before", 1, LONG)).await;
+    redis.kill().await;
+    let gone = ledger.reserve(ask("gone", 1, LONG)).await;
+    assert!(matches!(gone, Err(StoreError::Unavailable(_))), "{gone:?}");
+    redis.start_again().await;
+    let until = Instant::now() + FOREVER;
+    while ledger.reserve(ask("after", 1, LONG)).await.is_err() {
+        assert!(Instant::now() < until);
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_url_with_a_password_is_never_repeated() {
+    let error = RedisLedger::connect("redis://:hunter2@127.0.0.1:1/").await.unwrap_err();
+    assert!(!format!("{error} {error:?}").contains("hunter2"));
+    let error = RedisLedger::connect("hunter2").await.unwrap_err();
+    assert!(!format!("{error} {error:?}").contains("hunter2"));
+}
