@@ -9,9 +9,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use support::charges::{Charge, is_replay, problem, start};
+use support::charges::{Charge, api, is_replay, problem, proxy, start};
 use support::upstream::{self, Reply, Upstream};
-use support::{Answer, Wire, until};
+use support::{Answer, House, Wire, until};
 
 /// Short enough to be waited for.
 const LEASE: Duration = Duration::from_secs(2);
@@ -357,6 +357,31 @@ fn chunks_pass_through_one_by_one() {
             heard.send(()).unwrap();
         }
     });
+    server.stop();
+}
+
+#[test]
+fn a_client_that_never_ends_its_body_is_told_so_and_holds_no_key() {
+    // With a key nothing has run yet; without one the app has seen the beginning.
+    let app = Upstream::counting();
+    let config = format!("body_timeout = \"300ms\"\n{}", proxy(&app.url(), ""));
+    let house = House::new(&config);
+    let server = house.start();
+    let at = api(&server);
+    let charge = Charge::with_key("key-1");
+    for charge in [charge.clone(), Charge { key: None, target: "/notes", ..charge.clone() }] {
+        let bytes = charge.bytes();
+        let mut wire = Wire::connect(at);
+        wire.write(&bytes[..bytes.len() - 1]);
+        let answer = wire.answer();
+        assert_eq!((answer.status, problem(&answer).as_str()), (408, "slow"), "{answer:?}");
+        assert!(answer.header("hapax-request-id").is_some());
+        // What may still come must not be taken for another request.
+        assert_eq!(answer.header("connection"), Some("close"));
+        assert!(wire.ends());
+    }
+    assert!(app.effects().is_empty());
+    assert_eq!(charge.send(at).status, 201);
     server.stop();
 }
 

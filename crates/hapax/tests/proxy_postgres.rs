@@ -143,3 +143,18 @@ fn an_app_whose_proxy_died_keeps_its_answer_for_the_retry() {
     assert_eq!(database.number("SELECT count(*) FROM charges"), 1);
     server.stop();
 }
+
+#[test]
+fn only_nodes_that_take_requests_open_a_proxy() {
+    let app = Upstream::counting();
+    let database = Database::empty("proxy");
+    let config = proxy(&app.url(), "");
+    let worker = House::new(&format!(
+        "database_url = \"{}\"\nroles = [\"worker\", \"admin\"]\n{config}",
+        database.url
+    ));
+    let server = worker.spawn();
+    server.stdout.wait_for("hapax ready:");
+    assert!(!server.stdout.text().contains("hapax proxy"), "{}", server.stdout.text());
+    server.stop();
+}
