@@ -35,7 +35,7 @@ impl Unfinished {
         Self(Arc::new(Semaphore::new(bytes_max.min(Semaphore::MAX_PERMITS))))
     }
 
-    fn take(&self, bytes: usize) -> Result<OwnedSemaphorePermit, BodyFault> {
+    pub(crate) fn take(&self, bytes: usize) -> Result<OwnedSemaphorePermit, BodyFault> {
         let bytes = u32::try_from(bytes).map_err(|_| BodyFault::Crowded)?;
         self.0.clone().try_acquire_many_owned(bytes).map_err(|_| BodyFault::Crowded)
     }

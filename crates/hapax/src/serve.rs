@@ -1,5 +1,5 @@
-//! Puts the server together and runs it: store, public side, workers, admin side, signals. Here and
-//! only here do engine and store meet.
+//! Puts the server together and runs it: store, public side, proxies, workers, admin side, signals.
+//! Here and only here do engine and store meet.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,13 +14,15 @@ use axum::body::Body;
 use hapax::Database;
 use hapax_core::Timestamp;
 use hapax_core::handler::HandlerKind;
+use hapax_core::ledger::Ledger;
 use hapax_core::secret::Secret;
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
 use hapax_engine::{
-    Drained, Ingress, Janitor, LaneSpec, Now, Outbound, Readiness, Retention, RouteSpec, Routes,
-    RoutesSpec, Workers, http, serve_ingress,
+    Drained, Ingress, Janitor, LaneSpec, Now, Outbound, Proxy, ProxySpec, Readiness, Retention,
+    RouteSpec, Routes, RoutesSpec, Workers, http, serve_ingress, serve_proxy,
 };
+use hapax_layer::{Principal, Rules};
 use hapax_store::{PgOptions, PgStore, SqliteOptions, SqliteStore};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
@@ -30,9 +32,9 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use crate::admin::{self, Admin, Gate};
-use crate::config::{Config, Keep, Mode, Permission, Role, ServiceUrl};
+use crate::config::{self, Config, Keep, Mode, Permission, Role, Scope, ServiceUrl};
 use crate::telemetry;
-use crate::watch::{Eyes, Rules, Watch};
+use crate::watch::{self, Eyes, Watch};
 
 /// How often files with secrets are looked at for a change.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
@@ -83,7 +85,7 @@ fn shared(config: &Config, url: &ServiceUrl) -> PgOptions {
 /// The server on its store, from the first listener to the last commit. What is not a role of this
 /// process is put together all the same, and not run: the admin side of one node answers for the
 /// handlers that another runs.
-async fn serve_on<S: Database>(
+async fn serve_on<S: Database + Ledger>(
     store: Arc<S>,
     config: Config,
     metrics: metrics_exporter_prometheus::PrometheusHandle,
@@ -98,6 +100,10 @@ async fn serve_on<S: Database>(
     let at = |listener: &Option<TcpListener>, otherwise| match listener {
         Some(listener) => listener.local_addr(),
         None => Ok(otherwise),
+    };
+    let proxied = match plays(Role::Ingress) {
+        true => config.proxies.iter().map(bind_proxy).collect::<Result<Vec<_>, _>>()?,
+        false => Vec::new(),
     };
     let public_at = at(&public, config.settings.listen)?;
     let private_at = at(&private, config.settings.admin_listen)?;
@@ -114,6 +120,18 @@ async fn serve_on<S: Database>(
         Arc::clone(&now),
         lanes(&config),
     ));
+    let outbound = Outbound::passing_on()?;
+    let doors: Vec<Door<S>> = config
+        .proxies
+        .iter()
+        .zip(proxied)
+        .map(|(proxy, (listener, at))| {
+            let (outbound, now) = (outbound.clone(), Arc::clone(&now));
+            let spec = proxy_spec(&config, proxy);
+            let door = Proxy::new(&proxy.name, Arc::clone(&store), outbound, now, spec);
+            Door { proxy: Arc::new(door), listener, at }
+        })
+        .collect();
     let janitor = Arc::new(Janitor::new(Arc::clone(&store), Arc::clone(&now), retention(&config)));
     let stop = CancellationToken::new();
     let stop_behind = CancellationToken::new();
@@ -137,7 +155,7 @@ async fn serve_on<S: Database>(
             log: Some(config.settings.data_dir.join("hapax.db-wal")),
             now: Arc::clone(&now),
         },
-        Rules::of(&config),
+        watch::Rules::of(&config),
     ));
     let router = admin::router(Admin {
         store: Arc::clone(&store),
@@ -183,6 +201,7 @@ async fn serve_on<S: Database>(
         admin: private.is_some().then_some(private_at),
         behind: [Role::Worker, Role::Sender].into_iter().filter(|role| plays(*role)).collect(),
     };
+    let stands: Vec<String> = config.proxies.iter().zip(&doors).map(stands).collect();
     let watching = {
         let (watch, store, stop) = (Arc::clone(&watch), Arc::clone(&store), stop_behind.clone());
         tokio::spawn(async move { watch.run(store, stop).await })
@@ -191,6 +210,13 @@ async fn serve_on<S: Database>(
         let ingress = Arc::clone(&ingress);
         tokio::spawn(serve_ingress(public, tls, ingress, limits.clone(), stop.clone()))
     });
+    let proxies: Vec<_> = doors.iter().map(|door| Arc::clone(&door.proxy)).collect();
+    let proxying: Vec<_> = doors
+        .into_iter()
+        .map(|Door { proxy, listener, .. }| {
+            tokio::spawn(serve_proxy(listener, proxy, limits.clone(), stop.clone()))
+        })
+        .collect();
     let administering = private.map(|private| {
         tokio::spawn(http::serve(
             private,
@@ -207,9 +233,10 @@ async fn serve_on<S: Database>(
         ))
     });
     readiness.opened();
-    announce(&config, &ready);
+    announce(&config, &stands, &ready);
 
-    let mut live = Live { config, ingress, workers, janitor, watch, gate, certificate, public_at };
+    let mut live =
+        Live { config, ingress, proxies, workers, janitor, watch, gate, certificate, public_at };
     live.watch(&mut signals, &metrics).await;
 
     tracing::info!("stopping: what was received is committed and answered first");
@@ -218,6 +245,11 @@ async fn serve_on<S: Database>(
         && let Drained::Cut { connections } = serving.await.context("the public side panicked")?
     {
         tracing::warn!(connections, "{connections} connections were still busy and were cut");
+    }
+    for proxying in proxying {
+        if let Drained::Cut { connections } = proxying.await.context("a proxy panicked")? {
+            tracing::warn!(connections, "{connections} connections of a proxy were cut");
+        }
     }
     // Only now: sync senders that were still connected waited for the workers, and pull workers
     // complete through the admin side.
@@ -260,6 +292,47 @@ fn bind(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
     listen().with_context(|| format!("listening on {address} ({key})"))
 }
 
+/// A proxy that is about to be served.
+struct Door<S> {
+    proxy: Arc<Proxy<S>>,
+    listener: TcpListener,
+    at: SocketAddr,
+}
+
+fn bind_proxy(proxy: &config::Proxy) -> anyhow::Result<(TcpListener, SocketAddr)> {
+    let listener = bind(proxy.listen, &format!("proxies.{}.listen", proxy.name))?;
+    let at = listener.local_addr()?;
+    Ok((listener, at))
+}
+
+/// The line that says where a proxy stands.
+fn stands<S>((configured, door): (&config::Proxy, &Door<S>)) -> String {
+    format!("hapax proxy {} http://{} -> {}", configured.name, door.at, configured.upstream)
+}
+
+fn proxy_spec(config: &Config, proxy: &config::Proxy) -> ProxySpec {
+    let rules = Rules::default()
+        .required(proxy.require_key.iter().cloned())
+        .ttl(proxy.ttl)
+        .wait(proxy.wait)
+        .mismatch_status(proxy.mismatch_status)
+        .fingerprint_ignore(proxy.fingerprint_ignore.clone())
+        .body_max(config.settings.max_body_bytes);
+    let rules = match &proxy.scope {
+        Scope::Unsaid => rules,
+        Scope::Header(name) => rules.principal(Principal::Header(name.clone())),
+        Scope::Jwt(claim) => rules.principal(Principal::JwtClaim(claim.clone())),
+        Scope::Nobody => rules.principal(Principal::Nobody),
+    };
+    ProxySpec {
+        upstream: proxy.upstream.clone(),
+        rules,
+        lease: proxy.lease,
+        body_timeout: config.settings.body_timeout,
+        trusted_proxies: config.settings.trusted_proxies.clone(),
+    }
+}
+
 fn limits(config: &Config) -> HttpLimits {
     // Each connection is a descriptor: ask for as many as the system allows, and take no more
     // connections than that.
@@ -269,13 +342,15 @@ fn limits(config: &Config) -> HttpLimits {
         (u64::from(calls) + u64::from(refetches)) * lane.handler.concurrency as u64
     });
     let apart = DESCRIPTORS_APART * 2 + outbound.sum::<u64>();
-    let wanted = config.settings.max_connections as u64 + apart;
+    // A connection to a proxy comes with one to its upstream.
+    let per_connection = 1 + 2 * config.proxies.len() as u64;
+    let wanted = config.settings.max_connections as u64 * per_connection + apart;
     let granted = rlimit::increase_nofile_limit(wanted.max(4096)).unwrap_or(1024);
-    let affordable = granted.saturating_sub(apart).max(16) as usize;
+    let affordable = (granted.saturating_sub(apart) / per_connection).max(16) as usize;
     if affordable < config.settings.max_connections {
         tracing::warn!(
-            "only {granted} file descriptors are allowed: at most {affordable} connections, \
-             not {}; raise `ulimit -n`",
+            "only {granted} file descriptors are allowed: at most {affordable} connections to each \
+             listener, not {}; raise `ulimit -n`",
             config.settings.max_connections
         );
     }
@@ -373,8 +448,11 @@ impl fmt::Display for Ready {
 
 /// Says on stdout where we are, and in dev mode what to paste next. A closed stdout is no reason to
 /// stop serving.
-fn announce(config: &Config, ready: &Ready) {
+fn announce(config: &Config, stands: &[String], ready: &Ready) {
     let mut out = std::io::stdout().lock();
+    for line in stands {
+        let _ = writeln!(out, "{line}");
+    }
     let _ = writeln!(out, "{ready}");
     if let (Some(dev), Some((_, public_at)), Some(private_at)) =
         (&config.dev, ready.ingress, ready.admin)
@@ -416,6 +494,7 @@ impl Signals {
 struct Live<S> {
     config: Config,
     ingress: Arc<Ingress<S>>,
+    proxies: Vec<Arc<Proxy<S>>>,
     workers: Arc<Workers<S>>,
     janitor: Arc<Janitor<S>>,
     watch: Arc<Watch>,
@@ -424,7 +503,7 @@ struct Live<S> {
     public_at: SocketAddr,
 }
 
-impl<S: Database> Live<S> {
+impl<S: Database + Ledger> Live<S> {
     /// Reloads on SIGHUP and when a secret's file changes; returns when it is time to stop.
     async fn watch(
         &mut self,
@@ -486,9 +565,14 @@ impl<S: Database> Live<S> {
                 return;
             }
         }
+        for proxy in &self.proxies {
+            if let Some(found) = newer.proxies.iter().find(|it| it.name == proxy.name()) {
+                proxy.reload(proxy_spec(&newer, found));
+            }
+        }
         self.workers.reload(lanes(&newer));
         self.janitor.reload(retention(&newer));
-        self.watch.reload(Rules::of(&newer));
+        self.watch.reload(watch::Rules::of(&newer));
         self.gate.reload(tokens(&newer));
         if let Some(Err(error)) = self.certificate.as_ref().map(|certificate| certificate.reload())
         {

@@ -70,7 +70,59 @@ fn unknown_keys_name_their_line_and_the_key_that_was_meant() {
 #[test]
 fn keys_of_later_versions_are_said_to_be_not_built_yet() {
     refused("¶[outbound]\nports = [443]", &["outbound", "not built yet"]);
-    refused("[¶proxies.api]\nlisten = \"127.0.0.1:1\"", &["proxies", "not built yet"]);
+}
+
+/// A proxy that is right but for what `rest` adds.
+fn proxy(rest: &str) -> String {
+    format!(
+        "[proxies.api]\nlisten = \"127.0.0.1:8090\"\nupstream = \"http://127.0.0.1:3000\"\n{rest}"
+    )
+}
+
+#[test]
+fn a_proxy_that_cannot_work_is_refused_with_its_line() {
+    refused("[proxies.¶api]\nupstream = \"http://a\"", &["proxies.api", "has no listen", "8090"]);
+    refused("[proxies.¶api]\nlisten = \"127.0.0.1:1\"", &["proxies.api", "has no upstream"]);
+    refused("[proxies.¶\"a b\"]\nlisten = \"127.0.0.1:1\"", &["cannot be a name"]);
+    refused("[proxies]\n¶api = 5", &["proxies.api", "wrong type"]);
+    refused(&proxy("¶require_keys = []"), &["proxies.api.require_keys", "did you mean"]);
+    for bad in ["127.0.0.1:3000", "ftp://a", "http://u:p@a", "http://a/?b=1", "http://a/../b"] {
+        let text = format!("[proxies.api]\nlisten = \"127.0.0.1:1\"\n¶upstream = \"{bad}\"");
+        refused(&text, &["proxies.api.upstream", "hint: write where your app listens"]);
+    }
+    refused(
+        "[proxies.api]\nlisten = \"127.0.0.1:1\"\n¶upstream = \"http://127.0.0.1:1\"",
+        &["is this proxy itself"],
+    );
+    refused(&proxy("¶require_key = \"POST /charges\""), &["wrong type", "list"]);
+    refused(&proxy("require_key = [\n¶\"/charges\"]"), &["a method and a path", "POST /charges"]);
+    refused(&proxy("require_key = [¶\"GET /charges\"]"), &["never need a key"]);
+    refused(&proxy("¶scope = \"sub\""), &["is not a scope", "jwt:sub"]);
+    refused(&proxy("¶scope = \"header:idempotency-key\""), &["does not say who calls"]);
+    refused(&proxy("¶ttl = \"0s\""), &["proxies.api.ttl", "1s and 10 years"]);
+    refused(&proxy("¶ttl = \"20000d\""), &["proxies.api.ttl", "1s and 10 years"]);
+    refused(&proxy("¶ttl = \"forever\""), &["proxies.api.ttl", "not a duration"]);
+    refused(&proxy("¶ttl = \"30s\""), &["ttl is shorter than the lease"]);
+    refused(&proxy("¶lease = \"100h\""), &["proxies.api.lease"]);
+    refused(&proxy("¶lease = \"10ms\""), &["proxies.api.lease", "1s and 1d"]);
+    refused(&proxy("¶wait = \"60s\""), &["wait is not shorter than the lease"]);
+    refused(&proxy("¶mismatch_status = 400"), &["mismatch_status", "409, or 422"]);
+    refused(&proxy("fingerprint_ignore = [¶\"client_ts\"]"), &["JSON pointer"]);
+    refused(&proxy("fingerprint_ignore = [¶\"\"]"), &["the whole body"]);
+    let many = vec!["\"/a\""; 65].join(", ");
+    refused(&proxy(&format!("¶fingerprint_ignore = [{many}]")), &["65 pointers are more than 64"]);
+}
+
+#[test]
+fn two_listeners_on_one_address_are_refused() {
+    let text = format!("listen = \"127.0.0.1:8090\"\n{}", proxy(""));
+    refused(&text.replacen("]\nlisten", "]\n¶listen", 1), &["is taken by `listen`", "hint:"]);
+    let text = format!("admin_listen = \"127.0.0.1:8090\"\n{}", proxy(""));
+    refused(&text.replacen("]\nlisten", "]\n¶listen", 1), &["is taken by `admin_listen`"]);
+    refused(
+        &proxy("[proxies.b]\n¶listen = \"0.0.0.0:8090\"\nupstream = \"http://127.0.0.1:1\""),
+        &["proxies.b.listen", "is taken by `proxies.api.listen`"],
+    );
 }
 
 #[test]

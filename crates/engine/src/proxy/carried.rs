@@ -5,48 +5,95 @@ use std::future::Future as _;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_layer::BoxError;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
-/// How long a client may take for its body.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Patience {
-    /// For all of it: somebody holds it in memory until it is whole.
-    InAll(Duration),
-    /// For each piece: it is passed on at once, and may be as long as it likes.
-    ForEachPiece(Duration),
+use crate::body::{BodyFault, Unfinished};
+
+/// How a client's body is taken.
+#[derive(Debug, Clone)]
+pub(super) enum Taken {
+    /// Somebody holds it in memory until it is whole: so it has this long for all of it, and shares
+    /// that memory with the others.
+    Whole(Duration, Unfinished),
+    /// It is passed on at once, and may be as long as it likes: so each piece has this long.
+    InPieces(Duration),
 }
 
 /// A client's body.
 pub(super) struct Uploaded<B> {
     body: B,
-    patience: Patience,
+    taken: Taken,
     /// Only where it had to be waited for.
     timer: Option<Pin<Box<Sleep>>>,
-    ended: Arc<AtomicBool>,
+    /// The memory that is held for it.
+    held: Option<OwnedSemaphorePermit>,
+    state: Arc<AtomicU8>,
 }
 
 /// What became of a client's body, for the one who gave it away.
-pub(super) struct Upload(Arc<AtomicBool>);
+pub(super) struct Upload(Arc<AtomicU8>);
+
+/// How a client's body came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// Nobody has read it to its end.
+    Unread,
+    /// It was read to its end.
+    Ended,
+    /// It took too long.
+    Slow,
+    /// Too many unfinished ones are held already.
+    Crowded,
+}
+
+impl State {
+    const ALL: [Self; 4] = [Self::Unread, Self::Ended, Self::Slow, Self::Crowded];
+}
 
 impl Upload {
-    /// Whether it was read to its end.
-    pub(super) fn has_ended(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+    pub(super) fn state(&self) -> State {
+        State::ALL[usize::from(self.0.load(Ordering::Acquire))]
     }
 }
 
 impl<B: Body> Uploaded<B> {
-    pub(super) fn new(body: B, patience: Patience) -> (Self, Upload) {
-        let ended = Arc::new(AtomicBool::new(body.is_end_stream()));
-        let upload = Upload(Arc::clone(&ended));
-        (Self { body, patience, timer: None, ended }, upload)
+    pub(super) fn new(body: B, taken: Taken) -> (Self, Upload) {
+        let state = if body.is_end_stream() { State::Ended } else { State::Unread };
+        let state = Arc::new(AtomicU8::new(state as u8));
+        let upload = Upload(Arc::clone(&state));
+        (Self { body, taken, timer: None, held: None, state }, upload)
+    }
+
+    fn is_now(&self, state: State) {
+        self.state.store(state as u8, Ordering::Release);
+    }
+
+    /// A piece has come that is not the last.
+    fn hold(&mut self, frame: &Frame<Bytes>) -> Result<(), BodyFault>
+    where
+        B: Body<Data = Bytes>,
+    {
+        let unfinished = match &self.taken {
+            Taken::Whole(_, unfinished) => unfinished,
+            Taken::InPieces(_) => {
+                self.timer = None;
+                return Ok(());
+            }
+        };
+        let more = unfinished.take(frame.data_ref().map_or(0, Bytes::len))?;
+        match &mut self.held {
+            Some(held) => held.merge(more),
+            None => self.held = Some(more),
+        }
+        Ok(())
     }
 }
 
@@ -64,20 +111,26 @@ where
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
         match Pin::new(&mut this.body).poll_frame(cx) {
-            Poll::Ready(frame) => {
-                if frame.is_none() || this.body.is_end_stream() {
-                    this.ended.store(true, Ordering::Release);
+            Poll::Ready(Some(Ok(frame))) if !this.body.is_end_stream() => match this.hold(&frame) {
+                Ok(()) => Poll::Ready(Some(Ok(frame))),
+                Err(_) => {
+                    this.is_now(State::Crowded);
+                    Poll::Ready(Some(Err(late())))
                 }
-                match this.patience {
-                    Patience::InAll(_) => {}
-                    Patience::ForEachPiece(_) => this.timer = None,
-                }
-                Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+            },
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(error.into()))),
+            Poll::Ready(last) => {
+                this.is_now(State::Ended);
+                Poll::Ready(last.map(|frame| frame.map_err(Into::into)))
             }
             Poll::Pending => {
-                let (Patience::InAll(span) | Patience::ForEachPiece(span)) = this.patience;
+                let span = match this.taken {
+                    Taken::Whole(span, _) | Taken::InPieces(span) => span,
+                };
                 let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(span)));
-                timer.as_mut().poll(cx).map(|()| Some(Err(late())))
+                ready!(timer.as_mut().poll(cx));
+                this.is_now(State::Slow);
+                Poll::Ready(Some(Err(late())))
             }
         }
     }
@@ -154,4 +207,58 @@ impl Body for Answered {
 
 fn late() -> BoxError {
     io::Error::new(io::ErrorKind::TimedOut, "the body took too long").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+
+    /// A body that comes in pieces, all of them at once.
+    struct Pieces(VecDeque<&'static [u8]>);
+
+    impl Body for Pieces {
+        type Data = Bytes;
+        type Error = io::Error;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+            Poll::Ready(self.0.pop_front().map(|piece| Ok(Frame::data(Bytes::from_static(piece)))))
+        }
+
+        fn is_end_stream(&self) -> bool {
+            self.0.is_empty()
+        }
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    async fn read(taken: Taken, pieces: &[&'static [u8]]) -> (Option<Bytes>, State) {
+        let (body, upload) = Uploaded::new(Pieces(pieces.iter().copied().collect()), taken);
+        let read = body.collect().await.ok().map(|read| read.to_bytes());
+        (read, upload.state())
+    }
+
+    #[tokio::test]
+    async fn bodies_that_are_held_share_what_memory_there_is_and_give_it_back() {
+        let unfinished = Unfinished::new(10);
+        let whole = || Taken::Whole(LONG, unfinished.clone());
+        let fits = (Some(Bytes::from_static(b"aaaaabbbbbccccc")), State::Ended);
+        // What comes last is not held: whoever reads it has it all.
+        assert_eq!(read(whole(), &[b"aaaaa", b"bbbbb", b"ccccc"]).await, fits);
+        assert_eq!(read(whole(), &[b"aaaaaa", b"bbbbbb", b"cc"]).await, (None, State::Crowded));
+        assert_eq!(read(whole(), &[b"aaaaa", b"bbbbb", b"ccccc"]).await, fits);
+        assert_eq!(read(Taken::InPieces(LONG), &[b"aaaaa", b"bbbbb", b"ccccc"]).await, fits);
+        assert_eq!(read(whole(), &[]).await, (Some(Bytes::new()), State::Ended));
+    }
+
+    #[test]
+    fn every_state_is_found_again() {
+        assert!(State::ALL.into_iter().enumerate().all(|(at, state)| state as usize == at));
+    }
 }

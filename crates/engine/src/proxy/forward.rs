@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use hapax_core::Timestamp;
-use hapax_core::ledger::{IDEMPOTENCY_KEY, Reserved, Settle};
+use hapax_core::ledger::{IDEMPOTENCY_KEY, Reserved};
 use hapax_core::limits::ANSWER_BODY_BYTES_MAX;
 use hapax_layer::Body;
-use http::header::{CONNECTION, CONTENT_TYPE, EXPECT, FORWARDED, HOST, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONNECTION, EXPECT, FORWARDED, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body_util::{BodyExt as _, Either, Full};
@@ -26,6 +26,7 @@ use uuid::Uuid;
 
 use super::Call;
 use super::carried::Answered;
+use super::problem::Problem;
 use super::upstream::{Stray, Upstream};
 use super::voice::Voice;
 use crate::kept::is_hop_by_hop;
@@ -83,10 +84,10 @@ impl Way {
         let reserved = head.extensions.remove::<Reserved>();
         let call = head.extensions.remove::<Call>().unwrap_or_else(unknown_call);
         if wants_another_protocol(&head) {
-            return Refused::Upgrade.answer(&call);
+            return Problem::Upgrade.answer(&call);
         }
         let Ok(onward) = self.onward(&head, reserved.as_ref(), &call, body.is_end_stream()) else {
-            return Refused::Target.answer(&call);
+            return Problem::Target.answer(&call);
         };
         match reserved {
             Some(_) => self.send_once(onward, body, by, &call).await,
@@ -160,7 +161,7 @@ impl Way {
 
     /// Without a key: as it comes, in both directions.
     async fn pass(&self, onward: Request<()>, body: Body, call: &Call) -> Response<Answered> {
-        match self.outbound.pass(onward.map(|()| Either::Right(body))).await {
+        match self.outbound.pass(onward.map(|()| Either::Right(body.boxed_unsync()))).await {
             Ok(answer) => {
                 let (answer, body) = taken(answer);
                 answer.map(|()| Answered::streamed(body))
@@ -178,7 +179,7 @@ impl Way {
         call: &Call,
     ) -> Response<Answered> {
         let Ok(body) = body.collect().await else {
-            return Refused::Target.answer(call);
+            return Problem::Target.answer(call);
         };
         let request = onward.map(|()| Sent::Left(Full::new(body.to_bytes())));
         let heard = timeout_at(by, async {
@@ -189,7 +190,7 @@ impl Way {
             Ok(Ok(answer)) if speaks_for_another(answer.status()) => {
                 let told = format!("it answered {}", answer.status().as_u16());
                 self.voice.upstream(call, "nobody knows what became of a request to", &told);
-                Failed::Unknown.answer(call)
+                Problem::UnknownOutcome.answer(call)
             }
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => self.failed(error, call),
@@ -198,16 +199,16 @@ impl Way {
     }
 
     fn failed(&self, error: OutboundError, call: &Call) -> Response<Answered> {
-        let (failed, what) = match &error {
+        let (problem, what) = match &error {
             OutboundError::Connect(_) | OutboundError::Unsent => {
-                (Failed::NotReached, "cannot reach")
+                (Problem::NotReached, "cannot reach")
             }
             OutboundError::TimedOut(_) | OutboundError::Broken(_) => {
-                (Failed::Unknown, "nobody knows what became of a request to")
+                (Problem::UnknownOutcome, "nobody knows what became of a request to")
             }
         };
         self.voice.upstream(call, what, &error.to_string());
-        failed.answer(call)
+        problem.answer(call)
     }
 }
 
@@ -287,73 +288,6 @@ fn speaks_for_another(status: StatusCode) -> bool {
         status,
         StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT
     )
-}
-
-/// Why there is no answer of the upstream.
-#[derive(Debug, Clone, Copy)]
-enum Failed {
-    /// It cannot have seen the request.
-    NotReached,
-    /// It may have.
-    Unknown,
-}
-
-impl Failed {
-    fn answer(self, call: &Call) -> Response<Answered> {
-        let status = StatusCode::BAD_GATEWAY;
-        let (kind, title, settle) = match self {
-            Self::NotReached => {
-                ("not_reached", "the service cannot be reached; nothing was done", Settle::Free)
-            }
-            Self::Unknown => (
-                "unknown_outcome",
-                "the service gave no answer; the request may have been carried out",
-                Settle::Wait,
-            ),
-        };
-        problem(status, kind, title, settle, call.request_id)
-    }
-}
-
-/// Why nothing was sent.
-#[derive(Debug, Clone, Copy)]
-enum Refused {
-    Upgrade,
-    Target,
-}
-
-impl Refused {
-    fn answer(self, call: &Call) -> Response<Answered> {
-        let (status, kind, title) = match self {
-            Self::Upgrade => {
-                (StatusCode::NOT_IMPLEMENTED, "upgrade", "no other protocol is spoken here")
-            }
-            Self::Target => {
-                (StatusCode::BAD_REQUEST, "target", "the path is not one of this service")
-            }
-        };
-        problem(status, kind, title, Settle::Free, call.request_id)
-    }
-}
-
-fn problem(
-    status: StatusCode,
-    kind: &str,
-    title: &str,
-    settle: Settle,
-    RequestId { uuid: id }: RequestId,
-) -> Response<Answered> {
-    let body = format!(
-        "{{\"type\":\"urn:hapax:problem:{kind}\",\"title\":\"{title}\",\"status\":{},\
-         \"instance\":\"urn:uuid:{id}\",\"request_id\":\"{id}\"}}",
-        status.as_u16()
-    );
-    let mut answer = Response::new(Answered::whole(Bytes::from(body)));
-    *answer.status_mut() = status;
-    let json = HeaderValue::from_static("application/problem+json");
-    answer.headers_mut().insert(CONTENT_TYPE, json);
-    answer.extensions_mut().insert(settle);
-    answer
 }
 
 /// Who did not come through the door.

@@ -7,6 +7,7 @@
 
 mod carried;
 mod forward;
+mod problem;
 mod upstream;
 mod voice;
 
@@ -31,13 +32,15 @@ use uuid::Uuid;
 
 pub use self::upstream::{Upstream, UpstreamError};
 
-use self::carried::{Patience, Uploaded};
+use self::carried::{State, Taken, Uploaded};
 use self::forward::Forwarder;
+use self::problem::Problem;
 use self::voice::Voice;
+use crate::body::Unfinished;
 use crate::http::{self as door, Drained};
 use crate::ids::RequestIds;
 use crate::ingress::Now;
-use crate::limits::{HttpLimits, TEND_EVERY};
+use crate::limits::{BodyLimits, HttpLimits, TEND_EVERY};
 use crate::outbound::Outbound;
 use crate::respond::{REQUEST_ID, RequestId};
 use crate::unstoppable::Afterwards;
@@ -66,6 +69,8 @@ pub struct Proxy<L> {
     ids: RequestIds,
     afterwards: Afterwards,
     voice: Arc<Voice>,
+    /// Memory for bodies that are being read whole.
+    unfinished: Unfinished,
     behind: ArcSwap<Behind<L>>,
 }
 
@@ -96,6 +101,7 @@ impl<L: Ledger> Proxy<L> {
             ids: RequestIds::new(Uuid::now_v7().as_u64_pair().1),
             afterwards: Afterwards::here(),
             voice,
+            unfinished: Unfinished::new(BodyLimits::default().unfinished_bytes_max),
             behind: ArcSwap::from_pointee(behind),
         }
     }
@@ -142,22 +148,29 @@ impl<L: Ledger> Proxy<L> {
     {
         let behind = self.behind.load_full();
         let version = request.version();
-        let patience = match has_key {
-            true => Patience::InAll(behind.body_timeout),
-            false => Patience::ForEachPiece(behind.body_timeout),
+        let taken = match has_key {
+            true => Taken::Whole(behind.body_timeout, self.unfinished.clone()),
+            false => Taken::InPieces(behind.body_timeout),
         };
         let (head, body) = request.into_parts();
-        let (body, upload) = Uploaded::new(body, patience);
+        let (body, upload) = Uploaded::new(body, taken);
         let mut request = Request::from_parts(head, body);
         request.extensions_mut().insert(call);
         let service = behind.service.clone();
-        let mut answer = service.oneshot(request).await.unwrap_or_else(|never| match never {});
+        let answer = service.oneshot(request).await.unwrap_or_else(|never| match never {});
         let outcome = answer.extensions().get::<Outcome>().copied();
+        let state = upload.state();
+        // Whoever was to read the body knows only that it broke off.
+        let mut answer = match state {
+            State::Unread | State::Ended => answer,
+            State::Slow => Problem::SlowBody.answer(&call).map(Body::new),
+            State::Crowded => Problem::Crowded.answer(&call).map(Body::new),
+        };
         self.voice.answered(&call, outcome, answer.status());
         let headers = answer.headers_mut();
         headers.insert(REQUEST_ID, call.request_id.header());
         // What is left of the request must not be taken for another, nor its bytes reset the answer.
-        if version < Version::HTTP_2 && !upload.has_ended() {
+        if version < Version::HTTP_2 && state != State::Ended {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         answer

@@ -82,9 +82,26 @@ fn as_json(config: &Config) -> Result<Exit, Failure> {
             })
         })
         .collect();
+    let proxies: Vec<_> = config
+        .proxies
+        .iter()
+        .map(|proxy| {
+            json!({
+                "proxy": proxy.name,
+                "listen": proxy.listen.to_string(),
+                "upstream": proxy.upstream.to_string(),
+            })
+        })
+        .collect();
     let file = config.file.as_ref().map(|file| file.display().to_string());
     let warnings = &config.warnings;
-    out::json(&json!({ "ok": true, "file": file, "sources": sources, "warnings": warnings }))?;
+    out::json(&json!({
+        "ok": true,
+        "file": file,
+        "sources": sources,
+        "proxies": proxies,
+        "warnings": warnings,
+    }))?;
     Ok(Exit::Done)
 }
 
@@ -92,13 +109,21 @@ fn as_words(config: &Config) -> Result<Exit, Failure> {
     for configured in &config.sources {
         out::data(&format!("{}  {}", configured.path, configured.provider))?;
     }
+    for proxy in &config.proxies {
+        out::data(&format!("http://{} -> {}", proxy.listen, proxy.upstream))?;
+    }
     for warning in &config.warnings {
         out::warning(warning);
     }
     let file = config.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
     let count = config.sources.len();
     let noun = if count == 1 { "source" } else { "sources" };
-    out::words(&format!("{file}: ok, {count} {noun}"));
+    let proxies = match config.proxies.len() {
+        0 => String::new(),
+        1 => ", 1 proxy".to_owned(),
+        count => format!(", {count} proxies"),
+    };
+    out::words(&format!("{file}: ok, {count} {noun}{proxies}"));
     Ok(Exit::Done)
 }
 

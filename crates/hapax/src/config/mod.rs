@@ -2,8 +2,8 @@
 //! that is checked to the last secret, or into [`ConfigErrors`] that name every problem and its line.
 //!
 //! [`document`] walks the TOML, [`units`] knows the values, [`secrets`] where secrets come from,
-//! [`sources`] builds what verifies, [`handlers`] what works, [`shared`] what nodes share, [`dev`] is
-//! what happens without a file.
+//! [`sources`] builds what verifies, [`handlers`] what works, [`proxies`] what stands in front of an
+//! app, [`shared`] what nodes share, [`dev`] is what happens without a file.
 
 mod alerts;
 mod dev;
@@ -11,6 +11,7 @@ mod document;
 mod handlers;
 mod order;
 mod problem;
+mod proxies;
 mod refetch;
 mod secrets;
 mod shared;
@@ -36,6 +37,7 @@ use self::document::Section;
 pub(crate) use self::handlers::Mode;
 pub(crate) use self::problem::{Complaint, ConfigErrors};
 use self::problem::{Place, Problems};
+pub(crate) use self::proxies::{Proxy, Scope};
 use self::secrets::Resolved;
 pub(crate) use self::secrets::resolve as resolve_secret;
 pub(crate) use self::shared::{Role, Roles, ServiceUrl};
@@ -100,6 +102,8 @@ pub(crate) struct Config {
     pub(crate) tokens: Vec<Token>,
     /// What answers on the public side: one for each (tenant, source) pair.
     pub(crate) sources: Vec<ConfiguredSource>,
+    /// What answers in front of an app.
+    pub(crate) proxies: Vec<Proxy>,
     /// Set where there is no config file.
     pub(crate) dev: Option<DevMode>,
     /// The config file, where there is one.
@@ -281,7 +285,7 @@ impl Config {
     }
 
     /// The keys that differ from `newer` but only take effect at a start.
-    pub(crate) fn needs_restart(&self, newer: &Self) -> Vec<&'static str> {
+    pub(crate) fn needs_restart(&self, newer: &Self) -> Vec<String> {
         let (old, new) = (&self.settings, &newer.settings);
         let differs = [
             ("listen", old.listen != new.listen),
@@ -293,7 +297,25 @@ impl Config {
             ("max_connections", old.max_connections != new.max_connections),
             ("log", old.log != new.log),
         ];
-        differs.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
+        let differs = differs.into_iter().filter(|(_, differs)| *differs);
+        differs.map(|(key, _)| key.to_owned()).chain(self.proxies_moved(newer)).collect()
+    }
+
+    /// Listeners are opened and closed at a start only.
+    fn proxies_moved(&self, newer: &Self) -> Vec<String> {
+        let names = |of: &Self| of.proxies.iter().map(|it| it.name.clone()).collect::<Vec<_>>();
+        let at = |of: &Self, name: &str| {
+            of.proxies.iter().find(|it| it.name == name).map(|it| it.listen)
+        };
+        let mut all = [names(self), names(newer)].concat();
+        all.sort();
+        all.dedup();
+        let moved = |name: &String| match (at(self, name), at(newer, name)) {
+            (Some(old), Some(new)) if old == new => None,
+            (Some(_), Some(_)) => Some(format!("proxies.{name}.listen")),
+            (Some(_), None) | (None, Some(_)) | (None, None) => Some(format!("proxies.{name}")),
+        };
+        all.iter().filter_map(moved).collect()
     }
 }
 
@@ -316,7 +338,7 @@ const REPLACEABLE: [(&str, &str, &str); 15] = [
     ("log.format", "HAPAX_LOG_FORMAT", "--log-format"),
 ];
 
-const ROOT_KEYS: [&str; 19] = [
+const ROOT_KEYS: [&str; 20] = [
     "listen",
     "admin_listen",
     "public_url",
@@ -336,8 +358,9 @@ const ROOT_KEYS: [&str; 19] = [
     "retention",
     "alerts",
     "sources",
+    "proxies",
 ];
-const ROOT_LATER: [&str; 2] = ["outbound", "proxies"];
+const ROOT_LATER: [&str; 1] = ["outbound"];
 
 /// Where a setting was set.
 struct Given {
@@ -420,6 +443,7 @@ impl Reading<'_> {
             Some(_) => (self.sources(&root, &settings), None),
             None => self.dev_mode(&mut settings),
         };
+        let proxies = self.proxies(&root, &settings);
         if file.is_some() {
             self.tokens_are_for_somebody(&tokens, &sources);
         }
@@ -430,6 +454,7 @@ impl Reading<'_> {
             tls,
             tokens,
             sources,
+            proxies,
             dev,
             file: file.map(Path::to_owned),
             warnings: std::mem::take(&mut self.warnings),
@@ -766,6 +791,7 @@ mod tests {
         let config = load_text(DEFAULT_TOML, &|_| None, Flags::default());
         assert_eq!(config.settings, Settings::default());
         assert!(config.sources.is_empty() && config.tokens.is_empty() && config.tls.is_none());
+        assert!(config.proxies.is_empty());
     }
 
     #[test]
@@ -777,7 +803,7 @@ mod tests {
             })
         };
         let nested = ["format", "level", "keys", "events", "cert", "key", "value", "allow"];
-        let nested = nested.into_iter().chain(alerts::KEYS);
+        let nested = nested.into_iter().chain(alerts::KEYS).chain(proxies::KEYS);
         for key in ROOT_KEYS.into_iter().chain(nested).chain(sources::all_keys().copied()) {
             let is_table = ["tenants", "scheme", "handlers", "order", "refetch"].contains(&key);
             assert!(is_there(key) || is_table, "{key}");
@@ -820,6 +846,7 @@ mod tests {
         };
         let config = load_text(&text, &env, Flags::default());
         assert_eq!((config.sources.len(), config.tokens.len()), (3, 1), "{text}");
+        assert_eq!(config.proxies.len(), 1, "{text}");
         let handlers: Vec<_> = config.sources.iter().map(|it| it.handlers.len()).collect();
         assert_eq!(handlers, [0, 3, 3], "{text}");
     }
@@ -924,6 +951,33 @@ mod tests {
             paths,
             ["/webhooks/acme/a", "/webhooks/zeta/a", "/webhooks/b", "/webhooks/acme/b"]
         );
+    }
+
+    #[test]
+    fn a_proxy_has_a_default_for_all_but_where_it_stands() {
+        let text = "[proxies.api]\nlisten = \"127.0.0.1:0\"\nupstream = \"http://127.0.0.1:3000\"";
+        let config = load_text(text, &|_| None, Flags::default());
+        let [api] = &*config.proxies else { panic!("{:?}", config.proxies) };
+        let spans = (api.ttl, api.lease, api.wait).into();
+        let [ttl, lease, wait]: [Duration; 3] = spans;
+        assert_eq!((ttl.as_secs(), lease.as_secs(), wait.as_secs()), (72 * 3_600, 60, 0));
+        assert_eq!((&api.scope, api.mismatch_status.as_u16()), (&Scope::Unsaid, 409));
+        // Told, since a token that changes between two tries would make them two requests.
+        assert!(config.warnings.iter().any(|it| it.contains("proxies.api: no `scope`")));
+    }
+
+    #[test]
+    fn a_proxy_that_moves_comes_or_goes_waits_for_a_restart_and_new_rules_do_not() {
+        let proxy = |name: &str, port: u16, rest: &str| {
+            format!(
+                "[proxies.{name}]\nlisten = \"127.0.0.1:{port}\"\n\
+                 upstream = \"http://127.0.0.1:3000\"\nscope = \"none\"\n{rest}\n"
+            )
+        };
+        let load = |text: String| load_text(&text, &|_| None, Flags::default());
+        let old = load(proxy("a", 1, "") + &proxy("b", 2, "") + &proxy("c", 3, ""));
+        let new = load(proxy("a", 1, "ttl = \"1h\"") + &proxy("b", 9, "") + &proxy("d", 4, ""));
+        assert_eq!(old.needs_restart(&new), ["proxies.b.listen", "proxies.c", "proxies.d"]);
     }
 
     #[test]

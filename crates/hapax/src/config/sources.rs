@@ -106,7 +106,11 @@ impl Reading<'_> {
         let mut built = Vec::new();
         let mut seen = SeenSecrets::new();
         let Some(sources) = root.get("sources") else {
-            self.warnings.push("no [sources] are configured: every request is a 404".to_owned());
+            // Whoever only wants proxies has nothing to be warned of.
+            if root.get("proxies").is_none() {
+                let warning = "no [sources] are configured: every request is a 404";
+                self.warnings.push(warning.to_owned());
+            }
             return built;
         };
         let Some(sources) = sources.section(&mut self.problems) else { return built };

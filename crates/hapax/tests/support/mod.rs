@@ -8,6 +8,7 @@
 #![allow(clippy::print_stderr, reason = "a test that cannot run here says so")]
 
 pub(crate) mod app;
+pub(crate) mod charges;
 pub(crate) mod ledger;
 pub(crate) mod load;
 pub(crate) mod nodes;
@@ -15,6 +16,7 @@ pub(crate) mod npm;
 pub(crate) mod payouts;
 pub(crate) mod process;
 pub(crate) mod sender;
+pub(crate) mod upstream;
 pub(crate) mod wire;
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -74,7 +76,8 @@ impl House {
         *self.config.lock().unwrap() = config.to_owned();
         let mut text = String::new();
         for key in ["listen", "admin_listen"] {
-            if !config.lines().any(|line| line.starts_with(&format!("{key} ="))) {
+            let mut own = config.lines().take_while(|line| !line.starts_with('['));
+            if !own.any(|line| line.starts_with(&format!("{key} ="))) {
                 text.push_str(&format!("{key} = \"127.0.0.1:0\"\n"));
             }
         }

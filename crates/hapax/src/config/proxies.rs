@@ -1,0 +1,375 @@
+//! `[proxies.NAME]`: Idempotency-Key in front of an app. What is wrong with a route, an upstream or a
+//! span is a config error with its line, and not the first request's.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use hapax_core::json::{POINTERS_MAX, Pointer};
+use hapax_core::ledger::IDEMPOTENCY_KEY;
+use hapax_engine::Upstream;
+use hapax_layer::Route;
+use http::{HeaderName, StatusCode};
+
+use super::document::{Entry, Section};
+use super::problem::Complaint;
+use super::{Reading, Settings, units};
+
+/// One proxy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Proxy {
+    /// Keys of one proxy are never those of another.
+    pub(crate) name: String,
+    /// Where clients come.
+    pub(crate) listen: SocketAddr,
+    /// Where they are sent on to.
+    pub(crate) upstream: Upstream,
+    /// Routes that need a key.
+    pub(crate) require_key: Vec<Route>,
+    /// Whose a key is.
+    pub(crate) scope: Scope,
+    /// How long an answer is kept.
+    pub(crate) ttl: Duration,
+    /// How long the app may take, and how long a crash keeps a key.
+    pub(crate) lease: Duration,
+    /// How long a copy waits for the one that runs.
+    pub(crate) wait: Duration,
+    /// What a key that was used for another request is answered.
+    pub(crate) mismatch_status: StatusCode,
+    /// What a client makes anew with every try.
+    pub(crate) fingerprint_ignore: Vec<Pointer>,
+}
+
+/// Whose a key is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// Nothing was said: the Authorization header, and nobody's where there is none.
+    Unsaid,
+    /// The value of a header, without which there is no key.
+    Header(HeaderName),
+    /// A claim of the JWT in Authorization.
+    Jwt(String),
+    /// Everybody's.
+    Nobody,
+}
+
+pub(super) const KEYS: [&str; 9] = [
+    "listen",
+    "upstream",
+    "require_key",
+    "scope",
+    "ttl",
+    "lease",
+    "wait",
+    "mismatch_status",
+    "fingerprint_ignore",
+];
+
+const TTL_DEFAULT: Duration = Duration::from_secs(72 * 3_600);
+const LEASE_DEFAULT: Duration = Duration::from_secs(60);
+/// Below it a pause of the machine would let a second one run beside the first.
+const LEASE_MIN: Duration = Duration::from_secs(1);
+/// A crash keeps a key this long: nobody waits longer than a day for an answer.
+const LEASE_MAX: Duration = Duration::from_secs(86_400);
+const TTL_MIN: Duration = Duration::from_secs(1);
+/// Ten years; beyond it "for ever" was meant, and a database that only grows.
+const TTL_MAX: Duration = Duration::from_secs(10 * 366 * 86_400);
+/// Each is looked at for every request with a key.
+const ROUTES_MAX: usize = 1_000;
+
+impl Reading<'_> {
+    /// Reads every proxy, by name.
+    pub(super) fn proxies(&mut self, root: &Section<'_>, settings: &Settings) -> Vec<Proxy> {
+        let Some(section) = root.get("proxies").and_then(|entry| entry.section(&mut self.problems))
+        else {
+            return Vec::new();
+        };
+        let mut taken = vec![
+            ("listen".to_owned(), settings.listen),
+            ("admin_listen".into(), settings.admin_listen),
+        ];
+        let mut proxies = Vec::new();
+        for entry in section.entries() {
+            if let Err(Complaint { problem, .. }) = units::name(entry.name()) {
+                let hint = "use 1 to 64 letters, digits, \"_\", \".\" or \"-\"";
+                entry.complain(Complaint::new(problem, hint), &mut self.problems);
+                continue;
+            }
+            let Some(section) = entry.section(&mut self.problems) else { continue };
+            proxies.extend(self.proxy(entry.name(), &section, &mut taken));
+        }
+        proxies
+    }
+
+    fn proxy(
+        &mut self,
+        name: &str,
+        section: &Section<'_>,
+        taken: &mut Vec<(String, SocketAddr)>,
+    ) -> Option<Proxy> {
+        section.expect(&KEYS, &[], &mut self.problems);
+        let listen = self.listen_of_proxy(section, taken);
+        let upstream = self.upstream(section, listen);
+        let require_key = self.require_key(section);
+        let scope = match section.get("scope") {
+            Some(entry) => entry.parse(scope, &mut self.problems),
+            None => {
+                self.warnings.push(format!(
+                    "proxies.{name}: no `scope`, so a key belongs to the Authorization header it came \
+                     with, and a retry with another token runs again: name what stays the same, such \
+                     as \"jwt:sub\", or \"header:authorization\" if your tokens do"
+                ));
+                Some(Scope::Unsaid)
+            }
+        };
+        let (ttl, lease, wait) = self.spans(section);
+        let mismatch_status = match section.get("mismatch_status") {
+            Some(entry) => entry.parse_number(mismatch_status, &mut self.problems),
+            None => Some(StatusCode::CONFLICT),
+        };
+        let fingerprint_ignore = self.fingerprint_ignore(section);
+        Some(Proxy {
+            name: name.to_owned(),
+            listen: listen?,
+            upstream: upstream?,
+            require_key: require_key?,
+            scope: scope?,
+            ttl,
+            lease,
+            wait,
+            mismatch_status: mismatch_status?,
+            fingerprint_ignore: fingerprint_ignore?,
+        })
+    }
+
+    fn listen_of_proxy(
+        &mut self,
+        section: &Section<'_>,
+        taken: &mut Vec<(String, SocketAddr)>,
+    ) -> Option<SocketAddr> {
+        let Some(entry) = section.get("listen") else {
+            let hint = "say where clients come: listen = \"127.0.0.1:8090\"";
+            section.complain(Complaint::new("has no listen", hint), &mut self.problems);
+            return None;
+        };
+        let listen = entry.parse(units::address, &mut self.problems)?;
+        if let Some((key, _)) = taken.iter().find(|(_, other)| clash(*other, listen)) {
+            let complaint = Complaint::new(
+                format!("{listen} is taken by `{key}`"),
+                "give each listener a port of its own; port 0 picks a free one",
+            );
+            entry.complain(complaint, &mut self.problems);
+        }
+        taken.push((entry.path().to_owned(), listen));
+        Some(listen)
+    }
+
+    fn upstream(&mut self, section: &Section<'_>, listen: Option<SocketAddr>) -> Option<Upstream> {
+        let Some(entry) = section.get("upstream") else {
+            let hint = "say where your app listens: upstream = \"http://127.0.0.1:3000\"";
+            section.complain(Complaint::new("has no upstream", hint), &mut self.problems);
+            return None;
+        };
+        let upstream = entry.parse(upstream, &mut self.problems)?;
+        let at = upstream.host().trim_matches(['[', ']']).parse::<IpAddr>().ok();
+        if let (Some(at), Some(listen)) = (at, listen)
+            && SocketAddr::new(at, upstream.port()) == listen
+        {
+            let hint = "name the app behind, such as \"http://127.0.0.1:3000\"";
+            entry.complain(Complaint::new("is this proxy itself", hint), &mut self.problems);
+        }
+        Some(upstream)
+    }
+
+    fn require_key(&mut self, section: &Section<'_>) -> Option<Vec<Route>> {
+        let Some(entry) = section.get("require_key") else { return Some(Vec::new()) };
+        let routes = entry.list(&mut self.problems)?;
+        if routes.len() > ROUTES_MAX {
+            let complaint = Complaint::new(
+                format!("{} routes are more than {ROUTES_MAX}", routes.len()),
+                "let a `*` stand for a part of the path: \"POST /charges/*\"",
+            );
+            entry.complain(complaint, &mut self.problems);
+            return None;
+        }
+        self.each(&routes, route)
+    }
+
+    fn fingerprint_ignore(&mut self, section: &Section<'_>) -> Option<Vec<Pointer>> {
+        let Some(entry) = section.get("fingerprint_ignore") else { return Some(Vec::new()) };
+        let pointers = entry.list(&mut self.problems)?;
+        if pointers.len() > POINTERS_MAX {
+            let complaint = Complaint::new(
+                format!("{} pointers are more than {POINTERS_MAX}", pointers.len()),
+                "point at what holds several of them",
+            );
+            entry.complain(complaint, &mut self.problems);
+            return None;
+        }
+        self.each(&pointers, pointer)
+    }
+
+    fn each<T>(
+        &mut self,
+        entries: &[Entry<'_>],
+        read: impl Fn(&str) -> Result<T, Complaint>,
+    ) -> Option<Vec<T>> {
+        let read = |entry: &Entry<'_>| entry.parse(&read, &mut self.problems);
+        let all: Vec<T> = entries.iter().filter_map(read).collect();
+        (all.len() == entries.len()).then_some(all)
+    }
+
+    /// `ttl`, `lease` and `wait`, which only make sense together.
+    fn spans(&mut self, section: &Section<'_>) -> (Duration, Duration, Duration) {
+        let mut span = |key: &str, default: Duration| match section.get(key) {
+            Some(entry) => {
+                (entry.parse(units::duration, &mut self.problems).unwrap_or(default), Some(entry))
+            }
+            None => (default, None),
+        };
+        let (ttl, ttl_entry) = span("ttl", TTL_DEFAULT);
+        let (lease, lease_entry) = span("lease", LEASE_DEFAULT);
+        let (wait, wait_entry) = span("wait", Duration::ZERO);
+        let mut judge = |entry: &Option<Entry<'_>>, is_wrong: bool, problem: &str, hint: &str| {
+            if let (Some(entry), true) = (entry, is_wrong) {
+                entry.complain(Complaint::new(problem, hint), &mut self.problems);
+            }
+        };
+        judge(
+            &lease_entry,
+            !(LEASE_MIN..=LEASE_MAX).contains(&lease),
+            "is not between 1s and 1d",
+            "as long as the slowest request of your app may take, such as \"60s\"",
+        );
+        judge(
+            &ttl_entry,
+            !(TTL_MIN..=TTL_MAX).contains(&ttl),
+            "is not between 1s and 10 years",
+            "longer than any client goes on retrying, such as \"72h\"",
+        );
+        judge(
+            // Whichever of them was written.
+            if ttl_entry.is_some() { &ttl_entry } else { &lease_entry },
+            ttl < lease,
+            "the ttl is shorter than the lease",
+            "an answer must not be forgotten while its request may still run: lengthen `ttl` or \
+             shorten `lease`",
+        );
+        judge(
+            if wait_entry.is_some() { &wait_entry } else { &lease_entry },
+            wait >= lease,
+            "the wait is not shorter than the lease",
+            "whoever waits is answered before the one who runs gives up: shorten `wait`",
+        );
+        (ttl, lease, wait)
+    }
+}
+
+/// Whether two listeners would want the same port of the same address.
+fn clash(one: SocketAddr, other: SocketAddr) -> bool {
+    let anywhere = |address: SocketAddr| address.ip().is_unspecified();
+    let (here, there) = (one.ip().to_canonical(), other.ip().to_canonical());
+    one.port() != 0
+        && one.port() == other.port()
+        && (here == there || anywhere(one) || anywhere(other))
+}
+
+fn upstream(text: &str) -> Result<Upstream, Complaint> {
+    Upstream::parse(text).map_err(|error| {
+        Complaint::new(error.to_string(), "write where your app listens: \"http://127.0.0.1:3000\"")
+    })
+}
+
+fn scope(text: &str) -> Result<Scope, Complaint> {
+    let hint = "write \"header:x-account-id\", \"jwt:sub\" or \"none\"";
+    match text.split_once(':') {
+        None if text == "none" => Ok(Scope::Nobody),
+        Some(("jwt", claim)) if !claim.trim().is_empty() => Ok(Scope::Jwt(claim.trim().to_owned())),
+        Some(("header", name)) => {
+            let name = HeaderName::try_from(name.trim())
+                .map_err(|_| Complaint::new("names no header", hint))?;
+            if name == IDEMPOTENCY_KEY || name.as_str().starts_with("hapax-") {
+                return Err(Complaint::new(
+                    format!("\"{name}\" does not say who calls"),
+                    "name the header that does, such as \"header:x-account-id\"",
+                ));
+            }
+            Ok(Scope::Header(name))
+        }
+        Some(_) | None => Err(Complaint::new(format!("\"{text}\" is not a scope"), hint)),
+    }
+}
+
+fn route(text: &str) -> Result<Route, Complaint> {
+    Route::parse(text).map_err(|error| {
+        Complaint::new(
+            format!("\"{text}\": {error}"),
+            "write a method and a path: \"POST /charges\", \"POST /accounts/*/charges\"",
+        )
+    })
+}
+
+fn mismatch_status(text: &str) -> Result<StatusCode, Complaint> {
+    match text {
+        "409" => Ok(StatusCode::CONFLICT),
+        "422" => Ok(StatusCode::UNPROCESSABLE_ENTITY),
+        other => Err(Complaint::new(
+            format!("{other} is not a status for a key that was used for something else"),
+            "write 409, or 422 as the IETF draft has it",
+        )),
+    }
+}
+
+fn pointer(text: &str) -> Result<Pointer, Complaint> {
+    let hint = "write a JSON pointer to what changes with every try: \"/client_ts\"";
+    match Pointer::parse(text) {
+        Ok(_) if text.is_empty() => {
+            Err(Complaint::new("is the whole body, and would make any two requests one", hint))
+        }
+        Ok(pointer) => Ok(pointer),
+        Err(error) => Err(Complaint::new(format!("\"{text}\": {error}"), hint)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listeners_clash_where_the_system_would_refuse_the_second() {
+        let check = |one: &str, other: &str, expected: bool| {
+            let (one, other) = (one.parse().unwrap(), other.parse().unwrap());
+            assert_eq!(
+                (clash(one, other), clash(other, one)),
+                (expected, expected),
+                "{one} {other}"
+            );
+        };
+        check("127.0.0.1:80", "127.0.0.1:80", true);
+        check("127.0.0.1:80", "127.0.0.1:81", false);
+        check("127.0.0.1:80", "127.0.0.2:80", false);
+        check("0.0.0.0:80", "127.0.0.1:80", true);
+        check("[::]:80", "127.0.0.1:80", true);
+        check("[::ffff:127.0.0.1]:80", "127.0.0.1:80", true);
+        check("127.0.0.1:0", "127.0.0.1:0", false);
+    }
+
+    #[test]
+    fn a_scope_says_who_calls() {
+        assert_eq!(scope("none"), Ok(Scope::Nobody));
+        assert_eq!(scope("jwt:sub"), Ok(Scope::Jwt("sub".into())));
+        let named = HeaderName::from_static("x-account-id");
+        assert_eq!(scope("header:X-Account-Id"), Ok(Scope::Header(named)));
+        for bad in [
+            "",
+            "sub",
+            "jwt:",
+            "jwt",
+            "header:",
+            "header:a b",
+            "header:Idempotency-Key",
+            "header:hapax-scope",
+        ] {
+            assert!(scope(bad).is_err(), "{bad:?}");
+        }
+    }
+}
