@@ -81,8 +81,8 @@ pub use hapax_core::store::{EventId, Inspect, NewMessage, Work};
 pub use hapax_core::{SourceName, Tenant, Timestamp};
 pub use hapax_engine::{BodyLimits, Rate};
 pub use hapax_store::{
-    Committed, Db, DbError, Failure, PgDb, PgDbError, PgOptions, PgStore, PgTx, PoolSizes,
-    SqliteOptions, SqliteStore, Transact, Tx, TxError,
+    Answering, Committed, Db, DbError, Failure, PgDb, PgDbError, PgOptions, PgStore, PgTx,
+    PoolSizes, SqliteOptions, SqliteStore, Transact, Tx, TxError,
 };
 /// The SQLite binding whose parameters and rows [`Db`] takes and gives.
 pub use rusqlite;

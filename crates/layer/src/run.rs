@@ -147,7 +147,7 @@ impl<L: Ledger> Run<'_, L> {
             Ok(Reservation::Mismatch) => mismatch(shared),
             // The key is free: the app gave it up itself, or a later attempt came to nothing. What
             // succeeded must not run again all the same.
-            Ok(Reservation::Fresh(again)) if answer.status.is_success() => {
+            Ok(Reservation::Fresh(again)) if ours.status().is_success() => {
                 match shared.ledger.finish(&again, &answer).await {
                     Ok(Held::Kept) => ours,
                     Ok(Held::Lost) => in_progress(Duration::ZERO),

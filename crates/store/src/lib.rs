@@ -29,7 +29,7 @@ pub use postgres::{
 };
 pub use redis_ledger::{RedisLedger, RedisLedgerError};
 pub use sqlite::{Clock, Db, DbError, OpenError, SqliteOptions, SqliteStore, Tx};
-pub use transact::{Committed, Failure, Transact, TxError};
+pub use transact::{Answering, Committed, Failure, JobRight, KeyRight, Transact, TxError};
 
 pub mod limits {
     //! Every bound of the stores, each with its reason.

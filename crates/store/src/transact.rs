@@ -1,5 +1,6 @@
-//! What a handler in Rust needs of a store: the right to one transaction that records "done", and
-//! the proof that it was used.
+//! What work in Rust needs of a store: the right to one transaction that also records what came of
+//! it, and the proof that it was used. A handler's is to a job and records "done" ([`Transact`]); an
+//! API's is to an Idempotency-Key and keeps the answer ([`Answering`]).
 //!
 //! The transaction's type belongs to the store ([`Transact::Tx`]). SQLite has one writer, so its
 //! transaction is a closure that the writer runs; a database with a connection for each handler
@@ -10,7 +11,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax_core::Tenant;
 use hapax_core::job::{Fence, JobId, Retry};
+use hapax_core::ledger::{Answer, Reserved};
+use hapax_core::limits::{ANSWER_BODY_BYTES_MAX, ANSWER_HEADER_BYTES_MAX};
 use hapax_core::store::{Claim, StoreError};
 
 use crate::postgres::PgDbError;
@@ -23,6 +27,47 @@ pub trait Transact: Send + Sync + 'static {
     /// The right that goes with `claim`. Nothing is opened yet. `timeout` is how long the
     /// transaction may take once it is.
     fn right(self: &Arc<Self>, claim: &Claim, timeout: Duration) -> Self::Tx;
+}
+
+/// A store in which the answer of one's own API commits with the work that it answers for.
+pub trait Answering: Send + Sync + 'static {
+    /// The right to commit the effects of one reservation together with its answer, once. Its commit
+    /// gives the answer back: what is kept, and what every retry gets.
+    type Tx: Send + 'static;
+
+    /// The right that goes with `reserved`. Nothing is opened yet. `timeout` is how long the
+    /// transaction may take once it is.
+    fn answering(self: &Arc<Self>, reserved: &Reserved, timeout: Duration) -> Self::Tx;
+}
+
+/// A right to a job, by a claim.
+#[derive(Debug, Clone)]
+pub struct JobRight {
+    pub(crate) job: JobId,
+    pub(crate) fence: Fence,
+    pub(crate) tenant: Tenant,
+}
+
+impl JobRight {
+    pub(crate) fn of(claim: &Claim) -> Self {
+        Self { job: claim.job, fence: claim.fence, tenant: claim.event.key.tenant.clone() }
+    }
+}
+
+/// A right to an Idempotency-Key, by a reservation.
+#[derive(Debug, Clone)]
+pub struct KeyRight(pub(crate) Reserved);
+
+/// Whether an answer can be kept.
+pub(crate) fn fits(answer: &Answer) -> Result<(), Failure> {
+    let headers: usize = answer.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    if answer.body.len() > ANSWER_BODY_BYTES_MAX || headers > ANSWER_HEADER_BYTES_MAX {
+        return Err(Failure::new(format_args!(
+            "the answer is too large to keep: at most {ANSWER_BODY_BYTES_MAX} bytes of body and \
+             {ANSWER_HEADER_BYTES_MAX} of headers"
+        )));
+    }
+    Ok(())
 }
 
 /// The proof that the effects of a job are committed together with "done". Only a commit makes one,
@@ -154,13 +199,14 @@ impl<E: Error + Send + Sync + 'static> From<E> for Failure {
 #[derive(Debug, thiserror::Error)]
 pub enum TxError {
     /// The job was claimed again, replayed, discarded, or is done, or newer news of its resource was
-    /// applied: what this attempt did is void.
-    #[error("the claim was lost: the job is someone else's now")]
+    /// applied; the key was reserved again, abandoned or finished. What this attempt did is void.
+    #[error("the claim was lost: the work is someone else's now")]
     FenceLost,
     /// The effects failed, took too long, or were against a constraint.
     #[error("{0}")]
     Failed(Failure),
-    /// The database could not commit, or its answer was lost: the next claim of the job finds out.
+    /// The database could not commit, or its answer was lost: the next claim of the job, or whoever
+    /// asks for the key again, finds out.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

@@ -4,6 +4,7 @@
 //! shows; the keys are in the model of a ledger, watched by [`support::Watched`].
 
 mod apart;
+mod effects;
 mod exits;
 mod once;
 mod own_transaction;

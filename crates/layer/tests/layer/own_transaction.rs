@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use hapax_core::ledger::{Answer, Ledger as _, Reserved, Settle};
+use hapax_core::limits::ANSWER_BODY_BYTES_MAX;
 use hapax_layer::{Body, BoxError, Outcome};
 use http::StatusCode;
 use http_body_util::{BodyExt as _, Full};
@@ -16,6 +17,8 @@ use crate::support::{Api, LEASE, Watched, answer, charge, rules, soon};
 #[derive(Clone, Copy)]
 enum Then {
     Says(u16),
+    /// More than can be kept.
+    SaysTooMuch,
     BreaksOff,
     Fails,
 }
@@ -53,6 +56,9 @@ fn app(itself: Itself, then: Then) -> Api {
             match then {
                 Then::Says(status) => {
                     Ok(answer(StatusCode::from_u16(status)?, format!("said {status}")))
+                }
+                Then::SaysTooMuch => {
+                    Ok(answer(StatusCode::OK, vec![b'x'; ANSWER_BODY_BYTES_MAX + 1]))
                 }
                 Then::BreaksOff => {
                     let mut answer = answer(StatusCode::OK, "");
@@ -108,10 +114,12 @@ async fn a_key_that_the_app_gave_up_itself_is_free_unless_it_then_says_success()
         assert_eq!(api.effects.count(), run);
     }
     // Whatever else went on, this was done.
-    let api = app(Itself::Abandons, Then::Says(200));
-    assert_eq!(api.send(charge("k")).await.status, 200);
-    assert!(api.send(charge("k")).await.is_replay());
-    assert_eq!(api.effects.count(), 1);
+    for then in [Then::Says(200), Then::SaysTooMuch] {
+        let api = app(Itself::Abandons, then);
+        assert_eq!(api.send(charge("k")).await.status, 200);
+        assert!(api.send(charge("k")).await.is_replay());
+        assert_eq!(api.effects.count(), 1);
+    }
 }
 
 /// An API whose runs stand still, each at a gate of its own.

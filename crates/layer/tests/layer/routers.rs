@@ -9,11 +9,11 @@ use hapax_core::ledger::Reserved;
 use hapax_layer::{Body, IdempotencyLayer, Outcome, Route};
 use hapax_store::MemoryStore;
 use http::{Request, StatusCode};
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
-use crate::support::{Effects, charge, rules};
+use crate::support::{Ask, Effects, Heard, charge, hear, rules};
 
 /// An app with one route that charges, one that fails, and one that only looks.
 fn app(effects: Effects) -> Router {
@@ -40,11 +40,8 @@ fn app(effects: Effects) -> Router {
         .layer(layer)
 }
 
-async fn send(app: &Router, request: Request<Full<Bytes>>) -> (u16, Option<Outcome>, Bytes) {
-    let response = app.clone().oneshot(request).await.unwrap();
-    let (head, body) = response.into_parts();
-    let body = body.collect().await.unwrap().to_bytes();
-    (head.status.as_u16(), head.extensions.get().copied(), body)
+async fn send(app: &Router, ask: Ask) -> Heard {
+    hear(app.clone(), ask.into_request()).await.unwrap()
 }
 
 #[tokio::test]
@@ -52,17 +49,17 @@ async fn a_handler_runs_once_for_each_key() {
     let effects = Effects::default();
     let app = app(effects.clone());
     let ask = charge("k").header("content-type", "application/json");
-    let (status, outcome, first) = send(&app, ask.clone().into_request()).await;
-    assert_eq!((status, outcome), (201, Some(Outcome::Fresh)));
-    assert_eq!(serde_json::from_slice::<Value>(&first).unwrap(), json!({"id": 1, "amount": 100}));
-    let (status, outcome, replay) = send(&app, ask.clone().into_request()).await;
-    assert_eq!((status, outcome, replay), (201, Some(Outcome::Replay), first));
-    assert_eq!(effects.count(), 1);
+    let first = send(&app, ask.clone()).await;
+    assert_eq!((first.status, first.outcome), (201, Some(Outcome::Fresh)));
+    let body: Value = serde_json::from_slice(&first.body).unwrap();
+    assert_eq!(body, json!({"id": 1, "amount": 100}));
+    let replay = send(&app, ask.clone()).await;
+    assert!(replay.is_replay());
+    assert_eq!((replay.status, replay.body), (201, first.body));
 
-    let missing = ask.without("idempotency-key");
-    assert_eq!(send(&app, missing.into_request()).await.0, 400);
-    let look = charge("k").method(http::Method::GET);
-    assert_eq!(send(&app, look.into_request()).await, (200, None, Bytes::from_static(b"none yet")));
+    assert_eq!(send(&app, ask.without("idempotency-key")).await.status, 400);
+    let look = send(&app, charge("k").method(http::Method::GET)).await;
+    assert_eq!((look.status, look.outcome, &look.body[..]), (200, None, &b"none yet"[..]));
     assert_eq!(effects.count(), 1);
 }
 
@@ -70,11 +67,11 @@ async fn a_handler_runs_once_for_each_key() {
 async fn a_handler_that_panics_is_a_500_and_does_not_run_again_at_once() {
     let effects = Effects::default();
     let app = app(effects.clone());
-    let (status, _, body) = send(&app, charge("k").path("/panics").into_request()).await;
-    assert_eq!(status, 500);
-    assert!(!String::from_utf8_lossy(&body).contains("boom"));
-    let (status, outcome, _) = send(&app, charge("k").path("/panics").into_request()).await;
-    assert_eq!((status, outcome), (409, Some(Outcome::InProgress)));
+    let first = send(&app, charge("k").path("/panics")).await;
+    assert_eq!(first.status, 500);
+    assert!(!String::from_utf8_lossy(&first.body).contains("boom"));
+    let retry = send(&app, charge("k").path("/panics")).await;
+    assert_eq!((retry.status, retry.outcome), (409, Some(Outcome::InProgress)));
     assert_eq!(effects.count(), 1);
 }
 
@@ -100,8 +97,8 @@ async fn a_request_without_a_key_is_streamed_both_ways() {
     assert!(answer.frame().await.is_none());
 
     let large = charge("").without("idempotency-key").path("/echo").body(vec![b'x'; 1_500_000]);
-    let (status, _, body) = send(&app, large.into_request()).await;
-    assert_eq!((status, body.len()), (200, 1_500_000));
+    let heard = send(&app, large).await;
+    assert_eq!((heard.status, heard.body.len()), (200, 1_500_000));
 }
 
 struct Incoming(tokio::sync::mpsc::UnboundedReceiver<Bytes>);

@@ -294,13 +294,15 @@ impl Heard {
     }
 }
 
-pub(crate) async fn hear<S, B>(service: S, request: Request<B>) -> Result<Heard, Failed>
+pub(crate) async fn hear<S, B, RB>(service: S, request: Request<B>) -> Result<Heard, Failed>
 where
-    S: Service<Request<B>, Response = Response<Body>>,
+    S: Service<Request<B>, Response = Response<RB>>,
     S::Error: Into<Failed>,
+    RB: http_body::Body<Data = Bytes>,
+    RB::Error: Into<BoxError>,
 {
     let (head, body) = service.oneshot(request).await.map_err(Into::into)?.into_parts();
-    let body = body.collect().await?;
+    let body = body.collect().await.map_err(Into::into)?;
     let trailers = body.trailers().cloned();
     Ok(Heard {
         status: head.status.as_u16(),

@@ -7,15 +7,18 @@
 
 use std::time::Duration;
 
+use deadpool_postgres::Object;
 use hapax_core::failpoint;
 use hapax_core::job::Fence;
 use hapax_core::ledger::{Answer, Ledger, Reservation, ReserveAsk, Reserved};
 use hapax_core::store::{Held, StoreError};
+use serde_json::Value;
 use tokio_postgres::Row;
 
 use super::connect::{PgError, retried};
 use super::handlers::micros;
 use super::jobs::{only, without_nul};
+use super::run::{self, NotRun};
 use super::{PgStore, Shared};
 use crate::answer;
 
@@ -91,28 +94,72 @@ fn told(row: &Row, ask: &ReserveAsk) -> Result<Reservation, PgError> {
     })
 }
 
+/// Keeps the answer under the fence.
+const FINISH: &str = "SELECT hapax.finish_key($1, $2, $3, $4, $5, $6, $7)";
+
 async fn finish(shared: &Shared, reserved: &Reserved, answer: &Answer) -> Result<Held, PgError> {
+    let (status, headers) = columns(answer);
     let Reserved { scope, key, fence, .. } = reserved;
-    let status = i32::from(answer.status.as_u16());
-    let headers = without_nul(&answer::as_object(&answer.headers));
+    let (scope, key, body, now) = (scope.as_str(), key.as_str(), &answer.body[..], shared.now());
     let mut lent = shared.pools.ledger.lend().await?;
     failpoint!("idem.before_commit");
-    let rows = lent
-        .query(
-            "SELECT hapax.finish_key($1, $2, $3, $4, $5, $6, $7)",
-            &[
-                &scope.as_str(),
-                &key.as_str(),
-                &fence.0,
-                &status,
-                &headers,
-                &&answer.body[..],
-                &shared.now(),
-            ],
-        )
-        .await?;
+    let rows =
+        lent.query(FINISH, &[&scope, &key, &fence.0, &status, &headers, &body, &now]).await?;
     failpoint!("idem.after_commit");
     Ok(if only(&rows)?.get(0) { Held::Kept } else { Held::Lost })
+}
+
+/// The same within a transaction of the user's.
+pub(super) async fn finish_within(
+    shared: &Shared,
+    client: &Object,
+    reserved: &Reserved,
+    answer: &Answer,
+) -> Result<(), NotRun> {
+    let (status, headers) = columns(answer);
+    let Reserved { scope, key, fence, .. } = reserved;
+    let (scope, key, body, now) = (scope.as_str(), key.as_str(), &answer.body[..], shared.now());
+    let statement = client.prepare_cached(FINISH).await.map_err(|error| run::ours(error.into()))?;
+    let rows = client
+        .query(&statement, &[&scope, &key, &fence.0, &status, &headers, &body, &now])
+        .await
+        .map_err(|error| run::ours(error.into()))?;
+    match only(&rows).map_err(run::ours)?.get(0) {
+        true => Ok(()),
+        false => Err(NotRun::Fence),
+    }
+}
+
+/// Whether the key still waits for the answer of this right, as this transaction sees it.
+pub(super) async fn is_open(client: &Object, reserved: &Reserved) -> Result<bool, NotRun> {
+    let Reserved { scope, key, fence, .. } = reserved;
+    let ask = "SELECT FROM hapax.reservation \
+               WHERE scope = $1 AND key = $2 AND fence = $3 AND status IS NULL";
+    let ask = client.prepare_cached(ask).await.map_err(|error| run::ours(error.into()))?;
+    let rows = client.query(&ask, &[&scope.as_str(), &key.as_str(), &fence.0]).await;
+    Ok(rows.map_err(|error| run::ours(error.into()))?.len() == 1)
+}
+
+/// Whether this very answer is kept under this right.
+pub(super) async fn is_kept(
+    shared: &Shared,
+    reserved: &Reserved,
+    answer: &Answer,
+) -> Result<bool, PgError> {
+    let (status, headers) = columns(answer);
+    let Reserved { scope, key, fence, .. } = reserved;
+    let ask = "SELECT FROM hapax.reservation WHERE scope = $1 AND key = $2 AND fence = $3 \
+               AND status = $4 AND headers = $5 AND body = $6";
+    let mut lent = shared.pools.ledger.lend().await?;
+    let (scope, key, body) = (scope.as_str(), key.as_str(), &answer.body[..]);
+    let rows = lent.query(ask, &[&scope, &key, &fence.0, &status, &headers, &body]).await?;
+    Ok(!rows.is_empty())
+}
+
+/// Status and headers as they stand in the table.
+fn columns(answer: &Answer) -> (i32, Value) {
+    let headers = without_nul(&answer::as_object(&answer.headers));
+    (i32::from(answer.status.as_u16()), headers)
 }
 
 async fn abandon(shared: &Shared, reserved: &Reserved) -> Result<(), PgError> {

@@ -458,12 +458,15 @@ pub(super) async fn begin(client: &Object, timeout: Duration, more: &str) -> Res
     client.batch_execute(&begin).await.map_err(|error| ours(error.into()))
 }
 
-/// "Done" for all of them, after every constraint has been checked that waited for the commit.
+/// Checks every constraint that waited for the commit, before anything is recorded.
+pub(super) async fn check_constraints(client: &Object) -> Result<(), NotRun> {
+    let checked = client.batch_execute("SET CONSTRAINTS ALL IMMEDIATE").await;
+    checked.map_err(|error| at_commit(&error))
+}
+
+/// "Done" for all of them, once the constraints are checked.
 pub(super) async fn finish(shared: &Shared, client: &Object, done: &Done) -> Result<(), NotRun> {
-    client
-        .batch_execute("SET CONSTRAINTS ALL IMMEDIATE")
-        .await
-        .map_err(|error| at_commit(&error))?;
+    check_constraints(client).await?;
     if done.jobs.is_empty() {
         return Ok(());
     }

@@ -1,19 +1,22 @@
-//! Handlers in Rust on PostgreSQL: an open transaction over the user's tables, whose commit also
-//! records "done", if the fence still holds.
+//! Work in Rust on PostgreSQL: an open transaction over the user's tables, whose commit also records
+//! what came of it, if the fence still holds. That is "done" for the claim of a job, and the answer for
+//! the reservation of an Idempotency-Key.
 //!
 //! Begin, "done", the mark, the commit and what is undone on the connection afterwards are those of
 //! SQL handlers ([`super::run`]). What is here is what an open transaction adds: between two
 //! statements the user's code may do anything, or never come back.
 
 use std::fmt;
+use std::future::Future;
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
+use deadpool_postgres::Object;
 use hapax_core::Tenant;
 use hapax_core::failpoint;
 use hapax_core::handler::{Dialect, SqlError, SqlProgram};
-use hapax_core::job::{Fence, JobId};
+use hapax_core::ledger::{Answer, Reserved};
 use hapax_core::store::{Claim, NewMessage, StoreError};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, error::Elapsed, timeout, timeout_at};
@@ -23,36 +26,37 @@ use tokio_postgres::{Row, Statement};
 
 use super::connect::{Lent, PgError};
 use super::run::{self, Done, GRACE, Left, NotRun};
-use super::{PgStore, Shared, jobs, row};
+use super::{PgStore, Shared, jobs, ledger, row};
 use crate::limits::{HANDLER_IDLE_MIN, HANDLER_STATEMENTS_MAX};
-use crate::transact::{Committed, Failure, Transact, TxError};
+use crate::transact::{Answering, Committed, Failure, JobRight, KeyRight, Transact, TxError, fits};
 
-/// The right to commit the effects of one claim, once. Nothing is open yet: compute, call others and
-/// take your time first, then [`PgTx::begin`].
+/// The right to commit the effects of one claim, or of one reservation, once. Nothing is open yet:
+/// compute, call others and take your time first, then begin.
 ///
-/// A handler that drops it has failed.
+/// A handler that drops it has failed. A reservation whose right is dropped is in progress until its
+/// lease ends, unless somebody finishes or abandons it.
 #[must_use = "without a commit the attempt has failed"]
-pub struct PgTx {
+pub struct PgTx<R = JobRight> {
     shared: Arc<Shared>,
-    right: Right,
-}
-
-/// What a commit goes by.
-#[derive(Debug, Clone)]
-struct Right {
-    job: JobId,
-    fence: Fence,
-    tenant: Tenant,
-    timeout: Duration,
+    right: R,
+    /// How long the transaction may take.
+    time: Duration,
 }
 
 impl Transact for PgStore {
     type Tx = PgTx;
 
     fn right(self: &Arc<Self>, claim: &Claim, timeout: Duration) -> PgTx {
-        let tenant = claim.event.key.tenant.clone();
-        let right = Right { job: claim.job, fence: claim.fence, tenant, timeout };
-        PgTx { shared: Arc::clone(&self.shared), right }
+        PgTx { shared: Arc::clone(&self.shared), right: JobRight::of(claim), time: timeout }
+    }
+}
+
+impl Answering for PgStore {
+    type Tx = PgTx<KeyRight>;
+
+    fn answering(self: &Arc<Self>, reserved: &Reserved, timeout: Duration) -> PgTx<KeyRight> {
+        let right = KeyRight(reserved.clone());
+        PgTx { shared: Arc::clone(&self.shared), right, time: timeout }
     }
 }
 
@@ -63,71 +67,44 @@ impl PgTx {
     /// From here on the time of the handler's transactions runs, and rows that it touches are locked:
     /// no network, no sleep, nothing but SQL and arithmetic.
     pub async fn begin(self) -> Result<PgDb, TxError> {
-        if self.shared.closing.is_cancelled() {
-            return Err(StoreError::Closed.into());
-        }
-        let began = match self.open().await {
-            // The connection may have died while nobody used it, and nothing is begun.
-            Err(NotRun::Outage(_)) => self.open().await,
-            began => began,
-        };
-        began.map_err(TxError::from)
+        begin(self).await
     }
 
     /// Records "done" for an event that needs no effect.
     pub async fn nothing_to_do(self, result: impl Into<String>) -> Result<Committed, TxError> {
         self.begin().await?.commit(Some(result.into())).await
     }
+}
 
-    async fn open(&self) -> Result<PgDb, NotRun> {
-        let Right { job, fence, timeout: time, .. } = &self.right;
-        let lent = self.shared.pools.handlers.lend_in_turn().await.map_err(NotRun::Outage)?;
-        let mut db = PgDb {
-            lent: Some(lent),
-            shared: Arc::clone(&self.shared),
-            right: self.right.clone(),
-            until: Instant::now() + *time,
-            standing: Standing::Sent,
-        };
-        // A node that stops in the middle must not keep the rows of others locked.
-        let more = format!(
-            "; SET LOCAL idle_in_transaction_session_timeout = {}; \
-             SELECT hapax.works_for('{}')",
-            time.max(&HANDLER_IDLE_MIN).as_millis(),
-            job.0
-        );
-        let held = timeout(*time + GRACE, async {
-            let client = db.lent()?.raw()?;
-            run::begin(client, *time, &more).await?;
-            let ask = "SELECT FROM hapax.job \
-                       WHERE job = $1 AND fence = $2 AND state NOT IN (2, 3, 8)";
-            let ask = client.prepare_cached(ask).await.map_err(|error| run::ours(error.into()))?;
-            let rows = client.query(&ask, &[&job.0, &fence.0]).await;
-            Ok::<_, NotRun>(rows.map_err(|error| run::ours(error.into()))?.len() == 1)
-        });
-        let held = held.await.map_err(|_: Elapsed| NotRun::Outage(PgError::Silent))??;
-        db.standing = Standing::Open;
-        if held { Ok(db) } else { Err(NotRun::Fence) }
+impl PgTx<KeyRight> {
+    /// Opens the transaction as [`PgTx::begin`] does for a job, if the key is still reserved under this
+    /// right and has no answer.
+    pub async fn begin(self) -> Result<PgDb<KeyRight>, TxError> {
+        begin(self).await
     }
 }
 
-impl fmt::Debug for PgTx {
+impl<R: fmt::Debug> fmt::Debug for PgTx<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.right.fmt(f)
+        f.debug_tuple("PgTx").field(&self.right).field(&self.time).finish()
     }
 }
 
-/// The user's tables, inside the transaction that [`PgDb::commit`] ends.
+/// The user's tables, inside the transaction that its commit ends.
 ///
 /// One statement at a time, with `$1`, `$2` … for its parameters, under the limits of SQL handlers: no
 /// transaction control, no change of the schema or the session. Once one has failed, nothing of the
 /// transaction can be committed. Dropping this rolls everything back.
 #[must_use = "without a commit everything is rolled back"]
-pub struct PgDb {
+pub struct PgDb<R = JobRight> {
     /// There until this is dropped or the connection is on its way back.
     lent: Option<Lent>,
     shared: Arc<Shared>,
-    right: Right,
+    right: R,
+    /// Whose a message is that names no tenant.
+    tenant: Option<Tenant>,
+    /// How long it may take.
+    time: Duration,
     /// When its time is used up.
     until: Instant,
     standing: Standing,
@@ -148,7 +125,7 @@ enum Standing {
     Committed,
 }
 
-impl PgDb {
+impl<R> PgDb<R> {
     /// Runs one statement and says how many rows it touched.
     pub async fn execute(
         &mut self,
@@ -189,62 +166,11 @@ impl PgDb {
         let plain = |text: &String| row::text(text);
         let (kind, data) = (row::text(r#type), jobs::without_nul(data));
         let (key, id) = (key.as_ref().map(plain), id.as_ref().map(plain));
-        let tenant = tenant.as_ref().map_or_else(|| self.right.tenant.to_string(), plain);
+        let ours = self.tenant.clone().unwrap_or_default();
+        let tenant = tenant.as_ref().map_or_else(|| ours.to_string(), plain);
         self.query("SELECT hapax.publish($1, $2, $3, $4, $5)", &[&kind, &data, &key, &tenant, &id])
             .await?;
         Ok(())
-    }
-
-    /// Records "done" with this short result (at most 200 characters are kept) and commits. All of it
-    /// is durable when this returns `Ok`.
-    ///
-    /// Nothing of it is there after `FenceLost` or `Failed`. After [`TxError::Store`] nobody knows: the
-    /// answer to the commit was lost. Whoever claims the job next finds it done, or does it.
-    ///
-    /// Dropping the future does not stop a commit that has begun.
-    pub async fn commit(self, result: Option<String>) -> Result<Committed, TxError> {
-        let shared = Arc::clone(&self.shared);
-        shared.to_the_end(async move { Ok(self.end(result).await) }).await?
-    }
-
-    async fn end(mut self, result: Option<String>) -> Result<Committed, TxError> {
-        let Right { job, fence, timeout: time, .. } = self.right;
-        self.is_sound().map_err(|error| TxError::Failed(error.into()))?;
-        failpoint!("code.mid_commit");
-        self.standing = Standing::Sent;
-        let shared = Arc::clone(&self.shared);
-        let ended = timeout(time + GRACE, async {
-            let client = self.lent()?.raw()?;
-            let mut done = Done::default();
-            done.push(job, fence, result);
-            run::finish(&shared, client, &done).await?;
-            failpoint!("code.before_commit");
-            run::commit(client).await
-        });
-        let ended = ended.await.unwrap_or(Err(NotRun::Outage(PgError::Silent)));
-        match ended {
-            Ok(()) => self.standing = Standing::Committed,
-            Err(NotRun::Outage(error)) => {
-                // Not believed of anything but this fence: another attempt has another one.
-                return match jobs::is_done_under(&shared, job, fence).await {
-                    Ok(true) => Ok(Committed::new(job, fence)),
-                    Ok(false) | Err(_) => Err(TxError::Store(error.into())),
-                };
-            }
-            Err(refused) => {
-                self.standing = match &refused {
-                    // Its prepared statements may be void.
-                    NotRun::Race(why) => Standing::Spoilt(why.clone()),
-                    NotRun::Statement(why) => Standing::Failed(why.clone()),
-                    NotRun::Fence | NotRun::Outage(_) => Standing::Failed(String::new()),
-                };
-                return Err(refused.into());
-            }
-        }
-        failpoint!("code.after_commit");
-        // Others of its resource may be ready.
-        shared.arrived.notify_waiters();
-        Ok(Committed::new(job, fence))
     }
 
     /// The statement, ready to be sent; from here on it counts as on its way.
@@ -270,7 +196,7 @@ impl PgDb {
     fn is_sound(&mut self) -> Result<(), PgDbError> {
         match &self.standing {
             Standing::Open if Instant::now() > self.until => {
-                let error = PgDbError::TimedOut(self.right.timeout);
+                let error = PgDbError::TimedOut(self.time);
                 self.standing = Standing::Failed(error.to_string());
                 Err(error)
             }
@@ -292,8 +218,8 @@ impl PgDb {
                 self.standing = Standing::Open;
                 return Ok(answer);
             }
-            Err(_) => PgDbError::TimedOut(self.right.timeout),
-            Ok(Err(error)) => PgDbError::of(error, self.right.timeout),
+            Err(_) => PgDbError::TimedOut(self.time),
+            Ok(Err(error)) => PgDbError::of(error, self.time),
         };
         let told = error.to_string();
         // Where the server answered, it waits for the end of the transaction.
@@ -314,7 +240,222 @@ impl PgDb {
     }
 }
 
-impl Drop for PgDb {
+impl PgDb {
+    /// Records "done" with this short result (at most 200 characters are kept) and commits. All of it
+    /// is durable when this returns `Ok`.
+    ///
+    /// Nothing of it is there after `FenceLost` or `Failed`. After [`TxError::Store`] nobody knows: the
+    /// answer to the commit was lost. Whoever claims the job next finds it done, or does it.
+    ///
+    /// Dropping the future does not stop a commit that has begun.
+    pub async fn commit(self, result: Option<String>) -> Result<Committed, TxError> {
+        commit(self, result).await
+    }
+}
+
+impl PgDb<KeyRight> {
+    /// Keeps the answer and commits as [`PgDb::commit`] does for a job: effects and answer are durable
+    /// when this returns `Ok` with it. After [`TxError::Store`] whoever asks for the key again gets the
+    /// answer, or does the work once the lease is over.
+    pub async fn commit(self, answer: Answer) -> Result<Answer, TxError> {
+        commit(self, answer).await
+    }
+}
+
+/// What a commit goes by, and what it records.
+trait Recorded: Clone + Send + Sync + 'static {
+    /// What it records.
+    type Said: Send + Sync + 'static;
+    /// What is told of the commit.
+    type Proof: Send + 'static;
+
+    /// Whose the effects are, where that is known.
+    fn tenant(&self) -> Option<Tenant>;
+
+    /// What the transaction begins with.
+    fn opening(&self) -> String;
+
+    /// Whether the right holds, as far as can be said without a lock.
+    fn holds(&self, client: &Object) -> impl Future<Output = Result<bool, NotRun>> + Send;
+
+    /// Records what came of it, under the fence.
+    fn record(
+        &self,
+        shared: &Shared,
+        client: &Object,
+        said: &Self::Said,
+    ) -> impl Future<Output = Result<(), NotRun>> + Send;
+
+    /// Whether it is recorded, and by this right: asked when the answer to a commit was lost.
+    fn is_recorded(
+        &self,
+        shared: &Shared,
+        said: &Self::Said,
+    ) -> impl Future<Output = Result<bool, PgError>> + Send;
+
+    /// It is committed.
+    fn told(&self, shared: &Shared, said: Self::Said) -> Self::Proof;
+}
+
+impl Recorded for JobRight {
+    type Said = Option<String>;
+    type Proof = Committed;
+
+    fn tenant(&self) -> Option<Tenant> {
+        Some(self.tenant.clone())
+    }
+
+    fn opening(&self) -> String {
+        format!("; SELECT hapax.works_for('{}')", self.job.0)
+    }
+
+    async fn holds(&self, client: &Object) -> Result<bool, NotRun> {
+        let ask = "SELECT FROM hapax.job \
+                   WHERE job = $1 AND fence = $2 AND state NOT IN (2, 3, 8)";
+        let ask = client.prepare_cached(ask).await.map_err(|error| run::ours(error.into()))?;
+        let rows = client.query(&ask, &[&self.job.0, &self.fence.0]).await;
+        Ok(rows.map_err(|error| run::ours(error.into()))?.len() == 1)
+    }
+
+    async fn record(
+        &self,
+        shared: &Shared,
+        client: &Object,
+        result: &Option<String>,
+    ) -> Result<(), NotRun> {
+        let mut done = Done::default();
+        done.push(self.job, self.fence, result.clone());
+        run::finish(shared, client, &done).await
+    }
+
+    async fn is_recorded(&self, shared: &Shared, _: &Option<String>) -> Result<bool, PgError> {
+        jobs::is_done_under(shared, self.job, self.fence).await
+    }
+
+    fn told(&self, shared: &Shared, _: Option<String>) -> Committed {
+        // Others of its resource may be ready.
+        shared.arrived.notify_waiters();
+        Committed::new(self.job, self.fence)
+    }
+}
+
+impl Recorded for KeyRight {
+    type Said = Answer;
+    type Proof = Answer;
+
+    fn tenant(&self) -> Option<Tenant> {
+        None
+    }
+
+    fn opening(&self) -> String {
+        String::new()
+    }
+
+    async fn holds(&self, client: &Object) -> Result<bool, NotRun> {
+        ledger::is_open(client, &self.0).await
+    }
+
+    async fn record(
+        &self,
+        shared: &Shared,
+        client: &Object,
+        answer: &Answer,
+    ) -> Result<(), NotRun> {
+        fits(answer).map_err(|too_large| NotRun::Statement(too_large.to_string()))?;
+        run::check_constraints(client).await?;
+        ledger::finish_within(shared, client, &self.0, answer).await
+    }
+
+    async fn is_recorded(&self, shared: &Shared, answer: &Answer) -> Result<bool, PgError> {
+        ledger::is_kept(shared, &self.0, answer).await
+    }
+
+    fn told(&self, _: &Shared, answer: Answer) -> Answer {
+        answer
+    }
+}
+
+async fn begin<R: Recorded>(tx: PgTx<R>) -> Result<PgDb<R>, TxError> {
+    if tx.shared.closing.is_cancelled() {
+        return Err(StoreError::Closed.into());
+    }
+    let began = match open(&tx).await {
+        // The connection may have died while nobody used it, and nothing is begun.
+        Err(NotRun::Outage(_)) => open(&tx).await,
+        began => began,
+    };
+    began.map_err(TxError::from)
+}
+
+async fn open<R: Recorded>(tx: &PgTx<R>) -> Result<PgDb<R>, NotRun> {
+    let time = tx.time;
+    let lent = tx.shared.pools.handlers.lend_in_turn().await.map_err(NotRun::Outage)?;
+    let mut db = PgDb {
+        lent: Some(lent),
+        shared: Arc::clone(&tx.shared),
+        right: tx.right.clone(),
+        tenant: tx.right.tenant(),
+        time,
+        until: Instant::now() + time,
+        standing: Standing::Sent,
+    };
+    // A node that stops in the middle must not keep the rows of others locked.
+    let more = format!(
+        "; SET LOCAL idle_in_transaction_session_timeout = {}{}",
+        time.max(HANDLER_IDLE_MIN).as_millis(),
+        tx.right.opening()
+    );
+    let held = timeout(time + GRACE, async {
+        let client = db.lent()?.raw()?;
+        run::begin(client, time, &more).await?;
+        tx.right.holds(client).await
+    });
+    let held = held.await.map_err(|_: Elapsed| NotRun::Outage(PgError::Silent))??;
+    db.standing = Standing::Open;
+    if held { Ok(db) } else { Err(NotRun::Fence) }
+}
+
+async fn commit<R: Recorded>(db: PgDb<R>, said: R::Said) -> Result<R::Proof, TxError> {
+    let shared = Arc::clone(&db.shared);
+    shared.to_the_end(async move { Ok(end(db, said).await) }).await?
+}
+
+async fn end<R: Recorded>(mut db: PgDb<R>, said: R::Said) -> Result<R::Proof, TxError> {
+    db.is_sound().map_err(|error| TxError::Failed(error.into()))?;
+    failpoint!("code.mid_commit");
+    db.standing = Standing::Sent;
+    let (shared, right) = (Arc::clone(&db.shared), db.right.clone());
+    let ended = timeout(db.time + GRACE, async {
+        let client = db.lent()?.raw()?;
+        right.record(&shared, client, &said).await?;
+        failpoint!("code.before_commit");
+        run::commit(client).await
+    });
+    let ended = ended.await.unwrap_or(Err(NotRun::Outage(PgError::Silent)));
+    match ended {
+        Ok(()) => db.standing = Standing::Committed,
+        Err(NotRun::Outage(error)) => {
+            // Not believed of anything but this fence: another attempt has another one.
+            return match right.is_recorded(&shared, &said).await {
+                Ok(true) => Ok(right.told(&shared, said)),
+                Ok(false) | Err(_) => Err(TxError::Store(error.into())),
+            };
+        }
+        Err(refused) => {
+            db.standing = match &refused {
+                // Its prepared statements may be void.
+                NotRun::Race(why) => Standing::Spoilt(why.clone()),
+                NotRun::Statement(why) => Standing::Failed(why.clone()),
+                NotRun::Fence | NotRun::Outage(_) => Standing::Failed(String::new()),
+            };
+            return Err(refused.into());
+        }
+    }
+    failpoint!("code.after_commit");
+    Ok(right.told(&shared, said))
+}
+
+impl<R> Drop for PgDb<R> {
     fn drop(&mut self) {
         let left = match mem::replace(&mut self.standing, Standing::Sent) {
             Standing::Open | Standing::Failed(_) => Left::Open,
@@ -329,7 +470,7 @@ impl Drop for PgDb {
     }
 }
 
-impl fmt::Debug for PgDb {
+impl<R> fmt::Debug for PgDb<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PgDb").field("standing", &self.standing).finish_non_exhaustive()
     }

@@ -1,5 +1,6 @@
-//! The door through which Rust handlers reach the writer: a closure over the user's tables, run in
-//! the transaction that records "done", if the fence still holds.
+//! The door through which work in Rust reaches the writer: a closure over the user's tables, run in
+//! the transaction that records what came of it, if the fence still holds. That is "done" for the
+//! claim of a job, and the answer for the reservation of an Idempotency-Key.
 //!
 //! The closure has the writer to itself while it runs, so it is short: the limits of SQL handlers
 //! hold for it too ([`super::sandbox`]), and what takes too long is rolled back.
@@ -10,35 +11,31 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax_core::Timestamp;
 use hapax_core::failpoint;
-use hapax_core::job::{Fence, JobId};
-use hapax_core::store::{Claim, NewMessage};
+use hapax_core::ledger::{Answer, Reserved};
+use hapax_core::store::{Claim, Held, NewMessage};
 use rusqlite::{CachedStatement, Connection, Params, Row};
 
 use super::SqliteStore;
-use super::jobs::{JobRow, place_of};
+use super::jobs::{JobRow, Lanes, place_of};
+use super::ledger;
 use super::row::{DISCARDED, DONE, STALE, micros};
 use super::run::{is_the_users, is_the_users_at_commit};
-use super::sandbox::Confined;
+use super::sandbox::{Confined, Sandbox};
 use super::transaction::Transaction;
 use super::writer::Writer;
-use crate::transact::{Committed, Failure, Transact, TxError};
+use crate::transact::{Answering, Committed, Failure, JobRight, KeyRight, Transact, TxError, fits};
 
-/// The right to commit the effects of one claim, once. It is not an open transaction: compute, call
-/// others and take your time first, then [`Tx::commit`] what came of it.
+/// The right to commit the effects of one claim, or of one reservation, once. It is not an open
+/// transaction: compute, call others and take your time first, then commit what came of it.
 ///
-/// A handler that drops it has failed.
+/// A handler that drops it has failed. A reservation whose right is dropped is in progress until its
+/// lease ends, unless somebody finishes or abandons it.
 #[must_use = "without a commit the attempt has failed"]
-pub struct Tx {
+pub struct Tx<R = JobRight> {
     store: Arc<SqliteStore>,
-    right: Right,
-}
-
-/// What a commit goes by.
-#[derive(Debug, Clone, Copy)]
-struct Right {
-    job: JobId,
-    fence: Fence,
+    right: R,
     timeout: Duration,
 }
 
@@ -56,16 +53,7 @@ impl Tx {
         self,
         effects: impl FnOnce(&Db<'_>) -> Result<Option<String>, Failure> + Send + 'static,
     ) -> Result<Committed, TxError> {
-        let Self { store, right } = self;
-        let shared = Arc::clone(&store.shared);
-        let committed = store.writer.slice(move |writer| {
-            let committed = commit(writer, right, effects)?;
-            if writer.lanes.take_woken() {
-                shared.arrived.notify_waiters();
-            }
-            Ok(committed)
-        });
-        committed.await?
+        on_the_writer(self, effects).await
     }
 
     /// Records "done" for an event that needs no effect.
@@ -75,9 +63,23 @@ impl Tx {
     }
 }
 
-impl fmt::Debug for Tx {
+impl Tx<KeyRight> {
+    /// Runs `effects` as [`Tx::commit`] does for a job, and keeps the answer that they return in the
+    /// same transaction: both are on disk when this returns `Ok` with it, and neither is there when
+    /// it returns `Err`.
+    ///
+    /// The effects run only if the key is still reserved under this right and has no answer.
+    pub async fn commit(
+        self,
+        effects: impl FnOnce(&Db<'_>) -> Result<Answer, Failure> + Send + 'static,
+    ) -> Result<Answer, TxError> {
+        on_the_writer(self, effects).await
+    }
+}
+
+impl<R: fmt::Debug> fmt::Debug for Tx<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.right.fmt(f)
+        f.debug_tuple("Tx").field(&self.right).field(&self.timeout).finish()
     }
 }
 
@@ -85,8 +87,112 @@ impl Transact for SqliteStore {
     type Tx = Tx;
 
     fn right(self: &Arc<Self>, claim: &Claim, timeout: Duration) -> Tx {
-        let right = Right { job: claim.job, fence: claim.fence, timeout };
-        Tx { store: Arc::clone(self), right }
+        Tx { store: Arc::clone(self), right: JobRight::of(claim), timeout }
+    }
+}
+
+impl Answering for SqliteStore {
+    type Tx = Tx<KeyRight>;
+
+    fn answering(self: &Arc<Self>, reserved: &Reserved, timeout: Duration) -> Tx<KeyRight> {
+        Tx { store: Arc::clone(self), right: KeyRight(reserved.clone()), timeout }
+    }
+}
+
+/// What a commit goes by, and what it records.
+trait Recorded: Send + 'static {
+    /// What the effects return.
+    type Said;
+    /// What is told of the commit.
+    type Proof: Send + 'static;
+    /// What the right is to, as it was found.
+    type Found;
+
+    /// What the right is to, and which event the effects are for; `None` where it is lost.
+    fn find(
+        &self,
+        conn: &Connection,
+        lanes: &mut Lanes,
+        now: Timestamp,
+    ) -> rusqlite::Result<Option<(Self::Found, Option<i64>)>>;
+
+    /// Records what came of it; the inner error rolls everything back.
+    fn record(
+        &self,
+        conn: &Connection,
+        lanes: &mut Lanes,
+        found: &Self::Found,
+        said: Self::Said,
+        now: Timestamp,
+    ) -> rusqlite::Result<Result<Self::Proof, TxError>>;
+}
+
+impl Recorded for JobRight {
+    type Said = Option<String>;
+    type Proof = Committed;
+    type Found = JobRow;
+
+    fn find(
+        &self,
+        conn: &Connection,
+        lanes: &mut Lanes,
+        now: Timestamp,
+    ) -> rusqlite::Result<Option<(JobRow, Option<i64>)>> {
+        let (seq, lane) = place_of(self.job);
+        // At most once per fence: a second "done" is refused, and what goes with it rolled back.
+        let open = |row: &JobRow| {
+            row.is_under(self.fence) && !matches!(row.state, DONE | STALE | DISCARDED)
+        };
+        let Some(row) = JobRow::find(conn, seq, lane)?.filter(open) else { return Ok(None) };
+        if lanes.was_passed(conn, &row)? {
+            lanes.overtaken(conn, &row, now)?;
+            return Ok(None);
+        }
+        Ok(Some((row, Some(seq))))
+    }
+
+    fn record(
+        &self,
+        conn: &Connection,
+        lanes: &mut Lanes,
+        row: &JobRow,
+        result: Option<String>,
+        now: Timestamp,
+    ) -> rusqlite::Result<Result<Committed, TxError>> {
+        lanes.finish(conn, row, result.as_deref(), now)?;
+        Ok(Ok(Committed::new(self.job, self.fence)))
+    }
+}
+
+impl Recorded for KeyRight {
+    type Said = Answer;
+    type Proof = Answer;
+    type Found = ();
+
+    fn find(
+        &self,
+        conn: &Connection,
+        _lanes: &mut Lanes,
+        _now: Timestamp,
+    ) -> rusqlite::Result<Option<((), Option<i64>)>> {
+        Ok(ledger::is_open(conn, &self.0)?.then_some(((), None)))
+    }
+
+    fn record(
+        &self,
+        conn: &Connection,
+        _lanes: &mut Lanes,
+        (): &(),
+        answer: Answer,
+        now: Timestamp,
+    ) -> rusqlite::Result<Result<Answer, TxError>> {
+        if let Err(too_large) = fits(&answer) {
+            return Ok(Err(TxError::Failed(too_large)));
+        }
+        Ok(match ledger::finish(conn, &self.0, &answer, now)? {
+            Held::Kept => Ok(answer),
+            Held::Lost => Err(TxError::FenceLost),
+        })
     }
 }
 
@@ -199,42 +305,55 @@ pub enum DbError {
     Broken(String),
 }
 
-/// Guard, effects, "done" and commit. The outer error is the database's own: the writer must
-/// recover from it.
-fn commit(
+async fn on_the_writer<R: Recorded>(
+    tx: Tx<R>,
+    effects: impl FnOnce(&Db<'_>) -> Result<R::Said, Failure> + Send + 'static,
+) -> Result<R::Proof, TxError> {
+    let Tx { store, right, timeout } = tx;
+    let shared = Arc::clone(&store.shared);
+    let committed = store.writer.slice(move |writer| {
+        let committed = commit(writer, &right, timeout, effects)?;
+        if writer.lanes.take_woken() {
+            shared.arrived.notify_waiters();
+        }
+        Ok(committed)
+    });
+    committed.await?
+}
+
+/// Guard, effects, what came of them and commit. The outer error is the database's own: the writer
+/// must recover from it.
+fn commit<R: Recorded>(
     writer: &mut Writer,
-    right: Right,
-    effects: impl FnOnce(&Db<'_>) -> Result<Option<String>, Failure>,
-) -> rusqlite::Result<Result<Committed, TxError>> {
+    right: &R,
+    timeout: Duration,
+    effects: impl FnOnce(&Db<'_>) -> Result<R::Said, Failure>,
+) -> rusqlite::Result<Result<R::Proof, TxError>> {
     let now = writer.now();
-    let Right { job, fence, timeout } = right;
     let tx = Transaction::begin(&writer.conn)?;
-    let (seq, lane) = place_of(job);
-    // At most once per fence: a second "done" is refused, and what goes with it rolled back.
-    let open = |row: &JobRow| row.is_under(fence) && !matches!(row.state, DONE | STALE | DISCARDED);
-    let Some(row) = JobRow::find(&writer.conn, seq, lane)?.filter(open) else {
-        return Ok(Err(TxError::FenceLost));
-    };
-    if writer.lanes.was_passed(&writer.conn, &row)? {
-        writer.lanes.overtaken(&writer.conn, &row, now)?;
+    let Some((found, event)) = right.find(&writer.conn, &mut writer.lanes, now)? else {
+        // What was found out on the way is worth keeping.
         tx.commit()?;
         return Ok(Err(TxError::FenceLost));
-    }
+    };
     writer
         .conn
         .prepare_cached("UPDATE hapax_current SET event_seq = ?1, at = ?2")?
-        .execute((seq, micros(now)))?;
-    let result = match confined(writer, timeout, effects)? {
-        Ok(result) => result,
+        .execute((event, micros(now)))?;
+    let said = match confined(&writer.conn, &writer.sandbox, timeout, effects)? {
+        Ok(said) => said,
         Err(failure) => return Ok(Err(TxError::Failed(failure))),
     };
     failpoint!("code.mid_commit");
-    writer.lanes.finish(&writer.conn, &row, result.as_deref(), now)?;
+    let proof = match right.record(&writer.conn, &mut writer.lanes, &found, said, now)? {
+        Ok(proof) => proof,
+        Err(error) => return Ok(Err(error)),
+    };
     failpoint!("code.before_commit");
     match tx.commit() {
         Ok(()) => {
             failpoint!("code.after_commit");
-            Ok(Ok(Committed::new(job, fence)))
+            Ok(Ok(proof))
         }
         Err(error) if is_the_users_at_commit(&error) => {
             Ok(Err(TxError::Failed(Failure::new(format_args!("at commit: {error}")))))
@@ -244,18 +363,14 @@ fn commit(
 }
 
 /// Runs the user's closure within its limits. A panic of it must not take the writer down.
-fn confined(
-    writer: &Writer,
+fn confined<T>(
+    conn: &Connection,
+    sandbox: &Sandbox,
     timeout: Duration,
-    effects: impl FnOnce(&Db<'_>) -> Result<Option<String>, Failure>,
-) -> rusqlite::Result<Result<Option<String>, Failure>> {
-    let confined = writer.sandbox.confine(timeout);
-    let db = Db {
-        conn: &writer.conn,
-        confined: &confined,
-        ended: Cell::new(false),
-        broken: RefCell::new(None),
-    };
+    effects: impl FnOnce(&Db<'_>) -> Result<T, Failure>,
+) -> rusqlite::Result<Result<T, Failure>> {
+    let confined = sandbox.confine(timeout);
+    let db = Db { conn, confined: &confined, ended: Cell::new(false), broken: RefCell::new(None) };
     // Nothing of the closure is seen after a panic but the transaction, which is rolled back.
     let ran = catch_unwind(AssertUnwindSafe(|| effects(&db)));
     let (ended, broken) = (db.ended.get(), db.broken.take());
@@ -271,6 +386,6 @@ fn confined(
             Err(Failure::new(format_args!("the transaction took longer than {timeout:?}")))
         }
         Ok(Ok(_)) if ended => Err(Failure::new(DbError::Ended)),
-        Ok(Ok(result)) => Ok(result),
+        Ok(Ok(said)) => Ok(said),
     })
 }

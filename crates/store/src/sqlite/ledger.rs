@@ -138,6 +138,15 @@ fn reserve(conn: &Connection, ask: ReserveAsk, now: Timestamp) -> rusqlite::Resu
     Ok(Reservation::Fresh(Reserved { scope, key, fence: Fence(fence), attempt }))
 }
 
+/// Whether the key still waits for the answer of this right.
+pub(super) fn is_open(conn: &Connection, reserved: &Reserved) -> rusqlite::Result<bool> {
+    conn.prepare_cached(
+        "SELECT 1 FROM hapax_reservation
+         WHERE scope = ?1 AND key = ?2 AND fence = ?3 AND status IS NULL",
+    )?
+    .exists((reserved.scope.as_str(), reserved.key.as_str(), reserved.fence.0))
+}
+
 /// Keeps the answer, if the right still holds.
 pub(super) fn finish(
     conn: &Connection,

@@ -1,6 +1,7 @@
 //! One suite for every store. A case is a function over any store; the macros run each case on the
 //! model in memory, on SQLite and on PostgreSQL. New semantics begin here, as a failing case.
 
+mod answering;
 mod cases;
 mod figures;
 mod gaps;

@@ -8,7 +8,8 @@ use hapax_core::ledger::{
     Answer, Fingerprint, IdempotencyKey, Ledger, Reservation, ReserveAsk, Reserved, Scope,
 };
 use hapax_core::store::Held;
-use hapax_store::PgStore;
+use hapax_sim::{Postgres, Proxy, READY_FOR_QUERY, Trap};
+use hapax_store::{Answering, KeyRight, PgDb, PgStore, TxError};
 use http::{Method, StatusCode};
 use tokio::sync::Barrier;
 
@@ -240,4 +241,106 @@ async fn keys_that_all_wait_keep_no_worker_from_its_claims() {
     fences.sort_unstable();
     fences.dedup();
     assert_eq!(fences.len(), 16);
+}
+
+const TIME: Duration = Duration::from_secs(30);
+const ROWS: &str = "SELECT count(*)::text FROM ledger";
+
+/// An open transaction for this key, with a row in the ledger.
+async fn begun(store: &Arc<PgStore>, reserved: &Reserved) -> PgDb<KeyRight> {
+    let mut db = store.answering(reserved, TIME).begin().await.expect("begins");
+    db.execute("INSERT INTO ledger VALUES ('k', 'rust')", &[]).await.expect("inserts");
+    db
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_lost_the_key_in_the_middle_of_its_transaction_commits_nothing() {
+    // Its effects are written when its lease ends: one is taken over by another, one is finished
+    // beside it, one is abandoned, and of two under one fence both come to the commit.
+    let base = Base::new("answer_middle", spec(1)).await;
+    let lost = |ended: Result<Answer, TxError>| {
+        assert!(matches!(ended, Err(TxError::FenceLost)), "{ended:?}");
+    };
+    let first = fresh(&base.store, "taken over").await;
+    let db = begun(&base.store, &first).await;
+    let_the_lease_end(&base, "taken over").await;
+    let second = fresh(&base.store, "taken over").await;
+    lost(db.commit(answer("first")).await);
+    assert_eq!(base.store.finish(&second, &answer("second")).await.expect("ends"), Held::Kept);
+
+    let finished = fresh(&base.store, "finished").await;
+    let db = begun(&base.store, &finished).await;
+    assert_eq!(base.store.finish(&finished, &answer("beside")).await.expect("ends"), Held::Kept);
+    lost(db.commit(answer("late")).await);
+
+    let abandoned = fresh(&base.store, "abandoned").await;
+    let db = begun(&base.store, &abandoned).await;
+    base.store.abandon(&abandoned).await.expect("abandons");
+    lost(db.commit(answer("late")).await);
+    assert_eq!(base.one(ROWS).await, "0");
+
+    let twins = fresh(&base.store, "twins").await;
+    let (one, other) = (begun(&base.store, &twins).await, begun(&base.store, &twins).await);
+    let (one, other) = tokio::join!(one.commit(answer("one")), other.commit(answer("other")));
+    assert!(one.is_ok() != other.is_ok(), "{one:?} {other:?}");
+    assert_eq!(base.one(ROWS).await, "1");
+    let told = base.store.reserve(ask("twins")).await.expect("reserves");
+    assert_eq!(told, Reservation::Replay(one.or(other).expect("one of them")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_open_transaction_that_is_dropped_is_rolled_back_and_its_connection_serves_others() {
+    // More of them than there are connections.
+    let base = Base::new("answer_dropped", spec(1)).await;
+    let reserved = fresh(&base.store, "k").await;
+    for _ in 0..9 {
+        drop(begun(&base.store, &reserved).await);
+    }
+    let db = begun(&base.store, &reserved).await;
+    assert_eq!(db.commit(answer("ok")).await.expect("commits"), answer("ok"));
+    assert_eq!(base.one(ROWS).await, "1");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deferred_constraint_is_a_failure_and_keeps_no_answer() {
+    // It speaks up at the commit, when the answer would be written already.
+    let base = Base::new("answer_deferred", spec(1)).await;
+    base.deferred_tables().await;
+    let reserved = fresh(&base.store, "k").await;
+    let mut db = begun(&base.store, &reserved).await;
+    db.execute("INSERT INTO child VALUES (7)", &[]).await.expect("not checked yet");
+    match db.commit(answer("ok")).await {
+        Err(TxError::Failed(why)) => assert!(why.error().ends_with("(23503)"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(base.one(ROWS).await, "0");
+    let told = base.store.reserve(ask("k")).await.expect("reserves");
+    assert!(matches!(told, Reservation::InProgress { .. }), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_whose_commit_was_cut_off_is_told_as_it_is() {
+    // The connection is cut as COMMIT is sent: once it arrives and only its answer is lost, once it
+    // does not arrive. Neither may be told for the other.
+    let mut base = Base::new("answer_cut", spec(1)).await;
+    let proxy = Proxy::to_port(Postgres::shared().await.port()).await;
+    base.store = Base::node(&proxy.through(&base.url), spec(1)).await;
+    let commit = b"COMMIT\0".to_vec();
+    let reserved = fresh(&base.store, "arrives").await;
+    let db = begun(&base.store, &reserved).await;
+    proxy.arm(Trap::Answer { request: commit.clone(), answer: READY_FOR_QUERY.to_vec() });
+    let kept = db.commit(answer("ok")).await.expect("it was committed, and the key tells so");
+    assert_eq!(kept, answer("ok"));
+    proxy.wait_sprung(1).await;
+    assert_eq!(base.one(ROWS).await, "1");
+
+    let reserved = fresh(&base.store, "does not").await;
+    let db = begun(&base.store, &reserved).await;
+    proxy.arm(Trap::Request(commit));
+    let ended = db.commit(answer("ok")).await.expect_err("it never arrived");
+    assert!(matches!(ended, TxError::Store(_)), "{ended:?}");
+    proxy.wait_sprung(2).await;
+    assert_eq!(base.one(ROWS).await, "1");
+    begun(&base.store, &reserved).await.commit(answer("ok")).await.expect("commits");
+    assert_eq!(base.one(ROWS).await, "2");
 }

@@ -1,0 +1,252 @@
+//! An API's effects and its answer are one commit, on every database that has transactions: both are
+//! there, or neither. The user's table has no unique constraint: it would hide a double.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::ledger::{Answer, Reservation, Reserved};
+use hapax_core::limits::ANSWER_BODY_BYTES_MAX;
+use hapax_core::store::{Held, NewMessage};
+use hapax_sim::Postgres;
+use hapax_store::{Answering, Failure, PgOptions, PgStore, SqliteStore, TxError};
+use serde_json::json;
+
+use crate::harness::{Clock, Working, World, pg_database};
+use crate::ledger::{answer, ask};
+
+const TIME: Duration = Duration::from_secs(30);
+
+/// What the work does beside its one row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Work {
+    Well,
+    /// It publishes a message as well.
+    Publishes,
+    /// A statement is refused.
+    Badly,
+    /// It sees for itself that it cannot be done.
+    GivesUp,
+}
+
+/// A database, and a table of the user's in it.
+struct Desk<S> {
+    world: World<S>,
+    outside: Outside,
+}
+
+/// Looks at the database as somebody else does.
+enum Outside {
+    File(std::path::PathBuf),
+    Url(String),
+}
+
+impl Outside {
+    async fn number(&self, sql: &str) -> i64 {
+        match self {
+            Self::File(file) => {
+                let conn = rusqlite::Connection::open(file).expect("opens");
+                conn.query_row(sql, [], |row| row.get(0)).expect("counts")
+            }
+            Self::Url(url) => {
+                let rows = Postgres::execute_at(url, sql).await;
+                rows[0].as_deref().expect("a value").parse().expect("a number")
+            }
+        }
+    }
+}
+
+impl Desk<SqliteStore> {
+    async fn on_disk() -> Self {
+        let world = World::on_disk();
+        let file = world.place.as_ref().expect("it lives on a disk").file();
+        let conn = rusqlite::Connection::open(&file).expect("opens");
+        conn.execute_batch("CREATE TABLE charges (n)").expect("the user's table");
+        Self { world, outside: Outside::File(file) }
+    }
+}
+
+impl Desk<PgStore> {
+    async fn on_postgres() -> Self {
+        let (clock, url) = (Clock::default(), pg_database().await);
+        Postgres::execute_at(&url, "CREATE TABLE charges (n int)").await;
+        let mut options = PgOptions::new(url.as_str());
+        options.clock = Some(clock.for_a_store());
+        let store = Arc::new(PgStore::open(options).await.expect("opens"));
+        Self { world: World { store, clock, place: None }, outside: Outside::Url(url) }
+    }
+}
+
+/// A store whose transactions the cases can use without knowing whether they are closures or open.
+trait Charging: Working + Answering {
+    /// Where messages are, for whoever looks from outside.
+    const MESSAGES: &str;
+
+    /// One row, and whatever else the work does; then the answer.
+    async fn charge(
+        self: &Arc<Self>,
+        reserved: &Reserved,
+        work: Work,
+        answer: Answer,
+    ) -> Result<Answer, TxError>;
+}
+
+fn message() -> NewMessage {
+    let (r#type, data, id) = ("charged".to_owned(), json!({}), Some("msg_1".to_owned()));
+    NewMessage { r#type, data, key: None, tenant: None, id }
+}
+
+impl Charging for SqliteStore {
+    const MESSAGES: &str = "SELECT count(*) FROM hapax_message
+                            WHERE tenant = 'default' AND event_seq IS NULL";
+
+    async fn charge(
+        self: &Arc<Self>,
+        reserved: &Reserved,
+        work: Work,
+        answer: Answer,
+    ) -> Result<Answer, TxError> {
+        let charged = self.answering(reserved, TIME).commit(move |db| {
+            db.execute("INSERT INTO charges VALUES (1)", [])?;
+            match work {
+                Work::Well => {}
+                Work::Publishes => db.publish(&message())?,
+                Work::Badly => drop(db.execute("INSERT INTO nowhere VALUES (1)", [])?),
+                Work::GivesUp => return Err(Failure::new("no such card")),
+            }
+            Ok(answer)
+        });
+        charged.await
+    }
+}
+
+impl Charging for PgStore {
+    const MESSAGES: &str = "SELECT count(*) FROM hapax.message
+                            WHERE tenant = 'default' AND event IS NULL";
+
+    async fn charge(
+        self: &Arc<Self>,
+        reserved: &Reserved,
+        work: Work,
+        answer: Answer,
+    ) -> Result<Answer, TxError> {
+        let mut db = self.answering(reserved, TIME).begin().await?;
+        db.execute("INSERT INTO charges VALUES (1)", &[]).await.expect("inserts");
+        match work {
+            Work::Well => {}
+            Work::Publishes => db.publish(&message()).await.expect("publishes"),
+            // It does not look at the error, and commits all the same.
+            Work::Badly => drop(db.execute("INSERT INTO nowhere VALUES (1)", &[]).await),
+            Work::GivesUp => return Err(TxError::Failed(Failure::new("no such card"))),
+        }
+        db.commit(answer).await
+    }
+}
+
+impl<S: Charging> Desk<S> {
+    async fn fresh(&self) -> Reserved {
+        match self.told().await {
+            Reservation::Fresh(reserved) => reserved,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn told(&self) -> Reservation {
+        self.world.store.reserve(ask("k", "request")).await.expect("reserves")
+    }
+
+    async fn charge(&self, reserved: &Reserved, work: Work) -> Result<Answer, TxError> {
+        self.world.store.charge(reserved, work, answer("charged")).await
+    }
+
+    async fn charges(&self) -> i64 {
+        self.outside.number("SELECT count(*) FROM charges").await
+    }
+}
+
+async fn effects_and_answer_are_one_commit_once_per_fence<S: Charging>(desk: Desk<S>) {
+    // The same right a second time, with another answer; and whoever finishes behind it.
+    let reserved = desk.fresh().await;
+    let kept = desk.charge(&reserved, Work::Publishes).await.expect("commits");
+    assert_eq!(kept, answer("charged"));
+    let second = desk.world.store.charge(&reserved, Work::Well, answer("second")).await;
+    assert!(matches!(second, Err(TxError::FenceLost)), "{second:?}");
+    let held = desk.world.store.finish(&reserved, &answer("third")).await.expect("finishes");
+    assert_eq!(held, Held::Lost);
+    assert_eq!(desk.told().await, Reservation::Replay(answer("charged")));
+    assert_eq!(desk.charges().await, 1);
+    assert_eq!(desk.outside.number(S::MESSAGES).await, 1, "of no event");
+}
+
+async fn a_lost_fence_leaves_neither<S: Charging>(desk: Desk<S>) {
+    // The lease ended and another runs; it gave up and nobody runs; it is done by another.
+    let first = desk.fresh().await;
+    desk.world.pass(61);
+    let second = desk.fresh().await;
+    let late = desk.charge(&first, Work::Well).await;
+    assert!(matches!(late, Err(TxError::FenceLost)), "{late:?}");
+    desk.world.store.abandon(&second).await.expect("abandons");
+    let gone = desk.charge(&second, Work::Well).await;
+    assert!(matches!(gone, Err(TxError::FenceLost)), "{gone:?}");
+    assert_eq!(desk.charges().await, 0);
+    let third = desk.fresh().await;
+    desk.charge(&third, Work::Well).await.expect("commits");
+    for old in [&first, &second] {
+        let late = desk.charge(old, Work::Well).await;
+        assert!(matches!(late, Err(TxError::FenceLost)), "{late:?}");
+    }
+    assert_eq!(desk.charges().await, 1);
+}
+
+async fn what_failed_or_was_dropped_leaves_neither_and_the_key_to_its_right<S: Charging>(
+    desk: Desk<S>,
+) {
+    // A refused statement, a change of mind, an answer that nobody could keep, a right nobody used.
+    let reserved = desk.fresh().await;
+    for work in [Work::Badly, Work::GivesUp] {
+        let failed = desk.charge(&reserved, work).await;
+        assert!(matches!(failed, Err(TxError::Failed(_))), "{work:?}: {failed:?}");
+    }
+    let huge = Answer { body: vec![0; ANSWER_BODY_BYTES_MAX + 1].into(), ..answer("") };
+    let failed = desk.world.store.charge(&reserved, Work::Well, huge).await;
+    assert!(matches!(&failed, Err(TxError::Failed(why)) if why.error().contains("too large")));
+    drop(desk.world.store.answering(&reserved, TIME));
+    let told = desk.told().await;
+    assert!(matches!(told, Reservation::InProgress { .. }), "{told:?}");
+    assert_eq!(desk.charges().await, 0);
+    desk.charge(&reserved, Work::Well).await.expect("the right still holds");
+    assert_eq!(desk.told().await, Reservation::Replay(answer("charged")));
+    assert_eq!(desk.charges().await, 1);
+}
+
+async fn a_commit_after_the_lease_counts_while_nobody_else_runs<S: Charging>(desk: Desk<S>) {
+    // Slow, and nobody came meanwhile: the work is done, and doing it again would double it.
+    let reserved = desk.fresh().await;
+    desk.world.pass(3_600);
+    desk.charge(&reserved, Work::Well).await.expect("commits");
+    assert_eq!(desk.told().await, Reservation::Replay(answer("charged")));
+    assert_eq!(desk.charges().await, 1);
+}
+
+macro_rules! on_every_database {
+    ($($case:ident),* $(,)?) => {
+        mod sqlite {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $case() {
+                super::$case(super::Desk::on_disk().await).await;
+            })*
+        }
+        mod postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $case() {
+                super::$case(super::Desk::on_postgres().await).await;
+            })*
+        }
+    };
+}
+
+on_every_database! {
+    effects_and_answer_are_one_commit_once_per_fence,
+    a_lost_fence_leaves_neither,
+    what_failed_or_was_dropped_leaves_neither_and_the_key_to_its_right,
+    a_commit_after_the_lease_counts_while_nobody_else_runs,
+}
