@@ -75,14 +75,15 @@ pub use hapax_core::handler::{
     Dialect, HandlerKind, HttpTarget, Order, Refetch, SignAs, SqlProgram,
 };
 pub use hapax_core::job::{HandlerName, Retry};
+pub use hapax_core::ledger::{Answer, Ledger, Reserved};
 pub use hapax_core::order::{Gaps, Machine, OnGap, OrderPolicy, OrderRule};
 pub use hapax_core::source::{Late, ReplayGuard, SourceSpec};
 pub use hapax_core::store::{EventId, Inspect, NewMessage, Work};
 pub use hapax_core::{SourceName, Tenant, Timestamp};
 pub use hapax_engine::{BodyLimits, Rate};
 pub use hapax_store::{
-    Answering, Committed, Db, DbError, Failure, PgDb, PgDbError, PgOptions, PgStore, PgTx,
-    PoolSizes, SqliteOptions, SqliteStore, Transact, Tx, TxError,
+    Answering, Committed, Db, DbError, Failure, JobRight, KeyRight, PgDb, PgDbError, PgOptions,
+    PgStore, PgTx, PoolSizes, SqliteOptions, SqliteStore, Transact, Tx, TxError,
 };
 /// The SQLite binding whose parameters and rows [`Db`] takes and gives.
 pub use rusqlite;
