@@ -255,12 +255,12 @@ pub enum Settle {
 }
 
 impl Settle {
-    /// By its status alone. A caller that was turned away before any work (401, 425, 429) is free to
-    /// come again; a gateway that speaks for somebody else (502, 503, 504) does not know, and neither
+    /// By its status alone. A caller that was turned away before any work (401, 403, 425, 429) is free
+    /// to come again, and must not be told so for days after it was let in; a gateway that speaks for somebody else (502, 503, 504) does not know, and neither
     /// does a timeout around the work, which many a framework answers as 408.
     pub fn by_status(status: StatusCode) -> Self {
         match status.as_u16() {
-            401 | 425 | 429 => Self::Free,
+            401 | 403 | 425 | 429 => Self::Free,
             408 | 502..=504 => Self::Wait,
             _ => Self::Keep,
         }
@@ -390,10 +390,10 @@ mod tests {
     #[test]
     fn who_was_turned_away_may_come_again_and_who_speaks_for_another_does_not_know() {
         let settle = |code| Settle::by_status(StatusCode::from_u16(code).unwrap());
-        for kept in [200, 201, 202, 204, 302, 400, 402, 403, 404, 409, 422, 500, 501, 505] {
+        for kept in [200, 201, 202, 204, 302, 400, 402, 404, 409, 422, 500, 501, 505] {
             assert_eq!(settle(kept), Settle::Keep, "{kept}");
         }
-        for free in [401, 425, 429] {
+        for free in [401, 403, 425, 429] {
             assert_eq!(settle(free), Settle::Free, "{free}");
         }
         for unknown in [408, 502, 503, 504] {

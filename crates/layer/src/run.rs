@@ -13,10 +13,11 @@ use hapax_core::failpoint;
 use hapax_core::ledger::{Answer, Ledger, Reservation, ReserveAsk, Reserved, Settle};
 use hapax_core::store::{Held, StoreError};
 use http::{Request, Response};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use tower::Service;
 
 use crate::answer::{self, Gathered};
+use crate::limits::{LOOK_AGAIN_FIRST, LOOK_AGAIN_MAX};
 use crate::problem::Problem;
 use crate::service::{Outcome, Shared};
 use crate::waiting::Ringing;
@@ -78,6 +79,7 @@ where
 {
     failpoint!("idem.after_reserve");
     let _ringing = Ringing(shared.waiting.bell(&reserved.scope, &reserved.key));
+    let until = after(shared.rules.lease);
     let a_quarter = shared.rules.lease / 4;
     let most_of_the_lease = after(a_quarter * 3);
     let Work { ask, mut service, mut request } = work;
@@ -87,7 +89,7 @@ where
         return Err(error);
     }
     request.extensions_mut().insert(reserved.clone());
-    let run = Run { shared, ask, reserved };
+    let run = Run { shared, ask, reserved, until };
     let (head, body) = service.call(request).await?.into_parts();
     let told = head.extensions.get::<Settle>().copied();
     let settle = told.unwrap_or_else(|| Settle::by_status(head.status));
@@ -122,18 +124,37 @@ struct Run<'a, L> {
     shared: &'a Shared<L>,
     ask: ReserveAsk,
     reserved: Reserved,
+    /// When its lease is over.
+    until: Instant,
 }
 
 impl<L: Ledger> Run<'_, L> {
     /// Keeps `answer`, and only then hands out `ours`.
     async fn keep(self, answer: Answer, ours: Response<Body>) -> Response<Body> {
         failpoint!("idem.after_work");
-        let held = self.shared.ledger.finish(&self.reserved, &answer).await;
+        let held = self.finish(&answer).await;
         failpoint!("idem.after_finish");
         match held {
             Ok(Held::Kept) => ours,
             Ok(Held::Lost) => self.superseded(answer, ours).await,
             Err(error) => unavailable(self.shared, "keeping an answer", &error),
+        }
+    }
+
+    /// As long as the ledger fails, and the key is ours, it is asked again: what was done and is not
+    /// kept would be done once more. Whether one of these was carried out after all does not matter:
+    /// then the next is told that the right is lost.
+    async fn finish(&self, answer: &Answer) -> Result<Held, StoreError> {
+        let mut pause = LOOK_AGAIN_FIRST;
+        loop {
+            match self.shared.ledger.finish(&self.reserved, answer).await {
+                Err(StoreError::Unavailable(error)) if Instant::now() + pause < self.until => {
+                    tracing::warn!(%error, "an answer cannot be kept yet, trying again: {error}");
+                    sleep(pause).await;
+                    pause = LOOK_AGAIN_MAX.min(pause * 2);
+                }
+                held => return held,
+            }
         }
     }
 

@@ -4,6 +4,7 @@
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::ledger::{Reserved, Settle};
@@ -337,8 +338,26 @@ async fn without_a_ledger_nothing_runs() {
     assert_eq!(api.send(charge("k")).await.status, 201);
 }
 
+// An answer that is given up at the first trouble lets the same charge be made again after the lease.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_cannot_be_kept_for_a_while_is_kept_then() {
+    let api = Api::counting(rules());
+    api.ledger.fail(&[Act::Finish]);
+    let sender = api.clone();
+    let client = tokio::spawn(async move { sender.send(charge("k")).await });
+    let finishes = || api.ledger.given().matches("Finish").count();
+    while finishes() < 5 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(!client.is_finished());
+    api.ledger.fail(&[]);
+    assert_eq!(soon(client).await.unwrap().status, 201);
+    assert!(api.send(charge("k")).await.is_replay());
+    assert_eq!(api.effects.count(), 1);
+}
+
 // Told 201 and then, after a crash, something else: an answer that is on no disk was sent.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_answer_that_cannot_be_kept_is_not_sent() {
     let api = Api::counting(rules());
     api.ledger.fail(&[Act::Finish]);

@@ -1,7 +1,7 @@
 -- Keeps: one runs at a time per key, and one answer. KEYS: the reservation. ARGV: fingerprint, lease
 -- and ttl in milliseconds. The time is Redis's own.
 -- The fence is that time in microseconds, and always above the last one: no counter that a flushed
--- Redis would begin anew, and give an old fence out again.
+-- Redis would begin anew, and give an old fence out again. Its clock must not be set back.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local kept = redis.call('HMGET', KEYS[1],
