@@ -14,9 +14,13 @@ use hapax_core::Timestamp;
 use hapax_core::ledger::{IDEMPOTENCY_KEY, Reserved};
 use hapax_core::limits::ANSWER_BODY_BYTES_MAX;
 use hapax_layer::Body;
-use http::header::{CONNECTION, EXPECT, FORWARDED, HOST, TRANSFER_ENCODING, UPGRADE};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, TRANSFER_ENCODING, UPGRADE,
+};
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, response,
+};
 use http_body_util::{BodyExt as _, Either, Full};
 use hyper::body::{Body as _, Incoming};
 use ipnet::IpNet;
@@ -161,13 +165,21 @@ impl Way {
 
     /// Without a key: as it comes, in both directions.
     async fn pass(&self, onward: Request<()>, body: Body, call: &Call) -> Response<Answered> {
-        match self.outbound.pass(onward.map(|()| Either::Right(body.boxed_unsync()))).await {
-            Ok(answer) => {
-                let (answer, body) = taken(answer);
-                answer.map(|()| Answered::streamed(body))
-            }
+        match self.ask(onward.map(|()| Either::Right(body.boxed_unsync()))).await {
+            Ok((answer, body)) => answer.map(|()| Answered::streamed(body)),
             Err(error) => self.failed(error, call),
         }
+    }
+
+    /// The head of the upstream's answer as our client gets it, and the body apart.
+    async fn ask(&self, request: Request<Sent>) -> Result<(Response<()>, Incoming), OutboundError> {
+        let (head, body) = self.outbound.pass(request).await?.into_parts();
+        // Nobody asked for it, and what follows is no answer.
+        if head.status.is_informational() {
+            let told = format!("it answered {}", head.status.as_u16());
+            return Err(OutboundError::Broken(told));
+        }
+        Ok((taken(&head), body))
     }
 
     /// With a key: whole, in time, and told apart by whether the upstream can have seen it.
@@ -183,7 +195,7 @@ impl Way {
         };
         let request = onward.map(|()| Sent::Left(Full::new(body.to_bytes())));
         let heard = timeout_at(by, async {
-            let (answer, body) = taken(self.outbound.pass(request).await?);
+            let (answer, body) = self.ask(request).await?;
             read(body, by).await.map(|body| answer.map(|()| body))
         });
         match heard.await {
@@ -260,14 +272,18 @@ fn wants_another_protocol(head: &Parts) -> bool {
         || offers.any(|offer| !offer.trim_ascii().eq_ignore_ascii_case(b"h2c"))
 }
 
-/// An answer as our client gets it: its head, and the body apart.
-fn taken(answer: Response<Incoming>) -> (Response<()>, Incoming) {
-    let (head, body) = answer.into_parts();
+/// The head of an answer as our client gets it.
+fn taken(head: &response::Parts) -> Response<()> {
     let mut taken = Response::new(());
     *taken.status_mut() = head.status;
     *taken.version_mut() = Version::HTTP_11;
     *taken.headers_mut() = end_to_end(&head.headers);
-    (taken, body)
+    // Where both say how long it is, the length is a lie (RFC 9112, 6.3): sent on, the rest of the
+    // answer would be taken for another one.
+    if head.headers.contains_key(TRANSFER_ENCODING) {
+        taken.headers_mut().remove(CONTENT_LENGTH);
+    }
+    taken
 }
 
 /// Reads an answer to its end, or as far as one can be kept: what is larger is passed on.
@@ -296,5 +312,81 @@ fn unknown_call() -> Call {
         request_id: RequestId { uuid: Uuid::nil() },
         received_at: Timestamp::UNIX_EPOCH,
         peer: SocketAddr::from(([0, 0, 0, 0], 0)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hapax_core::job::Fence;
+    use hapax_core::ledger::{IdempotencyKey, Scope, Settle};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A way to an upstream that answers every connection with these bytes.
+    async fn to_one_that_says(told: &'static str) -> Forwarder {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let _ = stream.read(&mut [0; 4_096]).await;
+                let _ = stream.write_all(told.as_bytes()).await;
+                // It stays open: only what was said tells where the answer ends.
+                tokio::spawn(async move { stream.read(&mut [0; 1]).await });
+            }
+        });
+        way_to(at)
+    }
+
+    fn way_to(at: SocketAddr) -> Forwarder {
+        let upstream = Upstream::parse(&format!("http://{at}")).unwrap();
+        let (outbound, lease) = (Outbound::passing_on().unwrap(), Duration::from_secs(60));
+        Forwarder::new(upstream, outbound, lease, Vec::new(), Arc::new(Voice::new("api")))
+    }
+
+    /// With the right to a key, or without.
+    fn charge(is_keyed: bool) -> Request<Body> {
+        let mut request = Request::post("/charges").body(Body::empty()).unwrap();
+        if is_keyed {
+            request.extensions_mut().insert(Reserved {
+                scope: Scope::new("api", "acct_1", &Method::POST, "/charges"),
+                key: IdempotencyKey::parse(b"k").unwrap(),
+                fence: Fence(1),
+                attempt: 1,
+            });
+        }
+        request
+    }
+
+    #[tokio::test]
+    async fn an_answer_with_two_lengths_is_sent_on_with_the_true_one() {
+        // The rest of such an answer would be read as the beginning of somebody else's.
+        for both in [
+            "content-length: 5\r\ntransfer-encoding: chunked",
+            "transfer-encoding: chunked\r\ncontent-length: 5",
+        ] {
+            let told = format!("HTTP/1.1 200 OK\r\n{both}\r\n\r\na\r\n0123456789\r\n0\r\n\r\n");
+            let told: &str = told.leak();
+            for is_keyed in [true, false] {
+                let mut way = to_one_that_says(told).await;
+                let answer = way.call(charge(is_keyed)).await.unwrap();
+                assert_eq!(answer.headers().get(CONTENT_LENGTH), None, "{both} {is_keyed}");
+                let body = answer.into_body().collect().await.unwrap().to_bytes();
+                assert_eq!(body, "0123456789", "{both} {is_keyed}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn another_protocol_that_nobody_asked_for_is_no_answer() {
+        // Kept, it would be what every retry gets; sent on, the client would change protocols.
+        let told = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n";
+        for is_keyed in [true, false] {
+            let mut way = to_one_that_says(told).await;
+            let answer = way.call(charge(is_keyed)).await.unwrap();
+            assert_eq!(answer.status(), StatusCode::BAD_GATEWAY, "{is_keyed}");
+            assert_eq!(answer.extensions().get(), Some(&Settle::Wait), "{is_keyed}");
+        }
     }
 }
