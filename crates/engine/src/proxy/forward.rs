@@ -13,7 +13,7 @@ use bytes::BytesMut;
 use hapax_core::Timestamp;
 use hapax_core::ledger::{IDEMPOTENCY_KEY, Reserved};
 use hapax_core::limits::ANSWER_BODY_BYTES_MAX;
-use hapax_layer::Body;
+use hapax_layer::{Body, LeasedUntil};
 use http::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, TRANSFER_ENCODING, UPGRADE,
 };
@@ -46,8 +46,9 @@ pub(super) struct Forwarder(Arc<Way>);
 struct Way {
     upstream: Upstream,
     outbound: Outbound,
-    /// How long a request with a key may take.
+    /// How long a request with a key may take, and how long before the end of its lease it is over.
     time: Duration,
+    margin: Duration,
     trusted: Vec<IpNet>,
     voice: Arc<Voice>,
 }
@@ -62,7 +63,7 @@ impl Forwarder {
     ) -> Self {
         let margin = (lease / 10).clamp(UPSTREAM_MARGIN_MIN, UPSTREAM_MARGIN_MAX);
         let time = lease.saturating_sub(margin);
-        Self(Arc::new(Way { upstream, outbound, time, trusted, voice }))
+        Self(Arc::new(Way { upstream, outbound, time, margin, trusted, voice }))
     }
 }
 
@@ -83,9 +84,9 @@ impl Service<Request<Body>> for Forwarder {
 
 impl Way {
     async fn send_on(&self, request: Request<Body>) -> Response<Answered> {
-        let by = Instant::now() + self.time;
         let (mut head, body) = request.into_parts();
         let reserved = head.extensions.remove::<Reserved>();
+        let leased = head.extensions.remove::<LeasedUntil>();
         let call = head.extensions.remove::<Call>().unwrap_or_else(unknown_call);
         if wants_another_protocol(&head) {
             return Problem::Upgrade.answer(&call);
@@ -94,7 +95,7 @@ impl Way {
             return Problem::Target.answer(&call);
         };
         match reserved {
-            Some(_) => self.send_once(onward, body, by, &call).await,
+            Some(_) => self.send_once(onward, body, self.by(leased), &call).await,
             None => self.pass(onward, body, &call).await,
         }
     }
@@ -182,6 +183,13 @@ impl Way {
         Ok((taken(&head), body))
     }
 
+    /// When the upstream must have answered: while the answer can still be kept under the lease.
+    fn by(&self, leased: Option<LeasedUntil>) -> Instant {
+        let by = Instant::now() + self.time;
+        let kept_by = leased.and_then(|LeasedUntil(until)| until.checked_sub(self.margin));
+        kept_by.map_or(by, |kept_by| kept_by.min(by))
+    }
+
     /// With a key: whole, in time, and told apart by whether the upstream can have seen it.
     async fn send_once(
         &self,
@@ -193,6 +201,11 @@ impl Way {
         let Ok(body) = body.collect().await else {
             return Problem::Target.answer(call);
         };
+        // The reservation came so late that somebody else may have the key by now.
+        if Instant::now() >= by {
+            self.voice.upstream(call, "too late to ask", "the lease is over");
+            return Problem::NotReached.answer(call);
+        }
         let request = onward.map(|()| Sent::Left(Full::new(body.to_bytes())));
         let heard = timeout_at(by, async {
             let (answer, body) = self.ask(request).await?;
@@ -376,6 +389,20 @@ mod tests {
                 assert_eq!(body, "0123456789", "{both} {is_keyed}");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_request_whose_lease_is_over_before_it_was_sent_is_not_sent() {
+        // The database took so long to reserve that the next one may run by now: two effects.
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut way = way_to(listener.local_addr().unwrap());
+        let mut request = charge(true);
+        request.extensions_mut().insert(LeasedUntil(Instant::now()));
+        let answer = way.call(request).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
+        assert_eq!(answer.extensions().get(), Some(&Settle::Free));
+        let came = std::future::poll_fn(|context| Poll::Ready(listener.poll_accept(context))).await;
+        assert!(came.is_pending(), "nobody was asked");
     }
 
     #[tokio::test]
