@@ -120,10 +120,7 @@ where
                 run.wait(Outcome::Fresh.on(answer::answered(Problem::BrokeOff.answer()))).await
             }
         },
-        Settle::Free => {
-            abandon(shared, &run.reserved).await;
-            ours(Body::new(body))
-        }
+        Settle::Free => run.free(ours(Body::new(body))).await,
         Settle::Wait => run.wait(ours(Body::new(body))).await,
     })
 }
@@ -190,6 +187,20 @@ impl<L: Ledger> Run<'_, L> {
             }
             Err(error) => unavailable(shared, "reading what is kept", &error),
         }
+    }
+
+    /// Nothing was done, unless the app finished the key in its own transaction: then that is what is
+    /// sent. Otherwise `ours`, and the key is free.
+    async fn free(self, ours: Response<Body>) -> Response<Body> {
+        let Self { shared, ask, reserved, .. } = self;
+        match shared.ledger.reserve(ask).await {
+            Ok(Reservation::Replay(kept)) => return Outcome::Fresh.on(answer::answered(kept)),
+            Ok(Reservation::Fresh(again)) => abandon(shared, &again).await,
+            Ok(Reservation::InProgress { .. } | Reservation::Mismatch) | Err(_) => {
+                abandon(shared, &reserved).await;
+            }
+        }
+        ours
     }
 
     /// Nobody knows what was done, unless the app finished the key in its own transaction: then that
