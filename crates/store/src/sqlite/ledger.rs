@@ -107,12 +107,7 @@ fn reserve(conn: &Connection, ask: ReserveAsk, now: Timestamp) -> rusqlite::Resu
             Some(_past) => {}
         }
     }
-    let fence: i64 = conn
-        .prepare_cached(
-            "UPDATE hapax_meta SET value = value + 1 WHERE name = 'reservation_fence'
-             RETURNING value",
-        )?
-        .query_row([], |row| row.get(0))?;
+    let fence = next_fence(conn)?;
     let (lease, ttl) = (span(ask.lease), span(ask.ttl));
     conn.prepare_cached(
         "INSERT INTO hapax_reservation
@@ -172,13 +167,34 @@ pub(super) fn finish(
     Ok(if finished == 1 { Held::Kept } else { Held::Lost })
 }
 
+/// Where an earlier attempt may have been carried out, the row stays to say so.
 fn abandon(conn: &Connection, reserved: &Reserved) -> rusqlite::Result<()> {
+    let right = (reserved.scope.as_str(), reserved.key.as_str(), reserved.fence.0);
+    let gone = conn
+        .prepare_cached(
+            "DELETE FROM hapax_reservation
+             WHERE scope = ?1 AND key = ?2 AND fence = ?3 AND status IS NULL AND attempt = 1",
+        )?
+        .execute(right)?;
+    if gone == 1 || !is_open(conn, reserved)? {
+        return Ok(());
+    }
+    let void = next_fence(conn)?;
     conn.prepare_cached(
-        "DELETE FROM hapax_reservation
+        "UPDATE hapax_reservation SET attempt = attempt - 1, leased_until = 0, fence = ?4
          WHERE scope = ?1 AND key = ?2 AND fence = ?3 AND status IS NULL",
     )?
-    .execute((reserved.scope.as_str(), reserved.key.as_str(), reserved.fence.0))?;
+    .execute((right.0, right.1, right.2, void))?;
     Ok(())
+}
+
+/// One that was never given out.
+fn next_fence(conn: &Connection) -> rusqlite::Result<i64> {
+    conn.prepare_cached(
+        "UPDATE hapax_meta SET value = value + 1 WHERE name = 'reservation_fence'
+         RETURNING value",
+    )?
+    .query_row([], |row| row.get(0))
 }
 
 /// Forgets up to `limit` keys that are past their time, and no more bytes than a commit may hold;

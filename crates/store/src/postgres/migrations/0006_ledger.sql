@@ -137,6 +137,20 @@ BEGIN
     END IF;
 END $$;
 
+-- Keeps: what an earlier attempt may have done. Nothing was done under this fence, so the key is free; one
+-- that was reserved before goes back to how that attempt left it, under a fence that nobody has.
+CREATE OR REPLACE FUNCTION hapax.abandon(scope text, key text, fence bigint) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    DELETE FROM hapax.reservation x
+    WHERE x.scope = abandon.scope AND x.key = abandon.key AND x.fence = abandon.fence
+      AND x.status IS NULL AND x.attempt = 1;
+    UPDATE hapax.reservation x
+    SET attempt = x.attempt - 1, leased_until = '-infinity',
+        fence = nextval('hapax.reservation_fence')
+    WHERE x.scope = abandon.scope AND x.key = abandon.key AND x.fence = abandon.fence
+      AND x.status IS NULL;
+$$;
+
 -- Nobody calls these but us, and the functions above.
 REVOKE ALL ON FUNCTION
     hapax.reserve_key(text, text, bytea, interval, interval, timestamptz),
