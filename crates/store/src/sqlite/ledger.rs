@@ -25,9 +25,13 @@ impl Ledger for SqliteStore {
                 let reservation = reserve(&writer.conn, ask, writer.now())?;
                 Ok(match reservation {
                     Reservation::Fresh(_) => Rode::wrote(reservation),
-                    Reservation::Replay(_)
-                    | Reservation::InProgress { .. }
-                    | Reservation::Mismatch => Rode::only_looked(reservation),
+                    Reservation::Replay(ref answer) => {
+                        let bytes = answer.body.len();
+                        Rode::only_looked(reservation).holding(bytes)
+                    }
+                    Reservation::InProgress { .. } | Reservation::Mismatch => {
+                        Rode::only_looked(reservation)
+                    }
                 })
             })
             .await
@@ -320,6 +324,41 @@ mod tests {
             [Some(Fence(1)), Some(Fence(2)), Some(Fence(3)), None, Some(Fence(4))]
         );
         assert_eq!(commits.load(Ordering::SeqCst), 1);
+        store.close().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn replays_of_large_answers_do_not_keep_a_batch_waiting() {
+        // A storm of retries: read in one go, five hundred answers of a megabyte would stand in
+        // memory at once, and every ack behind them.
+        let place = Place::new();
+        let store = place.open();
+        let large = Answer { body: vec![0; 1 << 20].into(), ..answer() };
+        let reserved = fresh(&store, "k").await;
+        assert_eq!(store.finish(&reserved, &large).await.expect("finishes"), Held::Kept);
+        let batches = Arc::new(AtomicUsize::new(0));
+        let (hold, held) = std::sync::mpsc::channel::<()>();
+        let counted = Arc::clone(&batches);
+        store.writer.tamper(move |conn| {
+            conn.rollback_hook(Some(move || {
+                counted.fetch_add(1, Ordering::SeqCst);
+            }))
+            .expect("a hook");
+            let _ = held.recv();
+        });
+        let mut asked: Vec<_> = (0..8).map(|_| Box::pin(store.reserve(ask("k")))).collect();
+        poll_fn(|context| {
+            for one in &mut asked {
+                assert!(one.as_mut().poll(context).is_pending());
+            }
+            Poll::Ready(())
+        })
+        .await;
+        drop(hold);
+        for one in asked {
+            assert_eq!(one.await.expect("reserves"), Reservation::Replay(large.clone()));
+        }
+        assert_eq!(batches.load(Ordering::SeqCst), 2);
         store.close().await;
     }
 
