@@ -318,6 +318,12 @@ async fn a_key_is_reserved_finished_and_replayed_and_a_crash_frees_it() {
         let finished = base.sql.execute(&ask, &[]).await.map_err(|error| code(&error));
         assert_eq!(finished.err().as_deref(), expected, "{body}");
     }
+    // Nor what cannot be sent: a 1xx is followed by an answer, and none is there.
+    for status in [0, 100, 101, 199, 600] {
+        let ask = format!("SELECT hapax.finish('{scope}', 'large', {large}, {status}, '{{}}', '')");
+        let refused = base.sql.execute(&ask, &[]).await.map_err(|error| code(&error));
+        assert_eq!(refused.err().as_deref(), Some("22023"), "{status}");
+    }
 
     let expired =
         "SELECT outcome FROM hapax.reserve('s', 'short', 'x', '1 microsecond', '1 microsecond')";

@@ -120,7 +120,7 @@ BEGIN
     IF finish.scope IS NULL OR finish.key IS NULL OR finish.fence IS NULL OR finish.status IS NULL THEN
         RAISE EXCEPTION 'hapax.finish: scope, key, fence and status must not be null'
             USING ERRCODE = 'null_value_not_allowed';
-    ELSIF finish.status NOT BETWEEN 100 AND 599 THEN
+    ELSIF finish.status NOT BETWEEN 200 AND 599 THEN
         RAISE EXCEPTION 'hapax.finish: % is no status', finish.status
             USING ERRCODE = 'invalid_parameter_value';
     ELSIF octet_length(finish.body) > 1048576 OR octet_length(finish.headers::text) > 65536 THEN
