@@ -169,6 +169,19 @@ async fn a_key_past_its_ttl_is_as_good_as_new() {
     }
 }
 
+// A key that Redis forgets while its request runs lets a second one run beside it.
+#[tokio::test]
+async fn a_key_is_not_forgotten_while_its_request_may_run() {
+    let redis = Redis::start().await;
+    let ledger = RedisLedger::connect(&redis.url()).await.unwrap();
+    fresh(&ledger, ReserveAsk { ttl: SHORT, ..ask("k", 1, LONG) }).await;
+    // The same time, begun later: once it is over, so is that ttl.
+    fresh(&ledger, ask("clock", 1, SHORT)).await;
+    fresh_at_last(&ledger, ask("clock", 1, SHORT)).await;
+    let told = ledger.reserve(ask("k", 1, LONG)).await.unwrap();
+    assert!(matches!(told, Reservation::InProgress { .. }), "{told:?}");
+}
+
 #[tokio::test]
 async fn a_redis_that_is_gone_is_an_error_and_is_found_again() {
     let redis = Redis::start().await;
