@@ -187,6 +187,11 @@ pub const UPSTREAM_MARGIN_MIN: Duration = Duration::from_millis(100);
 /// See [`UPSTREAM_MARGIN_MIN`].
 pub const UPSTREAM_MARGIN_MAX: Duration = Duration::from_secs(2);
 
+/// Requests with a key that one proxy runs at once, those included whose clients have hung up: as many
+/// as it has connections by default. A client with a short patience would otherwise pile up bodies,
+/// tasks and connections for as long as a slow upstream takes.
+pub const KEYED_MAX: usize = 4_096;
+
 /// What is read of an answer to us; the rest is dropped with its connection.
 pub const ANSWER_BYTES_MAX: usize = 64 * 1024;
 
