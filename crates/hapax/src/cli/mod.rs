@@ -12,6 +12,7 @@ mod out;
 mod providers;
 mod remote;
 mod send;
+mod sender;
 mod setup;
 mod sign;
 mod stats;
