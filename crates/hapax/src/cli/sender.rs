@@ -93,7 +93,7 @@ impl Sender {
                 "only the sender has the private key",
             ));
         }
-        let uri = target(to)?;
+        let uri = target("--to", to)?;
         let mut spec = identity.spec(preset.name, true)?;
         take_dev_form(&mut spec, preset, &uri);
         let source = Source::build(spec.clone()).map_err(captured::cannot_build)?;
@@ -222,10 +222,10 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn target(text: &str) -> Result<http::Uri, Failure> {
+pub(super) fn target(flag: &str, text: &str) -> Result<http::Uri, Failure> {
     let bad = || {
         Failure::usage(
-            "--to is not an http or https URL",
+            format!("{flag} is not an http or https URL"),
             "such as http://127.0.0.1:8080/webhooks/stripe",
         )
     };
