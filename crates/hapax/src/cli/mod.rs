@@ -12,9 +12,11 @@ mod out;
 mod providers;
 mod remote;
 mod send;
+mod sender;
 mod setup;
 mod sign;
 mod stats;
+mod storm;
 mod told;
 mod verify;
 
@@ -52,6 +54,9 @@ enum Command {
     Sign(sign::Sign),
     /// Send realistic signed sample events
     Send(send::Send),
+    /// Torture an endpoint, any endpoint, with copies at once, late and forged events; exit 1 when a law
+    /// of exactly-once is broken
+    Storm(storm::Storm),
     /// Look at the events of a running server, replay them, decide about those in review
     #[command(subcommand)]
     Events(events::Events),
@@ -90,6 +95,7 @@ pub(crate) fn run() -> Exit {
         Command::Verify(verify) => verify.run(),
         Command::Sign(sign) => sign.run(),
         Command::Send(send) => send.run(),
+        Command::Storm(storm) => storm.run(),
         Command::Events(events) => events.run(),
         Command::Dead(dead) => dead.run(),
         Command::Explain(explain) => explain.run(),

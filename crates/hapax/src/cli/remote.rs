@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::out::Failure;
-use super::send::{self, HttpClient};
+use super::sender::{self, HttpClient};
 
 /// Where the admin side is unless it is said.
 pub(super) const DEFAULT_URL: &str = "http://127.0.0.1:8081";
@@ -52,7 +52,7 @@ impl Remote {
         Ok(Server {
             base: url.trim_end_matches('/').to_owned(),
             authorization: authorization.transpose()?,
-            http: send::client(),
+            http: sender::client(),
         })
     }
 
@@ -125,7 +125,8 @@ impl Server {
         let request = request.body(Full::new(body)).map_err(|error| cannot(error.to_string()))?;
         let exchange = async {
             let response = self.http.request(request).await;
-            let (parts, body) = response.map_err(|error| cannot(send::chain(&error)))?.into_parts();
+            let (parts, body) =
+                response.map_err(|error| cannot(sender::chain(&error)))?.into_parts();
             let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
             let body = body.map_err(|error| cannot(error.to_string()))?.to_bytes();
             let date = parts.headers.get(DATE).and_then(|date| date.to_str().ok());

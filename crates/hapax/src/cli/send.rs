@@ -2,41 +2,21 @@
 //! event is the same bytes with the same signature, as a sender's retry would be.
 
 use std::collections::BTreeMap;
-use std::io::IsTerminal as _;
-use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
-use hapax_core::presets::{self, Preset};
+use hapax_core::Timestamp;
 use hapax_core::sample::{self, SampleId};
-use hapax_core::secret::{ActiveSecret, Secret};
-use hapax_core::source::SourceSpec;
-use hapax_core::{Arrival, Source, Timestamp, Verified};
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper_rustls::HttpsConnector;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 use indicatif::ProgressBar;
-use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
 use super::captured::{self, Identity};
 use super::out::{self, Exit, Failure};
-use crate::{config, signing};
-
-/// How long one request may take: a server that answers later has not acked in any useful sense.
-const ANSWER_WITHIN: Duration = Duration::from_secs(30);
-
-/// The most of an answer that is read.
-const ANSWER_BYTES_MAX: usize = 64 << 10;
+use super::sender::{self, Answer, NoAnswer, Sender, Signed};
 
 /// The most events of one run: ids and bodies are made up as they are sent, but answers are counted.
 const COUNT_MAX: u64 = 100_000_000;
-
-/// Fewer requests than this are over before a bar is drawn.
-const BAR_FROM: u64 = 50;
 
 /// `hapax send`.
 #[derive(Debug, clap::Args)]
@@ -88,70 +68,22 @@ impl Send {
 /// Everything checked, nothing sent yet.
 struct Plan {
     flags: Send,
-    preset: &'static Preset,
-    source: Source,
+    sender: Sender,
     sets: Vec<(String, serde_json::Value)>,
-    uri: http::Uri,
     /// Makes ids of this run differ from those of any other.
     run: String,
 }
 
-/// One signed request, to be sent once or more.
-struct Signed {
-    event_id: String,
-    request: Arrival,
-}
-
-/// What came back.
-#[derive(Debug, Serialize)]
-struct Answer {
-    event_id: String,
-    status: u16,
-    decision: Option<String>,
-    id: Option<String>,
-}
-
-/// What an answer's body says, as far as it is ours.
-#[derive(Debug, Default, Deserialize)]
-struct AnswerBody {
-    decision: Option<String>,
-    id: Option<String>,
-}
-
-/// Why there was no answer.
-enum NoAnswer {
-    CannotConnect(String),
-    Lost(String),
-}
-
-pub(super) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
-
 impl Plan {
     fn new(flags: Send) -> Result<Self, Failure> {
-        let preset = presets::find(&flags.provider).ok_or_else(|| {
-            let hint = match presets::nearest(&flags.provider) {
-                Some(near) => format!("did you mean \"{near}\"?"),
-                None => "`hapax providers` lists them all".to_owned(),
-            };
-            Failure::usage(format!("unknown provider \"{}\"", out::shown(&flags.provider)), hint)
-        })?;
-        if !preset.can_sign() {
-            return Err(Failure::usage(
-                format!("events of {} cannot be signed here", preset.title),
-                "only the sender has the private key",
-            ));
-        }
-        let uri = target(&flags.to)?;
-        let mut spec = flags.identity.spec(preset.name, true)?;
-        take_dev_form(&mut spec, preset, &uri);
-        let source = Source::build(spec).map_err(captured::cannot_build)?;
+        let sender = Sender::new(&flags.provider, &flags.identity, &flags.to)?;
         let sets = flags.sets.iter().map(|text| set(text)).collect::<Result<_, _>>()?;
         let run = uuid::Uuid::now_v7().simple().to_string();
-        Ok(Self { flags, preset, source, sets, uri, run })
+        Ok(Self { flags, sender, sets, run })
     }
 
     async fn run(self) -> Result<Exit, Failure> {
-        let client = client();
+        let client = sender::client();
         let total = self.flags.count.saturating_mul(self.flags.copies);
         let mut tally = Tally::new(total, self.flags.json);
         let mut running = JoinSet::new();
@@ -163,7 +95,7 @@ impl Plan {
                 {
                     tally.take(answer)?;
                 }
-                running.spawn(post(client.clone(), self.uri.clone(), Arc::clone(&signed)));
+                running.spawn(self.sender.post(&client, &signed));
             }
             if tally.cannot_connect.is_some() {
                 break;
@@ -176,7 +108,6 @@ impl Plan {
     }
 
     fn sign(&self, number: u64) -> Result<Signed, Failure> {
-        let refused = |problem: String| Failure::usage(problem, "see `hapax providers NAME`");
         let now: Timestamp = captured::now(self.flags.now)?;
         // The same id later today is the same event to the byte: a copy, not a conflict.
         let today =
@@ -187,24 +118,9 @@ impl Plan {
             (None, _) => SampleId::made_up(format!("{}{number:08}", self.run), now),
         };
         let event_type = self.flags.event_type.as_deref();
-        let mut request =
-            signing::sample(self.preset, event_type, &id, &self.flags.to).map_err(refused)?;
+        let mut request = self.sender.sample(event_type, &id)?;
         request.body = self.changed(request.body)?;
-        let signed = self.source.scheme().sign(&request, None, now);
-        let signed = signed.map_err(|error| refused(error.to_string()))?;
-        let request = signed.apply(&request).map_err(|error| refused(error.to_string()))?;
-        Ok(Signed { event_id: self.event_id(&request, now), request })
-    }
-
-    /// The id that a receiver will read out of it.
-    fn event_id(&self, request: &Arrival, now: Timestamp) -> String {
-        match hapax_core::verify(&self.source, request, now) {
-            Ok(Verified::Events { receipts, .. }) => {
-                receipts.first().map(|receipt| receipt.key().event_id.to_string())
-            }
-            Ok(Verified::Reply(_)) | Err(_) => None,
-        }
-        .unwrap_or_default()
+        self.sender.sign(&request, now)
     }
 
     fn changed(&self, body: Bytes) -> Result<Bytes, Failure> {
@@ -238,11 +154,9 @@ struct Tally {
 
 impl Tally {
     fn new(total: u64, json: bool) -> Self {
-        let seen = std::io::stderr().is_terminal() && total >= BAR_FROM;
-        let bar = if seen { ProgressBar::new(total) } else { ProgressBar::hidden() };
         Self {
             json,
-            bar,
+            bar: sender::bar(total),
             started: Instant::now(),
             by_outcome: BTreeMap::new(),
             refused: 0,
@@ -279,7 +193,7 @@ impl Tally {
     }
 
     fn print(&self, answer: &Answer) -> Result<(), Failure> {
-        let Answer { event_id, status, decision, id } = answer;
+        let Answer { event_id, status, decision, id, retry_after: _ } = answer;
         let decision = decision.as_deref().unwrap_or("-");
         let id = id.as_deref().unwrap_or("-");
         self.bar.suspend(|| {
@@ -307,92 +221,6 @@ impl Tally {
             out::error(&format!("no answer: {why}"));
         }
         Ok(if self.refused == 0 && self.lost.is_none() { Exit::Done } else { Exit::Negative })
-    }
-}
-
-/// The connector resolves names itself and follows neither redirects nor proxies from the environment.
-pub(super) fn client() -> HttpClient {
-    let provider = rustls::crypto::aws_lc_rs::default_provider();
-    let connector = hyper_rustls::HttpsConnectorBuilder::new()
-        .with_provider_and_webpki_roots(provider)
-        .expect("the provider's own protocol versions are consistent")
-        .https_or_http()
-        .enable_http1()
-        .build();
-    Client::builder(TokioExecutor::new()).build(connector)
-}
-
-async fn post(client: HttpClient, uri: http::Uri, signed: Arc<Signed>) -> Result<Answer, NoAnswer> {
-    let lost = |why: String| NoAnswer::Lost(why);
-    let mut request = http::Request::new(Full::new(signed.request.body.clone()));
-    *request.method_mut() = signed.request.method.clone();
-    *request.uri_mut() =
-        if signed.request.url.is_empty() { uri } else { signed.request.url.parse().unwrap_or(uri) };
-    *request.headers_mut() = signed.request.headers.clone();
-    let exchange = async {
-        let response = client.request(request).await.map_err(|error| {
-            let why = chain(&error);
-            if error.is_connect() { NoAnswer::CannotConnect(why) } else { NoAnswer::Lost(why) }
-        })?;
-        let (parts, body) = response.into_parts();
-        let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
-        let body = body.map_err(|error| lost(error.to_string()))?.to_bytes();
-        let said: AnswerBody = serde_json::from_slice(&body).unwrap_or_default();
-        let header = |name: &str| {
-            parts.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
-        };
-        Ok(Answer {
-            event_id: signed.event_id.clone(),
-            status: parts.status.as_u16(),
-            decision: said.decision.or_else(|| header("hapax-decision")),
-            id: said.id,
-        })
-    };
-    match tokio::time::timeout(ANSWER_WITHIN, exchange).await {
-        Ok(answer) => answer,
-        Err(_) => Err(lost(format!("nothing within {} s", ANSWER_WITHIN.as_secs()))),
-    }
-}
-
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
-}
-
-fn target(text: &str) -> Result<http::Uri, Failure> {
-    let bad = || {
-        Failure::usage(
-            "--to is not an http or https URL",
-            "such as http://127.0.0.1:8080/webhooks/stripe",
-        )
-    };
-    let uri: http::Uri = text.parse().map_err(|_| bad())?;
-    let known_scheme = matches!(uri.scheme_str(), Some("http" | "https"));
-    if known_scheme && uri.host().is_some() { Ok(uri) } else { Err(bad()) }
-}
-
-/// Towards a dev server on this machine the dev secret need not be given, and where it is given as
-/// it stands in its file (64 hex digits) it gets the form that this sender's secrets have.
-fn take_dev_form(spec: &mut SourceSpec, preset: &Preset, uri: &http::Uri) {
-    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
-    let is_loopback = host == "localhost"
-        || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
-    if !is_loopback {
-        return;
-    }
-    let data_dir = std::env::var("HAPAX_DATA_DIR").unwrap_or_else(|_| "hapax-data".to_owned());
-    let given = spec.secrets.first().map(|active| active.secret.clone());
-    let dev = given.or_else(|| config::dev_secret(Path::new(&data_dir)));
-    let Some(dev) = dev.filter(config::looks_like_a_dev_secret) else { return };
-    let own = Secret::new(signing::dev_secret(preset, dev.expose()));
-    spec.secrets = vec![ActiveSecret::forever(own)];
-    for (key, value) in signing::dev_params(preset, dev.expose()) {
-        spec.params.entry(key).or_insert(value);
     }
 }
 

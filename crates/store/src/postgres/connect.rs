@@ -77,6 +77,9 @@ pub enum PgOpenError {
     /// It answers, and cannot keep what we promise.
     #[error("this PostgreSQL cannot be used: {0}")]
     Unfit(String),
+    /// It answers, and refuses what was asked.
+    #[error("the query failed: {0}")]
+    Query(String),
     /// The Redis in front cannot be named so.
     #[error("{0}")]
     Redis(String),
@@ -503,6 +506,26 @@ impl Target {
         let theirs: std::time::SystemTime = row.get(2);
         let clock_apart = theirs.duration_since(halfway).unwrap_or_else(|behind| behind.duration());
         Ok(Facts { version: row.get(0), is_standby: row.get(1), clock_apart })
+    }
+
+    /// Asked without a prepared statement: every type comes as text that way, the user's own too.
+    pub(super) async fn first_column(&self, sql: &str) -> Result<Vec<Option<String>>, PgOpenError> {
+        let lender = Lender::new(self, "hapax-probe", 1, Patience::WORK)?;
+        let mut lent = lender.lend().await.map_err(|error| unreachable_server(&error))?;
+        lent.batch("BEGIN READ ONLY").await.map_err(|error| unreachable_server(&error))?;
+        let connection = lent.raw().map_err(|error| unreachable_server(&error))?;
+        // The words of the database are for whoever wrote the query; nothing here came from outside.
+        let messages = connection.simple_query(sql).await.map_err(|error| {
+            let words = error.as_db_error().map(|db| db.message().to_owned());
+            PgOpenError::Query(words.unwrap_or_else(|| told(&error)))
+        })?;
+        let row = |message: tokio_postgres::SimpleQueryMessage| match message {
+            tokio_postgres::SimpleQueryMessage::Row(row) => {
+                Some(row.try_get(0).ok()?.map(str::to_owned))
+            }
+            _other => None,
+        };
+        Ok(messages.into_iter().filter_map(row).collect())
     }
 
     /// Makes sure that this server can keep what we promise.

@@ -195,6 +195,12 @@ impl PgStore {
         Ok(PgSight { version, is_standby, clock_apart, unfit, steps })
     }
 
+    /// The first column of each row that `sql` gives at `url`, as text, in a transaction that may only
+    /// read. The database need not be one of ours.
+    pub async fn first_column(url: &str, sql: &str) -> Result<Vec<Option<String>>, PgOpenError> {
+        Target::parse(url)?.first_column(sql).await
+    }
+
     /// Brings the tables of the database at `url` forward, and does nothing else.
     pub async fn migrate(url: &str) -> Result<(), PgOpenError> {
         let target = Target::parse(url)?;

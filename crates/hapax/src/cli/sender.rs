@@ -1,0 +1,255 @@
+//! A sender made up on the command line: whose events they are, what proves them, where they go, and
+//! how one request is posted and answered. The part that `send` and `storm` have in common; the
+//! client also serves whoever else speaks HTTP here.
+
+use std::io::IsTerminal as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_core::presets::{self, Preset};
+use hapax_core::sample::SampleId;
+use hapax_core::secret::{ActiveSecret, Secret};
+use hapax_core::source::SourceSpec;
+use hapax_core::{Arrival, Source, Timestamp, Verified};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use indicatif::ProgressBar;
+use serde::{Deserialize, Serialize};
+
+use super::captured::{self, Identity};
+use super::out::{self, Failure};
+use crate::{config, signing};
+
+/// How long one request may take: a server that answers later has not acked in any useful sense.
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+
+/// The most of an answer that is read.
+const ANSWER_BYTES_MAX: usize = 64 << 10;
+
+/// Fewer requests than this are over before a bar is drawn.
+const BAR_FROM: u64 = 50;
+
+pub(super) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// Whose events go where; checked, nothing sent yet.
+pub(super) struct Sender {
+    pub(super) preset: &'static Preset,
+    pub(super) source: Source,
+    spec: SourceSpec,
+    to: String,
+    uri: http::Uri,
+}
+
+/// One signed request, to be sent once or more.
+#[derive(Debug)]
+pub(super) struct Signed {
+    pub(super) event_id: String,
+    pub(super) request: Arrival,
+}
+
+/// What came back.
+#[derive(Debug, Serialize)]
+pub(super) struct Answer {
+    pub(super) event_id: String,
+    pub(super) status: u16,
+    pub(super) decision: Option<String>,
+    pub(super) id: Option<String>,
+    /// When to come again, where the answer says so in seconds.
+    #[serde(skip)]
+    pub(super) retry_after: Option<Duration>,
+}
+
+/// What an answer's body says, as far as it is ours.
+#[derive(Debug, Default, Deserialize)]
+struct AnswerBody {
+    decision: Option<String>,
+    id: Option<String>,
+}
+
+/// Why there was no answer.
+#[derive(Debug)]
+pub(super) enum NoAnswer {
+    CannotConnect(String),
+    Lost(String),
+}
+
+impl Sender {
+    pub(super) fn new(provider: &str, identity: &Identity, to: &str) -> Result<Self, Failure> {
+        let preset = presets::find(provider).ok_or_else(|| {
+            let hint = match presets::nearest(provider) {
+                Some(near) => format!("did you mean \"{near}\"?"),
+                None => "`hapax providers` lists them all".to_owned(),
+            };
+            Failure::usage(format!("unknown provider \"{}\"", out::shown(provider)), hint)
+        })?;
+        if !preset.can_sign() {
+            return Err(Failure::usage(
+                format!("events of {} cannot be signed here", preset.title),
+                "only the sender has the private key",
+            ));
+        }
+        let uri = target("--to", to)?;
+        let mut spec = identity.spec(preset.name, true)?;
+        take_dev_form(&mut spec, preset, &uri);
+        let source = Source::build(spec.clone()).map_err(captured::cannot_build)?;
+        Ok(Self { preset, source, spec, to: to.to_owned(), uri })
+    }
+
+    /// The same sender as somebody would play it who does not know the secret; `None` where a
+    /// secret cannot be made up.
+    pub(super) fn impostor(&self, random: &[u8; 32]) -> Option<Source> {
+        let mut spec = self.spec.clone();
+        spec.secrets = vec![ActiveSecret::forever(self.preset.secret_from(random)?)];
+        Source::build(spec).ok()
+    }
+
+    /// A sample event of this sender, not signed yet.
+    pub(super) fn sample(
+        &self,
+        event_type: Option<&str>,
+        id: &SampleId,
+    ) -> Result<Arrival, Failure> {
+        signing::sample(self.preset, event_type, id, &self.to).map_err(refused)
+    }
+
+    /// `request` as it would be sent at `now`.
+    pub(super) fn sign(&self, request: &Arrival, now: Timestamp) -> Result<Signed, Failure> {
+        let request = sign_as(&self.source, request, now)?;
+        Ok(Signed { event_id: self.event_id(&request, now), request })
+    }
+
+    /// The id that a receiver will read out of it.
+    fn event_id(&self, request: &Arrival, now: Timestamp) -> String {
+        match hapax_core::verify(&self.source, request, now) {
+            Ok(Verified::Events { receipts, .. }) => {
+                receipts.first().map(|receipt| receipt.key().event_id.to_string())
+            }
+            Ok(Verified::Reply(_)) | Err(_) => None,
+        }
+        .unwrap_or_default()
+    }
+
+    /// Posts it, as a task of its own can do it.
+    pub(super) fn post(
+        &self,
+        client: &HttpClient,
+        signed: &Arc<Signed>,
+    ) -> impl Future<Output = Result<Answer, NoAnswer>> + Send + use<> {
+        post(client.clone(), self.uri.clone(), Arc::clone(signed))
+    }
+}
+
+/// `request` signed with the first secret of `source`.
+pub(super) fn sign_as(
+    source: &Source,
+    request: &Arrival,
+    now: Timestamp,
+) -> Result<Arrival, Failure> {
+    let signed = source.scheme().sign(request, None, now);
+    let signed = signed.map_err(|error| refused(error.to_string()))?;
+    signed.apply(request).map_err(|error| refused(error.to_string()))
+}
+
+fn refused(problem: String) -> Failure {
+    Failure::usage(problem, "see `hapax providers NAME`")
+}
+
+/// A bar on a terminal where the work is long enough for one, and nothing of the kind in a pipe.
+pub(super) fn bar(requests: u64) -> ProgressBar {
+    let seen = std::io::stderr().is_terminal() && requests >= BAR_FROM;
+    if seen { ProgressBar::new(requests) } else { ProgressBar::hidden() }
+}
+
+/// The connector resolves names itself and follows neither redirects nor proxies from the environment.
+pub(super) fn client() -> HttpClient {
+    let provider = rustls::crypto::aws_lc_rs::default_provider();
+    let connector = hyper_rustls::HttpsConnectorBuilder::new()
+        .with_provider_and_webpki_roots(provider)
+        .expect("the provider's own protocol versions are consistent")
+        .https_or_http()
+        .enable_http1()
+        .build();
+    Client::builder(TokioExecutor::new()).build(connector)
+}
+
+async fn post(client: HttpClient, uri: http::Uri, signed: Arc<Signed>) -> Result<Answer, NoAnswer> {
+    let lost = |why: String| NoAnswer::Lost(why);
+    let mut request = http::Request::new(Full::new(signed.request.body.clone()));
+    *request.method_mut() = signed.request.method.clone();
+    *request.uri_mut() =
+        if signed.request.url.is_empty() { uri } else { signed.request.url.parse().unwrap_or(uri) };
+    *request.headers_mut() = signed.request.headers.clone();
+    let exchange = async {
+        let response = client.request(request).await.map_err(|error| {
+            let why = chain(&error);
+            if error.is_connect() { NoAnswer::CannotConnect(why) } else { NoAnswer::Lost(why) }
+        })?;
+        let (parts, body) = response.into_parts();
+        let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
+        let body = body.map_err(|error| lost(error.to_string()))?.to_bytes();
+        let said: AnswerBody = serde_json::from_slice(&body).unwrap_or_default();
+        let header = |name: &str| {
+            parts.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
+        };
+        Ok(Answer {
+            event_id: signed.event_id.clone(),
+            status: parts.status.as_u16(),
+            decision: said.decision.or_else(|| header("hapax-decision")),
+            id: said.id,
+            retry_after: header("retry-after")
+                .and_then(|text| text.trim().parse().ok())
+                .map(Duration::from_secs),
+        })
+    };
+    match tokio::time::timeout(ANSWER_WITHIN, exchange).await {
+        Ok(answer) => answer,
+        Err(_) => Err(lost(format!("nothing within {} s", ANSWER_WITHIN.as_secs()))),
+    }
+}
+
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+pub(super) fn target(flag: &str, text: &str) -> Result<http::Uri, Failure> {
+    let bad = || {
+        Failure::usage(
+            format!("{flag} is not an http or https URL"),
+            "such as http://127.0.0.1:8080/webhooks/stripe",
+        )
+    };
+    let uri: http::Uri = text.parse().map_err(|_| bad())?;
+    let known_scheme = matches!(uri.scheme_str(), Some("http" | "https"));
+    if known_scheme && uri.host().is_some() { Ok(uri) } else { Err(bad()) }
+}
+
+/// Towards a dev server on this machine the dev secret need not be given, and where it is given as
+/// it stands in its file (64 hex digits) it gets the form that this sender's secrets have.
+fn take_dev_form(spec: &mut SourceSpec, preset: &Preset, uri: &http::Uri) {
+    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+    let is_loopback = host == "localhost"
+        || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+    if !is_loopback {
+        return;
+    }
+    let data_dir = std::env::var("HAPAX_DATA_DIR").unwrap_or_else(|_| "hapax-data".to_owned());
+    let given = spec.secrets.first().map(|active| active.secret.clone());
+    let dev = given.or_else(|| config::dev_secret(Path::new(&data_dir)));
+    let Some(dev) = dev.filter(config::looks_like_a_dev_secret) else { return };
+    let own = Secret::new(signing::dev_secret(preset, dev.expose()));
+    spec.secrets = vec![ActiveSecret::forever(own)];
+    for (key, value) in signing::dev_params(preset, dev.expose()) {
+        spec.params.entry(key).or_insert(value);
+    }
+}

@@ -1,0 +1,379 @@
+//! The laws of a storm, and whether they held. Pure: what was sent, heard and read goes in, verdicts
+//! come out.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::sender::{Answer, NoAnswer};
+use super::fire::Heard;
+use super::plan::{Nature, Plan};
+use super::probe::Reading;
+
+/// A broken law names this many examples.
+const EXAMPLES_MAX: usize = 5;
+
+/// One law, judged.
+#[derive(Debug)]
+pub(super) struct Law {
+    /// For programs.
+    pub(super) name: &'static str,
+    /// For people.
+    pub(super) title: &'static str,
+    pub(super) verdict: Verdict,
+    /// How often it was broken.
+    pub(super) breaches: u64,
+    /// The first few of them.
+    pub(super) examples: Vec<Example>,
+    /// What is to be said beside the verdict.
+    pub(super) note: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Held,
+    Broken,
+    NotJudged,
+}
+
+/// One breach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Example {
+    pub(super) event_id: String,
+    pub(super) expected: String,
+    pub(super) seen: String,
+}
+
+/// Everything that is known when the storm is over.
+pub(super) struct Evidence<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) heard: &'a [Heard],
+    /// Of the copies that came when all was done.
+    pub(super) replayed: &'a [Heard],
+    pub(super) effects: Effects,
+}
+
+/// What the probe said.
+pub(super) enum Effects {
+    /// There is none.
+    NoProbe,
+    /// It was there before the storm and failed afterwards.
+    Lost(String),
+    Read {
+        before: Reading,
+        /// After the storm, settled.
+        after: Reading,
+        /// After the replay, settled.
+        last: Reading,
+    },
+}
+
+impl Effects {
+    /// Three readings that can be compared, or a probe that cannot be relied on.
+    pub(super) fn read(before: Reading, after: Reading, last: Reading) -> Self {
+        let alike = match (&before, &after, &last) {
+            (_, Reading::Count(_), Reading::Count(_)) => true,
+            (Reading::Each(_) | Reading::Count(0), Reading::Each(_), Reading::Each(_)) => true,
+            (Reading::Each(_) | Reading::Count(_), Reading::Each(_) | Reading::Count(_), _) => {
+                false
+            }
+        };
+        match alike {
+            true => Self::Read { before, after, last },
+            false => Self::Lost("cannot read effects: now a number, now a list".to_owned()),
+        }
+    }
+}
+
+/// Every law that was asked for.
+pub(super) fn judge(evidence: &Evidence<'_>, stale: bool, forged: bool) -> Vec<Law> {
+    let mut laws = vec![answered(evidence), one_outcome(evidence)];
+    if stale {
+        laws.push(stale_refused(evidence));
+    }
+    if forged {
+        laws.push(forged_refused(evidence));
+    }
+    laws.push(one_effect(evidence));
+    laws.push(replayed(evidence));
+    laws
+}
+
+/// Whether effects are still to come: what the probe waits for.
+pub(super) fn is_missing(plan: &Plan, before: &Reading, now: &Reading) -> bool {
+    match now {
+        Reading::Count(count) => {
+            count.saturating_sub(before.total()) < plan.genuine().count() as u64
+        }
+        Reading::Each(effects) => {
+            plan.genuine().any(|place| !effects.contains_key(&plan.events[place].event_id))
+        }
+    }
+}
+
+/// Breaches of one law as they are found.
+#[derive(Default)]
+struct Breaches {
+    count: u64,
+    examples: Vec<Example>,
+}
+
+impl Breaches {
+    fn add(&mut self, event_id: &str, expected: impl Into<String>, seen: impl Into<String>) {
+        self.count += 1;
+        // Ten copies that fare alike are one example.
+        let known = self.examples.iter().any(|example| example.event_id == event_id);
+        if !known && self.examples.len() < EXAMPLES_MAX {
+            let (expected, seen) = (expected.into(), seen.into());
+            self.examples.push(Example { event_id: event_id.to_owned(), expected, seen });
+        }
+    }
+
+    fn law(self, name: &'static str, title: &'static str, note: Option<String>) -> Law {
+        let verdict = if self.count == 0 { Verdict::Held } else { Verdict::Broken };
+        Law { name, title, verdict, breaches: self.count, examples: self.examples, note }
+    }
+}
+
+fn not_judged(name: &'static str, title: &'static str, why: impl Into<String>) -> Law {
+    let (verdict, note) = (Verdict::NotJudged, Some(why.into()));
+    Law { name, title, verdict, breaches: 0, examples: Vec::new(), note }
+}
+
+fn of_nature<'a>(
+    evidence: &'a Evidence<'_>,
+    is: impl Fn(Nature) -> bool + 'a,
+) -> impl Iterator<Item = &'a Heard> {
+    let events = &evidence.plan.events;
+    evidence.heard.iter().filter(move |heard| is(events[heard.event].nature))
+}
+
+fn is_good(status: u16) -> bool {
+    (200..300).contains(&status)
+}
+
+fn seen(answer: &Result<Answer, NoAnswer>) -> String {
+    match answer {
+        Ok(Answer { status, decision: Some(decision), .. }) => format!("{status} {decision}"),
+        Ok(Answer { status, decision: None, .. }) => status.to_string(),
+        Err(NoAnswer::CannotConnect(why) | NoAnswer::Lost(why)) => format!("no answer: {why}"),
+    }
+}
+
+fn must_be_good(plan: &Plan, heard: &Heard, breaches: &mut Breaches) {
+    match &heard.answer {
+        Ok(answer) if is_good(answer.status) => {}
+        Ok(_) | Err(_) => {
+            breaches.add(&plan.events[heard.event].event_id, "2xx", seen(&heard.answer));
+        }
+    }
+}
+
+fn answered(evidence: &Evidence<'_>) -> Law {
+    let mut breaches = Breaches::default();
+    for heard in of_nature(evidence, |nature| nature == Nature::Genuine) {
+        must_be_good(evidence.plan, heard, &mut breaches);
+    }
+    let turned_away =
+        |heard: &Heard| heard.answer.as_ref().is_ok_and(|said| matches!(said.status, 401 | 403));
+    let all = of_nature(evidence, |nature| nature == Nature::Genuine).all(turned_away);
+    let note = all.then(|| "nothing verified: is --secret the one of this endpoint?".to_owned());
+    breaches.law("answered", "every genuine copy is answered 2xx", note)
+}
+
+/// Only what says a decision speaks of outcomes: an `id` alone may be that of the request.
+fn one_outcome(evidence: &Evidence<'_>) -> Law {
+    let (name, title) = ("one_outcome", "all copies of an event get one outcome");
+    let mut outcomes: BTreeMap<usize, (BTreeSet<&str>, u64)> = BTreeMap::new();
+    for heard in of_nature(evidence, |nature| nature == Nature::Genuine) {
+        let Ok(Answer { decision: Some(decision), id, status, .. }) = &heard.answer else {
+            continue;
+        };
+        if is_good(*status) {
+            let (ids, firsts) = outcomes.entry(heard.event).or_default();
+            ids.extend(id.as_deref());
+            *firsts += u64::from(decision == "accepted");
+        }
+    }
+    if outcomes.is_empty() {
+        return not_judged(name, title, "the answers say no outcome");
+    }
+    let mut breaches = Breaches::default();
+    for (place, (ids, firsts)) in outcomes {
+        let event_id = &evidence.plan.events[place].event_id;
+        if ids.len() > 1 {
+            let ids: Vec<&str> = ids.into_iter().collect();
+            breaches.add(event_id, "one id", ids.join(", "));
+        } else if firsts > 1 {
+            breaches.add(event_id, "accepted once", format!("accepted {firsts} times"));
+        }
+    }
+    breaches.law(name, title, None)
+}
+
+fn stale_refused(evidence: &Evidence<'_>) -> Law {
+    let (name, title) = ("stale_refused", "what is signed outside the window is refused");
+    if let Some(why) = &evidence.plan.stale_unjudged {
+        return not_judged(name, title, why);
+    }
+    let mut breaches = Breaches::default();
+    for heard in of_nature(evidence, |nature| nature == Nature::Stale) {
+        let refused = heard.answer.as_ref().is_ok_and(|answer| {
+            let kept_for_a_person =
+                is_good(answer.status) && answer.decision.as_deref() == Some("review");
+            (400..500).contains(&answer.status) || kept_for_a_person
+        });
+        if !refused {
+            let event_id = &evidence.plan.events[heard.event].event_id;
+            breaches.add(event_id, "4xx, or kept for review", seen(&heard.answer));
+        }
+    }
+    breaches.law(name, title, None)
+}
+
+fn forged_refused(evidence: &Evidence<'_>) -> Law {
+    let (name, title) = ("forged_refused", "what is forged is refused");
+    let mut breaches = Breaches::default();
+    let mut any = false;
+    for heard in of_nature(evidence, Nature::is_forged) {
+        any = true;
+        if !heard.answer.as_ref().is_ok_and(|answer| (400..500).contains(&answer.status)) {
+            let event = &evidence.plan.events[heard.event];
+            let expected = format!("4xx ({})", event.nature.name());
+            breaches.add(&event.event_id, expected, seen(&heard.answer));
+        }
+    }
+    let note = evidence.plan.forged_unjudged.clone();
+    match (any, note) {
+        (false, Some(why)) => not_judged(name, title, why),
+        (_, note) => breaches.law(name, title, note),
+    }
+}
+
+fn one_effect(evidence: &Evidence<'_>) -> Law {
+    let (name, title) = ("one_effect", "exactly one effect for each event, and no other");
+    let (before, after, last) = match &evidence.effects {
+        Effects::NoProbe => {
+            return not_judged(
+                name,
+                title,
+                "effects were not judged: there is no probe (--effects-…)",
+            );
+        }
+        Effects::Lost(why) => return not_judged(name, title, why),
+        Effects::Read { before, after, last } => (before, after, last),
+    };
+    let mut breaches = Breaches::default();
+    let mut note = None;
+    match (before, after, last) {
+        (before, Reading::Count(after), Reading::Count(_)) => {
+            let expected = evidence.plan.genuine().count() as u64;
+            let grown = i128::from(*after) - i128::from(before.total());
+            if grown != i128::from(expected) {
+                breaches.add("-", format!("{expected} effects"), grown.to_string());
+                breaches.count = grown.abs_diff(i128::from(expected)).try_into().unwrap_or(1);
+                note = Some("a probe that lists event ids names the wrong ones".to_owned());
+            }
+        }
+        (before, Reading::Each(after), Reading::Each(last)) => {
+            let nothing = BTreeMap::new();
+            let before = if let Reading::Each(before) = before { before } else { &nothing };
+            each_once(evidence, before, after, last, &mut breaches);
+        }
+        (_, Reading::Each(_), Reading::Count(_)) | (_, Reading::Count(_), Reading::Each(_)) => {
+            unreachable!("readings are made comparable in Effects::read")
+        }
+    }
+    if breaches.count > 0 && were_known(evidence) {
+        note = Some(
+            "this seed was here before and its events are known: take another one, or begin with \
+             nothing"
+                .to_owned(),
+        );
+    }
+    breaches.law(name, title, note)
+}
+
+/// Of the events that were replayed the reading before that counts: a later effect is the replay's.
+fn each_once(
+    evidence: &Evidence<'_>,
+    before: &BTreeMap<String, u64>,
+    after: &BTreeMap<String, u64>,
+    last: &BTreeMap<String, u64>,
+    breaches: &mut Breaches,
+) {
+    let plan = evidence.plan;
+    let replayed: BTreeSet<usize> = evidence.replayed.iter().map(|heard| heard.event).collect();
+    let count = |reading: &BTreeMap<String, u64>, id: &str| reading.get(id).copied().unwrap_or(0);
+    let mut known = BTreeSet::new();
+    for (place, event) in plan.events.iter().enumerate() {
+        let id = event.event_id.as_str();
+        known.insert(id);
+        let effects = count(if replayed.contains(&place) { after } else { last }, id);
+        match event.nature {
+            Nature::Genuine if effects == 1 => {}
+            Nature::Genuine => breaches.add(id, "1 effect", effects.to_string()),
+            Nature::Stale | Nature::WrongSecret | Nature::ChangedBody | Nature::Unsigned => {
+                if effects > 0 {
+                    let expected = format!("no effect ({})", event.nature.name());
+                    breaches.add(id, expected, effects.to_string());
+                }
+            }
+        }
+    }
+    for (id, effects) in last {
+        let grown = effects.saturating_sub(count(before, id));
+        if grown > 0 && !known.contains(id.as_str()) {
+            breaches.add(id, "no effect (no event of this storm)", grown.to_string());
+        }
+    }
+}
+
+/// Whether the endpoint said of every single event that it had come before.
+fn were_known(evidence: &Evidence<'_>) -> bool {
+    let mut decisions = of_nature(evidence, |nature| nature == Nature::Genuine)
+        .filter_map(|heard| heard.answer.as_ref().ok()?.decision.as_deref())
+        .peekable();
+    decisions.peek().is_some() && decisions.all(|decision| decision == "duplicate")
+}
+
+fn replayed(evidence: &Evidence<'_>) -> Law {
+    let (name, title) = ("replay", "a copy that comes later is answered 2xx and adds nothing");
+    let mut breaches = Breaches::default();
+    for heard in evidence.replayed {
+        must_be_good(evidence.plan, heard, &mut breaches);
+        if let Ok(Answer { decision: Some(decision), status, .. }) = &heard.answer
+            && is_good(*status)
+            && decision == "accepted"
+        {
+            let event_id = &evidence.plan.events[heard.event].event_id;
+            breaches.add(event_id, "a duplicate", seen(&heard.answer));
+        }
+    }
+    let mut note = None;
+    match &evidence.effects {
+        Effects::NoProbe | Effects::Lost(_) => {
+            note = Some("only the answers were judged".to_owned());
+        }
+        Effects::Read { after: Reading::Each(after), last: Reading::Each(last), .. } => {
+            let replayed: BTreeSet<usize> =
+                evidence.replayed.iter().map(|heard| heard.event).collect();
+            for place in replayed {
+                let id = &evidence.plan.events[place].event_id;
+                let count = |reading: &BTreeMap<String, u64>| reading.get(id).copied().unwrap_or(0);
+                let (was, is) = (count(after), count(last));
+                // What was still missing before may have come by itself.
+                if is > was.max(1) {
+                    breaches.add(id, format!("still {} effect", was.max(1)), is.to_string());
+                }
+            }
+        }
+        Effects::Read { before, after, last } => {
+            let expected = before.total() + evidence.plan.genuine().count() as u64;
+            let most = after.total().max(expected);
+            if last.total() > most {
+                let more = last.total() - most;
+                breaches.add("-", "no further effect", format!("{more} more"));
+            }
+        }
+    }
+    breaches.law(name, title, note)
+}

@@ -1,0 +1,217 @@
+//! `hapax storm`: the exactly-once torture test, against any endpoint in any language. It sends signed
+//! events many times over and at once, hostile ones among them, and judges law by law. [`plan`] says
+//! what is sent, [`fire`] sends it, [`probe`] reads the effects, [`judge`] holds the laws, [`report`]
+//! tells.
+
+mod dice;
+mod fire;
+mod judge;
+mod plan;
+mod probe;
+mod report;
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hapax_core::Timestamp;
+
+use self::dice::Dice;
+use self::fire::{Fire, Heard};
+use self::judge::{Effects, Evidence, Law, Verdict};
+use self::plan::{Group, Plan};
+use self::probe::{Probe, Reading};
+use self::report::Figures;
+use super::captured::Identity;
+use super::out::{self, Exit, Failure};
+use super::remote;
+use super::sender::{self, Sender};
+use crate::config::units;
+
+/// Events that are sent once more when all is done, at most.
+const REPLAYED_MAX: usize = 10;
+
+/// The most requests of one storm: every answer is kept until it is judged.
+const REQUESTS_MAX: u64 = 5_000_000;
+
+/// A seed that nobody chose is short enough to be typed again.
+const SEED_MADE_UP: u64 = 0xffff_ffff;
+
+/// `hapax storm`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Storm {
+    #[command(flatten)]
+    flags: Flags,
+    #[command(flatten)]
+    identity: Identity,
+}
+
+/// What is asked for, secrets aside.
+#[derive(Debug, clap::Args)]
+struct Flags {
+    /// The endpoint under test: http://127.0.0.1:3000/webhooks/stripe
+    #[arg(long, value_name = "URL")]
+    to: String,
+    /// Whose events: `hapax providers` lists them
+    #[arg(long, value_name = "NAME")]
+    provider: String,
+    /// The event type, such as payout.paid [default: one that this sender has]
+    #[arg(long = "type", value_name = "TYPE")]
+    event_type: Option<String>,
+    /// How many distinct events
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    events: u64,
+    /// How often each of them is sent, all copies at once
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    copies: u64,
+    /// How many requests at once
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    concurrency: u64,
+    /// Also send events that are signed outside the replay window: they must be refused
+    #[arg(long)]
+    stale: bool,
+    /// Also send forged events: wrong secret, changed body, no signature; they must be refused
+    #[arg(long)]
+    forged: bool,
+    /// Send everything in one random order instead of event by event
+    #[arg(long)]
+    shuffle: bool,
+    /// Makes ids and order: the same seed, the same storm [default: a new one]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// How long effects may take to come after the last answer
+    #[arg(long, value_name = "DURATION", default_value = "10s")]
+    settle: String,
+    /// A shell command that prints the effects: one number, or a line for each with its event id first
+    #[arg(long, value_name = "CMD", conflicts_with_all = ["effects_url", "effects_sql", "effects_db"])]
+    effects_cmd: Option<String>,
+    /// A URL that tells the effects: a number, a JSON array of ids or of objects with event_id, or lines
+    #[arg(long, value_name = "URL", conflicts_with_all = ["effects_sql", "effects_db"])]
+    effects_url: Option<String>,
+    /// A query for the effects: one number, or a row for each with its event id first
+    #[arg(long, value_name = "QUERY", requires = "effects_db")]
+    effects_sql: Option<String>,
+    /// Where that query is asked: sqlite:PATH or postgres://…
+    #[arg(long, value_name = "URL", requires = "effects_sql")]
+    effects_db: Option<String>,
+    /// Also write the verdict to this file, as JUnit XML
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// One JSON object for each law, then a summary
+    #[arg(long)]
+    json: bool,
+}
+
+impl Storm {
+    pub(super) fn run(self) -> Result<Exit, Failure> {
+        let sender = Sender::new(&self.flags.provider, &self.identity, &self.flags.to)?;
+        if self.flags.events.saturating_mul(self.flags.copies) > REQUESTS_MAX {
+            let problem = format!("that is more than {REQUESTS_MAX} requests");
+            return Err(Failure::usage(problem, "fewer --events or --copies"));
+        }
+        let settle = units::duration(&self.flags.settle)?;
+        let probe = Probe::new(&self.flags)?;
+        let seed =
+            self.flags.seed.unwrap_or_else(|| uuid::Uuid::now_v7().as_u64_pair().1 & SEED_MADE_UP);
+        let plan = Plan::new(&sender, &self.flags, seed, Timestamp::now())?;
+        // A place that cannot be written is found out before the storm and not after it.
+        let junit = self.flags.junit.as_ref().map(open).transpose()?;
+        let run = Run { flags: &self.flags, sender: Arc::new(sender), plan, probe, seed, settle };
+        let (verdict, xml) = match remote::run(run.weather()) {
+            Ok((verdict, laws, took)) => (Ok(verdict), report::junit(&laws, took)),
+            Err(failure) => {
+                let xml = report::junit_of_failure(failure.message());
+                (Err(failure), xml)
+            }
+        };
+        if let Some(mut file) = junit {
+            file.write_all(xml.as_bytes())?;
+        }
+        verdict
+    }
+}
+
+fn open(path: &PathBuf) -> Result<File, Failure> {
+    File::create(path)
+        .map_err(|error| Failure::unreachable(format!("cannot write {}: {error}", path.display())))
+}
+
+/// One storm, ready to break.
+struct Run<'a> {
+    flags: &'a Flags,
+    sender: Arc<Sender>,
+    plan: Plan,
+    probe: Option<Probe>,
+    seed: u64,
+    settle: Duration,
+}
+
+impl Run<'_> {
+    async fn weather(self) -> Result<(Exit, Vec<Law>, Duration), Failure> {
+        let Self { flags, seed, plan, .. } = &self;
+        out::words(&format!(
+            "seed {seed}: the same command with --seed {seed} sends the same events in the same order"
+        ));
+        let ids: BTreeSet<&str> = plan.events.iter().map(|event| event.event_id.as_str()).collect();
+        let before = match &self.probe {
+            Some(probe) => Some(probe.read(&ids).await?),
+            None => None,
+        };
+        let fire = Fire::new(Arc::clone(&self.sender), flags.concurrency);
+        let started = Instant::now();
+        let bar = sender::bar(plan.requests());
+        let heard = fire.send(plan, &plan.groups, &bar).await;
+        bar.finish_and_clear();
+        let heard = fire::reached(heard?)?;
+        let took = started.elapsed();
+        let after = self.settled(&ids, before.as_ref()).await;
+        let replayed = self.replay(&fire).await?;
+        let effects = match (before, after) {
+            (None, _) | (_, None) => Effects::NoProbe,
+            (Some(_), Some(Err(failure))) => Effects::Lost(failure.message().to_owned()),
+            (Some(before), Some(Ok(after))) => match self.settled(&ids, Some(&before)).await {
+                Some(Ok(last)) => Effects::read(before, after, last),
+                Some(Err(failure)) => Effects::Lost(failure.message().to_owned()),
+                None => Effects::NoProbe,
+            },
+        };
+        let evidence = Evidence { plan, heard: &heard, replayed: &replayed, effects };
+        let laws = judge::judge(&evidence, flags.stale, flags.forged);
+        let figures = Figures::new(*seed, &evidence, took);
+        match flags.json {
+            true => report::print_json(&laws, &figures)?,
+            false => report::print_table(&laws, &figures)?,
+        }
+        let exit = match (report::overall(&laws), &evidence.effects) {
+            (Verdict::Broken, _) => Exit::Negative,
+            (Verdict::Held | Verdict::NotJudged, Effects::Lost(_)) => Exit::Unreachable,
+            (Verdict::Held | Verdict::NotJudged, Effects::NoProbe | Effects::Read { .. }) => {
+                Exit::Done
+            }
+        };
+        Ok((exit, laws, took))
+    }
+
+    async fn settled(
+        &self,
+        ids: &BTreeSet<&str>,
+        before: Option<&Reading>,
+    ) -> Option<Result<Reading, Failure>> {
+        let (probe, before) = (self.probe.as_ref()?, before?);
+        let is_missing = |now: &Reading| judge::is_missing(&self.plan, before, now);
+        Some(probe.settled(ids, self.settle, is_missing).await)
+    }
+
+    /// One more copy of a few events, signed afresh, as of a sender that never heard the first answer.
+    async fn replay(&self, fire: &Fire) -> Result<Vec<Heard>, Failure> {
+        let mut events: Vec<usize> = self.plan.genuine().collect();
+        Dice::new(!self.seed).shuffle(&mut events);
+        events.truncate(REPLAYED_MAX);
+        let groups: Vec<Group> =
+            events.into_iter().map(|event| Group { event, copies: 1 }).collect();
+        fire.send(&self.plan, &groups, &indicatif::ProgressBar::hidden()).await
+    }
+}

@@ -1,0 +1,301 @@
+//! What a storm sends: its events, made from the seed, the hostile ones beside them, and the order of
+//! all requests. Nothing here sends anything; equal arguments make equal plans.
+
+use hapax_core::sample::SampleId;
+use hapax_core::{Arrival, Source, Timeliness, Timestamp, Verified};
+
+use super::super::out::Failure;
+use super::super::sender::{self, Sender};
+use super::Flags;
+use super::dice::Dice;
+
+/// How far outside the window a stale request is signed: no clock is that wrong by accident.
+const STALE_BEYOND_SECONDS: i64 = 3_600;
+
+/// Late events of a run, at most: they prove a rule, and more of them prove no more.
+const STALE_MAX: u64 = 100;
+
+/// Forged requests of each kind, at most.
+const FORGED_MAX: u64 = 25;
+
+/// Everything that will be sent.
+pub(super) struct Plan {
+    pub(super) events: Vec<Event>,
+    /// In the order in which they start; those of one group start together.
+    pub(super) groups: Vec<Group>,
+    /// What of the flags cannot be judged with this sender, and why.
+    pub(super) stale_unjudged: Option<String>,
+    pub(super) forged_unjudged: Option<String>,
+    impostor: Option<Source>,
+    stale_by_seconds: i64,
+}
+
+/// One event, genuine or not.
+pub(super) struct Event {
+    pub(super) event_id: String,
+    pub(super) nature: Nature,
+    unsigned: Arrival,
+}
+
+/// What a request claims, and whether it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Nature {
+    Genuine,
+    /// Authentic, but signed long before the window.
+    Stale,
+    /// Signed with a secret that the endpoint does not know.
+    WrongSecret,
+    /// The signature is that of the same body but for one byte.
+    ChangedBody,
+    /// There is no signature.
+    Unsigned,
+}
+
+impl Nature {
+    pub(super) const FORGED: [Self; 3] = [Self::WrongSecret, Self::ChangedBody, Self::Unsigned];
+
+    pub(super) fn is_forged(self) -> bool {
+        Self::FORGED.contains(&self)
+    }
+
+    /// In a few words.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Genuine => "genuine",
+            Self::Stale => "signed outside the window",
+            Self::WrongSecret => "signed with a wrong secret",
+            Self::ChangedBody => "one byte of the body changed after signing",
+            Self::Unsigned => "no signature",
+        }
+    }
+}
+
+/// Copies of one event that start together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Group {
+    /// Its place in [`Plan::events`].
+    pub(super) event: usize,
+    pub(super) copies: u64,
+}
+
+impl Plan {
+    pub(super) fn new(
+        sender: &Sender,
+        flags: &Flags,
+        seed: u64,
+        now: Timestamp,
+    ) -> Result<Self, Failure> {
+        let mut dice = Dice::new(seed);
+        let window = i64::try_from(sender.source.tolerance().as_secs()).unwrap_or(i64::MAX);
+        let mut plan = Self {
+            events: Vec::new(),
+            groups: Vec::new(),
+            stale_unjudged: None,
+            forged_unjudged: None,
+            impostor: sender.impostor(&dice.bytes()),
+            stale_by_seconds: window.saturating_add(STALE_BEYOND_SECONDS),
+        };
+        for _ in 0..flags.events {
+            plan.add(sender, flags, Nature::Genuine, &mut dice, now)?;
+        }
+        if flags.stale {
+            plan.add_stale(sender, flags, &mut dice, now)?;
+        }
+        if flags.forged {
+            plan.add_forged(sender, flags, &mut dice, now)?;
+        }
+        plan.arrange(flags, &mut dice);
+        Ok(plan)
+    }
+
+    /// How many requests there are, tries again aside.
+    pub(super) fn requests(&self) -> u64 {
+        self.groups.iter().map(|group| group.copies).sum()
+    }
+
+    /// The places of the genuine events.
+    pub(super) fn genuine(&self) -> impl Iterator<Item = usize> {
+        let genuine = |place: &usize| self.events[*place].nature == Nature::Genuine;
+        (0..self.events.len()).filter(genuine)
+    }
+
+    /// The request of an event as it would be sent at `now`.
+    pub(super) fn request(
+        &self,
+        sender: &Sender,
+        event: &Event,
+        now: Timestamp,
+    ) -> Result<Arrival, Failure> {
+        let unsigned = &event.unsigned;
+        match event.nature {
+            Nature::Genuine => sender::sign_as(&sender.source, unsigned, now),
+            Nature::Stale => sender::sign_as(&sender.source, unsigned, self.long_before(now)),
+            Nature::WrongSecret => match &self.impostor {
+                Some(impostor) => sender::sign_as(impostor, unsigned, now),
+                None => Ok(unsigned.clone()),
+            },
+            Nature::ChangedBody => {
+                let mut request = sender::sign_as(&sender.source, unsigned, now)?;
+                request.body = one_byte_changed(&request.body, &event.event_id);
+                Ok(request)
+            }
+            Nature::Unsigned => Ok(unsigned.clone()),
+        }
+    }
+
+    fn add_stale(
+        &mut self,
+        sender: &Sender,
+        flags: &Flags,
+        dice: &mut Dice,
+        now: Timestamp,
+    ) -> Result<(), Failure> {
+        if !sender.source.signs_time() {
+            let title = sender.preset.title;
+            self.stale_unjudged = Some(format!("{title} signs no time, so nothing is ever late"));
+            return Ok(());
+        }
+        for _ in 0..flags.events.min(STALE_MAX) {
+            self.add(sender, flags, Nature::Stale, dice, now)?;
+        }
+        Ok(())
+    }
+
+    fn add_forged(
+        &mut self,
+        sender: &Sender,
+        flags: &Flags,
+        dice: &mut Dice,
+        now: Timestamp,
+    ) -> Result<(), Failure> {
+        for nature in Nature::FORGED {
+            for _ in 0..flags.events.min(FORGED_MAX) {
+                self.add(sender, flags, nature, dice, now)?;
+                // A sender that signs no body cannot be caught with another one.
+                if self.is_what_it_claims(sender, now)? {
+                    continue;
+                }
+                self.events.pop();
+                let title = sender.preset.title;
+                self.forged_unjudged =
+                    Some(format!("with {title} not forged by: {}", nature.name()));
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        sender: &Sender,
+        flags: &Flags,
+        nature: Nature,
+        dice: &mut Dice,
+        now: Timestamp,
+    ) -> Result<(), Failure> {
+        // The same seed later today makes the same events to the byte: copies, not conflicts.
+        let today =
+            Timestamp::from_second(now.as_second().div_euclid(86_400) * 86_400).unwrap_or(now);
+        let token = format!("storm{:016x}", dice.roll());
+        let id = SampleId::made_up(token, today);
+        let unsigned = sender.sample(flags.event_type.as_deref(), &id)?;
+        let event_id = sender.sign(&unsigned, now)?.event_id;
+        if event_id.is_empty() {
+            return Err(Failure::usage(
+                format!("no event id can be read out of events of {}", sender.preset.title),
+                "see `hapax providers NAME`",
+            ));
+        }
+        self.events.push(Event { event_id, nature, unsigned });
+        if nature == Nature::Stale && !self.is_what_it_claims(sender, now)? {
+            return Err(Failure::usage(
+                format!("events of {} cannot be signed as of earlier", sender.preset.title),
+                "leave out --stale",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether our own `verify` sees in the last event what it is meant to be.
+    fn is_what_it_claims(&self, sender: &Sender, now: Timestamp) -> Result<bool, Failure> {
+        let Some(event) = self.events.last() else { return Ok(false) };
+        let request = self.request(sender, event, now)?;
+        let verified = hapax_core::verify(&sender.source, &request, now);
+        Ok(match (event.nature, verified) {
+            (Nature::Genuine, verified) => verified.is_ok(),
+            (Nature::Stale, Ok(Verified::Events { receipts, .. })) => receipts
+                .iter()
+                .all(|receipt| matches!(receipt.timeliness(), Timeliness::Late { .. })),
+            (Nature::Stale, Ok(Verified::Reply(_)) | Err(_)) => false,
+            (Nature::WrongSecret | Nature::ChangedBody | Nature::Unsigned, verified) => {
+                verified.is_err()
+            }
+        })
+    }
+
+    /// Event by event, the hostile ones last; or all of it in one order that the dice make.
+    fn arrange(&mut self, flags: &Flags, dice: &mut Dice) {
+        for (place, event) in self.events.iter().enumerate() {
+            let copies = match event.nature {
+                Nature::Genuine => flags.copies,
+                Nature::Stale | Nature::WrongSecret | Nature::ChangedBody | Nature::Unsigned => 1,
+            };
+            if flags.shuffle {
+                self.groups.extend((0..copies).map(|_| Group { event: place, copies: 1 }));
+                continue;
+            }
+            let mut left = copies;
+            while left > 0 {
+                let together = left.min(flags.concurrency);
+                self.groups.push(Group { event: place, copies: together });
+                left -= together;
+            }
+        }
+        if flags.shuffle {
+            dice.shuffle(&mut self.groups);
+        }
+    }
+
+    fn long_before(&self, now: Timestamp) -> Timestamp {
+        Timestamp::from_second(now.as_second().saturating_sub(self.stale_by_seconds))
+            .unwrap_or(Timestamp::UNIX_EPOCH)
+    }
+}
+
+/// Another digit where there is one outside the id, so that the body stays well-formed and a receiver
+/// that does not look at the signature would take it; else another last letter.
+fn one_byte_changed(body: &[u8], event_id: &str) -> bytes::Bytes {
+    let mut changed = body.to_vec();
+    let id = event_id.as_bytes();
+    let in_id = |place: usize| {
+        !id.is_empty()
+            && (place.saturating_sub(id.len() - 1)..=place)
+                .any(|start| body[start..].starts_with(id))
+    };
+    let digit = (0..body.len()).rev().find(|place| body[*place].is_ascii_digit() && !in_id(*place));
+    let letter = || (0..body.len()).rev().find(|place| body[*place].is_ascii_alphabetic());
+    match digit.or_else(letter) {
+        Some(place) => changed[place] ^= 1,
+        None => changed.push(b' '),
+    }
+    changed.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(body: &str, event_id: &str, expected: &str) {
+        let changed = one_byte_changed(body.as_bytes(), event_id);
+        assert_eq!(std::str::from_utf8(&changed).unwrap(), expected);
+    }
+
+    #[test]
+    fn one_byte_is_changed_and_it_is_not_one_of_the_id() {
+        // A receiver that is fooled must be caught by the id that it was fooled with.
+        check(r#"{"n":10,"id":"e12"}"#, "e12", r#"{"n":11,"id":"e12"}"#);
+        check(r#"{"id":"e12","n":9}"#, "e12", r#"{"id":"e12","n":8}"#);
+        check(r#"{"id":"e12"}"#, "e12", r#"{"id":"d12"}"#);
+        check("", "e", " ");
+    }
+}

@@ -1,0 +1,284 @@
+//! The effects of an endpoint, as somebody else tells them: a command, a URL or a query. A probe only
+//! reads; what its reading means is judged in [`super::judge`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_store::PgStore;
+use http_body_util::{BodyExt as _, Full, Limited};
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, OpenFlags};
+use serde_json::Value;
+use tokio::io::AsyncReadExt as _;
+use tokio::time::Instant;
+
+use super::super::out::{self, Failure};
+use super::super::sender;
+use super::Flags;
+use crate::config::ServiceUrl;
+
+/// How long one reading may take.
+const READ_WITHIN: Duration = Duration::from_secs(30);
+
+/// The most of a reading that is taken: a million effects with long ids.
+const READ_BYTES_MAX: usize = 64 << 20;
+
+/// Between two readings.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// How long nothing may change before effects count as settled.
+const STEADY: Duration = Duration::from_secs(1);
+
+/// Where effects can be seen.
+pub(super) enum Probe {
+    Command(String),
+    Url(http::Uri),
+    Sqlite { path: PathBuf, sql: String },
+    Postgres { url: ServiceUrl, sql: String },
+}
+
+/// What a probe read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// How many effects there are.
+    Count(u64),
+    /// How many there are of each event.
+    Each(BTreeMap<String, u64>),
+}
+
+impl Reading {
+    pub(super) fn total(&self) -> u64 {
+        match self {
+            Self::Count(count) => *count,
+            Self::Each(effects) => effects.values().sum(),
+        }
+    }
+
+    /// The first word of each line; a number alone is a count, unless it is one of the `ids`.
+    fn of_lines<'a>(lines: impl Iterator<Item = &'a str>, ids: &BTreeSet<&str>) -> Self {
+        let mut effects = BTreeMap::new();
+        for line in lines {
+            if let Some(id) = line.split_whitespace().next() {
+                *effects.entry(id.to_owned()).or_default() += 1;
+            }
+        }
+        let alone = match effects.iter().next() {
+            Some((only, 1)) if effects.len() == 1 && !ids.contains(only.as_str()) => {
+                only.parse().ok()
+            }
+            Some(_) | None => None,
+        };
+        alone.map_or(Self::Each(effects), Self::Count)
+    }
+
+    /// The ids of a list, or of the objects in it.
+    fn of_json(json: &Value) -> Option<Self> {
+        let id = |item: &Value| -> Option<String> {
+            let id = item.get("event_id").unwrap_or(item);
+            match id {
+                Value::String(text) => Some(text.clone()),
+                Value::Number(number) => Some(number.to_string()),
+                Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
+            }
+        };
+        match json {
+            Value::Array(items) => {
+                let mut effects = BTreeMap::new();
+                for item in items {
+                    *effects.entry(id(item)?).or_default() += 1;
+                }
+                Some(Self::Each(effects))
+            }
+            Value::Null
+            | Value::Bool(_)
+            | Value::Number(_)
+            | Value::String(_)
+            | Value::Object(_) => None,
+        }
+    }
+}
+
+impl Probe {
+    /// The probe that the flags ask for, if any; clap has seen to it that there is at most one.
+    pub(super) fn new(flags: &Flags) -> Result<Option<Self>, Failure> {
+        if let Some(command) = &flags.effects_cmd {
+            return Ok(Some(Self::Command(command.clone())));
+        }
+        if let Some(url) = &flags.effects_url {
+            return Ok(Some(Self::Url(sender::target("--effects-url", url)?)));
+        }
+        let (Some(sql), Some(database)) = (&flags.effects_sql, &flags.effects_db) else {
+            return Ok(None);
+        };
+        let sql = sql.clone();
+        if let Some(path) = database.strip_prefix("sqlite:") {
+            let path = path.strip_prefix("//").unwrap_or(path).into();
+            return Ok(Some(Self::Sqlite { path, sql }));
+        }
+        let url = ServiceUrl::postgres(database).map_err(|complaint| {
+            Failure::usage(
+                format!("--effects-db {}", complaint.problem),
+                "sqlite:PATH, or postgres://USER:PASSWORD@HOST:5432/DATABASE",
+            )
+        })?;
+        Ok(Some(Self::Postgres { url, sql }))
+    }
+
+    /// The effects as they are now. `ids` are those of the events that are sent.
+    pub(super) async fn read(&self, ids: &BTreeSet<&str>) -> Result<Reading, Failure> {
+        let reading = async {
+            match self {
+                Self::Command(command) => run(command).await.map(|text| lines(&text, ids)),
+                Self::Url(url) => get(url).await.and_then(|text| told(&text, ids)),
+                Self::Sqlite { path, sql } => sqlite(path, sql)
+                    .map(|rows| Reading::of_lines(rows.iter().map(String::as_str), ids))
+                    .map_err(|error| error.to_string()),
+                Self::Postgres { url, sql } => PgStore::first_column(url.expose(), sql)
+                    .await
+                    .map(|rows| Reading::of_lines(rows.iter().flatten().map(String::as_str), ids))
+                    .map_err(|error| error.to_string()),
+            }
+        };
+        let read = match tokio::time::timeout(READ_WITHIN, reading).await {
+            Ok(read) => read,
+            Err(_) => Err(format!("nothing within {} s", READ_WITHIN.as_secs())),
+        };
+        read.map_err(|why| {
+            Failure::unreachable(format!("cannot read effects: {}", out::shown(&why)))
+        })
+    }
+
+    /// Reads until nothing has changed for a moment and nothing is missing any more, or `settle` is
+    /// over.
+    pub(super) async fn settled(
+        &self,
+        ids: &BTreeSet<&str>,
+        settle: Duration,
+        is_missing: impl Fn(&Reading) -> bool,
+    ) -> Result<Reading, Failure> {
+        let deadline = Instant::now() + settle;
+        let mut last = self.read(ids).await?;
+        let mut since = Instant::now();
+        loop {
+            let steady = since.elapsed() >= STEADY && !is_missing(&last);
+            if steady || Instant::now() >= deadline {
+                return Ok(last);
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+            let now = self.read(ids).await?;
+            if now != last {
+                last = now;
+                since = Instant::now();
+            }
+        }
+    }
+}
+
+fn lines(text: &str, ids: &BTreeSet<&str>) -> Reading {
+    Reading::of_lines(text.lines(), ids)
+}
+
+/// JSON or plain lines; a number reads alike as both.
+fn told(text: &str, ids: &BTreeSet<&str>) -> Result<Reading, String> {
+    match serde_json::from_str::<Value>(text) {
+        Err(_) | Ok(Value::Number(_)) => Ok(lines(text, ids)),
+        Ok(json) => Reading::of_json(&json).ok_or_else(|| {
+            "the URL tells neither a number nor a list of ids, or of objects with event_id".into()
+        }),
+    }
+}
+
+async fn run(command: &str) -> Result<String, String> {
+    let mut child = tokio::process::Command::new("sh")
+        .args(["-c", command])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|error| format!("sh: {error}"))?;
+    let mut told = Vec::new();
+    if let Some(stdout) = child.stdout.take() {
+        let most = READ_BYTES_MAX as u64 + 1;
+        stdout.take(most).read_to_end(&mut told).await.map_err(|error| error.to_string())?;
+    }
+    if told.len() > READ_BYTES_MAX {
+        return Err(format!("the command told more than {} MiB", READ_BYTES_MAX >> 20));
+    }
+    let status = child.wait().await.map_err(|error| error.to_string())?;
+    if !status.success() {
+        return Err(format!("the command ended with {status}"));
+    }
+    Ok(String::from_utf8_lossy(&told).into_owned())
+}
+
+async fn get(url: &http::Uri) -> Result<String, String> {
+    let mut request = http::Request::new(Full::new(Bytes::new()));
+    *request.uri_mut() = url.clone();
+    let response = sender::client().request(request).await;
+    let (parts, body) = response.map_err(|error| sender::chain(&error))?.into_parts();
+    if !parts.status.is_success() {
+        return Err(format!("the URL answers {}", parts.status.as_u16()));
+    }
+    let body = Limited::new(body, READ_BYTES_MAX).collect().await;
+    let body = body.map_err(|error| error.to_string())?.to_bytes();
+    Ok(String::from_utf8_lossy(&body).into_owned())
+}
+
+/// The first column of each row, as text; the file is neither made nor written.
+fn sqlite(path: &std::path::Path, sql: &str) -> rusqlite::Result<Vec<String>> {
+    let database = Connection::open_with_flags(
+        path,
+        OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX,
+    )?;
+    database.busy_timeout(READ_WITHIN)?;
+    let mut statement = database.prepare(sql)?;
+    let mut rows = statement.query([])?;
+    let mut column = Vec::new();
+    while let Some(row) = rows.next()? {
+        match row.get_ref(0)? {
+            ValueRef::Null => {}
+            ValueRef::Integer(number) => column.push(number.to_string()),
+            ValueRef::Real(number) => column.push(number.to_string()),
+            ValueRef::Text(text) | ValueRef::Blob(text) => {
+                column.push(String::from_utf8_lossy(text).into_owned());
+            }
+        }
+    }
+    Ok(column)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn each(effects: &[(&str, u64)]) -> Reading {
+        Reading::Each(effects.iter().map(|(id, count)| ((*id).to_owned(), *count)).collect())
+    }
+
+    #[test]
+    fn a_number_alone_is_a_count_and_everything_else_is_a_list() {
+        // Ids of some senders are numbers, and a ledger may hold just one.
+        let ids = BTreeSet::from(["77"]);
+        let read = |text: &str| lines(text, &ids);
+        assert_eq!(read("12\n"), Reading::Count(12));
+        assert_eq!(read("77\n"), each(&[("77", 1)]));
+        assert_eq!(read("12\n12\n"), each(&[("12", 2)]));
+        assert_eq!(read("a 5\nb\n\na 9\n"), each(&[("a", 2), ("b", 1)]));
+        assert_eq!(read("\n"), each(&[]));
+    }
+
+    #[test]
+    fn json_is_a_number_or_a_list_of_ids_or_of_objects_that_name_one() {
+        let read = |text: &str| told(text, &BTreeSet::new()).ok();
+        assert_eq!(read("3"), Some(Reading::Count(3)));
+        assert_eq!(read("evt_1 50\nevt_2 50"), Some(each(&[("evt_1", 1), ("evt_2", 1)])));
+        assert_eq!(read(r#"["a","b","a",7]"#), Some(each(&[("a", 2), ("b", 1), ("7", 1)])));
+        assert_eq!(read(r#"[{"event_id":"a","fee":1}]"#), Some(each(&[("a", 1)])));
+        assert_eq!(read(r#"[{"id":"a"}]"#), None);
+        assert_eq!(read(r#"{"error":"no such page"}"#), None);
+    }
+}
