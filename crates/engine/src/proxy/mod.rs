@@ -26,7 +26,7 @@ use http::{HeaderValue, Method, Request, Response, Version};
 use ipnet::IpNet;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tower::{Layer as _, ServiceExt as _};
 use uuid::Uuid;
@@ -44,6 +44,7 @@ use crate::ingress::Now;
 use crate::limits::{BodyLimits, HttpLimits, KEYED_MAX, TEND_EVERY};
 use crate::outbound::Outbound;
 use crate::respond::{REQUEST_ID, RequestId};
+use crate::runtime::{Backstage, to_the_end};
 use crate::unstoppable::Afterwards;
 
 /// What a proxy goes by; all of it can be changed while it runs.
@@ -242,24 +243,15 @@ pub async fn serve_proxy<L: Ledger>(
     limits: HttpLimits,
     stop: CancellationToken,
 ) -> Drained {
-    let drain = limits.drain;
-    let served = CancellationToken::new();
     let answer = {
         let proxy = Arc::clone(&proxy);
         move |request, peer| Arc::clone(&proxy).answer(request, peer)
     };
-    let serving = async {
-        let drained = door::serve(listener, None, answer, limits, stop).await;
-        // Requests with a key whose clients were cut or gone.
-        let finished = timeout(drain, proxy.afterwards.finish()).await;
-        served.cancel();
-        match finished {
-            Ok(()) => drained,
-            Err(_) => Drained::Cut { connections: 0 },
-        }
-    };
-    let (drained, ()) = tokio::join!(serving, proxy.tend(served.clone()));
-    drained
+    let serving = |stop| door::serve(listener, None, answer, limits.clone(), stop);
+    // Requests with a key whose clients were cut or gone.
+    let backstage =
+        Backstage { finish: proxy.afterwards.finish(), tend: |served| proxy.tend(served) };
+    to_the_end(serving, backstage, limits.drain, stop).await
 }
 
 #[cfg(test)]
