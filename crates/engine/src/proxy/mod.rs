@@ -320,7 +320,8 @@ mod tests {
             let begun = poll_fn(|context| Poll::Ready(hung_up.as_mut().poll(context))).await;
             assert!(begun.is_pending());
         }
-        let answer = charge().await;
+        let told = timeout(Duration::from_secs(60), charge()).await;
+        let answer = told.expect("it is told at once");
         assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
         assert!(answer.headers().contains_key("retry-after"));
         assert_eq!(answer.headers()[CONNECTION], "close");
