@@ -174,6 +174,10 @@ pub const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// Node.js closes its side: a request must not run into a connection that is being closed.
 pub const OUTBOUND_IDLE: Duration = Duration::from_secs(2);
 
+/// The same for requests that are passed on with a key, where running into one costs more: nobody then
+/// knows whether the app has seen it. Gunicorn closes its side after 2 s.
+pub const PASSING_IDLE: Duration = Duration::from_secs(1);
+
 /// Outbound connections that wait for their next request, for each host.
 pub const OUTBOUND_IDLE_MAX: usize = 64;
 

@@ -218,7 +218,11 @@ impl Way {
                 self.voice.upstream(call, "nobody knows what became of a request to", &told);
                 Problem::UnknownOutcome.answer(call)
             }
-            Ok(Ok(answer)) => answer,
+            Ok(Ok(mut answer)) => {
+                // Whether it is one is ours to say.
+                answer.headers_mut().remove(IDEMPOTENCY_REPLAYED);
+                answer
+            }
             Ok(Err(error)) => self.failed(error, call),
             Err(_) => self.failed(OutboundError::TimedOut(self.time), call),
         }
@@ -241,6 +245,7 @@ impl Way {
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 const HAPAX_SCOPE: HeaderName = HeaderName::from_static("hapax-scope");
 const HAPAX_FENCE: HeaderName = HeaderName::from_static("hapax-fence");
 const HAPAX_ATTEMPT: HeaderName = HeaderName::from_static("hapax-attempt");
