@@ -244,6 +244,8 @@ pub async fn serve_proxy<L: Ledger>(
 ) -> Drained {
     let drain = limits.drain;
     let served = CancellationToken::new();
+    // Whoever allows for more connections means to use them.
+    proxy.keyed.add_permits(limits.connections_max.saturating_sub(KEYED_MAX));
     let answer = {
         let proxy = Arc::clone(&proxy);
         move |request, peer| Arc::clone(&proxy).answer(request, peer)
