@@ -188,7 +188,7 @@ pub const UPSTREAM_MARGIN_MIN: Duration = Duration::from_millis(100);
 pub const UPSTREAM_MARGIN_MAX: Duration = Duration::from_secs(2);
 
 /// Requests with a key that one proxy runs at once, those included whose clients have hung up: as many
-/// as it has connections by default. A client with a short patience would otherwise pile up bodies,
+/// as it has connections by default, and more where those are. A client with a short patience would otherwise pile up bodies,
 /// tasks and connections for as long as a slow upstream takes.
 pub const KEYED_MAX: usize = 4_096;
 

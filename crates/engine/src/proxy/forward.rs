@@ -15,7 +15,7 @@ use hapax_core::ledger::{IDEMPOTENCY_KEY, Reserved};
 use hapax_core::limits::ANSWER_BODY_BYTES_MAX;
 use hapax_layer::{Body, LeasedUntil};
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, TRANSFER_ENCODING, UPGRADE,
 };
 use http::request::Parts;
 use http::{
@@ -113,6 +113,7 @@ impl Way {
         *onward.uri_mut() = self.upstream.url(&head.uri)?;
         let mut headers = end_to_end(&head.headers);
         headers.remove(EXPECT);
+        join_crumbs(&mut headers);
         let is_ours = |name: &&HeaderName| name.as_str().starts_with("hapax-");
         for name in headers.keys().filter(is_ours).cloned().collect::<Vec<_>>() {
             headers.remove(name);
@@ -281,6 +282,16 @@ fn end_to_end(headers: &HeaderMap) -> HeaderMap {
     kept
 }
 
+/// HTTP/2 sends the crumbs of a cookie header apart, and many an app looks at the first one only.
+fn join_crumbs(headers: &mut HeaderMap) {
+    let crumbs: Vec<_> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if crumbs.len() > 1
+        && let Ok(whole) = HeaderValue::from_bytes(&crumbs.join(&b"; "[..]))
+    {
+        headers.insert(COOKIE, whole);
+    }
+}
+
 /// A tunnel, or a websocket: neither has one answer to one request. Who offers HTTP/2 in passing is
 /// simply not taken up on it.
 fn wants_another_protocol(head: &Parts) -> bool {
@@ -408,6 +419,20 @@ mod tests {
         assert_eq!(answer.extensions().get(), Some(&Settle::Free));
         let came = std::future::poll_fn(|context| Poll::Ready(listener.poll_accept(context))).await;
         assert!(came.is_pending(), "nobody was asked");
+    }
+
+    #[tokio::test]
+    async fn a_cookie_that_came_in_crumbs_is_sent_on_as_one() {
+        // As HTTP/2 may bring it: an app that looks at one header would know half of its client.
+        let mut request = charge(false);
+        for crumb in ["session=1", "theme=dark"] {
+            request.headers_mut().append(COOKIE, HeaderValue::from_static(crumb));
+        }
+        let (head, _) = request.into_parts();
+        let way = way_to(SocketAddr::from(([127, 0, 0, 1], 1)));
+        let onward = way.0.onward(&head, None, &unknown_call(), true).unwrap();
+        let sent: Vec<_> = onward.headers().get_all(COOKIE).iter().collect();
+        assert_eq!(sent, ["session=1; theme=dark"]);
     }
 
     #[tokio::test]

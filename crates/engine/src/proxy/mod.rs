@@ -243,6 +243,8 @@ pub async fn serve_proxy<L: Ledger>(
     limits: HttpLimits,
     stop: CancellationToken,
 ) -> Drained {
+    // Whoever allows for more connections means to use them.
+    proxy.keyed.add_permits(limits.connections_max.saturating_sub(KEYED_MAX));
     let answer = {
         let proxy = Arc::clone(&proxy);
         move |request, peer| Arc::clone(&proxy).answer(request, peer)
@@ -312,7 +314,8 @@ mod tests {
             let begun = poll_fn(|context| Poll::Ready(hung_up.as_mut().poll(context))).await;
             assert!(begun.is_pending());
         }
-        let answer = charge().await;
+        let told = timeout(Duration::from_secs(60), charge()).await;
+        let answer = told.expect("it is told at once");
         assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
         assert!(answer.headers().contains_key("retry-after"));
         assert_eq!(answer.headers()[CONNECTION], "close");
