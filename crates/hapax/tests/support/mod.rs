@@ -9,6 +9,7 @@
 
 pub(crate) mod app;
 pub(crate) mod charges;
+pub(crate) mod endpoint;
 pub(crate) mod ledger;
 pub(crate) mod load;
 pub(crate) mod nodes;

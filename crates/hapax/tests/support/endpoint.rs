@@ -1,0 +1,253 @@
+//! Webhook endpoints as people write them, good ones and bad ones, for the torture test to tell apart.
+//! Each keeps a list of its effects and tells it under `GET /effects`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex};
+
+use hapax_core::secret::{ActiveSecret, Secret};
+use hapax_core::source::SourceSpec;
+use hapax_core::{Arrival, Source, Timeliness, Timestamp, Verified};
+use serde_json::{Value, json};
+
+use super::FOREVER;
+
+/// What is wrong with an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    /// Nothing: the dedupe and the effect are one step.
+    None,
+    /// Looks whether it knows the event, and acts afterwards.
+    ChecksThenActs,
+    /// Acks some events and forgets them.
+    Loses,
+    /// Does not look at signatures.
+    TakesForged,
+    /// Does not look at the time.
+    TakesStale,
+    /// Breaks down now and then.
+    Breaks,
+    /// Asks everybody to come again once; that is none.
+    IsBusyAtFirst,
+    /// Takes the signature for the name of the event.
+    KnowsSignaturesOnly,
+    /// Has an effect a second time, when all is long answered.
+    ActsAgainLater,
+    /// Says another outcome to every copy.
+    SaysAnotherId,
+    /// Answers with 404 whatever comes a second time.
+    ForgetsWhatItKnows,
+}
+
+/// A running endpoint.
+pub(crate) struct Endpoint {
+    pub(crate) address: SocketAddr,
+    state: Arc<State>,
+}
+
+struct State {
+    flaw: Flaw,
+    source: Source,
+    base: String,
+    kept: Mutex<Kept>,
+    looked: Condvar,
+}
+
+#[derive(Default)]
+struct Kept {
+    /// Every event id in the order in which they came; empty for what does not verify.
+    came: Vec<String>,
+    seen: BTreeSet<String>,
+    /// How many have looked for it and not found it.
+    unseen: BTreeMap<String, usize>,
+    effects: Vec<String>,
+    told: usize,
+}
+
+/// One request as it came.
+struct Request {
+    arrival: Arrival,
+    signature: String,
+}
+
+impl Endpoint {
+    /// For Stripe.
+    pub(crate) fn new(flaw: Flaw, secret: &str) -> Self {
+        let secrets = vec![ActiveSecret::forever(Secret::new(secret))];
+        Self::of(flaw, SourceSpec::new("test", "stripe", secrets))
+    }
+
+    pub(crate) fn of(flaw: Flaw, spec: SourceSpec) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let state = Arc::new(State {
+            flaw,
+            source: Source::build(spec).unwrap(),
+            base: format!("http://{address}"),
+            kept: Mutex::default(),
+            looked: Condvar::new(),
+        });
+        let shared = Arc::clone(&state);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let state = Arc::clone(&shared);
+                std::thread::spawn(move || state.serve(stream.unwrap()));
+            }
+        });
+        Self { address, state }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}/hooks", self.address)
+    }
+
+    pub(crate) fn effects_url(&self) -> String {
+        format!("http://{}/effects", self.address)
+    }
+
+    /// The events in the order of their arrival.
+    pub(crate) fn came(&self) -> Vec<String> {
+        self.state.kept.lock().unwrap().came.clone()
+    }
+
+    pub(crate) fn effects(&self) -> Vec<String> {
+        self.state.kept.lock().unwrap().effects.clone()
+    }
+}
+
+/// A page that tells what `what` says at that moment; answers with its URL.
+pub(crate) fn tell(what: impl Fn() -> Value + Send + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/effects", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut reader = BufReader::new(stream.unwrap());
+            let mut line = String::new();
+            while reader.read_line(&mut line).is_ok_and(|read| read > 2) {
+                line.clear();
+            }
+            let body = what().to_string();
+            let length = body.len();
+            let head = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {length}");
+            let _ = write!(reader.get_mut(), "{head}\r\n\r\n{body}");
+        }
+    });
+    url
+}
+
+impl State {
+    fn serve(&self, stream: TcpStream) {
+        let mut writer = stream.try_clone().unwrap();
+        let mut reader = BufReader::new(stream);
+        while let Some(request) = self.read(&mut reader) {
+            let (status, body) = match request.arrival.method == http::Method::GET {
+                true => (200, self.tell()),
+                false => self.answer(&request),
+            };
+            let body = body.to_string();
+            let retry = if status == 503 { "retry-after: 0\r\n" } else { "" };
+            let _ = write!(
+                writer,
+                "HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{retry}\
+                 content-length: {}\r\n\r\n{body}",
+                body.len()
+            );
+        }
+    }
+
+    fn read(&self, reader: &mut BufReader<TcpStream>) -> Option<Request> {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok().filter(|read| *read > 0)?;
+        let mut words = line.split(' ').map(str::to_owned);
+        let (method, path) = (words.next()?, words.next()?);
+        let mut arrival = Arrival {
+            method: method.parse().ok()?,
+            url: format!("{}{path}", self.base),
+            headers: http::HeaderMap::new(),
+            body: bytes::Bytes::new(),
+        };
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line).ok().filter(|read| *read > 0)?;
+            let Some((name, value)) = line.trim_end().split_once(':') else { break };
+            let name: http::HeaderName = name.parse().ok()?;
+            arrival.headers.append(name, value.trim().parse().ok()?);
+        }
+        let header = |name: &str| {
+            let value = arrival.headers.get(name)?.to_str().ok()?;
+            Some(value.to_owned())
+        };
+        let signature = header("stripe-signature").unwrap_or_default();
+        let length = header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).ok()?;
+        arrival.body = body.into();
+        Some(Request { arrival, signature })
+    }
+
+    fn tell(&self) -> Value {
+        let mut kept = self.kept.lock().unwrap();
+        kept.told += 1;
+        if self.flaw == Flaw::ActsAgainLater && kept.told == 5 {
+            let again = kept.effects[0].clone();
+            kept.effects.push(again);
+        }
+        json!(kept.effects)
+    }
+
+    fn answer(&self, request: &Request) -> (u16, Value) {
+        let Some(event_id) = self.event_id(request) else {
+            self.kept.lock().unwrap().came.push(String::new());
+            return (401, json!({ "error": "no" }));
+        };
+        let mut kept = self.kept.lock().unwrap();
+        kept.came.push(event_id.clone());
+        let number = kept.came.len();
+        let key = match self.flaw {
+            Flaw::KnowsSignaturesOnly => request.signature.clone(),
+            _other => event_id.clone(),
+        };
+        match self.flaw {
+            Flaw::Breaks if number % 7 == 0 => return (500, json!({})),
+            Flaw::IsBusyAtFirst if kept.unseen.insert(event_id.clone(), 1).is_none() => {
+                return (503, json!({}));
+            }
+            Flaw::ForgetsWhatItKnows if kept.seen.contains(&key) => return (404, json!({})),
+            Flaw::ChecksThenActs if !kept.seen.contains(&key) => {
+                // The gap between the look and the act, as wide as it takes for another copy to look.
+                *kept.unseen.entry(key.clone()).or_default() += 1;
+                self.looked.notify_all();
+                let alone = |kept: &mut Kept| kept.unseen[&key] < 2;
+                kept = self.looked.wait_timeout_while(kept, FOREVER, alone).unwrap().0;
+                kept.seen.insert(key);
+                kept.effects.push(event_id);
+            }
+            Flaw::Loses if event_id.ends_with(['0', '1', '2', '3', '4', '5', '6', '7']) => {}
+            _other => {
+                if kept.seen.insert(key) {
+                    kept.effects.push(event_id);
+                }
+            }
+        }
+        match self.flaw {
+            Flaw::SaysAnotherId => {
+                (200, json!({ "decision": "duplicate", "id": format!("row {number}") }))
+            }
+            _other => (200, json!({ "received": true })),
+        }
+    }
+
+    /// The id of what is taken for genuine.
+    fn event_id(&self, request: &Request) -> Option<String> {
+        if self.flaw == Flaw::TakesForged {
+            let body: Value = serde_json::from_slice(&request.arrival.body).ok()?;
+            return body["id"].as_str().map(str::to_owned);
+        }
+        let verified = hapax_core::verify(&self.source, &request.arrival, Timestamp::now());
+        let Ok(Verified::Events { receipts, .. }) = verified else { return None };
+        let receipt = receipts.first()?;
+        let late = matches!(receipt.timeliness(), Timeliness::Late { .. });
+        (!late || self.flaw == Flaw::TakesStale).then(|| receipt.key().event_id.to_string())
+    }
+}
