@@ -288,7 +288,9 @@ pub trait Ledger: Send + Sync + 'static {
         answer: &Answer,
     ) -> impl Future<Output = Result<Held, StoreError>> + Send;
 
-    /// Nothing was done: the key is free. Under a lost fence there is nothing to give up.
+    /// Nothing was done under this right: the key is free, or as an earlier attempt left it. That one
+    /// may have been carried out, so the next still counts on from it, and only for the same request.
+    /// Under a lost fence there is nothing to give up.
     fn abandon(&self, reserved: &Reserved) -> impl Future<Output = Result<(), StoreError>> + Send;
 }
 

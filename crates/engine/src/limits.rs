@@ -174,6 +174,10 @@ pub const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// Node.js closes its side: a request must not run into a connection that is being closed.
 pub const OUTBOUND_IDLE: Duration = Duration::from_secs(2);
 
+/// The same for requests that are passed on with a key, where running into one costs more: nobody then
+/// knows whether the app has seen it. Gunicorn closes its side after 2 s.
+pub const PASSING_IDLE: Duration = Duration::from_secs(1);
+
 /// Outbound connections that wait for their next request, for each host.
 pub const OUTBOUND_IDLE_MAX: usize = 64;
 
@@ -182,6 +186,11 @@ pub const OUTBOUND_IDLE_MAX: usize = 64;
 pub const UPSTREAM_MARGIN_MIN: Duration = Duration::from_millis(100);
 /// See [`UPSTREAM_MARGIN_MIN`].
 pub const UPSTREAM_MARGIN_MAX: Duration = Duration::from_secs(2);
+
+/// Requests with a key that one proxy runs at once, those included whose clients have hung up: as many
+/// as it has connections by default, and more where those are. A client with a short patience would otherwise pile up bodies,
+/// tasks and connections for as long as a slow upstream takes.
+pub const KEYED_MAX: usize = 4_096;
 
 /// What is read of an answer to us; the rest is dropped with its connection.
 pub const ANSWER_BYTES_MAX: usize = 64 * 1024;

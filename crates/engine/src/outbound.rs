@@ -23,7 +23,9 @@ use tokio::time::timeout;
 use tokio_rustls::rustls;
 use tower::Service;
 
-use crate::limits::{ANSWER_BYTES_MAX, CONNECT_DEADLINE, OUTBOUND_IDLE, OUTBOUND_IDLE_MAX};
+use crate::limits::{
+    ANSWER_BYTES_MAX, CONNECT_DEADLINE, OUTBOUND_IDLE, OUTBOUND_IDLE_MAX, PASSING_IDLE,
+};
 
 /// The client, with its connections. Clones share them.
 #[derive(Debug, Clone)]
@@ -96,9 +98,13 @@ impl Outbound {
             .https_or_http()
             .enable_http1()
             .wrap_connector(tcp);
+        let idle = match unseen {
+            Unseen::Told => OUTBOUND_IDLE,
+            Unseen::Anew => PASSING_IDLE,
+        };
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(OUTBOUND_IDLE)
+            .pool_idle_timeout(idle)
             .pool_max_idle_per_host(OUTBOUND_IDLE_MAX)
             .retry_canceled_requests(unseen == Unseen::Anew)
             .build(InTime { connector });

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use hapax_core::store::{Store, StoreError};
 use tokio::net::TcpListener;
@@ -22,23 +23,48 @@ pub async fn serve_ingress<S: Store>(
     limits: HttpLimits,
     stop: CancellationToken,
 ) -> Drained {
-    let drain = limits.drain;
-    let served = CancellationToken::new();
     let answer = {
         let ingress = ingress.clone();
         move |request, peer| ingress.clone().answer(request, peer)
     };
+    let serving = |stop| http::serve(listener, tls, answer, limits.clone(), stop);
+    // Commits whose clients were cut or gone; the store bounds how long each can take.
+    let backstage = Backstage { finish: ingress.finish(), tend: |served| ingress.tend(served) };
+    to_the_end(serving, backstage, limits.drain, stop).await
+}
+
+/// What goes on behind the answers of a door.
+pub(crate) struct Backstage<F, T> {
+    /// Ends when nothing runs any more whose client was cut or gone.
+    pub(crate) finish: F,
+    /// Runs beside it all, until it is told that there is nothing left.
+    pub(crate) tend: T,
+}
+
+/// Serves until `stop`, and then waits for what goes on behind the answers, each for at most `drain`.
+pub(crate) async fn to_the_end<S, F, T, N>(
+    serve: impl FnOnce(CancellationToken) -> S,
+    backstage: Backstage<F, T>,
+    drain: Duration,
+    stop: CancellationToken,
+) -> Drained
+where
+    S: Future<Output = Drained>,
+    F: Future<Output = ()>,
+    T: FnOnce(CancellationToken) -> N,
+    N: Future<Output = ()>,
+{
+    let served = CancellationToken::new();
     let serving = async {
-        let drained = http::serve(listener, tls, answer, limits, stop).await;
-        // Commits whose clients were cut or gone; the store bounds how long each can take.
-        let finished = timeout(drain, ingress.finish()).await;
+        let drained = serve(stop).await;
+        let finished = timeout(drain, backstage.finish).await;
         served.cancel();
         match finished {
             Ok(()) => drained,
             Err(_) => Drained::Cut { connections: 0 },
         }
     };
-    let (drained, ()) = tokio::join!(serving, ingress.tend(served.clone()));
+    let (drained, ()) = tokio::join!(serving, (backstage.tend)(served.clone()));
     drained
 }
 

@@ -83,7 +83,8 @@ pub use hapax_core::{SourceName, Tenant, Timestamp};
 pub use hapax_engine::{BodyLimits, Rate};
 pub use hapax_store::{
     Answering, Committed, Db, DbError, Failure, JobRight, KeyRight, PgDb, PgDbError, PgOptions,
-    PgStore, PgTx, PoolSizes, SqliteOptions, SqliteStore, Transact, Tx, TxError,
+    PgStore, PgTx, PoolSizes, RedisLedger, RedisLedgerError, SqliteOptions, SqliteStore, Transact,
+    Tx, TxError,
 };
 /// The SQLite binding whose parameters and rows [`Db`] takes and gives.
 pub use rusqlite;

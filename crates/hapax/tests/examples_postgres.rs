@@ -19,7 +19,7 @@ use hapax_sim::{Postgres, Proxy, READY_FOR_QUERY, Trap, free_port, skip};
 use serde_json::{Value, json};
 use support::load::Load;
 use support::sender::Request;
-use support::{FOREVER, House, Lines, Sender, Server, Wire, npm, until};
+use support::{FOREVER, House, Lines, Sender, Server, Wire, npm, python, until};
 use tokio::runtime::Runtime;
 use tokio_postgres::NoTls;
 
@@ -63,7 +63,7 @@ impl Language {
     fn program(self) -> Result<Program, String> {
         match self {
             Self::Python => Ok(Program {
-                interpreter: python_with_psycopg()?,
+                interpreter: python::with_psycopg()?,
                 folder: self.example(),
                 extension: "py",
             }),
@@ -74,16 +74,6 @@ impl Language {
             }),
         }
     }
-}
-
-fn python_with_psycopg() -> Result<String, String> {
-    let told = std::env::var("HAPAX_TEST_PYTHON").ok().filter(|python| !python.is_empty());
-    let known = told.into_iter().chain(["python3".to_owned(), "/usr/bin/python3".to_owned()]);
-    let has_psycopg = |python: &String| {
-        let ran = Command::new(python).args(["-c", "import psycopg"]).output();
-        ran.is_ok_and(|ran| ran.status.success())
-    };
-    known.into_iter().find(has_psycopg).ok_or("no python3 here has psycopg 3".to_owned())
 }
 
 /// Installed once for all tests.

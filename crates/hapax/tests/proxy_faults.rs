@@ -73,6 +73,16 @@ fn a_name_that_leads_nowhere_and_a_handshake_that_fails_free_the_key() {
 }
 
 #[test]
+fn a_handshake_that_hangs_is_given_up_and_frees_the_key() {
+    // The connection is open, so it looks as if something had been sent; nothing was.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (_house, server, at) = start(&format!("https://{}", silent.local_addr().unwrap()), "");
+    let answer = Charge::with_key("key-1").send(at);
+    assert_eq!((answer.status, problem(&answer).as_str()), (502, "not_reached"), "{answer:?}");
+    server.stop();
+}
+
+#[test]
 fn an_app_that_is_cut_after_its_work_keeps_the_key_busy_until_the_lease_ends() {
     // Each way to lose an answer: nobody knows whether the work was done, and it was.
     let ways: [fn() -> Reply; 5] = [
@@ -193,7 +203,8 @@ fn a_pooled_connection_that_the_app_has_closed_is_replaced_unseen() {
 fn the_app_gets_what_the_client_sent_and_what_it_needs_to_know() {
     let app = Upstream::new(|_| {
         let headers = "connection: x-private\r\nx-private: 1\r\nkeep-alive: timeout=5\r\n\
-                       x-kept: a\r\nx-kept: b\r\nlocation: http://elsewhere.example/\r\n";
+                       x-kept: a\r\nx-kept: b\r\nlocation: http://elsewhere.example/\r\n\
+                       idempotency-replayed: true\r\n";
         Reply::Answer(302, headers.to_owned(), b"moved".to_vec())
     });
     let (_house, server, at) = start(&format!("{}/v1/", app.url()), "");
@@ -228,6 +239,8 @@ fn the_app_gets_what_the_client_sent_and_what_it_needs_to_know() {
     assert_eq!(answer.header("location"), Some("http://elsewhere.example/"));
     assert_eq!(answer.header("x-private").or(answer.header("keep-alive")), None, "{answer:?}");
     assert_eq!(answer.head.matches("x-kept: ").count(), 2, "{answer:?}");
+    // Whether it is a replay is not the app's to say.
+    assert!(!is_replay(&answer) && is_replay(&charge.send(at)), "{answer:?}");
     // Without a key there is nothing to tell, and nothing to be forged.
     let plain = Charge { key: None, target: "/notes", ..charge.clone() }.send(at);
     assert!(plain.header("hapax-request-id").is_some());

@@ -35,6 +35,7 @@ pub use body::Body;
 pub use hapax_core::ledger::{Answer, Ledger, Reserved, Settle};
 pub use principal::Principal;
 pub use rules::{Route, RouteError, Rules};
+pub use run::LeasedUntil;
 pub use service::{Idempotency, IdempotencyLayer, Outcome};
 
 /// Any error, of a body that breaks off for instance.

@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::alphabet::URL_SAFE;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use hapax_core::json::{self, Pointer};
-use http::header::{AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION};
+use http::header::{AUTHORIZATION, COOKIE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 
@@ -22,8 +22,8 @@ use crate::rules::Rules;
 /// do, a token that rotates will not.
 #[derive(Clone)]
 pub enum Principal {
-    /// By a header. The value of one that carries credentials (`authorization`, `cookie`) is hashed,
-    /// and so is any that is too long for a name.
+    /// By a header. The value of one that carries credentials (`authorization`, `cookie`, `x-api-key`
+    /// and others that are called so) is hashed, and so is any that is too long for a name.
     Header(HeaderName),
     /// By a claim of the JWT that the Authorization header bears, a string or an integer. Its
     /// signature is not looked at, and a replay never reaches the app behind: put the layer behind
@@ -78,10 +78,16 @@ fn by_header(headers: &HeaderMap, name: &HeaderName) -> Result<String, Unnamed> 
         };
     }
     let value = only(headers, name)?;
-    if name == AUTHORIZATION || name == PROXY_AUTHORIZATION {
+    if carries_credentials(name) {
         return Ok(hashed(value));
     }
     Ok(std::str::from_utf8(value).map_or_else(|_| hashed(value), shown))
+}
+
+/// By its name: what is hashed for nothing costs a name that can be read, what is not costs a secret.
+fn carries_credentials(name: &HeaderName) -> bool {
+    let telling = ["authorization", "key", "token", "secret", "session", "password", "credential"];
+    telling.iter().any(|word| name.as_str().contains(word))
 }
 
 /// The one value of a header. With two of them the app behind might go by the other one.
@@ -193,6 +199,11 @@ mod tests {
         check(header("x-token"), &[("x-token", &long)], Ok(&hash(&long)));
         let forged = hash(&long);
         check(header("x-token"), &[("x-token", &forged)], Ok(&hash(&forged)));
+        for name in ["authorization", "proxy-authorization", "x-api-key", "apikey", "x-auth-token"]
+        {
+            check(header(name), &[(name, "s3cret")], Ok(&hash("s3cret")));
+        }
+        check(header("x-user"), &[("x-user", &forged)], Ok(&hash(&forged)));
         check(header("cookie"), &[("cookie", "a=1; b=2")], Ok(&hash("a=1; b=2")));
         check(header("cookie"), &[("cookie", "a=1"), ("cookie", "b=2")], Ok(&hash("a=1; b=2")));
         check(header("cookie"), &[], Err(Unnamed));

@@ -23,6 +23,11 @@ use crate::service::{Outcome, Shared};
 use crate::waiting::Ringing;
 use crate::{Body, BoxError};
 
+/// When the right to run a request is over at the latest; it stands among the extensions of the
+/// request, beside its [`Reserved`]. Work that has not begun by then is somebody else's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeasedUntil(pub Instant);
+
 /// A request that may have to be run, and what runs it.
 pub(crate) struct Work<S> {
     pub(crate) ask: ReserveAsk,
@@ -46,10 +51,12 @@ where
     RB: http_body::Body<Data = Bytes> + Send + 'static,
     RB::Error: Into<BoxError>,
 {
+    // The lease begins at some time between the question and its answer, and that may take long.
+    let asked_at = Instant::now();
     match shared.ledger.reserve(work.ask.clone()).await {
         Ok(Reservation::Fresh(reserved)) => {
             shared.count(Outcome::Fresh);
-            Tried::Answered(run(shared, work, reserved).await)
+            Tried::Answered(run(shared, work, reserved, asked_at).await)
         }
         Ok(Reservation::Replay(kept)) => {
             shared.count(Outcome::Replay);
@@ -70,6 +77,7 @@ async fn run<L, S, RB>(
     shared: &Shared<L>,
     work: Work<S>,
     reserved: Reserved,
+    asked_at: Instant,
 ) -> Result<Response<Body>, S::Error>
 where
     L: Ledger,
@@ -79,9 +87,9 @@ where
 {
     failpoint!("idem.after_reserve");
     let _ringing = Ringing(shared.waiting.bell(&reserved.scope, &reserved.key));
-    let until = after(shared.rules.lease);
+    let until = later(asked_at, shared.rules.lease);
     let a_quarter = shared.rules.lease / 4;
-    let most_of_the_lease = after(a_quarter * 3);
+    let most_of_the_lease = later(asked_at, a_quarter * 3);
     let Work { ask, mut service, mut request } = work;
     if let Err(error) = poll_fn(|context| service.poll_ready(context)).await {
         // Nothing has begun.
@@ -89,6 +97,7 @@ where
         return Err(error);
     }
     request.extensions_mut().insert(reserved.clone());
+    request.extensions_mut().insert(LeasedUntil(until));
     let run = Run { shared, ask, reserved, until };
     let (head, body) = service.call(request).await?.into_parts();
     let told = head.extensions.get::<Settle>().copied();
@@ -111,10 +120,7 @@ where
                 run.wait(Outcome::Fresh.on(answer::answered(Problem::BrokeOff.answer()))).await
             }
         },
-        Settle::Free => {
-            abandon(shared, &run.reserved).await;
-            ours(Body::new(body))
-        }
+        Settle::Free => run.free(ours(Body::new(body))).await,
         Settle::Wait => run.wait(ours(Body::new(body))).await,
     })
 }
@@ -183,6 +189,20 @@ impl<L: Ledger> Run<'_, L> {
         }
     }
 
+    /// Nothing was done, unless the app finished the key in its own transaction: then that is what is
+    /// sent. Otherwise `ours`, and the key is free.
+    async fn free(self, ours: Response<Body>) -> Response<Body> {
+        let Self { shared, ask, reserved, .. } = self;
+        match shared.ledger.reserve(ask).await {
+            Ok(Reservation::Replay(kept)) => return Outcome::Fresh.on(answer::answered(kept)),
+            Ok(Reservation::Fresh(again)) => abandon(shared, &again).await,
+            Ok(Reservation::InProgress { .. } | Reservation::Mismatch) | Err(_) => {
+                abandon(shared, &reserved).await;
+            }
+        }
+        ours
+    }
+
     /// Nobody knows what was done, unless the app finished the key in its own transaction: then that
     /// is what is sent. Otherwise `ours`, and nothing is kept.
     async fn wait(self, ours: Response<Body>) -> Response<Body> {
@@ -229,6 +249,9 @@ fn unavailable<L>(shared: &Shared<L>, doing: &str, error: &StoreError) -> Respon
 
 /// That much later; where no clock reaches so far, as far as matters.
 pub(crate) fn after(span: Duration) -> Instant {
-    let now = Instant::now();
-    now.checked_add(span).unwrap_or_else(|| now + Duration::from_secs(365 * 24 * 60 * 60))
+    later(Instant::now(), span)
+}
+
+fn later(at: Instant, span: Duration) -> Instant {
+    at.checked_add(span).unwrap_or_else(|| at + Duration::from_secs(365 * 24 * 60 * 60))
 }

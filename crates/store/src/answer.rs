@@ -71,6 +71,8 @@ fn of_name(name: &str, value: Value) -> Vec<(String, String)> {
 /// ours, because nobody knows what it should have been.
 pub(crate) fn answer_of(status: i64, headers: Value, body: Vec<u8>) -> Answer {
     let status = u16::try_from(status).ok().and_then(|status| StatusCode::from_u16(status).ok());
+    // A 1xx only announces an answer, and cannot be sent as one.
+    let status = status.filter(|status| !status.is_informational());
     Answer {
         status: status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
         headers: headers_of(headers),
@@ -121,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_number_that_is_no_status_is_an_error_of_ours() {
-        for (kept, told) in [(201, 201), (0, 500), (-1, 500), (70_000, 500)] {
+        for (kept, told) in [(201, 201), (0, 500), (-1, 500), (70_000, 500), (101, 500)] {
             assert_eq!(answer_of(kept, Value::Null, Vec::new()).status.as_u16(), told);
         }
     }

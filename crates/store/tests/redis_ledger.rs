@@ -124,8 +124,12 @@ async fn a_lease_that_ran_out_is_taken_over_and_the_old_right_is_void() {
         Reservation::InProgress { .. }
     ));
     ledger.abandon(&next).await.unwrap();
-    // Free, and no fence comes twice: also not from a Redis that has forgotten everything.
-    let third = fresh(&ledger, ask("k", 2, LONG)).await;
+    assert_eq!(ledger.finish(&next, &created()).await.unwrap(), Held::Lost);
+    // Free, but for the request of the first, which may have been carried out.
+    assert_eq!(ledger.reserve(ask("k", 2, LONG)).await.unwrap(), Reservation::Mismatch);
+    // And no fence comes twice: also not from a Redis that has forgotten everything.
+    let third = fresh(&ledger, ask("k", 1, LONG)).await;
+    assert_eq!(third.attempt, 2);
     assert!(third.fence > next.fence);
     redis.flush_all().await;
     let fourth = fresh(&ledger, ask("k", 2, LONG)).await;
@@ -163,6 +167,19 @@ async fn a_key_past_its_ttl_is_as_good_as_new() {
         }
         tokio::task::yield_now().await;
     }
+}
+
+// A key that Redis forgets while its request runs lets a second one run beside it.
+#[tokio::test]
+async fn a_key_is_not_forgotten_while_its_request_may_run() {
+    let redis = Redis::start().await;
+    let ledger = RedisLedger::connect(&redis.url()).await.unwrap();
+    fresh(&ledger, ReserveAsk { ttl: SHORT, ..ask("k", 1, LONG) }).await;
+    // The same time, begun later: once it is over, so is that ttl.
+    fresh(&ledger, ask("clock", 1, SHORT)).await;
+    fresh_at_last(&ledger, ask("clock", 1, SHORT)).await;
+    let told = ledger.reserve(ask("k", 1, LONG)).await.unwrap();
+    assert!(matches!(told, Reservation::InProgress { .. }), "{told:?}");
 }
 
 #[tokio::test]

@@ -4,8 +4,8 @@
 use std::future::Future as _;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ use crate::body::{BodyFault, Unfinished};
 /// How a client's body is taken.
 #[derive(Debug, Clone)]
 pub(super) enum Taken {
-    /// Somebody holds it in memory until it is whole: so it has this long for all of it, and shares
-    /// that memory with the others.
+    /// Somebody holds it in memory until the request is answered: so it has this long for all of it,
+    /// and shares that memory with the others.
     Whole(Duration, Unfinished),
     /// It is passed on at once, and may be as long as it likes: so each piece has this long.
     InPieces(Duration),
@@ -33,13 +33,19 @@ pub(super) struct Uploaded<B> {
     taken: Taken,
     /// Only where it had to be waited for.
     timer: Option<Pin<Box<Sleep>>>,
-    /// The memory that is held for it.
-    held: Option<OwnedSemaphorePermit>,
-    state: Arc<AtomicU8>,
+    course: Arc<Course>,
 }
 
-/// What became of a client's body, for the one who gave it away.
-pub(super) struct Upload(Arc<AtomicU8>);
+/// What became of a client's body, for the one who gave it away. Whoever has it whole goes on holding
+/// it, so its memory is given back with this, and not with the body.
+pub(super) struct Upload(Arc<Course>);
+
+#[derive(Debug)]
+struct Course {
+    state: AtomicU8,
+    /// The memory that is held for it.
+    held: Mutex<Option<OwnedSemaphorePermit>>,
+}
 
 /// How a client's body came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,20 +66,21 @@ impl State {
 
 impl Upload {
     pub(super) fn state(&self) -> State {
-        State::ALL[usize::from(self.0.load(Ordering::Acquire))]
+        State::ALL[usize::from(self.0.state.load(Ordering::Acquire))]
     }
 }
 
 impl<B: Body> Uploaded<B> {
     pub(super) fn new(body: B, taken: Taken) -> (Self, Upload) {
         let state = if body.is_end_stream() { State::Ended } else { State::Unread };
-        let state = Arc::new(AtomicU8::new(state as u8));
-        let upload = Upload(Arc::clone(&state));
-        (Self { body, taken, timer: None, held: None, state }, upload)
+        let state = AtomicU8::new(state as u8);
+        let course = Arc::new(Course { state, held: Mutex::default() });
+        let upload = Upload(Arc::clone(&course));
+        (Self { body, taken, timer: None, course }, upload)
     }
 
     fn is_now(&self, state: State) {
-        self.state.store(state as u8, Ordering::Release);
+        self.course.state.store(state as u8, Ordering::Release);
     }
 
     /// A piece has come that is not the last.
@@ -89,9 +96,10 @@ impl<B: Body> Uploaded<B> {
             }
         };
         let more = unfinished.take(frame.data_ref().map_or(0, Bytes::len))?;
-        match &mut self.held {
+        let mut held = self.course.held.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *held {
             Some(held) => held.merge(more),
-            None => self.held = Some(more),
+            None => *held = Some(more),
         }
         Ok(())
     }
@@ -255,6 +263,19 @@ mod tests {
         assert_eq!(read(whole(), &[b"aaaaa", b"bbbbb", b"ccccc"]).await, fits);
         assert_eq!(read(Taken::InPieces(LONG), &[b"aaaaa", b"bbbbb", b"ccccc"]).await, fits);
         assert_eq!(read(whole(), &[]).await, (Some(Bytes::new()), State::Ended));
+    }
+
+    #[tokio::test]
+    async fn the_memory_of_a_body_is_taken_until_its_request_is_answered() {
+        // Read to its end, it still stands in memory for as long as a slow upstream takes.
+        let unfinished = Unfinished::new(10);
+        let whole = || Taken::Whole(LONG, unfinished.clone());
+        let (body, running) = Uploaded::new(Pieces([&b"aaaaaa"[..], b"b"].into()), whole());
+        drop(body.collect().await.unwrap());
+        assert_eq!(running.state(), State::Ended);
+        assert_eq!(read(whole(), &[b"cccccc", b"d"]).await, (None, State::Crowded));
+        drop(running);
+        assert_eq!(read(whole(), &[b"cccccc", b"d"]).await.1, State::Ended);
     }
 
     #[test]

@@ -13,10 +13,14 @@ use bytes::BytesMut;
 use hapax_core::Timestamp;
 use hapax_core::ledger::{IDEMPOTENCY_KEY, Reserved};
 use hapax_core::limits::ANSWER_BODY_BYTES_MAX;
-use hapax_layer::Body;
-use http::header::{CONNECTION, EXPECT, FORWARDED, HOST, TRANSFER_ENCODING, UPGRADE};
+use hapax_layer::{Body, LeasedUntil};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, TRANSFER_ENCODING, UPGRADE,
+};
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, response,
+};
 use http_body_util::{BodyExt as _, Either, Full};
 use hyper::body::{Body as _, Incoming};
 use ipnet::IpNet;
@@ -42,8 +46,9 @@ pub(super) struct Forwarder(Arc<Way>);
 struct Way {
     upstream: Upstream,
     outbound: Outbound,
-    /// How long a request with a key may take.
+    /// How long a request with a key may take, and how long before the end of its lease it is over.
     time: Duration,
+    margin: Duration,
     trusted: Vec<IpNet>,
     voice: Arc<Voice>,
 }
@@ -58,7 +63,7 @@ impl Forwarder {
     ) -> Self {
         let margin = (lease / 10).clamp(UPSTREAM_MARGIN_MIN, UPSTREAM_MARGIN_MAX);
         let time = lease.saturating_sub(margin);
-        Self(Arc::new(Way { upstream, outbound, time, trusted, voice }))
+        Self(Arc::new(Way { upstream, outbound, time, margin, trusted, voice }))
     }
 }
 
@@ -79,9 +84,9 @@ impl Service<Request<Body>> for Forwarder {
 
 impl Way {
     async fn send_on(&self, request: Request<Body>) -> Response<Answered> {
-        let by = Instant::now() + self.time;
         let (mut head, body) = request.into_parts();
         let reserved = head.extensions.remove::<Reserved>();
+        let leased = head.extensions.remove::<LeasedUntil>();
         let call = head.extensions.remove::<Call>().unwrap_or_else(unknown_call);
         if wants_another_protocol(&head) {
             return Problem::Upgrade.answer(&call);
@@ -90,7 +95,7 @@ impl Way {
             return Problem::Target.answer(&call);
         };
         match reserved {
-            Some(_) => self.send_once(onward, body, by, &call).await,
+            Some(_) => self.send_once(onward, body, self.by(leased), &call).await,
             None => self.pass(onward, body, &call).await,
         }
     }
@@ -108,6 +113,7 @@ impl Way {
         *onward.uri_mut() = self.upstream.url(&head.uri)?;
         let mut headers = end_to_end(&head.headers);
         headers.remove(EXPECT);
+        join_crumbs(&mut headers);
         let is_ours = |name: &&HeaderName| name.as_str().starts_with("hapax-");
         for name in headers.keys().filter(is_ours).cloned().collect::<Vec<_>>() {
             headers.remove(name);
@@ -161,13 +167,28 @@ impl Way {
 
     /// Without a key: as it comes, in both directions.
     async fn pass(&self, onward: Request<()>, body: Body, call: &Call) -> Response<Answered> {
-        match self.outbound.pass(onward.map(|()| Either::Right(body.boxed_unsync()))).await {
-            Ok(answer) => {
-                let (answer, body) = taken(answer);
-                answer.map(|()| Answered::streamed(body))
-            }
+        match self.ask(onward.map(|()| Either::Right(body.boxed_unsync()))).await {
+            Ok((answer, body)) => answer.map(|()| Answered::streamed(body)),
             Err(error) => self.failed(error, call),
         }
+    }
+
+    /// The head of the upstream's answer as our client gets it, and the body apart.
+    async fn ask(&self, request: Request<Sent>) -> Result<(Response<()>, Incoming), OutboundError> {
+        let (head, body) = self.outbound.pass(request).await?.into_parts();
+        // Nobody asked for it, and what follows is no answer.
+        if head.status.is_informational() {
+            let told = format!("it answered {}", head.status.as_u16());
+            return Err(OutboundError::Broken(told));
+        }
+        Ok((taken(&head), body))
+    }
+
+    /// When the upstream must have answered: while the answer can still be kept under the lease.
+    fn by(&self, leased: Option<LeasedUntil>) -> Instant {
+        let by = Instant::now() + self.time;
+        let kept_by = leased.and_then(|LeasedUntil(until)| until.checked_sub(self.margin));
+        kept_by.map_or(by, |kept_by| kept_by.min(by))
     }
 
     /// With a key: whole, in time, and told apart by whether the upstream can have seen it.
@@ -181,9 +202,14 @@ impl Way {
         let Ok(body) = body.collect().await else {
             return Problem::Target.answer(call);
         };
+        // The reservation came so late that somebody else may have the key by now.
+        if Instant::now() >= by {
+            self.voice.upstream(call, "too late to ask", "the lease is over");
+            return Problem::NotReached.answer(call);
+        }
         let request = onward.map(|()| Sent::Left(Full::new(body.to_bytes())));
         let heard = timeout_at(by, async {
-            let (answer, body) = taken(self.outbound.pass(request).await?);
+            let (answer, body) = self.ask(request).await?;
             read(body, by).await.map(|body| answer.map(|()| body))
         });
         match heard.await {
@@ -192,7 +218,11 @@ impl Way {
                 self.voice.upstream(call, "nobody knows what became of a request to", &told);
                 Problem::UnknownOutcome.answer(call)
             }
-            Ok(Ok(answer)) => answer,
+            Ok(Ok(mut answer)) => {
+                // Whether it is one is ours to say.
+                answer.headers_mut().remove(IDEMPOTENCY_REPLAYED);
+                answer
+            }
             Ok(Err(error)) => self.failed(error, call),
             Err(_) => self.failed(OutboundError::TimedOut(self.time), call),
         }
@@ -215,6 +245,7 @@ impl Way {
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 const HAPAX_SCOPE: HeaderName = HeaderName::from_static("hapax-scope");
 const HAPAX_FENCE: HeaderName = HeaderName::from_static("hapax-fence");
 const HAPAX_ATTEMPT: HeaderName = HeaderName::from_static("hapax-attempt");
@@ -251,6 +282,16 @@ fn end_to_end(headers: &HeaderMap) -> HeaderMap {
     kept
 }
 
+/// HTTP/2 sends the crumbs of a cookie header apart, and many an app looks at the first one only.
+fn join_crumbs(headers: &mut HeaderMap) {
+    let crumbs: Vec<_> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if crumbs.len() > 1
+        && let Ok(whole) = HeaderValue::from_bytes(&crumbs.join(&b"; "[..]))
+    {
+        headers.insert(COOKIE, whole);
+    }
+}
+
 /// A tunnel, or a websocket: neither has one answer to one request. Who offers HTTP/2 in passing is
 /// simply not taken up on it.
 fn wants_another_protocol(head: &Parts) -> bool {
@@ -260,14 +301,18 @@ fn wants_another_protocol(head: &Parts) -> bool {
         || offers.any(|offer| !offer.trim_ascii().eq_ignore_ascii_case(b"h2c"))
 }
 
-/// An answer as our client gets it: its head, and the body apart.
-fn taken(answer: Response<Incoming>) -> (Response<()>, Incoming) {
-    let (head, body) = answer.into_parts();
+/// The head of an answer as our client gets it.
+fn taken(head: &response::Parts) -> Response<()> {
     let mut taken = Response::new(());
     *taken.status_mut() = head.status;
     *taken.version_mut() = Version::HTTP_11;
     *taken.headers_mut() = end_to_end(&head.headers);
-    (taken, body)
+    // Where both say how long it is, the length is a lie (RFC 9112, 6.3): sent on, the rest of the
+    // answer would be taken for another one.
+    if head.headers.contains_key(TRANSFER_ENCODING) {
+        taken.headers_mut().remove(CONTENT_LENGTH);
+    }
+    taken
 }
 
 /// Reads an answer to its end, or as far as one can be kept: what is larger is passed on.
@@ -296,5 +341,109 @@ fn unknown_call() -> Call {
         request_id: RequestId { uuid: Uuid::nil() },
         received_at: Timestamp::UNIX_EPOCH,
         peer: SocketAddr::from(([0, 0, 0, 0], 0)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hapax_core::job::Fence;
+    use hapax_core::ledger::{IdempotencyKey, Scope, Settle};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A way to an upstream that answers every connection with these bytes.
+    async fn to_one_that_says(told: &'static str) -> Forwarder {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let _ = stream.read(&mut [0; 4_096]).await;
+                let _ = stream.write_all(told.as_bytes()).await;
+                // It stays open: only what was said tells where the answer ends.
+                tokio::spawn(async move { stream.read(&mut [0; 1]).await });
+            }
+        });
+        way_to(at)
+    }
+
+    fn way_to(at: SocketAddr) -> Forwarder {
+        let upstream = Upstream::parse(&format!("http://{at}")).unwrap();
+        let (outbound, lease) = (Outbound::passing_on().unwrap(), Duration::from_secs(60));
+        Forwarder::new(upstream, outbound, lease, Vec::new(), Arc::new(Voice::new("api")))
+    }
+
+    /// With the right to a key, or without.
+    fn charge(is_keyed: bool) -> Request<Body> {
+        let mut request = Request::post("/charges").body(Body::empty()).unwrap();
+        if is_keyed {
+            request.extensions_mut().insert(Reserved {
+                scope: Scope::new("api", "acct_1", &Method::POST, "/charges"),
+                key: IdempotencyKey::parse(b"k").unwrap(),
+                fence: Fence(1),
+                attempt: 1,
+            });
+        }
+        request
+    }
+
+    #[tokio::test]
+    async fn an_answer_with_two_lengths_is_sent_on_with_the_true_one() {
+        // The rest of such an answer would be read as the beginning of somebody else's.
+        for both in [
+            "content-length: 5\r\ntransfer-encoding: chunked",
+            "transfer-encoding: chunked\r\ncontent-length: 5",
+        ] {
+            let told = format!("HTTP/1.1 200 OK\r\n{both}\r\n\r\na\r\n0123456789\r\n0\r\n\r\n");
+            let told: &str = told.leak();
+            for is_keyed in [true, false] {
+                let mut way = to_one_that_says(told).await;
+                let answer = way.call(charge(is_keyed)).await.unwrap();
+                assert_eq!(answer.headers().get(CONTENT_LENGTH), None, "{both} {is_keyed}");
+                let body = answer.into_body().collect().await.unwrap().to_bytes();
+                assert_eq!(body, "0123456789", "{both} {is_keyed}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_whose_lease_is_over_before_it_was_sent_is_not_sent() {
+        // The database took so long to reserve that the next one may run by now: two effects.
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut way = way_to(listener.local_addr().unwrap());
+        let mut request = charge(true);
+        request.extensions_mut().insert(LeasedUntil(Instant::now()));
+        let answer = way.call(request).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
+        assert_eq!(answer.extensions().get(), Some(&Settle::Free));
+        let came = std::future::poll_fn(|context| Poll::Ready(listener.poll_accept(context))).await;
+        assert!(came.is_pending(), "nobody was asked");
+    }
+
+    #[tokio::test]
+    async fn a_cookie_that_came_in_crumbs_is_sent_on_as_one() {
+        // As HTTP/2 may bring it: an app that looks at one header would know half of its client.
+        let mut request = charge(false);
+        for crumb in ["session=1", "theme=dark"] {
+            request.headers_mut().append(COOKIE, HeaderValue::from_static(crumb));
+        }
+        let (head, _) = request.into_parts();
+        let way = way_to(SocketAddr::from(([127, 0, 0, 1], 1)));
+        let onward = way.0.onward(&head, None, &unknown_call(), true).unwrap();
+        let sent: Vec<_> = onward.headers().get_all(COOKIE).iter().collect();
+        assert_eq!(sent, ["session=1; theme=dark"]);
+    }
+
+    #[tokio::test]
+    async fn another_protocol_that_nobody_asked_for_is_no_answer() {
+        // Kept, it would be what every retry gets; sent on, the client would change protocols.
+        let told = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n";
+        for is_keyed in [true, false] {
+            let mut way = to_one_that_says(told).await;
+            let answer = way.call(charge(is_keyed)).await.unwrap();
+            assert_eq!(answer.status(), StatusCode::BAD_GATEWAY, "{is_keyed}");
+            assert_eq!(answer.extensions().get(), Some(&Settle::Wait), "{is_keyed}");
+        }
     }
 }

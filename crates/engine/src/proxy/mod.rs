@@ -25,7 +25,8 @@ use http::header::CONNECTION;
 use http::{HeaderValue, Method, Request, Response, Version};
 use ipnet::IpNet;
 use tokio::net::TcpListener;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::sync::Semaphore;
+use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tower::{Layer as _, ServiceExt as _};
 use uuid::Uuid;
@@ -40,9 +41,10 @@ use crate::body::Unfinished;
 use crate::http::{self as door, Drained};
 use crate::ids::RequestIds;
 use crate::ingress::Now;
-use crate::limits::{BodyLimits, HttpLimits, TEND_EVERY};
+use crate::limits::{BodyLimits, HttpLimits, KEYED_MAX, TEND_EVERY};
 use crate::outbound::Outbound;
 use crate::respond::{REQUEST_ID, RequestId};
+use crate::runtime::{Backstage, to_the_end};
 use crate::unstoppable::Afterwards;
 
 /// What a proxy goes by; all of it can be changed while it runs.
@@ -71,6 +73,8 @@ pub struct Proxy<L> {
     voice: Arc<Voice>,
     /// Memory for bodies that are being read whole.
     unfinished: Unfinished,
+    /// A permit for each request with a key, which goes on without its client.
+    keyed: Arc<Semaphore>,
     behind: ArcSwap<Behind<L>>,
 }
 
@@ -102,6 +106,7 @@ impl<L: Ledger> Proxy<L> {
             afterwards: Afterwards::here(),
             voice,
             unfinished: Unfinished::new(BodyLimits::default().unfinished_bytes_max),
+            keyed: Arc::new(Semaphore::new(KEYED_MAX)),
             behind: ArcSwap::from_pointee(behind),
         }
     }
@@ -128,12 +133,31 @@ impl<L: Ledger> Proxy<L> {
         let call = Call { request_id, received_at, peer };
         let has_key =
             may_be_kept(request.method()) && request.headers().contains_key(IDEMPOTENCY_KEY);
+        if !has_key {
+            return self.answer_call(request, call, has_key).await;
+        }
+        let Ok(permit) = Arc::clone(&self.keyed).try_acquire_owned() else {
+            return self.turn_away(&request, &call);
+        };
         let afterwards = self.afterwards.clone();
         let answering = self.answer_call(request, call, has_key);
-        match has_key {
-            true => afterwards.unstoppable(answering).await,
-            false => answering.await,
+        let answering = async move {
+            let answer = answering.await;
+            drop(permit);
+            answer
+        };
+        afterwards.unstoppable(answering).await
+    }
+
+    /// Too many run already. Nothing of the request was read.
+    fn turn_away<B>(&self, request: &Request<B>, call: &Call) -> Response<Body> {
+        let mut answer = Problem::Crowded.answer(call).map(Body::new);
+        self.voice.answered(call, Some(Outcome::Refused), answer.status());
+        answer.headers_mut().insert(REQUEST_ID, call.request_id.header());
+        if request.version() < Version::HTTP_2 {
+            answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
+        answer
     }
 
     async fn answer_call<B>(
@@ -219,22 +243,81 @@ pub async fn serve_proxy<L: Ledger>(
     limits: HttpLimits,
     stop: CancellationToken,
 ) -> Drained {
-    let drain = limits.drain;
-    let served = CancellationToken::new();
+    // Whoever allows for more connections means to use them.
+    proxy.keyed.add_permits(limits.connections_max.saturating_sub(KEYED_MAX));
     let answer = {
         let proxy = Arc::clone(&proxy);
         move |request, peer| Arc::clone(&proxy).answer(request, peer)
     };
-    let serving = async {
-        let drained = door::serve(listener, None, answer, limits, stop).await;
-        // Requests with a key whose clients were cut or gone.
-        let finished = timeout(drain, proxy.afterwards.finish()).await;
-        served.cancel();
-        match finished {
-            Ok(()) => drained,
-            Err(_) => Drained::Cut { connections: 0 },
+    let serving = |stop| door::serve(listener, None, answer, limits.clone(), stop);
+    // Requests with a key whose clients were cut or gone.
+    let backstage =
+        Backstage { finish: proxy.afterwards.finish(), tend: |served| proxy.tend(served) };
+    to_the_end(serving, backstage, limits.drain, stop).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, poll_fn};
+    use std::pin::pin;
+    use std::task::Poll;
+
+    use hapax_core::ledger::{Answer, Reservation, ReserveAsk, Reserved};
+    use hapax_core::store::{Held, StoreError};
+    use http::StatusCode;
+    use http_body_util::Full;
+
+    use super::*;
+
+    /// A ledger that takes for ever.
+    struct Silent;
+
+    impl Ledger for Silent {
+        async fn reserve(&self, _: ReserveAsk) -> Result<Reservation, StoreError> {
+            pending().await
         }
-    };
-    let (drained, ()) = tokio::join!(serving, proxy.tend(served.clone()));
-    drained
+
+        async fn finish(&self, _: &Reserved, _: &Answer) -> Result<Held, StoreError> {
+            pending().await
+        }
+
+        async fn abandon(&self, _: &Reserved) -> Result<(), StoreError> {
+            pending().await
+        }
+    }
+
+    #[tokio::test]
+    async fn clients_that_hang_up_cannot_pile_up_more_than_so_many_requests() {
+        // Each is begun, and goes on without its client: were they not counted, memory would be the
+        // only bound.
+        let spec = ProxySpec {
+            upstream: Upstream::parse("http://127.0.0.1:1").unwrap(),
+            rules: Rules::default(),
+            lease: Duration::from_secs(60),
+            body_timeout: Duration::from_secs(60),
+            trusted_proxies: Vec::new(),
+        };
+        let outbound = Outbound::passing_on().unwrap();
+        let now: Now = Arc::new(|| Timestamp::UNIX_EPOCH);
+        let mut proxy = Proxy::new("api", Arc::new(Silent), outbound, now, spec);
+        proxy.keyed = Arc::new(Semaphore::new(2));
+        let proxy = Arc::new(proxy);
+        let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+        let charge = || {
+            let request = Request::post("/charges").header(IDEMPOTENCY_KEY, "k");
+            let request = request.body(Full::new(Bytes::from_static(b"{}"))).unwrap();
+            Arc::clone(&proxy).answer(request, peer)
+        };
+        for _ in 0..2 {
+            // It is dropped at the end of its round.
+            let mut hung_up = pin!(charge());
+            let begun = poll_fn(|context| Poll::Ready(hung_up.as_mut().poll(context))).await;
+            assert!(begun.is_pending());
+        }
+        let told = timeout(Duration::from_secs(60), charge()).await;
+        let answer = told.expect("it is told at once");
+        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(answer.headers().contains_key("retry-after"));
+        assert_eq!(answer.headers()[CONNECTION], "close");
+    }
 }

@@ -23,7 +23,7 @@ pub(super) enum Problem {
     Target,
     /// The client did not send its body in time.
     SlowBody,
-    /// Too many unfinished bodies are held already.
+    /// Too many unfinished bodies are held already, or too many requests run.
     Crowded,
 }
 
@@ -82,7 +82,7 @@ impl Problem {
             Self::Crowded => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "unavailable",
-                "too many requests are being read now, come back later",
+                "too many requests are being served now, come back later",
                 Settle::Free,
             ),
         }

@@ -35,14 +35,26 @@ struct Layout {
     signature: Range<usize>,
     body: Range<usize>,
     id: Range<usize>,
+    /// Of the event's own Idempotency-Key, where it has one.
+    key: Option<Range<usize>>,
 }
 
 impl Events {
     /// Events whose first `copies_of` are the ones that are repeated.
     pub(crate) fn new(copies_of: u64) -> Self {
+        Self::laid_out(Layout::new(""), copies_of)
+    }
+
+    /// The same, each with an Idempotency-Key of its own.
+    pub(crate) fn with_keys(copies_of: u64) -> Self {
+        let header = format!("idempotency-key: key_{}\r\n", "0".repeat(ID_DIGITS));
+        Self::laid_out(Layout::new(&header), copies_of)
+    }
+
+    fn laid_out(layout: Layout, copies_of: u64) -> Self {
         Self {
             key: hmac::Key::new(hmac::HMAC_SHA256, SECRET.as_bytes()),
-            layout: Layout::new(),
+            layout,
             next: 0,
             next_again: 0,
             copies_of: copies_of.max(1),
@@ -97,6 +109,9 @@ impl Events {
         let layout = &self.layout;
         write_digits(&mut request[layout.id.clone()], n);
         write_digits(&mut request[layout.time.clone()], now);
+        if let Some(key) = &layout.key {
+            write_digits(&mut request[key.clone()], n);
+        }
         let mut signing = hmac::Context::with_key(&self.key);
         signing.update(&request[layout.time.clone()]);
         signing.update(b".");
@@ -108,7 +123,8 @@ impl Events {
 }
 
 impl Layout {
-    fn new() -> Self {
+    /// `header`: one more, with its line's end.
+    fn new(header: &str) -> Self {
         let body = body();
         let head = format!(
             "POST /webhooks/stripe HTTP/1.1\r\n\
@@ -118,7 +134,7 @@ impl Layout {
              cache-control: no-cache\r\n\
              content-type: application/json; charset=utf-8\r\n\
              content-length: {}\r\n\
-             stripe-signature: t={},v1={}\r\n\r\n",
+             {header}stripe-signature: t={},v1={}\r\n\r\n",
             body.len(),
             "0".repeat(TIME_DIGITS),
             "0".repeat(SIGNATURE_DIGITS),
@@ -126,7 +142,9 @@ impl Layout {
         let time = after(&head, "stripe-signature: t=");
         let signature = after(&head, ",v1=");
         let id = head.len() + after(&body, "\"evt_");
+        let key = (!header.is_empty()).then(|| after(&head, "idempotency-key: key_"));
         Self {
+            key: key.map(|key| key..key + ID_DIGITS),
             time: time..time + TIME_DIGITS,
             signature: signature..signature + SIGNATURE_DIGITS,
             body: head.len()..head.len() + body.len(),

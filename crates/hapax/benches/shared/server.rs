@@ -71,6 +71,24 @@ impl Server {
 
     /// The real thing over its own data directory, with a config as a user would write it.
     pub(crate) fn hapax(binary: &Path, directory: &Path, setup: &Setup) -> anyhow::Result<Self> {
+        Self::configured(binary, directory, setup).map(Self::that_decides)
+    }
+
+    /// The same as a proxy in front of `upstream`: its address is the proxy's, which is told first.
+    pub(crate) fn proxy(
+        binary: &Path,
+        directory: &Path,
+        upstream: &Self,
+        root: String,
+    ) -> anyhow::Result<Self> {
+        let tables = format!(
+            "[proxies.api]\nlisten = \"127.0.0.1:0\"\nupstream = \"http://{}\"\n",
+            upstream.address
+        );
+        Self::configured(binary, directory, &Setup { root, tables })
+    }
+
+    fn configured(binary: &Path, directory: &Path, setup: &Setup) -> anyhow::Result<Self> {
         std::fs::create_dir_all(directory).context("making the data directory")?;
         let config = directory.join("hapax.toml");
         let text = format!(
@@ -84,8 +102,7 @@ impl Server {
         let log = std::fs::File::create(directory.join("hapax.log")).context("making the log")?;
         let mut command = Command::new(binary);
         command.arg("serve").arg("--config").arg(&config).stderr(log);
-        let started = Self::start(command).map(Self::that_decides);
-        started.with_context(|| {
+        Self::start(command).with_context(|| {
             let log = std::fs::read_to_string(directory.join("hapax.log")).unwrap_or_default();
             format!("starting {}\n{log}", binary.display())
         })

@@ -115,8 +115,9 @@ impl Reading<'_> {
             None => {
                 self.warnings.push(format!(
                     "proxies.{name}: no `scope`, so a key belongs to the Authorization header it came \
-                     with, and a retry with another token runs again: name what stays the same, such \
-                     as \"jwt:sub\", or \"header:authorization\" if your tokens do"
+                     with, a retry with another token runs again, and whoever sends none shares keys \
+                     with all others: name what stays the same, such as \"jwt:sub\", or \
+                     \"header:authorization\" if your tokens do"
                 ));
                 Some(Scope::Unsaid)
             }

@@ -16,6 +16,7 @@ pub(crate) mod nodes;
 pub(crate) mod npm;
 pub(crate) mod payouts;
 pub(crate) mod process;
+pub(crate) mod python;
 pub(crate) mod sender;
 pub(crate) mod upstream;
 pub(crate) mod wire;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use hapax_layer::{IdempotencyLayer, Outcome};
+use hapax_layer::{IdempotencyLayer, LeasedUntil, Outcome};
 use http::StatusCode;
 use tokio::time::Instant;
 use tower::Layer as _;
@@ -168,4 +168,24 @@ async fn a_drain_ends_when_nothing_runs() {
     gate.add_permits(1);
     soon(drained).await.unwrap();
     assert!(api.send(charge("k")).await.is_replay());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lease_is_counted_from_the_question_and_not_from_its_answer() {
+    // The ledger reserves at once, and takes most of the lease to say so: counted from then, the work
+    // would go on beside whoever takes the key when the lease is over.
+    let api = Api::new(rules(), |_, request| async move {
+        let LeasedUntil(until) = *request.extensions().get().ok_or("no lease")?;
+        let left = until.saturating_duration_since(Instant::now());
+        Ok(answer(StatusCode::OK, left.as_secs().to_string()))
+    });
+    let told = api.ledger.hold_reserves();
+    let asking = tokio::spawn({
+        let api = api.clone();
+        async move { api.send(charge("k")).await }
+    });
+    soon(api.ledger.reserved.notified()).await;
+    tokio::time::advance(LEASE - Duration::from_secs(7)).await;
+    told.add_permits(1);
+    assert_eq!(soon(asking).await.unwrap().body, "7");
 }

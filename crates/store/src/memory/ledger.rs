@@ -83,8 +83,16 @@ impl Ledger for MemoryStore {
     async fn abandon(&self, reserved: &Reserved) -> Result<(), StoreError> {
         let mut model = self.model();
         let name = (reserved.scope.clone(), reserved.key.clone());
-        if model.reservations.get(&name).is_some_and(|kept| kept.is_open(reserved)) {
-            model.reservations.remove(&name);
+        let void = Fence(model.fences_ever + 1);
+        match model.reservations.get_mut(&name).filter(|kept| kept.is_open(reserved)) {
+            None => {}
+            Some(kept) if kept.attempt > 1 => {
+                kept.attempt -= 1;
+                kept.leased_until = Timestamp::MIN;
+                kept.fence = void;
+                model.fences_ever = void.0;
+            }
+            Some(_) => drop(model.reservations.remove(&name)),
         }
         Ok(())
     }

@@ -25,9 +25,13 @@ impl Ledger for SqliteStore {
                 let reservation = reserve(&writer.conn, ask, writer.now())?;
                 Ok(match reservation {
                     Reservation::Fresh(_) => Rode::wrote(reservation),
-                    Reservation::Replay(_)
-                    | Reservation::InProgress { .. }
-                    | Reservation::Mismatch => Rode::only_looked(reservation),
+                    Reservation::Replay(ref answer) => {
+                        let bytes = answer.body.len();
+                        Rode::only_looked(reservation).holding(bytes)
+                    }
+                    Reservation::InProgress { .. } | Reservation::Mismatch => {
+                        Rode::only_looked(reservation)
+                    }
                 })
             })
             .await
@@ -107,12 +111,7 @@ fn reserve(conn: &Connection, ask: ReserveAsk, now: Timestamp) -> rusqlite::Resu
             Some(_past) => {}
         }
     }
-    let fence: i64 = conn
-        .prepare_cached(
-            "UPDATE hapax_meta SET value = value + 1 WHERE name = 'reservation_fence'
-             RETURNING value",
-        )?
-        .query_row([], |row| row.get(0))?;
+    let fence = next_fence(conn)?;
     let (lease, ttl) = (span(ask.lease), span(ask.ttl));
     conn.prepare_cached(
         "INSERT INTO hapax_reservation
@@ -172,13 +171,34 @@ pub(super) fn finish(
     Ok(if finished == 1 { Held::Kept } else { Held::Lost })
 }
 
+/// Where an earlier attempt may have been carried out, the row stays to say so.
 fn abandon(conn: &Connection, reserved: &Reserved) -> rusqlite::Result<()> {
+    let right = (reserved.scope.as_str(), reserved.key.as_str(), reserved.fence.0);
+    let gone = conn
+        .prepare_cached(
+            "DELETE FROM hapax_reservation
+             WHERE scope = ?1 AND key = ?2 AND fence = ?3 AND status IS NULL AND attempt = 1",
+        )?
+        .execute(right)?;
+    if gone == 1 || !is_open(conn, reserved)? {
+        return Ok(());
+    }
+    let void = next_fence(conn)?;
     conn.prepare_cached(
-        "DELETE FROM hapax_reservation
+        "UPDATE hapax_reservation SET attempt = attempt - 1, leased_until = 0, fence = ?4
          WHERE scope = ?1 AND key = ?2 AND fence = ?3 AND status IS NULL",
     )?
-    .execute((reserved.scope.as_str(), reserved.key.as_str(), reserved.fence.0))?;
+    .execute((right.0, right.1, right.2, void))?;
     Ok(())
+}
+
+/// One that was never given out.
+fn next_fence(conn: &Connection) -> rusqlite::Result<i64> {
+    conn.prepare_cached(
+        "UPDATE hapax_meta SET value = value + 1 WHERE name = 'reservation_fence'
+         RETURNING value",
+    )?
+    .query_row([], |row| row.get(0))
 }
 
 /// Forgets up to `limit` keys that are past their time, and no more bytes than a commit may hold;
@@ -304,6 +324,41 @@ mod tests {
             [Some(Fence(1)), Some(Fence(2)), Some(Fence(3)), None, Some(Fence(4))]
         );
         assert_eq!(commits.load(Ordering::SeqCst), 1);
+        store.close().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn replays_of_large_answers_do_not_keep_a_batch_waiting() {
+        // A storm of retries: read in one go, five hundred answers of a megabyte would stand in
+        // memory at once, and every ack behind them.
+        let place = Place::new();
+        let store = place.open();
+        let large = Answer { body: vec![0; 1 << 20].into(), ..answer() };
+        let reserved = fresh(&store, "k").await;
+        assert_eq!(store.finish(&reserved, &large).await.expect("finishes"), Held::Kept);
+        let batches = Arc::new(AtomicUsize::new(0));
+        let (hold, held) = std::sync::mpsc::channel::<()>();
+        let counted = Arc::clone(&batches);
+        store.writer.tamper(move |conn| {
+            conn.rollback_hook(Some(move || {
+                counted.fetch_add(1, Ordering::SeqCst);
+            }))
+            .expect("a hook");
+            let _ = held.recv();
+        });
+        let mut asked: Vec<_> = (0..8).map(|_| Box::pin(store.reserve(ask("k")))).collect();
+        poll_fn(|context| {
+            for one in &mut asked {
+                assert!(one.as_mut().poll(context).is_pending());
+            }
+            Poll::Ready(())
+        })
+        .await;
+        drop(hold);
+        for one in asked {
+            assert_eq!(one.await.expect("reserves"), Reservation::Replay(large.clone()));
+        }
+        assert_eq!(batches.load(Ordering::SeqCst), 2);
         store.close().await;
     }
 

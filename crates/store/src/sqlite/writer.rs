@@ -68,17 +68,24 @@ type Told = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 pub(super) struct Rode<T> {
     value: T,
     wrote: bool,
+    /// What it read and holds until the batch has ended.
+    bytes: usize,
 }
 
 impl<T> Rode<T> {
     /// It must be on disk before anybody hears of it.
     pub(super) fn wrote(value: T) -> Self {
-        Self { value, wrote: true }
+        Self { value, wrote: true, bytes: 0 }
     }
 
     /// It says what stood there before, and is worth no commit of its own.
     pub(super) fn only_looked(value: T) -> Self {
-        Self { value, wrote: false }
+        Self { value, wrote: false, bytes: 0 }
+    }
+
+    /// It holds so much of what it read.
+    pub(super) fn holding(self, bytes: usize) -> Self {
+        Self { bytes, ..self }
     }
 }
 
@@ -177,11 +184,11 @@ impl WriterHandle {
         self.demand.fetch_add(1, Ordering::Relaxed);
         let (answer, done) = oneshot::channel();
         let rider: Rider = Box::new(move |writer| match writer.map(act) {
-            Ok(Ok(Rode { value, wrote })) => {
+            Ok(Ok(Rode { value, wrote, bytes })) => {
                 let told: Told = Box::new(move |ended: Result<(), StoreError>| {
                     let _ = answer.send(ended.map(|()| value));
                 });
-                Ok(Rode { value: told, wrote })
+                Ok(Rode { value: told, wrote, bytes })
             }
             Ok(Err(error)) => {
                 let _ = answer.send(Err(StoreError::Unavailable(error.to_string().into())));
@@ -542,9 +549,9 @@ impl Writer {
             let _ = rider(Err(StoreError::Unavailable(error.to_string().into())));
             return Err(error);
         }
-        let Rode { value: told, wrote } = rider(Ok(self))?;
+        let Rode { value: told, wrote, bytes: held } = rider(Ok(self))?;
         batch.riders.push(told);
-        batch.bytes += bytes;
+        batch.bytes += bytes + held;
         batch.wrote |= wrote;
         Ok(())
     }

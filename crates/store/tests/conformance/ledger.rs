@@ -290,6 +290,33 @@ pub(crate) async fn an_abandoned_key_is_free_and_a_finished_one_cannot_be_abando
     assert_eq!(world.reserve("k").await, Reservation::Replay(answer("second")));
 }
 
+pub(crate) async fn what_an_earlier_attempt_may_have_done_is_not_forgotten_with_a_later_one<
+    S: Working,
+>(
+    world: World<S>,
+) {
+    // The first was cut in the middle, the second never began. Told that it is the first, the third
+    // would not look for what is there already.
+    let first = world.fresh("k").await;
+    world.pass(LEASED);
+    for _ in 0..3 {
+        let second = world.fresh("k").await;
+        assert_eq!(second.attempt, 2);
+        world.store.abandon(&second).await.expect("abandons");
+        world.store.abandon(&second).await.expect("has nothing to give up");
+        assert_eq!(world.finish(&second, "second").await, Held::Lost);
+    }
+    assert_eq!(world.finish(&first, "first").await, Held::Lost);
+    let other = world.store.reserve(ask("k", "other")).await.expect("reserves");
+    assert_eq!(other, Reservation::Mismatch, "it is the key of the first");
+    let third = world.fresh("k").await;
+    assert_eq!(third.attempt, 2);
+    assert_eq!(world.finish(&third, "third").await, Held::Kept);
+    world.pass(KEPT);
+    world.prune_keys(10).await;
+    assert_eq!(world.fresh("k").await.attempt, 1);
+}
+
 pub(crate) async fn a_key_past_its_ttl_is_as_good_as_new<S: Working>(world: World<S>) {
     // The time is that of the answer, not of the request: a long one must not be forgotten early.
     let reserved = world.fresh("k").await;

@@ -148,6 +148,7 @@ on_every_working_store! {
         a_late_answer_beside_a_takeover_has_one_winner,
         an_answer_is_kept_once_per_fence,
         an_abandoned_key_is_free_and_a_finished_one_cannot_be_abandoned,
+        what_an_earlier_attempt_may_have_done_is_not_forgotten_with_a_later_one,
         a_key_past_its_ttl_is_as_good_as_new,
         pruning_forgets_what_is_past_its_ttl_and_nothing_else,
         no_fence_comes_twice,

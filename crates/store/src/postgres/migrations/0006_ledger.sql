@@ -120,7 +120,7 @@ BEGIN
     IF finish.scope IS NULL OR finish.key IS NULL OR finish.fence IS NULL OR finish.status IS NULL THEN
         RAISE EXCEPTION 'hapax.finish: scope, key, fence and status must not be null'
             USING ERRCODE = 'null_value_not_allowed';
-    ELSIF finish.status NOT BETWEEN 100 AND 599 THEN
+    ELSIF finish.status NOT BETWEEN 200 AND 599 THEN
         RAISE EXCEPTION 'hapax.finish: % is no status', finish.status
             USING ERRCODE = 'invalid_parameter_value';
     ELSIF octet_length(finish.body) > 1048576 OR octet_length(finish.headers::text) > 65536 THEN
@@ -136,6 +136,20 @@ BEGIN
                   HINT = 'Somebody else has it, or had: roll back what you did for it.';
     END IF;
 END $$;
+
+-- Keeps: what an earlier attempt may have done. Nothing was done under this fence, so the key is free; one
+-- that was reserved before goes back to how that attempt left it, under a fence that nobody has.
+CREATE OR REPLACE FUNCTION hapax.abandon(scope text, key text, fence bigint) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    DELETE FROM hapax.reservation x
+    WHERE x.scope = abandon.scope AND x.key = abandon.key AND x.fence = abandon.fence
+      AND x.status IS NULL AND x.attempt = 1;
+    UPDATE hapax.reservation x
+    SET attempt = x.attempt - 1, leased_until = '-infinity',
+        fence = nextval('hapax.reservation_fence')
+    WHERE x.scope = abandon.scope AND x.key = abandon.key AND x.fence = abandon.fence
+      AND x.status IS NULL;
+$$;
 
 -- Nobody calls these but us, and the functions above.
 REVOKE ALL ON FUNCTION

@@ -1,6 +1,11 @@
--- Nothing was done for it: the key is free, if this fence still holds it. KEYS: the reservation.
--- ARGV: fence.
-local kept = redis.call('HMGET', KEYS[1], 'fence', 'status')
+-- Nothing was done under this fence, if it still holds the key: that is free, or as an earlier attempt
+-- left it, under a fence that nobody has. KEYS: the reservation. ARGV: fence.
+local kept = redis.call('HMGET', KEYS[1], 'fence', 'status', 'attempt')
 if kept[1] == ARGV[1] and not kept[2] then
-    redis.call('DEL', KEYS[1])
+    if tonumber(kept[3]) > 1 then
+        redis.call('HSET', KEYS[1], 'attempt', kept[3] - 1, 'until', 0,
+            'fence', string.format('%.0f', kept[1] + 1))
+    else
+        redis.call('DEL', KEYS[1])
+    end
 end

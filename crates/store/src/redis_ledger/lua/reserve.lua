@@ -23,5 +23,6 @@ local attempt = (tonumber(kept[3]) or 0) + 1
 redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], 'print', ARGV[1], 'fence', string.format('%.0f', fence),
     'attempt', attempt, 'until', string.format('%.0f', now + ARGV[2]), 'ttl', ARGV[3])
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
+-- What runs is known for as long as it may.
+redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(ARGV[2], ARGV[3])))
 return {'fresh', fence, attempt, false, false}

@@ -1,0 +1,150 @@
+//! `cargo bench --bench keys`: what a proxy with Idempotency-Keys costs in front of an app.
+//!
+//! The app is the floor of the other benches, which takes a request of a kilobyte, verifies it and
+//! answers. It is asked directly, through a proxy without keys, with keys that are new, and with keys
+//! that were used before, over SQLite and over a real PostgreSQL, by turns and all in the same run. A
+//! request that passes costs at least two: one to the proxy, one to the app. What the figures mean is
+//! in docs/benchmarks.md.
+
+#[path = "../shared/mod.rs"]
+mod shared;
+
+use std::cell::RefCell;
+use std::fmt;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use clap::Parser;
+use hapax_sim::Postgres;
+use serde_json::{Value, json};
+
+use crate::shared::events::Events;
+use crate::shared::figures::{measured_json, thousands};
+use crate::shared::load::{self, Length, Load, Measured};
+use crate::shared::server::Server;
+use crate::shared::{CONNECTIONS, Place, WARM_UP, floor, on_one_thread};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// How many keys are used again and again.
+const REPEATED: u64 = 64;
+
+#[derive(Parser)]
+#[command(about = "What Idempotency-Keys cost in front of an app")]
+struct Options {
+    /// Seconds of one measured slice
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+    /// Slices of each kind, by turns
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    #[command(flatten)]
+    place: Place,
+}
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    if options.place.floor {
+        return floor::run();
+    }
+    let directory = options.place.directory()?;
+    let report = on_one_thread(measure(&options, directory.path()))?;
+    options.place.output.print(&report)
+}
+
+/// One way to the app.
+struct Way<'a> {
+    name: &'static str,
+    server: &'a Server,
+    events: Rc<RefCell<Events>>,
+    load: Load,
+    measured: Measured,
+}
+
+async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> {
+    let app = Server::floor()?;
+    let postgres = Postgres::start().await;
+    let database = format!("database_url = {:?}\n", postgres.create_database("keys").await);
+    let binary = &options.place.hapax;
+    let sqlite = Server::proxy(binary, &directory.join("sqlite"), &app, String::new())?;
+    let shared = Server::proxy(binary, &directory.join("postgres"), &app, database)?;
+    let plain = Rc::new(RefCell::new(Events::new(REPEATED)));
+    let (ours, theirs) = (keyed(), keyed());
+    let way = |name, server, events: &Rc<RefCell<Events>>, load| Way {
+        name,
+        server,
+        events: Rc::clone(events),
+        load,
+        measured: Measured::default(),
+    };
+    let mut ways = [
+        way("the app itself", &app, &plain, Load::New),
+        way("through a proxy, without a key", &sqlite, &plain, Load::New),
+        way("new keys, SQLite", &sqlite, &ours, Load::New),
+        way("keys used before, SQLite", &sqlite, &ours, Load::Copies),
+        way("new keys, PostgreSQL", &shared, &theirs, Load::New),
+        way("keys used before, PostgreSQL", &shared, &theirs, Load::Copies),
+    ];
+    let length = Length::Time(Duration::from_secs_f64(options.seconds));
+    for _ in 0..options.rounds {
+        for way in &mut ways {
+            options.place.output.say(way.name);
+            let (servers, warm_up) = ([way.server], Some(WARM_UP));
+            let slice = load::run(&servers, &way.events, way.load, CONNECTIONS, length, warm_up);
+            way.measured.join(slice.await?);
+        }
+    }
+    Ok(Report(ways.into_iter().map(|way| (way.name, way.measured)).collect()))
+}
+
+fn keyed() -> Rc<RefCell<Events>> {
+    Rc::new(RefCell::new(Events::with_keys(REPEATED)))
+}
+
+/// Each way by its name, the app itself first.
+struct Report(Vec<(&'static str, Measured)>);
+
+impl Report {
+    fn ratio(&self, measured: &Measured) -> f64 {
+        self.0.first().map_or(f64::NAN, |(_, app)| measured.per_second() / app.per_second())
+    }
+}
+
+impl shared::Report for Report {
+    fn json(&self) -> Value {
+        let each = self.0.iter().map(|(name, measured)| {
+            let (ratio, measured) = (self.ratio(measured), measured_json(measured));
+            json!({ "way": name, "to_the_app": ratio, "measured": measured })
+        });
+        json!({ "connections": CONNECTIONS, "ways": each.collect::<Vec<_>>() })
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:<32} {:>10} {:>8} {:>9} {:>9} {:>10}",
+            format!("{CONNECTIONS} connections"),
+            "requests/s",
+            "to app",
+            "p50 ms",
+            "p99 ms",
+            "CPU us"
+        )?;
+        for (name, measured) in &self.0 {
+            writeln!(
+                f,
+                "{name:<32} {:>10} {:>8.2} {:>9.2} {:>9.2} {:>10.1}",
+                thousands(measured.per_second()),
+                self.ratio(measured),
+                measured.latency_us(0.5) / 1e3,
+                measured.latency_us(0.99) / 1e3,
+                measured.cpu_us_per_request(),
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""An API that charges, in PostgreSQL, exactly once for each Idempotency-Key.
+
+Hapax stands in front of it and sends each request on once. With the request come three headers that
+say what is being run: idempotency-key, hapax-scope and hapax-fence. The charge and the answer to it
+are one transaction of this app's own: both are committed, or neither. So the table needs no unique
+constraint, and it does not matter where this process dies or whether its answer is ever heard.
+
+It needs psycopg 3 and PostgreSQL, and a role that may do only what schema.sql says.
+
+    DATABASE_URL   postgres://charges_app@127.0.0.1/charges unless set
+    PORT           where it listens, 3000 unless set; 0 picks a free one
+    DIE_AT         for trying it out: the step at which this process kills itself
+"""
+
+import json
+import os
+import signal
+import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+DATABASE_URL = os.environ.get("DATABASE_URL", "postgres://charges_app@127.0.0.1/charges")
+PORT = int(os.environ.get("PORT", "3000"))
+
+BODY_BYTES_MAX = 1024 * 1024
+CONNECT_SECONDS = 4
+
+# What hapax.finish raises: a later attempt has the key, or its answer is kept already.
+FENCE_LOST = "XH001"
+
+
+def handle(headers, body):
+    """The status and the answer."""
+    try:
+        amount = read_amount(body)
+    except (KeyError, TypeError, ValueError):
+        return 422, {"error": "amount must be a number above zero"}
+    scope, key, fence = (headers.get(n) for n in ("hapax-scope", "idempotency-key", "hapax-fence"))
+    if not (scope and key and fence):
+        # Not through the proxy, or without a key: nothing would keep it from being charged twice.
+        return 400, {"error": "Idempotency-Key needed"}
+    try:
+        return 201, charge(headers.get("x-account-id"), amount, scope, key, int(fence))
+    except psycopg.Error as error:
+        if error.diag.sqlstate == FENCE_LOST:
+            # All of it was rolled back. The client is told what is kept, whatever we answer.
+            return 409, {"error": "another attempt has it"}
+        return 503, {"error": "nothing was charged, or all of it was"}
+
+
+def charge(account, amount, scope, key, fence):
+    """The charge and the answer to it, in one transaction."""
+    charged = {"id": f"ch_{uuid.uuid4()}", "amount": amount}
+    step("before begin")
+    with psycopg.connect(DATABASE_URL, connect_timeout=CONNECT_SECONDS) as database:
+        # Left by an exception, this block rolls back; otherwise its end is the COMMIT.
+        database.execute(
+            "INSERT INTO charges (id, account, amount, key) VALUES (%s, %s, %s, %s)",
+            (charged["id"], account, amount, key),
+        )
+        step("after insert")
+        database.execute(
+            "SELECT hapax.finish(%s, %s, %s, 201, %s, %s)",
+            (scope, key, fence, Jsonb({"content-type": "application/json"}), said(charged)),
+        )
+        step("before commit")
+    step("after commit")
+    return charged
+
+
+def read_amount(body):
+    amount = json.loads(body)["amount"]
+    if type(amount) is not int or amount <= 0:
+        raise ValueError("amount")
+    return amount
+
+
+def said(answer):
+    return json.dumps(answer).encode()
+
+
+def step(name):
+    """Dies here when told to, as a machine would that loses its power."""
+    if os.environ.get("DIE_AT") == name:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Api(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+
+    def do_POST(self):
+        length = self.headers.get("content-length", "")
+        if not length.isdecimal() or int(length) > BODY_BYTES_MAX:
+            self.close_connection = True
+            return self.answer(413, {"error": "no length, or too large"})
+        body = self.rfile.read(int(length))
+        if self.path != "/charges":
+            return self.answer(404, {"error": "POST /charges"})
+        self.answer(*handle(self.headers, body))
+
+    def answer(self, status, answer):
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(said(answer))))
+        self.end_headers()
+        self.wfile.write(said(answer))
+
+    def log_message(self, *_):
+        """Hapax logs every request."""
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # A burst of connections must not be refused.
+    request_queue_size = 128
+
+
+if __name__ == "__main__":
+    with Server(("127.0.0.1", PORT), Api) as server:
+        print(f"app ready: http://127.0.0.1:{server.server_port}", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            pass
