@@ -39,6 +39,9 @@ const REPLAYED_MAX: usize = 10;
 /// The most requests of one storm: every answer is kept until it is judged.
 const REQUESTS_MAX: u64 = 5_000_000;
 
+/// File descriptors that are not connections: the probe, the report, the runtime.
+const DESCRIPTORS_APART: u64 = 32;
+
 /// A seed that nobody chose is short enough to be typed again.
 const SEED_MADE_UP: u64 = 0xffff_ffff;
 
@@ -121,6 +124,7 @@ impl Storm {
             let problem = format!("that is more than {REQUESTS_MAX} requests");
             return Err(Failure::usage(problem, "fewer --events or --copies"));
         }
+        may_open(self.flags.shape.concurrency)?;
         let settle = units::duration(&self.flags.settle)?;
         let probe = Probe::new(&self.flags)?;
         let seed =
@@ -141,6 +145,17 @@ impl Storm {
         }
         verdict
     }
+}
+
+/// A connection that this side cannot open is not to be held against the endpoint.
+fn may_open(connections: u64) -> Result<(), Failure> {
+    let needed = connections + DESCRIPTORS_APART;
+    let open = rlimit::increase_nofile_limit(needed).unwrap_or(needed);
+    if open < needed {
+        let problem = format!("--concurrency {connections}: only {open} files may be open here");
+        return Err(Failure::usage(problem, "lower it, or raise the limit with ulimit -n"));
+    }
+    Ok(())
 }
 
 fn open(path: &PathBuf) -> Result<File, Failure> {
@@ -177,7 +192,7 @@ impl Run<'_> {
         let heard = fire::reached(heard?)?;
         let took = started.elapsed();
         let after = self.settled(&ids, before.as_ref()).await;
-        let replayed = self.replay(&fire).await?;
+        let replayed = self.replay().await?;
         let effects = match (before, after) {
             (None, _) | (_, None) => Effects::NoProbe,
             (Some(_), Some(Err(failure))) => Effects::Lost(failure.message().to_owned()),
@@ -215,7 +230,9 @@ impl Run<'_> {
     }
 
     /// One more copy of a few events, signed afresh, as of a sender that never heard the first answer.
-    async fn replay(&self, fire: &Fire) -> Result<Vec<Heard>, Failure> {
+    /// On new connections: the old ones have been idle, and an endpoint may close such at any moment.
+    async fn replay(&self) -> Result<Vec<Heard>, Failure> {
+        let fire = Fire::new(Arc::clone(&self.sender), self.flags.shape.concurrency);
         let mut events: Vec<usize> = self.plan.genuine().collect();
         Dice::new(!self.seed).shuffle(&mut events);
         events.truncate(REPLAYED_MAX);
