@@ -320,6 +320,23 @@ fn what_cannot_be_meant_is_said_before_anything_is_sent() {
 }
 
 #[test]
+fn what_this_side_cannot_open_is_not_held_against_the_endpoint() {
+    // With fewer descriptors than connections the storm would fail by itself and blame the endpoint.
+    let endpoint = Endpoint::new(Flaw::None, SECRET);
+    let binary = env!("CARGO_BIN_EXE_hapax");
+    let script = format!(
+        "ulimit -n 64; exec '{binary}' storm --to '{}' --provider stripe --secret {SECRET} \
+         --concurrency 100",
+        endpoint.url()
+    );
+    let run = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+    let told = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert_eq!(run.status.code(), Some(2), "{told}");
+    assert!(told.contains("only 64 files may be open"), "{told}");
+    assert!(endpoint.came().is_empty());
+}
+
+#[test]
 fn the_same_seed_sends_the_same_events_in_the_same_order() {
     let came = |args: &[&str]| {
         let endpoint = Endpoint::new(Flaw::None, SECRET);

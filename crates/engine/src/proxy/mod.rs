@@ -266,6 +266,7 @@ mod tests {
     use hapax_core::store::{Held, StoreError};
     use http::StatusCode;
     use http_body_util::Full;
+    use tokio::time::timeout;
 
     use super::*;
 

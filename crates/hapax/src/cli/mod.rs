@@ -57,6 +57,8 @@ enum Command {
     /// Torture an endpoint, any endpoint, with copies at once, late and forged events; exit 1 when a law
     /// of exactly-once is broken
     Storm(storm::Storm),
+    /// The double-charge story, live: the same retries to a handler that checks and then acts, and to Hapax
+    Demo(storm::Demo),
     /// Look at the events of a running server, replay them, decide about those in review
     #[command(subcommand)]
     Events(events::Events),
@@ -96,6 +98,7 @@ pub(crate) fn run() -> Exit {
         Command::Sign(sign) => sign.run(),
         Command::Send(send) => send.run(),
         Command::Storm(storm) => storm.run(),
+        Command::Demo(demo) => demo.run(),
         Command::Events(events) => events.run(),
         Command::Dead(dead) => dead.run(),
         Command::Explain(explain) => explain.run(),

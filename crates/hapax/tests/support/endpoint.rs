@@ -209,7 +209,7 @@ impl State {
             _other => event_id.clone(),
         };
         match self.flaw {
-            Flaw::Breaks if number % 7 == 0 => return (500, json!({})),
+            Flaw::Breaks if number.is_multiple_of(7) => return (500, json!({})),
             Flaw::IsBusyAtFirst if kept.unseen.insert(event_id.clone(), 1).is_none() => {
                 return (503, json!({}));
             }

@@ -92,6 +92,8 @@ impl Fire {
         while let Some(joined) = running.join_next().await {
             heard.push(joined.map_err(broke_down)?);
         }
+        // By event and not by who was answered first: what is told of equal runs is equal.
+        heard.sort_by_key(|heard| heard.event);
         Ok(heard)
     }
 

@@ -1,8 +1,9 @@
 //! `hapax storm`: the exactly-once torture test, against any endpoint in any language. It sends signed
 //! events many times over and at once, hostile ones among them, and judges law by law. [`plan`] says
 //! what is sent, [`fire`] sends it, [`probe`] reads the effects, [`judge`] holds the laws, [`report`]
-//! tells.
+//! tells. `hapax demo` tells the story behind it with the same means, in [`demo`].
 
+mod demo;
 mod dice;
 mod fire;
 mod judge;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use hapax_core::Timestamp;
 
+pub(super) use self::demo::Demo;
 use self::dice::Dice;
 use self::fire::{Fire, Heard};
 use self::judge::{Effects, Evidence, Law, Verdict};
@@ -36,6 +38,9 @@ const REPLAYED_MAX: usize = 10;
 
 /// The most requests of one storm: every answer is kept until it is judged.
 const REQUESTS_MAX: u64 = 5_000_000;
+
+/// File descriptors that are not connections: the probe, the report, the runtime.
+const DESCRIPTORS_APART: u64 = 32;
 
 /// A seed that nobody chose is short enough to be typed again.
 const SEED_MADE_UP: u64 = 0xffff_ffff;
@@ -58,27 +63,8 @@ struct Flags {
     /// Whose events: `hapax providers` lists them
     #[arg(long, value_name = "NAME")]
     provider: String,
-    /// The event type, such as payout.paid [default: one that this sender has]
-    #[arg(long = "type", value_name = "TYPE")]
-    event_type: Option<String>,
-    /// How many distinct events
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100_000))]
-    events: u64,
-    /// How often each of them is sent, all copies at once
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=10_000))]
-    copies: u64,
-    /// How many requests at once
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=10_000))]
-    concurrency: u64,
-    /// Also send events that are signed outside the replay window: they must be refused
-    #[arg(long)]
-    stale: bool,
-    /// Also send forged events: wrong secret, changed body, no signature; they must be refused
-    #[arg(long)]
-    forged: bool,
-    /// Send everything in one random order instead of event by event
-    #[arg(long)]
-    shuffle: bool,
+    #[command(flatten)]
+    shape: Shape,
     /// Makes ids and order: the same seed, the same storm [default: a new one]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -105,18 +91,45 @@ struct Flags {
     json: bool,
 }
 
+/// What is sent.
+#[derive(Debug, clap::Args)]
+struct Shape {
+    /// The event type, such as payout.paid [default: one that this sender has]
+    #[arg(long = "type", value_name = "TYPE")]
+    event_type: Option<String>,
+    /// How many distinct events
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    events: u64,
+    /// How often each of them is sent, all copies at once
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    copies: u64,
+    /// How many requests at once
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    concurrency: u64,
+    /// Also send events that are signed outside the replay window: they must be refused
+    #[arg(long)]
+    stale: bool,
+    /// Also send forged events: wrong secret, changed body, no signature; they must be refused
+    #[arg(long)]
+    forged: bool,
+    /// Send everything in one random order instead of event by event
+    #[arg(long)]
+    shuffle: bool,
+}
+
 impl Storm {
     pub(super) fn run(self) -> Result<Exit, Failure> {
         let sender = Sender::new(&self.flags.provider, &self.identity, &self.flags.to)?;
-        if self.flags.events.saturating_mul(self.flags.copies) > REQUESTS_MAX {
+        if self.flags.shape.events.saturating_mul(self.flags.shape.copies) > REQUESTS_MAX {
             let problem = format!("that is more than {REQUESTS_MAX} requests");
             return Err(Failure::usage(problem, "fewer --events or --copies"));
         }
+        may_open(self.flags.shape.concurrency)?;
         let settle = units::duration(&self.flags.settle)?;
         let probe = Probe::new(&self.flags)?;
         let seed =
             self.flags.seed.unwrap_or_else(|| uuid::Uuid::now_v7().as_u64_pair().1 & SEED_MADE_UP);
-        let plan = Plan::new(&sender, &self.flags, seed, Timestamp::now())?;
+        let plan = Plan::new(&sender, &self.flags.shape, seed, Timestamp::now())?;
         // A place that cannot be written is found out before the storm and not after it.
         let junit = self.flags.junit.as_ref().map(open).transpose()?;
         let run = Run { flags: &self.flags, sender: Arc::new(sender), plan, probe, seed, settle };
@@ -132,6 +145,17 @@ impl Storm {
         }
         verdict
     }
+}
+
+/// A connection that this side cannot open is not to be held against the endpoint.
+fn may_open(connections: u64) -> Result<(), Failure> {
+    let needed = connections + DESCRIPTORS_APART;
+    let open = rlimit::increase_nofile_limit(needed).unwrap_or(needed);
+    if open < needed {
+        let problem = format!("--concurrency {connections}: only {open} files may be open here");
+        return Err(Failure::usage(problem, "lower it, or raise the limit with ulimit -n"));
+    }
+    Ok(())
 }
 
 fn open(path: &PathBuf) -> Result<File, Failure> {
@@ -160,7 +184,7 @@ impl Run<'_> {
             Some(probe) => Some(probe.read(&ids).await?),
             None => None,
         };
-        let fire = Fire::new(Arc::clone(&self.sender), flags.concurrency);
+        let fire = Fire::new(Arc::clone(&self.sender), flags.shape.concurrency);
         let started = Instant::now();
         let bar = sender::bar(plan.requests());
         let heard = fire.send(plan, &plan.groups, &bar).await;
@@ -168,7 +192,7 @@ impl Run<'_> {
         let heard = fire::reached(heard?)?;
         let took = started.elapsed();
         let after = self.settled(&ids, before.as_ref()).await;
-        let replayed = self.replay(&fire).await?;
+        let replayed = self.replay().await?;
         let effects = match (before, after) {
             (None, _) | (_, None) => Effects::NoProbe,
             (Some(_), Some(Err(failure))) => Effects::Lost(failure.message().to_owned()),
@@ -179,7 +203,7 @@ impl Run<'_> {
             },
         };
         let evidence = Evidence { plan, heard: &heard, replayed: &replayed, effects };
-        let laws = judge::judge(&evidence, flags.stale, flags.forged);
+        let laws = judge::judge(&evidence, flags.shape.stale, flags.shape.forged);
         let figures = Figures::new(*seed, &evidence, took);
         match flags.json {
             true => report::print_json(&laws, &figures)?,
@@ -206,7 +230,9 @@ impl Run<'_> {
     }
 
     /// One more copy of a few events, signed afresh, as of a sender that never heard the first answer.
-    async fn replay(&self, fire: &Fire) -> Result<Vec<Heard>, Failure> {
+    /// On new connections: the old ones have been idle, and an endpoint may close such at any moment.
+    async fn replay(&self) -> Result<Vec<Heard>, Failure> {
+        let fire = Fire::new(Arc::clone(&self.sender), self.flags.shape.concurrency);
         let mut events: Vec<usize> = self.plan.genuine().collect();
         Dice::new(!self.seed).shuffle(&mut events);
         events.truncate(REPLAYED_MAX);

@@ -6,7 +6,7 @@ use hapax_core::{Arrival, Source, Timeliness, Timestamp, Verified};
 
 use super::super::out::Failure;
 use super::super::sender::{self, Sender};
-use super::Flags;
+use super::Shape;
 use super::dice::Dice;
 
 /// How far outside the window a stale request is signed: no clock is that wrong by accident.
@@ -81,7 +81,7 @@ pub(super) struct Group {
 impl Plan {
     pub(super) fn new(
         sender: &Sender,
-        flags: &Flags,
+        shape: &Shape,
         seed: u64,
         now: Timestamp,
     ) -> Result<Self, Failure> {
@@ -95,16 +95,16 @@ impl Plan {
             impostor: sender.impostor(&dice.bytes()),
             stale_by_seconds: window.saturating_add(STALE_BEYOND_SECONDS),
         };
-        for _ in 0..flags.events {
-            plan.add(sender, flags, Nature::Genuine, &mut dice, now)?;
+        for _ in 0..shape.events {
+            plan.add(sender, shape, Nature::Genuine, &mut dice, now)?;
         }
-        if flags.stale {
-            plan.add_stale(sender, flags, &mut dice, now)?;
+        if shape.stale {
+            plan.add_stale(sender, shape, &mut dice, now)?;
         }
-        if flags.forged {
-            plan.add_forged(sender, flags, &mut dice, now)?;
+        if shape.forged {
+            plan.add_forged(sender, shape, &mut dice, now)?;
         }
-        plan.arrange(flags, &mut dice);
+        plan.arrange(shape, &mut dice);
         Ok(plan)
     }
 
@@ -146,7 +146,7 @@ impl Plan {
     fn add_stale(
         &mut self,
         sender: &Sender,
-        flags: &Flags,
+        shape: &Shape,
         dice: &mut Dice,
         now: Timestamp,
     ) -> Result<(), Failure> {
@@ -155,8 +155,8 @@ impl Plan {
             self.stale_unjudged = Some(format!("{title} signs no time, so nothing is ever late"));
             return Ok(());
         }
-        for _ in 0..flags.events.min(STALE_MAX) {
-            self.add(sender, flags, Nature::Stale, dice, now)?;
+        for _ in 0..shape.events.min(STALE_MAX) {
+            self.add(sender, shape, Nature::Stale, dice, now)?;
         }
         Ok(())
     }
@@ -164,13 +164,13 @@ impl Plan {
     fn add_forged(
         &mut self,
         sender: &Sender,
-        flags: &Flags,
+        shape: &Shape,
         dice: &mut Dice,
         now: Timestamp,
     ) -> Result<(), Failure> {
         for nature in Nature::FORGED {
-            for _ in 0..flags.events.min(FORGED_MAX) {
-                self.add(sender, flags, nature, dice, now)?;
+            for _ in 0..shape.events.min(FORGED_MAX) {
+                self.add(sender, shape, nature, dice, now)?;
                 // A sender that signs no body cannot be caught with another one.
                 if self.is_what_it_claims(sender, now)? {
                     continue;
@@ -188,7 +188,7 @@ impl Plan {
     fn add(
         &mut self,
         sender: &Sender,
-        flags: &Flags,
+        shape: &Shape,
         nature: Nature,
         dice: &mut Dice,
         now: Timestamp,
@@ -198,7 +198,7 @@ impl Plan {
             Timestamp::from_second(now.as_second().div_euclid(86_400) * 86_400).unwrap_or(now);
         let token = format!("storm{:016x}", dice.roll());
         let id = SampleId::made_up(token, today);
-        let unsigned = sender.sample(flags.event_type.as_deref(), &id)?;
+        let unsigned = sender.sample(shape.event_type.as_deref(), &id)?;
         let event_id = sender.sign(&unsigned, now)?.event_id;
         if event_id.is_empty() {
             return Err(Failure::usage(
@@ -234,24 +234,24 @@ impl Plan {
     }
 
     /// Event by event, the hostile ones last; or all of it in one order that the dice make.
-    fn arrange(&mut self, flags: &Flags, dice: &mut Dice) {
+    fn arrange(&mut self, shape: &Shape, dice: &mut Dice) {
         for (place, event) in self.events.iter().enumerate() {
             let copies = match event.nature {
-                Nature::Genuine => flags.copies,
+                Nature::Genuine => shape.copies,
                 Nature::Stale | Nature::WrongSecret | Nature::ChangedBody | Nature::Unsigned => 1,
             };
-            if flags.shuffle {
+            if shape.shuffle {
                 self.groups.extend((0..copies).map(|_| Group { event: place, copies: 1 }));
                 continue;
             }
             let mut left = copies;
             while left > 0 {
-                let together = left.min(flags.concurrency);
+                let together = left.min(shape.concurrency);
                 self.groups.push(Group { event: place, copies: together });
                 left -= together;
             }
         }
-        if flags.shuffle {
+        if shape.shuffle {
             dice.shuffle(&mut self.groups);
         }
     }
