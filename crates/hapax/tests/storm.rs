@@ -243,6 +243,26 @@ fn hapax_holds_every_law_by_every_probe() {
 }
 
 #[test]
+fn what_is_kept_for_a_person_counts_as_refused() {
+    // Every late event is answered 2xx and kept, so only the decision and the ledger tell.
+    let effect = ledger::effect("fee");
+    let house = House::new(&format!(
+        "[sources.stripe]\nprovider = \"stripe\"\nsecrets = [\"{SECRET}\"]\nlate = \"review\"\n\
+         [sources.stripe.handlers.fee]\ntimeout = \"10s\"\nsql = \"\"\"{effect}\"\"\"\n"
+    ));
+    let ledger = Ledger::create(&house, ledger::SCHEMA);
+    let server = house.start();
+    let to = format!("http://{}/webhooks/stripe", server.ingress);
+    let database = format!("sqlite:{}", house.database().display());
+    let rows = ["--effects-sql", "SELECT event_id FROM ledger", "--effects-db", &database];
+    let (run, laws) = judged(&to, &[&["--stale", "--events", "12"], &rows[..]].concat());
+    assert_eq!(run.code, 0, "{run:?}");
+    assert_eq!(laws["summary"]["answers"]["202"], 12, "{run:?}");
+    assert_eq!(laws["stale_refused"]["verdict"], "held", "{run:?}");
+    ledger.is_once_each(12);
+}
+
+#[test]
 fn effects_in_postgresql_can_be_asked_for() {
     let database = Database::shared("storm");
     let house = database.house("", nodes::ROW);
