@@ -78,11 +78,11 @@ fn an_endpoint_that_is_right_passes_in_any_order() {
         assert_eq!(laws["stale_refused"]["verdict"], "held");
         assert_eq!(laws["forged_refused"]["verdict"], "held");
         let summary = &laws["summary"];
-        // 12 events 4 times, 12 late, 12 forged in each of three ways, and 10 once more.
-        assert_eq!(summary["answers"], json!({ "200": 58, "401": 48 }));
+        // 12 events 4 times, 12 late, 12 forged in each of three ways, and 10 once more and once late.
+        assert_eq!(summary["answers"], json!({ "200": 58, "401": 58 }));
         assert_eq!(summary["effects"], json!({ "before": 0, "after": 12 }));
         assert!(summary["ack_ms"]["p99"].as_f64() >= summary["ack_ms"]["p50"].as_f64());
-        assert_eq!(endpoint.came().len(), 106);
+        assert_eq!(endpoint.came().len(), 116);
     }
 }
 
@@ -125,6 +125,10 @@ fn whoever_takes_stale_events_is_caught() {
     assert_eq!(laws["stale_refused"]["breaches"], 12);
     let text = laws["one_effect"]["examples"][0]["expected"].as_str().unwrap();
     assert!(text.contains("signed outside the window"), "{laws}");
+    // One whose memory is as short as the window acts on a late copy of what it had long done.
+    let broken = ["one_effect", "replay", "stale_refused"];
+    let (_, laws) = check(Flaw::ForgetsWithTheWindow, &HOSTILE, &broken);
+    assert_eq!(laws["replay"]["breaches"], 10);
     // Unless asked for, nothing hostile is sent, and the same endpoint passes.
     check(Flaw::TakesStale, &[], &[]);
 }
@@ -236,6 +240,26 @@ fn hapax_holds_every_law_by_every_probe() {
     let (run, _) = judged(&to, &[&again, &rows[..]].concat());
     assert_eq!(run.code, 0, "{run:?}");
     ledger.is_once_each(120);
+}
+
+#[test]
+fn what_is_kept_for_a_person_counts_as_refused() {
+    // Every late event is answered 2xx and kept, so only the decision and the ledger tell.
+    let effect = ledger::effect("fee");
+    let house = House::new(&format!(
+        "[sources.stripe]\nprovider = \"stripe\"\nsecrets = [\"{SECRET}\"]\nlate = \"review\"\n\
+         [sources.stripe.handlers.fee]\ntimeout = \"10s\"\nsql = \"\"\"{effect}\"\"\"\n"
+    ));
+    let ledger = Ledger::create(&house, ledger::SCHEMA);
+    let server = house.start();
+    let to = format!("http://{}/webhooks/stripe", server.ingress);
+    let database = format!("sqlite:{}", house.database().display());
+    let rows = ["--effects-sql", "SELECT event_id FROM ledger", "--effects-db", &database];
+    let (run, laws) = judged(&to, &[&["--stale", "--events", "12"], &rows[..]].concat());
+    assert_eq!(run.code, 0, "{run:?}");
+    assert_eq!(laws["summary"]["answers"]["202"], 12, "{run:?}");
+    assert_eq!(laws["stale_refused"]["verdict"], "held", "{run:?}");
+    ledger.is_once_each(12);
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub(crate) enum Flaw {
     TakesForged,
     /// Does not look at the time.
     TakesStale,
+    /// The same, and what is older than the window it cannot know.
+    ForgetsWithTheWindow,
     /// Breaks down now and then.
     Breaks,
     /// Asks everybody to come again once; that is none.
@@ -69,6 +71,12 @@ struct Kept {
 struct Request {
     arrival: Arrival,
     signature: String,
+}
+
+/// What an endpoint acts on.
+struct Taken {
+    event_id: String,
+    late: bool,
 }
 
 impl Endpoint {
@@ -197,7 +205,7 @@ impl State {
     }
 
     fn answer(&self, request: &Request) -> (u16, Value) {
-        let Some(event_id) = self.event_id(request) else {
+        let Some(Taken { event_id, late }) = self.taken(request) else {
             self.kept.lock().unwrap().came.push(String::new());
             return (401, json!({ "error": "no" }));
         };
@@ -206,6 +214,7 @@ impl State {
         let number = kept.came.len();
         let key = match self.flaw {
             Flaw::KnowsSignaturesOnly => request.signature.clone(),
+            Flaw::ForgetsWithTheWindow if late => format!("{event_id} late"),
             _other => event_id.clone(),
         };
         match self.flaw {
@@ -238,16 +247,18 @@ impl State {
         }
     }
 
-    /// The id of what is taken for genuine.
-    fn event_id(&self, request: &Request) -> Option<String> {
+    /// What is taken for genuine.
+    fn taken(&self, request: &Request) -> Option<Taken> {
         if self.flaw == Flaw::TakesForged {
             let body: Value = serde_json::from_slice(&request.arrival.body).ok()?;
-            return body["id"].as_str().map(str::to_owned);
+            let event_id = body["id"].as_str()?.to_owned();
+            return Some(Taken { event_id, late: false });
         }
         let verified = hapax_core::verify(&self.source, &request.arrival, Timestamp::now());
         let Ok(Verified::Events { receipts, .. }) = verified else { return None };
         let receipt = receipts.first()?;
         let late = matches!(receipt.timeliness(), Timeliness::Late { .. });
-        (!late || self.flaw == Flaw::TakesStale).then(|| receipt.key().event_id.to_string())
+        let takes_stale = matches!(self.flaw, Flaw::TakesStale | Flaw::ForgetsWithTheWindow);
+        (!late || takes_stale).then(|| Taken { event_id: receipt.key().event_id.to_string(), late })
     }
 }

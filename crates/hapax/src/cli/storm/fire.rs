@@ -28,6 +28,8 @@ const SIGNED_FOR: i64 = 60;
 pub(super) struct Heard {
     /// Its event's place in the plan.
     pub(super) event: usize,
+    /// As what it was sent.
+    pub(super) nature: Nature,
     /// The last answer, or why there was none.
     pub(super) answer: Result<Answer, NoAnswer>,
     /// Every answer on the way, the last one included.
@@ -63,7 +65,7 @@ impl Fire {
     ) -> Result<Vec<Heard>, Failure> {
         let mut heard = Vec::new();
         let mut running = JoinSet::new();
-        let mut signed: HashMap<usize, (Timestamp, Arc<Signed>)> = HashMap::new();
+        let mut signed: HashMap<(usize, Nature), (Timestamp, Arc<Signed>)> = HashMap::new();
         for group in groups {
             let copies = u32::try_from(group.copies).unwrap_or(u32::MAX);
             let closed = |_| Failure::unreachable("the storm was broken off");
@@ -75,17 +77,17 @@ impl Fire {
             if is_shut(&heard) {
                 break;
             }
-            let request = self.signed(plan, group.event, &mut signed)?;
-            let nature = plan.events[group.event].nature;
+            let request = self.signed(plan, group, &mut signed)?;
             for _copy in 0..group.copies {
                 let slot = slots.split(1);
                 let (sender, client) = (Arc::clone(&self.sender), self.client.clone());
                 let (request, bar, event) = (Arc::clone(&request), bar.clone(), group.event);
+                let nature = group.nature;
                 running.spawn(async move {
                     let (answer, tries) = deliver(&sender, &client, &request, nature).await;
                     bar.inc(1);
                     drop(slot);
-                    Heard { event, answer, tries }
+                    Heard { event, nature, answer, tries }
                 });
             }
         }
@@ -101,19 +103,19 @@ impl Fire {
     fn signed(
         &self,
         plan: &Plan,
-        place: usize,
-        known: &mut HashMap<usize, (Timestamp, Arc<Signed>)>,
+        group: &Group,
+        known: &mut HashMap<(usize, Nature), (Timestamp, Arc<Signed>)>,
     ) -> Result<Arc<Signed>, Failure> {
         let now = Timestamp::now();
-        if let Some((at, signed)) = known.get(&place)
+        if let Some((at, signed)) = known.get(&(group.event, group.nature))
             && now.as_second() - at.as_second() < SIGNED_FOR
         {
             return Ok(Arc::clone(signed));
         }
-        let event = &plan.events[place];
-        let request = plan.request(&self.sender, event, now)?;
+        let event = &plan.events[group.event];
+        let request = plan.request(&self.sender, event, group.nature, now)?;
         let signed = Arc::new(Signed { event_id: event.event_id.clone(), request });
-        known.insert(place, (now, Arc::clone(&signed)));
+        known.insert((group.event, group.nature), (now, Arc::clone(&signed)));
         Ok(signed)
     }
 }

@@ -142,8 +142,7 @@ fn of_nature<'a>(
     evidence: &'a Evidence<'_>,
     is: impl Fn(Nature) -> bool + 'a,
 ) -> impl Iterator<Item = &'a Heard> {
-    let events = &evidence.plan.events;
-    evidence.heard.iter().filter(move |heard| is(events[heard.event].nature))
+    evidence.heard.iter().filter(move |heard| is(heard.nature))
 }
 
 fn is_good(status: u16) -> bool {
@@ -224,6 +223,18 @@ fn stale_refused(evidence: &Evidence<'_>) -> Law {
         if !refused {
             let event_id = &evidence.plan.events[heard.event].event_id;
             breaches.add(event_id, "4xx, or kept for review", seen(&heard.answer));
+        }
+    }
+    // Of what is known already a late copy may as well be called a duplicate: it has no effect, which
+    // the law of the replay sees to.
+    for heard in evidence.replayed.iter().filter(|heard| heard.nature == Nature::Stale) {
+        let settled = heard
+            .answer
+            .as_ref()
+            .is_ok_and(|said| is_good(said.status) || (400..500).contains(&said.status));
+        if !settled {
+            let event_id = &evidence.plan.events[heard.event].event_id;
+            breaches.add(event_id, "4xx, or 2xx as of a copy", seen(&heard.answer));
         }
     }
     breaches.law(name, title, None)
@@ -339,7 +350,9 @@ fn replayed(evidence: &Evidence<'_>) -> Law {
     let (name, title) = ("replay", "a copy that comes later is answered 2xx and adds nothing");
     let mut breaches = Breaches::default();
     for heard in evidence.replayed {
-        must_be_good(evidence.plan, heard, &mut breaches);
+        if heard.nature == Nature::Genuine {
+            must_be_good(evidence.plan, heard, &mut breaches);
+        }
         if let Ok(Answer { decision: Some(decision), status, .. }) = &heard.answer
             && is_good(*status)
             && decision == "accepted"

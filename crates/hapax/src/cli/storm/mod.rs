@@ -24,7 +24,7 @@ pub(super) use self::demo::Demo;
 use self::dice::Dice;
 use self::fire::{Fire, Heard};
 use self::judge::{Effects, Evidence, Law, Verdict};
-use self::plan::{Group, Plan};
+use self::plan::{Group, Nature, Plan};
 use self::probe::{Probe, Reading};
 use self::report::Figures;
 use super::captured::Identity;
@@ -229,15 +229,21 @@ impl Run<'_> {
         Some(probe.settled(ids, self.settle, is_missing).await)
     }
 
-    /// One more copy of a few events, signed afresh, as of a sender that never heard the first answer.
+    /// One more copy of a few events, signed afresh, as of a sender that never heard the first answer, and
+    /// one as of somebody who kept it until the window was over.
     /// On new connections: the old ones have been idle, and an endpoint may close such at any moment.
     async fn replay(&self) -> Result<Vec<Heard>, Failure> {
         let fire = Fire::new(Arc::clone(&self.sender), self.flags.shape.concurrency);
         let mut events: Vec<usize> = self.plan.genuine().collect();
         Dice::new(!self.seed).shuffle(&mut events);
         events.truncate(REPLAYED_MAX);
-        let groups: Vec<Group> =
-            events.into_iter().map(|event| Group { event, copies: 1 }).collect();
+        let mut natures = vec![Nature::Genuine];
+        if self.flags.shape.stale && self.plan.stale_unjudged.is_none() {
+            natures.push(Nature::Stale);
+        }
+        let copies =
+            |nature| events.iter().map(move |event| Group { event: *event, nature, copies: 1 });
+        let groups: Vec<Group> = natures.into_iter().flat_map(copies).collect();
         fire.send(&self.plan, &groups, &indicatif::ProgressBar::hidden()).await
     }
 }

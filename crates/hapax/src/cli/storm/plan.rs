@@ -38,7 +38,7 @@ pub(super) struct Event {
 }
 
 /// What a request claims, and whether it may.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Nature {
     Genuine,
     /// Authentic, but signed long before the window.
@@ -75,6 +75,8 @@ impl Nature {
 pub(super) struct Group {
     /// Its place in [`Plan::events`].
     pub(super) event: usize,
+    /// As what it is sent: a genuine event may also come late.
+    pub(super) nature: Nature,
     pub(super) copies: u64,
 }
 
@@ -119,15 +121,16 @@ impl Plan {
         (0..self.events.len()).filter(genuine)
     }
 
-    /// The request of an event as it would be sent at `now`.
+    /// The request of an event as it would be sent at `now`, as one of that nature.
     pub(super) fn request(
         &self,
         sender: &Sender,
         event: &Event,
+        nature: Nature,
         now: Timestamp,
     ) -> Result<Arrival, Failure> {
         let unsigned = &event.unsigned;
-        match event.nature {
+        match nature {
             Nature::Genuine => sender::sign_as(&sender.source, unsigned, now),
             Nature::Stale => sender::sign_as(&sender.source, unsigned, self.long_before(now)),
             Nature::WrongSecret => match &self.impostor {
@@ -219,7 +222,7 @@ impl Plan {
     /// Whether our own `verify` sees in the last event what it is meant to be.
     fn is_what_it_claims(&self, sender: &Sender, now: Timestamp) -> Result<bool, Failure> {
         let Some(event) = self.events.last() else { return Ok(false) };
-        let request = self.request(sender, event, now)?;
+        let request = self.request(sender, event, event.nature, now)?;
         let verified = hapax_core::verify(&sender.source, &request, now);
         Ok(match (event.nature, verified) {
             (Nature::Genuine, verified) => verified.is_ok(),
@@ -236,18 +239,19 @@ impl Plan {
     /// Event by event, the hostile ones last; or all of it in one order that the dice make.
     fn arrange(&mut self, shape: &Shape, dice: &mut Dice) {
         for (place, event) in self.events.iter().enumerate() {
-            let copies = match event.nature {
+            let nature = event.nature;
+            let copies = match nature {
                 Nature::Genuine => shape.copies,
                 Nature::Stale | Nature::WrongSecret | Nature::ChangedBody | Nature::Unsigned => 1,
             };
             if shape.shuffle {
-                self.groups.extend((0..copies).map(|_| Group { event: place, copies: 1 }));
+                self.groups.extend((0..copies).map(|_| Group { event: place, nature, copies: 1 }));
                 continue;
             }
             let mut left = copies;
             while left > 0 {
                 let together = left.min(shape.concurrency);
-                self.groups.push(Group { event: place, copies: together });
+                self.groups.push(Group { event: place, nature, copies: together });
                 left -= together;
             }
         }

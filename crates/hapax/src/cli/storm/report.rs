@@ -35,7 +35,7 @@ impl Figures {
         for answer in all().flat_map(|heard| &heard.tries) {
             *by_status.entry(answer.status).or_default() += 1;
         }
-        let genuine = |heard: &&Heard| evidence.plan.events[heard.event].nature == Nature::Genuine;
+        let genuine = |heard: &&Heard| heard.nature == Nature::Genuine;
         let mut acks: Vec<Duration> = all()
             .filter(genuine)
             .flat_map(|heard| &heard.tries)
