@@ -10,6 +10,7 @@ pub mod envelope;
 #[cfg(feature = "failpoints")]
 pub mod failpoint;
 pub mod handler;
+pub mod hops;
 pub mod job;
 pub mod json;
 pub mod key;

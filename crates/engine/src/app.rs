@@ -10,6 +10,7 @@ use bytes::Bytes;
 use hapax_core::envelope::Origin;
 use hapax_core::failpoint;
 use hapax_core::handler::{Handler, HttpTarget, SignAs};
+use hapax_core::hops::is_hop_by_hop;
 use hapax_core::job::Retry;
 use hapax_core::scheme::Scheme;
 use hapax_core::store::{Claim, ClaimedEvent, NewMessage, Outcome};
@@ -20,7 +21,6 @@ use http_body_util::Full;
 use serde::Deserialize;
 
 use crate::current;
-use crate::kept::is_hop_by_hop;
 use crate::limits::{ANSWER_BYTES_MAX, ERROR_CHARS_MAX, RETRY_AFTER_MAX};
 use crate::outbound::{Heard, Outbound, OutboundError};
 

@@ -4,7 +4,7 @@
 use std::fmt::{self, Write};
 use std::sync::Arc;
 
-use http::header::CONNECTION;
+use hapax_core::hops::{OfConnection, is_hop_by_hop};
 use http::{HeaderMap, HeaderName};
 
 use crate::limits::{KEPT_HEADERS_BYTES_MAX, LOG_VALUE_CHARS_MAX};
@@ -12,16 +12,9 @@ use crate::limits::{KEPT_HEADERS_BYTES_MAX, LOG_VALUE_CHARS_MAX};
 /// `name: value` lines. What holds for one connection only, and what is a secret, is left out.
 pub(crate) fn kept_headers(headers: &HeaderMap, secret: &[HeaderName]) -> Arc<str> {
     let mut kept = String::with_capacity(512);
-    let of_connection: Vec<&str> = headers
-        .get_all(CONNECTION)
-        .iter()
-        .filter_map(|names| names.to_str().ok())
-        .flat_map(|names| names.split(','))
-        .map(str::trim)
-        .collect();
+    let of_connection = OfConnection::named_in(headers);
     for (name, value) in headers {
-        let is_named = || of_connection.iter().any(|it| it.eq_ignore_ascii_case(name.as_str()));
-        if is_left_out(name.as_str()) || secret.contains(name) || is_named() {
+        if is_left_out(name.as_str()) || secret.contains(name) || of_connection.contains(name) {
             continue;
         }
         let value = String::from_utf8_lossy(value.as_bytes());
@@ -38,22 +31,6 @@ pub(crate) fn kept_headers(headers: &HeaderMap, secret: &[HeaderName]) -> Arc<st
 
 fn is_left_out(name: &str) -> bool {
     is_hop_by_hop(name) || matches!(name, "authorization" | "cookie")
-}
-
-/// Whether a header holds for one connection only.
-pub(crate) fn is_hop_by_hop(name: &str) -> bool {
-    matches!(
-        name,
-        "connection"
-            | "keep-alive"
-            | "proxy-authenticate"
-            | "proxy-authorization"
-            | "proxy-connection"
-            | "te"
-            | "trailer"
-            | "transfer-encoding"
-            | "upgrade"
-    )
 }
 
 /// A value from outside in a log line: escaped, and cut where it gets long.

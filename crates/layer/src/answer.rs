@@ -6,12 +6,10 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
+use hapax_core::hops::{OfConnection, is_hop_by_hop};
 use hapax_core::ledger::Answer;
 use hapax_core::limits::{ANSWER_BODY_BYTES_MAX, ANSWER_HEADER_BYTES_MAX};
-use http::header::{
-    CONNECTION, CONTENT_LENGTH, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
-};
-use http::header::{PROXY_AUTHENTICATE, PROXY_AUTHORIZATION};
+use http::header::{CONTENT_LENGTH, SET_COOKIE};
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use http_body::{Body as _, Frame};
 use http_body_util::BodyExt as _;
@@ -27,11 +25,11 @@ pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotency-rep
 /// Left out is what is about one connection, what is for one client only (a cookie set for the first
 /// must not be set for whoever replays), and a value that is no text.
 pub(crate) fn kept(response: &Response<Body>, body: Bytes) -> Option<Answer> {
-    let named = named_by_connection(response.headers());
+    let of_connection = OfConnection::named_in(response.headers());
     let headers: Vec<_> = response
         .headers()
         .iter()
-        .filter(|(name, _)| is_kept(name) && !named.contains(&name.as_str().to_owned()))
+        .filter(|(name, _)| is_kept(name) && !of_connection.contains(name))
         .filter_map(|(name, value)| {
             let value = std::str::from_utf8(value.as_bytes()).ok()?;
             Some((name.as_str().to_owned(), value.to_owned()))
@@ -70,25 +68,7 @@ pub(crate) fn replayed(answer: Answer) -> Response<Body> {
 }
 
 fn is_kept(name: &HeaderName) -> bool {
-    let per_connection = [
-        CONNECTION,
-        CONTENT_LENGTH,
-        PROXY_AUTHENTICATE,
-        PROXY_AUTHORIZATION,
-        TE,
-        TRAILER,
-        TRANSFER_ENCODING,
-        UPGRADE,
-        HeaderName::from_static("keep-alive"),
-        HeaderName::from_static("proxy-connection"),
-    ];
-    !per_connection.contains(name) && *name != SET_COOKIE && *name != REPLAYED
-}
-
-/// The headers that a Connection header declares to be about it, in lower case.
-fn named_by_connection(headers: &HeaderMap) -> Vec<String> {
-    let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
-    values.flat_map(|value| value.split(',')).map(|name| name.trim().to_ascii_lowercase()).collect()
+    !is_hop_by_hop(name.as_str()) && ![CONTENT_LENGTH, SET_COOKIE, REPLAYED].contains(name)
 }
 
 /// As much of an answer's body as there is to keep.

@@ -34,7 +34,7 @@ pub use body::Body;
 /// and what they mean for a key, and the seam of the stores.
 pub use hapax_core::ledger::{Answer, Ledger, Reserved, Settle};
 pub use principal::Principal;
-pub use rules::{Route, RouteError, Rules};
+pub use rules::{Route, RouteError, Rules, is_passed_on};
 pub use run::LeasedUntil;
 pub use service::{Idempotency, IdempotencyLayer, Outcome};
 

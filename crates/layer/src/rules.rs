@@ -227,7 +227,7 @@ impl fmt::Debug for Route {
 
 /// Whether requests of this method are passed on whatever they carry: they change nothing, or, with
 /// CONNECT, open a tunnel that has no answer to keep.
-pub(crate) fn is_passed_on(method: &Method) -> bool {
+pub fn is_passed_on(method: &Method) -> bool {
     method.is_safe() || method == Method::CONNECT
 }
 

@@ -11,12 +11,11 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use hapax_core::Timestamp;
+use hapax_core::hops::{OfConnection, is_hop_by_hop};
 use hapax_core::ledger::{IDEMPOTENCY_KEY, Reserved};
 use hapax_core::limits::ANSWER_BODY_BYTES_MAX;
 use hapax_layer::{Body, LeasedUntil};
-use http::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, TRANSFER_ENCODING, UPGRADE,
-};
+use http::header::{CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, response,
@@ -33,7 +32,6 @@ use super::carried::Answered;
 use super::problem::Problem;
 use super::upstream::{Stray, Upstream};
 use super::voice::Voice;
-use crate::kept::is_hop_by_hop;
 use crate::limits::{UPSTREAM_MARGIN_MAX, UPSTREAM_MARGIN_MIN};
 use crate::outbound::{self, Outbound, OutboundError, Sent};
 use crate::respond::RequestId;
@@ -265,17 +263,10 @@ fn tell_of_the_key(headers: &mut HeaderMap, reserved: &Reserved) {
 
 /// The headers that are meant for the other end.
 fn end_to_end(headers: &HeaderMap) -> HeaderMap {
-    let named: Vec<String> = headers
-        .get_all(CONNECTION)
-        .iter()
-        .filter_map(|names| names.to_str().ok())
-        .flat_map(|names| names.split(','))
-        .map(|name| name.trim().to_ascii_lowercase())
-        .collect();
+    let of_connection = OfConnection::named_in(headers);
     let mut kept = HeaderMap::with_capacity(headers.len());
     for (name, value) in headers {
-        let is_named = || named.iter().any(|it| it == name.as_str());
-        if !is_hop_by_hop(name.as_str()) && !is_named() {
+        if !is_hop_by_hop(name.as_str()) && !of_connection.contains(name) {
             kept.append(name, value.clone());
         }
     }

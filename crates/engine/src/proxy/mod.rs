@@ -20,9 +20,9 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use hapax_core::Timestamp;
 use hapax_core::ledger::{IDEMPOTENCY_KEY, Ledger};
-use hapax_layer::{Body, Idempotency, IdempotencyLayer, Outcome, Rules};
+use hapax_layer::{Body, Idempotency, IdempotencyLayer, Outcome, Rules, is_passed_on};
 use http::header::CONNECTION;
-use http::{HeaderValue, Method, Request, Response, Version};
+use http::{HeaderValue, Request, Response, Version};
 use ipnet::IpNet;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -132,7 +132,7 @@ impl<L: Ledger> Proxy<L> {
         let request_id = RequestId { uuid: self.ids.next(received_at) };
         let call = Call { request_id, received_at, peer };
         let has_key =
-            may_be_kept(request.method()) && request.headers().contains_key(IDEMPOTENCY_KEY);
+            !is_passed_on(request.method()) && request.headers().contains_key(IDEMPOTENCY_KEY);
         if !has_key {
             return self.answer_call(request, call, has_key).await;
         }
@@ -225,14 +225,6 @@ impl<L> fmt::Debug for Proxy<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Proxy").field("name", &self.voice.proxy()).finish_non_exhaustive()
     }
-}
-
-/// Whether a key is looked at: what changes nothing is passed on with or without one.
-fn may_be_kept(method: &Method) -> bool {
-    !matches!(
-        *method,
-        Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE | Method::CONNECT
-    )
 }
 
 /// Serves one proxy until `stop`. When this returns, every request that was received is answered and
