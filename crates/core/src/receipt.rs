@@ -1,6 +1,8 @@
 //! A [`Receipt`]: one verified event, with all that a store needs to decide its race. Only
 //! [`mod@crate::verify`] makes one.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use jiff::Timestamp;
 
@@ -13,7 +15,7 @@ pub struct Receipt {
     pub(crate) key_hash: KeyHash,
     pub(crate) earlier: Option<Earlier>,
     pub(crate) if_conflict: Option<EventKey>,
-    pub(crate) guard: Option<KeyHash>,
+    pub(crate) guard: Option<Guard>,
     pub(crate) event_type: Option<Box<str>>,
     pub(crate) occurred_at: Option<Timestamp>,
     pub(crate) body: Bytes,
@@ -29,6 +31,38 @@ pub struct Earlier {
     pub key: EventKey,
     /// An event received before this instant is another event.
     pub not_before: Timestamp,
+}
+
+/// The second key of an event: a hash of everything that was signed. The first key recognises
+/// retries, this one recognises replays of a captured request under another id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Guard {
+    /// The hash of the signed content, scoped by tenant and source.
+    pub hash: KeyHash,
+    /// How long the guard must be remembered.
+    pub keep: GuardKeep,
+    /// What becomes of an event whose guard is known and whose key is not.
+    pub seen: GuardSeen,
+}
+
+/// How long a guard must be remembered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GuardKeep {
+    /// A time is signed: this long after the arrival, twice the window, the same signed content is
+    /// outside the window for certain.
+    For(Duration),
+    /// No time is signed: as long as the keys of its source.
+    WithKeys,
+}
+
+/// What becomes of an event whose guard is known and whose key is not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GuardSeen {
+    /// The id is the sender's own: the same signed content under another id is a suspected replay,
+    /// and waits for a person.
+    Review,
+    /// The id is derived: the arrival is a copy of the event that holds the guard.
+    Duplicate,
 }
 
 /// Whether the signed timestamp lies in the window.
@@ -65,9 +99,8 @@ impl Receipt {
         self.if_conflict.as_ref()
     }
 
-    /// Set where neither id nor time is signed: the hash of the signed bytes. Seen before under
-    /// another key, the event goes to review.
-    pub fn guard(&self) -> Option<KeyHash> {
+    /// Set where something is signed and the id is not part of it.
+    pub fn guard(&self) -> Option<Guard> {
         self.guard
     }
 

@@ -70,12 +70,12 @@ pub enum Late {
     Review,
 }
 
-/// Whether signed bytes seen under another id go to review.
+/// Whether signed content is remembered, so that it has one effect under whatever id it comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplayGuard {
-    /// They do.
-    Body,
-    /// They are taken as a new event.
+    /// It is.
+    Signed,
+    /// Signed content under another id is a new event.
     Off,
 }
 
@@ -145,7 +145,7 @@ impl Source {
             if time_and_body || scheme.signs(envelope.id_origin()) {
                 ReplayGuard::Off
             } else {
-                ReplayGuard::Body
+                ReplayGuard::Signed
             }
         });
         Ok(Self {

@@ -9,7 +9,7 @@ use crate::arrival::Arrival;
 use crate::challenge::Reply;
 use crate::envelope::{Identity, Item, Origin};
 use crate::key::{EventKey, KeyHash};
-use crate::receipt::{Earlier, Receipt, Timeliness};
+use crate::receipt::{Earlier, Guard, GuardKeep, GuardSeen, Receipt, Timeliness};
 use crate::source::{ReplayGuard, Source};
 
 /// What an authentic request turned out to be.
@@ -84,7 +84,7 @@ pub fn verify(source: &Source, arrival: &Arrival, now: Timestamp) -> Result<Veri
     }
     let items = source.envelope.read(arrival)?;
     let guard = match source.replay_guard {
-        ReplayGuard::Body => Some(guard_of(source, arrival, authentic.token)),
+        ReplayGuard::Signed => Some(guard_of(source, arrival, authentic.token)),
         ReplayGuard::Off => None,
     };
     let alone = items.len() == 1;
@@ -141,6 +141,17 @@ fn receipt(
         event_id,
     };
     let body_hash = KeyHash::of(b"body", [&item.body[..]]);
+    let guard = guard.map(|hash| Guard {
+        hash,
+        keep: match source.signs_time() {
+            true => GuardKeep::For(source.tolerance.saturating_mul(2)),
+            false => GuardKeep::WithKeys,
+        },
+        seen: match item.identity {
+            Identity::Given(_) => GuardSeen::Review,
+            Identity::Derived { .. } => GuardSeen::Duplicate,
+        },
+    });
     let (key, earlier, if_conflict) = match item.identity {
         Identity::Given(event_id) => (key(event_id), None, None),
         Identity::Derived { digest, within: None } => {

@@ -416,14 +416,14 @@ fn late_and_replay_defaults_follow_what_is_signed() {
         ("box", Late::Reject, ReplayGuard::Off),
         ("slack", Late::Review, ReplayGuard::Off),
         ("zoom", Late::Review, ReplayGuard::Off),
-        ("mailgun", Late::Review, ReplayGuard::Body),
-        ("github", Late::Reject, ReplayGuard::Body),
-        ("shopify", Late::Reject, ReplayGuard::Body),
-        ("twilio", Late::Reject, ReplayGuard::Body),
-        ("gitlab", Late::Reject, ReplayGuard::Body),
+        ("mailgun", Late::Review, ReplayGuard::Signed),
+        ("github", Late::Reject, ReplayGuard::Signed),
+        ("shopify", Late::Reject, ReplayGuard::Signed),
+        ("twilio", Late::Reject, ReplayGuard::Signed),
+        ("gitlab", Late::Reject, ReplayGuard::Signed),
         ("square", Late::Reject, ReplayGuard::Off),
         ("adyen", Late::Reject, ReplayGuard::Off),
-        ("postmark", Late::Reject, ReplayGuard::Body),
+        ("postmark", Late::Reject, ReplayGuard::Signed),
     ] {
         let source = with(presets::find(name).expect("a preset"), &RANDOM);
         assert_eq!(source.late(), late, "{name}");

@@ -145,7 +145,7 @@ fn wrong_types_and_values_are_named_without_showing_a_secret() {
     refused(&custom("secrets = [\n¶5]"), &["secrets", "wrong type"]);
     refused(&custom(&format!("¶secrets = {{ value = \"{SECRET}\" }}")), &["wrong type"]);
     refused(&custom("secrets = [\"x\"]\n¶late = \"maybe\""), &["late", "\"reject\" or \"review\""]);
-    refused(&custom("secrets = [\"x\"]\n¶replay_guard = \"on\""), &["\"body\" or \"off\""]);
+    refused(&custom("secrets = [\"x\"]\n¶replay_guard = \"on\""), &["\"signed\" or \"off\""]);
     refused(&custom("secrets = [\"x\"]\n¶rate_limit = \"fast\""), &["not a rate", "100/s"]);
     refused(&custom("secrets = [\"x\"]\n¶unverified_limit = 5"), &["wrong type"]);
     refused(&custom("secrets = [\"x\"]\n¶tolerance = \"0s\""), &["longer than zero"]);

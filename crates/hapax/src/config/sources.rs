@@ -456,11 +456,11 @@ fn late(text: &str) -> Result<Late, Complaint> {
 
 fn replay_guard(text: &str) -> Result<ReplayGuard, Complaint> {
     match text {
-        "body" => Ok(ReplayGuard::Body),
+        "signed" => Ok(ReplayGuard::Signed),
         "off" => Ok(ReplayGuard::Off),
         other => Err(Complaint::new(
             format!("\"{other}\" is not a replay guard"),
-            "write \"body\" or \"off\"",
+            "write \"signed\" or \"off\"",
         )),
     }
 }

@@ -78,7 +78,8 @@ impl Model {
         {
             return self.meet_again(at, coming);
         }
-        let seen_before = receipt.guard().is_some_and(|guard| self.guards.contains_key(&guard));
+        let seen_before =
+            receipt.guard().is_some_and(|guard| self.guards.contains_key(&guard.hash));
         let review = match (receipt.timeliness(), seen_before) {
             (_, true) => Some(ReviewReason::Replay),
             (Timeliness::Late { .. }, false) => Some(ReviewReason::Late),
@@ -164,7 +165,7 @@ impl Model {
         self.events.insert(at, stored);
         self.keys.insert(key.clone(), at);
         if let Some(guard) = receipt.guard() {
-            self.guards.entry(guard).or_insert(at);
+            self.guards.entry(guard.hash).or_insert(at);
         }
         match review {
             None => {

@@ -152,7 +152,7 @@ impl<'a> Rows<'a> {
         let (earlier, other) = (receipt.earlier(), receipt.if_conflict());
         self.doubts.push(Doubt {
             late: receipt.timeliness() != Timeliness::OnTime,
-            guard: receipt.guard().map(of_hash),
+            guard: receipt.guard().map(|guard| of_hash(guard.hash)),
             earlier: earlier.map(|earlier| of_hash(earlier.key.hash())),
             not_before: earlier.map(|earlier| stamp(earlier.not_before)),
             other_hash: other.map(|other| of_hash(other.hash())),

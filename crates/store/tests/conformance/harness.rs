@@ -144,7 +144,7 @@ impl Sender {
     pub(crate) fn guarded() -> Self {
         Self::build(|spec, scheme| {
             spec.envelope.event_id = Some(IdSpec::Selector("header:x-id".into()));
-            spec.replay_guard = Some(ReplayGuard::Body);
+            spec.replay_guard = Some(ReplayGuard::Signed);
             scheme.content = Some("{body}".into());
             scheme.timestamp = None;
         })
@@ -164,7 +164,7 @@ impl Sender {
             spec.name = SourceName::new("guarded");
             let fields = vec!["/type".into(), "/resource".into()];
             spec.envelope.event_id = Some(IdSpec::Hash { fields, within: None });
-            spec.replay_guard = Some(ReplayGuard::Body);
+            spec.replay_guard = Some(ReplayGuard::Signed);
         })
     }
 

@@ -201,7 +201,7 @@ impl Writer {
     }
 
     fn unseen_guard(&self, receipt: &Receipt) -> rusqlite::Result<Option<KeyHash>> {
-        let Some(guard) = receipt.guard() else { return Ok(None) };
+        let Some(guard) = receipt.guard().map(|guard| guard.hash) else { return Ok(None) };
         Ok(self.index.find(&self.conn, &guard)?.is_none().then_some(guard))
     }
 
