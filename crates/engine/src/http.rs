@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderValue, Request, Response, StatusCode, Version, header};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::server::conn::{http1, http2};
 use hyper::service::{Service, service_fn};
@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, error, warn};
 
+use crate::head;
 use crate::limits::HttpLimits;
 use crate::wire::{FirstBytes, Flight, InFlight, Lingering, Protocol, Watched};
 
@@ -329,11 +330,13 @@ where
     service_fn(move |request: Request<Incoming>| {
         let (in_flight, is_ambiguous) = flight.begin();
         let flight = flight.clone();
-        let answered = (!is_ambiguous).then(|| answer(request, peer));
+        let version = request.version();
+        let is_clear = !is_ambiguous && head::is_clear(&request);
+        let answered = is_clear.then(|| answer(request, peer));
         async move {
             let response = match answered {
                 Some(answered) => answered.await.map(Some),
-                None => bad_request(),
+                None => bad_request(version),
             };
             if response.headers().contains_key(header::CONNECTION) {
                 flight.leaves_bytes_unread();
@@ -343,10 +346,13 @@ where
     })
 }
 
-fn bad_request<B>() -> Response<Option<B>> {
+fn bad_request<B>(version: Version) -> Response<Option<B>> {
     let mut response = Response::new(None);
     *response.status_mut() = StatusCode::BAD_REQUEST;
-    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    // On HTTP/2 only the stream ends.
+    if version < Version::HTTP_2 {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     response
 }
 

@@ -11,15 +11,27 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::head::HeadWatch;
+use crate::head::FramingWatch;
 
 /// What a connection's skins and its service tell each other.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Flight {
     running: AtomicUsize,
     started: AtomicUsize,
-    ambiguous: AtomicBool,
+    /// The first request, counted from 0, that two readers could understand differently.
+    ambiguous_from: AtomicUsize,
     unread: AtomicBool,
+}
+
+impl Default for Flight {
+    fn default() -> Self {
+        Self {
+            running: AtomicUsize::new(0),
+            started: AtomicUsize::new(0),
+            ambiguous_from: AtomicUsize::new(usize::MAX),
+            unread: AtomicBool::new(false),
+        }
+    }
 }
 
 /// One request on its way; it ends when this is dropped.
@@ -30,8 +42,8 @@ impl Flight {
     /// A request's head is complete. Says also whether that head was ambiguous.
     pub(crate) fn begin(self: &Arc<Self>) -> (InFlight, bool) {
         self.running.fetch_add(1, Ordering::Relaxed);
-        self.started.fetch_add(1, Ordering::Relaxed);
-        (InFlight(self.clone()), self.ambiguous.swap(false, Ordering::Relaxed))
+        let nth = self.started.fetch_add(1, Ordering::Relaxed);
+        (InFlight(self.clone()), nth >= self.ambiguous_from.load(Ordering::Relaxed))
     }
 
     /// How many requests there have been, and whether one is running.
@@ -145,8 +157,8 @@ pub(crate) struct Watched<T> {
     /// Bytes read before it was known which protocol this is.
     first: FirstBytes,
     first_taken: usize,
-    head: HeadWatch,
-    /// The value of `flight.started` when `head` began.
+    framing: FramingWatch,
+    /// The value of `flight.started` when the deadline of the head was set.
     head_of: usize,
     head_span: Duration,
     head_deadline: Deadline,
@@ -178,7 +190,7 @@ impl<T> Watched<T> {
             flight,
             first,
             first_taken: 0,
-            head: HeadWatch::default(),
+            framing: FramingWatch::default(),
             head_of: 0,
             head_span,
             head_deadline: Deadline { at: Some(head_by), timer: None },
@@ -187,25 +199,20 @@ impl<T> Watched<T> {
         }
     }
 
-    /// Notes what was read. Bytes that come while a request runs belong to its body.
+    /// Notes what was read, before the parser has it.
     fn saw(&mut self, bytes: &[u8]) {
         if self.protocol == Protocol::Http2 {
             return;
         }
-        let (started, running) = self.flight.activity();
-        self.begin_head_of(started);
-        if !running {
-            self.head.feed(bytes);
-            if self.head.is_ambiguous() {
-                self.flight.ambiguous.store(true, Ordering::Relaxed);
-            }
+        self.framing.feed(bytes);
+        if let Some(nth) = self.framing.ambiguous_from() {
+            self.flight.ambiguous_from.store(nth, Ordering::Relaxed);
         }
     }
 
     fn begin_head_of(&mut self, started: usize) {
         if self.head_of != started {
             self.head_of = started;
-            self.head = HeadWatch::default();
             self.head_deadline.clear();
         }
     }
@@ -217,7 +224,7 @@ impl<T> Watched<T> {
         }
         let (started, running) = self.flight.activity();
         self.begin_head_of(started);
-        if running || !(self.head.has_begun() || self.head_deadline.is_set()) {
+        if running || !(self.framing.is_in_head() || self.head_deadline.is_set()) {
             return Poll::Pending;
         }
         ready!(self.head_deadline.poll_within(cx, self.head_span));
@@ -303,7 +310,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // A head that never became a request: it was refused, and its peer may be sending on.
         let (started, _) = self.flight.activity();
-        if self.head_of == started && self.head.has_begun() {
+        if self.framing.heads() > started {
             self.flight.leaves_bytes_unread();
         }
         let polled = Pin::new(&mut self.stream).poll_shutdown(cx);

@@ -250,7 +250,51 @@ async fn requests_that_two_readers_could_read_differently_are_400_and_the_connec
             "bare CR in a value",
             "POST / HTTP/1.1\r\nhost: a\r\nx: a\rb\r\ncontent-length: 0\r\n\r\n",
         ),
+        ("two hosts", "POST / HTTP/1.1\r\nhost: a\r\nhost: b\r\ncontent-length: 0\r\n\r\n"),
+        ("the same host twice", "GET / HTTP/1.1\r\nhost: a\r\nhost: a\r\n\r\n"),
+        ("two hosts in HTTP/1.0", "GET / HTTP/1.0\r\nhost: a\r\nhost: b\r\n\r\n"),
+        ("no host", "POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n"),
+        ("a list of hosts", "GET / HTTP/1.1\r\nhost: a, b\r\n\r\n"),
+        ("a host with a path", "GET / HTTP/1.1\r\nhost: a/b\r\n\r\n"),
+        ("a host with a user", "GET / HTTP/1.1\r\nhost: u@a\r\n\r\n"),
+        ("a target at another host", "GET http://b/ HTTP/1.1\r\nhost: a\r\n\r\n"),
+        ("a tunnel", "CONNECT a:80 HTTP/1.1\r\nhost: a:80\r\n\r\n"),
+        ("a host as target", "POST a:80 HTTP/1.1\r\nhost: a:80\r\n\r\n"),
+        ("everything as target", "POST * HTTP/1.1\r\nhost: a\r\n\r\n"),
+        (
+            "a coding before chunked",
+            "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        ),
+        (
+            "a coding before chunked, in two lines",
+            "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        ),
+        (
+            "chunked twice",
+            "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
+        ),
+        ("an empty coding", "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding:\r\n\r\n0\r\n\r\n"),
+        (
+            "the same length twice",
+            "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\ncontent-length: 4\r\n\r\nabcd",
+        ),
+        ("hex length", "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 0x4\r\n\r\nabcd"),
+        ("length with a blank", "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4 4\r\n\r\nabcd"),
+        ("no length", "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: \r\n\r\nabcd"),
+        (
+            "a chunk's size ends in a bare line feed",
+            "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n4\nabcd\r\n0\r\n\r\n",
+        ),
+        (
+            "a chunk's extension holds a line feed",
+            "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n4;x\nabcd\r\n0\r\n\r\n",
+        ),
     ];
+    let endless_extension = format!(
+        "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n4;{}\r\nabcd\r\n0\r\n\r\n",
+        "x".repeat(32 * 1024)
+    );
+    let corpus = corpus.into_iter().chain([("an endless extension", &*endless_extension)]);
     let server = start(HttpLimits::default()).await;
     for (name, request) in corpus {
         let mut wire = Wire::connect(server.address).await;
@@ -262,6 +306,70 @@ async fn requests_that_two_readers_could_read_differently_are_400_and_the_connec
     let mut wire = Wire::connect(server.address).await;
     wire.write(GET).await;
     assert_eq!(wire.answer().await.status, 200, "the server is still up");
+}
+
+#[tokio::test]
+async fn a_head_sent_before_the_answer_to_the_one_before_it_is_judged_as_strictly() {
+    // A proxy in front may send several requests in one packet, and attackers choose where they end.
+    let before = [
+        ("a head", "GET / HTTP/1.1\r\nhost: a\r\n\r\n"),
+        ("a body", "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nab\n\nc"),
+        (
+            "chunks",
+            "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3;x\r\na\n\n\r\n0\r\nx: y\r\n\r\n",
+        ),
+    ];
+    let ambiguous = [
+        ("bare line feeds", "POST / HTTP/1.1\nhost: a\ncontent-length: 0\n\n"),
+        ("one bare line feed", "POST / HTTP/1.1\r\nhost: a\ncontent-length: 0\r\n\r\n"),
+        (
+            "both lengths",
+            "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        ),
+        (
+            "the same length twice",
+            "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\ncontent-length: 0\r\n\r\n",
+        ),
+        ("two hosts", "GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n"),
+    ];
+    let server = start(HttpLimits::default()).await;
+    let hidden = "GET /hidden HTTP/1.1\r\nhost: a\r\n\r\n";
+    for (behind, first) in before {
+        for (name, second) in ambiguous {
+            let mut wire = Wire::connect(server.address).await;
+            wire.write(format!("{first}{first}{second}{hidden}")).await;
+            assert_eq!(wire.answer().await.status, 200, "{name} behind {behind}");
+            assert_eq!(wire.answer().await.status, 200, "{name} behind {behind}");
+            let heard = wire.try_answer().await;
+            assert_eq!(heard.map(|heard| heard.status), Some(400), "{name} behind {behind}");
+            assert_eq!(String::from_utf8_lossy(&wire.rest().await), "", "{name} behind {behind}");
+        }
+        let mut wire = Wire::connect(server.address).await;
+        wire.write(format!("{first}{first}{first}")).await;
+        for _ in 0..3 {
+            assert_eq!(wire.answer().await.status, 200, "an ordinary one behind {behind}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn heads_that_only_look_unusual_are_served() {
+    let server = start(HttpLimits::default()).await;
+    let unusual = [
+        "GET http://a/ HTTP/1.1\r\nhost: A\r\n\r\n",
+        "GET / HTTP/1.1\r\nhost:\r\n\r\n",
+        "GET / HTTP/1.1\r\nhost: [::1]:8080\r\n\r\n",
+        "OPTIONS * HTTP/1.1\r\nhost: a\r\n\r\n",
+        "GET / HTTP/1.0\r\n\r\n",
+        "POST / HTTP/1.1\r\nhost: a\r\nTransfer-Encoding: \tChunked \r\n\r\n1;x=y\r\na\r\n0\r\n\r\n",
+        "POST / HTTP/1.1\r\nhost: a\r\ncontent-length:\t004 \r\n\r\nabcd",
+        "\r\n\r\nGET / HTTP/1.1\r\nhost: a\r\n\r\n",
+    ];
+    for request in unusual {
+        let mut wire = Wire::connect(server.address).await;
+        wire.write(request).await;
+        assert_eq!(wire.answer().await.status, 200, "{request:?}");
+    }
 }
 
 #[tokio::test]
