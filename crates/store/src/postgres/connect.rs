@@ -124,10 +124,10 @@ pub(super) struct Pools {
 impl Pools {
     pub(super) fn new(target: &Target, sizes: PoolSizes) -> Result<Self, PgOpenError> {
         Ok(Self {
-            ingest: Lender::new(target, "hapax-ingest", sizes.ingest, Patience::INGEST)?,
-            work: Lender::new(target, "hapax-work", sizes.work, Patience::WORK)?,
+            ingest: Lender::by_index(target, "hapax-ingest", sizes.ingest, Patience::INGEST)?,
+            work: Lender::by_index(target, "hapax-work", sizes.work, Patience::WORK)?,
             handlers: Lender::new(target, "hapax-handlers", sizes.handlers, Patience::WORK)?,
-            ledger: Lender::new(target, "hapax-ledger", sizes.ledger, Patience::INGEST)?,
+            ledger: Lender::by_index(target, "hapax-ledger", sizes.ledger, Patience::INGEST)?,
             admin: Lender::new(target, "hapax-admin", sizes.admin, Patience::WORK)?,
             watch: Lender::new(target, "hapax-watch", 1, Patience::WORK)?,
         })
@@ -171,6 +171,27 @@ impl Lender {
         size: usize,
         patience: Patience,
     ) -> Result<Self, PgOpenError> {
+        Self::with(target, name, size, patience, session(patience))
+    }
+
+    /// Sessions whose statements never read a whole table: a plan is kept from when it was empty.
+    fn by_index(
+        target: &Target,
+        name: &str,
+        size: usize,
+        patience: Patience,
+    ) -> Result<Self, PgOpenError> {
+        let session = format!("SET enable_seqscan = off; {}", session(patience));
+        Self::with(target, name, size, patience, session)
+    }
+
+    fn with(
+        target: &Target,
+        name: &str,
+        size: usize,
+        patience: Patience,
+        session: String,
+    ) -> Result<Self, PgOpenError> {
         let mut config = target.config.clone();
         config.application_name(name);
         if config.get_tcp_user_timeout().is_none() {
@@ -188,8 +209,9 @@ impl Lender {
                 recycle: Some(CONNECT_MAX),
             })
             .post_create(Hook::async_fn(move |client, _| {
+                let session = session.clone();
                 Box::pin(async move {
-                    let ready = client.simple_query(&session(patience)).await;
+                    let ready = client.simple_query(&session).await;
                     ready.map(drop).map_err(HookError::Backend)
                 })
             }))

@@ -222,6 +222,13 @@ struct Outcome<'a> {
     epoch: Option<Epoch>,
 }
 
+/// What an event is looked up by: a statement of its own each, so that each has its index.
+#[derive(Debug, Clone, Copy)]
+enum By {
+    Hash,
+    Id,
+}
+
 /// An event that was there before.
 struct Existing {
     hash: KeyHash,
@@ -245,7 +252,7 @@ impl Outcome<'_> {
             .filter(|(request, at, _)| told.get(&(*request, *at)) == Some(&Told::Taken))
             .map(|(_, _, item)| of_hash(item.receipt.key_hash()))
             .collect();
-        let existing = match self.existing(&taken, &[]).await {
+        let existing = match self.existing(By::Hash, &taken).await {
             Ok(existing) => existing,
             Err(error) => {
                 let lost = groups.iter().filter(|group| {
@@ -289,7 +296,7 @@ impl Outcome<'_> {
                 Told::Accepted(_) | Told::Review(_) | Told::Promoted(_) | Told::Taken => None,
             })
             .collect();
-        let existing = self.existing(&[], &again).await;
+        let existing = self.existing(By::Id, &again).await;
         let existing: HashMap<EventId, Existing> = match existing {
             Ok(existing) => existing.into_iter().map(|one| (one.known.id, one)).collect(),
             Err(error) => {
@@ -369,12 +376,16 @@ impl Outcome<'_> {
         }
     }
 
-    async fn existing(&self, hashes: &[Uuid], ids: &[Uuid]) -> Result<Vec<Existing>, PgError> {
-        if hashes.is_empty() && ids.is_empty() {
+    async fn existing(&self, by: By, names: &[Uuid]) -> Result<Vec<Existing>, PgError> {
+        if names.is_empty() {
             return Ok(Vec::new());
         }
+        let known = match by {
+            By::Hash => concat!(include_str!("sql/known.sql"), "WHERE e.hash = ANY ($1)"),
+            By::Id => concat!(include_str!("sql/known.sql"), "WHERE e.id = ANY ($1)"),
+        };
         let mut lent = self.shared.pools.ingest.lend().await?;
-        let rows = lent.query(include_str!("sql/known.sql"), &[&hashes, &ids]).await?;
+        let rows = lent.query(known, &[&names]).await?;
         Ok(rows
             .iter()
             .map(|row| {

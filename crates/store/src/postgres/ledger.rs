@@ -133,11 +133,10 @@ pub(super) async fn finish_within(
 /// Whether the key still waits for the answer of this right, as this transaction sees it.
 pub(super) async fn is_open(client: &Object, reserved: &Reserved) -> Result<bool, NotRun> {
     let Reserved { scope, key, fence, .. } = reserved;
-    let ask = "SELECT FROM hapax.reservation \
-               WHERE scope = $1 AND key = $2 AND fence = $3 AND status IS NULL";
+    let ask = "SELECT hapax.is_reserved($1, $2, $3)";
     let ask = client.prepare_cached(ask).await.map_err(|error| run::ours(error.into()))?;
-    let rows = client.query(&ask, &[&scope.as_str(), &key.as_str(), &fence.0]).await;
-    Ok(rows.map_err(|error| run::ours(error.into()))?.len() == 1)
+    let row = client.query_one(&ask, &[&scope.as_str(), &key.as_str(), &fence.0]).await;
+    Ok(row.map_err(|error| run::ours(error.into()))?.get(0))
 }
 
 /// Whether this very answer is kept under this right.

@@ -61,11 +61,14 @@ CREATE TABLE IF NOT EXISTS hapax.migration (
     at       timestamptz NOT NULL DEFAULT statement_timestamp()
 )";
 
-/// The note that a step was taken.
+/// What follows every step: the functions that are there by then find their rows by index.
+const BY_INDEX: &str = include_str!("sql/by_index.sql");
+
+/// The note that a step was taken, and what follows every step.
 fn note(Step { number, name, sql, survives }: &Step) -> String {
     let checksum = checksum(sql);
     format!(
-        "INSERT INTO hapax.migration (number, name, checksum, survives) \
+        "{BY_INDEX};\nINSERT INTO hapax.migration (number, name, checksum, survives) \
          VALUES ({number}, '{name}', '{checksum}', {survives})"
     )
 }

@@ -310,11 +310,10 @@ impl Recorded for JobRight {
     }
 
     async fn holds(&self, client: &Object) -> Result<bool, NotRun> {
-        let ask = "SELECT FROM hapax.job \
-                   WHERE job = $1 AND fence = $2 AND state NOT IN (2, 3, 8)";
+        let ask = "SELECT hapax.is_held($1, $2)";
         let ask = client.prepare_cached(ask).await.map_err(|error| run::ours(error.into()))?;
-        let rows = client.query(&ask, &[&self.job.0, &self.fence.0]).await;
-        Ok(rows.map_err(|error| run::ours(error.into()))?.len() == 1)
+        let row = client.query_one(&ask, &[&self.job.0, &self.fence.0]).await;
+        Ok(row.map_err(|error| run::ours(error.into()))?.get(0))
     }
 
     async fn record(

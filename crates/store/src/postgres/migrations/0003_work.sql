@@ -834,6 +834,13 @@ BEGIN
     RETURN true;
 END $$;
 
+-- Whether a job may still be settled under this fence.
+CREATE FUNCTION hapax.is_held(of_job uuid, of_fence bigint) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT EXISTS (SELECT FROM hapax.job x
+                   WHERE x.job = of_job AND x.fence = of_fence AND x.state NOT IN (2, 3, 8));
+$$;
+
 -- Makes the jobs of an event that wait for their next attempt due now.
 CREATE FUNCTION hapax.hurry(of_event uuid, now_at timestamptz DEFAULT NULL) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
@@ -956,13 +963,14 @@ CREATE FUNCTION hapax.write_jobs(
 RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     INSERT INTO hapax.job (job, event, handler, lane, state, due_at, resource, position, error)
-    SELECT hapax.job_id(of_event, l.lane), of_event, l.handler, l.lane,
+    SELECT hapax.job_id(of_event, n.lane), of_event, l.handler, n.lane,
         s.state, hapax.first_due(at, h.retry, s.state),
         n.resource, n.place, n.hopeless
     FROM unnest(lanes, resources, places, hopeless) n (lane, resource, place, hopeless)
     CROSS JOIN LATERAL (SELECT CASE WHEN n.hopeless IS NULL THEN 0 ELSE 4 END::smallint) s (state)
-    JOIN hapax.lane l ON l.lane = n.lane
-    JOIN hapax.handler h ON h.handler = l.handler
+    -- One after the other: a join may begin with the handlers, and then reads all lanes of one.
+    CROSS JOIN LATERAL (SELECT x.handler FROM hapax.lane x WHERE x.lane = n.lane LIMIT 1) l
+    CROSS JOIN LATERAL (SELECT x.retry FROM hapax.handler x WHERE x.handler = l.handler LIMIT 1) h
     ON CONFLICT (job) DO NOTHING;
 $$;
 

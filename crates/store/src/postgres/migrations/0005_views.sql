@@ -70,10 +70,13 @@ BEGIN
     ripe := ARRAY(
         SELECT old.id FROM unnest(sources, bounds, befores) AS h (source, bound, before),
         LATERAL (
+            -- As one range of event_narrow: for `source =` and `id <` the planner may go over all events
+            -- by their ids instead.
             SELECT e.id FROM hapax.event e
-            WHERE e.pruned IS NOT NULL AND e.source = h.source AND e.id < h.bound
-              AND e.received_at < h.before
-            ORDER BY e.id LIMIT most FOR UPDATE SKIP LOCKED
+            WHERE e.pruned IS NOT NULL AND e.received_at < h.before
+              AND (e.source, e.id) >= (h.source, '00000000-0000-0000-0000-000000000000')
+              AND (e.source, e.id) < (h.source, h.bound)
+            ORDER BY e.source, e.id LIMIT most FOR UPDATE SKIP LOCKED
         ) old
         LIMIT most);
     DELETE FROM hapax.seen s WHERE s.event = ANY (ripe);

@@ -151,8 +151,17 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
       AND x.status IS NULL;
 $$;
 
+-- Whether a key still waits for the answer of this fence.
+CREATE FUNCTION hapax.is_reserved(of_scope text, of_key text, of_fence bigint) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT EXISTS (SELECT FROM hapax.reservation x
+                   WHERE x.scope = of_scope AND x.key = of_key AND x.fence = of_fence
+                     AND x.status IS NULL);
+$$;
+
 -- Nobody calls these but us, and the functions above.
 REVOKE ALL ON FUNCTION
+    hapax.is_reserved(text, text, bigint),
     hapax.reserve_key(text, text, bytea, interval, interval, timestamptz),
     hapax.finish_key(text, text, bigint, integer, jsonb, bytea, timestamptz)
     FROM PUBLIC;

@@ -6,4 +6,3 @@ LEFT JOIN LATERAL (
            (array_agg(j.result ORDER BY j.job) FILTER (WHERE j.result IS NOT NULL))[1] AS result
     FROM hapax.job j WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id)
 ) j ON true
-WHERE e.hash = ANY ($1::uuid[]) OR e.id = ANY ($2::uuid[])

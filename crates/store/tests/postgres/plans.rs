@@ -1,0 +1,368 @@
+//! Every statement of the hot paths finds its rows by index, whatever the statistics say: a plan that
+//! was made for empty tables is kept by its session while the tables grow.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::job::Retry;
+use hapax_core::ledger::{
+    Answer, Fingerprint, IdempotencyKey, Ledger, Reservation, ReserveAsk, Reserved, Scope,
+};
+use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
+use hapax_core::store::{
+    Action, ClaimAsk, HandlerRef, HandlerSpec, Horizon, NewMessage, Outcome, ReplayAsk, Store,
+    Verdict, Work,
+};
+use hapax_core::{SourceName, job::HandlerName};
+use hapax_sim::Postgres;
+use hapax_store::{Answering, PgOptions, PgStore, Transact};
+use http::{Method, StatusCode};
+use tokio_postgres::Client;
+
+use crate::harness::{Sender, after, body, job, noon, placed};
+use crate::{connect, run, spec, until};
+
+/// Rows that stand in every table beside those of the work that is measured.
+const ROWS: usize = 10_000;
+
+/// Every table that grows with the events or the keys.
+const TABLES: &str = "'event', 'body', 'body_20260601', 'job', 'attempt', 'copy', 'arrival', \
+                      'action', 'seen', 'mark', 'message', 'reservation', 'once_key', 'lane'";
+
+/// What the planner knows when a session makes its plans, and when the tables are filled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Statistics {
+    /// Never analysed; the plans are made while the tables are empty.
+    NoneAtFirst,
+    /// Never analysed; the plans are made once the tables are full.
+    None,
+    /// Analysed while the tables were empty.
+    Stale,
+    /// Analysed when the tables were full.
+    Full,
+}
+
+/// What has read rows since the tables were filled.
+struct Watch<'a> {
+    server: &'a Postgres,
+    log_from: usize,
+    rows_before: Vec<(String, i64, i64)>,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_statement_of_a_hot_path_scans_a_table_whatever_the_statistics_say() {
+    // Nothing analyses the tables but this test. Plans are read from the server's log, rows from its
+    // counters: a join that reads a whole index is no scan, and costs as much.
+    let server = Postgres::with_settings(&[
+        ("autovacuum", "off"),
+        ("session_preload_libraries", "auto_explain"),
+        ("auto_explain.log_min_duration", "0"),
+        ("auto_explain.log_nested_statements", "on"),
+        ("auto_explain.log_verbose", "on"),
+    ])
+    .await;
+    for statistics in
+        [Statistics::NoneAtFirst, Statistics::None, Statistics::Stale, Statistics::Full]
+    {
+        check(&server, statistics).await;
+    }
+}
+
+async fn check(server: &Postgres, statistics: Statistics) {
+    let url = server.create_database("plans").await;
+    let user = connect(&url).await;
+    PgStore::migrate(&url).await.expect("migrates");
+    user.batch_execute(
+        "CREATE TABLE ledger (event_id text, note text);
+         SELECT hapax.make_partition('2026-06-01')",
+    )
+    .await
+    .expect("tables");
+    let first = open(&url).await;
+    round(&first, &first, &user, "first").await;
+    gone(vec![first], &user).await;
+    if statistics == Statistics::Stale {
+        let empty = "TRUNCATE hapax.event, hapax.body, hapax.job, hapax.attempt, hapax.copy, \
+                     hapax.arrival, hapax.action, hapax.seen, hapax.mark, hapax.message, \
+                     hapax.reservation, hapax.once_key";
+        user.batch_execute(empty).await.expect("empties");
+        user.batch_execute("VACUUM ANALYZE").await.expect("analyses");
+    }
+    if matches!(statistics, Statistics::None | Statistics::Full) {
+        fill(&user).await;
+    }
+    if statistics == Statistics::Full {
+        user.batch_execute("VACUUM ANALYZE").await.expect("analyses");
+    }
+    // A session keeps a plan after the fifth time it runs a statement.
+    let (one, other) = (open(&url).await, open(&url).await);
+    for n in 0..6 {
+        round(&one, &other, &user, &format!("before{n}")).await;
+    }
+    if matches!(statistics, Statistics::NoneAtFirst | Statistics::Stale) {
+        fill(&user).await;
+    }
+    let watch = Watch::begin(server, &user).await;
+    for n in 0..2 {
+        round(&one, &other, &user, &format!("after{n}")).await;
+    }
+    gone(vec![one, other], &user).await;
+    watch.end(&user, statistics).await;
+}
+
+impl<'a> Watch<'a> {
+    async fn begin(server: &'a Postgres, user: &Client) -> Self {
+        let rows_before = rows_read(user).await;
+        let log_from = server.log().len();
+        Self { server, log_from, rows_before }
+    }
+
+    async fn end(self, user: &Client, statistics: Statistics) {
+        let log = self.server.log();
+        let tables: Vec<&str> = TABLES.split(", ").map(|name| name.trim_matches('\'')).collect();
+        // An entry of the log begins with its time and a query, and has its plan below.
+        let mut scanned = std::collections::BTreeSet::new();
+        for entry in log[self.log_from..].split("LOG:").skip(1) {
+            for line in entry.lines().filter(|line| line.contains("Seq Scan on hapax.")) {
+                let (_, name) = line.split_once("Seq Scan on hapax.").expect("is there");
+                let name = name.split_whitespace().next().unwrap_or_default();
+                if tables.contains(&name) {
+                    let query: String = entry.chars().take(300).collect();
+                    let (_, query) = query.split_once("Query Text:").unwrap_or(("", &query));
+                    scanned.insert(format!("{name}: {query}"));
+                }
+            }
+        }
+        assert!(scanned.is_empty(), "{statistics:?}: scanned: {scanned:#?}");
+        assert!(log[self.log_from..].contains("Index Scan"), "no plan was logged");
+        let before = self.rows_before.into_iter();
+        for ((table, scanned, read), (_, scanned_before, read_before)) in
+            rows_read(user).await.into_iter().zip(before)
+        {
+            let (scanned, read) = (scanned - scanned_before, read - read_before);
+            // One look at a whole table is more than all of the rounds together; what was read in
+            // the first of them may be counted late.
+            let most = ROWS as i64;
+            assert!(scanned < most, "{statistics:?}: {scanned} rows of {table} read by scans");
+            assert!(read < most, "{statistics:?}: {read} rows of {table} read by index");
+        }
+    }
+}
+
+/// Per table, the rows that were read by scans and by index.
+async fn rows_read(user: &Client) -> Vec<(String, i64, i64)> {
+    user.batch_execute("SELECT pg_stat_force_next_flush()").await.expect("flushes");
+    let sql = format!(
+        "SELECT t.relname::text, t.seq_tup_read,
+                (SELECT coalesce(sum(i.idx_tup_read), 0)::bigint FROM pg_stat_user_indexes i
+                 WHERE i.relid = t.relid)
+         FROM pg_stat_user_tables t WHERE t.schemaname = 'hapax' AND t.relname IN ({TABLES})
+         ORDER BY 1"
+    );
+    let rows = user.query(&sql, &[]).await.expect("reads");
+    rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect()
+}
+
+fn ordered_handler() -> HandlerRef {
+    HandlerRef { source: SourceName::new("shop"), handler: HandlerName::new("ordered") }
+}
+
+async fn open(url: &str) -> Arc<PgStore> {
+    let store = PgStore::open(PgOptions::new(url)).await.expect("opens");
+    let order = OrderRule { policy: OrderPolicy::Latest, gaps: Gaps::default() };
+    let ordered = HandlerSpec { handler: ordered_handler(), order: Some(order), ..spec(3) };
+    store.announce(vec![spec(3), ordered]).await.expect("announces");
+    Arc::new(store)
+}
+
+/// Closes nodes and waits until their sessions are over: only then are all their rows counted.
+async fn gone(stores: Vec<Arc<PgStore>>, user: &Client) {
+    for store in stores {
+        store.close().await;
+    }
+    until("its sessions are over", async || {
+        let others = "SELECT FROM pg_stat_activity WHERE datname = current_database() \
+                      AND pid <> pg_backend_pid() AND backend_type = 'client backend'";
+        user.query(others, &[]).await.expect("asks").is_empty()
+    })
+    .await;
+}
+
+/// Every act of the hot paths, on two nodes: neither knows the other's events from memory.
+async fn round(one: &Arc<PgStore>, other: &Arc<PgStore>, user: &Client, name: &str) {
+    ingest(one, other, name).await;
+    work(one, user, name).await;
+    keys(one, user, name).await;
+    let horizon = Horizon {
+        events_before: after(86_400),
+        keys_before: vec![(SourceName::new("shop"), after(86_400))],
+    };
+    one.prune(horizon, 20).await.expect("prunes");
+}
+
+async fn ingest(one: &PgStore, other: &PgStore, name: &str) {
+    let (plain, guarded) = (Sender::plain(), Sender::guarded());
+    let derived = Sender::derived(Some(Duration::from_secs(60)));
+    for n in 0..4 {
+        let id = format!("{name}_{n}");
+        let jobs = [job("fee"), placed("ordered", &format!("r_{id}"), 1)];
+        let told = one.ingest(plain.ingest_for(&body(&id), noon(), noon(), &jobs)).await;
+        assert!(matches!(told.expect("ingests")[..], [Verdict::Accepted(_)]), "{id}");
+        for node in [one, other] {
+            let copy = node.ingest(plain.ingest_for(&body(&id), noon(), noon(), &jobs)).await;
+            assert!(matches!(copy.expect("ingests")[..], [Verdict::Duplicate(_)]), "{id}");
+        }
+    }
+    let events: Vec<String> = (0..100).map(|n| body(&format!("{name}_many_{n}"))).collect();
+    let many = format!(r#"{{"events":[{}]}}"#, events.join(","));
+    for node in [one, other] {
+        node.ingest(Sender::of_several().ingest(&many)).await.expect("ingests");
+    }
+    // What takes more than a look.
+    let late =
+        plain.ingest_for(&body(&format!("{name}_late")), noon(), after(7_200), &[job("fee")]);
+    let told = one.ingest(late).await.expect("ingests");
+    let [Verdict::Review(waiting)] = told[..] else { panic!("{told:?}") };
+    let by = || Action { who: "ops".into(), reason: None, at: noon() };
+    one.approve(waiting, vec![job("fee")], by()).await.expect("approves");
+    one.hurry(waiting).await.expect("hurries");
+    let other_bytes = body(&format!("{name}_0")).replace("10000", "9");
+    let told = other.ingest(plain.ingest(&other_bytes)).await.expect("ingests");
+    assert!(matches!(told[..], [Verdict::Conflict(_)]), "{told:?}");
+    let text = format!(r#"{{"type":"payout.paid","resource":"{name}"}}"#);
+    for id in ["a", "b"] {
+        one.ingest(guarded.ingest_under(&format!("{name}_{id}"), &text)).await.expect("ingests");
+        one.ingest(derived.ingest(&text)).await.expect("ingests");
+    }
+}
+
+async fn work(store: &Arc<PgStore>, user: &Client, name: &str) {
+    let done = || Outcome::Done { result: Some("ok".into()), publish: vec![message(name)] };
+    let claim = async |handler: HandlerRef, limit| {
+        let ask = ClaimAsk { handler, limit, worker: "test".into() };
+        store.claim(ask).await.expect("claims")
+    };
+    let mut claims = claim(crate::handler(), 4).await;
+    assert_eq!(claims.len(), 4);
+    let (back, failing) = (claims.remove(0), claims.remove(0));
+    store.give_back(vec![(back.job, back.fence)]).await.expect("gives back");
+    let failed = Outcome::Failed { error: "closed".into(), retry: Retry::Schedule };
+    store.settle(failing.job, failing.fence, failed).await.expect("settles");
+    // The one that an app completes in its own transaction, and the one of a handler in Rust.
+    let (theirs, rust) = (claims.remove(0), claims.remove(0));
+    let lease = Duration::from_secs(30);
+    store.renew(theirs.job, theirs.fence, lease).await.expect("renews");
+    user.execute("SELECT hapax.complete($1, $2, 'mine')", &[&theirs.job.0, &theirs.fence.0])
+        .await
+        .expect("completes");
+    let mut db = store.right(&rust, lease).begin().await.expect("begins");
+    db.publish(&message(&format!("{name}_rust"))).await.expect("publishes");
+    db.commit(None).await.expect("commits");
+    for claim in claim(ordered_handler(), 2).await {
+        assert!(!store.is_done(claim.job).await.expect("reads"));
+        store.settle(claim.job, claim.fence, done()).await.expect("settles");
+        let ask = ReplayAsk {
+            event: claim.event.id,
+            handlers: vec![job("ordered")],
+            force: false,
+            dry_run: false,
+            by: Action { who: "ops".into(), reason: None, at: noon() },
+        };
+        store.replay(ask).await.expect("replays");
+    }
+    // The rest in handlers' own transactions, those in order as well.
+    run(store, "INSERT INTO ledger VALUES (:event_id, 'sql')", lease).await;
+    let mut ask = crate::asked("INSERT INTO ledger VALUES (:event_id, 'sql')", lease);
+    ask.claim.handler = ordered_handler();
+    store.run_sql(ask).await.expect("runs");
+    store.next_due(&crate::handler()).await.expect("reads");
+}
+
+fn message(id: &str) -> NewMessage {
+    NewMessage {
+        r#type: "fee.charged".into(),
+        data: serde_json::json!({}),
+        key: Some("acct".into()),
+        tenant: None,
+        id: Some(format!("msg_{id}")),
+    }
+}
+
+async fn keys(store: &Arc<PgStore>, user: &Client, name: &str) {
+    let ask = |key: String| ReserveAsk {
+        scope: Scope::new("api", "acct_1", &Method::POST, "/charges"),
+        key: IdempotencyKey::parse(key.as_bytes()).expect("a key"),
+        fingerprint: Fingerprint::of(None, b"request", &[]),
+        lease: Duration::from_secs(60),
+        ttl: Duration::from_secs(3_600),
+    };
+    let fresh = async |key: &str| -> Reserved {
+        match store.reserve(ask(format!("{name}_{key}"))).await.expect("reserves") {
+            Reservation::Fresh(reserved) => reserved,
+            other => panic!("{key}: {other:?}"),
+        }
+    };
+    let kept = Answer { status: StatusCode::CREATED, headers: Vec::new(), body: "ok".into() };
+    store.finish(&fresh("finished").await, &kept).await.expect("finishes");
+    store.abandon(&fresh("abandoned").await).await.expect("abandons");
+    store.reserve(ask(format!("{name}_finished"))).await.expect("replays");
+    let lease = Duration::from_secs(30);
+    let db = store.answering(&fresh("in_tx").await, lease).begin().await.expect("begins");
+    db.commit(kept).await.expect("commits");
+    for act in [
+        "SELECT hapax.reserve('s', $1, 'x')",
+        "SELECT hapax.finish('s', $1, (SELECT fence FROM hapax.reserve('s', $1 || '2', 'x')), 200,
+                             '{}', '') WHERE false",
+        "SELECT hapax.abandon('s', $1, 1)",
+        "SELECT hapax.once('s', $1)",
+        "SELECT hapax.publish('t', '{}', $1, 'default', $1)",
+    ] {
+        user.execute(act, &[&name]).await.expect(act);
+    }
+}
+
+/// Puts rows into every table, by statements that nobody measures.
+async fn fill(user: &Client) {
+    let fill = format!(
+        "CREATE TEMP TABLE filled AS
+         SELECT n, (lpad(to_hex({noon} + n), 12, '0') || substr(md5(n::text), 1, 14)
+                    || '000000')::uuid AS id
+         FROM generate_series(1, {ROWS}) n;
+         INSERT INTO hapax.lane (handler, tenant)
+         SELECT h.handler, 'tenant_' || n FROM hapax.handler h, generate_series(1, {ROWS}) n
+         WHERE h.name = 'fee';
+         INSERT INTO hapax.event (id, hash, tenant, source, event_id, received_at, body_hash,
+                                  request_id, secret, pruned)
+         SELECT id, gen_random_uuid(), 'default', CASE WHEN n % 2 = 0 THEN 'shop' ELSE 'old' END,
+                n::text::bytea, to_timestamp(({noon} + n) / 1000.0), gen_random_uuid(),
+                gen_random_uuid(), 0, CASE WHEN n % 2 = 0 THEN NULL ELSE 'processed' END
+         FROM filled;
+         INSERT INTO hapax.body SELECT id, '', 'x' FROM filled;
+         INSERT INTO hapax.job (job, event, handler, lane, state, due_at, resource, position)
+         SELECT hapax.job_id(f.id, l.lane), f.id, l.handler, l.lane,
+                (ARRAY[0, 0, 2, 4, 5, 6, 7])[1 + n % 7], now() + interval '1 day', 'r_' || n, 1
+         FROM filled f, hapax.lane l JOIN hapax.handler h ON h.handler = l.handler
+         WHERE h.name = 'ordered';
+         INSERT INTO hapax.job (job, event, handler, lane, state, due_at)
+         SELECT hapax.job_id(f.id, l.lane), f.id, l.handler, l.lane, 0, now() + interval '1 day'
+         FROM filled f, hapax.lane l JOIN hapax.handler h ON h.handler = l.handler
+         WHERE h.name = 'fee' AND l.tenant = 'default';
+         INSERT INTO hapax.attempt (job, run, attempt, started_at, outcome, worker)
+         SELECT id, 1, 1, now(), 'failed', '' FROM filled;
+         INSERT INTO hapax.copy SELECT id, 20, 0, now() FROM filled;
+         INSERT INTO hapax.arrival (event, received_at, request_id, conflict, secret)
+         SELECT id, now(), gen_random_uuid(), false, 0 FROM filled;
+         INSERT INTO hapax.action (event, what, who, at) SELECT id, 'replay', 'ops', now() FROM filled;
+         INSERT INTO hapax.seen SELECT gen_random_uuid(), id FROM filled;
+         INSERT INTO hapax.mark SELECT 1, 'r_' || n, 1 FROM filled ON CONFLICT DO NOTHING;
+         INSERT INTO hapax.message (tenant, id, type, data, event)
+         SELECT 'default', 'filled' || n, 't', '{{}}', id FROM filled;
+         INSERT INTO hapax.reservation (scope, key, fingerprint, fence, leased_until, ttl, expires_at)
+         SELECT 's', 'filled' || n, 'x', n, now(), '1 day', now() + interval '1 day' FROM filled;
+         INSERT INTO hapax.once_key (tenant, scope, key, expires_at)
+         SELECT 'default', 's', 'filled' || n, now() + interval '1 day' FROM filled;
+         DROP TABLE filled",
+        noon = noon().as_millisecond(),
+    );
+    user.batch_execute(&fill).await.expect("fills");
+}
