@@ -96,6 +96,13 @@ where
         abandon(shared, &reserved).await;
         return Err(error);
     }
+    // Reserving, or getting ready, took longer than the lease: another attempt may run by now.
+    if Instant::now() >= until {
+        tracing::warn!("an Idempotency-Key was reserved so late that its lease is over");
+        abandon(shared, &reserved).await;
+        shared.count(Outcome::Unavailable);
+        return Ok(Outcome::Unavailable.on(answer::answered(Problem::Unavailable.answer())));
+    }
     request.extensions_mut().insert(reserved.clone());
     request.extensions_mut().insert(LeasedUntil(until));
     let run = Run { shared, ask, reserved, until };
@@ -154,7 +161,7 @@ impl<L: Ledger> Run<'_, L> {
         let mut pause = LOOK_AGAIN_FIRST;
         loop {
             match self.shared.ledger.finish(&self.reserved, answer).await {
-                Err(StoreError::Unavailable(error)) if Instant::now() + pause < self.until => {
+                Err(error) if may_pass(&error) && Instant::now() + pause < self.until => {
                     tracing::warn!(%error, "an answer cannot be kept yet, trying again: {error}");
                     sleep(pause).await;
                     pause = LOOK_AGAIN_MAX.min(pause * 2);
@@ -168,14 +175,17 @@ impl<L: Ledger> Run<'_, L> {
     /// attempt: what is kept is what counts.
     async fn superseded(self, answer: Answer, ours: Response<Body>) -> Response<Body> {
         let Self { shared, ask, .. } = self;
-        match shared.ledger.reserve(ask).await {
+        let asked_at = Instant::now();
+        match shared.ledger.reserve(ask.clone()).await {
             Ok(Reservation::Replay(kept)) => Outcome::Fresh.on(answer::answered(kept)),
             Ok(Reservation::InProgress { remaining }) => in_progress(remaining),
             Ok(Reservation::Mismatch) => mismatch(shared),
             // The key is free: the app gave it up itself, or a later attempt came to nothing. What
             // succeeded must not run again all the same.
-            Ok(Reservation::Fresh(again)) if ours.status().is_success() => {
-                match shared.ledger.finish(&again, &answer).await {
+            Ok(Reservation::Fresh(reserved)) if ours.status().is_success() => {
+                let until = later(asked_at, shared.rules.lease);
+                let again = Run { shared, ask, reserved, until };
+                match again.finish(&answer).await {
                     Ok(Held::Kept) => ours,
                     Ok(Held::Lost) => in_progress(Duration::ZERO),
                     Err(error) => unavailable(shared, "keeping an answer", &error),
@@ -221,6 +231,14 @@ impl<L: Ledger> Run<'_, L> {
                 ours
             }
         }
+    }
+}
+
+/// Whether the same call may succeed a moment later.
+fn may_pass(error: &StoreError) -> bool {
+    match error {
+        StoreError::Unavailable(_) | StoreError::Busy => true,
+        StoreError::Closed | StoreError::Read(_) => false,
     }
 }
 

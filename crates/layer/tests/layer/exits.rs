@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::ledger::{Reserved, Settle};
 use hapax_core::limits::{ANSWER_BODY_BYTES_MAX, ANSWER_HEADER_BYTES_MAX};
+use hapax_core::store::StoreError;
 use hapax_layer::{Body, BoxError, Outcome};
 use http::{HeaderMap, Response, StatusCode};
 use http_body::Frame;
@@ -341,8 +342,18 @@ async fn without_a_ledger_nothing_runs() {
 // An answer that is given up at the first trouble lets the same charge be made again after the lease.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_cannot_be_kept_for_a_while_is_kept_then() {
+    kept_once_the_ledger_takes_it(StoreError::Unavailable("ordered by the test".into())).await;
+}
+
+// More waits than the ledger takes on: that passes, and the work is done.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_a_busy_ledger_does_not_take_is_kept_then() {
+    kept_once_the_ledger_takes_it(StoreError::Busy).await;
+}
+
+async fn kept_once_the_ledger_takes_it(error: StoreError) {
     let api = Api::counting(rules());
-    api.ledger.fail(&[Act::Finish]);
+    api.ledger.fail_with(&[Act::Finish], error);
     let sender = api.clone();
     let client = tokio::spawn(async move { sender.send(charge("k")).await });
     let finishes = || api.ledger.given().matches("Finish").count();
@@ -367,6 +378,24 @@ async fn an_answer_that_cannot_be_kept_is_not_sent() {
     api.ledger.fail(&[]);
     assert_eq!(api.send(charge("k")).await.outcome, Some(Outcome::InProgress));
     assert_eq!(api.effects.count(), 1);
+}
+
+// The ledger took so long that another attempt may run by now: work that begins is a second effect.
+#[tokio::test(start_paused = true)]
+async fn work_whose_lease_is_over_before_it_begins_is_not_begun() {
+    let api = Api::counting(rules());
+    let gate = api.ledger.hold_reserves();
+    let sender = api.clone();
+    let client = tokio::spawn(async move { sender.send(charge("k")).await });
+    soon(api.ledger.reserved.notified()).await;
+    tokio::time::advance(LEASE).await;
+    gate.add_permits(Semaphore::MAX_PERMITS / 2);
+    let heard = soon(client).await.unwrap();
+    assert_eq!((heard.status, heard.outcome), (503, Some(Outcome::Unavailable)));
+    assert_eq!(heard.header("retry-after"), Some("2"));
+    assert_eq!(api.effects.count(), 0);
+    // Nothing was done, so the key is free.
+    assert_eq!((api.send(charge("k")).await.status, api.effects.count()), (201, 1));
 }
 
 #[tokio::test]

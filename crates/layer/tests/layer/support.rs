@@ -28,7 +28,7 @@ pub(crate) struct Watched {
     clock: Arc<AtomicI64>,
     given: Mutex<Vec<String>>,
     pub(crate) reserves: AtomicUsize,
-    failing: Mutex<Vec<Act>>,
+    failing: Mutex<(Vec<Act>, Option<StoreError>)>,
     /// A permit for each `reserve` that may return, where they are held.
     held: Mutex<Option<Arc<Semaphore>>>,
     pub(crate) reserved: Notify,
@@ -63,7 +63,12 @@ impl Watched {
 
     /// From now on these acts fail.
     pub(crate) fn fail(&self, acts: &[Act]) {
-        *self.failing.lock().unwrap() = acts.to_vec();
+        self.fail_with(acts, StoreError::Unavailable("ordered by the test".into()));
+    }
+
+    /// From now on these acts fail in this way.
+    pub(crate) fn fail_with(&self, acts: &[Act], error: StoreError) {
+        *self.failing.lock().unwrap() = (acts.to_vec(), Some(error));
     }
 
     /// From now on a reservation is made, but told only with a permit.
@@ -80,10 +85,10 @@ impl Watched {
 
     fn note(&self, act: Act, given: &dyn Debug) -> Result<(), StoreError> {
         self.given.lock().unwrap().push(format!("{act:?} {given:?}"));
-        if self.failing.lock().unwrap().contains(&act) {
-            return Err(StoreError::Unavailable("ordered by the test".into()));
+        match &*self.failing.lock().unwrap() {
+            (acts, Some(error)) if acts.contains(&act) => Err(error.clone()),
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 
