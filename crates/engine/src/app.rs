@@ -10,7 +10,7 @@ use bytes::Bytes;
 use hapax_core::envelope::Origin;
 use hapax_core::failpoint;
 use hapax_core::handler::{Handler, HttpTarget, SignAs};
-use hapax_core::hops::is_hop_by_hop;
+use hapax_core::hops::{dashed, drop_lookalikes, is_hop_by_hop, is_ours};
 use hapax_core::job::Retry;
 use hapax_core::scheme::Scheme;
 use hapax_core::store::{Claim, ClaimedEvent, NewMessage, Outcome};
@@ -195,6 +195,8 @@ fn sender_headers(lines: &str) -> HeaderMap {
             headers.append(name, value);
         }
     }
+    // An app that takes `_` for `-` would read `idempotency_key` beside or instead of ours.
+    drop_lookalikes(&mut headers, |_| false);
     headers
 }
 
@@ -203,9 +205,7 @@ fn sender_headers(lines: &str) -> HeaderMap {
 fn is_the_senders_own(name: &HeaderName) -> bool {
     let of_its_request = ["accept-encoding", "content-length", "expect", "host", "http2-settings"];
     // And no sender speaks for us: an app would take its `hapax-current` for what we fetched.
-    is_hop_by_hop(name.as_str())
-        || of_its_request.contains(&name.as_str())
-        || name.as_str().starts_with("hapax-")
+    is_hop_by_hop(&dashed(name)) || of_its_request.contains(&&*dashed(name)) || is_ours(name)
 }
 
 /// What an answer may hold; any other answer says nothing.

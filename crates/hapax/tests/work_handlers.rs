@@ -11,6 +11,7 @@ use support::app::App;
 use support::ledger::{self, Ledger};
 use support::load::{Dice, Load};
 use support::sender::{event, now};
+use support::upstream::Upstream;
 use support::{Answer, House, Sender, Server, post, until};
 
 const SECRET: &str = "whsec_work";
@@ -442,4 +443,40 @@ fn copies_of_a_claim_that_two_workers_ask_for_at_once_go_to_one_of_them() {
     });
     let distinct: std::collections::BTreeSet<&String> = got.iter().collect();
     assert_eq!((got.len(), distinct.len()), (EVENTS, EVENTS));
+}
+
+#[test]
+fn no_sender_speaks_for_us_to_an_app_by_another_spelling_of_a_name() {
+    // A signed event may carry any header beside its signature. An app that takes `_` for `-` would
+    // read its fence, its key or its signature from there.
+    let app = Upstream::counting();
+    let handler = format!("[sources.stripe.handlers.call]\nhttp = \"{}\"\n", app.url());
+    let (house, _ledger) = house(&handler, "");
+    let server = house.start();
+    let mut request = Sender::stripe(SECRET).request(event("evt_1"));
+    for (name, value) in [
+        ("hapax_fence", "1"),
+        ("hapax-fence", "1"),
+        ("hapax_job", "x"),
+        ("idempotency_key", "other"),
+        ("idempotency-key", "other"),
+        ("webhook_id", "other"),
+        ("webhook_signature", "v1,other"),
+        ("x_forwarded_for", "10.0.0.1"),
+        ("content_length", "1"),
+        ("stripe_signature", "t=1,v1=00"),
+        ("api_key", "kept"),
+    ] {
+        request = request.with(name, value);
+    }
+    server.ask(request.bytes()).is("accepted");
+    until_status(&server, "evt_1", "processed");
+    let asked = &app.effects()[0];
+    let spelled = asked.headers.iter().map(|(name, _)| name.as_str());
+    let spelled: Vec<_> = spelled.filter(|name| name.contains('_')).collect();
+    assert_eq!(spelled, ["api_key"], "{asked:?}");
+    // Each of ours once, and ours.
+    assert_ne!(asked.header("idempotency-key"), Some("other"));
+    assert!(asked.header("webhook-id").is_some() && asked.header("hapax-job").is_some());
+    server.stop();
 }
