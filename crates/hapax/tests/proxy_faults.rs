@@ -276,6 +276,79 @@ fn other_protocols_and_paths_that_climb_are_refused_and_never_sent() {
     server.stop();
 }
 
+#[test]
+fn no_client_speaks_for_us_by_another_spelling_of_a_name() {
+    // To a server of the CGI world `hapax_fence` is `hapax-fence`: with the first of them a client would
+    // choose fence, key and account of the app's own transaction.
+    let app = Upstream::counting();
+    let (_house, server, at) = start(&app.url(), "");
+    let forged = "hapax_fence: 99\r\nHapax_Scope: forged\r\nhapax-scope_: forged\r\n\
+                  idempotency_key: other\r\nwebhook_id: evt_1\r\nx_account_id: acct_2\r\n\
+                  x-account_id: acct_2\r\nx_forwarded_for: 10.0.0.1\r\nx_forwarded_host: evil\r\n\
+                  x_forwarded-proto: https\r\nforwarded_: for=1\r\ntransfer_encoding: chunked\r\n\
+                  content_length: 0\r\nx_twice: 1\r\nx-twice: 2\r\napi_key: kept\r\n";
+    for charge in [
+        Charge { headers: forged, ..Charge::with_key("key-1") },
+        Charge { headers: forged, key: None, target: "/notes", ..Charge::with_key("") },
+    ] {
+        assert_eq!(charge.send(at).status, 201, "{charge:?}");
+    }
+    for asked in app.effects() {
+        let spelled: Vec<_> = asked.headers.iter().filter(|(name, _)| name.contains('_')).collect();
+        let mut left: Vec<_> = spelled.iter().map(|(name, _)| name.as_str()).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["api_key", "forwarded_"], "{asked:?}");
+        assert_eq!(asked.header("x-twice"), Some("2"));
+        assert_eq!(asked.header("x-account-id"), Some("acct_1"));
+    }
+    assert_eq!(app.effects()[0].header("idempotency-key"), Some("key-1"));
+    // Two of what the key is scoped by: the app may go by the other one.
+    let twice = "x-account-id: acct_2\r\n";
+    assert_eq!(Charge { headers: twice, ..Charge::with_key("key-2") }.send(at).status, 400);
+    assert_eq!(app.effects().len(), 2);
+    server.stop();
+}
+
+#[test]
+fn a_connection_header_cannot_hide_from_the_app_what_the_key_is_scoped_by() {
+    let app = Upstream::counting();
+    let (_house, server, at) = start(&app.url(), "");
+    for named in [
+        "x-account-id",
+        "X-Account-Id",
+        "x_account_id",
+        "close, authorization",
+        "authorization",
+        "cookie",
+        "content-type",
+        "content-length",
+        "host",
+        "idempotency-key",
+        "hapax-fence",
+        "keep-alive, hapax-anything",
+        "x-forwarded-for",
+    ] {
+        let line = format!("connection: {named}\r\n");
+        for charge in [
+            Charge { headers: &line, ..Charge::with_key("key-1") },
+            Charge { headers: &line, key: None, target: "/notes", ..Charge::with_key("") },
+        ] {
+            let answer = charge.send(at);
+            let told = (answer.status, problem(&answer));
+            assert_eq!(told, (400, "connection_header".into()), "{charge:?}");
+        }
+    }
+    // In a line of its own, behind an innocent one.
+    let second = "connection: close\r\nconnection: x-account-id\r\n";
+    assert_eq!(Charge { headers: second, ..Charge::with_key("key-1") }.send(at).status, 400);
+    assert!(app.effects().is_empty());
+    // Nothing was reserved, and what is about the connection only may still be named.
+    let own = "connection: close, x-mine\r\nx-mine: 1\r\n";
+    assert_eq!(Charge { headers: own, ..Charge::with_key("key-1") }.send(at).status, 201);
+    assert_eq!(app.effects()[0].header("x-mine"), None);
+    server.stop();
+}
+
 /// Reads exactly that many bytes.
 fn exactly(stream: &mut TcpStream, count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];

@@ -187,6 +187,64 @@ fn a_route_that_needs_a_key_refuses_what_has_none_or_a_bad_one() {
 }
 
 #[test]
+fn a_route_needs_its_key_however_its_path_is_spelled() {
+    // The app resolves what ours does not, or the other way round: either way a charge without a key.
+    const SPELLINGS: [&str; 19] = [
+        "//charges",
+        "/CHARGES",
+        "/charges;a",
+        "/charges;jsessionid=1",
+        "/..;/charges",
+        "/x/..;/charges",
+        "/%63harges",
+        "/%43HARGES",
+        "/charges%2f",
+        "/charges/",
+        "/./charges",
+        "/x/../charges",
+        "/x/%2e%2e/charges",
+        "/\\charges",
+        "/%5ccharges",
+        "/%2563harges",
+        "/charges%252f",
+        "http://api.example/charges",
+        "http://api.example//Charges;a?b=1",
+    ];
+    let app = Upstream::counting();
+    let (_house, server, at) = start(&app.url(), "");
+    let keyless = Charge { key: None, ..Charge::with_key("") };
+    for target in SPELLINGS {
+        let answer = Charge { target, ..keyless.clone() }.send(at);
+        let told = (answer.status, problem(&answer));
+        assert_eq!(told, (400, "idempotency_key_missing".into()), "{target}");
+    }
+    for name in ["x-http-method-override", "x-http-method", "x-method-override"] {
+        let line = format!("{name}: post\r\n");
+        for method in ["GET", "PUT"] {
+            let answer = Charge { method, headers: &line, ..keyless.clone() }.send(at);
+            assert_eq!(answer.status, 400, "{method} {line}: {answer:?}");
+        }
+    }
+    assert_eq!(Charge { method: "post", ..keyless.clone() }.send(at).status, 400);
+    for target in ["/charges%00", "/%00", "/charges%ff", "/charges%2500", "/a%0a"] {
+        let answer = Charge { target, ..keyless.clone() }.send(at);
+        assert_eq!((answer.status, problem(&answer)), (400, "path_malformed".into()), "{target}");
+    }
+    assert!(app.effects().is_empty());
+    // With a key they are one path, so one charge; the app gets what its client wrote.
+    assert_eq!(
+        Charge { target: "/x/..;/CHARGES", ..Charge::with_key("key-1") }.send(at).status,
+        201
+    );
+    assert_eq!(app.effects()[0].line, "POST /x/..;/CHARGES HTTP/1.1");
+    for target in SPELLINGS.into_iter().filter(|target| !target.contains('?')) {
+        assert!(is_replay(&Charge { target, ..Charge::with_key("key-1") }.send(at)), "{target}");
+    }
+    assert_eq!(app.effects().len(), 1);
+    server.stop();
+}
+
+#[test]
 fn tokens_that_name_the_caller_are_never_kept_or_logged() {
     // Whoever reads the database, the log or the headers sent on finds no credential of a caller.
     let app = Upstream::counting();
@@ -274,6 +332,39 @@ fn a_client_that_hangs_up_cuts_nothing_short_nor_does_a_stop() {
     let server = house.start();
     let replay = Charge::with_key("key-1").send(api(&server));
     assert!(is_replay(&replay) && replay.body == b"charge 1", "{replay:?}");
+    assert_eq!(app.effects().len(), 1);
+    server.stop();
+}
+
+#[test]
+fn a_stop_that_does_not_wait_for_a_long_request_leaves_its_key_in_progress() {
+    // The app takes longer than the server has to stop. Whether it did its work nobody knows, so the
+    // key must stay taken over the restart: run again at once, it would be charged twice.
+    let (go, gate) = channel::<()>();
+    let gate = Mutex::new(gate);
+    let app = Upstream::new(move |_| {
+        let _ = gate.lock().unwrap().recv();
+        Reply::created("charge 1")
+    });
+    let config = format!("drain = \"100ms\"\n{}", proxy(&app.url(), "lease = \"10m\""));
+    let house = House::new(&config);
+    let mut server = house.start();
+    let mut client = support::Wire::connect(api(&server));
+    client.write(Charge::with_key("key-1").bytes());
+    app.wait_for(1);
+    server.signal("TERM");
+    // Told that it was cut short by its exit code, or by the log.
+    let status = server.wait();
+    let log = server.stderr.text();
+    assert!(status.code().is_some(), "it ended by itself: {status:?} {log}");
+    assert!(client.try_answer().is_none_or(|answer| answer.status >= 500), "nothing is known");
+    let server = house.start();
+    for _ in 0..3 {
+        let answer = Charge::with_key("key-1").send(api(&server));
+        let told = (answer.status, problem(&answer));
+        assert_eq!(told, (409, "idempotency_in_progress".into()), "{answer:?}");
+    }
+    drop(go);
     assert_eq!(app.effects().len(), 1);
     server.stop();
 }

@@ -26,6 +26,7 @@ mod problem;
 pub mod rules;
 mod run;
 pub mod service;
+mod target;
 mod waiting;
 
 pub use answer::answered;
@@ -34,9 +35,10 @@ pub use body::Body;
 /// and what they mean for a key, and the seam of the stores.
 pub use hapax_core::ledger::{Answer, Ledger, Reserved, Settle};
 pub use principal::Principal;
-pub use rules::{Route, RouteError, Rules, is_passed_on};
+pub use rules::{Route, RouteError, Rules};
 pub use run::LeasedUntil;
 pub use service::{Idempotency, IdempotencyLayer, Outcome};
+pub use target::{METHOD_OVERRIDES, has_dot_segments, is_passed_on};
 
 /// Any error, of a body that breaks off for instance.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

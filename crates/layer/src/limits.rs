@@ -22,3 +22,7 @@ pub(crate) const LOOK_AGAIN_MAX: Duration = Duration::from_secs(1);
 /// How many bells there are for those who wait. Two keys may share one, and then a wake-up costs a
 /// look for nothing; a bell for each key would have to be put away again.
 pub(crate) const BELLS: usize = 64;
+
+/// How many times over a path may be percent-encoded. No client means more than two; each round costs
+/// a pass over the path.
+pub(crate) const DECODE_ROUNDS_MAX: usize = 8;

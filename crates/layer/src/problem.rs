@@ -16,6 +16,8 @@ pub(crate) enum Problem {
     KeyMalformed(KeyError),
     /// It does not say whose it is.
     Unnamed,
+    /// Its path cannot be compared with a route.
+    Path,
     BodyTooLarge,
     /// The client's body broke off.
     BodyUnreadable,
@@ -59,6 +61,7 @@ impl Problem {
             Self::KeyMissing
             | Self::KeyMalformed(_)
             | Self::Unnamed
+            | Self::Path
             | Self::BodyTooLarge
             | Self::BodyUnreadable
             | Self::Mismatch(_)
@@ -82,6 +85,11 @@ impl Problem {
                 StatusCode::BAD_REQUEST,
                 "principal_missing",
                 "a request with an Idempotency-Key must say whose it is",
+            ),
+            Self::Path => (
+                StatusCode::BAD_REQUEST,
+                "path_malformed",
+                "the path holds control characters, is not UTF-8 or is encoded too often",
             ),
             Self::BodyTooLarge => (
                 StatusCode::PAYLOAD_TOO_LARGE,

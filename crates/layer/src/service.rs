@@ -21,8 +21,9 @@ use crate::answer;
 use crate::limits::{LOOK_AGAIN_FIRST, LOOK_AGAIN_MAX};
 use crate::principal::{self, Unnamed};
 use crate::problem::Problem;
-use crate::rules::{Rules, is_passed_on};
+use crate::rules::Rules;
 use crate::run::{self, Tried, Work};
+use crate::target::{self, BadPath, Path, is_passed_on};
 use crate::waiting::Waiting;
 use crate::{Body, BoxError};
 
@@ -195,18 +196,23 @@ struct Named {
 
 /// What is known before the body is read. `None`: nothing is to be kept of it.
 fn admit(rules: &Rules, parts: &Parts) -> Result<Option<Named>, Problem> {
-    if is_passed_on(&parts.method) {
+    if is_passed_on(&parts.method, &parts.headers) {
         return Ok(None);
     }
-    let path = parts.uri.path();
+    let path = Path::of(parts.uri.path()).map_err(|BadPath| Problem::Path)?;
     let key = match IdempotencyKey::of(&parts.headers) {
         Ok(Some(key)) => key,
-        Ok(None) if rules.requires(&parts.method, path) => return Err(Problem::KeyMissing),
+        Ok(None) if rules.requires(&parts.method, &parts.headers, &path) => {
+            return Err(Problem::KeyMissing);
+        }
         Ok(None) => return Ok(None),
         Err(error) => return Err(Problem::KeyMalformed(error)),
     };
     let principal = principal::name_of(rules, parts).map_err(|Unnamed| Problem::Unnamed)?;
-    let scope = Scope::new(&rules.realm, &principal, &parts.method, path);
+    // The last of its methods: what a header put in the place of the first is another request.
+    let method = target::methods(&parts.method, &parts.headers).last();
+    let method = method.as_deref().unwrap_or(&parts.method);
+    let scope = Scope::new(&rules.realm, &principal, method, path.normal());
     Ok(Some(Named { scope, key }))
 }
 

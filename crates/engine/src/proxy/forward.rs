@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use hapax_core::Timestamp;
-use hapax_core::hops::{OfConnection, is_hop_by_hop};
+use hapax_core::hops::{OfConnection, drop_lookalikes, is_hop_by_hop, is_ours};
 use hapax_core::ledger::{IDEMPOTENCY_KEY, Reserved};
 use hapax_core::limits::ANSWER_BODY_BYTES_MAX;
 use hapax_layer::{Body, LeasedUntil};
@@ -48,6 +48,8 @@ struct Way {
     time: Duration,
     margin: Duration,
     trusted: Vec<IpNet>,
+    /// The header that says whose a key is, with dashes.
+    scoped_by: Option<HeaderName>,
     voice: Arc<Voice>,
 }
 
@@ -57,11 +59,12 @@ impl Forwarder {
         outbound: Outbound,
         lease: Duration,
         trusted: Vec<IpNet>,
+        scoped_by: Option<HeaderName>,
         voice: Arc<Voice>,
     ) -> Self {
         let margin = (lease / 10).clamp(UPSTREAM_MARGIN_MIN, UPSTREAM_MARGIN_MAX);
         let time = lease.saturating_sub(margin);
-        Self(Arc::new(Way { upstream, outbound, time, margin, trusted, voice }))
+        Self(Arc::new(Way { upstream, outbound, time, margin, trusted, scoped_by, voice }))
     }
 }
 
@@ -112,10 +115,12 @@ impl Way {
         let mut headers = end_to_end(&head.headers);
         headers.remove(EXPECT);
         join_crumbs(&mut headers);
-        let is_ours = |name: &&HeaderName| name.as_str().starts_with("hapax-");
-        for name in headers.keys().filter(is_ours).cloned().collect::<Vec<_>>() {
+        for name in headers.keys().filter(|name| is_ours(name)).cloned().collect::<Vec<_>>() {
             headers.remove(name);
         }
+        // To many a server `x_account_id` is `x-account-id`, which the key was scoped by.
+        let scoped_by = self.scoped_by.as_ref().map(HeaderName::as_str);
+        drop_lookalikes(&mut headers, |name| Some(name) == scoped_by);
         // Where the client's own connection named them as its own, they are end-to-end all the same.
         let host = head.headers.get(HOST).cloned();
         let host = host.or_else(|| HeaderValue::from_str(head.uri.authority()?.as_str()).ok());
@@ -362,7 +367,8 @@ mod tests {
     fn way_to(at: SocketAddr) -> Forwarder {
         let upstream = Upstream::parse(&format!("http://{at}")).unwrap();
         let (outbound, lease) = (Outbound::passing_on().unwrap(), Duration::from_secs(60));
-        Forwarder::new(upstream, outbound, lease, Vec::new(), Arc::new(Voice::new("api")))
+        let voice = Arc::new(Voice::new("api"));
+        Forwarder::new(upstream, outbound, lease, Vec::new(), None, voice)
     }
 
     /// With the right to a key, or without.

@@ -19,10 +19,11 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use hapax_core::Timestamp;
+use hapax_core::hops::{OfConnection, dashed};
 use hapax_core::ledger::{IDEMPOTENCY_KEY, Ledger};
 use hapax_layer::{Body, Idempotency, IdempotencyLayer, Outcome, Rules, is_passed_on};
 use http::header::CONNECTION;
-use http::{HeaderValue, Request, Response, Version};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Version};
 use ipnet::IpNet;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -81,6 +82,8 @@ pub struct Proxy<L> {
 /// What is behind the door.
 struct Behind<L> {
     service: Idempotency<Forwarder, L>,
+    /// The header that says whose a key is.
+    scoped_by: Option<HeaderName>,
     body_timeout: Duration,
 }
 
@@ -131,13 +134,16 @@ impl<L: Ledger> Proxy<L> {
         let received_at = (self.now)();
         let request_id = RequestId { uuid: self.ids.next(received_at) };
         let call = Call { request_id, received_at, peer };
-        let has_key =
-            !is_passed_on(request.method()) && request.headers().contains_key(IDEMPOTENCY_KEY);
+        let has_key = request.headers().contains_key(IDEMPOTENCY_KEY)
+            && !is_passed_on(request.method(), request.headers());
+        if hides_what_the_app_must_see(request.headers(), &self.behind.load()) {
+            return self.refuse(Problem::Connection, &request, &call);
+        }
         if !has_key {
             return self.answer_call(request, call, has_key).await;
         }
         let Ok(permit) = Arc::clone(&self.keyed).try_acquire_owned() else {
-            return self.turn_away(&request, &call);
+            return self.refuse(Problem::Crowded, &request, &call);
         };
         let afterwards = self.afterwards.clone();
         let answering = self.answer_call(request, call, has_key);
@@ -149,9 +155,9 @@ impl<L: Ledger> Proxy<L> {
         afterwards.unstoppable(answering).await
     }
 
-    /// Too many run already. Nothing of the request was read.
-    fn turn_away<B>(&self, request: &Request<B>, call: &Call) -> Response<Body> {
-        let mut answer = Problem::Crowded.answer(call).map(Body::new);
+    /// Answers a request of which nothing was read but its head.
+    fn refuse<B>(&self, problem: Problem, request: &Request<B>, call: &Call) -> Response<Body> {
+        let mut answer = problem.answer(call).map(Body::new);
         self.voice.answered(call, Some(Outcome::Refused), answer.status());
         answer.headers_mut().insert(REQUEST_ID, call.request_id.header());
         if request.version() < Version::HTTP_2 {
@@ -215,10 +221,38 @@ impl<L: Ledger> Behind<L> {
     fn new(ledger: Arc<L>, outbound: &Outbound, voice: Arc<Voice>, spec: ProxySpec) -> Self {
         let ProxySpec { upstream, rules, lease, body_timeout, trusted_proxies } = spec;
         let rules = rules.realm(voice.proxy()).lease(lease);
-        let forwarder = Forwarder::new(upstream, outbound.clone(), lease, trusted_proxies, voice);
+        let scoped_by = rules.principal_header();
+        let forwarder = Forwarder::new(
+            upstream,
+            outbound.clone(),
+            lease,
+            trusted_proxies,
+            scoped_by.as_ref().map(with_dashes),
+            voice,
+        );
         let service = IdempotencyLayer::new(ledger, Arc::new(rules)).layer(forwarder);
-        Self { service, body_timeout }
+        Self { service, scoped_by: scoped_by.as_ref().map(with_dashes), body_timeout }
     }
+}
+
+/// Whether a Connection header has what the app must see taken away on the way to it. What a header
+/// that scopes the key says is then known to us and not to the app: it would do for everybody, or for
+/// the wrong caller, what the answer is kept for.
+fn hides_what_the_app_must_see<L>(headers: &HeaderMap, behind: &Behind<L>) -> bool {
+    let scoped_by = behind.scoped_by.as_ref().map(HeaderName::as_str);
+    OfConnection::named_in(headers).any(|name| Some(name) == scoped_by || is_needed(name))
+}
+
+/// The headers that an app goes by wherever it stands: who calls (`authorization`, `cookie`), where
+/// (`host`, `forwarded`, `x-forwarded-*`), what the body is (`content-*`), and what we say ourselves.
+fn is_needed(name: &str) -> bool {
+    let begins = ["content-", "hapax-", "webhook-", "x-forwarded-"];
+    begins.iter().any(|begin| name.starts_with(begin))
+        || matches!(name, "authorization" | "cookie" | "forwarded" | "host" | "idempotency-key")
+}
+
+fn with_dashes(name: &HeaderName) -> HeaderName {
+    HeaderName::try_from(&*dashed(name)).unwrap_or_else(|_| name.clone())
 }
 
 impl<L> fmt::Debug for Proxy<L> {

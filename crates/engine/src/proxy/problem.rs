@@ -21,6 +21,8 @@ pub(super) enum Problem {
     Upgrade,
     /// The target cannot be put behind the upstream's path.
     Target,
+    /// Its Connection header takes away what the app has to see.
+    Connection,
     /// The client did not send its body in time.
     SlowBody,
     /// Too many unfinished bodies are held already, or too many requests run.
@@ -71,6 +73,12 @@ impl Problem {
                 StatusCode::BAD_REQUEST,
                 "target",
                 "the path is not one of this service",
+                Settle::Free,
+            ),
+            Self::Connection => (
+                StatusCode::BAD_REQUEST,
+                "connection_header",
+                "the Connection header names a header that the service must see",
                 Settle::Free,
             ),
             Self::SlowBody => (

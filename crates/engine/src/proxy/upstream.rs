@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use hapax_layer::has_dot_segments;
 use http::Uri;
 use http::uri::{Authority, PathAndQuery, Scheme};
 
@@ -63,7 +64,7 @@ impl Upstream {
         if path.query().is_some() {
             return Err(UpstreamError::Query);
         }
-        if has_dots(path.path()) {
+        if has_dot_segments(path.path()) {
             return Err(UpstreamError::Dots);
         }
         Ok(Self { scheme, authority, prefix: path.path().trim_end_matches('/').into() })
@@ -87,7 +88,7 @@ impl Upstream {
         let path = match &*self.prefix {
             "" => asked.clone(),
             // What unfolds dots does so after they were put together, and lands above the prefix.
-            _below if has_dots(asked.path()) => return Err(Stray),
+            _below if has_dot_segments(asked.path()) => return Err(Stray),
             prefix => PathAndQuery::try_from(format!("{prefix}{asked}")).map_err(|_| Stray)?,
         };
         let url = Uri::builder().scheme(self.scheme.clone()).authority(self.authority.clone());
@@ -99,14 +100,6 @@ impl fmt::Display for Upstream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://{}{}", self.scheme, self.authority, self.prefix)
     }
-}
-
-/// Whether a part of the path is `.` or `..`, also where dots or slashes are percent-encoded, or the
-/// slashes lean the other way.
-fn has_dots(path: &str) -> bool {
-    let plain =
-        path.to_ascii_lowercase().replace("%2e", ".").replace("%2f", "/").replace("%5c", "/");
-    plain.split(['/', '\\']).any(|part| part == "." || part == "..")
 }
 
 #[cfg(test)]
@@ -142,6 +135,11 @@ mod tests {
             "/..%5cadmin",
             "/..\\admin",
             "/./..",
+            "/..;/admin",
+            "/..;a=b/admin",
+            "/%252e%252e/admin",
+            "/..%252fadmin",
+            "/..%3b/admin",
         ] {
             check("http://app/v1", target, Err(Stray));
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hapax_layer::{Outcome, Principal, Rules};
+use hapax_layer::{METHOD_OVERRIDES, Outcome, Principal, Route, Rules};
 use http::request::Parts;
 use http::{HeaderName, Method};
 
@@ -21,7 +21,8 @@ async fn account_method_and_path_keep_keys_apart() {
         charge("k").header("x-account-id", "acct_2"),
         charge("k").method(Method::PUT),
         charge("k").path("/refunds"),
-        charge("k").path("/charges/"),
+        charge("k").path("/charges/1"),
+        charge("k").header("x-http-method-override", "PATCH"),
         charge("K"),
     ];
     for ask in elsewhere.clone() {
@@ -31,6 +32,42 @@ async fn account_method_and_path_keep_keys_apart() {
         check(&api, ask, Outcome::Replay).await;
     }
     assert_eq!(api.effects.count(), elsewhere.len());
+}
+
+// An app that takes two spellings for one path would run the same key twice.
+#[tokio::test]
+async fn every_spelling_of_a_path_is_one_path_for_its_keys() {
+    let api = Api::counting(rules());
+    check(&api, charge("k"), Outcome::Fresh).await;
+    for spelling in
+        ["/charges/", "//charges", "/CHARGES", "/%63harges", "/charges;a", "/..;/charges"]
+    {
+        check(&api, charge("k").path(spelling), Outcome::Replay).await;
+    }
+    assert_eq!(api.effects.count(), 1);
+}
+
+#[tokio::test]
+async fn every_spelling_of_a_route_needs_its_key() {
+    let api = Api::counting(rules().required([Route::parse("POST /charges").unwrap()]));
+    let keyless = || charge("").without("idempotency-key");
+    let spellings =
+        ["/charges", "//charges", "/Charges", "/charges;a", "/a/../charges", "/charges%2f"];
+    let mut asks: Vec<_> = spellings.iter().map(|path| keyless().path(path)).collect();
+    asks.push(keyless().method(Method::from_bytes(b"post").unwrap()));
+    for name in METHOD_OVERRIDES {
+        asks.push(keyless().method(Method::GET).header(name.as_str(), "post"));
+        asks.push(keyless().method(Method::PUT).header(name.as_str(), "POST"));
+    }
+    for ask in asks {
+        let heard = api.send(ask.clone()).await;
+        assert_eq!(heard.problem().as_deref(), Some("idempotency_key_missing"), "{ask:?}");
+    }
+    for path in ["/charges%00", "/other%00", "/%ff"] {
+        let heard = api.send(keyless().path(path)).await;
+        assert_eq!((heard.status, heard.problem().as_deref()), (400, Some("path_malformed")));
+    }
+    assert_eq!(api.effects.count(), 0);
 }
 
 #[tokio::test]
