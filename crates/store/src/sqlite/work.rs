@@ -247,11 +247,12 @@ struct Found {
 }
 
 impl Found {
+    /// `None` as well for an event that was pruned: there is nothing left of it to work on.
     fn by_id(conn: &Connection, id: EventId) -> rusqlite::Result<Option<Self>> {
         conn.prepare_cached(
             "SELECT e.seq, e.pair, p.tenant, p.source, e.event_id, e.state, e.review
              FROM hapax_event e JOIN hapax_pair p ON p.pair = e.pair
-             WHERE e.seq = ?1 AND e.id = ?2",
+             WHERE e.seq = ?1 AND e.id = ?2 AND e.pruned IS NULL",
         )?
         .query_row((seq_of(id), id.0.as_bytes()), |row| {
             Ok(Self {

@@ -13,6 +13,7 @@ mod ledger_plans;
 mod order;
 mod people;
 mod plans;
+mod pruned;
 mod work_plans;
 
 macro_rules! on_every_store {
@@ -192,6 +193,10 @@ on_every_working_store! {
         sql_work_keeps_to_deadlines_and_decisions_too,
         what_is_discarded_for_one_handler_is_kept_while_another_needs_it,
         a_hopeless_job_is_not_run_by_a_replay,
+    }
+    pruned {
+        replay_of_a_pruned_event_does_nothing,
+        replays_beside_pruning_run_nothing_twice,
     }
     people {
         approving_beside_on_time_copies_writes_the_jobs_once,
