@@ -13,7 +13,7 @@ use crate::key::{EventKey, KeyHash};
 pub struct Receipt {
     pub(crate) key: EventKey,
     pub(crate) key_hash: KeyHash,
-    pub(crate) earlier: Option<Earlier>,
+    pub(crate) neighbours: Option<Neighbours>,
     pub(crate) if_conflict: Option<EventKey>,
     pub(crate) guard: Option<Guard>,
     pub(crate) event_type: Option<Box<str>>,
@@ -23,14 +23,26 @@ pub struct Receipt {
     pub(crate) timeliness: Timeliness,
 }
 
-/// Where equal derived keys are one event only within a span: the key under which an event of the
-/// span before this one would stand, and how old it may be to still count as this one.
+/// Where equal derived keys are one event only within a span: the keys under which an event of the
+/// spans beside this one would stand, and how far from this one it may have arrived.
+///
+/// Both sides count: a copy in the next span may be decided first, on a node whose clock is ahead,
+/// or on this one before its clock was set back.
 #[derive(Debug, Clone)]
-pub struct Earlier {
-    /// The key of the previous span.
-    pub key: EventKey,
+pub struct Neighbours {
+    /// The keys of the span before and of the span after.
+    pub keys: [EventKey; 2],
     /// An event received before this instant is another event.
     pub not_before: Timestamp,
+    /// An event received after this instant is another event.
+    pub not_after: Timestamp,
+}
+
+impl Neighbours {
+    /// Whether an event of a neighbouring span that was received then is this one.
+    pub fn hold(&self, received_at: Timestamp) -> bool {
+        self.not_before <= received_at && received_at <= self.not_after
+    }
 }
 
 /// The second key of an event: a hash of everything that was signed. The first key recognises
@@ -89,8 +101,8 @@ impl Receipt {
     }
 
     /// Set where the key was derived within a span.
-    pub fn earlier(&self) -> Option<&Earlier> {
-        self.earlier.as_ref()
+    pub fn neighbours(&self) -> Option<&Neighbours> {
+        self.neighbours.as_ref()
     }
 
     /// Set where the key was derived: the key to file this event under, for review, when an event

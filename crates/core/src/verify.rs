@@ -9,7 +9,7 @@ use crate::arrival::Arrival;
 use crate::challenge::Reply;
 use crate::envelope::{Identity, Item, Origin};
 use crate::key::{EventKey, KeyHash};
-use crate::receipt::{Earlier, Guard, GuardKeep, GuardSeen, Receipt, Timeliness};
+use crate::receipt::{Guard, GuardKeep, GuardSeen, Neighbours, Receipt, Timeliness};
 use crate::source::{ReplayGuard, Source};
 
 /// What an authentic request turned out to be.
@@ -152,7 +152,7 @@ fn receipt(
             Identity::Derived { .. } => GuardSeen::Duplicate,
         },
     });
-    let (key, earlier, if_conflict) = match item.identity {
+    let (key, neighbours, if_conflict) = match item.identity {
         Identity::Given(event_id) => (key(event_id), None, None),
         Identity::Derived { digest, within: None } => {
             let other = format!("{digest}~{body_hash:?}");
@@ -161,20 +161,20 @@ fn receipt(
         Identity::Derived { digest, within: Some(within) } => {
             let span = i64::try_from(within.as_secs()).unwrap_or(i64::MAX).max(1);
             let bucket = now.as_second().div_euclid(span);
-            let earlier = Earlier {
-                key: key(format!("{digest}@{}", bucket - 1).into()),
-                not_before: now
-                    .checked_sub(SignedDuration::from_secs(span))
-                    .unwrap_or(Timestamp::MIN),
+            let near = SignedDuration::from_secs(span);
+            let neighbours = Neighbours {
+                keys: [bucket - 1, bucket + 1].map(|span| key(format!("{digest}@{span}").into())),
+                not_before: now.checked_sub(near).unwrap_or(Timestamp::MIN),
+                not_after: now.checked_add(near).unwrap_or(Timestamp::MAX),
             };
             let other = format!("{digest}@{bucket}~{body_hash:?}");
-            (key(format!("{digest}@{bucket}").into()), Some(earlier), Some(key(other.into())))
+            (key(format!("{digest}@{bucket}").into()), Some(neighbours), Some(key(other.into())))
         }
     };
     Receipt {
         key_hash: key.hash(),
         key,
-        earlier,
+        neighbours,
         if_conflict,
         guard,
         event_type: item.event_type,

@@ -271,8 +271,8 @@ impl<S: Store> Ingress<S> {
     }
 
     async fn has_seen(&self, receipt: &Receipt) -> Result<bool, StoreError> {
-        let earlier = receipt.earlier().map(|earlier| &earlier.key);
-        for key in [Some(receipt.key()), earlier].into_iter().flatten() {
+        let neighbours = receipt.neighbours().into_iter().flat_map(|beside| &beside.keys);
+        for key in std::iter::once(receipt.key()).chain(neighbours) {
             if self.store.knows(key).await? {
                 return Ok(true);
             }

@@ -8,8 +8,8 @@
 use std::hash::BuildHasher as _;
 use std::sync::Mutex;
 
-use hapax_core::KeyHash;
 use hapax_core::store::{Known, ReviewReason};
+use hapax_core::{KeyHash, Receipt};
 
 use crate::limits::RECENT_MAX;
 use crate::spread::Spread;
@@ -24,9 +24,18 @@ const WAYS: usize = 4;
 #[derive(Debug, Clone)]
 pub(crate) struct Recent {
     pub(crate) body_hash: KeyHash,
+    /// The guard that the newest arrival had: it is committed with the event.
+    pub(crate) guard: Option<KeyHash>,
     pub(crate) known: Known,
     /// Set while it waits for a person.
     pub(crate) review: Option<ReviewReason>,
+}
+
+/// Whether a copy brings nothing new beside an event of which this is known: the same bytes, and no
+/// signed content that was not seen with it. Content that was signed again must be remembered first.
+pub(crate) fn adds_nothing(receipt: &Receipt, body_hash: KeyHash, guard: Option<KeyHash>) -> bool {
+    body_hash == receipt.body_hash()
+        && receipt.guard().is_none_or(|brought| guard == Some(brought.hash))
 }
 
 /// A table that never grows: a key has a few places, the one asked for last stands first, and a new
@@ -109,7 +118,7 @@ mod tests {
     fn recent(n: usize) -> Recent {
         let id = EventId(Uuid::from_u128(n as u128));
         let known = Known { id, status: Status::Ignored, result: None };
-        Recent { body_hash: key(n), known, review: None }
+        Recent { body_hash: key(n), guard: None, known, review: None }
     }
 
     fn number(recent: &Recent) -> usize {

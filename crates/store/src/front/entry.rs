@@ -13,10 +13,13 @@ use hapax_core::{KeyHash, Timestamp};
 use uuid::Uuid;
 
 /// The first byte: what follows is laid out as below.
-const LAYOUT: u8 = 1;
+const LAYOUT: u8 = 2;
 
-/// Layout, id, hash of the body, when it was written, status.
-const HEAD: usize = 1 + 16 + 16 + 8 + 1;
+/// Layout, id, hash of the body, guard, when it was written, status.
+const HEAD: usize = 1 + 16 + 16 + 16 + 8 + 1;
+
+/// Stands where there is no guard.
+const NO_GUARD: KeyHash = KeyHash([0; 16]);
 
 const MAC: usize = 32;
 
@@ -24,6 +27,8 @@ const MAC: usize = 32;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) body_hash: KeyHash,
+    /// The guard that the newest arrival had.
+    pub(crate) guard: Option<KeyHash>,
     pub(crate) known: Known,
     pub(crate) written_at: Timestamp,
 }
@@ -58,6 +63,7 @@ impl Entry {
         told.push(LAYOUT);
         told.extend_from_slice(self.known.id.0.as_bytes());
         told.extend_from_slice(&self.body_hash.0);
+        told.extend_from_slice(&self.guard.unwrap_or(NO_GUARD).0);
         told.extend_from_slice(&self.written_at.as_second().to_be_bytes());
         told.push(code_of(self.known.status));
         told.extend_from_slice(self.known.result.as_deref().unwrap_or_default().as_bytes());
@@ -81,7 +87,8 @@ impl Entry {
         let (head, result) = told.split_at(HEAD);
         let id = EventId(Uuid::from_slice(&head[1..17]).ok()?);
         let body_hash = KeyHash(head[17..33].try_into().ok()?);
-        let written_at = Timestamp::from_second(i64::from_be_bytes(head[33..41].try_into().ok()?));
+        let guard = KeyHash(head[33..49].try_into().ok()?);
+        let written_at = Timestamp::from_second(i64::from_be_bytes(head[49..57].try_into().ok()?));
         let written_at = written_at.ok()?;
         // A clock that went back must not make an entry immortal either.
         let age = Timestamp::now().duration_since(written_at).unsigned_abs();
@@ -89,8 +96,9 @@ impl Entry {
             return None;
         }
         let result = (!result.is_empty()).then(|| std::str::from_utf8(result)).transpose().ok()?;
-        let known = Known { id, status: status_of(head[41])?, result: result.map(Into::into) };
-        Some(Self { body_hash, known, written_at })
+        let known = Known { id, status: status_of(head[57])?, result: result.map(Into::into) };
+        let guard = (guard != NO_GUARD).then_some(guard);
+        Some(Self { body_hash, guard, known, written_at })
     }
 }
 
@@ -119,7 +127,7 @@ mod tests {
     fn entry(status: Status, result: Option<&str>) -> Entry {
         let known = Known { id: EventId(Uuid::now_v7()), status, result: result.map(Into::into) };
         let written_at = Timestamp::from_second(Timestamp::now().as_second()).expect("in range");
-        Entry { body_hash: key(7), known, written_at }
+        Entry { body_hash: key(7), guard: None, known, written_at }
     }
 
     #[test]

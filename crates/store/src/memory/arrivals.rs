@@ -5,11 +5,11 @@ use hapax_core::store::{
     ArrivalNote, Decision, EventDetail, EventId, EventSummary, HandlerRef, Ingest, Known, NewJob,
     ReviewReason, Status, Verdict, Via,
 };
-use hapax_core::{EventKey, Receipt, Timeliness, Timestamp};
+use hapax_core::{EventKey, GuardKeep, GuardSeen, Receipt, Timeliness, Timestamp};
 use uuid::Uuid;
 
 use super::work::{dice, later};
-use super::{EventNumber, Job, Model, Standing, Stored};
+use super::{EventNumber, Guarded, Job, Model, Standing, Stored};
 use crate::limits::{CONFLICTS_IN_FULL, COPIES_IN_FULL};
 
 /// How a receipt came, and the work it promises.
@@ -69,56 +69,85 @@ impl Model {
 
     fn decide(&mut self, coming: &Coming<'_>) -> Verdict {
         let receipt = coming.receipt;
-        if let Some(&at) = self.keys.get(receipt.key()) {
+        if let Some(at) = self.known_by_key(receipt) {
             return self.meet_again(at, coming);
         }
-        if let Some(earlier) = receipt.earlier()
-            && let Some(&at) = self.keys.get(&earlier.key)
-            && self.events[&at].detail.summary.received_at >= earlier.not_before
-        {
-            return self.meet_again(at, coming);
-        }
-        let seen_before =
-            receipt.guard().is_some_and(|guard| self.guards.contains_key(&guard.hash));
-        let review = match (receipt.timeliness(), seen_before) {
-            (_, true) => Some(ReviewReason::Replay),
-            (Timeliness::Late { .. }, false) => Some(ReviewReason::Late),
-            (Timeliness::OnTime, false) => None,
+        let review = match (receipt.guard(), self.known_by_guard(receipt), receipt.timeliness()) {
+            (Some(guard), Some(at), _) => match guard.seen {
+                GuardSeen::Duplicate => return self.meet_again(at, coming),
+                GuardSeen::Review => Some(ReviewReason::Replay),
+            },
+            (_, _, Timeliness::Late { .. }) => Some(ReviewReason::Late),
+            (_, _, Timeliness::OnTime) => None,
         };
         self.insert(receipt.key(), review, coming)
     }
 
+    /// The event under this key, or under the key of a neighbouring span and near enough.
+    fn known_by_key(&self, receipt: &Receipt) -> Option<EventNumber> {
+        if let Some(&at) = self.keys.get(receipt.key()) {
+            return Some(at);
+        }
+        let beside = receipt.neighbours()?;
+        let near = |at: &&EventNumber| beside.hold(self.events[at].detail.summary.received_at);
+        beside.keys.iter().filter_map(|key| self.keys.get(key)).find(near).copied()
+    }
+
+    /// The event with which the same signed content was seen.
+    fn known_by_guard(&self, receipt: &Receipt) -> Option<EventNumber> {
+        self.guards.get(&receipt.guard()?.hash).map(|guarded| guarded.event)
+    }
+
+    /// Remembers the signed content of this receipt with the event, unless it is known already.
+    fn hold_guard(&mut self, at: EventNumber, coming: &Coming<'_>) {
+        let Some(guard) = coming.receipt.guard() else { return };
+        let until = match guard.keep {
+            GuardKeep::For(long) => Some(later(coming.now, long)),
+            GuardKeep::WithKeys => None,
+        };
+        self.guards.entry(guard.hash).or_insert(Guarded { event: at, until });
+    }
+
     fn meet_again(&mut self, at: EventNumber, coming: &Coming<'_>) -> Verdict {
         let Coming { receipt, via, .. } = coming;
+        let held_by = self.known_by_guard(receipt);
+        // Bytes that were not signed may differ where all that was signed is the same.
+        let same_content = receipt.guard().is_some_and(|guard| guard.seen == GuardSeen::Duplicate)
+            && held_by == Some(at);
         let stored = self.events.get_mut(&at).expect("every key has its event");
         if stored.gone {
+            self.hold_guard(at, coming);
             return Verdict::Duplicate(self.known(at));
         }
-        if stored.body_hash == receipt.body_hash() {
+        if stored.body_hash == receipt.body_hash() || same_content {
             let waits_for_on_time = stored.standing == Standing::Review
                 && stored.detail.summary.review == Some(ReviewReason::Late);
             let promoted = waits_for_on_time && receipt.timeliness() == Timeliness::OnTime;
             stored.note(via, None);
+            self.hold_guard(at, coming);
             if !promoted {
                 return Verdict::Duplicate(self.known(at));
             }
+            let stored = self.events.get_mut(&at).expect("every key has its event");
             stored.standing = Standing::Ours;
             let id = stored.detail.summary.id;
             self.write_jobs(at, coming.jobs, coming.now);
             return Verdict::Accepted(id);
         }
         if let Some(other) = receipt.if_conflict() {
-            return match self.keys.get(other) {
-                Some(&filed) => {
+            return match self.keys.get(other).copied().or(held_by) {
+                Some(filed) => {
                     if let Some(stored) = self.events.get_mut(&filed) {
                         stored.note(via, None);
                     }
+                    self.hold_guard(filed, coming);
                     Verdict::Duplicate(self.known(filed))
                 }
                 None => self.insert(other, Some(ReviewReason::Conflict), coming),
             };
         }
         stored.note(via, Some(receipt));
+        self.hold_guard(at, coming);
         Verdict::Conflict(self.known(at))
     }
 
@@ -164,9 +193,7 @@ impl Model {
         let stored = Stored { key: key.clone(), detail, body_hash, standing, gone: false };
         self.events.insert(at, stored);
         self.keys.insert(key.clone(), at);
-        if let Some(guard) = receipt.guard() {
-            self.guards.entry(guard.hash).or_insert(at);
-        }
+        self.hold_guard(at, coming);
         match review {
             None => {
                 self.write_jobs(at, coming.jobs, coming.now);

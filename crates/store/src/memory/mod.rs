@@ -112,7 +112,7 @@ impl fmt::Debug for MemoryStore {
 struct Model {
     events: BTreeMap<EventNumber, Stored>,
     keys: HashMap<EventKey, EventNumber>,
-    guards: HashMap<KeyHash, EventNumber>,
+    guards: HashMap<KeyHash, Guarded>,
     events_ever: u64,
     jobs: BTreeMap<JobNumber, Job>,
     jobs_ever: u64,
@@ -129,6 +129,14 @@ struct Model {
     reservations: HashMap<ledger::KeyName, ledger::Kept>,
     /// Fences of theirs that were ever given out.
     fences_ever: i64,
+}
+
+/// Signed content that was seen, and with which event.
+#[derive(Debug, Clone, Copy)]
+struct Guarded {
+    event: EventNumber,
+    /// Until when it must be known; `None`: as long as the event's key.
+    until: Option<Timestamp>,
 }
 
 type EventNumber = u64;
@@ -315,7 +323,7 @@ impl Work for MemoryStore {
         let now = self.now();
         let mut model = self.model();
         model.reservations.retain(|_, kept| !kept.is_past(now));
-        Ok(model.prune(&horizon, limit))
+        Ok(model.prune(&horizon, limit, now))
     }
 }
 

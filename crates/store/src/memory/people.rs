@@ -9,7 +9,7 @@ use hapax_core::store::{
     Reviewed,
 };
 
-use super::{EventNumber, Job, JobNumber, Model, Standing, Stored};
+use super::{EventNumber, Guarded, Job, JobNumber, Model, Standing, Stored};
 
 impl Model {
     /// Runs again what may run again. An event that waits in review, or was refused there, has no
@@ -170,7 +170,7 @@ impl Model {
 
     /// First the body, the history and the jobs of what is finished; its key only when its own
     /// time has come. A dead letter is not finished: somebody has to decide about it.
-    pub(super) fn prune(&mut self, horizon: &Horizon, limit: usize) -> bool {
+    pub(super) fn prune(&mut self, horizon: &Horizon, limit: usize, now: Timestamp) -> bool {
         let old = |stored: &Stored| stored.detail.summary.received_at < horizon.events_before;
         let finished = |at: &EventNumber| {
             self.summary(*at).status.is_final() && self.jobs_of(*at).all(|job| job.phase.is_over())
@@ -179,18 +179,31 @@ impl Model {
             .events
             .iter()
             .filter(|(at, stored)| old(stored) && finished(at))
-            .filter(|(_, stored)| !stored.gone || stored.key_is_past(horizon))
+            .filter(|(at, stored)| !stored.gone || self.key_may_go(**at, stored, horizon, now))
             .map(|(at, _)| *at)
             .collect();
         let more = ripe.len() > limit;
         ripe.truncate(limit);
         for at in ripe {
-            self.forget(at, horizon);
+            self.forget(at, horizon, now);
         }
         more
     }
 
-    fn forget(&mut self, at: EventNumber, horizon: &Horizon) {
+    /// Past its horizon, and every guard of the event past its own time.
+    fn key_may_go(
+        &self,
+        at: EventNumber,
+        stored: &Stored,
+        horizon: &Horizon,
+        now: Timestamp,
+    ) -> bool {
+        let holds =
+            |guarded: &Guarded| guarded.event == at && guarded.until.is_some_and(|t| t > now);
+        stored.key_is_past(horizon) && !self.guards.values().any(holds)
+    }
+
+    fn forget(&mut self, at: EventNumber, horizon: &Horizon, now: Timestamp) {
         let summary = self.summary(at);
         self.jobs.retain(|_, job| job.event != at);
         let stored = self.event_mut(at);
@@ -199,10 +212,10 @@ impl Model {
         stored.detail.body.clear();
         stored.detail.arrivals.clear();
         stored.detail.actions.clear();
-        if stored.key_is_past(horizon) {
+        if self.key_may_go(at, &self.events[&at], horizon, now) {
             self.events.remove(&at);
             self.keys.retain(|_, event| *event != at);
-            self.guards.retain(|_, event| *event != at);
+            self.guards.retain(|_, guarded| guarded.event != at);
         }
     }
 

@@ -6,7 +6,7 @@ use std::error::Error;
 
 use bytes::{BufMut, BytesMut};
 use hapax_core::store::EventId;
-use hapax_core::{Receipt, Timeliness, Timestamp};
+use hapax_core::{GuardKeep, GuardSeen, Receipt, Timeliness, Timestamp};
 use tokio_postgres::types::{IsNull, Kind, ToSql, Type, to_sql_checked};
 use uuid::Uuid;
 
@@ -42,15 +42,20 @@ struct Arrived<'a> {
     signed_at: Option<Timestamp>,
     headers: &'a [u8],
     body: &'a [u8],
+    guard: Option<Uuid>,
+    /// How many microseconds it is known for at least; `None`: as long as the key.
+    guard_us: Option<i64>,
 }
 
 /// A `hapax.doubt`: what makes an arrival take more than a look.
 #[derive(Debug)]
 struct Doubt<'a> {
     late: bool,
-    guard: Option<Uuid>,
-    earlier: Option<Uuid>,
+    copies: bool,
+    before: Option<Uuid>,
+    after: Option<Uuid>,
     not_before: Option<Timestamp>,
+    not_after: Option<Timestamp>,
     other_hash: Option<Uuid>,
     other_event_id: Option<&'a [u8]>,
 }
@@ -91,9 +96,11 @@ macro_rules! composite {
 
 composite!(Arrived<'_> {
     id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
-    request_id, remote, secret, signed_at, headers, body,
+    request_id, remote, secret, signed_at, headers, body, guard, guard_us,
 });
-composite!(Doubt<'_> { late, guard, earlier, not_before, other_hash, other_event_id });
+composite!(Doubt<'_> {
+    late, copies, before, after, not_before, not_after, other_hash, other_event_id,
+});
 composite!(Promised { n, handler, lane, state, resource, position, error });
 
 fn write_composite(
@@ -134,6 +141,11 @@ impl<'a> Rows<'a> {
             signed_at: via.signed_at.map(stamp),
             headers: via.headers.as_bytes(),
             body: receipt.body(),
+            guard: receipt.guard().map(|guard| of_hash(guard.hash)),
+            guard_us: receipt.guard().and_then(|guard| match guard.keep {
+                GuardKeep::For(long) => i64::try_from(long.as_micros()).ok(),
+                GuardKeep::WithKeys => None,
+            }),
         });
         let n = self.arrived.len() as i32;
         self.promised.extend(item.jobs.iter().zip(lanes).map(|(job, at)| Promised {
@@ -149,12 +161,15 @@ impl<'a> Rows<'a> {
 
     /// What only the [long way](Rows::ingest) is told, of the receipt that was pushed last.
     pub(super) fn push_doubt(&mut self, receipt: &'a Receipt) {
-        let (earlier, other) = (receipt.earlier(), receipt.if_conflict());
+        let (beside, other) = (receipt.neighbours(), receipt.if_conflict());
+        let key_at = |at: usize| beside.map(|beside| of_hash(beside.keys[at].hash()));
         self.doubts.push(Doubt {
             late: receipt.timeliness() != Timeliness::OnTime,
-            guard: receipt.guard().map(|guard| of_hash(guard.hash)),
-            earlier: earlier.map(|earlier| of_hash(earlier.key.hash())),
-            not_before: earlier.map(|earlier| stamp(earlier.not_before)),
+            copies: receipt.guard().is_some_and(|guard| guard.seen == GuardSeen::Duplicate),
+            before: key_at(0),
+            after: key_at(1),
+            not_before: beside.map(|beside| stamp(beside.not_before)),
+            not_after: beside.map(|beside| stamp(beside.not_after)),
             other_hash: other.map(|other| of_hash(other.hash())),
             other_event_id: other.map(|other| other.event_id.as_bytes()),
         });
@@ -177,9 +192,9 @@ impl<'a> Rows<'a> {
             return Ok(HashSet::new());
         }
         let rows = if self.promised.is_empty() {
-            lent.query(EVENTS, &[&self.arrived]).await?
+            lent.query(EVENTS, &[&self.arrived, &now]).await?
         } else {
-            lent.query(EVENTS_AND_JOBS, &[&self.arrived, &self.promised, &now]).await?
+            lent.query(EVENTS_AND_JOBS, &[&self.arrived, &now, &self.promised]).await?
         };
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }

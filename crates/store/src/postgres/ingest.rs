@@ -21,7 +21,7 @@ use super::epoch::Epoch;
 use super::names::LaneName;
 use super::partitions;
 use super::row::{Standing, hash_of, of_hash};
-use crate::recent::Recent;
+use crate::recent::{Recent, adds_nothing};
 
 /// How often a statement is tried after what it lacked was made.
 const MENDS_MAX: u32 = 3;
@@ -99,9 +99,7 @@ pub(super) async fn decide(
 
 /// Whether a receipt needs more than the one statement from the start.
 fn takes_more(receipt: &Receipt) -> bool {
-    receipt.guard().is_some()
-        || receipt.earlier().is_some()
-        || receipt.timeliness() != Timeliness::OnTime
+    receipt.neighbours().is_some() || receipt.timeliness() != Timeliness::OnTime
 }
 
 type ToldOf = HashMap<(usize, usize), Told>;
@@ -233,6 +231,7 @@ enum By {
 struct Existing {
     hash: KeyHash,
     body_hash: KeyHash,
+    guard: Option<KeyHash>,
     standing: Standing,
     known: Known,
 }
@@ -340,7 +339,12 @@ impl Outcome<'_> {
         let known = Known { id, status, result: None };
         self.remember(
             item.receipt,
-            Recent { body_hash: item.receipt.body_hash(), known, review: None },
+            Recent {
+                body_hash: item.receipt.body_hash(),
+                guard: item.receipt.guard().map(|guard| guard.hash),
+                known,
+                review: None,
+            },
         );
         Verdict::Accepted(id)
     }
@@ -352,6 +356,8 @@ impl Outcome<'_> {
                 item.receipt,
                 Recent {
                     body_hash: existing.body_hash,
+                    // Committed with this event or with another one.
+                    guard: item.receipt.guard().map(|guard| guard.hash),
                     known: existing.known.clone(),
                     review: existing.standing.waiting,
                 },
@@ -399,6 +405,7 @@ impl Outcome<'_> {
                 Existing {
                     hash: hash_of(row.get(0)),
                     body_hash: hash_of(row.get(2)),
+                    guard: row.get::<_, Option<Uuid>>(8).map(hash_of),
                     standing,
                     known,
                 }
@@ -409,5 +416,5 @@ impl Outcome<'_> {
 
 fn is_plain_copy(existing: &Existing, item: &Item<'_>) -> bool {
     let late = existing.standing.waiting == Some(hapax_core::store::ReviewReason::Late);
-    existing.body_hash == item.receipt.body_hash() && !late
+    adds_nothing(item.receipt, existing.body_hash, existing.guard) && !late
 }

@@ -50,7 +50,7 @@ pub use transact::{PgDb, PgDbError, PgTx};
 use crate::Clock;
 use crate::copies::Copies;
 use crate::front::{Entry, Front};
-use crate::recent::{Recent, RecentEvents};
+use crate::recent::{Recent, RecentEvents, adds_nothing};
 use connect::{Pools, Target};
 use desk::Desk;
 use epoch::{Epoch, EpochWatch};
@@ -303,7 +303,8 @@ impl PgStore {
             .iter()
             .map(|receipt| {
                 let recent = self.shared.recent.get(&receipt.key_hash())?;
-                let plain = recent.body_hash == receipt.body_hash() && recent.review.is_none();
+                let plain = adds_nothing(receipt, recent.body_hash, recent.guard)
+                    && recent.review.is_none();
                 // What can still change is asked of the database.
                 (plain && recent.known.status.is_final()).then_some(recent)
             })
@@ -328,7 +329,9 @@ impl PgStore {
         let keys: Vec<KeyHash> = ingest.receipts.iter().map(Receipt::key_hash).collect();
         let told: Option<Vec<Entry>> = front.ask(&seal, &keys).await.into_iter().collect();
         let told = told?;
-        let same = |(entry, receipt): (&Entry, &Receipt)| entry.body_hash == receipt.body_hash();
+        let same = |(entry, receipt): (&Entry, &Receipt)| {
+            adds_nothing(receipt, entry.body_hash, entry.guard)
+        };
         if !told.iter().zip(&ingest.receipts).all(same) {
             return None;
         }
@@ -337,9 +340,9 @@ impl PgStore {
             return None;
         }
         let verdicts = told.into_iter().zip(keys).map(|(entry, key)| {
-            let Entry { body_hash, known, .. } = entry;
+            let Entry { body_hash, guard, known, .. } = entry;
             self.shared.note_copy(known.id, &ingest.via);
-            let recent = Recent { body_hash, known: known.clone(), review: None };
+            let recent = Recent { body_hash, guard, known: known.clone(), review: None };
             self.shared.epoch.within(Some(&epoch), || self.shared.recent.put(key, recent));
             Verdict::Duplicate(known)
         });
@@ -358,8 +361,9 @@ impl Shared {
             && Some(&now) == epoch
             && recent.review.is_none()
         {
-            let Recent { body_hash, known, .. } = recent.clone();
-            front.tell(&seal, [(key, Entry { body_hash, known, written_at: Timestamp::now() })]);
+            let Recent { body_hash, guard, known, .. } = recent.clone();
+            let entry = Entry { body_hash, guard, known, written_at: Timestamp::now() };
+            front.tell(&seal, [(key, entry)]);
         }
         self.epoch.within(epoch, || self.recent.put(key, recent));
     }

@@ -49,11 +49,11 @@ async fn strip(
     before: Timestamp,
     limit: usize,
 ) -> Result<bool, PgError> {
-    let (after, bound, most) = (broom.passed, past(before), most(limit));
+    let (after, bound, most, now) = (broom.passed, past(before), most(limit), shared.now());
     let row = retried(|| async {
         let mut lent = shared.pools.admin.lend().await?;
-        let sql = "SELECT reached, taken FROM hapax.strip($1, $2, $3, $4)";
-        one(lent.query(sql, &[&after, &bound, &before, &most]).await?)
+        let sql = "SELECT reached, taken FROM hapax.strip($1, $2, $3, $4, $5)";
+        one(lent.query(sql, &[&after, &bound, &before, &most, &now]).await?)
     })
     .await?;
     let reached: Option<Uuid> = row.get(0);
@@ -69,11 +69,11 @@ async fn forget(shared: &Shared, horizon: &Horizon, limit: usize) -> Result<bool
     let befores: Vec<Timestamp> =
         horizon.keys_before.iter().map(|(_, before)| stamp(*before)).collect();
     let bounds: Vec<Uuid> = befores.iter().copied().map(past).collect();
-    let most = most(limit);
+    let (most, now) = (most(limit), shared.now());
     let gone = retried(|| async {
         let mut lent = shared.pools.admin.lend().await?;
-        let sql = "SELECT hapax.forget($1, $2, $3, $4)";
-        lent.query(sql, &[&names, &bounds, &befores, &most]).await
+        let sql = "SELECT hapax.forget($1, $2, $3, $4, $5)";
+        lent.query(sql, &[&names, &bounds, &befores, &most, &now]).await
     })
     .await?;
     shared.unlearn(&gone.iter().map(|row| hash_of(row.get(0))).collect::<Vec<_>>());

@@ -41,7 +41,7 @@ pub use door::{Db, DbError, Tx};
 pub use open::OpenError;
 
 use crate::copies::Copies;
-use crate::recent::RecentEvents;
+use crate::recent::{RecentEvents, adds_nothing};
 use reader::Readers;
 use writer::{Health, WriterHandle};
 
@@ -139,7 +139,8 @@ impl SqliteStore {
             .iter()
             .map(|receipt| {
                 let recent = self.shared.recent.get(&receipt.key_hash())?;
-                let plain = recent.body_hash == receipt.body_hash() && recent.review.is_none();
+                let plain = adds_nothing(receipt, recent.body_hash, recent.guard)
+                    && recent.review.is_none();
                 // What can still change is asked of the writer.
                 let plain = plain && recent.known.status.is_final();
                 plain.then_some(recent)

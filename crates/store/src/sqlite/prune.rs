@@ -50,6 +50,7 @@ struct Swept {
     event_id: String,
     received_at: i64,
     guard: Option<[u8; 16]>,
+    guard_until: Option<i64>,
     standing: Standing,
     pruned: bool,
 }
@@ -95,7 +96,7 @@ fn events(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Res
 fn look(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<Swept>> {
     conn.prepare_cached(
         "SELECT e.seq, p.tenant, p.source, e.event_id, e.received_at, e.guard_hash, e.state,
-                e.review, e.pruned IS NOT NULL
+                e.review, e.pruned IS NOT NULL, e.guard_until
          FROM hapax_event e JOIN hapax_pair p ON p.pair = e.pair
          WHERE e.seq > ?1 ORDER BY e.seq LIMIT ?2",
     )?
@@ -109,6 +110,7 @@ fn look(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<Sw
             guard: row.get(5)?,
             standing: Standing::from_columns(row.get(6)?, row.get(7)?),
             pruned: row.get(8)?,
+            guard_until: row.get(9)?,
         })
     })?
     .collect()
@@ -130,7 +132,7 @@ fn sweep(writer: &mut Writer, event: &Swept, horizon: &Horizon) -> rusqlite::Res
         .keys_before
         .iter()
         .any(|(source, before)| *source == event.source && keep_from(before));
-    if key_is_old {
+    if key_is_old && guards_are_over(writer, event)? {
         forget(writer, event)?;
         writer.broom.left.remove(&event.seq);
     } else if horizon.keys_before.iter().any(|(source, _)| *source == event.source)
@@ -142,6 +144,20 @@ fn sweep(writer: &mut Writer, event: &Swept, horizon: &Horizon) -> rusqlite::Res
         writer.broom.left.remove(&event.seq);
     }
     Ok(())
+}
+
+/// What was signed for an event is known for its own time, also where its key is kept for less. It
+/// stays until the key goes: taking it from the index alone would cost a page for each event.
+fn guards_are_over(writer: &Writer, event: &Swept) -> rusqlite::Result<bool> {
+    let now = micros(writer.now());
+    if event.guard_until.is_some_and(|until| until > now) {
+        return Ok(false);
+    }
+    let holds = writer
+        .conn
+        .prepare_cached("SELECT 1 FROM hapax_guard WHERE event_seq = ?1 AND until > ?2")?
+        .exists((event.seq, now))?;
+    Ok(!holds)
 }
 
 /// An event that was discarded for one handler may still be needed by another.
@@ -180,6 +196,10 @@ fn forget(writer: &mut Writer, event: &Swept) -> rusqlite::Result<()> {
         writer.index.forget(&writer.conn, &hash)?;
         writer.shared.recent.remove(&hash);
     }
+    writer
+        .conn
+        .prepare_cached("DELETE FROM hapax_guard WHERE event_seq = ?1")?
+        .execute([event.seq])?;
     // Copies that came since its body went were counted all the same.
     delete_history(&writer.conn, event.seq)?;
     // The highest number ever given stays known, also when its event is gone.

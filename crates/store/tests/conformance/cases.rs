@@ -253,6 +253,23 @@ pub(crate) async fn equal_derived_keys_are_one_event_only_within_their_span<S: S
     assert!(matches!(later, Verdict::Accepted(id) if id != first.id()), "{later:?}");
 }
 
+pub(crate) async fn a_copy_in_the_next_span_may_be_decided_first<S: Store + Inspect>(
+    store: Arc<S>,
+) {
+    // Another node's clock is ahead, or this one's was set back: the later copy is there already.
+    let sender = Sender::derived(Some(Duration::from_secs(600)));
+    let notice = r#"{"type":"t","resource":"r"}"#;
+    let at = |seconds| sender.ingest_at(notice, after(seconds), after(seconds));
+    let first = one(&*store, at(610)).await;
+    assert!(matches!(first, Verdict::Accepted(_)), "{first:?}");
+    for near in [599, 590, 10, 1_210] {
+        let copy = one(&*store, at(near)).await;
+        assert!(matches!(&copy, Verdict::Duplicate(known) if known.id == first.id()), "{near}");
+    }
+    let further_back = one(&*store, at(9)).await;
+    assert!(matches!(further_back, Verdict::Accepted(id) if id != first.id()), "{further_back:?}");
+}
+
 pub(crate) async fn copies_are_counted_and_the_newest_few_kept_in_full<S: Store + Inspect>(
     store: Arc<S>,
 ) {

@@ -76,6 +76,7 @@ pub(crate) async fn on_postgres() -> Arc<PgStore> {
     Arc::new(PgStore::open(options).await.expect("opens"))
 }
 
+const URL: &str = "https://hooks.example.com/webhooks/shop";
 const SECRET: &str = "a secret of the conformance suite";
 
 /// The instant at which every test begins.
@@ -91,6 +92,7 @@ pub(crate) fn after(seconds: i64) -> Timestamp {
 pub(crate) struct Sender {
     source: Source,
     timed: bool,
+    signs_url: bool,
 }
 
 impl Sender {
@@ -114,8 +116,9 @@ impl Sender {
         };
         change(&mut spec, &mut scheme);
         let timed = scheme.timestamp.is_some();
+        let signs_url = scheme.content.as_ref().is_some_and(|content| content.contains("{url}"));
         spec.custom = Some(scheme);
-        Self { source: Source::build(spec).expect("a source"), timed }
+        Self { source: Source::build(spec).expect("a source"), timed, signs_url }
     }
 
     pub(crate) fn plain() -> Self {
@@ -168,11 +171,85 @@ impl Sender {
         })
     }
 
+    /// The id stands in an unsigned header; time and URL are signed, so that a sender that signs its
+    /// retries again is one that signs another query.
+    pub(crate) fn signing_again() -> Self {
+        Self::build(|spec, scheme| {
+            spec.envelope.event_id = Some(IdSpec::Selector("header:x-id".into()));
+            spec.replay_guard = Some(ReplayGuard::Signed);
+            scheme.content = Some("{timestamp}.{url}.{body}".into());
+        })
+    }
+
+    /// The same without a signed time.
+    pub(crate) fn signing_no_time() -> Self {
+        Self::build(|spec, scheme| {
+            spec.envelope.event_id = Some(IdSpec::Selector("header:x-id".into()));
+            spec.replay_guard = Some(ReplayGuard::Signed);
+            scheme.content = Some("{url}.{body}".into());
+            scheme.timestamp = None;
+        })
+    }
+
+    /// Signs a one-time token and nothing else of the body; the key is derived.
+    pub(crate) fn one_time_token() -> Self {
+        let secret = ActiveSecret::forever(Secret::new(SECRET));
+        let mut spec = SourceSpec::new("shop", "mailgun", vec![secret]);
+        spec.late = Some(Late::Review);
+        spec.replay_guard = Some(ReplayGuard::Signed);
+        let fields = vec!["/event-data/event".into(), "/event-data/id".into()];
+        spec.envelope.event_id = Some(IdSpec::Hash { fields, within: None });
+        Self { source: Source::build(spec).expect("a source"), timed: false, signs_url: false }
+    }
+
+    /// An arrival of [`Sender::one_time_token`]; `unsigned` makes other bytes of the same event.
+    pub(crate) fn ingest_token(
+        &self,
+        token: &str,
+        id: &str,
+        unsigned: &str,
+        jobs: &[NewJob],
+    ) -> Ingest {
+        let stamp = noon().as_second().to_string();
+        let key = hmac::Key::new(hmac::HMAC_SHA256, SECRET.as_bytes());
+        let mac = hex::encode(hmac::sign(&key, format!("{stamp}{token}").as_bytes()));
+        let body = format!(
+            r#"{{"signature":{{"timestamp":"{stamp}","token":"{token}","signature":"{mac}"}},
+                "event-data":{{"event":"opened","id":"{id}","note":"{unsigned}"}}}}"#
+        );
+        let receipts = self.verified(HeaderMap::new(), "", &body, noon());
+        Ingest { jobs: vec![jobs.to_vec(); receipts.len()], receipts, via: via(noon()) }
+    }
+
+    /// An arrival under this header id, for this query.
+    pub(crate) fn ingest_signed(
+        &self,
+        header_id: &str,
+        query: &str,
+        signed: Timestamp,
+        now: Timestamp,
+        jobs: &[NewJob],
+    ) -> Ingest {
+        let receipts = self.receipts_for(r#"{"type":"push"}"#, header_id, query, signed, now);
+        Ingest { jobs: vec![jobs.to_vec(); receipts.len()], receipts, via: via(now) }
+    }
+
     /// Receipts of a body signed at `signed` and received at `now`.
     pub(crate) fn receipts(
         &self,
         body: &str,
         header_id: &str,
+        signed: Timestamp,
+        now: Timestamp,
+    ) -> Vec<Receipt> {
+        self.receipts_for(body, header_id, "", signed, now)
+    }
+
+    fn receipts_for(
+        &self,
+        body: &str,
+        header_id: &str,
+        query: &str,
         signed: Timestamp,
         now: Timestamp,
     ) -> Vec<Receipt> {
@@ -183,14 +260,27 @@ impl Sender {
             content.extend_from_slice(format!("{stamp}.").as_bytes());
             headers.insert("x-timestamp", HeaderValue::from_str(&stamp).expect("digits"));
         }
+        if self.signs_url {
+            content.extend_from_slice(format!("{URL}{query}.").as_bytes());
+        }
         content.extend_from_slice(body.as_bytes());
         let key = hmac::Key::new(hmac::HMAC_SHA256, SECRET.as_bytes());
         let mac = hex::encode(hmac::sign(&key, &content));
         headers.insert("x-signature", HeaderValue::from_str(&mac).expect("hex"));
         headers.insert("x-id", HeaderValue::from_str(header_id).expect("an id"));
+        self.verified(headers, query, body, now)
+    }
+
+    fn verified(
+        &self,
+        headers: HeaderMap,
+        query: &str,
+        body: &str,
+        now: Timestamp,
+    ) -> Vec<Receipt> {
         let arrival = Arrival {
             method: Method::POST,
-            url: "https://hooks.example.com/webhooks/shop".into(),
+            url: format!("{URL}{query}"),
             headers,
             body: Bytes::copy_from_slice(body.as_bytes()),
         };

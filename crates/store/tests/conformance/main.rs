@@ -5,6 +5,7 @@ mod answering;
 mod cases;
 mod figures;
 mod gaps;
+mod guards;
 #[allow(dead_code)]
 mod harness;
 mod jobs;
@@ -54,6 +55,7 @@ on_every_store! {
     signed_bytes_under_another_id_go_to_review_and_no_copy_promotes_them,
     a_derived_key_with_another_body_goes_to_review_under_a_key_of_its_own,
     equal_derived_keys_are_one_event_only_within_their_span,
+    a_copy_in_the_next_span_may_be_decided_first,
     copies_are_counted_and_the_newest_few_kept_in_full,
     a_list_pages_from_new_to_old_and_filters,
     an_event_is_found_by_either_id_and_an_ambiguous_one_is_said_to_be,
@@ -193,6 +195,15 @@ on_every_working_store! {
         sql_work_keeps_to_deadlines_and_decisions_too,
         what_is_discarded_for_one_handler_is_kept_while_another_needs_it,
         a_hopeless_job_is_not_run_by_a_replay,
+    }
+    guards {
+        what_was_signed_is_one_event_under_whatever_derived_key,
+        of_many_ids_at_once_one_has_the_guard,
+        a_suspected_replay_waits_for_a_person_however_often_it_comes,
+        what_a_person_refused_does_not_come_back_under_another_id,
+        a_copy_that_was_signed_again_is_guarded_too,
+        a_guard_outlives_the_body_and_a_key_that_is_kept_for_less,
+        a_guard_without_a_signed_time_is_kept_as_long_as_the_key,
     }
     pruned {
         replay_of_a_pruned_event_does_nothing,

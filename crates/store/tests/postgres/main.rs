@@ -9,6 +9,7 @@ mod crowd;
 mod functions;
 mod handlers;
 mod ledger;
+mod nodes;
 mod plans;
 mod retention;
 mod transact;

@@ -67,8 +67,14 @@ CREATE TABLE hapax.event (
     remote      inet,
     secret      integer  NOT NULL,
     signed_at   timestamptz,
-    pruned      text
+    pruned      text,
+    guard       uuid,
+    guard_until timestamptz
 );
+-- Keeps: one Event per signed content, whatever ids it comes under. `guard` is a hash of what was
+-- signed, where this event was the first to bring it; a replay in review has none. guard_until: it is
+-- known at least until then, and goes with the body after that; null: as long as the key.
+CREATE UNIQUE INDEX event_guard ON hapax.event (guard) WHERE guard IS NOT NULL;
 CREATE INDEX event_review ON hapax.event (id) WHERE state <> 0;
 -- What retention has still to look at: without it every round would go over all keys there are.
 CREATE INDEX event_whole ON hapax.event (id) WHERE pruned IS NULL;
@@ -92,10 +98,11 @@ CREATE TABLE hapax.body (
     PRIMARY KEY (id)
 ) PARTITION BY RANGE (id);
 
--- Signed bytes, where neither id nor time is signed: seen under another key, an event goes to review.
+-- What else was signed for an event: its copies may be signed again. `until` as guard_until.
 CREATE TABLE hapax.seen (
     hash  uuid  PRIMARY KEY,
-    event uuid  NOT NULL
+    event uuid  NOT NULL,
+    until timestamptz
 );
 CREATE INDEX seen_event ON hapax.seen (event);
 

@@ -74,13 +74,19 @@ CREATE TYPE hapax.arrived AS (
     secret      integer,
     signed_at   timestamptz,
     headers     bytea,
-    body        bytea
+    body        bytea,
+    guard       uuid,
+    guard_us    bigint
 );
+-- copies: the same guard is the same event. before, after: the keys of the spans beside this one, of
+-- which an event counts that came between not_before and not_after.
 CREATE TYPE hapax.doubt AS (
     late           boolean,
-    guard          uuid,
-    earlier        uuid,
+    copies         boolean,
+    before         uuid,
+    after          uuid,
     not_before     timestamptz,
+    not_after      timestamptz,
     other_hash     uuid,
     other_event_id bytea
 );
@@ -94,9 +100,9 @@ CREATE TYPE hapax.promised AS (
     error    text
 );
 
--- Keeps: one Event per (tenant, source, event id), with its jobs, in the cases that take more than a
--- look: late ones, replays, derived keys, conflicts. The unique hash decides every race: whoever
--- loses it looks again. Rows come sorted by hash, so that two batches seldom wait in a circle.
+-- Keeps: one Event per (tenant, source, event id) and per guard, with its jobs, in the cases that take
+-- more than a look: late ones, replays, derived keys, conflicts. Unique hashes and guards decide every
+-- race: the loser looks again. Rows come sorted by hash, so that two batches seldom wait in a circle.
 -- verdict: 0 accepted, 1 duplicate, 2 conflict, 3 review, 4 promoted out of review.
 CREATE FUNCTION hapax.ingest(
     arrived hapax.arrived[], doubts hapax.doubt[], promised hapax.promised[],
@@ -105,52 +111,61 @@ CREATE FUNCTION hapax.ingest(
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
+    moment CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
     r record;
     met hapax.event;
+    holder uuid;
     key_hash uuid;
     key_event_id bytea;
     why smallint;
-    guarded boolean;
     counted bigint;
     decided smallint;
     decided_id uuid;
 BEGIN
-    -- The same notice on both sides of a span's edge has two keys: whoever looks at the earlier one
-    -- must not meet whoever is just writing it.
+    -- The same notice on both sides of a span's edge has two keys, so no constraint decides between
+    -- them: a transaction that looks at a neighbouring key must not miss one that is writing it.
     PERFORM pg_advisory_xact_lock(l.lock) FROM (
         SELECT DISTINCT
-            ('x' || encode(substr(uuid_send(both_of.hash), 1, 8), 'hex'))::bit(64)::bigint AS lock
+            ('x' || encode(substr(uuid_send(one_of.hash), 1, 8), 'hex'))::bit(64)::bigint AS lock
         FROM ROWS FROM (unnest(arrived), unnest(doubts)) AS u,
-             LATERAL (VALUES (u.hash), (u.earlier)) AS both_of (hash)
-        WHERE u.earlier IS NOT NULL
+             LATERAL (VALUES (u.hash), (u.before), (u.after)) AS one_of (hash)
+        WHERE u.before IS NOT NULL
         ORDER BY 1
     ) l;
     FOR r IN
         SELECT * FROM ROWS FROM (unnest(arrived), unnest(doubts)) WITH ORDINALITY AS u (
             id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
-            request_id, remote, secret, signed_at, headers, body, late, guard, earlier, not_before,
-            other_hash, other_event_id, n
+            request_id, remote, secret, signed_at, headers, body, guard, guard_us, late, copies,
+            before, after, not_before, not_after, other_hash, other_event_id, n
         )
     LOOP
         decided := NULL;
         FOR turn IN 1..8 LOOP
-            guarded := false;
             key_hash := r.hash;
             key_event_id := r.event_id;
+            holder := NULL;
             SELECT * INTO met FROM hapax.event e WHERE e.hash = r.hash;
-            IF NOT FOUND AND r.earlier IS NOT NULL THEN
+            IF NOT FOUND AND r.before IS NOT NULL THEN
                 SELECT * INTO met FROM hapax.event e
-                WHERE e.hash = r.earlier AND e.received_at >= r.not_before;
+                WHERE e.hash IN (r.before, r.after)
+                  AND e.received_at BETWEEN r.not_before AND r.not_after
+                ORDER BY e.received_at LIMIT 1;
+            END IF;
+            IF r.guard IS NOT NULL THEN
+                SELECT e.id INTO holder FROM hapax.event e WHERE e.guard = r.guard;
+                IF NOT FOUND THEN
+                    SELECT s.event INTO holder FROM hapax.seen s WHERE s.hash = r.guard;
+                END IF;
+                IF met.id IS NULL AND holder IS NOT NULL AND r.copies THEN
+                    SELECT * INTO met FROM hapax.event e WHERE e.id = holder;
+                    -- Forgotten since the look: so is its guard.
+                    CONTINUE WHEN NOT FOUND;
+                END IF;
             END IF;
             IF met.id IS NULL THEN
-                IF r.guard IS NOT NULL THEN
-                    INSERT INTO hapax.seen (hash, event) VALUES (r.guard, r.id)
-                    ON CONFLICT DO NOTHING;
-                    guarded := FOUND;
-                END IF;
-                why := CASE WHEN r.guard IS NOT NULL AND NOT guarded THEN 2
-                            WHEN r.late THEN 1 ELSE 0 END;
-            ELSIF met.body_hash = r.body_hash THEN
+                why := CASE WHEN holder IS NOT NULL THEN 2 WHEN r.late THEN 1 ELSE 0 END;
+            ELSIF met.body_hash = r.body_hash OR (r.copies AND met.id = holder) THEN
+                -- Bytes that were not signed may differ where all that was signed is the same.
                 decided := 1;
                 decided_id := met.id;
                 IF met.state = 1 AND met.review = 1 AND NOT r.late THEN
@@ -167,16 +182,11 @@ BEGIN
                 -- A derived key may be too coarse: filed under a key of its own, for a person.
                 key_hash := r.other_hash;
                 key_event_id := r.other_event_id;
-                SELECT * INTO met FROM hapax.event e WHERE e.hash = r.other_hash;
-                IF FOUND THEN
+                SELECT e.id INTO decided_id FROM hapax.event e WHERE e.hash = r.other_hash;
+                decided_id := coalesce(decided_id, holder);
+                IF decided_id IS NOT NULL THEN
                     decided := 1;
-                    decided_id := met.id;
                     EXIT;
-                END IF;
-                IF r.guard IS NOT NULL THEN
-                    INSERT INTO hapax.seen (hash, event) VALUES (r.guard, r.id)
-                    ON CONFLICT DO NOTHING;
-                    guarded := FOUND;
                 END IF;
                 why := 3;
             ELSE
@@ -199,29 +209,36 @@ BEGIN
             END IF;
             INSERT INTO hapax.event (id, hash, tenant, source, event_id, event_type, occurred_at,
                                      received_at, body_hash, state, review, request_id, remote,
-                                     secret, signed_at)
+                                     secret, signed_at, guard, guard_until)
             VALUES (r.id, key_hash, r.tenant, r.source, key_event_id, r.event_type, r.occurred_at,
                     r.received_at, r.body_hash, CASE WHEN why = 0 THEN 0 ELSE 1 END, why,
-                    r.request_id, r.remote, r.secret, r.signed_at)
-            ON CONFLICT (hash) DO NOTHING;
+                    r.request_id, r.remote, r.secret, r.signed_at,
+                    CASE WHEN holder IS NULL THEN r.guard END,
+                    CASE WHEN holder IS NULL THEN moment + r.guard_us * interval '1 microsecond' END)
+            ON CONFLICT DO NOTHING;
             IF FOUND THEN
                 INSERT INTO hapax.body (id, headers, body) VALUES (r.id, r.headers, r.body);
                 decided := CASE WHEN why = 0 THEN 0 ELSE 3 END;
                 decided_id := r.id;
                 EXIT;
             END IF;
-            IF guarded THEN
-                DELETE FROM hapax.seen s WHERE s.hash = r.guard AND s.event = r.id;
-            END IF;
         END LOOP;
         IF decided IS NULL THEN
             RAISE EXCEPTION 'an event was never to be had' USING ERRCODE = 'serialization_failure';
+        END IF;
+        IF decided IN (1, 2, 4) AND r.guard IS NOT NULL AND holder IS NULL THEN
+            -- What was signed for a copy: captured and sent under another id it is a replay as well.
+            -- The lock keeps retention from taking the event away in between.
+            INSERT INTO hapax.seen (hash, event, until)
+            SELECT r.guard, e.id, moment + r.guard_us * interval '1 microsecond'
+            FROM hapax.event e WHERE e.id = decided_id FOR KEY SHARE
+            ON CONFLICT DO NOTHING;
         END IF;
         IF decided IN (0, 4) THEN
             INSERT INTO hapax.job (job, event, handler, lane, state, due_at, resource, position,
                                    error)
             SELECT hapax.job_id(decided_id, j.lane), decided_id, j.handler, j.lane, j.state,
-                   hapax.first_due(coalesce(now_at, statement_timestamp()), h.retry, j.state),
+                   hapax.first_due(moment, h.retry, j.state),
                    j.resource, j.position, j.error
             FROM unnest(promised) AS j
             LEFT JOIN hapax.lane l

@@ -5,7 +5,8 @@
 -- before its jobs are looked at for good: whoever gives it new work locks it first as well.
 -- Answers how far it looked (none: to the end), and how many it took.
 CREATE FUNCTION hapax.strip(
-    after uuid, bound uuid, before timestamptz, most integer, OUT reached uuid, OUT taken integer
+    after uuid, bound uuid, before timestamptz, most integer, now_at timestamptz,
+    OUT reached uuid, OUT taken integer
 )
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -41,7 +42,10 @@ BEGIN
                    WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id))
              WHEN 1 THEN 'discarded' WHEN 7 THEN 'processed' WHEN 8 THEN 'stale'
              ELSE 'ignored' END
-        END
+        END,
+        -- The row is written anyway, and this entry of the index need not be.
+        guard = CASE WHEN e.guard_until <= coalesce(now_at, statement_timestamp()) THEN NULL
+                     ELSE e.guard END
     WHERE e.id = ANY (ripe);
     DELETE FROM hapax.attempt a USING unnest(ripe) AS r (id)
     WHERE a.job >= r.id AND a.job <= hapax.last_job(r.id);
@@ -53,13 +57,14 @@ BEGIN
     taken := cardinality(ripe);
 END $$;
 
--- Keeps: a key until its source's horizon. Forgets events that were stripped and whose key is past
+-- Keeps: a key until its source's horizon, and every guard until its own. Forgets events that were stripped and whose key is past
 -- it; `bounds` are the first ids after the horizons. Answers the keys that are gone.
 CREATE FUNCTION hapax.forget(
-    sources text[], bounds uuid[], befores timestamptz[], most integer
+    sources text[], bounds uuid[], befores timestamptz[], most integer, now_at timestamptz
 ) RETURNS SETOF uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    moment CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
     ripe uuid[];
 BEGIN
     IF NOT pg_try_advisory_xact_lock(x'6861706178000003'::bigint) THEN
@@ -76,6 +81,9 @@ BEGIN
             WHERE e.pruned IS NOT NULL AND e.received_at < h.before
               AND (e.source, e.id) >= (h.source, '00000000-0000-0000-0000-000000000000')
               AND (e.source, e.id) < (h.source, h.bound)
+              AND (e.guard IS NULL OR e.guard_until IS NULL OR e.guard_until <= moment)
+              AND (SELECT true FROM hapax.seen s
+                   WHERE s.event = e.id AND s.until > moment LIMIT 1) IS NULL
             ORDER BY e.source, e.id LIMIT most FOR UPDATE SKIP LOCKED
         ) old
         LIMIT most);

@@ -1,18 +1,22 @@
--- Keeps: one Event per (tenant, source, event id). The unique hash decides the race; rows come and go
--- in sorted by it, so that two batches never wait in a circle. Where there are jobs, insert_jobs.sql
--- follows.
+-- Keeps: one Event per (tenant, source, event id) and per guard. The unique hash and the unique guard
+-- decide the races; rows come and go in sorted by hash, so that two batches seldom wait in a circle.
+-- Where there are jobs, insert_jobs.sql follows.
 WITH arrived AS (
     SELECT * FROM unnest($1::hapax.arrived[]) WITH ORDINALITY AS a (
         id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
-        request_id, remote, secret, signed_at, headers, body, n
+        request_id, remote, secret, signed_at, headers, body, guard, guard_us, n
     )
 ), accepted AS (
     INSERT INTO hapax.event (id, hash, tenant, source, event_id, event_type, occurred_at,
-                             received_at, body_hash, request_id, remote, secret, signed_at)
+                             received_at, body_hash, request_id, remote, secret, signed_at,
+                             guard, guard_until)
     SELECT id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
-           request_id, remote, secret, signed_at
+           request_id, remote, secret, signed_at, guard,
+           coalesce($2::timestamptz, statement_timestamp()) + guard_us * interval '1 microsecond'
     FROM arrived
-    ON CONFLICT (hash) DO NOTHING
+    -- A question for each row, because no plan can make a scan of the table of it.
+    WHERE (SELECT true FROM hapax.seen s WHERE s.hash = guard) IS NULL
+    ON CONFLICT DO NOTHING
     RETURNING id
 ), bodies AS (
     INSERT INTO hapax.body (id, headers, body)

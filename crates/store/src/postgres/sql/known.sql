@@ -1,5 +1,5 @@
 -- Keeps: what a sender is told of an event that is there already: where it stands over all its jobs.
-SELECT e.hash, e.id, e.body_hash, e.state, e.review, e.pruned, j.rank, j.result
+SELECT e.hash, e.id, e.body_hash, e.state, e.review, e.pruned, j.rank, j.result, e.guard
 FROM hapax.event e
 LEFT JOIN LATERAL (
     SELECT min(hapax.rank(j.state, j.steps)) AS rank,

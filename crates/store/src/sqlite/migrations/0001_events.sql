@@ -19,6 +19,8 @@ CREATE TABLE hapax_pair (
 
 -- Appended to, in the order of the commits. Times are microseconds since 1970.
 -- state: 0 open, 1 in review, 2 discarded. review: 0 none, 1 late, 2 replay, 3 conflict.
+-- guard_hash: what was signed, where this event was the first to bring it; it stands in the key index
+-- beside the event's key. guard_until: the row stays at least until then; null: as long as its key.
 CREATE TABLE hapax_event (
     seq         INTEGER PRIMARY KEY,
     id          BLOB    NOT NULL,
@@ -29,6 +31,7 @@ CREATE TABLE hapax_event (
     received_at INTEGER NOT NULL,
     body_hash   BLOB    NOT NULL,
     guard_hash  BLOB,
+    guard_until INTEGER,
     state       INTEGER NOT NULL,
     review      INTEGER NOT NULL,
     request_id  BLOB    NOT NULL,
@@ -45,6 +48,14 @@ CREATE TABLE hapax_key (
     hash BLOB PRIMARY KEY,
     seq  INTEGER NOT NULL
 ) WITHOUT ROWID;
+
+-- What else was signed for an event: its copies may be signed again. Few, so one random page each.
+CREATE TABLE hapax_guard (
+    hash      BLOB PRIMARY KEY,
+    event_seq INTEGER NOT NULL,
+    until     INTEGER
+) WITHOUT ROWID;
+CREATE INDEX hapax_guard_event ON hapax_guard (event_seq);
 
 -- How often an event arrived after the first time.
 CREATE TABLE hapax_copy (

@@ -3,7 +3,9 @@
 
 use hapax_core::job::Phase;
 use hapax_core::store::{Known, NewJob, ReviewReason, Status, Verdict, Via};
-use hapax_core::{EventKey, KeyHash, Receipt, SourceName, Tenant, Timeliness};
+use hapax_core::{
+    EventKey, Guard, GuardKeep, GuardSeen, KeyHash, Receipt, SourceName, Tenant, Timeliness,
+};
 use rusqlite::OptionalExtension;
 
 use super::{Batch, Writer};
@@ -32,19 +34,34 @@ impl Writer {
         if let Some(existing) = self.existing(&hash)? {
             return self.meet_again(batch, existing, Some(hash), receipt, jobs, via);
         }
-        if let Some(earlier) = receipt.earlier()
-            && let Some(existing) = self.existing(&earlier.key.hash())?
-            && existing.received_at >= micros(earlier.not_before)
-        {
+        if let Some(existing) = self.in_a_neighbouring_span(receipt)? {
             return self.meet_again(batch, existing, None, receipt, jobs, via);
         }
-        let seen_before = receipt.guard().is_some() && self.unseen_guard(receipt)?.is_none();
-        let review = match (receipt.timeliness(), seen_before) {
-            (_, true) => Some(ReviewReason::Replay),
-            (Timeliness::Late { .. }, false) => Some(ReviewReason::Late),
-            (Timeliness::OnTime, false) => None,
+        let review = match (receipt.guard(), self.held_by(receipt)?, receipt.timeliness()) {
+            (Some(guard), Some(seq), _) => match guard.seen {
+                GuardSeen::Duplicate => {
+                    let holder = self.existing_at(seq)?;
+                    return self.meet_again(batch, holder, None, receipt, jobs, via);
+                }
+                GuardSeen::Review => Some(ReviewReason::Replay),
+            },
+            (_, _, Timeliness::Late { .. }) => Some(ReviewReason::Late),
+            (_, _, Timeliness::OnTime) => None,
         };
         self.insert(batch, (receipt.key(), hash), review, receipt, jobs, via)
+    }
+
+    fn in_a_neighbouring_span(&self, receipt: &Receipt) -> rusqlite::Result<Option<Existing>> {
+        let Some(beside) = receipt.neighbours() else { return Ok(None) };
+        let near = micros(beside.not_before)..=micros(beside.not_after);
+        for key in &beside.keys {
+            if let Some(existing) = self.existing(&key.hash())?
+                && near.contains(&existing.received_at)
+            {
+                return Ok(Some(existing));
+            }
+        }
+        Ok(None)
     }
 
     /// A key that is taken: a copy, a conflict, or the on-time copy of a late event. `hash` is set
@@ -58,24 +75,67 @@ impl Writer {
         jobs: &[NewJob],
         via: &Via,
     ) -> rusqlite::Result<Verdict> {
-        if existing.recent.body_hash == receipt.body_hash() {
+        let held_by = self.held_by(receipt)?;
+        // Bytes that were not signed may differ where all that was signed is the same.
+        let same_content = receipt.guard().is_some_and(|guard| guard.seen == GuardSeen::Duplicate)
+            && held_by == Some(existing.seq);
+        if existing.recent.body_hash == receipt.body_hash() || same_content {
+            self.guard_copy(batch, existing.seq, held_by, receipt)?;
             let late = existing.recent.review == Some(ReviewReason::Late);
             if late && receipt.timeliness() == Timeliness::OnTime {
                 return self.promote(batch, existing, receipt.key(), jobs, via);
             }
-            return Ok(copy(batch, existing, hash, via));
+            return Ok(copy(batch, existing, hash, receipt, via));
         }
         if let Some(other) = receipt.if_conflict() {
             let hash = other.hash();
-            return match self.existing(&hash)? {
-                Some(filed) => Ok(copy(batch, filed, None, via)),
+            let filed = match (self.existing(&hash)?, held_by) {
+                (Some(filed), _) => Some(filed),
+                (None, Some(seq)) => Some(self.existing_at(seq)?),
+                (None, None) => None,
+            };
+            return match filed {
+                Some(filed) => {
+                    self.guard_copy(batch, filed.seq, held_by, receipt)?;
+                    Ok(copy(batch, filed, None, receipt, via))
+                }
                 None => {
                     let review = Some(ReviewReason::Conflict);
                     self.insert(batch, (other, hash), review, receipt, jobs, via)
                 }
             };
         }
+        self.guard_copy(batch, existing.seq, held_by, receipt)?;
         self.conflict(batch, existing, receipt, via)
+    }
+
+    /// Remembers what was signed for a copy, unless it is known with some event already: captured and
+    /// sent under another id it is a replay as well.
+    fn guard_copy(
+        &mut self,
+        batch: &mut Batch,
+        seq: i64,
+        held_by: Option<i64>,
+        receipt: &Receipt,
+    ) -> rusqlite::Result<()> {
+        let (Some(guard), None) = (receipt.guard(), held_by) else { return Ok(()) };
+        self.conn.prepare_cached(include_str!("../sql/insert_guard.sql"))?.execute((
+            &guard.hash.0[..],
+            seq,
+            self.guarded_until(guard),
+        ))?;
+        batch.wrote = true;
+        Ok(())
+    }
+
+    fn guarded_until(&self, guard: Guard) -> Option<i64> {
+        match guard.keep {
+            GuardKeep::For(long) => {
+                let long = i64::try_from(long.as_micros()).unwrap_or(i64::MAX);
+                Some(micros(self.now()).saturating_add(long))
+            }
+            GuardKeep::WithKeys => None,
+        }
     }
 
     fn promote(
@@ -149,7 +209,10 @@ impl Writer {
     ) -> rusqlite::Result<Verdict> {
         let pair = self.pair(&key.tenant, &key.source)?;
         // Of several events with the same signed bytes the first keeps the entry.
-        let guard = self.unseen_guard(receipt)?;
+        let guard = match self.held_by(receipt)? {
+            Some(_) => None,
+            None => receipt.guard(),
+        };
         self.last_seq += 1;
         let seq = self.last_seq;
         let id = self.ids.make(via.received_at, seq);
@@ -165,7 +228,8 @@ impl Writer {
                 receipt.occurred_at().map(micros),
                 micros(via.received_at),
                 &receipt.body_hash().0[..],
-                guard.map(|guard| guard.0),
+                guard.map(|guard| guard.hash.0),
+                guard.and_then(|guard| self.guarded_until(guard)),
                 state,
                 review_column,
                 via.request_id.as_bytes(),
@@ -179,7 +243,7 @@ impl Writer {
         batch.wrote = true;
         self.index.claim(hash, seq);
         if let Some(guard) = guard {
-            self.index.claim(guard, seq);
+            self.index.claim(guard.hash, seq);
         }
         // What waits in review promises nothing yet.
         let jobs = if review.is_some() { &[] } else { jobs };
@@ -193,20 +257,33 @@ impl Writer {
             waiting => waiting,
         };
         let known = Known { id, status, result: None };
-        batch.recent.push((hash, Recent { body_hash: receipt.body_hash(), known, review }));
+        let guard = receipt.guard().map(|guard| guard.hash);
+        let body_hash = receipt.body_hash();
+        batch.recent.push((hash, Recent { body_hash, guard, known, review }));
         Ok(match review {
             None => Verdict::Accepted(id),
             Some(_) => Verdict::Review(id),
         })
     }
 
-    fn unseen_guard(&self, receipt: &Receipt) -> rusqlite::Result<Option<KeyHash>> {
-        let Some(guard) = receipt.guard().map(|guard| guard.hash) else { return Ok(None) };
-        Ok(self.index.find(&self.conn, &guard)?.is_none().then_some(guard))
+    /// The event with which the same signed content was seen.
+    fn held_by(&self, receipt: &Receipt) -> rusqlite::Result<Option<i64>> {
+        let Some(guard) = receipt.guard() else { return Ok(None) };
+        if let Some(seq) = self.index.find(&self.conn, &guard.hash)? {
+            return Ok(Some(seq));
+        }
+        self.conn
+            .prepare_cached(include_str!("../sql/find_guard.sql"))?
+            .query_row([&guard.hash.0[..]], |row| row.get(0))
+            .optional()
     }
 
     fn existing(&self, hash: &KeyHash) -> rusqlite::Result<Option<Existing>> {
-        let Some(seq) = self.index.find(&self.conn, hash)? else { return Ok(None) };
+        let seq = self.index.find(&self.conn, hash)?;
+        seq.map(|seq| self.existing_at(seq)).transpose()
+    }
+
+    fn existing_at(&self, seq: i64) -> rusqlite::Result<Existing> {
         let mut existing = self
             .conn
             .prepare_cached(
@@ -223,7 +300,7 @@ impl Writer {
                 };
                 let known = Known { id, status, result: None };
                 let body_hash = KeyHash(row.get(1)?);
-                let recent = Recent { body_hash, known, review: standing.waiting() };
+                let recent = Recent { body_hash, guard: None, known, review: standing.waiting() };
                 Ok(Existing { seq, recent, received_at: row.get(4)? })
             })?;
         if existing.recent.known.status == Status::Ignored {
@@ -231,7 +308,7 @@ impl Writer {
             existing.recent.known.status = status;
             existing.recent.known.result = result;
         }
-        Ok(Some(existing))
+        Ok(existing)
     }
 
     pub(in crate::sqlite) fn pair(
@@ -253,11 +330,18 @@ impl Writer {
     }
 }
 
-fn copy(batch: &mut Batch, existing: Existing, hash: Option<KeyHash>, via: &Via) -> Verdict {
+fn copy(
+    batch: &mut Batch,
+    existing: Existing,
+    hash: Option<KeyHash>,
+    receipt: &Receipt,
+    via: &Via,
+) -> Verdict {
     let known = existing.recent.known.clone();
     batch.copies.push((existing.seq, via.clone()));
     if let Some(hash) = hash {
-        batch.recent.push((hash, existing.recent));
+        let guard = receipt.guard().map(|guard| guard.hash);
+        batch.recent.push((hash, Recent { guard, ..existing.recent }));
     }
     Verdict::Duplicate(known)
 }
