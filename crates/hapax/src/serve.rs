@@ -61,8 +61,9 @@ async fn serve(
     let signals = Signals::new()?;
     match &config.settings.database_url {
         None => {
-            let directory = config.settings.data_dir.clone();
-            let open = move || SqliteStore::open(SqliteOptions::new(directory));
+            let mut options = SqliteOptions::new(&config.settings.data_dir);
+            options.max_body = config.settings.max_body_bytes;
+            let open = move || SqliteStore::open(options);
             let store = tokio::task::spawn_blocking(open).await.context("opening the store")??;
             serve_on(Arc::new(store), config, metrics, signals).await
         }

@@ -414,7 +414,7 @@ async fn a_late_handler_cannot_commit_a_job_that_was_claimed_again() {
         .transaction_timeout(FOREVER)
         .lease(Duration::from_secs(600));
     let app = App::made(setup, |builder, directory| {
-        let options = SqliteOptions { directory: directory.to_owned(), clock };
+        let options = SqliteOptions { clock, ..SqliteOptions::new(directory) };
         builder.store(Arc::new(SqliteStore::open(options).unwrap()))
     })
     .await;

@@ -300,6 +300,56 @@ fn sql_that_fails_is_said_in_the_log_without_what_the_sender_wrote() {
     assert!(!log.contains("po_") && !log.contains("malformed"), "{log}");
 }
 
+/// A signed event whose body is as long as a body may be.
+fn long_event(id: &str) -> String {
+    let filler = "a".repeat((1 << 20) - 200);
+    format!(r#"{{"id":"{id}","object":"event","type":"x.y","filler":"{filler}"}}"#)
+}
+
+#[test]
+fn a_function_that_runs_for_long_ends_at_the_timeout_and_acks_go_on() {
+    // SQLite cannot interrupt a function. Comparing this body with this pattern takes its own LIKE
+    // most of a minute, in which the writer acknowledges nothing, and then the job was done.
+    let slow = format!(
+        "[sources.stripe.handlers.slow]\nretry = [\"0s\"]\nsql = \"\"\"{};
+         SELECT :body LIKE '%' || substr(:body, 500, 40000) || 'b'\"\"\"\n",
+        ledger::effect("slow")
+    );
+    let (house, ledger) = house(&slow, ledger::SCHEMA);
+    let server = house.start();
+    let sender = Sender::stripe(SECRET);
+    server.ask(sender.request(long_event("evt_long")).bytes()).is("accepted");
+    server.ask(sender.event("evt_short")).is("accepted");
+    let event = until_status(&server, "evt_long", "dead");
+    let job = job(&event, "slow");
+    assert_eq!(outcomes(job), ["failed"], "{event}");
+    let error = job["attempts"][0]["error"].as_str().unwrap_or_default();
+    assert!(error.contains("statement 3") && error.contains("timed out after 100ms"), "{error}");
+    until_status(&server, "evt_short", "processed");
+    server.stop();
+    assert_eq!(ledger.effects(), BTreeMap::from([("evt_short".to_owned(), 1)]));
+}
+
+#[test]
+fn a_long_body_is_searched_in_time() {
+    // Each of these took SQLite's own functions seconds to hours for a body of a megabyte.
+    let quick = format!(
+        "[sources.stripe.handlers.quick]\ntimeout = \"2s\"\nretry = [\"0s\"]\nsql = \"\"\"{};
+         SELECT instr(:body, substr(:body, 500, 500000) || 'b')
+                || length(replace(:body, substr(:body, 500, 500000) || 'b', ''))
+                || length(trim(:body, replace(hex(zeroblob(100000)), '0', 'b') || 'a'))\"\"\"\n",
+        ledger::effect("quick")
+    );
+    let (house, ledger) = house(&quick, ledger::SCHEMA);
+    let server = house.start();
+    let body = long_event("evt_long");
+    server.ask(Sender::stripe(SECRET).request(&body).bytes()).is("accepted");
+    let event = until_status(&server, "evt_long", "processed");
+    assert_eq!(event["result"], format!("0{0}{0}", body.len()), "{}", event["jobs"]);
+    server.stop();
+    assert_eq!(ledger.effects(), BTreeMap::from([("evt_long".to_owned(), 1)]));
+}
+
 #[test]
 fn what_pull_workers_do_is_counted_once_like_all_other_work() {
     // A lost fence and an answer that is asked for again are no attempts that ended.

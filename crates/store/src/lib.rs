@@ -51,6 +51,11 @@ pub mod limits {
     /// Most senders give up after five to ten seconds: until then they are better told to come again.
     pub const ACK_MAX: Duration = Duration::from_secs(5);
 
+    /// The longest value that a handler's statement reads or builds on SQLite, unless `max_body` asks
+    /// for more: twice the largest object that is refetched. One function over it takes well under a
+    /// second, and acks wait that long.
+    pub const STATEMENT_VALUE_BYTES_MAX: usize = 32 << 20;
+
     /// Body bytes in one commit, so that a few large bodies do not make everyone wait.
     pub const BATCH_BYTES_MAX: usize = 4 << 20;
 

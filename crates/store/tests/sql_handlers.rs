@@ -276,9 +276,11 @@ async fn a_message_that_names_no_tenant_is_of_its_events_and_nonsense_is_refused
     assert_eq!(world.event("evt_beta").await.messages.len(), 2, "the second of one id is none");
     world.store.close().await;
     for (values, error) in [
-        ("NULL, '{}'", "type is missing"),
-        ("'', '{}'", "type is missing"),
-        ("'fee', NULL", "data is not JSON"),
+        ("NULL, '{}'", "type and data must not be null"),
+        ("'', '{}'", "type and id must not be empty"),
+        ("'fee', NULL", "type and data must not be null"),
+        ("printf('%256s', 'x'), '{}'", "at most 255 bytes of type, key, tenant and id"),
+        ("'fee', json_quote(printf('%1048575s', ''))", "at most 1 MiB of data"),
         ("'fee', '{'", "data is not JSON"),
     ] {
         let sql = format!("INSERT INTO hapax_publish (type, data) VALUES ({values})");

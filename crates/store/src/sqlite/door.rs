@@ -369,7 +369,7 @@ fn confined<T>(
     timeout: Duration,
     effects: impl FnOnce(&Db<'_>) -> Result<T, Failure>,
 ) -> rusqlite::Result<Result<T, Failure>> {
-    let confined = sandbox.confine(timeout);
+    let confined = sandbox.confine(conn, timeout)?;
     let db = Db { conn, confined: &confined, ended: Cell::new(false), broken: RefCell::new(None) };
     // Nothing of the closure is seen after a panic but the transaction, which is rolled back.
     let ran = catch_unwind(AssertUnwindSafe(|| effects(&db)));

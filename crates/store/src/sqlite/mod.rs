@@ -9,6 +9,7 @@ mod copies;
 mod door;
 mod figures;
 mod filter;
+mod functions;
 mod index;
 mod jobs;
 mod ledger;
@@ -55,12 +56,14 @@ pub struct SqliteOptions {
     pub directory: PathBuf,
     /// The clock.
     pub clock: Clock,
+    /// The longest body that is taken in; it bounds what the statements of a handler may build.
+    pub max_body: usize,
 }
 
 impl SqliteOptions {
     /// A database in `directory`, on the system's clock.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
-        Self { directory: directory.into(), clock: Arc::new(Timestamp::now) }
+        Self { directory: directory.into(), clock: Arc::new(Timestamp::now), max_body: 1 << 20 }
     }
 }
 
@@ -86,7 +89,7 @@ struct Shared {
 impl SqliteStore {
     /// Opens or makes the database. Blocks until every key is loaded: nothing is accepted before.
     pub fn open(options: SqliteOptions) -> Result<Self, OpenError> {
-        let place = Arc::new(open::Place::own(&options.directory)?);
+        let place = Arc::new(open::Place::own(&options.directory)?.for_bodies_of(options.max_body));
         let shared = Arc::new(Shared {
             recent: RecentEvents::new(),
             copies: Copies::new(),

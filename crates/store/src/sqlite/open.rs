@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use hapax_core::KeyHash;
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
-use crate::limits::PAGE_BYTES;
+use crate::limits::{PAGE_BYTES, STATEMENT_VALUE_BYTES_MAX};
 
 /// SQLite below this can lose committed writes of a write-ahead log.
 const SQLITE_VERSION_MIN: i32 = 3_051_003;
@@ -70,6 +70,7 @@ pub enum OpenError {
 #[derive(Debug)]
 pub(super) struct Place {
     path: PathBuf,
+    value_bytes_max: usize,
     _lock: File,
 }
 
@@ -92,14 +93,28 @@ impl Place {
             .open(&lock_path)
             .map_err(io(&lock_path))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Self { path: directory.join(FILE), _lock: lock }),
+            Ok(()) => {
+                let value_bytes_max = STATEMENT_VALUE_BYTES_MAX;
+                Ok(Self { path: directory.join(FILE), value_bytes_max, _lock: lock })
+            }
             Err(TryLockError::WouldBlock) => Err(OpenError::InUse(directory.to_owned())),
             Err(TryLockError::Error(source)) => Err(OpenError::Io { path: lock_path, source }),
         }
     }
 
+    /// Where bodies are up to `max_body` long, statements of handlers may build twice as much.
+    pub(super) fn for_bodies_of(mut self, max_body: usize) -> Self {
+        self.value_bytes_max = STATEMENT_VALUE_BYTES_MAX.max(max_body.saturating_mul(2));
+        self
+    }
+
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The longest text or blob that a handler's statement may read or build.
+    pub(super) fn value_bytes_max(&self) -> usize {
+        self.value_bytes_max
     }
 
     /// The connection that writes. There is one at a time.

@@ -276,7 +276,7 @@ impl Bench<'_> {
                 .and_then(|mut update| update.execute((job.seq, micros(now))))
                 .map_err(NotRun::Store)?;
         }
-        let confined = self.sandbox.confine(timeout);
+        let confined = self.sandbox.confine(self.conn, timeout).map_err(NotRun::Store)?;
         let mut result = None;
         for (nth, statement) in (1..).zip(&program.statements) {
             let place = || format!("statement {nth} (line {})", statement.line);
@@ -290,6 +290,10 @@ impl Bench<'_> {
             }
             if self.conn.is_autocommit() {
                 return Err(NotRun::Statement(format!("{}: ended the transaction", place())));
+            }
+            // The last step of a statement may have gone past the deadline without a look at it.
+            if confined.timed_out() {
+                return Err(timed_out(&place(), timeout));
             }
         }
         Ok(result)
@@ -360,12 +364,16 @@ fn value(parameter: SqlParameter, claim: &Claim, current: Option<&str>) -> Value
 
 fn judge(error: rusqlite::Error, place: &str, slow: bool, timeout: Duration) -> NotRun {
     if slow {
-        return NotRun::Statement(format!("{place}: timed out after {timeout:?}"));
+        return timed_out(place, timeout);
     }
     if is_the_users(&error) {
         return NotRun::Statement(format!("{place}: {error}"));
     }
     NotRun::Store(error)
+}
+
+fn timed_out(place: &str, timeout: Duration) -> NotRun {
+    NotRun::Statement(format!("{place}: timed out after {timeout:?}"))
 }
 
 /// Whether an error is about the user's statement, not about the disk under it. One that asks for

@@ -1,72 +1,128 @@
 //! What a handler's SQL may do on the writer's connection: anything to the user's tables, nothing to
 //! ours, no transaction control, and not for long.
+//!
+//! The deadline holds between two steps of SQLite's machine, and inside the functions of
+//! [`super::functions`], which replace the built-in ones that could run for long. Whatever else runs
+//! inside one step takes time in proportion to its input, and no value is longer than a bound.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rusqlite::Connection;
 use rusqlite::hooks::{AuthAction, AuthContext, Authorization};
+use rusqlite::limits::Limit;
+use rusqlite::{Connection, ffi};
+
+use super::functions;
 
 /// The trigger through which a handler publishes: the only way into a table of ours.
 const PUBLISH_TRIGGER: &str = "hapax_publish_insert";
 
-/// How many steps of SQLite's machine pass between two looks at the clock.
-const STEPS_PER_LOOK: i32 = 1_000;
+/// How many steps of SQLite's machine pass between two looks at the clock. One step may copy a value
+/// of the full length, so these are few.
+const STEPS_PER_LOOK: i32 = 10;
 
 /// The limits of the connection they were put on; in force while a [`Confined`] lives.
 #[derive(Debug, Clone)]
 pub(super) struct Sandbox {
     inside: Arc<AtomicBool>,
-    /// Microseconds after `began`; nothing runs past it.
-    deadline: Arc<AtomicU64>,
-    began: Instant,
+    deadline: Deadline,
+    bytes_max: i32,
 }
 
 impl Sandbox {
-    /// Puts the limits on a connection.
-    pub(super) fn on(conn: &mut Connection) -> rusqlite::Result<Self> {
+    /// Puts the limits on a connection. No value that a statement reads or builds is longer than
+    /// `bytes_max`.
+    pub(super) fn on(conn: &mut Connection, bytes_max: usize) -> rusqlite::Result<Self> {
         let sandbox = Self {
             inside: Arc::default(),
-            deadline: Arc::new(AtomicU64::new(u64::MAX)),
-            began: Instant::now(),
+            deadline: Deadline::none(),
+            bytes_max: i32::try_from(bytes_max).unwrap_or(i32::MAX),
         };
         let inside = Arc::clone(&sandbox.inside);
         conn.authorizer(Some(move |context: AuthContext<'_>| {
             if inside.load(Ordering::Relaxed) { judge(&context) } else { Authorization::Allow }
         }))?;
-        let (deadline, began) = (Arc::clone(&sandbox.deadline), sandbox.began);
-        conn.progress_handler(
-            STEPS_PER_LOOK,
-            Some(move || micros_since(began) > deadline.load(Ordering::Relaxed)),
-        )?;
+        let deadline = sandbox.deadline.clone();
+        conn.progress_handler(STEPS_PER_LOOK, Some(move || deadline.has_passed()))?;
+        functions::replace_on(conn, &sandbox.deadline, bytes_max)?;
         Ok(sandbox)
     }
 
-    /// From here on the limits hold, for at most `timeout`.
-    pub(super) fn confine(&self, timeout: Duration) -> Confined<'_> {
-        let timeout = u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX);
-        let end = micros_since(self.began).saturating_add(timeout);
-        self.deadline.store(end, Ordering::Relaxed);
+    /// From here on the limits hold on `conn`, the connection that they were put on, for at most
+    /// `timeout`.
+    pub(super) fn confine<'a>(
+        &'a self,
+        conn: &'a Connection,
+        timeout: Duration,
+    ) -> rusqlite::Result<Confined<'a>> {
+        let length_max = conn.limit(Limit::SQLITE_LIMIT_LENGTH)?;
+        conn.set_limit(Limit::SQLITE_LIMIT_LENGTH, self.bytes_max)?;
+        self.deadline.set(timeout);
         self.inside.store(true, Ordering::Relaxed);
-        Confined(self)
+        Ok(Confined { sandbox: self, conn, length_max })
     }
 }
 
 /// While this lives, the limits hold.
-pub(super) struct Confined<'a>(&'a Sandbox);
+pub(super) struct Confined<'a> {
+    sandbox: &'a Sandbox,
+    conn: &'a Connection,
+    /// What holds for statements of ours.
+    length_max: i32,
+}
 
 impl Confined<'_> {
     /// Whether the time was up.
     pub(super) fn timed_out(&self) -> bool {
-        micros_since(self.0.began) > self.0.deadline.load(Ordering::Relaxed)
+        self.sandbox.deadline.has_passed()
     }
 }
 
 impl Drop for Confined<'_> {
     fn drop(&mut self) {
-        self.0.inside.store(false, Ordering::Relaxed);
-        self.0.deadline.store(u64::MAX, Ordering::Relaxed);
+        self.sandbox.inside.store(false, Ordering::Relaxed);
+        self.sandbox.deadline.clear();
+        // It was read from this connection, so it is a limit that SQLite takes.
+        drop(self.conn.set_limit(Limit::SQLITE_LIMIT_LENGTH, self.length_max));
+    }
+}
+
+/// The time after which no statement runs on.
+#[derive(Debug, Clone)]
+pub(super) struct Deadline {
+    /// Microseconds after `began`.
+    at: Arc<AtomicU64>,
+    began: Instant,
+}
+
+impl Deadline {
+    fn none() -> Self {
+        Self { at: Arc::new(AtomicU64::new(u64::MAX)), began: Instant::now() }
+    }
+
+    fn set(&self, timeout: Duration) {
+        let timeout = u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX);
+        self.at.store(micros_since(self.began).saturating_add(timeout), Ordering::Relaxed);
+    }
+
+    fn clear(&self) {
+        self.at.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    fn has_passed(&self) -> bool {
+        let at = self.at.load(Ordering::Relaxed);
+        // Most statements are ours and have none: then the clock is not read.
+        at != u64::MAX && micros_since(self.began) > at
+    }
+
+    /// An error once the time is up.
+    pub(super) fn check(&self) -> rusqlite::Result<()> {
+        if self.has_passed() {
+            let interrupted = ffi::Error::new(ffi::SQLITE_INTERRUPT);
+            return Err(rusqlite::Error::SqliteFailure(interrupted, None));
+        }
+        Ok(())
     }
 }
 
@@ -92,6 +148,10 @@ fn judge(context: &AuthContext<'_>) -> Authorization {
         // What somebody's client was answered is for that client, not for the work of an event.
         AuthAction::Read { table_name, .. } => {
             if table_name.eq_ignore_ascii_case("hapax_reservation") {
+                return Authorization::Deny;
+            }
+            // One step of it reads the whole file.
+            if table_name.eq_ignore_ascii_case("dbstat") {
                 return Authorization::Deny;
             }
             Authorization::Allow

@@ -375,7 +375,7 @@ impl Writer {
         let checkpointer = place.checkpointer().map_err(fail)?;
         let checkpointer = Checkpointer::start(checkpointer)
             .map_err(|source| OpenError::Io { path: place.path().to_owned(), source })?;
-        let sandbox = Sandbox::on(&mut conn).map_err(fail)?;
+        let sandbox = Sandbox::on(&mut conn, place.value_bytes_max()).map_err(fail)?;
         let index = KeyIndex::load(&conn).map_err(fail)?;
         let pairs = load_pairs(&conn).map_err(fail)?;
         let last_seq = last_seq(&conn).map_err(fail)?;
@@ -772,7 +772,7 @@ impl Writer {
         }
         let mut conn = self.place.writer()?;
         watch_log(&mut conn, &self.wal_pages)?;
-        self.sandbox = Sandbox::on(&mut conn)?;
+        self.sandbox = Sandbox::on(&mut conn, self.place.value_bytes_max())?;
         let (specs, freed) = self.lanes.announced();
         self.lanes = Lanes::load(&conn, specs, freed)?;
         self.index = KeyIndex::load(&conn)?;

@@ -1,10 +1,18 @@
 -- Whose a message is: one that names no tenant is of its event's, so that no tenant can use up
--- another's ids.
+-- another's ids. And how large a message may be: the same as for hapax.publish on PostgreSQL.
 
 DROP TRIGGER hapax_publish_insert;
 CREATE TRIGGER hapax_publish_insert INSTEAD OF INSERT ON hapax_publish BEGIN
-    SELECT RAISE(ABORT, 'hapax_publish: type is missing') WHERE NEW.type IS NULL OR NEW.type = '';
-    SELECT RAISE(ABORT, 'hapax_publish: data is not JSON') WHERE NEW.data IS NULL OR NOT json_valid(NEW.data);
+    SELECT RAISE(ABORT, 'hapax_publish: type and data must not be null')
+    WHERE NEW.type IS NULL OR NEW.data IS NULL;
+    SELECT RAISE(ABORT, 'hapax_publish: type and id must not be empty')
+    WHERE NEW.type = '' OR NEW.id = '';
+    SELECT RAISE(ABORT, 'hapax_publish: at most 255 bytes of type, key, tenant and id')
+    WHERE max(octet_length(NEW.type), coalesce(octet_length(NEW.key), 0),
+              coalesce(octet_length(NEW.tenant), 0), coalesce(octet_length(NEW.id), 0)) > 255;
+    SELECT RAISE(ABORT, 'hapax_publish: at most 1 MiB of data')
+    WHERE octet_length(NEW.data) > 1048576;
+    SELECT RAISE(ABORT, 'hapax_publish: data is not JSON') WHERE NOT json_valid(NEW.data);
     INSERT INTO hapax_message (tenant, id, type, data, key, event_seq, created_at)
     SELECT coalesce(NEW.tenant,
                     (SELECT p.tenant FROM hapax_event e JOIN hapax_pair p ON p.pair = e.pair
