@@ -336,6 +336,54 @@ async fn a_key_is_reserved_finished_and_replayed_and_a_crash_frees_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_that_may_only_execute_cannot_guess_the_fence_of_another() {
+    // It knows the ids of events, from which those of jobs follow, and how old fences ran.
+    let base = Base::new("guess", spec(3)).await;
+    base.accept_many(64).await;
+    let claims = base.claim(64).await;
+    assert_eq!(claims.len(), 64);
+    let fences: Vec<i64> = claims.iter().map(|claim| claim.fence.0).collect();
+    for (nth, claim) in claims.iter().enumerate() {
+        let near = fences[..nth].iter().any(|other| (claim.fence.0 - other).abs() <= 100);
+        assert!(claim.fence.0 > 100 && !near, "{fences:?}");
+        for guess in [0, 1, 2, 3] {
+            let guess = hapax_core::job::Fence(guess);
+            assert_eq!(
+                complete(&base.sql, &Claim { fence: guess, ..claim.clone() }).await,
+                Err("XH001".into())
+            );
+        }
+    }
+    // The next claim of the same job has a larger one, at no fixed distance, that JSON can carry.
+    let mut gaps = std::collections::BTreeSet::new();
+    let mut last = claims[0].fence.0;
+    for _ in 0..20 {
+        let again = format!("SELECT hapax.next_fence({last})::text");
+        let next: i64 = base.one(&again).await.parse().unwrap();
+        assert!(next > last && next < 1 << 53, "{last} {next}");
+        gaps.insert(next - last);
+        last = next;
+    }
+    assert!(gaps.len() == 20 && gaps.iter().max() > Some(&(1 << 30)), "{gaps:?}");
+    // Near the end of the numbers the steps get smaller: ten thousand claims are still below it.
+    let many = "WITH RECURSIVE f (n, fence) AS (
+            SELECT 1, hapax.next_fence(0)
+            UNION ALL SELECT n + 1, hapax.next_fence(fence) FROM f WHERE n < 10000)
+        SELECT concat(max(fence) < 9007199254740992, ' ', count(DISTINCT fence)) FROM f";
+    assert_eq!(base.one(many).await, "t 10000");
+
+    let reserve = async |key: &str| -> i64 {
+        let ask = format!("SELECT fence::text FROM hapax.reserve('s', '{key}', 'x')");
+        base.one(&ask).await.parse().unwrap()
+    };
+    let (one, two) = (reserve("one").await, reserve("two").await);
+    assert!((one - two).abs() > 100 && one > 100 && one.max(two) < 1 << 53, "{one} {two}");
+    base.one(&format!("SELECT hapax.abandon('s', 'one', {one})::text")).await;
+    let again = reserve("one").await;
+    assert!(again > one && again - one != 1, "{one} {again}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_role_that_may_only_execute_can_do_its_work_and_nothing_else() {
     // It puts functions of its own where ours might look for theirs.
     let base = Base::new("role", spec(3)).await;

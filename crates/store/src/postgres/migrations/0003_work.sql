@@ -44,6 +44,17 @@ BEGIN
     RETURN coalesce(verdict, 1);
 END $$;
 
+-- Keeps: a right that was not given out cannot be guessed, and a later fence is the larger one. Job ids
+-- follow from event ids, so a role that may only call hapax.complete could else end the work of another.
+-- A gap is random, up to 2^40 at first and always a small part of what is left below 2^53, the largest
+-- number that JSON clients read exactly. 48 bits of gen_random_uuid(), because random() can be foretold.
+CREATE FUNCTION hapax.next_fence(after bigint) RETURNS bigint
+LANGUAGE sql VOLATILE AS $$
+    SELECT after + 1 + ('x' || pg_catalog.translate(
+            pg_catalog.substr(pg_catalog.gen_random_uuid()::text, 1, 13), '-', ''))::bit(48)::bigint
+        % ((9007199254740991 - after) / 8192 + 1);
+$$;
+
 -- Tells of an attempt that ended. A later word on the same attempt replaces the earlier one.
 CREATE FUNCTION hapax.note_attempt(j hapax.job, outcome text, ended_at timestamptz, error text)
 RETURNS void
@@ -431,8 +442,8 @@ BEGIN
                         CONTINUE WHEN admitted <> 0;
                     END IF;
                     UPDATE hapax.job x SET state = 1, due_at = at + h.lease * interval '1 microsecond',
-                        fence = x.fence + 1, attempt = x.attempt + 1, started_at = at, worker = who,
-                        exclusive = x.resource IS NOT NULL
+                        fence = hapax.next_fence(x.fence), attempt = x.attempt + 1,
+                        started_at = at, worker = who, exclusive = x.resource IS NOT NULL
                     WHERE x.job = j.job;
                     taken := taken || j.job;
                     by_itself := j.lost > 0;
@@ -462,8 +473,8 @@ BEGIN
             END IF;
             WITH leased AS (
                 UPDATE hapax.job x SET state = 1, due_at = at + h.lease * interval '1 microsecond',
-                    fence = x.fence + 1, attempt = x.attempt + 1, started_at = at, worker = who,
-                    exclusive = false
+                    fence = hapax.next_fence(x.fence), attempt = x.attempt + 1,
+                    started_at = at, worker = who, exclusive = false
                 WHERE x.job = ANY (few) AND (by_itself OR x.lost = 0)
                 RETURNING x.job)
             SELECT taken || coalesce(array_agg(l.job ORDER BY array_position(few, l.job)), '{}')
@@ -771,7 +782,7 @@ BEGIN
         FOR UPDATE OF x
     LOOP
         UPDATE hapax.job SET state = 0, due_at = at, attempt = greatest(attempt - 1, 0),
-            fence = fence + 1, started_at = NULL, worker = NULL, exclusive = false
+            fence = hapax.next_fence(fence), started_at = NULL, worker = NULL, exclusive = false
         WHERE job = j.job;
         IF j.resource IS NOT NULL THEN
             SELECT * INTO h FROM hapax.handler x WHERE x.handler = j.handler;
@@ -822,8 +833,8 @@ BEGIN
         RETURN false;
     END IF;
     SELECT * INTO h FROM hapax.handler x WHERE x.handler = j.handler;
-    UPDATE hapax.job SET attempt = greatest(attempt - 1, 0), fence = fence + 1, started_at = NULL,
-        worker = NULL
+    UPDATE hapax.job SET attempt = greatest(attempt - 1, 0), fence = hapax.next_fence(fence),
+        started_at = NULL, worker = NULL
     WHERE job = of_job;
     IF to_hold THEN
         PERFORM hapax.hold(h, j, at);
@@ -1033,7 +1044,7 @@ BEGIN
             END IF;
             -- A dead one goes on in its run with the schedule anew, and alone if it was lost before;
             -- what was finished gets a new run, and with it a new idempotency key.
-            UPDATE hapax.job SET state = 0, due_at = at, fence = fence + 1,
+            UPDATE hapax.job SET state = 0, due_at = at, fence = hapax.next_fence(fence),
                 run = run + CASE WHEN j.state = 4 THEN 0 ELSE 1 END,
                 attempt = CASE WHEN j.state = 4 THEN attempt ELSE 0 END, steps = 0,
                 lost = CASE WHEN j.state = 4 THEN least(lost, 1) ELSE 0 END,
@@ -1068,7 +1079,7 @@ BEGIN
         END IF;
     ELSE
         UPDATE hapax.job SET state = CASE WHEN refused THEN 8 ELSE 0 END, due_at = at,
-            forced = NOT refused, fence = fence + CASE WHEN refused THEN 1 ELSE 0 END
+            forced = NOT refused, fence = CASE WHEN refused THEN hapax.next_fence(fence) ELSE fence END
         WHERE job BETWEEN of_event AND hapax.last_job(of_event) AND state = 7;
         IF NOT FOUND THEN
             RETURN false;
@@ -1077,5 +1088,27 @@ BEGIN
     INSERT INTO hapax.action (event, what, who, reason, at)
     VALUES (of_event, CASE WHEN refused THEN 'reject' ELSE 'approve' END, decide.who, decide.reason,
             acted_at);
+    RETURN true;
+END $$;
+
+-- A person gives up the dead letters of an event, or only that of one handler. True: there was one, and
+-- it is recorded.
+CREATE FUNCTION hapax.discard(
+    of_event uuid, of_handler text, who text, reason text, acted_at timestamptz,
+    now_at timestamptz DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+BEGIN
+    UPDATE hapax.job x SET state = 8, due_at = at, fence = hapax.next_fence(x.fence)
+    WHERE x.job BETWEEN of_event AND hapax.last_job(of_event) AND x.state = 4
+      AND (of_handler IS NULL
+           OR (SELECT h.name FROM hapax.handler h WHERE h.handler = x.handler) = of_handler);
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    INSERT INTO hapax.action (event, what, who, reason, at)
+    VALUES (of_event, 'discard', discard.who, discard.reason, acted_at);
     RETURN true;
 END $$;

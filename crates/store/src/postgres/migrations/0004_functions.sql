@@ -78,8 +78,8 @@ BEGIN
         hapax.worked_for(), statement_timestamp());
 END $$;
 
--- Idempotency-Keys: reserved, then finished with an answer, or abandoned. fence comes from a sequence,
--- so that a key that was abandoned or has expired never gives an old fence out again.
+-- Idempotency-Keys: reserved, then finished with an answer, or abandoned. A fence is not guessable, and
+-- larger than the one before it: by the row while the key is kept, and after that by the time.
 CREATE TABLE hapax.reservation (
     scope        text        NOT NULL,
     key          text        NOT NULL,
@@ -94,7 +94,13 @@ CREATE TABLE hapax.reservation (
     PRIMARY KEY (scope, key)
 );
 CREATE INDEX reservation_expiry ON hapax.reservation (expires_at);
-CREATE SEQUENCE hapax.reservation_fence;
+
+-- Where the fences of a key begin that is not there: a random number within three days of the time.
+CREATE FUNCTION hapax.first_fence(at timestamptz) RETURNS bigint
+LANGUAGE sql VOLATILE AS $$
+    SELECT hapax.next_fence(
+        greatest(pg_catalog.date_part('epoch', at)::bigint - 1704067200, 0) << 22);
+$$;
 
 -- Keeps: one runs at a time per key, and one answer. fresh: yours to run, under `fence`; replay: the
 -- stored answer; in_progress: somebody runs it, and the lease says how long at most; mismatch: the
@@ -128,7 +134,7 @@ BEGIN
     END IF;
     INSERT INTO hapax.reservation AS x
         (scope, key, fingerprint, fence, leased_until, ttl, expires_at)
-    VALUES (reserve.scope, reserve.key, reserve.fingerprint, nextval('hapax.reservation_fence'),
+    VALUES (reserve.scope, reserve.key, reserve.fingerprint, hapax.first_fence(at),
             at + reserve.lease, reserve.ttl, at + reserve.ttl)
     ON CONFLICT DO NOTHING
     RETURNING x.* INTO r;
@@ -151,7 +157,7 @@ BEGIN
     ELSE
         RETURN QUERY
         UPDATE hapax.reservation x
-        SET fingerprint = reserve.fingerprint, fence = nextval('hapax.reservation_fence'),
+        SET fingerprint = reserve.fingerprint, fence = hapax.next_fence(x.fence),
             leased_until = at + reserve.lease, ttl = reserve.ttl, expires_at = at + reserve.ttl,
             status = NULL, headers = NULL, body = NULL
         WHERE x.scope = reserve.scope AND x.key = reserve.key

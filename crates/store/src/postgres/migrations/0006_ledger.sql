@@ -28,7 +28,7 @@ BEGIN
             INSERT INTO hapax.reservation AS x
                 (scope, key, fingerprint, fence, leased_until, ttl, expires_at)
             VALUES (reserve_key.scope, reserve_key.key, reserve_key.fingerprint,
-                    nextval('hapax.reservation_fence'),
+                    hapax.first_fence(at),
                     at + reserve_key.lease, reserve_key.ttl, at + reserve_key.ttl)
             ON CONFLICT DO NOTHING
             RETURNING x.* INTO r;
@@ -46,7 +46,7 @@ BEGIN
             RETURN;
         ELSE
             UPDATE hapax.reservation x
-            SET fingerprint = reserve_key.fingerprint, fence = nextval('hapax.reservation_fence'),
+            SET fingerprint = reserve_key.fingerprint, fence = hapax.next_fence(x.fence),
                 attempt = CASE WHEN x.status IS NULL THEN x.attempt + 1 ELSE 1 END,
                 leased_until = at + reserve_key.lease, ttl = reserve_key.ttl,
                 expires_at = at + reserve_key.ttl, status = NULL, headers = NULL, body = NULL
@@ -141,12 +141,10 @@ END $$;
 -- that was reserved before goes back to how that attempt left it, under a fence that nobody has.
 CREATE OR REPLACE FUNCTION hapax.abandon(scope text, key text, fence bigint) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    DELETE FROM hapax.reservation x
-    WHERE x.scope = abandon.scope AND x.key = abandon.key AND x.fence = abandon.fence
-      AND x.status IS NULL AND x.attempt = 1;
     UPDATE hapax.reservation x
-    SET attempt = x.attempt - 1, leased_until = '-infinity',
-        fence = nextval('hapax.reservation_fence')
+    SET attempt = x.attempt - 1, leased_until = '-infinity', fence = hapax.next_fence(x.fence),
+        -- Its row goes with the next pruning; until then a new fence is larger than this one.
+        expires_at = CASE WHEN x.attempt = 1 THEN '-infinity' ELSE x.expires_at END
     WHERE x.scope = abandon.scope AND x.key = abandon.key AND x.fence = abandon.fence
       AND x.status IS NULL;
 $$;
