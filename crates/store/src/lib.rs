@@ -9,6 +9,7 @@ mod copies;
 mod front;
 mod memory;
 mod postgres;
+mod private;
 mod recent;
 mod redis_ledger;
 mod spread;
@@ -27,6 +28,7 @@ pub use memory::MemoryStore;
 pub use postgres::{
     MigrationStatus, PgDb, PgDbError, PgOpenError, PgOptions, PgSight, PgStore, PgTx, PoolSizes,
 };
+pub use private::private_dir;
 pub use redis_ledger::{RedisLedger, RedisLedgerError};
 pub use sqlite::{Clock, Db, DbError, OpenError, SqliteOptions, SqliteStore, Tx};
 pub use transact::{Answering, Committed, Failure, JobRight, KeyRight, Transact, TxError};

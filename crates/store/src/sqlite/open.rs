@@ -9,6 +9,7 @@ use hapax_core::KeyHash;
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
 use crate::limits::{PAGE_BYTES, STATEMENT_VALUE_BYTES_MAX};
+use crate::private::{narrow, private_dir, private_file};
 
 /// SQLite below this can lose committed writes of a write-ahead log.
 const SQLITE_VERSION_MIN: i32 = 3_051_003;
@@ -84,22 +85,24 @@ impl Place {
             let path = path.to_owned();
             move |source| OpenError::Io { path, source }
         };
-        std::fs::create_dir_all(directory).map_err(io(directory))?;
+        private_dir(directory).map_err(io(directory))?;
         let lock_path = directory.join("hapax.lock");
-        let lock = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&lock_path)
-            .map_err(io(&lock_path))?;
+        let lock = private_file(&lock_path).map_err(io(&lock_path))?;
         match lock.try_lock() {
-            Ok(()) => {
-                let value_bytes_max = STATEMENT_VALUE_BYTES_MAX;
-                Ok(Self { path: directory.join(FILE), value_bytes_max, _lock: lock })
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(OpenError::InUse(directory.to_owned())),
+            Err(TryLockError::Error(source)) => {
+                return Err(OpenError::Io { path: lock_path, source });
             }
-            Err(TryLockError::WouldBlock) => Err(OpenError::InUse(directory.to_owned())),
-            Err(TryLockError::Error(source)) => Err(OpenError::Io { path: lock_path, source }),
         }
+        let path = directory.join(FILE);
+        // SQLite gives its log and its shared memory the permissions of the database. Whether it can
+        // be written is for SQLite to say, in its own words.
+        let _ = private_file(&path);
+        for beside in ["hapax.db-wal", "hapax.db-shm"].map(|name| directory.join(name)) {
+            narrow(&beside, 0o600).map_err(io(&beside))?;
+        }
+        Ok(Self { path, value_bytes_max: STATEMENT_VALUE_BYTES_MAX, _lock: lock })
     }
 
     /// Where bodies are up to `max_body` long, statements of handlers may build twice as much.

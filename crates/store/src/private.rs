@@ -1,0 +1,45 @@
+//! Permissions of the data directory and its files: events hold what senders know of their
+//! customers, so only the user that Hapax runs as may read them.
+
+use std::fs::{DirBuilder, File, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::Path;
+
+/// Makes the directory if it is not there, and takes it away from other users (mode 0700) if it is.
+///
+/// # Errors
+/// Returns an error where the directory cannot be made. One that belongs to another user, such as a
+/// mounted volume, is used as it is, with a warning in the log.
+pub fn private_dir(directory: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    narrow(directory, 0o700)
+}
+
+/// Opens the file for writing with mode 0600, makes it if it is not there, and leaves its content.
+pub(crate) fn private_file(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    let file = options.create(true).truncate(false).write(true).mode(0o600).open(path)?;
+    narrow(path, 0o600)?;
+    Ok(file)
+}
+
+/// Takes from others what is there already; what is not there is left alone.
+pub(crate) fn narrow(path: &Path, mode: u32) -> io::Result<()> {
+    let found = match std::fs::metadata(path) {
+        Ok(found) => found.permissions().mode(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if found & 0o077 == 0 {
+        return Ok(());
+    }
+    if let Err(error) = std::fs::set_permissions(path, Permissions::from_mode(mode)) {
+        let shown = path.display();
+        tracing::warn!(
+            "other users can read {shown} (mode {:o}), and it cannot be changed: {error}",
+            found & 0o777
+        );
+    }
+    Ok(())
+}
