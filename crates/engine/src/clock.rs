@@ -9,20 +9,23 @@ use jiff::{SignedDuration, Timestamp};
 /// What the senders' signed times say about our clock.
 #[derive(Debug, Default)]
 pub(crate) struct ClockWatch {
-    /// How far ahead of the sender's time ours was at each of the last authentic arrivals.
-    offsets: VecDeque<i64>,
-    outside_in_a_row: u32,
-    last_outside: Option<KeyHash>,
+    /// How far ahead of the sender's time ours was at the first arrival of each of the last authentic
+    /// events.
+    offsets: VecDeque<(KeyHash, i64)>,
+    /// The distinct events outside the window since one was inside, oldest first.
+    outside: VecDeque<KeyHash>,
     last_alarm: Option<Timestamp>,
 }
 
 /// One authentic arrival, as a witness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Witness {
+    /// What tells this event from others.
+    pub(crate) event: KeyHash,
     /// Our time minus the signed time.
     pub(crate) offset_seconds: i64,
-    /// Set where it lay outside the window: what tells this event from others.
-    pub(crate) outside: Option<KeyHash>,
+    /// Whether it lay outside the window.
+    pub(crate) is_outside: bool,
 }
 
 /// Reason to look at the clock.
@@ -31,10 +34,11 @@ pub(crate) enum Alarm {
     /// The median of many arrivals is off.
     Offset { seconds: i64 },
     /// Arrivals with good signatures are outside the window, one after the other.
-    OutsideWindow { in_a_row: u32 },
+    OutsideWindow { in_a_row: usize },
 }
 
-/// One sender's queue or retry proves nothing; half of so many does.
+/// Distinct events: one that is sent again and again is one witness. One sender's queue or retry
+/// proves nothing; half of so many does.
 const WITNESSES_MIN: usize = 32;
 const WITNESSES_MAX: usize = 64;
 
@@ -42,27 +46,29 @@ const WITNESSES_MAX: usize = 64;
 const OFFSET_SECONDS_MAX: i64 = 60;
 
 /// Distinct authentic events outside the window without one inside between them.
-const OUTSIDE_IN_A_ROW_MAX: u32 = 5;
+const OUTSIDE_IN_A_ROW_MAX: usize = 5;
 
 const ALARM_EVERY: SignedDuration = SignedDuration::from_mins(1);
 
 impl ClockWatch {
-    /// Hears one witness.
+    /// Hears one witness. Copies of an event that was heard say nothing more about the clock: they
+    /// may be a request that somebody kept and sends over and over.
     pub(crate) fn note(&mut self, witness: Witness) {
+        if self.offsets.iter().any(|(event, _)| *event == witness.event) {
+            return;
+        }
         if self.offsets.len() == WITNESSES_MAX {
             self.offsets.pop_front();
         }
-        self.offsets.push_back(witness.offset_seconds);
-        match witness.outside {
-            None => {
-                self.outside_in_a_row = 0;
-                self.last_outside = None;
-            }
-            // Someone resending one old request over and over says nothing about the clock.
-            Some(event) if self.last_outside == Some(event) => {}
-            Some(event) => {
-                self.outside_in_a_row = self.outside_in_a_row.saturating_add(1);
-                self.last_outside = Some(event);
+        self.offsets.push_back((witness.event, witness.offset_seconds));
+        match witness.is_outside {
+            false => self.outside.clear(),
+            true if self.outside.contains(&witness.event) => {}
+            true => {
+                if self.outside.len() == WITNESSES_MAX {
+                    self.outside.pop_front();
+                }
+                self.outside.push_back(witness.event);
             }
         }
     }
@@ -72,7 +78,7 @@ impl ClockWatch {
         if self.offsets.len() < WITNESSES_MIN {
             return None;
         }
-        let mut offsets: Vec<i64> = self.offsets.iter().copied().collect();
+        let mut offsets: Vec<i64> = self.offsets.iter().map(|(_, offset)| *offset).collect();
         let middle = offsets.len() / 2;
         Some(*offsets.select_nth_unstable(middle).1)
     }
@@ -86,8 +92,9 @@ impl ClockWatch {
             .offset_seconds()
             .filter(|seconds| seconds.unsigned_abs() > OFFSET_SECONDS_MAX.unsigned_abs())
             .map(|seconds| Alarm::Offset { seconds });
-        let by_window = (self.outside_in_a_row >= OUTSIDE_IN_A_ROW_MAX)
-            .then_some(Alarm::OutsideWindow { in_a_row: self.outside_in_a_row });
+        let in_a_row = self.outside.len();
+        let by_window =
+            (in_a_row >= OUTSIDE_IN_A_ROW_MAX).then_some(Alarm::OutsideWindow { in_a_row });
         let alarm = by_median.or(by_window)?;
         self.last_alarm = Some(now);
         Some(alarm)
@@ -102,16 +109,21 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn inside(offset_seconds: i64) -> Witness {
-        Witness { offset_seconds, outside: None }
+    /// The nth event, inside the window.
+    fn inside(nth: u8, offset_seconds: i64) -> Witness {
+        Witness { event: KeyHash([nth; 16]), offset_seconds, is_outside: false }
+    }
+
+    fn outside(nth: u8, offset_seconds: i64) -> Witness {
+        Witness { is_outside: true, ..inside(nth, offset_seconds) }
     }
 
     #[test]
     fn a_wrong_clock_is_named_once_a_minute() {
         let mut watch = ClockWatch::default();
-        (0..31).for_each(|_| watch.note(inside(90)));
+        (0..31).for_each(|nth| watch.note(inside(nth, 90)));
         assert_eq!(watch.alarm(at(0)), None);
-        watch.note(inside(90));
+        watch.note(inside(31, 90));
         assert_eq!(watch.alarm(at(0)), Some(Alarm::Offset { seconds: 90 }));
         assert_eq!(watch.alarm(at(59)), None);
         assert_eq!(watch.alarm(at(60)), Some(Alarm::Offset { seconds: 90 }));
@@ -120,8 +132,8 @@ mod tests {
     #[test]
     fn a_minority_of_old_retries_raises_no_alarm() {
         let mut watch = ClockWatch::default();
-        (0..20).for_each(|_| watch.note(inside(1)));
-        (0..19).for_each(|_| watch.note(inside(250)));
+        (0..20).for_each(|nth| watch.note(inside(nth, 1)));
+        (20..39).for_each(|nth| watch.note(inside(nth, 250)));
         assert_eq!(watch.alarm(at(0)), None);
         assert_eq!(watch.offset_seconds(), Some(1));
     }
@@ -129,19 +141,29 @@ mod tests {
     #[test]
     fn distinct_events_outside_the_window_one_after_the_other_raise_an_alarm() {
         let mut watch = ClockWatch::default();
-        let outside = |event| Witness { offset_seconds: -400, outside: Some(KeyHash([event; 16])) };
-        (0..4).for_each(|event| watch.note(outside(event)));
+        (0..4).for_each(|nth| watch.note(outside(nth, -400)));
         assert_eq!(watch.alarm(at(0)), None);
-        watch.note(outside(4));
+        watch.note(outside(4, -400));
         assert_eq!(watch.alarm(at(0)), Some(Alarm::OutsideWindow { in_a_row: 5 }));
     }
 
     #[test]
     fn one_old_request_sent_again_and_again_raises_no_alarm() {
+        // Beside it a few events that are on time, as on any day.
         let mut watch = ClockWatch::default();
-        (0..20).for_each(|_| {
-            watch.note(Witness { offset_seconds: 9000, outside: Some(KeyHash([7; 16])) })
-        });
+        for nth in 0..3 {
+            watch.note(inside(nth, 1));
+            (0..40).for_each(|_| watch.note(outside(200, 90_000)));
+        }
         assert_eq!(watch.alarm(at(0)), None);
+        assert_eq!(watch.offset_seconds(), None, "four events are not enough to judge by");
+    }
+
+    #[test]
+    fn copies_of_one_event_do_not_outweigh_the_others() {
+        let mut watch = ClockWatch::default();
+        (0..40).for_each(|nth| watch.note(inside(nth, 1)));
+        (0..200).for_each(|_| watch.note(inside(200, 90_000)));
+        assert_eq!(watch.offset_seconds(), Some(1));
     }
 }

@@ -4,6 +4,7 @@
 //! No 2xx leaves here before [`Store::ingest`] has returned, and nothing reaches the store but what
 //! [`verify`](fn@hapax_core::verify) let through.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,7 +36,9 @@ use crate::body::{self, BodyFault};
 use crate::clock::{Alarm, ClockWatch, Witness};
 use crate::ids::RequestIds;
 use crate::kept::{Plain, kept_headers};
-use crate::limits::{RETRY_AFTER_BUSY_SECONDS, RETRY_AFTER_UNAVAILABLE_SECONDS, TEND_EVERY};
+use crate::limits::{
+    RETRY_AFTER_BUSY_SECONDS, RETRY_AFTER_UNAVAILABLE_SECONDS, TEND_EVERY, TOLD_LOST_MAX,
+};
 use crate::patience::{Looking, Patience, Worked};
 use crate::remote::remote;
 use crate::respond::{self, After, Answer, Reason, RequestId};
@@ -52,6 +55,8 @@ pub struct Ingress<S> {
     now: Now,
     ids: RequestIds,
     clock: Mutex<ClockWatch>,
+    /// The last events that came too late and were never seen before.
+    told_lost: Mutex<VecDeque<KeyHash>>,
     afterwards: Afterwards,
     bell: Bell,
     /// Who waits for the work of sync sources.
@@ -77,6 +82,7 @@ impl<S: Store> Ingress<S> {
             now,
             ids: RequestIds::new(Uuid::now_v7().as_u64_pair().1),
             clock: Mutex::default(),
+            told_lost: Mutex::default(),
             afterwards: Afterwards::here(),
             bell: Bell::default(),
             patience: None,
@@ -173,7 +179,7 @@ impl<S: Store> Ingress<S> {
         let verified = match verify(&route.source, &arrival, call.received_at) {
             Ok(verified) => verified,
             Err(refusal) => {
-                self.hear_future(&refusal);
+                self.hear_future(&refusal, call.received_at);
                 return refuse(&route, &call, refusal.into(), After::KeepAlive);
             }
         };
@@ -256,7 +262,7 @@ impl<S: Store> Ingress<S> {
         for receipt in &receipts {
             match self.has_seen(receipt).await {
                 Ok(true) => {}
-                Ok(false) => unseen.push(Named::of(receipt)),
+                Ok(false) => unseen.push((Named::of(receipt), receipt.key_hash())),
                 Err(error) => return unavailable(&route, &call, &error),
             }
         }
@@ -264,10 +270,24 @@ impl<S: Store> Ingress<S> {
             return refuse(&route, &call, Reason::Stale.into(), After::KeepAlive);
         }
         route.ledger.count_failed_verification();
-        for event in &unseen {
-            note_stale_unseen(&route.ledger, &call, event);
+        for (event, hash) in &unseen {
+            note_stale_unseen(&route.ledger, &call, event, self.is_first_told(*hash));
         }
         respond::refused(Reason::StaleUnseen, call.request_id, None, After::KeepAlive)
+    }
+
+    /// Whether an event that may be lost has not been logged as such lately: a sender's retries, or a
+    /// request that somebody kept, are one loss and not many.
+    fn is_first_told(&self, event: KeyHash) -> bool {
+        let mut told = self.told_lost.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.contains(&event) {
+            return false;
+        }
+        if told.len() == TOLD_LOST_MAX {
+            told.pop_front();
+        }
+        told.push_back(event);
+        true
     }
 
     async fn has_seen(&self, receipt: &Receipt) -> Result<bool, StoreError> {
@@ -284,18 +304,26 @@ impl<S: Store> Ingress<S> {
     fn hear(&self, receipts: &[Receipt], signed_at: Option<Timestamp>, now: Timestamp) {
         let Some(signed_at) = signed_at else { return };
         let late = receipts.iter().find(|receipt| is_late(receipt));
+        let Some(first) = late.or(receipts.first()) else { return };
         self.witness(Witness {
+            event: first.key_hash(),
             offset_seconds: now.duration_since(signed_at).as_secs(),
-            outside: late.map(Receipt::key_hash),
+            is_outside: late.is_some(),
         });
     }
 
     /// Signed ahead of our clock, but signed: that is a witness too.
-    fn hear_future(&self, refusal: &Refusal) {
+    fn hear_future(&self, refusal: &Refusal, now: Timestamp) {
         match refusal {
             Refusal::Future { ahead_seconds } => self.witness(Witness {
+                // Which event it is cannot be read from a request that is refused; its signed time
+                // is the same for every copy.
+                event: KeyHash::of(
+                    b"signed",
+                    [&(now.as_second() + ahead_seconds).to_be_bytes()[..]],
+                ),
                 offset_seconds: -ahead_seconds,
-                outside: Some(KeyHash::of(b"ahead", [&ahead_seconds.to_be_bytes()[..]])),
+                is_outside: true,
             }),
             Refusal::Missing(_)
             | Refusal::Signature(_)
@@ -601,24 +629,35 @@ fn note(ledger: &Ledger, call: &Call, event: &Named, verdict: &Verdict) {
     }
 }
 
-fn note_stale_unseen(ledger: &Ledger, call: &Call, event: &Named) {
+fn note_stale_unseen(ledger: &Ledger, call: &Call, event: &Named, is_first: bool) {
     ledger.count_refusal(Reason::StaleUnseen);
     if !ledger.budget(Lane::Alarming).admit(call.received_at) {
         return;
     }
     let (source, event_id) = (&*ledger.source, Plain(&event.event_id));
-    error!(
-        request_id = %call.request_id.uuid,
-        source,
-        tenant = %event.tenant,
-        event_id = %event_id,
-        event_type = event.event_type.as_deref().map(Plain).map(display),
-        decision = "rejected",
-        reason = Reason::StaleUnseen.as_str(),
-        remote = %call.remote,
-        "refused {event_id} from {source}: authentic, too late, and never seen before; it may be \
-         a lost event (late = \"review\" would keep it)"
-    );
+    macro_rules! say {
+        ($level:ident, $($message:tt)*) => {
+            $level!(
+                request_id = %call.request_id.uuid,
+                source,
+                tenant = %event.tenant,
+                event_id = %event_id,
+                event_type = event.event_type.as_deref().map(Plain).map(display),
+                decision = "rejected",
+                reason = Reason::StaleUnseen.as_str(),
+                remote = %call.remote,
+                $($message)*
+            )
+        };
+    }
+    match is_first {
+        true => say!(
+            error,
+            "refused {event_id} from {source}: authentic, too late, and never seen before; it may be \
+             a lost event (late = \"review\" would keep it)"
+        ),
+        false => say!(info, "refused {event_id} from {source} again: authentic, and too late"),
+    }
 }
 
 fn say_alarm(alarm: Alarm) {

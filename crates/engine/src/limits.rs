@@ -133,6 +133,9 @@ pub const RETRY_AFTER_UNAVAILABLE_SECONDS: u64 = 5;
 /// When the store has too much waiting, or memory for bodies is short: that is over in a moment.
 pub const RETRY_AFTER_BUSY_SECONDS: u64 = 1;
 
+/// Events that came too late and are remembered as logged: more than a sender retries at a time.
+pub(crate) const TOLD_LOST_MAX: usize = 256;
+
 /// Between two looks at limiters, log sums and the clock.
 pub const TEND_EVERY: Duration = Duration::from_secs(1);
 
