@@ -21,7 +21,7 @@ use http_body_util::Full;
 use serde::Deserialize;
 
 use crate::current;
-use crate::limits::{ANSWER_BYTES_MAX, ERROR_CHARS_MAX, RETRY_AFTER_MAX};
+use crate::limits::{ANSWER_BYTES_MAX, ANSWER_KEPT_BYTES, ERROR_CHARS_MAX, RETRY_AFTER_MAX};
 use crate::outbound::{Heard, Outbound, OutboundError};
 
 /// The app of one handler.
@@ -222,7 +222,46 @@ fn understood(heard: &Heard, now: Timestamp) -> Outcome {
     if status.is_success() {
         return done(heard);
     }
-    failed(said_no(status), when_again(heard, now))
+    let No { error, retry } = No::of(heard);
+    let error = match error {
+        Some(said) => format!("{}: {said}", said_no(status)),
+        None => said_no(status),
+    };
+    match retry.as_deref() {
+        Some("never") => failed(error, Retry::Never),
+        Some(_) | None => failed(error, when_again(heard, now)),
+    }
+}
+
+/// What an answer that is no success says, in the app's own words: `{"error":"…","retry":"never"}`, or
+/// the beginning of whatever it is.
+#[derive(Debug, Default)]
+struct No {
+    error: Option<String>,
+    retry: Option<String>,
+}
+
+impl No {
+    fn of(heard: &Heard) -> Self {
+        let is_object = heard.body.trim_ascii_start().starts_with(b"{");
+        let said: Self = match is_object && !heard.cut {
+            // Fields of other kinds are the app's own business.
+            true => serde_json::from_slice::<serde_json::Value>(&heard.body)
+                .map(|said| Self {
+                    error: said["error"].as_str().map(str::to_owned),
+                    retry: said["retry"].as_str().map(str::to_owned),
+                })
+                .unwrap_or_default(),
+            false => Self::default(),
+        };
+        let beginning = &heard.body[..heard.body.len().min(ANSWER_KEPT_BYTES)];
+        let plain = || String::from_utf8_lossy(beginning).trim().to_owned();
+        let error = said.error.filter(|error| !error.trim().is_empty()).unwrap_or_else(plain);
+        // No store keeps a NUL.
+        let error = error.replace('\0', "\u{fffd}");
+        let error: String = error.chars().take(ANSWER_KEPT_BYTES).collect();
+        Self { error: Some(error).filter(|error| !error.is_empty()), ..said }
+    }
 }
 
 /// What a status that is no success says.

@@ -201,8 +201,11 @@ pub const ANSWER_BYTES_MAX: usize = 64 * 1024;
 /// The longest Retry-After that is honoured: a wrong clock on the far side must not bury a job.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// The longest error kept with an attempt.
-pub const ERROR_CHARS_MAX: usize = 300;
+/// The longest error kept with an attempt: an app's answer and what we say around it.
+pub const ERROR_CHARS_MAX: usize = 1_200;
+
+/// How much is kept of an answer that is no success: enough for what went wrong, not for a page.
+pub(crate) const ANSWER_KEPT_BYTES: usize = 1_024;
 
 /// How often a sync answer looks at its event while nothing is heard of it, at first; it doubles.
 pub const SYNC_POLL: Duration = Duration::from_millis(10);

@@ -530,3 +530,36 @@ fn no_sender_speaks_for_us_to_an_app_by_another_spelling_of_a_name() {
     assert!(asked.header("webhook-id").is_some() && asked.header("hapax-job").is_some());
     server.stop();
 }
+
+#[test]
+fn what_an_app_says_when_it_fails_is_kept_and_it_can_fail_for_good() {
+    // Plain text, then JSON, then more than is kept, then the last word.
+    let app = App::saying(|call| match call.attempt {
+        1 => (500, "boom: card declined\n".to_owned()),
+        2 => (503, r#"{"error":"try later","retry":"soon"}"#.to_owned()),
+        3 => (422, "x".repeat(3_000)),
+        _ => (400, r#"{"error":"no such customer","retry":"never"}"#.to_owned()),
+    });
+    let retry = "retry = [\"0s\", \"0s\", \"0s\", \"0s\", \"0s\", \"0s\"]";
+    let http = format!("[sources.stripe.handlers.notify]\nhttp = \"{}\"\n{retry}\n", app.url());
+    let (house, _ledger) = house(&http, "");
+    let server = house.start();
+    server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+    let event = until_status(&server, "evt_1", "dead");
+    assert_eq!(app.calls().len(), 4, "it is not asked again");
+    let attempts = event["attempts"].as_array().unwrap();
+    let said: Vec<_> = attempts
+        .iter()
+        .map(|attempt| (attempt["status"].as_u64().unwrap(), attempt["answer"].as_str().unwrap()))
+        .collect();
+    let kept = "x".repeat(1_024);
+    let expected = [
+        (500, "boom: card declined"),
+        (503, "try later"),
+        (422, kept.as_str()),
+        (400, "no such customer"),
+    ];
+    assert_eq!(said, expected, "{event}");
+    assert!(attempts.iter().all(|attempt| attempt["took_ms"].is_u64()), "{event}");
+    assert_eq!(job(&event, "notify")["error"], "HTTP 400: no such customer");
+}

@@ -35,6 +35,11 @@ struct Seen {
 impl App {
     /// `answer` gives the status of each call and may take its time.
     pub(crate) fn new(answer: impl Fn(&Call) -> u16 + Send + Sync + 'static) -> Self {
+        Self::saying(move |call| (answer(call), String::new()))
+    }
+
+    /// The same with a body.
+    pub(crate) fn saying(answer: impl Fn(&Call) -> (u16, String) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let seen = Arc::<Seen>::default();
@@ -76,7 +81,7 @@ impl App {
     }
 }
 
-fn serve(stream: TcpStream, seen: &Seen, answer: &dyn Fn(&Call) -> u16) {
+fn serve(stream: TcpStream, seen: &Seen, answer: &dyn Fn(&Call) -> (u16, String)) {
     let mut writer = stream.try_clone().unwrap();
     let mut reader = BufReader::new(stream);
     loop {
@@ -107,8 +112,10 @@ fn serve(stream: TcpStream, seen: &Seen, answer: &dyn Fn(&Call) -> u16) {
         };
         seen.calls.lock().unwrap().push(call.clone());
         seen.came.notify_all();
-        let status = answer(&call);
-        if write!(writer, "HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n").is_err() {
+        let (status, said) = answer(&call);
+        let length = said.len();
+        if write!(writer, "HTTP/1.1 {status} X\r\ncontent-length: {length}\r\n\r\n{said}").is_err()
+        {
             return;
         }
     }
