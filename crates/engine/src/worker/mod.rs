@@ -297,7 +297,7 @@ impl Lane {
                 Some(lane) => lane.permits.clone(),
                 None => Arc::new(Semaphore::new(config.concurrency.max(1))),
             },
-            counts: Counts::new(config.name.as_str()),
+            counts: Counts::new(&handler),
             lines: LogBudget::new(LOG_LINES_PER_SECOND),
             handler,
             config,

@@ -1,5 +1,6 @@
 //! How many attempts ended how, and how long they took.
 
+use hapax_core::store::HandlerRef;
 use metrics::{Counter, Histogram, counter, histogram};
 
 use super::Ended;
@@ -14,14 +15,19 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    pub(super) fn new(handler: &str) -> Self {
-        let count = |outcome: &'static str| counter!("hapax_jobs_total", "handler" => handler.to_owned(), "outcome" => outcome);
+    pub(super) fn new(of: &HandlerRef) -> Self {
+        let (source, handler) = (of.source.to_string(), of.handler.to_string());
+        let count = |outcome: &'static str| {
+            counter!("hapax_jobs_total", "source" => source.clone(), "handler" => handler.clone(),
+                "outcome" => outcome)
+        };
         Self {
             done: count("done"),
             guarded: count("guarded"),
             failed: count("failed"),
             lost: count("lost"),
-            seconds: histogram!("hapax_handler_seconds", "handler" => handler.to_owned()),
+            seconds: histogram!("hapax_handler_seconds", "source" => source.clone(),
+                "handler" => handler.clone()),
         }
     }
 

@@ -342,17 +342,20 @@ async fn settled<S: Work + Inspect>(
     let (settled, now) = stands(admin, job.id, fence, held).await?;
     // Asked for again, a completion is answered again, and was counted before.
     if job.phase != Phase::Done {
-        count(&job.handler, ended, now.attempts.last());
+        count(&of(&job), ended, now.attempts.last());
     }
     Ok(Json(settled))
 }
 
-fn count(handler: &HandlerName, ended: &'static str, attempt: Option<&AttemptNote>) {
-    let handler = handler.to_string();
-    counter!("hapax_jobs_total", "handler" => handler.clone(), "outcome" => ended).increment(1);
+fn count(of: &HandlerRef, ended: &'static str, attempt: Option<&AttemptNote>) {
+    let (source, handler) = (of.source.to_string(), of.handler.to_string());
+    counter!("hapax_jobs_total", "source" => source.clone(), "handler" => handler.clone(),
+        "outcome" => ended)
+    .increment(1);
     let took = attempt.and_then(|it| Some(it.ended_at?.duration_since(it.started_at)));
     if let Some(took) = took {
-        histogram!("hapax_handler_seconds", "handler" => handler).record(took.as_secs_f64());
+        histogram!("hapax_handler_seconds", "source" => source, "handler" => handler)
+            .record(took.as_secs_f64());
     }
 }
 
