@@ -23,6 +23,8 @@ pub(crate) struct Copies<K> {
     shards: [Mutex<HashMap<K, Waiting>>; SHARDS],
     dice: RandomState,
     events: AtomicUsize,
+    /// Events that were taken and are not written yet.
+    taken: AtomicUsize,
 }
 
 /// Copies of one event.
@@ -71,6 +73,7 @@ impl<K: Copy + Eq + Ord + Hash> Copies<K> {
             shards: std::array::from_fn(|_| Mutex::default()),
             dice: RandomState::new(),
             events: AtomicUsize::new(0),
+            taken: AtomicUsize::new(0),
         }
     }
 
@@ -92,12 +95,24 @@ impl<K: Copy + Eq + Ord + Hash> Copies<K> {
         self.events.load(Ordering::Relaxed) >= COPIES_WAITING_MAX
     }
 
-    /// Takes everything that waits, in the order of the events.
+    /// Whether every copy that was counted is written, as far as it could be.
+    pub(crate) fn are_written(&self) -> bool {
+        self.events.load(Ordering::Acquire) == 0 && self.taken.load(Ordering::Acquire) == 0
+    }
+
+    /// What [`Copies::take`] gave out is written, or was given up.
+    pub(crate) fn wrote(&self, events: usize) {
+        self.taken.fetch_sub(events, Ordering::AcqRel);
+    }
+
+    /// Takes everything that waits, in the order of the events. Say when that many are written.
     pub(crate) fn take(&self) -> Vec<(K, Waiting)> {
         let mut all = Vec::new();
         for shard in &self.shards {
             let mut shard = shard.lock().expect("no panic happens under this lock");
-            self.events.fetch_sub(shard.len(), Ordering::Relaxed);
+            // First this one: no copy may seem to be written while it moves.
+            self.taken.fetch_add(shard.len(), Ordering::AcqRel);
+            self.events.fetch_sub(shard.len(), Ordering::AcqRel);
             all.extend(shard.drain());
         }
         all.sort_unstable_by_key(|(event, _)| *event);

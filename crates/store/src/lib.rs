@@ -106,6 +106,10 @@ pub mod limits {
     /// because one write serves all copies that an event has had by then.
     pub const COPIES_FLUSH: Duration = Duration::from_millis(800);
 
+    /// How long a person's look at events waits for copies to be written: longer than a busy disk
+    /// takes, and no longer than a person waits gladly.
+    pub const READ_FLUSH_MAX: Duration = Duration::from_secs(2);
+
     /// Committed events that answer their own duplicates from memory: a second or two at full rate,
     /// and all that are sent again and again; about 3 MB.
     pub const RECENT_MAX: usize = 32_768;

@@ -14,6 +14,13 @@ use crate::key::{SourceName, Tenant};
 
 /// The reads of dashboard, API and command line. They never wait for a writer.
 pub trait Inspect: Send + Sync + 'static {
+    /// Writes the copies that are only counted in memory yet, as far as that can be done at once: what
+    /// is read after this includes every copy that was answered before it. A store that counts them
+    /// at once has nothing to do.
+    fn flush_copies(&self) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+
     /// Events that match, newest first.
     fn events(
         &self,

@@ -81,6 +81,7 @@ pub(super) async fn stats<S: Store + Work + Inspect>(
         return Err(Problem::bad_request("window is longer than zero, such as 1h"));
     }
     let since = ago((admin.now)(), Span(window));
+    admin.store.flush_copies().await;
     let sample = admin.store.sample(SampleAsk { since, limit: EVENTS_MAX }).await?;
     let (failed, failed_since) = admin.watch.failed_within(window);
     let by_source = by_source(&sample, &failed);

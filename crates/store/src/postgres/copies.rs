@@ -27,14 +27,16 @@ pub(super) async fn keep_writing(shared: Arc<Shared>) {
     }
 }
 
-/// Writes what waits now.
+/// Writes what waits now, after what is being written.
 pub(super) async fn flush(shared: &Shared) {
+    let _turn = shared.flushing.lock().await;
     let mut waiting = shared.copies.take();
     while !waiting.is_empty() {
         let rest = waiting.split_off(waiting.len().min(EVENTS_PER_WRITE));
         if let Err(error) = write(shared, &waiting).await {
             tracing::warn!(events = waiting.len(), "copies were not counted: {error}");
         }
+        shared.copies.wrote(waiting.len());
         waiting = rest;
     }
 }

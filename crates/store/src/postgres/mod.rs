@@ -50,6 +50,7 @@ pub use transact::{PgDb, PgDbError, PgTx};
 use crate::Clock;
 use crate::copies::Copies;
 use crate::front::{Entry, Front};
+use crate::limits::READ_FLUSH_MAX;
 use crate::recent::{Recent, RecentEvents, adds_nothing};
 use connect::{Pools, Target};
 use desk::Desk;
@@ -126,6 +127,8 @@ struct Shared {
     copies: Copies<EventId>,
     /// Told when so many copies wait that they should be written now.
     copies_full: Notify,
+    /// One flush of copies at a time.
+    flushing: tokio::sync::Mutex<()>,
     epoch: EpochWatch,
     broom: tokio::sync::Mutex<prune::Broom>,
     health: Health,
@@ -162,6 +165,7 @@ impl PgStore {
             front,
             copies: Copies::new(),
             copies_full: Notify::new(),
+            flushing: tokio::sync::Mutex::default(),
             epoch: EpochWatch::default(),
             broom: tokio::sync::Mutex::default(),
             health: Health::default(),
@@ -286,6 +290,16 @@ impl Inspect for PgStore {
 
     async fn lanes(&self) -> Result<Vec<LaneState>, StoreError> {
         figures::lanes(&self.shared).await
+    }
+
+    async fn flush_copies(&self) {
+        if self.shared.copies.are_written() {
+            return;
+        }
+        // It goes on by itself where the database is slow, and is read as it stands.
+        let shared = Arc::clone(&self.shared);
+        let flush = self.shared.tasks.spawn(async move { copies::flush(&shared).await });
+        let _ = tokio::time::timeout(READ_FLUSH_MAX, flush).await;
     }
 
     async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {

@@ -42,9 +42,10 @@ pub use door::{Db, DbError, Tx};
 pub use open::OpenError;
 
 use crate::copies::Copies;
+use crate::limits::READ_FLUSH_MAX;
 use crate::recent::{RecentEvents, adds_nothing};
 use reader::Readers;
-use writer::{Health, WriterHandle};
+use writer::{Health, Writer, WriterHandle};
 
 /// Where the time comes from: leases and due times are measured by it.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
@@ -197,6 +198,15 @@ impl Inspect for SqliteStore {
 
     async fn lanes(&self) -> Result<Vec<LaneState>, StoreError> {
         self.readers.run(figures::lanes).await
+    }
+
+    async fn flush_copies(&self) {
+        if self.shared.copies.are_written() {
+            return;
+        }
+        // What cannot be written now is read as it stands.
+        let flush = self.writer.behind(Writer::flush_copies);
+        let _ = tokio::time::timeout(READ_FLUSH_MAX, flush).await;
     }
 
     async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {

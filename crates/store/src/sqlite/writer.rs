@@ -693,15 +693,17 @@ impl Writer {
         Ok(())
     }
 
-    fn flush_copies(&mut self) -> rusqlite::Result<()> {
+    pub(super) fn flush_copies(&mut self) -> rusqlite::Result<()> {
         self.copies_due = Instant::now() + COPIES_FLUSH;
         let copies = self.shared.copies.take();
         if copies.is_empty() {
             return Ok(());
         }
-        let tx = Transaction::begin_behind(&self.conn)?;
-        copies::write(&self.conn, copies)?;
-        tx.commit()
+        let events = copies.len();
+        let written = Transaction::begin_behind(&self.conn)
+            .and_then(|tx| copies::write(&self.conn, copies).and_then(|()| tx.commit()));
+        self.shared.copies.wrote(events);
+        written
     }
 
     /// After a write that failed: nothing is answered from memory, and nothing is accepted until a
