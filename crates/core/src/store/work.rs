@@ -118,6 +118,16 @@ pub trait Work: Send + Sync + 'static {
         by: Action,
     ) -> impl Future<Output = Result<Reviewed, StoreError>> + Send;
 
+    /// A person gives up the dead letters of an event, or only that of one handler: they are
+    /// discarded, and their fences void. Such an event is finished, whether or not its handler still
+    /// exists.
+    fn discard(
+        &self,
+        event: EventId,
+        handler: Option<HandlerName>,
+        by: Action,
+    ) -> impl Future<Output = Result<Reviewed, StoreError>> + Send;
+
     /// Deletes what is finished and past its time, at most `limit` events. True when there may be
     /// more.
     fn prune(
@@ -390,7 +400,7 @@ pub struct Action {
     pub at: Timestamp,
 }
 
-/// The answer to an approval or a rejection.
+/// The answer to an approval, a rejection or a discard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reviewed {
     /// It was waiting, and no longer is.

@@ -407,6 +407,15 @@ impl Work for Bench {
         panic!("not the workers' business")
     }
 
+    async fn discard(
+        &self,
+        _event: EventId,
+        _handler: Option<HandlerName>,
+        _by: Action,
+    ) -> Result<Reviewed, StoreError> {
+        panic!("not the workers' business")
+    }
+
     async fn prune(&self, horizon: Horizon, limit: usize) -> Result<bool, StoreError> {
         self.fail_if_told()?;
         self.horizons.lock().unwrap().push((horizon, limit));

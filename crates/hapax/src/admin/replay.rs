@@ -85,6 +85,9 @@ struct Told {
     event_id: String,
     handler: HandlerName,
     effect: Effect,
+    /// What is wrong, and what to change.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<String>,
 }
 
 /// The words of the answer.
@@ -97,14 +100,16 @@ enum Effect {
     Runs,
     /// Its effects are committed: nothing happens.
     AlreadyApplied,
-    /// Newer news was applied: nothing happens.
+    /// A newer version was applied: nothing happens.
     Stale,
-    /// It is waiting or running anyway.
+    /// It is due or running anyway.
     AlreadyOpen,
     /// A person refused it: nothing happens without `force`.
     Discarded,
     /// No configured handler would take it: nothing happens.
     NoHandler,
+    /// Its handler keeps order, and the event's place cannot be read: nothing happens.
+    NoOrder,
 }
 
 pub(super) async fn event<S: Store + Work + Inspect>(
@@ -138,9 +143,8 @@ pub(super) async fn job<S: Store + Work + Inspect>(
     let job = jobs::find(&*admin.store, &id).await?;
     let mode = Mode { dry_run: asked.dry_run, force: asked.force };
     let told = replay_job(&admin, &job, mode, by).await?;
-    if let Effect::NoHandler = told.effect {
-        let detail = format!("no configured handler \"{}\" is for this event", job.handler);
-        return Err(Problem::conflict(&detail));
+    if let (Effect::NoHandler | Effect::NoOrder, Some(detail)) = (told.effect, &told.detail) {
+        return Err(Problem::conflict(detail));
     }
     Ok(Json(Answer { dry_run: asked.dry_run, items: vec![told], next: None }))
 }
@@ -207,7 +211,22 @@ async fn replay_job<S: Store + Work + Inspect>(
         event_id: job.event_id.clone(),
         handler: job.handler.clone(),
         effect: Effect::NoHandler,
+        detail: Some(no_handler(&job.source, &job.handler)),
     }))
+}
+
+fn no_handler(source: &str, handler: &HandlerName) -> String {
+    format!(
+        "no configured handler \"{handler}\" of {source} takes this event: add it, or its type to \
+         `types`, reload, and replay; or discard the dead letter"
+    )
+}
+
+fn no_order(source: &str, handler: &HandlerName, why: &str) -> String {
+    format!(
+        "{why}: correct [sources.{source}.handlers.{handler}.order] so that it fits this event, reload, \
+         and replay; or discard the dead letter"
+    )
 }
 
 async fn replay<S: Store + Work + Inspect>(
@@ -238,6 +257,10 @@ async fn replay<S: Store + Work + Inspect>(
     }
     let id = event.summary.id;
     let who = by.who.clone();
+    let hopeless: Vec<(HandlerName, String)> = handlers
+        .iter()
+        .filter_map(|new| Some((new.handler.clone(), new.hopeless.clone()?)))
+        .collect();
     let replayed =
         admin.store.replay(ReplayAsk { event: id, handlers, force, dry_run, by }).await?;
     if !dry_run {
@@ -248,6 +271,7 @@ async fn replay<S: Store + Work + Inspect>(
         event: id,
         event_id: event.summary.event_id.clone(),
         handler,
+        detail: None,
         effect: match (effect, dry_run) {
             (ReplayEffect::WouldRun, true) => Effect::WouldRun,
             (ReplayEffect::WouldRun, false) => Effect::Runs,
@@ -257,5 +281,18 @@ async fn replay<S: Store + Work + Inspect>(
             (ReplayEffect::Discarded, _) => Effect::Discarded,
         },
     };
-    Ok(replayed.into_iter().map(tell).collect())
+    // For these the store has nothing to do unless they are open or done already.
+    let left_out: Vec<_> = hopeless
+        .into_iter()
+        .filter(|(handler, _)| !replayed.iter().any(|told| told.handler == *handler))
+        .collect();
+    let cannot = |(handler, why): (HandlerName, String)| Told {
+        job: event.jobs.iter().find(|job| job.handler == handler).map(|job| job.id),
+        event: id,
+        event_id: event.summary.event_id.clone(),
+        effect: Effect::NoOrder,
+        detail: Some(no_order(&event.summary.source, &handler, &why)),
+        handler,
+    };
+    Ok(replayed.into_iter().map(tell).chain(left_out.into_iter().map(cannot)).collect())
 }

@@ -1,19 +1,20 @@
-//! A person's word on an event that waits for one. Saying the same twice is fine; contradicting what
-//! was decided is a conflict.
+//! A person's word on an event that waits for one, or on a dead letter. Saying the same twice is fine;
+//! contradicting what was decided is a conflict.
 
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use hapax_core::store::{EventDetail, EventId, Inspect, Reviewed, Status, Store, Work};
+use hapax_core::job::Phase;
+use hapax_core::store::{EventDetail, EventId, Inspect, JobDetail, Reviewed, Status, Store, Work};
 use serde::{Deserialize, Serialize};
 
 use super::Admin;
 use super::asked::{self, Asked, Named};
 use super::auth::Caller;
-use super::events;
 use super::problem::Problem;
 use super::replay::promised;
+use super::{events, jobs};
 
 /// The body of `approve` and `reject`.
 #[derive(Debug, Deserialize)]
@@ -49,9 +50,15 @@ pub(super) async fn approve<S: Store + Work + Inspect>(
             tracing::info!(event.id = %id, token = caller.who(), "{} approved {id}", caller.who());
             decided(&admin, event).await
         }
+        Reviewed::NotWaiting(Status::Discarded) => {
+            Err(Problem::conflict("the event was rejected before"))
+        }
         // An on-time copy or another person was faster: it runs, which is what was asked for.
-        Reviewed::NotWaiting(status) if status != Status::Discarded => Ok(stood(event, status)),
-        Reviewed::NotWaiting(_) => Err(Problem::conflict("the event was rejected before")),
+        Reviewed::NotWaiting(status) if was_in_review(&event) => Ok(stood(event, status)),
+        Reviewed::NotWaiting(status) => Err(Problem::conflict(&format!(
+            "the event never waited for review: it is {}",
+            status.as_str()
+        ))),
         Reviewed::Unknown => Err(Problem::not_found("no event has that id")),
     }
 }
@@ -83,9 +90,74 @@ pub(super) async fn reject<S: Store + Work + Inspect>(
     }
 }
 
+/// `POST /api/v1/events/{id}/discard`: all dead letters of the event.
+pub(super) async fn discard_of_event<S: Store + Work + Inspect>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    Named(name): Named,
+    Asked(said): Asked<Said>,
+) -> Result<Json<Decided>, Problem> {
+    let reason = asked::reason(said.reason)?;
+    let event = events::find(&*admin.store, &name).await?;
+    discard(&admin, &caller, event, None, reason).await
+}
+
+/// `POST /api/v1/jobs/{id}/discard`: one dead letter.
+pub(super) async fn discard_of_job<S: Store + Work + Inspect>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    Named(id): Named,
+    Asked(said): Asked<Said>,
+) -> Result<Json<Decided>, Problem> {
+    let reason = asked::reason(said.reason)?;
+    let job = jobs::find(&*admin.store, &id).await?;
+    let event = events::find(&*admin.store, &job.event.to_string()).await?;
+    discard(&admin, &caller, event, Some(job), reason).await
+}
+
+async fn discard<S: Store + Work + Inspect>(
+    admin: &Admin<S>,
+    caller: &Caller,
+    event: EventDetail,
+    only: Option<JobDetail>,
+    reason: Option<String>,
+) -> Result<Json<Decided>, Problem> {
+    let by = caller.action(reason, (admin.now)());
+    let (id, who) = (event.summary.id, caller.who());
+    let handler = only.as_ref().map(|job| job.handler.clone());
+    match admin.store.discard(id, handler, by).await? {
+        Reviewed::Decided => {
+            tracing::info!(event.id = %id, token = who, "{who} discarded dead letters of {id}");
+            decided(admin, event).await
+        }
+        Reviewed::NotWaiting(status) => {
+            let phase = only.map(|job| job.phase);
+            if phase == Some(Phase::Discarded) || (phase.is_none() && status == Status::Discarded) {
+                return Ok(stood(event, status));
+            }
+            let is = match phase {
+                Some(phase) => phase_word(phase),
+                None => status.as_str().to_owned(),
+            };
+            Err(Problem::conflict(&format!("there is no dead letter to discard: it is {is}")))
+        }
+        Reviewed::Unknown => Err(Problem::not_found("no event has that id")),
+    }
+}
+
 fn stood(event: EventDetail, status: Status) -> Json<Decided> {
     let summary = event.summary;
     Json(Decided { id: summary.id, event_id: summary.event_id, status, changed: false })
+}
+
+/// The word of the API.
+fn phase_word(phase: Phase) -> String {
+    let word = serde_json::to_value(phase).unwrap_or_default();
+    word.as_str().unwrap_or_default().to_owned()
+}
+
+fn was_in_review(event: &EventDetail) -> bool {
+    event.summary.review.is_some() || event.actions.iter().any(|done| done.action == "approve")
 }
 
 /// Tells where the event stands now, after the decision is committed.

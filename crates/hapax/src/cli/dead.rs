@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::events::{add, read, replayed};
+use super::events::{add, decided, read, replayed};
 use super::out::{self, Exit, Failure};
-use super::remote::{self, DEFAULT_URL, Remote, encoded, query};
+use super::remote::{self, Remote, encoded, query};
 use super::told::{self, Job, Page};
 
 /// `hapax dead`.
@@ -14,6 +14,8 @@ pub(super) enum Dead {
     List(List),
     /// Run one dead letter again, or those that a filter names
     Replay(Replay),
+    /// Give one dead letter up: it never runs again, and its payload can be pruned
+    Discard(Discard),
 }
 
 impl Dead {
@@ -21,6 +23,7 @@ impl Dead {
         match self {
             Self::List(list) => remote::run(list.run()),
             Self::Replay(replay) => remote::run(replay.run()),
+            Self::Discard(discard) => remote::run(discard.run()),
         }
     }
 }
@@ -59,7 +62,7 @@ pub(super) struct List {
 
 impl List {
     async fn run(self) -> Result<Exit, Failure> {
-        let server = self.remote.open(DEFAULT_URL)?;
+        let server = self.remote.open()?;
         let query = query([
             ("status", Some("dead".to_owned())),
             ("source", self.wanted.source),
@@ -69,6 +72,9 @@ impl List {
             ("limit", Some(self.wanted.limit.to_string())),
         ]);
         let page: Page = read(server.get(&format!("/api/v1/jobs{query}")).await?)?;
+        if page.items.is_empty() {
+            out::words("there are no dead letters");
+        }
         for job in page.items {
             print(job, self.json)?;
         }
@@ -84,14 +90,14 @@ fn print(job: Value, json: bool) -> Result<(), Failure> {
         return Ok(out::json(&job)?);
     }
     let job: Job = read(job)?;
+    let attempts = told::count(u64::from(job.attempt), "attempt");
     let line = format!(
-        "{}  {}  {}/{}  {}  {} attempts  {}",
+        "{}  {}  {}/{}  {}  {attempts}  {}",
         job.finished_at.map_or_else(|| "-".to_owned(), told::at),
         job.id,
         job.source,
         job.handler,
         job.event_id,
-        job.attempt,
         job.error.as_deref().unwrap_or("-"),
     );
     Ok(out::data(&out::shown(&line))?)
@@ -123,7 +129,7 @@ pub(super) struct Replay {
 
 impl Replay {
     async fn run(self) -> Result<Exit, Failure> {
-        let server = self.remote.open(DEFAULT_URL)?;
+        let server = self.remote.open()?;
         let mut body = json!({ "dry_run": self.dry_run });
         add(&mut body, "reason", self.reason);
         let Wanted { source, handler, tenant, cursor, limit } = self.wanted;
@@ -155,5 +161,30 @@ impl Replay {
             out::words(&format!("there are more: --cursor {next}"));
         }
         Ok(exit)
+    }
+}
+
+/// `hapax dead discard`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Discard {
+    /// The job's id, as `dead list` shows it
+    job: String,
+    /// Why: it is recorded
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+    #[command(flatten)]
+    remote: Remote,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Discard {
+    async fn run(self) -> Result<Exit, Failure> {
+        let server = self.remote.open()?;
+        let mut body = json!({});
+        add(&mut body, "reason", self.reason);
+        let path = format!("/api/v1/jobs/{}/discard", encoded(&self.job));
+        decided(server.post(&path, &body).await?, self.json)
     }
 }

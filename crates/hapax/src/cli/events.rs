@@ -1,4 +1,4 @@
-//! `hapax events`: list, show, replay, approve, reject and tail, through the admin API.
+//! `hapax events`: list, show, replay, approve, reject, discard and tail, through the admin API.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::out::{self, Exit, Failure};
-use super::remote::{self, DEFAULT_URL, Remote, Server, encoded, query};
+use super::remote::{self, Remote, Server, encoded, query};
 use super::told::{self, Event, Page, Replayed};
 
 /// `hapax events`.
@@ -22,6 +22,8 @@ pub(super) enum Events {
     Approve(Approve),
     /// Refuse an event in review
     Reject(Reject),
+    /// Give up the dead letters of an event: nothing of it runs again, and its payload can be pruned
+    Discard(Discard),
     /// Print events as they arrive, until it is interrupted
     Tail(Tail),
 }
@@ -34,6 +36,7 @@ impl Events {
             Self::Replay(replay) => remote::run(replay.run()),
             Self::Approve(approve) => remote::run(approve.run()),
             Self::Reject(reject) => remote::run(reject.run()),
+            Self::Discard(discard) => remote::run(discard.run()),
             Self::Tail(tail) => remote::run(tail.run()),
         }
     }
@@ -77,10 +80,10 @@ impl Wanted {
 pub(super) struct List {
     #[command(flatten)]
     wanted: Wanted,
-    /// Received at or after: 2026-03-01T12:00:00Z
+    /// Received at or after: 2026-03-01T12:00:00Z, or that long ago: 1h
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
-    /// Received before
+    /// Received before, in the same words
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
     /// Received at least this long ago and not finished: 30m
@@ -101,7 +104,7 @@ pub(super) struct List {
 
 impl List {
     async fn run(self) -> Result<Exit, Failure> {
-        let server = self.remote.open(DEFAULT_URL)?;
+        let server = self.remote.open()?;
         let mut pairs = self.wanted.pairs();
         pairs.extend([
             ("since", self.since),
@@ -111,6 +114,9 @@ impl List {
             ("limit", Some(self.limit.to_string())),
         ]);
         let page: Page = read(server.get(&format!("/api/v1/events{}", query(pairs))).await?)?;
+        if page.items.is_empty() {
+            out::words("no events match");
+        }
         for event in page.items {
             print(event, self.json)?;
         }
@@ -135,7 +141,7 @@ pub(super) struct Show {
 
 impl Show {
     async fn run(self) -> Result<Exit, Failure> {
-        let server = self.remote.open(DEFAULT_URL)?;
+        let server = self.remote.open()?;
         let event = server.get(&format!("/api/v1/events/{}", encoded(&self.id))).await?;
         if self.json {
             out::json(&event)?;
@@ -233,7 +239,7 @@ pub(super) struct Replay {
 
 impl Replay {
     async fn run(self) -> Result<Exit, Failure> {
-        let server = self.remote.open(DEFAULT_URL)?;
+        let server = self.remote.open()?;
         let mut body = json!({ "dry_run": self.dry_run, "force": self.force });
         add(&mut body, "handler", self.handler);
         add(&mut body, "reason", self.reason);
@@ -253,14 +259,16 @@ pub(super) fn replayed(items: Vec<Value>, json: bool) -> Result<Exit, Failure> {
             out::json(&item)?;
             continue;
         }
-        let Replayed { event_id, handler, effect } = read(item)?;
+        let Replayed { event_id, handler, effect, detail } = read(item)?;
+        let detail = detail.unwrap_or_default();
         let effect = match effect.as_str() {
             "would_run" => "would run",
             "runs" => "runs again",
             "already_applied" => "already applied: nothing happens",
-            "stale" => "stale: newer news was applied, nothing happens",
-            "already_open" => "waiting or running already",
+            "stale" => "stale: a newer version was applied, nothing happens",
+            "already_open" => "due, running or held already: nothing happens",
             "discarded" => "refused by a person: nothing happens without --force",
+            "no_handler" | "no_order" if !detail.is_empty() => &detail,
             "no_handler" => "no configured handler takes it",
             other => other,
         };
@@ -286,7 +294,7 @@ pub(super) struct Approve {
 
 impl Approve {
     async fn run(self) -> Result<Exit, Failure> {
-        let server = self.remote.open(DEFAULT_URL)?;
+        let server = self.remote.open()?;
         let mut body = json!({});
         add(&mut body, "reason", self.reason);
         decide(&server, &self.id, "approve", &body, self.json).await
@@ -310,8 +318,32 @@ pub(super) struct Reject {
 
 impl Reject {
     async fn run(self) -> Result<Exit, Failure> {
-        let server = self.remote.open(DEFAULT_URL)?;
+        let server = self.remote.open()?;
         decide(&server, &self.id, "reject", &json!({ "reason": self.reason }), self.json).await
+    }
+}
+
+/// `hapax events discard`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Discard {
+    /// Our id, or the sender's
+    id: String,
+    /// Why: it is recorded
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+    #[command(flatten)]
+    remote: Remote,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Discard {
+    async fn run(self) -> Result<Exit, Failure> {
+        let server = self.remote.open()?;
+        let mut body = json!({});
+        add(&mut body, "reason", self.reason);
+        decide(&server, &self.id, "discard", &body, self.json).await
     }
 }
 
@@ -323,7 +355,11 @@ async fn decide(
     json: bool,
 ) -> Result<Exit, Failure> {
     let path = format!("/api/v1/events/{}/{act}", encoded(id));
-    let decided = server.post(&path, body).await?;
+    decided(server.post(&path, body).await?, json)
+}
+
+/// One line for what a person decided.
+pub(super) fn decided(decided: Value, json: bool) -> Result<Exit, Failure> {
     if json {
         out::json(&decided)?;
         return Ok(Exit::Done);
@@ -368,7 +404,7 @@ pub(super) struct Tail {
 
 impl Tail {
     async fn run(self) -> Result<Exit, Failure> {
-        let server = self.remote.open(DEFAULT_URL)?;
+        let server = self.remote.open()?;
         tokio::select! {
             ended = self.follow(&server) => ended,
             _ = tokio::signal::ctrl_c() => Ok(Exit::Done),

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::events::read;
 use super::out::{self, Exit, Failure};
-use super::remote::{self, DEFAULT_URL, Remote, encoded};
+use super::remote::{self, Remote, encoded};
 use super::told::{self, Attempt, Event, Job};
 
 /// `hapax explain`.
@@ -27,7 +27,7 @@ impl Explain {
     }
 
     async fn explain(self) -> Result<Exit, Failure> {
-        let server = self.remote.open(DEFAULT_URL)?;
+        let server = self.remote.open()?;
         let event: Event =
             read(server.get(&format!("/api/v1/events/{}", encoded(&self.id))).await?)?;
         let story = story(&event, Timestamp::now());
@@ -166,10 +166,7 @@ fn fate(job: &Job, now: Timestamp) -> String {
     let subject = format!("Handler {handler}{run}");
     let due = job.due_at.map_or_else(|| "when it can be".to_owned(), |due| until(due, now));
     let ended = job.finished_at.map(|time| format!(" at {}", told::at(time))).unwrap_or_default();
-    let attempts = match job.attempt {
-        1 => "1 attempt".to_owned(),
-        count => format!("{count} attempts"),
-    };
+    let attempts = told::count(u64::from(job.attempt), "attempt");
     let because = job.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
     match job.status.as_str() {
         "done" => {
@@ -177,12 +174,12 @@ fn fate(job: &Job, now: Timestamp) -> String {
             format!("{subject} is done{ended}, in {attempts}{}.", result.unwrap_or_default())
         }
         "stale" => format!(
-            "{subject} did nothing{ended}: newer news of {} had been applied.",
+            "{subject} did nothing{ended}: a newer version of {} was already applied.",
             job.resource.as_deref().unwrap_or("the same resource")
         ),
         "dead" => format!(
-            "{subject} was given up{ended} after {attempts}{because}. `hapax dead replay {}` runs \
-             it again.",
+            "{subject} was given up{ended} after {attempts}{because}. `hapax dead replay {0}` runs \
+             it again, `hapax dead discard {0}` gives it up for good.",
             job.id
         ),
         "leased" => format!("{subject} is being worked on; its lease ends {due}."),

@@ -106,12 +106,21 @@ pub(super) struct Replayed {
     pub(super) event_id: String,
     pub(super) handler: String,
     pub(super) effect: String,
+    pub(super) detail: Option<String>,
 }
 
 /// An instant for people: UTC, to the second.
 pub(super) fn at(time: Timestamp) -> String {
     let seconds = Timestamp::from_second(time.as_second()).unwrap_or(time);
     seconds.to_string()
+}
+
+/// So many of something: `1 source`, `2 sources`.
+pub(super) fn count(count: u64, noun: &str) -> String {
+    match count {
+        1 => format!("1 {noun}"),
+        count => format!("{count} {noun}s"),
+    }
 }
 
 /// From one instant to another, in words; order does not matter.
@@ -123,10 +132,6 @@ pub(super) fn between(one: Timestamp, other: Timestamp) -> String {
 pub(super) fn span(span: SignedDuration) -> String {
     let span = Duration::from_millis(u64::try_from(span.abs().as_millis()).unwrap_or(u64::MAX));
     let seconds = span.as_secs();
-    let count = |count: u64, unit: &str| match count {
-        1 => format!("1 {unit}"),
-        count => format!("{count} {unit}s"),
-    };
     match seconds {
         0 => format!("{} ms", span.as_millis()),
         1..10 => format!("{:.1} s", span.as_secs_f64()),

@@ -319,6 +319,15 @@ impl Work for MemoryStore {
         Ok(reviewed)
     }
 
+    async fn discard(
+        &self,
+        event: EventId,
+        handler: Option<HandlerName>,
+        by: Action,
+    ) -> Result<Reviewed, StoreError> {
+        Ok(self.model().discard(event, handler.as_ref(), by, self.now()))
+    }
+
     async fn prune(&self, horizon: Horizon, limit: usize) -> Result<bool, StoreError> {
         let now = self.now();
         let mut model = self.model();

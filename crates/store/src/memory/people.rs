@@ -2,7 +2,7 @@
 //! nothing is left to decide.
 
 use hapax_core::Timestamp;
-use hapax_core::job::{Fence, Phase, Progress};
+use hapax_core::job::{Fence, HandlerName, Phase, Progress};
 use hapax_core::order::Guard;
 use hapax_core::store::{
     Action, ActionNote, EventId, HandlerRef, Horizon, NewJob, ReplayAsk, ReplayEffect, Replayed,
@@ -17,23 +17,28 @@ impl Model {
     pub(super) fn replay(&mut self, ask: ReplayAsk, now: Timestamp) -> Vec<Replayed> {
         let ours = |at: &EventNumber| self.events[at].standing == Standing::Ours;
         let Some(event) = self.event_numbered(ask.event).filter(ours) else { return Vec::new() };
-        let mut replayed = Vec::new();
+        let (mut replayed, mut changed) = (Vec::new(), false);
         for new in &ask.handlers {
             let job = self.job_for(event, &new.handler);
-            let Some(effect) = self.effect_of_replay(event, job, new, ask.force) else { continue };
+            let effect = self.effect_of_replay(event, job, new, ask.force, now);
+            let Some(effect) = effect else { continue };
             replayed.push(Replayed { handler: new.handler.clone(), effect });
             if ask.dry_run {
                 continue;
             }
             match (effect, job) {
-                (ReplayEffect::WouldRun, Some(job)) => self.again(job, new, ask.force, now),
+                (ReplayEffect::WouldRun, Some(job)) => {
+                    changed = true;
+                    self.again(job, new, ask.force, now);
+                }
                 (ReplayEffect::WouldRun | ReplayEffect::Stale, None) => {
+                    changed = true;
                     self.write_jobs(event, std::slice::from_ref(new), now);
                     if let Some(job) = self.job_for(event, &new.handler) {
                         self.job_mut(job).forced = ask.force;
                     }
                 }
-                (ReplayEffect::Stale, Some(job)) => self.overtaken(job, now),
+                (ReplayEffect::Stale, Some(job)) => changed |= self.overtaken(job, now),
                 (
                     ReplayEffect::AlreadyApplied
                     | ReplayEffect::AlreadyOpen
@@ -42,7 +47,8 @@ impl Model {
                 ) => {}
             }
         }
-        if !ask.dry_run {
+        // One that found nothing to do is no part of the event's story.
+        if changed {
             self.record(event, "replay", ask.by);
         }
         replayed
@@ -55,8 +61,12 @@ impl Model {
         job: Option<JobNumber>,
         new: &NewJob,
         force: bool,
+        now: Timestamp,
     ) -> Option<ReplayEffect> {
         let phase = job.map(|at| self.jobs[&at].phase);
+        if job.is_some_and(|at| self.waits_for_its_next_attempt(at, now)) {
+            return Some(ReplayEffect::WouldRun);
+        }
         if phase.is_some_and(Phase::is_open) {
             return Some(ReplayEffect::AlreadyOpen);
         }
@@ -74,6 +84,11 @@ impl Model {
         }
     }
 
+    fn waits_for_its_next_attempt(&self, at: JobNumber, now: Timestamp) -> bool {
+        let job = &self.jobs[&at];
+        job.phase == Phase::Ready && job.due > now
+    }
+
     fn is_past(&self, event: EventNumber, new: &NewJob) -> bool {
         let key = &self.events[&event].key;
         let handler = HandlerRef { source: key.source.clone(), handler: new.handler.clone() };
@@ -84,16 +99,23 @@ impl Model {
     }
 
     /// Newer news was applied while it lay dead: nobody has to decide about it any more.
-    fn overtaken(&mut self, at: JobNumber, now: Timestamp) {
-        if self.jobs[&at].phase == Phase::Dead {
+    fn overtaken(&mut self, at: JobNumber, now: Timestamp) -> bool {
+        let lay_dead = self.jobs[&at].phase == Phase::Dead;
+        if lay_dead {
             self.close(at, Phase::Stale, now);
         }
+        lay_dead
     }
 
-    /// A dead job goes on in its run with the schedule anew; one that was lost before still goes
-    /// alone. What was finished gets a new run, and with it a new idempotency key.
+    /// A job that waits for its next attempt is due now, and else as it was. A dead job goes on in its
+    /// run with the schedule anew; one that was lost before still goes alone. What was finished gets a
+    /// new run, and with it a new idempotency key.
     fn again(&mut self, at: JobNumber, new: &NewJob, force: bool, now: Timestamp) {
         let job = self.job_mut(at);
+        if job.phase == Phase::Ready {
+            job.due = now;
+            return;
+        }
         if job.phase == Phase::Dead {
             job.progress = Progress { steps: 0, lost: job.progress.lost.min(1), ..job.progress };
         } else {
@@ -153,6 +175,32 @@ impl Model {
             }
         }
         self.record(at, "reject", by);
+        Reviewed::Decided
+    }
+
+    pub(super) fn discard(
+        &mut self,
+        event: EventId,
+        handler: Option<&HandlerName>,
+        by: Action,
+        now: Timestamp,
+    ) -> Reviewed {
+        let Some(at) = self.event_numbered(event) else { return Reviewed::Unknown };
+        let is_meant = |job: &Job| {
+            let named = handler.is_none_or(|handler| job.handler.handler == *handler);
+            job.event == at && job.phase == Phase::Dead && named
+        };
+        let dead: Vec<JobNumber> =
+            self.jobs.iter().filter(|(_, job)| is_meant(job)).map(|(at, _)| *at).collect();
+        if dead.is_empty() {
+            return Reviewed::NotWaiting(self.summary(at).status);
+        }
+        for job in dead {
+            let fence = &mut self.job_mut(job).fence;
+            *fence = Fence(fence.0 + 1);
+            self.close(job, Phase::Discarded, now);
+        }
+        self.record(at, "discard", by);
         Reviewed::Decided
     }
 

@@ -1,6 +1,7 @@
-//! What a person decides: replay, approve, reject. Each is one call of the database, with the record
+//! What a person decides: replay, approve, reject, discard. Each is one call of the database, with the record
 //! of who did it and why in the same commit.
 
+use hapax_core::job::HandlerName;
 use hapax_core::store::{
     Action, EventId, NewJob, ReplayAsk, ReplayEffect, Replayed, Reviewed, Status,
 };
@@ -120,6 +121,37 @@ async fn decide_once(
         return Ok(Reviewed::Decided);
     }
     Ok(Reviewed::NotWaiting(status(&mut lent, event).await?))
+}
+
+pub(super) async fn discard(
+    shared: &Shared,
+    event: EventId,
+    handler: Option<&HandlerName>,
+    by: &Action,
+) -> Result<Reviewed, PgError> {
+    retried(|| async {
+        let mut lent = shared.pools.work.lend().await?;
+        let Some(of) = Named::find(&mut lent, event).await? else { return Ok(Reviewed::Unknown) };
+        let rows = lent
+            .query(
+                "SELECT hapax.discard($1, $2, $3, $4, $5, $6)",
+                &[
+                    &event.0,
+                    &handler.map(|handler| text(handler.as_str())),
+                    &text(&by.who),
+                    &by.reason.as_deref().map(text),
+                    &by.at,
+                    &shared.now(),
+                ],
+            )
+            .await?;
+        if only(&rows)?.get(0) {
+            of.forget(shared);
+            return Ok(Reviewed::Decided);
+        }
+        Ok(Reviewed::NotWaiting(status(&mut lent, event).await?))
+    })
+    .await
 }
 
 /// An event that somebody named, if it is not pruned.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::Timestamp;
-use hapax_core::job::{Fence, JobId};
+use hapax_core::job::{Fence, HandlerName, JobId};
 use hapax_core::store::{
     Action, Claim, ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Horizon, NewJob, Outcome, Ran,
     ReplayAsk, Replayed, Reviewed, SqlAsk, SqlRan, SqlRun, StoreError, Work,
@@ -132,6 +132,18 @@ impl Work for PgStore {
     async fn reject(&self, event: EventId, by: Action) -> Result<Reviewed, StoreError> {
         self.act(move |shared| async move {
             people::decide(&shared, event, Decision::Reject, &by).await
+        })
+        .await
+    }
+
+    async fn discard(
+        &self,
+        event: EventId,
+        handler: Option<HandlerName>,
+        by: Action,
+    ) -> Result<Reviewed, StoreError> {
+        self.act(move |shared| async move {
+            people::discard(&shared, event, handler.as_ref(), &by).await
         })
         .await
     }

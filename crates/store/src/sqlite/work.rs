@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::job::{Fence, JobId};
+use hapax_core::job::{Fence, HandlerName, JobId};
 use hapax_core::store::{
     Action, Claim, ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Horizon, NewJob, Outcome, Ran,
     ReplayAsk, Replayed, Reviewed, SqlAsk, SqlRan, SqlRun, Status, StoreError, Work,
@@ -12,7 +12,7 @@ use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
 
 use super::SqliteStore;
-use super::jobs::{Asked, EventAt, JobRow, place_of};
+use super::jobs::{Asked, EventAt, JobRow, Lanes, place_of};
 use super::prune;
 use super::row::{self, DONE, Standing, micros, seq_of};
 use super::transaction::Transaction;
@@ -146,16 +146,17 @@ impl Work for SqliteStore {
                     return Ok(Vec::new());
                 }
                 let now = writer.now();
-                let mut replayed = Vec::new();
+                let (mut replayed, mut changed) = (Vec::new(), false);
                 for job in &ask.handlers {
                     let act = !ask.dry_run;
                     let at = event.at();
                     let effect = writer.lanes.replay(&writer.conn, at, job, ask.force, act, now)?;
-                    let handler = job.handler.clone();
-                    replayed.extend(effect.map(|effect| Replayed { handler, effect }));
+                    let Some((effect, changes)) = effect else { continue };
+                    replayed.push(Replayed { handler: job.handler.clone(), effect });
+                    changed |= changes && act;
                 }
-                // Every action is recorded, also one that found nothing to do.
-                if !ask.dry_run {
+                // One that found nothing to do is no part of the event's story.
+                if changed {
                     note_action(&writer.conn, event.seq, "replay", &ask.by)?;
                     writer.shared.recent.remove(&event.key.hash());
                 }
@@ -206,6 +207,26 @@ impl Work for SqliteStore {
                     return event.not_waiting(&writer.conn);
                 }
                 decided(writer, &event, "reject", &by)
+            })
+            .await
+    }
+
+    async fn discard(
+        &self,
+        event: EventId,
+        handler: Option<HandlerName>,
+        by: Action,
+    ) -> Result<Reviewed, StoreError> {
+        self.writer
+            .act(move |writer| {
+                let Some(event) = Found::by_id(&writer.conn, event)? else {
+                    return Ok(Reviewed::Unknown);
+                };
+                let now = writer.now();
+                if !Lanes::discard(&writer.conn, event.seq, handler.as_ref(), now)? {
+                    return event.not_waiting(&writer.conn);
+                }
+                decided(writer, &event, "discard", &by)
             })
             .await
     }

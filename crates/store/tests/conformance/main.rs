@@ -217,6 +217,8 @@ on_every_working_store! {
         replaying_a_dead_job_runs_it_again_with_the_schedule_anew,
         a_job_that_was_lost_still_comes_alone_when_it_is_replayed,
         replaying_what_is_open_leaves_it_as_it_is,
+        a_dead_letter_is_discarded_by_a_person_and_can_then_be_pruned,
+        replaying_a_job_that_waits_for_its_next_attempt_runs_it_now,
         a_handler_added_later_gets_a_job_by_replay,
         a_dry_run_says_what_would_happen_and_changes_nothing,
         pruning_takes_what_is_finished_and_past_its_horizon,

@@ -189,6 +189,34 @@ pub(crate) async fn replaying_what_is_open_leaves_it_as_it_is<S: Working>(world:
     assert_eq!(world.settle(&claim, done("once")).await, Held::Kept);
 }
 
+pub(crate) async fn replaying_a_job_that_waits_for_its_next_attempt_runs_it_now<S: Working>(
+    world: World<S>,
+) {
+    // The default schedule waits for up to a day, and the person who mended the cause is here now.
+    // A job with nothing done to it yet, in the same event, must stay as it is.
+    world.announce([spec("fee"), spec("mail")]).await;
+    let id = world.accept("evt_1", &[job("fee"), job("mail")]).await;
+    let first = world.claim_one("fee").await;
+    let tomorrow = Retry::In(Duration::from_secs(86_400));
+    assert_eq!(world.settle(&first, failed(tomorrow)).await, Held::Kept);
+    assert!(world.claim("fee", 10).await.is_empty());
+    let before = world.job("evt_1", "fee").await;
+    let both = [job("fee"), job("mail")];
+    let told = [ReplayEffect::WouldRun, ReplayEffect::AlreadyOpen];
+    assert_eq!(world.replay(id, &both, Replay::Dry).await, told);
+    assert_eq!(world.job("evt_1", "fee").await, before, "looking is free");
+    assert_eq!(world.replay(id, &both, Replay::Plain).await, told);
+    // Once it is due, a second replay has nothing to do, and is no part of the story.
+    assert_eq!(world.replay(id, &both, Replay::Plain).await, [ReplayEffect::AlreadyOpen; 2]);
+    assert_eq!(world.event("evt_1").await.actions.len(), 1);
+    let second = world.claim_one("fee").await;
+    assert_eq!((second.job, second.run, second.attempt), (first.job, 1, 2));
+    let running = world.job("evt_1", "fee").await;
+    assert_eq!(running.progress.steps, before.progress.steps, "the schedule goes on");
+    assert_eq!(running.idempotency_key, before.idempotency_key);
+    assert_eq!(world.settle(&second, done("at last")).await, Held::Kept);
+}
+
 pub(crate) async fn a_handler_added_later_gets_a_job_by_replay<S: Working>(world: World<S>) {
     // Only for the new handler, and only one however often it is asked for.
     world.announce([spec("fee"), spec("mail")]).await;
@@ -246,6 +274,51 @@ async fn is_pruned<S: Working>(world: &World<S>, id: &str) -> bool {
         Lookup::One(left) => left.body.is_empty() && left.jobs.is_empty(),
         Lookup::Ambiguous(ids) => panic!("{ids:?}"),
     }
+}
+
+pub(crate) async fn a_dead_letter_is_discarded_by_a_person_and_can_then_be_pruned<S: Working>(
+    world: World<S>,
+) {
+    // One of two handlers, then whatever is left; what is open or done must not be touched, and the
+    // right of the last attempt is void.
+    world.announce([spec("fee"), spec("mail"), spec("log")]).await;
+    let all = [job("fee"), job("mail"), job("log")];
+    let id = world.accept("evt_1", &all).await;
+    let discard = async |handler: Option<&str>| {
+        let handler = handler.map(hapax_core::job::HandlerName::new);
+        world.store.discard(id, handler, world.by("no longer wanted")).await.expect("discards")
+    };
+    assert_eq!(discard(None).await, Reviewed::NotWaiting(Status::Received), "nothing is dead");
+    world.settle(&world.claim_one("log").await, done("kept")).await;
+    for name in ["fee", "mail"] {
+        let claim = world.claim_one(name).await;
+        assert_eq!(world.settle(&claim, failed(Retry::Never)).await, Held::Kept);
+        if name == "fee" {
+            assert_eq!(discard(Some("mail")).await, Reviewed::NotWaiting(Status::Dead));
+            assert_eq!(discard(Some("fee")).await, Reviewed::Decided);
+            assert_eq!(discard(Some("fee")).await, Reviewed::NotWaiting(Status::Discarded));
+            assert_eq!(world.settle(&claim, done("after all")).await, Held::Lost);
+        }
+    }
+    assert_eq!(discard(None).await, Reviewed::Decided);
+    let told = world.event("evt_1").await;
+    assert_eq!(told.summary.status, Status::Discarded);
+    let phases: Vec<_> = told.jobs.iter().map(|job| (job.handler.as_str(), job.phase)).collect();
+    assert!(phases.contains(&("log", Phase::Done)), "{phases:?}");
+    assert!(phases.contains(&("fee", Phase::Discarded)), "{phases:?}");
+    assert!(phases.contains(&("mail", Phase::Discarded)), "{phases:?}");
+    let notes: Vec<_> = told.actions.iter().map(|note| (&*note.action, &*note.who)).collect();
+    assert_eq!(notes, [("discard", "ops"), ("discard", "ops")]);
+    assert_eq!(told.actions[0].reason.as_deref(), Some("no longer wanted"));
+    let dead = world.store.lanes().await.expect("reads");
+    assert!(dead.iter().all(|lane| lane.dead == 0), "{dead:?}");
+    assert_eq!(world.replay(id, &[job("fee")], Replay::Plain).await, [ReplayEffect::Discarded]);
+    let unknown = EventId(Uuid::now_v7());
+    let nothing = world.store.discard(unknown, None, world.by("what")).await.expect("discards");
+    assert_eq!(nothing, Reviewed::Unknown);
+    world.pass(86_401);
+    prune(&world, Horizon { events_before: after(500), keys_before: Vec::new() }).await;
+    assert!(is_pruned(&world, "evt_1").await);
 }
 
 pub(crate) async fn pruning_takes_what_is_finished_and_past_its_horizon<S: Working>(

@@ -986,7 +986,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- Runs again what may run again of an event, or says what would happen. One row for each of `lanes`:
--- 0 it runs, 1 it is done and stays so, 2 newer news was applied, 3 it is open as it is, 4 a person
+-- 0 it runs (a job that waits for its next attempt is due now), 1 it is done and stays so, 2 newer news was applied, 3 it is open as it is, 4 a person
 -- refused it; null where nothing can be done. An event that waits for a person, was refused by one or
 -- is pruned has nothing to run again: then there are no rows.
 CREATE FUNCTION hapax.replay(
@@ -1002,6 +1002,7 @@ DECLARE
     n record;
     mark bigint;
     is_there boolean;
+    changed boolean := false;
 BEGIN
     PERFORM FROM hapax.event e WHERE e.id = of_event AND e.state = 0 AND e.pruned IS NULL
     FOR UPDATE;
@@ -1018,6 +1019,7 @@ BEGIN
         SELECT m.position INTO mark FROM hapax.mark m
         WHERE m.lane = n.lane AND m.resource = n.resource;
         effect := CASE
+            WHEN is_there AND j.state = 0 AND j.due_at > at THEN 0
             WHEN is_there AND j.state IN (0, 1, 5, 6, 7) THEN 3
             WHEN is_there AND j.state = 2 AND NOT force THEN 1
             WHEN is_there AND j.state = 3 AND NOT force THEN 2
@@ -1028,6 +1030,8 @@ BEGIN
             ELSE 0 END;
         RETURN NEXT;
         CONTINUE WHEN dry_run;
+        changed := changed OR effect = 0
+            OR (effect = 2 AND (NOT is_there OR j.state = 4));
         IF NOT is_there AND effect IN (0, 2) THEN
             PERFORM hapax.write_jobs(
                 of_event, ARRAY[n.lane], ARRAY[n.resource], ARRAY[n.place], ARRAY[n.hopeless], at);
@@ -1037,6 +1041,8 @@ BEGIN
         ELSIF effect = 2 AND j.state = 4 THEN
             -- Newer news was applied while it lay dead: nobody has to decide about it any more.
             UPDATE hapax.job SET state = 3, due_at = at WHERE job = j.job;
+        ELSIF effect = 0 AND j.state = 0 THEN
+            UPDATE hapax.job SET due_at = at WHERE job = j.job;
         ELSIF effect = 0 THEN
             IF j.state = 2 THEN
                 -- The job's own row is about to tell of the new run.
@@ -1053,8 +1059,8 @@ BEGIN
             WHERE job = j.job;
         END IF;
     END LOOP;
-    -- Every action is recorded, also one that found nothing to do.
-    IF NOT dry_run THEN
+    -- One that found nothing to do is no part of the event's story.
+    IF changed THEN
         INSERT INTO hapax.action (event, what, who, reason, at)
         VALUES (of_event, 'replay', replay.who, replay.reason, acted_at);
     END IF;

@@ -1,6 +1,7 @@
 //! What a person decides about jobs: let them go, refuse them, run them again.
 
 use hapax_core::Timestamp;
+use hapax_core::job::HandlerName;
 use hapax_core::order::Guard;
 use hapax_core::store::NewJob;
 use rusqlite::Connection;
@@ -50,8 +51,27 @@ impl Lanes {
         Ok(refused > 0)
     }
 
-    /// Whether a job would run, and with `act` makes it so. `None` where nothing can be done: what
-    /// is hopeless stays buried, or is not begun.
+    /// A person gives up the dead letters of an event, or only that of one handler; false when there
+    /// is none.
+    pub(in crate::sqlite) fn discard(
+        conn: &Connection,
+        seq: i64,
+        handler: Option<&HandlerName>,
+        now: Timestamp,
+    ) -> rusqlite::Result<bool> {
+        let given_up = conn
+            .prepare_cached(
+                "UPDATE hapax_job SET state = 8, due_at = ?2, fence = fence + 1
+                 WHERE event_seq = ?1 AND state = 4 AND (?3 IS NULL OR lane IN (
+                     SELECT l.lane FROM hapax_lane l JOIN hapax_handler h ON h.handler = l.handler
+                     WHERE h.name = ?3))",
+            )?
+            .execute((seq, micros(now), handler.map(HandlerName::as_str)))?;
+        Ok(given_up > 0)
+    }
+
+    /// Whether a job would run, and with `act` makes it so; and whether that changes anything. `None`
+    /// where nothing can be done: what is hopeless stays buried, or is not begun.
     pub(in crate::sqlite) fn replay(
         &mut self,
         conn: &Connection,
@@ -60,7 +80,7 @@ impl Lanes {
         force: bool,
         act: bool,
         now: Timestamp,
-    ) -> rusqlite::Result<Option<hapax_core::store::ReplayEffect>> {
+    ) -> rusqlite::Result<Option<(hapax_core::store::ReplayEffect, bool)>> {
         use hapax_core::store::ReplayEffect;
         let lane = self.lane(conn, event.pair, event.tenant, event.source, &job.handler)?;
         let order = self.spec_of(lane).and_then(|spec| spec.order.as_ref());
@@ -85,19 +105,33 @@ impl Lanes {
                 }
             }
             let stale = behind && !force;
-            return Ok(Some(if stale { ReplayEffect::Stale } else { ReplayEffect::WouldRun }));
+            let effect = if stale { ReplayEffect::Stale } else { ReplayEffect::WouldRun };
+            return Ok(Some((effect, true)));
         };
+        if row.state == READY && row.due_at > micros(now) {
+            // It waits for its next attempt: that is now, and else it stays as it is.
+            if act {
+                conn.execute(
+                    "UPDATE hapax_job SET due_at = ?3 WHERE event_seq = ?1 AND lane = ?2",
+                    (row.seq, lane, micros(now)),
+                )?;
+                self.stir(lane, micros(now));
+            }
+            return Ok(Some((ReplayEffect::WouldRun, true)));
+        }
         match row.state {
-            READY | LEASED | HELD | PARKED | REVIEW => return Ok(Some(ReplayEffect::AlreadyOpen)),
-            DONE if !force => return Ok(Some(ReplayEffect::AlreadyApplied)),
-            STALE if !force => return Ok(Some(ReplayEffect::Stale)),
-            DISCARDED if !force => return Ok(Some(ReplayEffect::Discarded)),
+            READY | LEASED | HELD | PARKED | REVIEW => {
+                return Ok(Some((ReplayEffect::AlreadyOpen, false)));
+            }
+            DONE if !force => return Ok(Some((ReplayEffect::AlreadyApplied, false))),
+            STALE if !force => return Ok(Some((ReplayEffect::Stale, false))),
+            DISCARDED if !force => return Ok(Some((ReplayEffect::Discarded, false))),
             _ if job.hopeless.is_some() => return Ok(None),
             DEAD if behind && !force => {
                 if act {
                     marks::set_aside(conn, &row, STALE, now)?;
                 }
-                return Ok(Some(ReplayEffect::Stale));
+                return Ok(Some((ReplayEffect::Stale, true)));
             }
             _ => {}
         }
@@ -127,6 +161,6 @@ impl Lanes {
             )?;
             self.stir(lane, micros(now));
         }
-        Ok(Some(ReplayEffect::WouldRun))
+        Ok(Some((ReplayEffect::WouldRun, true)))
     }
 }
