@@ -72,7 +72,7 @@ fn a_token_for_a_handler_that_nobody_can_claim_is_worth_a_word() {
     let dir = tempfile::tempdir().unwrap();
     let config = |allow: &str| {
         format!(
-            "[tokens.worker]\nvalue = \"worker-token\"\nallow = [\"claim:{allow}\"]\n\
+            "[tokens.worker]\nvalue = \"token-of-the-worker\"\nallow = [\"claim:{allow}\"]\n\
              [sources.stripe]\nprovider = \"stripe\"\nsecrets = [\"whsec_one\"]\n\
              [sources.stripe.handlers.fee]\npull = true\n\
              [sources.stripe.handlers.log]\nsql = \"SELECT 1\"\n"
@@ -198,5 +198,63 @@ fn every_provider_shows_a_block_that_check_config_takes() {
                 "{name}: {error}\n{block}"
             );
         }
+    }
+}
+
+#[test]
+fn man_prints_every_page_that_it_names() {
+    let run = hapax(&["man"]).run();
+    assert_eq!(run.code, 0, "{run:?}");
+    let text = run.stdout.replace("\\-", "-");
+    let titles: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix(".TH "))
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    assert!(titles.contains(&"hapax") && titles.contains(&"hapax-events-list"), "{titles:?}");
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || "-()".contains(c)));
+    let named: Vec<&str> = words
+        .filter(|word| word.starts_with("hapax-"))
+        .filter_map(|word| word.strip_suffix("(1)"))
+        .collect();
+    assert!(named.len() > 20, "{named:?}");
+    for page in named {
+        assert!(titles.contains(&page), "{page} is named and not printed");
+    }
+}
+
+#[test]
+fn migrate_wants_no_secret_but_the_database() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = "database_url = \"env:NOT_SET\"\n[sources.a]\nprovider = \"stripe\"\n\
+                  secrets = [\"env:NOT_SET_EITHER\"]\n";
+    let file = write(&dir, "hapax.toml", config);
+    let url = "postgres://u:hunter2@127.0.0.1:1/hapax";
+    let run = hapax(&["migrate", "up", "--config", &file, "--database-url", url]).run();
+    // It went on to the database, which is not there.
+    assert_eq!(run.code, 3, "{run:?}");
+    assert!(run.stderr.contains("127.0.0.1:1/hapax") && !run.stderr.contains("NOT_SET"), "{run:?}");
+    let run = hapax(&["migrate", "--config", &file]).run();
+    assert_eq!(run.code, 2, "{run:?}");
+    assert!(run.stderr.contains("NOT_SET is not set") && !run.stderr.contains("EITHER"), "{run:?}");
+}
+
+#[test]
+fn a_data_directory_that_cannot_be_made_fails_the_doctor_and_ends_a_start_alike() {
+    let dir = tempfile::tempdir().unwrap();
+    write(&dir, "file", "not a directory");
+    let data_dir = dir.path().join("file").join("data").display().to_string();
+    let run = hapax(&["doctor", "--data-dir", &data_dir]).run();
+    assert_eq!(run.code, 1, "{run:?}");
+    assert!(run.stdout.contains("fail  data dir"), "{run:?}");
+    let config =
+        write(&dir, "hapax.toml", "listen = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"");
+    // The same exit code in dev mode and with a config: the config is right, the directory is not.
+    let args =
+        ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--data-dir", &data_dir];
+    for start in [&["serve"][..], &["serve", "--config", &config]] {
+        let run = hapax(start).args(&args).run();
+        assert_eq!(run.code, 3, "{start:?} {run:?}");
+        assert!(run.stderr.contains(&data_dir), "{run:?}");
     }
 }

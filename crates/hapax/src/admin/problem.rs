@@ -23,7 +23,7 @@ impl Problem {
     }
 
     pub(super) fn bad_request(detail: &str) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "bad-request", detail)
+        Self::new(StatusCode::BAD_REQUEST, "bad_request", detail)
     }
 
     pub(super) fn unauthorized() -> Self {
@@ -35,12 +35,12 @@ impl Problem {
     }
 
     pub(super) fn not_found(detail: &str) -> Self {
-        Self::new(StatusCode::NOT_FOUND, "not-found", detail)
+        Self::new(StatusCode::NOT_FOUND, "not_found", detail)
     }
 
     pub(super) fn method_not_allowed() -> Self {
         let detail = "this route does not take that method";
-        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", detail)
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail)
     }
 
     pub(super) fn conflict(detail: &str) -> Self {
@@ -49,16 +49,16 @@ impl Problem {
 
     pub(super) fn fence_lost() -> Self {
         let detail = "the claim is over: the job was claimed, replayed or ended since";
-        Self::new(StatusCode::CONFLICT, "fence-lost", detail)
+        Self::new(StatusCode::CONFLICT, "fence_lost", detail)
     }
 
     pub(super) fn too_large() -> Self {
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "the body is too large")
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", "the body is too large")
     }
 
     pub(super) fn not_json() -> Self {
         let detail = "a body is sent as application/json";
-        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not-json", detail)
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", detail)
     }
 
     pub(super) fn ambiguous(candidates: Vec<EventId>) -> Self {

@@ -41,8 +41,7 @@ pub(super) enum Sql {
 
 impl Migrate {
     pub(super) fn run(self) -> Result<Exit, Failure> {
-        let config = config::look(&self.flags)?;
-        let Some(url) = config.settings.database_url else {
+        let Some(url) = config::database_url(&self.flags)? else {
             return Err(Failure::usage(
                 "no database_url: there is no shared database to migrate",
                 "the embedded database is brought forward whenever it is opened",

@@ -133,15 +133,28 @@ fn completions(shell: Shell) -> Result<Exit, Failure> {
     print(&script)
 }
 
+/// Every page, one after the other: that of the program, and one for each command that the others
+/// name.
 fn man() -> Result<Exit, Failure> {
-    let mut page = Vec::new();
-    let command = Cli::command();
-    clap_mangen::Man::new(command.clone()).render(&mut page)?;
+    let mut pages = Vec::new();
+    write_pages(&Cli::command(), "hapax", &mut pages)?;
+    print(&pages)
+}
+
+/// `name` is that of the page. It lives as long as the process, as clap wants it, which ends after this.
+fn write_pages(
+    command: &clap::Command,
+    name: &'static str,
+    pages: &mut Vec<u8>,
+) -> std::io::Result<()> {
+    let command = command.clone().disable_help_subcommand(true).name(name);
+    let page = command.clone().bin_name(name.replace('-', " "));
+    clap_mangen::Man::new(page).title(name).render(pages)?;
     for subcommand in command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
-        let name = format!("hapax-{}", subcommand.get_name());
-        clap_mangen::Man::new(subcommand.clone().bin_name(&name)).title(name).render(&mut page)?;
+        let name = format!("{name}-{}", subcommand.get_name()).leak();
+        write_pages(subcommand, name, pages)?;
     }
-    print(&page)
+    Ok(())
 }
 
 fn print(bytes: &[u8]) -> Result<Exit, Failure> {

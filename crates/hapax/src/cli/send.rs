@@ -193,15 +193,15 @@ impl Tally {
     }
 
     fn print(&self, answer: &Answer) -> Result<(), Failure> {
-        let Answer { event_id, status, decision, id, retry_after: _ } = answer;
+        let Answer { event_id, status, decision, id, reason, retry_after: _ } = answer;
         let decision = decision.as_deref().unwrap_or("-");
         let id = id.as_deref().unwrap_or("-");
+        let line = match reason {
+            Some(reason) => format!("{status} refused {event_id}: {reason}"),
+            None => format!("{status} {decision} {id} {event_id}"),
+        };
         self.bar.suspend(|| {
-            if self.json {
-                out::json(answer)
-            } else {
-                out::data(&out::shown(&format!("{status} {decision} {id} {event_id}")))
-            }
+            if self.json { out::json(answer) } else { out::data(&out::shown(&line)) }
         })?;
         Ok(())
     }

@@ -59,6 +59,9 @@ pub(super) struct Answer {
     pub(super) status: u16,
     pub(super) decision: Option<String>,
     pub(super) id: Option<String>,
+    /// Why it was refused, where the answer says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reason: Option<String>,
     /// When to come again, where the answer says so in seconds.
     #[serde(skip)]
     pub(super) retry_after: Option<Duration>,
@@ -69,6 +72,9 @@ pub(super) struct Answer {
 struct AnswerBody {
     decision: Option<String>,
     id: Option<String>,
+    /// Of a problem: what was wrong.
+    title: Option<String>,
+    detail: Option<String>,
 }
 
 /// Why there was no answer.
@@ -201,6 +207,10 @@ async fn post(client: HttpClient, uri: http::Uri, signed: Arc<Signed>) -> Result
             status: parts.status.as_u16(),
             decision: said.decision.or_else(|| header("hapax-decision")),
             id: said.id,
+            reason: match parts.status.is_success() {
+                true => None,
+                false => said.detail.or(said.title),
+            },
             retry_after: header("retry-after")
                 .and_then(|text| text.trim().parse().ok())
                 .map(Duration::from_secs),
