@@ -7,7 +7,7 @@ worker or the server died between the fee and the completion; it then comes with
 idempotency key, and the key decides that the fee is charged once.
 
     HAPAX_ADMIN   the server's admin side, http://127.0.0.1:8081 unless set
-    HAPAX_TOKEN   a token that allows "claim:stripe/charge-fee"; none is needed on loopback
+    HAPAX_TOKEN   a token that allows "claim:stripe/charge-fee", as hapax.toml has one
     FEES_DB       where the fees are written, fees.db unless set
 """
 

@@ -31,8 +31,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
-use crate::admin::{self, Admin, Gate};
-use crate::config::{self, Config, Keep, Mode, Permission, Role, Scope, ServiceUrl};
+use crate::admin::{self, Admin, Gate, WithoutToken};
+use crate::config::{self, Complaint, Config, Keep, Mode, Permission, Role, Scope, ServiceUrl};
 use crate::telemetry;
 use crate::watch::{self, Eyes, Watch};
 
@@ -88,10 +88,13 @@ fn shared(config: &Config, url: &ServiceUrl) -> PgOptions {
 /// handlers that another runs.
 async fn serve_on<S: Database + Ledger>(
     store: Arc<S>,
-    config: Config,
+    mut config: Config,
     metrics: metrics_exporter_prometheus::PrometheusHandle,
     mut signals: Signals,
 ) -> anyhow::Result<()> {
+    config.take_own_token().map_err(|Complaint { problem, hint }| {
+        anyhow::anyhow!("{problem}; {hint}, or add [tokens.ops] to the config")
+    })?;
     let plays = |role| config.settings.roles.has(role);
     let public =
         plays(Role::Ingress).then(|| bind(config.settings.listen, "listen")).transpose()?;
@@ -137,7 +140,7 @@ async fn serve_on<S: Database + Ledger>(
     let stop = CancellationToken::new();
     let stop_behind = CancellationToken::new();
     let readiness = Arc::new(Readiness::new(stop.clone()));
-    let gate = Arc::new(Gate::new(private_at.ip(), tokens(&config)));
+    let gate = Arc::new(Gate::new(private_at.ip(), without_token(&config), tokens(&config)));
     let unfinished = TaskTracker::new();
     let watch = Arc::new(Watch::new(
         Eyes {
@@ -406,6 +409,13 @@ fn tokens(config: &Config) -> impl Iterator<Item = (&str, &Secret, &[Permission]
     config.tokens.iter().map(|token| (&*token.name, &token.value, &*token.allow))
 }
 
+fn without_token(config: &Config) -> WithoutToken {
+    match config.settings.admin_open || config.dev.is_some() {
+        true => WithoutToken::FromLoopback,
+        false => WithoutToken::Refused,
+    }
+}
+
 fn retention(config: &Config) -> Retention {
     let events = match config.settings.retention.events {
         Keep::Forever => None,
@@ -548,21 +558,28 @@ impl<S: Database + Ledger> Live<S> {
 
     /// Takes a new configuration over as a whole, or keeps the old one and says why.
     fn reload(&mut self, why: &str) {
-        let newer = match self.config.reload() {
+        let not_taken = |wrong: &str| {
+            let wrong = wrong.replace("\n  hint:", "; hint:");
+            tracing::error!(
+                "{why}: the new configuration is not taken, the old one stays: {wrong}"
+            );
+        };
+        let mut newer = match self.config.reload() {
             Ok(newer) => newer,
             Err(errors) => {
-                tracing::error!(
-                    "{why}: the new configuration is not taken, the old one stays: {errors}"
-                );
+                // One line each: a log line holds no line break.
+                errors.lines().iter().for_each(|error| not_taken(error));
                 return;
             }
         };
+        if let Err(Complaint { problem, hint }) = newer.take_own_token() {
+            not_taken(&format!("{problem}; hint: {hint}"));
+            return;
+        }
         match routes(&newer, self.public_at) {
             Ok(routes) => self.ingress.reload(routes),
             Err(error) => {
-                tracing::error!(
-                    "{why}: the new configuration is not taken, the old one stays: {error}"
-                );
+                not_taken(&error.to_string());
                 return;
             }
         }
@@ -574,7 +591,7 @@ impl<S: Database + Ledger> Live<S> {
         self.workers.reload(lanes(&newer));
         self.janitor.reload(retention(&newer));
         self.watch.reload(watch::Rules::of(&newer));
-        self.gate.reload(tokens(&newer));
+        self.gate.reload(without_token(&newer), tokens(&newer));
         if let Some(Err(error)) = self.certificate.as_ref().map(|certificate| certificate.reload())
         {
             tracing::error!("{why}: the certificate stays as it was: {error}");

@@ -258,6 +258,18 @@ fn the_admin_side_is_never_open_to_the_network_without_a_token() {
     refused("¶admin_listen = \"0.0.0.0:8081\"", &["admin_listen", "no token", "[tokens.ops]"]);
     refused("[tokens.ops]\n¶value = \"\"\nallow = [\"admin\"]", &["tokens.ops.value", "is empty"]);
     refused("[tokens.ops]\n¶value = \"env:EMPTY\"\nallow = [\"admin\"]", &["is empty"]);
+    refused(
+        "[tokens.ops]\n¶value = \"fifteen-letters\"\nallow = [\"admin\"]",
+        &["tokens.ops.value", "shorter than 16 characters", "hint: make one with"],
+    );
+    refused(
+        &format!(
+            "¶admin_open = true\nadmin_listen = \"0.0.0.0:8081\"\n\
+             [tokens.ops]\nvalue = \"{SECRET}\"\nallow = [\"admin\"]"
+        ),
+        &["admin_open", "0.0.0.0:8081 is not loopback", "hint: remove admin_open"],
+    );
+    refused("¶admin_open = \"yes\"", &["admin_open", "true or false"]);
     refused("[tokens.¶ops]\nallow = [\"admin\"]", &["tokens.ops", "has no value"]);
     refused(&format!("[tokens.¶ops]\nvalue = \"{SECRET}\""), &["tokens.ops", "allows nothing"]);
     refused(
@@ -351,6 +363,10 @@ fn the_urls_of_shared_servers_are_checked_and_never_shown() {
 fn roles_are_checked_and_only_nodes_with_a_shared_database_may_have_some_of_them() {
     // With one process, a role left out is work that nobody does.
     refused("¶roles = [\"ingres\"]", &["roles", "\"ingres\" is not a role", "\"ingress\"?"]);
+    refused(
+        "database_url = \"postgres://u@127.0.0.1:1/hapax\"\n¶roles = [\"sender\"]",
+        &["roles", "sender alone has nothing to do"],
+    );
     refused("¶roles = [\"cook\"]", &["known: ingress, worker, sender, admin"]);
     refused("¶roles = []", &["is empty", "ingress, worker, sender, admin"]);
     refused("¶roles = \"ingress\"", &["wrong type", "list"]);

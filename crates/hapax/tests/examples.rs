@@ -139,7 +139,7 @@ impl Worker {
             .arg(example("payout-fee-python/worker.py"))
             .env("HAPAX_ADMIN", format!("http://{}", server.admin))
             .env("FEES_DB", fees)
-            .env_remove("HAPAX_TOKEN")
+            .env("HAPAX_TOKEN", "example-token-of-the-worker")
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();

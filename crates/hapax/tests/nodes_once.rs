@@ -292,3 +292,11 @@ fn the_schema_printed_and_run_by_hand_is_what_a_server_starts_on() {
     assert_eq!(up.code, 0, "{up:?}");
     assert_eq!(alone.execute(once), [Some("false".to_owned())], "a key was forgotten");
 }
+
+#[test]
+fn a_nul_in_a_request_to_the_admin_side_is_refused_on_postgres_too() {
+    let database = Database::shared("nul");
+    let (_house, server) = begun(database.house("", nodes::ROW));
+    server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+    support::no_nul_is_taken(&server);
+}

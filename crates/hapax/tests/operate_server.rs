@@ -63,7 +63,7 @@ fn a_dead_letter_is_listed_explained_and_replayed_once_its_cause_is_gone() {
         server.ask(sender.event("evt_1"));
     }
     reaches(&server, "evt_1", "dead");
-    until("copies are counted", || (shown(&server, "evt_1")["arrival_count"] == 3).then_some(()));
+    assert_eq!(shown(&server, "evt_1")["arrival_count"], 3, "copies count at once");
     let listed = command(&server, &["dead", "list", "--json"]);
     let job: Value = serde_json::from_str(&listed.stdout).unwrap();
     assert_eq!((&job["handler"], &job["status"]), (&json!("charge-fee"), &json!("dead")));
@@ -104,13 +104,13 @@ fn a_pull_worker_works_under_its_fence_and_a_lost_one_changes_nothing() {
     let house = House::new(&stripe(
         "[sources.stripe.handlers.fee]\npull = true\n\
          [sources.stripe.handlers.mail]\nsql = \"SELECT 'sent'\"\n\
-         [tokens.worker]\nvalue = \"worker-token\"\nallow = [\"claim:stripe/fee\"]\n",
+         [tokens.worker]\nvalue = \"token-of-the-worker\"\nallow = [\"claim:stripe/fee\"]\n",
     ));
     let server = house.start();
     let ask = json!({ "source": "stripe", "handler": "fee", "limit": 5, "wait": "30s" });
     let claimed = std::thread::scope(|scope| {
         // It waits before there is anything to claim.
-        let waiting = scope.spawn(|| post_as(&server, "worker-token", "/claims", &ask));
+        let waiting = scope.spawn(|| post_as(&server, "token-of-the-worker", "/claims", &ask));
         server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
         waiting.join().unwrap()
     });
@@ -123,7 +123,7 @@ fn a_pull_worker_works_under_its_fence_and_a_lost_one_changes_nothing() {
     let (job, fence) = (claim["job"].as_str().unwrap(), claim["fence"].as_i64().unwrap());
 
     let act = |act: &str, body: Value| {
-        post_as(&server, "worker-token", &format!("/claims/{job}/{act}"), &body)
+        post_as(&server, "token-of-the-worker", &format!("/claims/{job}/{act}"), &body)
     };
     assert_eq!(act("renew", json!({ "fence": fence })).status, 200);
     assert_eq!(act("complete", json!({ "fence": fence - 1 })).status, 409);
@@ -133,7 +133,7 @@ fn a_pull_worker_works_under_its_fence_and_a_lost_one_changes_nothing() {
     );
 
     let lost = fence;
-    let again = post_as(&server, "worker-token", "/claims", &ask).json();
+    let again = post_as(&server, "token-of-the-worker", "/claims", &ask).json();
     let fence = again["items"][0]["fence"].as_i64().unwrap();
     assert_eq!(again["items"][0]["attempt"], 2);
     for late in ["renew", "complete"] {
@@ -156,9 +156,9 @@ fn a_pull_worker_works_under_its_fence_and_a_lost_one_changes_nothing() {
     assert_eq!(fee["attempts"][1]["worker"], "worker");
 
     let mail = json!({ "source": "stripe", "handler": "mail", "limit": 1 });
-    assert_eq!(post_as(&server, "worker-token", "/claims", &mail).status, 403);
+    assert_eq!(post_as(&server, "token-of-the-worker", "/claims", &mail).status, 403);
     assert_eq!(post(&server, "/claims", &mail).status, 409, "it runs inside the server");
-    assert_eq!(post_as(&server, "worker-token", "/jobs/replay", &json!({})).status, 403);
+    assert_eq!(post_as(&server, "token-of-the-worker", "/jobs/replay", &json!({})).status, 403);
 }
 
 #[test]
@@ -239,16 +239,15 @@ fn a_handler_that_is_added_later_can_be_run_over_old_events() {
 fn tokens_act_under_their_own_name_and_within_their_own_scope() {
     let house = House::new(&format!(
         "admin_listen = \"0.0.0.0:0\"\n\
-         [tokens.ana]\nvalue = \"operator-token\"\nallow = [\"operate\"]\n\
-         [tokens.viewer]\nvalue = \"viewer-token\"\nallow = [\"read\"]\n{}",
+         [tokens.ana]\nvalue = \"token-of-the-operator\"\nallow = [\"operate\"]\n\
+         [tokens.viewer]\nvalue = \"token-of-the-viewer\"\nallow = [\"read\"]\n{}",
         stripe("[sources.stripe.handlers.fee]\nsql = \"SELECT 1\"\n")
     ));
     let server = house.start();
     server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
     let path = "/events/evt_1/replay";
     assert_eq!(post(&server, path, &json!({})).status, 401);
-    assert_eq!(post_as(&server, "viewer-token", path, &json!({})).status, 403);
-    assert_eq!(post_as(&server, "operator-token", path, &json!({ "reason": "why" })).status, 200);
+    assert_eq!(post_as(&server, "token-of-the-viewer", path, &json!({})).status, 403);
     let admin = format!("http://{}", server.admin);
     let show = |token: &str| {
         hapax(&["events", "show", "evt_1", "--json", "--admin", &admin])
@@ -256,8 +255,57 @@ fn tokens_act_under_their_own_name_and_within_their_own_scope() {
             .run()
     };
     assert_eq!(show("wrong").code, 3);
-    let event: Value = serde_json::from_str(&show("viewer-token").stdout).unwrap();
+    let event = || -> Value {
+        serde_json::from_str(&show("token-of-the-viewer").stdout).expect("an event")
+    };
+    until("it is processed", || (event()["status"] == "processed").then_some(()));
+    let force = json!({ "force": true, "reason": "why" });
+    assert_eq!(post_as(&server, "token-of-the-operator", path, &force).status, 200);
+    let event = event();
     assert_eq!(event["actions"][0]["who"], "ana", "{event}");
+}
+
+#[test]
+fn commands_find_the_server_and_its_token_by_its_config() {
+    let fee = "[sources.stripe.handlers.fee]\nsql = \"SELECT 1\"\n";
+    let config =
+        |admin: &str| format!("admin_open = false\nadmin_listen = \"{admin}\"\n{}", stripe(fee));
+    let house = House::new(&config("127.0.0.1:0"));
+    let server = house.start();
+    server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+    let file = house.config_file().display().to_string();
+    let data_dir = house.database().parent().unwrap().display().to_string();
+    let list = ["events", "list", "--config", &file, "--data-dir", &data_dir];
+    let run = hapax(&list).run();
+    assert_eq!(run.code, 2, "port 0 says nothing of where it is: {run:?}");
+    assert!(run.stderr.contains("--admin"), "{run:?}");
+    // A config as people write it: with the port that the server has. Its secrets are not needed.
+    let named = config(&server.admin.to_string()).replace(SECRET, "env:NOT_SET_HERE");
+    house.configure(&named);
+    let run = hapax(&list).run();
+    assert_eq!(run.code, 0, "{run:?}");
+    assert!(run.stdout.contains("evt_1"), "{run:?}");
+    let run = hapax(&["events", "list"])
+        .env("HAPAX_CONFIG", &file)
+        .env("HAPAX_DATA_DIR", &data_dir)
+        .run();
+    assert!(run.code == 0 && run.stdout.contains("evt_1"), "{run:?}");
+    let shown = || -> Value {
+        let run = hapax(&["events", "show", "evt_1", "--json"]).args(&list[2..]).run();
+        serde_json::from_str(&run.stdout).unwrap_or_else(|_| panic!("{run:?}"))
+    };
+    until("it is processed", || (shown()["status"] == "processed").then_some(()));
+    let run = hapax(&["events", "replay", "evt_1", "--force"]).args(&list[2..]).run();
+    assert_eq!(run.code, 0, "{run:?}");
+    assert_eq!(shown()["actions"][0]["who"], "admin.token");
+    // Without the data dir there is no token, and the hint says where it would be.
+    let run = hapax(&["events", "list", "--config", &file]).run();
+    assert_eq!(run.code, 3, "{run:?}");
+    assert!(run.stderr.contains("admin.token") && run.stderr.contains("--data-dir"), "{run:?}");
+    server.stop();
+    let run = hapax(&list).run();
+    assert_eq!(run.code, 3, "{run:?}");
+    assert!(run.stderr.contains("hint: is it running"), "{run:?}");
 }
 
 #[test]
@@ -293,14 +341,14 @@ fn a_token_that_is_taken_out_of_the_config_is_refused_after_the_reload() {
             stripe("")
         )
     };
-    let house = House::new(&config("token-of-before"));
+    let house = House::new(&config("token-of-the-day-before"));
     let server = house.start();
     let asks = |token: &str| post_as(&server, token, "/jobs/replay", &json!({})).status;
-    assert_eq!((asks("token-of-before"), asks("token-of-after")), (200, 401));
-    house.configure(&config("token-of-after"));
+    assert_eq!((asks("token-of-the-day-before"), asks("token-of-the-day-after")), (200, 401));
+    house.configure(&config("token-of-the-day-after"));
     server.signal("HUP");
     server.stderr.wait_for("read again");
-    assert_eq!((asks("token-of-before"), asks("token-of-after")), (401, 200));
+    assert_eq!((asks("token-of-the-day-before"), asks("token-of-the-day-after")), (401, 200));
 }
 
 #[test]
@@ -382,4 +430,143 @@ fn events_that_came_and_never_completed_are_found() {
     assert_eq!(found["event_id"], "evt_open", "{run:?}");
     let run = command(&server, &["events", "list", "--unfinished-for", "10m", "--json"]);
     assert_eq!(run.stdout, "", "it came just now");
+}
+
+#[test]
+fn a_job_that_waits_for_tomorrow_is_run_now_by_a_replay() {
+    let house = House::new(&stripe(
+        "[sources.stripe.handlers.fee]\nretry = [\"0s\", \"24h\"]\n\
+         sql = \"INSERT INTO fees VALUES (:event_id); SELECT 'charged'\"\n",
+    ));
+    let server = house.start();
+    server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+    reaches(&server, "evt_1", "failed");
+    let database = rusqlite::Connection::open(house.database()).unwrap();
+    database.execute_batch("CREATE TABLE fees(event TEXT)").unwrap();
+    let dry = command(&server, &["events", "replay", "evt_1", "--dry-run"]);
+    assert_eq!(dry.stdout, "evt_1  fee  would run\n", "{dry:?}");
+    let run = command(&server, &["events", "replay", "evt_1"]);
+    assert_eq!(run.stdout, "evt_1  fee  runs again\n", "{run:?}");
+    let event = reaches(&server, "evt_1", "processed");
+    assert_eq!(event["result"], "charged");
+    // Whatever is asked from here on does nothing, and is no part of the story.
+    command(&server, &["events", "replay", "evt_1"]);
+    assert_eq!(shown(&server, "evt_1")["actions"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_dead_letter_whose_handler_is_gone_is_discarded_and_its_alert_ends() {
+    let house = House::new(&stripe(
+        "[sources.stripe.handlers.fee]\nretry = [\"0s\"]\nsql = \"INSERT INTO gone VALUES (1)\"\n\
+         [sources.stripe.handlers.mail]\nretry = [\"0s\"]\nsql = \"INSERT INTO gone VALUES (2)\"\n",
+    ));
+    let server = house.start();
+    server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+    until("both are dead", || {
+        let dead = server.admin_get("/api/v1/jobs?status=dead").json();
+        (dead["items"].as_array().unwrap().len() == 2).then_some(())
+    });
+    house.configure(&stripe(""));
+    server.signal("HUP");
+    server.stderr.wait_for("read again");
+    until("the alert", || (command(&server, &["alerts"]).code == 1).then_some(()));
+    let listed = command(&server, &["dead", "list", "--handler", "fee", "--json"]);
+    let job: Value = serde_json::from_str(&listed.stdout).unwrap();
+    let id = job["id"].as_str().unwrap();
+    let replayed = command(&server, &["dead", "replay", id]);
+    assert_eq!(replayed.code, 1, "{replayed:?}");
+    assert!(
+        replayed.stderr.contains("add it") && replayed.stderr.contains("discard"),
+        "{replayed:?}"
+    );
+    let run = command(&server, &["dead", "discard", id, "--reason", "refunded"]);
+    assert_eq!(run.code, 0, "{run:?}");
+    let again = command(&server, &["dead", "discard", id]);
+    assert!(again.code == 0 && again.stderr.contains("nothing changed"), "{again:?}");
+    let run = command(&server, &["events", "discard", "evt_1", "--json"]);
+    let told: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!((&told["status"], &told["changed"]), (&json!("discarded"), &json!(true)));
+    until("no alert", || (command(&server, &["alerts"]).code == 0).then_some(()));
+    let empty = command(&server, &["dead", "list"]);
+    assert!(empty.stdout.is_empty() && empty.stderr.contains("no dead letters"), "{empty:?}");
+    let event = shown(&server, "evt_1");
+    let done: Vec<_> =
+        event["actions"].as_array().unwrap().iter().map(|it| it["action"].clone()).collect();
+    assert_eq!(done, ["discard", "discard"], "{event}");
+    server.ask(Sender::stripe(SECRET).event("evt_2")).is("accepted");
+    let refused = command(&server, &["events", "discard", "evt_2"]);
+    assert!(refused.code == 1 && refused.stderr.contains("it is ignored"), "{refused:?}");
+}
+
+#[test]
+fn what_waits_for_review_needs_attention_and_only_that_is_approved() {
+    let late = stripe("").replace("[sources.stripe]", "[sources.stripe]\nlate = \"review\"");
+    let house = House::new(&late);
+    let server = house.start();
+    let sender = Sender::stripe(SECRET);
+    let old = sender.request_at(event("evt_late"), support::sender::now() - 86_400);
+    assert_eq!(server.ask(old.bytes()).status, 202);
+    let run = command(&server, &["alerts"]);
+    assert_eq!(run.code, 1, "{run:?}");
+    assert!(run.stdout.contains("1 event waits for review"), "{run:?}");
+    server.ask(sender.event("evt_1")).is("accepted");
+    let run = command(&server, &["events", "approve", "evt_1"]);
+    assert_eq!(run.code, 1, "{run:?}");
+    assert!(run.stderr.contains("never waited for review"), "{run:?}");
+    assert_eq!(command(&server, &["events", "approve", "evt_late"]).code, 0);
+    let again = command(&server, &["events", "approve", "evt_late"]);
+    assert!(again.code == 0 && again.stderr.contains("nothing changed"), "{again:?}");
+    let run = command(&server, &["alerts"]);
+    assert_eq!((run.code, run.stderr.as_str()), (0, "nothing needs attention\n"), "{run:?}");
+    let count = |since: &str| {
+        let run = command(&server, &["events", "list", "--since", since]);
+        assert_eq!(run.code, 0, "{run:?}");
+        run.stdout.lines().count()
+    };
+    assert_eq!((count("1h"), count("0s"), count("2100-01-01T00:00:00Z")), (2, 0, 0));
+    assert_eq!(command(&server, &["events", "list", "--since", "soon"]).code, 2);
+}
+
+#[test]
+fn one_old_request_sent_forty_times_says_nothing_about_the_clock() {
+    // Refused as late and unseen each time: one event may be lost, and the clock is well.
+    let house = House::new(&stripe(""));
+    let server = house.start();
+    let to = format!("http://{}/webhooks/stripe", server.ingress);
+    let long_ago = (support::sender::now() - 90_000).to_string();
+    let send = ["send", "stripe", "--to", &to, "--secret", SECRET, "--id", "evt_old"];
+    let run = hapax(&send).args(&["--now", &long_ago, "--copies", "40"]).run();
+    assert_eq!(run.code, 1, "{run:?}");
+    let said = "401 refused evt_old: signature missing, wrong or outside the window";
+    assert_eq!(run.stdout.lines().filter(|line| *line == said).count(), 40, "{run:?}");
+    for n in 0..5 {
+        server.ask(Sender::stripe(SECRET).event(&format!("evt_{n}"))).is("accepted");
+    }
+    until("the watch has looked", || {
+        (server.metric("hapax_alerts", &["clock_skew"]) == 0.0
+            && server.admin_get("/metrics").text().contains("hapax_alerts"))
+        .then_some(())
+    });
+    let alerts = server.admin_get("/api/v1/alerts").json();
+    let named =
+        |name: &str| alerts["items"].as_array().unwrap().iter().any(|alert| alert["name"] == name);
+    assert!(!named("clock_skew"), "{alerts}");
+    let log = server.stop();
+    let errors: Vec<_> = log.lines().filter(|line| line.contains("ERROR")).collect();
+    assert_eq!(errors.len(), 1, "{errors:#?}");
+}
+
+#[test]
+fn a_reload_that_is_refused_names_each_problem_on_a_line_of_its_own() {
+    let house = House::new(&stripe(""));
+    let server = house.start();
+    house.configure(&stripe("colour = \"red\"\n[sources.b]\nprovider = \"none\"\n"));
+    server.signal("HUP");
+    server.stderr.wait_for("the old one stays");
+    until("both are said", || {
+        (server.stderr.text().matches("the old one stays").count() >= 2).then_some(())
+    });
+    let log = server.stop();
+    assert!(!log.contains("\\n"), "{log}");
+    assert!(log.lines().any(|line| line.contains("colour") && line.contains("; hint:")), "{log}");
 }

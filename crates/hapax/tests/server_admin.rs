@@ -64,6 +64,139 @@ fn on_loopback_a_page_that_rebinds_its_name_gets_nothing() {
     }
 }
 
+/// Every header by which a reverse proxy says that it forwarded a request.
+const FORWARDED: [&str; 8] = [
+    "forwarded: for=203.0.113.7",
+    "x-forwarded-for: 203.0.113.7",
+    "X-Forwarded-Proto: https",
+    "x-forwarded-anything: 1",
+    "x_forwarded_for: 203.0.113.7",
+    "x-real-ip: 203.0.113.7",
+    "via: 1.1 proxy",
+    "cf-connecting-ip: 203.0.113.7",
+];
+
+#[test]
+fn behind_a_local_reverse_proxy_the_admin_side_is_closed_without_the_token() {
+    // nginx's plain `proxy_pass` sends Host 127.0.0.1:8081 and no forwarding header, so a request
+    // from the Internet looks like one from this machine.
+    let house = House::new(&format!("admin_open = false\n{}", stripe()));
+    let server = house.start();
+    server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+    let file = house.database().with_file_name("admin.token");
+    let token = std::fs::read_to_string(&file).unwrap();
+    let token = token.trim_end();
+    assert!(token.len() >= 64 && token.bytes().all(|byte| byte.is_ascii_hexdigit()), "{token}");
+    let mode = std::os::unix::fs::PermissionsExt::mode(&file.metadata().unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    let host = format!("host: {}\r\n", server.admin);
+    let shown = format!("authorization: Bearer {token}\r\n");
+    for path in ["/", "/metrics", "/api/v1/events", "/api/v1/events/evt_1", "/api/v1/openapi.json"]
+    {
+        let plain = server.admin_get_with(path, &host);
+        is_problem(&plain, 401);
+        assert!(!plain.text().contains("evt_1"), "{path}: {plain:?}");
+        let answer = server.admin_get_with(path, &format!("{host}{shown}"));
+        assert_eq!(answer.status, 200, "{path}: {answer:?}");
+        // The token is what counts: a proxy may forward its own name and address.
+        let proxied = format!("host: ops.example.com\r\nvia: 1.1 proxy\r\n{shown}");
+        assert_eq!(server.admin_get_with(path, &proxied).status, 200, "{path}");
+    }
+    let replay = support::post(server.admin, "/api/v1/events/evt_1/replay", &serde_json::json!({}));
+    let mut wire = support::Wire::connect(server.admin);
+    wire.write(replay);
+    is_problem(&wire.answer(), 401);
+    for path in ["/healthz", "/readyz"] {
+        assert_eq!(server.admin_get_with(path, &host).status, 200, "{path}");
+    }
+    let said = server.stop();
+    assert!(!said.contains(token), "{said}");
+    // The same token after a restart, and a new one where the file was removed.
+    let server = house.start();
+    assert_eq!(std::fs::read_to_string(&file).unwrap().trim_end(), token);
+    std::fs::remove_file(&file).unwrap();
+    server.signal("HUP");
+    server.stderr.wait_for("read again");
+    let newer = std::fs::read_to_string(&file).unwrap();
+    assert_ne!(newer.trim_end(), token);
+    let old = server.admin_get_with("/", &format!("host: {}\r\n{shown}", server.admin));
+    is_problem(&old, 401);
+}
+
+#[test]
+fn an_open_admin_side_is_open_to_local_requests_only() {
+    // Both ways to have one: `admin_open`, and dev mode.
+    for house in [House::new(&format!("admin_open = true\n{}", stripe())), House::without_config()]
+    {
+        let server = house.start();
+        let host = format!("host: {}\r\n", server.admin);
+        for path in ["/", "/metrics", "/api/v1/events"] {
+            assert_eq!(server.admin_get_with(path, &host).status, 200, "{path}");
+            for line in FORWARDED {
+                is_problem(&server.admin_get_with(path, &format!("{host}{line}\r\n")), 401);
+            }
+            is_problem(&server.admin_get_with(path, "host: ops.example.com\r\n"), 403);
+        }
+        assert!(!house.database().with_file_name("admin.token").exists());
+    }
+}
+
+#[test]
+fn admin_answers_are_not_cached_and_not_sniffed() {
+    let house = House::new(&format!("admin_open = true\n{}", stripe()));
+    let server = house.start();
+    for path in [
+        "/",
+        "/healthz",
+        "/readyz",
+        "/metrics",
+        "/api/v1/events",
+        "/api/v1/events/none",
+        "/none",
+        "/api/v1/events?limit=0",
+    ] {
+        for host in [server.admin.to_string(), "evil.example".to_owned()] {
+            let answer = server.admin_get_with(path, &format!("host: {host}\r\n"));
+            assert_eq!(answer.header("x-content-type-options"), Some("nosniff"), "{path}");
+            assert_eq!(answer.header("cache-control"), Some("no-store"), "{path}");
+        }
+    }
+}
+
+#[test]
+fn only_its_owner_can_read_the_data_directory() {
+    // Also what was there before, made by hand with the usual mask.
+    use std::os::unix::fs::PermissionsExt as _;
+    let house = House::new(&format!("admin_open = false\n{}", stripe()));
+    let data = house.database().parent().unwrap().to_owned();
+    std::fs::create_dir_all(&data).unwrap();
+    std::fs::write(house.database(), "").unwrap();
+    for (path, mode) in [(&data, 0o755), (&house.database(), 0o644)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let server = house.start();
+    server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+    let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&data), 0o700);
+    let files: Vec<_> =
+        std::fs::read_dir(&data).unwrap().map(|file| file.unwrap().path()).collect();
+    assert!(
+        files.len() >= 5,
+        "the database, its log, its index, the lock and the token: {files:?}"
+    );
+    for file in &files {
+        assert_eq!(mode(file), 0o600, "{file:?}");
+    }
+}
+
+#[test]
+fn a_nul_is_refused_wherever_it_stands() {
+    let house = House::new(&stripe());
+    let server = house.start();
+    server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
+    support::no_nul_is_taken(&server);
+}
+
 #[test]
 fn off_loopback_every_route_but_health_needs_the_token() {
     let house = House::new(&format!(

@@ -92,7 +92,8 @@ impl Server {
         std::fs::create_dir_all(directory).context("making the data directory")?;
         let config = directory.join("hapax.toml");
         let text = format!(
-            "listen = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"\ndata_dir = {:?}\n{}\n\
+            "listen = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"\n\
+             admin_open = true\ndata_dir = {:?}\n{}\n\
              [sources.stripe]\nprovider = \"stripe\"\nsecrets = [{SECRET:?}]\n{}\n",
             directory.join("data"),
             setup.root,

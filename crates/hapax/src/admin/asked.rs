@@ -8,6 +8,7 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::header;
 use axum::http::request::Parts;
+use hapax_core::Timestamp;
 use hapax_core::store::Cursor;
 use serde::de::{self, DeserializeOwned, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -76,11 +77,28 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Asked<T> {
         if !body.trim_ascii_start().starts_with(b"{") {
             return Err(Problem::bad_request("the body is not a JSON object"));
         }
+        if escapes_nul(body) {
+            return Err(Problem::bad_request("the body must not hold a NUL character (\\u0000)"));
+        }
         match serde_json::from_slice(body) {
             Ok(asked) => Ok(Self(asked)),
             Err(error) => Err(Problem::bad_request(&error.to_string())),
         }
     }
+}
+
+/// Whether a string in this JSON holds a NUL, which PostgreSQL's text cannot keep. Plain ones are not
+/// JSON.
+fn escapes_nul(json: &[u8]) -> bool {
+    let mut rest = json;
+    while let Some(at) = rest.iter().position(|byte| *byte == b'\\') {
+        let escape = &rest[at + 1..];
+        if escape.starts_with(b"u0000") {
+            return true;
+        }
+        rest = escape.get(1..).unwrap_or_default();
+    }
+    false
 }
 
 /// How many to list.
@@ -144,9 +162,40 @@ impl<'de> Deserialize<'de> for Span {
     }
 }
 
+/// An instant: RFC 3339, or how long ago.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Moment {
+    At(Timestamp),
+    Ago(Span),
+}
+
+impl<'de> Deserialize<'de> for Moment {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        if let Ok(at) = text.parse() {
+            return Ok(Self::At(at));
+        }
+        units::duration(&text).map(|ago| Self::Ago(Span(ago))).map_err(|_| {
+            de::Error::custom("a time such as 2026-03-01T12:00:00Z, or how long ago, such as 1h")
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_nul_is_found_in_any_string_and_nowhere_else() {
+        let check = |json: &str, expected: bool| {
+            assert_eq!(escapes_nul(json.as_bytes()), expected, "{json}");
+        };
+        check(r#"{"a":"\u0000"}"#, true);
+        check(r#"{"a":"x\\\u0000"}"#, true);
+        check(r#"{"a":"x\\u0000"}"#, false);
+        check(r#"{"a":"\u0001 \n u0000 %00"}"#, false);
+        check(r#"{"a":"\"#, false);
+    }
 
     #[test]
     fn a_duration_is_text_with_a_unit_or_a_number_of_seconds() {

@@ -24,17 +24,25 @@ const WRONG_TOKENS_PER_SECOND: u32 = 20;
 
 /// Decides who may pass.
 pub(crate) struct Gate {
-    rule: Rule,
-    tokens: ArcSwap<Vec<Known>>,
+    address: IpAddr,
+    pass: ArcSwap<Pass>,
     wrong: governor::DefaultDirectRateLimiter,
 }
 
-/// What the listener's address asks for.
-enum Rule {
-    /// Only this machine can connect; a name that was rebound to it must not help.
-    Loopback,
-    /// Anyone can connect: a token is needed.
-    Token,
+/// Who passes, by the live configuration.
+struct Pass {
+    without_token: WithoutToken,
+    tokens: Vec<Known>,
+}
+
+/// Whether a request without a token is let in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WithoutToken {
+    /// Never.
+    Refused,
+    /// From this machine, where the listener is on loopback: in dev mode, and with `admin_open`.
+    /// What a reverse proxy forwarded comes from elsewhere.
+    FromLoopback,
 }
 
 struct Known {
@@ -48,21 +56,26 @@ impl Gate {
     /// whatever was sent.
     pub(crate) fn new<'a>(
         address: IpAddr,
+        without_token: WithoutToken,
         tokens: impl IntoIterator<Item = (&'a str, &'a Secret, &'a [Permission])>,
     ) -> Self {
-        let rule = if address.is_loopback() { Rule::Loopback } else { Rule::Token };
         let quota = governor::Quota::with_period(Duration::from_secs(1) / WRONG_TOKENS_PER_SECOND)
             .expect("a period above zero")
             .allow_burst(WRONG_TOKENS_PER_SECOND.try_into().expect("not zero"));
-        let gate =
-            Self { rule, tokens: ArcSwap::default(), wrong: governor::RateLimiter::direct(quota) };
-        gate.reload(tokens);
+        let closed = Pass { without_token: WithoutToken::Refused, tokens: Vec::new() };
+        let gate = Self {
+            address,
+            pass: ArcSwap::from_pointee(closed),
+            wrong: governor::RateLimiter::direct(quota),
+        };
+        gate.reload(without_token, tokens);
         gate
     }
 
-    /// Takes other tokens from now on: one that is no longer there is refused at its next request.
+    /// Takes other rules from now on: a token that is no longer there is refused at its next request.
     pub(crate) fn reload<'a>(
         &self,
+        without_token: WithoutToken,
         tokens: impl IntoIterator<Item = (&'a str, &'a Secret, &'a [Permission])>,
     ) {
         let known = |(name, value, allow): (&str, &Secret, &[Permission])| Known {
@@ -70,22 +83,20 @@ impl Gate {
             digest: digest::digest(&digest::SHA256, value.expose().as_bytes()),
             allow: allow.into(),
         };
-        self.tokens.store(Arc::new(tokens.into_iter().map(known).collect()));
+        let tokens = tokens.into_iter().map(known).collect();
+        let without_token = match self.address.is_loopback() {
+            true => without_token,
+            false => WithoutToken::Refused,
+        };
+        self.pass.store(Arc::new(Pass { without_token, tokens }));
     }
 
     fn admit(&self, scope: Scope, headers: &HeaderMap) -> Result<Caller, Problem> {
-        let shown = headers.get(header::AUTHORIZATION);
-        if let Rule::Loopback = self.rule {
-            names_loopback(headers)?;
-            match scope {
-                Scope::Read => {}
-                Scope::Operate | Scope::Claim => same_site(headers)?,
-            }
-        }
-        let caller = match (&self.rule, shown) {
-            (Rule::Loopback, None) => Caller { who: LOOPBACK.into(), may: May::Everything },
-            (Rule::Loopback | Rule::Token, Some(shown)) => self.check(shown.as_bytes())?,
-            (Rule::Token, None) => return Err(Problem::unauthorized()),
+        let pass = self.pass.load();
+        let caller = match (headers.get(header::AUTHORIZATION), pass.without_token) {
+            (Some(shown), _) => self.check(&pass.tokens, shown.as_bytes())?,
+            (None, WithoutToken::Refused) => return Err(Problem::unauthorized()),
+            (None, WithoutToken::FromLoopback) => from_this_machine(scope, headers)?,
         };
         if caller.may(scope) {
             return Ok(caller);
@@ -99,14 +110,13 @@ impl Gate {
         Err(Problem::forbidden(lacks))
     }
 
-    fn check(&self, shown: &[u8]) -> Result<Caller, Problem> {
+    fn check(&self, tokens: &[Known], shown: &[u8]) -> Result<Caller, Problem> {
         let token = match shown.get(..7) {
             Some(scheme) if scheme.eq_ignore_ascii_case(b"bearer ") => &shown[7..],
             _ => return Err(Problem::unauthorized()),
         };
         let shown = digest::digest(&digest::SHA256, token);
         // Every token is compared: which one fitted does not show in the time taken.
-        let tokens = self.tokens.load();
         let known = tokens.iter().fold(None, |found, known| {
             let same =
                 constant_time::verify_slices_are_equal(known.digest.as_ref(), shown.as_ref());
@@ -171,7 +181,9 @@ impl Caller {
             Permission::Claim { source, handler } => {
                 source == of.source.as_str() && handler == of.handler.as_str()
             }
-            Permission::Read | Permission::Operate | Permission::Publish => false,
+            Permission::Read | Permission::Payload | Permission::Operate | Permission::Publish => {
+                false
+            }
         });
         match allowed {
             true => Ok(()),
@@ -182,14 +194,14 @@ impl Caller {
     fn may(&self, scope: Scope) -> bool {
         self.has(|permission| match (scope, permission) {
             (Scope::Read | Scope::Operate | Scope::Claim, Permission::Admin) => true,
-            (Scope::Read, Permission::Read | Permission::Operate) => true,
+            (Scope::Read, Permission::Read | Permission::Payload | Permission::Operate) => true,
             (Scope::Operate, Permission::Operate) => true,
             (Scope::Claim, Permission::Claim { .. }) => true,
             (Scope::Read, Permission::Publish | Permission::Claim { .. }) => false,
-            (Scope::Operate, Permission::Read | Permission::Publish | Permission::Claim { .. }) => {
-                false
-            }
-            (Scope::Claim, Permission::Read | Permission::Operate | Permission::Publish) => false,
+            (Scope::Operate, Permission::Read | Permission::Payload) => false,
+            (Scope::Operate, Permission::Publish | Permission::Claim { .. }) => false,
+            (Scope::Claim, Permission::Read | Permission::Payload) => false,
+            (Scope::Claim, Permission::Operate | Permission::Publish) => false,
         })
     }
 
@@ -199,6 +211,38 @@ impl Caller {
             May::Only(allow) => allow.iter().any(fits),
         }
     }
+}
+
+/// The caller without a token on an open admin side. A page whose name was rebound to this machine
+/// still sends its own name, and a reverse proxy says that it forwards.
+fn from_this_machine(scope: Scope, headers: &HeaderMap) -> Result<Caller, Problem> {
+    if headers.keys().any(|name| is_of_a_proxy(name.as_str())) {
+        return Err(Problem::unauthorized());
+    }
+    names_loopback(headers)?;
+    match scope {
+        Scope::Read => {}
+        Scope::Operate | Scope::Claim => same_site(headers)?,
+    }
+    Ok(Caller { who: LOOPBACK.into(), may: May::Everything })
+}
+
+/// Whether a reverse proxy adds a header of this name. `_` counts as `-`, as many servers read it.
+fn is_of_a_proxy(name: &str) -> bool {
+    let name = name.replace('_', "-");
+    name.starts_with("x-forwarded")
+        || name.starts_with("x-original-")
+        || matches!(
+            &*name,
+            "forwarded"
+                | "via"
+                | "x-real-ip"
+                | "x-client-ip"
+                | "x-cluster-client-ip"
+                | "true-client-ip"
+                | "cf-connecting-ip"
+                | "fastly-client-ip"
+        )
 }
 
 fn names_loopback(headers: &HeaderMap) -> Result<(), Problem> {
@@ -269,6 +313,12 @@ pub(super) async fn only_the_allowed<S: Store + Work + Inspect>(
     }
     match door.admin.gate.admit(door.scope, request.headers()) {
         Ok(caller) => {
+            // No name of ours holds one, and PostgreSQL refuses to compare with it.
+            let path_and_query = request.uri().path_and_query();
+            if path_and_query.is_some_and(|asked| asked.as_str().contains("%00")) {
+                let detail = "the path and the query must not hold a NUL character (%00)";
+                return Problem::bad_request(detail).into_response();
+            }
             request.extensions_mut().insert(caller);
             next.run(request).await
         }
@@ -295,7 +345,7 @@ mod tests {
     #[test]
     fn on_loopback_only_a_loopback_host_passes() {
         // A web page whose name was rebound to 127.0.0.1 still sends its own name.
-        let gate = Gate::new([127, 0, 0, 1].into(), []);
+        let gate = Gate::new([127, 0, 0, 1].into(), WithoutToken::FromLoopback, []);
         for host in ["localhost", "LOCALHOST:8081", "127.0.0.1:8081", "127.9.9.9", "[::1]:8081"] {
             assert!(admits(&gate, &[("host", host)]), "{host}");
         }
@@ -313,6 +363,7 @@ mod tests {
         let (good, weak) = (Secret::new("right"), Secret::new("weak"));
         let gate = Gate::new(
             [0, 0, 0, 0].into(),
+            WithoutToken::FromLoopback,
             [("ops", &good, &[Permission::Read][..]), ("pub", &weak, &[Permission::Publish][..])],
         );
         assert!(admits(&gate, &[("authorization", "Bearer right")]));
@@ -330,12 +381,14 @@ mod tests {
             ("admin", Permission::Admin, [true, true, true]),
             ("operate", Permission::Operate, [true, true, false]),
             ("read", Permission::Read, [true, false, false]),
+            ("payload", Permission::Payload, [true, false, false]),
             ("claim", claim, [false, false, true]),
             ("publish", Permission::Publish, [false, false, false]),
         ];
         for (name, permission, expected) in permissions {
             let secret = Secret::new(name);
-            let gate = Gate::new([0, 0, 0, 0].into(), [(name, &secret, &[permission][..])]);
+            let tokens = [(name, &secret, &[permission][..])];
+            let gate = Gate::new([127, 0, 0, 1].into(), WithoutToken::Refused, tokens);
             let shown = format!("Bearer {name}");
             let found = [Scope::Read, Scope::Operate, Scope::Claim]
                 .map(|scope| may(&gate, scope, &[("authorization", &shown)]));
@@ -359,7 +412,7 @@ mod tests {
     #[test]
     fn a_page_of_another_site_changes_nothing_on_loopback() {
         // A form on any page can be sent to 127.0.0.1 with a loopback Host header.
-        let gate = Gate::new([127, 0, 0, 1].into(), []);
+        let gate = Gate::new([127, 0, 0, 1].into(), WithoutToken::FromLoopback, []);
         let host = ("host", "127.0.0.1:8081");
         let operate = |more: (&'static str, &str)| may(&gate, Scope::Operate, &[host, more]);
         assert!(may(&gate, Scope::Operate, &[host]));

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::Admin;
-use super::asked::{Named, Queried, Span, cursor, limit};
+use super::asked::{Moment, Named, Queried, Span, cursor, limit};
 use super::problem::Problem;
 
 /// The query of `GET /api/v1/events`.
@@ -29,8 +29,8 @@ pub(super) struct ListQuery {
     r#type: Option<String>,
     status: Option<Status>,
     q: Option<String>,
-    since: Option<Timestamp>,
-    until: Option<Timestamp>,
+    since: Option<Moment>,
+    until: Option<Moment>,
     unfinished_for: Option<Span>,
     cursor: Option<String>,
     limit: Option<usize>,
@@ -53,15 +53,23 @@ pub(super) async fn list<S: Store + Work + Inspect>(
         event_type: query.r#type,
         status: query.status,
         text: query.q.filter(|text| !text.is_empty()),
-        since: query.since,
-        until: query.until,
+        since: query.since.map(|moment| instant((admin.now)(), moment)),
+        until: query.until.map(|moment| instant((admin.now)(), moment)),
         unfinished_since: query.unfinished_for.map(|span| ago((admin.now)(), span)),
         before: cursor(query.cursor)?,
         limit,
     };
+    admin.store.flush_copies().await;
     let page = admin.store.events(filter).await?;
     let next = page.next.map(|Cursor(next)| next.to_string());
     Ok(Json(List { items: page.items, next }))
+}
+
+fn instant(now: Timestamp, moment: Moment) -> Timestamp {
+    match moment {
+        Moment::At(at) => at,
+        Moment::Ago(span) => ago(now, span),
+    }
 }
 
 /// The time that lies `span` before `now`.
@@ -100,6 +108,30 @@ struct ShownAttempt {
     handler: HandlerName,
     #[serde(flatten)]
     note: AttemptNote,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    took_ms: Option<u64>,
+    #[serde(flatten)]
+    answer: Option<ShownAnswer>,
+}
+
+/// What an app answered to an attempt that failed.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct ShownAnswer {
+    status: u16,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    answer: Option<String>,
+}
+
+impl ShownAnswer {
+    /// The error of an HTTP handler begins with the status, and its answer follows.
+    fn of(error: &str) -> Option<Self> {
+        let rest = error.strip_prefix("HTTP ")?;
+        let (status, answer) = match rest.split_once(": ") {
+            Some((status, answer)) => (status, Some(answer.to_owned())),
+            None => (rest, None),
+        };
+        Some(Self { status: status.parse().ok()?, answer })
+    }
 }
 
 /// Bytes as text where they are text.
@@ -123,6 +155,7 @@ pub(super) async fn show<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Named(name): Named,
 ) -> Result<Json<Shown>, Problem> {
+    admin.store.flush_copies().await;
     find(&*admin.store, &name).await.map(|detail| Json(shown(detail)))
 }
 
@@ -159,6 +192,10 @@ fn shown(detail: EventDetail) -> Shown {
         let of = |note: &AttemptNote| ShownAttempt {
             job: job.id,
             handler: job.handler.clone(),
+            took_ms: note.ended_at.and_then(|ended| {
+                u64::try_from(ended.duration_since(note.started_at).as_millis()).ok()
+            }),
+            answer: note.error.as_deref().and_then(ShownAnswer::of),
             note: note.clone(),
         };
         job.attempts.iter().map(of)

@@ -1,9 +1,9 @@
 //! The admin side: health, metrics, and the API with which people and pull workers operate a server.
 //!
-//! [`table`] is its table of contents. It is closed from the start ([`auth`]): off loopback every
-//! route but health needs a token that allows it, on loopback the Host header must name a loopback
-//! address, so that no web page can reach it by rebinding a name. What people do is recorded with
-//! who did it.
+//! [`table`] is its table of contents. It is closed from the start ([`auth`]): every route but health
+//! needs a token that allows it. Where the operator opened it on loopback, the Host header must name a
+//! loopback address, so that no web page can reach it by rebinding a name, and what a reverse proxy
+//! forwarded needs a token. What people do is recorded with who did it.
 
 mod asked;
 mod auth;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{Method, StatusCode, header};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use hapax_core::handler::EventView;
@@ -32,8 +32,8 @@ use hapax_engine::{Now, Pulled, Readiness};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::task::TaskTracker;
 
-pub(crate) use auth::Gate;
 use auth::{Door, Scope};
+pub(crate) use auth::{Gate, WithoutToken};
 use problem::Problem;
 
 use crate::watch::Watch;
@@ -95,7 +95,16 @@ pub(crate) fn router<S: Store + Work + Inspect>(admin: Admin<S>) -> Router {
     router
         .fallback(async || Problem::not_found("there is nothing here"))
         .method_not_allowed_fallback(async || Problem::method_not_allowed())
+        .layer(axum::middleware::map_response(sealed))
         .with_state(admin)
+}
+
+/// What is answered here is for the one that asked, and is what its content type says.
+async fn sealed(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
 }
 
 /// One route: who may use it, and what answers.
@@ -124,6 +133,7 @@ fn table<S: Store + Work + Inspect>() -> Vec<Route<S>> {
         operate("/api/v1/events/{id}/replay", post(replay::event::<S>)),
         operate("/api/v1/events/{id}/approve", post(review::approve::<S>)),
         operate("/api/v1/events/{id}/reject", post(review::reject::<S>)),
+        operate("/api/v1/events/{id}/discard", post(review::discard_of_event::<S>)),
         read("/api/v1/handlers", get(jobs::handlers::<S>)),
         read("/api/v1/lanes", get(jobs::lanes::<S>)),
         read("/api/v1/stats", get(stats::stats::<S>)),
@@ -131,6 +141,7 @@ fn table<S: Store + Work + Inspect>() -> Vec<Route<S>> {
         read("/api/v1/jobs", get(jobs::list::<S>)),
         read("/api/v1/jobs/{id}", get(jobs::show::<S>)),
         operate("/api/v1/jobs/{id}/replay", post(replay::job::<S>)),
+        operate("/api/v1/jobs/{id}/discard", post(review::discard_of_job::<S>)),
         operate("/api/v1/jobs/replay", post(replay::many::<S>)),
         claim("/api/v1/claims", post(claims::claim::<S>)),
         claim("/api/v1/claims/{job}/renew", post(claims::renew::<S>)),
@@ -160,7 +171,7 @@ async fn index() -> &'static str {
     "hapax\n\n\
      GET  /api/v1/events                what arrived, newest first\n\
      GET  /api/v1/events/{id}           one event, by our id or the sender's\n\
-     POST /api/v1/events/{id}/replay    run its work again; also /approve, /reject\n\
+     POST /api/v1/events/{id}/replay    run its work again; also /approve, /reject, /discard\n\
      GET  /api/v1/jobs?status=dead      dead letters\n\
      POST /api/v1/jobs/replay           run dead letters again\n\
      GET  /api/v1/stats  /alerts        how it goes, and what needs attention\n\

@@ -21,7 +21,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 use uuid::Uuid;
 
-use super::{Admin, Gate, router, table};
+use super::{Admin, Gate, WithoutToken, router, table};
 use crate::config::Permission;
 use crate::watch::{Eyes, Rules, Watch};
 
@@ -225,6 +225,27 @@ impl Work for Fake {
         Ok(Reviewed::Decided)
     }
 
+    async fn discard(
+        &self,
+        id: EventId,
+        handler: Option<HandlerName>,
+        by: Action,
+    ) -> Result<Reviewed, StoreError> {
+        let mut model = self.model();
+        let event = model.events.iter_mut().find(|event| event.summary.id == id).unwrap();
+        let is_meant = |job: &&mut JobDetail| {
+            job.phase == Phase::Dead && handler.as_ref().is_none_or(|it| job.handler == *it)
+        };
+        let mut dead: Vec<_> = event.jobs.iter_mut().filter(is_meant).collect();
+        if dead.is_empty() {
+            return Ok(Reviewed::NotWaiting(event.summary.status));
+        }
+        dead.iter_mut().for_each(|job| job.phase = Phase::Discarded);
+        event.summary.status = Status::Discarded;
+        event.actions.push(note("discard", by));
+        Ok(Reviewed::Decided)
+    }
+
     async fn prune(&self, _: Horizon, _: usize) -> Result<bool, StoreError> {
         Ok(false)
     }
@@ -394,6 +415,7 @@ fn server(events: Vec<EventDetail>) -> Server {
     let claim = Permission::Claim { source: "stripe".into(), handler: "fee".into() };
     let gate = Gate::new(
         [127, 0, 0, 1].into(),
+        WithoutToken::FromLoopback,
         [("ops", &ops, &[Permission::Operate][..]), ("worker", &worker, &[claim][..])],
     );
     let stop = CancellationToken::new();
@@ -583,7 +605,7 @@ async fn a_path_or_query_that_is_not_understood_is_a_problem_too() {
     for path in ["events/%FF", "jobs/%FF"] {
         let (status, problem) = server.get(&format!("/api/v1/{path}")).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{path}");
-        assert_eq!(problem["type"], "urn:hapax:problem:bad-request", "{path}");
+        assert_eq!(problem["type"], "urn:hapax:problem:bad_request", "{path}");
     }
     for path in ["events?limit=-1", "jobs?limit=-1", "stats?window=-1"] {
         let (status, problem) = server.get(&format!("/api/v1/{path}")).await;
@@ -725,7 +747,7 @@ async fn a_pull_worker_claims_renews_and_completes_under_its_fence() {
     for act in ["renew", "complete"] {
         let (status, problem) = server.post_as(token, &of(act), json!({ "fence": 0 })).await;
         assert_eq!(status, StatusCode::CONFLICT, "{act}");
-        assert_eq!(problem["type"], "urn:hapax:problem:fence-lost");
+        assert_eq!(problem["type"], "urn:hapax:problem:fence_lost");
     }
     let publish = json!([{ "type": "fee.charged", "data": { "amount": 1 } }]);
     let done = json!({ "fence": 1, "result": "ok", "publish": publish });

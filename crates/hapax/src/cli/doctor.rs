@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use super::events::read;
 use super::out::{self, Exit, Failure};
-use super::remote::{self, DEFAULT_URL, Remote, Server};
-use super::told::Page;
+use super::remote::{self, Access, Server};
+use super::told::{self, Page};
 use crate::config::{self, Flags, ServiceUrl, Settings};
 
 /// Less free disk than this, and the next hour may fill it.
@@ -40,7 +40,7 @@ pub(super) struct Doctor {
     #[command(flatten)]
     flags: Flags,
     #[command(flatten)]
-    remote: Remote,
+    access: Access,
     /// One JSON object a line
     #[arg(long)]
     json: bool,
@@ -76,7 +76,9 @@ impl Doctor {
         let mut found = Findings::default();
         let settings = self.config(&mut found);
         match settings.as_ref().map(|set| (&set.database_url, &set.data_dir)) {
-            Some((Some(url), _)) => {
+            Some((Some(url), directory)) => {
+                // The server's own token is kept there, on such a node too.
+                data_dir(directory, &mut found);
                 let looked = remote::run(async { Ok(PgStore::look(url.expose()).await) })?;
                 shared_database(url, looked, &mut found);
             }
@@ -91,14 +93,21 @@ impl Doctor {
             let looked = remote::run(async { Ok(RedisSight::look(url.expose()).await) })?;
             redis(url, looked, &mut found);
         }
-        let otherwise =
-            settings.map_or_else(|| DEFAULT_URL.to_owned(), |set| url_of(set.admin_listen));
-        let server = self.remote.open(&otherwise)?;
-        let named = self.remote.admin.is_some();
-        remote::run(async {
-            ask(&server, named, &mut found).await;
-            Ok(())
-        })?;
+        match self.access.open(&self.flags) {
+            Ok(server) => {
+                let named = self.access.admin.is_some();
+                remote::run(async {
+                    ask(&server, named, &mut found).await;
+                    Ok(())
+                })?;
+            }
+            Err(failure) if self.access.admin.is_some() => return Err(failure),
+            // Where the config cannot be read, that was said above.
+            Err(failure) if settings.is_some() => {
+                found.add("server", Level::Warn, failure.message());
+            }
+            Err(_) => {}
+        }
         self.print(&found)
     }
 
@@ -133,7 +142,8 @@ impl Doctor {
         };
         match &config.file {
             Some(file) => {
-                let note = format!("{}: {} sources", file.display(), config.sources.len());
+                let sources = told::count(config.sources.len() as u64, "source");
+                let note = format!("{}: {sources}", file.display());
                 found.add("config", Level::Ok, note);
             }
             None => {
@@ -147,22 +157,19 @@ impl Doctor {
     }
 }
 
-fn url_of(address: std::net::SocketAddr) -> String {
-    match (address.ip().is_unspecified(), address.port()) {
-        (_, 0) => DEFAULT_URL.to_owned(),
-        (true, port) => format!("http://127.0.0.1:{port}"),
-        (false, _) => format!("http://{address}"),
-    }
-}
-
 fn data_dir(directory: &Path, found: &mut Findings) {
     let shown = directory.display();
     if !directory.exists() {
-        found.add(
-            "data dir",
-            Level::Warn,
-            format!("{shown} is not there: the first start makes it"),
-        );
+        match could_be_made(directory) {
+            Ok(()) => {
+                let note = format!("{shown} is not there: the first start makes it");
+                found.add("data dir", Level::Warn, note);
+            }
+            Err(error) => {
+                let note = format!("{shown} is not there and cannot be made: {error}");
+                found.add("data dir", Level::Fail, note);
+            }
+        }
         return;
     }
     match written_at(directory) {
@@ -188,6 +195,15 @@ fn data_dir(directory: &Path, found: &mut Findings) {
         }
         Err(error) => found.add("disk", Level::Warn, format!("cannot be asked: {error}")),
     }
+}
+
+/// Whether a directory could be made there: by a probe in the nearest one that exists.
+fn could_be_made(directory: &Path) -> std::io::Result<()> {
+    let nearest = directory.ancestors().skip(1).find(|above| {
+        above.as_os_str().is_empty() || above.try_exists().is_ok_and(|exists| exists)
+    });
+    let nearest = nearest.filter(|above| !above.as_os_str().is_empty());
+    written_at(nearest.unwrap_or(Path::new("."))).map(drop)
 }
 
 /// When the file system believes that it is, by a file of ours.

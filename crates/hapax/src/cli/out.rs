@@ -55,6 +55,11 @@ impl Failure {
         Self { exit: Exit::Unreachable, message: message.into(), hint: String::new() }
     }
 
+    /// The same with a way out of it.
+    pub(crate) fn hinted(self, hint: &str) -> Self {
+        Self { hint: hint.to_owned(), ..self }
+    }
+
     /// What it says.
     pub(crate) fn message(&self) -> &str {
         &self.message
@@ -80,7 +85,11 @@ impl From<Complaint> for Failure {
 
 impl From<ConfigErrors> for Failure {
     fn from(errors: ConfigErrors) -> Self {
-        Self::usage(errors.lines().join("\nerror: "), "")
+        let exit = match errors.unopened {
+            Some(_) => Exit::Unreachable,
+            None => Exit::Usage,
+        };
+        Self { exit, message: errors.lines().join("\nerror: "), hint: String::new() }
     }
 }
 

@@ -1,5 +1,6 @@
 //! A running server, reached through its admin API.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,9 +13,7 @@ use serde_json::Value;
 
 use super::out::Failure;
 use super::sender::{self, HttpClient};
-
-/// Where the admin side is unless it is said.
-pub(super) const DEFAULT_URL: &str = "http://127.0.0.1:8081";
+use crate::config::{self, ADMIN_TOKEN_FILE, Flags, Whereabouts};
 
 /// How long one answer may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
@@ -22,41 +21,76 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// The most of an answer that is read: an event with every conflicting body that is kept.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// Which server, and as whom.
+/// Which server, and with which token.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct Remote {
-    /// The admin side of the server [default: http://127.0.0.1:8081]
+    #[command(flatten)]
+    access: Access,
+    /// The config of the server, for its address and data dir [env: HAPAX_CONFIG] [default: hapax.toml
+    /// if it is there]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The data dir of the server, for its admin.token [env: HAPAX_DATA_DIR]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<String>,
+}
+
+/// What a command line says of the server; the config says the rest.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct Access {
+    /// The admin side of the server [default: admin_listen of the config]
     #[arg(long, value_name = "URL", env = "HAPAX_ADMIN")]
     pub(super) admin: Option<String>,
-    /// A file that holds the token [default: the environment variable HAPAX_TOKEN, or none]
+    /// A file that holds the token [default: the environment variable HAPAX_TOKEN, else admin.token in
+    /// the data dir for a server on loopback or at admin_listen]
     #[arg(long, value_name = "FILE")]
-    pub(super) token_file: Option<PathBuf>,
+    token_file: Option<PathBuf>,
 }
 
 impl Remote {
-    /// The server, not yet spoken to. `otherwise` is where it is unless it was said.
-    pub(super) fn open(&self, otherwise: &str) -> Result<Server, Failure> {
-        let url = self.admin.as_deref().unwrap_or(otherwise);
-        let bad = || Failure::usage("--admin is not an http or https URL", DEFAULT_URL);
-        let uri: http::Uri = url.parse().map_err(|_| bad())?;
+    /// The server, not yet spoken to.
+    pub(super) fn open(&self) -> Result<Server, Failure> {
+        let flags = Flags {
+            config: self.config.clone(),
+            data_dir: self.data_dir.clone(),
+            ..Flags::default()
+        };
+        self.access.open(&flags)
+    }
+}
+
+impl Access {
+    /// The server that `flags` lead to, unless another was named.
+    pub(super) fn open(&self, flags: &Flags) -> Result<Server, Failure> {
+        let given = self.given_token()?;
+        // A server that was named, with a token that was given, needs no config: it may be anywhere.
+        let configured = match (&self.admin, &given) {
+            (Some(_), Some(_)) => None,
+            (Some(_) | None, _) => Some(config::whereabouts(flags)?),
+        };
+        let base = match (&self.admin, &configured) {
+            (Some(url), _) => url.trim_end_matches('/').to_owned(),
+            (None, Some(at)) => url_of(at)?,
+            (None, None) => unreachable!("without --admin the config was read"),
+        };
+        let bad = || Failure::usage("--admin is not an http or https URL", "http://127.0.0.1:8081");
+        let uri: http::Uri = base.parse().map_err(|_| bad())?;
         if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.query().is_some() {
             return Err(bad());
         }
-        let authorization = self.token()?.map(|token| {
-            let bad = |_| Failure::usage("the token is not one line of printable characters", "");
-            let mut value =
-                HeaderValue::from_str(&format!("Bearer {}", token.trim())).map_err(bad)?;
-            value.set_sensitive(true);
-            Ok::<_, Failure>(value)
-        });
-        Ok(Server {
-            base: url.trim_end_matches('/').to_owned(),
-            authorization: authorization.transpose()?,
-            http: sender::client(),
-        })
+        let token = match (given, configured) {
+            (Some(given), _) => Token::Sent(given),
+            // The token of the server on this machine must not be shown to a foreign one.
+            (None, Some(at)) if is_own(&uri, &at) => match config::admin_token(&at.data_dir) {
+                Some(token) => Token::Sent(token.expose().to_owned()),
+                None => Token::Missing { file: at.data_dir.join(ADMIN_TOKEN_FILE) },
+            },
+            (None, _) => Token::Foreign,
+        };
+        Server::at(base, token)
     }
 
-    fn token(&self) -> Result<Option<String>, Failure> {
+    fn given_token(&self) -> Result<Option<String>, Failure> {
         let Some(path) = &self.token_file else {
             return Ok(std::env::var("HAPAX_TOKEN").ok().filter(|token| !token.is_empty()));
         };
@@ -66,10 +100,58 @@ impl Remote {
     }
 }
 
+/// The URL of a server's admin side, by its config.
+fn url_of(Whereabouts { admin_listen, file, .. }: &Whereabouts) -> Result<String, Failure> {
+    let port = admin_listen.port();
+    if port == 0 {
+        let file = file.as_ref().map_or_else(String::new, |file| format!("{}: ", file.display()));
+        return Err(Failure::usage(
+            format!("{file}admin_listen has port 0, which says nothing of where the server is"),
+            "name it with --admin: the server prints its URL when it starts",
+        ));
+    }
+    Ok(format!("http://{}", reached_at(*admin_listen)))
+}
+
+/// Where a listener is reached from its own machine.
+fn reached_at(listen: SocketAddr) -> SocketAddr {
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    SocketAddr::new(ip, listen.port())
+}
+
+/// Whether a URL leads to this machine, or to where the config says that the server listens.
+fn is_own(url: &http::Uri, configured: &Whereabouts) -> bool {
+    let Some(host) = url.host() else { return false };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    if host.eq_ignore_ascii_case("localhost") {
+        return true;
+    }
+    let Ok(ip) = host.parse::<IpAddr>() else { return false };
+    let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("https") { 443 } else { 80 });
+    ip.is_loopback() || SocketAddr::new(ip, port) == configured.admin_listen
+}
+
+/// How a server is shown who asks.
+enum Token {
+    Sent(String),
+    /// It is the server of this machine, whose token is not there or not for us to read.
+    Missing {
+        file: PathBuf,
+    },
+    /// It is another one, and no token was given for it.
+    Foreign,
+}
+
 /// A server to ask.
 pub(super) struct Server {
     base: String,
     authorization: Option<HeaderValue>,
+    /// What to do where the server refuses.
+    hint: String,
     http: HttpClient,
 }
 
@@ -91,6 +173,37 @@ struct Problem {
 }
 
 impl Server {
+    fn at(base: String, token: Token) -> Result<Self, Failure> {
+        let (token, hint) = match token {
+            Token::Sent(token) => {
+                (Some(token), "the token that was sent is wrong, or does not allow this".to_owned())
+            }
+            Token::Missing { file } => (
+                None,
+                format!(
+                    "there is no token in {} that we may read: run this as the user of the server, name \
+                     its data dir with --data-dir, or set HAPAX_TOKEN or --token-file",
+                    file.display()
+                ),
+            ),
+            Token::Foreign => (
+                None,
+                "set HAPAX_TOKEN or --token-file: admin.token of this machine is not sent to another \
+                 host"
+                    .to_owned(),
+            ),
+        };
+        let authorization = token.map(|token| {
+            let bad = |_| Failure::usage("the token is not one line of printable characters", "");
+            let mut value =
+                HeaderValue::from_str(&format!("Bearer {}", token.trim())).map_err(bad)?;
+            value.set_sensitive(true);
+            Ok::<_, Failure>(value)
+        });
+        let authorization = authorization.transpose()?;
+        Ok(Self { base, authorization, hint, http: sender::client() })
+    }
+
     /// Where it is.
     pub(super) fn url(&self) -> &str {
         &self.base
@@ -98,12 +211,29 @@ impl Server {
 
     /// A good answer to a GET.
     pub(super) async fn get(&self, path: &str) -> Result<Value, Failure> {
-        self.ask(Method::GET, path, Bytes::new()).await?.good()
+        self.ask_for_good(Method::GET, path, Bytes::new()).await
     }
 
     /// A good answer to a POST.
     pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Value, Failure> {
-        self.ask(Method::POST, path, Bytes::from(body.to_string())).await?.good()
+        self.ask_for_good(Method::POST, path, Bytes::from(body.to_string())).await
+    }
+
+    /// Whatever it answers; a refusal comes with the way out of it.
+    async fn ask_for_good(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Value, Failure> {
+        let reply = self.ask(method, path, body).await?;
+        match reply.status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                let said = reply.said();
+                Err(Failure::unreachable(said).hinted(&self.hint))
+            }
+            _ => reply.good(),
+        }
     }
 
     /// Whatever it answers.
@@ -113,8 +243,10 @@ impl Server {
         path: &str,
         body: Bytes,
     ) -> Result<Reply, Failure> {
-        let cannot =
-            |why: String| Failure::unreachable(format!("cannot reach {}: {why}", self.base));
+        let cannot = |why: String| {
+            let hint = "is it running there? name it with --admin, or its config with --config";
+            Failure::unreachable(format!("cannot reach {}: {why}", self.base)).hinted(hint)
+        };
         let mut request = http::Request::builder().method(method).uri(self.url_of(path));
         if !body.is_empty() {
             request = request.header(CONTENT_TYPE, "application/json");
@@ -151,21 +283,26 @@ impl Reply {
                 |_| Failure::unreachable("the answer is not JSON: is that a hapax server?");
             return serde_json::from_slice(&self.body).map_err(foreign);
         }
-        let problem: Problem = serde_json::from_slice(&self.body).unwrap_or_default();
-        let said = match problem.detail.is_empty() {
-            true => format!("the server answered {}", self.status),
-            false => super::out::shown(&problem.detail),
-        };
+        let problem = self.problem();
+        let said = self.said();
         Err(match self.status {
             StatusCode::NOT_FOUND => Failure::negative(said, ""),
             StatusCode::CONFLICT => Failure::negative(said, problem.candidates.join(" ")),
             StatusCode::BAD_REQUEST => Failure::usage(said, ""),
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                let hint = "; set HAPAX_TOKEN or --token-file to a token that allows it";
-                Failure::unreachable(format!("{said}{hint}"))
-            }
             _ => Failure::unreachable(said),
         })
+    }
+
+    fn problem(&self) -> Problem {
+        serde_json::from_slice(&self.body).unwrap_or_default()
+    }
+
+    /// The server's own words, or its status where it has none.
+    fn said(&self) -> String {
+        match self.problem().detail {
+            detail if detail.is_empty() => format!("the server answered {}", self.status),
+            detail => super::out::shown(&detail),
+        }
     }
 }
 
@@ -208,6 +345,28 @@ pub(super) fn query<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_this_machine_and_the_configured_address_are_ones_own() {
+        let configured = Whereabouts {
+            admin_listen: "10.0.0.5:8081".parse().unwrap(),
+            data_dir: PathBuf::from("data"),
+            file: None,
+        };
+        let check = |url: &str, expected: bool| {
+            assert_eq!(is_own(&url.parse().unwrap(), &configured), expected, "{url}");
+        };
+        check("http://127.0.0.1:9000", true);
+        check("http://localhost:9000/", true);
+        check("http://[::1]:8081", true);
+        check("http://10.0.0.5:8081", true);
+        check("http://10.0.0.5:8082", false);
+        check("http://10.0.0.6:8081", false);
+        check("http://ops.example.com:8081", false);
+        check("http://localhost.example.com", false);
+        check("http://127.0.0.1.example.com", false);
+        check("http://127.0.0.1@example.com", false);
+    }
 
     #[test]
     fn an_id_with_any_character_stays_one_segment_of_the_path() {

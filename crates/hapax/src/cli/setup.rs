@@ -57,7 +57,7 @@ impl CheckConfig {
             .config
             .or_else(|| from_env().map(PathBuf::from))
             .unwrap_or_else(|| PathBuf::from(config::DEFAULT_PATH));
-        let checked = config::load(&Flags { config: Some(file), ..Flags::default() });
+        let checked = config::look(&Flags { config: Some(file), ..Flags::default() });
         match (checked, self.json) {
             (Ok(config), true) => as_json(&config),
             (Ok(config), false) => as_words(&config),

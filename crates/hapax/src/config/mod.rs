@@ -13,6 +13,7 @@ mod order;
 mod problem;
 mod proxies;
 mod refetch;
+mod secret_file;
 mod secrets;
 mod shared;
 mod sources;
@@ -32,12 +33,13 @@ use hapax_engine::tls::Certificate;
 use ipnet::IpNet;
 
 pub(crate) use self::alerts::Alerts;
-pub(crate) use self::dev::{DevMode, looks_like_one as looks_like_a_dev_secret};
+pub(crate) use self::dev::DevMode;
 use self::document::Section;
 pub(crate) use self::handlers::Mode;
 pub(crate) use self::problem::{Complaint, ConfigErrors};
 use self::problem::{Place, Problems};
 pub(crate) use self::proxies::{Proxy, Scope};
+pub(crate) use self::secret_file::looks_like_one as looks_like_a_dev_secret;
 use self::secrets::Resolved;
 pub(crate) use self::secrets::resolve as resolve_secret;
 pub(crate) use self::shared::{Role, Roles, ServiceUrl};
@@ -50,6 +52,12 @@ pub(crate) const DEFAULT_TOML: &str = include_str!("../hapax.default.toml");
 
 /// The config file that is read where none is named.
 pub(crate) const DEFAULT_PATH: &str = "hapax.toml";
+
+/// The file in the data dir that holds the token of a server whose config has none.
+pub(crate) const ADMIN_TOKEN_FILE: &str = "admin.token";
+
+/// Shorter tokens could be guessed.
+const TOKEN_CHARS_MIN: usize = 16;
 
 /// Settings given on the command line; each one beats the environment and the file.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -100,6 +108,8 @@ pub(crate) struct Config {
     pub(crate) tls: Option<Arc<Certificate>>,
     /// Who may use the admin side.
     pub(crate) tokens: Vec<Token>,
+    /// Where the server keeps a token of its own, because the config has none.
+    own_token: Option<PathBuf>,
     /// What answers on the public side: one for each (tenant, source) pair.
     pub(crate) sources: Vec<ConfiguredSource>,
     /// What answers in front of an app.
@@ -121,6 +131,8 @@ pub(crate) struct Settings {
     pub(crate) listen: SocketAddr,
     /// The admin side.
     pub(crate) admin_listen: SocketAddr,
+    /// Whether requests from this machine need no token. Dev mode is open without it.
+    pub(crate) admin_open: bool,
     /// What senders see, without a slash at the end. In dev mode it is made of `listen`; where that
     /// has port 0, whoever binds the port knows better.
     pub(crate) public_url: Option<String>,
@@ -188,6 +200,7 @@ impl Default for Settings {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             admin_listen: SocketAddr::from(([127, 0, 0, 1], 8081)),
+            admin_open: false,
             public_url: None,
             trusted_proxies: Vec::new(),
             data_dir: PathBuf::from("hapax-data"),
@@ -224,6 +237,8 @@ pub(crate) enum Permission {
     Admin,
     /// Looking.
     Read,
+    /// Looking, at what is masked for others too.
+    Payload,
     /// Looking, replaying, approving.
     Operate,
     /// Publishing messages.
@@ -264,9 +279,68 @@ pub(crate) fn look(flags: &Flags) -> Result<Config, ConfigErrors> {
     load_in(flags, &World::real(true))
 }
 
+/// Where a server is, as far as its config says so, for those who talk to it.
+#[derive(Debug)]
+pub(crate) struct Whereabouts {
+    /// The admin side.
+    pub(crate) admin_listen: SocketAddr,
+    /// The data directory.
+    pub(crate) data_dir: PathBuf,
+    /// The config file, where there is one.
+    pub(crate) file: Option<PathBuf>,
+}
+
+/// Reads where a server is. Nothing else of the config is looked at, so no secret need be there.
+pub(crate) fn whereabouts(flags: &Flags) -> Result<Whereabouts, ConfigErrors> {
+    let world = World::real(true);
+    let (file, text) = find_file(flags, &world)?;
+    let mut reading = Reading::new(&world, &text);
+    let mut settings = Settings::default();
+    if let Some(document) = document::parse(&text, &mut reading.problems) {
+        for entry in Section::root(&document).entries() {
+            if let key @ ("admin_listen" | "data_dir") = entry.name() {
+                entry.parse(|text| settings.set(key, text), &mut reading.problems);
+            }
+        }
+    }
+    let of_interest = |key: &str| matches!(key, "admin_listen" | "data_dir");
+    reading.settings_from_outside(flags, &mut settings, of_interest);
+    if !reading.problems.is_empty() {
+        return Err(reading.problems.report(file.as_deref(), &text));
+    }
+    let Settings { admin_listen, data_dir, .. } = settings;
+    Ok(Whereabouts { admin_listen, data_dir, file })
+}
+
+/// Reads which PostgreSQL is shared. No other key or secret of the config is looked at.
+pub(crate) fn database_url(flags: &Flags) -> Result<Option<ServiceUrl>, ConfigErrors> {
+    let world = World::real(true);
+    let (file, text) = find_file(flags, &world)?;
+    let mut reading = Reading::new(&world, &text);
+    let mut settings = Settings::default();
+    reading.settings_from_outside(flags, &mut settings, |key| key == "database_url");
+    if let Some(document) = document::parse(&text, &mut reading.problems)
+        && settings.database_url.is_none()
+        && let Some(entry) = Section::root(&document).get("database_url")
+        && let Some(secret) = reading.secret(&entry)
+        && let Err(complaint) = settings.set("database_url", secret.expose())
+    {
+        entry.complain(complaint, &mut reading.problems);
+    }
+    match reading.problems.is_empty() {
+        true => Ok(settings.database_url),
+        false => Err(reading.problems.report(file.as_deref(), &text)),
+    }
+}
+
+/// The token that the server with this data dir made for itself, if it did and we may read it.
+pub(crate) fn admin_token(data_dir: &Path) -> Option<Secret> {
+    secret_file::read(&data_dir.join(ADMIN_TOKEN_FILE), "the admin token").ok()
+}
+
 /// The dev secret of a server that ran with this data dir before, if there is one.
 pub(crate) fn dev_secret(data_dir: &Path) -> Option<Secret> {
-    dev::read(&data_dir.join(dev::SECRET_FILE)).ok()
+    secret_file::read(&data_dir.join(dev::SECRET_FILE), "the dev secret").ok()
 }
 
 impl Config {
@@ -277,6 +351,16 @@ impl Config {
             Some(file) => load(&Flags { config: Some(file.clone()), ..self.flags.clone() }),
             None => load(&self.flags),
         }
+    }
+
+    /// Reads the server's own token, where it needs one, and makes it at the first start: for servers
+    /// only, and once what they need is open, so that a start that fails leaves nothing behind.
+    pub(crate) fn take_own_token(&mut self) -> Result<(), Complaint> {
+        let Some(file) = &self.own_token else { return Ok(()) };
+        let value = secret_file::read_or_make(file, "the admin token")?;
+        let (name, allow) = (ADMIN_TOKEN_FILE.to_owned(), vec![Permission::Admin]);
+        self.tokens = vec![Token { name, value, allow }];
+        Ok(())
     }
 
     /// The files that were read: config, secrets, certificates. A change to one is worth a reload.
@@ -320,9 +404,10 @@ impl Config {
 }
 
 /// Settings that the environment and flags can replace: key, variable, flag.
-const REPLACEABLE: [(&str, &str, &str); 15] = [
+const REPLACEABLE: [(&str, &str, &str); 16] = [
     ("listen", "HAPAX_LISTEN", "--listen"),
     ("admin_listen", "HAPAX_ADMIN_LISTEN", "--admin-listen"),
+    ("admin_open", "HAPAX_ADMIN_OPEN", ""),
     ("public_url", "HAPAX_PUBLIC_URL", "--public-url"),
     ("trusted_proxies", "HAPAX_TRUSTED_PROXIES", ""),
     ("data_dir", "HAPAX_DATA_DIR", "--data-dir"),
@@ -338,9 +423,10 @@ const REPLACEABLE: [(&str, &str, &str); 15] = [
     ("log.format", "HAPAX_LOG_FORMAT", "--log-format"),
 ];
 
-const ROOT_KEYS: [&str; 20] = [
+const ROOT_KEYS: [&str; 21] = [
     "listen",
     "admin_listen",
+    "admin_open",
     "public_url",
     "trusted_proxies",
     "data_dir",
@@ -383,14 +469,8 @@ struct Reading<'w> {
 
 pub(crate) fn load_in(flags: &Flags, world: &World<'_>) -> Result<Config, ConfigErrors> {
     let (file, text) = find_file(flags, world)?;
-    let mut reading = Reading {
-        world,
-        text: &text,
-        dialect: Dialect::Sqlite,
-        problems: Problems::default(),
-        watched: file.iter().cloned().collect(),
-        warnings: Vec::new(),
-    };
+    let mut reading = Reading::new(world, &text);
+    reading.watched.extend(file.clone());
     let config = reading.config(flags, file.as_deref(), &text);
     match config {
         Some(config) if reading.problems.is_empty() => Ok(config),
@@ -419,6 +499,19 @@ fn find_file(flags: &Flags, world: &World<'_>) -> Result<(Option<PathBuf>, Strin
     }
 }
 
+impl<'w> Reading<'w> {
+    fn new(world: &'w World<'w>, text: &'w str) -> Self {
+        Self {
+            world,
+            text,
+            dialect: Dialect::Sqlite,
+            problems: Problems::default(),
+            watched: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+}
+
 impl Reading<'_> {
     /// `None` only where the file is not TOML at all; otherwise whatever could be read, which counts
     /// only if there were no problems.
@@ -429,12 +522,13 @@ impl Reading<'_> {
 
         let mut settings = Settings::default();
         self.settings_of_file(&root, &mut settings);
-        self.settings_from_outside(flags, &mut settings);
+        self.settings_from_outside(flags, &mut settings, |_| true);
         // Also where the URL is wrong: that is one error, and not one for each statement as well.
         if self.given(&root, flags, "database_url").is_some() {
             self.dialect = Dialect::Postgres;
         }
         self.one_process_owns_sqlite(&root, flags, &settings);
+        self.some_role_works(&root, flags, &settings);
         let tokens = self.tokens(&root);
         let tls = self.tls(&root);
         self.admin_is_closed(&root, flags, &settings, &tokens);
@@ -447,12 +541,14 @@ impl Reading<'_> {
         if file.is_some() {
             self.tokens_are_for_somebody(&tokens, &sources);
         }
+        let own_token = file.and_then(|_| self.own_token(&settings, &tokens));
         self.watched.sort();
         self.watched.dedup();
         Some(Config {
             settings,
             tls,
             tokens,
+            own_token,
             sources,
             proxies,
             dev,
@@ -489,6 +585,7 @@ impl Reading<'_> {
                         Err(complaint) => entry.complain(complaint, problems),
                     }
                 }
+                "admin_open" => settings.admin_open = entry.flag(problems).unwrap_or(false),
                 key @ ("max_body" | "max_connections") => {
                     entry.parse_number(|text| settings.set(key, text), problems);
                 }
@@ -529,8 +626,13 @@ impl Reading<'_> {
     }
 
     /// The environment first, then the flags, so that flags have the last word.
-    fn settings_from_outside(&mut self, flags: &Flags, settings: &mut Settings) {
-        for (key, variable, flag) in REPLACEABLE {
+    fn settings_from_outside(
+        &mut self,
+        flags: &Flags,
+        settings: &mut Settings,
+        wanted: impl Fn(&str) -> bool,
+    ) {
+        for (key, variable, flag) in REPLACEABLE.into_iter().filter(|(key, ..)| wanted(key)) {
             let from_env = (self.world.env)(variable).filter(|text| !text.is_empty());
             let given = match (flags.get(key), from_env) {
                 (Some(text), _) => Some((flag, text.to_owned())),
@@ -584,6 +686,21 @@ impl Reading<'_> {
         }
     }
 
+    /// A process that would only send says that it is ready, and does nothing: sending is not built yet.
+    fn some_role_works(&mut self, root: &Section<'_>, flags: &Flags, settings: &Settings) {
+        let works = [Role::Ingress, Role::Worker, Role::Admin];
+        if works.into_iter().any(|role| settings.roles.has(role)) {
+            return;
+        }
+        if let Some(Given { place, key }) = self.given(root, flags, "roles") {
+            let complaint = Complaint::new(
+                "sender alone has nothing to do: sending to endpoints is not built yet",
+                "add ingress, worker or admin",
+            );
+            self.problems.add(place, key, complaint);
+        }
+    }
+
     fn tokens(&mut self, root: &Section<'_>) -> Vec<Token> {
         let mut tokens: Vec<Token> = Vec::new();
         let Some(section) = root.get("tokens").and_then(|entry| entry.section(&mut self.problems))
@@ -614,6 +731,14 @@ impl Reading<'_> {
             };
             let Some(value_entry) = value else { continue };
             let Some(value) = self.secret(&value_entry) else { continue };
+            if value.expose().chars().count() < TOKEN_CHARS_MIN {
+                let complaint = Complaint::new(
+                    format!("is shorter than {TOKEN_CHARS_MIN} characters, and could be guessed"),
+                    "make one with `openssl rand -hex 32`",
+                );
+                value_entry.complain(complaint, &mut self.problems);
+                continue;
+            }
             if let Some(other) = tokens.iter().find(|token| token.value == value) {
                 let complaint = Complaint::new(
                     format!("has the same value as tokens.{}", other.name),
@@ -635,7 +760,22 @@ impl Reading<'_> {
         settings: &Settings,
         tokens: &[Token],
     ) {
-        if settings.admin_listen.ip().is_loopback() || !tokens.is_empty() {
+        if settings.admin_listen.ip().is_loopback() {
+            return;
+        }
+        if settings.admin_open
+            && let Some(Given { place, key }) = self.given(root, flags, "admin_open")
+        {
+            let complaint = Complaint::new(
+                format!(
+                    "{} is not loopback: there every request needs a token",
+                    settings.admin_listen
+                ),
+                "remove admin_open, or set admin_listen to an address such as 127.0.0.1:8081",
+            );
+            self.problems.add(place, key, complaint);
+        }
+        if !tokens.is_empty() {
             return;
         }
         let complaint = Complaint::new(
@@ -647,6 +787,15 @@ impl Reading<'_> {
         let Given { place, key } =
             given.unwrap_or(Given { place: Place::Whole, key: "admin_listen" });
         self.problems.add(place, key, complaint);
+    }
+
+    /// The file of the token that a server with no other makes for itself.
+    fn own_token(&mut self, settings: &Settings, tokens: &[Token]) -> Option<PathBuf> {
+        let is_needed =
+            tokens.is_empty() && !settings.admin_open && settings.roles.has(Role::Admin);
+        let file = is_needed.then(|| settings.data_dir.join(ADMIN_TOKEN_FILE));
+        self.watched.extend(file.clone());
+        file
     }
 
     /// A worker with a token for a handler that is not there finds out by being refused, long after.
@@ -698,6 +847,7 @@ impl Settings {
         match key {
             "listen" => self.listen = units::address(text)?,
             "admin_listen" => self.admin_listen = units::address(text)?,
+            "admin_open" => self.admin_open = flag(text)?,
             "public_url" => self.public_url = Some(units::base_url(text)?),
             "trusted_proxies" => {
                 let nets = text.split(',').map(str::trim).filter(|net| !net.is_empty());
@@ -734,6 +884,10 @@ fn is_pulled(sources: &[ConfiguredSource], source: &str, handler: &str) -> bool 
         .any(|one| one.name.as_str() == handler && matches!(one.kind, HandlerKind::Pull))
 }
 
+fn flag(text: &str) -> Result<bool, Complaint> {
+    text.trim().parse().map_err(|_| Complaint::new("is not true or false", "write true or false"))
+}
+
 fn count(text: &str) -> Result<usize, Complaint> {
     match text.trim().parse() {
         Ok(count) if count > 0 => Ok(count),
@@ -758,6 +912,7 @@ fn permission(text: &str) -> Result<Permission, Complaint> {
     match text {
         "admin" => return Ok(Permission::Admin),
         "read" => return Ok(Permission::Read),
+        "payload" => return Ok(Permission::Payload),
         "operate" => return Ok(Permission::Operate),
         "publish" => return Ok(Permission::Publish),
         _claim_or_unknown => {}
@@ -769,7 +924,8 @@ fn permission(text: &str) -> Result<Permission, Complaint> {
         }
         Some(_) | None => Err(Complaint::new(
             format!("\"{text}\" is not something a token can allow"),
-            "write \"admin\", \"read\", \"operate\", \"publish\" or \"claim:SOURCE/HANDLER\"",
+            "write \"admin\", \"read\", \"payload\", \"operate\", \"publish\" or \
+             \"claim:SOURCE/HANDLER\"",
         )),
     }
 }
@@ -782,7 +938,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("hapax.toml");
         std::fs::write(&file, text).unwrap();
-        let world = World { env, now: Timestamp::UNIX_EPOCH, only_looks: false };
+        let world = World { env, now: Timestamp::UNIX_EPOCH, only_looks: true };
         load_in(&Flags { config: Some(file), ..flags }, &world).unwrap()
     }
 

@@ -44,12 +44,22 @@ pub(crate) struct Problem {
 
 /// Collects problems while a config is read, so that all of them are reported at once.
 #[derive(Debug, Default)]
-pub(crate) struct Problems(Vec<Problem>);
+pub(crate) struct Problems(Vec<Problem>, Option<Unopened>);
+
+/// Something that is needed could not be opened or made, which is no mistake in the config.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Unopened;
 
 impl Problems {
     /// Adds one.
     pub(crate) fn add(&mut self, place: Place, key: impl Into<String>, complaint: Complaint) {
         self.0.push(Problem { place, key: key.into(), complaint });
+    }
+
+    /// Adds one about a file or directory that cannot be used, though the config is right.
+    pub(crate) fn add_unopened(&mut self, key: &str, complaint: Complaint) {
+        self.add(Place::Whole, key, complaint);
+        self.1 = Some(Unopened);
     }
 
     /// Whether nothing is wrong so far.
@@ -61,7 +71,7 @@ impl Problems {
     pub(crate) fn report(mut self, file: Option<&Path>, text: &str) -> ConfigErrors {
         self.0.sort_by(|one, other| one.place.cmp(&other.place));
         let lines = self.0.iter().map(|problem| render(problem, file, text)).collect();
-        ConfigErrors { file: file.map(Path::to_owned), lines }
+        ConfigErrors { file: file.map(Path::to_owned), lines, unopened: self.1 }
     }
 }
 
@@ -71,6 +81,8 @@ pub(crate) struct ConfigErrors {
     /// The file, where there is one.
     pub(crate) file: Option<PathBuf>,
     lines: Vec<String>,
+    /// Set where something could not be opened.
+    pub(crate) unopened: Option<Unopened>,
 }
 
 impl ConfigErrors {

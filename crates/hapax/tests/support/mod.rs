@@ -77,11 +77,18 @@ impl House {
     pub(crate) fn configure(&self, config: &str) {
         *self.config.lock().unwrap() = config.to_owned();
         let mut text = String::new();
-        for key in ["listen", "admin_listen"] {
+        let sets = |key: &str| {
             let mut own = config.lines().take_while(|line| !line.starts_with('['));
-            if !own.any(|line| line.starts_with(&format!("{key} ="))) {
+            own.any(|line| line.starts_with(&format!("{key} =")))
+        };
+        for key in ["listen", "admin_listen"] {
+            if !sets(key) {
                 text.push_str(&format!("{key} = \"127.0.0.1:0\"\n"));
             }
+        }
+        // Tests of the admin side's own door say so; the others ask as in dev mode.
+        if !sets("admin_open") && !sets("admin_listen") {
+            text.push_str("admin_open = true\n");
         }
         text.push_str(&config.replace("DIR", &self.dir.path().display().to_string()));
         std::fs::write(self.config_file(), text).unwrap();
@@ -357,6 +364,40 @@ impl Lines {
         let (guard, _) =
             self.0.1.wait_timeout_while(guard, FOREVER, |written| !written.ended).unwrap();
         guard.ended
+    }
+}
+
+/// A NUL in the query, the path or the body of an admin request is the caller's mistake.
+#[track_caller]
+pub(crate) fn no_nul_is_taken(server: &Server) {
+    for path in [
+        "events?q=%00",
+        "events?source=a%00b",
+        "events?tenant=%00",
+        "events?type=x%00",
+        "events?status=%00",
+        "events?cursor=%00",
+        "jobs?handler=%00",
+        "jobs?source=%00&tenant=a",
+        "stats?source=%00",
+        "events/evt%00",
+        "events/%00",
+        "jobs/%00",
+    ] {
+        let answer = server.admin_get(&format!("/api/v1/{path}"));
+        assert_eq!(answer.status, 400, "{path}: {answer:?}");
+    }
+    let nul = "a\0b";
+    for (path, body) in [
+        ("events/evt_1%00/replay", serde_json::json!({})),
+        ("events/evt_1/replay", serde_json::json!({ "handler": nul })),
+        ("events/evt_1/replay", serde_json::json!({ "reason": nul })),
+        ("events/evt_1/approve", serde_json::json!({ "reason": nul })),
+        ("jobs/replay", serde_json::json!({ "source": nul })),
+        ("claims", serde_json::json!({ "source": nul, "handler": "fee" })),
+    ] {
+        let answer = server.admin_post(&format!("/api/v1/{path}"), &body);
+        assert_eq!(answer.status, 400, "{path} {body}: {answer:?}");
     }
 }
 

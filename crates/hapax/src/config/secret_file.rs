@@ -1,0 +1,128 @@
+//! A random secret that a server makes for itself at its first start and keeps in its data
+//! directory: 32 random bytes as 64 hex digits, readable by the owner of the file only.
+
+use std::io::{Error, ErrorKind, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use hapax_core::secret::Secret;
+
+use super::problem::Complaint;
+
+/// Reads the secret in `path`, or makes one. Two processes that start at once get the same one.
+/// `what` names it in errors.
+pub(super) fn read_or_make(path: &Path, what: &str) -> Result<Secret, Complaint> {
+    match make(path) {
+        Ok(secret) => Ok(secret),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => read(path, what),
+        Err(error) => Err(Complaint::new(
+            format!("cannot keep {what} in {}: {error}", path.display()),
+            "choose a directory that can be written with --data-dir",
+        )),
+    }
+}
+
+/// Reads a secret that was made before.
+pub(crate) fn read(path: &Path, what: &str) -> Result<Secret, Complaint> {
+    let read = || {
+        let text = std::fs::read_to_string(path)?;
+        let mode = std::fs::metadata(path)?.permissions().mode();
+        Ok::<_, Error>((text, mode))
+    };
+    let (text, mode) = read().map_err(|error| {
+        Complaint::new(
+            format!("cannot read {what} in {}: {error}", path.display()),
+            "it must be readable by the user hapax runs as",
+        )
+    })?;
+    if mode & 0o077 != 0 {
+        // A restored backup or a copy may have widened it. A reader that does not own the file
+        // cannot narrow it, and need not.
+        let _ = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600));
+    }
+    let secret = Secret::new(text.trim_end());
+    if looks_like_one(&secret) {
+        return Ok(secret);
+    }
+    Err(Complaint::new(
+        format!("{} does not hold 64 hex digits", path.display()),
+        "remove it, and the next start makes a new one",
+    ))
+}
+
+/// Whether a secret has the form of these: 64 lower-case hex digits.
+pub(crate) fn looks_like_one(secret: &Secret) -> bool {
+    let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    secret.expose().len() == 64 && secret.expose().bytes().all(is_hex)
+}
+
+/// Fails where the file exists. The file appears whole or not at all: it is written and synced
+/// under another name first, and linking never replaces what is there.
+fn make(path: &Path) -> std::io::Result<Secret> {
+    if path.try_exists()? {
+        return Err(ErrorKind::AlreadyExists.into());
+    }
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = directory.unwrap_or(Path::new("."));
+    hapax_store::private_dir(directory)?;
+    let no_dice = |_| Error::other("no randomness");
+    let mut bytes = [0; 32];
+    aws_lc_rs::rand::fill(&mut bytes).map_err(no_dice)?;
+    let secret = Secret::new(hex::encode(bytes));
+    let mut suffix = [0; 8];
+    aws_lc_rs::rand::fill(&mut suffix).map_err(no_dice)?;
+    let draft = directory.join(format!(".hapax-{}", hex::encode(suffix)));
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    let written = options.open(&draft).and_then(|mut file| {
+        writeln!(file, "{}", secret.expose())?;
+        file.sync_all()
+    });
+    let linked = written.and_then(|()| std::fs::hard_link(&draft, path));
+    let _ = std::fs::remove_file(&draft);
+    linked?;
+    // Without this a power loss could take the name, and with it what others were given.
+    std::fs::File::open(directory)?.sync_all()?;
+    Ok(secret)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_made_once_and_only_its_owner_can_read_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data").join("secret");
+        let made: Vec<_> = std::thread::scope(|scope| {
+            let racers: Vec<_> =
+                (0..8).map(|_| scope.spawn(|| read_or_make(&path, "it").unwrap())).collect();
+            racers.into_iter().map(|racer| racer.join().unwrap()).collect()
+        });
+        let again = read_or_make(&path, "it").unwrap();
+        assert!(made.iter().all(|made| made.expose() == again.expose()));
+        assert_eq!(again.expose().len(), 64);
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_others_could_read_is_narrowed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        std::fs::write(&path, format!("{}\n", "ab".repeat(32))).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(read_or_make(&path, "it").is_ok());
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_damaged_secret_is_refused_rather_than_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        std::fs::write(&path, "half").unwrap();
+        assert!(read_or_make(&path, "it").is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "half");
+    }
+}
