@@ -61,3 +61,16 @@ fn every_sender_that_can_be_signed_for_is_accepted_once_and_then_a_duplicate() {
     }
     assert!(tried > 40, "only {tried} senders can be signed for");
 }
+
+#[test]
+fn commands_reach_a_dev_server_also_beside_an_admin_token_of_before() {
+    // The data dir was used with a config before, and its token is still there.
+    let house = House::without_config();
+    let server = house.start();
+    let data_dir = house.database().parent().unwrap().to_owned();
+    std::fs::write(data_dir.join("admin.token"), "ab".repeat(32)).unwrap();
+    let run = hapax(&["events", "list", "--admin", &format!("http://{}", server.admin)])
+        .args(&["--data-dir", &data_dir.display().to_string()])
+        .run();
+    assert_eq!((run.code, run.stderr.as_str()), (0, "no events match\n"), "{run:?}");
+}

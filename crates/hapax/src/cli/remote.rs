@@ -79,10 +79,10 @@ impl Access {
             return Err(bad());
         }
         let token = match (given, configured) {
-            (Some(given), _) => Token::Sent(given),
+            (Some(given), _) => Token::Given(given),
             // The token of the server on this machine must not be shown to a foreign one.
             (None, Some(at)) if is_own(&uri, &at) => match config::admin_token(&at.data_dir) {
-                Some(token) => Token::Sent(token.expose().to_owned()),
+                Some(token) => Token::Own(token.expose().to_owned()),
                 None => Token::Missing { file: at.data_dir.join(ADMIN_TOKEN_FILE) },
             },
             (None, _) => Token::Foreign,
@@ -137,7 +137,11 @@ fn is_own(url: &http::Uri, configured: &Whereabouts) -> bool {
 
 /// How a server is shown who asks.
 enum Token {
-    Sent(String),
+    /// One that was given for this server.
+    Given(String),
+    /// That of `admin.token`, for the server of this machine. It may be one of before: a server in
+    /// dev mode, or with `admin_open`, has none.
+    Own(String),
     /// It is the server of this machine, whose token is not there or not for us to read.
     Missing {
         file: PathBuf,
@@ -150,6 +154,7 @@ enum Token {
 pub(super) struct Server {
     base: String,
     authorization: Option<HeaderValue>,
+    is_own_token: bool,
     /// What to do where the server refuses.
     hint: String,
     http: HttpClient,
@@ -174,8 +179,9 @@ struct Problem {
 
 impl Server {
     fn at(base: String, token: Token) -> Result<Self, Failure> {
+        let is_own_token = matches!(token, Token::Own(_));
         let (token, hint) = match token {
-            Token::Sent(token) => {
+            Token::Given(token) | Token::Own(token) => {
                 (Some(token), "the token that was sent is wrong, or does not allow this".to_owned())
             }
             Token::Missing { file } => (
@@ -201,7 +207,7 @@ impl Server {
             Ok::<_, Failure>(value)
         });
         let authorization = authorization.transpose()?;
-        Ok(Self { base, authorization, hint, http: sender::client() })
+        Ok(Self { base, authorization, is_own_token, hint, http: sender::client() })
     }
 
     /// Where it is.
@@ -226,7 +232,10 @@ impl Server {
         path: &str,
         body: Bytes,
     ) -> Result<Value, Failure> {
-        let reply = self.ask(method, path, body).await?;
+        let mut reply = self.ask(method.clone(), path, body.clone()).await?;
+        if reply.status == StatusCode::UNAUTHORIZED && self.is_own_token {
+            reply = self.ask_as(None, method, path, body).await?;
+        }
         match reply.status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 let said = reply.said();
@@ -243,6 +252,16 @@ impl Server {
         path: &str,
         body: Bytes,
     ) -> Result<Reply, Failure> {
+        self.ask_as(self.authorization.as_ref(), method, path, body).await
+    }
+
+    async fn ask_as(
+        &self,
+        authorization: Option<&HeaderValue>,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Reply, Failure> {
         let cannot = |why: String| {
             let hint = "is it running there? name it with --admin, or its config with --config";
             Failure::unreachable(format!("cannot reach {}: {why}", self.base)).hinted(hint)
@@ -251,7 +270,7 @@ impl Server {
         if !body.is_empty() {
             request = request.header(CONTENT_TYPE, "application/json");
         }
-        if let Some(authorization) = &self.authorization {
+        if let Some(authorization) = authorization {
             request = request.header(AUTHORIZATION, authorization);
         }
         let request = request.body(Full::new(body)).map_err(|error| cannot(error.to_string()))?;
