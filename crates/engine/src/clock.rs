@@ -52,7 +52,7 @@ const ALARM_EVERY: SignedDuration = SignedDuration::from_mins(1);
 
 impl ClockWatch {
     /// Hears one witness. Copies of an event that was heard say nothing more about the clock: they
-    /// may be a request that somebody kept and sends over and over.
+    /// may be one captured request that is sent over and over.
     pub(crate) fn note(&mut self, witness: Witness) {
         if self.offsets.iter().any(|(event, _)| *event == witness.event) {
             return;

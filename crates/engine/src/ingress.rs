@@ -277,7 +277,7 @@ impl<S: Store> Ingress<S> {
     }
 
     /// Whether an event that may be lost has not been logged as such lately: a sender's retries, or a
-    /// request that somebody kept, are one loss and not many.
+    /// captured request, are one loss and not many.
     fn is_first_told(&self, event: KeyHash) -> bool {
         let mut told = self.told_lost.lock().unwrap_or_else(PoisonError::into_inner);
         if told.contains(&event) {

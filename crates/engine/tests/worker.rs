@@ -211,7 +211,7 @@ async fn a_failed_attempt_is_made_again_with_the_same_key_and_another_fence() {
     let done = store.until(job, |piece| piece.phase == Phase::Done).await;
     assert_eq!(done.result.as_deref(), Some("ch_1"));
     assert_eq!(done.published[0].r#type, "fee.charged");
-    assert_eq!(done.error.as_deref(), Some("HTTP 500"));
+    assert_eq!(done.error.as_deref(), Some("HTTP 500: no"));
     let calls = app.calls();
     assert_eq!(calls.len(), 2);
     for call in &calls {

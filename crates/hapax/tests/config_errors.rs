@@ -376,7 +376,7 @@ fn roles_are_checked_and_only_nodes_with_a_shared_database_may_have_some_of_them
     );
     for taken in [
         "roles = [\"admin\", \"sender\", \"worker\", \"ingress\"]",
-        "database_url = \"postgres://h/db\"\nroles = [\"sender\"]",
+        "database_url = \"postgres://h/db\"\nroles = [\"worker\", \"sender\"]",
     ] {
         let run = check_config(taken);
         assert_eq!(run.code, 0, "{taken}: {run:?}");

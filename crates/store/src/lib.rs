@@ -118,7 +118,7 @@ pub mod limits {
     pub const RESULT_CHARS_MAX: usize = 200;
 
     /// The longest error of an attempt that is kept.
-    pub const ERROR_CHARS_MAX: usize = 1_000;
+    pub const ERROR_CHARS_MAX: usize = 1_200;
 
     /// How long a slice of handlers' SQL may begin new jobs: the acks that came meanwhile wait for
     /// it. One job alone has its own timeout.

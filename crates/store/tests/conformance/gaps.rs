@@ -100,7 +100,7 @@ pub(crate) async fn a_gap_held_too_long_is_for_a_person_who_may_let_it_run<S: Wo
 
     assert_eq!(world.approve(third).await, Reviewed::Decided);
     assert_eq!(world.approve(third).await, Reviewed::NotWaiting(Status::Received));
-    assert_eq!(world.event("n3").await.actions[1].action, "approve");
+    assert_eq!(world.event("n3").await.actions[0].action, "approve");
     assert_eq!(world.do_all("fee").await, ["n3"]);
     assert_eq!(world.job("n3", "fee").await.run, 1, "it never ran before");
     assert_eq!(world.numbers([2]).await, [""; 0], "what was missing is old news now");

@@ -61,6 +61,8 @@ async fn live<S: Working>(
 ) -> Vec<String> {
     let mut told = Vec::new();
     let mut rights: Vec<Reserved> = Vec::new();
+    // The last fence of each key that is still there.
+    let mut newest = std::collections::HashMap::new();
     for act in plan {
         let right = |ago: usize| rights.iter().rev().nth(ago).cloned();
         told.push(match *act {
@@ -73,8 +75,10 @@ async fn live<S: Working>(
                 };
                 match world.store.reserve(ask).await.expect("reserves") {
                     Reservation::Fresh(reserved) => {
-                        let newest = rights.last().map(|right| right.fence);
-                        assert!(newest < Some(reserved.fence), "fences only grow: {reserved:?}");
+                        let before = newest.insert(key, reserved.fence);
+                        assert!(before < Some(reserved.fence), "fences only grow: {reserved:?}");
+                        let is_known = |right: &Reserved| right.fence == reserved.fence;
+                        assert!(!rights.iter().any(is_known), "none comes twice: {reserved:?}");
                         let fresh = format!("k{key}: fresh, attempt {}", reserved.attempt);
                         rights.push(reserved);
                         fresh
@@ -99,6 +103,8 @@ async fn live<S: Working>(
             }
             Act::Prune { limit } => {
                 world.prune_keys(limit).await;
+                // A key that is gone begins again, anywhere.
+                newest.clear();
                 continue;
             }
             Act::Restart => {

@@ -986,9 +986,10 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- Runs again what may run again of an event, or says what would happen. One row for each of `lanes`:
--- 0 it runs (a job that waits for its next attempt is due now), 1 it is done and stays so, 2 newer news was applied, 3 it is open as it is, 4 a person
--- refused it; null where nothing can be done. An event that waits for a person, was refused by one or
--- is pruned has nothing to run again: then there are no rows.
+-- 0 it runs (a job that waits for its next attempt is due now), 1 it is done and stays so, 2 a newer
+-- version was applied, 3 it is open as it is, 4 a person refused it; null where nothing can be done. An
+-- event that waits for a person, was refused by one or is pruned has nothing to run again: then there
+-- are no rows.
 CREATE FUNCTION hapax.replay(
     of_event uuid, lanes integer[], resources text[], places bigint[], hopeless text[],
     force boolean, dry_run boolean, who text, reason text, acted_at timestamptz,
