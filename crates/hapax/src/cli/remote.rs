@@ -143,9 +143,7 @@ enum Token {
     /// dev mode, or with `admin_open`, has none.
     Own(String),
     /// It is the server of this machine, whose token is not there or not for us to read.
-    Missing {
-        file: PathBuf,
-    },
+    Missing { file: PathBuf },
     /// It is another one, and no token was given for it.
     Foreign,
 }
