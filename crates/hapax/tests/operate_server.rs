@@ -483,9 +483,17 @@ fn a_dead_letter_whose_handler_is_gone_is_discarded_and_its_alert_ends() {
     assert_eq!(run.code, 0, "{run:?}");
     let again = command(&server, &["dead", "discard", id]);
     assert!(again.code == 0 && again.stderr.contains("nothing changed"), "{again:?}");
-    let run = command(&server, &["events", "discard", "evt_1", "--json"]);
+    assert_eq!(command(&server, &["dead", "discard"]).code, 2, "which ones?");
+    let none = command(&server, &["dead", "discard", "--handler", "fee"]);
+    assert!(none.code == 0 && none.stderr.contains("no such dead letters"), "{none:?}");
+    let refused = command(&server, &["events", "discard", "evt_none"]);
+    assert_eq!(refused.code, 1, "{refused:?}");
+    let run = command(&server, &["dead", "discard", "--handler", "mail", "--json"]);
     let told: Value = serde_json::from_str(&run.stdout).unwrap();
     assert_eq!((&told["status"], &told["changed"]), (&json!("discarded"), &json!(true)));
+    let run = command(&server, &["events", "discard", "evt_1", "--json"]);
+    let told: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!((&told["status"], &told["changed"]), (&json!("discarded"), &json!(false)));
     until("no alert", || (command(&server, &["alerts"]).code == 0).then_some(()));
     let empty = command(&server, &["dead", "list"]);
     assert!(empty.stdout.is_empty() && empty.stderr.contains("no dead letters"), "{empty:?}");

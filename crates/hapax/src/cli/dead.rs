@@ -14,7 +14,8 @@ pub(super) enum Dead {
     List(List),
     /// Run one dead letter again, or those that a filter names
     Replay(Replay),
-    /// Give one dead letter up: it never runs again, and its payload can be pruned
+    /// Give up one dead letter, or those that a filter names: they never run again, and their payloads
+    /// can be pruned
     Discard(Discard),
 }
 
@@ -48,6 +49,25 @@ struct Wanted {
     limit: u32,
 }
 
+impl Wanted {
+    fn is_filtered(&self) -> bool {
+        self.source.is_some() || self.handler.is_some() || self.tenant.is_some()
+    }
+
+    /// Where they are listed.
+    fn path(&self) -> String {
+        let query = query([
+            ("status", Some("dead".to_owned())),
+            ("source", self.source.clone()),
+            ("handler", self.handler.clone()),
+            ("tenant", self.tenant.clone()),
+            ("cursor", self.cursor.clone()),
+            ("limit", Some(self.limit.to_string())),
+        ]);
+        format!("/api/v1/jobs{query}")
+    }
+}
+
 /// `hapax dead list`.
 #[derive(Debug, clap::Args)]
 pub(super) struct List {
@@ -63,15 +83,7 @@ pub(super) struct List {
 impl List {
     async fn run(self) -> Result<Exit, Failure> {
         let server = self.remote.open()?;
-        let query = query([
-            ("status", Some("dead".to_owned())),
-            ("source", self.wanted.source),
-            ("handler", self.wanted.handler),
-            ("tenant", self.wanted.tenant),
-            ("cursor", self.wanted.cursor),
-            ("limit", Some(self.wanted.limit.to_string())),
-        ]);
-        let page: Page = read(server.get(&format!("/api/v1/jobs{query}")).await?)?;
+        let page: Page = read(server.get(&self.wanted.path()).await?)?;
         if page.items.is_empty() {
             out::words("there are no dead letters");
         }
@@ -132,8 +144,8 @@ impl Replay {
         let server = self.remote.open()?;
         let mut body = json!({ "dry_run": self.dry_run });
         add(&mut body, "reason", self.reason);
+        let is_filtered = self.wanted.is_filtered();
         let Wanted { source, handler, tenant, cursor, limit } = self.wanted;
-        let is_filtered = source.is_some() || handler.is_some() || tenant.is_some();
         let path = match self.job {
             Some(job) => format!("/api/v1/jobs/{}/replay", encoded(&job)),
             None if is_filtered || self.all => {
@@ -144,12 +156,7 @@ impl Replay {
                 body["limit"] = json!(limit);
                 "/api/v1/jobs/replay".to_owned()
             }
-            None => {
-                return Err(Failure::usage(
-                    "which dead letters?",
-                    "name a job, a --source or --handler, or --all",
-                ));
-            }
+            None => return Err(which()),
         };
         let page: Page = read(server.post(&path, &body).await?)?;
         let count = page.items.len();
@@ -168,13 +175,19 @@ impl Replay {
 #[derive(Debug, clap::Args)]
 pub(super) struct Discard {
     /// The job's id, as `dead list` shows it
-    job: String,
+    #[arg(conflicts_with_all = ["all", "source", "handler", "tenant", "cursor", "limit"])]
+    job: Option<String>,
+    /// Every dead letter, up to --limit
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    wanted: Wanted,
     /// Why: it is recorded
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
     #[command(flatten)]
     remote: Remote,
-    /// One JSON object
+    /// One JSON object a line
     #[arg(long)]
     json: bool,
 }
@@ -184,7 +197,30 @@ impl Discard {
         let server = self.remote.open()?;
         let mut body = json!({});
         add(&mut body, "reason", self.reason);
-        let path = format!("/api/v1/jobs/{}/discard", encoded(&self.job));
-        decided(server.post(&path, &body).await?, self.json)
+        let jobs = match self.job {
+            Some(job) => vec![job],
+            None if self.all || self.wanted.is_filtered() => {
+                let page: Page = read(server.get(&self.wanted.path()).await?)?;
+                if page.items.is_empty() {
+                    out::words("there are no such dead letters");
+                }
+                if page.next.is_some() {
+                    out::words("there are more: run this again for the rest");
+                }
+                let job = |item| read::<Job>(item).map(|job| job.id);
+                page.items.into_iter().map(job).collect::<Result<_, _>>()?
+            }
+            None => return Err(which()),
+        };
+        // Each is its own commit: one that fails leaves the others discarded.
+        for job in jobs {
+            let path = format!("/api/v1/jobs/{}/discard", encoded(&job));
+            decided(server.post(&path, &body).await?, self.json)?;
+        }
+        Ok(Exit::Done)
     }
+}
+
+fn which() -> Failure {
+    Failure::usage("which dead letters?", "name a job, a --source or --handler, or --all")
 }
