@@ -1,8 +1,13 @@
 //! Handshakes: what some senders ask before or between their events, and the answer they require.
 //!
 //! A handshake is never an event: it is answered and nothing is stored. What is echoed is bounded,
-//! printable, and never of a type that a browser would run; what is computed uses the source's own
-//! secret and gives away nothing but the answer.
+//! printable, and never of a type that a browser would run.
+//!
+//! Two senders (X and Zoom) have their challenge signed with the secret that signs events. An
+//! answer must never be a signature that an event could carry. So such a challenge is a token: letters,
+//! digits and the few marks of base64 and UUIDs. No JSON object and no signed content of Zoom
+//! (`v0:…`) consists of those alone. Whether a signed request is a handshake is decided by what was signed, never by
+//! a header that anybody can change.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -17,7 +22,9 @@ use jiff::Timestamp;
 use crate::arrival::Arrival;
 use crate::envelope::form;
 use crate::json::{self, Pointer, Value};
-use crate::limits::{HANDSHAKE_BODY_BYTES_MAX, HANDSHAKE_ECHO_BYTES_MAX};
+use crate::limits::{
+    HANDSHAKE_BODY_BYTES_MAX, HANDSHAKE_ECHO_BYTES_MAX, HANDSHAKE_TOKEN_BYTES_MAX,
+};
 use crate::secret::{ActiveSecret, Secret};
 use crate::source::Source;
 use crate::verify::Refusal;
@@ -31,7 +38,8 @@ pub enum Challenge {
     Meta,
     /// A signed `endpoint.url_validation`, answered with an HMAC; repeated every 72 hours.
     Zoom,
-    /// A signed `webhook_callback_verification`, whose challenge is echoed. Revocations are events.
+    /// A signed body with a `challenge` and no `event`, whose challenge is echoed. Revocations are
+    /// events.
     Twitch,
     /// GET with `challenge`.
     Dropbox,
@@ -209,7 +217,7 @@ fn dropbox(query: &str) -> Reply {
 }
 
 fn crc(keys: &HandshakeKeys, query: &str) -> Reply {
-    let token = parameter(query, "crc_token").filter(|token| echoable(token));
+    let token = parameter(query, "crc_token").filter(|token| is_token(token));
     match token.and_then(|token| keys.sign(keys.lasting, &token)) {
         Some(tag) => {
             let answer = format!("sha256={}", BASE64_STANDARD.encode(tag));
@@ -250,7 +258,7 @@ fn zoom(keys: &HandshakeKeys, arrival: &Arrival, secret: usize) -> Result<Option
     if text(event).as_deref() != Some("endpoint.url_validation") {
         return Ok(None);
     }
-    let token = text(token).filter(|token| echoable(token));
+    let token = text(token).filter(|token| is_token(token));
     match token.and_then(|token| Some((keys.sign(secret, &token)?, token))) {
         Some((tag, token)) => Ok(Some(Reply::json(&serde_json::json!({
             "plainToken": token,
@@ -260,13 +268,15 @@ fn zoom(keys: &HandshakeKeys, arrival: &Arrival, secret: usize) -> Result<Option
     }
 }
 
+/// Twitch names the kind in `twitch-eventsub-message-type`, which is not signed: the signed body
+/// decides instead. Of its messages only handshakes have a `challenge`, and only notifications an
+/// `event`.
 fn twitch(arrival: &Arrival) -> Result<Option<Reply>, Refusal> {
-    let kind = arrival.header_text("twitch-eventsub-message-type");
-    if kind.as_deref() != Some("webhook_callback_verification") {
-        return Ok(None);
+    let [challenge, event] = look(arrival, ["/challenge", "/event"]);
+    match (challenge, event) {
+        (Some(challenge), None) => echo_field(Some(challenge), "/challenge"),
+        (Some(_) | None, _) => Ok(None),
     }
-    let [challenge] = look(arrival, ["/challenge"]);
-    echo_field(challenge, "/challenge")
 }
 
 /// Type 1 is a PING among interactions and an event among webhook events; only the latter hold an
@@ -322,6 +332,12 @@ fn parameter<'a>(query: &'a str, name: &str) -> Option<Cow<'a, str>> {
 
 fn echoable(text: &str) -> bool {
     (1..=HANDSHAKE_ECHO_BYTES_MAX).contains(&text.len()) && !text.contains(char::is_control)
+}
+
+/// Whether a challenge may be signed: nothing that could be the signed content of an event.
+fn is_token(text: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~+/=".contains(&byte);
+    (1..=HANDSHAKE_TOKEN_BYTES_MAX).contains(&text.len()) && text.bytes().all(plain)
 }
 
 fn is_digits(text: &str) -> bool {
@@ -425,16 +441,49 @@ mod tests {
         assert!(slack(&post(r#"{"type":"url_verification"}"#)).is_err());
         assert!(slack(&post(r#"{"type":"url_verification","challenge":7}"#)).is_err());
 
+        // The header that names the kind is not signed, so it decides nothing.
+        let kinds = ["webhook_callback_verification", "notification", "revocation"];
         let mut asked = post(r#"{"challenge":"pogchamp-kappa","subscription":{}}"#);
-        assert_eq!(twitch(&asked), Ok(None));
-        let kind = "webhook_callback_verification".parse().expect("a value");
-        asked.headers.insert("twitch-eventsub-message-type", kind);
-        let reply = twitch(&asked).expect("answered").expect("a handshake");
-        assert_eq!((body(&reply), is_plain(&reply)), ("pogchamp-kappa", true));
-        asked
-            .headers
-            .insert("twitch-eventsub-message-type", "revocation".parse().expect("a value"));
-        assert_eq!(twitch(&asked), Ok(None));
+        let mut event = post(r#"{"subscription":{},"event":{"id":1},"challenge":"x"}"#);
+        let mut revoked = post(r#"{"subscription":{"status":"authorization_revoked"}}"#);
+        for kind in kinds {
+            for arrival in [&mut asked, &mut event, &mut revoked] {
+                let kind = kind.parse().expect("a value");
+                arrival.headers.insert("twitch-eventsub-message-type", kind);
+            }
+            let reply = twitch(&asked).expect("answered").expect("a handshake");
+            assert_eq!((body(&reply), is_plain(&reply)), ("pogchamp-kappa", true), "{kind}");
+            assert_eq!((twitch(&event), twitch(&revoked)), (Ok(None), Ok(None)), "{kind}");
+        }
+    }
+
+    #[test]
+    fn nothing_that_could_be_an_event_is_signed_for_a_handshake() {
+        let keys = keys(&["consumer"], None);
+        let long = "a".repeat(HANDSHAKE_TOKEN_BYTES_MAX);
+        for token in ["9b4507b3-9040-4669-9ca3-6b94edb50553", "OTJiZjAwODM+/w==", "foo", &long] {
+            let query = format!("crc_token={}", token.replace('+', "%2B"));
+            assert_eq!(crc(&keys, &query).status, 200, "{token}");
+        }
+        for event in [
+            r#"{"for_user_id":"1"}"#,
+            "{}",
+            "[]",
+            "\"1\"",
+            "v0:1767225600:{}",
+            "a b",
+            "a\n",
+            "é",
+            &format!("{long}a"),
+        ] {
+            let escaped: String = event.bytes().map(|byte| format!("%{byte:02x}")).collect();
+            let reply = crc(&keys, &format!("crc_token={escaped}"));
+            assert_eq!((reply.status, body(&reply)), (400, ""), "{event}");
+            let asked = serde_json::json!({
+                "event": "endpoint.url_validation", "payload": { "plainToken": event },
+            });
+            assert!(zoom(&keys, &post(&asked.to_string()), 0).is_err(), "{event}");
+        }
     }
 
     #[test]

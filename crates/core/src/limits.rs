@@ -9,6 +9,10 @@ pub const ITEMS_MAX: usize = 1_000;
 /// How deep JSON may nest before it is called malformed: far beyond real events, far below the stack.
 pub const JSON_DEPTH_MAX: usize = 64;
 
+/// The shortest token or password that proves a sender which signs nothing: guessing one of 16 random
+/// letters takes longer than any of them is used.
+pub const TOKEN_CHARS_MIN: usize = 16;
+
 /// How many signatures of one header are tried: rotation needs two or three, a flood gets no more (S-4).
 pub const SIGNATURES_MAX: usize = 16;
 
@@ -21,6 +25,9 @@ pub const HANDSHAKE_BODY_BYTES_MAX: usize = 4_096;
 
 /// The longest challenge echoed: those seen are under 100 bytes, and nobody may store a page in us.
 pub const HANDSHAKE_ECHO_BYTES_MAX: usize = 512;
+
+/// The longest challenge that is signed: a UUID or a short base64 text at every sender seen.
+pub const HANDSHAKE_TOKEN_BYTES_MAX: usize = 128;
 
 /// The longest resource of an order guard: it stands in an index, as an event id does.
 pub const RESOURCE_BYTES_MAX: usize = 255;

@@ -7,7 +7,8 @@ use std::time::Duration;
 use crate::challenge::{Challenge, HandshakeKeys};
 use crate::envelope::{Envelope, EnvelopeSpec, Origin, SelectorError};
 use crate::key::{SourceName, Tenant};
-use crate::presets::{self, Ack, Preset};
+use crate::presets::{self, Ack, Preset, PresetGuard};
+use crate::scheme::coverage::BodyCovered;
 use crate::scheme::{CustomScheme, Scheme, SchemeError};
 use crate::secret::ActiveSecret;
 
@@ -58,7 +59,7 @@ impl SourceSpec {
     }
 }
 
-/// The replay window of CONTRACT: five minutes on both sides.
+/// The replay window by default: five minutes on both sides.
 pub const TOLERANCE_DEFAULT: Duration = Duration::from_secs(300);
 
 /// What happens to an authentic arrival that is older than the window.
@@ -90,6 +91,8 @@ pub struct Source {
     pub(crate) tolerance: Duration,
     pub(crate) late: Late,
     pub(crate) replay_guard: ReplayGuard,
+    /// Whether the type is part of the guard.
+    pub(crate) guards_type: bool,
     pub(crate) handshake: HandshakeKeys,
 }
 
@@ -132,22 +135,21 @@ impl Source {
             problem,
             hint,
         })?;
+        let guards_type = spec.envelope.event_type.is_none()
+            && preset.is_some_and(|preset| preset.guard == PresetGuard::SignedAndType);
         let envelope = Envelope::build(preset.map(|preset| &preset.envelope), &spec.envelope)
             .map_err(|SelectorError { field, problem, hint }| SpecError { field, problem, hint })?;
+        let envelope = if guards_type { envelope.with_type_required() } else { envelope };
+        check_origins(&scheme, &envelope, &spec)?;
         let late = spec.late.unwrap_or(match preset {
             Some(preset) if !preset.signs_retries_afresh && scheme.signs_time() => Late::Review,
             Some(_) => Late::Reject,
             None => Late::Review,
         });
-        let replay_guard = spec.replay_guard.unwrap_or({
-            // A time that is signed without the body bounds only how long it can be abused.
-            let time_and_body = scheme.signs_time() && scheme.signs(Origin::Body);
-            if time_and_body || scheme.signs(envelope.id_origin()) {
-                ReplayGuard::Off
-            } else {
-                ReplayGuard::Signed
-            }
-        });
+        let replay_guard = match spec.replay_guard {
+            Some(guard) => guard,
+            None => guard_by_default(preset, &scheme, &envelope),
+        };
         Ok(Self {
             tenant: spec.tenant,
             name: spec.name,
@@ -160,6 +162,7 @@ impl Source {
                 .unwrap_or(TOLERANCE_DEFAULT),
             late,
             replay_guard,
+            guards_type,
             handshake: HandshakeKeys::new(&spec.secrets, &spec.params),
         })
     }
@@ -229,6 +232,79 @@ impl Source {
     pub fn signs_time(&self) -> bool {
         self.scheme.signs_time()
     }
+}
+
+/// A guard is needed wherever something is signed and one signature fits more than one id.
+fn guard_by_default(
+    preset: Option<&'static Preset>,
+    scheme: &Scheme,
+    envelope: &Envelope,
+) -> ReplayGuard {
+    let is_off = preset.is_some_and(|preset| preset.guard == PresetGuard::Off);
+    // Where not the bytes are signed but what they mean, a digest needs the guard to know another
+    // spelling of the same content for a copy.
+    let spelled_freely = envelope.may_derive()
+        && scheme.coverage().iter().any(|coverage| coverage.body() != BodyCovered::Bytes);
+    let id_is_signed = scheme.coverage().iter().all(|coverage| envelope.id_is_signed(coverage));
+    if is_off || !scheme.signs_something() || (id_is_signed && !spelled_freely) {
+        ReplayGuard::Off
+    } else {
+        ReplayGuard::Signed
+    }
+}
+
+/// What decides whose an event is, and what is done with it, must be signed wherever the config
+/// says where it is found. (Presets know what is safe with their sender.)
+fn check_origins(scheme: &Scheme, envelope: &Envelope, spec: &SourceSpec) -> Result<(), SpecError> {
+    if let Some(origin) = envelope.tenant_origin()
+        && !scheme.signs(origin)
+    {
+        return Err(SpecError {
+            field: "tenant_from",
+            problem: "the tenant would come from a place that the sender does not sign".to_owned(),
+            hint: "name a signed field, or give each tenant a secret under \
+                   [sources.NAME.tenants.TENANT]"
+                .to_owned(),
+        });
+    }
+    // Where no body is signed, none of its fields is better than another.
+    let signs_body =
+        scheme.coverage().iter().any(|coverage| coverage.body() != BodyCovered::Nothing);
+    let is_unsigned = |origin: Origin<'_>| match origin {
+        Origin::Header(_) | Origin::Query => scheme.signs_something() && !scheme.signs(origin),
+        Origin::Pointer(_) | Origin::Field | Origin::Body | Origin::Signed => {
+            signs_body && !scheme.signs(origin)
+        }
+    };
+    if spec.envelope.event_type.is_some() && envelope.type_origins().any(is_unsigned) {
+        return Err(SpecError {
+            field: "event_type",
+            problem: "the type would come from a place that the sender does not sign".to_owned(),
+            hint: "name a signed field such as \"/type\"; with {header:NAME} in the scheme's \
+                   content a header is signed too"
+                .to_owned(),
+        });
+    }
+    if spec.replay_guard == Some(ReplayGuard::Signed) && !scheme.signs_something() {
+        return Err(SpecError {
+            field: "replay_guard",
+            problem: "this sender signs nothing, so there is nothing to recognise a replay by"
+                .to_owned(),
+            hint: "remove replay_guard".to_owned(),
+        });
+    }
+    let own_items = matches!(scheme.coverage(), [one] if matches!(
+        one.body(), BodyCovered::Pointers(_) | BodyCovered::Nothing | BodyCovered::Fields
+    ));
+    if spec.envelope.items.is_some() && own_items && scheme.signs_something() {
+        return Err(SpecError {
+            field: "items",
+            problem: "this sender signs too little of its body for another list of events"
+                .to_owned(),
+            hint: "remove items; `hapax providers NAME` says what is signed".to_owned(),
+        });
+    }
+    Ok(())
 }
 
 fn unknown_provider(name: &str) -> SpecError {

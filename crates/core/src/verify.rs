@@ -7,9 +7,10 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::arrival::Arrival;
 use crate::challenge::Reply;
-use crate::envelope::{Identity, Item, Origin};
+use crate::envelope::{Identity, Item};
 use crate::key::{EventKey, KeyHash};
 use crate::receipt::{Guard, GuardKeep, GuardSeen, Neighbours, Receipt, Timeliness};
+use crate::scheme::SignedContent;
 use crate::source::{ReplayGuard, Source};
 
 /// What an authentic request turned out to be.
@@ -24,8 +25,10 @@ pub enum Verified {
         /// Which of the source's secrets verified.
         secret: usize,
     },
-    /// A handshake or an empty notification: this is the answer, and there is nothing to store.
+    /// A handshake: this is the answer, and there is nothing to store.
     Reply(Reply),
+    /// A notification without an event: there is nothing to store.
+    Empty,
 }
 
 /// Why a request is not an event. Each variant is one `reason` in the metrics.
@@ -37,6 +40,12 @@ pub enum Refusal {
     /// The signature is wrong, or not well-formed.
     #[error("signature: {0}")]
     Signature(String),
+    /// A handshake that was signed too long ago. (Late events are judged elsewhere.)
+    #[error("stale: a handshake signed {age_seconds} s ago")]
+    Stale {
+        /// Seconds between signing and arrival.
+        age_seconds: i64,
+    },
     /// Signed too far in the future.
     #[error("future: signed {ahead_seconds} s ahead of this machine's clock")]
     Future {
@@ -57,6 +66,7 @@ impl Refusal {
         match self {
             Self::Missing(_) => "missing",
             Self::Signature(_) => "signature",
+            Self::Stale { .. } => "stale",
             Self::Future { .. } => "future",
             Self::Malformed(_) => "malformed",
             Self::NoId(_) => "no_id",
@@ -80,20 +90,28 @@ pub fn verify(source: &Source, arrival: &Arrival, now: Timestamp) -> Result<Veri
     if let Some(challenge) = source.challenge()
         && let Some(reply) = challenge.signed(source, arrival, authentic.secret)?
     {
-        return Ok(Verified::Reply(reply));
+        return match timeliness {
+            Timeliness::OnTime => Ok(Verified::Reply(reply)),
+            Timeliness::Late { age_seconds } => Err(Refusal::Stale { age_seconds }),
+        };
     }
-    let items = source.envelope.read(arrival)?;
-    let guard = match source.replay_guard {
-        ReplayGuard::Signed => Some(guard_of(source, arrival, authentic.token)),
-        ReplayGuard::Off => None,
+    let guards = source.replay_guard == ReplayGuard::Signed;
+    let content = match guards || source.envelope.asks_for_signed() {
+        true => Some(source.scheme.signed_content(arrival)?),
+        false => None,
     };
-    let alone = items.len() == 1;
+    let items = source.envelope.read(arrival, content.as_ref())?;
+    let content = content.filter(|_| guards).unwrap_or(SignedContent::Nothing);
     let receipts: Vec<Receipt> = items
         .into_iter()
-        .map(|item| receipt(source, item, guard.filter(|_| alone), timeliness, now))
+        .enumerate()
+        .map(|(place, item)| {
+            let guard = guard_of(source, &content, place, &item);
+            receipt(source, item, guard, timeliness, now)
+        })
         .collect();
     if receipts.is_empty() {
-        return Ok(Verified::Reply(Reply::empty()));
+        return Ok(Verified::Empty);
     }
     Ok(Verified::Events { receipts, signed_at: authentic.signed_at, secret: authentic.secret })
 }
@@ -115,22 +133,41 @@ fn judge_window(
     Ok(Timeliness::OnTime)
 }
 
-/// What was signed, as far as it cannot be sent again under another id: the body, the URL where
-/// that is signed too, or the sender's own one-time token.
-fn guard_of(source: &Source, arrival: &Arrival, token: Option<KeyHash>) -> KeyHash {
-    let url = if source.scheme.signs(Origin::Query) { arrival.url.as_str() } else { "" };
-    let signed = match &token {
-        Some(token) => &token.0[..],
-        None => &arrival.body[..],
+/// The second key of an event: what was signed, and its place where one signature covers several
+/// events.
+fn guard_of(source: &Source, content: &SignedContent, place: usize, item: &Item) -> Option<Guard> {
+    let place_bytes = (place as u64).to_be_bytes();
+    let (signed, place): (&[u8], &[u8]) = match content {
+        SignedContent::Nothing => return None,
+        SignedContent::Whole(hash) => (hash, &place_bytes),
+        // Items can be taken out of one request and put into another at any place.
+        SignedContent::Items(hashes) => (hashes.get(place)?, b""),
+    };
+    let kind = match (source.guards_type, &item.event_type) {
+        (true, Some(event_type)) => event_type.trim().to_ascii_lowercase(),
+        (true, None) | (false, _) => String::new(),
     };
     let (tenant, name) = (source.tenant.as_str(), source.name.as_str());
-    KeyHash::of(b"guard", [tenant.as_bytes(), name.as_bytes(), url.as_bytes(), signed])
+    Some(Guard {
+        hash: KeyHash::of(
+            b"guard",
+            [tenant.as_bytes(), name.as_bytes(), kind.as_bytes(), signed, place],
+        ),
+        keep: match source.signs_time() {
+            true => GuardKeep::For(source.tolerance.saturating_mul(2)),
+            false => GuardKeep::WithKeys,
+        },
+        seen: match item.identity {
+            Identity::Given(_) => GuardSeen::Review,
+            Identity::Derived { .. } => GuardSeen::Duplicate,
+        },
+    })
 }
 
 fn receipt(
     source: &Source,
     item: Item,
-    guard: Option<KeyHash>,
+    guard: Option<Guard>,
     timeliness: Timeliness,
     now: Timestamp,
 ) -> Receipt {
@@ -141,17 +178,6 @@ fn receipt(
         event_id,
     };
     let body_hash = KeyHash::of(b"body", [&item.body[..]]);
-    let guard = guard.map(|hash| Guard {
-        hash,
-        keep: match source.signs_time() {
-            true => GuardKeep::For(source.tolerance.saturating_mul(2)),
-            false => GuardKeep::WithKeys,
-        },
-        seen: match item.identity {
-            Identity::Given(_) => GuardSeen::Review,
-            Identity::Derived { .. } => GuardSeen::Duplicate,
-        },
-    });
     let (key, neighbours, if_conflict) = match item.identity {
         Identity::Given(event_id) => (key(event_id), None, None),
         Identity::Derived { digest, within: None } => {

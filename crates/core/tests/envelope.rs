@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_core::envelope::{Envelope, EnvelopeSpec, IdSpec, Identity, Item, Origin};
+use hapax_core::envelope::{Envelope, EnvelopeSpec, IdSpec, Identity, Item};
 use hapax_core::limits;
 use hapax_core::presets::{BodyFormat, PresetEnvelope, PresetId};
 use hapax_core::{Arrival, Refusal};
@@ -16,6 +16,7 @@ static PLAIN: PresetEnvelope = PresetEnvelope {
     event_type: &["/type"],
     occurred_at: Some("/created"),
     body: BodyFormat::Json,
+    form_json: None,
 };
 
 fn arrival(body: impl Into<Vec<u8>>) -> Arrival {
@@ -62,14 +63,14 @@ fn given(item: &Item) -> &str {
 }
 
 fn digest(envelope: &Envelope, arrival: &Arrival) -> String {
-    match &envelope.read(arrival).expect("reads")[..] {
+    match &envelope.read(arrival, None).expect("reads")[..] {
         [Item { identity: Identity::Derived { digest, .. }, .. }] => digest.clone(),
         other => panic!("not one derived key: {other:?}"),
     }
 }
 
 fn ids(envelope: &Envelope, arrival: &Arrival) -> Result<Vec<String>, &'static str> {
-    match envelope.read(arrival) {
+    match envelope.read(arrival, None) {
         Ok(items) => Ok(items.iter().map(|item| given(item).to_owned()).collect()),
         Err(refusal) => Err(refusal.reason()),
     }
@@ -78,7 +79,7 @@ fn ids(envelope: &Envelope, arrival: &Arrival) -> Result<Vec<String>, &'static s
 #[test]
 fn id_type_and_time_are_read_and_the_body_is_shared() {
     let arrival = arrival(r#"{"id":"evt_1","type":"payout.paid","created":1714564800}"#);
-    let items = preset(&PLAIN).read(&arrival).expect("reads");
+    let items = preset(&PLAIN).read(&arrival, None).expect("reads");
     assert_eq!(given(&items[0]), "evt_1");
     assert_eq!(items[0].event_type.as_deref(), Some("payout.paid"));
     assert_eq!(items[0].occurred_at.expect("time").as_second(), 1_714_564_800);
@@ -125,14 +126,13 @@ fn a_body_with_two_ids_or_none_is_refused() {
     check(b"", "malformed");
     check(&[b"{\"id\":\"a\",\"x\":".as_slice(), &b"[".repeat(100_000)].concat(), "malformed");
     check(b"{}", "no_id");
-    check(b"[]", "no_id");
+    check(b"[]", "malformed");
     check(b"{\"data\":{\"id\":\"a\"}}", "no_id");
 }
 
 #[test]
 fn an_id_in_a_header_stands_there_once() {
     let envelope = with_id("header:X-Delivery");
-    assert_eq!(envelope.id_origin(), Origin::Header("x-delivery"));
     let once = with_header(arrival("not json"), "x-delivery", "d-1");
     assert_eq!(ids(&envelope, &once), Ok(vec!["d-1".into()]));
     assert_eq!(ids(&envelope, &arrival("{}")), Err("no_id"));
@@ -149,7 +149,6 @@ fn an_id_in_a_header_stands_there_once() {
 #[test]
 fn an_id_in_a_form_or_in_the_query_stands_there_once() {
     let form = with_id("form:MessageSid");
-    assert_eq!(form.id_origin(), Origin::Body);
     assert_eq!(ids(&form, &arrival("A=1&MessageSid=SM%31")), Ok(vec!["SM1".into()]));
     assert_eq!(ids(&form, &arrival("A=1")), Err("no_id"));
     assert_eq!(ids(&form, &arrival("MessageSid=")), Err("malformed"));
@@ -158,7 +157,6 @@ fn an_id_in_a_form_or_in_the_query_stands_there_once() {
     assert_eq!(ids(&form, &arrival("MessageSid=a%00")), Err("malformed"));
 
     let query = with_id("query:id");
-    assert_eq!(query.id_origin(), Origin::Query);
     let at = |url: &str| Arrival { url: url.into(), ..arrival("{}") };
     assert_eq!(ids(&query, &at("https://x/y?a=b&id=7#id=8")), Ok(vec!["7".into()]));
     assert_eq!(ids(&query, &at("https://x/y?id=7&id=7")), Err("malformed"));
@@ -173,9 +171,9 @@ fn the_first_id_that_is_there_counts() {
         event_type: &["form:MessageStatus"],
         occurred_at: None,
         body: BodyFormat::Form,
+        form_json: None,
     };
     let envelope = preset(&FIRST);
-    assert_eq!(envelope.id_origin(), Origin::Header("i-token"));
     let call = arrival("MessageSid=&CallSid=CA1");
     assert_eq!(ids(&envelope, &call), Ok(vec!["CA1".into()]));
     assert_eq!(ids(&envelope, &with_header(call, "i-token", "t")), Ok(vec!["t".into()]));
@@ -192,6 +190,7 @@ fn a_body_stands_in_where_no_id_is_there() {
         event_type: &[],
         occurred_at: None,
         body: BodyFormat::Any,
+        form_json: None,
     };
     let envelope = preset(&ELSE_BODY);
     assert_eq!(ids(&envelope, &arrival(r#"{"id":"a"}"#)), Ok(vec!["a".into()]));
@@ -208,6 +207,7 @@ fn parts_of_a_joined_id_cannot_run_into_each_other() {
         event_type: &["/N/code"],
         occurred_at: None,
         body: BodyFormat::Json,
+        form_json: None,
     };
     let id = |item: &str| {
         let body = format!("{{\"notificationItems\":[{{\"N\":{item}}}]}}");
@@ -248,7 +248,7 @@ fn distinct_sets_of_fields_never_share_a_digest() {
     digests.sort();
     digests.dedup();
     assert_eq!(digests.len(), bodies.len());
-    assert!(matches!(envelope.read(&arrival(r#"{"c":1}"#)), Err(Refusal::NoId(_))));
+    assert!(matches!(envelope.read(&arrival(r#"{"c":1}"#), None), Err(Refusal::NoId(_))));
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn a_body_can_be_its_own_identity() {
     let with_topic = with_header(arrival(r#"{"a":1}"#), "x-topic", "t");
     assert_ne!(first, digest(&envelope, &with_topic));
     let twice = with_header(with_topic, "x-topic", "u");
-    assert!(matches!(envelope.read(&twice), Err(Refusal::Malformed(_))));
+    assert!(matches!(envelope.read(&twice, None), Err(Refusal::Malformed(_))));
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn a_batch_is_one_item_per_element_each_a_slice_of_the_body() {
         spec.tenant_from = Some("outer:/account".into());
     });
     let body = arrival(r#"{"events":[ {"id":1} ,{"id":"b"},{"id":1}],"kind":"k","account":77}"#);
-    let items = envelope.read(&body).expect("reads");
+    let items = envelope.read(&body, None).expect("reads");
     let ids: Vec<&str> = items.iter().map(given).collect();
     assert_eq!(ids, ["1", "b", "1"]);
     assert_eq!(&items[0].body[..], b"{\"id\":1}");
@@ -281,7 +281,7 @@ fn a_batch_is_one_item_per_element_each_a_slice_of_the_body() {
         assert_eq!(item.tenant.as_ref().map(|tenant| tenant.as_str()), Some("77"));
     }
 
-    let read = |body: &str| match envelope.read(&arrival(body)) {
+    let read = |body: &str| match envelope.read(&arrival(body), None) {
         Ok(items) => Ok(items.len()),
         Err(refusal) => Err(refusal.reason()),
     };
@@ -294,7 +294,7 @@ fn a_batch_is_one_item_per_element_each_a_slice_of_the_body() {
     for none in [r#"{"account":1}"#, r#"{"events":null,"account":1}"#] {
         assert_eq!(read(none), Err("no_id"), "{none}");
     }
-    let alone = envelope.read(&arrival(r#"{"id":"a","account":1}"#)).expect("reads");
+    let alone = envelope.read(&arrival(r#"{"id":"a","account":1}"#), None).expect("reads");
     assert_eq!(given(&alone[0]), "a", "a body that could hold several is one event itself");
 }
 
@@ -305,8 +305,14 @@ fn a_batch_has_a_bound() {
         let items: Vec<String> = (0..count).map(|id| format!("{{\"id\":{id}}}")).collect();
         arrival(format!("[{}]\r\n", items.join(",")))
     };
-    assert_eq!(envelope.read(&batch(limits::ITEMS_MAX)).expect("reads").len(), limits::ITEMS_MAX);
-    assert!(matches!(envelope.read(&batch(limits::ITEMS_MAX + 1)), Err(Refusal::Malformed(_))));
+    assert_eq!(
+        envelope.read(&batch(limits::ITEMS_MAX), None).expect("reads").len(),
+        limits::ITEMS_MAX
+    );
+    assert!(matches!(
+        envelope.read(&batch(limits::ITEMS_MAX + 1), None),
+        Err(Refusal::Malformed(_))
+    ));
 }
 
 #[test]
@@ -317,9 +323,10 @@ fn a_star_goes_through_every_element_and_nothing_is_left_out() {
         event_type: &["outer:/object", "/field"],
         occurred_at: Some("parent:/time"),
         body: BodyFormat::Json,
+        form_json: None,
     };
     let envelope = preset(&NESTED);
-    let read = |body: &str| envelope.read(&arrival(body));
+    let read = |body: &str| envelope.read(&arrival(body), None);
     let body = r#"{"object":"page","entry":[
         {"id":"1","time":1714564800,"changes":[{"field":"feed","value":1},{"field":"feed","value":2}]},
         {"id":"2","time":1714564801,"messaging":[{"mid":"m"}]},
@@ -350,7 +357,7 @@ fn a_star_goes_through_every_element_and_nothing_is_left_out() {
 #[test]
 fn what_is_required_must_be_there() {
     let envelope = spec(|spec| spec.require = vec!["/type".into(), "header:x-shop".into()]);
-    let refused = |arrival: &Arrival| match envelope.read(arrival) {
+    let refused = |arrival: &Arrival| match envelope.read(arrival, None) {
         Ok(_) => String::new(),
         Err(refusal) => refusal.to_string(),
     };
@@ -365,7 +372,7 @@ fn what_is_required_must_be_there() {
 fn a_tenant_in_the_body_obeys_the_rules_of_ids() {
     let envelope = spec(|spec| spec.tenant_from = Some("/account".into()));
     let tenant = |account: &str| {
-        let items = envelope.read(&arrival(format!("{{\"id\":1{account}}}"))).ok()?;
+        let items = envelope.read(&arrival(format!("{{\"id\":1{account}}}")), None).ok()?;
         items[0].tenant.as_ref().map(|tenant| tenant.as_str().to_owned())
     };
     assert_eq!(tenant(r#","account":"acme""#).as_deref(), Some("acme"));
@@ -378,7 +385,7 @@ fn a_tenant_in_the_body_obeys_the_rules_of_ids() {
 fn a_type_is_bounded_and_may_be_missing() {
     let read = |raw: &str| {
         let body = arrival(format!("{{\"id\":1,\"type\":{raw}}}"));
-        match preset(&PLAIN).read(&body) {
+        match preset(&PLAIN).read(&body, None) {
             Ok(items) => Ok(items[0].event_type.as_deref().map(str::to_owned)),
             Err(refusal) => Err(refusal.reason()),
         }
@@ -395,7 +402,7 @@ fn a_type_is_bounded_and_may_be_missing() {
 #[test]
 fn an_unreadable_time_is_no_time() {
     let body = arrival(r#"{"id":1,"created":"soon"}"#);
-    assert_eq!(preset(&PLAIN).read(&body).expect("reads")[0].occurred_at, None);
+    assert_eq!(preset(&PLAIN).read(&body, None).expect("reads")[0].occurred_at, None);
 }
 
 #[test]
@@ -407,7 +414,7 @@ fn config_selectors_replace_the_presets() {
     };
     let envelope = Envelope::build(Some(&PLAIN), &spec).expect("builds");
     let body = r#"{"id":"a","uuid":"b","type":"c","kind":"d","created":1}"#;
-    let items = envelope.read(&arrival(body)).expect("reads");
+    let items = envelope.read(&arrival(body), None).expect("reads");
     assert_eq!(given(&items[0]), "b");
     assert_eq!(items[0].event_type.as_deref(), Some("d"));
     assert!(items[0].occurred_at.is_some());
@@ -493,29 +500,81 @@ fn a_body_must_not_announce_itself_as_something_else() {
 }
 
 #[test]
-fn a_sender_of_several_formats_is_read_by_what_the_body_calls_itself() {
+fn the_bytes_say_how_a_body_is_read_and_never_its_content_type() {
+    // The content type is signed by no sender: another reading of the same bytes would be another
+    // event under the same signature.
     static EITHER: PresetEnvelope = PresetEnvelope {
         items: None,
         id: PresetId::FirstOf(&["/sid", "form:Sid"]),
         event_type: &[],
         occurred_at: None,
-        body: BodyFormat::Any,
+        body: BodyFormat::JsonOrForm,
+        form_json: None,
     };
-    let check = |content_type: Option<&str>, body: &str, expected: Result<&str, &'static str>| {
-        let mut arrival = arrival(body);
-        if let Some(content_type) = content_type {
-            arrival = with_header(arrival, "content-type", content_type);
+    static ANY: PresetEnvelope = PresetEnvelope { body: BodyFormat::Any, ..EITHER };
+    let types = [None, Some("application/json"), Some("text/plain"), Some("image/png"), Some("")];
+    let form = [Some("application/x-www-form-urlencoded")];
+    for content_type in types.into_iter().chain(form) {
+        let check = |format, body: &str, expected: Result<&str, &'static str>| {
+            let mut arrival = arrival(body);
+            if let Some(content_type) = content_type {
+                arrival = with_header(arrival, "content-type", content_type);
+            }
+            let expected = expected.map(|id| vec![id.to_owned()]);
+            assert_eq!(ids(&preset(format), &arrival), expected, "{content_type:?} {body}");
+        };
+        for format in [&EITHER, &ANY] {
+            check(format, r#" {"sid":"a"}"#, Ok("a"));
+            check(format, "Sid=b", Ok("b"));
+            check(format, "", Err("no_id"));
         }
-        let expected = expected.map(|id| vec![id.to_owned()]);
-        assert_eq!(ids(&preset(&EITHER), &arrival), expected, "{content_type:?} {body}");
+        check(&EITHER, "{Sid=b", Err("malformed"));
+        check(&EITHER, "\u{feff}{\"sid\":\"a\"}", Err("malformed"));
+        check(&ANY, "[ticket 1] hello", Err("no_id"));
+    }
+}
+
+#[test]
+fn json_inside_a_form_is_read_like_the_same_json_alone() {
+    static WRAPPED: PresetEnvelope = PresetEnvelope {
+        items: None,
+        id: PresetId::Selector("header:x-id"),
+        event_type: &["header:x-event", "/action"],
+        occurred_at: None,
+        body: BodyFormat::JsonOrForm,
+        form_json: Some("payload"),
     };
-    check(Some("application/json"), r#"{"sid":"a"}"#, Ok("a"));
-    check(Some("application/x-www-form-urlencoded"), "Sid=b", Ok("b"));
-    check(Some("application/json"), "Sid=b", Err("malformed"));
-    check(Some("application/x-www-form-urlencoded"), r#"{"sid":"a"}"#, Err("no_id"));
-    check(Some("text/csv"), "Sid=b", Err("no_id"));
-    check(None, r#" {"sid":"a"}"#, Ok("a"));
-    check(None, "Sid=b", Ok("b"));
-    check(None, "{Sid=b", Err("malformed"));
-    check(None, "", Err("no_id"));
+    let read = |body: &str| {
+        let arrival = with_header(arrival(body), "x-id", "1");
+        let arrival = with_header(arrival, "x-event", "issues");
+        let items = preset(&WRAPPED).read(&arrival, None).map_err(|refusal| refusal.reason())?;
+        Ok(items[0].event_type.as_deref().map(str::to_owned))
+    };
+    let both = Ok(Some("issues.opened".to_owned()));
+    assert_eq!(read(r#"{"action":"opened"}"#), both);
+    assert_eq!(read("payload=%7B%22action%22%3A%22opened%22%7D"), both);
+    assert_eq!(read("a=1&payload=%7B%22action%22%3A%22opened%22%7D&b"), both);
+    assert_eq!(read("other=1"), Ok(Some("issues".to_owned())));
+    for bad in ["payload=%7B", "payload=", "", "payload=%7B%7D&payload=%7B%7D"] {
+        assert_eq!(read(bad), Err("malformed"), "{bad}");
+    }
+}
+
+#[test]
+fn a_number_or_a_string_alone_is_never_an_event() {
+    // Such bytes could be what a handshake or a timestamp was signed as.
+    let pointer = spec(|spec| {
+        spec.event_id =
+            Some(IdSpec::Hash { fields: vec!["body".into(), "/id".into()], within: None });
+    });
+    static BODY: PresetEnvelope =
+        PresetEnvelope { id: PresetId::Hash { fields: &["body"], within: None }, ..PLAIN };
+    for scalar in ["1", "12345", "\"foo\"", "true", "null", " 7 "] {
+        let read = |envelope: &Envelope| envelope.read(&arrival(scalar), None).is_ok();
+        assert!(!read(&preset(&BODY)), "{scalar}");
+        assert!(!read(&pointer), "{scalar}");
+    }
+    assert!(preset(&BODY).read(&arrival("[1]"), None).is_err());
+    assert!(preset(&BODY).read(&arrival("{}"), None).is_ok());
+    assert!(pointer.read(&arrival("[1]"), None).is_ok());
 }

@@ -8,7 +8,8 @@ use bytes::Bytes;
 use hapax_core::envelope::{Envelope, EnvelopeSpec, Identity, Item};
 use hapax_core::presets::{self, PresetId};
 use hapax_core::sample::{self, SampleId};
-use hapax_core::{Arrival, Timestamp};
+use hapax_core::scheme::SignedContent;
+use hapax_core::{Arrival, KeyHash, Timestamp};
 use http::{HeaderMap, HeaderName, Method};
 
 fn envelope(provider: &str) -> Envelope {
@@ -35,7 +36,15 @@ fn read(provider: &str, headers: &[(&str, &str)], body: &str) -> Vec<Item> {
     let is_form = !body.starts_with(['{', '[']);
     let content_type =
         if is_form { "application/x-www-form-urlencoded" } else { "application/json" };
-    envelope(provider).read(&arrival(headers, content_type, body)).expect("reads")
+    let arrival = arrival(headers, content_type, body);
+    envelope(provider).read(&arrival, Some(&signed(&arrival))).expect("reads")
+}
+
+/// Stands for the hash of what was signed.
+fn signed(arrival: &Arrival) -> SignedContent {
+    let mut hash = [0; 32];
+    hash[..16].copy_from_slice(&KeyHash::of(b"test", [&arrival.body[..]]).0);
+    SignedContent::Whole(hash)
 }
 
 /// Two updates of one resource are two events; each again is the same event.
@@ -288,7 +297,9 @@ fn the_sample_of_every_preset_is_one_event_with_its_own_key() {
             let arrival = arrival(&headers, sample.content_type, &sample.body);
             let envelope = envelope(provider);
             assert!(envelope.content_type_fits(Some(sample.content_type)), "{provider}");
-            let mut items = envelope.read(&arrival).unwrap_or_else(|e| panic!("{provider}: {e}"));
+            let mut items = envelope
+                .read(&arrival, Some(&signed(&arrival)))
+                .unwrap_or_else(|e| panic!("{provider}: {e}"));
             assert_eq!(items.len(), 1, "{provider}");
             items.remove(0)
         };

@@ -2,14 +2,18 @@
 //! was bent, cut, borrowed or outlived does.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
+use base64::Engine as _;
 use bytes::Bytes;
+use hapax_core::envelope::IdSpec;
 use hapax_core::presets::{self, Preset};
 use hapax_core::sample::{self, SampleId};
+use hapax_core::scheme::coverage::BodyCovered;
 use hapax_core::scheme::{CustomScheme, Scheme};
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::{Late, ReplayGuard, SourceSpec, SpecError};
-use hapax_core::{Arrival, Source, Timestamp, Verified, verify};
+use hapax_core::{Arrival, Guard, GuardKeep, Source, Timestamp, Verified, verify};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
 const RANDOM: [u8; 32] = [0xa7; 32];
@@ -177,7 +181,7 @@ fn a_changed_body_is_refused_wherever_the_body_is_signed() {
     for preset in signable() {
         let source = with(preset, &RANDOM);
         let mut request = signed(source.scheme(), &sample(preset));
-        let signs_body = source.scheme().signs(hapax_core::envelope::Origin::Body);
+        let signs_body = source.scheme().coverage()[0].body() != BodyCovered::Nothing;
         let mut body = request.body.to_vec();
         match preset.name {
             // Of an item only some fields are signed: bend one of those.
@@ -317,7 +321,7 @@ fn a_source_without_a_usable_secret_or_parameter_is_never_built() {
 #[test]
 fn a_second_generation_of_a_sender_is_chosen_by_the_config_and_not_by_the_request() {
     for (name, param, secret) in [
-        ("flutterwave", Some(("version", "v4")), "hash"),
+        ("flutterwave", Some(("version", "v4")), "the hash that was chosen"),
         ("cloudinary", Some(("algorithm", "sha256")), "secret"),
         ("gitlab", None, "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLawA"),
     ] {
@@ -420,10 +424,15 @@ fn late_and_replay_defaults_follow_what_is_signed() {
         ("github", Late::Reject, ReplayGuard::Signed),
         ("shopify", Late::Reject, ReplayGuard::Signed),
         ("twilio", Late::Reject, ReplayGuard::Signed),
-        ("gitlab", Late::Reject, ReplayGuard::Signed),
+        ("gitlab", Late::Reject, ReplayGuard::Off),
+        ("linear", Late::Reject, ReplayGuard::Signed),
+        ("zendesk", Late::Review, ReplayGuard::Signed),
+        ("sanity", Late::Review, ReplayGuard::Signed),
+        ("dropbox", Late::Reject, ReplayGuard::Off),
+        ("svix", Late::Reject, ReplayGuard::Off),
         ("square", Late::Reject, ReplayGuard::Off),
         ("adyen", Late::Reject, ReplayGuard::Off),
-        ("postmark", Late::Reject, ReplayGuard::Signed),
+        ("postmark", Late::Reject, ReplayGuard::Off),
     ] {
         let source = with(presets::find(name).expect("a preset"), &RANDOM);
         assert_eq!(source.late(), late, "{name}");
@@ -556,4 +565,424 @@ fn a_scheme_of_ones_own_with_a_gap_is_an_error_with_a_hint() {
     spec.url_known = false;
     assert!(Source::build(spec).expect_err("no url").hint.contains("public_url"));
     assert_eq!(custom_source(custom(|_| {}), " ").expect_err("blank").field, "secrets");
+}
+
+fn guard(source: &Source, request: &Arrival) -> Option<Guard> {
+    match verify(source, request, now()) {
+        Ok(Verified::Events { receipts, .. }) => receipts[0].guard(),
+        other => panic!("{}: {other:?}", source.name()),
+    }
+}
+
+fn key(source: &Source, request: &Arrival) -> String {
+    match verify(source, request, now()) {
+        Ok(Verified::Events { receipts, .. }) => receipts[0].key().event_id.to_string(),
+        other => panic!("{}: {other:?}", source.name()),
+    }
+}
+
+#[test]
+fn a_guard_is_the_hash_of_what_was_signed_and_of_nothing_else() {
+    // Whatever a captured request is changed to without its signature, its guard stays.
+    let mut guarded = Vec::new();
+    for preset in signable() {
+        let name = preset.name;
+        let source = with(preset, &RANDOM);
+        let request = signed(source.scheme(), &sample(preset));
+        let Some(first) = guard(&source, &request) else { continue };
+        guarded.push(name);
+        let mut changed = request.clone();
+        for header_name in ["x-stray", "user-agent", "idempotency-key", "x-request-uuid"] {
+            header(&mut changed.headers, header_name, "another");
+        }
+        assert_eq!(guard(&source, &changed), Some(first), "{name}");
+        // Another event has another guard, and so has the same event at another source.
+        let at = Timestamp::from_second(1_767_225_601).expect("in range");
+        let other = sample::event(name, None, &SampleId::made_up("b2", at)).expect("a sample");
+        let mut another = sample(preset);
+        another.body = Bytes::from(other.body);
+        let another = signed(source.scheme(), &another);
+        assert_ne!(guard(&source, &another).map(|guard| guard.hash), Some(first.hash), "{name}");
+        let mut spec = SourceSpec::new("elsewhere", name, vec![own(preset, &RANDOM)]);
+        spec.params = params(preset);
+        let elsewhere = Source::build(spec).expect("builds");
+        let there = guard(&elsewhere, &request).map(|guard| guard.hash);
+        assert_ne!(there, Some(first.hash), "{name}");
+    }
+    assert_eq!(
+        guarded,
+        [
+            "bitbucket",
+            "github",
+            "linear",
+            "mailgun",
+            "plivo",
+            "razorpay",
+            "sanity",
+            "shopify",
+            "twilio",
+            "woocommerce",
+            "zendesk"
+        ]
+    );
+}
+
+#[test]
+fn mailguns_guard_is_its_token_and_time_whatever_the_event_says() {
+    let mailgun = presets::find("mailgun").expect("a preset");
+    let source = with(mailgun, &RANDOM);
+    let request = signed(source.scheme(), &sample(mailgun));
+    let first = guard(&source, &request).expect("a guard").hash;
+    let mut body: serde_json::Value = serde_json::from_slice(&request.body).expect("JSON");
+    body["event-data"]["id"] = "another".into();
+    body["event-data"]["recipient"] = "another@example.com".into();
+    let mut forged = request.clone();
+    forged.body = Bytes::from(body.to_string());
+    assert_ne!(key(&source, &forged), key(&source, &request));
+    assert_eq!(guard(&source, &forged).expect("a guard").hash, first);
+    // The same event under another token was signed once more.
+    let again =
+        source.scheme().sign(&sample(mailgun), Some("another token"), now()).expect("signs");
+    let again = again.apply(&sample(mailgun)).expect("fits");
+    assert_eq!(key(&source, &again), key(&source, &request));
+    assert_ne!(guard(&source, &again).expect("a guard").hash, first);
+}
+
+#[test]
+fn a_signed_time_is_part_of_the_guard() {
+    for name in ["linear", "zendesk", "sanity", "mailgun"] {
+        let preset = presets::find(name).expect("a preset");
+        let source = with(preset, &RANDOM);
+        let at = |seconds: i64| {
+            let later = Timestamp::from_second(now().as_second() + seconds).expect("in range");
+            let signed = source.scheme().sign(&sample(preset), Some("one"), later).expect("signs");
+            guard(&source, &signed.apply(&sample(preset)).expect("fits")).expect("a guard")
+        };
+        assert_eq!(at(0), at(0), "{name}");
+        assert_ne!(at(0).hash, at(7).hash, "{name}");
+        assert_eq!(at(0).keep, GuardKeep::For(Duration::from_secs(600)), "{name}");
+    }
+}
+
+#[test]
+fn one_order_has_one_guard_for_each_topic_however_that_is_written() {
+    for (name, topic) in [("shopify", "x-shopify-topic"), ("woocommerce", "x-wc-webhook-topic")] {
+        let preset = presets::find(name).expect("a preset");
+        let source = with(preset, &RANDOM);
+        let request = signed(source.scheme(), &sample(preset));
+        let under = |value: &str| {
+            let mut changed = request.clone();
+            header(&mut changed.headers, topic, value);
+            guard(&source, &changed).expect("a guard").hash
+        };
+        assert_ne!(under("orders/create"), under("orders/paid"), "{name}");
+        assert_eq!(under("orders/create"), under("Orders/CREATE"), "{name}");
+        let mut bare = request.clone();
+        bare.headers.remove(topic);
+        let refused = verify(&source, &bare, now()).expect_err("no topic");
+        assert_eq!(refused.reason(), "malformed", "{name}");
+        // `hapax sign` names one where the request has none.
+        let unsigned = Arrival { headers: HeaderMap::new(), ..sample(preset) };
+        assert!(verify(&source, &signed(source.scheme(), &unsigned), now()).is_ok(), "{name}");
+    }
+}
+
+#[test]
+fn what_a_form_means_is_signed_and_not_how_it_is_spelled() {
+    let twilio = "AccountSid=AC1&Body=Hi&CallSid=CA1&From=%2B1&MessageSid=SM1&MessageStatus=sent";
+    let plivo = "From=1&MessageUUID=m-1&Status=sent&To=2";
+    for (name, form, others) in [
+        (
+            "twilio",
+            twilio,
+            vec![
+                format!("{twilio}&"),
+                format!("&&{twilio}&&&"),
+                format!("{twilio}&="),
+                twilio.replace("Body=Hi", "%42ody=%48i"),
+                twilio.replace("=sent", "=%73ent"),
+                "MessageStatus=sent&MessageSid=SM1&From=%2B1&CallSid=CA1&Body=Hi&AccountSid=AC1"
+                    .to_owned(),
+                format!("{twilio}&CallSid=CA1"),
+                twilio.replace("Body=Hi", "BodyH=i"),
+            ],
+        ),
+        (
+            "plivo",
+            plivo,
+            vec![
+                format!("{plivo}&"),
+                format!("{plivo}&="),
+                plivo.replace("Status", "%53tatus"),
+                "To=2&Status=sent&MessageUUID=m-1&From=1".to_owned(),
+                plivo.replace("To=2", "T=o2"),
+            ],
+        ),
+    ] {
+        let preset = presets::find(name).expect("a preset");
+        let source = with(preset, &RANDOM);
+        let mut request = sample(preset);
+        request.headers.remove("i-twilio-idempotency-token");
+        request.body = Bytes::from(form.to_owned());
+        let request = signed(source.scheme(), &request);
+        let (first, id) = (guard(&source, &request), key(&source, &request));
+        for other in others {
+            let mut changed = request.clone();
+            changed.body = Bytes::from(other.clone());
+            assert_eq!(guard(&source, &changed), first, "{name} {other}");
+            assert_eq!(key(&source, &changed), id, "{name} {other}");
+        }
+    }
+}
+
+#[test]
+fn a_field_that_moved_over_its_boundary_is_missed() {
+    let check = |name: &str, form: &str, shifted: &[&str], fine: &[&str]| {
+        let preset = presets::find(name).expect("a preset");
+        let source = with(preset, &RANDOM);
+        let judge = |signed_form: &str, sent: &str| {
+            let mut request = sample(preset);
+            request.body = Bytes::from(signed_form.to_owned());
+            let mut request = signed(source.scheme(), &request);
+            request.body = Bytes::from(sent.to_owned());
+            verify(&source, &request, now()).map(|_| ()).map_err(|refusal| refusal.reason())
+        };
+        assert_eq!(judge(form, form), Ok(()), "{name}");
+        for moved in shifted {
+            assert_eq!(judge(form, moved), Err("malformed"), "{name} {moved}");
+        }
+        for form in fine {
+            assert_eq!(judge(form, form), Ok(()), "{name} {form}");
+        }
+    };
+    check(
+        "twilio",
+        "AccountSid=AC1&Body=Hi&From=%2B1&MessageSid=SM1&MessageStatus=sent&SmsSid=SM1",
+        &[
+            "AccountSid=AC1&Body=Hi&From=%2B1&MessageSidS=M1&MessageStatus=sent&SmsSid=SM1",
+            "AccountSid=AC1&Body=Hi&From=%2B1MessageSid&SM1MessageStatus=sent&SmsSid=SM1",
+            "AccountSi=dAC1&Body=Hi&From=%2B1&MessageSid=SM1&MessageStatus=sent&SmsSid=SM1",
+            "AccountSid=AC1&Body=Hi&From=%2B1&MessageSid=SM1&MessageStatusse=nt&SmsSid=SM1",
+            "AccountSid=AC1&Body=HiFrom%2B1MessageSidSM1MessageStatussentSmsSidSM1",
+        ],
+        &[
+            // What people write to each other may name any field.
+            "AccountSid=AC1&Body=CallSid+MessageStatus&From=%2B1&MessageSid=SM1",
+            "AccountSid=AC1&Payload=%7B%22CallSid%22%3A1%7D&Sid=NO1",
+            "AccountSid=AC1&CallSidEndingConference=CA1&ConferenceSid=CF1",
+            "DialCallSid=CA2&DialCallStatus=completed&CallSid=CA1&AccountSid=AC1",
+            "",
+            "a=bc",
+        ],
+    );
+    check(
+        "plivo",
+        "From=1&MessageUUID=m-1&Status=sent&To=2",
+        &["From=1&MessageUUIDm=-1&Status=sent&To=2", "From=1MessageUUIDm-1&Status=sent&To=2"],
+        &["CallUUID=c&CallStatus=ringing", "Digits=1"],
+    );
+}
+
+#[test]
+fn a_port_in_the_url_makes_no_second_guard() {
+    let twilio = presets::find("twilio").expect("a preset");
+    let source = with(twilio, &RANDOM);
+    let mut request = sample(twilio);
+    request.url = "https://hooks.example.com/webhooks/twilio?a=1".into();
+    let mut request = signed(source.scheme(), &request);
+    let first = guard(&source, &request);
+    request.url = "https://hooks.example.com:443/webhooks/twilio?a=1".into();
+    assert_eq!(guard(&source, &request), first);
+}
+
+#[test]
+fn public_keys_of_small_order_and_short_tokens_are_refused() {
+    let build = |provider: &str, secret: &str| {
+        let secrets = vec![ActiveSecret::forever(Secret::new(secret))];
+        Source::build(SourceSpec::new(provider, provider, secrets)).map(|_| ())
+    };
+    let mut small: Vec<String> = [
+        "0000000000000000000000000000000000000000000000000000000000000000",
+        "0100000000000000000000000000000000000000000000000000000000000000",
+        "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "ffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    for key in small.clone() {
+        let mut bytes = hex::decode(key).expect("hex");
+        bytes[31] |= 0x80;
+        small.push(hex::encode(bytes));
+    }
+    for key in &small {
+        let error = build("discord", key).expect_err(key);
+        assert!(error.problem.contains("small order"), "{error}");
+        let bytes = hex::decode(key).expect("hex");
+        let written = base64::engine::general_purpose::STANDARD.encode(bytes);
+        assert!(build("telnyx", &written).is_err(), "{key}");
+    }
+    let good = "0c75bfa80af26d6c2ad69a06b1fbdbb8c284a48e6ab09fd97ab5b57ae45c8855";
+    assert_eq!(build("discord", good), Ok(()));
+    for (provider, short, long) in [
+        ("gitlab", "fifteen-letters", "sixteen--letters"),
+        ("cloudevents", "fifteen-letters", "sixteen--letters"),
+        ("flutterwave", "fifteen-letters", "sixteen--letters"),
+        ("postmark", "postmark:fifteen-letters", "u:sixteen--letters"),
+    ] {
+        let error = build(provider, short).expect_err(provider);
+        assert!(error.problem.contains("16 characters"), "{error}");
+        assert_eq!(build(provider, long), Ok(()), "{provider}");
+    }
+    // What a sender signs with is as long as the sender makes it.
+    assert_eq!(build("github", "short"), Ok(()));
+}
+
+#[test]
+fn a_tenant_is_signed_and_so_is_a_type_that_the_config_names() {
+    let build = |provider: &str, change: &dyn Fn(&mut SourceSpec)| {
+        let preset = presets::find(provider);
+        let secret = match preset {
+            Some(preset) => own(preset, &RANDOM),
+            None => ActiveSecret::forever(Secret::new("secret")),
+        };
+        let mut spec = SourceSpec::new("own", provider, vec![secret]);
+        spec.params = preset.map(params).unwrap_or_default();
+        spec.custom = preset.is_none().then(|| CustomScheme {
+            header: Some("x-signature".into()),
+            content: Some("{header:x-account}.{body}".into()),
+            ..CustomScheme::default()
+        });
+        change(&mut spec);
+        Source::build(spec).map(|_| ()).map_err(|error| error.field)
+    };
+    let tenant = |provider: &str, from: &str| {
+        build(provider, &|spec| spec.envelope.tenant_from = Some(from.to_owned()))
+    };
+    let kind = |provider: &str, from: &str| {
+        build(provider, &|spec| spec.envelope.event_type = Some(from.to_owned()))
+    };
+    for (provider, signed) in [
+        ("stripe", "/account"),
+        ("custom", "/account"),
+        ("custom", "header:x-account"),
+        ("hubspot", "query:tenant"),
+        ("twilio", "form:AccountSid"),
+        ("adyen", "/NotificationRequestItem/merchantAccountCode"),
+        ("standardwebhooks", "header:webhook-id"),
+    ] {
+        assert_eq!(tenant(provider, signed), Ok(()), "{provider} {signed}");
+        assert_eq!(kind(provider, signed), Ok(()), "{provider} {signed}");
+    }
+    for (provider, unsigned) in [
+        ("stripe", "header:x-account"),
+        ("stripe", "query:account"),
+        ("custom", "header:x-other"),
+        ("custom", "query:account"),
+        ("shopify", "header:x-shopify-shop-domain"),
+        ("adyen", "/NotificationRequestItem/additionalData/shop"),
+        ("adyen", "outer:/live"),
+        ("mailgun", "header:x-account"),
+    ] {
+        assert_eq!(tenant(provider, unsigned), Err("tenant_from"), "{provider} {unsigned}");
+        assert_eq!(kind(provider, unsigned), Err("event_type"), "{provider} {unsigned}");
+    }
+    for (provider, unsigned) in
+        [("mailgun", "/event-data/account"), ("gitlab", "/project"), ("postmark", "/Server")]
+    {
+        assert_eq!(tenant(provider, unsigned), Err("tenant_from"), "{provider} {unsigned}");
+        // Nothing of such a body is signed, so a type of one's own is no worse than the preset's.
+        assert_eq!(kind(provider, unsigned), Ok(()), "{provider} {unsigned}");
+    }
+    // Where nothing is signed there is nothing to remember.
+    let guard =
+        |provider: &str| build(provider, &|spec| spec.replay_guard = Some(ReplayGuard::Signed));
+    assert_eq!(guard("gitlab"), Err("replay_guard"));
+    assert_eq!(guard("stripe"), Ok(()));
+    let items = |provider: &str| build(provider, &|spec| spec.envelope.items = Some("/x".into()));
+    assert_eq!(items("mailgun"), Err("items"));
+    assert_eq!(items("adyen"), Err("items"));
+    assert_eq!(items("stripe"), Ok(()));
+}
+
+#[test]
+fn an_id_from_an_unsigned_place_of_the_config_is_guarded() {
+    let guards = |provider: &str, id: IdSpec| {
+        let preset = presets::find(provider).expect("a preset");
+        let mut spec = SourceSpec::new("own", provider, vec![own(preset, &RANDOM)]);
+        spec.params = params(preset);
+        spec.envelope.event_id = Some(id);
+        Source::build(spec).expect("builds").replay_guard()
+    };
+    let hash = |fields: &[&str], within| IdSpec::Hash {
+        fields: fields.iter().map(|field| (*field).to_owned()).collect(),
+        within,
+    };
+    let selector = |text: &str| IdSpec::Selector(text.to_owned());
+    assert_eq!(guards("stripe", selector("header:x-id")), ReplayGuard::Signed);
+    assert_eq!(guards("stripe", selector("query:id")), ReplayGuard::Signed);
+    assert_eq!(guards("stripe", hash(&["header:x-id", "/id"], None)), ReplayGuard::Signed);
+    assert_eq!(
+        guards("stripe", hash(&["/id"], Some(Duration::from_secs(60)))),
+        ReplayGuard::Signed
+    );
+    assert_eq!(guards("stripe", hash(&["/id"], None)), ReplayGuard::Off);
+    assert_eq!(guards("stripe", selector("/other")), ReplayGuard::Off);
+    assert_eq!(guards("adyen", hash(&["body"], None)), ReplayGuard::Signed);
+    // Signed under one set of names is unsigned under the other.
+    assert_eq!(guards("svix", selector("header:webhook-id")), ReplayGuard::Signed);
+    assert_eq!(guards("gitlab", selector("header:x-id")), ReplayGuard::Off);
+}
+
+#[test]
+fn events_of_one_body_have_guards_of_their_own() {
+    let secrets = vec![ActiveSecret::forever(Secret::new("secret"))];
+    let mut spec = SourceSpec::new("own", "custom", secrets);
+    spec.custom =
+        Some(CustomScheme { header: Some("x-signature".into()), ..CustomScheme::default() });
+    spec.envelope.event_id =
+        Some(IdSpec::Hash { fields: vec!["header:x-batch".into(), "/n".into()], within: None });
+    spec.envelope.items = Some(String::new());
+    let source = Source::build(spec).expect("builds");
+    let request = Arrival {
+        method: Method::POST,
+        url: "https://hooks.example.com/webhooks/own".into(),
+        headers: HeaderMap::new(),
+        body: Bytes::from_static(br#"[{"n":1},{"n":2},{"n":1}]"#),
+    };
+    let request = signed(source.scheme(), &request);
+    let guards = |request: &Arrival| match verify(&source, request, now()) {
+        Ok(Verified::Events { receipts, .. }) => {
+            receipts.iter().map(|receipt| receipt.guard().expect("a guard").hash).collect()
+        }
+        other => panic!("{other:?}"),
+    };
+    let first: Vec<_> = guards(&request);
+    assert!(first[0] != first[1] && first[0] != first[2] && first[1] != first[2]);
+    let mut changed = request.clone();
+    header(&mut changed.headers, "x-batch", "another");
+    assert_eq!(guards(&changed), first);
+}
+
+#[test]
+fn a_late_handshake_is_refused() {
+    for (name, body) in [
+        ("slack", r#"{"type":"url_verification","challenge":"a"}"#),
+        ("zoom", r#"{"event":"endpoint.url_validation","payload":{"plainToken":"a"}}"#),
+        ("twitch", r#"{"challenge":"a","subscription":{}}"#),
+    ] {
+        let preset = presets::find(name).expect("a preset");
+        let source = with(preset, &RANDOM);
+        let request = Arrival { body: Bytes::from_static(body.as_bytes()), ..sample(preset) };
+        let request = signed(source.scheme(), &request);
+        let judge = |after: i64| {
+            let at = Timestamp::from_second(now().as_second() + after).expect("in range");
+            verify(&source, &request, at).map_err(|refusal| refusal.reason())
+        };
+        assert!(matches!(judge(300), Ok(Verified::Reply(_))), "{name}");
+        assert_eq!(judge(301).map(|_| ()), Err("stale"), "{name}");
+    }
 }

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use hapax_core::challenge::Challenge;
+use hapax_core::challenge::{Challenge, Reply};
 use hapax_core::source::Late;
 use hapax_core::store::{
     Decision, Ingest, Inspect, Known, Status, Store, StoreError, Verdict, Via, Work,
@@ -186,7 +186,10 @@ impl<S: Store> Ingress<S> {
         let (receipts, signed_at, secret) = match verified {
             Verified::Events { receipts, signed_at, secret } => (receipts, signed_at, secret),
             Verified::Reply(reply) => {
-                return respond::handshake(reply, call.request_id, After::KeepAlive);
+                return shake_hands(&route, &call, reply, After::KeepAlive);
+            }
+            Verified::Empty => {
+                return respond::handshake(Reply::empty(), call.request_id, After::KeepAlive);
             }
         };
         self.hear(&receipts, signed_at, call.received_at);
@@ -327,6 +330,7 @@ impl<S: Store> Ingress<S> {
             }),
             Refusal::Missing(_)
             | Refusal::Signature(_)
+            | Refusal::Stale { .. }
             | Refusal::Malformed(_)
             | Refusal::NoId(_) => {}
         }
@@ -438,6 +442,10 @@ impl From<Refusal> for Refused {
         match refusal {
             Refusal::Missing(why) => Self::because(Reason::Missing, why),
             Refusal::Signature(why) => Self::because(Reason::Signature, why),
+            Refusal::Stale { age_seconds } => Self::because(
+                Reason::Stale,
+                format!("a handshake that was signed {age_seconds} s ago"),
+            ),
             Refusal::Future { ahead_seconds } => Self::because(
                 Reason::Future,
                 format!("signed {ahead_seconds} s ahead of our clock"),
@@ -493,9 +501,21 @@ fn not_a_post(route: &Route, call: &Call, parts: &Parts, body: &impl Body) -> An
         challenge.unsigned(&route.source, &parts.method, query, &parts.headers)
     });
     match reply {
-        Some(reply) => respond::handshake(reply, call.request_id, call.after(body)),
+        Some(reply) => shake_hands(route, call, reply, call.after(body)),
         None => refuse(route, call, Reason::Method.into(), call.after(body)),
     }
+}
+
+/// Answers a handshake and counts it. One address gets only so many answers: some are signed with
+/// the source's own secret, and some tell whether a token was guessed.
+fn shake_hands(route: &Route, call: &Call, reply: Reply, after: After) -> Answer {
+    if let Err(over) = route.handshakes.take(call.remote) {
+        route.ledger.count_refusal(Reason::Limited);
+        let retry_after = Some(over.retry_after_seconds);
+        return respond::refused(Reason::Limited, call.request_id, retry_after, after);
+    }
+    route.ledger.handshakes.increment(1);
+    respond::handshake(reply, call.request_id, after)
 }
 
 /// What the head alone rules out.

@@ -112,6 +112,10 @@ impl Rate {
 /// `unverified_limit` where the config is silent.
 pub const UNVERIFIED_DEFAULT: Rate = Rate::per_second(NonZeroU32::new(100).expect("100 is not 0"));
 
+/// Handshakes that one address gets answered at one source. Senders ask when a webhook is set up and
+/// then hourly at most; more than this is an attempt to have something signed or a token guessed.
+pub const HANDSHAKES: Rate = Rate::per_second(NonZeroU32::new(10).expect("10 is not 0"));
+
 /// Addresses remembered per source for the unverified limit; beyond it, new ones share a bucket.
 pub const ADDRESSES_MAX: usize = 100_000;
 

@@ -45,8 +45,8 @@ impl EventLimit {
     }
 }
 
-/// `unverified_limit`: failures per client address. Only failures ask, so what verifies is never
-/// refused by it.
+/// `unverified_limit`: failures per client address, and likewise handshakes. Events that verify
+/// never ask, so they are never refused by it.
 #[derive(Debug)]
 pub(crate) struct FailureLimit {
     limiter: DefaultKeyedRateLimiter<IpAddr>,
@@ -64,7 +64,7 @@ impl FailureLimit {
         Self { limiter, addresses_max, crowded: AtomicBool::new(false) }
     }
 
-    /// Counts one failure.
+    /// Counts one failure or one handshake.
     pub(crate) fn take(&self, from: IpAddr) -> Result<(), Over> {
         let key = match self.crowded.load(Ordering::Relaxed) {
             true => SHARED,

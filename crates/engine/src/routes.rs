@@ -17,7 +17,7 @@ use tracing::{error, info, warn};
 
 use crate::body::Unfinished;
 use crate::budget::LogBudget;
-use crate::limits::{BodyLimits, LOG_LINES_PER_SECOND, Rate, UNVERIFIED_DEFAULT};
+use crate::limits::{BodyLimits, HANDSHAKES, LOG_LINES_PER_SECOND, Rate, UNVERIFIED_DEFAULT};
 use crate::rate::{EventLimit, FailureLimit};
 use crate::respond::Reason;
 
@@ -115,6 +115,7 @@ pub(crate) struct Route {
     pub(crate) source: Arc<Source>,
     pub(crate) rate: Option<EventLimit>,
     pub(crate) unverified: Option<FailureLimit>,
+    pub(crate) handshakes: FailureLimit,
     pub(crate) secret_headers: Box<[HeaderName]>,
     pub(crate) ledger: Ledger,
     pub(crate) mode: Mode,
@@ -182,6 +183,7 @@ impl Routes {
             if let Some(limit) = &route.unverified {
                 limit.tend();
             }
+            route.handshakes.tend();
         }
     }
 }
@@ -217,6 +219,7 @@ impl Route {
                 .collect(),
             rate: spec.rate_limit.map(EventLimit::new),
             unverified: spec.unverified_limit.map(FailureLimit::new),
+            handshakes: FailureLimit::new(HANDSHAKES),
             source: spec.source,
             mode: spec.mode,
             handlers: spec.handlers.into(),
@@ -239,6 +242,7 @@ pub(crate) struct Ledger {
     pub(crate) source: Box<str>,
     arrivals: [Counter; DECISIONS.len()],
     refusals: [Counter; Reason::ALL.len()],
+    pub(crate) handshakes: Counter,
     pub(crate) ack_seconds: Histogram,
     /// What statistics and alerts read; metrics can only be written to.
     counted: Arc<Counted>,
@@ -308,6 +312,7 @@ impl Ledger {
             refusals: Reason::ALL.map(|reason| {
                 counter!("hapax_rejections_total", "source" => label.clone(), "reason" => reason.as_str())
             }),
+            handshakes: counter!("hapax_handshakes_total", "source" => label.clone()),
             ack_seconds: histogram!("hapax_ack_seconds", "source" => label.clone()),
             counted: Arc::default(),
             budgets: Lane::ALL.map(|_| LogBudget::new(LOG_LINES_PER_SECOND)),

@@ -472,8 +472,8 @@ fn announce(config: &Config, stands: &[String], ready: &Ready) {
         let secret_file = dev.secret_file.display();
         let _ = writeln!(
             out,
-            "\nNo config file: dev mode, {} senders on loopback with one secret of their own \
-             ({secret_file}).\nSend an event, then the same one again:\n\n  \
+            "\nNo config file: dev mode, {} senders on loopback, each with a secret derived from \
+             {secret_file}.\nSend an event, then the same one again:\n\n  \
              {program} send stripe payout.paid --id evt_1 --to http://{public_at}/webhooks/stripe \
              --secret-file {secret_file}\n\nand look at it:\n\n  \
              curl http://{private_at}/api/v1/events\n\n\

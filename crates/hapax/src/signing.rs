@@ -1,42 +1,43 @@
-//! What the command line and dev mode need of the core's signing side, in one place: the form a
-//! preset's secrets take, its parameters in dev mode, a sample event, and what to say of a preset.
+//! What the command line and dev mode need of the core's signing side, in one place: the secret
+//! and the parameters of a preset in dev mode, a sample event, and what to say of a preset.
 
 use std::collections::BTreeMap;
 
+use aws_lc_rs::hmac;
+use hapax_core::Arrival;
 use hapax_core::presets::{Preset, PresetId};
 use hapax_core::sample::{self, SampleId};
-use hapax_core::secret::{ActiveSecret, Secret};
-use hapax_core::source::SourceSpec;
-use hapax_core::{Arrival, Source};
+use hapax_core::secret::Secret;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
-/// The dev secret (64 hex digits) in the form that this preset's secrets have: as it is wherever
-/// that will do, so that one text fits nearly all of them.
-pub(crate) fn dev_secret(preset: &Preset, hex: &str) -> String {
-    let as_it_is = ActiveSecret::forever(Secret::new(hex));
-    let mut spec = SourceSpec::new(preset.name, preset.name, vec![as_it_is]);
-    spec.params = dev_params(preset, hex);
-    if Source::build(spec).is_ok() {
-        return hex.to_owned();
-    }
-    let mut random = [0; 32];
-    let decoded = hex::decode_to_slice(hex, &mut random)
-        .ok()
-        .and_then(|()| preset.secret_from(&random).map(|secret| secret.expose().to_owned()));
-    decoded.unwrap_or_else(|| hex.to_owned())
+/// The secret that this sender has in dev mode: HMAC-SHA256 of the preset's name under the dev
+/// secret, in the form that this preset's secrets have. So a signature of one sender, or what a
+/// handshake of one was made to sign, proves nothing at another.
+pub(crate) fn dev_secret(preset: &Preset, dev: &str) -> Option<Secret> {
+    preset.secret_from(&derived(dev, preset.name))
 }
 
 /// The parameters that this preset needs beside its secret, with values for dev mode.
-pub(crate) fn dev_params(preset: &Preset, hex: &str) -> BTreeMap<String, String> {
+pub(crate) fn dev_params(preset: &Preset, dev: &str) -> BTreeMap<String, String> {
     preset
         .params()
         .iter()
         .filter_map(|param| match param.name {
-            "verify_token" => Some((param.name.to_owned(), hex.to_owned())),
+            "verify_token" => {
+                let token = derived(dev, &format!("{} verify_token", preset.name));
+                Some((param.name.to_owned(), hex::encode(token)))
+            }
             name if param.required => Some((name.to_owned(), "dev".to_owned())),
             _optional => None,
         })
         .collect()
+}
+
+fn derived(dev: &str, name: &str) -> [u8; 32] {
+    let key = hmac::Key::new(hmac::HMAC_SHA256, dev.as_bytes());
+    let mut bytes = [0; 32];
+    bytes.copy_from_slice(hmac::sign(&key, name.as_bytes()).as_ref());
+    bytes
 }
 
 /// A realistic event of this sender as a request to `url`, not signed yet. Equal arguments make

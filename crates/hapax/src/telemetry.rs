@@ -25,6 +25,7 @@ pub(crate) fn start() -> anyhow::Result<PrometheusHandle> {
         .install_recorder()?;
     describe_counter!("hapax_arrivals_total", "Verified arrivals, by what became of them");
     describe_counter!("hapax_rejections_total", "Refused requests, by reason");
+    describe_counter!("hapax_handshakes_total", "Answered handshakes of senders");
     describe_histogram!(
         "hapax_ack_seconds",
         Unit::Seconds,

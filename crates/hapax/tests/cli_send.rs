@@ -152,7 +152,7 @@ fn a_refusal_exits_with_one_and_a_closed_door_with_three() {
 #[test]
 fn towards_a_dev_server_on_this_machine_the_dev_secret_need_not_be_given() {
     let dir = tempfile::tempdir().unwrap();
-    let secret = "0123456789abcdef".repeat(4);
+    let secret = format!("dev_{}", "0123456789abcdef".repeat(4));
     std::fs::create_dir(dir.path().join("hapax-data")).unwrap();
     std::fs::write(dir.path().join("hapax-data/dev-secret"), &secret).unwrap();
     let (url, got) = server(200);
@@ -174,4 +174,16 @@ fn towards_a_dev_server_on_this_machine_the_dev_secret_need_not_be_given() {
     .stdin(&got.body)
     .run();
     assert_eq!(verified.code, 0, "{verified:?}");
+
+    // The sender's own secret is HMAC-SHA256 of its name under the dev secret, and no other
+    // sender's events can be signed with it.
+    let key = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, secret.as_bytes());
+    for (name, code) in [("stripe", 0), ("github", 1)] {
+        let own = hex::encode(aws_lc_rs::hmac::sign(&key, name.as_bytes()));
+        let judged = hapax(&["verify", "--provider", "stripe", "--secret", &own])
+            .args(&["--header", &header, "--body", "-"])
+            .stdin(&got.body)
+            .run();
+        assert_eq!(judged.code, code, "{name}: {judged:?}");
+    }
 }

@@ -200,6 +200,64 @@ fn no_secret_serves_twice() {
 }
 
 #[test]
+fn a_secret_that_is_written_in_another_way_is_the_same_secret() {
+    let two = |provider: &str, one: &str, other: &str| {
+        let text = format!(
+            "[sources.a]\nprovider = \"{provider}\"\n[sources.a.tenants.acme]\nsecrets = [\"{one}\"]\n\
+             [sources.a.tenants.bolt]\nsecrets = [¶\"{other}\"]"
+        );
+        refused(&text, &["tenants.bolt.secrets", "shares a secret with acme/a"]);
+    };
+    let key = "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLawA";
+    two("standardwebhooks", &format!("whsec_{key}"), key);
+    two("svix", key, &format!("whsec_{key}"));
+    two("brex", "c2VjcmV0IG9mIGJyZXg=", "c2VjcmV0IG9mIGJyZXg");
+    two("adyen", "44782def547aaa06", "44782DEF547AAA06");
+    two("woocommerce", "tom & jerry", "tom &amp; jerry");
+    two("github", "secret", "secret\\u0000");
+    refused(
+        &format!(
+            "[sources.a]\nprovider = \"standardwebhooks\"\nsecrets = [\"whsec_{key}\",\n ¶\"{key}\"]"
+        ),
+        &["sources.a.secrets", "the same secret twice"],
+    );
+}
+
+#[test]
+fn what_decides_whose_an_event_is_must_be_signed() {
+    let stripe =
+        |more: &str| format!("[sources.a]\nprovider = \"stripe\"\nsecrets = [\"x\"]\n{more}");
+    for from in ["header:x-account", "query:account"] {
+        refused(&stripe(&format!("¶tenant_from = \"{from}\"")), &["tenant_from", "does not sign"]);
+        refused(&stripe(&format!("¶event_type = \"{from}\"")), &["event_type", "does not sign"]);
+        refused(
+            &custom(&format!("secrets = [\"x\"]\n¶tenant_from = \"{from}\"")),
+            &["does not sign"],
+        );
+        refused(
+            &custom(&format!("secrets = [\"x\"]\n¶event_type = \"{from}\"")),
+            &["does not sign"],
+        );
+    }
+    let gitlab = "[sources.a]\nprovider = \"gitlab\"\nsecrets = [\"a token of gitlab\"]\n";
+    refused(&format!("{gitlab}¶tenant_from = \"/project\""), &["tenant_from", "does not sign"]);
+    refused(&format!("{gitlab}¶replay_guard = \"signed\""), &["replay_guard", "signs nothing"]);
+}
+
+#[test]
+fn keys_and_tokens_that_prove_nothing_are_refused() {
+    refused(
+        "[sources.a]\nprovider = \"gitlab\"\n¶secrets = [\"fifteen-letters\"]",
+        &["secrets", "16 characters", "hint:"],
+    );
+    let zero = "00".repeat(32);
+    refused(
+        &format!("[sources.a]\nprovider = \"discord\"\n¶secrets = [\"{zero}\"]"),
+        &["secrets", "small order"],
+    );
+}
+
+#[test]
 fn sources_and_tenants_need_usable_names_and_a_known_provider() {
     refused("[sources.¶\"a/b\"]\nprovider = \"stripe\"", &["cannot be a name", "part of the URL"]);
     refused("[sources.¶\"..\"]\nprovider = \"stripe\"", &["cannot be a name"]);

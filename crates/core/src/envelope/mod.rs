@@ -21,12 +21,14 @@ use bytes::Bytes;
 use jiff::Timestamp;
 
 use crate::arrival::Arrival;
-use crate::json::Value;
+use crate::json::{Pointer, Value};
 use crate::key::{KeyHash, Tenant};
 use crate::limits::{EVENT_ID_BYTES_MAX, EVENT_TYPE_BYTES_MAX, ITEMS_MAX};
 use crate::presets::{BodyFormat, PresetEnvelope, PresetId};
+use crate::scheme::SignedContent;
+use crate::scheme::coverage::{Coverage, Covered};
 use crate::verify::Refusal;
-use selector::{Compiler, Found, Level, Selector, View};
+use selector::{Compiler, Found, Level, Request, Selector, View};
 
 /// Selectors as the config gives them; each one that is set replaces the preset's.
 #[derive(Debug, Clone, Default)]
@@ -75,25 +77,52 @@ pub struct SelectorError {
 /// Where in a request something is found; decides whether the signature covers it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin<'a> {
-    /// In the body.
+    /// The bytes of the body.
     Body,
+    /// In the body, where this selector (`/id`, `outer:/id`) leads.
+    Pointer(&'a str),
+    /// In a field of a form.
+    Field,
     /// In a header of this name (lower case).
     Header(&'a str),
     /// In the URL's query.
     Query,
+    /// What was signed, all of it.
+    Signed,
 }
 
 /// Compiled selectors.
 #[derive(Debug)]
 pub struct Envelope {
     format: BodyFormat,
+    /// What the body itself must be, where it is JSON.
+    top: Top,
+    form_json: Option<&'static str>,
     /// From the whole body down to one event; a single one where a body is one event.
     levels: Vec<Level>,
     id: Id,
     event_type: Vec<Selector>,
+    type_rule: TypeRule,
     occurred_at: Option<Selector>,
     require: Vec<Selector>,
     tenant_from: Option<Selector>,
+}
+
+/// What JSON may be at the top of a body. A number or a string is never an event: its bytes could
+/// be taken for something else that was signed, such as a timestamp or the token of a handshake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Top {
+    Object,
+    ObjectOrArray,
+}
+
+/// How the type is made of its selectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TypeRule {
+    /// All that are there, with `.` between them.
+    Joined,
+    /// The first that is there, and one must be.
+    FirstRequired,
 }
 
 #[derive(Debug)]
@@ -175,21 +204,81 @@ impl Envelope {
             (None, None) => vec![compiler.selector("event_type", "/type")?],
             (Some(_), _) | (_, Some(_)) => event_type,
         };
+        let top = match (preset, items) {
+            (Some(_), Some("")) | (None, _) => Top::ObjectOrArray,
+            (Some(_), Some(_) | None) => Top::Object,
+        };
+        let form_json = preset.and_then(|preset| preset.form_json);
         let levels = compiler.finish()?;
-        Ok(Self { format, levels, id, event_type, occurred_at, require, tenant_from })
+        Ok(Self {
+            format,
+            top,
+            form_json,
+            levels,
+            id,
+            event_type,
+            type_rule: TypeRule::Joined,
+            occurred_at,
+            require,
+            tenant_from,
+        })
     }
 
-    /// Where the id comes from: the replay guard stands in where that is not signed. Of an id with
-    /// several parts the one that a signature is least likely to cover.
-    pub fn id_origin(&self) -> Origin<'_> {
-        let parts = match &self.id {
-            Id::FirstOf(parts) | Id::Joined(parts) | Id::Hash { fields: parts, .. } => parts,
+    /// The same where the type is part of the guard: the first selector that leads to one is the
+    /// type, and an event without one is malformed.
+    pub fn with_type_required(self) -> Self {
+        Self { type_rule: TypeRule::FirstRequired, ..self }
+    }
+
+    /// Whether one signature of this coverage fits one id and no other, so that the id alone
+    /// recognises a replay. An id that counts within a span does not: the same bytes are another
+    /// event later.
+    pub fn id_is_signed(&self, coverage: &Coverage) -> bool {
+        let fixed = |selector: &Selector| coverage.fixes(selector.origin());
+        match &self.id {
+            Id::FirstOf(selectors) => {
+                for selector in selectors {
+                    match fixed(selector) {
+                        Covered::Always => return true,
+                        Covered::Yes | Covered::Missing => {}
+                        Covered::No => return false,
+                    }
+                }
+                true
+            }
+            Id::Hash { within: Some(_), .. } => false,
+            Id::Joined(selectors) | Id::Hash { fields: selectors, within: None } => selectors
+                .iter()
+                .all(|selector| matches!(fixed(selector), Covered::Yes | Covered::Always)),
+        }
+    }
+
+    /// Whether an id of this source can be a digest, which says nothing of the body's spelling.
+    pub fn may_derive(&self) -> bool {
+        match &self.id {
+            Id::FirstOf(selectors) => selectors.iter().any(Selector::is_digest),
+            Id::Joined(_) => false,
+            Id::Hash { .. } => true,
+        }
+    }
+
+    /// Where the tenant comes from, if the source says so.
+    pub fn tenant_origin(&self) -> Option<Origin<'_>> {
+        self.tenant_from.as_ref().map(Selector::origin)
+    }
+
+    /// Where the type comes from.
+    pub fn type_origins(&self) -> impl Iterator<Item = Origin<'_>> {
+        self.event_type.iter().map(Selector::origin)
+    }
+
+    /// Whether the hash of what was signed is part of an id.
+    pub fn asks_for_signed(&self) -> bool {
+        let selectors = match &self.id {
+            Id::FirstOf(selectors) | Id::Joined(selectors) => selectors,
+            Id::Hash { fields, .. } => fields,
         };
-        let origins = || parts.iter().map(Selector::origin);
-        origins()
-            .find(|origin| matches!(origin, Origin::Header(_)))
-            .or_else(|| origins().find(|origin| matches!(origin, Origin::Query)))
-            .unwrap_or(Origin::Body)
+        selectors.iter().any(|selector| selector.origin() == Origin::Signed)
     }
 
     /// Whether a body that announces itself so can be what this source sends. One that does not
@@ -200,7 +289,7 @@ impl Envelope {
             return true;
         };
         match self.format {
-            BodyFormat::Any => true,
+            BodyFormat::Any | BodyFormat::JsonOrForm => true,
             BodyFormat::Json => is_json(&essence),
             BodyFormat::Form => essence == FORM,
         }
@@ -208,29 +297,60 @@ impl Envelope {
 
     /// Reads a proven body. Empty where it carries no event. One malformed event of several makes
     /// the whole body malformed: what is answered stands for all of it.
-    pub fn read(&self, arrival: &Arrival) -> Result<Vec<Item>, Refusal> {
-        let is_form = match self.format {
-            BodyFormat::Json => false,
-            BodyFormat::Form => true,
-            BodyFormat::Any => match looks_like(arrival) {
-                Look::Json => false,
-                Look::Form => true,
-                Look::Other => return self.read_flat(arrival, false),
-            },
-        };
-        if is_form { self.read_flat(arrival, true) } else { self.read_json(arrival) }
+    ///
+    /// The bytes decide what the body is, never its content type: no sender signs that, and another
+    /// reading of the same bytes would be another event. `signed` is the hash of what was signed,
+    /// where [`Envelope::asks_for_signed`] asks for it.
+    pub fn read(
+        &self,
+        arrival: &Arrival,
+        signed: Option<&SignedContent>,
+    ) -> Result<Vec<Item>, Refusal> {
+        let request = Request { arrival, signed };
+        match self.format {
+            BodyFormat::Json => self.read_json(&request),
+            BodyFormat::Form => self.read_form(&request),
+            BodyFormat::JsonOrForm if begins_as_json(&arrival.body) => self.read_json(&request),
+            BodyFormat::JsonOrForm => self.read_form(&request),
+            BodyFormat::Any => {
+                let pointers: &[Pointer] = &[];
+                let is_json = begins_as_json(&arrival.body)
+                    && crate::json::extract(&arrival.body, pointers).is_ok();
+                if is_json { self.read_json(&request) } else { self.read_form(&request) }
+            }
+        }
     }
 
-    /// A body in which no pointer leads anywhere.
-    fn read_flat(&self, arrival: &Arrival, is_form: bool) -> Result<Vec<Item>, Refusal> {
-        let view = View { arrival, is_form, found: &[] };
+    /// A body in which no pointer leads anywhere, but for a form with the JSON in one of its
+    /// fields.
+    fn read_form(&self, request: &Request<'_>) -> Result<Vec<Item>, Refusal> {
+        let arrival = request.arrival;
+        let json = match self.form_json {
+            Some(name) => match form::find(&arrival.body, name) {
+                Ok(None) if arrival.body.is_empty() => return malformed("the body is empty"),
+                Ok(json) => json,
+                Err(problem) => return malformed(format!("form:{name} {problem}")),
+            },
+            None => None,
+        };
+        let found = match &json {
+            Some(json) => vec![crate::json::extract(json.as_bytes(), &self.levels[0].pointers)?],
+            None => Vec::new(),
+        };
+        let view = View { request: *request, is_form: true, found: &found };
         Ok(vec![self.item(&view, arrival.body.clone())?])
     }
 
-    fn read_json(&self, arrival: &Arrival) -> Result<Vec<Item>, Refusal> {
+    fn read_json(&self, request: &Request<'_>) -> Result<Vec<Item>, Refusal> {
+        let body = &request.arrival.body;
         let mut items = Vec::with_capacity(1);
-        let mut path = vec![crate::json::extract(&arrival.body, &self.levels[0].pointers)?];
-        self.descend(arrival, None, &mut path, &mut items)?;
+        let mut path = vec![crate::json::extract(body, &self.levels[0].pointers)?];
+        match (body.trim_ascii_start().first(), self.top) {
+            (Some(b'{'), _) | (Some(b'['), Top::ObjectOrArray) => {}
+            (_, Top::Object) => return malformed("the body is no JSON object"),
+            (_, Top::ObjectOrArray) => return malformed("the body is no JSON object or array"),
+        }
+        self.descend(request, None, &mut path, &mut items)?;
         Ok(items)
     }
 
@@ -238,7 +358,7 @@ impl Envelope {
     /// looked up on each level from the body down to here; `here` is unset for the body itself.
     fn descend<'a>(
         &self,
-        arrival: &'a Arrival,
+        request: &Request<'a>,
         here: Option<Value<'a>>,
         path: &mut Vec<Vec<Option<Value<'a>>>>,
         items: &mut Vec<Item>,
@@ -249,10 +369,10 @@ impl Envelope {
                 return malformed(format!("more than {ITEMS_MAX} events in one body"));
             }
             let body = match here {
-                Some(value) => arrival.body.slice_ref(value.raw().as_bytes()),
-                None => arrival.body.clone(),
+                Some(value) => request.arrival.body.slice_ref(value.raw().as_bytes()),
+                None => request.arrival.body.clone(),
             };
-            items.push(self.item(&View { arrival, is_form: false, found: path }, body)?);
+            items.push(self.item(&View { request: *request, is_form: false, found: path }, body)?);
             return Ok(());
         }
         let asked = level.pointers.len() - level.arrays;
@@ -263,7 +383,7 @@ impl Envelope {
             .filter(|value| !value.is_null())
             .collect();
         if arrays.is_empty() {
-            return self.read_whole(arrival, here, path, items);
+            return self.read_whole(request, here, path, items);
         }
         for array in arrays {
             let Some(elements) = array.elements() else {
@@ -272,7 +392,7 @@ impl Envelope {
             for element in elements {
                 let found = element.extract(&self.levels[path.len()].pointers)?;
                 path.push(found);
-                self.descend(arrival, Some(element), path, items)?;
+                self.descend(request, Some(element), path, items)?;
                 path.pop();
             }
         }
@@ -283,7 +403,7 @@ impl Envelope {
     /// not where we look for it must not vanish behind a 200. Without an id it is refused as ever.
     fn read_whole<'a>(
         &self,
-        arrival: &'a Arrival,
+        request: &Request<'a>,
         here: Option<Value<'a>>,
         path: &mut Vec<Vec<Option<Value<'a>>>>,
         items: &mut Vec<Item>,
@@ -292,11 +412,11 @@ impl Envelope {
         let pointers = &self.levels[self.levels.len() - 1].pointers;
         let found = match here {
             Some(value) => value.extract(pointers)?,
-            None => crate::json::extract(&arrival.body, pointers)?,
+            None => crate::json::extract(&request.arrival.body, pointers)?,
         };
         path.resize(self.levels.len() - 1, Vec::new());
         path.push(found);
-        self.descend(arrival, here, path, items)?;
+        self.descend(request, here, path, items)?;
         path.truncate(depth);
         Ok(())
     }
@@ -346,10 +466,17 @@ impl Envelope {
             if part.is_empty() {
                 continue;
             }
+            if self.type_rule == TypeRule::FirstRequired && !whole.is_empty() {
+                break;
+            }
             if !whole.is_empty() {
                 whole.push('.');
             }
             whole.push_str(&part);
+        }
+        if self.type_rule == TypeRule::FirstRequired && whole.is_empty() {
+            let places: Vec<&str> = self.event_type.iter().map(Selector::text).collect();
+            return malformed(format!("no event type at {}", places.join(", ")));
         }
         if whole.len() > EVENT_TYPE_BYTES_MAX || whole.contains(char::is_control) {
             return malformed("the event type is too long or has control characters");
@@ -369,25 +496,10 @@ fn is_json(essence: &str) -> bool {
     matches!(essence, "application/json" | "text/json") || essence.ends_with("+json")
 }
 
-/// What a body of a sender that writes more than one format is taken for.
-enum Look {
-    Json,
-    Form,
-    Other,
-}
-
-/// What it calls itself decides; the first byte does where it calls itself nothing.
-fn looks_like(arrival: &Arrival) -> Look {
-    match arrival.header_text("content-type").map(|text| essence(&text)) {
-        Some(essence) if is_json(&essence) => Look::Json,
-        Some(essence) if essence == FORM => Look::Form,
-        Some(essence) if !essence.is_empty() => Look::Other,
-        Some(_) | None => match arrival.body.trim_ascii_start().first() {
-            Some(b'{' | b'[') => Look::Json,
-            Some(_) => Look::Form,
-            None => Look::Other,
-        },
-    }
+/// Whether a body can only be meant as JSON. A byte order mark is no JSON, and no form begins so.
+fn begins_as_json(body: &[u8]) -> bool {
+    body.starts_with("\u{feff}".as_bytes())
+        || matches!(body.trim_ascii_start().first(), Some(b'{' | b'['))
 }
 
 fn hash_id(
@@ -418,11 +530,12 @@ fn hash_id(
 fn preset_id(compiler: &mut Compiler, id: &PresetId) -> Result<Id, SelectorError> {
     Ok(match id {
         PresetId::Selector(text) => Id::FirstOf(vec![compiler.selector("event_id", text)?]),
-        PresetId::FirstOf(texts) => Id::FirstOf(compiler.hash_fields(texts)?),
+        PresetId::FirstOf(texts) => Id::FirstOf(compiler.preset_fields(texts)?),
         PresetId::Joined(texts) => Id::Joined(compiler.selectors("event_id", texts)?),
-        PresetId::Hash { fields, within } => {
-            hash_id(compiler, fields, within.map(Duration::from_secs))?
-        }
+        PresetId::Hash { fields, within } => Id::Hash {
+            fields: compiler.preset_fields(fields)?,
+            within: within.map(Duration::from_secs),
+        },
     })
 }
 
@@ -433,7 +546,7 @@ fn first_of(
 ) -> Result<Identity, Refusal> {
     let alone = selectors.len() == 1;
     for selector in selectors {
-        if selector.is_body() {
+        if selector.is_digest() {
             let digest = digest(view, std::slice::from_ref(selector), body)?;
             return Ok(Identity::Derived { digest, within: None });
         }
@@ -479,7 +592,8 @@ fn digest(view: &View<'_, '_>, fields: &[Selector], body: &Bytes) -> Result<Stri
     let mut values: Vec<(&[u8], Cow<'_, [u8]>)> = Vec::with_capacity(fields.len());
     for field in fields {
         values.push(match view.find(field)? {
-            _ if field.is_body() => (b"bytes", Cow::Borrowed(&body[..])),
+            _ if field.origin() == Origin::Body => (b"bytes", Cow::Borrowed(&body[..])),
+            _ if field.origin() == Origin::Signed => (b"signed", view.signed()?.into()),
             Some(Found::Text(text)) => (b"text", bytes_of(text)),
             Some(Found::Json(value)) => match value.as_text() {
                 Some(text) => (b"text", bytes_of(text)),

@@ -10,6 +10,7 @@ use super::{Origin, SelectorError};
 use crate::arrival::Arrival;
 use crate::json::{POINTERS_MAX, Pointer, PointerError, Value};
 use crate::presets::BodyFormat;
+use crate::scheme::SignedContent;
 use crate::verify::Refusal;
 
 /// One compiled selector.
@@ -31,6 +32,8 @@ enum Place {
     Query(Box<str>),
     /// The whole body, or the event's part of it.
     Body,
+    /// The hash of what was signed.
+    Signed,
 }
 
 impl Selector {
@@ -38,13 +41,17 @@ impl Selector {
         &self.text
     }
 
-    pub(super) fn is_body(&self) -> bool {
-        matches!(self.place, Place::Body)
+    /// Whether a value from there is a digest and no id of the sender's.
+    pub(super) fn is_digest(&self) -> bool {
+        matches!(self.place, Place::Body | Place::Signed)
     }
 
     pub(super) fn origin(&self) -> Origin<'_> {
         match &self.place {
-            Place::Json { .. } | Place::Form(_) | Place::Body => Origin::Body,
+            Place::Json { .. } => Origin::Pointer(&self.text),
+            Place::Form(_) => Origin::Field,
+            Place::Body => Origin::Body,
+            Place::Signed => Origin::Signed,
             Place::Header(name) => Origin::Header(name.as_str()),
             Place::Query(_) => Origin::Query,
         }
@@ -113,6 +120,17 @@ impl Compiler {
         texts.iter().map(AsRef::as_ref).map(field).collect()
     }
 
+    /// A preset's fields, among which `signed` is one too: what was signed, in the one spelling that
+    /// the signature fixes.
+    pub(super) fn preset_fields(&mut self, texts: &[&str]) -> Result<Vec<Selector>, SelectorError> {
+        let mut field = |text: &&str| match *text {
+            "signed" => Ok(Selector { text: (*text).into(), place: Place::Signed }),
+            "body" => Ok(Selector { text: (*text).into(), place: Place::Body }),
+            text => self.selector("event_id", text),
+        };
+        texts.iter().map(&mut field).collect()
+    }
+
     pub(super) fn selector(
         &mut self,
         field: &'static str,
@@ -176,11 +194,14 @@ impl Compiler {
                 "a form does not carry several events".to_owned(),
                 "leave out \"items\", or use JSON pointers",
             )),
-            (Some(BodyFormat::Any), _, _) if batched => Ok(BodyFormat::Json),
+            (Some(BodyFormat::Any | BodyFormat::JsonOrForm), _, _) if batched => {
+                Ok(BodyFormat::Json)
+            }
             (Some(format), _, _) => Ok(format),
             (None, Some(_), None) => Ok(BodyFormat::Json),
             (None, None, Some(_)) => Ok(BodyFormat::Form),
-            (None, Some(_), Some(_)) | (None, None, None) => Ok(BodyFormat::Any),
+            (None, Some(_), Some(_)) => Ok(BodyFormat::JsonOrForm),
+            (None, None, None) => Ok(BodyFormat::Any),
         }
     }
 
@@ -322,10 +343,17 @@ impl<'a> Found<'a> {
     }
 }
 
+/// A proven request, and the hash of what was signed where an id is made of it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request<'a> {
+    pub(super) arrival: &'a Arrival,
+    pub(super) signed: Option<&'a SignedContent>,
+}
+
 /// One event as selectors see it: the request, and what was found on each level of the body.
 #[derive(Debug)]
 pub(super) struct View<'a, 'f> {
-    pub(super) arrival: &'a Arrival,
+    pub(super) request: Request<'a>,
     /// Whether the body is a form.
     pub(super) is_form: bool,
     /// What the pointers of each level led to; empty where the body is no JSON.
@@ -333,10 +361,20 @@ pub(super) struct View<'a, 'f> {
 }
 
 impl<'a> View<'a, '_> {
+    /// The hash of what was signed.
+    pub(super) fn signed(&self) -> Result<&'a [u8], Refusal> {
+        match self.request.signed {
+            Some(SignedContent::Whole(hash)) => Ok(hash),
+            Some(SignedContent::Nothing | SignedContent::Items(_)) | None => {
+                Err(Refusal::NoId("nothing is signed that an id could be made of".into()))
+            }
+        }
+    }
+
     /// The value there, or `None`. Two of them are malformed: whoever takes the first and whoever
     /// takes the last would see different events.
     pub(super) fn find(&self, selector: &Selector) -> Result<Option<Found<'a>>, Refusal> {
-        let arrival = self.arrival;
+        let arrival = self.request.arrival;
         let found = match &selector.place {
             Place::Json { level, index } => {
                 let level = self.found.get(*level);
@@ -345,7 +383,7 @@ impl<'a> View<'a, '_> {
             }
             Place::Header(name) => single_header(arrival, name),
             Place::Form(name) if self.is_form => form::find(&arrival.body, name),
-            Place::Form(_) | Place::Body => Ok(None),
+            Place::Form(_) | Place::Body | Place::Signed => Ok(None),
             Place::Query(name) => form::find(arrival.query().as_bytes(), name),
         };
         match found {

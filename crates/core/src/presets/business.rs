@@ -1,7 +1,8 @@
 //! Senders that run shops, offices and help desks.
 
 use super::{
-    BASE, BodyFormat, JSON, Preset, PresetEnvelope, PresetId, hmac_body, hmac_pairs, hmac_timed,
+    BASE, BodyFormat, JSON, Preset, PresetEnvelope, PresetGuard, PresetId, hmac_body, hmac_pairs,
+    hmac_timed,
 };
 use crate::challenge::Challenge;
 use crate::scheme::recipe::{Carrier, Encoding, KeyForm, Recipe, Seal, Sealed, TimeForm};
@@ -22,6 +23,7 @@ pub(super) const SHOPIFY: Preset = Preset {
         occurred_at: Some("header:x-shopify-triggered-at"),
         ..JSON
     },
+    guard: PresetGuard::SignedAndType,
     ..BASE
 };
 
@@ -40,6 +42,7 @@ pub(super) const WOOCOMMERCE: Preset = Preset {
         event_type: &["header:x-wc-webhook-topic"],
         ..JSON
     },
+    guard: PresetGuard::SignedAndType,
     challenge: Some(Challenge::WooCommerce),
     ..BASE
 };

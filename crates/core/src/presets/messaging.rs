@@ -26,7 +26,7 @@ pub(super) const SLACK: Preset = Preset {
         id: PresetId::FirstOf(&["/event_id", "form:trigger_id", "body"]),
         event_type: &["/event/type", "form:command"],
         occurred_at: Some("/event_time"),
-        body: BodyFormat::Any,
+        body: BodyFormat::JsonOrForm,
         ..JSON
     },
     challenge: Some(Challenge::Slack),
@@ -40,17 +40,14 @@ pub(super) const TWILIO: Preset = Preset {
     secret: "the primary auth token, used as it is",
     signed: "the full URL and the form's fields; of other bodies the SHA-256 in bodySHA256",
     unsigned: "every header, the token in i-twilio-idempotency-token among them",
-    retries: "as set by connection overrides in the URL",
+    retries: "as set by connection overrides in the URL; the token stays",
     // Callbacks name a call or message, not an event: the request's own token tells them apart,
-    // and where it is missing the bytes do, while retries are near.
+    // and where it is missing what was signed does.
     envelope: PresetEnvelope {
-        id: PresetId::Hash {
-            fields: &["header:i-twilio-idempotency-token", "body"],
-            within: Some(600),
-        },
+        id: PresetId::FirstOf(&["header:i-twilio-idempotency-token", "signed"]),
         event_type: &["form:StatusCallbackEvent", "form:MessageStatus", "form:CallStatus"],
         occurred_at: None,
-        body: BodyFormat::Any,
+        body: BodyFormat::JsonOrForm,
         ..JSON
     },
     ..BASE
@@ -340,10 +337,10 @@ pub(super) const PLIVO: Preset = Preset {
     secret: "the auth token, used as it is",
     signed: "the full URL with its query sorted, the form's fields, and a nonce",
     unsigned: "every other header",
-    // Callbacks name a call or message, not an event: the bytes tell them apart while retries
-    // are near.
+    // Callbacks name a call or message, not an event: what was signed tells them apart, the nonce
+    // included.
     envelope: PresetEnvelope {
-        id: PresetId::Hash { fields: &["body"], within: Some(600) },
+        id: PresetId::Hash { fields: &["signed"], within: None },
         event_type: &["form:Event", "form:CallStatus", "form:Status"],
         body: BodyFormat::Form,
         ..JSON

@@ -45,17 +45,31 @@ pub struct Preset {
     /// Whether a retry is signed again with a fresh timestamp. False where nobody confirms it:
     /// then late arrivals wait for a person instead of being refused.
     pub signs_retries_afresh: bool,
+    /// What its guard is made of, where the id is not signed.
+    pub guard: PresetGuard,
     /// How it must be answered.
     pub ack: Ack,
     /// The handshake it has.
     pub challenge: Option<Challenge>,
 }
 
+/// What the guard of a sender's events is made of, where what is signed does not hold the id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PresetGuard {
+    /// Everything that is signed.
+    Signed,
+    /// Everything that is signed, and the type, which is not: one object comes under several types
+    /// with the same bytes. Each must name its type.
+    SignedAndType,
+    /// Nothing: its notices are equal by nature, and harmless to repeat.
+    Off,
+}
+
 /// Where a sender puts id, type and time.
 ///
 /// A selector is a JSON pointer (relative to the item where there are several, `outer:/pointer` for
 /// the whole body), `header:name`, `form:Name` or `query:name`; `body` among hashed fields, or as
-/// the last of several, is the hash of the item's bytes.
+/// the last of several, is the hash of the item's bytes, and `signed` that of what was signed.
 #[derive(Debug, Clone, Copy)]
 pub struct PresetEnvelope {
     /// JSON pointer of the array of events in a body that carries several (`""`: the body itself is
@@ -63,12 +77,15 @@ pub struct PresetEnvelope {
     pub items: Option<&'static str>,
     /// Which event it is.
     pub id: PresetId,
-    /// What happened: selectors joined with `.` where several are present; none where empty.
+    /// What happened: selectors joined with `.` where several are present; none where empty. With
+    /// [`PresetGuard::SignedAndType`] the first that is present, alone.
     pub event_type: &'static [&'static str],
     /// When it happened: unix s, ms, float s or RFC 3339, told apart by magnitude and shape.
     pub occurred_at: Option<&'static str>,
     /// What the body is.
     pub body: BodyFormat,
+    /// The field of a form that holds the same JSON which is the body otherwise.
+    pub form_json: Option<&'static str>,
 }
 
 /// How an event is told from every other event of its sender.
@@ -96,7 +113,10 @@ pub enum BodyFormat {
     Json,
     /// An urlencoded form.
     Form,
-    /// Whatever it is.
+    /// JSON where it begins as JSON does, and an urlencoded form otherwise. Its content type does
+    /// not decide: no sender signs it.
+    JsonOrForm,
+    /// Whatever it is: JSON where it can be read as JSON.
     Any,
 }
 
@@ -259,6 +279,7 @@ const BASE: Preset = Preset {
     window: None,
     envelope: JSON,
     signs_retries_afresh: false,
+    guard: PresetGuard::Signed,
     ack: Ack::Plain,
     challenge: None,
 };
@@ -270,6 +291,7 @@ const JSON: PresetEnvelope = PresetEnvelope {
     event_type: &["/type"],
     occurred_at: None,
     body: BodyFormat::Json,
+    form_json: None,
 };
 
 const SECRET_TEXT: &str = "text, used as it is";

@@ -1,8 +1,7 @@
 //! Senders that move money.
 
 use super::{
-    Ack, BASE, BodyFormat, JSON, Preset, PresetEnvelope, PresetId, SECRET_TEXT, hmac_body,
-    hmac_pairs, standard,
+    Ack, BASE, JSON, Preset, PresetEnvelope, PresetId, SECRET_TEXT, hmac_body, hmac_pairs, standard,
 };
 use crate::challenge::Challenge;
 use crate::scheme::recipe::{
@@ -332,7 +331,7 @@ pub(super) const XERO: Preset = Preset {
         },
         event_type: &["/eventCategory", "/eventType"],
         occurred_at: Some("/eventDateUtc"),
-        body: BodyFormat::Json,
+        ..JSON
     },
     ack: Ack::Empty,
     challenge: Some(Challenge::Xero),

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    BASE, BodyFormat, JSON, Preset, PresetEnvelope, PresetId, SECRET_WHSEC, hmac_body, hmac_pairs,
-    standard, svix,
+    BASE, BodyFormat, JSON, Preset, PresetEnvelope, PresetGuard, PresetId, SECRET_WHSEC, hmac_body,
+    hmac_pairs, standard, svix,
 };
 use crate::challenge::Challenge;
 use crate::scheme::recipe::{
@@ -20,7 +20,8 @@ pub(super) const GITHUB: Preset = Preset {
     envelope: PresetEnvelope {
         id: PresetId::Selector("header:x-github-delivery"),
         event_type: &["header:x-github-event", "/action"],
-        body: BodyFormat::Any,
+        body: BodyFormat::JsonOrForm,
+        form_json: Some("payload"),
         ..JSON
     },
     ..BASE
@@ -314,6 +315,7 @@ pub(super) const DROPBOX: Preset = Preset {
         event_type: &[],
         ..JSON
     },
+    guard: PresetGuard::Off,
     challenge: Some(Challenge::Dropbox),
     ..BASE
 };

@@ -26,6 +26,12 @@ pub fn event(provider: &str, event_type: Option<&str>, id: &SampleId) -> Option<
     })
 }
 
+/// The type of the sample that a provider is best known for.
+pub fn best_known_type(provider: &str) -> Option<&'static str> {
+    let template = TEMPLATES.iter().find(|template| template.provider == provider)?;
+    Some(template.event_type)
+}
+
 /// The providers that have a sample.
 pub fn providers() -> impl Iterator<Item = &'static str> {
     TEMPLATES.iter().map(|template| template.provider)

@@ -8,9 +8,11 @@ use jiff::Timestamp;
 use zeroize::Zeroizing;
 
 use super::keys::{self, Held};
-use super::{Authentic, Proof, SchemeError, SignError, Signed, expired, first_missing, needed};
+use super::{
+    Authentic, Proof, SchemeError, SignError, Signed, SignedContent, expired, first_missing, needed,
+};
 use crate::arrival::Arrival;
-use crate::envelope::Origin;
+use crate::limits::TOKEN_CHARS_MIN;
 use crate::source::SourceSpec;
 use crate::verify::Refusal;
 
@@ -38,7 +40,7 @@ fn shown_by(keys: &[Held<Shown>], given: &[u8], now: Timestamp) -> Result<Authen
     for (secret, shown) in keys::active(keys, now) {
         tried += 1;
         if constant_time::verify_slices_are_equal(&shown.digest, &given).is_ok() {
-            return Ok(Authentic { signed_at: None, secret, token: None });
+            return Ok(Authentic { signed_at: None, secret });
         }
     }
     match tried {
@@ -54,6 +56,14 @@ fn first_active(keys: &[Held<Shown>], now: Timestamp) -> Result<&str, SignError>
         .ok_or_else(|| SignError("no secret is active any more".into()))
 }
 
+/// A token is all the proof there is, so it must not be one that can be guessed.
+fn long_enough(token: &str, shown: Shown) -> Result<Shown, String> {
+    match token.chars().count() {
+        ..TOKEN_CHARS_MIN => Err(format!("it is shorter than {TOKEN_CHARS_MIN} characters")),
+        TOKEN_CHARS_MIN.. => Ok(shown),
+    }
+}
+
 /// A shared token in a header.
 pub(super) struct TokenProof {
     header: &'static str,
@@ -67,7 +77,7 @@ impl TokenProof {
         prefix: &'static str,
         spec: &SourceSpec,
     ) -> Result<Self, SchemeError> {
-        let keys = keys::prepare(&spec.secrets, |text| Ok(Shown::new(text)))?;
+        let keys = keys::prepare(&spec.secrets, |text| long_enough(text, Shown::new(text)))?;
         Ok(Self { header, prefix, keys })
     }
 }
@@ -91,12 +101,8 @@ impl Proof for TokenProof {
         Ok(Signed { headers: vec![header], ..Signed::default() })
     }
 
-    fn signs_time(&self) -> bool {
-        false
-    }
-
-    fn signs(&self, _origin: Origin<'_>) -> bool {
-        false
+    fn signed_content(&self, _arrival: &Arrival) -> Result<SignedContent, Refusal> {
+        Ok(SignedContent::Nothing)
     }
 
     fn secret_header(&self) -> Option<&str> {
@@ -113,7 +119,7 @@ impl BasicProof {
     pub(super) fn compile(spec: &SourceSpec) -> Result<Self, SchemeError> {
         let keys = keys::prepare(&spec.secrets, |text| match text.split_once(':') {
             Some((user, password)) if !user.is_empty() && !password.is_empty() => {
-                Ok(Shown::new(text))
+                long_enough(password, Shown::new(text))
             }
             _ => Err("it is not user:password".to_owned()),
         })?;
@@ -142,12 +148,8 @@ impl Proof for BasicProof {
         Ok(Signed { headers: vec![header], ..Signed::default() })
     }
 
-    fn signs_time(&self) -> bool {
-        false
-    }
-
-    fn signs(&self, _origin: Origin<'_>) -> bool {
-        false
+    fn signed_content(&self, _arrival: &Arrival) -> Result<SignedContent, Refusal> {
+        Ok(SignedContent::Nothing)
     }
 
     fn secret_header(&self) -> Option<&str> {

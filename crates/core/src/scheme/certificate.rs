@@ -16,12 +16,10 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use super::keys::{self, Held};
 use super::recipe::TimeForm;
 use super::{
-    Authentic, Proof, SchemeError, SignError, Signed, expired, first_missing, needed,
-    only_the_sender, param, time,
+    Authentic, Proof, SchemeError, SignError, Signed, SignedContent, expired, first_missing,
+    needed, only_the_sender, param, time,
 };
 use crate::arrival::Arrival;
-use crate::envelope::Origin;
-use crate::key::KeyHash;
 use crate::source::SourceSpec;
 use crate::verify::Refusal;
 
@@ -147,9 +145,7 @@ impl Proof for PayPalProof {
             tried += 1;
             let content = format!("{id}|{stamp}|{webhook_id}|{crc}");
             if self.key.verify_sig(content.as_bytes(), &signature).is_ok() {
-                // Only a checksum of the body is signed: one transmission carries one event.
-                let token = Some(KeyHash::of(b"token", [id.as_bytes()]));
-                return Ok(Authentic { signed_at: Some(signed_at), secret, token });
+                return Ok(Authentic { signed_at: Some(signed_at), secret });
             }
         }
         match tried {
@@ -162,16 +158,11 @@ impl Proof for PayPalProof {
         Err(only_the_sender("PayPal"))
     }
 
-    fn signs_time(&self) -> bool {
-        true
-    }
-
-    /// A CRC-32 is no proof of the body.
-    fn signs(&self, origin: Origin<'_>) -> bool {
-        match origin {
-            Origin::Header(name) => [ID, TIME].contains(&name),
-            Origin::Body | Origin::Query => false,
-        }
+    /// Only a checksum of the body is signed, which many bodies share: the transmission is what
+    /// was signed once, and it carries one event.
+    fn signed_content(&self, arrival: &Arrival) -> Result<SignedContent, Refusal> {
+        let (id, stamp) = (needed(arrival, ID)?, needed(arrival, TIME)?);
+        Ok(SignedContent::whole([id.as_bytes(), b"|", stamp.as_bytes()]))
     }
 }
 

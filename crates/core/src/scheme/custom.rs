@@ -1,5 +1,6 @@
 //! `[sources.NAME.scheme]`: a sender of one's own, written in the same words as the presets.
 
+use super::coverage::Coverage;
 use super::recipe::{Carrier, Encoding, KeyForm, Seal, Sealed, Time, TimeAt, TimeForm};
 use super::sealed::SealedProof;
 use super::{CustomScheme, SchemeError};
@@ -9,7 +10,7 @@ use crate::source::SourceSpec;
 pub(super) fn compile(
     custom: &CustomScheme,
     spec: &SourceSpec,
-) -> Result<SealedProof, SchemeError> {
+) -> Result<(SealedProof, Coverage, KeyForm), SchemeError> {
     let seal = match custom.algorithm.as_deref().unwrap_or("hmac-sha256") {
         "hmac-sha256" => Seal::HmacSha256,
         "hmac-sha1" => Seal::HmacSha1,
@@ -91,7 +92,8 @@ pub(super) fn compile(
         time: at.map(|at| Time { at, form: TimeForm::Any }),
         fixed: &[],
     };
-    SealedProof::compile(&sealed, spec)
+    let coverage = Coverage::of_sealed(&sealed).with_loose_cuts();
+    Ok((SealedProof::compile(&sealed, spec)?, coverage, key))
 }
 
 /// `{id}` is the header that `event_id` names.

@@ -12,10 +12,8 @@ use serde_json::{Value, json};
 
 use super::keys::{self, Held};
 use super::recipe::{Encoding, KeyForm, TimeForm};
-use super::{Authentic, Proof, SchemeError, SignError, Signed, expired, time};
+use super::{Authentic, Proof, SchemeError, SignError, Signed, SignedContent, expired, time};
 use crate::arrival::Arrival;
-use crate::envelope::Origin;
-use crate::key::KeyHash;
 use crate::limits::ITEMS_MAX;
 use crate::source::SourceSpec;
 use crate::verify::Refusal;
@@ -189,7 +187,7 @@ impl Proof for AdyenProof {
                 signer(&self.keys, &[content.as_bytes()], Encoding::Base64, signature, now)?;
             first.get_or_insert(secret);
         }
-        Ok(Authentic { signed_at: None, secret: first.unwrap_or_default(), token: None })
+        Ok(Authentic { signed_at: None, secret: first.unwrap_or_default() })
     }
 
     fn sign(&self, request: &Arrival, _id: &str, now: Timestamp) -> Result<Signed, SignError> {
@@ -214,16 +212,13 @@ impl Proof for AdyenProof {
         Ok(Signed { body: Some(Bytes::from(body.to_string())), ..Signed::default() })
     }
 
-    fn signs_time(&self) -> bool {
-        false
-    }
-
-    /// Not all of the body is signed, but all that the event's key is made of.
-    fn signs(&self, origin: Origin<'_>) -> bool {
-        match origin {
-            Origin::Body => true,
-            Origin::Header(_) | Origin::Query => false,
-        }
+    /// Each item by itself: items can be taken from one request and put into another.
+    fn signed_content(&self, arrival: &Arrival) -> Result<SignedContent, Refusal> {
+        let AdyenBody { items } = adyen_body(&arrival.body)?;
+        let of = |AdyenItem { item }: &AdyenItem<'_>| {
+            Ok(SignedContent::hash([item.content()?.as_bytes()]))
+        };
+        items.iter().map(of).collect::<Result<_, _>>().map(SignedContent::Items)
     }
 }
 
@@ -247,6 +242,19 @@ struct MailgunSignature<'a> {
     signature: String,
 }
 
+impl MailgunSignature<'_> {
+    fn stamp(&self) -> &str {
+        let raw = self.timestamp.get();
+        raw.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(raw)
+    }
+}
+
+fn mailgun_signature(body: &[u8]) -> Result<MailgunSignature<'_>, Refusal> {
+    let MailgunBody { signature } = serde_json::from_slice(body)
+        .map_err(|_| Refusal::Missing("no signature in the body".into()))?;
+    Ok(signature)
+}
+
 impl MailgunProof {
     pub(super) fn compile(spec: &SourceSpec) -> Result<Self, SchemeError> {
         Ok(Self { keys: hmac_keys(spec, KeyForm::Text)? })
@@ -259,16 +267,13 @@ impl Proof for MailgunProof {
     }
 
     fn authenticate(&self, arrival: &Arrival, now: Timestamp) -> Result<Authentic, Refusal> {
-        let MailgunBody { signature } = serde_json::from_slice(&arrival.body)
-            .map_err(|_| Refusal::Missing("no signature in the body".into()))?;
-        let raw = signature.timestamp.get();
-        let stamp = raw.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(raw);
+        let signature = mailgun_signature(&arrival.body)?;
+        let stamp = signature.stamp();
         let signed_at = time::parse(TimeForm::Seconds, stamp)
             .ok_or_else(|| Refusal::Signature("the timestamp is not well-formed".into()))?;
         let content = [stamp.as_bytes(), signature.token.as_bytes()];
         let secret = signer(&self.keys, &content, Encoding::Hex, &signature.signature, now)?;
-        let token = Some(KeyHash::of(b"token", [signature.token.as_bytes()]));
-        Ok(Authentic { signed_at: Some(signed_at), secret, token })
+        Ok(Authentic { signed_at: Some(signed_at), secret })
     }
 
     fn sign(&self, request: &Arrival, id: &str, now: Timestamp) -> Result<Signed, SignError> {
@@ -288,11 +293,9 @@ impl Proof for MailgunProof {
         Ok(Signed { body: Some(Bytes::from(body.to_string())), ..Signed::default() })
     }
 
-    fn signs_time(&self) -> bool {
-        true
-    }
-
-    fn signs(&self, _origin: Origin<'_>) -> bool {
-        false
+    /// The one-time token with its time. The event beside it is not signed.
+    fn signed_content(&self, arrival: &Arrival) -> Result<SignedContent, Refusal> {
+        let signature = mailgun_signature(&arrival.body)?;
+        Ok(SignedContent::whole([signature.stamp().as_bytes(), signature.token.as_bytes()]))
     }
 }

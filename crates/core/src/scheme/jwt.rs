@@ -13,10 +13,10 @@ use serde::de::IgnoredAny;
 use super::keys;
 use super::recipe::Encoding;
 use super::{
-    Authentic, Proof, SchemeError, SignError, Signed, first_missing, needed, only_the_sender, param,
+    Authentic, Proof, SchemeError, SignError, Signed, SignedContent, first_missing, needed,
+    only_the_sender, param,
 };
 use crate::arrival::Arrival;
-use crate::envelope::Origin;
 use crate::source::SourceSpec;
 use crate::verify::Refusal;
 
@@ -149,21 +149,17 @@ impl Proof for PlaidProof {
             .map_err(|_| wrong("the body is not the one that the token names"))?;
         let signed_at = Timestamp::from_second(claims.iat)
             .map_err(|_| wrong("the token's time is out of range"))?;
-        Ok(Authentic { signed_at: Some(signed_at), secret, token: None })
+        Ok(Authentic { signed_at: Some(signed_at), secret })
     }
 
     fn sign(&self, _request: &Arrival, _id: &str, _now: Timestamp) -> Result<Signed, SignError> {
         Err(only_the_sender("Plaid"))
     }
 
-    fn signs_time(&self) -> bool {
-        true
-    }
-
-    fn signs(&self, origin: Origin<'_>) -> bool {
-        match origin {
-            Origin::Body => true,
-            Origin::Header(_) | Origin::Query => false,
-        }
+    /// The token's own text: it holds the time and the body's digest.
+    fn signed_content(&self, arrival: &Arrival) -> Result<SignedContent, Refusal> {
+        let token = needed(arrival, HEADER)?;
+        let content = token.rsplit_once('.').map(|(content, _)| content).unwrap_or_default();
+        Ok(SignedContent::whole([content.as_bytes()]))
     }
 }

@@ -6,6 +6,7 @@
 
 mod bearer;
 mod certificate;
+pub mod coverage;
 mod custom;
 mod inbody;
 mod jwt;
@@ -17,16 +18,19 @@ mod url;
 
 use std::fmt;
 
+use aws_lc_rs::digest;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use jiff::Timestamp;
 
+use self::coverage::{Coverage, Covered};
 use self::recipe::{KeyForm, Recipe};
 use crate::arrival::Arrival;
 use crate::envelope::Origin;
 use crate::key::KeyHash;
-use crate::presets::{Preset, PresetId};
-use crate::secret::Secret;
+use crate::presets::{Preset, PresetGuard, PresetId};
+use crate::sample;
+use crate::secret::{ActiveSecret, Secret};
 use crate::source::SourceSpec;
 use crate::verify::Refusal;
 
@@ -70,8 +74,14 @@ impl SchemeError {
 /// A compiled scheme with its keys.
 pub struct Scheme {
     proof: Box<dyn Proof>,
-    /// The unsigned header in which the sender puts its event id, if it does.
+    /// What is signed, for each set of header names.
+    coverage: Vec<Coverage>,
+    /// A hash of each secret's own bytes, in their order.
+    key_hashes: Vec<KeyHash>,
+    /// The header in which the sender puts its event id, if it does.
     id_header: Option<&'static str>,
+    /// The header without which the sender has no type, and the type it is best known for.
+    type_header: Option<(&'static str, &'static str)>,
 }
 
 /// Proof that a request was signed by one of the source's secrets.
@@ -81,9 +91,38 @@ pub struct Authentic {
     pub signed_at: Option<Timestamp>,
     /// Which secret, by its place in the config.
     pub secret: usize,
-    /// What was signed once and for all, where that is not the body (Mailgun's token): the replay
-    /// guard remembers it instead.
-    pub token: Option<KeyHash>,
+}
+
+/// A hash of everything that was signed, in the one spelling that the signature fixes: decoded and
+/// sorted where the sender signs decoded fields, one text without boundaries where bytes could move
+/// over them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SignedContent {
+    /// The sender shows a secret and signs nothing.
+    Nothing,
+    /// One signature for the whole request.
+    Whole([u8; 32]),
+    /// One signature for each item of the body.
+    Items(Vec<[u8; 32]>),
+}
+
+impl SignedContent {
+    fn whole<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        Self::Whole(Self::hash(pieces))
+    }
+
+    /// One hash of all pieces, without their boundaries: a signature does not know them either.
+    fn hash<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
+        let mut hasher = digest::Context::new(&digest::SHA256);
+        pieces.into_iter().for_each(|piece| hasher.update(piece));
+        finished(hasher)
+    }
+}
+
+fn finished(hasher: digest::Context) -> [u8; 32] {
+    let mut all = [0; 32];
+    all.copy_from_slice(hasher.finish().as_ref());
+    all
 }
 
 /// What signing adds to a request.
@@ -107,8 +146,9 @@ trait Proof: Send + Sync {
     fn missing<'a>(&'a self, headers: &HeaderMap) -> Option<&'a str>;
     fn authenticate(&self, arrival: &Arrival, now: Timestamp) -> Result<Authentic, Refusal>;
     fn sign(&self, request: &Arrival, id: &str, now: Timestamp) -> Result<Signed, SignError>;
-    fn signs_time(&self) -> bool;
-    fn signs(&self, origin: Origin<'_>) -> bool;
+
+    /// The hash of what was signed, of an arrival that is proven.
+    fn signed_content(&self, arrival: &Arrival) -> Result<SignedContent, Refusal>;
 
     /// The header that shows the secret itself, where nothing is signed.
     fn secret_header(&self) -> Option<&str> {
@@ -133,12 +173,35 @@ impl Scheme {
             }
             PresetId::Joined(_) | PresetId::Hash { .. } => None,
         };
-        Ok(Self { proof: compile(&preset.recipe, spec)?, id_header })
+        let type_header = match preset.guard {
+            PresetGuard::SignedAndType => preset
+                .envelope
+                .event_type
+                .first()
+                .and_then(|selector| selector.strip_prefix("header:"))
+                .zip(sample::best_known_type(preset.name)),
+            PresetGuard::Signed | PresetGuard::Off => None,
+        };
+        let (recipe, proof) = compile(&preset.recipe, spec)?;
+        Ok(Self {
+            proof,
+            coverage: Coverage::of(recipe),
+            key_hashes: key_hashes(recipe.key_form(), spec),
+            id_header,
+            type_header,
+        })
     }
 
     /// Compiles `[sources.NAME.scheme]`.
     pub fn of_custom(custom: &CustomScheme, spec: &SourceSpec) -> Result<Self, SchemeError> {
-        Ok(Self { proof: Box::new(custom::compile(custom, spec)?), id_header: None })
+        let (proof, coverage, form) = custom::compile(custom, spec)?;
+        Ok(Self {
+            proof: Box::new(proof),
+            coverage: vec![coverage],
+            key_hashes: key_hashes(Some(form), spec),
+            id_header: None,
+            type_header: None,
+        })
     }
 
     /// Checks the signature over the raw bytes, in constant time. The window is not judged here.
@@ -152,14 +215,38 @@ impl Scheme {
         self.proof.missing(headers)
     }
 
+    /// A hash of each secret's own bytes, in their order: `whsec_X` and `X` are one secret where the
+    /// prefix is only a way to write it. Empty where a secret is none.
+    pub fn key_hashes(&self) -> &[KeyHash] {
+        &self.key_hashes
+    }
+
+    /// What is signed, for each set of header names that the sender uses.
+    pub fn coverage(&self) -> &[Coverage] {
+        &self.coverage
+    }
+
     /// Whether a timestamp is part of what is signed.
     pub fn signs_time(&self) -> bool {
-        self.proof.signs_time()
+        self.coverage.iter().all(Coverage::signs_time)
+    }
+
+    /// Whether anything is signed at all, or a secret is only shown.
+    pub fn signs_something(&self) -> bool {
+        self.coverage.iter().all(Coverage::signs_something)
     }
 
     /// Whether a value from there is part of what is signed.
     pub fn signs(&self, origin: Origin<'_>) -> bool {
-        self.proof.signs(origin)
+        self.coverage.iter().all(|coverage| match coverage.covers(origin) {
+            Covered::Yes | Covered::Always => true,
+            Covered::Missing | Covered::No => false,
+        })
+    }
+
+    /// The hash of what was signed, of an arrival that [`Scheme::authenticate`] has accepted.
+    pub fn signed_content(&self, arrival: &Arrival) -> Result<SignedContent, Refusal> {
+        self.proof.signed_content(arrival)
     }
 
     /// Headers whose value is itself the secret (tokens, basic auth): never kept, never shown.
@@ -192,6 +279,11 @@ impl Scheme {
             && !signed.headers.iter().any(|(known, _)| known == name)
         {
             signed.headers.insert(0, (name.to_owned(), id.to_owned()));
+        }
+        if let Some((name, event_type)) = self.type_header
+            && !request.headers.contains_key(name)
+        {
+            signed.headers.insert(0, (name.to_owned(), event_type.to_owned()));
         }
         Ok(signed)
     }
@@ -246,8 +338,23 @@ pub(crate) fn secret_from(recipe: &Recipe, random: &[u8; 32]) -> Option<Secret> 
     Some(Secret::new(text))
 }
 
-fn compile(recipe: &Recipe, spec: &SourceSpec) -> Result<Box<dyn Proof>, SchemeError> {
-    Ok(match recipe {
+fn key_hashes(form: Option<KeyForm>, spec: &SourceSpec) -> Vec<KeyHash> {
+    let Some(form) = form else { return Vec::new() };
+    let hash = |secret: &ActiveSecret| {
+        let bytes = keys::key_bytes(form, secret.secret.expose()).unwrap_or_default();
+        // HMAC fills a key up with zeros: with and without them it is the same key.
+        let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        KeyHash::of(b"secret", [&bytes[..end]])
+    };
+    spec.secrets.iter().map(hash).collect()
+}
+
+/// The recipe that these keys and parameters choose, and the proof compiled from it.
+fn compile<'r>(
+    recipe: &'r Recipe,
+    spec: &SourceSpec,
+) -> Result<(&'r Recipe, Box<dyn Proof>), SchemeError> {
+    let proof: Box<dyn Proof> = match recipe {
         Recipe::Sealed(sealed) => Box::new(sealed::SealedProof::compile(sealed, spec)?),
         Recipe::Named(names) => Box::new(sealed::NamedProof::compile(names, spec)?),
         Recipe::BySecret { prefix, with, without } => {
@@ -292,7 +399,8 @@ fn compile(recipe: &Recipe, spec: &SourceSpec) -> Result<Box<dyn Proof>, SchemeE
             Box::new(bearer::TokenProof::compile(header, prefix, spec)?)
         }
         Recipe::Basic => Box::new(bearer::BasicProof::compile(spec)?),
-    })
+    };
+    Ok((recipe, proof))
 }
 
 /// A parameter that a scheme cannot do without.

@@ -284,6 +284,19 @@ impl Recipe {
         }
     }
 
+    /// How its secrets are written; `None` where there is no secret, or a choice has yet to be made.
+    pub fn key_form(&self) -> Option<KeyForm> {
+        match self {
+            Self::Sealed(sealed) => Some(sealed.key),
+            Self::Named(names) => names.first().map(|sealed| sealed.key),
+            Self::Adyen => Some(KeyForm::Hex),
+            Self::Twilio | Self::Mailgun | Self::Token { .. } | Self::Basic => Some(KeyForm::Text),
+            // What stands in `secrets` there is a public id.
+            Self::PayPal => None,
+            Self::Plaid | Self::BySecret { .. } | Self::ByParam { .. } => None,
+        }
+    }
+
     /// Whether the full public URL is part of what is signed.
     pub fn signs_url(&self) -> bool {
         match self {

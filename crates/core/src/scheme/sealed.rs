@@ -14,11 +14,10 @@ use zeroize::Zeroizing;
 use super::keys::{self, Held};
 use super::recipe::{Carrier, Encoding, Fixed, KeyForm, Seal, Sealed, TimeAt, TimeForm};
 use super::{
-    Authentic, Proof, SchemeError, SignError, Signed, expired, first_missing, needed,
-    only_the_sender, param, time, url,
+    Authentic, Proof, SchemeError, SignError, Signed, SignedContent, expired, finished,
+    first_missing, needed, only_the_sender, param, time, url,
 };
 use crate::arrival::Arrival;
-use crate::envelope::Origin;
 use crate::limits::SIGNATURES_MAX;
 use crate::source::SourceSpec;
 use crate::verify::Refusal;
@@ -221,6 +220,38 @@ impl SealedProof {
         Ok(())
     }
 
+    /// The parts of the content that are not in the arrival as they are. The signatures on the way
+    /// go into `found`.
+    fn content<'a>(&self, arrival: &'a Arrival, found: &mut Found) -> Result<Content<'a>, Refusal> {
+        let beside = match self.layout {
+            Layout::Whole | Layout::Pairs { .. } | Layout::Versions { .. } | Layout::List => {
+                let header = needed(arrival, &self.names[0])?;
+                self.collect(&header, found)?.map(str::to_owned)
+            }
+            Layout::Numbered | Layout::Slots => {
+                self.collect_several(arrival, found)?;
+                None
+            }
+        };
+        let time = match &self.time {
+            Some((At::Header(name), _)) => needed(arrival, name)?,
+            Some((At::Pair, _)) => Cow::Owned(
+                beside
+                    .ok_or_else(|| Refusal::Missing("no timestamp beside the signature".into()))?,
+            ),
+            Some((At::Body(_), _)) | None => Cow::Borrowed(""),
+        };
+        let sorted_url = match self.signs_sorted_url() {
+            true => url::sorted(arrival)?,
+            false => Vec::new(),
+        };
+        Ok(Content { time, sorted_url })
+    }
+
+    fn signs_sorted_url(&self) -> bool {
+        self.parts.iter().any(|part| matches!(part, Part::SortedUrl))
+    }
+
     /// Feeds the signed content into `sink`, piece by piece.
     fn feed(&self, arrival: &Arrival, content: &Content<'_>, sink: &mut dyn FnMut(&[u8])) {
         for part in &self.parts {
@@ -323,33 +354,10 @@ impl Proof for SealedProof {
             }
         }
         let mut found = Found::default();
-        let header;
-        let beside = match self.layout {
-            Layout::Whole | Layout::Pairs { .. } | Layout::Versions { .. } | Layout::List => {
-                header = needed(arrival, &self.names[0])?;
-                self.collect(&header, &mut found)?
-            }
-            Layout::Numbered | Layout::Slots => {
-                self.collect_several(arrival, &mut found)?;
-                None
-            }
-        };
-        let (time, mut signed_at) = match &self.time {
-            Some((At::Header(name), form)) => {
-                let text = needed(arrival, name)?;
-                let at = read_time(*form, &text)?;
-                (text, Some(at))
-            }
-            Some((At::Pair, form)) => {
-                let text = beside
-                    .ok_or_else(|| Refusal::Missing("no timestamp beside the signature".into()))?;
-                (Cow::Borrowed(text), Some(read_time(*form, text)?))
-            }
-            Some((At::Body(_), _)) | None => (Cow::Borrowed(""), None),
-        };
-        let sorted_url = match self.parts.iter().any(|part| matches!(part, Part::SortedUrl)) {
-            true => url::sorted(arrival)?,
-            false => Vec::new(),
+        let content = self.content(arrival, &mut found)?;
+        let mut signed_at = match &self.time {
+            Some((At::Header(_) | At::Pair, form)) => Some(read_time(*form, &content.time)?),
+            Some((At::Body(_), _)) | None => None,
         };
         if found.none_well_formed() {
             return Err(Refusal::Signature(format!(
@@ -357,11 +365,21 @@ impl Proof for SealedProof {
                 self.names[0]
             )));
         }
-        let secret = self.signer(arrival, &Content { time, sorted_url }, &found, now)?;
+        let secret = self.signer(arrival, &content, &found, now)?;
+        if self.signs_sorted_url() {
+            url::nothing_shifted(arrival, &url::PLIVO)?;
+        }
         if let Some((At::Body(pointer), form)) = &self.time {
             signed_at = Some(body_time(&arrival.body, pointer, *form)?);
         }
-        Ok(Authentic { signed_at, secret, token: None })
+        Ok(Authentic { signed_at, secret })
+    }
+
+    fn signed_content(&self, arrival: &Arrival) -> Result<SignedContent, Refusal> {
+        let content = self.content(arrival, &mut Found::default())?;
+        let mut hasher = digest::Context::new(&digest::SHA256);
+        self.feed(arrival, &content, &mut |piece| hasher.update(piece));
+        Ok(SignedContent::Whole(finished(hasher)))
     }
 
     fn sign(&self, request: &Arrival, id: &str, now: Timestamp) -> Result<Signed, SignError> {
@@ -400,7 +418,7 @@ impl Proof for SealedProof {
             }
             None => String::new(),
         };
-        let sorted_url = match self.parts.iter().any(|part| matches!(part, Part::SortedUrl)) {
+        let sorted_url = match self.signs_sorted_url() {
             true => url::sorted(&draft).map_err(|refusal| SignError(refusal.to_string()))?,
             false => Vec::new(),
         };
@@ -435,26 +453,6 @@ impl Proof for SealedProof {
             }
         }
         Ok(signed)
-    }
-
-    fn signs_time(&self) -> bool {
-        self.time.is_some()
-    }
-
-    fn signs(&self, origin: Origin<'_>) -> bool {
-        let time_header = |name: &str| match &self.time {
-            Some((At::Header(time), _)) => time.eq_ignore_ascii_case(name),
-            Some((At::Pair | At::Body(_), _)) | None => false,
-        };
-        self.parts.iter().any(|part| match origin {
-            Origin::Body => matches!(part, Part::Body | Part::SortedUrl),
-            Origin::Query => matches!(part, Part::Url | Part::SortedUrl),
-            Origin::Header(asked) => match part {
-                Part::Header(name) => name.eq_ignore_ascii_case(asked),
-                Part::Time => time_header(asked),
-                Part::Text(_) | Part::Body | Part::Url | Part::SortedUrl | Part::Method => false,
-            },
-        })
     }
 }
 
@@ -492,12 +490,8 @@ impl Proof for NamedProof {
         self.chosen(&request.headers).sign(request, id, now)
     }
 
-    fn signs_time(&self) -> bool {
-        self.0.iter().all(SealedProof::signs_time)
-    }
-
-    fn signs(&self, origin: Origin<'_>) -> bool {
-        self.0.iter().any(|proof| proof.signs(origin))
+    fn signed_content(&self, arrival: &Arrival) -> Result<SignedContent, Refusal> {
+        self.chosen(&arrival.headers).signed_content(arrival)
     }
 }
 
@@ -524,7 +518,15 @@ impl Keys {
             Seal::HmacSha512 => hmac(hmac::HMAC_SHA512),
             Seal::Sha1WithSuffix => suffix(&digest::SHA1_FOR_LEGACY_USE_ONLY),
             Seal::Sha256WithSuffix => suffix(&digest::SHA256),
-            Seal::Ed25519 => public(&signature::ED25519, "an Ed25519 public key"),
+            Seal::Ed25519 => {
+                let key = |text: &str| {
+                    let bytes = keys::key_bytes(form, text)?;
+                    keys::check_ed25519(&bytes)?;
+                    ParsedPublicKey::new(&signature::ED25519, &bytes[..])
+                        .map_err(|_| "it is not an Ed25519 public key".to_owned())
+                };
+                keys::prepare(&spec.secrets, key).map(|keys| Self::Public(seal, keys))
+            }
             Seal::EcdsaP256 => public(&signature::ECDSA_P256_SHA256_ASN1, "a P-256 public key"),
         }
     }

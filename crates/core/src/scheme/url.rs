@@ -1,15 +1,18 @@
 //! Senders that sign their URL together with the fields of a form: Twilio, and Plivo's rearranged
 //! URL, which [`super::sealed`] feeds into its hash.
 
+use std::borrow::Cow;
+
 use aws_lc_rs::{constant_time, digest, hmac};
 use http::HeaderMap;
 use jiff::Timestamp;
 
 use super::keys::{self, Held};
 use super::recipe::{Encoding, KeyForm};
-use super::{Authentic, Proof, SchemeError, SignError, Signed, expired, first_missing, needed};
+use super::{
+    Authentic, Proof, SchemeError, SignError, Signed, SignedContent, expired, first_missing, needed,
+};
 use crate::arrival::Arrival;
-use crate::envelope::Origin;
 use crate::envelope::form::decode;
 use crate::source::SourceSpec;
 use crate::verify::Refusal;
@@ -55,7 +58,8 @@ impl Proof for TwilioProof {
                 if constant_time::verify_slices_are_equal(tag.as_ref(), &signature[..length])
                     .is_ok()
                 {
-                    return Ok(Authentic { signed_at: None, secret, token: None });
+                    nothing_shifted(arrival, &TWILIO)?;
+                    return Ok(Authentic { signed_at: None, secret });
                 }
             }
         }
@@ -86,15 +90,11 @@ impl Proof for TwilioProof {
         Ok(signed)
     }
 
-    fn signs_time(&self) -> bool {
-        false
-    }
-
-    fn signs(&self, origin: Origin<'_>) -> bool {
-        match origin {
-            Origin::Body | Origin::Query => true,
-            Origin::Header(_) => false,
-        }
+    fn signed_content(&self, arrival: &Arrival) -> Result<SignedContent, Refusal> {
+        let url = without_port(&arrival.url);
+        let fields = covered_fields(arrival)?;
+        let pieces = fields.iter().flat_map(|(name, value)| [&name[..], &value[..]]);
+        Ok(SignedContent::whole(std::iter::once(url.as_bytes()).chain(pieces)))
     }
 }
 
@@ -133,12 +133,7 @@ fn body_digest(arrival: &Arrival) -> Option<Vec<u8>> {
 /// The URL as it is, and with its port taken away or put in: senders and proxies differ on that.
 fn spellings(url: &str) -> impl Iterator<Item = String> {
     let other = || {
-        let (scheme, rest) = url.split_once("://")?;
-        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-        let (authority, path) = rest.split_at(end);
-        let host_at = authority.rfind('@').map_or(0, |at| at + 1);
-        let port_at = authority[host_at..].rfind(':').map(|at| host_at + at);
-        let port_at = port_at.filter(|at| !authority[*at..].contains(']'));
+        let Parts { scheme, authority, port_at, path } = Parts::of(url)?;
         Some(match (port_at, scheme) {
             (Some(at), _) => format!("{scheme}://{}{path}", &authority[..at]),
             (None, "https") => format!("{scheme}://{authority}:443{path}"),
@@ -146,6 +141,116 @@ fn spellings(url: &str) -> impl Iterator<Item = String> {
         })
     };
     std::iter::once(url.to_owned()).chain(other())
+}
+
+/// The one of the spellings that has no port: a signature fits both, and a guard must not.
+fn without_port(url: &str) -> Cow<'_, str> {
+    match Parts::of(url) {
+        Some(Parts { scheme, authority, port_at: Some(at), path }) => {
+            Cow::Owned(format!("{scheme}://{}{path}", &authority[..at]))
+        }
+        Some(_) | None => Cow::Borrowed(url),
+    }
+}
+
+/// A URL, taken apart around its port.
+struct Parts<'a> {
+    scheme: &'a str,
+    authority: &'a str,
+    /// Where the port begins in the authority, colon included.
+    port_at: Option<usize>,
+    path: &'a str,
+}
+
+impl<'a> Parts<'a> {
+    fn of(url: &'a str) -> Option<Self> {
+        let (scheme, rest) = url.split_once("://")?;
+        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        let (authority, path) = rest.split_at(end);
+        let host_at = authority.rfind('@').map_or(0, |at| at + 1);
+        let port_at = authority[host_at..].rfind(':').map(|at| host_at + at);
+        let port_at = port_at.filter(|at| !authority[*at..].contains(']'));
+        Some(Self { scheme, authority, port_at, path })
+    }
+}
+
+/// Names of fields that show a request to be whole. Both senders sign names and values without a
+/// separator, so bytes can move from a value into the next name under the same signature.
+pub(super) struct Marks {
+    /// Fields of which a request has at least one, if their names are in what was signed.
+    ids: &'static [&'static str],
+    /// Fields that are there, if their names are in what was signed outside of people's own words.
+    others: &'static [&'static str],
+    /// Fields whose names are longer than one of those: `DialCallSid` ends like it, these do not.
+    longer: &'static [&'static str],
+    /// The fields in which people's own words come.
+    words: &'static [&'static str],
+    /// The fields that hold a document, which may name any other field.
+    documents: &'static [&'static str],
+}
+
+pub(super) const TWILIO: Marks = Marks {
+    ids: &["CallSid", "MessageSid", "SmsSid", "FaxSid", "RecordingSid", "EventSid", "TaskSid"],
+    others: &["AccountSid", "ApiVersion", "CallStatus", "MessageStatus", "SmsStatus"],
+    longer: &["CallSidEndingConference"],
+    words: &["Body", "SpeechResult", "UnstableSpeechResult", "TranscriptionText", "ProfileName"],
+    documents: &["AddOns", "Payload"],
+};
+
+pub(super) const PLIVO: Marks = Marks {
+    ids: &["CallUUID", "MessageUUID", "RequestUUID", "ConferenceUUID"],
+    others: &["CallStatus", "ParentMessageUUID"],
+    longer: &[],
+    words: &["Text", "Speech", "UnstableSpeech", "Transcription"],
+    documents: &[],
+};
+
+/// Refuses a request in which a value has moved over a boundary and a field is gone by that: its
+/// name is in the signed text, and no field or parameter has it.
+pub(super) fn nothing_shifted(arrival: &Arrival, marks: &Marks) -> Result<(), Refusal> {
+    if body_digest(arrival).is_some() {
+        // The body is signed by its digest, and nothing can move.
+        return Ok(());
+    }
+    let mut fields = form_fields(arrival)?;
+    fields.sort();
+    let query: Vec<Field> = form(arrival.query().as_bytes()).collect();
+    let is_longer = |name: &[u8]| marks.longer.iter().any(|longer| longer.as_bytes() == name);
+    let named = |mark: &str| {
+        let mark = mark.as_bytes();
+        fields
+            .iter()
+            .chain(&query)
+            .any(|(name, _)| name.ends_with(mark) || (is_longer(name) && contains(name, mark)))
+    };
+    let mut all = arrival.url.as_bytes().to_vec();
+    let mut plain = all.clone();
+    for (name, value) in &fields {
+        let is = |known: &[&str]| known.iter().any(|known| known.as_bytes() == name);
+        let (is_words, is_document) = (is(marks.words), is(marks.documents));
+        // A break instead of what is left out, so that no name is read across it.
+        for (text, left_out) in [(&mut all, is_document), (&mut plain, is_words || is_document)] {
+            text.extend_from_slice(name);
+            text.extend_from_slice(if left_out { b"\n" } else { value });
+        }
+    }
+    let gone = |text: &[u8], mark: &str| contains(text, mark.as_bytes()) && !named(mark);
+    let no_id = !marks.ids.iter().any(|mark| named(mark));
+    let lost_id = marks
+        .ids
+        .iter()
+        .find(|mark| gone(&plain, mark) || (no_id && contains(&all, mark.as_bytes())));
+    match lost_id.or_else(|| marks.others.iter().find(|mark| gone(&plain, mark))) {
+        Some(mark) => Err(Refusal::Malformed(format!(
+            "the field {mark} is in what was signed and not in the form: a value has moved over \
+             the boundary of its field"
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn contains(text: &[u8], mark: &[u8]) -> bool {
+    text.windows(mark.len()).any(|window| window == mark)
 }
 
 /// Plivo's content: the URL with its query sorted, then the sorted fields of the form.

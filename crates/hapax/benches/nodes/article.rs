@@ -118,7 +118,7 @@ async fn receive(
     let arrival = Arrival { method, url: uri.to_string(), headers, body };
     let receipts = match verify(&app.source, &arrival, Timestamp::now()) {
         Ok(Verified::Events { receipts, .. }) => receipts,
-        Ok(Verified::Reply(_)) | Err(_) => return Err(StatusCode::UNAUTHORIZED),
+        Ok(Verified::Reply(_) | Verified::Empty) | Err(_) => return Err(StatusCode::UNAUTHORIZED),
     };
     let mut new = 0;
     for receipt in &receipts {

@@ -53,7 +53,7 @@ async fn answer(source: Arc<Source>, request: Request<Incoming>) -> Response<Ful
     };
     match verified {
         Ok(Verified::Events { .. }) => status(StatusCode::OK),
-        Ok(Verified::Reply(_)) | Err(_) => status(StatusCode::UNAUTHORIZED),
+        Ok(Verified::Reply(_) | Verified::Empty) | Err(_) => status(StatusCode::UNAUTHORIZED),
     }
 }
 

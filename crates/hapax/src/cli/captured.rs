@@ -6,13 +6,14 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use hapax_core::presets::{self, Preset};
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::{SourceSpec, SpecError};
 use hapax_core::{Arrival, Timestamp};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 use super::out::Failure;
-use crate::config;
+use crate::{config, signing};
 
 /// Whose request it is, and what proves it.
 #[derive(Debug, clap::Args)]
@@ -20,7 +21,8 @@ pub(super) struct Identity {
     /// The secret, `env:NAME` or `file:PATH`; any of several may have signed [env: HAPAX_SECRET]
     #[arg(long = "secret", value_name = "SECRET")]
     pub(super) secrets: Vec<String>,
-    /// A file that holds the secret
+    /// A file that holds the secret. From the dev secret of a server without a config each
+    /// sender's own is derived
     #[arg(long, value_name = "FILE")]
     pub(super) secret_file: Option<PathBuf>,
     /// What some schemes need beside a secret, such as webhook_id=ID or cert_pem=file:PATH
@@ -70,7 +72,22 @@ impl Identity {
         let mut spec = SourceSpec::new(provider, provider, secrets);
         spec.params = self.params()?;
         spec.url_known = url_known;
+        if let Some(preset) = presets::find(provider) {
+            let dev = spec.secrets.iter().map(|active| active.secret.clone()).next();
+            if let Some(dev) = dev.filter(config::looks_like_a_dev_secret) {
+                derive_from_dev(&mut spec, preset, &dev);
+            }
+        }
         Ok(spec)
+    }
+}
+
+/// Puts the secret and the parameters that `preset` has in dev mode into `spec`.
+pub(super) fn derive_from_dev(spec: &mut SourceSpec, preset: &Preset, dev: &Secret) {
+    let Some(own) = signing::dev_secret(preset, dev.expose()) else { return };
+    spec.secrets = vec![ActiveSecret::forever(own)];
+    for (key, value) in signing::dev_params(preset, dev.expose()) {
+        spec.params.entry(key).or_insert(value);
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::presets::{self, Preset};
 use hapax_core::sample::SampleId;
-use hapax_core::secret::{ActiveSecret, Secret};
+use hapax_core::secret::ActiveSecret;
 use hapax_core::source::SourceSpec;
 use hapax_core::{Arrival, Source, Timestamp, Verified};
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -101,7 +101,7 @@ impl Sender {
         }
         let uri = target("--to", to)?;
         let mut spec = identity.spec(preset.name, true)?;
-        take_dev_form(&mut spec, preset, &uri);
+        find_dev_secret(&mut spec, preset, &uri);
         let source = Source::build(spec.clone()).map_err(captured::cannot_build)?;
         Ok(Self { preset, source, spec, to: to.to_owned(), uri })
     }
@@ -135,7 +135,7 @@ impl Sender {
             Ok(Verified::Events { receipts, .. }) => {
                 receipts.first().map(|receipt| receipt.key().event_id.to_string())
             }
-            Ok(Verified::Reply(_)) | Err(_) => None,
+            Ok(Verified::Reply(_) | Verified::Empty) | Err(_) => None,
         }
         .unwrap_or_default()
     }
@@ -244,22 +244,16 @@ pub(super) fn target(flag: &str, text: &str) -> Result<http::Uri, Failure> {
     if known_scheme && uri.host().is_some() { Ok(uri) } else { Err(bad()) }
 }
 
-/// Towards a dev server on this machine the dev secret need not be given, and where it is given as
-/// it stands in its file (64 hex digits) it gets the form that this sender's secrets have.
-fn take_dev_form(spec: &mut SourceSpec, preset: &Preset, uri: &http::Uri) {
+/// Towards a dev server on this machine the dev secret need not be given.
+fn find_dev_secret(spec: &mut SourceSpec, preset: &Preset, uri: &http::Uri) {
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
     let is_loopback = host == "localhost"
         || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
-    if !is_loopback {
+    if !is_loopback || !spec.secrets.is_empty() {
         return;
     }
     let data_dir = std::env::var("HAPAX_DATA_DIR").unwrap_or_else(|_| "hapax-data".to_owned());
-    let given = spec.secrets.first().map(|active| active.secret.clone());
-    let dev = given.or_else(|| config::dev_secret(Path::new(&data_dir)));
-    let Some(dev) = dev.filter(config::looks_like_a_dev_secret) else { return };
-    let own = Secret::new(signing::dev_secret(preset, dev.expose()));
-    spec.secrets = vec![ActiveSecret::forever(own)];
-    for (key, value) in signing::dev_params(preset, dev.expose()) {
-        spec.params.entry(key).or_insert(value);
+    if let Some(dev) = config::dev_secret(Path::new(&data_dir)) {
+        captured::derive_from_dev(spec, preset, &dev);
     }
 }

@@ -127,6 +127,7 @@ impl Judgement {
             Ok(Verified::Reply(reply)) => {
                 Self { reply_status: Some(reply.status), ..Self::accept(Vec::new()) }
             }
+            Ok(Verified::Empty) => Self { reply_status: Some(200), ..Self::accept(Vec::new()) },
             Ok(Verified::Events { receipts, .. }) => {
                 match receipts.first().map(Receipt::timeliness) {
                     Some(Timeliness::Late { .. }) => Self::reject("stale"),
@@ -180,7 +181,7 @@ impl Named {
 /// Why it was refused, in words: what the scheme says, and what small change would make it verify.
 fn explain(source: &Source, arrival: &Arrival, now: Timestamp) -> Vec<String> {
     match hapax_core::verify(source, arrival, now) {
-        Ok(Verified::Reply(_)) => Vec::new(),
+        Ok(Verified::Reply(_) | Verified::Empty) => Vec::new(),
         Ok(Verified::Events { receipts, signed_at, .. }) => {
             let age = receipts.first().map(Receipt::timeliness);
             match (age, signed_at) {
@@ -200,7 +201,7 @@ fn explain(source: &Source, arrival: &Arrival, now: Timestamp) -> Vec<String> {
             lines.extend(near_misses(source, arrival, now));
             lines
         }
-        Err(refusal @ Refusal::Future { .. }) => vec![
+        Err(refusal @ (Refusal::Future { .. } | Refusal::Stale { .. })) => vec![
             refusal.to_string(),
             format!("hint: it was judged at {now:.0}; for a captured request give --now as of its arrival, for a live one compare both clocks"),
         ],

@@ -1,16 +1,18 @@
 //! Dev mode: what `hapax serve` does where there is no config file. Every preset that can be signed
-//! for is a source under its own name, all with one random secret that is kept in the data dir and
-//! survives restarts. Loopback only: a secret that all sources share proves little.
+//! for is a source under its own name, with a secret of its own that is derived from the dev secret.
+//! That one is random, kept in the data dir, and survives restarts. Loopback only: what one file
+//! holds for all senders is no secret to put on the Internet.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hapax_core::secret::{ActiveSecret, Secret};
+use hapax_core::secret::ActiveSecret;
 use hapax_core::source::SourceSpec;
 use hapax_core::{Source, presets};
 
 use super::handlers::Mode;
 use super::problem::{Complaint, Place};
+use super::secret_file::Kept;
 use super::sources::{ConfiguredSource, keep_keys, unverified_limit_default};
 use super::{Reading, Settings, secret_file};
 use crate::signing;
@@ -47,7 +49,7 @@ impl Reading<'_> {
             return (Vec::new(), None);
         }
         let file = settings.data_dir.join(SECRET_FILE);
-        let secret = match secret_file::read_or_make(&file, "the dev secret") {
+        let secret = match secret_file::read_or_make(&file, Kept::DevSecret) {
             Ok(secret) => secret,
             Err(complaint) => {
                 self.problems.add_unopened("data_dir", complaint);
@@ -59,7 +61,7 @@ impl Reading<'_> {
         }
         let mut sources = Vec::new();
         for preset in presets::all().iter().filter(|preset| preset.can_sign()) {
-            let own = Secret::new(signing::dev_secret(preset, secret.expose()));
+            let Some(own) = signing::dev_secret(preset, secret.expose()) else { continue };
             let mut spec =
                 SourceSpec::new(preset.name, preset.name, vec![ActiveSecret::forever(own)]);
             spec.params = signing::dev_params(preset, secret.expose());

@@ -39,7 +39,7 @@ pub(crate) use self::handlers::Mode;
 pub(crate) use self::problem::{Complaint, ConfigErrors};
 use self::problem::{Place, Problems};
 pub(crate) use self::proxies::{Proxy, Scope};
-pub(crate) use self::secret_file::looks_like_one as looks_like_a_dev_secret;
+use self::secret_file::Kept;
 use self::secrets::Resolved;
 pub(crate) use self::secrets::resolve as resolve_secret;
 pub(crate) use self::shared::{Role, Roles, ServiceUrl};
@@ -335,12 +335,17 @@ pub(crate) fn database_url(flags: &Flags) -> Result<Option<ServiceUrl>, ConfigEr
 
 /// The token that the server with this data dir made for itself, if it did and we may read it.
 pub(crate) fn admin_token(data_dir: &Path) -> Option<Secret> {
-    secret_file::read(&data_dir.join(ADMIN_TOKEN_FILE), "the admin token").ok()
+    secret_file::read(&data_dir.join(ADMIN_TOKEN_FILE), Kept::AdminToken).ok()
+}
+
+/// Whether a secret is a dev secret, from which each sender's own is derived.
+pub(crate) fn looks_like_a_dev_secret(secret: &Secret) -> bool {
+    Kept::DevSecret.looks_like(secret)
 }
 
 /// The dev secret of a server that ran with this data dir before, if there is one.
 pub(crate) fn dev_secret(data_dir: &Path) -> Option<Secret> {
-    secret_file::read(&data_dir.join(dev::SECRET_FILE), "the dev secret").ok()
+    secret_file::read(&data_dir.join(dev::SECRET_FILE), Kept::DevSecret).ok()
 }
 
 impl Config {
@@ -357,7 +362,7 @@ impl Config {
     /// only, and once what they need is open, so that a start that fails leaves nothing behind.
     pub(crate) fn take_own_token(&mut self) -> Result<(), Complaint> {
         let Some(file) = &self.own_token else { return Ok(()) };
-        let value = secret_file::read_or_make(file, "the admin token")?;
+        let value = secret_file::read_or_make(file, Kept::AdminToken)?;
         let (name, allow) = (ADMIN_TOKEN_FILE.to_owned(), vec![Permission::Admin]);
         self.tokens = vec![Token { name, value, allow }];
         Ok(())

@@ -1,5 +1,6 @@
 //! A random secret that a server makes for itself at its first start and keeps in its data
-//! directory: 32 random bytes as 64 hex digits, readable by the owner of the file only.
+//! directory: 32 random bytes as 64 hex digits, behind a prefix that says what it is, readable by the
+//! owner of the file only.
 
 use std::io::{Error, ErrorKind, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -9,21 +10,53 @@ use hapax_core::secret::Secret;
 
 use super::problem::Complaint;
 
+/// Which secret it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// The token that the admin side asks for.
+    AdminToken,
+    /// The secret from which each sender's own is derived in dev mode. Its prefix tells it from a
+    /// secret that was made in the usual way.
+    DevSecret,
+}
+
+impl Kept {
+    fn title(self) -> &'static str {
+        match self {
+            Self::AdminToken => "the admin token",
+            Self::DevSecret => "the dev secret",
+        }
+    }
+
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::AdminToken => "",
+            Self::DevSecret => "dev_",
+        }
+    }
+
+    /// Whether a secret has the form of this one: the prefix and 64 lower-case hex digits.
+    pub(crate) fn looks_like(self, secret: &Secret) -> bool {
+        let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        let digits = secret.expose().strip_prefix(self.prefix()).unwrap_or_default();
+        digits.len() == 64 && digits.bytes().all(is_hex)
+    }
+}
+
 /// Reads the secret in `path`, or makes one. Two processes that start at once get the same one.
-/// `what` names it in errors.
-pub(super) fn read_or_make(path: &Path, what: &str) -> Result<Secret, Complaint> {
-    match make(path) {
+pub(super) fn read_or_make(path: &Path, kept: Kept) -> Result<Secret, Complaint> {
+    match make(path, kept) {
         Ok(secret) => Ok(secret),
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => read(path, what),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => read(path, kept),
         Err(error) => Err(Complaint::new(
-            format!("cannot keep {what} in {}: {error}", path.display()),
+            format!("cannot keep {} in {}: {error}", kept.title(), path.display()),
             "choose a directory that can be written with --data-dir",
         )),
     }
 }
 
 /// Reads a secret that was made before.
-pub(crate) fn read(path: &Path, what: &str) -> Result<Secret, Complaint> {
+pub(crate) fn read(path: &Path, kept: Kept) -> Result<Secret, Complaint> {
     let read = || {
         let text = std::fs::read_to_string(path)?;
         let mode = std::fs::metadata(path)?.permissions().mode();
@@ -31,7 +64,7 @@ pub(crate) fn read(path: &Path, what: &str) -> Result<Secret, Complaint> {
     };
     let (text, mode) = read().map_err(|error| {
         Complaint::new(
-            format!("cannot read {what} in {}: {error}", path.display()),
+            format!("cannot read {} in {}: {error}", kept.title(), path.display()),
             "it must be readable by the user hapax runs as",
         )
     })?;
@@ -41,24 +74,18 @@ pub(crate) fn read(path: &Path, what: &str) -> Result<Secret, Complaint> {
         let _ = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600));
     }
     let secret = Secret::new(text.trim_end());
-    if looks_like_one(&secret) {
+    if kept.looks_like(&secret) {
         return Ok(secret);
     }
     Err(Complaint::new(
-        format!("{} does not hold 64 hex digits", path.display()),
+        format!("{} does not hold {}64 hex digits", path.display(), kept.prefix()),
         "remove it, and the next start makes a new one",
     ))
 }
 
-/// Whether a secret has the form of these: 64 lower-case hex digits.
-pub(crate) fn looks_like_one(secret: &Secret) -> bool {
-    let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    secret.expose().len() == 64 && secret.expose().bytes().all(is_hex)
-}
-
 /// Fails where the file exists. The file appears whole or not at all: it is written and synced
 /// under another name first, and linking never replaces what is there.
-fn make(path: &Path) -> std::io::Result<Secret> {
+fn make(path: &Path, kept: Kept) -> std::io::Result<Secret> {
     if path.try_exists()? {
         return Err(ErrorKind::AlreadyExists.into());
     }
@@ -68,7 +95,7 @@ fn make(path: &Path) -> std::io::Result<Secret> {
     let no_dice = |_| Error::other("no randomness");
     let mut bytes = [0; 32];
     aws_lc_rs::rand::fill(&mut bytes).map_err(no_dice)?;
-    let secret = Secret::new(hex::encode(bytes));
+    let secret = Secret::new(format!("{}{}", kept.prefix(), hex::encode(bytes)));
     let mut suffix = [0; 8];
     aws_lc_rs::rand::fill(&mut suffix).map_err(no_dice)?;
     let draft = directory.join(format!(".hapax-{}", hex::encode(suffix)));
@@ -95,11 +122,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("data").join("secret");
         let made: Vec<_> = std::thread::scope(|scope| {
-            let racers: Vec<_> =
-                (0..8).map(|_| scope.spawn(|| read_or_make(&path, "it").unwrap())).collect();
+            let racers: Vec<_> = (0..8)
+                .map(|_| scope.spawn(|| read_or_make(&path, Kept::AdminToken).unwrap()))
+                .collect();
             racers.into_iter().map(|racer| racer.join().unwrap()).collect()
         });
-        let again = read_or_make(&path, "it").unwrap();
+        let again = read_or_make(&path, Kept::AdminToken).unwrap();
         assert!(made.iter().all(|made| made.expose() == again.expose()));
         assert_eq!(again.expose().len(), 64);
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -113,7 +141,7 @@ mod tests {
         let path = dir.path().join("secret");
         std::fs::write(&path, format!("{}\n", "ab".repeat(32))).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
-        assert!(read_or_make(&path, "it").is_ok());
+        assert!(read_or_make(&path, Kept::AdminToken).is_ok());
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
@@ -122,7 +150,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
         std::fs::write(&path, "half").unwrap();
-        assert!(read_or_make(&path, "it").is_err());
+        assert!(read_or_make(&path, Kept::AdminToken).is_err());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "half");
     }
 }

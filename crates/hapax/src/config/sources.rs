@@ -83,8 +83,14 @@ pub(super) fn all_keys() -> impl Iterator<Item = &'static &'static str> {
     KEYS.iter().chain(&SCHEME_KEYS).chain(super::handlers::all_keys())
 }
 
-/// Where each secret was first seen, by its hash: no two pairs may share one.
-type SeenSecrets = HashMap<KeyHash, String>;
+/// Where each secret was first seen: no two pairs may share one.
+#[derive(Default)]
+struct SeenSecrets {
+    /// By the hash of its text.
+    texts: HashMap<KeyHash, String>,
+    /// By the hash of the key that the text stands for.
+    keys: HashMap<KeyHash, String>,
+}
 
 /// What a (tenant, source) pair has of its own.
 struct Pair<'d> {
@@ -104,7 +110,7 @@ impl Reading<'_> {
         settings: &Settings,
     ) -> Vec<ConfiguredSource> {
         let mut built = Vec::new();
-        let mut seen = SeenSecrets::new();
+        let mut seen = SeenSecrets::default();
         let Some(sources) = root.get("sources") else {
             // Whoever only wants proxies has nothing to be warned of.
             if root.get("proxies").is_none() {
@@ -180,6 +186,7 @@ impl Reading<'_> {
                     continue;
                 }
             };
+            self.secrets_are_its_own(name, pair.tenant, &pair.section, &source, seen);
             let keep_keys = keep_keys(settings, &source);
             self.keys_outlive_window(section, &source, keep_keys);
             built.push(ConfiguredSource {
@@ -310,19 +317,11 @@ impl Reading<'_> {
         };
         let secret = self.secret(&value)?;
         let hash = KeyHash::of(b"secret", [secret.expose().as_bytes()]);
-        if let Some(other) = seen.get(&hash) {
-            let complaint = if other == label {
-                Complaint::new("the same secret twice", "remove one of them")
-            } else {
-                Complaint::new(
-                    format!("shares a secret with {other}"),
-                    "a signature must prove one (tenant, source) pair only: give each its own",
-                )
-            };
-            value.complain(complaint, &mut self.problems);
+        if let Some(other) = seen.texts.get(&hash) {
+            value.complain(shared_secret(other, label), &mut self.problems);
             return None;
         }
-        seen.insert(hash, label.to_owned());
+        seen.texts.insert(hash, label.to_owned());
         if until.is_some_and(|until| until <= self.world.now) {
             self.warnings
                 .push(format!("{label}: a secret's `until` has passed: it verifies nothing"));
@@ -409,6 +408,32 @@ impl Reading<'_> {
         }
     }
 
+    /// The same secret may be written in two ways, so the keys themselves are compared once the
+    /// scheme has read them.
+    fn secrets_are_its_own(
+        &mut self,
+        name: &str,
+        tenant: Option<&str>,
+        section: &Section<'_>,
+        source: &Source,
+        seen: &mut SeenSecrets,
+    ) {
+        let label = match tenant {
+            Some(tenant) => format!("{tenant}/{name}"),
+            None => name.to_owned(),
+        };
+        let Some(entry) = section.get("secrets") else { return };
+        let entries = entry.list(&mut self.problems).unwrap_or_default();
+        for (hash, entry) in source.scheme().key_hashes().iter().zip(&entries) {
+            match seen.keys.get(hash) {
+                Some(other) => entry.complain(shared_secret(other, &label), &mut self.problems),
+                None => {
+                    seen.keys.insert(*hash, label.clone());
+                }
+            }
+        }
+    }
+
     /// Points at the key that the error is about: in the tenant's section, then in the source's.
     fn cannot_build(&mut self, source: &Section<'_>, pair: &Section<'_>, error: SpecError) {
         let SpecError { field, problem, hint } = error;
@@ -441,6 +466,16 @@ impl Reading<'_> {
             }
         }
     }
+}
+
+fn shared_secret(other: &str, label: &str) -> Complaint {
+    if other == label {
+        return Complaint::new("the same secret twice", "remove one of them");
+    }
+    Complaint::new(
+        format!("shares a secret with {other}"),
+        "a signature must prove one (tenant, source) pair only: give each its own",
+    )
 }
 
 fn late(text: &str) -> Result<Late, Complaint> {

@@ -11,7 +11,7 @@ use hapax_core::job::{HandlerName, Policy};
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::{SourceSpec, SpecError};
 use hapax_core::store::StoreError;
-use hapax_core::{Tenant, Timestamp};
+use hapax_core::{KeyHash, Tenant, Timestamp};
 use hapax_engine::limits::UNVERIFIED_DEFAULT;
 use hapax_engine::{BodyLimits, Mode, OutboundTlsError, PathTaken, Rate, RouteSpec};
 use hapax_store::{OpenError, PgOpenError, PgOptions, PgStore, SqliteStore};
@@ -287,20 +287,24 @@ impl<S: Database> Source<S> {
         let own = (self.spec.tenant.clone(), self.spec.secrets.clone());
         let own = Some(own).filter(|(_, secrets)| !secrets.is_empty() || self.tenants.is_empty());
         let pairs: Vec<_> = own.into_iter().chain(self.tenants.iter().cloned()).collect();
-        for (at, (_, secrets)) in pairs.iter().enumerate() {
-            let others = || pairs[..at].iter().flat_map(|(_, secrets)| secrets);
-            let is_theirs = |mine: &ActiveSecret| others().any(|known| known.secret == mine.secret);
-            if secrets.iter().any(is_theirs) {
-                return Err(BuildError::SharedSecret { source_name: source_name() });
-            }
-        }
         let build = |(tenant, secrets)| {
             let spec = SourceSpec { tenant, secrets, ..self.spec.clone() };
             hapax_core::Source::build(spec)
                 .map(Arc::new)
                 .map_err(|error| BuildError::Source { source_name: source_name(), error })
         };
-        pairs.into_iter().map(build).collect()
+        let sources: Vec<Arc<hapax_core::Source>> =
+            pairs.into_iter().map(build).collect::<Result<_, _>>()?;
+        // The keys themselves are compared: one secret can be written in several ways.
+        for (at, source) in sources.iter().enumerate() {
+            let is_theirs = |hash: &KeyHash| {
+                sources[..at].iter().any(|other| other.scheme().key_hashes().contains(hash))
+            };
+            if source.scheme().key_hashes().iter().any(is_theirs) {
+                return Err(BuildError::SharedSecret { source_name: source_name() });
+            }
+        }
+        Ok(sources)
     }
 }
 

@@ -229,7 +229,7 @@ impl Plan {
             (Nature::Stale, Ok(Verified::Events { receipts, .. })) => receipts
                 .iter()
                 .all(|receipt| matches!(receipt.timeliness(), Timeliness::Late { .. })),
-            (Nature::Stale, Ok(Verified::Reply(_)) | Err(_)) => false,
+            (Nature::Stale, Ok(Verified::Reply(_) | Verified::Empty) | Err(_)) => false,
             (Nature::WrongSecret | Nature::ChangedBody | Nature::Unsigned, verified) => {
                 verified.is_err()
             }
