@@ -234,23 +234,15 @@ impl Source {
     }
 }
 
-/// A guard is needed wherever something is signed and one signature fits more than one id.
+/// Whether the events of a source are guarded where the config does not say.
 fn guard_by_default(
     preset: Option<&'static Preset>,
     scheme: &Scheme,
     envelope: &Envelope,
 ) -> ReplayGuard {
     let is_off = preset.is_some_and(|preset| preset.guard == PresetGuard::Off);
-    // Where not the bytes are signed but what they mean, a digest needs the guard to know another
-    // spelling of the same content for a copy.
-    let spelled_freely = envelope.may_derive()
-        && scheme.coverage().iter().any(|coverage| coverage.body() != BodyCovered::Bytes);
-    let id_is_signed = scheme.coverage().iter().all(|coverage| envelope.id_is_signed(coverage));
-    if is_off || !scheme.signs_something() || (id_is_signed && !spelled_freely) {
-        ReplayGuard::Off
-    } else {
-        ReplayGuard::Signed
-    }
+    let is_needed = scheme.coverage().iter().any(|coverage| envelope.needs_guard(coverage));
+    if is_needed && !is_off { ReplayGuard::Signed } else { ReplayGuard::Off }
 }
 
 /// What decides whose an event is, and what is done with it, must be signed wherever the config

@@ -580,6 +580,23 @@ async fn a_late_event_is_kept_for_review_where_the_source_says_so() {
 }
 
 #[tokio::test]
+async fn the_window_is_judged_when_the_last_byte_has_come() {
+    // The head comes inside the window and the body after it: a slow body must not keep it open.
+    let house = setup("last-byte").start().await;
+    let mut wire = house.wire().await;
+    let body = event("evt_1");
+    let request =
+        house.request(&body, house.now(), &sign(house.now(), &body), "expect: 100-continue\r\n");
+    let (head, _) = request.split_at(request.len() - body.len());
+    wire.write(head).await;
+    assert_eq!(wire.answer().await.status, 100);
+    house.clock.fetch_add(301, Ordering::SeqCst);
+    wire.write(&body).await;
+    let heard = wire.answer().await;
+    assert_eq!((heard.status, heard.header("hapax-decision")), (202, Some("review")));
+}
+
+#[tokio::test]
 async fn when_nothing_can_be_written_nothing_is_promised() {
     let house = setup("full").start().await;
     let mut wire = house.wire().await;

@@ -1,6 +1,7 @@
 //! What particular senders need of the real server: their handshakes, late events, suspected
 //! replays, bodies that carry several events, and keys made of fields.
 
+mod captured;
 mod support;
 
 use hapax_core::envelope::{EnvelopeSpec, IdSpec};

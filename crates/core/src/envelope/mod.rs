@@ -26,7 +26,7 @@ use crate::key::{KeyHash, Tenant};
 use crate::limits::{EVENT_ID_BYTES_MAX, EVENT_TYPE_BYTES_MAX, ITEMS_MAX};
 use crate::presets::{BodyFormat, PresetEnvelope, PresetId};
 use crate::scheme::SignedContent;
-use crate::scheme::coverage::{Coverage, Covered};
+use crate::scheme::coverage::{BodyCovered, Coverage, Covered};
 use crate::verify::Refusal;
 use selector::{Compiler, Found, Level, Request, Selector, View};
 
@@ -233,7 +233,7 @@ impl Envelope {
     /// Whether one signature of this coverage fits one id and no other, so that the id alone
     /// recognises a replay. An id that counts within a span does not: the same bytes are another
     /// event later.
-    pub fn id_is_signed(&self, coverage: &Coverage) -> bool {
+    fn id_is_signed(&self, coverage: &Coverage) -> bool {
         let fixed = |selector: &Selector| coverage.fixes(selector.origin());
         match &self.id {
             Id::FirstOf(selectors) => {
@@ -253,8 +253,16 @@ impl Envelope {
         }
     }
 
+    /// Whether one signature of this coverage fits more than one id, so that an event needs a guard
+    /// beside its id. Where not the bytes are signed but what they mean, a digest needs it to know
+    /// another spelling of the same content for a copy.
+    pub fn needs_guard(&self, coverage: &Coverage) -> bool {
+        let spelled_freely = self.may_derive() && coverage.body() != BodyCovered::Bytes;
+        coverage.signs_something() && (spelled_freely || !self.id_is_signed(coverage))
+    }
+
     /// Whether an id of this source can be a digest, which says nothing of the body's spelling.
-    pub fn may_derive(&self) -> bool {
+    fn may_derive(&self) -> bool {
         match &self.id {
             Id::FirstOf(selectors) => selectors.iter().any(Selector::is_digest),
             Id::Joined(_) => false,

@@ -12,6 +12,8 @@ mod platforms;
 use std::time::Duration;
 
 use crate::challenge::Challenge;
+use crate::envelope::{Envelope, EnvelopeSpec};
+use crate::scheme::coverage::Coverage;
 use crate::scheme::recipe::{
     Carrier, Encoding, Fixed, KeyForm, Param, Recipe, Seal, Sealed, Time, TimeAt, TimeForm,
 };
@@ -161,6 +163,38 @@ impl Preset {
     /// One line on how it signs.
     pub fn scheme(&self) -> String {
         self.recipe.describe()
+    }
+
+    /// One line on how a replay under another id is recognised, or why it is not.
+    pub fn guarded(&'static self) -> String {
+        let Ok(envelope) = Envelope::build(Some(&self.envelope), &EnvelopeSpec::default()) else {
+            return String::new();
+        };
+        if self.guard == PresetGuard::Off {
+            return "no: equal notices are ordinary here, and harmless to repeat".to_owned();
+        }
+        let coverage = Coverage::of(&self.recipe);
+        let signing: Vec<&Coverage> =
+            coverage.iter().filter(|coverage| coverage.signs_something()).collect();
+        let words = if signing.is_empty() {
+            "no: nothing is signed".to_owned()
+        } else if signing.iter().all(|coverage| !envelope.needs_guard(coverage)) {
+            "not needed: the id is signed".to_owned()
+        } else {
+            let what = match self.guard {
+                PresetGuard::SignedAndType => "the type and what is signed",
+                PresetGuard::Signed | PresetGuard::Off => "what is signed",
+            };
+            let kept = match signing.iter().all(|coverage| coverage.signs_time()) {
+                true => "kept for twice the window",
+                false => "kept as long as the keys",
+            };
+            format!("by {what}, {kept}")
+        };
+        match signing.len() < coverage.len() && !signing.is_empty() {
+            true => format!("{words}; with a shared token no: nothing is signed"),
+            false => words,
+        }
     }
 
     /// Writes `random` as a secret of this sender, for development; `None` where only the sender

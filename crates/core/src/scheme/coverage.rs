@@ -56,9 +56,8 @@ impl Coverage {
         }
     }
 
-    /// What each set of header names of `recipe` signs. Recipes with a choice must have been
-    /// resolved: only the chosen one counts.
-    pub(super) fn of(recipe: &Recipe) -> Vec<Self> {
+    /// What each set of header names of `recipe` signs; of a recipe with a choice, all choices.
+    pub(crate) fn of(recipe: &Recipe) -> Vec<Self> {
         match recipe {
             Recipe::Sealed(sealed) => vec![Self::of_sealed(sealed)],
             Recipe::Named(names) => {

@@ -181,7 +181,7 @@ pub(super) struct Marks {
     ids: &'static [&'static str],
     /// Fields that are there, if their names are in what was signed outside of people's own words.
     others: &'static [&'static str],
-    /// Fields whose names are longer than one of those: `DialCallSid` ends like it, these do not.
+    /// Fields whose names hold one of those and do not end in it, as `DialCallSid` does.
     longer: &'static [&'static str],
     /// The fields in which people's own words come.
     words: &'static [&'static str],
@@ -215,32 +215,28 @@ pub(super) fn nothing_shifted(arrival: &Arrival, marks: &Marks) -> Result<(), Re
     let mut fields = form_fields(arrival)?;
     fields.sort();
     let query: Vec<Field> = form(arrival.query().as_bytes()).collect();
-    let is_longer = |name: &[u8]| marks.longer.iter().any(|longer| longer.as_bytes() == name);
-    let named = |mark: &str| {
-        let mark = mark.as_bytes();
-        fields
-            .iter()
-            .chain(&query)
-            .any(|(name, _)| name.ends_with(mark) || (is_longer(name) && contains(name, mark)))
-    };
-    let mut all = arrival.url.as_bytes().to_vec();
-    let mut plain = all.clone();
-    for (name, value) in &fields {
-        let is = |known: &[&str]| known.iter().any(|known| known.as_bytes() == name);
-        let (is_words, is_document) = (is(marks.words), is(marks.documents));
-        // A break instead of what is left out, so that no name is read across it.
-        for (text, left_out) in [(&mut all, is_document), (&mut plain, is_words || is_document)] {
-            text.extend_from_slice(name);
-            text.extend_from_slice(if left_out { b"\n" } else { value });
+    let is = |known: &[&str], name: &[u8]| known.iter().any(|known| known.as_bytes() == name);
+    // The signed text without what may hold the mark for a good reason: other fields whose names end
+    // in it, documents, and, unless they count too, people's own words. Each leaves a break behind,
+    // so that no mark is read across it.
+    let holds = |mark: &[u8], with_words: bool| {
+        let mut text = arrival.url.as_bytes().to_vec();
+        for (name, value) in &fields {
+            let is_other = name.len() > mark.len()
+                && (name.ends_with(mark) || is(marks.longer, name) && contains(name, mark));
+            let is_left_out = is(marks.documents, name) || (!with_words && is(marks.words, name));
+            text.extend_from_slice(if is_other { b"\n" } else { name });
+            text.extend_from_slice(if is_left_out { b"\n" } else { value });
         }
-    }
-    let gone = |text: &[u8], mark: &str| contains(text, mark.as_bytes()) && !named(mark);
-    let no_id = !marks.ids.iter().any(|mark| named(mark));
-    let lost_id = marks
-        .ids
-        .iter()
-        .find(|mark| gone(&plain, mark) || (no_id && contains(&all, mark.as_bytes())));
-    match lost_id.or_else(|| marks.others.iter().find(|mark| gone(&plain, mark))) {
+        contains(&text, mark)
+    };
+    let named = |mark: &[u8]| fields.iter().chain(&query).any(|(name, _)| name == mark);
+    let has_id = marks.ids.iter().any(|mark| named(mark.as_bytes()));
+    let lost = |mark: &&&str| {
+        let is_id = marks.ids.contains(mark);
+        !named(mark.as_bytes()) && holds(mark.as_bytes(), is_id && !has_id)
+    };
+    match marks.ids.iter().chain(marks.others).find(lost) {
         Some(mark) => Err(Refusal::Malformed(format!(
             "the field {mark} is in what was signed and not in the form: a value has moved over \
              the boundary of its field"

@@ -153,9 +153,10 @@ impl Sender {
         })
     }
 
-    /// No id at all: a hash of type and resource.
+    /// No id at all: a hash of type and resource, and no guard beside it.
     pub(crate) fn derived(within: Option<Duration>) -> Self {
         Self::build(|spec, _| {
+            spec.replay_guard = Some(ReplayGuard::Off);
             spec.envelope.event_id =
                 Some(IdSpec::Hash { fields: vec!["/type".into(), "/resource".into()], within });
         })
