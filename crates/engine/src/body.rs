@@ -3,14 +3,13 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use hyper::body::{Body, Frame};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::body_memory::Held;
 use crate::limits::BodyLimits;
 
 /// Why there is no body.
@@ -20,91 +19,113 @@ pub(crate) enum BodyFault {
     TooLarge,
     /// Over its deadline, or below the lowest rate.
     Slow,
-    /// Too many unfinished bodies are held already.
+    /// Memory for unfinished bodies is short, and this is the slowest of them.
     Crowded,
     /// Its framing is wrong, or it broke off.
     Broken,
 }
 
-/// Memory for bodies that come in pieces, shared by all connections.
-#[derive(Debug, Clone)]
-pub(crate) struct Unfinished(Arc<Semaphore>);
-
-impl Unfinished {
-    pub(crate) fn new(bytes_max: usize) -> Self {
-        Self(Arc::new(Semaphore::new(bytes_max.min(Semaphore::MAX_PERMITS))))
-    }
-
-    pub(crate) fn take(&self, bytes: usize) -> Result<OwnedSemaphorePermit, BodyFault> {
-        let bytes = u32::try_from(bytes).map_err(|_| BodyFault::Crowded)?;
-        self.0.clone().try_acquire_many_owned(bytes).map_err(|_| BodyFault::Crowded)
-    }
-}
-
-/// Reads `body` to its end.
+/// Reads `body` to its end. What it holds meanwhile is counted by `held`.
 pub(crate) async fn read<B>(
     mut body: B,
     limits: &BodyLimits,
-    unfinished: &Unfinished,
+    mut held: Held,
 ) -> Result<Bytes, BodyFault>
 where
     B: Body<Data = Bytes> + Unpin,
 {
     let mut pace = Pace::new(limits);
-    let first = match next(&mut body, &mut pace, 0).await? {
+    let first = match next(&mut body, &mut pace, &held, 0).await? {
         Some(first) if first.len() > limits.bytes_max => return Err(BodyFault::TooLarge),
         Some(first) if body.is_end_stream() => return Ok(first),
         Some(first) => first,
         None => return Ok(Bytes::new()),
     };
-    let Some(second) = next(&mut body, &mut pace, first.len()).await? else {
-        return Ok(first);
+    let mut piece = match poll_fn(|cx| Poll::Ready(poll_piece(&mut body, cx))).await {
+        Poll::Ready(second) => match second? {
+            None => return Ok(first),
+            Some(second) => Some(second),
+        },
+        Poll::Pending => None,
     };
-    let expected = body.size_hint().lower().try_into().unwrap_or(usize::MAX);
-    let expected = expected.saturating_add(first.len() + second.len()).min(limits.bytes_max);
-    let mut held = unfinished.take(expected)?;
-    let mut whole = BytesMut::with_capacity(expected);
-    whole.extend_from_slice(&first);
+    // It comes in pieces: from here on its bytes are copied, and what they take is counted.
+    let mut whole = Vec::new();
+    take(&mut whole, &first, &body, limits, &mut held)?;
     drop(first);
-    let mut piece = Some(second);
-    while let Some(bytes) = piece {
-        let total = whole.len() + bytes.len();
-        if total > limits.bytes_max {
-            return Err(BodyFault::TooLarge);
+    loop {
+        if let Some(bytes) = piece {
+            take(&mut whole, &bytes, &body, limits, &mut held)?;
         }
-        if total > held.num_permits() {
-            held.merge(unfinished.take(total - held.num_permits())?);
+        piece = next(&mut body, &mut pace, &held, whole.len()).await?;
+        if piece.is_none() {
+            return Ok(whole.into());
         }
-        whole.extend_from_slice(&bytes);
-        piece = next(&mut body, &mut pace, total).await?;
     }
-    Ok(whole.freeze())
 }
 
-/// The next bytes, or `None` at the end. Trailers say nothing we want.
+/// Adds a piece to what there is of a body. Room grows with what comes, whatever length was declared.
+fn take<B>(
+    whole: &mut Vec<u8>,
+    piece: &[u8],
+    body: &B,
+    limits: &BodyLimits,
+    held: &mut Held,
+) -> Result<(), BodyFault>
+where
+    B: Body,
+{
+    let total = whole.len() + piece.len();
+    if total > limits.bytes_max {
+        return Err(BodyFault::TooLarge);
+    }
+    if total > whole.capacity() {
+        let declared = body.size_hint().upper().and_then(|rest| usize::try_from(rest).ok());
+        let declared = declared.map_or(usize::MAX, |rest| total.saturating_add(rest));
+        let room = total.saturating_mul(2).min(declared).min(limits.bytes_max).max(total);
+        held.grow_to(room)?;
+        whole.reserve_exact(room - whole.len());
+    }
+    whole.extend_from_slice(piece);
+    held.received(total);
+    Ok(())
+}
+
+/// The next bytes, or `None` at the end.
 async fn next<B>(
     body: &mut B,
     pace: &mut Pace<'_>,
+    held: &Held,
     received: usize,
 ) -> Result<Option<Bytes>, BodyFault>
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    poll_fn(|cx| {
-        loop {
-            match Pin::new(&mut *body).poll_frame(cx) {
-                Poll::Ready(None) => return Poll::Ready(Ok(None)),
-                Poll::Ready(Some(Err(_))) => return Poll::Ready(Err(BodyFault::Broken)),
-                Poll::Ready(Some(Ok(frame))) => match Frame::into_data(frame) {
-                    Ok(bytes) if bytes.is_empty() => {}
-                    Ok(bytes) => return Poll::Ready(Ok(Some(bytes))),
-                    Err(_trailers) => {}
-                },
-                Poll::Pending => return pace.poll_overdue(cx, received).map(Err),
-            }
-        }
+    poll_fn(|cx| match poll_piece(body, cx) {
+        Poll::Ready(piece) => Poll::Ready(piece),
+        Poll::Pending => match held.poll_gave_way(cx) {
+            Poll::Ready(()) => Poll::Ready(Err(BodyFault::Crowded)),
+            Poll::Pending => pace.poll_overdue(cx, received).map(Err),
+        },
     })
     .await
+}
+
+/// Trailers say nothing we want.
+fn poll_piece<B>(body: &mut B, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, BodyFault>>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    loop {
+        match ready!(Pin::new(&mut *body).poll_frame(cx)) {
+            None => return Poll::Ready(Ok(None)),
+            Some(Err(_)) => return Poll::Ready(Err(BodyFault::Broken)),
+            Some(Ok(frame)) => match Frame::into_data(frame) {
+                Ok(bytes) if bytes.is_empty() => {}
+                Ok(bytes) => return Poll::Ready(Ok(Some(bytes))),
+                Err(_trailers) => {}
+            },
+        }
+    }
 }
 
 /// Judges how fast a body comes.

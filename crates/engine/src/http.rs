@@ -5,7 +5,7 @@
 use std::convert::Infallible;
 use std::error::Error;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -28,9 +28,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, error, warn};
 
+use crate::connections::Connections;
 use crate::head;
-use crate::limits::HttpLimits;
-use crate::wire::{FirstBytes, Flight, InFlight, Lingering, Protocol, Watched};
+use crate::limits::{HttpLimits, SURVEY_AGAIN};
+use crate::wire::{FirstBytes, Flight, InFlight, Lingering, Protocol, Reading, Watched};
 
 /// How a stop went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,11 +45,95 @@ pub enum Drained {
     },
 }
 
+/// The other end of a connection.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    address: SocketAddr,
+    /// The connection, where it is served by [`serve`].
+    flight: Option<Arc<Flight>>,
+}
+
+impl Peer {
+    /// The address at the other end of the socket.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Records that a request on this connection was verified: it is then closed last when connections
+    /// are short.
+    pub fn has_verified(&self) {
+        if let Some(flight) = &self.flight {
+            flight.has_verified();
+        }
+    }
+
+    /// Records whose request this is, where a trusted proxy named its client: when connections are
+    /// short, they are counted for each client.
+    pub fn is_for(&self, client: IpAddr) {
+        if let Some(flight) = &self.flight {
+            flight.is_for(client);
+        }
+    }
+}
+
+/// A peer of a connection that another loop serves.
+impl From<SocketAddr> for Peer {
+    fn from(address: SocketAddr) -> Self {
+        Self { address, flight: None }
+    }
+}
+
+/// A request's body as it comes. While it is unfinished, its connection may be closed for another.
+#[derive(Debug)]
+pub struct Received {
+    body: Incoming,
+    reading: Option<Reading>,
+}
+
+impl Received {
+    fn new(body: Incoming, flight: &Arc<Flight>) -> Self {
+        let reading = (!body.is_end_stream()).then(|| flight.reads());
+        Self { body, reading }
+    }
+}
+
+impl Body for Received {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        let has_ended = match &polled {
+            Poll::Pending => false,
+            Poll::Ready(Some(Ok(_))) => self.body.is_end_stream(),
+            Poll::Ready(Some(Err(_)) | None) => true,
+        };
+        if has_ended {
+            self.reading = None;
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
 /// Serves `listener` until `stop` is cancelled, then lets what is in flight finish, for at most
 /// `limits.drain`. When this returns, the listener is closed and no task of it is left.
 ///
-/// Every request is handed to `answer` with the address of the peer. hyper drops the answer's
-/// future when the peer hangs up: what must not be cut short has to see to that itself.
+/// Every request is handed to `answer` with the peer of its connection. The answer's future is dropped
+/// when the peer hangs up: what must not be cut short has to see to that itself.
+///
+/// When every place is taken, connections that are slow or idle are closed for new ones, those last on
+/// which a request was verified ([`Peer::has_verified`]), and none that is at work on a whole request.
 pub async fn serve<A, F, B>(
     listener: TcpListener,
     tls: Option<Arc<ServerConfig>>,
@@ -57,12 +142,13 @@ pub async fn serve<A, F, B>(
     stop: CancellationToken,
 ) -> Drained
 where
-    A: Fn(Request<Incoming>, SocketAddr) -> F + Clone + Send + Sync + 'static,
+    A: Fn(Request<Received>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    let slots = Arc::new(Semaphore::new(limits.connections_max));
+    let connections_max = limits.connections_max;
+    let slots = Arc::new(Semaphore::new(connections_max));
     let drain = limits.drain;
     let streams = Streams { tasks: TaskTracker::new(), cut: CancellationToken::new() };
     let server = Arc::new(Server {
@@ -72,32 +158,37 @@ where
         stop: stop.clone(),
         streams: streams.clone(),
     });
-    let mut connections = JoinSet::new();
+    let mut tasks = JoinSet::new();
+    let mut connections = Connections::new(connections_max);
     let mut complaints = AcceptComplaints::default();
     loop {
-        while let Some(ended) = connections.try_join_next() {
+        while let Some(ended) = tasks.try_join_next() {
             report(ended);
         }
-        // The slot comes first: past the cap, callers queue in the kernel and are not turned away.
-        let Some((stream, peer, slot)) =
-            stop.run_until_cancelled(accept(&listener, &slots, &mut complaints)).await
-        else {
+        let next = async {
+            let (stream, peer) = accept(&listener, &mut connections, &mut complaints).await;
+            // One is taken beyond the cap, and for it a place is made; the others queue in the kernel.
+            (stream, peer, place(&slots, &mut connections).await)
+        };
+        let Some((stream, peer, slot)) = stop.run_until_cancelled(next).await else {
             break;
         };
-        connections.spawn(connection(server.clone(), stream, peer, slot));
+        let flight = Arc::new(Flight::new(peer));
+        let peer = Peer { address: peer, flight: Some(flight.clone()) };
+        connections.add(flight, tasks.spawn(connection(server.clone(), stream, peer, slot)));
     }
     drop(listener);
     let drained = timeout(drain, async {
-        while let Some(ended) = connections.join_next().await {
+        while let Some(ended) = tasks.join_next().await {
             report(ended);
         }
     })
     .await;
     let drained = match drained {
         Ok(()) => Drained::Clean,
-        Err(_) => Drained::Cut { connections: connections.len() },
+        Err(_) => Drained::Cut { connections: tasks.len() },
     };
-    connections.shutdown().await;
+    tasks.shutdown().await;
     streams.cut.cancel();
     streams.tasks.close();
     streams.tasks.wait().await;
@@ -115,18 +206,37 @@ struct Server<A> {
 /// Accepts until it works: a machine out of file descriptors recovers, so must we.
 async fn accept(
     listener: &TcpListener,
-    slots: &Arc<Semaphore>,
+    connections: &mut Connections,
     complaints: &mut AcceptComplaints,
-) -> (TcpStream, SocketAddr, OwnedSemaphorePermit) {
-    let slot = slots.clone().acquire_owned().await.expect("the semaphore is never closed");
+) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
-            Ok((stream, peer)) => return (stream, peer, slot),
+            Ok(accepted) => return accepted,
             Err(error) if is_about_one_peer(&error) => {}
             Err(error) => {
                 complaints.note(&error, Instant::now());
+                if is_out_of_descriptors(&error) {
+                    connections.make_room(std::time::Instant::now());
+                }
                 sleep(ACCEPT_BACKOFF).await;
             }
+        }
+    }
+}
+
+/// A place for one connection more: a free one, or that of a connection that gives way.
+async fn place(slots: &Arc<Semaphore>, connections: &mut Connections) -> OwnedSemaphorePermit {
+    loop {
+        if let Ok(slot) = slots.clone().try_acquire_owned() {
+            return slot;
+        }
+        let closed = connections.make_room(std::time::Instant::now());
+        let freed = async { slots.clone().acquire_owned().await.expect("never closed") };
+        if closed > 0 {
+            return freed.await;
+        }
+        if let Ok(slot) = timeout(SURVEY_AGAIN, freed).await {
+            return slot;
         }
     }
 }
@@ -142,6 +252,11 @@ fn is_about_one_peer(error: &io::Error) -> bool {
             | io::ErrorKind::ConnectionRefused
             | io::ErrorKind::Interrupted
     )
+}
+
+/// Out of file descriptors: this process (EMFILE) or the whole machine (ENFILE).
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(24 | 23))
 }
 
 /// Says once a second that accepting fails.
@@ -172,15 +287,16 @@ fn report(ended: Result<(), JoinError>) {
 async fn connection<A, F, B>(
     server: Arc<Server<A>>,
     stream: TcpStream,
-    peer: SocketAddr,
+    peer: Peer,
     slot: OwnedSemaphorePermit,
 ) where
-    A: Fn(Request<Incoming>, SocketAddr) -> F + Clone + Send + Sync + 'static,
+    A: Fn(Request<Received>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
     let _slot = slot;
+    let Peer { address, flight: Some(flight) } = &peer else { return };
     let head_by = Instant::now() + server.limits.header_deadline;
     if let Err(error) = stream.set_nodelay(true) {
         debug!(%error, "the connection went before it could be set up");
@@ -196,26 +312,27 @@ async fn connection<A, F, B>(
     let Some(Ok(Ok(first))) = awaited else {
         return;
     };
-    let flight = Arc::new(Flight::default());
     let HttpLimits { linger, linger_bytes_max, .. } = server.limits;
     let stream = Lingering::new(stream, flight.clone(), linger, linger_bytes_max);
     match &server.tls {
         None => {
             let protocol = first.protocol();
-            Box::pin(speak(&server, stream, protocol, flight, first, head_by, peer)).await;
+            Box::pin(speak(&server, stream, protocol, flight, first, head_by, &peer)).await;
         }
         Some(acceptor) => {
             let handshake = Box::pin(acceptor.accept(stream));
             let stream = match timeout(server.limits.handshake_deadline, handshake).await {
                 Ok(Ok(stream)) => stream,
-                Ok(Err(error)) => return debug!(%error, %peer, "the TLS handshake failed"),
-                Err(_) => return debug!(%peer, "the TLS handshake took too long"),
+                Ok(Err(error)) => {
+                    return debug!(%error, peer = %address, "the TLS handshake failed");
+                }
+                Err(_) => return debug!(peer = %address, "the TLS handshake took too long"),
             };
             let protocol = match stream.get_ref().1.alpn_protocol() {
                 Some(b"h2") => Protocol::Http2,
                 Some(_) | None => Protocol::Http1,
             };
-            Box::pin(speak(&server, stream, protocol, flight, first, head_by, peer)).await;
+            Box::pin(speak(&server, stream, protocol, flight, first, head_by, &peer)).await;
         }
     }
 }
@@ -255,12 +372,12 @@ async fn speak<A, F, B, T>(
     server: &Server<A>,
     stream: T,
     protocol: Protocol,
-    flight: Arc<Flight>,
+    flight: &Arc<Flight>,
     first: FirstBytes,
     head_by: Instant,
-    peer: SocketAddr,
+    peer: &Peer,
 ) where
-    A: Fn(Request<Incoming>, SocketAddr) -> F + Clone + Send + Sync + 'static,
+    A: Fn(Request<Received>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
@@ -277,7 +394,7 @@ async fn speak<A, F, B, T>(
         limits.write_stall,
     );
     let io = TokioIo::new(stream);
-    let service = service(server.answer.clone(), flight.clone(), peer);
+    let service = service(server.answer.clone(), flight.clone(), peer.clone());
     match protocol {
         Protocol::Http1 => {
             let connection = http1::Builder::new()
@@ -288,7 +405,7 @@ async fn speak<A, F, B, T>(
                 .max_header_size(limits.header_bytes_max)
                 .max_buf_size(READ_BUFFER_BYTES_MAX.max(limits.header_bytes_max))
                 .serve_connection(io, service);
-            drive(connection, server, &flight, peer).await;
+            drive(connection, server, flight, peer.address).await;
         }
         Protocol::Http2 => {
             let header_bytes_max = u32::try_from(limits.header_bytes_max).unwrap_or(u32::MAX);
@@ -303,7 +420,7 @@ async fn speak<A, F, B, T>(
                 .keep_alive_interval(limits.ping)
                 .keep_alive_timeout(limits.ping)
                 .serve_connection(io, service);
-            drive(connection, server, &flight, peer).await;
+            drive(connection, server, flight, peer.address).await;
         }
     }
 }
@@ -314,7 +431,7 @@ const READ_BUFFER_BYTES_MAX: usize = 64 * 1024;
 fn service<A, F, B>(
     answer: A,
     flight: Arc<Flight>,
-    peer: SocketAddr,
+    peer: Peer,
 ) -> impl Service<
     Request<Incoming>,
     Response = Response<Guarded<B>>,
@@ -323,7 +440,7 @@ fn service<A, F, B>(
 > + Send
 + use<A, F, B>
 where
-    A: Fn(Request<Incoming>, SocketAddr) -> F + Clone + Send + Sync + 'static,
+    A: Fn(Request<Received>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes> + Send + Unpin + 'static,
 {
@@ -332,7 +449,10 @@ where
         let flight = flight.clone();
         let version = request.version();
         let is_clear = !is_ambiguous && head::is_clear(&request);
-        let answered = is_clear.then(|| answer(request, peer));
+        let answered = is_clear.then(|| {
+            let request = request.map(|body| Received::new(body, &flight));
+            answer(request, peer.clone())
+        });
         async move {
             let response = match answered {
                 Some(answered) => answered.await.map(Some),

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -34,6 +34,7 @@ use uuid::Uuid;
 use crate::bell::Bell;
 use crate::body::{self, BodyFault};
 use crate::clock::{Alarm, ClockWatch, Witness};
+use crate::http::Peer;
 use crate::ids::RequestIds;
 use crate::kept::{Plain, kept_headers};
 use crate::limits::{
@@ -112,7 +113,7 @@ impl<S: Store> Ingress<S> {
     }
 
     /// Answers one request.
-    pub async fn answer<B>(self: Arc<Self>, request: Request<B>, peer: SocketAddr) -> Answer
+    pub async fn answer<B>(self: Arc<Self>, request: Request<B>, peer: impl Into<Peer>) -> Answer
     where
         B: Body<Data = Bytes> + Unpin,
     {
@@ -125,21 +126,23 @@ impl<S: Store> Ingress<S> {
         self: Arc<Self>,
         prefix: &str,
         request: Request<B>,
-        peer: SocketAddr,
+        peer: impl Into<Peer>,
     ) -> Answer
     where
         B: Body<Data = Bytes> + Unpin,
     {
         let routes = self.routes.load_full();
+        let peer = peer.into();
         let (parts, body) = request.into_parts();
         let received_at = (self.now)();
         let call = Call {
             began: Instant::now(),
             received_at,
             request_id: RequestId { uuid: self.ids.next(received_at) },
-            remote: remote(peer, &parts.headers, &routes.trusted_proxies),
+            remote: remote(peer.address(), &parts.headers, &routes.trusted_proxies),
             version: parts.version,
         };
+        peer.is_for(call.remote);
         let path = parts.uri.path().strip_prefix(prefix);
         let Some(route) = path.and_then(|path| routes.find(path)) else {
             return elsewhere(&routes, &call, &parts, &body);
@@ -158,8 +161,8 @@ impl<S: Store> Ingress<S> {
             return refuse(route, &call, refused, call.after(&body));
         }
         let route = route.clone();
-        match body::read(body, &routes.body, &routes.unfinished).await {
-            Ok(body) => self.judge(&routes, route, call, parts, body).await,
+        match body::read(body, &routes.body, routes.unfinished.hold(call.remote)).await {
+            Ok(body) => self.judge(&routes, route, call, &peer, parts, body).await,
             Err(fault) => refuse(&route, &call, fault.into(), call.after_unread()),
         }
     }
@@ -170,6 +173,7 @@ impl<S: Store> Ingress<S> {
         routes: &Routes,
         route: Arc<Route>,
         mut call: Call,
+        peer: &Peer,
         parts: Parts,
         body: Bytes,
     ) -> Answer {
@@ -192,6 +196,7 @@ impl<S: Store> Ingress<S> {
                 return respond::handshake(Reply::empty(), call.request_id, After::KeepAlive);
             }
         };
+        peer.has_verified();
         self.hear(&receipts, signed_at, call.received_at);
         let content_type = arrival.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         if !route.source.content_type_fits(content_type) {

@@ -8,8 +8,10 @@
 mod app;
 mod bell;
 mod body;
+mod body_memory;
 mod budget;
 mod clock;
+mod connections;
 mod current;
 mod gate;
 mod gauges;

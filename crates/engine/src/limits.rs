@@ -7,8 +7,9 @@ use std::time::Duration;
 /// What one listener allows its connections.
 #[derive(Debug, Clone)]
 pub struct HttpLimits {
-    /// Connections open at once; the next one waits in the kernel's queue. A connection that only
-    /// waits costs some 20 KB, so this bounds memory at about 80 MB.
+    /// Connections open at once; for the next one a slow or idle one is closed, and it waits only where
+    /// all are at work. A connection that only waits costs some 20 KB, so this bounds memory at about
+    /// 80 MB.
     pub connections_max: usize,
     /// From the first byte of a head (for the first one: from the connection itself) to its end.
     /// Real senders need milliseconds; a slow one holds a connection no longer than this.
@@ -65,6 +66,36 @@ impl Default for HttpLimits {
     }
 }
 
+/// How long a connection has for its first head or for a body before it is taken for a slow one. Real
+/// senders need milliseconds, over a long way with TLS perhaps half a second.
+pub const SLOW_AFTER: Duration = Duration::from_secs(2);
+
+/// And how long a new one is left alone whatever others need: more new senders than there are places must
+/// wait for each other, not close each other. Also, no flood of connections is served faster than all
+/// places in this time.
+pub const NEW_FOR: Duration = Duration::from_millis(250);
+
+/// While more than one in so many connections is that new, newcomers wait for them and close none on which
+/// a request was verified.
+pub const MANY_NEW_SHARE: usize = 16;
+
+/// When every place is taken, one in so many connections is closed at once: their ends are seen a moment
+/// later, and newcomers would wait for each one.
+pub const EVICT_SHARE: usize = 256;
+
+/// One in so many connections is chosen for closing when all are looked at: the look costs half a
+/// millisecond at 4,096, so newcomers share one.
+pub const SURVEY_SHARE: usize = 64;
+
+/// And for how long that choice holds.
+pub const SURVEY_VALID: Duration = Duration::from_millis(50);
+
+/// Where every connection is at work on a request: how soon it is looked again for one that is not.
+pub const SURVEY_AGAIN: Duration = Duration::from_millis(10);
+
+/// How often it is logged that connections had to be closed.
+pub const EVICTION_LOG_EVERY: Duration = Duration::from_secs(10);
+
 /// What one body may be.
 #[derive(Debug, Clone)]
 pub struct BodyLimits {
@@ -79,6 +110,9 @@ pub struct BodyLimits {
     /// How many bytes of unfinished bodies are held at once over all connections. Bodies that come
     /// in one piece are not counted: their bytes are in the connection's buffer anyway.
     pub unfinished_bytes_max: usize,
+    /// How long a body is left alone before it may have to give its memory to another, and the span
+    /// over which its speed is measured for that. Most bodies are whole by then.
+    pub left_alone: Duration,
 }
 
 impl Default for BodyLimits {
@@ -89,9 +123,14 @@ impl Default for BodyLimits {
             grace: Duration::from_secs(3),
             bytes_per_second_min: 1_024,
             unfinished_bytes_max: 256 * 1024 * 1024,
+            left_alone: Duration::from_millis(500),
         }
     }
 }
+
+/// When memory for bodies is short, one in so many bytes is freed beyond what is needed, so that not each
+/// piece of a body searches for the slowest again.
+pub const SPARE_SHARE: usize = 64;
 
 /// So many per that span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use ipnet::IpNet;
 use metrics::{Counter, Histogram, counter, histogram};
 use tracing::{error, info, warn};
 
-use crate::body::Unfinished;
+use crate::body_memory::Unfinished;
 use crate::budget::LogBudget;
 use crate::limits::{BodyLimits, HANDSHAKES, LOG_LINES_PER_SECOND, Rate, UNVERIFIED_DEFAULT};
 use crate::rate::{EventLimit, FailureLimit};
@@ -137,7 +137,7 @@ impl Routes {
             nowhere: Ledger::new("unknown"),
             public_url: spec.public_url.trim_end_matches('/').into(),
             trusted_proxies: spec.trusted_proxies.into(),
-            unfinished: Unfinished::new(spec.body.unfinished_bytes_max),
+            unfinished: Unfinished::new(spec.body.unfinished_bytes_max, spec.body.left_alone),
             body: spec.body,
         })
     }

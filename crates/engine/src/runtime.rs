@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_util::sync::CancellationToken;
 
-use crate::http::{self, Drained};
+use crate::http::{self, Drained, Peer};
 use crate::ingress::Ingress;
 use crate::limits::HttpLimits;
 
@@ -25,7 +25,7 @@ pub async fn serve_ingress<S: Store>(
 ) -> Drained {
     let answer = {
         let ingress = ingress.clone();
-        move |request, peer| ingress.clone().answer(request, peer)
+        move |request, peer: Peer| ingress.clone().answer(request, peer)
     };
     let serving = |stop| http::serve(listener, tls, answer, limits.clone(), stop);
     // Commits whose clients were cut or gone; the store bounds how long each can take.

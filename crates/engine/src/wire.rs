@@ -1,49 +1,154 @@
 //! The two skins around a socket: [`Lingering`], next to it, which closes so that a last answer
-//! arrives; and [`Watched`], next to hyper, which gives heads and unread answers a deadline.
+//! arrives; and [`Watched`], next to hyper, which gives heads and unread answers a deadline
+//! and looks at what the peer sends.
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{self, Sleep, sleep_until};
 
+use crate::connections::Standing;
 use crate::head::FramingWatch;
+use crate::limits::{NEW_FOR, SLOW_AFTER};
+use crate::remote::party;
 
-/// What a connection's skins and its service tell each other.
+/// The state of one connection, which its skins, its service and the accept loop share.
 #[derive(Debug)]
 pub(crate) struct Flight {
+    opened: Instant,
     running: AtomicUsize,
     started: AtomicUsize,
+    /// How many of the running ones still read their body.
+    reading: AtomicUsize,
+    /// Since when there are running ones, or none; in microseconds after `opened`.
+    changed_us: AtomicU64,
+    /// Since when the peer leaves our bytes unread, counted in the same way; 0 while it reads.
+    stalled_us: AtomicU64,
+    verified: AtomicBool,
     /// The first request, counted from 0, that two readers could understand differently.
     ambiguous_from: AtomicUsize,
     unread: AtomicBool,
-}
-
-impl Default for Flight {
-    fn default() -> Self {
-        Self {
-            running: AtomicUsize::new(0),
-            started: AtomicUsize::new(0),
-            ambiguous_from: AtomicUsize::new(usize::MAX),
-            unread: AtomicBool::new(false),
-        }
-    }
+    peer: IpAddr,
+    is_forwarded: AtomicBool,
+    /// Of whom the last request was, where a trusted proxy named another than the peer.
+    client: Mutex<IpAddr>,
 }
 
 /// One request on its way; it ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct InFlight(Arc<Flight>);
 
+/// One body on its way; it ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Reading(Arc<Flight>);
+
 impl Flight {
+    pub(crate) fn new(peer: SocketAddr) -> Self {
+        let peer = party(peer.ip().to_canonical());
+        Self {
+            opened: Instant::now(),
+            running: AtomicUsize::new(0),
+            started: AtomicUsize::new(0),
+            reading: AtomicUsize::new(0),
+            changed_us: AtomicU64::new(0),
+            stalled_us: AtomicU64::new(0),
+            verified: AtomicBool::new(false),
+            ambiguous_from: AtomicUsize::new(usize::MAX),
+            unread: AtomicBool::new(false),
+            peer,
+            is_forwarded: AtomicBool::new(false),
+            client: Mutex::new(peer),
+        }
+    }
+
     /// A request's head is complete. Says also whether that head was ambiguous.
     pub(crate) fn begin(self: &Arc<Self>) -> (InFlight, bool) {
-        self.running.fetch_add(1, Ordering::Relaxed);
+        if self.running.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.changed_us.store(self.age_us(), Ordering::Relaxed);
+        }
         let nth = self.started.fetch_add(1, Ordering::Relaxed);
         (InFlight(self.clone()), nth >= self.ambiguous_from.load(Ordering::Relaxed))
+    }
+
+    /// The body of a running request is yet to come.
+    pub(crate) fn reads(self: &Arc<Self>) -> Reading {
+        self.reading.fetch_add(1, Ordering::Relaxed);
+        Reading(self.clone())
+    }
+
+    /// A request of this connection was verified.
+    pub(crate) fn has_verified(&self) {
+        self.verified.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_verified(&self) -> bool {
+        self.verified.load(Ordering::Relaxed)
+    }
+
+    /// The last request was of this client.
+    pub(crate) fn is_for(&self, client: IpAddr) {
+        let client = party(client);
+        if client != self.peer || self.is_forwarded.load(Ordering::Relaxed) {
+            self.is_forwarded.store(true, Ordering::Relaxed);
+            *self.client.lock().unwrap_or_else(PoisonError::into_inner) = client;
+        }
+    }
+
+    /// The address that this connection is counted for.
+    pub(crate) fn client(&self) -> IpAddr {
+        match self.is_forwarded.load(Ordering::Relaxed) {
+            true => *self.client.lock().unwrap_or_else(PoisonError::into_inner),
+            false => self.peer,
+        }
+    }
+
+    /// Since when it has been as it is.
+    pub(crate) fn waits_since(&self) -> Instant {
+        self.opened + Duration::from_micros(self.changed_us.load(Ordering::Relaxed))
+    }
+
+    /// What the connection does, or `None` while it is at work on a whole request.
+    pub(crate) fn standing(&self, now: Instant) -> Option<Standing> {
+        let running = self.running.load(Ordering::Relaxed);
+        let waits_for = now.saturating_duration_since(self.waits_since());
+        let (is_slow, is_new) = (waits_for >= SLOW_AFTER, waits_for < NEW_FOR);
+        let is_verified = self.is_verified();
+        if running == 0 {
+            let has_asked = self.started.load(Ordering::Relaxed) > 0;
+            return Some(match (is_verified, has_asked) {
+                (true, _) => Standing::VerifiedIdle,
+                (false, true) => Standing::Idle,
+                (false, false) if is_slow => Standing::SlowHead,
+                (false, false) if is_new => Standing::New,
+                (false, false) => Standing::Head,
+            });
+        }
+        let is_reading = self.reading.load(Ordering::Relaxed) >= running;
+        match (is_reading, is_verified) {
+            (true, false) if is_slow => Some(Standing::SlowBody),
+            (true, false) if is_new => Some(Standing::New),
+            (true, false) => Some(Standing::Body),
+            (true, true) => is_slow.then_some(Standing::VerifiedSlow),
+            (false, false) => self.is_stalled(now).then_some(Standing::SlowBody),
+            (false, true) => self.is_stalled(now).then_some(Standing::VerifiedSlow),
+        }
+    }
+
+    /// Whether the peer has left an answer unread for long.
+    fn is_stalled(&self, now: Instant) -> bool {
+        let since = self.stalled_us.load(Ordering::Relaxed);
+        let since = (since > 0).then(|| self.opened + Duration::from_micros(since));
+        since.is_some_and(|since| now.saturating_duration_since(since) >= SLOW_AFTER)
+    }
+
+    fn age_us(&self) -> u64 {
+        u64::try_from(self.opened.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
     /// How many requests there have been, and whether one is running.
@@ -59,7 +164,15 @@ impl Flight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.running.fetch_sub(1, Ordering::Relaxed);
+        let Self(flight) = self;
+        flight.changed_us.store(flight.age_us(), Ordering::Relaxed);
+        flight.running.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.0.reading.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -180,7 +293,7 @@ impl<T> Watched<T> {
         protocol: Protocol,
         flight: Arc<Flight>,
         first: FirstBytes,
-        head_by: Instant,
+        head_by: time::Instant,
         head_span: Duration,
         stall_span: Duration,
     ) -> Self {
@@ -232,6 +345,9 @@ impl<T> Watched<T> {
     }
 
     fn wait_for_peer<R>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<R>> {
+        if !self.stall_deadline.is_set() {
+            self.flight.stalled_us.store(self.flight.age_us().max(1), Ordering::Relaxed);
+        }
         ready!(self.stall_deadline.poll_within(cx, self.stall_span));
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer reads nothing")))
     }
@@ -244,7 +360,10 @@ impl<T> Watched<T> {
         match polled {
             Poll::Pending => self.wait_for_peer(cx),
             Poll::Ready(done) => {
-                self.stall_deadline.clear();
+                if self.stall_deadline.is_set() {
+                    self.stall_deadline.clear();
+                    self.flight.stalled_us.store(0, Ordering::Relaxed);
+                }
                 Poll::Ready(done)
             }
         }
@@ -321,7 +440,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
 /// A point in time that is set when waiting begins. The timer is made once and kept.
 #[derive(Debug, Default)]
 struct Deadline {
-    at: Option<Instant>,
+    at: Option<time::Instant>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
@@ -336,7 +455,7 @@ impl Deadline {
 
     /// Ready once the deadline has passed; where none is set, it is `span` from now.
     fn poll_within(&mut self, cx: &mut Context<'_>, span: Duration) -> Poll<()> {
-        let at = *self.at.get_or_insert_with(|| Instant::now() + span);
+        let at = *self.at.get_or_insert_with(|| time::Instant::now() + span);
         let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(at)));
         if timer.deadline() != at {
             timer.as_mut().reset(at);

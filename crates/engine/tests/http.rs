@@ -8,11 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_engine::http::serve;
+use hapax_engine::http::{Peer, Received, serve};
 use hapax_engine::{Drained, HttpLimits};
 use http::{Request, Response, Version};
 use http_body_util::{BodyExt, Empty, Full};
-use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use support::{Wire, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -51,7 +50,20 @@ async fn start_with<A, F>(
     answer: A,
 ) -> Running
 where
-    A: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    A: Fn(Request<Received>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<Full<Bytes>>> + Send + 'static,
+{
+    start_with_peer(limits, tls, move |request, _peer| answer(request)).await
+}
+
+/// The same for one that looks at the connection.
+async fn start_with_peer<A, F>(
+    limits: HttpLimits,
+    tls: Option<Arc<rustls::ServerConfig>>,
+    answer: A,
+) -> Running
+where
+    A: Fn(Request<Received>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Full<Bytes>>> + Send + 'static,
 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -60,9 +72,9 @@ where
     let reached = Arc::new(AtomicUsize::new(0));
     let counting = {
         let reached = reached.clone();
-        move |request: Request<Incoming>, _peer| {
+        move |request: Request<Received>, peer: Peer| {
             reached.fetch_add(1, Ordering::SeqCst);
-            answer(request)
+            answer(request, peer)
         }
     };
     let served = tokio::spawn(serve(listener, tls, counting, limits, stop.clone()));
@@ -392,19 +404,167 @@ async fn an_answer_given_before_the_body_is_read_reaches_a_client_that_only_writ
 }
 
 #[tokio::test]
-async fn past_the_cap_a_connection_waits_for_its_turn() {
+async fn past_the_cap_a_connection_waits_while_all_others_are_at_work() {
+    let gate = Arc::new(Semaphore::new(0));
     let limits = HttpLimits { connections_max: 1, ..HttpLimits::default() };
-    let server = start(limits).await;
+    let server = start_with(limits, None, {
+        let gate = gate.clone();
+        move |_request| {
+            let gate = gate.clone();
+            async move {
+                gate.acquire().await.unwrap().forget();
+                Response::new(Full::from("done"))
+            }
+        }
+    })
+    .await;
     let mut first = Wire::connect(server.address).await;
     first.write(GET).await;
-    assert_eq!(first.answer().await.status, 200);
+    within(async {
+        while server.reached() == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
     let mut second = Wire::connect(server.address).await;
     second.write(GET).await;
-    first.write(GET).await;
-    assert_eq!(first.answer().await.status, 200);
-    assert_eq!(server.reached(), 2, "the second connection was not served yet");
-    drop(first);
+    // Long enough for a loop that would take the second one to have done so.
+    for _ in 0..1_000 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(server.reached(), 1, "the second connection is not served yet");
+    gate.add_permits(2);
+    assert_eq!(first.answer().await.status, 200, "what was at work is answered");
     assert_eq!(second.answer().await.status, 200);
+}
+
+/// Far beyond the time of any test: only another connection can end one that waits.
+const PATIENT: Duration = Duration::from_secs(3600);
+
+/// Limits under which nothing but a lack of places ends a connection.
+fn patient(connections_max: usize) -> HttpLimits {
+    HttpLimits {
+        connections_max,
+        header_deadline: PATIENT,
+        handshake_deadline: PATIENT,
+        idle: PATIENT,
+        write_stall: PATIENT,
+        linger: PATIENT,
+        ..HttpLimits::default()
+    }
+}
+
+/// A server on which `POST /signed` is taken for verified; every body is read, and `/big` answers at
+/// length.
+async fn start_verifying(limits: HttpLimits, tls: Option<Arc<rustls::ServerConfig>>) -> Running {
+    start_with_peer(limits, tls, |request, peer| async move {
+        let path = request.uri().path().to_owned();
+        let read = request.into_body().collect().await.is_ok();
+        let mut answer = Response::new(Full::from(match &*path {
+            "/big" => vec![b'x'; 64 * 1024 * 1024],
+            _small => b"ok".to_vec(),
+        }));
+        match &*path {
+            "/signed" if read => peer.has_verified(),
+            "/big" => {}
+            _other => *answer.status_mut() = http::StatusCode::NOT_FOUND,
+        }
+        answer
+    })
+    .await
+}
+
+const SIGNED: &str = "POST /signed HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nhi";
+const PLACES: usize = 8;
+
+/// Hostile connections of one kind must keep neither a new sender out nor one that has verified.
+async fn check_gets_in_beside(kind: &str, hostile: &[u8], answer: Option<u16>) {
+    let server = start_verifying(patient(PLACES), None).await;
+    let mut known = Wire::connect(server.address).await;
+    known.write(SIGNED).await;
+    assert_eq!(known.answer().await.status, 200, "{kind}");
+    let mut held = Vec::new();
+    for _ in 0..PLACES * 3 {
+        let mut wire = Wire::connect(server.address).await;
+        wire.write(hostile).await;
+        if let Some(status) = answer {
+            assert_eq!(wire.answer().await.status, status, "{kind}");
+        }
+        held.push(wire);
+    }
+    for _ in 0..PLACES * 2 {
+        let mut new = Wire::connect(server.address).await;
+        new.write(SIGNED).await;
+        assert_eq!(new.answer().await.status, 200, "{kind}");
+    }
+    known.write(SIGNED).await;
+    assert_eq!(known.answer().await.status, 200, "{kind}: the one that had verified goes on");
+    drop(held);
+}
+
+#[tokio::test]
+async fn connections_that_only_wait_give_way_to_new_ones_whatever_they_wait_for() {
+    let with_body = "POST /signed HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\nhi";
+    let http_2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    check_gets_in_beside("silent", b"", None).await;
+    check_gets_in_beside("slow head", b"POST /signed HTTP/1.1\r\nx: ", None).await;
+    check_gets_in_beside("slow body", with_body.as_bytes(), None).await;
+    check_gets_in_beside("idle after 404", GET.as_bytes(), Some(404)).await;
+    check_gets_in_beside("slow second head", format!("{GET}GET").as_bytes(), Some(404)).await;
+    check_gets_in_beside("HTTP/2 without a request", http_2, None).await;
+    check_gets_in_beside("refused and lingering", b"nonsense\r\n\r\n", Some(400)).await;
+}
+
+#[tokio::test]
+async fn a_connection_is_closed_for_another_only_where_none_is_free() {
+    let server = start_verifying(patient(3), None).await;
+    let mut idle = Wire::connect(server.address).await;
+    for _ in 0..2 {
+        idle.write(GET).await;
+        assert_eq!(idle.answer().await.status, 404);
+    }
+    let mut second = Wire::connect(server.address).await;
+    let mut third = Wire::connect(server.address).await;
+    for wire in [&mut second, &mut third, &mut idle] {
+        wire.write(GET).await;
+        assert_eq!(wire.answer().await.status, 404, "three have room");
+    }
+    let mut fourth = Wire::connect(server.address).await;
+    fourth.write(GET).await;
+    assert_eq!(fourth.answer().await.status, 404);
+    assert_eq!(second.rest().await, b"", "the one that has been idle longest is closed");
+    for wire in [&mut third, &mut idle, &mut fourth] {
+        wire.write(GET).await;
+        assert_eq!(wire.answer().await.status, 404);
+    }
+}
+
+#[tokio::test]
+async fn the_address_that_holds_most_connections_gives_way_first() {
+    // The oldest connection is another client's, and it must stay.
+    let server = start_verifying(patient(4), None).await;
+    let mut lone = Wire::connect_from([127, 0, 0, 2], server.address).await;
+    lone.write(GET).await;
+    assert_eq!(lone.answer().await.status, 404);
+    let mut held = Vec::new();
+    for _ in 0..12 {
+        let mut wire = Wire::connect_from([127, 0, 0, 3], server.address).await;
+        wire.write(GET).await;
+        assert_eq!(wire.answer().await.status, 404);
+        held.push(wire);
+    }
+    lone.write(GET).await;
+    assert_eq!(lone.answer().await.status, 404);
+}
+
+#[tokio::test]
+async fn a_peer_that_leaves_its_answer_unread_gives_way_once_it_has_had_time() {
+    let server = start_verifying(patient(1), None).await;
+    let mut deaf = Wire::connect(server.address).await;
+    deaf.write("GET /big HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    let mut next = Wire::connect(server.address).await;
+    next.write(SIGNED).await;
+    assert_eq!(next.answer().await.status, 200);
 }
 
 #[tokio::test]
@@ -600,7 +760,7 @@ mod over_tls {
         Tls { server: certificate.server_config().unwrap(), client, certificate, directory }
     }
 
-    async fn hello(_request: Request<Incoming>) -> Response<Full<Bytes>> {
+    async fn hello(_request: Request<Received>) -> Response<Full<Bytes>> {
         Response::new(Full::from("hello"))
     }
 
@@ -646,6 +806,22 @@ mod over_tls {
         wire.write([0x16, 0x03]).await;
         assert_eq!(wire.rest().await, b"");
         assert_eq!(server.stopped().await, Drained::Clean);
+    }
+
+    #[tokio::test]
+    async fn handshakes_that_are_not_finished_give_way_to_new_connections() {
+        let tls = tls();
+        let server = start_verifying(patient(PLACES), Some(tls.server)).await;
+        let mut held = Vec::new();
+        for n in 0..PLACES * 3 {
+            let mut wire = Wire::connect(server.address).await;
+            wire.write(&[0x16, 0x03][..n % 3]).await;
+            held.push(wire);
+        }
+        for alpn in [&[b"h2".as_slice()][..], &[b"http/1.1"]].repeat(PLACES) {
+            connect(server.address, tls.client.clone(), alpn).await.expect("a handshake");
+        }
+        drop(held);
     }
 
     #[tokio::test]

@@ -484,6 +484,8 @@ async fn a_body_that_drips_is_408_however_steadily_it_drips() {
 async fn unfinished_bodies_share_a_bounded_memory() {
     let mut with = setup("crowded");
     with.body.unfinished_bytes_max = 200_000;
+    // All of them have only just begun, and are left alone.
+    with.body.left_alone = Duration::from_secs(3600);
     let house = with.start().await;
     let request = house.signed(&" ".repeat(150_000));
     // More than one frame of the first body is there, so its memory is taken.
@@ -507,6 +509,85 @@ async fn unfinished_bodies_share_a_bounded_memory() {
     );
     first.write(" ").await;
     assert_eq!(first.answer().await.status, 400, "the first one is not harmed");
+}
+
+#[tokio::test]
+async fn when_memory_is_short_the_slowest_body_gives_way_and_not_the_newcomer() {
+    let mut with = setup("slowest");
+    with.body.unfinished_bytes_max = 200_000;
+    with.body.left_alone = Duration::ZERO;
+    let house = with.start().await;
+    let body = json!({ "id": "evt_1", "type": "a", "pad": " ".repeat(150_000) }).to_string();
+    let request = house.signed(&body);
+    // All but its last byte is there, and nothing more will come.
+    let mut slow = house.wire().await;
+    slow.write(&request[..request.len() - 1]).await;
+    within(async {
+        loop {
+            let mut next = house.wire().await;
+            next.write(&request).await;
+            assert_eq!(next.answer().await.status, 200, "the newcomer is never turned away");
+            if house.rejections("crowded") > 0 {
+                break;
+            }
+        }
+    })
+    .await;
+    let heard = slow.answer().await;
+    assert_eq!(
+        (heard.status, heard.header("retry-after"), heard.header("connection")),
+        (503, Some("1"), Some("close"))
+    );
+}
+
+#[tokio::test]
+async fn a_length_that_is_only_declared_takes_no_memory() {
+    // Twenty connections that declare as much as there is, and send next to nothing.
+    let mut with = setup("declared");
+    with.body.unfinished_bytes_max = 200_000;
+    with.body.left_alone = Duration::from_secs(3600);
+    let house = with.start().await;
+    let body = json!({ "id": "evt_1", "type": "a", "pad": " ".repeat(150_000) }).to_string();
+    let request = house.signed(&body);
+    let mut held = Vec::new();
+    for _ in 0..20 {
+        let mut slow = house.wire().await;
+        slow.write(&request[..request.len() - body.len() + 1]).await;
+        tokio::task::yield_now().await;
+        slow.write(" ").await;
+        held.push(slow);
+    }
+    for _ in 0..20 {
+        for slow in &mut held {
+            slow.write(" ").await;
+        }
+        let mut next = house.wire().await;
+        next.write(&request).await;
+        assert_eq!(next.answer().await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn connections_are_counted_for_the_client_that_a_trusted_proxy_names() {
+    // One client behind the proxy holds all places but one; the other's, though older, stays.
+    let mut with = setup("shares");
+    with.connections_max = 4;
+    with.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
+    let house = with.start().await;
+    let ask =
+        |client: &str| format!("GET / HTTP/1.1\r\nhost: a\r\nx-forwarded-for: {client}\r\n\r\n");
+    let mut lone = house.wire().await;
+    lone.write(ask("198.51.100.1")).await;
+    assert_eq!(lone.answer().await.status, 404);
+    let mut held = Vec::new();
+    for _ in 0..12 {
+        let mut wire = house.wire().await;
+        wire.write(ask("198.51.100.2")).await;
+        assert_eq!(wire.answer().await.status, 404);
+        held.push(wire);
+    }
+    lone.write(ask("198.51.100.1")).await;
+    assert_eq!(lone.answer().await.status, 404);
 }
 
 #[tokio::test]

@@ -27,7 +27,6 @@ use hapax_engine::{
 };
 use http::{HeaderMap, HeaderName, Method, Request, Response, Uri};
 use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
 use serde_json::json;
 use support::{Wire, within};
 use tokio::net::TcpListener;
@@ -68,7 +67,7 @@ impl TheApp {
         let calls = Arc::new(Mutex::new(Vec::new()));
         let answer = {
             let (calls, answer) = (calls.clone(), Arc::new(answer));
-            move |request: Request<Incoming>, _| {
+            move |request: Request<hapax_engine::http::Received>, _| {
                 let (calls, answer) = (calls.clone(), answer.clone());
                 async move {
                     let (head, body) = request.into_parts();

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use ::http::header::{AUTHORIZATION, COOKIE};
 use anyhow::Context as _;
 use axum::body::Body;
 use hapax::Database;
@@ -225,11 +226,17 @@ async fn serve_on<S: Database + Ledger>(
         tokio::spawn(http::serve(
             private,
             None,
-            move |request: ::http::Request<hyper::body::Incoming>, _| {
+            move |request: ::http::Request<http::Received>, peer: http::Peer| {
                 let router = router.clone();
                 async move {
+                    let has_credentials = request.headers().contains_key(AUTHORIZATION)
+                        || request.headers().contains_key(COOKIE);
                     let answered = router.oneshot(request.map(Body::new)).await;
-                    answered.unwrap_or_else(|never| match never {})
+                    let answered = answered.unwrap_or_else(|never| match never {});
+                    if has_credentials && answered.status().as_u16() < 400 {
+                        peer.has_verified();
+                    }
+                    answered
                 }
             },
             HttpLimits { connections_max: ADMIN_CONNECTIONS_MAX, ..limits },
@@ -345,7 +352,7 @@ fn limits(config: &Config) -> HttpLimits {
         let refetches = lane.handler.refetch.is_some();
         (u64::from(calls) + u64::from(refetches)) * lane.handler.concurrency as u64
     });
-    let apart = DESCRIPTORS_APART * 2 + outbound.sum::<u64>();
+    let apart = DESCRIPTORS_APART * 2 + ADMIN_CONNECTIONS_MAX as u64 + outbound.sum::<u64>();
     // A connection to a proxy comes with one to its upstream.
     let per_connection = 1 + 2 * config.proxies.len() as u64;
     let wanted = config.settings.max_connections as u64 * per_connection + apart;

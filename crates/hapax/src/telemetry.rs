@@ -26,6 +26,10 @@ pub(crate) fn start() -> anyhow::Result<PrometheusHandle> {
     describe_counter!("hapax_arrivals_total", "Verified arrivals, by what became of them");
     describe_counter!("hapax_rejections_total", "Refused requests, by reason");
     describe_counter!("hapax_handshakes_total", "Answered handshakes of senders");
+    describe_counter!(
+        "hapax_connections_evicted_total",
+        "Connections closed for others while all places were taken: head, idle, body or verified"
+    );
     describe_histogram!(
         "hapax_ack_seconds",
         Unit::Seconds,

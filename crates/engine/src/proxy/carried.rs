@@ -5,24 +5,24 @@ use std::future::Future as _;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_layer::BoxError;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
-use crate::body::{BodyFault, Unfinished};
+use crate::body::BodyFault;
+use crate::body_memory::Held;
 
 /// How a client's body is taken.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) enum Taken {
     /// Somebody holds it in memory until the request is answered: so it has this long for all of it,
     /// and shares that memory with the others.
-    Whole(Duration, Unfinished),
+    Whole(Duration, Held),
     /// It is passed on at once, and may be as long as it likes: so each piece has this long.
     InPieces(Duration),
 }
@@ -30,7 +30,9 @@ pub(super) enum Taken {
 /// A client's body.
 pub(super) struct Uploaded<B> {
     body: B,
-    taken: Taken,
+    /// How long all of it has, or each of its pieces.
+    span: Duration,
+    in_pieces: bool,
     /// Only where it had to be waited for.
     timer: Option<Pin<Box<Sleep>>>,
     course: Arc<Course>,
@@ -43,8 +45,8 @@ pub(super) struct Upload(Arc<Course>);
 #[derive(Debug)]
 struct Course {
     state: AtomicU8,
-    /// The memory that is held for it.
-    held: Mutex<Option<OwnedSemaphorePermit>>,
+    /// The memory that is held for it, where it is taken whole.
+    held: Mutex<Option<Held>>,
 }
 
 /// How a client's body came out.
@@ -74,9 +76,14 @@ impl<B: Body> Uploaded<B> {
     pub(super) fn new(body: B, taken: Taken) -> (Self, Upload) {
         let state = if body.is_end_stream() { State::Ended } else { State::Unread };
         let state = AtomicU8::new(state as u8);
-        let course = Arc::new(Course { state, held: Mutex::default() });
+        let (span, held) = match taken {
+            Taken::Whole(span, held) => (span, Some(held)),
+            Taken::InPieces(span) => (span, None),
+        };
+        let in_pieces = held.is_none();
+        let course = Arc::new(Course { state, held: Mutex::new(held) });
         let upload = Upload(Arc::clone(&course));
-        (Self { body, taken, timer: None, course }, upload)
+        (Self { body, span, in_pieces, timer: None, course }, upload)
     }
 
     fn is_now(&self, state: State) {
@@ -88,20 +95,22 @@ impl<B: Body> Uploaded<B> {
     where
         B: Body<Data = Bytes>,
     {
-        let unfinished = match &self.taken {
-            Taken::Whole(_, unfinished) => unfinished,
-            Taken::InPieces(_) => {
-                self.timer = None;
-                return Ok(());
-            }
-        };
-        let more = unfinished.take(frame.data_ref().map_or(0, Bytes::len))?;
-        let mut held = self.course.held.lock().unwrap_or_else(PoisonError::into_inner);
-        match &mut *held {
-            Some(held) => held.merge(more),
-            None => *held = Some(more),
+        if self.in_pieces {
+            self.timer = None;
+            return Ok(());
         }
+        let mut held = self.course.held();
+        let Some(held) = &mut *held else { return Ok(()) };
+        let total = held.bytes() + frame.data_ref().map_or(0, Bytes::len);
+        held.grow_to(total)?;
+        held.received(total);
         Ok(())
+    }
+}
+
+impl Course {
+    fn held(&self) -> MutexGuard<'_, Option<Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -129,12 +138,18 @@ where
             Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(error.into()))),
             Poll::Ready(last) => {
                 this.is_now(State::Ended);
+                if let Some(held) = &*this.course.held() {
+                    held.is_whole();
+                }
                 Poll::Ready(last.map(|frame| frame.map_err(Into::into)))
             }
             Poll::Pending => {
-                let span = match this.taken {
-                    Taken::Whole(span, _) | Taken::InPieces(span) => span,
-                };
+                let gave_way = this.course.held().as_ref().map(|held| held.poll_gave_way(cx));
+                if gave_way.is_some_and(|gave_way| gave_way.is_ready()) {
+                    this.is_now(State::Crowded);
+                    return Poll::Ready(Some(Err(late())));
+                }
+                let span = this.span;
                 let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(span)));
                 ready!(timer.as_mut().poll(cx));
                 this.is_now(State::Slow);
@@ -220,10 +235,12 @@ fn late() -> BoxError {
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
+    use std::net::Ipv4Addr;
 
     use http_body_util::BodyExt as _;
 
     use super::*;
+    use crate::body_memory::Unfinished;
 
     /// A body that comes in pieces, all of them at once.
     struct Pieces(VecDeque<&'static [u8]>);
@@ -254,8 +271,8 @@ mod tests {
 
     #[tokio::test]
     async fn bodies_that_are_held_share_what_memory_there_is_and_give_it_back() {
-        let unfinished = Unfinished::new(10);
-        let whole = || Taken::Whole(LONG, unfinished.clone());
+        let unfinished = Unfinished::new(10, LONG);
+        let whole = || Taken::Whole(LONG, unfinished.hold(Ipv4Addr::LOCALHOST.into()));
         let fits = (Some(Bytes::from_static(b"aaaaabbbbbccccc")), State::Ended);
         // What comes last is not held: whoever reads it has it all.
         assert_eq!(read(whole(), &[b"aaaaa", b"bbbbb", b"ccccc"]).await, fits);
@@ -268,8 +285,8 @@ mod tests {
     #[tokio::test]
     async fn the_memory_of_a_body_is_taken_until_its_request_is_answered() {
         // Read to its end, it still stands in memory for as long as a slow upstream takes.
-        let unfinished = Unfinished::new(10);
-        let whole = || Taken::Whole(LONG, unfinished.clone());
+        let unfinished = Unfinished::new(10, LONG);
+        let whole = || Taken::Whole(LONG, unfinished.hold(Ipv4Addr::LOCALHOST.into()));
         let (body, running) = Uploaded::new(Pieces([&b"aaaaaa"[..], b"b"].into()), whole());
         drop(body.collect().await.unwrap());
         assert_eq!(running.state(), State::Ended);

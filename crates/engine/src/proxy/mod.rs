@@ -38,12 +38,13 @@ use self::carried::{State, Taken, Uploaded};
 use self::forward::Forwarder;
 use self::problem::Problem;
 use self::voice::Voice;
-use crate::body::Unfinished;
-use crate::http::{self as door, Drained};
+use crate::body_memory::{Held, Unfinished};
+use crate::http::{self as door, Drained, Peer};
 use crate::ids::RequestIds;
 use crate::ingress::Now;
 use crate::limits::{BodyLimits, HttpLimits, KEYED_MAX, TEND_EVERY};
 use crate::outbound::Outbound;
+use crate::remote::remote;
 use crate::respond::{REQUEST_ID, RequestId};
 use crate::runtime::{Backstage, to_the_end};
 use crate::unstoppable::Afterwards;
@@ -85,6 +86,7 @@ struct Behind<L> {
     /// The header that says whose a key is.
     scoped_by: Option<HeaderName>,
     body_timeout: Duration,
+    trusted: Box<[IpNet]>,
 }
 
 /// What the door knows of a request; it travels in the request's extensions.
@@ -101,6 +103,7 @@ impl<L: Ledger> Proxy<L> {
     pub fn new(name: &str, ledger: Arc<L>, outbound: Outbound, now: Now, spec: ProxySpec) -> Self {
         let voice = Arc::new(Voice::new(name));
         let behind = Behind::new(Arc::clone(&ledger), &outbound, Arc::clone(&voice), spec);
+        let body = BodyLimits::default();
         Self {
             ledger,
             outbound,
@@ -108,7 +111,7 @@ impl<L: Ledger> Proxy<L> {
             ids: RequestIds::new(Uuid::now_v7().as_u64_pair().1),
             afterwards: Afterwards::here(),
             voice,
-            unfinished: Unfinished::new(BodyLimits::default().unfinished_bytes_max),
+            unfinished: Unfinished::new(body.unfinished_bytes_max, body.left_alone),
             keyed: Arc::new(Semaphore::new(KEYED_MAX)),
             behind: ArcSwap::from_pointee(behind),
         }
@@ -126,33 +129,41 @@ impl<L: Ledger> Proxy<L> {
     }
 
     /// Answers one request.
-    pub async fn answer<B>(self: Arc<Self>, request: Request<B>, peer: SocketAddr) -> Response<Body>
+    pub async fn answer<B>(
+        self: Arc<Self>,
+        request: Request<B>,
+        peer: impl Into<Peer>,
+    ) -> Response<Body>
     where
         B: hyper::body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<hapax_layer::BoxError>,
     {
         let received_at = (self.now)();
         let request_id = RequestId { uuid: self.ids.next(received_at) };
-        let call = Call { request_id, received_at, peer };
+        let peer = peer.into();
+        let call = Call { request_id, received_at, peer: peer.address() };
+        let client = remote(call.peer, request.headers(), &self.behind.load().trusted);
+        peer.is_for(client);
         let has_key = request.headers().contains_key(IDEMPOTENCY_KEY)
             && !is_passed_on(request.method(), request.headers());
         if hides_what_the_app_must_see(request.headers(), &self.behind.load()) {
             return self.refuse(Problem::Connection, &request, &call);
         }
         if !has_key {
-            return self.answer_call(request, call, has_key).await;
+            return passed(&peer, self.answer_call(request, call, None).await);
         }
         let Ok(permit) = Arc::clone(&self.keyed).try_acquire_owned() else {
             return self.refuse(Problem::Crowded, &request, &call);
         };
         let afterwards = self.afterwards.clone();
-        let answering = self.answer_call(request, call, has_key);
+        let held = self.unfinished.hold(client);
+        let answering = self.answer_call(request, call, Some(held));
         let answering = async move {
             let answer = answering.await;
             drop(permit);
             answer
         };
-        afterwards.unstoppable(answering).await
+        passed(&peer, afterwards.unstoppable(answering).await)
     }
 
     /// Answers a request of which nothing was read but its head.
@@ -170,7 +181,7 @@ impl<L: Ledger> Proxy<L> {
         self: Arc<Self>,
         request: Request<B>,
         call: Call,
-        has_key: bool,
+        held: Option<Held>,
     ) -> Response<Body>
     where
         B: hyper::body::Body<Data = Bytes> + Send + Unpin + 'static,
@@ -178,9 +189,9 @@ impl<L: Ledger> Proxy<L> {
     {
         let behind = self.behind.load_full();
         let version = request.version();
-        let taken = match has_key {
-            true => Taken::Whole(behind.body_timeout, self.unfinished.clone()),
-            false => Taken::InPieces(behind.body_timeout),
+        let taken = match held {
+            Some(held) => Taken::Whole(behind.body_timeout, held),
+            None => Taken::InPieces(behind.body_timeout),
         };
         let (head, body) = request.into_parts();
         let (body, upload) = Uploaded::new(body, taken);
@@ -222,6 +233,7 @@ impl<L: Ledger> Behind<L> {
         let ProxySpec { upstream, rules, lease, body_timeout, trusted_proxies } = spec;
         let rules = rules.realm(voice.proxy()).lease(lease);
         let scoped_by = rules.principal_header();
+        let trusted = trusted_proxies.clone().into();
         let forwarder = Forwarder::new(
             upstream,
             outbound.clone(),
@@ -231,7 +243,7 @@ impl<L: Ledger> Behind<L> {
             voice,
         );
         let service = IdempotencyLayer::new(ledger, Arc::new(rules)).layer(forwarder);
-        Self { service, scoped_by: scoped_by.as_ref().map(with_dashes), body_timeout }
+        Self { service, scoped_by: scoped_by.as_ref().map(with_dashes), body_timeout, trusted }
     }
 }
 
@@ -261,6 +273,14 @@ impl<L> fmt::Debug for Proxy<L> {
     }
 }
 
+/// Here the app decides: a client that it serves gives way last when connections are short.
+fn passed(peer: &Peer, answer: Response<Body>) -> Response<Body> {
+    if answer.status().as_u16() < 400 {
+        peer.has_verified();
+    }
+    answer
+}
+
 /// Serves one proxy until `stop`. When this returns, every request that was received is answered and
 /// its key settled, as far as `limits.drain` allowed; the ledger may be closed.
 pub async fn serve_proxy<L: Ledger>(
@@ -273,7 +293,7 @@ pub async fn serve_proxy<L: Ledger>(
     proxy.keyed.add_permits(limits.connections_max.saturating_sub(KEYED_MAX));
     let answer = {
         let proxy = Arc::clone(&proxy);
-        move |request, peer| Arc::clone(&proxy).answer(request, peer)
+        move |request, peer: Peer| Arc::clone(&proxy).answer(request, peer)
     };
     let serving = |stop| door::serve(listener, None, answer, limits.clone(), stop);
     // Requests with a key whose clients were cut or gone.

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
 /// Far beyond anything that should happen: whoever waits this long waits for ever.
@@ -55,6 +55,14 @@ impl Heard {
 impl Wire {
     pub(crate) async fn connect(address: SocketAddr) -> Self {
         let stream = within(TcpStream::connect(address)).await.expect("the server listens");
+        Self { stream, read: Vec::new() }
+    }
+
+    /// The same from one of this machine's own addresses.
+    pub(crate) async fn connect_from(ours: [u8; 4], address: SocketAddr) -> Self {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind(SocketAddr::from((ours, 0))).expect("an address of the loopback network");
+        let stream = within(socket.connect(address)).await.expect("the server listens");
         Self { stream, read: Vec::new() }
     }
 

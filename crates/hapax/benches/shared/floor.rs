@@ -2,7 +2,6 @@
 //! same loop and the same `verify` as Hapax, in a process of its own, with the same allocator.
 
 use std::io::Write as _;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -11,10 +10,9 @@ use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
 use hapax_core::{Arrival, Source, Timestamp, Verified, verify};
 use hapax_engine::HttpLimits;
-use hapax_engine::http::serve;
+use hapax_engine::http::{Peer, Received, serve};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
-use hyper::body::Incoming;
 use tokio_util::sync::CancellationToken;
 
 use super::events::SECRET;
@@ -28,7 +26,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
         let mut out = std::io::stdout().lock();
         writeln!(out, "floor ready: ingress http://{}", listener.local_addr()?)?;
         drop(out);
-        let answer = move |request, _: SocketAddr| answer(Arc::clone(&source), request);
+        let answer = move |request, _: Peer| answer(Arc::clone(&source), request);
         serve(listener, None, answer, HttpLimits::default(), CancellationToken::new()).await;
         Ok(())
     })
@@ -40,7 +38,7 @@ pub(crate) fn source() -> anyhow::Result<Source> {
     Ok(Source::build(SourceSpec::new("stripe", "stripe", vec![secret]))?)
 }
 
-async fn answer(source: Arc<Source>, request: Request<Incoming>) -> Response<Full<Bytes>> {
+async fn answer(source: Arc<Source>, request: Request<Received>) -> Response<Full<Bytes>> {
     let (parts, body) = request.into_parts();
     let verified = match body.collect().await {
         Ok(body) => {
