@@ -13,6 +13,7 @@ mod budget;
 mod clock;
 mod connections;
 mod current;
+mod frames;
 mod gate;
 mod gauges;
 mod head;

@@ -96,6 +96,19 @@ pub const SURVEY_AGAIN: Duration = Duration::from_millis(10);
 /// How often it is logged that connections had to be closed.
 pub const EVICTION_LOG_EVERY: Duration = Duration::from_secs(10);
 
+/// HTTP/2 frames that bring nothing forward (PRIORITY, PING, SETTINGS, WINDOW_UPDATE, empty DATA …) which a
+/// connection may send in a row. Browsers and libraries send a few dozen.
+pub const FREE_FRAMES: u32 = 1_024;
+
+/// How many more of them each request explains.
+pub const FREE_FRAMES_PER_REQUEST: u32 = 64;
+
+/// And each second: clients ask every few seconds whether we still live.
+pub const FREE_FRAMES_PER_SECOND: u32 = 10;
+
+/// And so many bytes of ours: a client that reads a long answer gives window back for every few KiB.
+pub const SENT_BYTES_PER_FREE_FRAME: usize = 4 * 1024;
+
 /// What one body may be.
 #[derive(Debug, Clone)]
 pub struct BodyLimits {

@@ -14,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{self, Sleep, sleep_until};
 
 use crate::connections::Standing;
+use crate::frames::FrameWatch;
 use crate::head::FramingWatch;
 use crate::limits::{NEW_FOR, SLOW_AFTER};
 use crate::remote::party;
@@ -271,6 +272,7 @@ pub(crate) struct Watched<T> {
     first: FirstBytes,
     first_taken: usize,
     framing: FramingWatch,
+    frames: FrameWatch,
     /// The value of `flight.started` when the deadline of the head was set.
     head_of: usize,
     head_span: Duration,
@@ -304,6 +306,7 @@ impl<T> Watched<T> {
             first,
             first_taken: 0,
             framing: FramingWatch::default(),
+            frames: FrameWatch::new(Instant::now()),
             head_of: 0,
             head_span,
             head_deadline: Deadline { at: Some(head_by), timer: None },
@@ -313,13 +316,25 @@ impl<T> Watched<T> {
     }
 
     /// Notes what was read, before the parser has it.
-    fn saw(&mut self, bytes: &[u8]) {
+    fn saw(&mut self, bytes: &[u8]) -> io::Result<()> {
         if self.protocol == Protocol::Http2 {
-            return;
+            let is_flooded = self.frames.feed(bytes, Instant::now()).is_err();
+            let flooded = || io::Error::other("too many frames that bring nothing forward");
+            return if is_flooded { Err(flooded()) } else { Ok(()) };
         }
         self.framing.feed(bytes);
         if let Some(nth) = self.framing.ambiguous_from() {
             self.flight.ambiguous_from.store(nth, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Notes what was written.
+    fn wrote(&mut self, polled: &Poll<io::Result<usize>>) {
+        if self.protocol == Protocol::Http2
+            && let Poll::Ready(Ok(bytes)) = polled
+        {
+            self.frames.sent(*bytes);
         }
     }
 
@@ -383,15 +398,11 @@ impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
             let part = &part[..part.len().min(buf.remaining())];
             buf.put_slice(part);
             this.first_taken += part.len();
-            this.saw(part);
-            return Poll::Ready(Ok(()));
+            return Poll::Ready(this.saw(part));
         }
         let before = buf.filled().len();
         match Pin::new(&mut this.stream).poll_read(cx, buf) {
-            Poll::Ready(Ok(())) => {
-                this.saw(&buf.filled()[before..]);
-                Poll::Ready(Ok(()))
-            }
+            Poll::Ready(Ok(())) => Poll::Ready(this.saw(&buf.filled()[before..])),
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Pending => this.wait_for_head(cx),
         }
@@ -405,6 +416,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.wrote(&polled);
         self.progress(cx, polled)
     }
 
@@ -414,6 +426,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.wrote(&polled);
         self.progress(cx, polled)
     }
 

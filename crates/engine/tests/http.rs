@@ -13,12 +13,12 @@ use hapax_engine::{Drained, HttpLimits};
 use http::{Request, Response, Version};
 use http_body_util::{BodyExt, Empty, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use support::{Wire, within};
+use support::{FOREVER, Wire, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
-use tokio::time::interval;
+use tokio::time::{interval, timeout};
 use tokio_rustls::rustls;
 use tokio_util::sync::CancellationToken;
 
@@ -674,6 +674,42 @@ where
     drop(sender);
     within(connection).await.unwrap().unwrap();
     String::from_utf8(body.to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn frames_that_bring_nothing_forward_end_an_http_2_connection() {
+    // Each costs the peer a few bytes and no stream, so no limit of streams sees them.
+    let frame = |kind: u8, stream: u8, payload: &[u8]| {
+        let mut frame = vec![0, 0, payload.len() as u8, kind, 0, 0, 0, 0, stream];
+        frame.extend_from_slice(payload);
+        frame
+    };
+    let floods = [
+        ("PRIORITY", frame(2, 1, &[0, 0, 0, 0, 16])),
+        ("SETTINGS", frame(4, 0, &[])),
+        ("PING", frame(6, 0, &[0; 8])),
+        ("WINDOW_UPDATE", frame(8, 0, &[0, 0, 0, 1])),
+        ("an unknown kind", frame(0xbb, 1, &[1, 2, 3])),
+    ];
+    let server = start(HttpLimits::default()).await;
+    for (name, frame) in floods {
+        let mut wire = Wire::connect(server.address).await;
+        wire.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
+        let flood = frame.repeat(2_000);
+        let (mut reads, mut writes) = wire.stream.split();
+        let mut heard = Vec::new();
+        let floods = async { while writes.write_all(&flood).await.is_ok() {} };
+        // Either side sees that the connection has ended; a server without a bound goes on for ever.
+        let ended = async {
+            tokio::select! {
+                () = floods => {}
+                _ = reads.read_to_end(&mut heard) => {}
+            }
+        };
+        assert!(timeout(FOREVER, ended).await.is_ok(), "{name}");
+    }
+    let stream = TcpStream::connect(server.address).await.unwrap();
+    assert_eq!(ask_http_2(TokioIo::new(stream), "http").await, "5");
 }
 
 #[tokio::test]
