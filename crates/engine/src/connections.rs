@@ -113,7 +113,8 @@ impl Connections {
         {
             // It may have moved on since it was looked at.
             let is_due = open.flight.standing(now).is_some_and(|now| now <= standing);
-            if is_due && !open.task.is_finished() {
+            if is_due && !open.flight.is_gone() {
+                open.flight.goes();
                 open.task.abort();
                 counter!("hapax_connections_evicted_total", "kind" => standing.kind()).increment(1);
                 closed += 1;
@@ -124,7 +125,7 @@ impl Connections {
     }
 
     fn forget_ended(&mut self) {
-        self.open.retain(|open| !open.task.is_finished());
+        self.open.retain(|open| !open.flight.is_gone() && !open.task.is_finished());
     }
 
     /// Finds those that are to go next: the worst standing first, in it the address that holds most
@@ -215,17 +216,11 @@ mod tests {
         let now = Instant::now() + after;
         let mut gone = Vec::new();
         while connections.make_room(now) > 0 {
-            runtime.block_on(tokio::task::yield_now());
-            let is_new = |at: &usize| {
-                let open = connections.open.iter();
-                !gone.contains(at)
-                    && !open.clone().any(|open| {
-                        Arc::ptr_eq(&open.flight, &flights[*at]) && !open.task.is_finished()
-                    })
-            };
+            let is_new = |at: &usize| flights[*at].is_gone() && !gone.contains(at);
             let newly = (0..flights.len()).find(is_new).expect("one has gone");
             gone.push(newly);
         }
+        flights.iter().for_each(|flight| flight.comes_back());
         gone
     }
 

@@ -230,14 +230,20 @@ async fn place(slots: &Arc<Semaphore>, connections: &mut Connections) -> OwnedSe
         if let Ok(slot) = slots.clone().try_acquire_owned() {
             return slot;
         }
-        let closed = connections.make_room(std::time::Instant::now());
+        connections.make_room(std::time::Instant::now());
         let freed = async { slots.clone().acquire_owned().await.expect("never closed") };
-        if closed > 0 {
-            return freed.await;
-        }
         if let Ok(slot) = timeout(SURVEY_AGAIN, freed).await {
             return slot;
         }
+    }
+}
+
+/// Notes that a connection ends, before its place is free.
+struct Goes(Arc<Flight>);
+
+impl Drop for Goes {
+    fn drop(&mut self) {
+        self.0.goes();
     }
 }
 
@@ -297,6 +303,7 @@ async fn connection<A, F, B>(
 {
     let _slot = slot;
     let Peer { address, flight: Some(flight) } = &peer else { return };
+    let _goes = Goes(flight.clone());
     let head_by = Instant::now() + server.limits.header_deadline;
     if let Err(error) = stream.set_nodelay(true) {
         debug!(%error, "the connection went before it could be set up");

@@ -85,12 +85,12 @@ pub const EVICT_SHARE: usize = 256;
 
 /// One in so many connections is chosen for closing when all are looked at: the look costs half a
 /// millisecond at 4,096, so newcomers share one.
-pub const SURVEY_SHARE: usize = 64;
+pub const SURVEY_SHARE: usize = 16;
 
 /// And for how long that choice holds.
 pub const SURVEY_VALID: Duration = Duration::from_millis(50);
 
-/// Where every connection is at work on a request: how soon it is looked again for one that is not.
+/// Where no place has become free: how soon it is looked again for a connection that may be closed.
 pub const SURVEY_AGAIN: Duration = Duration::from_millis(10);
 
 /// How often it is logged that connections had to be closed.

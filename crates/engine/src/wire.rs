@@ -32,6 +32,8 @@ pub(crate) struct Flight {
     /// Since when the peer leaves our bytes unread, counted in the same way; 0 while it reads.
     stalled_us: AtomicU64,
     verified: AtomicBool,
+    /// It has ended or is being closed, and its place is or will be free.
+    gone: AtomicBool,
     /// The first request, counted from 0, that two readers could understand differently.
     ambiguous_from: AtomicUsize,
     unread: AtomicBool,
@@ -60,6 +62,7 @@ impl Flight {
             changed_us: AtomicU64::new(0),
             stalled_us: AtomicU64::new(0),
             verified: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
             ambiguous_from: AtomicUsize::new(usize::MAX),
             unread: AtomicBool::new(false),
             peer,
@@ -90,6 +93,21 @@ impl Flight {
 
     pub(crate) fn is_verified(&self) -> bool {
         self.verified.load(Ordering::Relaxed)
+    }
+
+    /// The connection ends. This is noted before its place is free, so that none is closed for a place
+    /// that was given away already.
+    pub(crate) fn goes(&self) {
+        self.gone.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn comes_back(&self) {
+        self.gone.store(false, Ordering::Release);
     }
 
     /// The last request was of this client.
