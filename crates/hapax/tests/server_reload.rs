@@ -179,15 +179,15 @@ fn a_server_with_a_bad_config_does_not_start() {
     let secret = "whsec_never_print_me";
     let source = |rest: &str| format!("[sources.a]\nprovider = \"stripe\"\n{rest}\n");
     for (config, line, part) in [
-        (source(&format!("secrets = [\"{secret}\"]\nsecret = \"{secret}\"")), 6, "unknown key"),
-        (source(&format!("secrets = \"{secret}\"")), 5, "wrong type"),
-        (source("secrets = [\"env:NOT_SET_ANYWHERE\"]"), 5, "NOT_SET_ANYWHERE"),
-        (source(&format!("secrets = [\"{secret}\", \"{secret}\"]")), 5, "twice"),
+        (source(&format!("secrets = [\"{secret}\"]\nsecret = \"{secret}\"")), 7, "unknown key"),
+        (source(&format!("secrets = \"{secret}\"")), 6, "wrong type"),
+        (source("secrets = [\"env:NOT_SET_ANYWHERE\"]"), 6, "NOT_SET_ANYWHERE"),
+        (source(&format!("secrets = [\"{secret}\", \"{secret}\"]")), 6, "twice"),
         (
             source(&format!(
                 "secrets = [\"{secret}\"]\n[sources.a.tenants.b]\nsecrets = [\"{secret}\"]"
             )),
-            7,
+            8,
             "shares a secret",
         ),
     ] {
