@@ -5,9 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::store::{
-    EventId, EventName, Inspect, Known, Lookup, Status, StoreError, Verdict, Work,
-};
+use hapax_core::store::{EventName, Inspect, Known, Lookup, Status, StoreError, Verdict, Work};
 use tokio::time::{Instant, sleep_until};
 
 use crate::bell::Bell;
@@ -65,7 +63,7 @@ impl<S: Work + Inspect> Looking<S> {
         let mut pause = SYNC_POLL;
         loop {
             let ring = waiting.ring();
-            let Sight { known, failures } = self.look(id).await?;
+            let Sight { known, failures } = self.look(verdict).await?;
             match known.status {
                 Status::Processed
                 | Status::Stale
@@ -97,7 +95,8 @@ impl<S: Work + Inspect> Looking<S> {
         }
     }
 
-    async fn look(&self, id: EventId) -> Result<Sight, StoreError> {
+    async fn look(&self, verdict: &Verdict) -> Result<Sight, StoreError> {
+        let id = verdict.id();
         Ok(match self.store.event(&EventName::Ours(id)).await? {
             Lookup::One(event) => Sight {
                 failures: event.jobs.iter().map(|job| job.progress.steps).sum(),
@@ -107,10 +106,19 @@ impl<S: Work + Inspect> Looking<S> {
                     result: event.summary.result.map(Into::into),
                 },
             },
-            Lookup::None | Lookup::Ambiguous(_) => {
-                Sight { failures: 0, known: Known { id, status: Status::Received, result: None } }
-            }
+            // Pruned: the verdict, which goes by the key, knows how it ended.
+            Lookup::None | Lookup::Ambiguous(_) => Sight { failures: 0, known: known_by(verdict) },
         })
+    }
+}
+
+/// What the verdict says of the event.
+fn known_by(verdict: &Verdict) -> Known {
+    match verdict {
+        Verdict::Duplicate(known) | Verdict::Conflict(known) => known.clone(),
+        Verdict::Accepted(id) | Verdict::Review(id) => {
+            Known { id: *id, status: Status::Received, result: None }
+        }
     }
 }
 
