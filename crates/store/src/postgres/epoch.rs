@@ -172,3 +172,45 @@ async fn read(lent: &mut Lent) -> Result<Option<(Epoch, Vec<u8>)>, PgError> {
         Some((Epoch { system, timeline: timeline?, oids, counter }, row.get(3)))
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn epoch(counter: i64) -> Epoch {
+        Epoch { system: 7, timeline: "1".to_owned(), oids: (1, 2), counter }
+    }
+
+    #[test]
+    fn what_was_heard_counts_for_a_second_and_no_longer() {
+        // A node that is cut off from its database must not go on answering from memory.
+        let watch = EpochWatch::default();
+        let long_ago = Instant::now().checked_sub(COUNTS_FOR).expect("the machine runs that long");
+        watch.hear(epoch(1), b"key", long_ago, || panic!("nothing was known before"));
+        assert_eq!(watch.confirmed(), None);
+        assert!(watch.sealed().is_none());
+        watch.hear(epoch(1), b"key", Instant::now(), || panic!("the epoch is the same"));
+        assert_eq!(watch.confirmed(), Some(epoch(1)));
+        assert!(watch.sealed().is_some());
+    }
+
+    #[test]
+    fn what_was_asked_in_one_epoch_is_not_remembered_in_another() {
+        // The answer of a commit may come back after the failover that lost it.
+        let watch = EpochWatch::default();
+        let put = |asked_in: Option<&Epoch>| {
+            let mut put = false;
+            watch.within(asked_in, || put = true);
+            put
+        };
+        assert!(!put(Some(&epoch(1))) && !put(None), "nothing is known yet");
+        watch.hear(epoch(1), b"key", Instant::now(), || ());
+        assert!(put(Some(&epoch(1))));
+        assert!(!put(None), "it was not known in which epoch that was asked");
+        let mut forgot = false;
+        watch.hear(epoch(2), b"key", Instant::now(), || forgot = true);
+        assert!(forgot);
+        assert!(put(Some(&epoch(2))));
+        assert!(!put(Some(&epoch(1))));
+    }
+}
