@@ -3,8 +3,9 @@
 //! This is the pure state machine; stores record its answers with fenced updates. The diagram is in
 //! docs/lifecycle.md. Two kinds of attempt end differently: one with a verdict (failed, timed out)
 //! uses a step of the schedule; one without (the process died, the lease ran out) is *lost*, uses no
-//! step, backs off, and from then on the job is claimed alone, so that an event that kills the
-//! process takes no neighbours with it.
+//! step and backs off. A job whose work runs in this process may have ended it: from then on it is
+//! claimed alone, so that an event that kills the process takes no neighbours with it. An app that is
+//! called, or a worker outside, cannot end the process: its lost attempts say nothing about the job.
 
 use std::fmt;
 use std::sync::Arc;
@@ -107,6 +108,17 @@ const LOST_BACKOFF: Duration = Duration::from_secs(1);
 /// And goes no further than this.
 const LOST_BACKOFF_MAX: Duration = Duration::from_secs(300);
 
+/// Where the work of a handler is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Workplace {
+    /// In this process (SQL, Rust): it may end the process.
+    Inside,
+    /// In an app that this process calls.
+    Called,
+    /// By workers that lease its jobs over the API: a restart of this process ends no lease.
+    Pulled,
+}
+
 /// How often a job is tried, and how long each attempt may hold it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
@@ -176,8 +188,8 @@ pub enum Retry {
 
 impl Progress {
     /// Whether the next claim must take this job alone.
-    pub fn alone(self) -> bool {
-        self.lost > 0
+    pub fn alone(self, at: Workplace) -> bool {
+        self.lost > 0 && at == Workplace::Inside
     }
 
     /// The claim: one more attempt.
@@ -192,9 +204,9 @@ impl Progress {
 
     /// The attempt ended without a verdict at `at` (the end of its lease, or the restart). `dice` in
     /// 0..=1 chooses the jitter: what was lost together does not come due together.
-    pub fn lost(self, at: Timestamp, dice: f64) -> AfterLoss {
-        let progress = Self { lost: self.lost + 1, ..self };
-        if progress.lost > LOST_ALONE_MAX {
+    pub fn lost(self, workplace: Workplace, at: Timestamp, dice: f64) -> AfterLoss {
+        let progress = Self { lost: self.lost.saturating_add(1), ..self };
+        if progress.lost > LOST_ALONE_MAX && workplace == Workplace::Inside {
             return AfterLoss::Bury { progress };
         }
         let doubled = LOST_BACKOFF.saturating_mul(1 << (progress.lost - 1).min(16));

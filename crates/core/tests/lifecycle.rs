@@ -8,7 +8,7 @@ use std::time::Duration;
 use hapax_core::Timestamp;
 use hapax_core::job::{
     AfterFailure, AfterLoss, HandlerName, LOST_ALONE_MAX, Phase, Policy, Progress, Retry,
-    idempotency_key, jittered,
+    Workplace, idempotency_key, jittered,
 };
 use hapax_core::order::{Guard, Machine, OrderPolicy, Position};
 use hapax_core::store::{EventId, Status};
@@ -73,7 +73,7 @@ impl Life {
                     assert_eq!(claimed.given_back(), before, "as if it had not been");
                     continue;
                 }
-                End::Lost(dice) => match claimed.lost(now, dice) {
+                End::Lost(dice) => match claimed.lost(Workplace::Inside, now, dice) {
                     AfterLoss::Again { progress, due } => (progress, Some(due)),
                     AfterLoss::Bury { progress } => (progress, None),
                 },
@@ -85,7 +85,7 @@ impl Life {
             let used = |progress: Progress| progress.steps + progress.lost;
             assert_eq!(used(after), used(before) + 1, "a verdict or a loss, never both");
             assert_eq!(after.attempt, claimed.attempt);
-            assert_eq!(after.alone(), after.lost > 0);
+            assert_eq!(after.alone(Workplace::Inside), after.lost > 0);
             life.progress = after;
             let Some(due) = due else {
                 life.buried = true;
@@ -161,7 +161,7 @@ proptest! {
     ) {
         // Jobs that died with their process, all due at the same instant, would meet again.
         let progress = Progress { attempt: lost + 1, steps: 0, lost };
-        let wait = |dice| match progress.lost(noon(), dice) {
+        let wait = |dice| match progress.lost(Workplace::Inside, noon(), dice) {
             AfterLoss::Again { due, .. } => due.duration_since(noon()).as_secs_f64(),
             AfterLoss::Bury { .. } => panic!("buried after {lost}"),
         };
@@ -173,7 +173,7 @@ proptest! {
     #[test]
     fn no_wait_runs_past_the_end_of_time(lost in 0..100u32, asked in any::<u64>()) {
         let progress = Progress { attempt: lost, steps: 0, lost };
-        let _ = progress.lost(Timestamp::MAX, 1.0);
+        let _ = progress.lost(Workplace::Inside, Timestamp::MAX, 1.0);
         let policy = Policy { retry: vec![Duration::ZERO; 2], lease: Duration::ZERO };
         let retry = Retry::NotBefore(Duration::from_secs(asked));
         let after = progress.failed(&policy, retry, Timestamp::MAX, 1.0);
@@ -348,7 +348,9 @@ fn a_lost_job_backs_off_further_each_time() {
     // A poisonous event at its full rate would keep the process from ever coming up.
     let mut waits = BTreeMap::new();
     let mut progress = Progress::default().claimed();
-    while let AfterLoss::Again { progress: after, due } = progress.lost(noon(), 0.5) {
+    while let AfterLoss::Again { progress: after, due } =
+        progress.lost(Workplace::Inside, noon(), 0.5)
+    {
         waits.insert(after.lost, due.duration_since(noon()).as_secs());
         progress = after.claimed();
     }

@@ -6,6 +6,7 @@ mod bench;
 mod support;
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,12 +14,13 @@ use std::time::Duration;
 use bench::{Bench, event};
 use bytes::Bytes;
 use hapax_core::handler::{
-    Dialect, Handler, HandlerKind, HttpTarget, Refetch, RefetchUrl, SignAs, SqlProgram, Types,
+    Code, CodeRan, Dialect, Handler, HandlerKind, HttpTarget, Refetch, RefetchUrl, SignAs,
+    SqlProgram, Types,
 };
 use hapax_core::job::{HandlerName, JobId, Phase, Policy};
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
-use hapax_core::store::{ClaimAsk, HandlerRef, Work as _};
+use hapax_core::store::{Claim, ClaimAsk, HandlerRef, Work as _};
 use hapax_core::{Arrival, Source, SourceName, Timestamp, Verified, verify};
 use hapax_engine::limits::{PRUNE_PAUSE, SQL_SLICE};
 use hapax_engine::{
@@ -582,6 +584,20 @@ async fn a_store_that_fails_for_a_while_delays_work_and_loses_none() {
 }
 
 #[tokio::test]
+async fn an_attempt_that_could_not_be_recorded_at_once_is_recorded_and_not_made_again() {
+    // The app has done its work; the store is busy for a moment.
+    let app = TheApp::start(|_, _| async { says(200, r#"{"result":"ch_1"}"#) }).await;
+    let store = Bench::new();
+    store.settle_failures.store(2, Ordering::SeqCst);
+    let job = put(&store, "evt_1");
+    let _crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    let piece = store.until(job, |piece| piece.phase == Phase::Done).await;
+    assert_eq!((piece.result.as_deref(), piece.progress.attempt), (Some("ch_1"), 1));
+    assert_eq!(store.settle_failures.load(Ordering::SeqCst), 0);
+    assert_eq!(app.calls().len(), 1);
+}
+
+#[tokio::test]
 async fn sql_runs_in_the_store_slice_after_slice_and_what_comes_later_is_heard_of() {
     let store = Bench::new();
     let jobs: Vec<JobId> = (0..200).map(|n| put(&store, &format!("evt_{n}"))).collect();
@@ -664,6 +680,21 @@ async fn a_sync_source_answers_with_the_result_of_the_work_and_says_it_again_to_
         json!({ "decision": "duplicate", "id": id, "status": "processed", "result": "ch_1" })
     );
     assert_eq!(app.calls().len(), 1);
+}
+
+#[tokio::test]
+async fn at_a_sync_source_a_copy_of_a_pruned_event_is_answered_at_once() {
+    // There is nothing left to look at, and nothing to wait for: the time is far longer than the test's.
+    let app = TheApp::start(|_, _| async { says(200, r#"{"result":"ch_1"}"#) }).await;
+    let mut counter = Counter::open(&app, Duration::from_secs(3_600)).await;
+    let id = counter.send().await.json()["id"].clone();
+    counter.store.pruned_all.store(true, Ordering::SeqCst);
+    let copy = within(counter.send()).await;
+    assert_eq!(copy.status, 200);
+    assert_eq!(
+        copy.json(),
+        json!({ "decision": "duplicate", "id": id, "status": "processed", "result": "ch_1" })
+    );
 }
 
 #[tokio::test]
@@ -976,39 +1007,64 @@ async fn pulled_claims_come_with_their_object_and_those_without_are_settled_and_
     assert_eq!(failed.error.as_deref(), Some("refetch: HTTP 404"));
 }
 
+/// Rust code that says when it was begun, and who else was at work beside a job that was lost.
+struct Watching {
+    store: Arc<Bench>,
+    arrived: Semaphore,
+    gate: Semaphore,
+    inside: AtomicUsize,
+    beside: AtomicUsize,
+    begun: Mutex<Vec<Bytes>>,
+}
+
+impl std::fmt::Debug for Watching {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Watching")
+    }
+}
+
+impl Code for Watching {
+    fn work(
+        &self,
+        claim: Claim,
+        _: Option<Arc<str>>,
+    ) -> Pin<Box<dyn Future<Output = CodeRan> + Send + '_>> {
+        Box::pin(async move {
+            self.begun.lock().unwrap().push(claim.event.body.clone());
+            let others = self.inside.fetch_add(1, Ordering::SeqCst);
+            if claim.event.body == "lost" {
+                self.beside.fetch_add(others, Ordering::SeqCst);
+                // Whoever would come now has the time to.
+                for _ in 0..1_000 {
+                    tokio::task::yield_now().await;
+                    let others = self.inside.load(Ordering::SeqCst) - 1;
+                    self.beside.fetch_add(others, Ordering::SeqCst);
+                }
+            } else {
+                self.arrived.add_permits(1);
+                self.gate.acquire().await.unwrap().forget();
+            }
+            self.inside.fetch_sub(1, Ordering::SeqCst);
+            self.store.complete(claim.job);
+            CodeRan::Committed
+        })
+    }
+}
+
 #[tokio::test]
 async fn one_that_was_lost_runs_with_nothing_beside_it_in_any_lane() {
     // If it ends the process again, whatever is in flight beside it loses an attempt as well.
-    let (arrived, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
-    let (inside, beside) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let app = {
-        let (arrived, gate, inside, beside) =
-            (arrived.clone(), gate.clone(), inside.clone(), beside.clone());
-        TheApp::start(move |_, call| {
-            let (arrived, gate, inside, beside) =
-                (arrived.clone(), gate.clone(), inside.clone(), beside.clone());
-            async move {
-                let others = inside.fetch_add(1, Ordering::SeqCst);
-                if call.body == "lost" {
-                    beside.fetch_add(others, Ordering::SeqCst);
-                    // Whoever would come now has the time to.
-                    for _ in 0..1_000 {
-                        tokio::task::yield_now().await;
-                        beside.fetch_add(inside.load(Ordering::SeqCst) - 1, Ordering::SeqCst);
-                    }
-                } else {
-                    arrived.add_permits(1);
-                    gate.acquire().await.unwrap().forget();
-                }
-                inside.fetch_sub(1, Ordering::SeqCst);
-                says(200, "")
-            }
-        })
-        .await
-    };
     let store = Bench::new();
+    let code = Arc::new(Watching {
+        store: store.clone(),
+        arrived: Semaphore::new(0),
+        gate: Semaphore::new(0),
+        inside: AtomicUsize::new(0),
+        beside: AtomicUsize::new(0),
+        begun: Mutex::default(),
+    });
     let other = |name: &str| {
-        let mut handler = handler(HandlerKind::Http(target(app.url())));
+        let mut handler = handler(HandlerKind::Code(code.clone()));
         handler.name = HandlerName::new(name);
         handler.policy.lease = Duration::from_millis(60);
         handler
@@ -1017,19 +1073,35 @@ async fn one_that_was_lost_runs_with_nothing_beside_it_in_any_lane() {
     crew.workers.reload(vec![lane(other(HANDLER)), lane(other("second"))]);
     let put = |handler: &str, id: &str| store.put(handler, event(SOURCE, id, "", "{}"));
     let before = [put(HANDLER, "evt_1"), put("second", "evt_2")];
-    within(arrived.acquire_many(2)).await.unwrap().forget();
+    within(code.arrived.acquire_many(2)).await.unwrap().forget();
     let lost = store.put_lost(HANDLER, event(SOURCE, "evt_lost", "", "lost"));
     store.until(lost, |piece| piece.phase == Phase::Leased).await;
     let after = [put(HANDLER, "evt_3"), put("second", "evt_4")];
     // Its claim is kept while it waits for those who are in flight.
     within(store.renewals.acquire_many(4)).await.unwrap().forget();
-    assert!(app.calls().iter().all(|call| call.body != "lost"), "it did not wait");
-    gate.add_permits(100);
+    assert!(code.begun.lock().unwrap().iter().all(|body| *body != "lost"), "it did not wait");
+    code.gate.add_permits(100);
     for job in before.into_iter().chain([lost]).chain(after) {
         store.until(job, |piece| piece.phase == Phase::Done).await;
     }
-    assert_eq!(beside.load(Ordering::SeqCst), 0, "somebody was in flight beside it");
-    assert_eq!(app.calls().len(), 5);
+    assert_eq!(code.beside.load(Ordering::SeqCst), 0, "somebody was in flight beside it");
+    assert_eq!(code.begun.lock().unwrap().len(), 5);
+}
+
+#[tokio::test]
+async fn calls_that_were_lost_neither_wait_for_others_nor_keep_them_waiting() {
+    // After a restart there may be many; the app cannot end this process, so all are in flight at once.
+    let (app, arrived, gate) = gated().await;
+    let store = Bench::new();
+    let _crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    let put = |n: usize| event(SOURCE, &format!("evt_{n}"), "", "{}");
+    let mut jobs: Vec<_> = (0..6).map(|n| store.put_lost(HANDLER, put(n))).collect();
+    jobs.push(store.put(HANDLER, put(6)));
+    within(arrived.acquire_many(7)).await.unwrap().forget();
+    gate.add_permits(7);
+    for job in jobs {
+        store.until(job, |piece| piece.phase == Phase::Done).await;
+    }
 }
 
 #[tokio::test]

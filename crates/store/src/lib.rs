@@ -166,6 +166,13 @@ pub mod limits {
     /// The most events one page of a list holds.
     pub const PAGE_MAX: usize = 500;
 
+    /// A smaller step back of the clock delays what waits by no more than that, and is left alone.
+    pub const CLOCK_STEP_MIN: Duration = Duration::from_secs(1);
+
+    /// Waits that are pulled in between two batches of acks after the clock was set back: a few
+    /// milliseconds of the writer's time.
+    pub const PULLED_IN_AT_ONCE: usize = 1_000;
+
     /// How long the writer waits between two tries to write again after a failed commit.
     pub const RECOVERY_WAIT: Duration = Duration::from_millis(200);
 }

@@ -22,7 +22,7 @@ pub use self::sql::{
 };
 pub use self::types::Types;
 use crate::envelope::SelectorError;
-use crate::job::{HandlerName, Policy};
+use crate::job::{HandlerName, Policy, Workplace};
 use crate::key::SourceName;
 use crate::secret::Secret;
 use crate::source::Source;
@@ -114,7 +114,11 @@ impl Handler {
             handler: HandlerRef { source: source.clone(), handler: self.name.clone() },
             policy: self.policy.clone(),
             order: self.order.as_ref().map(|order| order.rule.clone()),
-            pulled: matches!(self.kind, HandlerKind::Pull),
+            workplace: match self.kind {
+                HandlerKind::Sql(_) | HandlerKind::Code(_) => Workplace::Inside,
+                HandlerKind::Http(_) => Workplace::Called,
+                HandlerKind::Pull => Workplace::Pulled,
+            },
         }
     }
 }

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{EventId, NewJob, Status, StoreError};
-use crate::job::{Fence, HandlerName, JobId, Policy, Retry};
+use crate::job::{Fence, HandlerName, JobId, Policy, Retry, Workplace};
 use crate::key::{EventKey, SourceName};
 use crate::limits::MESSAGE_NAME_BYTES_MAX;
 use crate::order::OrderRule;
@@ -24,7 +24,8 @@ pub trait Work: Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Claims up to `limit` due jobs of one handler, over its tenants in turn. Commits attempt+1
-    /// and a new fence for each before it returns. A job that was lost before comes alone.
+    /// and a new fence for each before it returns. A job that was lost before comes alone, if its
+    /// work is done in this process.
     /// Expired leases are found here too; what is at its limit is buried here; and what was held
     /// past its deadline goes to review or goes on, once no job of its tenant and handler is due
     /// and no other of its resource is at work.
@@ -161,9 +162,8 @@ pub struct HandlerSpec {
     pub policy: Policy,
     /// How it keeps order; `None` where it does not.
     pub order: Option<OrderRule>,
-    /// Whether its jobs are leased by workers outside this process: then a restart of ours does
-    /// not end their leases.
-    pub pulled: bool,
+    /// Where its work is done.
+    pub workplace: Workplace,
 }
 
 /// What to claim.
@@ -192,8 +192,8 @@ pub struct Claim {
     pub idempotency_key: String,
     /// When the lease ends.
     pub leased_until: Timestamp,
-    /// Whether an attempt of it was lost before: it came by itself, and should it end the process
-    /// again, nothing else should be at work there.
+    /// Whether an attempt of it was lost before that may have ended the process: it came by itself,
+    /// and should it do so again, nothing else should be at work there.
     pub alone: bool,
     /// The event.
     pub event: ClaimedEvent,

@@ -4,12 +4,14 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_core::job::{AfterFailure, Fence, HandlerName, JobId, Phase, Progress, idempotency_key};
+use hapax_core::job::{
+    AfterFailure, Fence, HandlerName, JobId, Phase, Progress, Workplace, idempotency_key,
+};
 use hapax_core::store::{
     Action, Claim, ClaimAsk, ClaimedEvent, EventDetail, EventFilter, EventId, EventName,
     EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter,
@@ -50,6 +52,10 @@ pub(crate) struct Bench {
     pub(crate) asked: Semaphore,
     /// So many of the next calls fail.
     pub(crate) failures: AtomicUsize,
+    /// So many of the next settlings fail.
+    pub(crate) settle_failures: AtomicUsize,
+    /// Whether every event is pruned: its key alone is known.
+    pub(crate) pruned_all: AtomicBool,
     pub(crate) renewals: Semaphore,
     pub(crate) settled: AtomicUsize,
     pub(crate) given_back: AtomicUsize,
@@ -77,6 +83,8 @@ impl Bench {
             claims: Semaphore::new(Semaphore::MAX_PERMITS),
             asked: Semaphore::new(0),
             failures: AtomicUsize::new(0),
+            settle_failures: AtomicUsize::new(0),
+            pruned_all: AtomicBool::new(false),
             renewals: Semaphore::new(0),
             settled: AtomicUsize::new(0),
             given_back: AtomicUsize::new(0),
@@ -153,12 +161,13 @@ impl Bench {
     }
 
     fn fail_if_told(&self) -> Result<(), StoreError> {
-        let told =
-            self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
-        match told {
-            Ok(_) => Err(StoreError::Unavailable("told to".into())),
-            Err(_) => Ok(()),
-        }
+        count_down(&self.failures)
+    }
+
+    fn workplace_of(&self, piece: &Piece) -> Workplace {
+        let (source, handler) = (piece.event.key.source.clone(), piece.handler.clone());
+        let specs = self.specs.lock().unwrap();
+        specs.get(&HandlerRef { source, handler }).map_or(Workplace::Inside, |spec| spec.workplace)
     }
 
     fn status(pieces: &[Piece], event: EventId) -> Status {
@@ -178,8 +187,9 @@ impl Bench {
         // One that was lost before comes by itself.
         let (mut first, mut alone) = (true, false);
         let fits = |piece: &&mut Piece| {
-            let fits = std::mem::take(&mut first) || !(alone || piece.progress.alone());
-            alone |= piece.progress.alone();
+            let lost = piece.progress.alone(self.workplace_of(piece));
+            let fits = std::mem::take(&mut first) || !(alone || lost);
+            alone |= lost;
             fits
         };
         let claimed = due.take(ask.limit).take_while(fits).map(|piece| {
@@ -194,13 +204,20 @@ impl Bench {
                 run: 1,
                 idempotency_key: idempotency_key(piece.event.id, &piece.handler, 1),
                 leased_until: now,
-                alone: piece.progress.alone(),
+                alone: piece.progress.alone(self.workplace_of(piece)),
                 event: piece.event.clone(),
             }
         });
         let claimed = claimed.collect();
         self.changed.notify_waiters();
         claimed
+    }
+}
+
+fn count_down(failures: &AtomicUsize) -> Result<(), StoreError> {
+    match failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)) {
+        Ok(_) => Err(StoreError::Unavailable("told to".into())),
+        Err(_) => Ok(()),
     }
 }
 
@@ -229,7 +246,11 @@ impl Store for Bench {
                 let pieces = self.pieces.lock().unwrap();
                 pieces.iter().find(|piece| piece.event.key == *receipt.key()).map(|piece| {
                     let status = Self::status(&pieces, piece.event.id);
-                    Known { id: piece.event.id, status, result: None }
+                    Known {
+                        id: piece.event.id,
+                        status,
+                        result: piece.result.as_deref().map(Into::into),
+                    }
                 })
             };
             if let Some(known) = seen {
@@ -282,6 +303,7 @@ impl Work for Bench {
 
     async fn settle(&self, job: JobId, fence: Fence, outcome: Outcome) -> Result<Held, StoreError> {
         self.fail_if_told()?;
+        count_down(&self.settle_failures)?;
         self.settled.fetch_add(1, Ordering::SeqCst);
         let piece = self.piece(job);
         if piece.phase != Phase::Leased || piece.fence != fence {
@@ -351,7 +373,9 @@ impl Work for Bench {
             return Ok(Ran::Lost);
         }
         let held = |piece: &&Piece| {
-            piece.id != run.job && piece.phase == Phase::Leased && piece.progress.alone()
+            piece.id != run.job
+                && piece.phase == Phase::Leased
+                && piece.progress.alone(self.workplace_of(piece))
         };
         let beside = self.pieces.lock().unwrap().iter().filter(held).count();
         self.held_beside.fetch_max(beside, Ordering::SeqCst);
@@ -439,6 +463,9 @@ impl Inspect for Bench {
 
     async fn event(&self, name: &EventName) -> Result<Lookup<EventDetail>, StoreError> {
         let EventName::Ours(id) = name else { return Ok(Lookup::None) };
+        if self.pruned_all.load(Ordering::SeqCst) {
+            return Ok(Lookup::None);
+        }
         let pieces = self.pieces.lock().unwrap();
         let of_event: Vec<&Piece> = pieces.iter().filter(|piece| piece.event.id == *id).collect();
         let Some(first) = of_event.first() else { return Ok(Lookup::None) };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use hapax_core::job::{Fence, HandlerName, JobId, Phase, Retry};
+use hapax_core::job::{Fence, HandlerName, JobId, Phase, Retry, Workplace};
 use hapax_core::store::{
     AttemptNote, ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Inspect, JobDetail, NewMessage,
     Outcome, Store, StoreError, Work,
@@ -304,7 +304,7 @@ pub(super) async fn fail<S: Store + Work + Inspect>(
 fn pulled<S>(admin: &Admin<S>, of: &HandlerRef) -> Result<HandlerSpec, Problem> {
     let found = (admin.configured)().into_iter().find(|spec| spec.handler == *of);
     match found {
-        Some(spec) if spec.pulled => Ok(spec),
+        Some(spec) if spec.workplace == Workplace::Pulled => Ok(spec),
         Some(_) => Err(Problem::conflict("that handler is not one with pull = true")),
         None => Err(Problem::not_found("no such source and handler are configured")),
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use hapax_core::job::{HandlerName, JobId, Phase};
+use hapax_core::job::{HandlerName, JobId, Phase, Workplace};
 use hapax_core::store::{
     Cursor, HandlerRef, Inspect, JobDetail, JobFilter, LaneState, Store, Work,
 };
@@ -87,7 +87,7 @@ pub(super) async fn handlers<S: Store + Work + Inspect>(
     let shown = |spec: hapax_core::store::HandlerSpec| ShownHandler {
         source: spec.handler.source.to_string(),
         handler: spec.handler.handler,
-        pull: spec.pulled,
+        pull: spec.workplace == Workplace::Pulled,
         attempts_max: spec.policy.retry.len(),
         lease_seconds: spec.policy.lease.as_secs_f64(),
     };

@@ -8,7 +8,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use bytes::Bytes;
-use hapax_core::job::{Fence, HandlerName, JobId, Phase, Policy, Progress, Retry};
+use hapax_core::job::{Fence, HandlerName, JobId, Phase, Policy, Progress, Retry, Workplace};
 use hapax_core::secret::Secret;
 use hapax_core::store::*;
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
@@ -402,14 +402,14 @@ fn server(events: Vec<EventDetail>) -> Server {
         arrived: Notify::new(),
         claim_permits: Semaphore::new(100),
     });
-    let spec = |handler: &str, pulled| HandlerSpec {
+    let spec = |handler: &str, workplace| HandlerSpec {
         handler: HandlerRef {
             source: SourceName::new("stripe"),
             handler: HandlerName::new(handler),
         },
         policy: Policy { retry: vec![Duration::ZERO], lease: Duration::from_secs(30) },
         order: None,
-        pulled,
+        workplace,
     };
     let (ops, worker) = (Secret::new("ops-token"), Secret::new("worker-token"));
     let claim = Permission::Claim { source: "stripe".into(), handler: "fee".into() };
@@ -436,7 +436,9 @@ fn server(events: Vec<EventDetail>) -> Server {
             };
             vec![new("fee"), new("mail")]
         }),
-        configured: Arc::new(move || vec![spec("fee", true), spec("mail", false)]),
+        configured: Arc::new(move || {
+            vec![spec("fee", Workplace::Pulled), spec("mail", Workplace::Called)]
+        }),
         watch: Arc::new(Watch::new(
             Eyes {
                 traffic: Box::new(|| {

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use hapax_core::job::{AfterFailure, AfterLoss, Fence, JobId, Phase, Retry, idempotency_key};
+use hapax_core::job::{
+    AfterFailure, AfterLoss, Fence, JobId, Phase, Retry, Workplace, idempotency_key,
+};
 use hapax_core::order::{Guard, OVERTAKEN};
 use hapax_core::store::{
     AttemptNote, Claim, ClaimAsk, ClaimedEvent, EventId, HandlerRef, HandlerSpec, Held,
@@ -56,7 +58,7 @@ impl Model {
             let claim = self.take(at, &spec, ask, now);
             served.push(claim.event.key.tenant.clone());
             begun.claims.push(claim);
-            if self.jobs[&at].progress.alone() {
+            if self.goes_alone(&self.jobs[&at]) {
                 break;
             }
         }
@@ -82,7 +84,7 @@ impl Model {
             .filter(|(_, job)| {
                 job.handler == *handler && job.phase == Phase::Ready && job.due <= now
             })
-            .filter(|(_, job)| served.is_empty() || !job.progress.alone())
+            .filter(|(_, job)| served.is_empty() || !self.goes_alone(job))
             .min_by_key(|(at, job)| {
                 let wraps = last.is_some_and(|last| job.tenant <= *last);
                 (had(&job.tenant), wraps, &job.tenant, job.due, **at)
@@ -115,7 +117,7 @@ impl Model {
                 job.run,
             ),
             leased_until: until,
-            alone: job.progress.alone(),
+            alone: self.goes_alone(job),
             event: ClaimedEvent {
                 id: event.detail.summary.id,
                 key: event.key.clone(),
@@ -127,6 +129,14 @@ impl Model {
                 body: event.detail.body.clone(),
             },
         }
+    }
+
+    fn goes_alone(&self, job: &Job) -> bool {
+        job.progress.alone(self.workplace_of(&job.handler))
+    }
+
+    fn workplace_of(&self, handler: &HandlerRef) -> Workplace {
+        self.handlers.get(handler).map_or(Workplace::Inside, |spec| spec.workplace)
     }
 
     fn event_of(&self, at: JobNumber) -> EventId {
@@ -185,11 +195,12 @@ impl Model {
         };
         let lost: Vec<_> =
             self.jobs.iter().filter(|(_, job)| expired(job)).map(|(at, _)| *at).collect();
+        let workplace = self.workplace_of(handler);
         for at in lost {
             let job = self.job_mut(at);
             let ended = job.due_at().unwrap_or(now);
             job.note("lost", None, Some("the lease ran out".to_owned()));
-            match job.progress.lost(ended, dice(job.id, job.progress.attempt)) {
+            match job.progress.lost(workplace, ended, dice(job.id, job.progress.attempt)) {
                 AfterLoss::Again { progress, due } => {
                     job.progress = progress;
                     job.due = due;

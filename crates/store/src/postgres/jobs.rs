@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use hapax_core::job::{Fence, HandlerName, JobId, Retry, idempotency_key};
+use hapax_core::job::{Fence, HandlerName, JobId, Retry, Workplace, idempotency_key};
 use hapax_core::order::{Gaps, OnGap, Position};
 use hapax_core::store::{
     Claim, ClaimAsk, ClaimedEvent, EventId, HandlerRef, HandlerSpec, NewMessage, Outcome,
@@ -83,6 +83,11 @@ async fn announce_one(shared: &Shared, spec: &HandlerSpec) -> Result<i32, PgErro
     let order = PolicyRow::of(spec.order.as_ref().map(|rule| &rule.policy));
     let gaps = spec.order.as_ref().map_or_else(Gaps::default, |rule| rule.gaps);
     let hold_max = i32::try_from(gaps.hold_max).unwrap_or(i32::MAX);
+    let workplace: i16 = match spec.workplace {
+        Workplace::Inside => 0,
+        Workplace::Called => 1,
+        Workplace::Pulled => 2,
+    };
     let mut lent = shared.pools.work.lend().await?;
     let rows = lent
         .query(
@@ -97,7 +102,7 @@ async fn announce_one(shared: &Shared, spec: &HandlerSpec) -> Result<i32, PgErro
                 &micros(gaps.hold),
                 &hold_max,
                 &(gaps.on_gap == OnGap::Go),
-                &spec.pulled,
+                &workplace,
                 &order.steps.0,
                 &order.steps.1,
                 &order.steps.2,

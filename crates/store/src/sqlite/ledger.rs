@@ -115,11 +115,12 @@ fn reserve(conn: &Connection, ask: ReserveAsk, now: Timestamp) -> rusqlite::Resu
     let (lease, ttl) = (span(ask.lease), span(ask.ttl));
     conn.prepare_cached(
         "INSERT INTO hapax_reservation
-             (scope, key, fingerprint, fence, attempt, leased_until, ttl, expires_at)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+             (scope, key, fingerprint, fence, attempt, leased_until, ttl, expires_at, lease)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
          ON CONFLICT (scope, key) DO UPDATE SET
              fingerprint = excluded.fingerprint, fence = excluded.fence,
              attempt = excluded.attempt, leased_until = excluded.leased_until,
+             lease = excluded.lease,
              ttl = excluded.ttl, expires_at = excluded.expires_at,
              status = NULL, headers = NULL, body = NULL",
     )?
@@ -132,6 +133,7 @@ fn reserve(conn: &Connection, ask: ReserveAsk, now: Timestamp) -> rusqlite::Resu
         at.saturating_add(lease),
         ttl,
         at.saturating_add(ttl),
+        lease,
     ))?;
     let ReserveAsk { scope, key, .. } = ask;
     Ok(Reservation::Fresh(Reserved { scope, key, fence: Fence(fence), attempt }))

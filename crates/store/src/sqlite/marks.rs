@@ -9,7 +9,7 @@ use hapax_core::order::{
 use rusqlite::{Connection, OptionalExtension};
 
 use super::jobs::{JobRow, Lanes};
-use super::row::{HELD, PARKED, READY, STALE, micros, timestamp};
+use super::row::{HELD, PARKED, READY, STALE, micros};
 
 /// The last position applied to a resource.
 pub(super) fn mark(
@@ -98,8 +98,9 @@ pub(super) fn hold(
     place: &Place,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
-    let until = micros(now).saturating_add(rule.gaps.hold.as_micros() as i64);
-    set_aside(conn, job, HELD, timestamp(until))?;
+    let hold = rule.gaps.hold.as_micros() as i64;
+    let until = micros(now).saturating_add(hold);
+    put(conn, job, HELD, until, hold)?;
     lanes.stir(job.lane, until);
     let most = i64::try_from(rule.gaps.hold_max).unwrap_or(i64::MAX - 1);
     let held: i64 = conn
@@ -180,7 +181,7 @@ fn go_past_the_gap(
         }
         OrderPolicy::Machine(_) => {
             conn.prepare_cached(
-                "UPDATE hapax_job SET state = 0, due_at = ?4, forced = 1
+                "UPDATE hapax_job SET state = 0, due_at = ?4, wait = 0, forced = 1
                  WHERE (event_seq, lane) IN (
                      SELECT event_seq, lane FROM hapax_job
                      WHERE lane = ?1 AND resource = ?2 AND position = ?3 AND state = 5
@@ -213,7 +214,7 @@ fn ready_held(
     match policy {
         OrderPolicy::Latest | OrderPolicy::Sequence { .. } => conn
             .prepare_cached(
-                "UPDATE hapax_job SET state = 0, due_at = ?3
+                "UPDATE hapax_job SET state = 0, due_at = ?3, wait = 0
                  WHERE lane = ?1 AND resource = ?2 AND state = 5
                    AND position <= 1 + (SELECT position FROM hapax_mark
                                         WHERE lane = ?1 AND resource = ?2)",
@@ -226,7 +227,7 @@ fn ready_held(
                 if policy.decide(current, position) != Guard::Hold {
                     readied += conn
                         .prepare_cached(
-                            "UPDATE hapax_job SET state = 0, due_at = ?4
+                            "UPDATE hapax_job SET state = 0, due_at = ?4, wait = 0
                              WHERE lane = ?1 AND resource = ?2 AND position = ?3 AND state = 5",
                         )?
                         .execute((lane, resource, position.0, micros(now)))?;
@@ -275,10 +276,14 @@ pub(super) fn set_aside(
     state: i64,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
+    put(conn, job, state, micros(now), 0)
+}
+
+fn put(conn: &Connection, job: &JobRow, state: i64, due: i64, wait: i64) -> rusqlite::Result<()> {
     conn.prepare_cached(
-        "UPDATE hapax_job SET state = ?3, due_at = ?4 WHERE event_seq = ?1 AND lane = ?2",
+        "UPDATE hapax_job SET state = ?3, due_at = ?4, wait = ?5 WHERE event_seq = ?1 AND lane = ?2",
     )?
-    .execute((job.seq, job.lane, state, micros(now)))?;
+    .execute((job.seq, job.lane, state, due, wait))?;
     Ok(())
 }
 
@@ -340,7 +345,7 @@ pub(super) fn ready_next(
     let held = ready_held(conn, job.lane, &place.resource, &policy, now)?;
     let parked = conn
         .prepare_cached(
-            "UPDATE hapax_job SET state = 0, due_at = ?3
+            "UPDATE hapax_job SET state = 0, due_at = ?3, wait = 0
              WHERE (event_seq, lane) IN (
                  SELECT event_seq, lane FROM hapax_job
                  WHERE lane = ?1 AND resource = ?2 AND state = 6

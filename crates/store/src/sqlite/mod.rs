@@ -5,6 +5,7 @@
 //! answered without it, [`reader`] how people look at what is there.
 
 mod checkpoint;
+mod clock;
 mod copies;
 mod door;
 mod figures;
@@ -14,6 +15,7 @@ mod index;
 mod jobs;
 mod ledger;
 mod marks;
+mod messages;
 mod open;
 mod prune;
 mod reader;

@@ -15,9 +15,9 @@ use hapax_core::store::{Horizon, Status};
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
 use rusqlite::Connection;
 
-use super::ledger;
 use super::row::{Standing, micros, status_at};
 use super::writer::Writer;
+use super::{ledger, messages};
 
 /// How often the broom begins anew.
 const BEGIN_ANEW: Duration = Duration::from_secs(86_400);
@@ -62,8 +62,9 @@ pub(super) fn slice(
     limit: usize,
 ) -> rusqlite::Result<bool> {
     let more_keys = ledger::forget(writer, limit)?;
+    let more_messages = messages::forget(writer, horizon.events_before, limit)?;
     let more_events = events(writer, horizon, limit)?;
-    Ok(more_keys || more_events)
+    Ok(more_keys || more_messages || more_events)
 }
 
 fn events(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Result<bool> {

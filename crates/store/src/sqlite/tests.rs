@@ -67,6 +67,119 @@ async fn a_commit_that_failed_leaves_nothing_behind_and_its_retry_is_new() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_waits_for_the_commit_of_what_it_is_a_copy_of() {
+    // Memory would answer it while the first is on no disk yet.
+    let place = Place::new();
+    let store = Arc::new(place.open());
+    let (began, begins) = std::sync::mpsc::channel::<()>();
+    let (hold, held) = std::sync::mpsc::channel::<()>();
+    store.writer.tamper(move |conn| {
+        let hook = move || {
+            let _ = began.send(());
+            let _ = held.recv();
+            false
+        };
+        conn.commit_hook(Some(hook)).expect("a hook");
+    });
+    let first = {
+        let store = Arc::clone(&store);
+        tokio::spawn(async move { verdict(&store, &Sender::plain(), "evt_1").await })
+    };
+    tokio::task::spawn_blocking(move || begins.recv()).await.expect("ends").expect("a commit");
+    let sender = Sender::plain();
+    let mut copy = Box::pin(verdict(&store, &sender, "evt_1"));
+    std::future::poll_fn(|context| {
+        assert!(copy.as_mut().poll(context).is_pending(), "it was answered before the commit");
+        Poll::Ready(())
+    })
+    .await;
+    drop(hold);
+    let id = first.await.expect("no panic").expect("accepts").id();
+    let copy = copy.await.expect("answers");
+    assert!(matches!(&copy, Verdict::Duplicate(known) if known.id == id), "{copy:?}");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_failed_sync_the_log_is_empty_and_the_epoch_one_higher() {
+    // What was committed behind may be a hole in the log now: whatever is synced after it would be
+    // lost with it. And the transaction that failed must not come back to life in the page cache.
+    let place = Place::new();
+    let store = place.open();
+    for n in 0..20 {
+        verdict(&store, &Sender::plain(), &format!("evt_{n}")).await.expect("accepts");
+    }
+    let log = place.directory().join("hapax.db-wal");
+    let length = || std::fs::metadata(&log).expect("a log").len();
+    let epoch = async || {
+        store.writer.slice(|writer| super::meta(&writer.conn, "epoch")).await.expect("reads")
+    };
+    let before = epoch().await;
+    assert!(length() > 0);
+    let failed: Result<(), _> = store
+        .writer
+        .slice(|_| {
+            let sync = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_IOERR_FSYNC);
+            Err(rusqlite::Error::SqliteFailure(sync, None))
+        })
+        .await;
+    assert!(failed.is_err());
+    writable_again(&store).await;
+    assert_eq!((epoch().await, length()), (before + 1, 0));
+    for n in 0..20 {
+        let again = verdict(&store, &Sender::plain(), &format!("evt_{n}")).await.expect("answers");
+        assert!(matches!(again, Verdict::Duplicate(_)), "{again:?}");
+    }
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_for_which_no_lane_is_left_fails_alone() {
+    // The writer must neither end nor recover over and over because of it.
+    let place = Place::new();
+    place.open().close().await;
+    let (hold, held) = std::sync::mpsc::channel::<()>();
+    let conn = Connection::open(place.file()).expect("opens");
+    let last = (1_i64 << super::row::LANE_BITS) - 2;
+    conn.execute_batch(&format!(
+        "INSERT INTO hapax_pair (pair, tenant, source) VALUES (1, 'default', 'shop');
+         INSERT INTO hapax_handler (handler, source, name) VALUES (1, 'shop', 'last');
+         INSERT INTO hapax_lane (lane, pair, handler) VALUES ({last}, 1, 1);"
+    ))
+    .expect("writes");
+    drop(conn);
+    let store = place.open();
+    store.writer.tamper(move |_| {
+        let _ = held.recv();
+    });
+    let sender = Sender::plain();
+    let arrive = |id: &str, jobs: &[hapax_core::store::NewJob]| {
+        Box::pin(store.ingest(sender.ingest_for(&body(id), noon(), noon(), jobs)))
+    };
+    // One batch: one that gets the last number, one that finds none left, one that needs no other.
+    let mut answers = [
+        arrive("evt_1", &[job("fee")]),
+        arrive("evt_2", &[job("other")]),
+        arrive("evt_3", &[job("fee"), job("last")]),
+    ];
+    std::future::poll_fn(|context| {
+        for answer in &mut answers {
+            assert!(answer.as_mut().poll(context).is_pending());
+        }
+        Poll::Ready(())
+    })
+    .await;
+    drop(hold);
+    let [first, none_left, known] = answers;
+    assert!(matches!(first.await.expect("accepts")[0], Verdict::Accepted(_)));
+    let refused = none_left.await;
+    assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
+    assert!(matches!(known.await.expect("accepts")[0], Verdict::Accepted(_)));
+    assert!(store.writable().is_ok());
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_failed_is_an_error_for_all_of_its_batch() {
     // Small events that share the batch with one that cannot be written must not be acked.
     let place = Place::new();
@@ -526,6 +639,32 @@ async fn pruning_itself_is_no_demand_while_events_and_work_are() {
     world.claim_one("fee").await;
     assert!(demand() > accepted);
     world.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn old_messages_go_with_the_history_and_new_ones_stay() {
+    // A message's id is what makes a second publish of it nothing: it must not go before its time.
+    let world = World::on_disk();
+    let store = &world.store;
+    let publish = "INSERT INTO hapax_message (tenant, id, type, data, created_at)
+                   VALUES ('default', 'old' || ?1, 't', '{}', ?2)";
+    for (id, at) in [(1, 10), (2, 20), (3, 30), (4, 600)] {
+        let at = super::row::micros(after(at));
+        let written = store.writer.act(move |writer| writer.conn.execute(publish, (id, at)));
+        written.await.expect("writes");
+    }
+    let kept = async |before: i64| {
+        let horizon = Horizon { events_before: after(before), keys_before: Vec::new() };
+        while store.prune(horizon.clone(), 2).await.expect("prunes") {}
+        let ids = store.writer.slice(|writer| {
+            let all = "SELECT group_concat(id, ' ') FROM hapax_message";
+            writer.conn.query_row(all, [], |row| row.get::<_, String>(0))
+        });
+        ids.await.expect("reads")
+    };
+    assert_eq!(kept(10).await, "old1 old2 old3 old4");
+    assert_eq!(kept(500).await, "old4");
+    store.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

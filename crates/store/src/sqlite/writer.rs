@@ -23,9 +23,10 @@ use tokio::sync::oneshot;
 use super::Clock;
 use super::Shared;
 use super::checkpoint::{self, Checkpointer};
+use super::clock::{self, ClockWatch};
 use super::copies;
 use super::index::{KeyIndex, MergeError};
-use super::jobs::Lanes;
+use super::jobs::{Lanes, NO_LANE_LEFT};
 use super::meta;
 use super::open::{self, OpenError, Place};
 use super::prune::Broom;
@@ -295,6 +296,7 @@ pub(super) struct Writer {
     checkpointer: Checkpointer,
     pub(super) index: KeyIndex,
     pub(super) broom: Broom,
+    pub(super) clock_watch: ClockWatch,
     pub(super) pairs: HashMap<(Tenant, SourceName), i64>,
     ids: Ids,
     last_seq: i64,
@@ -387,6 +389,7 @@ impl Writer {
             sandbox,
             clock,
             broom: Broom::default(),
+            clock_watch: ClockWatch::default(),
             checkpointer,
             index,
             pairs,
@@ -407,8 +410,15 @@ impl Writer {
     fn run(mut self, waiting: &Receiver<Command>) {
         loop {
             let worked = match self.next(waiting) {
-                Next::Command(first) => self.work(first, waiting),
-                Next::Housekeeping => Ok(ControlFlow::Continue(())),
+                // Before the command: it would find what waits by the clock as it is now.
+                Next::Command(first) => match clock::tend(&mut self) {
+                    Ok(()) => self.work(first, waiting),
+                    Err(error) => {
+                        refuse(first, &StoreError::Unavailable(error.to_string().into()));
+                        Err(error)
+                    }
+                },
+                Next::Housekeeping => clock::tend(&mut self).map(|()| ControlFlow::Continue(())),
                 Next::NobodyLeft => return,
             };
             let kept = match worked {
@@ -434,7 +444,7 @@ impl Writer {
     }
 
     fn next(&mut self, waiting: &Receiver<Command>) -> Next {
-        let at_most = if self.index.wants_merge() {
+        let at_most = if self.index.wants_merge() || self.clock_watch.is_pulling() {
             Duration::ZERO
         } else {
             self.copies_due.saturating_duration_since(Instant::now())
@@ -527,6 +537,10 @@ impl Writer {
         ingest: Ingest,
         answer: Answer<Vec<Verdict>>,
     ) -> rusqlite::Result<()> {
+        if !self.has_lanes_for(&ingest) {
+            let _ = answer.send(Err(StoreError::Unavailable(NO_LANE_LEFT.into())));
+            return Ok(());
+        }
         self.begin(batch)?;
         let mut verdicts = Vec::with_capacity(ingest.receipts.len());
         batch.receipts += ingest.receipts.len();
@@ -541,6 +555,22 @@ impl Writer {
             *kept = verdicts;
         }
         Ok(())
+    }
+
+    /// Whether every job of a request has a lane, or one can be made. Asked before it is decided, so
+    /// that it fails alone.
+    fn has_lanes_for(&self, ingest: &Ingest) -> bool {
+        let jobs = || ingest.receipts.iter().zip(&ingest.jobs);
+        if self.lanes.has_room_for(jobs().map(|(_, jobs)| jobs.len()).sum()) {
+            return true;
+        }
+        let missing = jobs().flat_map(|(receipt, jobs)| jobs.iter().map(move |job| (receipt, job)));
+        let missing = missing.filter(|(receipt, job)| {
+            let key = receipt.key();
+            let pair = self.pairs.get(&(key.tenant.clone(), key.source.clone()));
+            !pair.is_some_and(|pair| self.lanes.has(*pair, &key.source, &job.handler))
+        });
+        self.lanes.has_room_for(missing.count())
     }
 
     /// Runs what shares the batch's transaction.

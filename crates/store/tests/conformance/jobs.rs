@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use hapax_core::Tenant;
 use hapax_core::handler::{Dialect, SqlProgram};
-use hapax_core::job::{Fence, LOST_ALONE_MAX, Phase, Retry};
+use hapax_core::job::{Fence, LOST_ALONE_MAX, Phase, Retry, Workplace};
 use hapax_core::store::{
-    Claim, ClaimAsk, Held, JobFilter, NewJob, NewMessage, Outcome, Ran, ReplayEffect, SqlAsk,
-    SqlRun, Status, Verdict,
+    Claim, ClaimAsk, HandlerSpec, Held, JobFilter, NewJob, NewMessage, Outcome, Ran, ReplayEffect,
+    SqlAsk, SqlRun, Status, Verdict,
 };
 
 use crate::harness::{
@@ -426,6 +426,28 @@ pub(crate) async fn a_job_lost_alone_five_times_is_buried_by_the_claim<S: Workin
     assert_eq!((job.phase, job.progress.steps), (Phase::Dead, 0));
     assert_eq!(job.progress.lost, 1 + LOST_ALONE_MAX);
     assert_eq!(world.event("poison").await.summary.status, Status::Dead);
+}
+
+pub(crate) async fn a_lost_call_is_neither_claimed_alone_nor_buried<S: Working>(world: World<S>) {
+    // An app that is called cannot end this process, nor can a worker outside: their jobs would wait
+    // for each other, and be buried, for what somebody else did.
+    for workplace in [Workplace::Called, Workplace::Pulled] {
+        let name = format!("{workplace:?}");
+        world.announce([HandlerSpec { workplace, ..spec(&name) }]).await;
+        for n in 0..3 {
+            world.accept(&format!("{name}{n}"), &[job(&name)]).await;
+        }
+        for attempt in 1..10 {
+            let claims = world.claim(&name, 10).await;
+            assert_eq!(claims.len(), 3, "{name}, attempt {attempt}");
+            assert!(claims.iter().all(|claim| !claim.alone && claim.attempt == attempt));
+            // The lease, then the longest back-off and its jitter.
+            world.pass(LEASE + 400);
+        }
+        for claim in world.claim(&name, 10).await {
+            assert_eq!(world.settle(&claim, done("at last")).await, Held::Kept);
+        }
+    }
 }
 
 pub(crate) async fn a_fence_that_nobody_was_given_settles_nothing<S: Working>(world: World<S>) {

@@ -3,6 +3,7 @@
 
 mod answering;
 mod cases;
+mod clock;
 mod figures;
 mod gaps;
 mod guards;
@@ -123,6 +124,7 @@ on_every_working_store! {
         a_job_that_was_lost_is_claimed_alone_from_then_on,
         jobs_that_were_lost_together_do_not_come_due_together,
         a_job_lost_alone_five_times_is_buried_by_the_claim,
+        a_lost_call_is_neither_claimed_alone_nor_buried,
         a_fence_that_nobody_was_given_settles_nothing,
         what_was_given_back_is_uncounted,
         a_hurried_event_is_due_at_once_and_nothing_else_is,

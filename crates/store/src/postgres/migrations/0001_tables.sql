@@ -11,7 +11,8 @@ CREATE TABLE hapax.epoch (
 INSERT INTO hapax.epoch DEFAULT VALUES;
 
 -- A handler as the nodes last told of it. retry and lease in microseconds: SQL functions follow the
--- schedule too. policy: null none, 0 latest, 1 sequence, 2 machine.
+-- schedule too. policy: null none, 0 latest, 1 sequence, 2 machine. workplace: 0 in the node's process,
+-- which it may end, 1 in an app that is called, 2 with workers that lease its jobs.
 CREATE TABLE hapax.handler (
     handler  integer PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     source   text    NOT NULL,
@@ -23,7 +24,7 @@ CREATE TABLE hapax.handler (
     hold     bigint  NOT NULL DEFAULT 600000000,
     hold_max integer NOT NULL DEFAULT 1000,
     go       boolean NOT NULL DEFAULT false,
-    pulled   boolean NOT NULL DEFAULT false,
+    workplace smallint NOT NULL DEFAULT 0,
     UNIQUE (source, name)
 );
 

@@ -113,7 +113,7 @@ CREATE FUNCTION hapax.lose(h hapax.handler, j hapax.job, at timestamptz) RETURNS
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM hapax.note_attempt(j, 'lost', NULL, 'the lease ran out');
-    IF j.lost >= 5 THEN
+    IF j.lost >= 5 AND h.workplace = 0 THEN
         UPDATE hapax.job SET state = 4, due_at = at, lost = j.lost + 1, exclusive = false,
             error = 'every attempt was lost: the process died or the lease ran out each time'
         WHERE job = j.job;
@@ -121,7 +121,7 @@ BEGIN
         UPDATE hapax.job SET state = 0, lost = j.lost + 1, exclusive = false,
             -- ±20 %, so that what was lost together does not come due together.
             due_at = least(j.due_at, at)
-                + least(2 ^ j.lost, 300) * (0.8 + 0.4 * random()) * interval '1 second',
+                + least(2 ^ least(j.lost, 16), 300) * (0.8 + 0.4 * random()) * interval '1 second',
             error = 'the lease ran out'
         WHERE job = j.job;
     END IF;
@@ -429,7 +429,7 @@ BEGIN
                     ORDER BY x.due_at, x.job LIMIT room
                     FOR UPDATE SKIP LOCKED
                 LOOP
-                    IF j.lost > 0 AND cardinality(taken) > 0 THEN
+                    IF j.lost > 0 AND h.workplace = 0 AND cardinality(taken) > 0 THEN
                         skipped := coalesce(skipped, j.due_at);
                         CONTINUE;
                     END IF;
@@ -446,7 +446,7 @@ BEGIN
                         started_at = at, worker = who, exclusive = x.resource IS NOT NULL
                     WHERE x.job = j.job;
                     taken := taken || j.job;
-                    by_itself := j.lost > 0;
+                    by_itself := j.lost > 0 AND h.workplace = 0;
                     EXIT rounds WHEN by_itself;
                 END LOOP;
                 IF coalesce(skipped, latest) IS NOT NULL THEN
@@ -458,7 +458,8 @@ BEGIN
             SELECT array_agg(c.job), array_agg(c.lost), max(c.due_at),
                 min(c.due_at) FILTER (WHERE c.lost > 0)
             INTO few, few_lost, latest, skipped FROM (
-                SELECT x.job, x.lost, x.due_at FROM hapax.job x
+                SELECT x.job, CASE h.workplace WHEN 0 THEN x.lost ELSE 0 END AS lost, x.due_at
+                FROM hapax.job x
                 WHERE x.handler = of_handler AND x.lane = current_lane AND x.state = 0
                   AND x.due_at <= at AND x.due_at >= since
                 ORDER BY x.due_at, x.job LIMIT room
@@ -475,7 +476,7 @@ BEGIN
                 UPDATE hapax.job x SET state = 1, due_at = at + h.lease * interval '1 microsecond',
                     fence = hapax.next_fence(x.fence), attempt = x.attempt + 1,
                     started_at = at, worker = who, exclusive = false
-                WHERE x.job = ANY (few) AND (by_itself OR x.lost = 0)
+                WHERE x.job = ANY (few) AND (by_itself OR x.lost = 0 OR h.workplace <> 0)
                 RETURNING x.job)
             SELECT taken || coalesce(array_agg(l.job ORDER BY array_position(few, l.job)), '{}')
             INTO taken FROM leased l;
@@ -497,7 +498,8 @@ BEGIN
 
     RETURN QUERY
     SELECT x.job, x.fence, x.attempt, x.run, x.due_at, x.event, x.lane, e.tenant, e.event_id,
-        e.event_type, e.occurred_at, e.received_at, x.resource, x.position, x.forced, x.lost > 0,
+        e.event_type, e.occurred_at, e.received_at, x.resource, x.position, x.forced,
+        x.lost > 0 AND h.workplace = 0,
         b.headers, b.body, NULL::uuid[], NULL::integer, NULL::text,
         NULL::integer[], NULL::timestamptz[], NULL::timestamptz
     FROM unnest(taken) WITH ORDINALITY t (job, n)
@@ -927,7 +929,7 @@ END $$;
 -- go where today's does not hold it back: it is decided again when it is claimed.
 CREATE FUNCTION hapax.announce(
     of_source text, of_name text, of_retry bigint[], of_lease bigint, of_policy smallint,
-    of_start bigint, of_hold bigint, of_hold_max integer, of_go boolean, is_pulled boolean,
+    of_start bigint, of_hold bigint, of_hold_max integer, of_go boolean, of_workplace smallint,
     steps_from bigint[], steps_to bigint[], steps_say smallint[], now_at timestamptz DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -937,13 +939,13 @@ DECLARE
     known boolean;
 BEGIN
     INSERT INTO hapax.handler AS x
-        (source, name, retry, lease, policy, start_at, hold, hold_max, go, pulled)
+        (source, name, retry, lease, policy, start_at, hold, hold_max, go, workplace)
     VALUES (of_source, of_name, of_retry, of_lease, of_policy, of_start, of_hold, of_hold_max, of_go,
-            is_pulled)
+            of_workplace)
     ON CONFLICT (source, name) DO UPDATE
     SET retry = excluded.retry, lease = excluded.lease, policy = excluded.policy,
         start_at = excluded.start_at, hold = excluded.hold, hold_max = excluded.hold_max,
-        go = excluded.go, pulled = excluded.pulled
+        go = excluded.go, workplace = excluded.workplace
     RETURNING x.* INTO h;
     DELETE FROM hapax.transition t
     WHERE t.handler = h.handler AND NOT EXISTS (

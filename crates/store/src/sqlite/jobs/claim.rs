@@ -92,7 +92,7 @@ impl Lanes {
             }
         }
         for mut job in due {
-            if job.progress.alone() && !claimed.is_empty() {
+            if job.progress.alone(spec.workplace) && !claimed.is_empty() {
                 // It stays ready, for a claim of its own.
                 self.stir(lane, at);
                 continue;
@@ -114,7 +114,8 @@ impl Lanes {
             job.progress = job.progress.claimed();
             job.fence += 1;
             job.state = LEASED;
-            job.due_at = at.saturating_add(spec.policy.lease.as_micros() as i64);
+            let lease = spec.policy.lease.as_micros() as i64;
+            job.due_at = at.saturating_add(lease);
             job.started_at = Some(at);
             job.worker = Some(ask.worker.to_owned());
             conn.prepare_cached(include_str!("../sql/lease_job.sql"))?.execute((
@@ -126,8 +127,9 @@ impl Lanes {
                 at,
                 ask.worker,
                 ask.guard && spec.order.is_some() && job.place.is_some(),
+                lease,
             ))?;
-            let alone = job.progress.alone();
+            let alone = job.progress.alone(spec.workplace);
             self.stir(lane, job.due_at);
             claimed.push(job);
             if alone {
@@ -153,10 +155,12 @@ impl Lanes {
             ))?
             .query_map((lane, until), JobRow::read)?
             .collect::<rusqlite::Result<_>>()?;
+        let workplace = self.workplace_of(lane);
         for job in expired {
             let ended = timestamp(job.due_at).min(now);
             note_attempt(conn, &job, None, "lost", None)?;
-            let (state, due, progress) = match job.progress.lost(ended, self.dice.roll()) {
+            let (state, due, progress) = match job.progress.lost(workplace, ended, self.dice.roll())
+            {
                 AfterLoss::Again { progress, due } => (READY, micros(due), progress),
                 AfterLoss::Bury { progress } => (DEAD, micros(now), progress),
             };
@@ -164,10 +168,11 @@ impl Lanes {
                 "every attempt was lost: the process died or the lease ran out each time",
             );
             conn.prepare_cached(
-                "UPDATE hapax_job SET state = ?4, due_at = ?5, lost = ?6, error = coalesce(?7, error)
+                "UPDATE hapax_job SET state = ?4, due_at = ?5, lost = ?6, error = coalesce(?7, error),
+                     wait = max(0, ?5 - ?8)
                  WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
             )?
-            .execute((job.seq, lane, job.fence, state, due, progress.lost, error))?;
+            .execute((job.seq, lane, job.fence, state, due, progress.lost, error, micros(now)))?;
             self.stir(lane, due);
             marks::ready_next(conn, self, &job, now)?;
         }
@@ -214,7 +219,7 @@ impl Lanes {
             run: job.run,
             idempotency_key: idempotency_key(event.id, &lane.handler.handler, job.run),
             leased_until: timestamp(job.due_at),
-            alone: job.progress.alone(),
+            alone: job.progress.alone(self.workplace_of(job.lane)),
             event,
         })
     }

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::job::{HandlerName, jittered};
+use hapax_core::job::{HandlerName, Workplace, jittered};
 use hapax_core::order::OrderPolicy;
 use hapax_core::store::{HandlerRef, HandlerSpec, NewJob};
 use hapax_core::{SourceName, Tenant, Timestamp};
@@ -32,6 +32,10 @@ use super::row::{DEAD, Dice, LANE_BITS, READY, micros, timestamp};
 /// Lanes that are asked for the next due time before "soon" is answer enough.
 const LANES_ASKED_MAX: usize = 16;
 
+/// Why an event cannot be taken that would need another lane.
+pub(super) const NO_LANE_LEFT: &str = "there are four million pairs of tenant and handler, and no \
+                                       more can be numbered";
+
 /// The lanes of this database, and what the node knows of their handlers.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
@@ -39,6 +43,8 @@ pub(super) struct Lanes {
     lanes: HashMap<(i64, i64), i64>,
     by_lane: HashMap<i64, Lane>,
     specs: HashMap<HandlerRef, Arc<HandlerSpec>>,
+    /// The highest number of a lane.
+    last_lane: i64,
     /// Where the next claim of a handler begins its round over the tenants.
     turns: HashMap<HandlerRef, usize>,
     freed: bool,
@@ -80,8 +86,21 @@ impl Lanes {
             loaded.handlers.insert(name.clone(), handler);
             loaded.lanes.insert((pair, handler), lane);
             loaded.by_lane.insert(lane, Lane { handler: name, tenant, quiet_until: i64::MIN });
+            loaded.last_lane = loaded.last_lane.max(lane);
         }
         Ok(loaded)
+    }
+
+    /// The lanes by their numbers.
+    pub(super) fn numbers(&self) -> Vec<i64> {
+        self.by_lane.keys().copied().collect()
+    }
+
+    /// Nothing is known of any lane: the next claim looks at each.
+    pub(super) fn look_at_all(&mut self) {
+        for lane in self.by_lane.values_mut() {
+            lane.quiet_until = i64::MIN;
+        }
     }
 
     /// What must survive a reload.
@@ -99,13 +118,11 @@ impl Lanes {
     ) -> rusqlite::Result<()> {
         self.specs =
             handlers.into_iter().map(|spec| (spec.handler.clone(), Arc::new(spec))).collect();
-        for lane in self.by_lane.values_mut() {
-            lane.quiet_until = i64::MIN;
-        }
+        self.look_at_all();
         let first_time = !std::mem::replace(&mut self.freed, true);
         for lane in self.by_lane.keys().copied().collect::<Vec<_>>() {
             let Some(spec) = self.spec_of(lane).cloned() else { continue };
-            if first_time && !spec.pulled {
+            if first_time && spec.workplace != Workplace::Pulled {
                 self.expire(conn, lane, i64::MAX, now)?;
             }
             marks::let_go(conn, lane, spec.order.as_ref(), now)?;
@@ -115,6 +132,10 @@ impl Lanes {
 
     pub(super) fn spec_of(&self, lane: i64) -> Option<&Arc<HandlerSpec>> {
         self.specs.get(&self.by_lane.get(&lane)?.handler)
+    }
+
+    fn workplace_of(&self, lane: i64) -> Workplace {
+        self.spec_of(lane).map_or(Workplace::Inside, |spec| spec.workplace)
     }
 
     fn lane(
@@ -141,13 +162,29 @@ impl Lanes {
         if let Some(lane) = self.lanes.get(&(pair, handler)) {
             return Ok(*lane);
         }
+        if !self.has_room_for(1) {
+            let full = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL);
+            return Err(rusqlite::Error::SqliteFailure(full, Some(NO_LANE_LEFT.to_owned())));
+        }
         conn.execute("INSERT INTO hapax_lane (pair, handler) VALUES (?1, ?2)", (pair, handler))?;
         let lane = conn.last_insert_rowid();
-        assert!(lane < 1 << LANE_BITS, "four million lanes");
+        self.last_lane = self.last_lane.max(lane);
         self.lanes.insert((pair, handler), lane);
         let tenant = tenant.clone();
         self.by_lane.insert(lane, Lane { handler: handler_ref, tenant, quiet_until: i64::MAX });
         Ok(lane)
+    }
+
+    /// Whether there is a lane for this handler.
+    pub(super) fn has(&self, pair: i64, source: &SourceName, handler: &HandlerName) -> bool {
+        let name = HandlerRef { source: source.clone(), handler: handler.clone() };
+        self.handlers.get(&name).is_some_and(|handler| self.lanes.contains_key(&(pair, *handler)))
+    }
+
+    /// Whether so many new lanes would have a number: a job's id has so many bits for it.
+    pub(super) fn has_room_for(&self, lanes: usize) -> bool {
+        let last = self.last_lane.saturating_add(i64::try_from(lanes).unwrap_or(i64::MAX));
+        last < 1 << LANE_BITS
     }
 
     /// Writes the jobs of an event in the event's own transaction. True if any waits for work.
@@ -166,9 +203,10 @@ impl Lanes {
                 .and_then(|spec| spec.policy.retry.first().copied())
                 .unwrap_or(Duration::ZERO);
             let wait = jittered(first_wait, self.dice.roll());
+            let wait = wait.as_micros() as i64;
             let (state, due) = match job.hopeless {
                 Some(_) => (DEAD, micros(now)),
-                None => (READY, micros(now).saturating_add(wait.as_micros() as i64)),
+                None => (READY, micros(now).saturating_add(wait)),
             };
             conn.prepare_cached(include_str!("../sql/insert_job.sql"))?.execute((
                 event.seq,
@@ -178,6 +216,7 @@ impl Lanes {
                 job.place.as_ref().map(|place| &*place.resource),
                 job.place.as_ref().map(|place| place.position.0),
                 job.hopeless.as_deref(),
+                wait,
             ))?;
             if state == READY {
                 waits = true;

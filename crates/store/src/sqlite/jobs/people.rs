@@ -24,7 +24,7 @@ impl Lanes {
     ) -> rusqlite::Result<bool> {
         let lanes: Vec<i64> = conn
             .prepare_cached(
-                "UPDATE hapax_job SET state = 0, due_at = ?2, forced = 1, error = NULL
+                "UPDATE hapax_job SET state = 0, due_at = ?2, wait = 0, forced = 1, error = NULL
                  WHERE event_seq = ?1 AND state = 7 RETURNING lane",
             )?
             .query_map((seq, micros(now)), |row| row.get(0))?
@@ -112,7 +112,7 @@ impl Lanes {
             // It waits for its next attempt: that is now, and else it stays as it is.
             if act {
                 conn.execute(
-                    "UPDATE hapax_job SET due_at = ?3 WHERE event_seq = ?1 AND lane = ?2",
+                    "UPDATE hapax_job SET due_at = ?3, wait = 0 WHERE event_seq = ?1 AND lane = ?2",
                     (row.seq, lane, micros(now)),
                 )?;
                 self.stir(lane, micros(now));
@@ -143,7 +143,7 @@ impl Lanes {
             }
             let place = job.place.as_ref();
             conn.execute(
-                "UPDATE hapax_job SET state = 0, due_at = ?3, fence = fence + 1, run = run + ?4,
+                "UPDATE hapax_job SET state = 0, due_at = ?3, wait = 0, fence = fence + 1, run = run + ?4,
                      attempt = iif(?4, 0, attempt), steps = 0,
                      lost = iif(?4, 0, min(lost, 1)), error = NULL,
                      result = NULL, resource = ?5, position = ?6, forced = ?7,

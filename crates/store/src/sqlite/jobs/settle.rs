@@ -102,10 +102,19 @@ impl Lanes {
             AfterFailure::Bury { progress } => (DEAD, micros(now), progress),
         };
         conn.prepare_cached(
-            "UPDATE hapax_job SET state = ?4, due_at = ?5, steps = ?6, error = ?7
+            "UPDATE hapax_job SET state = ?4, due_at = ?5, steps = ?6, error = ?7, wait = ?5 - ?8
              WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
         )?
-        .execute((job.seq, job.lane, job.fence, state, due, progress.steps, &error))?;
+        .execute((
+            job.seq,
+            job.lane,
+            job.fence,
+            state,
+            due,
+            progress.steps,
+            &error,
+            micros(now),
+        ))?;
         self.stir(job.lane, due);
         marks::ready_next(conn, self, job, now)
     }
@@ -157,13 +166,14 @@ impl Lanes {
         now: Timestamp,
     ) -> rusqlite::Result<Held> {
         let (seq, lane) = place_of(job);
-        let until = micros(now).saturating_add(lease.as_micros() as i64);
+        let lease = lease.as_micros() as i64;
+        let until = micros(now).saturating_add(lease);
         let renewed = conn
             .prepare_cached(
-                "UPDATE hapax_job SET due_at = max(due_at, ?4)
+                "UPDATE hapax_job SET due_at = max(due_at, ?4), wait = max(wait, ?5)
                  WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3 AND state = 1",
             )?
-            .execute((seq, lane, fence.0, until))?;
+            .execute((seq, lane, fence.0, until, lease))?;
         Ok(if renewed == 1 { Held::Kept } else { Held::Lost })
     }
 
@@ -195,7 +205,7 @@ impl Lanes {
     ) -> rusqlite::Result<()> {
         let lanes: Vec<i64> = conn
             .prepare_cached(
-                "UPDATE hapax_job SET due_at = ?2
+                "UPDATE hapax_job SET due_at = ?2, wait = 0
                  WHERE event_seq = ?1 AND state = 0 AND due_at > ?2 RETURNING lane",
             )?
             .query_map((seq, micros(now)), |row| row.get(0))?

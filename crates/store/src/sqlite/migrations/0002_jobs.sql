@@ -18,11 +18,14 @@ CREATE TABLE hapax_lane (
 
 -- state: 0 ready, 1 leased, 2 done, 3 stale, 4 dead, 5 held, 6 parked.
 -- due_at: ready: from when; leased: until when; held and parked: since when; else: when it ended.
+-- wait: how long the wait is that due_at ends. A due time further ahead than that was written before
+-- the clock was set back.
 CREATE TABLE hapax_job (
     event_seq  INTEGER NOT NULL,
     lane       INTEGER NOT NULL,
     state      INTEGER NOT NULL,
     due_at     INTEGER NOT NULL,
+    wait       INTEGER NOT NULL DEFAULT 0,
     fence      INTEGER NOT NULL DEFAULT 0,
     run        INTEGER NOT NULL DEFAULT 1,
     attempt    INTEGER NOT NULL DEFAULT 0,
@@ -90,6 +93,7 @@ CREATE TABLE hapax_message (
     UNIQUE (tenant, id)
 );
 CREATE INDEX hapax_message_event ON hapax_message (event_seq) WHERE event_seq IS NOT NULL;
+CREATE INDEX hapax_message_age ON hapax_message (created_at);
 
 -- The event whose handler runs now, so that what it publishes is told with its story.
 CREATE TABLE hapax_current (one INTEGER PRIMARY KEY CHECK (one = 1), event_seq INTEGER, at INTEGER);

@@ -8,6 +8,7 @@ CREATE TABLE hapax_reservation (
     fence        INTEGER NOT NULL,
     attempt      INTEGER NOT NULL,
     leased_until INTEGER NOT NULL,
+    lease        INTEGER NOT NULL,
     ttl          INTEGER NOT NULL,
     expires_at   INTEGER NOT NULL,
     status       INTEGER,

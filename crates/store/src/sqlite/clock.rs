@@ -1,0 +1,117 @@
+//! A clock that was set back. Due times and the ends of leases are instants, so that after a correction
+//! of an hour every wait would take an hour more. Each wait is therefore stored with its length, and
+//! what lies further ahead than that is pulled in: at a start, and when a step is noticed.
+//!
+//! Nothing ends early by it: a lease that is pulled in has its whole length before it.
+
+use rusqlite::Connection;
+
+use super::row::micros;
+use super::writer::Writer;
+use crate::limits::{CLOCK_STEP_MIN, PULLED_IN_AT_ONCE};
+
+/// What the writer knows of its clock.
+#[derive(Debug)]
+pub(super) struct ClockWatch {
+    /// The latest time that was seen since the last step.
+    latest: i64,
+    /// Set while there may be something to pull in: the reservation that was looked at last.
+    pulling: Option<i64>,
+}
+
+impl Default for ClockWatch {
+    /// As at a start: the clock may have been set back while nothing ran.
+    fn default() -> Self {
+        Self { latest: i64::MIN, pulling: Some(0) }
+    }
+}
+
+impl ClockWatch {
+    /// Whether there may be something to pull in.
+    pub(super) fn is_pulling(&self) -> bool {
+        self.pulling.is_some()
+    }
+
+    fn notice(&mut self, now: i64) {
+        let back = self.latest.saturating_sub(now);
+        if back < CLOCK_STEP_MIN.as_micros() as i64 {
+            self.latest = self.latest.max(now);
+            return;
+        }
+        let seconds = back / 1_000_000;
+        tracing::warn!(seconds, "the clock was set back by {seconds} s: waits are pulled in");
+        *self = Self { latest: now, pulling: Some(0) };
+    }
+}
+
+/// Notices a step of the clock, and pulls in a bounded number of waits, in a transaction of its own.
+pub(super) fn tend(writer: &mut Writer) -> rusqlite::Result<()> {
+    let now = micros(writer.now());
+    writer.clock_watch.notice(now);
+    let Some(after) = writer.clock_watch.pulling else { return Ok(()) };
+    let lanes = writer.lanes.numbers();
+    let (jobs, reached) = writer.in_transaction(|writer| {
+        let jobs = pull_in_jobs(&writer.conn, &lanes, now, PULLED_IN_AT_ONCE)?;
+        let reached = pull_in_reservations(&writer.conn, after, now, PULLED_IN_AT_ONCE)?;
+        Ok((jobs, reached))
+    })?;
+    writer.clock_watch.pulling = match (jobs < PULLED_IN_AT_ONCE, reached) {
+        (true, None) => None,
+        (_, reached) => Some(reached.unwrap_or(i64::MAX)),
+    };
+    if jobs > 0 {
+        writer.lanes.look_at_all();
+        writer.shared.arrived.notify_waiters();
+    }
+    Ok(())
+}
+
+/// How many were pulled in, at most `limit`. What is ready, leased or held waits.
+fn pull_in_jobs(
+    conn: &Connection,
+    lanes: &[i64],
+    now: i64,
+    limit: usize,
+) -> rusqlite::Result<usize> {
+    let mut pulled = 0;
+    for lane in lanes {
+        for state in [0, 1, 5] {
+            // The state is spelled out, so that the index of that state is used.
+            pulled += conn
+                .prepare_cached(&format!(
+                    "UPDATE hapax_job SET due_at = ?2 + wait WHERE (event_seq, lane) IN (
+                         SELECT event_seq, lane FROM hapax_job
+                         WHERE lane = ?1 AND state = {state} AND due_at > ?2
+                           AND due_at > ?2 + wait LIMIT ?3)"
+                ))?
+                .execute((lane, now, (limit - pulled) as i64))?;
+            if pulled >= limit {
+                return Ok(pulled);
+            }
+        }
+    }
+    Ok(pulled)
+}
+
+/// The reservation that was looked at last; `None` when that was the end.
+fn pull_in_reservations(
+    conn: &Connection,
+    after: i64,
+    now: i64,
+    limit: usize,
+) -> rusqlite::Result<Option<i64>> {
+    let last: Option<i64> = conn
+        .prepare_cached(
+            "SELECT max(rowid) FROM (SELECT rowid FROM hapax_reservation
+             WHERE rowid > ?1 ORDER BY rowid LIMIT ?2)",
+        )?
+        .query_row((after, limit as i64), |row| row.get(0))?;
+    let Some(last) = last else { return Ok(None) };
+    conn.prepare_cached(
+        "UPDATE hapax_reservation SET leased_until = min(leased_until, ?3 + lease),
+             expires_at = min(expires_at, ?3 + ttl)
+         WHERE rowid > ?1 AND rowid <= ?2 AND (leased_until > ?3 + lease OR expires_at > ?3 + ttl)",
+    )?
+    .execute((after, last, now))?;
+    Ok(Some(last))
+}

@@ -1,0 +1,129 @@
+//! SQLite goes by this machine's clock, which may be set back: what waits then must not wait for the
+//! whole step on top.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::job::{Retry, Workplace};
+use hapax_core::ledger::{Fingerprint, IdempotencyKey, Ledger, Reservation, ReserveAsk, Scope};
+use hapax_core::order::{Gaps, OnGap, OrderPolicy};
+use hapax_core::store::{HandlerSpec, Work};
+use hapax_store::{SqliteOptions, SqliteStore};
+use http::Method;
+
+use crate::harness::{LEASE, World, failed, ids, job, placed, spec, with_gaps};
+
+const HOUR: i64 = 3_600;
+
+/// The same file, opened again.
+async fn restarted(world: World<SqliteStore>) -> World<SqliteStore> {
+    let World { store, clock, place } = world;
+    store.close().await;
+    drop(store);
+    let place = place.expect("on a disk");
+    let options =
+        SqliteOptions { clock: clock.for_a_store(), ..SqliteOptions::new(place.directory()) };
+    let store = Arc::new(SqliteStore::open(options).expect("opens"));
+    World { store, clock, place: Some(place) }
+}
+
+/// The step is noticed by the store that runs, or by the one that starts.
+async fn after_a_step(world: World<SqliteStore>, restart: bool) -> World<SqliteStore> {
+    world.pass(-HOUR);
+    if restart {
+        return restarted(world).await;
+    }
+    world
+}
+
+#[tokio::test]
+async fn a_retry_waits_no_longer_than_it_was_told_to_after_the_clock_was_set_back() {
+    // One retry by the schedule, one that is told to wait for longer than any schedule has.
+    for restart in [false, true] {
+        let world = World::on_disk();
+        world.announce([spec("fee")]).await;
+        world.accept("soon", &[job("fee")]).await;
+        world.settle(&world.claim_one("fee").await, failed(Retry::Schedule)).await;
+        world.accept("later", &[job("fee")]).await;
+        let two_hours = Retry::In(Duration::from_secs(7_200));
+        world.settle(&world.claim_one("fee").await, failed(two_hours)).await;
+        world.accept("at once", &[job("fee")]).await;
+        let world = after_a_step(world, restart).await;
+        world.announce([spec("fee")]).await;
+        assert_eq!(world.do_all("fee").await, ["at once"], "restart: {restart}");
+        world.pass(80);
+        assert_eq!(world.do_all("fee").await, ["soon"], "restart: {restart}");
+        world.pass(7_200 - 80 - 1);
+        assert!(world.claim("fee", 10).await.is_empty(), "restart: {restart}");
+        world.pass(1);
+        assert_eq!(world.do_all("fee").await, ["later"], "restart: {restart}");
+    }
+}
+
+#[tokio::test]
+async fn a_lease_has_its_own_length_and_no_more_after_the_clock_was_set_back() {
+    // It may neither end early, while its worker is at work, nor outlive it by the step.
+    for restart in [false, true] {
+        let world = World::on_disk();
+        // A restart ends the leases of this process, and not those of workers outside.
+        let outside = || HandlerSpec { workplace: Workplace::Pulled, ..spec("fee") };
+        world.announce([outside()]).await;
+        world.accept("evt_1", &[job("fee")]).await;
+        world.claim_one("fee").await;
+        let world = after_a_step(world, restart).await;
+        world.announce([outside()]).await;
+        world.pass(LEASE - 1);
+        assert!(world.claim("fee", 10).await.is_empty(), "restart: {restart}");
+        world.pass(5);
+        assert_eq!(ids(&world.claim("fee", 10).await), ["evt_1"], "restart: {restart}");
+    }
+}
+
+#[tokio::test]
+async fn a_gap_is_judged_after_its_own_time_though_the_clock_was_set_back() {
+    let gaps = Gaps { hold: Duration::from_secs(60), on_gap: OnGap::Go, ..Gaps::default() };
+    let order = || with_gaps("fee", OrderPolicy::Sequence { start: Some(1) }, gaps);
+    for restart in [false, true] {
+        let world = World::on_disk();
+        world.announce([order()]).await;
+        world.accept("second", &[placed("fee", "r", 2)]).await;
+        assert!(world.claim("fee", 10).await.is_empty(), "it waits for the first");
+        let world = after_a_step(world, restart).await;
+        world.announce([order()]).await;
+        assert!(world.claim("fee", 10).await.is_empty(), "restart: {restart}");
+        world.pass(61);
+        assert_eq!(ids(&world.claim("fee", 10).await), ["second"], "restart: {restart}");
+    }
+}
+
+#[tokio::test]
+async fn a_reservation_has_its_own_length_and_no_more_after_the_clock_was_set_back() {
+    let ask = || ReserveAsk {
+        scope: Scope::new("api", "acct_1", &Method::POST, "/charges"),
+        key: IdempotencyKey::parse(b"k").expect("a key"),
+        fingerprint: Fingerprint::of(None, b"{}", &[]),
+        lease: Duration::from_secs(60),
+        ttl: Duration::from_secs(600),
+    };
+    for restart in [false, true] {
+        let world = World::on_disk();
+        let reserve =
+            async |world: &World<SqliteStore>| world.store.reserve(ask()).await.expect("reserves");
+        assert!(matches!(reserve(&world).await, Reservation::Fresh(_)));
+        let world = after_a_step(world, restart).await;
+        // The first look is the one at which a running store notices the step.
+        while world.store.prune(nothing_goes(), 10).await.expect("prunes") {}
+        world.pass(59);
+        let told = reserve(&world).await;
+        let Reservation::InProgress { remaining } = told else { panic!("{told:?}") };
+        assert!(remaining <= Duration::from_secs(1), "restart: {restart}: {remaining:?}");
+        world.pass(2);
+        let told = reserve(&world).await;
+        assert!(matches!(told, Reservation::Fresh(_)), "restart: {restart}: {told:?}");
+    }
+}
+
+fn nothing_goes() -> hapax_core::store::Horizon {
+    let never = hapax_core::Timestamp::MIN;
+    hapax_core::store::Horizon { events_before: never, keys_before: Vec::new() }
+}
