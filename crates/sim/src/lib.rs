@@ -9,6 +9,7 @@ mod launch;
 mod pgbouncer;
 mod port;
 mod postgres;
+pub mod powerloss;
 mod proxy;
 mod redis;
 mod skip;
