@@ -10,6 +10,8 @@
 //!   until somebody lets it go on.
 //! - `HAPAX_FAILPOINT_HITS=FILE`: one line with the point's name is appended for every hit, before
 //!   anything dies, so that a test can tell that its point was reached.
+//! - `HAPAX_TEST_SETTINGS="sqlite.fresh_keys=30,…"`: other values for what is otherwise fixed, so that
+//!   what happens once in an hour happens within a test. See [`crate::tuned`].
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -23,6 +25,18 @@ pub fn hit(name: &'static str, event_id: Option<&str>) {
     if let Some(armed) = ARMED.get_or_init(Armed::from_environment) {
         armed.hit(name, event_id);
     }
+}
+
+/// The value that the environment gives a setting.
+///
+/// # Panics
+/// When it is no value of that type: a mistake in the test.
+pub fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
+    static GIVEN: OnceLock<String> = OnceLock::new();
+    let given = GIVEN.get_or_init(|| std::env::var("HAPAX_TEST_SETTINGS").unwrap_or_default());
+    let (_, value) =
+        given.split(',').filter_map(|one| one.split_once('=')).find(|(known, _)| *known == name)?;
+    Some(value.parse().unwrap_or_else(|_| panic!("HAPAX_TEST_SETTINGS: {name}={value}")))
 }
 
 static ARMED: OnceLock<Option<Armed>> = OnceLock::new();

@@ -56,3 +56,21 @@ macro_rules! failpoint {
     ($name:literal) => {};
     ($name:literal, $event_id:expr) => {};
 }
+
+/// A value that a test may change from outside; exactly `$default` without the feature `failpoints`.
+#[cfg(feature = "failpoints")]
+#[macro_export]
+macro_rules! tuned {
+    ($name:literal, $default:expr) => {
+        $crate::failpoint::setting($name).unwrap_or($default)
+    };
+}
+
+/// A value that a test may change from outside; exactly `$default` without the feature `failpoints`.
+#[cfg(not(feature = "failpoints"))]
+#[macro_export]
+macro_rules! tuned {
+    ($name:literal, $default:expr) => {
+        $default
+    };
+}

@@ -87,6 +87,10 @@ pub mod limits {
     /// place, and syncing it needs no change of the file's own records.
     pub const WAL_PAGES_MAX: u32 = 4_000;
 
+    /// Bytes of the log that are read and written again at a time after a failed sync: few calls, and
+    /// little memory.
+    pub const REWRITE_BYTES: usize = 1 << 20;
+
     /// How soon the writer tries again to let the log start over when a reader stood in the way.
     pub const LOG_RETRY: Duration = Duration::from_millis(50);
 

@@ -7,12 +7,20 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt 
 use std::path::Path;
 
 /// Makes the directory if it is not there, and takes it away from other users (mode 0700) if it is.
+/// The name of a new directory is on disk only once the directory that holds the name is synced: so is
+/// this one's when it returns, and those of new ones above it.
 ///
 /// # Errors
 /// Returns an error where the directory cannot be made. One that belongs to another user, such as a
 /// mounted volume, is used as it is, with a warning in the log.
 pub fn private_dir(directory: &Path) -> io::Result<()> {
+    let is_missing = |one: &&Path| !one.as_os_str().is_empty() && !one.exists();
+    let missing: Vec<&Path> = directory.ancestors().take_while(is_missing).collect();
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    for made in missing {
+        let parent = made.parent().filter(|parent| !parent.as_os_str().is_empty());
+        File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
+    }
     narrow(directory, 0o700)
 }
 

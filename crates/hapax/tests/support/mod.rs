@@ -39,7 +39,7 @@ pub(crate) const FOREVER: Duration = Duration::from_secs(120);
 
 /// Between two looks at what sends no signal. Without it whoever looks would take the time, on a
 /// machine of few cores, from those who are to do what is waited for.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// The server; the tests of an app with Hapax inside have none.
 const BINARY: Option<&str> = option_env!("CARGO_BIN_EXE_hapax");
@@ -114,7 +114,20 @@ impl House {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new(BINARY.expect("only tests of the binary start a server"));
+        self.command_under(&[])
+    }
+
+    /// Run by another program, which is given as its name and arguments.
+    fn command_under(&self, runner: &[String]) -> Command {
+        let binary = BINARY.expect("only tests of the binary start a server");
+        let mut command = match runner {
+            [] => Command::new(binary),
+            [program, arguments @ ..] => {
+                let mut command = Command::new(program);
+                command.args(arguments).arg(binary);
+                command
+            }
+        };
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("HAPAX_")) {
             command.env_remove(name);
         }
@@ -141,7 +154,10 @@ impl House {
     }
 
     fn spawn_with(&self, env: &[(&str, &str)]) -> Server {
-        let mut child = self.command().envs(env.iter().copied()).spawn().unwrap();
+        Self::spawned(self.command().envs(env.iter().copied()).spawn().unwrap())
+    }
+
+    fn spawned(mut child: Child) -> Server {
         let stdout = Lines::of(child.stdout.take().unwrap());
         let stderr = Lines::of(child.stderr.take().unwrap());
         Server {
@@ -160,9 +176,24 @@ impl House {
 
     /// The same with more in its environment, this time only.
     pub(crate) fn start_with(&self, env: &[(&str, &str)]) -> Server {
-        let mut server = self.spawn_with(env);
+        let server = self.spawn_with(env);
+        Self::ready(server).unwrap_or_else(|why| panic!("the server did not start: {why}"))
+    }
+
+    /// The same, run by another program such as strace, which must leave it the direct child.
+    pub(crate) fn start_under(
+        &self,
+        runner: &[String],
+        env: &[(&str, &str)],
+    ) -> Result<Server, String> {
+        let mut command = self.command_under(runner);
+        let child = command.envs(env.iter().copied()).spawn().map_err(|error| error.to_string())?;
+        Self::ready(Self::spawned(child))
+    }
+
+    fn ready(mut server: Server) -> Result<Server, String> {
         let Some(ready) = server.stdout.try_wait_for("hapax ready:") else {
-            panic!("the server did not start: {}", server.stderr.text());
+            return Err(server.stderr.text());
         };
         let address = |after: &str| -> SocketAddr {
             let url = ready.split(after).nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
@@ -174,7 +205,7 @@ impl House {
         };
         server.ingress = address("ingress ");
         server.admin = address("admin ");
-        server
+        Ok(server)
     }
 
     /// Runs a server that is expected to refuse to start.
@@ -418,4 +449,12 @@ pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
 /// which swallows what a passing test prints.
 pub(crate) fn skip(test: &str, why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
+}
+
+/// The same for rights that a machine may refuse, such as tracing and mounting. CI must have them: a
+/// guarantee that is never tested there is none.
+#[track_caller]
+pub(crate) fn cannot_run(test: &str, why: &str) {
+    assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{test} cannot run in CI: {why}");
+    skip(test, why);
 }

@@ -11,7 +11,7 @@
 //! - A move copies and deletes in one transaction, so a key is always in one of the two trees, and a
 //!   move that died halfway has nothing to finish.
 
-use hapax_core::{EventKey, KeyHash, SourceName, Tenant};
+use hapax_core::{EventKey, KeyHash, SourceName, Tenant, tuned};
 use rusqlite::{Connection, OptionalExtension};
 
 use super::filter::Filter;
@@ -115,9 +115,9 @@ impl KeyIndex {
             batch: KeyMap::default(),
             merge: None,
             filter,
-            fresh_max: FRESH_KEYS_MAX,
+            fresh_max: tuned!("sqlite.fresh_keys", FRESH_KEYS_MAX),
             young,
-            young_max: YOUNG_KEYS_MAX,
+            young_max: tuned!("sqlite.young_keys", YOUNG_KEYS_MAX),
             moving: None,
             moved: None,
         })

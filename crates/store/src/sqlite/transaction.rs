@@ -2,6 +2,8 @@
 
 use rusqlite::Connection;
 
+use super::open;
+
 /// An open write transaction that is rolled back unless committed.
 pub(super) struct Transaction<'a>(&'a Connection);
 
@@ -15,7 +17,9 @@ impl<'a> Transaction<'a> {
     /// too, and until then nobody was told of it.
     pub(super) fn begin_behind(conn: &'a Connection) -> rusqlite::Result<Behind<'a>> {
         // Not prepared ahead: this one takes effect when it is compiled.
-        conn.execute_batch("PRAGMA synchronous = NORMAL")?;
+        if open::durable() == "full" {
+            conn.execute_batch("PRAGMA synchronous = NORMAL")?;
+        }
         // Made first: should it not begin, the setting goes back all the same.
         let mut behind = Behind(None, conn);
         behind.0 = Some(Self::begin(conn)?);
@@ -42,7 +46,7 @@ impl Drop for Behind<'_> {
         drop(self.0.take());
         // Going on without it would ack events that a power cut can take back.
         self.1
-            .execute_batch("PRAGMA synchronous = FULL")
+            .pragma_update(None, "synchronous", open::durable())
             .expect("a connection outside a transaction takes its own setting back");
     }
 }

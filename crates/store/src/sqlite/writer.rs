@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hapax_core::failpoint;
 use hapax_core::store::{Ingest, Ran, SqlAsk, SqlRan, SqlRun, StoreError, Verdict, Via};
 use hapax_core::{KeyHash, SourceName, Tenant, Timestamp};
+use hapax_core::{failpoint, tuned};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
@@ -704,18 +704,20 @@ impl Writer {
             self.asked_at = 0;
         }
         let is_busy = self.checkpointer.is_busy();
-        if !is_busy && pages - self.asked_at >= WAL_PAGES_CHECKPOINT {
+        let step = tuned!("sqlite.checkpoint_pages", WAL_PAGES_CHECKPOINT);
+        let most = tuned!("sqlite.log_pages", WAL_PAGES_MAX);
+        if !is_busy && pages - self.asked_at >= step {
             self.checkpointer.ask();
             self.asked_at = pages;
             return Ok(());
         }
-        if is_busy || pages < WAL_PAGES_MAX || Instant::now() < self.log_due {
+        if is_busy || pages < most || Instant::now() < self.log_due {
             return Ok(());
         }
         let (log, copied) = checkpoint::passive(&self.conn)?;
         if copied < log || log < 0 {
             self.log_due = Instant::now() + LOG_RETRY;
-            if pages > WAL_PAGES_MAX * 4 {
+            if pages > most * 4 {
                 tracing::warn!(pages, "a reader keeps the log from starting over: {pages} pages");
                 self.log_due += LOG_WARN;
             }
@@ -746,7 +748,8 @@ impl Writer {
     ///
     /// A sync that failed may also have taken back what was committed behind before it, and the
     /// system says so only once: on a disk the log would end there, whatever is synced after it. So
-    /// the log is then copied into the database file, and starts over.
+    /// the log is then written over itself and synced, copied into the database file, and starts over.
+    /// Copied without that, a power loss could leave the newer pages in the file under an older log.
     fn recover(&mut self, waiting: &Receiver<Command>, error: &rusqlite::Error) -> ControlFlow<()> {
         let began = Instant::now();
         let why: Arc<str> = error.to_string().into();
@@ -797,6 +800,9 @@ impl Writer {
             self.conn.execute_batch("ROLLBACK")?;
         }
         raise_epoch(&self.conn)?;
+        if sync_failed {
+            self.place.rewrite_log()?;
+        }
         if sync_failed && !open::settle_log(&self.conn)? {
             let busy = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
             let why = "a reader keeps the log from starting over after a failed sync";
