@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use hapax_core::store::{Horizon, StoreError, Work};
-use hapax_core::{SourceName, Timestamp};
+use hapax_core::{SourceName, Timestamp, tuned};
 use jiff::SignedDuration;
 use tokio::task::yield_now;
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -54,7 +54,9 @@ pub struct Janitor<S> {
 impl<S: Work> Janitor<S> {
     /// With the usual times.
     pub fn new(store: Arc<S>, now: Now, retention: Retention) -> Self {
-        Self { store, now, every: PRUNE_EVERY, retention: ArcSwap::from_pointee(retention) }
+        let every = tuned!("janitor.every_ms", PRUNE_EVERY.as_millis() as u64);
+        let every = Duration::from_millis(every);
+        Self { store, now, every, retention: ArcSwap::from_pointee(retention) }
     }
 
     /// Comes by this often instead.

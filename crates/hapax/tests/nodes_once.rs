@@ -1,6 +1,7 @@
 //! Several nodes on one PostgreSQL, nothing broken: each event once, whichever node its copies reach.
 
 mod common;
+mod pairs;
 mod support;
 
 use std::sync::Barrier;
