@@ -101,7 +101,28 @@ fn unquoted(rest: &[u8]) -> Option<Vec<u8>> {
 ///
 /// It is printable, so that it can travel in a header, and says what it is for in a table.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Scope(Box<str>);
+pub struct Scope {
+    text: Box<str>,
+    owner: Owner,
+}
+
+/// The caller of an API that keys are counted for. Callers that are not named are one caller.
+///
+/// `api/acct_1`: the API, a slash, and the caller. Neither part holds another slash.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Owner(Box<str>);
+
+impl Owner {
+    /// The caller as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The API as text: all before the slash.
+    pub fn realm(&self) -> &str {
+        self.0.split('/').next().unwrap_or_default()
+    }
+}
 
 impl Scope {
     /// `realm` is the API (a tenant, or the name of a proxy), `principal` who calls it, `route` the
@@ -112,19 +133,97 @@ impl Scope {
         escape(realm, b"/", &mut realm_shown);
         escape(principal, b"/", &mut principal_shown);
         escape(route, b"", &mut route_shown);
-        let scope = format!("{realm_shown}/{principal_shown}/{method} {route_shown}");
-        if scope.len() <= SCOPE_BYTES_MAX {
-            return Self(scope.into());
+        let text = format!("{realm_shown}/{principal_shown}/{method} {route_shown}");
+        let text = bounded(&realm_shown, text).into();
+        // Callers of one API are counted together, so the name of the API is never cut.
+        if realm_shown.len() > SCOPE_BYTES_MAX / 2 {
+            realm_shown = format!("#{}", hashed(&realm_shown));
         }
-        let whole = digest::digest(&digest::SHA256, scope.as_bytes());
-        let mut short = realm_shown;
-        short.truncate(SCOPE_BYTES_MAX / 2);
-        Self(format!("{short}/#{}", hex::encode(whole)).into())
+        let owner = bounded(&realm_shown, format!("{realm_shown}/{principal_shown}"));
+        Self { text, owner: Owner(owner.into()) }
     }
 
     /// The scope as text.
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.text
+    }
+
+    /// The caller whose key it is.
+    pub fn owner(&self) -> &Owner {
+        &self.owner
+    }
+}
+
+/// `whole`, or `realm/#` and its hash where it is too long to be kept.
+fn bounded(realm: &str, whole: String) -> String {
+    if whole.len() <= SCOPE_BYTES_MAX {
+        return whole;
+    }
+    let mut short = realm.to_owned();
+    short.truncate(SCOPE_BYTES_MAX / 2);
+    format!("{short}/#{}", hashed(&whole))
+}
+
+fn hashed(text: &str) -> String {
+    hex::encode(digest::digest(&digest::SHA256, text.as_bytes()))
+}
+
+/// How much each caller of an API may have kept at once. A key counts from its reservation until it is
+/// forgotten, an answer with its headers and body.
+///
+/// Only new keys are refused for it. The API as a whole may hold [`Quota::TOTAL`] times as much; over
+/// that, new keys are refused to callers that hold more than their fair share, the total divided by
+/// the number of callers. So one caller cannot keep out the others, and many cannot fill the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Quota {
+    /// The most keys of one caller.
+    pub keys: u64,
+    /// The most bytes of answers of one caller. The answer that goes beyond it is still kept.
+    pub bytes: u64,
+}
+
+/// How much is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Keys, running or answered.
+    pub keys: u64,
+    /// Bytes of their answers.
+    pub bytes: u64,
+}
+
+impl Quota {
+    /// How many times the quota of one caller an API may hold.
+    pub const TOTAL: u64 = 16;
+
+    /// Whether a caller that holds `own` may reserve another key, where all `callers` of the API
+    /// together (this one included) hold `all`.
+    pub fn admits(self, own: Usage, all: Usage, callers: u64) -> bool {
+        let share = Share { callers, ..Share::of(self.keys) };
+        share.has_room(own.keys, all.keys, 1) && self.keeps(own, all, callers)
+    }
+
+    /// Whether an answer of this caller is kept whole.
+    pub fn keeps(self, own: Usage, all: Usage, callers: u64) -> bool {
+        let share = Share { callers, ..Share::of(self.bytes) };
+        share.has_room(own.bytes, all.bytes, 1)
+    }
+}
+
+/// What one caller may hold of one thing.
+struct Share {
+    most: u64,
+    total: u128,
+    callers: u64,
+}
+
+impl Share {
+    fn of(most: u64) -> Self {
+        Self { most, total: u128::from(most) * u128::from(Quota::TOTAL), callers: 1 }
+    }
+
+    fn has_room(&self, own: u64, all: u64, more: u64) -> bool {
+        let fair = u128::from(own.saturating_add(more)) * u128::from(self.callers.max(1));
+        own < self.most && (u128::from(all) < self.total || fair <= self.total)
     }
 }
 
@@ -200,6 +299,8 @@ pub struct ReserveAsk {
     pub lease: Duration,
     /// How long the answer is kept.
     pub ttl: Duration,
+    /// How much its caller may have kept; `None` is unlimited, and not counted.
+    pub quota: Option<Quota>,
 }
 
 /// What became of it.
@@ -216,6 +317,8 @@ pub enum Reservation {
     },
     /// The key was used for another request. Wins over in progress.
     Mismatch,
+    /// The key is new, and its caller has as much kept as it may: nothing was reserved.
+    OverQuota,
 }
 
 /// The right to run a request, and to say what came of it.
@@ -229,6 +332,8 @@ pub struct Reserved {
     pub fence: Fence,
     /// How often this key was reserved, this time included: more than once where a lease ran out.
     pub attempt: u32,
+    /// The quota that it was reserved under.
+    pub quota: Option<Quota>,
 }
 
 /// What a request was answered, as it is kept.
@@ -240,6 +345,27 @@ pub struct Answer {
     pub headers: Vec<(String, String)>,
     /// The body.
     pub body: Bytes,
+}
+
+impl Answer {
+    /// How many bytes it counts for in a [`Quota`]: headers and body.
+    pub fn size(&self) -> u64 {
+        let headers = self.headers.iter().map(|(name, value)| name.len() + value.len());
+        (headers.sum::<usize>() + self.body.len()) as u64
+    }
+
+    /// What is kept in the place of an answer whose caller already holds all the bytes it may. The
+    /// work is done, so the key must stay used.
+    pub fn not_kept() -> Self {
+        let body = "{\"type\":\"urn:hapax:problem:answer_not_kept\",\"title\":\"the work is done, but \
+                    its answer was not kept: this caller has too many bytes of answers kept\",\
+                    \"status\":500}";
+        Self {
+            status: StatusCode::INTERNAL_SERVER_ERROR,
+            headers: vec![("content-type".to_owned(), "application/problem+json".to_owned())],
+            body: Bytes::from_static(body.as_bytes()),
+        }
+    }
 }
 
 /// What an answer means for its key.
@@ -273,7 +399,8 @@ impl Settle {
 pub trait Ledger: Send + Sync + 'static {
     /// Reserves a key, or says why not. One insert decides the race: of any number that ask at once
     /// one gets `Fresh`. A lease that ran out is given to the next who asks, under a higher fence;
-    /// a key past its ttl is as good as new.
+    /// a key past its ttl is as good as new. The same act counts the key and holds it to its quota;
+    /// a key that is known is never refused for it, and counts until it is forgotten.
     fn reserve(
         &self,
         ask: ReserveAsk,
@@ -281,7 +408,8 @@ pub trait Ledger: Send + Sync + 'static {
 
     /// Keeps the answer, once per fence: `Lost` where the key was reserved again, abandoned or
     /// finished since, this same call before it included. Whoever is told so asks
-    /// [`reserve`](Ledger::reserve) again and gets what is kept.
+    /// [`reserve`](Ledger::reserve) again and gets what is kept. Where the caller already holds all the
+    /// bytes of its quota, [`Answer::not_kept`] is kept instead.
     fn finish(
         &self,
         reserved: &Reserved,
@@ -363,6 +491,51 @@ mod tests {
             prop_assert!(ours.as_str().len() <= SCOPE_BYTES_MAX);
             prop_assert!(ours.as_str().bytes().all(|byte| (b' '..=b'~').contains(&byte)));
         }
+    }
+
+    #[test]
+    fn a_caller_is_told_from_others_and_its_api_from_the_caller() {
+        let owner = |realm: &str, principal: &str| {
+            let scope = Scope::new(realm, principal, &Method::POST, "/charges");
+            (scope.owner().as_str().to_owned(), scope.owner().realm().to_owned())
+        };
+        assert_eq!(owner("api", "acct_1"), ("api/acct_1".into(), "api".into()));
+        assert_eq!(owner("api", ""), ("api/".into(), "api".into()));
+        assert_eq!(owner("a/b", "c/d"), ("a%2Fb/c%2Fd".into(), "a%2Fb".into()));
+        let long = "x".repeat(SCOPE_BYTES_MAX + 1);
+        let (whole, realm) = owner(&long, &long);
+        assert!(whole.len() <= SCOPE_BYTES_MAX && realm.starts_with('#'), "{whole}");
+        assert_ne!(owner(&long, "a"), owner(&long, "b"));
+        assert_eq!(owner(&long, "a").1, owner(&long, "b").1);
+        assert_ne!(owner("api", &long), owner("api", &format!("{long}x")));
+    }
+
+    #[test]
+    fn a_caller_has_its_quota_and_over_the_total_its_fair_share() {
+        let quota = Quota { keys: 10, bytes: 1_000 };
+        let check = |own: (u64, u64), all: (u64, u64), callers, expected| {
+            let (own, all) =
+                (Usage { keys: own.0, bytes: own.1 }, Usage { keys: all.0, bytes: all.1 });
+            assert_eq!(quota.admits(own, all, callers), expected, "{own:?} {all:?} {callers}");
+        };
+        check((0, 0), (0, 0), 1, true);
+        check((9, 0), (9, 0), 1, true);
+        check((10, 0), (10, 0), 1, false);
+        check((1, 999), (1, 999), 1, true);
+        check((1, 1_000), (1, 1_000), 1, false);
+        // The total is 160 keys: with forty callers each may have four.
+        check((9, 0), (159, 0), 40, true);
+        check((9, 0), (160, 0), 40, false);
+        check((3, 0), (160, 0), 40, true);
+        check((4, 0), (160, 0), 40, false);
+        check((0, 0), (160, 0), 161, false);
+        // And 16,000 bytes, so 400 each.
+        check((0, 399), (0, 16_000), 40, true);
+        check((0, 400), (0, 16_000), 40, false);
+        check((0, 900), (0, 15_999), 40, true);
+        let huge = Quota { keys: u64::MAX, bytes: u64::MAX };
+        let most = Usage { keys: u64::MAX - 1, bytes: u64::MAX - 1 };
+        assert!(huge.admits(most, most, u64::MAX));
     }
 
     fn print(query: Option<&str>, body: &str, ignored: &[&str]) -> Fingerprint {

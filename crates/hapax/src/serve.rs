@@ -327,6 +327,7 @@ fn proxy_spec(config: &Config, proxy: &config::Proxy) -> ProxySpec {
         .ttl(proxy.ttl)
         .wait(proxy.wait)
         .mismatch_status(proxy.mismatch_status)
+        .quota(Some(proxy.quota))
         .fingerprint_ignore(proxy.fingerprint_ignore.clone())
         .body_max(config.settings.max_body_bytes);
     let rules = match &proxy.scope {

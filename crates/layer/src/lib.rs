@@ -33,7 +33,7 @@ pub use answer::answered;
 pub use body::Body;
 /// What the services behind the layer meet: a right among the extensions of their requests, answers
 /// and what they mean for a key, and the seam of the stores.
-pub use hapax_core::ledger::{Answer, Ledger, Reserved, Settle};
+pub use hapax_core::ledger::{Answer, Ledger, Quota, Reserved, Settle};
 pub use principal::Principal;
 pub use rules::{Route, RouteError, Rules};
 pub use run::LeasedUntil;

@@ -10,6 +10,10 @@ pub(crate) const PRINCIPAL_BYTES_MAX: usize = 128;
 /// before its lease does.
 pub(crate) const RETRY_AFTER_MAX: Duration = Duration::from_secs(5);
 
+/// How soon to come back when a caller has as many keys kept as it may: they go one by one with their
+/// ttl, which is hours.
+pub(crate) const RETRY_AFTER_QUOTA: Duration = Duration::from_secs(60);
+
 /// How soon to come back when the ledger cannot be asked.
 pub(crate) const RETRY_AFTER_UNAVAILABLE: Duration = Duration::from_secs(2);
 

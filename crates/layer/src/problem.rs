@@ -6,7 +6,7 @@ use bytes::Bytes;
 use hapax_core::ledger::{Answer, KeyError};
 use http::StatusCode;
 
-use crate::limits::{RETRY_AFTER_MAX, RETRY_AFTER_UNAVAILABLE};
+use crate::limits::{RETRY_AFTER_MAX, RETRY_AFTER_QUOTA, RETRY_AFTER_UNAVAILABLE};
 
 /// Why a request is not answered by the service behind the layer.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +25,8 @@ pub(crate) enum Problem {
     InProgress(Duration),
     /// The key was used for another request; the status is configured.
     Mismatch(StatusCode),
+    /// Its caller has as many keys, or bytes of answers, kept as it may.
+    OverQuota,
     /// The ledger cannot be asked, or cannot keep the answer.
     Unavailable,
     /// The service behind panicked.
@@ -57,6 +59,7 @@ impl Problem {
                 let most = RETRY_AFTER_MAX.as_secs();
                 Some(u64::try_from(rounded_up).unwrap_or(most).clamp(1, most))
             }
+            Self::OverQuota => Some(RETRY_AFTER_QUOTA.as_secs()),
             Self::Unavailable => Some(RETRY_AFTER_UNAVAILABLE.as_secs()),
             Self::KeyMissing
             | Self::KeyMalformed(_)
@@ -108,6 +111,11 @@ impl Problem {
                 status,
                 "idempotency_key_reused",
                 "this Idempotency-Key was used for another request",
+            ),
+            Self::OverQuota => (
+                StatusCode::TOO_MANY_REQUESTS,
+                "idempotency_quota",
+                "too many Idempotency-Keys or answers of this caller are kept; nothing was done",
             ),
             Self::Unavailable => (
                 StatusCode::SERVICE_UNAVAILABLE,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use hapax_core::json::{POINTERS_MAX, Pointer};
+use hapax_core::ledger::Quota;
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderName, Method, StatusCode};
 
@@ -23,6 +24,7 @@ pub struct Rules {
     pub(crate) mismatch_status: StatusCode,
     pub(crate) fingerprint_ignore: Vec<Pointer>,
     pub(crate) body_max: usize,
+    pub(crate) quota: Option<Quota>,
 }
 
 impl Default for Rules {
@@ -37,6 +39,7 @@ impl Default for Rules {
             mismatch_status: StatusCode::CONFLICT,
             fingerprint_ignore: Vec::new(),
             body_max: 1 << 20,
+            quota: Some(Quota { keys: 1_000_000, bytes: 256 << 20 }),
         }
     }
 }
@@ -93,6 +96,12 @@ impl Rules {
     /// The largest body of a request that carries a key, in bytes: 1 MiB unless told.
     pub fn body_max(self, body_max: usize) -> Self {
         Self { body_max, ..self }
+    }
+
+    /// How much each caller may have kept at once: a million keys and 256 MiB of answers unless told.
+    /// `None` is unlimited. New keys over it are refused with a 429.
+    pub fn quota(self, quota: Option<Quota>) -> Self {
+        Self { quota, ..self }
     }
 
     /// Whether a request for this needs a key, whichever of its methods the service goes by.

@@ -69,6 +69,11 @@ where
             shared.count(Outcome::Mismatch);
             Tried::Answered(Ok(mismatch(shared)))
         }
+        Ok(Reservation::OverQuota) => {
+            shared.count(Outcome::OverQuota);
+            let answer = answer::answered(Problem::OverQuota.answer());
+            Tried::Answered(Ok(Outcome::OverQuota.on(answer)))
+        }
         Err(error) => Tried::Answered(Ok(unavailable(shared, "reserving", &error))),
     }
 }
@@ -195,6 +200,8 @@ impl<L: Ledger> Run<'_, L> {
                 abandon(shared, &again).await;
                 ours
             }
+            // The key is free, and may not be taken again: what was done is at least told.
+            Ok(Reservation::OverQuota) => ours,
             Err(error) => unavailable(shared, "reading what is kept", &error),
         }
     }
@@ -206,7 +213,8 @@ impl<L: Ledger> Run<'_, L> {
         match shared.ledger.reserve(ask).await {
             Ok(Reservation::Replay(kept)) => return Outcome::Fresh.on(answer::answered(kept)),
             Ok(Reservation::Fresh(again)) => abandon(shared, &again).await,
-            Ok(Reservation::InProgress { .. } | Reservation::Mismatch) | Err(_) => {
+            Ok(Reservation::InProgress { .. } | Reservation::Mismatch | Reservation::OverQuota)
+            | Err(_) => {
                 abandon(shared, &reserved).await;
             }
         }
@@ -224,7 +232,9 @@ impl<L: Ledger> Run<'_, L> {
                 abandon(shared, &again).await;
                 ours
             }
-            Ok(Reservation::InProgress { .. } | Reservation::Mismatch) => ours,
+            Ok(Reservation::InProgress { .. } | Reservation::Mismatch | Reservation::OverQuota) => {
+                ours
+            }
             Err(error) => {
                 // The client is told that it failed, and its retry will see what is kept.
                 tracing::warn!(%error, "cannot read what is kept for an Idempotency-Key");

@@ -123,6 +123,8 @@ pub enum Outcome {
     InProgress,
     /// Its key was used for another request.
     Mismatch,
+    /// Its key is new, and its caller has as much kept as it may.
+    OverQuota,
     /// It has no key, a bad one, does not say whose it is, or is too large.
     Refused,
     /// The ledger could not be asked, or could not keep the answer.
@@ -142,6 +144,7 @@ impl Outcome {
             Self::Replay => "replay",
             Self::InProgress => "in_progress",
             Self::Mismatch => "mismatch",
+            Self::OverQuota => "over_quota",
             Self::Refused => "refused",
             Self::Unavailable => "unavailable",
         }
@@ -255,8 +258,9 @@ where
         };
         let fingerprint = Fingerprint::of(parts.uri.query(), &body, &rules.fingerprint_ignore);
         let request = Request::from_parts(parts, Body::whole(body, trailers));
-        let Rules { lease, ttl, .. } = *rules;
-        let ask = ReserveAsk { scope: scope.clone(), key: key.clone(), fingerprint, lease, ttl };
+        let Rules { lease, ttl, quota, .. } = *rules;
+        let (scope_asked, key_asked) = (scope.clone(), key.clone());
+        let ask = ReserveAsk { scope: scope_asked, key: key_asked, fingerprint, lease, ttl, quota };
         let mut work = Work { ask, service, request };
 
         let bell = shared.waiting.bell(&scope, &key);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hapax_core::ledger::{
-    Answer, Fingerprint, IdempotencyKey, Ledger, Reservation, ReserveAsk, Reserved, Scope,
+    Answer, Fingerprint, IdempotencyKey, Ledger, Quota, Reservation, ReserveAsk, Reserved, Scope,
 };
 use hapax_core::store::{Held, StoreError};
 use hapax_sim::Redis;
@@ -24,6 +24,7 @@ fn ask(key: &str, print: u8, lease: Duration) -> ReserveAsk {
         fingerprint: Fingerprint([print; 32]),
         lease,
         ttl: LONG,
+        quota: None,
     }
 }
 
@@ -204,4 +205,86 @@ async fn a_url_with_a_password_is_never_repeated() {
     assert!(!format!("{error} {error:?}").contains("hunter2"));
     let error = RedisLedger::connect("hunter2").await.unwrap_err();
     assert!(!format!("{error} {error:?}").contains("hunter2"));
+}
+
+/// A request of this caller under a quota.
+fn limited(caller: &str, key: &str, keys: u64, bytes: u64) -> ReserveAsk {
+    let scope = Scope::new("api", caller, &Method::POST, "/charges");
+    ReserveAsk { scope, quota: Some(Quota { keys, bytes }), ..ask(key, 1, LONG) }
+}
+
+// Looked at from outside, the last place would be given to several.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_caller_keeps_as_many_keys_as_its_quota_says_whatever_ends_them() {
+    let redis = Redis::start().await;
+    let ledger = RedisLedger::connect(&redis.url()).await.unwrap();
+    let tasks: Vec<_> = (0..50)
+        .map(|n| {
+            let (ledger, ask) = (ledger.clone(), limited("a", &format!("k{n}"), 5, 1 << 30));
+            tokio::spawn(async move { ledger.reserve(ask).await.unwrap() })
+        })
+        .collect();
+    let mut rights = Vec::new();
+    for task in tasks {
+        match task.await.unwrap() {
+            Reservation::Fresh(reserved) => rights.push(reserved),
+            Reservation::OverQuota => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(rights.len(), 5);
+    let more = || limited("a", "more", 5, 1 << 30);
+    // Known keys are never refused, another caller has a quota of its own.
+    assert_eq!(ledger.finish(&rights[0], &created()).await.unwrap(), Held::Kept);
+    let known = limited("a", rights[0].key.as_str(), 5, 1 << 30);
+    assert_eq!(ledger.reserve(known).await.unwrap(), Reservation::Replay(created()));
+    assert_eq!(ledger.reserve(more()).await.unwrap(), Reservation::OverQuota);
+    fresh(&ledger, limited("b", "more", 5, 1 << 30)).await;
+    // A key that is given up, or goes with its ttl, gives its place back once.
+    for _ in 0..2 {
+        ledger.abandon(&rights[1]).await.unwrap();
+    }
+    fresh(&ledger, ReserveAsk { ttl: SHORT, lease: SHORT, ..more() }).await;
+    let until = Instant::now() + FOREVER;
+    let after = limited("a", "after", 5, 1 << 30);
+    loop {
+        match ledger.reserve(after.clone()).await.unwrap() {
+            Reservation::Fresh(_) => break,
+            Reservation::OverQuota => assert!(Instant::now() < until),
+            other => panic!("{other:?}"),
+        }
+        tokio::task::yield_now().await;
+    }
+    let last = limited("a", "last", 5, 1 << 30);
+    assert_eq!(ledger.reserve(last).await.unwrap(), Reservation::OverQuota);
+}
+
+#[tokio::test]
+async fn bytes_and_fair_shares_hold_in_redis_too() {
+    let redis = Redis::start().await;
+    let ledger = RedisLedger::connect(&redis.url()).await.unwrap();
+    let large = Answer { body: vec![b'x'; 600].into(), ..created() };
+    let mut rights = Vec::new();
+    for key in ["k1", "k2", "k3"] {
+        rights.push(fresh(&ledger, limited("a", key, 100, 1_000)).await);
+    }
+    for right in &rights {
+        assert_eq!(ledger.finish(right, &large).await.unwrap(), Held::Kept);
+    }
+    for (key, expected) in [("k1", &large), ("k2", &large), ("k3", &Answer::not_kept())] {
+        let told = ledger.reserve(limited("a", key, 100, 1_000)).await.unwrap();
+        assert_eq!(told, Reservation::Replay(expected.clone()), "{key}");
+    }
+    let told = ledger.reserve(limited("a", "k4", 100, 1_000)).await.unwrap();
+    assert_eq!(told, Reservation::OverQuota);
+    // Two keys each, so 32 in all.
+    redis.flush_all().await;
+    for n in 0..16 {
+        for key in ["a", "b"] {
+            fresh(&ledger, limited(&format!("acct_{n}"), key, 2, 1 << 30)).await;
+        }
+    }
+    fresh(&ledger, limited("acct_16", "a", 2, 1 << 30)).await;
+    let told = ledger.reserve(limited("acct_16", "b", 2, 1 << 30)).await.unwrap();
+    assert_eq!(told, Reservation::OverQuota);
 }

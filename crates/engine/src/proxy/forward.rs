@@ -380,6 +380,7 @@ mod tests {
                 key: IdempotencyKey::parse(b"k").unwrap(),
                 fence: Fence(1),
                 attempt: 1,
+                quota: None,
             });
         }
         request

@@ -24,6 +24,7 @@ enum Lane {
     Replay,
     InProgress,
     Mismatch,
+    OverQuota,
     Refused,
     Unavailable,
     /// Of the upstream, so that it is not crowded out by those it fails.
@@ -31,12 +32,13 @@ enum Lane {
 }
 
 impl Lane {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Passed,
         Self::Fresh,
         Self::Replay,
         Self::InProgress,
         Self::Mismatch,
+        Self::OverQuota,
         Self::Refused,
         Self::Unavailable,
         Self::Upstream,
@@ -49,6 +51,7 @@ impl Lane {
             Some(Outcome::Replay) => Self::Replay,
             Some(Outcome::InProgress) => Self::InProgress,
             Some(Outcome::Mismatch) => Self::Mismatch,
+            Some(Outcome::OverQuota) => Self::OverQuota,
             Some(Outcome::Refused) => Self::Refused,
             Some(Outcome::Unavailable) => Self::Unavailable,
         }
@@ -87,6 +90,7 @@ impl Voice {
             | Lane::Replay
             | Lane::InProgress
             | Lane::Mismatch
+            | Lane::OverQuota
             | Lane::Refused
             | Lane::Upstream => {
                 info!(%request_id, proxy, decision, status, %remote, "{decision} at {proxy}: {status}");

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use hapax_core::json::{POINTERS_MAX, Pointer};
-use hapax_core::ledger::IDEMPOTENCY_KEY;
+use hapax_core::ledger::{IDEMPOTENCY_KEY, Quota};
 use hapax_engine::Upstream;
 use hapax_layer::Route;
 use http::{HeaderName, StatusCode};
@@ -37,6 +37,8 @@ pub(crate) struct Proxy {
     pub(crate) mismatch_status: StatusCode,
     /// What a client makes anew with every try.
     pub(crate) fingerprint_ignore: Vec<Pointer>,
+    /// How much each caller may have kept at once.
+    pub(crate) quota: Quota,
 }
 
 /// Whose a key is.
@@ -52,11 +54,13 @@ pub(crate) enum Scope {
     Nobody,
 }
 
-pub(super) const KEYS: [&str; 9] = [
+pub(super) const KEYS: [&str; 11] = [
     "listen",
     "upstream",
     "require_key",
     "scope",
+    "max_keys",
+    "max_bytes",
     "ttl",
     "lease",
     "wait",
@@ -64,6 +68,8 @@ pub(super) const KEYS: [&str; 9] = [
     "fingerprint_ignore",
 ];
 
+const MAX_KEYS_DEFAULT: u64 = 1_000_000;
+const MAX_BYTES_DEFAULT: u64 = 256 << 20;
 const TTL_DEFAULT: Duration = Duration::from_secs(72 * 3_600);
 const LEASE_DEFAULT: Duration = Duration::from_secs(60);
 /// Below it a pause of the machine would let a second one run beside the first.
@@ -128,6 +134,7 @@ impl Reading<'_> {
             None => Some(StatusCode::CONFLICT),
         };
         let fingerprint_ignore = self.fingerprint_ignore(section);
+        let quota = self.quota(section);
         Some(Proxy {
             name: name.to_owned(),
             listen: listen?,
@@ -139,6 +146,7 @@ impl Reading<'_> {
             wait,
             mismatch_status: mismatch_status?,
             fingerprint_ignore: fingerprint_ignore?,
+            quota: quota?,
         })
     }
 
@@ -207,6 +215,19 @@ impl Reading<'_> {
             return None;
         }
         self.each(&pointers, pointer)
+    }
+
+    /// `max_keys` and `max_bytes`.
+    fn quota(&mut self, section: &Section<'_>) -> Option<Quota> {
+        let keys = match section.get("max_keys") {
+            Some(entry) => entry.parse_number(max_keys, &mut self.problems)?,
+            None => MAX_KEYS_DEFAULT,
+        };
+        let bytes = match section.get("max_bytes") {
+            Some(entry) => entry.parse(units::size, &mut self.problems)? as u64,
+            None => MAX_BYTES_DEFAULT,
+        };
+        Some(Quota { keys, bytes })
     }
 
     fn each<T>(
@@ -305,6 +326,15 @@ fn route(text: &str) -> Result<Route, Complaint> {
         Complaint::new(
             format!("\"{text}\": {error}"),
             "write a method and a path: \"POST /charges\", \"POST /accounts/*/charges\"",
+        )
+    })
+}
+
+fn max_keys(text: &str) -> Result<u64, Complaint> {
+    text.parse().ok().filter(|keys| (1..=1_000_000_000_000).contains(keys)).ok_or_else(|| {
+        Complaint::new(
+            format!("{text} is not a number of keys"),
+            "write how many keys of one caller are kept at once, such as 1000000",
         )
     })
 }

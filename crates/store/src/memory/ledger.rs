@@ -1,11 +1,13 @@
 //! Idempotency-Keys in the model: what the other stores' ledgers must do.
 
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use hapax_core::Timestamp;
 use hapax_core::job::Fence;
 use hapax_core::ledger::{
-    Answer, Fingerprint, IdempotencyKey, Ledger, Reservation, ReserveAsk, Reserved, Scope,
+    Answer, Fingerprint, IdempotencyKey, Ledger, Owner, Quota, Reservation, ReserveAsk, Reserved,
+    Scope, Usage,
 };
 use hapax_core::store::{Held, StoreError};
 use jiff::SignedDuration;
@@ -22,6 +24,8 @@ pub(super) struct Kept {
     ttl: Duration,
     expires_at: Timestamp,
     answer: Option<Answer>,
+    /// Whether it counts for the quota of its caller.
+    is_counted: bool,
 }
 
 /// Under which it is kept.
@@ -50,6 +54,10 @@ impl Ledger for MemoryStore {
             if kept.answer.is_none() {
                 attempt = kept.attempt + 1;
             }
+        } else if let Some(quota) = ask.quota
+            && !judged(&model.reservations, name.0.owner(), quota, Quota::admits)
+        {
+            return Ok(Reservation::OverQuota);
         }
         model.fences_ever += 1;
         let fence = Fence(model.fences_ever);
@@ -61,21 +69,25 @@ impl Ledger for MemoryStore {
             ttl: ask.ttl,
             expires_at: later(now, ask.ttl),
             answer: None,
+            is_counted: ask.quota.is_some(),
         };
         model.reservations.insert(name.clone(), kept);
         let (scope, key) = name;
-        Ok(Reservation::Fresh(Reserved { scope, key, fence, attempt }))
+        Ok(Reservation::Fresh(Reserved { scope, key, fence, attempt, quota: ask.quota }))
     }
 
     async fn finish(&self, reserved: &Reserved, answer: &Answer) -> Result<Held, StoreError> {
         let now = self.now();
         let mut model = self.model();
         let name = (reserved.scope.clone(), reserved.key.clone());
+        let is_kept = reserved.quota.is_none_or(|quota| {
+            judged(&model.reservations, reserved.scope.owner(), quota, Quota::keeps)
+        });
         let Some(kept) = model.reservations.get_mut(&name).filter(|kept| kept.is_open(reserved))
         else {
             return Ok(Held::Lost);
         };
-        kept.answer = Some(answer.clone());
+        kept.answer = Some(if is_kept { answer.clone() } else { Answer::not_kept() });
         kept.expires_at = later(now, kept.ttl);
         Ok(Held::Kept)
     }
@@ -108,6 +120,30 @@ impl Kept {
     fn is_open(&self, reserved: &Reserved) -> bool {
         self.fence == reserved.fence && self.answer.is_none()
     }
+}
+
+/// What the quota says to what is kept now. Every key is looked at: this is the model.
+fn judged(
+    reservations: &HashMap<KeyName, Kept>,
+    owner: &Owner,
+    quota: Quota,
+    says: impl Fn(Quota, Usage, Usage, u64) -> bool,
+) -> bool {
+    let (mut own, mut all, mut callers) = (Usage::default(), Usage::default(), HashSet::new());
+    callers.insert(owner);
+    for ((scope, _), kept) in reservations.iter().filter(|(_, kept)| kept.is_counted) {
+        let theirs = scope.owner();
+        if theirs.realm() != owner.realm() {
+            continue;
+        }
+        callers.insert(theirs);
+        let bytes = kept.answer.as_ref().map_or(0, Answer::size);
+        for usage in [Some(&mut all), (theirs == owner).then_some(&mut own)].into_iter().flatten() {
+            usage.keys += 1;
+            usage.bytes += bytes;
+        }
+    }
+    says(quota, own, all, callers.len() as u64)
 }
 
 fn later(at: Timestamp, by: Duration) -> Timestamp {

@@ -10,10 +10,11 @@ use std::time::Duration;
 use deadpool_postgres::Object;
 use hapax_core::failpoint;
 use hapax_core::job::Fence;
-use hapax_core::ledger::{Answer, Ledger, Reservation, ReserveAsk, Reserved};
+use hapax_core::ledger::{Answer, Ledger, Quota, Reservation, ReserveAsk, Reserved};
 use hapax_core::store::{Held, StoreError};
 use serde_json::Value;
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 
 use super::connect::{PgError, retried};
 use super::handlers::micros;
@@ -40,13 +41,15 @@ impl Ledger for PgStore {
 }
 
 async fn reserve(shared: &Shared, ask: &ReserveAsk) -> Result<Reservation, PgError> {
+    let owner = ask.quota.map(|_| ask.scope.owner().as_str());
+    let (max_keys, max_bytes) = bounds(ask.quota);
     let mut lent = shared.pools.ledger.lend().await?;
     let rows = lent
         .query(
             "SELECT outcome, fence, attempt, status, headers::text, body, \
                     (extract(epoch FROM remaining) * 1000000)::bigint AS remaining_us \
              FROM hapax.reserve_key($1, $2, $3, $4::bigint * interval '1 microsecond', \
-                                    $5::bigint * interval '1 microsecond', $6)",
+                                    $5::bigint * interval '1 microsecond', $6, $7, $8, $9)",
             &[
                 &ask.scope.as_str(),
                 &ask.key.as_str(),
@@ -54,11 +57,20 @@ async fn reserve(shared: &Shared, ask: &ReserveAsk) -> Result<Reservation, PgErr
                 &micros(ask.lease),
                 &micros(ask.ttl),
                 &shared.now(),
+                &owner,
+                &max_keys,
+                &max_bytes,
             ],
         )
         .await?;
     failpoint!("idem.after_commit");
     told(only(&rows)?, ask)
+}
+
+/// The most keys and bytes as the database's own numbers.
+fn bounds(quota: Option<Quota>) -> (Option<i64>, Option<i64>) {
+    let number = |most: u64| i64::try_from(most).unwrap_or(i64::MAX);
+    (quota.map(|quota| number(quota.keys)), quota.map(|quota| number(quota.bytes)))
 }
 
 fn told(row: &Row, ask: &ReserveAsk) -> Result<Reservation, PgError> {
@@ -70,6 +82,7 @@ fn told(row: &Row, ask: &ReserveAsk) -> Result<Reservation, PgError> {
                 key: ask.key.clone(),
                 fence: Fence(row.get("fence")),
                 attempt: u32::try_from(attempt).unwrap_or(u32::MAX),
+                quota: ask.quota,
             })
         }
         "replay" => {
@@ -89,22 +102,60 @@ fn told(row: &Row, ask: &ReserveAsk) -> Result<Reservation, PgError> {
             Reservation::InProgress { remaining: Duration::from_micros(micros.unsigned_abs()) }
         }
         "mismatch" => Reservation::Mismatch,
+        "over_quota" => Reservation::OverQuota,
         // A function that we do not know: nothing of it can be believed.
         _ => return Err(PgError::Gone),
     })
 }
 
 /// Keeps the answer under the fence.
-const FINISH: &str = "SELECT hapax.finish_key($1, $2, $3, $4, $5, $6, $7)";
+const FINISH: &str = "SELECT hapax.finish_key($1, $2, $3, $4, $5, $6, $7, $8)";
+
+/// The same, or something else in its place where the caller has no room for an answer.
+const FINISH_WITHIN_QUOTA: &str = "\
+    SELECT CASE WHEN hapax.has_room($9, $10, $11, false) \
+        THEN hapax.finish_key($1, $2, $3, $4, $5, $6, $7, $8) \
+        ELSE hapax.finish_key($1, $2, $3, $12, $13, $14, $7, $15) END";
 
 async fn finish(shared: &Shared, reserved: &Reserved, answer: &Answer) -> Result<Held, PgError> {
     let (status, headers) = columns(answer);
     let Reserved { scope, key, fence, .. } = reserved;
     let (scope, key, body, now) = (scope.as_str(), key.as_str(), &answer.body[..], shared.now());
+    let size = size_of(answer);
     let mut lent = shared.pools.ledger.lend().await?;
     failpoint!("idem.before_commit");
-    let rows =
-        lent.query(FINISH, &[&scope, &key, &fence.0, &status, &headers, &body, &now]).await?;
+    let rows = match reserved.quota {
+        None => {
+            let given: &[&(dyn ToSql + Sync)] =
+                &[&scope, &key, &fence.0, &status, &headers, &body, &now, &size];
+            lent.query(FINISH, given).await?
+        }
+        Some(_) => {
+            let owner = reserved.scope.owner().as_str();
+            let (max_keys, max_bytes) = bounds(reserved.quota);
+            let instead = Answer::not_kept();
+            let (other_status, other_headers) = columns(&instead);
+            let (other_body, other_size) = (&instead.body[..], size_of(&instead));
+            let given: &[&(dyn ToSql + Sync)] = &[
+                &scope,
+                &key,
+                &fence.0,
+                &status,
+                &headers,
+                &body,
+                &now,
+                &size,
+                &owner,
+                &max_keys,
+                &max_bytes,
+                &other_status,
+                &other_headers,
+                &other_body,
+                &other_size,
+            ];
+            lent.query(FINISH_WITHIN_QUOTA, given).await?
+        }
+    };
     failpoint!("idem.after_commit");
     Ok(if only(&rows)?.get(0) { Held::Kept } else { Held::Lost })
 }
@@ -120,8 +171,10 @@ pub(super) async fn finish_within(
     let Reserved { scope, key, fence, .. } = reserved;
     let (scope, key, body, now) = (scope.as_str(), key.as_str(), &answer.body[..], shared.now());
     let statement = client.prepare_cached(FINISH).await.map_err(|error| run::ours(error.into()))?;
+    // An app's own transaction is never refused for a quota: its effects would roll back with it.
+    let size = size_of(answer);
     let rows = client
-        .query(&statement, &[&scope, &key, &fence.0, &status, &headers, &body, &now])
+        .query(&statement, &[&scope, &key, &fence.0, &status, &headers, &body, &now, &size])
         .await
         .map_err(|error| run::ours(error.into()))?;
     match only(&rows).map_err(run::ours)?.get(0) {
@@ -153,6 +206,11 @@ pub(super) async fn is_kept(
     let (scope, key, body) = (scope.as_str(), key.as_str(), &answer.body[..]);
     let rows = lent.query(ask, &[&scope, &key, &fence.0, &status, &headers, &body]).await?;
     Ok(!rows.is_empty())
+}
+
+/// What an answer counts for.
+fn size_of(answer: &Answer) -> i64 {
+    i64::try_from(answer.size()).unwrap_or(i64::MAX)
 }
 
 /// Status and headers as they stand in the table.

@@ -88,7 +88,15 @@ async fn expire(shared: &Shared, before: Timestamp, limit: usize) -> Result<bool
         one(lent.query("SELECT hapax.expire($1, $2, $3)", &[&before, &most, &now]).await?)
     })
     .await?;
-    Ok(row.get::<_, i32>(0) >= most)
+    let has_more = row.get::<_, i32>(0) >= most;
+    if !has_more {
+        let tend = || async {
+            let mut lent = shared.pools.admin.lend().await?;
+            lent.query("SELECT hapax.tend_usage()", &[]).await
+        };
+        retried(tend).await?;
+    }
+    Ok(has_more)
 }
 
 fn most(limit: usize) -> i32 {

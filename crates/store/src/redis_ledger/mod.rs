@@ -45,7 +45,7 @@ impl RedisLedger {
         Ok(Self { redis })
     }
 
-    /// Runs a script on the one key of a reservation. It is never sent twice: whether one whose answer
+    /// Runs a script on the key of a reservation, and on those that count for its caller. It is never sent twice: whether one whose answer
     /// did not come was run, nobody knows.
     async fn run<T: FromRedisValue>(
         &self,
@@ -55,7 +55,8 @@ impl RedisLedger {
         more: impl FnOnce(&mut Cmd),
     ) -> Result<T, StoreError> {
         let mut command = redis::cmd("EVAL");
-        command.arg(script).arg(1).arg(name_of(scope, key));
+        let counted = names_of_usage(scope);
+        command.arg(script).arg(1 + counted.len()).arg(name_of(scope, key)).arg(&counted[..]);
         more(&mut command);
         let answer = command.query_async(&mut self.redis.clone()).await;
         answer
@@ -69,27 +70,44 @@ fn name_of(scope: &Scope, key: &IdempotencyKey) -> String {
     format!("hapax:once:{}", hex::encode(KeyHash::of(b"reservation", parts).0))
 }
 
+/// Where an API counts what its callers keep.
+fn names_of_usage(scope: &Scope) -> [String; 3] {
+    let realm = hex::encode(KeyHash::of(b"realm", [scope.owner().realm().as_bytes()]).0);
+    ["ends", "sizes", "used"].map(|what| format!("hapax:{what}:{realm}"))
+}
+
+const RESERVE: &str = concat!(include_str!("lua/usage.lua"), include_str!("lua/reserve.lua"));
+const FINISH: &str = concat!(include_str!("lua/usage.lua"), include_str!("lua/finish.lua"));
+const ABANDON: &str = concat!(include_str!("lua/usage.lua"), include_str!("lua/abandon.lua"));
+
 /// What the script said: a word, and what belongs to it.
 type Said = (String, Option<i64>, Option<i64>, Option<Vec<u8>>, Option<Vec<u8>>);
 
 impl Ledger for RedisLedger {
     async fn reserve(&self, ask: ReserveAsk) -> Result<Reservation, StoreError> {
-        let ReserveAsk { scope, key, fingerprint, lease, ttl } = ask;
+        let ReserveAsk { scope, key, fingerprint, lease, ttl, quota } = ask;
         let (said, one, two, headers, body): Said = self
-            .run(include_str!("lua/reserve.lua"), &scope, &key, |command| {
+            .run(RESERVE, &scope, &key, |command| {
                 command.arg(&fingerprint.0[..]).arg(millis(lease)).arg(millis(ttl));
+                match quota {
+                    Some(quota) => {
+                        command.arg(scope.owner().as_str()).arg(quota.keys).arg(quota.bytes)
+                    }
+                    None => command.arg("").arg(0).arg(0),
+                };
             })
             .await?;
         match (said.as_str(), one) {
             ("fresh", Some(fence)) => {
                 let attempt = two.and_then(|attempt| u32::try_from(attempt).ok()).unwrap_or(1);
-                Ok(Reservation::Fresh(Reserved { scope, key, fence: Fence(fence), attempt }))
+                Ok(Reservation::Fresh(Reserved { scope, key, fence: Fence(fence), attempt, quota }))
             }
             ("in_progress", Some(left)) => {
                 let remaining = Duration::from_millis(left.unsigned_abs());
                 Ok(Reservation::InProgress { remaining })
             }
             ("mismatch", _) => Ok(Reservation::Mismatch),
+            ("over_quota", _) => Ok(Reservation::OverQuota),
             ("replay", Some(status)) => {
                 read(status, headers, body).map(Reservation::Replay).ok_or_else(damaged)
             }
@@ -98,20 +116,29 @@ impl Ledger for RedisLedger {
     }
 
     async fn finish(&self, reserved: &Reserved, answer: &Answer) -> Result<Held, StoreError> {
-        let headers = serde_json::to_vec(&answer.headers)
-            .map_err(|error| StoreError::Unavailable(error.to_string().into()))?;
+        let headers_of = |answer: &Answer| {
+            serde_json::to_vec(&answer.headers)
+                .map_err(|error| StoreError::Unavailable(error.to_string().into()))
+        };
+        let instead = Answer::not_kept();
+        let (headers, other_headers) = (headers_of(answer)?, headers_of(&instead)?);
         let kept: bool = self
-            .run(include_str!("lua/finish.lua"), &reserved.scope, &reserved.key, |command| {
+            .run(FINISH, &reserved.scope, &reserved.key, |command| {
                 command.arg(reserved.fence.0).arg(answer.status.as_u16());
-                command.arg(headers).arg(&answer.body[..]);
+                command.arg(headers).arg(&answer.body[..]).arg(answer.size());
+                match reserved.quota {
+                    Some(quota) => command.arg(quota.bytes),
+                    None => command.arg(-1),
+                };
+                command.arg(instead.status.as_u16()).arg(other_headers);
+                command.arg(&instead.body[..]).arg(instead.size());
             })
             .await?;
         Ok(if kept { Held::Kept } else { Held::Lost })
     }
 
     async fn abandon(&self, reserved: &Reserved) -> Result<(), StoreError> {
-        let script = include_str!("lua/abandon.lua");
-        self.run(script, &reserved.scope, &reserved.key, |command| {
+        self.run(ABANDON, &reserved.scope, &reserved.key, |command| {
             command.arg(reserved.fence.0);
         })
         .await

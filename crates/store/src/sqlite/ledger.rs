@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use hapax_core::Timestamp;
 use hapax_core::job::Fence;
-use hapax_core::ledger::{Answer, Fingerprint, Ledger, Reservation, ReserveAsk, Reserved};
+use hapax_core::ledger::{
+    Answer, Fingerprint, Ledger, Owner, Quota, Reservation, ReserveAsk, Reserved, Usage,
+};
 use hapax_core::store::{Held, StoreError};
 use rusqlite::{Connection, OptionalExtension, Row};
 
@@ -29,9 +31,9 @@ impl Ledger for SqliteStore {
                         let bytes = answer.body.len();
                         Rode::only_looked(reservation).holding(bytes)
                     }
-                    Reservation::InProgress { .. } | Reservation::Mismatch => {
-                        Rode::only_looked(reservation)
-                    }
+                    Reservation::InProgress { .. }
+                    | Reservation::Mismatch
+                    | Reservation::OverQuota => Rode::only_looked(reservation),
                 })
             })
             .await
@@ -41,7 +43,16 @@ impl Ledger for SqliteStore {
         let (reserved, answer) = (reserved.clone(), answer.clone());
         self.writer
             .ride(answer.body.len(), move |writer| {
-                let held = finish(&writer.conn, &reserved, &answer, writer.now())?;
+                let not_kept = Answer::not_kept();
+                let fits = match reserved.quota {
+                    Some(quota) => {
+                        let owner = reserved.scope.owner();
+                        judged(&writer.conn, owner, quota, Quota::keeps)?
+                    }
+                    None => true,
+                };
+                let answer = if fits { &answer } else { &not_kept };
+                let held = finish(&writer.conn, &reserved, answer, writer.now())?;
                 Ok(match held {
                     Held::Kept => Rode::wrote(held),
                     Held::Lost => Rode::only_looked(held),
@@ -110,19 +121,25 @@ fn reserve(conn: &Connection, ask: ReserveAsk, now: Timestamp) -> rusqlite::Resu
             None => attempt = kept.attempt.saturating_add(1),
             Some(_past) => {}
         }
+    } else if let Some(quota) = ask.quota
+        && !judged(conn, ask.scope.owner(), quota, Quota::admits)?
+    {
+        return Ok(Reservation::OverQuota);
     }
     let fence = next_fence(conn)?;
     let (lease, ttl) = (span(ask.lease), span(ask.ttl));
     conn.prepare_cached(
         "INSERT INTO hapax_reservation
-             (scope, key, fingerprint, fence, attempt, leased_until, ttl, expires_at, lease)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+             (scope, key, fingerprint, fence, attempt, leased_until, ttl, expires_at, lease, owner,
+              realm)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
          ON CONFLICT (scope, key) DO UPDATE SET
              fingerprint = excluded.fingerprint, fence = excluded.fence,
              attempt = excluded.attempt, leased_until = excluded.leased_until,
              lease = excluded.lease,
              ttl = excluded.ttl, expires_at = excluded.expires_at,
-             status = NULL, headers = NULL, body = NULL",
+             status = NULL, headers = NULL, body = NULL, bytes = 0,
+             owner = excluded.owner, realm = excluded.realm",
     )?
     .execute((
         ask.scope.as_str(),
@@ -134,9 +151,37 @@ fn reserve(conn: &Connection, ask: ReserveAsk, now: Timestamp) -> rusqlite::Resu
         ttl,
         at.saturating_add(ttl),
         lease,
+        ask.quota.map(|_| ask.scope.owner().as_str()),
+        ask.quota.map(|_| ask.scope.owner().realm()),
     ))?;
-    let ReserveAsk { scope, key, .. } = ask;
-    Ok(Reservation::Fresh(Reserved { scope, key, fence: Fence(fence), attempt }))
+    let ReserveAsk { scope, key, quota, .. } = ask;
+    Ok(Reservation::Fresh(Reserved { scope, key, fence: Fence(fence), attempt, quota }))
+}
+
+/// What the quota says to what is kept now. The tables that it is read from are moved by triggers on
+/// `hapax_reservation`, in the statement that changes a row.
+fn judged(
+    conn: &Connection,
+    owner: &Owner,
+    quota: Quota,
+    says: impl Fn(Quota, Usage, Usage, u64) -> bool,
+) -> rusqlite::Result<bool> {
+    let usage = |row: &Row<'_>| Ok(Usage { keys: counted(row, 0)?, bytes: counted(row, 1)? });
+    let own = conn
+        .prepare_cached("SELECT keys, bytes FROM hapax_key_usage WHERE owner = ?1")?
+        .query_row([owner.as_str()], usage)
+        .optional()?;
+    let all = conn
+        .prepare_cached("SELECT keys, bytes, callers FROM hapax_realm_usage WHERE realm = ?1")?
+        .query_row([owner.realm()], |row| Ok((usage(row)?, counted(row, 2)?)))
+        .optional()?;
+    let (all, callers) = all.unwrap_or_default();
+    let callers = if own.is_some() { callers } else { callers + 1 };
+    Ok(says(quota, own.unwrap_or_default(), all, callers))
+}
+
+fn counted(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+    Ok(u64::try_from(row.get::<_, i64>(column)?).unwrap_or_default())
 }
 
 /// Whether the key still waits for the answer of this right.
@@ -158,7 +203,7 @@ pub(super) fn finish(
     let finished = conn
         .prepare_cached(
             "UPDATE hapax_reservation
-             SET status = ?4, headers = ?5, body = ?6, expires_at = ?7 + ttl
+             SET status = ?4, headers = ?5, body = ?6, expires_at = ?7 + ttl, bytes = ?8
              WHERE scope = ?1 AND key = ?2 AND fence = ?3 AND status IS NULL",
         )?
         .execute((
@@ -169,6 +214,7 @@ pub(super) fn finish(
             answer::as_pairs(&answer.headers).to_string(),
             &*answer.body,
             micros(now),
+            i64::try_from(answer.size()).unwrap_or(i64::MAX),
         ))?;
     Ok(if finished == 1 { Held::Kept } else { Held::Lost })
 }
@@ -267,6 +313,7 @@ mod tests {
             fingerprint: Fingerprint::of(None, b"{}", &[]),
             lease: Duration::from_secs(60),
             ttl: Duration::from_secs(3_600),
+            quota: None,
         }
     }
 

@@ -104,6 +104,7 @@ async fn a_reservation_has_its_own_length_and_no_more_after_the_clock_was_set_ba
         fingerprint: Fingerprint::of(None, b"{}", &[]),
         lease: Duration::from_secs(60),
         ttl: Duration::from_secs(600),
+        quota: None,
     };
     for restart in [false, true] {
         let world = World::on_disk();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::Timestamp;
 use hapax_core::ledger::{
-    Answer, Fingerprint, IdempotencyKey, Reservation, ReserveAsk, Reserved, Scope,
+    Answer, Fingerprint, IdempotencyKey, Quota, Reservation, ReserveAsk, Reserved, Scope,
 };
 use hapax_core::store::{Held, Horizon};
 use http::{Method, StatusCode};
@@ -30,6 +30,7 @@ pub(crate) fn ask(key: &str, request: &str) -> ReserveAsk {
         fingerprint: Fingerprint::of(None, request.as_bytes(), &[]),
         lease: Duration::from_secs(LEASED.unsigned_abs()),
         ttl: Duration::from_secs(KEPT.unsigned_abs()),
+        quota: None,
     }
 }
 
@@ -90,7 +91,10 @@ fn only_fresh(told: &[Reservation]) -> &Reserved {
     assert_eq!(told.iter().filter(waits).count(), told.len() - 1, "{told:?}");
     let fresh = told.iter().find_map(|one| match one {
         Reservation::Fresh(reserved) => Some(reserved),
-        Reservation::Replay(_) | Reservation::InProgress { .. } | Reservation::Mismatch => None,
+        Reservation::Replay(_)
+        | Reservation::InProgress { .. }
+        | Reservation::Mismatch
+        | Reservation::OverQuota => None,
     });
     fresh.expect("one runs")
 }
@@ -389,5 +393,211 @@ pub(crate) async fn no_fence_comes_twice<S: Working>(world: World<S>) {
         world.pass(KEPT);
         world.prune_keys(10).await;
         assert_eq!(world.finish(&done, "again").await, Held::Lost);
+    }
+}
+
+/// A request of this caller, which may have so many keys and bytes kept.
+fn limited(principal: &str, key: &str, keys: u64, bytes: u64) -> ReserveAsk {
+    let quota = Some(Quota { keys, bytes });
+    ReserveAsk { scope: scope(principal), quota, ..ask(key, "request") }
+}
+
+impl<S: Working> World<S> {
+    async fn limited(&self, principal: &str, key: &str, keys: u64, bytes: u64) -> Reservation {
+        self.store.reserve(limited(principal, key, keys, bytes)).await.expect("reserves")
+    }
+
+    /// The right to a new key under a quota of so many.
+    async fn admitted(&self, principal: &str, key: &str, keys: u64, bytes: u64) -> Reserved {
+        match self.limited(principal, key, keys, bytes).await {
+            Reservation::Fresh(reserved) => reserved,
+            other => panic!("{principal} {key}: {other:?}"),
+        }
+    }
+}
+
+const ROOMY: u64 = 1 << 40;
+
+pub(crate) async fn a_caller_keeps_as_many_keys_as_its_quota_says_and_known_ones_are_never_refused<
+    S: Working,
+>(
+    world: World<S>,
+) {
+    // Flooded with new keys, the store would fill; refused for a quota, a retry would never learn what
+    // became of its request.
+    let running = world.admitted("acct_1", "k1", 3, ROOMY).await;
+    let done = world.admitted("acct_1", "k2", 3, ROOMY).await;
+    assert_eq!(world.finish(&done, "done").await, Held::Kept);
+    world.admitted("acct_1", "k3", 3, ROOMY).await;
+    for n in 4..7 {
+        let told = world.limited("acct_1", &format!("k{n}"), 3, ROOMY).await;
+        assert_eq!(told, Reservation::OverQuota);
+    }
+    let told = world.limited("acct_1", "k1", 3, ROOMY).await;
+    assert!(matches!(told, Reservation::InProgress { .. }), "{told:?}");
+    let told = world.limited("acct_1", "k2", 3, ROOMY).await;
+    assert_eq!(told, Reservation::Replay(answer("done")));
+    let other = ReserveAsk { quota: limited("", "k1", 3, ROOMY).quota, ..ask("k1", "other") };
+    assert_eq!(world.store.reserve(other).await.expect("reserves"), Reservation::Mismatch);
+    // A lease that ran out is taken over, however full it is; and under a quota that has become smaller.
+    world.pass(LEASED);
+    let second = world.admitted("acct_1", "k1", 1, ROOMY).await;
+    assert_eq!(second.attempt, 2);
+    assert_eq!(world.finish(&running, "late").await, Held::Lost);
+    assert_eq!(world.finish(&second, "second").await, Held::Kept);
+    assert_eq!(world.limited("acct_1", "k4", 3, ROOMY).await, Reservation::OverQuota);
+    // What was refused has left nothing behind.
+    assert_eq!(world.admitted("acct_1", "k4", 4, ROOMY).await.attempt, 1);
+}
+
+pub(crate) async fn of_fifty_new_keys_at_once_as_many_run_as_there_is_room_for<S: Working>(
+    world: World<S>,
+) {
+    // Each of them, looking by itself, sees room.
+    let together = Arc::new(Barrier::new(50));
+    let tasks: Vec<_> = (0..50)
+        .map(|n| {
+            let (store, together) = (Arc::clone(&world.store), Arc::clone(&together));
+            // Each new key comes twice, so that a copy may find the last place taken by its own key.
+            let ask = limited("acct_1", &format!("k{}", n / 2), 7, ROOMY);
+            tokio::spawn(async move {
+                together.wait().await;
+                store.reserve(ask).await.expect("reserves")
+            })
+        })
+        .collect();
+    let (mut fresh, mut waiting, mut refused) = (0, 0, 0);
+    for task in tasks {
+        match task.await.expect("no panic") {
+            Reservation::Fresh(_) => fresh += 1,
+            Reservation::InProgress { .. } => waiting += 1,
+            Reservation::OverQuota => refused += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(fresh, 7, "{waiting} waiting, {refused} refused");
+    assert!(
+        waiting <= 7 && fresh + waiting + refused == 50,
+        "{waiting} waiting, {refused} refused"
+    );
+    assert_eq!(world.limited("acct_1", "one more", 7, ROOMY).await, Reservation::OverQuota);
+}
+
+pub(crate) async fn whatever_ends_a_key_gives_its_place_back<S: Working>(world: World<S>) {
+    // Each way out in turn, more often than there are places: one that is not given back, or twice,
+    // shows.
+    for round in 0..4 {
+        let key = |what: &str| format!("{what}{round}");
+        let given_up = world.admitted("acct_1", &key("given up"), 2, ROOMY).await;
+        world.store.abandon(&given_up).await.expect("abandons");
+        world.store.abandon(&given_up).await.expect("has nothing to give up");
+        let done = world.admitted("acct_1", &key("done"), 2, ROOMY).await;
+        assert_eq!(world.finish(&done, "done").await, Held::Kept);
+        assert_eq!(world.finish(&done, "again").await, Held::Lost);
+        // It dies, is taken over, given up by the second, and dies with the third.
+        world.admitted("acct_1", &key("dead"), 2, ROOMY).await;
+        assert_eq!(world.limited("acct_1", "more", 2, ROOMY).await, Reservation::OverQuota);
+        world.pass(LEASED);
+        let second = world.admitted("acct_1", &key("dead"), 2, ROOMY).await;
+        world.store.abandon(&second).await.expect("abandons");
+        world.admitted("acct_1", &key("dead"), 2, ROOMY).await;
+        assert_eq!(world.limited("acct_1", "more", 2, ROOMY).await, Reservation::OverQuota);
+        // Past its ttl a key is as good as new, and takes its own place.
+        world.pass(KEPT);
+        let again = world.admitted("acct_1", &key("done"), 2, ROOMY).await;
+        assert_eq!(world.finish(&again, "done again").await, Held::Kept);
+        assert_eq!(world.limited("acct_1", "more", 2, ROOMY).await, Reservation::OverQuota);
+        world.pass(KEPT);
+        world.prune_keys(1).await;
+    }
+}
+
+pub(crate) async fn a_caller_with_too_many_bytes_keeps_no_more_answers_and_nothing_runs_again<
+    S: Working,
+>(
+    world: World<S>,
+) {
+    let large = "x".repeat(600);
+    // Both are admitted while there is room; so is a third.
+    let one = world.admitted("acct_1", "k1", 100, 1_000).await;
+    let two = world.admitted("acct_1", "k2", 100, 1_000).await;
+    let three = world.admitted("acct_1", "k3", 100, 1_000).await;
+    assert_eq!(world.finish(&one, &large).await, Held::Kept);
+    assert_eq!(
+        world.limited("acct_1", "k1", 100, 1_000).await,
+        Reservation::Replay(answer(&large))
+    );
+    // The answer that goes beyond it is kept whole, and no key is new any more.
+    assert_eq!(world.finish(&two, &large).await, Held::Kept);
+    assert_eq!(
+        world.limited("acct_1", "k2", 100, 1_000).await,
+        Reservation::Replay(answer(&large))
+    );
+    assert_eq!(world.limited("acct_1", "k4", 100, 1_000).await, Reservation::OverQuota);
+    // The third has done its work: its key stays used, for a note in the place of its answer.
+    assert_eq!(world.finish(&three, &large).await, Held::Kept);
+    let told = world.limited("acct_1", "k3", 100, 1_000).await;
+    assert_eq!(told, Reservation::Replay(Answer::not_kept()));
+    assert_eq!(world.finish(&three, &large).await, Held::Lost);
+    world.pass(KEPT);
+    world.prune_keys(10).await;
+    let again = world.admitted("acct_1", "k1", 100, 1_000).await;
+    assert_eq!(world.finish(&again, &large).await, Held::Kept);
+    world.admitted("acct_1", "k2", 100, 1_000).await;
+}
+
+pub(crate) async fn over_the_total_only_callers_above_their_fair_share_are_refused<S: Working>(
+    world: World<S>,
+) {
+    // Two keys each, so 32 in all: sixteen callers fill it.
+    for n in 0..16 {
+        for key in ["a", "b"] {
+            world.admitted(&format!("acct_{n}"), key, 2, ROOMY).await;
+        }
+    }
+    // The next may have one, and no second: 32 among seventeen is less than two.
+    for n in 16..20 {
+        let caller = format!("acct_{n}");
+        world.admitted(&caller, "a", 2, ROOMY).await;
+        assert_eq!(world.limited(&caller, "b", 2, ROOMY).await, Reservation::OverQuota);
+    }
+    // Those of another API have their own.
+    let elsewhere = Scope::new("other", "acct_16", &Method::POST, "/charges");
+    for key in ["a", "b"] {
+        let ask = ReserveAsk { scope: elsewhere.clone(), ..limited("", key, 2, ROOMY) };
+        let told = world.store.reserve(ask).await.expect("reserves");
+        assert!(matches!(told, Reservation::Fresh(_)), "{told:?}");
+    }
+    // With many callers not even that: new ones cannot fill it either, however many they are.
+    for n in 20..32 {
+        world.admitted(&format!("acct_{n}"), "a", 2, ROOMY).await;
+    }
+    let told = world.limited("acct_32", "a", 2, ROOMY).await;
+    assert_eq!(told, Reservation::OverQuota, "32 among 33 is less than one");
+    // Once it is empty again, all have their quota.
+    world.pass(KEPT);
+    world.prune_keys(100).await;
+    for key in ["a", "b"] {
+        world.admitted("acct_16", key, 2, ROOMY).await;
+    }
+}
+
+pub(crate) async fn callers_have_quotas_of_their_own<S: Working>(world: World<S>) {
+    // Callers that are not named are one, and cannot keep out those that are.
+    for n in 0..3 {
+        let told = world.limited("", &format!("k{n}"), 2, ROOMY).await;
+        assert_eq!(told == Reservation::OverQuota, n == 2, "{told:?}");
+    }
+    world.admitted("acct_1", "k1", 2, ROOMY).await;
+    // Another path is another key of the same caller.
+    let refunds = Scope::new("api", "acct_1", &Method::POST, "/refunds");
+    let refund = |key: &str| ReserveAsk { scope: refunds.clone(), ..limited("", key, 2, ROOMY) };
+    let told = world.store.reserve(refund("k1")).await.expect("reserves");
+    assert!(matches!(told, Reservation::Fresh(_)), "{told:?}");
+    let told = world.store.reserve(refund("k2")).await.expect("reserves");
+    assert_eq!(told, Reservation::OverQuota);
+    // Where no quota holds nothing is counted, and nobody is refused.
+    for n in 0..5 {
+        assert!(matches!(world.reserve(&format!("free{n}")).await, Reservation::Fresh(_)));
     }
 }

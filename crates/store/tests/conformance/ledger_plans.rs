@@ -4,7 +4,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use hapax_core::ledger::{Fingerprint, Reservation, ReserveAsk, Reserved};
+use hapax_core::ledger::{Fingerprint, Quota, Reservation, ReserveAsk, Reserved};
 use hapax_store::{MemoryStore, PgOptions, PgStore, SqliteOptions, SqliteStore};
 use proptest::prelude::*;
 
@@ -18,6 +18,8 @@ enum Act {
         request: u8,
         lease: u64,
         ttl: u64,
+        /// Of keys, and of bytes; none at times.
+        quota: Option<(u64, u64)>,
     },
     /// By whoever reserved, however long ago.
     Finish {
@@ -38,9 +40,11 @@ enum Act {
 
 fn act() -> impl Strategy<Value = Act> {
     let request = prop_oneof![5 => Just(0_u8), 1 => Just(1)];
+    let quota = prop::option::weighted(0.8, (1..4_u64, 1..4_u64));
     prop_oneof![
-        8 => (0..3_u8, request, 0..30_u64, 0..60_u64)
-            .prop_map(|(key, request, lease, ttl)| Act::Reserve { key, request, lease, ttl }),
+        8 => (0..5_u8, request, 0..30_u64, 0..60_u64, quota).prop_map(
+            |(key, request, lease, ttl, quota)| Act::Reserve { key, request, lease, ttl, quota }
+        ),
         4 => (0..4_usize, 0..3_u8).prop_map(|(right, body)| Act::Finish { right, body }),
         2 => (0..4_usize).prop_map(|right| Act::Abandon { right }),
         3 => (0..40_i64).prop_map(|seconds| Act::Pass { seconds }),
@@ -66,11 +70,12 @@ async fn live<S: Working>(
     for act in plan {
         let right = |ago: usize| rights.iter().rev().nth(ago).cloned();
         told.push(match *act {
-            Act::Reserve { key, request, lease, ttl } => {
+            Act::Reserve { key, request, lease, ttl, quota } => {
                 let ask = ReserveAsk {
                     fingerprint: Fingerprint::of(None, &[request], &[]),
                     lease: Duration::from_secs(lease),
                     ttl: Duration::from_secs(ttl),
+                    quota: quota.map(|(keys, bytes)| Quota { keys, bytes }),
                     ..ask(&format!("k{key}"), "")
                 };
                 match world.store.reserve(ask).await.expect("reserves") {

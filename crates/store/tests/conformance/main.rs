@@ -157,6 +157,12 @@ on_every_working_store! {
         a_key_past_its_ttl_is_as_good_as_new,
         pruning_forgets_what_is_past_its_ttl_and_nothing_else,
         no_fence_comes_twice,
+        a_caller_keeps_as_many_keys_as_its_quota_says_and_known_ones_are_never_refused,
+        of_fifty_new_keys_at_once_as_many_run_as_there_is_room_for,
+        whatever_ends_a_key_gives_its_place_back,
+        a_caller_with_too_many_bytes_keeps_no_more_answers_and_nothing_runs_again,
+        over_the_total_only_callers_above_their_fair_share_are_refused,
+        callers_have_quotas_of_their_own,
     }
     order {
         latest_makes_older_news_stale_and_lets_ties_and_gaps_run,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hapax_core::job::Fence;
 use hapax_core::ledger::{
-    Answer, Fingerprint, IdempotencyKey, Ledger, Reservation, ReserveAsk, Reserved, Scope,
+    Answer, Fingerprint, IdempotencyKey, Ledger, Quota, Reservation, ReserveAsk, Reserved, Scope,
 };
 use hapax_core::store::Held;
 use hapax_sim::{Postgres, Proxy, READY_FOR_QUERY, Trap};
@@ -22,6 +22,7 @@ pub(crate) fn ask(key: &str) -> ReserveAsk {
         fingerprint: Fingerprint::of(None, b"request", &[]),
         lease: Duration::from_secs(60),
         ttl: Duration::from_secs(3_600),
+        quota: None,
     }
 }
 
@@ -343,4 +344,136 @@ async fn an_answer_whose_commit_was_cut_off_is_told_as_it_is() {
     assert_eq!(base.one(ROWS).await, "1");
     begun(&base.store, &reserved).await.commit(answer("ok")).await.expect("commits");
     assert_eq!(base.one(ROWS).await, "2");
+}
+
+fn limited(caller: &str, key: &str, keys: u64) -> ReserveAsk {
+    let scope = Scope::new("api", caller, &Method::POST, "/charges");
+    ReserveAsk { scope, quota: Some(Quota { keys, bytes: 1 << 40 }), ..ask(key) }
+}
+
+/// What is counted for each caller and for the API, and what is there, by name.
+async fn counted_and_true(base: &Base) -> (String, String) {
+    let counted = "SELECT coalesce(string_agg(concat_ws(' ', owner, keys, bytes, callers), ',' ORDER BY owner), '') \
+                   FROM (SELECT owner, sum(keys) AS keys, sum(bytes) AS bytes, sum(callers) AS callers \
+                         FROM hapax.key_usage GROUP BY owner \
+                         HAVING sum(keys) <> 0 OR sum(bytes) <> 0 OR sum(callers) <> 0) u";
+    let is_there = "SELECT coalesce(string_agg(concat_ws(' ', owner, keys, bytes, callers), ',' ORDER BY owner), '') \
+                    FROM (SELECT owner, count(*) AS keys, sum(bytes) AS bytes, 0 AS callers \
+                          FROM hapax.reservation WHERE owner IS NOT NULL GROUP BY owner \
+                          UNION ALL \
+                          SELECT split_part(owner, '/', 1), count(*), sum(bytes), count(DISTINCT owner) \
+                          FROM hapax.reservation WHERE owner IS NOT NULL GROUP BY 1) u";
+    (base.one(counted).await, base.one(is_there).await)
+}
+
+/// Serializable transactions may have to be tried again: as if they were rolled back.
+fn done_or_to_be_tried_again<T>(told: Result<T, tokio_postgres::Error>) {
+    if let Err(error) = told {
+        let code = error.code().map(|code| code.code().to_owned());
+        assert_eq!(code.as_deref(), Some("40001"), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_counts_of_a_quota_are_true_whoever_has_a_hand_in_them() {
+    // Two nodes, users' transactions of each isolation, kept open and rolled back, retention, and an
+    // operator who deletes by hand, all at once. A count that is lost or doubled shows in the sums.
+    let base = Base::new("quota_counts", spec(1)).await;
+    let other = Base::node(&base.url, spec(1)).await;
+    let together = Arc::new(Barrier::new(24));
+    let tasks: Vec<_> = (0..24_u32)
+        .map(|n| {
+            let store = Arc::clone(if n % 2 == 0 { &base.store } else { &other });
+            let (together, url) = (Arc::clone(&together), base.url.clone());
+            tokio::spawn(async move {
+                let theirs = connect(&url).await;
+                let level = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"][n as usize % 3];
+                let caller = format!("acct_{}", n % 4);
+                together.wait().await;
+                for round in 0..6 {
+                    let key = format!("{n}-{round}");
+                    let told = store.reserve(limited(&caller, &key, 1_000_000)).await;
+                    let Ok(Reservation::Fresh(right)) = told else { panic!("{told:?}") };
+                    match round {
+                        0 => store.abandon(&right).await.expect("abandons"),
+                        1 => {
+                            let kept = store.finish(&right, &answer("ours")).await;
+                            assert_eq!(kept.expect("finishes"), Held::Kept);
+                        }
+                        2 | 3 => {
+                            let begin = format!("BEGIN ISOLATION LEVEL {level}");
+                            theirs.batch_execute(&begin).await.expect("begins");
+                            let finish = "SELECT hapax.finish($1, $2, $3, 201, '{}', 'theirs')";
+                            let (scope, fence) = (right.scope.as_str(), right.fence.0);
+                            done_or_to_be_tried_again(
+                                theirs.execute(finish, &[&scope, &key, &fence]).await,
+                            );
+                            // Others go on while it is open.
+                            let beside = limited(&caller, &format!("{key}-beside"), 1_000_000);
+                            let told = store.reserve(beside).await.expect("reserves");
+                            assert!(matches!(told, Reservation::Fresh(_)), "{told:?}");
+                            let end = if round == 2 { "COMMIT" } else { "ROLLBACK" };
+                            done_or_to_be_tried_again(theirs.batch_execute(end).await);
+                        }
+                        4 => {
+                            let delete = "DELETE FROM hapax.reservation WHERE key = $1";
+                            assert_eq!(theirs.execute(delete, &[&key]).await.expect("deletes"), 1);
+                        }
+                        _left => {}
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    base.sql.execute("SELECT hapax.tend_usage()", &[]).await.expect("tends");
+    let (counted, is_there) = counted_and_true(&base).await;
+    assert_eq!(counted, is_there);
+    assert!(counted.starts_with("api ") && counted.contains("api/acct_3 "), "{counted}");
+    // One row each is left, and none when all is forgotten.
+    assert_eq!(base.one("SELECT count(*)::text FROM hapax.key_usage").await, "5");
+    let past = "UPDATE hapax.reservation SET expires_at = '-infinity', leased_until = '-infinity'";
+    base.sql.execute(past, &[]).await.expect("updates");
+    let (counted, is_there) = counted_and_true(&base).await;
+    assert_eq!(counted, is_there);
+    let expire = "SELECT hapax.expire('-infinity', 1000)";
+    base.sql.execute(expire, &[]).await.expect("expires");
+    assert_eq!(base.one("SELECT count(*)::text FROM hapax.key_usage").await, "0");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn two_nodes_give_out_no_more_new_keys_than_there_is_room_for() {
+    // Each node sees room; a user's transaction that is open beside them holds nobody up.
+    let mut base = Base::new("quota_nodes", spec(1)).await;
+    let other = Base::node(&base.url, spec(1)).await;
+    let told = base.store.reserve(limited("acct_1", "theirs", 10)).await.expect("reserves");
+    let Reservation::Fresh(theirs) = told else { panic!("{told:?}") };
+    let open = base.sql.transaction().await.expect("begins");
+    let finish = "SELECT hapax.finish($1, 'theirs', $2, 201, '{}', 'theirs')";
+    open.execute(finish, &[&theirs.scope.as_str(), &theirs.fence.0]).await.expect("finishes");
+    let together = Arc::new(Barrier::new(40));
+    let tasks: Vec<_> = (0..40)
+        .map(|n| {
+            let store = Arc::clone(if n % 2 == 0 { &base.store } else { &other });
+            let (together, ask) = (Arc::clone(&together), limited("acct_1", &format!("k{n}"), 10));
+            tokio::spawn(async move {
+                together.wait().await;
+                store.reserve(ask).await.expect("reserves")
+            })
+        })
+        .collect();
+    let mut fresh = 0;
+    for task in tasks {
+        match task.await.expect("no panic") {
+            Reservation::Fresh(_) => fresh += 1,
+            Reservation::OverQuota => {}
+            wrong => panic!("{wrong:?}"),
+        }
+    }
+    assert_eq!(fresh, 9);
+    open.commit().await.expect("commits");
+    let (counted, is_there) = counted_and_true(&base).await;
+    assert_eq!(counted, is_there);
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax_core::job::Retry;
 use hapax_core::ledger::{
-    Answer, Fingerprint, IdempotencyKey, Ledger, Reservation, ReserveAsk, Reserved, Scope,
+    Answer, Fingerprint, IdempotencyKey, Ledger, Quota, Reservation, ReserveAsk, Reserved, Scope,
 };
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
 use hapax_core::store::{
@@ -295,6 +295,7 @@ async fn keys(store: &Arc<PgStore>, user: &Client, name: &str) {
         fingerprint: Fingerprint::of(None, b"request", &[]),
         lease: Duration::from_secs(60),
         ttl: Duration::from_secs(3_600),
+        quota: Some(Quota { keys: 1_000_000, bytes: 1 << 28 }),
     };
     let fresh = async |key: &str| -> Reserved {
         match store.reserve(ask(format!("{name}_{key}"))).await.expect("reserves") {

@@ -606,6 +606,7 @@ async fn a_database_with_settings_of_its_own_is_migrated_and_used_like_any_other
         fingerprint: Fingerprint::of(None, b"", &[]),
         lease: Duration::from_secs(60),
         ttl: Duration::from_secs(3_600),
+        quota: None,
     };
     let Reservation::Fresh(right) = store.reserve(key.clone()).await.expect("reserves") else {
         panic!("a new key is fresh");

@@ -7,5 +7,6 @@ if kept[1] == ARGV[1] and not kept[2] then
             'fence', string.format('%.0f', kept[1] + 1))
     else
         redis.call('DEL', KEYS[1])
+        take_off(KEYS[1])
     end
 end

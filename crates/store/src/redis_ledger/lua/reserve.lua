@@ -1,5 +1,6 @@
 -- Keeps: one runs at a time per key, and one answer. KEYS: the reservation. ARGV: fingerprint, lease
--- and ttl in milliseconds. The time is Redis's own.
+-- and ttl in milliseconds; owner (empty where no quota holds), the most keys and bytes of it. The time is
+-- Redis's own.
 -- The fence is that time in microseconds, and always above the last one: no counter that a flushed
 -- Redis would begin anew, and give an old fence out again. Its clock must not be set back.
 local time = redis.call('TIME')
@@ -15,6 +16,15 @@ if kept[1] then
         return {'in_progress', tonumber(kept[4]) - now, false, false, false}
     end
 end
+local owner = ARGV[4]
+if owner ~= '' and not kept[1] then
+    for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, 100)) do
+        take_off(name)
+    end
+    if not has_room(owner, tonumber(ARGV[5]), tonumber(ARGV[6])) then
+        return {'over_quota', false, false, false, false}
+    end
+end
 local fence = time[1] * 1000000 + time[2]
 if kept[2] and tonumber(kept[2]) >= fence then
     fence = tonumber(kept[2]) + 1
@@ -24,5 +34,10 @@ redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], 'print', ARGV[1], 'fence', string.format('%.0f', fence),
     'attempt', attempt, 'until', string.format('%.0f', now + ARGV[2]), 'ttl', ARGV[3])
 -- What runs is known for as long as it may.
-redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(ARGV[2], ARGV[3])))
+local known_for = math.max(tonumber(ARGV[2]), tonumber(ARGV[3]))
+redis.call('PEXPIRE', KEYS[1], string.format('%.0f', known_for))
+if owner ~= '' then
+    redis.call('HSET', KEYS[1], 'owner', owner)
+    note(KEYS[1], owner, 0, now + known_for, known_for)
+end
 return {'fresh', fence, attempt, false, false}
