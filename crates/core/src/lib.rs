@@ -13,6 +13,7 @@ pub mod handler;
 pub mod hops;
 pub mod job;
 pub mod json;
+pub mod jwt;
 pub mod key;
 pub mod ledger;
 pub mod limits;

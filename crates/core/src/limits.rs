@@ -54,3 +54,10 @@ pub const SCOPE_BYTES_MAX: usize = 1_000;
 pub const ANSWER_BODY_BYTES_MAX: usize = 1 << 20;
 /// See [`ANSWER_BODY_BYTES_MAX`].
 pub const ANSWER_HEADER_BYTES_MAX: usize = 32 << 10;
+
+/// The longest JSON Web Token that is read. Real ones are below 8 KiB, which is also what most servers
+/// take in a header.
+pub const JWT_BYTES_MAX: usize = 16 * 1024;
+
+/// The most keys of a set: a token that names none of them is tried with each.
+pub const JWT_KEYS_MAX: usize = 64;

@@ -333,7 +333,12 @@ fn proxy_spec(config: &Config, proxy: &config::Proxy) -> ProxySpec {
     let rules = match &proxy.scope {
         Scope::Unsaid => rules,
         Scope::Header(name) => rules.principal(Principal::Header(name.clone())),
-        Scope::Jwt(claim) => rules.principal(Principal::JwtClaim(claim.clone())),
+        Scope::Jwt(claim, keys) => rules.principal(Principal::Jwt {
+            claim: claim.clone(),
+            keys: Arc::clone(keys),
+            now: Arc::new(Timestamp::now),
+        }),
+        Scope::UnverifiedJwt(claim) => rules.principal(Principal::UnverifiedJwt(claim.clone())),
         Scope::Nobody => rules.principal(Principal::Nobody),
     };
     ProxySpec {

@@ -99,6 +99,20 @@ fn a_proxy_that_cannot_work_is_refused_with_its_line() {
     refused(&proxy("require_key = [¶\"GET /charges\"]"), &["never need a key"]);
     refused(&proxy("¶scope = \"sub\""), &["is not a scope", "jwt:sub"]);
     refused(&proxy("¶scope = \"header:idempotency-key\""), &["does not say who calls"]);
+    refused(
+        &proxy("¶scope = \"jwt:sub\""),
+        &["nothing verifies the token", "jwks =", "jwt-unverified:sub"],
+    );
+    let jwt = |keys: &str| proxy(&format!("scope = \"jwt:sub\"\n{keys}"));
+    refused(&jwt("¶jwt_key = \"hunter2\""), &["fewer than 32 bytes", "hint:"]);
+    refused(&jwt("¶jwks = \"hunter2\""), &["is not a JWK set", "hint:"]);
+    refused(&jwt("¶jwks = \"{\\\"keys\\\":[]}\""), &["holds no key"]);
+    refused(&jwt("¶jwks = \"file:/nowhere/jwks.json\""), &["cannot read /nowhere/jwks.json"]);
+    refused(&jwt("jwks = \"{}\"\n¶jwt_key = \"x\""), &["stands beside jwks"]);
+    let secret = "s".repeat(32);
+    refused(&proxy(&format!("scope = \"none\"\n¶jwt_key = \"{secret}\"")), &["verifies nothing"]);
+    refused(&proxy("¶max_keys = 0"), &["proxies.api.max_keys", "not a number of keys"]);
+    refused(&proxy("¶max_bytes = \"lots\""), &["proxies.api.max_bytes", "not a size"]);
     refused(&proxy("¶ttl = \"0s\""), &["proxies.api.ttl", "1s and 10 years"]);
     refused(&proxy("¶ttl = \"20000d\""), &["proxies.api.ttl", "1s and 10 years"]);
     refused(&proxy("¶ttl = \"forever\""), &["proxies.api.ttl", "not a duration"]);

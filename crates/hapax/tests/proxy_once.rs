@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
 
+use aws_lc_rs::hmac;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use support::charges::{Charge, api, is_replay, kept, problem, proxy, start};
@@ -275,7 +276,7 @@ fn tokens_that_name_the_caller_are_never_kept_or_logged() {
 fn a_claim_of_the_token_names_the_caller_though_the_token_changes() {
     let encode = |text: &str| URL_SAFE_NO_PAD.encode(text);
     let app = Upstream::counting();
-    let (_house, server, at) = start(&app.url(), "scope = \"jwt:sub\"");
+    let (_house, server, at) = start(&app.url(), "scope = \"jwt-unverified:sub\"");
     let bearer = |claims: &str, signature: &str| {
         format!("authorization: Bearer {}.{}.{signature}\r\n", encode("{}"), encode(claims))
     };
@@ -287,6 +288,134 @@ fn a_claim_of_the_token_names_the_caller_though_the_token_changes() {
     for nameless in [bearer("{}", "x"), "authorization: Bearer x\r\n".into(), String::new()] {
         assert_eq!(charge(&nameless).status, 400, "{nameless}");
     }
+    assert_eq!(app.effects().len(), 2);
+    server.stop();
+}
+
+/// The line of a request whose token says this, signed with HS256 and this secret.
+fn signed(header: &str, claims: &str, secret: &str) -> String {
+    let encode = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+    let content = format!("{}.{}", encode(header.as_bytes()), encode(claims.as_bytes()));
+    let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
+    let signature = encode(hmac::sign(&key, content.as_bytes()).as_ref());
+    format!("authorization: Bearer {content}.{signature}\r\n")
+}
+
+#[test]
+fn a_claim_names_the_caller_only_where_its_signature_holds() {
+    // Anybody can write a token that says "u1": it must not read what u1 was answered.
+    const HS256: &str = r#"{"alg":"HS256","kid":"a"}"#;
+    let (secret, next) =
+        ("a-shared-secret-of-32-bytes-or-more", "the-next-secret-of-32-bytes-or-more");
+    let set = |secrets: &[(&str, &str)]| {
+        let keys = secrets.iter().map(|(kid, secret)| {
+            let k = URL_SAFE_NO_PAD.encode(secret);
+            format!(r#"{{"kty":"oct","alg":"HS256","kid":"{kid}","k":"{k}"}}"#)
+        });
+        format!(r#"{{"keys":[{}]}}"#, keys.collect::<Vec<_>>().join(","))
+    };
+    let app = Upstream::counting();
+    let config = proxy(&app.url(), "scope = \"jwt:sub\"\njwks = \"file:DIR/jwks.json\"");
+    let house = House::new(&config);
+    std::fs::write(house.path().join("jwks.json"), set(&[("a", secret)])).unwrap();
+    let server = house.start();
+    let at = api(&server);
+    let charge =
+        |line: &str| Charge { headers: line, account: None, ..Charge::with_key("key-1") }.send(at);
+    let good = signed(HS256, r#"{"sub":"u1","exp":4102444800}"#, secret);
+    assert_eq!(charge(&good).status, 201);
+    // Another token of the same caller.
+    assert!(is_replay(&charge(&signed(HS256, r#"{"sub":"u1","exp":4102444801}"#, secret))));
+    let none = r#"{"alg":"none"}"#;
+    let unsigned = signed(none, r#"{"sub":"u1"}"#, secret);
+    let bare = format!("{}.\r\n", unsigned.trim_end().rsplit_once('.').unwrap().0);
+    for forged in [
+        signed(HS256, r#"{"sub":"u1"}"#, "another-secret-of-32-bytes-or-more!"),
+        signed(HS256, r#"{"sub":"u1","exp":1700000000}"#, secret),
+        signed(HS256, r#"{"sub":"u1","nbf":4102444800}"#, secret),
+        signed(r#"{"alg":"HS256","kid":"b"}"#, r#"{"sub":"u1"}"#, secret),
+        signed(r#"{"alg":"HS384","kid":"a"}"#, r#"{"sub":"u1"}"#, secret),
+        signed(HS256, "{}", secret),
+        good.replace("Bearer", "Basic"),
+        good.trim_end().to_owned() + "=\r\n",
+        unsigned,
+        bare,
+        "authorization: Bearer x\r\n".into(),
+        String::new(),
+    ] {
+        let answer = charge(&forged);
+        assert_eq!((answer.status, problem(&answer)), (401, "token_invalid".into()), "{forged}");
+        assert!(answer.header("www-authenticate").is_some());
+    }
+    assert_eq!(app.effects().len(), 1);
+    // The keys change: the old token is not believed any more, its caller is the same.
+    std::fs::write(house.path().join("jwks.json"), set(&[("b", next)])).unwrap();
+    server.signal("HUP");
+    server.stderr.wait_for("configuration and secrets read again");
+    assert_eq!(charge(&good).status, 401);
+    let again = signed(r#"{"alg":"HS256","kid":"b"}"#, r#"{"sub":"u1"}"#, next);
+    assert!(is_replay(&charge(&again)));
+    assert_eq!(app.effects().len(), 1);
+    let log = server.stop();
+    assert!(!log.contains(secret) && !log.contains(&URL_SAFE_NO_PAD.encode(secret)), "{log}");
+}
+
+#[test]
+fn a_caller_that_floods_with_new_keys_gets_429_and_the_others_are_served() {
+    let app = Upstream::counting();
+    let (house, server, at) = start(&app.url(), "scope = \"header:x-account-id\"\nmax_keys = 5");
+    let of = |account: &str, key: &str| {
+        Charge { account: Some(account), ..Charge::with_key(key) }.send(at)
+    };
+    let keys: Vec<String> = (0..30).map(|n| format!("key-{n}")).collect();
+    // All at once, so that whoever only looks finds room for more of them.
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let clients: Vec<_> =
+            keys.iter().map(|key| (key, scope.spawn(|| of("acct_1", key)))).collect();
+        clients.into_iter().map(|(key, client)| (key, client.join().unwrap())).collect()
+    });
+    let (done, refused): (Vec<_>, Vec<_>) = answers.iter().partition(|(_, it)| it.status == 201);
+    assert_eq!((done.len(), refused.len()), (5, 25), "{answers:?}");
+    for (_, answer) in refused {
+        assert_eq!(
+            (answer.status, problem(answer)),
+            (429, "idempotency_quota".into()),
+            "{answer:?}"
+        );
+        assert_eq!(answer.header("retry-after"), Some("60"), "{answer:?}");
+    }
+    assert_eq!(app.effects().len(), 5);
+    // A retry of a known key is never refused, and neither is another caller.
+    for (key, first) in &done {
+        let again = of("acct_1", key);
+        assert!(is_replay(&again) && kept(&again) == kept(first), "{again:?}");
+    }
+    assert_eq!(of("acct_2", "key-1").status, 201);
+    assert_eq!(server.metric("hapax_idempotency_total", &["outcome=\"over_quota\""]), 25.0);
+    // The count outlives a crash.
+    server.kill();
+    let server = house.start();
+    let at = api(&server);
+    let of = |account: &str, key: &str| {
+        Charge { account: Some(account), ..Charge::with_key(key) }.send(at)
+    };
+    assert_eq!(of("acct_1", "one more").status, 429);
+    assert_eq!(of("acct_2", "key-2").status, 201);
+    server.stop();
+}
+
+#[test]
+fn large_answers_are_kept_up_to_the_quota_and_nothing_runs_again() {
+    let app = Upstream::new(|_| Reply::created(vec![b'x'; 3_000]));
+    let keys = "scope = \"header:x-account-id\"\nmax_bytes = \"4KiB\"";
+    let (_house, server, at) = start(&app.url(), keys);
+    for key in ["key-1", "key-2"] {
+        let first = Charge::with_key(key).send(at);
+        assert_eq!((first.status, first.body.len()), (201, 3_000));
+        let again = Charge::with_key(key).send(at);
+        assert!(is_replay(&again) && kept(&again) == kept(&first), "{again:?}");
+    }
+    assert_eq!(Charge::with_key("key-3").send(at).status, 429);
     assert_eq!(app.effects().len(), 2);
     server.stop();
 }

@@ -31,6 +31,8 @@ mod waiting;
 
 pub use answer::answered;
 pub use body::Body;
+/// What verifies the tokens of [`Principal::Jwt`].
+pub use hapax_core::jwt::{JwtKeys, JwtKeysError};
 /// What the services behind the layer meet: a right among the extensions of their requests, answers
 /// and what they mean for a key, and the seam of the stores.
 pub use hapax_core::ledger::{Answer, Ledger, Quota, Reserved, Settle};

@@ -8,7 +8,9 @@ use aws_lc_rs::digest;
 use base64::Engine as _;
 use base64::alphabet::URL_SAFE;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use hapax_core::Timestamp;
 use hapax_core::json::{self, Pointer};
+use hapax_core::jwt::JwtKeys;
 use http::header::{AUTHORIZATION, COOKIE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
@@ -25,10 +27,19 @@ pub enum Principal {
     /// By a header. The value of one that carries credentials (`authorization`, `cookie`, `x-api-key`
     /// and others that are called so) is hashed, and so is any that is too long for a name.
     Header(HeaderName),
-    /// By a claim of the JWT that the Authorization header bears, a string or an integer. Its
-    /// signature is not looked at, and a replay never reaches the app behind: put the layer behind
-    /// what verifies tokens.
-    JwtClaim(String),
+    /// By a claim of the JWT that the Authorization header bears, a string or an integer. A request
+    /// whose token is missing, expired or not signed by one of `keys` is refused with a 401.
+    Jwt {
+        /// The name of the claim.
+        claim: String,
+        /// What tokens are verified with.
+        keys: Arc<JwtKeys>,
+        /// The time that `exp` and `nbf` are compared with.
+        now: Arc<Clock>,
+    },
+    /// The same without a look at its signature. A replay never reaches the app behind, so this is
+    /// only for a layer behind what verifies tokens.
+    UnverifiedJwt(String),
     /// By what the app itself knows, for instance what its authentication left in the extensions.
     By(Arc<NamedBy>),
     /// Everybody is one caller, and keys are everybody's.
@@ -42,16 +53,27 @@ impl fmt::Debug for Principal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Header(name) => f.debug_tuple("Header").field(name).finish(),
-            Self::JwtClaim(claim) => f.debug_tuple("JwtClaim").field(claim).finish(),
+            Self::Jwt { claim, keys, .. } => {
+                f.debug_struct("Jwt").field("claim", claim).field("keys", keys).finish()
+            }
+            Self::UnverifiedJwt(claim) => f.debug_tuple("UnverifiedJwt").field(claim).finish(),
             Self::By(_) => f.debug_tuple("By").finish_non_exhaustive(),
             Self::Nobody => f.write_str("Nobody"),
         }
     }
 }
 
-/// A request does not say whose it is, or says it twice.
+/// A clock on the wall.
+pub type Clock = dyn Fn() -> Timestamp + Send + Sync;
+
+/// Why nobody knows whose a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Unnamed;
+pub(crate) enum Unnamed {
+    /// It does not say so, or says it twice.
+    Unsaid,
+    /// The token that says so is missing, or is not to be believed.
+    Refused,
+}
 
 /// A caller's name as it stands in a scope. Nobody's is empty, and nobody else's is.
 pub(crate) fn name_of(rules: &Rules, parts: &Parts) -> Result<String, Unnamed> {
@@ -60,9 +82,11 @@ pub(crate) fn name_of(rules: &Rules, parts: &Parts) -> Result<String, Unnamed> {
         None if !headers.contains_key(AUTHORIZATION) => Ok(String::new()),
         None => by_header(headers, &AUTHORIZATION),
         Some(Principal::Header(name)) => by_header(headers, name),
-        Some(Principal::JwtClaim(claim)) => by_claim(headers, claim),
+        Some(Principal::Jwt { claim, keys, now }) => by_jwt(headers, claim, keys, now()),
+        Some(Principal::UnverifiedJwt(claim)) => by_claim(headers, claim),
         Some(Principal::By(name)) => {
-            name(parts).filter(|name| !name.is_empty()).map(|name| shown(&name)).ok_or(Unnamed)
+            let name = name(parts).filter(|name| !name.is_empty());
+            name.map(|name| shown(&name)).ok_or(Unnamed::Unsaid)
         }
         Some(Principal::Nobody) => Ok(String::new()),
     }
@@ -73,7 +97,7 @@ fn by_header(headers: &HeaderMap, name: &HeaderName) -> Result<String, Unnamed> 
         // HTTP/2 may send the crumbs of one cookie header apart.
         let crumbs: Vec<_> = headers.get_all(COOKIE).iter().map(|value| value.as_bytes()).collect();
         return match crumbs.concat().is_empty() {
-            true => Err(Unnamed),
+            true => Err(Unnamed::Unsaid),
             false => Ok(hashed(&crumbs.join(&b"; "[..]))),
         };
     }
@@ -95,18 +119,41 @@ fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], Unnam
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
         (Some(value), None) if !value.is_empty() => Ok(value.as_bytes()),
-        (Some(_), None) | (None, _) | (Some(_), Some(_)) => Err(Unnamed),
+        (Some(_), None) | (None, _) | (Some(_), Some(_)) => Err(Unnamed::Unsaid),
+    }
+}
+
+fn by_jwt(
+    headers: &HeaderMap,
+    claim: &str,
+    keys: &JwtKeys,
+    now: Timestamp,
+) -> Result<String, Unnamed> {
+    let authorization = only(headers, &AUTHORIZATION).map_err(|_| Unnamed::Refused)?;
+    let token = bearer(authorization).ok_or(Unnamed::Refused)?;
+    match keys.claim(token, claim, now) {
+        Ok(name) => Ok(shown(&name)),
+        Err(error) => {
+            tracing::debug!(%error, "a token was refused: {error}");
+            Err(Unnamed::Refused)
+        }
     }
 }
 
 fn by_claim(headers: &HeaderMap, claim: &str) -> Result<String, Unnamed> {
-    let token = only(headers, &AUTHORIZATION)?;
-    claim_of(token, claim).filter(|name| !name.is_empty()).map(|name| shown(&name)).ok_or(Unnamed)
+    let authorization = only(headers, &AUTHORIZATION)?;
+    let name = claim_of(authorization, claim).filter(|name| !name.is_empty());
+    name.map(|name| shown(&name)).ok_or(Unnamed::Unsaid)
+}
+
+/// The token of an Authorization header.
+fn bearer(authorization: &[u8]) -> Option<&str> {
+    let (scheme, token) = std::str::from_utf8(authorization).ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
 fn claim_of(authorization: &[u8], claim: &str) -> Option<String> {
-    let (scheme, token) = std::str::from_utf8(authorization).ok()?.split_once(' ')?;
-    let mut pieces = token.trim().split('.');
+    let mut pieces = bearer(authorization)?.split('.');
     let (Some(_), Some(payload), Some(_), None) =
         (pieces.next(), pieces.next(), pieces.next(), pieces.next())
     else {
@@ -118,8 +165,7 @@ fn claim_of(authorization: &[u8], claim: &str) -> Option<String> {
     // An array has no claims, though a pointer could name a place in it.
     let is_object = payload.trim_ascii_start().starts_with(b"{");
     let found = json::extract(&payload, &[pointer]).ok()?.into_iter().next()??;
-    let is_bearer = scheme.eq_ignore_ascii_case("bearer");
-    (is_bearer && is_object).then(|| found.as_id_text())?.map(Into::into)
+    is_object.then(|| found.as_id_text())?.map(Into::into)
 }
 
 /// Some issuers pad.
@@ -174,12 +220,12 @@ mod tests {
     #[test]
     fn a_header_names_its_caller_once_and_only_once() {
         check(header("x-account-id"), &[("x-account-id", "acct_1")], Ok("acct_1"));
-        check(header("x-account-id"), &[], Err(Unnamed));
-        check(header("x-account-id"), &[("x-account-id", "")], Err(Unnamed));
+        check(header("x-account-id"), &[], Err(Unnamed::Unsaid));
+        check(header("x-account-id"), &[("x-account-id", "")], Err(Unnamed::Unsaid));
         // The app may go by the last of them, and the layer by the first.
         let two = [("x-account-id", "acct_1"), ("x-account-id", "acct_2")];
-        check(header("x-account-id"), &two, Err(Unnamed));
-        check(header("authorization"), &[], Err(Unnamed));
+        check(header("x-account-id"), &two, Err(Unnamed::Unsaid));
+        check(header("authorization"), &[], Err(Unnamed::Unsaid));
         check(Some(Principal::Nobody), &[("x-account-id", "acct_1")], Ok(""));
     }
 
@@ -187,9 +233,9 @@ mod tests {
     fn unless_told_the_authorization_header_names_the_caller_and_may_be_missing() {
         check(None, &[], Ok(""));
         check(None, &[("authorization", "Bearer s3cret")], Ok(&hash("Bearer s3cret")));
-        check(None, &[("authorization", "")], Err(Unnamed));
+        check(None, &[("authorization", "")], Err(Unnamed::Unsaid));
         let two = [("authorization", "Bearer a"), ("authorization", "Bearer b")];
-        check(None, &two, Err(Unnamed));
+        check(None, &two, Err(Unnamed::Unsaid));
     }
 
     // A name that is a hash of ours would take the place of whoever has that hash.
@@ -206,7 +252,7 @@ mod tests {
         check(header("x-user"), &[("x-user", &forged)], Ok(&hash(&forged)));
         check(header("cookie"), &[("cookie", "a=1; b=2")], Ok(&hash("a=1; b=2")));
         check(header("cookie"), &[("cookie", "a=1"), ("cookie", "b=2")], Ok(&hash("a=1; b=2")));
-        check(header("cookie"), &[], Err(Unnamed));
+        check(header("cookie"), &[], Err(Unnamed::Unsaid));
     }
 
     #[test]
@@ -216,7 +262,7 @@ mod tests {
             format!("Bearer eyJhbGciOiJub25lIn0.{payload}.c2ln")
         };
         let claim = |claim: &str, authorization: &str, expected| {
-            let principal = Some(Principal::JwtClaim(claim.to_owned()));
+            let principal = Some(Principal::UnverifiedJwt(claim.to_owned()));
             check(principal, &[("authorization", authorization)], expected);
         };
         claim("sub", &token(r#"{"sub":"user_1"}"#), Ok("user_1"));
@@ -226,16 +272,20 @@ mod tests {
         let padded = base64::prelude::BASE64_URL_SAFE.encode(r#"{"sub":"user_12"}"#);
         claim("sub", &format!("Bearer a.{padded}.c"), Ok("user_12"));
         // A parser that takes the first and one that takes the last see two callers.
-        claim("sub", &token(r#"{"sub":"user_1","sub":"user_2"}"#), Err(Unnamed));
-        claim("sub", &token(r#"{"sub":""}"#), Err(Unnamed));
-        claim("sub", &token(r#"{"sub":null}"#), Err(Unnamed));
-        claim("sub", &token(r#"{"sub":["user_1"]}"#), Err(Unnamed));
-        claim("aud", &token(r#"{"sub":"user_1"}"#), Err(Unnamed));
-        claim("0", &token(r#"["user_1"]"#), Err(Unnamed));
-        claim("sub", &token("not json"), Err(Unnamed));
-        claim("sub", "Bearer opaque", Err(Unnamed));
-        claim("sub", "Bearer a.b", Err(Unnamed));
-        claim("sub", &token(r#"{"sub":"user_1"}"#).replacen("Bearer", "Basic", 1), Err(Unnamed));
-        claim("sub", "Bearer", Err(Unnamed));
+        claim("sub", &token(r#"{"sub":"user_1","sub":"user_2"}"#), Err(Unnamed::Unsaid));
+        claim("sub", &token(r#"{"sub":""}"#), Err(Unnamed::Unsaid));
+        claim("sub", &token(r#"{"sub":null}"#), Err(Unnamed::Unsaid));
+        claim("sub", &token(r#"{"sub":["user_1"]}"#), Err(Unnamed::Unsaid));
+        claim("aud", &token(r#"{"sub":"user_1"}"#), Err(Unnamed::Unsaid));
+        claim("0", &token(r#"["user_1"]"#), Err(Unnamed::Unsaid));
+        claim("sub", &token("not json"), Err(Unnamed::Unsaid));
+        claim("sub", "Bearer opaque", Err(Unnamed::Unsaid));
+        claim("sub", "Bearer a.b", Err(Unnamed::Unsaid));
+        claim(
+            "sub",
+            &token(r#"{"sub":"user_1"}"#).replacen("Bearer", "Basic", 1),
+            Err(Unnamed::Unsaid),
+        );
+        claim("sub", "Bearer", Err(Unnamed::Unsaid));
     }
 }

@@ -16,6 +16,8 @@ pub(crate) enum Problem {
     KeyMalformed(KeyError),
     /// It does not say whose it is.
     Unnamed,
+    /// The token that says whose it is is missing or not to be believed.
+    Token,
     /// Its path cannot be compared with a route.
     Path,
     BodyTooLarge,
@@ -49,6 +51,10 @@ impl Problem {
         if let Some(seconds) = self.retry_after_seconds() {
             headers.push(("retry-after".to_owned(), seconds.to_string()));
         }
+        if status == StatusCode::UNAUTHORIZED {
+            headers
+                .push(("www-authenticate".to_owned(), "Bearer error=\"invalid_token\"".to_owned()));
+        }
         Answer { status, headers, body: Bytes::from(body) }
     }
 
@@ -64,6 +70,7 @@ impl Problem {
             Self::KeyMissing
             | Self::KeyMalformed(_)
             | Self::Unnamed
+            | Self::Token
             | Self::Path
             | Self::BodyTooLarge
             | Self::BodyUnreadable
@@ -88,6 +95,11 @@ impl Problem {
                 StatusCode::BAD_REQUEST,
                 "principal_missing",
                 "a request with an Idempotency-Key must say whose it is",
+            ),
+            Self::Token => (
+                StatusCode::UNAUTHORIZED,
+                "token_invalid",
+                "the bearer token is missing, expired or not signed by a known key",
             ),
             Self::Path => (
                 StatusCode::BAD_REQUEST,

@@ -113,7 +113,7 @@ impl Rules {
     /// The header that says whose a key is; `None` where nothing or the app itself does.
     pub fn principal_header(&self) -> Option<HeaderName> {
         match &self.principal {
-            None | Some(Principal::JwtClaim(_)) => Some(AUTHORIZATION),
+            None | Some(Principal::Jwt { .. } | Principal::UnverifiedJwt(_)) => Some(AUTHORIZATION),
             Some(Principal::Header(name)) => Some(name.clone()),
             Some(Principal::By(_) | Principal::Nobody) => None,
         }

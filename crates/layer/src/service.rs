@@ -211,7 +211,10 @@ fn admit(rules: &Rules, parts: &Parts) -> Result<Option<Named>, Problem> {
         Ok(None) => return Ok(None),
         Err(error) => return Err(Problem::KeyMalformed(error)),
     };
-    let principal = principal::name_of(rules, parts).map_err(|Unnamed| Problem::Unnamed)?;
+    let principal = principal::name_of(rules, parts).map_err(|unnamed| match unnamed {
+        Unnamed::Unsaid => Problem::Unnamed,
+        Unnamed::Refused => Problem::Token,
+    })?;
     // The last of its methods: what a header put in the place of the first is another request.
     let method = target::methods(&parts.method, &parts.headers).last();
     let method = method.as_deref().unwrap_or(&parts.method);

@@ -1,7 +1,7 @@
 //! Plaid: a JWT (ES256) in a header that names the body's SHA-256. The key is found by its id in
 //! the configured key set; nothing in the token chooses the algorithm.
 
-use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED, ParsedPublicKey};
+use aws_lc_rs::signature::ParsedPublicKey;
 use aws_lc_rs::{constant_time, digest};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -17,6 +17,7 @@ use super::{
     only_the_sender, param,
 };
 use crate::arrival::Arrival;
+use crate::jwt::p256;
 use crate::source::SourceSpec;
 use crate::verify::Refusal;
 
@@ -102,10 +103,8 @@ impl Key {
         if !fits {
             return None;
         }
-        let mut point = vec![4];
-        point.extend(URL_SAFE_NO_PAD.decode(jwk.x).ok()?);
-        point.extend(URL_SAFE_NO_PAD.decode(jwk.y).ok()?);
-        let key = ParsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, &point).ok()?;
+        let (x, y) = (URL_SAFE_NO_PAD.decode(jwk.x).ok()?, URL_SAFE_NO_PAD.decode(jwk.y).ok()?);
+        let key = p256(&x, &y)?;
         Some(Self { kid: jwk.kid, expired_at: jwk.expired_at, key })
     }
 }

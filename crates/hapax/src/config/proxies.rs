@@ -2,9 +2,12 @@
 //! span is a config error with its line, and not the first request's.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
+use hapax_core::hops::{dashed, is_ours};
 use hapax_core::json::{POINTERS_MAX, Pointer};
+use hapax_core::jwt::{JwtKeys, JwtKeysError};
 use hapax_core::ledger::{IDEMPOTENCY_KEY, Quota};
 use hapax_engine::Upstream;
 use hapax_layer::Route;
@@ -48,17 +51,21 @@ pub(crate) enum Scope {
     Unsaid,
     /// The value of a header, without which there is no key.
     Header(HeaderName),
-    /// A claim of the JWT in Authorization.
-    Jwt(String),
+    /// A claim of the JWT in Authorization, which these keys verify.
+    Jwt(String, Arc<JwtKeys>),
+    /// The same, whoever signed it.
+    UnverifiedJwt(String),
     /// Everybody's.
     Nobody,
 }
 
-pub(super) const KEYS: [&str; 11] = [
+pub(super) const KEYS: [&str; 13] = [
     "listen",
     "upstream",
     "require_key",
     "scope",
+    "jwks",
+    "jwt_key",
     "max_keys",
     "max_bytes",
     "ttl",
@@ -116,9 +123,13 @@ impl Reading<'_> {
         let listen = self.listen_of_proxy(section, taken);
         let upstream = self.upstream(section, listen);
         let require_key = self.require_key(section);
+        let keys = self.jwt_keys(section);
         let scope = match section.get("scope") {
-            Some(entry) => entry.parse(scope, &mut self.problems),
+            Some(entry) => self.scope_of_proxy(&entry, keys),
             None => {
+                if let Some(unused) = section.get("jwks").or(section.get("jwt_key")) {
+                    unused.complain(verifies_nothing(), &mut self.problems);
+                }
                 self.warnings.push(format!(
                     "proxies.{name}: no `scope`, so a key belongs to the Authorization header it came \
                      with, a retry with another token runs again, and whoever sends none shares keys \
@@ -148,6 +159,65 @@ impl Reading<'_> {
             fingerprint_ignore: fingerprint_ignore?,
             quota: quota?,
         })
+    }
+
+    /// Whose a key is, with the keys that verify it.
+    fn scope_of_proxy(
+        &mut self,
+        entry: &Entry<'_>,
+        keys: Option<JwtKeyEntry<'_>>,
+    ) -> Option<Scope> {
+        let said = entry.parse(scope, &mut self.problems)?;
+        match (said, keys) {
+            (Said::Jwt(claim), Some((_, keys))) => Some(Scope::Jwt(claim, keys?)),
+            (Said::Jwt(claim), None) => {
+                let complaint = Complaint::new(
+                    "nothing verifies the token, so that anybody could be its caller",
+                    format!(
+                        "add jwks = \"file:/etc/hapax/jwks.json\" or jwt_key = \"env:JWT_KEY\"; behind \
+                         a gateway that verifies tokens write scope = \"jwt-unverified:{claim}\""
+                    ),
+                );
+                entry.complain(complaint, &mut self.problems);
+                None
+            }
+            (Said::Other(_), Some((unused, _))) => {
+                unused.complain(verifies_nothing(), &mut self.problems);
+                None
+            }
+            (Said::Other(scope), None) => Some(scope),
+        }
+    }
+
+    /// `jwks` or `jwt_key`, where one of them is written; without keys where it cannot be read.
+    fn jwt_keys<'d>(&mut self, section: &Section<'d>) -> Option<JwtKeyEntry<'d>> {
+        type Read = fn(&str) -> Result<JwtKeys, JwtKeysError>;
+        let (entry, read, hint): (_, Read, _) = match (section.get("jwks"), section.get("jwt_key"))
+        {
+            (None, None) => return None,
+            (Some(_), Some(entry)) => {
+                let hint = "put all keys into one set: jwks = \"file:/etc/hapax/jwks.json\"";
+                entry.complain(Complaint::new("stands beside jwks", hint), &mut self.problems);
+                return Some((entry, None));
+            }
+            (Some(entry), None) => {
+                let hint = "write {\"keys\":[…]} as your issuer publishes it, or \"file:/etc/hapax/jwks.json\"";
+                (entry, JwtKeys::from_jwks, hint)
+            }
+            (None, Some(entry)) => {
+                let hint = "name a public key in PEM, or a shared secret of at least 32 bytes: \
+                            \"file:/etc/hapax/jwt.pem\", \"env:JWT_KEY\"";
+                (entry, JwtKeys::from_key, hint)
+            }
+        };
+        let keys = self.secret(&entry).and_then(|secret| match read(secret.expose()) {
+            Ok(keys) => Some(Arc::new(keys)),
+            Err(error) => {
+                entry.complain(Complaint::new(error.to_string(), hint), &mut self.problems);
+                None
+            }
+        });
+        Some((entry, keys))
     }
 
     fn listen_of_proxy(
@@ -286,6 +356,23 @@ impl Reading<'_> {
     }
 }
 
+/// Where keys were written, and what was read there.
+type JwtKeyEntry<'d> = (Entry<'d>, Option<Arc<JwtKeys>>);
+
+/// What stands in `scope`, before it is known what verifies it.
+#[derive(Debug, PartialEq, Eq)]
+enum Said {
+    Jwt(String),
+    Other(Scope),
+}
+
+fn verifies_nothing() -> Complaint {
+    Complaint::new(
+        "verifies nothing: the scope is no claim",
+        "write scope = \"jwt:sub\", or leave it out",
+    )
+}
+
 /// Whether two listeners would want the same port of the same address.
 fn clash(one: SocketAddr, other: SocketAddr) -> bool {
     let anywhere = |address: SocketAddr| address.ip().is_unspecified();
@@ -301,21 +388,24 @@ fn upstream(text: &str) -> Result<Upstream, Complaint> {
     })
 }
 
-fn scope(text: &str) -> Result<Scope, Complaint> {
+fn scope(text: &str) -> Result<Said, Complaint> {
     let hint = "write \"header:x-account-id\", \"jwt:sub\" or \"none\"";
     match text.split_once(':') {
-        None if text == "none" => Ok(Scope::Nobody),
-        Some(("jwt", claim)) if !claim.trim().is_empty() => Ok(Scope::Jwt(claim.trim().to_owned())),
+        None if text == "none" => Ok(Said::Other(Scope::Nobody)),
+        Some(("jwt", claim)) if !claim.trim().is_empty() => Ok(Said::Jwt(claim.trim().to_owned())),
+        Some(("jwt-unverified", claim)) if !claim.trim().is_empty() => {
+            Ok(Said::Other(Scope::UnverifiedJwt(claim.trim().to_owned())))
+        }
         Some(("header", name)) => {
             let name = HeaderName::try_from(name.trim())
                 .map_err(|_| Complaint::new("names no header", hint))?;
-            if name == IDEMPOTENCY_KEY || name.as_str().starts_with("hapax-") {
+            if dashed(&name) == IDEMPOTENCY_KEY.as_str() || is_ours(&name) {
                 return Err(Complaint::new(
                     format!("\"{name}\" does not say who calls"),
                     "name the header that does, such as \"header:x-account-id\"",
                 ));
             }
-            Ok(Scope::Header(name))
+            Ok(Said::Other(Scope::Header(name)))
         }
         Some(_) | None => Err(Complaint::new(format!("\"{text}\" is not a scope"), hint)),
     }
@@ -386,15 +476,20 @@ mod tests {
 
     #[test]
     fn a_scope_says_who_calls() {
-        assert_eq!(scope("none"), Ok(Scope::Nobody));
-        assert_eq!(scope("jwt:sub"), Ok(Scope::Jwt("sub".into())));
+        assert_eq!(scope("none"), Ok(Said::Other(Scope::Nobody)));
+        assert_eq!(scope("jwt:sub"), Ok(Said::Jwt("sub".into())));
+        let unverified = Scope::UnverifiedJwt("sub".into());
+        assert_eq!(scope("jwt-unverified:sub"), Ok(Said::Other(unverified)));
         let named = HeaderName::from_static("x-account-id");
-        assert_eq!(scope("header:X-Account-Id"), Ok(Scope::Header(named)));
+        assert_eq!(scope("header:X-Account-Id"), Ok(Said::Other(Scope::Header(named))));
         for bad in [
             "",
             "sub",
             "jwt:",
             "jwt",
+            "jwt-unverified:",
+            "header:hapax_scope",
+            "header:idempotency_key",
             "header:",
             "header:a b",
             "header:Idempotency-Key",

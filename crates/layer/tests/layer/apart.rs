@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hapax_layer::{METHOD_OVERRIDES, Outcome, Principal, Route, Rules};
+use hapax_layer::{JwtKeys, METHOD_OVERRIDES, Outcome, Principal, Quota, Route, Rules};
 use http::request::Parts;
 use http::{HeaderName, Method};
 
@@ -89,7 +89,7 @@ async fn a_key_that_is_nobodys_is_refused() {
     let api = Api::counting(rules());
     let heard = api.send(charge("k").without("x-account-id")).await;
     assert_eq!((heard.status, heard.problem().as_deref()), (400, Some("principal_missing")));
-    let claims = Api::counting(Rules::default().principal(Principal::JwtClaim("sub".into())));
+    let claims = Api::counting(Rules::default().principal(Principal::UnverifiedJwt("sub".into())));
     assert_eq!(claims.send(charge("k")).await.status, 400);
     assert_eq!(api.effects.count() + claims.effects.count(), 0);
     // Without a key nobody asks.
@@ -154,4 +154,73 @@ async fn the_ledger_is_given_no_credential() {
         assert!(given.contains("sha256:"), "{given}");
         assert!(!given.contains("s3cret"), "{given}");
     }
+}
+
+// One caller's flood of new keys would fill the ledger for all.
+#[tokio::test]
+async fn a_caller_over_its_quota_gets_no_new_key_and_keeps_its_old_ones() {
+    let api = Api::counting(rules().quota(Some(Quota { keys: 2, bytes: 1 << 20 })));
+    check(&api, charge("a"), Outcome::Fresh).await;
+    check(&api, charge("b"), Outcome::Fresh).await;
+    let heard = api.send(charge("c")).await;
+    assert_eq!((heard.status, heard.outcome), (429, Some(Outcome::OverQuota)));
+    assert_eq!(heard.problem().as_deref(), Some("idempotency_quota"));
+    assert_eq!(heard.header("retry-after"), Some("60"));
+    check(&api, charge("a"), Outcome::Replay).await;
+    check(&api, charge("c").header("x-account-id", "acct_2"), Outcome::Fresh).await;
+    assert_eq!(api.effects.count(), 3);
+    let free = Api::counting(rules().quota(None));
+    for n in 0..10 {
+        check(&free, charge(&n.to_string()), Outcome::Fresh).await;
+    }
+}
+
+// The second is answered while the first one's answer fills the quota: it is done, and stays done.
+#[tokio::test]
+async fn an_answer_that_does_not_fit_reaches_its_caller_and_is_never_run_again() {
+    let api =
+        Api::new(rules().quota(Some(Quota { keys: 9, bytes: 10 })), |effects, _| async move {
+            effects.add("charged");
+            Ok(answer(http::StatusCode::OK, "a long answer"))
+        });
+    let gate = api.ledger.hold_reserves();
+    let (one, two) = (api.clone(), api.clone());
+    let one = tokio::spawn(async move { one.send(charge("a")).await });
+    let two = tokio::spawn(async move { two.send(charge("b")).await });
+    while api.ledger.reserves.load(std::sync::atomic::Ordering::SeqCst) < 2 {
+        tokio::task::yield_now().await;
+    }
+    gate.add_permits(100);
+    for heard in [one.await.unwrap(), two.await.unwrap()] {
+        assert_eq!((heard.status, &heard.body[..]), (200, &b"a long answer"[..]));
+    }
+    let (one, two) = (api.send(charge("a")).await, api.send(charge("b")).await);
+    let mut told = [one.problem(), two.problem()];
+    told.sort_unstable();
+    assert_eq!(told, [None, Some("answer_not_kept".into())]);
+    assert!(one.is_replay() && two.is_replay());
+    assert_eq!(api.effects.count(), 2);
+}
+
+// Whoever writes a token would read what its caller was answered.
+#[tokio::test]
+async fn a_token_that_does_not_verify_is_refused_before_anything_is_reserved() {
+    let keys = JwtKeys::from_key("a-shared-secret-of-32-bytes-or-more").unwrap();
+    let now = || hapax_core::Timestamp::from_second(1_700_000_000).unwrap();
+    let principal =
+        Principal::Jwt { claim: "sub".into(), keys: Arc::new(keys), now: Arc::new(now) };
+    let api = Api::counting(Rules::default().principal(principal));
+    // {"alg":"HS256"} and {"sub":"u1"}, with a signature that is none.
+    let unsigned = "Bearer eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ1MSJ9.c2ln";
+    for token in ["", unsigned, "Bearer x"] {
+        let ask = match token {
+            "" => charge("k"),
+            token => charge("k").header("authorization", token),
+        };
+        let heard = api.send(ask).await;
+        assert_eq!((heard.status, heard.problem().as_deref()), (401, Some("token_invalid")));
+        assert_eq!(heard.header("www-authenticate"), Some("Bearer error=\"invalid_token\""));
+    }
+    assert_eq!(api.ledger.reserves.load(std::sync::atomic::Ordering::SeqCst), 0);
+    assert_eq!(api.effects.count(), 0);
 }
