@@ -164,6 +164,9 @@ pub mod limits {
     /// they do without.
     pub const FRONT_WAITING_MAX: usize = 1_024;
 
+    /// How long a slice of retention may begin new ranges: the acks that came meanwhile wait for it.
+    pub const PRUNE_SLICE_MAX: Duration = Duration::from_millis(2);
+
     /// How long one read for the API may take before it is broken off.
     pub const READ_MAX: Duration = Duration::from_secs(5);
 

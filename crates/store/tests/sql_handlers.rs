@@ -211,7 +211,7 @@ async fn a_missing_table_and_our_own_tables_are_clear_failures() {
         // Two on one line: the line alone would not say which.
         ("SELECT 1; INSERT INTO nowhere VALUES (1)", "statement 2 (line 1): no such table"),
         ("SELECT 1;\n\nINSERT INTO nowhere VALUES (1)", "statement 2 (line 3): no such table"),
-        ("UPDATE hapax_event SET body = x''", "not authorized"),
+        ("UPDATE hapax_body SET body = x''", "not authorized"),
         ("DELETE FROM hapax_job", "not authorized"),
         ("UPDATE hapax_reservation SET fence = 0", "not authorized"),
         ("DELETE FROM hapax_reservation", "not authorized"),

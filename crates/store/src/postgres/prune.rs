@@ -2,9 +2,9 @@
 //!
 //! An event past the first horizon loses its history and keeps a narrow row, so that a late copy is
 //! still known; past the second the row and its key go too. Bodies lie in partitions by day: a day of
-//! which nothing is needed any more is dropped whole, and only in days that some unfinished event
-//! keeps alive are bodies deleted one by one. Messages, and keys of the SQL functions that have run
-//! out, go in slices of their own.
+//! which nothing is needed any more is dropped whole. Bodies are deleted one by one only in days that
+//! some unfinished event keeps alive, and where events are kept for less than a day. Messages, and
+//! keys of the SQL functions that have run out, go in slices of their own.
 //!
 //! The broom for the first goes over the events from old to new; at the end it begins anew, since what
 //! was not finished when it passed may be by then. Where it is, is this node's own knowledge: another
@@ -12,6 +12,7 @@
 
 use hapax_core::Timestamp;
 use hapax_core::store::Horizon;
+use jiff::SignedDuration;
 use uuid::Uuid;
 
 use super::Shared;
@@ -50,10 +51,12 @@ async fn strip(
     limit: usize,
 ) -> Result<bool, PgError> {
     let (after, bound, most, now) = (broom.passed, past(before), most(limit), shared.now());
+    let kept = now.unwrap_or_else(Timestamp::now).duration_since(before);
+    let with_bodies = kept < SignedDuration::from_hours(24);
     let row = retried(|| async {
         let mut lent = shared.pools.admin.lend().await?;
-        let sql = "SELECT reached, taken FROM hapax.strip($1, $2, $3, $4, $5)";
-        one(lent.query(sql, &[&after, &bound, &before, &most, &now]).await?)
+        let sql = "SELECT reached, taken FROM hapax.strip($1, $2, $3, $4, $5, $6)";
+        one(lent.query(sql, &[&after, &bound, &before, &most, &with_bodies, &now]).await?)
     })
     .await?;
     let reached: Option<Uuid> = row.get(0);

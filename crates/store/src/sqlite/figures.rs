@@ -113,9 +113,8 @@ pub(super) fn sample(conn: &Connection, ask: SampleAsk) -> rusqlite::Result<Samp
         }
         step => (oldest, step),
     };
-    let mut one = conn.prepare_cached(&format!(
-        "{SUMMARY} WHERE e.seq = ?1 AND e.received_at >= ?2 AND e.pruned IS NULL"
-    ))?;
+    let mut one =
+        conn.prepare_cached(&format!("{SUMMARY} WHERE e.seq = ?1 AND e.received_at >= ?2"))?;
     let mut events = Vec::new();
     let mut seq = newest;
     while seq >= start {

@@ -5,209 +5,380 @@
 //! and its key go too. Nothing that is open, dead or waits for a person is touched. Idempotency-Keys
 //! have a time of their own each ([`ledger::forget`]).
 //!
-//! The broom goes over the events from old to new. What was not finished when it passed is looked at
-//! again each time; once a day it begins anew, should there have been too much of that.
+//! Everything here goes by ranges of events: rows of one time lie side by side, so deleting a range
+//! empties whole pages, and the next events fill those. An unfinished event between two finished ones
+//! splits the range.
+//!
+//! Each round goes over the bodies from old to new. A body is there exactly while its event is whole, so
+//! a round meets what was left before, and nothing else that is old. The keys are walked once for each
+//! horizon; where the walk is, is known to this process alone. A key that the walk must leave, because
+//! its event is unfinished or what was signed for it is kept for longer, is looked at again each round.
 
-use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
+use hapax_core::job::Phase;
 use hapax_core::store::{Horizon, Status};
-use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
+use hapax_core::{EventKey, KeyHash, SourceName, Tenant};
 use rusqlite::Connection;
 
-use super::row::{Standing, micros, status_at};
+use super::row::{Standing, micros, phase_of, pruned_as, status_of_pruned};
+use super::transaction::Transaction;
 use super::writer::Writer;
 use super::{ledger, messages};
+use crate::limits::PRUNE_SLICE_MAX;
 
-/// How often the broom begins anew.
-const BEGIN_ANEW: Duration = Duration::from_secs(86_400);
+/// Events of one slice at most: about as many as its time is enough for.
+const SLICE: usize = 400;
 
-/// Unfinished events that are remembered.
-const LEFT_MAX: usize = 10_000;
+/// Events between two looks at the clock.
+const PIECE: usize = 100;
 
-/// Where the broom is.
-#[derive(Debug)]
+/// What goes with the body of an event, and the column that names the event there.
+const HISTORY: [(&str, &str); 6] = [
+    ("hapax_body", "seq"),
+    ("hapax_job", "event_seq"),
+    ("hapax_attempt", "event_seq"),
+    ("hapax_arrival", "event_seq"),
+    ("hapax_copy", "event_seq"),
+    ("hapax_action", "event_seq"),
+];
+
+/// What goes with its narrow row.
+const NARROW: [(&str, &str); 4] = [
+    ("hapax_guard", "event_seq"),
+    // Copies that came since its body went were counted all the same.
+    ("hapax_arrival", "event_seq"),
+    ("hapax_copy", "event_seq"),
+    ("hapax_event", "seq"),
+];
+
+/// Keys that a walk has left behind and remembers; with more of them it waits.
+const HELD_MAX: usize = 10_000;
+
+/// Where retention is. It moves only once what it passed is committed.
+#[derive(Debug, Default)]
 pub(super) struct Broom {
-    passed: i64,
-    /// Passed, old enough, and not finished at that time.
-    left: BTreeSet<i64>,
-    /// Sources whose keys are forgotten some day; with another set it begins anew.
-    sources: Vec<SourceName>,
-    began: Instant,
+    /// The last body that this round has looked at.
+    body: i64,
+    /// The walks over the keys: one for the sources that share a horizon.
+    walks: BTreeMap<Vec<String>, Walk>,
 }
 
-impl Default for Broom {
-    fn default() -> Self {
-        Self { passed: 0, left: BTreeSet::new(), sources: Vec::new(), began: Instant::now() }
+/// A walk over the keys, from old to new.
+#[derive(Debug, Default)]
+struct Walk {
+    /// The last event whose key was looked at.
+    passed: i64,
+    /// Those before it that could not be forgotten yet and have no body any more.
+    held: BTreeSet<i64>,
+    /// The last of those that this round has looked at.
+    held_passed: i64,
+}
+
+impl Broom {
+    /// The walk that has passed this event, if one has.
+    fn passed(&self, event: &Whole) -> Option<&Walk> {
+        let is_of = |sources: &[String]| sources.iter().any(|one| one == event.source.as_str());
+        let found = self.walks.iter().find(|(sources, _)| is_of(sources)).map(|(_, walk)| walk);
+        found.filter(|walk| walk.passed >= event.seq)
+    }
+
+    /// The key of a stripped event that a walk has passed is looked at with those that it left.
+    fn stripped(&mut self, event: &Whole) {
+        let is_of = |sources: &[String]| sources.iter().any(|one| one == event.source.as_str());
+        let walk = self.walks.iter_mut().find(|(sources, _)| is_of(sources));
+        if let Some((_, walk)) = walk.filter(|(_, walk)| walk.passed >= event.seq) {
+            walk.held.insert(event.seq);
+        }
     }
 }
 
-/// An event as the broom sees it.
-struct Swept {
+/// An event that still has its body.
+struct Whole {
     seq: i64,
-    tenant: Tenant,
-    source: SourceName,
-    event_id: String,
     received_at: i64,
-    guard: Option<[u8; 16]>,
-    guard_until: Option<i64>,
+    source: SourceName,
     standing: Standing,
-    pruned: bool,
+    /// Where its jobs stand.
+    jobs: Vec<(Phase, u32)>,
 }
 
-/// Looks at `limit` events and as many Idempotency-Keys; true when there may be more.
+/// The narrow row of an event.
+struct Narrow {
+    seq: i64,
+    key: EventKey,
+    guard: Option<[u8; 16]>,
+    guard_until: Option<i64>,
+    received_at: i64,
+    is_pruned: bool,
+}
+
+/// Looks at up to `limit` events for each horizon and as many Idempotency-Keys, for a few milliseconds;
+/// true when there may be more.
 pub(super) fn slice(
     writer: &mut Writer,
     horizon: &Horizon,
     limit: usize,
 ) -> rusqlite::Result<bool> {
-    let more_keys = ledger::forget(writer, limit)?;
+    let limit = limit.min(SLICE);
+    let more_reservations = ledger::forget(writer, limit)?;
     let more_messages = messages::forget(writer, horizon.events_before, limit)?;
-    let more_events = events(writer, horizon, limit)?;
-    Ok(more_keys || more_messages || more_events)
+    let more_bodies = strip(writer, horizon, limit)?;
+    let more_keys = forget(writer, horizon, limit)?;
+    Ok(more_reservations || more_messages || more_bodies || more_keys)
 }
 
-fn events(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Result<bool> {
-    let sources: Vec<_> = horizon.keys_before.iter().map(|(source, _)| source.clone()).collect();
-    if writer.broom.began.elapsed() > BEGIN_ANEW || writer.broom.sources != sources {
-        writer.broom = Broom { sources, ..Broom::default() };
-    }
-    // A merge would bring forgotten keys back; it is over in a moment.
-    if writer.index.is_merging() {
+/// Takes body and history from events that are finished and past their time.
+fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Result<bool> {
+    let (before, until) = (micros(horizon.events_before), Instant::now() + PRUNE_SLICE_MAX);
+    let mut looked = look(&writer.conn, writer.broom.body, limit)?;
+    let found = looked.len();
+    looked.truncate(looked.iter().take_while(|event| event.received_at < before).count());
+    let is_last = looked.len() < found || found < limit;
+    let Some(mut last) = looked.last().map(|event| event.seq) else {
+        writer.broom.body = 0;
         return Ok(false);
+    };
+    add_jobs(&writer.conn, &mut looked)?;
+    let broom = &writer.broom;
+    let stays = |event: &Whole| {
+        let no_room = broom.passed(event).is_some_and(|walk| walk.held.len() + SLICE > HELD_MAX);
+        event.ends_as().is_none() || no_room
+    };
+    let (mut stripped, mut is_cut) = (Vec::new(), false);
+    let tx = Transaction::begin_behind(&writer.conn)?;
+    // In pieces: also a long range stops in time.
+    for piece in looked.split(stays).flat_map(|run| run.chunks(PIECE)) {
+        let (Some(first), Some(end)) = (piece.first(), piece.last()) else { continue };
+        mark(&writer.conn, piece)?;
+        delete_history(&writer.conn, first.seq, end.seq)?;
+        stripped.push(piece);
+        if Instant::now() >= until && end.seq < last {
+            (last, is_cut) = (end.seq, true);
+            break;
+        }
     }
-    writer.in_transaction(|writer| {
-        for seq in writer.broom.left.iter().copied().take(limit).collect::<Vec<_>>() {
-            for event in look(&writer.conn, seq - 1, 1)?.iter().filter(|event| event.seq == seq) {
-                sweep(writer, event, horizon)?;
-            }
-        }
-        let swept = look(&writer.conn, writer.broom.passed, limit)?;
-        for event in &swept {
-            if event.received_at >= micros(horizon.events_before) {
-                return Ok(false);
-            }
-            sweep(writer, event, horizon)?;
-            writer.broom.passed = event.seq;
-        }
-        Ok(swept.len() == limit)
-    })
+    tx.commit()?;
+    for event in stripped.into_iter().flatten() {
+        writer.broom.stripped(event);
+    }
+    writer.broom.body = if is_last && !is_cut { 0 } else { last };
+    Ok(!is_last || is_cut)
 }
 
-fn look(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<Swept>> {
+/// The next events that have their bodies.
+fn look(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<Whole>> {
     conn.prepare_cached(
-        "SELECT e.seq, p.tenant, p.source, e.event_id, e.received_at, e.guard_hash, e.state,
-                e.review, e.pruned IS NOT NULL, e.guard_until
-         FROM hapax_event e JOIN hapax_pair p ON p.pair = e.pair
-         WHERE e.seq > ?1 ORDER BY e.seq LIMIT ?2",
+        "SELECT b.seq, e.received_at, p.source, e.state, e.review
+         FROM hapax_body b CROSS JOIN hapax_event e ON e.seq = b.seq
+         CROSS JOIN hapax_pair p ON p.pair = e.pair
+         WHERE b.seq > ?1 ORDER BY b.seq LIMIT ?2",
     )?
     .query_map((passed, limit as i64), |row| {
-        Ok(Swept {
+        Ok(Whole {
             seq: row.get(0)?,
-            tenant: Tenant::new(row.get_ref(1)?.as_str()?),
+            received_at: row.get(1)?,
             source: SourceName::new(row.get_ref(2)?.as_str()?),
-            event_id: row.get(3)?,
-            received_at: row.get(4)?,
-            guard: row.get(5)?,
-            standing: Standing::from_columns(row.get(6)?, row.get(7)?),
-            pruned: row.get(8)?,
-            guard_until: row.get(9)?,
+            standing: Standing::from_columns(row.get(3)?, row.get(4)?),
+            jobs: Vec::new(),
         })
     })?
     .collect()
 }
 
-fn sweep(writer: &mut Writer, event: &Swept, horizon: &Horizon) -> rusqlite::Result<()> {
-    if !event.pruned {
-        let status = status_at(&writer.conn, event.seq, event.standing)?;
-        if !status.is_final() || !jobs_are_over(&writer.conn, event.seq)? {
-            if writer.broom.left.len() < LEFT_MAX {
-                writer.broom.left.insert(event.seq);
-            }
-            return Ok(());
+/// Reads the jobs of all of these at once: they stand side by side too.
+fn add_jobs(conn: &Connection, events: &mut [Whole]) -> rusqlite::Result<()> {
+    let (Some(first), Some(last)) = (events.first(), events.last()) else { return Ok(()) };
+    let mut jobs = conn.prepare_cached(
+        "SELECT event_seq, state, steps FROM hapax_job WHERE event_seq BETWEEN ?1 AND ?2
+         ORDER BY event_seq, lane",
+    )?;
+    let mut jobs = jobs.query((first.seq, last.seq))?;
+    let mut at = 0;
+    while let Some(job) = jobs.next()? {
+        let seq: i64 = job.get(0)?;
+        while events.get(at).is_some_and(|event| event.seq < seq) {
+            at += 1;
         }
-        strip(&writer.conn, event.seq, status)?;
-    }
-    let keep_from = |before: &Timestamp| event.received_at < micros(*before);
-    let key_is_old = horizon
-        .keys_before
-        .iter()
-        .any(|(source, before)| *source == event.source && keep_from(before));
-    if key_is_old && guards_are_over(writer, event)? {
-        forget(writer, event)?;
-        writer.broom.left.remove(&event.seq);
-    } else if horizon.keys_before.iter().any(|(source, _)| *source == event.source)
-        && writer.broom.left.len() < LEFT_MAX
-    {
-        // Its key has a horizon of its own, still to come.
-        writer.broom.left.insert(event.seq);
-    } else {
-        writer.broom.left.remove(&event.seq);
+        if let Some(event) = events.get_mut(at).filter(|event| event.seq == seq) {
+            event.jobs.push((phase_of(job.get(1)?), job.get(2)?));
+        }
     }
     Ok(())
 }
 
-/// What was signed for an event is known for its own time, also where its key is kept for less. It
-/// stays until the key goes: taking it from the index alone would cost a page for each event.
-fn guards_are_over(writer: &Writer, event: &Swept) -> rusqlite::Result<bool> {
-    let now = micros(writer.now());
-    if event.guard_until.is_some_and(|until| until > now) {
+impl Whole {
+    /// The status that it ended with; `None` where it is not finished. An event that was discarded for
+    /// one handler may still be needed by another.
+    fn ends_as(&self) -> Option<Status> {
+        let status = match self.standing.status() {
+            Status::Ignored => Status::of_jobs(self.jobs.iter().copied()),
+            status => status,
+        };
+        let is_over = self.jobs.iter().all(|(phase, _)| phase.is_over());
+        (status.is_final() && is_over).then_some(status)
+    }
+}
+
+/// Notes how each of them ended: one statement for all that ended alike.
+fn mark(conn: &Connection, run: &[Whole]) -> rusqlite::Result<()> {
+    let mut update = conn.prepare_cached(
+        "UPDATE hapax_event SET pruned = ?3 WHERE seq BETWEEN ?1 AND ?2 AND pruned < 0",
+    )?;
+    for alike in run.chunk_by(|one, next| one.ends_as() == next.ends_as()) {
+        if let (Some(first), Some(last)) = (alike.first(), alike.last()) {
+            let status = first.ends_as().unwrap_or(Status::Processed);
+            update.execute((first.seq, last.seq, pruned_as(status)))?;
+        }
+    }
+    Ok(())
+}
+
+fn delete_history(conn: &Connection, first: i64, last: i64) -> rusqlite::Result<()> {
+    for (table, column) in HISTORY {
+        conn.prepare_cached(&format!("DELETE FROM {table} WHERE {column} BETWEEN ?1 AND ?2"))?
+            .execute((first, last))?;
+    }
+    Ok(())
+}
+
+/// Forgets events without a body whose keys are past their sources' horizons.
+fn forget(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Result<bool> {
+    // A merge would bring forgotten keys back; it is over in a moment.
+    if writer.index.is_merging() {
         return Ok(false);
     }
-    let holds = writer
-        .conn
-        .prepare_cached("SELECT 1 FROM hapax_guard WHERE event_seq = ?1 AND until > ?2")?
-        .exists((event.seq, now))?;
-    Ok(!holds)
-}
-
-/// An event that was discarded for one handler may still be needed by another.
-fn jobs_are_over(conn: &Connection, seq: i64) -> rusqlite::Result<bool> {
-    let open = conn
-        .prepare_cached("SELECT 1 FROM hapax_job WHERE event_seq = ?1 AND state NOT IN (2, 3, 8)")?
-        .exists([seq])?;
-    Ok(!open)
-}
-
-/// Takes body and history from an event.
-fn strip(conn: &Connection, seq: i64, status: Status) -> rusqlite::Result<()> {
-    conn.prepare_cached(
-        "UPDATE hapax_event SET pruned = ?2, body = x'', headers = '' WHERE seq = ?1",
-    )?
-    .execute((seq, status.as_str()))?;
-    delete_history(conn, seq)
-}
-
-fn delete_history(conn: &Connection, seq: i64) -> rusqlite::Result<()> {
-    for table in ["hapax_job", "hapax_attempt", "hapax_arrival", "hapax_copy", "hapax_action"] {
-        conn.prepare_cached(&format!("DELETE FROM {table} WHERE event_seq = ?1"))?
-            .execute([seq])?;
+    let mut groups: BTreeMap<i64, Vec<String>> = BTreeMap::new();
+    for (source, before) in &horizon.keys_before {
+        groups.entry(micros(*before)).or_default().push(source.to_string());
     }
-    Ok(())
+    for sources in groups.values_mut() {
+        sources.sort_unstable();
+    }
+    // Other settings than before begin again.
+    writer.broom.walks.retain(|known, _| groups.values().any(|sources| sources == known));
+    let mut more = false;
+    for (before, sources) in groups {
+        let mut walk = writer.broom.walks.remove(&sources).unwrap_or_default();
+        let walked = go_on(writer, &mut walk, &sources, before, limit);
+        // What an error left undone is begun again: the writer starts over then.
+        writer.broom.walks.insert(sources, walk);
+        more |= walked?;
+    }
+    Ok(more)
 }
 
-/// Forgets the event and its key.
-fn forget(writer: &mut Writer, event: &Swept) -> rusqlite::Result<()> {
-    let key = EventKey {
-        tenant: event.tenant.clone(),
-        source: event.source.clone(),
-        event_id: event.event_id.as_str().into(),
+/// One slice of a walk; true when there may be more.
+fn go_on(
+    writer: &mut Writer,
+    walk: &mut Walk,
+    sources: &[String],
+    before: i64,
+    limit: usize,
+) -> rusqlite::Result<bool> {
+    let is_ours = |event: &Narrow| {
+        let source = event.key.source.as_str();
+        sources.binary_search_by(|one| one.as_str().cmp(source)).is_ok()
     };
-    for hash in std::iter::once(key.hash()).chain(event.guard.map(KeyHash)) {
-        writer.index.forget(&writer.conn, &hash)?;
-        writer.shared.recent.remove(&hash);
+    // Those that were left before.
+    let again: Vec<i64> = walk.held.range(walk.held_passed + 1..).take(limit).copied().collect();
+    let mut looked = Vec::with_capacity(again.len());
+    for seq in &again {
+        let found = narrow(&writer.conn, seq - 1, 1)?;
+        looked.extend(found.into_iter().filter(|event| event.seq == *seq));
     }
-    writer
-        .conn
-        .prepare_cached("DELETE FROM hapax_guard WHERE event_seq = ?1")?
-        .execute([event.seq])?;
-    // Copies that came since its body went were counted all the same.
-    delete_history(&writer.conn, event.seq)?;
+    let gone = forget_old(writer, looked.iter().filter(|event| event.received_at < before))?;
+    let is_there = |seq: &i64| looked.iter().any(|event| event.seq == *seq);
+    walk.held.retain(|seq| !gone.contains(seq) && (!again.contains(seq) || is_there(seq)));
+    walk.held_passed = again.last().copied().unwrap_or(walk.held_passed);
+
+    let room = HELD_MAX.saturating_sub(walk.held.len()).min(limit);
+    let mut looked = narrow(&writer.conn, walk.passed, room)?;
+    looked.truncate(looked.iter().take_while(|event| event.received_at < before).count());
+    let gone = forget_old(writer, looked.iter().filter(|event| is_ours(event)))?;
+    // One that still has its body comes here when it loses that.
+    let left = looked.iter().filter(|event| is_ours(event) && event.is_pruned);
+    walk.held.extend(left.map(|event| event.seq).filter(|seq| !gone.contains(seq)));
+    walk.passed = looked.last().map_or(walk.passed, |event| event.seq);
+    let more = again.len() == limit || (room > 0 && looked.len() == room);
+    if !more {
+        walk.held_passed = 0;
+    }
+    Ok(more)
+}
+
+/// Forgets those of these events that have neither a body nor a guard that still holds. What was signed
+/// for an event is known for its own time, also where its key is kept for less.
+fn forget_old<'a>(
+    writer: &mut Writer,
+    events: impl Iterator<Item = &'a Narrow>,
+) -> rusqlite::Result<BTreeSet<i64>> {
+    let now = micros(writer.now());
+    let mut old = Vec::new();
+    for event in events.filter(|event| event.is_pruned) {
+        let mut guards = writer
+            .conn
+            .prepare_cached("SELECT 1 FROM hapax_guard WHERE event_seq = ?1 AND until > ?2")?;
+        let holds = event.guard_until.is_some_and(|until| until > now);
+        if !holds && !guards.exists((event.seq, now))? {
+            old.push(event);
+        }
+    }
+    forget_all(writer, &old)?;
+    Ok(old.into_iter().map(|event| event.seq).collect())
+}
+
+fn narrow(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<Narrow>> {
+    conn.prepare_cached(
+        "SELECT e.seq, p.tenant, p.source, e.event_id, e.guard_hash, e.received_at, e.pruned,
+                e.guard_until
+         FROM hapax_event e CROSS JOIN hapax_pair p ON p.pair = e.pair
+         WHERE e.seq > ?1 ORDER BY e.seq LIMIT ?2",
+    )?
+    .query_map((passed, limit as i64), |row| {
+        Ok(Narrow {
+            seq: row.get(0)?,
+            key: EventKey {
+                tenant: Tenant::new(row.get_ref(1)?.as_str()?),
+                source: SourceName::new(row.get_ref(2)?.as_str()?),
+                event_id: row.get_ref(3)?.as_str()?.into(),
+            },
+            guard: row.get(4)?,
+            received_at: row.get(5)?,
+            is_pruned: status_of_pruned(row.get(6)?).is_some(),
+            guard_until: row.get(7)?,
+        })
+    })?
+    .collect()
+}
+
+/// Forgets these events and their keys.
+fn forget_all(writer: &mut Writer, events: &[&Narrow]) -> rusqlite::Result<()> {
+    let Some(last) = events.last().map(|event| event.seq) else { return Ok(()) };
+    // In order, so that keys of one page go together.
+    let mut hashes: Vec<KeyHash> = events
+        .iter()
+        .flat_map(|event| std::iter::once(event.key.hash()).chain(event.guard.map(KeyHash)))
+        .collect();
+    hashes.sort_unstable();
+    let tx = Transaction::begin_behind(&writer.conn)?;
+    for hash in &hashes {
+        writer.index.forget(&writer.conn, hash)?;
+        writer.shared.recent.remove(hash);
+    }
+    for event in events {
+        for (table, column) in NARROW {
+            writer
+                .conn
+                .prepare_cached(&format!("DELETE FROM {table} WHERE {column} = ?1"))?
+                .execute([event.seq])?;
+        }
+    }
     // The highest number ever given stays known, also when its event is gone.
     writer
         .conn
         .prepare_cached("UPDATE hapax_meta SET value = max(value, ?1) WHERE name = 'last_seq'")?
-        .execute([event.seq])?;
-    writer.conn.prepare_cached("DELETE FROM hapax_event WHERE seq = ?1")?.execute([event.seq])?;
-    Ok(())
+        .execute([last])?;
+    tx.commit()
 }

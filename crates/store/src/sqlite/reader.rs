@@ -118,15 +118,15 @@ macro_rules! rank {
 const RANK: &str = rank!();
 
 pub(super) const SUMMARY: &str = concat!(
-    "SELECT e.seq, e.id, e.event_id, p.tenant, p.source, e.event_type, \
-     e.occurred_at, e.received_at, e.state, e.review, coalesce(c.copies, 0), \
+    "SELECT e.seq, e.id, e.event_id, p.tenant, p.source, b.event_type, \
+     b.occurred_at, e.received_at, e.state, e.review, coalesce(c.copies, 0), \
      coalesce(c.conflicts, 0), ",
     rank!(),
     ", (SELECT CASE WHEN min(j.state IN (2, 3, 8)) THEN max(j.due_at) END \
       FROM hapax_job j WHERE j.event_seq = e.seq), \
      (SELECT j.result FROM hapax_job j WHERE j.event_seq = e.seq AND j.result IS NOT NULL \
       ORDER BY j.lane LIMIT 1) \
-     FROM hapax_event e JOIN hapax_pair p ON p.pair = e.pair \
+     FROM hapax_event e JOIN hapax_body b ON b.seq = e.seq JOIN hapax_pair p ON p.pair = e.pair \
      LEFT JOIN hapax_copy c ON c.event_seq = e.seq"
 );
 
@@ -172,7 +172,7 @@ pub(super) fn events(
         conditions.insert("p.source = ?", text(source.as_str()));
     }
     if let Some(event_type) = &filter.event_type {
-        conditions.insert("e.event_type = ?", text(event_type));
+        conditions.insert("b.event_type = ?", text(event_type));
     }
     let mut fixed = Vec::new();
     if let Some(status) = filter.status {
@@ -193,7 +193,7 @@ pub(super) fn events(
         conditions.insert("e.seq < ?", Value::Integer(i64::try_from(before).unwrap_or(i64::MAX)));
     }
     let mut sql = String::from(SUMMARY);
-    sql.push_str(" WHERE e.pruned IS NULL");
+    sql.push_str(" WHERE true");
     for condition in conditions.keys() {
         sql.push_str(" AND ");
         sql.push_str(condition);
@@ -205,7 +205,7 @@ pub(super) fn events(
     let mut values: Vec<Value> = conditions.into_values().collect();
     if let Some(needle) = &filter.text {
         sql.push_str(
-            " AND (e.event_id = ? OR instr(e.event_id, ?) OR instr(e.body, CAST(? AS BLOB)))",
+            " AND (e.event_id = ? OR instr(e.event_id, ?) OR instr(b.body, CAST(? AS BLOB)))",
         );
         values.extend(std::iter::repeat_n(text(needle), 3));
     }
@@ -265,7 +265,7 @@ pub(super) fn event(
     let mut found = Vec::new();
     for seq in seqs {
         let row = conn
-            .prepare_cached(&format!("{SUMMARY} WHERE e.pruned IS NULL AND e.seq = ?1"))?
+            .prepare_cached(&format!("{SUMMARY} WHERE e.seq = ?1"))?
             .query_row([seq], summary)
             .optional()?;
         let fits = |summary: &EventSummary| match name {
@@ -288,8 +288,8 @@ fn detail(conn: &Connection, seq: i64, summary: EventSummary) -> rusqlite::Resul
         if summary.review.is_some() { Decision::Review } else { Decision::Accepted };
     let (first, headers, body) = conn
         .prepare_cached(
-            "SELECT received_at, request_id, 0, remote, secret, signed_at, NULL, headers, body \
-             FROM hapax_event WHERE seq = ?1",
+            "SELECT e.received_at, b.request_id, 0, b.remote, b.secret, b.signed_at, NULL, b.headers, \
+             b.body FROM hapax_event e JOIN hapax_body b ON b.seq = e.seq WHERE e.seq = ?1",
         )?
         .query_row([seq], |row| {
             let headers: String = row.get(7)?;

@@ -11,8 +11,29 @@ use uuid::{Builder, Uuid};
 
 pub(super) use crate::columns::{
     DEAD, DISCARDED, DONE, HELD, LEASED, PARKED, READY, REVIEW, STALE, phase_of, ranked, state_of,
-    status_of,
 };
+
+/// The column `pruned` of an event that ended with this status.
+pub(super) fn pruned_as(status: Status) -> i64 {
+    match status {
+        Status::Discarded => 11,
+        Status::Stale => 18,
+        Status::Ignored => 19,
+        _processed => 17,
+    }
+}
+
+/// The status that an event ended with, from the column `pruned`; `None` while it is whole. Anything
+/// unknown counts as processed.
+pub(super) fn status_of_pruned(pruned: i64) -> Option<Status> {
+    match pruned {
+        -1 => None,
+        11 => Some(Status::Discarded),
+        18 => Some(Status::Stale),
+        19 => Some(Status::Ignored),
+        _processed => Some(Status::Processed),
+    }
+}
 
 /// The low bits of an id that hold the row's number: a million million events.
 pub(super) const SEQ_BITS: u32 = 40;

@@ -273,7 +273,7 @@ impl Found {
         conn.prepare_cached(
             "SELECT e.seq, e.pair, p.tenant, p.source, e.event_id, e.state, e.review
              FROM hapax_event e JOIN hapax_pair p ON p.pair = e.pair
-             WHERE e.seq = ?1 AND e.id = ?2 AND e.pruned IS NULL",
+             WHERE e.seq = ?1 AND e.id = ?2 AND e.pruned < 0",
         )?
         .query_row((seq_of(id), id.0.as_bytes()), |row| {
             Ok(Self {

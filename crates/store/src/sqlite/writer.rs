@@ -814,6 +814,7 @@ impl Writer {
         let (specs, freed) = self.lanes.announced();
         self.lanes = Lanes::load(&conn, specs, freed)?;
         self.index = KeyIndex::load(&conn)?;
+        self.broom = Broom::default();
         self.pairs = load_pairs(&conn)?;
         self.last_seq = last_seq(&conn)?;
         self.conn = conn;

@@ -230,5 +230,6 @@ on_every_working_store! {
         a_handler_added_later_gets_a_job_by_replay,
         a_dry_run_says_what_would_happen_and_changes_nothing,
         pruning_takes_what_is_finished_and_past_its_horizon,
+        pruning_takes_ranges_and_leaves_what_lies_between,
     }
 }

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::SourceName;
-use hapax_core::job::{Phase, Retry};
+use hapax_core::job::{HandlerName, Phase, Retry};
 use hapax_core::store::{
-    EventId, Held, Horizon, Lookup, ReplayEffect, ReviewReason, Reviewed, Status, Verdict,
+    EventId, HandlerRef, HandlerSpec, Held, Horizon, Lookup, ReplayEffect, ReviewReason, Reviewed,
+    Status, Verdict,
 };
 use uuid::Uuid;
 
@@ -384,4 +385,58 @@ pub(crate) async fn pruning_takes_what_is_finished_and_past_its_horizon<S: Worki
     assert!(!world.store.knows(&key).await.expect("reads"));
     let again = world.arrive(&Sender::plain(), "done", &[]).await;
     assert!(matches!(again, Verdict::Accepted(id) if id != first), "{again:?}");
+}
+
+pub(crate) async fn pruning_takes_ranges_and_leaves_what_lies_between<S: Working>(world: World<S>) {
+    // Every third event is unfinished, every fourth of another source: whatever goes in ranges must not
+    // take a neighbour, and each end must still be told to a late copy.
+    let other = HandlerRef { source: SourceName::new("other"), handler: HandlerName::new("fee") };
+    world.announce([spec("fee"), HandlerSpec { handler: other, ..spec("fee") }]).await;
+    let (shop, other) = (Sender::plain(), Sender::of("default", "other"));
+    let sender = |n: usize| if n % 4 == 0 { &other } else { &shop };
+    let fee = [job("fee")];
+    let mut open = Vec::new();
+    for n in 0..24 {
+        let jobs = if n % 3 == 0 { &fee[..] } else { &[] };
+        world.arrive(sender(n), &format!("evt_{n}"), jobs).await;
+        open.extend((n % 3 == 0).then_some(n));
+    }
+    world.pass(1_000);
+    let horizon = |keys_before: &[_]| Horizon {
+        events_before: after(500),
+        keys_before: keys_before.to_vec(),
+    };
+    for limit in [5, 24] {
+        while world.store.prune(horizon(&[]), limit).await.expect("prunes") {}
+    }
+    for n in 0..24 {
+        let id = format!("evt_{n}");
+        assert_eq!(is_pruned(&world, &id).await, n % 3 != 0, "{id}");
+        let copy = world.arrive(sender(n), &id, &fee).await;
+        let status = if n % 3 == 0 { Status::Received } else { Status::Ignored };
+        assert!(matches!(&copy, Verdict::Duplicate(known) if known.status == status), "{copy:?}");
+    }
+
+    // The keys of one source are past their time, those of the other are not.
+    let keys_of_shop =
+        vec![(SourceName::new("shop"), after(500)), (SourceName::new("other"), noon())];
+    while world.store.prune(horizon(&keys_of_shop), 7).await.expect("prunes") {}
+    let knows = async |n: usize| {
+        let receipts = sender(n).ingest(&body(&format!("evt_{n}"))).receipts;
+        world.store.knows(receipts[0].key()).await.expect("reads")
+    };
+    for n in 0..24 {
+        assert_eq!(knows(n).await, n % 3 == 0 || n % 4 == 0, "evt_{n}");
+    }
+
+    // What was unfinished then is finished now: its key is as old as the others.
+    for claim in world.claim("fee", 24).await {
+        assert_eq!(world.settle(&claim, done("now")).await, Held::Kept);
+    }
+    while world.store.prune(horizon(&keys_of_shop), 5).await.expect("prunes") {}
+    for n in open {
+        let id = format!("evt_{n}");
+        assert_eq!(is_pruned(&world, &id).await, n % 4 != 0, "{id}");
+        assert_eq!(knows(n).await, n % 4 == 0, "{id}");
+    }
 }

@@ -1,17 +1,21 @@
 -- Retention, and what people may look at with any client.
 
--- Keeps: the narrow row of every event. Takes body and history from events that are finished and past
--- their time; nothing that is open, dead or waits for a person is touched. The event's row is locked
--- before its jobs are looked at for good: whoever gives it new work locks it first as well.
+-- Keeps: the narrow row of every event. Takes the history from events that are finished and past their
+-- time, and with `with_bodies` their bodies; else those go with their day. Nothing that is open, dead or
+-- waits for a person is touched. The event's row is locked before its jobs are looked at: a replay, which
+-- gives it new work, locks it first as well.
 -- Answers how far it looked (none: to the end), and how many it took.
 CREATE FUNCTION hapax.strip(
-    after uuid, bound uuid, before timestamptz, most integer, now_at timestamptz,
+    after uuid, bound uuid, before timestamptz, most integer, with_bodies boolean,
+    now_at timestamptz,
     OUT reached uuid, OUT taken integer
 )
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     looked uuid[];
     ripe uuid[];
+    first uuid;
+    last uuid;
 BEGIN
     taken := 0;
     IF NOT pg_try_advisory_xact_lock(x'6861706178000003'::bigint) THEN
@@ -24,37 +28,46 @@ BEGIN
     IF cardinality(looked) = most THEN
         reached := looked[most];
     END IF;
-    ripe := ARRAY(
+    looked := ARRAY(
         SELECT e.id FROM hapax.event e
-        WHERE e.id = ANY (looked) AND e.state <> 1 AND NOT EXISTS (
-            SELECT FROM hapax.job j
-            WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id) AND j.state NOT IN (2, 3, 8))
+        WHERE e.id = ANY (looked) AND e.pruned IS NULL AND e.state <> 1
         ORDER BY e.id FOR UPDATE SKIP LOCKED);
-    -- Again, now that nobody can change it.
-    ripe := ARRAY(
-        SELECT e.id FROM hapax.event e
-        WHERE e.id = ANY (ripe) AND e.state <> 1 AND NOT EXISTS (
-            SELECT FROM hapax.job j
-            WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id) AND j.state NOT IN (2, 3, 8)));
-    UPDATE hapax.event e SET pruned = CASE
-        WHEN e.state <> 0 THEN 'discarded'
-        ELSE CASE (SELECT min(hapax.rank(j.state, j.steps)) FROM hapax.job j
-                   WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id))
-             WHEN 1 THEN 'discarded' WHEN 7 THEN 'processed' WHEN 8 THEN 'stale'
-             ELSE 'ignored' END
-        END,
-        -- The row is written anyway, and this entry of the index need not be.
-        guard = CASE WHEN e.guard_until <= coalesce(now_at, statement_timestamp()) THEN NULL
-                     ELSE e.guard END
-    WHERE e.id = ANY (ripe);
-    DELETE FROM hapax.attempt a USING unnest(ripe) AS r (id)
-    WHERE a.job >= r.id AND a.job <= hapax.last_job(r.id);
+    -- A statement of its own, now that no replay can give them work.
+    WITH ended AS (
+        UPDATE hapax.event e SET pruned = CASE
+            WHEN e.state <> 0 THEN 'discarded'
+            ELSE CASE s.rank WHEN 1 THEN 'discarded' WHEN 7 THEN 'processed' WHEN 8 THEN 'stale'
+                 ELSE 'ignored' END
+            END,
+            guard = CASE WHEN e.guard_until <= coalesce(now_at, statement_timestamp()) THEN NULL
+                         ELSE e.guard END
+        FROM unnest(looked) AS l (id) CROSS JOIN LATERAL (
+            SELECT min(hapax.rank(j.state, j.steps)) AS rank, bool_and(j.state IN (2, 3, 8)) AS is_over
+            FROM hapax.job j WHERE j.job >= l.id AND j.job <= hapax.last_job(l.id)
+        ) s
+        WHERE e.id = l.id AND s.is_over IS NOT FALSE
+        RETURNING e.id)
+    SELECT array_agg(x.id ORDER BY x.id) INTO ripe FROM ended x;
+    IF ripe IS NULL THEN
+        RETURN;
+    END IF;
+    taken := cardinality(ripe);
+    first := ripe[1];
+    last := hapax.last_job(ripe[taken]);
     DELETE FROM hapax.job j USING unnest(ripe) AS r (id)
     WHERE j.job >= r.id AND j.job <= hapax.last_job(r.id);
+    -- Most events have none.
+    IF EXISTS (SELECT FROM hapax.attempt a WHERE a.job >= first AND a.job <= last) THEN
+        DELETE FROM hapax.attempt a USING unnest(ripe) AS r (id)
+        WHERE a.job >= r.id AND a.job <= hapax.last_job(r.id);
+    END IF;
     DELETE FROM hapax.arrival a WHERE a.event = ANY (ripe);
     DELETE FROM hapax.copy c WHERE c.event = ANY (ripe);
     DELETE FROM hapax.action a WHERE a.event = ANY (ripe);
-    taken := cardinality(ripe);
+    IF with_bodies THEN
+        -- Within the range of their days: the other partitions are not looked at.
+        DELETE FROM hapax.body b WHERE b.id >= first AND b.id <= last AND b.id = ANY (ripe);
+    END IF;
 END $$;
 
 -- Keeps: a key until its source's horizon, and every guard until its own. Forgets events that were stripped and whose key is past

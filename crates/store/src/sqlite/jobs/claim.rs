@@ -188,8 +188,8 @@ impl Lanes {
         let lane = self.by_lane.get(&job.lane).expect("a job's lane is known");
         let (id, event) = conn
             .prepare_cached(
-                "SELECT id, event_id, event_type, occurred_at, received_at, headers, body
-                 FROM hapax_event WHERE seq = ?1",
+                "SELECT e.id, e.event_id, b.event_type, b.occurred_at, e.received_at, b.headers, b.body
+                 FROM hapax_event e JOIN hapax_body b ON b.seq = e.seq WHERE e.seq = ?1",
             )?
             .query_row([job.seq], |row| {
                 let id: [u8; 16] = row.get(0)?;

@@ -112,9 +112,6 @@ CREATE TRIGGER hapax_publish_insert INSTEAD OF INSERT ON hapax_publish BEGIN
     ON CONFLICT (tenant, id) DO NOTHING;
 END;
 
--- An event whose body was pruned while its key is still kept: the status it ended with.
-ALTER TABLE hapax_event ADD COLUMN pruned TEXT;
-
 DROP VIEW hapax_processed_events;
 CREATE VIEW hapax_processed_events AS
 WITH standing AS (
@@ -132,13 +129,13 @@ WITH standing AS (
                      WHEN 5 THEN 'processing' WHEN 6 THEN 'received' WHEN 7 THEN 'processed'
                      WHEN 8 THEN 'stale' ELSE 'ignored' END
            END AS status
-    FROM hapax_event e WHERE e.pruned IS NULL)
+    FROM hapax_event e)
 SELECT lower(substr(hex(e.id), 1, 8) || '-' || substr(hex(e.id), 9, 4) || '-' || substr(hex(e.id), 13, 4)
              || '-' || substr(hex(e.id), 17, 4) || '-' || substr(hex(e.id), 21)) AS id,
        e.event_id,
        p.tenant,
        p.source,
-       e.event_type,
+       b.event_type,
        lower(substr(hex(e.id), 1, 8) || '-' || substr(hex(e.id), 9, 4) || '-' || substr(hex(e.id), 13, 4)
              || '-' || substr(hex(e.id), 17, 4) || '-' || substr(hex(e.id), 21)) AS idempotency_key,
        strftime('%Y-%m-%dT%H:%M:%fZ', e.received_at / 1000000.0, 'unixepoch') AS received_at,
@@ -149,8 +146,9 @@ SELECT lower(substr(hex(e.id), 1, 8) || '-' || substr(hex(e.id), 9, 4) || '-' ||
        s.status,
        (SELECT j.result FROM hapax_job j WHERE j.event_seq = e.seq AND j.result IS NOT NULL
         ORDER BY j.lane LIMIT 1) AS result,
-       CAST(e.body AS TEXT) AS payload
-FROM hapax_event e JOIN hapax_pair p ON p.pair = e.pair JOIN standing s ON s.seq = e.seq;
+       CAST(b.body AS TEXT) AS payload
+FROM hapax_event e JOIN hapax_body b ON b.seq = e.seq JOIN hapax_pair p ON p.pair = e.pair
+     JOIN standing s ON s.seq = e.seq;
 
 CREATE VIEW hapax_attempts AS
 SELECT e.event_id, h.source, h.name AS handler, a.run, a.attempt, a.outcome, a.error, a.worker,
@@ -167,8 +165,8 @@ FROM hapax_job j JOIN hapax_event e ON e.seq = j.event_seq
 WHERE j.state = 2;
 
 CREATE VIEW hapax_dead_letters AS
-SELECT e.event_id, p.tenant, p.source, h.name AS handler, e.event_type, j.run, j.attempt, j.error,
+SELECT e.event_id, p.tenant, p.source, h.name AS handler, b.event_type, j.run, j.attempt, j.error,
        strftime('%Y-%m-%dT%H:%M:%fZ', j.due_at / 1000000.0, 'unixepoch') AS buried_at
-FROM hapax_job j JOIN hapax_event e ON e.seq = j.event_seq JOIN hapax_pair p ON p.pair = e.pair
-     JOIN hapax_lane l ON l.lane = j.lane JOIN hapax_handler h ON h.handler = l.handler
+FROM hapax_job j JOIN hapax_event e ON e.seq = j.event_seq JOIN hapax_body b ON b.seq = e.seq
+     JOIN hapax_pair p ON p.pair = e.pair JOIN hapax_lane l ON l.lane = j.lane JOIN hapax_handler h ON h.handler = l.handler
 WHERE j.state = 4;

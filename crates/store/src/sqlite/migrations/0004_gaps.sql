@@ -34,13 +34,13 @@ WITH standing AS (
                      WHEN 5 THEN 'processing' WHEN 6 THEN 'received' WHEN 7 THEN 'processed'
                      WHEN 8 THEN 'stale' ELSE 'ignored' END
            END AS status
-    FROM hapax_event e WHERE e.pruned IS NULL)
+    FROM hapax_event e)
 SELECT lower(substr(hex(e.id), 1, 8) || '-' || substr(hex(e.id), 9, 4) || '-' || substr(hex(e.id), 13, 4)
              || '-' || substr(hex(e.id), 17, 4) || '-' || substr(hex(e.id), 21)) AS id,
        e.event_id,
        p.tenant,
        p.source,
-       e.event_type,
+       b.event_type,
        lower(substr(hex(e.id), 1, 8) || '-' || substr(hex(e.id), 9, 4) || '-' || substr(hex(e.id), 13, 4)
              || '-' || substr(hex(e.id), 17, 4) || '-' || substr(hex(e.id), 21)) AS idempotency_key,
        strftime('%Y-%m-%dT%H:%M:%fZ', e.received_at / 1000000.0, 'unixepoch') AS received_at,
@@ -51,5 +51,6 @@ SELECT lower(substr(hex(e.id), 1, 8) || '-' || substr(hex(e.id), 9, 4) || '-' ||
        s.status,
        (SELECT j.result FROM hapax_job j WHERE j.event_seq = e.seq AND j.result IS NOT NULL
         ORDER BY j.lane LIMIT 1) AS result,
-       CAST(e.body AS TEXT) AS payload
-FROM hapax_event e JOIN hapax_pair p ON p.pair = e.pair JOIN standing s ON s.seq = e.seq;
+       CAST(b.body AS TEXT) AS payload
+FROM hapax_event e JOIN hapax_body b ON b.seq = e.seq JOIN hapax_pair p ON p.pair = e.pair
+     JOIN standing s ON s.seq = e.seq;

@@ -224,14 +224,19 @@ impl Writer {
                 id.0.as_bytes(),
                 pair,
                 &*key.event_id,
-                receipt.event_type(),
-                receipt.occurred_at().map(micros),
                 micros(via.received_at),
                 &receipt.body_hash().0[..],
                 guard.map(|guard| guard.hash.0),
                 guard.and_then(|guard| self.guarded_until(guard)),
                 state,
                 review_column,
+            ],
+        )?;
+        self.conn.prepare_cached(include_str!("../sql/insert_body.sql"))?.execute(
+            rusqlite::params![
+                seq,
+                receipt.event_type(),
+                receipt.occurred_at().map(micros),
                 via.request_id.as_bytes(),
                 via.remote.map(|address| address.to_string()),
                 via.secret as i64,
@@ -293,11 +298,7 @@ impl Writer {
             .query_row([seq], |row| {
                 let standing = Standing::from_columns(row.get(2)?, row.get(3)?);
                 let id = row::event_id(row.get(0)?);
-                let pruned: Option<String> = row.get(5)?;
-                let status = match pruned {
-                    Some(word) => row::status_of(&word),
-                    None => standing.status(),
-                };
+                let status = row::status_of_pruned(row.get(5)?).unwrap_or(standing.status());
                 let known = Known { id, status, result: None };
                 let body_hash = KeyHash(row.get(1)?);
                 let recent = Recent { body_hash, guard: None, known, review: standing.waiting() };
