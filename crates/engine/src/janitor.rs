@@ -10,12 +10,12 @@ use hapax_core::store::{Horizon, StoreError, Work};
 use hapax_core::{SourceName, Timestamp, tuned};
 use jiff::SignedDuration;
 use tokio::task::yield_now;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::ingress::Now;
-use crate::limits::{PRUNE_BATCH, PRUNE_EVERY, PRUNE_PAUSE};
+use crate::limits::{PRUNE_BATCH, PRUNE_EVERY, PRUNE_EVERY_MIN, PRUNE_PAUSE, PRUNES_PER_RETENTION};
 
 /// How long things are kept; `None` is for ever.
 #[derive(Debug, Clone, Default)]
@@ -43,7 +43,7 @@ impl Retention {
     }
 }
 
-/// Comes by every minute.
+/// Comes by every minute, or more often where things are kept for less than that takes.
 pub struct Janitor<S> {
     store: Arc<S>,
     now: Now,
@@ -51,7 +51,7 @@ pub struct Janitor<S> {
     retention: ArcSwap<Retention>,
 }
 
-impl<S: Work> Janitor<S> {
+impl<S> Janitor<S> {
     /// With the usual times.
     pub fn new(store: Arc<S>, now: Now, retention: Retention) -> Self {
         let every = tuned!("janitor.every_ms", PRUNE_EVERY.as_millis() as u64);
@@ -59,7 +59,7 @@ impl<S: Work> Janitor<S> {
         Self { store, now, every, retention: ArcSwap::from_pointee(retention) }
     }
 
-    /// Comes by this often instead.
+    /// Comes by at least this often.
     pub fn every(self, every: Duration) -> Self {
         Self { every, ..self }
     }
@@ -69,12 +69,20 @@ impl<S: Work> Janitor<S> {
         self.retention.store(Arc::new(retention));
     }
 
+    /// How long until the next round.
+    fn rest(&self) -> Duration {
+        let retention = self.retention.load();
+        let kept = retention.events.iter().chain(retention.keys.iter().map(|(_, kept)| kept));
+        let often = kept.min().map_or(PRUNE_EVERY, |shortest| *shortest / PRUNES_PER_RETENTION);
+        often.max(PRUNE_EVERY_MIN).min(self.every)
+    }
+}
+
+impl<S: Work> Janitor<S> {
     /// Prunes until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
-        let mut beats = interval(self.every);
-        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut failing = false;
-        while stop.run_until_cancelled(beats.tick()).await.is_some() {
+        loop {
             match stop.run_until_cancelled(self.prune()).await {
                 Some(Err(error)) if !failing => {
                     failing = true;
@@ -83,12 +91,16 @@ impl<S: Work> Janitor<S> {
                 Some(Err(_)) | None => {}
                 Some(Ok(())) => failing = false,
             }
+            if stop.run_until_cancelled(sleep(self.rest())).await.is_none() {
+                return;
+            }
         }
     }
 
     async fn prune(&self) -> Result<(), StoreError> {
         let horizon = self.retention.load().horizon((self.now)());
         let mut before = self.store.demand();
+        let mut began = Instant::now();
         while self.store.prune(horizon.clone(), PRUNE_BATCH).await? {
             let demand = self.store.demand();
             let is_quiet = demand.is_some() && demand == before;
@@ -96,8 +108,9 @@ impl<S: Work> Janitor<S> {
             match is_quiet {
                 // Whoever comes now waits for one commit of ours at most, as after a pause.
                 true => yield_now().await,
-                false => sleep(PRUNE_PAUSE).await,
+                false => sleep(began.elapsed().max(PRUNE_PAUSE)).await,
             }
+            began = Instant::now();
         }
         Ok(())
     }
@@ -132,6 +145,22 @@ fn before(now: Timestamp, kept: Duration) -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_kept_for_a_short_time_is_looked_at_often() {
+        // Once a minute, events kept for a minute would pile up to twice what they should.
+        let check = |events: Option<u64>, keys: Option<u64>, seconds: u64| {
+            let keys = keys.map(|kept| (SourceName::new("a"), Some(Duration::from_secs(kept))));
+            let retention = Retention::new(events.map(Duration::from_secs), keys);
+            let janitor = Janitor::new(Arc::new(()), Arc::new(Timestamp::now), retention);
+            assert_eq!(janitor.rest(), Duration::from_secs(seconds));
+        };
+        check(None, None, 60);
+        check(Some(30 * 86_400), Some(7 * 86_400), 60);
+        check(Some(60), None, 5);
+        check(Some(3_600), Some(24), 2);
+        check(Some(1), Some(3_600), 1);
+    }
 
     #[test]
     fn keys_are_kept_as_long_as_the_most_patient_of_a_source_wants() {

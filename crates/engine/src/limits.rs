@@ -269,12 +269,20 @@ pub const SYNC_POLL: Duration = Duration::from_millis(10);
 /// And goes no further than this.
 pub const SYNC_POLL_MAX: Duration = Duration::from_millis(250);
 
-/// How often the janitor comes.
+/// How often the janitor comes at least.
 pub const PRUNE_EVERY: Duration = Duration::from_secs(60);
 
-/// Events deleted in one commit: a few milliseconds of the writer's time.
-pub const PRUNE_BATCH: usize = 500;
+/// How often it comes at most, where things are kept for seconds.
+pub const PRUNE_EVERY_MIN: Duration = Duration::from_secs(1);
 
-/// Between two such commits, so that acks go first; without it while the store is asked for nothing
-/// else, since a busy day's events must not take longer to go than they took to come.
-pub const PRUNE_PAUSE: Duration = Duration::from_millis(50);
+/// How often it comes within the shortest time that anything is kept: what is past its time is then never
+/// more than a small part of what is there, and it goes in many small steps instead of one large one.
+pub const PRUNES_PER_RETENTION: u32 = 12;
+
+/// Events deleted in one commit. A store that has one writer takes fewer, by the clock.
+pub const PRUNE_BATCH: usize = 1_000;
+
+/// The least pause between two such commits, so that acks go first. The pause is as long as the commit
+/// took, so pruning takes at most half of the store's time and keeps up with any ingest. There is none
+/// while the store is asked for nothing else.
+pub const PRUNE_PAUSE: Duration = Duration::from_millis(5);

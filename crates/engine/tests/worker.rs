@@ -22,7 +22,7 @@ use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
 use hapax_core::store::{Claim, ClaimAsk, HandlerRef, Work as _};
 use hapax_core::{Arrival, Source, SourceName, Timestamp, Verified, verify};
-use hapax_engine::limits::{PRUNE_PAUSE, SQL_SLICE};
+use hapax_engine::limits::{PRUNE_BATCH, PRUNE_PAUSE, SQL_SLICE};
 use hapax_engine::{
     Bell, HttpLimits, Ingress, Janitor, LaneSpec, Mode, Outbound, Retention, RouteSpec, Routes,
     RoutesSpec, Workers, serve_ingress,
@@ -775,7 +775,7 @@ async fn the_janitor_prunes_in_small_steps_until_nothing_is_left_and_comes_again
     for (horizon, limit) in &horizons[..3] {
         assert_eq!(horizon.events_before.as_second(), 1_700_000_000 - 60);
         assert_eq!(horizon.keys_before[0].1.as_second(), 1_700_000_000 - 3600);
-        assert_eq!(*limit, 500);
+        assert_eq!(*limit, PRUNE_BATCH);
     }
     assert_eq!(horizons[4].0.events_before, Timestamp::MIN);
     assert!(horizons[4].0.keys_before.is_empty());
@@ -799,7 +799,7 @@ async fn the_janitor_goes_on_at_once_only_while_nobody_else_wants_the_store() {
         });
         began.elapsed()
     };
-    // Half a minute if it paused between them, and next to nothing if not.
+    // Three seconds if it paused between them, and next to nothing if not.
     let quiet = pruned_in(Some(false), 600).await;
     assert!(quiet < 600 * PRUNE_PAUSE, "{quiet:?}");
     for crowded in [Some(true), None] {
