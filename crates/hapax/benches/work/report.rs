@@ -19,7 +19,7 @@ pub(crate) struct Report {
     pub(crate) effects: Option<Effects>,
     pub(crate) beside: Vec<Beside>,
     pub(crate) backlog: Option<Backlog>,
-    pub(crate) retention: Option<Retention>,
+    pub(crate) retention: Vec<Retention>,
 }
 
 impl Report {
@@ -44,14 +44,31 @@ impl Report {
                 1.1,
             )
         });
-        let growth = self.retention.iter().filter_map(Retention::growth).map(|growth| {
-            Figure::lower("retention: file, last third to the one before", growth, 1.25, 1.05)
+        let retention = self.retention.iter().flat_map(|one| {
+            let what = one.what;
+            let acks = Figure::lower(
+                format!("retention, {what}: ack p99, to without pruning"),
+                one.p99_ratio(),
+                1.5,
+                1.2,
+            );
+            let overdue = Figure::lower(
+                format!("retention, {what}: events overdue at the end"),
+                one.overdue_at_the_end() as f64,
+                0.0,
+                0.0,
+            );
+            let growth = one.bytes_per_event().map(|bytes| {
+                let what = format!("retention, {what}: bytes that an event adds at last");
+                Figure::lower(what, bytes, 500.0, 250.0)
+            });
+            let log = (one.log_bytes_peak() > 0).then(|| {
+                let log = mebibytes(one.log_bytes_peak());
+                Figure::lower("retention: the log's largest size, MiB", log, 64.0, 34.0)
+            });
+            [Some(acks), Some(overdue), growth, log].into_iter().flatten()
         });
-        let log = self.retention.iter().map(|one| {
-            let log = mebibytes(one.log_bytes_peak());
-            Figure::lower("retention: the log's largest size, MiB", log, 64.0, 34.0)
-        });
-        Figures(effects.chain(beside).chain(backlog).chain(growth).chain(log).collect())
+        Figures(effects.chain(beside).chain(backlog).chain(retention).collect())
     }
 }
 
@@ -90,7 +107,7 @@ impl shared::Report for Report {
                 "ratio": one.ratio(),
             })
         });
-        let retention = self.retention.as_ref().map(|one| {
+        let retention = self.retention.iter().map(|one| {
             let samples = one.samples.iter().map(|sample| {
                 json!({
                     "seconds": sample.seconds,
@@ -98,15 +115,21 @@ impl shared::Report for Report {
                     "file_bytes": sample.file_bytes,
                     "used_bytes": sample.used_bytes,
                     "log_bytes": sample.log_bytes,
+                    "overdue": sample.overdue,
                 })
             });
-            json!({ "load": paced_json(&one.paced), "samples": samples.collect::<Vec<_>>() })
+            json!({
+                "database": one.what,
+                "without": paced_json(&one.without),
+                "with": paced_json(&one.with),
+                "samples": samples.collect::<Vec<_>>(),
+            })
         });
         json!({
             "effects": effects,
             "beside": beside,
             "backlog": backlog,
-            "retention": retention,
+            "retention": retention.collect::<Vec<_>>(),
             "figures": self.figures().json(),
         })
     }
@@ -192,27 +215,30 @@ impl fmt::Display for Report {
                 )?;
             }
         }
-        if let Some(one) = &self.retention {
+        for one in &self.retention {
             writeln!(
                 f,
-                "\nfiles under {} events/s that are kept for 10 s (ack p99 {} us)",
-                thousands(one.paced.measured.per_second()),
-                thousands(one.paced.measured.latency_us(0.99)),
+                "\n{}, {} events/s that are kept for a minute: ack p99 {} us, {} us without pruning",
+                one.what,
+                thousands(one.with.measured.per_second()),
+                thousands(one.with.measured.latency_us(0.99)),
+                thousands(one.without.measured.latency_us(0.99)),
             )?;
             writeln!(
                 f,
-                "{:>8} {:>12} {:>10} {:>10} {:>10}",
-                "s", "events", "file MiB", "in use", "log MiB"
+                "{:>8} {:>12} {:>10} {:>10} {:>10} {:>10}",
+                "s", "events", "file MiB", "in use", "log MiB", "overdue"
             )?;
             for sample in &one.samples {
                 writeln!(
                     f,
-                    "{:>8.0} {:>12} {:>10.1} {:>10.1} {:>10.1}",
+                    "{:>8.0} {:>12} {:>10.1} {:>10.1} {:>10.1} {:>10}",
                     sample.seconds,
                     thousands(sample.events as f64),
                     mebibytes(sample.file_bytes),
                     mebibytes(sample.used_bytes),
                     mebibytes(sample.log_bytes),
+                    thousands(sample.overdue as f64),
                 )?;
             }
         }

@@ -1,11 +1,14 @@
-//! How large the files get under a steady load with retention on: events are finished at once and
-//! kept for ten seconds, and the janitor comes once a minute.
+//! What retention costs and gives back: events are kept for a minute and their keys for a month, an SQL
+//! handler works beside, and the rate is near what one node takes. The same load without pruning is
+//! measured in the same run, so that only the ratio of the two is judged.
 
 use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use hapax_sim::Postgres;
+use tokio_postgres::{Client, NoTls};
 
 use crate::Options;
 use crate::effects::Sent;
@@ -13,44 +16,57 @@ use crate::ledger::Ledger;
 use crate::shared::open::{self, Paced, Plan};
 use crate::shared::server::{Server, Setup};
 
-/// A user's table that does not grow, so that what grows is ours.
-const SCHEMA: &str = "CREATE TABLE total (fees INTEGER); INSERT INTO total VALUES (0);";
+/// How long events are kept.
+const KEPT: Duration = Duration::from_secs(60);
 
-/// Keys outlive the replay window, so that one is short too.
-const TABLES: &str = "tolerance = \"5s\"\n\
-     \n[sources.stripe.handlers.sum]\nsql = \"UPDATE total SET fees = fees + 5\"\n\
-     \n[retention]\nkeys = \"10s\"\nevents = \"10s\"\n";
+/// How far behind retention may be: the janitor comes twelve times in the time that events are kept.
+const BEHIND: Duration = Duration::from_secs(15);
 
-/// How often the janitor comes.
-const JANITOR_SECONDS: f64 = 60.0;
+/// Time before the measured part of the load without pruning.
+const WARM_UP: Duration = Duration::from_secs(10);
 
 /// Lines of the table.
 const SAMPLES: u64 = 24;
 
-/// The load and the files over its time.
+/// One database under the load.
 pub(crate) struct Retention {
-    pub(crate) paced: Paced,
+    pub(crate) what: &'static str,
+    /// Nothing is pruned.
+    pub(crate) without: Paced,
+    /// Everything is, once it is a minute old; measured from then on.
+    pub(crate) with: Paced,
     pub(crate) samples: Vec<Sample>,
 }
 
 pub(crate) struct Sample {
     pub(crate) seconds: f64,
     pub(crate) events: u64,
+    /// The file, or all of Hapax's tables.
     pub(crate) file_bytes: u64,
     /// Of the file, pages that hold something.
     pub(crate) used_bytes: u64,
     pub(crate) log_bytes: u64,
+    /// Events that should have been pruned a while ago.
+    pub(crate) overdue: u64,
 }
 
 impl Retention {
-    /// The largest file of the last third of the time, to the largest of the third before; nothing
-    /// where the time is too short for a janitor's round in each.
-    pub(crate) fn growth(&self) -> Option<f64> {
-        let third = self.samples.len() / 3;
-        let (before, last) = self.samples.get(third..)?.split_at_checked(third)?;
-        let peak = |samples: &[Sample]| samples.iter().map(|one| one.file_bytes).max();
-        let is_told = self.samples.last()?.seconds >= 3.0 * JANITOR_SECONDS;
-        is_told.then_some(peak(last)? as f64 / peak(before)?.max(1) as f64)
+    pub(crate) fn p99_ratio(&self) -> f64 {
+        self.with.measured.latency_us(0.99) / self.without.measured.latency_us(0.99)
+    }
+
+    /// By how many bytes an event lets the file grow in the last third of the time: its key and its
+    /// narrow row stay. Nothing where the time is too short to tell.
+    pub(crate) fn bytes_per_event(&self) -> Option<f64> {
+        let (third, last) = (self.samples.get(self.samples.len() * 2 / 3)?, self.samples.last()?);
+        let is_told = third.seconds >= 2.0 * KEPT.as_secs_f64();
+        let events = last.events.checked_sub(third.events).filter(|events| *events > 0)?;
+        let grown = last.file_bytes as f64 - third.file_bytes as f64;
+        is_told.then_some(grown / events as f64)
+    }
+
+    pub(crate) fn overdue_at_the_end(&self) -> u64 {
+        self.samples.last().map_or(0, |sample| sample.overdue)
     }
 
     pub(crate) fn log_bytes_peak(&self) -> u64 {
@@ -58,49 +74,158 @@ impl Retention {
     }
 }
 
-pub(crate) async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Retention> {
-    let directory = directory.join("retention");
-    let ledger = Ledger::create(&directory, SCHEMA)?;
-    let setup = Setup { tables: TABLES.to_owned(), ..Setup::default() };
-    let sent = Sent::to(Server::hapax(&options.place.hapax, &directory, &setup)?);
-    let time = Duration::from_secs(options.retention_seconds.max(SAMPLES / 4));
-    let plan = Plan { per_second: options.retention_rate, time, warm_up: Duration::ZERO };
-    let samples = async {
-        let (began, mut samples) = (Instant::now(), Vec::new());
-        for _ in 0..SAMPLES {
-            tokio::time::sleep(time / SAMPLES as u32).await;
-            samples.push(sample(&directory, &ledger, began, &sent)?);
-        }
-        anyhow::Ok(samples)
-    };
-    let events = Rc::clone(&sent.events);
-    let (paced, samples) = tokio::try_join!(open::run(&sent.server, &events, plan), samples)?;
-    Ok(Retention { paced, samples })
+/// Where the events are.
+enum Database {
+    Sqlite(Ledger),
+    Postgres(Client),
 }
 
-fn sample(
-    directory: &Path,
-    ledger: &Ledger,
-    began: Instant,
-    sent: &Sent,
-) -> anyhow::Result<Sample> {
-    let size = |name: &str| {
-        let file = directory.join("data").join(name);
-        let found =
-            std::fs::metadata(&file).with_context(|| format!("looking at {}", file.display()));
-        anyhow::Ok(found?.len())
-    };
-    let database = ledger.open()?;
-    let pragma = |sql: &str| {
-        let value = database.query_row(sql, [], |row| row.get::<_, i64>(0))?;
-        anyhow::Ok(u64::try_from(value)?)
-    };
-    let used = pragma("PRAGMA page_count")? - pragma("PRAGMA freelist_count")?;
-    Ok(Sample {
-        seconds: began.elapsed().as_secs_f64(),
-        events: sent.made(),
-        file_bytes: size("hapax.db")?,
-        used_bytes: used * pragma("PRAGMA page_size")?,
-        log_bytes: size("hapax.db-wal")?,
-    })
+/// A server with retention or without.
+struct Subject {
+    sent: Sent,
+    database: Database,
+    directory: std::path::PathBuf,
+}
+
+fn tables(handler: &str, kept: &str) -> String {
+    format!(
+        "\n[sources.stripe.handlers.sum]\nsql = \"{handler}\"\n\
+         \n[retention]\nkeys = \"30d\"\nevents = \"{kept}\"\n"
+    )
+}
+
+impl Subject {
+    /// Over SQLite, with a user's table that does not grow, so that what grows is ours.
+    fn sqlite(options: &Options, directory: &Path, kept: &str) -> anyhow::Result<Self> {
+        let schema = "CREATE TABLE total (fees INTEGER); INSERT INTO total VALUES (0);";
+        let ledger = Ledger::create(directory, schema)?;
+        let tables = tables("UPDATE total SET fees = fees + 5", kept);
+        let setup = Setup { tables, ..Setup::default() };
+        let sent = Sent::to(Server::hapax(&options.place.hapax, directory, &setup)?);
+        Ok(Self { sent, database: Database::Sqlite(ledger), directory: directory.to_owned() })
+    }
+
+    async fn postgres(
+        options: &Options,
+        server: &Postgres,
+        directory: &Path,
+        kept: &str,
+    ) -> anyhow::Result<Self> {
+        let url = server.create_database("retention").await;
+        let (client, connection) =
+            tokio_postgres::connect(&url, NoTls).await.context("connecting to PostgreSQL")?;
+        tokio::spawn(connection);
+        client.batch_execute("CREATE TABLE ledger (event_id text, fee bigint)").await?;
+        let tables = tables("INSERT INTO ledger (event_id, fee) VALUES (:event_id, 5)", kept);
+        let setup = Setup { root: format!("database_url = {url:?}\n"), tables };
+        let sent = Sent::to(Server::hapax(&options.place.hapax, directory, &setup)?);
+        Ok(Self { sent, database: Database::Postgres(client), directory: directory.to_owned() })
+    }
+
+    async fn load(&self, plan: Plan) -> anyhow::Result<(Paced, Vec<Sample>)> {
+        let time = plan.warm_up + plan.time;
+        let samples = async {
+            let (began, mut samples) = (Instant::now(), Vec::new());
+            for n in 1..=SAMPLES {
+                let at = time * n as u32 / SAMPLES as u32;
+                tokio::time::sleep(at.saturating_sub(began.elapsed())).await;
+                samples.push(self.sample(began).await?);
+            }
+            anyhow::Ok(samples)
+        };
+        let events = Rc::clone(&self.sent.events);
+        let (paced, samples) =
+            tokio::try_join!(open::run(&self.sent.server, &events, plan), samples)?;
+        Ok((paced, samples))
+    }
+
+    async fn sample(&self, began: Instant) -> anyhow::Result<Sample> {
+        let (seconds, events) = (began.elapsed().as_secs_f64(), self.sent.made());
+        let late = (KEPT + BEHIND).as_secs();
+        match &self.database {
+            Database::Sqlite(ledger) => {
+                let database = ledger.open()?;
+                let number = |sql: &str| {
+                    let value = database.query_row(sql, [], |row| row.get::<_, i64>(0))?;
+                    anyhow::Ok(u64::try_from(value)?)
+                };
+                let page_bytes = number("PRAGMA page_size")?;
+                let pages = number("PRAGMA page_count")?;
+                let log = self.directory.join("data").join("hapax.db-wal");
+                Ok(Sample {
+                    seconds,
+                    events,
+                    file_bytes: pages * page_bytes,
+                    used_bytes: (pages - number("PRAGMA freelist_count")?) * page_bytes,
+                    log_bytes: std::fs::metadata(&log).context("looking at the log")?.len(),
+                    // Bodies stand in the order of their arrival: the oldest come first.
+                    overdue: number(&format!(
+                        "SELECT count(*) FROM (SELECT 1 FROM hapax_body b JOIN hapax_event e ON e.seq = b.seq
+                         WHERE e.received_at < (unixepoch() - {late}) * 1000000
+                           AND b.seq < (SELECT min(seq) FROM hapax_body) + 1000000)"
+                    ))?,
+                })
+            }
+            Database::Postgres(client) => {
+                let row = client
+                    .query_one(
+                        "SELECT (SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class c
+                                 WHERE c.relnamespace = 'hapax'::regnamespace AND c.relkind = 'r'),
+                                (SELECT count(*) FROM hapax.event
+                                 WHERE pruned IS NULL
+                                   AND received_at < now() - $1::bigint * interval '1 second')",
+                        &[&i64::try_from(late)?],
+                    )
+                    .await?;
+                let (bytes, overdue): (i64, i64) = (row.get(0), row.get(1));
+                let bytes = u64::try_from(bytes)?;
+                let overdue = u64::try_from(overdue)?;
+                Ok(Sample {
+                    seconds,
+                    events,
+                    file_bytes: bytes,
+                    used_bytes: bytes,
+                    log_bytes: 0,
+                    overdue,
+                })
+            }
+        }
+    }
+}
+
+pub(crate) async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Vec<Retention>> {
+    let mut all = Vec::new();
+    if options.retention_rate > 0.0 {
+        let place = |name: &str| directory.join(format!("retention-{name}"));
+        let without = Subject::sqlite(options, &place("without"), "30d")?;
+        let with = async || Subject::sqlite(options, &place("with"), "60s");
+        all.push(compare(options, "SQLite", options.retention_rate, without, with).await?);
+    }
+    if options.retention_rate_postgres > 0.0 {
+        let place = |name: &str| directory.join(format!("retention-postgres-{name}"));
+        let server = Postgres::with_settings(&[("shared_buffers", "128MB")]).await;
+        let without = Subject::postgres(options, &server, &place("without"), "30d").await?;
+        let with = async || Subject::postgres(options, &server, &place("with"), "60s").await;
+        let rate = options.retention_rate_postgres;
+        all.push(compare(options, "PostgreSQL", rate, without, with).await?);
+    }
+    Ok(all)
+}
+
+/// One after the other, so that neither has to share the machine with the other.
+async fn compare(
+    options: &Options,
+    what: &'static str,
+    per_second: f64,
+    without: Subject,
+    with: impl AsyncFnOnce() -> anyhow::Result<Subject>,
+) -> anyhow::Result<Retention> {
+    let all = Duration::from_secs(options.retention_seconds);
+    let time = all.saturating_sub(KEPT + BEHIND).max(Duration::from_secs(5));
+    let plan = Plan { per_second, time: (all / 4).max(WARM_UP), warm_up: WARM_UP };
+    let (unpruned, _) = without.load(plan).await?;
+    drop(without);
+    let plan = Plan { per_second, time, warm_up: all.saturating_sub(time) };
+    let (pruned, samples) = with().await?.load(plan).await?;
+    Ok(Retention { what, without: unpruned, with: pruned, samples })
 }

@@ -240,15 +240,30 @@ fn database(path: &Path, found: &mut Findings) {
         return;
     }
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let tables = Connection::open_with_flags(path, flags).and_then(|file| {
+    let looked = Connection::open_with_flags(path, flags).and_then(|file| {
         file.busy_timeout(Duration::from_secs(5))?;
-        let count =
-            "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name GLOB 'hapax_*'";
-        file.query_row(count, [], |row| row.get::<_, i64>(0))
+        let number = |sql: &str| file.query_row(sql, [], |row| row.get::<_, i64>(0));
+        let tables = number(
+            "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name GLOB 'hapax_*'",
+        )?;
+        let page_bytes = number("PRAGMA page_size")?;
+        let all = number("PRAGMA page_count")? * page_bytes;
+        Ok((tables, all, number("PRAGMA freelist_count")? * page_bytes))
     });
-    match tables {
-        Ok(0) => found.add("database", Level::Warn, format!("{shown} has no tables of ours yet")),
-        Ok(_) => found.add("database", Level::Ok, format!("{shown} opens")),
+    match looked {
+        Ok((0, ..)) => {
+            found.add("database", Level::Warn, format!("{shown} has no tables of ours yet"));
+        }
+        // Free pages are filled again before the file grows.
+        Ok((_, all, free)) => {
+            let mebibytes = |bytes: i64| bytes as f64 / f64::from(1 << 20);
+            let note = format!(
+                "{shown} opens: {:.1} MiB, {:.1} MiB of it free for new events",
+                mebibytes(all),
+                mebibytes(free)
+            );
+            found.add("database", Level::Ok, note);
+        }
         Err(error) => found.add("database", Level::Fail, format!("{shown}: {error}")),
     }
 }
