@@ -422,3 +422,37 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn nothing_of_hapaxs_own_is_named() {
+    // A deleted event is a new one when its next copy comes.
+    let own = "is Hapax's own";
+    for marked in [
+        "DELETE FROM ¶hapax.event",
+        "DELETE FROM ¶HAPAX . \"event\"",
+        "SELECT 1;\nUPDATE ¶\"hapax\"/* x */.job SET state = 2",
+        "WITH x AS (DELETE FROM app.¶hapax.seen RETURNING 1) SELECT * FROM x",
+        "SELECT ¶hapax.done(:id::uuid, 1, '', now())",
+        "DO ¶$$ BEGIN DELETE FROM hapax.event; END $$",
+        "DO ¶$x$ BEGIN PERFORM 1; TRUNCATE hapax.\"job\"; END $x$",
+    ] {
+        refused(marked, &[own]);
+    }
+    for text in [
+        "SELECT hapax.once('a', :event_id)",
+        "SELECT HAPAX.publish('t', '{}')",
+        "INSERT INTO a SELECT result FROM hapax.processed_events WHERE id = :id::uuid",
+        "INSERT INTO event VALUES ('hapax.event', $$hapax.job$$) -- hapax.seen",
+        "SELECT hapax, \"Hapax\".event, x.hapax FROM hapaxes.event",
+        "DO $$ BEGIN PERFORM hapax.once('a', 'b'); DELETE FROM event; END $$",
+    ] {
+        parse(text).unwrap_or_else(|error| panic!("{text}\n{error}"));
+    }
+    for text in ["DELETE FROM hapax.event WHERE id = $1", "SELECT hapax.settle($1)"] {
+        let error = SqlProgram::may_begin(text, Dialect::Postgres).expect_err(text);
+        assert!(error.problem.contains(own), "{text}: {error}");
+    }
+    for text in ["SELECT hapax.publish($1, $2)", "(SELECT $1) UNION SELECT $2::text", "DELETE FROM event"] {
+        SqlProgram::may_begin(text, Dialect::Postgres).expect(text);
+    }
+}

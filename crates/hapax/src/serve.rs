@@ -79,6 +79,8 @@ async fn serve(
 /// How the shared database is opened.
 fn shared(config: &Config, url: &ServiceUrl) -> PgOptions {
     let mut options = PgOptions::new(url.expose());
+    let handlers = config.settings.handlers_database_url.as_ref();
+    options.handlers_url = handlers.map(|url| url.expose().to_owned());
     options.redis_url = config.settings.redis_url.as_ref().map(|url| url.expose().to_owned());
     options.keys_kept = retention(config).keys.into_iter().map(|(_, kept)| kept).min();
     options

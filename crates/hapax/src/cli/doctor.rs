@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use hapax_core::Timestamp;
 use hapax_core::limits::LANE_COUNT_MAX;
-use hapax_store::{PgOpenError, PgSight, PgStore, RedisSight};
+use hapax_store::{HandlersSight, PgOpenError, PgSight, PgStore, RedisSight};
 use http::{Method, StatusCode};
 use rusqlite::{Connection, OpenFlags};
 use serde::{Deserialize, Serialize};
@@ -81,6 +81,12 @@ impl Doctor {
                 data_dir(directory, &mut found);
                 let looked = remote::run(async { Ok(PgStore::look(url.expose()).await) })?;
                 shared_database(url, looked, &mut found);
+                let handlers = settings.as_ref().and_then(|set| set.handlers_database_url.as_ref());
+                if let Some(handlers) = handlers {
+                    let (ours, theirs) = (url.expose(), handlers.expose());
+                    let looked = remote::run(async { Ok(PgStore::look_as(ours, theirs).await) })?;
+                    handlers_role(handlers, looked, &mut found);
+                }
             }
             Some((None, directory)) => {
                 data_dir(directory, &mut found);
@@ -302,6 +308,27 @@ fn shared_database(url: &ServiceUrl, looked: Result<PgSight, PgOpenError>, found
                 steps.len()
             ),
         ),
+    }
+}
+
+/// The role that handlers work as.
+fn handlers_role(
+    url: &ServiceUrl,
+    looked: Result<HandlersSight, PgOpenError>,
+    found: &mut Findings,
+) {
+    match looked {
+        Err(error) => found.add("handlers", Level::Fail, format!("{url}: {error}")),
+        Ok(HandlersSight { role, owns_ours: true }) => {
+            let note = format!(
+                "{url}: {role} can write to the tables of Hapax; use a role that can only call \
+                 its functions"
+            );
+            found.add("handlers", Level::Warn, note);
+        }
+        Ok(HandlersSight { role, owns_ours: false }) => {
+            found.add("handlers", Level::Ok, format!("{url} opens: handlers work as {role}"));
+        }
     }
 }
 

@@ -142,6 +142,8 @@ pub(crate) struct Settings {
     pub(crate) data_dir: PathBuf,
     /// The PostgreSQL that nodes share, instead of the embedded database.
     pub(crate) database_url: Option<ServiceUrl>,
+    /// The same database, as the role that SQL and Rust handlers work as.
+    pub(crate) handlers_database_url: Option<ServiceUrl>,
     /// A Redis in front of it.
     pub(crate) redis_url: Option<ServiceUrl>,
     /// What this process does.
@@ -205,6 +207,7 @@ impl Default for Settings {
             trusted_proxies: Vec::new(),
             data_dir: PathBuf::from("hapax-data"),
             database_url: None,
+            handlers_database_url: None,
             redis_url: None,
             roles: Roles::default(),
             max_body_bytes: 1 << 20,
@@ -381,6 +384,7 @@ impl Config {
             ("admin_listen", old.admin_listen != new.admin_listen),
             ("data_dir", old.data_dir != new.data_dir),
             ("database_url", old.database_url != new.database_url),
+            ("handlers_database_url", old.handlers_database_url != new.handlers_database_url),
             ("redis_url", old.redis_url != new.redis_url),
             ("roles", old.roles != new.roles),
             ("max_connections", old.max_connections != new.max_connections),
@@ -409,7 +413,7 @@ impl Config {
 }
 
 /// Settings that the environment and flags can replace: key, variable, flag.
-const REPLACEABLE: [(&str, &str, &str); 16] = [
+const REPLACEABLE: [(&str, &str, &str); 17] = [
     ("listen", "HAPAX_LISTEN", "--listen"),
     ("admin_listen", "HAPAX_ADMIN_LISTEN", "--admin-listen"),
     ("admin_open", "HAPAX_ADMIN_OPEN", ""),
@@ -417,6 +421,7 @@ const REPLACEABLE: [(&str, &str, &str); 16] = [
     ("trusted_proxies", "HAPAX_TRUSTED_PROXIES", ""),
     ("data_dir", "HAPAX_DATA_DIR", "--data-dir"),
     ("database_url", "HAPAX_DATABASE_URL", "--database-url"),
+    ("handlers_database_url", "HAPAX_HANDLERS_DATABASE_URL", ""),
     ("redis_url", "HAPAX_REDIS_URL", "--redis-url"),
     ("roles", "HAPAX_ROLES", "--roles"),
     ("max_body", "HAPAX_MAX_BODY", ""),
@@ -428,7 +433,7 @@ const REPLACEABLE: [(&str, &str, &str); 16] = [
     ("log.format", "HAPAX_LOG_FORMAT", "--log-format"),
 ];
 
-const ROOT_KEYS: [&str; 21] = [
+const ROOT_KEYS: [&str; 22] = [
     "listen",
     "admin_listen",
     "admin_open",
@@ -436,6 +441,7 @@ const ROOT_KEYS: [&str; 21] = [
     "trusted_proxies",
     "data_dir",
     "database_url",
+    "handlers_database_url",
     "redis_url",
     "roles",
     "max_body",
@@ -572,7 +578,7 @@ impl Reading<'_> {
                 | "body_timeout" | "drain") => {
                     entry.parse(|text| settings.set(key, text), problems);
                 }
-                key @ ("database_url" | "redis_url") => {
+                key @ ("database_url" | "handlers_database_url" | "redis_url") => {
                     let Some(Resolved { secret, file }) =
                         entry.parse(|text| secrets::resolve(text, self.world.env), problems)
                     else {
@@ -675,6 +681,14 @@ impl Reading<'_> {
                 "there is no PostgreSQL for it to stand in front of",
                 "set database_url too, or remove this: the embedded database answers duplicates \
                  from memory",
+            );
+            self.problems.add(place, key, complaint);
+        }
+        if let Some(Given { place, key }) = self.given(root, flags, "handlers_database_url") {
+            let complaint = Complaint::new(
+                "there is no PostgreSQL for handlers to work on",
+                "set database_url too, or remove this: on the embedded database no handler can \
+                 reach a table of Hapax's own",
             );
             self.problems.add(place, key, complaint);
         }
@@ -863,6 +877,9 @@ impl Settings {
             }
             "data_dir" => self.data_dir = PathBuf::from(text),
             "database_url" => self.database_url = Some(ServiceUrl::postgres(text)?),
+            "handlers_database_url" => {
+                self.handlers_database_url = Some(ServiceUrl::postgres(text)?);
+            }
             "redis_url" => self.redis_url = Some(ServiceUrl::redis(text)?),
             "roles" => self.roles = Roles::parse(text.split(','))?,
             "max_body" => self.max_body_bytes = units::size(text)?,

@@ -86,6 +86,19 @@ pub enum PgOpenError {
     /// The tables are not as this version needs them.
     #[error("migrating the database: {0}")]
     Migrate(String),
+    /// Handlers cannot work as the role that is configured for them.
+    #[error("handlers_database_url: {0}")]
+    Handlers(String),
+}
+
+impl PgOpenError {
+    /// The same error, of the URL for handlers.
+    pub(super) fn of_handlers(self) -> Self {
+        match self {
+            Self::Handlers(why) | Self::Url(why) => Self::Handlers(why),
+            other => Self::Handlers(other.to_string()),
+        }
+    }
 }
 
 /// How many connections each kind of work may use. One more watches over the database.
@@ -122,11 +135,16 @@ pub(super) struct Pools {
 }
 
 impl Pools {
-    pub(super) fn new(target: &Target, sizes: PoolSizes) -> Result<Self, PgOpenError> {
+    /// Handlers work on connections to `handlers`: the same database, perhaps as another role.
+    pub(super) fn new(
+        target: &Target,
+        handlers: &Target,
+        sizes: PoolSizes,
+    ) -> Result<Self, PgOpenError> {
         Ok(Self {
             ingest: Lender::by_index(target, "hapax-ingest", sizes.ingest, Patience::INGEST)?,
             work: Lender::by_index(target, "hapax-work", sizes.work, Patience::WORK)?,
-            handlers: Lender::new(target, "hapax-handlers", sizes.handlers, Patience::WORK)?,
+            handlers: Lender::for_handlers(handlers, sizes.handlers)?,
             ledger: Lender::by_index(target, "hapax-ledger", sizes.ledger, Patience::INGEST)?,
             admin: Lender::new(target, "hapax-admin", sizes.admin, Patience::WORK)?,
             watch: Lender::new(target, "hapax-watch", 1, Patience::WORK)?,
@@ -183,6 +201,10 @@ impl Lender {
     ) -> Result<Self, PgOpenError> {
         let session = format!("SET enable_seqscan = off; {}", session(patience));
         Self::with(target, name, size, patience, session)
+    }
+
+    fn for_handlers(target: &Target, size: usize) -> Result<Self, PgOpenError> {
+        Self::with(target, "hapax-handlers", size, Patience::WORK, handler_session())
     }
 
     fn with(
@@ -248,6 +270,19 @@ pub(super) fn session(patience: Patience) -> String {
         patience.statement.as_millis(),
         patience.lock.as_millis(),
         patience.statement.as_millis(),
+    )
+}
+
+/// What a session of handlers begins with. A plain name in a handler's statement means a table of the
+/// user's, also where the role has the name of our schema, which PostgreSQL's own default looks in
+/// first.
+pub(super) fn handler_session() -> String {
+    format!(
+        "{}; SELECT set_config('search_path', coalesce((\
+             SELECT string_agg(quote_ident(schema), ', ' ORDER BY place) \
+             FROM unnest(current_schemas(false)) WITH ORDINALITY AS path (schema, place) \
+             WHERE schema <> 'hapax'), 'public'), false)",
+        session(Patience::WORK)
     )
 }
 

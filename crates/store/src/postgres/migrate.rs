@@ -49,6 +49,12 @@ const STEPS: &[Step] = &[
         sql: include_str!("migrations/0006_ledger.sql"),
         survives: 1,
     },
+    Step {
+        number: 7,
+        name: "handlers",
+        sql: include_str!("migrations/0007_handlers.sql"),
+        survives: 1,
+    },
 ];
 
 /// Where steps are noted.

@@ -11,6 +11,7 @@ mod copies;
 mod desk;
 mod epoch;
 mod figures;
+mod handler_role;
 mod handlers;
 mod hosts;
 mod ingest;
@@ -44,6 +45,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use connect::{PgOpenError, PoolSizes};
+pub use handler_role::HandlersSight;
 pub use migrate::MigrationStatus;
 pub use transact::{PgDb, PgDbError, PgTx};
 
@@ -68,6 +70,10 @@ pub struct PgOptions {
     /// `postgres://…`, or `key=value` pairs. `sslmode` and `sslrootcert` mean what they mean to
     /// PostgreSQL's own clients.
     pub url: String,
+    /// The same database as the role that handlers work as; `None` is the role of `url`. It needs
+    /// rights on the user's tables; what it needs of ours is granted to it when a node opens the
+    /// database.
+    pub handlers_url: Option<String>,
     /// A clock to go by instead of the database's; for tests that move time.
     pub clock: Option<Clock>,
     /// Connections.
@@ -82,7 +88,14 @@ impl PgOptions {
     /// The database at `url`, by its own clock.
     pub fn new(url: impl Into<String>) -> Self {
         let pools = PoolSizes::default();
-        Self { url: url.into(), clock: None, pools, redis_url: None, keys_kept: None }
+        Self {
+            url: url.into(),
+            handlers_url: None,
+            clock: None,
+            pools,
+            redis_url: None,
+            keys_kept: None,
+        }
     }
 }
 
@@ -152,8 +165,13 @@ impl PgStore {
         target.look().await?;
         let front = options.redis_url.as_deref().map(|url| Front::open(url, options.keys_kept));
         let front = front.transpose().map_err(|error| PgOpenError::Redis(error.to_string()))?;
-        let pools = Pools::new(&target, options.pools)?;
+        let handlers = options.handlers_url.as_deref().map(Target::parse).transpose();
+        let handlers = handlers.map_err(PgOpenError::of_handlers)?;
+        let pools = Pools::new(&target, handlers.as_ref().unwrap_or(&target), options.pools)?;
         migrate::up(&pools.admin).await?;
+        if handlers.is_some() {
+            handler_role::admit(&pools).await.map_err(PgOpenError::of_handlers)?;
+        }
         let shared = Arc::new(Shared {
             pools,
             clock: options.clock,
@@ -184,7 +202,8 @@ impl PgStore {
 
     /// How each step of the tables stands in the database at `url`; takes none.
     pub async fn migration_status(url: &str) -> Result<Vec<MigrationStatus>, PgOpenError> {
-        let pools = Pools::new(&Target::parse(url)?, PoolSizes::default())?;
+        let target = Target::parse(url)?;
+        let pools = Pools::new(&target, &target, PoolSizes::default())?;
         migrate::status(&pools.admin).await
     }
 
@@ -194,9 +213,17 @@ impl PgStore {
         let target = Target::parse(url)?;
         let connect::Facts { version, is_standby, clock_apart } = target.facts().await?;
         let unfit = target.look().await.err();
-        let pools = Pools::new(&target, PoolSizes::default())?;
+        let pools = Pools::new(&target, &target, PoolSizes::default())?;
         let steps = migrate::status(&pools.admin).await?;
         Ok(PgSight { version, is_standby, clock_apart, unfit, steps })
+    }
+
+    /// What a person wants to know of the role that handlers work as, before a server is started;
+    /// changes nothing. `handlers_url` must lead to the database at `url`.
+    pub async fn look_as(url: &str, handlers_url: &str) -> Result<HandlersSight, PgOpenError> {
+        let handlers = Target::parse(handlers_url).map_err(PgOpenError::of_handlers)?;
+        let pools = Pools::new(&Target::parse(url)?, &handlers, PoolSizes::default())?;
+        handler_role::look(&pools).await
     }
 
     /// The first column of each row that `sql` gives at `url`, as text, in a transaction that may only
@@ -209,7 +236,7 @@ impl PgStore {
     pub async fn migrate(url: &str) -> Result<(), PgOpenError> {
         let target = Target::parse(url)?;
         target.look().await?;
-        migrate::up(&Pools::new(&target, PoolSizes::default())?.admin).await
+        migrate::up(&Pools::new(&target, &target, PoolSizes::default())?.admin).await
     }
 
     /// `hapax.once` and its table as a plain migration, for those without any Hapax server.

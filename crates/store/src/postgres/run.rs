@@ -25,7 +25,7 @@ use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
 
 use super::Shared;
-use super::connect::{Lent, Patience, PgError, session};
+use super::connect::{Lent, PgError, handler_session};
 use super::jobs::{self, Guarded, Settled, Standing, Taken, only, shortened};
 use super::shown::{self, RawValue, Shown};
 use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
@@ -452,15 +452,17 @@ pub(super) async fn begin(client: &Object, timeout: Duration, more: &str) -> Res
     // Answered before anything else is sent: without a transaction the rest would commit itself.
     let begin = format!(
         "BEGIN; SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = 0; \
-         SET LOCAL standard_conforming_strings = on{more}",
+         SET LOCAL standard_conforming_strings = on; SET LOCAL hapax.in_handler = 'on'{more}",
         timeout.as_millis().max(1)
     );
     client.batch_execute(&begin).await.map_err(|error| ours(error.into()))
 }
 
-/// Checks every constraint that waited for the commit, before anything is recorded.
+/// Checks every constraint that waited for the commit, before anything is recorded. With that the
+/// user's part of the transaction is over: only statements of ours follow.
 pub(super) async fn check_constraints(client: &Object) -> Result<(), NotRun> {
-    let checked = client.batch_execute("SET CONSTRAINTS ALL IMMEDIATE").await;
+    let over = "SET CONSTRAINTS ALL IMMEDIATE; SET LOCAL hapax.in_handler = 'off'";
+    let checked = client.batch_execute(over).await;
     checked.map_err(|error| at_commit(&error))
 }
 
@@ -504,8 +506,8 @@ pub(super) async fn tidy(lent: &mut Lent, left: Left) {
         Left::Open => client.batch_execute("ROLLBACK").await.is_ok(),
         Left::Ended => true,
     };
-    let anew = format!("{RESET}{}", session(Patience::WORK));
-    if rolled_back && client.batch_execute(&anew).await.is_ok() {
+    let fresh = format!("{RESET}{}", handler_session());
+    if rolled_back && client.batch_execute(&fresh).await.is_ok() {
         lent.clean();
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
 use hapax_core::store::Work;
-use hapax_store::PgStore;
+use hapax_store::{PgOptions, PgStore};
 
 use crate::{Base, asked, connect, ordered, run, spec, until};
 
@@ -142,7 +142,148 @@ async fn what_a_handler_does_to_its_session_is_undone() {
                     current_setting('search_path'), pg_sleep(0.01))";
     assert_eq!(base.drain(look).await.0, 1);
     let told = base.one("SELECT result FROM hapax.job WHERE result <> 'dirty'").await;
-    assert_eq!(told, "|0|0|\"$user\", public|");
+    assert_eq!(told, "|0|0|public|");
+}
+
+/// The same database as another role; the role is made if it is not there.
+async fn as_role(base: &Base, role: &str) -> String {
+    let make = format!(
+        "DO $$ BEGIN CREATE ROLE {role} LOGIN; EXCEPTION WHEN duplicate_object OR unique_violation
+         THEN NULL; END $$"
+    );
+    base.sql.batch_execute(&make).await.expect("a role");
+    let (_, place) = base.url.split_once('@').expect("a user");
+    format!("postgres://{role}@{place}")
+}
+
+/// Tables of the user's with names of ours, open to every role.
+const NAMESAKES: &str = "CREATE TABLE public.event (id text); CREATE TABLE public.seen (id text);
+    CREATE TABLE public.job (id text); INSERT INTO public.event VALUES ('theirs');
+    GRANT ALL ON ALL TABLES IN SCHEMA public TO PUBLIC; GRANT ALL ON SCHEMA public TO PUBLIC";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plain_names_are_the_users_tables_though_the_role_is_called_hapax() {
+    // PostgreSQL looks in the schema of the role's own name first. DELETE FROM event then removed
+    // our event, and its next copy was taken for a new one.
+    let base = Base::new("sql_names", spec(1)).await;
+    base.sql.batch_execute(NAMESAKES).await.expect("tables");
+    base.store.close().await;
+    let url = as_role(&base, "hapax").await;
+    let database = base.one("SELECT current_database()::text").await;
+    base.sql
+        .batch_execute(&format!(
+            "DROP SCHEMA hapax CASCADE; ALTER DATABASE {database} OWNER TO hapax;"
+        ))
+        .await
+        .expect("its own database");
+    let base = Base { store: Base::node(&url, spec(1)).await, ..base };
+    for _ in 0..2 {
+        base.accept_many(20).await;
+        let sql = "DELETE FROM event; INSERT INTO seen VALUES (:event_id);
+                   INSERT INTO job VALUES (:event_id); INSERT INTO ledger VALUES (:event_id, '');
+                   DO $$ BEGIN CREATE TABLE IF NOT EXISTS made_here (n int); END $$";
+        base.drain(sql).await;
+    }
+    for table in ["ledger", "seen", "job"] {
+        let count = base.one(&format!("SELECT count(*)::text FROM public.{table}")).await;
+        assert_eq!(count, "20", "{table}");
+    }
+    assert_eq!(base.one("SELECT count(*)::text FROM public.event").await, "0");
+    assert_eq!(base.one("SELECT count(*)::text FROM hapax.event").await, "20");
+    let made = base.one("SELECT relnamespace::regnamespace::text FROM pg_class WHERE relname = 'made_here'");
+    assert_eq!(made.await, "public");
+}
+
+/// Ways to our tables that no reading of the statements finds.
+const DETOURS: [&str; 7] = [
+    "SELECT public.wipe()",
+    "SELECT public.wipe_as_owner()",
+    "DO $$ BEGIN EXECUTE 'DELETE FROM ' || 'hap' || 'ax.event'; END $$",
+    "DO $$ BEGIN EXECUTE 'TRUNCATE ' || 'hap' || 'ax.event CASCADE'; END $$",
+    "DO $$ BEGIN EXECUTE 'RESET ROLE'; PERFORM public.wipe(); END $$",
+    "SELECT set_config('search_path', 'hapax', false); DELETE FROM event",
+    "DO $$ BEGIN EXECUTE 'SET search_path = ' || 'hapax'; UPDATE job SET state = 0; END $$",
+];
+
+const DETOUR_FUNCTIONS: &str = "
+    CREATE FUNCTION public.wipe() RETURNS void LANGUAGE plpgsql AS
+    $$ BEGIN DELETE FROM hapax.event; END $$;
+    CREATE FUNCTION public.wipe_as_owner() RETURNS void LANGUAGE sql SECURITY DEFINER AS
+    'DELETE FROM hapax.event'";
+
+/// Each detour is a failed attempt without effect, and what our functions write is written.
+async fn no_detour_reaches_our_tables(base: &Base, detours: &[&str]) {
+    for (n, detour) in detours.iter().enumerate() {
+        for copy in 0..3 {
+            base.accept(&format!("evt_{n}_{copy}"), None).await;
+        }
+        let sql = format!("INSERT INTO ledger VALUES (:event_id, ''); {detour}");
+        assert_eq!(base.drain(&sql).await, (0, 0, 3), "{detour}");
+        let error = base.one("SELECT max(error) FROM hapax.job WHERE state = 4").await;
+        assert!(error.contains("(42501)"), "{detour}: {error}");
+        base.sql.batch_execute("UPDATE hapax.job SET error = NULL").await.expect("for the next");
+    }
+    assert_eq!(base.one("SELECT count(*)::text FROM ledger").await, "0");
+    let events = (detours.len() * 3).to_string();
+    assert_eq!(base.one("SELECT count(*)::text FROM hapax.event").await, events);
+    base.accept("good", None).await;
+    let good = "INSERT INTO ledger VALUES (:event_id, '');
+                SELECT hapax.once('s', :event_id); SELECT hapax.publish('t', '{}', id => 'm')";
+    assert_eq!(base.drain(good).await, (1, 0, 0), "{}", base.error().await);
+    assert_eq!(base.one("SELECT count(*)::text FROM hapax.once_key, hapax.message").await, "1");
+    // A copy of what took effect is still known.
+    base.accept("good", None).await;
+    assert_eq!(base.drain(good).await, (0, 0, 0));
+    assert_eq!(base.one("SELECT count(*)::text FROM ledger").await, "1");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_handler_writes_to_our_tables_by_a_detour() {
+    let base = Base::new("sql_detours", spec(1)).await;
+    base.sql.batch_execute(NAMESAKES).await.expect("tables");
+    base.sql.batch_execute(DETOUR_FUNCTIONS).await.expect("functions");
+    no_detour_reaches_our_tables(&base, &DETOURS).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_of_its_own_keeps_handlers_from_our_tables() {
+    // Without it the owner of the tables can do anything, if it means to.
+    let base = Base::new("sql_role", spec(1)).await;
+    base.sql.batch_execute(NAMESAKES).await.expect("tables");
+    base.sql.batch_execute(DETOUR_FUNCTIONS).await.expect("functions");
+    base.store.close().await;
+    let handlers_url = as_role(&base, "hapax_test_app").await;
+    base.sql
+        .batch_execute("GRANT EXECUTE ON FUNCTION hapax.once(text, text, text) TO hapax_test_app")
+        .await
+        .expect("grants");
+    let mut options = PgOptions::new(&base.url);
+    options.handlers_url = Some(handlers_url.clone());
+    let store = PgStore::open(options).await.expect("opens");
+    store.announce(vec![spec(1)]).await.expect("announces");
+    let base = Base { store: Arc::new(store), ..base };
+    let unguarded = "DO $$ BEGIN PERFORM set_config('hapax.in_' || 'handler', 'off', true);
+                     PERFORM public.wipe(); END $$";
+    let drop = "DO $$ BEGIN EXECUTE 'DROP TABLE ' || 'hapax.event CASCADE'; END $$";
+    // Under this one the detour fails for another reason: the schema is not even searched.
+    let detours = [&DETOURS[..5], &[unguarded, drop]].concat();
+    no_detour_reaches_our_tables(&base, &detours).await;
+    let sight = PgStore::look_as(&base.url, &handlers_url).await.expect("looks");
+    assert_eq!((sight.role.as_str(), sight.owns_ours), ("hapax_test_app", false));
+    let elsewhere = hapax_sim::Postgres::shared().await.create_database("sql_role_other").await;
+    let refused = PgStore::look_as(&base.url, &elsewhere).await.expect_err("another database");
+    assert!(refused.to_string().contains("another database"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_table_of_ours_refuses_handlers() {
+    let base = Base::new("sql_guarded", spec(1)).await;
+    let open = "SELECT coalesce(string_agg(relname, ','), '') FROM pg_class c
+                WHERE relnamespace = 'hapax'::regnamespace AND relkind IN ('r', 'p')
+                  AND NOT relispartition
+                  AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid
+                                  AND t.tgname = 'refuse_handler')";
+    assert_eq!(base.one(open).await, "");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

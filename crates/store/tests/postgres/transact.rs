@@ -335,8 +335,33 @@ async fn what_was_done_to_the_session_is_undone() {
                     (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 42),
                     current_setting('search_path'), current_setting('statement_timeout'))";
     let told: String = db.query_row(look, &[]).await.expect("looks").expect("a row").get(0);
-    assert_eq!(told, "0|0|\"$user\", public|30s");
+    assert_eq!(told, "0|0|public|30s");
     drop((claim, db));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rust_handler_reaches_no_table_of_ours() {
+    // By name, and by what only shows when it runs.
+    let base = Base::new("rust_own_tables", spec(3)).await;
+    let wipe = "CREATE FUNCTION wipe() RETURNS void LANGUAGE plpgsql AS
+                $$ BEGIN DELETE FROM hapax.event; END $$";
+    base.sql.batch_execute(wipe).await.expect("a function");
+    base.accept("evt_1", None).await;
+    for (nth, sql) in
+        ["DELETE FROM hapax.event", "SELECT wipe()", "UPDATE \"hapax\" . job SET state = $1"]
+            .into_iter()
+            .enumerate()
+    {
+        let (claim, mut db) = base.begun().await;
+        db.execute("INSERT INTO ledger VALUES ('x', '')", &[]).await.expect("writes");
+        let refused = db.execute(sql, &[]).await.expect_err(sql).to_string();
+        let expected = if nth == 1 { "(42501)" } else { "is Hapax's own" };
+        assert!(refused.contains(expected), "{sql}: {refused}");
+        db.commit(None).await.expect_err("nothing of it");
+        base.store.give_back(vec![(claim.job, claim.fence)]).await.expect("gives back");
+    }
+    assert_eq!(base.one("SELECT count(*)::text FROM hapax.event").await, "1");
+    assert_eq!(base.one("SELECT count(*)::text FROM ledger").await, "0");
 }
 
 async fn narrow(url: &str) -> Arc<PgStore> {

@@ -4,9 +4,11 @@
 //!
 //! The databases disagree on what a text means (comments nest in one of them, `[…]` is a name in the
 //! other), so a text is read in a [`Dialect`]. `tokens` knows both, `colon` what a colon is, `read`
-//! makes statements of tokens, `parameter` knows what can be named.
+//! makes statements of tokens, `parameter` knows what can be named, `own_names` which names are
+//! Hapax's own.
 
 mod colon;
+mod own_names;
 mod parameter;
 mod read;
 mod tokens;
@@ -101,9 +103,9 @@ impl SqlProgram {
         read::program(text, dialect).map_err(|fault| fault.located(text))
     }
 
-    /// Whether `text`, one statement with the database's own parameters, may begin as it does: it
-    /// neither ends the transaction nor touches schema or session. For those who run statements one
-    /// by one; that it is only one, the database sees to.
+    /// Whether `text`, one statement with the database's own parameters, may run in a handler: it
+    /// neither ends the transaction nor touches schema or session, and names no table of Hapax's own.
+    /// For those who run statements one by one; that it is only one, the database sees to.
     pub fn may_begin(text: &str, dialect: Dialect) -> Result<(), SqlError> {
         read::beginning(text, dialect).map_err(|fault| fault.located(text))
     }

@@ -1,6 +1,7 @@
 //! Statements made of tokens: where each begins and ends, how it may begin, and a number for each
 //! parameter.
 
+use super::own_names::OwnNames;
 use super::tokens::{Fault, Token, Tokens, is_name};
 use super::{Dialect, Part, SqlParameter, SqlPlace, SqlProgram, SqlStatement};
 
@@ -9,9 +10,11 @@ pub(super) fn program(text: &str, dialect: Dialect) -> Result<SqlProgram, Fault>
     let mut statements = Vec::new();
     let mut draft: Option<Draft> = None;
     let mut tokens = Tokens::new(text, dialect);
+    let mut names = OwnNames::new(dialect);
     while let Some((range, token)) = tokens.next()? {
         let piece = &text[range.clone()];
         let nth = statements.len() + 1;
+        names.pass(range.start, token, piece)?;
         match token {
             Token::Blank => {
                 if let Some(draft) = &mut draft {
@@ -41,6 +44,9 @@ pub(super) fn program(text: &str, dialect: Dialect) -> Result<SqlProgram, Fault>
                     let verb = verb.ok_or_else(|| no_verb(dialect, nth, range.start, piece))?;
                     begun.verb = Some(verb);
                 }
+                if begun.verb == Some(Verb::Do) && token == Token::Quoted {
+                    names.pass_body(range.start, piece)?;
+                }
                 begun.push(piece);
             }
         }
@@ -55,21 +61,26 @@ pub(super) fn program(text: &str, dialect: Dialect) -> Result<SqlProgram, Fault>
     Ok(SqlProgram { statements })
 }
 
-/// Reads one statement as far as its first word: whether it may begin so.
+/// Reads one statement: whether it may begin so, and names nothing of ours.
 pub(super) fn beginning(text: &str, dialect: Dialect) -> Result<(), Fault> {
-    let mut tokens = Tokens::new(text, dialect);
+    let mut tokens = Tokens::native(text, dialect);
+    let mut names = OwnNames::new(dialect);
+    let mut verb = None;
     while let Some((range, token)) = tokens.next()? {
         let piece = &text[range.clone()];
+        names.pass(range.start, token, piece)?;
         match token {
             Token::Blank => {}
-            Token::Word | Token::Quoted | Token::Sign if is_opening(dialect, piece) => {}
+            Token::Quoted if verb == Some(Verb::Do) => names.pass_body(range.start, piece)?,
             Token::Word | Token::Quoted | Token::Sign | Token::Semicolon | Token::Parameter => {
-                let verb = Verb::of(dialect, piece);
-                return verb.map(drop).ok_or_else(|| no_verb(dialect, 1, range.start, piece));
+                if verb.is_none() && !is_opening(dialect, piece) {
+                    let found = Verb::of(dialect, piece);
+                    verb = Some(found.ok_or_else(|| no_verb(dialect, 1, range.start, piece))?);
+                }
             }
         }
     }
-    Err(no_statement())
+    verb.map(drop).ok_or_else(no_statement)
 }
 
 fn no_statement() -> Fault {

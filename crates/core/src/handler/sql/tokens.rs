@@ -39,11 +39,18 @@ pub(super) struct Tokens<'t> {
     dialect: Dialect,
     at: usize,
     context: Context,
+    /// Whether the database's own parameters, `$1`, may stand in it.
+    is_native: bool,
 }
 
 impl<'t> Tokens<'t> {
     pub(super) fn new(text: &'t str, dialect: Dialect) -> Self {
-        Self { text, dialect, at: 0, context: Context::default() }
+        Self { text, dialect, at: 0, context: Context::default(), is_native: false }
+    }
+
+    /// A text with the database's own parameters.
+    pub(super) fn native(text: &'t str, dialect: Dialect) -> Self {
+        Self { is_native: true, ..Self::new(text, dialect) }
     }
 
     /// The next token.
@@ -131,6 +138,7 @@ impl<'t> Tokens<'t> {
                     let body = self.up_to(tag, tag.len(), "a dollar quote is not closed")?;
                     (tag.len() + body, Token::Quoted)
                 }
+                None if self.is_native => (1, Token::Sign),
                 None if second.is_some_and(is_name) => {
                     return Err(self.foreign(1 + name(&rest[1..])));
                 }

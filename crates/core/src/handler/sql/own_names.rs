@@ -1,0 +1,103 @@
+//! Names of Hapax's own in a statement: on PostgreSQL whatever stands in the schema `hapax`. A handler
+//! may call its documented functions and read its documented views, and name nothing else there. On
+//! SQLite the database itself asks about each table, so nothing is looked for here.
+
+use super::Dialect;
+use super::tokens::{Fault, Token, Tokens};
+
+const SCHEMA: &str = "hapax";
+
+const FUNCTIONS: [&str; 7] =
+    ["once", "complete", "fail", "publish", "reserve", "finish", "abandon"];
+
+const VIEWS: [&str; 5] =
+    ["processed_events", "arrivals", "attempts", "deliveries", "dead_letters"];
+
+/// Looks for `hapax.NAME` in the tokens that pass.
+pub(super) struct OwnNames {
+    dialect: Dialect,
+    seen: Seen,
+}
+
+/// What of such a name has passed.
+#[derive(Clone, Copy)]
+enum Seen {
+    Nothing,
+    /// The schema, and where it stood.
+    Schema(usize),
+    Dot(usize),
+}
+
+impl OwnNames {
+    pub(super) fn new(dialect: Dialect) -> Self {
+        Self { dialect, seen: Seen::Nothing }
+    }
+
+    pub(super) fn pass(&mut self, at: usize, token: Token, piece: &str) -> Result<(), Fault> {
+        if self.dialect == Dialect::Sqlite || token == Token::Blank {
+            return Ok(());
+        }
+        let name = name_of(token, piece);
+        let before = std::mem::replace(&mut self.seen, Seen::Nothing);
+        match (before, name) {
+            (Seen::Dot(start), Some(name)) if !is_documented(&name) => Err(refused(start, &name)),
+            (Seen::Schema(start), None) if piece == "." => {
+                self.seen = Seen::Dot(start);
+                Ok(())
+            }
+            (_, Some(name)) if name == SCHEMA => {
+                self.seen = Seen::Schema(at);
+                Ok(())
+            }
+            (_, _) => Ok(()),
+        }
+    }
+
+    /// Looks into the body of a `DO`, a string that the database runs.
+    pub(super) fn pass_body(&mut self, at: usize, quoted: &str) -> Result<(), Fault> {
+        let mut names = Self::new(self.dialect);
+        let inside = match quoted.strip_prefix('$').and_then(|rest| rest.find('$')) {
+            Some(name) => {
+                let tag = name + 2;
+                quoted.get(tag..quoted.len().saturating_sub(tag)).unwrap_or_default()
+            }
+            None => quoted.trim_matches('\''),
+        };
+        let mut tokens = Tokens::native(inside, self.dialect);
+        // What cannot be read here, the database will not run either.
+        while let Ok(Some((range, token))) = tokens.next() {
+            let passed = names.pass(at, token, &inside[range]);
+            passed.map_err(|fault| Fault { at, ..fault })?;
+        }
+        Ok(())
+    }
+}
+
+/// A name as PostgreSQL reads it.
+fn name_of(token: Token, piece: &str) -> Option<String> {
+    match token {
+        Token::Word => Some(piece.to_ascii_lowercase()),
+        Token::Quoted => {
+            let inside = piece.strip_prefix('"')?.strip_suffix('"')?;
+            Some(inside.replace("\"\"", "\""))
+        }
+        Token::Blank | Token::Semicolon | Token::Parameter | Token::Sign => None,
+    }
+}
+
+fn is_documented(name: &str) -> bool {
+    FUNCTIONS.contains(&name) || VIEWS.contains(&name)
+}
+
+fn refused(at: usize, name: &str) -> Fault {
+    let name: String = name.chars().take(40).collect();
+    Fault::new(
+        at,
+        format!("{SCHEMA}.{name} is Hapax's own"),
+        format!(
+            "a handler works on your tables; in the schema {SCHEMA} it may call {} and read {}",
+            FUNCTIONS.join(", "),
+            VIEWS.join(", ")
+        ),
+    )
+}
