@@ -452,7 +452,9 @@ fn nothing_of_hapaxs_own_is_named() {
         let error = SqlProgram::may_begin(text, Dialect::Postgres).expect_err(text);
         assert!(error.problem.contains(own), "{text}: {error}");
     }
-    for text in ["SELECT hapax.publish($1, $2)", "(SELECT $1) UNION SELECT $2::text", "DELETE FROM event"] {
+    for text in
+        ["SELECT hapax.publish($1, $2)", "(SELECT $1) UNION SELECT $2::text", "DELETE FROM event"]
+    {
         SqlProgram::may_begin(text, Dialect::Postgres).expect(text);
     }
 }

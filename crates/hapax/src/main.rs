@@ -7,6 +7,7 @@ mod config;
 mod logs;
 mod serve;
 mod signing;
+mod statements;
 mod telemetry;
 mod watch;
 

@@ -385,3 +385,32 @@ fn check_config_tells_which_handlers_there_are() {
     assert_eq!(json["sources"][1]["handlers"], serde_json::json!([]));
     assert_eq!(json["sources"][1]["mode"], "async");
 }
+
+#[test]
+fn statements_that_the_database_cannot_run_are_named_before_the_first_event() {
+    // Nothing noticed a missing table until an event had failed for it.
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("hapax-data");
+    let sql = |sql: &str| handler(&format!("sql = \"\"\"{sql}\"\"\""));
+    let check = |text: &str, status: i32, part: &str| {
+        let file = write(&dir, "hapax.toml", text);
+        for command in ["check-config", "doctor"] {
+            let run = hapax(&[command, "--config", &file]).in_dir(dir.path()).run();
+            let said = format!("{}{}", run.stdout, run.stderr);
+            assert_eq!(run.code, status, "{command}: {said}");
+            assert!(said.contains(part), "{command}: {said}");
+        }
+    };
+    // Without a database only what none could run.
+    check(&sql("INSERT INTO fees VALUES (:event_id)"), 0, "");
+    check(&sql("SELECT 1;\nSELECT FROM WHERE"), 1, "statement 2 (line 2");
+    std::fs::create_dir_all(&data).unwrap();
+    let database = rusqlite::Connection::open(data.join("hapax.db")).unwrap();
+    database.execute_batch("CREATE TABLE other (n)").unwrap();
+    check(&sql("INSERT INTO fees VALUES (:event_id)"), 1, "no such table: fees");
+    check(&sql("INSERT INTO other VALUES (:event_id, 1)"), 1, "1 columns");
+    // Ours come with the first start.
+    check(&sql("INSERT INTO hapax_publish (type, data) VALUES ('x', '{}')"), 0, "");
+    database.execute_batch("CREATE TABLE fees (id)").unwrap();
+    check(&sql("INSERT INTO fees VALUES (:event_id)"), 0, "");
+}

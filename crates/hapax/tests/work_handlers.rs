@@ -351,6 +351,25 @@ fn a_long_body_is_searched_in_time() {
 }
 
 #[test]
+fn a_missing_table_is_an_alert_before_the_first_event_until_it_is_there() {
+    let (house, _ledger) = house(
+        "[sources.stripe.handlers.fee]\nsql = \"INSERT INTO fees VALUES (:event_id)\"\n",
+        ledger::SCHEMA,
+    );
+    let server = house.start();
+    let alerts = || server.admin_get("/api/v1/alerts").json()["items"].clone();
+    let alert = until("an alert", || alerts().as_array()?.first().cloned());
+    assert_eq!(alert["name"], "statements", "{alert}");
+    assert_eq!(alert["lane"], "stripe/fee", "{alert}");
+    let message = alert["message"].as_str().unwrap_or_default();
+    assert!(message.contains("no such table: fees"), "{alert}");
+    let database = rusqlite::Connection::open(house.database()).unwrap();
+    database.busy_timeout(std::time::Duration::from_secs(20)).unwrap();
+    database.execute_batch("CREATE TABLE fees (id)").unwrap();
+    until("it is over", || alerts().as_array()?.is_empty().then_some(()));
+}
+
+#[test]
 fn what_pull_workers_do_is_counted_once_like_all_other_work() {
     // A lost fence and an answer that is asked for again are no attempts that ended.
     let (house, _ledger) =

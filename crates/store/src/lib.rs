@@ -26,7 +26,8 @@ mod harness;
 pub use front::RedisSight;
 pub use memory::MemoryStore;
 pub use postgres::{
-    HandlersSight, MigrationStatus, PgDb, PgDbError, PgOpenError, PgOptions, PgSight, PgStore, PgTx, PoolSizes,
+    HandlersSight, MigrationStatus, PgDb, PgDbError, PgOpenError, PgOptions, PgSight, PgStore,
+    PgTx, PoolSizes,
 };
 pub use private::private_dir;
 pub use redis_ledger::{RedisLedger, RedisLedgerError};

@@ -17,7 +17,8 @@ use super::events::read;
 use super::out::{self, Exit, Failure};
 use super::remote::{self, Access, Server};
 use super::told::{self, Page};
-use crate::config::{self, Flags, ServiceUrl, Settings};
+use crate::config::{self, Config, Flags, ServiceUrl};
+use crate::statements::{Statements, Unprepared};
 
 /// Less free disk than this, and the next hour may fill it.
 const DISK_BYTES_WARN: u64 = 1 << 30;
@@ -74,7 +75,9 @@ impl Findings {
 impl Doctor {
     pub(super) fn run(self) -> Result<Exit, Failure> {
         let mut found = Findings::default();
-        let settings = self.config(&mut found);
+        let config = self.config(&mut found);
+        let statements = config.as_ref().map(Statements::of);
+        let settings = config.map(|config| config.settings);
         match settings.as_ref().map(|set| (&set.database_url, &set.data_dir)) {
             Some((Some(url), directory)) => {
                 // The server's own token is kept there, on such a node too.
@@ -94,6 +97,10 @@ impl Doctor {
                 sqlite_version(&mut found);
             }
             None => sqlite_version(&mut found),
+        }
+        if let Some(statements) = statements {
+            let checked = remote::run(async { Ok(statements.unprepared().await) })?;
+            handlers(checked, &mut found);
         }
         if let Some(url) = settings.as_ref().and_then(|set| set.redis_url.as_ref()) {
             let looked = remote::run(async { Ok(RedisSight::look(url.expose()).await) })?;
@@ -136,7 +143,7 @@ impl Doctor {
     }
 
     /// Reads the config as `serve` would, except that nothing is made.
-    fn config(&self, found: &mut Findings) -> Option<Settings> {
+    fn config(&self, found: &mut Findings) -> Option<Config> {
         let config = match config::look(&self.flags) {
             Ok(config) => config,
             Err(errors) => {
@@ -159,7 +166,7 @@ impl Doctor {
         for warning in &config.warnings {
             found.add("config", Level::Warn, warning);
         }
-        Some(config.settings)
+        Some(config)
     }
 }
 
@@ -308,6 +315,24 @@ fn shared_database(url: &ServiceUrl, looked: Result<PgSight, PgOpenError>, found
                 steps.len()
             ),
         ),
+    }
+}
+
+/// Whether the database can run what SQL handlers will ask of it.
+fn handlers(checked: Result<Vec<Unprepared>, String>, found: &mut Findings) {
+    match checked {
+        Ok(unprepared) if unprepared.is_empty() => {
+            found.add("handlers", Level::Ok, "the statements of SQL handlers can run");
+        }
+        Ok(unprepared) => {
+            for one in unprepared {
+                found.add("handlers", Level::Fail, one.to_string());
+            }
+        }
+        Err(error) => {
+            let note = format!("the statements of SQL handlers were not checked: {error}");
+            found.add("handlers", Level::Warn, note);
+        }
     }
 }
 

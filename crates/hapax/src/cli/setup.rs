@@ -3,10 +3,17 @@
 use std::io::{ErrorKind, Write as _};
 use std::path::PathBuf;
 
+use hapax_core::store::HandlerRef;
 use serde_json::json;
 
 use super::out::{self, Exit, Failure};
+use super::remote;
 use crate::config::{self, Config, ConfigErrors, Flags};
+use crate::statements::{Statements, Unprepared};
+
+/// What to do about statements that the database cannot prepare.
+const HINT: &str = "a table of yours must be there before the first event: create it, or correct the \
+                    statement";
 
 /// `hapax init`.
 #[derive(Debug, clap::Args)]
@@ -58,15 +65,24 @@ impl CheckConfig {
             .or_else(|| from_env().map(PathBuf::from))
             .unwrap_or_else(|| PathBuf::from(config::DEFAULT_PATH));
         let checked = config::look(&Flags { config: Some(file), ..Flags::default() });
-        match (checked, self.json) {
-            (Ok(config), true) => as_json(&config),
-            (Ok(config), false) => as_words(&config),
-            (Err(errors), json) => refused(errors, json),
+        let config = match checked {
+            Ok(config) => config,
+            Err(errors) => return refused(errors, self.json),
+        };
+        // An error only where the database answers: the file may be checked where it is not at hand.
+        let unprepared = remote::run(async { Ok(Statements::of(&config).unprepared().await) })?;
+        let unprepared = unprepared.unwrap_or_else(|error| {
+            out::words(&format!("the statements of handlers were not checked: {error}"));
+            Vec::new()
+        });
+        match self.json {
+            true => as_json(&config, &unprepared),
+            false => as_words(&config, &unprepared),
         }
     }
 }
 
-fn as_json(config: &Config) -> Result<Exit, Failure> {
+fn as_json(config: &Config, unprepared: &[Unprepared]) -> Result<Exit, Failure> {
     let sources: Vec<_> = config
         .sources
         .iter()
@@ -96,16 +112,21 @@ fn as_json(config: &Config) -> Result<Exit, Failure> {
     let file = config.file.as_ref().map(|file| file.display().to_string());
     let warnings = &config.warnings;
     out::json(&json!({
-        "ok": true,
+        "ok": unprepared.is_empty(),
         "file": file,
         "sources": sources,
         "proxies": proxies,
         "warnings": warnings,
+        "errors": unprepared.iter().map(ToString::to_string).collect::<Vec<_>>(),
     }))?;
-    Ok(Exit::Done)
+    Ok(judged(unprepared))
 }
 
-fn as_words(config: &Config) -> Result<Exit, Failure> {
+fn judged(unprepared: &[Unprepared]) -> Exit {
+    if unprepared.is_empty() { Exit::Done } else { Exit::Negative }
+}
+
+fn as_words(config: &Config, unprepared: &[Unprepared]) -> Result<Exit, Failure> {
     for configured in &config.sources {
         out::data(&format!("{}  {}", configured.path, configured.provider))?;
     }
@@ -116,6 +137,14 @@ fn as_words(config: &Config) -> Result<Exit, Failure> {
         out::warning(warning);
     }
     let file = config.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
+    for one in unprepared {
+        let HandlerRef { source, handler } = &one.handler;
+        let place = format!("{file}: sources.{source}.handlers.{handler}");
+        out::error(&format!("{place}: {}\n  hint: {HINT}", one.why));
+    }
+    if !unprepared.is_empty() {
+        return Ok(Exit::Negative);
+    }
     let count = config.sources.len();
     let noun = if count == 1 { "source" } else { "sources" };
     let proxies = match config.proxies.len() {

@@ -28,6 +28,8 @@ pub(crate) struct Alerts {
     pub(crate) clock_skew: Option<Duration>,
     /// A write-ahead log of this many bytes: somebody keeps it from starting over.
     pub(crate) log_growth: Option<usize>,
+    /// The database cannot prepare the statements of a handler.
+    pub(crate) statements: bool,
     /// The store cannot write.
     pub(crate) store: bool,
 }
@@ -47,13 +49,14 @@ impl Default for Alerts {
             secret_expiry: Some(Duration::from_secs(7 * 86_400)),
             clock_skew: Some(Duration::from_secs(60)),
             log_growth: Some(256 << 20),
+            statements: true,
             store: true,
         }
     }
 }
 
 /// Every key of `[alerts]`.
-pub(super) const KEYS: [&str; 9] = [
+pub(super) const KEYS: [&str; 10] = [
     "duplicate_spike",
     "failed_verifications",
     "oldest_job",
@@ -62,6 +65,7 @@ pub(super) const KEYS: [&str; 9] = [
     "secret_expiry",
     "clock_skew",
     "log_growth",
+    "statements",
     "store",
 ];
 
@@ -94,6 +98,7 @@ impl Alerts {
             "secret_expiry" => self.secret_expiry = unless_off(text, units::span)?,
             "clock_skew" => self.clock_skew = unless_off(text, units::span)?,
             "log_growth" => self.log_growth = unless_off(text, units::size)?,
+            "statements" => self.statements = unless_off(text, on)?.is_some(),
             "store" => self.store = unless_off(text, on)?.is_some(),
             // Reported already.
             _unknown => {}

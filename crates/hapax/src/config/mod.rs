@@ -1072,6 +1072,7 @@ mod tests {
             secret_expiry: None,
             clock_skew: None,
             log_growth: None,
+            statements: false,
             store: false,
         };
         assert_eq!(read(&off), none);

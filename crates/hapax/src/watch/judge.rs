@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::history::{History, earlier};
 use crate::config::Alerts;
+use crate::statements::Unprepared;
 
 /// Duplicates are compared over this long with what was before.
 const SPIKE_NOW: Duration = Duration::from_secs(5 * 60);
@@ -89,6 +90,8 @@ pub(super) struct Seen<'a> {
     pub(super) clock_offset_seconds: Option<i64>,
     /// The size of the write-ahead log, where there is one.
     pub(super) log_bytes: Option<u64>,
+    /// Handlers whose statements the database cannot prepare.
+    pub(super) unprepared: &'a [Unprepared],
 }
 
 /// Everything that is worth attention now.
@@ -106,6 +109,7 @@ pub(super) fn judge(seen: &Seen<'_>, alerts: &Alerts) -> Vec<Finding> {
     found.extend(seen.secrets.iter().filter_map(|ends| secret_expiry(seen, alerts, ends)));
     found.extend(clock_skew(seen, alerts));
     found.extend(log_growth(seen, alerts));
+    found.extend(seen.unprepared.iter().filter_map(|one| statements(alerts, one)));
     found.extend(store(seen, alerts));
     found
 }
@@ -270,6 +274,18 @@ fn log_growth(seen: &Seen<'_>, alerts: &Alerts) -> Option<Finding> {
             "the write-ahead log has grown to {} MiB: somebody reads the database without end",
             bytes >> 20
         ),
+    })
+}
+
+fn statements(alerts: &Alerts, unprepared: &Unprepared) -> Option<Finding> {
+    let HandlerRef { source, handler } = &unprepared.handler;
+    alerts.statements.then(|| Finding {
+        about: About {
+            lane: Some(format!("{source}/{handler}")),
+            ..of_source("statements", source)
+        },
+        severity: Severity::Critical,
+        message: format!("the statements of {source}/{handler} cannot run: {}", unprepared.why),
     })
 }
 

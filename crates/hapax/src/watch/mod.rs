@@ -25,6 +25,7 @@ use self::history::History;
 pub(crate) use self::judge::SecretEnds;
 use self::judge::{About, Finding, Seen, Severity, judge};
 use crate::config::{Alerts, Config};
+use crate::statements::{Statements, Unprepared};
 
 /// How often it looks.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -33,7 +34,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: SignedDuration = SignedDuration::from_millis(500);
 
 /// The names of all alerts, for the metric: one that never was is zero.
-const NAMES: [&str; 9] = [
+const NAMES: [&str; 10] = [
     "duplicate_spike",
     "failed_verifications",
     "oldest_job",
@@ -42,6 +43,7 @@ const NAMES: [&str; 9] = [
     "secret_expiry",
     "clock_skew",
     "log_growth",
+    "statements",
     "store",
 ];
 
@@ -50,6 +52,8 @@ const NAMES: [&str; 9] = [
 pub(crate) struct Rules {
     pub(crate) alerts: Alerts,
     pub(crate) secrets: Vec<SecretEnds>,
+    /// What handlers will run.
+    pub(crate) statements: Statements,
 }
 
 impl Rules {
@@ -60,7 +64,11 @@ impl Rules {
             tenant: configured.source.tenant().to_string(),
             until: configured.secrets_until.clone(),
         });
-        Self { alerts: config.settings.alerts.clone(), secrets: secrets.collect() }
+        Self {
+            alerts: config.settings.alerts.clone(),
+            secrets: secrets.collect(),
+            statements: Statements::of(config),
+        }
     }
 }
 
@@ -103,20 +111,30 @@ struct Kept {
     lanes: Vec<LaneState>,
     board: BTreeMap<About, Alert>,
     looked_at: Option<Timestamp>,
+    /// What the database said of the handlers' statements; `None` until it was asked.
+    unprepared: Option<Vec<Unprepared>>,
 }
 
 impl Watch {
     /// Begins with counters that are all zero.
     pub(crate) fn new(eyes: Eyes, rules: Rules) -> Self {
         let history = History::new((eyes.now)());
-        let kept =
-            Kept { rules, history, lanes: Vec::new(), board: BTreeMap::new(), looked_at: None };
+        let kept = Kept {
+            rules,
+            history,
+            lanes: Vec::new(),
+            board: BTreeMap::new(),
+            looked_at: None,
+            unprepared: None,
+        };
         Self { eyes, kept: Mutex::new(kept), turn: tokio::sync::Mutex::new(()) }
     }
 
     /// Takes over what the configuration says now.
     pub(crate) fn reload(&self, rules: Rules) {
-        self.kept().rules = rules;
+        let mut kept = self.kept();
+        kept.rules = rules;
+        kept.unprepared = None;
     }
 
     /// Looks every few seconds, until `stop`.
@@ -164,6 +182,7 @@ impl Watch {
                 None
             }
         };
+        self.check_statements().await;
         let traffic = (self.eyes.traffic)();
         let log = self.eyes.log.as_ref().and_then(|log| std::fs::metadata(log).ok());
         let known = (self.eyes.known)();
@@ -183,9 +202,26 @@ impl Watch {
             unwritable: store.writable().err().map(|error| error.to_string()),
             clock_offset_seconds: (self.eyes.clock_offset_seconds)(),
             log_bytes: log.map(|log| log.len()),
+            unprepared: kept.unprepared.as_deref().unwrap_or_default(),
         };
         let found = judge(&seen, &kept.rules.alerts);
         post(&mut kept.board, found, now);
+    }
+
+    /// Asks the database about the handlers' statements: once, and again while something is wrong.
+    async fn check_statements(&self) {
+        let statements = {
+            let kept = self.kept();
+            if !kept.rules.alerts.statements || kept.unprepared.as_ref().is_some_and(Vec::is_empty)
+            {
+                return;
+            }
+            kept.rules.statements.clone()
+        };
+        match statements.unprepared().await {
+            Ok(unprepared) => self.kept().unprepared = Some(unprepared),
+            Err(error) => tracing::debug!(%error, "preparing the handlers' statements: {error}"),
+        }
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {

@@ -34,6 +34,7 @@ struct Scene {
     unwritable: Option<String>,
     clock_offset_seconds: Option<i64>,
     log_bytes: Option<u64>,
+    unprepared: Vec<Unprepared>,
     alerts: Alerts,
 }
 
@@ -49,6 +50,7 @@ impl Scene {
             unwritable: None,
             clock_offset_seconds: Some(3),
             log_bytes: Some(32 << 20),
+            unprepared: Vec::new(),
             alerts: Alerts::default(),
         }
     }
@@ -70,6 +72,7 @@ impl Scene {
             unwritable: self.unwritable.clone(),
             clock_offset_seconds: self.clock_offset_seconds,
             log_bytes: self.log_bytes,
+            unprepared: &self.unprepared,
         };
         judge(&seen, &self.alerts)
     }
@@ -240,6 +243,12 @@ fn a_wrong_clock_a_growing_log_and_a_store_that_cannot_write_are_told() {
     let mut scene = Scene::well();
     scene.log_bytes = Some(256 << 20);
     scene.check("log_growth", Severity::Warning, "256 MiB", |alerts| alerts.log_growth = None);
+    let mut scene = Scene::well();
+    let handler = lane(None, 0).handler;
+    scene.unprepared = vec![Unprepared { handler, why: "no such table: payout_fees".into() }];
+    scene.check("statements", Severity::Critical, "no such table: payout_fees", |alerts| {
+        alerts.statements = false;
+    });
     let mut scene = Scene::well();
     scene.unwritable = Some("the disk is full".into());
     scene.check("store", Severity::Critical, "the disk is full", |alerts| alerts.store = false);

@@ -203,7 +203,7 @@ impl Lender {
         Self::with(target, name, size, patience, session)
     }
 
-    fn for_handlers(target: &Target, size: usize) -> Result<Self, PgOpenError> {
+    pub(super) fn for_handlers(target: &Target, size: usize) -> Result<Self, PgOpenError> {
         Self::with(target, "hapax-handlers", size, Patience::WORK, handler_session())
     }
 

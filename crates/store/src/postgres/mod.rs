@@ -34,6 +34,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use hapax_core::handler::SqlProgram;
 use hapax_core::job::JobId;
 use hapax_core::store::{
     EventDetail, EventFilter, EventId, EventName, EventSummary, Ingest, Inspect, JobDetail,
@@ -54,7 +55,7 @@ use crate::copies::Copies;
 use crate::front::{Entry, Front};
 use crate::limits::READ_FLUSH_MAX;
 use crate::recent::{Recent, RecentEvents, adds_nothing};
-use connect::{Pools, Target};
+use connect::{Lender, Pools, Target};
 use desk::Desk;
 use epoch::{Epoch, EpochWatch};
 use handlers::Handlers;
@@ -224,6 +225,17 @@ impl PgStore {
         let handlers = Target::parse(handlers_url).map_err(PgOpenError::of_handlers)?;
         let pools = Pools::new(&Target::parse(url)?, &handlers, PoolSizes::default())?;
         handler_role::look(&pools).await
+    }
+
+    /// Prepares the statements of each program in the database at `url`, in a session as handlers have
+    /// it, and returns for each why one cannot run. Changes nothing.
+    pub async fn check_statements(
+        url: &str,
+        programs: &[Arc<SqlProgram>],
+    ) -> Result<Vec<Option<String>>, PgOpenError> {
+        let lender = Lender::for_handlers(&Target::parse(url)?, 1)?;
+        let checked = run::check(&lender, programs).await;
+        checked.map_err(|error| PgOpenError::Connect(error.to_string()))
     }
 
     /// The first column of each row that `sql` gives at `url`, as text, in a transaction that may only

@@ -11,21 +11,22 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deadpool_postgres::Object;
 use hapax_core::failpoint;
-use hapax_core::handler::{PostgresType, SqlParameter, SqlProgram};
+use hapax_core::handler::{PostgresType, SqlParameter, SqlProgram, SqlStatement};
 use hapax_core::job::{Fence, JobId, Retry};
 use hapax_core::order::{Guard, OrderRule, Position};
 use hapax_core::store::{HandlerRef, Ran, SqlAsk, SqlRan, SqlRun, StoreError};
-use tokio_postgres::error::{ErrorPosition, SqlState};
+use tokio_postgres::error::{DbError, ErrorPosition, SqlState};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
 
 use super::Shared;
-use super::connect::{Lent, PgError, handler_session};
+use super::connect::{Lender, Lent, PgError, handler_session};
 use super::jobs::{self, Guarded, Settled, Standing, Taken, only, shortened};
 use super::shown::{self, RawValue, Shown};
 use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
@@ -427,20 +428,53 @@ impl<'a> Bench<'a> {
             return NotRun::Statement(self.timed_out());
         }
         let Some(statement) = self.program.statements.get(at) else { return ours(error.into()) };
-        let place = match db.position() {
-            Some(ErrorPosition::Original(nth)) => {
-                statement.place_of_character(*nth as usize).to_string()
-            }
-            Some(ErrorPosition::Internal { .. }) | None => format!("line {}", statement.line),
-        };
-        let (code, message) = (db.code().code(), db.message());
-        let told = format!("statement {} ({place}): {message} ({code})", at + 1);
-        sorted(error, shortened(&told, ERROR_CHARS_MAX))
+        let told = placed(statement, at, db);
+        sorted(error, told)
     }
 
     fn timed_out(&self) -> String {
         format!("timed out after {:?}", self.timeout)
     }
+}
+
+/// An error in the words of the database, with its place in the user's text.
+fn placed(statement: &SqlStatement, at: usize, db: &DbError) -> String {
+    let place = match db.position() {
+        Some(ErrorPosition::Original(nth)) => {
+            statement.place_of_character(*nth as usize).to_string()
+        }
+        Some(ErrorPosition::Internal { .. }) | None => format!("line {}", statement.line),
+    };
+    let (code, message) = (db.code().code(), db.message());
+    let told = format!("statement {} ({place}): {message} ({code})", at + 1);
+    shortened(&told, ERROR_CHARS_MAX)
+}
+
+/// Why the statements of each program cannot be prepared in a session of handlers, where they cannot.
+pub(super) async fn check(
+    lender: &Lender,
+    programs: &[Arc<SqlProgram>],
+) -> Result<Vec<Option<String>>, PgError> {
+    let mut lent = lender.lend().await?;
+    let ours = "SELECT to_regnamespace('hapax') IS NOT NULL";
+    let has_ours: bool = lent.query(ours, &[]).await?.first().is_some_and(|row| row.get(0));
+    let client = lent.raw()?;
+    let mut faults = Vec::with_capacity(programs.len());
+    for program in programs {
+        let mut fault = None;
+        for (at, statement) in program.statements.iter().enumerate() {
+            let types: Vec<Type> = statement.parameters.iter().map(|it| type_of(*it)).collect();
+            let Err(error) = client.prepare_typed(&statement.text, &types).await else { continue };
+            let Some(db) = error.as_db_error() else { return Err(error.into()) };
+            // Tables of ours come with the first start.
+            if has_ours || !db.message().contains("hapax") {
+                fault = Some(placed(statement, at, db));
+                break;
+            }
+        }
+        faults.push(fault);
+    }
+    Ok(faults)
 }
 
 /// How far each resource has come, as this transaction sees it.

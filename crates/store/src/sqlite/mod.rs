@@ -31,6 +31,7 @@ mod writer;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use hapax_core::handler::SqlProgram;
 use hapax_core::job::JobId;
 use hapax_core::store::{
     EventDetail, EventFilter, EventName, EventSummary, Ingest, Inspect, JobDetail, JobFilter,
@@ -103,6 +104,16 @@ impl SqliteStore {
         let writer = WriterHandle::start(Arc::clone(&place), Arc::clone(&shared), options.clock)?;
         let readers = Readers::open(place)?;
         Ok(Self { writer, readers, shared, path })
+    }
+
+    /// Prepares the statements of each program against the database at `file`, as a handler would run
+    /// them, and returns for each why one cannot run. Changes nothing; a server may have the file open.
+    /// Where there is no file yet, only what no database could run is found.
+    pub fn check_statements(
+        file: &Path,
+        programs: &[Arc<SqlProgram>],
+    ) -> Result<Vec<Option<String>>, rusqlite::Error> {
+        run::check(file, programs)
     }
 
     /// The database file.

@@ -5,6 +5,8 @@
 //! all of it back, and each job then runs alone under the same claim. One that fails alone uses a
 //! step of its schedule. What a slice has no time to begin is given back.
 
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_core::Timestamp;
@@ -15,14 +17,14 @@ use hapax_core::order::Guard;
 use hapax_core::store::{Claim, Ran, SqlAsk, SqlRan, SqlRun};
 use rusqlite::ffi::SQLITE_CORRUPT_VTAB;
 use rusqlite::types::Value;
-use rusqlite::{Connection, ErrorCode, params_from_iter};
+use rusqlite::{Connection, ErrorCode, OpenFlags, params_from_iter};
 
 use super::jobs::{Asked, JobRow, Lanes, place_of, uncount};
 use super::marks;
 use super::row::{DONE, LEASED, STALE, micros};
 use super::sandbox::Sandbox;
 use super::transaction::Transaction;
-use crate::limits::SQL_SLICE_MAX;
+use crate::limits::{SQL_SLICE_MAX, STATEMENT_VALUE_BYTES_MAX};
 
 /// What the writer lends to a run.
 pub(super) struct Bench<'a> {
@@ -310,6 +312,51 @@ impl Bench<'_> {
 fn publishes(program: &SqlProgram) -> bool {
     let names = |text: &str| text.to_ascii_lowercase().contains("hapax_publish");
     program.statements.iter().any(|statement| names(&statement.text))
+}
+
+/// How long it may take to look at all statements.
+const CHECK_MAX: Duration = Duration::from_secs(10);
+
+/// Why the statements of each program cannot be prepared, where they cannot.
+pub(super) fn check(
+    file: &Path,
+    programs: &[Arc<SqlProgram>],
+) -> rusqlite::Result<Vec<Option<String>>> {
+    let is_there = file.exists();
+    let mut conn = if is_there {
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        Connection::open_with_flags(file, flags)?
+    } else {
+        Connection::open_in_memory()?
+    };
+    conn.busy_timeout(Duration::from_secs(5))?;
+    let ours = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'hapax_publish')";
+    let has_ours: bool = conn.query_row(ours, [], |row| row.get(0))?;
+    let sandbox = Sandbox::on(&mut conn, STATEMENT_VALUE_BYTES_MAX)?;
+    let confined = sandbox.confine(&conn, CHECK_MAX)?;
+    let fault = |program: &Arc<SqlProgram>| {
+        (1..).zip(&program.statements).find_map(|(nth, statement)| {
+            let error = conn.prepare(&statement.text).err()?;
+            let (place, message) = match &error {
+                rusqlite::Error::SqlInputError { msg, offset, .. } => {
+                    let at = usize::try_from(*offset).ok();
+                    let place = at.map(|at| statement.place_of_byte(at).to_string());
+                    (place, msg.clone())
+                }
+                other => (None, other.to_string()),
+            };
+            // Tables come with the first start: ours are made then, the user's may be.
+            let missing = message.contains("no such ");
+            if missing && (!is_there || (!has_ours && message.contains("hapax_"))) {
+                return None;
+            }
+            let place = place.unwrap_or_else(|| format!("line {}", statement.line));
+            Some(format!("statement {nth} ({place}): {message}"))
+        })
+    };
+    let faults = programs.iter().map(fault).collect();
+    drop(confined);
+    Ok(faults)
 }
 
 /// Runs one statement to its end; its first value, as text.

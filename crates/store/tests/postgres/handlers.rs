@@ -190,7 +190,8 @@ async fn plain_names_are_the_users_tables_though_the_role_is_called_hapax() {
     }
     assert_eq!(base.one("SELECT count(*)::text FROM public.event").await, "0");
     assert_eq!(base.one("SELECT count(*)::text FROM hapax.event").await, "20");
-    let made = base.one("SELECT relnamespace::regnamespace::text FROM pg_class WHERE relname = 'made_here'");
+    let made = base
+        .one("SELECT relnamespace::regnamespace::text FROM pg_class WHERE relname = 'made_here'");
     assert_eq!(made.await, "public");
 }
 

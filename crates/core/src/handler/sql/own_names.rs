@@ -10,8 +10,7 @@ const SCHEMA: &str = "hapax";
 const FUNCTIONS: [&str; 7] =
     ["once", "complete", "fail", "publish", "reserve", "finish", "abandon"];
 
-const VIEWS: [&str; 5] =
-    ["processed_events", "arrivals", "attempts", "deliveries", "dead_letters"];
+const VIEWS: [&str; 5] = ["processed_events", "arrivals", "attempts", "deliveries", "dead_letters"];
 
 /// Looks for `hapax.NAME` in the tokens that pass.
 pub(super) struct OwnNames {
