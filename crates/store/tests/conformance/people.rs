@@ -393,7 +393,7 @@ pub(crate) async fn pruning_takes_ranges_and_leaves_what_lies_between<S: Working
     let other = HandlerRef { source: SourceName::new("other"), handler: HandlerName::new("fee") };
     world.announce([spec("fee"), HandlerSpec { handler: other, ..spec("fee") }]).await;
     let (shop, other) = (Sender::plain(), Sender::of("default", "other"));
-    let sender = |n: usize| if n % 4 == 0 { &other } else { &shop };
+    let sender = |n: usize| if n.is_multiple_of(4) { &other } else { &shop };
     let fee = [job("fee")];
     let mut open = Vec::new();
     for n in 0..24 {
