@@ -44,7 +44,7 @@ ALTER FUNCTION hapax.works_for(uuid) SECURITY DEFINER;
 ALTER FUNCTION hapax.lock_marks(integer[], text[]) SECURITY DEFINER;
 ALTER FUNCTION hapax.set_aside(uuid, bigint, boolean, timestamptz) SECURITY DEFINER;
 ALTER FUNCTION hapax.done_all(uuid[], bigint[], text[], timestamptz) SECURITY DEFINER;
-ALTER FUNCTION hapax.finish_key(text, text, bigint, integer, jsonb, bytea, timestamptz)
+ALTER FUNCTION hapax.finish_key(text, text, bigint, integer, jsonb, bytea, timestamptz, bigint)
     SECURITY DEFINER;
 
 REVOKE ALL ON FUNCTION hapax.refuse_handler() FROM PUBLIC;
@@ -62,7 +62,7 @@ BEGIN
         'hapax.lock_marks(integer[], text[]), '
         'hapax.set_aside(uuid, bigint, boolean, timestamptz), '
         'hapax.done_all(uuid[], bigint[], text[], timestamptz), '
-        'hapax.finish_key(text, text, bigint, integer, jsonb, bytea, timestamptz), '
+        'hapax.finish_key(text, text, bigint, integer, jsonb, bytea, timestamptz, bigint), '
         'hapax.publish(text, jsonb, text, text, text, text) TO %I', of_role);
 END $$;
 REVOKE ALL ON FUNCTION hapax.admit_handlers(text) FROM PUBLIC;

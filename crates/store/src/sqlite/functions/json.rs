@@ -99,11 +99,9 @@ pub(super) fn pretty(context: &Context<'_>, tools: &Tools) -> rusqlite::Result<O
 }
 
 fn patched(context: &Context<'_>, tools: &Tools) -> rusqlite::Result<Option<Vec<u8>>> {
-    let (Some(target), Some(patch)) =
-        (minified(context.get_raw(0), tools)?, minified(context.get_raw(1), tools)?)
-    else {
-        return Ok(None);
-    };
+    // In this order: beside a target that is NULL, SQLite never looks at the patch.
+    let Some(target) = minified(context.get_raw(0), tools)? else { return Ok(None) };
+    let Some(patch) = minified(context.get_raw(1), tools)? else { return Ok(None) };
     merge(&target, &patch, &mut tools.work()).map(Some)
 }
 
