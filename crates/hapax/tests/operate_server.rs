@@ -357,7 +357,7 @@ fn statistics_and_alerts_tell_of_copies_forgeries_and_dead_letters() {
     let house = House::new(&stripe(
         "[sources.stripe.handlers.fee]\nsql = \"SELECT 'done'\"\n\
          [sources.stripe.handlers.broken]\nretry = [\"0s\"]\ntypes = [\"never.*\"]\n\
-         sql = \"INSERT INTO nowhere VALUES (1)\"\n\
+         sql = \"SELECT json('{')\"\n\
          [alerts]\nfailed_verifications = \"3/h\"\n",
     ));
     let server = house.start();

@@ -77,11 +77,13 @@ impl Doctor {
         let mut found = Findings::default();
         let config = self.config(&mut found);
         let statements = config.as_ref().map(Statements::of);
+        let keeps_token = config.as_ref().is_some_and(|config| config.keeps_own_token());
         let settings = config.map(|config| config.settings);
         match settings.as_ref().map(|set| (&set.database_url, &set.data_dir)) {
             Some((Some(url), directory)) => {
-                // The server's own token is kept there, on such a node too.
-                data_dir(directory, &mut found);
+                if keeps_token {
+                    data_dir(directory, &mut found);
+                }
                 let looked = remote::run(async { Ok(PgStore::look(url.expose()).await) })?;
                 shared_database(url, looked, &mut found);
                 let handlers = settings.as_ref().and_then(|set| set.handlers_database_url.as_ref());

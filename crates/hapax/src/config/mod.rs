@@ -361,6 +361,11 @@ impl Config {
         }
     }
 
+    /// Whether a server with this config keeps a token of its own in the data directory.
+    pub(crate) fn keeps_own_token(&self) -> bool {
+        self.own_token.is_some()
+    }
+
     /// Reads the server's own token, where it needs one, and makes it at the first start: for servers
     /// only, and once what they need is open, so that a start that fails leaves nothing behind.
     pub(crate) fn take_own_token(&mut self) -> Result<(), Complaint> {
