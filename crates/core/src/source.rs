@@ -148,6 +148,14 @@ impl Source {
         });
         let replay_guard = match spec.replay_guard {
             Some(guard) => guard,
+            // The config says that equal ones are other events after a while: a guard would hold them
+            // to be copies for as long as the keys are kept.
+            None if spec.envelope.event_id.is_some()
+                && !scheme.signs_time()
+                && scheme.coverage().iter().all(|coverage| envelope.is_signed_span(coverage)) =>
+            {
+                ReplayGuard::Off
+            }
             None => guard_by_default(preset, &scheme, &envelope),
         };
         Ok(Self {
@@ -248,13 +256,17 @@ fn guard_by_default(
 /// What decides whose an event is, and what is done with it, must be signed wherever the config
 /// says where it is found. (Presets know what is safe with their sender.)
 fn check_origins(scheme: &Scheme, envelope: &Envelope, spec: &SourceSpec) -> Result<(), SpecError> {
+    let is_certain =
+        |origin: Origin<'_>| scheme.coverage().iter().all(|coverage| coverage.is_certain(origin));
     if let Some(origin) = envelope.tenant_origin()
-        && !scheme.signs(origin)
+        && !is_certain(origin)
     {
         return Err(SpecError {
             field: "tenant_from",
-            problem: "the tenant would come from a place that the sender does not sign".to_owned(),
-            hint: "name a signed field, or give each tenant a secret under \
+            problem: "the tenant would come from a place that the sender does not sign, or that \
+                      cannot be told from what is signed beside it"
+                .to_owned(),
+            hint: "name a signed field of a JSON body, or give each tenant a secret under \
                    [sources.NAME.tenants.TENANT]"
                 .to_owned(),
         });
@@ -263,9 +275,9 @@ fn check_origins(scheme: &Scheme, envelope: &Envelope, spec: &SourceSpec) -> Res
     let signs_body =
         scheme.coverage().iter().any(|coverage| coverage.body() != BodyCovered::Nothing);
     let is_unsigned = |origin: Origin<'_>| match origin {
-        Origin::Header(_) | Origin::Query => scheme.signs_something() && !scheme.signs(origin),
+        Origin::Header(_) | Origin::Query => scheme.signs_something() && !is_certain(origin),
         Origin::Pointer(_) | Origin::Field | Origin::Body | Origin::Signed => {
-            signs_body && !scheme.signs(origin)
+            signs_body && !is_certain(origin)
         }
     };
     if spec.envelope.event_type.is_some() && envelope.type_origins().any(is_unsigned) {

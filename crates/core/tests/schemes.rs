@@ -784,6 +784,46 @@ fn a_field_that_moved_over_its_boundary_is_missed() {
 }
 
 #[test]
+fn the_fields_of_a_form_cannot_be_passed_off_as_the_url_of_another_body() {
+    // A value that its author chose reads as a parameter, and the fields before it as a part of the URL.
+    let twilio = presets::find("twilio").expect("a preset");
+    let source = with(twilio, &RANDOM);
+    let forged = br#"{"MessageSid":"SM2","Body":"pay me"}"#;
+    let digest = hex::encode(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, forged));
+    let url = "https://hooks.example.com/webhooks/twilio?x=1";
+    for (form, behind) in [
+        (format!("AccountSid=AC1&Body=%26bodySHA256%3D{digest}"), String::new()),
+        (format!("AccountSid=AC1&Body=%26bodySHA256%3D{digest}%26&To=2"), "&To2".to_owned()),
+    ] {
+        let mut request = sample(twilio);
+        (request.url, request.body) = (url.into(), form.into());
+        let mut request = signed(source.scheme(), &request);
+        assert!(verify(&source, &request, now()).is_ok());
+        request.url = format!("{url}AccountSidAC1Body&bodySHA256={digest}{behind}");
+        request.body = forged.to_vec().into();
+        for content_type in ["application/json", "application/x-www-form-urlencoded"] {
+            request.headers.insert("content-type", content_type.parse().expect("a value"));
+            let refused = verify(&source, &request, now());
+            assert!(refused.is_err(), "{}: {refused:?}", request.url);
+        }
+    }
+}
+
+#[test]
+fn the_end_of_a_value_cannot_move_into_the_nonce() {
+    let plivo = presets::find("plivo").expect("a preset");
+    let source = with(plivo, &RANDOM);
+    let mut request = sample(plivo);
+    request.body = "CallUUID=c&TotalCost=0.0085".into();
+    request.headers.insert("x-plivo-signature-v3-nonce", "123".parse().expect("a value"));
+    let mut request = signed(source.scheme(), &request);
+    assert!(verify(&source, &request, now()).is_ok());
+    request.body = "CallUUID=c&TotalCost=0".into();
+    request.headers.insert("x-plivo-signature-v3-nonce", "0085.123".parse().expect("a value"));
+    assert!(verify(&source, &request, now()).is_err());
+}
+
+#[test]
 fn a_port_in_the_url_makes_no_second_guard() {
     let twilio = presets::find("twilio").expect("a preset");
     let source = with(twilio, &RANDOM);
@@ -853,7 +893,8 @@ fn a_tenant_is_signed_and_so_is_a_type_that_the_config_names() {
         spec.params = preset.map(params).unwrap_or_default();
         spec.custom = preset.is_none().then(|| CustomScheme {
             header: Some("x-signature".into()),
-            content: Some("{header:x-account}.{body}".into()),
+            content: Some("{header:x-account}.{timestamp}.{body}".into()),
+            timestamp: Some("header:x-timestamp".into()),
             ..CustomScheme::default()
         });
         change(&mut spec);
@@ -886,6 +927,9 @@ fn a_tenant_is_signed_and_so_is_a_type_that_the_config_names() {
         ("adyen", "/NotificationRequestItem/additionalData/shop"),
         ("adyen", "outer:/live"),
         ("mailgun", "header:x-account"),
+        // Signed, but bytes can move between the URL and the fields behind it.
+        ("twilio", "query:account"),
+        ("plivo", "query:account"),
     ] {
         assert_eq!(tenant(provider, unsigned), Err("tenant_from"), "{provider} {unsigned}");
         assert_eq!(kind(provider, unsigned), Err("event_type"), "{provider} {unsigned}");

@@ -261,6 +261,16 @@ impl Envelope {
         coverage.signs_something() && (spelled_freely || !self.id_is_signed(coverage))
     }
 
+    /// Whether the id is a digest of signed values that counts within a span.
+    pub fn is_signed_span(&self, coverage: &Coverage) -> bool {
+        match &self.id {
+            Id::Hash { fields, within: Some(_) } => fields.iter().all(|selector| {
+                matches!(coverage.fixes(selector.origin()), Covered::Yes | Covered::Always)
+            }),
+            Id::Hash { within: None, .. } | Id::FirstOf(_) | Id::Joined(_) => false,
+        }
+    }
+
     /// Whether an id of this source can be a digest, which says nothing of the body's spelling.
     fn may_derive(&self) -> bool {
         match &self.id {

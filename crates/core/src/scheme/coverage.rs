@@ -16,6 +16,8 @@ pub struct Coverage {
     missing: Vec<Box<str>>,
     /// Whether the end of each signed header is fixed by what follows it in the signed content.
     cuts_are_fixed: bool,
+    /// Whether the signed content can be cut into its parts in one way only, as far as it is no JSON.
+    has_one_reading: bool,
 }
 
 /// How much of the body is signed.
@@ -53,6 +55,7 @@ impl Coverage {
             headers: Vec::new(),
             missing: Vec::new(),
             cuts_are_fixed: true,
+            has_one_reading: true,
         }
     }
 
@@ -76,7 +79,9 @@ impl Coverage {
             Recipe::ByParam { choices, .. } => {
                 choices.iter().flat_map(|(_, recipe)| Self::of(recipe)).collect()
             }
-            Recipe::Twilio => vec![Self { url: true, ..Self::new(BodyCovered::Fields) }],
+            Recipe::Twilio => {
+                vec![Self { url: true, has_one_reading: false, ..Self::new(BodyCovered::Fields) }]
+            }
             Recipe::Adyen => vec![Self::new(BodyCovered::Pointers(ADYEN))],
             Recipe::Mailgun => vec![Self { time: true, ..Self::new(BodyCovered::Nothing) }],
             // A CRC-32 is no proof of the body.
@@ -110,14 +115,15 @@ impl Coverage {
             url: content.contains("url}"),
             time: sealed.time.is_some(),
             headers,
+            has_one_reading: !content.contains("{sorted_url}"),
             ..Self::new(body)
         }
     }
 
     /// The same where the content is the config's own: bytes may move from a signed header into
     /// what stands beside it, so that one signature fits several ids.
-    pub(super) fn with_loose_cuts(self) -> Self {
-        Self { cuts_are_fixed: false, ..self }
+    pub(super) fn with_loose_cuts(self, content: &str) -> Self {
+        Self { cuts_are_fixed: false, has_one_reading: has_one_reading(content), ..self }
     }
 
     /// Whether anything at all is signed.
@@ -164,8 +170,47 @@ impl Coverage {
     pub fn fixes(&self, origin: Origin<'_>) -> Covered {
         match (self.covers(origin), origin) {
             (Covered::Always, Origin::Header(_)) if !self.cuts_are_fixed => Covered::No,
+            (Covered::Yes, Origin::Query | Origin::Field | Origin::Body)
+                if !self.has_one_reading =>
+            {
+                Covered::No
+            }
             (covered, _) => covered,
         }
+    }
+
+    /// Whether a value from there is signed, and none of its bytes can come from beside it. A value
+    /// inside JSON is: bytes that moved in from outside would make the body no JSON.
+    pub fn is_certain(&self, origin: Origin<'_>) -> bool {
+        let is_signed = matches!(self.covers(origin), Covered::Yes | Covered::Always);
+        let is_apart = match origin {
+            Origin::Pointer(_) => true,
+            // Twilio and Plivo sign fields without separators; what has moved between them is refused.
+            Origin::Field => self.body == BodyCovered::Fields,
+            Origin::Header(_) | Origin::Query | Origin::Body | Origin::Signed => false,
+        };
+        is_signed && (self.has_one_reading || is_apart)
+    }
+}
+
+/// Whether content that the config composes has one reading. A timestamp cannot take bytes from beside
+/// it, or give some away, without leaving the window. One header before it, with a separator on both
+/// sides, has a fixed end too; a URL, or a header anywhere else, has not.
+fn has_one_reading(content: &str) -> bool {
+    let headers = content.matches("{header:").count();
+    if content.contains("url}") {
+        return false;
+    }
+    match (headers, content.strip_prefix("{header:").and_then(|rest| rest.split_once('}'))) {
+        (0, _) => true,
+        (1, Some((_, rest))) => {
+            let between = |rest: &str, next: &str| rest.find(next).is_some_and(|at| at > 0);
+            let after_time = rest.split_once("{timestamp}").map(|(_, after)| after);
+            between(rest, "{timestamp}")
+                && after_time
+                    .is_some_and(|after| between(after, "{body}") && after.ends_with("{body}"))
+        }
+        (_, _) => false,
     }
 }
 

@@ -92,7 +92,7 @@ pub(super) fn compile(
         time: at.map(|at| Time { at, form: TimeForm::Any }),
         fixed: &[],
     };
-    let coverage = Coverage::of_sealed(&sealed).with_loose_cuts();
+    let coverage = Coverage::of_sealed(&sealed).with_loose_cuts(&content);
     Ok((SealedProof::compile(&sealed, spec)?, coverage, key))
 }
 

@@ -267,6 +267,18 @@ impl SealedProof {
         }
     }
 
+    /// Refuses a nonce that holds the separator before it: the end of a value may have moved into it.
+    fn nonce_is_whole(&self, arrival: &Arrival) -> Result<(), Refusal> {
+        for part in &self.parts {
+            if let Part::Header(name) = part
+                && arrival.header(name).is_some_and(|nonce| nonce.contains(&b'.'))
+            {
+                return Err(Refusal::Malformed(format!("the nonce in {name} holds a \".\"")));
+            }
+        }
+        Ok(())
+    }
+
     /// The place of the key that made one of the signatures.
     fn signer(
         &self,
@@ -368,6 +380,7 @@ impl Proof for SealedProof {
         let secret = self.signer(arrival, &content, &found, now)?;
         if self.signs_sorted_url() {
             url::nothing_shifted(arrival, &url::PLIVO)?;
+            self.nonce_is_whole(arrival)?;
         }
         if let Some((At::Body(pointer), form)) = &self.time {
             signed_at = Some(body_time(&arrival.body, pointer, *form)?);

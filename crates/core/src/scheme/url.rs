@@ -21,7 +21,7 @@ use crate::verify::Refusal;
 type Field = (Vec<u8>, Vec<u8>);
 
 const HEADER: &str = "x-twilio-signature";
-const BODY_DIGEST: &[u8] = b"bodySHA256";
+const BODY_DIGEST: &str = "bodySHA256=";
 
 /// HMAC-SHA1 over the URL and the form's fields, sorted and without separators. A body that is no
 /// form is covered by its digest in the URL, or not at all, and then it is refused.
@@ -112,6 +112,9 @@ fn tag(key: &hmac::Key, url: &str, fields: &[Field]) -> hmac::Tag {
 /// body's digest.
 fn covered_fields(arrival: &Arrival) -> Result<Vec<Field>, Refusal> {
     if let Some(named) = body_digest(arrival) {
+        if !matches!(arrival.body.trim_ascii_start().first(), Some(b'{' | b'[')) {
+            return Err(Refusal::Signature("a body that the URL names by digest is JSON".into()));
+        }
         let mut expected = [0; 32];
         let length = keys::decode(Encoding::Hex, &named, &mut expected).unwrap_or_default();
         let actual = digest::digest(&digest::SHA256, &arrival.body);
@@ -126,8 +129,12 @@ fn covered_fields(arrival: &Arrival) -> Result<Vec<Field>, Refusal> {
     Ok(fields)
 }
 
+/// The digest that the URL names. Only where the sender puts it, at the very end: a form's fields follow
+/// the URL in what is signed, so that a value of theirs could otherwise be passed off as a parameter.
 fn body_digest(arrival: &Arrival) -> Option<Vec<u8>> {
-    form(arrival.query().as_bytes()).find(|(name, _)| name == BODY_DIGEST).map(|(_, value)| value)
+    let digest = arrival.query().rsplit('&').next()?.strip_prefix(BODY_DIGEST)?;
+    let is_whole = digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_whole.then(|| digest.as_bytes().to_vec())
 }
 
 /// The URL as it is, and with its port taken away or put in: senders and proxies differ on that.
@@ -208,11 +215,11 @@ pub(super) const PLIVO: Marks = Marks {
 /// Refuses a request in which a value has moved over a boundary and a field is gone by that: its
 /// name is in the signed text, and no field or parameter has it.
 pub(super) fn nothing_shifted(arrival: &Arrival, marks: &Marks) -> Result<(), Refusal> {
-    if body_digest(arrival).is_some() {
-        // The body is signed by its digest, and nothing can move.
-        return Ok(());
-    }
-    let mut fields = form_fields(arrival)?;
+    // A body that is signed by its digest has no fields; theirs may stand in the URL instead.
+    let mut fields = match body_digest(arrival) {
+        Some(_) => Vec::new(),
+        None => form_fields(arrival)?,
+    };
     fields.sort();
     let query: Vec<Field> = form(arrival.query().as_bytes()).collect();
     let is = |known: &[&str], name: &[u8]| known.iter().any(|known| known.as_bytes() == name);
@@ -222,8 +229,11 @@ pub(super) fn nothing_shifted(arrival: &Arrival, marks: &Marks) -> Result<(), Re
     let holds = |mark: &[u8], with_words: bool| {
         let mut text = arrival.url.as_bytes().to_vec();
         for (name, value) in &fields {
-            let is_other = name.len() > mark.len()
-                && (name.ends_with(mark) || is(marks.longer, name) && contains(name, mark));
+            let is_word_of = |name: &[u8]| {
+                let before = name.strip_suffix(mark).and_then(<[u8]>::last);
+                before.is_some_and(u8::is_ascii_lowercase)
+            };
+            let is_other = is_word_of(name) || is(marks.longer, name) && contains(name, mark);
             let is_left_out = is(marks.documents, name) || (!with_words && is(marks.words, name));
             text.extend_from_slice(if is_other { b"\n" } else { name });
             text.extend_from_slice(if is_left_out { b"\n" } else { value });
