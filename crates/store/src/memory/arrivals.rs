@@ -122,7 +122,9 @@ impl Model {
         if stored.body_hash == receipt.body_hash() || same_content {
             let waits_for_on_time = stored.standing == Standing::Review
                 && stored.detail.summary.review == Some(ReviewReason::Late);
-            let promoted = waits_for_on_time && receipt.timeliness() == Timeliness::OnTime;
+            let is_its_own = held_by.is_none_or(|holder| holder == at);
+            let promoted =
+                waits_for_on_time && is_its_own && receipt.timeliness() == Timeliness::OnTime;
             stored.note(via, None);
             self.hold_guard(at, coming);
             if !promoted {

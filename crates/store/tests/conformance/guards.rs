@@ -126,6 +126,27 @@ pub(crate) async fn what_a_person_refused_does_not_come_back_under_another_id<S:
     assert!(world.claim_next("fee").await.is_empty());
 }
 
+pub(crate) async fn content_that_ran_promotes_no_late_event_of_another_id<S: Working>(
+    world: World<S>,
+) {
+    // An old capture waits for its lateness; then the signature of an event that ran comes under its id.
+    world.announce([spec("fee")]).await;
+    let (sender, fee) = (Sender::signing_again(), [job("fee")]);
+    let arrive =
+        |id, signed, now| one(&*world.store, sender.ingest_signed(id, "?1", signed, now, &fee));
+    let ran = arrive("d1", after(3_600), after(3_600)).await;
+    assert!(matches!(ran, Verdict::Accepted(_)), "{ran:?}");
+    let late = arrive("d2", noon(), after(3_600)).await;
+    assert!(matches!(late, Verdict::Review(_)), "{late:?}");
+    let replay = arrive("d2", after(3_600), after(3_600)).await;
+    assert!(is_copy_of(&replay, late.id()), "{replay:?}");
+    assert_eq!(world.do_all("fee").await, ["d1"]);
+    // Its own retry, signed again, is on time.
+    let retry = arrive("d2", after(3_601), after(3_601)).await;
+    assert!(matches!(&retry, Verdict::Accepted(id) if *id == late.id()), "{retry:?}");
+    assert_eq!(world.do_all("fee").await, ["d2"]);
+}
+
 pub(crate) async fn a_copy_that_was_signed_again_is_guarded_too<S: Working>(world: World<S>) {
     // What is captured is not the first delivery but a retry with a signature of its own; some retries
     // are answered from memory, because the work has ended by then.

@@ -208,6 +208,7 @@ on_every_working_store! {
         what_was_signed_is_one_event_under_whatever_derived_key,
         of_many_ids_at_once_one_has_the_guard,
         a_suspected_replay_waits_for_a_person_however_often_it_comes,
+        content_that_ran_promotes_no_late_event_of_another_id,
         what_a_person_refused_does_not_come_back_under_another_id,
         a_copy_that_was_signed_again_is_guarded_too,
         a_guard_outlives_the_body_and_a_key_that_is_kept_for_less,

@@ -169,7 +169,10 @@ BEGIN
                 -- Bytes that were not signed may differ where all that was signed is the same.
                 decided := 1;
                 decided_id := met.id;
-                IF met.state = 1 AND met.review = 1 AND NOT r.late THEN
+                -- Content that ran as another event is a replay of that one, on time or not.
+                IF met.state = 1 AND met.review = 1 AND NOT r.late
+                    AND (holder IS NULL OR holder = met.id)
+                THEN
                     UPDATE hapax.event e SET state = 0 WHERE e.id = met.id AND e.state = 1;
                     IF NOT FOUND THEN
                         -- Somebody else was faster; look at what they made of it.

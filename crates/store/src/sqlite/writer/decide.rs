@@ -81,8 +81,10 @@ impl Writer {
             && held_by == Some(existing.seq);
         if existing.recent.body_hash == receipt.body_hash() || same_content {
             self.guard_copy(batch, existing.seq, held_by, receipt)?;
+            // Content that ran as another event is a replay of that one, on time or not.
+            let is_its_own = held_by.is_none_or(|seq| seq == existing.seq);
             let late = existing.recent.review == Some(ReviewReason::Late);
-            if late && receipt.timeliness() == Timeliness::OnTime {
+            if late && is_its_own && receipt.timeliness() == Timeliness::OnTime {
                 return self.promote(batch, existing, receipt.key(), jobs, via);
             }
             return Ok(copy(batch, existing, hash, receipt, via));
