@@ -2,7 +2,9 @@
 //! of an hour every wait would take an hour more. Each wait is therefore stored with its length, and
 //! what lies further ahead than that is pulled in: at a start, and when a step is noticed.
 //!
-//! Nothing ends early by it: a lease that is pulled in has its whole length before it.
+//! Nothing ends early by it: a lease that is pulled in has its whole length before it. How long a stored
+//! answer is kept is left alone: the clock may be right again a moment later, and an answer that is
+//! forgotten too early would let its request run twice, where one that is kept too long only costs room.
 
 use rusqlite::Connection;
 
@@ -17,12 +19,14 @@ pub(super) struct ClockWatch {
     latest: i64,
     /// Set while there may be something to pull in: the reservation that was looked at last.
     pulling: Option<i64>,
+    /// Whether a job may wait for too long. Looking costs a pass over all that wait.
+    jobs_wait: bool,
 }
 
 impl Default for ClockWatch {
     /// As at a start: the clock may have been set back while nothing ran.
     fn default() -> Self {
-        Self { latest: i64::MIN, pulling: Some(0) }
+        Self { latest: i64::MIN, pulling: Some(0), jobs_wait: true }
     }
 }
 
@@ -40,7 +44,7 @@ impl ClockWatch {
         }
         let seconds = back / 1_000_000;
         tracing::warn!(seconds, "the clock was set back by {seconds} s: waits are pulled in");
-        *self = Self { latest: now, pulling: Some(0) };
+        *self = Self { latest: now, pulling: Some(0), jobs_wait: true };
     }
 }
 
@@ -49,14 +53,15 @@ pub(super) fn tend(writer: &mut Writer) -> rusqlite::Result<()> {
     let now = micros(writer.now());
     writer.clock_watch.notice(now);
     let Some(after) = writer.clock_watch.pulling else { return Ok(()) };
-    let lanes = writer.lanes.numbers();
+    let lanes = if writer.clock_watch.jobs_wait { writer.lanes.numbers() } else { Vec::new() };
     let (jobs, reached) = writer.in_transaction(|writer| {
         let jobs = pull_in_jobs(&writer.conn, &lanes, now, PULLED_IN_AT_ONCE)?;
         let reached = pull_in_reservations(&writer.conn, after, now, PULLED_IN_AT_ONCE)?;
         Ok((jobs, reached))
     })?;
-    writer.clock_watch.pulling = match (jobs < PULLED_IN_AT_ONCE, reached) {
-        (true, None) => None,
+    writer.clock_watch.jobs_wait = jobs >= PULLED_IN_AT_ONCE;
+    writer.clock_watch.pulling = match (writer.clock_watch.jobs_wait, reached) {
+        (false, None) => None,
         (_, reached) => Some(reached.unwrap_or(i64::MAX)),
     };
     if jobs > 0 {
@@ -108,9 +113,8 @@ fn pull_in_reservations(
         .query_row((after, limit as i64), |row| row.get(0))?;
     let Some(last) = last else { return Ok(None) };
     conn.prepare_cached(
-        "UPDATE hapax_reservation SET leased_until = min(leased_until, ?3 + lease),
-             expires_at = min(expires_at, ?3 + ttl)
-         WHERE rowid > ?1 AND rowid <= ?2 AND (leased_until > ?3 + lease OR expires_at > ?3 + ttl)",
+        "UPDATE hapax_reservation SET leased_until = ?3 + lease
+         WHERE rowid > ?1 AND rowid <= ?2 AND leased_until > ?3 + lease",
     )?
     .execute((after, last, now))?;
     Ok(Some(last))
