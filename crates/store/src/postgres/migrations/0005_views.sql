@@ -100,6 +100,11 @@ BEGIN
             ORDER BY e.source, e.id LIMIT most FOR UPDATE SKIP LOCKED
         ) old
         LIMIT most);
+    -- A copy that was signed again may have brought its guard before the rows above were locked.
+    ripe := ARRAY(
+        SELECT r.id FROM unnest(ripe) AS r (id)
+        WHERE (SELECT true FROM hapax.seen s
+               WHERE s.event = r.id AND s.until > moment LIMIT 1) IS NULL);
     DELETE FROM hapax.seen s WHERE s.event = ANY (ripe);
     -- Copies that came since its body went were counted all the same.
     DELETE FROM hapax.arrival a WHERE a.event = ANY (ripe);

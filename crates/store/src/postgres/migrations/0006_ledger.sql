@@ -347,7 +347,9 @@ END $$;
 -- Keeps: what an earlier attempt may have done. Nothing was done under this fence, so the key is free; one
 -- that was reserved before goes back to how that attempt left it, under a fence that nobody has.
 CREATE OR REPLACE FUNCTION hapax.abandon(scope text, key text, fence bigint) RETURNS void
-LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
     UPDATE hapax.reservation x
     SET attempt = x.attempt - 1, leased_until = '-infinity', fence = hapax.next_fence(x.fence),
         -- Its row goes with the next pruning; until then a new fence is larger than this one.
@@ -355,7 +357,7 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
         owner = CASE WHEN x.attempt = 1 THEN NULL ELSE x.owner END
     WHERE x.scope = abandon.scope AND x.key = abandon.key AND x.fence = abandon.fence
       AND x.status IS NULL;
-$$;
+END $$;
 
 -- Whether a key still waits for the answer of this fence.
 CREATE FUNCTION hapax.is_reserved(of_scope text, of_key text, of_fence bigint) RETURNS boolean
