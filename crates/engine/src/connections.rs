@@ -239,6 +239,18 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_that_its_peer_does_not_take_holds_no_place() {
+        // On HTTP/2 a window of 0 leaves the answer where it is, and the socket idle.
+        let flights = [flight("192.0.2.1")];
+        let (running, _) = flights[0].begin();
+        assert!(order(&flights, SLOW_AFTER).is_empty(), "its answer is being made");
+        let running = running.is_answered();
+        assert!(order(&flights, Duration::ZERO).is_empty(), "it may be taken yet");
+        assert_eq!(order(&flights, SLOW_AFTER + Duration::from_secs(1)), [0]);
+        drop(running);
+    }
+
+    #[test]
     fn bodies_that_do_not_come_go_before_verified_connections() {
         let (verified, body) = (flight("192.0.2.1"), flight("192.0.2.1"));
         drop(verified.begin());

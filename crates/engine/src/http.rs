@@ -468,7 +468,7 @@ where
             if response.headers().contains_key(header::CONNECTION) {
                 flight.leaves_bytes_unread();
             }
-            Ok(response.map(|body| Guarded { body, _in_flight: in_flight }))
+            Ok(response.map(|body| Guarded { body, in_flight: in_flight.is_answered() }))
         }
     })
 }
@@ -580,7 +580,7 @@ where
 /// not idle. Without a body it is empty.
 struct Guarded<B> {
     body: Option<B>,
-    _in_flight: InFlight,
+    in_flight: InFlight,
 }
 
 impl<B: Body + Unpin> Body for Guarded<B> {
@@ -591,10 +591,14 @@ impl<B: Body + Unpin> Body for Guarded<B> {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        match &mut self.body {
+        let polled = match &mut self.body {
             Some(body) => Pin::new(body).poll_frame(cx),
             None => Poll::Ready(None),
+        };
+        if polled.is_ready() {
+            self.in_flight.moves();
         }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

@@ -27,6 +27,10 @@ pub(crate) struct Flight {
     started: AtomicUsize,
     /// How many of the running ones still read their body.
     reading: AtomicUsize,
+    /// How many of the running ones are answered, and their answer is not yet taken.
+    answered: AtomicUsize,
+    /// When a part of an answer was last taken; in microseconds after `opened`.
+    taken_us: AtomicU64,
     /// Since when there are running ones, or none; in microseconds after `opened`.
     changed_us: AtomicU64,
     /// Since when the peer leaves our bytes unread, counted in the same way; 0 while it reads.
@@ -45,7 +49,10 @@ pub(crate) struct Flight {
 
 /// One request on its way; it ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct InFlight(Arc<Flight>);
+pub(crate) struct InFlight {
+    flight: Arc<Flight>,
+    is_answered: bool,
+}
 
 /// One body on its way; it ends when this is dropped.
 #[derive(Debug)]
@@ -59,6 +66,8 @@ impl Flight {
             running: AtomicUsize::new(0),
             started: AtomicUsize::new(0),
             reading: AtomicUsize::new(0),
+            answered: AtomicUsize::new(0),
+            taken_us: AtomicU64::new(0),
             changed_us: AtomicU64::new(0),
             stalled_us: AtomicU64::new(0),
             verified: AtomicBool::new(false),
@@ -77,7 +86,8 @@ impl Flight {
             self.changed_us.store(self.age_us(), Ordering::Relaxed);
         }
         let nth = self.started.fetch_add(1, Ordering::Relaxed);
-        (InFlight(self.clone()), nth >= self.ambiguous_from.load(Ordering::Relaxed))
+        let in_flight = InFlight { flight: self.clone(), is_answered: false };
+        (in_flight, nth >= self.ambiguous_from.load(Ordering::Relaxed))
     }
 
     /// The body of a running request is yet to come.
@@ -139,6 +149,11 @@ impl Flight {
         let (is_slow, is_new) = (waits_for >= SLOW_AFTER, waits_for < NEW_FOR);
         let is_verified = self.is_verified();
         if running == 0 {
+            // The last bytes of an answer may still be on their way out. Only for senders that proved
+            // themselves: others could keep every connection by asking often.
+            if is_verified && (is_new || self.is_stalling() && !self.is_stalled(now)) {
+                return None;
+            }
             let has_asked = self.started.load(Ordering::Relaxed) > 0;
             return Some(match (is_verified, has_asked) {
                 (true, _) => Standing::VerifiedIdle,
@@ -154,9 +169,22 @@ impl Flight {
             (true, false) if is_new => Some(Standing::New),
             (true, false) => Some(Standing::Body),
             (true, true) => is_slow.then_some(Standing::VerifiedSlow),
-            (false, false) => self.is_stalled(now).then_some(Standing::SlowBody),
-            (false, true) => self.is_stalled(now).then_some(Standing::VerifiedSlow),
+            (false, false) => self.is_left(now, running).then_some(Standing::SlowBody),
+            (false, true) => self.is_left(now, running).then_some(Standing::VerifiedSlow),
         }
+    }
+
+    /// Whether all that runs is answered, and the peer takes nothing of it for long.
+    fn is_left(&self, now: Instant, running: usize) -> bool {
+        let taken = self.opened + Duration::from_micros(self.taken_us.load(Ordering::Relaxed));
+        let is_untaken = self.answered.load(Ordering::Relaxed) >= running
+            && now.saturating_duration_since(taken) >= SLOW_AFTER;
+        is_untaken || self.is_stalled(now)
+    }
+
+    /// Whether the peer leaves an answer unread.
+    fn is_stalling(&self) -> bool {
+        self.stalled_us.load(Ordering::Relaxed) > 0
     }
 
     /// Whether the peer has left an answer unread for long.
@@ -181,9 +209,28 @@ impl Flight {
     }
 }
 
+impl InFlight {
+    /// The answer is there; from now on it waits for the peer to take it. On HTTP/2 a peer can leave it
+    /// where it is without blocking the socket.
+    pub(crate) fn is_answered(mut self) -> Self {
+        self.is_answered = true;
+        self.flight.answered.fetch_add(1, Ordering::Relaxed);
+        self.moves();
+        self
+    }
+
+    /// A part of the answer was taken.
+    pub(crate) fn moves(&self) {
+        self.flight.taken_us.store(self.flight.age_us(), Ordering::Relaxed);
+    }
+}
+
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let Self(flight) = self;
+        let Self { flight, is_answered } = self;
+        if *is_answered {
+            flight.answered.fetch_sub(1, Ordering::Relaxed);
+        }
         flight.changed_us.store(flight.age_us(), Ordering::Relaxed);
         flight.running.fetch_sub(1, Ordering::Relaxed);
     }
