@@ -22,6 +22,10 @@ const PUBLISH_TRIGGER: &str = "hapax_publish_insert";
 /// of the full length, so these are few.
 const STEPS_PER_LOOK: i32 = 10;
 
+/// How many arguments a function may have. SQLite goes over a whole document for each path that a JSON
+/// function is given, and cannot be interrupted between them.
+const FUNCTION_ARGUMENTS_MAX: i32 = 64;
+
 /// The limits of the connection they were put on; in force while a [`Confined`] lives.
 #[derive(Debug, Clone)]
 pub(super) struct Sandbox {
@@ -46,6 +50,7 @@ impl Sandbox {
         let deadline = sandbox.deadline.clone();
         conn.progress_handler(STEPS_PER_LOOK, Some(move || deadline.has_passed()))?;
         functions::replace_on(conn, &sandbox.deadline, bytes_max)?;
+        conn.set_limit(Limit::SQLITE_LIMIT_FUNCTION_ARG, FUNCTION_ARGUMENTS_MAX)?;
         Ok(sandbox)
     }
 

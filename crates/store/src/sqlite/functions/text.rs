@@ -6,7 +6,7 @@ use memchr::memmem;
 use rusqlite::functions::Context;
 use rusqlite::types::ValueRef;
 
-use super::{Text, Tools, is_continuation, read_char, too_big, until_nul};
+use super::{Text, Tools, Work, is_continuation, read_char, too_big, until_nul};
 
 /// `instr(haystack, needle)`: where the needle begins, counted from 1 in characters, or in bytes
 /// where both are blobs; 0 where it is absent.
@@ -86,8 +86,8 @@ fn trimmed(
     else {
         return Ok(None);
     };
-    let set = CharacterSet::of(until_nul(&set));
     let mut work = tools.work();
+    let set = CharacterSet::of(until_nul(&set), &mut work)?;
     let mut rest = &text[..];
     while left && let Some(length) = set.first_in(|length| rest.get(..length)) {
         rest = &rest[length..];
@@ -110,7 +110,7 @@ struct CharacterSet<'a> {
 }
 
 impl<'a> CharacterSet<'a> {
-    fn of(mut text: &'a [u8]) -> Self {
+    fn of(mut text: &'a [u8], work: &mut Work<'_>) -> rusqlite::Result<Self> {
         let mut set = Self { order: HashMap::new(), lengths: BTreeSet::new() };
         while let Some((_, rest)) = read_char(text) {
             let char = &text[..text.len() - rest.len()];
@@ -118,8 +118,9 @@ impl<'a> CharacterSet<'a> {
             set.order.entry(char).or_insert(place);
             set.lengths.insert(char.len());
             text = rest;
+            work.step(1)?;
         }
-        set
+        Ok(set)
     }
 
     /// The length of the character that stands where `at` looks.
@@ -141,12 +142,13 @@ pub(super) fn unhex(context: &Context<'_>, tools: &Tools) -> rusqlite::Result<Op
     };
     let mut passes = HashSet::new();
     let mut rest = &ignored[..];
+    let mut work = tools.work();
     while let Some((char, after)) = read_char(rest) {
         passes.insert(char);
         rest = after;
+        work.step(1)?;
     }
     let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    let mut work = tools.work();
     let mut made = Vec::with_capacity(text.len() / 2);
     let mut rest = until_nul(&text);
     while let Some((&first, after)) = rest.split_first() {
