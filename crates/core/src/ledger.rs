@@ -246,18 +246,20 @@ fn escape(part: &str, apart: &[u8], out: &mut String) {
 pub struct Fingerprint(pub [u8; 32]);
 
 impl Fingerprint {
-    /// Over query and body, byte for byte, but for the values that `ignored` points at in a JSON body:
-    /// what a client makes anew with every try. Method and path are in the [`Scope`].
+    /// Over the target as it is spelled (path and query) and the body, byte for byte, but for the values
+    /// that `ignored` points at in a JSON body: what a client makes again with every try. The [`Scope`]
+    /// holds one form of the path for all its spellings; two resources whose paths differ only in
+    /// spelling must not share an answer.
     ///
     /// # Panics
     /// With more than [`json::POINTERS_MAX`] pointers: who reads them from a config keeps that bound.
-    pub fn of(query: Option<&str>, body: &[u8], ignored: &[Pointer]) -> Self {
+    pub fn of(target: Option<&str>, body: &[u8], ignored: &[Pointer]) -> Self {
         let mut hasher = digest::Context::new(&digest::SHA256);
         let mut feed = |part: &[u8]| {
             hasher.update(&(part.len() as u64).to_be_bytes());
             hasher.update(part);
         };
-        feed(query.unwrap_or_default().as_bytes());
+        feed(target.unwrap_or_default().as_bytes());
         let mut from = 0;
         for (start, end) in spans(body, ignored) {
             feed(&body[from..start]);

@@ -215,10 +215,9 @@ fn admit(rules: &Rules, parts: &Parts) -> Result<Option<Named>, Problem> {
         Unnamed::Unsaid => Problem::Unnamed,
         Unnamed::Refused => Problem::Token,
     })?;
-    // The last of its methods: what a header put in the place of the first is another request.
-    let method = target::methods(&parts.method, &parts.headers).last();
-    let method = method.as_deref().unwrap_or(&parts.method);
-    let scope = Scope::new(&rules.realm, &principal, method, path.normal());
+    // All that the app may take it for: what a header put in the place of its method is another request.
+    let method = target::all_methods(&parts.method, &parts.headers);
+    let scope = Scope::new(&rules.realm, &principal, &method, path.normal());
     Ok(Some(Named { scope, key }))
 }
 
@@ -259,7 +258,11 @@ where
             Ok(read) => read,
             Err(problem) => return Ok(shared.refuse(problem)),
         };
-        let fingerprint = Fingerprint::of(parts.uri.query(), &body, &rules.fingerprint_ignore);
+        let fingerprint = Fingerprint::of(
+            parts.uri.path_and_query().map(|target| target.as_str()),
+            &body,
+            &rules.fingerprint_ignore,
+        );
         let request = Request::from_parts(parts, Body::whole(body, trailers));
         let Rules { lease, ttl, quota, .. } = *rules;
         let (scope_asked, key_asked) = (scope.clone(), key.clone());

@@ -114,12 +114,20 @@ pub(crate) fn methods<'a>(
     method: &'a Method,
     headers: &HeaderMap,
 ) -> impl Iterator<Item = Cow<'a, Method>> {
-    let named =
-        METHOD_OVERRIDES.into_iter().flat_map(|name| headers.get_all(name)).filter_map(|value| {
-            Method::from_bytes(&value.as_bytes().trim_ascii().to_ascii_uppercase()).ok()
-        });
+    // Some frameworks take the first of several in one line, some the last.
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    let lines = METHOD_OVERRIDES.into_iter().flat_map(|name| headers.get_all(name));
+    let named = lines.flat_map(|line| line.as_bytes().split(move |byte| !is_letter(*byte)));
+    let named = named.filter(|word| !word.is_empty());
+    let named = named.filter_map(|word| Method::from_bytes(&word.to_ascii_uppercase()).ok());
     let named: Vec<_> = named.map(Cow::Owned).collect();
     std::iter::once(in_capitals(method)).chain(named)
+}
+
+/// All of [`methods`] as one, such as `POST+DELETE`: what a key is scoped by.
+pub(crate) fn all_methods(method: &Method, headers: &HeaderMap) -> Method {
+    let named: Vec<String> = methods(method, headers).map(|method| method.to_string()).collect();
+    Method::from_bytes(named.join("+").as_bytes()).unwrap_or_else(|_| method.clone())
 }
 
 fn in_capitals(method: &Method) -> Cow<'_, Method> {
@@ -248,6 +256,8 @@ mod tests {
         check("GET", &[(one.clone(), "post")], &["GET", "POST"], false);
         check("GET", &[(two, " POST ")], &["GET", "POST"], false);
         check("GET", &[(one.clone(), "HEAD")], &["GET", "HEAD"], true);
-        check("POST", &[(three, "DELETE"), (one, "b d")], &["POST", "DELETE"], false);
+        check("POST", &[(three, "DELETE"), (one.clone(), "?")], &["POST", "DELETE"], false);
+        // Of several in one line some frameworks take the first, some the last.
+        check("GET", &[(one, "HEAD, delete;")], &["GET", "HEAD", "DELETE"], false);
     }
 }

@@ -261,6 +261,7 @@ fn is_needed(name: &str) -> bool {
     let begins = ["content-", "hapax-", "webhook-", "x-forwarded-"];
     begins.iter().any(|begin| name.starts_with(begin))
         || matches!(name, "authorization" | "cookie" | "forwarded" | "host" | "idempotency-key")
+        || hapax_layer::METHOD_OVERRIDES.iter().any(|method| method == name)
 }
 
 fn with_dashes(name: &HeaderName) -> HeaderName {
