@@ -14,7 +14,10 @@ use metrics::counter;
 use tokio::task::AbortHandle;
 use tracing::warn;
 
-use crate::limits::{EVICT_SHARE, EVICTION_LOG_EVERY, MANY_NEW_SHARE, SURVEY_SHARE, SURVEY_VALID};
+use crate::limits::{
+    CROWD_MIN, CROWD_SHARE, EVICT_SHARE, EVICTION_LOG_EVERY, MANY_NEW_SHARE, SURVEY_SHARE,
+    SURVEY_VALID,
+};
 use crate::wire::Flight;
 
 /// What a connection is doing, in the order in which connections give way.
@@ -130,6 +133,10 @@ impl Connections {
 
     /// Finds those that are to go next: the worst standing first, in it the address that holds most
     /// connections of its sort, verified or not, and of that address the one that has waited longest.
+    ///
+    /// An address that holds a large part of all places crowds. Its new connections are not left alone:
+    /// one that is opened again as soon as it is closed would otherwise always be new. The connections
+    /// of other addresses then have their whole time for a head or a body.
     fn survey(&mut self, now: Instant) {
         self.forget_ended();
         self.surveyed_at = Some(now);
@@ -142,6 +149,21 @@ impl Connections {
                 found.push((standing, open.flight.waits_since(), whose, at));
             }
         }
+        let crowd = (self.max / CROWD_SHARE).max(CROWD_MIN);
+        let crowds = |whose: &(IpAddr, bool)| shares.get(whose).is_some_and(|held| *held > crowd);
+        let is_crowded =
+            shares.iter().any(|((_, is_verified), held)| !is_verified && *held > crowd);
+        let mut found: Vec<_> = found
+            .into_iter()
+            .map(|(standing, since, whose, at)| {
+                let rank = match (standing, crowds(&whose)) {
+                    (Standing::New, true) => Standing::Head,
+                    (Standing::Head | Standing::Body, false) if is_crowded => Standing::New,
+                    (standing, _) => standing,
+                };
+                (rank, since, whose, at)
+            })
+            .collect();
         let new = found.iter().filter(|(standing, ..)| *standing == Standing::New).count();
         let may_go = |standing: Standing| match new > self.max / MANY_NEW_SHARE {
             true => standing < Standing::New,
@@ -172,7 +194,12 @@ impl Connections {
             ordered
                 .into_iter()
                 .rev()
-                .map(|(standing, _, _, at)| Candidate { open: self.open[at].clone(), standing }),
+                // Now and when its turn comes it is what it is, whatever that counts for here.
+                .map(|(rank, _, _, at)| {
+                    let open = self.open[at].clone();
+                    let standing = open.flight.standing(now).unwrap_or(rank);
+                    Candidate { open, standing }
+                }),
         );
     }
 
@@ -244,10 +271,23 @@ mod tests {
         let flights = [flight("192.0.2.1")];
         let (running, _) = flights[0].begin();
         assert!(order(&flights, SLOW_AFTER).is_empty(), "its answer is being made");
-        let running = running.is_answered();
+        let running = running.with_answer();
         assert!(order(&flights, Duration::ZERO).is_empty(), "it may be taken yet");
         assert_eq!(order(&flights, SLOW_AFTER + Duration::from_secs(1)), [0]);
         drop(running);
+    }
+
+    #[test]
+    fn an_address_that_crowds_gives_way_even_as_it_comes_and_others_have_their_time() {
+        // Opened again as soon as they are closed, the connections of one address are always new.
+        let crowd = CROWD_MIN + 8;
+        let mut flights = vec![flight("192.0.2.9")];
+        flights.extend((0..crowd).map(|_| flight("192.0.2.1")));
+        for after in [Duration::ZERO, NEW_FOR] {
+            let gone = order(&flights, after);
+            assert!(gone.len() >= 8, "{after:?}: {gone:?}");
+            assert!(!gone[..8].contains(&0), "{after:?}: {gone:?}");
+        }
     }
 
     #[test]

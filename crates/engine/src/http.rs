@@ -468,7 +468,7 @@ where
             if response.headers().contains_key(header::CONNECTION) {
                 flight.leaves_bytes_unread();
             }
-            Ok(response.map(|body| Guarded { body, in_flight: in_flight.is_answered() }))
+            Ok(response.map(|body| Guarded { body, in_flight: in_flight.with_answer() }))
         }
     })
 }

@@ -75,6 +75,13 @@ pub const SLOW_AFTER: Duration = Duration::from_secs(2);
 /// places in this time.
 pub const NEW_FOR: Duration = Duration::from_millis(250);
 
+/// An address that holds more than one in so many of all places crowds, and at least [`CROWD_MIN`]: a
+/// provider sends from many addresses, a flood from few.
+pub const CROWD_SHARE: usize = 8;
+
+/// Fewer connections than this crowd nothing, however few places there are.
+pub const CROWD_MIN: usize = 16;
+
 /// While more than one in so many connections is that new, newcomers wait for them and close none on which
 /// a request was verified.
 pub const MANY_NEW_SHARE: usize = 16;

@@ -212,7 +212,7 @@ impl Flight {
 impl InFlight {
     /// The answer is there; from now on it waits for the peer to take it. On HTTP/2 a peer can leave it
     /// where it is without blocking the socket.
-    pub(crate) fn is_answered(mut self) -> Self {
+    pub(crate) fn with_answer(mut self) -> Self {
         self.is_answered = true;
         self.flight.answered.fetch_add(1, Ordering::Relaxed);
         self.moves();
