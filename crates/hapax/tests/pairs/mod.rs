@@ -18,7 +18,7 @@ use super::support::ledger::Ledger;
 use super::support::nodes::{Database, wait};
 use super::support::sender::now;
 use super::support::upstream::{Reply, Upstream};
-use super::support::{Answer, House, Sender, Server, Wire, post, until};
+use super::support::{Answer, House, Sender, Server, Wire, own_address, post, until};
 
 /// Events of each load of a pair: enough that both are at work at once.
 const EVENTS: usize = 8;
@@ -67,7 +67,9 @@ impl Feature {
     }
 }
 
+/// A node keeps its addresses when it starts again: a request on its way then reaches nothing else.
 fn config(top: &str, objects: &Upstream, app: &Upstream) -> String {
+    let address = own_address();
     let source = |name: &str, keys: &str, order: &str| {
         format!(
             "[sources.{name}]\nprovider = \"stripe\"\nsecrets = [\"whsec_{name}\"]\n{keys}\
@@ -88,14 +90,18 @@ fn config(top: &str, objects: &Upstream, app: &Upstream) -> String {
         objects.url()
     );
     [
-        format!("{top}\n[retention]\nevents = \"1s\"\nkeys = \"1h\"\n"),
+        format!(
+            "{top}\nlisten = \"{address}:8080\"\nadmin_listen = \"{address}:8081\"\n\
+             admin_open = true\n[retention]\nevents = \"1s\"\nkeys = \"1h\"\n"
+        ),
         source("plain", "", ""),
         source("sync", "mode = \"sync\"\nsync_timeout = \"20s\"\n", ""),
         source("order", "", &order("order", "sequence")),
         source("review", "late = \"review\"\n", ""),
         source("derived", "event_id = { hash = [\"/ref\"], within = \"10m\" }\n", ""),
         source("refetch", "", &refetch),
-        proxy(&app.url(), "lease = \"60s\"\nwait = \"20s\""),
+        proxy(&app.url(), "lease = \"60s\"\nwait = \"20s\"")
+            .replace("127.0.0.1:0", &format!("{address}:8082")),
     ]
     .concat()
 }

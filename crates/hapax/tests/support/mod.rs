@@ -22,9 +22,10 @@ pub(crate) mod upstream;
 pub(crate) mod wire;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -44,8 +45,18 @@ pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// The server; the tests of an app with Hapax inside have none.
 const BINARY: Option<&str> = option_env!("CARGO_BIN_EXE_hapax");
 
+/// An address of this machine that no other server has. Clients of a server that is down must not reach
+/// the server of another test, which happens where all take free ports of one address.
+pub(crate) fn own_address() -> Ipv4Addr {
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    let taken = TAKEN.fetch_add(1, Ordering::Relaxed);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, high, low, 2 + (taken % 250) as u8)
+}
+
 /// A server that can be started, and started again on the same data.
 pub(crate) struct House {
+    address: Ipv4Addr,
     dir: TempDir,
     data_dir: PathBuf,
     config: Mutex<String>,
@@ -58,7 +69,8 @@ impl House {
     pub(crate) fn new(config: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let data_dir = dir.path().join("data");
-        let house = Self { dir, data_dir, config: Mutex::default(), env: Vec::new() };
+        let address = own_address();
+        let house = Self { address, dir, data_dir, config: Mutex::default(), env: Vec::new() };
         house.configure(config);
         house
     }
@@ -83,7 +95,7 @@ impl House {
         };
         for key in ["listen", "admin_listen"] {
             if !sets(key) {
-                text.push_str(&format!("{key} = \"127.0.0.1:0\"\n"));
+                text.push_str(&format!("{key} = \"{}:0\"\n", self.address));
             }
         }
         // Tests of the admin side's own door say so; the others ask as in dev mode.
