@@ -16,6 +16,8 @@ mod order;
 mod people;
 mod plans;
 mod pruned;
+mod redis_ledger;
+mod sql_handlers;
 mod work_plans;
 
 macro_rules! on_every_store {

@@ -6,6 +6,8 @@
 mod harness;
 
 mod crowd;
+mod faults;
+mod front;
 mod functions;
 mod handlers;
 mod ledger;

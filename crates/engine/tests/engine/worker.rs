@@ -1,0 +1,1148 @@
+//! The workers through their own door: a store on a workbench on one side, an app on a real socket
+//! on the other.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::bench::{Bench, event};
+use crate::support::{Wire, within};
+use bytes::Bytes;
+use hapax_core::handler::{
+    Code, CodeRan, Dialect, Handler, HandlerKind, HttpTarget, Refetch, RefetchUrl, SignAs,
+    SqlProgram, Types,
+};
+use hapax_core::job::{HandlerName, JobId, Phase, Policy};
+use hapax_core::secret::{ActiveSecret, Secret};
+use hapax_core::source::SourceSpec;
+use hapax_core::store::{Claim, ClaimAsk, HandlerRef, Work as _};
+use hapax_core::{Arrival, Source, SourceName, Timestamp, Verified, verify};
+use hapax_engine::limits::{PRUNE_BATCH, PRUNE_PAUSE, SQL_SLICE};
+use hapax_engine::{
+    Bell, HttpLimits, Ingress, Janitor, LaneSpec, Mode, Outbound, Retention, RouteSpec, Routes,
+    RoutesSpec, Workers, serve_ingress,
+};
+use http::{HeaderMap, HeaderName, Method, Request, Response, Uri};
+use http_body_util::{BodyExt, Full};
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// A request as the app got it.
+#[derive(Debug, Clone)]
+struct Call {
+    method: Method,
+    path: String,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl Call {
+    fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+}
+
+/// The user's app.
+struct TheApp {
+    address: SocketAddr,
+    calls: Arc<Mutex<Vec<Call>>>,
+    _stop: DropGuard,
+}
+
+impl TheApp {
+    /// Answers the n-th call, from 0, with what `answer` says.
+    async fn start<F>(answer: impl Fn(usize, Call) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Response<Full<Bytes>>> + Send + 'static,
+    {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let answer = {
+            let (calls, answer) = (calls.clone(), Arc::new(answer));
+            move |request: Request<hapax_engine::http::Received>, _| {
+                let (calls, answer) = (calls.clone(), answer.clone());
+                async move {
+                    let (head, body) = request.into_parts();
+                    let body = body.collect().await.unwrap().to_bytes();
+                    let path = head.uri.to_string();
+                    let call = Call { method: head.method, path, headers: head.headers, body };
+                    let count = {
+                        let mut calls = calls.lock().unwrap();
+                        calls.push(call.clone());
+                        calls.len() - 1
+                    };
+                    answer(count, call).await
+                }
+            }
+        };
+        let stop = CancellationToken::new();
+        tokio::spawn(hapax_engine::http::serve(
+            listener,
+            None,
+            answer,
+            HttpLimits::default(),
+            stop.clone(),
+        ));
+        Self { address, calls, _stop: stop.drop_guard() }
+    }
+
+    fn url(&self) -> Uri {
+        format!("http://{}/hooks?a=1", self.address).parse().unwrap()
+    }
+
+    fn calls(&self) -> Vec<Call> {
+        self.calls.lock().unwrap().clone()
+    }
+}
+
+fn says(status: u16, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    Response::builder().status(status).body(Full::new(body.into())).unwrap()
+}
+
+const SOURCE: &str = "billing";
+const HANDLER: &str = "charge";
+
+fn target(url: Uri) -> HttpTarget {
+    HttpTarget { url, sign_as: SignAs::Standard, secret: None, signer: None }
+}
+
+fn handler(kind: HandlerKind) -> Handler {
+    Handler {
+        name: HandlerName::new(HANDLER),
+        kind,
+        types: Types::default(),
+        policy: Policy { retry: vec![Duration::ZERO; 3], lease: Duration::from_secs(30) },
+        timeout: Duration::from_secs(10),
+        concurrency: 16,
+        order: None,
+        refetch: None,
+    }
+}
+
+fn stripe(secret: &str) -> Arc<Source> {
+    let secret = ActiveSecret::forever(Secret::new(secret));
+    Arc::new(Source::build(SourceSpec::new(SOURCE, "stripe", vec![secret])).unwrap())
+}
+
+fn lane(handler: Handler) -> LaneSpec {
+    LaneSpec {
+        handler: Arc::new(handler),
+        source: SourceName::new(SOURCE),
+        verifiers: vec![stripe("whsec_of_the_source")],
+    }
+}
+
+/// Workers that run until this is dropped.
+struct Crew {
+    workers: Arc<Workers<Bench>>,
+    stop: CancellationToken,
+    running: JoinHandle<()>,
+    _guard: DropGuard,
+}
+
+impl Crew {
+    fn start(store: &Arc<Bench>, handler: Handler) -> Self {
+        Self::with(store, handler, Bell::default(), Arc::new(Timestamp::now))
+    }
+
+    fn with(store: &Arc<Bench>, handler: Handler, bell: Bell, now: hapax_engine::Now) -> Self {
+        let outbound = Outbound::new().unwrap();
+        let lanes = vec![lane(handler)];
+        let workers = Arc::new(Workers::new(store.clone(), outbound, bell, now, lanes));
+        let stop = CancellationToken::new();
+        let running = tokio::spawn(workers.clone().run(Duration::from_secs(20), stop.clone()));
+        Self { workers, running, _guard: stop.clone().drop_guard(), stop }
+    }
+
+    async fn stopped(self) {
+        self.stop.cancel();
+        within(self.running).await.unwrap();
+    }
+}
+
+fn put(store: &Bench, event_id: &str) -> JobId {
+    store.put(HANDLER, event(SOURCE, event_id, "content-type: application/json\n", "{}"))
+}
+
+/// An app that says when somebody has come, and answers whom the gate lets through.
+async fn gated() -> (TheApp, Arc<Semaphore>, Arc<Semaphore>) {
+    let (arrived, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let app = {
+        let (arrived, gate) = (arrived.clone(), gate.clone());
+        TheApp::start(move |_, _| {
+            let (arrived, gate) = (arrived.clone(), gate.clone());
+            async move {
+                arrived.add_permits(1);
+                gate.acquire().await.unwrap().forget();
+                says(200, "")
+            }
+        })
+        .await
+    };
+    (app, arrived, gate)
+}
+
+#[tokio::test]
+async fn a_failed_attempt_is_made_again_with_the_same_key_and_another_fence() {
+    let app = TheApp::start(|count, _| async move {
+        match count {
+            0 => says(500, "no"),
+            _ => {
+                says(200, r#"{"result":"ch_1","publish":[{"type":"fee.charged","data":{"a":1}}]}"#)
+            }
+        }
+    })
+    .await;
+    let store = Bench::new();
+    let headers = "content-type: application/json; charset=utf-8\nx-own: 1\nx-own: 2\nhost: us\n\
+                   content-length: 99\naccept-encoding: gzip\nhapax-job: forged\nhapax-current: {}\nwebhook-id: theirs\n";
+    let body = "{\"id\": \"evt_1\",  \"ä\": 1}";
+    let job = store.put(HANDLER, event(SOURCE, "evt_1", headers, body));
+    let _crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    let done = store.until(job, |piece| piece.phase == Phase::Done).await;
+    assert_eq!(done.result.as_deref(), Some("ch_1"));
+    assert_eq!(done.published[0].r#type, "fee.charged");
+    assert_eq!(done.error.as_deref(), Some("HTTP 500: no"));
+    let calls = app.calls();
+    assert_eq!(calls.len(), 2);
+    for call in &calls {
+        assert_eq!((&call.method, &*call.path), (&Method::POST, "/hooks?a=1"));
+        assert_eq!(call.body, body);
+        assert_eq!(call.header("content-type"), "application/json; charset=utf-8");
+        assert_eq!(call.headers.get_all("x-own").iter().count(), 2);
+        assert_eq!(call.header("host"), app.address.to_string());
+        assert_eq!(call.header("accept-encoding"), "");
+        assert_eq!(call.headers.get_all("hapax-job").iter().count(), 1);
+        assert_eq!(call.header("hapax-job"), job.to_string());
+        assert_eq!(call.header("hapax-current"), "", "no sender speaks for us");
+        assert_eq!(call.header("webhook-id"), done.event.id.to_string());
+        assert_eq!(call.header("idempotency-key"), format!("{}:{HANDLER}", done.event.id));
+    }
+    let tried: Vec<_> = calls
+        .iter()
+        .map(|call| (call.header("hapax-attempt"), call.header("hapax-fence")))
+        .collect();
+    assert_eq!(tried, [("1", "1"), ("2", "2")]);
+}
+
+/// Runs one attempt against an app that answers so, and says what became of the job.
+async fn after_one(answer: Response<Full<Bytes>>) -> (crate::bench::Piece, usize) {
+    let app = TheApp::start(move |_, _| {
+        let answer = answer.clone();
+        async move { answer }
+    })
+    .await;
+    let store = Bench::new();
+    let job = put(&store, "evt_1");
+    let mut handler = handler(HandlerKind::Http(target(app.url())));
+    handler.policy.retry = vec![Duration::ZERO, Duration::from_secs(60)];
+    let crew = Crew::start(&store, handler);
+    let piece = store.until(job, |piece| piece.phase == Phase::Done || piece.error.is_some()).await;
+    crew.stopped().await;
+    (piece, app.calls().len())
+}
+
+fn waits(piece: &crate::bench::Piece) -> i64 {
+    piece.due.duration_since(Timestamp::now()).as_secs()
+}
+
+#[tokio::test]
+async fn retry_after_is_honoured_where_it_is_longer_than_the_schedule() {
+    let with = |status: u16, value: &str| {
+        let mut answer = says(status, "");
+        answer.headers_mut().insert("retry-after", value.parse().unwrap());
+        answer
+    };
+    let (piece, _) = after_one(with(503, "600")).await;
+    assert!((500..=600).contains(&waits(&piece)), "{}", waits(&piece));
+    let (piece, _) = after_one(with(429, "999999999")).await;
+    assert!((86_300..=86_400).contains(&waits(&piece)), "{}", waits(&piece));
+    let date = Timestamp::now() + jiff::SignedDuration::from_hours(1);
+    let date =
+        jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&date).unwrap();
+    let (piece, _) = after_one(with(503, &date)).await;
+    assert!((3_500..=3_600).contains(&waits(&piece)), "{}", waits(&piece));
+    for answer in [with(503, "1"), with(503, "soon"), with(500, "600")] {
+        let (piece, _) = after_one(answer).await;
+        // Of the schedule's minute, some may have passed before this looks.
+        assert!((2..=75).contains(&waits(&piece)), "{}", waits(&piece));
+    }
+}
+
+#[tokio::test]
+async fn a_redirect_is_a_failure_and_is_not_followed() {
+    let mut answer = says(302, "");
+    answer.headers_mut().insert("location", "/hooks".parse().unwrap());
+    let (piece, calls) = after_one(answer).await;
+    assert_eq!(piece.error.as_deref(), Some("HTTP 302: redirects are not followed"));
+    assert_eq!(calls, 1);
+}
+
+#[tokio::test]
+async fn any_answer_of_200_is_done_and_only_a_fitting_one_says_more() {
+    // An array must not pass for an answer whose fields stand in their order.
+    let arrays = ["[1]", "[1,2]", r#"["x"]"#, r#"["x",[{"type":"a","data":1}]]"#];
+    for body in ["", "ok", r#"{"received":true}"#, r#"{"result":7}"#, "{"].into_iter().chain(arrays)
+    {
+        let (piece, _) = after_one(says(204 - 4 * u16::from(!body.is_empty()), body)).await;
+        assert_eq!((piece.phase, piece.result), (Phase::Done, None), "{body}");
+    }
+    let (piece, _) = after_one(says(200, r#"{"result":"r","publish":[{"data":1}]}"#)).await;
+    let error = piece.error.unwrap();
+    assert!(error.contains("\"publish\" is malformed"), "{error}");
+    assert_eq!(piece.phase, Phase::Ready);
+    // One that no index takes would be refused by the database with every attempt.
+    let id = "x".repeat(5_000);
+    let long = json!({ "publish": [{ "type": "a", "data": 1, "id": id }] }).to_string();
+    let (piece, _) = after_one(says(200, long)).await;
+    let error = piece.error.unwrap();
+    assert!(error.contains("id of a message is longer than 255 bytes"), "{error}");
+}
+
+#[tokio::test]
+async fn an_endless_answer_is_cut_and_never_passes_for_one_that_publishes_nothing() {
+    let (piece, _) = after_one(says(200, vec![b'x'; 1 << 20])).await;
+    assert_eq!((piece.phase, piece.result), (Phase::Done, None));
+    let long = json!({ "publish": [{ "type": "a", "data": "x".repeat(1 << 20) }] }).to_string();
+    let (piece, _) = after_one(says(200, long)).await;
+    assert_eq!(piece.error.as_deref(), Some("the answer is longer than 65536 bytes"));
+}
+
+#[tokio::test]
+async fn an_app_that_does_not_answer_in_time_or_is_not_there_is_a_short_error() {
+    let app = TheApp::start(|_, _| std::future::pending()).await;
+    let store = Bench::new();
+    let job = put(&store, "evt_1");
+    let mut slow = handler(HandlerKind::Http(target(app.url())));
+    slow.timeout = Duration::from_millis(50);
+    let _crew = Crew::start(&store, slow);
+    let piece = store.until(job, |piece| piece.phase == Phase::Dead).await;
+    assert_eq!(piece.error.as_deref(), Some("timed out after 50ms"));
+    assert_eq!(piece.progress.attempt, 3);
+    // Not always as many: on a busy machine the time may be over before the app has heard a thing.
+    assert!(app.calls().len() <= 3, "{:?}", app.calls());
+
+    // A port that nobody is given by chance.
+    let url = Uri::from_static("http://127.0.0.1:1/");
+    let store = Bench::new();
+    let job = put(&store, "evt_1");
+    let _crew = Crew::start(&store, handler(HandlerKind::Http(target(url))));
+    let piece = store.until(job, |piece| piece.phase == Phase::Dead).await;
+    assert_eq!(piece.error.as_deref(), Some("connection refused"));
+}
+
+/// What an app behind `target` gets for an event with these headers, as it would verify it.
+async fn request_for(target: impl FnOnce(Uri) -> HttpTarget, headers: &str) -> Arrival {
+    let app = TheApp::start(|_, _| async { says(200, "") }).await;
+    let store = Bench::new();
+    let job = store.put(HANDLER, event(SOURCE, "evt_1", headers, EVENT));
+    let crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    store.until(job, |piece| piece.phase == Phase::Done).await;
+    crew.stopped().await;
+    let call = app.calls().remove(0);
+    Arrival {
+        method: Method::POST,
+        url: app.url().to_string(),
+        headers: call.headers,
+        body: call.body,
+    }
+}
+
+const EVENT: &str = r#"{"id":"evt_1","object":"event","type":"payout.paid","created":1700000000}"#;
+
+#[tokio::test]
+async fn a_request_signed_as_the_sender_verifies_long_after_the_senders_own_window() {
+    let source = stripe("whsec_of_the_source");
+    let long_ago = Timestamp::from_second(1_700_000_000).unwrap();
+    let original = Arrival {
+        method: Method::POST,
+        url: "https://hooks.example.com/webhooks/billing".into(),
+        headers: HeaderMap::new(),
+        body: EVENT.into(),
+    };
+    let signed = source.scheme().sign(&original, None, long_ago).unwrap();
+    let lines: String = signed
+        .headers
+        .iter()
+        .map(|(name, value)| format!("{}: {value}\n", name.to_lowercase()))
+        .collect();
+    assert!(lines.contains("stripe-signature"), "{lines}");
+    let as_provider = |url| HttpTarget { sign_as: SignAs::Provider, ..target(url) };
+    let request = request_for(as_provider, &lines).await;
+    assert_eq!(request.headers.get_all("stripe-signature").iter().count(), 1);
+    assert_eq!(request.body, EVENT);
+    let verified = verify(&source, &request, Timestamp::now());
+    assert!(matches!(verified, Ok(Verified::Events { .. })), "{verified:?}");
+}
+
+#[tokio::test]
+async fn a_senders_own_id_that_it_signs_stays_as_it_was() {
+    // Svix names its headers either way; the names that came are the names that go.
+    let secret = ActiveSecret::forever(Secret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"));
+    let clerk = Arc::new(Source::build(SourceSpec::new(SOURCE, "svix", vec![secret])).unwrap());
+    let app = TheApp::start(|_, _| async { says(200, "") }).await;
+    let store = Bench::new();
+    let headers = "svix-id: msg_1\nsvix-timestamp: 1700000000\nsvix-signature: v1,AAAA\n";
+    let job = store.put(HANDLER, event(SOURCE, "msg_1", headers, EVENT));
+    let as_provider = HttpTarget { sign_as: SignAs::Provider, ..target(app.url()) };
+    let lane = LaneSpec {
+        handler: Arc::new(handler(HandlerKind::Http(as_provider))),
+        source: SourceName::new(SOURCE),
+        verifiers: vec![clerk.clone()],
+    };
+    let crew = Crew::start(&store, handler(HandlerKind::Pull));
+    crew.workers.reload(vec![lane]);
+    store.until(job, |piece| piece.phase == Phase::Done).await;
+    let call = app.calls().remove(0);
+    assert_eq!(call.header("svix-id"), "msg_1");
+    assert_ne!(call.header("svix-timestamp"), "1700000000");
+    let request = Arrival {
+        method: Method::POST,
+        url: app.url().to_string(),
+        headers: call.headers,
+        body: call.body,
+    };
+    let verified = verify(&clerk, &request, Timestamp::now());
+    assert!(matches!(verified, Ok(Verified::Events { .. })), "{verified:?}");
+}
+
+#[tokio::test]
+async fn a_request_signed_by_the_standard_verifies_with_the_handlers_secret() {
+    let secret = Secret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
+    let active = vec![ActiveSecret::forever(secret.clone())];
+    let signer =
+        Arc::new(Source::build(SourceSpec::new("app", "standardwebhooks", active)).unwrap());
+    let as_standard = {
+        let signer = signer.clone();
+        |url| HttpTarget { secret: Some(secret), signer: Some(signer), ..target(url) }
+    };
+    let headers = "stripe-signature: t=1,v1=aa\nwebhook-timestamp: 1\nwebhook-signature: v1,AAAA\n";
+    let request = request_for(as_standard, headers).await;
+    assert_eq!(request.headers.get_all("webhook-signature").iter().count(), 1);
+    assert_eq!(request.headers["stripe-signature"], "t=1,v1=aa");
+    let verified = verify(&signer, &request, Timestamp::now());
+    assert!(matches!(verified, Ok(Verified::Events { .. })), "{verified:?}");
+}
+
+#[tokio::test]
+async fn a_job_that_the_app_completed_itself_is_done_whatever_its_answer_was() {
+    let store = Bench::new();
+    let job = put(&store, "evt_1");
+    let app = {
+        let store = store.clone();
+        TheApp::start(move |_, _| {
+            store.complete(job);
+            async { says(500, "") }
+        })
+        .await
+    };
+    let crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    store.until(job, |piece| piece.phase == Phase::Done).await;
+    crew.stopped().await;
+    let piece = store.piece(job);
+    assert_eq!((piece.phase, piece.error), (Phase::Done, None));
+    assert_eq!(store.settled.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn never_more_attempts_run_at_once_than_the_handler_allows_across_a_reload_too() {
+    let inside = Arc::new(AtomicUsize::new(0));
+    let most = Arc::new(AtomicUsize::new(0));
+    let arrived = Arc::new(Semaphore::new(0));
+    let gate = Arc::new(Semaphore::new(0));
+    let app = {
+        let (inside, most, arrived, gate) =
+            (inside.clone(), most.clone(), arrived.clone(), gate.clone());
+        TheApp::start(move |_, _| {
+            let (inside, most, arrived, gate) =
+                (inside.clone(), most.clone(), arrived.clone(), gate.clone());
+            async move {
+                most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                arrived.add_permits(1);
+                gate.acquire().await.unwrap().forget();
+                inside.fetch_sub(1, Ordering::SeqCst);
+                says(200, "")
+            }
+        })
+        .await
+    };
+    let store = Bench::new();
+    let jobs: Vec<JobId> = (0..12).map(|n| put(&store, &format!("evt_{n}"))).collect();
+    let two = || {
+        let mut handler = handler(HandlerKind::Http(target(app.url())));
+        handler.concurrency = 2;
+        handler
+    };
+    let crew = Crew::start(&store, two());
+    within(arrived.acquire_many(2)).await.unwrap().forget();
+    crew.workers.reload(vec![lane(two())]);
+    gate.add_permits(2);
+    within(arrived.acquire_many(2)).await.unwrap().forget();
+    gate.add_permits(100);
+    for job in jobs {
+        store.until(job, |piece| piece.phase == Phase::Done).await;
+    }
+    assert_eq!(most.load(Ordering::SeqCst), 2);
+    assert_eq!(app.calls().len(), 12);
+}
+
+#[tokio::test]
+async fn a_stop_gives_back_what_was_claimed_but_not_begun() {
+    let app = TheApp::start(|_, _| async { says(200, "") }).await;
+    let store = Bench::new();
+    store.claims.forget_permits(Semaphore::MAX_PERMITS);
+    let jobs = [put(&store, "evt_1"), put(&store, "evt_2")];
+    let crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    within(store.asked.acquire()).await.unwrap().forget();
+    crew.stop.cancel();
+    store.claims.add_permits(1);
+    crew.stopped().await;
+    assert_eq!(store.given_back.load(Ordering::SeqCst), 2);
+    for job in jobs {
+        let piece = store.piece(job);
+        assert_eq!((piece.phase, piece.progress.attempt), (Phase::Ready, 0));
+    }
+    assert_eq!(app.calls().len(), 0);
+}
+
+#[tokio::test]
+async fn a_stop_waits_for_what_was_begun() {
+    let (app, arrived, gate) = gated().await;
+    let store = Bench::new();
+    let job = put(&store, "evt_1");
+    let crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    within(arrived.acquire()).await.unwrap().forget();
+    crew.stop.cancel();
+    let late = put(&store, "evt_2");
+    gate.add_permits(2);
+    crew.stopped().await;
+    assert_eq!(store.piece(job).phase, Phase::Done);
+    assert_eq!(store.piece(late).phase, Phase::Ready);
+}
+
+#[tokio::test]
+async fn the_lease_is_renewed_while_the_app_works() {
+    let gate = Arc::new(Semaphore::new(0));
+    let app = {
+        let gate = gate.clone();
+        TheApp::start(move |_, _| {
+            let gate = gate.clone();
+            async move {
+                gate.acquire().await.unwrap().forget();
+                says(200, "")
+            }
+        })
+        .await
+    };
+    let store = Bench::new();
+    let job = put(&store, "evt_1");
+    let mut short = handler(HandlerKind::Http(target(app.url())));
+    short.policy.lease = Duration::from_millis(30);
+    let _crew = Crew::start(&store, short);
+    within(store.renewals.acquire_many(3)).await.unwrap().forget();
+    gate.add_permits(1);
+    store.until(job, |piece| piece.phase == Phase::Done).await;
+}
+
+#[tokio::test]
+async fn a_panic_in_an_attempt_is_a_failed_attempt_and_others_go_on() {
+    let app = TheApp::start(|_, _| async { says(200, "") }).await;
+    let store = Bench::new();
+    let job = put(&store, "evt_1");
+    let panics = AtomicBool::new(true);
+    let now = Arc::new(move || match panics.swap(false, Ordering::SeqCst) {
+        true => panic!("the first attempt to ask for the time"),
+        false => Timestamp::now(),
+    });
+    let http = handler(HandlerKind::Http(target(app.url())));
+    let _crew = Crew::with(&store, http, Bell::default(), now);
+    let piece = store.until(job, |piece| piece.phase == Phase::Done).await;
+    assert_eq!(piece.error.as_deref(), Some("the handler panicked"));
+    assert_eq!(piece.progress.steps, 1);
+}
+
+#[tokio::test]
+async fn a_store_that_fails_for_a_while_delays_work_and_loses_none() {
+    let app = TheApp::start(|_, _| async { says(200, "") }).await;
+    let store = Bench::new();
+    store.failures.store(2, Ordering::SeqCst);
+    let first = put(&store, "evt_1");
+    let _crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    store.until(first, |piece| piece.phase == Phase::Done).await;
+    assert_eq!(store.failures.load(Ordering::SeqCst), 0);
+    assert_eq!(app.calls().len(), 1);
+}
+
+#[tokio::test]
+async fn an_attempt_that_could_not_be_recorded_at_once_is_recorded_and_not_made_again() {
+    // The app has done its work; the store is busy for a moment.
+    let app = TheApp::start(|_, _| async { says(200, r#"{"result":"ch_1"}"#) }).await;
+    let store = Bench::new();
+    store.settle_failures.store(2, Ordering::SeqCst);
+    let job = put(&store, "evt_1");
+    let _crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    let piece = store.until(job, |piece| piece.phase == Phase::Done).await;
+    assert_eq!((piece.result.as_deref(), piece.progress.attempt), (Some("ch_1"), 1));
+    assert_eq!(store.settle_failures.load(Ordering::SeqCst), 0);
+    assert_eq!(app.calls().len(), 1);
+}
+
+#[tokio::test]
+async fn sql_runs_in_the_store_slice_after_slice_and_what_comes_later_is_heard_of() {
+    let store = Bench::new();
+    let jobs: Vec<JobId> = (0..200).map(|n| put(&store, &format!("evt_{n}"))).collect();
+    let program = Arc::new(SqlProgram::parse("SELECT 1", Dialect::Sqlite).unwrap());
+    let crew = Crew::start(&store, handler(HandlerKind::Sql(program)));
+    for job in jobs {
+        store.until(job, |piece| piece.phase == Phase::Done).await;
+    }
+    let later = put(&store, "evt_later");
+    let piece = store.until(later, |piece| piece.phase == Phase::Done).await;
+    let [worker] = &piece.workers[..] else { panic!("one attempt") };
+    assert!(worker.starts_with("worker-"));
+    crew.stopped().await;
+}
+
+/// A sync source in front of an app, with workers between them.
+struct Counter {
+    store: Arc<Bench>,
+    wire: Wire,
+    source: Arc<Source>,
+    _crew: Crew,
+    _stop: DropGuard,
+}
+
+impl Counter {
+    async fn open(app: &TheApp, timeout: Duration) -> Self {
+        let store = Bench::new();
+        let mut http = handler(HandlerKind::Http(target(app.url())));
+        http.policy.retry =
+            vec![Duration::ZERO, Duration::from_secs(3600), Duration::from_secs(3600)];
+        let source = stripe("whsec_of_the_source");
+        let mut route = RouteSpec::new(source.clone());
+        route.mode = Mode::Sync { timeout };
+        route.handlers =
+            vec![Arc::new(Handler { kind: HandlerKind::Pull, ..handler(HandlerKind::Pull) })];
+        let routes = Routes::build(RoutesSpec::new(vec![route])).unwrap();
+        let now: hapax_engine::Now = Arc::new(Timestamp::now);
+        let ingress = Arc::new(Ingress::new(store.clone(), routes, now.clone()).with_sync());
+        let crew = Crew::with(&store, http, ingress.bell(), now);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let wire = Wire::connect(listener.local_addr().unwrap()).await;
+        let stop = CancellationToken::new();
+        let limits = HttpLimits::default();
+        tokio::spawn(serve_ingress(listener, None, ingress, limits, stop.clone()));
+        Self { store, wire, source, _crew: crew, _stop: stop.drop_guard() }
+    }
+
+    async fn send(&mut self) -> crate::support::Heard {
+        let url = "http://localhost/webhooks/billing".to_owned();
+        let body = Bytes::from(EVENT);
+        let plain =
+            Arrival { method: Method::POST, url, headers: HeaderMap::new(), body: body.clone() };
+        let signed = self.source.scheme().sign(&plain, None, Timestamp::now()).unwrap();
+        let (name, value) = &signed.headers[0];
+        self.wire
+            .write(format!(
+                "POST /webhooks/billing HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n\
+                 {name}: {value}\r\ncontent-length: {}\r\n\r\n{EVENT}",
+                body.len()
+            ))
+            .await;
+        self.wire.answer().await
+    }
+}
+
+#[tokio::test]
+async fn a_sync_source_answers_with_the_result_of_the_work_and_says_it_again_to_copies() {
+    let app = TheApp::start(|_, _| async { says(200, r#"{"result":"ch_1"}"#) }).await;
+    let mut counter = Counter::open(&app, Duration::from_secs(20)).await;
+    let first = counter.send().await;
+    let id = first.json()["id"].clone();
+    assert_eq!(first.status, 200);
+    assert_eq!(
+        first.json(),
+        json!({ "decision": "accepted", "id": id, "status": "processed", "result": "ch_1" })
+    );
+    let copy = counter.send().await;
+    assert_eq!(
+        copy.json(),
+        json!({ "decision": "duplicate", "id": id, "status": "processed", "result": "ch_1" })
+    );
+    assert_eq!(app.calls().len(), 1);
+}
+
+#[tokio::test]
+async fn at_a_sync_source_a_copy_of_a_pruned_event_is_answered_at_once() {
+    // There is nothing left to look at, and nothing to wait for: the time is far longer than the test's.
+    let app = TheApp::start(|_, _| async { says(200, r#"{"result":"ch_1"}"#) }).await;
+    let mut counter = Counter::open(&app, Duration::from_secs(3_600)).await;
+    let id = counter.send().await.json()["id"].clone();
+    counter.store.pruned_all.store(true, Ordering::SeqCst);
+    let copy = within(counter.send()).await;
+    assert_eq!(copy.status, 200);
+    assert_eq!(
+        copy.json(),
+        json!({ "decision": "duplicate", "id": id, "status": "processed", "result": "ch_1" })
+    );
+}
+
+#[tokio::test]
+async fn at_a_sync_source_a_failed_attempt_is_500_and_the_next_copy_is_the_next_attempt() {
+    let app = TheApp::start(|count, _| async move {
+        match count {
+            0 | 1 => says(500, ""),
+            _ => says(200, r#"{"result":"at last"}"#),
+        }
+    })
+    .await;
+    let mut counter = Counter::open(&app, Duration::from_secs(20)).await;
+    for calls in [1, 2] {
+        let heard = counter.send().await;
+        assert_eq!(
+            (heard.status, heard.header("content-type"), heard.json()["type"].as_str()),
+            (500, Some("application/problem+json"), Some("urn:hapax:problem:work_failed"))
+        );
+        assert_eq!(app.calls().len(), calls);
+    }
+    let heard = counter.send().await;
+    assert_eq!((heard.status, heard.json()["result"].as_str()), (200, Some("at last")));
+    assert_eq!(counter.store.hurried.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
+async fn at_a_sync_source_work_that_outlasts_the_wait_is_202_and_goes_on() {
+    let gate = Arc::new(Semaphore::new(0));
+    let app = {
+        let gate = gate.clone();
+        TheApp::start(move |_, _| {
+            let gate = gate.clone();
+            async move {
+                gate.acquire().await.unwrap().forget();
+                says(200, r#"{"result":"ch_1"}"#)
+            }
+        })
+        .await
+    };
+    let mut counter = Counter::open(&app, Duration::from_millis(100)).await;
+    let heard = counter.send().await;
+    assert_eq!((heard.status, heard.header("hapax-decision")), (202, Some("accepted")));
+    assert_eq!(heard.json()["result"], json!(null));
+    gate.add_permits(1);
+    let again = loop {
+        let heard = counter.send().await;
+        if heard.status != 202 {
+            break heard;
+        }
+    };
+    assert_eq!((again.status, again.json()["result"].as_str()), (200, Some("ch_1")));
+}
+
+#[tokio::test]
+async fn the_janitor_prunes_in_small_steps_until_nothing_is_left_and_comes_again() {
+    let store = Bench::new();
+    *store.prunes.lock().unwrap() = vec![false, true, true];
+    let retention = Retention {
+        events: Some(Duration::from_secs(60)),
+        keys: vec![(SourceName::new(SOURCE), Duration::from_secs(3600))],
+    };
+    let at = Timestamp::from_second(1_700_000_000).unwrap();
+    let janitor = Janitor::new(store.clone(), Arc::new(move || at), retention);
+    let janitor = Arc::new(janitor.every(Duration::from_millis(10)));
+    let stop = CancellationToken::new();
+    let running = {
+        let (janitor, stop) = (janitor.clone(), stop.clone());
+        tokio::spawn(async move { janitor.run(stop).await })
+    };
+    within(store.pruned.acquire_many(3)).await.unwrap().forget();
+    janitor.reload(Retention::default());
+    store.failures.store(1, Ordering::SeqCst);
+    // One round may have begun with the settings from before.
+    within(store.pruned.acquire_many(2)).await.unwrap().forget();
+    stop.cancel();
+    within(running).await.unwrap();
+    let horizons = store.horizons.lock().unwrap();
+    for (horizon, limit) in &horizons[..3] {
+        assert_eq!(horizon.events_before.as_second(), 1_700_000_000 - 60);
+        assert_eq!(horizon.keys_before[0].1.as_second(), 1_700_000_000 - 3600);
+        assert_eq!(*limit, PRUNE_BATCH);
+    }
+    assert_eq!(horizons[4].0.events_before, Timestamp::MIN);
+    assert!(horizons[4].0.keys_before.is_empty());
+}
+
+#[tokio::test]
+async fn the_janitor_goes_on_at_once_only_while_nobody_else_wants_the_store() {
+    // A pause after each commit bounds what goes in a second, though nobody is there to wait; without
+    // one, whoever comes all the time would wait for a commit of the janitor's each time.
+    let pruned_in = async |crowded: Option<bool>, slices: usize| {
+        let store = Bench::new();
+        *store.crowded.lock().unwrap() = crowded;
+        *store.prunes.lock().unwrap() = [vec![false], vec![true; slices]].concat();
+        let janitor = Janitor::new(store.clone(), Arc::new(Timestamp::now), Retention::default());
+        let stop = CancellationToken::new();
+        let began = std::time::Instant::now();
+        let wanted = u32::try_from(slices + 1).unwrap();
+        tokio::join!(janitor.run(stop.clone()), async {
+            within(store.pruned.acquire_many(wanted)).await.unwrap().forget();
+            stop.cancel();
+        });
+        began.elapsed()
+    };
+    // Three seconds if it paused between them, and next to nothing if not.
+    let quiet = pruned_in(Some(false), 600).await;
+    assert!(quiet < 600 * PRUNE_PAUSE, "{quiet:?}");
+    for crowded in [Some(true), None] {
+        let took = pruned_in(crowded, 4).await;
+        assert!(took >= 4 * PRUNE_PAUSE, "{crowded:?}: {took:?}");
+    }
+}
+
+/// Fetches from `api`, at this path and with a secret in a header.
+fn refetch(api: &TheApp, path: &str) -> Option<Refetch> {
+    Some(Refetch {
+        url: RefetchUrl::parse(&format!("http://{}{path}", api.address)).unwrap(),
+        headers: vec![(
+            HeaderName::from_static("authorization"),
+            Secret::new("Bearer never-print-me"),
+        )],
+        timeout: Duration::from_secs(10),
+        body_bytes_max: 1 << 20,
+    })
+}
+
+fn sql() -> HandlerKind {
+    HandlerKind::Sql(Arc::new(SqlProgram::parse("SELECT :current", Dialect::Sqlite).unwrap()))
+}
+
+/// An event about this resource.
+fn about(event_id: &str, resource: &str) -> hapax_core::store::ClaimedEvent {
+    let mut event = event(SOURCE, event_id, "content-type: application/json\n", "{\"old\": 1}");
+    event.resource = Some(resource.to_owned());
+    event.event_type = Some("payout.paid".to_owned());
+    event
+}
+
+#[tokio::test]
+async fn sql_with_refetch_gets_the_object_as_it_is_now_once_the_api_answers() {
+    // The API is down for two attempts; a resource from outside tries to reach another path.
+    let api = TheApp::start(|count, _| async move {
+        match count {
+            0 | 1 => says(500, "no"),
+            _ => says(200, " {\"status\": \"paid\"}\n"),
+        }
+    })
+    .await;
+    let store = Bench::new();
+    let job = store.put(HANDLER, about("evt_1", "po 1/ä?x#y"));
+    let mut handler = handler(sql());
+    handler.refetch = refetch(&api, "/payouts/{resource}?type={event_type}&of={tenant}");
+    assert!(!format!("{handler:?}").contains("never-print-me"));
+    let _crew = Crew::start(&store, handler);
+    let done = store.until(job, |piece| piece.phase == Phase::Done).await;
+    assert_eq!(done.result.as_deref(), Some(" {\"status\": \"paid\"}\n"), "the text as it came");
+    assert_eq!(done.error.as_deref(), Some("refetch: HTTP 500"));
+    assert_eq!((done.progress.attempt, done.progress.steps), (3, 2));
+    let calls = api.calls();
+    assert_eq!(calls.len(), 3);
+    for call in &calls {
+        assert_eq!(call.method, Method::GET);
+        assert_eq!(call.path, "/payouts/po%201%2F%C3%A4%3Fx%23y?type=payout.paid&of=default");
+        assert_eq!(call.header("authorization"), "Bearer never-print-me");
+        assert!(call.body.is_empty());
+    }
+}
+
+/// What becomes of a job whose refetch is answered so.
+async fn after_one_fetch(
+    answer: Response<Full<Bytes>>,
+    change: impl FnOnce(&mut Refetch),
+) -> crate::bench::Piece {
+    let api = TheApp::start(move |_, _| {
+        let answer = answer.clone();
+        async move { answer }
+    })
+    .await;
+    let store = Bench::new();
+    let job = store.put(HANDLER, about("evt_1", "po_1"));
+    let mut handler = handler(sql());
+    handler.policy.retry = vec![Duration::ZERO, Duration::from_secs(60)];
+    handler.refetch = refetch(&api, "/{resource}");
+    change(handler.refetch.as_mut().unwrap());
+    let crew = Crew::start(&store, handler);
+    let piece = store.until(job, |piece| piece.phase == Phase::Done || piece.error.is_some()).await;
+    crew.stopped().await;
+    piece
+}
+
+#[tokio::test]
+async fn a_fetch_that_fails_is_a_failed_attempt_that_says_why() {
+    // Each way an API can fail to be one.
+    let check = async |answer, change: fn(&mut Refetch), error: &str| {
+        let piece = after_one_fetch(answer, change).await;
+        assert_eq!(piece.error.as_deref(), Some(error));
+        assert_eq!((piece.phase, piece.progress.steps), (Phase::Ready, 1), "{error}");
+        piece
+    };
+    let same: fn(&mut Refetch) = |_| {};
+    check(says(404, ""), same, "refetch: HTTP 404").await;
+    check(says(410, "{}"), same, "refetch: HTTP 410").await;
+    let mut moved = says(302, "{}");
+    moved.headers_mut().insert("location", "/elsewhere".parse().unwrap());
+    check(moved, same, "refetch: HTTP 302: redirects are not followed").await;
+    check(says(204, ""), same, "refetch: the object is not JSON: line 1, column 0").await;
+    check(says(200, "{\"a\":"), same, "refetch: the object is not JSON: line 1, column 5").await;
+    check(says(200, vec![b'"', 0xff, b'"']), same, "refetch: the object is not UTF-8").await;
+    let small: fn(&mut Refetch) = |refetch| refetch.body_bytes_max = 8;
+    check(says(200, "[1,2,3,4]"), small, "refetch: the object is larger than 8 bytes").await;
+    assert_eq!(after_one_fetch(says(200, "[1,2,34]"), small).await.phase, Phase::Done);
+    let mut busy = says(503, "");
+    busy.headers_mut().insert("retry-after", "600".parse().unwrap());
+    let piece = check(busy, same, "refetch: HTTP 503").await;
+    assert!((500..=600).contains(&waits(&piece)), "{}", waits(&piece));
+    let nobody: fn(&mut Refetch) = |refetch| {
+        refetch.url = RefetchUrl::parse("http://127.0.0.1:1/").unwrap();
+    };
+    check(says(200, "{}"), nobody, "refetch: connection refused").await;
+}
+
+#[tokio::test]
+async fn an_api_that_hangs_is_cut_off_and_the_lease_is_kept_meanwhile() {
+    let api = TheApp::start(|_, _| std::future::pending()).await;
+    let store = Bench::new();
+    let job = store.put(HANDLER, about("evt_1", "po_1"));
+    let mut handler = handler(sql());
+    handler.policy = Policy { retry: vec![Duration::ZERO], lease: Duration::from_millis(30) };
+    handler.refetch = refetch(&api, "/{event_id}");
+    handler.refetch.as_mut().unwrap().timeout = Duration::from_millis(100);
+    let _crew = Crew::start(&store, handler);
+    let piece = store.until(job, |piece| piece.phase == Phase::Dead).await;
+    assert_eq!(piece.error.as_deref(), Some("refetch: timed out after 100ms"));
+    within(store.renewals.acquire_many(3)).await.unwrap().forget();
+}
+
+#[tokio::test]
+async fn an_app_gets_the_current_object_in_a_header_and_the_original_body() {
+    let current = "{ \"name\" : \"Zoë\",\n \"amount\": 10000000000000000001 }";
+    let api = TheApp::start(move |_, _| async move { says(200, current) }).await;
+    let app = TheApp::start(|_, _| async { says(200, "") }).await;
+    let store = Bench::new();
+    let mut forged = about("evt_1", "po_1");
+    forged.headers.push_str("hapax-current: {}\n");
+    let job = store.put(HANDLER, forged);
+    let mut handler = handler(HandlerKind::Http(target(app.url())));
+    handler.refetch = refetch(&api, "/{event_id}");
+    let _crew = Crew::start(&store, handler);
+    store.until(job, |piece| piece.phase == Phase::Done).await;
+    let call = app.calls().remove(0);
+    assert_eq!(call.body, "{\"old\": 1}");
+    assert_eq!(call.headers.get_all("hapax-current").iter().count(), 1);
+    assert_eq!(
+        call.header("hapax-current"),
+        r#"{"name":"Zo\u00eb","amount":10000000000000000001}"#
+    );
+    assert_eq!(call.header("authorization"), "", "that is for the API only");
+}
+
+#[tokio::test]
+async fn an_object_too_large_for_a_header_fails_the_attempt_and_the_app_is_not_called() {
+    let api = TheApp::start(|_, _| async { says(200, format!("\"{}\"", "x".repeat(8_191))) }).await;
+    let app = TheApp::start(|_, _| async { says(200, "") }).await;
+    let store = Bench::new();
+    let job = store.put(HANDLER, about("evt_1", "po_1"));
+    let mut handler = handler(HandlerKind::Http(target(app.url())));
+    handler.refetch = refetch(&api, "/");
+    let _crew = Crew::start(&store, handler);
+    let piece = store.until(job, |piece| piece.phase == Phase::Dead).await;
+    assert!(piece.error.as_deref().unwrap().contains("larger than 8192 bytes"), "{piece:?}");
+    assert_eq!(app.calls().len(), 0);
+}
+
+#[tokio::test]
+async fn pulled_claims_come_with_their_object_and_those_without_are_settled_and_left_out() {
+    // One of three cannot be had: it must neither hold the others up nor be handed out.
+    let api = TheApp::start(|_, call| async move {
+        match &*call.path {
+            "/po_2" => says(404, ""),
+            path => says(200, format!("{{\"path\":\"{path}\"}}")),
+        }
+    })
+    .await;
+    let store = Bench::new();
+    let jobs =
+        [1, 2, 3].map(|n| store.put(HANDLER, about(&format!("evt_{n}"), &format!("po_{n}"))));
+    let mut handler = handler(HandlerKind::Pull);
+    handler.refetch = refetch(&api, "/{resource}");
+    let crew = Crew::start(&store, handler);
+    let of = HandlerRef { source: SourceName::new(SOURCE), handler: HandlerName::new(HANDLER) };
+    let ask = ClaimAsk { handler: of.clone(), limit: 10, worker: "mine".into() };
+    let claims = within(async {
+        loop {
+            // The handlers are announced by the workers.
+            if store.is_announced(&of) {
+                return store.claim(ask.clone()).await.unwrap();
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let pulled = within(crew.workers.with_current(&of, claims)).await;
+    let found: Vec<_> = pulled
+        .iter()
+        .map(|pulled| (pulled.claim.job, pulled.current.as_deref().unwrap()))
+        .collect();
+    assert_eq!(found, [(jobs[0], r#"{"path":"/po_1"}"#), (jobs[2], r#"{"path":"/po_3"}"#)]);
+    let failed = store.piece(jobs[1]);
+    assert_eq!((failed.phase, failed.progress.steps), (Phase::Ready, 1));
+    assert_eq!(failed.error.as_deref(), Some("refetch: HTTP 404"));
+}
+
+/// Rust code that says when it was begun, and who else was at work beside a job that was lost.
+struct Watching {
+    store: Arc<Bench>,
+    arrived: Semaphore,
+    gate: Semaphore,
+    inside: AtomicUsize,
+    beside: AtomicUsize,
+    begun: Mutex<Vec<Bytes>>,
+}
+
+impl std::fmt::Debug for Watching {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Watching")
+    }
+}
+
+impl Code for Watching {
+    fn work(
+        &self,
+        claim: Claim,
+        _: Option<Arc<str>>,
+    ) -> Pin<Box<dyn Future<Output = CodeRan> + Send + '_>> {
+        Box::pin(async move {
+            self.begun.lock().unwrap().push(claim.event.body.clone());
+            let others = self.inside.fetch_add(1, Ordering::SeqCst);
+            if claim.event.body == "lost" {
+                self.beside.fetch_add(others, Ordering::SeqCst);
+                // Whoever would come now has the time to.
+                for _ in 0..1_000 {
+                    tokio::task::yield_now().await;
+                    let others = self.inside.load(Ordering::SeqCst) - 1;
+                    self.beside.fetch_add(others, Ordering::SeqCst);
+                }
+            } else {
+                self.arrived.add_permits(1);
+                self.gate.acquire().await.unwrap().forget();
+            }
+            self.inside.fetch_sub(1, Ordering::SeqCst);
+            self.store.complete(claim.job);
+            CodeRan::Committed
+        })
+    }
+}
+
+#[tokio::test]
+async fn one_that_was_lost_runs_with_nothing_beside_it_in_any_lane() {
+    // If it ends the process again, whatever is in flight beside it loses an attempt as well.
+    let store = Bench::new();
+    let code = Arc::new(Watching {
+        store: store.clone(),
+        arrived: Semaphore::new(0),
+        gate: Semaphore::new(0),
+        inside: AtomicUsize::new(0),
+        beside: AtomicUsize::new(0),
+        begun: Mutex::default(),
+    });
+    let other = |name: &str| {
+        let mut handler = handler(HandlerKind::Code(code.clone()));
+        handler.name = HandlerName::new(name);
+        handler.policy.lease = Duration::from_millis(60);
+        handler
+    };
+    let crew = Crew::start(&store, other(HANDLER));
+    crew.workers.reload(vec![lane(other(HANDLER)), lane(other("second"))]);
+    let put = |handler: &str, id: &str| store.put(handler, event(SOURCE, id, "", "{}"));
+    let before = [put(HANDLER, "evt_1"), put("second", "evt_2")];
+    within(code.arrived.acquire_many(2)).await.unwrap().forget();
+    let lost = store.put_lost(HANDLER, event(SOURCE, "evt_lost", "", "lost"));
+    store.until(lost, |piece| piece.phase == Phase::Leased).await;
+    let after = [put(HANDLER, "evt_3"), put("second", "evt_4")];
+    // Its claim is kept while it waits for those who are in flight.
+    within(store.renewals.acquire_many(4)).await.unwrap().forget();
+    assert!(code.begun.lock().unwrap().iter().all(|body| *body != "lost"), "it did not wait");
+    code.gate.add_permits(100);
+    for job in before.into_iter().chain([lost]).chain(after) {
+        store.until(job, |piece| piece.phase == Phase::Done).await;
+    }
+    assert_eq!(code.beside.load(Ordering::SeqCst), 0, "somebody was in flight beside it");
+    assert_eq!(code.begun.lock().unwrap().len(), 5);
+}
+
+#[tokio::test]
+async fn calls_that_were_lost_neither_wait_for_others_nor_keep_them_waiting() {
+    // After a restart there may be many; the app cannot end this process, so all are in flight at once.
+    let (app, arrived, gate) = gated().await;
+    let store = Bench::new();
+    let _crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    let put = |n: usize| event(SOURCE, &format!("evt_{n}"), "", "{}");
+    let mut jobs: Vec<_> = (0..6).map(|n| store.put_lost(HANDLER, put(n))).collect();
+    jobs.push(store.put(HANDLER, put(6)));
+    within(arrived.acquire_many(7)).await.unwrap().forget();
+    gate.add_permits(7);
+    for job in jobs {
+        store.until(job, |piece| piece.phase == Phase::Done).await;
+    }
+}
+
+#[tokio::test]
+async fn sql_that_was_lost_runs_with_nothing_beside_it_in_any_lane() {
+    // It runs inside the store, but would take calls that are in flight with it all the same.
+    let (app, arrived, gate) = gated().await;
+    let store = Bench::new();
+    let mut statements = handler(sql());
+    statements.name = HandlerName::new("second");
+    statements.policy.lease = Duration::from_millis(60);
+    let crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    crew.workers
+        .reload(vec![lane(handler(HandlerKind::Http(target(app.url())))), lane(statements)]);
+    let call = store.put(HANDLER, event(SOURCE, "evt_1", "", "{}"));
+    within(arrived.acquire()).await.unwrap().forget();
+    let lost = ["evt_2", "evt_3"].map(|id| store.put_lost("second", event(SOURCE, id, "", "{}")));
+    let after = store.put("second", event(SOURCE, "evt_4", "", "{}"));
+    // Its claim is kept while it waits for the call that is in flight.
+    within(store.renewals.acquire_many(2)).await.unwrap().forget();
+    let phases = [lost[0], lost[1], call].map(|job| store.piece(job).phase);
+    assert_eq!(phases, [Phase::Leased, Phase::Ready, Phase::Leased], "it did not wait");
+    gate.add_permits(1);
+    for job in [call, lost[0], lost[1], after] {
+        store.until(job, |piece| piece.phase == Phase::Done).await;
+    }
+}
+
+#[tokio::test]
+async fn lost_jobs_that_came_up_together_are_not_held_while_one_of_them_runs() {
+    // Several slices at once each come upon one. The first of them may end the process: whoever is
+    // claimed behind it would lose an attempt as well, and in the end be buried with it.
+    let store = Bench::new();
+    store.slices.store(3, Ordering::SeqCst);
+    let put = |n: usize| event(SOURCE, &format!("evt_{n}"), "", "{}");
+    let many: Vec<_> = (0..SQL_SLICE).map(|n| store.put(HANDLER, put(n))).collect();
+    let lost: Vec<_> = (100..103).map(|n| store.put_lost(HANDLER, put(n))).collect();
+    let mut statements = handler(sql());
+    statements.concurrency = 3;
+    let _crew = Crew::start(&store, statements);
+    for job in many.into_iter().chain(lost.iter().copied()) {
+        store.until(job, |piece| piece.phase == Phase::Done).await;
+    }
+    assert_eq!(store.held_beside.load(Ordering::SeqCst), 0);
+    assert_eq!(store.given_back.load(Ordering::SeqCst), 2, "they did not come up together");
+    for job in lost {
+        assert_eq!(store.piece(job).progress.attempt, 2, "uncounted, and then counted once");
+    }
+}

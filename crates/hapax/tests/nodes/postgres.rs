@@ -1,0 +1,386 @@
+//! PostgreSQL in trouble under the load of two nodes: sessions and servers killed, a standby promoted,
+//! a pooler in between, passwords that must not be told. Nobody restarts a node.
+
+use std::time::{Duration, Instant};
+
+use crate::support::nodes::{self, Database, SECRET, Senders, wait};
+use crate::support::{House, Sender, Server, until};
+use hapax_sim::{PgBouncer, Postgres, Proxy, Traffic};
+
+/// A handler whose leases end soon: what was lost with the database is tried again within the test.
+/// And it has more attempts than any of them needs.
+const HANDLER: &str = "[sources.stripe.handlers.fee]\ntimeout = \"1s\"\nlease = \"2s\"\n\
+     retry = [\"0s\", \"0s\", \"0s\", \"1s\", \"1s\", \"1s\", \"2s\", \"2s\", \"2s\", \"5s\", \"5s\", \"5s\"]\n\
+     sql = \"INSERT INTO ledger VALUES (:event_id, 'fee', :attempt)\"\n";
+
+/// After the database is back, this is how long a node may take: promised are five seconds, and the
+/// rest is for a machine that has much else to do.
+const BACK: Duration = Duration::from_secs(60);
+
+/// Two nodes on one database.
+fn two(url: &str) -> ([House; 2], [Server; 2]) {
+    let config = format!("database_url = \"{url}\"\n{}", nodes::config("", HANDLER));
+    let houses = [0, 1].map(|_| House::new(&config));
+    let servers = [houses[0].start(), houses[1].start()];
+    (houses, servers)
+}
+
+/// Waits until every node takes events again, and says how long that took.
+#[track_caller]
+fn takes_events_again(nodes: &[Server], round: usize) {
+    let since = Instant::now();
+    let sender = Sender::stripe(SECRET);
+    for node in nodes {
+        until("it takes events again", || {
+            std::thread::park_timeout(Duration::from_millis(20));
+            let answer = node.ask(sender.event(&format!("evt_back_{round}")));
+            (answer.status == 200).then_some(())
+        });
+        until("it says so", || {
+            std::thread::park_timeout(Duration::from_millis(20));
+            (node.admin_get("/readyz").status == 200).then_some(())
+        });
+    }
+    let took = since.elapsed();
+    assert!(took < BACK, "it took {took:?}");
+}
+
+/// Sends events while `blows` fall, and demands that all is well at the end.
+fn under_load(
+    database: &Database,
+    nodes: &[Server],
+    events: usize,
+    blows: usize,
+    mut blow: impl FnMut(usize),
+) {
+    let senders = Senders::to(nodes);
+    senders.send(6, 0..events, || {
+        for round in 0..blows {
+            senders.until_acked((round + 1) * events / (blows + 2));
+            blow(round);
+            takes_events_again(nodes, round);
+        }
+    });
+    senders.one_id_each(events);
+    database.all_processed(&nodes[0], events + blows);
+    database.is_once_each(events + blows);
+    // Whatever was acked is there, under the id it was acked with.
+    for node in nodes {
+        assert_eq!(node.events("source=stripe").len(), events + blows);
+    }
+}
+
+#[test]
+fn sessions_that_are_ended_or_crash_under_load_cost_nothing_but_time() {
+    // By an administrator, and by SIGKILL: then PostgreSQL ends all sessions and recovers.
+    let server = wait(Postgres::start());
+    let database = Database::on(&server, "sessions");
+    let (_houses, nodes) = two(&database.url);
+    under_load(&database, &nodes, 600, 4, |round| {
+        wait(async {
+            match round % 2 {
+                0 => assert!(server.kill_backends(Some(database.name())).await > 0),
+                _ => {
+                    assert!(server.crash_backend().await);
+                    server.answers().await;
+                }
+            }
+        });
+    });
+    for node in nodes {
+        node.stop();
+    }
+}
+
+#[test]
+fn a_database_that_is_killed_and_comes_back_finds_its_nodes_waiting() {
+    // While it is away every answer is a 503 that says when to come again; nothing acked is lost.
+    let server = wait(Postgres::start());
+    let database = Database::on(&server, "postmaster");
+    let (_houses, nodes) = two(&database.url);
+    let sender = Sender::stripe(SECRET);
+    under_load(&database, &nodes, 400, 2, |round| {
+        wait(server.kill_postmaster());
+        for node in &nodes {
+            let asked = Instant::now();
+            let answer = node.ask(sender.event(&format!("evt_back_{round}")));
+            assert_eq!(answer.status, 503, "{answer:?}");
+            assert!(answer.header("retry-after").is_some(), "{answer:?}");
+            assert!(asked.elapsed() < BACK, "{:?}", asked.elapsed());
+            until("it says that it is not ready", || {
+                std::thread::park_timeout(Duration::from_millis(20));
+                (node.admin_get("/readyz").status == 503).then_some(())
+            });
+            assert_eq!(node.admin_get("/healthz").status, 200, "a restart would not help");
+        }
+        wait(server.start_again());
+    });
+    for node in nodes {
+        let said = node.stop();
+        // One line when it goes and one when it is back, not one for each request.
+        let lines = said.lines().filter(|line| line.contains("WARN")).count();
+        assert!(lines < 200, "{lines} warnings:\n{said}");
+    }
+}
+
+#[test]
+fn nodes_follow_a_synchronous_standby_that_is_promoted_under_load() {
+    // The old primary dies in the middle of it. Every event that was acked is on the new one, and
+    // what the nodes remember of the old one's epoch counts no more.
+    let primary = wait(Postgres::start());
+    if !primary.can_be_followed() {
+        return crate::support::skip(
+            "a promoted standby",
+            "this build of PostgreSQL cannot be copied",
+        );
+    }
+    let mut database = Database::on(&primary, "followed");
+    let standby = wait(primary.standby());
+    let both = format!(
+        "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/{}?target_session_attrs=read-write",
+        primary.port(),
+        standby.port(),
+        database.name()
+    );
+    let (_houses, nodes) = two(&both);
+    const EVENTS: usize = 400;
+    let senders = Senders::to(&nodes);
+    senders.send(6, 0..EVENTS, || {
+        senders.until_acked(EVENTS / 3);
+        wait(async {
+            primary.kill_postmaster().await;
+            standby.promote().await;
+        });
+        takes_events_again(&nodes, 0);
+    });
+    database.url = standby.url_for(database.name());
+    senders.one_id_each(EVENTS);
+    database.all_processed(&nodes[0], EVENTS + 1);
+    database.is_once_each(EVENTS + 1);
+    for node in nodes {
+        // A node asks a few times a second which epoch it is; one that is stopped at once may not have.
+        node.stderr.wait_for("another epoch");
+        node.stop();
+    }
+    database.is_once_each(EVENTS + 1);
+}
+
+#[test]
+fn a_primary_that_falls_silent_does_not_keep_nodes_from_the_promoted_standby() {
+    // Its machine is gone without a word: packets to it vanish, connections open and never answer.
+    let primary = wait(Postgres::start());
+    if !primary.can_be_followed() {
+        return crate::support::skip(
+            "a silent primary",
+            "this build of PostgreSQL cannot be copied",
+        );
+    }
+    let mut database = Database::on(&primary, "silent");
+    let standby = wait(primary.standby());
+    let network = wait(Proxy::to_port(primary.port()));
+    let both = format!(
+        "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/{}?target_session_attrs=read-write",
+        network.port(),
+        standby.port(),
+        database.name()
+    );
+    let (_houses, nodes) = two(&both);
+    let senders = Senders::to(&nodes);
+    senders.send(2, 0..20, || ());
+    network.set(Traffic::Hold);
+    wait(async {
+        primary.kill_postmaster().await;
+        standby.promote().await;
+    });
+    database.url = standby.url_for(database.name());
+    senders.send(4, 20..60, || ());
+    senders.one_id_each(60);
+    database.all_processed(&nodes[0], 60);
+    database.is_once_each(60);
+}
+
+#[test]
+fn a_pooler_in_transaction_mode_is_refused_in_words_that_help() {
+    // Settings, prepared statements and locks of a session would land on changing servers.
+    if !PgBouncer::is_installed() {
+        return crate::support::skip("a pooler in transaction mode", "no pgbouncer here");
+    }
+    let database = Database::shared("pooled");
+    let pooler = wait(async { PgBouncer::in_front_of(Postgres::shared().await, 4).await });
+    let url = pooler.url_for(database.name());
+    let house = House::new(&format!("database_url = \"{url}\"\n{}", nodes::config("", HANDLER)));
+    let (code, said) = house.fail();
+    assert_eq!(code, Some(3), "{said}");
+    assert!(said.contains("pool_mode = session"), "{said}");
+}
+
+#[test]
+fn a_node_speaks_tls_and_refuses_a_server_that_it_cannot_trust() {
+    // The role is admitted over TLS only, and the certificate is of an authority made for it.
+    let (server, tls) = wait(Postgres::with_tls());
+    let database = Database::on(&server, "secured");
+    let at = |settings: &str| {
+        let url = format!(
+            "postgres://{}@localhost:{}/{}?{settings}",
+            tls.role,
+            server.port(),
+            database.name()
+        );
+        House::new(&format!("database_url = \"{url}\"\n{}", nodes::config("", HANDLER)))
+    };
+    let house = at(&format!("sslmode=verify-full&sslrootcert={}", tls.authority_file.display()));
+    let node = house.start();
+    Senders::to([&node]).send(2, 0..10, || ());
+    database.all_processed(&node, 10);
+    let plain = "SELECT count(*) FROM pg_stat_ssl s JOIN pg_stat_activity a USING (pid) \
+                 WHERE a.application_name LIKE 'hapax-%' AND a.application_name <> 'hapax-sim' \
+                 AND NOT s.ssl";
+    assert_eq!(database.number(plain), 0);
+    node.stop();
+    for (settings, word) in [("sslmode=disable", "pg_hba"), ("sslmode=verify-full", "sslrootcert")]
+    {
+        let (code, said) = at(settings).fail();
+        assert_eq!(code, Some(3), "{said}");
+        assert!(said.contains(word), "{settings}: {said}");
+    }
+}
+
+const CANARY: &str = "hunter2-canary";
+
+#[track_caller]
+fn is_silent(what: &str, said: &str) {
+    assert!(!said.contains("hunter2"), "{what} tells the password: {said}");
+}
+
+#[test]
+fn a_password_is_told_nowhere() {
+    // In the config, the environment and the flags; with the server there, away, refusing, and with
+    // URLs that cannot be read.
+    let server = wait(Postgres::start());
+    let database = Database::on(&server, "canary");
+    let host = format!("127.0.0.1:{}", server.port());
+    let url = format!("postgres://postgres:{CANARY}@{host}/{}", database.name());
+    let redis = format!("redis://:{CANARY}@127.0.0.1:9/");
+    let keys = format!(
+        "database_url = \"env:PG_URL\"\nredis_url = \"{redis}\"\n[log]\nlevel = \"trace\"\n"
+    );
+    let house = House::new(&nodes::config(&keys, HANDLER)).env("PG_URL", &url);
+    let node = house.start();
+    Senders::to([&node]).send(2, 0..10, || ());
+    database.all_processed(&node, 10);
+    is_silent("metrics", &node.admin_get("/metrics").text());
+    is_silent("an event", &node.admin_get("/api/v1/events/evt_1").text());
+    wait(server.kill_postmaster());
+    until("the outage is told", || {
+        std::thread::park_timeout(Duration::from_millis(20));
+        let ready = node.admin_get("/readyz");
+        is_silent("readyz", &ready.text());
+        (ready.status == 503).then_some(())
+    });
+    let refused = node.ask(Sender::stripe(SECRET).event("evt_down"));
+    assert_eq!(refused.status, 503);
+    is_silent("a refusal", &refused.text());
+    is_silent("an API's error", &node.admin_get("/api/v1/events").text());
+    is_silent("alerts", &node.admin_get("/api/v1/alerts").text());
+    node.signal("HUP");
+    node.stderr.wait_for("read again");
+    let stdout = node.stdout.clone();
+    is_silent("the log", &node.stop());
+    is_silent("stdout", &stdout.text());
+    // Nobody there, at the start and for each command.
+    let (code, said) = house.fail();
+    assert_eq!(code, Some(3), "{said}");
+    is_silent("a start without a database", &said);
+    wait(server.start_again());
+    for bad in [
+        url.clone().replace(&host, "127.0.0.1:9"),
+        url.clone().replace("/canary", "/nowhere"),
+        url.clone().replace("postgres:hunter2", "nobody:hunter2"),
+        format!("postgres://postgres:{CANARY}@"),
+        format!("postgres://postgres:{CANARY}@{host}/x?sslmode=odd"),
+        format!("postgres://postgres:{CANARY}@{host}/x?unknown=1"),
+        format!("postgres:{CANARY}@{host}/x"),
+        format!("postgres://{host}/x?password={CANARY}&connect_timeout=soon"),
+    ] {
+        for command in ["migrate", "doctor", "serve", "check-config"] {
+            let run = crate::common::hapax(&[command, "--database-url", &bad])
+                .in_dir(house.path())
+                .env("PG_URL", &url)
+                .run();
+            assert_ne!(run.code, 0, "{command} {bad}: {run:?}");
+            is_silent(command, &run.stdout);
+            is_silent(command, &run.stderr);
+        }
+    }
+}
+
+#[test]
+fn doctor_looks_at_the_database_that_nodes_share() {
+    // Not at the embedded one, which nobody uses there; and it changes nothing.
+    let database = Database::empty("doctor");
+    let house = database.house("", "");
+    let doctor = |url: Option<&str>| {
+        let config = house.config_file().display().to_string();
+        let mut args = vec!["doctor", "--json", "--config", &config];
+        args.extend(url.map(|url| ["--database-url", url]).into_iter().flatten());
+        let run = crate::common::hapax(&args).run();
+        is_silent("doctor", &run.stderr);
+        let findings: Vec<serde_json::Value> =
+            run.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        (run.code, findings)
+    };
+    let of = |findings: &[serde_json::Value], check: &str| -> (String, String) {
+        let found = findings.iter().find(|finding| finding["check"] == check);
+        let found = found.unwrap_or_else(|| panic!("no {check}: {findings:?}"));
+        let text = |key: &str| found[key].as_str().unwrap().to_owned();
+        (text("level"), text("note"))
+    };
+    let (code, findings) = doctor(None);
+    assert_eq!(code, 0, "{findings:?}");
+    let (level, note) = of(&findings, "database");
+    assert!(
+        level == "ok" && note.contains("PostgreSQL") && note.contains(database.name()),
+        "{note}"
+    );
+    assert_eq!(of(&findings, "recovery").0, "ok");
+    assert_eq!(of(&findings, "clock").0, "ok");
+    let (level, note) = of(&findings, "schema");
+    assert!(level == "warn" && note.contains("migrate up"), "{note}");
+    assert!(findings.iter().all(|finding| finding["check"] != "data dir"), "{findings:?}");
+    let there = "SELECT count(*) FROM pg_namespace WHERE nspname = 'hapax'";
+    assert_eq!(database.number(there), 0, "it changed something");
+    // With a server on it.
+    let node = house.start();
+    let (_, findings) = doctor(None);
+    assert_eq!(of(&findings, "schema").0, "ok", "{findings:?}");
+    node.stop();
+    // Tables that no node of this version would start on: neither command may say that all is well.
+    database.execute("UPDATE hapax.migration SET checksum = 'x' || checksum WHERE number = 1");
+    let (code, findings) = doctor(None);
+    assert_eq!((code, of(&findings, "schema").0.as_str()), (1, "fail"));
+    let config = house.config_file().display().to_string();
+    let status = crate::common::hapax(&["migrate", "status", "--config", &config]).run();
+    assert!(status.code == 1 && status.stdout.contains("refused"), "{}", status.stdout);
+    database.execute("UPDATE hapax.migration SET checksum = substr(checksum, 2) WHERE number = 1");
+    // Nobody there, a database that takes no writes, and a standby are failures, and exit 1.
+    let (code, findings) = doctor(Some("postgres://127.0.0.1:9/nowhere"));
+    assert_eq!((code, of(&findings, "database").0.as_str()), (1, "fail"));
+    database.execute(&format!(
+        "ALTER DATABASE \"{}\" SET default_transaction_read_only = on",
+        database.name()
+    ));
+    let (code, findings) = doctor(None);
+    let (level, note) = of(&findings, "database");
+    assert_eq!((code, level.as_str()), (1, "fail"));
+    assert!(note.contains("takes no writes"), "{note}");
+    let primary = wait(Postgres::start());
+    if !primary.can_be_followed() {
+        return crate::support::skip(
+            "doctor at a standby",
+            "this build of PostgreSQL cannot be copied",
+        );
+    }
+    let standby = wait(primary.standby());
+    let (code, findings) = doctor(Some(&standby.url()));
+    assert_eq!((code, of(&findings, "recovery").0.as_str()), (1, "fail"));
+}

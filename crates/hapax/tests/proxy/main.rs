@@ -1,0 +1,8 @@
+//! Idempotency-Keys through the real proxy.
+
+mod crash;
+mod faults;
+mod once;
+mod postgres;
+#[path = "../support/mod.rs"]
+mod support;

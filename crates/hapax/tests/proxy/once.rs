@@ -1,0 +1,533 @@
+//! Idempotency-Keys in front of an app, through the real binary: whoever retries gets the answer of
+//! the first one, and the app does its work once. Its ledger has no constraint, so an effect that
+//! happens twice is seen.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Barrier, Mutex};
+
+use crate::support::charges::{Charge, api, is_replay, kept, problem, proxy, start};
+use crate::support::upstream::{Reply, Upstream};
+use crate::support::{Answer, House, until};
+use aws_lc_rs::hmac;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+/// So many copies of one request at the same moment; `heard` is called with each answer as it comes.
+fn storm(
+    to: SocketAddr,
+    copies: usize,
+    charge: &Charge<'_>,
+    heard: impl Fn(&Answer) + Sync,
+) -> Vec<Answer> {
+    let start = Barrier::new(copies);
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..copies)
+            .map(|_| {
+                scope.spawn(|| {
+                    start.wait();
+                    let answer = charge.send(to);
+                    heard(&answer);
+                    answer
+                })
+            })
+            .collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn fifty_copies_at_once_are_one_charge_and_later_ones_its_replay() {
+    // The app takes so long that all others are answered while it works.
+    const COPIES: usize = 50;
+    let (go, gate) = channel::<()>();
+    let gate = Mutex::new(gate);
+    let app = Upstream::new(move |_| {
+        gate.lock().unwrap().recv().unwrap();
+        Reply::created(b"charge \xff 1".to_vec())
+    });
+    let (_house, server, at) = start(&app.url(), "");
+    let charge = Charge::with_key("key-1");
+    let others = AtomicUsize::new(0);
+    let answers = storm(at, COPIES, &charge, |answer| {
+        if answer.status == 409 && others.fetch_add(1, Ordering::SeqCst) == COPIES - 2 {
+            go.send(()).unwrap();
+        }
+    });
+    let (done, refused): (Vec<_>, Vec<_>) = answers.iter().partition(|it| it.status == 201);
+    assert_eq!((done.len(), refused.len()), (1, COPIES - 1));
+    for answer in refused {
+        assert_eq!(answer.status, 409, "{answer:?}");
+        let retry_after: u64 = answer.header("retry-after").unwrap().parse().unwrap();
+        assert!((1..=60).contains(&retry_after), "{answer:?}");
+        assert!(answer.header("hapax-request-id").is_some(), "{answer:?}");
+        problem(answer);
+    }
+    assert!(!is_replay(done[0]), "{done:?}");
+    for _ in 0..3 {
+        let replay = charge.send(at);
+        assert!(is_replay(&replay), "{replay:?}");
+        assert_eq!(kept(&replay), kept(done[0]));
+        assert_ne!(replay.header("hapax-request-id"), done[0].header("hapax-request-id"));
+    }
+    assert_eq!(app.effects().len(), 1);
+    let told = server.metric("hapax_idempotency_total", &["realm=\"api\"", "outcome=\"fresh\""]);
+    assert_eq!(told, 1.0);
+    server.stop();
+}
+
+#[test]
+fn copies_that_race_the_answer_are_refused_or_replayed_and_never_run() {
+    // The app answers at once, so that some copies come before its answer is kept and some after.
+    let app = Upstream::counting();
+    let (_house, server, at) = start(&app.url(), "");
+    for round in 0..10 {
+        let key = format!("key-{round}");
+        let answers = storm(at, 20, &Charge::with_key(&key), |_| {});
+        let first: Vec<_> =
+            answers.iter().filter(|it| it.status == 201 && !is_replay(it)).collect();
+        assert_eq!(first.len(), 1, "{answers:?}");
+        for other in answers.iter().filter(|it| it.status != 409) {
+            assert_eq!(kept(other), kept(first[0]));
+        }
+        assert_eq!(app.effects().len(), round + 1);
+    }
+    server.stop();
+}
+
+#[test]
+fn with_wait_a_copy_gets_the_answer_of_the_one_that_runs() {
+    let (go, gate) = channel::<()>();
+    let gate = Mutex::new(gate);
+    let app = Upstream::new(move |_| {
+        gate.lock().unwrap().recv().unwrap();
+        Reply::created("charge 1")
+    });
+    let (_house, server, at) = start(&app.url(), "wait = \"50s\"");
+    std::thread::scope(|scope| {
+        let copies: Vec<_> =
+            (0..5).map(|_| scope.spawn(|| Charge::with_key("key-1").send(at))).collect();
+        app.wait_for(1);
+        go.send(()).unwrap();
+        let answers: Vec<_> = copies.into_iter().map(|it| it.join().unwrap()).collect();
+        assert!(answers.iter().all(|it| it.status == 201 && it.body == b"charge 1"), "{answers:?}");
+        assert_eq!(answers.iter().filter(|it| is_replay(it)).count(), 4);
+    });
+    assert_eq!(app.effects().len(), 1);
+    server.stop();
+}
+
+#[test]
+fn a_key_means_one_request_of_one_account() {
+    let app = Upstream::counting();
+    let (house, server, at) = start(&app.url(), "fingerprint_ignore = [\"/client_ts\"]");
+    let first = Charge { body: r#"{"amount":100,"client_ts":1}"#, ..Charge::with_key("key-1") };
+    assert_eq!(first.send(at).body, b"charge 1");
+    // Made anew with every try, and said to be.
+    let again = Charge { body: r#"{"amount":100,"client_ts":2}"#, ..first.clone() };
+    assert!(is_replay(&again.send(at)));
+    // Bare and quoted are the same key.
+    assert!(is_replay(&Charge { key: Some("\"key-1\""), ..first.clone() }.send(at)));
+    let other = Charge { body: r#"{"amount":200,"client_ts":1}"#, ..first.clone() };
+    let told = other.send(at);
+    assert_eq!(told.status, 409, "{told:?}");
+    assert!(!told.text().contains("charge 1"), "the first answer is given away: {told:?}");
+    assert_eq!(Charge { target: "/charges?dry=1", ..first.clone() }.send(at).status, 409);
+    assert_eq!(app.effects().len(), 1);
+    // Another account, another path, another method: another entry.
+    let elsewhere = [
+        Charge { account: Some("acct_2"), ..other.clone() },
+        Charge { target: "/refunds", ..other.clone() },
+        Charge { method: "PUT", ..other.clone() },
+    ];
+    for (at_most, charge) in elsewhere.iter().enumerate() {
+        let answer = charge.send(at);
+        assert_eq!(answer.body, format!("charge {}", at_most + 2).into_bytes(), "{answer:?}");
+        assert!(is_replay(&charge.send(at)));
+    }
+    assert_eq!(app.effects().len(), 4);
+    // The IETF draft's status, taken over by a running server.
+    house.configure(&proxy(
+        &app.url(),
+        "mismatch_status = 422\nfingerprint_ignore = [\"/client_ts\"]",
+    ));
+    server.signal("HUP");
+    server.stderr.wait_for("configuration and secrets read again");
+    assert_eq!(other.send(at).status, 422);
+    assert!(is_replay(&first.send(at)));
+    server.stop();
+}
+
+#[test]
+fn a_route_that_needs_a_key_refuses_what_has_none_or_a_bad_one() {
+    let app = Upstream::counting();
+    let (_house, server, at) = start(&app.url(), "");
+    let charge = Charge::with_key("key-1");
+    let long = "k".repeat(256);
+    for key in [None, Some(""), Some("\"open"), Some(long.as_str()), Some("tab\there")] {
+        let answer = Charge { key, ..charge.clone() }.send(at);
+        assert_eq!(answer.status, 400, "{key:?}: {answer:?}");
+        problem(&answer);
+    }
+    let twice = Charge { headers: "idempotency-key: other\r\n", ..charge.clone() };
+    assert_eq!(twice.send(at).status, 400);
+    // Nobody's key could be anybody's.
+    assert_eq!(Charge { account: None, ..charge.clone() }.send(at).status, 400);
+    assert!(app.effects().is_empty());
+    // Where none is needed, none is asked for, and nothing is kept.
+    let notes = Charge { key: None, target: "/notes", account: None, ..charge.clone() };
+    assert_eq!([notes.send(at).status, notes.send(at).status], [201, 201]);
+    // And what changes nothing never needs one.
+    let look = Charge { method: "GET", key: None, body: "", ..charge };
+    assert_eq!(look.send(at).status, 201);
+    assert_eq!(app.effects().len(), 3);
+    server.stop();
+}
+
+#[test]
+fn a_route_needs_its_key_however_its_path_is_spelled() {
+    // The app resolves what ours does not, or the other way round: either way a charge without a key.
+    const SPELLINGS: [&str; 19] = [
+        "//charges",
+        "/CHARGES",
+        "/charges;a",
+        "/charges;jsessionid=1",
+        "/..;/charges",
+        "/x/..;/charges",
+        "/%63harges",
+        "/%43HARGES",
+        "/charges%2f",
+        "/charges/",
+        "/./charges",
+        "/x/../charges",
+        "/x/%2e%2e/charges",
+        "/\\charges",
+        "/%5ccharges",
+        "/%2563harges",
+        "/charges%252f",
+        "http://api.example/charges",
+        "http://api.example//Charges;a?b=1",
+    ];
+    let app = Upstream::counting();
+    let (_house, server, at) = start(&app.url(), "");
+    let keyless = Charge { key: None, ..Charge::with_key("") };
+    for target in SPELLINGS {
+        let answer = Charge { target, ..keyless.clone() }.send(at);
+        let told = (answer.status, problem(&answer));
+        assert_eq!(told, (400, "idempotency_key_missing".into()), "{target}");
+    }
+    for name in ["x-http-method-override", "x-http-method", "x-method-override"] {
+        let line = format!("{name}: post\r\n");
+        for method in ["GET", "PUT"] {
+            let answer = Charge { method, headers: &line, ..keyless.clone() }.send(at);
+            assert_eq!(answer.status, 400, "{method} {line}: {answer:?}");
+        }
+    }
+    assert_eq!(Charge { method: "post", ..keyless.clone() }.send(at).status, 400);
+    for target in ["/charges%00", "/%00", "/charges%ff", "/charges%2500", "/a%0a"] {
+        let answer = Charge { target, ..keyless.clone() }.send(at);
+        assert_eq!((answer.status, problem(&answer)), (400, "path_malformed".into()), "{target}");
+    }
+    assert!(app.effects().is_empty());
+    // With a key they are one path, so one charge; the app gets what its client wrote. Another spelling
+    // may be another resource to the app, so it is not given the answer of the first.
+    let spelled = |target| Charge { target, ..Charge::with_key("key-1") }.send(at);
+    assert_eq!(spelled("/x/..;/CHARGES").status, 201);
+    assert!(is_replay(&spelled("/x/..;/CHARGES")));
+    assert_eq!(app.effects()[0].line, "POST /x/..;/CHARGES HTTP/1.1");
+    for target in SPELLINGS.into_iter().filter(|target| !target.contains('?')) {
+        assert_eq!(spelled(target).status, 409, "{target}");
+    }
+    assert_eq!(app.effects().len(), 1);
+    server.stop();
+}
+
+#[test]
+fn tokens_that_name_the_caller_are_never_kept_or_logged() {
+    // Whoever reads the database, the log or the headers sent on finds no credential of a caller.
+    let app = Upstream::counting();
+    let (house, server, at) = start(&app.url(), "scope = \"header:authorization\"");
+    let token = "s3cr3t-token-hunter2";
+    let line = format!("authorization: Bearer {token}\r\n");
+    let charge = Charge { headers: &line, body: "hunter2-body", ..Charge::with_key("key-1") };
+    assert_eq!(charge.send(at).status, 201);
+    assert!(is_replay(&charge.send(at)));
+    let other = Charge { headers: "authorization: Bearer other\r\n", ..charge.clone() };
+    assert!(!is_replay(&other.send(at)));
+    let asked = app.effects();
+    // The app gets its client's token, and our name for the caller without it.
+    assert_eq!(asked[0].header("authorization"), Some(format!("Bearer {token}").as_str()));
+    let scope = asked[0].header("hapax-scope").unwrap().to_owned();
+    assert!(!scope.contains("hunter2") && scope != asked[1].header("hapax-scope").unwrap());
+    let log = server.stop();
+    assert!(!log.contains("hunter2") && log.contains("proxy") && log.contains("replay"), "{log}");
+    let bytes = [house.database(), house.database().with_extension("db-wal")]
+        .iter()
+        .flat_map(|file| std::fs::read(file).unwrap_or_default())
+        .collect::<Vec<u8>>();
+    assert!(!bytes.is_empty());
+    assert!(!bytes.windows(7).any(|seven| seven == b"hunter2"), "kept in the database");
+}
+
+#[test]
+fn a_claim_of_the_token_names_the_caller_though_the_token_changes() {
+    let encode = |text: &str| URL_SAFE_NO_PAD.encode(text);
+    let app = Upstream::counting();
+    let (_house, server, at) = start(&app.url(), "scope = \"jwt-unverified:sub\"");
+    let bearer = |claims: &str, signature: &str| {
+        format!("authorization: Bearer {}.{}.{signature}\r\n", encode("{}"), encode(claims))
+    };
+    let charge =
+        |line: &str| Charge { headers: line, account: None, ..Charge::with_key("key-1") }.send(at);
+    assert_eq!(charge(&bearer(r#"{"sub":"u1","exp":1}"#, "one")).status, 201);
+    assert!(is_replay(&charge(&bearer(r#"{"sub":"u1","exp":2}"#, "two"))));
+    assert!(!is_replay(&charge(&bearer(r#"{"sub":"u2","exp":1}"#, "one"))));
+    for nameless in [bearer("{}", "x"), "authorization: Bearer x\r\n".into(), String::new()] {
+        assert_eq!(charge(&nameless).status, 400, "{nameless}");
+    }
+    assert_eq!(app.effects().len(), 2);
+    server.stop();
+}
+
+/// The line of a request whose token says this, signed with HS256 and this secret.
+fn signed(header: &str, claims: &str, secret: &str) -> String {
+    let encode = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+    let content = format!("{}.{}", encode(header.as_bytes()), encode(claims.as_bytes()));
+    let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
+    let signature = encode(hmac::sign(&key, content.as_bytes()).as_ref());
+    format!("authorization: Bearer {content}.{signature}\r\n")
+}
+
+#[test]
+fn a_claim_names_the_caller_only_where_its_signature_holds() {
+    // Anybody can write a token that says "u1": it must not read what u1 was answered.
+    const HS256: &str = r#"{"alg":"HS256","kid":"a"}"#;
+    let (secret, next) =
+        ("a-shared-secret-of-32-bytes-or-more", "the-next-secret-of-32-bytes-or-more");
+    let set = |secrets: &[(&str, &str)]| {
+        let keys = secrets.iter().map(|(kid, secret)| {
+            let k = URL_SAFE_NO_PAD.encode(secret);
+            format!(r#"{{"kty":"oct","alg":"HS256","kid":"{kid}","k":"{k}"}}"#)
+        });
+        format!(r#"{{"keys":[{}]}}"#, keys.collect::<Vec<_>>().join(","))
+    };
+    let app = Upstream::counting();
+    let config = proxy(&app.url(), "scope = \"jwt:sub\"\njwks = \"file:DIR/jwks.json\"");
+    let house = House::new(&config);
+    std::fs::write(house.path().join("jwks.json"), set(&[("a", secret)])).unwrap();
+    let server = house.start();
+    let at = api(&server);
+    let charge =
+        |line: &str| Charge { headers: line, account: None, ..Charge::with_key("key-1") }.send(at);
+    let good = signed(HS256, r#"{"sub":"u1","exp":4102444800}"#, secret);
+    assert_eq!(charge(&good).status, 201);
+    // Another token of the same caller.
+    assert!(is_replay(&charge(&signed(HS256, r#"{"sub":"u1","exp":4102444801}"#, secret))));
+    let none = r#"{"alg":"none"}"#;
+    let unsigned = signed(none, r#"{"sub":"u1"}"#, secret);
+    let bare = format!("{}.\r\n", unsigned.trim_end().rsplit_once('.').unwrap().0);
+    for forged in [
+        signed(HS256, r#"{"sub":"u1"}"#, "another-secret-of-32-bytes-or-more!"),
+        signed(HS256, r#"{"sub":"u1","exp":1700000000}"#, secret),
+        signed(HS256, r#"{"sub":"u1","nbf":4102444800}"#, secret),
+        signed(r#"{"alg":"HS256","kid":"b"}"#, r#"{"sub":"u1"}"#, secret),
+        signed(r#"{"alg":"HS384","kid":"a"}"#, r#"{"sub":"u1"}"#, secret),
+        signed(HS256, "{}", secret),
+        good.replace("Bearer", "Basic"),
+        good.trim_end().to_owned() + "=\r\n",
+        unsigned,
+        bare,
+        "authorization: Bearer x\r\n".into(),
+        String::new(),
+    ] {
+        let answer = charge(&forged);
+        assert_eq!((answer.status, problem(&answer)), (401, "token_invalid".into()), "{forged}");
+        assert!(answer.header("www-authenticate").is_some());
+    }
+    assert_eq!(app.effects().len(), 1);
+    // The keys change: the old token is not believed any more, its caller is the same.
+    std::fs::write(house.path().join("jwks.json"), set(&[("b", next)])).unwrap();
+    server.signal("HUP");
+    server.stderr.wait_for("configuration and secrets read again");
+    assert_eq!(charge(&good).status, 401);
+    let again = signed(r#"{"alg":"HS256","kid":"b"}"#, r#"{"sub":"u1"}"#, next);
+    assert!(is_replay(&charge(&again)));
+    assert_eq!(app.effects().len(), 1);
+    let log = server.stop();
+    assert!(!log.contains(secret) && !log.contains(&URL_SAFE_NO_PAD.encode(secret)), "{log}");
+}
+
+#[test]
+fn a_caller_that_floods_with_new_keys_gets_429_and_the_others_are_served() {
+    let app = Upstream::counting();
+    let (house, server, at) = start(&app.url(), "scope = \"header:x-account-id\"\nmax_keys = 5");
+    let of = |account: &str, key: &str| {
+        Charge { account: Some(account), ..Charge::with_key(key) }.send(at)
+    };
+    let keys: Vec<String> = (0..30).map(|n| format!("key-{n}")).collect();
+    // All at once, so that whoever only looks finds room for more of them.
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let clients: Vec<_> =
+            keys.iter().map(|key| (key, scope.spawn(|| of("acct_1", key)))).collect();
+        clients.into_iter().map(|(key, client)| (key, client.join().unwrap())).collect()
+    });
+    let (done, refused): (Vec<_>, Vec<_>) = answers.iter().partition(|(_, it)| it.status == 201);
+    assert_eq!((done.len(), refused.len()), (5, 25), "{answers:?}");
+    for (_, answer) in refused {
+        assert_eq!(
+            (answer.status, problem(answer)),
+            (429, "idempotency_quota".into()),
+            "{answer:?}"
+        );
+        assert_eq!(answer.header("retry-after"), Some("60"), "{answer:?}");
+    }
+    assert_eq!(app.effects().len(), 5);
+    // A retry of a known key is never refused, and neither is another caller.
+    for (key, first) in &done {
+        let again = of("acct_1", key);
+        assert!(is_replay(&again) && kept(&again) == kept(first), "{again:?}");
+    }
+    assert_eq!(of("acct_2", "key-1").status, 201);
+    assert_eq!(server.metric("hapax_idempotency_total", &["outcome=\"over_quota\""]), 25.0);
+    // The count outlives a crash.
+    server.kill();
+    let server = house.start();
+    let at = api(&server);
+    let of = |account: &str, key: &str| {
+        Charge { account: Some(account), ..Charge::with_key(key) }.send(at)
+    };
+    assert_eq!(of("acct_1", "one more").status, 429);
+    assert_eq!(of("acct_2", "key-2").status, 201);
+    server.stop();
+}
+
+#[test]
+fn large_answers_are_kept_up_to_the_quota_and_nothing_runs_again() {
+    let app = Upstream::new(|_| Reply::created(vec![b'x'; 3_000]));
+    let keys = "scope = \"header:x-account-id\"\nmax_bytes = \"4KiB\"";
+    let (_house, server, at) = start(&app.url(), keys);
+    for key in ["key-1", "key-2"] {
+        let first = Charge::with_key(key).send(at);
+        assert_eq!((first.status, first.body.len()), (201, 3_000));
+        let again = Charge::with_key(key).send(at);
+        assert!(is_replay(&again) && kept(&again) == kept(&first), "{again:?}");
+    }
+    assert_eq!(Charge::with_key("key-3").send(at).status, 429);
+    assert_eq!(app.effects().len(), 2);
+    server.stop();
+}
+
+#[test]
+fn answers_outlive_a_restart() {
+    let app = Upstream::counting();
+    let (house, server, at) = start(&app.url(), "");
+    let first = Charge::with_key("key-1").send(at);
+    server.stop();
+    let server = house.start();
+    let replay = Charge::with_key("key-1").send(api(&server));
+    assert!(is_replay(&replay) && kept(&replay) == kept(&first), "{replay:?}");
+    // Also where nobody had time to say goodbye.
+    server.kill();
+    let server = house.start();
+    let replay = Charge::with_key("key-1").send(api(&server));
+    assert!(is_replay(&replay) && kept(&replay) == kept(&first), "{replay:?}");
+    assert_eq!(app.effects().len(), 1);
+    server.stop();
+}
+
+#[test]
+fn a_client_that_hangs_up_cuts_nothing_short_nor_does_a_stop() {
+    // The client goes while the app works, then the server is told to stop, and only then the app
+    // answers: the answer must be kept all the same.
+    let (go, gate) = channel::<()>();
+    let gate = Mutex::new(gate);
+    let app = Arc::new(Upstream::new(move |_| {
+        gate.lock().unwrap().recv().unwrap();
+        Reply::created("charge 1")
+    }));
+    let (house, mut server, at) = start(&app.url(), "");
+    let mut gone = crate::support::Wire::connect(at);
+    gone.write(Charge::with_key("key-1").bytes());
+    app.wait_for(1);
+    drop(gone);
+    server.signal("TERM");
+    server.stderr.wait_for("stopping");
+    until("nobody is let in", || crate::support::Wire::try_connect(at).is_err().then_some(()));
+    go.send(()).unwrap();
+    assert_eq!(server.wait().code(), Some(0), "{}", server.stderr.text());
+    let server = house.start();
+    let replay = Charge::with_key("key-1").send(api(&server));
+    assert!(is_replay(&replay) && replay.body == b"charge 1", "{replay:?}");
+    assert_eq!(app.effects().len(), 1);
+    server.stop();
+}
+
+#[test]
+fn a_stop_that_does_not_wait_for_a_long_request_leaves_its_key_in_progress() {
+    // The app takes longer than the server has to stop. Whether it did its work nobody knows, so the
+    // key must stay taken over the restart: run again at once, it would be charged twice.
+    let (go, gate) = channel::<()>();
+    let gate = Mutex::new(gate);
+    let app = Upstream::new(move |_| {
+        let _ = gate.lock().unwrap().recv();
+        Reply::created("charge 1")
+    });
+    let config = format!("drain = \"100ms\"\n{}", proxy(&app.url(), "lease = \"10m\""));
+    let house = House::new(&config);
+    let mut server = house.start();
+    let mut client = crate::support::Wire::connect(api(&server));
+    client.write(Charge::with_key("key-1").bytes());
+    app.wait_for(1);
+    server.signal("TERM");
+    // Told that it was cut short by its exit code, or by the log.
+    let status = server.wait();
+    let log = server.stderr.text();
+    assert!(status.code().is_some(), "it ended by itself: {status:?} {log}");
+    assert!(client.try_answer().is_none_or(|answer| answer.status >= 500), "nothing is known");
+    let server = house.start();
+    for _ in 0..3 {
+        let answer = Charge::with_key("key-1").send(api(&server));
+        let told = (answer.status, problem(&answer));
+        assert_eq!(told, (409, "idempotency_in_progress".into()), "{answer:?}");
+    }
+    drop(go);
+    assert_eq!(app.effects().len(), 1);
+    server.stop();
+}
+
+#[test]
+fn a_reload_takes_a_new_upstream_and_says_what_needs_a_restart() {
+    let (old, new) = (Upstream::counting(), Upstream::counting());
+    let (house, server, at) = start(&old.url(), "");
+    assert_eq!(Charge::with_key("key-1").send(at).status, 201);
+    let moved = proxy(&new.url(), "").replace("127.0.0.1:0", "127.0.0.1:1");
+    house.configure(&format!(
+        "{moved}{}",
+        moved.replace("proxies.api", "proxies.more").replace(":1\"", ":2\"")
+    ));
+    server.signal("HUP");
+    server.stderr.wait_for("configuration and secrets read again");
+    let said = server.stderr.text();
+    assert!(
+        said.contains("proxies.api.listen changed; it takes effect at the next start"),
+        "{said}"
+    );
+    assert!(said.contains("proxies.more changed"), "{said}");
+    // Where it was, with the answers it had, and its new app for what is new.
+    assert!(is_replay(&Charge::with_key("key-1").send(at)));
+    assert_eq!(Charge::with_key("key-2").send(at).status, 201);
+    assert_eq!((old.effects().len(), new.effects().len()), (1, 1));
+    server.stop();
+}
+
+#[test]
+fn a_proxy_is_told_before_the_server_is_ready() {
+    let app = Upstream::counting();
+    let house = House::new(&proxy(&app.url(), ""));
+    let server = house.start();
+    let said = server.stdout.text();
+    let expected = format!("hapax proxy api http://{} -> {}\n", api(&server), app.url());
+    assert!(said.starts_with(&expected) && said.contains("\nhapax ready: ingress"), "{said}");
+    server.stop();
+}

@@ -1,0 +1,17 @@
+//! The real server: what senders, operators and attackers find.
+
+mod admin;
+mod bad_input;
+mod captured;
+#[path = "../common/mod.rs"]
+mod common;
+mod faults;
+mod first_run;
+mod once;
+mod operate;
+mod power_loss;
+mod reload;
+mod senders;
+mod slow;
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,201 @@
+//! Secrets that change under a running server, and configs that must not start or be taken.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::support::sender::now_exact;
+use crate::support::{House, Sender, Server, until};
+use hapax_core::Timestamp;
+
+const OLD: &str = "whsec_the_old_one";
+const NEW: &str = "whsec_the_new_one";
+
+fn stripe(secrets: &str) -> String {
+    format!(
+        "[sources.stripe]\nprovider = \"stripe\"\nunverified_limit = \"off\"\nsecrets = [{secrets}]\n"
+    )
+}
+
+/// Asks for a reload and waits until the server says how it went.
+fn reload(server: &Server, expected: &str) {
+    let before = server.stderr.text().matches(expected).count();
+    server.signal("HUP");
+    until(expected, || (server.stderr.text().matches(expected).count() > before).then_some(()));
+}
+
+const TAKEN: &str = "configuration and secrets read again";
+const KEPT: &str = "the new configuration is not taken, the old one stays";
+
+#[test]
+fn a_secret_is_rotated_without_a_gap() {
+    let house = House::new(&stripe(&format!("\"{OLD}\"")));
+    let server = house.start();
+    let (old, new) = (Sender::stripe(OLD), Sender::stripe(NEW));
+    assert_eq!(server.ask(new.event("evt_too_early")).status, 401);
+
+    // Traffic under the old secret must not notice anything while it is valid.
+    let done = AtomicBool::new(false);
+    let sent = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let traffic = scope.spawn(|| {
+            let mut wire = server.wire();
+            while !done.load(Ordering::Relaxed) {
+                let n = sent.load(Ordering::Relaxed);
+                let answer = wire.try_ask(&old.event(&format!("evt_old_{n}"))).unwrap();
+                assert_eq!(answer.status, 200, "{answer:?}");
+                sent.store(n + 1, Ordering::Relaxed);
+            }
+        });
+        for turn in 0..5 {
+            // Changes back and forth, with the old one last in the list and first in it.
+            let both = [format!("\"{OLD}\", \"{NEW}\""), format!("\"{NEW}\", \"{OLD}\"")];
+            house.configure(&stripe(&both[turn % 2]));
+            let before = sent.load(Ordering::Relaxed);
+            until("traffic flows", || (sent.load(Ordering::Relaxed) > before).then_some(()));
+            reload(&server, TAKEN);
+            server.ask(new.event(&format!("evt_new_{turn}"))).is("accepted");
+        }
+        done.store(true, Ordering::Relaxed);
+        traffic.join().unwrap();
+    });
+
+    let mut n = 0;
+    let mut seen = 0;
+    // A machine that is busy for as long as the overlap lasts gets a longer one.
+    for overlap_seconds in [3, 10, 30] {
+        let until_second = Timestamp::now().as_second() + overlap_seconds;
+        let ends = Timestamp::from_second(until_second).unwrap();
+        let ending = format!("{{ value = \"{OLD}\", until = \"{ends}\" }}, \"{NEW}\"");
+        house.configure(&stripe(&ending));
+        reload(&server, TAKEN);
+        let until_second = until_second as f64;
+        until("the old secret ends", || {
+            let before = now_exact();
+            let answer = server.ask(old.event(&format!("evt_overlap_{n}")));
+            let after = now_exact();
+            n += 1;
+            match answer.status {
+                200 => assert!(before < until_second, "accepted after its end: {answer:?}"),
+                401 => assert!(after >= until_second, "refused before its end: {answer:?}"),
+                _other => panic!("{answer:?}"),
+            }
+            seen += usize::from(answer.status == 200);
+            server.ask(new.event(&format!("evt_overlap_new_{n}"))).is("accepted");
+            (answer.status == 401).then_some(())
+        });
+        if seen > 0 {
+            break;
+        }
+    }
+    assert!(seen > 0, "the overlap was never seen");
+    // What came under the old secret is still known under the new one.
+    server.ask(new.event("evt_old_0")).is("duplicate");
+}
+
+#[test]
+fn a_bad_config_is_not_taken_and_its_reason_is_told_without_a_secret() {
+    let house = House::new(&stripe(&format!("\"{OLD}\"")));
+    let server = house.start();
+    let old = Sender::stripe(OLD);
+    let bad = [
+        "this is not toml = = =".to_owned(),
+        format!("{}colour = 1\n", stripe(&format!("\"{NEW}\""))),
+        stripe("\"env:NOT_SET_ANYWHERE\""),
+        stripe("\"\""),
+        stripe(&format!("\"{NEW}\", \"{NEW}\"")),
+        stripe(&format!("\"{NEW}\"")).replace("\"stripe\"", "\"strip\""),
+        format!(
+            "{}[sources.stripe.tenants.acme]\nsecrets = [\"{NEW}\"]\n",
+            stripe(&format!("\"{NEW}\""))
+        ),
+    ];
+    for (n, bad) in bad.iter().enumerate() {
+        house.configure(bad);
+        reload(&server, KEPT);
+        let answer = server.ask(old.event(&format!("evt_{n}")));
+        assert_eq!(answer.status, 200, "{bad}: {answer:?}");
+        assert_eq!(server.ask(Sender::stripe(NEW).event("evt_new")).status, 401, "{bad}");
+    }
+    std::fs::remove_file(house.config_file()).unwrap();
+    reload(&server, KEPT);
+    server.ask(old.event("evt_without_a_file")).is("accepted");
+
+    house.configure(&stripe(&format!("\"{NEW}\"")));
+    reload(&server, TAKEN);
+    server.ask(Sender::stripe(NEW).event("evt_new")).is("accepted");
+    assert_eq!(server.ask(old.event("evt_old")).status, 401);
+    let said = server.stop();
+    assert!(said.contains("hapax.toml:"), "{said}");
+    assert!(!said.contains(OLD) && !said.contains(NEW), "{said}");
+}
+
+#[test]
+fn a_reload_adds_and_removes_sources_under_open_connections() {
+    let house = House::new(&stripe(&format!("\"{OLD}\"")));
+    let server = house.start();
+    let mut wire = server.wire();
+    wire.try_ask(&Sender::stripe(OLD).event("evt_1")).unwrap().is("accepted");
+    house.configure(
+        "[sources.github]\nprovider = \"github\"\nsecrets = [\"another secret altogether\"]\n",
+    );
+    reload(&server, TAKEN);
+    assert_eq!(wire.try_ask(&Sender::stripe(OLD).event("evt_2")).unwrap().status, 404);
+    let github = Sender::new("github", "another secret altogether", "/webhooks/github");
+    server.ask(github.request("{}").bytes()).is("accepted");
+}
+
+#[test]
+fn a_secret_file_that_changes_is_taken_without_a_signal() {
+    let house = House::new(&stripe("\"file:DIR/secret\""));
+    let file = house.path().join("secret");
+    std::fs::write(&file, format!("{OLD}\n")).unwrap();
+    let server = house.start();
+    server.ask(Sender::stripe(OLD).event("evt_1")).is("accepted");
+    // As an orchestrator does it: a new file is renamed over the old one.
+    let next = house.path().join("secret.next");
+    std::fs::write(&next, NEW).unwrap();
+    std::fs::rename(&next, &file).unwrap();
+    until("the new secret verifies", || {
+        (server.ask(Sender::stripe(NEW).event("evt_2")).status == 200).then_some(())
+    });
+    assert_eq!(server.ask(Sender::stripe(OLD).event("evt_3")).status, 401);
+
+    // A file that is emptied or gone is no reason to refuse what was good until now.
+    std::fs::write(&file, "").unwrap();
+    server.stderr.wait_for(KEPT);
+    server.ask(Sender::stripe(NEW).event("evt_4")).is("accepted");
+    std::fs::remove_file(&file).unwrap();
+    server.ask(Sender::stripe(NEW).event("evt_5")).is("accepted");
+    std::fs::write(&file, OLD).unwrap();
+    until("the file is back", || {
+        (server.ask(Sender::stripe(OLD).event("evt_6")).status == 200).then_some(())
+    });
+}
+
+#[test]
+fn a_server_with_a_bad_config_does_not_start() {
+    // Each case of a bad config is in config_errors.rs; here only that `serve` heeds them too.
+    let secret = "whsec_never_print_me";
+    let source = |rest: &str| format!("[sources.a]\nprovider = \"stripe\"\n{rest}\n");
+    for (config, line, part) in [
+        (source(&format!("secrets = [\"{secret}\"]\nsecret = \"{secret}\"")), 7, "unknown key"),
+        (source(&format!("secrets = \"{secret}\"")), 6, "wrong type"),
+        (source("secrets = [\"env:NOT_SET_ANYWHERE\"]"), 6, "NOT_SET_ANYWHERE"),
+        (source(&format!("secrets = [\"{secret}\", \"{secret}\"]")), 6, "twice"),
+        (
+            source(&format!(
+                "secrets = [\"{secret}\"]\n[sources.a.tenants.b]\nsecrets = [\"{secret}\"]"
+            )),
+            8,
+            "shares a secret",
+        ),
+    ] {
+        let house = House::new(&config);
+        let (code, said) = house.fail();
+        assert_eq!(code, Some(2), "{config}\n{said}");
+        assert!(said.contains(&format!("hapax.toml:{line}:")), "{config}\n{said}");
+        assert!(said.contains(part) && said.contains("hint:"), "{config}\n{said}");
+        assert!(!said.contains(secret), "{config}\n{said}");
+        assert!(!said.contains("hapax ready"), "{said}");
+        assert!(!house.database().exists(), "{config}: it touched its data before it was sure");
+    }
+}

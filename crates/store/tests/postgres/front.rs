@@ -1,0 +1,356 @@
+//! Redis in front of PostgreSQL, as an enemy: flushed, paused, killed, lying, from another time. To see
+//! whose answer it was, events are taken out of the database behind everybody's back: then only a cache
+//! still calls a copy a duplicate, and the database accepts it anew.
+
+#[allow(dead_code)]
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::harness::{Sender, after, body, done, handler, job, noon, pg_database, spec};
+use hapax_core::store::{Action, Horizon, Inspect, ReplayAsk, Store, Verdict, Work};
+use hapax_sim::{Postgres, Redis, Reply};
+use hapax_store::{PgOptions, PgStore};
+
+/// Far beyond anything that should happen: whoever waits this long waits for ever.
+const FOREVER: Duration = Duration::from_secs(120);
+
+/// A Redis, a database, and nodes on both.
+struct Front {
+    redis: Redis,
+    url: String,
+    warmed: AtomicUsize,
+}
+
+/// Who answered.
+#[derive(Debug, PartialEq, Eq)]
+enum By {
+    Cache,
+    Database,
+}
+
+impl Front {
+    async fn new() -> Self {
+        let (redis, url) = (Redis::start().await, pg_database().await);
+        Self { redis, url, warmed: AtomicUsize::new(0) }
+    }
+
+    fn options(&self) -> PgOptions {
+        PgOptions { redis_url: Some(self.redis.url()), ..PgOptions::new(self.url.as_str()) }
+    }
+
+    /// A node that has nothing in its own memory yet and speaks with Redis.
+    async fn node(&self) -> PgStore {
+        let node = PgStore::open(self.options()).await.expect("opens");
+        self.speaks(&node).await;
+        node
+    }
+
+    /// Waits until what this node accepts is told to Redis.
+    async fn speaks(&self, node: &PgStore) {
+        let before = self.entries().await.len();
+        until("the node speaks with Redis", async || {
+            let n = self.warmed.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(asked(node, &format!("warm_{n}")).await, By::Database);
+            self.entries().await.len() > before
+        })
+        .await;
+    }
+
+    /// Redis has an entry of it, and the database does not know it. The name of the entry.
+    async fn only_in_redis(&self, id: &str) -> Vec<u8> {
+        let name = name_of(id);
+        self.told(id).await;
+        self.forget().await;
+        name
+    }
+
+    /// Accepts an event and waits until Redis has an entry of it. A node tells it once, and not at all
+    /// while Redis is left alone because it was slow: then another node does.
+    async fn told(&self, id: &str) {
+        let name = name_of(id);
+        until("the entry is written", async || {
+            let node = self.node().await;
+            asked(&node, id).await;
+            // What is told later is told behind it.
+            self.speaks(&node).await;
+            node.close().await;
+            self.entries().await.contains(&name)
+        })
+        .await;
+    }
+
+    /// Waits until Redis answers for an event that is in no database: a busy one may be too slow, and
+    /// then the database takes it for new.
+    async fn believed(&self, id: &str) {
+        until("Redis is believed", async || {
+            let node = self.node().await;
+            let by = asked(&node, id).await;
+            if by == By::Database {
+                self.forget().await;
+            }
+            node.close().await;
+            by == By::Cache
+        })
+        .await;
+    }
+
+    /// The database loses all its events.
+    async fn forget(&self) {
+        Postgres::execute_at(&self.url, "DELETE FROM hapax.event; DELETE FROM hapax.body").await;
+    }
+
+    async fn entries(&self) -> Vec<Vec<u8>> {
+        let Reply::List(keys) = self.redis.command(&["KEYS", "hapax:*"]).await else {
+            panic!("no list of keys")
+        };
+        let text = |key| if let Reply::Text(key) = key { Some(key) } else { None };
+        keys.into_iter().filter_map(text).collect()
+    }
+
+    async fn get(&self, name: &[u8]) -> Vec<u8> {
+        match self.redis.command(&[b"GET".as_slice(), name]).await {
+            Reply::Text(value) => value,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn plant(&self, name: &[u8], value: &[u8]) {
+        let planted = self.redis.command(&[b"SET".as_slice(), name, value]).await;
+        assert_eq!(planted, Reply::Text(b"OK".to_vec()));
+    }
+}
+
+/// Under which name Redis knows an event.
+fn name_of(id: &str) -> Vec<u8> {
+    let hash = Sender::plain().ingest(&body(id)).receipts[0].key().hash();
+    [b"hapax:".as_slice(), &hash.0].concat()
+}
+
+async fn asked(node: &PgStore, id: &str) -> By {
+    match node.ingest(Sender::plain().ingest(&body(id))).await.expect("answers")[..] {
+        [Verdict::Duplicate(_)] => By::Cache,
+        [Verdict::Accepted(_)] => By::Database,
+        ref other => panic!("{other:?}"),
+    }
+}
+
+async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let began = Instant::now();
+    while !condition().await {
+        assert!(began.elapsed() < FOREVER, "never: {what}");
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hit_is_answered_without_the_database_and_a_flushed_one_by_it() {
+    // FLUSHALL between two copies: a cache that forgets must not be a cache that accepts twice.
+    let front = Front::new().await;
+    front.only_in_redis("evt_1").await;
+    front.believed("evt_1").await;
+    let node = front.node().await;
+    assert_eq!(asked(&node, "evt_2").await, By::Database, "of an event that nobody knows");
+    front.redis.flush_all().await;
+    front.forget().await;
+    let other = front.node().await;
+    assert_eq!(asked(&other, "evt_1").await, By::Database);
+    assert_eq!(asked(&front.node().await, "evt_1").await, By::Cache, "once, and told again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_body_under_a_known_key_is_not_answered_by_redis() {
+    // The conflict would never be seen by anybody.
+    let front = Front::new().await;
+    front.told("evt_1").await;
+    let other = front.node().await;
+    let changed = body("evt_1").replace('}', r#","more":1}"#);
+    let verdicts = other.ingest(Sender::plain().ingest(&changed)).await.expect("answers");
+    assert!(matches!(verdicts[..], [Verdict::Conflict(_)]), "{verdicts:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_somebody_planted_is_no_entry() {
+    // An entry of ours under another event's name, cut, longer, huge, of another kind, and one that
+    // another database's nodes wrote with a key of their own.
+    let front = Front::new().await;
+    let (mine, name) = (front.only_in_redis("mine").await, front.only_in_redis("evt_1").await);
+    let (of_mine, genuine) = (front.get(&mine).await, front.get(&name).await);
+    let elsewhere = Front::new().await;
+    let of_theirs = elsewhere.only_in_redis("evt_1").await;
+    let theirs = elsewhere.get(&of_theirs).await;
+    assert_eq!(name, of_theirs, "the same event has the same name everywhere");
+    let planted = [
+        of_mine,
+        theirs,
+        genuine[..genuine.len() - 1].to_vec(),
+        [&genuine[..], b"\0"].concat(),
+        vec![0; 8 << 20],
+        Vec::new(),
+    ];
+    for value in planted {
+        front.plant(&name, &value).await;
+        front.forget().await;
+        let node = front.node().await;
+        assert_eq!(asked(&node, "evt_1").await, By::Database, "{} bytes", value.len());
+        node.close().await;
+    }
+    front.redis.command(&[b"DEL".as_slice(), &name]).await;
+    front.redis.command(&[b"RPUSH".as_slice(), &name, b"x"]).await;
+    front.forget().await;
+    assert_eq!(asked(&front.node().await, "evt_1").await, By::Database, "a list");
+    // And the genuine one counts, or all of this shows nothing.
+    front.forget().await;
+    front.redis.command(&[b"DEL".as_slice(), &name]).await;
+    front.plant(&name, &genuine).await;
+    front.believed("evt_1").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_entry_of_an_epoch_before_is_no_entry_also_from_an_old_snapshot() {
+    // A failover lost the event; Redis still has it, and after a restart has it again from its file.
+    let front = Front::new().await;
+    let name = front.only_in_redis("evt_1").await;
+    let genuine = front.get(&name).await;
+    let running = front.node().await;
+    Postgres::execute_at(&front.url, "UPDATE hapax.epoch SET counter = counter + 1").await;
+    front.redis.command(&["SAVE"]).await;
+    assert_eq!(asked(&front.node().await, "evt_1").await, By::Database, "a node that starts");
+    front.forget().await;
+    front.redis.kill().await;
+    front.redis.start_again().await;
+    front.plant(&name, &genuine).await;
+    // The one that ran all along has heard of it, within a second, and has dropped its memory.
+    until("accepted anew", async || {
+        let by = asked(&running, "evt_1").await;
+        if by == By::Cache {
+            front.forget().await;
+        }
+        by == By::Database
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_hangs_costs_a_bounded_moment_and_comes_back() {
+    // SIGSTOP: connections stay open and nothing is answered. Every event must still be decided by the
+    // database, and not each of them wait for Redis.
+    let front = Front::new().await;
+    let node = front.node().await;
+    front.redis.pause().await;
+    let began = Instant::now();
+    for n in 0..100 {
+        assert_eq!(asked(&node, &format!("evt_{n}")).await, By::Database);
+    }
+    let took = began.elapsed();
+    front.redis.resume().await;
+    // Each alone may wait 15 ms for Redis; a hundred that wait for a connection would take minutes.
+    assert!(took < Duration::from_secs(60), "a hundred events took {took:?}");
+    front.speaks(&node).await;
+    front.redis.kill().await;
+    assert_eq!(asked(&node, "while_dead").await, By::Database);
+    assert_eq!(asked(&node, "while_dead").await, By::Cache, "of its own memory");
+    front.redis.start_again().await;
+    front.speaks(&node).await;
+    node.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_without_memory_or_rights_changes_no_answer() {
+    // It refuses every write, or wants a password that nobody gave us.
+    let url = pg_database().await;
+    for settings in [[("maxmemory", "1")], [("requirepass", "secret")]] {
+        let redis = Redis::with_settings(&settings).await;
+        let options = PgOptions { redis_url: Some(redis.url()), ..PgOptions::new(url.as_str()) };
+        let node = PgStore::open(options).await.expect("opens");
+        let id = format!("evt_{}", settings[0].0);
+        assert_eq!(asked(&node, &id).await, By::Database);
+        for _ in 0..20 {
+            assert_eq!(asked(&node, &id).await, By::Cache);
+        }
+        node.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_may_be_pruned_soon_is_not_told_to_redis() {
+    // An entry outlives the moment at which it is written: were its key to go meanwhile, an event that
+    // is new again would be called a duplicate.
+    let front = Front::new().await;
+    let age = noon().duration_until(hapax_core::Timestamp::now()).unsigned_abs();
+    let minute = Duration::from_secs(60);
+    let kept_for = |more| PgOptions { keys_kept: Some(age + more), ..front.options() };
+    let soon = PgStore::open(kept_for(minute)).await.expect("opens");
+    let later = PgStore::open(kept_for(24 * 60 * minute)).await.expect("opens");
+    until("both are connected", async || match front.redis.command(&["CLIENT", "LIST"]).await {
+        // And the one that asks this.
+        Reply::Text(clients) => clients.iter().filter(|byte| **byte == b'\n').count() > 2,
+        other => panic!("{other:?}"),
+    })
+    .await;
+    for n in 0..50 {
+        assert_eq!(asked(&soon, &format!("soon_{n}")).await, By::Database);
+    }
+    front.speaks(&later).await;
+    soon.close().await;
+    let (told, warmed) = (front.entries().await.len(), front.warmed.load(Ordering::Relaxed));
+    assert!(told <= warmed, "{told} entries, of which {warmed} may be");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_person_runs_again_is_not_told_as_finished() {
+    // A forced replay on one node: another one would go on telling the old result for hours.
+    let front = Front::new().await;
+    let node = front.node().await;
+    node.announce(vec![spec("fee")]).await.expect("announces");
+    let ingest = || Sender::plain().ingest_for(&body("evt_1"), noon(), noon(), &[job("fee")]);
+    node.ingest(ingest()).await.expect("accepts");
+    let ask = hapax_core::store::ClaimAsk { handler: handler("fee"), limit: 1, worker: "w".into() };
+    let claims = node.claim(ask).await.expect("claims");
+    node.settle(claims[0].job, claims[0].fence, done("first")).await.expect("settles");
+    let name = name_of("evt_1");
+    until("the entry is written", async || {
+        // A copy is told by a node that has to ask the database, once.
+        let other = front.node().await;
+        other.ingest(ingest()).await.expect("a copy");
+        front.speaks(&other).await;
+        other.close().await;
+        front.entries().await.contains(&name)
+    })
+    .await;
+    // It is unsaid once, and not at all while Redis is left alone.
+    front.speaks(&node).await;
+    let event = claims[0].event.id;
+    assert!(node.job(claims[0].job).await.expect("reads").is_some());
+    let by = Action { who: "ops".into(), reason: None, at: noon() };
+    let ask = ReplayAsk { event, handlers: vec![job("fee")], force: true, dry_run: false, by };
+    node.replay(ask).await.expect("replays");
+    until("the entry is gone", async || !front.entries().await.contains(&name)).await;
+    let other = front.node().await;
+    let verdicts = other.ingest(ingest()).await.expect("answers");
+    let [Verdict::Duplicate(known)] = &verdicts[..] else { panic!("{verdicts:?}") };
+    assert!(!known.status.is_final(), "{known:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_was_forgotten_is_new_again_for_memory_and_for_redis() {
+    // Retention takes the key; a cache that still has it would refuse an event that nobody has.
+    let front = Front::new().await;
+    let node = front.node().await;
+    let before = front.entries().await.len();
+    for id in ["evt_1", "evt_2"] {
+        assert_eq!(asked(&node, id).await, By::Database);
+        assert_eq!(asked(&node, id).await, By::Cache);
+    }
+    until("both are told", async || front.entries().await.len() >= before + 2).await;
+    let late = after(86_400);
+    let keys_before = vec![(hapax_core::SourceName::new("shop"), late)];
+    let horizon = Horizon { events_before: late, keys_before };
+    while node.prune(horizon.clone(), 100).await.expect("prunes") {}
+    until("the entries are gone", async || front.entries().await.is_empty()).await;
+    assert_eq!(asked(&node, "evt_1").await, By::Database, "its own memory");
+    assert_eq!(asked(&front.node().await, "evt_2").await, By::Database, "Redis");
+    // And from then on they are duplicates again.
+    assert_eq!(asked(&node, "evt_1").await, By::Cache);
+    assert_eq!(asked(&node, "evt_2").await, By::Cache);
+    node.close().await;
+}
