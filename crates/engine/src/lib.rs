@@ -5,45 +5,27 @@
 //! and [`serve_ingress`] the whole with its end. [`Workers`] do what was accepted. A [`Proxy`] stands
 //! in front of an app and is served by the same loop. Nothing here knows a database or a config file.
 
-mod app;
-mod bell;
-mod body;
-mod body_memory;
-mod budget;
-mod clock;
-mod connections;
-mod current;
-mod frames;
-mod gate;
-mod gauges;
-mod head;
+mod event_waiters;
 pub mod http;
-mod ids;
 mod ingress;
 mod janitor;
-mod kept;
 pub mod limits;
+mod log_budget;
 mod outbound;
-mod patience;
 mod proxy;
-mod rate;
-mod remote;
-mod respond;
-mod routes;
-mod runtime;
-pub mod tls;
-mod unstoppable;
-mod wire;
+mod request_ids;
+mod run_to_completion;
+mod serve;
 mod worker;
 
-pub use bell::Bell;
-pub use http::Drained;
+pub use event_waiters::Bell;
+pub use http::{Drained, tls};
+pub use ingress::respond::Answer;
+pub use ingress::routes::{Mode, PathTaken, RouteSpec, Routes, RoutesSpec, Traffic};
 pub use ingress::{Ingress, Now};
 pub use janitor::{Janitor, Retention};
 pub use limits::{BodyLimits, HttpLimits, Rate};
 pub use outbound::{Outbound, OutboundTlsError};
 pub use proxy::{Proxy, ProxySpec, Upstream, UpstreamError, serve_proxy};
-pub use respond::Answer;
-pub use routes::{Mode, PathTaken, RouteSpec, Routes, RoutesSpec, Traffic};
-pub use runtime::{NotReady, Readiness, serve_ingress};
+pub use serve::{NotReady, Readiness, serve_ingress};
 pub use worker::{LaneSpec, Pulled, Workers};

@@ -28,13 +28,13 @@ use tower::Service;
 use uuid::Uuid;
 
 use super::Call;
-use super::carried::Answered;
+use super::body::Answered;
+use super::log::Voice;
 use super::problem::Problem;
 use super::upstream::{Stray, Upstream};
-use super::voice::Voice;
+use crate::ingress::respond::RequestId;
 use crate::limits::{UPSTREAM_MARGIN_MAX, UPSTREAM_MARGIN_MIN};
 use crate::outbound::{self, Outbound, OutboundError, Sent};
-use crate::respond::RequestId;
 
 /// Sends requests on to one upstream. Clones share its connections.
 #[derive(Debug, Clone)]

@@ -5,11 +5,11 @@
 //! A request with a key is run to its end although its client hangs up; one without is passed on as
 //! a stream, and ends with its client.
 
-mod carried;
+mod body;
 mod forward;
+mod log;
 mod problem;
 mod upstream;
-mod voice;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -34,20 +34,20 @@ use uuid::Uuid;
 
 pub use self::upstream::{Upstream, UpstreamError};
 
-use self::carried::{State, Taken, Uploaded};
+use self::body::{State, Taken, Uploaded};
 use self::forward::Forwarder;
+use self::log::Voice;
 use self::problem::Problem;
-use self::voice::Voice;
-use crate::body_memory::{Held, Unfinished};
+use crate::http::body_memory::{Held, Unfinished};
+use crate::http::client_address::remote;
 use crate::http::{self as door, Drained, Peer};
-use crate::ids::RequestIds;
 use crate::ingress::Now;
+use crate::ingress::respond::{REQUEST_ID, RequestId};
 use crate::limits::{BodyLimits, HttpLimits, KEYED_MAX, TEND_EVERY};
 use crate::outbound::Outbound;
-use crate::remote::remote;
-use crate::respond::{REQUEST_ID, RequestId};
-use crate::runtime::{Backstage, to_the_end};
-use crate::unstoppable::Afterwards;
+use crate::request_ids::RequestIds;
+use crate::run_to_completion::Afterwards;
+use crate::serve::{Backstage, to_the_end};
 
 /// What a proxy goes by; all of it can be changed while it runs.
 #[derive(Debug, Clone)]

@@ -7,7 +7,7 @@ use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 
 use super::Call;
-use super::carried::Answered;
+use super::body::Answered;
 use crate::limits::RETRY_AFTER_BUSY_SECONDS;
 
 /// Why there is no answer of the upstream.

@@ -8,7 +8,7 @@ use hapax_core::store::{Claim, ClaimAsk, Held, Outcome, Ran, SqlRun, StoreError,
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 use tracing::{debug, info, warn};
 
-use super::rhythm::Pause;
+use super::polling::Pause;
 use super::{Ended, Lane, Next, Workers};
 
 /// Renewing more often than this would cost more than the lease is worth.
@@ -119,10 +119,10 @@ impl Lane {
         if self.lines.admit(now) {
             warn!(
                 lane,
-                event_id = %crate::kept::Plain(event_id),
+                event_id = %crate::ingress::stored_headers::Plain(event_id),
                 job = %claim.job,
                 attempt,
-                "attempt {attempt} of {lane} failed: {}", crate::kept::Plain(why)
+                "attempt {attempt} of {lane} failed: {}", crate::ingress::stored_headers::Plain(why)
             );
         }
     }

@@ -1,15 +1,19 @@
 //! Working on what was accepted: each handler has a lane, and each lane claims what is due, runs it
 //! and records how it ended. What runs where is decided here; what an app is sent is in
-//! [`crate::app`], and SQL never leaves the store.
+//! [`crate::worker::http_handler`], and SQL never leaves the store.
 //!
 //! A claim that was begun is settled, or lost with this process: nothing here repeats an attempt.
 
-mod caught;
+mod backlog_metrics;
 mod claims;
-mod rhythm;
-mod singly;
-mod slices;
-mod tally;
+pub(crate) mod http_handler;
+mod isolation;
+mod metrics;
+mod panics;
+mod per_job;
+mod polling;
+mod refetch;
+mod sql_batches;
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,20 +29,19 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 use uuid::Uuid;
 
-use caught::{caught, say_panic};
-pub(crate) use rhythm::Pause;
-use tally::Counts;
+use metrics::Counts;
+use panics::{caught, say_panic};
+pub(crate) use polling::Pause;
 
-use crate::app::App;
-use crate::bell::Bell;
-use crate::budget::LogBudget;
-use crate::current::Current;
-use crate::gate::Gate;
-use crate::gauges;
+use crate::event_waiters::Bell;
 use crate::ingress::Now;
+use crate::ingress::routes::RouteSpec;
 use crate::limits::{LOG_LINES_PER_SECOND, STORE_PAUSE_MAX};
+use crate::log_budget::LogBudget;
 use crate::outbound::Outbound;
-use crate::routes::RouteSpec;
+use crate::worker::http_handler::App;
+use crate::worker::isolation::Gate;
+use crate::worker::refetch::Current;
 
 /// One handler of one source.
 #[derive(Debug, Clone)]
@@ -180,7 +183,7 @@ impl<S: Work + Inspect> Workers<S> {
                 running.spawn(lane.clone().work(self.clone(), round.clone()));
             }
             let (store, now) = (self.store.clone(), self.now.clone());
-            running.spawn(gauges::watch(store, now, current, round.clone()));
+            running.spawn(backlog_metrics::watch(store, now, current, round.clone()));
             tokio::select! {
                 () = stop.cancelled() => {}
                 _ = lanes.changed() => round.cancel(),

@@ -6,8 +6,8 @@ use http::StatusCode;
 use tracing::{error, info, warn};
 
 use super::Call;
-use crate::budget::LogBudget;
 use crate::limits::LOG_LINES_PER_SECOND;
+use crate::log_budget::LogBudget;
 
 /// The lines of one proxy, and how many of each kind it may cost.
 #[derive(Debug)]

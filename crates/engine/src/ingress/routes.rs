@@ -15,11 +15,11 @@ use ipnet::IpNet;
 use metrics::{Counter, Histogram, counter, histogram};
 use tracing::{error, info, warn};
 
-use crate::body_memory::Unfinished;
-use crate::budget::LogBudget;
+use crate::http::body_memory::Unfinished;
+use crate::ingress::rate_limits::{EventLimit, FailureLimit};
+use crate::ingress::respond::Reason;
 use crate::limits::{BodyLimits, HANDSHAKES, LOG_LINES_PER_SECOND, Rate, UNVERIFIED_DEFAULT};
-use crate::rate::{EventLimit, FailureLimit};
-use crate::respond::Reason;
+use crate::log_budget::LogBudget;
 
 /// What the public side needs to know of the config; all of it may change with a reload.
 #[derive(Debug)]

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use crate::body::BodyFault;
+use crate::http::body::BodyFault;
+use crate::http::client_address::party;
 use crate::limits::SPARE_SHARE;
-use crate::remote::party;
 
 /// Memory for bodies that come in pieces, shared by all connections.
 #[derive(Debug, Clone)]

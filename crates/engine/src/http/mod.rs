@@ -2,6 +2,15 @@
 //! deadline and connections no cap. It knows nothing of webhooks: the admin side is served by the
 //! same loop.
 
+pub(crate) mod body;
+pub(crate) mod body_memory;
+pub(crate) mod client_address;
+mod connections;
+mod http2_frames;
+mod smuggling_guard;
+mod socket;
+pub mod tls;
+
 use std::convert::Infallible;
 use std::error::Error;
 use std::io;
@@ -28,10 +37,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, error, warn};
 
-use crate::connections::Connections;
-use crate::head;
+use crate::http::connections::Connections;
+use crate::http::socket::{FirstBytes, Flight, InFlight, Lingering, Protocol, Reading, Watched};
 use crate::limits::{HttpLimits, SURVEY_AGAIN};
-use crate::wire::{FirstBytes, Flight, InFlight, Lingering, Protocol, Reading, Watched};
 
 /// How a stop went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -455,7 +463,7 @@ where
         let (in_flight, is_ambiguous) = flight.begin();
         let flight = flight.clone();
         let version = request.version();
-        let is_clear = !is_ambiguous && head::is_clear(&request);
+        let is_clear = !is_ambiguous && smuggling_guard::is_clear(&request);
         let answered = is_clear.then(|| {
             let request = request.map(|body| Received::new(body, &flight));
             answer(request, peer.clone())

@@ -4,6 +4,13 @@
 //! No 2xx leaves here before [`Store::ingest`] has returned, and nothing reaches the store but what
 //! [`verify`](fn@hapax_core::verify) let through.
 
+mod clock_check;
+mod rate_limits;
+pub(crate) mod respond;
+pub(crate) mod routes;
+pub(crate) mod stored_headers;
+pub(crate) mod sync_wait;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::IpAddr;
@@ -31,20 +38,20 @@ use tracing::field::display;
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
-use crate::bell::Bell;
-use crate::body::{self, BodyFault};
-use crate::clock::{Alarm, ClockWatch, Witness};
+use crate::event_waiters::Bell;
 use crate::http::Peer;
-use crate::ids::RequestIds;
-use crate::kept::{Plain, kept_headers};
+use crate::http::body::{self, BodyFault};
+use crate::http::client_address::remote;
+use crate::ingress::clock_check::{Alarm, ClockWatch, Witness};
+use crate::ingress::respond::{After, Answer, Reason, RequestId};
+use crate::ingress::routes::{Lane, Ledger, Mode, Route, Routes, Traffic};
+use crate::ingress::stored_headers::{Plain, kept_headers};
+use crate::ingress::sync_wait::{Looking, Patience, Worked};
 use crate::limits::{
     RETRY_AFTER_BUSY_SECONDS, RETRY_AFTER_UNAVAILABLE_SECONDS, TEND_EVERY, TOLD_LOST_MAX,
 };
-use crate::patience::{Looking, Patience, Worked};
-use crate::remote::remote;
-use crate::respond::{self, After, Answer, Reason, RequestId};
-use crate::routes::{Lane, Ledger, Mode, Route, Routes, Traffic};
-use crate::unstoppable::Afterwards;
+use crate::request_ids::RequestIds;
+use crate::run_to_completion::Afterwards;
 
 /// Where the time comes from.
 pub type Now = Arc<dyn Fn() -> Timestamp + Send + Sync>;

@@ -14,11 +14,11 @@ use metrics::counter;
 use tokio::task::AbortHandle;
 use tracing::warn;
 
+use crate::http::socket::Flight;
 use crate::limits::{
     CROWD_MIN, CROWD_SHARE, EVICT_SHARE, EVICTION_LOG_EVERY, MANY_NEW_SHARE, SURVEY_SHARE,
     SURVEY_VALID,
 };
-use crate::wire::Flight;
 
 /// What a connection is doing, in the order in which connections give way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

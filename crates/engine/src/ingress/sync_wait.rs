@@ -8,7 +8,7 @@ use std::time::Duration;
 use hapax_core::store::{EventName, Inspect, Known, Lookup, Status, StoreError, Verdict, Work};
 use tokio::time::{Instant, sleep_until};
 
-use crate::bell::Bell;
+use crate::event_waiters::Bell;
 use crate::limits::{SYNC_POLL, SYNC_POLL_MAX};
 
 /// What the work on an event had come to when the wait ended.

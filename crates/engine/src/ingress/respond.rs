@@ -11,7 +11,7 @@ use http_body_util::Full;
 use uuid::Uuid;
 use uuid::fmt::Hyphenated;
 
-use crate::patience::Worked;
+use crate::ingress::sync_wait::Worked;
 
 /// An answer of the public side.
 pub type Answer = Response<Full<Bytes>>;

@@ -20,9 +20,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
 use http_body_util::Full;
 use serde::Deserialize;
 
-use crate::current;
 use crate::limits::{ANSWER_BYTES_MAX, ANSWER_KEPT_BYTES, ERROR_CHARS_MAX, RETRY_AFTER_MAX};
 use crate::outbound::{Heard, Outbound, OutboundError};
+use crate::worker::refetch;
 
 /// The app of one handler.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ impl App {
         set("hapax-attempt", claim.attempt.to_string())?;
         set("idempotency-key", claim.idempotency_key.clone())?;
         if let Some(current) = current {
-            set("hapax-current", current::in_a_header(current)?)?;
+            set("hapax-current", refetch::in_a_header(current)?)?;
         }
         let mut request = Request::new(Full::new(signed.body));
         *request.method_mut() = Method::POST;

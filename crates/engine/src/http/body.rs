@@ -9,7 +9,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::body_memory::Held;
+use crate::http::body_memory::Held;
 use crate::limits::BodyLimits;
 
 /// Why there is no body.

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{self, Sleep, sleep_until};
 
-use crate::connections::Standing;
-use crate::frames::FrameWatch;
-use crate::head::FramingWatch;
+use crate::http::client_address::party;
+use crate::http::connections::Standing;
+use crate::http::http2_frames::FrameWatch;
+use crate::http::smuggling_guard::FramingWatch;
 use crate::limits::{NEW_FOR, SLOW_AFTER};
-use crate::remote::party;
 
 /// The state of one connection, which its skins, its service and the accept loop share.
 #[derive(Debug)]

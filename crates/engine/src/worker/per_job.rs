@@ -13,8 +13,8 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error};
 
-use super::caught::{caught, say_panic};
-use super::rhythm::Rhythm;
+use super::panics::{caught, say_panic};
+use super::polling::Rhythm;
 use super::{Found, Kind, Lane, Next, Workers};
 use crate::limits::CLAIM_MAX;
 

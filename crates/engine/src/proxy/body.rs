@@ -14,8 +14,8 @@ use hapax_layer::BoxError;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
-use crate::body::BodyFault;
-use crate::body_memory::Held;
+use crate::http::body::BodyFault;
+use crate::http::body_memory::Held;
 
 /// How a client's body is taken.
 #[derive(Debug)]
@@ -240,7 +240,7 @@ mod tests {
     use http_body_util::BodyExt as _;
 
     use super::*;
-    use crate::body_memory::Unfinished;
+    use crate::http::body_memory::Unfinished;
 
     /// A body that comes in pieces, all of them at once.
     struct Pieces(VecDeque<&'static [u8]>);

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::caught::say_panic;
-use super::rhythm::Rhythm;
+use super::panics::say_panic;
+use super::polling::Rhythm;
 use super::{Found, Lane, Next, Workers};
 use crate::limits::SQL_SLICE;
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
 
+use crate::http::client_address::party;
 use crate::limits::{ADDRESSES_MAX, Rate};
-use crate::remote::party;
 
 /// Over the limit; there is room again after this long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

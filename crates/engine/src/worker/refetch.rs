@@ -15,9 +15,9 @@ use http::{HeaderMap, HeaderValue, Method, Request};
 use http_body_util::Full;
 use serde::de::IgnoredAny;
 
-use crate::app::{failed, said_no, when_again, when_unanswered};
 use crate::limits::CURRENT_HEADER_BYTES_MAX;
 use crate::outbound::{Heard, Outbound};
+use crate::worker::http_handler::{failed, said_no, when_again, when_unanswered};
 
 /// Where a handler's objects are fetched.
 #[derive(Debug)]
