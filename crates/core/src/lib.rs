@@ -5,12 +5,12 @@
 //! then [`store`], the seam that every database stands behind.
 
 pub mod arrival;
-pub mod challenge;
 pub mod envelope;
 #[cfg(feature = "failpoints")]
 pub mod failpoint;
 pub mod handler;
-pub mod hops;
+pub mod handshake;
+pub mod hop_headers;
 pub mod job;
 pub mod json;
 pub mod jwt;

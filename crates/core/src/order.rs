@@ -2,14 +2,14 @@
 //! mark of its resource, and where the mark is afterwards. Where it is kept, and under which lock,
 //! is the store's. The states of a [`Machine`] have a room of their own.
 
-mod machine;
+mod state_machine;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::machine::{Machine, MachineError};
+pub use self::state_machine::{Machine, MachineError};
 
 /// Why a job that was held goes to review, where its gap stayed open: told as its error.
 pub const HELD_TOO_LONG: &str = "what comes before it did not come in time";

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::challenge::{Challenge, HandshakeKeys};
 use crate::envelope::{Envelope, EnvelopeSpec, Origin, SelectorError};
+use crate::handshake::{Challenge, HandshakeKeys};
 use crate::key::{SourceName, Tenant};
 use crate::presets::{self, Ack, Preset, PresetGuard};
 use crate::scheme::coverage::BodyCovered;

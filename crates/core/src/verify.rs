@@ -6,8 +6,8 @@
 use jiff::{SignedDuration, Timestamp};
 
 use crate::arrival::Arrival;
-use crate::challenge::Reply;
 use crate::envelope::{Identity, Item};
+use crate::handshake::Reply;
 use crate::key::{EventKey, KeyHash};
 use crate::receipt::{Guard, GuardKeep, GuardSeen, Neighbours, Receipt, Timeliness};
 use crate::scheme::SignedContent;

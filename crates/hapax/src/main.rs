@@ -2,6 +2,7 @@
 //! reads the command, [`config`] the settings, [`serve`] runs the server.
 
 mod admin;
+mod alerts;
 mod cli;
 mod config;
 mod logs;
@@ -9,7 +10,6 @@ mod serve;
 mod signing;
 mod statements;
 mod telemetry;
-mod watch;
 
 use std::process::ExitCode;
 

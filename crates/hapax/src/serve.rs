@@ -33,9 +33,9 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use crate::admin::{self, Admin, Gate, WithoutToken};
+use crate::alerts::{self, Eyes, Watch};
 use crate::config::{self, Complaint, Config, Keep, Mode, Permission, Role, Scope, ServiceUrl};
 use crate::telemetry;
-use crate::watch::{self, Eyes, Watch};
 
 /// How often files with secrets are looked at for a change.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
@@ -162,7 +162,7 @@ async fn serve_on<S: Database + Ledger>(
             log: Some(config.settings.data_dir.join("hapax.db-wal")),
             now: Arc::clone(&now),
         },
-        watch::Rules::of(&config),
+        alerts::Rules::of(&config),
     ));
     let router = admin::router(Admin {
         store: Arc::clone(&store),
@@ -605,7 +605,7 @@ impl<S: Database + Ledger> Live<S> {
         }
         self.workers.reload(lanes(&newer));
         self.janitor.reload(retention(&newer));
-        self.watch.reload(watch::Rules::of(&newer));
+        self.watch.reload(alerts::Rules::of(&newer));
         self.gate.reload(without_token(&newer), tokens(&newer));
         if let Some(Err(error)) = self.certificate.as_ref().map(|certificate| certificate.reload())
         {

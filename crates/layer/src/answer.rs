@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
-use hapax_core::hops::{OfConnection, is_hop_by_hop};
+use hapax_core::hop_headers::{OfConnection, is_hop_by_hop};
 use hapax_core::ledger::Answer;
 use hapax_core::limits::{ANSWER_BODY_BYTES_MAX, ANSWER_HEADER_BYTES_MAX};
 use http::header::{CONTENT_LENGTH, SET_COOKIE};

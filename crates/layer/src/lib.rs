@@ -23,11 +23,11 @@ mod body;
 mod limits;
 pub mod principal;
 mod problem;
+mod request_waiters;
 pub mod rules;
 mod run;
 pub mod service;
 mod target;
-mod waiting;
 
 pub use answer::answered;
 pub use body::Body;

@@ -19,8 +19,8 @@ use tower::Service;
 use crate::answer::{self, Gathered};
 use crate::limits::{LOOK_AGAIN_FIRST, LOOK_AGAIN_MAX};
 use crate::problem::Problem;
+use crate::request_waiters::Ringing;
 use crate::service::{Outcome, Shared};
-use crate::waiting::Ringing;
 use crate::{Body, BoxError};
 
 /// When the right to run a request is over at the latest; it stands among the extensions of the

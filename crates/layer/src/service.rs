@@ -21,10 +21,10 @@ use crate::answer;
 use crate::limits::{LOOK_AGAIN_FIRST, LOOK_AGAIN_MAX};
 use crate::principal::{self, Unnamed};
 use crate::problem::Problem;
+use crate::request_waiters::Waiting;
 use crate::rules::Rules;
 use crate::run::{self, Tried, Work};
 use crate::target::{self, BadPath, Path, is_passed_on};
-use crate::waiting::Waiting;
 use crate::{Body, BoxError};
 
 /// Puts Idempotency-Keys before a service. Clones share everything.

@@ -3,17 +3,17 @@
 //! database that does it durably, and [`PgStore`], one PostgreSQL that many nodes share. One
 //! conformance suite (`tests/conformance`) runs on all.
 
-mod answer;
 mod columns;
 mod copies;
-mod front;
+mod file_permissions;
+mod key_hasher;
 mod memory;
 mod postgres;
-mod private;
 mod recent;
+mod redis_cache;
 mod redis_ledger;
-mod spread;
 mod sqlite;
+mod stored_answer;
 mod transact;
 
 #[cfg(test)]
@@ -23,13 +23,13 @@ extern crate self as hapax_store;
 #[path = "../tests/conformance/harness.rs"]
 mod harness;
 
-pub use front::RedisSight;
+pub use file_permissions::private_dir;
 pub use memory::MemoryStore;
 pub use postgres::{
     HandlersSight, MigrationStatus, PgDb, PgDbError, PgOpenError, PgOptions, PgSight, PgStore,
     PgTx, PoolSizes,
 };
-pub use private::private_dir;
+pub use redis_cache::RedisSight;
 pub use redis_ledger::{RedisLedger, RedisLedgerError};
 pub use sqlite::{Clock, Db, DbError, OpenError, SqliteOptions, SqliteStore, Tx};
 pub use transact::{Answering, Committed, Failure, JobRight, KeyRight, Transact, TxError};

@@ -11,8 +11,8 @@ use std::sync::Mutex;
 use hapax_core::store::{Known, ReviewReason};
 use hapax_core::{KeyHash, Receipt};
 
+use crate::key_hasher::Spread;
 use crate::limits::RECENT_MAX;
-use crate::spread::Spread;
 
 /// Locks, so that connections on different threads seldom meet.
 const SHARDS: usize = 64;

@@ -4,7 +4,7 @@ use super::{
     BASE, BodyFormat, JSON, Preset, PresetEnvelope, PresetGuard, PresetId, hmac_body, hmac_pairs,
     hmac_timed,
 };
-use crate::challenge::Challenge;
+use crate::handshake::Challenge;
 use crate::scheme::recipe::{Carrier, Encoding, KeyForm, Recipe, Seal, Sealed, TimeForm};
 
 pub(super) const SHOPIFY: Preset = Preset {

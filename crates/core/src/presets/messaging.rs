@@ -4,7 +4,7 @@ use super::{
     Ack, BASE, BodyFormat, JSON, Preset, PresetEnvelope, PresetId, SECRET_WHSEC, hmac_body,
     hmac_timed, svix,
 };
-use crate::challenge::Challenge;
+use crate::handshake::Challenge;
 use crate::scheme::recipe::{Carrier, Encoding, Fixed, KeyForm, Recipe, Seal, Sealed, TimeForm};
 
 pub(super) const SLACK: Preset = Preset {

@@ -11,8 +11,8 @@ mod platforms;
 
 use std::time::Duration;
 
-use crate::challenge::Challenge;
 use crate::envelope::{Envelope, EnvelopeSpec};
+use crate::handshake::Challenge;
 use crate::scheme::coverage::Coverage;
 use crate::scheme::recipe::{
     Carrier, Encoding, Fixed, KeyForm, Param, Recipe, Seal, Sealed, Time, TimeAt, TimeForm,

@@ -3,7 +3,7 @@
 use super::{
     Ack, BASE, JSON, Preset, PresetEnvelope, PresetId, SECRET_TEXT, hmac_body, hmac_pairs, standard,
 };
-use crate::challenge::Challenge;
+use crate::handshake::Challenge;
 use crate::scheme::recipe::{
     Carrier, Encoding, KeyForm, Recipe, Seal, Sealed, Time, TimeAt, TimeForm,
 };

@@ -6,7 +6,7 @@ use super::{
     BASE, BodyFormat, JSON, Preset, PresetEnvelope, PresetGuard, PresetId, SECRET_WHSEC, hmac_body,
     hmac_pairs, standard, svix,
 };
-use crate::challenge::Challenge;
+use crate::handshake::Challenge;
 use crate::scheme::recipe::{
     Carrier, Encoding, Fixed, KeyForm, Recipe, Seal, Sealed, Time, TimeAt, TimeForm,
 };

@@ -129,7 +129,7 @@ fn what_only_looks_like_a_parameter_stays_as_it_is() {
         "a ?- b",
         "@x",
         "@ -5",
-        "a @@ b",
+        "a  b",
         "a #>> '{b}'",
         "|/ 25",
         "`",

@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use hapax_core::challenge::{Challenge, Reply};
+use hapax_core::handshake::{Challenge, Reply};
 use hapax_core::source::Late;
 use hapax_core::store::{
     Decision, Ingest, Inspect, Known, Status, Store, StoreError, Verdict, Via, Work,

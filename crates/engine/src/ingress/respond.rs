@@ -2,7 +2,7 @@
 //! away: every 401 reads the same, whatever was wrong.
 
 use bytes::Bytes;
-use hapax_core::challenge::Reply;
+use hapax_core::handshake::Reply;
 use hapax_core::presets::Ack;
 use hapax_core::store::{Decision, EventId, Known, Verdict};
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER};

@@ -4,7 +4,7 @@
 use std::fmt::{self, Write};
 use std::sync::Arc;
 
-use hapax_core::hops::{OfConnection, is_hop_by_hop};
+use hapax_core::hop_headers::{OfConnection, is_hop_by_hop};
 use http::{HeaderMap, HeaderName};
 
 use crate::limits::{KEPT_HEADERS_BYTES_MAX, LOG_VALUE_CHARS_MAX};

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use hapax_core::Timestamp;
-use hapax_core::hops::{OfConnection, drop_lookalikes, is_hop_by_hop, is_ours};
+use hapax_core::hop_headers::{OfConnection, drop_lookalikes, is_hop_by_hop, is_ours};
 use hapax_core::ledger::{IDEMPOTENCY_KEY, Reserved};
 use hapax_core::limits::ANSWER_BODY_BYTES_MAX;
 use hapax_layer::{Body, LeasedUntil};

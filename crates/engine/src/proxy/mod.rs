@@ -19,7 +19,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use hapax_core::Timestamp;
-use hapax_core::hops::{OfConnection, dashed};
+use hapax_core::hop_headers::{OfConnection, dashed};
 use hapax_core::ledger::{IDEMPOTENCY_KEY, Ledger};
 use hapax_layer::{Body, Idempotency, IdempotencyLayer, Outcome, Rules, is_passed_on};
 use http::header::CONNECTION;

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use hapax_core::envelope::Origin;
 use hapax_core::failpoint;
 use hapax_core::handler::{Handler, HttpTarget, SignAs};
-use hapax_core::hops::{dashed, drop_lookalikes, is_hop_by_hop, is_ours};
+use hapax_core::hop_headers::{dashed, drop_lookalikes, is_hop_by_hop, is_ours};
 use hapax_core::job::Retry;
 use hapax_core::scheme::Scheme;
 use hapax_core::store::{Claim, ClaimedEvent, NewMessage, Outcome};

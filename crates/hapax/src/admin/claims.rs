@@ -21,9 +21,9 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::Admin;
-use super::asked::{Asked, Named, Span};
 use super::auth::Caller;
 use super::events::{ShownBody, header_pairs};
+use super::extract::{Asked, Named, Span};
 use super::jobs;
 use super::problem::Problem;
 

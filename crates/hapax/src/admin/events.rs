@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::Admin;
-use super::asked::{Moment, Named, Queried, Span, cursor, limit};
+use super::extract::{Moment, Named, Queried, Span, cursor, limit};
 use super::problem::Problem;
 
 /// The query of `GET /api/v1/events`.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::Admin;
-use super::asked::{Named, Queried, cursor, limit};
+use super::extract::{Named, Queried, cursor, limit};
 use super::problem::Problem;
 
 /// The query of `GET /api/v1/jobs`.

@@ -5,10 +5,10 @@
 //! loopback address, so that no web page can reach it by rebinding a name, and what a reverse proxy
 //! forwarded needs a token. What people do is recorded with who did it.
 
-mod asked;
 mod auth;
 mod claims;
 mod events;
+mod extract;
 mod jobs;
 mod problem;
 mod replay;
@@ -36,7 +36,7 @@ use auth::{Door, Scope};
 pub(crate) use auth::{Gate, WithoutToken};
 use problem::Problem;
 
-use crate::watch::Watch;
+use crate::alerts::Watch;
 
 /// The jobs that a source promises for an event now: asked for replays and approvals.
 pub(crate) type JobsFor =

@@ -15,8 +15,8 @@ use hapax_core::{SourceName, Tenant};
 use serde::{Deserialize, Serialize};
 
 use super::Admin;
-use super::asked::{self, Asked, Named, cursor, limit};
 use super::auth::Caller;
+use super::extract::{self, Asked, Named, cursor, limit};
 use super::problem::Problem;
 use super::{events, jobs};
 
@@ -118,7 +118,7 @@ pub(super) async fn event<S: Store + Work + Inspect>(
     Named(name): Named,
     Asked(asked): Asked<OfEvent>,
 ) -> Result<Json<Answer>, Problem> {
-    let by = caller.action(asked::reason(asked.reason)?, (admin.now)());
+    let by = caller.action(extract::reason(asked.reason)?, (admin.now)());
     let event = events::find(&*admin.store, &name).await?;
     let mut handlers = promised(&admin, &event);
     if let Some(only) = &asked.handler {
@@ -139,7 +139,7 @@ pub(super) async fn job<S: Store + Work + Inspect>(
     Named(id): Named,
     Asked(asked): Asked<OfJob>,
 ) -> Result<Json<Answer>, Problem> {
-    let by = caller.action(asked::reason(asked.reason)?, (admin.now)());
+    let by = caller.action(extract::reason(asked.reason)?, (admin.now)());
     let job = jobs::find(&*admin.store, &id).await?;
     let mode = Mode { dry_run: asked.dry_run, force: asked.force };
     let told = replay_job(&admin, &job, mode, by).await?;
@@ -156,7 +156,7 @@ pub(super) async fn many<S: Store + Work + Inspect>(
     Extension(caller): Extension<Caller>,
     Asked(asked): Asked<OfMany>,
 ) -> Result<Json<Answer>, Problem> {
-    let by = caller.action(asked::reason(asked.reason)?, (admin.now)());
+    let by = caller.action(extract::reason(asked.reason)?, (admin.now)());
     match asked.status {
         None | Some(Phase::Dead) => {}
         Some(_) => return Err(Problem::bad_request("status is \"dead\" or left out")),

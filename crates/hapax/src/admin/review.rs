@@ -10,8 +10,8 @@ use hapax_core::store::{EventDetail, EventId, Inspect, JobDetail, Reviewed, Stat
 use serde::{Deserialize, Serialize};
 
 use super::Admin;
-use super::asked::{self, Asked, Named};
 use super::auth::Caller;
+use super::extract::{self, Asked, Named};
 use super::problem::Problem;
 use super::replay::promised;
 use super::{events, jobs};
@@ -40,7 +40,7 @@ pub(super) async fn approve<S: Store + Work + Inspect>(
     Named(name): Named,
     Asked(said): Asked<Said>,
 ) -> Result<Json<Decided>, Problem> {
-    let reason = asked::reason(said.reason)?;
+    let reason = extract::reason(said.reason)?;
     let event = events::find(&*admin.store, &name).await?;
     let jobs = promised(&admin, &event);
     let by = caller.action(reason, (admin.now)());
@@ -69,7 +69,7 @@ pub(super) async fn reject<S: Store + Work + Inspect>(
     Named(name): Named,
     Asked(said): Asked<Said>,
 ) -> Result<Json<Decided>, Problem> {
-    let reason = asked::reason(said.reason)?;
+    let reason = extract::reason(said.reason)?;
     if reason.is_none() {
         return Err(Problem::bad_request("reason is needed: whoever looks later will ask"));
     }
@@ -97,7 +97,7 @@ pub(super) async fn discard_of_event<S: Store + Work + Inspect>(
     Named(name): Named,
     Asked(said): Asked<Said>,
 ) -> Result<Json<Decided>, Problem> {
-    let reason = asked::reason(said.reason)?;
+    let reason = extract::reason(said.reason)?;
     let event = events::find(&*admin.store, &name).await?;
     discard(&admin, &caller, event, None, reason).await
 }
@@ -109,7 +109,7 @@ pub(super) async fn discard_of_job<S: Store + Work + Inspect>(
     Named(id): Named,
     Asked(said): Asked<Said>,
 ) -> Result<Json<Decided>, Problem> {
-    let reason = asked::reason(said.reason)?;
+    let reason = extract::reason(said.reason)?;
     let job = jobs::find(&*admin.store, &id).await?;
     let event = events::find(&*admin.store, &job.event.to_string()).await?;
     discard(&admin, &caller, event, Some(job), reason).await

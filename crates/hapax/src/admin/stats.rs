@@ -16,8 +16,8 @@ use hapax_core::{SourceName, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::Admin;
-use super::asked::{Queried, Span};
 use super::events::ago;
+use super::extract::{Queried, Span};
 use super::problem::Problem;
 
 /// The window where none is asked for.
@@ -227,7 +227,7 @@ pub(super) async fn alerts<S: Store + Work + Inspect>(
 
 #[derive(Debug, Serialize)]
 pub(super) struct AlertList {
-    items: Vec<crate::watch::Alert>,
+    items: Vec<crate::alerts::Alert>,
     next: Option<String>,
 }
 

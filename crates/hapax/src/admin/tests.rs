@@ -22,8 +22,8 @@ use tower::ServiceExt as _;
 use uuid::Uuid;
 
 use super::{Admin, Gate, WithoutToken, router, table};
+use crate::alerts::{Eyes, Rules, Watch};
 use crate::config::Permission;
-use crate::watch::{Eyes, Rules, Watch};
 
 /// Events with their jobs, and what was asked.
 struct Fake {

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::captured;
-use super::out::{self, Exit, Failure};
+use super::output::{self, Exit, Failure};
 use super::verify::Judgement;
 
 /// The largest body that a `body_rule` may describe: far above the largest that a server takes.
@@ -38,10 +38,10 @@ pub(super) fn run(file: &Path, tolerance: Option<Duration>) -> Result<Exit, Fail
     for vector in vectors {
         let name = serde_json::from_str::<NameOnly>(vector.get()).ok().and_then(|only| only.name);
         match judge(vector.get(), tolerance) {
-            Ok(judgement) => out::json(&Line { name, judgement })?,
+            Ok(judgement) => output::json(&Line { name, judgement })?,
             Err(error) => {
                 all_judged = false;
-                out::json(&Unjudged { name, error })?;
+                output::json(&Unjudged { name, error })?;
             }
         }
     }

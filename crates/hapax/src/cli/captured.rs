@@ -12,7 +12,7 @@ use hapax_core::source::{SourceSpec, SpecError};
 use hapax_core::{Arrival, Timestamp};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-use super::out::Failure;
+use super::output::Failure;
 use crate::{config, signing};
 
 /// Whose request it is, and what proves it.

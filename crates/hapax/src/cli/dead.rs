@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
+use super::admin_client::{self, Remote, encoded, query};
+use super::api_types::{self, Job, Page};
 use super::events::{add, decided, read, replayed};
-use super::out::{self, Exit, Failure};
-use super::remote::{self, Remote, encoded, query};
-use super::told::{self, Job, Page};
+use super::output::{self, Exit, Failure};
 
 /// `hapax dead`.
 #[derive(Debug, clap::Subcommand)]
@@ -22,9 +22,9 @@ pub(super) enum Dead {
 impl Dead {
     pub(super) fn run(self) -> Result<Exit, Failure> {
         match self {
-            Self::List(list) => remote::run(list.run()),
-            Self::Replay(replay) => remote::run(replay.run()),
-            Self::Discard(discard) => remote::run(discard.run()),
+            Self::List(list) => admin_client::run(list.run()),
+            Self::Replay(replay) => admin_client::run(replay.run()),
+            Self::Discard(discard) => admin_client::run(discard.run()),
         }
     }
 }
@@ -85,13 +85,13 @@ impl List {
         let server = self.remote.open()?;
         let page: Page = read(server.get(&self.wanted.path()).await?)?;
         if page.items.is_empty() {
-            out::words("there are no dead letters");
+            output::words("there are no dead letters");
         }
         for job in page.items {
             print(job, self.json)?;
         }
         if let Some(next) = page.next {
-            out::words(&format!("there are more: --cursor {next}"));
+            output::words(&format!("there are more: --cursor {next}"));
         }
         Ok(Exit::Done)
     }
@@ -99,20 +99,20 @@ impl List {
 
 fn print(job: Value, json: bool) -> Result<(), Failure> {
     if json {
-        return Ok(out::json(&job)?);
+        return Ok(output::json(&job)?);
     }
     let job: Job = read(job)?;
-    let attempts = told::count(u64::from(job.attempt), "attempt");
+    let attempts = api_types::count(u64::from(job.attempt), "attempt");
     let line = format!(
         "{}  {}  {}/{}  {}  {attempts}  {}",
-        job.finished_at.map_or_else(|| "-".to_owned(), told::at),
+        job.finished_at.map_or_else(|| "-".to_owned(), api_types::at),
         job.id,
         job.source,
         job.handler,
         job.event_id,
         job.error.as_deref().unwrap_or("-"),
     );
-    Ok(out::data(&out::shown(&line))?)
+    Ok(output::data(&output::shown(&line))?)
 }
 
 /// `hapax dead replay`.
@@ -162,10 +162,10 @@ impl Replay {
         let count = page.items.len();
         let exit = replayed(page.items, self.json)?;
         if count == 0 {
-            out::words("there are no such dead letters");
+            output::words("there are no such dead letters");
         }
         if let Some(next) = page.next {
-            out::words(&format!("there are more: --cursor {next}"));
+            output::words(&format!("there are more: --cursor {next}"));
         }
         Ok(exit)
     }
@@ -202,10 +202,10 @@ impl Discard {
             None if self.all || self.wanted.is_filtered() => {
                 let page: Page = read(server.get(&self.wanted.path()).await?)?;
                 if page.items.is_empty() {
-                    out::words("there are no such dead letters");
+                    output::words("there are no such dead letters");
                 }
                 if page.next.is_some() {
-                    out::words("there are more: run this again for the rest");
+                    output::words("there are more: run this again for the rest");
                 }
                 let job = |item| read::<Job>(item).map(|job| job.id);
                 page.items.into_iter().map(job).collect::<Result<_, _>>()?

@@ -13,10 +13,10 @@ use http::{Method, StatusCode};
 use rusqlite::{Connection, OpenFlags};
 use serde::{Deserialize, Serialize};
 
+use super::admin_client::{self, Access, Server};
+use super::api_types::{self, Page};
 use super::events::read;
-use super::out::{self, Exit, Failure};
-use super::remote::{self, Access, Server};
-use super::told::{self, Page};
+use super::output::{self, Exit, Failure};
 use crate::config::{self, Config, Flags, ServiceUrl};
 use crate::statements::{Statements, Unprepared};
 
@@ -84,12 +84,13 @@ impl Doctor {
                 if keeps_token {
                     data_dir(directory, &mut found);
                 }
-                let looked = remote::run(async { Ok(PgStore::look(url.expose()).await) })?;
+                let looked = admin_client::run(async { Ok(PgStore::look(url.expose()).await) })?;
                 shared_database(url, looked, &mut found);
                 let handlers = settings.as_ref().and_then(|set| set.handlers_database_url.as_ref());
                 if let Some(handlers) = handlers {
                     let (ours, theirs) = (url.expose(), handlers.expose());
-                    let looked = remote::run(async { Ok(PgStore::look_as(ours, theirs).await) })?;
+                    let looked =
+                        admin_client::run(async { Ok(PgStore::look_as(ours, theirs).await) })?;
                     handlers_role(handlers, looked, &mut found);
                 }
             }
@@ -101,17 +102,17 @@ impl Doctor {
             None => sqlite_version(&mut found),
         }
         if let Some(statements) = statements {
-            let checked = remote::run(async { Ok(statements.unprepared().await) })?;
+            let checked = admin_client::run(async { Ok(statements.unprepared().await) })?;
             handlers(checked, &mut found);
         }
         if let Some(url) = settings.as_ref().and_then(|set| set.redis_url.as_ref()) {
-            let looked = remote::run(async { Ok(RedisSight::look(url.expose()).await) })?;
+            let looked = admin_client::run(async { Ok(RedisSight::look(url.expose()).await) })?;
             redis(url, looked, &mut found);
         }
         match self.access.open(&self.flags) {
             Ok(server) => {
                 let named = self.access.admin.is_some();
-                remote::run(async {
+                admin_client::run(async {
                     ask(&server, named, &mut found).await;
                     Ok(())
                 })?;
@@ -129,7 +130,7 @@ impl Doctor {
     fn print(&self, found: &Findings) -> Result<Exit, Failure> {
         for finding in &found.0 {
             if self.json {
-                out::json(finding)?;
+                output::json(finding)?;
                 continue;
             }
             let level = match finding.level {
@@ -137,8 +138,8 @@ impl Doctor {
                 Level::Warn => "\u{1b}[33mwarn\u{1b}[0m",
                 Level::Fail => "\u{1b}[1;31mfail\u{1b}[0m",
             };
-            let note = out::shown(&finding.note);
-            out::data(&format!("{level}  {:<9} {note}", finding.check))?;
+            let note = output::shown(&finding.note);
+            output::data(&format!("{level}  {:<9} {note}", finding.check))?;
         }
         let failed = found.0.iter().any(|finding| finding.level == Level::Fail);
         Ok(if failed { Exit::Negative } else { Exit::Done })
@@ -157,7 +158,7 @@ impl Doctor {
         };
         match &config.file {
             Some(file) => {
-                let sources = told::count(config.sources.len() as u64, "source");
+                let sources = api_types::count(config.sources.len() as u64, "source");
                 let note = format!("{}: {sources}", file.display());
                 found.add("config", Level::Ok, note);
             }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::out::{self, Exit, Failure};
-use super::remote::{self, Remote, Server, encoded, query};
-use super::told::{self, Event, Page, Replayed};
+use super::admin_client::{self, Remote, Server, encoded, query};
+use super::api_types::{self, Event, Page, Replayed};
+use super::output::{self, Exit, Failure};
 
 /// `hapax events`.
 #[derive(Debug, clap::Subcommand)]
@@ -31,13 +31,13 @@ pub(super) enum Events {
 impl Events {
     pub(super) fn run(self) -> Result<Exit, Failure> {
         match self {
-            Self::List(list) => remote::run(list.run()),
-            Self::Show(show) => remote::run(show.run()),
-            Self::Replay(replay) => remote::run(replay.run()),
-            Self::Approve(approve) => remote::run(approve.run()),
-            Self::Reject(reject) => remote::run(reject.run()),
-            Self::Discard(discard) => remote::run(discard.run()),
-            Self::Tail(tail) => remote::run(tail.run()),
+            Self::List(list) => admin_client::run(list.run()),
+            Self::Show(show) => admin_client::run(show.run()),
+            Self::Replay(replay) => admin_client::run(replay.run()),
+            Self::Approve(approve) => admin_client::run(approve.run()),
+            Self::Reject(reject) => admin_client::run(reject.run()),
+            Self::Discard(discard) => admin_client::run(discard.run()),
+            Self::Tail(tail) => admin_client::run(tail.run()),
         }
     }
 }
@@ -115,13 +115,13 @@ impl List {
         ]);
         let page: Page = read(server.get(&format!("/api/v1/events{}", query(pairs))).await?)?;
         if page.items.is_empty() {
-            out::words("no events match");
+            output::words("no events match");
         }
         for event in page.items {
             print(event, self.json)?;
         }
         if let Some(next) = page.next {
-            out::words(&format!("there are more: --cursor {next}"));
+            output::words(&format!("there are more: --cursor {next}"));
         }
         Ok(Exit::Done)
     }
@@ -144,11 +144,11 @@ impl Show {
         let server = self.remote.open()?;
         let event = server.get(&format!("/api/v1/events/{}", encoded(&self.id))).await?;
         if self.json {
-            out::json(&event)?;
+            output::json(&event)?;
             return Ok(Exit::Done);
         }
         for line in page_of(&read(event)?) {
-            out::data(&out::shown(&line))?;
+            output::data(&output::shown(&line))?;
         }
         Ok(Exit::Done)
     }
@@ -163,11 +163,11 @@ fn page_of(event: &Event) -> Vec<String> {
         format!("source       {source} (tenant {tenant})"),
         format!("event_type   {}", event.event_type.as_deref().unwrap_or("-")),
         format!("status       {status}"),
-        format!("received_at  {}", told::at(event.received_at)),
+        format!("received_at  {}", api_types::at(event.received_at)),
         format!("arrivals     {}, {} with other bytes", event.arrival_count, event.conflict_count),
     ];
     let facts = [
-        ("occurred_at", event.occurred_at.map(told::at)),
+        ("occurred_at", event.occurred_at.map(api_types::at)),
         ("review", event.review.clone()),
         ("result", event.result.clone()),
     ];
@@ -176,7 +176,7 @@ fn page_of(event: &Event) -> Vec<String> {
     }
     for arrival in &event.arrivals {
         let from = arrival.remote.as_deref().unwrap_or("-");
-        let time = told::at(arrival.received_at);
+        let time = api_types::at(arrival.received_at);
         lines.push(format!("arrival      {time} {} from {from}", arrival.decision));
     }
     for job in &event.jobs {
@@ -184,19 +184,19 @@ fn page_of(event: &Event) -> Vec<String> {
         let (handler, status) = (&job.handler, &job.status);
         lines.push(format!("job          {} {handler} {status} {note}", job.id));
         for attempt in &job.attempts {
-            let time = told::at(attempt.started_at);
+            let time = api_types::at(attempt.started_at);
             let error = attempt.error.as_deref().unwrap_or("");
             let (number, outcome) = (attempt.attempt, &attempt.outcome);
             lines.push(format!("  attempt {number}  {time} {outcome} {error}"));
         }
     }
     for message in &event.messages {
-        let time = told::at(message.created_at);
+        let time = api_types::at(message.created_at);
         lines.push(format!("message      {time} {} {}", message.id, message.r#type));
     }
     for action in &event.actions {
         let reason = action.reason.as_deref().unwrap_or("");
-        let time = told::at(action.at);
+        let time = api_types::at(action.at);
         lines.push(format!("action       {time} {} by {} {reason}", action.action, action.who));
     }
     for (name, value) in &event.headers {
@@ -246,7 +246,7 @@ impl Replay {
         let path = format!("/api/v1/events/{}/replay", encoded(&self.id));
         let page: Page = read(server.post(&path, &body).await?)?;
         if page.items.is_empty() {
-            out::words("no configured handler is for this event");
+            output::words("no configured handler is for this event");
         }
         replayed(page.items, self.json)
     }
@@ -256,7 +256,7 @@ impl Replay {
 pub(super) fn replayed(items: Vec<Value>, json: bool) -> Result<Exit, Failure> {
     for item in items {
         if json {
-            out::json(&item)?;
+            output::json(&item)?;
             continue;
         }
         let Replayed { event_id, handler, effect, detail } = read(item)?;
@@ -272,7 +272,7 @@ pub(super) fn replayed(items: Vec<Value>, json: bool) -> Result<Exit, Failure> {
             "no_handler" => "no configured handler takes it",
             other => other,
         };
-        out::data(&out::shown(&format!("{event_id}  {handler}  {effect}")))?;
+        output::data(&output::shown(&format!("{event_id}  {handler}  {effect}")))?;
     }
     Ok(Exit::Done)
 }
@@ -361,13 +361,18 @@ async fn decide(
 /// One line for what a person decided.
 pub(super) fn decided(decided: Value, json: bool) -> Result<Exit, Failure> {
     if json {
-        out::json(&decided)?;
+        output::json(&decided)?;
         return Ok(Exit::Done);
     }
     let text = |name: &str| decided[name].as_str().unwrap_or_default().to_owned();
-    out::data(&out::shown(&format!("{} {} {}", text("id"), text("event_id"), text("status"))))?;
+    output::data(&output::shown(&format!(
+        "{} {} {}",
+        text("id"),
+        text("event_id"),
+        text("status")
+    )))?;
     if decided["changed"] == false {
-        out::words("it had been decided before; nothing changed");
+        output::words("it had been decided before; nothing changed");
     }
     Ok(Exit::Done)
 }
@@ -467,7 +472,7 @@ impl Tail {
                 return Ok(new);
             }
         }
-        out::warning("more arrived than is printed here: some were left out");
+        output::warning("more arrived than is printed here: some were left out");
         Ok(new)
     }
 }
@@ -505,7 +510,7 @@ impl Seen {
 /// One event on one line.
 fn print(event: Value, json: bool) -> Result<(), Failure> {
     if json {
-        return Ok(out::json(&event)?);
+        return Ok(output::json(&event)?);
     }
     let event: Event = read(event)?;
     let copies = match event.arrival_count {
@@ -515,14 +520,14 @@ fn print(event: Value, json: bool) -> Result<(), Failure> {
     let conflicts = if event.conflict_count > 0 { "  conflict" } else { "" };
     let line = format!(
         "{}  {:<10}  {}  {}  {}  {}{copies}{conflicts}",
-        told::at(event.received_at),
+        api_types::at(event.received_at),
         event.status,
         event.source,
         event.event_type.as_deref().unwrap_or("-"),
         event.event_id,
         event.id,
     );
-    Ok(out::data(&out::shown(&line))?)
+    Ok(output::data(&output::shown(&line))?)
 }
 
 /// An answer in the shape that is expected of this API.

@@ -4,10 +4,10 @@
 use hapax_core::Timestamp;
 use serde_json::json;
 
+use super::admin_client::{self, Remote, encoded};
+use super::api_types::{self, Attempt, Event, Job};
 use super::events::read;
-use super::out::{self, Exit, Failure};
-use super::remote::{self, Remote, encoded};
-use super::told::{self, Attempt, Event, Job};
+use super::output::{self, Exit, Failure};
 
 /// `hapax explain`.
 #[derive(Debug, clap::Args)]
@@ -23,7 +23,7 @@ pub(super) struct Explain {
 
 impl Explain {
     pub(super) fn run(self) -> Result<Exit, Failure> {
-        remote::run(self.explain())
+        admin_client::run(self.explain())
     }
 
     async fn explain(self) -> Result<Exit, Failure> {
@@ -34,11 +34,11 @@ impl Explain {
         if self.json {
             let Event { id, event_id, status, .. } = &event;
             let told = json!({ "id": id, "event_id": event_id, "status": status, "story": story });
-            out::json(&told)?;
+            output::json(&told)?;
             return Ok(Exit::Done);
         }
         for sentence in story {
-            out::data(&out::shown(&sentence))?;
+            output::data(&output::shown(&sentence))?;
         }
         Ok(Exit::Done)
     }
@@ -55,7 +55,7 @@ fn story(event: &Event, now: Timestamp) -> Vec<String> {
         story.extend(job.attempts.iter().map(attempt));
     }
     for message in &event.messages {
-        let time = told::at(message.created_at);
+        let time = api_types::at(message.created_at);
         story.push(format!("It published {} ({}) at {time}.", message.r#type, message.id));
     }
     for action in &event.actions {
@@ -66,7 +66,7 @@ fn story(event: &Event, now: Timestamp) -> Vec<String> {
             other => other,
         };
         let reason = action.reason.as_ref().map(|reason| format!(", saying \"{reason}\""));
-        let (who, time) = (&action.who, told::at(action.at));
+        let (who, time) = (&action.who, api_types::at(action.at));
         story.push(format!("{who} {done} it by hand at {time}{}.", reason.unwrap_or_default()));
     }
     story
@@ -84,12 +84,12 @@ fn came(event: &Event) -> String {
     let first = event.received_at;
     let last = event.arrivals.iter().map(|arrival| arrival.received_at).max().unwrap_or(first);
     let often = match event.arrival_count {
-        0 | 1 => format!("came once, at {}", told::at(first)),
+        0 | 1 => format!("came once, at {}", api_types::at(first)),
         count => format!(
             "came {count} times over {}, first at {}, last at {}",
-            told::between(first, last),
-            told::at(first),
-            told::at(last),
+            api_types::between(first, last),
+            api_types::at(first),
+            api_types::at(last),
         ),
     };
     format!("{what} from {from} {often}. Its id here is {}.", event.id)
@@ -125,7 +125,7 @@ fn verified(event: &Event) -> Option<String> {
         ),
     };
     let signed = first.signed_at.map(|signed_at| {
-        let gap = told::between(first.received_at, signed_at);
+        let gap = api_types::between(first.received_at, signed_at);
         match signed_at <= first.received_at {
             true => format!("; it was signed {gap} before it arrived"),
             false => format!("; it was signed {gap} after our clock, which may be wrong"),
@@ -165,8 +165,9 @@ fn fate(job: &Job, now: Timestamp) -> String {
     };
     let subject = format!("Handler {handler}{run}");
     let due = job.due_at.map_or_else(|| "when it can be".to_owned(), |due| until(due, now));
-    let ended = job.finished_at.map(|time| format!(" at {}", told::at(time))).unwrap_or_default();
-    let attempts = told::count(u64::from(job.attempt), "attempt");
+    let ended =
+        job.finished_at.map(|time| format!(" at {}", api_types::at(time))).unwrap_or_default();
+    let attempts = api_types::count(u64::from(job.attempt), "attempt");
     let because = job.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
     match job.status.as_str() {
         "done" => {
@@ -205,7 +206,7 @@ fn fate(job: &Job, now: Timestamp) -> String {
 fn until(due: Timestamp, now: Timestamp) -> String {
     match due <= now {
         true => "now".to_owned(),
-        false => format!("in {}, at {}", told::between(due, now), told::at(due)),
+        false => format!("in {}, at {}", api_types::between(due, now), api_types::at(due)),
     }
 }
 
@@ -215,8 +216,8 @@ fn attempt(attempt: &Attempt) -> String {
         0 | 1 => format!("Attempt {number}"),
         run => format!("Attempt {number} of run {run}"),
     };
-    let began = told::at(attempt.started_at);
-    let lasted = attempt.ended_at.map(|ended| told::between(attempt.started_at, ended));
+    let began = api_types::at(attempt.started_at);
+    let lasted = attempt.ended_at.map(|ended| api_types::between(attempt.started_at, ended));
     let lasted = lasted.map(|lasted| format!(" after {lasted}")).unwrap_or_default();
     let error = attempt.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
     let ended = match attempt.outcome.as_str() {

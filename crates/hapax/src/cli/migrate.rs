@@ -5,8 +5,8 @@
 use hapax_store::{MigrationStatus, PgOpenError, PgStore};
 use serde_json::json;
 
-use super::out::{self, Exit, Failure};
-use super::remote;
+use super::admin_client;
+use super::output::{self, Exit, Failure};
 use crate::config::{self, Flags, ServiceUrl};
 
 /// `hapax migrate`.
@@ -50,7 +50,7 @@ impl Migrate {
         match self.what.unwrap_or(What::Status) {
             What::Status => self.status(&url),
             What::Up => {
-                remote::run(async {
+                admin_client::run(async {
                     PgStore::migrate(url.expose()).await.map_err(|e| failed(&url, &e))
                 })?;
                 self.status(&url)
@@ -59,7 +59,7 @@ impl Migrate {
     }
 
     fn status(&self, url: &ServiceUrl) -> Result<Exit, Failure> {
-        let steps = remote::run(async {
+        let steps = admin_client::run(async {
             PgStore::migration_status(url.expose()).await.map_err(|error| failed(url, &error))
         })?;
         for step in &steps {
@@ -74,14 +74,14 @@ impl Migrate {
         if self.json {
             let told =
                 json!({ "number": number, "name": name, "applied": applied, "refused": refused });
-            out::json(&told)?;
+            output::json(&told)?;
         } else {
             let stands = match (applied, refused) {
                 (_, Some(why)) => &format!("refused: {why}"),
                 (true, None) => "applied",
                 (false, None) => "missing",
             };
-            out::data(&format!("{number:04}  {name:<12} {stands}"))?;
+            output::data(&format!("{number:04}  {name:<12} {stands}"))?;
         }
         Ok(())
     }
@@ -94,7 +94,7 @@ impl Sql {
             Self::Once => PgStore::once_sql().to_owned(),
             Self::Schema => PgStore::schema_sql(),
         };
-        out::data(text.trim_end())?;
+        output::data(text.trim_end())?;
         Ok(Exit::Done)
     }
 }

@@ -1,6 +1,8 @@
 //! The command line: what can be asked, and which room answers. Exit codes: 0 done, 1 a negative
 //! answer, 2 bad usage or config, 3 could not reach or open what it needs.
 
+mod admin_client;
+mod api_types;
 mod batch;
 mod captured;
 mod dead;
@@ -8,23 +10,21 @@ mod doctor;
 mod events;
 mod explain;
 mod migrate;
-mod out;
+mod output;
 mod providers;
-mod remote;
 mod send;
 mod sender;
 mod setup;
 mod sign;
 mod stats;
 mod storm;
-mod told;
 mod verify;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 
-pub(crate) use self::out::Exit;
-use self::out::Failure;
+pub(crate) use self::output::Exit;
+use self::output::Failure;
 use crate::config::{self, Flags};
 use crate::{logs, serve};
 
@@ -158,6 +158,6 @@ fn write_pages(
 }
 
 fn print(bytes: &[u8]) -> Result<Exit, Failure> {
-    out::data(String::from_utf8_lossy(bytes).trim_end())?;
+    output::data(String::from_utf8_lossy(bytes).trim_end())?;
     Ok(Exit::Done)
 }

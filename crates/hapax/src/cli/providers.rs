@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use hapax_core::presets::{self, Preset};
 use serde::Serialize;
 
-use super::out::{self, Exit, Failure};
+use super::output::{self, Exit, Failure};
 use crate::signing;
 
 /// `hapax providers`.
@@ -23,11 +23,11 @@ impl Providers {
         match (&self.name, self.json) {
             (None, true) => {
                 for preset in presets::all() {
-                    out::json(&Described::of(preset))?;
+                    output::json(&Described::of(preset))?;
                 }
             }
             (None, false) => table()?,
-            (Some(name), true) => out::json(&Described::of(find(name)?))?,
+            (Some(name), true) => output::json(&Described::of(find(name)?))?,
             (Some(name), false) => in_full(&Described::of(find(name)?))?,
         }
         Ok(Exit::Done)
@@ -40,7 +40,7 @@ fn find(name: &str) -> Result<&'static Preset, Failure> {
             Some(near) => format!("did you mean \"{near}\"? `hapax providers` lists them all"),
             None => "`hapax providers` lists them all".to_owned(),
         };
-        Failure::usage(format!("unknown provider \"{}\"", out::shown(name)), hint)
+        Failure::usage(format!("unknown provider \"{}\"", output::shown(name)), hint)
     })
 }
 
@@ -126,7 +126,7 @@ fn table() -> Result<(), Failure> {
         let [name, scheme, id, event_type] = row;
         let [first, second, third] = widths;
         let line = format!("{name:first$}  {scheme:second$}  {id:third$}  {event_type}");
-        out::data(line.trim_end())?;
+        output::data(line.trim_end())?;
     }
     Ok(())
 }
@@ -161,9 +161,9 @@ fn in_full(it: &Described) -> Result<(), Failure> {
     ];
     let params = it.params.iter().map(|(name, meaning)| (*name, *meaning));
     for (label, text) in lines.into_iter().chain(params) {
-        out::data(&format!("{label:<14} {text}"))?;
+        output::data(&format!("{label:<14} {text}"))?;
     }
-    out::data("")?;
-    out::data(it.config.trim_end())?;
+    output::data("")?;
+    output::data(it.config.trim_end())?;
     Ok(())
 }

@@ -12,7 +12,7 @@ use indicatif::ProgressBar;
 use tokio::task::JoinSet;
 
 use super::captured::{self, Identity};
-use super::out::{self, Exit, Failure};
+use super::output::{self, Exit, Failure};
 use super::sender::{self, Answer, NoAnswer, Sender, Signed};
 
 /// The most events of one run: ids and bodies are made up as they are sent, but answers are counted.
@@ -201,7 +201,7 @@ impl Tally {
             None => format!("{status} {decision} {id} {event_id}"),
         };
         self.bar.suspend(|| {
-            if self.json { out::json(answer) } else { out::data(&out::shown(&line)) }
+            if self.json { output::json(answer) } else { output::data(&output::shown(&line)) }
         })?;
         Ok(())
     }
@@ -212,13 +212,13 @@ impl Tally {
             self.by_outcome.iter().map(|(outcome, count)| format!("{count} {outcome}")).collect();
         if !outcomes.is_empty() {
             let seconds = self.started.elapsed().as_secs_f64();
-            out::words(&out::shown(&format!("{} in {seconds:.2} s", outcomes.join(", "))));
+            output::words(&output::shown(&format!("{} in {seconds:.2} s", outcomes.join(", "))));
         }
         if let Some(why) = self.cannot_connect {
             return Err(Failure::unreachable(format!("cannot connect: {why}")));
         }
         if let Some(why) = &self.lost {
-            out::error(&format!("no answer: {why}"));
+            output::error(&format!("no answer: {why}"));
         }
         Ok(if self.refused == 0 && self.lost.is_none() { Exit::Done } else { Exit::Negative })
     }

@@ -22,7 +22,7 @@ use indicatif::ProgressBar;
 use serde::{Deserialize, Serialize};
 
 use super::captured::{self, Identity};
-use super::out::{self, Failure};
+use super::output::{self, Failure};
 use crate::{config, signing};
 
 /// How long one request may take: a server that answers later has not acked in any useful sense.
@@ -91,7 +91,7 @@ impl Sender {
                 Some(near) => format!("did you mean \"{near}\"?"),
                 None => "`hapax providers` lists them all".to_owned(),
             };
-            Failure::usage(format!("unknown provider \"{}\"", out::shown(provider)), hint)
+            Failure::usage(format!("unknown provider \"{}\"", output::shown(provider)), hint)
         })?;
         if !preset.can_sign() {
             return Err(Failure::usage(

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use hapax_core::store::HandlerRef;
 use serde_json::json;
 
-use super::out::{self, Exit, Failure};
-use super::remote;
+use super::admin_client;
+use super::output::{self, Exit, Failure};
 use crate::config::{self, Config, ConfigErrors, Flags};
 use crate::statements::{Statements, Unprepared};
 
@@ -33,11 +33,13 @@ impl Init {
         });
         match written {
             Ok(()) => {
-                out::words(&format!("wrote {path}: add a source to it, then `hapax check-config`"));
+                output::words(&format!(
+                    "wrote {path}: add a source to it, then `hapax check-config`"
+                ));
                 Ok(Exit::Done)
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                out::error(&format!("{path} exists already, and stays as it is"));
+                output::error(&format!("{path} exists already, and stays as it is"));
                 Ok(Exit::Negative)
             }
             Err(error) => Err(Failure::unreachable(format!("cannot write {path}: {error}"))),
@@ -70,9 +72,10 @@ impl CheckConfig {
             Err(errors) => return refused(errors, self.json),
         };
         // An error only where the database answers: the file may be checked where it is not at hand.
-        let unprepared = remote::run(async { Ok(Statements::of(&config).unprepared().await) })?;
+        let unprepared =
+            admin_client::run(async { Ok(Statements::of(&config).unprepared().await) })?;
         let unprepared = unprepared.unwrap_or_else(|error| {
-            out::words(&format!("the statements of handlers were not checked: {error}"));
+            output::words(&format!("the statements of handlers were not checked: {error}"));
             Vec::new()
         });
         match self.json {
@@ -111,7 +114,7 @@ fn as_json(config: &Config, unprepared: &[Unprepared]) -> Result<Exit, Failure> 
         .collect();
     let file = config.file.as_ref().map(|file| file.display().to_string());
     let warnings = &config.warnings;
-    out::json(&json!({
+    output::json(&json!({
         "ok": unprepared.is_empty(),
         "file": file,
         "sources": sources,
@@ -128,19 +131,19 @@ fn judged(unprepared: &[Unprepared]) -> Exit {
 
 fn as_words(config: &Config, unprepared: &[Unprepared]) -> Result<Exit, Failure> {
     for configured in &config.sources {
-        out::data(&format!("{}  {}", configured.path, configured.provider))?;
+        output::data(&format!("{}  {}", configured.path, configured.provider))?;
     }
     for proxy in &config.proxies {
-        out::data(&format!("http://{} -> {}", proxy.listen, proxy.upstream))?;
+        output::data(&format!("http://{} -> {}", proxy.listen, proxy.upstream))?;
     }
     for warning in &config.warnings {
-        out::warning(warning);
+        output::warning(warning);
     }
     let file = config.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
     for one in unprepared {
         let HandlerRef { source, handler } = &one.handler;
         let place = format!("{file}: sources.{source}.handlers.{handler}");
-        out::error(&format!("{place}: {}\n  hint: {HINT}", one.why));
+        output::error(&format!("{place}: {}\n  hint: {HINT}", one.why));
     }
     if !unprepared.is_empty() {
         return Ok(Exit::Negative);
@@ -152,14 +155,14 @@ fn as_words(config: &Config, unprepared: &[Unprepared]) -> Result<Exit, Failure>
         1 => ", 1 proxy".to_owned(),
         count => format!(", {count} proxies"),
     };
-    out::words(&format!("{file}: ok, {count} {noun}{proxies}"));
+    output::words(&format!("{file}: ok, {count} {noun}{proxies}"));
     Ok(Exit::Done)
 }
 
 fn refused(errors: ConfigErrors, json: bool) -> Result<Exit, Failure> {
     if json {
         let file = errors.file.as_ref().map(|file| file.display().to_string());
-        out::json(&json!({ "ok": false, "file": file, "errors": errors.lines() }))?;
+        output::json(&json!({ "ok": false, "file": file, "errors": errors.lines() }))?;
     }
     Err(errors.into())
 }

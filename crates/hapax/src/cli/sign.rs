@@ -6,7 +6,7 @@ use hapax_core::Source;
 use serde_json::{Value, json};
 
 use super::captured::{self, Identity};
-use super::out::{self, Exit, Failure};
+use super::output::{self, Exit, Failure};
 
 /// `hapax sign`.
 #[derive(Debug, clap::Args)]
@@ -63,21 +63,21 @@ impl Sign {
                     Failure::unreachable(format!("cannot write {}: {error}", path.display()))
                 })?;
             }
-            (None, Some(_)) => out::warning(
+            (None, Some(_)) => output::warning(
                 "this sender signs inside the body: get the signed one with --body-out FILE",
             ),
             (None, None) => {}
         }
         if let Some(url) = &signed.url {
-            out::words(&format!("this sender signs inside the URL: {url}"));
+            output::words(&format!("this sender signs inside the URL: {url}"));
         }
         if self.json {
             let headers: Vec<Value> =
                 signed.headers.iter().map(|(name, value)| json!([name, value])).collect();
-            out::json(&json!({ "headers": headers, "url": signed.url.or(self.url) }))?;
+            output::json(&json!({ "headers": headers, "url": signed.url.or(self.url) }))?;
         } else {
             for (name, value) in &signed.headers {
-                out::data(&format!("{name}: {value}"))?;
+                output::data(&format!("{name}: {value}"))?;
             }
         }
         Ok(Exit::Done)

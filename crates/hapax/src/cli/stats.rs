@@ -7,10 +7,10 @@ use jiff::SignedDuration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::admin_client::{self, Remote, Server, query};
+use super::api_types::{self, Page};
 use super::events::read;
-use super::out::{self, Exit, Failure};
-use super::remote::{self, Remote, Server, query};
-use super::told::{self, Page};
+use super::output::{self, Exit, Failure};
 
 /// `hapax stats`.
 #[derive(Debug, clap::Args)]
@@ -60,7 +60,7 @@ struct Processing {
 
 impl Stats {
     pub(super) fn run(self) -> Result<Exit, Failure> {
-        remote::run(self.ask())
+        admin_client::run(self.ask())
     }
 
     async fn ask(self) -> Result<Exit, Failure> {
@@ -68,21 +68,21 @@ impl Stats {
         let wanted = [("source", self.source.clone()), ("window", Some(self.window))];
         let answer = server.get(&format!("/api/v1/stats{}", query(wanted))).await?;
         if self.json {
-            out::json(&answer)?;
+            output::json(&answer)?;
             return Ok(Exit::Done);
         }
         let told: Told = read(answer)?;
         let heads = ["received", "unique", "duplicates", "success", "failed", "p50", "p99"];
-        out::data(&columns("source", heads.map(str::to_owned), "retries after"))?;
+        output::data(&columns("source", heads.map(str::to_owned), "retries after"))?;
         for (source, figures) in &told.sources {
-            out::data(&line(source, figures))?;
+            output::data(&line(source, figures))?;
         }
-        out::data(&line(self.source.as_deref().unwrap_or("all"), &told.figures))?;
+        output::data(&line(self.source.as_deref().unwrap_or("all"), &told.figures))?;
         if told.sampled {
-            out::words("there were many: the numbers are estimated from some of them");
+            output::words("there were many: the numbers are estimated from some of them");
         }
-        let since = told::at(told.failed_verifications_since);
-        out::words(&format!("failed verifications are counted since {since}"));
+        let since = api_types::at(told.failed_verifications_since);
+        output::words(&format!("failed verifications are counted since {since}"));
         Ok(Exit::Done)
     }
 }
@@ -103,7 +103,7 @@ fn line(source: &str, figures: &Figures) -> String {
         seconds(figures.processing_seconds.p50),
         seconds(figures.processing_seconds.p99),
     ];
-    columns(&out::shown(source), figures, &gaps.join(", "))
+    columns(&output::shown(source), figures, &gaps.join(", "))
 }
 
 fn columns(source: &str, figures: [String; 7], gaps: &str) -> String {
@@ -117,7 +117,7 @@ fn columns(source: &str, figures: [String; 7], gaps: &str) -> String {
 
 fn seconds(seconds: Option<f64>) -> String {
     let span = seconds.and_then(|seconds| SignedDuration::try_from_secs_f64(seconds).ok());
-    span.map_or_else(|| "-".to_owned(), told::span)
+    span.map_or_else(|| "-".to_owned(), api_types::span)
 }
 
 /// `hapax alerts`.
@@ -140,7 +140,7 @@ struct Alert {
 
 impl Alerts {
     pub(super) fn run(self) -> Result<Exit, Failure> {
-        remote::run(self.ask())
+        admin_client::run(self.ask())
     }
 
     async fn ask(self) -> Result<Exit, Failure> {
@@ -148,7 +148,7 @@ impl Alerts {
         let page: Page = read(server.get("/api/v1/alerts").await?)?;
         let waiting = in_review(&server).await?;
         if page.items.is_empty() && waiting.is_none() {
-            out::words("nothing needs attention");
+            output::words("nothing needs attention");
             return Ok(Exit::Done);
         }
         for alert in page.items {
@@ -156,9 +156,11 @@ impl Alerts {
         }
         match (waiting, self.json) {
             (Some(message), true) => {
-                out::json(&json!({ "name": "review", "severity": "warning", "message": message }))?;
+                output::json(
+                    &json!({ "name": "review", "severity": "warning", "message": message }),
+                )?;
             }
-            (Some(message), false) => out::data(&format!("warning   review  {message}"))?,
+            (Some(message), false) => output::data(&format!("warning   review  {message}"))?,
             (None, _) => {}
         }
         Ok(Exit::Negative)
@@ -173,7 +175,7 @@ async fn in_review(server: &Server) -> Result<Option<String>, Failure> {
     let more = if page.next.is_some() { "more than " } else { "" };
     let wait = if count == 1 && more.is_empty() { "waits" } else { "wait" };
     Ok((count > 0).then(|| {
-        let events = told::count(count, "event");
+        let events = api_types::count(count, "event");
         format!("{more}{events} {wait} for review: `hapax events list --status review`")
     }))
 }
@@ -183,9 +185,9 @@ const REVIEW_COUNT_MAX: u64 = 500;
 
 fn print(alert: Value, json: bool) -> Result<(), Failure> {
     if json {
-        return Ok(out::json(&alert)?);
+        return Ok(output::json(&alert)?);
     }
     let Alert { name, severity, since, message } = read(alert)?;
-    let line = format!("{severity:<8}  {name}  since {}  {message}", told::at(since));
-    Ok(out::data(&out::shown(&line))?)
+    let line = format!("{severity:<8}  {name}  since {}  {message}", api_types::at(since));
+    Ok(output::data(&output::shown(&line))?)
 }

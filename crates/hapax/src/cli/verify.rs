@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::batch;
 use super::captured::{self, Identity};
-use super::out::{self, Exit, Failure};
+use super::output::{self, Exit, Failure};
 use crate::config::units;
 
 /// `hapax verify`.
@@ -74,12 +74,12 @@ impl Verify {
 
 fn one(source: &Source, arrival: &Arrival, now: Timestamp) -> Result<Exit, Failure> {
     let judgement = Judgement::of(source, arrival, now);
-    out::json(&judgement)?;
+    output::json(&judgement)?;
     if judgement.verdict == Word::Accept {
         return Ok(Exit::Done);
     }
     for line in explain(source, arrival, now) {
-        out::words(&out::shown(&line));
+        output::words(&output::shown(&line));
     }
     Ok(Exit::Negative)
 }

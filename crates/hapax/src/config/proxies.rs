@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::hops::{dashed, is_ours};
+use hapax_core::hop_headers::{dashed, is_ours};
 use hapax_core::json::{POINTERS_MAX, Pointer};
 use hapax_core::jwt::{JwtKeys, JwtKeysError};
 use hapax_core::ledger::{IDEMPOTENCY_KEY, Quota};

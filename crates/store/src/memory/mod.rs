@@ -2,15 +2,15 @@
 //! when dropped, so it is for tests and for reading.
 //!
 //! One lock stands for the transaction: whatever happens while it is held is one commit. Start with
-//! [`arrivals`] (which events there are), then [`work`] (the life of their jobs), then [`order`]
-//! (who may run now), [`people`] (what a person decides) and [`view`] (what is told of it all).
+//! [`ingest`] (which events there are), then [`work`] (the life of their jobs), then [`order`]
+//! (who may run now), [`operator_actions`] (what a person decides) and [`reader`] (what is told of it all).
 //! [`ledger`] stands by itself: the keys of one's own API.
 
-mod arrivals;
+mod ingest;
 mod ledger;
+mod operator_actions;
 mod order;
-mod people;
-mod view;
+mod reader;
 mod work;
 
 use std::collections::{BTreeMap, HashMap};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::connect::{Lent, PgError};
-use crate::front::Seal;
+use crate::redis_cache::Seal;
 
 /// How often the database is asked.
 const ASK_EVERY: Duration = Duration::from_millis(250);

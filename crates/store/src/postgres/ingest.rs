@@ -15,10 +15,10 @@ use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
 use super::Shared;
-use super::arrived::Rows;
 use super::connect::{PgError, retried};
 use super::epoch::Epoch;
-use super::names::LaneName;
+use super::ingest_rows::Rows;
+use super::lane_ids::LaneName;
 use super::partitions;
 use super::row::{Standing, hash_of, of_hash};
 use crate::recent::{Recent, adds_nothing};

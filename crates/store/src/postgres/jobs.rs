@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::Shared;
 use super::connect::{PgError, retried};
-use super::handlers::{PolicyRow, micros};
+use super::handler_registry::{PolicyRow, micros};
 use super::row;
 use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 

@@ -17,11 +17,11 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::connect::{PgError, retried};
-use super::handlers::micros;
+use super::handler_registry::micros;
 use super::jobs::{only, without_nul};
-use super::run::{self, NotRun};
+use super::sql_handlers::{self, NotRun};
 use super::{PgStore, Shared};
-use crate::answer;
+use crate::stored_answer;
 
 impl Ledger for PgStore {
     async fn reserve(&self, ask: ReserveAsk) -> Result<Reservation, StoreError> {
@@ -91,7 +91,7 @@ fn told(row: &Row, ask: &ReserveAsk) -> Result<Reservation, PgError> {
             let headers: Option<&str> = row.get("headers");
             let headers = headers.and_then(|text| serde_json::from_str(text).ok());
             let body: Option<Vec<u8>> = row.get("body");
-            Reservation::Replay(answer::answer_of(
+            Reservation::Replay(stored_answer::answer_of(
                 status.into(),
                 headers.unwrap_or_default(),
                 body.unwrap_or_default(),
@@ -170,14 +170,15 @@ pub(super) async fn finish_within(
     let (status, headers) = columns(answer);
     let Reserved { scope, key, fence, .. } = reserved;
     let (scope, key, body, now) = (scope.as_str(), key.as_str(), &answer.body[..], shared.now());
-    let statement = client.prepare_cached(FINISH).await.map_err(|error| run::ours(error.into()))?;
+    let statement =
+        client.prepare_cached(FINISH).await.map_err(|error| sql_handlers::ours(error.into()))?;
     // An app's own transaction is never refused for a quota: its effects would roll back with it.
     let size = size_of(answer);
     let rows = client
         .query(&statement, &[&scope, &key, &fence.0, &status, &headers, &body, &now, &size])
         .await
-        .map_err(|error| run::ours(error.into()))?;
-    match only(&rows).map_err(run::ours)?.get(0) {
+        .map_err(|error| sql_handlers::ours(error.into()))?;
+    match only(&rows).map_err(sql_handlers::ours)?.get(0) {
         true => Ok(()),
         false => Err(NotRun::Fence),
     }
@@ -187,9 +188,9 @@ pub(super) async fn finish_within(
 pub(super) async fn is_open(client: &Object, reserved: &Reserved) -> Result<bool, NotRun> {
     let Reserved { scope, key, fence, .. } = reserved;
     let ask = "SELECT hapax.is_reserved($1, $2, $3)";
-    let ask = client.prepare_cached(ask).await.map_err(|error| run::ours(error.into()))?;
+    let ask = client.prepare_cached(ask).await.map_err(|error| sql_handlers::ours(error.into()))?;
     let row = client.query_one(&ask, &[&scope.as_str(), &key.as_str(), &fence.0]).await;
-    Ok(row.map_err(|error| run::ours(error.into()))?.get(0))
+    Ok(row.map_err(|error| sql_handlers::ours(error.into()))?.get(0))
 }
 
 /// Whether this very answer is kept under this right.
@@ -215,7 +216,7 @@ fn size_of(answer: &Answer) -> i64 {
 
 /// Status and headers as they stand in the table.
 fn columns(answer: &Answer) -> (i32, Value) {
-    let headers = without_nul(&answer::as_object(&answer.headers));
+    let headers = without_nul(&stored_answer::as_object(&answer.headers));
     (i32::from(answer.status.as_u16()), headers)
 }
 

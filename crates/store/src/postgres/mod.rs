@@ -2,30 +2,30 @@
 //!
 //! Every atomic act is one statement that commits itself: a paused node or a dropped future can hold
 //! no key and leave no transaction open. [`connect`] lends connections, [`migrate`] brings the tables
-//! forward, [`desk`] is where requests wait for a commit, [`ingest`] makes events durable, [`epoch`]
+//! forward, [`group_commit`] is where requests wait for a commit, [`ingest`] makes events durable, [`epoch`]
 //! tells when memory may not be believed any more, [`reader`] is how people look at what is there.
 
-mod arrived;
 mod connect;
 mod copies;
-mod desk;
 mod epoch;
-mod figures;
+mod group_commit;
+mod handler_registry;
 mod handler_role;
-mod handlers;
 mod hosts;
 mod ingest;
+mod ingest_rows;
 mod jobs;
+mod lane_ids;
 mod ledger;
 mod migrate;
-mod names;
+mod operator_actions;
 mod partitions;
-mod people;
 mod prune;
 mod reader;
+mod result_text;
 mod row;
-mod run;
-mod shown;
+mod sql_handlers;
+mod stats;
 mod tls;
 mod transact;
 mod work;
@@ -52,14 +52,14 @@ pub use transact::{PgDb, PgDbError, PgTx};
 
 use crate::Clock;
 use crate::copies::Copies;
-use crate::front::{Entry, Front};
 use crate::limits::READ_FLUSH_MAX;
 use crate::recent::{Recent, RecentEvents, adds_nothing};
+use crate::redis_cache::{Entry, Front};
 use connect::{Lender, Pools, Target};
-use desk::Desk;
 use epoch::{Epoch, EpochWatch};
-use handlers::Handlers;
-use names::Names;
+use group_commit::Desk;
+use handler_registry::Handlers;
+use lane_ids::Names;
 use row::Ids;
 
 /// How long closing waits for what was begun.
@@ -193,7 +193,7 @@ impl PgStore {
             closing: CancellationToken::new(),
         });
         epoch::ask(&shared).await.map_err(|error| PgOpenError::Connect(error.to_string()))?;
-        desk::start(&shared, options.pools.ingest)
+        group_commit::start(&shared, options.pools.ingest)
             .map_err(|error| PgOpenError::Connect(format!("no thread to write from: {error}")))?;
         shared.tasks.spawn(epoch::watch(Arc::clone(&shared)));
         shared.tasks.spawn(partitions::keep_ahead(Arc::clone(&shared)));
@@ -234,7 +234,7 @@ impl PgStore {
         programs: &[Arc<SqlProgram>],
     ) -> Result<Vec<Option<String>>, PgOpenError> {
         let lender = Lender::for_handlers(&Target::parse(url)?, 1)?;
-        let checked = run::check(&lender, programs).await;
+        let checked = sql_handlers::check(&lender, programs).await;
         checked.map_err(|error| PgOpenError::Connect(error.to_string()))
     }
 
@@ -328,7 +328,7 @@ impl Inspect for PgStore {
     }
 
     async fn lanes(&self) -> Result<Vec<LaneState>, StoreError> {
-        figures::lanes(&self.shared).await
+        stats::lanes(&self.shared).await
     }
 
     async fn flush_copies(&self) {
@@ -342,7 +342,7 @@ impl Inspect for PgStore {
     }
 
     async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {
-        figures::sample(&self.shared, ask).await
+        stats::sample(&self.shared, ask).await
     }
 }
 

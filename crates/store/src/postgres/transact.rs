@@ -3,7 +3,7 @@
 //! the reservation of an Idempotency-Key.
 //!
 //! Begin, "done", the mark, the commit and what is undone on the connection afterwards are those of
-//! SQL handlers ([`super::run`]). What is here is what an open transaction adds: between two
+//! SQL handlers ([`super::sql_handlers`]). What is here is what an open transaction adds: between two
 //! statements the user's code may do anything, or never come back.
 
 use std::fmt;
@@ -25,7 +25,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, Statement};
 
 use super::connect::{Lent, PgError};
-use super::run::{self, Done, GRACE, Left, NotRun};
+use super::sql_handlers::{self, Done, GRACE, Left, NotRun};
 use super::{PgStore, Shared, jobs, ledger, row};
 use crate::limits::{HANDLER_IDLE_MIN, HANDLER_STATEMENTS_MAX};
 use crate::transact::{Answering, Committed, Failure, JobRight, KeyRight, Transact, TxError, fits};
@@ -311,9 +311,10 @@ impl Recorded for JobRight {
 
     async fn holds(&self, client: &Object) -> Result<bool, NotRun> {
         let ask = "SELECT hapax.is_held($1, $2)";
-        let ask = client.prepare_cached(ask).await.map_err(|error| run::ours(error.into()))?;
+        let ask =
+            client.prepare_cached(ask).await.map_err(|error| sql_handlers::ours(error.into()))?;
         let row = client.query_one(&ask, &[&self.job.0, &self.fence.0]).await;
-        Ok(row.map_err(|error| run::ours(error.into()))?.get(0))
+        Ok(row.map_err(|error| sql_handlers::ours(error.into()))?.get(0))
     }
 
     async fn record(
@@ -324,7 +325,7 @@ impl Recorded for JobRight {
     ) -> Result<(), NotRun> {
         let mut done = Done::default();
         done.push(self.job, self.fence, result.clone());
-        run::finish(shared, client, &done).await
+        sql_handlers::finish(shared, client, &done).await
     }
 
     async fn is_recorded(&self, shared: &Shared, _: &Option<String>) -> Result<bool, PgError> {
@@ -361,7 +362,7 @@ impl Recorded for KeyRight {
         answer: &Answer,
     ) -> Result<(), NotRun> {
         fits(answer).map_err(|too_large| NotRun::Statement(too_large.to_string()))?;
-        run::check_constraints(client).await?;
+        sql_handlers::check_constraints(client).await?;
         ledger::finish_within(shared, client, &self.0, answer).await
     }
 
@@ -406,7 +407,7 @@ async fn open<R: Recorded>(tx: &PgTx<R>) -> Result<PgDb<R>, NotRun> {
     );
     let held = timeout(time + GRACE, async {
         let client = db.lent()?.raw()?;
-        run::begin(client, time, &more).await?;
+        sql_handlers::begin(client, time, &more).await?;
         tx.right.holds(client).await
     });
     let held = held.await.map_err(|_: Elapsed| NotRun::Outage(PgError::Silent))??;
@@ -428,7 +429,7 @@ async fn end<R: Recorded>(mut db: PgDb<R>, said: R::Said) -> Result<R::Proof, Tx
         let client = db.lent()?.raw()?;
         right.record(&shared, client, &said).await?;
         failpoint!("code.before_commit");
-        run::commit(client).await
+        sql_handlers::commit(client).await
     });
     let ended = ended.await.unwrap_or(Err(NotRun::Outage(PgError::Silent)));
     match ended {
@@ -463,7 +464,8 @@ impl<R> Drop for PgDb<R> {
             Standing::Sent | Standing::Spoilt(_) | Standing::Gone(_) => return,
         };
         if let (Some(mut lent), Ok(runtime)) = (self.lent.take(), Handle::try_current()) {
-            let tidied = async move { drop(timeout(GRACE, run::tidy(&mut lent, left)).await) };
+            let tidied =
+                async move { drop(timeout(GRACE, sql_handlers::tidy(&mut lent, left)).await) };
             self.shared.tasks.spawn_on(tidied, &runtime);
         }
     }
@@ -508,7 +510,7 @@ impl PgDbError {
     fn of(error: tokio_postgres::Error, time: Duration) -> Self {
         match error.code() {
             Some(code) if *code == SqlState::QUERY_CANCELED => Self::TimedOut(time),
-            Some(code) if run::is_outage(code) => Self::Broken(told(&error)),
+            Some(code) if sql_handlers::is_outage(code) => Self::Broken(told(&error)),
             None if error.is_closed() => Self::Broken(told(&error)),
             Some(_) | None => Self::Statement(error),
         }
@@ -517,7 +519,7 @@ impl PgDbError {
     /// Whether it may do better at once: a deadlock, or a plan that an `ALTER` made void.
     fn is_race(&self) -> bool {
         match self {
-            Self::Statement(error) => run::is_race(error),
+            Self::Statement(error) => sql_handlers::is_race(error),
             Self::Refused(_) | Self::TimedOut(_) | Self::Void(_) | Self::Broken(_) => false,
         }
     }

@@ -12,10 +12,10 @@ use hapax_core::store::{
 };
 
 use super::connect::{PgError, retried};
-use super::handlers::micros;
+use super::handler_registry::micros;
 use super::jobs::{self, Guarded, Settled, only};
-use super::people::{self, Decision};
-use super::{PgStore, Shared, prune, run};
+use super::operator_actions::{self, Decision};
+use super::{PgStore, Shared, prune, sql_handlers};
 
 impl Work for PgStore {
     async fn announce(&self, handlers: Vec<HandlerSpec>) -> Result<(), StoreError> {
@@ -70,7 +70,7 @@ impl Work for PgStore {
 
     async fn run_sql(&self, ask: SqlAsk) -> Result<SqlRan, StoreError> {
         let shared = Arc::clone(&self.shared);
-        self.shared.to_the_end(async move { run::slice(&shared, &ask).await }).await
+        self.shared.to_the_end(async move { sql_handlers::slice(&shared, &ask).await }).await
     }
 
     /// As many as have a connection to run on.
@@ -80,7 +80,10 @@ impl Work for PgStore {
 
     async fn run_claimed(&self, run: SqlRun) -> Result<Ran, StoreError> {
         let shared = Arc::clone(&self.shared);
-        let ran = self.shared.to_the_end(async move { run::claimed(&shared, &run).await }).await?;
+        let ran = self
+            .shared
+            .to_the_end(async move { sql_handlers::claimed(&shared, &run).await })
+            .await?;
         // Whoever was parked behind it may be ready.
         self.shared.arrived.notify_waiters();
         Ok(ran)
@@ -109,7 +112,7 @@ impl Work for PgStore {
 
     async fn replay(&self, ask: ReplayAsk) -> Result<Vec<Replayed>, StoreError> {
         let replayed =
-            self.act(|shared| async move { people::replay(&shared, &ask).await }).await?;
+            self.act(|shared| async move { operator_actions::replay(&shared, &ask).await }).await?;
         self.shared.arrived.notify_waiters();
         Ok(replayed)
     }
@@ -122,7 +125,7 @@ impl Work for PgStore {
     ) -> Result<Reviewed, StoreError> {
         let reviewed = self
             .act(move |shared| async move {
-                people::decide(&shared, event, Decision::Approve(&jobs), &by).await
+                operator_actions::decide(&shared, event, Decision::Approve(&jobs), &by).await
             })
             .await?;
         self.shared.arrived.notify_waiters();
@@ -131,7 +134,7 @@ impl Work for PgStore {
 
     async fn reject(&self, event: EventId, by: Action) -> Result<Reviewed, StoreError> {
         self.act(move |shared| async move {
-            people::decide(&shared, event, Decision::Reject, &by).await
+            operator_actions::decide(&shared, event, Decision::Reject, &by).await
         })
         .await
     }
@@ -143,7 +146,7 @@ impl Work for PgStore {
         by: Action,
     ) -> Result<Reviewed, StoreError> {
         self.act(move |shared| async move {
-            people::discard(&shared, event, handler.as_ref(), &by).await
+            operator_actions::discard(&shared, event, handler.as_ref(), &by).await
         })
         .await
     }

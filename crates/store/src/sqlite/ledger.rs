@@ -17,8 +17,8 @@ use rusqlite::{Connection, OptionalExtension, Row};
 use super::SqliteStore;
 use super::row::micros;
 use super::writer::{Rode, Writer};
-use crate::answer;
 use crate::limits::BATCH_BYTES_MAX;
+use crate::stored_answer;
 
 impl Ledger for SqliteStore {
     async fn reserve(&self, ask: ReserveAsk) -> Result<Reservation, StoreError> {
@@ -102,7 +102,11 @@ impl Kept {
 fn kept(status: i64, row: &Row<'_>) -> rusqlite::Result<Answer> {
     let headers: Option<String> = row.get(5)?;
     let headers = headers.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
-    Ok(answer::answer_of(status, headers, row.get::<_, Option<Vec<u8>>>(6)?.unwrap_or_default()))
+    Ok(stored_answer::answer_of(
+        status,
+        headers,
+        row.get::<_, Option<Vec<u8>>>(6)?.unwrap_or_default(),
+    ))
 }
 
 fn reserve(conn: &Connection, ask: ReserveAsk, now: Timestamp) -> rusqlite::Result<Reservation> {
@@ -211,7 +215,7 @@ pub(super) fn finish(
             reserved.key.as_str(),
             reserved.fence.0,
             answer.status.as_u16(),
-            answer::as_pairs(&answer.headers).to_string(),
+            stored_answer::as_pairs(&answer.headers).to_string(),
             &*answer.body,
             micros(now),
             i64::try_from(answer.size()).unwrap_or(i64::MAX),

@@ -1,29 +1,29 @@
 //! The embedded store: one SQLite file, one thread that writes it, readers apart.
 //!
-//! Read [`writer`] first: it owns the connection and decides every race. [`index`] is how it knows
+//! Read [`writer`] first: it owns the connection and decides every race. [`key_index`] is how it knows
 //! the keys, [`open`] how the file is opened and owned, [`crate::recent`] how a flood of copies is
 //! answered without it, [`reader`] how people look at what is there.
 
 mod checkpoint;
 mod clock;
 mod copies;
-mod door;
-mod figures;
-mod filter;
 mod functions;
-mod index;
 mod jobs;
+mod key_filter;
+mod key_index;
 mod ledger;
-mod marks;
 mod messages;
 mod open;
+mod order;
 mod prune;
 mod reader;
 mod row;
-mod run;
 mod sandbox;
+mod sql_handlers;
+mod stats;
 #[cfg(test)]
 mod tests;
+mod transact;
 mod transaction;
 mod work;
 mod writer;
@@ -41,8 +41,8 @@ use hapax_core::{EventKey, Timestamp};
 use rusqlite::Connection;
 use tokio::sync::Notify;
 
-pub use door::{Db, DbError, Tx};
 pub use open::OpenError;
+pub use transact::{Db, DbError, Tx};
 
 use crate::copies::Copies;
 use crate::limits::READ_FLUSH_MAX;
@@ -113,7 +113,7 @@ impl SqliteStore {
         file: &Path,
         programs: &[Arc<SqlProgram>],
     ) -> Result<Vec<Option<String>>, rusqlite::Error> {
-        run::check(file, programs)
+        sql_handlers::check(file, programs)
     }
 
     /// The database file.
@@ -210,7 +210,7 @@ impl Inspect for SqliteStore {
     }
 
     async fn lanes(&self) -> Result<Vec<LaneState>, StoreError> {
-        self.readers.run(figures::lanes).await
+        self.readers.run(stats::lanes).await
     }
 
     async fn flush_copies(&self) {
@@ -223,7 +223,7 @@ impl Inspect for SqliteStore {
     }
 
     async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {
-        self.readers.run(move |conn| figures::sample(conn, ask)).await
+        self.readers.run(move |conn| stats::sample(conn, ask)).await
     }
 }
 

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use hapax_core::{KeyHash, tuned};
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
+use crate::file_permissions::{narrow, private_dir, private_file};
 use crate::limits::{PAGE_BYTES, REWRITE_BYTES, STATEMENT_VALUE_BYTES_MAX};
-use crate::private::{narrow, private_dir, private_file};
 
 /// SQLite below this can lose committed writes of a write-ahead log.
 const SQLITE_VERSION_MIN: i32 = 3_051_003;

@@ -779,7 +779,7 @@ async fn lanes_and_what_is_unfinished_are_read_from_indexes_alone() {
             "{} WHERE {unfinished} ORDER BY e.seq DESC LIMIT 51",
             super::reader::SUMMARY
         ));
-        let lanes = super::figures::CONDITIONS.map(|(_, condition)| lane(condition));
+        let lanes = super::stats::CONDITIONS.map(|(_, condition)| lane(condition));
         let _ = tell.send((lanes, unfinished));
     });
     let (lanes, unfinished) = told.await.expect("an answer");

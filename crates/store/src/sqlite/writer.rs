@@ -25,14 +25,14 @@ use super::Shared;
 use super::checkpoint::{self, Checkpointer};
 use super::clock::{self, ClockWatch};
 use super::copies;
-use super::index::{KeyIndex, MergeError};
 use super::jobs::{Lanes, NO_LANE_LEFT};
+use super::key_index::{KeyIndex, MergeError};
 use super::meta;
 use super::open::{self, OpenError, Place};
 use super::prune::Broom;
 use super::row::Ids;
-use super::run::Bench;
 use super::sandbox::Sandbox;
+use super::sql_handlers::Bench;
 use super::transaction::Transaction;
 use crate::limits::{
     BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, COPIES_FLUSH, LOG_RETRY, LOG_WARN, RECOVERY_WAIT,

@@ -23,9 +23,9 @@ use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 
+use super::super::admin_client;
 use super::super::captured::Identity;
-use super::super::out::{self, Exit, Failure};
-use super::super::remote;
+use super::super::output::{self, Exit, Failure};
 use super::super::sender::Sender;
 use super::Shape;
 use super::fire::{self, Fire};
@@ -63,7 +63,7 @@ pub(in super::super) struct Demo {
 
 impl Demo {
     pub(in super::super) fn run(self) -> Result<Exit, Failure> {
-        remote::run(self.tell())
+        admin_client::run(self.tell())
     }
 
     async fn tell(self) -> Result<Exit, Failure> {
@@ -78,7 +78,7 @@ impl Demo {
             forged: false,
             shuffle: false,
         };
-        out::words(&format!(
+        output::words(&format!(
             "Five payouts of 10,000; each costs a fee of {FEE}. The sender hears nothing in time and \
              sends each of them {} times at once.",
             self.copies
@@ -102,7 +102,7 @@ impl Demo {
         let charged = ledger.effects.values().sum::<u64>() * u64::from(FEE);
         let owed = ledger.effects.len() as u64 * u64::from(FEE);
         if self.json {
-            out::json(&json!({
+            output::json(&json!({
                 "to": ledger.name,
                 "requests": ledger.requests,
                 "acked": ledger.acked,
@@ -113,15 +113,15 @@ impl Demo {
             return Ok(());
         }
         let Ledger { name, requests, acked, effects } = ledger;
-        out::data(&format!("\nto {name}: {requests} requests, {acked} answered 200"))?;
+        output::data(&format!("\nto {name}: {requests} requests, {acked} answered 200"))?;
         for (event_id, fees) in effects {
-            out::data(&format!("  {event_id}  fee {FEE} × {fees}"))?;
+            output::data(&format!("  {event_id}  fee {FEE} × {fees}"))?;
         }
         let verdict = match charged.cmp(&owed) {
             std::cmp::Ordering::Equal => "as it should be".to_owned(),
             std::cmp::Ordering::Greater | std::cmp::Ordering::Less => format!("instead of {owed}"),
         };
-        out::data(&format!("  charged {charged}, {verdict}"))?;
+        output::data(&format!("  charged {charged}, {verdict}"))?;
         Ok(())
     }
 }

@@ -10,7 +10,7 @@ use indicatif::ProgressBar;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use super::super::out::Failure;
+use super::super::output::Failure;
 use super::super::sender::{self, Answer, HttpClient, NoAnswer, Sender, Signed};
 use super::plan::{Group, Nature, Plan};
 

@@ -27,9 +27,9 @@ use self::judge::{Effects, Evidence, Law, Verdict};
 use self::plan::{Group, Nature, Plan};
 use self::probe::{Probe, Reading};
 use self::report::Figures;
+use super::admin_client;
 use super::captured::Identity;
-use super::out::{self, Exit, Failure};
-use super::remote;
+use super::output::{self, Exit, Failure};
 use super::sender::{self, Sender};
 use crate::config::units;
 
@@ -133,7 +133,7 @@ impl Storm {
         // A place that cannot be written is found out before the storm and not after it.
         let junit = self.flags.junit.as_ref().map(open).transpose()?;
         let run = Run { flags: &self.flags, sender: Arc::new(sender), plan, probe, seed, settle };
-        let (verdict, xml) = match remote::run(run.weather()) {
+        let (verdict, xml) = match admin_client::run(run.weather()) {
             Ok((verdict, laws, took)) => (Ok(verdict), report::junit(&laws, took)),
             Err(failure) => {
                 let xml = report::junit_of_failure(failure.message());
@@ -176,7 +176,7 @@ struct Run<'a> {
 impl Run<'_> {
     async fn weather(self) -> Result<(Exit, Vec<Law>, Duration), Failure> {
         let Self { flags, seed, plan, .. } = &self;
-        out::words(&format!(
+        output::words(&format!(
             "seed {seed}: the same command with --seed {seed} sends the same events in the same order"
         ));
         let ids: BTreeSet<&str> = plan.events.iter().map(|event| event.event_id.as_str()).collect();

@@ -4,7 +4,7 @@
 use hapax_core::sample::SampleId;
 use hapax_core::{Arrival, Source, Timeliness, Timestamp, Verified};
 
-use super::super::out::Failure;
+use super::super::output::Failure;
 use super::super::sender::{self, Sender};
 use super::Shape;
 use super::dice::Dice;

@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::io::AsyncReadExt as _;
 use tokio::time::Instant;
 
-use super::super::out::{self, Failure};
+use super::super::output::{self, Failure};
 use super::super::sender;
 use super::Flags;
 use crate::config::ServiceUrl;
@@ -147,7 +147,7 @@ impl Probe {
             Err(_) => Err(format!("nothing within {} s", READ_WITHIN.as_secs())),
         };
         read.map_err(|why| {
-            Failure::unreachable(format!("cannot read effects: {}", out::shown(&why)))
+            Failure::unreachable(format!("cannot read effects: {}", output::shown(&why)))
         })
     }
 

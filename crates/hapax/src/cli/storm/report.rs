@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::super::out::{self, Failure};
+use super::super::output::{self, Failure};
 use super::fire::Heard;
 use super::judge::{Effects, Evidence, Law, Verdict};
 use super::plan::Nature;
@@ -124,7 +124,7 @@ pub(super) fn print_json(laws: &[Law], figures: &Figures) -> Result<(), Failure>
                 })
             })
             .collect();
-        out::json(&json!({
+        output::json(&json!({
             "law": law.name,
             "title": law.title,
             "verdict": word(law.verdict),
@@ -133,7 +133,7 @@ pub(super) fn print_json(laws: &[Law], figures: &Figures) -> Result<(), Failure>
             "note": law.note,
         }))?;
     }
-    out::json(&figures.json(laws))?;
+    output::json(&figures.json(laws))?;
     Ok(())
 }
 
@@ -151,14 +151,14 @@ pub(super) fn print_table(laws: &[Law], figures: &Figures) -> Result<(), Failure
             0 => String::new(),
             breaches => format!(" ×{breaches}"),
         };
-        out::data(&format!("{:<width$}  {colour}{verdict}\u{1b}[0m{times}", law.title))?;
+        output::data(&format!("{:<width$}  {colour}{verdict}\u{1b}[0m{times}", law.title))?;
         for line in details(law) {
-            out::data(&format!("    {line}"))?;
+            output::data(&format!("    {line}"))?;
         }
     }
-    out::data("")?;
+    output::data("")?;
     for line in figures.lines() {
-        out::data(&line)?;
+        output::data(&line)?;
     }
     Ok(())
 }
@@ -224,10 +224,10 @@ fn details(law: &Law) -> Vec<String> {
                 "{}: expected {}, seen {}",
                 example.event_id, example.expected, example.seen
             );
-            out::shown(&line)
+            output::shown(&line)
         })
         .collect();
-    lines.extend(law.note.as_deref().map(out::shown));
+    lines.extend(law.note.as_deref().map(output::shown));
     lines
 }
 

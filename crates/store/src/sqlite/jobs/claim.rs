@@ -9,7 +9,7 @@ use rusqlite::Connection;
 use super::row::{COLUMNS, JobRow, job_id};
 use super::settle::note_attempt;
 use super::{Lanes, next_in};
-use crate::sqlite::marks::{self, Admitted};
+use crate::sqlite::order::{self, Admitted};
 use crate::sqlite::row::{DEAD, LEASED, READY, event_id, micros, timestamp};
 
 /// What to claim.
@@ -81,7 +81,7 @@ impl Lanes {
         let mut due = JobRow::due_in(conn, lane, at, wanted)?;
         // What is due may be what is missing: gaps are judged once nothing else is.
         if let (true, Some(rule)) = (due.is_empty(), &spec.order)
-            && marks::judge(conn, lane, rule, now)?
+            && order::judge(conn, lane, rule, now)?
         {
             due = JobRow::due_in(conn, lane, at, wanted)?;
         }
@@ -98,14 +98,14 @@ impl Lanes {
                 continue;
             }
             if let (Some(rule), Some(place)) = (&spec.order, &job.place) {
-                marks::begin(conn, lane, &rule.policy, place)?;
+                order::begin(conn, lane, &rule.policy, place)?;
                 if ask.guard {
-                    match marks::admit(conn, self, &job, rule, place, now)? {
+                    match order::admit(conn, self, &job, rule, place, now)? {
                         Admitted::Yes => {}
                         Admitted::Busy => continue,
                         Admitted::SetAside => {
                             // It may have been woken to take its turn: that passes to the next.
-                            marks::ready_next_if_free(conn, self, &job, now)?;
+                            order::ready_next_if_free(conn, self, &job, now)?;
                             continue;
                         }
                     }
@@ -174,7 +174,7 @@ impl Lanes {
             )?
             .execute((job.seq, lane, job.fence, state, due, progress.lost, error, micros(now)))?;
             self.stir(lane, due);
-            marks::ready_next(conn, self, &job, now)?;
+            order::ready_next(conn, self, &job, now)?;
         }
         Ok(())
     }

@@ -2,10 +2,10 @@
 //!
 //! Every function here runs on the writer's connection inside a transaction that its caller opens
 //! and commits. What to do is decided by the pure life cycle in [`hapax_core::job`]; this file finds
-//! the rows and records the answers. Order is in [`super::marks`], SQL handlers in [`super::run`].
+//! the rows and records the answers. Order is in [`super::order`], SQL handlers in [`super::sql_handlers`].
 
 mod claim;
-mod people;
+mod operator_actions;
 mod row;
 mod settle;
 
@@ -26,7 +26,7 @@ pub(super) use row::overdue_sql;
 pub(super) use row::{JobRow, job_id, place_of};
 pub(super) use settle::uncount;
 
-use super::marks;
+use super::order;
 use super::row::{DEAD, Dice, LANE_BITS, READY, micros, timestamp};
 
 /// Lanes that are asked for the next due time before "soon" is answer enough.
@@ -125,7 +125,7 @@ impl Lanes {
             if first_time && spec.workplace != Workplace::Pulled {
                 self.expire(conn, lane, i64::MAX, now)?;
             }
-            marks::let_go(conn, lane, spec.order.as_ref(), now)?;
+            order::let_go(conn, lane, spec.order.as_ref(), now)?;
         }
         Ok(())
     }

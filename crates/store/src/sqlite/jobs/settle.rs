@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::Lanes;
 use super::row::{JobRow, place_of};
 use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
-use crate::sqlite::marks;
+use crate::sqlite::order;
 use crate::sqlite::row::{DEAD, DISCARDED, DONE, LEASED, READY, STALE, micros};
 
 impl Lanes {
@@ -79,8 +79,8 @@ impl Lanes {
             .execute((job.seq, job.lane, job.run, job.progress.attempt))?;
         }
         let policy = self.policy_of(job.lane);
-        marks::advance(conn, job, &policy)?;
-        marks::ready_next(conn, self, job, now)
+        order::advance(conn, job, &policy)?;
+        order::ready_next(conn, self, job, now)
     }
 
     /// A verdict: one step of the schedule.
@@ -116,7 +116,7 @@ impl Lanes {
             micros(now),
         ))?;
         self.stir(job.lane, due);
-        marks::ready_next(conn, self, job, now)
+        order::ready_next(conn, self, job, now)
     }
 
     /// Whether the mark has passed a job that was let run, and lost its lease on the way.
@@ -129,7 +129,7 @@ impl Lanes {
         let (Some(rule), Some(place), false) = (order, &job.place, job.forced) else {
             return Ok(false);
         };
-        let mark = marks::mark(conn, job.lane, &place.resource)?;
+        let mark = order::mark(conn, job.lane, &place.resource)?;
         Ok(mark.is_some() && !rule.policy.may_settle(mark, place.position))
     }
 
@@ -144,7 +144,7 @@ impl Lanes {
         let Some(place) = job.place.as_ref().filter(|_| job.state == LEASED) else {
             return Ok(());
         };
-        if marks::guard(conn, job, &self.policy_of(job.lane), place)? != Guard::Stale {
+        if order::guard(conn, job, &self.policy_of(job.lane), place)? != Guard::Stale {
             return Ok(());
         }
         note_attempt(conn, job, Some(micros(now)), "lost", Some(OVERTAKEN))?;
@@ -153,7 +153,7 @@ impl Lanes {
              WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
         )?
         .execute((job.seq, job.lane, job.fence, micros(now), OVERTAKEN))?;
-        marks::ready_next(conn, self, job, now)
+        order::ready_next(conn, self, job, now)
     }
 
     /// Lengthens a lease.
@@ -191,9 +191,9 @@ impl Lanes {
             return Ok(());
         }
         uncount(conn, &row)?;
-        marks::set_aside(conn, &row, READY, now)?;
+        order::set_aside(conn, &row, READY, now)?;
         self.wake(lane, micros(now));
-        marks::ready_next(conn, self, &row, now)
+        order::ready_next(conn, self, &row, now)
     }
 
     /// Makes the waiting jobs of an event due now.

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::connect::{Lent, PgError};
 use super::ingest::{Item, Told};
-use super::names::LaneAt;
+use super::lane_ids::LaneAt;
 use super::row::{of_hash, stamp, text};
 use crate::limits::CONFLICTS_IN_FULL;
 

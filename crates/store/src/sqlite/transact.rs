@@ -21,8 +21,8 @@ use super::SqliteStore;
 use super::jobs::{JobRow, Lanes, place_of};
 use super::ledger;
 use super::row::{DISCARDED, DONE, STALE, micros};
-use super::run::{is_the_users, is_the_users_at_commit};
 use super::sandbox::{Confined, Sandbox};
+use super::sql_handlers::{is_the_users, is_the_users_at_commit};
 use super::transaction::Transaction;
 use super::writer::Writer;
 use crate::transact::{Answering, Committed, Failure, JobRight, KeyRight, Transact, TxError, fits};
@@ -261,7 +261,7 @@ impl Db<'_> {
         if self.confined.timed_out() {
             return Err(DbError::TimedOut);
         }
-        // Kept apart from our own statements, which nobody judged: see `run::execute`.
+        // Kept apart from our own statements, which nobody judged: see `sql_handlers::execute`.
         let prepared = self.conn.prepare_cached(&format!("/* handler */ {sql}"));
         let ran = prepared.and_then(|mut statement| run(&mut statement));
         self.ended.set(self.conn.is_autocommit());

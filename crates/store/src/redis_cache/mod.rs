@@ -7,7 +7,7 @@
 //! when Redis is not there. A miss proves nothing: then the database decides.
 
 mod entry;
-mod look;
+mod probe;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub(crate) use entry::{Entry, Seal};
-pub use look::RedisSight;
+pub use probe::RedisSight;
 
 use crate::limits::{
     FRONT_ANSWER_MAX, FRONT_ASKED_MAX, FRONT_CONNECT_MAX, FRONT_ENTRY_AGE_MAX, FRONT_LOG_EVERY,

@@ -20,7 +20,7 @@ use rusqlite::types::Value;
 use rusqlite::{Connection, ErrorCode, OpenFlags, params_from_iter};
 
 use super::jobs::{Asked, JobRow, Lanes, place_of, uncount};
-use super::marks;
+use super::order;
 use super::row::{DONE, LEASED, STALE, micros};
 use super::sandbox::Sandbox;
 use super::transaction::Transaction;
@@ -248,19 +248,19 @@ impl Bench<'_> {
     fn guard(&mut self, job: &JobRow, now: Timestamp) -> rusqlite::Result<Option<Went>> {
         let order = self.lanes.spec_of(job.lane).and_then(|spec| spec.order.as_ref());
         let (Some(rule), Some(place)) = (order.cloned(), &job.place) else { return Ok(None) };
-        match marks::guard(self.conn, job, &rule.policy, place)? {
+        match order::guard(self.conn, job, &rule.policy, place)? {
             Guard::Run => return Ok(None),
             Guard::Stale => {
                 uncount(self.conn, job)?;
-                marks::set_aside(self.conn, job, STALE, now)?;
+                order::set_aside(self.conn, job, STALE, now)?;
             }
             Guard::Hold => {
                 uncount(self.conn, job)?;
-                marks::hold(self.conn, self.lanes, job, &rule, place, now)?;
+                order::hold(self.conn, self.lanes, job, &rule, place, now)?;
             }
         }
         // Where the claim had leased the resource, the next of it has nobody left to wait for.
-        marks::ready_next_if_free(self.conn, self.lanes, job, now)?;
+        order::ready_next_if_free(self.conn, self.lanes, job, now)?;
         Ok(Some(Went::Guarded))
     }
 

@@ -11,7 +11,7 @@ use tokio_postgres::Row;
 use super::Shared;
 use super::connect::{Lent, PgError, retried};
 use super::jobs::only;
-use super::names::LaneName;
+use super::lane_ids::LaneName;
 use super::row::{Standing, hash_of, text};
 
 /// What a person says of an event in review.

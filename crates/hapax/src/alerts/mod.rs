@@ -1,9 +1,9 @@
 //! The watch: looks every few seconds at what the server has had and how it is doing, and keeps a
-//! board of alerts. [`judge`] decides what is worth attention, [`history`] remembers the counters;
+//! board of alerts. [`rules`] decides what is worth attention, [`history`] remembers the counters;
 //! here is when that happens, and that an alert is told once when it begins and once when it ends.
 
 mod history;
-mod judge;
+mod rules;
 #[cfg(test)]
 mod tests;
 
@@ -22,8 +22,8 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use self::history::History;
-pub(crate) use self::judge::SecretEnds;
-use self::judge::{About, Finding, Seen, Severity, judge};
+pub(crate) use self::rules::SecretEnds;
+use self::rules::{About, Finding, Seen, Severity, judge};
 use crate::config::{Alerts, Config};
 use crate::statements::{Statements, Unprepared};
 

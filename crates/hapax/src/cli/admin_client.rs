@@ -11,7 +11,7 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::out::Failure;
+use super::output::Failure;
 use super::sender::{self, HttpClient};
 use crate::config::{self, ADMIN_TOKEN_FILE, Flags, Whereabouts};
 
@@ -318,7 +318,7 @@ impl Reply {
     fn said(&self) -> String {
         match self.problem().detail {
             detail if detail.is_empty() => format!("the server answered {}", self.status),
-            detail => super::out::shown(&detail),
+            detail => super::output::shown(&detail),
         }
     }
 }

@@ -9,7 +9,7 @@ use rusqlite::Connection;
 use super::row::JobRow;
 use super::settle::note_attempt;
 use super::{EventAt, Lanes};
-use crate::sqlite::marks;
+use crate::sqlite::order;
 use crate::sqlite::row::{
     DEAD, DISCARDED, DONE, HELD, LEASED, PARKED, READY, REVIEW, STALE, micros,
 };
@@ -86,7 +86,7 @@ impl Lanes {
         let order = self.spec_of(lane).and_then(|spec| spec.order.as_ref());
         let behind = match (order, &job.place) {
             (Some(order), Some(place)) => {
-                let mark = marks::mark(conn, lane, &place.resource)?;
+                let mark = order::mark(conn, lane, &place.resource)?;
                 order.policy.decide(mark, place.position) == Guard::Stale
             }
             (Some(_) | None, _) => false,
@@ -129,7 +129,7 @@ impl Lanes {
             _ if job.hopeless.is_some() => return Ok(None),
             DEAD if behind && !force => {
                 if act {
-                    marks::set_aside(conn, &row, STALE, now)?;
+                    order::set_aside(conn, &row, STALE, now)?;
                 }
                 return Ok(Some((ReplayEffect::Stale, true)));
             }

@@ -28,7 +28,7 @@ use uuid::Uuid;
 use super::Shared;
 use super::connect::{Lender, Lent, PgError, handler_session};
 use super::jobs::{self, Guarded, Settled, Standing, Taken, only, shortened};
-use super::shown::{self, RawValue, Shown};
+use super::result_text::{self, RawValue, Shown};
 use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 
 /// How long a slice may begin new jobs. Others wait for its connection, and its leases run.
@@ -408,7 +408,9 @@ impl<'a> Bench<'a> {
                 last = Some(rows);
             }
             match plan {
-                Guard::Run => results.push(last.as_deref().map_or(Shown::Nothing, shown::first)),
+                Guard::Run => {
+                    results.push(last.as_deref().map_or(Shown::Nothing, result_text::first))
+                }
                 Guard::Stale | Guard::Hold => {
                     let rows = last.unwrap_or_default();
                     if !only(&rows).map_err(ours)?.get::<_, bool>(0) {

@@ -14,10 +14,10 @@
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant, tuned};
 use rusqlite::{Connection, OptionalExtension};
 
-use super::filter::Filter;
+use super::key_filter::Filter;
 use super::meta;
+use crate::key_hasher::KeyMap;
 use crate::limits::{FRESH_KEYS_MAX, MERGE_CHUNK, YOUNG_KEYS_MAX};
-use crate::spread::KeyMap;
 
 pub(super) struct KeyIndex {
     /// Keys of committed events that are not surely in the tree.
