@@ -57,7 +57,7 @@ pub enum Challenge {
 
 /// An answer that is not about an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reply {
+pub struct HandshakeReply {
     /// The HTTP status.
     pub status: u16,
     /// `content-type` and whatever else the sender insists on.
@@ -66,7 +66,7 @@ pub struct Reply {
     pub body: Bytes,
 }
 
-impl Reply {
+impl HandshakeReply {
     /// 200 with nothing in it.
     pub fn empty() -> Self {
         Self::bare(200)
@@ -103,7 +103,7 @@ impl Challenge {
         method: &Method,
         query: &str,
         headers: &HeaderMap,
-    ) -> Option<Reply> {
+    ) -> Option<HandshakeReply> {
         match (self, method) {
             (Self::Meta, &Method::GET) => Some(meta(&source.handshake, query)),
             (Self::Dropbox, &Method::GET) => Some(dropbox(query)),
@@ -133,8 +133,8 @@ impl Challenge {
     }
 
     /// Answers a POST that is a handshake although nobody signed it.
-    pub(crate) fn unsigned_post(self, arrival: &Arrival) -> Option<Reply> {
-        (self.posts_unsigned() && is_woocommerce_ping(arrival)).then(Reply::empty)
+    pub(crate) fn unsigned_post(self, arrival: &Arrival) -> Option<HandshakeReply> {
+        (self.posts_unsigned() && is_woocommerce_ping(arrival)).then(HandshakeReply::empty)
     }
 
     /// Answers a signed POST that is a handshake and no event. `secret` is the one that verified.
@@ -143,7 +143,7 @@ impl Challenge {
         source: &Source,
         arrival: &Arrival,
         secret: usize,
-    ) -> Result<Option<Reply>, Refusal> {
+    ) -> Result<Option<HandshakeReply>, Refusal> {
         match self {
             Self::Slack => slack(arrival),
             Self::Zoom => zoom(&source.handshake, arrival, secret),
@@ -196,7 +196,7 @@ impl std::fmt::Debug for HandshakeKeys {
     }
 }
 
-fn meta(keys: &HandshakeKeys, query: &str) -> Reply {
+fn meta(keys: &HandshakeKeys, query: &str) -> HandshakeReply {
     let token = parameter(query, "hub.verify_token");
     let known = match (&keys.verify_token, &token) {
         (Some(known), Some(token)) => {
@@ -207,33 +207,33 @@ fn meta(keys: &HandshakeKeys, query: &str) -> Reply {
     };
     let subscribing = parameter(query, "hub.mode").as_deref() == Some("subscribe");
     if !known || !subscribing {
-        return Reply::bare(403);
+        return HandshakeReply::bare(403);
     }
     echo_parameter(query, "hub.challenge")
 }
 
-fn dropbox(query: &str) -> Reply {
+fn dropbox(query: &str) -> HandshakeReply {
     echo_parameter(query, "challenge")
 }
 
-fn crc(keys: &HandshakeKeys, query: &str) -> Reply {
+fn crc(keys: &HandshakeKeys, query: &str) -> HandshakeReply {
     let token = parameter(query, "crc_token").filter(|token| is_token(token));
     match token.and_then(|token| keys.sign(keys.lasting, &token)) {
         Some(tag) => {
             let answer = format!("sha256={}", BASE64_STANDARD.encode(tag));
-            Reply::json(&serde_json::json!({ "response_token": answer }))
+            HandshakeReply::json(&serde_json::json!({ "response_token": answer }))
         }
-        None => Reply::bare(400),
+        None => HandshakeReply::bare(400),
     }
 }
 
 /// The sender may send: every event it sends is verified by its signature, so there is nothing to
 /// hold back here.
-fn cloud_events(headers: &HeaderMap) -> Option<Reply> {
+fn cloud_events(headers: &HeaderMap) -> Option<HandshakeReply> {
     let origin = headers.get("webhook-request-origin")?.to_str().ok()?;
     let named = |byte: u8| byte.is_ascii_alphanumeric() || b".-:[]_*".contains(&byte);
     if !echoable(origin) || !origin.bytes().all(named) {
-        return Some(Reply::bare(400));
+        return Some(HandshakeReply::bare(400));
     }
     let asked = headers.get("webhook-request-rate").and_then(|rate| rate.to_str().ok());
     let rate = asked.filter(|rate| rate.len() <= 9 && is_digits(rate)).unwrap_or("*");
@@ -242,10 +242,10 @@ fn cloud_events(headers: &HeaderMap) -> Option<Reply> {
         ("webhook-allowed-origin", origin.to_owned()),
         ("webhook-allowed-rate", rate.to_owned()),
     ];
-    Some(Reply { status: 200, headers, body: Bytes::new() })
+    Some(HandshakeReply { status: 200, headers, body: Bytes::new() })
 }
 
-fn slack(arrival: &Arrival) -> Result<Option<Reply>, Refusal> {
+fn slack(arrival: &Arrival) -> Result<Option<HandshakeReply>, Refusal> {
     let [kind, challenge] = look(arrival, ["/type", "/challenge"]);
     if text(kind).as_deref() != Some("url_verification") {
         return Ok(None);
@@ -253,14 +253,18 @@ fn slack(arrival: &Arrival) -> Result<Option<Reply>, Refusal> {
     echo_field(challenge, "/challenge")
 }
 
-fn zoom(keys: &HandshakeKeys, arrival: &Arrival, secret: usize) -> Result<Option<Reply>, Refusal> {
+fn zoom(
+    keys: &HandshakeKeys,
+    arrival: &Arrival,
+    secret: usize,
+) -> Result<Option<HandshakeReply>, Refusal> {
     let [event, token] = look(arrival, ["/event", "/payload/plainToken"]);
     if text(event).as_deref() != Some("endpoint.url_validation") {
         return Ok(None);
     }
     let token = text(token).filter(|token| is_token(token));
     match token.and_then(|token| Some((keys.sign(secret, &token)?, token))) {
-        Some((tag, token)) => Ok(Some(Reply::json(&serde_json::json!({
+        Some((tag, token)) => Ok(Some(HandshakeReply::json(&serde_json::json!({
             "plainToken": token,
             "encryptedToken": hex::encode(tag),
         })))),
@@ -271,7 +275,7 @@ fn zoom(keys: &HandshakeKeys, arrival: &Arrival, secret: usize) -> Result<Option
 /// Twitch names the kind in `twitch-eventsub-message-type`, which is not signed: the signed body
 /// decides instead. Of its messages only handshakes have a `challenge`, and only notifications an
 /// `event`.
-fn twitch(arrival: &Arrival) -> Result<Option<Reply>, Refusal> {
+fn twitch(arrival: &Arrival) -> Result<Option<HandshakeReply>, Refusal> {
     let [challenge, event] = look(arrival, ["/challenge", "/event"]);
     match (challenge, event) {
         (Some(challenge), None) => echo_field(Some(challenge), "/challenge"),
@@ -281,11 +285,11 @@ fn twitch(arrival: &Arrival) -> Result<Option<Reply>, Refusal> {
 
 /// Type 1 is a PING among interactions and an event among webhook events; only the latter hold an
 /// `event`.
-fn discord(arrival: &Arrival) -> Result<Option<Reply>, Refusal> {
+fn discord(arrival: &Arrival) -> Result<Option<HandshakeReply>, Refusal> {
     let [kind, event] = look(arrival, ["/type", "/event"]);
     Ok(match (kind.map(Value::raw), event) {
-        (Some("0"), None) => Some(Reply::bare(204)),
-        (Some("1"), None) => Some(Reply::json(&serde_json::json!({ "type": 1 }))),
+        (Some("0"), None) => Some(HandshakeReply::bare(204)),
+        (Some("1"), None) => Some(HandshakeReply::json(&serde_json::json!({ "type": 1 }))),
         (Some(_) | None, _) => None,
     })
 }
@@ -315,15 +319,17 @@ fn text<'a>(value: Option<Value<'a>>) -> Option<Cow<'a, str>> {
     value.and_then(Value::as_text)
 }
 
-fn echo_field(value: Option<Value<'_>>, place: &str) -> Result<Option<Reply>, Refusal> {
-    match text(value).and_then(Reply::echo) {
+fn echo_field(value: Option<Value<'_>>, place: &str) -> Result<Option<HandshakeReply>, Refusal> {
+    match text(value).and_then(HandshakeReply::echo) {
         Some(reply) => Ok(Some(reply)),
         None => Err(Refusal::Malformed(format!("no challenge at {place}"))),
     }
 }
 
-fn echo_parameter(query: &str, name: &str) -> Reply {
-    parameter(query, name).and_then(Reply::echo).unwrap_or_else(|| Reply::bare(400))
+fn echo_parameter(query: &str, name: &str) -> HandshakeReply {
+    parameter(query, name)
+        .and_then(HandshakeReply::echo)
+        .unwrap_or_else(|| HandshakeReply::bare(400))
 }
 
 fn parameter<'a>(query: &'a str, name: &str) -> Option<Cow<'a, str>> {
@@ -364,11 +370,11 @@ mod tests {
         }
     }
 
-    fn body(reply: &Reply) -> &str {
+    fn body(reply: &HandshakeReply) -> &str {
         std::str::from_utf8(&reply.body).expect("text")
     }
 
-    fn is_plain(reply: &Reply) -> bool {
+    fn is_plain(reply: &HandshakeReply) -> bool {
         reply.headers.contains(&("content-type", "text/plain".into()))
             && reply.headers.contains(&("x-content-type-options", "nosniff".into()))
     }

@@ -89,9 +89,9 @@ pub fn is_hop_by_hop(name: &str) -> bool {
 
 /// The headers that a Connection header declares to be about its connection.
 #[derive(Debug)]
-pub struct OfConnection<'a>(Vec<&'a str>);
+pub struct ConnectionHeaders<'a>(Vec<&'a str>);
 
-impl<'a> OfConnection<'a> {
+impl<'a> ConnectionHeaders<'a> {
     /// As these headers declare them.
     pub fn named_in(headers: &'a HeaderMap) -> Self {
         let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
@@ -155,7 +155,7 @@ mod tests {
     fn a_connection_may_name_headers_under_either_spelling() {
         let mut headers = HeaderMap::new();
         headers.append(CONNECTION, "close, X_Account-Id".parse().unwrap());
-        let named = OfConnection::named_in(&headers);
+        let named = ConnectionHeaders::named_in(&headers);
         assert!(named.any(|name| name == "x-account-id"));
         assert!(!named.any(|name| name == "authorization"));
     }

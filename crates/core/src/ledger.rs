@@ -311,7 +311,7 @@ pub enum Reservation {
     /// Yours to run.
     Fresh(Reserved),
     /// It was run: this is what it was answered.
-    Replay(Answer),
+    Replay(StoredAnswer),
     /// Somebody runs it, and may for at most this long.
     InProgress {
         /// What is left of the lease.
@@ -340,7 +340,7 @@ pub struct Reserved {
 
 /// What a request was answered, as it is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct StoredAnswer {
     /// The status.
     pub status: StatusCode,
     /// The headers that are not about one connection, in their order.
@@ -349,7 +349,7 @@ pub struct Answer {
     pub body: Bytes,
 }
 
-impl Answer {
+impl StoredAnswer {
     /// How many bytes it counts for in a [`Quota`]: headers and body.
     pub fn size(&self) -> u64 {
         let headers = self.headers.iter().map(|(name, value)| name.len() + value.len());
@@ -411,11 +411,11 @@ pub trait Ledger: Send + Sync + 'static {
     /// Keeps the answer, once per fence: `Lost` where the key was reserved again, abandoned or
     /// finished since, this same call before it included. Whoever is told so asks
     /// [`reserve`](Ledger::reserve) again and gets what is kept. Where the caller already holds all the
-    /// bytes of its quota, [`Answer::not_kept`] is kept instead.
+    /// bytes of its quota, [`StoredAnswer::not_kept`] is kept instead.
     fn finish(
         &self,
         reserved: &Reserved,
-        answer: &Answer,
+        answer: &StoredAnswer,
     ) -> impl Future<Output = Result<Held, StoreError>> + Send;
 
     /// Nothing was done under this right: the key is free, or as an earlier attempt left it. That one

@@ -29,7 +29,7 @@ pub mod verify;
 
 pub use arrival::Arrival;
 pub use key::{EventKey, KeyHash, SourceName, Tenant};
-pub use receipt::{Guard, GuardKeep, GuardSeen, Neighbours, Receipt, Timeliness};
+pub use receipt::{ContentGuard, GuardKeep, GuardSeen, Neighbours, Receipt, Timeliness};
 pub use source::Source;
 pub use verify::{Refusal, Verified, verify};
 

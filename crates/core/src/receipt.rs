@@ -15,7 +15,7 @@ pub struct Receipt {
     pub(crate) key_hash: KeyHash,
     pub(crate) neighbours: Option<Neighbours>,
     pub(crate) if_conflict: Option<EventKey>,
-    pub(crate) guard: Option<Guard>,
+    pub(crate) guard: Option<ContentGuard>,
     pub(crate) event_type: Option<Box<str>>,
     pub(crate) occurred_at: Option<Timestamp>,
     pub(crate) body: Bytes,
@@ -48,7 +48,7 @@ impl Neighbours {
 /// The second key of an event: a hash of everything that was signed. The first key recognises
 /// retries, this one recognises replays of a captured request under another id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Guard {
+pub struct ContentGuard {
     /// The hash of the signed content, scoped by tenant and source.
     pub hash: KeyHash,
     /// How long the guard must be remembered.
@@ -112,7 +112,7 @@ impl Receipt {
     }
 
     /// Set where something is signed and the id is not part of it.
-    pub fn guard(&self) -> Option<Guard> {
+    pub fn guard(&self) -> Option<ContentGuard> {
         self.guard
     }
 

@@ -33,7 +33,7 @@ pub struct SourceSpec {
     /// window where that is wider than the default, as of senders whose retries need it.
     pub tolerance: Option<Duration>,
     /// What happens to late but authentic arrivals; `None` takes the preset's default.
-    pub late: Option<Late>,
+    pub late: Option<LatePolicy>,
     /// Whether signed bytes are remembered; `None` takes the scheme's default.
     pub replay_guard: Option<ReplayGuard>,
     /// Selectors that replace the preset's own.
@@ -64,7 +64,7 @@ pub const TOLERANCE_DEFAULT: Duration = Duration::from_secs(300);
 
 /// What happens to an authentic arrival that is older than the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Late {
+pub enum LatePolicy {
     /// Refused with 401.
     Reject,
     /// Kept for a person to decide.
@@ -89,7 +89,7 @@ pub struct Source {
     pub(crate) scheme: Scheme,
     pub(crate) envelope: Envelope,
     pub(crate) tolerance: Duration,
-    pub(crate) late: Late,
+    pub(crate) late: LatePolicy,
     pub(crate) replay_guard: ReplayGuard,
     /// Whether the type is part of the guard.
     pub(crate) guards_type: bool,
@@ -99,7 +99,7 @@ pub struct Source {
 /// Why a source cannot be built. `field` is the config key to point at.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}")]
-pub struct SpecError {
+pub struct SourceError {
     /// The config key below `[sources.NAME]` that is wrong, such as `provider` or `secrets`.
     pub field: &'static str,
     /// What is wrong with it.
@@ -111,7 +111,7 @@ pub struct SpecError {
 impl Source {
     /// Checks a spec and compiles it. A source that cannot verify is an error here, never a skipped
     /// check later.
-    pub fn build(spec: SourceSpec) -> Result<Self, SpecError> {
+    pub fn build(spec: SourceSpec) -> Result<Self, SourceError> {
         let preset = match spec.provider.as_str() {
             "custom" => None,
             name => Some(presets::find(name).ok_or_else(|| unknown_provider(name))?),
@@ -130,21 +130,25 @@ impl Source {
                 "say there which header carries the signature and what is signed",
             )),
         }
-        .map_err(|SchemeError { field, problem, hint }| SpecError {
+        .map_err(|SchemeError { field, problem, hint }| SourceError {
             field,
             problem,
             hint,
         })?;
         let guards_type = spec.envelope.event_type.is_none()
             && preset.is_some_and(|preset| preset.guard == PresetGuard::SignedAndType);
-        let envelope = Envelope::build(preset.map(|preset| &preset.envelope), &spec.envelope)
-            .map_err(|SelectorError { field, problem, hint }| SpecError { field, problem, hint })?;
+        let envelope =
+            Envelope::build(preset.map(|preset| &preset.envelope), &spec.envelope).map_err(
+                |SelectorError { field, problem, hint }| SourceError { field, problem, hint },
+            )?;
         let envelope = if guards_type { envelope.with_type_required() } else { envelope };
         check_origins(&scheme, &envelope, &spec)?;
         let late = spec.late.unwrap_or(match preset {
-            Some(preset) if !preset.signs_retries_afresh && scheme.signs_time() => Late::Review,
-            Some(_) => Late::Reject,
-            None => Late::Review,
+            Some(preset) if !preset.signs_retries_afresh && scheme.signs_time() => {
+                LatePolicy::Review
+            }
+            Some(_) => LatePolicy::Reject,
+            None => LatePolicy::Review,
         });
         let replay_guard = match spec.replay_guard {
             Some(guard) => guard,
@@ -203,7 +207,7 @@ impl Source {
     }
 
     /// What happens to late arrivals.
-    pub fn late(&self) -> Late {
+    pub fn late(&self) -> LatePolicy {
         self.late
     }
 
@@ -255,13 +259,17 @@ fn guard_by_default(
 
 /// What decides whose an event is, and what is done with it, must be signed wherever the config
 /// says where it is found. (Presets know what is safe with their sender.)
-fn check_origins(scheme: &Scheme, envelope: &Envelope, spec: &SourceSpec) -> Result<(), SpecError> {
+fn check_origins(
+    scheme: &Scheme,
+    envelope: &Envelope,
+    spec: &SourceSpec,
+) -> Result<(), SourceError> {
     let is_certain =
         |origin: Origin<'_>| scheme.coverage().iter().all(|coverage| coverage.is_certain(origin));
     if let Some(origin) = envelope.tenant_origin()
         && !is_certain(origin)
     {
-        return Err(SpecError {
+        return Err(SourceError {
             field: "tenant_from",
             problem: "the tenant would come from a place that the sender does not sign, or that \
                       cannot be told from what is signed beside it"
@@ -281,7 +289,7 @@ fn check_origins(scheme: &Scheme, envelope: &Envelope, spec: &SourceSpec) -> Res
         }
     };
     if spec.envelope.event_type.is_some() && envelope.type_origins().any(is_unsigned) {
-        return Err(SpecError {
+        return Err(SourceError {
             field: "event_type",
             problem: "the type would come from a place that the sender does not sign".to_owned(),
             hint: "name a signed field such as \"/type\"; with {header:NAME} in the scheme's \
@@ -290,7 +298,7 @@ fn check_origins(scheme: &Scheme, envelope: &Envelope, spec: &SourceSpec) -> Res
         });
     }
     if spec.replay_guard == Some(ReplayGuard::Signed) && !scheme.signs_something() {
-        return Err(SpecError {
+        return Err(SourceError {
             field: "replay_guard",
             problem: "this sender signs nothing, so there is nothing to recognise a replay by"
                 .to_owned(),
@@ -301,7 +309,7 @@ fn check_origins(scheme: &Scheme, envelope: &Envelope, spec: &SourceSpec) -> Res
         one.body(), BodyCovered::Pointers(_) | BodyCovered::Nothing | BodyCovered::Fields
     ));
     if spec.envelope.items.is_some() && own_items && scheme.signs_something() {
-        return Err(SpecError {
+        return Err(SourceError {
             field: "items",
             problem: "this sender signs too little of its body for another list of events"
                 .to_owned(),
@@ -311,10 +319,10 @@ fn check_origins(scheme: &Scheme, envelope: &Envelope, spec: &SourceSpec) -> Res
     Ok(())
 }
 
-fn unknown_provider(name: &str) -> SpecError {
+fn unknown_provider(name: &str) -> SourceError {
     let hint = match presets::nearest(name) {
         Some(near) => format!("did you mean \"{near}\"? `hapax providers` lists them all"),
         None => "`hapax providers` lists them all; \"custom\" describes one of your own".to_owned(),
     };
-    SpecError { field: "provider", problem: format!("unknown provider \"{name}\""), hint }
+    SourceError { field: "provider", problem: format!("unknown provider \"{name}\""), hint }
 }

@@ -7,9 +7,9 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::arrival::Arrival;
 use crate::envelope::{Identity, Item};
-use crate::handshake::Reply;
+use crate::handshake::HandshakeReply;
 use crate::key::{EventKey, KeyHash};
-use crate::receipt::{Guard, GuardKeep, GuardSeen, Neighbours, Receipt, Timeliness};
+use crate::receipt::{ContentGuard, GuardKeep, GuardSeen, Neighbours, Receipt, Timeliness};
 use crate::scheme::SignedContent;
 use crate::source::{ReplayGuard, Source};
 
@@ -26,7 +26,7 @@ pub enum Verified {
         secret: usize,
     },
     /// A handshake: this is the answer, and there is nothing to store.
-    Reply(Reply),
+    Reply(HandshakeReply),
     /// A notification without an event: there is nothing to store.
     Empty,
 }
@@ -135,7 +135,12 @@ fn judge_window(
 
 /// The second key of an event: what was signed, and its place where one signature covers several
 /// events.
-fn guard_of(source: &Source, content: &SignedContent, place: usize, item: &Item) -> Option<Guard> {
+fn guard_of(
+    source: &Source,
+    content: &SignedContent,
+    place: usize,
+    item: &Item,
+) -> Option<ContentGuard> {
     let place_bytes = (place as u64).to_be_bytes();
     let (signed, place): (&[u8], &[u8]) = match content {
         SignedContent::Nothing => return None,
@@ -148,7 +153,7 @@ fn guard_of(source: &Source, content: &SignedContent, place: usize, item: &Item)
         (true, None) | (false, _) => String::new(),
     };
     let (tenant, name) = (source.tenant.as_str(), source.name.as_str());
-    Some(Guard {
+    Some(ContentGuard {
         hash: KeyHash::of(
             b"guard",
             [tenant.as_bytes(), name.as_bytes(), kind.as_bytes(), signed, place],
@@ -167,7 +172,7 @@ fn guard_of(source: &Source, content: &SignedContent, place: usize, item: &Item)
 fn receipt(
     source: &Source,
     item: Item,
-    guard: Option<Guard>,
+    guard: Option<ContentGuard>,
     timeliness: Timeliness,
     now: Timestamp,
 ) -> Receipt {

@@ -75,9 +75,9 @@ pub use hapax_core::handler::{
     Dialect, HandlerKind, HttpTarget, Order, Refetch, SignAs, SqlProgram,
 };
 pub use hapax_core::job::{HandlerName, Retry};
-pub use hapax_core::ledger::{Answer, Ledger, Reserved};
+pub use hapax_core::ledger::{Ledger, Reserved, StoredAnswer};
 pub use hapax_core::order::{Gaps, Machine, OnGap, OrderPolicy, OrderRule};
-pub use hapax_core::source::{Late, ReplayGuard, SourceSpec};
+pub use hapax_core::source::{LatePolicy, ReplayGuard, SourceSpec};
 pub use hapax_core::store::{EventId, Inspect, NewMessage, Work};
 pub use hapax_core::{SourceName, Tenant, Timestamp};
 pub use hapax_engine::{BodyLimits, Rate};

@@ -341,7 +341,7 @@ fn proxy_spec(config: &Config, proxy: &config::Proxy) -> ProxySpec {
             now: Arc::new(Timestamp::now),
         }),
         Scope::UnverifiedJwt(claim) => rules.principal(Principal::UnverifiedJwt(claim.clone())),
-        Scope::Nobody => rules.principal(Principal::Nobody),
+        Scope::Nobody => rules.principal(Principal::Shared),
     };
     ProxySpec {
         upstream: proxy.upstream.clone(),

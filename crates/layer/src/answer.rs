@@ -6,8 +6,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
-use hapax_core::hop_headers::{OfConnection, is_hop_by_hop};
-use hapax_core::ledger::Answer;
+use hapax_core::hop_headers::{ConnectionHeaders, is_hop_by_hop};
+use hapax_core::ledger::StoredAnswer;
 use hapax_core::limits::{ANSWER_BODY_BYTES_MAX, ANSWER_HEADER_BYTES_MAX};
 use http::header::{CONTENT_LENGTH, SET_COOKIE};
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
@@ -24,8 +24,8 @@ pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotency-rep
 ///
 /// Left out is what is about one connection, what is for one client only (a cookie set for the first
 /// must not be set for whoever replays), and a value that is no text.
-pub(crate) fn kept(response: &Response<Body>, body: Bytes) -> Option<Answer> {
-    let of_connection = OfConnection::named_in(response.headers());
+pub(crate) fn kept(response: &Response<Body>, body: Bytes) -> Option<StoredAnswer> {
+    let of_connection = ConnectionHeaders::named_in(response.headers());
     let headers: Vec<_> = response
         .headers()
         .iter()
@@ -37,14 +37,14 @@ pub(crate) fn kept(response: &Response<Body>, body: Bytes) -> Option<Answer> {
         .collect();
     let header_bytes: usize = headers.iter().map(|(name, value)| name.len() + value.len()).sum();
     let fits = header_bytes <= ANSWER_HEADER_BYTES_MAX && body.len() <= ANSWER_BODY_BYTES_MAX;
-    fits.then_some(Answer { status: response.status(), headers, body })
+    fits.then_some(StoredAnswer { status: response.status(), headers, body })
 }
 
 /// A kept answer as it is sent, for a handler that commits its answer itself and then returns it.
 ///
 /// It may have been written by hand, so its headers are looked at again: what is no header, or is
 /// about one connection, is left out.
-pub fn answered(answer: Answer) -> Response<Body> {
+pub fn answered(answer: StoredAnswer) -> Response<Body> {
     let mut response = Response::new(Body::from(answer.body));
     *response.status_mut() = answer.status;
     for (name, value) in answer.headers {
@@ -61,7 +61,7 @@ pub fn answered(answer: Answer) -> Response<Body> {
 }
 
 /// A kept answer for somebody who did not run it.
-pub(crate) fn replayed(answer: Answer) -> Response<Body> {
+pub(crate) fn replayed(answer: StoredAnswer) -> Response<Body> {
     let mut response = answered(answer);
     response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
     response

@@ -35,11 +35,11 @@ pub use body::Body;
 pub use hapax_core::jwt::{JwtKeys, JwtKeysError};
 /// What the services behind the layer meet: a right among the extensions of their requests, answers
 /// and what they mean for a key, and the seam of the stores.
-pub use hapax_core::ledger::{Answer, Ledger, Quota, Reserved, Settle};
+pub use hapax_core::ledger::{Ledger, Quota, Reserved, Settle, StoredAnswer};
 pub use principal::Principal;
 pub use rules::{Route, RouteError, Rules};
 pub use run::LeasedUntil;
-pub use service::{Idempotency, IdempotencyLayer, Outcome};
+pub use service::{Idempotency, IdempotencyLayer, IdempotencyOutcome};
 pub use target::{METHOD_OVERRIDES, has_dot_segments, is_passed_on};
 
 /// Any error, of a body that breaks off for instance.

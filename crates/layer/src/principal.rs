@@ -41,13 +41,13 @@ pub enum Principal {
     /// only for a layer behind what verifies tokens.
     UnverifiedJwt(String),
     /// By what the app itself knows, for instance what its authentication left in the extensions.
-    By(Arc<NamedBy>),
+    Custom(Arc<PrincipalFn>),
     /// Everybody is one caller, and keys are everybody's.
-    Nobody,
+    Shared,
 }
 
 /// Says whose a request is; `None` where it does not know.
-pub type NamedBy = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+pub type PrincipalFn = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
 impl fmt::Debug for Principal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -57,8 +57,8 @@ impl fmt::Debug for Principal {
                 f.debug_struct("Jwt").field("claim", claim).field("keys", keys).finish()
             }
             Self::UnverifiedJwt(claim) => f.debug_tuple("UnverifiedJwt").field(claim).finish(),
-            Self::By(_) => f.debug_tuple("By").finish_non_exhaustive(),
-            Self::Nobody => f.write_str("Nobody"),
+            Self::Custom(_) => f.debug_tuple("Custom").finish_non_exhaustive(),
+            Self::Shared => f.write_str("Shared"),
         }
     }
 }
@@ -84,11 +84,11 @@ pub(crate) fn name_of(rules: &Rules, parts: &Parts) -> Result<String, Unnamed> {
         Some(Principal::Header(name)) => by_header(headers, name),
         Some(Principal::Jwt { claim, keys, now }) => by_jwt(headers, claim, keys, now()),
         Some(Principal::UnverifiedJwt(claim)) => by_claim(headers, claim),
-        Some(Principal::By(name)) => {
+        Some(Principal::Custom(name)) => {
             let name = name(parts).filter(|name| !name.is_empty());
             name.map(|name| shown(&name)).ok_or(Unnamed::Unsaid)
         }
-        Some(Principal::Nobody) => Ok(String::new()),
+        Some(Principal::Shared) => Ok(String::new()),
     }
 }
 
@@ -226,7 +226,7 @@ mod tests {
         let two = [("x-account-id", "acct_1"), ("x-account-id", "acct_2")];
         check(header("x-account-id"), &two, Err(Unnamed::Unsaid));
         check(header("authorization"), &[], Err(Unnamed::Unsaid));
-        check(Some(Principal::Nobody), &[("x-account-id", "acct_1")], Ok(""));
+        check(Some(Principal::Shared), &[("x-account-id", "acct_1")], Ok(""));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_core::ledger::{Answer, KeyError};
+use hapax_core::ledger::{KeyError, StoredAnswer};
 use http::StatusCode;
 
 use crate::limits::{RETRY_AFTER_MAX, RETRY_AFTER_QUOTA, RETRY_AFTER_UNAVAILABLE};
@@ -41,7 +41,7 @@ pub(crate) enum Problem {
 
 impl Problem {
     /// As an answer, ready to be sent or kept.
-    pub(crate) fn answer(self) -> Answer {
+    pub(crate) fn answer(self) -> StoredAnswer {
         let Words { status, kind, title } = self.words();
         let body = format!(
             "{{\"type\":\"urn:hapax:problem:{kind}\",\"title\":\"{title}\",\"status\":{}}}",
@@ -55,7 +55,7 @@ impl Problem {
             headers
                 .push(("www-authenticate".to_owned(), "Bearer error=\"invalid_token\"".to_owned()));
         }
-        Answer { status, headers, body: Bytes::from(body) }
+        StoredAnswer { status, headers, body: Bytes::from(body) }
     }
 
     fn retry_after_seconds(self) -> Option<u64> {

@@ -115,7 +115,7 @@ impl Rules {
         match &self.principal {
             None | Some(Principal::Jwt { .. } | Principal::UnverifiedJwt(_)) => Some(AUTHORIZATION),
             Some(Principal::Header(name)) => Some(name.clone()),
-            Some(Principal::By(_) | Principal::Nobody) => None,
+            Some(Principal::Custom(_) | Principal::Shared) => None,
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::failpoint;
-use hapax_core::ledger::{Answer, Ledger, Reservation, ReserveAsk, Reserved, Settle};
+use hapax_core::ledger::{Ledger, Reservation, ReserveAsk, Reserved, Settle, StoredAnswer};
 use hapax_core::store::{Held, StoreError};
 use http::{Request, Response};
 use tokio::time::{Instant, sleep};
@@ -20,7 +20,7 @@ use crate::answer::{self, Gathered};
 use crate::limits::{LOOK_AGAIN_FIRST, LOOK_AGAIN_MAX};
 use crate::problem::Problem;
 use crate::request_waiters::Ringing;
-use crate::service::{Outcome, Shared};
+use crate::service::{IdempotencyOutcome, Shared};
 use crate::{Body, BoxError};
 
 /// When the right to run a request is over at the latest; it stands among the extensions of the
@@ -55,24 +55,24 @@ where
     let asked_at = Instant::now();
     match shared.ledger.reserve(work.ask.clone()).await {
         Ok(Reservation::Fresh(reserved)) => {
-            shared.count(Outcome::Fresh);
+            shared.count(IdempotencyOutcome::Fresh);
             Tried::Answered(run(shared, work, reserved, asked_at).await)
         }
         Ok(Reservation::Replay(kept)) => {
-            shared.count(Outcome::Replay);
-            Tried::Answered(Ok(Outcome::Replay.on(answer::replayed(kept))))
+            shared.count(IdempotencyOutcome::Replay);
+            Tried::Answered(Ok(IdempotencyOutcome::Replay.on(answer::replayed(kept))))
         }
         Ok(Reservation::InProgress { remaining }) => {
             Tried::Running { remaining, work: Box::new(work) }
         }
         Ok(Reservation::Mismatch) => {
-            shared.count(Outcome::Mismatch);
+            shared.count(IdempotencyOutcome::Mismatch);
             Tried::Answered(Ok(mismatch(shared)))
         }
         Ok(Reservation::OverQuota) => {
-            shared.count(Outcome::OverQuota);
+            shared.count(IdempotencyOutcome::OverQuota);
             let answer = answer::answered(Problem::OverQuota.answer());
-            Tried::Answered(Ok(Outcome::OverQuota.on(answer)))
+            Tried::Answered(Ok(IdempotencyOutcome::OverQuota.on(answer)))
         }
         Err(error) => Tried::Answered(Ok(unavailable(shared, "reserving", &error))),
     }
@@ -105,8 +105,10 @@ where
     if Instant::now() >= until {
         tracing::warn!("an Idempotency-Key was reserved so late that its lease is over");
         abandon(shared, &reserved).await;
-        shared.count(Outcome::Unavailable);
-        return Ok(Outcome::Unavailable.on(answer::answered(Problem::Unavailable.answer())));
+        shared.count(IdempotencyOutcome::Unavailable);
+        return Ok(
+            IdempotencyOutcome::Unavailable.on(answer::answered(Problem::Unavailable.answer()))
+        );
     }
     request.extensions_mut().insert(reserved.clone());
     request.extensions_mut().insert(LeasedUntil(until));
@@ -114,7 +116,7 @@ where
     let (head, body) = service.call(request).await?.into_parts();
     let told = head.extensions.get::<Settle>().copied();
     let settle = told.unwrap_or_else(|| Settle::by_status(head.status));
-    let ours = |body| Outcome::Fresh.on(Response::from_parts(head, body));
+    let ours = |body| IdempotencyOutcome::Fresh.on(Response::from_parts(head, body));
     Ok(match settle {
         // An answer without end is settled while the key is still ours; one that only began late has
         // its time all the same.
@@ -129,7 +131,8 @@ where
             }
             Gathered::Broken(error) => {
                 tracing::warn!(%error, "an answer to a request with an Idempotency-Key broke off");
-                run.wait(Outcome::Fresh.on(answer::answered(Problem::BrokeOff.answer()))).await
+                run.wait(IdempotencyOutcome::Fresh.on(answer::answered(Problem::BrokeOff.answer())))
+                    .await
             }
         },
         Settle::Free => run.free(ours(Body::new(body))).await,
@@ -148,7 +151,7 @@ struct Run<'a, L> {
 
 impl<L: Ledger> Run<'_, L> {
     /// Keeps `answer`, and only then hands out `ours`.
-    async fn keep(self, answer: Answer, ours: Response<Body>) -> Response<Body> {
+    async fn keep(self, answer: StoredAnswer, ours: Response<Body>) -> Response<Body> {
         failpoint!("idem.after_work");
         let held = self.finish(&answer).await;
         failpoint!("idem.after_finish");
@@ -162,7 +165,7 @@ impl<L: Ledger> Run<'_, L> {
     /// As long as the ledger fails, and the key is ours, it is asked again: what was done and is not
     /// kept would be done once more. Whether one of these was carried out after all does not matter:
     /// then the next is told that the right is lost.
-    async fn finish(&self, answer: &Answer) -> Result<Held, StoreError> {
+    async fn finish(&self, answer: &StoredAnswer) -> Result<Held, StoreError> {
         let mut pause = LOOK_AGAIN_FIRST;
         loop {
             match self.shared.ledger.finish(&self.reserved, answer).await {
@@ -178,11 +181,11 @@ impl<L: Ledger> Run<'_, L> {
 
     /// The right was lost, to an app that finished the key in its own transaction or to a later
     /// attempt: what is kept is what counts.
-    async fn superseded(self, answer: Answer, ours: Response<Body>) -> Response<Body> {
+    async fn superseded(self, answer: StoredAnswer, ours: Response<Body>) -> Response<Body> {
         let Self { shared, ask, .. } = self;
         let asked_at = Instant::now();
         match shared.ledger.reserve(ask.clone()).await {
-            Ok(Reservation::Replay(kept)) => Outcome::Fresh.on(answer::answered(kept)),
+            Ok(Reservation::Replay(kept)) => IdempotencyOutcome::Fresh.on(answer::answered(kept)),
             Ok(Reservation::InProgress { remaining }) => in_progress(remaining),
             Ok(Reservation::Mismatch) => mismatch(shared),
             // The key is free: the app gave it up itself, or a later attempt came to nothing. What
@@ -211,7 +214,9 @@ impl<L: Ledger> Run<'_, L> {
     async fn free(self, ours: Response<Body>) -> Response<Body> {
         let Self { shared, ask, reserved, .. } = self;
         match shared.ledger.reserve(ask).await {
-            Ok(Reservation::Replay(kept)) => return Outcome::Fresh.on(answer::answered(kept)),
+            Ok(Reservation::Replay(kept)) => {
+                return IdempotencyOutcome::Fresh.on(answer::answered(kept));
+            }
             Ok(Reservation::Fresh(again)) => abandon(shared, &again).await,
             Ok(Reservation::InProgress { .. } | Reservation::Mismatch | Reservation::OverQuota)
             | Err(_) => {
@@ -226,7 +231,7 @@ impl<L: Ledger> Run<'_, L> {
     async fn wait(self, ours: Response<Body>) -> Response<Body> {
         let Self { shared, ask, .. } = self;
         match shared.ledger.reserve(ask).await {
-            Ok(Reservation::Replay(kept)) => Outcome::Fresh.on(answer::answered(kept)),
+            Ok(Reservation::Replay(kept)) => IdempotencyOutcome::Fresh.on(answer::answered(kept)),
             // The lease is over, so the next one may try.
             Ok(Reservation::Fresh(again)) => {
                 abandon(shared, &again).await;
@@ -261,18 +266,18 @@ async fn abandon<L: Ledger>(shared: &Shared<L>, reserved: &Reserved) {
 
 /// What a retry is told while the first one runs.
 pub(crate) fn in_progress(remaining: Duration) -> Response<Body> {
-    Outcome::InProgress.on(answer::answered(Problem::InProgress(remaining).answer()))
+    IdempotencyOutcome::InProgress.on(answer::answered(Problem::InProgress(remaining).answer()))
 }
 
 fn mismatch<L>(shared: &Shared<L>) -> Response<Body> {
     let problem = Problem::Mismatch(shared.rules.mismatch_status);
-    Outcome::Mismatch.on(answer::answered(problem.answer()))
+    IdempotencyOutcome::Mismatch.on(answer::answered(problem.answer()))
 }
 
 fn unavailable<L>(shared: &Shared<L>, doing: &str, error: &StoreError) -> Response<Body> {
     tracing::error!(%error, realm = shared.rules.realm, "{doing} for an Idempotency-Key: {error}");
-    shared.count(Outcome::Unavailable);
-    Outcome::Unavailable.on(answer::answered(Problem::Unavailable.answer()))
+    shared.count(IdempotencyOutcome::Unavailable);
+    IdempotencyOutcome::Unavailable.on(answer::answered(Problem::Unavailable.answer()))
 }
 
 /// That much later; where no clock reaches so far, as far as matters.

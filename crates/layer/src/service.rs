@@ -57,14 +57,14 @@ pub(crate) struct Shared<L> {
 }
 
 impl<L> Shared<L> {
-    pub(crate) fn count(&self, outcome: Outcome) {
+    pub(crate) fn count(&self, outcome: IdempotencyOutcome) {
         let labels = [("realm", self.rules.realm.clone()), ("outcome", outcome.as_str().into())];
         metrics::counter!("hapax_idempotency_total", &labels).increment(1);
     }
 
     fn refuse(&self, problem: Problem) -> Response<Body> {
-        self.count(Outcome::Refused);
-        Outcome::Refused.on(answer::answered(problem.answer()))
+        self.count(IdempotencyOutcome::Refused);
+        IdempotencyOutcome::Refused.on(answer::answered(problem.answer()))
     }
 }
 
@@ -114,7 +114,7 @@ impl<S: fmt::Debug, L> fmt::Debug for Idempotency<S, L> {
 /// What the layer made of a request. It stands in the extensions of every answer to a request that
 /// has a key or needs one, and is the label `outcome` of `hapax_idempotency_total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Outcome {
+pub enum IdempotencyOutcome {
     /// It was run.
     Fresh,
     /// It was run before: this is the answer of then.
@@ -131,7 +131,7 @@ pub enum Outcome {
     Unavailable,
 }
 
-impl Outcome {
+impl IdempotencyOutcome {
     pub(crate) fn on(self, mut response: Response<Body>) -> Response<Body> {
         response.extensions_mut().insert(self);
         response
@@ -288,12 +288,14 @@ where
                 }
                 Err(error) => {
                     tracing::error!(%error, "the work for an Idempotency-Key ended unexpectedly");
-                    return Ok(Outcome::Fresh.on(answer::answered(Problem::Crashed.answer())));
+                    return Ok(
+                        IdempotencyOutcome::Fresh.on(answer::answered(Problem::Crashed.answer()))
+                    );
                 }
             };
             let now = Instant::now();
             if now >= deadline {
-                shared.count(Outcome::InProgress);
+                shared.count(IdempotencyOutcome::InProgress);
                 return Ok(run::in_progress(remaining));
             }
             let look_again = deadline.min(now + pause.min(remaining));

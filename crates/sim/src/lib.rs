@@ -18,6 +18,6 @@ mod tls;
 pub use pgbouncer::PgBouncer;
 pub use port::free as free_port;
 pub use postgres::{Mode, Postgres, Tls};
-pub use proxy::{Proxy, READY_FOR_QUERY, Traffic, Trap};
-pub use redis::{Redis, Reply};
+pub use proxy::{READY_FOR_QUERY, TcpProxy, Traffic, Trap};
+pub use redis::{Redis, RedisReply};
 pub use skip::skip;

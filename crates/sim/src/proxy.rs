@@ -20,7 +20,7 @@ use tokio::time::Instant;
 pub const READY_FOR_QUERY: &[u8] = b"Z\x00\x00\x00\x05";
 
 /// A proxy on a port of its own. Dropped, its connections are cut.
-pub struct Proxy {
+pub struct TcpProxy {
     address: SocketAddr,
     upstream: SocketAddr,
     network: Arc<Network>,
@@ -61,13 +61,13 @@ pub enum Trap {
     AfterBytes(usize),
 }
 
-impl Proxy {
+impl TcpProxy {
     /// In front of an engine on this port of 127.0.0.1.
     ///
     /// # Panics
     /// When no port can be had.
-    pub async fn to_port(port: u16) -> Proxy {
-        match Proxy::open(SocketAddr::from(([127, 0, 0, 1], port))).await {
+    pub async fn to_port(port: u16) -> TcpProxy {
+        match TcpProxy::open(SocketAddr::from(([127, 0, 0, 1], port))).await {
             Ok(proxy) => proxy,
             Err(error) => panic!("starting a proxy: {error}"),
         }
@@ -120,7 +120,7 @@ impl Proxy {
         let _ = sprung.wait_for(|count| *count >= times).await;
     }
 
-    async fn open(upstream: SocketAddr) -> io::Result<Proxy> {
+    async fn open(upstream: SocketAddr) -> io::Result<TcpProxy> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let network = Arc::new(Network {
@@ -131,11 +131,11 @@ impl Proxy {
             armed: Mutex::default(),
         });
         let accepting = tokio::spawn(accept(listener, upstream, Arc::clone(&network)));
-        Ok(Proxy { address, upstream, network, accepting })
+        Ok(TcpProxy { address, upstream, network, accepting })
     }
 }
 
-impl Drop for Proxy {
+impl Drop for TcpProxy {
     fn drop(&mut self) {
         self.accepting.abort();
     }

@@ -23,7 +23,7 @@ pub struct Redis {
 
 /// What Redis answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
+pub enum RedisReply {
     /// No such key.
     Nothing,
     /// A number.
@@ -31,7 +31,7 @@ pub enum Reply {
     /// A status or a value.
     Text(Vec<u8>),
     /// Several answers.
-    List(Vec<Reply>),
+    List(Vec<RedisReply>),
     /// A refusal, in its own words.
     Refused(String),
 }
@@ -113,14 +113,14 @@ impl Redis {
     /// When the server cannot be reached.
     pub async fn flush_all(&self) {
         let reply = self.command(&["FLUSHALL"]).await;
-        assert_eq!(reply, Reply::Text(b"OK".to_vec()));
+        assert_eq!(reply, RedisReply::Text(b"OK".to_vec()));
     }
 
     /// One command on a connection of its own; its arguments are any bytes.
     ///
     /// # Panics
     /// When the server cannot be reached. A refusal is an answer.
-    pub async fn command(&self, words: &[impl AsRef<[u8]>]) -> Reply {
+    pub async fn command(&self, words: &[impl AsRef<[u8]>]) -> RedisReply {
         match ask(self.port, words).await {
             Ok(reply) => reply,
             Err(error) => panic!("asking Redis: {error}"),
@@ -171,7 +171,7 @@ fn ready(_: u32, said: &str) -> bool {
     said.contains("Ready to accept connections")
 }
 
-async fn ask(port: u16, words: &[impl AsRef<[u8]>]) -> io::Result<Reply> {
+async fn ask(port: u16, words: &[impl AsRef<[u8]>]) -> io::Result<RedisReply> {
     let mut stream = BufReader::new(TcpStream::connect(("127.0.0.1", port)).await?);
     let mut request = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
@@ -184,29 +184,29 @@ async fn ask(port: u16, words: &[impl AsRef<[u8]>]) -> io::Result<Reply> {
     read(&mut stream).await
 }
 
-async fn read(stream: &mut BufReader<TcpStream>) -> io::Result<Reply> {
+async fn read(stream: &mut BufReader<TcpStream>) -> io::Result<RedisReply> {
     let mut line = String::new();
     stream.read_line(&mut line).await?;
     let line = line.trim_end();
     let (kind, rest) = line.split_at_checked(1).ok_or(io::ErrorKind::UnexpectedEof)?;
     match kind {
-        "+" => Ok(Reply::Text(rest.as_bytes().to_vec())),
-        "-" => Ok(Reply::Refused(rest.to_owned())),
-        ":" => Ok(Reply::Integer(number(rest)?)),
+        "+" => Ok(RedisReply::Text(rest.as_bytes().to_vec())),
+        "-" => Ok(RedisReply::Refused(rest.to_owned())),
+        ":" => Ok(RedisReply::Integer(number(rest)?)),
         "$" => {
-            let Ok(length) = usize::try_from(number(rest)?) else { return Ok(Reply::Nothing) };
+            let Ok(length) = usize::try_from(number(rest)?) else { return Ok(RedisReply::Nothing) };
             let mut value = vec![0; length + 2];
             stream.read_exact(&mut value).await?;
             value.truncate(length);
-            Ok(Reply::Text(value))
+            Ok(RedisReply::Text(value))
         }
         "*" => {
-            let Ok(length) = usize::try_from(number(rest)?) else { return Ok(Reply::Nothing) };
+            let Ok(length) = usize::try_from(number(rest)?) else { return Ok(RedisReply::Nothing) };
             let mut replies = Vec::new();
             for _ in 0..length {
                 replies.push(Box::pin(read(stream)).await?);
             }
-            Ok(Reply::List(replies))
+            Ok(RedisReply::List(replies))
         }
         _ => Err(io::Error::other(format!("not an answer of Redis: {line}"))),
     }

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hapax_core::Timestamp;
-use hapax_core::store::Via;
+use hapax_core::store::ArrivalInfo;
 use uuid::Uuid;
 
 use crate::limits::{COPIES_IN_FULL, COPIES_WAITING_MAX};
@@ -47,8 +47,8 @@ pub(crate) struct Sighting {
     pub(crate) signed_at: Option<Timestamp>,
 }
 
-impl From<&Via> for Sighting {
-    fn from(via: &Via) -> Self {
+impl From<&ArrivalInfo> for Sighting {
+    fn from(via: &ArrivalInfo) -> Self {
         Self {
             received_at: via.received_at,
             request_id: via.request_id,
@@ -78,7 +78,7 @@ impl<K: Copy + Eq + Ord + Hash> Copies<K> {
     }
 
     /// Counts a copy of this event. True when so much waits that it should be flushed now.
-    pub(crate) fn note(&self, event: K, via: &Via) -> bool {
+    pub(crate) fn note(&self, event: K, via: &ArrivalInfo) -> bool {
         let place = self.dice.hash_one(event) as usize % SHARDS;
         let mut shard = self.shards[place].lock().expect("no panic happens under this lock");
         let waiting = shard.entry(event).or_insert_with(|| {

@@ -8,7 +8,7 @@
 use std::hash::BuildHasher as _;
 use std::sync::Mutex;
 
-use hapax_core::store::{Known, ReviewReason};
+use hapax_core::store::{KnownEvent, ReviewReason};
 use hapax_core::{KeyHash, Receipt};
 
 use crate::key_hasher::Spread;
@@ -26,7 +26,7 @@ pub(crate) struct Recent {
     pub(crate) body_hash: KeyHash,
     /// The guard that the newest arrival had: it is committed with the event.
     pub(crate) guard: Option<KeyHash>,
-    pub(crate) known: Known,
+    pub(crate) known: KnownEvent,
     /// Set while it waits for a person.
     pub(crate) review: Option<ReviewReason>,
 }
@@ -117,7 +117,7 @@ mod tests {
 
     fn recent(n: usize) -> Recent {
         let id = EventId(Uuid::from_u128(n as u128));
-        let known = Known { id, status: Status::Ignored, result: None };
+        let known = KnownEvent { id, status: Status::Ignored, result: None };
         Recent { body_hash: key(n), guard: None, known, review: None }
     }
 

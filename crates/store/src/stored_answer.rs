@@ -2,7 +2,7 @@
 //! written by a user's own SQL is read as far as it makes sense, and never an error: whoever retries
 //! a request must get its answer.
 
-use hapax_core::ledger::Answer;
+use hapax_core::ledger::StoredAnswer;
 use http::StatusCode;
 use serde_json::{Map, Value};
 
@@ -69,11 +69,11 @@ fn of_name(name: &str, value: Value) -> Vec<(String, String)> {
 
 /// The answer of a row. A number that is no status was put there by hand: it is told as an error of
 /// ours, because nobody knows what it should have been.
-pub(crate) fn answer_of(status: i64, headers: Value, body: Vec<u8>) -> Answer {
+pub(crate) fn answer_of(status: i64, headers: Value, body: Vec<u8>) -> StoredAnswer {
     let status = u16::try_from(status).ok().and_then(|status| StatusCode::from_u16(status).ok());
     // A 1xx only announces an answer, and cannot be sent as one.
     let status = status.filter(|status| !status.is_informational());
-    Answer {
+    StoredAnswer {
         status: status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
         headers: headers_of(headers),
         body: body.into(),

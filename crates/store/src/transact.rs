@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use hapax_core::Tenant;
 use hapax_core::job::{Fence, JobId, Retry};
-use hapax_core::ledger::{Answer, Reserved};
+use hapax_core::ledger::{Reserved, StoredAnswer};
 use hapax_core::limits::{ANSWER_BODY_BYTES_MAX, ANSWER_HEADER_BYTES_MAX};
 use hapax_core::store::{Claim, StoreError};
 
@@ -59,7 +59,7 @@ impl JobRight {
 pub struct KeyRight(pub(crate) Reserved);
 
 /// Whether an answer can be kept.
-pub(crate) fn fits(answer: &Answer) -> Result<(), Failure> {
+pub(crate) fn fits(answer: &StoredAnswer) -> Result<(), Failure> {
     let headers: usize = answer.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
     if answer.body.len() > ANSWER_BODY_BYTES_MAX || headers > ANSWER_HEADER_BYTES_MAX {
         return Err(Failure::new(format_args!(

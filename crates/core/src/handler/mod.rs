@@ -1,26 +1,26 @@
 //! Handlers as the domain sees them: which events they are for, what their jobs run, and how often.
-//! [`types`] matches events, [`place`] reads a job's place in the order, [`sql`] takes the user's
-//! statements apart, [`refetch`] says where the current object is, [`code`] is the seam to handlers in
+//! [`type_filter`] matches events, [`order`] reads a job's place in the order, [`sql`] takes the user's
+//! statements apart, [`refetch`] says where the current object is, [`rust`] is the seam to handlers in
 //! Rust. Nothing here runs anything.
 
-pub mod code;
-pub mod place;
+pub mod order;
 pub mod refetch;
+pub mod rust;
 pub mod sql;
-pub mod types;
+pub mod type_filter;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::Uri;
 
-pub use self::code::{Code, CodeRan};
-pub use self::place::Order;
+pub use self::order::Order;
 pub use self::refetch::{Refetch, RefetchError, RefetchUrl};
+pub use self::rust::{RustHandler, RustOutcome};
 pub use self::sql::{
     Dialect, PostgresType, SqlError, SqlParameter, SqlPlace, SqlProgram, SqlStatement,
 };
-pub use self::types::Types;
+pub use self::type_filter::TypeFilter;
 use crate::envelope::SelectorError;
 use crate::job::{HandlerName, Policy, Workplace};
 use crate::key::SourceName;
@@ -36,7 +36,7 @@ pub struct Handler {
     /// What its jobs run.
     pub kind: HandlerKind,
     /// Which types it is for.
-    pub types: Types,
+    pub types: TypeFilter,
     /// How often and how long.
     pub policy: Policy,
     /// How long one attempt may take. Work that is pulled has its lease instead.
@@ -59,7 +59,7 @@ pub enum HandlerKind {
     /// Nothing here: the user's workers lease them.
     Pull,
     /// Rust code of this process, which records "done" in its own short transaction.
-    Code(Arc<dyn Code>),
+    Rust(Arc<dyn RustHandler>),
 }
 
 /// Where an `http` handler posts to.
@@ -115,7 +115,7 @@ impl Handler {
             policy: self.policy.clone(),
             order: self.order.as_ref().map(|order| order.rule.clone()),
             workplace: match self.kind {
-                HandlerKind::Sql(_) | HandlerKind::Code(_) => Workplace::Inside,
+                HandlerKind::Sql(_) | HandlerKind::Rust(_) => Workplace::Inside,
                 HandlerKind::Http(_) => Workplace::Called,
                 HandlerKind::Pull => Workplace::Pulled,
             },

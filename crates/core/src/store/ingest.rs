@@ -56,7 +56,7 @@ pub struct Ingest {
     /// as its event, if that is accepted. Empty where no handler is for it.
     pub jobs: Vec<Vec<NewJob>>,
     /// How they came.
-    pub via: Via,
+    pub via: ArrivalInfo,
 }
 
 /// A Job to be written with its event.
@@ -73,7 +73,7 @@ pub struct NewJob {
 
 /// How an arrival came: what is told of it later.
 #[derive(Debug, Clone)]
-pub struct Via {
+pub struct ArrivalInfo {
     /// When it was received, by this node's clock.
     pub received_at: Timestamp,
     /// The request id it was answered with.
@@ -94,9 +94,9 @@ pub enum Verdict {
     /// New, or an on-time copy that promoted a late one out of review: it is ours to work on.
     Accepted(EventId),
     /// Seen before, with the same bytes.
-    Duplicate(Known),
+    Duplicate(KnownEvent),
     /// Seen before, with other bytes: both are kept, nothing runs.
-    Conflict(Known),
+    Conflict(KnownEvent),
     /// New, authentic, and kept for a person to decide.
     Review(EventId),
 }
@@ -113,7 +113,7 @@ impl Verdict {
 
 /// What is told of an event that was seen before.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Known {
+pub struct KnownEvent {
     /// Our id of it.
     pub id: EventId,
     /// Where it stands.

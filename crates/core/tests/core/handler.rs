@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::handler::{
-    Dialect, EventView, Handler, HandlerKind, Order, RefetchUrl, SqlProgram, Types,
+    Dialect, EventView, Handler, HandlerKind, Order, RefetchUrl, SqlProgram, TypeFilter,
 };
 use hapax_core::job::{HandlerName, Policy, Workplace};
 use hapax_core::order::{Gaps, Machine, OrderPolicy, OrderRule, Place, Position};
@@ -16,7 +16,7 @@ fn handler(types: &[&str], order: Option<(&str, &str)>) -> Handler {
     Handler {
         name: HandlerName::new("fee"),
         kind: HandlerKind::Sql(Arc::new(program)),
-        types: Types::new(types.iter().copied()).unwrap(),
+        types: TypeFilter::new(types.iter().copied()).unwrap(),
         policy: Policy { retry: vec![Duration::ZERO], lease: Duration::from_secs(30) },
         timeout: Duration::from_secs(10),
         concurrency: 16,
@@ -36,7 +36,7 @@ fn job(handler: &Handler, event_type: Option<&str>, body: &str) -> Option<NewJob
 #[test]
 fn a_handler_is_for_the_types_that_its_globs_match() {
     let check = |types: &[&str], event_type: Option<&str>, expected: bool| {
-        let found = Types::new(types.iter().copied()).unwrap().matches(event_type);
+        let found = TypeFilter::new(types.iter().copied()).unwrap().matches(event_type);
         assert_eq!(found, expected, "{types:?} {event_type:?}");
     };
     check(&[], Some("payout.paid"), true);
@@ -78,13 +78,13 @@ fn an_event_without_a_type_is_only_for_those_who_take_all() {
 fn a_hostile_type_costs_no_more_than_the_product_of_both_lengths() {
     // Naive matching of many stars takes time without end here.
     let glob = "*a".repeat(100);
-    let types = Types::new([format!("{glob}b")]).unwrap();
+    let types = TypeFilter::new([format!("{glob}b")]).unwrap();
     assert!(!types.matches(Some(&"a".repeat(255))));
 }
 
 #[test]
 fn an_empty_type_in_the_list_is_refused() {
-    assert_eq!(Types::new(["x", ""]).unwrap_err().field, "types");
+    assert_eq!(TypeFilter::new(["x", ""]).unwrap_err().field, "types");
 }
 
 #[test]

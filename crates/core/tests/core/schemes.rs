@@ -12,8 +12,8 @@ use hapax_core::sample::{self, SampleId};
 use hapax_core::scheme::coverage::BodyCovered;
 use hapax_core::scheme::{CustomScheme, Scheme};
 use hapax_core::secret::{ActiveSecret, Secret};
-use hapax_core::source::{Late, ReplayGuard, SourceSpec, SpecError};
-use hapax_core::{Arrival, Guard, GuardKeep, Source, Timestamp, Verified, verify};
+use hapax_core::source::{LatePolicy, ReplayGuard, SourceError, SourceSpec};
+use hapax_core::{Arrival, ContentGuard, GuardKeep, Source, Timestamp, Verified, verify};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
 const RANDOM: [u8; 32] = [0xa7; 32];
@@ -51,7 +51,7 @@ fn params(preset: &Preset) -> BTreeMap<String, String> {
 }
 
 /// A source of the preset that holds these secrets.
-fn source(preset: &Preset, secrets: Vec<ActiveSecret>) -> Result<Source, SpecError> {
+fn source(preset: &Preset, secrets: Vec<ActiveSecret>) -> Result<Source, SourceError> {
     let mut spec = SourceSpec::new(preset.name, preset.name, secrets);
     spec.params = params(preset);
     Source::build(spec)
@@ -415,24 +415,24 @@ fn a_stray_header_of_another_naming_cannot_stand_beside_a_signature() {
 #[test]
 fn late_and_replay_defaults_follow_what_is_signed() {
     for (name, late, guard) in [
-        ("stripe", Late::Reject, ReplayGuard::Off),
-        ("standardwebhooks", Late::Reject, ReplayGuard::Off),
-        ("box", Late::Reject, ReplayGuard::Off),
-        ("slack", Late::Review, ReplayGuard::Off),
-        ("zoom", Late::Review, ReplayGuard::Off),
-        ("mailgun", Late::Review, ReplayGuard::Signed),
-        ("github", Late::Reject, ReplayGuard::Signed),
-        ("shopify", Late::Reject, ReplayGuard::Signed),
-        ("twilio", Late::Reject, ReplayGuard::Signed),
-        ("gitlab", Late::Reject, ReplayGuard::Off),
-        ("linear", Late::Reject, ReplayGuard::Signed),
-        ("zendesk", Late::Review, ReplayGuard::Signed),
-        ("sanity", Late::Review, ReplayGuard::Signed),
-        ("dropbox", Late::Reject, ReplayGuard::Off),
-        ("svix", Late::Reject, ReplayGuard::Off),
-        ("square", Late::Reject, ReplayGuard::Off),
-        ("adyen", Late::Reject, ReplayGuard::Off),
-        ("postmark", Late::Reject, ReplayGuard::Off),
+        ("stripe", LatePolicy::Reject, ReplayGuard::Off),
+        ("standardwebhooks", LatePolicy::Reject, ReplayGuard::Off),
+        ("box", LatePolicy::Reject, ReplayGuard::Off),
+        ("slack", LatePolicy::Review, ReplayGuard::Off),
+        ("zoom", LatePolicy::Review, ReplayGuard::Off),
+        ("mailgun", LatePolicy::Review, ReplayGuard::Signed),
+        ("github", LatePolicy::Reject, ReplayGuard::Signed),
+        ("shopify", LatePolicy::Reject, ReplayGuard::Signed),
+        ("twilio", LatePolicy::Reject, ReplayGuard::Signed),
+        ("gitlab", LatePolicy::Reject, ReplayGuard::Off),
+        ("linear", LatePolicy::Reject, ReplayGuard::Signed),
+        ("zendesk", LatePolicy::Review, ReplayGuard::Signed),
+        ("sanity", LatePolicy::Review, ReplayGuard::Signed),
+        ("dropbox", LatePolicy::Reject, ReplayGuard::Off),
+        ("svix", LatePolicy::Reject, ReplayGuard::Off),
+        ("square", LatePolicy::Reject, ReplayGuard::Off),
+        ("adyen", LatePolicy::Reject, ReplayGuard::Off),
+        ("postmark", LatePolicy::Reject, ReplayGuard::Off),
     ] {
         let source = with(presets::find(name).expect("a preset"), &RANDOM);
         assert_eq!(source.late(), late, "{name}");
@@ -471,7 +471,7 @@ fn custom(change: impl FnOnce(&mut CustomScheme)) -> CustomScheme {
     scheme
 }
 
-fn custom_source(scheme: CustomScheme, secret: &str) -> Result<Source, SpecError> {
+fn custom_source(scheme: CustomScheme, secret: &str) -> Result<Source, SourceError> {
     let secrets = vec![ActiveSecret::forever(Secret::new(secret))];
     let mut spec = SourceSpec::new("legacy", "custom", secrets);
     spec.custom = Some(scheme);
@@ -567,7 +567,7 @@ fn a_scheme_of_ones_own_with_a_gap_is_an_error_with_a_hint() {
     assert_eq!(custom_source(custom(|_| {}), " ").expect_err("blank").field, "secrets");
 }
 
-fn guard(source: &Source, request: &Arrival) -> Option<Guard> {
+fn guard(source: &Source, request: &Arrival) -> Option<ContentGuard> {
     match verify(source, request, now()) {
         Ok(Verified::Events { receipts, .. }) => receipts[0].guard(),
         other => panic!("{}: {other:?}", source.name()),

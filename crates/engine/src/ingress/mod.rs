@@ -19,10 +19,10 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use hapax_core::handshake::{Challenge, Reply};
-use hapax_core::source::Late;
+use hapax_core::handshake::{Challenge, HandshakeReply};
+use hapax_core::source::LatePolicy;
 use hapax_core::store::{
-    Decision, Ingest, Inspect, Known, Status, Store, StoreError, Verdict, Via, Work,
+    ArrivalInfo, Decision, Ingest, Inspect, KnownEvent, Status, Store, StoreError, Verdict, Work,
 };
 use hapax_core::{
     Arrival, KeyHash, Receipt, Refusal, Tenant, Timeliness, Timestamp, Verified, verify,
@@ -200,7 +200,11 @@ impl<S: Store> Ingress<S> {
                 return shake_hands(&route, &call, reply, After::KeepAlive);
             }
             Verified::Empty => {
-                return respond::handshake(Reply::empty(), call.request_id, After::KeepAlive);
+                return respond::handshake(
+                    HandshakeReply::empty(),
+                    call.request_id,
+                    After::KeepAlive,
+                );
             }
         };
         peer.has_verified();
@@ -215,7 +219,7 @@ impl<S: Store> Ingress<S> {
             let refused = Refused::later(Reason::Limited, over.retry_after_seconds);
             return refuse(&route, &call, refused, After::KeepAlive);
         }
-        let via = Via {
+        let via = ArrivalInfo {
             received_at: call.received_at,
             request_id: call.request_id.uuid,
             remote: Some(call.remote),
@@ -225,7 +229,7 @@ impl<S: Store> Ingress<S> {
         };
         drop(arrival);
         let afterwards = self.afterwards.clone();
-        let is_refused = route.source.late() == Late::Reject && receipts.iter().any(is_late);
+        let is_refused = route.source.late() == LatePolicy::Reject && receipts.iter().any(is_late);
         // From here on the store is involved, and what it says is counted and logged even if the
         // client is gone by then.
         if is_refused {
@@ -489,7 +493,7 @@ async fn outlast(patience: &dyn Patience, verdicts: &[Verdict], until: Instant) 
         all.push(worked.unwrap_or_else(|error| {
             // It is durable, and that is all that is known of it now.
             warn!(%error, "looking for the result of an event: {error}");
-            let known = Known { id: verdict.id(), status: Status::Received, result: None };
+            let known = KnownEvent { id: verdict.id(), status: Status::Received, result: None };
             Worked::Running(known)
         }));
     }
@@ -520,7 +524,7 @@ fn not_a_post(route: &Route, call: &Call, parts: &Parts, body: &impl Body) -> An
 
 /// Answers a handshake and counts it. One address gets only so many answers: some are signed with
 /// the source's own secret, and some tell whether a token was guessed.
-fn shake_hands(route: &Route, call: &Call, reply: Reply, after: After) -> Answer {
+fn shake_hands(route: &Route, call: &Call, reply: HandshakeReply, after: After) -> Answer {
     if let Err(over) = route.handshakes.take(call.remote) {
         route.ledger.count_refusal(Reason::Limited);
         let retry_after = Some(over.retry_after_seconds);

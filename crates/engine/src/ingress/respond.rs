@@ -2,9 +2,9 @@
 //! away: every 401 reads the same, whatever was wrong.
 
 use bytes::Bytes;
-use hapax_core::handshake::Reply;
+use hapax_core::handshake::HandshakeReply;
 use hapax_core::presets::Ack;
-use hapax_core::store::{Decision, EventId, Known, Verdict};
+use hapax_core::store::{Decision, EventId, KnownEvent, Verdict};
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 use http_body_util::Full;
@@ -272,7 +272,7 @@ pub(crate) fn worked(
 }
 
 /// The answer to a handshake.
-pub(crate) fn handshake(reply: Reply, request_id: RequestId, after: After) -> Answer {
+pub(crate) fn handshake(reply: HandshakeReply, request_id: RequestId, after: After) -> Answer {
     let status = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::OK);
     let mut answer = answer(status, request_id, reply.body);
     let headers = answer.headers_mut();
@@ -382,7 +382,7 @@ fn push_decision(body: &mut Vec<u8>, told: Told, id: EventId) {
     body.push(b'"');
 }
 
-fn push_known(body: &mut Vec<u8>, known: &Known) {
+fn push_known(body: &mut Vec<u8>, known: &KnownEvent) {
     body.extend_from_slice(b",\"status\":\"");
     body.extend_from_slice(known.status.as_str().as_bytes());
     body.extend_from_slice(b"\",\"result\":");
@@ -402,8 +402,8 @@ mod tests {
         EventId(Uuid::from_bytes([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]))
     }
 
-    fn known(last: u8, result: Option<&str>) -> Known {
-        Known { id: id(last), status: Status::Ignored, result: result.map(Into::into) }
+    fn known(last: u8, result: Option<&str>) -> KnownEvent {
+        KnownEvent { id: id(last), status: Status::Ignored, result: result.map(Into::into) }
     }
 
     #[track_caller]

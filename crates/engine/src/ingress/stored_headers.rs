@@ -4,7 +4,7 @@
 use std::fmt::{self, Write};
 use std::sync::Arc;
 
-use hapax_core::hop_headers::{OfConnection, is_hop_by_hop};
+use hapax_core::hop_headers::{ConnectionHeaders, is_hop_by_hop};
 use http::{HeaderMap, HeaderName};
 
 use crate::limits::{KEPT_HEADERS_BYTES_MAX, LOG_VALUE_CHARS_MAX};
@@ -12,7 +12,7 @@ use crate::limits::{KEPT_HEADERS_BYTES_MAX, LOG_VALUE_CHARS_MAX};
 /// `name: value` lines. What holds for one connection only, and what is a secret, is left out.
 pub(crate) fn kept_headers(headers: &HeaderMap, secret: &[HeaderName]) -> Arc<str> {
     let mut kept = String::with_capacity(512);
-    let of_connection = OfConnection::named_in(headers);
+    let of_connection = ConnectionHeaders::named_in(headers);
     for (name, value) in headers {
         if is_left_out(name.as_str()) || secret.contains(name) || of_connection.contains(name) {
             continue;

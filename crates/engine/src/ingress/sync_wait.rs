@@ -5,7 +5,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::store::{EventName, Inspect, Known, Lookup, Status, StoreError, Verdict, Work};
+use hapax_core::store::{
+    EventName, Inspect, KnownEvent, Lookup, Status, StoreError, Verdict, Work,
+};
 use tokio::time::{Instant, sleep_until};
 
 use crate::event_waiters::Bell;
@@ -15,11 +17,11 @@ use crate::limits::{SYNC_POLL, SYNC_POLL_MAX};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Worked {
     /// Nothing more will happen by itself.
-    Ended(Known),
+    Ended(KnownEvent),
     /// The attempt failed, or the job is buried.
     Failed,
     /// The work goes on.
-    Running(Known),
+    Running(KnownEvent),
 }
 
 /// Waiting for work; a trait so that a public side without sync sources asks less of its store.
@@ -50,7 +52,7 @@ impl<S: Work + Inspect> Patience for Looking<S> {
 
 /// Where an event stands, and how many of its attempts have failed.
 struct Sight {
-    known: Known,
+    known: KnownEvent,
     failures: u32,
 }
 
@@ -100,7 +102,7 @@ impl<S: Work + Inspect> Looking<S> {
         Ok(match self.store.event(&EventName::Ours(id)).await? {
             Lookup::One(event) => Sight {
                 failures: event.jobs.iter().map(|job| job.progress.steps).sum(),
-                known: Known {
+                known: KnownEvent {
                     id,
                     status: event.summary.status,
                     result: event.summary.result.map(Into::into),
@@ -113,11 +115,11 @@ impl<S: Work + Inspect> Looking<S> {
 }
 
 /// What the verdict says of the event.
-fn known_by(verdict: &Verdict) -> Known {
+fn known_by(verdict: &Verdict) -> KnownEvent {
     match verdict {
         Verdict::Duplicate(known) | Verdict::Conflict(known) => known.clone(),
         Verdict::Accepted(id) | Verdict::Review(id) => {
-            Known { id: *id, status: Status::Received, result: None }
+            KnownEvent { id: *id, status: Status::Received, result: None }
         }
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use hapax_core::Timestamp;
-use hapax_core::hop_headers::{OfConnection, drop_lookalikes, is_hop_by_hop, is_ours};
+use hapax_core::hop_headers::{ConnectionHeaders, drop_lookalikes, is_hop_by_hop, is_ours};
 use hapax_core::ledger::{IDEMPOTENCY_KEY, Reserved};
 use hapax_core::limits::ANSWER_BODY_BYTES_MAX;
 use hapax_layer::{Body, LeasedUntil};
@@ -268,7 +268,7 @@ fn tell_of_the_key(headers: &mut HeaderMap, reserved: &Reserved) {
 
 /// The headers that are meant for the other end.
 fn end_to_end(headers: &HeaderMap) -> HeaderMap {
-    let of_connection = OfConnection::named_in(headers);
+    let of_connection = ConnectionHeaders::named_in(headers);
     let mut kept = HeaderMap::with_capacity(headers.len());
     for (name, value) in headers {
         if !is_hop_by_hop(name.as_str()) && !of_connection.contains(name) {

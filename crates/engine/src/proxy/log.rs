@@ -1,7 +1,7 @@
 //! What a proxy says in the log: who was told what, and what is wrong with its upstream. Never a key,
 //! a caller, a path or a body.
 
-use hapax_layer::Outcome;
+use hapax_layer::IdempotencyOutcome;
 use http::StatusCode;
 use tracing::{error, info, warn};
 
@@ -44,16 +44,16 @@ impl Lane {
         Self::Upstream,
     ];
 
-    fn of(outcome: Option<Outcome>) -> Self {
+    fn of(outcome: Option<IdempotencyOutcome>) -> Self {
         match outcome {
             None => Self::Passed,
-            Some(Outcome::Fresh) => Self::Fresh,
-            Some(Outcome::Replay) => Self::Replay,
-            Some(Outcome::InProgress) => Self::InProgress,
-            Some(Outcome::Mismatch) => Self::Mismatch,
-            Some(Outcome::OverQuota) => Self::OverQuota,
-            Some(Outcome::Refused) => Self::Refused,
-            Some(Outcome::Unavailable) => Self::Unavailable,
+            Some(IdempotencyOutcome::Fresh) => Self::Fresh,
+            Some(IdempotencyOutcome::Replay) => Self::Replay,
+            Some(IdempotencyOutcome::InProgress) => Self::InProgress,
+            Some(IdempotencyOutcome::Mismatch) => Self::Mismatch,
+            Some(IdempotencyOutcome::OverQuota) => Self::OverQuota,
+            Some(IdempotencyOutcome::Refused) => Self::Refused,
+            Some(IdempotencyOutcome::Unavailable) => Self::Unavailable,
         }
     }
 }
@@ -72,13 +72,18 @@ impl Voice {
     }
 
     /// A request was told this.
-    pub(super) fn answered(&self, call: &Call, outcome: Option<Outcome>, status: StatusCode) {
+    pub(super) fn answered(
+        &self,
+        call: &Call,
+        outcome: Option<IdempotencyOutcome>,
+        status: StatusCode,
+    ) {
         let lane = Lane::of(outcome);
         if !self.budget(lane).admit(call.received_at) {
             return;
         }
         let (proxy, status) = (self.proxy(), status.as_u16());
-        let decision = outcome.map_or(PASSED, Outcome::as_str);
+        let decision = outcome.map_or(PASSED, IdempotencyOutcome::as_str);
         let (request_id, remote) = (call.request_id.uuid, call.peer.ip());
         match lane {
             Lane::Unavailable => error!(

@@ -19,9 +19,9 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use hapax_core::Timestamp;
-use hapax_core::hop_headers::{OfConnection, dashed};
+use hapax_core::hop_headers::{ConnectionHeaders, dashed};
 use hapax_core::ledger::{IDEMPOTENCY_KEY, Ledger};
-use hapax_layer::{Body, Idempotency, IdempotencyLayer, Outcome, Rules, is_passed_on};
+use hapax_layer::{Body, Idempotency, IdempotencyLayer, IdempotencyOutcome, Rules, is_passed_on};
 use http::header::CONNECTION;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Version};
 use ipnet::IpNet;
@@ -169,7 +169,7 @@ impl<L: Ledger> Proxy<L> {
     /// Answers a request of which nothing was read but its head.
     fn refuse<B>(&self, problem: Problem, request: &Request<B>, call: &Call) -> Response<Body> {
         let mut answer = problem.answer(call).map(Body::new);
-        self.voice.answered(call, Some(Outcome::Refused), answer.status());
+        self.voice.answered(call, Some(IdempotencyOutcome::Refused), answer.status());
         answer.headers_mut().insert(REQUEST_ID, call.request_id.header());
         if request.version() < Version::HTTP_2 {
             answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -199,7 +199,7 @@ impl<L: Ledger> Proxy<L> {
         request.extensions_mut().insert(call);
         let service = behind.service.clone();
         let answer = service.oneshot(request).await.unwrap_or_else(|never| match never {});
-        let outcome = answer.extensions().get::<Outcome>().copied();
+        let outcome = answer.extensions().get::<IdempotencyOutcome>().copied();
         let state = upload.state();
         // Whoever was to read the body knows only that it broke off.
         let mut answer = match state {
@@ -252,7 +252,7 @@ impl<L: Ledger> Behind<L> {
 /// the wrong caller, what the answer is kept for.
 fn hides_what_the_app_must_see<L>(headers: &HeaderMap, behind: &Behind<L>) -> bool {
     let scoped_by = behind.scoped_by.as_ref().map(HeaderName::as_str);
-    OfConnection::named_in(headers).any(|name| Some(name) == scoped_by || is_needed(name))
+    ConnectionHeaders::named_in(headers).any(|name| Some(name) == scoped_by || is_needed(name))
 }
 
 /// The headers that an app goes by wherever it stands: who calls (`authorization`, `cookie`), where
@@ -309,7 +309,7 @@ mod tests {
     use std::pin::pin;
     use std::task::Poll;
 
-    use hapax_core::ledger::{Answer, Reservation, ReserveAsk, Reserved};
+    use hapax_core::ledger::{Reservation, ReserveAsk, Reserved, StoredAnswer};
     use hapax_core::store::{Held, StoreError};
     use http::StatusCode;
     use http_body_util::Full;
@@ -325,7 +325,7 @@ mod tests {
             pending().await
         }
 
-        async fn finish(&self, _: &Reserved, _: &Answer) -> Result<Held, StoreError> {
+        async fn finish(&self, _: &Reserved, _: &StoredAnswer) -> Result<Held, StoreError> {
             pending().await
         }
 

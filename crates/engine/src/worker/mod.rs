@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::handler::{Code, EventView, Handler, HandlerKind, SqlProgram};
+use hapax_core::handler::{EventView, Handler, HandlerKind, RustHandler, SqlProgram};
 use hapax_core::store::{Claim, HandlerRef, HandlerSpec, Inspect, NewJob, Outcome, SqlRun, Work};
 use hapax_core::{Source, SourceName};
 use tokio::sync::{Semaphore, watch};
@@ -240,7 +240,7 @@ pub(crate) struct Lane {
 enum Kind {
     Sql(Arc<SqlProgram>),
     Http(Box<App>),
-    Code(Arc<dyn Code>),
+    Rust(Arc<dyn RustHandler>),
     Pull,
 }
 
@@ -283,7 +283,7 @@ impl Lane {
         let kind = match &config.kind {
             HandlerKind::Sql(program) => Kind::Sql(program.clone()),
             HandlerKind::Pull => Kind::Pull,
-            HandlerKind::Code(code) => Kind::Code(code.clone()),
+            HandlerKind::Rust(code) => Kind::Rust(code.clone()),
             HandlerKind::Http(target) => {
                 Kind::Http(Box::new(App::new(&config, target, verifiers, outbound.clone())))
             }
@@ -319,7 +319,7 @@ impl Lane {
             let working = async {
                 match (&self.kind, &self.current) {
                     (Kind::Sql(program), None) => self.work_sql(&shop, program, &stop).await,
-                    (Kind::Sql(_), Some(_)) | (Kind::Http(_) | Kind::Code(_), _) => {
+                    (Kind::Sql(_), Some(_)) | (Kind::Http(_) | Kind::Rust(_), _) => {
                         self.work_singly(&shop, &stop).await;
                     }
                     (Kind::Pull, _) => stop.cancelled().await,

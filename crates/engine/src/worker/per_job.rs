@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hapax_core::Timestamp;
 use hapax_core::failpoint;
-use hapax_core::handler::{Code, CodeRan};
+use hapax_core::handler::{RustHandler, RustOutcome};
 use hapax_core::job::Retry;
 use hapax_core::store::{Claim, Inspect, Outcome, SqlRun, Work};
 use tokio::sync::OwnedSemaphorePermit;
@@ -137,7 +137,7 @@ impl Lane {
             Kind::Http(app) => {
                 Next::Settle(app.call(claim, current.as_deref(), (shop.now)()).await)
             }
-            Kind::Code(code) => self.run_code(&**code, claim, current).await,
+            Kind::Rust(code) => self.run_code(&**code, claim, current).await,
             Kind::Sql(program) => Next::Run(SqlRun {
                 job: claim.job,
                 fence: claim.fence,
@@ -151,15 +151,22 @@ impl Lane {
 
     /// Runs the user's Rust code for as long as it may. A commit that it had begun by then goes on:
     /// settling asks first whether the job is done.
-    async fn run_code(&self, code: &dyn Code, claim: &Claim, current: Option<Arc<str>>) -> Next {
+    async fn run_code(
+        &self,
+        code: &dyn RustHandler,
+        claim: &Claim,
+        current: Option<Arc<str>>,
+    ) -> Next {
         failpoint!("code.before_handler");
         let time = self.config.timeout;
         let ran = timeout(time, code.work(claim.clone(), current)).await;
         failpoint!("code.after_handler");
         match ran {
-            Ok(CodeRan::Committed) => Next::Committed,
-            Ok(CodeRan::Failed { error, retry }) => Next::Settle(Outcome::Failed { error, retry }),
-            Ok(CodeRan::Lost { error }) => {
+            Ok(RustOutcome::Committed) => Next::Committed,
+            Ok(RustOutcome::Failed { error, retry }) => {
+                Next::Settle(Outcome::Failed { error, retry })
+            }
+            Ok(RustOutcome::Lost { error }) => {
                 debug!(lane = self.name, job = %claim.job, "the attempt was lost: {error}");
                 Next::Lost
             }

@@ -15,7 +15,7 @@ use hapax_core::job::{
 use hapax_core::store::{
     Action, Claim, ClaimAsk, ClaimedEvent, EventDetail, EventFilter, EventId, EventName,
     EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter,
-    Known, LaneState, Lookup, NewJob, NewMessage, Outcome, Page, Ran, ReplayAsk, Replayed,
+    KnownEvent, LaneState, Lookup, NewJob, NewMessage, Outcome, Page, Ran, ReplayAsk, Replayed,
     Reviewed, Sample, SampleAsk, SqlAsk, SqlRan, SqlRun, Status, Store, StoreError, Verdict, Work,
 };
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
@@ -246,7 +246,7 @@ impl Store for Bench {
                 let pieces = self.pieces.lock().unwrap();
                 pieces.iter().find(|piece| piece.event.key == *receipt.key()).map(|piece| {
                     let status = Self::status(&pieces, piece.event.id);
-                    Known {
+                    KnownEvent {
                         id: piece.event.id,
                         status,
                         result: piece.result.as_deref().map(Into::into),

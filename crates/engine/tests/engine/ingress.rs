@@ -14,8 +14,8 @@ use bytes::Bytes;
 use hapax_core::envelope::{EnvelopeSpec, IdSpec};
 use hapax_core::scheme::CustomScheme;
 use hapax_core::secret::{ActiveSecret, Secret};
-use hapax_core::source::{Late, SourceSpec};
-use hapax_core::store::{EventId, Ingest, Known, Status, Store, StoreError, Verdict};
+use hapax_core::source::{LatePolicy, SourceSpec};
+use hapax_core::store::{EventId, Ingest, KnownEvent, Status, Store, StoreError, Verdict};
 use hapax_core::{EventKey, KeyHash, Source, Tenant, Timeliness, Timestamp};
 use hapax_engine::{
     BodyLimits, Drained, HttpLimits, Ingress, Rate, RouteSpec, Routes, RoutesSpec, serve_ingress,
@@ -58,7 +58,7 @@ impl Store for Shelf {
         let mut events = self.events.lock().unwrap();
         let verdicts = ingest.receipts.iter().map(|receipt| {
             if let Some((id, body)) = events.get(&receipt.key().hash()) {
-                let known = Known { id: *id, status: Status::Ignored, result: None };
+                let known = KnownEvent { id: *id, status: Status::Ignored, result: None };
                 return match *body == receipt.body_hash() {
                     true => Verdict::Duplicate(known),
                     false => Verdict::Conflict(known),
@@ -91,7 +91,7 @@ const SECRET: &str = "a secret that only this test knows";
 struct Setup {
     name: &'static str,
     tenant: &'static str,
-    late: Late,
+    late: LatePolicy,
     rate_limit: Option<Rate>,
     unverified_limit: Option<Rate>,
     body: BodyLimits,
@@ -105,7 +105,7 @@ fn setup(name: &'static str) -> Setup {
     Setup {
         name,
         tenant: "default",
-        late: Late::Review,
+        late: LatePolicy::Review,
         rate_limit: None,
         unverified_limit: None,
         body: BodyLimits::default(),
@@ -627,7 +627,7 @@ async fn an_authentic_event_under_a_content_type_its_sender_never_uses_is_415() 
 #[tokio::test]
 async fn a_late_event_is_refused_and_one_never_seen_is_counted_apart() {
     let mut with = setup("late");
-    with.late = Late::Reject;
+    with.late = LatePolicy::Reject;
     let house = with.start().await;
     let mut wire = house.wire().await;
     let (known, unknown) = (house.signed(&event("evt_1")), house.signed(&event("evt_2")));

@@ -11,8 +11,8 @@ use crate::bench::{Bench, event};
 use crate::support::{Wire, within};
 use bytes::Bytes;
 use hapax_core::handler::{
-    Code, CodeRan, Dialect, Handler, HandlerKind, HttpTarget, Refetch, RefetchUrl, SignAs,
-    SqlProgram, Types,
+    Dialect, Handler, HandlerKind, HttpTarget, Refetch, RefetchUrl, RustHandler, RustOutcome,
+    SignAs, SqlProgram, TypeFilter,
 };
 use hapax_core::job::{HandlerName, JobId, Phase, Policy};
 use hapax_core::secret::{ActiveSecret, Secret};
@@ -116,7 +116,7 @@ fn handler(kind: HandlerKind) -> Handler {
     Handler {
         name: HandlerName::new(HANDLER),
         kind,
-        types: Types::default(),
+        types: TypeFilter::default(),
         policy: Policy { retry: vec![Duration::ZERO; 3], lease: Duration::from_secs(30) },
         timeout: Duration::from_secs(10),
         concurrency: 16,
@@ -1019,12 +1019,12 @@ impl std::fmt::Debug for Watching {
     }
 }
 
-impl Code for Watching {
+impl RustHandler for Watching {
     fn work(
         &self,
         claim: Claim,
         _: Option<Arc<str>>,
-    ) -> Pin<Box<dyn Future<Output = CodeRan> + Send + '_>> {
+    ) -> Pin<Box<dyn Future<Output = RustOutcome> + Send + '_>> {
         Box::pin(async move {
             self.begun.lock().unwrap().push(claim.event.body.clone());
             let others = self.inside.fetch_add(1, Ordering::SeqCst);
@@ -1042,7 +1042,7 @@ impl Code for Watching {
             }
             self.inside.fetch_sub(1, Ordering::SeqCst);
             self.store.complete(claim.job);
-            CodeRan::Committed
+            RustOutcome::Committed
         })
     }
 }
@@ -1060,7 +1060,7 @@ async fn one_that_was_lost_runs_with_nothing_beside_it_in_any_lane() {
         begun: Mutex::default(),
     });
     let other = |name: &str| {
-        let mut handler = handler(HandlerKind::Code(code.clone()));
+        let mut handler = handler(HandlerKind::Rust(code.clone()));
         handler.name = HandlerName::new(name);
         handler.policy.lease = Duration::from_millis(60);
         handler

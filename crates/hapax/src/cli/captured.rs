@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use hapax_core::presets::{self, Preset};
 use hapax_core::secret::{ActiveSecret, Secret};
-use hapax_core::source::{SourceSpec, SpecError};
+use hapax_core::source::{SourceError, SourceSpec};
 use hapax_core::{Arrival, Timestamp};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
@@ -96,8 +96,8 @@ fn env(name: &str) -> Option<String> {
 }
 
 /// A spec that cannot be built, in the words of the command line.
-pub(super) fn cannot_build(error: SpecError) -> Failure {
-    let SpecError { field, problem, hint } = error;
+pub(super) fn cannot_build(error: SourceError) -> Failure {
+    let SourceError { field, problem, hint } = error;
     let flag = match field.split('.').next().unwrap_or(field) {
         "provider" => "give --provider NAME",
         "secrets" => "give it with --secret, --secret-file or HAPAX_SECRET",

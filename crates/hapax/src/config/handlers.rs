@@ -12,7 +12,7 @@ use hapax::limits::{
 use hapax_core::Source;
 use hapax_core::handler::{
     Dialect, Handler, HandlerKind, HttpTarget, Order, Refetch, SignAs, SqlError, SqlParameter,
-    SqlProgram, Types,
+    SqlProgram, TypeFilter,
 };
 use hapax_core::job::{HandlerName, Policy};
 use hapax_core::presets;
@@ -286,9 +286,9 @@ impl Reading<'_> {
         Some(HttpTarget { url: url?, sign_as, secret, signer })
     }
 
-    fn types(&mut self, section: &Section<'_>) -> Option<Types> {
-        let Some(entry) = section.get("types") else { return Some(Types::default()) };
-        Types::new(entry.texts(&mut self.problems)?)
+    fn types(&mut self, section: &Section<'_>) -> Option<TypeFilter> {
+        let Some(entry) = section.get("types") else { return Some(TypeFilter::default()) };
+        TypeFilter::new(entry.texts(&mut self.problems)?)
             .map_err(|error| {
                 entry.complain(Complaint::new(error.problem, error.hint), &mut self.problems);
             })
@@ -338,7 +338,7 @@ impl Reading<'_> {
             },
             (
                 None,
-                Some(HandlerKind::Http(_) | HandlerKind::Pull | HandlerKind::Code(_)) | None,
+                Some(HandlerKind::Http(_) | HandlerKind::Pull | HandlerKind::Rust(_)) | None,
             ) => TIMEOUT_DEFAULT,
         };
         // Pulled work has no deadline but its lease, unless one is set.

@@ -9,7 +9,7 @@ use hapax_core::handler::Handler;
 use hapax_core::presets::{self, Preset};
 use hapax_core::scheme::CustomScheme;
 use hapax_core::secret::ActiveSecret;
-use hapax_core::source::{Late, ReplayGuard, SourceSpec, SpecError};
+use hapax_core::source::{LatePolicy, ReplayGuard, SourceError, SourceSpec};
 use hapax_core::{KeyHash, Source, SourceName, Tenant, Timestamp};
 use hapax_engine::Rate;
 
@@ -435,8 +435,8 @@ impl Reading<'_> {
     }
 
     /// Points at the key that the error is about: in the tenant's section, then in the source's.
-    fn cannot_build(&mut self, source: &Section<'_>, pair: &Section<'_>, error: SpecError) {
-        let SpecError { field, problem, hint } = error;
+    fn cannot_build(&mut self, source: &Section<'_>, pair: &Section<'_>, error: SourceError) {
+        let SourceError { field, problem, hint } = error;
         let complaint = Complaint::new(problem, hint);
         let entry = pair.deepest(field).or_else(|| source.deepest(field));
         match (entry, field) {
@@ -478,10 +478,10 @@ fn shared_secret(other: &str, label: &str) -> Complaint {
     )
 }
 
-fn late(text: &str) -> Result<Late, Complaint> {
+fn late(text: &str) -> Result<LatePolicy, Complaint> {
     match text {
-        "reject" => Ok(Late::Reject),
-        "review" => Ok(Late::Review),
+        "reject" => Ok(LatePolicy::Reject),
+        "review" => Ok(LatePolicy::Review),
         other => Err(Complaint::new(
             format!("\"{other}\" is not a way to treat late arrivals"),
             "write \"reject\" or \"review\"",

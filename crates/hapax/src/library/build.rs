@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::handler::{
-    Code, Handler as CoreHandler, HandlerError, HandlerKind, Order, Refetch, Types,
+    Handler as CoreHandler, HandlerError, HandlerKind, Order, Refetch, RustHandler, TypeFilter,
 };
 use hapax_core::job::{HandlerName, Policy};
 use hapax_core::secret::{ActiveSecret, Secret};
-use hapax_core::source::{SourceSpec, SpecError};
+use hapax_core::source::{SourceError, SourceSpec};
 use hapax_core::store::StoreError;
 use hapax_core::{KeyHash, Tenant, Timestamp};
 use hapax_engine::limits::UNVERIFIED_DEFAULT;
@@ -327,7 +327,7 @@ pub struct HandlerSetup<S: Database = SqliteStore> {
 /// What its jobs run, as far as it is known before there is a store.
 enum Kind<S> {
     Core(HandlerKind),
-    Rust(Box<dyn FnOnce(Arc<S>, Duration) -> Arc<dyn Code> + Send>),
+    Rust(Box<dyn FnOnce(Arc<S>, Duration) -> Arc<dyn RustHandler> + Send>),
 }
 
 /// A handler in Rust. Its name must stay the same: jobs are found by it after a restart.
@@ -419,10 +419,10 @@ impl<S: Database> HandlerSetup<S> {
         if self.retry.is_empty() {
             return Err(fault("retry", "no attempt at all", "the first wait may be zero"));
         }
-        let types = Types::new(self.types).map_err(|error| (self.name.clone(), error))?;
+        let types = TypeFilter::new(self.types).map_err(|error| (self.name.clone(), error))?;
         let by_default = match &self.kind {
             Kind::Core(HandlerKind::Sql(_)) => S::SQL_TIMEOUT,
-            Kind::Core(HandlerKind::Http(_) | HandlerKind::Pull | HandlerKind::Code(_))
+            Kind::Core(HandlerKind::Http(_) | HandlerKind::Pull | HandlerKind::Rust(_))
             | Kind::Rust(_) => TIMEOUT_DEFAULT,
         };
         let timeout = self.timeout.unwrap_or(by_default);
@@ -435,7 +435,7 @@ impl<S: Database> HandlerSetup<S> {
             Kind::Rust(hire) => {
                 // No longer than its attempt, and so well below its lease.
                 let time = self.transaction_timeout.unwrap_or(timeout).min(timeout);
-                HandlerKind::Code(hire(Arc::clone(store), time))
+                HandlerKind::Rust(hire(Arc::clone(store), time))
             }
         };
         Ok(CoreHandler {
@@ -482,7 +482,7 @@ pub enum BuildError {
         /// Its name.
         source_name: String,
         /// What is wrong with it.
-        error: SpecError,
+        error: SourceError,
     },
     /// A handler is wrong.
     #[error("handler {source_name}/{handler}: {}: {} ({})", error.field, error.problem, error.hint)]

@@ -1,5 +1,5 @@
 //! Handlers in Rust: the trait a user implements, the event it is given, and how one becomes the
-//! [`Code`] that the workers run.
+//! [`RustHandler`] that the workers run.
 
 use std::fmt;
 use std::pin::Pin;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_core::handler::{Code, CodeRan};
+use hapax_core::handler::{RustHandler, RustOutcome};
 use hapax_core::store::{Claim, ClaimedEvent, EventId};
 use hapax_core::{SourceName, Tenant, Timestamp};
 use hapax_store::{Committed, Failure, SqliteStore, Transact};
@@ -133,12 +133,12 @@ pub(super) struct Hired<H, S> {
     pub(super) transaction_timeout: Duration,
 }
 
-impl<S: Transact, H: Handler<S>> Code for Hired<H, S> {
+impl<S: Transact, H: Handler<S>> RustHandler for Hired<H, S> {
     fn work(
         &self,
         claim: Claim,
         current: Option<Arc<str>>,
-    ) -> Pin<Box<dyn Future<Output = CodeRan> + Send + '_>> {
+    ) -> Pin<Box<dyn Future<Output = RustOutcome> + Send + '_>> {
         Box::pin(async move {
             let event = Event::of(&claim, current);
             let mut races = 0;
@@ -150,7 +150,7 @@ impl<S: Transact, H: Handler<S>> Code for Hired<H, S> {
                 }
             };
             match ended {
-                Ok(committed) if committed.is_of(&claim) => CodeRan::Committed,
+                Ok(committed) if committed.is_of(&claim) => RustOutcome::Committed,
                 Ok(_) => failed(Failure::give_up("the handler returned the proof of another job")),
                 Err(failure) => failed(failure),
             }
@@ -168,10 +168,10 @@ impl<H, S> fmt::Debug for Hired<H, S> {
     }
 }
 
-fn failed(failure: Failure) -> CodeRan {
+fn failed(failure: Failure) -> RustOutcome {
     let error = failure.error().to_owned();
     match failure.retry() {
-        Some(retry) => CodeRan::Failed { error, retry },
-        None => CodeRan::Lost { error },
+        Some(retry) => RustOutcome::Failed { error, retry },
+        None => RustOutcome::Lost { error },
     }
 }

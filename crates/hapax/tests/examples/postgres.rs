@@ -15,7 +15,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use crate::support::load::Load;
 use crate::support::sender::Request;
 use crate::support::{FOREVER, House, Lines, Sender, Server, Wire, npm, python, until};
-use hapax_sim::{Postgres, Proxy, READY_FOR_QUERY, Trap, free_port, skip};
+use hapax_sim::{Postgres, READY_FOR_QUERY, TcpProxy, Trap, free_port, skip};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio_postgres::NoTls;
@@ -442,8 +442,8 @@ fn unheard(test: &str, language: Language) {
     // before the COMMIT arrives and after it was done.
     let Some(stage) = Stage::set(test, language) else { return };
     let postgres = RUNTIME.block_on(Postgres::shared());
-    let to_app = RUNTIME.block_on(Proxy::to_port(stage.app.port()));
-    let to_database = RUNTIME.block_on(Proxy::to_port(postgres.port()));
+    let to_app = RUNTIME.block_on(TcpProxy::to_port(stage.app.port()));
+    let to_database = RUNTIME.block_on(TcpProxy::to_port(postgres.port()));
     stage.configure(to_app.port(), &[]);
     let server = stage.house.start();
     let _app = stage.start_app_on(&to_database.through(&stage.app_database), None);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::nodes::{self, Database, SECRET, Senders, wait};
 use crate::support::{House, Sender, Server, until};
-use hapax_sim::{PgBouncer, Postgres, Proxy, Traffic};
+use hapax_sim::{PgBouncer, Postgres, TcpProxy, Traffic};
 
 /// A handler whose leases end soon: what was lost with the database is tried again within the test.
 /// And it has more attempts than any of them needs.
@@ -177,7 +177,7 @@ fn a_primary_that_falls_silent_does_not_keep_nodes_from_the_promoted_standby() {
     }
     let mut database = Database::on(&primary, "silent");
     let standby = wait(primary.standby());
-    let network = wait(Proxy::to_port(primary.port()));
+    let network = wait(TcpProxy::to_port(primary.port()));
     let both = format!(
         "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/{}?target_session_attrs=read-write",
         network.port(),

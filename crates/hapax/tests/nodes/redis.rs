@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::support::nodes::{self, Database, SECRET, Senders, wait};
 use crate::support::{House, Sender, Server, until};
 use hapax_core::{EventKey, SourceName, Tenant};
-use hapax_sim::{Redis, Reply};
+use hapax_sim::{Redis, RedisReply};
 
 /// An answer that took longer has waited for Redis; far beyond what one takes on a busy machine.
 const ACK_MAX: Duration = Duration::from_secs(10);
@@ -41,15 +41,15 @@ fn name_of(event_id: &str) -> Vec<u8> {
 
 fn get(redis: &Redis, event_id: &str) -> Option<Vec<u8>> {
     match wait(redis.command(&[b"GET".to_vec(), name_of(event_id)])) {
-        Reply::Text(value) => Some(value),
-        Reply::Nothing => None,
+        RedisReply::Text(value) => Some(value),
+        RedisReply::Nothing => None,
         other => panic!("{other:?}"),
     }
 }
 
 fn plant(redis: &Redis, event_id: &str, value: &[u8]) {
     let set = [b"SET".to_vec(), name_of(event_id), value.to_vec()];
-    assert_eq!(wait(redis.command(&set)), Reply::Text(b"OK".to_vec()));
+    assert_eq!(wait(redis.command(&set)), RedisReply::Text(b"OK".to_vec()));
 }
 
 /// Sends copies until Redis knows all of these. What a busy Redis was not told in time is told by a
@@ -220,7 +220,7 @@ fn what_redis_knows_of_an_older_epoch_is_not_believed() {
     Senders::to([&first]).send(1, 0..EVENTS, || ());
     database.all_processed(&first, EVENTS);
     told(&database, &redis, 0..EVENTS);
-    assert_eq!(wait(redis.command(&["SAVE"])), Reply::Text(b"OK".to_vec()));
+    assert_eq!(wait(redis.command(&["SAVE"])), RedisReply::Text(b"OK".to_vec()));
     first.stop();
     database.execute("DELETE FROM hapax.job; DELETE FROM hapax.event; DELETE FROM ledger");
     // As long as nobody says that it is another database, Redis is believed: of events that are in no

@@ -16,9 +16,9 @@ use bytes::Bytes;
 use hapax_core::ledger::IDEMPOTENCY_KEY;
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
-use hapax_core::store::{Ingest, Store as _, Verdict, Via};
+use hapax_core::store::{ArrivalInfo, Ingest, Store as _, Verdict};
 use hapax_core::{Arrival, Receipt, Source, Timestamp, Verified, verify};
-use hapax_sim::powerloss::{Disk, Draw, Recording, Step};
+use hapax_sim::powerloss::{Disk, DiskStep, Recording, SeededRng};
 use hapax_store::{SqliteOptions, SqliteStore};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use serde_json::Value;
@@ -178,7 +178,7 @@ impl Run {
     fn read_answers(&self, ids: &BTreeMap<String, String>) -> Vec<Answered> {
         let mut answered = Vec::new();
         for (at, step) in self.recording.steps().iter().enumerate() {
-            let Step::Send(bytes) = step else { continue };
+            let DiskStep::Send(bytes) = step else { continue };
             let text = String::from_utf8_lossy(bytes);
             if let Some(json) = text.find("{\"decision\"").map(|from| &text[from..])
                 && let Some(answer) =
@@ -205,7 +205,7 @@ impl Run {
     fn faults(&self) -> Vec<usize> {
         let steps = self.recording.steps().iter().enumerate();
         let failed = steps.filter(
-            |(_, step)| matches!(step, Step::Ended { result: Err(why), .. } if why.contains("EIO")),
+            |(_, step)| matches!(step, DiskStep::Ended { result: Err(why), .. } if why.contains("EIO")),
         );
         failed.map(|(at, _)| at).collect()
     }
@@ -215,7 +215,7 @@ impl Run {
     fn syncs_of_recovery(&self) -> Vec<usize> {
         let steps = self.recording.steps();
         let ends_sync = |at: &usize| match &steps[*at] {
-            Step::Ended { step, result: Ok(_) } => matches!(steps[*step], Step::Sync(_)),
+            DiskStep::Ended { step, result: Ok(_) } => matches!(steps[*step], DiskStep::Sync(_)),
             _ => false,
         };
         let after = |fault: usize| fault..(fault + RECOVERY_STEPS).min(steps.len());
@@ -230,7 +230,7 @@ impl Run {
         let (file, log) = (self.house.database(), self.house.database().with_extension("db-wal"));
         for (at, step) in self.recording.steps().iter().enumerate() {
             disk.advance(self.recording.steps(), at);
-            let copies = matches!(step, Step::Write { path, .. } if *path == file);
+            let copies = matches!(step, DiskStep::Write { path, .. } if *path == file);
             assert!(!(copies && disk.is_doubtful(&log)), "step {at}: the log has holes on disk");
         }
     }
@@ -247,7 +247,7 @@ impl Run {
             for part in 0..2 {
                 let (wrong, next, recovery) = (&wrong, &next, &recovery);
                 scope.spawn(move || {
-                    let mut draw = Draw::new((seed * 2 + part) as u64);
+                    let mut draw = SeededRng::new((seed * 2 + part) as u64);
                     // Some cuts right behind an answer, where the promise is youngest; some in the
                     // recovery from a fault; the others anywhere, from before the first answer on.
                     let mut cuts: Vec<usize> = (0..images / 2)
@@ -370,7 +370,7 @@ impl Run {
     }
 
     async fn ingest(&self, store: &SqliteStore) -> Result<Vec<Verdict>, String> {
-        let via = Via {
+        let via = ArrivalInfo {
             received_at: Timestamp::now(),
             request_id: uuid::Uuid::nil(),
             remote: None,
@@ -384,7 +384,7 @@ impl Run {
     }
 
     /// Starts the server itself on an image: the senders come again, and everything ends as once.
-    fn start_on_an_image(&self, draw: &mut Draw) {
+    fn start_on_an_image(&self, draw: &mut SeededRng) {
         let steps = self.recording.steps();
         let cut = self.answered[draw.below(self.answered.len())].at + 1;
         let mut disk = self.disk.clone();
@@ -547,7 +547,7 @@ fn nothing_is_wrong(wrong: &[String], images: usize) {
 fn a_power_loss_at_any_moment_takes_back_nothing_that_was_answered() {
     let Some(run) = Run::record(SMALL, None) else { return };
     nothing_is_wrong(&run.judge(images()), images());
-    let mut draw = Draw::new(1);
+    let mut draw = SeededRng::new(1);
     for _ in 0..2 {
         run.start_on_an_image(&mut draw);
     }
@@ -595,10 +595,10 @@ fn a_power_loss_after_a_first_start_takes_back_nothing_that_was_answered() {
     let recording = Recording::read(&log, house.path());
     let steps = recording.steps();
     let sent = steps.iter().position(|step| {
-        matches!(step, Step::Send(bytes) if String::from_utf8_lossy(bytes).contains(&answer.id()))
+        matches!(step, DiskStep::Send(bytes) if String::from_utf8_lossy(bytes).contains(&answer.id()))
     });
     disk.advance(steps, sent.expect("the answer was sent") + 1);
-    let mut draw = Draw::new(1);
+    let mut draw = SeededRng::new(1);
     for _ in 0..30 {
         let image = scratch();
         disk.image(&mut draw, image.path());

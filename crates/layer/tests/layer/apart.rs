@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use hapax_layer::{JwtKeys, METHOD_OVERRIDES, Outcome, Principal, Quota, Route, Rules};
+use hapax_layer::{IdempotencyOutcome, JwtKeys, METHOD_OVERRIDES, Principal, Quota, Route, Rules};
 use http::request::Parts;
 use http::{HeaderName, Method};
 
 use crate::support::{Api, Ask, answer, charge, rules};
 
-async fn check(api: &Api, ask: Ask, outcome: Outcome) {
+async fn check(api: &Api, ask: Ask, outcome: IdempotencyOutcome) {
     let heard = api.send(ask.clone()).await;
     assert_eq!(heard.outcome, Some(outcome), "{ask:?}: {heard:?}");
 }
@@ -26,10 +26,10 @@ async fn account_method_and_path_keep_keys_apart() {
         charge("K"),
     ];
     for ask in elsewhere.clone() {
-        check(&api, ask, Outcome::Fresh).await;
+        check(&api, ask, IdempotencyOutcome::Fresh).await;
     }
     for ask in elsewhere.clone() {
-        check(&api, ask, Outcome::Replay).await;
+        check(&api, ask, IdempotencyOutcome::Replay).await;
     }
     assert_eq!(api.effects.count(), elsewhere.len());
 }
@@ -39,15 +39,15 @@ async fn account_method_and_path_keep_keys_apart() {
 #[tokio::test]
 async fn every_spelling_of_a_path_is_one_path_for_its_keys() {
     let api = Api::counting(rules());
-    check(&api, charge("k"), Outcome::Fresh).await;
+    check(&api, charge("k"), IdempotencyOutcome::Fresh).await;
     for spelling in
         ["/charges/", "//charges", "/CHARGES", "/%63harges", "/charges;a", "/..;/charges"]
     {
-        check(&api, charge("k").path(spelling), Outcome::Mismatch).await;
+        check(&api, charge("k").path(spelling), IdempotencyOutcome::Mismatch).await;
     }
-    check(&api, charge("k"), Outcome::Replay).await;
-    check(&api, charge("a").path("/accounts/AbC"), Outcome::Fresh).await;
-    check(&api, charge("a").path("/accounts/abc"), Outcome::Mismatch).await;
+    check(&api, charge("k"), IdempotencyOutcome::Replay).await;
+    check(&api, charge("a").path("/accounts/AbC"), IdempotencyOutcome::Fresh).await;
+    check(&api, charge("a").path("/accounts/abc"), IdempotencyOutcome::Mismatch).await;
     assert_eq!(api.effects.count(), 2);
 }
 
@@ -81,10 +81,10 @@ async fn two_apis_on_one_ledger_keep_their_keys_apart() {
     };
     let shop = Api::new(rules().realm("shop"), work);
     let bank = Api::on(Arc::clone(&shop.ledger), rules().realm("bank"), work);
-    check(&shop, charge("k"), Outcome::Fresh).await;
-    check(&bank, charge("k"), Outcome::Fresh).await;
-    check(&shop, charge("k"), Outcome::Replay).await;
-    check(&bank, charge("k"), Outcome::Replay).await;
+    check(&shop, charge("k"), IdempotencyOutcome::Fresh).await;
+    check(&bank, charge("k"), IdempotencyOutcome::Fresh).await;
+    check(&shop, charge("k"), IdempotencyOutcome::Replay).await;
+    check(&bank, charge("k"), IdempotencyOutcome::Replay).await;
 }
 
 // Whoever does not say whose the key is would share everybody's.
@@ -107,11 +107,11 @@ async fn a_key_that_is_nobodys_is_refused() {
 async fn the_authorization_header_keeps_callers_apart_unless_told_otherwise() {
     let api = Api::counting(Rules::default());
     let of = |token: &str| charge("k").header("authorization", token);
-    check(&api, of("Bearer a"), Outcome::Fresh).await;
-    check(&api, of("Bearer b"), Outcome::Fresh).await;
-    check(&api, charge("k"), Outcome::Fresh).await;
-    check(&api, of("Bearer a"), Outcome::Replay).await;
-    check(&api, charge("k"), Outcome::Replay).await;
+    check(&api, of("Bearer a"), IdempotencyOutcome::Fresh).await;
+    check(&api, of("Bearer b"), IdempotencyOutcome::Fresh).await;
+    check(&api, charge("k"), IdempotencyOutcome::Fresh).await;
+    check(&api, of("Bearer a"), IdempotencyOutcome::Replay).await;
+    check(&api, charge("k"), IdempotencyOutcome::Replay).await;
     assert_eq!(api.effects.count(), 3);
 }
 
@@ -121,12 +121,12 @@ async fn the_app_itself_may_say_whose_a_key_is() {
         let host = parts.headers.get("host")?.to_str().ok()?;
         Some(host.split_once('.')?.0.to_owned())
     };
-    let api = Api::counting(Rules::default().principal(Principal::By(Arc::new(by_tenant))));
+    let api = Api::counting(Rules::default().principal(Principal::Custom(Arc::new(by_tenant))));
     let of = |host: &str| charge("k").header("host", host);
-    check(&api, of("a.example"), Outcome::Fresh).await;
-    check(&api, of("b.example"), Outcome::Fresh).await;
-    check(&api, of("a.example"), Outcome::Replay).await;
-    check(&api, of("nowhere"), Outcome::Refused).await;
+    check(&api, of("a.example"), IdempotencyOutcome::Fresh).await;
+    check(&api, of("b.example"), IdempotencyOutcome::Fresh).await;
+    check(&api, of("a.example"), IdempotencyOutcome::Replay).await;
+    check(&api, of("nowhere"), IdempotencyOutcome::Refused).await;
 }
 
 // A ledger is read by operators and backed up: a credential in it is a credential lost.
@@ -164,18 +164,18 @@ async fn the_ledger_is_given_no_credential() {
 #[tokio::test]
 async fn a_caller_over_its_quota_gets_no_new_key_and_keeps_its_old_ones() {
     let api = Api::counting(rules().quota(Some(Quota { keys: 2, bytes: 1 << 20 })));
-    check(&api, charge("a"), Outcome::Fresh).await;
-    check(&api, charge("b"), Outcome::Fresh).await;
+    check(&api, charge("a"), IdempotencyOutcome::Fresh).await;
+    check(&api, charge("b"), IdempotencyOutcome::Fresh).await;
     let heard = api.send(charge("c")).await;
-    assert_eq!((heard.status, heard.outcome), (429, Some(Outcome::OverQuota)));
+    assert_eq!((heard.status, heard.outcome), (429, Some(IdempotencyOutcome::OverQuota)));
     assert_eq!(heard.problem().as_deref(), Some("idempotency_quota"));
     assert_eq!(heard.header("retry-after"), Some("60"));
-    check(&api, charge("a"), Outcome::Replay).await;
-    check(&api, charge("c").header("x-account-id", "acct_2"), Outcome::Fresh).await;
+    check(&api, charge("a"), IdempotencyOutcome::Replay).await;
+    check(&api, charge("c").header("x-account-id", "acct_2"), IdempotencyOutcome::Fresh).await;
     assert_eq!(api.effects.count(), 3);
     let free = Api::counting(rules().quota(None));
     for n in 0..10 {
-        check(&free, charge(&n.to_string()), Outcome::Fresh).await;
+        check(&free, charge(&n.to_string()), IdempotencyOutcome::Fresh).await;
     }
 }
 

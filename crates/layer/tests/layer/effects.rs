@@ -10,7 +10,9 @@ use axum::routing::post;
 use axum::{Extension, Router};
 use bytes::Bytes;
 use hapax_core::Timestamp;
-use hapax_layer::{Answer, Body, IdempotencyLayer, Outcome, Reserved, Settle, answered};
+use hapax_layer::{
+    Body, IdempotencyLayer, IdempotencyOutcome, Reserved, Settle, StoredAnswer, answered,
+};
 use hapax_store::{Answering as _, SqliteOptions, SqliteStore, TxError};
 use http::{Response, StatusCode};
 use tempfile::TempDir;
@@ -59,7 +61,7 @@ async fn charges(
         }
         let headers = vec![("content-type".to_owned(), "text/plain".to_owned())];
         let body = format!("charged by attempt {attempt}").into();
-        Ok(Answer { status: StatusCode::CREATED, headers, body })
+        Ok(StoredAnswer { status: StatusCode::CREATED, headers, body })
     });
     match committed.await {
         Ok(_) if shop.fate == Fate::DiesAfterCommit => panic!("killed before it could answer"),
@@ -139,7 +141,10 @@ async fn effects_and_answer_are_one_commit_for_fifty_at_once() {
         sent.spawn(send(desk.app.clone()));
     }
     let heard = soon(sent.join_all()).await;
-    assert_eq!(heard.iter().filter(|one| one.outcome == Some(Outcome::Fresh)).count(), 1);
+    assert_eq!(
+        heard.iter().filter(|one| one.outcome == Some(IdempotencyOutcome::Fresh)).count(),
+        1
+    );
     for one in heard.iter().filter(|one| one.status != 409) {
         assert_eq!((one.status, &one.body[..]), (201, &b"charged by attempt 1"[..]));
         assert_eq!(one.header("content-type"), Some("text/plain"));
@@ -172,7 +177,7 @@ async fn effects_that_cannot_be_committed_leave_no_answer_either() {
     assert_eq!(desk.send().await.status, 422);
     assert_eq!(charged(&directory), 0);
     // It said itself that nothing was done.
-    assert_eq!(desk.send().await.outcome, Some(Outcome::Fresh));
+    assert_eq!(desk.send().await.outcome, Some(IdempotencyOutcome::Fresh));
     assert_eq!(charged(&directory), 0);
 }
 

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use hapax_core::ledger::{Reserved, Settle};
 use hapax_core::limits::{ANSWER_BODY_BYTES_MAX, ANSWER_HEADER_BYTES_MAX};
 use hapax_core::store::StoreError;
-use hapax_layer::{Body, BoxError, Outcome};
+use hapax_layer::{Body, BoxError, IdempotencyOutcome};
 use http::{HeaderMap, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Full};
@@ -53,7 +53,7 @@ async fn check(name: &str, exit: Exit, hears: Hears, after: After) {
     let heard = first.as_ref().map_or(Hears::Error, |heard| Hears::Status(heard.status));
     assert_eq!(heard, hears, "{name}: {first:?}");
     if let Ok(first) = &first {
-        assert_eq!(first.outcome, Some(Outcome::Fresh), "{name}");
+        assert_eq!(first.outcome, Some(IdempotencyOutcome::Fresh), "{name}");
         assert_eq!(first.header("idempotency-replayed"), None, "{name}");
     }
 
@@ -68,7 +68,11 @@ async fn check(name: &str, exit: Exit, hears: Hears, after: After) {
             assert_eq!((&second.body[..], api.effects.count()), (&b"attempt 1"[..], 2), "{name}");
         }
         After::InProgress => {
-            assert_eq!((second.status, second.outcome), (409, Some(Outcome::InProgress)), "{name}");
+            assert_eq!(
+                (second.status, second.outcome),
+                (409, Some(IdempotencyOutcome::InProgress)),
+                "{name}"
+            );
             assert_eq!(second.header("retry-after"), Some("5"), "{name}");
             assert_eq!(api.effects.count(), 1, "{name}");
             api.ledger.pass(LEASE);
@@ -300,7 +304,7 @@ async fn a_client_that_hangs_up_cuts_nothing_short() {
     soon(begun.notified()).await;
     client.abort();
     assert!(client.await.unwrap_err().is_cancelled());
-    assert_eq!(api.send(charge("k")).await.outcome, Some(Outcome::InProgress));
+    assert_eq!(api.send(charge("k")).await.outcome, Some(IdempotencyOutcome::InProgress));
 
     gate.add_permits(1);
     soon(api.layer.drained()).await;
@@ -330,7 +334,7 @@ async fn without_a_ledger_nothing_runs() {
     let api = Api::counting(rules());
     api.ledger.fail(&[Act::Reserve]);
     let heard = api.send(charge("k")).await;
-    assert_eq!((heard.status, heard.outcome), (503, Some(Outcome::Unavailable)));
+    assert_eq!((heard.status, heard.outcome), (503, Some(IdempotencyOutcome::Unavailable)));
     assert_eq!(heard.problem().as_deref(), Some("unavailable"));
     assert_eq!(heard.header("retry-after"), Some("2"));
     assert!(!String::from_utf8_lossy(&heard.body).contains("ordered by the test"));
@@ -373,10 +377,10 @@ async fn an_answer_that_cannot_be_kept_is_not_sent() {
     let api = Api::counting(rules());
     api.ledger.fail(&[Act::Finish]);
     let heard = api.send(charge("k")).await;
-    assert_eq!((heard.status, heard.outcome), (503, Some(Outcome::Unavailable)));
+    assert_eq!((heard.status, heard.outcome), (503, Some(IdempotencyOutcome::Unavailable)));
     assert!(!String::from_utf8_lossy(&heard.body).contains("run"), "{heard:?}");
     api.ledger.fail(&[]);
-    assert_eq!(api.send(charge("k")).await.outcome, Some(Outcome::InProgress));
+    assert_eq!(api.send(charge("k")).await.outcome, Some(IdempotencyOutcome::InProgress));
     assert_eq!(api.effects.count(), 1);
 }
 
@@ -391,7 +395,7 @@ async fn work_whose_lease_is_over_before_it_begins_is_not_begun() {
     tokio::time::advance(LEASE).await;
     gate.add_permits(Semaphore::MAX_PERMITS / 2);
     let heard = soon(client).await.unwrap();
-    assert_eq!((heard.status, heard.outcome), (503, Some(Outcome::Unavailable)));
+    assert_eq!((heard.status, heard.outcome), (503, Some(IdempotencyOutcome::Unavailable)));
     assert_eq!(heard.header("retry-after"), Some("2"));
     assert_eq!(api.effects.count(), 0);
     // Nothing was done, so the key is free.
@@ -406,7 +410,7 @@ async fn a_key_that_cannot_be_freed_waits_out_its_lease() {
     });
     api.ledger.fail(&[Act::Abandon]);
     assert_eq!(api.send(charge("k")).await.status, 401);
-    assert_eq!(api.send(charge("k")).await.outcome, Some(Outcome::InProgress));
+    assert_eq!(api.send(charge("k")).await.outcome, Some(IdempotencyOutcome::InProgress));
     api.ledger.pass(LEASE);
     assert_eq!(api.send(charge("k")).await.status, 401);
     assert_eq!(api.effects.count(), 2);

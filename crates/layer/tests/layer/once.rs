@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use hapax_core::json::Pointer;
-use hapax_layer::{Outcome, Route};
+use hapax_layer::{IdempotencyOutcome, Route};
 use http::{Method, StatusCode};
 use tokio::task::JoinSet;
 
@@ -30,10 +30,10 @@ async fn fifty_at_once_with_one_key_are_one_run() {
     for one in &heard {
         *outcomes.entry(one.outcome.unwrap().as_str()).or_default() += 1;
         match one.outcome.unwrap() {
-            Outcome::Fresh | Outcome::Replay => {
+            IdempotencyOutcome::Fresh | IdempotencyOutcome::Replay => {
                 assert_eq!((one.status, &one.body[..]), (201, &b"{\"id\":\"ch_1\"}"[..]));
             }
-            Outcome::InProgress => {
+            IdempotencyOutcome::InProgress => {
                 assert_eq!((one.status, one.header("retry-after")), (409, Some("5")))
             }
             other => panic!("{other:?} is nothing that can happen here"),
@@ -41,7 +41,7 @@ async fn fifty_at_once_with_one_key_are_one_run() {
     }
     assert_eq!(outcomes["fresh"], 1, "{outcomes:?}");
 
-    let first = heard.iter().find(|one| one.outcome == Some(Outcome::Fresh)).unwrap();
+    let first = heard.iter().find(|one| one.outcome == Some(IdempotencyOutcome::Fresh)).unwrap();
     for _ in 0..3 {
         let replay = api.send(charge("one")).await;
         assert!(replay.is_replay());
@@ -67,7 +67,7 @@ async fn a_bad_key_is_refused_and_nothing_runs() {
     for bad in ["", "\"open", "\"\"", &"k".repeat(256)] {
         let heard = api.send(charge(bad)).await;
         assert_eq!(heard.problem().as_deref(), Some("idempotency_key_malformed"), "{bad}");
-        assert_eq!((heard.status, heard.outcome), (400, Some(Outcome::Refused)));
+        assert_eq!((heard.status, heard.outcome), (400, Some(IdempotencyOutcome::Refused)));
     }
     assert_eq!(api.effects.count(), 0);
 }
@@ -111,7 +111,7 @@ async fn a_key_used_for_another_request_is_refused() {
         first.clone().path("/charges?dry=1"),
     ] {
         let heard = api.send(other).await;
-        assert_eq!((heard.status, heard.outcome), (409, Some(Outcome::Mismatch)));
+        assert_eq!((heard.status, heard.outcome), (409, Some(IdempotencyOutcome::Mismatch)));
         assert_eq!(heard.problem().as_deref(), Some("idempotency_key_reused"));
         assert!(heard.header("retry-after").is_none(), "coming back does not help");
     }

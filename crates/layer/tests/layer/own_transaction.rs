@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hapax_core::ledger::{Answer, Ledger as _, Reserved, Settle};
+use hapax_core::ledger::{Ledger as _, Reserved, Settle, StoredAnswer};
 use hapax_core::limits::ANSWER_BODY_BYTES_MAX;
-use hapax_layer::{Body, BoxError, Outcome};
+use hapax_layer::{Body, BoxError, IdempotencyOutcome};
 use http::StatusCode;
 use http_body_util::{BodyExt as _, Full};
 use tokio::sync::{Notify, Semaphore};
@@ -40,7 +40,7 @@ fn app(itself: Itself, then: Then) -> Api {
             effects.add("in its own transaction");
             match itself {
                 Itself::Finishes => {
-                    let kept = Answer {
+                    let kept = StoredAnswer {
                         status: StatusCode::CREATED,
                         headers: vec![
                             ("content-type".into(), "text/plain".into()),
@@ -83,7 +83,7 @@ async fn what_the_app_finished_itself_wins_over_what_it_then_says() {
         let api = app(Itself::Finishes, then);
         let first = api.send(charge("k")).await;
         assert_eq!((first.status, &first.body[..]), (201, &b"kept by the app"[..]));
-        assert_eq!(first.outcome, Some(Outcome::Fresh), "its own request ran");
+        assert_eq!(first.outcome, Some(IdempotencyOutcome::Fresh), "its own request ran");
         assert_eq!(first.header("idempotency-replayed"), None);
         let replay = api.send(charge("k")).await;
         assert!(replay.is_replay());
@@ -111,7 +111,7 @@ async fn a_key_that_the_app_gave_up_itself_is_free_unless_it_then_says_success()
     let api = app(Itself::Abandons, Then::Says(422));
     for run in 1..=2 {
         let heard = api.send(charge("k")).await;
-        assert_eq!((heard.status, heard.outcome), (422, Some(Outcome::Fresh)));
+        assert_eq!((heard.status, heard.outcome), (422, Some(IdempotencyOutcome::Fresh)));
         assert_eq!(api.effects.count(), run);
     }
     // Whatever else went on, this was done.
@@ -176,10 +176,16 @@ async fn a_late_run_cannot_settle_the_key_of_a_running_successor() {
         let late = soon(first).await.unwrap();
         match settle {
             // Its answer will not be the one that is kept.
-            None => assert_eq!((late.status, late.outcome), (409, Some(Outcome::InProgress))),
+            None => {
+                assert_eq!((late.status, late.outcome), (409, Some(IdempotencyOutcome::InProgress)))
+            }
             Some(_) => assert_eq!((late.status, &late.body[..]), (200, &b"attempt 1"[..])),
         }
-        assert_eq!(api.send(charge("k")).await.outcome, Some(Outcome::InProgress), "{settle:?}");
+        assert_eq!(
+            api.send(charge("k")).await.outcome,
+            Some(IdempotencyOutcome::InProgress),
+            "{settle:?}"
+        );
         second_gate.add_permits(1);
         assert_eq!(soon(second).await.unwrap().body, "attempt 2");
         assert_eq!(api.effects.count(), 2);

@@ -6,7 +6,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use bytes::Bytes;
 use hapax_core::ledger::Reserved;
-use hapax_layer::{Body, IdempotencyLayer, Outcome, Route};
+use hapax_layer::{Body, IdempotencyLayer, IdempotencyOutcome, Route};
 use hapax_store::MemoryStore;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
@@ -50,7 +50,7 @@ async fn a_handler_runs_once_for_each_key() {
     let app = app(effects.clone());
     let ask = charge("k").header("content-type", "application/json");
     let first = send(&app, ask.clone()).await;
-    assert_eq!((first.status, first.outcome), (201, Some(Outcome::Fresh)));
+    assert_eq!((first.status, first.outcome), (201, Some(IdempotencyOutcome::Fresh)));
     let body: Value = serde_json::from_slice(&first.body).unwrap();
     assert_eq!(body, json!({"id": 1, "amount": 100}));
     let replay = send(&app, ask.clone()).await;
@@ -71,7 +71,7 @@ async fn a_handler_that_panics_is_a_500_and_does_not_run_again_at_once() {
     assert_eq!(first.status, 500);
     assert!(!String::from_utf8_lossy(&first.body).contains("boom"));
     let retry = send(&app, charge("k").path("/panics")).await;
-    assert_eq!((retry.status, retry.outcome), (409, Some(Outcome::InProgress)));
+    assert_eq!((retry.status, retry.outcome), (409, Some(IdempotencyOutcome::InProgress)));
     assert_eq!(effects.count(), 1);
 }
 

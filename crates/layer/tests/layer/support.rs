@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::Timestamp;
-use hapax_core::ledger::{Answer, Ledger, Reservation, ReserveAsk, Reserved};
+use hapax_core::ledger::{Ledger, Reservation, ReserveAsk, Reserved, StoredAnswer};
 use hapax_core::store::{Held, StoreError};
-use hapax_layer::{Body, BoxError, Idempotency, IdempotencyLayer, Outcome, Principal, Rules};
+use hapax_layer::{
+    Body, BoxError, Idempotency, IdempotencyLayer, IdempotencyOutcome, Principal, Rules,
+};
 use hapax_store::MemoryStore;
 use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
@@ -105,7 +107,7 @@ impl Ledger for Watched {
         reservation
     }
 
-    async fn finish(&self, reserved: &Reserved, answer: &Answer) -> Result<Held, StoreError> {
+    async fn finish(&self, reserved: &Reserved, answer: &StoredAnswer) -> Result<Held, StoreError> {
         self.note(Act::Finish, &(reserved, answer, String::from_utf8_lossy(&answer.body)))?;
         self.store.finish(reserved, answer).await
     }
@@ -272,7 +274,7 @@ pub(crate) struct Heard {
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
     pub(crate) trailers: Option<HeaderMap>,
-    pub(crate) outcome: Option<Outcome>,
+    pub(crate) outcome: Option<IdempotencyOutcome>,
 }
 
 impl Heard {
@@ -283,10 +285,10 @@ impl Heard {
     pub(crate) fn is_replay(&self) -> bool {
         assert_eq!(
             self.header("idempotency-replayed") == Some("true"),
-            self.outcome == Some(Outcome::Replay),
+            self.outcome == Some(IdempotencyOutcome::Replay),
             "the header says what the outcome is: {self:?}"
         );
-        self.outcome == Some(Outcome::Replay)
+        self.outcome == Some(IdempotencyOutcome::Replay)
     }
 
     /// The kind of problem that this is, if it is one of the layer's own.

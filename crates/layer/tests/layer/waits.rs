@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use hapax_layer::{IdempotencyLayer, LeasedUntil, Outcome};
+use hapax_layer::{IdempotencyLayer, IdempotencyOutcome, LeasedUntil};
 use http::StatusCode;
 use tokio::time::Instant;
 use tower::Layer as _;
@@ -22,14 +22,14 @@ async fn a_retry_of_a_running_request_is_told_to_come_back() {
     });
     soon(begun.notified()).await;
     let retry = api.send(charge("k")).await;
-    assert_eq!((retry.status, retry.outcome), (409, Some(Outcome::InProgress)));
+    assert_eq!((retry.status, retry.outcome), (409, Some(IdempotencyOutcome::InProgress)));
     assert_eq!(retry.problem().as_deref(), Some("idempotency_in_progress"));
     assert_eq!(retry.header("retry-after"), Some("5"));
     // Close to its end it is told less.
     api.ledger.pass(LEASE - Duration::from_secs(2));
     assert_eq!(api.send(charge("k")).await.header("retry-after"), Some("2"));
     // Another request under the key is a mistake at any time.
-    assert_eq!(api.send(charge("k").body("{}")).await.outcome, Some(Outcome::Mismatch));
+    assert_eq!(api.send(charge("k").body("{}")).await.outcome, Some(IdempotencyOutcome::Mismatch));
 
     gate.add_permits(1);
     assert_eq!(soon(first).await.unwrap().status, 201);
@@ -91,7 +91,7 @@ async fn who_waits_in_vain_is_told_so_when_the_wait_is_over() {
     soon(begun.notified()).await;
     let asked = Instant::now();
     let heard = api.send(charge("k")).await;
-    assert_eq!(heard.outcome, Some(Outcome::InProgress));
+    assert_eq!(heard.outcome, Some(IdempotencyOutcome::InProgress));
     assert_eq!(asked.elapsed(), WAIT);
     gate.add_permits(1);
     first.await.unwrap();
@@ -118,7 +118,10 @@ async fn who_waits_takes_over_when_the_lease_is_over() {
     assert_eq!(api.effects.count(), 0);
     dead.ledger.pass(LEASE);
     let heard = waiter.await.unwrap();
-    assert_eq!((heard.outcome, &heard.body[..]), (Some(Outcome::Fresh), &b"taken over"[..]));
+    assert_eq!(
+        (heard.outcome, &heard.body[..]),
+        (Some(IdempotencyOutcome::Fresh), &b"taken over"[..])
+    );
     first.abort();
 }
 

@@ -9,16 +9,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use super::recording::Step;
+use super::recording::DiskStep;
 
 /// What disks write at once.
 const SECTOR_BYTES: u64 = 512;
 
 /// Random numbers that are the same for the same seed.
 #[derive(Debug, Clone)]
-pub struct Draw(u64);
+pub struct SeededRng(u64);
 
-impl Draw {
+impl SeededRng {
     /// Numbers of this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
@@ -141,26 +141,26 @@ impl Disk {
     }
 
     /// Replays steps until `through` of them have been.
-    pub fn advance(&mut self, steps: &[Step], through: usize) {
+    pub fn advance(&mut self, steps: &[DiskStep], through: usize) {
         while self.next < through {
             let step = self.next;
             self.next += 1;
             match &steps[step] {
-                Step::Create(path) => self.create(path),
-                Step::CreateDir(path) => self.name(vec![(path.clone(), Some(Node::Dir))]),
-                Step::Remove(path) => self.name(vec![(path.clone(), None)]),
-                Step::Rename(from, to) => {
+                DiskStep::Create(path) => self.create(path),
+                DiskStep::CreateDir(path) => self.name(vec![(path.clone(), Some(Node::Dir))]),
+                DiskStep::Remove(path) => self.name(vec![(path.clone(), None)]),
+                DiskStep::Rename(from, to) => {
                     let node = self.live.get(from).copied();
                     self.name(vec![(from.clone(), None), (to.clone(), node)]);
                 }
-                Step::Write { path, offset, bytes } => {
+                DiskStep::Write { path, offset, bytes } => {
                     let kind = Kind::Bytes { offset: *offset, bytes: bytes.clone() };
                     self.change(step, path, kind);
                 }
-                Step::Resize { path, size } => self.change(step, path, Kind::Size(*size)),
-                Step::Sync(path) => self.sync(step, path),
-                Step::Ended { step, result } => self.ended(*step, &steps[*step], result),
-                Step::Send(_) => {}
+                DiskStep::Resize { path, size } => self.change(step, path, Kind::Size(*size)),
+                DiskStep::Sync(path) => self.sync(step, path),
+                DiskStep::Ended { step, result } => self.ended(*step, &steps[*step], result),
+                DiskStep::Send(_) => {}
             }
         }
     }
@@ -211,7 +211,7 @@ impl Disk {
         self.syncs.insert(step, sync);
     }
 
-    fn ended(&mut self, step: usize, what: &Step, result: &Result<u64, String>) {
+    fn ended(&mut self, step: usize, what: &DiskStep, result: &Result<u64, String>) {
         match self.syncs.remove(&step) {
             Some(Sync::File { file, changes }) => {
                 let fate = if result.is_ok() { Fate::Certain } else { Fate::Doubtful };
@@ -227,8 +227,8 @@ impl Disk {
         }
     }
 
-    fn changed(&mut self, step: usize, what: &Step, result: &Result<u64, String>) {
-        let (Step::Write { path, .. } | Step::Resize { path, .. }) = what else { return };
+    fn changed(&mut self, step: usize, what: &DiskStep, result: &Result<u64, String>) {
+        let (DiskStep::Write { path, .. } | DiskStep::Resize { path, .. }) = what else { return };
         let Some(file) = self.file(path) else { return };
         let changes = &mut self.files[file].changes;
         let Some(at) = changes.iter().position(|change| change.step == step) else { return };
@@ -250,7 +250,7 @@ impl Disk {
     }
 
     /// Writes one image into the empty directory `into`, which stands for the root.
-    pub fn image(&self, draw: &mut Draw, into: &Path) {
+    pub fn image(&self, draw: &mut SeededRng, into: &Path) {
         let taste = self.taste(draw);
         let mut names: BTreeMap<&Path, Node> = BTreeMap::new();
         for naming in &self.names {
@@ -287,7 +287,7 @@ impl Disk {
         }
     }
 
-    fn taste(&self, draw: &mut Draw) -> Taste {
+    fn taste(&self, draw: &mut SeededRng) -> Taste {
         let open: Vec<usize> = self
             .files
             .iter()
@@ -343,7 +343,7 @@ impl File {
         }
     }
 
-    fn drawn(&self, taste: Taste, draw: &mut Draw) -> Vec<u8> {
+    fn drawn(&self, taste: Taste, draw: &mut SeededRng) -> Vec<u8> {
         let mut content = self.base.clone();
         for change in &self.changes {
             let certain = change.fate == Fate::Certain;
@@ -427,10 +427,10 @@ mod tests {
     use super::*;
 
     /// The contents of `/d/a` that images after all of `steps` have.
-    fn contents(steps: &[Step]) -> BTreeSet<Option<Vec<u8>>> {
+    fn contents(steps: &[DiskStep]) -> BTreeSet<Option<Vec<u8>>> {
         let mut disk = Disk { root: "/d".into(), ..Disk::default() };
         disk.advance(steps, steps.len());
-        let mut draw = Draw::new(1);
+        let mut draw = SeededRng::new(1);
         let seen = (0..100).map(|_| {
             let image = tempfile::tempdir().expect("a directory");
             disk.image(&mut draw, image.path());
@@ -439,28 +439,28 @@ mod tests {
         seen.collect()
     }
 
-    fn write(offset: u64, bytes: &[u8]) -> Step {
-        Step::Write { path: "/d/a".into(), offset, bytes: bytes.to_vec() }
+    fn write(offset: u64, bytes: &[u8]) -> DiskStep {
+        DiskStep::Write { path: "/d/a".into(), offset, bytes: bytes.to_vec() }
     }
 
-    fn ended(step: usize) -> Step {
-        Step::Ended { step, result: Ok(1) }
+    fn ended(step: usize) -> DiskStep {
+        DiskStep::Ended { step, result: Ok(1) }
     }
 
-    fn made() -> Vec<Step> {
-        vec![Step::Create("/d/a".into()), Step::Sync("/d".into()), ended(1)]
+    fn made() -> Vec<DiskStep> {
+        vec![DiskStep::Create("/d/a".into()), DiskStep::Sync("/d".into()), ended(1)]
     }
 
     #[test]
     fn what_was_synced_is_always_there_and_the_rest_may_be() {
         let mut steps = made();
-        steps.extend([write(0, b"x"), ended(3), Step::Sync("/d/a".into()), ended(5)]);
+        steps.extend([write(0, b"x"), ended(3), DiskStep::Sync("/d/a".into()), ended(5)]);
         assert_eq!(contents(&steps), BTreeSet::from([Some(b"x".to_vec())]));
         steps.extend([write(0, b"y"), ended(7)]);
         let either = BTreeSet::from([Some(b"x".to_vec()), Some(b"y".to_vec())]);
         assert_eq!(contents(&steps), either);
         // A sync that has not ended promises nothing.
-        steps.push(Step::Sync("/d/a".into()));
+        steps.push(DiskStep::Sync("/d/a".into()));
         assert_eq!(contents(&steps), either);
         // A write during the sync is not part of it.
         steps.extend([write(0, b"z"), ended(10), ended(9)]);
@@ -471,10 +471,10 @@ mod tests {
     #[test]
     fn a_name_is_certain_once_its_directory_is_synced() {
         let steps = [
-            Step::Create("/d/a".into()),
+            DiskStep::Create("/d/a".into()),
             write(0, b"x"),
             ended(1),
-            Step::Sync("/d/a".into()),
+            DiskStep::Sync("/d/a".into()),
             ended(3),
         ];
         assert!(contents(&steps).contains(&None), "without a sync of the directory");
@@ -484,11 +484,11 @@ mod tests {
     #[test]
     fn a_failed_sync_leaves_doubt_that_only_a_new_write_ends() {
         let mut steps = made();
-        steps.extend([write(0, b"x"), ended(3), Step::Sync("/d/a".into())]);
-        steps.push(Step::Ended { step: 5, result: Err("EIO".into()) });
-        steps.extend([Step::Sync("/d/a".into()), ended(7)]);
+        steps.extend([write(0, b"x"), ended(3), DiskStep::Sync("/d/a".into())]);
+        steps.push(DiskStep::Ended { step: 5, result: Err("EIO".into()) });
+        steps.extend([DiskStep::Sync("/d/a".into()), ended(7)]);
         assert!(contents(&steps).contains(&Some(Vec::new())), "the next sync does not help");
-        steps.extend([write(0, b"x"), ended(9), Step::Sync("/d/a".into()), ended(11)]);
+        steps.extend([write(0, b"x"), ended(9), DiskStep::Sync("/d/a".into()), ended(11)]);
         assert_eq!(contents(&steps), BTreeSet::from([Some(b"x".to_vec())]));
     }
 

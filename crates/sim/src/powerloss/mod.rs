@@ -7,5 +7,5 @@
 mod disk;
 mod recording;
 
-pub use disk::{Disk, Draw};
-pub use recording::{Recording, Step};
+pub use disk::{Disk, SeededRng};
+pub use recording::{DiskStep, Recording};

@@ -16,7 +16,7 @@ const STRING_BYTES_MAX: &str = "8388608";
 /// What happened, in the order in which strace saw it. A call that takes time is two steps: what it
 /// began may be on disk from then on, and a sync holds for what had ended before it began.
 #[derive(Debug)]
-pub enum Step {
+pub enum DiskStep {
     /// A file was made.
     Create(PathBuf),
     /// A directory was made.
@@ -57,7 +57,7 @@ pub enum Step {
 /// A whole run.
 #[derive(Debug, Default)]
 pub struct Recording {
-    steps: Vec<Step>,
+    steps: Vec<DiskStep>,
 }
 
 impl Recording {
@@ -91,7 +91,7 @@ impl Recording {
     }
 
     /// All steps.
-    pub fn steps(&self) -> &[Step] {
+    pub fn steps(&self) -> &[DiskStep] {
         &self.steps
     }
 }
@@ -128,9 +128,9 @@ impl<'a> Reader<'a> {
     fn began(&mut self, call: &Call<'_>, offsets: &mut HashMap<u64, u64>) -> Option<usize> {
         let step = match call.name {
             "write" | "sendto" | "sendmsg" | "writev" if call.is_socket() => {
-                Step::Send(call.strings())
+                DiskStep::Send(call.strings())
             }
-            "pwrite64" => Step::Write {
+            "pwrite64" => DiskStep::Write {
                 path: self.mine(call.path(0))?,
                 offset: call.number(3),
                 bytes: call.strings(),
@@ -141,10 +141,12 @@ impl<'a> Reader<'a> {
                 let offset = offsets.entry(call.descriptor()).or_default();
                 let at = *offset;
                 *offset += bytes.len() as u64;
-                Step::Write { path, offset: at, bytes }
+                DiskStep::Write { path, offset: at, bytes }
             }
-            "ftruncate" => Step::Resize { path: self.mine(call.path(0))?, size: call.number(1) },
-            "fsync" | "fdatasync" => Step::Sync(self.mine(call.path(0))?),
+            "ftruncate" => {
+                DiskStep::Resize { path: self.mine(call.path(0))?, size: call.number(1) }
+            }
+            "fsync" | "fdatasync" => DiskStep::Sync(self.mine(call.path(0))?),
             "writev" | "pwritev" | "pwritev2" | "truncate" | "fallocate" | "link" | "linkat"
             | "copy_file_range" | "sync_file_range" | "msync" | "renameat" | "renameat2"
             | "mkdirat" | "rmdir" | "creat" => {
@@ -163,9 +165,9 @@ impl<'a> Reader<'a> {
     /// What takes effect when it has ended.
     fn ended(&mut self, call: &Call<'_>, step: Option<usize>, offsets: &mut HashMap<u64, u64>) {
         if let Some(step) = step {
-            if !matches!(self.recording.steps[step], Step::Send(_)) {
+            if !matches!(self.recording.steps[step], DiskStep::Send(_)) {
                 let result = call.result.clone();
-                self.recording.steps.push(Step::Ended { step, result });
+                self.recording.steps.push(DiskStep::Ended { step, result });
             }
             return;
         }
@@ -183,13 +185,13 @@ impl<'a> Reader<'a> {
                 if !flags.contains("O_CREAT") && !flags.contains("O_TRUNC") {
                     return;
                 }
-                self.mine(call.path(at)).map(Step::Create)
+                self.mine(call.path(at)).map(DiskStep::Create)
             }
-            "mkdir" => self.mine(call.path(0)).map(Step::CreateDir),
-            "unlink" => self.mine(call.path(0)).map(Step::Remove),
-            "unlinkat" => self.mine(call.path(1)).map(Step::Remove),
+            "mkdir" => self.mine(call.path(0)).map(DiskStep::CreateDir),
+            "unlink" => self.mine(call.path(0)).map(DiskStep::Remove),
+            "unlinkat" => self.mine(call.path(1)).map(DiskStep::Remove),
             "rename" => match (self.mine(call.path(0)), self.mine(call.path(1))) {
-                (Some(from), Some(to)) => Some(Step::Rename(from, to)),
+                (Some(from), Some(to)) => Some(DiskStep::Rename(from, to)),
                 (None, None) => None,
                 (_, _) => panic!("a name left the recorded directory"),
             },

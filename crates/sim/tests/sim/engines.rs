@@ -5,14 +5,14 @@ use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use hapax_sim::{PgBouncer, Postgres, Redis, Reply, skip};
+use hapax_sim::{PgBouncer, Postgres, Redis, RedisReply, skip};
 
 #[tokio::test]
 async fn redis_forgets_when_killed_and_comes_back_with_an_old_snapshot() {
     // A key saved, then changed, then lost with the process: the old value must come back.
     let redis = Redis::with_settings(&[("maxmemory", "8mb")]).await;
     let url = redis.url();
-    let value = |bytes: &[u8]| Reply::Text(bytes.to_vec());
+    let value = |bytes: &[u8]| RedisReply::Text(bytes.to_vec());
     redis.command(&["SET", "seen", "old"]).await;
     redis.command(&["SAVE"]).await;
     redis.command(&[b"SET".as_slice(), b"seen", b"new\x00\r\n"]).await;
@@ -24,11 +24,11 @@ async fn redis_forgets_when_killed_and_comes_back_with_an_old_snapshot() {
     assert_eq!(redis.command(&["GET", "seen"]).await, value(b"old"));
 
     redis.flush_all().await;
-    assert_eq!(redis.command(&["GET", "seen"]).await, Reply::Nothing);
-    assert_eq!(redis.command(&["INCR", "count"]).await, Reply::Integer(1));
-    assert!(matches!(redis.command(&["NONSENSE"]).await, Reply::Refused(_)));
+    assert_eq!(redis.command(&["GET", "seen"]).await, RedisReply::Nothing);
+    assert_eq!(redis.command(&["INCR", "count"]).await, RedisReply::Integer(1));
+    assert!(matches!(redis.command(&["NONSENSE"]).await, RedisReply::Refused(_)));
     let limit = redis.command(&["CONFIG", "GET", "maxmemory"]).await;
-    assert_eq!(limit, Reply::List(vec![value(b"maxmemory"), value(b"8388608")]));
+    assert_eq!(limit, RedisReply::List(vec![value(b"maxmemory"), value(b"8388608")]));
 }
 
 #[tokio::test]
@@ -41,7 +41,7 @@ async fn a_paused_redis_answers_nothing_and_then_everything() {
     let waited = tokio::time::timeout(Duration::from_millis(200), &mut answer).await;
     assert!(waited.is_err(), "answered while paused");
     redis.resume().await;
-    assert_eq!(answer.await, Reply::Text(b"PONG".to_vec()));
+    assert_eq!(answer.await, RedisReply::Text(b"PONG".to_vec()));
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use hapax_sim::{Postgres, Proxy, READY_FOR_QUERY, Traffic, Trap};
+use hapax_sim::{Postgres, READY_FOR_QUERY, TcpProxy, Traffic, Trap};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -13,7 +13,7 @@ async fn a_lost_answer_is_lost_after_the_commit_and_a_lost_request_before_it() {
     let server = Postgres::shared().await;
     let url = server.create_database("cut").await;
     Postgres::execute_at(&url, "CREATE TABLE fees (id text)").await;
-    let proxy = Proxy::to_port(server.port()).await;
+    let proxy = TcpProxy::to_port(server.port()).await;
     let insert = async |id: &str| {
         let (client, connection) =
             tokio_postgres::connect(&proxy.through(&url), tokio_postgres::NoTls).await?;
@@ -38,7 +38,7 @@ async fn a_lost_answer_is_lost_after_the_commit_and_a_lost_request_before_it() {
 #[tokio::test]
 async fn a_moment_is_recognised_across_pieces() {
     // The bytes that name the moment come one by one; none of them alone is the moment.
-    let proxy = Proxy::to_port(echo().await).await;
+    let proxy = TcpProxy::to_port(echo().await).await;
     let mut client = connect(&proxy).await;
     proxy.arm(Trap::Request(b"COMMIT".to_vec()));
     for byte in b"xCOMMI" {
@@ -53,7 +53,7 @@ async fn a_moment_is_recognised_across_pieces() {
 #[tokio::test]
 async fn an_answer_ends_after_exactly_so_many_bytes() {
     // Bytes that passed before the trap was set must not count.
-    let proxy = Proxy::to_port(echo().await).await;
+    let proxy = TcpProxy::to_port(echo().await).await;
     let mut client = connect(&proxy).await;
     client.write_all(b"before").await.expect("sent");
     let mut before = [0; 6];
@@ -69,7 +69,7 @@ async fn an_answer_ends_after_exactly_so_many_bytes() {
 #[tokio::test]
 async fn held_bytes_arrive_when_traffic_flows_again() {
     // A partition that heals must lose nothing, and must not leak anything while it lasts.
-    let proxy = Proxy::to_port(echo().await).await;
+    let proxy = TcpProxy::to_port(echo().await).await;
     let mut client = connect(&proxy).await;
     proxy.set(Traffic::Hold);
     client.write_all(b"?").await.expect("sent");
@@ -82,7 +82,7 @@ async fn held_bytes_arrive_when_traffic_flows_again() {
 #[tokio::test]
 async fn a_delay_holds_back_each_direction_and_does_not_add_up() {
     // Twenty pieces in a row, each late: together they must be late once, not twenty times.
-    let proxy = Proxy::to_port(echo().await).await;
+    let proxy = TcpProxy::to_port(echo().await).await;
     let mut client = connect(&proxy).await;
     const DELAY: Duration = Duration::from_millis(500);
     proxy.set(Traffic::Delay(DELAY));
@@ -101,7 +101,7 @@ async fn a_delay_holds_back_each_direction_and_does_not_add_up() {
 #[tokio::test]
 async fn a_cut_reaches_every_connection_and_refusal_every_new_one() {
     // Two are open when the cable is pulled; a third comes while it is out.
-    let proxy = Proxy::to_port(echo().await).await;
+    let proxy = TcpProxy::to_port(echo().await).await;
     let (mut one, mut other) = (connect(&proxy).await, connect(&proxy).await);
     proxy.set(Traffic::Refuse);
     assert_eq!(proxy.cut(), 2);
@@ -117,7 +117,7 @@ async fn a_cut_reaches_every_connection_and_refusal_every_new_one() {
 }
 
 /// A connection that is known to pass all the way.
-async fn connect(proxy: &Proxy) -> TcpStream {
+async fn connect(proxy: &TcpProxy) -> TcpStream {
     let mut client = TcpStream::connect(("127.0.0.1", proxy.port())).await.expect("connects");
     client.write_all(b"!").await.expect("sent");
     assert_eq!(client.read_u8().await.expect("echoed"), b'!');

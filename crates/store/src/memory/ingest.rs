@@ -2,8 +2,8 @@
 
 use hapax_core::job::{Fence, JobId, Phase, Progress, jittered};
 use hapax_core::store::{
-    ArrivalNote, Decision, EventDetail, EventId, EventSummary, HandlerRef, Ingest, Known, NewJob,
-    ReviewReason, Status, Verdict, Via,
+    ArrivalInfo, ArrivalNote, Decision, EventDetail, EventId, EventSummary, HandlerRef, Ingest,
+    KnownEvent, NewJob, ReviewReason, Status, Verdict,
 };
 use hapax_core::{EventKey, GuardKeep, GuardSeen, Receipt, Timeliness, Timestamp};
 use uuid::Uuid;
@@ -16,7 +16,7 @@ use crate::limits::{CONFLICTS_IN_FULL, COPIES_IN_FULL};
 struct Coming<'a> {
     receipt: &'a Receipt,
     jobs: &'a [NewJob],
-    via: &'a Via,
+    via: &'a ArrivalInfo,
     now: Timestamp,
 }
 
@@ -205,15 +205,19 @@ impl Model {
         }
     }
 
-    fn known(&self, at: EventNumber) -> Known {
+    fn known(&self, at: EventNumber) -> KnownEvent {
         let summary = self.summary(at);
-        Known { id: summary.id, status: summary.status, result: summary.result.map(Into::into) }
+        KnownEvent {
+            id: summary.id,
+            status: summary.status,
+            result: summary.result.map(Into::into),
+        }
     }
 }
 
 impl Stored {
     /// Counts one more arrival, and keeps it in full while there is room.
-    fn note(&mut self, via: &Via, conflict: Option<&Receipt>) {
+    fn note(&mut self, via: &ArrivalInfo, conflict: Option<&Receipt>) {
         let summary = &mut self.detail.summary;
         summary.arrivals += 1;
         let notes = &mut self.detail.arrivals;
@@ -234,7 +238,7 @@ impl Stored {
     }
 }
 
-fn arrival(via: &Via, decision: Decision, conflict: Option<&Receipt>) -> ArrivalNote {
+fn arrival(via: &ArrivalInfo, decision: Decision, conflict: Option<&Receipt>) -> ArrivalNote {
     ArrivalNote {
         decision,
         received_at: via.received_at,

@@ -6,8 +6,8 @@ use std::time::Duration;
 use hapax_core::Timestamp;
 use hapax_core::job::Fence;
 use hapax_core::ledger::{
-    Answer, Fingerprint, IdempotencyKey, Ledger, Owner, Quota, Reservation, ReserveAsk, Reserved,
-    Scope, Usage,
+    Fingerprint, IdempotencyKey, Ledger, Owner, Quota, Reservation, ReserveAsk, Reserved, Scope,
+    StoredAnswer, Usage,
 };
 use hapax_core::store::{Held, StoreError};
 use jiff::SignedDuration;
@@ -23,7 +23,7 @@ pub(super) struct Kept {
     leased_until: Timestamp,
     ttl: Duration,
     expires_at: Timestamp,
-    answer: Option<Answer>,
+    answer: Option<StoredAnswer>,
     /// Whether it counts for the quota of its caller.
     is_counted: bool,
 }
@@ -76,7 +76,7 @@ impl Ledger for MemoryStore {
         Ok(Reservation::Fresh(Reserved { scope, key, fence, attempt, quota: ask.quota }))
     }
 
-    async fn finish(&self, reserved: &Reserved, answer: &Answer) -> Result<Held, StoreError> {
+    async fn finish(&self, reserved: &Reserved, answer: &StoredAnswer) -> Result<Held, StoreError> {
         let now = self.now();
         let mut model = self.model();
         let name = (reserved.scope.clone(), reserved.key.clone());
@@ -87,7 +87,7 @@ impl Ledger for MemoryStore {
         else {
             return Ok(Held::Lost);
         };
-        kept.answer = Some(if is_kept { answer.clone() } else { Answer::not_kept() });
+        kept.answer = Some(if is_kept { answer.clone() } else { StoredAnswer::not_kept() });
         kept.expires_at = later(now, kept.ttl);
         Ok(Held::Kept)
     }
@@ -137,7 +137,7 @@ fn judged(
             continue;
         }
         callers.insert(theirs);
-        let bytes = kept.answer.as_ref().map_or(0, Answer::size);
+        let bytes = kept.answer.as_ref().map_or(0, StoredAnswer::size);
         for usage in [Some(&mut all), (theirs == owner).then_some(&mut own)].into_iter().flatten() {
             usage.keys += 1;
             usage.bytes += bytes;

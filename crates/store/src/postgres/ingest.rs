@@ -9,7 +9,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use hapax_core::job::Phase;
-use hapax_core::store::{EventId, Ingest, Known, NewJob, Status, StoreError, Verdict, Via};
+use hapax_core::store::{
+    ArrivalInfo, EventId, Ingest, KnownEvent, NewJob, Status, StoreError, Verdict,
+};
 use hapax_core::{KeyHash, Receipt, Timeliness};
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
@@ -30,7 +32,7 @@ const MENDS_MAX: u32 = 3;
 pub(super) struct Item<'a> {
     pub(super) receipt: &'a Receipt,
     pub(super) jobs: &'a [NewJob],
-    pub(super) via: &'a Via,
+    pub(super) via: &'a ArrivalInfo,
     /// The id it gets if it is new.
     pub(super) id: EventId,
 }
@@ -233,7 +235,7 @@ struct Existing {
     body_hash: KeyHash,
     guard: Option<KeyHash>,
     standing: Standing,
-    known: Known,
+    known: KnownEvent,
 }
 
 impl Outcome<'_> {
@@ -310,7 +312,7 @@ impl Outcome<'_> {
                 let Ok(verdicts) = &mut board[group.request] else { break };
                 let Some(told) = told.get(&(group.request, *at)) else { continue };
                 // Forgotten since: its id is all that can be said.
-                let gone = |id| Known { id, status: Status::Processed, result: None };
+                let gone = |id| KnownEvent { id, status: Status::Processed, result: None };
                 verdicts[*at] = Some(match told {
                     Told::Accepted(id) => self.accepted(*id, item),
                     Told::Review(id) => Verdict::Review(*id),
@@ -336,7 +338,7 @@ impl Outcome<'_> {
         self.wake(item);
         let phase = |job: &NewJob| if job.hopeless.is_some() { Phase::Dead } else { Phase::Ready };
         let status = Status::of_jobs(item.jobs.iter().map(|job| (phase(job), 0)));
-        let known = Known { id, status, result: None };
+        let known = KnownEvent { id, status, result: None };
         self.remember(
             item.receipt,
             Recent {
@@ -397,7 +399,7 @@ impl Outcome<'_> {
             .map(|row| {
                 let standing = Standing::new(row.get(3), row.get(4), row.get(5), row.get(6));
                 let result: Option<&str> = row.get(7);
-                let known = Known {
+                let known = KnownEvent {
                     id: EventId(row.get(1)),
                     status: standing.status,
                     result: result.map(Arc::from),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use deadpool_postgres::Object;
 use hapax_core::failpoint;
 use hapax_core::job::Fence;
-use hapax_core::ledger::{Answer, Ledger, Quota, Reservation, ReserveAsk, Reserved};
+use hapax_core::ledger::{Ledger, Quota, Reservation, ReserveAsk, Reserved, StoredAnswer};
 use hapax_core::store::{Held, StoreError};
 use serde_json::Value;
 use tokio_postgres::Row;
@@ -28,7 +28,7 @@ impl Ledger for PgStore {
         self.act(|shared| async move { retried(|| reserve(&shared, &ask)).await }).await
     }
 
-    async fn finish(&self, reserved: &Reserved, answer: &Answer) -> Result<Held, StoreError> {
+    async fn finish(&self, reserved: &Reserved, answer: &StoredAnswer) -> Result<Held, StoreError> {
         let (reserved, answer) = (reserved.clone(), answer.clone());
         self.act(|shared| async move { retried(|| finish(&shared, &reserved, &answer)).await })
             .await
@@ -117,7 +117,11 @@ const FINISH_WITHIN_QUOTA: &str = "\
         THEN hapax.finish_key($1, $2, $3, $4, $5, $6, $7, $8) \
         ELSE hapax.finish_key($1, $2, $3, $12, $13, $14, $7, $15) END";
 
-async fn finish(shared: &Shared, reserved: &Reserved, answer: &Answer) -> Result<Held, PgError> {
+async fn finish(
+    shared: &Shared,
+    reserved: &Reserved,
+    answer: &StoredAnswer,
+) -> Result<Held, PgError> {
     let (status, headers) = columns(answer);
     let Reserved { scope, key, fence, .. } = reserved;
     let (scope, key, body, now) = (scope.as_str(), key.as_str(), &answer.body[..], shared.now());
@@ -133,7 +137,7 @@ async fn finish(shared: &Shared, reserved: &Reserved, answer: &Answer) -> Result
         Some(_) => {
             let owner = reserved.scope.owner().as_str();
             let (max_keys, max_bytes) = bounds(reserved.quota);
-            let instead = Answer::not_kept();
+            let instead = StoredAnswer::not_kept();
             let (other_status, other_headers) = columns(&instead);
             let (other_body, other_size) = (&instead.body[..], size_of(&instead));
             let given: &[&(dyn ToSql + Sync)] = &[
@@ -165,7 +169,7 @@ pub(super) async fn finish_within(
     shared: &Shared,
     client: &Object,
     reserved: &Reserved,
-    answer: &Answer,
+    answer: &StoredAnswer,
 ) -> Result<(), NotRun> {
     let (status, headers) = columns(answer);
     let Reserved { scope, key, fence, .. } = reserved;
@@ -197,7 +201,7 @@ pub(super) async fn is_open(client: &Object, reserved: &Reserved) -> Result<bool
 pub(super) async fn is_kept(
     shared: &Shared,
     reserved: &Reserved,
-    answer: &Answer,
+    answer: &StoredAnswer,
 ) -> Result<bool, PgError> {
     let (status, headers) = columns(answer);
     let Reserved { scope, key, fence, .. } = reserved;
@@ -210,12 +214,12 @@ pub(super) async fn is_kept(
 }
 
 /// What an answer counts for.
-fn size_of(answer: &Answer) -> i64 {
+fn size_of(answer: &StoredAnswer) -> i64 {
     i64::try_from(answer.size()).unwrap_or(i64::MAX)
 }
 
 /// Status and headers as they stand in the table.
-fn columns(answer: &Answer) -> (i32, Value) {
+fn columns(answer: &StoredAnswer) -> (i32, Value) {
     let headers = without_nul(&stored_answer::as_object(&answer.headers));
     (i32::from(answer.status.as_u16()), headers)
 }

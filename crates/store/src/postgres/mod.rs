@@ -37,8 +37,8 @@ use std::time::Duration;
 use hapax_core::handler::SqlProgram;
 use hapax_core::job::JobId;
 use hapax_core::store::{
-    EventDetail, EventFilter, EventId, EventName, EventSummary, Ingest, Inspect, JobDetail,
-    JobFilter, LaneState, Lookup, Page, Sample, SampleAsk, Store, StoreError, Verdict, Via,
+    ArrivalInfo, EventDetail, EventFilter, EventId, EventName, EventSummary, Ingest, Inspect,
+    JobDetail, JobFilter, LaneState, Lookup, Page, Sample, SampleAsk, Store, StoreError, Verdict,
 };
 use hapax_core::{EventKey, KeyHash, Receipt, Timestamp};
 use tokio::sync::Notify;
@@ -456,7 +456,7 @@ impl Shared {
     }
 
     /// Counts a copy, to be written behind.
-    fn note_copy(&self, event: EventId, via: &Via) {
+    fn note_copy(&self, event: EventId, via: &ArrivalInfo) {
         if self.copies.note(event, via) {
             self.copies_full.notify_one();
         }

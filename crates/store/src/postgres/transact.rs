@@ -16,7 +16,7 @@ use deadpool_postgres::Object;
 use hapax_core::Tenant;
 use hapax_core::failpoint;
 use hapax_core::handler::{Dialect, SqlError, SqlProgram};
-use hapax_core::ledger::{Answer, Reserved};
+use hapax_core::ledger::{Reserved, StoredAnswer};
 use hapax_core::store::{Claim, NewMessage, StoreError};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, error::Elapsed, timeout, timeout_at};
@@ -257,7 +257,7 @@ impl PgDb<KeyRight> {
     /// Keeps the answer and commits as [`PgDb::commit`] does for a job: effects and answer are durable
     /// when this returns `Ok` with it. After [`TxError::Store`] whoever asks for the key again gets the
     /// answer, or does the work once the lease is over.
-    pub async fn commit(self, answer: Answer) -> Result<Answer, TxError> {
+    pub async fn commit(self, answer: StoredAnswer) -> Result<StoredAnswer, TxError> {
         commit(self, answer).await
     }
 }
@@ -340,8 +340,8 @@ impl Recorded for JobRight {
 }
 
 impl Recorded for KeyRight {
-    type Said = Answer;
-    type Proof = Answer;
+    type Said = StoredAnswer;
+    type Proof = StoredAnswer;
 
     fn tenant(&self) -> Option<Tenant> {
         None
@@ -359,18 +359,18 @@ impl Recorded for KeyRight {
         &self,
         shared: &Shared,
         client: &Object,
-        answer: &Answer,
+        answer: &StoredAnswer,
     ) -> Result<(), NotRun> {
         fits(answer).map_err(|too_large| NotRun::Statement(too_large.to_string()))?;
         sql_handlers::check_constraints(client).await?;
         ledger::finish_within(shared, client, &self.0, answer).await
     }
 
-    async fn is_recorded(&self, shared: &Shared, answer: &Answer) -> Result<bool, PgError> {
+    async fn is_recorded(&self, shared: &Shared, answer: &StoredAnswer) -> Result<bool, PgError> {
         ledger::is_kept(shared, &self.0, answer).await
     }
 
-    fn told(&self, _: &Shared, answer: Answer) -> Answer {
+    fn told(&self, _: &Shared, answer: StoredAnswer) -> StoredAnswer {
         answer
     }
 }

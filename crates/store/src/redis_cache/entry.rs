@@ -8,7 +8,7 @@ use std::fmt;
 use std::time::Duration;
 
 use aws_lc_rs::hmac;
-use hapax_core::store::{EventId, Known, Status};
+use hapax_core::store::{EventId, KnownEvent, Status};
 use hapax_core::{KeyHash, Timestamp};
 use uuid::Uuid;
 
@@ -29,7 +29,7 @@ pub(crate) struct Entry {
     pub(crate) body_hash: KeyHash,
     /// The guard that the newest arrival had.
     pub(crate) guard: Option<KeyHash>,
-    pub(crate) known: Known,
+    pub(crate) known: KnownEvent,
     pub(crate) written_at: Timestamp,
 }
 
@@ -96,7 +96,7 @@ impl Entry {
             return None;
         }
         let result = (!result.is_empty()).then(|| std::str::from_utf8(result)).transpose().ok()?;
-        let known = Known { id, status: status_of(head[57])?, result: result.map(Into::into) };
+        let known = KnownEvent { id, status: status_of(head[57])?, result: result.map(Into::into) };
         let guard = (guard != NO_GUARD).then_some(guard);
         Some(Self { body_hash, guard, known, written_at })
     }
@@ -125,7 +125,8 @@ mod tests {
     }
 
     fn entry(status: Status, result: Option<&str>) -> Entry {
-        let known = Known { id: EventId(Uuid::now_v7()), status, result: result.map(Into::into) };
+        let known =
+            KnownEvent { id: EventId(Uuid::now_v7()), status, result: result.map(Into::into) };
         let written_at = Timestamp::from_second(Timestamp::now().as_second()).expect("in range");
         Entry { body_hash: key(7), guard: None, known, written_at }
     }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use hapax_core::KeyHash;
 use hapax_core::job::Fence;
 use hapax_core::ledger::{
-    Answer, IdempotencyKey, Ledger, Reservation, ReserveAsk, Reserved, Scope,
+    IdempotencyKey, Ledger, Reservation, ReserveAsk, Reserved, Scope, StoredAnswer,
 };
 use hapax_core::store::{Held, StoreError};
 use http::StatusCode;
@@ -115,12 +115,12 @@ impl Ledger for RedisLedger {
         }
     }
 
-    async fn finish(&self, reserved: &Reserved, answer: &Answer) -> Result<Held, StoreError> {
-        let headers_of = |answer: &Answer| {
+    async fn finish(&self, reserved: &Reserved, answer: &StoredAnswer) -> Result<Held, StoreError> {
+        let headers_of = |answer: &StoredAnswer| {
             serde_json::to_vec(&answer.headers)
                 .map_err(|error| StoreError::Unavailable(error.to_string().into()))
         };
-        let instead = Answer::not_kept();
+        let instead = StoredAnswer::not_kept();
         let (headers, other_headers) = (headers_of(answer)?, headers_of(&instead)?);
         let kept: bool = self
             .run(FINISH, &reserved.scope, &reserved.key, |command| {
@@ -145,8 +145,8 @@ impl Ledger for RedisLedger {
     }
 }
 
-fn read(status: i64, headers: Option<Vec<u8>>, body: Option<Vec<u8>>) -> Option<Answer> {
-    Some(Answer {
+fn read(status: i64, headers: Option<Vec<u8>>, body: Option<Vec<u8>>) -> Option<StoredAnswer> {
+    Some(StoredAnswer {
         status: u16::try_from(status).ok().and_then(|code| StatusCode::from_u16(code).ok())?,
         headers: serde_json::from_slice(&headers?).ok()?,
         body: Bytes::from(body?),

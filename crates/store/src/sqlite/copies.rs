@@ -1,6 +1,6 @@
 //! Copies and conflicts as rows: what [`crate::copies`] gathered, and what is written at once.
 
-use hapax_core::store::Via;
+use hapax_core::store::ArrivalInfo;
 use rusqlite::{CachedStatement, Connection};
 
 use super::row::micros;
@@ -31,7 +31,7 @@ pub(super) fn write(conn: &Connection, copies: Vec<(i64, Waiting)>) -> rusqlite:
 pub(super) fn write_conflict(
     conn: &Connection,
     seq: i64,
-    via: &Via,
+    via: &ArrivalInfo,
     body: &[u8],
 ) -> rusqlite::Result<()> {
     let mut insert = conn.prepare_cached(include_str!("sql/insert_arrival.sql"))?;

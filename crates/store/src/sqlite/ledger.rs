@@ -9,7 +9,7 @@ use std::time::Duration;
 use hapax_core::Timestamp;
 use hapax_core::job::Fence;
 use hapax_core::ledger::{
-    Answer, Fingerprint, Ledger, Owner, Quota, Reservation, ReserveAsk, Reserved, Usage,
+    Fingerprint, Ledger, Owner, Quota, Reservation, ReserveAsk, Reserved, StoredAnswer, Usage,
 };
 use hapax_core::store::{Held, StoreError};
 use rusqlite::{Connection, OptionalExtension, Row};
@@ -39,11 +39,11 @@ impl Ledger for SqliteStore {
             .await
     }
 
-    async fn finish(&self, reserved: &Reserved, answer: &Answer) -> Result<Held, StoreError> {
+    async fn finish(&self, reserved: &Reserved, answer: &StoredAnswer) -> Result<Held, StoreError> {
         let (reserved, answer) = (reserved.clone(), answer.clone());
         self.writer
             .ride(answer.body.len(), move |writer| {
-                let not_kept = Answer::not_kept();
+                let not_kept = StoredAnswer::not_kept();
                 let fits = match reserved.quota {
                     Some(quota) => {
                         let owner = reserved.scope.owner();
@@ -73,7 +73,7 @@ struct Kept {
     leased_until: i64,
     is_this_request: bool,
     is_past_its_ttl: bool,
-    answer: Option<Answer>,
+    answer: Option<StoredAnswer>,
 }
 
 impl Kept {
@@ -99,7 +99,7 @@ impl Kept {
     }
 }
 
-fn kept(status: i64, row: &Row<'_>) -> rusqlite::Result<Answer> {
+fn kept(status: i64, row: &Row<'_>) -> rusqlite::Result<StoredAnswer> {
     let headers: Option<String> = row.get(5)?;
     let headers = headers.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
     Ok(stored_answer::answer_of(
@@ -201,7 +201,7 @@ pub(super) fn is_open(conn: &Connection, reserved: &Reserved) -> rusqlite::Resul
 pub(super) fn finish(
     conn: &Connection,
     reserved: &Reserved,
-    answer: &Answer,
+    answer: &StoredAnswer,
     now: Timestamp,
 ) -> rusqlite::Result<Held> {
     let finished = conn
@@ -321,9 +321,9 @@ mod tests {
         }
     }
 
-    fn answer() -> Answer {
+    fn answer() -> StoredAnswer {
         let headers = vec![("x-a".to_owned(), "1".to_owned())];
-        Answer { status: StatusCode::CREATED, headers, body: "ok".into() }
+        StoredAnswer { status: StatusCode::CREATED, headers, body: "ok".into() }
     }
 
     async fn fresh(store: &SqliteStore, key: &str) -> Reserved {
@@ -386,7 +386,7 @@ mod tests {
         // memory at once, and every ack behind them.
         let place = Place::new();
         let store = place.open();
-        let large = Answer { body: vec![0; 1 << 20].into(), ..answer() };
+        let large = StoredAnswer { body: vec![0; 1 << 20].into(), ..answer() };
         let reserved = fresh(&store, "k").await;
         assert_eq!(store.finish(&reserved, &large).await.expect("finishes"), Held::Kept);
         let batches = Arc::new(AtomicUsize::new(0));
@@ -473,7 +473,7 @@ mod tests {
     async fn pruning_forgets_large_answers_a_few_at_a_time() {
         // A thousand answers of a megabyte in one commit would keep every ack waiting.
         let world = World::on_disk();
-        let large = Answer { body: vec![0; 1 << 20].into(), ..answer() };
+        let large = StoredAnswer { body: vec![0; 1 << 20].into(), ..answer() };
         for n in 0..12 {
             let reserved = fresh(&world.store, &format!("k{n}")).await;
             assert_eq!(world.store.finish(&reserved, &large).await.expect("finishes"), Held::Kept);

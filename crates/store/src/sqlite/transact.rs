@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use hapax_core::Timestamp;
 use hapax_core::failpoint;
-use hapax_core::ledger::{Answer, Reserved};
+use hapax_core::ledger::{Reserved, StoredAnswer};
 use hapax_core::store::{Claim, Held, NewMessage};
 use rusqlite::{CachedStatement, Connection, Params, Row};
 
@@ -71,8 +71,8 @@ impl Tx<KeyRight> {
     /// The effects run only if the key is still reserved under this right and has no answer.
     pub async fn commit(
         self,
-        effects: impl FnOnce(&Db<'_>) -> Result<Answer, Failure> + Send + 'static,
-    ) -> Result<Answer, TxError> {
+        effects: impl FnOnce(&Db<'_>) -> Result<StoredAnswer, Failure> + Send + 'static,
+    ) -> Result<StoredAnswer, TxError> {
         on_the_writer(self, effects).await
     }
 }
@@ -165,8 +165,8 @@ impl Recorded for JobRight {
 }
 
 impl Recorded for KeyRight {
-    type Said = Answer;
-    type Proof = Answer;
+    type Said = StoredAnswer;
+    type Proof = StoredAnswer;
     type Found = ();
 
     fn find(
@@ -183,9 +183,9 @@ impl Recorded for KeyRight {
         conn: &Connection,
         _lanes: &mut Lanes,
         (): &(),
-        answer: Answer,
+        answer: StoredAnswer,
         now: Timestamp,
-    ) -> rusqlite::Result<Result<Answer, TxError>> {
+    ) -> rusqlite::Result<Result<StoredAnswer, TxError>> {
         if let Err(too_large) = fits(&answer) {
             return Ok(Err(TxError::Failed(too_large)));
         }

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hapax_core::store::{Ingest, Ran, SqlAsk, SqlRan, SqlRun, StoreError, Verdict, Via};
+use hapax_core::store::{ArrivalInfo, Ingest, Ran, SqlAsk, SqlRan, SqlRun, StoreError, Verdict};
 use hapax_core::{KeyHash, SourceName, Tenant, Timestamp};
 use hapax_core::{failpoint, tuned};
 use rusqlite::Connection;
@@ -316,7 +316,7 @@ struct Batch {
     answers: Vec<(Answer<Vec<Verdict>>, Vec<Verdict>)>,
     riders: Vec<Told>,
     recent: Vec<(KeyHash, Recent)>,
-    copies: Vec<(i64, Via)>,
+    copies: Vec<(i64, ArrivalInfo)>,
     receipts: usize,
     bytes: usize,
     /// Whether anything was written; a batch of nothing but copies needs no commit.

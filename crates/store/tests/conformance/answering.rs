@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::ledger::{Answer, Reservation, Reserved};
+use hapax_core::ledger::{Reservation, Reserved, StoredAnswer};
 use hapax_core::limits::ANSWER_BODY_BYTES_MAX;
 use hapax_core::store::{Held, NewMessage};
 use hapax_sim::Postgres;
@@ -86,8 +86,8 @@ trait Charging: Working + Answering {
         self: &Arc<Self>,
         reserved: &Reserved,
         work: Work,
-        answer: Answer,
-    ) -> Result<Answer, TxError>;
+        answer: StoredAnswer,
+    ) -> Result<StoredAnswer, TxError>;
 }
 
 fn message() -> NewMessage {
@@ -103,8 +103,8 @@ impl Charging for SqliteStore {
         self: &Arc<Self>,
         reserved: &Reserved,
         work: Work,
-        answer: Answer,
-    ) -> Result<Answer, TxError> {
+        answer: StoredAnswer,
+    ) -> Result<StoredAnswer, TxError> {
         let charged = self.answering(reserved, TIME).commit(move |db| {
             db.execute("INSERT INTO charges VALUES (1)", [])?;
             match work {
@@ -127,8 +127,8 @@ impl Charging for PgStore {
         self: &Arc<Self>,
         reserved: &Reserved,
         work: Work,
-        answer: Answer,
-    ) -> Result<Answer, TxError> {
+        answer: StoredAnswer,
+    ) -> Result<StoredAnswer, TxError> {
         let mut db = self.answering(reserved, TIME).begin().await?;
         db.execute("INSERT INTO charges VALUES (1)", &[]).await.expect("inserts");
         match work {
@@ -154,7 +154,7 @@ impl<S: Charging> Desk<S> {
         self.world.store.reserve(ask("k", "request")).await.expect("reserves")
     }
 
-    async fn charge(&self, reserved: &Reserved, work: Work) -> Result<Answer, TxError> {
+    async fn charge(&self, reserved: &Reserved, work: Work) -> Result<StoredAnswer, TxError> {
         self.world.store.charge(reserved, work, answer("charged")).await
     }
 
@@ -206,7 +206,7 @@ async fn what_failed_or_was_dropped_leaves_neither_and_the_key_to_its_right<S: C
         let failed = desk.charge(&reserved, work).await;
         assert!(matches!(failed, Err(TxError::Failed(_))), "{work:?}: {failed:?}");
     }
-    let huge = Answer { body: vec![0; ANSWER_BODY_BYTES_MAX + 1].into(), ..answer("") };
+    let huge = StoredAnswer { body: vec![0; ANSWER_BODY_BYTES_MAX + 1].into(), ..answer("") };
     let failed = desk.world.store.charge(&reserved, Work::Well, huge).await;
     assert!(matches!(&failed, Err(TxError::Failed(why)) if why.error().contains("too large")));
     drop(desk.world.store.answering(&reserved, TIME));

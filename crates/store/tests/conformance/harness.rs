@@ -13,11 +13,11 @@ use hapax_core::ledger::Ledger;
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Place as OrderPlace, Position};
 use hapax_core::scheme::CustomScheme;
 use hapax_core::secret::{ActiveSecret, Secret};
-use hapax_core::source::{Late, ReplayGuard, SourceSpec};
+use hapax_core::source::{LatePolicy, ReplayGuard, SourceSpec};
 use hapax_core::store::{
-    Action, Claim, ClaimAsk, EventDetail, EventId, EventName, HandlerRef, HandlerSpec, Held,
-    Ingest, Inspect, JobDetail, Lookup, NewJob, Outcome, ReplayAsk, ReplayEffect, Store, Verdict,
-    Via, Work,
+    Action, ArrivalInfo, Claim, ClaimAsk, EventDetail, EventId, EventName, HandlerRef, HandlerSpec,
+    Held, Ingest, Inspect, JobDetail, Lookup, NewJob, Outcome, ReplayAsk, ReplayEffect, Store,
+    Verdict, Work,
 };
 use hapax_core::{Arrival, Receipt, Source, SourceName, Tenant, Timestamp, Verified, verify};
 use hapax_sim::Postgres;
@@ -107,7 +107,7 @@ impl Sender {
             timestamp: Some("header:x-timestamp".into()),
             ..CustomScheme::default()
         };
-        spec.late = Some(Late::Review);
+        spec.late = Some(LatePolicy::Review);
         spec.envelope = EnvelopeSpec {
             event_id: Some(IdSpec::Selector("/id".into())),
             event_type: Some("/type".into()),
@@ -196,7 +196,7 @@ impl Sender {
     pub(crate) fn one_time_token() -> Self {
         let secret = ActiveSecret::forever(Secret::new(SECRET));
         let mut spec = SourceSpec::new("shop", "mailgun", vec![secret]);
-        spec.late = Some(Late::Review);
+        spec.late = Some(LatePolicy::Review);
         spec.replay_guard = Some(ReplayGuard::Signed);
         let fields = vec!["/event-data/event".into(), "/event-data/id".into()];
         spec.envelope.event_id = Some(IdSpec::Hash { fields, within: None });
@@ -318,8 +318,8 @@ impl Sender {
     }
 }
 
-pub(crate) fn via(received_at: Timestamp) -> Via {
-    Via {
+pub(crate) fn via(received_at: Timestamp) -> ArrivalInfo {
+    ArrivalInfo {
         received_at,
         request_id: Uuid::now_v7(),
         remote: Some([203, 0, 113, 9].into()),

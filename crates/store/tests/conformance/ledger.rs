@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::Timestamp;
 use hapax_core::ledger::{
-    Answer, Fingerprint, IdempotencyKey, Quota, Reservation, ReserveAsk, Reserved, Scope,
+    Fingerprint, IdempotencyKey, Quota, Reservation, ReserveAsk, Reserved, Scope, StoredAnswer,
 };
 use hapax_core::store::{Held, Horizon};
 use http::{Method, StatusCode};
@@ -34,8 +34,8 @@ pub(crate) fn ask(key: &str, request: &str) -> ReserveAsk {
     }
 }
 
-pub(crate) fn answer(body: &str) -> Answer {
-    Answer { status: StatusCode::CREATED, headers: Vec::new(), body: body.to_owned().into() }
+pub(crate) fn answer(body: &str) -> StoredAnswer {
+    StoredAnswer { status: StatusCode::CREATED, headers: Vec::new(), body: body.to_owned().into() }
 }
 
 impl<S: Working> World<S> {
@@ -100,7 +100,7 @@ fn only_fresh(told: &[Reservation]) -> &Reserved {
 }
 
 /// In an order that every store keeps: names may be moved, the values of one name may not.
-fn by_name(answer: &Answer) -> Answer {
+fn by_name(answer: &StoredAnswer) -> StoredAnswer {
     let mut answer = answer.clone();
     answer.headers.sort_by(|one, other| one.0.cmp(&other.0));
     answer
@@ -134,7 +134,7 @@ pub(crate) async fn a_replay_is_the_answer_as_it_was_given<S: Working>(world: Wo
     for (key, given) in [
         (
             "full",
-            Answer {
+            StoredAnswer {
                 status: StatusCode::ACCEPTED,
                 headers: headers.map(header).into(),
                 body: bytes.into(),
@@ -142,9 +142,16 @@ pub(crate) async fn a_replay_is_the_answer_as_it_was_given<S: Working>(world: Wo
         ),
         (
             "empty",
-            Answer { status: StatusCode::NO_CONTENT, headers: Vec::new(), body: Bytes::new() },
+            StoredAnswer {
+                status: StatusCode::NO_CONTENT,
+                headers: Vec::new(),
+                body: Bytes::new(),
+            },
         ),
-        ("odd", Answer { status: StatusCode::from_u16(599).expect("a status"), ..answer("\0") }),
+        (
+            "odd",
+            StoredAnswer { status: StatusCode::from_u16(599).expect("a status"), ..answer("\0") },
+        ),
     ] {
         let reserved = world.fresh(key).await;
         let held = world.store.finish(&reserved, &given).await.expect("finishes");
@@ -537,7 +544,7 @@ pub(crate) async fn a_caller_with_too_many_bytes_keeps_no_more_answers_and_nothi
     // The third has done its work: its key stays used, for a note in the place of its answer.
     assert_eq!(world.finish(&three, &large).await, Held::Kept);
     let told = world.limited("acct_1", "k3", 100, 1_000).await;
-    assert_eq!(told, Reservation::Replay(Answer::not_kept()));
+    assert_eq!(told, Reservation::Replay(StoredAnswer::not_kept()));
     assert_eq!(world.finish(&three, &large).await, Held::Lost);
     world.pass(KEPT);
     world.prune_keys(10).await;

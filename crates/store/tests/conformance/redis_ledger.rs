@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hapax_core::ledger::{
-    Answer, Fingerprint, IdempotencyKey, Ledger, Quota, Reservation, ReserveAsk, Reserved, Scope,
+    Fingerprint, IdempotencyKey, Ledger, Quota, Reservation, ReserveAsk, Reserved, Scope,
+    StoredAnswer,
 };
 use hapax_core::store::{Held, StoreError};
 use hapax_sim::Redis;
@@ -28,8 +29,8 @@ fn ask(key: &str, print: u8, lease: Duration) -> ReserveAsk {
     }
 }
 
-fn created() -> Answer {
-    Answer {
+fn created() -> StoredAnswer {
+    StoredAnswer {
         status: StatusCode::CREATED,
         headers: [("content-type", "application/json"), ("set-cookie", "a"), ("set-cookie", "b")]
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
@@ -263,7 +264,7 @@ async fn a_caller_keeps_as_many_keys_as_its_quota_says_whatever_ends_them() {
 async fn bytes_and_fair_shares_hold_in_redis_too() {
     let redis = Redis::start().await;
     let ledger = RedisLedger::connect(&redis.url()).await.unwrap();
-    let large = Answer { body: vec![b'x'; 600].into(), ..created() };
+    let large = StoredAnswer { body: vec![b'x'; 600].into(), ..created() };
     let mut rights = Vec::new();
     for key in ["k1", "k2", "k3"] {
         rights.push(fresh(&ledger, limited("a", key, 100, 1_000)).await);
@@ -271,7 +272,7 @@ async fn bytes_and_fair_shares_hold_in_redis_too() {
     for right in &rights {
         assert_eq!(ledger.finish(right, &large).await.unwrap(), Held::Kept);
     }
-    for (key, expected) in [("k1", &large), ("k2", &large), ("k3", &Answer::not_kept())] {
+    for (key, expected) in [("k1", &large), ("k2", &large), ("k3", &StoredAnswer::not_kept())] {
         let told = ledger.reserve(limited("a", key, 100, 1_000)).await.unwrap();
         assert_eq!(told, Reservation::Replay(expected.clone()), "{key}");
     }

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use hapax_core::Timestamp;
 use hapax_core::ledger::{
-    Answer, Fingerprint, IdempotencyKey, Ledger, Reservation, ReserveAsk, Scope,
+    Fingerprint, IdempotencyKey, Ledger, Reservation, ReserveAsk, Scope, StoredAnswer,
 };
 use hapax_core::store::{
     ClaimAsk, EventFilter, EventName, Held, Horizon, Ingest, Inspect, Lookup, Store, StoreError,
     Verdict, Work,
 };
-use hapax_sim::{PgBouncer, Postgres, Proxy, READY_FOR_QUERY, Traffic, Trap};
+use hapax_sim::{PgBouncer, Postgres, READY_FOR_QUERY, TcpProxy, Traffic, Trap};
 use hapax_store::{PgOpenError, PgOptions, PgStore, PoolSizes};
 use http::{Method, StatusCode};
 
@@ -200,7 +200,7 @@ async fn a_connection_cut_after_the_statement_was_sent_is_an_error_and_the_retry
     // The commit happened and nobody heard: neither "accepted" nor a second event may come of it.
     let url = pg_database().await;
     let server = Postgres::shared().await;
-    let proxy = Proxy::to_port(server.port()).await;
+    let proxy = TcpProxy::to_port(server.port()).await;
     let store = open_narrow(&proxy.through(&url)).await;
     for round in 0..5 {
         let name = format!("cut_here_{round}");
@@ -231,7 +231,7 @@ async fn a_server_that_falls_silent_keeps_no_sender_waiting_and_no_writer() {
     // for the one writer, must not wait for as long as a slow claim may.
     let url = pg_database().await;
     let server = Postgres::shared().await;
-    let proxy = Proxy::to_port(server.port()).await;
+    let proxy = TcpProxy::to_port(server.port()).await;
     let store = Arc::new(open_narrow(&proxy.through(&url)).await);
     store.ingest(Sender::plain().ingest(&body("before"))).await.expect("ingests");
     proxy.set(Traffic::Hold);
@@ -614,7 +614,7 @@ async fn a_database_with_settings_of_its_own_is_migrated_and_used_like_any_other
         "{told:?}"
     );
     let headers = vec![("x-a".to_owned(), "\\'\"".to_owned())];
-    let answer = Answer { status: StatusCode::OK, headers, body: vec![0, 92, 255].into() };
+    let answer = StoredAnswer { status: StatusCode::OK, headers, body: vec![0, 92, 255].into() };
     assert_eq!(store.finish(&right, &answer).await.expect("finishes"), Held::Kept);
     assert_eq!(store.reserve(key).await.expect("reserves"), Reservation::Replay(answer));
     store.close().await;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::harness::{Sender, after, body, done, handler, job, noon, pg_database, spec};
 use hapax_core::store::{Action, Horizon, Inspect, ReplayAsk, Store, Verdict, Work};
-use hapax_sim::{Postgres, Redis, Reply};
+use hapax_sim::{Postgres, Redis, RedisReply};
 use hapax_store::{PgOptions, PgStore};
 
 /// Far beyond anything that should happen: whoever waits this long waits for ever.
@@ -100,23 +100,23 @@ impl Front {
     }
 
     async fn entries(&self) -> Vec<Vec<u8>> {
-        let Reply::List(keys) = self.redis.command(&["KEYS", "hapax:*"]).await else {
+        let RedisReply::List(keys) = self.redis.command(&["KEYS", "hapax:*"]).await else {
             panic!("no list of keys")
         };
-        let text = |key| if let Reply::Text(key) = key { Some(key) } else { None };
+        let text = |key| if let RedisReply::Text(key) = key { Some(key) } else { None };
         keys.into_iter().filter_map(text).collect()
     }
 
     async fn get(&self, name: &[u8]) -> Vec<u8> {
         match self.redis.command(&[b"GET".as_slice(), name]).await {
-            Reply::Text(value) => value,
+            RedisReply::Text(value) => value,
             other => panic!("{other:?}"),
         }
     }
 
     async fn plant(&self, name: &[u8], value: &[u8]) {
         let planted = self.redis.command(&[b"SET".as_slice(), name, value]).await;
-        assert_eq!(planted, Reply::Text(b"OK".to_vec()));
+        assert_eq!(planted, RedisReply::Text(b"OK".to_vec()));
     }
 }
 
@@ -283,7 +283,7 @@ async fn a_key_that_may_be_pruned_soon_is_not_told_to_redis() {
     let later = PgStore::open(kept_for(24 * 60 * minute)).await.expect("opens");
     until("both are connected", async || match front.redis.command(&["CLIENT", "LIST"]).await {
         // And the one that asks this.
-        Reply::Text(clients) => clients.iter().filter(|byte| **byte == b'\n').count() > 2,
+        RedisReply::Text(clients) => clients.iter().filter(|byte| **byte == b'\n').count() > 2,
         other => panic!("{other:?}"),
     })
     .await;

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use hapax_core::job::Fence;
 use hapax_core::ledger::{
-    Answer, Fingerprint, IdempotencyKey, Ledger, Quota, Reservation, ReserveAsk, Reserved, Scope,
+    Fingerprint, IdempotencyKey, Ledger, Quota, Reservation, ReserveAsk, Reserved, Scope,
+    StoredAnswer,
 };
 use hapax_core::store::Held;
-use hapax_sim::{Postgres, Proxy, READY_FOR_QUERY, Trap};
+use hapax_sim::{Postgres, READY_FOR_QUERY, TcpProxy, Trap};
 use hapax_store::{Answering, KeyRight, PgDb, PgStore, TxError};
 use http::{Method, StatusCode};
 use tokio::sync::Barrier;
@@ -26,8 +27,8 @@ pub(crate) fn ask(key: &str) -> ReserveAsk {
     }
 }
 
-pub(crate) fn answer(body: &str) -> Answer {
-    Answer { status: StatusCode::CREATED, headers: Vec::new(), body: body.to_owned().into() }
+pub(crate) fn answer(body: &str) -> StoredAnswer {
+    StoredAnswer { status: StatusCode::CREATED, headers: Vec::new(), body: body.to_owned().into() }
 }
 
 pub(crate) async fn fresh(store: &PgStore, key: &str) -> Reserved {
@@ -259,7 +260,7 @@ async fn who_lost_the_key_in_the_middle_of_its_transaction_commits_nothing() {
     // Its effects are written when its lease ends: one is taken over by another, one is finished
     // beside it, one is abandoned, and of two under one fence both come to the commit.
     let base = Base::new("answer_middle", spec(1)).await;
-    let lost = |ended: Result<Answer, TxError>| {
+    let lost = |ended: Result<StoredAnswer, TxError>| {
         assert!(matches!(ended, Err(TxError::FenceLost)), "{ended:?}");
     };
     let first = fresh(&base.store, "taken over").await;
@@ -324,7 +325,7 @@ async fn an_answer_whose_commit_was_cut_off_is_told_as_it_is() {
     // The connection is cut as COMMIT is sent: once it arrives and only its answer is lost, once it
     // does not arrive. Neither may be told for the other.
     let mut base = Base::new("answer_cut", spec(1)).await;
-    let proxy = Proxy::to_port(Postgres::shared().await.port()).await;
+    let proxy = TcpProxy::to_port(Postgres::shared().await.port()).await;
     base.store = Base::node(&proxy.through(&base.url), spec(1)).await;
     let commit = b"COMMIT\0".to_vec();
     let reserved = fresh(&base.store, "arrives").await;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use hapax_core::job::Retry;
 use hapax_core::ledger::{
-    Answer, Fingerprint, IdempotencyKey, Ledger, Quota, Reservation, ReserveAsk, Reserved, Scope,
+    Fingerprint, IdempotencyKey, Ledger, Quota, Reservation, ReserveAsk, Reserved, Scope,
+    StoredAnswer,
 };
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
 use hapax_core::store::{
@@ -334,7 +335,7 @@ async fn keys(store: &Arc<PgStore>, user: &Client, name: &str) {
             other => panic!("{key}: {other:?}"),
         }
     };
-    let kept = Answer { status: StatusCode::CREATED, headers: Vec::new(), body: "ok".into() };
+    let kept = StoredAnswer { status: StatusCode::CREATED, headers: Vec::new(), body: "ok".into() };
     store.finish(&fresh("finished").await, &kept).await.expect("finishes");
     store.abandon(&fresh("abandoned").await).await.expect("abandons");
     store.reserve(ask(format!("{name}_finished"))).await.expect("replays");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use hapax_core::job::Retry;
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
 use hapax_core::store::{Claim, NewJob, NewMessage, Outcome, Store, StoreError, Work};
-use hapax_sim::{Postgres, Proxy, READY_FOR_QUERY, Trap};
+use hapax_sim::{Postgres, READY_FOR_QUERY, TcpProxy, Trap};
 use hapax_store::{Failure, PgDb, PgDbError, PgStore, PgTx, Transact, TxError};
 use serde_json::json;
 use tokio_postgres::error::SqlState;
@@ -527,7 +527,7 @@ async fn a_commit_whose_answer_is_lost_is_decided_by_the_fence() {
     // The connection is cut as COMMIT is sent: once it arrives and only its answer is lost, once it
     // does not arrive. Neither may be told for the other, and the next attempt must not double it.
     let mut base = Base::new("rust_cut", spec(3)).await;
-    let proxy = Proxy::to_port(Postgres::shared().await.port()).await;
+    let proxy = TcpProxy::to_port(Postgres::shared().await.port()).await;
     base.store = Base::node(&proxy.through(&base.url), spec(3)).await;
     let commit = b"COMMIT\0".to_vec();
     base.accept("evt_1", None).await;

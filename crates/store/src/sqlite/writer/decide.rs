@@ -2,9 +2,9 @@
 //! function here runs within the batch's transaction, on the one thread that writes.
 
 use hapax_core::job::Phase;
-use hapax_core::store::{Known, NewJob, ReviewReason, Status, Verdict, Via};
+use hapax_core::store::{ArrivalInfo, KnownEvent, NewJob, ReviewReason, Status, Verdict};
 use hapax_core::{
-    EventKey, Guard, GuardKeep, GuardSeen, KeyHash, Receipt, SourceName, Tenant, Timeliness,
+    ContentGuard, EventKey, GuardKeep, GuardSeen, KeyHash, Receipt, SourceName, Tenant, Timeliness,
 };
 use rusqlite::OptionalExtension;
 
@@ -28,7 +28,7 @@ impl Writer {
         batch: &mut Batch,
         receipt: &Receipt,
         jobs: &[NewJob],
-        via: &Via,
+        via: &ArrivalInfo,
     ) -> rusqlite::Result<Verdict> {
         let hash = receipt.key_hash();
         if let Some(existing) = self.existing(&hash)? {
@@ -73,7 +73,7 @@ impl Writer {
         hash: Option<KeyHash>,
         receipt: &Receipt,
         jobs: &[NewJob],
-        via: &Via,
+        via: &ArrivalInfo,
     ) -> rusqlite::Result<Verdict> {
         let held_by = self.held_by(receipt)?;
         // Bytes that were not signed may differ where all that was signed is the same.
@@ -130,7 +130,7 @@ impl Writer {
         Ok(())
     }
 
-    fn guarded_until(&self, guard: Guard) -> Option<i64> {
+    fn guarded_until(&self, guard: ContentGuard) -> Option<i64> {
         match guard.keep {
             GuardKeep::For(long) => {
                 let long = i64::try_from(long.as_micros()).unwrap_or(i64::MAX);
@@ -146,7 +146,7 @@ impl Writer {
         existing: Existing,
         key: &EventKey,
         jobs: &[NewJob],
-        via: &Via,
+        via: &ArrivalInfo,
     ) -> rusqlite::Result<Verdict> {
         let out = self.out_of_review(existing.seq, key, jobs)?;
         assert!(out, "the writer alone changes the state it has just read");
@@ -179,7 +179,7 @@ impl Writer {
         batch: &mut Batch,
         existing: Existing,
         receipt: &Receipt,
-        via: &Via,
+        via: &ArrivalInfo,
     ) -> rusqlite::Result<Verdict> {
         let so_far: i64 = self
             .conn
@@ -207,7 +207,7 @@ impl Writer {
         review: Option<ReviewReason>,
         receipt: &Receipt,
         jobs: &[NewJob],
-        via: &Via,
+        via: &ArrivalInfo,
     ) -> rusqlite::Result<Verdict> {
         let pair = self.pair(&key.tenant, &key.source)?;
         // Of several events with the same signed bytes the first keeps the entry.
@@ -263,7 +263,7 @@ impl Writer {
             Status::Ignored => Status::of_jobs(jobs.iter().map(|job| (phase(job), 0))),
             waiting => waiting,
         };
-        let known = Known { id, status, result: None };
+        let known = KnownEvent { id, status, result: None };
         let guard = receipt.guard().map(|guard| guard.hash);
         let body_hash = receipt.body_hash();
         batch.recent.push((hash, Recent { body_hash, guard, known, review }));
@@ -301,7 +301,7 @@ impl Writer {
                 let standing = Standing::from_columns(row.get(2)?, row.get(3)?);
                 let id = row::event_id(row.get(0)?);
                 let status = row::status_of_pruned(row.get(5)?).unwrap_or(standing.status());
-                let known = Known { id, status, result: None };
+                let known = KnownEvent { id, status, result: None };
                 let body_hash = KeyHash(row.get(1)?);
                 let recent = Recent { body_hash, guard: None, known, review: standing.waiting() };
                 Ok(Existing { seq, recent, received_at: row.get(4)? })
@@ -338,7 +338,7 @@ fn copy(
     existing: Existing,
     hash: Option<KeyHash>,
     receipt: &Receipt,
-    via: &Via,
+    via: &ArrivalInfo,
 ) -> Verdict {
     let known = existing.recent.known.clone();
     batch.copies.push((existing.seq, via.clone()));

@@ -11,18 +11,18 @@ use crate::store::Claim;
 
 /// Rust code that works on one handler's claims. Each call is one attempt; the caller renews the
 /// lease, bounds its time by dropping the future, and takes a panic for a failed attempt.
-pub trait Code: fmt::Debug + Send + Sync + 'static {
+pub trait RustHandler: fmt::Debug + Send + Sync + 'static {
     /// Works on one claim. `current` is the object as it is now, where the handler has it fetched.
     fn work(
         &self,
         claim: Claim,
         current: Option<Arc<str>>,
-    ) -> Pin<Box<dyn Future<Output = CodeRan> + Send + '_>>;
+    ) -> Pin<Box<dyn Future<Output = RustOutcome> + Send + '_>>;
 }
 
 /// How an attempt in Rust ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CodeRan {
+pub enum RustOutcome {
     /// Effects and "done" are committed: nothing is left to record.
     Committed,
     /// It failed; nothing was committed.

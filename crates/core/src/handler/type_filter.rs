@@ -4,9 +4,9 @@ use super::HandlerError;
 
 /// Globs over event types: `payout.*`, where `*` is any run of characters. Empty means all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Types(Vec<String>);
+pub struct TypeFilter(Vec<String>);
 
-impl Types {
+impl TypeFilter {
     /// Takes the globs as written. An empty one would match nothing, and is refused.
     pub fn new(globs: impl IntoIterator<Item = impl Into<String>>) -> Result<Self, HandlerError> {
         let globs: Vec<String> = globs.into_iter().map(Into::into).collect();
