@@ -43,12 +43,12 @@ static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
 
 struct Armed {
     /// What happens at which hit of which point.
-    blows: HashMap<String, Blow>,
+    actions: HashMap<String, FailpointAction>,
     hits: Option<File>,
     counts: Mutex<HashMap<&'static str, u64>>,
 }
 
-enum Blow {
+enum FailpointAction {
     AbortAt(u64),
     AbortWith(String),
     StopAt(u64),
@@ -61,12 +61,12 @@ impl Armed {
         if plan.is_none() && file.is_none() {
             return None;
         }
-        let blows = plan.unwrap_or_default().split(',').filter_map(blow).collect();
+        let actions = plan.unwrap_or_default().split(',').filter_map(action).collect();
         let hits = file.map(|path| {
             let opened = OpenOptions::new().create(true).append(true).open(path);
             opened.expect("the test names a file that can be written")
         });
-        Some(Self { blows, hits, counts: Mutex::default() })
+        Some(Self { actions, hits, counts: Mutex::default() })
     }
 
     fn hit(&self, name: &'static str, event_id: Option<&str>) {
@@ -77,36 +77,43 @@ impl Armed {
             // One write, so that lines of several processes do not mix.
             let _ = hits.write_all(format!("{name}\n").as_bytes());
         }
-        match self.blows.get(name) {
-            Some(Blow::AbortAt(at)) if count == at => std::process::abort(),
-            Some(Blow::AbortWith(poison)) if event_id == Some(poison) => std::process::abort(),
-            Some(Blow::StopAt(at)) if count == at => stop(),
-            Some(Blow::AbortAt(_) | Blow::AbortWith(_) | Blow::StopAt(_)) | None => {}
+        match self.actions.get(name) {
+            Some(FailpointAction::AbortAt(at)) if count == at => std::process::abort(),
+            Some(FailpointAction::AbortWith(poison)) if event_id == Some(poison) => {
+                std::process::abort()
+            }
+            Some(FailpointAction::StopAt(at)) if count == at => stop(),
+            Some(
+                FailpointAction::AbortAt(_)
+                | FailpointAction::AbortWith(_)
+                | FailpointAction::StopAt(_),
+            )
+            | None => {}
         }
     }
 }
 
 /// The whole process stands still from here on; this returns when it was let go on.
 fn stop() {
-    let told = Command::new("sh").args(["-c", "kill -STOP $PPID"]).status();
-    assert!(told.is_ok_and(|status| status.success()), "there is a shell to stop us");
+    let stopped = Command::new("sh").args(["-c", "kill -STOP $PPID"]).status();
+    assert!(stopped.is_ok_and(|status| status.success()), "there is a shell to stop us");
 }
 
 /// `name=abort@N`, `name=abort:EVENT_ID` or `name=stop@N`; a plan that says anything else is a
 /// mistake in the test.
-fn blow(part: &str) -> Option<(String, Blow)> {
+fn action(part: &str) -> Option<(String, FailpointAction)> {
     if part.is_empty() {
         return None;
     }
     let read = || {
         let (name, what) = part.split_once('=')?;
-        let blow = match (what.strip_prefix("abort:"), what.split_once('@')) {
-            (Some(event_id), _) => Blow::AbortWith(event_id.to_owned()),
-            (None, Some(("abort", at))) => Blow::AbortAt(at.parse().ok()?),
-            (None, Some(("stop", at))) => Blow::StopAt(at.parse().ok()?),
+        let action = match (what.strip_prefix("abort:"), what.split_once('@')) {
+            (Some(event_id), _) => FailpointAction::AbortWith(event_id.to_owned()),
+            (None, Some(("abort", at))) => FailpointAction::AbortAt(at.parse().ok()?),
+            (None, Some(("stop", at))) => FailpointAction::StopAt(at.parse().ok()?),
             (None, _) => return None,
         };
-        Some((name.to_owned(), blow))
+        Some((name.to_owned(), action))
     };
-    Some(read().unwrap_or_else(|| panic!("HAPAX_FAILPOINTS: {part:?} is no blow at a point")))
+    Some(read().unwrap_or_else(|| panic!("HAPAX_FAILPOINTS: {part:?} is not an action at a point")))
 }

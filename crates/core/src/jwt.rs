@@ -85,12 +85,12 @@ pub enum JwtError {
 
 struct Key {
     kid: Option<String>,
-    /// A key that is marked for one algorithm serves no other.
+    /// A key that is marked for one algorithm supports no other.
     only: Option<Algorithm>,
-    proof: Proof,
+    material: KeyMaterial,
 }
 
-enum Proof {
+enum KeyMaterial {
     Shared { secret: Vec<u8> },
     Rsa { pkcs1: ParsedPublicKey, pss: ParsedPublicKey },
     P256(ParsedPublicKey),
@@ -178,11 +178,11 @@ impl JwtKeys {
     /// Reads one key: a public key in PEM, or a shared secret for HS256 to HS512.
     pub fn from_key(text: &str) -> Result<Self, JwtKeysError> {
         let trimmed = text.trim();
-        let proof = match trimmed.starts_with("-----BEGIN") {
+        let material = match trimmed.starts_with("-----BEGIN") {
             true => of_pem(trimmed)?,
             false => shared(text.as_bytes().to_vec())?,
         };
-        Ok(Self::of(vec![Key { kid: None, only: None, proof }], text))
+        Ok(Self::of(vec![Key { kid: None, only: None, material }], text))
     }
 
     fn of(keys: Vec<Key>, text: &str) -> Self {
@@ -232,9 +232,9 @@ impl JwtKeys {
         }
         let algorithm = Algorithm::named(&header.alg).ok_or(JwtError::UnknownKey)?;
         let mut candidates =
-            self.keys.iter().filter(|key| key.is_meant(&header, algorithm)).peekable();
+            self.keys.iter().filter(|key| key.may_verify(&header, algorithm)).peekable();
         candidates.peek().ok_or(JwtError::UnknownKey)?;
-        match candidates.any(|key| key.proves(algorithm, content.as_bytes(), &signature)) {
+        match candidates.any(|key| key.verifies(algorithm, content.as_bytes(), &signature)) {
             true => Ok(claims),
             false => Err(JwtError::Signature),
         }
@@ -270,65 +270,78 @@ impl Key {
         if jwk.d.is_some() {
             return Err(JwtKeysError::Private);
         }
-        let proof = match (jwk.kty.as_str(), jwk.crv.as_deref()) {
+        let material = match (jwk.kty.as_str(), jwk.crv.as_deref()) {
             ("oct", _) => shared(part(jwk.k)?)?,
             ("RSA", _) => rsa(&part(jwk.n)?, &part(jwk.e)?)?,
             ("EC", Some("P-256")) => {
-                Proof::P256(p256(&part(jwk.x)?, &part(jwk.y)?).ok_or(JwtKeysError::BadKey)?)
+                KeyMaterial::P256(p256(&part(jwk.x)?, &part(jwk.y)?).ok_or(JwtKeysError::BadKey)?)
             }
-            ("OKP", Some("Ed25519")) => Proof::Ed25519(ed25519(&part(jwk.x)?)?),
+            ("OKP", Some("Ed25519")) => KeyMaterial::Ed25519(ed25519(&part(jwk.x)?)?),
             _other => return Ok(None),
         };
-        let key = Self { kid: jwk.kid, only, proof };
+        let key = Self { kid: jwk.kid, only, material };
         // Marked for an algorithm that it cannot serve.
-        if only.is_some_and(|only| !key.serves(only)) {
+        if only.is_some_and(|only| !key.supports(only)) {
             return Err(JwtKeysError::BadKey);
         }
         Ok(Some(key))
     }
 
     /// Whether a token with this header may be signed by this key.
-    fn is_meant(&self, header: &Header, algorithm: Algorithm) -> bool {
+    fn may_verify(&self, header: &Header, algorithm: Algorithm) -> bool {
         let named = match (&header.kid, &self.kid) {
             (Some(named), Some(kid)) => named == kid,
             (Some(_), None) | (None, _) => true,
         };
-        named && self.only.is_none_or(|only| only == algorithm) && self.serves(algorithm)
+        named && self.only.is_none_or(|only| only == algorithm) && self.supports(algorithm)
     }
 
     /// Whether signatures of this kind can be checked with such a key. This is what keeps a public key
     /// from being used as a secret.
-    fn serves(&self, algorithm: Algorithm) -> bool {
-        match (&self.proof, algorithm) {
+    fn supports(&self, algorithm: Algorithm) -> bool {
+        match (&self.material, algorithm) {
             // A secret must be as long as what it makes (RFC 7518, 3.2).
-            (Proof::Shared { secret }, Algorithm::Hs256) => secret.len() >= 32,
-            (Proof::Shared { secret }, Algorithm::Hs384) => secret.len() >= 48,
-            (Proof::Shared { secret }, Algorithm::Hs512) => secret.len() >= 64,
-            (Proof::Rsa { .. }, Algorithm::Rs256 | Algorithm::Ps256)
-            | (Proof::P256(_), Algorithm::Es256)
-            | (Proof::Ed25519(_), Algorithm::EdDsa) => true,
+            (KeyMaterial::Shared { secret }, Algorithm::Hs256) => secret.len() >= 32,
+            (KeyMaterial::Shared { secret }, Algorithm::Hs384) => secret.len() >= 48,
+            (KeyMaterial::Shared { secret }, Algorithm::Hs512) => secret.len() >= 64,
+            (KeyMaterial::Rsa { .. }, Algorithm::Rs256 | Algorithm::Ps256)
+            | (KeyMaterial::P256(_), Algorithm::Es256)
+            | (KeyMaterial::Ed25519(_), Algorithm::EdDsa) => true,
             (
-                Proof::Shared { .. },
+                KeyMaterial::Shared { .. },
                 Algorithm::Rs256 | Algorithm::Ps256 | Algorithm::Es256 | Algorithm::EdDsa,
             )
-            | (Proof::Rsa { .. } | Proof::P256(_) | Proof::Ed25519(_), _) => false,
+            | (KeyMaterial::Rsa { .. } | KeyMaterial::P256(_) | KeyMaterial::Ed25519(_), _) => {
+                false
+            }
         }
     }
 
-    fn proves(&self, algorithm: Algorithm, content: &[u8], signature: &[u8]) -> bool {
+    fn verifies(&self, algorithm: Algorithm, content: &[u8], signature: &[u8]) -> bool {
         let by_secret = |secret: &[u8], algorithm| {
             hmac::verify(&hmac::Key::new(algorithm, secret), content, signature).is_ok()
         };
-        match (&self.proof, algorithm) {
-            (Proof::Shared { secret }, Algorithm::Hs256) => by_secret(secret, hmac::HMAC_SHA256),
-            (Proof::Shared { secret }, Algorithm::Hs384) => by_secret(secret, hmac::HMAC_SHA384),
-            (Proof::Shared { secret }, Algorithm::Hs512) => by_secret(secret, hmac::HMAC_SHA512),
-            (Proof::Rsa { pkcs1: key, .. }, Algorithm::Rs256)
-            | (Proof::Rsa { pss: key, .. }, Algorithm::Ps256)
-            | (Proof::P256(key), Algorithm::Es256)
-            | (Proof::Ed25519(key), Algorithm::EdDsa) => key.verify_sig(content, signature).is_ok(),
+        match (&self.material, algorithm) {
+            (KeyMaterial::Shared { secret }, Algorithm::Hs256) => {
+                by_secret(secret, hmac::HMAC_SHA256)
+            }
+            (KeyMaterial::Shared { secret }, Algorithm::Hs384) => {
+                by_secret(secret, hmac::HMAC_SHA384)
+            }
+            (KeyMaterial::Shared { secret }, Algorithm::Hs512) => {
+                by_secret(secret, hmac::HMAC_SHA512)
+            }
+            (KeyMaterial::Rsa { pkcs1: key, .. }, Algorithm::Rs256)
+            | (KeyMaterial::Rsa { pss: key, .. }, Algorithm::Ps256)
+            | (KeyMaterial::P256(key), Algorithm::Es256)
+            | (KeyMaterial::Ed25519(key), Algorithm::EdDsa) => {
+                key.verify_sig(content, signature).is_ok()
+            }
             (
-                Proof::Shared { .. } | Proof::Rsa { .. } | Proof::P256(_) | Proof::Ed25519(_),
+                KeyMaterial::Shared { .. }
+                | KeyMaterial::Rsa { .. }
+                | KeyMaterial::P256(_)
+                | KeyMaterial::Ed25519(_),
                 _not_served,
             ) => false,
         }
@@ -342,19 +355,23 @@ pub(crate) fn p256(x: &[u8], y: &[u8]) -> Option<ParsedPublicKey> {
     is_whole.then(|| ParsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, &point).ok())?
 }
 
-fn shared(secret: Vec<u8>) -> Result<Proof, JwtKeysError> {
-    if secret.len() < 32 { Err(JwtKeysError::ShortSecret) } else { Ok(Proof::Shared { secret }) }
+fn shared(secret: Vec<u8>) -> Result<KeyMaterial, JwtKeysError> {
+    if secret.len() < 32 {
+        Err(JwtKeysError::ShortSecret)
+    } else {
+        Ok(KeyMaterial::Shared { secret })
+    }
 }
 
-fn rsa(n: &[u8], e: &[u8]) -> Result<Proof, JwtKeysError> {
+fn rsa(n: &[u8], e: &[u8]) -> Result<KeyMaterial, JwtKeysError> {
     let der = PublicKeyComponents { n, e }.as_der().map_err(|_| JwtKeysError::BadKey)?;
     rsa_of_der(der.as_ref()).ok_or(JwtKeysError::BadKey)
 }
 
-fn rsa_of_der(der: &[u8]) -> Option<Proof> {
+fn rsa_of_der(der: &[u8]) -> Option<KeyMaterial> {
     let pkcs1 = ParsedPublicKey::new(&RSA_PKCS1_2048_8192_SHA256, der).ok()?;
     let pss = ParsedPublicKey::new(&RSA_PSS_2048_8192_SHA256, der).ok()?;
-    Some(Proof::Rsa { pkcs1, pss })
+    Some(KeyMaterial::Rsa { pkcs1, pss })
 }
 
 fn ed25519(point: &[u8]) -> Result<ParsedPublicKey, JwtKeysError> {
@@ -396,7 +413,7 @@ const fn edge(first: u8, middle: u8, last: u8) -> [u8; 32] {
 }
 
 /// The one public key in PEM.
-fn of_pem(text: &str) -> Result<Proof, JwtKeysError> {
+fn of_pem(text: &str) -> Result<KeyMaterial, JwtKeysError> {
     if text.contains("PRIVATE KEY-----") {
         return Err(JwtKeysError::Private);
     }
@@ -412,10 +429,10 @@ fn of_pem(text: &str) -> Result<Proof, JwtKeysError> {
     // What precedes the 32 bytes of an Ed25519 key in every such structure (RFC 8410).
     const ED25519_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 3, 0x21, 0];
     if let Some(point) = der.strip_prefix(&ED25519_PREFIX[..]) {
-        return ed25519(point).map(Proof::Ed25519);
+        return ed25519(point).map(KeyMaterial::Ed25519);
     }
     let p256 = ParsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, &der);
-    p256.map(Proof::P256).map_err(|_| JwtKeysError::BadKey)
+    p256.map(KeyMaterial::P256).map_err(|_| JwtKeysError::BadKey)
 }
 
 fn part(text: Option<String>) -> Result<Vec<u8>, JwtKeysError> {
@@ -572,8 +589,8 @@ mod tests {
                 "" => format!("{{\"alg\":\"{alg}\"}}"),
                 kid => format!("{{\"alg\":\"{alg}\",\"kid\":\"{kid}\"}}"),
             };
-            let told = sub(&keys, &token(&header, CLAIMS, sign));
-            assert_eq!(told.is_ok(), expected, "{alg} {kid}: {told:?}");
+            let result = sub(&keys, &token(&header, CLAIMS, sign));
+            assert_eq!(result.is_ok(), expected, "{alg} {kid}: {result:?}");
         };
         let by_ec = |content: &[u8]| ec.sign(&random, content).unwrap().as_ref().to_vec();
         let by_ed = |content: &[u8]| ed.sign(content).as_ref().to_vec();

@@ -72,18 +72,18 @@ fn is_kept(name: &HeaderName) -> bool {
 }
 
 /// As much of an answer's body as there is to keep.
-pub(crate) enum Gathered<B> {
+pub(crate) enum CollectedBody<B> {
     /// All of it, and the trailers, which reach the first caller only.
     Whole { body: Bytes, trailers: Option<HeaderMap> },
     /// Too much of it, or it did not end in time: it goes on where this begins.
-    Unbounded(Streamed<B>),
+    Unbounded(ResumedBody<B>),
     /// It broke off.
     Broken(BoxError),
 }
 
 /// Reads an answer up to what can be kept, and not beyond `deadline`: an answer that never ends (a
 /// stream of events) would otherwise be waited for for ever.
-pub(crate) async fn gather<B>(body: B, deadline: Instant) -> Gathered<B>
+pub(crate) async fn collect<B>(body: B, deadline: Instant) -> CollectedBody<B>
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<BoxError>,
@@ -92,22 +92,22 @@ where
     let mut gathered = BytesMut::new();
     let mut trailers = None;
     if body.size_hint().lower() > ANSWER_BODY_BYTES_MAX as u64 {
-        return Gathered::Unbounded(Streamed { first: VecDeque::new(), rest: body });
+        return CollectedBody::Unbounded(ResumedBody { first: VecDeque::new(), rest: body });
     }
     loop {
         let frame = match timeout_at(deadline, body.frame()).await {
             Ok(Some(Ok(frame))) => frame,
-            Ok(Some(Err(error))) => return Gathered::Broken(error.into()),
-            Ok(None) => return Gathered::Whole { body: gathered.freeze(), trailers },
+            Ok(Some(Err(error))) => return CollectedBody::Broken(error.into()),
+            Ok(None) => return CollectedBody::Whole { body: gathered.freeze(), trailers },
             Err(_) => {
                 let first = VecDeque::from([Frame::data(gathered.freeze())]);
-                return Gathered::Unbounded(Streamed { first, rest: body });
+                return CollectedBody::Unbounded(ResumedBody { first, rest: body });
             }
         };
         match frame.into_data().map_err(Frame::into_trailers) {
             Ok(data) if gathered.len() + data.len() > ANSWER_BODY_BYTES_MAX => {
                 let first = VecDeque::from([Frame::data(gathered.freeze()), Frame::data(data)]);
-                return Gathered::Unbounded(Streamed { first, rest: body });
+                return CollectedBody::Unbounded(ResumedBody { first, rest: body });
             }
             Ok(data) => gathered.extend_from_slice(&data),
             Err(Ok(found)) => trailers = Some(found),
@@ -118,12 +118,12 @@ where
 }
 
 /// A body of which the beginning was read already.
-pub(crate) struct Streamed<B> {
+pub(crate) struct ResumedBody<B> {
     first: VecDeque<Frame<Bytes>>,
     rest: Pin<Box<B>>,
 }
 
-impl<B> http_body::Body for Streamed<B>
+impl<B> http_body::Body for ResumedBody<B>
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<BoxError>,

@@ -19,13 +19,13 @@ pub(crate) const RETRY_AFTER_UNAVAILABLE: Duration = Duration::from_secs(2);
 
 /// The pause before the first second look at a running request, which doubles up to the last one. An
 /// end in this process is told at once; this is for those in others.
-pub(crate) const LOOK_AGAIN_FIRST: Duration = Duration::from_millis(25);
-/// See [`LOOK_AGAIN_FIRST`].
-pub(crate) const LOOK_AGAIN_MAX: Duration = Duration::from_secs(1);
+pub(crate) const POLL_FIRST: Duration = Duration::from_millis(25);
+/// See [`POLL_FIRST`].
+pub(crate) const POLL_MAX: Duration = Duration::from_secs(1);
 
-/// How many bells there are for those who wait. Two keys may share one, and then a wake-up costs a
-/// look for nothing; a bell for each key would have to be put away again.
-pub(crate) const BELLS: usize = 64;
+/// The number of notifiers that waiting requests share. Keys that share one wake each other up for
+/// nothing; one notifier for each key would have to be removed again.
+pub(crate) const NOTIFY_SHARDS: usize = 64;
 
 /// How many times over a path may be percent-encoded. No client means more than two; each round costs
 /// a pass over the path.

@@ -68,15 +68,15 @@ pub type Clock = dyn Fn() -> Timestamp + Send + Sync;
 
 /// Why nobody knows whose a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unnamed {
+pub(crate) enum PrincipalError {
     /// It does not say so, or says it twice.
-    Unsaid,
+    Missing,
     /// The token that says so is missing, or is not to be believed.
     Refused,
 }
 
 /// A caller's name as it stands in a scope. Nobody's is empty, and nobody else's is.
-pub(crate) fn name_of(rules: &Rules, parts: &Parts) -> Result<String, Unnamed> {
+pub(crate) fn name_of(rules: &Rules, parts: &Parts) -> Result<String, PrincipalError> {
     let headers = &parts.headers;
     match &rules.principal {
         None if !headers.contains_key(AUTHORIZATION) => Ok(String::new()),
@@ -86,18 +86,18 @@ pub(crate) fn name_of(rules: &Rules, parts: &Parts) -> Result<String, Unnamed> {
         Some(Principal::UnverifiedJwt(claim)) => by_claim(headers, claim),
         Some(Principal::Custom(name)) => {
             let name = name(parts).filter(|name| !name.is_empty());
-            name.map(|name| shown(&name)).ok_or(Unnamed::Unsaid)
+            name.map(|name| shown(&name)).ok_or(PrincipalError::Missing)
         }
         Some(Principal::Shared) => Ok(String::new()),
     }
 }
 
-fn by_header(headers: &HeaderMap, name: &HeaderName) -> Result<String, Unnamed> {
+fn by_header(headers: &HeaderMap, name: &HeaderName) -> Result<String, PrincipalError> {
     if name == COOKIE {
         // HTTP/2 may send the crumbs of one cookie header apart.
         let crumbs: Vec<_> = headers.get_all(COOKIE).iter().map(|value| value.as_bytes()).collect();
         return match crumbs.concat().is_empty() {
-            true => Err(Unnamed::Unsaid),
+            true => Err(PrincipalError::Missing),
             false => Ok(hashed(&crumbs.join(&b"; "[..]))),
         };
     }
@@ -115,11 +115,11 @@ fn carries_credentials(name: &HeaderName) -> bool {
 }
 
 /// The one value of a header. With two of them the app behind might go by the other one.
-fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], Unnamed> {
+fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], PrincipalError> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
         (Some(value), None) if !value.is_empty() => Ok(value.as_bytes()),
-        (Some(_), None) | (None, _) | (Some(_), Some(_)) => Err(Unnamed::Unsaid),
+        (Some(_), None) | (None, _) | (Some(_), Some(_)) => Err(PrincipalError::Missing),
     }
 }
 
@@ -128,22 +128,22 @@ fn by_jwt(
     claim: &str,
     keys: &JwtKeys,
     now: Timestamp,
-) -> Result<String, Unnamed> {
-    let authorization = only(headers, &AUTHORIZATION).map_err(|_| Unnamed::Refused)?;
-    let token = bearer(authorization).ok_or(Unnamed::Refused)?;
+) -> Result<String, PrincipalError> {
+    let authorization = only(headers, &AUTHORIZATION).map_err(|_| PrincipalError::Refused)?;
+    let token = bearer(authorization).ok_or(PrincipalError::Refused)?;
     match keys.claim(token, claim, now) {
         Ok(name) => Ok(shown(&name)),
         Err(error) => {
             tracing::debug!(%error, "a token was refused: {error}");
-            Err(Unnamed::Refused)
+            Err(PrincipalError::Refused)
         }
     }
 }
 
-fn by_claim(headers: &HeaderMap, claim: &str) -> Result<String, Unnamed> {
+fn by_claim(headers: &HeaderMap, claim: &str) -> Result<String, PrincipalError> {
     let authorization = only(headers, &AUTHORIZATION)?;
     let name = claim_of(authorization, claim).filter(|name| !name.is_empty());
-    name.map(|name| shown(&name)).ok_or(Unnamed::Unsaid)
+    name.map(|name| shown(&name)).ok_or(PrincipalError::Missing)
 }
 
 /// The token of an Authorization header.
@@ -198,7 +198,7 @@ mod tests {
     fn check(
         principal: Option<Principal>,
         headers: &[(&str, &str)],
-        expected: Result<&str, Unnamed>,
+        expected: Result<&str, PrincipalError>,
     ) {
         let mut request = Request::builder();
         for (name, value) in headers {
@@ -220,12 +220,12 @@ mod tests {
     #[test]
     fn a_header_names_its_caller_once_and_only_once() {
         check(header("x-account-id"), &[("x-account-id", "acct_1")], Ok("acct_1"));
-        check(header("x-account-id"), &[], Err(Unnamed::Unsaid));
-        check(header("x-account-id"), &[("x-account-id", "")], Err(Unnamed::Unsaid));
+        check(header("x-account-id"), &[], Err(PrincipalError::Missing));
+        check(header("x-account-id"), &[("x-account-id", "")], Err(PrincipalError::Missing));
         // The app may go by the last of them, and the layer by the first.
         let two = [("x-account-id", "acct_1"), ("x-account-id", "acct_2")];
-        check(header("x-account-id"), &two, Err(Unnamed::Unsaid));
-        check(header("authorization"), &[], Err(Unnamed::Unsaid));
+        check(header("x-account-id"), &two, Err(PrincipalError::Missing));
+        check(header("authorization"), &[], Err(PrincipalError::Missing));
         check(Some(Principal::Shared), &[("x-account-id", "acct_1")], Ok(""));
     }
 
@@ -233,9 +233,9 @@ mod tests {
     fn unless_told_the_authorization_header_names_the_caller_and_may_be_missing() {
         check(None, &[], Ok(""));
         check(None, &[("authorization", "Bearer s3cret")], Ok(&hash("Bearer s3cret")));
-        check(None, &[("authorization", "")], Err(Unnamed::Unsaid));
+        check(None, &[("authorization", "")], Err(PrincipalError::Missing));
         let two = [("authorization", "Bearer a"), ("authorization", "Bearer b")];
-        check(None, &two, Err(Unnamed::Unsaid));
+        check(None, &two, Err(PrincipalError::Missing));
     }
 
     // A name that is a hash of ours would take the place of whoever has that hash.
@@ -252,7 +252,7 @@ mod tests {
         check(header("x-user"), &[("x-user", &forged)], Ok(&hash(&forged)));
         check(header("cookie"), &[("cookie", "a=1; b=2")], Ok(&hash("a=1; b=2")));
         check(header("cookie"), &[("cookie", "a=1"), ("cookie", "b=2")], Ok(&hash("a=1; b=2")));
-        check(header("cookie"), &[], Err(Unnamed::Unsaid));
+        check(header("cookie"), &[], Err(PrincipalError::Missing));
     }
 
     #[test]
@@ -272,20 +272,20 @@ mod tests {
         let padded = base64::prelude::BASE64_URL_SAFE.encode(r#"{"sub":"user_12"}"#);
         claim("sub", &format!("Bearer a.{padded}.c"), Ok("user_12"));
         // A parser that takes the first and one that takes the last see two callers.
-        claim("sub", &token(r#"{"sub":"user_1","sub":"user_2"}"#), Err(Unnamed::Unsaid));
-        claim("sub", &token(r#"{"sub":""}"#), Err(Unnamed::Unsaid));
-        claim("sub", &token(r#"{"sub":null}"#), Err(Unnamed::Unsaid));
-        claim("sub", &token(r#"{"sub":["user_1"]}"#), Err(Unnamed::Unsaid));
-        claim("aud", &token(r#"{"sub":"user_1"}"#), Err(Unnamed::Unsaid));
-        claim("0", &token(r#"["user_1"]"#), Err(Unnamed::Unsaid));
-        claim("sub", &token("not json"), Err(Unnamed::Unsaid));
-        claim("sub", "Bearer opaque", Err(Unnamed::Unsaid));
-        claim("sub", "Bearer a.b", Err(Unnamed::Unsaid));
+        claim("sub", &token(r#"{"sub":"user_1","sub":"user_2"}"#), Err(PrincipalError::Missing));
+        claim("sub", &token(r#"{"sub":""}"#), Err(PrincipalError::Missing));
+        claim("sub", &token(r#"{"sub":null}"#), Err(PrincipalError::Missing));
+        claim("sub", &token(r#"{"sub":["user_1"]}"#), Err(PrincipalError::Missing));
+        claim("aud", &token(r#"{"sub":"user_1"}"#), Err(PrincipalError::Missing));
+        claim("0", &token(r#"["user_1"]"#), Err(PrincipalError::Missing));
+        claim("sub", &token("not json"), Err(PrincipalError::Missing));
+        claim("sub", "Bearer opaque", Err(PrincipalError::Missing));
+        claim("sub", "Bearer a.b", Err(PrincipalError::Missing));
         claim(
             "sub",
             &token(r#"{"sub":"user_1"}"#).replacen("Bearer", "Basic", 1),
-            Err(Unnamed::Unsaid),
+            Err(PrincipalError::Missing),
         );
-        claim("sub", "Bearer", Err(Unnamed::Unsaid));
+        claim("sub", "Bearer", Err(PrincipalError::Missing));
     }
 }

@@ -10,14 +10,14 @@ use crate::limits::{RETRY_AFTER_MAX, RETRY_AFTER_QUOTA, RETRY_AFTER_UNAVAILABLE}
 
 /// Why a request is not answered by the service behind the layer.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Problem {
+pub(crate) enum IdempotencyProblem {
     /// This route needs a key.
     KeyMissing,
     KeyMalformed(KeyError),
     /// It does not say whose it is.
-    Unnamed,
+    PrincipalMissing,
     /// The token that says whose it is is missing or not to be believed.
-    Token,
+    TokenRefused,
     /// Its path cannot be compared with a route.
     Path,
     BodyTooLarge,
@@ -39,10 +39,10 @@ pub(crate) enum Problem {
     AnswerTooLarge,
 }
 
-impl Problem {
+impl IdempotencyProblem {
     /// As an answer, ready to be sent or kept.
     pub(crate) fn answer(self) -> StoredAnswer {
-        let Words { status, kind, title } = self.words();
+        let ProblemText { status, kind, title } = self.text();
         let body = format!(
             "{{\"type\":\"urn:hapax:problem:{kind}\",\"title\":\"{title}\",\"status\":{}}}",
             status.as_u16()
@@ -69,8 +69,8 @@ impl Problem {
             Self::Unavailable => Some(RETRY_AFTER_UNAVAILABLE.as_secs()),
             Self::KeyMissing
             | Self::KeyMalformed(_)
-            | Self::Unnamed
-            | Self::Token
+            | Self::PrincipalMissing
+            | Self::TokenRefused
             | Self::Path
             | Self::BodyTooLarge
             | Self::BodyUnreadable
@@ -81,7 +81,7 @@ impl Problem {
         }
     }
 
-    fn words(self) -> Words {
+    fn text(self) -> ProblemText {
         let (status, kind, title) = match self {
             Self::KeyMissing => (
                 StatusCode::BAD_REQUEST,
@@ -91,12 +91,12 @@ impl Problem {
             Self::KeyMalformed(error) => {
                 (StatusCode::BAD_REQUEST, "idempotency_key_malformed", why(error))
             }
-            Self::Unnamed => (
+            Self::PrincipalMissing => (
                 StatusCode::BAD_REQUEST,
                 "principal_missing",
                 "a request with an Idempotency-Key must say whose it is",
             ),
-            Self::Token => (
+            Self::TokenRefused => (
                 StatusCode::UNAUTHORIZED,
                 "token_invalid",
                 "the bearer token is missing, expired or not signed by a known key",
@@ -146,11 +146,11 @@ impl Problem {
                 "the work is done, but its answer was too large to keep",
             ),
         };
-        Words { status, kind, title }
+        ProblemText { status, kind, title }
     }
 }
 
-struct Words {
+struct ProblemText {
     status: StatusCode,
     kind: &'static str,
     title: &'static str,
@@ -170,15 +170,15 @@ fn why(error: KeyError) -> &'static str {
 mod tests {
     use super::*;
 
-    // A client that is told 0 comes back at once, one that is told an hour gives up.
+    // A client that reads 0 comes back at once, one that reads an hour gives up.
     #[test]
     fn who_must_come_back_is_told_when_within_seconds() {
-        let told = |remaining| Problem::InProgress(remaining).retry_after_seconds();
-        assert_eq!(told(Duration::ZERO), Some(1));
-        assert_eq!(told(Duration::from_millis(1)), Some(1));
-        assert_eq!(told(Duration::from_millis(1_001)), Some(2));
-        assert_eq!(told(Duration::from_secs(3)), Some(3));
-        assert_eq!(told(Duration::from_secs(3_600)), Some(5));
-        assert_eq!(told(Duration::MAX), Some(5));
+        let seconds = |remaining| IdempotencyProblem::InProgress(remaining).retry_after_seconds();
+        assert_eq!(seconds(Duration::ZERO), Some(1));
+        assert_eq!(seconds(Duration::from_millis(1)), Some(1));
+        assert_eq!(seconds(Duration::from_millis(1_001)), Some(2));
+        assert_eq!(seconds(Duration::from_secs(3)), Some(3));
+        assert_eq!(seconds(Duration::from_secs(3_600)), Some(5));
+        assert_eq!(seconds(Duration::MAX), Some(5));
     }
 }

@@ -6,30 +6,30 @@ use std::hash::{BuildHasher as _, RandomState};
 use hapax_core::ledger::{IdempotencyKey, Scope};
 use tokio::sync::Notify;
 
-use crate::limits::BELLS;
+use crate::limits::NOTIFY_SHARDS;
 
-/// A bell for every key, shared with others by chance.
-pub(crate) struct Waiting {
-    bells: [Notify; BELLS],
+/// A notifier for every key, shared with others by chance.
+pub(crate) struct RequestWaiters {
+    shards: [Notify; NOTIFY_SHARDS],
     hasher: RandomState,
 }
 
-impl Waiting {
+impl RequestWaiters {
     pub(crate) fn new() -> Self {
-        Self { bells: std::array::from_fn(|_| Notify::new()), hasher: RandomState::new() }
+        Self { shards: std::array::from_fn(|_| Notify::new()), hasher: RandomState::new() }
     }
 
-    /// The bell that rings when this key's request has ended.
-    pub(crate) fn bell(&self, scope: &Scope, key: &IdempotencyKey) -> &Notify {
+    /// The notifier of this key's request.
+    pub(crate) fn notify_of(&self, scope: &Scope, key: &IdempotencyKey) -> &Notify {
         let hash = self.hasher.hash_one((scope, key));
-        &self.bells[(hash % BELLS as u64) as usize]
+        &self.shards[(hash % NOTIFY_SHARDS as u64) as usize]
     }
 }
 
 /// Rings when it is dropped, so also when the work panics.
-pub(crate) struct Ringing<'a>(pub(crate) &'a Notify);
+pub(crate) struct NotifyOnDrop<'a>(pub(crate) &'a Notify);
 
-impl Drop for Ringing<'_> {
+impl Drop for NotifyOnDrop<'_> {
     fn drop(&mut self) {
         self.0.notify_waiters();
     }

@@ -16,10 +16,10 @@ use http::{Request, Response};
 use tokio::time::{Instant, sleep};
 use tower::Service;
 
-use crate::answer::{self, Gathered};
-use crate::limits::{LOOK_AGAIN_FIRST, LOOK_AGAIN_MAX};
-use crate::problem::Problem;
-use crate::request_waiters::Ringing;
+use crate::answer::{self, CollectedBody};
+use crate::limits::{POLL_FIRST, POLL_MAX};
+use crate::problem::IdempotencyProblem;
+use crate::request_waiters::NotifyOnDrop;
 use crate::service::{IdempotencyOutcome, Shared};
 use crate::{Body, BoxError};
 
@@ -29,22 +29,25 @@ use crate::{Body, BoxError};
 pub struct LeasedUntil(pub Instant);
 
 /// A request that may have to be run, and what runs it.
-pub(crate) struct Work<S> {
+pub(crate) struct PendingRequest<S> {
     pub(crate) ask: ReserveAsk,
     pub(crate) service: S,
     pub(crate) request: Request<Body>,
 }
 
 /// What came of an attempt at it.
-pub(crate) enum Tried<S, E> {
+pub(crate) enum AttemptResult<S, E> {
     /// This is the answer.
     Answered(Result<Response<Body>, E>),
     /// Somebody runs it, for at most this much longer; here it is back.
-    Running { remaining: Duration, work: Box<Work<S>> },
+    Running { remaining: Duration, pending: Box<PendingRequest<S>> },
 }
 
 /// Reserves the key, and runs the request where it is ours to run.
-pub(crate) async fn attempt<L, S, RB>(shared: &Shared<L>, work: Work<S>) -> Tried<S, S::Error>
+pub(crate) async fn attempt<L, S, RB>(
+    shared: &Shared<L>,
+    pending: PendingRequest<S>,
+) -> AttemptResult<S, S::Error>
 where
     L: Ledger,
     S: Service<Request<Body>, Response = Response<RB>>,
@@ -53,34 +56,34 @@ where
 {
     // The lease begins at some time between the question and its answer, and that may take long.
     let asked_at = Instant::now();
-    match shared.ledger.reserve(work.ask.clone()).await {
+    match shared.ledger.reserve(pending.ask.clone()).await {
         Ok(Reservation::Fresh(reserved)) => {
             shared.count(IdempotencyOutcome::Fresh);
-            Tried::Answered(run(shared, work, reserved, asked_at).await)
+            AttemptResult::Answered(run(shared, pending, reserved, asked_at).await)
         }
         Ok(Reservation::Replay(kept)) => {
             shared.count(IdempotencyOutcome::Replay);
-            Tried::Answered(Ok(IdempotencyOutcome::Replay.on(answer::replayed(kept))))
+            AttemptResult::Answered(Ok(IdempotencyOutcome::Replay.on(answer::replayed(kept))))
         }
         Ok(Reservation::InProgress { remaining }) => {
-            Tried::Running { remaining, work: Box::new(work) }
+            AttemptResult::Running { remaining, pending: Box::new(pending) }
         }
         Ok(Reservation::Mismatch) => {
             shared.count(IdempotencyOutcome::Mismatch);
-            Tried::Answered(Ok(mismatch(shared)))
+            AttemptResult::Answered(Ok(mismatch(shared)))
         }
         Ok(Reservation::OverQuota) => {
             shared.count(IdempotencyOutcome::OverQuota);
-            let answer = answer::answered(Problem::OverQuota.answer());
-            Tried::Answered(Ok(IdempotencyOutcome::OverQuota.on(answer)))
+            let answer = answer::answered(IdempotencyProblem::OverQuota.answer());
+            AttemptResult::Answered(Ok(IdempotencyOutcome::OverQuota.on(answer)))
         }
-        Err(error) => Tried::Answered(Ok(unavailable(shared, "reserving", &error))),
+        Err(error) => AttemptResult::Answered(Ok(unavailable(shared, "reserving", &error))),
     }
 }
 
 async fn run<L, S, RB>(
     shared: &Shared<L>,
-    work: Work<S>,
+    pending: PendingRequest<S>,
     reserved: Reserved,
     asked_at: Instant,
 ) -> Result<Response<Body>, S::Error>
@@ -91,11 +94,11 @@ where
     RB::Error: Into<BoxError>,
 {
     failpoint!("idem.after_reserve");
-    let _ringing = Ringing(shared.waiting.bell(&reserved.scope, &reserved.key));
+    let _notify_on_drop = NotifyOnDrop(shared.waiting.notify_of(&reserved.scope, &reserved.key));
     let until = later(asked_at, shared.rules.lease);
     let a_quarter = shared.rules.lease / 4;
     let most_of_the_lease = later(asked_at, a_quarter * 3);
-    let Work { ask, mut service, mut request } = work;
+    let PendingRequest { ask, mut service, mut request } = pending;
     if let Err(error) = poll_fn(|context| service.poll_ready(context)).await {
         // Nothing has begun.
         abandon(shared, &reserved).await;
@@ -106,42 +109,51 @@ where
         tracing::warn!("an Idempotency-Key was reserved so late that its lease is over");
         abandon(shared, &reserved).await;
         shared.count(IdempotencyOutcome::Unavailable);
-        return Ok(
-            IdempotencyOutcome::Unavailable.on(answer::answered(Problem::Unavailable.answer()))
-        );
+        return Ok(IdempotencyOutcome::Unavailable
+            .on(answer::answered(IdempotencyProblem::Unavailable.answer())));
     }
     request.extensions_mut().insert(reserved.clone());
     request.extensions_mut().insert(LeasedUntil(until));
-    let run = Run { shared, ask, reserved, until };
+    let run = RunningRequest { shared, ask, reserved, until };
     let (head, body) = service.call(request).await?.into_parts();
-    let told = head.extensions.get::<Settle>().copied();
-    let settle = told.unwrap_or_else(|| Settle::by_status(head.status));
+    let chosen = head.extensions.get::<Settle>().copied();
+    let settle = chosen.unwrap_or_else(|| Settle::by_status(head.status));
     let ours = |body| IdempotencyOutcome::Fresh.on(Response::from_parts(head, body));
     Ok(match settle {
         // An answer without end is settled while the key is still ours; one that only began late has
         // its time all the same.
-        Settle::Keep => match answer::gather(body, most_of_the_lease.max(after(a_quarter))).await {
-            Gathered::Whole { body, trailers } => {
-                let ours = ours(Body::whole(body.clone(), trailers));
-                let kept = answer::kept(&ours, body);
-                run.keep(kept.unwrap_or_else(|| Problem::AnswerTooLarge.answer()), ours).await
-            }
-            Gathered::Unbounded(body) => {
-                run.keep(Problem::AnswerTooLarge.answer(), ours(Body::new(body))).await
-            }
-            Gathered::Broken(error) => {
-                tracing::warn!(%error, "an answer to a request with an Idempotency-Key broke off");
-                run.wait(IdempotencyOutcome::Fresh.on(answer::answered(Problem::BrokeOff.answer())))
+        Settle::Keep => {
+            match answer::collect(body, most_of_the_lease.max(after(a_quarter))).await {
+                CollectedBody::Whole { body, trailers } => {
+                    let ours = ours(Body::whole(body.clone(), trailers));
+                    let kept = answer::kept(&ours, body);
+                    run.keep(
+                        kept.unwrap_or_else(|| IdempotencyProblem::AnswerTooLarge.answer()),
+                        ours,
+                    )
                     .await
+                }
+                CollectedBody::Unbounded(body) => {
+                    run.keep(IdempotencyProblem::AnswerTooLarge.answer(), ours(Body::new(body)))
+                        .await
+                }
+                CollectedBody::Broken(error) => {
+                    tracing::warn!(%error, "an answer to a request with an Idempotency-Key broke off");
+                    run.wait(
+                        IdempotencyOutcome::Fresh
+                            .on(answer::answered(IdempotencyProblem::BrokeOff.answer())),
+                    )
+                    .await
+                }
             }
-        },
+        }
         Settle::Free => run.free(ours(Body::new(body))).await,
         Settle::Wait => run.wait(ours(Body::new(body))).await,
     })
 }
 
 /// A request that was run.
-struct Run<'a, L> {
+struct RunningRequest<'a, L> {
     shared: &'a Shared<L>,
     ask: ReserveAsk,
     reserved: Reserved,
@@ -149,7 +161,7 @@ struct Run<'a, L> {
     until: Instant,
 }
 
-impl<L: Ledger> Run<'_, L> {
+impl<L: Ledger> RunningRequest<'_, L> {
     /// Keeps `answer`, and only then hands out `ours`.
     async fn keep(self, answer: StoredAnswer, ours: Response<Body>) -> Response<Body> {
         failpoint!("idem.after_work");
@@ -166,13 +178,13 @@ impl<L: Ledger> Run<'_, L> {
     /// kept would be done once more. Whether one of these was carried out after all does not matter:
     /// then the next is told that the right is lost.
     async fn finish(&self, answer: &StoredAnswer) -> Result<Held, StoreError> {
-        let mut pause = LOOK_AGAIN_FIRST;
+        let mut pause = POLL_FIRST;
         loop {
             match self.shared.ledger.finish(&self.reserved, answer).await {
                 Err(error) if may_pass(&error) && Instant::now() + pause < self.until => {
                     tracing::warn!(%error, "an answer cannot be kept yet, trying again: {error}");
                     sleep(pause).await;
-                    pause = LOOK_AGAIN_MAX.min(pause * 2);
+                    pause = POLL_MAX.min(pause * 2);
                 }
                 held => return held,
             }
@@ -192,7 +204,7 @@ impl<L: Ledger> Run<'_, L> {
             // succeeded must not run again all the same.
             Ok(Reservation::Fresh(reserved)) if ours.status().is_success() => {
                 let until = later(asked_at, shared.rules.lease);
-                let again = Run { shared, ask, reserved, until };
+                let again = RunningRequest { shared, ask, reserved, until };
                 match again.finish(&answer).await {
                     Ok(Held::Kept) => ours,
                     Ok(Held::Lost) => in_progress(Duration::ZERO),
@@ -266,18 +278,19 @@ async fn abandon<L: Ledger>(shared: &Shared<L>, reserved: &Reserved) {
 
 /// What a retry is told while the first one runs.
 pub(crate) fn in_progress(remaining: Duration) -> Response<Body> {
-    IdempotencyOutcome::InProgress.on(answer::answered(Problem::InProgress(remaining).answer()))
+    IdempotencyOutcome::InProgress
+        .on(answer::answered(IdempotencyProblem::InProgress(remaining).answer()))
 }
 
 fn mismatch<L>(shared: &Shared<L>) -> Response<Body> {
-    let problem = Problem::Mismatch(shared.rules.mismatch_status);
+    let problem = IdempotencyProblem::Mismatch(shared.rules.mismatch_status);
     IdempotencyOutcome::Mismatch.on(answer::answered(problem.answer()))
 }
 
 fn unavailable<L>(shared: &Shared<L>, doing: &str, error: &StoreError) -> Response<Body> {
     tracing::error!(%error, realm = shared.rules.realm, "{doing} for an Idempotency-Key: {error}");
     shared.count(IdempotencyOutcome::Unavailable);
-    IdempotencyOutcome::Unavailable.on(answer::answered(Problem::Unavailable.answer()))
+    IdempotencyOutcome::Unavailable.on(answer::answered(IdempotencyProblem::Unavailable.answer()))
 }
 
 /// That much later; where no clock reaches so far, as far as matters.

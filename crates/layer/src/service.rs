@@ -18,12 +18,12 @@ use tower::{Layer, Service};
 use tracing::Instrument as _;
 
 use crate::answer;
-use crate::limits::{LOOK_AGAIN_FIRST, LOOK_AGAIN_MAX};
-use crate::principal::{self, Unnamed};
-use crate::problem::Problem;
-use crate::request_waiters::Waiting;
+use crate::limits::{POLL_FIRST, POLL_MAX};
+use crate::principal::{self, PrincipalError};
+use crate::problem::IdempotencyProblem;
+use crate::request_waiters::RequestWaiters;
 use crate::rules::Rules;
-use crate::run::{self, Tried, Work};
+use crate::run::{self, AttemptResult, PendingRequest};
 use crate::target::{self, BadPath, Path, is_passed_on};
 use crate::{Body, BoxError};
 
@@ -38,7 +38,7 @@ impl<L: Ledger> IdempotencyLayer<L> {
         let running = TaskTracker::new();
         // So that waiting for it ends whenever nothing runs.
         running.close();
-        Self { shared: Arc::new(Shared { ledger, rules, waiting: Waiting::new(), running }) }
+        Self { shared: Arc::new(Shared { ledger, rules, waiting: RequestWaiters::new(), running }) }
     }
 
     /// Returns when nothing runs any more, also of what clients did not wait for: between the last
@@ -52,7 +52,7 @@ impl<L: Ledger> IdempotencyLayer<L> {
 pub(crate) struct Shared<L> {
     pub(crate) ledger: Arc<L>,
     pub(crate) rules: Arc<Rules>,
-    pub(crate) waiting: Waiting,
+    pub(crate) waiting: RequestWaiters,
     running: TaskTracker,
 }
 
@@ -62,7 +62,7 @@ impl<L> Shared<L> {
         metrics::counter!("hapax_idempotency_total", &labels).increment(1);
     }
 
-    fn refuse(&self, problem: Problem) -> Response<Body> {
+    fn refuse(&self, problem: IdempotencyProblem) -> Response<Body> {
         self.count(IdempotencyOutcome::Refused);
         IdempotencyOutcome::Refused.on(answer::answered(problem.answer()))
     }
@@ -164,7 +164,7 @@ where
 {
     type Response = Response<Body>;
     type Error = S::Error;
-    type Future = Answering<S::Error>;
+    type Future = ResponseFuture<S::Error>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)
@@ -173,13 +173,13 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (parts, body) = request.into_parts();
         match admit(&self.shared.rules, &parts) {
-            Ok(None) => passed_on(self.inner.call(Request::from_parts(parts, Body::new(body)))),
-            Ok(Some(named)) => {
+            Ok(None) => pass_through(self.inner.call(Request::from_parts(parts, Body::new(body)))),
+            Ok(Some(scoped_key)) => {
                 // The one that is ready is used up, and a fresh one stays here.
                 let fresh = self.inner.clone();
                 let service = mem::replace(&mut self.inner, fresh);
-                let asked = Asked { named, service, parts, body };
-                kept_apart(Arc::clone(&self.shared), asked)
+                let request = KeyedRequest { scoped_key, service, parts, body };
+                run_once(Arc::clone(&self.shared), request)
             }
             Err(problem) => {
                 let refused = self.shared.refuse(problem);
@@ -189,40 +189,40 @@ where
     }
 }
 
-type Answering<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
+type ResponseFuture<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
 
 /// A key, and within which it means one request.
-struct Named {
+struct ScopedKey {
     scope: Scope,
     key: IdempotencyKey,
 }
 
 /// What is known before the body is read. `None`: nothing is to be kept of it.
-fn admit(rules: &Rules, parts: &Parts) -> Result<Option<Named>, Problem> {
+fn admit(rules: &Rules, parts: &Parts) -> Result<Option<ScopedKey>, IdempotencyProblem> {
     if is_passed_on(&parts.method, &parts.headers) {
         return Ok(None);
     }
-    let path = Path::of(parts.uri.path()).map_err(|BadPath| Problem::Path)?;
+    let path = Path::of(parts.uri.path()).map_err(|BadPath| IdempotencyProblem::Path)?;
     let key = match IdempotencyKey::of(&parts.headers) {
         Ok(Some(key)) => key,
         Ok(None) if rules.requires(&parts.method, &parts.headers, &path) => {
-            return Err(Problem::KeyMissing);
+            return Err(IdempotencyProblem::KeyMissing);
         }
         Ok(None) => return Ok(None),
-        Err(error) => return Err(Problem::KeyMalformed(error)),
+        Err(error) => return Err(IdempotencyProblem::KeyMalformed(error)),
     };
-    let principal = principal::name_of(rules, parts).map_err(|unnamed| match unnamed {
-        Unnamed::Unsaid => Problem::Unnamed,
-        Unnamed::Refused => Problem::Token,
+    let principal = principal::name_of(rules, parts).map_err(|error| match error {
+        PrincipalError::Missing => IdempotencyProblem::PrincipalMissing,
+        PrincipalError::Refused => IdempotencyProblem::TokenRefused,
     })?;
     // All that the app may take it for: what a header put in the place of its method is another request.
     let method = target::all_methods(&parts.method, &parts.headers);
     let scope = Scope::new(&rules.realm, &principal, &method, path.normal());
-    Ok(Some(Named { scope, key }))
+    Ok(Some(ScopedKey { scope, key }))
 }
 
 /// What the inner service says, streamed.
-fn passed_on<F, RB, E>(running: F) -> Answering<E>
+fn pass_through<F, RB, E>(running: F) -> ResponseFuture<E>
 where
     F: Future<Output = Result<Response<RB>, E>> + Send + 'static,
     RB: http_body::Body<Data = Bytes> + Send + 'static,
@@ -232,15 +232,18 @@ where
 }
 
 /// A request with a key, whose body is still to be read.
-struct Asked<S, B> {
-    named: Named,
+struct KeyedRequest<S, B> {
+    scoped_key: ScopedKey,
     service: S,
     parts: Parts,
     body: B,
 }
 
 /// Runs a request unless it was run before.
-fn kept_apart<L, S, B, RB>(shared: Arc<Shared<L>>, asked: Asked<S, B>) -> Answering<S::Error>
+fn run_once<L, S, B, RB>(
+    shared: Arc<Shared<L>>,
+    request: KeyedRequest<S, B>,
+) -> ResponseFuture<S::Error>
 where
     L: Ledger,
     S: Service<Request<Body>, Response = Response<RB>> + Send + 'static,
@@ -252,7 +255,7 @@ where
     RB::Error: Into<BoxError>,
 {
     Box::pin(async move {
-        let Asked { named: Named { scope, key }, service, parts, body } = asked;
+        let KeyedRequest { scoped_key: ScopedKey { scope, key }, service, parts, body } = request;
         let rules = Arc::clone(&shared.rules);
         let (body, trailers) = match read(body, rules.body_max).await {
             Ok(read) => read,
@@ -267,30 +270,29 @@ where
         let Rules { lease, ttl, quota, .. } = *rules;
         let (scope_asked, key_asked) = (scope.clone(), key.clone());
         let ask = ReserveAsk { scope: scope_asked, key: key_asked, fingerprint, lease, ttl, quota };
-        let mut work = Work { ask, service, request };
+        let mut pending = PendingRequest { ask, service, request };
 
-        let bell = shared.waiting.bell(&scope, &key);
+        let notify = shared.waiting.notify_of(&scope, &key);
         let deadline = run::after(rules.wait);
-        let mut pause = LOOK_AGAIN_FIRST;
+        let mut pause = POLL_FIRST;
         loop {
             // Listening begins before the look: an end in between is heard.
-            let mut ended = pin!(bell.notified());
+            let mut ended = pin!(notify.notified());
             ended.as_mut().enable();
             let attempt = {
                 let shared = Arc::clone(&shared);
-                async move { run::attempt(&shared, work).await }
+                async move { run::attempt(&shared, pending).await }
             };
             let remaining = match shared.running.spawn(attempt.in_current_span()).await {
-                Ok(Tried::Answered(answer)) => return answer,
-                Ok(Tried::Running { remaining, work: unused }) => {
-                    work = *unused;
+                Ok(AttemptResult::Answered(answer)) => return answer,
+                Ok(AttemptResult::Running { remaining, pending: unused }) => {
+                    pending = *unused;
                     remaining
                 }
                 Err(error) => {
                     tracing::error!(%error, "the work for an Idempotency-Key ended unexpectedly");
-                    return Ok(
-                        IdempotencyOutcome::Fresh.on(answer::answered(Problem::Crashed.answer()))
-                    );
+                    return Ok(IdempotencyOutcome::Fresh
+                        .on(answer::answered(IdempotencyProblem::Crashed.answer())));
                 }
             };
             let now = Instant::now();
@@ -298,31 +300,31 @@ where
                 shared.count(IdempotencyOutcome::InProgress);
                 return Ok(run::in_progress(remaining));
             }
-            let look_again = deadline.min(now + pause.min(remaining));
+            let poll_at = deadline.min(now + pause.min(remaining));
             tokio::select! {
                 () = ended => {}
-                () = tokio::time::sleep_until(look_again) => {}
+                () = tokio::time::sleep_until(poll_at) => {}
             }
-            pause = LOOK_AGAIN_MAX.min(pause * 2);
+            pause = POLL_MAX.min(pause * 2);
         }
     })
 }
 
 /// All of a request's body.
-async fn read<B>(body: B, body_max: usize) -> Result<(Bytes, Option<HeaderMap>), Problem>
+async fn read<B>(body: B, body_max: usize) -> Result<(Bytes, Option<HeaderMap>), IdempotencyProblem>
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<BoxError>,
 {
     if body.size_hint().lower() > body_max as u64 {
-        return Err(Problem::BodyTooLarge);
+        return Err(IdempotencyProblem::BodyTooLarge);
     }
     match Limited::new(body, body_max).collect().await {
         Ok(read) => {
             let trailers = read.trailers().cloned();
             Ok((read.to_bytes(), trailers))
         }
-        Err(error) if error.is::<LengthLimitError>() => Err(Problem::BodyTooLarge),
-        Err(_) => Err(Problem::BodyUnreadable),
+        Err(error) if error.is::<LengthLimitError>() => Err(IdempotencyProblem::BodyTooLarge),
+        Err(_) => Err(IdempotencyProblem::BodyUnreadable),
     }
 }

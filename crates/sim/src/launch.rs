@@ -8,8 +8,8 @@ use std::process::{Child, Command};
 
 use rustix::process::Signal;
 
-use crate::keeper::{self, Keeper};
 use crate::port;
+use crate::supervisor::{self, Supervisor};
 
 /// An engine that runs, and the port it has for life.
 pub(crate) struct Launched {
@@ -21,13 +21,13 @@ pub(crate) struct Launched {
 /// process id and with what this start has logged: never over the network, where somebody else's
 /// engine might answer on that port.
 pub(crate) async fn on_a_free_port(
-    keeper: &Keeper,
+    supervisor: &Supervisor,
     command: impl Fn(u16) -> io::Result<Command>,
     ready: impl Fn(u32, &str) -> bool,
 ) -> io::Result<Launched> {
     for _ in 0..port::CLASHES_MAX {
         let port = port::free();
-        if let Some(child) = start(keeper, command(port)?, &ready).await? {
+        if let Some(child) = start(supervisor, command(port)?, &ready).await? {
             return Ok(Launched { child, port });
         }
     }
@@ -35,49 +35,49 @@ pub(crate) async fn on_a_free_port(
 }
 
 /// Starts an engine again where it was before.
-pub(crate) async fn again(
-    keeper: &Keeper,
+pub(crate) async fn restart(
+    supervisor: &Supervisor,
     command: Command,
     ready: impl Fn(u32, &str) -> bool,
 ) -> io::Result<Child> {
-    let child = start(keeper, command, &ready).await?;
+    let child = start(supervisor, command, &ready).await?;
     child.ok_or_else(|| io::Error::other("its port was taken meanwhile"))
 }
 
 /// Where an engine's words go.
-pub(crate) fn log_file(keeper: &Keeper) -> PathBuf {
-    keeper.folder().join("log")
+pub(crate) fn log_file(supervisor: &Supervisor) -> PathBuf {
+    supervisor.folder().join("log")
 }
 
-/// All that an engine has said.
-pub(crate) fn log(keeper: &Keeper) -> String {
-    fs::read_to_string(log_file(keeper)).unwrap_or_default()
+/// All that an engine has logged.
+pub(crate) fn log(supervisor: &Supervisor) -> String {
+    fs::read_to_string(log_file(supervisor)).unwrap_or_default()
 }
 
 /// Nothing when the port was taken.
 async fn start(
-    keeper: &Keeper,
+    supervisor: &Supervisor,
     command: Command,
     ready: &impl Fn(u32, &str) -> bool,
 ) -> io::Result<Option<Child>> {
-    let said_before = log(keeper).len();
-    let mut child = keeper.spawn(command, &log_file(keeper))?;
+    let logged_before = log(supervisor).len();
+    let mut child = supervisor.spawn(command, &log_file(supervisor))?;
     let pid = child.id();
-    let up = keeper::wait_for("the engine to accept", || {
+    let up = supervisor::wait_for("the engine to accept", || {
         let ended = child.try_wait()?;
-        let log = log(keeper);
-        let said = log.get(said_before..).unwrap_or_default();
+        let log = log(supervisor);
+        let logged = log.get(logged_before..).unwrap_or_default();
         match ended {
-            Some(_) if said.contains("Address already in use") => Ok(Some(false)),
-            Some(status) => Err(io::Error::other(format!("{status}: {said}"))),
-            None => Ok(ready(pid, said).then_some(true)),
+            Some(_) if logged.contains("Address already in use") => Ok(Some(false)),
+            Some(status) => Err(io::Error::other(format!("{status}: {logged}"))),
+            None => Ok(ready(pid, logged).then_some(true)),
         }
     });
     match up.await {
         Ok(true) => Ok(Some(child)),
         Ok(false) => Ok(None),
         Err(error) => {
-            keeper::signal(pid, Signal::KILL);
+            supervisor::signal(pid, Signal::KILL);
             Err(error)
         }
     }

@@ -4,20 +4,20 @@
 use std::io;
 use std::process::{Child, Command};
 
-use crate::keeper::{self, Keeper};
+use crate::supervisor::{self, Supervisor};
 use crate::{Postgres, launch};
 
 /// A running PgBouncer in front of a server. Dropped, it is gone.
 pub struct PgBouncer {
     child: Child,
-    keeper: Keeper,
+    supervisor: Supervisor,
     port: u16,
 }
 
 impl PgBouncer {
     /// Whether there is one on this machine; a test without it says so by [`crate::skip()`].
     pub fn is_installed() -> bool {
-        std::env::split_paths(&keeper::path()).any(|folder| folder.join("pgbouncer").exists())
+        std::env::split_paths(&supervisor::path()).any(|folder| folder.join("pgbouncer").exists())
     }
 
     /// Pools sessions of `server`, at most `sessions_max` for each database.
@@ -43,19 +43,19 @@ impl PgBouncer {
 
     /// All that it has logged so far.
     pub fn log(&self) -> String {
-        launch::log(&self.keeper)
+        launch::log(&self.supervisor)
     }
 
     async fn open(server: &Postgres, sessions_max: u32) -> io::Result<PgBouncer> {
-        let keeper = Keeper::new("pgbouncer", "TERM")?;
-        keeper.write(&keeper.folder().join("users.txt"), "\"postgres\" \"\"\n")?;
+        let supervisor = Supervisor::new("pgbouncer", "TERM")?;
+        supervisor.write(&supervisor.folder().join("users.txt"), "\"postgres\" \"\"\n")?;
         let launched = launch::on_a_free_port(
-            &keeper,
-            |port| command(&keeper, server.port(), port, sessions_max),
-            |_, said| said.contains("process up"),
+            &supervisor,
+            |port| command(&supervisor, server.port(), port, sessions_max),
+            |_, logged| logged.contains("process up"),
         )
         .await?;
-        Ok(PgBouncer { child: launched.child, keeper, port: launched.port })
+        Ok(PgBouncer { child: launched.child, supervisor, port: launched.port })
     }
 }
 
@@ -66,9 +66,14 @@ impl Drop for PgBouncer {
     }
 }
 
-fn command(keeper: &Keeper, server: u16, port: u16, sessions_max: u32) -> io::Result<Command> {
-    let file = keeper.folder().join("pgbouncer.ini");
-    let users = keeper.folder().join("users.txt");
+fn command(
+    supervisor: &Supervisor,
+    server: u16,
+    port: u16,
+    sessions_max: u32,
+) -> io::Result<Command> {
+    let file = supervisor.folder().join("pgbouncer.ini");
+    let users = supervisor.folder().join("users.txt");
     let settings = format!(
         "[databases]
 * = host=127.0.0.1 port={server}
@@ -84,8 +89,8 @@ max_client_conn = 500
 ",
         users.display()
     );
-    keeper.write(&file, &settings)?;
-    let mut command = keeper.command("pgbouncer");
+    supervisor.write(&file, &settings)?;
+    let mut command = supervisor.command("pgbouncer");
     command.arg(file);
     Ok(command)
 }

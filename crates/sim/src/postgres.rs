@@ -17,14 +17,14 @@ use rustix::process::Signal;
 use tokio::sync::{Mutex, OnceCell};
 use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
 
-use crate::keeper::{self, Keeper};
+use crate::supervisor::{self, Supervisor};
 use crate::{launch, tls};
 
 /// A running (or stopped) PostgreSQL server. Dropped, it and all its data are gone.
 pub struct Postgres {
-    // Before the keeper, so that a dropped server is reaped by whoever reaps ours.
+    // Before the supervisor, so that a dropped server is reaped by whoever reaps ours.
     postmaster: Mutex<Option<Child>>,
-    keeper: Keeper,
+    supervisor: Supervisor,
     binaries: PathBuf,
     port: u16,
     databases: AtomicU32,
@@ -32,7 +32,7 @@ pub struct Postgres {
 
 /// How a server is asked to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum StopMode {
     /// Open transactions are rolled back, then an orderly shutdown.
     Fast,
     /// All processes leave at once; the next start recovers, as after a crash.
@@ -144,13 +144,13 @@ impl Postgres {
 
     /// Whether [`Postgres::standby`] can be had: not every build of PostgreSQL brings what copies a
     /// server, and that must be of the server's own version.
-    pub fn can_be_followed(&self) -> bool {
-        self.binaries.join(COPIER).exists()
+    pub fn can_have_standby(&self) -> bool {
+        self.binaries.join(BASE_BACKUP).exists()
     }
 
     /// All that the server has logged so far.
     pub fn log(&self) -> String {
-        launch::log(&self.keeper)
+        launch::log(&self.supervisor)
     }
 
     /// Runs statements as the superuser in the database `postgres`, and answers the first column of
@@ -169,7 +169,7 @@ impl Postgres {
     pub async fn execute_at(url: &str, sql: &str) -> Vec<Option<String>> {
         match query(url, sql).await {
             Ok(rows) => rows,
-            Err(error) => panic!("{sql}: {}", keeper::whole(&error)),
+            Err(error) => panic!("{sql}: {}", supervisor::with_causes(&error)),
         }
     }
 
@@ -182,14 +182,14 @@ impl Postgres {
     ///
     /// # Panics
     /// When it does not stop in time.
-    pub async fn stop(&self, mode: Mode) {
+    pub async fn stop(&self, mode: StopMode) {
         let signal = match mode {
-            Mode::Fast => Signal::INT,
-            Mode::Immediate => Signal::QUIT,
+            StopMode::Fast => Signal::INT,
+            StopMode::Immediate => Signal::QUIT,
         };
         let Some(mut postmaster) = self.postmaster.lock().await.take() else { return };
-        keeper::signal(postmaster.id(), signal);
-        if let Err(error) = keeper::ended("PostgreSQL to stop", &mut postmaster).await {
+        supervisor::signal(postmaster.id(), signal);
+        if let Err(error) = supervisor::ended("PostgreSQL to stop", &mut postmaster).await {
             panic!("stopping PostgreSQL: {error}");
         }
     }
@@ -202,18 +202,19 @@ impl Postgres {
     pub async fn kill_postmaster(&self) {
         let Some(mut postmaster) = self.postmaster.lock().await.take() else { return };
         // Stopped first, or it could start one more while its children are counted.
-        keeper::signal(postmaster.id(), Signal::STOP);
-        let orphans = keeper::children(postmaster.id());
-        keeper::signal(postmaster.id(), Signal::KILL);
-        if let Err(error) = keeper::ended("the postmaster's end", &mut postmaster).await {
+        supervisor::signal(postmaster.id(), Signal::STOP);
+        let orphans = supervisor::children(postmaster.id());
+        supervisor::signal(postmaster.id(), Signal::KILL);
+        if let Err(error) = supervisor::ended("the postmaster's end", &mut postmaster).await {
             panic!("killing the postmaster: {error}");
         }
         // They notice by themselves; one that is stopped or busy does not, and is helped.
-        let helped = Instant::now() + ORPHANS_LEAVE;
-        let gone = keeper::wait_for("orphans to leave", || {
-            let living = orphans.iter().filter(|pid| keeper::lives(**pid)).collect::<Vec<_>>();
+        let helped = Instant::now() + ORPHANS_EXIT_TIMEOUT;
+        let gone = supervisor::wait_for("orphans to leave", || {
+            let living =
+                orphans.iter().filter(|pid| supervisor::is_alive(**pid)).collect::<Vec<_>>();
             if Instant::now() > helped {
-                living.iter().for_each(|pid| keeper::signal(**pid, Signal::KILL));
+                living.iter().for_each(|pid| supervisor::signal(**pid, Signal::KILL));
             }
             Ok(living.is_empty().then_some(()))
         });
@@ -227,11 +228,11 @@ impl Postgres {
     ///
     /// # Panics
     /// When it does not in time.
-    pub async fn answers(&self) {
-        let deadline = Instant::now() + keeper::PATIENCE;
+    pub async fn wait_until_ready(&self) {
+        let deadline = Instant::now() + supervisor::ENGINE_TIMEOUT;
         while let Err(error) = query(&self.url(), "SELECT 1").await {
-            assert!(Instant::now() < deadline, "no answer: {}", keeper::whole(&error));
-            tokio::time::sleep(keeper::POLL).await;
+            assert!(Instant::now() < deadline, "no answer: {}", supervisor::with_causes(&error));
+            tokio::time::sleep(supervisor::POLL).await;
         }
     }
 
@@ -242,8 +243,10 @@ impl Postgres {
     pub async fn start_again(&self) {
         let mut postmaster = self.postmaster.lock().await;
         assert!(postmaster.is_none(), "the server runs already");
-        let command = self::postmaster(&self.keeper, &self.binaries, self.port);
-        match launch::again(&self.keeper, command, |pid, _| ready(&self.keeper, pid)).await {
+        let command = self::postmaster(&self.supervisor, &self.binaries, self.port);
+        match launch::restart(&self.supervisor, command, |pid, _| ready(&self.supervisor, pid))
+            .await
+        {
             Ok(child) => *postmaster = Some(child),
             Err(error) => panic!("starting PostgreSQL again: {error}"),
         }
@@ -260,7 +263,7 @@ impl Postgres {
         let ended = self
             .execute(&format!(
                 "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
-                 WHERE backend_type = 'client backend' AND application_name <> '{OURS}' {there}"
+                 WHERE backend_type = 'client backend' AND application_name <> '{OWN_APPLICATION_NAME}' {there}"
             ))
             .await;
         ended.len()
@@ -275,12 +278,12 @@ impl Postgres {
         let pids = self
             .execute(&format!(
                 "SELECT pid FROM pg_stat_activity
-                 WHERE backend_type = 'client backend' AND application_name <> '{OURS}' LIMIT 1"
+                 WHERE backend_type = 'client backend' AND application_name <> '{OWN_APPLICATION_NAME}' LIMIT 1"
             ))
             .await;
         let victim = pids.into_iter().flatten().find_map(|pid| pid.parse().ok());
         if let Some(pid) = victim {
-            keeper::signal(pid, Signal::KILL);
+            supervisor::signal(pid, Signal::KILL);
         }
         victim.is_some()
     }
@@ -306,31 +309,31 @@ impl Postgres {
     }
 
     async fn initialise(settings: &[(&str, &str)]) -> io::Result<Postgres> {
-        let (keeper, binaries) = Postgres::cluster().await?;
-        configure(&keeper, settings)?;
-        Postgres::open(keeper, binaries).await
+        let (supervisor, binaries) = Postgres::cluster().await?;
+        configure(&supervisor, settings)?;
+        Postgres::open(supervisor, binaries).await
     }
 
     async fn initialise_with_tls() -> io::Result<(Postgres, Tls)> {
-        let (keeper, binaries) = Postgres::cluster().await?;
+        let (supervisor, binaries) = Postgres::cluster().await?;
         let issued = tls::issue()?;
-        let authority_file = keeper.folder().join("authority.pem");
-        let certificate = keeper.folder().join("server.pem");
-        let key = keeper.folder().join("server.key");
-        keeper.write(&authority_file, &issued.authority)?;
-        keeper.write(&certificate, &issued.certificate)?;
-        keeper.write(&key, &issued.key)?;
+        let authority_file = supervisor.folder().join("authority.pem");
+        let certificate = supervisor.folder().join("server.pem");
+        let key = supervisor.folder().join("server.key");
+        supervisor.write(&authority_file, &issued.authority)?;
+        supervisor.write(&certificate, &issued.certificate)?;
+        supervisor.write(&key, &issued.key)?;
         let certificate = certificate.display().to_string();
         let key = key.display().to_string();
         configure(
-            &keeper,
+            &supervisor,
             &[("ssl", "on"), ("ssl_cert_file", &certificate), ("ssl_key_file", &key)],
         )?;
-        let doors = data(&keeper).join("pg_hba.conf");
+        let hba_file = data(&supervisor).join("pg_hba.conf");
         let refused = format!("hostnossl all {TLS_ROLE} 127.0.0.1/32 reject\n");
-        keeper.write(&doors, &format!("{refused}{}", fs::read_to_string(&doors)?))?;
+        supervisor.write(&hba_file, &format!("{refused}{}", fs::read_to_string(&hba_file)?))?;
 
-        let server = Postgres::open(keeper, binaries).await?;
+        let server = Postgres::open(supervisor, binaries).await?;
         query(&server.url(), &format!("CREATE ROLE {TLS_ROLE} SUPERUSER LOGIN"))
             .await
             .map_err(io::Error::other)?;
@@ -338,48 +341,48 @@ impl Postgres {
     }
 
     /// A folder with an empty cluster in it.
-    async fn cluster() -> io::Result<(Keeper, PathBuf)> {
+    async fn cluster() -> io::Result<(Supervisor, PathBuf)> {
         let binaries = binaries()?;
-        let keeper = Keeper::new("postgres", "QUIT")?;
-        let mut initdb = keeper.command(binaries.join("initdb"));
+        let supervisor = Supervisor::new("postgres", "QUIT")?;
+        let mut initdb = supervisor.command(binaries.join("initdb"));
         initdb.args(["--no-sync", "--no-instructions", "-A", "trust", "-U", "postgres"]);
-        initdb.args(["-E", "UTF8", "--locale", "C", "-D"]).arg(data(&keeper));
-        keeper.run(initdb).await?;
-        Ok((keeper, binaries))
+        initdb.args(["-E", "UTF8", "--locale", "C", "-D"]).arg(data(&supervisor));
+        supervisor.run(initdb).await?;
+        Ok((supervisor, binaries))
     }
 
     /// Starts what a folder holds, on a port that nobody else has.
-    async fn open(keeper: Keeper, binaries: PathBuf) -> io::Result<Postgres> {
+    async fn open(supervisor: Supervisor, binaries: PathBuf) -> io::Result<Postgres> {
         let launched = launch::on_a_free_port(
-            &keeper,
-            |port| Ok(postmaster(&keeper, &binaries, port)),
-            |pid, _| ready(&keeper, pid),
+            &supervisor,
+            |port| Ok(postmaster(&supervisor, &binaries, port)),
+            |pid, _| ready(&supervisor, pid),
         )
         .await?;
         let postmaster = Mutex::new(Some(launched.child));
         let databases = AtomicU32::new(1);
-        Ok(Postgres { postmaster, keeper, binaries, port: launched.port, databases })
+        Ok(Postgres { postmaster, supervisor, binaries, port: launched.port, databases })
     }
 
     async fn follow(&self) -> io::Result<Postgres> {
-        let keeper = Keeper::new("standby", "QUIT")?;
+        let supervisor = Supervisor::new("standby", "QUIT")?;
         let name = format!("standby_{}", self.databases.fetch_add(1, Ordering::Relaxed));
         let primary = format!("host=127.0.0.1 port={} user=postgres", self.port);
-        let mut copy = keeper.command(self.binaries.join(COPIER));
+        let mut copy = supervisor.command(self.binaries.join(BASE_BACKUP));
         copy.args(["--no-sync", "--checkpoint=fast", "--wal-method=stream", "-d", &primary, "-D"]);
-        copy.arg(data(&keeper));
-        keeper.run(copy).await?;
+        copy.arg(data(&supervisor));
+        supervisor.run(copy).await?;
 
         let conninfo = format!("{primary} application_name={name}");
-        configure(&keeper, &[("primary_conninfo", &conninfo)])?;
-        keeper.write(&data(&keeper).join("standby.signal"), "")?;
-        let standby = Postgres::open(keeper, self.binaries.clone()).await?;
+        configure(&supervisor, &[("primary_conninfo", &conninfo)])?;
+        supervisor.write(&data(&supervisor).join("standby.signal"), "")?;
+        let standby = Postgres::open(supervisor, self.binaries.clone()).await?;
 
         query(&self.url(), &format!("ALTER SYSTEM SET synchronous_standby_names = '{name}'"))
             .await
             .map_err(io::Error::other)?;
         query(&self.url(), "SELECT pg_reload_conf()").await.map_err(io::Error::other)?;
-        let deadline = Instant::now() + keeper::PATIENCE;
+        let deadline = Instant::now() + supervisor::ENGINE_TIMEOUT;
         let in_step = format!(
             "SELECT 1 FROM pg_stat_replication
              WHERE application_name = '{name}' AND sync_state = 'sync'"
@@ -388,7 +391,7 @@ impl Postgres {
             if Instant::now() > deadline {
                 return Err(io::Error::other(format!("it does not keep up: {}", standby.log())));
             }
-            tokio::time::sleep(keeper::POLL).await;
+            tokio::time::sleep(supervisor::POLL).await;
         }
         Ok(standby)
     }
@@ -398,24 +401,24 @@ impl Drop for Postgres {
     fn drop(&mut self) {
         // At once, rather than when the watchdog has looked around.
         if let Some(mut postmaster) = self.postmaster.get_mut().take() {
-            keeper::signal(postmaster.id(), Signal::CONT);
-            keeper::signal(postmaster.id(), Signal::QUIT);
-            let _ = keeper::reap(&mut postmaster);
+            supervisor::signal(postmaster.id(), Signal::CONT);
+            supervisor::signal(postmaster.id(), Signal::QUIT);
+            let _ = supervisor::reap(&mut postmaster);
         }
     }
 }
 
 /// What copies a running server.
-const COPIER: &str = "pg_basebackup";
+const BASE_BACKUP: &str = "pg_basebackup";
 
 /// The role that [`Postgres::with_tls`] admits over TLS only.
 const TLS_ROLE: &str = "tls_only";
 
 /// Tells the sessions of this file, which may still be on their way out, from the tests' own.
-const OURS: &str = "hapax-sim";
+const OWN_APPLICATION_NAME: &str = "hapax-sim";
 
 /// How long backends have to notice that their postmaster died.
-const ORPHANS_LEAVE: Duration = Duration::from_secs(2);
+const ORPHANS_EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Ours, before those of the test, of which the last one counts.
 const SETTINGS: &[(&str, &str)] = &[
@@ -428,28 +431,28 @@ const SETTINGS: &[(&str, &str)] = &[
 ];
 
 /// The postmaster says in its pid file when it takes connections.
-fn ready(keeper: &Keeper, pid: u32) -> bool {
-    let file = fs::read_to_string(data(keeper).join("postmaster.pid")).unwrap_or_default();
+fn ready(supervisor: &Supervisor, pid: u32) -> bool {
+    let file = fs::read_to_string(data(supervisor).join("postmaster.pid")).unwrap_or_default();
     let mut lines = file.lines().map(str::trim);
     // The file of one that was killed is still there when the next one starts.
     let ours = lines.next() == Some(pid.to_string().as_str());
     ours && matches!(lines.nth(6), Some("ready" | "standby"))
 }
 
-fn postmaster(keeper: &Keeper, binaries: &Path, port: u16) -> Command {
-    let mut command = keeper.command(binaries.join("postgres"));
-    command.arg("-D").arg(data(keeper)).arg("-p").arg(port.to_string());
+fn postmaster(supervisor: &Supervisor, binaries: &Path, port: u16) -> Command {
+    let mut command = supervisor.command(binaries.join("postgres"));
+    command.arg("-D").arg(data(supervisor)).arg("-p").arg(port.to_string());
     command
 }
 
 /// Appends settings; in this file the last word on a name counts.
-fn configure(keeper: &Keeper, settings: &[(&str, &str)]) -> io::Result<()> {
-    let file = data(keeper).join("postgresql.conf");
+fn configure(supervisor: &Supervisor, settings: &[(&str, &str)]) -> io::Result<()> {
+    let file = data(supervisor).join("postgresql.conf");
     let mut content = fs::read_to_string(&file)?;
     for (name, value) in SETTINGS.iter().chain(settings) {
         content.push_str(&format!("{name} = '{}'\n", value.replace('\'', "''")));
     }
-    keeper.write(&file, &content)
+    supervisor.write(&file, &content)
 }
 
 /// `HAPAX_TEST_POSTGRES_BIN`, or the newest that Debian installed, or the one on the path.
@@ -472,15 +475,15 @@ fn binaries() -> io::Result<PathBuf> {
     })
 }
 
-fn data(keeper: &Keeper) -> PathBuf {
-    keeper.folder().join("data")
+fn data(supervisor: &Supervisor) -> PathBuf {
+    supervisor.folder().join("data")
 }
 
 /// One connection for one text of statements: a test's runtime ends before the shared server does,
 /// so nothing may be kept open between calls.
 async fn query(url: &str, sql: &str) -> Result<Vec<Option<String>>, tokio_postgres::Error> {
     let mut config: Config = url.parse()?;
-    config.application_name(OURS);
+    config.application_name(OWN_APPLICATION_NAME);
     let (client, connection) = config.connect(NoTls).await?;
     let driven = async {
         let answer = client.simple_query(sql).await;

@@ -9,14 +9,14 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
-use crate::keeper::{self, Keeper};
 use crate::launch;
+use crate::supervisor::{self, Supervisor};
 
 /// A running (or killed) Redis that saves nothing by itself. Dropped, it is gone.
 pub struct Redis {
-    // Before the keeper, as in `Postgres`.
+    // Before the supervisor, as in `Postgres`.
     child: Mutex<Option<Child>>,
-    keeper: Keeper,
+    supervisor: Supervisor,
     settings: Vec<(String, String)>,
     port: u16,
 }
@@ -68,7 +68,7 @@ impl Redis {
 
     /// All that the server has logged so far.
     pub fn log(&self) -> String {
-        launch::log(&self.keeper)
+        launch::log(&self.supervisor)
     }
 
     /// Holds the process (SIGSTOP): connections stay open, nothing is answered.
@@ -87,8 +87,8 @@ impl Redis {
     /// When it does not end in time.
     pub async fn kill(&self) {
         let Some(mut child) = self.child.lock().await.take() else { return };
-        keeper::signal(child.id(), Signal::KILL);
-        if let Err(error) = keeper::ended("Redis to end", &mut child).await {
+        supervisor::signal(child.id(), Signal::KILL);
+        if let Err(error) = supervisor::ended("Redis to end", &mut child).await {
             panic!("killing Redis: {error}");
         }
     }
@@ -100,8 +100,8 @@ impl Redis {
     pub async fn start_again(&self) {
         let mut child = self.child.lock().await;
         assert!(child.is_none(), "the server runs already");
-        let command = command(&self.keeper, &self.settings, self.port);
-        match launch::again(&self.keeper, command, ready).await {
+        let command = command(&self.supervisor, &self.settings, self.port);
+        match launch::restart(&self.supervisor, command, ready).await {
             Ok(started) => *child = Some(started),
             Err(error) => panic!("starting Redis again: {error}"),
         }
@@ -128,21 +128,24 @@ impl Redis {
     }
 
     async fn open(settings: &[(&str, &str)]) -> io::Result<Redis> {
-        let keeper = Keeper::new("redis", "TERM")?;
+        let supervisor = Supervisor::new("redis", "TERM")?;
         let settings: Vec<_> = settings
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
             .collect();
-        let launched =
-            launch::on_a_free_port(&keeper, |port| Ok(command(&keeper, &settings, port)), ready)
-                .await?;
+        let launched = launch::on_a_free_port(
+            &supervisor,
+            |port| Ok(command(&supervisor, &settings, port)),
+            ready,
+        )
+        .await?;
         let child = Mutex::new(Some(launched.child));
-        Ok(Redis { child, keeper, settings, port: launched.port })
+        Ok(Redis { child, supervisor, settings, port: launched.port })
     }
 
     async fn signal(&self, signal: Signal) {
         if let Some(child) = self.child.lock().await.as_ref() {
-            keeper::signal(child.id(), signal);
+            supervisor::signal(child.id(), signal);
         }
     }
 }
@@ -151,24 +154,24 @@ impl Drop for Redis {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.get_mut().take() {
             // Nothing of it is kept, and one that is paused hears nothing gentler.
-            keeper::signal(child.id(), Signal::KILL);
+            supervisor::signal(child.id(), Signal::KILL);
             let _ = child.wait();
         }
     }
 }
 
-fn command(keeper: &Keeper, settings: &[(String, String)], port: u16) -> Command {
-    let mut command = keeper.command("redis-server");
+fn command(supervisor: &Supervisor, settings: &[(String, String)], port: u16) -> Command {
+    let mut command = supervisor.command("redis-server");
     command.args(["--bind", "127.0.0.1", "--port", &port.to_string()]);
-    command.args(["--save", "", "--appendonly", "no", "--dir"]).arg(keeper.folder());
+    command.args(["--save", "", "--appendonly", "no", "--dir"]).arg(supervisor.folder());
     for (name, value) in settings {
         command.arg(format!("--{name}")).arg(value);
     }
     command
 }
 
-fn ready(_: u32, said: &str) -> bool {
-    said.contains("Ready to accept connections")
+fn ready(_: u32, logged: &str) -> bool {
+    logged.contains("Ready to accept connections")
 }
 
 async fn ask(port: u16, words: &[impl AsRef<[u8]>]) -> io::Result<RedisReply> {

@@ -28,7 +28,7 @@ use crate::presets::{BodyFormat, PresetEnvelope, PresetId};
 use crate::scheme::SignedContent;
 use crate::scheme::coverage::{BodyCovered, Coverage, Covered};
 use crate::verify::Refusal;
-use selector::{Compiler, Found, Level, Request, Selector, View};
+use selector::{Compiler, FoundValue, Level, Request, Selector, View};
 
 /// Selectors as the config gives them; each one that is set replaces the preset's.
 #[derive(Debug, Clone, Default)]
@@ -480,7 +480,7 @@ impl Envelope {
         let mut whole = String::new();
         for selector in &self.event_type {
             let found = view.find(selector)?;
-            let Some(part) = found.as_ref().and_then(Found::loose) else { continue };
+            let Some(part) = found.as_ref().and_then(FoundValue::loose) else { continue };
             if part.is_empty() {
                 continue;
             }
@@ -612,8 +612,8 @@ fn digest(view: &View<'_, '_>, fields: &[Selector], body: &Bytes) -> Result<Stri
         values.push(match view.find(field)? {
             _ if field.origin() == Origin::Body => (b"bytes", Cow::Borrowed(&body[..])),
             _ if field.origin() == Origin::Signed => (b"signed", view.signed()?.into()),
-            Some(Found::Text(text)) => (b"text", bytes_of(text)),
-            Some(Found::Json(value)) => match value.as_text() {
+            Some(FoundValue::Text(text)) => (b"text", bytes_of(text)),
+            Some(FoundValue::Json(value)) => match value.as_text() {
                 Some(text) => (b"text", bytes_of(text)),
                 None => (b"json", Cow::Borrowed(value.raw().as_bytes())),
             },
@@ -641,7 +641,7 @@ fn bytes_of(text: Cow<'_, str>) -> Cow<'_, [u8]> {
 
 /// The id rules, for everything that names an event or a tenant: text or an integer as written, not
 /// empty, not long, nothing unprintable. Compared as it is, byte for byte.
-fn id_text(selector: &Selector, found: &Found<'_>) -> Result<String, Refusal> {
+fn id_text(selector: &Selector, found: &FoundValue<'_>) -> Result<String, Refusal> {
     let problem = match found.as_id_text() {
         None => "is neither text nor an integer",
         Some(id) if id.is_empty() => "is empty",

@@ -17,11 +17,11 @@ use crate::verify::Refusal;
 #[derive(Debug)]
 pub(super) struct Selector {
     text: Box<str>,
-    place: Place,
+    location: ValueLocation,
 }
 
 #[derive(Debug)]
-enum Place {
+enum ValueLocation {
     /// The pointer at `index` of what is looked up on `level`.
     Json { level: usize, index: usize },
     /// A header.
@@ -43,17 +43,17 @@ impl Selector {
 
     /// Whether a value from there is a digest and no id of the sender's.
     pub(super) fn is_digest(&self) -> bool {
-        matches!(self.place, Place::Body | Place::Signed)
+        matches!(self.location, ValueLocation::Body | ValueLocation::Signed)
     }
 
     pub(super) fn origin(&self) -> Origin<'_> {
-        match &self.place {
-            Place::Json { .. } => Origin::Pointer(&self.text),
-            Place::Form(_) => Origin::Field,
-            Place::Body => Origin::Body,
-            Place::Signed => Origin::Signed,
-            Place::Header(name) => Origin::Header(name.as_str()),
-            Place::Query(_) => Origin::Query,
+        match &self.location {
+            ValueLocation::Json { .. } => Origin::Pointer(&self.text),
+            ValueLocation::Form(_) => Origin::Field,
+            ValueLocation::Body => Origin::Body,
+            ValueLocation::Signed => Origin::Signed,
+            ValueLocation::Header(name) => Origin::Header(name.as_str()),
+            ValueLocation::Query(_) => Origin::Query,
         }
     }
 }
@@ -114,7 +114,7 @@ impl Compiler {
         texts: &[impl AsRef<str>],
     ) -> Result<Vec<Selector>, SelectorError> {
         let field = |text: &str| match text {
-            "body" => Ok(Selector { text: text.into(), place: Place::Body }),
+            "body" => Ok(Selector { text: text.into(), location: ValueLocation::Body }),
             text => self.selector("event_id", text),
         };
         texts.iter().map(AsRef::as_ref).map(field).collect()
@@ -124,8 +124,8 @@ impl Compiler {
     /// the signature fixes.
     pub(super) fn preset_fields(&mut self, texts: &[&str]) -> Result<Vec<Selector>, SelectorError> {
         let mut field = |text: &&str| match *text {
-            "signed" => Ok(Selector { text: (*text).into(), place: Place::Signed }),
-            "body" => Ok(Selector { text: (*text).into(), place: Place::Body }),
+            "signed" => Ok(Selector { text: (*text).into(), location: ValueLocation::Signed }),
+            "body" => Ok(Selector { text: (*text).into(), location: ValueLocation::Body }),
             text => self.selector("event_id", text),
         };
         texts.iter().map(&mut field).collect()
@@ -136,20 +136,20 @@ impl Compiler {
         field: &'static str,
         text: &str,
     ) -> Result<Selector, SelectorError> {
-        let place = match text.split_once(':') {
-            Some(("header", name)) => Place::Header(header(field, name)?),
+        let location = match text.split_once(':') {
+            Some(("header", name)) => ValueLocation::Header(header(field, name)?),
             Some(("form", name)) => {
                 self.has_form.get_or_insert(field);
-                Place::Form(named(field, "form", name)?)
+                ValueLocation::Form(named(field, "form", name)?)
             }
-            Some(("query", name)) => Place::Query(named(field, "query", name)?),
+            Some(("query", name)) => ValueLocation::Query(named(field, "query", name)?),
             Some(("outer", path)) => self.pointer(field, 0, path)?,
             Some(("parent", path)) => {
                 self.pointer(field, self.asked.len().saturating_sub(2), path)?
             }
             Some(_) | None => self.pointer(field, self.asked.len() - 1, text)?,
         };
-        Ok(Selector { text: text.into(), place })
+        Ok(Selector { text: text.into(), location })
     }
 
     fn pointer(
@@ -157,7 +157,7 @@ impl Compiler {
         field: &'static str,
         level: usize,
         path: &str,
-    ) -> Result<Place, SelectorError> {
+    ) -> Result<ValueLocation, SelectorError> {
         if path.is_empty() {
             return Err(error(
                 field,
@@ -172,7 +172,7 @@ impl Compiler {
             asked.push(pointer);
             asked.len() - 1
         });
-        Ok(Place::Json { level, index })
+        Ok(ValueLocation::Json { level, index })
     }
 
     /// What the body must be written in for these selectors to mean anything.
@@ -297,14 +297,14 @@ fn error(field: &'static str, problem: String, hint: &str) -> SelectorError {
 
 /// A value that a selector led to.
 #[derive(Debug, Clone)]
-pub(super) enum Found<'a> {
+pub(super) enum FoundValue<'a> {
     /// From a header, a form or the query.
     Text(Cow<'a, str>),
     /// From JSON.
     Json(Value<'a>),
 }
 
-impl<'a> Found<'a> {
+impl<'a> FoundValue<'a> {
     /// Text, or an integer as written.
     pub(super) fn as_id_text(&self) -> Option<Cow<'a, str>> {
         match self {
@@ -373,21 +373,21 @@ impl<'a> View<'a, '_> {
 
     /// The value there, or `None`. Two of them are malformed: whoever takes the first and whoever
     /// takes the last would see different events.
-    pub(super) fn find(&self, selector: &Selector) -> Result<Option<Found<'a>>, Refusal> {
+    pub(super) fn find(&self, selector: &Selector) -> Result<Option<FoundValue<'a>>, Refusal> {
         let arrival = self.request.arrival;
-        let found = match &selector.place {
-            Place::Json { level, index } => {
+        let found = match &selector.location {
+            ValueLocation::Json { level, index } => {
                 let level = self.found.get(*level);
                 let value = level.and_then(|found| found.get(*index).copied().flatten());
-                return Ok(value.map(Found::Json));
+                return Ok(value.map(FoundValue::Json));
             }
-            Place::Header(name) => single_header(arrival, name),
-            Place::Form(name) if self.is_form => form::find(&arrival.body, name),
-            Place::Form(_) | Place::Body | Place::Signed => Ok(None),
-            Place::Query(name) => form::find(arrival.query().as_bytes(), name),
+            ValueLocation::Header(name) => single_header(arrival, name),
+            ValueLocation::Form(name) if self.is_form => form::find(&arrival.body, name),
+            ValueLocation::Form(_) | ValueLocation::Body | ValueLocation::Signed => Ok(None),
+            ValueLocation::Query(name) => form::find(arrival.query().as_bytes(), name),
         };
         match found {
-            Ok(found) => Ok(found.map(Found::Text)),
+            Ok(found) => Ok(found.map(FoundValue::Text)),
             Err(problem) => Err(Refusal::Malformed(format!("{} {problem}", selector.text))),
         }
     }

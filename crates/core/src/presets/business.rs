@@ -5,12 +5,14 @@ use super::{
     hmac_timed,
 };
 use crate::handshake::Challenge;
-use crate::scheme::recipe::{Carrier, Encoding, KeyForm, Recipe, Seal, Sealed, TimeForm};
+use crate::scheme::recipe::{
+    Carrier, ComposedSignature, Encoding, KeyForm, Recipe, SignatureAlgorithm, TimeForm,
+};
 
 pub(super) const SHOPIFY: Preset = Preset {
     name: "shopify",
     title: "Shopify",
-    recipe: Recipe::Named(&[
+    recipe: Recipe::AlternativeNames(&[
         hmac_body("x-shopify-hmac-sha256", "", Encoding::Base64),
         hmac_body("shopify-hmac-sha256", "", Encoding::Base64),
     ]),
@@ -30,7 +32,7 @@ pub(super) const SHOPIFY: Preset = Preset {
 pub(super) const WOOCOMMERCE: Preset = Preset {
     name: "woocommerce",
     title: "WooCommerce",
-    recipe: Recipe::Sealed(Sealed {
+    recipe: Recipe::Composed(ComposedSignature {
         key: KeyForm::HtmlText,
         ..hmac_body("x-wc-webhook-signature", "", Encoding::Base64)
     }),
@@ -50,7 +52,7 @@ pub(super) const WOOCOMMERCE: Preset = Preset {
 pub(super) const HUBSPOT: Preset = Preset {
     name: "hubspot",
     title: "HubSpot (v3)",
-    recipe: Recipe::Sealed(hmac_timed(
+    recipe: Recipe::Composed(hmac_timed(
         Carrier::Header { name: "x-hubspot-signature-v3", prefix: "", encoding: Encoding::Base64 },
         "{method}{url}{body}{timestamp}",
         "x-hubspot-request-timestamp",
@@ -75,8 +77,8 @@ pub(super) const HUBSPOT: Preset = Preset {
 pub(super) const INTERCOM: Preset = Preset {
     name: "intercom",
     title: "Intercom",
-    recipe: Recipe::Sealed(Sealed {
-        seal: Seal::HmacSha1,
+    recipe: Recipe::Composed(ComposedSignature {
+        algorithm: SignatureAlgorithm::HmacSha1,
         ..hmac_body("x-hub-signature", "sha1=", Encoding::Hex)
     }),
     secret: "the app's client secret, used as it is",
@@ -88,7 +90,7 @@ pub(super) const INTERCOM: Preset = Preset {
 pub(super) const TYPEFORM: Preset = Preset {
     name: "typeform",
     title: "Typeform",
-    recipe: Recipe::Sealed(hmac_body("typeform-signature", "sha256=", Encoding::Base64)),
+    recipe: Recipe::Composed(hmac_body("typeform-signature", "sha256=", Encoding::Base64)),
     retries: "429, 408, 503, 423: every 2 to 3 min for 10 hours; 410 and 404 disable it at once",
     envelope: PresetEnvelope {
         id: PresetId::Selector("/event_id"),
@@ -102,7 +104,7 @@ pub(super) const TYPEFORM: Preset = Preset {
 pub(super) const CALENDLY: Preset = Preset {
     name: "calendly",
     title: "Calendly",
-    recipe: Recipe::Sealed(hmac_pairs(
+    recipe: Recipe::Composed(hmac_pairs(
         "calendly-webhook-signature",
         Encoding::Hex,
         TimeForm::Seconds,
@@ -128,8 +130,8 @@ pub(super) const CALENDLY: Preset = Preset {
 pub(super) const DOCUSIGN: Preset = Preset {
     name: "docusign",
     title: "DocuSign Connect",
-    recipe: Recipe::Sealed(Sealed {
-        seal: Seal::HmacSha256,
+    recipe: Recipe::Composed(ComposedSignature {
+        algorithm: SignatureAlgorithm::HmacSha256,
         key: KeyForm::Text,
         carrier: Carrier::Numbered { stem: "x-docusign-signature-", encoding: Encoding::Base64 },
         content: "{body}",
@@ -154,7 +156,7 @@ pub(super) const DOCUSIGN: Preset = Preset {
 pub(super) const ZENDESK: Preset = Preset {
     name: "zendesk",
     title: "Zendesk",
-    recipe: Recipe::Sealed(hmac_timed(
+    recipe: Recipe::Composed(hmac_timed(
         Carrier::Header {
             name: "x-zendesk-webhook-signature",
             prefix: "",

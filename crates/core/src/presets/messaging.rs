@@ -5,12 +5,14 @@ use super::{
     hmac_timed, svix,
 };
 use crate::handshake::Challenge;
-use crate::scheme::recipe::{Carrier, Encoding, Fixed, KeyForm, Recipe, Seal, Sealed, TimeForm};
+use crate::scheme::recipe::{
+    Carrier, ComposedSignature, Encoding, Fixed, KeyForm, Recipe, SignatureAlgorithm, TimeForm,
+};
 
 pub(super) const SLACK: Preset = Preset {
     name: "slack",
     title: "Slack",
-    recipe: Recipe::Sealed(hmac_timed(
+    recipe: Recipe::Composed(hmac_timed(
         Carrier::Header { name: "x-slack-signature", prefix: "v0=", encoding: Encoding::Hex },
         "v0:{timestamp}:{body}",
         "x-slack-request-timestamp",
@@ -56,8 +58,8 @@ pub(super) const TWILIO: Preset = Preset {
 pub(super) const SENDGRID: Preset = Preset {
     name: "sendgrid",
     title: "SendGrid",
-    recipe: Recipe::Sealed(Sealed {
-        seal: Seal::EcdsaP256,
+    recipe: Recipe::Composed(ComposedSignature {
+        algorithm: SignatureAlgorithm::EcdsaP256,
         key: KeyForm::Base64,
         ..hmac_timed(
             Carrier::Header {
@@ -139,8 +141,8 @@ pub(super) const POSTMARK: Preset = Preset {
 pub(super) const DISCORD: Preset = Preset {
     name: "discord",
     title: "Discord",
-    recipe: Recipe::Sealed(Sealed {
-        seal: Seal::Ed25519,
+    recipe: Recipe::Composed(ComposedSignature {
+        algorithm: SignatureAlgorithm::Ed25519,
         key: KeyForm::Hex,
         ..hmac_timed(
             Carrier::Header { name: "x-signature-ed25519", prefix: "", encoding: Encoding::Hex },
@@ -167,7 +169,7 @@ pub(super) const DISCORD: Preset = Preset {
 pub(super) const ZOOM: Preset = Preset {
     name: "zoom",
     title: "Zoom",
-    recipe: Recipe::Sealed(hmac_timed(
+    recipe: Recipe::Composed(hmac_timed(
         Carrier::Header { name: "x-zm-signature", prefix: "v0=", encoding: Encoding::Hex },
         "v0:{timestamp}:{body}",
         "x-zm-request-timestamp",
@@ -203,7 +205,7 @@ pub(super) const ZOOM: Preset = Preset {
 pub(super) const META: Preset = Preset {
     name: "meta",
     title: "Meta (Facebook, Instagram, WhatsApp)",
-    recipe: Recipe::Sealed(hmac_body("x-hub-signature-256", "sha256=", Encoding::Hex)),
+    recipe: Recipe::Composed(hmac_body("x-hub-signature-256", "sha256=", Encoding::Hex)),
     secret: "the app secret, used as it is",
     retries: "at once, then less and less often over 36 hours (from memory)",
     // An entry holds `changes` or `messaging`, and its bytes hold the ids and times of those.
@@ -221,7 +223,7 @@ pub(super) const META: Preset = Preset {
 pub(super) const TWITCH: Preset = Preset {
     name: "twitch",
     title: "Twitch EventSub",
-    recipe: Recipe::Sealed(hmac_timed(
+    recipe: Recipe::Composed(hmac_timed(
         Carrier::Header {
             name: "twitch-eventsub-message-signature",
             prefix: "sha256=",
@@ -249,7 +251,11 @@ pub(super) const TWITCH: Preset = Preset {
 pub(super) const X: Preset = Preset {
     name: "x",
     title: "X (Twitter)",
-    recipe: Recipe::Sealed(hmac_body("x-twitter-webhooks-signature", "sha256=", Encoding::Base64)),
+    recipe: Recipe::Composed(hmac_body(
+        "x-twitter-webhooks-signature",
+        "sha256=",
+        Encoding::Base64,
+    )),
     secret: "the consumer secret, used as it is",
     // No id of its own; the objects inside carry theirs, so the bytes tell events apart.
     envelope: PresetEnvelope {
@@ -264,7 +270,7 @@ pub(super) const X: Preset = Preset {
 pub(super) const LINE: Preset = Preset {
     name: "line",
     title: "LINE",
-    recipe: Recipe::Sealed(hmac_body("x-line-signature", "", Encoding::Base64)),
+    recipe: Recipe::Composed(hmac_body("x-line-signature", "", Encoding::Base64)),
     secret: "the channel secret, used as it is",
     envelope: PresetEnvelope {
         items: Some("/events"),
@@ -278,7 +284,7 @@ pub(super) const LINE: Preset = Preset {
 pub(super) const RESEND: Preset = Preset {
     name: "resend",
     title: "Resend",
-    recipe: Recipe::Sealed(svix(KeyForm::Base64After("whsec_"))),
+    recipe: Recipe::Composed(svix(KeyForm::Base64After("whsec_"))),
     secret: SECRET_WHSEC,
     signed: "the id and time in svix-id and svix-timestamp, and the body",
     unsigned: "every other header",
@@ -296,8 +302,8 @@ pub(super) const RESEND: Preset = Preset {
 pub(super) const TELNYX: Preset = Preset {
     name: "telnyx",
     title: "Telnyx",
-    recipe: Recipe::Sealed(Sealed {
-        seal: Seal::Ed25519,
+    recipe: Recipe::Composed(ComposedSignature {
+        algorithm: SignatureAlgorithm::Ed25519,
         key: KeyForm::Base64,
         ..hmac_timed(
             Carrier::Header {
@@ -326,8 +332,8 @@ pub(super) const TELNYX: Preset = Preset {
 pub(super) const PLIVO: Preset = Preset {
     name: "plivo",
     title: "Plivo (V3)",
-    recipe: Recipe::Sealed(Sealed {
-        seal: Seal::HmacSha256,
+    recipe: Recipe::Composed(ComposedSignature {
+        algorithm: SignatureAlgorithm::HmacSha256,
         key: KeyForm::Text,
         carrier: Carrier::List { name: "x-plivo-signature-v3", encoding: Encoding::Base64 },
         content: "{sorted_url}.{header:x-plivo-signature-v3-nonce}",
@@ -351,7 +357,7 @@ pub(super) const PLIVO: Preset = Preset {
 pub(super) const PUSHER: Preset = Preset {
     name: "pusher",
     title: "Pusher Channels",
-    recipe: Recipe::Sealed(Sealed {
+    recipe: Recipe::Composed(ComposedSignature {
         fixed: &[
             ("content-type", Fixed::Text("application/json")),
             ("x-pusher-key", Fixed::Param("key")),

@@ -15,7 +15,8 @@ use crate::envelope::{Envelope, EnvelopeSpec};
 use crate::handshake::Challenge;
 use crate::scheme::coverage::Coverage;
 use crate::scheme::recipe::{
-    Carrier, Encoding, Fixed, KeyForm, Param, Recipe, Seal, Sealed, Time, TimeAt, TimeForm,
+    Carrier, ComposedSignature, Encoding, Fixed, KeyForm, Param, Recipe, SignatureAlgorithm, Time,
+    TimeAt, TimeForm,
 };
 use crate::scheme::secret_from;
 use crate::secret::Secret;
@@ -336,9 +337,9 @@ const fn hmac_body(
     name: &'static str,
     prefix: &'static str,
     encoding: Encoding,
-) -> Sealed<'static> {
-    Sealed {
-        seal: Seal::HmacSha256,
+) -> ComposedSignature<'static> {
+    ComposedSignature {
+        algorithm: SignatureAlgorithm::HmacSha256,
         key: KeyForm::Text,
         carrier: Carrier::Header { name, prefix, encoding },
         content: "{body}",
@@ -353,9 +354,9 @@ const fn hmac_timed(
     content: &'static str,
     time_header: &'static str,
     form: TimeForm,
-) -> Sealed<'static> {
-    Sealed {
-        seal: Seal::HmacSha256,
+) -> ComposedSignature<'static> {
+    ComposedSignature {
+        algorithm: SignatureAlgorithm::HmacSha256,
         key: KeyForm::Text,
         carrier,
         content,
@@ -365,9 +366,13 @@ const fn hmac_timed(
 }
 
 /// `t=…,v1=…` over `{timestamp}.{body}`.
-const fn hmac_pairs(name: &'static str, encoding: Encoding, form: TimeForm) -> Sealed<'static> {
-    Sealed {
-        seal: Seal::HmacSha256,
+const fn hmac_pairs(
+    name: &'static str,
+    encoding: Encoding,
+    form: TimeForm,
+) -> ComposedSignature<'static> {
+    ComposedSignature {
+        algorithm: SignatureAlgorithm::HmacSha256,
         key: KeyForm::Text,
         carrier: Carrier::Pairs {
             name,
@@ -384,7 +389,7 @@ const fn hmac_pairs(name: &'static str, encoding: Encoding, form: TimeForm) -> S
 }
 
 /// Standard Webhooks under its own header names.
-const fn standard(key: KeyForm) -> Sealed<'static> {
+const fn standard(key: KeyForm) -> ComposedSignature<'static> {
     standard_named(
         key,
         "webhook-signature",
@@ -394,7 +399,7 @@ const fn standard(key: KeyForm) -> Sealed<'static> {
 }
 
 /// Standard Webhooks under Svix's header names.
-const fn svix(key: KeyForm) -> Sealed<'static> {
+const fn svix(key: KeyForm) -> ComposedSignature<'static> {
     standard_named(key, "svix-signature", "{header:svix-id}.{timestamp}.{body}", "svix-timestamp")
 }
 
@@ -403,9 +408,9 @@ const fn standard_named(
     name: &'static str,
     content: &'static str,
     time_header: &'static str,
-) -> Sealed<'static> {
-    Sealed {
-        seal: Seal::HmacSha256,
+) -> ComposedSignature<'static> {
+    ComposedSignature {
+        algorithm: SignatureAlgorithm::HmacSha256,
         key,
         carrier: Carrier::Versions { name, label: "v1", encoding: Encoding::Base64 },
         content,

@@ -5,13 +5,14 @@ use super::{
 };
 use crate::handshake::Challenge;
 use crate::scheme::recipe::{
-    Carrier, Encoding, KeyForm, Recipe, Seal, Sealed, Time, TimeAt, TimeForm,
+    Carrier, ComposedSignature, Encoding, KeyForm, Recipe, SignatureAlgorithm, Time, TimeAt,
+    TimeForm,
 };
 
 pub(super) const STRIPE: Preset = Preset {
     name: "stripe",
     title: "Stripe",
-    recipe: Recipe::Sealed(hmac_pairs("stripe-signature", Encoding::Hex, TimeForm::Seconds)),
+    recipe: Recipe::Composed(hmac_pairs("stripe-signature", Encoding::Hex, TimeForm::Seconds)),
     secret: "the whole text, whsec_ included; it is not decoded",
     signed: "the time of sending and the body",
     unsigned: "every other header",
@@ -42,7 +43,7 @@ pub(super) const PAYPAL: Preset = Preset {
 pub(super) const SQUARE: Preset = Preset {
     name: "square",
     title: "Square",
-    recipe: Recipe::Sealed(Sealed {
+    recipe: Recipe::Composed(ComposedSignature {
         content: "{url}{body}",
         ..hmac_body("x-square-hmacsha256-signature", "", Encoding::Base64)
     }),
@@ -83,7 +84,7 @@ pub(super) const ADYEN: Preset = Preset {
 pub(super) const ADYEN_PLATFORM: Preset = Preset {
     name: "adyen_platform",
     title: "Adyen (platform, management)",
-    recipe: Recipe::Sealed(Sealed {
+    recipe: Recipe::Composed(ComposedSignature {
         key: KeyForm::Hex,
         ..hmac_body("hmacsignature", "", Encoding::Base64)
     }),
@@ -114,7 +115,7 @@ pub(super) const ADYEN_PLATFORM: Preset = Preset {
 pub(super) const RAZORPAY: Preset = Preset {
     name: "razorpay",
     title: "Razorpay",
-    recipe: Recipe::Sealed(hmac_body("x-razorpay-signature", "", Encoding::Hex)),
+    recipe: Recipe::Composed(hmac_body("x-razorpay-signature", "", Encoding::Hex)),
     unsigned: "every header, the event id in x-razorpay-event-id among them",
     retries: "24 hours, backing off, then disabled; retries of older events keep the old secret",
     envelope: PresetEnvelope {
@@ -129,8 +130,8 @@ pub(super) const RAZORPAY: Preset = Preset {
 pub(super) const PAYSTACK: Preset = Preset {
     name: "paystack",
     title: "Paystack",
-    recipe: Recipe::Sealed(Sealed {
-        seal: Seal::HmacSha512,
+    recipe: Recipe::Composed(ComposedSignature {
+        algorithm: SignatureAlgorithm::HmacSha512,
         ..hmac_body("x-paystack-signature", "", Encoding::Hex)
     }),
     secret: "the secret API key, used as it is",
@@ -167,7 +168,7 @@ pub(super) const FLUTTERWAVE: Preset = Preset {
         param: "version",
         choices: &[
             ("v3", Recipe::Token { header: "verif-hash", prefix: "" }),
-            ("v4", Recipe::Sealed(hmac_body("flutterwave-signature", "", Encoding::Base64))),
+            ("v4", Recipe::Composed(hmac_body("flutterwave-signature", "", Encoding::Base64))),
         ],
     },
     secret: "the secret hash that you chose",
@@ -200,7 +201,7 @@ pub(super) const FLUTTERWAVE: Preset = Preset {
 pub(super) const COINBASE_COMMERCE: Preset = Preset {
     name: "coinbase_commerce",
     title: "Coinbase Commerce",
-    recipe: Recipe::Sealed(hmac_body("x-cc-webhook-signature", "", Encoding::Hex)),
+    recipe: Recipe::Composed(hmac_body("x-cc-webhook-signature", "", Encoding::Hex)),
     retries: "up to 3 days, backing off to one an hour",
     envelope: PresetEnvelope {
         id: PresetId::Selector("/event/id"),
@@ -214,8 +215,8 @@ pub(super) const COINBASE_COMMERCE: Preset = Preset {
 pub(super) const PADDLE: Preset = Preset {
     name: "paddle",
     title: "Paddle Billing",
-    recipe: Recipe::Sealed(Sealed {
-        seal: Seal::HmacSha256,
+    recipe: Recipe::Composed(ComposedSignature {
+        algorithm: SignatureAlgorithm::HmacSha256,
         key: KeyForm::Text,
         carrier: Carrier::Pairs {
             name: "paddle-signature",
@@ -248,7 +249,7 @@ pub(super) const PADDLE: Preset = Preset {
 pub(super) const GOCARDLESS: Preset = Preset {
     name: "gocardless",
     title: "GoCardless",
-    recipe: Recipe::Sealed(hmac_body("webhook-signature", "", Encoding::Hex)),
+    recipe: Recipe::Composed(hmac_body("webhook-signature", "", Encoding::Hex)),
     envelope: PresetEnvelope {
         items: Some("/events"),
         event_type: &["/resource_type", "/action"],
@@ -279,7 +280,7 @@ pub(super) const PLAID: Preset = Preset {
 pub(super) const LEMONSQUEEZY: Preset = Preset {
     name: "lemonsqueezy",
     title: "Lemon Squeezy",
-    recipe: Recipe::Sealed(hmac_body("x-signature", "", Encoding::Hex)),
+    recipe: Recipe::Composed(hmac_body("x-signature", "", Encoding::Hex)),
     retries: "3 more tries: 5, 25, 125 s (from memory)",
     // The resource alone would make one event of all its updates.
     envelope: PresetEnvelope {
@@ -304,7 +305,7 @@ pub(super) const LEMONSQUEEZY: Preset = Preset {
 pub(super) const BREX: Preset = Preset {
     name: "brex",
     title: "Brex",
-    recipe: Recipe::Sealed(standard(KeyForm::Base64After("whsec_"))),
+    recipe: Recipe::Composed(standard(KeyForm::Base64After("whsec_"))),
     secret: "base64; several may be active at once",
     signed: "the id and time in webhook-id and webhook-timestamp, and the body",
     unsigned: "every other header",
@@ -320,7 +321,7 @@ pub(super) const BREX: Preset = Preset {
 pub(super) const XERO: Preset = Preset {
     name: "xero",
     title: "Xero",
-    recipe: Recipe::Sealed(hmac_body("x-xero-signature", "", Encoding::Base64)),
+    recipe: Recipe::Composed(hmac_body("x-xero-signature", "", Encoding::Base64)),
     secret: "the webhook key, used as it is although it looks like base64",
     retries: "up to 24 hours, less and less often, then disabled",
     envelope: PresetEnvelope {

@@ -8,13 +8,14 @@ use super::{
 };
 use crate::handshake::Challenge;
 use crate::scheme::recipe::{
-    Carrier, Encoding, Fixed, KeyForm, Recipe, Seal, Sealed, Time, TimeAt, TimeForm,
+    Carrier, ComposedSignature, Encoding, Fixed, KeyForm, Recipe, SignatureAlgorithm, Time, TimeAt,
+    TimeForm,
 };
 
 pub(super) const GITHUB: Preset = Preset {
     name: "github",
     title: "GitHub",
-    recipe: Recipe::Sealed(hmac_body("x-hub-signature-256", "sha256=", Encoding::Hex)),
+    recipe: Recipe::Composed(hmac_body("x-hub-signature-256", "sha256=", Encoding::Hex)),
     unsigned: "every header: the event's name and the id in x-github-delivery among them",
     retries: "none by itself; a redelivery keeps its id",
     envelope: PresetEnvelope {
@@ -32,7 +33,7 @@ pub(super) const GITLAB: Preset = Preset {
     title: "GitLab",
     recipe: Recipe::BySecret {
         prefix: "whsec_",
-        with: &Recipe::Sealed(standard(KeyForm::Base64Only("whsec_"))),
+        with: &Recipe::Composed(standard(KeyForm::Base64Only("whsec_"))),
         without: &Recipe::Token { header: "x-gitlab-token", prefix: "" },
     },
     secret: "a signing token (whsec_ and base64), or the plain secret token",
@@ -52,7 +53,7 @@ pub(super) const GITLAB: Preset = Preset {
 pub(super) const BITBUCKET: Preset = Preset {
     name: "bitbucket",
     title: "Bitbucket Cloud",
-    recipe: Recipe::Sealed(hmac_body("x-hub-signature", "sha256=", Encoding::Hex)),
+    recipe: Recipe::Composed(hmac_body("x-hub-signature", "sha256=", Encoding::Hex)),
     unsigned: "every header: the event's name and the id in x-request-uuid among them",
     retries: "2 more (from memory)",
     envelope: PresetEnvelope {
@@ -66,7 +67,7 @@ pub(super) const BITBUCKET: Preset = Preset {
 pub(super) const LINEAR: Preset = Preset {
     name: "linear",
     title: "Linear",
-    recipe: Recipe::Sealed(Sealed {
+    recipe: Recipe::Composed(ComposedSignature {
         time: Some(Time { at: TimeAt::Body("/webhookTimestamp"), form: TimeForm::Millis }),
         ..hmac_body("linear-signature", "", Encoding::Hex)
     }),
@@ -97,7 +98,7 @@ const STANDARD: Preset = Preset {
 pub(super) const STANDARDWEBHOOKS: Preset = Preset {
     name: "standardwebhooks",
     title: "Standard Webhooks",
-    recipe: Recipe::Sealed(standard(KeyForm::Base64After("whsec_"))),
+    recipe: Recipe::Composed(standard(KeyForm::Base64After("whsec_"))),
     retries: "advised: at once, then 5 s, 5 min, 30 min, 2, 5, 10, 14, 20, 24 h",
     envelope: PresetEnvelope { occurred_at: Some("/timestamp"), ..STANDARD.envelope },
     signs_retries_afresh: true,
@@ -107,7 +108,7 @@ pub(super) const STANDARDWEBHOOKS: Preset = Preset {
 pub(super) const SVIX: Preset = Preset {
     name: "svix",
     title: "Svix",
-    recipe: Recipe::Named(&[
+    recipe: Recipe::AlternativeNames(&[
         svix(KeyForm::Base64After("whsec_")),
         standard(KeyForm::Base64After("whsec_")),
     ]),
@@ -125,7 +126,7 @@ pub(super) const SVIX: Preset = Preset {
 pub(super) const CLERK: Preset = Preset {
     name: "clerk",
     title: "Clerk",
-    recipe: Recipe::Sealed(svix(KeyForm::Base64After("whsec_"))),
+    recipe: Recipe::Composed(svix(KeyForm::Base64After("whsec_"))),
     signed: "the id and time in svix-id and svix-timestamp, and the body",
     retries: "at once, then 5 s, 5 min, 30 min, 2, 5, 10, 10 h (through Svix)",
     envelope: PresetEnvelope {
@@ -140,7 +141,7 @@ pub(super) const CLERK: Preset = Preset {
 pub(super) const OPENAI: Preset = Preset {
     name: "openai",
     title: "OpenAI",
-    recipe: Recipe::Sealed(standard(KeyForm::Base64OrText("whsec_"))),
+    recipe: Recipe::Composed(standard(KeyForm::Base64OrText("whsec_"))),
     secret: "whsec_ and base64 of the key; without whsec_ it is used as it is",
     envelope: PresetEnvelope { occurred_at: Some("/created_at"), ..STANDARD.envelope },
     ..STANDARD
@@ -149,7 +150,7 @@ pub(super) const OPENAI: Preset = Preset {
 pub(super) const REPLICATE: Preset = Preset {
     name: "replicate",
     title: "Replicate",
-    recipe: Recipe::Sealed(standard(KeyForm::Base64AfterLastUnderscore)),
+    recipe: Recipe::Composed(standard(KeyForm::Base64AfterLastUnderscore)),
     tolerance: "none in its library; Hapax applies its own window to the signed time",
     envelope: PresetEnvelope {
         event_type: &["/status"],
@@ -162,14 +163,14 @@ pub(super) const REPLICATE: Preset = Preset {
 pub(super) const LIVEBLOCKS: Preset = Preset {
     name: "liveblocks",
     title: "Liveblocks",
-    recipe: Recipe::Sealed(standard(KeyForm::Base64Only("whsec_"))),
+    recipe: Recipe::Composed(standard(KeyForm::Base64Only("whsec_"))),
     ..STANDARD
 };
 
 pub(super) const WORKOS: Preset = Preset {
     name: "workos",
     title: "WorkOS",
-    recipe: Recipe::Sealed(Sealed {
+    recipe: Recipe::Composed(ComposedSignature {
         carrier: Carrier::Pairs {
             name: "workos-signature",
             separator: ',',
@@ -190,7 +191,7 @@ pub(super) const WORKOS: Preset = Preset {
 pub(super) const MUX: Preset = Preset {
     name: "mux",
     title: "Mux",
-    recipe: Recipe::Sealed(hmac_pairs("mux-signature", Encoding::Hex, TimeForm::Seconds)),
+    recipe: Recipe::Composed(hmac_pairs("mux-signature", Encoding::Hex, TimeForm::Seconds)),
     signed: "the time of sending and the body",
     unsigned: "every other header",
     tolerance: "5 minutes into the past; its library does not bound the future, Hapax does",
@@ -201,7 +202,7 @@ pub(super) const MUX: Preset = Preset {
 pub(super) const SANITY: Preset = Preset {
     name: "sanity",
     title: "Sanity",
-    recipe: Recipe::Sealed(hmac_pairs(
+    recipe: Recipe::Composed(hmac_pairs(
         "sanity-webhook-signature",
         Encoding::Base64Url,
         TimeForm::Millis,
@@ -229,8 +230,8 @@ pub(super) const CLOUDINARY: Preset = Preset {
     recipe: Recipe::ByParam {
         param: "algorithm",
         choices: &[
-            ("sha1", Recipe::Sealed(cloudinary(Seal::Sha1WithSuffix))),
-            ("sha256", Recipe::Sealed(cloudinary(Seal::Sha256WithSuffix))),
+            ("sha1", Recipe::Composed(cloudinary(SignatureAlgorithm::Sha1WithSuffix))),
+            ("sha256", Recipe::Composed(cloudinary(SignatureAlgorithm::Sha256WithSuffix))),
         ],
     },
     secret: "the API secret, used as it is",
@@ -259,9 +260,9 @@ pub(super) const CLOUDINARY: Preset = Preset {
     ..BASE
 };
 
-const fn cloudinary(seal: Seal) -> Sealed<'static> {
-    Sealed {
-        seal,
+const fn cloudinary(algorithm: SignatureAlgorithm) -> ComposedSignature<'static> {
+    ComposedSignature {
+        algorithm,
         key: KeyForm::Text,
         carrier: Carrier::Header { name: "x-cld-signature", prefix: "", encoding: Encoding::Hex },
         content: "{body}{timestamp}",
@@ -273,8 +274,8 @@ const fn cloudinary(seal: Seal) -> Sealed<'static> {
 pub(super) const BOX: Preset = Preset {
     name: "box",
     title: "Box (V2)",
-    recipe: Recipe::Sealed(Sealed {
-        seal: Seal::HmacSha256,
+    recipe: Recipe::Composed(ComposedSignature {
+        algorithm: SignatureAlgorithm::HmacSha256,
         key: KeyForm::Text,
         carrier: Carrier::Slots {
             names: &["box-signature-primary", "box-signature-secondary"],
@@ -305,7 +306,7 @@ pub(super) const BOX: Preset = Preset {
 pub(super) const DROPBOX: Preset = Preset {
     name: "dropbox",
     title: "Dropbox",
-    recipe: Recipe::Sealed(hmac_body("x-dropbox-signature", "", Encoding::Hex)),
+    recipe: Recipe::Composed(hmac_body("x-dropbox-signature", "", Encoding::Hex)),
     secret: "the app secret, used as it is",
     retries: "some, backing off (from memory)",
     // It only says that an account has news, in the same words each time: a repeat does no harm

@@ -17,12 +17,12 @@ use templates::{TEMPLATES, Template};
 pub fn event(provider: &str, event_type: Option<&str>, id: &SampleId) -> Option<Sample> {
     let template = TEMPLATES.iter().find(|template| template.provider == provider)?;
     let event_type = event_type.unwrap_or(template.event_type);
-    let fill = Fill { id, event_type };
-    let written = template.written;
+    let values = TemplateValues { id, event_type };
+    let encoding = template.encoding;
     Some(Sample {
-        body: fill.all(template.body.lines().map(str::trim), |text| written.escape(text)),
-        content_type: written.content_type(),
-        headers: headers(template, &fill),
+        body: values.all(template.body.lines().map(str::trim), |text| encoding.escape(text)),
+        content_type: encoding.content_type(),
+        headers: headers(template, &values),
     })
 }
 
@@ -137,12 +137,12 @@ pub enum SetError {
 
 /// How a template's body is written, and so how values must be escaped in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Written {
+enum BodyEncoding {
     Json,
     Form,
 }
 
-impl Written {
+impl BodyEncoding {
     fn content_type(self) -> &'static str {
         match self {
             Self::Json => "application/json",
@@ -170,18 +170,18 @@ fn form_byte(byte: u8) -> String {
     }
 }
 
-fn headers(template: &Template, fill: &Fill<'_>) -> Vec<(&'static str, String)> {
-    let value = |text: &str| fill.all([text].into_iter(), str::to_owned);
+fn headers(template: &Template, values: &TemplateValues<'_>) -> Vec<(&'static str, String)> {
+    let value = |text: &str| values.all([text].into_iter(), str::to_owned);
     template.headers.iter().map(|(name, text)| (*name, value(text))).collect()
 }
 
 /// What the names in angle brackets stand for.
-struct Fill<'a> {
+struct TemplateValues<'a> {
     id: &'a SampleId,
     event_type: &'a str,
 }
 
-impl Fill<'_> {
+impl TemplateValues<'_> {
     fn all<'t>(
         &self,
         pieces: impl Iterator<Item = &'t str>,

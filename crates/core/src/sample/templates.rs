@@ -5,12 +5,12 @@
 //! and `<uuid>` differ whenever the id does; `<type:1>` and `<type:2>` are the type before and after
 //! its first separator.
 
-use super::Written::{self, Form, Json};
+use super::BodyEncoding::{self, Form, Json};
 
 pub(super) struct Template {
     pub(super) provider: &'static str,
     pub(super) event_type: &'static str,
-    pub(super) written: Written,
+    pub(super) encoding: BodyEncoding,
     pub(super) headers: &'static [(&'static str, &'static str)],
     pub(super) body: &'static str,
 }
@@ -19,7 +19,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "stripe",
         event_type: "payout.paid",
-        written: Json,
+        encoding: Json,
         headers: &[],
         body: r#"{"id":"<id:evt_>","object":"event","api_version":"2025-03-31.basil","created":<s>,
             "data":{"object":{"id":"<object:id>","object":"<object>","amount":10000,"currency":"usd",
@@ -30,7 +30,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "github",
         event_type: "pull_request.opened",
-        written: Json,
+        encoding: Json,
         headers: &[
             ("User-Agent", "GitHub-Hookshot/044aadd"),
             ("X-GitHub-Delivery", "<id:uuid>"),
@@ -49,7 +49,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "gitlab",
         event_type: "Push Hook",
-        written: Json,
+        encoding: Json,
         headers: &[
             ("User-Agent", "GitLab/17.9.1"),
             ("Idempotency-Key", "<id:uuid>"),
@@ -72,7 +72,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "bitbucket",
         event_type: "repo:push",
-        written: Json,
+        encoding: Json,
         headers: &[
             ("User-Agent", "Bitbucket-Webhooks/2.0"),
             ("X-Event-Key", "<type>"),
@@ -90,7 +90,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "shopify",
         event_type: "orders/create",
-        written: Json,
+        encoding: Json,
         headers: &[
             ("X-Shopify-API-Version", "2026-01"),
             ("X-Shopify-Event-Id", "<uuid>"),
@@ -108,7 +108,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "paypal",
         event_type: "PAYMENT.CAPTURE.COMPLETED",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "PayPal/AUHD-214.0-58843834")],
         body: r#"{"id":"<id:WH->","event_version":"1.0","create_time":"<time>",
             "resource_type":"capture","resource_version":"2.0","event_type":"<type>",
@@ -122,7 +122,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "square",
         event_type: "payment.updated",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "Square Connect v2"), ("square-environment", "Sandbox")],
         body: r#"{"merchant_id":"6SSW7HV8K2ST5","type":"<type>","event_id":"<id:uuid>",
             "created_at":"<time>","data":{"type":"<type:1>","id":"<hex>",
@@ -133,7 +133,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "standardwebhooks",
         event_type: "invoice.paid",
-        written: Json,
+        encoding: Json,
         headers: &[("webhook-id", "<id:msg_>")],
         body: r#"{"type":"<type>","timestamp":"<time>",
             "data":{"id":"<uuid>","amount":10000,"currency":"usd"}}"#,
@@ -141,7 +141,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "svix",
         event_type: "invoice.paid",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "Svix-Webhooks/1.62.0"), ("svix-id", "<id:msg_>")],
         body: r#"{"type":"<type>","timestamp":"<time>",
             "data":{"id":"<uuid>","amount":10000,"currency":"usd"}}"#,
@@ -149,7 +149,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "slack",
         event_type: "app_mention",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "Slackbot 1.0 (+https://api.slack.com/robots)")],
         body: r#"{"token":"XXYYZZ","team_id":"T123ABC456","api_app_id":"A123ABC456",
             "event":{"type":"<type>","user":"U123ABC456","text":"What is the hour of the pearl?",
@@ -161,7 +161,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "twilio",
         event_type: "delivered",
-        written: Form,
+        encoding: Form,
         headers: &[("User-Agent", "TwilioProxy/1.1"), ("I-Twilio-Idempotency-Token", "<id:uuid>")],
         body: "AccountSid=AC00000000000000000000000000000000&ApiVersion=2010-04-01&From=%2B15005550006\
             &MessageSid=SM<hex>&MessageStatus=<type>&SmsSid=SM<hex>&SmsStatus=<type>&To=%2B15558675310",
@@ -169,7 +169,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "sendgrid",
         event_type: "delivered",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "SendGrid Event API")],
         body: r#"[{"email":"example@example.com","timestamp":<s>,"smtp-id":"14c5d75ce93.dfd.64b469@ismtpd-555",
             "event":"<type>","category":["cat facts"],"sg_event_id":"<id>",
@@ -178,7 +178,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "mailgun",
         event_type: "delivered",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "mailgun/treq-22.2.0")],
         body: r#"{"signature":{"timestamp":"<s>","token":"<hex><hex8><hex8>ab","signature":""},
             "event-data":{"id":"<id>","timestamp":<s>.529,"log-level":"info","event":"<type>",
@@ -191,7 +191,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "postmark",
         event_type: "Delivery",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "Postmark")],
         body: r#"{"RecordType":"<type>","ServerID":23,"MessageStream":"outbound","MessageID":"<id:uuid>",
             "ID":<n>,"Recipient":"john@example.com","Tag":"welcome-email","DeliveredAt":"<time>",
@@ -200,7 +200,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "discord",
         event_type: "APPLICATION_AUTHORIZED",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "Discord-Webhook/1.0 (+https://discord.com)")],
         body: r#"{"version":1,"application_id":"1234560123453231555","type":1,"id":"<id:n>",
             "event":{"type":"<type>","timestamp":"<time>",
@@ -210,7 +210,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "zoom",
         event_type: "meeting.started",
-        written: Json,
+        encoding: Json,
         headers: &[
             ("User-Agent", "Zoom Marketplace/1.0a"),
             ("x-zm-trackingid", "v=2.0;rid=WEB_<hex8>"),
@@ -222,7 +222,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "linear",
         event_type: "Issue.create",
-        written: Json,
+        encoding: Json,
         headers: &[
             ("User-Agent", "Linear-Webhook"),
             ("Linear-Delivery", "<id:uuid>"),
@@ -237,7 +237,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "paddle",
         event_type: "transaction.completed",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "Paddle")],
         body: r#"{"event_id":"<id:evt_>","event_type":"<type>","occurred_at":"<time>",
             "notification_id":"ntf_<hex>","data":{"id":"txn_<hex>","status":"completed",
@@ -248,7 +248,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "adyen",
         event_type: "AUTHORISATION",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "Adyen HttpClient 1.0")],
         body: r#"{"live":"false","notificationItems":[{"NotificationRequestItem":{
             "additionalData":{"hmacSignature":""},"amount":{"currency":"EUR","value":10000},
@@ -260,7 +260,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "adyen_platform",
         event_type: "balancePlatform.accountHolder.updated",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "Adyen HttpClient 1.0"), ("Protocol", "HmacSHA256")],
         body: r#"{"data":{"balancePlatform":"YOUR_BALANCE_PLATFORM",
             "accountHolder":{"id":"AH00000000000000000000001","status":"active",
@@ -270,7 +270,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "razorpay",
         event_type: "payment.captured",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "Razorpay-Webhook/v1"), ("x-razorpay-event-id", "<id>")],
         body: r#"{"entity":"event","account_id":"acc_BFQ7uQEaa7j2z7","event":"<type>",
             "contains":["payment"],"payload":{"payment":{"entity":{"id":"pay_<hex>","entity":"payment",
@@ -281,7 +281,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "paystack",
         event_type: "charge.success",
-        written: Json,
+        encoding: Json,
         headers: &[],
         body: r#"{"event":"<type>","data":{"id":<n>,"domain":"test","status":"success",
             "reference":"<id:T>","amount":10000,"message":null,"gateway_response":"Successful",
@@ -291,7 +291,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "flutterwave",
         event_type: "charge.completed",
-        written: Json,
+        encoding: Json,
         headers: &[],
         body: r#"{"webhook_id":"<id:wbk_>","timestamp":<ms>,"type":"<type>",
             "data":{"id":"chg_<hex>","amount":100,"currency":"NGN","reference":"ref<hex8>",
@@ -301,7 +301,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "coinbase_commerce",
         event_type: "charge:confirmed",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "weipay-webhooks")],
         body: r#"{"attempt_number":1,"event":{"api_version":"2018-03-22","created_at":"<time>",
             "data":{"code":"66BEOV2A","name":"The Sovereign Individual",
@@ -312,7 +312,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "woocommerce",
         event_type: "order.created",
-        written: Json,
+        encoding: Json,
         headers: &[
             ("User-Agent", "WooCommerce/9.8.1 Hookshot (WordPress/6.8)"),
             ("X-WC-Webhook-Source", "https://shop.example.com/"),
@@ -330,7 +330,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "hubspot",
         event_type: "contact.creation",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "HubSpot Connect 2.0 (http://dev.hubspot.com/)")],
         body: r#"[{"eventId":<n>,"subscriptionId":25,"portalId":33,"appId":1160452,"occurredAt":<ms>,
             "subscriptionType":"<type>","attemptNumber":0,"objectId":1246965,"changeSource":"CRM",
@@ -339,7 +339,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "intercom",
         event_type: "conversation.user.created",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "intercom-webhooks")],
         body: r#"{"type":"notification_event","app_id":"abc123","id":"<id:notif_>","topic":"<type>",
             "data":{"type":"notification_event_data","item":{"type":"conversation","id":"<n>",
@@ -350,7 +350,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "typeform",
         event_type: "form_response",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "Typeform Webhooks")],
         body: r#"{"event_id":"<id>","event_type":"<type>","form_response":{"form_id":"lT4Z3j",
             "token":"<hex>","landed_at":"<time>","submitted_at":"<time>",
@@ -361,7 +361,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "calendly",
         event_type: "invitee.created",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "Calendly-Hooks")],
         body: r#"{"created_at":"<time>","created_by":"https://api.calendly.com/users/AAAAAAAAAAAAAAAA",
             "event":"<type>","payload":{"email":"test@example.com","name":"John Doe","status":"active",
@@ -372,7 +372,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "docusign",
         event_type: "envelope-completed",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "Docusign Connect")],
         body: r#"{"event":"<type>","apiVersion":"v2.1","uri":"/restapi/v2.1/accounts/c1/envelopes/<id:uuid>",
             "retryCount":0,"configurationId":10184562,"generatedDateTime":"<time>",
@@ -384,7 +384,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "meta",
         event_type: "messages",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "facebookexternalua")],
         body: r#"{"object":"whatsapp_business_account","entry":[{"id":"102290129340398","time":<s>,
             "changes":[{"value":{"messaging_product":"whatsapp",
@@ -396,7 +396,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "twitch",
         event_type: "channel.follow",
-        written: Json,
+        encoding: Json,
         headers: &[
             ("Twitch-Eventsub-Message-Id", "<id:uuid>"),
             ("Twitch-Eventsub-Message-Retry", "0"),
@@ -416,7 +416,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "xero",
         event_type: "INVOICE.UPDATE",
-        written: Json,
+        encoding: Json,
         headers: &[],
         body: r#"{"events":[{"resourceUrl":"https://api.xero.com/api.xro/2.0/Invoices/<id:uuid>",
             "resourceId":"<id:uuid>","tenantId":"c2cc9b6e-9458-4c7d-93cc-f02b81b0594f",
@@ -427,14 +427,14 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "dropbox",
         event_type: "list_folder",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "DropboxWebhooks/1.0")],
         body: r#"{"list_folder":{"accounts":["dbid:<id>"]},"delta":{"users":[<n>]}}"#,
     },
     Template {
         provider: "box",
         event_type: "FILE.UPLOADED",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "Box-WH-Client"), ("BOX-DELIVERY-ID", "<uuid>")],
         body: r#"{"type":"webhook_event","id":"<id:uuid>","created_at":"<time>","trigger":"<type>",
             "webhook":{"id":"53","type":"webhook"},
@@ -445,7 +445,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "zendesk",
         event_type: "zen:event-type:user.created",
-        written: Json,
+        encoding: Json,
         headers: &[
             ("User-Agent", "Zendesk Webhook"),
             ("X-Zendesk-Webhook-Id", "01F1KRFQ6BG29CNWFR60NK5FNY"),
@@ -459,7 +459,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "plaid",
         event_type: "TRANSACTIONS.SYNC_UPDATES_AVAILABLE",
-        written: Json,
+        encoding: Json,
         headers: &[],
         body: r#"{"webhook_type":"<type:1>","webhook_code":"<type:2>","item_id":"<id>",
             "initial_update_complete":true,"historical_update_complete":false,
@@ -468,7 +468,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "clerk",
         event_type: "user.created",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "Svix-Webhooks/1.62.0"), ("svix-id", "<id:msg_>")],
         body: r#"{"data":{"id":"user_<hex>","object":"user","first_name":"Example","last_name":"Example",
             "email_addresses":[{"id":"idn_29w83yL7CwVlJXylYLxcslromF1","object":"email_address",
@@ -478,7 +478,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "resend",
         event_type: "email.delivered",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "Svix-Webhooks/1.62.0"), ("svix-id", "<id:msg_>")],
         body: r#"{"type":"<type>","created_at":"<time>","data":{"created_at":"<time>","email_id":"<uuid>",
             "from":"onboarding@example.com","to":["delivered@example.com"],
@@ -487,7 +487,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "lemonsqueezy",
         event_type: "subscription_updated",
-        written: Json,
+        encoding: Json,
         headers: &[("X-Event-Name", "<type>")],
         body: r#"{"meta":{"test_mode":true,"event_name":"<type>","webhook_id":"<id:uuid>",
             "custom_data":{"customer_id":"25"}},"data":{"type":"subscriptions","id":"<n>",
@@ -498,7 +498,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "brex",
         event_type: "TRANSFER_PROCESSED",
-        written: Json,
+        encoding: Json,
         headers: &[("Webhook-Id", "<id:msg_>")],
         body: r#"{"event_type":"<type>","transfer_id":"dptx_<hex>","payment_type":"ACH",
             "return_for_id":null,"company_id":"cuacc_cjyf2kt8f00ta0a73pnrmh9zx"}"#,
@@ -506,7 +506,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "x",
         event_type: "tweet_create_events",
-        written: Json,
+        encoding: Json,
         headers: &[],
         body: r#"{"for_user_id":"2244994945","<type>":[{"created_at":"<time>","id":<n>,"id_str":"<id:n>",
             "text":"hello","timestamp_ms":"<ms>","user":{"id":2244994945,"id_str":"2244994945",
@@ -515,7 +515,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "line",
         event_type: "message",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "LineBotWebhook/2.0")],
         body: r#"{"destination":"U0123456789abcdef0123456789abcdef","events":[{"type":"<type>",
             "message":{"type":"text","id":"<n>","quoteToken":"q3Plxr4AgKd","text":"Hello"},
@@ -525,7 +525,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "workos",
         event_type: "dsync.user.created",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "WorkOS Webhooks")],
         body: r#"{"id":"<id:event_>","event":"<type>","data":{"object":"directory_user",
             "id":"directory_user_<hex>","directory_id":"directory_01ECAZ4NV9QMV47GW873HDCX74",
@@ -535,7 +535,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "openai",
         event_type: "response.completed",
-        written: Json,
+        encoding: Json,
         headers: &[
             ("User-Agent", "OpenAI/1.0 (+https://platform.openai.com/docs/webhooks)"),
             ("webhook-id", "<id:wh_>"),
@@ -546,7 +546,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "replicate",
         event_type: "succeeded",
-        written: Json,
+        encoding: Json,
         headers: &[("webhook-id", "<id:msg_>")],
         body: r#"{"id":"<hex>","model":"owner/model","version":"5c7d5dc6dd8bf75c1acaa8565735e7986bc5b66206b55cca93cb72c9bf15ccaa",
             "input":{"text":"Alice"},"output":"hello Alice","logs":"","error":null,"status":"<type>",
@@ -556,7 +556,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "liveblocks",
         event_type: "storageUpdated",
-        written: Json,
+        encoding: Json,
         headers: &[("webhook-id", "<id:msg_>")],
         body: r#"{"type":"<type>","data":{"roomId":"room-<hex8>","projectId":"605a4fd31a36d5ea7a2e08f1",
             "updatedAt":"<time>"}}"#,
@@ -564,7 +564,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "mux",
         event_type: "video.asset.ready",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "Mux Webhooks")],
         body: r#"{"type":"<type>","id":"<id:uuid>","created_at":"<time>",
             "object":{"type":"asset","id":"<hex>"},
@@ -575,7 +575,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "gocardless",
         event_type: "payments.confirmed",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "gocardless-webhook-service/1.1")],
         body: r#"{"events":[{"id":"<id:EV>","created_at":"<time>","resource_type":"<type:1>",
             "action":"<type:2>","links":{"payment":"PM<hex8>"},
@@ -586,7 +586,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "telnyx",
         event_type: "message.received",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "telnyx-webhooks")],
         body: r#"{"data":{"event_type":"<type>","id":"<id:uuid>","occurred_at":"<time>",
             "payload":{"direction":"inbound","from":{"phone_number":"+13125550001"},"id":"<uuid>",
@@ -596,14 +596,14 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "pusher",
         event_type: "channel_occupied",
-        written: Json,
+        encoding: Json,
         headers: &[],
         body: r#"{"time_ms":<ms>,"events":[{"name":"<type>","channel":"<id:orders->"}]}"#,
     },
     Template {
         provider: "sanity",
         event_type: "post",
-        written: Json,
+        encoding: Json,
         headers: &[
             ("User-Agent", "Sanity.io webhook delivery"),
             ("idempotency-key", "<id>"),
@@ -617,7 +617,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "cloudevents",
         event_type: "com.example.payout.paid",
-        written: Json,
+        encoding: Json,
         headers: &[
             ("ce-specversion", "1.0"),
             ("ce-id", "<id:uuid>"),
@@ -630,7 +630,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "cloudinary",
         event_type: "upload",
-        written: Json,
+        encoding: Json,
         headers: &[("User-Agent", "Cloudinary/1.0")],
         body: r#"{"notification_type":"<type>","timestamp":"<time>","request_id":"<id:hex>",
             "asset_id":"<hex>","public_id":"sample-<hex8>","version":<s>,"width":864,"height":576,
@@ -640,7 +640,7 @@ pub(super) static TEMPLATES: &[Template] = &[
     Template {
         provider: "plivo",
         event_type: "delivered",
-        written: Form,
+        encoding: Form,
         // The nonce is part of the event's identity, so that a copy has the same one.
         headers: &[("User-Agent", "Plivo"), ("X-Plivo-Signature-V3-Nonce", "<hex>")],
         body: "From=15557654321&MessageUUID=<id:uuid>&ParentMessageUUID=<uuid>&PartInfo=1%20of%201\

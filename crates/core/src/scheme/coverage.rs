@@ -1,7 +1,7 @@
 //! Which parts of a request a scheme signs. Whether an id, a type or a tenant can be believed, and
 //! whether an event needs a guard, follows from this alone: neither a preset nor a config says it.
 
-use super::recipe::{Recipe, Sealed, TimeAt};
+use super::recipe::{ComposedSignature, Recipe, TimeAt};
 use crate::envelope::Origin;
 
 /// What one set of header names of a scheme signs.
@@ -62,12 +62,12 @@ impl Coverage {
     /// What each set of header names of `recipe` signs; of a recipe with a choice, all choices.
     pub(crate) fn of(recipe: &Recipe) -> Vec<Self> {
         match recipe {
-            Recipe::Sealed(sealed) => vec![Self::of_sealed(sealed)],
-            Recipe::Named(names) => {
+            Recipe::Composed(composed) => vec![Self::of_composed(composed)],
+            Recipe::AlternativeNames(names) => {
                 let mut all: Vec<Self> = Vec::new();
                 let mut earlier: Vec<Box<str>> = Vec::new();
-                for sealed in *names {
-                    let coverage = Self::of_sealed(sealed);
+                for composed in *names {
+                    let coverage = Self::of_composed(composed);
                     let own = coverage.headers.clone();
                     all.push(Self { missing: earlier.clone(), ..coverage });
                     // A later set counts only where no header of an earlier one is there.
@@ -96,8 +96,8 @@ impl Coverage {
     }
 
     /// What a composed content signs.
-    pub(super) fn of_sealed(sealed: &Sealed<'_>) -> Self {
-        let content = sealed.content;
+    pub(super) fn of_composed(composed: &ComposedSignature<'_>) -> Self {
+        let content = composed.content;
         let body = match (content.contains("{body}"), content.contains("{sorted_url}")) {
             (true, _) => BodyCovered::Bytes,
             (false, true) => BodyCovered::Fields,
@@ -108,12 +108,12 @@ impl Coverage {
             .skip(1)
             .filter_map(|rest| Some(rest.split_once('}')?.0.to_ascii_lowercase().into()))
             .collect();
-        if let Some(TimeAt::Header(name)) = sealed.time.map(|time| time.at) {
+        if let Some(TimeAt::Header(name)) = composed.time.map(|time| time.at) {
             headers.push(name.to_ascii_lowercase().into());
         }
         Self {
             url: content.contains("url}"),
-            time: sealed.time.is_some(),
+            time: composed.time.is_some(),
             headers,
             has_one_reading: !content.contains("{sorted_url}"),
             ..Self::new(body)

@@ -1,8 +1,10 @@
 //! `[sources.NAME.scheme]`: a sender of one's own, written in the same words as the presets.
 
+use super::composed::ComposedVerifier;
 use super::coverage::Coverage;
-use super::recipe::{Carrier, Encoding, KeyForm, Seal, Sealed, Time, TimeAt, TimeForm};
-use super::sealed::SealedProof;
+use super::recipe::{
+    Carrier, ComposedSignature, Encoding, KeyForm, SignatureAlgorithm, Time, TimeAt, TimeForm,
+};
 use super::{CustomScheme, SchemeError};
 use crate::envelope::IdSpec;
 use crate::source::SourceSpec;
@@ -10,11 +12,11 @@ use crate::source::SourceSpec;
 pub(super) fn compile(
     custom: &CustomScheme,
     spec: &SourceSpec,
-) -> Result<(SealedProof, Coverage, KeyForm), SchemeError> {
-    let seal = match custom.algorithm.as_deref().unwrap_or("hmac-sha256") {
-        "hmac-sha256" => Seal::HmacSha256,
-        "hmac-sha1" => Seal::HmacSha1,
-        "hmac-sha512" => Seal::HmacSha512,
+) -> Result<(ComposedVerifier, Coverage, KeyForm), SchemeError> {
+    let algorithm = match custom.algorithm.as_deref().unwrap_or("hmac-sha256") {
+        "hmac-sha256" => SignatureAlgorithm::HmacSha256,
+        "hmac-sha1" => SignatureAlgorithm::HmacSha1,
+        "hmac-sha512" => SignatureAlgorithm::HmacSha512,
         other => {
             return Err(unknown("algorithm", other, "hmac-sha256, hmac-sha1 or hmac-sha512"));
         }
@@ -80,8 +82,8 @@ pub(super) fn compile(
             ));
         }
     };
-    let sealed = Sealed {
-        seal,
+    let composed = ComposedSignature {
+        algorithm,
         key,
         carrier: Carrier::Header {
             name: &name,
@@ -92,8 +94,8 @@ pub(super) fn compile(
         time: at.map(|at| Time { at, form: TimeForm::Any }),
         fixed: &[],
     };
-    let coverage = Coverage::of_sealed(&sealed).with_loose_cuts(&content);
-    Ok((SealedProof::compile(&sealed, spec)?, coverage, key))
+    let coverage = Coverage::of_composed(&composed).with_loose_cuts(&content);
+    Ok((ComposedVerifier::compile(&composed, spec)?, coverage, key))
 }
 
 /// `{id}` is the header that `event_id` names.

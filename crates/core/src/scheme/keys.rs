@@ -15,12 +15,12 @@ use super::recipe::{Encoding, KeyForm};
 use crate::secret::ActiveSecret;
 
 /// A prepared key and when it stops to count.
-pub(super) struct Held<K> {
+pub(super) struct ExpiringKey<K> {
     pub(super) key: K,
     until: Option<Timestamp>,
 }
 
-impl<K> Held<K> {
+impl<K> ExpiringKey<K> {
     /// A key without an end.
     pub(super) fn forever(key: K) -> Self {
         Self { key, until: None }
@@ -28,11 +28,14 @@ impl<K> Held<K> {
 }
 
 /// The keys that may verify at `now`, each with its place in the config.
-pub(super) fn active<K>(keys: &[Held<K>], now: Timestamp) -> impl Iterator<Item = (usize, &K)> {
+pub(super) fn active<K>(
+    keys: &[ExpiringKey<K>],
+    now: Timestamp,
+) -> impl Iterator<Item = (usize, &K)> {
     keys.iter()
         .enumerate()
-        .filter(move |(_, held)| held.until.is_none_or(|until| now < until))
-        .map(|(place, held)| (place, &held.key))
+        .filter(move |(_, expiring)| expiring.until.is_none_or(|until| now < until))
+        .map(|(place, expiring)| (place, &expiring.key))
 }
 
 /// Prepares every secret, or says which one cannot be used and why. At least one is needed, and a
@@ -40,7 +43,7 @@ pub(super) fn active<K>(keys: &[Held<K>], now: Timestamp) -> impl Iterator<Item 
 pub(super) fn prepare<K>(
     secrets: &[ActiveSecret],
     mut key: impl FnMut(&str) -> Result<K, String>,
-) -> Result<Vec<Held<K>>, SchemeError> {
+) -> Result<Vec<ExpiringKey<K>>, SchemeError> {
     if secrets.is_empty() {
         return Err(SchemeError::new(
             "secrets",
@@ -57,7 +60,7 @@ pub(super) fn prepare<K>(
                 return Err(bad(place, "it is empty"));
             }
             let key = key(text).map_err(|problem| bad(place, &problem))?;
-            Ok(Held { key, until: secret.until })
+            Ok(ExpiringKey { key, until: secret.until })
         })
         .collect()
 }

@@ -4,17 +4,17 @@
 //! The words of a recipe are in [`recipe`]; which sender uses which is in [`crate::presets`]. The
 //! window of a signed timestamp is not judged here but in [`mod@crate::verify`], by one rule for all.
 
-mod bearer;
-mod certificate;
+mod body_signature;
+mod composed;
 pub mod coverage;
 mod custom;
-mod inbody;
-mod jwt;
 mod keys;
+mod paypal;
+mod plaid;
 pub mod recipe;
-mod sealed;
+mod shared_secret;
 mod time;
-mod url;
+mod url_signature;
 
 use std::fmt;
 
@@ -73,7 +73,7 @@ impl SchemeError {
 
 /// A compiled scheme with its keys.
 pub struct Scheme {
-    proof: Box<dyn Proof>,
+    verifier: Box<dyn SchemeVerifier>,
     /// What is signed, for each set of header names.
     coverage: Vec<Coverage>,
     /// A hash of each secret's own bytes, in their order.
@@ -142,7 +142,7 @@ pub struct Signed {
 pub struct SignError(pub String);
 
 /// What every way of signing can do. One implementation for each kind of [`Recipe`].
-trait Proof: Send + Sync {
+trait SchemeVerifier: Send + Sync {
     fn missing<'a>(&'a self, headers: &HeaderMap) -> Option<&'a str>;
     fn authenticate(&self, arrival: &Arrival, now: Timestamp) -> Result<Authentic, Refusal>;
     fn sign(&self, request: &Arrival, id: &str, now: Timestamp) -> Result<Signed, SignError>;
@@ -182,9 +182,9 @@ impl Scheme {
                 .zip(sample::best_known_type(preset.name)),
             PresetGuard::Signed | PresetGuard::Off => None,
         };
-        let (recipe, proof) = compile(&preset.recipe, spec)?;
+        let (recipe, verifier) = compile(&preset.recipe, spec)?;
         Ok(Self {
-            proof,
+            verifier,
             coverage: Coverage::of(recipe),
             key_hashes: key_hashes(recipe.key_form(), spec),
             id_header,
@@ -194,9 +194,9 @@ impl Scheme {
 
     /// Compiles `[sources.NAME.scheme]`.
     pub fn of_custom(custom: &CustomScheme, spec: &SourceSpec) -> Result<Self, SchemeError> {
-        let (proof, coverage, form) = custom::compile(custom, spec)?;
+        let (verifier, coverage, form) = custom::compile(custom, spec)?;
         Ok(Self {
-            proof: Box::new(proof),
+            verifier: Box::new(verifier),
             coverage: vec![coverage],
             key_hashes: key_hashes(Some(form), spec),
             id_header: None,
@@ -206,13 +206,13 @@ impl Scheme {
 
     /// Checks the signature over the raw bytes, in constant time. The window is not judged here.
     pub fn authenticate(&self, arrival: &Arrival, now: Timestamp) -> Result<Authentic, Refusal> {
-        self.proof.authenticate(arrival, now)
+        self.verifier.authenticate(arrival, now)
     }
 
     /// The cheap path: what is missing from these headers, so that a request which cannot verify is
     /// refused before its body is read.
     pub fn missing(&self, headers: &HeaderMap) -> Option<&str> {
-        self.proof.missing(headers)
+        self.verifier.missing(headers)
     }
 
     /// A hash of each secret's own bytes, in their order: `whsec_X` and `X` are one secret where the
@@ -246,12 +246,12 @@ impl Scheme {
 
     /// The hash of what was signed, of an arrival that [`Scheme::authenticate`] has accepted.
     pub fn signed_content(&self, arrival: &Arrival) -> Result<SignedContent, Refusal> {
-        self.proof.signed_content(arrival)
+        self.verifier.signed_content(arrival)
     }
 
     /// Headers whose value is itself the secret (tokens, basic auth): never kept, never shown.
     pub fn secret_headers(&self) -> Vec<String> {
-        self.proof.secret_header().map(str::to_owned).into_iter().collect()
+        self.verifier.secret_header().map(str::to_owned).into_iter().collect()
     }
 
     /// Signs `request` as the sender would, with the first secret that is active at `now`.
@@ -273,7 +273,7 @@ impl Scheme {
                 &derived
             }
         };
-        let mut signed = self.proof.sign(request, id, now)?;
+        let mut signed = self.verifier.sign(request, id, now)?;
         if let Some(name) = self.id_header
             && !request.headers.contains_key(name)
             && !signed.headers.iter().any(|(known, _)| known == name)
@@ -320,11 +320,13 @@ impl Signed {
 /// can hold the key that signs.
 pub(crate) fn secret_from(recipe: &Recipe, random: &[u8; 32]) -> Option<Secret> {
     let text = match recipe {
-        Recipe::Sealed(sealed) if sealed.seal.is_symmetric() => keys::key_text(sealed.key, random),
-        Recipe::Named([sealed, ..]) if sealed.seal.is_symmetric() => {
-            keys::key_text(sealed.key, random)
+        Recipe::Composed(composed) if composed.algorithm.is_symmetric() => {
+            keys::key_text(composed.key, random)
         }
-        Recipe::Sealed(_) | Recipe::Named(_) => return None,
+        Recipe::AlternativeNames([composed, ..]) if composed.algorithm.is_symmetric() => {
+            keys::key_text(composed.key, random)
+        }
+        Recipe::Composed(_) | Recipe::AlternativeNames(_) => return None,
         Recipe::BySecret { without, .. } => return secret_from(without, random),
         Recipe::ByParam { choices, .. } => {
             return choices.first().and_then(|(_, recipe)| secret_from(recipe, random));
@@ -349,14 +351,18 @@ fn key_hashes(form: Option<KeyForm>, spec: &SourceSpec) -> Vec<KeyHash> {
     spec.secrets.iter().map(hash).collect()
 }
 
-/// The recipe that these keys and parameters choose, and the proof compiled from it.
+/// The recipe that these keys and parameters choose, and the verifier compiled from it.
 fn compile<'r>(
     recipe: &'r Recipe,
     spec: &SourceSpec,
-) -> Result<(&'r Recipe, Box<dyn Proof>), SchemeError> {
-    let proof: Box<dyn Proof> = match recipe {
-        Recipe::Sealed(sealed) => Box::new(sealed::SealedProof::compile(sealed, spec)?),
-        Recipe::Named(names) => Box::new(sealed::NamedProof::compile(names, spec)?),
+) -> Result<(&'r Recipe, Box<dyn SchemeVerifier>), SchemeError> {
+    let verifier: Box<dyn SchemeVerifier> = match recipe {
+        Recipe::Composed(composed) => {
+            Box::new(composed::ComposedVerifier::compile(composed, spec)?)
+        }
+        Recipe::AlternativeNames(names) => {
+            Box::new(composed::AlternativeVerifier::compile(names, spec)?)
+        }
         Recipe::BySecret { prefix, with, without } => {
             let matching = spec
                 .secrets
@@ -390,17 +396,17 @@ fn compile<'r>(
             })?;
             return compile(recipe, spec);
         }
-        Recipe::Twilio => Box::new(url::TwilioProof::compile(spec)?),
-        Recipe::Adyen => Box::new(inbody::AdyenProof::compile(spec)?),
-        Recipe::Mailgun => Box::new(inbody::MailgunProof::compile(spec)?),
-        Recipe::PayPal => Box::new(certificate::PayPalProof::compile(spec)?),
-        Recipe::Plaid => Box::new(jwt::PlaidProof::compile(spec)?),
+        Recipe::Twilio => Box::new(url_signature::TwilioVerifier::compile(spec)?),
+        Recipe::Adyen => Box::new(body_signature::AdyenVerifier::compile(spec)?),
+        Recipe::Mailgun => Box::new(body_signature::MailgunVerifier::compile(spec)?),
+        Recipe::PayPal => Box::new(paypal::PayPalVerifier::compile(spec)?),
+        Recipe::Plaid => Box::new(plaid::PlaidVerifier::compile(spec)?),
         Recipe::Token { header, prefix } => {
-            Box::new(bearer::TokenProof::compile(header, prefix, spec)?)
+            Box::new(shared_secret::TokenVerifier::compile(header, prefix, spec)?)
         }
-        Recipe::Basic => Box::new(bearer::BasicProof::compile(spec)?),
+        Recipe::Basic => Box::new(shared_secret::BasicVerifier::compile(spec)?),
     };
-    Ok((recipe, proof))
+    Ok((recipe, verifier))
 }
 
 /// A parameter that a scheme cannot do without.

@@ -5,11 +5,11 @@
 #[derive(Debug, Clone, Copy)]
 pub enum Recipe {
     /// A signature over composed content, carried in headers.
-    Sealed(Sealed<'static>),
-    /// The same seal under other header names. The first set of names of which any header is there
+    Composed(ComposedSignature<'static>),
+    /// The same signature under other header names. The first set of names of which any header is there
     /// is the one that counts, so that a stray header of another set cannot stand beside a
     /// signature that does not cover it.
-    Named(&'static [Sealed<'static>]),
+    AlternativeNames(&'static [ComposedSignature<'static>]),
     /// The secret's own form says which of two schemes the sender uses; never the request.
     BySecret {
         /// What such a secret begins with.
@@ -49,9 +49,9 @@ pub enum Recipe {
 
 /// A signature over composed content. Borrowed, since the config writes one too.
 #[derive(Debug, Clone, Copy)]
-pub struct Sealed<'a> {
-    /// The kind of seal.
-    pub seal: Seal,
+pub struct ComposedSignature<'a> {
+    /// The algorithm.
+    pub algorithm: SignatureAlgorithm,
     /// How the secret is written.
     pub key: KeyForm,
     /// Where the signatures are.
@@ -65,9 +65,9 @@ pub struct Sealed<'a> {
     pub fixed: &'a [(&'a str, Fixed<'a>)],
 }
 
-/// The kind of seal.
+/// A signature algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Seal {
+pub enum SignatureAlgorithm {
     /// HMAC with SHA-1.
     HmacSha1,
     /// HMAC with SHA-256.
@@ -84,7 +84,7 @@ pub enum Seal {
     EcdsaP256,
 }
 
-impl Seal {
+impl SignatureAlgorithm {
     /// The name people know it by.
     pub fn title(self) -> &'static str {
         match self {
@@ -259,8 +259,10 @@ impl Recipe {
     /// Whether whoever can check it can also make it: `hapax sign` and `hapax send` work with it.
     pub fn can_sign(&self) -> bool {
         match self {
-            Self::Sealed(sealed) => sealed.seal.is_symmetric(),
-            Self::Named(names) => names.iter().all(|sealed| sealed.seal.is_symmetric()),
+            Self::Composed(composed) => composed.algorithm.is_symmetric(),
+            Self::AlternativeNames(names) => {
+                names.iter().all(|composed| composed.algorithm.is_symmetric())
+            }
             Self::BySecret { without, .. } => without.can_sign(),
             Self::ByParam { choices, .. } => choices.iter().all(|(_, recipe)| recipe.can_sign()),
             Self::Twilio | Self::Adyen | Self::Mailgun | Self::Token { .. } | Self::Basic => true,
@@ -272,8 +274,8 @@ impl Recipe {
     pub fn needs_secret(&self) -> bool {
         match self {
             Self::PayPal | Self::Plaid => false,
-            Self::Sealed(_)
-            | Self::Named(_)
+            Self::Composed(_)
+            | Self::AlternativeNames(_)
             | Self::BySecret { .. }
             | Self::ByParam { .. }
             | Self::Twilio
@@ -287,8 +289,8 @@ impl Recipe {
     /// How its secrets are written; `None` where there is no secret, or a choice has yet to be made.
     pub fn key_form(&self) -> Option<KeyForm> {
         match self {
-            Self::Sealed(sealed) => Some(sealed.key),
-            Self::Named(names) => names.first().map(|sealed| sealed.key),
+            Self::Composed(composed) => Some(composed.key),
+            Self::AlternativeNames(names) => names.first().map(|composed| composed.key),
             Self::Adyen => Some(KeyForm::Hex),
             Self::Twilio | Self::Mailgun | Self::Token { .. } | Self::Basic => Some(KeyForm::Text),
             // What stands in `secrets` there is a public id.
@@ -300,8 +302,10 @@ impl Recipe {
     /// Whether the full public URL is part of what is signed.
     pub fn signs_url(&self) -> bool {
         match self {
-            Self::Sealed(sealed) => sealed.content.contains("url}"),
-            Self::Named(names) => names.iter().any(|sealed| sealed.content.contains("url}")),
+            Self::Composed(composed) => composed.content.contains("url}"),
+            Self::AlternativeNames(names) => {
+                names.iter().any(|composed| composed.content.contains("url}"))
+            }
             Self::BySecret { with, without, .. } => with.signs_url() || without.signs_url(),
             Self::ByParam { choices, .. } => choices.iter().any(|(_, recipe)| recipe.signs_url()),
             Self::Twilio => true,
@@ -345,11 +349,11 @@ impl Recipe {
                 required: false,
                 meaning: "the hash that the account is set to",
             }],
-            Self::Sealed(Sealed { fixed, .. }) if fixed.iter().any(is_param) => {
+            Self::Composed(ComposedSignature { fixed, .. }) if fixed.iter().any(is_param) => {
                 &[Param { name: "key", required: true, meaning: "the app key that goes with it" }]
             }
-            Self::Sealed(_)
-            | Self::Named(_)
+            Self::Composed(_)
+            | Self::AlternativeNames(_)
             | Self::BySecret { .. }
             | Self::Twilio
             | Self::Adyen
@@ -362,8 +366,10 @@ impl Recipe {
     /// One line on how it signs, for people.
     pub fn describe(&self) -> String {
         match self {
-            Self::Sealed(sealed) => sealed.describe(),
-            Self::Named(names) => names.first().map(Sealed::describe).unwrap_or_default(),
+            Self::Composed(composed) => composed.describe(),
+            Self::AlternativeNames(names) => {
+                names.first().map(ComposedSignature::describe).unwrap_or_default()
+            }
             Self::BySecret { prefix, with, without } => {
                 format!(
                     "with a secret that begins with {prefix}: {}; otherwise: {}",
@@ -398,7 +404,7 @@ impl Recipe {
     }
 }
 
-impl Sealed<'_> {
+impl ComposedSignature<'_> {
     fn describe(&self) -> String {
         let (place, encoding) = match self.carrier {
             Carrier::Header { name, encoding, .. }
@@ -413,7 +419,7 @@ impl Sealed<'_> {
             Encoding::Base64 => "base64",
             Encoding::Base64Url => "base64url",
         };
-        format!("{} over {}, {encoding}, in {place}", self.seal.title(), self.content)
+        format!("{} over {}, {encoding}, in {place}", self.algorithm.title(), self.content)
     }
 }
 

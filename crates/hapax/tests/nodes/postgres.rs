@@ -82,7 +82,7 @@ fn sessions_that_are_ended_or_crash_under_load_cost_nothing_but_time() {
                 0 => assert!(server.kill_backends(Some(database.name())).await > 0),
                 _ => {
                     assert!(server.crash_backend().await);
-                    server.answers().await;
+                    server.wait_until_ready().await;
                 }
             }
         });
@@ -128,7 +128,7 @@ fn nodes_follow_a_synchronous_standby_that_is_promoted_under_load() {
     // The old primary dies in the middle of it. Every event that was acked is on the new one, and
     // what the nodes remember of the old one's epoch counts no more.
     let primary = wait(Postgres::start());
-    if !primary.can_be_followed() {
+    if !primary.can_have_standby() {
         return crate::support::skip(
             "a promoted standby",
             "this build of PostgreSQL cannot be copied",
@@ -169,7 +169,7 @@ fn nodes_follow_a_synchronous_standby_that_is_promoted_under_load() {
 fn a_primary_that_falls_silent_does_not_keep_nodes_from_the_promoted_standby() {
     // Its machine is gone without a word: packets to it vanish, connections open and never answer.
     let primary = wait(Postgres::start());
-    if !primary.can_be_followed() {
+    if !primary.can_have_standby() {
         return crate::support::skip(
             "a silent primary",
             "this build of PostgreSQL cannot be copied",
@@ -374,7 +374,7 @@ fn doctor_looks_at_the_database_that_nodes_share() {
     assert_eq!((code, level.as_str()), (1, "fail"));
     assert!(note.contains("takes no writes"), "{note}");
     let primary = wait(Postgres::start());
-    if !primary.can_be_followed() {
+    if !primary.can_have_standby() {
         return crate::support::skip(
             "doctor at a standby",
             "this build of PostgreSQL cannot be copied",

@@ -46,7 +46,7 @@ pub struct Disk {
     /// The names as the running process sees them.
     live: BTreeMap<PathBuf, Node>,
     /// Every change of names, in order.
-    names: Vec<Naming>,
+    names: Vec<NameChange>,
     /// Syncs under way: what each of them makes certain when it ends well.
     syncs: BTreeMap<usize, Sync>,
     next: usize,
@@ -68,18 +68,18 @@ struct File {
 #[derive(Debug, Clone)]
 struct Change {
     step: usize,
-    kind: Kind,
-    fate: Fate,
+    kind: ChangeKind,
+    durability: Durability,
 }
 
 #[derive(Debug, Clone)]
-enum Kind {
+enum ChangeKind {
     Bytes { offset: u64, bytes: Vec<u8> },
     Size(u64),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum Durability {
     /// The call has not returned.
     Begun,
     /// It may be on disk.
@@ -91,7 +91,7 @@ enum Fate {
 }
 
 #[derive(Debug, Clone)]
-struct Naming {
+struct NameChange {
     set: Vec<(PathBuf, Option<Node>)>,
     /// Directories whose syncs this still waits for.
     awaits: BTreeSet<PathBuf>,
@@ -105,7 +105,7 @@ enum Sync {
 
 /// How much of what is uncertain an image keeps.
 #[derive(Clone, Copy)]
-enum Taste {
+enum Survivors {
     Nothing,
     Everything,
     Sectors(usize),
@@ -136,7 +136,7 @@ impl Disk {
                 Node::File(self.files.len() - 1)
             };
             self.live.insert(path.clone(), node);
-            self.names.push(Naming { set: vec![(path, Some(node))], awaits: BTreeSet::new() });
+            self.names.push(NameChange { set: vec![(path, Some(node))], awaits: BTreeSet::new() });
         }
     }
 
@@ -154,10 +154,10 @@ impl Disk {
                     self.name(vec![(from.clone(), None), (to.clone(), node)]);
                 }
                 DiskStep::Write { path, offset, bytes } => {
-                    let kind = Kind::Bytes { offset: *offset, bytes: bytes.clone() };
+                    let kind = ChangeKind::Bytes { offset: *offset, bytes: bytes.clone() };
                     self.change(step, path, kind);
                 }
-                DiskStep::Resize { path, size } => self.change(step, path, Kind::Size(*size)),
+                DiskStep::Resize { path, size } => self.change(step, path, ChangeKind::Size(*size)),
                 DiskStep::Sync(path) => self.sync(step, path),
                 DiskStep::Ended { step, result } => self.ended(*step, &steps[*step], result),
                 DiskStep::Send(_) => {}
@@ -182,7 +182,7 @@ impl Disk {
             };
             awaits.extend(path.parent().map(Path::to_owned));
         }
-        self.names.push(Naming { set, awaits });
+        self.names.push(NameChange { set, awaits });
     }
 
     fn file(&self, path: &Path) -> Option<usize> {
@@ -192,10 +192,10 @@ impl Disk {
         }
     }
 
-    fn change(&mut self, step: usize, path: &Path, kind: Kind) {
+    fn change(&mut self, step: usize, path: &Path, kind: ChangeKind) {
         // A file that was removed while it is open is of no interest.
         if let Some(file) = self.file(path) {
-            self.files[file].changes.push(Change { step, kind, fate: Fate::Begun });
+            self.files[file].changes.push(Change { step, kind, durability: Durability::Begun });
         }
     }
 
@@ -203,7 +203,7 @@ impl Disk {
         let sync = match self.file(path) {
             Some(file) => {
                 let changes = self.files[file].changes.iter();
-                let ended = changes.filter(|change| change.fate == Fate::Ended);
+                let ended = changes.filter(|change| change.durability == Durability::Ended);
                 Sync::File { file, changes: ended.map(|change| change.step).collect() }
             }
             None => Sync::Dir { path: path.to_owned(), names: self.names.len() },
@@ -214,8 +214,9 @@ impl Disk {
     fn ended(&mut self, step: usize, what: &DiskStep, result: &Result<u64, String>) {
         match self.syncs.remove(&step) {
             Some(Sync::File { file, changes }) => {
-                let fate = if result.is_ok() { Fate::Certain } else { Fate::Doubtful };
-                self.files[file].decide(&changes, fate);
+                let durability =
+                    if result.is_ok() { Durability::Certain } else { Durability::Doubtful };
+                self.files[file].decide(&changes, durability);
             }
             Some(Sync::Dir { path, names }) if result.is_ok() => {
                 for naming in &mut self.names[..names] {
@@ -233,32 +234,33 @@ impl Disk {
         let changes = &mut self.files[file].changes;
         let Some(at) = changes.iter().position(|change| change.step == step) else { return };
         match (result, &mut changes[at].kind) {
-            (Ok(written), Kind::Bytes { bytes, .. }) => bytes.truncate(*written as usize),
-            (Ok(_), Kind::Size(_)) => {}
+            (Ok(written), ChangeKind::Bytes { bytes, .. }) => bytes.truncate(*written as usize),
+            (Ok(_), ChangeKind::Size(_)) => {}
             (Err(_), _) => {
                 changes.remove(at);
                 return;
             }
         }
-        changes[at].fate = Fate::Ended;
+        changes[at].durability = Durability::Ended;
     }
 
     /// Whether a failed sync left something of this file in doubt that no later sync writes.
     pub fn is_doubtful(&self, path: &Path) -> bool {
         let changes = self.file(path).map(|file| &self.files[file].changes);
-        changes.is_some_and(|changes| changes.iter().any(|one| one.fate == Fate::Doubtful))
+        changes
+            .is_some_and(|changes| changes.iter().any(|one| one.durability == Durability::Doubtful))
     }
 
     /// Writes one image into the empty directory `into`, which stands for the root.
-    pub fn image(&self, draw: &mut SeededRng, into: &Path) {
-        let taste = self.taste(draw);
+    pub fn image(&self, rng: &mut SeededRng, into: &Path) {
+        let survivors = self.survivors(rng);
         let mut names: BTreeMap<&Path, Node> = BTreeMap::new();
         for naming in &self.names {
-            let kept = match taste {
+            let kept = match survivors {
                 _ if naming.awaits.is_empty() => true,
-                Taste::Nothing => false,
-                Taste::Everything | Taste::Before(_) | Taste::Without(_) => true,
-                Taste::Sectors(_) | Taste::Writes(_) => draw.chance(1, 2),
+                Survivors::Nothing => false,
+                Survivors::Everything | Survivors::Before(_) | Survivors::Without(_) => true,
+                Survivors::Sectors(_) | Survivors::Writes(_) => rng.chance(1, 2),
             };
             if !kept {
                 continue;
@@ -279,7 +281,7 @@ impl Disk {
                 match node {
                     Node::Dir => std::fs::create_dir(&place).expect("a directory"),
                     Node::File(file) => {
-                        let bytes = self.files[file].drawn(taste, draw);
+                        let bytes = self.files[file].drawn(survivors, rng);
                         std::fs::write(&place, bytes).expect("a file");
                     }
                 }
@@ -287,42 +289,46 @@ impl Disk {
         }
     }
 
-    fn taste(&self, draw: &mut SeededRng) -> Taste {
+    fn survivors(&self, rng: &mut SeededRng) -> Survivors {
         let open: Vec<usize> = self
             .files
             .iter()
             .flat_map(|file| &file.changes)
-            .filter(|change| change.fate != Fate::Certain)
+            .filter(|change| change.durability != Durability::Certain)
             .map(|change| change.step)
             .collect();
-        let some = open.get(draw.below(open.len())).copied().unwrap_or(0);
-        match draw.below(10) {
-            0 | 1 => Taste::Nothing,
-            2 => Taste::Everything,
-            3 => Taste::Sectors(1 + draw.below(15)),
-            4 => Taste::Sectors(8),
-            5 => Taste::Writes(8),
-            6 => Taste::Writes(1 + draw.below(15)),
-            7 => Taste::Before(some),
-            _ => Taste::Without(some),
+        let some = open.get(rng.below(open.len())).copied().unwrap_or(0);
+        match rng.below(10) {
+            0 | 1 => Survivors::Nothing,
+            2 => Survivors::Everything,
+            3 => Survivors::Sectors(1 + rng.below(15)),
+            4 => Survivors::Sectors(8),
+            5 => Survivors::Writes(8),
+            6 => Survivors::Writes(1 + rng.below(15)),
+            7 => Survivors::Before(some),
+            _ => Survivors::Without(some),
         }
     }
 }
 
 impl File {
-    /// Gives the named changes their fate, and moves what is certain into the base.
-    fn decide(&mut self, steps: &[usize], fate: Fate) {
+    /// Gives the named changes their durability, and moves what is certain into the base.
+    fn decide(&mut self, steps: &[usize], durability: Durability) {
         for change in &mut self.changes {
-            if change.fate == Fate::Ended && steps.binary_search(&change.step).is_ok() {
-                change.fate = fate;
+            if change.durability == Durability::Ended && steps.binary_search(&change.step).is_ok() {
+                change.durability = durability;
             }
         }
         self.forget_overwritten();
-        let certain = self.changes.iter().take_while(|change| change.fate == Fate::Certain).count();
+        let certain = self
+            .changes
+            .iter()
+            .take_while(|change| change.durability == Durability::Certain)
+            .count();
         for change in self.changes.drain(..certain) {
             match change.kind {
-                Kind::Bytes { offset, bytes } => put(&mut self.base, offset as usize, &bytes),
-                Kind::Size(size) => self.base.resize(size as usize, 0),
+                ChangeKind::Bytes { offset, bytes } => put(&mut self.base, offset as usize, &bytes),
+                ChangeKind::Size(size) => self.base.resize(size as usize, 0),
             }
         }
     }
@@ -333,9 +339,10 @@ impl File {
         while at < self.changes.len() {
             let (before, after) = self.changes.split_at(at + 1);
             let doubtful = &before[at];
-            let over =
-                |later: &Change| later.fate == Fate::Certain && later.kind.covers(&doubtful.kind);
-            if doubtful.fate == Fate::Doubtful && after.iter().any(over) {
+            let over = |later: &Change| {
+                later.durability == Durability::Certain && later.kind.covers(&doubtful.kind)
+            };
+            if doubtful.durability == Durability::Doubtful && after.iter().any(over) {
                 self.changes.remove(at);
             } else {
                 at += 1;
@@ -343,51 +350,51 @@ impl File {
         }
     }
 
-    fn drawn(&self, taste: Taste, draw: &mut SeededRng) -> Vec<u8> {
+    fn drawn(&self, survivors: Survivors, rng: &mut SeededRng) -> Vec<u8> {
         let mut content = self.base.clone();
         for change in &self.changes {
-            let certain = change.fate == Fate::Certain;
-            let whole = match taste {
+            let certain = change.durability == Durability::Certain;
+            let whole = match survivors {
                 _ if certain => true,
-                Taste::Nothing => false,
-                Taste::Everything => true,
-                Taste::Sectors(_) => false,
-                Taste::Writes(of) => draw.chance(of, 16),
-                Taste::Before(step) => change.step < step,
-                Taste::Without(step) => change.step != step,
+                Survivors::Nothing => false,
+                Survivors::Everything => true,
+                Survivors::Sectors(_) => false,
+                Survivors::Writes(of) => rng.chance(of, 16),
+                Survivors::Before(step) => change.step < step,
+                Survivors::Without(step) => change.step != step,
             };
-            match (&change.kind, whole, taste) {
-                (Kind::Bytes { offset, bytes }, true, _) => {
+            match (&change.kind, whole, survivors) {
+                (ChangeKind::Bytes { offset, bytes }, true, _) => {
                     put(&mut content, *offset as usize, bytes);
                 }
-                (Kind::Bytes { offset, bytes }, false, Taste::Sectors(of)) => {
+                (ChangeKind::Bytes { offset, bytes }, false, Survivors::Sectors(of)) => {
                     for (at, sector) in sectors(*offset, bytes) {
-                        if draw.chance(of, 16) {
+                        if rng.chance(of, 16) {
                             put(&mut content, at, sector);
                         }
                     }
                 }
-                (Kind::Bytes { offset, bytes }, false, _) => {
+                (ChangeKind::Bytes { offset, bytes }, false, _) => {
                     // The size may have grown without the bytes.
                     let end = *offset as usize + bytes.len();
-                    if content.len() < end && draw.chance(1, 8) {
+                    if content.len() < end && rng.chance(1, 8) {
                         content.resize(end, 0);
                     }
                 }
-                (Kind::Size(size), true, _) => content.resize(*size as usize, 0),
-                (Kind::Size(size), false, Taste::Sectors(of)) => {
-                    if draw.chance(of, 16) {
+                (ChangeKind::Size(size), true, _) => content.resize(*size as usize, 0),
+                (ChangeKind::Size(size), false, Survivors::Sectors(of)) => {
+                    if rng.chance(of, 16) {
                         content.resize(*size as usize, 0);
                     }
                 }
-                (Kind::Size(_), false, _) => {}
+                (ChangeKind::Size(_), false, _) => {}
             }
         }
         content
     }
 }
 
-impl Kind {
+impl ChangeKind {
     /// Whether nothing of `earlier` can be seen once this is there.
     fn covers(&self, earlier: &Self) -> bool {
         match (self, earlier) {
@@ -430,10 +437,10 @@ mod tests {
     fn contents(steps: &[DiskStep]) -> BTreeSet<Option<Vec<u8>>> {
         let mut disk = Disk { root: "/d".into(), ..Disk::default() };
         disk.advance(steps, steps.len());
-        let mut draw = SeededRng::new(1);
+        let mut rng = SeededRng::new(1);
         let seen = (0..100).map(|_| {
             let image = tempfile::tempdir().expect("a directory");
-            disk.image(&mut draw, image.path());
+            disk.image(&mut rng, image.path());
             std::fs::read(image.path().join("a")).ok()
         });
         seen.collect()

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use hapax_sim::{Mode, Postgres, skip};
+use hapax_sim::{Postgres, StopMode, skip};
 
 #[tokio::test]
 async fn the_shared_server_keeps_its_tests_apart() {
@@ -45,11 +45,11 @@ async fn what_was_committed_survives_every_way_to_die() {
     server.start_again().await;
 
     server.execute("INSERT INTO fees VALUES (2)").await;
-    server.stop(Mode::Immediate).await;
+    server.stop(StopMode::Immediate).await;
     server.start_again().await;
 
     server.execute("INSERT INTO fees VALUES (3)").await;
-    server.stop(Mode::Fast).await;
+    server.stop(StopMode::Fast).await;
     server.start_again().await;
 
     assert_eq!(server.url(), url);
@@ -90,7 +90,7 @@ async fn sessions_end_by_request_and_by_crash() {
 async fn a_promoted_standby_has_every_acknowledged_commit() {
     // The primary dies right after its answer; what it had answered must be on the other side.
     let primary = Postgres::start().await;
-    if !primary.can_be_followed() {
+    if !primary.can_have_standby() {
         return skip("a promoted standby", "this PostgreSQL has no pg_basebackup");
     }
     primary.execute("CREATE TABLE fees (amount int)").await;

@@ -7,22 +7,23 @@ use http::HeaderMap;
 use jiff::Timestamp;
 use zeroize::Zeroizing;
 
-use super::keys::{self, Held};
+use super::keys::{self, ExpiringKey};
 use super::{
-    Authentic, Proof, SchemeError, SignError, Signed, SignedContent, expired, first_missing, needed,
+    Authentic, SchemeError, SchemeVerifier, SignError, Signed, SignedContent, expired,
+    first_missing, needed,
 };
 use crate::arrival::Arrival;
 use crate::limits::TOKEN_CHARS_MIN;
 use crate::source::SourceSpec;
 use crate::verify::Refusal;
 
-/// What is shown, and its digest: comparing digests hides the length too.
-struct Shown {
+/// A shared secret and its digest: comparing digests hides the length too.
+struct SharedSecret {
     text: Zeroizing<String>,
     digest: [u8; 32],
 }
 
-impl Shown {
+impl SharedSecret {
     fn new(text: &str) -> Self {
         Self { text: Zeroizing::new(text.to_owned()), digest: digest_of(text.as_bytes()) }
     }
@@ -34,12 +35,16 @@ fn digest_of(bytes: &[u8]) -> [u8; 32] {
     all
 }
 
-fn shown_by(keys: &[Held<Shown>], given: &[u8], now: Timestamp) -> Result<Authentic, Refusal> {
+fn authenticate_by(
+    keys: &[ExpiringKey<SharedSecret>],
+    given: &[u8],
+    now: Timestamp,
+) -> Result<Authentic, Refusal> {
     let given = digest_of(given);
     let mut tried = 0;
-    for (secret, shown) in keys::active(keys, now) {
+    for (secret, shared) in keys::active(keys, now) {
         tried += 1;
-        if constant_time::verify_slices_are_equal(&shown.digest, &given).is_ok() {
+        if constant_time::verify_slices_are_equal(&shared.digest, &given).is_ok() {
             return Ok(Authentic { signed_at: None, secret });
         }
     }
@@ -49,40 +54,40 @@ fn shown_by(keys: &[Held<Shown>], given: &[u8], now: Timestamp) -> Result<Authen
     }
 }
 
-fn first_active(keys: &[Held<Shown>], now: Timestamp) -> Result<&str, SignError> {
+fn first_active(keys: &[ExpiringKey<SharedSecret>], now: Timestamp) -> Result<&str, SignError> {
     keys::active(keys, now)
         .next()
-        .map(|(_, shown)| shown.text.as_str())
+        .map(|(_, shared)| shared.text.as_str())
         .ok_or_else(|| SignError("no secret is active any more".into()))
 }
 
 /// A token is all the proof there is, so it must not be one that can be guessed.
-fn long_enough(token: &str, shown: Shown) -> Result<Shown, String> {
+fn long_enough(token: &str, shared: SharedSecret) -> Result<SharedSecret, String> {
     match token.chars().count() {
         ..TOKEN_CHARS_MIN => Err(format!("it is shorter than {TOKEN_CHARS_MIN} characters")),
-        TOKEN_CHARS_MIN.. => Ok(shown),
+        TOKEN_CHARS_MIN.. => Ok(shared),
     }
 }
 
 /// A shared token in a header.
-pub(super) struct TokenProof {
+pub(super) struct TokenVerifier {
     header: &'static str,
     prefix: &'static str,
-    keys: Vec<Held<Shown>>,
+    keys: Vec<ExpiringKey<SharedSecret>>,
 }
 
-impl TokenProof {
+impl TokenVerifier {
     pub(super) fn compile(
         header: &'static str,
         prefix: &'static str,
         spec: &SourceSpec,
     ) -> Result<Self, SchemeError> {
-        let keys = keys::prepare(&spec.secrets, |text| long_enough(text, Shown::new(text)))?;
+        let keys = keys::prepare(&spec.secrets, |text| long_enough(text, SharedSecret::new(text)))?;
         Ok(Self { header, prefix, keys })
     }
 }
 
-impl Proof for TokenProof {
+impl SchemeVerifier for TokenVerifier {
     fn missing<'a>(&'a self, headers: &HeaderMap) -> Option<&'a str> {
         first_missing(headers, std::iter::once(self.header))
     }
@@ -92,7 +97,7 @@ impl Proof for TokenProof {
         let token = header.strip_prefix(self.prefix).ok_or_else(|| {
             Refusal::Signature(format!("{} does not begin with {}", self.header, self.prefix))
         })?;
-        shown_by(&self.keys, token.as_bytes(), now)
+        authenticate_by(&self.keys, token.as_bytes(), now)
     }
 
     fn sign(&self, _request: &Arrival, _id: &str, now: Timestamp) -> Result<Signed, SignError> {
@@ -111,15 +116,15 @@ impl Proof for TokenProof {
 }
 
 /// HTTP Basic credentials.
-pub(super) struct BasicProof {
-    keys: Vec<Held<Shown>>,
+pub(super) struct BasicVerifier {
+    keys: Vec<ExpiringKey<SharedSecret>>,
 }
 
-impl BasicProof {
+impl BasicVerifier {
     pub(super) fn compile(spec: &SourceSpec) -> Result<Self, SchemeError> {
         let keys = keys::prepare(&spec.secrets, |text| match text.split_once(':') {
             Some((user, password)) if !user.is_empty() && !password.is_empty() => {
-                long_enough(password, Shown::new(text))
+                long_enough(password, SharedSecret::new(text))
             }
             _ => Err("it is not user:password".to_owned()),
         })?;
@@ -127,7 +132,7 @@ impl BasicProof {
     }
 }
 
-impl Proof for BasicProof {
+impl SchemeVerifier for BasicVerifier {
     fn missing<'a>(&'a self, headers: &HeaderMap) -> Option<&'a str> {
         first_missing(headers, std::iter::once("authorization"))
     }
@@ -139,7 +144,7 @@ impl Proof for BasicProof {
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("basic"))
             .and_then(|(_, credentials)| STANDARD.decode(credentials).ok())
             .ok_or_else(|| Refusal::Signature("not well-formed Basic credentials".into()))?;
-        shown_by(&self.keys, &credentials, now)
+        authenticate_by(&self.keys, &credentials, now)
     }
 
     fn sign(&self, _request: &Arrival, _id: &str, now: Timestamp) -> Result<Signed, SignError> {

@@ -11,19 +11,21 @@ use jiff::Timestamp;
 use serde_json::Value;
 use zeroize::Zeroizing;
 
-use super::keys::{self, Held};
-use super::recipe::{Carrier, Encoding, Fixed, KeyForm, Seal, Sealed, TimeAt, TimeForm};
+use super::keys::{self, ExpiringKey};
+use super::recipe::{
+    Carrier, ComposedSignature, Encoding, Fixed, KeyForm, SignatureAlgorithm, TimeAt, TimeForm,
+};
 use super::{
-    Authentic, Proof, SchemeError, SignError, Signed, SignedContent, expired, finished,
-    first_missing, needed, only_the_sender, param, time, url,
+    Authentic, SchemeError, SchemeVerifier, SignError, Signed, SignedContent, expired, finished,
+    first_missing, needed, only_the_sender, param, time, url_signature,
 };
 use crate::arrival::Arrival;
 use crate::limits::SIGNATURES_MAX;
 use crate::source::SourceSpec;
 use crate::verify::Refusal;
 
-/// A compiled [`Sealed`].
-pub(super) struct SealedProof {
+/// A compiled [`ComposedSignature`].
+pub(super) struct ComposedVerifier {
     keys: Keys,
     /// The headers with signatures: one, or one for each secret, or a stem to be numbered.
     names: Vec<Box<str>>,
@@ -31,14 +33,14 @@ pub(super) struct SealedProof {
     layout: Layout,
     encoding: Encoding,
     parts: Vec<Part>,
-    time: Option<(At, TimeForm)>,
+    time: Option<(TimeLocation, TimeForm)>,
     fixed: Vec<(Box<str>, Box<str>)>,
 }
 
 enum Keys {
-    Hmac(Vec<Held<hmac::Key>>),
-    Suffix(&'static digest::Algorithm, Vec<Held<Zeroizing<Vec<u8>>>>),
-    Public(Seal, Vec<Held<ParsedPublicKey>>),
+    Hmac(Vec<ExpiringKey<hmac::Key>>),
+    Suffix(&'static digest::Algorithm, Vec<ExpiringKey<Zeroizing<Vec<u8>>>>),
+    Public(SignatureAlgorithm, Vec<ExpiringKey<ParsedPublicKey>>),
 }
 
 enum Layout {
@@ -60,16 +62,19 @@ enum Part {
     Header(Box<str>),
 }
 
-enum At {
+enum TimeLocation {
     Header(Box<str>),
     Pair,
     Body(Box<str>),
 }
 
-impl SealedProof {
-    pub(super) fn compile(sealed: &Sealed<'_>, spec: &SourceSpec) -> Result<Self, SchemeError> {
+impl ComposedVerifier {
+    pub(super) fn compile(
+        composed: &ComposedSignature<'_>,
+        spec: &SourceSpec,
+    ) -> Result<Self, SchemeError> {
         let owned = |names: &[&str]| names.iter().map(|name| Box::from(*name)).collect::<Vec<_>>();
-        let (names, prefix, layout, encoding) = match sealed.carrier {
+        let (names, prefix, layout, encoding) = match composed.carrier {
             Carrier::Header { name, prefix, encoding } => {
                 (owned(&[name]), prefix, Layout::Whole, encoding)
             }
@@ -96,7 +101,7 @@ impl SealedProof {
                 (owned(names), "", Layout::Slots, encoding)
             }
         };
-        let fixed = sealed.fixed.iter().map(|(name, fixed)| {
+        let fixed = composed.fixed.iter().map(|(name, fixed)| {
             let value = match fixed {
                 Fixed::Text(text) => *text,
                 Fixed::Param(name) => param(spec, name, "the key that goes with the secret")?,
@@ -104,13 +109,13 @@ impl SealedProof {
             Ok((Box::from(*name), Box::from(value)))
         });
         Ok(Self {
-            keys: Keys::prepare(sealed.seal, sealed.key, spec)?,
+            keys: Keys::prepare(composed.algorithm, composed.key, spec)?,
             names,
             prefix: prefix.into(),
             layout,
             encoding,
-            parts: parts(sealed.content)?,
-            time: sealed.time.map(|time| (At::from(time.at), time.form)),
+            parts: parts(composed.content)?,
+            time: composed.time.map(|time| (TimeLocation::from(time.at), time.form)),
             fixed: fixed.collect::<Result<_, _>>()?,
         })
     }
@@ -123,8 +128,8 @@ impl SealedProof {
             Layout::Numbered | Layout::Slots => 0,
         };
         let time = match &self.time {
-            Some((At::Header(name), _)) => Some(&**name),
-            Some((At::Pair | At::Body(_), _)) | None => None,
+            Some((TimeLocation::Header(name), _)) => Some(&**name),
+            Some((TimeLocation::Pair | TimeLocation::Body(_), _)) | None => None,
         };
         let parts = self.parts.iter().filter_map(|part| match part {
             Part::Header(name) => Some(&**name),
@@ -149,7 +154,11 @@ impl SealedProof {
     }
 
     /// Collects the signatures of one header; gives back the timestamp beside them.
-    fn collect<'h>(&self, header: &'h str, found: &mut Found) -> Result<Option<&'h str>, Refusal> {
+    fn collect<'h>(
+        &self,
+        header: &'h str,
+        found: &mut FoundSignatures,
+    ) -> Result<Option<&'h str>, Refusal> {
         match &self.layout {
             Layout::Whole | Layout::Numbered | Layout::Slots => {
                 let signature = header.strip_prefix(&*self.prefix).ok_or_else(|| {
@@ -195,7 +204,11 @@ impl SealedProof {
     }
 
     /// The signatures that lie in headers of their own.
-    fn collect_several(&self, arrival: &Arrival, found: &mut Found) -> Result<(), Refusal> {
+    fn collect_several(
+        &self,
+        arrival: &Arrival,
+        found: &mut FoundSignatures,
+    ) -> Result<(), Refusal> {
         match &self.layout {
             Layout::Numbered => {
                 for number in 1..=SIGNATURES_MAX {
@@ -222,7 +235,11 @@ impl SealedProof {
 
     /// The parts of the content that are not in the arrival as they are. The signatures on the way
     /// go into `found`.
-    fn content<'a>(&self, arrival: &'a Arrival, found: &mut Found) -> Result<Content<'a>, Refusal> {
+    fn content<'a>(
+        &self,
+        arrival: &'a Arrival,
+        found: &mut FoundSignatures,
+    ) -> Result<Content<'a>, Refusal> {
         let beside = match self.layout {
             Layout::Whole | Layout::Pairs { .. } | Layout::Versions { .. } | Layout::List => {
                 let header = needed(arrival, &self.names[0])?;
@@ -234,15 +251,15 @@ impl SealedProof {
             }
         };
         let time = match &self.time {
-            Some((At::Header(name), _)) => needed(arrival, name)?,
-            Some((At::Pair, _)) => Cow::Owned(
+            Some((TimeLocation::Header(name), _)) => needed(arrival, name)?,
+            Some((TimeLocation::Pair, _)) => Cow::Owned(
                 beside
                     .ok_or_else(|| Refusal::Missing("no timestamp beside the signature".into()))?,
             ),
-            Some((At::Body(_), _)) | None => Cow::Borrowed(""),
+            Some((TimeLocation::Body(_), _)) | None => Cow::Borrowed(""),
         };
         let sorted_url = match self.signs_sorted_url() {
-            true => url::sorted(arrival)?,
+            true => url_signature::sorted(arrival)?,
             false => Vec::new(),
         };
         Ok(Content { time, sorted_url })
@@ -284,7 +301,7 @@ impl SealedProof {
         &self,
         arrival: &Arrival,
         content: &Content<'_>,
-        found: &Found,
+        found: &FoundSignatures,
         now: Timestamp,
     ) -> Result<usize, Refusal> {
         let mut tried = 0;
@@ -353,7 +370,7 @@ struct Content<'a> {
     sorted_url: Vec<u8>,
 }
 
-impl Proof for SealedProof {
+impl SchemeVerifier for ComposedVerifier {
     fn missing<'a>(&'a self, headers: &HeaderMap) -> Option<&'a str> {
         first_missing(headers, self.headers())
     }
@@ -365,11 +382,13 @@ impl Proof for SealedProof {
                 needed(arrival, name)?;
             }
         }
-        let mut found = Found::default();
+        let mut found = FoundSignatures::default();
         let content = self.content(arrival, &mut found)?;
         let mut signed_at = match &self.time {
-            Some((At::Header(_) | At::Pair, form)) => Some(read_time(*form, &content.time)?),
-            Some((At::Body(_), _)) | None => None,
+            Some((TimeLocation::Header(_) | TimeLocation::Pair, form)) => {
+                Some(read_time(*form, &content.time)?)
+            }
+            Some((TimeLocation::Body(_), _)) | None => None,
         };
         if found.none_well_formed() {
             return Err(Refusal::Signature(format!(
@@ -379,25 +398,25 @@ impl Proof for SealedProof {
         }
         let secret = self.signer(arrival, &content, &found, now)?;
         if self.signs_sorted_url() {
-            url::nothing_shifted(arrival, &url::PLIVO)?;
+            url_signature::check_field_boundaries(arrival, &url_signature::PLIVO)?;
             self.nonce_is_whole(arrival)?;
         }
-        if let Some((At::Body(pointer), form)) = &self.time {
+        if let Some((TimeLocation::Body(pointer), form)) = &self.time {
             signed_at = Some(body_time(&arrival.body, pointer, *form)?);
         }
         Ok(Authentic { signed_at, secret })
     }
 
     fn signed_content(&self, arrival: &Arrival) -> Result<SignedContent, Refusal> {
-        let content = self.content(arrival, &mut Found::default())?;
+        let content = self.content(arrival, &mut FoundSignatures::default())?;
         let mut hasher = digest::Context::new(&digest::SHA256);
         self.feed(arrival, &content, &mut |piece| hasher.update(piece));
         Ok(SignedContent::Whole(finished(hasher)))
     }
 
     fn sign(&self, request: &Arrival, id: &str, now: Timestamp) -> Result<Signed, SignError> {
-        if let Keys::Public(seal, _) = &self.keys {
-            return Err(only_the_sender(seal.title()));
+        if let Keys::Public(algorithm, _) = &self.keys {
+            return Err(only_the_sender(algorithm.title()));
         }
         let mut draft = request.clone();
         let mut signed = Signed::default();
@@ -419,12 +438,12 @@ impl Proof for SealedProof {
             }
         }
         let time = match &self.time {
-            Some((At::Header(name), form)) => {
+            Some((TimeLocation::Header(name), form)) => {
                 add(&mut draft, name, &time::format(*form, now))?;
                 draft.header_text(name).map(Cow::into_owned).unwrap_or_default()
             }
-            Some((At::Pair, form)) => time::format(*form, now),
-            Some((At::Body(pointer), form)) => {
+            Some((TimeLocation::Pair, form)) => time::format(*form, now),
+            Some((TimeLocation::Body(pointer), form)) => {
                 draft.body = with_time(&draft.body, pointer, *form, now)?;
                 signed.body = Some(draft.body.clone());
                 String::new()
@@ -432,7 +451,9 @@ impl Proof for SealedProof {
             None => String::new(),
         };
         let sorted_url = match self.signs_sorted_url() {
-            true => url::sorted(&draft).map_err(|refusal| SignError(refusal.to_string()))?,
+            true => {
+                url_signature::sorted(&draft).map_err(|refusal| SignError(refusal.to_string()))?
+            }
             false => Vec::new(),
         };
         let content = Content { time: Cow::Borrowed(&time), sorted_url };
@@ -469,28 +490,31 @@ impl Proof for SealedProof {
     }
 }
 
-/// Several [`SealedProof`]s that differ only in the names of their headers.
-pub(super) struct NamedProof(Vec<SealedProof>);
+/// Several [`ComposedVerifier`]s that differ only in the names of their headers.
+pub(super) struct AlternativeVerifier(Vec<ComposedVerifier>);
 
-impl NamedProof {
-    pub(super) fn compile(names: &[Sealed<'_>], spec: &SourceSpec) -> Result<Self, SchemeError> {
+impl AlternativeVerifier {
+    pub(super) fn compile(
+        names: &[ComposedSignature<'_>],
+        spec: &SourceSpec,
+    ) -> Result<Self, SchemeError> {
         names
             .iter()
-            .map(|sealed| SealedProof::compile(sealed, spec))
+            .map(|composed| ComposedVerifier::compile(composed, spec))
             .collect::<Result<_, _>>()
             .map(Self)
     }
 
     /// The set of names of which any header is there; the first one where there is none.
-    fn chosen(&self, headers: &HeaderMap) -> &SealedProof {
+    fn chosen(&self, headers: &HeaderMap) -> &ComposedVerifier {
         self.0
             .iter()
-            .find(|proof| proof.headers().any(|name| headers.contains_key(name)))
+            .find(|verifier| verifier.headers().any(|name| headers.contains_key(name)))
             .unwrap_or(&self.0[0])
     }
 }
 
-impl Proof for NamedProof {
+impl SchemeVerifier for AlternativeVerifier {
     fn missing<'a>(&'a self, headers: &HeaderMap) -> Option<&'a str> {
         self.chosen(headers).missing(headers)
     }
@@ -509,7 +533,11 @@ impl Proof for NamedProof {
 }
 
 impl Keys {
-    fn prepare(seal: Seal, form: KeyForm, spec: &SourceSpec) -> Result<Self, SchemeError> {
+    fn prepare(
+        algorithm: SignatureAlgorithm,
+        form: KeyForm,
+        spec: &SourceSpec,
+    ) -> Result<Self, SchemeError> {
         let hmac = |algorithm| {
             let key = |text: &str| Ok(hmac::Key::new(algorithm, &keys::key_bytes(form, text)?));
             keys::prepare(&spec.secrets, key).map(Self::Hmac)
@@ -518,29 +546,31 @@ impl Keys {
             keys::prepare(&spec.secrets, |text| keys::key_bytes(form, text))
                 .map(|keys| Self::Suffix(algorithm, keys))
         };
-        let public = |algorithm: &'static dyn signature::VerificationAlgorithm, what: &str| {
+        let public = |verification: &'static dyn signature::VerificationAlgorithm, what: &str| {
             let key = |text: &str| {
-                ParsedPublicKey::new(algorithm, &keys::key_bytes(form, text)?[..])
+                ParsedPublicKey::new(verification, &keys::key_bytes(form, text)?[..])
                     .map_err(|_| format!("it is not {what}"))
             };
-            keys::prepare(&spec.secrets, key).map(|keys| Self::Public(seal, keys))
+            keys::prepare(&spec.secrets, key).map(|keys| Self::Public(algorithm, keys))
         };
-        match seal {
-            Seal::HmacSha1 => hmac(hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY),
-            Seal::HmacSha256 => hmac(hmac::HMAC_SHA256),
-            Seal::HmacSha512 => hmac(hmac::HMAC_SHA512),
-            Seal::Sha1WithSuffix => suffix(&digest::SHA1_FOR_LEGACY_USE_ONLY),
-            Seal::Sha256WithSuffix => suffix(&digest::SHA256),
-            Seal::Ed25519 => {
+        match algorithm {
+            SignatureAlgorithm::HmacSha1 => hmac(hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY),
+            SignatureAlgorithm::HmacSha256 => hmac(hmac::HMAC_SHA256),
+            SignatureAlgorithm::HmacSha512 => hmac(hmac::HMAC_SHA512),
+            SignatureAlgorithm::Sha1WithSuffix => suffix(&digest::SHA1_FOR_LEGACY_USE_ONLY),
+            SignatureAlgorithm::Sha256WithSuffix => suffix(&digest::SHA256),
+            SignatureAlgorithm::Ed25519 => {
                 let key = |text: &str| {
                     let bytes = keys::key_bytes(form, text)?;
                     keys::check_ed25519(&bytes)?;
                     ParsedPublicKey::new(&signature::ED25519, &bytes[..])
                         .map_err(|_| "it is not an Ed25519 public key".to_owned())
                 };
-                keys::prepare(&spec.secrets, key).map(|keys| Self::Public(seal, keys))
+                keys::prepare(&spec.secrets, key).map(|keys| Self::Public(algorithm, keys))
             }
-            Seal::EcdsaP256 => public(&signature::ECDSA_P256_SHA256_ASN1, "a P-256 public key"),
+            SignatureAlgorithm::EcdsaP256 => {
+                public(&signature::ECDSA_P256_SHA256_ASN1, "a P-256 public key")
+            }
         }
     }
 
@@ -553,7 +583,7 @@ impl Keys {
     }
 }
 
-impl From<TimeAt<'_>> for At {
+impl From<TimeAt<'_>> for TimeLocation {
     fn from(at: TimeAt<'_>) -> Self {
         match at {
             TimeAt::Header(name) => Self::Header(name.into()),
@@ -564,7 +594,7 @@ impl From<TimeAt<'_>> for At {
 }
 
 /// The signatures of one request, decoded, on the stack.
-struct Found {
+struct FoundSignatures {
     signatures: [Signature; SIGNATURES_MAX],
     seen: usize,
     kept: usize,
@@ -581,14 +611,14 @@ struct Signature {
 /// The longest is an ECDSA signature in DER: 72 bytes.
 const SIGNATURE_BYTES_MAX: usize = 80;
 
-impl Default for Found {
+impl Default for FoundSignatures {
     fn default() -> Self {
         let blank = Signature { bytes: [0; SIGNATURE_BYTES_MAX], length: 0, slot: None };
         Self { signatures: [blank; SIGNATURES_MAX], seen: 0, kept: 0 }
     }
 }
 
-impl Found {
+impl FoundSignatures {
     /// One that is not well-formed matches nothing; beside a good one it does no harm (S-4).
     fn push(&mut self, encoding: Encoding, text: &str, slot: Option<usize>) -> Result<(), Refusal> {
         self.seen += 1;

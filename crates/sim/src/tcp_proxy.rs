@@ -170,7 +170,7 @@ enum Cut {
 }
 
 /// What becomes of a piece that was read.
-enum Fate {
+enum PieceAction {
     Pass,
     Swallow,
     /// This much of it passes, and nothing after it.
@@ -272,7 +272,7 @@ async fn pass(
     network: &Network,
     from: ReadHalf<'_>,
     mut to: WriteHalf<'_>,
-    judge: impl FnMut(&[u8]) -> Fate,
+    judge: impl FnMut(&[u8]) -> PieceAction,
 ) -> Result<(), Cut> {
     let (queue, waiting) = mpsc::channel(PIECES_MAX);
     let (last, ()) = tokio::try_join!(read(from, queue, judge), write(network, waiting, &mut to))?;
@@ -291,7 +291,7 @@ type Piece = (Instant, Vec<u8>);
 async fn read(
     mut from: ReadHalf<'_>,
     queue: mpsc::Sender<Piece>,
-    mut judge: impl FnMut(&[u8]) -> Fate,
+    mut judge: impl FnMut(&[u8]) -> PieceAction,
 ) -> Result<Option<Cut>, Cut> {
     let mut piece = vec![0; PIECE_BYTES];
     loop {
@@ -300,10 +300,10 @@ async fn read(
             return Ok(None);
         }
         let (passes, last) = match judge(&piece[..length]) {
-            Fate::Pass => (length, false),
-            Fate::Swallow => continue,
-            Fate::Last(passes) => (passes, true),
-            Fate::Reset => return Err(Cut::Reset),
+            PieceAction::Pass => (length, false),
+            PieceAction::Swallow => continue,
+            PieceAction::Last(passes) => (passes, true),
+            PieceAction::Reset => return Err(Cut::Reset),
         };
         let queued = queue.send((Instant::now(), piece[..passes].to_vec())).await;
         queued.map_err(|_| Cut::Reset)?;
@@ -346,7 +346,7 @@ struct Requests<'a> {
 }
 
 impl Requests<'_> {
-    fn judge(&mut self, piece: &[u8]) -> Fate {
+    fn judge(&mut self, piece: &[u8]) -> PieceAction {
         let mut armed = self.network.armed();
         let sought = match &armed.trap {
             Some(Trap::Request(request) | Trap::Answer { request, .. }) => request.as_slice(),
@@ -355,16 +355,16 @@ impl Requests<'_> {
         let found = !sought.is_empty() && contains(&self.before, piece, sought);
         remember(&mut self.before, piece);
         if !found {
-            return Fate::Pass;
+            return PieceAction::Pass;
         }
         match armed.trap.take() {
             Some(Trap::Answer { answer, .. }) => {
                 *lock(self.swallowing) = Some(answer);
-                Fate::Pass
+                PieceAction::Pass
             }
             Some(Trap::Request(_) | Trap::AfterBytes(_)) | None => {
                 self.network.count_sprung();
-                Fate::Reset
+                PieceAction::Reset
             }
         }
     }
@@ -380,18 +380,18 @@ struct Answers<'a> {
 }
 
 impl Answers<'_> {
-    fn judge(&mut self, piece: &[u8]) -> Fate {
+    fn judge(&mut self, piece: &[u8]) -> PieceAction {
         if let Some(answer) = lock(self.swallowing).as_ref() {
             let complete = contains(&self.before, piece, answer);
             remember(&mut self.before, piece);
             if !complete {
-                return Fate::Swallow;
+                return PieceAction::Swallow;
             }
             self.network.count_sprung();
-            return Fate::Reset;
+            return PieceAction::Reset;
         }
         let mut armed = self.network.armed();
-        let Some(Trap::AfterBytes(bytes)) = armed.trap else { return Fate::Pass };
+        let Some(Trap::AfterBytes(bytes)) = armed.trap else { return PieceAction::Pass };
         if self.counted_for != armed.number {
             self.counted_for = armed.number;
             self.counted = 0;
@@ -399,11 +399,11 @@ impl Answers<'_> {
         let passes = bytes.saturating_sub(self.counted);
         self.counted += piece.len();
         if passes >= piece.len() {
-            return Fate::Pass;
+            return PieceAction::Pass;
         }
         armed.trap = None;
         self.network.count_sprung();
-        Fate::Last(passes)
+        PieceAction::Last(passes)
     }
 }
 

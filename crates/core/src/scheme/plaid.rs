@@ -13,8 +13,8 @@ use serde::de::IgnoredAny;
 use super::keys;
 use super::recipe::Encoding;
 use super::{
-    Authentic, Proof, SchemeError, SignError, Signed, SignedContent, first_missing, needed,
-    only_the_sender, param,
+    Authentic, SchemeError, SchemeVerifier, SignError, Signed, SignedContent, first_missing,
+    needed, only_the_sender, param,
 };
 use crate::arrival::Arrival;
 use crate::jwt::p256;
@@ -24,7 +24,7 @@ use crate::verify::Refusal;
 const HEADER: &str = "plaid-verification";
 
 /// The configured keys, in their order.
-pub(super) struct PlaidProof {
+pub(super) struct PlaidVerifier {
     keys: Vec<Key>,
 }
 
@@ -69,7 +69,7 @@ struct Claims<'a> {
     request_body_sha256: &'a str,
 }
 
-impl PlaidProof {
+impl PlaidVerifier {
     pub(super) fn compile(spec: &SourceSpec) -> Result<Self, SchemeError> {
         let bad = |problem: &str| {
             SchemeError::new(
@@ -109,7 +109,7 @@ impl Key {
     }
 }
 
-impl Proof for PlaidProof {
+impl SchemeVerifier for PlaidVerifier {
     fn missing<'a>(&'a self, headers: &HeaderMap) -> Option<&'a str> {
         first_missing(headers, std::iter::once(HEADER))
     }

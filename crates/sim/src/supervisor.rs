@@ -19,21 +19,21 @@ use rustix::process::{Pid, Signal};
 
 /// How long anything of an engine may take before the test fails: generous, since a loaded machine
 /// is no fault, and bounded, since a hang is.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const ENGINE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How often a condition is looked at that sends no signal.
 pub(crate) const POLL: Duration = Duration::from_millis(5);
 
 /// A private folder and the watchdog that ends what runs in it.
-pub(crate) struct Keeper {
+pub(crate) struct Supervisor {
     folder: PathBuf,
-    owner: Option<Owner>,
+    user: Option<EngineUser>,
     watchdog: Child,
 }
 
 /// Whom engines run as when we are root, since PostgreSQL refuses to be.
 #[derive(Clone, Copy)]
-struct Owner {
+struct EngineUser {
     uid: u32,
     gid: u32,
 }
@@ -59,10 +59,10 @@ done
 rm -rf "$1"
 "#;
 
-impl Keeper {
+impl Supervisor {
     /// A fresh folder for the engine called `name`, which ends at once on `ending`.
-    pub(crate) fn new(name: &str, ending: &str) -> io::Result<Keeper> {
-        let owner = Owner::when_root()?;
+    pub(crate) fn new(name: &str, ending: &str) -> io::Result<Supervisor> {
+        let user = EngineUser::when_root()?;
         // Of the real path, since the watchdog compares it with what /proc says.
         let folder = tempfile::Builder::new()
             .prefix(&format!("hapax-{name}-"))
@@ -70,8 +70,8 @@ impl Keeper {
             .tempdir()?
             .keep()
             .canonicalize()?;
-        if let Some(owner) = owner {
-            chown(&folder, Some(owner.uid), Some(owner.gid))?;
+        if let Some(user) = user {
+            chown(&folder, Some(user.uid), Some(user.gid))?;
         }
         let mut watchdog = Command::new("sh");
         watchdog
@@ -84,9 +84,9 @@ impl Keeper {
             .stderr(Stdio::null());
         // The engine's user, because only that one may see its processes where root has been shorn
         // of its capabilities, as in a container.
-        Owner::take_on(owner, &mut watchdog);
+        EngineUser::apply(user, &mut watchdog);
         let watchdog = watchdog.spawn()?;
-        Ok(Keeper { folder, owner, watchdog })
+        Ok(Supervisor { folder, user, watchdog })
     }
 
     /// The private folder.
@@ -100,7 +100,7 @@ impl Keeper {
         let mut command = Command::new(program);
         command.env_clear().env("PATH", path()).env("LC_ALL", "C").env("TZ", "UTC");
         command.current_dir(&self.folder).stdin(Stdio::null());
-        Owner::take_on(self.owner, &mut command);
+        EngineUser::apply(self.user, &mut command);
         command
     }
 
@@ -115,20 +115,20 @@ impl Keeper {
             .mode(0o600)
             .open(path)?;
         file.write_all(content.as_bytes())?;
-        match self.owner {
-            Some(owner) => chown(path, Some(owner.uid), Some(owner.gid)),
+        match self.user {
+            Some(user) => chown(path, Some(user.uid), Some(user.gid)),
             None => Ok(()),
         }
     }
 
-    /// Runs a command of the engine's to its end; its own words are the error.
+    /// Runs a command of the engine's to its end; its own text are the error.
     pub(crate) async fn run(&self, command: Command) -> io::Result<()> {
-        let said = tokio::process::Command::from(command).output().await?;
-        if said.status.success() {
+        let output = tokio::process::Command::from(command).output().await?;
+        if output.status.success() {
             return Ok(());
         }
-        let words = String::from_utf8_lossy(&said.stderr).into_owned();
-        Err(io::Error::other(format!("{}: {words}", said.status)))
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        Err(io::Error::other(format!("{}: {text}", output.status)))
     }
 
     /// Starts the engine itself; all it says goes to `log`, which must not be a pipe of this
@@ -140,7 +140,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for Supervisor {
     fn drop(&mut self) {
         drop(self.watchdog.stdin.take());
         // Nobody can be told that it failed, and it is bounded by itself.
@@ -155,29 +155,30 @@ pub(crate) fn path() -> OsString {
     path
 }
 
-impl Owner {
-    fn when_root() -> io::Result<Option<Owner>> {
+impl EngineUser {
+    fn when_root() -> io::Result<Option<EngineUser>> {
         if !rustix::process::geteuid().is_root() {
             return Ok(None);
         }
         let users = fs::read_to_string("/etc/passwd")?;
-        let owner = Owner::named(&users, "postgres").or_else(|| Owner::named(&users, "nobody"));
-        owner.map(Some).ok_or_else(|| io::Error::other("neither user postgres nor nobody exists"))
+        let user =
+            EngineUser::named(&users, "postgres").or_else(|| EngineUser::named(&users, "nobody"));
+        user.map(Some).ok_or_else(|| io::Error::other("neither user postgres nor nobody exists"))
     }
 
-    fn named(users: &str, name: &str) -> Option<Owner> {
-        let user = users.lines().find(|user| user.split(':').next() == Some(name))?;
-        let mut numbers = user.split(':').skip(2);
+    fn named(users: &str, name: &str) -> Option<EngineUser> {
+        let line = users.lines().find(|line| line.split(':').next() == Some(name))?;
+        let mut numbers = line.split(':').skip(2);
         let uid = numbers.next()?.parse().ok()?;
         let gid = numbers.next()?.parse().ok()?;
-        Some(Owner { uid, gid })
+        Some(EngineUser { uid, gid })
     }
 
     /// A process group of its own, so that Ctrl-C reaches the tests alone.
-    fn take_on(owner: Option<Owner>, command: &mut Command) {
+    fn apply(user: Option<EngineUser>, command: &mut Command) {
         command.process_group(0);
-        if let Some(owner) = owner {
-            command.uid(owner.uid).gid(owner.gid);
+        if let Some(user) = user {
+            command.uid(user.uid).gid(user.gid);
         }
     }
 }
@@ -200,7 +201,7 @@ pub(crate) fn children(parent: u32) -> Vec<u32> {
 }
 
 /// Whether a process is there and not merely waiting to be reaped.
-pub(crate) fn lives(pid: u32) -> bool {
+pub(crate) fn is_alive(pid: u32) -> bool {
     stat(pid).is_some_and(|(state, _)| !matches!(state, "Z" | "X"))
 }
 
@@ -221,7 +222,7 @@ pub(crate) async fn wait_for<T>(
     what: &str,
     mut done: impl FnMut() -> io::Result<Option<T>>,
 ) -> io::Result<T> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + ENGINE_TIMEOUT;
     loop {
         if let Some(answer) = done()? {
             return Ok(answer);
@@ -240,7 +241,7 @@ pub(crate) async fn ended(what: &str, child: &mut Child) -> io::Result<()> {
 
 /// Waits for a child that was told to end, without a runtime; one that does not is killed.
 pub(crate) fn reap(child: &mut Child) -> io::Result<()> {
-    let deadline = Instant::now() + PATIENCE / 24;
+    let deadline = Instant::now() + ENGINE_TIMEOUT / 24;
     while child.try_wait()?.is_none() {
         if Instant::now() > deadline {
             child.kill()?;
@@ -251,12 +252,12 @@ pub(crate) fn reap(child: &mut Child) -> io::Result<()> {
 }
 
 /// An error with all its causes: the outer one of a database client only says "db error".
-pub(crate) fn whole(error: &dyn std::error::Error) -> String {
-    let mut words = error.to_string();
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {
-        words.push_str(&format!(": {inner}"));
+        text.push_str(&format!(": {inner}"));
         cause = inner.source();
     }
-    words
+    text
 }

@@ -10,15 +10,17 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::keys::{self, Held};
+use super::keys::{self, ExpiringKey};
 use super::recipe::{Encoding, KeyForm, TimeForm};
-use super::{Authentic, Proof, SchemeError, SignError, Signed, SignedContent, expired, time};
+use super::{
+    Authentic, SchemeError, SchemeVerifier, SignError, Signed, SignedContent, expired, time,
+};
 use crate::arrival::Arrival;
 use crate::limits::ITEMS_MAX;
 use crate::source::SourceSpec;
 use crate::verify::Refusal;
 
-fn hmac_keys(spec: &SourceSpec, form: KeyForm) -> Result<Vec<Held<hmac::Key>>, SchemeError> {
+fn hmac_keys(spec: &SourceSpec, form: KeyForm) -> Result<Vec<ExpiringKey<hmac::Key>>, SchemeError> {
     keys::prepare(&spec.secrets, |text| {
         Ok(hmac::Key::new(hmac::HMAC_SHA256, &keys::key_bytes(form, text)?))
     })
@@ -26,7 +28,7 @@ fn hmac_keys(spec: &SourceSpec, form: KeyForm) -> Result<Vec<Held<hmac::Key>>, S
 
 /// The place of the key that signed `content`.
 fn signer(
-    keys: &[Held<hmac::Key>],
+    keys: &[ExpiringKey<hmac::Key>],
     content: &[&[u8]],
     encoding: Encoding,
     signature: &str,
@@ -55,7 +57,7 @@ fn tag(key: &hmac::Key, content: &[&[u8]]) -> hmac::Tag {
     context.sign()
 }
 
-fn first_key(keys: &[Held<hmac::Key>], now: Timestamp) -> Result<&hmac::Key, SignError> {
+fn first_key(keys: &[ExpiringKey<hmac::Key>], now: Timestamp) -> Result<&hmac::Key, SignError> {
     keys::active(keys, now)
         .next()
         .map(|(_, key)| key)
@@ -63,8 +65,8 @@ fn first_key(keys: &[Held<hmac::Key>], now: Timestamp) -> Result<&hmac::Key, Sig
 }
 
 /// Adyen's payments: every item carries its own HMAC, and one that fails refuses the whole.
-pub(super) struct AdyenProof {
-    keys: Vec<Held<hmac::Key>>,
+pub(super) struct AdyenVerifier {
+    keys: Vec<ExpiringKey<hmac::Key>>,
 }
 
 #[derive(Deserialize)]
@@ -151,7 +153,7 @@ impl AdyenFields<'_> {
     }
 }
 
-impl AdyenProof {
+impl AdyenVerifier {
     pub(super) fn compile(spec: &SourceSpec) -> Result<Self, SchemeError> {
         Ok(Self { keys: hmac_keys(spec, KeyForm::Hex)? })
     }
@@ -162,7 +164,7 @@ fn adyen_body(body: &[u8]) -> Result<AdyenBody<'_>, Refusal> {
         .map_err(|_| Refusal::Signature("the body holds no items that could be signed".into()))
 }
 
-impl Proof for AdyenProof {
+impl SchemeVerifier for AdyenVerifier {
     fn missing<'a>(&'a self, _headers: &HeaderMap) -> Option<&'a str> {
         None
     }
@@ -223,8 +225,8 @@ impl Proof for AdyenProof {
 }
 
 /// Mailgun: a timestamp and a token are signed, the event is not.
-pub(super) struct MailgunProof {
-    keys: Vec<Held<hmac::Key>>,
+pub(super) struct MailgunVerifier {
+    keys: Vec<ExpiringKey<hmac::Key>>,
 }
 
 #[derive(Deserialize)]
@@ -255,13 +257,13 @@ fn mailgun_signature(body: &[u8]) -> Result<MailgunSignature<'_>, Refusal> {
     Ok(signature)
 }
 
-impl MailgunProof {
+impl MailgunVerifier {
     pub(super) fn compile(spec: &SourceSpec) -> Result<Self, SchemeError> {
         Ok(Self { keys: hmac_keys(spec, KeyForm::Text)? })
     }
 }
 
-impl Proof for MailgunProof {
+impl SchemeVerifier for MailgunVerifier {
     fn missing<'a>(&'a self, _headers: &HeaderMap) -> Option<&'a str> {
         None
     }

@@ -1,5 +1,5 @@
 //! Senders that sign their URL together with the fields of a form: Twilio, and Plivo's rearranged
-//! URL, which [`super::sealed`] feeds into its hash.
+//! URL, which [`super::composed`] feeds into its hash.
 
 use std::borrow::Cow;
 
@@ -7,10 +7,11 @@ use aws_lc_rs::{constant_time, digest, hmac};
 use http::HeaderMap;
 use jiff::Timestamp;
 
-use super::keys::{self, Held};
+use super::keys::{self, ExpiringKey};
 use super::recipe::{Encoding, KeyForm};
 use super::{
-    Authentic, Proof, SchemeError, SignError, Signed, SignedContent, expired, first_missing, needed,
+    Authentic, SchemeError, SchemeVerifier, SignError, Signed, SignedContent, expired,
+    first_missing, needed,
 };
 use crate::arrival::Arrival;
 use crate::envelope::form::decode;
@@ -25,11 +26,11 @@ const BODY_DIGEST: &str = "bodySHA256=";
 
 /// HMAC-SHA1 over the URL and the form's fields, sorted and without separators. A body that is no
 /// form is covered by its digest in the URL, or not at all, and then it is refused.
-pub(super) struct TwilioProof {
-    keys: Vec<Held<hmac::Key>>,
+pub(super) struct TwilioVerifier {
+    keys: Vec<ExpiringKey<hmac::Key>>,
 }
 
-impl TwilioProof {
+impl TwilioVerifier {
     pub(super) fn compile(spec: &SourceSpec) -> Result<Self, SchemeError> {
         let keys = keys::prepare(&spec.secrets, |text| {
             let key = keys::key_bytes(KeyForm::Text, text)?;
@@ -39,7 +40,7 @@ impl TwilioProof {
     }
 }
 
-impl Proof for TwilioProof {
+impl SchemeVerifier for TwilioVerifier {
     fn missing<'a>(&'a self, headers: &HeaderMap) -> Option<&'a str> {
         first_missing(headers, std::iter::once(HEADER))
     }
@@ -58,7 +59,7 @@ impl Proof for TwilioProof {
                 if constant_time::verify_slices_are_equal(tag.as_ref(), &signature[..length])
                     .is_ok()
                 {
-                    nothing_shifted(arrival, &TWILIO)?;
+                    check_field_boundaries(arrival, &TWILIO)?;
                     return Ok(Authentic { signed_at: None, secret });
                 }
             }
@@ -183,7 +184,7 @@ impl<'a> Parts<'a> {
 
 /// Names of fields that show a request to be whole. Both senders sign names and values without a
 /// separator, so bytes can move from a value into the next name under the same signature.
-pub(super) struct Marks {
+pub(super) struct KnownFields {
     /// Fields of which a request has at least one, if their names are in what was signed.
     ids: &'static [&'static str],
     /// Fields that are there, if their names are in what was signed outside of people's own words.
@@ -196,7 +197,7 @@ pub(super) struct Marks {
     documents: &'static [&'static str],
 }
 
-pub(super) const TWILIO: Marks = Marks {
+pub(super) const TWILIO: KnownFields = KnownFields {
     ids: &["CallSid", "MessageSid", "SmsSid", "FaxSid", "RecordingSid", "EventSid", "TaskSid"],
     others: &["AccountSid", "ApiVersion", "CallStatus", "MessageStatus", "SmsStatus"],
     longer: &["CallSidEndingConference"],
@@ -204,7 +205,7 @@ pub(super) const TWILIO: Marks = Marks {
     documents: &["AddOns", "Payload"],
 };
 
-pub(super) const PLIVO: Marks = Marks {
+pub(super) const PLIVO: KnownFields = KnownFields {
     ids: &["CallUUID", "MessageUUID", "RequestUUID", "ConferenceUUID"],
     others: &["CallStatus", "ParentMessageUUID"],
     longer: &[],
@@ -214,7 +215,10 @@ pub(super) const PLIVO: Marks = Marks {
 
 /// Refuses a request in which a value has moved over a boundary and a field is gone by that: its
 /// name is in the signed text, and no field or parameter has it.
-pub(super) fn nothing_shifted(arrival: &Arrival, marks: &Marks) -> Result<(), Refusal> {
+pub(super) fn check_field_boundaries(
+    arrival: &Arrival,
+    marks: &KnownFields,
+) -> Result<(), Refusal> {
     // A body that is signed by its digest has no fields; theirs may stand in the URL instead.
     let mut fields = match body_digest(arrival) {
         Some(_) => Vec::new(),

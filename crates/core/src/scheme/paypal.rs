@@ -13,11 +13,11 @@ use rustls_pki_types::{CertificateDer, UnixTime};
 use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::keys::{self, Held};
+use super::keys::{self, ExpiringKey};
 use super::recipe::TimeForm;
 use super::{
-    Authentic, Proof, SchemeError, SignError, Signed, SignedContent, expired, first_missing,
-    needed, only_the_sender, param, time,
+    Authentic, SchemeError, SchemeVerifier, SignError, Signed, SignedContent, expired,
+    first_missing, needed, only_the_sender, param, time,
 };
 use crate::arrival::Arrival;
 use crate::source::SourceSpec;
@@ -29,18 +29,20 @@ const SIGNATURE: &str = "paypal-transmission-sig";
 const ALGORITHM: &str = "paypal-auth-algo";
 
 /// A checked certificate's key, and the webhook ids that may stand in the signed content.
-pub(super) struct PayPalProof {
-    webhook_ids: Vec<Held<String>>,
+pub(super) struct PayPalVerifier {
+    webhook_ids: Vec<ExpiringKey<String>>,
     key: ParsedPublicKey,
     valid_from: i64,
     valid_to: i64,
 }
 
-impl PayPalProof {
+impl PayPalVerifier {
     pub(super) fn compile(spec: &SourceSpec) -> Result<Self, SchemeError> {
         let webhook_ids = match spec.secrets.is_empty() {
             true => {
-                vec![Held::forever(param(spec, "webhook_id", "the id of the webhook")?.to_owned())]
+                vec![ExpiringKey::forever(
+                    param(spec, "webhook_id", "the id of the webhook")?.to_owned(),
+                )]
             }
             false => keys::prepare(&spec.secrets, |text| Ok(text.to_owned()))?,
         };
@@ -119,7 +121,7 @@ fn bad(name: &str, problem: &str) -> SchemeError {
     )
 }
 
-impl Proof for PayPalProof {
+impl SchemeVerifier for PayPalVerifier {
     fn missing<'a>(&'a self, headers: &HeaderMap) -> Option<&'a str> {
         first_missing(headers, [SIGNATURE, ID, TIME, ALGORITHM].into_iter())
     }
