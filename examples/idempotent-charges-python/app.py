@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """An API that charges, in PostgreSQL, exactly once for each Idempotency-Key.
 
-Hapax stands in front of it and sends each request on once. With the request come three headers that
-say what is being run: idempotency-key, hapax-scope and hapax-fence. The charge and the answer to it
-are one transaction of this app's own: both are committed, or neither. So the table needs no unique
-constraint, and it does not matter where this process dies or whether its answer is ever heard.
+A Hapax proxy in front of this app forwards each request once, with three more headers:
+idempotency-key, hapax-scope and hapax-fence. The charge and its answer are one transaction of this
+app: both commit, or neither. So the table needs no unique constraint. The process may die at any
+point, and its answer may be lost.
 
-It needs psycopg 3 and PostgreSQL, and a role that may do only what schema.sql says.
+The app needs psycopg 3, PostgreSQL, and a role with the rights that schema.sql grants.
 
     DATABASE_URL   postgres://charges_app@127.0.0.1/charges unless set
     PORT           where it listens, 3000 unless set; 0 picks a free one
-    DIE_AT         for trying it out: the step at which this process kills itself
+    DIE_AT         for experiments: the step at which this process kills itself
 """
 
 import json
@@ -28,7 +28,7 @@ PORT = int(os.environ.get("PORT", "3000"))
 BODY_BYTES_MAX = 1024 * 1024
 CONNECT_SECONDS = 4
 
-# What hapax.finish raises: a later attempt has the key, or its answer is kept already.
+# hapax.finish raises this if a later attempt has the key, or if an answer is already stored.
 FENCE_LOST = "XH001"
 
 
@@ -40,13 +40,13 @@ def handle(headers, body):
         return 422, {"error": "amount must be a number above zero"}
     scope, key, fence = (headers.get(n) for n in ("hapax-scope", "idempotency-key", "hapax-fence"))
     if not (scope and key and fence):
-        # Not through the proxy, or without a key: nothing would keep it from being charged twice.
+        # Without the proxy or without a key, a retry would be charged twice.
         return 400, {"error": "Idempotency-Key needed"}
     try:
         return 201, charge(headers.get("x-account-id"), amount, scope, key, int(fence))
     except psycopg.Error as error:
         if error.diag.sqlstate == FENCE_LOST:
-            # All of it was rolled back. The client is told what is kept, whatever we answer.
+            # Everything was rolled back. The client gets the stored answer, not this one.
             return 409, {"error": "another attempt has it"}
         return 503, {"error": "nothing was charged, or all of it was"}
 
@@ -83,7 +83,7 @@ def said(answer):
 
 
 def step(name):
-    """Dies here when told to, as a machine would that loses its power."""
+    """Kills the process if DIE_AT names this step."""
     if os.environ.get("DIE_AT") == name:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,7 +1,7 @@
--- The charges, and a role for the app that may do nothing else. To be run once, after
--- `hapax migrate up` has made the schema hapax.
+-- The charges, and a role for the app with no other rights. Run it once, after `hapax migrate up` has
+-- created the schema hapax.
 
--- Without a unique constraint: that a key is charged once is not this table's doing.
+-- No unique constraint, on purpose: a second charge would show.
 CREATE TABLE charges (
     id      text   NOT NULL,
     account text,
@@ -10,7 +10,7 @@ CREATE TABLE charges (
 );
 
 CREATE ROLE charges_app LOGIN;      -- yours: with a password
--- A process that hangs in the middle holds its key until the server ends its session.
+-- A process that hangs in its transaction holds its key until the server ends the session.
 ALTER ROLE charges_app SET idle_in_transaction_session_timeout = '20s';
 ALTER ROLE charges_app SET statement_timeout = '20s';
 GRANT INSERT ON charges TO charges_app;

@@ -1,5 +1,5 @@
--- Your tables live beside ours, in hapax-data/hapax.db. There is no unique constraint on purpose:
--- that each fee is charged once is Hapax's promise, and a second row would show it broken.
+-- Your tables live beside Hapax's, in hapax-data/hapax.db. There is no unique constraint, on purpose:
+-- Hapax ensures that each fee is charged once, and a second row would show a failure.
 CREATE TABLE payout_fees (
     payout_id  TEXT NOT NULL,
     amount     INTEGER NOT NULL,

@@ -1,7 +1,7 @@
-// Charges a fee of 0.5 % for every payout that was paid: an Express app as Stripe's own guide has
-// it, with the official package checking the signature on the raw body. It does not know that Hapax
-// stands before it, but for one thing: it takes the `idempotency-key` of a request as the key of the
-// fee, so that a call that is repeated after a crash charges nothing again.
+// Charges a fee of 0.5 % for every payout that was paid: an Express app as in Stripe's own guide. The
+// official package checks the signature on the raw body. Only one thing is specific to Hapax: the
+// `idempotency-key` of a request is the key of the fee, so that a call which is repeated after a crash
+// charges nothing again.
 //
 //   PORT                   where it listens, 3000 unless set
 //   STRIPE_WEBHOOK_SECRET  the endpoint's secret
@@ -40,13 +40,13 @@ const server = app.listen(Number(process.env.PORT ?? 3000), "127.0.0.1", () => {
 function openLedger(path) {
   const file = fs.openSync(path, "a+");
   const text = fs.readFileSync(path, "utf8");
-  // A line without its end was being written when the app died: that fee was never told to anyone.
+  // The app died while it wrote a line without an end: that fee was never in an answer.
   const whole = text.slice(0, text.lastIndexOf("\n") + 1);
   fs.ftruncateSync(file, Buffer.byteLength(whole));
   const lines = whole.split("\n").filter(Boolean).map((line) => JSON.parse(line));
   const fees = new Map(lines.map((line) => [line.key, line.fee]));
   return {
-    // Amounts are in minor units; half of one is rounded up.
+    // Amounts are in minor units; half a unit is rounded up.
     charge(key, payout, amount) {
       if (!fees.has(key)) {
         const fee = Math.floor((amount * 5 + 500) / 1000);

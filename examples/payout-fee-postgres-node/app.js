@@ -1,15 +1,14 @@
 // Charges a fee of 0.5 % for every payout that was paid, in PostgreSQL, exactly once.
 //
 // Hapax posts each event here, signed as Standard Webhooks, with the job and the fence of its claim
-// in two headers. The fee, a message about it and the job's "done" are one transaction of this app's
-// own: all three are committed, or none. So the ledger needs no unique constraint, and it does not
-// matter where this process dies, how often a request is repeated, or whether its answer is ever
-// heard.
+// in two headers. The fee, a message about it and the job's "done" are one transaction of this app:
+// all three commit, or none. So the ledger needs no unique constraint. The process may die at any
+// point, a request may be repeated, and an answer may be lost.
 //
 //   DATABASE_URL   postgres://payout_app@127.0.0.1/payouts unless set
-//   HOOK_SECRET    what requests from Hapax are signed with
+//   HOOK_SECRET    the secret that signs requests from Hapax
 //   PORT           where it listens, 3000 unless set; 0 picks a free one
-//   DIE_AT         for trying it out: the step at which this process kills itself
+//   DIE_AT         for experiments: the step at which this process kills itself
 
 import http from "node:http";
 import crypto from "node:crypto";
@@ -19,7 +18,7 @@ const secret = process.env.HOOK_SECRET ?? "whsec_cGF5b3V0IGZlZXMgaW4gYSBib29r";
 const toleranceSeconds = 300;
 const bodyBytesMax = 1024 * 1024;
 
-// What hapax.complete raises: somebody else has the job, or it is done already.
+// hapax.complete raises this if another attempt has the job, or if the job is already done.
 const fenceLost = "XH001";
 
 const pool = openPool();
@@ -28,13 +27,13 @@ const pool = openPool();
 async function handle(headers, body) {
   if (!isSigned(headers, body)) return [401, "not signed by Hapax"];
   const payout = readPayout(body);
-  // The fence stays text: it is a bigint, and only the database counts with it.
+  // The fence stays text: it is a bigint, and only the database needs its value.
   const [job, fence] = [headers["hapax-job"], headers["hapax-fence"]];
   if (!payout || !job || !fence) return [422, "not a payout"];
   try {
     return [200, await charge(payout, job, fence)];
   } catch (error) {
-    // All of it was rolled back. Hapax looks at the job itself, whatever we answer.
+    // Everything was rolled back. Hapax reads the job again, so the answer does not matter.
     if (error.code === fenceLost) return [409, "not ours any more"];
     return [503, "the database refused; nothing was charged, or all of it was"];
   }
@@ -54,7 +53,7 @@ async function charge(payout, job, fence) {
     step("after insert");
     await database.query("SELECT hapax.complete($1, $2, $3)", [job, fence, result]);
     step("after complete");
-    // Last, since a key is locked until the commit.
+    // Last, because a key is locked until the commit.
     await database.query("SELECT hapax.publish('fee.charged', $1, key => $2)", [
       { payout: payout.id, fee },
       payout.id,
@@ -103,7 +102,7 @@ const server = http.createServer(async (request, response) => {
     if (request.method !== "POST" || request.url !== "/hooks") return answer(404, "POST /hooks");
     answer(...(await handle(request.headers, Buffer.concat(parts))));
   } catch {
-    // The caller hung up in the middle of its request: there is nobody to answer.
+    // The caller hung up in the middle of its request: there is no connection for an answer.
     response.destroy();
   }
 });

@@ -1,4 +1,4 @@
-// What app.js and once.js share: the pool, one transaction, the fee, and where to die.
+// Shared by app.js and once.js: the pool, one transaction, the fee, and the steps of DIE_AT.
 
 import pg from "pg";
 
@@ -8,14 +8,14 @@ export function openPool() {
     connectionTimeoutMillis: 4000,
     max: 16,
   });
-  // A connection that breaks fails the query that needed it; it is not the end of the app, which an
-  // "error" that nobody listens for would be, in a pool at rest and in the middle of a transaction.
+  // A broken connection fails its query and must not end the app. Without a listener an "error" event
+  // would end it, from an idle pool and in the middle of a transaction.
   pool.on("error", () => {});
   pool.on("connect", (database) => database.on("error", () => {}));
   return pool;
 }
 
-// Runs `work` between BEGIN and COMMIT. Whatever it throws rolls all of it back.
+// Runs `work` between BEGIN and COMMIT. An exception rolls everything back.
 export async function transaction(pool, work) {
   const database = await pool.connect();
   try {
@@ -25,22 +25,22 @@ export async function transaction(pool, work) {
     database.release();
     return result;
   } catch (error) {
-    // Closed instead of rolled back by a statement, which a broken connection could not carry out:
-    // the server rolls back, and the pool opens another one.
+    // A broken connection could not run ROLLBACK. So the connection is closed: the server rolls back,
+    // and the pool opens another one.
     database.release(true);
     throw error;
   }
 }
 
-// 0.5 % in minor units; half of one is rounded up.
+// 0.5 % in minor units; half a unit is rounded up.
 export function feeOf(amount) {
   return Number((BigInt(amount) * 5n + 500n) / 1000n);
 }
 
-// Dies here when told to, as a machine would that loses its power.
+// Kills the process if DIE_AT names this step.
 export function step(name) {
   if (process.env.DIE_AT !== name) return;
   process.kill(process.pid, "SIGKILL");
-  // The signal is on its way; nothing more may be done until it is here.
+  // The signal is on its way; nothing else may happen until it arrives.
   for (;;);
 }

@@ -1,12 +1,12 @@
-// Charges the fee of one payout once, however often it is run, with no Hapax server at all.
+// Charges the fee of one payout once, however often it runs, without a Hapax server.
 //
 //   node once.js PAYOUT_ID AMOUNT
 //
-// hapax.once claims the key inside this transaction: who comes second waits for the first to commit
-// and is told "false", and who dies before the commit has claimed nothing.
+// hapax.once claims the key inside this transaction. A second run waits for the first to commit and
+// gets false. A run that dies before its commit has claimed nothing.
 //
 //   DATABASE_URL   postgres://payout_app@127.0.0.1/payouts unless set
-//   DIE_AT         for trying it out: the step at which this process kills itself
+//   DIE_AT         for experiments: the step at which this process kills itself
 
 import { feeOf, openPool, step, transaction } from "./ledger.js";
 

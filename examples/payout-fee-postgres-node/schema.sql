@@ -1,7 +1,7 @@
--- The ledger, and a role for the app that may do nothing else. To be run once, after
--- `hapax migrate up` has made the schema hapax.
+-- The ledger, and a role for the app with no other rights. Run it once, after `hapax migrate up` has
+-- created the schema hapax.
 
--- Without a unique constraint: that a fee is charged once is not this table's doing.
+-- No unique constraint, on purpose: a second fee would show.
 CREATE TABLE payout_fees (
     payout_id text   NOT NULL,
     amount    bigint NOT NULL,
@@ -9,7 +9,7 @@ CREATE TABLE payout_fees (
 );
 
 CREATE ROLE payout_app LOGIN;       -- yours: with a password
--- A process that hangs in the middle holds its job until the server ends its session.
+-- A process that hangs in its transaction holds its job until the server ends the session.
 ALTER ROLE payout_app SET idle_in_transaction_session_timeout = '20s';
 ALTER ROLE payout_app SET statement_timeout = '20s';
 GRANT INSERT ON payout_fees TO payout_app;

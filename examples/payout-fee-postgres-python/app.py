@@ -2,16 +2,16 @@
 """Charges a fee of 0.5 % for every payout that was paid, in PostgreSQL, exactly once.
 
 Hapax posts each event here, signed as Standard Webhooks, with the job and the fence of its claim in
-two headers. The fee, a message about it and the job's "done" are one transaction of this app's own:
-all three are committed, or none. So the ledger needs no unique constraint, and it does not matter
-where this process dies, how often a request is repeated, or whether its answer is ever heard.
+two headers. The fee, a message about it and the job's "done" are one transaction of this app: all
+three commit, or none. So the ledger needs no unique constraint. The process may die at any point, a
+request may be repeated, and an answer may be lost.
 
-It needs psycopg 3 and PostgreSQL, and a role that may do only what schema.sql says.
+The app needs psycopg 3, PostgreSQL, and a role with the rights that schema.sql grants.
 
     DATABASE_URL   postgres://payout_app@127.0.0.1/payouts unless set
-    HOOK_SECRET    what requests from Hapax are signed with
+    HOOK_SECRET    the secret that signs requests from Hapax
     PORT           where it listens, 3000 unless set; 0 picks a free one
-    DIE_AT         for trying it out: the step at which this process kills itself
+    DIE_AT         for experiments: the step at which this process kills itself
 """
 
 import base64
@@ -34,7 +34,7 @@ TOLERANCE_SECONDS = 300
 BODY_BYTES_MAX = 1024 * 1024
 CONNECT_SECONDS = 4
 
-# What hapax.complete raises: somebody else has the job, or it is done already.
+# hapax.complete raises this if another attempt has the job, or if the job is already done.
 FENCE_LOST = "XH001"
 
 
@@ -51,7 +51,7 @@ def handle(headers, body):
         return 200, charge(payout, job, fence)
     except psycopg.Error as error:
         if error.diag.sqlstate == FENCE_LOST:
-            # All of it was rolled back. Hapax looks at the job itself, whatever we answer.
+            # Everything was rolled back. Hapax reads the job again, so the answer does not matter.
             return 409, "not ours any more"
         return 503, "the database refused; nothing was charged, or all of it was"
 
@@ -70,7 +70,7 @@ def charge(payout, job, fence):
         step("after insert")
         database.execute("SELECT hapax.complete(%s, %s, %s)", (job, fence, result))
         step("after complete")
-        # Last, since a key is locked until the commit.
+        # Last, because a key is locked until the commit.
         database.execute(
             "SELECT hapax.publish('fee.charged', %s, key => %s)",
             (Jsonb({"payout": payout["id"], "fee": fee}), payout["id"]),
@@ -81,7 +81,7 @@ def charge(payout, job, fence):
 
 
 def fee_of(amount):
-    """0.5 % in minor units; half of one is rounded up."""
+    """0.5 % in minor units; half a unit is rounded up."""
     return (amount * 5 + 500) // 1000
 
 
@@ -106,7 +106,7 @@ def is_signed(headers, body):
 
 
 def step(name):
-    """Dies here when told to, as a machine would that loses its power."""
+    """Kills the process if DIE_AT names this step."""
     if os.environ.get("DIE_AT") == name:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Charges a fee of 0.5 % for every payout that was paid: a pull worker without any package.
 
-It leases jobs over the API, writes each fee to a database of its own, and completes the job under
-the fence of its claim. That database is outside Hapax, so the work may be asked for again, when the
-worker or the server died between the fee and the completion; it then comes with the same
-idempotency key, and the key decides that the fee is charged once.
+The worker leases jobs over the API, writes each fee to its own database, and completes the job under
+the fence of its claim. That database is outside Hapax. If the worker or the server dies between the
+fee and the completion, the job comes again with the same idempotency key. The primary key of the
+table then keeps the fee from being charged twice.
 
     HAPAX_ADMIN   the server's admin side, http://127.0.0.1:8081 unless set
     HAPAX_TOKEN   a token that allows "claim:stripe/charge-fee", as hapax.toml has one
@@ -22,9 +22,9 @@ ADMIN = os.environ.get("HAPAX_ADMIN", "http://127.0.0.1:8081")
 TOKEN = os.environ.get("HAPAX_TOKEN")
 FEES_DB = os.environ.get("FEES_DB", "fees.db")
 
-# Few enough to be done within one lease.
+# Few enough jobs to finish within one lease.
 CLAIM_LIMIT = 10
-# Longer than the server lets a claim wait.
+# Longer than a claim may wait.
 ANSWER_SECONDS = 40
 RETRY_SECONDS = 0.5
 
@@ -36,8 +36,8 @@ def main():
             for claim in claim_jobs():
                 work(fees, claim)
         except (urllib.error.URLError, OSError, ValueError) as error:
-            # The server restarts, or hung up in the middle of an answer. What is claimed and not
-            # completed comes again when its lease ends.
+            # The server restarts, or closed the connection. Jobs that were claimed and not completed
+            # can be claimed again when their lease ends.
             print(f"cannot reach {ADMIN}: {error}; trying again", flush=True)
             time.sleep(RETRY_SECONDS)
 
@@ -54,7 +54,7 @@ def work(fees, claim):
 
 
 def charge(fees, claim):
-    """Writes the fee once per idempotency key. Amounts are in minor units, half of one is rounded up."""
+    """Writes the fee once per idempotency key. Amounts are in minor units; half a unit is rounded up."""
     payout = json.loads(claim["event"]["body"])["data"]["object"]
     fee = (payout["amount"] * 5 + 500) // 1000
     with fees:
@@ -66,13 +66,13 @@ def charge(fees, claim):
 
 
 def claim_jobs():
-    """Leases what is due; waits for it when there is nothing."""
+    """Leases due jobs; waits if there are none."""
     asked = {"source": "stripe", "handler": "charge-fee", "limit": CLAIM_LIMIT, "wait": "30s"}
     return post("/api/v1/claims", asked)["items"]
 
 
 def settle(claim, how, told):
-    """False when the fence was lost: the job was given to another worker, who settles it."""
+    """False if the fence was lost: another worker has claimed the job and settles it."""
     try:
         post(f"/api/v1/claims/{claim['job']}/{how}", {"fence": claim["fence"], **told})
     except urllib.error.HTTPError as error:

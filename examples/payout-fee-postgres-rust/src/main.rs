@@ -1,15 +1,15 @@
-//! Charges a fee of 0.5 % for every payout that was paid: an axum app of one's own with Hapax inside, on
-//! a PostgreSQL that any number of such apps may share.
+//! Charges a fee of 0.5 % for every payout that was paid: an axum app with Hapax inside, on a PostgreSQL
+//! that any number of such apps may share.
 //!
-//! The fee, "done" and the message about it are one commit, so it is charged once, however often the
-//! webhook comes, to whichever of them, and whenever one dies. The table has no unique constraint and
-//! needs none.
+//! The fee, "done" and the message about it are one commit. So the fee is charged once, however often
+//! the webhook comes, whichever app gets it, and whenever an app dies. The table needs no unique
+//! constraint.
 //!
-//! - `DATABASE_URL`: where the database is, postgres://localhost/postgres unless set
-//! - `LISTEN`: where it listens, 127.0.0.1:3000 unless set
+//! - `DATABASE_URL`: the database, postgres://localhost/postgres unless set
+//! - `LISTEN`: the address of the app, 127.0.0.1:3000 unless set
 //! - `STRIPE_SECRET`: the endpoint's secret, whsec_example unless set
 
-#![allow(clippy::print_stdout, reason = "an app says where it is")]
+#![allow(clippy::print_stdout, reason = "the app prints its address")]
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -48,8 +48,7 @@ impl Handler<PgStore> for ChargeFee {
     async fn handle(&self, event: Event, tx: PgTx) -> Result<Committed, Failure> {
         let notice: Notice = event.json()?;
         let Payout { id, amount } = notice.data.object;
-        // Minor units; half of one is rounded up. Work that takes its time belongs here, before the
-        // transaction.
+        // Minor units; half a unit is rounded up. Slow work belongs here, before the transaction.
         let fee = (amount * 5 + 500) / 1000;
         let mut db = tx.begin().await?;
         db.execute("INSERT INTO payout_fees VALUES ($1, $2, $3)", &[&id, &amount, &fee]).await?;
@@ -72,7 +71,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let url = set("DATABASE_URL", "postgres://localhost/postgres");
     make_table(&url).await?;
 
-    // Short, so that another app soon does what one that died has left.
+    // Short, so that another app soon takes over the jobs of one that died.
     let charge_fee = handler("charge-fee", ChargeFee)
         .types(["payout.paid"])
         .timeout(Duration::from_secs(1))
@@ -86,7 +85,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(set("LISTEN", "127.0.0.1:3000")).await?;
     println!("app ready: http://{}", listener.local_addr()?);
 
-    // The server stops first, and then the work: nothing arrives any more that nobody would do.
+    // The server stops before the workers, so that every accepted event still has a worker.
     let working = hapax.spawn();
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())
         .with_graceful_shutdown(async move {
@@ -97,8 +96,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The app's own table, in the database that Hapax keeps its own in. Several apps may start at once:
-/// the lock lets one of them make it.
+/// Creates the app's table, in the same database as Hapax's. Several apps may start at once: the lock
+/// lets one of them create it.
 async fn make_table(url: &str) -> Result<(), Box<dyn Error>> {
     let (database, connection) = tokio_postgres::connect(url, NoTls).await?;
     let connected = tokio::spawn(connection);

@@ -1,13 +1,13 @@
-//! Charges a fee of 0.5 % for every payout that was paid: an axum app of one's own with Hapax inside.
+//! Charges a fee of 0.5 % for every payout that was paid: an axum app with Hapax inside.
 //!
-//! The fee, "done" and the message about it are one commit, so it is charged once, however often the
-//! webhook comes and whenever the process dies. The table has no unique constraint and needs none.
+//! The fee, "done" and the message about it are one commit. So the fee is charged once, however often
+//! the webhook comes and whenever the process dies. The table needs no unique constraint.
 //!
-//! - `LISTEN`: where it listens, 127.0.0.1:3000 unless set
-//! - `DATA_DIR`: where its database is, hapax-data unless set
+//! - `LISTEN`: the address of the app, 127.0.0.1:3000 unless set
+//! - `DATA_DIR`: the directory of the database, hapax-data unless set
 //! - `STRIPE_SECRET`: the endpoint's secret, whsec_example unless set
 
-#![allow(clippy::print_stdout, reason = "an app says where it is")]
+#![allow(clippy::print_stdout, reason = "the app prints its address")]
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -42,8 +42,7 @@ impl Handler for ChargeFee {
     async fn handle(&self, event: Event, tx: Tx) -> Result<Committed, Failure> {
         let notice: Notice = event.json()?;
         let Payout { id, amount } = notice.data.object;
-        // Minor units; half of one is rounded up. Work that takes its time belongs here, before the
-        // transaction.
+        // Minor units; half a unit is rounded up. Slow work belongs here, before the transaction.
         let fee = (amount * 5 + 500) / 1000;
         let committed = tx.commit(move |db| {
             db.execute("INSERT INTO payout_fees VALUES (?1, ?2, ?3)", (&id, amount, fee))?;
@@ -76,7 +75,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(set("LISTEN", "127.0.0.1:3000")).await?;
     println!("app ready: http://{}", listener.local_addr()?);
 
-    // The server stops first, and then the work: nothing arrives any more that nobody would do.
+    // The server stops before the workers, so that every accepted event still has a worker.
     let working = hapax.spawn();
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())
         .with_graceful_shutdown(async move {
@@ -87,7 +86,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The app's own table, in the file that Hapax keeps its own in.
+/// Creates the app's table, in the same file as Hapax's.
 fn make_table(data_dir: &str) -> Result<(), Box<dyn Error>> {
     std::fs::create_dir_all(data_dir)?;
     let database = hapax::rusqlite::Connection::open(format!("{data_dir}/hapax.db"))?;
