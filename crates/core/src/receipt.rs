@@ -15,6 +15,7 @@ pub struct Receipt {
     pub(crate) key_hash: KeyHash,
     pub(crate) neighbours: Option<Neighbours>,
     pub(crate) if_conflict: Option<EventKey>,
+    pub(crate) if_replay: Option<EventKey>,
     pub(crate) guard: Option<ContentGuard>,
     pub(crate) event_type: Option<Box<str>>,
     pub(crate) occurred_at: Option<Timestamp>,
@@ -71,7 +72,7 @@ pub enum GuardKeep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GuardSeen {
     /// The id is the sender's own: the same signed content under another id is a suspected replay,
-    /// and waits for a person.
+    /// and waits for a person under [a key of its own](Receipt::if_replay).
     Review,
     /// The id is derived: the arrival is a copy of the event that holds the guard.
     Duplicate,
@@ -109,6 +110,13 @@ impl Receipt {
     /// with the same key but another body is there already.
     pub fn if_conflict(&self) -> Option<&EventKey> {
         self.if_conflict.as_ref()
+    }
+
+    /// Set where the id is the sender's own and not signed: the key to file this event under, for
+    /// review, when its signed content was seen with another event. An id that is not signed proves
+    /// nothing, so a suspected replay must not take it from the event that it belongs to.
+    pub fn if_replay(&self) -> Option<&EventKey> {
+        self.if_replay.as_ref()
     }
 
     /// Set where something is signed and the id is not part of it.

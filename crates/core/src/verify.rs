@@ -183,6 +183,7 @@ fn receipt(
         event_id,
     };
     let body_hash = KeyHash::of(b"body", [&item.body[..]]);
+    let given = matches!(item.identity, Identity::Given(_));
     let (key, neighbours, if_conflict) = match item.identity {
         Identity::Given(event_id) => (key(event_id), None, None),
         Identity::Derived { digest, within: None } => {
@@ -202,11 +203,13 @@ fn receipt(
             (key(format!("{digest}@{bucket}").into()), Some(neighbours), Some(key(other.into())))
         }
     };
+    let if_replay = (given && guard.is_some()).then(|| key.of_suspected_replay(body_hash));
     Receipt {
         key_hash: key.hash(),
         key,
         neighbours,
         if_conflict,
+        if_replay,
         guard,
         event_type: item.event_type,
         occurred_at: item.occurred_at,

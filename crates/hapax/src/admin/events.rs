@@ -9,9 +9,9 @@ use base64::prelude::BASE64_STANDARD;
 use hapax_core::job::{HandlerName, JobId};
 use hapax_core::store::{
     ActionNote, ArrivalNote, AttemptNote, Cursor, EventDetail, EventFilter, EventId, EventName,
-    EventSummary, Inspect, JobDetail, Lookup, MessageNote, Status, Store, Work,
+    EventSummary, Inspect, JobDetail, Lookup, MessageNote, ReviewReason, Status, Store, Work,
 };
-use hapax_core::{SourceName, Tenant, Timestamp};
+use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -38,7 +38,7 @@ pub(super) struct ListQuery {
 
 #[derive(Debug, Serialize)]
 pub(super) struct List {
-    items: Vec<EventSummary>,
+    items: Vec<ShownSummary>,
     next: Option<String>,
 }
 
@@ -62,7 +62,27 @@ pub(super) async fn list<S: Store + Work + Inspect>(
     admin.store.flush_copies().await;
     let page = admin.store.events(filter).await?;
     let next = page.next.map(|Cursor(next)| next.to_string());
-    Ok(Json(List { items: page.items, next }))
+    Ok(Json(List { items: page.items.into_iter().map(ShownSummary::of).collect(), next }))
+}
+
+/// An event in a list or alone.
+#[derive(Debug, Serialize)]
+struct ShownSummary {
+    #[serde(flatten)]
+    summary: EventSummary,
+    /// The id that a suspected replay came under; the event's own is derived from it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    came_under: Option<String>,
+}
+
+impl ShownSummary {
+    fn of(summary: EventSummary) -> Self {
+        let came_under = match summary.review {
+            Some(ReviewReason::Replay) => EventKey::replayed_id(&summary.event_id),
+            Some(ReviewReason::Late | ReviewReason::Conflict) | None => None,
+        };
+        Self { came_under: came_under.map(str::to_owned), summary }
+    }
 }
 
 fn instant(now: Timestamp, moment: Moment) -> Timestamp {
@@ -82,7 +102,7 @@ pub(super) fn ago(now: Timestamp, Span(span): Span) -> Timestamp {
 #[derive(Debug, Serialize)]
 pub(super) struct Shown {
     #[serde(flatten)]
-    summary: EventSummary,
+    summary: ShownSummary,
     arrivals: Vec<ShownArrival>,
     jobs: Vec<JobDetail>,
     attempts: Vec<ShownAttempt>,
@@ -203,7 +223,7 @@ fn shown(detail: EventDetail) -> Shown {
     let mut attempts: Vec<_> = attempts.collect();
     attempts.sort_by_key(|attempt| attempt.note.started_at);
     Shown {
-        summary: detail.summary,
+        summary: ShownSummary::of(detail.summary),
         arrivals: detail.arrivals.into_iter().map(arrival).collect(),
         jobs: detail.jobs,
         attempts,

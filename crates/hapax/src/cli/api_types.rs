@@ -25,6 +25,7 @@ pub(super) struct Event {
     pub(super) received_at: Timestamp,
     pub(super) status: String,
     pub(super) review: Option<String>,
+    pub(super) came_under: Option<String>,
     pub(super) arrival_count: u64,
     pub(super) conflict_count: u64,
     pub(super) result: Option<String>,

@@ -169,6 +169,7 @@ fn page_of(event: &Event) -> Vec<String> {
     let facts = [
         ("occurred_at", event.occurred_at.map(api_types::at)),
         ("review", event.review.clone()),
+        ("came_under", event.came_under.clone()),
         ("result", event.result.clone()),
     ];
     for (name, fact) in facts {

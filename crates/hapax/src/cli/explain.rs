@@ -50,6 +50,7 @@ fn story(event: &Event, now: Timestamp) -> Vec<String> {
     story.extend(bytes_differed(event));
     story.extend(verified(event));
     story.extend(standing(event));
+    story.extend(came_under(event));
     for job in &event.jobs {
         story.push(fate(job, now));
         story.extend(job.attempts.iter().map(attempt));
@@ -145,8 +146,9 @@ fn standing(event: &Event) -> Option<String> {
         // What happened to its jobs is told with each.
         "review" | "discarded" if !event.jobs.is_empty() => None,
         "review" => Some(format!(
-            "It waits for a person, since {why}: `hapax events approve` or `reject` it. Nothing \
-             was done."
+            "It waits for a person, since {why}. `hapax events approve {0}` or `reject {0}` decides. \
+             Nothing was done.",
+            event.id
         )),
         "discarded" => Some("A person refused it; nothing was done.".to_owned()),
         "ignored" => Some("No handler was configured for it, so nothing was done.".to_owned()),
@@ -155,6 +157,14 @@ fn standing(event: &Event) -> Option<String> {
         }
         _ => None,
     }
+}
+
+fn came_under(event: &Event) -> Option<String> {
+    let id = event.came_under.as_ref()?;
+    Some(format!(
+        "It came under the id {id}. That id is not signed, so it is left to the event that it belongs \
+         to, and this one has an id of its own."
+    ))
 }
 
 fn fate(job: &Job, now: Timestamp) -> String {
@@ -320,6 +330,11 @@ mod tests {
             review.starts_with("It waits for a person, since it was signed before"),
             "{review}"
         );
+        let replay = json!({ "status": "review", "review": "replay", "came_under": "evt_2" });
+        let replay = tell(replay);
+        assert!(replay[2].contains("since the same signed bytes were seen"), "{replay:?}");
+        assert!(replay[2].contains("`hapax events approve 0195`"), "{replay:?}");
+        assert!(replay[3].starts_with("It came under the id evt_2."), "{replay:?}");
         let held = json!({ "attempt": 0, "due_at": "2026-03-01T12:15:00Z" });
         assert_eq!(
             last(json!({ "status": "held", "jobs": [job("held", held)] })),

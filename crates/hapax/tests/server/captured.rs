@@ -378,6 +378,98 @@ fn one_captured_request_has_one_effect_whatever_of_it_is_changed() {
     assert_eq!(effects(), expected);
 }
 
+/// The header in which this sender puts its id.
+fn id_header(preset: &Preset) -> Option<&'static str> {
+    let selector = match preset.envelope.id {
+        PresetId::Selector(selector) => Some(selector),
+        PresetId::FirstOf(selectors) => selectors.first().copied(),
+        PresetId::Hash { .. } | PresetId::Joined(_) => None,
+    };
+    selector.and_then(|selector| selector.strip_prefix("header:"))
+}
+
+#[test]
+fn a_captured_request_under_the_id_of_another_event_keeps_that_event_from_nothing() {
+    // A's request comes under the id that B will have, has, or has at the same moment. Ids in headers
+    // that are signed make it a forgery, which is refused.
+    let signers: Vec<Signer> = Signer::all()
+        .into_iter()
+        .filter(|signer| signer.signs_something() && signer.preset.guard != PresetGuard::Off)
+        .filter(|signer| id_header(signer.preset).is_some())
+        .collect();
+    let (house, ledger) = house(&signers);
+    let server = house.start();
+    let mut expected = BTreeMap::new();
+    let mut forgeable = 0;
+    for signer in &signers {
+        let name = signer.preset.name;
+        let header = id_header(signer.preset).expect("filtered");
+        let event = |token: &str| signer.sign(signer.sample(token, None), now(), token);
+        let forge = |captured: &Request, other: &Request| {
+            captured.clone().instead(header, other.header(header))
+        };
+        let (captured, before) = (event("a1"), event("b2"));
+        assert_eq!(decision(&server, &captured), "accepted", "{name}");
+        let forged = forge(&captured, &before);
+        let told = decision(&server, &forged);
+        if told == "401" {
+            continue;
+        }
+        forgeable += 1;
+        assert_eq!(told, "review", "{name}");
+        assert_eq!(decision(&server, &before), "accepted", "{name}: before");
+        assert_eq!(decision(&server, &forged), "duplicate", "{name}");
+        let after = event("c3");
+        assert_eq!(decision(&server, &after), "accepted", "{name}");
+        assert_eq!(decision(&server, &forge(&captured, &after)), "review", "{name}: after");
+        assert_eq!(decision(&server, &after), "duplicate", "{name}");
+        let beside = event("d4");
+        let forged = forge(&captured, &beside);
+        let told: Vec<String> = std::thread::scope(|scope| {
+            let asked: Vec<_> = [&forged, &forged, &beside, &forged, &beside]
+                .map(|request| scope.spawn(|| decision(&server, request)))
+                .into_iter()
+                .collect();
+            asked.into_iter().map(|one| one.join().expect("no panic")).collect()
+        });
+        let mut genuine = [told[2].as_str(), &told[4]];
+        genuine.sort_unstable();
+        assert_eq!(genuine, ["accepted", "duplicate"], "{name}: beside");
+        expected.insert(name.to_owned(), 4);
+    }
+    assert!(forgeable >= 8, "only {forgeable} senders put an unsigned id into a header");
+    let effects = || {
+        let names: Vec<String> = expected.keys().map(|name| format!("'{name}'")).collect();
+        ledger.counts(&format!(
+            "SELECT source, count(*) FROM ledger WHERE source IN ({}) GROUP BY source",
+            names.join(",")
+        ))
+    };
+    until("every event has run", || {
+        (effects().values().sum::<i64>() >= expected.values().sum()).then_some(())
+    });
+    assert_eq!(effects(), expected);
+    // What waits says the id it came under, and why.
+    let waiting = server.events("status=review");
+    assert_eq!(waiting.len(), forgeable * 3);
+    for event in &waiting {
+        assert_eq!(event["review"], "replay");
+        let came_under = event["came_under"].as_str().expect("the id");
+        let own = event["event_id"].as_str().expect("an id");
+        assert!(own.starts_with(&format!("{came_under}~replay~")), "{event}");
+    }
+    // Approved, it runs as itself.
+    let id = waiting[0]["id"].as_str().expect("an id");
+    server.admin_post(&format!("/api/v1/events/{id}/approve"), &json!({}));
+    let own = waiting[0]["event_id"].as_str().expect("an id");
+    until("the approved one has run", || {
+        let ran = ledger.counts(&format!(
+            "SELECT source, count(*) FROM ledger WHERE id = '{id}' OR id = '{own}' GROUP BY source"
+        ));
+        (ran.values().sum::<i64>() == 1).then_some(())
+    });
+}
+
 #[test]
 fn a_value_that_moved_over_a_boundary_and_arrives_first_is_refused_where_a_field_is_gone() {
     let signers: Vec<Signer> = Signer::all()

@@ -69,18 +69,36 @@ impl Model {
 
     fn decide(&mut self, coming: &Coming<'_>) -> Verdict {
         let receipt = coming.receipt;
-        if let Some(at) = self.known_by_key(receipt) {
+        let known = self.known_by_key(receipt);
+        let is_copy = known.is_some_and(|at| self.events[&at].body_hash == receipt.body_hash());
+        if !is_copy && let Some(verdict) = self.suspect(known, coming) {
+            return verdict;
+        }
+        if let Some(at) = known {
             return self.meet_again(at, coming);
         }
-        let review = match (receipt.guard(), self.known_by_guard(receipt), receipt.timeliness()) {
-            (Some(guard), Some(at), _) => match guard.seen {
-                GuardSeen::Duplicate => return self.meet_again(at, coming),
-                GuardSeen::Review => Some(ReviewReason::Replay),
-            },
-            (_, _, Timeliness::Late { .. }) => Some(ReviewReason::Late),
-            (_, _, Timeliness::OnTime) => None,
+        if let (Some(guard), Some(at)) = (receipt.guard(), self.known_by_guard(receipt))
+            && guard.seen == GuardSeen::Duplicate
+        {
+            return self.meet_again(at, coming);
+        }
+        let review = match receipt.timeliness() {
+            Timeliness::Late { .. } => Some(ReviewReason::Late),
+            Timeliness::OnTime => None,
         };
         self.insert(receipt.key(), review, coming)
+    }
+
+    /// A suspected replay, new or known. It has a key of its own, so that it takes from no event the id
+    /// it came under. `known` is the event that has that id.
+    fn suspect(&mut self, known: Option<EventNumber>, coming: &Coming<'_>) -> Option<Verdict> {
+        let key = coming.receipt.if_replay()?;
+        if let Some(&filed) = self.keys.get(key) {
+            return Some(self.meet_again(filed, coming));
+        }
+        let held_by = self.known_by_guard(coming.receipt)?;
+        let is_its_own = known == Some(held_by);
+        (!is_its_own).then(|| self.insert(key, Some(ReviewReason::Replay), coming))
     }
 
     /// The event under this key, or under the key of a neighbouring span and near enough.

@@ -45,6 +45,8 @@ struct Arrived<'a> {
     guard: Option<Uuid>,
     /// How many microseconds it is known for at least; `None`: as long as the key.
     guard_us: Option<i64>,
+    /// The hash of the key under which a suspected replay waits.
+    replay_hash: Option<Uuid>,
 }
 
 /// A `hapax.doubt`: what makes an arrival take more than a look.
@@ -58,6 +60,7 @@ struct Doubt<'a> {
     not_after: Option<Timestamp>,
     other_hash: Option<Uuid>,
     other_event_id: Option<&'a [u8]>,
+    replay_event_id: Option<&'a [u8]>,
 }
 
 /// A `hapax.promised`: a job of the arrival that stands at `n`, counted from 1.
@@ -96,10 +99,11 @@ macro_rules! composite {
 
 composite!(Arrived<'_> {
     id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
-    request_id, remote, secret, signed_at, headers, body, guard, guard_us,
+    request_id, remote, secret, signed_at, headers, body, guard, guard_us, replay_hash,
 });
 composite!(Doubt<'_> {
     late, copies, before, after, not_before, not_after, other_hash, other_event_id,
+    replay_event_id,
 });
 composite!(Promised { n, handler, lane, state, resource, position, error });
 
@@ -146,6 +150,7 @@ impl<'a> Rows<'a> {
                 GuardKeep::For(long) => i64::try_from(long.as_micros()).ok(),
                 GuardKeep::WithKeys => None,
             }),
+            replay_hash: receipt.if_replay().map(|key| of_hash(key.hash())),
         });
         let n = self.arrived.len() as i32;
         self.promised.extend(item.jobs.iter().zip(lanes).map(|(job, at)| Promised {
@@ -172,6 +177,7 @@ impl<'a> Rows<'a> {
             not_after: beside.map(|beside| stamp(beside.not_after)),
             other_hash: other.map(|other| of_hash(other.hash())),
             other_event_id: other.map(|other| other.event_id.as_bytes()),
+            replay_event_id: receipt.if_replay().map(|key| key.event_id.as_bytes()),
         });
     }
 

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use hapax_core::store::{EventId, Horizon, Ingest, ReviewReason, Reviewed, Status, Store, Verdict};
-use hapax_core::{SourceName, Timestamp};
+use hapax_core::{EventKey, SourceName, Timestamp};
 
-use crate::harness::{Sender, Working, World, after, job, noon, spec};
+use crate::harness::{Sender, Working, World, after, done, job, noon, spec, via};
 
 async fn one<S: Store>(store: &S, ingest: Ingest) -> Verdict {
     store.ingest(ingest).await.expect("ingests").remove(0)
@@ -14,6 +14,108 @@ async fn one<S: Store>(store: &S, ingest: Ingest) -> Verdict {
 
 fn is_copy_of(verdict: &Verdict, id: EventId) -> bool {
     matches!(verdict, Verdict::Duplicate(known) if known.id == id)
+}
+
+/// It waits as a suspected replay under an id of its own, which says the id it came under.
+async fn is_suspected<S: Working>(world: &World<S>, id: EventId, came_under: &str) {
+    let summary = world.event_by_our_id(id).await.summary;
+    assert_eq!((summary.status, summary.review), (Status::Review, Some(ReviewReason::Replay)));
+    assert_eq!(EventKey::replayed_id(&summary.event_id), Some(came_under), "{summary:?}");
+}
+
+/// A body under the id in its unsigned header.
+fn under(sender: &Sender, id: &str, body: &str, signed: Timestamp) -> Ingest {
+    let receipts = sender.receipts(body, id, signed, signed);
+    Ingest { jobs: vec![vec![job("fee")]; receipts.len()], receipts, via: via(signed) }
+}
+
+pub(crate) async fn a_suspected_replay_leaves_its_id_to_the_event_that_it_belongs_to<S: Working>(
+    world: World<S>,
+) {
+    // A's captured body comes under the id that B will have or has. B must run, in whatever order.
+    world.announce([spec("fee")]).await;
+    for (place, sender) in [Sender::signing_again(), Sender::guarded()].iter().enumerate() {
+        for forged_first in [true, false] {
+            let of = |name: &str| format!("{name}-{place}-{forged_first}");
+            let (a, b) = (of("a"), of("b"));
+            let body = |id: &str| format!(r#"{{"type":"push","of":"{id}"}}"#);
+            let arrive =
+                |id: &str, bytes: &str| one(&*world.store, under(sender, id, &body(bytes), noon()));
+            let first = arrive(&a, &a).await;
+            assert!(matches!(first, Verdict::Accepted(_)), "{first:?}");
+            let mut genuine = None;
+            if !forged_first {
+                genuine = Some(arrive(&b, &b).await);
+            }
+            let forged = arrive(&b, &a).await;
+            assert!(matches!(forged, Verdict::Review(_)), "{forged:?}");
+            is_suspected(&world, forged.id(), &b).await;
+            let genuine = match genuine {
+                Some(genuine) => genuine,
+                None => arrive(&b, &b).await,
+            };
+            assert!(matches!(genuine, Verdict::Accepted(_)), "{genuine:?}");
+            // Copies of each are copies of that one, and no conflict of the other.
+            for _ in 0..2 {
+                assert!(is_copy_of(&arrive(&b, &b).await, genuine.id()));
+                assert!(is_copy_of(&arrive(&b, &a).await, forged.id()));
+                assert!(is_copy_of(&arrive(&a, &a).await, first.id()));
+            }
+            assert_eq!(world.event(&b).await.summary.conflicts, 0);
+            let mut ran = world.do_all("fee").await;
+            ran.sort();
+            assert_eq!(ran, [a, b.clone()]);
+            // A person lets the suspected one through: it runs once, as itself.
+            let by = world.by("it is another one");
+            let approved = world.store.approve(forged.id(), vec![job("fee")], by).await;
+            assert_eq!(approved.expect("approves"), Reviewed::Decided);
+            let claim = world.claim_one("fee").await;
+            assert_eq!(claim.event.id, forged.id());
+            world.settle(&claim, done("done")).await;
+            assert!(is_copy_of(&arrive(&b, &of("a")).await, forged.id()));
+            assert!(is_copy_of(&arrive(&b, &b).await, genuine.id()));
+            assert!(world.claim("fee", 10).await.is_empty());
+        }
+    }
+}
+
+pub(crate) async fn forged_copies_beside_the_genuine_event_never_keep_it_from_running<
+    S: Working,
+>(
+    world: World<S>,
+) {
+    // All at the same instant: copies of A under B's id, B, and copies of B.
+    world.announce([spec("fee")]).await;
+    let sender = Sender::signing_again();
+    for round in 0..20 {
+        let (a, b) = (format!("a{round}"), format!("b{round}"));
+        let body = |id: &str| format!(r#"{{"type":"push","of":"{id}"}}"#);
+        let first = one(&*world.store, under(&sender, &a, &body(&a), noon())).await;
+        assert!(matches!(first, Verdict::Accepted(_)), "{first:?}");
+        let tasks: Vec<_> = (0..24)
+            .map(|n| {
+                let bytes = if n % 3 == 0 { body(&b) } else { body(&a) };
+                let ingest = under(&sender, &b, &bytes, noon());
+                let store = Arc::clone(&world.store);
+                tokio::spawn(async move { (n % 3 == 0, one(&*store, ingest).await) })
+            })
+            .collect();
+        let (mut genuine, mut forged) = (Vec::new(), Vec::new());
+        for task in tasks {
+            let (is_genuine, verdict) = task.await.expect("no panic");
+            if is_genuine { &mut genuine } else { &mut forged }.push(verdict);
+        }
+        let accepted = |verdict: &&Verdict| matches!(verdict, Verdict::Accepted(_));
+        let review = |verdict: &&Verdict| matches!(verdict, Verdict::Review(_));
+        let copies = |verdict: &&Verdict| matches!(verdict, Verdict::Duplicate(_));
+        assert_eq!(genuine.iter().filter(accepted).count(), 1, "{genuine:?}");
+        assert_eq!(genuine.iter().filter(copies).count(), 7, "{genuine:?}");
+        assert_eq!(forged.iter().filter(review).count(), 1, "{forged:?}");
+        assert_eq!(forged.iter().filter(copies).count(), 15, "{forged:?}");
+        let mut ran = world.do_all("fee").await;
+        ran.sort();
+        assert_eq!(ran, [a, b]);
+    }
 }
 
 pub(crate) async fn what_was_signed_is_one_event_under_whatever_derived_key<S: Working>(
@@ -90,7 +192,7 @@ pub(crate) async fn a_suspected_replay_waits_for_a_person_however_often_it_comes
     assert!(matches!(first, Verdict::Accepted(_)), "{first:?}");
     let replay = arrive("d2", "?1", noon(), after(3_600)).await;
     let Verdict::Review(replay) = replay else { panic!("{replay:?}") };
-    assert_eq!(world.event("d2").await.summary.review, Some(ReviewReason::Replay));
+    is_suspected(&world, replay, "d2").await;
     for query in ["?1", "?2", "?3", "?3"] {
         let copy = arrive("d2", query, after(3_600), after(3_600)).await;
         assert!(is_copy_of(&copy, replay), "{query}: {copy:?}");
@@ -101,7 +203,9 @@ pub(crate) async fn a_suspected_replay_waits_for_a_person_however_often_it_comes
     let approved = world.store.approve(replay, fee.to_vec(), world.by("it is another one")).await;
     assert_eq!(approved.expect("approves"), Reviewed::Decided);
     assert!(is_copy_of(&arrive("d2", "?1", noon(), noon()).await, replay));
-    assert_eq!(world.do_all("fee").await, ["d2"]);
+    let ran = world.do_all("fee").await;
+    assert_eq!(ran.len(), 1);
+    assert_eq!(EventKey::replayed_id(&ran[0]), Some("d2"), "{ran:?}");
     assert!(is_copy_of(&arrive("d2", "?1", noon(), noon()).await, replay));
     let third = arrive("d3", "?1", noon(), noon()).await;
     assert!(matches!(third, Verdict::Review(_)), "{third:?}");
@@ -122,7 +226,7 @@ pub(crate) async fn what_a_person_refused_does_not_come_back_under_another_id<S:
     assert_eq!(rejected.expect("rejects"), Reviewed::Decided);
     let again = arrive("d2", noon(), noon()).await;
     assert!(matches!(again, Verdict::Review(_)), "{again:?}");
-    assert_eq!(world.event("d2").await.summary.review, Some(ReviewReason::Replay));
+    is_suspected(&world, again.id(), "d2").await;
     assert!(world.claim_next("fee").await.is_empty());
 }
 
@@ -197,7 +301,7 @@ pub(crate) async fn a_guard_outlives_the_body_and_a_key_that_is_kept_for_less<S:
     for (id, query) in [("x1", "?1"), ("x2", "?2")] {
         let replay = arrive(id, query, after(300), after(599)).await;
         assert!(matches!(replay, Verdict::Review(_)), "{replay:?}");
-        assert_eq!(world.event(id).await.summary.review, Some(ReviewReason::Replay));
+        is_suspected(&world, replay.id(), id).await;
     }
     // Past twice the window the signature is too old, and nothing has to be known of it.
     world.pass(86_402);

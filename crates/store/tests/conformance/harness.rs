@@ -519,6 +519,13 @@ impl<S: Working> World<S> {
         }
     }
 
+    pub(crate) async fn event_by_our_id(&self, id: EventId) -> EventDetail {
+        match self.store.event(&EventName::Ours(id)).await.expect("reads") {
+            Lookup::One(detail) => detail,
+            other => panic!("{id}: {other:?}"),
+        }
+    }
+
     pub(crate) async fn lookup(&self, id: &str) -> Lookup<EventDetail> {
         self.store.event(&EventName::Theirs(id.into())).await.expect("reads")
     }

@@ -207,6 +207,8 @@ on_every_working_store! {
         a_hopeless_job_is_not_run_by_a_replay,
     }
     guards {
+        a_suspected_replay_leaves_its_id_to_the_event_that_it_belongs_to,
+        forged_copies_beside_the_genuine_event_never_keep_it_from_running,
         what_was_signed_is_one_event_under_whatever_derived_key,
         of_many_ids_at_once_one_has_the_guard,
         a_suspected_replay_waits_for_a_person_however_often_it_comes,

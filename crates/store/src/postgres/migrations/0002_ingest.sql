@@ -77,8 +77,10 @@ CREATE TYPE hapax.arrived AS (
     headers     bytea,
     body        bytea,
     guard       uuid,
-    guard_us    bigint
+    guard_us    bigint,
+    replay_hash uuid
 );
+-- replay_hash: the key under which it waits for a person if its guard was seen with another event.
 -- copies: the same guard is the same event. before, after: the keys of the spans beside this one, of
 -- which an event counts that came between not_before and not_after.
 CREATE TYPE hapax.doubt AS (
@@ -89,7 +91,8 @@ CREATE TYPE hapax.doubt AS (
     not_before     timestamptz,
     not_after      timestamptz,
     other_hash     uuid,
-    other_event_id bytea
+    other_event_id bytea,
+    replay_event_id bytea
 );
 CREATE TYPE hapax.promised AS (
     n        integer,
@@ -116,6 +119,7 @@ DECLARE
     r record;
     met hapax.event;
     holder uuid;
+    filed uuid;
     key_hash uuid;
     key_event_id bytea;
     why smallint;
@@ -136,8 +140,9 @@ BEGIN
     FOR r IN
         SELECT * FROM ROWS FROM (unnest(arrived), unnest(doubts)) WITH ORDINALITY AS u (
             id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
-            request_id, remote, secret, signed_at, headers, body, guard, guard_us, late, copies,
-            before, after, not_before, not_after, other_hash, other_event_id, n
+            request_id, remote, secret, signed_at, headers, body, guard, guard_us, replay_hash,
+            late, copies, before, after, not_before, not_after, other_hash, other_event_id,
+            replay_event_id, n
         )
     LOOP
         decided := NULL;
@@ -163,8 +168,23 @@ BEGIN
                     CONTINUE WHEN NOT FOUND;
                 END IF;
             END IF;
-            IF met.id IS NULL THEN
-                why := CASE WHEN holder IS NOT NULL THEN 2 WHEN r.late THEN 1 ELSE 0 END;
+            filed := NULL;
+            IF r.replay_hash IS NOT NULL AND met.body_hash IS DISTINCT FROM r.body_hash THEN
+                SELECT e.id INTO filed FROM hapax.event e WHERE e.hash = r.replay_hash;
+            END IF;
+            IF filed IS NOT NULL THEN
+                decided := 1;
+                decided_id := filed;
+                EXIT;
+            ELSIF r.replay_hash IS NOT NULL AND met.body_hash IS DISTINCT FROM r.body_hash
+                AND holder IS DISTINCT FROM met.id AND holder IS NOT NULL
+            THEN
+                -- A suspected replay takes from no event the id it came under: that id is not signed.
+                key_hash := r.replay_hash;
+                key_event_id := r.replay_event_id;
+                why := 2;
+            ELSIF met.id IS NULL THEN
+                why := CASE WHEN r.late THEN 1 ELSE 0 END;
             ELSIF met.body_hash = r.body_hash OR (r.copies AND met.id = holder) THEN
                 -- Bytes that were not signed may differ where all that was signed is the same.
                 decided := 1;

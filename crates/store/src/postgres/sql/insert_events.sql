@@ -4,7 +4,8 @@
 WITH arrived AS (
     SELECT * FROM unnest($1::hapax.arrived[]) WITH ORDINALITY AS a (
         id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
-        request_id, remote, secret, signed_at, headers, body, guard, guard_us, n
+        request_id, remote, secret, signed_at, headers, body, guard, guard_us,
+        replay_hash, n
     )
 ), accepted AS (
     INSERT INTO hapax.event (id, hash, tenant, source, event_id, event_type, occurred_at,
@@ -14,8 +15,10 @@ WITH arrived AS (
            request_id, remote, secret, signed_at, guard,
            coalesce($2::timestamptz, statement_timestamp()) + guard_us * interval '1 microsecond'
     FROM arrived
-    -- A question for each row, because no plan can make a scan of the table of it.
+    -- A question for each row, because no plan can make a scan of the table of it. What waits as a
+    -- suspected replay under this id has the same bytes: this one is a copy of it.
     WHERE (SELECT true FROM hapax.seen s WHERE s.hash = guard) IS NULL
+      AND (SELECT true FROM hapax.event e WHERE e.hash = replay_hash) IS NULL
     ON CONFLICT DO NOTHING
     RETURNING id
 ), bodies AS (

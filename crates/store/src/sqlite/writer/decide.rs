@@ -31,24 +31,55 @@ impl Writer {
         via: &ArrivalInfo,
     ) -> rusqlite::Result<Verdict> {
         let hash = receipt.key_hash();
-        if let Some(existing) = self.existing(&hash)? {
+        let existing = self.existing(&hash)?;
+        let is_copy = |one: &Existing| one.recent.body_hash == receipt.body_hash();
+        if !existing.as_ref().is_some_and(is_copy) {
+            let known = existing.as_ref().map(|one| one.seq);
+            if let Some(verdict) = self.suspect(batch, known, receipt, jobs, via)? {
+                return Ok(verdict);
+            }
+        }
+        if let Some(existing) = existing {
             return self.meet_again(batch, existing, Some(hash), receipt, jobs, via);
         }
         if let Some(existing) = self.in_a_neighbouring_span(receipt)? {
             return self.meet_again(batch, existing, None, receipt, jobs, via);
         }
-        let review = match (receipt.guard(), self.held_by(receipt)?, receipt.timeliness()) {
-            (Some(guard), Some(seq), _) => match guard.seen {
-                GuardSeen::Duplicate => {
-                    let holder = self.existing_at(seq)?;
-                    return self.meet_again(batch, holder, None, receipt, jobs, via);
-                }
-                GuardSeen::Review => Some(ReviewReason::Replay),
-            },
-            (_, _, Timeliness::Late { .. }) => Some(ReviewReason::Late),
-            (_, _, Timeliness::OnTime) => None,
+        if receipt.guard().is_some_and(|guard| guard.seen == GuardSeen::Duplicate)
+            && let Some(seq) = self.held_by(receipt)?
+        {
+            let holder = self.existing_at(seq)?;
+            return self.meet_again(batch, holder, None, receipt, jobs, via);
+        }
+        let review = match receipt.timeliness() {
+            Timeliness::Late { .. } => Some(ReviewReason::Late),
+            Timeliness::OnTime => None,
         };
         self.insert(batch, (receipt.key(), hash), review, receipt, jobs, via)
+    }
+
+    /// A suspected replay, new or known. It has a key of its own, so that it takes from no event the id
+    /// it came under. `known` is the event that has that id.
+    fn suspect(
+        &mut self,
+        batch: &mut Batch,
+        known: Option<i64>,
+        receipt: &Receipt,
+        jobs: &[NewJob],
+        via: &ArrivalInfo,
+    ) -> rusqlite::Result<Option<Verdict>> {
+        let Some(key) = receipt.if_replay() else { return Ok(None) };
+        let hash = key.hash();
+        if let Some(filed) = self.existing(&hash)? {
+            return self.meet_again(batch, filed, None, receipt, jobs, via).map(Some);
+        }
+        match self.held_by(receipt)? {
+            Some(seq) if known != Some(seq) => {
+                let review = Some(ReviewReason::Replay);
+                self.insert(batch, (key, hash), review, receipt, jobs, via).map(Some)
+            }
+            Some(_) | None => Ok(None),
+        }
     }
 
     fn in_a_neighbouring_span(&self, receipt: &Receipt) -> rusqlite::Result<Option<Existing>> {
