@@ -17,7 +17,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::config::{Complaint, LogFormat, LogSettings};
+use crate::config::{InvalidSetting, LogFormat, LogSettings};
 
 /// Lines that may wait for the writer: some seconds of a busy server, a few MiB.
 const LINES_WAITING_MAX: usize = 16_384;
@@ -27,7 +27,7 @@ const VALUE_CHARS_MAX: usize = 512;
 
 /// Starts logging. Lines still waiting are written when the guard is dropped.
 pub(crate) fn start(settings: &LogSettings) -> anyhow::Result<WorkerGuard> {
-    let filter = filter(&settings.level).map_err(|complaint| anyhow::anyhow!(complaint.problem))?;
+    let filter = filter(&settings.level).map_err(|invalid| anyhow::anyhow!(invalid.problem))?;
     let (writer, guard) = NonBlockingBuilder::default()
         .lossy(true)
         .buffered_lines_limit(LINES_WAITING_MAX)
@@ -57,9 +57,9 @@ pub(crate) fn start(settings: &LogSettings) -> anyhow::Result<WorkerGuard> {
 }
 
 /// A level, or directives as in `info,hapax_store=debug`.
-pub(crate) fn filter(text: &str) -> Result<EnvFilter, Complaint> {
+pub(crate) fn filter(text: &str) -> Result<EnvFilter, InvalidSetting> {
     let bad = || {
-        Complaint::new(
+        InvalidSetting::new(
             format!("\"{}\" is not a log level", text.escape_debug()),
             "write off, error, warn, info, debug or trace, or directives such as \
              \"info,hapax_store=debug\"",

@@ -34,7 +34,9 @@ use tower::ServiceExt as _;
 
 use crate::admin::{self, Admin, Gate, WithoutToken};
 use crate::alerts::{self, Eyes, Watch};
-use crate::config::{self, Complaint, Config, Keep, Mode, Permission, Role, Scope, ServiceUrl};
+use crate::config::{
+    self, Config, InvalidSetting, Keep, Mode, Permission, Role, Scope, ServiceUrl,
+};
 use crate::telemetry;
 
 /// How often files with secrets are looked at for a change.
@@ -95,7 +97,7 @@ async fn serve_on<S: Database + Ledger>(
     metrics: metrics_exporter_prometheus::PrometheusHandle,
     mut signals: Signals,
 ) -> anyhow::Result<()> {
-    config.take_own_token().map_err(|Complaint { problem, hint }| {
+    config.take_own_token().map_err(|InvalidSetting { problem, hint }| {
         anyhow::anyhow!("{problem}; {hint}, or add [tokens.ops] to the config")
     })?;
     let plays = |role| config.settings.roles.has(role);
@@ -333,7 +335,7 @@ fn proxy_spec(config: &Config, proxy: &config::Proxy) -> ProxySpec {
         .fingerprint_ignore(proxy.fingerprint_ignore.clone())
         .body_max(config.settings.max_body_bytes);
     let rules = match &proxy.scope {
-        Scope::Unsaid => rules,
+        Scope::Default => rules,
         Scope::Header(name) => rules.principal(Principal::Header(name.clone())),
         Scope::Jwt(claim, keys) => rules.principal(Principal::Jwt {
             claim: claim.clone(),
@@ -341,7 +343,7 @@ fn proxy_spec(config: &Config, proxy: &config::Proxy) -> ProxySpec {
             now: Arc::new(Timestamp::now),
         }),
         Scope::UnverifiedJwt(claim) => rules.principal(Principal::UnverifiedJwt(claim.clone())),
-        Scope::Nobody => rules.principal(Principal::Shared),
+        Scope::Shared => rules.principal(Principal::Shared),
     };
     ProxySpec {
         upstream: proxy.upstream.clone(),
@@ -587,7 +589,7 @@ impl<S: Database + Ledger> Live<S> {
                 return;
             }
         };
-        if let Err(Complaint { problem, hint }) = newer.take_own_token() {
+        if let Err(InvalidSetting { problem, hint }) = newer.take_own_token() {
             not_taken(&format!("{problem}; hint: {hint}"));
             return;
         }

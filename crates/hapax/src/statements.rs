@@ -15,11 +15,11 @@ use crate::config::{Config, ServiceUrl};
 #[derive(Clone, Default)]
 pub(crate) struct Statements {
     programs: BTreeMap<String, (HandlerRef, Arc<SqlProgram>)>,
-    place: Option<Place>,
+    target: Option<Target>,
 }
 
 #[derive(Clone)]
-enum Place {
+enum Target {
     /// The file, which may not exist yet.
     Sqlite(PathBuf),
     /// As the role that handlers work as.
@@ -61,26 +61,26 @@ impl Statements {
             }
         }
         let settings = &config.settings;
-        let place = match (&settings.handlers_database_url, &settings.database_url) {
-            (Some(url), _) | (None, Some(url)) => Place::Postgres(url.clone()),
-            (None, None) => Place::Sqlite(settings.data_dir.join("hapax.db")),
+        let target = match (&settings.handlers_database_url, &settings.database_url) {
+            (Some(url), _) | (None, Some(url)) => Target::Postgres(url.clone()),
+            (None, None) => Target::Sqlite(settings.data_dir.join("hapax.db")),
         };
-        Self { programs, place: Some(place) }
+        Self { programs, target: Some(target) }
     }
 
     /// Handlers whose statements the database cannot prepare; an error where it cannot be asked.
     pub(crate) async fn unprepared(&self) -> Result<Vec<Unprepared>, String> {
         let (handlers, programs): (Vec<_>, Vec<_>) = self.programs.values().cloned().unzip();
-        let faults = match &self.place {
+        let faults = match &self.target {
             _ if programs.is_empty() => return Ok(Vec::new()),
             None => return Ok(Vec::new()),
-            Some(Place::Sqlite(file)) => {
+            Some(Target::Sqlite(file)) => {
                 let file = file.clone();
                 let check = move || SqliteStore::check_statements(&file, &programs);
                 let checked = tokio::task::spawn_blocking(check).await;
                 checked.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?
             }
-            Some(Place::Postgres(url)) => PgStore::check_statements(url.expose(), &programs)
+            Some(Target::Postgres(url)) => PgStore::check_statements(url.expose(), &programs)
                 .await
                 .map_err(|error| format!("{url}: {error}"))?,
         };

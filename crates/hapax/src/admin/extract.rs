@@ -144,8 +144,8 @@ impl<'de> Deserialize<'de> for Span {
                 let seconds = text.parse().ok().map(Duration::from_secs);
                 match seconds.map_or_else(|| units::duration(text), Ok) {
                     Ok(duration) => Ok(Span(duration)),
-                    Err(complaint) => {
-                        Err(E::custom(format!("{}: {}", complaint.problem, complaint.hint)))
+                    Err(invalid) => {
+                        Err(E::custom(format!("{}: {}", invalid.problem, invalid.hint)))
                     }
                 }
             }

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::output::Failure;
 use super::sender::{self, HttpClient};
-use crate::config::{self, ADMIN_TOKEN_FILE, Flags, Whereabouts};
+use crate::config::{self, ADMIN_TOKEN_FILE, Flags, ServerLocation};
 
 /// How long one answer may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
@@ -66,7 +66,7 @@ impl Access {
         // A server that was named, with a token that was given, needs no config: it may be anywhere.
         let configured = match (&self.admin, &given) {
             (Some(_), Some(_)) => None,
-            (Some(_) | None, _) => Some(config::whereabouts(flags)?),
+            (Some(_) | None, _) => Some(config::server_location(flags)?),
         };
         let base = match (&self.admin, &configured) {
             (Some(url), _) => url.trim_end_matches('/').to_owned(),
@@ -101,7 +101,7 @@ impl Access {
 }
 
 /// The URL of a server's admin side, by its config.
-fn url_of(Whereabouts { admin_listen, file, .. }: &Whereabouts) -> Result<String, Failure> {
+fn url_of(ServerLocation { admin_listen, file, .. }: &ServerLocation) -> Result<String, Failure> {
     let port = admin_listen.port();
     if port == 0 {
         let file = file.as_ref().map_or_else(String::new, |file| format!("{}: ", file.display()));
@@ -124,7 +124,7 @@ fn reached_at(listen: SocketAddr) -> SocketAddr {
 }
 
 /// Whether a URL leads to this machine, or to where the config says that the server listens.
-fn is_own(url: &http::Uri, configured: &Whereabouts) -> bool {
+fn is_own(url: &http::Uri, configured: &ServerLocation) -> bool {
     let Some(host) = url.host() else { return false };
     let host = host.trim_start_matches('[').trim_end_matches(']');
     if host.eq_ignore_ascii_case("localhost") {
@@ -365,7 +365,7 @@ mod tests {
 
     #[test]
     fn only_this_machine_and_the_configured_address_are_ones_own() {
-        let configured = Whereabouts {
+        let configured = ServerLocation {
             admin_listen: "10.0.0.5:8081".parse().unwrap(),
             data_dir: PathBuf::from("data"),
             file: None,

@@ -37,11 +37,9 @@ impl Identity {
         let mut given = self.secrets.clone();
         given.extend(self.secret_file.iter().map(|path| format!("file:{}", path.display())));
         let resolve = |text: &String| {
-            config::resolve_secret(text, &env).map(|resolved| resolved.secret).map_err(
-                |complaint| {
-                    Failure::usage(format!("the secret {}", complaint.problem), complaint.hint)
-                },
-            )
+            config::resolve_secret(text, &env).map(|resolved| resolved.secret).map_err(|invalid| {
+                Failure::usage(format!("the secret {}", invalid.problem), invalid.hint)
+            })
         };
         if given.is_empty() {
             return Ok(env("HAPAX_SECRET").map(Secret::new).into_iter().collect());
@@ -58,8 +56,8 @@ impl Identity {
                     "such as --param webhook_id=8PT597110X687430L",
                 )
             })?;
-            let resolved = config::resolve_secret(value, &env).map_err(|complaint| {
-                Failure::usage(format!("--param {key} {}", complaint.problem), complaint.hint)
+            let resolved = config::resolve_secret(value, &env).map_err(|invalid| {
+                Failure::usage(format!("--param {key} {}", invalid.problem), invalid.hint)
             })?;
             Ok((key.to_owned(), resolved.secret.expose().to_owned()))
         };
@@ -74,7 +72,7 @@ impl Identity {
         spec.url_known = url_known;
         if let Some(preset) = presets::find(provider) {
             let dev = spec.secrets.iter().map(|active| active.secret.clone()).next();
-            if let Some(dev) = dev.filter(config::looks_like_a_dev_secret) {
+            if let Some(dev) = dev.filter(config::is_dev_secret) {
                 derive_from_dev(&mut spec, preset, &dev);
             }
         }

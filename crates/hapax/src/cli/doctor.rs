@@ -147,7 +147,7 @@ impl Doctor {
 
     /// Reads the config as `serve` would, except that nothing is made.
     fn config(&self, found: &mut Findings) -> Option<Config> {
-        let config = match config::look(&self.flags) {
+        let config = match config::load_read_only(&self.flags) {
             Ok(config) => config,
             Err(errors) => {
                 for line in errors.lines() {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use crate::config::{Complaint, ConfigErrors};
+use crate::config::{ConfigErrors, InvalidSetting};
 
 /// How a command ends when it ends well enough to say so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,8 +77,8 @@ impl Failure {
     }
 }
 
-impl From<Complaint> for Failure {
-    fn from(Complaint { problem, hint }: Complaint) -> Self {
+impl From<InvalidSetting> for Failure {
+    fn from(InvalidSetting { problem, hint }: InvalidSetting) -> Self {
         Self::usage(problem, hint)
     }
 }

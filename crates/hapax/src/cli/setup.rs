@@ -66,7 +66,7 @@ impl CheckConfig {
             .config
             .or_else(|| from_env().map(PathBuf::from))
             .unwrap_or_else(|| PathBuf::from(config::DEFAULT_PATH));
-        let checked = config::look(&Flags { config: Some(file), ..Flags::default() });
+        let checked = config::load_read_only(&Flags { config: Some(file), ..Flags::default() });
         let config = match checked {
             Ok(config) => config,
             Err(errors) => return refused(errors, self.json),

@@ -48,8 +48,8 @@ pub(super) struct Verify {
 impl Verify {
     pub(super) fn run(self) -> Result<Exit, Failure> {
         let tolerance = match &self.tolerance {
-            Some(text) => Some(units::span(text).map_err(|complaint| {
-                Failure::usage(format!("--tolerance: {}", complaint.problem), complaint.hint)
+            Some(text) => Some(units::span(text).map_err(|invalid| {
+                Failure::usage(format!("--tolerance: {}", invalid.problem), invalid.hint)
             })?),
             None => None,
         };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax_engine::Rate;
 
 use super::document::Section;
-use super::problem::{Complaint, Problems};
+use super::problem::{ConfigProblems, InvalidSetting};
 use super::units;
 
 /// Thresholds; `None` is off.
@@ -71,7 +71,7 @@ pub(super) const KEYS: [&str; 10] = [
 
 impl Alerts {
     /// Reads `[alerts]` over the defaults.
-    pub(super) fn read(section: &Section<'_>, problems: &mut Problems) -> Self {
+    pub(super) fn read(section: &Section<'_>, problems: &mut ConfigProblems) -> Self {
         section.expect(&KEYS, &[], problems);
         let mut alerts = Self::default();
         for entry in section.entries() {
@@ -88,7 +88,7 @@ impl Alerts {
         alerts
     }
 
-    fn set(&mut self, key: &str, text: &str) -> Result<(), Complaint> {
+    fn set(&mut self, key: &str, text: &str) -> Result<(), InvalidSetting> {
         match key {
             "duplicate_spike" => self.duplicate_spike = unless_off(text, times)?,
             "failed_verifications" => self.failed_verifications = units::rate(text)?,
@@ -109,30 +109,30 @@ impl Alerts {
 
 fn unless_off<T>(
     text: &str,
-    read: impl FnOnce(&str) -> Result<T, Complaint>,
-) -> Result<Option<T>, Complaint> {
+    read: impl FnOnce(&str) -> Result<T, InvalidSetting>,
+) -> Result<Option<T>, InvalidSetting> {
     match text {
         "off" => Ok(None),
-        text => read(text).map(Some).map_err(|Complaint { problem, hint }| {
-            Complaint::new(problem, format!("{hint}; or \"off\""))
+        text => read(text).map(Some).map_err(|InvalidSetting { problem, hint }| {
+            InvalidSetting::new(problem, format!("{hint}; or \"off\""))
         }),
     }
 }
 
-fn on(text: &str) -> Result<(), Complaint> {
+fn on(text: &str) -> Result<(), InvalidSetting> {
     match text {
         "on" => Ok(()),
-        other => Err(Complaint::new(format!("\"{other}\" is not a switch"), "write \"on\"")),
+        other => Err(InvalidSetting::new(format!("\"{other}\" is not a switch"), "write \"on\"")),
     }
 }
 
-fn count(text: &str) -> Result<u32, Complaint> {
-    let bad = || Complaint::new("is not a number above zero", "write a number, such as 1");
+fn count(text: &str) -> Result<u32, InvalidSetting> {
+    let bad = || InvalidSetting::new("is not a number above zero", "write a number, such as 1");
     text.trim().parse().ok().filter(|count| *count > 0).ok_or_else(bad)
 }
 
-fn times(text: &str) -> Result<u32, Complaint> {
+fn times(text: &str) -> Result<u32, InvalidSetting> {
     let bad =
-        || Complaint::new("is not a number above one", "write how many times more, such as 3");
+        || InvalidSetting::new("is not a number above one", "write how many times more, such as 3");
     text.trim().parse().ok().filter(|times| *times > 1).ok_or_else(bad)
 }

@@ -11,10 +11,10 @@ use hapax_core::source::SourceSpec;
 use hapax_core::{Source, presets};
 
 use super::handlers::Mode;
-use super::problem::{Complaint, Place};
-use super::secret_file::Kept;
+use super::problem::{InvalidSetting, Origin};
+use super::secret_file::SecretKind;
 use super::sources::{ConfiguredSource, keep_keys, unverified_limit_default};
-use super::{Reading, Settings, secret_file};
+use super::{ConfigReader, Settings, secret_file};
 use crate::signing;
 
 /// What dev mode has beside ordinary settings.
@@ -27,14 +27,14 @@ pub(crate) struct DevMode {
 /// The name of the file in the data dir.
 pub(crate) const SECRET_FILE: &str = "dev-secret";
 
-impl Reading<'_> {
+impl ConfigReader<'_> {
     /// Makes the sources of dev mode, and the secret if it is not there yet.
     pub(super) fn dev_mode(
         &mut self,
         settings: &mut Settings,
     ) -> (Vec<ConfiguredSource>, Option<DevMode>) {
         if !settings.listen.ip().is_loopback() {
-            let complaint = Complaint::new(
+            let invalid = InvalidSetting::new(
                 format!(
                     "without a config file hapax is in dev mode, which listens on loopback \
                          only, and {} is not",
@@ -42,17 +42,17 @@ impl Reading<'_> {
                 ),
                 "write a config with `hapax init` and give each source a secret of its own",
             );
-            self.problems.add(Place::Whole, "listen", complaint);
+            self.problems.add(Origin::Whole, "listen", invalid);
         }
         // Nothing is written to disk for a start that will be refused anyway.
-        if !self.problems.is_empty() || self.world.only_looks {
+        if !self.problems.is_empty() || self.environment.read_only {
             return (Vec::new(), None);
         }
         let file = settings.data_dir.join(SECRET_FILE);
-        let secret = match secret_file::read_or_make(&file, Kept::DevSecret) {
+        let secret = match secret_file::read_or_make(&file, SecretKind::DevSecret) {
             Ok(secret) => secret,
-            Err(complaint) => {
-                self.problems.add_unopened("data_dir", complaint);
+            Err(invalid) => {
+                self.problems.add_unopened("data_dir", invalid);
                 return (Vec::new(), None);
             }
         };
@@ -78,8 +78,8 @@ impl Reading<'_> {
                     mode: Mode::Async,
                 }),
                 Err(error) => {
-                    let complaint = Complaint::new(error.problem, error.hint);
-                    self.problems.add(Place::Whole, preset.name, complaint);
+                    let invalid = InvalidSetting::new(error.problem, error.hint);
+                    self.problems.add(Origin::Whole, preset.name, invalid);
                 }
             }
         }

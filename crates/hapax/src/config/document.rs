@@ -1,6 +1,6 @@
 //! Walking a TOML file with a finger on every key: what is read here knows its line.
 //!
-//! Reading is by hand rather than by derive, for three things that a derive cannot do at once:
+//! ConfigReader is by hand rather than by derive, for three things that a derive cannot do at once:
 //! report every problem and not only the first, suggest the key that was meant, and never quote a
 //! value that may be a secret.
 
@@ -9,7 +9,7 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::problem::{Complaint, Place, Problems};
+use super::problem::{ConfigProblems, InvalidSetting, Origin};
 use super::suggest;
 
 /// A table of the file.
@@ -32,18 +32,22 @@ pub(crate) struct Entry<'d> {
 }
 
 /// Parses the text; the message of a syntax error never quotes the text.
-pub(crate) fn parse<'t>(text: &'t str, problems: &mut Problems) -> Option<Spanned<DeTable<'t>>> {
+pub(crate) fn parse<'t>(
+    text: &'t str,
+    problems: &mut ConfigProblems,
+) -> Option<Spanned<DeTable<'t>>> {
     match DeTable::parse(text) {
         Ok(document) => Some(document),
         Err(error) => {
-            let place = error.span().map_or(Place::Whole, |Range { start, .. }| Place::File(start));
+            let origin =
+                error.span().map_or(Origin::Whole, |Range { start, .. }| Origin::File(start));
             let message = error.message().lines().next().unwrap_or("invalid TOML").to_owned();
             let hint = if message.contains("duplicate") {
                 "each key and each [section] may appear once"
             } else {
                 "this is not TOML: text stands in quotes, lists in [brackets]"
             };
-            problems.add(place, "", Complaint::new(message, hint));
+            problems.add(origin, "", InvalidSetting::new(message, hint));
             None
         }
     }
@@ -73,12 +77,12 @@ impl<'d> Section<'d> {
     }
 
     /// Reports every key that is neither `known` nor `later`, and every `later` one as not built.
-    pub(crate) fn expect(&self, known: &[&str], later: &[&str], problems: &mut Problems) {
+    pub(crate) fn expect(&self, known: &[&str], later: &[&str], problems: &mut ConfigProblems) {
         for entry in self.entries() {
             if known.contains(&entry.name) {
                 continue;
             }
-            let complaint = if later.contains(&entry.name) {
+            let invalid = if later.contains(&entry.name) {
                 not_built_yet()
             } else {
                 let hint = match suggest::nearest(entry.name, known) {
@@ -86,15 +90,15 @@ impl<'d> Section<'d> {
                     None if known.is_empty() => "nothing can be set here".to_owned(),
                     None => format!("known here: {}", known.join(", ")),
                 };
-                Complaint::new("unknown key", hint)
+                InvalidSetting::new("unknown key", hint)
             };
-            entry.complain(complaint, problems);
+            entry.report(invalid, problems);
         }
     }
 
     /// Reports a problem with the section as a whole.
-    pub(crate) fn complain(&self, complaint: Complaint, problems: &mut Problems) {
-        problems.add(Place::File(self.at), self.path.clone(), complaint);
+    pub(crate) fn report(&self, invalid: InvalidSetting, problems: &mut ConfigProblems) {
+        problems.add(Origin::File(self.at), self.path.clone(), invalid);
     }
 
     /// The entry that a dotted path such as `scheme.header` leads to, as far as it exists.
@@ -131,8 +135,8 @@ impl<'d> Entry<'d> {
     }
 
     /// Reports a problem with it.
-    pub(crate) fn complain(&self, complaint: Complaint, problems: &mut Problems) {
-        problems.add(Place::File(self.at), self.path.clone(), complaint);
+    pub(crate) fn report(&self, invalid: InvalidSetting, problems: &mut ConfigProblems) {
+        problems.add(Origin::File(self.at), self.path.clone(), invalid);
     }
 
     /// The byte of the file that holds byte `at` of its text; `None` where escapes stand between.
@@ -152,7 +156,7 @@ impl<'d> Entry<'d> {
     }
 
     /// `true` or `false`.
-    pub(crate) fn flag(&self, problems: &mut Problems) -> Option<bool> {
+    pub(crate) fn flag(&self, problems: &mut ConfigProblems) -> Option<bool> {
         match self.value {
             DeValue::Boolean(flag) => Some(*flag),
             other => self.wrong_type("true or false", other, problems),
@@ -160,7 +164,7 @@ impl<'d> Entry<'d> {
     }
 
     /// Its text.
-    pub(crate) fn text(&self, problems: &mut Problems) -> Option<&'d str> {
+    pub(crate) fn text(&self, problems: &mut ConfigProblems) -> Option<&'d str> {
         match self.value {
             DeValue::String(text) => Some(text.as_ref()),
             other => self.wrong_type("text in quotes", other, problems),
@@ -170,13 +174,13 @@ impl<'d> Entry<'d> {
     /// Its text, read by `read`.
     pub(crate) fn parse<T>(
         &self,
-        read: impl FnOnce(&str) -> Result<T, Complaint>,
-        problems: &mut Problems,
+        read: impl FnOnce(&str) -> Result<T, InvalidSetting>,
+        problems: &mut ConfigProblems,
     ) -> Option<T> {
         match read(self.text(problems)?) {
             Ok(value) => Some(value),
-            Err(complaint) => {
-                self.complain(complaint, problems);
+            Err(invalid) => {
+                self.report(invalid, problems);
                 None
             }
         }
@@ -185,19 +189,19 @@ impl<'d> Entry<'d> {
     /// Text or a number, read by `read` as text: for sizes and counts, which people write as both.
     pub(crate) fn parse_number<T>(
         &self,
-        read: impl FnOnce(&str) -> Result<T, Complaint>,
-        problems: &mut Problems,
+        read: impl FnOnce(&str) -> Result<T, InvalidSetting>,
+        problems: &mut ConfigProblems,
     ) -> Option<T> {
         let read = match self.value {
             DeValue::Integer(number) => read(&number.to_string()),
             DeValue::String(text) => read(text),
             other => return self.wrong_type("a number", other, problems),
         };
-        read.map_err(|complaint| self.complain(complaint, problems)).ok()
+        read.map_err(|invalid| self.report(invalid, problems)).ok()
     }
 
     /// Text or a TOML date-time, as text.
-    pub(crate) fn instant_text(&self, problems: &mut Problems) -> Option<String> {
+    pub(crate) fn instant_text(&self, problems: &mut ConfigProblems) -> Option<String> {
         match self.value {
             DeValue::Datetime(instant) => Some(instant.to_string()),
             DeValue::String(text) => Some(text.to_string()),
@@ -206,7 +210,7 @@ impl<'d> Entry<'d> {
     }
 
     /// Its table.
-    pub(crate) fn section(&self, problems: &mut Problems) -> Option<Section<'d>> {
+    pub(crate) fn section(&self, problems: &mut ConfigProblems) -> Option<Section<'d>> {
         self.as_section().or_else(|| self.wrong_type("a table", self.value, problems))
     }
 
@@ -219,7 +223,7 @@ impl<'d> Entry<'d> {
     }
 
     /// Its elements.
-    pub(crate) fn list(&self, problems: &mut Problems) -> Option<Vec<Entry<'d>>> {
+    pub(crate) fn list(&self, problems: &mut ConfigProblems) -> Option<Vec<Entry<'d>>> {
         let DeValue::Array(array) = self.value else {
             return self.wrong_type("a list in [brackets]", self.value, problems);
         };
@@ -234,7 +238,7 @@ impl<'d> Entry<'d> {
     }
 
     /// Its elements as texts.
-    pub(crate) fn texts(&self, problems: &mut Problems) -> Option<Vec<&'d str>> {
+    pub(crate) fn texts(&self, problems: &mut ConfigProblems) -> Option<Vec<&'d str>> {
         let entries = self.list(problems)?;
         let texts: Vec<_> = entries.iter().filter_map(|entry| entry.text(problems)).collect();
         (texts.len() == entries.len()).then_some(texts)
@@ -245,7 +249,7 @@ impl<'d> Entry<'d> {
         &self,
         expected: &str,
         found: &DeValue<'_>,
-        problems: &mut Problems,
+        problems: &mut ConfigProblems,
     ) -> Option<T> {
         let found = match found {
             DeValue::String(_) => "text",
@@ -257,14 +261,14 @@ impl<'d> Entry<'d> {
             DeValue::Table(_) => "a table",
         };
         let problem = format!("wrong type: expected {expected}, found {found}");
-        self.complain(Complaint::new(problem, format!("write {expected}")), problems);
+        self.report(InvalidSetting::new(problem, format!("write {expected}")), problems);
         None
     }
 }
 
 /// What is said of keys whose feature is still to come.
-pub(crate) fn not_built_yet() -> Complaint {
-    Complaint::new("not built yet", "remove it for now")
+pub(crate) fn not_built_yet() -> InvalidSetting {
+    InvalidSetting::new("not built yet", "remove it for now")
 }
 
 fn join(path: &str, key: &str) -> String {

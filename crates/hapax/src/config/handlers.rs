@@ -20,9 +20,9 @@ use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
 use http::Uri;
 
-use super::Reading;
+use super::ConfigReader;
 use super::document::{Entry, Section};
-use super::problem::{Complaint, Place};
+use super::problem::{InvalidSetting, Origin};
 use super::units;
 
 /// When a sender is answered.
@@ -80,7 +80,7 @@ const SYNC_TIMEOUT_DEFAULT: Duration = Duration::from_secs(8);
 /// The longest file of statements: what is longer was named by mistake.
 const SQL_FILE_BYTES_MAX: u64 = 1 << 20;
 
-impl Reading<'_> {
+impl ConfigReader<'_> {
     /// Reads the handlers of a source, by name. `spec` is that source's, with its own parameters.
     pub(super) fn handlers(
         &mut self,
@@ -93,9 +93,9 @@ impl Reading<'_> {
             return Vec::new();
         };
         let read = |entry: Entry<'_>| {
-            if let Err(Complaint { problem, .. }) = units::name(entry.name()) {
+            if let Err(InvalidSetting { problem, .. }) = units::name(entry.name()) {
                 let hint = "use 1 to 64 letters, digits, \"_\", \".\" or \"-\"";
-                entry.complain(Complaint::new(problem, hint), &mut self.problems);
+                entry.report(InvalidSetting::new(problem, hint), &mut self.problems);
                 return None;
             }
             let handler = entry.section(&mut self.problems)?;
@@ -117,18 +117,18 @@ impl Reading<'_> {
         let declared = section.get("handlers").and_then(|handlers| handlers.as_section());
         let declared = declared.map_or(0, |handlers| handlers.entries().count());
         if declared != 1 {
-            let complaint = Complaint::new(
+            let invalid = InvalidSetting::new(
                 format!("\"sync\" needs exactly one handler, and there are {declared}"),
                 "the sender gets that handler's answer; several are for mode = \"async\"",
             );
-            entry.complain(complaint, &mut self.problems);
+            entry.report(invalid, &mut self.problems);
         }
         if handlers.iter().any(|handler| matches!(handler.kind, HandlerKind::Pull)) {
-            let complaint = Complaint::new(
+            let invalid = InvalidSetting::new(
                 "\"sync\" cannot wait for a handler that is pulled",
                 "nobody knows when a worker comes for it: use sql or http, or mode = \"async\"",
             );
-            entry.complain(complaint, &mut self.problems);
+            entry.report(invalid, &mut self.problems);
         }
         Mode::Sync { timeout: timeout.unwrap_or(SYNC_TIMEOUT_DEFAULT) }
     }
@@ -148,7 +148,7 @@ impl Reading<'_> {
             self.timeout_and_lease(section, kind.as_ref(), refetch.as_ref(), &label);
         let kind = kind?;
         if let HandlerKind::Sql(program) = &kind {
-            self.always_null(section, program, order.as_ref(), &label);
+            self.check_parameters_filled(section, program, order.as_ref(), &label);
         }
         Some(Handler {
             name: HandlerName::new(name),
@@ -176,27 +176,27 @@ impl Reading<'_> {
         let ways = [section.get("sql"), section.get("sql_file"), section.get("http"), pull];
         let mut ways = ways.into_iter().flatten();
         let Some(way) = ways.next() else {
-            let complaint = Complaint::new(
+            let invalid = InvalidSetting::new(
                 "has nothing to run",
                 "add one of sql = \"INSERT …\", sql_file = \"fee.sql\", \
                  http = \"http://127.0.0.1:3000/hooks\" or pull = true",
             );
-            section.complain(complaint, &mut self.problems);
+            section.report(invalid, &mut self.problems);
             return None;
         };
         if let Some(second) = ways.next() {
-            let complaint = Complaint::new(
+            let invalid = InvalidSetting::new(
                 format!("goes instead of `{}`, not with it", way.name()),
                 "a handler runs one thing: give the other a handler of its own",
             );
-            second.complain(complaint, &mut self.problems);
+            second.report(invalid, &mut self.problems);
             return None;
         }
         if way.name() != "http" {
             for key in ["sign_as", "secret"] {
                 if let Some(entry) = section.get(key) {
-                    let complaint = Complaint::new("goes with `http`", "remove it");
-                    entry.complain(complaint, &mut self.problems);
+                    let invalid = InvalidSetting::new("goes with `http`", "remove it");
+                    entry.report(invalid, &mut self.problems);
                 }
             }
         }
@@ -218,12 +218,12 @@ impl Reading<'_> {
         match at {
             // The line of the file says it all.
             Some(at) => {
-                let complaint = Complaint::new(error.problem, error.hint);
-                self.problems.add(Place::File(at), entry.path(), complaint);
+                let invalid = InvalidSetting::new(error.problem, error.hint);
+                self.problems.add(Origin::File(at), entry.path(), invalid);
             }
             None => {
-                let complaint = Complaint::new(format!("in the SQL, {error}"), error.hint);
-                entry.complain(complaint, &mut self.problems);
+                let invalid = InvalidSetting::new(format!("in the SQL, {error}"), error.hint);
+                entry.report(invalid, &mut self.problems);
             }
         }
         None
@@ -234,11 +234,11 @@ impl Reading<'_> {
         let read = read_sql(&path).and_then(|text| {
             SqlProgram::parse(&text, self.dialect).map_err(|error| {
                 let SqlError { line, column, problem, hint } = error;
-                Complaint::new(format!("{}:{line}:{column}: {problem}", path.display()), hint)
+                InvalidSetting::new(format!("{}:{line}:{column}: {problem}", path.display()), hint)
             })
         });
         self.watched.push(path);
-        read.map_err(|complaint| entry.complain(complaint, &mut self.problems)).ok()
+        read.map_err(|invalid| entry.report(invalid, &mut self.problems)).ok()
     }
 
     fn http(
@@ -256,11 +256,11 @@ impl Reading<'_> {
                 if let (SignAs::Provider, Some(preset)) = (sign_as, preset)
                     && !preset.can_sign()
                 {
-                    let complaint = Complaint::new(
+                    let invalid = InvalidSetting::new(
                         format!("only {} itself can sign in its scheme", preset.title),
                         "write \"standard\", and verify Standard Webhooks in your app",
                     );
-                    entry.complain(complaint, &mut self.problems);
+                    entry.report(invalid, &mut self.problems);
                     return None;
                 }
                 sign_as
@@ -271,7 +271,7 @@ impl Reading<'_> {
             Some(entry) => {
                 let secret = self.secret(&entry)?;
                 let signer = signer(sign_as, &secret, spec)
-                    .map_err(|complaint| entry.complain(complaint, &mut self.problems))
+                    .map_err(|invalid| entry.report(invalid, &mut self.problems))
                     .ok()?;
                 (Some(secret), Some(Arc::new(signer)))
             }
@@ -290,7 +290,7 @@ impl Reading<'_> {
         let Some(entry) = section.get("types") else { return Some(TypeFilter::default()) };
         TypeFilter::new(entry.texts(&mut self.problems)?)
             .map_err(|error| {
-                entry.complain(Complaint::new(error.problem, error.hint), &mut self.problems);
+                entry.report(InvalidSetting::new(error.problem, error.hint), &mut self.problems);
             })
             .ok()
     }
@@ -298,8 +298,8 @@ impl Reading<'_> {
     fn retry(&mut self, section: &Section<'_>) -> Option<Vec<Duration>> {
         let Some(entry) = section.get("retry") else { return Some(RETRY_DEFAULT.to_vec()) };
         let waits = entry.list(&mut self.problems)?;
-        let complaint = match waits.len() {
-            0 => Complaint::new(
+        let invalid = match waits.len() {
+            0 => InvalidSetting::new(
                 "is empty: nothing would ever be tried",
                 "one wait before each attempt: [\"0s\", \"1m\", \"1h\"]; [\"0s\"] tries once",
             ),
@@ -308,12 +308,12 @@ impl Reading<'_> {
                 let read: Vec<_> = waits.iter().filter_map(read).collect();
                 return (read.len() == waits.len()).then_some(read);
             }
-            many => Complaint::new(
+            many => InvalidSetting::new(
                 format!("{many} attempts are more than {RETRY_MAX}"),
                 "wait longer between them; what stays dead is kept, and can be replayed",
             ),
         };
-        entry.complain(complaint, &mut self.problems);
+        entry.report(invalid, &mut self.problems);
         None
     }
 
@@ -358,12 +358,12 @@ impl Reading<'_> {
                 (true, true) => format!("the timeouts of {timeout:?} and, for refetch, {fetch:?}"),
                 (false, true) => format!("the timeout of refetch, {fetch:?}"),
             };
-            let complaint = Complaint::new(
+            let invalid = InvalidSetting::new(
                 format!("is shorter than twice {of}"),
                 "lengthen the lease or shorten `timeout`: work still running when its lease ends \
                  is given to another worker",
             );
-            entry.complain(complaint, &mut self.problems);
+            entry.report(invalid, &mut self.problems);
         }
         let shares_the_writer =
             matches!((kind, self.dialect), (Some(HandlerKind::Sql(_)), Dialect::Sqlite));
@@ -380,13 +380,13 @@ impl Reading<'_> {
         &mut self,
         section: &Section<'_>,
         key: &str,
-        read: impl FnOnce(&str) -> Result<T, Complaint>,
+        read: impl FnOnce(&str) -> Result<T, InvalidSetting>,
     ) -> Option<T> {
         section.get(key)?.parse_number(read, &mut self.problems)
     }
 
     /// A parameter that nothing fills is a mistake that no job would report.
-    fn always_null(
+    fn check_parameters_filled(
         &mut self,
         section: &Section<'_>,
         program: &SqlProgram,
@@ -400,11 +400,11 @@ impl Reading<'_> {
         if let (true, None, Some(way)) =
             (program.uses(SqlParameter::Current), section.get("refetch"), way)
         {
-            let complaint = Complaint::new(
+            let invalid = InvalidSetting::new(
                 ":current has nothing to stand for",
                 format!("say where the object is: [{label}.refetch] with a url"),
             );
-            way.complain(complaint, &mut self.problems);
+            way.report(invalid, &mut self.problems);
         }
     }
 }
@@ -417,9 +417,9 @@ fn byte_of(text: &str, error: &SqlError) -> Option<usize> {
     Some(before + ends.take(error.column).last()?)
 }
 
-fn read_sql(path: &Path) -> Result<String, Complaint> {
+fn read_sql(path: &Path) -> Result<String, InvalidSetting> {
     let cannot = |why: String| {
-        Complaint::new(
+        InvalidSetting::new(
             format!("cannot read {}: {why}", path.display()),
             "a file of SQL statements, relative to the directory that hapax is started in",
         )
@@ -435,9 +435,9 @@ fn read_sql(path: &Path) -> Result<String, Complaint> {
 }
 
 /// Where the user's app listens. It may be anywhere: the operator wrote it.
-pub(super) fn target_url(text: &str) -> Result<Uri, Complaint> {
+pub(super) fn target_url(text: &str) -> Result<Uri, InvalidSetting> {
     let bad = |what: &str| {
-        Complaint::new(what, "write where your app listens: \"http://127.0.0.1:3000/hooks\"")
+        InvalidSetting::new(what, "write where your app listens: \"http://127.0.0.1:3000/hooks\"")
     };
     let url: Uri = text.parse().map_err(|_| bad("is not a URL"))?;
     match url.scheme_str() {
@@ -457,7 +457,7 @@ pub(super) fn target_url(text: &str) -> Result<Uri, Complaint> {
 }
 
 /// Builds what signs requests to the user's app with a secret of its own.
-fn signer(sign_as: SignAs, secret: &Secret, source: &SourceSpec) -> Result<Source, Complaint> {
+fn signer(sign_as: SignAs, secret: &Secret, source: &SourceSpec) -> Result<Source, InvalidSetting> {
     let secrets = vec![ActiveSecret::forever(secret.clone())];
     let spec = match sign_as {
         SignAs::Standard => {
@@ -470,42 +470,43 @@ fn signer(sign_as: SignAs, secret: &Secret, source: &SourceSpec) -> Result<Sourc
     };
     Source::build(spec).map_err(|error| match sign_as {
         SignAs::Standard => not_standard("what follows whsec_ is not base64"),
-        SignAs::Provider => Complaint::new(error.problem, error.hint),
+        SignAs::Provider => InvalidSetting::new(error.problem, error.hint),
     })
 }
 
-fn not_standard(why: &str) -> Complaint {
-    Complaint::new(
+fn not_standard(why: &str) -> InvalidSetting {
+    InvalidSetting::new(
         format!("is no secret of Standard Webhooks: {why}"),
         "make one with `echo whsec_$(openssl rand -base64 32)`, and give it to your app too",
     )
 }
 
-fn is_sync(text: &str) -> Result<bool, Complaint> {
+fn is_sync(text: &str) -> Result<bool, InvalidSetting> {
     match text {
         "async" => Ok(false),
         "sync" => Ok(true),
-        other => {
-            Err(Complaint::new(format!("\"{other}\" is not a mode"), "write \"async\" or \"sync\""))
-        }
+        other => Err(InvalidSetting::new(
+            format!("\"{other}\" is not a mode"),
+            "write \"async\" or \"sync\"",
+        )),
     }
 }
 
-fn sign_as(text: &str) -> Result<SignAs, Complaint> {
+fn sign_as(text: &str) -> Result<SignAs, InvalidSetting> {
     match text {
         "standard" => Ok(SignAs::Standard),
         "provider" => Ok(SignAs::Provider),
-        other => Err(Complaint::new(
+        other => Err(InvalidSetting::new(
             format!("\"{other}\" is not a way to sign"),
             "write \"standard\" (Standard Webhooks) or \"provider\" (as the sender does)",
         )),
     }
 }
 
-pub(super) fn count(text: &str, most: usize, example: usize) -> Result<usize, Complaint> {
+pub(super) fn count(text: &str, most: usize, example: usize) -> Result<usize, InvalidSetting> {
     match text.trim().parse() {
         Ok(count) if (1..=most).contains(&count) => Ok(count),
-        Ok(_) | Err(_) => Err(Complaint::new(
+        Ok(_) | Err(_) => Err(InvalidSetting::new(
             format!("is not a number from 1 to {most}"),
             format!("write a number, such as {example}"),
         )),
@@ -516,7 +517,7 @@ pub(super) fn count(text: &str, most: usize, example: usize) -> Result<usize, Co
 mod tests {
     use hapax_core::Timestamp;
 
-    use super::super::{Config, Flags, World, load_in};
+    use super::super::{Config, Environment, Flags, load_in};
     use hapax_core::order::{Gaps, Machine, OnGap, OrderPolicy, OrderRule};
 
     use super::*;
@@ -530,8 +531,9 @@ mod tests {
              tenants.acme = {{ secrets = [\"y\"] }}\n{rest}"
         );
         std::fs::write(&file, text).unwrap();
-        let world = World { env: &|_| None, now: Timestamp::UNIX_EPOCH, only_looks: true };
-        load_in(&Flags { config: Some(file), ..Flags::default() }, &world).unwrap()
+        let environment =
+            Environment { env: &|_| None, now: Timestamp::UNIX_EPOCH, read_only: true };
+        load_in(&Flags { config: Some(file), ..Flags::default() }, &environment).unwrap()
     }
 
     fn handler(keys: &str) -> Arc<Handler> {

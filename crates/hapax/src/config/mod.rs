@@ -36,10 +36,10 @@ pub(crate) use self::alerts::Alerts;
 pub(crate) use self::dev::DevMode;
 use self::document::Section;
 pub(crate) use self::handlers::Mode;
-pub(crate) use self::problem::{Complaint, ConfigErrors};
-use self::problem::{Place, Problems};
+pub(crate) use self::problem::{ConfigErrors, InvalidSetting};
+use self::problem::{ConfigProblems, Origin};
 pub(crate) use self::proxies::{Proxy, Scope};
-use self::secret_file::Kept;
+use self::secret_file::SecretKind;
 use self::secrets::Resolved;
 pub(crate) use self::secrets::resolve as resolve_secret;
 pub(crate) use self::shared::{Role, Roles, ServiceUrl};
@@ -84,18 +84,18 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "FORMAT")]
     pub(crate) log_format: Option<String>,
     /// The PostgreSQL that nodes share [env: HAPAX_DATABASE_URL, which other users cannot see]
-    #[arg(long, value_name = "URL", value_parser = hidden)]
+    #[arg(long, value_name = "URL", value_parser = parse_secret)]
     pub(crate) database_url: Option<Secret>,
     /// A Redis in front of PostgreSQL [env: HAPAX_REDIS_URL, which other users cannot see]
-    #[arg(long, value_name = "URL", value_parser = hidden)]
+    #[arg(long, value_name = "URL", value_parser = parse_secret)]
     pub(crate) redis_url: Option<Secret>,
     /// What this process does, some of ingress,worker,sender,admin [env: HAPAX_ROLES] [default: all]
     #[arg(long, value_name = "ROLES")]
     pub(crate) roles: Option<String>,
 }
 
-/// Kept so that it cannot be printed.
-fn hidden(text: &str) -> Result<Secret, std::convert::Infallible> {
+/// SecretKind so that it cannot be printed.
+fn parse_secret(text: &str) -> Result<Secret, std::convert::Infallible> {
     Ok(Secret::new(text))
 }
 
@@ -256,35 +256,35 @@ pub(crate) enum Permission {
 }
 
 /// What a configuration is read from beside its file: passed in, so that tests have their own.
-pub(crate) struct World<'w> {
+pub(crate) struct Environment<'w> {
     /// Looks up an environment variable.
     pub(crate) env: &'w dyn Fn(&str) -> Option<String>,
     /// Tells secrets that have ended from those that have not.
     pub(crate) now: Timestamp,
     /// Whether nothing may be written: then dev mode has no sources.
-    pub(crate) only_looks: bool,
+    pub(crate) read_only: bool,
 }
 
-impl World<'static> {
+impl Environment<'static> {
     /// The one around this process.
-    fn real(only_looks: bool) -> Self {
-        Self { env: &|name| std::env::var(name).ok(), now: Timestamp::now(), only_looks }
+    fn real(read_only: bool) -> Self {
+        Self { env: &|name| std::env::var(name).ok(), now: Timestamp::now(), read_only }
     }
 }
 
 /// Reads and checks the configuration. In dev mode this makes the dev secret, if it is not there.
 pub(crate) fn load(flags: &Flags) -> Result<Config, ConfigErrors> {
-    load_in(flags, &World::real(false))
+    load_in(flags, &Environment::real(false))
 }
 
 /// The same for those who do not serve: nothing is made, and without a file there are no sources.
-pub(crate) fn look(flags: &Flags) -> Result<Config, ConfigErrors> {
-    load_in(flags, &World::real(true))
+pub(crate) fn load_read_only(flags: &Flags) -> Result<Config, ConfigErrors> {
+    load_in(flags, &Environment::real(true))
 }
 
 /// Where a server is, as far as its config says so, for those who talk to it.
 #[derive(Debug)]
-pub(crate) struct Whereabouts {
+pub(crate) struct ServerLocation {
     /// The admin side.
     pub(crate) admin_listen: SocketAddr,
     /// The data directory.
@@ -294,61 +294,61 @@ pub(crate) struct Whereabouts {
 }
 
 /// Reads where a server is. Nothing else of the config is looked at, so no secret need be there.
-pub(crate) fn whereabouts(flags: &Flags) -> Result<Whereabouts, ConfigErrors> {
-    let world = World::real(true);
-    let (file, text) = find_file(flags, &world)?;
-    let mut reading = Reading::new(&world, &text);
+pub(crate) fn server_location(flags: &Flags) -> Result<ServerLocation, ConfigErrors> {
+    let environment = Environment::real(true);
+    let (file, text) = find_file(flags, &environment)?;
+    let mut reader = ConfigReader::new(&environment, &text);
     let mut settings = Settings::default();
-    if let Some(document) = document::parse(&text, &mut reading.problems) {
+    if let Some(document) = document::parse(&text, &mut reader.problems) {
         for entry in Section::root(&document).entries() {
             if let key @ ("admin_listen" | "data_dir") = entry.name() {
-                entry.parse(|text| settings.set(key, text), &mut reading.problems);
+                entry.parse(|text| settings.set(key, text), &mut reader.problems);
             }
         }
     }
     let of_interest = |key: &str| matches!(key, "admin_listen" | "data_dir");
-    reading.settings_from_outside(flags, &mut settings, of_interest);
-    if !reading.problems.is_empty() {
-        return Err(reading.problems.report(file.as_deref(), &text));
+    reader.apply_overrides(flags, &mut settings, of_interest);
+    if !reader.problems.is_empty() {
+        return Err(reader.problems.into_errors(file.as_deref(), &text));
     }
     let Settings { admin_listen, data_dir, .. } = settings;
-    Ok(Whereabouts { admin_listen, data_dir, file })
+    Ok(ServerLocation { admin_listen, data_dir, file })
 }
 
 /// Reads which PostgreSQL is shared. No other key or secret of the config is looked at.
 pub(crate) fn database_url(flags: &Flags) -> Result<Option<ServiceUrl>, ConfigErrors> {
-    let world = World::real(true);
-    let (file, text) = find_file(flags, &world)?;
-    let mut reading = Reading::new(&world, &text);
+    let environment = Environment::real(true);
+    let (file, text) = find_file(flags, &environment)?;
+    let mut reader = ConfigReader::new(&environment, &text);
     let mut settings = Settings::default();
-    reading.settings_from_outside(flags, &mut settings, |key| key == "database_url");
-    if let Some(document) = document::parse(&text, &mut reading.problems)
+    reader.apply_overrides(flags, &mut settings, |key| key == "database_url");
+    if let Some(document) = document::parse(&text, &mut reader.problems)
         && settings.database_url.is_none()
         && let Some(entry) = Section::root(&document).get("database_url")
-        && let Some(secret) = reading.secret(&entry)
-        && let Err(complaint) = settings.set("database_url", secret.expose())
+        && let Some(secret) = reader.secret(&entry)
+        && let Err(invalid) = settings.set("database_url", secret.expose())
     {
-        entry.complain(complaint, &mut reading.problems);
+        entry.report(invalid, &mut reader.problems);
     }
-    match reading.problems.is_empty() {
+    match reader.problems.is_empty() {
         true => Ok(settings.database_url),
-        false => Err(reading.problems.report(file.as_deref(), &text)),
+        false => Err(reader.problems.into_errors(file.as_deref(), &text)),
     }
 }
 
 /// The token that the server with this data dir made for itself, if it did and we may read it.
 pub(crate) fn admin_token(data_dir: &Path) -> Option<Secret> {
-    secret_file::read(&data_dir.join(ADMIN_TOKEN_FILE), Kept::AdminToken).ok()
+    secret_file::read(&data_dir.join(ADMIN_TOKEN_FILE), SecretKind::AdminToken).ok()
 }
 
 /// Whether a secret is a dev secret, from which each sender's own is derived.
-pub(crate) fn looks_like_a_dev_secret(secret: &Secret) -> bool {
-    Kept::DevSecret.looks_like(secret)
+pub(crate) fn is_dev_secret(secret: &Secret) -> bool {
+    SecretKind::DevSecret.has_form_of(secret)
 }
 
 /// The dev secret of a server that ran with this data dir before, if there is one.
 pub(crate) fn dev_secret(data_dir: &Path) -> Option<Secret> {
-    secret_file::read(&data_dir.join(dev::SECRET_FILE), Kept::DevSecret).ok()
+    secret_file::read(&data_dir.join(dev::SECRET_FILE), SecretKind::DevSecret).ok()
 }
 
 impl Config {
@@ -368,9 +368,9 @@ impl Config {
 
     /// Reads the server's own token, where it needs one, and makes it at the first start: for servers
     /// only, and once what they need is open, so that a start that fails leaves nothing behind.
-    pub(crate) fn take_own_token(&mut self) -> Result<(), Complaint> {
+    pub(crate) fn take_own_token(&mut self) -> Result<(), InvalidSetting> {
         let Some(file) = &self.own_token else { return Ok(()) };
-        let value = secret_file::read_or_make(file, Kept::AdminToken)?;
+        let value = secret_file::read_or_make(file, SecretKind::AdminToken)?;
         let (name, allow) = (ADMIN_TOKEN_FILE.to_owned(), vec![Permission::Admin]);
         self.tokens = vec![Token { name, value, allow }];
         Ok(())
@@ -418,7 +418,7 @@ impl Config {
 }
 
 /// Settings that the environment and flags can replace: key, variable, flag.
-const REPLACEABLE: [(&str, &str, &str); 17] = [
+const OVERRIDABLE: [(&str, &str, &str); 17] = [
     ("listen", "HAPAX_LISTEN", "--listen"),
     ("admin_listen", "HAPAX_ADMIN_LISTEN", "--admin-listen"),
     ("admin_open", "HAPAX_ADMIN_OPEN", ""),
@@ -465,38 +465,44 @@ const ROOT_KEYS: [&str; 22] = [
 const ROOT_LATER: [&str; 1] = ["outbound"];
 
 /// Where a setting was set.
-struct Given {
-    place: Place,
+struct SetAt {
+    origin: Origin,
     /// The key, where the place does not name it.
     key: &'static str,
 }
 
 /// What a load has found so far.
-struct Reading<'w> {
-    world: &'w World<'w>,
+struct ConfigReader<'w> {
+    environment: &'w Environment<'w>,
     /// The file, to find lines inside its values.
     text: &'w str,
     /// In which the SQL of handlers is read.
     dialect: Dialect,
-    problems: Problems,
+    problems: ConfigProblems,
     watched: Vec<PathBuf>,
     warnings: Vec<String>,
 }
 
-pub(crate) fn load_in(flags: &Flags, world: &World<'_>) -> Result<Config, ConfigErrors> {
-    let (file, text) = find_file(flags, world)?;
-    let mut reading = Reading::new(world, &text);
-    reading.watched.extend(file.clone());
-    let config = reading.config(flags, file.as_deref(), &text);
+pub(crate) fn load_in(
+    flags: &Flags,
+    environment: &Environment<'_>,
+) -> Result<Config, ConfigErrors> {
+    let (file, text) = find_file(flags, environment)?;
+    let mut reader = ConfigReader::new(environment, &text);
+    reader.watched.extend(file.clone());
+    let config = reader.config(flags, file.as_deref(), &text);
     match config {
-        Some(config) if reading.problems.is_empty() => Ok(config),
-        Some(_) | None => Err(reading.problems.report(file.as_deref(), &text)),
+        Some(config) if reader.problems.is_empty() => Ok(config),
+        Some(_) | None => Err(reader.problems.into_errors(file.as_deref(), &text)),
     }
 }
 
 /// A named file must be there; the default one may be missing, and then it is dev mode.
-fn find_file(flags: &Flags, world: &World<'_>) -> Result<(Option<PathBuf>, String), ConfigErrors> {
-    let from_env = || (world.env)("HAPAX_CONFIG").filter(|path| !path.is_empty());
+fn find_file(
+    flags: &Flags,
+    environment: &Environment<'_>,
+) -> Result<(Option<PathBuf>, String), ConfigErrors> {
+    let from_env = || (environment.env)("HAPAX_CONFIG").filter(|path| !path.is_empty());
     let named = flags.config.clone().or_else(|| from_env().map(PathBuf::from));
     let is_named = named.is_some();
     let path = named.unwrap_or_else(|| PathBuf::from(DEFAULT_PATH));
@@ -507,7 +513,7 @@ fn find_file(flags: &Flags, world: &World<'_>) -> Result<(Option<PathBuf>, Strin
         }
         Err(error) => Err(ConfigErrors::whole(
             Some(&path),
-            Complaint::new(
+            InvalidSetting::new(
                 format!("cannot read the config file: {error}"),
                 "name a file with --config, or write one with `hapax init`",
             ),
@@ -515,20 +521,20 @@ fn find_file(flags: &Flags, world: &World<'_>) -> Result<(Option<PathBuf>, Strin
     }
 }
 
-impl<'w> Reading<'w> {
-    fn new(world: &'w World<'w>, text: &'w str) -> Self {
+impl<'w> ConfigReader<'w> {
+    fn new(environment: &'w Environment<'w>, text: &'w str) -> Self {
         Self {
-            world,
+            environment,
             text,
             dialect: Dialect::Sqlite,
-            problems: Problems::default(),
+            problems: ConfigProblems::default(),
             watched: Vec::new(),
             warnings: Vec::new(),
         }
     }
 }
 
-impl Reading<'_> {
+impl ConfigReader<'_> {
     /// `None` only where the file is not TOML at all; otherwise whatever could be read, which counts
     /// only if there were no problems.
     fn config(&mut self, flags: &Flags, file: Option<&Path>, text: &str) -> Option<Config> {
@@ -537,17 +543,17 @@ impl Reading<'_> {
         root.expect(&ROOT_KEYS, &ROOT_LATER, &mut self.problems);
 
         let mut settings = Settings::default();
-        self.settings_of_file(&root, &mut settings);
-        self.settings_from_outside(flags, &mut settings, |_| true);
+        self.apply_file(&root, &mut settings);
+        self.apply_overrides(flags, &mut settings, |_| true);
         // Also where the URL is wrong: that is one error, and not one for each statement as well.
-        if self.given(&root, flags, "database_url").is_some() {
+        if self.set_at(&root, flags, "database_url").is_some() {
             self.dialect = Dialect::Postgres;
         }
-        self.one_process_owns_sqlite(&root, flags, &settings);
-        self.some_role_works(&root, flags, &settings);
+        self.check_sqlite_settings(&root, flags, &settings);
+        self.check_roles(&root, flags, &settings);
         let tokens = self.tokens(&root);
         let tls = self.tls(&root);
-        self.admin_is_closed(&root, flags, &settings, &tokens);
+        self.check_admin_access(&root, flags, &settings, &tokens);
 
         let (sources, dev) = match file {
             Some(_) => (self.sources(&root, &settings), None),
@@ -555,7 +561,7 @@ impl Reading<'_> {
         };
         let proxies = self.proxies(&root, &settings);
         if file.is_some() {
-            self.tokens_are_for_somebody(&tokens, &sources);
+            self.check_claim_tokens(&tokens, &sources);
         }
         let own_token = file.and_then(|_| self.own_token(&settings, &tokens));
         self.watched.sort();
@@ -575,7 +581,7 @@ impl Reading<'_> {
         })
     }
 
-    fn settings_of_file(&mut self, root: &Section<'_>, settings: &mut Settings) {
+    fn apply_file(&mut self, root: &Section<'_>, settings: &mut Settings) {
         let problems = &mut self.problems;
         for entry in root.entries() {
             match entry.name() {
@@ -585,20 +591,20 @@ impl Reading<'_> {
                 }
                 key @ ("database_url" | "handlers_database_url" | "redis_url") => {
                     let Some(Resolved { secret, file }) =
-                        entry.parse(|text| secrets::resolve(text, self.world.env), problems)
+                        entry.parse(|text| secrets::resolve(text, self.environment.env), problems)
                     else {
                         continue;
                     };
                     self.watched.extend(file);
-                    if let Err(complaint) = settings.set(key, secret.expose()) {
-                        entry.complain(complaint, problems);
+                    if let Err(invalid) = settings.set(key, secret.expose()) {
+                        entry.report(invalid, problems);
                     }
                 }
                 "roles" => {
                     let Some(words) = entry.texts(problems) else { continue };
                     match Roles::parse(words) {
                         Ok(roles) => settings.roles = roles,
-                        Err(complaint) => entry.complain(complaint, problems),
+                        Err(invalid) => entry.report(invalid, problems),
                     }
                 }
                 "admin_open" => settings.admin_open = entry.flag(problems).unwrap_or(false),
@@ -642,86 +648,86 @@ impl Reading<'_> {
     }
 
     /// The environment first, then the flags, so that flags have the last word.
-    fn settings_from_outside(
+    fn apply_overrides(
         &mut self,
         flags: &Flags,
         settings: &mut Settings,
         wanted: impl Fn(&str) -> bool,
     ) {
-        for (key, variable, flag) in REPLACEABLE.into_iter().filter(|(key, ..)| wanted(key)) {
-            let from_env = (self.world.env)(variable).filter(|text| !text.is_empty());
+        for (key, variable, flag) in OVERRIDABLE.into_iter().filter(|(key, ..)| wanted(key)) {
+            let from_env = (self.environment.env)(variable).filter(|text| !text.is_empty());
             let given = match (flags.get(key), from_env) {
                 (Some(text), _) => Some((flag, text.to_owned())),
                 (None, Some(text)) => Some((variable, text)),
                 (None, None) => None,
             };
-            if let Some((place, text)) = given
-                && let Err(complaint) = settings.set(key, &text)
+            if let Some((origin, text)) = given
+                && let Err(invalid) = settings.set(key, &text)
             {
-                self.problems.add(Place::Outside(place), "", complaint);
+                self.problems.add(Origin::Override(origin), "", invalid);
             }
         }
     }
 
     /// Where a replaceable setting was set, if it was: the place that has the last word.
-    fn given(&self, root: &Section<'_>, flags: &Flags, key: &'static str) -> Option<Given> {
-        let (_, variable, flag) = REPLACEABLE.into_iter().find(|(known, _, _)| *known == key)?;
+    fn set_at(&self, root: &Section<'_>, flags: &Flags, key: &'static str) -> Option<SetAt> {
+        let (_, variable, flag) = OVERRIDABLE.into_iter().find(|(known, _, _)| *known == key)?;
         if flags.get(key).is_some() {
-            return Some(Given { place: Place::Outside(flag), key: "" });
+            return Some(SetAt { origin: Origin::Override(flag), key: "" });
         }
-        if (self.world.env)(variable).is_some_and(|text| !text.is_empty()) {
-            return Some(Given { place: Place::Outside(variable), key: "" });
+        if (self.environment.env)(variable).is_some_and(|text| !text.is_empty()) {
+            return Some(SetAt { origin: Origin::Override(variable), key: "" });
         }
-        root.get(key).map(|entry| Given { place: Place::File(entry.at()), key })
+        root.get(key).map(|entry| SetAt { origin: Origin::File(entry.at()), key })
     }
 
     /// SQLite is one process: what another one would do, nobody would.
-    fn one_process_owns_sqlite(&mut self, root: &Section<'_>, flags: &Flags, settings: &Settings) {
+    fn check_sqlite_settings(&mut self, root: &Section<'_>, flags: &Flags, settings: &Settings) {
         match self.dialect {
             Dialect::Sqlite => {}
             Dialect::Postgres => return,
         }
-        if let Some(Given { place, key }) = self.given(root, flags, "redis_url") {
-            let complaint = Complaint::new(
+        if let Some(SetAt { origin, key }) = self.set_at(root, flags, "redis_url") {
+            let invalid = InvalidSetting::new(
                 "there is no PostgreSQL for it to stand in front of",
                 "set database_url too, or remove this: the embedded database answers duplicates \
                  from memory",
             );
-            self.problems.add(place, key, complaint);
+            self.problems.add(origin, key, invalid);
         }
-        if let Some(Given { place, key }) = self.given(root, flags, "handlers_database_url") {
-            let complaint = Complaint::new(
+        if let Some(SetAt { origin, key }) = self.set_at(root, flags, "handlers_database_url") {
+            let invalid = InvalidSetting::new(
                 "there is no PostgreSQL for handlers to work on",
                 "set database_url too, or remove this: on the embedded database no handler can \
                  reach a table of Hapax's own",
             );
-            self.problems.add(place, key, complaint);
+            self.problems.add(origin, key, invalid);
         }
         let missing: Vec<_> = settings.roles.missing().map(Role::as_str).collect();
-        if let Some(Given { place, key }) = self.given(root, flags, "roles")
+        if let Some(SetAt { origin, key }) = self.set_at(root, flags, "roles")
             && !missing.is_empty()
         {
-            let complaint = Complaint::new(
+            let invalid = InvalidSetting::new(
                 format!("without {}, nobody does that", missing.join(" and ")),
                 "the embedded database belongs to one process, which needs every role: remove \
                  this, or set database_url to run roles apart",
             );
-            self.problems.add(place, key, complaint);
+            self.problems.add(origin, key, invalid);
         }
     }
 
     /// A process that would only send says that it is ready, and does nothing: sending is not built yet.
-    fn some_role_works(&mut self, root: &Section<'_>, flags: &Flags, settings: &Settings) {
+    fn check_roles(&mut self, root: &Section<'_>, flags: &Flags, settings: &Settings) {
         let works = [Role::Ingress, Role::Worker, Role::Admin];
         if works.into_iter().any(|role| settings.roles.has(role)) {
             return;
         }
-        if let Some(Given { place, key }) = self.given(root, flags, "roles") {
-            let complaint = Complaint::new(
+        if let Some(SetAt { origin, key }) = self.set_at(root, flags, "roles") {
+            let invalid = InvalidSetting::new(
                 "sender alone has nothing to do: sending to endpoints is not built yet",
                 "add ingress, worker or admin",
             );
-            self.problems.add(place, key, complaint);
+            self.problems.add(origin, key, invalid);
         }
     }
 
@@ -738,7 +744,7 @@ impl Reading<'_> {
             let allow = token.get("allow");
             if value.is_none() {
                 let hint = "add value = \"env:HAPAX_OPS_TOKEN\"";
-                token.complain(Complaint::new("has no value", hint), &mut self.problems);
+                token.report(InvalidSetting::new("has no value", hint), &mut self.problems);
             }
             let allow = match allow {
                 Some(allow) => allow
@@ -749,26 +755,26 @@ impl Reading<'_> {
                     .collect(),
                 None => {
                     let hint = "add allow = [\"read\"], or \"operate\" or \"admin\"";
-                    token.complain(Complaint::new("allows nothing", hint), &mut self.problems);
+                    token.report(InvalidSetting::new("allows nothing", hint), &mut self.problems);
                     Vec::new()
                 }
             };
             let Some(value_entry) = value else { continue };
             let Some(value) = self.secret(&value_entry) else { continue };
             if value.expose().chars().count() < TOKEN_CHARS_MIN {
-                let complaint = Complaint::new(
+                let invalid = InvalidSetting::new(
                     format!("is shorter than {TOKEN_CHARS_MIN} characters, and could be guessed"),
                     "make one with `openssl rand -hex 32`",
                 );
-                value_entry.complain(complaint, &mut self.problems);
+                value_entry.report(invalid, &mut self.problems);
                 continue;
             }
             if let Some(other) = tokens.iter().find(|token| token.value == value) {
-                let complaint = Complaint::new(
+                let invalid = InvalidSetting::new(
                     format!("has the same value as tokens.{}", other.name),
                     "give each token its own: actions are recorded under its name",
                 );
-                value_entry.complain(complaint, &mut self.problems);
+                value_entry.report(invalid, &mut self.problems);
                 continue;
             }
             tokens.push(Token { name: entry.name().to_owned(), value, allow });
@@ -777,7 +783,7 @@ impl Reading<'_> {
     }
 
     /// Off loopback the admin side opens to a token only, so there must be one.
-    fn admin_is_closed(
+    fn check_admin_access(
         &mut self,
         root: &Section<'_>,
         flags: &Flags,
@@ -788,29 +794,29 @@ impl Reading<'_> {
             return;
         }
         if settings.admin_open
-            && let Some(Given { place, key }) = self.given(root, flags, "admin_open")
+            && let Some(SetAt { origin, key }) = self.set_at(root, flags, "admin_open")
         {
-            let complaint = Complaint::new(
+            let invalid = InvalidSetting::new(
                 format!(
                     "{} is not loopback: there every request needs a token",
                     settings.admin_listen
                 ),
                 "remove admin_open, or set admin_listen to an address such as 127.0.0.1:8081",
             );
-            self.problems.add(place, key, complaint);
+            self.problems.add(origin, key, invalid);
         }
         if !tokens.is_empty() {
             return;
         }
-        let complaint = Complaint::new(
+        let invalid = InvalidSetting::new(
             format!("{} is not loopback, and there is no token", settings.admin_listen),
             "add [tokens.ops] with value = \"env:HAPAX_OPS_TOKEN\" and allow = [\"admin\"], \
              or listen on 127.0.0.1",
         );
-        let given = self.given(root, flags, "admin_listen");
-        let Given { place, key } =
-            given.unwrap_or(Given { place: Place::Whole, key: "admin_listen" });
-        self.problems.add(place, key, complaint);
+        let given = self.set_at(root, flags, "admin_listen");
+        let SetAt { origin, key } =
+            given.unwrap_or(SetAt { origin: Origin::Whole, key: "admin_listen" });
+        self.problems.add(origin, key, invalid);
     }
 
     /// The file of the token that a server with no other makes for itself.
@@ -823,7 +829,7 @@ impl Reading<'_> {
     }
 
     /// A worker with a token for a handler that is not there finds out by being refused, long after.
-    fn tokens_are_for_somebody(&mut self, tokens: &[Token], sources: &[ConfiguredSource]) {
+    fn check_claim_tokens(&mut self, tokens: &[Token], sources: &[ConfiguredSource]) {
         for token in tokens {
             for permission in &token.allow {
                 let Permission::Claim { source, handler } = permission else { continue };
@@ -840,7 +846,7 @@ impl Reading<'_> {
 
     /// Reads a secret and remembers its file.
     fn secret(&mut self, entry: &document::Entry<'_>) -> Option<Secret> {
-        let env = self.world.env;
+        let env = self.environment.env;
         let resolved = entry.parse(|text| secrets::resolve(text, env), &mut self.problems)?;
         self.watched.extend(resolved.file);
         Some(resolved.secret)
@@ -867,7 +873,7 @@ impl Flags {
 
 impl Settings {
     /// Sets one key from its text, wherever that came from.
-    fn set(&mut self, key: &str, text: &str) -> Result<(), Complaint> {
+    fn set(&mut self, key: &str, text: &str) -> Result<(), InvalidSetting> {
         match key {
             "listen" => self.listen = units::address(text)?,
             "admin_listen" => self.admin_listen = units::address(text)?,
@@ -878,7 +884,10 @@ impl Settings {
                 self.trusted_proxies = nets.map(units::net).collect::<Result<_, _>>()?;
             }
             "data_dir" if text.trim().is_empty() => {
-                return Err(Complaint::new("is empty", "name a directory, such as \"hapax-data\""));
+                return Err(InvalidSetting::new(
+                    "is empty",
+                    "name a directory, such as \"hapax-data\"",
+                ));
             }
             "data_dir" => self.data_dir = PathBuf::from(text),
             "database_url" => self.database_url = Some(ServiceUrl::postgres(text)?),
@@ -911,31 +920,33 @@ fn is_pulled(sources: &[ConfiguredSource], source: &str, handler: &str) -> bool 
         .any(|one| one.name.as_str() == handler && matches!(one.kind, HandlerKind::Pull))
 }
 
-fn flag(text: &str) -> Result<bool, Complaint> {
-    text.trim().parse().map_err(|_| Complaint::new("is not true or false", "write true or false"))
+fn flag(text: &str) -> Result<bool, InvalidSetting> {
+    text.trim()
+        .parse()
+        .map_err(|_| InvalidSetting::new("is not true or false", "write true or false"))
 }
 
-fn count(text: &str) -> Result<usize, Complaint> {
+fn count(text: &str) -> Result<usize, InvalidSetting> {
     match text.trim().parse() {
         Ok(count) if count > 0 => Ok(count),
         Ok(_) | Err(_) => {
-            Err(Complaint::new("is not a number above zero", "write a number, such as 4096"))
+            Err(InvalidSetting::new("is not a number above zero", "write a number, such as 4096"))
         }
     }
 }
 
-fn log_format(text: &str) -> Result<LogFormat, Complaint> {
+fn log_format(text: &str) -> Result<LogFormat, InvalidSetting> {
     match text {
         "human" => Ok(LogFormat::Human),
         "json" => Ok(LogFormat::Json),
-        other => Err(Complaint::new(
+        other => Err(InvalidSetting::new(
             format!("\"{other}\" is not a log format"),
             "write \"human\" or \"json\"",
         )),
     }
 }
 
-fn permission(text: &str) -> Result<Permission, Complaint> {
+fn permission(text: &str) -> Result<Permission, InvalidSetting> {
     match text {
         "admin" => return Ok(Permission::Admin),
         "read" => return Ok(Permission::Read),
@@ -949,7 +960,7 @@ fn permission(text: &str) -> Result<Permission, Complaint> {
         Some((source, handler)) if !source.is_empty() && !handler.is_empty() => {
             Ok(Permission::Claim { source: source.to_owned(), handler: handler.to_owned() })
         }
-        Some(_) | None => Err(Complaint::new(
+        Some(_) | None => Err(InvalidSetting::new(
             format!("\"{text}\" is not something a token can allow"),
             "write \"admin\", \"read\", \"payload\", \"operate\", \"publish\" or \
              \"claim:SOURCE/HANDLER\"",
@@ -965,8 +976,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("hapax.toml");
         std::fs::write(&file, text).unwrap();
-        let world = World { env, now: Timestamp::UNIX_EPOCH, only_looks: true };
-        load_in(&Flags { config: Some(file), ..flags }, &world).unwrap()
+        let environment = Environment { env, now: Timestamp::UNIX_EPOCH, read_only: true };
+        load_in(&Flags { config: Some(file), ..flags }, &environment).unwrap()
     }
 
     #[test]
@@ -991,7 +1002,7 @@ mod tests {
             let is_table = ["tenants", "scheme", "handlers", "order", "refetch"].contains(&key);
             assert!(is_there(key) || is_table, "{key}");
         }
-        for (_, variable, _) in REPLACEABLE {
+        for (_, variable, _) in OVERRIDABLE {
             assert!(DEFAULT_TOML.contains(variable), "{variable}");
         }
     }
@@ -1145,7 +1156,7 @@ mod tests {
         let spans = (api.ttl, api.lease, api.wait).into();
         let [ttl, lease, wait]: [Duration; 3] = spans;
         assert_eq!((ttl.as_secs(), lease.as_secs(), wait.as_secs()), (72 * 3_600, 60, 0));
-        assert_eq!((&api.scope, api.mismatch_status.as_u16()), (&Scope::Unsaid, 409));
+        assert_eq!((&api.scope, api.mismatch_status.as_u16()), (&Scope::Default, 409));
         // Told, since a token that changes between two tries would make them two requests.
         assert!(config.warnings.iter().any(|it| it.contains("proxies.api: no `scope`")));
     }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use hapax_core::handler::Order;
 use hapax_core::order::{Gaps, Machine, MachineError, OnGap, OrderPolicy, OrderRule};
 
-use super::Reading;
+use super::ConfigReader;
 use super::document::Section;
 use super::handlers::count;
-use super::problem::Complaint;
+use super::problem::InvalidSetting;
 use super::units;
 
 pub(super) const KEYS: [&str; 9] =
@@ -16,7 +16,7 @@ pub(super) const KEYS: [&str; 9] =
 /// Held jobs of one resource: far more than any gap that closes by itself.
 const HOLD_MAX_MAX: usize = 1_000_000;
 
-impl Reading<'_> {
+impl ConfigReader<'_> {
     pub(super) fn order(&mut self, section: &Section<'_>, label: &str) -> Option<Order> {
         let section = section.get("order")?.section(&mut self.problems)?;
         section.expect(&KEYS, &[], &mut self.problems);
@@ -29,7 +29,7 @@ impl Reading<'_> {
             PolicyWord::Sequence => Some(self.sequence(&section)),
             PolicyWord::Machine => self.machine(&section),
         };
-        for key in word.without_effect().iter().filter(|key| section.get(key).is_some()) {
+        for key in word.unused_keys().iter().filter(|key| section.get(key).is_some()) {
             let why = word.why();
             self.warnings.push(format!("{label}.order: `{key}` has no effect, since {why}"));
         }
@@ -46,14 +46,14 @@ impl Reading<'_> {
             on_gap: on_gap.unwrap_or(default.on_gap),
         };
         let resource = self.selector(&section, "resource", word);
-        let along = self.selector(&section, word.along(), word);
-        Order::build(resource?, along?, OrderRule { policy: policy?, gaps })
+        let position_key = self.selector(&section, word.position_key(), word);
+        Order::build(resource?, position_key?, OrderRule { policy: policy?, gaps })
             .map_err(|error| {
                 let key = error.field.trim_start_matches("order.");
-                let complaint = Complaint::new(error.problem, error.hint);
+                let invalid = InvalidSetting::new(error.problem, error.hint);
                 match section.get(key) {
-                    Some(entry) => entry.complain(complaint, &mut self.problems),
-                    None => section.complain(complaint, &mut self.problems),
+                    Some(entry) => entry.report(invalid, &mut self.problems),
+                    None => section.report(invalid, &mut self.problems),
                 }
             })
             .ok()
@@ -68,8 +68,8 @@ impl Reading<'_> {
     /// The states, by the transitions between them.
     fn machine(&mut self, section: &Section<'_>) -> Option<OrderPolicy> {
         let Some(allow) = section.get("allow") else {
-            let complaint = Complaint::new("has no allow", ALLOW_HINT);
-            section.complain(complaint, &mut self.problems);
+            let invalid = InvalidSetting::new("has no allow", ALLOW_HINT);
+            section.report(invalid, &mut self.problems);
             return None;
         };
         let transitions = allow.list(&mut self.problems)?;
@@ -94,8 +94,8 @@ impl Reading<'_> {
                 (Some(&allow), ALLOW_HINT)
             }
         };
-        let complaint = Complaint::new(error.to_string(), hint);
-        entry.unwrap_or(&allow).complain(complaint, &mut self.problems);
+        let invalid = InvalidSetting::new(error.to_string(), hint);
+        entry.unwrap_or(&allow).report(invalid, &mut self.problems);
         None
     }
 
@@ -118,7 +118,8 @@ impl Reading<'_> {
                          state = \"/data/object/status\" which state it is in"
                     }
                 };
-                section.complain(Complaint::new(format!("has no {key}"), hint), &mut self.problems);
+                section
+                    .report(InvalidSetting::new(format!("has no {key}"), hint), &mut self.problems);
                 None
             }
         }
@@ -139,7 +140,7 @@ enum PolicyWord {
 
 impl PolicyWord {
     /// The key that says where an event stands in the order.
-    fn along(self) -> &'static str {
+    fn position_key(self) -> &'static str {
         match self {
             Self::Latest | Self::Sequence => "by",
             Self::Machine => "state",
@@ -147,7 +148,7 @@ impl PolicyWord {
     }
 
     /// Keys of other policies: harmless, and yet whoever wrote them expects something of them.
-    fn without_effect(self) -> &'static [&'static str] {
+    fn unused_keys(self) -> &'static [&'static str] {
         match self {
             Self::Latest => &["hold", "hold_max", "on_gap", "start", "state", "allow"],
             Self::Sequence => &["state", "allow"],
@@ -164,34 +165,34 @@ impl PolicyWord {
     }
 }
 
-fn policy_word(text: &str) -> Result<PolicyWord, Complaint> {
+fn policy_word(text: &str) -> Result<PolicyWord, InvalidSetting> {
     match text {
         "latest" => Ok(PolicyWord::Latest),
         "sequence" => Ok(PolicyWord::Sequence),
         "machine" => Ok(PolicyWord::Machine),
-        other => Err(Complaint::new(
+        other => Err(InvalidSetting::new(
             format!("\"{other}\" is not an order policy"),
             "write \"latest\", \"sequence\" or \"machine\"",
         )),
     }
 }
 
-fn start_at(text: &str) -> Result<Option<i64>, Complaint> {
+fn start_at(text: &str) -> Result<Option<i64>, InvalidSetting> {
     match (text, text.parse()) {
         ("first", _) => Ok(None),
         (_, Ok(number)) => Ok(Some(number)),
-        (_, Err(_)) => Err(Complaint::new(
+        (_, Err(_)) => Err(InvalidSetting::new(
             format!("\"{text}\" is neither a number nor \"first\""),
             "write the first number of each sequence, or \"first\" for whatever comes first",
         )),
     }
 }
 
-fn on_gap(text: &str) -> Result<OnGap, Complaint> {
+fn on_gap(text: &str) -> Result<OnGap, InvalidSetting> {
     match text {
         "review" => Ok(OnGap::Review),
         "go" => Ok(OnGap::Go),
-        other => Err(Complaint::new(
+        other => Err(InvalidSetting::new(
             format!("\"{other}\" is not something to do about a gap"),
             "write \"review\" or \"go\"",
         )),

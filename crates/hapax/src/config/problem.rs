@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 
 /// What is wrong with one value, before it is known where that value stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Complaint {
+pub(crate) struct InvalidSetting {
     /// What is wrong.
     pub(crate) problem: String,
     /// What to do about it.
     pub(crate) hint: String,
 }
 
-impl Complaint {
+impl InvalidSetting {
     /// Both at once.
     pub(crate) fn new(problem: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { problem: problem.into(), hint: hint.into() }
@@ -22,9 +22,9 @@ impl Complaint {
 
 /// Where a setting came from.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Place {
+pub(crate) enum Origin {
     /// A command line flag or an environment variable, by its name.
-    Outside(&'static str),
+    Override(&'static str),
     /// A byte of the config file.
     File(usize),
     /// The file as a whole, or no place in particular.
@@ -33,32 +33,32 @@ pub(crate) enum Place {
 
 /// One thing that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Problem {
+pub(crate) struct ConfigProblem {
     /// Where.
-    pub(crate) place: Place,
+    pub(crate) origin: Origin,
     /// The dotted key, or empty.
     pub(crate) key: String,
     /// What and what to do.
-    pub(crate) complaint: Complaint,
+    pub(crate) invalid: InvalidSetting,
 }
 
 /// Collects problems while a config is read, so that all of them are reported at once.
 #[derive(Debug, Default)]
-pub(crate) struct Problems(Vec<Problem>, Option<Unopened>);
+pub(crate) struct ConfigProblems(Vec<ConfigProblem>, Option<Unopened>);
 
 /// Something that is needed could not be opened or made, which is no mistake in the config.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unopened;
 
-impl Problems {
+impl ConfigProblems {
     /// Adds one.
-    pub(crate) fn add(&mut self, place: Place, key: impl Into<String>, complaint: Complaint) {
-        self.0.push(Problem { place, key: key.into(), complaint });
+    pub(crate) fn add(&mut self, origin: Origin, key: impl Into<String>, invalid: InvalidSetting) {
+        self.0.push(ConfigProblem { origin, key: key.into(), invalid });
     }
 
     /// Adds one about a file or directory that cannot be used, though the config is right.
-    pub(crate) fn add_unopened(&mut self, key: &str, complaint: Complaint) {
-        self.add(Place::Whole, key, complaint);
+    pub(crate) fn add_unopened(&mut self, key: &str, invalid: InvalidSetting) {
+        self.add(Origin::Whole, key, invalid);
         self.1 = Some(Unopened);
     }
 
@@ -68,8 +68,8 @@ impl Problems {
     }
 
     /// The report, with lines counted in `text`, in the order of the file.
-    pub(crate) fn report(mut self, file: Option<&Path>, text: &str) -> ConfigErrors {
-        self.0.sort_by(|one, other| one.place.cmp(&other.place));
+    pub(crate) fn into_errors(mut self, file: Option<&Path>, text: &str) -> ConfigErrors {
+        self.0.sort_by(|one, other| one.origin.cmp(&other.origin));
         let lines = self.0.iter().map(|problem| render(problem, file, text)).collect();
         ConfigErrors { file: file.map(Path::to_owned), lines, unopened: self.1 }
     }
@@ -87,10 +87,10 @@ pub(crate) struct ConfigErrors {
 
 impl ConfigErrors {
     /// A single error about the file as a whole.
-    pub(crate) fn whole(file: Option<&Path>, complaint: Complaint) -> Self {
-        let mut problems = Problems::default();
-        problems.add(Place::Whole, "", complaint);
-        problems.report(file, "")
+    pub(crate) fn whole(file: Option<&Path>, invalid: InvalidSetting) -> Self {
+        let mut problems = ConfigProblems::default();
+        problems.add(Origin::Whole, "", invalid);
+        problems.into_errors(file, "")
     }
 
     /// One text for each error.
@@ -105,22 +105,22 @@ impl fmt::Display for ConfigErrors {
     }
 }
 
-fn render(problem: &Problem, file: Option<&Path>, text: &str) -> String {
+fn render(problem: &ConfigProblem, file: Option<&Path>, text: &str) -> String {
     let file = file.map(|file| file.display().to_string());
-    let place = match (&problem.place, file) {
-        (Place::Outside(name), _) => format!("{name}: "),
-        (Place::File(at), Some(file)) => {
+    let origin = match (&problem.origin, file) {
+        (Origin::Override(name), _) => format!("{name}: "),
+        (Origin::File(at), Some(file)) => {
             let (line, column) = line_and_column(text, *at);
             format!("{file}:{line}:{column}: ")
         }
-        (Place::File(at), None) => format!("line {}: ", line_and_column(text, *at).0),
-        (Place::Whole, Some(file)) => format!("{file}: "),
-        (Place::Whole, None) => String::new(),
+        (Origin::File(at), None) => format!("line {}: ", line_and_column(text, *at).0),
+        (Origin::Whole, Some(file)) => format!("{file}: "),
+        (Origin::Whole, None) => String::new(),
     };
     let key = if problem.key.is_empty() { String::new() } else { format!("{}: ", problem.key) };
-    let Complaint { problem, hint } = &problem.complaint;
+    let InvalidSetting { problem, hint } = &problem.invalid;
     let hint = if hint.is_empty() { String::new() } else { format!("\n  hint: {hint}") };
-    format!("{place}{key}{problem}{hint}").chars().map(visible).collect()
+    format!("{origin}{key}{problem}{hint}").chars().map(visible).collect()
 }
 
 /// Keys and file names come from outside: a terminal must not obey them.

@@ -14,8 +14,8 @@ use hapax_layer::Route;
 use http::{HeaderName, StatusCode};
 
 use super::document::{Entry, Section};
-use super::problem::Complaint;
-use super::{Reading, Settings, units};
+use super::problem::InvalidSetting;
+use super::{ConfigReader, Settings, units};
 
 /// One proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub(crate) struct Proxy {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// Nothing was said: the Authorization header, and nobody's where there is none.
-    Unsaid,
+    Default,
     /// The value of a header, without which there is no key.
     Header(HeaderName),
     /// A claim of the JWT in Authorization, which these keys verify.
@@ -56,7 +56,7 @@ pub(crate) enum Scope {
     /// The same, whoever signed it.
     UnverifiedJwt(String),
     /// Everybody's.
-    Nobody,
+    Shared,
 }
 
 pub(super) const KEYS: [&str; 13] = [
@@ -89,7 +89,7 @@ const TTL_MAX: Duration = Duration::from_secs(10 * 366 * 86_400);
 /// Each is looked at for every request with a key.
 const ROUTES_MAX: usize = 1_000;
 
-impl Reading<'_> {
+impl ConfigReader<'_> {
     /// Reads every proxy, by name.
     pub(super) fn proxies(&mut self, root: &Section<'_>, settings: &Settings) -> Vec<Proxy> {
         let Some(section) = root.get("proxies").and_then(|entry| entry.section(&mut self.problems))
@@ -102,9 +102,9 @@ impl Reading<'_> {
         ];
         let mut proxies = Vec::new();
         for entry in section.entries() {
-            if let Err(Complaint { problem, .. }) = units::name(entry.name()) {
+            if let Err(InvalidSetting { problem, .. }) = units::name(entry.name()) {
                 let hint = "use 1 to 64 letters, digits, \"_\", \".\" or \"-\"";
-                entry.complain(Complaint::new(problem, hint), &mut self.problems);
+                entry.report(InvalidSetting::new(problem, hint), &mut self.problems);
                 continue;
             }
             let Some(section) = entry.section(&mut self.problems) else { continue };
@@ -128,7 +128,7 @@ impl Reading<'_> {
             Some(entry) => self.scope_of_proxy(&entry, keys),
             None => {
                 if let Some(unused) = section.get("jwks").or(section.get("jwt_key")) {
-                    unused.complain(verifies_nothing(), &mut self.problems);
+                    unused.report(verifies_nothing(), &mut self.problems);
                 }
                 self.warnings.push(format!(
                     "proxies.{name}: no `scope`, so a key belongs to the Authorization header it came \
@@ -136,7 +136,7 @@ impl Reading<'_> {
                      with all others: name what stays the same, such as \"jwt:sub\", or \
                      \"header:authorization\" if your tokens do"
                 ));
-                Some(Scope::Unsaid)
+                Some(Scope::Default)
             }
         };
         let (ttl, lease, wait) = self.spans(section);
@@ -169,23 +169,23 @@ impl Reading<'_> {
     ) -> Option<Scope> {
         let said = entry.parse(scope, &mut self.problems)?;
         match (said, keys) {
-            (Said::Jwt(claim), Some((_, keys))) => Some(Scope::Jwt(claim, keys?)),
-            (Said::Jwt(claim), None) => {
-                let complaint = Complaint::new(
+            (ScopeSetting::Jwt(claim), Some((_, keys))) => Some(Scope::Jwt(claim, keys?)),
+            (ScopeSetting::Jwt(claim), None) => {
+                let invalid = InvalidSetting::new(
                     "nothing verifies the token, so that anybody could be its caller",
                     format!(
                         "add jwks = \"file:/etc/hapax/jwks.json\" or jwt_key = \"env:JWT_KEY\"; behind \
                          a gateway that verifies tokens write scope = \"jwt-unverified:{claim}\""
                     ),
                 );
-                entry.complain(complaint, &mut self.problems);
+                entry.report(invalid, &mut self.problems);
                 None
             }
-            (Said::Other(_), Some((unused, _))) => {
-                unused.complain(verifies_nothing(), &mut self.problems);
+            (ScopeSetting::Other(_), Some((unused, _))) => {
+                unused.report(verifies_nothing(), &mut self.problems);
                 None
             }
-            (Said::Other(scope), None) => Some(scope),
+            (ScopeSetting::Other(scope), None) => Some(scope),
         }
     }
 
@@ -197,7 +197,7 @@ impl Reading<'_> {
             (None, None) => return None,
             (Some(_), Some(entry)) => {
                 let hint = "put all keys into one set: jwks = \"file:/etc/hapax/jwks.json\"";
-                entry.complain(Complaint::new("stands beside jwks", hint), &mut self.problems);
+                entry.report(InvalidSetting::new("stands beside jwks", hint), &mut self.problems);
                 return Some((entry, None));
             }
             (Some(entry), None) => {
@@ -213,7 +213,7 @@ impl Reading<'_> {
         let keys = self.secret(&entry).and_then(|secret| match read(secret.expose()) {
             Ok(keys) => Some(Arc::new(keys)),
             Err(error) => {
-                entry.complain(Complaint::new(error.to_string(), hint), &mut self.problems);
+                entry.report(InvalidSetting::new(error.to_string(), hint), &mut self.problems);
                 None
             }
         });
@@ -227,16 +227,16 @@ impl Reading<'_> {
     ) -> Option<SocketAddr> {
         let Some(entry) = section.get("listen") else {
             let hint = "say where clients come: listen = \"127.0.0.1:8090\"";
-            section.complain(Complaint::new("has no listen", hint), &mut self.problems);
+            section.report(InvalidSetting::new("has no listen", hint), &mut self.problems);
             return None;
         };
         let listen = entry.parse(units::address, &mut self.problems)?;
         if let Some((key, _)) = taken.iter().find(|(_, other)| clash(*other, listen)) {
-            let complaint = Complaint::new(
+            let invalid = InvalidSetting::new(
                 format!("{listen} is taken by `{key}`"),
                 "give each listener a port of its own; port 0 picks a free one",
             );
-            entry.complain(complaint, &mut self.problems);
+            entry.report(invalid, &mut self.problems);
         }
         taken.push((entry.path().to_owned(), listen));
         Some(listen)
@@ -245,7 +245,7 @@ impl Reading<'_> {
     fn upstream(&mut self, section: &Section<'_>, listen: Option<SocketAddr>) -> Option<Upstream> {
         let Some(entry) = section.get("upstream") else {
             let hint = "say where your app listens: upstream = \"http://127.0.0.1:3000\"";
-            section.complain(Complaint::new("has no upstream", hint), &mut self.problems);
+            section.report(InvalidSetting::new("has no upstream", hint), &mut self.problems);
             return None;
         };
         let upstream = entry.parse(upstream, &mut self.problems)?;
@@ -254,7 +254,7 @@ impl Reading<'_> {
             && SocketAddr::new(at, upstream.port()) == listen
         {
             let hint = "name the app behind, such as \"http://127.0.0.1:3000\"";
-            entry.complain(Complaint::new("is this proxy itself", hint), &mut self.problems);
+            entry.report(InvalidSetting::new("is this proxy itself", hint), &mut self.problems);
         }
         Some(upstream)
     }
@@ -263,11 +263,11 @@ impl Reading<'_> {
         let Some(entry) = section.get("require_key") else { return Some(Vec::new()) };
         let routes = entry.list(&mut self.problems)?;
         if routes.len() > ROUTES_MAX {
-            let complaint = Complaint::new(
+            let invalid = InvalidSetting::new(
                 format!("{} routes are more than {ROUTES_MAX}", routes.len()),
                 "let a `*` stand for a part of the path: \"POST /charges/*\"",
             );
-            entry.complain(complaint, &mut self.problems);
+            entry.report(invalid, &mut self.problems);
             return None;
         }
         self.each(&routes, route)
@@ -277,11 +277,11 @@ impl Reading<'_> {
         let Some(entry) = section.get("fingerprint_ignore") else { return Some(Vec::new()) };
         let pointers = entry.list(&mut self.problems)?;
         if pointers.len() > POINTERS_MAX {
-            let complaint = Complaint::new(
+            let invalid = InvalidSetting::new(
                 format!("{} pointers are more than {POINTERS_MAX}", pointers.len()),
                 "point at what holds several of them",
             );
-            entry.complain(complaint, &mut self.problems);
+            entry.report(invalid, &mut self.problems);
             return None;
         }
         self.each(&pointers, pointer)
@@ -303,7 +303,7 @@ impl Reading<'_> {
     fn each<T>(
         &mut self,
         entries: &[Entry<'_>],
-        read: impl Fn(&str) -> Result<T, Complaint>,
+        read: impl Fn(&str) -> Result<T, InvalidSetting>,
     ) -> Option<Vec<T>> {
         let read = |entry: &Entry<'_>| entry.parse(&read, &mut self.problems);
         let all: Vec<T> = entries.iter().filter_map(read).collect();
@@ -323,7 +323,7 @@ impl Reading<'_> {
         let (wait, wait_entry) = span("wait", Duration::ZERO);
         let mut judge = |entry: &Option<Entry<'_>>, is_wrong: bool, problem: &str, hint: &str| {
             if let (Some(entry), true) = (entry, is_wrong) {
-                entry.complain(Complaint::new(problem, hint), &mut self.problems);
+                entry.report(InvalidSetting::new(problem, hint), &mut self.problems);
             }
         };
         judge(
@@ -361,13 +361,13 @@ type JwtKeyEntry<'d> = (Entry<'d>, Option<Arc<JwtKeys>>);
 
 /// What stands in `scope`, before it is known what verifies it.
 #[derive(Debug, PartialEq, Eq)]
-enum Said {
+enum ScopeSetting {
     Jwt(String),
     Other(Scope),
 }
 
-fn verifies_nothing() -> Complaint {
-    Complaint::new(
+fn verifies_nothing() -> InvalidSetting {
+    InvalidSetting::new(
         "verifies nothing: the scope is no claim",
         "write scope = \"jwt:sub\", or leave it out",
     )
@@ -382,72 +382,77 @@ fn clash(one: SocketAddr, other: SocketAddr) -> bool {
         && (here == there || anywhere(one) || anywhere(other))
 }
 
-fn upstream(text: &str) -> Result<Upstream, Complaint> {
+fn upstream(text: &str) -> Result<Upstream, InvalidSetting> {
     Upstream::parse(text).map_err(|error| {
-        Complaint::new(error.to_string(), "write where your app listens: \"http://127.0.0.1:3000\"")
+        InvalidSetting::new(
+            error.to_string(),
+            "write where your app listens: \"http://127.0.0.1:3000\"",
+        )
     })
 }
 
-fn scope(text: &str) -> Result<Said, Complaint> {
+fn scope(text: &str) -> Result<ScopeSetting, InvalidSetting> {
     let hint = "write \"header:x-account-id\", \"jwt:sub\" or \"none\"";
     match text.split_once(':') {
-        None if text == "none" => Ok(Said::Other(Scope::Nobody)),
-        Some(("jwt", claim)) if !claim.trim().is_empty() => Ok(Said::Jwt(claim.trim().to_owned())),
+        None if text == "none" => Ok(ScopeSetting::Other(Scope::Shared)),
+        Some(("jwt", claim)) if !claim.trim().is_empty() => {
+            Ok(ScopeSetting::Jwt(claim.trim().to_owned()))
+        }
         Some(("jwt-unverified", claim)) if !claim.trim().is_empty() => {
-            Ok(Said::Other(Scope::UnverifiedJwt(claim.trim().to_owned())))
+            Ok(ScopeSetting::Other(Scope::UnverifiedJwt(claim.trim().to_owned())))
         }
         Some(("header", name)) => {
             let name = HeaderName::try_from(name.trim())
-                .map_err(|_| Complaint::new("names no header", hint))?;
+                .map_err(|_| InvalidSetting::new("names no header", hint))?;
             if dashed(&name) == IDEMPOTENCY_KEY.as_str() || is_ours(&name) {
-                return Err(Complaint::new(
+                return Err(InvalidSetting::new(
                     format!("\"{name}\" does not say who calls"),
                     "name the header that does, such as \"header:x-account-id\"",
                 ));
             }
-            Ok(Said::Other(Scope::Header(name)))
+            Ok(ScopeSetting::Other(Scope::Header(name)))
         }
-        Some(_) | None => Err(Complaint::new(format!("\"{text}\" is not a scope"), hint)),
+        Some(_) | None => Err(InvalidSetting::new(format!("\"{text}\" is not a scope"), hint)),
     }
 }
 
-fn route(text: &str) -> Result<Route, Complaint> {
+fn route(text: &str) -> Result<Route, InvalidSetting> {
     Route::parse(text).map_err(|error| {
-        Complaint::new(
+        InvalidSetting::new(
             format!("\"{text}\": {error}"),
             "write a method and a path: \"POST /charges\", \"POST /accounts/*/charges\"",
         )
     })
 }
 
-fn max_keys(text: &str) -> Result<u64, Complaint> {
+fn max_keys(text: &str) -> Result<u64, InvalidSetting> {
     text.parse().ok().filter(|keys| (1..=1_000_000_000_000).contains(keys)).ok_or_else(|| {
-        Complaint::new(
+        InvalidSetting::new(
             format!("{text} is not a number of keys"),
             "write how many keys of one caller are kept at once, such as 1000000",
         )
     })
 }
 
-fn mismatch_status(text: &str) -> Result<StatusCode, Complaint> {
+fn mismatch_status(text: &str) -> Result<StatusCode, InvalidSetting> {
     match text {
         "409" => Ok(StatusCode::CONFLICT),
         "422" => Ok(StatusCode::UNPROCESSABLE_ENTITY),
-        other => Err(Complaint::new(
+        other => Err(InvalidSetting::new(
             format!("{other} is not a status for a key that was used for something else"),
             "write 409, or 422 as the IETF draft has it",
         )),
     }
 }
 
-fn pointer(text: &str) -> Result<Pointer, Complaint> {
+fn pointer(text: &str) -> Result<Pointer, InvalidSetting> {
     let hint = "write a JSON pointer to what changes with every try: \"/client_ts\"";
     match Pointer::parse(text) {
         Ok(_) if text.is_empty() => {
-            Err(Complaint::new("is the whole body, and would make any two requests one", hint))
+            Err(InvalidSetting::new("is the whole body, and would make any two requests one", hint))
         }
         Ok(pointer) => Ok(pointer),
-        Err(error) => Err(Complaint::new(format!("\"{text}\": {error}"), hint)),
+        Err(error) => Err(InvalidSetting::new(format!("\"{text}\": {error}"), hint)),
     }
 }
 
@@ -476,12 +481,12 @@ mod tests {
 
     #[test]
     fn a_scope_says_who_calls() {
-        assert_eq!(scope("none"), Ok(Said::Other(Scope::Nobody)));
-        assert_eq!(scope("jwt:sub"), Ok(Said::Jwt("sub".into())));
+        assert_eq!(scope("none"), Ok(ScopeSetting::Other(Scope::Shared)));
+        assert_eq!(scope("jwt:sub"), Ok(ScopeSetting::Jwt("sub".into())));
         let unverified = Scope::UnverifiedJwt("sub".into());
-        assert_eq!(scope("jwt-unverified:sub"), Ok(Said::Other(unverified)));
+        assert_eq!(scope("jwt-unverified:sub"), Ok(ScopeSetting::Other(unverified)));
         let named = HeaderName::from_static("x-account-id");
-        assert_eq!(scope("header:X-Account-Id"), Ok(Said::Other(Scope::Header(named))));
+        assert_eq!(scope("header:X-Account-Id"), Ok(ScopeSetting::Other(Scope::Header(named))));
         for bad in [
             "",
             "sub",

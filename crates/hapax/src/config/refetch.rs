@@ -6,9 +6,9 @@ use hapax_core::handler::{Refetch, RefetchError, RefetchUrl};
 use hapax_core::secret::Secret;
 use http::{HeaderName, HeaderValue};
 
-use super::Reading;
+use super::ConfigReader;
 use super::document::Section;
-use super::problem::{Complaint, Place};
+use super::problem::{InvalidSetting, Origin};
 use super::units;
 
 pub(super) const KEYS: [&str; 4] = ["url", "headers", "timeout", "max_body"];
@@ -21,7 +21,7 @@ const REFETCH_BYTES_MAX: usize = 16 * 1024 * 1024;
 const REFETCH_HEADERS_OURS: [&str; 5] =
     ["host", "content-length", "transfer-encoding", "connection", "expect"];
 
-impl Reading<'_> {
+impl ConfigReader<'_> {
     pub(super) fn refetch(&mut self, handler: &Section<'_>) -> Option<Refetch> {
         let section = handler.get("refetch")?.section(&mut self.problems)?;
         section.expect(&KEYS, &[], &mut self.problems);
@@ -41,11 +41,11 @@ impl Reading<'_> {
 
     fn refetch_url(&mut self, handler: &Section<'_>, section: &Section<'_>) -> Option<RefetchUrl> {
         let Some(entry) = section.get("url") else {
-            let complaint = Complaint::new(
+            let invalid = InvalidSetting::new(
                 "has no url",
                 "say where the object is: url = \"https://api.example.com/payouts/{resource}\"",
             );
-            section.complain(complaint, &mut self.problems);
+            section.report(invalid, &mut self.problems);
             return None;
         };
         let text = entry.text(&mut self.problems)?;
@@ -53,17 +53,17 @@ impl Reading<'_> {
             Ok(url) => url,
             Err(RefetchError { at, problem, hint }) => {
                 let at = entry.byte_in_file(self.text, at).filter(|_| at > 0);
-                let place = Place::File(at.unwrap_or(entry.at()));
-                self.problems.add(place, entry.path(), Complaint::new(problem, hint));
+                let origin = Origin::File(at.unwrap_or(entry.at()));
+                self.problems.add(origin, entry.path(), InvalidSetting::new(problem, hint));
                 return None;
             }
         };
         if url.names_resource() && handler.get("order").is_none() {
-            let complaint = Complaint::new(
+            let invalid = InvalidSetting::new(
                 "{resource} is known only to a handler with an order",
                 "add `order` with resource = \"/data/object/id\" and by = \"/created\"",
             );
-            entry.complain(complaint, &mut self.problems);
+            entry.report(invalid, &mut self.problems);
             return None;
         }
         Some(url)
@@ -75,9 +75,9 @@ impl Reading<'_> {
         let entries: Vec<_> = section.entries().collect();
         let mut headers = Vec::new();
         for entry in &entries {
-            let complaint = match HeaderName::try_from(entry.name()) {
+            let invalid = match HeaderName::try_from(entry.name()) {
                 Ok(name) if REFETCH_HEADERS_OURS.contains(&name.as_str()) => {
-                    Complaint::new("is set by the connection", "remove it")
+                    InvalidSetting::new("is set by the connection", "remove it")
                 }
                 Ok(name) => {
                     let Some(secret) = self.secret(entry) else { continue };
@@ -85,23 +85,25 @@ impl Reading<'_> {
                         headers.push((name, secret));
                         continue;
                     }
-                    Complaint::new(
+                    InvalidSetting::new(
                         "does not fit in a header",
                         "one line of ASCII, such as \"Bearer …\"",
                     )
                 }
-                Err(_) => Complaint::new("is not the name of a header", "such as authorization"),
+                Err(_) => {
+                    InvalidSetting::new("is not the name of a header", "such as authorization")
+                }
             };
-            entry.complain(complaint, &mut self.problems);
+            entry.report(invalid, &mut self.problems);
         }
         (headers.len() == entries.len()).then_some(headers)
     }
 }
 
-fn refetch_bytes(text: &str) -> Result<usize, Complaint> {
+fn refetch_bytes(text: &str) -> Result<usize, InvalidSetting> {
     match units::size(text)? {
         bytes @ 1..=REFETCH_BYTES_MAX => Ok(bytes),
-        _other => Err(Complaint::new(
+        _other => Err(InvalidSetting::new(
             "is not a size from 1 to 16MiB",
             "an object is held in memory for each attempt: write \"1MiB\"",
         )),

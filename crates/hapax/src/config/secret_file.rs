@@ -8,11 +8,11 @@ use std::path::Path;
 
 use hapax_core::secret::Secret;
 
-use super::problem::Complaint;
+use super::problem::InvalidSetting;
 
 /// Which secret it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kept {
+pub(crate) enum SecretKind {
     /// The token that the admin side asks for.
     AdminToken,
     /// The secret from which each sender's own is derived in dev mode. Its prefix tells it from a
@@ -20,7 +20,7 @@ pub(crate) enum Kept {
     DevSecret,
 }
 
-impl Kept {
+impl SecretKind {
     fn title(self) -> &'static str {
         match self {
             Self::AdminToken => "the admin token",
@@ -36,7 +36,7 @@ impl Kept {
     }
 
     /// Whether a secret has the form of this one: the prefix and 64 lower-case hex digits.
-    pub(crate) fn looks_like(self, secret: &Secret) -> bool {
+    pub(crate) fn has_form_of(self, secret: &Secret) -> bool {
         let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         let digits = secret.expose().strip_prefix(self.prefix()).unwrap_or_default();
         digits.len() == 64 && digits.bytes().all(is_hex)
@@ -44,27 +44,27 @@ impl Kept {
 }
 
 /// Reads the secret in `path`, or makes one. Two processes that start at once get the same one.
-pub(super) fn read_or_make(path: &Path, kept: Kept) -> Result<Secret, Complaint> {
-    match make(path, kept) {
+pub(super) fn read_or_make(path: &Path, kind: SecretKind) -> Result<Secret, InvalidSetting> {
+    match make(path, kind) {
         Ok(secret) => Ok(secret),
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => read(path, kept),
-        Err(error) => Err(Complaint::new(
-            format!("cannot keep {} in {}: {error}", kept.title(), path.display()),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => read(path, kind),
+        Err(error) => Err(InvalidSetting::new(
+            format!("cannot keep {} in {}: {error}", kind.title(), path.display()),
             "choose a directory that can be written with --data-dir",
         )),
     }
 }
 
 /// Reads a secret that was made before.
-pub(crate) fn read(path: &Path, kept: Kept) -> Result<Secret, Complaint> {
+pub(crate) fn read(path: &Path, kind: SecretKind) -> Result<Secret, InvalidSetting> {
     let read = || {
         let text = std::fs::read_to_string(path)?;
         let mode = std::fs::metadata(path)?.permissions().mode();
         Ok::<_, Error>((text, mode))
     };
     let (text, mode) = read().map_err(|error| {
-        Complaint::new(
-            format!("cannot read {} in {}: {error}", kept.title(), path.display()),
+        InvalidSetting::new(
+            format!("cannot read {} in {}: {error}", kind.title(), path.display()),
             "it must be readable by the user hapax runs as",
         )
     })?;
@@ -74,30 +74,30 @@ pub(crate) fn read(path: &Path, kept: Kept) -> Result<Secret, Complaint> {
         let _ = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600));
     }
     let secret = Secret::new(text.trim_end());
-    if kept.looks_like(&secret) {
+    if kind.has_form_of(&secret) {
         return Ok(secret);
     }
-    Err(Complaint::new(
-        format!("{} does not hold {}64 hex digits", path.display(), kept.prefix()),
+    Err(InvalidSetting::new(
+        format!("{} does not hold {}64 hex digits", path.display(), kind.prefix()),
         "remove it, and the next start makes a new one",
     ))
 }
 
 /// Fails where the file exists. The file appears whole or not at all: it is written and synced
 /// under another name first, and linking never replaces what is there.
-fn make(path: &Path, kept: Kept) -> std::io::Result<Secret> {
+fn make(path: &Path, kind: SecretKind) -> std::io::Result<Secret> {
     if path.try_exists()? {
         return Err(ErrorKind::AlreadyExists.into());
     }
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = directory.unwrap_or(Path::new("."));
     hapax_store::private_dir(directory)?;
-    let no_dice = |_| Error::other("no randomness");
+    let no_randomness = |_| Error::other("no randomness");
     let mut bytes = [0; 32];
-    aws_lc_rs::rand::fill(&mut bytes).map_err(no_dice)?;
-    let secret = Secret::new(format!("{}{}", kept.prefix(), hex::encode(bytes)));
+    aws_lc_rs::rand::fill(&mut bytes).map_err(no_randomness)?;
+    let secret = Secret::new(format!("{}{}", kind.prefix(), hex::encode(bytes)));
     let mut suffix = [0; 8];
-    aws_lc_rs::rand::fill(&mut suffix).map_err(no_dice)?;
+    aws_lc_rs::rand::fill(&mut suffix).map_err(no_randomness)?;
     let draft = directory.join(format!(".hapax-{}", hex::encode(suffix)));
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create_new(true).mode(0o600);
@@ -123,11 +123,11 @@ mod tests {
         let path = dir.path().join("data").join("secret");
         let made: Vec<_> = std::thread::scope(|scope| {
             let racers: Vec<_> = (0..8)
-                .map(|_| scope.spawn(|| read_or_make(&path, Kept::AdminToken).unwrap()))
+                .map(|_| scope.spawn(|| read_or_make(&path, SecretKind::AdminToken).unwrap()))
                 .collect();
             racers.into_iter().map(|racer| racer.join().unwrap()).collect()
         });
-        let again = read_or_make(&path, Kept::AdminToken).unwrap();
+        let again = read_or_make(&path, SecretKind::AdminToken).unwrap();
         assert!(made.iter().all(|made| made.expose() == again.expose()));
         assert_eq!(again.expose().len(), 64);
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -141,7 +141,7 @@ mod tests {
         let path = dir.path().join("secret");
         std::fs::write(&path, format!("{}\n", "ab".repeat(32))).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
-        assert!(read_or_make(&path, Kept::AdminToken).is_ok());
+        assert!(read_or_make(&path, SecretKind::AdminToken).is_ok());
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
@@ -150,7 +150,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
         std::fs::write(&path, "half").unwrap();
-        assert!(read_or_make(&path, Kept::AdminToken).is_err());
+        assert!(read_or_make(&path, SecretKind::AdminToken).is_err());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "half");
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use hapax_core::secret::Secret;
 
-use super::problem::Complaint;
+use super::problem::InvalidSetting;
 
 /// A value and, where it was read from a file, that file, so that a change to it is noticed.
 pub(crate) struct Resolved {
@@ -22,7 +22,7 @@ const SECRET_FILE_BYTES_MAX: u64 = 1 << 20;
 pub(crate) fn resolve(
     text: &str,
     env: &dyn Fn(&str) -> Option<String>,
-) -> Result<Resolved, Complaint> {
+) -> Result<Resolved, InvalidSetting> {
     let resolved = if let Some(name) = text.strip_prefix("env:") {
         Resolved { secret: Secret::new(from_env(name, env)?), file: None }
     } else if let Some(path) = text.strip_prefix("file:") {
@@ -37,22 +37,22 @@ pub(crate) fn resolve(
             None if text.starts_with("env:") => format!("is empty: {text} is set to nothing"),
             None => "is empty".to_owned(),
         };
-        return Err(Complaint::new(problem, "an empty secret would let anyone sign"));
+        return Err(InvalidSetting::new(problem, "an empty secret would let anyone sign"));
     }
     Ok(resolved)
 }
 
-fn from_env(name: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, Complaint> {
+fn from_env(name: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, InvalidSetting> {
     let starts_well = name.bytes().next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
     if !starts_well || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
         // What stands there may be the secret itself, so it is not repeated.
-        return Err(Complaint::new(
+        return Err(InvalidSetting::new(
             "what follows env: is not the name of an environment variable",
             "write \"env:STRIPE_SECRET\", and set STRIPE_SECRET where hapax runs",
         ));
     }
     env(name).ok_or_else(|| {
-        Complaint::new(
+        InvalidSetting::new(
             format!("environment variable {name} is not set"),
             format!("set {name} where hapax runs, or use file:PATH"),
         )
@@ -60,9 +60,9 @@ fn from_env(name: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, 
 }
 
 /// One newline at the end is the editor's, not the secret's; every other blank is kept.
-fn from_file(path: &Path) -> Result<String, Complaint> {
+fn from_file(path: &Path) -> Result<String, InvalidSetting> {
     let cannot = |why: String| {
-        Complaint::new(
+        InvalidSetting::new(
             format!("cannot read {}: {why}", path.display()),
             "the file must exist and be readable by the user hapax runs as",
         )
@@ -88,7 +88,7 @@ fn from_file(path: &Path) -> Result<String, Complaint> {
 mod tests {
     use super::*;
 
-    fn value(text: &str) -> Result<String, Complaint> {
+    fn value(text: &str) -> Result<String, InvalidSetting> {
         let env = |name: &str| match name {
             "FULL" => Some("s3cret".to_owned()),
             "BLANK" => Some("  ".to_owned()),
@@ -112,7 +112,7 @@ mod tests {
         for bad in ["", "  ", "env:BLANK", "env:UNSET", "env:", "file:/nowhere/at/all", "file:/"] {
             assert!(value(bad).is_err(), "{bad:?}");
         }
-        let complaint = value("env:whsec-abc/def").unwrap_err();
-        assert!(!format!("{complaint:?}").contains("abc"));
+        let invalid = value("env:whsec-abc/def").unwrap_err();
+        assert!(!format!("{invalid:?}").contains("abc"));
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use hapax_core::secret::Secret;
 
-use super::problem::Complaint;
+use super::problem::InvalidSetting;
 use super::suggest;
 
 /// Where a server is that several nodes share. `Display` tells host and database, and neither user
@@ -15,12 +15,12 @@ pub(crate) struct ServiceUrl(Secret);
 
 impl ServiceUrl {
     /// `postgres://…` or `postgresql://…`.
-    pub(crate) fn postgres(text: &str) -> Result<Self, Complaint> {
+    pub(crate) fn postgres(text: &str) -> Result<Self, InvalidSetting> {
         Self::read(text, &["postgres", "postgresql"], "postgres://USER:PASSWORD@HOST:5432/DATABASE")
     }
 
     /// `redis://…` or, over TLS, `rediss://…`.
-    pub(crate) fn redis(text: &str) -> Result<Self, Complaint> {
+    pub(crate) fn redis(text: &str) -> Result<Self, InvalidSetting> {
         Self::read(text, &["redis", "rediss"], "redis://HOST:6379")
     }
 
@@ -30,7 +30,7 @@ impl ServiceUrl {
     }
 
     /// What is wrong is said without the text: it may hold a password in the wrong place.
-    fn read(text: &str, schemes: &[&str; 2], example: &str) -> Result<Self, Complaint> {
+    fn read(text: &str, schemes: &[&str; 2], example: &str) -> Result<Self, InvalidSetting> {
         let hint = format!("write \"{example}\"; what is special in a password as %40 for @");
         let text = text.trim();
         let rest = match text.split_once("://") {
@@ -38,20 +38,20 @@ impl ServiceUrl {
             Some(_) | None => {
                 let [one, other] = schemes;
                 let problem = format!("must begin with {one}:// or {other}://");
-                return Err(Complaint::new(problem, hint));
+                return Err(InvalidSetting::new(problem, hint));
             }
         };
         if rest.is_empty() {
-            return Err(Complaint::new("names no host", hint));
+            return Err(InvalidSetting::new("names no host", hint));
         }
         if rest.chars().any(|c| c.is_whitespace() || c.is_control()) {
-            return Err(Complaint::new("holds a blank", hint));
+            return Err(InvalidSetting::new("holds a blank", hint));
         }
         let url = Self(Secret::new(text));
         // Also what keeps USER:PASSWORD without a host from being shown as HOST:PORT.
         let hosts = url.shown().split('/').next().unwrap_or_default();
         if hosts.split(',').any(|host| !is_host(host)) {
-            return Err(Complaint::new("has a port that is not a number", hint));
+            return Err(InvalidSetting::new("has a port that is not a number", hint));
         }
         Ok(url)
     }
@@ -130,19 +130,21 @@ impl Default for Roles {
 
 impl Roles {
     /// Reads the words, in any order; one that comes twice counts once.
-    pub(crate) fn parse<'t>(words: impl IntoIterator<Item = &'t str>) -> Result<Self, Complaint> {
+    pub(crate) fn parse<'t>(
+        words: impl IntoIterator<Item = &'t str>,
+    ) -> Result<Self, InvalidSetting> {
         let words: Vec<_> = words.into_iter().map(str::trim).collect();
         let known = Role::ALL.map(Role::as_str);
         if words.is_empty() {
             let hint = format!("write some of {}", known.join(", "));
-            return Err(Complaint::new("is empty: the process would do nothing", hint));
+            return Err(InvalidSetting::new("is empty: the process would do nothing", hint));
         }
         if let Some(unknown) = words.iter().find(|word| !known.contains(word)) {
             let hint = match suggest::nearest(unknown, &known) {
                 Some(near) => format!("did you mean \"{near}\"?"),
                 None => format!("known: {}", known.join(", ")),
             };
-            return Err(Complaint::new(format!("\"{unknown}\" is not a role"), hint));
+            return Err(InvalidSetting::new(format!("\"{unknown}\" is not a role"), hint));
         }
         Ok(Self(Role::ALL.into_iter().filter(|role| words.contains(&role.as_str())).collect()))
     }

@@ -15,9 +15,9 @@ use hapax_engine::Rate;
 
 use super::document::{Entry, Section};
 use super::handlers::Mode;
-use super::problem::Complaint;
+use super::problem::InvalidSetting;
 use super::units::{self, Keep};
-use super::{KEEP_DEFAULT, Reading, Settings};
+use super::{ConfigReader, KEEP_DEFAULT, Settings};
 
 /// One (tenant, source) pair, ready to answer.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ struct Pair<'d> {
     complete: bool,
 }
 
-impl Reading<'_> {
+impl ConfigReader<'_> {
     /// Builds every declared pair.
     pub(super) fn sources(
         &mut self,
@@ -121,8 +121,8 @@ impl Reading<'_> {
         };
         let Some(sources) = sources.section(&mut self.problems) else { return built };
         for entry in sources.entries() {
-            if let Err(complaint) = units::name(entry.name()) {
-                entry.complain(complaint, &mut self.problems);
+            if let Err(invalid) = units::name(entry.name()) {
+                entry.report(invalid, &mut self.problems);
                 continue;
             }
             let Some(section) = entry.section(&mut self.problems) else { continue };
@@ -142,7 +142,7 @@ impl Reading<'_> {
         section.expect(&KEYS, &[], &mut self.problems);
         let Some(provider) = section.get("provider") else {
             let hint = "add provider = \"stripe\" or another; `hapax providers` lists them all";
-            section.complain(Complaint::new("has no provider", hint), &mut self.problems);
+            section.report(InvalidSetting::new("has no provider", hint), &mut self.problems);
             return;
         };
         let Some(provider) = provider.text(&mut self.problems) else { return };
@@ -169,7 +169,7 @@ impl Reading<'_> {
         let mode = self.mode(section, &handlers);
 
         for pair in pairs {
-            self.known_params(provider, &pair.section);
+            self.check_params(provider, &pair.section);
             let mut spec = spec.clone();
             spec.tenant = pair.tenant.map(Tenant::new).unwrap_or_default();
             spec.name = SourceName::new(name);
@@ -186,9 +186,9 @@ impl Reading<'_> {
                     continue;
                 }
             };
-            self.secrets_are_its_own(name, pair.tenant, &pair.section, &source, seen);
+            self.check_secrets_unique(name, pair.tenant, &pair.section, &source, seen);
             let keep_keys = keep_keys(settings, &source);
-            self.keys_outlive_window(section, &source, keep_keys);
+            self.check_key_retention(section, &source, keep_keys);
             built.push(ConfiguredSource {
                 source: Arc::new(source),
                 provider: provider.to_owned(),
@@ -224,24 +224,24 @@ impl Reading<'_> {
         }
         let Some(tenants) = tenants else { return pairs };
         if let Some(from) = section.get("tenant_from") {
-            let complaint = Complaint::new(
+            let invalid = InvalidSetting::new(
                 "goes instead of [tenants], not with it",
                 "either the URL names the tenant, or a field of the signed body does",
             );
-            from.complain(complaint, &mut self.problems);
+            from.report(invalid, &mut self.problems);
         }
         let Some(tenants) = tenants.section(&mut self.problems) else { return pairs };
         for entry in tenants.entries() {
-            if let Err(complaint) = units::name(entry.name()) {
-                entry.complain(complaint, &mut self.problems);
+            if let Err(invalid) = units::name(entry.name()) {
+                entry.report(invalid, &mut self.problems);
                 continue;
             }
             if entry.name() == Tenant::default().as_str() && own_secrets.is_some() {
-                let complaint = Complaint::new(
+                let invalid = InvalidSetting::new(
                     format!("the pair (default, {name}) is declared twice"),
                     format!("secrets directly under [sources.{name}] are those of \"default\""),
                 );
-                entry.complain(complaint, &mut self.problems);
+                entry.report(invalid, &mut self.problems);
                 continue;
             }
             let Some(tenant) = entry.section(&mut self.problems) else { continue };
@@ -305,7 +305,7 @@ impl Reading<'_> {
                 table.expect(&["value", "until"], &[], &mut self.problems);
                 let Some(value) = table.get("value") else {
                     let hint = "write { value = \"env:OLD\", until = \"2026-12-01T00:00:00Z\" }";
-                    table.complain(Complaint::new("has no value", hint), &mut self.problems);
+                    table.report(InvalidSetting::new("has no value", hint), &mut self.problems);
                     return None;
                 };
                 let until = match table.get("until") {
@@ -318,11 +318,11 @@ impl Reading<'_> {
         let secret = self.secret(&value)?;
         let hash = KeyHash::of(b"secret", [secret.expose().as_bytes()]);
         if let Some(other) = seen.texts.get(&hash) {
-            value.complain(shared_secret(other, label), &mut self.problems);
+            value.report(shared_secret(other, label), &mut self.problems);
             return None;
         }
         seen.texts.insert(hash, label.to_owned());
-        if until.is_some_and(|until| until <= self.world.now) {
+        if until.is_some_and(|until| until <= self.environment.now) {
             self.warnings
                 .push(format!("{label}: a secret's `until` has passed: it verifies nothing"));
         }
@@ -334,11 +334,11 @@ impl Reading<'_> {
         match text.parse() {
             Ok(instant) => Some(instant),
             Err(_) => {
-                let complaint = Complaint::new(
+                let invalid = InvalidSetting::new(
                     format!("\"{text}\" is not an instant"),
                     "write RFC 3339 with its offset: \"2026-12-01T00:00:00Z\"",
                 );
-                entry.complain(complaint, &mut self.problems);
+                entry.report(invalid, &mut self.problems);
                 None
             }
         }
@@ -386,13 +386,13 @@ impl Reading<'_> {
         table.expect(&["hash", "within"], &[], problems);
         let Some(hash) = table.get("hash") else {
             let hint = "write { hash = [\"/type\", \"/data/id\"], within = \"10m\" }";
-            table.complain(Complaint::new("has no hash", hint), problems);
+            table.report(InvalidSetting::new("has no hash", hint), problems);
             return None;
         };
         let fields = hash.texts(problems)?;
         if fields.is_empty() {
             let hint = "name the fields that together are the same only for the same event";
-            hash.complain(Complaint::new("is empty", hint), problems);
+            hash.report(InvalidSetting::new("is empty", hint), problems);
             return None;
         }
         let within = table.get("within").and_then(|entry| entry.parse(units::span, problems));
@@ -400,7 +400,7 @@ impl Reading<'_> {
     }
 
     /// A mistyped parameter that is optional would otherwise be ignored in silence.
-    fn known_params(&mut self, provider: &str, section: &Section<'_>) {
+    fn check_params(&mut self, provider: &str, section: &Section<'_>) {
         let preset = presets::find(provider);
         let known: Vec<_> = preset.into_iter().flat_map(Preset::params).map(|it| it.name).collect();
         if let Some(params) = section.get("params").and_then(|entry| entry.as_section()) {
@@ -410,7 +410,7 @@ impl Reading<'_> {
 
     /// The same secret may be written in two ways, so the keys themselves are compared once the
     /// scheme has read them.
-    fn secrets_are_its_own(
+    fn check_secrets_unique(
         &mut self,
         name: &str,
         tenant: Option<&str>,
@@ -426,7 +426,7 @@ impl Reading<'_> {
         let entries = entry.list(&mut self.problems).unwrap_or_default();
         for (hash, entry) in source.scheme().key_hashes().iter().zip(&entries) {
             match seen.keys.get(hash) {
-                Some(other) => entry.complain(shared_secret(other, &label), &mut self.problems),
+                Some(other) => entry.report(shared_secret(other, &label), &mut self.problems),
                 None => {
                     seen.keys.insert(*hash, label.clone());
                 }
@@ -437,63 +437,63 @@ impl Reading<'_> {
     /// Points at the key that the error is about: in the tenant's section, then in the source's.
     fn cannot_build(&mut self, source: &Section<'_>, pair: &Section<'_>, error: SourceError) {
         let SourceError { field, problem, hint } = error;
-        let complaint = Complaint::new(problem, hint);
+        let invalid = InvalidSetting::new(problem, hint);
         let entry = pair.deepest(field).or_else(|| source.deepest(field));
         match (entry, field) {
-            (Some(entry), _) => entry.complain(complaint, &mut self.problems),
+            (Some(entry), _) => entry.report(invalid, &mut self.problems),
             // What is missing at the top of the file is missing because of this provider.
             (None, "public_url") => match source.get("provider") {
-                Some(provider) => provider.complain(complaint, &mut self.problems),
-                None => source.complain(complaint, &mut self.problems),
+                Some(provider) => provider.report(invalid, &mut self.problems),
+                None => source.report(invalid, &mut self.problems),
             },
-            (None, _) => pair.complain(complaint, &mut self.problems),
+            (None, _) => pair.report(invalid, &mut self.problems),
         }
     }
 
     /// A key forgotten while its signature is still fresh would let a replay in as new.
-    fn keys_outlive_window(&mut self, section: &Section<'_>, source: &Source, keep: Keep) {
+    fn check_key_retention(&mut self, section: &Section<'_>, source: &Source, keep: Keep) {
         if let Keep::For(keep) = keep
             && source.signs_time()
             && keep < source.tolerance().saturating_mul(2)
         {
-            let complaint = Complaint::new(
+            let invalid = InvalidSetting::new(
                 "retention.keys is shorter than the replay window of this source",
                 "keep keys at least twice as long as `tolerance`; 90d is the default",
             );
             match section.get("tolerance") {
-                Some(entry) => entry.complain(complaint, &mut self.problems),
-                None => section.complain(complaint, &mut self.problems),
+                Some(entry) => entry.report(invalid, &mut self.problems),
+                None => section.report(invalid, &mut self.problems),
             }
         }
     }
 }
 
-fn shared_secret(other: &str, label: &str) -> Complaint {
+fn shared_secret(other: &str, label: &str) -> InvalidSetting {
     if other == label {
-        return Complaint::new("the same secret twice", "remove one of them");
+        return InvalidSetting::new("the same secret twice", "remove one of them");
     }
-    Complaint::new(
+    InvalidSetting::new(
         format!("shares a secret with {other}"),
         "a signature must prove one (tenant, source) pair only: give each its own",
     )
 }
 
-fn late(text: &str) -> Result<LatePolicy, Complaint> {
+fn late(text: &str) -> Result<LatePolicy, InvalidSetting> {
     match text {
         "reject" => Ok(LatePolicy::Reject),
         "review" => Ok(LatePolicy::Review),
-        other => Err(Complaint::new(
+        other => Err(InvalidSetting::new(
             format!("\"{other}\" is not a way to treat late arrivals"),
             "write \"reject\" or \"review\"",
         )),
     }
 }
 
-fn replay_guard(text: &str) -> Result<ReplayGuard, Complaint> {
+fn replay_guard(text: &str) -> Result<ReplayGuard, InvalidSetting> {
     match text {
         "signed" => Ok(ReplayGuard::Signed),
         "off" => Ok(ReplayGuard::Off),
-        other => Err(Complaint::new(
+        other => Err(InvalidSetting::new(
             format!("\"{other}\" is not a replay guard"),
             "write \"signed\" or \"off\"",
         )),

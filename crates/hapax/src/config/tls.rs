@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use hapax_engine::tls::{Certificate, TlsError};
 
-use super::Reading;
+use super::ConfigReader;
 use super::document::{Entry, Section};
-use super::problem::Complaint;
+use super::problem::InvalidSetting;
 
-impl Reading<'_> {
+impl ConfigReader<'_> {
     /// Reads `[tls]`, where there is one.
     pub(super) fn tls(&mut self, root: &Section<'_>) -> Option<Arc<Certificate>> {
         let section = root.get("tls")?.section(&mut self.problems)?;
@@ -33,17 +33,17 @@ impl Reading<'_> {
                 (key_entry, "the key must be that of the first certificate in the file")
             }
         };
-        entry.complain(Complaint::new(error.to_string(), hint), &mut self.problems);
+        entry.report(InvalidSetting::new(error.to_string(), hint), &mut self.problems);
         None
     }
 
     fn pem_file<'d>(&mut self, section: &Section<'d>, name: &str) -> Option<(Entry<'d>, PathBuf)> {
         let Some(entry) = section.get(name) else {
-            let complaint = Complaint::new(
+            let invalid = InvalidSetting::new(
                 format!("has no {name}"),
                 "TLS needs both cert and key, as PEM files",
             );
-            section.complain(complaint, &mut self.problems);
+            section.report(invalid, &mut self.problems);
             return None;
         };
         let text = entry.text(&mut self.problems)?;

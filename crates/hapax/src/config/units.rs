@@ -1,5 +1,5 @@
 //! The small languages of single values: durations, sizes, rates, addresses, networks, names.
-//! Each takes text and answers with a value or a [`Complaint`]; none knows where the text stood.
+//! Each takes text and answers with a value or a [`InvalidSetting`]; none knows where the text stood.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use hapax_engine::Rate;
 
 use ipnet::IpNet;
 
-use super::problem::Complaint;
+use super::problem::InvalidSetting;
 
 /// How long something is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,9 +30,9 @@ const DURATION_UNITS: [(&str, u64); 6] = [
 ];
 
 /// `100ms`, `30s`, `5m`, `24h`, `90d`, `2w`, or several in a row as in `1h30m`.
-pub(crate) fn duration(text: &str) -> Result<Duration, Complaint> {
+pub(crate) fn duration(text: &str) -> Result<Duration, InvalidSetting> {
     let bad = || {
-        Complaint::new(
+        InvalidSetting::new(
             format!("\"{text}\" is not a duration"),
             "write a number and one of ms, s, m, h, d, w: \"100ms\", \"5m\", \"90d\"",
         )
@@ -59,19 +59,19 @@ pub(crate) fn duration(text: &str) -> Result<Duration, Complaint> {
 }
 
 /// A duration that is not zero.
-pub(crate) fn span(text: &str) -> Result<Duration, Complaint> {
+pub(crate) fn span(text: &str) -> Result<Duration, InvalidSetting> {
     match duration(text)? {
-        Duration::ZERO => Err(Complaint::new("must be longer than zero", "such as \"5m\"")),
+        Duration::ZERO => Err(InvalidSetting::new("must be longer than zero", "such as \"5m\"")),
         some => Ok(some),
     }
 }
 
 /// A duration, or `forever`.
-pub(crate) fn keep(text: &str) -> Result<Keep, Complaint> {
+pub(crate) fn keep(text: &str) -> Result<Keep, InvalidSetting> {
     match text {
         "forever" => Ok(Keep::Forever),
-        text => span(text).map(Keep::For).map_err(|Complaint { problem, hint }| {
-            Complaint::new(problem, format!("{hint}; or \"forever\""))
+        text => span(text).map(Keep::For).map_err(|InvalidSetting { problem, hint }| {
+            InvalidSetting::new(problem, format!("{hint}; or \"forever\""))
         }),
     }
 }
@@ -88,9 +88,9 @@ const SIZE_UNITS: [(&str, u64); 8] = [
 ];
 
 /// `1MiB`, `512KiB`, `1MB` or a bare number of bytes; at least one byte.
-pub(crate) fn size(text: &str) -> Result<usize, Complaint> {
+pub(crate) fn size(text: &str) -> Result<usize, InvalidSetting> {
     let bad = || {
-        Complaint::new(
+        InvalidSetting::new(
             format!("\"{text}\" is not a size"),
             "write a number and one of B, KiB, MiB, GiB, kB, MB: \"1MiB\"",
         )
@@ -102,19 +102,19 @@ pub(crate) fn size(text: &str) -> Result<usize, Complaint> {
     let number: u64 = number.parse().map_err(|_| bad())?;
     let bytes = number.checked_mul(*factor).ok_or_else(bad)?;
     match usize::try_from(bytes) {
-        Ok(0) => Err(Complaint::new("must be at least one byte", "such as \"1MiB\"")),
+        Ok(0) => Err(InvalidSetting::new("must be at least one byte", "such as \"1MiB\"")),
         Ok(bytes) => Ok(bytes),
         Err(_) => Err(bad()),
     }
 }
 
 /// `100/s`, `1000/m`, `10/h`; `off` is no limit.
-pub(crate) fn rate(text: &str) -> Result<Option<Rate>, Complaint> {
+pub(crate) fn rate(text: &str) -> Result<Option<Rate>, InvalidSetting> {
     if text == "off" {
         return Ok(None);
     }
     let bad = || {
-        Complaint::new(
+        InvalidSetting::new(
             format!("\"{text}\" is not a rate"),
             "write so many per s, m or h: \"100/s\", \"1000/m\"; or \"off\"",
         )
@@ -131,9 +131,9 @@ pub(crate) fn rate(text: &str) -> Result<Option<Rate>, Complaint> {
 }
 
 /// `127.0.0.1:8080`, `[::1]:8080` or `localhost:8080`.
-pub(crate) fn address(text: &str) -> Result<SocketAddr, Complaint> {
+pub(crate) fn address(text: &str) -> Result<SocketAddr, InvalidSetting> {
     let bad = || {
-        Complaint::new(
+        InvalidSetting::new(
             format!("\"{text}\" is not an address to listen on"),
             "write IP:PORT, such as \"127.0.0.1:8080\", \"0.0.0.0:8080\" or \"[::1]:8080\"",
         )
@@ -148,10 +148,10 @@ pub(crate) fn address(text: &str) -> Result<SocketAddr, Complaint> {
 }
 
 /// `10.0.0.0/8`, or a single address.
-pub(crate) fn net(text: &str) -> Result<IpNet, Complaint> {
+pub(crate) fn net(text: &str) -> Result<IpNet, InvalidSetting> {
     let single = || text.parse::<IpAddr>().ok().map(IpNet::from);
     text.parse::<IpNet>().ok().or_else(single).ok_or_else(|| {
-        Complaint::new(
+        InvalidSetting::new(
             format!("\"{text}\" is not a network"),
             "write \"10.0.0.0/8\", \"fd00::/8\" or a single address",
         )
@@ -159,9 +159,9 @@ pub(crate) fn net(text: &str) -> Result<IpNet, Complaint> {
 }
 
 /// `https://hooks.example.com`, with a path if need be; without a slash at the end.
-pub(crate) fn base_url(text: &str) -> Result<String, Complaint> {
+pub(crate) fn base_url(text: &str) -> Result<String, InvalidSetting> {
     let bad = |what: &str| {
-        Complaint::new(
+        InvalidSetting::new(
             format!("\"{text}\" {what}"),
             "write what senders see: \"https://hooks.example.com\"",
         )
@@ -175,7 +175,7 @@ pub(crate) fn base_url(text: &str) -> Result<String, Complaint> {
         return Err(bad("names no host"));
     }
     if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
-        return Err(Complaint::new(
+        return Err(InvalidSetting::new(
             "must not carry a user name",
             "write what senders see: \"https://hooks.example.com\"",
         ));
@@ -187,13 +187,13 @@ pub(crate) fn base_url(text: &str) -> Result<String, Complaint> {
 }
 
 /// A name that stands in a URL as it is: letters, digits, `_`, `.`, `-`, at most 64 of them.
-pub(crate) fn name(text: &str) -> Result<(), Complaint> {
+pub(crate) fn name(text: &str) -> Result<(), InvalidSetting> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
     let dots_only = text.bytes().all(|byte| byte == b'.');
     if (1..=64).contains(&text.len()) && text.bytes().all(allowed) && !dots_only {
         return Ok(());
     }
-    Err(Complaint::new(
+    Err(InvalidSetting::new(
         format!("\"{}\" cannot be a name", text.escape_debug()),
         "it is part of the URL: use 1 to 64 letters, digits, \"_\", \".\" or \"-\"",
     ))

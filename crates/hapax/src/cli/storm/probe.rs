@@ -118,9 +118,9 @@ impl Probe {
             let path = path.strip_prefix("//").unwrap_or(path).into();
             return Ok(Some(Self::Sqlite { path, sql }));
         }
-        let url = ServiceUrl::postgres(database).map_err(|complaint| {
+        let url = ServiceUrl::postgres(database).map_err(|invalid| {
             Failure::usage(
-                format!("--effects-db {}", complaint.problem),
+                format!("--effects-db {}", invalid.problem),
                 "sqlite:PATH, or postgres://USER:PASSWORD@HOST:5432/DATABASE",
             )
         })?;
