@@ -176,14 +176,14 @@ impl Visit for Line {
 
 /// What a terminal or a reader of lines would obey: controls, line and paragraph separators, and the
 /// marks that turn the direction of text.
-pub(crate) fn is_obeyed(c: char) -> bool {
+pub(crate) fn needs_escape(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{061c}' | '\u{feff}')
 }
 
 fn escape(value: &str, line: &mut String) {
     for c in value.chars().take(VALUE_CHARS_MAX) {
-        if is_obeyed(c) {
+        if needs_escape(c) {
             line.extend(c.escape_default());
         } else {
             line.push(c);

@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
-use crate::admin::{self, Admin, Gate, WithoutToken};
+use crate::admin::{self, Admin, Authorizer, WithoutToken};
 use crate::alerts::{self, Eyes, Watch};
 use crate::config::{
     self, Config, InvalidSetting, Keep, Mode, Permission, Role, Scope, ServiceUrl,
@@ -40,10 +40,10 @@ use crate::config::{
 use crate::telemetry;
 
 /// How often files with secrets are looked at for a change.
-const WATCH_EVERY: Duration = Duration::from_secs(1);
+const FILES_CHECKED_EVERY: Duration = Duration::from_secs(1);
 
 /// File descriptors that are not connections: the database, the log, the listeners.
-const DESCRIPTORS_APART: u64 = 64;
+const DESCRIPTORS_RESERVED: u64 = 64;
 
 /// Runs until a signal says stop; what was accepted by then is committed and answered.
 pub(crate) fn run(config: Config) -> anyhow::Result<()> {
@@ -71,7 +71,7 @@ async fn serve(
             serve_on(Arc::new(store), config, metrics, signals).await
         }
         Some(url) => {
-            let opening = PgStore::open(shared(&config, url));
+            let opening = PgStore::open(postgres_options(&config, url));
             let store = opening.await.with_context(|| format!("opening {url}"))?;
             serve_on(Arc::new(store), config, metrics, signals).await
         }
@@ -79,7 +79,7 @@ async fn serve(
 }
 
 /// How the shared database is opened.
-fn shared(config: &Config, url: &ServiceUrl) -> PgOptions {
+fn postgres_options(config: &Config, url: &ServiceUrl) -> PgOptions {
     let mut options = PgOptions::new(url.expose());
     let handlers = config.settings.handlers_database_url.as_ref();
     options.handlers_url = handlers.map(|url| url.expose().to_owned());
@@ -100,25 +100,25 @@ async fn serve_on<S: Database + Ledger>(
     config.take_own_token().map_err(|InvalidSetting { problem, hint }| {
         anyhow::anyhow!("{problem}; {hint}, or add [tokens.ops] to the config")
     })?;
-    let plays = |role| config.settings.roles.has(role);
-    let public =
-        plays(Role::Ingress).then(|| bind(config.settings.listen, "listen")).transpose()?;
-    let private = plays(Role::Admin)
+    let has_role = |role| config.settings.roles.has(role);
+    let public_listener =
+        has_role(Role::Ingress).then(|| bind(config.settings.listen, "listen")).transpose()?;
+    let admin_listener = has_role(Role::Admin)
         .then(|| bind(config.settings.admin_listen, "admin_listen"))
         .transpose()?;
     let at = |listener: &Option<TcpListener>, otherwise| match listener {
         Some(listener) => listener.local_addr(),
         None => Ok(otherwise),
     };
-    let proxied = match plays(Role::Ingress) {
+    let proxy_listeners = match has_role(Role::Ingress) {
         true => config.proxies.iter().map(bind_proxy).collect::<Result<Vec<_>, _>>()?,
         false => Vec::new(),
     };
-    let public_at = at(&public, config.settings.listen)?;
-    let private_at = at(&private, config.settings.admin_listen)?;
-    let works = plays(Role::Worker);
+    let public_address = at(&public_listener, config.settings.listen)?;
+    let admin_address = at(&admin_listener, config.settings.admin_listen)?;
+    let runs_workers = has_role(Role::Worker);
 
-    let routes = routes(&config, public_at)?;
+    let routes = routes(&config, public_address)?;
     let now: Now = Arc::new(Timestamp::now);
     let ingress = Ingress::new(Arc::clone(&store), routes, Arc::clone(&now)).with_sync();
     let ingress = Arc::new(ingress);
@@ -130,22 +130,23 @@ async fn serve_on<S: Database + Ledger>(
         lanes(&config),
     ));
     let outbound = Outbound::passing_on()?;
-    let doors: Vec<Door<S>> = config
+    let bound_proxies: Vec<BoundProxy<S>> = config
         .proxies
         .iter()
-        .zip(proxied)
+        .zip(proxy_listeners)
         .map(|(proxy, (listener, at))| {
             let (outbound, now) = (outbound.clone(), Arc::clone(&now));
             let spec = proxy_spec(&config, proxy);
-            let door = Proxy::new(&proxy.name, Arc::clone(&store), outbound, now, spec);
-            Door { proxy: Arc::new(door), listener, at }
+            let proxy = Proxy::new(&proxy.name, Arc::clone(&store), outbound, now, spec);
+            BoundProxy { proxy: Arc::new(proxy), listener, at }
         })
         .collect();
     let janitor = Arc::new(Janitor::new(Arc::clone(&store), Arc::clone(&now), retention(&config)));
     let stop = CancellationToken::new();
-    let stop_behind = CancellationToken::new();
+    let stop_background = CancellationToken::new();
     let readiness = Arc::new(Readiness::new(stop.clone()));
-    let gate = Arc::new(Gate::new(private_at.ip(), without_token(&config), tokens(&config)));
+    let authorizer =
+        Arc::new(Authorizer::new(admin_address.ip(), without_token(&config), tokens(&config)));
     let unfinished = TaskTracker::new();
     let watch = Arc::new(Watch::new(
         Eyes {
@@ -168,7 +169,7 @@ async fn serve_on<S: Database + Ledger>(
     ));
     let router = admin::router(Admin {
         store: Arc::clone(&store),
-        gate: Arc::clone(&gate),
+        authorizer: Arc::clone(&authorizer),
         readiness: Arc::clone(&readiness),
         metrics: metrics.clone(),
         handlers: {
@@ -180,7 +181,7 @@ async fn serve_on<S: Database + Ledger>(
             Arc::new(move || workers.handlers())
         },
         watch: Arc::clone(&watch),
-        currents: {
+        refetch: {
             let workers = Arc::clone(&workers);
             Arc::new(move |of, claims| {
                 let workers = Arc::clone(&workers);
@@ -200,35 +201,41 @@ async fn serve_on<S: Database + Ledger>(
     if let Err(error) = store.announce(workers.handlers()).await {
         tracing::warn!(%error, "telling the store of the handlers: {error}");
     }
-    let working = works.then(|| tokio::spawn(Arc::clone(&workers).run(drain, stop_behind.clone())));
-    let tidying = works.then(|| {
-        let (janitor, stop) = (Arc::clone(&janitor), stop_behind.clone());
+    let workers_task = runs_workers
+        .then(|| tokio::spawn(Arc::clone(&workers).run(drain, stop_background.clone())));
+    let janitor_task = runs_workers.then(|| {
+        let (janitor, stop) = (Arc::clone(&janitor), stop_background.clone());
         tokio::spawn(async move { janitor.run(stop).await })
     });
-    let ready = Ready {
-        ingress: public.is_some().then_some((scheme, public_at)),
-        admin: private.is_some().then_some(private_at),
-        behind: [Role::Worker, Role::Sender].into_iter().filter(|role| plays(*role)).collect(),
+    let ready = ReadyLine {
+        ingress: public_listener.is_some().then_some((scheme, public_address)),
+        admin: admin_listener.is_some().then_some(admin_address),
+        background: [Role::Worker, Role::Sender]
+            .into_iter()
+            .filter(|role| has_role(*role))
+            .collect(),
     };
-    let stands: Vec<String> = config.proxies.iter().zip(&doors).map(stands).collect();
-    let watching = {
-        let (watch, store, stop) = (Arc::clone(&watch), Arc::clone(&store), stop_behind.clone());
+    let proxy_lines: Vec<String> =
+        config.proxies.iter().zip(&bound_proxies).map(proxy_line).collect();
+    let alerts_task = {
+        let (watch, store, stop) =
+            (Arc::clone(&watch), Arc::clone(&store), stop_background.clone());
         tokio::spawn(async move { watch.run(store, stop).await })
     };
-    let serving = public.map(|public| {
+    let ingress_task = public_listener.map(|listener| {
         let ingress = Arc::clone(&ingress);
-        tokio::spawn(serve_ingress(public, tls, ingress, limits.clone(), stop.clone()))
+        tokio::spawn(serve_ingress(listener, tls, ingress, limits.clone(), stop.clone()))
     });
-    let proxies: Vec<_> = doors.iter().map(|door| Arc::clone(&door.proxy)).collect();
-    let proxying: Vec<_> = doors
+    let proxies: Vec<_> = bound_proxies.iter().map(|bound| Arc::clone(&bound.proxy)).collect();
+    let proxy_tasks: Vec<_> = bound_proxies
         .into_iter()
-        .map(|Door { proxy, listener, .. }| {
+        .map(|BoundProxy { proxy, listener, .. }| {
             tokio::spawn(serve_proxy(listener, proxy, limits.clone(), stop.clone()))
         })
         .collect();
-    let administering = private.map(|private| {
+    let admin_task = admin_listener.map(|listener| {
         tokio::spawn(http::serve(
-            private,
+            listener,
             None,
             move |request: ::http::Request<http::Received>, peer: http::Peer| {
                 let router = router.clone();
@@ -244,35 +251,44 @@ async fn serve_on<S: Database + Ledger>(
                 }
             },
             HttpLimits { connections_max: ADMIN_CONNECTIONS_MAX, ..limits },
-            stop_behind.clone(),
+            stop_background.clone(),
         ))
     });
     readiness.opened();
-    announce(&config, &stands, &ready);
+    print_ready(&config, &proxy_lines, &ready);
 
-    let mut live =
-        Live { config, ingress, proxies, workers, janitor, watch, gate, certificate, public_at };
-    live.watch(&mut signals, &metrics).await;
+    let mut reloadable = Reloadable {
+        config,
+        ingress,
+        proxies,
+        workers,
+        janitor,
+        watch,
+        authorizer,
+        certificate,
+        public_address,
+    };
+    reloadable.watch(&mut signals, &metrics).await;
 
     tracing::info!("stopping: what was received is committed and answered first");
     stop.cancel();
-    if let Some(serving) = serving
-        && let Drained::Cut { connections } = serving.await.context("the public side panicked")?
+    if let Some(task) = ingress_task
+        && let Drained::Cut { connections } = task.await.context("the public side panicked")?
     {
         tracing::warn!(connections, "{connections} connections were still busy and were cut");
     }
-    for proxying in proxying {
-        if let Drained::Cut { connections } = proxying.await.context("a proxy panicked")? {
+    for task in proxy_tasks {
+        if let Drained::Cut { connections } = task.await.context("a proxy panicked")? {
             tracing::warn!(connections, "{connections} connections of a proxy were cut");
         }
     }
     // Only now: sync senders that were still connected waited for the workers, and pull workers
     // complete through the admin side.
-    stop_behind.cancel();
-    ended(working).await.context("the workers panicked")?;
-    ended(tidying).await.context("the janitor panicked")?;
-    watching.await.context("the watch panicked")?;
-    ended(administering).await.context("the admin side panicked")?;
+    stop_background.cancel();
+    join_task(workers_task).await.context("the workers panicked")?;
+    join_task(janitor_task).await.context("the janitor panicked")?;
+    alerts_task.await.context("the watch panicked")?;
+    join_task(admin_task).await.context("the admin side panicked")?;
     unfinished.close();
     unfinished.wait().await;
     store.close().await;
@@ -281,7 +297,7 @@ async fn serve_on<S: Database + Ledger>(
 }
 
 /// Waits for a task, where there is one.
-async fn ended<T>(task: Option<JoinHandle<T>>) -> Result<(), tokio::task::JoinError> {
+async fn join_task<T>(task: Option<JoinHandle<T>>) -> Result<(), tokio::task::JoinError> {
     match task {
         Some(task) => task.await.map(drop),
         None => Ok(()),
@@ -308,7 +324,7 @@ fn bind(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
 }
 
 /// A proxy that is about to be served.
-struct Door<S> {
+struct BoundProxy<S> {
     proxy: Arc<Proxy<S>>,
     listener: TcpListener,
     at: SocketAddr,
@@ -321,8 +337,8 @@ fn bind_proxy(proxy: &config::Proxy) -> anyhow::Result<(TcpListener, SocketAddr)
 }
 
 /// The line that says where a proxy stands.
-fn stands<S>((configured, door): (&config::Proxy, &Door<S>)) -> String {
-    format!("hapax proxy {} http://{} -> {}", configured.name, door.at, configured.upstream)
+fn proxy_line<S>((configured, bound): (&config::Proxy, &BoundProxy<S>)) -> String {
+    format!("hapax proxy {} http://{} -> {}", configured.name, bound.at, configured.upstream)
 }
 
 fn proxy_spec(config: &Config, proxy: &config::Proxy) -> ProxySpec {
@@ -362,7 +378,7 @@ fn limits(config: &Config) -> HttpLimits {
         let refetches = lane.handler.refetch.is_some();
         (u64::from(calls) + u64::from(refetches)) * lane.handler.concurrency as u64
     });
-    let apart = DESCRIPTORS_APART * 2 + ADMIN_CONNECTIONS_MAX as u64 + outbound.sum::<u64>();
+    let apart = DESCRIPTORS_RESERVED * 2 + ADMIN_CONNECTIONS_MAX as u64 + outbound.sum::<u64>();
     // A connection to a proxy comes with one to its upstream.
     let per_connection = 1 + 2 * config.proxies.len() as u64;
     let wanted = config.settings.max_connections as u64 * per_connection + apart;
@@ -383,11 +399,11 @@ fn limits(config: &Config) -> HttpLimits {
     }
 }
 
-fn routes(config: &Config, public_at: SocketAddr) -> anyhow::Result<Routes> {
+fn routes(config: &Config, public_address: SocketAddr) -> anyhow::Result<Routes> {
     // With port 0 only the listener knows where it is.
     let public_url = match (&config.dev, &config.settings.public_url) {
         (None, Some(url)) => url.clone(),
-        (Some(_), _) | (None, None) => format!("http://{public_at}"),
+        (Some(_), _) | (None, None) => format!("http://{public_address}"),
     };
     Ok(Routes::build(RoutesSpec {
         public_url,
@@ -449,14 +465,14 @@ fn retention(config: &Config) -> Retention {
 }
 
 /// Where this process listens, role by role.
-struct Ready {
+struct ReadyLine {
     ingress: Option<(&'static str, SocketAddr)>,
     admin: Option<SocketAddr>,
     /// What it does without listening: told where there is nothing else to tell.
-    behind: Vec<Role>,
+    background: Vec<Role>,
 }
 
-impl fmt::Display for Ready {
+impl fmt::Display for ReadyLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("hapax ready:")?;
         if let Some((scheme, at)) = self.ingress {
@@ -466,7 +482,7 @@ impl fmt::Display for Ready {
             write!(f, " admin http://{at}")?;
         }
         if self.ingress.is_none() && self.admin.is_none() {
-            for role in &self.behind {
+            for role in &self.background {
                 write!(f, " {}", role.as_str())?;
             }
         }
@@ -476,13 +492,13 @@ impl fmt::Display for Ready {
 
 /// Says on stdout where we are, and in dev mode what to paste next. A closed stdout is no reason to
 /// stop serving.
-fn announce(config: &Config, stands: &[String], ready: &Ready) {
+fn print_ready(config: &Config, proxy_lines: &[String], ready: &ReadyLine) {
     let mut out = std::io::stdout().lock();
-    for line in stands {
+    for line in proxy_lines {
         let _ = writeln!(out, "{line}");
     }
     let _ = writeln!(out, "{ready}");
-    if let (Some(dev), Some((_, public_at)), Some(private_at)) =
+    if let (Some(dev), Some((_, public_address)), Some(admin_address)) =
         (&config.dev, ready.ingress, ready.admin)
     {
         let program = std::env::args().next().unwrap_or_else(|| "hapax".into());
@@ -491,9 +507,9 @@ fn announce(config: &Config, stands: &[String], ready: &Ready) {
             out,
             "\nNo config file: dev mode, {} senders on loopback, each with a secret derived from \
              {secret_file}.\nSend an event, then the same one again:\n\n  \
-             {program} send stripe payout.paid --id evt_1 --to http://{public_at}/webhooks/stripe \
+             {program} send stripe payout.paid --id evt_1 --to http://{public_address}/webhooks/stripe \
              --secret-file {secret_file}\n\nand look at it:\n\n  \
-             curl http://{private_at}/api/v1/events\n\n\
+             curl http://{admin_address}/api/v1/events\n\n\
              `{program} init` writes a config to start from; `{program} providers` lists the senders.",
             config.sources.len(),
         );
@@ -519,19 +535,19 @@ impl Signals {
 }
 
 /// What a reload changes.
-struct Live<S> {
+struct Reloadable<S> {
     config: Config,
     ingress: Arc<Ingress<S>>,
     proxies: Vec<Arc<Proxy<S>>>,
     workers: Arc<Workers<S>>,
     janitor: Arc<Janitor<S>>,
     watch: Arc<Watch>,
-    gate: Arc<Gate>,
+    authorizer: Arc<Authorizer>,
     certificate: Option<Arc<Certificate>>,
-    public_at: SocketAddr,
+    public_address: SocketAddr,
 }
 
-impl<S: Database + Ledger> Live<S> {
+impl<S: Database + Ledger> Reloadable<S> {
     /// Reloads on SIGHUP and when a secret's file changes; returns when it is time to stop.
     async fn watch(
         &mut self,
@@ -539,7 +555,7 @@ impl<S: Database + Ledger> Live<S> {
         metrics: &metrics_exporter_prometheus::PrometheusHandle,
     ) {
         let mut seen = self.files();
-        let mut watch = tokio::time::interval(WATCH_EVERY);
+        let mut watch = tokio::time::interval(FILES_CHECKED_EVERY);
         let mut upkeep = tokio::time::interval(telemetry::UPKEEP);
         loop {
             tokio::select! {
@@ -593,7 +609,7 @@ impl<S: Database + Ledger> Live<S> {
             not_taken(&format!("{problem}; hint: {hint}"));
             return;
         }
-        match routes(&newer, self.public_at) {
+        match routes(&newer, self.public_address) {
             Ok(routes) => self.ingress.reload(routes),
             Err(error) => {
                 not_taken(&error.to_string());
@@ -608,7 +624,7 @@ impl<S: Database + Ledger> Live<S> {
         self.workers.reload(lanes(&newer));
         self.janitor.reload(retention(&newer));
         self.watch.reload(alerts::Rules::of(&newer));
-        self.gate.reload(without_token(&newer), tokens(&newer));
+        self.authorizer.reload(without_token(&newer), tokens(&newer));
         if let Some(Err(error)) = self.certificate.as_ref().map(|certificate| certificate.reload())
         {
             tracing::error!("{why}: the certificate stays as it was: {error}");
@@ -628,11 +644,13 @@ mod tests {
     #[test]
     fn the_ready_line_names_what_this_process_does() {
         let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
-        let check = |ingress: Option<u16>, admin: Option<u16>, behind: &[Role], expected: &str| {
-            let ingress = ingress.map(|port| ("http", at(port)));
-            let ready = Ready { ingress, admin: admin.map(at), behind: behind.to_vec() };
-            assert_eq!(ready.to_string(), expected);
-        };
+        let check =
+            |ingress: Option<u16>, admin: Option<u16>, background: &[Role], expected: &str| {
+                let ingress = ingress.map(|port| ("http", at(port)));
+                let ready =
+                    ReadyLine { ingress, admin: admin.map(at), background: background.to_vec() };
+                assert_eq!(ready.to_string(), expected);
+            };
         let all = [Role::Worker, Role::Sender];
         let both = "hapax ready: ingress http://127.0.0.1:80 admin http://127.0.0.1:81";
         check(Some(80), Some(81), &all, both);

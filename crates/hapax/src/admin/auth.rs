@@ -23,16 +23,16 @@ use crate::config::Permission;
 const WRONG_TOKENS_PER_SECOND: u32 = 20;
 
 /// Decides who may pass.
-pub(crate) struct Gate {
+pub(crate) struct Authorizer {
     address: IpAddr,
-    pass: ArcSwap<Pass>,
+    rules: ArcSwap<AccessRules>,
     wrong: governor::DefaultDirectRateLimiter,
 }
 
 /// Who passes, by the live configuration.
-struct Pass {
+struct AccessRules {
     without_token: WithoutToken,
-    tokens: Vec<Known>,
+    tokens: Vec<KnownToken>,
 }
 
 /// Whether a request without a token is let in.
@@ -45,13 +45,13 @@ pub(crate) enum WithoutToken {
     FromLoopback,
 }
 
-struct Known {
+struct KnownToken {
     name: Arc<str>,
     digest: digest::Digest,
     allow: Arc<[Permission]>,
 }
 
-impl Gate {
+impl Authorizer {
     /// For a listener on `address`. Tokens are kept as digests: comparing those takes the same time
     /// whatever was sent.
     pub(crate) fn new<'a>(
@@ -62,14 +62,14 @@ impl Gate {
         let quota = governor::Quota::with_period(Duration::from_secs(1) / WRONG_TOKENS_PER_SECOND)
             .expect("a period above zero")
             .allow_burst(WRONG_TOKENS_PER_SECOND.try_into().expect("not zero"));
-        let closed = Pass { without_token: WithoutToken::Refused, tokens: Vec::new() };
-        let gate = Self {
+        let closed = AccessRules { without_token: WithoutToken::Refused, tokens: Vec::new() };
+        let authorizer = Self {
             address,
-            pass: ArcSwap::from_pointee(closed),
+            rules: ArcSwap::from_pointee(closed),
             wrong: governor::RateLimiter::direct(quota),
         };
-        gate.reload(without_token, tokens);
-        gate
+        authorizer.reload(without_token, tokens);
+        authorizer
     }
 
     /// Takes other rules from now on: a token that is no longer there is refused at its next request.
@@ -78,7 +78,7 @@ impl Gate {
         without_token: WithoutToken,
         tokens: impl IntoIterator<Item = (&'a str, &'a Secret, &'a [Permission])>,
     ) {
-        let known = |(name, value, allow): (&str, &Secret, &[Permission])| Known {
+        let known = |(name, value, allow): (&str, &Secret, &[Permission])| KnownToken {
             name: name.into(),
             digest: digest::digest(&digest::SHA256, value.expose().as_bytes()),
             allow: allow.into(),
@@ -88,15 +88,15 @@ impl Gate {
             true => without_token,
             false => WithoutToken::Refused,
         };
-        self.pass.store(Arc::new(Pass { without_token, tokens }));
+        self.rules.store(Arc::new(AccessRules { without_token, tokens }));
     }
 
     fn admit(&self, scope: Scope, headers: &HeaderMap) -> Result<Caller, Problem> {
-        let pass = self.pass.load();
-        let caller = match (headers.get(header::AUTHORIZATION), pass.without_token) {
-            (Some(shown), _) => self.check(&pass.tokens, shown.as_bytes())?,
+        let rules = self.rules.load();
+        let caller = match (headers.get(header::AUTHORIZATION), rules.without_token) {
+            (Some(shown), _) => self.check(&rules.tokens, shown.as_bytes())?,
             (None, WithoutToken::Refused) => return Err(Problem::unauthorized()),
-            (None, WithoutToken::FromLoopback) => from_this_machine(scope, headers)?,
+            (None, WithoutToken::FromLoopback) => loopback_caller(scope, headers)?,
         };
         if caller.may(scope) {
             return Ok(caller);
@@ -110,7 +110,7 @@ impl Gate {
         Err(Problem::forbidden(lacks))
     }
 
-    fn check(&self, tokens: &[Known], shown: &[u8]) -> Result<Caller, Problem> {
+    fn check(&self, tokens: &[KnownToken], shown: &[u8]) -> Result<Caller, Problem> {
         let token = match shown.get(..7) {
             Some(scheme) if scheme.eq_ignore_ascii_case(b"bearer ") => &shown[7..],
             _ => return Err(Problem::unauthorized()),
@@ -131,7 +131,7 @@ impl Gate {
                 Err(_) => Err(Problem::too_many()),
             };
         };
-        Ok(Caller { who: known.name.clone(), may: May::Only(Arc::clone(&known.allow)) })
+        Ok(Caller { who: known.name.clone(), may: Grants::Only(Arc::clone(&known.allow)) })
     }
 }
 
@@ -154,11 +154,11 @@ pub(super) enum Scope {
 #[derive(Debug, Clone)]
 pub(super) struct Caller {
     who: Arc<str>,
-    may: May,
+    may: Grants,
 }
 
 #[derive(Debug, Clone)]
-enum May {
+enum Grants {
     Everything,
     Only(Arc<[Permission]>),
 }
@@ -207,28 +207,28 @@ impl Caller {
 
     fn has(&self, fits: impl Fn(&Permission) -> bool) -> bool {
         match &self.may {
-            May::Everything => true,
-            May::Only(allow) => allow.iter().any(fits),
+            Grants::Everything => true,
+            Grants::Only(allow) => allow.iter().any(fits),
         }
     }
 }
 
 /// The caller without a token on an open admin side. A page whose name was rebound to this machine
 /// still sends its own name, and a reverse proxy says that it forwards.
-fn from_this_machine(scope: Scope, headers: &HeaderMap) -> Result<Caller, Problem> {
-    if headers.keys().any(|name| is_of_a_proxy(name.as_str())) {
+fn loopback_caller(scope: Scope, headers: &HeaderMap) -> Result<Caller, Problem> {
+    if headers.keys().any(|name| is_proxy_header(name.as_str())) {
         return Err(Problem::unauthorized());
     }
-    names_loopback(headers)?;
+    check_host_is_loopback(headers)?;
     match scope {
         Scope::Read => {}
-        Scope::Operate | Scope::Claim => same_site(headers)?,
+        Scope::Operate | Scope::Claim => check_same_site(headers)?,
     }
-    Ok(Caller { who: LOOPBACK.into(), may: May::Everything })
+    Ok(Caller { who: LOOPBACK.into(), may: Grants::Everything })
 }
 
 /// Whether a reverse proxy adds a header of this name. `_` counts as `-`, as many servers read it.
-fn is_of_a_proxy(name: &str) -> bool {
+fn is_proxy_header(name: &str) -> bool {
     let name = name.replace('_', "-");
     name.starts_with("x-forwarded")
         || name.starts_with("x-original-")
@@ -245,7 +245,7 @@ fn is_of_a_proxy(name: &str) -> bool {
         )
 }
 
-fn names_loopback(headers: &HeaderMap) -> Result<(), Problem> {
+fn check_host_is_loopback(headers: &HeaderMap) -> Result<(), Problem> {
     let mut hosts = headers.get_all(header::HOST).iter();
     // Only one name may be given, and nothing in front of it that another reader takes for one.
     let host = match (hosts.next(), hosts.next()) {
@@ -266,7 +266,7 @@ fn names_loopback(headers: &HeaderMap) -> Result<(), Problem> {
 
 /// A page of another site can send a simple POST to loopback, if not read the answer; its browser
 /// says where it comes from.
-fn same_site(headers: &HeaderMap) -> Result<(), Problem> {
+fn check_same_site(headers: &HeaderMap) -> Result<(), Problem> {
     let text = |name| headers.get(name).map(|value: &header::HeaderValue| value.to_str().ok());
     let fetched_by_us = match text(header::HeaderName::from_static("sec-fetch-site")) {
         None => true,
@@ -287,20 +287,20 @@ fn same_site(headers: &HeaderMap) -> Result<(), Problem> {
 }
 
 /// A route's door.
-pub(super) struct Door<S> {
+pub(super) struct RouteGuard<S> {
     pub(super) admin: Arc<Admin<S>>,
     pub(super) scope: Scope,
 }
 
-impl<S> Clone for Door<S> {
+impl<S> Clone for RouteGuard<S> {
     fn clone(&self) -> Self {
         Self { admin: Arc::clone(&self.admin), scope: self.scope }
     }
 }
 
 /// Lets the allowed through, and tells the route who they are.
-pub(super) async fn only_the_allowed<S: Store + Work + Inspect>(
-    State(door): State<Door<S>>,
+pub(super) async fn authorize<S: Store + Work + Inspect>(
+    State(guard): State<RouteGuard<S>>,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -311,7 +311,7 @@ pub(super) async fn only_the_allowed<S: Store + Work + Inspect>(
     {
         request.headers_mut().insert(header::HOST, host);
     }
-    match door.admin.gate.admit(door.scope, request.headers()) {
+    match guard.admin.authorizer.admit(guard.scope, request.headers()) {
         Ok(caller) => {
             // No name of ours holds one, and PostgreSQL refuses to compare with it.
             let path_and_query = request.uri().path_and_query();
@@ -330,48 +330,48 @@ pub(super) async fn only_the_allowed<S: Store + Work + Inspect>(
 mod tests {
     use super::*;
 
-    fn admits(gate: &Gate, lines: &[(&'static str, &str)]) -> bool {
-        may(gate, Scope::Read, lines)
+    fn admits(authorizer: &Authorizer, lines: &[(&'static str, &str)]) -> bool {
+        may(authorizer, Scope::Read, lines)
     }
 
-    fn may(gate: &Gate, scope: Scope, lines: &[(&'static str, &str)]) -> bool {
+    fn may(authorizer: &Authorizer, scope: Scope, lines: &[(&'static str, &str)]) -> bool {
         let mut headers = HeaderMap::new();
         for (name, value) in lines {
             headers.append(*name, value.parse().expect("a header value"));
         }
-        gate.admit(scope, &headers).is_ok()
+        authorizer.admit(scope, &headers).is_ok()
     }
 
     #[test]
     fn on_loopback_only_a_loopback_host_passes() {
         // A web page whose name was rebound to 127.0.0.1 still sends its own name.
-        let gate = Gate::new([127, 0, 0, 1].into(), WithoutToken::FromLoopback, []);
+        let authorizer = Authorizer::new([127, 0, 0, 1].into(), WithoutToken::FromLoopback, []);
         for host in ["localhost", "LOCALHOST:8081", "127.0.0.1:8081", "127.9.9.9", "[::1]:8081"] {
-            assert!(admits(&gate, &[("host", host)]), "{host}");
+            assert!(admits(&authorizer, &[("host", host)]), "{host}");
         }
         for host in ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.1"]
         {
-            assert!(!admits(&gate, &[("host", host)]), "{host}");
+            assert!(!admits(&authorizer, &[("host", host)]), "{host}");
         }
-        assert!(!admits(&gate, &[]));
-        assert!(!admits(&gate, &[("host", "evil.example@localhost")]));
-        assert!(!admits(&gate, &[("host", "localhost"), ("host", "evil.example")]));
+        assert!(!admits(&authorizer, &[]));
+        assert!(!admits(&authorizer, &[("host", "evil.example@localhost")]));
+        assert!(!admits(&authorizer, &[("host", "localhost"), ("host", "evil.example")]));
     }
 
     #[test]
     fn off_loopback_only_a_token_that_may_read_passes() {
         let (good, weak) = (Secret::new("right"), Secret::new("weak"));
-        let gate = Gate::new(
+        let authorizer = Authorizer::new(
             [0, 0, 0, 0].into(),
             WithoutToken::FromLoopback,
             [("ops", &good, &[Permission::Read][..]), ("pub", &weak, &[Permission::Publish][..])],
         );
-        assert!(admits(&gate, &[("authorization", "Bearer right")]));
-        assert!(admits(&gate, &[("authorization", "bearer right")]));
+        assert!(admits(&authorizer, &[("authorization", "Bearer right")]));
+        assert!(admits(&authorizer, &[("authorization", "bearer right")]));
         for wrong in ["Bearer wrong", "Bearer ", "Bearer", "Basic right", "right", "Bearer weak"] {
-            assert!(!admits(&gate, &[("authorization", wrong)]), "{wrong}");
+            assert!(!admits(&authorizer, &[("authorization", wrong)]), "{wrong}");
         }
-        assert!(!admits(&gate, &[("host", "localhost")]));
+        assert!(!admits(&authorizer, &[("host", "localhost")]));
     }
 
     #[test]
@@ -388,10 +388,10 @@ mod tests {
         for (name, permission, expected) in permissions {
             let secret = Secret::new(name);
             let tokens = [(name, &secret, &[permission][..])];
-            let gate = Gate::new([127, 0, 0, 1].into(), WithoutToken::Refused, tokens);
+            let authorizer = Authorizer::new([127, 0, 0, 1].into(), WithoutToken::Refused, tokens);
             let shown = format!("Bearer {name}");
             let found = [Scope::Read, Scope::Operate, Scope::Claim]
-                .map(|scope| may(&gate, scope, &[("authorization", &shown)]));
+                .map(|scope| may(&authorizer, scope, &[("authorization", &shown)]));
             assert_eq!(found, expected, "{name}");
         }
     }
@@ -399,7 +399,7 @@ mod tests {
     #[test]
     fn a_claim_token_is_good_for_its_own_handler_only() {
         let allow = [Permission::Claim { source: "stripe".into(), handler: "fee".into() }];
-        let caller = Caller { who: "worker".into(), may: May::Only(Arc::from(allow)) };
+        let caller = Caller { who: "worker".into(), may: Grants::Only(Arc::from(allow)) };
         let of = |source: &str, handler: &str| HandlerRef {
             source: hapax_core::SourceName::new(source),
             handler: hapax_core::job::HandlerName::new(handler),
@@ -412,10 +412,10 @@ mod tests {
     #[test]
     fn a_page_of_another_site_changes_nothing_on_loopback() {
         // A form on any page can be sent to 127.0.0.1 with a loopback Host header.
-        let gate = Gate::new([127, 0, 0, 1].into(), WithoutToken::FromLoopback, []);
+        let authorizer = Authorizer::new([127, 0, 0, 1].into(), WithoutToken::FromLoopback, []);
         let host = ("host", "127.0.0.1:8081");
-        let operate = |more: (&'static str, &str)| may(&gate, Scope::Operate, &[host, more]);
-        assert!(may(&gate, Scope::Operate, &[host]));
+        let operate = |more: (&'static str, &str)| may(&authorizer, Scope::Operate, &[host, more]);
+        assert!(may(&authorizer, Scope::Operate, &[host]));
         assert!(operate(("origin", "http://127.0.0.1:8081")));
         assert!(operate(("sec-fetch-site", "same-origin")));
         for foreign in ["https://evil.example", "http://127.0.0.1:3000", "null", ""] {

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use super::Admin;
 use super::auth::Caller;
 use super::events::{ShownBody, header_pairs};
-use super::extract::{Asked, Named, Span};
+use super::extract::{JsonBody, PathId, Span};
 use super::jobs;
 use super::problem::Problem;
 
@@ -98,14 +98,14 @@ struct ShownEvent {
 pub(super) async fn claim<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    Asked(asked): Asked<ClaimBody>,
+    JsonBody(asked): JsonBody<ClaimBody>,
 ) -> Result<Json<Claimed>, Problem> {
-    let of = HandlerRef {
+    let handler = HandlerRef {
         source: SourceName::new(&asked.source),
         handler: HandlerName::new(&asked.handler),
     };
-    caller.may_claim(&of)?;
-    pulled(&admin, &of)?;
+    caller.may_claim(&handler)?;
+    pull_handler(&admin, &handler)?;
     let limit = asked.limit.unwrap_or(1);
     if !(1..=CLAIM_MAX).contains(&limit) {
         return Err(Problem::bad_request("limit is a number from 1 to 100"));
@@ -115,10 +115,10 @@ pub(super) async fn claim<S: Store + Work + Inspect>(
         return Err(Problem::bad_request("wait is at most 60s"));
     }
     let worker = match asked.worker {
-        Some(worker) => format!("{}/{}", caller.who(), short(&worker, 100)),
+        Some(worker) => format!("{}/{}", caller.who(), truncated(&worker, 100)),
         None => caller.who().to_owned(),
     };
-    let ask = ClaimAsk { handler: of, limit, worker: worker.into() };
+    let ask = ClaimAsk { handler, limit, worker: worker.into() };
     let claims = claim_within(&admin, ask, wait).await?;
     Ok(Json(Claimed { items: claims.into_iter().map(shown).collect() }))
 }
@@ -153,12 +153,12 @@ async fn claim_or_give_back<S: Store + Work>(
     ask: ClaimAsk,
 ) -> Result<Vec<Pulled>, StoreError> {
     let (tell, told) = oneshot::channel();
-    let (store, currents) = (Arc::clone(&admin.store), Arc::clone(&admin.currents));
+    let (store, refetch) = (Arc::clone(&admin.store), Arc::clone(&admin.refetch));
     admin.unfinished.spawn(async move {
-        let of = ask.handler.clone();
+        let handler = ask.handler.clone();
         let pulled = match store.claim(ask).await {
             Ok(claims) if claims.is_empty() => Ok(Vec::new()),
-            Ok(claims) => Ok(currents(of, claims).await),
+            Ok(claims) => Ok(refetch(handler, claims).await),
             Err(error) => Err(error),
         };
         let Err(Ok(unheard)) = tell.send(pulled) else { return };
@@ -256,20 +256,20 @@ pub(super) struct Settled {
 pub(super) async fn renew<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    Named(job): Named,
-    Asked(asked): Asked<RenewBody>,
+    PathId(job): PathId,
+    JsonBody(asked): JsonBody<RenewBody>,
 ) -> Result<Json<Settled>, Problem> {
-    let job = theirs(&admin, &caller, &job).await?;
-    let lease = pulled(&admin, &of(&job))?.policy.lease;
+    let job = claimable_job(&admin, &caller, &job).await?;
+    let lease = pull_handler(&admin, &handler_of(&job))?.policy.lease;
     let held = admin.store.renew(job.id, asked.fence, lease).await?;
-    stands(&admin, job.id, asked.fence, held).await.map(|(settled, _)| Json(settled))
+    claim_state(&admin, job.id, asked.fence, held).await.map(|(settled, _)| Json(settled))
 }
 
 pub(super) async fn complete<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    Named(job): Named,
-    Asked(asked): Asked<CompleteBody>,
+    PathId(job): PathId,
+    JsonBody(asked): JsonBody<CompleteBody>,
 ) -> Result<Json<Settled>, Problem> {
     if asked.publish.len() > PUBLISH_MAX {
         return Err(Problem::bad_request("publish holds at most 100 messages"));
@@ -277,7 +277,7 @@ pub(super) async fn complete<S: Store + Work + Inspect>(
     if let Some(fault) = asked.publish.iter().find_map(NewMessage::fault) {
         return Err(Problem::bad_request(&fault));
     }
-    let job = theirs(&admin, &caller, &job).await?;
+    let job = claimable_job(&admin, &caller, &job).await?;
     let outcome = Outcome::Done { result: asked.result, publish: asked.publish };
     settled(&admin, job, asked.fence, outcome).await
 }
@@ -285,10 +285,10 @@ pub(super) async fn complete<S: Store + Work + Inspect>(
 pub(super) async fn fail<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    Named(job): Named,
-    Asked(asked): Asked<FailBody>,
+    PathId(job): PathId,
+    JsonBody(asked): JsonBody<FailBody>,
 ) -> Result<Json<Settled>, Problem> {
-    let job = theirs(&admin, &caller, &job).await?;
+    let job = claimable_job(&admin, &caller, &job).await?;
     let retry = match asked.retry_in {
         None => Retry::Schedule,
         Some(RetryIn::Span(Span(exactly))) => Retry::In(exactly),
@@ -296,13 +296,13 @@ pub(super) async fn fail<S: Store + Work + Inspect>(
     };
     let error = asked.error.filter(|error| !error.trim().is_empty());
     let error = error.as_deref().unwrap_or("the worker did not say why");
-    let outcome = Outcome::Failed { error: short(error, ERROR_MAX), retry };
+    let outcome = Outcome::Failed { error: truncated(error, ERROR_MAX), retry };
     settled(&admin, job, asked.fence, outcome).await
 }
 
 /// The configured pull handler. Others run inside the server, and nobody else may take their jobs.
-fn pulled<S>(admin: &Admin<S>, of: &HandlerRef) -> Result<HandlerSpec, Problem> {
-    let found = (admin.configured)().into_iter().find(|spec| spec.handler == *of);
+fn pull_handler<S>(admin: &Admin<S>, handler: &HandlerRef) -> Result<HandlerSpec, Problem> {
+    let found = (admin.configured)().into_iter().find(|spec| spec.handler == *handler);
     match found {
         Some(spec) if spec.workplace == Workplace::Pulled => Ok(spec),
         Some(_) => Err(Problem::conflict("that handler is not one with pull = true")),
@@ -311,19 +311,19 @@ fn pulled<S>(admin: &Admin<S>, of: &HandlerRef) -> Result<HandlerSpec, Problem> 
 }
 
 /// The job, if it is this caller's to settle. One that is not is not told from one that is not there.
-async fn theirs<S: Inspect>(
+async fn claimable_job<S: Inspect>(
     admin: &Admin<S>,
     caller: &Caller,
     job: &str,
 ) -> Result<JobDetail, Problem> {
     let job = jobs::find(&*admin.store, job).await?;
-    match caller.may_claim(&of(&job)) {
+    match caller.may_claim(&handler_of(&job)) {
         Ok(()) => Ok(job),
         Err(_) => Err(Problem::not_found("no job has that id")),
     }
 }
 
-fn of(job: &JobDetail) -> HandlerRef {
+fn handler_of(job: &JobDetail) -> HandlerRef {
     HandlerRef { source: SourceName::new(&job.source), handler: job.handler.clone() }
 }
 
@@ -339,16 +339,16 @@ async fn settled<S: Work + Inspect>(
         Outcome::Failed { .. } => "failed",
     };
     let held = admin.store.settle(job.id, fence, outcome).await?;
-    let (settled, now) = stands(admin, job.id, fence, held).await?;
+    let (settled, now) = claim_state(admin, job.id, fence, held).await?;
     // Asked for again, a completion is answered again, and was counted before.
     if job.phase != Phase::Done {
-        count(&of(&job), ended, now.attempts.last());
+        count(&handler_of(&job), ended, now.attempts.last());
     }
     Ok(Json(settled))
 }
 
-fn count(of: &HandlerRef, ended: &'static str, attempt: Option<&AttemptNote>) {
-    let (source, handler) = (of.source.to_string(), of.handler.to_string());
+fn count(handler: &HandlerRef, ended: &'static str, attempt: Option<&AttemptNote>) {
+    let (source, handler) = (handler.source.to_string(), handler.handler.to_string());
     counter!("hapax_jobs_total", "source" => source.clone(), "handler" => handler.clone(),
         "outcome" => ended)
     .increment(1);
@@ -359,7 +359,7 @@ fn count(of: &HandlerRef, ended: &'static str, attempt: Option<&AttemptNote>) {
     }
 }
 
-async fn stands<S: Inspect>(
+async fn claim_state<S: Inspect>(
     admin: &Admin<S>,
     job: JobId,
     fence: Fence,
@@ -374,6 +374,6 @@ async fn stands<S: Inspect>(
     }
 }
 
-fn short(text: &str, characters_max: usize) -> String {
+fn truncated(text: &str, characters_max: usize) -> String {
     text.chars().take(characters_max).collect()
 }

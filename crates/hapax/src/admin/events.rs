@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::Admin;
-use super::extract::{Moment, Named, Queried, Span, cursor, limit};
+use super::extract::{Moment, PathId, QueryParams, Span, cursor, limit};
 use super::problem::Problem;
 
 /// The query of `GET /api/v1/events`.
@@ -44,7 +44,7 @@ pub(super) struct List {
 
 pub(super) async fn list<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
-    Queried(query): Queried<ListQuery>,
+    QueryParams(query): QueryParams<ListQuery>,
 ) -> Result<Json<List>, Problem> {
     let limit = limit(query.limit)?;
     let filter = EventFilter {
@@ -173,7 +173,7 @@ impl ShownBody {
 
 pub(super) async fn show<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
-    Named(name): Named,
+    PathId(name): PathId,
 ) -> Result<Json<Shown>, Problem> {
     admin.store.flush_copies().await;
     find(&*admin.store, &name).await.map(|detail| Json(shown(detail)))

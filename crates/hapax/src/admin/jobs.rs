@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::Admin;
-use super::extract::{Named, Queried, cursor, limit};
+use super::extract::{PathId, QueryParams, cursor, limit};
 use super::problem::Problem;
 
 /// The query of `GET /api/v1/jobs`.
@@ -36,7 +36,7 @@ pub(super) struct List {
 
 pub(super) async fn list<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
-    Queried(query): Queried<ListQuery>,
+    QueryParams(query): QueryParams<ListQuery>,
 ) -> Result<Json<List>, Problem> {
     let filter = JobFilter {
         tenant: query.tenant.map(Tenant::new),
@@ -53,7 +53,7 @@ pub(super) async fn list<S: Store + Work + Inspect>(
 
 pub(super) async fn show<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
-    Named(id): Named,
+    PathId(id): PathId,
 ) -> Result<Json<JobDetail>, Problem> {
     find(&*admin.store, &id).await.map(Json)
 }

@@ -1,6 +1,6 @@
 //! The admin side: health, metrics, and the API with which people and pull workers operate a server.
 //!
-//! [`table`] is its table of contents. It is closed from the start ([`auth`]): every route but health
+//! [`routes`] is its table of contents. It is closed from the start ([`auth`]): every route but health
 //! needs a token that allows it. Where the operator opened it on loopback, the Host header must name a
 //! loopback address, so that no web page can reach it by rebinding a name, and what a reverse proxy
 //! forwarded needs a token. What people do is recorded with who did it.
@@ -32,8 +32,8 @@ use hapax_engine::{Now, Pulled, Readiness};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::task::TaskTracker;
 
-use auth::{Door, Scope};
-pub(crate) use auth::{Gate, WithoutToken};
+pub(crate) use auth::{Authorizer, WithoutToken};
+use auth::{RouteGuard, Scope};
 use problem::Problem;
 
 use crate::alerts::Watch;
@@ -47,7 +47,7 @@ pub(crate) type Configured = Arc<dyn Fn() -> Vec<HandlerSpec> + Send + Sync>;
 
 /// Gets the current object for claims of a handler, where it wants one; what cannot be had is settled
 /// and left out.
-pub(crate) type Currents = Arc<
+pub(crate) type RefetchClaims = Arc<
     dyn Fn(HandlerRef, Vec<Claim>) -> Pin<Box<dyn Future<Output = Vec<Pulled>> + Send>>
         + Send
         + Sync,
@@ -58,7 +58,7 @@ pub(crate) struct Admin<S> {
     /// The store that is looked at and worked on.
     pub(crate) store: Arc<S>,
     /// Who may do what.
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) authorizer: Arc<Authorizer>,
     /// Turns when the process begins to stop.
     pub(crate) readiness: Arc<Readiness>,
     /// Where metrics are gathered.
@@ -70,7 +70,7 @@ pub(crate) struct Admin<S> {
     /// What is counted, and what needs attention.
     pub(crate) watch: Arc<Watch>,
     /// The current objects of what is pulled.
-    pub(crate) currents: Currents,
+    pub(crate) refetch: RefetchClaims,
     /// The clock.
     pub(crate) now: Now,
     /// Claims that must come to their end although whoever asked hung up: to be waited for before
@@ -82,12 +82,12 @@ pub(crate) struct Admin<S> {
 pub(crate) fn router<S: Store + Work + Inspect>(admin: Admin<S>) -> Router {
     let admin = Arc::new(admin);
     let mut router = Router::new();
-    for Route { scope, path, to, .. } in table::<S>() {
+    for Route { scope, path, to, .. } in routes::<S>() {
         let to = match scope {
             None => to,
             Some(scope) => to.route_layer(axum::middleware::from_fn_with_state(
-                Door { admin: Arc::clone(&admin), scope },
-                auth::only_the_allowed::<S>,
+                RouteGuard { admin: Arc::clone(&admin), scope },
+                auth::authorize::<S>,
             )),
         };
         router = router.route(path, to);
@@ -95,12 +95,12 @@ pub(crate) fn router<S: Store + Work + Inspect>(admin: Admin<S>) -> Router {
     router
         .fallback(async || Problem::not_found("there is nothing here"))
         .method_not_allowed_fallback(async || Problem::method_not_allowed())
-        .layer(axum::middleware::map_response(sealed))
+        .layer(axum::middleware::map_response(response_headers))
         .with_state(admin)
 }
 
 /// What is answered here is for the one that asked, and is what its content type says.
-async fn sealed(mut response: Response) -> Response {
+async fn response_headers(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
@@ -117,7 +117,7 @@ struct Route<S> {
     to: MethodRouter<Arc<Admin<S>>>,
 }
 
-fn table<S: Store + Work + Inspect>() -> Vec<Route<S>> {
+fn routes<S: Store + Work + Inspect>() -> Vec<Route<S>> {
     let read = |path, to| Route { scope: Some(Scope::Read), method: Method::GET, path, to };
     let operate = |path, to| Route { scope: Some(Scope::Operate), method: Method::POST, path, to };
     let claim = |path, to| Route { scope: Some(Scope::Claim), method: Method::POST, path, to };

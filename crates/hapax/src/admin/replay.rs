@@ -16,14 +16,14 @@ use serde::{Deserialize, Serialize};
 
 use super::Admin;
 use super::auth::Caller;
-use super::extract::{self, Asked, Named, cursor, limit};
+use super::extract::{self, JsonBody, PathId, cursor, limit};
 use super::problem::Problem;
 use super::{events, jobs};
 
 /// The body of `POST /api/v1/events/{id}/replay`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct OfEvent {
+pub(super) struct ReplayEventBody {
     #[serde(default)]
     dry_run: bool,
     #[serde(default)]
@@ -37,7 +37,7 @@ pub(super) struct OfEvent {
 /// The body of `POST /api/v1/jobs/{id}/replay`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct OfJob {
+pub(super) struct ReplayJobBody {
     #[serde(default)]
     dry_run: bool,
     #[serde(default)]
@@ -49,7 +49,7 @@ pub(super) struct OfJob {
 /// The body of `POST /api/v1/jobs/replay`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct OfMany {
+pub(super) struct ReplayJobsBody {
     #[serde(default)]
     source: Option<String>,
     #[serde(default)]
@@ -70,15 +70,15 @@ pub(super) struct OfMany {
 
 /// What came of a replay.
 #[derive(Debug, Serialize)]
-pub(super) struct Answer {
+pub(super) struct ReplayList {
     dry_run: bool,
-    items: Vec<Told>,
+    items: Vec<ReplayItem>,
     next: Option<String>,
 }
 
 /// What came of it for one job.
 #[derive(Debug, Serialize)]
-struct Told {
+struct ReplayItem {
     #[serde(skip_serializing_if = "Option::is_none")]
     job: Option<JobId>,
     event: EventId,
@@ -115,12 +115,12 @@ enum Effect {
 pub(super) async fn event<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    Named(name): Named,
-    Asked(asked): Asked<OfEvent>,
-) -> Result<Json<Answer>, Problem> {
+    PathId(name): PathId,
+    JsonBody(asked): JsonBody<ReplayEventBody>,
+) -> Result<Json<ReplayList>, Problem> {
     let by = caller.action(extract::reason(asked.reason)?, (admin.now)());
     let event = events::find(&*admin.store, &name).await?;
-    let mut handlers = promised(&admin, &event);
+    let mut handlers = jobs_for_event(&admin, &event);
     if let Some(only) = &asked.handler {
         handlers.retain(|job| job.handler.as_str() == only);
         if handlers.is_empty() {
@@ -130,15 +130,15 @@ pub(super) async fn event<S: Store + Work + Inspect>(
     }
     let mode = Mode { dry_run: asked.dry_run, force: asked.force };
     let items = replay(&admin, &event, handlers, mode, by).await?;
-    Ok(Json(Answer { dry_run: asked.dry_run, items, next: None }))
+    Ok(Json(ReplayList { dry_run: asked.dry_run, items, next: None }))
 }
 
 pub(super) async fn job<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    Named(id): Named,
-    Asked(asked): Asked<OfJob>,
-) -> Result<Json<Answer>, Problem> {
+    PathId(id): PathId,
+    JsonBody(asked): JsonBody<ReplayJobBody>,
+) -> Result<Json<ReplayList>, Problem> {
     let by = caller.action(extract::reason(asked.reason)?, (admin.now)());
     let job = jobs::find(&*admin.store, &id).await?;
     let mode = Mode { dry_run: asked.dry_run, force: asked.force };
@@ -146,7 +146,7 @@ pub(super) async fn job<S: Store + Work + Inspect>(
     if let (Effect::NoHandler | Effect::NoOrder, Some(detail)) = (told.effect, &told.detail) {
         return Err(Problem::conflict(detail));
     }
-    Ok(Json(Answer { dry_run: asked.dry_run, items: vec![told], next: None }))
+    Ok(Json(ReplayList { dry_run: asked.dry_run, items: vec![told], next: None }))
 }
 
 /// One page of dead letters. Each is its own commit: one that fails leaves the others replayed, and
@@ -154,8 +154,8 @@ pub(super) async fn job<S: Store + Work + Inspect>(
 pub(super) async fn many<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    Asked(asked): Asked<OfMany>,
-) -> Result<Json<Answer>, Problem> {
+    JsonBody(asked): JsonBody<ReplayJobsBody>,
+) -> Result<Json<ReplayList>, Problem> {
     let by = caller.action(extract::reason(asked.reason)?, (admin.now)());
     match asked.status {
         None | Some(Phase::Dead) => {}
@@ -176,11 +176,11 @@ pub(super) async fn many<S: Store + Work + Inspect>(
         items.push(replay_job(&admin, job, mode, by.clone()).await?);
     }
     let next = page.next.map(|Cursor(next)| next.to_string());
-    Ok(Json(Answer { dry_run: asked.dry_run, items, next }))
+    Ok(Json(ReplayList { dry_run: asked.dry_run, items, next }))
 }
 
 /// The jobs that the event's source promises for it now.
-pub(super) fn promised<S>(admin: &Admin<S>, event: &EventDetail) -> Vec<NewJob> {
+pub(super) fn jobs_for_event<S>(admin: &Admin<S>, event: &EventDetail) -> Vec<NewJob> {
     let summary = &event.summary;
     let view = EventView { event_type: summary.event_type.as_deref(), body: &event.body };
     (admin.handlers)(&SourceName::new(&summary.source), &Tenant::new(&summary.tenant), view)
@@ -197,15 +197,15 @@ async fn replay_job<S: Store + Work + Inspect>(
     job: &JobDetail,
     mode: Mode,
     by: Action,
-) -> Result<Told, Problem> {
+) -> Result<ReplayItem, Problem> {
     let event = events::find(&*admin.store, &job.event.to_string()).await?;
-    let mut handlers = promised(admin, &event);
-    handlers.retain(|promised| promised.handler == job.handler);
+    let mut handlers = jobs_for_event(admin, &event);
+    handlers.retain(|new| new.handler == job.handler);
     let told = match handlers.is_empty() {
         true => None,
         false => replay(admin, &event, handlers, mode, by).await?.pop(),
     };
-    Ok(told.unwrap_or_else(|| Told {
+    Ok(told.unwrap_or_else(|| ReplayItem {
         job: Some(job.id),
         event: job.event,
         event_id: job.event_id.clone(),
@@ -235,7 +235,7 @@ async fn replay<S: Store + Work + Inspect>(
     handlers: Vec<NewJob>,
     Mode { dry_run, force }: Mode,
     by: Action,
-) -> Result<Vec<Told>, Problem> {
+) -> Result<Vec<ReplayItem>, Problem> {
     match event.summary.status {
         // Where jobs of it wait or were refused, the store answers for each.
         Status::Review if event.jobs.is_empty() => {
@@ -266,7 +266,7 @@ async fn replay<S: Store + Work + Inspect>(
     if !dry_run {
         tracing::info!(event.id = %id, token = %who, force, "{who} replayed {id}");
     }
-    let tell = |Replayed { handler, effect }| Told {
+    let tell = |Replayed { handler, effect }| ReplayItem {
         job: event.jobs.iter().find(|job| job.handler == handler).map(|job| job.id),
         event: id,
         event_id: event.summary.event_id.clone(),
@@ -286,7 +286,7 @@ async fn replay<S: Store + Work + Inspect>(
         .into_iter()
         .filter(|(handler, _)| !replayed.iter().any(|told| told.handler == *handler))
         .collect();
-    let cannot = |(handler, why): (HandlerName, String)| Told {
+    let cannot = |(handler, why): (HandlerName, String)| ReplayItem {
         job: event.jobs.iter().find(|job| job.handler == handler).map(|job| job.id),
         event: id,
         event_id: event.summary.event_id.clone(),

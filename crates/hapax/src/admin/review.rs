@@ -11,22 +11,22 @@ use serde::{Deserialize, Serialize};
 
 use super::Admin;
 use super::auth::Caller;
-use super::extract::{self, Asked, Named};
+use super::extract::{self, JsonBody, PathId};
 use super::problem::Problem;
-use super::replay::promised;
+use super::replay::jobs_for_event;
 use super::{events, jobs};
 
 /// The body of `approve` and `reject`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Said {
+pub(super) struct ReviewBody {
     #[serde(default)]
     reason: Option<String>,
 }
 
 /// What became of it.
 #[derive(Debug, Serialize)]
-pub(super) struct Decided {
+pub(super) struct ReviewResult {
     id: EventId,
     event_id: String,
     status: Status,
@@ -37,12 +37,12 @@ pub(super) struct Decided {
 pub(super) async fn approve<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    Named(name): Named,
-    Asked(said): Asked<Said>,
-) -> Result<Json<Decided>, Problem> {
+    PathId(name): PathId,
+    JsonBody(said): JsonBody<ReviewBody>,
+) -> Result<Json<ReviewResult>, Problem> {
     let reason = extract::reason(said.reason)?;
     let event = events::find(&*admin.store, &name).await?;
-    let jobs = promised(&admin, &event);
+    let jobs = jobs_for_event(&admin, &event);
     let by = caller.action(reason, (admin.now)());
     match admin.store.approve(event.summary.id, jobs, by).await? {
         Reviewed::Decided => {
@@ -54,7 +54,7 @@ pub(super) async fn approve<S: Store + Work + Inspect>(
             Err(Problem::conflict("the event was rejected before"))
         }
         // An on-time copy or another person was faster: it runs, which is what was asked for.
-        Reviewed::NotWaiting(status) if was_in_review(&event) => Ok(stood(event, status)),
+        Reviewed::NotWaiting(status) if was_in_review(&event) => Ok(unchanged(event, status)),
         Reviewed::NotWaiting(status) => Err(Problem::conflict(&format!(
             "the event never waited for review: it is {}",
             status.as_str()
@@ -66,9 +66,9 @@ pub(super) async fn approve<S: Store + Work + Inspect>(
 pub(super) async fn reject<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    Named(name): Named,
-    Asked(said): Asked<Said>,
-) -> Result<Json<Decided>, Problem> {
+    PathId(name): PathId,
+    JsonBody(said): JsonBody<ReviewBody>,
+) -> Result<Json<ReviewResult>, Problem> {
     let reason = extract::reason(said.reason)?;
     if reason.is_none() {
         return Err(Problem::bad_request("reason is needed: whoever looks later will ask"));
@@ -81,7 +81,7 @@ pub(super) async fn reject<S: Store + Work + Inspect>(
             tracing::info!(event.id = %id, token = caller.who(), "{} rejected {id}", caller.who());
             decided(&admin, event).await
         }
-        Reviewed::NotWaiting(Status::Discarded) => Ok(stood(event, Status::Discarded)),
+        Reviewed::NotWaiting(Status::Discarded) => Ok(unchanged(event, Status::Discarded)),
         Reviewed::NotWaiting(status) => Err(Problem::conflict(&format!(
             "the event does not wait for review: it is {}",
             status.as_str()
@@ -94,9 +94,9 @@ pub(super) async fn reject<S: Store + Work + Inspect>(
 pub(super) async fn discard_of_event<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    Named(name): Named,
-    Asked(said): Asked<Said>,
-) -> Result<Json<Decided>, Problem> {
+    PathId(name): PathId,
+    JsonBody(said): JsonBody<ReviewBody>,
+) -> Result<Json<ReviewResult>, Problem> {
     let reason = extract::reason(said.reason)?;
     let event = events::find(&*admin.store, &name).await?;
     discard(&admin, &caller, event, None, reason).await
@@ -106,9 +106,9 @@ pub(super) async fn discard_of_event<S: Store + Work + Inspect>(
 pub(super) async fn discard_of_job<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    Named(id): Named,
-    Asked(said): Asked<Said>,
-) -> Result<Json<Decided>, Problem> {
+    PathId(id): PathId,
+    JsonBody(said): JsonBody<ReviewBody>,
+) -> Result<Json<ReviewResult>, Problem> {
     let reason = extract::reason(said.reason)?;
     let job = jobs::find(&*admin.store, &id).await?;
     let event = events::find(&*admin.store, &job.event.to_string()).await?;
@@ -121,7 +121,7 @@ async fn discard<S: Store + Work + Inspect>(
     event: EventDetail,
     only: Option<JobDetail>,
     reason: Option<String>,
-) -> Result<Json<Decided>, Problem> {
+) -> Result<Json<ReviewResult>, Problem> {
     let by = caller.action(reason, (admin.now)());
     let (id, who) = (event.summary.id, caller.who());
     let handler = only.as_ref().map(|job| job.handler.clone());
@@ -133,7 +133,7 @@ async fn discard<S: Store + Work + Inspect>(
         Reviewed::NotWaiting(status) => {
             let phase = only.map(|job| job.phase);
             if phase == Some(Phase::Discarded) || (phase.is_none() && status == Status::Discarded) {
-                return Ok(stood(event, status));
+                return Ok(unchanged(event, status));
             }
             let is = match phase {
                 Some(phase) => phase_word(phase),
@@ -145,9 +145,9 @@ async fn discard<S: Store + Work + Inspect>(
     }
 }
 
-fn stood(event: EventDetail, status: Status) -> Json<Decided> {
+fn unchanged(event: EventDetail, status: Status) -> Json<ReviewResult> {
     let summary = event.summary;
-    Json(Decided { id: summary.id, event_id: summary.event_id, status, changed: false })
+    Json(ReviewResult { id: summary.id, event_id: summary.event_id, status, changed: false })
 }
 
 /// The word of the API.
@@ -164,8 +164,8 @@ fn was_in_review(event: &EventDetail) -> bool {
 async fn decided<S: Inspect>(
     admin: &Admin<S>,
     event: EventDetail,
-) -> Result<Json<Decided>, Problem> {
+) -> Result<Json<ReviewResult>, Problem> {
     let after = events::find(&*admin.store, &event.summary.id.to_string()).await?.summary;
-    let Json(stood) = stood(event, after.status);
-    Ok(Json(Decided { changed: true, ..stood }))
+    let Json(result) = unchanged(event, after.status);
+    Ok(Json(ReviewResult { changed: true, ..result }))
 }

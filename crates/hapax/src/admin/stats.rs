@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Admin;
 use super::events::ago;
-use super::extract::{Queried, Span};
+use super::extract::{QueryParams, Span};
 use super::problem::Problem;
 
 /// The window where none is asked for.
@@ -74,7 +74,7 @@ struct Processing {
 
 pub(super) async fn stats<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
-    Queried(query): Queried<StatsQuery>,
+    QueryParams(query): QueryParams<StatsQuery>,
 ) -> Result<Json<Stats>, Problem> {
     let Span(window) = query.window.unwrap_or(Span(WINDOW_DEFAULT));
     if window.is_zero() {

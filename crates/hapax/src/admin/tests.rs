@@ -21,7 +21,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 use uuid::Uuid;
 
-use super::{Admin, Gate, WithoutToken, router, table};
+use super::{Admin, Authorizer, WithoutToken, router, routes};
 use crate::alerts::{Eyes, Rules, Watch};
 use crate::config::Permission;
 
@@ -413,7 +413,7 @@ fn server(events: Vec<EventDetail>) -> Server {
     };
     let (ops, worker) = (Secret::new("ops-token"), Secret::new("worker-token"));
     let claim = Permission::Claim { source: "stripe".into(), handler: "fee".into() };
-    let gate = Gate::new(
+    let authorizer = Authorizer::new(
         [127, 0, 0, 1].into(),
         WithoutToken::FromLoopback,
         [("ops", &ops, &[Permission::Operate][..]), ("worker", &worker, &[claim][..])],
@@ -425,7 +425,7 @@ fn server(events: Vec<EventDetail>) -> Server {
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
     let router = router(Admin {
         store: Arc::clone(&store),
-        gate: Arc::new(gate),
+        authorizer: Arc::new(authorizer),
         readiness,
         metrics: recorder.handle(),
         handlers: Arc::new(|_, _, _| {
@@ -457,7 +457,7 @@ fn server(events: Vec<EventDetail>) -> Server {
             },
             Rules::default(),
         )),
-        currents: Arc::new(|_, claims| {
+        refetch: Arc::new(|_, claims| {
             let plain = |claim| Pulled { claim, current: None };
             Box::pin(std::future::ready(claims.into_iter().map(plain).collect()))
         }),
@@ -1009,7 +1009,7 @@ fn the_openapi_document_names_every_route_and_no_other() {
             }
         }
     }
-    let routes = table::<Fake>();
+    let routes = routes::<Fake>();
     let answered: BTreeSet<_> =
         routes.iter().map(|route| (route.method.to_string(), route.path.to_owned())).collect();
     assert_eq!(described, answered);

@@ -16,7 +16,7 @@ use super::sender::{self, HttpClient};
 use crate::config::{self, ADMIN_TOKEN_FILE, Flags, ServerLocation};
 
 /// How long one answer may take.
-const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The most of an answer that is read: an event with every conflicting body that is kept.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
@@ -81,7 +81,8 @@ impl Access {
         let token = match (given, configured) {
             (Some(given), _) => Token::Given(given),
             // The token of the server on this machine must not be shown to a foreign one.
-            (None, Some(at)) if is_own(&uri, &at) => match config::admin_token(&at.data_dir) {
+            (None, Some(at)) if is_own_server(&uri, &at) => match config::admin_token(&at.data_dir)
+            {
                 Some(token) => Token::Own(token.expose().to_owned()),
                 None => Token::Missing { file: at.data_dir.join(ADMIN_TOKEN_FILE) },
             },
@@ -110,11 +111,11 @@ fn url_of(ServerLocation { admin_listen, file, .. }: &ServerLocation) -> Result<
             "name it with --admin: the server prints its URL when it starts",
         ));
     }
-    Ok(format!("http://{}", reached_at(*admin_listen)))
+    Ok(format!("http://{}", reachable_address(*admin_listen)))
 }
 
 /// Where a listener is reached from its own machine.
-fn reached_at(listen: SocketAddr) -> SocketAddr {
+fn reachable_address(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
@@ -124,7 +125,7 @@ fn reached_at(listen: SocketAddr) -> SocketAddr {
 }
 
 /// Whether a URL leads to this machine, or to where the config says that the server listens.
-fn is_own(url: &http::Uri, configured: &ServerLocation) -> bool {
+fn is_own_server(url: &http::Uri, configured: &ServerLocation) -> bool {
     let Some(host) = url.host() else { return false };
     let host = host.trim_start_matches('[').trim_end_matches(']');
     if host.eq_ignore_ascii_case("localhost") {
@@ -215,45 +216,40 @@ impl Server {
 
     /// A good answer to a GET.
     pub(super) async fn get(&self, path: &str) -> Result<Value, Failure> {
-        self.ask_for_good(Method::GET, path, Bytes::new()).await
+        self.request_ok(Method::GET, path, Bytes::new()).await
     }
 
     /// A good answer to a POST.
     pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Value, Failure> {
-        self.ask_for_good(Method::POST, path, Bytes::from(body.to_string())).await
+        self.request_ok(Method::POST, path, Bytes::from(body.to_string())).await
     }
 
     /// Whatever it answers; a refusal comes with the way out of it.
-    async fn ask_for_good(
-        &self,
-        method: Method,
-        path: &str,
-        body: Bytes,
-    ) -> Result<Value, Failure> {
-        let mut reply = self.ask(method.clone(), path, body.clone()).await?;
+    async fn request_ok(&self, method: Method, path: &str, body: Bytes) -> Result<Value, Failure> {
+        let mut reply = self.request(method.clone(), path, body.clone()).await?;
         if reply.status == StatusCode::UNAUTHORIZED && self.is_own_token {
-            reply = self.ask_as(None, method, path, body).await?;
+            reply = self.request_as(None, method, path, body).await?;
         }
         match reply.status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                let said = reply.said();
-                Err(Failure::unreachable(said).hinted(&self.hint))
+                let problem_detail = reply.problem_detail();
+                Err(Failure::unreachable(problem_detail).hinted(&self.hint))
             }
-            _ => reply.good(),
+            _ => reply.into_json(),
         }
     }
 
     /// Whatever it answers.
-    pub(super) async fn ask(
+    pub(super) async fn request(
         &self,
         method: Method,
         path: &str,
         body: Bytes,
     ) -> Result<Reply, Failure> {
-        self.ask_as(self.authorization.as_ref(), method, path, body).await
+        self.request_as(self.authorization.as_ref(), method, path, body).await
     }
 
-    async fn ask_as(
+    async fn request_as(
         &self,
         authorization: Option<&HeaderValue>,
         method: Method,
@@ -281,9 +277,9 @@ impl Server {
             let date = parts.headers.get(DATE).and_then(|date| date.to_str().ok());
             Ok(Reply { status: parts.status, date: date.map(str::to_owned), body })
         };
-        match tokio::time::timeout(ANSWER_WITHIN, exchange).await {
+        match tokio::time::timeout(ANSWER_TIMEOUT, exchange).await {
             Ok(answered) => answered,
-            Err(_) => Err(cannot(format!("no answer within {} s", ANSWER_WITHIN.as_secs()))),
+            Err(_) => Err(cannot(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()))),
         }
     }
 
@@ -294,19 +290,19 @@ impl Server {
 
 impl Reply {
     /// The JSON of a good answer; anything else is a failure in the server's own words.
-    pub(super) fn good(self) -> Result<Value, Failure> {
+    pub(super) fn into_json(self) -> Result<Value, Failure> {
         if self.status.is_success() {
             let foreign =
                 |_| Failure::unreachable("the answer is not JSON: is that a hapax server?");
             return serde_json::from_slice(&self.body).map_err(foreign);
         }
         let problem = self.problem();
-        let said = self.said();
+        let problem_detail = self.problem_detail();
         Err(match self.status {
-            StatusCode::NOT_FOUND => Failure::negative(said, ""),
-            StatusCode::CONFLICT => Failure::negative(said, problem.candidates.join(" ")),
-            StatusCode::BAD_REQUEST => Failure::usage(said, ""),
-            _ => Failure::unreachable(said),
+            StatusCode::NOT_FOUND => Failure::negative(problem_detail, ""),
+            StatusCode::CONFLICT => Failure::negative(problem_detail, problem.candidates.join(" ")),
+            StatusCode::BAD_REQUEST => Failure::usage(problem_detail, ""),
+            _ => Failure::unreachable(problem_detail),
         })
     }
 
@@ -315,7 +311,7 @@ impl Reply {
     }
 
     /// The server's own words, or its status where it has none.
-    fn said(&self) -> String {
+    fn problem_detail(&self) -> String {
         match self.problem().detail {
             detail if detail.is_empty() => format!("the server answered {}", self.status),
             detail => super::output::shown(&detail),
@@ -324,12 +320,12 @@ impl Reply {
 }
 
 /// Runs a command that talks to a server.
-pub(super) fn run<T>(talk: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+pub(super) fn run<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::unreachable(format!("cannot start: {error}")))?;
-    runtime.block_on(talk)
+    runtime.block_on(work)
 }
 
 /// A path or query value as it stands in a URL.
@@ -371,7 +367,7 @@ mod tests {
             file: None,
         };
         let check = |url: &str, expected: bool| {
-            assert_eq!(is_own(&url.parse().unwrap(), &configured), expected, "{url}");
+            assert_eq!(is_own_server(&url.parse().unwrap(), &configured), expected, "{url}");
         };
         check("http://127.0.0.1:9000", true);
         check("http://localhost:9000/", true);

@@ -31,7 +31,7 @@ impl Dead {
 
 /// Which dead letters.
 #[derive(Debug, clap::Args)]
-struct Wanted {
+struct JobFilterArgs {
     /// Of this source
     #[arg(long)]
     source: Option<String>,
@@ -49,7 +49,7 @@ struct Wanted {
     limit: u32,
 }
 
-impl Wanted {
+impl JobFilterArgs {
     fn is_filtered(&self) -> bool {
         self.source.is_some() || self.handler.is_some() || self.tenant.is_some()
     }
@@ -72,7 +72,7 @@ impl Wanted {
 #[derive(Debug, clap::Args)]
 pub(super) struct List {
     #[command(flatten)]
-    wanted: Wanted,
+    filter: JobFilterArgs,
     #[command(flatten)]
     remote: Remote,
     /// One JSON object a line
@@ -83,7 +83,7 @@ pub(super) struct List {
 impl List {
     async fn run(self) -> Result<Exit, Failure> {
         let server = self.remote.open()?;
-        let page: Page = read(server.get(&self.wanted.path()).await?)?;
+        let page: Page = read(server.get(&self.filter.path()).await?)?;
         if page.items.is_empty() {
             output::words("there are no dead letters");
         }
@@ -125,7 +125,7 @@ pub(super) struct Replay {
     #[arg(long)]
     all: bool,
     #[command(flatten)]
-    wanted: Wanted,
+    filter: JobFilterArgs,
     /// Only say what would happen
     #[arg(long)]
     dry_run: bool,
@@ -144,8 +144,8 @@ impl Replay {
         let server = self.remote.open()?;
         let mut body = json!({ "dry_run": self.dry_run });
         add(&mut body, "reason", self.reason);
-        let is_filtered = self.wanted.is_filtered();
-        let Wanted { source, handler, tenant, cursor, limit } = self.wanted;
+        let is_filtered = self.filter.is_filtered();
+        let JobFilterArgs { source, handler, tenant, cursor, limit } = self.filter;
         let path = match self.job {
             Some(job) => format!("/api/v1/jobs/{}/replay", encoded(&job)),
             None if is_filtered || self.all => {
@@ -181,7 +181,7 @@ pub(super) struct Discard {
     #[arg(long)]
     all: bool,
     #[command(flatten)]
-    wanted: Wanted,
+    filter: JobFilterArgs,
     /// Why: it is recorded
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
@@ -199,8 +199,8 @@ impl Discard {
         add(&mut body, "reason", self.reason);
         let jobs = match self.job {
             Some(job) => vec![job],
-            None if self.all || self.wanted.is_filtered() => {
-                let page: Page = read(server.get(&self.wanted.path()).await?)?;
+            None if self.all || self.filter.is_filtered() => {
+                let page: Page = read(server.get(&self.filter.path()).await?)?;
                 if page.items.is_empty() {
                     output::words("there are no such dead letters");
                 }

@@ -113,7 +113,7 @@ impl Doctor {
             Ok(server) => {
                 let named = self.access.admin.is_some();
                 admin_client::run(async {
-                    ask(&server, named, &mut found).await;
+                    check_server(&server, named, &mut found).await;
                     Ok(())
                 })?;
             }
@@ -393,9 +393,9 @@ fn sqlite_version(found: &mut Findings) {
 
 /// Asks a server that runs about itself. None running is worth a word, and an error only where one
 /// was named.
-async fn ask(server: &Server, named: bool, found: &mut Findings) {
+async fn check_server(server: &Server, named: bool, found: &mut Findings) {
     let url = server.url().to_owned();
-    let reply = match server.ask(Method::GET, "/readyz", Bytes::new()).await {
+    let reply = match server.request(Method::GET, "/readyz", Bytes::new()).await {
         Ok(reply) => reply,
         Err(_) => {
             let level = if named { Level::Fail } else { Level::Warn };
@@ -408,7 +408,7 @@ async fn ask(server: &Server, named: bool, found: &mut Findings) {
     match reply.status {
         StatusCode::OK => found.add("server", Level::Ok, format!("{url} is ready")),
         _ => {
-            let why = match reply.good() {
+            let why = match reply.into_json() {
                 Ok(_) => status.to_string(),
                 Err(failure) => failure.message().to_owned(),
             };

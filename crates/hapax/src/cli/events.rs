@@ -44,7 +44,7 @@ impl Events {
 
 /// Which events.
 #[derive(Debug, clap::Args)]
-pub(super) struct Wanted {
+pub(super) struct EventFilterArgs {
     /// Of this tenant
     #[arg(long)]
     tenant: Option<String>,
@@ -63,7 +63,7 @@ pub(super) struct Wanted {
     text: Option<String>,
 }
 
-impl Wanted {
+impl EventFilterArgs {
     fn pairs(&self) -> Vec<(&'static str, Option<String>)> {
         vec![
             ("tenant", self.tenant.clone()),
@@ -79,7 +79,7 @@ impl Wanted {
 #[derive(Debug, clap::Args)]
 pub(super) struct List {
     #[command(flatten)]
-    wanted: Wanted,
+    filter: EventFilterArgs,
     /// Received at or after: 2026-03-01T12:00:00Z, or that long ago: 1h
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
@@ -105,7 +105,7 @@ pub(super) struct List {
 impl List {
     async fn run(self) -> Result<Exit, Failure> {
         let server = self.remote.open()?;
-        let mut pairs = self.wanted.pairs();
+        let mut pairs = self.filter.pairs();
         pairs.extend([
             ("since", self.since),
             ("until", self.until),
@@ -394,7 +394,7 @@ const TAIL_SEEN_MAX: usize = 20_000;
 #[derive(Debug, clap::Args)]
 pub(super) struct Tail {
     #[command(flatten)]
-    wanted: Wanted,
+    filter: EventFilterArgs,
     /// Begin with this many that are there already
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(0..=500))]
     last: u16,
@@ -460,7 +460,7 @@ impl Tail {
         let mut new = Vec::new();
         let mut cursor = None;
         for _ in 0..TAIL_PAGES_MAX {
-            let mut pairs = self.wanted.pairs();
+            let mut pairs = self.filter.pairs();
             pairs.extend([("limit", Some(TAIL_PAGE.to_string())), ("cursor", cursor)]);
             let page: Page = read(server.get(&format!("/api/v1/events{}", query(pairs))).await?)?;
             let before = page.items.len();

@@ -14,7 +14,7 @@ use crate::config::{self, Flags, ServiceUrl};
 pub(super) struct Migrate {
     /// What to do: `status` where nothing is said
     // A word and no subcommand: flags may stand on either side of it.
-    what: Option<What>,
+    action: Option<MigrateAction>,
     #[command(flatten)]
     flags: Flags,
     /// One JSON object a line
@@ -23,7 +23,7 @@ pub(super) struct Migrate {
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum What {
+enum MigrateAction {
     /// Say which steps the database has taken; exit 1 when some are missing or not ours
     Status,
     /// Take the missing steps; several nodes may try at once
@@ -47,9 +47,9 @@ impl Migrate {
                 "the embedded database is brought forward whenever it is opened",
             ));
         };
-        match self.what.unwrap_or(What::Status) {
-            What::Status => self.status(&url),
-            What::Up => {
+        match self.action.unwrap_or(MigrateAction::Status) {
+            MigrateAction::Status => self.status(&url),
+            MigrateAction::Up => {
                 admin_client::run(async {
                     PgStore::migrate(url.expose()).await.map_err(|e| failed(&url, &e))
                 })?;
@@ -63,25 +63,25 @@ impl Migrate {
             PgStore::migration_status(url.expose()).await.map_err(|error| failed(url, &error))
         })?;
         for step in &steps {
-            self.tell(step)?;
+            self.print(step)?;
         }
         let good = |step: &MigrationStatus| step.applied && step.refused.is_none();
         Ok(if steps.iter().all(good) { Exit::Done } else { Exit::Negative })
     }
 
-    fn tell(&self, step: &MigrationStatus) -> Result<(), Failure> {
+    fn print(&self, step: &MigrationStatus) -> Result<(), Failure> {
         let MigrationStatus { number, name, applied, refused } = step;
         if self.json {
-            let told =
+            let row =
                 json!({ "number": number, "name": name, "applied": applied, "refused": refused });
-            output::json(&told)?;
+            output::json(&row)?;
         } else {
-            let stands = match (applied, refused) {
+            let state = match (applied, refused) {
                 (_, Some(why)) => &format!("refused: {why}"),
                 (true, None) => "applied",
                 (false, None) => "missing",
             };
-            output::data(&format!("{number:04}  {name:<12} {stands}"))?;
+            output::data(&format!("{number:04}  {name:<12} {state}"))?;
         }
         Ok(())
     }

@@ -131,7 +131,7 @@ pub(crate) fn warning(line: &str) {
 pub(crate) fn shown(text: &str) -> String {
     text.chars()
         .flat_map(|c| -> Vec<char> {
-            if crate::logs::is_obeyed(c) { c.escape_default().collect() } else { vec![c] }
+            if crate::logs::needs_escape(c) { c.escape_default().collect() } else { vec![c] }
         })
         .collect()
 }

@@ -56,7 +56,7 @@ pub(super) struct Send {
 
 impl Send {
     pub(super) fn run(self) -> Result<Exit, Failure> {
-        let plan = Plan::new(self)?;
+        let plan = SendPlan::new(self)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -66,7 +66,7 @@ impl Send {
 }
 
 /// Everything checked, nothing sent yet.
-struct Plan {
+struct SendPlan {
     flags: Send,
     sender: Sender,
     sets: Vec<(String, serde_json::Value)>,
@@ -74,7 +74,7 @@ struct Plan {
     run: String,
 }
 
-impl Plan {
+impl SendPlan {
     fn new(flags: Send) -> Result<Self, Failure> {
         let sender = Sender::new(&flags.provider, &flags.identity, &flags.to)?;
         let sets = flags.sets.iter().map(|text| set(text)).collect::<Result<_, _>>()?;
@@ -85,7 +85,7 @@ impl Plan {
     async fn run(self) -> Result<Exit, Failure> {
         let client = sender::client();
         let total = self.flags.count.saturating_mul(self.flags.copies);
-        let mut tally = Tally::new(total, self.flags.json);
+        let mut progress = Progress::new(total, self.flags.json);
         let mut running = JoinSet::new();
         for number in 1..=self.flags.count {
             let signed = Arc::new(self.sign(number)?);
@@ -93,18 +93,18 @@ impl Plan {
                 if running.len() as u64 >= self.flags.concurrency
                     && let Some(answer) = running.join_next().await
                 {
-                    tally.take(answer)?;
+                    progress.take(answer)?;
                 }
                 running.spawn(self.sender.post(&client, &signed));
             }
-            if tally.cannot_connect.is_some() {
+            if progress.cannot_connect.is_some() {
                 break;
             }
         }
         while let Some(answer) = running.join_next().await {
-            tally.take(answer)?;
+            progress.take(answer)?;
         }
-        tally.end()
+        progress.end()
     }
 
     fn sign(&self, number: u64) -> Result<Signed, Failure> {
@@ -142,7 +142,7 @@ impl Plan {
 }
 
 /// What has come back so far.
-struct Tally {
+struct Progress {
     json: bool,
     bar: ProgressBar,
     started: Instant,
@@ -152,7 +152,7 @@ struct Tally {
     cannot_connect: Option<String>,
 }
 
-impl Tally {
+impl Progress {
     fn new(total: u64, json: bool) -> Self {
         Self {
             json,

@@ -26,7 +26,7 @@ use super::output::{self, Failure};
 use crate::{config, signing};
 
 /// How long one request may take: a server that answers later has not acked in any useful sense.
-const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The most of an answer that is read.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
@@ -216,9 +216,9 @@ async fn post(client: HttpClient, uri: http::Uri, signed: Arc<Signed>) -> Result
                 .map(Duration::from_secs),
         })
     };
-    match tokio::time::timeout(ANSWER_WITHIN, exchange).await {
+    match tokio::time::timeout(ANSWER_TIMEOUT, exchange).await {
         Ok(answer) => answer,
-        Err(_) => Err(lost(format!("nothing within {} s", ANSWER_WITHIN.as_secs()))),
+        Err(_) => Err(lost(format!("nothing within {} s", ANSWER_TIMEOUT.as_secs()))),
     }
 }
 

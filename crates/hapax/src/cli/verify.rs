@@ -75,7 +75,7 @@ impl Verify {
 fn one(source: &Source, arrival: &Arrival, now: Timestamp) -> Result<Exit, Failure> {
     let judgement = Judgement::of(source, arrival, now);
     output::json(&judgement)?;
-    if judgement.verdict == Word::Accept {
+    if judgement.verdict == VerdictWord::Accept {
         return Ok(Exit::Done);
     }
     for line in explain(source, arrival, now) {
@@ -87,7 +87,7 @@ fn one(source: &Source, arrival: &Arrival, now: Timestamp) -> Result<Exit, Failu
 /// The answer, as it is printed.
 #[derive(Debug, Serialize)]
 pub(super) struct Judgement {
-    pub(super) verdict: Word,
+    pub(super) verdict: VerdictWord,
     pub(super) reason: Option<&'static str>,
     event_id: Option<String>,
     /// Where it is more than the id.
@@ -95,7 +95,7 @@ pub(super) struct Judgement {
     key: Option<String>,
     event_type: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    items: Vec<Named>,
+    items: Vec<JudgedEvent>,
     /// Set where the request is a handshake and no event: the status of the answer to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     reply_status: Option<u16>,
@@ -104,14 +104,14 @@ pub(super) struct Judgement {
 /// Accept or reject.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Word {
+pub(super) enum VerdictWord {
     Accept,
     Reject,
 }
 
 /// One of several events.
 #[derive(Debug, Clone, Serialize)]
-struct Named {
+struct JudgedEvent {
     event_id: String,
     /// What tells it from every other event, where that is more than the id.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -132,7 +132,7 @@ impl Judgement {
                 match receipts.first().map(Receipt::timeliness) {
                     Some(Timeliness::Late { .. }) => Self::reject("stale"),
                     Some(Timeliness::OnTime) | None => Self::accept(
-                        receipts.iter().map(|receipt| Named::of(source, receipt)).collect(),
+                        receipts.iter().map(|receipt| JudgedEvent::of(source, receipt)).collect(),
                     ),
                 }
             }
@@ -141,16 +141,16 @@ impl Judgement {
 
     /// A rejection for that reason.
     pub(super) fn reject(reason: &'static str) -> Self {
-        Self { verdict: Word::Reject, reason: Some(reason), ..Self::accept(Vec::new()) }
+        Self { verdict: VerdictWord::Reject, reason: Some(reason), ..Self::accept(Vec::new()) }
     }
 
-    fn accept(mut items: Vec<Named>) -> Self {
+    fn accept(mut items: Vec<JudgedEvent>) -> Self {
         let first = items.first().cloned();
         if items.len() == 1 {
             items.clear();
         }
         Self {
-            verdict: Word::Accept,
+            verdict: VerdictWord::Accept,
             reason: None,
             event_id: first.as_ref().map(|named| named.event_id.clone()),
             key: first.as_ref().and_then(|named| named.key.clone()),
@@ -161,7 +161,7 @@ impl Judgement {
     }
 }
 
-impl Named {
+impl JudgedEvent {
     fn of(source: &Source, receipt: &Receipt) -> Self {
         let key = &*receipt.key().event_id;
         // A derived key carries its span behind an @; the digest is what two copies have in common.

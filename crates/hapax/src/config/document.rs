@@ -1,6 +1,6 @@
 //! Walking a TOML file with a finger on every key: what is read here knows its line.
 //!
-//! ConfigReader is by hand rather than by derive, for three things that a derive cannot do at once:
+//! Reading is by hand rather than by derive, for three things that a derive cannot do at once:
 //! report every problem and not only the first, suggest the key that was meant, and never quote a
 //! value that may be a secret.
 

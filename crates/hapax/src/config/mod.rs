@@ -94,7 +94,7 @@ pub(crate) struct Flags {
     pub(crate) roles: Option<String>,
 }
 
-/// SecretKind so that it cannot be printed.
+/// Kept so that it cannot be printed.
 fn parse_secret(text: &str) -> Result<Secret, std::convert::Infallible> {
     Ok(Secret::new(text))
 }

@@ -1,5 +1,5 @@
 //! The small languages of single values: durations, sizes, rates, addresses, networks, names.
-//! Each takes text and answers with a value or a [`InvalidSetting`]; none knows where the text stood.
+//! Each takes text and answers with a value or an [`InvalidSetting`]; none knows where the text stood.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;

@@ -18,8 +18,8 @@ use hapax_store::{OpenError, PgOpenError, PgOptions, PgStore, SqliteStore};
 use ipnet::IpNet;
 
 use super::database::Database;
-use super::handler::{Handler, Hired};
-use super::running::{Hapax, Plan};
+use super::handler::{Handler, HandlerAdapter};
+use super::running::{CheckedSetup, Hapax};
 use crate::limits::{
     CONCURRENCY_DEFAULT, DRAIN_DEFAULT, KEEP_DEFAULT, LEASE_DEFAULT, RETRY_DEFAULT, TIMEOUT_DEFAULT,
 };
@@ -125,7 +125,7 @@ impl<S: Database> Builder<S> {
     pub async fn open(self) -> Result<Hapax<S>, BuildError> {
         let keys_kept =
             self.sources.iter().map(Source::keys_kept).collect::<Result<Vec<_>, _>>()?;
-        let (store, ours) = match (self.store, self.database) {
+        let (store, owns_store) = match (self.store, self.database) {
             (Some(store), _) => (store, false),
             (None, Some(options)) => {
                 let store = S::open(options, keys_kept.into_iter().flatten().min()).await?;
@@ -133,7 +133,7 @@ impl<S: Database> Builder<S> {
             }
             (None, None) => return Err(BuildError::NoStore),
         };
-        let mut plan = Plan {
+        let mut setup = CheckedSetup {
             public_url: self.public_url,
             trusted_proxies: self.trusted_proxies,
             body: self.body,
@@ -143,9 +143,9 @@ impl<S: Database> Builder<S> {
             routes: Vec::new(),
         };
         for source in self.sources {
-            source.plan(&store, &mut plan)?;
+            source.add_to(&store, &mut setup)?;
         }
-        Hapax::over(store, ours, plan).await
+        Hapax::assemble(store, owns_store, setup).await
     }
 }
 
@@ -242,17 +242,17 @@ impl<S: Database> Source<S> {
         self
     }
 
-    fn plan(mut self, store: &Arc<S>, plan: &mut Plan) -> Result<(), BuildError> {
+    fn add_to(mut self, store: &Arc<S>, setup: &mut CheckedSetup) -> Result<(), BuildError> {
         let name = self.spec.name.clone();
         if matches!(self.mode, Mode::Sync { .. }) && self.handlers.len() != 1 {
             return Err(BuildError::SyncHandlers { source_name: name.to_string() });
         }
-        let setups = std::mem::take(&mut self.handlers);
+        let handlers_given = std::mem::take(&mut self.handlers);
         let sources = self.for_each_tenant()?;
-        plan.keep_keys.push((name.clone(), self.keys_kept()?));
+        setup.keep_keys.push((name.clone(), self.keys_kept()?));
         let mut handlers: Vec<Arc<CoreHandler>> = Vec::new();
-        for setup in setups {
-            let handler = setup.build(store).map_err(|(handler, error)| {
+        for given in handlers_given {
+            let handler = given.build(store).map_err(|(handler, error)| {
                 let source_name = name.to_string();
                 BuildError::Handler { source_name, handler, error }
             })?;
@@ -262,7 +262,7 @@ impl<S: Database> Source<S> {
             }
             handlers.push(Arc::new(handler));
         }
-        plan.routes.extend(sources.into_iter().map(|source| RouteSpec {
+        setup.routes.extend(sources.into_iter().map(|source| RouteSpec {
             source,
             rate_limit: self.rate_limit,
             unverified_limit: self.unverified_limit,
@@ -335,7 +335,7 @@ pub fn handler<S: Database>(name: &str, handler: impl Handler<S>) -> HandlerSetu
     HandlerSetup::new(
         name,
         Kind::Rust(Box::new(|store, transaction_timeout| {
-            Arc::new(Hired { handler, store, transaction_timeout })
+            Arc::new(HandlerAdapter { handler, store, transaction_timeout })
         })),
     )
 }
@@ -432,10 +432,10 @@ impl<S: Database> HandlerSetup<S> {
                 return Err(fault("pull", "nobody could lease its jobs", hint));
             }
             Kind::Core(kind) => kind,
-            Kind::Rust(hire) => {
+            Kind::Rust(adapt) => {
                 // No longer than its attempt, and so well below its lease.
                 let time = self.transaction_timeout.unwrap_or(timeout).min(timeout);
-                HandlerKind::Rust(hire(Arc::clone(store), time))
+                HandlerKind::Rust(adapt(Arc::clone(store), time))
             }
         };
         Ok(CoreHandler {

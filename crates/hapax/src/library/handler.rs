@@ -126,14 +126,14 @@ impl Event {
 }
 
 /// A handler over its store, as the workers call it.
-pub(super) struct Hired<H, S> {
+pub(super) struct HandlerAdapter<H, S> {
     pub(super) handler: H,
     pub(super) store: Arc<S>,
     /// How long its transactions may take.
     pub(super) transaction_timeout: Duration,
 }
 
-impl<S: Transact, H: Handler<S>> RustHandler for Hired<H, S> {
+impl<S: Transact, H: Handler<S>> RustHandler for HandlerAdapter<H, S> {
     fn work(
         &self,
         claim: Claim,
@@ -162,9 +162,9 @@ impl<S: Transact, H: Handler<S>> RustHandler for Hired<H, S> {
 /// attempt; its transaction did nothing, and others may have let go by then.
 const RACES_MAX: u32 = 3;
 
-impl<H, S> fmt::Debug for Hired<H, S> {
+impl<H, S> fmt::Debug for HandlerAdapter<H, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Hired")
+        f.write_str("HandlerAdapter")
     }
 }
 

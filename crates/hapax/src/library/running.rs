@@ -29,7 +29,7 @@ use super::database::Database;
 pub struct Hapax<S: Database = SqliteStore> {
     store: Arc<S>,
     /// Whether we opened the store, and so close it.
-    ours: bool,
+    owns_store: bool,
     ingress: Arc<Ingress<S>>,
     workers: Arc<Workers<S>>,
     janitor: Arc<Janitor<S>>,
@@ -41,7 +41,7 @@ impl<S: Database> Clone for Hapax<S> {
     fn clone(&self) -> Self {
         Self {
             store: Arc::clone(&self.store),
-            ours: self.ours,
+            owns_store: self.owns_store,
             ingress: Arc::clone(&self.ingress),
             workers: Arc::clone(&self.workers),
             janitor: Arc::clone(&self.janitor),
@@ -51,7 +51,7 @@ impl<S: Database> Clone for Hapax<S> {
 }
 
 /// What was built, checked.
-pub(super) struct Plan {
+pub(super) struct CheckedSetup {
     pub(super) public_url: String,
     pub(super) trusted_proxies: Vec<IpNet>,
     pub(super) body: BodyLimits,
@@ -67,14 +67,18 @@ impl<S: Database> Hapax<S> {
         Builder::default()
     }
 
-    pub(super) async fn over(store: Arc<S>, ours: bool, plan: Plan) -> Result<Self, BuildError> {
+    pub(super) async fn assemble(
+        store: Arc<S>,
+        owns_store: bool,
+        setup: CheckedSetup,
+    ) -> Result<Self, BuildError> {
         let now: Now = Arc::new(Timestamp::now);
-        let lanes = LaneSpec::of(&plan.routes);
+        let lanes = LaneSpec::of(&setup.routes);
         let routes = Routes::build(RoutesSpec {
-            public_url: plan.public_url,
-            trusted_proxies: plan.trusted_proxies,
-            body: plan.body,
-            sources: plan.routes,
+            public_url: setup.public_url,
+            trusted_proxies: setup.trusted_proxies,
+            body: setup.body,
+            sources: setup.routes,
         })?;
         let ingress = Ingress::new(Arc::clone(&store), routes, Arc::clone(&now)).with_sync();
         let workers = Workers::new(
@@ -84,7 +88,7 @@ impl<S: Database> Hapax<S> {
             Arc::clone(&now),
             lanes,
         );
-        let retention = Retention::new(plan.keep_events, plan.keep_keys);
+        let retention = Retention::new(setup.keep_events, setup.keep_keys);
         // Before the first event: its jobs follow the schedule of handlers that the store knows.
         store.announce(workers.handlers()).await?;
         Ok(Self {
@@ -92,8 +96,8 @@ impl<S: Database> Hapax<S> {
             workers: Arc::new(workers),
             janitor: Arc::new(Janitor::new(Arc::clone(&store), now, retention)),
             store,
-            ours,
-            drain: plan.drain,
+            owns_store,
+            drain: setup.drain,
         })
     }
 
@@ -110,8 +114,8 @@ impl<S: Database> Hapax<S> {
             let ingress = Arc::clone(&ingress);
             async move {
                 // Inside a nest the path begins where we do. Senders that sign it know the whole.
-                let ours = request.uri().path();
-                let prefix = whole.path().strip_suffix(ours).unwrap_or_default().to_owned();
+                let nested = request.uri().path();
+                let prefix = whole.path().strip_suffix(nested).unwrap_or_default().to_owned();
                 let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
                 let peer = peer.map_or(UNKNOWN_PEER, |ConnectInfo(peer)| *peer);
                 *request.uri_mut() = whole;
@@ -142,7 +146,7 @@ impl<S: Database> Hapax<S> {
         if timeout(self.drain, self.ingress.finish()).await.is_err() {
             tracing::warn!("commits of clients that are gone took longer than {:?}", self.drain);
         }
-        if self.ours {
+        if self.owns_store {
             self.store.close().await;
         }
     }

@@ -28,18 +28,18 @@ use super::super::captured::Identity;
 use super::super::output::{self, Exit, Failure};
 use super::super::sender::Sender;
 use super::Shape;
-use super::fire::{self, Fire};
 use super::plan::Plan;
-use super::probe::{Probe, Reading};
+use super::probe::{EffectCounts, Probe};
+use super::requests::{self, RequestSender};
 
 /// What each payout costs: 0.5 % of 10,000.
 const FEE: u32 = 50;
 
 /// The gap between the look and the act: the time that a bank takes to answer.
-const BANK_TAKES: Duration = Duration::from_millis(20);
+const BANK_DELAY: Duration = Duration::from_millis(20);
 
 /// How long the server may take to start, and the work to be done.
-const PATIENCE: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The most of a request that is read; samples are far smaller.
 const BODY_BYTES_MAX: usize = 1 << 20;
@@ -146,23 +146,31 @@ impl Ledger {
     ) -> Result<Self, Failure> {
         let sender = sender(to, secret)?;
         let plan = Plan::new(&sender, shape, seed, Timestamp::now())?;
-        let fire = Fire::new(Arc::new(sender), shape.concurrency);
+        let request_sender = RequestSender::new(Arc::new(sender), shape.concurrency);
         let bar = indicatif::ProgressBar::hidden();
-        let heard = fire::reached(fire.send(&plan, &plan.groups, &bar).await?)?;
+        let outcomes =
+            requests::check_reached(request_sender.send(&plan, &plan.groups, &bar).await?)?;
         let good = |status: u16| (200..300).contains(&status);
-        let acked = |heard: &&fire::Heard| heard.answer.as_ref().is_ok_and(|it| good(it.status));
+        let acked = |outcome: &&requests::RequestOutcome| {
+            outcome.answer.as_ref().is_ok_and(|it| good(it.status))
+        };
         let ids: BTreeSet<&str> = plan.events.iter().map(|event| event.event_id.as_str()).collect();
         let probe = Probe::Sqlite { path: database, sql: EFFECTS.to_owned() };
-        let is_missing = |now: &Reading| match now {
-            Reading::Each(effects) => ids.iter().any(|id| !effects.contains_key(*id)),
-            Reading::Count(_) => true,
+        let is_missing = |now: &EffectCounts| match now {
+            EffectCounts::Each(effects) => ids.iter().any(|id| !effects.contains_key(*id)),
+            EffectCounts::Count(_) => true,
         };
         let mut effects: BTreeMap<String, u64> =
             ids.iter().map(|id| ((*id).to_owned(), 0)).collect();
-        if let Reading::Each(read) = probe.settled(&ids, PATIENCE, is_missing).await? {
+        if let EffectCounts::Each(read) = probe.settled(&ids, START_TIMEOUT, is_missing).await? {
             effects.extend(read);
         }
-        Ok(Self { name, requests: heard.len(), acked: heard.iter().filter(acked).count(), effects })
+        Ok(Self {
+            name,
+            requests: outcomes.len(),
+            acked: outcomes.iter().filter(acked).count(),
+            effects,
+        })
     }
 }
 
@@ -268,7 +276,7 @@ async fn check_then_act(
     if known.is_ok_and(|known| known > 0) {
         return answer(StatusCode::OK);
     }
-    tokio::time::sleep(BANK_TAKES).await;
+    tokio::time::sleep(BANK_DELAY).await;
     let charged = database
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
@@ -313,7 +321,7 @@ impl Server {
             .spawn()
             .map_err(|error| cannot("start Hapax", error))?;
         let stdout = child.stdout.take().ok_or_else(|| cannot("start Hapax", "no output"))?;
-        let ready = tokio::time::timeout(PATIENCE, ready(BufReader::new(stdout))).await;
+        let ready = tokio::time::timeout(START_TIMEOUT, ready(BufReader::new(stdout))).await;
         let Ok(Some(ingress)) = ready else {
             return Err(cannot("start Hapax", "it does not say that it is ready"));
         };

@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::sender::{Answer, NoAnswer};
-use super::fire::Heard;
-use super::plan::{Nature, Plan};
-use super::probe::Reading;
+use super::plan::{Plan, RequestKind};
+use super::probe::EffectCounts;
+use super::requests::RequestOutcome;
 
 /// A broken law names this many examples.
 const EXAMPLES_MAX: usize = 5;
@@ -45,9 +45,9 @@ pub(super) struct Example {
 /// Everything that is known when the storm is over.
 pub(super) struct Evidence<'a> {
     pub(super) plan: &'a Plan,
-    pub(super) heard: &'a [Heard],
+    pub(super) outcomes: &'a [RequestOutcome],
     /// Of the copies that came when all was done.
-    pub(super) replayed: &'a [Heard],
+    pub(super) replayed: &'a [RequestOutcome],
     pub(super) effects: Effects,
 }
 
@@ -58,23 +58,29 @@ pub(super) enum Effects {
     /// It was there before the storm and failed afterwards.
     Lost(String),
     Read {
-        before: Reading,
+        before: EffectCounts,
         /// After the storm, settled.
-        after: Reading,
+        after: EffectCounts,
         /// After the replay, settled.
-        last: Reading,
+        last: EffectCounts,
     },
 }
 
 impl Effects {
     /// Three readings that can be compared, or a probe that cannot be relied on.
-    pub(super) fn read(before: Reading, after: Reading, last: Reading) -> Self {
+    pub(super) fn read(before: EffectCounts, after: EffectCounts, last: EffectCounts) -> Self {
         let alike = match (&before, &after, &last) {
-            (_, Reading::Count(_), Reading::Count(_)) => true,
-            (Reading::Each(_) | Reading::Count(0), Reading::Each(_), Reading::Each(_)) => true,
-            (Reading::Each(_) | Reading::Count(_), Reading::Each(_) | Reading::Count(_), _) => {
-                false
-            }
+            (_, EffectCounts::Count(_), EffectCounts::Count(_)) => true,
+            (
+                EffectCounts::Each(_) | EffectCounts::Count(0),
+                EffectCounts::Each(_),
+                EffectCounts::Each(_),
+            ) => true,
+            (
+                EffectCounts::Each(_) | EffectCounts::Count(_),
+                EffectCounts::Each(_) | EffectCounts::Count(_),
+                _,
+            ) => false,
         };
         match alike {
             true => Self::Read { before, after, last },
@@ -98,12 +104,12 @@ pub(super) fn judge(evidence: &Evidence<'_>, stale: bool, forged: bool) -> Vec<L
 }
 
 /// Whether effects are still to come: what the probe waits for.
-pub(super) fn is_missing(plan: &Plan, before: &Reading, now: &Reading) -> bool {
+pub(super) fn is_missing(plan: &Plan, before: &EffectCounts, now: &EffectCounts) -> bool {
     match now {
-        Reading::Count(count) => {
+        EffectCounts::Count(count) => {
             count.saturating_sub(before.total()) < plan.genuine().count() as u64
         }
-        Reading::Each(effects) => {
+        EffectCounts::Each(effects) => {
             plan.genuine().any(|place| !effects.contains_key(&plan.events[place].event_id))
         }
     }
@@ -138,11 +144,11 @@ fn not_judged(name: &'static str, title: &'static str, why: impl Into<String>) -
     Law { name, title, verdict, breaches: 0, examples: Vec::new(), note }
 }
 
-fn of_nature<'a>(
+fn of_kind<'a>(
     evidence: &'a Evidence<'_>,
-    is: impl Fn(Nature) -> bool + 'a,
-) -> impl Iterator<Item = &'a Heard> {
-    evidence.heard.iter().filter(move |heard| is(heard.nature))
+    is: impl Fn(RequestKind) -> bool + 'a,
+) -> impl Iterator<Item = &'a RequestOutcome> {
+    evidence.outcomes.iter().filter(move |outcome| is(outcome.kind))
 }
 
 fn is_good(status: u16) -> bool {
@@ -157,23 +163,24 @@ fn seen(answer: &Result<Answer, NoAnswer>) -> String {
     }
 }
 
-fn must_be_good(plan: &Plan, heard: &Heard, breaches: &mut Breaches) {
-    match &heard.answer {
+fn must_be_good(plan: &Plan, outcome: &RequestOutcome, breaches: &mut Breaches) {
+    match &outcome.answer {
         Ok(answer) if is_good(answer.status) => {}
         Ok(_) | Err(_) => {
-            breaches.add(&plan.events[heard.event].event_id, "2xx", seen(&heard.answer));
+            breaches.add(&plan.events[outcome.event].event_id, "2xx", seen(&outcome.answer));
         }
     }
 }
 
 fn answered(evidence: &Evidence<'_>) -> Law {
     let mut breaches = Breaches::default();
-    for heard in of_nature(evidence, |nature| nature == Nature::Genuine) {
-        must_be_good(evidence.plan, heard, &mut breaches);
+    for outcome in of_kind(evidence, |kind| kind == RequestKind::Genuine) {
+        must_be_good(evidence.plan, outcome, &mut breaches);
     }
-    let turned_away =
-        |heard: &Heard| heard.answer.as_ref().is_ok_and(|said| matches!(said.status, 401 | 403));
-    let all = of_nature(evidence, |nature| nature == Nature::Genuine).all(turned_away);
+    let turned_away = |outcome: &RequestOutcome| {
+        outcome.answer.as_ref().is_ok_and(|said| matches!(said.status, 401 | 403))
+    };
+    let all = of_kind(evidence, |kind| kind == RequestKind::Genuine).all(turned_away);
     let note = all.then(|| "nothing verified: is --secret the one of this endpoint?".to_owned());
     breaches.law("answered", "every genuine copy is answered 2xx", note)
 }
@@ -182,12 +189,12 @@ fn answered(evidence: &Evidence<'_>) -> Law {
 fn one_outcome(evidence: &Evidence<'_>) -> Law {
     let (name, title) = ("one_outcome", "all copies of an event get one outcome");
     let mut outcomes: BTreeMap<usize, (BTreeSet<&str>, u64)> = BTreeMap::new();
-    for heard in of_nature(evidence, |nature| nature == Nature::Genuine) {
-        let Ok(Answer { decision: Some(decision), id, status, .. }) = &heard.answer else {
+    for outcome in of_kind(evidence, |kind| kind == RequestKind::Genuine) {
+        let Ok(Answer { decision: Some(decision), id, status, .. }) = &outcome.answer else {
             continue;
         };
         if is_good(*status) {
-            let (ids, firsts) = outcomes.entry(heard.event).or_default();
+            let (ids, firsts) = outcomes.entry(outcome.event).or_default();
             ids.extend(id.as_deref());
             *firsts += u64::from(decision == "accepted");
         }
@@ -214,27 +221,27 @@ fn stale_refused(evidence: &Evidence<'_>) -> Law {
         return not_judged(name, title, why);
     }
     let mut breaches = Breaches::default();
-    for heard in of_nature(evidence, |nature| nature == Nature::Stale) {
-        let refused = heard.answer.as_ref().is_ok_and(|answer| {
+    for outcome in of_kind(evidence, |kind| kind == RequestKind::Stale) {
+        let refused = outcome.answer.as_ref().is_ok_and(|answer| {
             let kept_for_a_person =
                 is_good(answer.status) && answer.decision.as_deref() == Some("review");
             (400..500).contains(&answer.status) || kept_for_a_person
         });
         if !refused {
-            let event_id = &evidence.plan.events[heard.event].event_id;
-            breaches.add(event_id, "4xx, or kept for review", seen(&heard.answer));
+            let event_id = &evidence.plan.events[outcome.event].event_id;
+            breaches.add(event_id, "4xx, or kept for review", seen(&outcome.answer));
         }
     }
     // Of what is known already a late copy may as well be called a duplicate: it has no effect, which
     // the law of the replay sees to.
-    for heard in evidence.replayed.iter().filter(|heard| heard.nature == Nature::Stale) {
-        let settled = heard
+    for outcome in evidence.replayed.iter().filter(|outcome| outcome.kind == RequestKind::Stale) {
+        let settled = outcome
             .answer
             .as_ref()
             .is_ok_and(|said| is_good(said.status) || (400..500).contains(&said.status));
         if !settled {
-            let event_id = &evidence.plan.events[heard.event].event_id;
-            breaches.add(event_id, "4xx, or 2xx as of a copy", seen(&heard.answer));
+            let event_id = &evidence.plan.events[outcome.event].event_id;
+            breaches.add(event_id, "4xx, or 2xx as of a copy", seen(&outcome.answer));
         }
     }
     breaches.law(name, title, None)
@@ -244,12 +251,12 @@ fn forged_refused(evidence: &Evidence<'_>) -> Law {
     let (name, title) = ("forged_refused", "what is forged is refused");
     let mut breaches = Breaches::default();
     let mut any = false;
-    for heard in of_nature(evidence, Nature::is_forged) {
+    for outcome in of_kind(evidence, RequestKind::is_forged) {
         any = true;
-        if !heard.answer.as_ref().is_ok_and(|answer| (400..500).contains(&answer.status)) {
-            let event = &evidence.plan.events[heard.event];
-            let expected = format!("4xx ({})", event.nature.name());
-            breaches.add(&event.event_id, expected, seen(&heard.answer));
+        if !outcome.answer.as_ref().is_ok_and(|answer| (400..500).contains(&answer.status)) {
+            let event = &evidence.plan.events[outcome.event];
+            let expected = format!("4xx ({})", event.kind.name());
+            breaches.add(&event.event_id, expected, seen(&outcome.answer));
         }
     }
     let note = evidence.plan.forged_unjudged.clone();
@@ -275,7 +282,7 @@ fn one_effect(evidence: &Evidence<'_>) -> Law {
     let mut breaches = Breaches::default();
     let mut note = None;
     match (before, after, last) {
-        (before, Reading::Count(after), Reading::Count(_)) => {
+        (before, EffectCounts::Count(after), EffectCounts::Count(_)) => {
             let expected = evidence.plan.genuine().count() as u64;
             let grown = i128::from(*after) - i128::from(before.total());
             if grown != i128::from(expected) {
@@ -284,12 +291,13 @@ fn one_effect(evidence: &Evidence<'_>) -> Law {
                 note = Some("a probe that lists event ids names the wrong ones".to_owned());
             }
         }
-        (before, Reading::Each(after), Reading::Each(last)) => {
+        (before, EffectCounts::Each(after), EffectCounts::Each(last)) => {
             let nothing = BTreeMap::new();
-            let before = if let Reading::Each(before) = before { before } else { &nothing };
+            let before = if let EffectCounts::Each(before) = before { before } else { &nothing };
             each_once(evidence, before, after, last, &mut breaches);
         }
-        (_, Reading::Each(_), Reading::Count(_)) | (_, Reading::Count(_), Reading::Each(_)) => {
+        (_, EffectCounts::Each(_), EffectCounts::Count(_))
+        | (_, EffectCounts::Count(_), EffectCounts::Each(_)) => {
             unreachable!("readings are made comparable in Effects::read")
         }
     }
@@ -312,19 +320,22 @@ fn each_once(
     breaches: &mut Breaches,
 ) {
     let plan = evidence.plan;
-    let replayed: BTreeSet<usize> = evidence.replayed.iter().map(|heard| heard.event).collect();
+    let replayed: BTreeSet<usize> = evidence.replayed.iter().map(|outcome| outcome.event).collect();
     let count = |reading: &BTreeMap<String, u64>, id: &str| reading.get(id).copied().unwrap_or(0);
     let mut known = BTreeSet::new();
     for (place, event) in plan.events.iter().enumerate() {
         let id = event.event_id.as_str();
         known.insert(id);
         let effects = count(if replayed.contains(&place) { after } else { last }, id);
-        match event.nature {
-            Nature::Genuine if effects == 1 => {}
-            Nature::Genuine => breaches.add(id, "1 effect", effects.to_string()),
-            Nature::Stale | Nature::WrongSecret | Nature::ChangedBody | Nature::Unsigned => {
+        match event.kind {
+            RequestKind::Genuine if effects == 1 => {}
+            RequestKind::Genuine => breaches.add(id, "1 effect", effects.to_string()),
+            RequestKind::Stale
+            | RequestKind::WrongSecret
+            | RequestKind::ChangedBody
+            | RequestKind::Unsigned => {
                 if effects > 0 {
-                    let expected = format!("no effect ({})", event.nature.name());
+                    let expected = format!("no effect ({})", event.kind.name());
                     breaches.add(id, expected, effects.to_string());
                 }
             }
@@ -340,8 +351,8 @@ fn each_once(
 
 /// Whether the endpoint said of every single event that it had come before.
 fn were_known(evidence: &Evidence<'_>) -> bool {
-    let mut decisions = of_nature(evidence, |nature| nature == Nature::Genuine)
-        .filter_map(|heard| heard.answer.as_ref().ok()?.decision.as_deref())
+    let mut decisions = of_kind(evidence, |kind| kind == RequestKind::Genuine)
+        .filter_map(|outcome| outcome.answer.as_ref().ok()?.decision.as_deref())
         .peekable();
     decisions.peek().is_some() && decisions.all(|decision| decision == "duplicate")
 }
@@ -349,16 +360,16 @@ fn were_known(evidence: &Evidence<'_>) -> bool {
 fn replayed(evidence: &Evidence<'_>) -> Law {
     let (name, title) = ("replay", "a copy that comes later is answered 2xx and adds nothing");
     let mut breaches = Breaches::default();
-    for heard in evidence.replayed {
-        if heard.nature == Nature::Genuine {
-            must_be_good(evidence.plan, heard, &mut breaches);
+    for outcome in evidence.replayed {
+        if outcome.kind == RequestKind::Genuine {
+            must_be_good(evidence.plan, outcome, &mut breaches);
         }
-        if let Ok(Answer { decision: Some(decision), status, .. }) = &heard.answer
+        if let Ok(Answer { decision: Some(decision), status, .. }) = &outcome.answer
             && is_good(*status)
             && decision == "accepted"
         {
-            let event_id = &evidence.plan.events[heard.event].event_id;
-            breaches.add(event_id, "a duplicate", seen(&heard.answer));
+            let event_id = &evidence.plan.events[outcome.event].event_id;
+            breaches.add(event_id, "a duplicate", seen(&outcome.answer));
         }
     }
     let mut note = None;
@@ -366,16 +377,18 @@ fn replayed(evidence: &Evidence<'_>) -> Law {
         Effects::NoProbe | Effects::Lost(_) => {
             note = Some("only the answers were judged".to_owned());
         }
-        Effects::Read { after: Reading::Each(after), last: Reading::Each(last), .. } => {
+        Effects::Read {
+            after: EffectCounts::Each(after), last: EffectCounts::Each(last), ..
+        } => {
             let replayed: BTreeSet<usize> =
-                evidence.replayed.iter().map(|heard| heard.event).collect();
+                evidence.replayed.iter().map(|outcome| outcome.event).collect();
             for place in replayed {
                 let id = &evidence.plan.events[place].event_id;
                 let count = |reading: &BTreeMap<String, u64>| reading.get(id).copied().unwrap_or(0);
-                let (was, is) = (count(after), count(last));
+                let (before, is) = (count(after), count(last));
                 // What was still missing before may have come by itself.
-                if is > was.max(1) {
-                    breaches.add(id, format!("still {} effect", was.max(1)), is.to_string());
+                if is > before.max(1) {
+                    breaches.add(id, format!("still {} effect", before.max(1)), is.to_string());
                 }
             }
         }

@@ -1,15 +1,15 @@
 //! `hapax storm`: the exactly-once torture test, against any endpoint in any language. It sends signed
 //! events many times over and at once, hostile ones among them, and judges law by law. [`plan`] says
-//! what is sent, [`fire`] sends it, [`probe`] reads the effects, [`judge`] holds the laws, [`report`]
+//! what is sent, [`requests`] sends it, [`probe`] reads the effects, [`judge`] holds the laws, [`report`]
 //! tells. `hapax demo` tells the story behind it with the same means, in [`demo`].
 
 mod demo;
-mod dice;
-mod fire;
 mod judge;
 mod plan;
 mod probe;
 mod report;
+mod requests;
+mod rng;
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -21,12 +21,12 @@ use std::time::{Duration, Instant};
 use hapax_core::Timestamp;
 
 pub(super) use self::demo::Demo;
-use self::dice::Dice;
-use self::fire::{Fire, Heard};
 use self::judge::{Effects, Evidence, Law, Verdict};
-use self::plan::{Group, Nature, Plan};
-use self::probe::{Probe, Reading};
+use self::plan::{Group, Plan, RequestKind};
+use self::probe::{EffectCounts, Probe};
 use self::report::Figures;
+use self::requests::{RequestOutcome, RequestSender};
+use self::rng::Rng;
 use super::admin_client;
 use super::captured::Identity;
 use super::output::{self, Exit, Failure};
@@ -40,10 +40,10 @@ const REPLAYED_MAX: usize = 10;
 const REQUESTS_MAX: u64 = 5_000_000;
 
 /// File descriptors that are not connections: the probe, the report, the runtime.
-const DESCRIPTORS_APART: u64 = 32;
+const DESCRIPTORS_RESERVED: u64 = 32;
 
 /// A seed that nobody chose is short enough to be typed again.
-const SEED_MADE_UP: u64 = 0xffff_ffff;
+const RANDOM_SEED_MASK: u64 = 0xffff_ffff;
 
 /// `hapax storm`.
 #[derive(Debug, clap::Args)]
@@ -124,16 +124,18 @@ impl Storm {
             let problem = format!("that is more than {REQUESTS_MAX} requests");
             return Err(Failure::usage(problem, "fewer --events or --copies"));
         }
-        may_open(self.flags.shape.concurrency)?;
+        raise_descriptor_limit(self.flags.shape.concurrency)?;
         let settle = units::duration(&self.flags.settle)?;
         let probe = Probe::new(&self.flags)?;
-        let seed =
-            self.flags.seed.unwrap_or_else(|| uuid::Uuid::now_v7().as_u64_pair().1 & SEED_MADE_UP);
+        let seed = self
+            .flags
+            .seed
+            .unwrap_or_else(|| uuid::Uuid::now_v7().as_u64_pair().1 & RANDOM_SEED_MASK);
         let plan = Plan::new(&sender, &self.flags.shape, seed, Timestamp::now())?;
         // A place that cannot be written is found out before the storm and not after it.
         let junit = self.flags.junit.as_ref().map(open).transpose()?;
         let run = Run { flags: &self.flags, sender: Arc::new(sender), plan, probe, seed, settle };
-        let (verdict, xml) = match admin_client::run(run.weather()) {
+        let (verdict, xml) = match admin_client::run(run.execute()) {
             Ok((verdict, laws, took)) => (Ok(verdict), report::junit(&laws, took)),
             Err(failure) => {
                 let xml = report::junit_of_failure(failure.message());
@@ -148,8 +150,8 @@ impl Storm {
 }
 
 /// A connection that this side cannot open is not to be held against the endpoint.
-fn may_open(connections: u64) -> Result<(), Failure> {
-    let needed = connections + DESCRIPTORS_APART;
+fn raise_descriptor_limit(connections: u64) -> Result<(), Failure> {
+    let needed = connections + DESCRIPTORS_RESERVED;
     let open = rlimit::increase_nofile_limit(needed).unwrap_or(needed);
     if open < needed {
         let problem = format!("--concurrency {connections}: only {open} files may be open here");
@@ -174,7 +176,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    async fn weather(self) -> Result<(Exit, Vec<Law>, Duration), Failure> {
+    async fn execute(self) -> Result<(Exit, Vec<Law>, Duration), Failure> {
         let Self { flags, seed, plan, .. } = &self;
         output::words(&format!(
             "seed {seed}: the same command with --seed {seed} sends the same events in the same order"
@@ -184,12 +186,12 @@ impl Run<'_> {
             Some(probe) => Some(probe.read(&ids).await?),
             None => None,
         };
-        let fire = Fire::new(Arc::clone(&self.sender), flags.shape.concurrency);
+        let request_sender = RequestSender::new(Arc::clone(&self.sender), flags.shape.concurrency);
         let started = Instant::now();
         let bar = sender::bar(plan.requests());
-        let heard = fire.send(plan, &plan.groups, &bar).await;
+        let outcomes = request_sender.send(plan, &plan.groups, &bar).await;
         bar.finish_and_clear();
-        let heard = fire::reached(heard?)?;
+        let outcomes = requests::check_reached(outcomes?)?;
         let took = started.elapsed();
         let after = self.settled(&ids, before.as_ref()).await;
         let replayed = self.replay().await?;
@@ -202,7 +204,7 @@ impl Run<'_> {
                 None => Effects::NoProbe,
             },
         };
-        let evidence = Evidence { plan, heard: &heard, replayed: &replayed, effects };
+        let evidence = Evidence { plan, outcomes: &outcomes, replayed: &replayed, effects };
         let laws = judge::judge(&evidence, flags.shape.stale, flags.shape.forged);
         let figures = Figures::new(*seed, &evidence, took);
         match flags.json {
@@ -222,28 +224,29 @@ impl Run<'_> {
     async fn settled(
         &self,
         ids: &BTreeSet<&str>,
-        before: Option<&Reading>,
-    ) -> Option<Result<Reading, Failure>> {
+        before: Option<&EffectCounts>,
+    ) -> Option<Result<EffectCounts, Failure>> {
         let (probe, before) = (self.probe.as_ref()?, before?);
-        let is_missing = |now: &Reading| judge::is_missing(&self.plan, before, now);
+        let is_missing = |now: &EffectCounts| judge::is_missing(&self.plan, before, now);
         Some(probe.settled(ids, self.settle, is_missing).await)
     }
 
     /// One more copy of a few events, signed afresh, as of a sender that never heard the first answer, and
     /// one as of somebody who kept it until the window was over.
     /// On new connections: the old ones have been idle, and an endpoint may close such at any moment.
-    async fn replay(&self) -> Result<Vec<Heard>, Failure> {
-        let fire = Fire::new(Arc::clone(&self.sender), self.flags.shape.concurrency);
+    async fn replay(&self) -> Result<Vec<RequestOutcome>, Failure> {
+        let request_sender =
+            RequestSender::new(Arc::clone(&self.sender), self.flags.shape.concurrency);
         let mut events: Vec<usize> = self.plan.genuine().collect();
-        Dice::new(!self.seed).shuffle(&mut events);
+        Rng::new(!self.seed).shuffle(&mut events);
         events.truncate(REPLAYED_MAX);
-        let mut natures = vec![Nature::Genuine];
+        let mut kinds = vec![RequestKind::Genuine];
         if self.flags.shape.stale && self.plan.stale_unjudged.is_none() {
-            natures.push(Nature::Stale);
+            kinds.push(RequestKind::Stale);
         }
         let copies =
-            |nature| events.iter().map(move |event| Group { event: *event, nature, copies: 1 });
-        let groups: Vec<Group> = natures.into_iter().flat_map(copies).collect();
-        fire.send(&self.plan, &groups, &indicatif::ProgressBar::hidden()).await
+            |kind| events.iter().map(move |event| Group { event: *event, kind, copies: 1 });
+        let groups: Vec<Group> = kinds.into_iter().flat_map(copies).collect();
+        request_sender.send(&self.plan, &groups, &indicatif::ProgressBar::hidden()).await
     }
 }

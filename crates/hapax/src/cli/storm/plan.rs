@@ -7,7 +7,7 @@ use hapax_core::{Arrival, Source, Timeliness, Timestamp, Verified};
 use super::super::output::Failure;
 use super::super::sender::{self, Sender};
 use super::Shape;
-use super::dice::Dice;
+use super::rng::Rng;
 
 /// How far outside the window a stale request is signed: no clock is that wrong by accident.
 const STALE_BEYOND_SECONDS: i64 = 3_600;
@@ -33,13 +33,13 @@ pub(super) struct Plan {
 /// One event, genuine or not.
 pub(super) struct Event {
     pub(super) event_id: String,
-    pub(super) nature: Nature,
+    pub(super) kind: RequestKind,
     unsigned: Arrival,
 }
 
 /// What a request claims, and whether it may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Nature {
+pub(super) enum RequestKind {
     Genuine,
     /// Authentic, but signed long before the window.
     Stale,
@@ -51,7 +51,7 @@ pub(super) enum Nature {
     Unsigned,
 }
 
-impl Nature {
+impl RequestKind {
     pub(super) const FORGED: [Self; 3] = [Self::WrongSecret, Self::ChangedBody, Self::Unsigned];
 
     pub(super) fn is_forged(self) -> bool {
@@ -76,7 +76,7 @@ pub(super) struct Group {
     /// Its place in [`Plan::events`].
     pub(super) event: usize,
     /// As what it is sent: a genuine event may also come late.
-    pub(super) nature: Nature,
+    pub(super) kind: RequestKind,
     pub(super) copies: u64,
 }
 
@@ -87,26 +87,26 @@ impl Plan {
         seed: u64,
         now: Timestamp,
     ) -> Result<Self, Failure> {
-        let mut dice = Dice::new(seed);
+        let mut rng = Rng::new(seed);
         let window = i64::try_from(sender.source.tolerance().as_secs()).unwrap_or(i64::MAX);
         let mut plan = Self {
             events: Vec::new(),
             groups: Vec::new(),
             stale_unjudged: None,
             forged_unjudged: None,
-            impostor: sender.impostor(&dice.bytes()),
+            impostor: sender.impostor(&rng.bytes()),
             stale_by_seconds: window.saturating_add(STALE_BEYOND_SECONDS),
         };
         for _ in 0..shape.events {
-            plan.add(sender, shape, Nature::Genuine, &mut dice, now)?;
+            plan.add(sender, shape, RequestKind::Genuine, &mut rng, now)?;
         }
         if shape.stale {
-            plan.add_stale(sender, shape, &mut dice, now)?;
+            plan.add_stale(sender, shape, &mut rng, now)?;
         }
         if shape.forged {
-            plan.add_forged(sender, shape, &mut dice, now)?;
+            plan.add_forged(sender, shape, &mut rng, now)?;
         }
-        plan.arrange(shape, &mut dice);
+        plan.order_requests(shape, &mut rng);
         Ok(plan)
     }
 
@@ -117,7 +117,7 @@ impl Plan {
 
     /// The places of the genuine events.
     pub(super) fn genuine(&self) -> impl Iterator<Item = usize> {
-        let genuine = |place: &usize| self.events[*place].nature == Nature::Genuine;
+        let genuine = |place: &usize| self.events[*place].kind == RequestKind::Genuine;
         (0..self.events.len()).filter(genuine)
     }
 
@@ -126,23 +126,23 @@ impl Plan {
         &self,
         sender: &Sender,
         event: &Event,
-        nature: Nature,
+        kind: RequestKind,
         now: Timestamp,
     ) -> Result<Arrival, Failure> {
         let unsigned = &event.unsigned;
-        match nature {
-            Nature::Genuine => sender::sign_as(&sender.source, unsigned, now),
-            Nature::Stale => sender::sign_as(&sender.source, unsigned, self.long_before(now)),
-            Nature::WrongSecret => match &self.impostor {
+        match kind {
+            RequestKind::Genuine => sender::sign_as(&sender.source, unsigned, now),
+            RequestKind::Stale => sender::sign_as(&sender.source, unsigned, self.stale_time(now)),
+            RequestKind::WrongSecret => match &self.impostor {
                 Some(impostor) => sender::sign_as(impostor, unsigned, now),
                 None => Ok(unsigned.clone()),
             },
-            Nature::ChangedBody => {
+            RequestKind::ChangedBody => {
                 let mut request = sender::sign_as(&sender.source, unsigned, now)?;
                 request.body = one_byte_changed(&request.body, &event.event_id);
                 Ok(request)
             }
-            Nature::Unsigned => Ok(unsigned.clone()),
+            RequestKind::Unsigned => Ok(unsigned.clone()),
         }
     }
 
@@ -150,7 +150,7 @@ impl Plan {
         &mut self,
         sender: &Sender,
         shape: &Shape,
-        dice: &mut Dice,
+        rng: &mut Rng,
         now: Timestamp,
     ) -> Result<(), Failure> {
         if !sender.source.signs_time() {
@@ -159,7 +159,7 @@ impl Plan {
             return Ok(());
         }
         for _ in 0..shape.events.min(STALE_MAX) {
-            self.add(sender, shape, Nature::Stale, dice, now)?;
+            self.add(sender, shape, RequestKind::Stale, rng, now)?;
         }
         Ok(())
     }
@@ -168,20 +168,19 @@ impl Plan {
         &mut self,
         sender: &Sender,
         shape: &Shape,
-        dice: &mut Dice,
+        rng: &mut Rng,
         now: Timestamp,
     ) -> Result<(), Failure> {
-        for nature in Nature::FORGED {
+        for kind in RequestKind::FORGED {
             for _ in 0..shape.events.min(FORGED_MAX) {
-                self.add(sender, shape, nature, dice, now)?;
+                self.add(sender, shape, kind, rng, now)?;
                 // A sender that signs no body cannot be caught with another one.
                 if self.is_what_it_claims(sender, now)? {
                     continue;
                 }
                 self.events.pop();
                 let title = sender.preset.title;
-                self.forged_unjudged =
-                    Some(format!("with {title} not forged by: {}", nature.name()));
+                self.forged_unjudged = Some(format!("with {title} not forged by: {}", kind.name()));
                 break;
             }
         }
@@ -192,14 +191,14 @@ impl Plan {
         &mut self,
         sender: &Sender,
         shape: &Shape,
-        nature: Nature,
-        dice: &mut Dice,
+        kind: RequestKind,
+        rng: &mut Rng,
         now: Timestamp,
     ) -> Result<(), Failure> {
         // The same seed later today makes the same events to the byte: copies, not conflicts.
         let today =
             Timestamp::from_second(now.as_second().div_euclid(86_400) * 86_400).unwrap_or(now);
-        let token = format!("storm{:016x}", dice.roll());
+        let token = format!("storm{:016x}", rng.next_u64());
         let id = SampleId::made_up(token, today);
         let unsigned = sender.sample(shape.event_type.as_deref(), &id)?;
         let event_id = sender.sign(&unsigned, now)?.event_id;
@@ -209,8 +208,8 @@ impl Plan {
                 "see `hapax providers NAME`",
             ));
         }
-        self.events.push(Event { event_id, nature, unsigned });
-        if nature == Nature::Stale && !self.is_what_it_claims(sender, now)? {
+        self.events.push(Event { event_id, kind, unsigned });
+        if kind == RequestKind::Stale && !self.is_what_it_claims(sender, now)? {
             return Err(Failure::usage(
                 format!("events of {} cannot be signed as of earlier", sender.preset.title),
                 "leave out --stale",
@@ -222,45 +221,49 @@ impl Plan {
     /// Whether our own `verify` sees in the last event what it is meant to be.
     fn is_what_it_claims(&self, sender: &Sender, now: Timestamp) -> Result<bool, Failure> {
         let Some(event) = self.events.last() else { return Ok(false) };
-        let request = self.request(sender, event, event.nature, now)?;
+        let request = self.request(sender, event, event.kind, now)?;
         let verified = hapax_core::verify(&sender.source, &request, now);
-        Ok(match (event.nature, verified) {
-            (Nature::Genuine, verified) => verified.is_ok(),
-            (Nature::Stale, Ok(Verified::Events { receipts, .. })) => receipts
+        Ok(match (event.kind, verified) {
+            (RequestKind::Genuine, verified) => verified.is_ok(),
+            (RequestKind::Stale, Ok(Verified::Events { receipts, .. })) => receipts
                 .iter()
                 .all(|receipt| matches!(receipt.timeliness(), Timeliness::Late { .. })),
-            (Nature::Stale, Ok(Verified::Reply(_) | Verified::Empty) | Err(_)) => false,
-            (Nature::WrongSecret | Nature::ChangedBody | Nature::Unsigned, verified) => {
-                verified.is_err()
-            }
+            (RequestKind::Stale, Ok(Verified::Reply(_) | Verified::Empty) | Err(_)) => false,
+            (
+                RequestKind::WrongSecret | RequestKind::ChangedBody | RequestKind::Unsigned,
+                verified,
+            ) => verified.is_err(),
         })
     }
 
     /// Event by event, the hostile ones last; or all of it in one order that the dice make.
-    fn arrange(&mut self, shape: &Shape, dice: &mut Dice) {
+    fn order_requests(&mut self, shape: &Shape, rng: &mut Rng) {
         for (place, event) in self.events.iter().enumerate() {
-            let nature = event.nature;
-            let copies = match nature {
-                Nature::Genuine => shape.copies,
-                Nature::Stale | Nature::WrongSecret | Nature::ChangedBody | Nature::Unsigned => 1,
+            let kind = event.kind;
+            let copies = match kind {
+                RequestKind::Genuine => shape.copies,
+                RequestKind::Stale
+                | RequestKind::WrongSecret
+                | RequestKind::ChangedBody
+                | RequestKind::Unsigned => 1,
             };
             if shape.shuffle {
-                self.groups.extend((0..copies).map(|_| Group { event: place, nature, copies: 1 }));
+                self.groups.extend((0..copies).map(|_| Group { event: place, kind, copies: 1 }));
                 continue;
             }
             let mut left = copies;
             while left > 0 {
                 let together = left.min(shape.concurrency);
-                self.groups.push(Group { event: place, nature, copies: together });
+                self.groups.push(Group { event: place, kind, copies: together });
                 left -= together;
             }
         }
         if shape.shuffle {
-            dice.shuffle(&mut self.groups);
+            rng.shuffle(&mut self.groups);
         }
     }
 
-    fn long_before(&self, now: Timestamp) -> Timestamp {
+    fn stale_time(&self, now: Timestamp) -> Timestamp {
         Timestamp::from_second(now.as_second().saturating_sub(self.stale_by_seconds))
             .unwrap_or(Timestamp::UNIX_EPOCH)
     }

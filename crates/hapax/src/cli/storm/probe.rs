@@ -21,16 +21,16 @@ use super::Flags;
 use crate::config::ServiceUrl;
 
 /// How long one reading may take.
-const READ_WITHIN: Duration = Duration::from_secs(30);
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The most of a reading that is taken: a million effects with long ids.
 const READ_BYTES_MAX: usize = 64 << 20;
 
 /// Between two readings.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const READ_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long nothing may change before effects count as settled.
-const STEADY: Duration = Duration::from_secs(1);
+const SETTLED_AFTER: Duration = Duration::from_secs(1);
 
 /// Where effects can be seen.
 pub(super) enum Probe {
@@ -42,14 +42,14 @@ pub(super) enum Probe {
 
 /// What a probe read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Reading {
+pub(super) enum EffectCounts {
     /// How many effects there are.
     Count(u64),
     /// How many there are of each event.
     Each(BTreeMap<String, u64>),
 }
 
-impl Reading {
+impl EffectCounts {
     pub(super) fn total(&self) -> u64 {
         match self {
             Self::Count(count) => *count,
@@ -128,23 +128,25 @@ impl Probe {
     }
 
     /// The effects as they are now. `ids` are those of the events that are sent.
-    pub(super) async fn read(&self, ids: &BTreeSet<&str>) -> Result<Reading, Failure> {
+    pub(super) async fn read(&self, ids: &BTreeSet<&str>) -> Result<EffectCounts, Failure> {
         let reading = async {
             match self {
                 Self::Command(command) => run(command).await.map(|text| lines(&text, ids)),
-                Self::Url(url) => get(url).await.and_then(|text| told(&text, ids)),
+                Self::Url(url) => get(url).await.and_then(|text| parse_url_body(&text, ids)),
                 Self::Sqlite { path, sql } => sqlite(path, sql)
-                    .map(|rows| Reading::of_lines(rows.iter().map(String::as_str), ids))
+                    .map(|rows| EffectCounts::of_lines(rows.iter().map(String::as_str), ids))
                     .map_err(|error| error.to_string()),
                 Self::Postgres { url, sql } => PgStore::first_column(url.expose(), sql)
                     .await
-                    .map(|rows| Reading::of_lines(rows.iter().flatten().map(String::as_str), ids))
+                    .map(|rows| {
+                        EffectCounts::of_lines(rows.iter().flatten().map(String::as_str), ids)
+                    })
                     .map_err(|error| error.to_string()),
             }
         };
-        let read = match tokio::time::timeout(READ_WITHIN, reading).await {
+        let read = match tokio::time::timeout(READ_TIMEOUT, reading).await {
             Ok(read) => read,
-            Err(_) => Err(format!("nothing within {} s", READ_WITHIN.as_secs())),
+            Err(_) => Err(format!("nothing within {} s", READ_TIMEOUT.as_secs())),
         };
         read.map_err(|why| {
             Failure::unreachable(format!("cannot read effects: {}", output::shown(&why)))
@@ -157,17 +159,17 @@ impl Probe {
         &self,
         ids: &BTreeSet<&str>,
         settle: Duration,
-        is_missing: impl Fn(&Reading) -> bool,
-    ) -> Result<Reading, Failure> {
+        is_missing: impl Fn(&EffectCounts) -> bool,
+    ) -> Result<EffectCounts, Failure> {
         let deadline = Instant::now() + settle;
         let mut last = self.read(ids).await?;
         let mut since = Instant::now();
         loop {
-            let steady = since.elapsed() >= STEADY && !is_missing(&last);
+            let steady = since.elapsed() >= SETTLED_AFTER && !is_missing(&last);
             if steady || Instant::now() >= deadline {
                 return Ok(last);
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(READ_INTERVAL).await;
             let now = self.read(ids).await?;
             if now != last {
                 last = now;
@@ -177,15 +179,15 @@ impl Probe {
     }
 }
 
-fn lines(text: &str, ids: &BTreeSet<&str>) -> Reading {
-    Reading::of_lines(text.lines(), ids)
+fn lines(text: &str, ids: &BTreeSet<&str>) -> EffectCounts {
+    EffectCounts::of_lines(text.lines(), ids)
 }
 
 /// JSON or plain lines; a number reads alike as both.
-fn told(text: &str, ids: &BTreeSet<&str>) -> Result<Reading, String> {
+fn parse_url_body(text: &str, ids: &BTreeSet<&str>) -> Result<EffectCounts, String> {
     match serde_json::from_str::<Value>(text) {
         Err(_) | Ok(Value::Number(_)) => Ok(lines(text, ids)),
-        Ok(json) => Reading::of_json(&json).ok_or_else(|| {
+        Ok(json) => EffectCounts::of_json(&json).ok_or_else(|| {
             "the URL tells neither a number nor a list of ids, or of objects with event_id".into()
         }),
     }
@@ -200,19 +202,19 @@ async fn run(command: &str) -> Result<String, String> {
         .kill_on_drop(true)
         .spawn()
         .map_err(|error| format!("sh: {error}"))?;
-    let mut told = Vec::new();
+    let mut output = Vec::new();
     if let Some(stdout) = child.stdout.take() {
         let most = READ_BYTES_MAX as u64 + 1;
-        stdout.take(most).read_to_end(&mut told).await.map_err(|error| error.to_string())?;
+        stdout.take(most).read_to_end(&mut output).await.map_err(|error| error.to_string())?;
     }
-    if told.len() > READ_BYTES_MAX {
+    if output.len() > READ_BYTES_MAX {
         return Err(format!("the command told more than {} MiB", READ_BYTES_MAX >> 20));
     }
     let status = child.wait().await.map_err(|error| error.to_string())?;
     if !status.success() {
         return Err(format!("the command ended with {status}"));
     }
-    Ok(String::from_utf8_lossy(&told).into_owned())
+    Ok(String::from_utf8_lossy(&output).into_owned())
 }
 
 async fn get(url: &http::Uri) -> Result<String, String> {
@@ -234,7 +236,7 @@ fn sqlite(path: &std::path::Path, sql: &str) -> rusqlite::Result<Vec<String>> {
         path,
         OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX,
     )?;
-    database.busy_timeout(READ_WITHIN)?;
+    database.busy_timeout(READ_TIMEOUT)?;
     let mut statement = database.prepare(sql)?;
     let mut rows = statement.query([])?;
     let mut column = Vec::new();
@@ -255,8 +257,8 @@ fn sqlite(path: &std::path::Path, sql: &str) -> rusqlite::Result<Vec<String>> {
 mod tests {
     use super::*;
 
-    fn each(effects: &[(&str, u64)]) -> Reading {
-        Reading::Each(effects.iter().map(|(id, count)| ((*id).to_owned(), *count)).collect())
+    fn each(effects: &[(&str, u64)]) -> EffectCounts {
+        EffectCounts::Each(effects.iter().map(|(id, count)| ((*id).to_owned(), *count)).collect())
     }
 
     #[test]
@@ -264,7 +266,7 @@ mod tests {
         // Ids of some senders are numbers, and a ledger may hold just one.
         let ids = BTreeSet::from(["77"]);
         let read = |text: &str| lines(text, &ids);
-        assert_eq!(read("12\n"), Reading::Count(12));
+        assert_eq!(read("12\n"), EffectCounts::Count(12));
         assert_eq!(read("77\n"), each(&[("77", 1)]));
         assert_eq!(read("12\n12\n"), each(&[("12", 2)]));
         assert_eq!(read("a 5\nb\n\na 9\n"), each(&[("a", 2), ("b", 1)]));
@@ -273,8 +275,8 @@ mod tests {
 
     #[test]
     fn json_is_a_number_or_a_list_of_ids_or_of_objects_that_name_one() {
-        let read = |text: &str| told(text, &BTreeSet::new()).ok();
-        assert_eq!(read("3"), Some(Reading::Count(3)));
+        let read = |text: &str| parse_url_body(text, &BTreeSet::new()).ok();
+        assert_eq!(read("3"), Some(EffectCounts::Count(3)));
         assert_eq!(read("evt_1 50\nevt_2 50"), Some(each(&[("evt_1", 1), ("evt_2", 1)])));
         assert_eq!(read(r#"["a","b","a",7]"#), Some(each(&[("a", 2), ("b", 1), ("7", 1)])));
         assert_eq!(read(r#"[{"event_id":"a","fee":1}]"#), Some(each(&[("a", 1)])));

@@ -8,9 +8,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::super::output::{self, Failure};
-use super::fire::Heard;
 use super::judge::{Effects, Evidence, Law, Verdict};
-use super::plan::Nature;
+use super::plan::RequestKind;
+use super::requests::RequestOutcome;
 
 /// What was counted and measured.
 pub(super) struct Figures {
@@ -30,21 +30,21 @@ pub(super) struct Figures {
 
 impl Figures {
     pub(super) fn new(seed: u64, evidence: &Evidence<'_>, took: Duration) -> Self {
-        let all = || evidence.heard.iter().chain(evidence.replayed);
+        let all = || evidence.outcomes.iter().chain(evidence.replayed);
         let mut by_status = BTreeMap::new();
-        for answer in all().flat_map(|heard| &heard.tries) {
+        for answer in all().flat_map(|outcome| &outcome.tries) {
             *by_status.entry(answer.status).or_default() += 1;
         }
-        let genuine = |heard: &&Heard| heard.nature == Nature::Genuine;
+        let genuine = |outcome: &&RequestOutcome| outcome.kind == RequestKind::Genuine;
         let mut acks: Vec<Duration> = all()
             .filter(genuine)
-            .flat_map(|heard| &heard.tries)
+            .flat_map(|outcome| &outcome.tries)
             .filter(|answer| (200..300).contains(&answer.status))
             .map(|answer| answer.took)
             .collect();
         acks.sort_unstable();
-        let again = |heard: &Heard| {
-            let further = heard.tries.len() + usize::from(heard.answer.is_err());
+        let again = |outcome: &RequestOutcome| {
+            let further = outcome.tries.len() + usize::from(outcome.answer.is_err());
             further.saturating_sub(1) as u64
         };
         Self {
@@ -52,7 +52,7 @@ impl Figures {
             events: evidence.plan.genuine().count() as u64,
             requests: all().count() as u64,
             retries: all().map(again).sum(),
-            no_answer: all().filter(|heard| heard.answer.is_err()).count() as u64,
+            no_answer: all().filter(|outcome| outcome.answer.is_err()).count() as u64,
             by_status,
             ack_p50: rank(&acks, 50),
             ack_p99: rank(&acks, 99),
@@ -175,13 +175,13 @@ pub(super) fn junit(laws: &[Law], took: Duration) -> String {
         took.as_secs_f64(),
     );
     for law in laws {
-        let told = escaped(&details(law).join("\n"));
+        let text = escaped(&details(law).join("\n"));
         let inside = match law.verdict {
             Verdict::Held => String::new(),
             Verdict::Broken => {
-                format!("<failure message=\"broken {} times\">{told}</failure>", law.breaches)
+                format!("<failure message=\"broken {} times\">{text}</failure>", law.breaches)
             }
-            Verdict::NotJudged => format!("<skipped message=\"{told}\"/>"),
+            Verdict::NotJudged => format!("<skipped message=\"{text}\"/>"),
         };
         let _ = writeln!(
             xml,

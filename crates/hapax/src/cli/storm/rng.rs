@@ -2,14 +2,14 @@
 //! again. Nothing secret is made with them.
 
 /// SplitMix64: small, even, and the same on every machine.
-pub(super) struct Dice(u64);
+pub(super) struct Rng(u64);
 
-impl Dice {
+impl Rng {
     pub(super) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    pub(super) fn roll(&mut self) -> u64 {
+    pub(super) fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -19,7 +19,7 @@ impl Dice {
     pub(super) fn bytes(&mut self) -> [u8; 32] {
         let mut bytes = [0; 32];
         for part in bytes.chunks_exact_mut(8) {
-            part.copy_from_slice(&self.roll().to_be_bytes());
+            part.copy_from_slice(&self.next_u64().to_be_bytes());
         }
         bytes
     }
@@ -27,7 +27,7 @@ impl Dice {
     pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             let bound = last as u64 + 1;
-            let other = usize::try_from(self.roll() % bound).unwrap_or(last);
+            let other = usize::try_from(self.next_u64() % bound).unwrap_or(last);
             items.swap(last, other);
         }
     }

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use super::super::output::Failure;
 use super::super::sender::{self, Answer, HttpClient, NoAnswer, Sender, Signed};
-use super::plan::{Group, Nature, Plan};
+use super::plan::{Group, Plan, RequestKind};
 
 /// How often a request is tried where each answer asks to come again.
 const TRIES_MAX: usize = 8;
@@ -25,11 +25,11 @@ const SIGNED_FOR: i64 = 60;
 
 /// What became of one request.
 #[derive(Debug)]
-pub(super) struct Heard {
+pub(super) struct RequestOutcome {
     /// Its event's place in the plan.
     pub(super) event: usize,
     /// As what it was sent.
-    pub(super) nature: Nature,
+    pub(super) kind: RequestKind,
     /// The last answer, or why there was none.
     pub(super) answer: Result<Answer, NoAnswer>,
     /// Every answer on the way, the last one included.
@@ -44,13 +44,13 @@ pub(super) struct Try {
 }
 
 /// The sending side of a storm.
-pub(super) struct Fire {
+pub(super) struct RequestSender {
     sender: Arc<Sender>,
     client: HttpClient,
     slots: Arc<Semaphore>,
 }
 
-impl Fire {
+impl RequestSender {
     pub(super) fn new(sender: Arc<Sender>, concurrency: u64) -> Self {
         let slots = usize::try_from(concurrency).unwrap_or(1);
         Self { sender, client: sender::client(), slots: Arc::new(Semaphore::new(slots)) }
@@ -62,19 +62,19 @@ impl Fire {
         plan: &Plan,
         groups: &[Group],
         bar: &ProgressBar,
-    ) -> Result<Vec<Heard>, Failure> {
-        let mut heard = Vec::new();
+    ) -> Result<Vec<RequestOutcome>, Failure> {
+        let mut outcomes = Vec::new();
         let mut running = JoinSet::new();
-        let mut signed: HashMap<(usize, Nature), (Timestamp, Arc<Signed>)> = HashMap::new();
+        let mut signed: HashMap<(usize, RequestKind), (Timestamp, Arc<Signed>)> = HashMap::new();
         for group in groups {
             let copies = u32::try_from(group.copies).unwrap_or(u32::MAX);
             let closed = |_| Failure::unreachable("the storm was broken off");
             let mut slots =
                 Arc::clone(&self.slots).acquire_many_owned(copies).await.map_err(closed)?;
             while let Some(joined) = running.try_join_next() {
-                heard.push(joined.map_err(broke_down)?);
+                outcomes.push(joined.map_err(task_failed)?);
             }
-            if is_shut(&heard) {
+            if nothing_connected(&outcomes) {
                 break;
             }
             let request = self.signed(plan, group, &mut signed)?;
@@ -82,21 +82,21 @@ impl Fire {
                 let slot = slots.split(1);
                 let (sender, client) = (Arc::clone(&self.sender), self.client.clone());
                 let (request, bar, event) = (Arc::clone(&request), bar.clone(), group.event);
-                let nature = group.nature;
+                let kind = group.kind;
                 running.spawn(async move {
-                    let (answer, tries) = deliver(&sender, &client, &request, nature).await;
+                    let (answer, tries) = deliver(&sender, &client, &request, kind).await;
                     bar.inc(1);
                     drop(slot);
-                    Heard { event, nature, answer, tries }
+                    RequestOutcome { event, kind, answer, tries }
                 });
             }
         }
         while let Some(joined) = running.join_next().await {
-            heard.push(joined.map_err(broke_down)?);
+            outcomes.push(joined.map_err(task_failed)?);
         }
         // By event and not by who was answered first: what is told of equal runs is equal.
-        heard.sort_by_key(|heard| heard.event);
-        Ok(heard)
+        outcomes.sort_by_key(|outcome| outcome.event);
+        Ok(outcomes)
     }
 
     /// All copies of an event are the same bytes with the same signature, as long as that is fresh.
@@ -104,30 +104,30 @@ impl Fire {
         &self,
         plan: &Plan,
         group: &Group,
-        known: &mut HashMap<(usize, Nature), (Timestamp, Arc<Signed>)>,
+        known: &mut HashMap<(usize, RequestKind), (Timestamp, Arc<Signed>)>,
     ) -> Result<Arc<Signed>, Failure> {
         let now = Timestamp::now();
-        if let Some((at, signed)) = known.get(&(group.event, group.nature))
+        if let Some((at, signed)) = known.get(&(group.event, group.kind))
             && now.as_second() - at.as_second() < SIGNED_FOR
         {
             return Ok(Arc::clone(signed));
         }
         let event = &plan.events[group.event];
-        let request = plan.request(&self.sender, event, group.nature, now)?;
+        let request = plan.request(&self.sender, event, group.kind, now)?;
         let signed = Arc::new(Signed { event_id: event.event_id.clone(), request });
-        known.insert((group.event, group.nature), (now, Arc::clone(&signed)));
+        known.insert((group.event, group.kind), (now, Arc::clone(&signed)));
         Ok(signed)
     }
 }
 
 /// An endpoint to which not one connection could be made is a failure and no verdict; one that goes
 /// away later is something that was heard.
-pub(super) fn reached(heard: Vec<Heard>) -> Result<Vec<Heard>, Failure> {
-    match heard.first().map(|first| &first.answer) {
-        Some(Err(NoAnswer::CannotConnect(why))) if is_shut(&heard) => {
+pub(super) fn check_reached(outcomes: Vec<RequestOutcome>) -> Result<Vec<RequestOutcome>, Failure> {
+    match outcomes.first().map(|first| &first.answer) {
+        Some(Err(NoAnswer::CannotConnect(why))) if nothing_connected(&outcomes) => {
             Err(Failure::unreachable(format!("cannot connect: {why}")))
         }
-        Some(_) | None => Ok(heard),
+        Some(_) | None => Ok(outcomes),
     }
 }
 
@@ -135,7 +135,7 @@ async fn deliver(
     sender: &Sender,
     client: &HttpClient,
     request: &Arc<Signed>,
-    nature: Nature,
+    kind: RequestKind,
 ) -> (Result<Answer, NoAnswer>, Vec<Try>) {
     let mut tries = Vec::new();
     loop {
@@ -143,7 +143,7 @@ async fn deliver(
         let answer = sender.post(client, request).await;
         let Ok(said) = &answer else { return (answer, tries) };
         tries.push(Try { status: said.status, took: started.elapsed() });
-        match come_again(nature, said) {
+        match retry_delay(kind, said) {
             Some(wait) if tries.len() < TRIES_MAX => tokio::time::sleep(wait).await,
             Some(_) | None => return (answer, tries),
         }
@@ -152,21 +152,23 @@ async fn deliver(
 
 /// After how long the endpoint wants this again, if it does. To what is to be refused a 4xx is an
 /// answer, whatever else it says.
-fn come_again(nature: Nature, answer: &Answer) -> Option<Duration> {
-    let asks = match nature {
-        Nature::Genuine => matches!(answer.status, 409 | 425 | 429 | 503),
-        Nature::Stale | Nature::WrongSecret | Nature::ChangedBody | Nature::Unsigned => {
-            answer.status == 503
-        }
+fn retry_delay(kind: RequestKind, answer: &Answer) -> Option<Duration> {
+    let asks = match kind {
+        RequestKind::Genuine => matches!(answer.status, 409 | 425 | 429 | 503),
+        RequestKind::Stale
+        | RequestKind::WrongSecret
+        | RequestKind::ChangedBody
+        | RequestKind::Unsigned => answer.status == 503,
     };
     answer.retry_after.filter(|_| asks).map(|wait| wait.min(RETRY_AFTER_MAX))
 }
 
-fn is_shut(heard: &[Heard]) -> bool {
-    let cannot = |heard: &Heard| matches!(heard.answer, Err(NoAnswer::CannotConnect(_)));
-    !heard.is_empty() && heard.iter().all(cannot)
+fn nothing_connected(outcomes: &[RequestOutcome]) -> bool {
+    let cannot =
+        |outcome: &RequestOutcome| matches!(outcome.answer, Err(NoAnswer::CannotConnect(_)));
+    !outcomes.is_empty() && outcomes.iter().all(cannot)
 }
 
-fn broke_down(error: tokio::task::JoinError) -> Failure {
+fn task_failed(error: tokio::task::JoinError) -> Failure {
     Failure::unreachable(format!("a request broke down: {error}"))
 }
