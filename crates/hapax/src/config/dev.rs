@@ -3,18 +3,20 @@
 //! That one is random, kept in the data dir, and survives restarts. Loopback only: what one file
 //! holds for all senders is no secret to put on the Internet.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hapax_core::secret::ActiveSecret;
+use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
 use hapax_core::{Source, presets};
 
 use super::handlers::Mode;
 use super::problem::{InvalidSetting, Origin};
+use super::reader::ConfigReader;
+use super::secret_file;
 use super::secret_file::SecretKind;
+use super::settings::Settings;
 use super::sources::{ConfiguredSource, keep_keys, unverified_limit_default};
-use super::{ConfigReader, Settings, secret_file};
 use crate::signing;
 
 /// What dev mode has beside ordinary settings.
@@ -25,7 +27,17 @@ pub(crate) struct DevMode {
 }
 
 /// The name of the file in the data dir.
-pub(crate) const SECRET_FILE: &str = "dev-secret";
+const SECRET_FILE: &str = "dev-secret";
+
+/// Whether a secret is a dev secret, from which each sender's own is derived.
+pub(crate) fn is_dev_secret(secret: &Secret) -> bool {
+    SecretKind::DevSecret.has_form_of(secret)
+}
+
+/// The dev secret of a server that ran with this data dir before, if there is one.
+pub(crate) fn dev_secret(data_dir: &Path) -> Option<Secret> {
+    secret_file::read(&data_dir.join(SECRET_FILE), SecretKind::DevSecret).ok()
+}
 
 impl ConfigReader<'_> {
     /// Makes the sources of dev mode, and the secret if it is not there yet.

@@ -20,9 +20,9 @@ use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
 use http::Uri;
 
-use super::ConfigReader;
 use super::document::{Entry, Section};
 use super::problem::{InvalidSetting, Origin};
+use super::reader::ConfigReader;
 use super::units;
 
 /// When a sender is answered.
@@ -517,7 +517,8 @@ pub(super) fn count(text: &str, most: usize, example: usize) -> Result<usize, In
 mod tests {
     use hapax_core::Timestamp;
 
-    use super::super::{Config, Environment, Flags, load_in};
+    use super::super::reader::{Environment, load_in};
+    use super::super::{Config, Flags};
     use hapax_core::order::{Gaps, Machine, OnGap, OrderPolicy, OrderRule};
 
     use super::*;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use hapax_core::handler::Order;
 use hapax_core::order::{Gaps, Machine, MachineError, OnGap, OrderPolicy, OrderRule};
 
-use super::ConfigReader;
 use super::document::Section;
 use super::handlers::count;
 use super::problem::InvalidSetting;
+use super::reader::ConfigReader;
 use super::units;
 
 pub(super) const KEYS: [&str; 9] =

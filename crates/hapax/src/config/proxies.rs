@@ -15,7 +15,9 @@ use http::{HeaderName, StatusCode};
 
 use super::document::{Entry, Section};
 use super::problem::InvalidSetting;
-use super::{ConfigReader, Settings, units};
+use super::reader::ConfigReader;
+use super::settings::Settings;
+use super::units;
 
 /// One proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,9 +6,9 @@ use hapax_core::handler::{Refetch, RefetchError, RefetchUrl};
 use hapax_core::secret::Secret;
 use http::{HeaderName, HeaderValue};
 
-use super::ConfigReader;
 use super::document::Section;
 use super::problem::{InvalidSetting, Origin};
+use super::reader::ConfigReader;
 use super::units;
 
 pub(super) const KEYS: [&str; 4] = ["url", "headers", "timeout", "max_body"];

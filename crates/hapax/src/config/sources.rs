@@ -16,8 +16,9 @@ use hapax_engine::Rate;
 use super::document::{Entry, Section};
 use super::handlers::Mode;
 use super::problem::InvalidSetting;
+use super::reader::ConfigReader;
+use super::settings::{KEEP_DEFAULT, Settings};
 use super::units::{self, Keep};
-use super::{ConfigReader, KEEP_DEFAULT, Settings};
 
 /// One (tenant, source) pair, ready to answer.
 #[derive(Debug)]

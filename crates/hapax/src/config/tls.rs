@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use hapax_engine::tls::{Certificate, TlsError};
 
-use super::ConfigReader;
 use super::document::{Entry, Section};
 use super::problem::InvalidSetting;
+use super::reader::ConfigReader;
 
 impl ConfigReader<'_> {
     /// Reads `[tls]`, where there is one.

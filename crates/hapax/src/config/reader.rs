@@ -1,0 +1,176 @@
+//! Reads a whole configuration: finds the file, walks its sections and collects every problem.
+
+use std::path::{Path, PathBuf};
+
+use hapax_core::Timestamp;
+use hapax_core::handler::Dialect;
+use hapax_core::secret::Secret;
+
+use super::document::{self, Section};
+use super::overrides::Flags;
+use super::problem::{ConfigErrors, ConfigProblems, InvalidSetting};
+use super::secrets;
+use super::settings::Settings;
+use super::{Config, DEFAULT_PATH};
+
+/// What a configuration is read from beside its file: passed in, so that tests have their own.
+pub(crate) struct Environment<'w> {
+    /// Looks up an environment variable.
+    pub(crate) env: &'w dyn Fn(&str) -> Option<String>,
+    /// Tells secrets that have ended from those that have not.
+    pub(crate) now: Timestamp,
+    /// Whether nothing may be written: then dev mode has no sources.
+    pub(crate) read_only: bool,
+}
+
+impl Environment<'static> {
+    /// The one around this process.
+    pub(super) fn real(read_only: bool) -> Self {
+        Self { env: &|name| std::env::var(name).ok(), now: Timestamp::now(), read_only }
+    }
+}
+
+pub(super) const ROOT_KEYS: [&str; 22] = [
+    "listen",
+    "admin_listen",
+    "admin_open",
+    "public_url",
+    "trusted_proxies",
+    "data_dir",
+    "database_url",
+    "handlers_database_url",
+    "redis_url",
+    "roles",
+    "max_body",
+    "max_connections",
+    "header_timeout",
+    "body_timeout",
+    "drain",
+    "log",
+    "tls",
+    "tokens",
+    "retention",
+    "alerts",
+    "sources",
+    "proxies",
+];
+const ROOT_LATER: [&str; 1] = ["outbound"];
+
+/// What a load has found so far.
+pub(super) struct ConfigReader<'w> {
+    pub(super) environment: &'w Environment<'w>,
+    /// The file, to find lines inside its values.
+    pub(super) text: &'w str,
+    /// In which the SQL of handlers is read.
+    pub(super) dialect: Dialect,
+    pub(super) problems: ConfigProblems,
+    pub(super) watched: Vec<PathBuf>,
+    pub(super) warnings: Vec<String>,
+}
+
+pub(super) fn load_in(
+    flags: &Flags,
+    environment: &Environment<'_>,
+) -> Result<Config, ConfigErrors> {
+    let (file, text) = find_file(flags, environment)?;
+    let mut reader = ConfigReader::new(environment, &text);
+    reader.watched.extend(file.clone());
+    let config = reader.config(flags, file.as_deref(), &text);
+    match config {
+        Some(config) if reader.problems.is_empty() => Ok(config),
+        Some(_) | None => Err(reader.problems.into_errors(file.as_deref(), &text)),
+    }
+}
+
+/// A named file must be there; the default one may be missing, and then it is dev mode.
+pub(super) fn find_file(
+    flags: &Flags,
+    environment: &Environment<'_>,
+) -> Result<(Option<PathBuf>, String), ConfigErrors> {
+    let from_env = || (environment.env)("HAPAX_CONFIG").filter(|path| !path.is_empty());
+    let named = flags.config.clone().or_else(|| from_env().map(PathBuf::from));
+    let is_named = named.is_some();
+    let path = named.unwrap_or_else(|| PathBuf::from(DEFAULT_PATH));
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok((Some(path), text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_named => {
+            Ok((None, String::new()))
+        }
+        Err(error) => Err(ConfigErrors::whole(
+            Some(&path),
+            InvalidSetting::new(
+                format!("cannot read the config file: {error}"),
+                "name a file with --config, or write one with `hapax init`",
+            ),
+        )),
+    }
+}
+
+impl<'w> ConfigReader<'w> {
+    pub(super) fn new(environment: &'w Environment<'w>, text: &'w str) -> Self {
+        Self {
+            environment,
+            text,
+            dialect: Dialect::Sqlite,
+            problems: ConfigProblems::default(),
+            watched: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+}
+
+impl ConfigReader<'_> {
+    /// `None` only where the file is not TOML at all; otherwise whatever could be read, which counts
+    /// only if there were no problems.
+    fn config(&mut self, flags: &Flags, file: Option<&Path>, text: &str) -> Option<Config> {
+        let document = document::parse(text, &mut self.problems)?;
+        let root = Section::root(&document);
+        root.expect(&ROOT_KEYS, &ROOT_LATER, &mut self.problems);
+
+        let mut settings = Settings::default();
+        self.apply_file(&root, &mut settings);
+        self.apply_overrides(flags, &mut settings, |_| true);
+        // Also where the URL is wrong: that is one error, and not one for each statement as well.
+        if self.set_at(&root, flags, "database_url").is_some() {
+            self.dialect = Dialect::Postgres;
+        }
+        self.check_sqlite_settings(&root, flags, &settings);
+        self.check_roles(&root, flags, &settings);
+        let tokens = self.tokens(&root);
+        let tls = self.tls(&root);
+        self.check_admin_access(&root, flags, &settings, &tokens);
+
+        let (sources, dev) = match file {
+            Some(_) => (self.sources(&root, &settings), None),
+            None => self.dev_mode(&mut settings),
+        };
+        let proxies = self.proxies(&root, &settings);
+        if file.is_some() {
+            self.check_claim_tokens(&tokens, &sources);
+        }
+        let own_token = file.and_then(|_| self.own_token(&settings, &tokens));
+        self.watched.sort();
+        self.watched.dedup();
+        Some(Config {
+            settings,
+            tls,
+            tokens,
+            own_token,
+            sources,
+            proxies,
+            dev,
+            file: file.map(Path::to_owned),
+            warnings: std::mem::take(&mut self.warnings),
+            flags: flags.clone(),
+            watched: std::mem::take(&mut self.watched),
+        })
+    }
+
+    /// Reads a secret and remembers its file.
+    pub(super) fn secret(&mut self, entry: &document::Entry<'_>) -> Option<Secret> {
+        let env = self.environment.env;
+        let resolved = entry.parse(|text| secrets::resolve(text, env), &mut self.problems)?;
+        self.watched.extend(resolved.file);
+        Some(resolved.secret)
+    }
+}

@@ -1,0 +1,217 @@
+//! The configuration as a whole: the default file, precedence, sources, proxies and reloads.
+
+use std::time::Duration;
+
+use hapax_core::Timestamp;
+use hapax_core::secret::Secret;
+
+use super::overrides::OVERRIDABLE;
+use super::reader::{Environment, ROOT_KEYS, load_in};
+use super::shared::Roles;
+use super::*;
+
+fn load_text(text: &str, env: &dyn Fn(&str) -> Option<String>, flags: Flags) -> Config {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("hapax.toml");
+    std::fs::write(&file, text).unwrap();
+    let environment = Environment { env, now: Timestamp::UNIX_EPOCH, read_only: true };
+    load_in(&Flags { config: Some(file), ..flags }, &environment).unwrap()
+}
+
+#[test]
+fn the_file_that_init_writes_spells_out_the_built_in_defaults() {
+    let config = load_text(DEFAULT_TOML, &|_| None, Flags::default());
+    assert_eq!(config.settings, Settings::default());
+    assert!(config.sources.is_empty() && config.tokens.is_empty() && config.tls.is_none());
+    assert!(config.proxies.is_empty());
+}
+
+#[test]
+fn every_key_is_explained_in_the_file_that_init_writes() {
+    let is_there = |key: &str| {
+        DEFAULT_TOML.lines().any(|line| {
+            let line = line.trim_start_matches("# ");
+            line.starts_with(&format!("{key} =")) || line.starts_with(&format!("[{key}"))
+        })
+    };
+    let nested = ["format", "level", "keys", "events", "cert", "key", "value", "allow"];
+    let nested = nested.into_iter().chain(alerts::KEYS).chain(proxies::KEYS);
+    for key in ROOT_KEYS.into_iter().chain(nested).chain(sources::all_keys().copied()) {
+        let is_table = ["tenants", "scheme", "handlers", "order", "refetch"].contains(&key);
+        assert!(is_there(key) || is_table, "{key}");
+    }
+    for (_, variable, _) in OVERRIDABLE {
+        assert!(DEFAULT_TOML.contains(variable), "{variable}");
+    }
+}
+
+#[test]
+fn every_example_in_the_file_that_init_writes_is_valid_once_uncommented() {
+    // The second event_id is the alternative to the first; a table holds one of them.
+    let text: String = DEFAULT_TOML
+        .lines()
+        .filter(|line| !line.contains("hash =") && !line.contains("tenant_from ="))
+        // Instead of `sql`.
+        .filter(|line| !line.contains("sql_file ="))
+        // Stripe takes none, and a header that names the caller has nothing to verify.
+        .filter(|line| !line.contains("params =") && !line.contains("jwks ="))
+        .filter(|line| !line.contains("cert =") && !line.contains("key =") && *line != "# [tls]")
+        .map(|line| match line.strip_prefix("# ") {
+            Some(code) if is_header(code) || is_assignment(code) => format!("{code}\n"),
+            Some(_) | None => format!("{line}\n"),
+        })
+        .collect();
+    let text = text
+        .replace("file:/run/secrets/legacy", "env:LEGACY")
+        .replace("provider = \"stripe\"", "provider = \"custom\"")
+        .replace(
+            "[sources.legacy]",
+            "[sources.stripe.scheme]\nheader = \"x-signature\"\n[sources.legacy]",
+        );
+    let known =
+        ["STRIPE_SECRET", "ACME_STRIPE_SECRET", "LEGACY", "ID", "HAPAX_OPS_TOKEN", "API_AUTH"];
+    let env = |name: &str| match name {
+        "HOOK_SECRET" => Some("whsec_c2VjcmV0".to_owned()),
+        name => known.contains(&name).then(|| format!("value of {name}")),
+    };
+    let config = load_text(&text, &env, Flags::default());
+    assert_eq!((config.sources.len(), config.tokens.len()), (3, 1), "{text}");
+    assert_eq!(config.proxies.len(), 1, "{text}");
+    let handlers: Vec<_> = config.sources.iter().map(|it| it.handlers.len()).collect();
+    assert_eq!(handlers, [0, 3, 3], "{text}");
+}
+
+fn is_header(line: &str) -> bool {
+    line.starts_with('[') && line.ends_with(']') && !line.contains(':')
+}
+
+fn is_assignment(line: &str) -> bool {
+    let key = line.split(" = ").next().unwrap_or_default();
+    line.contains(" = ") && key.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+}
+
+#[test]
+fn flags_beat_the_environment_which_beats_the_file_which_beats_the_defaults() {
+    let text = "listen = \"127.0.0.1:1\"\nadmin_listen = \"127.0.0.1:2\"\ndrain = \"3s\"";
+    let env = |name: &str| match name {
+        "HAPAX_LISTEN" => Some("127.0.0.1:11".to_owned()),
+        "HAPAX_ADMIN_LISTEN" => Some("127.0.0.1:12".to_owned()),
+        "HAPAX_DRAIN" => Some(String::new()),
+        "HAPAX_LOG" => Some("debug".to_owned()),
+        _other => None,
+    };
+    let flags = Flags { listen: Some("127.0.0.1:21".to_owned()), ..Flags::default() };
+    let settings = load_text(text, &env, flags).settings;
+    assert_eq!(settings.listen.port(), 21);
+    assert_eq!(settings.admin_listen.port(), 12);
+    assert_eq!(settings.drain, Duration::from_secs(3));
+    assert_eq!(settings.log.level, "debug");
+    assert_eq!(settings.max_body_bytes, 1 << 20);
+}
+
+#[test]
+fn each_alert_can_be_set_and_switched_off() {
+    let off: String = alerts::KEYS.map(|key| format!("{key} = \"off\"\n")).concat();
+    let read = |text: &str| {
+        load_text(&format!("[alerts]\n{text}"), &|_| None, Flags::default()).settings.alerts
+    };
+    let none = Alerts {
+        duplicate_spike: None,
+        failed_verifications: None,
+        oldest_job: None,
+        dead_letters: None,
+        silence: None,
+        secret_expiry: None,
+        clock_skew: None,
+        log_growth: None,
+        statements: false,
+        store: false,
+    };
+    assert_eq!(read(&off), none);
+    let set = read("duplicate_spike = \"5\"\nsilence = \"2d\"\nlog_growth = 1000");
+    let two_days = Duration::from_secs(2 * 86_400);
+    assert_eq!((set.duplicate_spike, set.silence), (Some(5), Some(two_days)));
+    assert_eq!((set.log_growth, set.store), (Some(1_000), true));
+}
+
+#[test]
+fn what_nodes_share_is_read_and_kept_out_of_debug_output() {
+    // The password comes by flag, by variable and by a variable that the file names.
+    let env = |name: &str| match name {
+        "HAPAX_REDIS_URL" => Some("redis://:hunter2@cache/0".to_owned()),
+        "HAPAX_ROLES" => Some("worker, admin".to_owned()),
+        "URL" => Some("postgres://u:hunter2@filed/db".to_owned()),
+        _other => None,
+    };
+    let text = "database_url = \"env:URL\"\nroles = [\"ingress\"]";
+    let config = load_text(text, &env, Flags::default());
+    let url = config.settings.database_url.as_ref().map(ServiceUrl::expose);
+    assert_eq!(url, Some("postgres://u:hunter2@filed/db"));
+    assert_eq!(config.settings.roles, Roles::parse(["admin", "worker"]).unwrap());
+    assert!(!format!("{config:?}").contains("hunter2"));
+    let flag = Secret::new("postgres://u:hunter2@flagged/db");
+    let flags = Flags { database_url: Some(flag), ..Flags::default() };
+    let flagged = load_text(text, &env, flags);
+    let shown = format!("{flagged:?}");
+    assert!(shown.contains("flagged/db") && !shown.contains("hunter2"), "{shown}");
+    assert_eq!(config.needs_restart(&flagged), ["database_url"]);
+}
+
+#[test]
+fn only_declared_pairs_answer_and_each_on_its_own_path() {
+    let text = r#"
+        [sources.a]
+        provider = "custom"
+        event_id = "/id"
+        scheme = { header = "x-signature" }
+        [sources.a.tenants.acme]
+        secrets = ["one"]
+        [sources.a.tenants.zeta]
+        secrets = ["two", { value = "three", until = 2026-12-01T00:00:00Z }]
+        [sources.b]
+        provider = "custom"
+        event_id = "/id"
+        scheme = { header = "x-signature" }
+        secrets = ["four"]
+        [sources.b.tenants.acme]
+        secrets = ["five"]
+    "#;
+    let config = load_text(text, &|_| None, Flags::default());
+    let paths: Vec<_> = config.sources.iter().map(|source| source.path.as_str()).collect();
+    assert_eq!(paths, ["/webhooks/acme/a", "/webhooks/zeta/a", "/webhooks/b", "/webhooks/acme/b"]);
+}
+
+#[test]
+fn a_proxy_has_a_default_for_all_but_where_it_stands() {
+    let text = "[proxies.api]\nlisten = \"127.0.0.1:0\"\nupstream = \"http://127.0.0.1:3000\"";
+    let config = load_text(text, &|_| None, Flags::default());
+    let [api] = &*config.proxies else { panic!("{:?}", config.proxies) };
+    let spans = (api.ttl, api.lease, api.wait).into();
+    let [ttl, lease, wait]: [Duration; 3] = spans;
+    assert_eq!((ttl.as_secs(), lease.as_secs(), wait.as_secs()), (72 * 3_600, 60, 0));
+    assert_eq!((&api.scope, api.mismatch_status.as_u16()), (&Scope::Default, 409));
+    // Told, since a token that changes between two tries would make them two requests.
+    assert!(config.warnings.iter().any(|it| it.contains("proxies.api: no `scope`")));
+}
+
+#[test]
+fn a_proxy_that_moves_comes_or_goes_waits_for_a_restart_and_new_rules_do_not() {
+    let proxy = |name: &str, port: u16, rest: &str| {
+        format!(
+            "[proxies.{name}]\nlisten = \"127.0.0.1:{port}\"\n\
+             upstream = \"http://127.0.0.1:3000\"\nscope = \"none\"\n{rest}\n"
+        )
+    };
+    let load = |text: String| load_text(&text, &|_| None, Flags::default());
+    let old = load(proxy("a", 1, "") + &proxy("b", 2, "") + &proxy("c", 3, ""));
+    let new = load(proxy("a", 1, "ttl = \"1h\"") + &proxy("b", 9, "") + &proxy("d", 4, ""));
+    assert_eq!(old.needs_restart(&new), ["proxies.b.listen", "proxies.c", "proxies.d"]);
+}
+
+#[test]
+fn a_config_file_that_disappears_does_not_turn_a_reload_into_dev_mode() {
+    // load_text's directory is gone by now: what must not happen is dev mode's sources.
+    let config = load_text("", &|_| None, Flags::default());
+    let errors = config.reload().unwrap_err().to_string();
+    assert!(errors.contains("cannot read the config file"), "{errors}");
+}

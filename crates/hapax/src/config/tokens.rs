@@ -1,0 +1,223 @@
+//! `[tokens.NAME]`: who may use the admin side, and the token that a server makes for itself where the
+//! config has none.
+
+use std::path::{Path, PathBuf};
+
+use hapax_core::handler::HandlerKind;
+use hapax_core::secret::Secret;
+
+use super::Config;
+use super::document::Section;
+use super::overrides::{Flags, SetAt};
+use super::problem::{InvalidSetting, Origin};
+use super::reader::ConfigReader;
+use super::secret_file::{self, SecretKind};
+use super::settings::Settings;
+use super::shared::Role;
+use super::sources::ConfiguredSource;
+
+/// The file in the data dir that holds the token of a server whose config has none.
+pub(crate) const ADMIN_TOKEN_FILE: &str = "admin.token";
+
+/// Shorter tokens could be guessed.
+const TOKEN_CHARS_MIN: usize = 16;
+
+/// `[tokens.NAME]`.
+#[derive(Debug)]
+pub(crate) struct Token {
+    /// Recorded with every action.
+    pub(crate) name: String,
+    /// What the caller must show.
+    pub(crate) value: Secret,
+    /// What it is good for.
+    pub(crate) allow: Vec<Permission>,
+}
+
+/// What a token is good for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Permission {
+    /// Everything.
+    Admin,
+    /// Looking.
+    Read,
+    /// Looking, at what is masked for others too.
+    Payload,
+    /// Looking, replaying, approving.
+    Operate,
+    /// Publishing messages.
+    Publish,
+    /// Claiming the jobs of one handler.
+    Claim {
+        /// The source.
+        source: String,
+        /// Its handler.
+        handler: String,
+    },
+}
+
+/// The token that the server with this data dir made for itself, if it did and we may read it.
+pub(crate) fn admin_token(data_dir: &Path) -> Option<Secret> {
+    secret_file::read(&data_dir.join(ADMIN_TOKEN_FILE), SecretKind::AdminToken).ok()
+}
+
+impl Config {
+    /// Whether a server with this config keeps a token of its own in the data directory.
+    pub(crate) fn keeps_own_token(&self) -> bool {
+        self.own_token.is_some()
+    }
+
+    /// Reads the server's own token, where it needs one, and makes it at the first start: for servers
+    /// only, and once what they need is open, so that a start that fails leaves nothing behind.
+    pub(crate) fn take_own_token(&mut self) -> Result<(), InvalidSetting> {
+        let Some(file) = &self.own_token else { return Ok(()) };
+        let value = secret_file::read_or_make(file, SecretKind::AdminToken)?;
+        let (name, allow) = (ADMIN_TOKEN_FILE.to_owned(), vec![Permission::Admin]);
+        self.tokens = vec![Token { name, value, allow }];
+        Ok(())
+    }
+}
+
+impl ConfigReader<'_> {
+    pub(super) fn tokens(&mut self, root: &Section<'_>) -> Vec<Token> {
+        let mut tokens: Vec<Token> = Vec::new();
+        let Some(section) = root.get("tokens").and_then(|entry| entry.section(&mut self.problems))
+        else {
+            return tokens;
+        };
+        for entry in section.entries() {
+            let Some(token) = entry.section(&mut self.problems) else { continue };
+            token.expect(&["value", "allow"], &[], &mut self.problems);
+            let value = token.get("value");
+            let allow = token.get("allow");
+            if value.is_none() {
+                let hint = "add value = \"env:HAPAX_OPS_TOKEN\"";
+                token.report(InvalidSetting::new("has no value", hint), &mut self.problems);
+            }
+            let allow = match allow {
+                Some(allow) => allow
+                    .list(&mut self.problems)
+                    .unwrap_or_default()
+                    .iter()
+                    .filter_map(|entry| entry.parse(permission, &mut self.problems))
+                    .collect(),
+                None => {
+                    let hint = "add allow = [\"read\"], or \"operate\" or \"admin\"";
+                    token.report(InvalidSetting::new("allows nothing", hint), &mut self.problems);
+                    Vec::new()
+                }
+            };
+            let Some(value_entry) = value else { continue };
+            let Some(value) = self.secret(&value_entry) else { continue };
+            if value.expose().chars().count() < TOKEN_CHARS_MIN {
+                let invalid = InvalidSetting::new(
+                    format!("is shorter than {TOKEN_CHARS_MIN} characters, and could be guessed"),
+                    "make one with `openssl rand -hex 32`",
+                );
+                value_entry.report(invalid, &mut self.problems);
+                continue;
+            }
+            if let Some(other) = tokens.iter().find(|token| token.value == value) {
+                let invalid = InvalidSetting::new(
+                    format!("has the same value as tokens.{}", other.name),
+                    "give each token its own: actions are recorded under its name",
+                );
+                value_entry.report(invalid, &mut self.problems);
+                continue;
+            }
+            tokens.push(Token { name: entry.name().to_owned(), value, allow });
+        }
+        tokens
+    }
+
+    /// Off loopback the admin side opens to a token only, so there must be one.
+    pub(super) fn check_admin_access(
+        &mut self,
+        root: &Section<'_>,
+        flags: &Flags,
+        settings: &Settings,
+        tokens: &[Token],
+    ) {
+        if settings.admin_listen.ip().is_loopback() {
+            return;
+        }
+        if settings.admin_open
+            && let Some(SetAt { origin, key }) = self.set_at(root, flags, "admin_open")
+        {
+            let invalid = InvalidSetting::new(
+                format!(
+                    "{} is not loopback: there every request needs a token",
+                    settings.admin_listen
+                ),
+                "remove admin_open, or set admin_listen to an address such as 127.0.0.1:8081",
+            );
+            self.problems.add(origin, key, invalid);
+        }
+        if !tokens.is_empty() {
+            return;
+        }
+        let invalid = InvalidSetting::new(
+            format!("{} is not loopback, and there is no token", settings.admin_listen),
+            "add [tokens.ops] with value = \"env:HAPAX_OPS_TOKEN\" and allow = [\"admin\"], \
+             or listen on 127.0.0.1",
+        );
+        let given = self.set_at(root, flags, "admin_listen");
+        let SetAt { origin, key } =
+            given.unwrap_or(SetAt { origin: Origin::Whole, key: "admin_listen" });
+        self.problems.add(origin, key, invalid);
+    }
+
+    /// The file of the token that a server with no other makes for itself.
+    pub(super) fn own_token(&mut self, settings: &Settings, tokens: &[Token]) -> Option<PathBuf> {
+        let is_needed =
+            tokens.is_empty() && !settings.admin_open && settings.roles.has(Role::Admin);
+        let file = is_needed.then(|| settings.data_dir.join(ADMIN_TOKEN_FILE));
+        self.watched.extend(file.clone());
+        file
+    }
+
+    /// A worker with a token for a handler that is not there finds out by being refused, long after.
+    pub(super) fn check_claim_tokens(&mut self, tokens: &[Token], sources: &[ConfiguredSource]) {
+        for token in tokens {
+            for permission in &token.allow {
+                let Permission::Claim { source, handler } = permission else { continue };
+                if !is_pulled(sources, source, handler) {
+                    self.warnings.push(format!(
+                        "[tokens.{}]: claim:{source}/{handler} is for a handler that is not there, \
+                         or is not pulled",
+                        token.name
+                    ));
+                }
+            }
+        }
+    }
+}
+
+/// Whether workers could claim jobs by that name.
+fn is_pulled(sources: &[ConfiguredSource], source: &str, handler: &str) -> bool {
+    let of_source = sources.iter().filter(|one| one.source.name().as_str() == source);
+    of_source
+        .flat_map(|one| &one.handlers)
+        .any(|one| one.name.as_str() == handler && matches!(one.kind, HandlerKind::Pull))
+}
+
+fn permission(text: &str) -> Result<Permission, InvalidSetting> {
+    match text {
+        "admin" => return Ok(Permission::Admin),
+        "read" => return Ok(Permission::Read),
+        "payload" => return Ok(Permission::Payload),
+        "operate" => return Ok(Permission::Operate),
+        "publish" => return Ok(Permission::Publish),
+        _claim_or_unknown => {}
+    }
+    let claim = text.strip_prefix("claim:").and_then(|claim| claim.split_once('/'));
+    match claim {
+        Some((source, handler)) if !source.is_empty() && !handler.is_empty() => {
+            Ok(Permission::Claim { source: source.to_owned(), handler: handler.to_owned() })
+        }
+        Some(_) | None => Err(InvalidSetting::new(
+            format!("\"{text}\" is not something a token can allow"),
+            "write \"admin\", \"read\", \"payload\", \"operate\", \"publish\" or \
+             \"claim:SOURCE/HANDLER\"",
+        )),
+    }
+}
