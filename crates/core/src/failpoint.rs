@@ -93,9 +93,12 @@ impl Armed {
     }
 }
 
-/// The whole process stands still from here on; this returns when it was let go on.
+/// Stops the whole process; this returns when the process was let go on. The signal is sent to this thread:
+/// another thread might handle it only after this one has gone on.
 fn stop() {
-    let stopped = Command::new("sh").args(["-c", "kill -STOP $PPID"]).status();
+    let own = std::fs::read_link("/proc/thread-self").expect("there is a /proc");
+    let thread = own.file_name().and_then(|name| name.to_str()).expect("it ends in a number");
+    let stopped = Command::new("sh").args(["-c", &format!("kill -STOP {thread}")]).status();
     assert!(stopped.is_ok_and(|status| status.success()), "there is a shell to stop us");
 }
 
