@@ -183,9 +183,9 @@ impl Lane {
         claim: &Claim,
         now: Timestamp,
     ) -> Result<Option<Arc<str>>, Outcome> {
-        match &self.current {
-            Some(current) => current.fetch(claim, now).await.map(Some),
-            None => Ok(None),
-        }
+        let Some(current) = &self.current else { return Ok(None) };
+        let fetched = current.fetch(claim, now).await?;
+        failpoint!("refetch.after_answer");
+        Ok(Some(fetched))
     }
 }

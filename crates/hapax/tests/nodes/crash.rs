@@ -203,7 +203,7 @@ fn a_node_stopped_between_two_statements_and_let_go_on_later_doubles_nothing() {
         let senders = Senders::to([&cut, &other]);
         let more = senders.send(4, events..events + EVENTS, || {
             let what = format!("it stands still at {point}");
-            let more = more_until(&cut, events + EVENTS, &what, || stands_still(cut.pid()));
+            let more = more_until(&cut, events + EVENTS, &what, || cut.stands_still());
             let since = Instant::now();
             until("its leases are over", || {
                 std::thread::park_timeout(Duration::from_millis(20));
@@ -221,12 +221,6 @@ fn a_node_stopped_between_two_statements_and_let_go_on_later_doubles_nothing() {
         other.stop();
         database.is_once_each(events);
     }
-}
-
-/// Whether a process is stopped, by the word after its name, which may hold anything.
-fn stands_still(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
 }
 
 #[test]

@@ -316,6 +316,12 @@ impl Server {
         assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
     }
 
+    /// Whether it is stopped (SIGSTOP), by the word after its name, which may hold anything.
+    pub(crate) fn stands_still(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    }
+
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

@@ -3,11 +3,12 @@
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 use crate::support::app::App;
 use crate::support::ledger::Ledger;
-use crate::support::{House, Sender, Server, until};
+use crate::support::nodes::Database;
+use crate::support::{FOREVER, House, Sender, Server, Wire, post, until};
 use serde_json::{Value, json};
 
 const SECRET: &str = "whsec_work";
@@ -69,25 +70,31 @@ fn serve(
 }
 
 fn house(api: &Api, way: &str) -> House {
-    House::new(&format!(
+    House::new(&config(api, way)).env("API_AUTH", API_AUTH)
+}
+
+fn config(api: &Api, way: &str) -> String {
+    format!(
         "[sources.stripe]\nprovider = \"stripe\"\nsecrets = [\"{SECRET}\"]\n\
          [sources.stripe.handlers.state]\n{way}\nretry = [\"0s\", \"10ms\", \"10ms\", \"10ms\"]\n\
          [sources.stripe.handlers.state.order]\nresource = \"/data/object/id\"\nby = \"/created\"\n\
          [sources.stripe.handlers.state.refetch]\n\
          url = \"http://{}/payouts/{{resource}}\"\nheaders = {{ authorization = \"env:API_AUTH\" }}\n",
         api.address
-    ))
-    .env("API_AUTH", API_AUTH)
+    )
 }
 
 /// A payout that was pending when its event was made.
 fn send(server: &Server, event_id: &str, payout: &str, created: i64) {
+    server.ask(request(event_id, payout, created)).is("accepted");
+}
+
+fn request(event_id: &str, payout: &str, created: i64) -> Vec<u8> {
     let body = json!({
         "id": event_id, "object": "event", "type": "payout.updated", "created": created,
         "data": { "object": { "id": payout, "status": "pending" } },
     });
-    let request = Sender::stripe(SECRET).request(body.to_string()).bytes();
-    server.ask(request).is("accepted");
+    Sender::stripe(SECRET).request(body.to_string()).bytes()
 }
 
 #[track_caller]
@@ -201,4 +208,223 @@ fn a_pull_worker_gets_the_object_beside_the_event_and_nothing_where_it_cannot_be
     assert_eq!(done.status, 200, "{done:?}");
     let event = until_status(&server, "evt_1", "processed");
     assert_eq!(event["jobs"][0]["attempts"][0]["error"], "refetch: HTTP 404", "{event}");
+}
+
+/// An object that changes, told by an API whose first answer can be held back.
+struct Object {
+    state: Arc<(Mutex<State>, Condvar)>,
+    api: Api,
+}
+
+struct State {
+    version: usize,
+    held: bool,
+}
+
+impl Object {
+    /// Its answers are held back until it is let go on, if so wanted.
+    fn new(held: bool) -> Self {
+        let state = Arc::new((Mutex::new(State { version: 1, held }), Condvar::new()));
+        let told = Arc::clone(&state);
+        let api = Api::new(move |_, _| {
+            let state = told.0.lock().unwrap();
+            // What an API has read from its database before it was held back is what it says later.
+            let version = state.version;
+            let _go = told.1.wait_timeout_while(state, FOREVER, |state| state.held).unwrap();
+            (200, json!({ "version": version }).to_string())
+        });
+        Self { state, api }
+    }
+
+    /// The next version; whoever was held back is told the one of before.
+    fn changes(&self) {
+        let mut state = self.state.0.lock().unwrap();
+        state.version += 1;
+        state.held = false;
+        self.state.1.notify_all();
+    }
+
+    fn until_asked(&self, times: usize) {
+        until("the object is fetched", || (self.api.requests().len() >= times).then_some(()));
+    }
+}
+
+/// When a server gets its SIGKILL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Blow {
+    /// The request for the object is on its way.
+    InFlight,
+    /// At a failpoint, where the process was stopped before.
+    At(&'static str),
+}
+
+impl Blow {
+    fn start(self, house: &House) -> Server {
+        match self {
+            Self::InFlight => house.start(),
+            Self::At(point) => {
+                house.start_with(&[("HAPAX_FAILPOINTS", &format!("{point}=stop@1"))])
+            }
+        }
+    }
+
+    /// Waits for the moment, then the server dies and the object changes.
+    fn falls(self, object: &Object, server: Server) {
+        match self {
+            Self::InFlight => object.until_asked(1),
+            Self::At(point) => {
+                until(&format!("it stands still at {point}"), || {
+                    server.stands_still().then_some(())
+                });
+            }
+        }
+        server.kill();
+        object.changes();
+    }
+}
+
+const TABLE: &str = "CREATE TABLE states (event TEXT, version TEXT)";
+
+/// The server dies, and its successor has to apply the newest version once; what was committed before it
+/// died is not even fetched again.
+#[track_caller]
+fn dies_and_applies_once(
+    blow: Blow,
+    object: &Object,
+    house: &House,
+    applied: impl Fn() -> Vec<String>,
+) {
+    let server = dies_with_an_event(blow, object, house);
+    until_status(&server, "evt_1", "processed");
+    let before = match blow {
+        Blow::At("worker.after_commit") => ["evt_1 1"],
+        _ => ["evt_1 2"],
+    };
+    assert_eq!(applied(), before, "{blow:?}");
+    let asked = object.api.requests().len();
+    assert_eq!(asked, if before == ["evt_1 1"] { 1 } else { 2 }, "{blow:?}");
+    // The next event finds the object as it is by then.
+    object.changes();
+    send(&server, "evt_2", "po_1", 2);
+    until_status(&server, "evt_2", "processed");
+    assert_eq!(applied(), [before[0], "evt_2 3"], "{blow:?}");
+    server.stop();
+}
+
+/// A server that dies with an event in its hands, and its successor, which got the event once more: the
+/// sender may never have had an answer.
+fn dies_with_an_event(blow: Blow, object: &Object, house: &House) -> Server {
+    let event = request("evt_1", "po_1", 1);
+    let server = blow.start(house);
+    let mut sender = server.wire();
+    sender.write(&event);
+    blow.falls(object, server);
+    let server = house.start();
+    server.ask(&event).is("duplicate");
+    server
+}
+
+const SQL_BLOWS: [Blow; 4] = [
+    Blow::InFlight,
+    Blow::At("refetch.after_answer"),
+    Blow::At("worker.before_commit"),
+    Blow::At("worker.after_commit"),
+];
+
+#[test]
+fn a_sigkill_at_any_step_of_a_refetch_applies_the_newest_object_once() {
+    for blow in SQL_BLOWS {
+        let object = Object::new(blow == Blow::InFlight);
+        let sql = "INSERT INTO states VALUES (:event_id, :current ->> '$.version')";
+        // Not the 100 ms that SQL has by itself: on a busy machine one statement may take longer.
+        let house = house(&object.api, &format!("timeout = \"10s\"\nsql = \"{sql}\""));
+        let ledger = Ledger::create(&house, TABLE);
+        dies_and_applies_once(blow, &object, &house, || {
+            let rows = ledger.counts("SELECT event || ' ' || version, 1 FROM states");
+            assert_eq!(ledger.number("SELECT count(*) FROM states") as usize, rows.len());
+            rows.into_keys().collect()
+        });
+    }
+}
+
+#[test]
+fn a_sigkill_at_any_step_of_a_refetch_applies_the_newest_object_once_on_postgresql() {
+    // The leases of a dead node have to run out there, so all of them do at the same time.
+    std::thread::scope(|scope| {
+        for blow in SQL_BLOWS {
+            scope.spawn(move || dies_on_postgresql(blow));
+        }
+    });
+}
+
+fn dies_on_postgresql(blow: Blow) {
+    let object = Object::new(blow == Blow::InFlight);
+    let database = Database::empty("refetch");
+    database.execute(TABLE);
+    let sql = "INSERT INTO states VALUES (:event_id, :current::json ->> 'version')";
+    let way = format!("timeout = \"3s\"\nlease = \"12s\"\nsql = \"{sql}\"");
+    let config = config(&object.api, &way);
+    let url = &database.url;
+    // The last table of it is `refetch`.
+    let house = House::new(&format!("database_url = \"{url}\"\n{config}timeout = \"3s\"\n"))
+        .env("API_AUTH", API_AUTH);
+    dies_and_applies_once(blow, &object, &house, || {
+        let rows = "SELECT event || ' ' || version FROM states ORDER BY event";
+        database.execute(rows).into_iter().flatten().collect()
+    });
+}
+
+#[test]
+fn a_sigkill_at_any_step_of_a_refetch_tells_an_app_the_newest_object_under_the_same_key() {
+    // What the app was called with before it is called with again: then it has the newest object, too.
+    for blow in [
+        Blow::InFlight,
+        Blow::At("refetch.after_answer"),
+        Blow::At("http.after_answer"),
+        Blow::At("http.after_settle"),
+    ] {
+        let object = Object::new(blow == Blow::InFlight);
+        let app = App::new(|_| 200);
+        let house = house(&object.api, &format!("http = \"{}\"", app.url()));
+        let server = dies_with_an_event(blow, &object, &house);
+        until_status(&server, "evt_1", "processed");
+        server.stop();
+        let (old, new) = (r#"{"version":1}"#, r#"{"version":2}"#);
+        let told: Vec<_> = app.calls().into_iter().filter_map(|call| call.current).collect();
+        let expected = match blow {
+            Blow::At("http.after_settle") => vec![old],
+            Blow::At("http.after_answer") => vec![old, new],
+            Blow::InFlight | Blow::At(_) => vec![new],
+        };
+        assert_eq!(told, expected, "{blow:?}");
+        assert_eq!(app.ledger().len(), 1, "{blow:?}: one key");
+        let fetched = if blow == Blow::At("http.after_settle") { 1 } else { 2 };
+        assert_eq!(object.api.requests().len(), fetched, "{blow:?}");
+    }
+}
+
+#[test]
+fn a_sigkill_at_any_step_of_a_refetch_gives_a_pull_worker_the_newest_object() {
+    // The object is fetched within the worker's own request, which dies with the server.
+    for blow in [Blow::InFlight, Blow::At("refetch.after_answer")] {
+        let object = Object::new(blow == Blow::InFlight);
+        let house = house(&object.api, "pull = true");
+        let server = blow.start(&house);
+        send(&server, "evt_1", "po_1", 1);
+        let ask = json!({ "source": "stripe", "handler": "state", "limit": 1, "wait": "60s" });
+        let mut worker = Wire::connect(server.admin);
+        worker.write(post(server.admin, "/api/v1/claims", &ask));
+        blow.falls(&object, server);
+        assert!(worker.try_answer().is_none(), "{blow:?}: a claim of a server that is dead");
+        let server = house.start();
+        let claimed = server.admin_post("/api/v1/claims", &ask).json();
+        let item = &claimed["items"][0];
+        assert_eq!(item["current"], json!({ "version": 2 }), "{blow:?}: {claimed}");
+        let path = format!("/api/v1/claims/{}/complete", item["job"].as_str().unwrap());
+        let done = server.admin_post(&path, &json!({ "fence": item["fence"] }));
+        assert_eq!(done.status, 200, "{blow:?}: {done:?}");
+        until_status(&server, "evt_1", "processed");
+        server.stop();
+        assert_eq!(object.api.requests().len(), 2, "{blow:?}");
+    }
 }
