@@ -39,6 +39,13 @@ pub enum StopMode {
     Immediate,
 }
 
+/// Whether commits on the primary wait for a standby.
+#[derive(Clone, Copy)]
+enum Following {
+    Synchronous,
+    Asynchronous,
+}
+
 /// What a client needs to trust a server started by [`Postgres::with_tls`].
 #[derive(Clone, Debug)]
 pub struct Tls {
@@ -293,10 +300,39 @@ impl Postgres {
     /// # Panics
     /// When it cannot be made or does not catch up.
     pub async fn standby(&self) -> Postgres {
-        match self.follow().await {
+        match self.follow(Following::Synchronous).await {
             Ok(standby) => standby,
             Err(error) => panic!("starting a standby: {error}"),
         }
+    }
+
+    /// A second server that follows this one, and that no commit here waits for.
+    ///
+    /// # Panics
+    /// When it cannot be made or does not connect.
+    pub async fn asynchronous_standby(&self) -> Postgres {
+        match self.follow(Following::Asynchronous).await {
+            Ok(standby) => standby,
+            Err(error) => panic!("starting a standby: {error}"),
+        }
+    }
+
+    /// Waits until this standby has replayed all that `primary` has committed by now, and has it receive
+    /// nothing from then on: what is committed there later, it never learns.
+    ///
+    /// # Panics
+    /// When it does not catch up, or goes on receiving.
+    pub async fn stop_following(&self, primary: &Postgres) {
+        let committed = primary.execute("SELECT pg_current_wal_lsn()").await.remove(0);
+        let committed = committed.unwrap_or_default();
+        let caught_up = format!("SELECT 1 WHERE pg_last_wal_replay_lsn() >= '{committed}'");
+        self.wait_for_row(&caught_up, "the standby does not catch up").await;
+        self.execute("ALTER SYSTEM SET primary_conninfo = ''").await;
+        self.execute("SELECT pg_reload_conf()").await;
+        let alone = "SELECT 1 WHERE NOT EXISTS (SELECT FROM pg_stat_wal_receiver)";
+        self.wait_for_row(alone, "the standby goes on receiving").await;
+        let let_go = "SELECT 1 WHERE NOT EXISTS (SELECT FROM pg_stat_replication)";
+        primary.wait_for_row(let_go, "the primary goes on sending").await;
     }
 
     /// Makes a standby the primary. Whoever was it should be dead or cut off by now.
@@ -364,7 +400,16 @@ impl Postgres {
         Ok(Postgres { postmaster, supervisor, binaries, port: launched.port, databases })
     }
 
-    async fn follow(&self) -> io::Result<Postgres> {
+    /// Waits until a query has a row.
+    async fn wait_for_row(&self, sql: &str, otherwise: &str) {
+        let deadline = Instant::now() + supervisor::ENGINE_TIMEOUT;
+        while self.execute(sql).await.is_empty() {
+            assert!(Instant::now() < deadline, "{otherwise}: {}", self.log());
+            tokio::time::sleep(supervisor::POLL).await;
+        }
+    }
+
+    async fn follow(&self, following: Following) -> io::Result<Postgres> {
         let supervisor = Supervisor::new("standby", "QUIT")?;
         let name = format!("standby_{}", self.databases.fetch_add(1, Ordering::Relaxed));
         let primary = format!("host=127.0.0.1 port={} user=postgres", self.port);
@@ -378,21 +423,20 @@ impl Postgres {
         supervisor.write(&data(&supervisor).join("standby.signal"), "")?;
         let standby = Postgres::open(supervisor, self.binaries.clone()).await?;
 
-        query(&self.url(), &format!("ALTER SYSTEM SET synchronous_standby_names = '{name}'"))
-            .await
-            .map_err(io::Error::other)?;
-        query(&self.url(), "SELECT pg_reload_conf()").await.map_err(io::Error::other)?;
-        let deadline = Instant::now() + supervisor::ENGINE_TIMEOUT;
-        let in_step = format!(
-            "SELECT 1 FROM pg_stat_replication
-             WHERE application_name = '{name}' AND sync_state = 'sync'"
-        );
-        while query(&self.url(), &in_step).await.map_err(io::Error::other)?.is_empty() {
-            if Instant::now() > deadline {
-                return Err(io::Error::other(format!("it does not keep up: {}", standby.log())));
+        let state = match following {
+            Following::Asynchronous => "async",
+            Following::Synchronous => {
+                let wait = format!("ALTER SYSTEM SET synchronous_standby_names = '{name}'");
+                self.execute(&wait).await;
+                self.execute("SELECT pg_reload_conf()").await;
+                "sync"
             }
-            tokio::time::sleep(supervisor::POLL).await;
-        }
+        };
+        let in_step = format!(
+            "SELECT 1 FROM pg_stat_replication WHERE application_name = '{name}'
+             AND state = 'streaming' AND sync_state = '{state}'"
+        );
+        self.wait_for_row(&in_step, "the standby does not keep up").await;
         Ok(standby)
     }
 }

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use crate::support::nodes::{self, Database, SECRET, Senders, wait};
-use crate::support::{House, Sender, Server, until};
-use hapax_sim::{PgBouncer, Postgres, TcpProxy, Traffic};
+use crate::support::{Answer, House, Sender, Server, until};
+use hapax_sim::{PgBouncer, Postgres, Redis, TcpProxy, Traffic};
 
 /// A handler whose leases end soon: what was lost with the database is tried again within the test.
 /// And it has more attempts than any of them needs.
@@ -136,13 +136,7 @@ fn nodes_follow_a_synchronous_standby_that_is_promoted_under_load() {
     }
     let mut database = Database::on(&primary, "followed");
     let standby = wait(primary.standby());
-    let both = format!(
-        "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/{}?target_session_attrs=read-write",
-        primary.port(),
-        standby.port(),
-        database.name()
-    );
-    let (_houses, nodes) = two(&both);
+    let (_houses, nodes) = two(&on_either(primary.port(), standby.port(), database.name()));
     const EVENTS: usize = 400;
     let senders = Senders::to(&nodes);
     senders.send(6, 0..EVENTS, || {
@@ -165,6 +159,157 @@ fn nodes_follow_a_synchronous_standby_that_is_promoted_under_load() {
     database.is_once_each(EVENTS + 1);
 }
 
+/// The URL of a database on two servers, of which the one that takes writes is wanted.
+fn on_either(one: u16, other: u16, name: &str) -> String {
+    format!(
+        "postgres://postgres@127.0.0.1:{one},127.0.0.1:{other}/{name}?target_session_attrs=read-write"
+    )
+}
+
+/// The first answer that is no request to come again.
+#[track_caller]
+fn answered(node: &Server, event: &str) -> Answer {
+    let request = Sender::stripe(SECRET).event(event);
+    until(&format!("{event} is answered"), || {
+        let answer = node.ask(&request);
+        (answer.status != 503).then_some(answer)
+    })
+}
+
+#[test]
+fn what_an_asynchronous_standby_never_got_is_new_again_once_it_is_promoted() {
+    // Events that were acked and worked on are lost with the primary, with their effects. Both nodes and
+    // Redis remember them. The sender's retry must be taken for what it is on the new primary: new.
+    const KEPT: usize = 12;
+    const EVENTS: usize = 36;
+    let primary = wait(Postgres::start());
+    if !primary.can_have_standby() {
+        return crate::support::skip(
+            "a promoted asynchronous standby",
+            "this build of PostgreSQL cannot be copied",
+        );
+    }
+    let mut database = Database::on(&primary, "lagging");
+    let standby = wait(primary.asynchronous_standby());
+    let redis = wait(Redis::start());
+    let either = on_either(primary.port(), standby.port(), database.name());
+    let keys = format!("database_url = \"{either}\"\nredis_url = \"{}\"\n", redis.url());
+    let start = || {
+        let house = House::new(&nodes::config(&keys, HANDLER));
+        let node = house.start();
+        (house, node)
+    };
+    let nodes = [start(), start()];
+    let before = Senders::to(nodes.iter().map(|(_, node)| node));
+    before.send(4, 0..KEPT, || ());
+    database.all_processed(&nodes[0].1, KEPT);
+    wait(standby.stop_following(&primary));
+    before.send(4, KEPT..EVENTS, || ());
+    before.one_id_each(EVENTS);
+    database.all_processed(&nodes[0].1, EVENTS);
+    database.is_once_each(EVENTS);
+    // Each node answers each of them from memory by now, and a node without any could ask Redis.
+    for (_, node) in &nodes {
+        for n in 0..EVENTS {
+            let copy = answered(node, &format!("evt_{n}"));
+            copy.is("duplicate");
+            before.heard(&format!("evt_{n}"), &copy);
+        }
+    }
+    before.one_id_each(EVENTS);
+    super::redis::told(&database, &redis, 0..EVENTS);
+    wait(primary.kill_postmaster());
+    // Memory counts for a second after the database was last heard from, and then no more.
+    for (_, node) in &nodes {
+        until("memory answers no more", || {
+            std::thread::park_timeout(Duration::from_millis(20));
+            (node.ask(Sender::stripe(SECRET).event("evt_0")).status == 503).then_some(())
+        });
+    }
+    wait(standby.promote());
+    database.url = standby.url_for(database.name());
+    database.is_once_each(KEPT);
+    // One more node that can remember nothing: all it could hear of the lost ones is in Redis.
+    let forgetful = start();
+    forgetful.1.stderr.wait_for("Redis answers");
+    let all = [&nodes[0].1, &nodes[1].1, &forgetful.1];
+    let after = Senders::to(all);
+    for n in 0..EVENTS {
+        let event = format!("evt_{n}");
+        for (turn, node) in all.iter().cycle().skip(n).take(all.len()).enumerate() {
+            let answer = answered(node, &event);
+            match n >= KEPT && turn == 0 {
+                true => answer.is("accepted"),
+                false => answer.is("duplicate"),
+            }
+            after.heard(&event, &answer);
+        }
+    }
+    after.one_id_each(EVENTS);
+    for n in 0..KEPT {
+        let event = format!("evt_{n}");
+        assert_eq!(after.ids_of(&event), before.ids_of(&event), "{event} was never lost");
+    }
+    database.all_processed(&nodes[0].1, EVENTS);
+    database.is_once_each(EVENTS);
+    // And copies of what is done are duplicates of the new ones, from memory and Redis again.
+    after.send(4, 0..EVENTS, || ());
+    after.one_id_each(EVENTS);
+    for (_, node) in nodes {
+        node.stderr.wait_for("another epoch");
+        node.stop();
+    }
+    forgetful.1.stop();
+    database.is_once_each(EVENTS);
+}
+
+#[test]
+fn an_asynchronous_standby_that_is_promoted_under_load_loses_what_it_never_got_and_doubles_nothing()
+{
+    // The standby stops receiving in the middle of the load, and the primary dies with events acked, events
+    // on their way and jobs claimed. The senders then send everything once more.
+    const EVENTS: usize = 300;
+    let primary = wait(Postgres::start());
+    if !primary.can_have_standby() {
+        return crate::support::skip(
+            "an asynchronous standby under load",
+            "this build of PostgreSQL cannot be copied",
+        );
+    }
+    let mut database = Database::on(&primary, "behind");
+    let standby = wait(primary.asynchronous_standby());
+    let (_houses, nodes) = two(&on_either(primary.port(), standby.port(), database.name()));
+    let before = Senders::to(&nodes);
+    let seen = before.send(6, 0..EVENTS, || {
+        before.until_acked(EVENTS / 4);
+        wait(standby.stop_following(&primary));
+        let seen = before.acked();
+        before.until_acked(seen + EVENTS / 4);
+        wait(async {
+            primary.kill_postmaster().await;
+            standby.promote().await;
+        });
+        // From here on no node answers for the old primary.
+        nodes.iter().for_each(|node| drop(node.stderr.wait_for("another epoch")));
+        seen
+    });
+    database.url = standby.url_for(database.name());
+    let after = Senders::to(&nodes);
+    after.send(6, 0..EVENTS, || ());
+    after.one_id_each(EVENTS);
+    database.all_processed(&nodes[0], EVENTS);
+    database.is_once_each(EVENTS);
+    let lost = (0..EVENTS).map(|n| format!("evt_{n}")).filter(|event| {
+        let known = after.ids_of(event);
+        before.ids_of(event).iter().any(|id| !known.contains(id))
+    });
+    assert!(lost.count() > 0, "nothing was lost, after {seen} acks had reached the standby");
+    for node in nodes {
+        node.stop();
+    }
+    database.is_once_each(EVENTS);
+}
+
 #[test]
 fn a_primary_that_falls_silent_does_not_keep_nodes_from_the_promoted_standby() {
     // Its machine is gone without a word: packets to it vanish, connections open and never answer.
@@ -178,13 +323,7 @@ fn a_primary_that_falls_silent_does_not_keep_nodes_from_the_promoted_standby() {
     let mut database = Database::on(&primary, "silent");
     let standby = wait(primary.standby());
     let network = wait(TcpProxy::to_port(primary.port()));
-    let both = format!(
-        "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/{}?target_session_attrs=read-write",
-        network.port(),
-        standby.port(),
-        database.name()
-    );
-    let (_houses, nodes) = two(&both);
+    let (_houses, nodes) = two(&on_either(network.port(), standby.port(), database.name()));
     let senders = Senders::to(&nodes);
     senders.send(2, 0..20, || ());
     network.set(Traffic::Hold);

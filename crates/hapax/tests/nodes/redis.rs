@@ -39,7 +39,7 @@ fn name_of(event_id: &str) -> Vec<u8> {
     [b"hapax:".as_slice(), &key.hash().0].concat()
 }
 
-fn get(redis: &Redis, event_id: &str) -> Option<Vec<u8>> {
+pub(super) fn get(redis: &Redis, event_id: &str) -> Option<Vec<u8>> {
     match wait(redis.command(&[b"GET".to_vec(), name_of(event_id)])) {
         RedisReply::Text(value) => Some(value),
         RedisReply::Nothing => None,
@@ -54,7 +54,7 @@ fn plant(redis: &Redis, event_id: &str, value: &[u8]) {
 
 /// Sends copies until Redis knows all of these. What a busy Redis was not told in time is told by a
 /// node that has to ask the database, and not by one that remembers.
-fn told(database: &Database, redis: &Redis, events: std::ops::Range<usize>) {
+pub(super) fn told(database: &Database, redis: &Redis, events: std::ops::Range<usize>) {
     let sender = Sender::stripe(SECRET);
     until("Redis was told of all", || {
         let missing: Vec<_> =

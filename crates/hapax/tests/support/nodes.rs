@@ -207,6 +207,11 @@ impl Senders {
         assert_eq!(ids.values().flatten().collect::<BTreeSet<_>>().len(), events);
     }
 
+    /// All ids that an event was acked with.
+    pub(crate) fn ids_of(&self, event: &str) -> BTreeSet<String> {
+        self.ids.lock().unwrap().get(event).cloned().unwrap_or_default()
+    }
+
     pub(crate) fn heard(&self, event: &str, answer: &Answer) {
         self.acked.fetch_add(1, Ordering::Relaxed);
         let mut ids = self.ids.lock().unwrap();

@@ -405,26 +405,35 @@ fn a_sigkill_at_any_step_of_a_refetch_tells_an_app_the_newest_object_under_the_s
 
 #[test]
 fn a_sigkill_at_any_step_of_a_refetch_gives_a_pull_worker_the_newest_object() {
-    // The object is fetched within the worker's own request, which dies with the server.
-    for blow in [Blow::InFlight, Blow::At("refetch.after_answer")] {
-        let object = Object::new(blow == Blow::InFlight);
-        let house = house(&object.api, "pull = true");
-        let server = blow.start(&house);
-        send(&server, "evt_1", "po_1", 1);
-        let ask = json!({ "source": "stripe", "handler": "state", "limit": 1, "wait": "60s" });
-        let mut worker = Wire::connect(server.admin);
-        worker.write(post(server.admin, "/api/v1/claims", &ask));
-        blow.falls(&object, server);
-        assert!(worker.try_answer().is_none(), "{blow:?}: a claim of a server that is dead");
-        let server = house.start();
-        let claimed = server.admin_post("/api/v1/claims", &ask).json();
-        let item = &claimed["items"][0];
-        assert_eq!(item["current"], json!({ "version": 2 }), "{blow:?}: {claimed}");
-        let path = format!("/api/v1/claims/{}/complete", item["job"].as_str().unwrap());
-        let done = server.admin_post(&path, &json!({ "fence": item["fence"] }));
-        assert_eq!(done.status, 200, "{blow:?}: {done:?}");
-        until_status(&server, "evt_1", "processed");
-        server.stop();
-        assert_eq!(object.api.requests().len(), 2, "{blow:?}");
-    }
+    // The object is fetched within the worker's own request, which ends with the server. The lease of a
+    // worker outside has to run out first, so both do at the same time.
+    std::thread::scope(|scope| {
+        for blow in [Blow::InFlight, Blow::At("refetch.after_answer")] {
+            scope.spawn(move || dies_with_a_claim(blow));
+        }
+    });
+}
+
+fn dies_with_a_claim(blow: Blow) {
+    let object = Object::new(blow == Blow::InFlight);
+    // The last table of it is `refetch`.
+    let config = config(&object.api, "pull = true\nlease = \"6s\"");
+    let house = House::new(&format!("{config}timeout = \"3s\"\n")).env("API_AUTH", API_AUTH);
+    let server = blow.start(&house);
+    send(&server, "evt_1", "po_1", 1);
+    let ask = json!({ "source": "stripe", "handler": "state", "limit": 1, "wait": "60s" });
+    let mut worker = Wire::connect(server.admin);
+    worker.write(post(server.admin, "/api/v1/claims", &ask));
+    blow.falls(&object, server);
+    assert!(worker.try_answer().is_none(), "{blow:?}: a claim of a server that is dead");
+    let server = house.start();
+    let claimed = server.admin_post("/api/v1/claims", &ask).json();
+    let item = &claimed["items"][0];
+    assert_eq!(item["current"], json!({ "version": 2 }), "{blow:?}: {claimed}");
+    let path = format!("/api/v1/claims/{}/complete", item["job"].as_str().unwrap());
+    let done = server.admin_post(&path, &json!({ "fence": item["fence"] }));
+    assert_eq!(done.status, 200, "{blow:?}: {done:?}");
+    until_status(&server, "evt_1", "processed");
+    server.stop();
+    assert_eq!(object.api.requests().len(), 2, "{blow:?}");
 }
