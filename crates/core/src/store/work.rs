@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::{EventId, NewJob, Status, StoreError};
@@ -419,4 +419,25 @@ pub struct Horizon {
     /// And their keys, per source, where received before this; a source that is not named here
     /// keeps its keys for ever.
     pub keys_before: Vec<(SourceName, Timestamp)>,
+}
+
+impl Horizon {
+    /// Order marks of this source that have not moved since then may be deleted: no event can need them.
+    /// `unfinished` is when the oldest event was received that is past its time and not finished.
+    ///
+    /// A mark keeps older versions of a resource from being applied. The sender made an older version
+    /// before the mark moved, and keys outlive every sender's retries. So an older version arrives at most
+    /// as long after the mark moved as keys are kept. All that arrived until then must be finished and past
+    /// its time as well, because a person may still run it. `None` where keys are kept for ever.
+    pub fn marks_before(
+        &self,
+        source: &SourceName,
+        now: Timestamp,
+        unfinished: Option<Timestamp>,
+    ) -> Option<Timestamp> {
+        let (_, keys_before) = self.keys_before.iter().find(|(named, _)| named == source)?;
+        let arrives_within = now.duration_since(*keys_before).max(SignedDuration::ZERO);
+        let none_left_before = self.events_before.min(unfinished.unwrap_or(now)).min(now);
+        none_left_before.checked_sub(arrives_within).ok()
+    }
 }

@@ -119,8 +119,8 @@ struct Model {
     handlers: HashMap<HandlerRef, HandlerSpec>,
     /// The tenant that each handler's last claim began with.
     turns: HashMap<HandlerRef, Tenant>,
-    /// How far each resource has been applied.
-    marks: HashMap<Resource, Position>,
+    /// How far each resource has been applied, and when it last moved.
+    marks: HashMap<Resource, (Position, Timestamp)>,
     /// Where a sequence without a configured start began.
     starts: HashMap<Resource, Position>,
     /// The outbox, by whose a message is and by its id.

@@ -235,6 +235,10 @@ impl Model {
         for at in ripe {
             self.forget(at, horizon, now);
         }
+        if !more {
+            self.messages.retain(|_, message| message.note.created_at >= horizon.events_before);
+            self.forget_marks(horizon, now);
+        }
         more
     }
 

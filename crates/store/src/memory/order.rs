@@ -6,7 +6,7 @@ use hapax_core::job::Phase;
 use hapax_core::order::{
     Guard, HELD_TOO_LONG, HELD_TOO_MANY, OnGap, OrderPolicy, OrderRule, Place, Position,
 };
-use hapax_core::store::{HandlerRef, HandlerSpec};
+use hapax_core::store::{HandlerRef, HandlerSpec, Horizon};
 use hapax_core::{Tenant, Timestamp};
 
 use super::work::later;
@@ -75,7 +75,7 @@ impl Model {
     ) -> Guard {
         let Some(place) = place else { return Guard::Run };
         let resource = Resource::of(tenant, handler, place);
-        let mark = self.marks.get(&resource).copied();
+        let mark = self.mark(&resource);
         match policy {
             OrderPolicy::Sequence { start: None } => {
                 let start = self.starts.get(&resource).map(|Position(first)| *first);
@@ -87,6 +87,33 @@ impl Model {
         }
     }
 
+    fn mark(&self, resource: &Resource) -> Option<Position> {
+        self.marks.get(resource).map(|(position, _)| *position)
+    }
+
+    /// Forgets the marks that no event can need any more. In a sequence or a machine the next event needs
+    /// the mark, whenever that comes: those stay.
+    pub(super) fn forget_marks(&mut self, horizon: &Horizon, now: Timestamp) {
+        let mut old = Vec::new();
+        for (resource, (_, moved_at)) in &self.marks {
+            let policy = self.order_of(&resource.handler).map(|rule| rule.policy);
+            if !matches!(policy, Some(OrderPolicy::Latest)) {
+                continue;
+            }
+            let source = &resource.handler.source;
+            let whole = self.events.values().filter(|stored| !stored.gone);
+            let unfinished = whole
+                .filter(|stored| stored.key.source == *source)
+                .map(|stored| stored.detail.summary.received_at)
+                .filter(|received_at| *received_at < horizon.events_before)
+                .min();
+            if horizon.marks_before(source, now, unfinished).is_some_and(|t| *moved_at < t) {
+                old.push(resource.clone());
+            }
+        }
+        self.marks.retain(|resource, _| !old.contains(resource));
+    }
+
     /// The job's effects are applied: nothing older counts any more, and who waited for exactly
     /// this one goes on.
     pub(super) fn move_mark(&mut self, at: JobNumber, now: Timestamp) {
@@ -94,8 +121,8 @@ impl Model {
         let (Some(place), Some(resource)) = (&job.place, job.resource()) else { return };
         let rule = self.order_of(&job.handler);
         let policy = rule.map_or(OrderPolicy::Latest, |rule| rule.policy);
-        let mark = policy.after(self.marks.get(&resource).copied(), place.position);
-        self.marks.insert(resource.clone(), mark);
+        let mark = policy.after(self.mark(&resource), place.position);
+        self.marks.insert(resource.clone(), (mark, now));
         self.ready_held(&resource, &policy, now);
     }
 
@@ -181,8 +208,8 @@ impl Model {
         match policy {
             OrderPolicy::Latest | OrderPolicy::Sequence { .. } => {
                 let before = Position(first.0.saturating_sub(1));
-                let mark = policy.after(self.marks.get(resource).copied(), before);
-                self.marks.insert(resource.clone(), mark);
+                let mark = policy.after(self.mark(resource), before);
+                self.marks.insert(resource.clone(), (mark, now));
                 self.ready_held(resource, policy, now);
             }
             OrderPolicy::Machine(_) => {
@@ -211,7 +238,7 @@ impl Model {
         else {
             return false;
         };
-        let mark = self.marks.get(&resource).copied();
+        let mark = self.mark(&resource);
         !job.forced && mark.is_some() && !rule.policy.may_settle(mark, place.position)
     }
 

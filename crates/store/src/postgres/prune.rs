@@ -10,8 +10,10 @@
 //! was not finished when it passed may be by then. Where it is, is this node's own knowledge: another
 //! node's may be elsewhere, and both do the same.
 
-use hapax_core::Timestamp;
+use std::collections::HashMap;
+
 use hapax_core::store::Horizon;
+use hapax_core::{SourceName, Timestamp};
 use jiff::SignedDuration;
 use uuid::Uuid;
 
@@ -24,7 +26,23 @@ use super::row::{hash_of, past, stamp};
 #[derive(Debug, Default)]
 pub(super) struct Broom {
     passed: Uuid,
+    /// When the oldest event of each source was received that this round has left unfinished.
+    unfinished: HashMap<SourceName, Timestamp>,
+    /// The last lane whose marks were looked at: its handler and tenant.
+    lane: (i32, String),
 }
+
+/// How far a round over the events has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Round {
+    GoesOn,
+    Ended,
+    /// Another node is at it.
+    OfAnother,
+}
+
+/// Marks are dated in whole hours.
+const MARK_HOUR: SignedDuration = SignedDuration::from_hours(1);
 
 /// Looks at `limit` events for each horizon; true when there may be more.
 pub(super) async fn slice(
@@ -35,10 +53,13 @@ pub(super) async fn slice(
     let mut broom = shared.broom.lock().await;
     // "For ever" is the beginning of time, and ours lies before the database's.
     let events_before = stamp(horizon.events_before);
-    let more_to_strip = strip(shared, &mut broom, events_before, limit).await?;
+    let stripped = strip(shared, &mut broom, events_before, limit).await?;
     let more_to_forget = forget(shared, horizon, limit).await?;
     let more_to_expire = expire(shared, events_before, limit).await?;
-    if more_to_strip || more_to_forget || more_to_expire {
+    // Only after a whole round is it known which events are left.
+    let more_marks =
+        stripped == Round::Ended && forget_marks(shared, &mut broom, horizon, limit).await?;
+    if stripped == Round::GoesOn || more_to_forget || more_to_expire || more_marks {
         return Ok(true);
     }
     partitions::drop_old(shared, events_before, limit).await
@@ -49,19 +70,66 @@ async fn strip(
     broom: &mut Broom,
     before: Timestamp,
     limit: usize,
-) -> Result<bool, PgError> {
+) -> Result<Round, PgError> {
     let (after, bound, most, now) = (broom.passed, past(before), most(limit), shared.now());
     let kept = now.unwrap_or_else(Timestamp::now).duration_since(before);
     let with_bodies = kept < SignedDuration::from_hours(24);
     let row = retried(|| async {
         let mut lent = shared.pools.admin.lend().await?;
-        let sql = "SELECT reached, taken FROM hapax.strip($1, $2, $3, $4, $5, $6)";
+        let sql = "SELECT reached, alone, left_of, left_since \
+                   FROM hapax.strip($1, $2, $3, $4, $5, $6)";
         one(lent.query(sql, &[&after, &bound, &before, &most, &with_bodies, &now]).await?)
     })
     .await?;
-    let reached: Option<Uuid> = row.get(0);
+    let (reached, alone): (Option<Uuid>, bool) = (row.get(0), row.get(1));
+    if after.is_nil() {
+        broom.unfinished.clear();
+    }
+    let sources = row.get::<_, Option<Vec<&str>>>(2).unwrap_or_default();
+    let since = row.get::<_, Option<Vec<Timestamp>>>(3).unwrap_or_default();
+    for (source, since) in sources.into_iter().zip(since) {
+        let oldest = broom.unfinished.entry(SourceName::new(source)).or_insert(since);
+        *oldest = since.min(*oldest);
+    }
     broom.passed = reached.unwrap_or(Uuid::nil());
-    Ok(reached.is_some())
+    Ok(match (alone, reached) {
+        (false, _) => Round::OfAnother,
+        (true, Some(_)) => Round::GoesOn,
+        (true, None) => Round::Ended,
+    })
+}
+
+/// Deletes order marks that no event can need any more.
+async fn forget_marks(
+    shared: &Shared,
+    broom: &mut Broom,
+    horizon: &Horizon,
+    limit: usize,
+) -> Result<bool, PgError> {
+    let now = shared.now().unwrap_or_else(Timestamp::now);
+    let before = |source: &SourceName| {
+        let before = horizon.marks_before(source, now, broom.unfinished.get(source).copied())?;
+        before.checked_sub(MARK_HOUR).ok().map(stamp)
+    };
+    let (sources, befores): (Vec<&str>, Vec<Timestamp>) = horizon
+        .keys_before
+        .iter()
+        .filter_map(|(source, _)| Some((source.as_str(), before(source)?)))
+        .unzip();
+    if sources.is_empty() {
+        return Ok(false);
+    }
+    let (most, (handler, tenant)) = (most(limit), &broom.lane);
+    let row = retried(|| async {
+        let mut lent = shared.pools.admin.lend().await?;
+        let sql = "SELECT last_handler, last_tenant FROM hapax.forget_marks($1, $2, $3, $4, $5)";
+        one(lent.query(sql, &[&sources, &befores, handler, tenant, &most]).await?)
+    })
+    .await?;
+    let last: Option<(i32, String)> = row.get::<_, Option<i32>>(0).zip(row.get(1));
+    let more = last.is_some();
+    broom.lane = last.unwrap_or_default();
+    Ok(more)
 }
 
 async fn forget(shared: &Shared, horizon: &Horizon, limit: usize) -> Result<bool, PgError> {

@@ -29,14 +29,16 @@ pub(super) fn begin(
     lane: i64,
     order: &OrderPolicy,
     place: &Place,
+    now: Timestamp,
 ) -> rusqlite::Result<()> {
     match order {
         OrderPolicy::Sequence { start: None } => {
+            let before = place.position.0.saturating_sub(1);
             conn.prepare_cached(
-                "INSERT INTO hapax_mark (lane, resource, position) VALUES (?1, ?2, ?3)
-                 ON CONFLICT DO NOTHING",
+                "INSERT INTO hapax_mark (lane, resource, position, moved_at)
+                 VALUES (?1, ?2, ?3, ?4) ON CONFLICT DO NOTHING",
             )?
-            .execute((lane, &*place.resource, place.position.0.saturating_sub(1)))?;
+            .execute((lane, &*place.resource, before, micros(now)))?;
         }
         OrderPolicy::Sequence { start: Some(_) }
         | OrderPolicy::Latest
@@ -176,7 +178,7 @@ fn go_past_the_gap(
     match policy {
         OrderPolicy::Latest | OrderPolicy::Sequence { .. } => {
             let before = Position(first.0.saturating_sub(1));
-            move_mark(conn, lane, resource, before, policy)?;
+            move_mark(conn, lane, resource, before, policy, now)?;
             ready_held(conn, lane, resource, policy, now)?;
         }
         OrderPolicy::Machine(_) => {
@@ -292,9 +294,10 @@ pub(super) fn advance(
     conn: &Connection,
     job: &JobRow,
     policy: &OrderPolicy,
+    now: Timestamp,
 ) -> rusqlite::Result<()> {
     match &job.place {
-        Some(place) => move_mark(conn, job.lane, &place.resource, place.position, policy),
+        Some(place) => move_mark(conn, job.lane, &place.resource, place.position, policy, now),
         None => Ok(()),
     }
 }
@@ -305,14 +308,41 @@ fn move_mark(
     resource: &str,
     position: Position,
     policy: &OrderPolicy,
+    now: Timestamp,
 ) -> rusqlite::Result<()> {
     let after = policy.after(mark(conn, lane, resource)?, position);
     conn.prepare_cached(
-        "INSERT INTO hapax_mark (lane, resource, position) VALUES (?1, ?2, ?3)
-         ON CONFLICT (lane, resource) DO UPDATE SET position = excluded.position",
+        "INSERT INTO hapax_mark (lane, resource, position, moved_at) VALUES (?1, ?2, ?3, ?4)
+         ON CONFLICT (lane, resource) DO UPDATE
+         SET position = excluded.position, moved_at = max(moved_at, excluded.moved_at)",
     )?
-    .execute((lane, resource, after.0))?;
+    .execute((lane, resource, after.0, micros(now)))?;
     Ok(())
+}
+
+/// Whether any mark of a lane has not moved since `before`.
+pub(super) fn has_old_marks(
+    conn: &Connection,
+    lane: i64,
+    before: Timestamp,
+) -> rusqlite::Result<bool> {
+    conn.prepare_cached("SELECT 1 FROM hapax_mark WHERE lane = ?1 AND moved_at < ?2 LIMIT 1")?
+        .exists((lane, micros(before)))
+}
+
+/// Deletes up to `limit` marks of a lane that have not moved since `before`; how many.
+pub(super) fn forget_marks(
+    conn: &Connection,
+    lane: i64,
+    before: Timestamp,
+    limit: usize,
+) -> rusqlite::Result<usize> {
+    conn.prepare_cached(
+        "DELETE FROM hapax_mark WHERE lane = ?1 AND resource IN (
+             SELECT resource FROM hapax_mark INDEXED BY hapax_mark_age
+             WHERE lane = ?1 AND moved_at < ?2 ORDER BY moved_at LIMIT ?3)",
+    )?
+    .execute((lane, micros(before), limit as i64))
 }
 
 /// A job was set aside though its resource is free: whoever is parked behind it has nobody left to

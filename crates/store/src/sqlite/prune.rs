@@ -22,10 +22,10 @@ use hapax_core::store::{Horizon, Status};
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant};
 use rusqlite::Connection;
 
-use super::row::{Standing, micros, phase_of, pruned_as, status_of_pruned};
+use super::row::{Standing, micros, phase_of, pruned_as, status_of_pruned, timestamp};
 use super::transaction::Transaction;
 use super::writer::Writer;
-use super::{ledger, messages};
+use super::{ledger, messages, order};
 use crate::limits::PRUNE_SLICE_MAX;
 
 /// Events of one slice at most: about as many as its time is enough for.
@@ -61,6 +61,10 @@ const HELD_MAX: usize = 10_000;
 pub(super) struct Broom {
     /// The last body that this round has looked at.
     body: i64,
+    /// When the oldest event of each source was received that this round has left unfinished.
+    unfinished: BTreeMap<String, i64>,
+    /// The next lane whose marks are looked at.
+    lane: i64,
     /// The walks over the keys: one for the sources that share a horizon.
     walks: BTreeMap<Vec<String>, Walk>,
 }
@@ -126,12 +130,42 @@ pub(super) fn slice(
     let more_messages = messages::forget(writer, horizon.events_before, limit)?;
     let more_bodies = strip(writer, horizon, limit)?;
     let more_keys = forget(writer, horizon, limit)?;
-    Ok(more_reservations || more_messages || more_bodies || more_keys)
+    // Only after a whole round is it known which events are left.
+    let more_marks = !more_bodies && forget_marks(writer, horizon, limit)?;
+    Ok(more_reservations || more_messages || more_bodies || more_keys || more_marks)
+}
+
+/// Deletes order marks that no event can need any more, lane by lane.
+fn forget_marks(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Result<bool> {
+    let Some(last) = writer.lanes.last_with_old_marks() else { return Ok(false) };
+    let (now, until) = (writer.now(), Instant::now() + PRUNE_SLICE_MAX);
+    let (mut lane, mut gone) = (writer.broom.lane, 0);
+    while lane <= last && gone < limit && Instant::now() < until {
+        let bound = writer.lanes.forgets_marks(lane).and_then(|source| {
+            let unfinished = writer.broom.unfinished.get(source.as_str()).copied();
+            horizon.marks_before(source, now, unfinished.map(timestamp))
+        });
+        if let Some(before) = bound
+            && order::has_old_marks(&writer.conn, lane, before)?
+        {
+            let tx = Transaction::begin_behind(&writer.conn)?;
+            gone += order::forget_marks(&writer.conn, lane, before, limit - gone)?;
+            tx.commit()?;
+        }
+        // A lane that may have more is looked at again.
+        lane += i64::from(gone < limit);
+    }
+    let is_over = lane > last;
+    writer.broom.lane = if is_over { 0 } else { lane };
+    Ok(!is_over)
 }
 
 /// Takes body and history from events that are finished and past their time.
 fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Result<bool> {
     let (before, until) = (micros(horizon.events_before), Instant::now() + PRUNE_SLICE_MAX);
+    if writer.broom.body == 0 {
+        writer.broom.unfinished.clear();
+    }
     let mut looked = look(&writer.conn, writer.broom.body, limit)?;
     let found = looked.len();
     looked.truncate(looked.iter().take_while(|event| event.received_at < before).count());
@@ -160,6 +194,14 @@ fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Resu
         }
     }
     tx.commit()?;
+    let left: Vec<&Whole> = looked.iter().filter(|one| one.seq <= last && stays(one)).collect();
+    for event in left {
+        let source = event.source.as_str();
+        match writer.broom.unfinished.get_mut(source) {
+            Some(oldest) => *oldest = event.received_at.min(*oldest),
+            None => drop(writer.broom.unfinished.insert(source.to_owned(), event.received_at)),
+        }
+    }
     for event in stripped.into_iter().flatten() {
         writer.broom.stripped(event);
     }

@@ -221,6 +221,10 @@ on_every_working_store! {
     pruned {
         replay_of_a_pruned_event_does_nothing,
         replays_beside_pruning_run_nothing_twice,
+        a_mark_is_forgotten_once_no_older_event_can_arrive_or_be_replayed,
+        a_mark_stays_while_anything_older_is_unfinished,
+        a_mark_stays_where_the_next_event_needs_it_or_keys_are_kept_for_ever,
+        messages_go_with_the_history_of_their_time,
     }
     people {
         approving_beside_on_time_copies_writes_the_jobs_once,

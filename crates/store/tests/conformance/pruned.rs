@@ -1,11 +1,20 @@
-//! What was pruned stays pruned: nothing that a person asks for brings its work back.
+//! What was pruned stays pruned: nothing that a person asks for brings its work back. And what guards
+//! later work is pruned only when no work can need it any more.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hapax_core::store::{Horizon, ReplayAsk, Reviewed};
+use hapax_core::job::Retry;
+use hapax_core::order::{Machine, OrderPolicy};
+use hapax_core::store::{
+    ClaimAsk, HandlerRef, HandlerSpec, Held, Horizon, NewMessage, Outcome, ReplayAsk, ReplayEffect,
+    Reviewed,
+};
+use hapax_core::{SourceName, Timestamp};
 
-use crate::harness::{Replay, Working, World, after, job, spec};
+use crate::harness::{
+    Replay, Sender, Working, World, after, done, failed, job, ordered, placed, spec,
+};
 
 /// Bodies of everything that came in the first 500 seconds; keys stay.
 fn bodies_go() -> Horizon {
@@ -73,4 +82,172 @@ pub(crate) async fn replays_beside_pruning_run_nothing_twice<S: Working>(world: 
         task.await.expect("no panic");
     }
     assert_eq!(world.do_all("fee").await, Vec::<String>::new());
+}
+
+const DAY: i64 = 86_400;
+
+/// Events are kept for five days and keys for ten, those of the source `other` for ever.
+fn kept_for_days<S: Working>(world: &World<S>) -> Horizon {
+    let ago = |days: i64| {
+        Timestamp::from_second(world.clock.now().as_second() - days * DAY).expect("in range")
+    };
+    Horizon { events_before: ago(5), keys_before: vec![(SourceName::new("shop"), ago(10))] }
+}
+
+/// Prunes until there is no more, a little at a time.
+async fn prune_all<S: Working>(world: &World<S>, horizon: Horizon) {
+    for _ in 0..200 {
+        if !world.store.prune(horizon.clone(), 2).await.expect("prunes") {
+            return;
+        }
+    }
+    panic!("pruning never ends");
+}
+
+/// Whether an event of this version runs: it does where no newer one is known to be applied.
+async fn runs<S: Working>(world: &World<S>, resource: &str, version: i64) -> bool {
+    let id = format!("{resource}_v{version}_{}", world.clock.now().as_second());
+    world.accept(&id, &[placed("fee", resource, version)]).await;
+    world.do_all("fee").await.contains(&id)
+}
+
+pub(crate) async fn a_mark_is_forgotten_once_no_older_event_can_arrive_or_be_replayed<
+    S: Working,
+>(
+    world: World<S>,
+) {
+    // An older event may arrive for as long as keys are kept, and be replayed for as long as events are:
+    // a mark that goes a day before the sum of both lets it undo the newer one.
+    world.announce([ordered("fee", OrderPolicy::Latest)]).await;
+    for n in 0..5 {
+        assert!(runs(&world, &format!("early_{n}"), 5).await);
+        assert!(runs(&world, &format!("gone_{n}"), 5).await);
+    }
+    assert!(runs(&world, "moved", 5).await);
+    world.pass(4 * DAY);
+    assert!(runs(&world, "moved", 6).await);
+    world.pass(10 * DAY);
+    prune_all(&world, kept_for_days(&world)).await;
+    for n in 0..5 {
+        assert!(!runs(&world, &format!("early_{n}"), 4).await, "{n}: it may still be replayed");
+    }
+    world.pass(2 * DAY);
+    prune_all(&world, kept_for_days(&world)).await;
+    for n in 0..5 {
+        assert!(runs(&world, &format!("gone_{n}"), 4).await, "{n}: nothing can need its mark");
+    }
+    assert!(!runs(&world, "moved", 5).await, "it moved four days later");
+    assert!(runs(&world, "moved", 6).await);
+    // The next version of a forgotten resource begins a new mark.
+    assert!(!runs(&world, "gone_0", 3).await);
+}
+
+pub(crate) async fn a_mark_stays_while_anything_older_is_unfinished<S: Working>(world: World<S>) {
+    // A dead letter and an event in review are of any age, and older than what was applied.
+    world.announce([ordered("fee", OrderPolicy::Latest)]).await;
+    let dead = world.accept("dead", &[placed("fee", "died", 1)]).await;
+    world.settle(&world.claim_one("fee").await, failed(Retry::Never)).await;
+    let waiting = world.arrive_late("waiting", &[placed("fee", "waited", 1)]).await;
+    for resource in ["died", "waited", "other"] {
+        assert!(runs(&world, resource, 5).await);
+    }
+    world.pass(60 * DAY);
+    prune_all(&world, kept_for_days(&world)).await;
+    let died = [placed("fee", "died", 1)];
+    let overtaken = [ReplayEffect::Stale];
+    assert_eq!(world.replay(dead, &died, Replay::Dry).await, overtaken);
+    assert_eq!(world.replay(dead, &died, Replay::Plain).await, overtaken);
+    prune_all(&world, kept_for_days(&world)).await;
+    let approved =
+        world.store.approve(waiting, vec![placed("fee", "waited", 1)], world.by("late")).await;
+    assert_eq!(approved.expect("approves"), Reviewed::Decided);
+    assert_eq!(world.do_all("fee").await, [""; 0], "a newer version was applied");
+    // With both of them finished and past their time, nothing is left that needs a mark.
+    prune_all(&world, kept_for_days(&world)).await;
+    for resource in ["died", "waited", "other"] {
+        assert!(runs(&world, resource, 1).await, "{resource}");
+    }
+}
+
+pub(crate) async fn a_mark_stays_where_the_next_event_needs_it_or_keys_are_kept_for_ever<
+    S: Working,
+>(
+    world: World<S>,
+) {
+    // In a sequence and in a machine the mark says what comes next: without it the second number would
+    // wait for the first, and a refund for its payment.
+    let machine = Machine::parse(Some("paid"), &["paid -> refunded"]).expect("a machine");
+    let other = HandlerRef {
+        source: SourceName::new("other"),
+        handler: hapax_core::job::HandlerName::new("fee"),
+    };
+    world
+        .announce([
+            ordered("sequence", OrderPolicy::Sequence { start: Some(1) }),
+            ordered("machine", OrderPolicy::Machine(Arc::new(machine.clone()))),
+            HandlerSpec { handler: other.clone(), ..ordered("fee", OrderPolicy::Latest) },
+        ])
+        .await;
+    let state = |name: &str| machine.position(name).expect("a state").0;
+    world.accept("one", &[placed("sequence", "s", 1)]).await;
+    world.accept("paid", &[placed("machine", "m", state("paid"))]).await;
+    assert_eq!(world.do_all("sequence").await, ["one"]);
+    assert_eq!(world.do_all("machine").await, ["paid"]);
+    let elsewhere = Sender::of("default", "other");
+    let in_other = async |id: &str, version| {
+        world.arrive(&elsewhere, id, &[placed("fee", "o", version)]).await;
+        let ask = ClaimAsk { handler: other.clone(), limit: 10, worker: "worker-1".into() };
+        let mut ran = Vec::new();
+        for claim in world.store.claim(ask).await.expect("claims") {
+            assert_eq!(world.settle(&claim, done("done")).await, Held::Kept);
+            ran.push(claim.event.key.event_id.to_string());
+        }
+        ran
+    };
+    assert_eq!(in_other("new", 5).await, ["new"]);
+    world.pass(60 * DAY);
+    prune_all(&world, kept_for_days(&world)).await;
+    world.accept("two", &[placed("sequence", "s", 2)]).await;
+    world.accept("refunded", &[placed("machine", "m", state("refunded"))]).await;
+    assert_eq!(world.do_all("sequence").await, ["two"]);
+    assert_eq!(world.do_all("machine").await, ["refunded"]);
+    assert_eq!(in_other("old", 4).await, [""; 0], "its source keeps keys for ever");
+}
+
+pub(crate) async fn messages_go_with_the_history_of_their_time<S: Working>(world: World<S>) {
+    // The event that published one stays, since another of its handlers failed: the message must not
+    // stay with it, and a younger one must not go.
+    world.announce([spec("fee"), spec("mail")]).await;
+    let publish = async |event: &str, message: &str| {
+        world.accept(event, &[job("fee"), job("mail")]).await;
+        world.settle(&world.claim_one("mail").await, failed(Retry::Never)).await;
+        let message = NewMessage {
+            r#type: "fee.charged".into(),
+            data: serde_json::json!({}),
+            key: None,
+            tenant: None,
+            id: Some(message.into()),
+        };
+        let done = Outcome::Done { result: None, publish: vec![message] };
+        let claim = world.claim_one("fee").await;
+        assert_eq!(world.settle(&claim, done).await, Held::Kept);
+    };
+    let told = async |event: &str| -> Vec<String> {
+        world.event(event).await.messages.into_iter().map(|note| note.id).collect()
+    };
+    for n in 0..5 {
+        publish(&format!("old_{n}"), &format!("m{n}")).await;
+    }
+    world.pass(1_000);
+    publish("young", "m9").await;
+    // The id of a message that is still known is taken.
+    publish("again", "m0").await;
+    assert_eq!(told("again").await, [""; 0]);
+    prune_all(&world, bodies_go()).await;
+    for n in 0..5 {
+        assert_eq!(told(&format!("old_{n}")).await, [""; 0]);
+    }
+    assert_eq!(told("young").await, ["m9"]);
+    publish("later", "m0").await;
+    assert_eq!(told("later").await, ["m0"]);
 }

@@ -2,10 +2,11 @@
 //! was cut off.
 
 use hapax_core::Timestamp;
-use hapax_core::store::{Horizon, Store, Work};
+use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
+use hapax_core::store::{Held, Horizon, Store, Work};
 
-use crate::harness::{Sender, after, body, noon};
-use crate::{Base, connect, spec, until};
+use crate::harness::{Sender, after, body, done, noon};
+use crate::{Base, connect, ordered, spec, until};
 
 /// The removal of a day that waits for a lock.
 const REMOVAL_WAITS: &str = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() \
@@ -147,6 +148,51 @@ async fn an_event_that_comes_while_its_day_is_removed_keeps_its_body() {
     prune(&base, before, 10).await;
     let day = "SELECT count(*)::text FROM pg_class WHERE relname = 'body_20260601'";
     assert_eq!(base.one(day).await, "0", "and the day goes once it is finished");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mark_that_is_deleted_while_its_resource_moves_is_written_again() {
+    // A new version of a resource that was quiet for months is settled while retention deletes its old
+    // mark: the settling transaction has seen the mark, waits for it, and finds it gone.
+    let order = OrderRule { policy: OrderPolicy::Latest, gaps: Gaps::default() };
+    let base = Base::new("mark_gone", ordered(order)).await;
+    let (janitor, other) = (connect(&base.url).await, connect(&base.url).await);
+    let position = "SELECT position::text FROM hapax.mark";
+    base.accept("v5", Some(("r", 5))).await;
+    let claim = base.claim(1).await.remove(0);
+    let settled = base.store.settle(claim.job, claim.fence, done("5")).await;
+    assert_eq!(settled.expect("settles"), Held::Kept);
+    assert_eq!(base.one(position).await, "5");
+    let delete = "BEGIN; UPDATE hapax.mark SET moved_at = '-infinity'; \
+                  SELECT hapax.forget_marks(ARRAY['shop'], ARRAY[now()], 0, '', 10)";
+    let let_go = async || {
+        let waits = "SELECT FROM pg_stat_activity WHERE datname = current_database() \
+                     AND wait_event_type = 'Lock'";
+        until("somebody waits for the mark", async || {
+            !other.query(waits, &[]).await.expect("asks").is_empty()
+        })
+        .await;
+        janitor.batch_execute("COMMIT").await.expect("commits");
+    };
+
+    // An app's answer is settled.
+    base.accept("v7", Some(("r", 7))).await;
+    let claim = base.claim(1).await.remove(0);
+    janitor.batch_execute(delete).await.expect("deletes");
+    let (settled, ()) =
+        tokio::join!(base.store.settle(claim.job, claim.fence, done("7")), let_go());
+    assert_eq!(settled.expect("settles"), Held::Kept);
+    assert_eq!(base.one(position).await, "7");
+
+    // Statements lock the mark in their own transaction, before they run.
+    base.accept("v9", Some(("r", 9))).await;
+    janitor.batch_execute(delete).await.expect("deletes");
+    let sql = "INSERT INTO ledger VALUES (:event_id, 'sql')";
+    let (ran, ()) = tokio::join!(base.run(sql), let_go());
+    assert_eq!(ran.done, 1);
+    assert_eq!(base.one(position).await, "9");
+    base.accept("v8", Some(("r", 8))).await;
+    assert!(base.claim(1).await.is_empty(), "an older version");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

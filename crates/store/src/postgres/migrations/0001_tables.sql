@@ -180,13 +180,16 @@ CREATE TABLE hapax.attempt (
 );
 
 -- The last position applied to a resource, per lane; null: none yet. Its row is what the order guard
--- locks, so the first claim of a resource writes it.
+-- locks, so the first claim of a resource writes it. moved_at: when that was, in whole hours, so that a
+-- resource which moves often changes no index.
 CREATE TABLE hapax.mark (
     lane     integer NOT NULL,
     resource text    NOT NULL,
     position bigint,
+    moved_at timestamptz NOT NULL DEFAULT '-infinity',
     PRIMARY KEY (lane, resource)
 );
+CREATE INDEX mark_age ON hapax.mark (lane, moved_at);
 
 -- What people did, and why.
 CREATE TABLE hapax.action (

@@ -632,13 +632,15 @@ BEGIN
     END IF;
     SELECT * INTO h FROM hapax.handler x WHERE x.handler = j.handler;
     IF j.resource IS NOT NULL THEN
-        INSERT INTO hapax.mark (lane, resource) SELECT j.lane, j.resource
-        WHERE NOT EXISTS (SELECT FROM hapax.mark m
-                          WHERE m.lane = j.lane AND m.resource = j.resource)
-        ON CONFLICT DO NOTHING;
-        SELECT m.position INTO mark FROM hapax.mark m
-        WHERE m.lane = j.lane AND m.resource = j.resource
-        FOR UPDATE;
+        LOOP
+            SELECT m.position INTO mark FROM hapax.mark m
+            WHERE m.lane = j.lane AND m.resource = j.resource
+            FOR UPDATE;
+            EXIT WHEN FOUND;
+            -- It was never there, or retention has just deleted it.
+            INSERT INTO hapax.mark (lane, resource) VALUES (j.lane, j.resource)
+            ON CONFLICT DO NOTHING;
+        END LOOP;
         IF h.policy IS NOT NULL AND mark IS NOT NULL AND NOT j.forced THEN
             verdict := hapax.guard(h, mark, j.position);
             IF verdict = 1 OR (h.policy = 2 AND verdict <> 0) THEN
@@ -654,7 +656,8 @@ BEGIN
             END IF;
         END IF;
         UPDATE hapax.mark m
-        SET position = CASE WHEN h.policy = 2 THEN j.position ELSE greatest(mark, j.position) END
+        SET position = CASE WHEN h.policy = 2 THEN j.position ELSE greatest(mark, j.position) END,
+            moved_at = greatest(m.moved_at, date_bin('1 hour', at, timestamptz 'epoch'))
         WHERE m.lane = j.lane AND m.resource = j.resource;
     END IF;
     UPDATE hapax.job SET state = 2, due_at = at, result = left(of_result, 200), error = NULL,

@@ -4,33 +4,37 @@
 -- time, and with `with_bodies` their bodies; else those go with their day. Nothing that is open, dead or
 -- waits for a person is touched. The event's row is locked before its jobs are looked at: a replay, which
 -- gives it new work, locks it first as well.
--- Answers how far it looked (none: to the end), and how many it took.
+-- Answers how far it looked (none: to the end, or another node is at it: `alone`), how many it took, and
+-- the sources of those that it left with the time when the oldest of them was received.
 CREATE FUNCTION hapax.strip(
     after uuid, bound uuid, before timestamptz, most integer, with_bodies boolean,
     now_at timestamptz,
-    OUT reached uuid, OUT taken integer
+    OUT reached uuid, OUT taken integer, OUT alone boolean, OUT left_of text[],
+    OUT left_since timestamptz[]
 )
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    seen uuid[];
     looked uuid[];
     ripe uuid[];
     first uuid;
     last uuid;
 BEGIN
     taken := 0;
-    IF NOT pg_try_advisory_xact_lock(x'6861706178000003'::bigint) THEN
+    alone := pg_try_advisory_xact_lock(x'6861706178000003'::bigint);
+    IF NOT alone THEN
         RETURN;
     END IF;
-    looked := ARRAY(
+    seen := ARRAY(
         SELECT e.id FROM hapax.event e
         WHERE e.pruned IS NULL AND e.id > after AND e.id < bound AND e.received_at < before
         ORDER BY e.id LIMIT most);
-    IF cardinality(looked) = most THEN
-        reached := looked[most];
+    IF cardinality(seen) = most THEN
+        reached := seen[most];
     END IF;
     looked := ARRAY(
         SELECT e.id FROM hapax.event e
-        WHERE e.id = ANY (looked) AND e.pruned IS NULL AND e.state <> 1
+        WHERE e.id = ANY (seen) AND e.pruned IS NULL AND e.state <> 1
         ORDER BY e.id FOR UPDATE SKIP LOCKED);
     -- A statement of its own, now that no replay can give them work.
     WITH ended AS (
@@ -48,6 +52,11 @@ BEGIN
         WHERE e.id = l.id AND s.is_over IS NOT FALSE
         RETURNING e.id)
     SELECT array_agg(x.id ORDER BY x.id) INTO ripe FROM ended x;
+    IF cardinality(seen) > coalesce(cardinality(ripe), 0) THEN
+        SELECT array_agg(l.source), array_agg(l.since) INTO left_of, left_since FROM (
+            SELECT e.source, min(e.received_at) AS since FROM hapax.event e
+            WHERE e.id = ANY (seen) AND e.pruned IS NULL GROUP BY e.source) l;
+    END IF;
     IF ripe IS NULL THEN
         RETURN;
     END IF;
@@ -111,6 +120,57 @@ BEGIN
     DELETE FROM hapax.copy c WHERE c.event = ANY (ripe);
     DELETE FROM hapax.body b WHERE b.id = ANY (ripe);
     RETURN QUERY DELETE FROM hapax.event e WHERE e.id = ANY (ripe) RETURNING e.hash;
+END $$;
+
+-- Keeps: the mark of a resource until no event can need it. Deletes marks that have not moved since their
+-- source's `befores`, at most `most`, and looks at as many lanes. In a sequence or a machine the next event
+-- needs the mark, whenever that event comes: those stay. One that a transaction has locked is left.
+-- Answers the last lane that it is done with, as its handler and tenant; none: it is done with all.
+CREATE FUNCTION hapax.forget_marks(
+    sources text[], befores timestamptz[], after_handler integer, after_tenant text, most integer,
+    OUT last_handler integer, OUT last_tenant text
+)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    room integer := most;
+    gone integer;
+    h record;
+    l record;
+BEGIN
+    last_handler := after_handler;
+    last_tenant := after_tenant;
+    FOR h IN
+        SELECT x.handler, b.before FROM unnest(sources, befores) AS b (source, before)
+        CROSS JOIN LATERAL (
+            SELECT o.handler FROM hapax.handler o
+            WHERE o.source = b.source AND o.policy = 0 AND o.handler >= after_handler) x
+        ORDER BY x.handler
+    LOOP
+        FOR l IN
+            SELECT x.lane, x.tenant FROM hapax.lane x
+            WHERE x.handler = h.handler
+              AND x.tenant > CASE h.handler WHEN after_handler THEN after_tenant ELSE '' END
+            ORDER BY x.tenant LIMIT room
+        LOOP
+            DELETE FROM hapax.mark m USING (
+                SELECT o.resource FROM hapax.mark o
+                WHERE o.lane = l.lane AND o.moved_at < h.before
+                ORDER BY o.moved_at LIMIT room FOR UPDATE SKIP LOCKED) old
+            WHERE m.lane = l.lane AND m.resource = old.resource;
+            GET DIAGNOSTICS gone = ROW_COUNT;
+            IF gone >= room AND gone > 0 THEN
+                RETURN;
+            END IF;
+            last_handler := h.handler;
+            last_tenant := l.tenant;
+            room := room - greatest(gone, 1);
+            IF room <= 0 THEN
+                RETURN;
+            END IF;
+        END LOOP;
+    END LOOP;
+    last_handler := NULL;
+    last_tenant := NULL;
 END $$;
 
 -- Keeps: a message as long as the history of its time, and a key of the functions until it runs out,

@@ -98,7 +98,7 @@ impl Lanes {
                 continue;
             }
             if let (Some(rule), Some(place)) = (&spec.order, &job.place) {
-                order::begin(conn, lane, &rule.policy, place)?;
+                order::begin(conn, lane, &rule.policy, place, now)?;
                 if ask.guard {
                     match order::admit(conn, self, &job, rule, place, now)? {
                         Admitted::Yes => {}

@@ -270,11 +270,26 @@ impl Lanes {
         Ok(Some(Timestamp::UNIX_EPOCH))
     }
 
+    /// The highest number of a lane; none where no handler's marks may ever be deleted.
+    pub(super) fn last_with_old_marks(&self) -> Option<i64> {
+        self.specs.values().any(|spec| forgets_marks(spec)).then_some(self.last_lane)
+    }
+
+    /// The source of a lane whose marks may be deleted once they are old.
+    pub(super) fn forgets_marks(&self, lane: i64) -> Option<&SourceName> {
+        self.spec_of(lane).filter(|spec| forgets_marks(spec)).map(|spec| &spec.handler.source)
+    }
+
     /// How order is kept in a lane. One that keeps none any more had marks that only grew.
     pub(super) fn policy_of(&self, lane: i64) -> OrderPolicy {
         let order = self.spec_of(lane).and_then(|spec| spec.order.as_ref());
         order.map_or(OrderPolicy::Latest, |rule| rule.policy.clone())
     }
+}
+
+/// In a sequence or a machine the next event needs the mark, whenever that event comes: those marks stay.
+fn forgets_marks(spec: &HandlerSpec) -> bool {
+    spec.order.as_ref().is_some_and(|rule| matches!(rule.policy, OrderPolicy::Latest))
 }
 
 /// When the first job of a lane is due after `after`, its first lease ends or its first deadline

@@ -79,7 +79,7 @@ impl Lanes {
             .execute((job.seq, job.lane, job.run, job.progress.attempt))?;
         }
         let policy = self.policy_of(job.lane);
-        order::advance(conn, job, &policy)?;
+        order::advance(conn, job, &policy, now)?;
         order::ready_next(conn, self, job, now)
     }
 

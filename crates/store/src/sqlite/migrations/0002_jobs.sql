@@ -61,13 +61,15 @@ CREATE TABLE hapax_attempt (
     PRIMARY KEY (event_seq, lane, run, attempt)
 ) WITHOUT ROWID;
 
--- The last position applied to a resource, per lane.
+-- The last position applied to a resource, per lane, and when that was.
 CREATE TABLE hapax_mark (
     lane     INTEGER NOT NULL,
     resource TEXT    NOT NULL,
     position INTEGER NOT NULL,
+    moved_at INTEGER NOT NULL,
     PRIMARY KEY (lane, resource)
 ) WITHOUT ROWID;
+CREATE INDEX hapax_mark_age ON hapax_mark (lane, moved_at);
 
 -- What people did, and why.
 CREATE TABLE hapax_action (
