@@ -245,7 +245,7 @@ pub fn idempotency_key(event: crate::store::EventId, handler: &HandlerName, run:
     }
 }
 
-fn later(at: Timestamp, wait: Duration) -> Timestamp {
+pub(crate) fn later(at: Timestamp, wait: Duration) -> Timestamp {
     SignedDuration::try_from(wait)
         .ok()
         .and_then(|wait| at.checked_add(wait).ok())

@@ -16,6 +16,7 @@ pub mod json;
 pub mod jwt;
 pub mod key;
 pub mod ledger;
+pub mod lifecycle;
 pub mod limits;
 pub mod order;
 pub mod presets;

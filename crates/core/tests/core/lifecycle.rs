@@ -10,8 +10,10 @@ use hapax_core::job::{
     AfterFailure, AfterLoss, HandlerName, LOST_ALONE_MAX, Phase, Policy, Progress, Retry,
     Workplace, idempotency_key, jittered,
 };
+use hapax_core::lifecycle::{Act, Admission, JobState, Overtaken, Turn, step};
 use hapax_core::order::{Guard, Machine, OrderPolicy, Position};
 use hapax_core::store::{EventId, Status};
+use jiff::SignedDuration;
 use proptest::prelude::*;
 use uuid::Uuid;
 
@@ -372,4 +374,130 @@ fn an_idempotency_key_changes_with_a_forced_run_and_with_nothing_else() {
     ];
     assert_eq!(keys.iter().collect::<BTreeSet<_>>().len(), keys.len());
     assert_eq!(keys[1], format!("{}:2", keys[0]));
+}
+
+/// The acts as docs/lifecycle.md names them, each in every variant.
+fn acts(policy: &Policy) -> Vec<(&'static str, Act<'_>)> {
+    let hold = Duration::from_secs(600);
+    let mut acts = Vec::new();
+    for admission in [Admission::Run, Admission::Busy, Admission::Stale, Admission::Hold(hold)] {
+        acts.push(("claim", Act::Claim { admission, lease: policy.lease }));
+    }
+    for workplace in [Workplace::Inside, Workplace::Called, Workplace::Pulled] {
+        acts.push(("lease ended", Act::LeaseEnded { workplace }));
+    }
+    for overtaken in [Overtaken::No, Overtaken::Stale, Overtaken::NotItsTurn] {
+        acts.push(("done", Act::Done { overtaken }));
+    }
+    for retry in [Retry::Schedule, Retry::NotBefore(hold), Retry::In(hold), Retry::Never] {
+        acts.push(("failed", Act::Failed { retry, policy }));
+    }
+    acts.push(("given back", Act::GivenBack));
+    acts.extend([None, Some(hold)].map(|hold| ("set aside", Act::SetAside { hold })));
+    acts.push(("woken", Act::Woken));
+    acts.extend([false, true].map(|go| ("hold ended", Act::HoldEnded { go })));
+    acts.push(("too many held", Act::TooManyHeld));
+    acts.push(("hurry", Act::Hurry));
+    for is_behind in [false, true] {
+        for is_hopeless in [false, true] {
+            for (name, force) in [("replay", false), ("replay with force", true)] {
+                acts.push((name, Act::Replay { force, is_behind, is_hopeless }));
+            }
+        }
+    }
+    acts.extend([("approve", Act::Approve), ("reject", Act::Reject), ("discard", Act::Discard)]);
+    acts
+}
+
+const PHASES: [Phase; 9] = [
+    Phase::Ready,
+    Phase::Leased,
+    Phase::Held,
+    Phase::Parked,
+    Phase::Done,
+    Phase::Stale,
+    Phase::Dead,
+    Phase::Review,
+    Phase::Discarded,
+];
+
+/// Every job that a rule could tell from another, in this phase.
+fn jobs(phase: Phase) -> Vec<JobState> {
+    let mut jobs = Vec::new();
+    for seconds in [-30, 30] {
+        for (attempt, steps, lost) in [(1, 0, 0), (3, 2, 1), (9, 0, LOST_ALONE_MAX)] {
+            for forced in [false, true] {
+                let due = noon() + SignedDuration::from_secs(seconds);
+                let progress = Progress { attempt, steps, lost };
+                jobs.push(JobState { phase, progress, due, forced });
+            }
+        }
+    }
+    jobs
+}
+
+fn three_attempts() -> Policy {
+    let retry = vec![Duration::ZERO, Duration::from_secs(10), Duration::from_secs(60)];
+    Policy { retry, lease: Duration::from_secs(30) }
+}
+
+fn word(phase: Phase) -> String {
+    format!("{phase:?}").to_lowercase()
+}
+
+#[test]
+fn the_page_on_the_life_of_a_job_lists_exactly_the_transitions_there_are() {
+    let policy = three_attempts();
+    let mut there_are = BTreeSet::new();
+    for (name, act) in acts(&policy) {
+        for job in PHASES.into_iter().flat_map(jobs) {
+            if let Ok(change) = step(&job, &act, noon(), 0.5) {
+                there_are.insert((name.to_owned(), word(job.phase), word(change.phase)));
+            }
+        }
+    }
+    let page = include_str!("../../../../docs/lifecycle.md");
+    let (_, rows) = page.split_once("| act | from | to |").expect("a table of acts");
+    let mut listed = BTreeSet::new();
+    for row in rows.lines().skip(2).take_while(|line| line.starts_with('|')) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        for from in cells[2].split(", ") {
+            for to in cells[3].split(", ") {
+                listed.insert((cells[1].to_owned(), from.to_owned(), to.to_owned()));
+            }
+        }
+    }
+    assert_eq!(listed, there_are);
+}
+
+#[test]
+fn a_right_is_void_after_every_act_that_gives_the_job_to_another() {
+    let policy = three_attempts();
+    for (name, act) in acts(&policy) {
+        for job in PHASES.into_iter().flat_map(jobs) {
+            let Ok(change) = step(&job, &act, noon(), 0.5) else { continue };
+            let what = format!("{name} on {job:?}: {change:?}");
+            // A worker that was only slow may still report "done", until the job is given to another,
+            // or an operator has decided otherwise.
+            let withdraws = match act {
+                Act::Claim { admission: Admission::Run, .. }
+                | Act::GivenBack
+                | Act::SetAside { .. }
+                | Act::Reject
+                | Act::Discard => true,
+                Act::Replay { .. } => change.phase == Phase::Ready && job.phase != Phase::Ready,
+                _ => false,
+            };
+            assert_eq!(change.voids_fence, withdraws, "{what}");
+            assert!(
+                !change.new_run || job.phase.is_over(),
+                "{what}: only an ended job gets a new run"
+            );
+            // A job that leaves its lease frees the resource, and so does one that is done after all.
+            if job.phase == Phase::Leased || change.phase == Phase::Done {
+                assert_ne!(change.turn, Turn::Keep, "{what}");
+            }
+            assert!(change.due >= noon() || change.phase == Phase::Ready, "{what}");
+        }
+    }
 }
