@@ -11,6 +11,7 @@ mod front;
 mod functions;
 mod handlers;
 mod ledger;
+mod lifecycle;
 mod nodes;
 mod plans;
 mod retention;

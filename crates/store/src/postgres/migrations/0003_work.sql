@@ -1091,7 +1091,8 @@ BEGIN
         END IF;
     ELSE
         UPDATE hapax.job SET state = CASE WHEN refused THEN 8 ELSE 0 END, due_at = at,
-            forced = NOT refused, fence = CASE WHEN refused THEN hapax.next_fence(fence) ELSE fence END
+            forced = NOT refused, error = CASE WHEN refused THEN error END,
+            fence = CASE WHEN refused THEN hapax.next_fence(fence) ELSE fence END
         WHERE job BETWEEN of_event AND hapax.last_job(of_event) AND state = 7;
         IF NOT FOUND THEN
             RETURN false;

@@ -1,0 +1,590 @@
+//! The rules of a job's life stand twice: in `hapax_core::lifecycle`, and in the SQL functions that users
+//! call inside their own transactions. Here both decide about every act in every phase under every order
+//! policy, and must agree on every column.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::Timestamp;
+use hapax_core::job::{HandlerName, Phase, Policy, Progress, Retry, Workplace};
+use hapax_core::lifecycle::{
+    Act, Admission, Change, ErrorText, History, Holder, JobState, Overtaken, Turn, Unchanged, step,
+};
+use hapax_core::order::{Gaps, Machine, OnGap, OrderPolicy, OrderRule, Place, Position};
+use hapax_core::store::{HandlerRef, HandlerSpec, NewJob, Store, Work};
+use hapax_sim::Postgres;
+use hapax_store::{PgOptions, PgStore};
+use tokio_postgres::{Client, Transaction};
+use uuid::Uuid;
+
+use crate::harness::{Sender, body, noon};
+use crate::{connect, handler};
+
+/// The numbers of the phases in the database.
+const PHASES: [(Phase, i16); 9] = [
+    (Phase::Ready, 0),
+    (Phase::Leased, 1),
+    (Phase::Done, 2),
+    (Phase::Stale, 3),
+    (Phase::Dead, 4),
+    (Phase::Held, 5),
+    (Phase::Parked, 6),
+    (Phase::Review, 7),
+    (Phase::Discarded, 8),
+];
+
+/// The fence of every case's job.
+const FENCE: i64 = 100;
+const DICE: f64 = 0.25;
+const PROGRESS: Progress = Progress { attempt: 2, steps: 1, lost: 0 };
+const OTHER_PROGRESS: [Progress; 4] = [
+    Progress { attempt: 1, steps: 0, lost: 0 },
+    Progress { attempt: 3, steps: 2, lost: 1 },
+    Progress { attempt: 9, steps: 0, lost: 5 },
+    Progress { attempt: 9, steps: 0, lost: 6 },
+];
+const HOLD: Duration = Duration::from_secs(600);
+const LEASE: Duration = Duration::from_secs(30);
+
+/// A handler with one event whose job is put into every phase.
+struct Subject {
+    spec: HandlerSpec,
+    of_handler: i32,
+    lane: i32,
+    event: Uuid,
+    job: Uuid,
+    /// Another job of the same resource, which waits for its turn.
+    companion: Uuid,
+    place: Option<Place>,
+}
+
+/// One combination to try.
+#[derive(Debug, Clone, Copy)]
+struct Case<'a> {
+    from: JobState,
+    act: Act<'a>,
+    mark: Option<Position>,
+    /// Whether another job of the resource is leased.
+    is_busy: bool,
+}
+
+/// A job's row, as far as the rules decide about it.
+#[derive(Debug, PartialEq, Clone)]
+struct Row {
+    state: i16,
+    due: Timestamp,
+    fence: i64,
+    run: i32,
+    progress: Progress,
+    forced: bool,
+    exclusive: bool,
+    is_begun: bool,
+    worker: Option<String>,
+    result: Option<String>,
+    error: Option<String>,
+}
+
+fn policies() -> Vec<(&'static str, Option<OrderPolicy>)> {
+    let machine = Machine::parse(Some("new"), &["new -> paid", "paid -> sent"]).expect("a machine");
+    vec![
+        ("none", None),
+        ("latest", Some(OrderPolicy::Latest)),
+        ("sequence", Some(OrderPolicy::Sequence { start: Some(1) })),
+        ("machine", Some(OrderPolicy::Machine(Arc::new(machine)))),
+    ]
+}
+
+fn position_of(policy: &OrderPolicy) -> Position {
+    match policy {
+        OrderPolicy::Latest | OrderPolicy::Sequence { .. } => Position(5),
+        OrderPolicy::Machine(machine) => machine.position("paid").expect("a state"),
+    }
+}
+
+/// Marks below, just before, at and beyond the position, and none at all.
+fn marks(policy: Option<&OrderPolicy>) -> Vec<Option<Position>> {
+    let mut marks = vec![None];
+    match policy {
+        None => {}
+        Some(OrderPolicy::Latest | OrderPolicy::Sequence { .. }) => {
+            marks.extend([2, 4, 9].map(|at| Some(Position(at))));
+        }
+        Some(OrderPolicy::Machine(machine)) => marks.extend(machine.states().map(Some)),
+    }
+    marks
+}
+
+impl Subject {
+    async fn new(store: &PgStore, sql: &Client, spec: HandlerSpec) -> Self {
+        let name = spec.handler.handler.clone();
+        let place = spec
+            .order
+            .as_ref()
+            .map(|rule| Place { resource: "r".into(), position: position_of(&rule.policy) });
+        let mut jobs = Vec::new();
+        for id in [format!("evt_{name}"), format!("evt_{name}_companion")] {
+            let job = NewJob { handler: name.clone(), place: place.clone(), hopeless: None };
+            let ingest = Sender::plain().ingest_for(&body(&id), noon(), noon(), &[job]);
+            store.ingest(ingest).await.expect("accepts");
+            let find = "SELECT j.job, j.event, j.handler, j.lane FROM hapax.job j \
+                        JOIN hapax.event e ON e.id = j.event WHERE e.event_id = $1";
+            jobs.push(sql.query_one(find, &[&id.as_bytes()]).await.expect("a job"));
+        }
+        Self {
+            spec,
+            of_handler: jobs[0].get(2),
+            lane: jobs[0].get(3),
+            event: jobs[0].get(1),
+            job: jobs[0].get(0),
+            companion: jobs[1].get(0),
+            place,
+        }
+    }
+
+    fn policy(&self) -> Option<&OrderPolicy> {
+        self.spec.order.as_ref().map(|rule| &rule.policy)
+    }
+
+    fn resource(&self) -> Option<&str> {
+        self.place.as_ref().map(|place| &*place.resource)
+    }
+
+    /// Puts the job into the case's phase, beside its companion and the mark.
+    async fn arrange(&self, sql: &Transaction<'_>, case: &Case<'_>) {
+        let JobState { phase, progress, due, forced } = case.from;
+        let companion = match case.is_busy {
+            true => number(Phase::Leased),
+            // A claim wakes what is parked at a free resource, and what is held there with it.
+            false if sweeps(case.act) => number(Phase::Done),
+            false => number(Phase::Parked),
+        };
+        sql.execute(
+            "WITH mark AS (
+                 INSERT INTO hapax.mark (lane, resource, position)
+                 SELECT $12, $13::text, $14 WHERE $13::text IS NOT NULL
+                 ON CONFLICT (lane, resource) DO UPDATE SET position = excluded.position),
+             companion AS (
+                 UPDATE hapax.job SET state = $16, exclusive = $11,
+                     due_at = $15
+                 WHERE job = $10)
+             UPDATE hapax.job SET state = $2, due_at = $3, fence = 100, run = 1, attempt = $4,
+                 steps = $5, lost = $6, forced = $7, exclusive = $8, started_at = $9,
+                 worker = 'old', error = 'old', result = NULL
+             WHERE job = $1",
+            &[
+                &self.job,
+                &number(phase),
+                &due,
+                &(progress.attempt as i32),
+                &(progress.steps as i32),
+                &(progress.lost as i32),
+                &forced,
+                &(phase == Phase::Leased && self.place.is_some()),
+                &earlier(60),
+                &self.companion,
+                &case.is_busy,
+                &self.lane,
+                &self.resource(),
+                &case.mark.map(|mark| mark.0),
+                &later(3_600),
+                &companion,
+            ],
+        )
+        .await
+        .expect("a phase");
+    }
+
+    /// Lets the database act.
+    async fn act(&self, sql: &Transaction<'_>, act: Act<'_>) {
+        let now = noon();
+        match act {
+            Act::Claim { .. } | Act::LeaseEnded { .. } | Act::HoldEnded { .. } => {
+                // A claim of none only ends leases and holds.
+                let wanted = i32::from(matches!(act, Act::Claim { .. }));
+                let claim = "SELECT count(*) FROM hapax.claim($1, $3, 'new', true, NULL, NULL, NULL, \
+                             NULL, NULL, NULL, $2)";
+                sql.query(claim, &[&self.of_handler, &now, &wanted]).await.expect("claims");
+            }
+            Act::Done { .. } => {
+                let settle = "SELECT hapax.settle($1, $2, 'new', NULL, $3)";
+                sql.query(settle, &[&self.job, &FENCE, &now]).await.expect("settles");
+            }
+            Act::Failed { retry, .. } => {
+                let (how, wait) = match retry {
+                    Retry::Schedule => (0, Duration::ZERO),
+                    Retry::NotBefore(wait) => (1, wait),
+                    Retry::In(wait) => (2, wait),
+                    Retry::Never => (3, Duration::ZERO),
+                };
+                let failed = "SELECT hapax.failed($1, $2, 'new', $3, $4, $5, $6)";
+                let wait = wait.as_micros() as i64;
+                sql.query(failed, &[&self.job, &FENCE, &how, &wait, &DICE, &now])
+                    .await
+                    .expect("fails");
+            }
+            Act::GivenBack => {
+                let give_back = "SELECT hapax.give_back(ARRAY[$1::uuid], ARRAY[$2::bigint], $3)";
+                sql.query(give_back, &[&self.job, &FENCE, &now]).await.expect("gives back");
+            }
+            Act::SetAside { hold } => {
+                let set_aside = "SELECT hapax.set_aside($1, $2, $3, $4)";
+                sql.query(set_aside, &[&self.job, &FENCE, &hold.is_some(), &now])
+                    .await
+                    .expect("sets aside");
+            }
+            Act::Woken => {
+                let wake = "SELECT hapax.ready_next(h, $2, $3, $4) FROM hapax.handler h \
+                            WHERE h.handler = $1";
+                sql.query(wake, &[&self.of_handler, &self.lane, &self.resource(), &now])
+                    .await
+                    .expect("wakes");
+            }
+            Act::TooManyHeld => {
+                let why = hapax_core::order::HELD_TOO_MANY;
+                let review = "SELECT hapax.to_review($1, $2, $3)";
+                sql.query(review, &[&self.job, &why, &now]).await.expect("goes to review");
+            }
+            Act::Hurry => {
+                let hurry = "SELECT hapax.hurry($1, $2)";
+                sql.query(hurry, &[&self.event, &now]).await.expect("hurries");
+            }
+            Act::Replay { force, is_hopeless, is_behind: _ } => {
+                let replay = "SELECT * FROM hapax.replay($1, ARRAY[$2::integer], ARRAY[$3::text], \
+                              ARRAY[$4::bigint], ARRAY[$5::text], $6, false, 'me', NULL, $7, $7)";
+                let place = self.place.as_ref().map(|place| place.position.0);
+                let hopeless = is_hopeless.then_some("hopeless");
+                let resource = self.resource();
+                sql.query(
+                    replay,
+                    &[&self.event, &self.lane, &resource, &place, &hopeless, &force, &now],
+                )
+                .await
+                .expect("replays");
+            }
+            Act::Approve | Act::Reject => {
+                let decide =
+                    "SELECT hapax.decide($1, $2, '{}', '{}', '{}', '{}', 'me', NULL, $3, $3)";
+                sql.query(decide, &[&self.event, &(act == Act::Reject), &now])
+                    .await
+                    .expect("decides");
+            }
+            Act::Discard => {
+                let discard = "SELECT hapax.discard($1, NULL, 'me', NULL, $2, $2)";
+                sql.query(discard, &[&self.event, &now]).await.expect("discards");
+            }
+        }
+    }
+
+    async fn look(&self, sql: &Transaction<'_>) -> Found {
+        let read = "SELECT j.state, j.due_at, j.fence, j.run, j.attempt, j.steps, j.lost, j.forced,
+                        j.exclusive, j.started_at IS NOT NULL, j.worker, j.result, j.error,
+                        a.outcome, a.ended_at IS NOT NULL, a.error, c.state = 0
+                    FROM hapax.job j JOIN hapax.job c ON c.job = $2
+                    LEFT JOIN hapax.attempt a ON a.job = j.job
+                    WHERE j.job = $1";
+        let row = sql.query_one(read, &[&self.job, &self.companion]).await.expect("a row");
+        let count = |at: usize| row.get::<_, i32>(at) as u32;
+        let job = Row {
+            state: row.get(0),
+            due: row.get(1),
+            fence: row.get(2),
+            run: row.get(3),
+            progress: Progress { attempt: count(4), steps: count(5), lost: count(6) },
+            forced: row.get(7),
+            exclusive: row.get(8),
+            is_begun: row.get(9),
+            worker: row.get(10),
+            result: row.get(11),
+            error: row.get(12),
+        };
+        let outcome: Option<String> = row.get(13);
+        let attempt = outcome.map(|outcome| (outcome, row.get(14), row.get(15)));
+        Found { job, attempt, companion_is_ready: row.get(16) }
+    }
+}
+
+/// What the database holds after an act.
+struct Found {
+    job: Row,
+    /// What the history says of the attempt: outcome, whether it has an end, error.
+    attempt: Option<(String, bool, Option<String>)>,
+    companion_is_ready: bool,
+}
+
+fn number(phase: Phase) -> i16 {
+    PHASES.iter().find(|(one, _)| *one == phase).expect("all are listed").1
+}
+
+fn later(seconds: i64) -> Timestamp {
+    Timestamp::from_second(noon().as_second() + seconds).expect("a time")
+}
+
+fn earlier(seconds: i64) -> Timestamp {
+    later(-seconds)
+}
+
+/// The row that core's decision makes of the one before.
+fn expected(before: &Row, decided: Result<Change, Unchanged>, subject: &Subject) -> Row {
+    let Ok(change) = decided else { return before.clone() };
+    let is_done = change.phase == Phase::Done;
+    Row {
+        state: number(change.phase),
+        due: change.due,
+        fence: if change.voids_fence { FENCE + 1 } else { FENCE },
+        run: before.run + i32::from(change.new_run),
+        progress: change.progress,
+        forced: change.forced,
+        exclusive: change.phase == Phase::Leased && subject.place.is_some(),
+        is_begun: match change.holder {
+            Holder::Keep => before.is_begun,
+            Holder::Set => true,
+            Holder::Clear => false,
+        },
+        worker: match change.holder {
+            Holder::Keep => before.worker.clone(),
+            Holder::Set => Some("new".to_owned()),
+            Holder::Clear => None,
+        },
+        result: if is_done { Some("new".to_owned()) } else { before.result.clone() },
+        error: match change.error {
+            ErrorText::Keep => before.error.clone(),
+            ErrorText::Clear => None,
+            ErrorText::Set(text) => Some(text.to_owned()),
+            ErrorText::Reported => Some("new".to_owned()),
+        },
+    }
+}
+
+fn expected_history(decided: Result<Change, Unchanged>) -> Option<(String, bool, Option<String>)> {
+    let note = |outcome: &str, ended, error: Option<&str>| {
+        Some((outcome.to_owned(), ended, error.map(str::to_owned)))
+    };
+    match decided.ok()?.history {
+        History::Keep | History::Remove => None,
+        History::Lost(why) => note("lost", false, Some(why)),
+        History::Overtaken => note("lost", true, Some(hapax_core::order::OVERTAKEN)),
+        History::Failed => note("failed", true, Some("new")),
+        History::Done => note("done", true, None),
+    }
+}
+
+/// All acts that the order policy, the mark and the other job allow at once in this phase.
+fn acts<'a>(
+    subject: &'a Subject,
+    from: &JobState,
+    mark: Option<Position>,
+    is_busy: bool,
+) -> Vec<Act<'a>> {
+    let spec = &subject.spec;
+    let guard = subject.policy().filter(|_| !from.forced).map(|policy| {
+        let position = position_of(policy);
+        (policy.decide(mark, position), mark.is_some() && !policy.may_settle(mark, position))
+    });
+    let is_stale = matches!(guard, Some((hapax_core::order::Guard::Stale, _)));
+    let is_held = matches!(guard, Some((hapax_core::order::Guard::Hold, _)));
+    let admission = if is_stale {
+        Admission::Stale
+    } else if is_held {
+        Admission::Hold(HOLD)
+    } else if is_busy {
+        Admission::Busy
+    } else {
+        Admission::Run
+    };
+    let overtaken = match guard {
+        Some((_, true)) if is_stale => Overtaken::Stale,
+        Some((_, true)) => Overtaken::NotItsTurn,
+        Some((_, false)) | None => Overtaken::No,
+    };
+    // A replay asks the rule itself, whether or not the job was forced before.
+    let is_behind = subject.policy().is_some_and(|policy| {
+        policy.decide(mark, position_of(policy)) == hapax_core::order::Guard::Stale
+    });
+    let is_over = from.due <= noon();
+    let mut acts = vec![
+        Act::Done { overtaken },
+        Act::GivenBack,
+        Act::Hurry,
+        Act::Approve,
+        Act::Reject,
+        Act::Discard,
+    ];
+    acts.extend(
+        [Retry::Schedule, Retry::NotBefore(HOLD), Retry::In(HOLD), Retry::Never]
+            .map(|retry| Act::Failed { retry, policy: &spec.policy }),
+    );
+    for force in [false, true] {
+        acts.extend([false, true].map(|is_hopeless| Act::Replay { force, is_behind, is_hopeless }));
+    }
+    if subject.place.is_some() {
+        acts.extend([Act::SetAside { hold: None }, Act::SetAside { hold: Some(HOLD) }]);
+        // Under `latest` no job is ever held, and what waits for a predecessor is not woken yet.
+        let is_held_back =
+            matches!(subject.policy(), Some(OrderPolicy::Latest)) || is_held || from.forced;
+        if !is_busy && (from.phase != Phase::Held || !is_held_back) {
+            acts.push(Act::Woken);
+        }
+    }
+    match from.phase {
+        // A claim also ends leases, and holds of a resource at rest.
+        Phase::Leased if is_over => acts.push(Act::LeaseEnded { workplace: spec.workplace }),
+        Phase::Held if is_over && !is_busy => {
+            let go = spec.order.as_ref().is_some_and(|rule| rule.gaps.on_gap == OnGap::Go);
+            // Without a gap, or in a sequence, the mark decides: that is the conformance suite's.
+            if is_held && (!go || matches!(subject.policy(), Some(OrderPolicy::Machine(_)))) {
+                acts.push(Act::HoldEnded { go });
+            }
+            acts.push(Act::TooManyHeld);
+        }
+        // A claim wakes what is parked at a free resource, before it claims.
+        Phase::Parked if !is_busy => {}
+        Phase::Held if is_over => {}
+        _ => acts.push(Act::Claim { admission, lease: LEASE }),
+    }
+    acts
+}
+
+/// Whether the act also looks after other jobs of the handler.
+fn sweeps(act: Act<'_>) -> bool {
+    matches!(act, Act::Claim { .. } | Act::LeaseEnded { .. } | Act::HoldEnded { .. } | Act::Woken)
+}
+
+fn asks_for_order(act: Act<'_>) -> bool {
+    match act {
+        Act::Claim { .. }
+        | Act::Done { .. }
+        | Act::Woken
+        | Act::HoldEnded { .. }
+        | Act::Replay { .. } => true,
+        Act::LeaseEnded { .. }
+        | Act::Failed { .. }
+        | Act::GivenBack
+        | Act::SetAside { .. }
+        | Act::TooManyHeld
+        | Act::Hurry
+        | Act::Approve
+        | Act::Reject
+        | Act::Discard => false,
+    }
+}
+
+/// Every act in every phase, with every mark, and what else matters to that act.
+fn cases(subject: &Subject) -> Vec<Case<'_>> {
+    let mut cases = Vec::new();
+    for (phase, _) in PHASES {
+        let has_place = subject.place.is_some();
+        // `on_gap` and the workplace matter to these two only.
+        let goes = subject.spec.workplace == Workplace::Called;
+        if goes && !matches!(phase, Phase::Held | Phase::Leased) {
+            continue;
+        }
+        let with_force: &[bool] = if has_place { &[false, true] } else { &[false] };
+        // One job at a time of a resource; only a claim looks at the others.
+        let with_busy: &[bool] =
+            if has_place && phase == Phase::Ready { &[false, true] } else { &[false] };
+        for due in [earlier(30), later(30)] {
+            for (&forced, &is_busy) in
+                with_force.iter().flat_map(|force| with_busy.iter().map(move |busy| (force, busy)))
+            {
+                for mark in marks(subject.policy()) {
+                    let from = JobState { phase, progress: PROGRESS, due, forced };
+                    for act in acts(subject, &from, mark, is_busy) {
+                        if !asks_for_order(act) && (mark.is_some() || forced || is_busy) {
+                            continue;
+                        }
+                        cases.push(Case { from, act, mark, is_busy });
+                        // How often it was tried matters to these only.
+                        if mark.is_none()
+                            && matches!(
+                                act,
+                                Act::LeaseEnded { .. } | Act::Failed { .. } | Act::Replay { .. }
+                            )
+                        {
+                            cases.extend(OTHER_PROGRESS.map(|progress| Case {
+                                from: JobState { progress, ..from },
+                                act,
+                                mark,
+                                is_busy,
+                            }));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// What the database does otherwise than core, in words.
+async fn difference(sql: &mut Client, subject: &Subject, case: Case<'_>) -> Option<String> {
+    let name = &subject.spec.handler.handler;
+    let what = format!("{name}: {case:?}");
+    let decided = step(&case.from, &case.act, noon(), DICE);
+    let open = sql.transaction().await.expect("begins");
+    subject.arrange(&open, &case).await;
+    let before = subject.look(&open).await.job;
+    subject.act(&open, case.act).await;
+    let found = subject.look(&open).await;
+    let (mut after, mut expected) = (found.job, expected(&before, decided, subject));
+    if after.fence > FENCE && expected.fence > FENCE {
+        // By how much it grows is random.
+        after.fence = expected.fence;
+    }
+    if matches!(case.act, Act::LeaseEnded { .. }) && after.state == number(Phase::Ready) {
+        // The database rolls its own dice.
+        let wait = |dice| match step(&case.from, &case.act, noon(), dice) {
+            Ok(change) => change.due,
+            Err(why) => panic!("{what}: {why:?}"),
+        };
+        assert!((wait(0.0)..=wait(1.0)).contains(&after.due), "{what}: due {}", after.due);
+        expected.due = after.due;
+    }
+    let history = (found.attempt, expected_history(decided));
+    let releases = matches!(&decided, Ok(change) if change.turn != Turn::Keep);
+    let has_next = !sweeps(case.act) && !case.is_busy && subject.place.is_some();
+    let next = has_next.then_some((found.companion_is_ready, releases));
+    open.rollback().await.expect("rolls back");
+    let is_same =
+        after == expected && history.0 == history.1 && next.is_none_or(|(is, should)| is == should);
+    (!is_same).then(|| {
+        format!(
+            "{what}\n  core decides {decided:?}\n  the database makes {after:?}\n  instead of {expected:?}\n  \
+             history {history:?}, next job {next:?}"
+        )
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_functions_decide_as_core_does_for_every_act_in_every_phase() {
+    let url = Postgres::shared().await.create_database("lifecycle").await;
+    let store = PgStore::open(PgOptions::new(&url)).await.expect("opens");
+    let mut sql = connect(&url).await;
+    let mut specs = Vec::new();
+    for (name, policy) in policies() {
+        for (on_gap, workplace) in
+            [(OnGap::Review, Workplace::Inside), (OnGap::Go, Workplace::Called)]
+        {
+            let name = HandlerName::new(format!("{name}_{on_gap:?}"));
+            let retry = vec![Duration::ZERO, Duration::from_secs(10), Duration::from_secs(60)];
+            let gaps = Gaps { hold: HOLD, hold_max: 1_000, on_gap };
+            specs.push(HandlerSpec {
+                handler: HandlerRef { source: handler().source, handler: name },
+                policy: Policy { retry, lease: LEASE },
+                order: policy.clone().map(|policy| OrderRule { policy, gaps }),
+                workplace,
+            });
+        }
+    }
+    store.announce(specs.clone()).await.expect("announces");
+    let (mut tried, mut differences) = (0, Vec::new());
+    for spec in specs {
+        let subject = Subject::new(&store, &sql, spec).await;
+        for case in cases(&subject) {
+            differences.extend(difference(&mut sql, &subject, case).await);
+            tried += 1;
+        }
+    }
+    let few = &differences[..differences.len().min(10)];
+    assert!(few.is_empty(), "{} of {tried} differ:\n{}", differences.len(), few.join("\n"));
+    assert!(tried > 2_000, "only {tried} cases");
+}
