@@ -3,13 +3,12 @@
 use std::collections::HashSet;
 
 use hapax_core::Timestamp;
-use hapax_core::order::{
-    Guard, HELD_TOO_LONG, HELD_TOO_MANY, OnGap, OrderPolicy, OrderRule, Place, Position,
-};
+use hapax_core::lifecycle::{Act, Admission};
+use hapax_core::order::{Guard, OnGap, OrderPolicy, OrderRule, Place, Position};
 use rusqlite::{Connection, OptionalExtension};
 
-use super::jobs::{JobRow, Lanes};
-use super::row::{HELD, PARKED, READY, STALE, micros};
+use super::jobs::{JobRow, Lanes, Reported};
+use super::row::{HELD, micros};
 
 /// The last position applied to a resource.
 pub(super) fn mark(
@@ -47,34 +46,19 @@ pub(super) fn begin(
     Ok(())
 }
 
-/// Whether a due job may be leased now.
-pub(super) enum Admitted {
-    Yes,
-    /// Another of its resource is at work: it is parked.
-    Busy,
-    /// The guard says no: it is stale or held.
-    SetAside,
-}
-
-/// Decides whether a due job may be leased now; records it as stale, held or parked if not.
-pub(super) fn admit(
+/// What the order rule says about a due job.
+pub(super) fn admission(
     conn: &Connection,
-    lanes: &mut Lanes,
     job: &JobRow,
     rule: &OrderRule,
     place: &Place,
-    now: Timestamp,
-) -> rusqlite::Result<Admitted> {
-    match guard(conn, job, &rule.policy, place)? {
-        Guard::Stale => set_aside(conn, job, STALE, now)?,
-        Guard::Hold => hold(conn, lanes, job, rule, place, now)?,
-        Guard::Run if is_busy(conn, job.lane, &place.resource)? => {
-            set_aside(conn, job, PARKED, now)?;
-            return Ok(Admitted::Busy);
-        }
-        Guard::Run => return Ok(Admitted::Yes),
-    }
-    Ok(Admitted::SetAside)
+) -> rusqlite::Result<Admission> {
+    Ok(match guard(conn, job, &rule.policy, place)? {
+        Guard::Stale => Admission::Stale,
+        Guard::Hold => Admission::Hold(rule.gaps.hold),
+        Guard::Run if is_busy(conn, job.lane, &place.resource)? => Admission::Busy,
+        Guard::Run => Admission::Run,
+    })
 }
 
 /// What the guard says of a job by the mark as it is. A forced one does not ask.
@@ -90,20 +74,16 @@ pub(super) fn guard(
     Ok(policy.decide(mark(conn, job.lane, &place.resource)?, place.position))
 }
 
-/// Holds a job: its deadline is fixed now. Beyond the most that may wait, the newest goes to a
-/// person: in a machine, where nothing is newer by itself, the one arriving.
-pub(super) fn hold(
+/// A job was just held. Beyond the most that may wait, the newest of the resource goes to review: in a
+/// machine, where no state is newer by itself, the one that was just held.
+pub(super) fn limit_held(
     conn: &Connection,
     lanes: &mut Lanes,
     job: &JobRow,
     rule: &OrderRule,
-    place: &Place,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
-    let hold = rule.gaps.hold.as_micros() as i64;
-    let until = micros(now).saturating_add(hold);
-    put(conn, job, HELD, until, hold)?;
-    lanes.stir(job.lane, until);
+    let Some(place) = &job.place else { return Ok(()) };
     let most = i64::try_from(rule.gaps.hold_max).unwrap_or(i64::MAX - 1);
     let held: i64 = conn
         .prepare_cached(
@@ -123,29 +103,20 @@ pub(super) fn hold(
             )?
             .query_row((job.lane, &*place.resource), |row| row.get(0))?,
     };
-    to_review(conn, job.lane, newest, HELD_TOO_MANY, now)
-}
-
-fn to_review(
-    conn: &Connection,
-    lane: i64,
-    seq: i64,
-    why: &str,
-    now: Timestamp,
-) -> rusqlite::Result<()> {
-    conn.prepare_cached(
-        "UPDATE hapax_job SET state = 7, due_at = ?3, error = ?4 WHERE event_seq = ?1 AND lane = ?2",
-    )?
-    .execute((seq, lane, micros(now), why))?;
+    let newest = JobRow::find(conn, newest, job.lane)?.expect("its number was just read");
+    let review = lanes.act(conn, &newest, &Act::TooManyHeld, Reported::default(), now)?;
+    assert!(review.is_ok(), "a held job was read");
     Ok(())
 }
 
 /// Jobs of one lane that are judged in one claim: the others wait for the next, which comes at once.
 const JUDGED_MAX: usize = 64;
 
-/// Who was held past the deadline goes to a person, or past the gap. True when any was readied.
+/// Jobs that were held past their deadline go to review, or the handler goes on without the missing one.
+/// True when any was readied.
 pub(super) fn judge(
     conn: &Connection,
+    lanes: &mut Lanes,
     lane: i64,
     rule: &OrderRule,
     now: Timestamp,
@@ -153,10 +124,14 @@ pub(super) fn judge(
     let mut gone = HashSet::new();
     for job in JobRow::overdue_in(conn, lane, micros(now), JUDGED_MAX)? {
         match (rule.gaps.on_gap, &job.place) {
-            (OnGap::Review, _) => to_review(conn, lane, job.seq, HELD_TOO_LONG, now)?,
+            (OnGap::Review, _) => {
+                let ended = Act::HoldEnded { go: false };
+                let review = lanes.act(conn, &job, &ended, Reported::default(), now)?;
+                assert!(review.is_ok(), "only held jobs are read here");
+            }
             // One gap at a time: what comes next is judged when this one has run.
             (OnGap::Go, Some(place)) if gone.insert(place.resource.clone()) => {
-                go_past_the_gap(conn, lane, &place.resource, &rule.policy, now)?;
+                go_past_the_gap(conn, lanes, lane, &place.resource, &rule.policy, now)?;
             }
             // Only what has a place is ever held.
             (OnGap::Go, Some(_) | None) => {}
@@ -167,6 +142,7 @@ pub(super) fn judge(
 
 fn go_past_the_gap(
     conn: &Connection,
+    lanes: &mut Lanes,
     lane: i64,
     resource: &str,
     policy: &OrderPolicy,
@@ -179,17 +155,14 @@ fn go_past_the_gap(
         OrderPolicy::Latest | OrderPolicy::Sequence { .. } => {
             let before = Position(first.0.saturating_sub(1));
             move_mark(conn, lane, resource, before, policy, now)?;
-            ready_held(conn, lane, resource, policy, now)?;
+            ready_held(conn, lanes, lane, resource, policy, now)?;
         }
         OrderPolicy::Machine(_) => {
-            conn.prepare_cached(
-                "UPDATE hapax_job SET state = 0, due_at = ?4, wait = 0, forced = 1
-                 WHERE (event_seq, lane) IN (
-                     SELECT event_seq, lane FROM hapax_job
-                     WHERE lane = ?1 AND resource = ?2 AND position = ?3 AND state = 5
-                     ORDER BY event_seq LIMIT 1)",
-            )?
-            .execute((lane, resource, first.0, micros(now)))?;
+            if let Some(job) = JobRow::held_at(conn, lane, resource, first.0, first.0)?.first() {
+                let ended = Act::HoldEnded { go: true };
+                let ready = lanes.act(conn, job, &ended, Reported::default(), now)?;
+                assert!(ready.is_ok(), "only held jobs are read here");
+            }
         }
     }
     Ok(())
@@ -205,45 +178,55 @@ fn held_positions(conn: &Connection, lane: i64, resource: &str) -> rusqlite::Res
     .collect()
 }
 
-/// Readies who is held and would not be by the mark as it is; how many.
+/// Readies the jobs that are held and that the mark does not hold back any more; how many.
 fn ready_held(
     conn: &Connection,
+    lanes: &mut Lanes,
     lane: i64,
     resource: &str,
     policy: &OrderPolicy,
     now: Timestamp,
 ) -> rusqlite::Result<usize> {
-    match policy {
-        OrderPolicy::Latest | OrderPolicy::Sequence { .. } => conn
-            .prepare_cached(
-                "UPDATE hapax_job SET state = 0, due_at = ?3, wait = 0
-                 WHERE lane = ?1 AND resource = ?2 AND state = 5
-                   AND position <= 1 + (SELECT position FROM hapax_mark
-                                        WHERE lane = ?1 AND resource = ?2)",
-            )?
-            .execute((lane, resource, micros(now))),
-        OrderPolicy::Machine(_) => {
-            let current = mark(conn, lane, resource)?;
-            let mut readied = 0;
-            for position in held_positions(conn, lane, resource)? {
-                if policy.decide(current, position) != Guard::Hold {
-                    readied += conn
-                        .prepare_cached(
-                            "UPDATE hapax_job SET state = 0, due_at = ?4, wait = 0
-                             WHERE lane = ?1 AND resource = ?2 AND position = ?3 AND state = 5",
-                        )?
-                        .execute((lane, resource, position.0, micros(now)))?;
-                }
+    let mark = mark(conn, lane, resource)?;
+    let highest = match (policy, mark) {
+        (OrderPolicy::Latest | OrderPolicy::Sequence { .. }, Some(Position(mark))) => {
+            mark.saturating_add(1)
+        }
+        (OrderPolicy::Latest | OrderPolicy::Sequence { .. }, None) => return Ok(0),
+        (OrderPolicy::Machine(_), _) => i64::MAX,
+    };
+    let mut readied = 0;
+    for job in JobRow::held_at(conn, lane, resource, i64::MIN, highest)? {
+        let is_free = match (policy, &job.place) {
+            (OrderPolicy::Machine(_), Some(place)) => {
+                policy.decide(mark, place.position) != Guard::Hold
             }
-            Ok(readied)
+            (OrderPolicy::Latest | OrderPolicy::Sequence { .. }, _) | (_, None) => true,
+        };
+        if is_free {
+            wake(conn, lanes, &job, now)?;
+            readied += 1;
         }
     }
+    Ok(readied)
 }
 
-/// Readies all of a lane that the handler's order of today does not hold back: what waits was set
-/// aside by the order of another day. They are decided again when they are claimed.
+fn wake(
+    conn: &Connection,
+    lanes: &mut Lanes,
+    job: &JobRow,
+    now: Timestamp,
+) -> rusqlite::Result<()> {
+    let woken = lanes.act(conn, job, &Act::Woken, Reported::default(), now)?;
+    assert!(woken.is_ok(), "only held and parked jobs are woken");
+    Ok(())
+}
+
+/// Readies all jobs of a lane that the handler's order of today does not hold back: they were set aside
+/// by an earlier configuration. They are decided again when they are claimed.
 pub(super) fn let_go(
     conn: &Connection,
+    lanes: &mut Lanes,
     lane: i64,
     order: Option<&OrderRule>,
     now: Timestamp,
@@ -258,7 +241,7 @@ pub(super) fn let_go(
             (None, _) | (_, None) => false,
         };
         if !waits {
-            set_aside(conn, &job, READY, now)?;
+            wake(conn, lanes, &job, now)?;
         }
     }
     Ok(())
@@ -269,24 +252,6 @@ fn is_busy(conn: &Connection, lane: i64, resource: &str) -> rusqlite::Result<boo
         "SELECT 1 FROM hapax_job WHERE lane = ?1 AND resource = ?2 AND state = 1 AND exclusive = 1",
     )?
     .exists((lane, resource))
-}
-
-/// Puts a job where it waits, or ends.
-pub(super) fn set_aside(
-    conn: &Connection,
-    job: &JobRow,
-    state: i64,
-    now: Timestamp,
-) -> rusqlite::Result<()> {
-    put(conn, job, state, micros(now), 0)
-}
-
-fn put(conn: &Connection, job: &JobRow, state: i64, due: i64, wait: i64) -> rusqlite::Result<()> {
-    conn.prepare_cached(
-        "UPDATE hapax_job SET state = ?3, due_at = ?4, wait = ?5 WHERE event_seq = ?1 AND lane = ?2",
-    )?
-    .execute((job.seq, job.lane, state, due, wait))?;
-    Ok(())
 }
 
 /// The mark moves with "done", and a number never back.
@@ -372,23 +337,18 @@ pub(super) fn ready_next(
 ) -> rusqlite::Result<()> {
     let Some(place) = &job.place else { return Ok(()) };
     let policy = lanes.policy_of(job.lane);
-    let held = ready_held(conn, job.lane, &place.resource, &policy, now)?;
-    let parked = conn
-        .prepare_cached(
-            "UPDATE hapax_job SET state = 0, due_at = ?3, wait = 0
-             WHERE (event_seq, lane) IN (
-                 SELECT event_seq, lane FROM hapax_job
-                 WHERE lane = ?1 AND resource = ?2 AND state = 6
-                 ORDER BY position, event_seq LIMIT 1)",
-        )?
-        .execute((job.lane, &*place.resource, micros(now)))?;
+    let held = ready_held(conn, lanes, job.lane, &place.resource, &policy, now)?;
+    let parked = JobRow::first_parked(conn, job.lane, &place.resource)?;
+    if let Some(next) = &parked {
+        wake(conn, lanes, next, now)?;
+    }
     let to_judge = conn
         .prepare_cached(
             "SELECT 1 FROM hapax_job INDEXED BY hapax_job_overdue
              WHERE lane = ?1 AND state = 5 AND due_at <= ?3 AND resource = ?2",
         )?
         .exists((job.lane, &*place.resource, micros(now)))?;
-    if held + parked > 0 || to_judge {
+    if held > 0 || parked.is_some() || to_judge {
         lanes.wake(job.lane, micros(now));
     }
     Ok(())

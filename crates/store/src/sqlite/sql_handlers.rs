@@ -13,15 +13,16 @@ use hapax_core::Timestamp;
 use hapax_core::failpoint;
 use hapax_core::handler::{SqlParameter, SqlProgram, SqlStatement};
 use hapax_core::job::Retry;
+use hapax_core::lifecycle::Act;
 use hapax_core::order::Guard;
 use hapax_core::store::{Claim, Ran, SqlAsk, SqlRan, SqlRun};
 use rusqlite::ffi::SQLITE_CORRUPT_VTAB;
 use rusqlite::types::Value;
 use rusqlite::{Connection, ErrorCode, OpenFlags, params_from_iter};
 
-use super::jobs::{Asked, JobRow, Lanes, place_of, uncount};
+use super::jobs::{Asked, JobRow, Lanes, Reported, place_of};
 use super::order;
-use super::row::{DONE, LEASED, STALE, micros};
+use super::row::{DONE, HELD, LEASED, micros};
 use super::sandbox::Sandbox;
 use super::transaction::Transaction;
 use crate::limits::{SQL_SLICE_MAX, STATEMENT_VALUE_BYTES_MAX};
@@ -241,26 +242,26 @@ impl Bench<'_> {
         }
         let result = self.effects(job, claim, effects, now)?;
         failpoint!("worker.mid_handler", &claim.event.key.event_id);
-        self.lanes.finish(self.conn, job, result.as_deref(), now).map_err(NotRun::Store)?;
+        let done =
+            self.lanes.done(self.conn, job, result.as_deref(), now).map_err(NotRun::Store)?;
+        assert!(done.is_ok(), "the writer has just seen this fence hold");
         Ok(Went::Done)
     }
 
     fn guard(&mut self, job: &JobRow, now: Timestamp) -> rusqlite::Result<Option<Went>> {
         let order = self.lanes.spec_of(job.lane).and_then(|spec| spec.order.as_ref());
         let (Some(rule), Some(place)) = (order.cloned(), &job.place) else { return Ok(None) };
-        match order::guard(self.conn, job, &rule.policy, place)? {
+        let hold = match order::guard(self.conn, job, &rule.policy, place)? {
             Guard::Run => return Ok(None),
-            Guard::Stale => {
-                uncount(self.conn, job)?;
-                order::set_aside(self.conn, job, STALE, now)?;
-            }
-            Guard::Hold => {
-                uncount(self.conn, job)?;
-                order::hold(self.conn, self.lanes, job, &rule, place, now)?;
-            }
+            Guard::Stale => None,
+            Guard::Hold => Some(rule.gaps.hold),
+        };
+        let aside = Act::SetAside { hold };
+        let aside = self.lanes.act(self.conn, job, &aside, Reported::default(), now)?;
+        let aside = aside.expect("the writer has just claimed it");
+        if aside.state == HELD {
+            order::limit_held(self.conn, self.lanes, &aside, &rule, now)?;
         }
-        // Where the claim had leased the resource, the next of it has nobody left to wait for.
-        order::ready_next_if_free(self.conn, self.lanes, job, now)?;
         Ok(Some(Went::Guarded))
     }
 
@@ -304,7 +305,8 @@ impl Bench<'_> {
     fn fail(&mut self, job: &JobRow, error: &str) -> rusqlite::Result<()> {
         let now = (self.now)();
         let tx = Transaction::begin(self.conn)?;
-        self.lanes.fail(self.conn, job, error, Retry::Schedule, now)?;
+        let failed = self.lanes.fail(self.conn, job, error, Retry::Schedule, now)?;
+        assert!(failed.is_ok(), "the writer has just seen this fence hold");
         tx.commit()
     }
 }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use hapax_core::Timestamp;
 use hapax_core::failpoint;
 use hapax_core::ledger::{Reserved, StoredAnswer};
+use hapax_core::lifecycle::Overtaken;
 use hapax_core::store::{Claim, Held, NewMessage};
 use rusqlite::{CachedStatement, Connection, Params, Row};
 
@@ -144,8 +145,9 @@ impl Recorded for JobRight {
             row.is_under(self.fence) && !matches!(row.state, DONE | STALE | DISCARDED)
         };
         let Some(row) = JobRow::find(conn, seq, lane)?.filter(open) else { return Ok(None) };
-        if lanes.was_passed(conn, &row)? {
-            lanes.overtaken(conn, &row, now)?;
+        if lanes.overtaken(conn, &row)? != Overtaken::No {
+            // The rules record that it is stale, where it can only be that.
+            let _lost = lanes.done(conn, &row, None, now)?;
             return Ok(None);
         }
         Ok(Some((row, Some(seq))))
@@ -159,7 +161,8 @@ impl Recorded for JobRight {
         result: Option<String>,
         now: Timestamp,
     ) -> rusqlite::Result<Result<Committed, TxError>> {
-        lanes.finish(conn, row, result.as_deref(), now)?;
+        let done = lanes.done(conn, row, result.as_deref(), now)?;
+        assert!(done.is_ok(), "the writer has just seen this fence hold");
         Ok(Ok(Committed::new(self.job, self.fence)))
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::job::{Fence, HandlerName, JobId};
+use hapax_core::lifecycle::Act;
 use hapax_core::store::{
     Action, Claim, ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Horizon, NewJob, Outcome, Ran,
     ReplayAsk, Replayed, Reviewed, SqlAsk, SqlRan, SqlRun, Status, StoreError, Work,
@@ -12,7 +13,7 @@ use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
 
 use super::SqliteStore;
-use super::jobs::{Asked, EventAt, JobRow, Lanes, place_of};
+use super::jobs::{Asked, EventAt, JobRow, place_of};
 use super::prune;
 use super::row::{self, DONE, Standing, micros, seq_of};
 use super::transaction::Transaction;
@@ -181,7 +182,7 @@ impl Work for SqliteStore {
                 };
                 let now = writer.now();
                 if !writer.out_of_review(event.seq, &event.key, &jobs)?
-                    && !writer.lanes.approve(&writer.conn, event.seq, now)?
+                    && !writer.lanes.operate(&writer.conn, event.seq, None, &Act::Approve, now)?
                 {
                     return event.not_waiting(&writer.conn);
                 }
@@ -203,7 +204,9 @@ impl Work for SqliteStore {
                     [event.seq],
                 )?;
                 let now = writer.now();
-                if out == 0 && !writer.lanes.reject(&writer.conn, event.seq, now)? {
+                if out == 0
+                    && !writer.lanes.operate(&writer.conn, event.seq, None, &Act::Reject, now)?
+                {
                     return event.not_waiting(&writer.conn);
                 }
                 decided(writer, &event, "reject", &by)
@@ -223,7 +226,13 @@ impl Work for SqliteStore {
                     return Ok(Reviewed::Unknown);
                 };
                 let now = writer.now();
-                if !Lanes::discard(&writer.conn, event.seq, handler.as_ref(), now)? {
+                if !writer.lanes.operate(
+                    &writer.conn,
+                    event.seq,
+                    handler.as_ref(),
+                    &Act::Discard,
+                    now,
+                )? {
                     return event.not_waiting(&writer.conn);
                 }
                 decided(writer, &event, "discard", &by)

@@ -1,16 +1,17 @@
 //! Claiming: who is due, who may go, and what a worker is handed.
 
 use bytes::Bytes;
-use hapax_core::job::{AfterLoss, Fence, idempotency_key};
+use hapax_core::job::{Fence, idempotency_key};
+use hapax_core::lifecycle::{Act, Admission};
 use hapax_core::store::{Claim, ClaimedEvent, HandlerRef, HandlerSpec};
 use hapax_core::{EventKey, Timestamp};
 use rusqlite::Connection;
 
+use super::change::Reported;
 use super::row::{COLUMNS, JobRow, job_id};
-use super::settle::note_attempt;
 use super::{Lanes, next_in};
-use crate::sqlite::order::{self, Admitted};
-use crate::sqlite::row::{DEAD, LEASED, READY, event_id, micros, timestamp};
+use crate::sqlite::order;
+use crate::sqlite::row::{HELD, LEASED, event_id, micros, timestamp};
 
 /// What to claim.
 pub(in crate::sqlite) struct Asked<'a> {
@@ -81,7 +82,7 @@ impl Lanes {
         let mut due = JobRow::due_in(conn, lane, at, wanted)?;
         // What is due may be what is missing: gaps are judged once nothing else is.
         if let (true, Some(rule)) = (due.is_empty(), &spec.order)
-            && order::judge(conn, lane, rule, now)?
+            && order::judge(conn, self, lane, rule, now)?
         {
             due = JobRow::due_in(conn, lane, at, wanted)?;
         }
@@ -91,46 +92,33 @@ impl Lanes {
                 lane.quiet_until = next.unwrap_or(i64::MAX);
             }
         }
-        for mut job in due {
+        for job in due {
             if job.progress.alone(spec.workplace) && !claimed.is_empty() {
                 // It stays ready, for a claim of its own.
                 self.stir(lane, at);
                 continue;
             }
+            let mut admission = Admission::Run;
             if let (Some(rule), Some(place)) = (&spec.order, &job.place) {
                 order::begin(conn, lane, &rule.policy, place, now)?;
                 if ask.guard {
-                    match order::admit(conn, self, &job, rule, place, now)? {
-                        Admitted::Yes => {}
-                        Admitted::Busy => continue,
-                        Admitted::SetAside => {
-                            // It may have been woken to take its turn: that passes to the next.
-                            order::ready_next_if_free(conn, self, &job, now)?;
-                            continue;
-                        }
-                    }
+                    admission = order::admission(conn, &job, rule, place)?;
                 }
             }
-            job.progress = job.progress.claimed();
-            job.fence += 1;
-            job.state = LEASED;
-            let lease = spec.policy.lease.as_micros() as i64;
-            job.due_at = at.saturating_add(lease);
-            job.started_at = Some(at);
-            job.worker = Some(ask.worker.to_owned());
-            conn.prepare_cached(include_str!("../sql/lease_job.sql"))?.execute((
-                job.seq,
-                job.lane,
-                job.due_at,
-                job.fence,
-                job.progress.attempt,
-                at,
-                ask.worker,
-                ask.guard && spec.order.is_some() && job.place.is_some(),
-                lease,
-            ))?;
+            let claim = Act::Claim { admission, lease: spec.policy.lease };
+            let reported = Reported {
+                worker: ask.worker,
+                with_resource: ask.guard && spec.order.is_some() && job.place.is_some(),
+                ..Reported::default()
+            };
+            let Ok(job) = self.act(conn, &job, &claim, reported, now)? else { continue };
+            if let (HELD, Some(rule)) = (job.state, &spec.order) {
+                order::limit_held(conn, self, &job, rule, now)?;
+            }
+            if job.state != LEASED {
+                continue;
+            }
             let alone = job.progress.alone(spec.workplace);
-            self.stir(lane, job.due_at);
             claimed.push(job);
             if alone {
                 // Whoever is due behind it comes with the next claim.
@@ -157,24 +145,9 @@ impl Lanes {
             .collect::<rusqlite::Result<_>>()?;
         let workplace = self.workplace_of(lane);
         for job in expired {
-            let ended = timestamp(job.due_at).min(now);
-            note_attempt(conn, &job, None, "lost", None)?;
-            let (state, due, progress) = match job.progress.lost(workplace, ended, self.dice.roll())
-            {
-                AfterLoss::Again { progress, due } => (READY, micros(due), progress),
-                AfterLoss::Bury { progress } => (DEAD, micros(now), progress),
-            };
-            let error = (state == DEAD).then_some(
-                "every attempt was lost: the process died or the lease ran out each time",
-            );
-            conn.prepare_cached(
-                "UPDATE hapax_job SET state = ?4, due_at = ?5, lost = ?6, error = coalesce(?7, error),
-                     wait = max(0, ?5 - ?8)
-                 WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
-            )?
-            .execute((job.seq, lane, job.fence, state, due, progress.lost, error, micros(now)))?;
-            self.stir(lane, due);
-            order::ready_next(conn, self, &job, now)?;
+            let lost =
+                self.act(conn, &job, &Act::LeaseEnded { workplace }, Reported::default(), now)?;
+            assert!(lost.is_ok(), "only leased jobs are read here");
         }
         Ok(())
     }

@@ -4,6 +4,7 @@
 //! and commits. What to do is decided by the pure life cycle in [`hapax_core::job`]; this file finds
 //! the rows and records the answers. Order is in [`super::order`], SQL handlers in [`super::sql_handlers`].
 
+mod change;
 mod claim;
 mod operator_actions;
 mod row;
@@ -19,12 +20,12 @@ use hapax_core::store::{HandlerRef, HandlerSpec, NewJob};
 use hapax_core::{SourceName, Tenant, Timestamp};
 use rusqlite::Connection;
 
+pub(super) use change::Reported;
 pub(super) use claim::Asked;
 use row::AT_REST;
 #[cfg(test)]
 pub(super) use row::overdue_sql;
 pub(super) use row::{JobRow, job_id, place_of};
-pub(super) use settle::uncount;
 
 use super::order;
 use super::row::{DEAD, Dice, LANE_BITS, READY, micros, timestamp};
@@ -125,7 +126,7 @@ impl Lanes {
             if first_time && spec.workplace != Workplace::Pulled {
                 self.expire(conn, lane, i64::MAX, now)?;
             }
-            order::let_go(conn, lane, spec.order.as_ref(), now)?;
+            order::let_go(conn, self, lane, spec.order.as_ref(), now)?;
         }
         Ok(())
     }

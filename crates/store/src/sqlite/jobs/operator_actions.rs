@@ -1,73 +1,37 @@
 //! What a person decides about jobs: let them go, refuse them, run them again.
 
 use hapax_core::Timestamp;
-use hapax_core::job::HandlerName;
-use hapax_core::order::Guard;
+use hapax_core::job::{HandlerName, Phase};
+use hapax_core::lifecycle::{Act, Unchanged, step};
+use hapax_core::order::{Guard, Place};
 use hapax_core::store::NewJob;
 use rusqlite::Connection;
 
+use super::change::Reported;
 use super::row::JobRow;
-use super::settle::note_attempt;
 use super::{EventAt, Lanes};
 use crate::sqlite::order;
-use crate::sqlite::row::{
-    DEAD, DISCARDED, DONE, HELD, LEASED, PARKED, READY, REVIEW, STALE, micros,
-};
+use crate::sqlite::row::READY;
 
 impl Lanes {
-    /// A person lets the jobs of an event that are in review run; false when none is.
-    pub(in crate::sqlite) fn approve(
+    /// An operator decides about the jobs of an event, or only about that of one handler; false when the
+    /// act is for none of them.
+    pub(in crate::sqlite) fn operate(
         &mut self,
-        conn: &Connection,
-        seq: i64,
-        now: Timestamp,
-    ) -> rusqlite::Result<bool> {
-        let lanes: Vec<i64> = conn
-            .prepare_cached(
-                "UPDATE hapax_job SET state = 0, due_at = ?2, wait = 0, forced = 1, error = NULL
-                 WHERE event_seq = ?1 AND state = 7 RETURNING lane",
-            )?
-            .query_map((seq, micros(now)), |row| row.get(0))?
-            .collect::<rusqlite::Result<_>>()?;
-        for lane in &lanes {
-            self.stir(*lane, micros(now));
-        }
-        Ok(!lanes.is_empty())
-    }
-
-    /// A person refuses the jobs of an event that are in review; false when none is.
-    pub(in crate::sqlite) fn reject(
-        &mut self,
-        conn: &Connection,
-        seq: i64,
-        now: Timestamp,
-    ) -> rusqlite::Result<bool> {
-        let refused = conn
-            .prepare_cached(
-                "UPDATE hapax_job SET state = 8, due_at = ?2, fence = fence + 1
-                 WHERE event_seq = ?1 AND state = 7",
-            )?
-            .execute((seq, micros(now)))?;
-        Ok(refused > 0)
-    }
-
-    /// A person gives up the dead letters of an event, or only that of one handler; false when there
-    /// is none.
-    pub(in crate::sqlite) fn discard(
         conn: &Connection,
         seq: i64,
         handler: Option<&HandlerName>,
+        act: &Act<'_>,
         now: Timestamp,
     ) -> rusqlite::Result<bool> {
-        let given_up = conn
-            .prepare_cached(
-                "UPDATE hapax_job SET state = 8, due_at = ?2, fence = fence + 1
-                 WHERE event_seq = ?1 AND state = 4 AND (?3 IS NULL OR lane IN (
-                     SELECT l.lane FROM hapax_lane l JOIN hapax_handler h ON h.handler = l.handler
-                     WHERE h.name = ?3))",
-            )?
-            .execute((seq, micros(now), handler.map(HandlerName::as_str)))?;
-        Ok(given_up > 0)
+        let mut changed = false;
+        for row in JobRow::of_event(conn, seq)? {
+            let of = self.by_lane.get(&row.lane).map(|lane| &lane.handler.handler);
+            if handler.is_none() || handler == of {
+                changed |= self.act(conn, &row, act, Reported::default(), now)?.is_ok();
+            }
+        }
+        Ok(changed)
     }
 
     /// Whether a job would run, and with `act` makes it so; and whether that changes anything. `None`
@@ -108,59 +72,46 @@ impl Lanes {
             let effect = if stale { ReplayEffect::Stale } else { ReplayEffect::WouldRun };
             return Ok(Some((effect, true)));
         };
-        if row.state == READY && row.due_at > micros(now) {
-            // It waits for its next attempt: that is now, and else it stays as it is.
-            if act {
-                conn.execute(
-                    "UPDATE hapax_job SET due_at = ?3, wait = 0 WHERE event_seq = ?1 AND lane = ?2",
-                    (row.seq, lane, micros(now)),
-                )?;
-                self.stir(lane, micros(now));
-            }
-            return Ok(Some((ReplayEffect::WouldRun, true)));
-        }
-        match row.state {
-            READY | LEASED | HELD | PARKED | REVIEW => {
-                return Ok(Some((ReplayEffect::AlreadyOpen, false)));
-            }
-            DONE if !force => return Ok(Some((ReplayEffect::AlreadyApplied, false))),
-            STALE if !force => return Ok(Some((ReplayEffect::Stale, false))),
-            DISCARDED if !force => return Ok(Some((ReplayEffect::Discarded, false))),
-            _ if job.hopeless.is_some() => return Ok(None),
-            DEAD if behind && !force => {
-                if act {
-                    order::set_aside(conn, &row, STALE, now)?;
+        let replay = Act::Replay { force, is_behind: behind, is_hopeless: job.hopeless.is_some() };
+        let decided = match act {
+            true => {
+                let after = self.act(conn, &row, &replay, Reported::default(), now)?;
+                let phase = after.map(|after| after.as_state().phase);
+                if phase == Ok(Phase::Ready) && row.state != READY {
+                    // The configuration may read another place from the event than before.
+                    set_place(conn, &row, job.place.as_ref())?;
                 }
-                return Ok(Some((ReplayEffect::Stale, true)));
+                phase
             }
-            _ => {}
-        }
-        if act {
-            let again = matches!(row.state, DONE | STALE | DISCARDED);
-            if row.state == DONE {
-                // The job's own row is about to tell of the new run.
-                note_attempt(conn, &row, Some(row.due_at), "done", None)?;
-            }
-            let place = job.place.as_ref();
-            conn.execute(
-                "UPDATE hapax_job SET state = 0, due_at = ?3, wait = 0, fence = fence + 1, run = run + ?4,
-                     attempt = iif(?4, 0, attempt), steps = 0,
-                     lost = iif(?4, 0, min(lost, 1)), error = NULL,
-                     result = NULL, resource = ?5, position = ?6, forced = ?7,
-                     started_at = NULL, worker = NULL
-                 WHERE event_seq = ?1 AND lane = ?2",
-                (
-                    row.seq,
-                    lane,
-                    micros(now),
-                    i64::from(again),
-                    place.map(|place| &*place.resource),
-                    place.map(|place| place.position.0),
-                    force,
-                ),
-            )?;
-            self.stir(lane, micros(now));
-        }
-        Ok(Some((ReplayEffect::WouldRun, true)))
+            false => step(&row.as_state(), &replay, now, 0.5).map(|change| change.phase),
+        };
+        Ok(match decided {
+            Ok(Phase::Stale) => Some((ReplayEffect::Stale, true)),
+            Ok(_ready) => Some((ReplayEffect::WouldRun, true)),
+            Err(Unchanged::AlreadyApplied) => Some((ReplayEffect::AlreadyApplied, false)),
+            Err(Unchanged::AlreadyStale) => Some((ReplayEffect::Stale, false)),
+            Err(Unchanged::AlreadyDiscarded) => Some((ReplayEffect::Discarded, false)),
+            Err(Unchanged::Hopeless) => None,
+            Err(
+                Unchanged::AlreadyOpen
+                | Unchanged::AlreadyDone
+                | Unchanged::NotClaimable
+                | Unchanged::RightLost
+                | Unchanged::NotWaiting,
+            ) => Some((ReplayEffect::AlreadyOpen, false)),
+        })
     }
+}
+
+fn set_place(conn: &Connection, job: &JobRow, place: Option<&Place>) -> rusqlite::Result<()> {
+    conn.prepare_cached(
+        "UPDATE hapax_job SET resource = ?3, position = ?4 WHERE event_seq = ?1 AND lane = ?2",
+    )?
+    .execute((
+        job.seq,
+        job.lane,
+        place.map(|place| &*place.resource),
+        place.map(|place| place.position.0),
+    ))?;
+    Ok(())
 }

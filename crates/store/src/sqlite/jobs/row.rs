@@ -107,6 +107,44 @@ impl JobRow {
         .optional()
     }
 
+    /// The jobs of an event.
+    pub(super) fn of_event(conn: &Connection, seq: i64) -> rusqlite::Result<Vec<Self>> {
+        conn.prepare_cached(&format!("SELECT {COLUMNS} FROM hapax_job WHERE event_seq = ?1"))?
+            .query_map([seq], Self::read)?
+            .collect()
+    }
+
+    /// The jobs of a resource that are held at these positions, or at any.
+    pub(in crate::sqlite) fn held_at(
+        conn: &Connection,
+        lane: i64,
+        resource: &str,
+        lowest: i64,
+        highest: i64,
+    ) -> rusqlite::Result<Vec<Self>> {
+        conn.prepare_cached(&format!(
+            "SELECT {COLUMNS} FROM hapax_job
+             WHERE lane = ?1 AND resource = ?2 AND state = 5 AND position BETWEEN ?3 AND ?4
+             ORDER BY event_seq"
+        ))?
+        .query_map((lane, resource, lowest, highest), Self::read)?
+        .collect()
+    }
+
+    /// The first job that is parked at a resource.
+    pub(in crate::sqlite) fn first_parked(
+        conn: &Connection,
+        lane: i64,
+        resource: &str,
+    ) -> rusqlite::Result<Option<Self>> {
+        conn.prepare_cached(&format!(
+            "SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND resource = ?2 AND state = 6
+             ORDER BY position, event_seq LIMIT 1"
+        ))?
+        .query_row((lane, resource), Self::read)
+        .optional()
+    }
+
     /// Whether somebody was given this fence, and it still holds. A job that was never claimed, given
     /// back or replayed has a number too, but nobody has that right.
     pub(in crate::sqlite) fn is_under(&self, fence: Fence) -> bool {

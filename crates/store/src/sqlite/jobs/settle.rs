@@ -2,18 +2,20 @@
 
 use std::time::Duration;
 
-use hapax_core::job::{AfterFailure, Fence, JobId, Policy, Retry};
-use hapax_core::order::{Guard, OVERTAKEN};
+use hapax_core::job::{Fence, JobId, Policy, Retry};
+use hapax_core::lifecycle::{Act, Overtaken, Unchanged};
+use hapax_core::order::Guard;
 use hapax_core::store::{Held, NewMessage, Outcome};
 use hapax_core::{Tenant, Timestamp};
 use rusqlite::Connection;
 use uuid::Uuid;
 
 use super::Lanes;
+use super::change::Reported;
 use super::row::{JobRow, place_of};
 use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use crate::sqlite::order;
-use crate::sqlite::row::{DEAD, DISCARDED, DONE, LEASED, READY, STALE, micros};
+use crate::sqlite::row::{DONE, micros};
 
 impl Lanes {
     /// Records how an attempt ended, if the fence still holds.
@@ -31,59 +33,46 @@ impl Lanes {
             return Ok(Held::Lost);
         }
         match outcome {
-            Outcome::Done { .. } if row.state == DONE => Ok(Held::Kept),
-            // A fence is valid until the next claim, replay or reject: a late "done" still counts.
-            Outcome::Done { .. } if self.was_passed(conn, &row)? => {
-                self.overtaken(conn, &row, now)?;
-                Ok(Held::Lost)
-            }
-            Outcome::Done { result, publish } if !matches!(row.state, STALE | DISCARDED) => {
-                self.finish(conn, &row, result.as_deref(), now)?;
-                let of = &self.by_lane.get(&lane).expect("a job's lane is known").tenant;
+            Outcome::Done { result, publish } => {
+                let done = match self.done(conn, &row, result.as_deref(), now)? {
+                    Ok(after) => after.state == DONE,
+                    Err(Unchanged::AlreadyDone) => return Ok(Held::Kept),
+                    Err(_lost) => false,
+                };
+                if !done {
+                    return Ok(Held::Lost);
+                }
+                let of = self.by_lane.get(&lane).expect("a job's lane is known").tenant.clone();
                 for message in publish {
-                    write_message(conn, message, of, row.seq, now)?;
+                    write_message(conn, message, &of, row.seq, now)?;
                 }
                 Ok(Held::Kept)
             }
-            Outcome::Failed { error, retry } if row.state == LEASED => {
-                self.fail(conn, &row, error, *retry, now)?;
-                Ok(Held::Kept)
+            Outcome::Failed { error, retry } => {
+                Ok(match self.fail(conn, &row, error, *retry, now)? {
+                    Ok(_) => Held::Kept,
+                    Err(_lost) => Held::Lost,
+                })
             }
-            Outcome::Done { .. } | Outcome::Failed { .. } => Ok(Held::Lost),
         }
     }
 
-    /// "Done", in the transaction of the effects; the mark moves with it.
-    pub(in crate::sqlite) fn finish(
+    /// "Done", in the transaction of the effects; the mark moves with it. A job that was overtaken while
+    /// it ran is stale afterwards instead.
+    pub(in crate::sqlite) fn done(
         &mut self,
         conn: &Connection,
         job: &JobRow,
         result: Option<&str>,
         now: Timestamp,
-    ) -> rusqlite::Result<()> {
+    ) -> rusqlite::Result<Result<JobRow, Unchanged>> {
         let result = result.map(|result| shortened(result, RESULT_CHARS_MAX));
-        let done = conn.prepare_cached(include_str!("../sql/finish_job.sql"))?.execute((
-            job.seq,
-            job.lane,
-            job.fence,
-            micros(now),
-            result,
-        ))?;
-        assert_eq!(done, 1, "the writer has just seen this fence hold");
-        if job.state != LEASED {
-            // It was written off as lost or failed, and was only slow: one attempt has one end.
-            conn.prepare_cached(
-                "DELETE FROM hapax_attempt
-                 WHERE event_seq = ?1 AND lane = ?2 AND run = ?3 AND attempt = ?4",
-            )?
-            .execute((job.seq, job.lane, job.run, job.progress.attempt))?;
-        }
-        let policy = self.policy_of(job.lane);
-        order::advance(conn, job, &policy, now)?;
-        order::ready_next(conn, self, job, now)
+        let reported = Reported { result: result.as_deref(), ..Reported::default() };
+        let act = Act::Done { overtaken: self.overtaken(conn, job)? };
+        self.act(conn, job, &act, reported, now)
     }
 
-    /// A verdict: one step of the schedule.
+    /// A failed attempt: one step of the schedule.
     pub(in crate::sqlite) fn fail(
         &mut self,
         conn: &Connection,
@@ -91,69 +80,33 @@ impl Lanes {
         error: &str,
         retry: Retry,
         now: Timestamp,
-    ) -> rusqlite::Result<()> {
+    ) -> rusqlite::Result<Result<JobRow, Unchanged>> {
         let error = shortened(error, ERROR_CHARS_MAX);
-        note_attempt(conn, job, Some(micros(now)), "failed", Some(&error))?;
+        let reported = Reported { error: Some(&error), ..Reported::default() };
         let unknown = Policy { retry: Vec::new(), lease: Duration::ZERO };
-        let dice = self.dice.roll();
-        let policy = self.spec_of(job.lane).map_or(&unknown, |spec| &spec.policy);
-        let (state, due, progress) = match job.progress.failed(policy, retry, now, dice) {
-            AfterFailure::Again { progress, due } => (READY, micros(due), progress),
-            AfterFailure::Bury { progress } => (DEAD, micros(now), progress),
-        };
-        conn.prepare_cached(
-            "UPDATE hapax_job SET state = ?4, due_at = ?5, steps = ?6, error = ?7, wait = ?5 - ?8
-             WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
-        )?
-        .execute((
-            job.seq,
-            job.lane,
-            job.fence,
-            state,
-            due,
-            progress.steps,
-            &error,
-            micros(now),
-        ))?;
-        self.stir(job.lane, due);
-        order::ready_next(conn, self, job, now)
+        let spec = self.spec_of(job.lane).cloned();
+        let policy = spec.as_ref().map_or(&unknown, |spec| &spec.policy);
+        self.act(conn, job, &Act::Failed { retry, policy }, reported, now)
     }
 
     /// Whether the mark has passed a job that was let run, and lost its lease on the way.
-    pub(in crate::sqlite) fn was_passed(
+    pub(in crate::sqlite) fn overtaken(
         &self,
         conn: &Connection,
         job: &JobRow,
-    ) -> rusqlite::Result<bool> {
+    ) -> rusqlite::Result<Overtaken> {
         let order = self.spec_of(job.lane).and_then(|spec| spec.order.as_ref());
         let (Some(rule), Some(place), false) = (order, &job.place, job.forced) else {
-            return Ok(false);
+            return Ok(Overtaken::No);
         };
         let mark = order::mark(conn, job.lane, &place.resource)?;
-        Ok(mark.is_some() && !rule.policy.may_settle(mark, place.position))
-    }
-
-    /// The mark passed a job while it was at work. Where it can only be stale from then on, it is so
-    /// at once: nobody has to wait for the end of its lease.
-    pub(in crate::sqlite) fn overtaken(
-        &mut self,
-        conn: &Connection,
-        job: &JobRow,
-        now: Timestamp,
-    ) -> rusqlite::Result<()> {
-        let Some(place) = job.place.as_ref().filter(|_| job.state == LEASED) else {
-            return Ok(());
-        };
-        if order::guard(conn, job, &self.policy_of(job.lane), place)? != Guard::Stale {
-            return Ok(());
+        if mark.is_none() || rule.policy.may_settle(mark, place.position) {
+            return Ok(Overtaken::No);
         }
-        note_attempt(conn, job, Some(micros(now)), "lost", Some(OVERTAKEN))?;
-        conn.prepare_cached(
-            "UPDATE hapax_job SET state = 3, due_at = ?4, error = ?5
-             WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
-        )?
-        .execute((job.seq, job.lane, job.fence, micros(now), OVERTAKEN))?;
-        order::ready_next(conn, self, job, now)
+        Ok(match rule.policy.decide(mark, place.position) {
+            Guard::Stale => Overtaken::Stale,
+            Guard::Run | Guard::Hold => Overtaken::NotItsTurn,
+        })
     }
 
     /// Lengthens a lease.
@@ -187,13 +140,12 @@ impl Lanes {
     ) -> rusqlite::Result<()> {
         let (seq, lane) = place_of(job);
         let Some(row) = JobRow::find(conn, seq, lane)? else { return Ok(()) };
-        if row.fence != fence.0 || row.state != LEASED {
-            return Ok(());
+        if row.fence == fence.0
+            && self.act(conn, &row, &Act::GivenBack, Reported::default(), now)?.is_ok()
+        {
+            self.wake(lane, micros(now));
         }
-        uncount(conn, &row)?;
-        order::set_aside(conn, &row, READY, now)?;
-        self.wake(lane, micros(now));
-        order::ready_next(conn, self, &row, now)
+        Ok(())
     }
 
     /// Makes the waiting jobs of an event due now.
@@ -203,15 +155,9 @@ impl Lanes {
         seq: i64,
         now: Timestamp,
     ) -> rusqlite::Result<()> {
-        let lanes: Vec<i64> = conn
-            .prepare_cached(
-                "UPDATE hapax_job SET due_at = ?2, wait = 0
-                 WHERE event_seq = ?1 AND state = 0 AND due_at > ?2 RETURNING lane",
-            )?
-            .query_map((seq, micros(now)), |row| row.get(0))?
-            .collect::<rusqlite::Result<_>>()?;
-        for lane in lanes {
-            self.stir(lane, micros(now));
+        for row in JobRow::of_event(conn, seq)? {
+            // A job that is not waiting stays as it is.
+            let _unchanged = self.act(conn, &row, &Act::Hurry, Reported::default(), now)?;
         }
         Ok(())
     }
@@ -244,16 +190,6 @@ pub(super) fn write_message(
         event_seq,
         micros(now),
     ))?;
-    Ok(())
-}
-
-/// The claim came to nothing but a look at the job: it was no attempt, and its right is void.
-pub(in crate::sqlite) fn uncount(conn: &Connection, job: &JobRow) -> rusqlite::Result<()> {
-    conn.prepare_cached(
-        "UPDATE hapax_job SET attempt = ?4, fence = fence + 1, started_at = NULL, worker = NULL
-         WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3",
-    )?
-    .execute((job.seq, job.lane, job.fence, job.progress.given_back().attempt))?;
     Ok(())
 }
 
