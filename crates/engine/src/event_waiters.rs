@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hapax_core::store::EventId;
 use tokio::sync::Notify;
 
-/// Between those who work and those who wait. Clones are one bell.
+/// Between those who work and those who wait. Clones are one event_waiters.
 #[derive(Debug, Clone, Default)]
-pub struct Bell(Arc<Mutex<HashMap<EventId, Waiters>>>);
+pub struct EventWaiters(Arc<Mutex<HashMap<EventId, Waiters>>>);
 
 #[derive(Debug, Default)]
 struct Waiters {
@@ -20,21 +20,21 @@ struct Waiters {
 /// One who waits; it is forgotten when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Waiting {
-    bell: Bell,
+    event_waiters: EventWaiters,
     event: EventId,
     notify: Arc<Notify>,
 }
 
-impl Bell {
+impl EventWaiters {
     /// Something happened to this event.
-    pub(crate) fn ring(&self, event: EventId) {
+    pub(crate) fn notify(&self, event: EventId) {
         if let Some(waiters) = self.waiters().get(&event) {
             waiters.notify.notify_waiters();
         }
     }
 
     /// Something happened to each of these.
-    pub(crate) fn ring_each(&self, events: &[EventId]) {
+    pub(crate) fn notify_each(&self, events: &[EventId]) {
         let all = self.waiters();
         if all.is_empty() {
             return;
@@ -48,7 +48,7 @@ impl Bell {
         let mut all = self.waiters();
         let waiters = all.entry(event).or_default();
         waiters.count += 1;
-        Waiting { bell: self.clone(), event, notify: waiters.notify.clone() }
+        Waiting { event_waiters: self.clone(), event, notify: waiters.notify.clone() }
     }
 
     fn waiters(&self) -> MutexGuard<'_, HashMap<EventId, Waiters>> {
@@ -57,15 +57,15 @@ impl Bell {
 }
 
 impl Waiting {
-    /// The next ring after this call, whenever it is awaited.
-    pub(crate) fn ring(&self) -> impl Future<Output = ()> + use<> {
+    /// The next notification after this call, whenever it is awaited.
+    pub(crate) fn notify(&self) -> impl Future<Output = ()> + use<> {
         Arc::clone(&self.notify).notified_owned()
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let mut all = self.bell.waiters();
+        let mut all = self.event_waiters.waiters();
         if let Some(waiters) = all.get_mut(&self.event) {
             waiters.count -= 1;
             if waiters.count == 0 {
@@ -87,14 +87,14 @@ mod tests {
     #[test]
     fn only_those_who_wait_for_what_ended_are_woken() {
         // Every other waiter that wakes reads a whole event for nothing.
-        let bell = Bell::default();
+        let event_waiters = EventWaiters::default();
         let [ended, other] = [1, 2].map(|n| EventId(Uuid::from_u128(n)));
-        let (theirs, others) = (bell.wait_for(ended), bell.wait_for(other));
-        let (mut theirs, mut others) = (pin!(theirs.ring()), pin!(others.ring()));
+        let (theirs, others) = (event_waiters.wait_for(ended), event_waiters.wait_for(other));
+        let (mut theirs, mut others) = (pin!(theirs.notify()), pin!(others.notify()));
         let mut cx = Context::from_waker(Waker::noop());
         assert_eq!(theirs.as_mut().poll(&mut cx), Poll::Pending);
         assert_eq!(others.as_mut().poll(&mut cx), Poll::Pending);
-        bell.ring_each(&[EventId(Uuid::from_u128(3)), ended]);
+        event_waiters.notify_each(&[EventId(Uuid::from_u128(3)), ended]);
         assert_eq!(theirs.poll(&mut cx), Poll::Ready(()));
         assert_eq!(others.poll(&mut cx), Poll::Pending);
     }

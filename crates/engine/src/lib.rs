@@ -18,7 +18,7 @@ mod run_to_completion;
 mod serve;
 mod worker;
 
-pub use event_waiters::Bell;
+pub use event_waiters::EventWaiters;
 pub use http::{Drained, tls};
 pub use ingress::respond::Answer;
 pub use ingress::routes::{Mode, PathTaken, RouteSpec, Routes, RoutesSpec, Traffic};

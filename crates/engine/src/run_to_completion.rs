@@ -10,9 +10,9 @@ use tokio_util::task::TaskTracker;
 
 /// Where work goes on when nobody waits for it any more.
 #[derive(Debug, Clone)]
-pub(crate) struct Afterwards(Arc<(TaskTracker, Handle)>);
+pub(crate) struct BackgroundTasks(Arc<(TaskTracker, Handle)>);
 
-impl Afterwards {
+impl BackgroundTasks {
     /// On the runtime this is called in.
     pub(crate) fn here() -> Self {
         Self(Arc::new((TaskTracker::new(), Handle::current())))
@@ -20,11 +20,11 @@ impl Afterwards {
 
     /// Runs `work` where it is awaited; where that is dropped halfway, `work` moves to a task of
     /// its own. So the ordinary case costs one allocation, and no task.
-    pub(crate) fn unstoppable<T: Send + 'static>(
+    pub(crate) fn run_to_completion<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
-    ) -> Unstoppable<T> {
-        Unstoppable { work: Some(Box::pin(work)), afterwards: self.clone() }
+    ) -> RunToCompletion<T> {
+        RunToCompletion { work: Some(Box::pin(work)), afterwards: self.clone() }
     }
 
     /// Waits for all that moved. Nothing may be begun any more by then.
@@ -34,13 +34,13 @@ impl Afterwards {
     }
 }
 
-/// See [`Afterwards::unstoppable`].
-pub(crate) struct Unstoppable<T: Send + 'static> {
+/// See [`BackgroundTasks::run_to_completion`].
+pub(crate) struct RunToCompletion<T: Send + 'static> {
     work: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
-    afterwards: Afterwards,
+    afterwards: BackgroundTasks,
 }
 
-impl<T: Send + 'static> Future for Unstoppable<T> {
+impl<T: Send + 'static> Future for RunToCompletion<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
@@ -53,7 +53,7 @@ impl<T: Send + 'static> Future for Unstoppable<T> {
     }
 }
 
-impl<T: Send + 'static> Drop for Unstoppable<T> {
+impl<T: Send + 'static> Drop for RunToCompletion<T> {
     fn drop(&mut self) {
         // What has just panicked has no rest to run.
         if let Some(work) = self.work.take()

@@ -29,12 +29,12 @@ pub async fn serve_ingress<S: Store>(
     };
     let serving = |stop| http::serve(listener, tls, answer, limits.clone(), stop);
     // Commits whose clients were cut or gone; the store bounds how long each can take.
-    let backstage = Backstage { finish: ingress.finish(), tend: |served| ingress.tend(served) };
-    to_the_end(serving, backstage, limits.drain, stop).await
+    let backstage = Background { finish: ingress.finish(), tend: |served| ingress.tend(served) };
+    run_until_drained(serving, backstage, limits.drain, stop).await
 }
 
 /// What goes on behind the answers of a door.
-pub(crate) struct Backstage<F, T> {
+pub(crate) struct Background<F, T> {
     /// Ends when nothing runs any more whose client was cut or gone.
     pub(crate) finish: F,
     /// Runs beside it all, until it is told that there is nothing left.
@@ -42,9 +42,9 @@ pub(crate) struct Backstage<F, T> {
 }
 
 /// Serves until `stop`, and then waits for what goes on behind the answers, each for at most `drain`.
-pub(crate) async fn to_the_end<S, F, T, N>(
+pub(crate) async fn run_until_drained<S, F, T, N>(
     serve: impl FnOnce(CancellationToken) -> S,
-    backstage: Backstage<F, T>,
+    backstage: Background<F, T>,
     drain: Duration,
     stop: CancellationToken,
 ) -> Drained

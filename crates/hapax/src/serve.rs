@@ -125,7 +125,7 @@ async fn serve_on<S: Database + Ledger>(
     let workers = Arc::new(Workers::new(
         Arc::clone(&store),
         Outbound::new()?,
-        ingress.bell(),
+        ingress.event_waiters(),
         Arc::clone(&now),
         lanes(&config),
     ));

@@ -33,13 +33,13 @@ pub(crate) struct Waiting {
     /// How many.
     pub(crate) count: u64,
     /// The newest few, in no order.
-    pub(crate) newest: Vec<Sighting>,
+    pub(crate) newest: Vec<CopyRecord>,
     next: usize,
 }
 
 /// What is kept of a copy: how it came, without its headers.
 #[derive(Debug)]
-pub(crate) struct Sighting {
+pub(crate) struct CopyRecord {
     pub(crate) received_at: Timestamp,
     pub(crate) request_id: Uuid,
     pub(crate) remote: Option<IpAddr>,
@@ -47,7 +47,7 @@ pub(crate) struct Sighting {
     pub(crate) signed_at: Option<Timestamp>,
 }
 
-impl From<&ArrivalInfo> for Sighting {
+impl From<&ArrivalInfo> for CopyRecord {
     fn from(via: &ArrivalInfo) -> Self {
         Self {
             received_at: via.received_at,

@@ -7,22 +7,22 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use hapax_core::KeyHash;
 
 /// A map whose keys are hashes already.
-pub(crate) type KeyMap<V> = HashMap<KeyHash, V, Spread>;
+pub(crate) type KeyMap<V> = HashMap<KeyHash, V, KeyHasherState>;
 
 /// The dice of one map.
 #[derive(Debug, Clone)]
-pub(crate) struct Spread {
+pub(crate) struct KeyHasherState {
     seeds: [u64; 2],
 }
 
-impl Default for Spread {
+impl Default for KeyHasherState {
     fn default() -> Self {
         let dice = RandomState::new();
         Self { seeds: [dice.hash_one(0), dice.hash_one(1)] }
     }
 }
 
-impl BuildHasher for Spread {
+impl BuildHasher for KeyHasherState {
     type Hasher = Folded;
 
     fn build_hasher(&self) -> Folded {
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn keys_that_differ_in_one_bit_fall_apart_and_two_maps_place_them_differently() {
-        let (one, other) = (Spread::default(), Spread::default());
+        let (one, other) = (KeyHasherState::default(), KeyHasherState::default());
         let keys = (0..128).map(|bit| KeyHash((1_u128 << bit).to_le_bytes()));
         let places: Vec<u64> = keys.clone().map(|key| one.hash_one(key)).collect();
         let elsewhere: Vec<u64> = keys.map(|key| other.hash_one(key)).collect();

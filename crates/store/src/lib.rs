@@ -26,10 +26,10 @@ mod harness;
 pub use file_permissions::private_dir;
 pub use memory::MemoryStore;
 pub use postgres::{
-    HandlersSight, MigrationStatus, PgDb, PgDbError, PgOpenError, PgOptions, PgSight, PgStore,
+    HandlerRoleReport, MigrationStatus, PgDb, PgDbError, PgOpenError, PgOptions, PgReport, PgStore,
     PgTx, PoolSizes,
 };
-pub use redis_cache::RedisSight;
+pub use redis_cache::RedisReport;
 pub use redis_ledger::{RedisLedger, RedisLedgerError};
 pub use sqlite::{Clock, Db, DbError, OpenError, SqliteOptions, SqliteStore, Tx};
 pub use transact::{Answering, Committed, Failure, JobRight, KeyRight, Transact, TxError};

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use hapax_core::store::{KnownEvent, ReviewReason};
 use hapax_core::{KeyHash, Receipt};
 
-use crate::key_hasher::Spread;
+use crate::key_hasher::KeyHasherState;
 use crate::limits::RECENT_MAX;
 
 /// Locks, so that connections on different threads seldom meet.
@@ -42,7 +42,7 @@ pub(crate) fn adds_nothing(receipt: &Receipt, body_hash: KeyHash, guard: Option<
 /// one pushes out the one that nobody asked for longest.
 #[derive(Debug)]
 pub(crate) struct RecentEvents {
-    spread: Spread,
+    spread: KeyHasherState,
     shards: Box<[Mutex<Shard>]>,
 }
 
@@ -60,7 +60,7 @@ const SETS_PER_SHARD: usize = RECENT_MAX / SHARDS / WAYS;
 impl RecentEvents {
     pub(crate) fn new() -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { spread: Spread::default(), shards }
+        Self { spread: KeyHasherState::default(), shards }
     }
 
     pub(crate) fn get(&self, hash: &KeyHash) -> Option<Recent> {

@@ -14,7 +14,7 @@ use crate::limits::SPARE_SHARE;
 
 /// Memory for bodies that come in pieces, shared by all connections.
 #[derive(Debug, Clone)]
-pub(crate) struct Unfinished(Arc<Memory>);
+pub(crate) struct BodyMemory(Arc<Memory>);
 
 #[derive(Debug)]
 struct Memory {
@@ -66,7 +66,7 @@ pub(crate) struct Held {
     bytes: usize,
 }
 
-impl Unfinished {
+impl BodyMemory {
     pub(crate) fn new(bytes_max: usize, window: Duration) -> Self {
         Self(Arc::new(Memory { bytes_max, window, pool: Mutex::default() }))
     }
@@ -270,7 +270,7 @@ mod tests {
     }
 
     /// A body of that client which has received `bytes`.
-    fn body(memory: &Unfinished, of: u8, bytes: usize) -> Held {
+    fn body(memory: &BodyMemory, of: u8, bytes: usize) -> Held {
         let mut held = memory.hold(client(of));
         held.grow_to(bytes).expect("room");
         held.received(bytes);
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn the_one_that_has_waited_longest_gives_way_to_a_newcomer() {
-        let memory = Unfinished::new(100, Duration::ZERO);
+        let memory = BodyMemory::new(100, Duration::ZERO);
         let (oldest, next) = (body(&memory, 1, 30), body(&memory, 1, 30));
         let newcomer = body(&memory, 1, 60);
         assert!(gave_way(&oldest) && !gave_way(&next) && !gave_way(&newcomer));
@@ -290,12 +290,12 @@ mod tests {
 
     #[test]
     fn one_that_is_whole_or_has_only_just_begun_does_not_give_way() {
-        let memory = Unfinished::new(100, Duration::ZERO);
+        let memory = BodyMemory::new(100, Duration::ZERO);
         let whole = body(&memory, 1, 60);
         whole.is_whole();
         assert_eq!(memory.hold(client(1)).grow_to(60), Err(BodyFault::Crowded));
         assert!(!gave_way(&whole));
-        let memory = Unfinished::new(100, Duration::from_secs(3600));
+        let memory = BodyMemory::new(100, Duration::from_secs(3600));
         let new = body(&memory, 1, 60);
         assert_eq!(memory.hold(client(2)).grow_to(60), Err(BodyFault::Crowded));
         assert!(!gave_way(&new));
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_client_that_holds_more_than_half_gives_way_first() {
-        let memory = Unfinished::new(100, Duration::ZERO);
+        let memory = BodyMemory::new(100, Duration::ZERO);
         let modest = body(&memory, 1, 20);
         let (greedy, too) = (body(&memory, 2, 40), body(&memory, 2, 40));
         let newcomer = body(&memory, 3, 30);
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn the_slowest_body_cannot_displace_a_faster_one() {
-        let memory = Unfinished::new(100, Duration::ZERO);
+        let memory = BodyMemory::new(100, Duration::ZERO);
         let mut slowest = body(&memory, 1, 10);
         let faster = body(&memory, 1, 90);
         assert_eq!(slowest.grow_to(20), Err(BodyFault::Crowded));

@@ -247,9 +247,9 @@ async fn place(slots: &Arc<Semaphore>, connections: &mut Connections) -> OwnedSe
 }
 
 /// Notes that a connection ends, before its place is free.
-struct Goes(Arc<Flight>);
+struct ConnectionClosing(Arc<Flight>);
 
-impl Drop for Goes {
+impl Drop for ConnectionClosing {
     fn drop(&mut self) {
         self.0.goes();
     }
@@ -311,7 +311,7 @@ async fn connection<A, F, B>(
 {
     let _slot = slot;
     let Peer { address, flight: Some(flight) } = &peer else { return };
-    let _goes = Goes(flight.clone());
+    let _goes = ConnectionClosing(flight.clone());
     let head_by = Instant::now() + server.limits.header_deadline;
     if let Err(error) = stream.set_nodelay(true) {
         debug!(%error, "the connection went before it could be set up");

@@ -38,7 +38,7 @@ use tracing::field::display;
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
-use crate::event_waiters::Bell;
+use crate::event_waiters::EventWaiters;
 use crate::http::Peer;
 use crate::http::body::{self, BodyFault};
 use crate::http::client_address::remote;
@@ -46,12 +46,12 @@ use crate::ingress::clock_check::{Alarm, ClockWatch, Witness};
 use crate::ingress::respond::{After, Answer, Reason, RequestId};
 use crate::ingress::routes::{Lane, Ledger, Mode, Route, Routes, Traffic};
 use crate::ingress::stored_headers::{Plain, kept_headers};
-use crate::ingress::sync_wait::{Looking, Patience, Worked};
+use crate::ingress::sync_wait::{StoreSyncWait, SyncOutcome, SyncWait};
 use crate::limits::{
     RETRY_AFTER_BUSY_SECONDS, RETRY_AFTER_UNAVAILABLE_SECONDS, TEND_EVERY, TOLD_LOST_MAX,
 };
 use crate::request_ids::RequestIds;
-use crate::run_to_completion::Afterwards;
+use crate::run_to_completion::BackgroundTasks;
 
 /// Where the time comes from.
 pub type Now = Arc<dyn Fn() -> Timestamp + Send + Sync>;
@@ -65,16 +65,17 @@ pub struct Ingress<S> {
     clock: Mutex<ClockWatch>,
     /// The last events that came too late and were never seen before.
     told_lost: Mutex<VecDeque<KeyHash>>,
-    afterwards: Afterwards,
-    bell: Bell,
+    afterwards: BackgroundTasks,
+    event_waiters: EventWaiters,
     /// Who waits for the work of sync sources.
-    patience: Option<Box<dyn Patience>>,
+    patience: Option<Box<dyn SyncWait>>,
 }
 
 impl<S: Store + Work + Inspect> Ingress<S> {
     /// With sync sources: without this they are answered like any other.
     pub fn with_sync(mut self) -> Self {
-        let looking = Looking { store: self.store.clone(), bell: self.bell.clone() };
+        let looking =
+            StoreSyncWait { store: self.store.clone(), event_waiters: self.event_waiters.clone() };
         self.patience = Some(Box::new(looking));
         self
     }
@@ -91,15 +92,15 @@ impl<S: Store> Ingress<S> {
             ids: RequestIds::new(Uuid::now_v7().as_u64_pair().1),
             clock: Mutex::default(),
             told_lost: Mutex::default(),
-            afterwards: Afterwards::here(),
-            bell: Bell::default(),
+            afterwards: BackgroundTasks::here(),
+            event_waiters: EventWaiters::default(),
             patience: None,
         }
     }
 
-    /// What the workers ring for those who wait here.
-    pub fn bell(&self) -> Bell {
-        self.bell.clone()
+    /// What the workers notify.
+    pub fn event_waiters(&self) -> EventWaiters {
+        self.event_waiters.clone()
     }
 
     /// Takes over a new table; requests that have begun keep the one they began with.
@@ -233,10 +234,12 @@ impl<S: Store> Ingress<S> {
         // From here on the store is involved, and what it says is counted and logged even if the
         // client is gone by then.
         if is_refused {
-            afterwards.unstoppable(self.refuse_late(route, call, receipts)).await
+            afterwards.run_to_completion(self.refuse_late(route, call, receipts)).await
         } else {
             let jobs = route.jobs_for(&receipts);
-            afterwards.unstoppable(self.commit(route, call, Ingest { receipts, jobs, via })).await
+            afterwards
+                .run_to_completion(self.commit(route, call, Ingest { receipts, jobs, via }))
+                .await
         }
     }
 
@@ -257,7 +260,7 @@ impl<S: Store> Ingress<S> {
         let answer = match (route.mode, &self.patience) {
             (Mode::Sync { timeout }, Some(patience)) => {
                 let worked = outlast(&**patience, &verdicts, call.began + timeout).await;
-                if worked.contains(&Worked::Failed) {
+                if worked.contains(&SyncOutcome::Failed) {
                     route.ledger.count_refusal(Reason::WorkFailed);
                 }
                 respond::worked(&verdicts, &worked, route.source.ack(), call.request_id)
@@ -486,7 +489,11 @@ impl From<BodyFault> for Refused {
 }
 
 /// Waits for the work on every event, no longer than `until`.
-async fn outlast(patience: &dyn Patience, verdicts: &[Verdict], until: Instant) -> Vec<Worked> {
+async fn outlast(
+    patience: &dyn SyncWait,
+    verdicts: &[Verdict],
+    until: Instant,
+) -> Vec<SyncOutcome> {
     let mut all = Vec::with_capacity(verdicts.len());
     for verdict in verdicts {
         let worked = patience.outlast(verdict, until.into()).await;
@@ -494,7 +501,7 @@ async fn outlast(patience: &dyn Patience, verdicts: &[Verdict], until: Instant) 
             // It is durable, and that is all that is known of it now.
             warn!(%error, "looking for the result of an event: {error}");
             let known = KnownEvent { id: verdict.id(), status: Status::Received, result: None };
-            Worked::Running(known)
+            SyncOutcome::Running(known)
         }));
     }
     all

@@ -13,11 +13,11 @@ use crate::limits::{ADDRESSES_MAX, Rate};
 
 /// Over the limit; there is room again after this long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Over {
+pub(crate) struct RateExceeded {
     pub(crate) retry_after_seconds: u64,
 }
 
-impl Over {
+impl RateExceeded {
     fn wait(wait: Duration) -> Self {
         Self { retry_after_seconds: wait.as_secs_f64().ceil().max(1.0) as u64 }
     }
@@ -37,11 +37,13 @@ impl EventLimit {
 
     /// Takes room for `events`. More at once than ever fit need a full bucket, no more: a batch
     /// that could never pass would be a lost one.
-    pub(crate) fn take(&self, events: usize) -> Result<(), Over> {
+    pub(crate) fn take(&self, events: usize) -> Result<(), RateExceeded> {
         let events = u32::try_from(events).unwrap_or(u32::MAX).min(self.burst.get());
         let Some(events) = NonZeroU32::new(events) else { return Ok(()) };
         let fits = self.limiter.check_n(events).expect("never more than the bucket holds");
-        fits.map_err(|until| Over::wait(until.wait_time_from(DefaultClock::default().now())))
+        fits.map_err(|until| {
+            RateExceeded::wait(until.wait_time_from(DefaultClock::default().now()))
+        })
     }
 }
 
@@ -65,14 +67,14 @@ impl FailureLimit {
     }
 
     /// Counts one failure or one handshake.
-    pub(crate) fn take(&self, from: IpAddr) -> Result<(), Over> {
+    pub(crate) fn take(&self, from: IpAddr) -> Result<(), RateExceeded> {
         let key = match self.crowded.load(Ordering::Relaxed) {
             true => SHARED,
             false => party(from),
         };
-        self.limiter
-            .check_key(&key)
-            .map_err(|until| Over::wait(until.wait_time_from(DefaultClock::default().now())))
+        self.limiter.check_key(&key).map_err(|until| {
+            RateExceeded::wait(until.wait_time_from(DefaultClock::default().now()))
+        })
     }
 
     /// Forgets addresses that have been quiet; called every second. Between two calls only as many
@@ -141,7 +143,7 @@ mod tests {
 
     #[test]
     fn retry_after_is_whole_seconds_and_never_zero() {
-        assert_eq!(Over::wait(Duration::from_millis(3)).retry_after_seconds, 1);
-        assert_eq!(Over::wait(Duration::from_millis(1001)).retry_after_seconds, 2);
+        assert_eq!(RateExceeded::wait(Duration::from_millis(3)).retry_after_seconds, 1);
+        assert_eq!(RateExceeded::wait(Duration::from_millis(1001)).retry_after_seconds, 2);
     }
 }

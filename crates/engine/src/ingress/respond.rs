@@ -11,7 +11,7 @@ use http_body_util::Full;
 use uuid::Uuid;
 use uuid::fmt::Hyphenated;
 
-use crate::ingress::sync_wait::Worked;
+use crate::ingress::sync_wait::SyncOutcome;
 
 /// An answer of the public side.
 pub type Answer = Response<Full<Bytes>>;
@@ -247,19 +247,20 @@ pub(crate) fn decided(verdicts: &[Verdict], ack: Ack, request_id: RequestId) -> 
 /// copy is the next attempt.
 pub(crate) fn worked(
     verdicts: &[Verdict],
-    worked: &[Worked],
+    worked: &[SyncOutcome],
     ack: Ack,
     request_id: RequestId,
 ) -> Answer {
     let mut answer = decided(verdicts, ack, request_id);
-    if worked.contains(&Worked::Failed) {
+    if worked.contains(&SyncOutcome::Failed) {
         return refused(Reason::WorkFailed, request_id, None, After::KeepAlive);
     }
-    let runs = worked.iter().any(|worked| matches!(worked, Worked::Running(_)));
+    let runs = worked.iter().any(|worked| matches!(worked, SyncOutcome::Running(_)));
     if runs && ack == Ack::Plain {
         *answer.status_mut() = StatusCode::ACCEPTED;
     }
-    if let ([verdict], [Worked::Ended(known) | Worked::Running(known)]) = (verdicts, worked)
+    if let ([verdict], [SyncOutcome::Ended(known) | SyncOutcome::Running(known)]) =
+        (verdicts, worked)
         && ack != Ack::Empty
     {
         let mut body = Vec::with_capacity(112);

@@ -15,7 +15,7 @@ use ipnet::IpNet;
 use metrics::{Counter, Histogram, counter, histogram};
 use tracing::{error, info, warn};
 
-use crate::http::body_memory::Unfinished;
+use crate::http::body_memory::BodyMemory;
 use crate::ingress::rate_limits::{EventLimit, FailureLimit};
 use crate::ingress::respond::Reason;
 use crate::limits::{BodyLimits, HANDSHAKES, LOG_LINES_PER_SECOND, Rate, UNVERIFIED_DEFAULT};
@@ -106,7 +106,7 @@ pub struct Routes {
     pub(crate) public_url: Box<str>,
     pub(crate) trusted_proxies: Box<[IpNet]>,
     pub(crate) body: BodyLimits,
-    pub(crate) unfinished: Unfinished,
+    pub(crate) unfinished: BodyMemory,
 }
 
 /// One source on the public side.
@@ -137,7 +137,7 @@ impl Routes {
             nowhere: Ledger::new("unknown"),
             public_url: spec.public_url.trim_end_matches('/').into(),
             trusted_proxies: spec.trusted_proxies.into(),
-            unfinished: Unfinished::new(spec.body.unfinished_bytes_max, spec.body.left_alone),
+            unfinished: BodyMemory::new(spec.body.unfinished_bytes_max, spec.body.left_alone),
             body: spec.body,
         })
     }

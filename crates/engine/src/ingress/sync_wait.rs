@@ -10,12 +10,12 @@ use hapax_core::store::{
 };
 use tokio::time::{Instant, sleep_until};
 
-use crate::event_waiters::Bell;
+use crate::event_waiters::EventWaiters;
 use crate::limits::{SYNC_POLL, SYNC_POLL_MAX};
 
 /// What the work on an event had come to when the wait ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Worked {
+pub(crate) enum SyncOutcome {
     /// Nothing more will happen by itself.
     Ended(KnownEvent),
     /// The attempt failed, or the job is buried.
@@ -25,27 +25,27 @@ pub(crate) enum Worked {
 }
 
 /// Waiting for work; a trait so that a public side without sync sources asks less of its store.
-pub(crate) trait Patience: Send + Sync {
+pub(crate) trait SyncWait: Send + Sync {
     /// Waits for the work on the event of `verdict`, no longer than `until`.
     fn outlast<'a>(
         &'a self,
         verdict: &'a Verdict,
         until: Instant,
-    ) -> Pin<Box<dyn Future<Output = Result<Worked, StoreError>> + Send + 'a>>;
+    ) -> Pin<Box<dyn Future<Output = Result<SyncOutcome, StoreError>> + Send + 'a>>;
 }
 
-/// Looks at the store whenever the bell rings, and now and then without.
-pub(crate) struct Looking<S> {
+/// Looks at the store whenever the event_waiters rings, and now and then without.
+pub(crate) struct StoreSyncWait<S> {
     pub(crate) store: Arc<S>,
-    pub(crate) bell: Bell,
+    pub(crate) event_waiters: EventWaiters,
 }
 
-impl<S: Work + Inspect> Patience for Looking<S> {
+impl<S: Work + Inspect> SyncWait for StoreSyncWait<S> {
     fn outlast<'a>(
         &'a self,
         verdict: &'a Verdict,
         until: Instant,
-    ) -> Pin<Box<dyn Future<Output = Result<Worked, StoreError>> + Send + 'a>> {
+    ) -> Pin<Box<dyn Future<Output = Result<SyncOutcome, StoreError>> + Send + 'a>> {
         Box::pin(self.look_until(verdict, until))
     }
 }
@@ -56,40 +56,44 @@ struct Sight {
     failures: u32,
 }
 
-impl<S: Work + Inspect> Looking<S> {
-    async fn look_until(&self, verdict: &Verdict, until: Instant) -> Result<Worked, StoreError> {
+impl<S: Work + Inspect> StoreSyncWait<S> {
+    async fn look_until(
+        &self,
+        verdict: &Verdict,
+        until: Instant,
+    ) -> Result<SyncOutcome, StoreError> {
         let id = verdict.id();
-        let waiting = self.bell.wait_for(id);
+        let waiting = self.event_waiters.wait_for(id);
         let mut may_hurry = matches!(verdict, Verdict::Duplicate(_));
         let mut failures_before = 0;
         let mut pause = SYNC_POLL;
         loop {
-            let ring = waiting.ring();
+            let notify = waiting.notify();
             let Sight { known, failures } = self.look(verdict).await?;
             match known.status {
                 Status::Processed
                 | Status::Stale
                 | Status::Ignored
                 | Status::Discarded
-                | Status::Review => return Ok(Worked::Ended(known)),
-                Status::Dead => return Ok(Worked::Failed),
+                | Status::Review => return Ok(SyncOutcome::Ended(known)),
+                Status::Dead => return Ok(SyncOutcome::Failed),
                 // Failed before this copy came: the copy is the next attempt.
                 Status::Failed if may_hurry => {
                     may_hurry = false;
                     failures_before = failures;
                     self.store.hurry(id).await?;
                 }
-                Status::Failed if failures > failures_before => return Ok(Worked::Failed),
+                Status::Failed if failures > failures_before => return Ok(SyncOutcome::Failed),
                 Status::Failed | Status::Held | Status::Processing | Status::Received => {}
             }
             if Instant::now() >= until {
                 return Ok(match known.status {
-                    Status::Failed => Worked::Failed,
-                    _running => Worked::Running(known),
+                    Status::Failed => SyncOutcome::Failed,
+                    _running => SyncOutcome::Running(known),
                 });
             }
             tokio::select! {
-                () = ring => {}
+                () = notify => {}
                 () = sleep_until(until.min(Instant::now() + pause)) => {
                     pause = next(pause);
                 }

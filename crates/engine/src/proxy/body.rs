@@ -240,7 +240,7 @@ mod tests {
     use http_body_util::BodyExt as _;
 
     use super::*;
-    use crate::http::body_memory::Unfinished;
+    use crate::http::body_memory::BodyMemory;
 
     /// A body that comes in pieces, all of them at once.
     struct Pieces(VecDeque<&'static [u8]>);
@@ -271,7 +271,7 @@ mod tests {
 
     #[tokio::test]
     async fn bodies_that_are_held_share_what_memory_there_is_and_give_it_back() {
-        let unfinished = Unfinished::new(10, LONG);
+        let unfinished = BodyMemory::new(10, LONG);
         let whole = || Taken::Whole(LONG, unfinished.hold(Ipv4Addr::LOCALHOST.into()));
         let fits = (Some(Bytes::from_static(b"aaaaabbbbbccccc")), State::Ended);
         // What comes last is not held: whoever reads it has it all.
@@ -285,7 +285,7 @@ mod tests {
     #[tokio::test]
     async fn the_memory_of_a_body_is_taken_until_its_request_is_answered() {
         // Read to its end, it still stands in memory for as long as a slow upstream takes.
-        let unfinished = Unfinished::new(10, LONG);
+        let unfinished = BodyMemory::new(10, LONG);
         let whole = || Taken::Whole(LONG, unfinished.hold(Ipv4Addr::LOCALHOST.into()));
         let (body, running) = Uploaded::new(Pieces([&b"aaaaaa"[..], b"b"].into()), whole());
         drop(body.collect().await.unwrap());

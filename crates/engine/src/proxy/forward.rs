@@ -29,7 +29,7 @@ use uuid::Uuid;
 
 use super::Call;
 use super::body::Answered;
-use super::log::Voice;
+use super::log::ProxyLog;
 use super::problem::Problem;
 use super::upstream::{Stray, Upstream};
 use crate::ingress::respond::RequestId;
@@ -50,7 +50,7 @@ struct Way {
     trusted: Vec<IpNet>,
     /// The header that says whose a key is, with dashes.
     scoped_by: Option<HeaderName>,
-    voice: Arc<Voice>,
+    voice: Arc<ProxyLog>,
 }
 
 impl Forwarder {
@@ -60,7 +60,7 @@ impl Forwarder {
         lease: Duration,
         trusted: Vec<IpNet>,
         scoped_by: Option<HeaderName>,
-        voice: Arc<Voice>,
+        voice: Arc<ProxyLog>,
     ) -> Self {
         let margin = (lease / 10).clamp(UPSTREAM_MARGIN_MIN, UPSTREAM_MARGIN_MAX);
         let time = lease.saturating_sub(margin);
@@ -367,7 +367,7 @@ mod tests {
     fn way_to(at: SocketAddr) -> Forwarder {
         let upstream = Upstream::parse(&format!("http://{at}")).unwrap();
         let (outbound, lease) = (Outbound::passing_on().unwrap(), Duration::from_secs(60));
-        let voice = Arc::new(Voice::new("api"));
+        let voice = Arc::new(ProxyLog::new("api"));
         Forwarder::new(upstream, outbound, lease, Vec::new(), None, voice)
     }
 

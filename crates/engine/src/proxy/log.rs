@@ -11,7 +11,7 @@ use crate::log_budget::LogBudget;
 
 /// The lines of one proxy, and how many of each kind it may cost.
 #[derive(Debug)]
-pub(super) struct Voice {
+pub(super) struct ProxyLog {
     proxy: Box<str>,
     budgets: [LogBudget; Lane::ALL.len()],
 }
@@ -61,7 +61,7 @@ impl Lane {
 /// The word for a request that has nothing to do with keys.
 const PASSED: &str = "passed";
 
-impl Voice {
+impl ProxyLog {
     pub(super) fn new(proxy: &str) -> Self {
         let budgets = Lane::ALL.map(|_| LogBudget::new(LOG_LINES_PER_SECOND));
         Self { proxy: proxy.into(), budgets }

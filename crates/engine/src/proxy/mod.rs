@@ -36,9 +36,9 @@ pub use self::upstream::{Upstream, UpstreamError};
 
 use self::body::{State, Taken, Uploaded};
 use self::forward::Forwarder;
-use self::log::Voice;
+use self::log::ProxyLog;
 use self::problem::Problem;
-use crate::http::body_memory::{Held, Unfinished};
+use crate::http::body_memory::{BodyMemory, Held};
 use crate::http::client_address::remote;
 use crate::http::{self as door, Drained, Peer};
 use crate::ingress::Now;
@@ -46,8 +46,8 @@ use crate::ingress::respond::{REQUEST_ID, RequestId};
 use crate::limits::{BodyLimits, HttpLimits, KEYED_MAX, TEND_EVERY};
 use crate::outbound::Outbound;
 use crate::request_ids::RequestIds;
-use crate::run_to_completion::Afterwards;
-use crate::serve::{Backstage, to_the_end};
+use crate::run_to_completion::BackgroundTasks;
+use crate::serve::{Background, run_until_drained};
 
 /// What a proxy goes by; all of it can be changed while it runs.
 #[derive(Debug, Clone)]
@@ -71,10 +71,10 @@ pub struct Proxy<L> {
     outbound: Outbound,
     now: Now,
     ids: RequestIds,
-    afterwards: Afterwards,
-    voice: Arc<Voice>,
+    afterwards: BackgroundTasks,
+    voice: Arc<ProxyLog>,
     /// Memory for bodies that are being read whole.
-    unfinished: Unfinished,
+    unfinished: BodyMemory,
     /// A permit for each request with a key, which goes on without its client.
     keyed: Arc<Semaphore>,
     behind: ArcSwap<Behind<L>>,
@@ -101,7 +101,7 @@ impl<L: Ledger> Proxy<L> {
     /// Must be called on the runtime that will serve it: a request whose client hangs up goes on
     /// there. `name` is part of every key's scope. `outbound` should be [`Outbound::passing_on`].
     pub fn new(name: &str, ledger: Arc<L>, outbound: Outbound, now: Now, spec: ProxySpec) -> Self {
-        let voice = Arc::new(Voice::new(name));
+        let voice = Arc::new(ProxyLog::new(name));
         let behind = Behind::new(Arc::clone(&ledger), &outbound, Arc::clone(&voice), spec);
         let body = BodyLimits::default();
         Self {
@@ -109,9 +109,9 @@ impl<L: Ledger> Proxy<L> {
             outbound,
             now,
             ids: RequestIds::new(Uuid::now_v7().as_u64_pair().1),
-            afterwards: Afterwards::here(),
+            afterwards: BackgroundTasks::here(),
             voice,
-            unfinished: Unfinished::new(body.unfinished_bytes_max, body.left_alone),
+            unfinished: BodyMemory::new(body.unfinished_bytes_max, body.left_alone),
             keyed: Arc::new(Semaphore::new(KEYED_MAX)),
             behind: ArcSwap::from_pointee(behind),
         }
@@ -163,7 +163,7 @@ impl<L: Ledger> Proxy<L> {
             drop(permit);
             answer
         };
-        passed(&peer, afterwards.unstoppable(answering).await)
+        passed(&peer, afterwards.run_to_completion(answering).await)
     }
 
     /// Answers a request of which nothing was read but its head.
@@ -229,7 +229,7 @@ impl<L: Ledger> Proxy<L> {
 }
 
 impl<L: Ledger> Behind<L> {
-    fn new(ledger: Arc<L>, outbound: &Outbound, voice: Arc<Voice>, spec: ProxySpec) -> Self {
+    fn new(ledger: Arc<L>, outbound: &Outbound, voice: Arc<ProxyLog>, spec: ProxySpec) -> Self {
         let ProxySpec { upstream, rules, lease, body_timeout, trusted_proxies } = spec;
         let rules = rules.realm(voice.proxy()).lease(lease);
         let scoped_by = rules.principal_header();
@@ -299,8 +299,8 @@ pub async fn serve_proxy<L: Ledger>(
     let serving = |stop| door::serve(listener, None, answer, limits.clone(), stop);
     // Requests with a key whose clients were cut or gone.
     let backstage =
-        Backstage { finish: proxy.afterwards.finish(), tend: |served| proxy.tend(served) };
-    to_the_end(serving, backstage, limits.drain, stop).await
+        Background { finish: proxy.afterwards.finish(), tend: |served| proxy.tend(served) };
+    run_until_drained(serving, backstage, limits.drain, stop).await
 }
 
 #[cfg(test)]

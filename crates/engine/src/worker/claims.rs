@@ -103,7 +103,7 @@ impl Lane {
         self.counts.seconds.record(took);
         self.counts.of(ended).increment(1);
         self.say(claim, ended, (shop.now)());
-        shop.bell.ring(claim.event.id);
+        shop.event_waiters.notify(claim.event.id);
     }
 
     pub(super) fn say(&self, claim: &Claim, ended: &Ended, now: Timestamp) {

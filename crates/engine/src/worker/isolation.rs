@@ -18,19 +18,19 @@ use crate::limits::ALONE_MAX;
 
 /// The gate of one process.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct Isolation {
     inside: RwLock<()>,
     lost_before: Mutex<()>,
     alone_max: Duration,
 }
 
-impl Default for Gate {
+impl Default for Isolation {
     fn default() -> Self {
         Self::for_at_most(ALONE_MAX)
     }
 }
 
-impl Gate {
+impl Isolation {
     fn for_at_most(alone_max: Duration) -> Self {
         Self { inside: RwLock::default(), lost_before: Mutex::default(), alone_max }
     }
@@ -68,7 +68,7 @@ mod tests {
     #[tokio::test]
     async fn one_that_was_lost_waits_for_those_inside_and_keeps_the_next_out() {
         // A process that dies with it inside must not have had anyone else inside.
-        let gate = Arc::new(Gate::default());
+        let gate = Arc::new(Isolation::default());
         let inside = Arc::new(AtomicUsize::new(0));
         let (leave, arrived) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let beside = || {
@@ -116,7 +116,7 @@ mod tests {
     async fn one_that_takes_for_ever_holds_nobody_up_for_long() {
         // An app that hangs, once as the lost one and once as the neighbour: both go on waiting, and
         // everyone else comes through.
-        let gate = Arc::new(Gate::for_at_most(Duration::from_millis(20)));
+        let gate = Arc::new(Isolation::for_at_most(Duration::from_millis(20)));
         let inside = Arc::new(Notify::new());
         let hang = || {
             let inside = inside.clone();
@@ -147,7 +147,7 @@ mod tests {
     async fn two_that_were_lost_are_never_inside_together_not_even_past_their_time() {
         // They come due together after each restart; beside a poisonous one a harmless one would be
         // lost as often, and buried with it.
-        let gate = Arc::new(Gate::for_at_most(Duration::ZERO));
+        let gate = Arc::new(Isolation::for_at_most(Duration::ZERO));
         let inside = Arc::new(AtomicUsize::new(0));
         let lost = (0..8).map(|_| {
             let (gate, inside) = (gate.clone(), inside.clone());

@@ -30,18 +30,18 @@ use tracing::{error, warn};
 use uuid::Uuid;
 
 use metrics::Counts;
-use panics::{caught, say_panic};
+use panics::{catch_panic, log_panic};
 pub(crate) use polling::Pause;
 
-use crate::event_waiters::Bell;
+use crate::event_waiters::EventWaiters;
 use crate::ingress::Now;
 use crate::ingress::routes::RouteSpec;
 use crate::limits::{LOG_LINES_PER_SECOND, STORE_PAUSE_MAX};
 use crate::log_budget::LogBudget;
 use crate::outbound::Outbound;
 use crate::worker::http_handler::App;
-use crate::worker::isolation::Gate;
-use crate::worker::refetch::Current;
+use crate::worker::isolation::Isolation;
+use crate::worker::refetch::Refetcher;
 
 /// One handler of one source.
 #[derive(Debug, Clone)]
@@ -91,26 +91,26 @@ pub struct Pulled {
 pub struct Workers<S> {
     store: Arc<S>,
     outbound: Outbound,
-    bell: Bell,
+    event_waiters: EventWaiters,
     now: Now,
-    gate: Gate,
+    gate: Isolation,
     /// Who we are in the notes of attempts: another one after each start.
     id: Arc<str>,
     lanes: watch::Sender<Vec<Arc<Lane>>>,
 }
 
 impl<S: Work + Inspect> Workers<S> {
-    /// Nothing is claimed before [`Workers::run`]. `bell` rings for whoever waits for an event.
+    /// Nothing is claimed before [`Workers::run`]. `event_waiters` rings for whoever waits for an event.
     pub fn new(
         store: Arc<S>,
         outbound: Outbound,
-        bell: Bell,
+        event_waiters: EventWaiters,
         now: Now,
         lanes: Vec<LaneSpec>,
     ) -> Self {
         let id = format!("worker-{}", Uuid::now_v7().simple()).into();
-        let (gate, unset) = (Gate::default(), watch::Sender::default());
-        let workers = Self { store, outbound, bell, now, gate, id, lanes: unset };
+        let (gate, unset) = (Isolation::default(), watch::Sender::default());
+        let workers = Self { store, outbound, event_waiters, now, gate, id, lanes: unset };
         workers.reload(lanes);
         workers
     }
@@ -158,10 +158,10 @@ impl<S: Work + Inspect> Workers<S> {
                     let ended = lane.record(self, &claim, &Next::Settle(outcome)).await;
                     lane.counts.of(&ended).increment(1);
                     lane.say(&claim, &ended, (self.now)());
-                    self.bell.ring(claim.event.id);
+                    self.event_waiters.notify(claim.event.id);
                 }
                 // Its lease runs out.
-                Err(panic) => say_panic(Err(panic)),
+                Err(panic) => log_panic(Err(panic)),
             }
         }
         pulled.sort_unstable_by_key(|(place, _)| *place);
@@ -189,12 +189,12 @@ impl<S: Work + Inspect> Workers<S> {
                 _ = lanes.changed() => round.cancel(),
             }
             while let Some(ended) = running.try_join_next() {
-                say_panic(ended);
+                log_panic(ended);
             }
         }
         let ended = timeout(drain, async {
             while let Some(ended) = running.join_next().await {
-                say_panic(ended);
+                log_panic(ended);
             }
         });
         if ended.await.is_err() {
@@ -229,7 +229,7 @@ pub(crate) struct Lane {
     config: Arc<Handler>,
     kind: Kind,
     /// Where the current object is fetched before each attempt.
-    current: Option<Current>,
+    current: Option<Refetcher>,
     /// How many attempts may run; shared with the lane that a reload replaced.
     permits: Arc<Semaphore>,
     counts: Counts,
@@ -288,7 +288,8 @@ impl Lane {
                 Kind::Http(Box::new(App::new(&config, target, verifiers, outbound.clone())))
             }
         };
-        let current = config.refetch.clone().map(|refetch| Current::new(refetch, outbound.clone()));
+        let current =
+            config.refetch.clone().map(|refetch| Refetcher::new(refetch, outbound.clone()));
         let handler = HandlerRef { source, handler: config.name.clone() };
         let as_before = before
             .iter()
@@ -325,7 +326,7 @@ impl Lane {
                     (Kind::Pull, _) => stop.cancelled().await,
                 }
             };
-            if let Err(panic) = caught(working).await {
+            if let Err(panic) = catch_panic(working).await {
                 error!(
                     lane = self.name,
                     "the lane {} panicked and starts again: {panic}", self.name

@@ -8,7 +8,7 @@ use std::task::Poll;
 use tracing::error;
 
 /// Awaits `work`; a panic in it is an answer.
-pub(super) async fn caught<T>(work: impl Future<Output = T>) -> Result<T, String> {
+pub(super) async fn catch_panic<T>(work: impl Future<Output = T>) -> Result<T, String> {
     let mut work = pin!(work);
     poll_fn(|cx| {
         // What panicked is never polled again, so nothing sees it half done.
@@ -28,7 +28,7 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     }
 }
 
-pub(super) fn say_panic(ended: Result<(), tokio::task::JoinError>) {
+pub(super) fn log_panic(ended: Result<(), tokio::task::JoinError>) {
     if let Err(error) = ended
         && error.is_panic()
     {

@@ -13,8 +13,8 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error};
 
-use super::panics::{caught, say_panic};
-use super::polling::Rhythm;
+use super::panics::{catch_panic, log_panic};
+use super::polling::Polling;
 use super::{Found, Kind, Lane, Next, Workers};
 use crate::limits::CLAIM_MAX;
 
@@ -25,11 +25,11 @@ impl Lane {
         shop: &Arc<Workers<S>>,
         stop: &CancellationToken,
     ) {
-        let mut rhythm = Rhythm::new(self, shop, stop);
+        let mut rhythm = Polling::new(self, shop, stop);
         let mut running = JoinSet::new();
         while let Some(mut permits) = stop.run_until_cancelled(self.free()).await {
             while let Some(ended) = running.try_join_next() {
-                say_panic(ended);
+                log_panic(ended);
             }
             rhythm.listen().await;
             let limit = permits.len();
@@ -69,7 +69,7 @@ impl Lane {
             rhythm.rest(found).await;
         }
         while let Some(ended) = running.join_next().await {
-            say_panic(ended);
+            log_panic(ended);
         }
     }
 
@@ -105,7 +105,7 @@ impl Lane {
     ) {
         let work = async {
             let began = Instant::now();
-            let next = caught(self.run(&shop, &claim)).await.unwrap_or_else(|panic| {
+            let next = catch_panic(self.run(&shop, &claim)).await.unwrap_or_else(|panic| {
                 error!(lane = self.name, job = %claim.job, "the attempt panicked: {panic}");
                 let error = "the handler panicked".to_owned();
                 Next::Settle(Outcome::Failed { error, retry: Retry::Schedule })

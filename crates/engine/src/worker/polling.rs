@@ -20,7 +20,7 @@ use crate::limits::{GATHER, POLL_EVERY, STORE_PAUSE, STORE_PAUSE_MAX};
 const QUIET_PAUSE: Duration = Duration::from_millis(5);
 
 /// When a lane looks for work again.
-pub(super) struct Rhythm<'a, S> {
+pub(super) struct Polling<'a, S> {
     lane: &'a Lane,
     shop: &'a Workers<S>,
     stop: &'a CancellationToken,
@@ -30,7 +30,7 @@ pub(super) struct Rhythm<'a, S> {
     pause: Pause,
 }
 
-impl<'a, S: Work> Rhythm<'a, S> {
+impl<'a, S: Work> Polling<'a, S> {
     pub(super) fn new(lane: &'a Lane, shop: &'a Workers<S>, stop: &'a CancellationToken) -> Self {
         Self {
             lane,

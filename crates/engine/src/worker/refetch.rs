@@ -21,12 +21,12 @@ use crate::worker::http_handler::{failed, said_no, when_again, when_unanswered};
 
 /// Where a handler's objects are fetched.
 #[derive(Debug)]
-pub(crate) struct Current {
+pub(crate) struct Refetcher {
     refetch: Refetch,
     outbound: Outbound,
 }
 
-impl Current {
+impl Refetcher {
     pub(crate) fn new(refetch: Refetch, outbound: Outbound) -> Self {
         Self { refetch, outbound }
     }

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::panics::say_panic;
-use super::polling::Rhythm;
+use super::panics::log_panic;
+use super::polling::Polling;
 use super::{Found, Lane, Next, Workers};
 use crate::limits::SQL_SLICE;
 
@@ -23,7 +23,7 @@ impl Lane {
         stop: &CancellationToken,
     ) {
         let most = shop.store.sql_slices().min(self.config.concurrency);
-        let mut rhythm = Rhythm::new(self, shop, stop);
+        let mut rhythm = Polling::new(self, shop, stop);
         while !stop.is_cancelled() {
             rhythm.listen().await;
             let found = match shop.gate.beside(self.slice(shop, program)).await {
@@ -59,7 +59,7 @@ impl Lane {
                 Ok(Ok((Found::Full, None))) if go_on => begin(&mut running),
                 Ok(Ok((Found::Full | Found::Some | Found::Nothing, None))) => {}
                 Ok(Err(error)) => found = Err(error),
-                Err(panic) => say_panic(Err(panic)),
+                Err(panic) => log_panic(Err(panic)),
             }
         }
         let mut lost = lost.into_iter();
@@ -94,7 +94,7 @@ impl Lane {
             self.counts.failed.increment(ran.failed as u64);
             // They shared a transaction: each took its share of it.
             self.counts.seconds.record_many(began.elapsed() / all as u32, all);
-            shop.bell.ring_each(&ran.events);
+            shop.event_waiters.notify_each(&ran.events);
         }
         if ran.failed > 0 && self.lines.admit((shop.now)()) {
             let (lane, failed) = (&*self.name, ran.failed);

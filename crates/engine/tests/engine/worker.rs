@@ -21,8 +21,8 @@ use hapax_core::store::{Claim, ClaimAsk, HandlerRef, Work as _};
 use hapax_core::{Arrival, Source, SourceName, Timestamp, Verified, verify};
 use hapax_engine::limits::{PRUNE_BATCH, PRUNE_PAUSE, SQL_SLICE};
 use hapax_engine::{
-    Bell, HttpLimits, Ingress, Janitor, LaneSpec, Mode, Outbound, Retention, RouteSpec, Routes,
-    RoutesSpec, Workers, serve_ingress,
+    EventWaiters, HttpLimits, Ingress, Janitor, LaneSpec, Mode, Outbound, Retention, RouteSpec,
+    Routes, RoutesSpec, Workers, serve_ingress,
 };
 use http::{HeaderMap, HeaderName, Method, Request, Response, Uri};
 use http_body_util::{BodyExt, Full};
@@ -148,13 +148,18 @@ struct Crew {
 
 impl Crew {
     fn start(store: &Arc<Bench>, handler: Handler) -> Self {
-        Self::with(store, handler, Bell::default(), Arc::new(Timestamp::now))
+        Self::with(store, handler, EventWaiters::default(), Arc::new(Timestamp::now))
     }
 
-    fn with(store: &Arc<Bench>, handler: Handler, bell: Bell, now: hapax_engine::Now) -> Self {
+    fn with(
+        store: &Arc<Bench>,
+        handler: Handler,
+        event_waiters: EventWaiters,
+        now: hapax_engine::Now,
+    ) -> Self {
         let outbound = Outbound::new().unwrap();
         let lanes = vec![lane(handler)];
-        let workers = Arc::new(Workers::new(store.clone(), outbound, bell, now, lanes));
+        let workers = Arc::new(Workers::new(store.clone(), outbound, event_waiters, now, lanes));
         let stop = CancellationToken::new();
         let running = tokio::spawn(workers.clone().run(Duration::from_secs(20), stop.clone()));
         Self { workers, running, _guard: stop.clone().drop_guard(), stop }
@@ -561,7 +566,7 @@ async fn a_panic_in_an_attempt_is_a_failed_attempt_and_others_go_on() {
         false => Timestamp::now(),
     });
     let http = handler(HandlerKind::Http(target(app.url())));
-    let _crew = Crew::with(&store, http, Bell::default(), now);
+    let _crew = Crew::with(&store, http, EventWaiters::default(), now);
     let piece = store.until(job, |piece| piece.phase == Phase::Done).await;
     assert_eq!(piece.error.as_deref(), Some("the handler panicked"));
     assert_eq!(piece.progress.steps, 1);
@@ -632,7 +637,7 @@ impl Counter {
         let routes = Routes::build(RoutesSpec::new(vec![route])).unwrap();
         let now: hapax_engine::Now = Arc::new(Timestamp::now);
         let ingress = Arc::new(Ingress::new(store.clone(), routes, now.clone()).with_sync());
-        let crew = Crew::with(&store, http, ingress.bell(), now);
+        let crew = Crew::with(&store, http, ingress.event_waiters(), now);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let wire = Wire::connect(listener.local_addr().unwrap()).await;
         let stop = CancellationToken::new();

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use hapax_core::Timestamp;
 use hapax_core::limits::LANE_COUNT_MAX;
-use hapax_store::{HandlersSight, PgOpenError, PgSight, PgStore, RedisSight};
+use hapax_store::{HandlerRoleReport, PgOpenError, PgReport, PgStore, RedisReport};
 use http::{Method, StatusCode};
 use rusqlite::{Connection, OpenFlags};
 use serde::{Deserialize, Serialize};
@@ -106,7 +106,7 @@ impl Doctor {
             handlers(checked, &mut found);
         }
         if let Some(url) = settings.as_ref().and_then(|set| set.redis_url.as_ref()) {
-            let looked = admin_client::run(async { Ok(RedisSight::look(url.expose()).await) })?;
+            let looked = admin_client::run(async { Ok(RedisReport::look(url.expose()).await) })?;
             redis(url, looked, &mut found);
         }
         match self.access.open(&self.flags) {
@@ -285,7 +285,7 @@ fn database(path: &Path, found: &mut Findings) {
 }
 
 /// The database that nodes share, as it answered.
-fn shared_database(url: &ServiceUrl, looked: Result<PgSight, PgOpenError>, found: &mut Findings) {
+fn shared_database(url: &ServiceUrl, looked: Result<PgReport, PgOpenError>, found: &mut Findings) {
     let sight = match looked {
         Ok(sight) => sight,
         Err(error) => {
@@ -293,7 +293,7 @@ fn shared_database(url: &ServiceUrl, looked: Result<PgSight, PgOpenError>, found
             return;
         }
     };
-    let PgSight { version, is_standby, clock_apart, unfit, steps } = sight;
+    let PgReport { version, is_standby, clock_apart, unfit, steps } = sight;
     match unfit {
         None => found.add("database", Level::Ok, format!("{url} opens: PostgreSQL {version}")),
         Some(error) => {
@@ -342,26 +342,26 @@ fn handlers(checked: Result<Vec<Unprepared>, String>, found: &mut Findings) {
 /// The role that handlers work as.
 fn handlers_role(
     url: &ServiceUrl,
-    looked: Result<HandlersSight, PgOpenError>,
+    looked: Result<HandlerRoleReport, PgOpenError>,
     found: &mut Findings,
 ) {
     match looked {
         Err(error) => found.add("handlers", Level::Fail, format!("{url}: {error}")),
-        Ok(HandlersSight { role, owns_ours: true }) => {
+        Ok(HandlerRoleReport { role, owns_ours: true }) => {
             let note = format!(
                 "{url}: {role} can write to the tables of Hapax; use a role that can only call \
                  its functions"
             );
             found.add("handlers", Level::Warn, note);
         }
-        Ok(HandlersSight { role, owns_ours: false }) => {
+        Ok(HandlerRoleReport { role, owns_ours: false }) => {
             found.add("handlers", Level::Ok, format!("{url} opens: handlers work as {role}"));
         }
     }
 }
 
 /// The Redis in front, as it answered. Nothing here is a failure: without it the database answers.
-fn redis(url: &ServiceUrl, looked: Result<RedisSight, String>, found: &mut Findings) {
+fn redis(url: &ServiceUrl, looked: Result<RedisReport, String>, found: &mut Findings) {
     let sight = match looked {
         Ok(sight) => sight,
         Err(error) => {

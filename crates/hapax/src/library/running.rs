@@ -84,7 +84,7 @@ impl<S: Database> Hapax<S> {
         let workers = Workers::new(
             Arc::clone(&store),
             Outbound::new()?,
-            ingress.bell(),
+            ingress.event_waiters(),
             Arc::clone(&now),
             lanes,
         );

@@ -59,7 +59,7 @@ async fn who_waits_hears_of_the_end_at_once() {
     assert_eq!(api.effects.count(), 1);
 }
 
-// The running one is in another process: no bell rings here.
+// The running one is in another process: no event_waiters rings here.
 #[tokio::test(start_paused = true)]
 async fn who_waits_for_another_process_sees_the_end_by_looking() {
     let Paused { api, begun, gate } = paused(rules());

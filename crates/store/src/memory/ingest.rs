@@ -13,7 +13,7 @@ use super::{EventNumber, Guarded, Job, Model, Standing, Stored};
 use crate::limits::{CONFLICTS_IN_FULL, COPIES_IN_FULL};
 
 /// How a receipt came, and the work it promises.
-struct Coming<'a> {
+struct ArrivalContext<'a> {
     receipt: &'a Receipt,
     jobs: &'a [NewJob],
     via: &'a ArrivalInfo,
@@ -26,7 +26,9 @@ impl Model {
         let jobs = ingest.jobs.iter().map(Vec::as_slice).chain(std::iter::repeat(&[][..]));
         let coming = ingest.receipts.iter().zip(jobs);
         coming
-            .map(|(receipt, jobs)| self.decide(&Coming { receipt, jobs, via: &ingest.via, now }))
+            .map(|(receipt, jobs)| {
+                self.decide(&ArrivalContext { receipt, jobs, via: &ingest.via, now })
+            })
             .collect()
     }
 
@@ -67,7 +69,7 @@ impl Model {
         self.jobs.insert(self.jobs_ever, job);
     }
 
-    fn decide(&mut self, coming: &Coming<'_>) -> Verdict {
+    fn decide(&mut self, coming: &ArrivalContext<'_>) -> Verdict {
         let receipt = coming.receipt;
         let known = self.known_by_key(receipt);
         let is_copy = known.is_some_and(|at| self.events[&at].body_hash == receipt.body_hash());
@@ -91,7 +93,11 @@ impl Model {
 
     /// A suspected replay, new or known. It has a key of its own, so that it takes from no event the id
     /// it came under. `known` is the event that has that id.
-    fn suspect(&mut self, known: Option<EventNumber>, coming: &Coming<'_>) -> Option<Verdict> {
+    fn suspect(
+        &mut self,
+        known: Option<EventNumber>,
+        coming: &ArrivalContext<'_>,
+    ) -> Option<Verdict> {
         let key = coming.receipt.if_replay()?;
         if let Some(&filed) = self.keys.get(key) {
             return Some(self.meet_again(filed, coming));
@@ -117,7 +123,7 @@ impl Model {
     }
 
     /// Remembers the signed content of this receipt with the event, unless it is known already.
-    fn hold_guard(&mut self, at: EventNumber, coming: &Coming<'_>) {
+    fn hold_guard(&mut self, at: EventNumber, coming: &ArrivalContext<'_>) {
         let Some(guard) = coming.receipt.guard() else { return };
         let until = match guard.keep {
             GuardKeep::For(long) => Some(later(coming.now, long)),
@@ -126,8 +132,8 @@ impl Model {
         self.guards.entry(guard.hash).or_insert(Guarded { event: at, until });
     }
 
-    fn meet_again(&mut self, at: EventNumber, coming: &Coming<'_>) -> Verdict {
-        let Coming { receipt, via, .. } = coming;
+    fn meet_again(&mut self, at: EventNumber, coming: &ArrivalContext<'_>) -> Verdict {
+        let ArrivalContext { receipt, via, .. } = coming;
         let held_by = self.known_by_guard(receipt);
         // Bytes that were not signed may differ where all that was signed is the same.
         let same_content = receipt.guard().is_some_and(|guard| guard.seen == GuardSeen::Duplicate)
@@ -175,9 +181,9 @@ impl Model {
         &mut self,
         key: &EventKey,
         review: Option<ReviewReason>,
-        coming: &Coming<'_>,
+        coming: &ArrivalContext<'_>,
     ) -> Verdict {
-        let Coming { receipt, via, .. } = coming;
+        let ArrivalContext { receipt, via, .. } = coming;
         let at = self.events_ever;
         self.events_ever += 1;
         let id = EventId(Uuid::now_v7());

@@ -21,7 +21,7 @@ pub(super) struct Resource {
 }
 
 /// What a claim does with a job it comes to.
-pub(super) enum Turn {
+pub(super) enum Admission {
     /// It runs.
     Now,
     /// Newer news was applied already.
@@ -33,26 +33,26 @@ pub(super) enum Turn {
 }
 
 impl Model {
-    pub(super) fn turn_of(&mut self, at: JobNumber, spec: &HandlerSpec) -> Turn {
+    pub(super) fn turn_of(&mut self, at: JobNumber, spec: &HandlerSpec) -> Admission {
         let job = &self.jobs[&at];
         let (Some(rule), Some(resource)) = (&spec.order, job.resource()) else {
-            return Turn::Now;
+            return Admission::Now;
         };
         let guard = match job.forced {
             true => Guard::Run,
             false => self.guard_of(job, &rule.policy),
         };
         match guard {
-            Guard::Stale => Turn::Past,
-            Guard::Hold => Turn::NotYet(rule.clone()),
-            Guard::Run if self.is_busy(&resource) => Turn::AfterAnother,
+            Guard::Stale => Admission::Past,
+            Guard::Hold => Admission::NotYet(rule.clone()),
+            Guard::Run if self.is_busy(&resource) => Admission::AfterAnother,
             Guard::Run => {
                 // Once a sequence has begun it stays begun: if its first number fails, the second
                 // must not be taken for the first.
                 if let Some(place) = &job.place {
                     self.starts.entry(resource).or_insert(place.position);
                 }
-                Turn::Now
+                Admission::Now
             }
         }
     }

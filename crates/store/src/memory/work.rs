@@ -15,7 +15,7 @@ use hapax_core::{Tenant, Timestamp};
 use jiff::SignedDuration;
 use uuid::Uuid;
 
-use super::order::Turn;
+use super::order::Admission;
 use super::{EventNumber, Job, JobNumber, Model, Published, Taken};
 use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 
@@ -39,18 +39,18 @@ impl Model {
         while begun.claims.len() < ask.limit {
             let Some(at) = self.next_in_turn(&ask.handler, &served, now) else { break };
             match self.turn_of(at, &spec) {
-                Turn::Now => {}
-                Turn::Past => {
+                Admission::Now => {}
+                Admission::Past => {
                     self.close(at, Phase::Stale, now);
                     begun.guarded.push(self.event_of(at));
                     continue;
                 }
-                Turn::NotYet(rule) => {
+                Admission::NotYet(rule) => {
                     self.hold(at, &rule, now);
                     begun.guarded.push(self.event_of(at));
                     continue;
                 }
-                Turn::AfterAnother => {
+                Admission::AfterAnother => {
                     self.job_mut(at).phase = Phase::Parked;
                     continue;
                 }

@@ -31,7 +31,7 @@ const LEND_MAX: Duration = Duration::from_secs(5);
 
 /// How long statements of one kind may take.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Patience {
+pub(super) struct StatementTimeouts {
     /// On the server.
     statement: Duration,
     /// Of that, waiting for a lock.
@@ -40,7 +40,7 @@ pub(super) struct Patience {
     grace: Duration,
 }
 
-impl Patience {
+impl StatementTimeouts {
     /// All of them are short, and this lies well below the shortest lease.
     pub(super) const WORK: Self = Self {
         statement: Duration::from_secs(10),
@@ -125,13 +125,13 @@ impl Default for PoolSizes {
 /// The connections of one node.
 #[derive(Debug)]
 pub(super) struct Pools {
-    pub(super) ingest: Lender,
-    pub(super) work: Lender,
-    pub(super) handlers: Lender,
-    pub(super) ledger: Lender,
-    pub(super) admin: Lender,
+    pub(super) ingest: ClientPool,
+    pub(super) work: ClientPool,
+    pub(super) handlers: ClientPool,
+    pub(super) ledger: ClientPool,
+    pub(super) admin: ClientPool,
     /// For the epoch alone: however busy the others are, the node knows whether the database lives.
-    pub(super) watch: Lender,
+    pub(super) watch: ClientPool,
 }
 
 impl Pools {
@@ -142,12 +142,22 @@ impl Pools {
         sizes: PoolSizes,
     ) -> Result<Self, PgOpenError> {
         Ok(Self {
-            ingest: Lender::by_index(target, "hapax-ingest", sizes.ingest, Patience::INGEST)?,
-            work: Lender::by_index(target, "hapax-work", sizes.work, Patience::WORK)?,
-            handlers: Lender::for_handlers(handlers, sizes.handlers)?,
-            ledger: Lender::by_index(target, "hapax-ledger", sizes.ledger, Patience::INGEST)?,
-            admin: Lender::new(target, "hapax-admin", sizes.admin, Patience::WORK)?,
-            watch: Lender::new(target, "hapax-watch", 1, Patience::WORK)?,
+            ingest: ClientPool::by_index(
+                target,
+                "hapax-ingest",
+                sizes.ingest,
+                StatementTimeouts::INGEST,
+            )?,
+            work: ClientPool::by_index(target, "hapax-work", sizes.work, StatementTimeouts::WORK)?,
+            handlers: ClientPool::for_handlers(handlers, sizes.handlers)?,
+            ledger: ClientPool::by_index(
+                target,
+                "hapax-ledger",
+                sizes.ledger,
+                StatementTimeouts::INGEST,
+            )?,
+            admin: ClientPool::new(target, "hapax-admin", sizes.admin, StatementTimeouts::WORK)?,
+            watch: ClientPool::new(target, "hapax-watch", 1, StatementTimeouts::WORK)?,
         })
     }
 
@@ -165,19 +175,19 @@ impl Pools {
         }
     }
 
-    fn all(&self) -> [&Lender; 6] {
+    fn all(&self) -> [&ClientPool; 6] {
         [&self.ingest, &self.work, &self.handlers, &self.ledger, &self.admin, &self.watch]
     }
 }
 
 /// One pool.
 #[derive(Debug)]
-pub(super) struct Lender {
+pub(super) struct ClientPool {
     pool: Pool,
-    patience: Patience,
+    patience: StatementTimeouts,
 }
 
-impl Lender {
+impl ClientPool {
     /// How many can be lent at once.
     pub(super) fn lendable(&self) -> usize {
         self.pool.status().max_size
@@ -187,7 +197,7 @@ impl Lender {
         target: &Target,
         name: &str,
         size: usize,
-        patience: Patience,
+        patience: StatementTimeouts,
     ) -> Result<Self, PgOpenError> {
         Self::with(target, name, size, patience, session(patience))
     }
@@ -197,21 +207,21 @@ impl Lender {
         target: &Target,
         name: &str,
         size: usize,
-        patience: Patience,
+        patience: StatementTimeouts,
     ) -> Result<Self, PgOpenError> {
         let session = format!("SET enable_seqscan = off; {}", session(patience));
         Self::with(target, name, size, patience, session)
     }
 
     pub(super) fn for_handlers(target: &Target, size: usize) -> Result<Self, PgOpenError> {
-        Self::with(target, "hapax-handlers", size, Patience::WORK, handler_session())
+        Self::with(target, "hapax-handlers", size, StatementTimeouts::WORK, handler_session())
     }
 
     fn with(
         target: &Target,
         name: &str,
         size: usize,
-        patience: Patience,
+        patience: StatementTimeouts,
         session: String,
     ) -> Result<Self, PgOpenError> {
         let mut config = target.config.clone();
@@ -243,23 +253,23 @@ impl Lender {
     }
 
     /// A connection that nobody else uses. The transaction state is idle: nobody gives one back
-    /// with a transaction open, see [`Lent`].
-    pub(super) async fn lend(&self) -> Result<Lent, PgError> {
+    /// with a transaction open, see [`PooledClient`].
+    pub(super) async fn lend(&self) -> Result<PooledClient, PgError> {
         let client = self.pool.get().await?;
-        Ok(Lent { client: Some(client), patience: self.patience, busy: false })
+        Ok(PooledClient { client: Some(client), patience: self.patience, busy: false })
     }
 
     /// The same for whoever has a deadline of their own: waits as long as others use all of them.
-    pub(super) async fn lend_in_turn(&self) -> Result<Lent, PgError> {
+    pub(super) async fn lend_in_turn(&self) -> Result<PooledClient, PgError> {
         let patient = Timeouts { wait: None, ..self.pool.timeouts() };
         let client = self.pool.timeout_get(&patient).await?;
-        Ok(Lent { client: Some(client), patience: self.patience, busy: false })
+        Ok(PooledClient { client: Some(client), patience: self.patience, busy: false })
     }
 }
 
 /// What every session of ours begins with. At least `synchronous_commit = on`; a server that asks
 /// for more keeps it. The isolation is the one our functions are written for, whatever the default.
-pub(super) fn session(patience: Patience) -> String {
+pub(super) fn session(patience: StatementTimeouts) -> String {
     format!(
         "SET statement_timeout = {}; SET lock_timeout = {}; \
          SET idle_in_transaction_session_timeout = {}; \
@@ -282,20 +292,20 @@ pub(super) fn handler_session() -> String {
              SELECT string_agg(quote_ident(schema), ', ' ORDER BY place) \
              FROM unnest(current_schemas(false)) WITH ORDINALITY AS path (schema, place) \
              WHERE schema <> 'hapax'), 'public'), false)",
-        session(Patience::WORK)
+        session(StatementTimeouts::WORK)
     )
 }
 
 /// A connection on loan. It goes back when this is dropped, unless a statement on it was cut off: then
 /// it is closed, because nobody can tell what its next answer belongs to, or what it left open.
 #[derive(Debug)]
-pub(super) struct Lent {
+pub(super) struct PooledClient {
     client: Option<Object>,
-    patience: Patience,
+    patience: StatementTimeouts,
     busy: bool,
 }
 
-impl Lent {
+impl PooledClient {
     /// Runs one statement and reads its rows. Prepared once per connection.
     pub(super) async fn query(
         &mut self,
@@ -341,7 +351,7 @@ impl Lent {
     }
 
     /// The connection itself, for a transaction that stays open between calls. Whoever takes it says
-    /// [`Lent::clean`] once nothing is open any more; otherwise it is closed.
+    /// [`PooledClient::clean`] once nothing is open any more; otherwise it is closed.
     pub(super) fn raw(&mut self) -> Result<&mut Object, PgError> {
         self.busy = true;
         self.client.as_mut().ok_or(PgError::Gone)
@@ -358,7 +368,7 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for PooledClient {
     fn drop(&mut self) {
         if let Some(client) = self.client.take()
             && self.busy
@@ -504,7 +514,7 @@ where
 
 /// What a server says of itself.
 #[derive(Debug)]
-pub(super) struct Facts {
+pub(super) struct ServerFacts {
     pub(super) version: String,
     pub(super) is_standby: bool,
     pub(super) clock_apart: Duration,
@@ -549,8 +559,8 @@ impl Target {
 
     /// What the server says of itself, whether or not we would work on it. The clocks are compared
     /// halfway through the question, so the figure is good to about half the way there and back.
-    pub(super) async fn facts(&self) -> Result<Facts, PgOpenError> {
-        let lender = Lender::new(self, "hapax-look", 1, Patience::WORK)?;
+    pub(super) async fn facts(&self) -> Result<ServerFacts, PgOpenError> {
+        let lender = ClientPool::new(self, "hapax-look", 1, StatementTimeouts::WORK)?;
         let mut lent = lender.lend().await.map_err(|error| unreachable_server(&error))?;
         let asked = std::time::Instant::now();
         let sql =
@@ -562,12 +572,12 @@ impl Target {
             .ok_or_else(|| PgOpenError::Connect("the server says nothing of itself".to_owned()))?;
         let theirs: std::time::SystemTime = row.get(2);
         let clock_apart = theirs.duration_since(halfway).unwrap_or_else(|behind| behind.duration());
-        Ok(Facts { version: row.get(0), is_standby: row.get(1), clock_apart })
+        Ok(ServerFacts { version: row.get(0), is_standby: row.get(1), clock_apart })
     }
 
     /// Asked without a prepared statement: every type comes as text that way, the user's own too.
     pub(super) async fn first_column(&self, sql: &str) -> Result<Vec<Option<String>>, PgOpenError> {
-        let lender = Lender::new(self, "hapax-probe", 1, Patience::WORK)?;
+        let lender = ClientPool::new(self, "hapax-probe", 1, StatementTimeouts::WORK)?;
         let mut lent = lender.lend().await.map_err(|error| unreachable_server(&error))?;
         lent.batch("BEGIN READ ONLY").await.map_err(|error| unreachable_server(&error))?;
         let connection = lent.raw().map_err(|error| unreachable_server(&error))?;
@@ -587,8 +597,8 @@ impl Target {
 
     /// Makes sure that this server can keep what we promise.
     pub(super) async fn look(&self) -> Result<(), PgOpenError> {
-        let first = Lender::new(self, "hapax-start", 1, Patience::WORK)?;
-        let second = Lender::new(self, "hapax-start", 1, Patience::WORK)?;
+        let first = ClientPool::new(self, "hapax-start", 1, StatementTimeouts::WORK)?;
+        let second = ClientPool::new(self, "hapax-start", 1, StatementTimeouts::WORK)?;
         let mut lent = first.lend().await.map_err(|error| unreachable_server(&error))?;
         let row = lent
             .raw()
@@ -638,7 +648,7 @@ impl Target {
 /// prepared statements and our locks. One session sets something, another keeps a server busy with
 /// a transaction, and the first asks for what it set: behind such a pooler it now speaks with
 /// another server, or waits for one.
-async fn probe_sessions(mut first: Lent, second: &Lender) -> Result<(), PgOpenError> {
+async fn probe_sessions(mut first: PooledClient, second: &ClientPool) -> Result<(), PgOpenError> {
     let pooled = || {
         PgOpenError::Unfit(
             "a pooler in transaction or statement mode (PgBouncer?) stands in front of it; \

@@ -9,7 +9,7 @@ use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::connect::{Lent, PgError};
+use super::connect::{PgError, PooledClient};
 use crate::redis_cache::Seal;
 
 /// How often the database is asked.
@@ -47,10 +47,10 @@ impl Epoch {
 
 /// What was last heard.
 #[derive(Debug, Default)]
-pub(super) struct EpochWatch(RwLock<Option<Heard>>);
+pub(super) struct EpochWatch(RwLock<Option<ConfirmedEpoch>>);
 
 #[derive(Debug, Clone)]
-struct Heard {
+struct ConfirmedEpoch {
     epoch: Epoch,
     /// What a cache outside proves its entries with, in this epoch.
     seal: Arc<Seal>,
@@ -97,7 +97,7 @@ impl EpochWatch {
             Some(before) if before.epoch == epoch => before.seal,
             Some(_) | None => Arc::new(Seal::new(cache_key, &epoch.bytes())),
         };
-        *heard = Some(Heard { epoch, seal, at });
+        *heard = Some(ConfirmedEpoch { epoch, seal, at });
     }
 }
 
@@ -151,7 +151,7 @@ pub(super) async fn watch(shared: std::sync::Arc<Shared>) {
 }
 
 /// The epoch of a primary that takes writes; none from any other.
-async fn read(lent: &mut Lent) -> Result<Option<(Epoch, Vec<u8>)>, PgError> {
+async fn read(lent: &mut PooledClient) -> Result<Option<(Epoch, Vec<u8>)>, PgError> {
     let rows = lent
         .query(
             "SELECT system_identifier,

@@ -20,9 +20,9 @@ const SLOW: Duration = Duration::from_millis(25);
 
 /// The queue.
 #[derive(Debug)]
-pub(super) struct Desk {
+pub(super) struct GroupCommit {
     waiting: Mutex<Line>,
-    bell: Notify,
+    event_waiters: Notify,
 }
 
 #[derive(Debug)]
@@ -51,10 +51,10 @@ struct Waiting {
     answer: oneshot::Sender<Result<Vec<Verdict>, StoreError>>,
 }
 
-impl Desk {
+impl GroupCommit {
     pub(super) fn new() -> Self {
         let line = Line { requests: VecDeque::new(), brought: 0, at_work: 0, open: true };
-        Self { waiting: Mutex::new(line), bell: Notify::new() }
+        Self { waiting: Mutex::new(line), event_waiters: Notify::new() }
     }
 
     /// Waits for a commit that holds this request, as long as a sender would. It happens whoever stops
@@ -72,7 +72,7 @@ impl Desk {
             line.brought += 1;
             line.requests.push_back(Waiting { ingest, answer });
             if line.is_worth_it() {
-                self.bell.notify_one();
+                self.event_waiters.notify_one();
             }
         }
         let lost = |why: &str| Err(StoreError::Unavailable(why.into()));
@@ -117,7 +117,7 @@ impl Desk {
 
 /// A writer that is committing; dropped, it is back.
 struct AtWork<'a> {
-    desk: &'a Desk,
+    desk: &'a GroupCommit,
     counts: bool,
 }
 
@@ -125,7 +125,7 @@ impl AtWork<'_> {
     /// It takes long, so the next one sets out as if it were alone.
     fn is_slow(&mut self) {
         self.stop_counting();
-        self.desk.bell.notify_one();
+        self.desk.event_waiters.notify_one();
     }
 
     fn stop_counting(&mut self) {
@@ -183,7 +183,7 @@ async fn keep_writing(shared: Arc<Shared>) {
             None if !shared.closing.is_cancelled() => {
                 tokio::select! {
                     () = shared.closing.cancelled() => {}
-                    () = desk.bell.notified() => {}
+                    () = desk.event_waiters.notified() => {}
                 }
                 continue;
             }

@@ -1,7 +1,7 @@
 //! The role that handlers work as, where the operator configured one of its own: it can reach the
 //! tables of the schema `hapax` through functions only.
 
-use super::connect::{Lender, PgError, PgOpenError, Pools};
+use super::connect::{ClientPool, PgError, PgOpenError, Pools};
 
 /// Which server and database a connection leads to, and as whom.
 const WHERE: &str = "SELECT current_user::text, \
@@ -10,14 +10,14 @@ const WHERE: &str = "SELECT current_user::text, \
 
 /// The role that handlers work as, as [`super::PgStore::look_as`] found it.
 #[derive(Debug)]
-pub struct HandlersSight {
+pub struct HandlerRoleReport {
     /// Its name.
     pub role: String,
     /// Whether it could write to the tables of Hapax.
     pub owns_ours: bool,
 }
 
-pub(super) async fn look(pools: &Pools) -> Result<HandlersSight, PgOpenError> {
+pub(super) async fn look(pools: &Pools) -> Result<HandlerRoleReport, PgOpenError> {
     let role = same_database(pools).await?.0;
     let ask = "SELECT coalesce(bool_or(has_table_privilege(c.oid, 'INSERT, UPDATE, DELETE')), false) \
                FROM pg_class c WHERE c.relnamespace = to_regnamespace('hapax') \
@@ -27,7 +27,7 @@ pub(super) async fn look(pools: &Pools) -> Result<HandlersSight, PgOpenError> {
         let rows = lent.query(ask, &[]).await?;
         Ok(rows.first().is_some_and(|row| row.get(0)))
     };
-    Ok(HandlersSight { role, owns_ours: asked.await.map_err(trouble)? })
+    Ok(HandlerRoleReport { role, owns_ours: asked.await.map_err(trouble)? })
 }
 
 /// Makes sure that handlers' connections lead to the same database, and grants their role what a node
@@ -60,7 +60,7 @@ async fn same_database(pools: &Pools) -> Result<(String, String), PgOpenError> {
     Err(PgOpenError::Handlers(why.to_owned()))
 }
 
-async fn place_of(lender: &Lender) -> Result<(String, String), PgOpenError> {
+async fn place_of(lender: &ClientPool) -> Result<(String, String), PgOpenError> {
     let asked = async {
         let mut lent = lender.lend().await?;
         let rows = lent.query(WHERE, &[]).await?;

@@ -45,7 +45,7 @@ struct Group<'a> {
 
 /// Which of the two statements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum IngestStatement {
     /// The one statement that most are.
     Short,
     /// The function for the rest.
@@ -54,7 +54,7 @@ enum Way {
 
 /// What the database said of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum RowVerdict {
     Accepted(EventId),
     Duplicate(EventId),
     Conflict(EventId),
@@ -64,7 +64,7 @@ pub(super) enum Told {
     Taken,
 }
 
-type Board = Vec<Result<Vec<Option<Verdict>>, StoreError>>;
+type BatchVerdicts = Vec<Result<Vec<Option<Verdict>>, StoreError>>;
 
 /// The verdicts of each request, in their order.
 pub(super) async fn decide(
@@ -72,7 +72,7 @@ pub(super) async fn decide(
     ingests: &[Ingest],
 ) -> Vec<Result<Vec<Verdict>, StoreError>> {
     let epoch = shared.epoch.confirmed();
-    let mut board: Board =
+    let mut board: BatchVerdicts =
         ingests.iter().map(|ingest| Ok(vec![None; ingest.receipts.len()])).collect();
     let (mut short, mut long) = (Vec::new(), Vec::new());
     for (request, ingest) in ingests.iter().enumerate() {
@@ -88,9 +88,9 @@ pub(super) async fn decide(
         }
     }
     let work = Outcome { shared, epoch };
-    let told = ask_each(shared, Way::Short, &short, &mut board).await;
+    let told = ask_each(shared, IngestStatement::Short, &short, &mut board).await;
     work.settle_short(short, told, &mut board, &mut long).await;
-    let told = ask_each(shared, Way::Long, &long, &mut board).await;
+    let told = ask_each(shared, IngestStatement::Long, &long, &mut board).await;
     work.settle_long(&long, told, &mut board).await;
     let all = |verdicts: Vec<Option<Verdict>>| {
         let all: Option<Vec<_>> = verdicts.into_iter().collect();
@@ -104,13 +104,18 @@ fn takes_more(receipt: &Receipt) -> bool {
     receipt.neighbours().is_some() || receipt.timeliness() != Timeliness::OnTime
 }
 
-type ToldOf = HashMap<(usize, usize), Told>;
+type RowVerdicts = HashMap<(usize, usize), RowVerdict>;
 
 /// Asks about all groups at once; where the database refuses that, about each alone. A request whose
 /// asking failed is marked on the board.
-async fn ask_each(shared: &Shared, way: Way, groups: &[Group<'_>], board: &mut Board) -> ToldOf {
+async fn ask_each(
+    shared: &Shared,
+    way: IngestStatement,
+    groups: &[Group<'_>],
+    board: &mut BatchVerdicts,
+) -> RowVerdicts {
     if groups.is_empty() {
-        return ToldOf::new();
+        return RowVerdicts::new();
     }
     let all: Vec<&Group<'_>> = groups.iter().collect();
     let error = match ask(shared, way, &all).await {
@@ -120,7 +125,7 @@ async fn ask_each(shared: &Shared, way: Way, groups: &[Group<'_>], board: &mut B
         }
         Err(error) => error,
     };
-    let mut told = ToldOf::new();
+    let mut told = RowVerdicts::new();
     if error.is_outage() || groups.len() == 1 {
         fail(shared, groups, &error, board);
         return told;
@@ -135,7 +140,7 @@ async fn ask_each(shared: &Shared, way: Way, groups: &[Group<'_>], board: &mut B
     told
 }
 
-fn fail(shared: &Shared, groups: &[Group<'_>], error: &PgError, board: &mut Board) {
+fn fail(shared: &Shared, groups: &[Group<'_>], error: &PgError, board: &mut BatchVerdicts) {
     if error.is_outage() {
         shared.health.fails(&error.to_string());
     }
@@ -146,7 +151,11 @@ fn fail(shared: &Shared, groups: &[Group<'_>], error: &PgError, board: &mut Boar
 
 /// One statement for all of `groups`. What it lacks (a day's partition, a lane) is made, and then it
 /// is tried again.
-async fn ask(shared: &Shared, way: Way, groups: &[&Group<'_>]) -> Result<ToldOf, PgError> {
+async fn ask(
+    shared: &Shared,
+    way: IngestStatement,
+    groups: &[&Group<'_>],
+) -> Result<RowVerdicts, PgError> {
     let mut items: Vec<(usize, usize, &Item<'_>)> = groups
         .iter()
         .flat_map(|group| group.items.iter().map(|(at, item)| (group.request, *at, item)))
@@ -170,18 +179,18 @@ async fn ask(shared: &Shared, way: Way, groups: &[&Group<'_>]) -> Result<ToldOf,
 
 async fn ask_once(
     shared: &Shared,
-    way: Way,
+    way: IngestStatement,
     items: &[(usize, usize, &Item<'_>)],
-) -> Result<ToldOf, PgError> {
+) -> Result<RowVerdicts, PgError> {
     let mut lent = shared.pools.ingest.lend().await?;
     let mut rows = Rows::default();
     let mut places = Vec::with_capacity(items.len());
-    let mut told = ToldOf::new();
+    let mut told = RowVerdicts::new();
     let mut keys = HashSet::new();
     for (request, at, item) in items {
         // A second receipt with the same key is a copy or a conflict of the first one.
-        if way == Way::Short && !keys.insert(item.receipt.key_hash()) {
-            told.insert((*request, *at), Told::Taken);
+        if way == IngestStatement::Short && !keys.insert(item.receipt.key_hash()) {
+            told.insert((*request, *at), RowVerdict::Taken);
             continue;
         }
         let key = item.receipt.key();
@@ -193,20 +202,23 @@ async fn ask_once(
             lanes.push(shared.names.lane(&mut lent, &name).await?);
         }
         rows.push(item, &lanes);
-        if way == Way::Long {
+        if way == IngestStatement::Long {
             rows.push_doubt(item.receipt);
         }
         places.push((*request, *at, item.id));
     }
     match way {
-        Way::Short => {
+        IngestStatement::Short => {
             let accepted = rows.insert(&mut lent, shared.now()).await?;
             for (request, at, id) in places {
                 let new = accepted.contains(&id.0);
-                told.insert((request, at), if new { Told::Accepted(id) } else { Told::Taken });
+                told.insert(
+                    (request, at),
+                    if new { RowVerdict::Accepted(id) } else { RowVerdict::Taken },
+                );
             }
         }
-        Way::Long => {
+        IngestStatement::Long => {
             for (row, one) in rows.ingest(&mut lent, shared.now()).await? {
                 let (request, at, _) = *places.get(row).ok_or(PgError::Gone)?;
                 told.insert((request, at), one);
@@ -224,7 +236,7 @@ struct Outcome<'a> {
 
 /// What an event is looked up by: a statement of its own each, so that each has its index.
 #[derive(Debug, Clone, Copy)]
-enum By {
+enum LookupBy {
     Hash,
     Id,
 }
@@ -243,22 +255,22 @@ impl Outcome<'_> {
     async fn settle_short<'g>(
         &self,
         groups: Vec<Group<'g>>,
-        told: ToldOf,
-        board: &mut Board,
+        told: RowVerdicts,
+        board: &mut BatchVerdicts,
         long: &mut Vec<Group<'g>>,
     ) {
         let taken: Vec<Uuid> = groups
             .iter()
             .flat_map(|group| group.items.iter().map(|(at, item)| (group.request, *at, item)))
-            .filter(|(request, at, _)| told.get(&(*request, *at)) == Some(&Told::Taken))
+            .filter(|(request, at, _)| told.get(&(*request, *at)) == Some(&RowVerdict::Taken))
             .map(|(_, _, item)| of_hash(item.receipt.key_hash()))
             .collect();
-        let existing = match self.existing(By::Hash, &taken).await {
+        let existing = match self.existing(LookupBy::Hash, &taken).await {
             Ok(existing) => existing,
             Err(error) => {
                 let lost = groups.iter().filter(|group| {
                     let at = |at: &usize| told.get(&(group.request, *at));
-                    group.items.iter().any(|(place, _)| at(place) == Some(&Told::Taken))
+                    group.items.iter().any(|(place, _)| at(place) == Some(&RowVerdict::Taken))
                 });
                 for group in lost {
                     board[group.request] = Err(StoreError::Unavailable(error.to_string().into()));
@@ -274,7 +286,9 @@ impl Outcome<'_> {
             for (at, item) in group.items {
                 let Ok(verdicts) = &mut board[request] else { break };
                 match told.get(&(request, at)) {
-                    Some(Told::Accepted(id)) => verdicts[at] = Some(self.accepted(*id, &item)),
+                    Some(RowVerdict::Accepted(id)) => {
+                        verdicts[at] = Some(self.accepted(*id, &item))
+                    }
                     Some(_) | None => match existing.get(&item.receipt.key_hash()) {
                         Some(existing) if is_plain_copy(existing, &item) => {
                             verdicts[at] = Some(self.duplicate(existing, &item));
@@ -289,15 +303,23 @@ impl Outcome<'_> {
         }
     }
 
-    async fn settle_long(&self, groups: &[Group<'_>], told: ToldOf, board: &mut Board) {
+    async fn settle_long(
+        &self,
+        groups: &[Group<'_>],
+        told: RowVerdicts,
+        board: &mut BatchVerdicts,
+    ) {
         let again: Vec<Uuid> = told
             .values()
             .filter_map(|told| match told {
-                Told::Duplicate(id) | Told::Conflict(id) => Some(id.0),
-                Told::Accepted(_) | Told::Review(_) | Told::Promoted(_) | Told::Taken => None,
+                RowVerdict::Duplicate(id) | RowVerdict::Conflict(id) => Some(id.0),
+                RowVerdict::Accepted(_)
+                | RowVerdict::Review(_)
+                | RowVerdict::Promoted(_)
+                | RowVerdict::Taken => None,
             })
             .collect();
-        let existing = self.existing(By::Id, &again).await;
+        let existing = self.existing(LookupBy::Id, &again).await;
         let existing: HashMap<EventId, Existing> = match existing {
             Ok(existing) => existing.into_iter().map(|one| (one.known.id, one)).collect(),
             Err(error) => {
@@ -314,21 +336,21 @@ impl Outcome<'_> {
                 // Forgotten since: its id is all that can be said.
                 let gone = |id| KnownEvent { id, status: Status::Processed, result: None };
                 verdicts[*at] = Some(match told {
-                    Told::Accepted(id) => self.accepted(*id, item),
-                    Told::Review(id) => Verdict::Review(*id),
-                    Told::Promoted(id) => {
+                    RowVerdict::Accepted(id) => self.accepted(*id, item),
+                    RowVerdict::Review(id) => Verdict::Review(*id),
+                    RowVerdict::Promoted(id) => {
                         self.note_copy(*id, item);
                         self.wake(item);
                         Verdict::Accepted(*id)
                     }
-                    Told::Duplicate(id) => match existing.get(id) {
+                    RowVerdict::Duplicate(id) => match existing.get(id) {
                         Some(existing) => self.duplicate(existing, item),
                         None => Verdict::Duplicate(gone(*id)),
                     },
-                    Told::Conflict(id) => Verdict::Conflict(
+                    RowVerdict::Conflict(id) => Verdict::Conflict(
                         existing.get(id).map_or_else(|| gone(*id), |one| one.known.clone()),
                     ),
-                    Told::Taken => continue,
+                    RowVerdict::Taken => continue,
                 });
             }
         }
@@ -384,13 +406,13 @@ impl Outcome<'_> {
         }
     }
 
-    async fn existing(&self, by: By, names: &[Uuid]) -> Result<Vec<Existing>, PgError> {
+    async fn existing(&self, by: LookupBy, names: &[Uuid]) -> Result<Vec<Existing>, PgError> {
         if names.is_empty() {
             return Ok(Vec::new());
         }
         let known = match by {
-            By::Hash => concat!(include_str!("sql/known.sql"), "WHERE e.hash = ANY ($1)"),
-            By::Id => concat!(include_str!("sql/known.sql"), "WHERE e.id = ANY ($1)"),
+            LookupBy::Hash => concat!(include_str!("sql/known.sql"), "WHERE e.hash = ANY ($1)"),
+            LookupBy::Id => concat!(include_str!("sql/known.sql"), "WHERE e.id = ANY ($1)"),
         };
         let mut lent = self.shared.pools.ingest.lend().await?;
         let rows = lent.query(known, &[&names]).await?;

@@ -10,8 +10,8 @@ use hapax_core::{GuardKeep, GuardSeen, Receipt, Timeliness, Timestamp};
 use tokio_postgres::types::{IsNull, Kind, ToSql, Type, to_sql_checked};
 use uuid::Uuid;
 
-use super::connect::{Lent, PgError};
-use super::ingest::{Item, Told};
+use super::connect::{PgError, PooledClient};
+use super::ingest::{Item, RowVerdict};
 use super::lane_ids::LaneAt;
 use super::row::{of_hash, stamp, text};
 use crate::limits::CONFLICTS_IN_FULL;
@@ -19,14 +19,14 @@ use crate::limits::CONFLICTS_IN_FULL;
 /// The receipts of one statement, in the order in which they are decided.
 #[derive(Default)]
 pub(super) struct Rows<'a> {
-    arrived: Vec<Arrived<'a>>,
-    doubts: Vec<Doubt<'a>>,
+    arrived: Vec<ArrivalRow<'a>>,
+    doubts: Vec<DoubtRow<'a>>,
     promised: Vec<Promised>,
 }
 
 /// A `hapax.arrived`.
 #[derive(Debug)]
-struct Arrived<'a> {
+struct ArrivalRow<'a> {
     id: Uuid,
     hash: Uuid,
     tenant: &'a str,
@@ -51,7 +51,7 @@ struct Arrived<'a> {
 
 /// A `hapax.doubt`: what makes an arrival take more than a look.
 #[derive(Debug)]
-struct Doubt<'a> {
+struct DoubtRow<'a> {
     late: bool,
     copies: bool,
     before: Option<Uuid>,
@@ -97,11 +97,11 @@ macro_rules! composite {
     };
 }
 
-composite!(Arrived<'_> {
+composite!(ArrivalRow<'_> {
     id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
     request_id, remote, secret, signed_at, headers, body, guard, guard_us, replay_hash,
 });
-composite!(Doubt<'_> {
+composite!(DoubtRow<'_> {
     late, copies, before, after, not_before, not_after, other_hash, other_event_id,
     replay_event_id,
 });
@@ -129,7 +129,7 @@ fn write_composite(
 impl<'a> Rows<'a> {
     pub(super) fn push(&mut self, item: &Item<'a>, lanes: &[LaneAt]) {
         let (receipt, via, key) = (item.receipt, item.via, item.receipt.key());
-        self.arrived.push(Arrived {
+        self.arrived.push(ArrivalRow {
             id: item.id.0,
             hash: of_hash(receipt.key_hash()),
             tenant: key.tenant.as_str(),
@@ -168,7 +168,7 @@ impl<'a> Rows<'a> {
     pub(super) fn push_doubt(&mut self, receipt: &'a Receipt) {
         let (beside, other) = (receipt.neighbours(), receipt.if_conflict());
         let key_at = |at: usize| beside.map(|beside| of_hash(beside.keys[at].hash()));
-        self.doubts.push(Doubt {
+        self.doubts.push(DoubtRow {
             late: receipt.timeliness() != Timeliness::OnTime,
             copies: receipt.guard().is_some_and(|guard| guard.seen == GuardSeen::Duplicate),
             before: key_at(0),
@@ -184,7 +184,7 @@ impl<'a> Rows<'a> {
     /// The short way: the ids that were new.
     pub(super) async fn insert(
         &self,
-        lent: &mut Lent,
+        lent: &mut PooledClient,
         now: Option<Timestamp>,
     ) -> Result<HashSet<Uuid>, PgError> {
         const EVENTS: &str =
@@ -208,9 +208,9 @@ impl<'a> Rows<'a> {
     /// The long way, for which each row has its doubt: each row and what became of it.
     pub(super) async fn ingest(
         &self,
-        lent: &mut Lent,
+        lent: &mut PooledClient,
         now: Option<Timestamp>,
-    ) -> Result<Vec<(usize, Told)>, PgError> {
+    ) -> Result<Vec<(usize, RowVerdict)>, PgError> {
         let conflicts_max = CONFLICTS_IN_FULL as i64;
         let rows = lent
             .query(
@@ -224,12 +224,12 @@ impl<'a> Rows<'a> {
                 let (place, verdict, id): (i32, i16, Uuid) = (row.get(0), row.get(1), row.get(2));
                 let id = EventId(id);
                 let told = match verdict {
-                    0 => Told::Accepted(id),
-                    1 => Told::Duplicate(id),
-                    2 => Told::Conflict(id),
-                    3 => Told::Review(id),
-                    4 => Told::Promoted(id),
-                    _ => Told::Taken,
+                    0 => RowVerdict::Accepted(id),
+                    1 => RowVerdict::Duplicate(id),
+                    2 => RowVerdict::Conflict(id),
+                    3 => RowVerdict::Review(id),
+                    4 => RowVerdict::Promoted(id),
+                    _ => RowVerdict::Taken,
                 };
                 (place as usize - 1, told)
             })

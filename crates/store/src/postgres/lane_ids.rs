@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use hapax_core::job::HandlerName;
 use hapax_core::{SourceName, Tenant};
 
-use super::connect::{Lent, PgError};
+use super::connect::{PgError, PooledClient};
 
 /// One handler of a source, for one tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -33,7 +33,11 @@ pub(super) struct Names {
 
 impl Names {
     /// The lane, made if it is not there.
-    pub(super) async fn lane(&self, lent: &mut Lent, name: &LaneName) -> Result<LaneAt, PgError> {
+    pub(super) async fn lane(
+        &self,
+        lent: &mut PooledClient,
+        name: &LaneName,
+    ) -> Result<LaneAt, PgError> {
         if let Some(lane) = self.known(name) {
             return Ok(lane);
         }
@@ -57,7 +61,7 @@ impl Names {
     /// Makes sure that events of this pair are found by their sender's id.
     pub(super) async fn pair(
         &self,
-        lent: &mut Lent,
+        lent: &mut PooledClient,
         pair: &(Tenant, SourceName),
     ) -> Result<(), PgError> {
         if self.pairs.lock().expect("no panic happens under this lock").contains(pair) {

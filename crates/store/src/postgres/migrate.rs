@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use hapax_core::KeyHash;
 
-use super::connect::{Lender, Lent, PgError, PgOpenError};
+use super::connect::{ClientPool, PgError, PgOpenError, PooledClient};
 
 /// One step.
 struct Step {
@@ -125,7 +125,7 @@ pub(super) fn by_hand() -> String {
 }
 
 /// Takes every step that is missing.
-pub(super) async fn up(lender: &Lender) -> Result<(), PgOpenError> {
+pub(super) async fn up(lender: &ClientPool) -> Result<(), PgOpenError> {
     let mut lent = lender.lend().await.map_err(trouble)?;
     if missing(&taken(&mut lent).await?)?.is_empty() {
         return Ok(());
@@ -137,7 +137,7 @@ pub(super) async fn up(lender: &Lender) -> Result<(), PgOpenError> {
     outcome.and(unlocked.map(drop).map_err(trouble))
 }
 
-async fn up_locked(lent: &mut Lent) -> Result<(), PgOpenError> {
+async fn up_locked(lent: &mut PooledClient) -> Result<(), PgOpenError> {
     lent.batch(RECORD).await.map_err(trouble)?;
     for step in missing(&taken(lent).await?)? {
         let (number, name) = (step.number, step.name);
@@ -152,7 +152,7 @@ async fn up_locked(lent: &mut Lent) -> Result<(), PgOpenError> {
 }
 
 /// Every step this binary knows of, and those it does not.
-pub(super) async fn status(lender: &Lender) -> Result<Vec<MigrationStatus>, PgOpenError> {
+pub(super) async fn status(lender: &ClientPool) -> Result<Vec<MigrationStatus>, PgOpenError> {
     let mut lent = lender.lend().await.map_err(trouble)?;
     let taken = taken(&mut lent).await?;
     let mut all: BTreeMap<i32, MigrationStatus> = STEPS
@@ -203,7 +203,7 @@ fn refusal(number: i32, taken: &Taken) -> Option<String> {
     }
 }
 
-async fn taken(lent: &mut Lent) -> Result<BTreeMap<i32, Taken>, PgOpenError> {
+async fn taken(lent: &mut PooledClient) -> Result<BTreeMap<i32, Taken>, PgOpenError> {
     let there = lent
         .query("SELECT to_regclass('hapax.migration') IS NOT NULL", &[])
         .await
@@ -221,7 +221,7 @@ async fn taken(lent: &mut Lent) -> Result<BTreeMap<i32, Taken>, PgOpenError> {
     Ok(rows.iter().map(read).collect())
 }
 
-async fn lock(lent: &mut Lent) -> Result<(), PgOpenError> {
+async fn lock(lent: &mut PooledClient) -> Result<(), PgOpenError> {
     let began = Instant::now();
     loop {
         let got = lent.query("SELECT pg_try_advisory_lock($1)", &[&LOCK]).await.map_err(trouble)?;

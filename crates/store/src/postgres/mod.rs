@@ -46,7 +46,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use connect::{PgOpenError, PoolSizes};
-pub use handler_role::HandlersSight;
+pub use handler_role::HandlerRoleReport;
 pub use migrate::MigrationStatus;
 pub use transact::{PgDb, PgDbError, PgTx};
 
@@ -54,10 +54,10 @@ use crate::Clock;
 use crate::copies::Copies;
 use crate::limits::READ_FLUSH_MAX;
 use crate::recent::{Recent, RecentEvents, adds_nothing};
-use crate::redis_cache::{Entry, Front};
-use connect::{Lender, Pools, Target};
+use crate::redis_cache::{Entry, RedisCache};
+use connect::{ClientPool, Pools, Target};
 use epoch::{Epoch, EpochWatch};
-use group_commit::Desk;
+use group_commit::GroupCommit;
 use handler_registry::Handlers;
 use lane_ids::Names;
 use row::Ids;
@@ -109,7 +109,7 @@ impl fmt::Debug for PgOptions {
 
 /// A database as [`PgStore::look`] found it.
 #[derive(Debug)]
-pub struct PgSight {
+pub struct PgReport {
     /// The server's version in its own words: `17.2`.
     pub version: String,
     /// Whether it follows another server, and takes no writes.
@@ -135,18 +135,18 @@ struct Shared {
     names: Names,
     handlers: Handlers,
     ids: Ids,
-    desk: Desk,
+    desk: GroupCommit,
     recent: RecentEvents,
-    front: Option<Front>,
+    front: Option<RedisCache>,
     copies: Copies<EventId>,
-    /// Told when so many copies wait that they should be written now.
+    /// Notified when so many copies wait that they should be written now.
     copies_full: Notify,
     /// One flush of copies at a time.
     flushing: tokio::sync::Mutex<()>,
     epoch: EpochWatch,
-    broom: tokio::sync::Mutex<prune::Broom>,
+    broom: tokio::sync::Mutex<prune::PruneProgress>,
     health: Health,
-    /// Told when jobs were written.
+    /// Notified when jobs were written.
     arrived: Notify,
     /// Acts that run to their end, whoever waits for them.
     tasks: TaskTracker,
@@ -164,7 +164,8 @@ impl PgStore {
     pub async fn open(options: PgOptions) -> Result<Self, PgOpenError> {
         let target = Target::parse(&options.url)?;
         target.look().await?;
-        let front = options.redis_url.as_deref().map(|url| Front::open(url, options.keys_kept));
+        let front =
+            options.redis_url.as_deref().map(|url| RedisCache::open(url, options.keys_kept));
         let front = front.transpose().map_err(|error| PgOpenError::Redis(error.to_string()))?;
         let handlers = options.handlers_url.as_deref().map(Target::parse).transpose();
         let handlers = handlers.map_err(PgOpenError::of_handlers)?;
@@ -179,7 +180,7 @@ impl PgStore {
             names: Names::default(),
             handlers: Handlers::default(),
             ids: Ids::default(),
-            desk: Desk::new(),
+            desk: GroupCommit::new(),
             recent: RecentEvents::new(),
             front,
             copies: Copies::new(),
@@ -210,18 +211,18 @@ impl PgStore {
 
     /// What a person wants to know of the database at `url` before a server is started on it, or
     /// while one runs; changes nothing.
-    pub async fn look(url: &str) -> Result<PgSight, PgOpenError> {
+    pub async fn look(url: &str) -> Result<PgReport, PgOpenError> {
         let target = Target::parse(url)?;
-        let connect::Facts { version, is_standby, clock_apart } = target.facts().await?;
+        let connect::ServerFacts { version, is_standby, clock_apart } = target.facts().await?;
         let unfit = target.look().await.err();
         let pools = Pools::new(&target, &target, PoolSizes::default())?;
         let steps = migrate::status(&pools.admin).await?;
-        Ok(PgSight { version, is_standby, clock_apart, unfit, steps })
+        Ok(PgReport { version, is_standby, clock_apart, unfit, steps })
     }
 
     /// What a person wants to know of the role that handlers work as, before a server is started;
     /// changes nothing. `handlers_url` must lead to the database at `url`.
-    pub async fn look_as(url: &str, handlers_url: &str) -> Result<HandlersSight, PgOpenError> {
+    pub async fn look_as(url: &str, handlers_url: &str) -> Result<HandlerRoleReport, PgOpenError> {
         let handlers = Target::parse(handlers_url).map_err(PgOpenError::of_handlers)?;
         let pools = Pools::new(&Target::parse(url)?, &handlers, PoolSizes::default())?;
         handler_role::look(&pools).await
@@ -233,7 +234,7 @@ impl PgStore {
         url: &str,
         programs: &[Arc<SqlProgram>],
     ) -> Result<Vec<Option<String>>, PgOpenError> {
-        let lender = Lender::for_handlers(&Target::parse(url)?, 1)?;
+        let lender = ClientPool::for_handlers(&Target::parse(url)?, 1)?;
         let checked = sql_handlers::check(&lender, programs).await;
         checked.map_err(|error| PgOpenError::Connect(error.to_string()))
     }

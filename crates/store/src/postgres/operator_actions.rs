@@ -9,7 +9,7 @@ use hapax_core::{KeyHash, SourceName, Tenant};
 use tokio_postgres::Row;
 
 use super::Shared;
-use super::connect::{Lent, PgError, retried};
+use super::connect::{PgError, PooledClient, retried};
 use super::jobs::only;
 use super::lane_ids::LaneName;
 use super::row::{Standing, hash_of, text};
@@ -37,7 +37,7 @@ pub(super) async fn replay(shared: &Shared, ask: &ReplayAsk) -> Result<Vec<Repla
 
 async fn replay_once(shared: &Shared, ask: &ReplayAsk) -> Result<Vec<Replayed>, PgError> {
     let mut lent = shared.pools.work.lend().await?;
-    let Some(of) = Named::find(&mut lent, ask.event).await? else { return Ok(Vec::new()) };
+    let Some(of) = FoundEvent::find(&mut lent, ask.event).await? else { return Ok(Vec::new()) };
     let columns = of.columns(shared, &mut lent, &ask.handlers).await?;
     let rows = lent
         .query(
@@ -94,7 +94,7 @@ async fn decide_once(
     by: &Action,
 ) -> Result<Reviewed, PgError> {
     let mut lent = shared.pools.work.lend().await?;
-    let Some(of) = Named::find(&mut lent, event).await? else { return Ok(Reviewed::Unknown) };
+    let Some(of) = FoundEvent::find(&mut lent, event).await? else { return Ok(Reviewed::Unknown) };
     let columns = match decision {
         Decision::Approve(jobs) => of.columns(shared, &mut lent, jobs).await?,
         Decision::Reject => Columns::default(),
@@ -131,7 +131,9 @@ pub(super) async fn discard(
 ) -> Result<Reviewed, PgError> {
     retried(|| async {
         let mut lent = shared.pools.work.lend().await?;
-        let Some(of) = Named::find(&mut lent, event).await? else { return Ok(Reviewed::Unknown) };
+        let Some(of) = FoundEvent::find(&mut lent, event).await? else {
+            return Ok(Reviewed::Unknown);
+        };
         let rows = lent
             .query(
                 "SELECT hapax.discard($1, $2, $3, $4, $5, $6)",
@@ -155,14 +157,14 @@ pub(super) async fn discard(
 }
 
 /// An event that somebody named, if it is not pruned.
-struct Named {
+struct FoundEvent {
     tenant: Tenant,
     source: SourceName,
     hash: KeyHash,
 }
 
-impl Named {
-    async fn find(lent: &mut Lent, event: EventId) -> Result<Option<Self>, PgError> {
+impl FoundEvent {
+    async fn find(lent: &mut PooledClient, event: EventId) -> Result<Option<Self>, PgError> {
         let rows = lent
             .query(
                 "SELECT tenant, source, hash FROM hapax.event WHERE id = $1 AND pruned IS NULL",
@@ -185,7 +187,7 @@ impl Named {
     async fn columns(
         &self,
         shared: &Shared,
-        lent: &mut Lent,
+        lent: &mut PooledClient,
         jobs: &[NewJob],
     ) -> Result<Columns, PgError> {
         let mut columns = Columns::default();
@@ -205,7 +207,7 @@ impl Named {
 }
 
 /// Where an event stands that is there and was not waiting.
-async fn status(lent: &mut Lent, event: EventId) -> Result<Status, PgError> {
+async fn status(lent: &mut PooledClient, event: EventId) -> Result<Status, PgError> {
     let rows = lent
         .query(
             "SELECT e.state, e.review, e.pruned,

@@ -9,7 +9,7 @@ use hapax_core::store::EventId;
 use uuid::Uuid;
 
 use super::Shared;
-use super::connect::{Lender, Lent, PgError, retried};
+use super::connect::{ClientPool, PgError, PooledClient, retried};
 use super::row::first_id;
 
 /// Days for which there is room before they come.
@@ -55,7 +55,7 @@ pub(super) async fn make_for(
     Ok(())
 }
 
-async fn make(lender: &Lender, day: i64) -> Result<(), PgError> {
+async fn make(lender: &ClientPool, day: i64) -> Result<(), PgError> {
     let day = day as i32;
     retried(|| async {
         let mut lent = lender.lend().await?;
@@ -95,7 +95,11 @@ pub(super) async fn drop_old(
     dropped
 }
 
-async fn drop_days(lent: &mut Lent, before: Timestamp, limit: usize) -> Result<bool, PgError> {
+async fn drop_days(
+    lent: &mut PooledClient,
+    before: Timestamp,
+    limit: usize,
+) -> Result<bool, PgError> {
     let mut more = false;
     for mut day in old_days(lent, before).await? {
         if day.leaving {
@@ -135,20 +139,20 @@ async fn drop_days(lent: &mut Lent, before: Timestamp, limit: usize) -> Result<b
 
 impl Day {
     /// Whether an event of it has still to be worked on or looked at.
-    async fn is_needed(&self, lent: &mut Lent) -> Result<bool, PgError> {
+    async fn is_needed(&self, lent: &mut PooledClient) -> Result<bool, PgError> {
         let sql = "SELECT EXISTS (SELECT FROM hapax.event \
                    WHERE pruned IS NULL AND id >= $1 AND id < $2)";
         let needed = lent.query(sql, &[&self.from, &self.to]).await?;
         Ok(needed.first().is_none_or(|row| row.get(0)))
     }
 
-    async fn alter(&self, lent: &mut Lent, what: &str, how: &str) -> Result<(), PgError> {
+    async fn alter(&self, lent: &mut PooledClient, what: &str, how: &str) -> Result<(), PgError> {
         let name = &self.name;
         lent.batch(&format!("ALTER TABLE hapax.body {what} PARTITION hapax.{name} {how}")).await
     }
 }
 
-async fn old_days(lent: &mut Lent, before: Timestamp) -> Result<Vec<Day>, PgError> {
+async fn old_days(lent: &mut PooledClient, before: Timestamp) -> Result<Vec<Day>, PgError> {
     let rows = lent
         .query(
             "SELECT c.relname::text, i.inhrelid IS NOT NULL, coalesce(i.inhdetachpending, false) \

@@ -24,7 +24,7 @@ use super::row::{hash_of, past, stamp};
 
 /// Where the broom is.
 #[derive(Debug, Default)]
-pub(super) struct Broom {
+pub(super) struct PruneProgress {
     passed: Uuid,
     /// When the oldest event of each source was received that this round has left unfinished.
     unfinished: HashMap<SourceName, Timestamp>,
@@ -67,7 +67,7 @@ pub(super) async fn slice(
 
 async fn strip(
     shared: &Shared,
-    broom: &mut Broom,
+    broom: &mut PruneProgress,
     before: Timestamp,
     limit: usize,
 ) -> Result<Round, PgError> {
@@ -102,7 +102,7 @@ async fn strip(
 /// Deletes order marks that no event can need any more.
 async fn forget_marks(
     shared: &Shared,
-    broom: &mut Broom,
+    broom: &mut PruneProgress,
     horizon: &Horizon,
     limit: usize,
 ) -> Result<bool, PgError> {

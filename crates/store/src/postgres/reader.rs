@@ -12,7 +12,7 @@ use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::Shared;
-use super::connect::{Lent, PgError};
+use super::connect::{PgError, PooledClient};
 use super::row::{Standing, first_id, of_hash, past, phase_of, state_of};
 use crate::limits::PAGE_MAX;
 
@@ -49,7 +49,12 @@ impl Conditions {
         self.said.push(condition.into());
     }
 
-    async fn query(&self, lent: &mut Lent, head: &str, tail: &str) -> Result<Vec<Row>, PgError> {
+    async fn query(
+        &self,
+        lent: &mut PooledClient,
+        head: &str,
+        tail: &str,
+    ) -> Result<Vec<Row>, PgError> {
         let sql = format!("{head} WHERE {} {tail}", self.said.join(" AND "));
         let values: Vec<&(dyn ToSql + Sync)> =
             self.values.iter().map(|value| &**value as &(dyn ToSql + Sync)).collect();
@@ -166,7 +171,7 @@ pub(super) async fn event(
 }
 
 /// All of an event; none where it was pruned since its row was read.
-async fn detail(lent: &mut Lent, row: &Row) -> Result<Option<EventDetail>, PgError> {
+async fn detail(lent: &mut PooledClient, row: &Row) -> Result<Option<EventDetail>, PgError> {
     let summary = summary(row);
     let id = summary.id;
     let sql = "SELECT headers, body FROM hapax.body WHERE id = $1";
@@ -266,7 +271,7 @@ pub(super) async fn job(shared: &Shared, id: JobId) -> Result<Option<JobDetail>,
 }
 
 async fn read_jobs(
-    lent: &mut Lent,
+    lent: &mut PooledClient,
     asked: &Conditions,
     tail: &str,
 ) -> Result<Vec<JobDetail>, PgError> {

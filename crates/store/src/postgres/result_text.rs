@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 /// A value on its way to being text.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Shown {
+pub(super) enum ValueText {
     /// No row, no column, or null.
     Nothing,
     Text(String),
@@ -20,35 +20,35 @@ pub(super) enum Shown {
 }
 
 /// The first column of the first row.
-pub(super) fn first(rows: &[Row]) -> Shown {
+pub(super) fn first(rows: &[Row]) -> ValueText {
     let Some((row, column)) = rows.first().and_then(|row| Some((row, row.columns().first()?)))
     else {
-        return Shown::Nothing;
+        return ValueText::Nothing;
     };
     match row.try_get::<_, Option<Bytes<'_>>>(0) {
         Ok(Some(Bytes(bytes))) => shown(column.type_(), bytes),
-        Ok(None) | Err(_) => Shown::Nothing,
+        Ok(None) | Err(_) => ValueText::Nothing,
     }
 }
 
-fn shown(of: &Type, bytes: &[u8]) -> Shown {
-    let text = |bytes: &[u8]| Shown::Text(String::from_utf8_lossy(bytes).into_owned());
-    let number = |text: Option<String>| text.map_or(Shown::Nothing, Shown::Text);
+fn shown(of: &Type, bytes: &[u8]) -> ValueText {
+    let text = |bytes: &[u8]| ValueText::Text(String::from_utf8_lossy(bytes).into_owned());
+    let number = |text: Option<String>| text.map_or(ValueText::Nothing, ValueText::Text);
     match *of {
         Type::TEXT | Type::VARCHAR | Type::BPCHAR | Type::NAME | Type::UNKNOWN | Type::JSON => {
             text(bytes)
         }
         // Its first byte is the version of the form.
         Type::JSONB => text(bytes.get(1..).unwrap_or_default()),
-        Type::BOOL => Shown::Text((bytes != [0]).to_string()),
+        Type::BOOL => ValueText::Text((bytes != [0]).to_string()),
         Type::INT2 => number(bytes.try_into().ok().map(|it| i16::from_be_bytes(it).to_string())),
         Type::INT4 => number(bytes.try_into().ok().map(|it| i32::from_be_bytes(it).to_string())),
         Type::INT8 => number(bytes.try_into().ok().map(|it| i64::from_be_bytes(it).to_string())),
         Type::UUID => number(Uuid::from_slice(bytes).ok().map(|it| it.to_string())),
-        Type::BYTEA => Shown::Text(format!("{} bytes", bytes.len())),
+        Type::BYTEA => ValueText::Text(format!("{} bytes", bytes.len())),
         // What cannot be sent back.
-        _ if matches!(of.kind(), Kind::Pseudo) || *of == Type::RECORD => Shown::Nothing,
-        _ => Shown::Of(of.clone(), bytes.to_vec()),
+        _ if matches!(of.kind(), Kind::Pseudo) || *of == Type::RECORD => ValueText::Nothing,
+        _ => ValueText::Of(of.clone(), bytes.to_vec()),
     }
 }
 

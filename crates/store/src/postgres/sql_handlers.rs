@@ -26,9 +26,9 @@ use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
 
 use super::Shared;
-use super::connect::{Lender, Lent, PgError, handler_session};
+use super::connect::{ClientPool, PgError, PooledClient, handler_session};
 use super::jobs::{self, Guarded, Settled, Standing, Taken, only, shortened};
-use super::result_text::{self, RawValue, Shown};
+use super::result_text::{self, RawValue, ValueText};
 use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 
 /// How long a slice may begin new jobs. Others wait for its connection, and its leases run.
@@ -50,7 +50,7 @@ const RESET: &str = "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UN
 
 /// How one job went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Went {
+pub(super) enum JobOutcome {
     Done,
     Guarded,
 }
@@ -90,7 +90,7 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
         let of = |it: &Taken| (it.lane, it.claim.event.resource.clone());
         of(one).cmp(&of(other))
     });
-    let bench = Bench::new(shared, &ask.claim.handler, &ask.program, ask.timeout);
+    let bench = SqlRunner::new(shared, &ask.claim.handler, &ask.program, ask.timeout);
     let (first, mut alone): (Vec<Taken>, Vec<Taken>) =
         taken.into_iter().partition(|taken| taken.claim.attempt == 1);
     let mut left = Vec::new();
@@ -120,7 +120,7 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
             break;
         }
         match bench.alone(taken, None).await {
-            Ok(Ended::Went(went)) => count(&mut ran, went, taken),
+            Ok(Ended::JobOutcome(went)) => count(&mut ran, went, taken),
             Ok(Ended::Failed(_)) => {
                 ran.failed += 1;
                 ran.events.push(taken.claim.event.id);
@@ -141,16 +141,16 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
 /// How a job that ran alone ended.
 #[derive(Debug)]
 pub(super) enum Ended {
-    Went(Went),
+    JobOutcome(JobOutcome),
     /// And that is recorded.
     Failed(String),
     Lost,
 }
 
-fn count(ran: &mut SqlRan, went: Went, taken: &Taken) {
+fn count(ran: &mut SqlRan, went: JobOutcome, taken: &Taken) {
     match went {
-        Went::Done => ran.done += 1,
-        Went::Guarded => ran.guarded += 1,
+        JobOutcome::Done => ran.done += 1,
+        JobOutcome::Guarded => ran.guarded += 1,
     }
     ran.events.push(taken.claim.event.id);
 }
@@ -165,10 +165,10 @@ pub(super) async fn claimed(shared: &Shared, run: &SqlRun) -> Result<Ran, StoreE
         Standing::Done => return Ok(Ran::Done),
         Standing::Over => return Ok(Ran::Lost),
     }
-    let bench = Bench::new(shared, &handler, &run.program, run.timeout);
+    let bench = SqlRunner::new(shared, &handler, &run.program, run.timeout);
     Ok(match bench.alone(&taken, run.current.as_deref()).await? {
-        Ended::Went(Went::Done) => Ran::Done,
-        Ended::Went(Went::Guarded) => Ran::Guarded,
+        Ended::JobOutcome(JobOutcome::Done) => Ran::Done,
+        Ended::JobOutcome(JobOutcome::Guarded) => Ran::Guarded,
         Ended::Failed(error) => Ran::Failed(error),
         Ended::Lost => Ran::Lost,
     })
@@ -183,7 +183,7 @@ async fn give_back(shared: &Shared, left: &[Taken]) -> Result<(), PgError> {
 }
 
 /// What a run needs.
-struct Bench<'a> {
+struct SqlRunner<'a> {
     shared: &'a Shared,
     program: &'a SqlProgram,
     timeout: Duration,
@@ -191,7 +191,7 @@ struct Bench<'a> {
     publishes: bool,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> SqlRunner<'a> {
     fn new(
         shared: &'a Shared,
         handler: &HandlerRef,
@@ -211,13 +211,13 @@ impl<'a> Bench<'a> {
             let until = Instant::now() + SLICE_MAX;
             match self.transaction(one, current, until, self.timeout + GRACE).await {
                 Ok(went) => {
-                    return Ok(went.first().map_or(Ended::Lost, |went| Ended::Went(*went)));
+                    return Ok(went.first().map_or(Ended::Lost, |went| Ended::JobOutcome(*went)));
                 }
                 Err(NotRun::Race(_)) if races < RACES_MAX => races += 1,
                 Err(NotRun::Statement(error) | NotRun::Race(error)) => break error,
                 // An earlier commit whose answer was lost may have got through.
                 Err(NotRun::Fence) if jobs::is_done(self.shared, job).await? => {
-                    return Ok(Ended::Went(Went::Done));
+                    return Ok(Ended::JobOutcome(JobOutcome::Done));
                 }
                 Err(NotRun::Fence) => return Ok(Ended::Lost),
                 Err(NotRun::Outage(error)) => return Err(error),
@@ -237,7 +237,7 @@ impl<'a> Bench<'a> {
         current: Option<&str>,
         until: Instant,
         limit: Duration,
-    ) -> Result<Vec<Went>, NotRun> {
+    ) -> Result<Vec<JobOutcome>, NotRun> {
         let mut lent = self.shared.pools.handlers.lend().await.map_err(NotRun::Outage)?;
         let client = lent.raw().map_err(NotRun::Outage)?;
         let inside = tokio::time::timeout(limit, async {
@@ -253,10 +253,10 @@ impl<'a> Bench<'a> {
             Err(_) => return Err(NotRun::Statement(self.timed_out())),
         };
         match &outcome {
-            Ok(_) => tidy(&mut lent, Left::Ended).await,
+            Ok(_) => tidy(&mut lent, LeftBehind::Ended).await,
             // Its prepared statements may be void.
             Err(NotRun::Race(_) | NotRun::Outage(_)) => {}
-            Err(NotRun::Statement(_) | NotRun::Fence) => tidy(&mut lent, Left::Open).await,
+            Err(NotRun::Statement(_) | NotRun::Fence) => tidy(&mut lent, LeftBehind::Open).await,
         }
         outcome
     }
@@ -267,7 +267,7 @@ impl<'a> Bench<'a> {
         jobs: &[Taken],
         current: Option<&str>,
         until: Instant,
-    ) -> Result<Vec<Went>, NotRun> {
+    ) -> Result<Vec<JobOutcome>, NotRun> {
         begin(client, self.timeout, "").await?;
         let mut marks = self.marks(client, jobs).await?;
         let statements = self.prepared(client).await?;
@@ -284,9 +284,9 @@ impl<'a> Bench<'a> {
                 match plan {
                     Guard::Run => {
                         done.push(job.claim.job, job.claim.fence, result);
-                        went.push(Went::Done);
+                        went.push(JobOutcome::Done);
                     }
-                    Guard::Stale | Guard::Hold => went.push(Went::Guarded),
+                    Guard::Stale | Guard::Hold => went.push(JobOutcome::Guarded),
                 }
             }
         }
@@ -409,14 +409,14 @@ impl<'a> Bench<'a> {
             }
             match plan {
                 Guard::Run => {
-                    results.push(last.as_deref().map_or(Shown::Nothing, result_text::first))
+                    results.push(last.as_deref().map_or(ValueText::Nothing, result_text::first))
                 }
                 Guard::Stale | Guard::Hold => {
                     let rows = last.unwrap_or_default();
                     if !only(&rows).map_err(ours)?.get::<_, bool>(0) {
                         return Err(NotRun::Fence);
                     }
-                    results.push(Shown::Nothing);
+                    results.push(ValueText::Nothing);
                 }
             }
         }
@@ -454,7 +454,7 @@ fn placed(statement: &SqlStatement, at: usize, db: &DbError) -> String {
 
 /// Why the statements of each program cannot be prepared in a session of handlers, where they cannot.
 pub(super) async fn check(
-    lender: &Lender,
+    lender: &ClientPool,
     programs: &[Arc<SqlProgram>],
 ) -> Result<Vec<Option<String>>, PgError> {
     let mut lent = lender.lend().await?;
@@ -529,18 +529,18 @@ pub(super) async fn commit(client: &Object) -> Result<(), NotRun> {
 
 /// What a handler left on its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Left {
+pub(super) enum LeftBehind {
     /// A transaction, to be rolled back.
     Open,
     Ended,
 }
 
 /// Makes a connection fit for whoever gets it next; where that fails, nobody does.
-pub(super) async fn tidy(lent: &mut Lent, left: Left) {
+pub(super) async fn tidy(lent: &mut PooledClient, left: LeftBehind) {
     let Ok(client) = lent.raw() else { return };
     let rolled_back = match left {
-        Left::Open => client.batch_execute("ROLLBACK").await.is_ok(),
-        Left::Ended => true,
+        LeftBehind::Open => client.batch_execute("ROLLBACK").await.is_ok(),
+        LeftBehind::Ended => true,
     };
     let fresh = format!("{RESET}{}", handler_session());
     if rolled_back && client.batch_execute(&fresh).await.is_ok() {
@@ -607,13 +607,13 @@ async fn in_order(mut sent: Vec<Sent<'_>>) -> Vec<(Option<usize>, Answer)> {
 }
 
 /// The results as text; the server is asked for those whose look only it knows.
-async fn as_text(client: &Object, results: Vec<Shown>) -> Result<Vec<Option<String>>, NotRun> {
+async fn as_text(client: &Object, results: Vec<ValueText>) -> Result<Vec<Option<String>>, NotRun> {
     let mut all = Vec::with_capacity(results.len());
     for result in results {
         all.push(match result {
-            Shown::Nothing => None,
-            Shown::Text(text) => Some(text),
-            Shown::Of(kind, bytes) => {
+            ValueText::Nothing => None,
+            ValueText::Text(text) => Some(text),
+            ValueText::Of(kind, bytes) => {
                 let ask = "SELECT $1::text";
                 let statement = client
                     .prepare_typed_cached(ask, &[kind])

@@ -9,7 +9,7 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::Shared;
-use super::connect::{Lent, PgError};
+use super::connect::{PgError, PooledClient};
 use super::reader::{SUMMARY, read, summary};
 use super::row::first_id;
 
@@ -45,7 +45,7 @@ pub(super) async fn sample(shared: &Shared, ask: SampleAsk) -> Result<Sample, St
     sampled(&mut lent, ask).await.map_err(read)
 }
 
-async fn sampled(lent: &mut Lent, ask: SampleAsk) -> Result<Sample, PgError> {
+async fn sampled(lent: &mut PooledClient, ask: SampleAsk) -> Result<Sample, PgError> {
     let limit = i64::try_from(ask.limit.max(1)).unwrap_or(i64::MAX);
     let (from, most) = (first_id(ask.since), COUNT_MAX);
     // The id begins with the time: a span is a range of the index, and the column has the last word
@@ -104,7 +104,7 @@ async fn sampled(lent: &mut Lent, ask: SampleAsk) -> Result<Sample, PgError> {
 
 /// Each `step`-th event from the newest on.
 async fn every(
-    lent: &mut Lent,
+    lent: &mut PooledClient,
     oldest: Uuid,
     newest: Uuid,
     step: i64,
@@ -122,7 +122,7 @@ async fn every(
 
 /// The events at `limit` moments that lie evenly in the span.
 async fn over_time(
-    lent: &mut Lent,
+    lent: &mut PooledClient,
     from: Uuid,
     newest: Uuid,
     limit: i64,

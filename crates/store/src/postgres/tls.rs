@@ -52,7 +52,7 @@ pub(super) fn client(mode: Mode, roots: Option<&Path>) -> Result<Option<ClientCo
                 .to_owned());
         }
         (Mode::Prefer | Mode::Require, None) => {
-            Arc::new(Anyone { provider: Arc::clone(&provider) })
+            Arc::new(AnyCertificate { provider: Arc::clone(&provider) })
         }
         (Mode::VerifyFull, Some(roots)) => trusting(roots, &provider)?,
         (Mode::Prefer | Mode::Require | Mode::VerifyCa, Some(roots)) => {
@@ -88,11 +88,11 @@ fn trusting(
 
 /// Believes whoever holds the key of the certificate that is shown: against those who only listen.
 #[derive(Debug)]
-struct Anyone {
+struct AnyCertificate {
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for Anyone {
+impl ServerCertVerifier for AnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

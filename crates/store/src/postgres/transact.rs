@@ -24,8 +24,8 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, Statement};
 
-use super::connect::{Lent, PgError};
-use super::sql_handlers::{self, Done, GRACE, Left, NotRun};
+use super::connect::{PgError, PooledClient};
+use super::sql_handlers::{self, Done, GRACE, LeftBehind, NotRun};
 use super::{PgStore, Shared, jobs, ledger, row};
 use crate::limits::{HANDLER_IDLE_MIN, HANDLER_STATEMENTS_MAX};
 use crate::transact::{Answering, Committed, Failure, JobRight, KeyRight, Transact, TxError, fits};
@@ -98,7 +98,7 @@ impl<R: fmt::Debug> fmt::Debug for PgTx<R> {
 #[must_use = "without a commit everything is rolled back"]
 pub struct PgDb<R = JobRight> {
     /// There until this is dropped or the connection is on its way back.
-    lent: Option<Lent>,
+    lent: Option<PooledClient>,
     shared: Arc<Shared>,
     right: R,
     /// Whose a message is that names no tenant.
@@ -235,7 +235,7 @@ impl<R> PgDb<R> {
         Err(error)
     }
 
-    fn lent(&mut self) -> Result<&mut Lent, PgError> {
+    fn lent(&mut self) -> Result<&mut PooledClient, PgError> {
         self.lent.as_mut().ok_or(PgError::Gone)
     }
 }
@@ -458,8 +458,8 @@ async fn end<R: Recorded>(mut db: PgDb<R>, said: R::Said) -> Result<R::Proof, Tx
 impl<R> Drop for PgDb<R> {
     fn drop(&mut self) {
         let left = match mem::replace(&mut self.standing, Standing::Sent) {
-            Standing::Open | Standing::Failed(_) => Left::Open,
-            Standing::Committed => Left::Ended,
+            Standing::Open | Standing::Failed(_) => LeftBehind::Open,
+            Standing::Committed => LeftBehind::Ended,
             // Closed with whatever still runs on it, and so rolled back.
             Standing::Sent | Standing::Spoilt(_) | Standing::Gone(_) => return,
         };

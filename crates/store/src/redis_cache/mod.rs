@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub(crate) use entry::{Entry, Seal};
-pub use probe::RedisSight;
+pub use probe::RedisReport;
 
 use crate::limits::{
     FRONT_ANSWER_MAX, FRONT_ASKED_MAX, FRONT_CONNECT_MAX, FRONT_ENTRY_AGE_MAX, FRONT_LOG_EVERY,
@@ -31,10 +31,10 @@ use crate::limits::{
 };
 
 /// A Redis, as far as we trust one.
-pub(crate) struct Front {
+pub(crate) struct RedisCache {
     line: Arc<Line>,
-    asked: mpsc::Sender<Question>,
-    told: mpsc::Sender<Telling>,
+    asked: mpsc::Sender<CacheLookup>,
+    told: mpsc::Sender<CacheEntries>,
     age_max: Duration,
     keys_kept: Option<Duration>,
     counted: Counted,
@@ -57,32 +57,33 @@ impl Counted {
 }
 
 /// Somebody who wants to know what stands under these keys, in their order.
-struct Question {
+struct CacheLookup {
     keys: Vec<KeyHash>,
     answer: oneshot::Sender<Vec<Option<Vec<u8>>>>,
 }
 
 /// Entries to be written under their keys; none where there is to be none.
-type Telling = Vec<(KeyHash, Option<Vec<u8>>)>;
+type CacheEntries = Vec<(KeyHash, Option<Vec<u8>>)>;
 
 /// The URL was no Redis URL. Its text is not repeated: it may hold a password.
 #[derive(Debug, thiserror::Error)]
 #[error("redis_url is not a Redis URL: {0}")]
-pub(crate) struct FrontError(String);
+pub(crate) struct RedisUrlError(String);
 
-impl Front {
+impl RedisCache {
     /// Takes up the connection in the background: whether Redis is there now does not matter.
     /// `keys_kept`: the shortest time that a key is kept. An entry counts far less long than that, and
     /// there is none of a key that may be pruned before: it would say "duplicate" of what is new again.
-    pub(crate) fn open(url: &str, keys_kept: Option<Duration>) -> Result<Self, FrontError> {
-        let client = Client::open(url).map_err(|error| FrontError(error.category().to_owned()))?;
+    pub(crate) fn open(url: &str, keys_kept: Option<Duration>) -> Result<Self, RedisUrlError> {
+        let client =
+            Client::open(url).map_err(|error| RedisUrlError(error.category().to_owned()))?;
         let age_max =
             keys_kept.map_or(FRONT_ENTRY_AGE_MAX, |kept| FRONT_ENTRY_AGE_MAX.min(kept / 2));
         let line = Arc::new(Line {
             client,
             state: Mutex::new(State::Down { until: None }),
             failed: AtomicU32::new(0),
-            said: Mutex::new(Said { fails_at: None, answers: false }),
+            said: Mutex::new(CacheReply { fails_at: None, answers: false }),
         });
         let (asked, questions) = mpsc::channel(FRONT_WAITING_MAX);
         let (told, telling) = mpsc::channel(FRONT_WAITING_MAX);
@@ -118,7 +119,7 @@ impl Front {
             return None;
         }
         let (answer, values) = oneshot::channel();
-        self.asked.try_send(Question { keys: keys.to_vec(), answer }).ok()?;
+        self.asked.try_send(CacheLookup { keys: keys.to_vec(), answer }).ok()?;
         values.await.ok()
     }
 
@@ -143,7 +144,7 @@ impl Front {
         self.send(keys.into_iter().map(|key| (key, None)).collect());
     }
 
-    fn send(&self, telling: Telling) {
+    fn send(&self, telling: CacheEntries) {
         if !telling.is_empty() {
             let _full = self.told.try_send(telling);
         }
@@ -156,9 +157,9 @@ impl Front {
     }
 }
 
-impl fmt::Debug for Front {
+impl fmt::Debug for RedisCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Front")
+        f.write_str("RedisCache")
     }
 }
 
@@ -166,7 +167,7 @@ impl fmt::Debug for Front {
 /// however many requests want to know. Questions that are dropped are answered with nothing.
 async fn ask_together(
     line: Arc<Line>,
-    mut questions: mpsc::Receiver<Question>,
+    mut questions: mpsc::Receiver<CacheLookup>,
     stop: CancellationToken,
 ) {
     let mut waiting = Vec::new();
@@ -209,7 +210,7 @@ async fn ask_together(
 async fn tell(
     line: Arc<Line>,
     tasks: TaskTracker,
-    mut telling: mpsc::Receiver<Telling>,
+    mut telling: mpsc::Receiver<CacheEntries>,
     age_max: Duration,
     stop: CancellationToken,
 ) {
@@ -250,11 +251,11 @@ struct Line {
     state: Mutex<State>,
     /// How often it failed since it last answered: it rests longer each time.
     failed: AtomicU32,
-    said: Mutex<Said>,
+    said: Mutex<CacheReply>,
 }
 
 /// What the log says of it.
-struct Said {
+struct CacheReply {
     /// When it was last said that it fails.
     fails_at: Option<Instant>,
     /// Whether the last that was said is that it answers.
@@ -336,13 +337,13 @@ impl Line {
         }
     }
 
-    /// Out of use for longer each time. Said once, and not again and again of one that answers now
+    /// Out of use for longer each time. Logged once, and not again and again of one that answers now
     /// and then.
     fn down(&self, why: &str) -> State {
         let failed = self.failed.fetch_add(1, Ordering::Relaxed).min(16);
         let mut said = self.said.lock().expect("no panic happens under this lock");
         if said.fails_at.is_none_or(|at| at.elapsed() > FRONT_LOG_EVERY) {
-            *said = Said { fails_at: Some(Instant::now()), answers: false };
+            *said = CacheReply { fails_at: Some(Instant::now()), answers: false };
             tracing::warn!("Redis is left alone for a while ({why}): the database answers");
         }
         let rest = FRONT_REST.saturating_mul(1 << failed).min(FRONT_REST_MAX);

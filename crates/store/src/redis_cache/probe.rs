@@ -12,14 +12,14 @@ const LOOKS: usize = 3;
 
 /// What a Redis tells of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RedisSight {
+pub struct RedisReport {
     /// Its version, where it tells it.
     pub version: Option<String>,
     /// The quickest of a few answers.
     pub latency: Duration,
 }
 
-impl RedisSight {
+impl RedisReport {
     /// Whether answers come too late to be waited for.
     pub fn is_slow(&self) -> bool {
         self.latency >= FRONT_ANSWER_MAX

@@ -81,12 +81,12 @@ const FINISH: &str = concat!(include_str!("lua/usage.lua"), include_str!("lua/fi
 const ABANDON: &str = concat!(include_str!("lua/usage.lua"), include_str!("lua/abandon.lua"));
 
 /// What the script said: a word, and what belongs to it.
-type Said = (String, Option<i64>, Option<i64>, Option<Vec<u8>>, Option<Vec<u8>>);
+type ScriptReply = (String, Option<i64>, Option<i64>, Option<Vec<u8>>, Option<Vec<u8>>);
 
 impl Ledger for RedisLedger {
     async fn reserve(&self, ask: ReserveAsk) -> Result<Reservation, StoreError> {
         let ReserveAsk { scope, key, fingerprint, lease, ttl, quota } = ask;
-        let (said, one, two, headers, body): Said = self
+        let (said, one, two, headers, body): ScriptReply = self
             .run(RESERVE, &scope, &key, |command| {
                 command.arg(&fingerprint.0[..]).arg(millis(lease)).arg(millis(ttl));
                 match quota {

@@ -4,7 +4,7 @@ use hapax_core::store::ArrivalInfo;
 use rusqlite::{CachedStatement, Connection};
 
 use super::row::micros;
-use crate::copies::{Sighting, Waiting};
+use crate::copies::{CopyRecord, Waiting};
 use crate::limits::COPIES_IN_FULL;
 
 /// Writes copies within the transaction that is open on `conn`.
@@ -42,7 +42,7 @@ pub(super) fn write_conflict(
 fn insert_arrival(
     insert: &mut CachedStatement<'_>,
     seq: i64,
-    copy: &Sighting,
+    copy: &CopyRecord,
     conflict: Option<&[u8]>,
 ) -> rusqlite::Result<usize> {
     insert.execute((

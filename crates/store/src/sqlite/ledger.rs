@@ -16,7 +16,7 @@ use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::SqliteStore;
 use super::row::micros;
-use super::writer::{Rode, Writer};
+use super::writer::{BatchResult, Writer};
 use crate::limits::BATCH_BYTES_MAX;
 use crate::stored_answer;
 
@@ -26,14 +26,14 @@ impl Ledger for SqliteStore {
             .ride(0, move |writer| {
                 let reservation = reserve(&writer.conn, ask, writer.now())?;
                 Ok(match reservation {
-                    Reservation::Fresh(_) => Rode::wrote(reservation),
+                    Reservation::Fresh(_) => BatchResult::wrote(reservation),
                     Reservation::Replay(ref answer) => {
                         let bytes = answer.body.len();
-                        Rode::only_looked(reservation).holding(bytes)
+                        BatchResult::only_looked(reservation).holding(bytes)
                     }
                     Reservation::InProgress { .. }
                     | Reservation::Mismatch
-                    | Reservation::OverQuota => Rode::only_looked(reservation),
+                    | Reservation::OverQuota => BatchResult::only_looked(reservation),
                 })
             })
             .await
@@ -54,8 +54,8 @@ impl Ledger for SqliteStore {
                 let answer = if fits { &answer } else { &not_kept };
                 let held = finish(&writer.conn, &reserved, answer, writer.now())?;
                 Ok(match held {
-                    Held::Kept => Rode::wrote(held),
-                    Held::Lost => Rode::only_looked(held),
+                    Held::Kept => BatchResult::wrote(held),
+                    Held::Lost => BatchResult::only_looked(held),
                 })
             })
             .await
@@ -63,7 +63,9 @@ impl Ledger for SqliteStore {
 
     async fn abandon(&self, reserved: &Reserved) -> Result<(), StoreError> {
         let reserved = reserved.clone();
-        self.writer.ride(0, move |writer| Ok(Rode::wrote(abandon(&writer.conn, &reserved)?))).await
+        self.writer
+            .ride(0, move |writer| Ok(BatchResult::wrote(abandon(&writer.conn, &reserved)?)))
+            .await
     }
 }
 
@@ -417,7 +419,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_commit_that_failed_reserved_and_finished_nothing() {
-        // Told "fresh" of a commit that is on no disk, two would run under one fence.
+        // Answered "fresh" of a commit that is on no disk, two would run under one fence.
         let place = Place::new();
         let store = place.open();
         let first = fresh(&store, "first").await;

@@ -86,7 +86,7 @@ struct Shared {
     recent: RecentEvents,
     copies: Copies<i64>,
     health: Health,
-    /// Told when jobs were written.
+    /// Notified when jobs were written.
     arrived: Notify,
 }
 

@@ -58,7 +58,7 @@ const HELD_MAX: usize = 10_000;
 
 /// Where retention is. It moves only once what it passed is committed.
 #[derive(Debug, Default)]
-pub(super) struct Broom {
+pub(super) struct PruneProgress {
     /// The last body that this round has looked at.
     body: i64,
     /// When the oldest event of each source was received that this round has left unfinished.
@@ -66,12 +66,12 @@ pub(super) struct Broom {
     /// The next lane whose marks are looked at.
     lane: i64,
     /// The walks over the keys: one for the sources that share a horizon.
-    walks: BTreeMap<Vec<String>, Walk>,
+    walks: BTreeMap<Vec<String>, KeyScan>,
 }
 
 /// A walk over the keys, from old to new.
 #[derive(Debug, Default)]
-struct Walk {
+struct KeyScan {
     /// The last event whose key was looked at.
     passed: i64,
     /// Those before it that could not be forgotten yet and have no body any more.
@@ -80,16 +80,16 @@ struct Walk {
     held_passed: i64,
 }
 
-impl Broom {
+impl PruneProgress {
     /// The walk that has passed this event, if one has.
-    fn passed(&self, event: &Whole) -> Option<&Walk> {
+    fn passed(&self, event: &EventWithBody) -> Option<&KeyScan> {
         let is_of = |sources: &[String]| sources.iter().any(|one| one == event.source.as_str());
         let found = self.walks.iter().find(|(sources, _)| is_of(sources)).map(|(_, walk)| walk);
         found.filter(|walk| walk.passed >= event.seq)
     }
 
     /// The key of a stripped event that a walk has passed is looked at with those that it left.
-    fn stripped(&mut self, event: &Whole) {
+    fn stripped(&mut self, event: &EventWithBody) {
         let is_of = |sources: &[String]| sources.iter().any(|one| one == event.source.as_str());
         let walk = self.walks.iter_mut().find(|(sources, _)| is_of(sources));
         if let Some((_, walk)) = walk.filter(|(_, walk)| walk.passed >= event.seq) {
@@ -99,7 +99,7 @@ impl Broom {
 }
 
 /// An event that still has its body.
-struct Whole {
+struct EventWithBody {
     seq: i64,
     received_at: i64,
     source: SourceName,
@@ -109,7 +109,7 @@ struct Whole {
 }
 
 /// The narrow row of an event.
-struct Narrow {
+struct PrunedRow {
     seq: i64,
     key: EventKey,
     guard: Option<[u8; 16]>,
@@ -176,7 +176,7 @@ fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Resu
     };
     add_jobs(&writer.conn, &mut looked)?;
     let broom = &writer.broom;
-    let stays = |event: &Whole| {
+    let stays = |event: &EventWithBody| {
         let no_room = broom.passed(event).is_some_and(|walk| walk.held.len() + SLICE > HELD_MAX);
         event.ends_as().is_none() || no_room
     };
@@ -194,7 +194,8 @@ fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Resu
         }
     }
     tx.commit()?;
-    let left: Vec<&Whole> = looked.iter().filter(|one| one.seq <= last && stays(one)).collect();
+    let left: Vec<&EventWithBody> =
+        looked.iter().filter(|one| one.seq <= last && stays(one)).collect();
     for event in left {
         let source = event.source.as_str();
         match writer.broom.unfinished.get_mut(source) {
@@ -210,7 +211,7 @@ fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Resu
 }
 
 /// The next events that have their bodies.
-fn look(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<Whole>> {
+fn look(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<EventWithBody>> {
     conn.prepare_cached(
         "SELECT b.seq, e.received_at, p.source, e.state, e.review
          FROM hapax_body b CROSS JOIN hapax_event e ON e.seq = b.seq
@@ -218,7 +219,7 @@ fn look(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<Wh
          WHERE b.seq > ?1 ORDER BY b.seq LIMIT ?2",
     )?
     .query_map((passed, limit as i64), |row| {
-        Ok(Whole {
+        Ok(EventWithBody {
             seq: row.get(0)?,
             received_at: row.get(1)?,
             source: SourceName::new(row.get_ref(2)?.as_str()?),
@@ -230,7 +231,7 @@ fn look(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<Wh
 }
 
 /// Reads the jobs of all of these at once: they stand side by side too.
-fn add_jobs(conn: &Connection, events: &mut [Whole]) -> rusqlite::Result<()> {
+fn add_jobs(conn: &Connection, events: &mut [EventWithBody]) -> rusqlite::Result<()> {
     let (Some(first), Some(last)) = (events.first(), events.last()) else { return Ok(()) };
     let mut jobs = conn.prepare_cached(
         "SELECT event_seq, state, steps FROM hapax_job WHERE event_seq BETWEEN ?1 AND ?2
@@ -250,7 +251,7 @@ fn add_jobs(conn: &Connection, events: &mut [Whole]) -> rusqlite::Result<()> {
     Ok(())
 }
 
-impl Whole {
+impl EventWithBody {
     /// The status that it ended with; `None` where it is not finished. An event that was discarded for
     /// one handler may still be needed by another.
     fn ends_as(&self) -> Option<Status> {
@@ -264,7 +265,7 @@ impl Whole {
 }
 
 /// Notes how each of them ended: one statement for all that ended alike.
-fn mark(conn: &Connection, run: &[Whole]) -> rusqlite::Result<()> {
+fn mark(conn: &Connection, run: &[EventWithBody]) -> rusqlite::Result<()> {
     let mut update = conn.prepare_cached(
         "UPDATE hapax_event SET pruned = ?3 WHERE seq BETWEEN ?1 AND ?2 AND pruned < 0",
     )?;
@@ -314,12 +315,12 @@ fn forget(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Res
 /// One slice of a walk; true when there may be more.
 fn go_on(
     writer: &mut Writer,
-    walk: &mut Walk,
+    walk: &mut KeyScan,
     sources: &[String],
     before: i64,
     limit: usize,
 ) -> rusqlite::Result<bool> {
-    let is_ours = |event: &Narrow| {
+    let is_ours = |event: &PrunedRow| {
         let source = event.key.source.as_str();
         sources.binary_search_by(|one| one.as_str().cmp(source)).is_ok()
     };
@@ -354,7 +355,7 @@ fn go_on(
 /// for an event is known for its own time, also where its key is kept for less.
 fn forget_old<'a>(
     writer: &mut Writer,
-    events: impl Iterator<Item = &'a Narrow>,
+    events: impl Iterator<Item = &'a PrunedRow>,
 ) -> rusqlite::Result<BTreeSet<i64>> {
     let now = micros(writer.now());
     let mut old = Vec::new();
@@ -371,7 +372,7 @@ fn forget_old<'a>(
     Ok(old.into_iter().map(|event| event.seq).collect())
 }
 
-fn narrow(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<Narrow>> {
+fn narrow(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<PrunedRow>> {
     conn.prepare_cached(
         "SELECT e.seq, p.tenant, p.source, e.event_id, e.guard_hash, e.received_at, e.pruned,
                 e.guard_until
@@ -379,7 +380,7 @@ fn narrow(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<
          WHERE e.seq > ?1 ORDER BY e.seq LIMIT ?2",
     )?
     .query_map((passed, limit as i64), |row| {
-        Ok(Narrow {
+        Ok(PrunedRow {
             seq: row.get(0)?,
             key: EventKey {
                 tenant: Tenant::new(row.get_ref(1)?.as_str()?),
@@ -396,7 +397,7 @@ fn narrow(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<
 }
 
 /// Forgets these events and their keys.
-fn forget_all(writer: &mut Writer, events: &[&Narrow]) -> rusqlite::Result<()> {
+fn forget_all(writer: &mut Writer, events: &[&PrunedRow]) -> rusqlite::Result<()> {
     let Some(last) = events.last().map(|event| event.seq) else { return Ok(()) };
     // In order, so that keys of one page go together.
     let mut hashes: Vec<KeyHash> = events

@@ -50,7 +50,7 @@ impl Readers {
         let turn = Arc::clone(&self.free).acquire_owned().await.map_err(|_| StoreError::Closed)?;
         let idle = Arc::clone(&self.idle);
         let ran = tokio::task::spawn_blocking(move || {
-            let mut conn = Lent::from(idle, turn);
+            let mut conn = BorrowedReader::from(idle, turn);
             let deadline = Instant::now() + READ_MAX;
             conn.progress_handler(STEPS_PER_LOOK, Some(move || Instant::now() > deadline))
                 .and_then(|()| query(&conn))
@@ -63,13 +63,13 @@ impl Readers {
 }
 
 /// A connection that goes back however its query ends, and its turn after it.
-struct Lent {
+struct BorrowedReader {
     conn: Option<Connection>,
     idle: Arc<Mutex<Vec<Connection>>>,
     _turn: OwnedSemaphorePermit,
 }
 
-impl Lent {
+impl BorrowedReader {
     fn from(idle: Arc<Mutex<Vec<Connection>>>, turn: OwnedSemaphorePermit) -> Self {
         let conn = idle.lock().expect("no panic happens under this lock").pop();
         assert!(conn.is_some(), "a permit stands for an idle connection");
@@ -77,7 +77,7 @@ impl Lent {
     }
 }
 
-impl Deref for Lent {
+impl Deref for BorrowedReader {
     type Target = Connection;
 
     fn deref(&self) -> &Connection {
@@ -85,13 +85,13 @@ impl Deref for Lent {
     }
 }
 
-impl DerefMut for Lent {
+impl DerefMut for BorrowedReader {
     fn deref_mut(&mut self) -> &mut Connection {
         self.conn.as_mut().expect("it is taken out only by drop")
     }
 }
 
-impl Drop for Lent {
+impl Drop for BorrowedReader {
     fn drop(&mut self) {
         self.idle.lock().expect("no panic happens under this lock").extend(self.conn.take());
     }

@@ -26,7 +26,7 @@ const STEPS_PER_LOOK: i32 = 10;
 /// function is given, and cannot be interrupted between them.
 const FUNCTION_ARGUMENTS_MAX: i32 = 64;
 
-/// The limits of the connection they were put on; in force while a [`Confined`] lives.
+/// The limits of the connection they were put on; in force while a [`SandboxGuard`] lives.
 #[derive(Debug, Clone)]
 pub(super) struct Sandbox {
     inside: Arc<AtomicBool>,
@@ -60,31 +60,31 @@ impl Sandbox {
         &'a self,
         conn: &'a Connection,
         timeout: Duration,
-    ) -> rusqlite::Result<Confined<'a>> {
+    ) -> rusqlite::Result<SandboxGuard<'a>> {
         let length_max = conn.limit(Limit::SQLITE_LIMIT_LENGTH)?;
         conn.set_limit(Limit::SQLITE_LIMIT_LENGTH, self.bytes_max)?;
         self.deadline.set(timeout);
         self.inside.store(true, Ordering::Relaxed);
-        Ok(Confined { sandbox: self, conn, length_max })
+        Ok(SandboxGuard { sandbox: self, conn, length_max })
     }
 }
 
 /// While this lives, the limits hold.
-pub(super) struct Confined<'a> {
+pub(super) struct SandboxGuard<'a> {
     sandbox: &'a Sandbox,
     conn: &'a Connection,
     /// What holds for statements of ours.
     length_max: i32,
 }
 
-impl Confined<'_> {
+impl SandboxGuard<'_> {
     /// Whether the time was up.
     pub(super) fn timed_out(&self) -> bool {
         self.sandbox.deadline.has_passed()
     }
 }
 
-impl Drop for Confined<'_> {
+impl Drop for SandboxGuard<'_> {
     fn drop(&mut self) {
         self.sandbox.inside.store(false, Ordering::Relaxed);
         self.sandbox.deadline.clear();

@@ -28,7 +28,7 @@ use super::transaction::Transaction;
 use crate::limits::{SQL_SLICE_MAX, STATEMENT_VALUE_BYTES_MAX};
 
 /// What the writer lends to a run.
-pub(super) struct Bench<'a> {
+pub(super) struct SqlRunner<'a> {
     pub(super) conn: &'a Connection,
     pub(super) lanes: &'a mut Lanes,
     pub(super) sandbox: &'a Sandbox,
@@ -36,13 +36,13 @@ pub(super) struct Bench<'a> {
 }
 
 /// How one job went.
-enum Went {
+enum JobOutcome {
     Done,
     Guarded,
 }
 
 /// How a batch went.
-enum Together {
+enum SharedRun {
     Ran(SqlRan),
     /// Nothing of it holds. `by` is the place of the job that did not go, unless it was the commit.
     Undone {
@@ -71,7 +71,7 @@ enum NotRun {
     Store(rusqlite::Error),
 }
 
-impl Bench<'_> {
+impl SqlRunner<'_> {
     /// Claims and runs one slice. An error is the database's own: nothing of the slice is lost, its
     /// claims end as lost attempts.
     pub(super) fn run(&mut self, ask: &SqlAsk) -> rusqlite::Result<SqlRan> {
@@ -89,8 +89,8 @@ impl Bench<'_> {
         }
         if claims.len() > 1 {
             match self.together(&claims, ask, until)? {
-                Together::Ran(together) => return Ok(together),
-                Together::Undone { by } => {
+                SharedRun::Ran(together) => return Ok(together),
+                SharedRun::Undone { by } => {
                     tracing::debug!(jobs = claims.len(), "a batch failed; each runs alone");
                     // First whoever undid the batch, lest it undo the next ones too: a slow statement
                     // would cost all the others its timeout again and again.
@@ -109,8 +109,8 @@ impl Bench<'_> {
                 break;
             }
             match self.alone(job, claim, &Effects::of(ask))? {
-                Ok(Went::Done) => ran.done += 1,
-                Ok(Went::Guarded) => ran.guarded += 1,
+                Ok(JobOutcome::Done) => ran.done += 1,
+                Ok(JobOutcome::Guarded) => ran.guarded += 1,
                 Err(error) => {
                     self.fail(job, &error)?;
                     ran.failed += 1;
@@ -137,8 +137,8 @@ impl Bench<'_> {
             current: run.current.as_deref(),
         };
         match self.alone(&job, &claim, &effects)? {
-            Ok(Went::Done) => Ok(Ran::Done),
-            Ok(Went::Guarded) => Ok(Ran::Guarded),
+            Ok(JobOutcome::Done) => Ok(Ran::Done),
+            Ok(JobOutcome::Guarded) => Ok(Ran::Guarded),
             Err(error) => {
                 self.fail(&job, &error)?;
                 Ok(Ran::Failed(error))
@@ -184,7 +184,7 @@ impl Bench<'_> {
         claims: &[(JobRow, Claim)],
         ask: &SqlAsk,
         until: Instant,
-    ) -> rusqlite::Result<Together> {
+    ) -> rusqlite::Result<SharedRun> {
         let tx = Transaction::begin(self.conn)?;
         let mut ran = SqlRan::default();
         for (begun, (job, claim)) in claims.iter().enumerate() {
@@ -193,9 +193,9 @@ impl Bench<'_> {
                 break;
             }
             match self.work(job, claim, &Effects::of(ask)) {
-                Ok(Went::Done) => ran.done += 1,
-                Ok(Went::Guarded) => ran.guarded += 1,
-                Err(NotRun::Statement(_)) => return Ok(Together::Undone { by: Some(begun) }),
+                Ok(JobOutcome::Done) => ran.done += 1,
+                Ok(JobOutcome::Guarded) => ran.guarded += 1,
+                Err(NotRun::Statement(_)) => return Ok(SharedRun::Undone { by: Some(begun) }),
                 Err(NotRun::Store(error)) => return Err(error),
             }
             ran.events.push(claim.event.id);
@@ -204,9 +204,9 @@ impl Bench<'_> {
         match tx.commit() {
             Ok(()) => {
                 failpoint!("worker.after_commit");
-                Ok(Together::Ran(ran))
+                Ok(SharedRun::Ran(ran))
             }
-            Err(error) if is_the_users_at_commit(&error) => Ok(Together::Undone { by: None }),
+            Err(error) if is_the_users_at_commit(&error) => Ok(SharedRun::Undone { by: None }),
             Err(error) => Err(error),
         }
     }
@@ -216,7 +216,7 @@ impl Bench<'_> {
         job: &JobRow,
         claim: &Claim,
         effects: &Effects<'_>,
-    ) -> rusqlite::Result<Result<Went, String>> {
+    ) -> rusqlite::Result<Result<JobOutcome, String>> {
         let tx = Transaction::begin(self.conn)?;
         let ran = match self.work(job, claim, effects) {
             Ok(ran) => ran,
@@ -235,7 +235,12 @@ impl Bench<'_> {
     }
 
     /// Guard, effects and "done" of one job, in the transaction that is open.
-    fn work(&mut self, job: &JobRow, claim: &Claim, effects: &Effects<'_>) -> Result<Went, NotRun> {
+    fn work(
+        &mut self,
+        job: &JobRow,
+        claim: &Claim,
+        effects: &Effects<'_>,
+    ) -> Result<JobOutcome, NotRun> {
         let now = (self.now)();
         if let Some(set_aside) = self.guard(job, now).map_err(NotRun::Store)? {
             return Ok(set_aside);
@@ -245,10 +250,10 @@ impl Bench<'_> {
         let done =
             self.lanes.done(self.conn, job, result.as_deref(), now).map_err(NotRun::Store)?;
         assert!(done.is_ok(), "the writer has just seen this fence hold");
-        Ok(Went::Done)
+        Ok(JobOutcome::Done)
     }
 
-    fn guard(&mut self, job: &JobRow, now: Timestamp) -> rusqlite::Result<Option<Went>> {
+    fn guard(&mut self, job: &JobRow, now: Timestamp) -> rusqlite::Result<Option<JobOutcome>> {
         let order = self.lanes.spec_of(job.lane).and_then(|spec| spec.order.as_ref());
         let (Some(rule), Some(place)) = (order.cloned(), &job.place) else { return Ok(None) };
         let hold = match order::guard(self.conn, job, &rule.policy, place)? {
@@ -262,7 +267,7 @@ impl Bench<'_> {
         if aside.state == HELD {
             order::limit_held(self.conn, self.lanes, &aside, &rule, now)?;
         }
-        Ok(Some(Went::Guarded))
+        Ok(Some(JobOutcome::Guarded))
     }
 
     fn effects(

@@ -22,7 +22,7 @@ use super::SqliteStore;
 use super::jobs::{JobRow, Lanes, place_of};
 use super::ledger;
 use super::row::{DISCARDED, DONE, STALE, micros};
-use super::sandbox::{Confined, Sandbox};
+use super::sandbox::{Sandbox, SandboxGuard};
 use super::sql_handlers::{is_the_users, is_the_users_at_commit};
 use super::transaction::Transaction;
 use super::writer::Writer;
@@ -206,7 +206,7 @@ impl Recorded for KeyRight {
 /// and `hapax_publish`.
 pub struct Db<'a> {
     conn: &'a Connection,
-    confined: &'a Confined<'a>,
+    confined: &'a SandboxGuard<'a>,
     /// Set once a statement has ended the transaction: what ran after it would commit by itself.
     ended: Cell<bool>,
     /// The database's own failure, should there be one: no error of the closure hides it.

@@ -29,10 +29,10 @@ use super::jobs::{Lanes, NO_LANE_LEFT};
 use super::key_index::{KeyIndex, MergeError};
 use super::meta;
 use super::open::{self, OpenError, Place};
-use super::prune::Broom;
+use super::prune::PruneProgress;
 use super::row::Ids;
 use super::sandbox::Sandbox;
-use super::sql_handlers::Bench;
+use super::sql_handlers::SqlRunner;
 use super::transaction::Transaction;
 use crate::limits::{
     BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, COPIES_FLUSH, LOG_RETRY, LOG_WARN, RECOVERY_WAIT,
@@ -59,21 +59,22 @@ type Answer<T> = oneshot::Sender<Result<T, StoreError>>;
 type Slice = Box<dyn FnOnce(Result<&mut Writer, StoreError>) -> rusqlite::Result<()> + Send>;
 
 /// Called with the writer inside the batch's transaction, or with the reason why it cannot be had.
-type Rider =
-    Box<dyn FnOnce(Result<&mut Writer, StoreError>) -> rusqlite::Result<Rode<Told>> + Send>;
+type BatchedAct = Box<
+    dyn FnOnce(Result<&mut Writer, StoreError>) -> rusqlite::Result<BatchResult<Answerer>> + Send,
+>;
 
 /// Answers a rider when its transaction has ended.
-type Told = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
+type Answerer = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 
 /// What a rider came to.
-pub(super) struct Rode<T> {
+pub(super) struct BatchResult<T> {
     value: T,
     wrote: bool,
     /// What it read and holds until the batch has ended.
     bytes: usize,
 }
 
-impl<T> Rode<T> {
+impl<T> BatchResult<T> {
     /// It must be on disk before anybody hears of it.
     pub(super) fn wrote(value: T) -> Self {
         Self { value, wrote: true, bytes: 0 }
@@ -93,7 +94,7 @@ impl<T> Rode<T> {
 enum Command {
     Ingest(Ingest, Answer<Vec<Verdict>>),
     /// Something that shares the batch's transaction, and how many bytes it brings.
-    Ride(usize, Rider),
+    Ride(usize, BatchedAct),
     Find(Vec<KeyHash>, Answer<Vec<Option<i64>>>),
     FlushCopies,
     /// Something with transactions of its own; it answers by itself, also when it is refused.
@@ -136,7 +137,7 @@ impl WriterHandle {
         let thread = std::thread::Builder::new()
             .name("hapax-writer".into())
             .spawn(move || {
-                let _last_word = LastWord(Arc::clone(&writer.shared));
+                let _last_word = WriterEnded(Arc::clone(&writer.shared));
                 writer.run(&waiting);
             })
             .map_err(|source| OpenError::Io { path, source })?;
@@ -180,16 +181,16 @@ impl WriterHandle {
     pub(super) async fn ride<T: Send + 'static>(
         &self,
         bytes: usize,
-        act: impl FnOnce(&mut Writer) -> rusqlite::Result<Rode<T>> + Send + 'static,
+        act: impl FnOnce(&mut Writer) -> rusqlite::Result<BatchResult<T>> + Send + 'static,
     ) -> Result<T, StoreError> {
         self.demand.fetch_add(1, Ordering::Relaxed);
         let (answer, done) = oneshot::channel();
-        let rider: Rider = Box::new(move |writer| match writer.map(act) {
-            Ok(Ok(Rode { value, wrote, bytes })) => {
-                let told: Told = Box::new(move |ended: Result<(), StoreError>| {
+        let rider: BatchedAct = Box::new(move |writer| match writer.map(act) {
+            Ok(Ok(BatchResult { value, wrote, bytes })) => {
+                let told: Answerer = Box::new(move |ended: Result<(), StoreError>| {
                     let _ = answer.send(ended.map(|()| value));
                 });
-                Ok(Rode { value: told, wrote, bytes })
+                Ok(BatchResult { value: told, wrote, bytes })
             }
             Ok(Err(error)) => {
                 let _ = answer.send(Err(StoreError::Unavailable(error.to_string().into())));
@@ -197,7 +198,7 @@ impl WriterHandle {
             }
             Err(refusal) => {
                 let _ = answer.send(Err(refusal));
-                Ok(Rode::only_looked(Box::new(|_| {})))
+                Ok(BatchResult::only_looked(Box::new(|_| {})))
             }
         });
         self.send(Command::Ride(bytes, rider))?;
@@ -275,9 +276,9 @@ impl WriterHandle {
 }
 
 /// However the writer ends, nothing is called writable or answered from memory after it.
-struct LastWord(Arc<Shared>);
+struct WriterEnded(Arc<Shared>);
 
-impl Drop for LastWord {
+impl Drop for WriterEnded {
     fn drop(&mut self) {
         let why =
             if std::thread::panicking() { "the writer panicked" } else { "the store is closed" };
@@ -295,7 +296,7 @@ pub(super) struct Writer {
     clock: Clock,
     checkpointer: Checkpointer,
     pub(super) index: KeyIndex,
-    pub(super) broom: Broom,
+    pub(super) broom: PruneProgress,
     pub(super) clock_watch: ClockWatch,
     pub(super) pairs: HashMap<(Tenant, SourceName), i64>,
     ids: Ids,
@@ -314,7 +315,7 @@ pub(super) struct Writer {
 #[derive(Default)]
 struct Batch {
     answers: Vec<(Answer<Vec<Verdict>>, Vec<Verdict>)>,
-    riders: Vec<Told>,
+    riders: Vec<Answerer>,
     recent: Vec<(KeyHash, Recent)>,
     copies: Vec<(i64, ArrivalInfo)>,
     receipts: usize,
@@ -347,7 +348,7 @@ impl Batch {
 }
 
 /// What comes behind a batch.
-enum Then {
+enum NextBatch {
     Nothing,
     Slice(Slice),
     Close(oneshot::Sender<()>),
@@ -388,7 +389,7 @@ impl Writer {
             lanes,
             sandbox,
             clock,
-            broom: Broom::default(),
+            broom: PruneProgress::default(),
             clock_watch: ClockWatch::default(),
             checkpointer,
             index,
@@ -467,17 +468,17 @@ impl Writer {
             }
         };
         match (self.commit(batch), then) {
-            (Ok(()), Then::Nothing) => Ok(ControlFlow::Continue(())),
-            (Ok(()), Then::Slice(slice)) => {
+            (Ok(()), NextBatch::Nothing) => Ok(ControlFlow::Continue(())),
+            (Ok(()), NextBatch::Slice(slice)) => {
                 slice(Ok(self))?;
                 Ok(ControlFlow::Continue(()))
             }
-            (Err(error), Then::Nothing) => Err(error),
-            (Err(error), Then::Slice(slice)) => {
+            (Err(error), NextBatch::Nothing) => Err(error),
+            (Err(error), NextBatch::Slice(slice)) => {
                 let _ = slice(Err(StoreError::Unavailable(error.to_string().into())));
                 Err(error)
             }
-            (_, Then::Close(closed)) => {
+            (_, NextBatch::Close(closed)) => {
                 self.close(waiting);
                 let _ = closed.send(());
                 Ok(ControlFlow::Break(()))
@@ -503,7 +504,7 @@ impl Writer {
         batch: &mut Batch,
         first: Command,
         waiting: &Receiver<Command>,
-    ) -> rusqlite::Result<Then> {
+    ) -> rusqlite::Result<NextBatch> {
         let mut next = Some(first);
         while let Some(command) = next {
             match command {
@@ -515,8 +516,8 @@ impl Writer {
                     let _ = answer.send(Ok(found?));
                 }
                 Command::FlushCopies => self.copies_due = Instant::now(),
-                Command::Slice(slice) => return Ok(Then::Slice(slice)),
-                Command::Close(closed) => return Ok(Then::Close(closed)),
+                Command::Slice(slice) => return Ok(NextBatch::Slice(slice)),
+                Command::Close(closed) => return Ok(NextBatch::Close(closed)),
                 #[cfg(test)]
                 Command::Tamper(tamper) => tamper(&mut self.conn),
                 #[cfg(test)]
@@ -527,7 +528,7 @@ impl Writer {
             }
             next = waiting.try_recv().ok();
         }
-        Ok(Then::Nothing)
+        Ok(NextBatch::Nothing)
     }
 
     /// Decides every receipt of one request within the batch's transaction.
@@ -574,12 +575,12 @@ impl Writer {
     }
 
     /// Runs what shares the batch's transaction.
-    fn ride(&mut self, batch: &mut Batch, bytes: usize, rider: Rider) -> rusqlite::Result<()> {
+    fn ride(&mut self, batch: &mut Batch, bytes: usize, rider: BatchedAct) -> rusqlite::Result<()> {
         if let Err(error) = self.begin(batch) {
             let _ = rider(Err(StoreError::Unavailable(error.to_string().into())));
             return Err(error);
         }
-        let Rode { value: told, wrote, bytes: held } = rider(Ok(self))?;
+        let BatchResult { value: told, wrote, bytes: held } = rider(Ok(self))?;
         batch.riders.push(told);
         batch.bytes += bytes + held;
         batch.wrote |= wrote;
@@ -671,8 +672,8 @@ impl Writer {
         self.at_the_bench(|bench| bench.run_claimed(run))
     }
 
-    fn at_the_bench<T>(&mut self, work: impl FnOnce(&mut Bench<'_>) -> T) -> T {
-        work(&mut Bench {
+    fn at_the_bench<T>(&mut self, work: impl FnOnce(&mut SqlRunner<'_>) -> T) -> T {
+        work(&mut SqlRunner {
             conn: &self.conn,
             lanes: &mut self.lanes,
             sandbox: &self.sandbox,
@@ -814,7 +815,7 @@ impl Writer {
         let (specs, freed) = self.lanes.announced();
         self.lanes = Lanes::load(&conn, specs, freed)?;
         self.index = KeyIndex::load(&conn)?;
-        self.broom = Broom::default();
+        self.broom = PruneProgress::default();
         self.pairs = load_pairs(&conn)?;
         self.last_seq = last_seq(&conn)?;
         self.conn = conn;
