@@ -1,5 +1,5 @@
-//! Rings when the work on an event may have ended, for those who wait for exactly that. A hint like
-//! any other: who waits looks for itself, and also when nothing rings.
+//! Notifies requests that wait for the work on an event. A notification is a hint: a waiter reads the
+//! event itself, and also polls without one.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

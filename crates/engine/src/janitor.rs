@@ -1,5 +1,5 @@
-//! Deletes what is finished and past its time, in small commits. Where anybody else wants the store,
-//! there are pauses between them, so that no ack waits for more than one.
+//! Deletes finished events past their retention, in small commits. While the store has other requests,
+//! the janitor pauses between commits, so that no ack waits for more than one of them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -106,7 +106,7 @@ impl<S: Work> Janitor<S> {
             let is_quiet = demand.is_some() && demand == before;
             before = demand;
             match is_quiet {
-                // Whoever comes now waits for one commit of ours at most, as after a pause.
+                // A request that comes now waits for one commit of the janitor at most, as after a pause.
                 true => yield_now().await,
                 false => sleep(began.elapsed().max(PRUNE_PAUSE)).await,
             }

@@ -213,7 +213,7 @@ pub const CLAIM_MAX: usize = 64;
 /// each commit of acks would be followed by a commit for its few jobs.
 pub const GATHER: Duration = Duration::from_millis(2);
 
-/// How often a quiet lane looks for work though nothing was heard of any: notifications are hints.
+/// How often a lane without a notification polls for work: notifications are hints.
 pub const POLL_EVERY: Duration = Duration::from_secs(1);
 
 /// The first pause after the store failed; it doubles with each failure in a row.
@@ -270,7 +270,7 @@ pub const ERROR_CHARS_MAX: usize = 1_200;
 /// How much is kept of an answer that is no success: enough for what went wrong, not for a page.
 pub(crate) const ANSWER_KEPT_BYTES: usize = 1_024;
 
-/// How often a sync answer looks at its event while nothing is heard of it, at first; it doubles.
+/// How often a synchronous answer polls its event at first; the interval doubles.
 pub const SYNC_POLL: Duration = Duration::from_millis(10);
 
 /// And goes no further than this.

@@ -37,10 +37,10 @@ pub struct Outbound {
 pub(crate) type Sent = Either<Full<Bytes>, UnsyncBoxBody<Bytes, Box<dyn Error + Send + Sync>>>;
 
 /// What to do with a request that met a connection which was closed while it waited for one, so that
-/// nobody has seen it.
+/// no server has seen it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unseen {
-    /// It is told as [`OutboundError::Unsent`].
+    /// The error is [`OutboundError::Unsent`].
     Told,
     /// It goes out on another connection, as if that one had never been.
     Anew,
@@ -63,7 +63,7 @@ pub(crate) enum OutboundError {
     TimedOut(Duration),
     #[error("{0}")]
     Connect(String),
-    /// The connection was gone before the request was on it: nobody has seen it.
+    /// The connection closed before the request was written: no server has seen it.
     #[error("the connection was closed before the request was sent")]
     Unsent,
     #[error("the connection broke: {0}")]
@@ -171,7 +171,7 @@ pub(crate) async fn next(body: &mut Incoming) -> Result<Option<Bytes>, OutboundE
 }
 
 /// A connector with a deadline for all of it, from the name lookup to the end of the handshake:
-/// whoever runs into it knows that nothing was sent.
+/// at this limit nothing was sent.
 #[derive(Debug, Clone)]
 struct InTime<C> {
     connector: C,

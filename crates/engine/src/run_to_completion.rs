@@ -1,5 +1,5 @@
 //! Work that runs to its end although the one who waits for it goes away. hyper drops an answer's
-//! future when the peer hangs up (D3); what was begun with a store must still be counted and said.
+//! future when the peer hangs up. A call to the store must still be counted and logged.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
-/// Where work goes on when nobody waits for it any more.
+/// Tasks that go on after their caller has gone.
 #[derive(Debug, Clone)]
 pub(crate) struct BackgroundTasks(Arc<(TaskTracker, Handle)>);
 

@@ -37,7 +37,7 @@ pub async fn serve_ingress<S: Store>(
 pub(crate) struct Background<F, T> {
     /// Ends when nothing runs any more whose client was cut or gone.
     pub(crate) finish: F,
-    /// Runs beside it all, until it is told that there is nothing left.
+    /// Runs beside it, until the shutdown signal.
     pub(crate) tend: T,
 }
 

@@ -60,7 +60,7 @@ impl FrameWatch {
         Ok(())
     }
 
-    /// Notes that we have sent so many bytes: whoever reads them has window to give back.
+    /// Notes that so many bytes were sent: a peer that reads them may send WINDOW_UPDATE frames.
     pub(crate) fn sent(&mut self, bytes: usize) {
         self.sent_bytes += bytes;
         if self.sent_bytes >= SENT_BYTES_PER_FREE_FRAME {

@@ -89,7 +89,7 @@ enum At {
     },
     ChunkEnd,
     Trailers,
-    /// Requests can no longer be told apart.
+    /// The boundaries of requests are no longer certain.
     Lost,
 }
 

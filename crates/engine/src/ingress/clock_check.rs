@@ -73,7 +73,7 @@ impl ClockWatch {
         }
     }
 
-    /// How far our clock is ahead of the senders', once enough of them were heard.
+    /// How far our clock is ahead of the senders', once enough senders were seen.
     pub(crate) fn offset_seconds(&self) -> Option<i64> {
         if self.offsets.len() < WITNESSES_MIN {
             return None;

@@ -109,13 +109,13 @@ impl<S: Store> Ingress<S> {
         self.routes.store(Arc::new(routes));
     }
 
-    /// What every source has had since this process began; a reload does not begin anew.
+    /// The traffic of every source since this process began; a reload does not reset it.
     pub fn traffic(&self) -> Vec<Traffic> {
         self.routes.load().traffic()
     }
 
     /// How far our clock is ahead of what senders sign, the median of late; `None` until enough of
-    /// them were heard.
+    /// them were seen.
     pub fn clock_offset_seconds(&self) -> Option<i64> {
         self.clock.lock().unwrap_or_else(PoisonError::into_inner).offset_seconds()
     }
@@ -243,7 +243,7 @@ impl<S: Store> Ingress<S> {
         }
     }
 
-    /// Makes the events durable, then says so.
+    /// Makes the events durable, then answers.
     async fn commit(self: Arc<Self>, route: Arc<Route>, call: Call, ingest: Ingest) -> Answer {
         let named: Vec<Named> = ingest.receipts.iter().map(Named::of).collect();
         let verdicts = match self.store.ingest(ingest).await {
@@ -633,7 +633,7 @@ fn unavailable(route: &Route, call: &Call, error: &StoreError) -> Answer {
     )
 }
 
-/// Counts one decision, and says it where there is a line for it.
+/// Counts one decision, and logs it within the log budget.
 fn note(ledger: &Ledger, call: &Call, event: &Named, verdict: &Verdict) {
     let decision = match verdict {
         Verdict::Accepted(_) => Decision::Accepted,

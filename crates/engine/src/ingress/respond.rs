@@ -1,5 +1,5 @@
-//! What a sender is told: the table "Public side" of the contract, as bytes. Errors give nothing
-//! away: every 401 reads the same, whatever was wrong.
+//! Responses to senders, as bytes. Errors give nothing away: every 401 has the same text, whatever was
+//! wrong.
 
 use bytes::Bytes;
 use hapax_core::handshake::HandshakeReply;
@@ -291,7 +291,7 @@ pub(crate) fn handshake(reply: HandshakeReply, request_id: RequestId, after: Aft
     answer
 }
 
-/// We are here, and that is all that is said.
+/// The response of the health check: the process answers, and no more.
 pub(crate) fn healthy(request_id: RequestId) -> Answer {
     answer(StatusCode::OK, request_id, Bytes::new())
 }
@@ -307,7 +307,7 @@ fn answer(status: StatusCode, request_id: RequestId, body: Bytes) -> Answer {
     answer
 }
 
-/// What the sender hears of a [`Verdict`].
+/// The word for a [`Verdict`] in the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Told {
     Accepted,

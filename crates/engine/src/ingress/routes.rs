@@ -101,7 +101,7 @@ pub struct PathTaken {
 #[derive(Debug)]
 pub struct Routes {
     by_path: HashMap<Box<str>, Arc<Route>>,
-    /// Counts and says what is refused before a source is known.
+    /// Counts and logs requests that are refused before a source is known.
     pub(crate) nowhere: Ledger,
     pub(crate) public_url: Box<str>,
     pub(crate) trusted_proxies: Box<[IpNet]>,
@@ -175,7 +175,7 @@ impl Routes {
         by_source.into_values().collect()
     }
 
-    /// Forgets quiet clients and says what the log budget held back. Called every second.
+    /// Forgets quiet clients and logs how many lines the budget held back. Called every second.
     pub(crate) fn tend(&self) {
         self.nowhere.say_held_back();
         for route in self.by_path.values() {

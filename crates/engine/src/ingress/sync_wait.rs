@@ -1,5 +1,5 @@
 //! Answers of sync sources: waiting, within bounds, for the work on an event that is durable
-//! already. What the wait ends with is only told; the work itself is the workers'.
+//! already. The wait only reads the outcome; workers do the work.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -118,7 +118,7 @@ impl<S: Work + Inspect> StoreSyncWait<S> {
     }
 }
 
-/// What the verdict says of the event.
+/// The event of a verdict.
 fn known_by(verdict: &Verdict) -> KnownEvent {
     match verdict {
         Verdict::Duplicate(known) | Verdict::Conflict(known) => known.clone(),

@@ -20,7 +20,7 @@ use crate::http::body_memory::Held;
 /// How a client's body is taken.
 #[derive(Debug)]
 pub(super) enum Taken {
-    /// Somebody holds it in memory until the request is answered: so it has this long for all of it,
+    /// It is held in memory until the request is answered: so it has this long for all of it,
     /// and shares that memory with the others.
     Whole(Duration, Held),
     /// It is passed on at once, and may be as long as it likes: so each piece has this long.
@@ -38,7 +38,7 @@ pub(super) struct Uploaded<B> {
     course: Arc<Course>,
 }
 
-/// What became of a client's body, for the one who gave it away. Whoever has it whole goes on holding
+/// What became of a client's body, for the code that passed it on. A reader that has all of it goes on holding
 /// it, so its memory is given back with this, and not with the body.
 pub(super) struct Upload(Arc<Course>);
 
@@ -52,7 +52,7 @@ struct Course {
 /// How a client's body came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// Nobody has read it to its end.
+    /// It was not read to its end.
     Unread,
     /// It was read to its end.
     Ended,
@@ -274,7 +274,7 @@ mod tests {
         let unfinished = BodyMemory::new(10, LONG);
         let whole = || Taken::Whole(LONG, unfinished.hold(Ipv4Addr::LOCALHOST.into()));
         let fits = (Some(Bytes::from_static(b"aaaaabbbbbccccc")), State::Ended);
-        // What comes last is not held: whoever reads it has it all.
+        // The last piece is not held: its reader has all of it.
         assert_eq!(read(whole(), &[b"aaaaa", b"bbbbb", b"ccccc"]).await, fits);
         assert_eq!(read(whole(), &[b"aaaaaa", b"bbbbbb", b"cc"]).await, (None, State::Crowded));
         assert_eq!(read(whole(), &[b"aaaaa", b"bbbbb", b"ccccc"]).await, fits);

@@ -1,6 +1,6 @@
 //! One request to the app behind a proxy, and what its answer means for the key. The question that
 //! decides everything: can the app have seen it? If not, the key is free at once. If it may have, and
-//! did not say what came of it, nobody else may try until the lease is over.
+//! did not answer, no other request may try until the lease is over.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
@@ -48,7 +48,7 @@ struct Way {
     time: Duration,
     margin: Duration,
     trusted: Vec<IpNet>,
-    /// The header that says whose a key is, with dashes.
+    /// The header that names the owner of a key, with dashes.
     scoped_by: Option<HeaderName>,
     voice: Arc<ProxyLog>,
 }
@@ -179,7 +179,7 @@ impl Way {
     /// The head of the upstream's answer as our client gets it, and the body apart.
     async fn ask(&self, request: Request<Sent>) -> Result<(Response<()>, Incoming), OutboundError> {
         let (head, body) = self.outbound.pass(request).await?.into_parts();
-        // Nobody asked for it, and what follows is no answer.
+        // The client did not ask for an upgrade, and the bytes after it are no answer.
         if head.status.is_informational() {
             let told = format!("it answered {}", head.status.as_u16());
             return Err(OutboundError::Broken(told));
@@ -194,7 +194,7 @@ impl Way {
         kept_by.map_or(by, |kept_by| kept_by.min(by))
     }
 
-    /// With a key: whole, in time, and told apart by whether the upstream can have seen it.
+    /// With a key: the whole body, in time. A failure says whether the upstream can have seen the request.
     async fn send_once(
         &self,
         onward: Request<()>,
@@ -205,7 +205,7 @@ impl Way {
         let Ok(body) = body.collect().await else {
             return Problem::Target.answer(call);
         };
-        // The reservation came so late that somebody else may have the key by now.
+        // The reservation took so long that another request may have the key by now.
         if Instant::now() >= by {
             self.voice.upstream(call, "too late to ask", "the lease is over");
             return Problem::NotReached.answer(call);
@@ -357,7 +357,7 @@ mod tests {
             while let Ok((mut stream, _)) = listener.accept().await {
                 let _ = stream.read(&mut [0; 4_096]).await;
                 let _ = stream.write_all(told.as_bytes()).await;
-                // It stays open: only what was said tells where the answer ends.
+                // It stays open: only its headers define where the answer ends.
                 tokio::spawn(async move { stream.read(&mut [0; 1]).await });
             }
         });
@@ -388,7 +388,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_with_two_lengths_is_sent_on_with_the_true_one() {
-        // The rest of such an answer would be read as the beginning of somebody else's.
+        // The rest of such an answer would be read as the beginning of the next one.
         for both in [
             "content-length: 5\r\ntransfer-encoding: chunked",
             "transfer-encoding: chunked\r\ncontent-length: 5",
@@ -416,7 +416,7 @@ mod tests {
         assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
         assert_eq!(answer.extensions().get(), Some(&Settle::Free));
         let came = std::future::poll_fn(|context| Poll::Ready(listener.poll_accept(context))).await;
-        assert!(came.is_pending(), "nobody was asked");
+        assert!(came.is_pending(), "no upstream was asked");
     }
 
     #[tokio::test]

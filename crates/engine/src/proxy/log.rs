@@ -1,5 +1,5 @@
-//! What a proxy says in the log: who was told what, and what is wrong with its upstream. Never a key,
-//! a caller, a path or a body.
+//! The log lines of a proxy: its answers, and errors of its upstream. They never contain a key, a caller,
+//! a path or a body.
 
 use hapax_layer::IdempotencyOutcome;
 use http::StatusCode;
@@ -71,7 +71,7 @@ impl ProxyLog {
         &self.proxy
     }
 
-    /// A request was told this.
+    /// A request got this answer.
     pub(super) fn answered(
         &self,
         call: &Call,

@@ -83,7 +83,7 @@ pub struct Proxy<L> {
 /// What is behind the door.
 struct Behind<L> {
     service: Idempotency<Forwarder, L>,
-    /// The header that says whose a key is.
+    /// The header that names the owner of a key.
     scoped_by: Option<HeaderName>,
     body_timeout: Duration,
     trusted: Box<[IpNet]>,
@@ -201,7 +201,7 @@ impl<L: Ledger> Proxy<L> {
         let answer = service.oneshot(request).await.unwrap_or_else(|never| match never {});
         let outcome = answer.extensions().get::<IdempotencyOutcome>().copied();
         let state = upload.state();
-        // Whoever was to read the body knows only that it broke off.
+        // The reader of the body only learns that it broke off.
         let mut answer = match state {
             State::Unread | State::Ended => answer,
             State::Slow => Problem::SlowBody.answer(&call).map(Body::new),
@@ -290,7 +290,7 @@ pub async fn serve_proxy<L: Ledger>(
     limits: HttpLimits,
     stop: CancellationToken,
 ) -> Drained {
-    // Whoever allows for more connections means to use them.
+    // An operator who allows more connections wants them used.
     proxy.keyed.add_permits(limits.connections_max.saturating_sub(KEYED_MAX));
     let answer = {
         let proxy = Arc::clone(&proxy);

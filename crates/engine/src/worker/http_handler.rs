@@ -144,7 +144,7 @@ impl App {
     }
 }
 
-/// A connection that was closed under us says nothing about the app: soon again.
+/// A closed connection is no evidence about the app: the call is repeated soon.
 const UNSENT_AGAIN_IN: Duration = Duration::from_secs(1);
 
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");

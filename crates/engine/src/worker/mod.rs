@@ -100,7 +100,8 @@ pub struct Workers<S> {
 }
 
 impl<S: Work + Inspect> Workers<S> {
-    /// Nothing is claimed before [`Workers::run`]. `event_waiters` rings for whoever waits for an event.
+    /// Nothing is claimed before [`Workers::run`]. Requests that wait for an event are notified through
+    /// `event_waiters`.
     pub fn new(
         store: Arc<S>,
         outbound: Outbound,
@@ -123,7 +124,7 @@ impl<S: Work + Inspect> Workers<S> {
         self.lanes.send_replace(lanes.into_iter().map(build).collect());
     }
 
-    /// What the store is told of the handlers.
+    /// The handlers as the store needs them.
     pub fn handlers(&self) -> Vec<HandlerSpec> {
         self.lanes.borrow().iter().map(|lane| lane.config.spec(&lane.handler.source)).collect()
     }
@@ -262,7 +263,7 @@ enum Next {
     Run(SqlRun),
     /// Nothing: Rust code has committed its effects and "done".
     Committed,
-    /// Nothing: it ended without a verdict, and whoever claims the job next decides.
+    /// Nothing: the attempt ended without a result, and the next claim decides.
     Lost,
 }
 
@@ -273,7 +274,7 @@ enum Ended {
     /// The order guard set it aside.
     Guarded,
     Failed(String),
-    /// The fence was lost, or nothing could be recorded: whoever claims it next decides.
+    /// The fence was lost, or nothing could be recorded: the next claim decides.
     Lost,
 }
 

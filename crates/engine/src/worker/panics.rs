@@ -1,4 +1,4 @@
-//! Panics of the user's code and of our tasks: seen, said, and never the end of a lane.
+//! Panics of the user's code and of our tasks: caught and logged. A panic never ends a lane.
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};

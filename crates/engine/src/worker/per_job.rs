@@ -19,7 +19,7 @@ use super::{Found, Kind, Lane, Next, Workers};
 use crate::limits::CLAIM_MAX;
 
 impl Lane {
-    /// Job by job, several at once, since each of them waits for somebody outside.
+    /// Runs single jobs, several at once, since each of them waits for another system.
     pub(super) async fn work_singly<S: Work + Inspect>(
         self: &Arc<Self>,
         shop: &Arc<Workers<S>>,

@@ -71,7 +71,7 @@ fn understood(heard: &Heard, bytes_max: usize) -> Result<Arc<str>, String> {
     let text = std::str::from_utf8(&heard.body).map_err(|_| "the object is not UTF-8")?;
     match serde_json::from_str::<IgnoredAny>(text) {
         Ok(_) => Ok(text.into()),
-        // Where it breaks is told, never what stands there.
+        // The error names the position, never the content.
         Err(error) => {
             let (line, column) = (error.line(), error.column());
             Err(format!("the object is not JSON: line {line}, column {column}"))
