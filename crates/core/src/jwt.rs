@@ -8,8 +8,7 @@ use std::time::Duration;
 use aws_lc_rs::encoding::AsDer;
 use aws_lc_rs::rsa::PublicKeyComponents;
 use aws_lc_rs::signature::{
-    ECDSA_P256_SHA256_FIXED, ED25519, ParsedPublicKey, RSA_PKCS1_2048_8192_SHA256,
-    RSA_PSS_2048_8192_SHA256,
+    ECDSA_P256_SHA256_FIXED, ParsedPublicKey, RSA_PKCS1_2048_8192_SHA256, RSA_PSS_2048_8192_SHA256,
 };
 use aws_lc_rs::{digest, hmac};
 use base64::Engine;
@@ -18,6 +17,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+use crate::ed25519;
 use crate::json::{self, Pointer};
 use crate::limits::{JWT_BYTES_MAX, JWT_KEYS_MAX};
 
@@ -276,7 +276,7 @@ impl Key {
             ("EC", Some("P-256")) => {
                 KeyMaterial::P256(p256(&part(jwk.x)?, &part(jwk.y)?).ok_or(JwtKeysError::BadKey)?)
             }
-            ("OKP", Some("Ed25519")) => KeyMaterial::Ed25519(ed25519(&part(jwk.x)?)?),
+            ("OKP", Some("Ed25519")) => ed25519(&part(jwk.x)?)?,
             _other => return Ok(None),
         };
         let key = Self { kid: jwk.kid, only, material };
@@ -374,42 +374,8 @@ fn rsa_of_der(der: &[u8]) -> Option<KeyMaterial> {
     Some(KeyMaterial::Rsa { pkcs1, pss })
 }
 
-fn ed25519(point: &[u8]) -> Result<ParsedPublicKey, JwtKeysError> {
-    // Under a key of small order a signature can hold for any text. None of them is a real key.
-    let is_small = SMALL_ORDER.iter().any(|start| {
-        point.len() == 32 && point[..31] == start[..31] && point[31] & 0x7f == start[31]
-    });
-    if point.len() != 32 || is_small {
-        return Err(JwtKeysError::BadKey);
-    }
-    ParsedPublicKey::new(&ED25519, point).map_err(|_| JwtKeysError::BadKey)
-}
-
-/// The points of order 1, 2, 4 and 8 of Curve25519's Edwards form, without their sign bit, and the
-/// encodings of the first two that are not reduced.
-const SMALL_ORDER: [[u8; 32]; 7] = [
-    edge(1, 0, 0),
-    edge(0, 0, 0),
-    edge(0xec, 0xff, 0x7f),
-    edge(0xed, 0xff, 0x7f),
-    edge(0xee, 0xff, 0x7f),
-    [
-        0x26, 0xe8, 0x95, 0x8f, 0xc2, 0xb2, 0x27, 0xb0, 0x45, 0xc3, 0xf4, 0x89, 0xf2, 0xef, 0x98,
-        0xf0, 0xd5, 0xdf, 0xac, 0x05, 0xd3, 0xc6, 0x33, 0x39, 0xb1, 0x38, 0x02, 0x88, 0x6d, 0x53,
-        0xfc, 0x05,
-    ],
-    [
-        0xc7, 0x17, 0x6a, 0x70, 0x3d, 0x4d, 0xd8, 0x4f, 0xba, 0x3c, 0x0b, 0x76, 0x0d, 0x10, 0x67,
-        0x0f, 0x2a, 0x20, 0x53, 0xfa, 0x2c, 0x39, 0xcc, 0xc6, 0x4e, 0xc7, 0xfd, 0x77, 0x92, 0xac,
-        0x03, 0x7a,
-    ],
-];
-
-const fn edge(first: u8, middle: u8, last: u8) -> [u8; 32] {
-    let mut point = [middle; 32];
-    point[0] = first;
-    point[31] = last;
-    point
+fn ed25519(point: &[u8]) -> Result<KeyMaterial, JwtKeysError> {
+    ed25519::public_key(point).map(KeyMaterial::Ed25519).map_err(|_| JwtKeysError::BadKey)
 }
 
 /// The one public key in PEM.
@@ -429,7 +395,7 @@ fn of_pem(text: &str) -> Result<KeyMaterial, JwtKeysError> {
     // What precedes the 32 bytes of an Ed25519 key in every such structure (RFC 8410).
     const ED25519_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 3, 0x21, 0];
     if let Some(point) = der.strip_prefix(&ED25519_PREFIX[..]) {
-        return ed25519(point).map(KeyMaterial::Ed25519);
+        return ed25519(point);
     }
     let p256 = ParsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, &der);
     p256.map(KeyMaterial::P256).map_err(|_| JwtKeysError::BadKey)
@@ -658,9 +624,11 @@ mod tests {
         );
         let private = r#"{"keys":[{"kty":"OKP","crv":"Ed25519","x":"AQ","d":"AQ"}]}"#;
         assert_eq!(error(private), JwtKeysError::Private);
-        let zero =
-            format!(r#"{{"keys":[{{"kty":"OKP","crv":"Ed25519","x":"{}"}}]}}"#, encode([0; 32]));
-        assert_eq!(error(&zero), JwtKeysError::BadKey);
+        for key in ed25519::refused_keys() {
+            let set =
+                format!(r#"{{"keys":[{{"kty":"OKP","crv":"Ed25519","x":"{}"}}]}}"#, encode(key));
+            assert_eq!(error(&set), JwtKeysError::BadKey, "{key:02x?}");
+        }
         let secret = encode(SECRET);
         let twice = format!(
             r#"{{"keys":[{{"kty":"oct","kid":"a","k":"{secret}"}},{{"kty":"oct","kid":"a","k":"{secret}"}}]}}"#

@@ -5,6 +5,7 @@
 //! then [`store`], the seam that every database stands behind.
 
 pub mod arrival;
+mod ed25519;
 pub mod envelope;
 #[cfg(feature = "failpoints")]
 pub mod failpoint;

@@ -20,6 +20,7 @@ use super::{
     first_missing, needed, only_the_sender, param, time, url_signature,
 };
 use crate::arrival::Arrival;
+use crate::ed25519;
 use crate::limits::SIGNATURES_MAX;
 use crate::source::SourceSpec;
 use crate::verify::Refusal;
@@ -562,9 +563,7 @@ impl Keys {
             SignatureAlgorithm::Ed25519 => {
                 let key = |text: &str| {
                     let bytes = keys::key_bytes(form, text)?;
-                    keys::check_ed25519(&bytes)?;
-                    ParsedPublicKey::new(&signature::ED25519, &bytes[..])
-                        .map_err(|_| "it is not an Ed25519 public key".to_owned())
+                    ed25519::public_key(&bytes).map_err(|error| error.to_string())
                 };
                 keys::prepare(&spec.secrets, key).map(|keys| Self::Public(algorithm, keys))
             }

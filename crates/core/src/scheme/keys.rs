@@ -98,49 +98,6 @@ pub(super) fn key_bytes(form: KeyForm, text: &str) -> Result<Zeroizing<Vec<u8>>,
     Ok(Zeroizing::new(bytes))
 }
 
-/// Refuses public keys for which a signature proves nothing: points of small order, under which one
-/// signature fits many messages, and encodings that no key generator writes.
-pub(super) fn check_ed25519(key: &[u8]) -> Result<(), String> {
-    let Ok(mut y) = <[u8; 32]>::try_from(key) else {
-        return Err("it is not an Ed25519 public key".to_owned());
-    };
-    // The sign of x does not matter: the negative of a point has the same order.
-    y[31] &= 0x7f;
-    let is_canonical =
-        !(y[0] >= 0xed && y[1..31].iter().all(|byte| *byte == 0xff) && y[31] == 0x7f);
-    if !is_canonical || SMALL_ORDER.contains(&y) {
-        return Err("it is a public key of small order, which anybody can sign for".to_owned());
-    }
-    Ok(())
-}
-
-/// The y coordinates of the eight points whose order divides the cofactor, little endian: orders 4,
-/// 1, 2, and the two of order 8.
-const SMALL_ORDER: [[u8; 32]; 5] = [
-    [0; 32],
-    {
-        let mut one = [0; 32];
-        one[0] = 1;
-        one
-    },
-    {
-        let mut minus_one = [0xff; 32];
-        minus_one[0] = 0xec;
-        minus_one[31] = 0x7f;
-        minus_one
-    },
-    [
-        0xc7, 0x17, 0x6a, 0x70, 0x3d, 0x4d, 0xd8, 0x4f, 0xba, 0x3c, 0x0b, 0x76, 0x0d, 0x10, 0x67,
-        0x0f, 0x2a, 0x20, 0x53, 0xfa, 0x2c, 0x39, 0xcc, 0xc6, 0x4e, 0xc7, 0xfd, 0x77, 0x92, 0xac,
-        0x03, 0x7a,
-    ],
-    [
-        0x26, 0xe8, 0x95, 0x8f, 0xc2, 0xb2, 0x27, 0xb0, 0x45, 0xc3, 0xf4, 0x89, 0xf2, 0xef, 0x98,
-        0xf0, 0xd5, 0xdf, 0xac, 0x05, 0xd3, 0xc6, 0x33, 0x39, 0xb1, 0x38, 0x02, 0x88, 0x6d, 0x53,
-        0xfc, 0x05,
-    ],
-];
-
 /// Writes `random` as a secret of this form, for development.
 pub(super) fn key_text(form: KeyForm, random: &[u8; 32]) -> String {
     match form {
