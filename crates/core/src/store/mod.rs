@@ -10,25 +10,91 @@ mod ingest;
 mod inspect;
 mod work;
 
+use std::error::Error;
+use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
 pub use ingest::*;
 pub use inspect::*;
 pub use work::*;
 
-/// Why a store did not do what it was asked. None of these leaves anything half done.
+/// Why a store refused an act. None of these leaves anything half done.
+///
+/// One failed commit fails many requests, so the error can be cloned. Clones share their cause.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
-    /// Nothing can be made durable now: the sender should come back.
+    /// Nothing can be made durable now. The sender should retry.
     #[error("the store cannot write now: {0}")]
-    Unavailable(Arc<str>),
-    /// More is waiting than the store takes on.
+    Unavailable(#[source] Cause),
+    /// The store's queue is full.
     #[error("the store has too much waiting")]
     Busy,
-    /// The store is going down.
+    /// The store is shutting down.
     #[error("the store is closed")]
     Closed,
     /// A read failed.
     #[error("reading the store: {0}")]
-    Read(Arc<str>),
+    Read(#[source] Cause),
+}
+
+/// The error that made a store fail, or a reason as text.
+///
+/// It is not an error itself but dereferences to one, so that [`Error::source`] of a [`StoreError`]
+/// is the database's own error, with its code.
+#[derive(Debug, Clone)]
+pub struct Cause(Arc<dyn Error + Send + Sync>);
+
+impl Cause {
+    /// Keeps `error` as the cause.
+    pub fn new(error: impl Error + Send + Sync + 'static) -> Self {
+        Self(Arc::new(error))
+    }
+}
+
+impl Deref for Cause {
+    type Target = dyn Error + Send + Sync;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl From<&str> for Cause {
+    fn from(reason: &str) -> Self {
+        Self::from(reason.to_owned())
+    }
+}
+
+impl From<String> for Cause {
+    fn from(reason: String) -> Self {
+        Self(Arc::from(Box::<dyn Error + Send + Sync>::from(reason)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A caller that only has the text cannot tell a full disk from a broken one.
+    #[test]
+    fn an_error_keeps_its_source_through_clones() {
+        let full = std::io::Error::from_raw_os_error(28);
+        let error = StoreError::Unavailable(Cause::new(full)).clone();
+        let source = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+        assert_eq!(source.and_then(std::io::Error::raw_os_error), Some(28));
+        assert_eq!(
+            error.to_string(),
+            format!("the store cannot write now: {}", std::io::Error::from_raw_os_error(28))
+        );
+        let text = StoreError::Read("the query panicked".into());
+        assert_eq!(text.to_string(), "reading the store: the query panicked");
+        assert_eq!(text.source().unwrap().to_string(), "the query panicked");
+    }
 }

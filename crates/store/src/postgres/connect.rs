@@ -9,7 +9,7 @@ use deadpool_postgres::{
     Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime,
     Timeouts,
 };
-use hapax_core::store::StoreError;
+use hapax_core::store::{Cause, StoreError};
 use tokio_postgres::config::SslMode;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
@@ -462,7 +462,7 @@ impl From<PgError> for StoreError {
     fn from(error: PgError) -> Self {
         match error {
             PgError::Closed => Self::Closed,
-            other => Self::Unavailable(other.to_string().into()),
+            other => Self::Unavailable(Cause::new(other)),
         }
     }
 }

@@ -120,11 +120,12 @@ pub(super) async fn ask(shared: &Shared) -> Result<(), PgError> {
             Ok(())
         }
         Ok((None, _)) => {
-            shared.health.fails("the database is a standby or read-only, and takes no writes");
+            let why = "the database is a standby or read-only, and takes no writes";
+            shared.health.fails(&why.into());
             Err(PgError::Pool("the database takes no writes".to_owned()))
         }
         Err(error) => {
-            shared.health.fails(&error.to_string());
+            shared.health.fails(&error.to_string().into());
             Err(error)
         }
     }

@@ -168,7 +168,7 @@ async fn write_all(shared: Arc<Shared>, writers: usize) {
     while let Some(ended) = at_it.join_next().await {
         if ended.is_err() {
             // Those who waited for it have heard; another one takes its place.
-            shared.health.fails("a writer panicked");
+            shared.health.fails(&"a writer panicked".into());
             at_it.spawn(keep_writing(Arc::clone(&shared)));
         }
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use hapax_core::job::Phase;
 use hapax_core::store::{
-    ArrivalInfo, EventId, Ingest, KnownEvent, NewJob, Status, StoreError, Verdict,
+    ArrivalInfo, Cause, EventId, Ingest, KnownEvent, NewJob, Status, StoreError, Verdict,
 };
 use hapax_core::{KeyHash, Receipt, Timeliness};
 use tokio_postgres::error::SqlState;
@@ -127,25 +127,27 @@ async fn ask_each(
     };
     let mut told = RowVerdicts::new();
     if error.is_outage() || groups.len() == 1 {
-        fail(shared, groups, &error, board);
+        fail(shared, groups, error, board);
         return told;
     }
     tracing::warn!(requests = groups.len(), "a batch was refused, trying each alone: {error}");
     for group in groups {
         match ask(shared, way, &[group]).await {
             Ok(one) => told.extend(one),
-            Err(error) => fail(shared, std::slice::from_ref(group), &error, board),
+            Err(error) => fail(shared, std::slice::from_ref(group), error, board),
         }
     }
     told
 }
 
-fn fail(shared: &Shared, groups: &[Group<'_>], error: &PgError, board: &mut BatchVerdicts) {
-    if error.is_outage() {
-        shared.health.fails(&error.to_string());
+fn fail(shared: &Shared, groups: &[Group<'_>], error: PgError, board: &mut BatchVerdicts) {
+    let is_outage = error.is_outage();
+    let cause = Cause::new(error);
+    if is_outage {
+        shared.health.fails(&cause);
     }
     for group in groups {
-        board[group.request] = Err(StoreError::Unavailable(error.to_string().into()));
+        board[group.request] = Err(StoreError::Unavailable(cause.clone()));
     }
 }
 
@@ -272,8 +274,9 @@ impl Outcome<'_> {
                     let at = |at: &usize| told.get(&(group.request, *at));
                     group.items.iter().any(|(place, _)| at(place) == Some(&RowVerdict::Taken))
                 });
+                let cause = Cause::new(error);
                 for group in lost {
-                    board[group.request] = Err(StoreError::Unavailable(error.to_string().into()));
+                    board[group.request] = Err(StoreError::Unavailable(cause.clone()));
                 }
                 Vec::new()
             }
@@ -323,8 +326,9 @@ impl Outcome<'_> {
         let existing: HashMap<EventId, Existing> = match existing {
             Ok(existing) => existing.into_iter().map(|one| (one.known.id, one)).collect(),
             Err(error) => {
+                let cause = Cause::new(error);
                 for group in groups {
-                    board[group.request] = Err(StoreError::Unavailable(error.to_string().into()));
+                    board[group.request] = Err(StoreError::Unavailable(cause.clone()));
                 }
                 return;
             }

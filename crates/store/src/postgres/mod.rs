@@ -37,8 +37,9 @@ use std::time::Duration;
 use hapax_core::handler::SqlProgram;
 use hapax_core::job::JobId;
 use hapax_core::store::{
-    ArrivalInfo, EventDetail, EventFilter, EventId, EventName, EventSummary, Ingest, Inspect,
-    JobDetail, JobFilter, LaneState, Lookup, Page, Sample, SampleAsk, Store, StoreError, Verdict,
+    ArrivalInfo, Cause, EventDetail, EventFilter, EventId, EventName, EventSummary, Ingest,
+    Inspect, JobDetail, JobFilter, LaneState, Lookup, Page, Sample, SampleAsk, Store, StoreError,
+    Verdict,
 };
 use hapax_core::{EventKey, KeyHash, Receipt, Timestamp};
 use tokio::sync::Notify;
@@ -466,13 +467,13 @@ impl Shared {
 
 /// Whether writing works, as far as the last look tells.
 #[derive(Debug, Default)]
-struct Health(Mutex<Option<Arc<str>>>);
+struct Health(Mutex<Option<Cause>>);
 
 impl Health {
     fn check(&self) -> Result<(), StoreError> {
         match &*self.0.lock().expect("no panic happens under this lock") {
             None => Ok(()),
-            Some(why) => Err(StoreError::Unavailable(Arc::clone(why))),
+            Some(cause) => Err(StoreError::Unavailable(cause.clone())),
         }
     }
 
@@ -483,10 +484,10 @@ impl Health {
         }
     }
 
-    fn fails(&self, why: &str) {
-        let before = self.0.lock().expect("no panic happens under this lock").replace(why.into());
-        if before.is_none() {
-            tracing::warn!("the database takes no writes: {why}");
+    fn fails(&self, cause: &Cause) {
+        let mut now = self.0.lock().expect("no panic happens under this lock");
+        if now.replace(cause.clone()).is_none() {
+            tracing::warn!("the database takes no writes: {cause}");
         }
     }
 }

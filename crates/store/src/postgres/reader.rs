@@ -3,8 +3,9 @@
 use bytes::Bytes;
 use hapax_core::job::{Fence, HandlerName, JobId, Phase, Progress, idempotency_key};
 use hapax_core::store::{
-    ActionNote, ArrivalNote, AttemptNote, Cursor, Decision, EventDetail, EventFilter, EventId,
-    EventName, EventSummary, JobDetail, JobFilter, Lookup, MessageNote, Page, Status, StoreError,
+    ActionNote, ArrivalNote, AttemptNote, Cause, Cursor, Decision, EventDetail, EventFilter,
+    EventId, EventName, EventSummary, JobDetail, JobFilter, Lookup, MessageNote, Page, Status,
+    StoreError,
 };
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 use tokio_postgres::Row;
@@ -399,6 +400,6 @@ fn count(row: &Row, column: usize) -> u32 {
 pub(super) fn read(error: PgError) -> StoreError {
     match error {
         PgError::Closed => StoreError::Closed,
-        other => StoreError::Read(other.to_string().into()),
+        other => StoreError::Read(Cause::new(other)),
     }
 }

@@ -13,7 +13,7 @@ use hapax_core::job::Fence;
 use hapax_core::ledger::{
     IdempotencyKey, Ledger, Reservation, ReserveAsk, Reserved, Scope, StoredAnswer,
 };
-use hapax_core::store::{Held, StoreError};
+use hapax_core::store::{Cause, Held, StoreError};
 use http::StatusCode;
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use redis::{Client, Cmd, FromRedisValue};
@@ -118,7 +118,7 @@ impl Ledger for RedisLedger {
     async fn finish(&self, reserved: &Reserved, answer: &StoredAnswer) -> Result<Held, StoreError> {
         let headers_of = |answer: &StoredAnswer| {
             serde_json::to_vec(&answer.headers)
-                .map_err(|error| StoreError::Unavailable(error.to_string().into()))
+                .map_err(|error| StoreError::Unavailable(Cause::new(error)))
         };
         let instead = StoredAnswer::not_kept();
         let (headers, other_headers) = (headers_of(answer)?, headers_of(&instead)?);

@@ -8,8 +8,8 @@ use std::time::Instant;
 use bytes::Bytes;
 use hapax_core::job::{Fence, HandlerName, JobId, Phase, Progress, idempotency_key};
 use hapax_core::store::{
-    ActionNote, ArrivalNote, AttemptNote, Cursor, Decision, EventDetail, EventFilter, EventName,
-    EventSummary, JobDetail, JobFilter, Lookup, MessageNote, Page, Status, StoreError,
+    ActionNote, ArrivalNote, AttemptNote, Cause, Cursor, Decision, EventDetail, EventFilter,
+    EventName, EventSummary, JobDetail, JobFilter, Lookup, MessageNote, Page, Status, StoreError,
 };
 use hapax_core::{SourceName, Tenant};
 use rusqlite::types::Value;
@@ -56,7 +56,7 @@ impl Readers {
                 .and_then(|()| query(&conn))
         });
         match ran.await {
-            Ok(answer) => answer.map_err(|error| StoreError::Read(error.to_string().into())),
+            Ok(answer) => answer.map_err(|error| StoreError::Read(Cause::new(error))),
             Err(_) => Err(StoreError::Read("the query panicked".into())),
         }
     }

@@ -14,7 +14,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hapax_core::store::{ArrivalInfo, Ingest, Ran, SqlAsk, SqlRan, SqlRun, StoreError, Verdict};
+use hapax_core::store::{
+    ArrivalInfo, Cause, Ingest, Ran, SqlAsk, SqlRan, SqlRun, StoreError, Verdict,
+};
 use hapax_core::{KeyHash, SourceName, Tenant, Timestamp};
 use hapax_core::{failpoint, tuned};
 use rusqlite::Connection;
@@ -51,7 +53,7 @@ pub(super) struct WriterHandle {
 
 /// Whether writing works.
 #[derive(Debug, Default)]
-pub(super) struct Health(Mutex<Option<Arc<str>>>);
+pub(super) struct Health(Mutex<Option<Cause>>);
 
 type Answer<T> = oneshot::Sender<Result<T, StoreError>>;
 
@@ -111,7 +113,7 @@ impl Health {
     pub(super) fn check(&self) -> Result<(), StoreError> {
         match &*self.0.lock().expect("no panic happens under this lock") {
             None => Ok(()),
-            Some(why) => Err(StoreError::Unavailable(Arc::clone(why))),
+            Some(cause) => Err(StoreError::Unavailable(cause.clone())),
         }
     }
 
@@ -120,7 +122,7 @@ impl Health {
         self.0.lock().expect("no panic happens under this lock").get_or_insert_with(|| why.into());
     }
 
-    fn set(&self, trouble: Option<Arc<str>>) {
+    fn set(&self, trouble: Option<Cause>) {
         *self.0.lock().expect("no panic happens under this lock") = trouble;
     }
 }
@@ -193,7 +195,7 @@ impl WriterHandle {
                 Ok(BatchResult { value: told, wrote, bytes })
             }
             Ok(Err(error)) => {
-                let _ = answer.send(Err(StoreError::Unavailable(error.to_string().into())));
+                let _ = answer.send(Err(unavailable(&error)));
                 Err(error)
             }
             Err(refusal) => {
@@ -222,7 +224,7 @@ impl WriterHandle {
                 Ok(())
             }
             Ok(Err(error)) => {
-                let _ = answer.send(Err(StoreError::Unavailable(error.to_string().into())));
+                let _ = answer.send(Err(unavailable(&error)));
                 Err(error)
             }
             Err(refusal) => {
@@ -337,7 +339,7 @@ impl Batch {
     }
 
     fn fail(self, error: &rusqlite::Error) {
-        let why = StoreError::Unavailable(error.to_string().into());
+        let why = unavailable(error);
         for (answer, _) in self.answers {
             let _ = answer.send(Err(why.clone()));
         }
@@ -415,7 +417,7 @@ impl Writer {
                 Next::Command(first) => match clock::tend(&mut self) {
                     Ok(()) => self.work(first, waiting),
                     Err(error) => {
-                        refuse(first, &StoreError::Unavailable(error.to_string().into()));
+                        refuse(first, &unavailable(&error));
                         Err(error)
                     }
                 },
@@ -475,7 +477,7 @@ impl Writer {
             }
             (Err(error), NextBatch::Nothing) => Err(error),
             (Err(error), NextBatch::Slice(slice)) => {
-                let _ = slice(Err(StoreError::Unavailable(error.to_string().into())));
+                let _ = slice(Err(unavailable(&error)));
                 Err(error)
             }
             (_, NextBatch::Close(closed)) => {
@@ -577,7 +579,7 @@ impl Writer {
     /// Runs what shares the batch's transaction.
     fn ride(&mut self, batch: &mut Batch, bytes: usize, rider: BatchedAct) -> rusqlite::Result<()> {
         if let Err(error) = self.begin(batch) {
-            let _ = rider(Err(StoreError::Unavailable(error.to_string().into())));
+            let _ = rider(Err(unavailable(&error)));
             return Err(error);
         }
         let BatchResult { value: told, wrote, bytes: held } = rider(Ok(self))?;
@@ -753,11 +755,11 @@ impl Writer {
     /// Copied without that, a power loss could leave the newer pages in the file under an older log.
     fn recover(&mut self, waiting: &Receiver<Command>, error: &rusqlite::Error) -> ControlFlow<()> {
         let began = Instant::now();
-        let why: Arc<str> = error.to_string().into();
+        let cause = cause_of(error);
         tracing::error!(%error, "a commit failed, nothing is accepted until writing works: {error}");
-        self.shared.health.set(Some(Arc::clone(&why)));
+        self.shared.health.set(Some(cause.clone()));
         self.shared.recent.clear();
-        let refusal = StoreError::Unavailable(why);
+        let refusal = StoreError::Unavailable(cause);
         let mut sync_failed = is_io(error);
         // Where the little that recovery writes still fits and an event does not, each would
         // follow the other without a pause, and every round makes the log longer.
@@ -844,6 +846,21 @@ fn raise_epoch(conn: &Connection) -> rusqlite::Result<()> {
 }
 
 /// Whether the disk itself failed, rather than being full or locked.
+fn unavailable(error: &rusqlite::Error) -> StoreError {
+    StoreError::Unavailable(cause_of(error))
+}
+
+/// A copy of SQLite's error, with its code. The error itself goes to the writer's recovery, and cannot
+/// be cloned; other kinds of error are copied as text.
+fn cause_of(error: &rusqlite::Error) -> Cause {
+    match error {
+        rusqlite::Error::SqliteFailure(code, message) => {
+            Cause::new(rusqlite::Error::SqliteFailure(*code, message.clone()))
+        }
+        other => Cause::from(other.to_string()),
+    }
+}
+
 fn is_io(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(rusqlite::ErrorCode::SystemIoFailure)
 }
