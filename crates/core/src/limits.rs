@@ -43,6 +43,13 @@ pub const TRANSITIONS_MAX: usize = 1_000;
 /// "many", and a backlog of a million must not make looking at it slow.
 pub const LANE_COUNT_MAX: u64 = 10_000;
 
+/// The longest result of a job that is stored: one line in the history of an event.
+pub const RESULT_CHARS_MAX: usize = 200;
+
+/// The longest error of an attempt that is stored: the first KiB of an app's answer, and the text
+/// around it.
+pub const ERROR_CHARS_MAX: usize = 1_200;
+
 /// The longest Idempotency-Key: what clients of other APIs are used to.
 pub const IDEMPOTENCY_KEY_BYTES_MAX: usize = 255;
 

@@ -4,6 +4,9 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+/// How long a stop waits for requests and attempts that are running: longer than a handler's timeout.
+pub const DRAIN_DEFAULT: Duration = Duration::from_secs(30);
+
 /// What one listener allows its connections.
 #[derive(Debug, Clone)]
 pub struct HttpLimits {
@@ -49,14 +52,14 @@ impl Default for HttpLimits {
     fn default() -> Self {
         Self {
             connections_max: 4_096,
-            header_deadline: Duration::from_secs(15),
+            header_deadline: Duration::from_secs(10),
             header_bytes_max: 16 * 1024,
             handshake_deadline: Duration::from_secs(10),
             idle: Duration::from_secs(75),
             write_stall: Duration::from_secs(30),
             linger: Duration::from_secs(2),
             linger_bytes_max: 8 * 1024 * 1024,
-            drain: Duration::from_secs(30),
+            drain: DRAIN_DEFAULT,
             streams_max: 128,
             reset_streams_max: 32,
             connection_window_bytes: 512 * 1024,
@@ -139,7 +142,7 @@ impl Default for BodyLimits {
     fn default() -> Self {
         Self {
             bytes_max: 1024 * 1024,
-            deadline: Duration::from_secs(15),
+            deadline: Duration::from_secs(30),
             grace: Duration::from_secs(3),
             bytes_per_second_min: 1_024,
             unfinished_bytes_max: 256 * 1024 * 1024,
@@ -263,9 +266,6 @@ pub const ANSWER_BYTES_MAX: usize = 64 * 1024;
 
 /// The longest Retry-After that is honoured: a wrong clock on the far side must not bury a job.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
-
-/// The longest error kept with an attempt: an app's answer and what we say around it.
-pub const ERROR_CHARS_MAX: usize = 1_200;
 
 /// How much is kept of an answer that is no success: enough for what went wrong, not for a page.
 pub(crate) const ANSWER_KEPT_BYTES: usize = 1_024;

@@ -29,5 +29,4 @@ pub const CONCURRENCY_DEFAULT: usize = 16;
 /// How long events, and keys of senders that sign a time, are kept: far beyond any sender's retries.
 pub const KEEP_DEFAULT: Duration = Duration::from_secs(90 * 86_400);
 
-/// How long what runs may take to end at a stop.
-pub const DRAIN_DEFAULT: Duration = Duration::from_secs(30);
+pub use hapax_engine::limits::DRAIN_DEFAULT;

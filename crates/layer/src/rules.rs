@@ -11,6 +11,18 @@ use http::{HeaderMap, HeaderName, Method, StatusCode};
 use crate::principal::Principal;
 use crate::target::{self, Path, changes_nothing};
 
+/// How long an answer is stored by default: longer than any client goes on retrying.
+pub const TTL_DEFAULT: Duration = Duration::from_secs(72 * 60 * 60);
+
+/// How long the work may take by default: longer than most clients wait for an answer.
+pub const LEASE_DEFAULT: Duration = Duration::from_secs(60);
+
+/// The default quota of each caller: far above what one account needs, far below a full disk.
+pub const QUOTA_DEFAULT: Quota = Quota { keys: 1_000_000, bytes: 256 << 20 };
+
+/// The largest body of a request with a key by default, in bytes.
+pub const BODY_BYTES_DEFAULT: usize = 1 << 20;
+
 /// The rules of one API. Every one has a default.
 #[derive(Debug, Clone)]
 pub struct Rules {
@@ -33,13 +45,13 @@ impl Default for Rules {
             realm: "default".to_owned(),
             required: Vec::new(),
             principal: None,
-            ttl: Duration::from_secs(72 * 60 * 60),
-            lease: Duration::from_secs(60),
+            ttl: TTL_DEFAULT,
+            lease: LEASE_DEFAULT,
             wait: Duration::ZERO,
             mismatch_status: StatusCode::CONFLICT,
             fingerprint_ignore: Vec::new(),
-            body_max: 1 << 20,
-            quota: Some(Quota { keys: 1_000_000, bytes: 256 << 20 }),
+            body_max: BODY_BYTES_DEFAULT,
+            quota: Some(QUOTA_DEFAULT),
         }
     }
 }

@@ -119,12 +119,6 @@ pub mod limits {
     /// and all that are sent again and again; about 3 MB.
     pub const RECENT_MAX: usize = 32_768;
 
-    /// The longest result of a job that is kept: it is a line in a story, not a document.
-    pub const RESULT_CHARS_MAX: usize = 200;
-
-    /// The longest error of an attempt that is kept.
-    pub const ERROR_CHARS_MAX: usize = 1_200;
-
     /// How long a slice of handlers' SQL may begin new jobs: the acks that came meanwhile wait for
     /// it. One job alone has its own timeout.
     pub const SQL_SLICE_MAX: Duration = Duration::from_millis(25);

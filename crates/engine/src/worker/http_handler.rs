@@ -12,6 +12,7 @@ use hapax_core::failpoint;
 use hapax_core::handler::{Handler, HttpTarget, SignAs};
 use hapax_core::hop_headers::{dashed, drop_lookalikes, is_hop_by_hop, is_ours};
 use hapax_core::job::Retry;
+use hapax_core::limits::ERROR_CHARS_MAX;
 use hapax_core::scheme::Scheme;
 use hapax_core::store::{Claim, ClaimedEvent, NewMessage, Outcome};
 use hapax_core::{Arrival, Source, Tenant, Timestamp};
@@ -20,7 +21,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
 use http_body_util::Full;
 use serde::Deserialize;
 
-use crate::limits::{ANSWER_BYTES_MAX, ANSWER_KEPT_BYTES, ERROR_CHARS_MAX, RETRY_AFTER_MAX};
+use crate::limits::{ANSWER_BYTES_MAX, ANSWER_KEPT_BYTES, RETRY_AFTER_MAX};
 use crate::outbound::{Heard, Outbound, OutboundError};
 use crate::worker::refetch;
 

@@ -11,6 +11,7 @@ use hapax_core::jwt::{JwtKeys, JwtKeysError};
 use hapax_core::ledger::{IDEMPOTENCY_KEY, Quota};
 use hapax_engine::Upstream;
 use hapax_layer::Route;
+use hapax_layer::rules::{LEASE_DEFAULT, QUOTA_DEFAULT, TTL_DEFAULT};
 use http::{HeaderName, StatusCode};
 
 use super::document::{Entry, Section};
@@ -77,10 +78,6 @@ pub(super) const KEYS: [&str; 13] = [
     "fingerprint_ignore",
 ];
 
-const MAX_KEYS_DEFAULT: u64 = 1_000_000;
-const MAX_BYTES_DEFAULT: u64 = 256 << 20;
-const TTL_DEFAULT: Duration = Duration::from_secs(72 * 3_600);
-const LEASE_DEFAULT: Duration = Duration::from_secs(60);
 /// Below it a pause of the machine would let a second one run beside the first.
 const LEASE_MIN: Duration = Duration::from_secs(1);
 /// A crash keeps a key this long: nobody waits longer than a day for an answer.
@@ -293,11 +290,11 @@ impl ConfigReader<'_> {
     fn quota(&mut self, section: &Section<'_>) -> Option<Quota> {
         let keys = match section.get("max_keys") {
             Some(entry) => entry.parse_number(max_keys, &mut self.problems)?,
-            None => MAX_KEYS_DEFAULT,
+            None => QUOTA_DEFAULT.keys,
         };
         let bytes = match section.get("max_bytes") {
             Some(entry) => entry.parse(units::size, &mut self.problems)? as u64,
-            None => MAX_BYTES_DEFAULT,
+            None => QUOTA_DEFAULT.bytes,
         };
         Some(Quota { keys, bytes })
     }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hapax_core::handler::Dialect;
+use hapax_engine::{BodyLimits, HttpLimits};
 use ipnet::IpNet;
 
 use super::alerts::Alerts;
@@ -93,6 +94,7 @@ pub(super) const KEEP_DEFAULT: Keep = Keep::For(hapax::limits::KEEP_DEFAULT);
 
 impl Default for Settings {
     fn default() -> Self {
+        let (http, body) = (HttpLimits::default(), BodyLimits::default());
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             admin_listen: SocketAddr::from(([127, 0, 0, 1], 8081)),
@@ -104,11 +106,11 @@ impl Default for Settings {
             handlers_database_url: None,
             redis_url: None,
             roles: Roles::default(),
-            max_body_bytes: 1 << 20,
-            max_connections: 4096,
-            header_timeout: Duration::from_secs(10),
-            body_timeout: Duration::from_secs(30),
-            drain: Duration::from_secs(30),
+            max_body_bytes: body.bytes_max,
+            max_connections: http.connections_max,
+            header_timeout: http.header_deadline,
+            body_timeout: body.deadline,
+            drain: http.drain,
             log: LogSettings { format: LogFormat::Human, level: "info".to_owned() },
             retention: Retention { keys: None, events: KEEP_DEFAULT },
             alerts: Alerts::default(),

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use hapax_core::handler::HandlerKind;
+use hapax_core::limits::TOKEN_CHARS_MIN;
 use hapax_core::secret::Secret;
 
 use super::Config;
@@ -18,9 +19,6 @@ use super::sources::ConfiguredSource;
 
 /// The file in the data dir that holds the token of a server whose config has none.
 pub(crate) const ADMIN_TOKEN_FILE: &str = "admin.token";
-
-/// Shorter tokens could be guessed.
-const TOKEN_CHARS_MIN: usize = 16;
 
 /// `[tokens.NAME]`.
 #[derive(Debug)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use hapax_core::job::{
     AfterFailure, AfterLoss, Fence, JobId, Phase, Retry, Workplace, idempotency_key,
 };
+use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::{Guard, OVERTAKEN};
 use hapax_core::store::{
     AttemptNote, Claim, ClaimAsk, ClaimedEvent, EventId, HandlerRef, HandlerSpec, Held,
@@ -17,7 +18,6 @@ use uuid::Uuid;
 
 use super::order::Admission;
 use super::{EventNumber, Job, JobNumber, Model, Published, Taken};
-use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 
 /// What one claim took, and what the order guard kept back on the way.
 #[derive(Default)]

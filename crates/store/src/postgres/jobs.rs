@@ -4,6 +4,7 @@
 use std::time::Instant;
 
 use hapax_core::job::{Fence, HandlerName, JobId, Retry, Workplace, idempotency_key};
+use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::{Gaps, OnGap, Position};
 use hapax_core::store::{
     Claim, ClaimAsk, ClaimedEvent, EventId, HandlerRef, HandlerSpec, NewMessage, Outcome,
@@ -18,7 +19,6 @@ use super::Shared;
 use super::connect::{PgError, retried};
 use super::handler_registry::{PolicyRow, micros};
 use super::row;
-use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 
 /// Where order is decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

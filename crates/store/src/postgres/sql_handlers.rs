@@ -18,6 +18,7 @@ use deadpool_postgres::Object;
 use hapax_core::failpoint;
 use hapax_core::handler::{PostgresType, SqlParameter, SqlProgram, SqlStatement};
 use hapax_core::job::{Fence, JobId, Retry};
+use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::{Guard, OrderRule, Position};
 use hapax_core::store::{HandlerRef, Ran, SqlAsk, SqlRan, SqlRun, StoreError};
 use tokio_postgres::error::{DbError, ErrorPosition, SqlState};
@@ -29,7 +30,6 @@ use super::Shared;
 use super::connect::{ClientPool, PgError, PooledClient, handler_session};
 use super::jobs::{self, Guarded, Settled, Standing, Taken, only, shortened};
 use super::result_text::{self, RawValue, ValueText};
-use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 
 /// How long a slice may begin new jobs. Others wait for its connection, and its leases run.
 const SLICE_MAX: Duration = Duration::from_millis(500);

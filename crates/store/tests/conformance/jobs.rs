@@ -8,6 +8,7 @@ use std::time::Duration;
 use hapax_core::Tenant;
 use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::{Fence, LOST_ALONE_MAX, Phase, Retry, Workplace};
+use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::store::{
     Claim, ClaimAsk, HandlerSpec, Held, JobFilter, NewJob, NewMessage, Outcome, Ran, ReplayEffect,
     SqlAsk, SqlRun, Status, Verdict,
@@ -297,6 +298,25 @@ pub(crate) async fn failed_attempts_follow_the_schedule_and_then_the_job_dies<S:
     assert!(job.attempts.iter().all(|note| note.worker == "worker-1" && note.ended_at.is_some()));
     assert_eq!(world.event("evt_1").await.summary.status, Status::Dead);
     assert!(world.claim_next("fee").await.is_empty());
+}
+
+pub(crate) async fn an_error_and_a_result_have_the_same_bound_on_every_store<S: Working>(
+    world: World<S>,
+) {
+    // A store that cuts earlier than the others would show another error for the same attempt.
+    world.announce([spec("fee")]).await;
+    world.accept("evt_1", &[job("fee")]).await;
+    world.accept("evt_2", &[job("fee")]).await;
+    let [first, second] = &world.claim("fee", 10).await[..] else { panic!("two jobs are due") };
+    let error = "é".repeat(ERROR_CHARS_MAX + 100);
+    let failed = Outcome::Failed { error: error.clone(), retry: Retry::Never };
+    assert_eq!(world.settle(first, failed).await, Held::Kept);
+    assert_eq!(world.settle(second, done(&error)).await, Held::Kept);
+    let chars = |text: Option<String>| text.map(|text| text.chars().count());
+    let mut detail = world.job("evt_1", "fee").await;
+    assert_eq!(chars(detail.error), Some(ERROR_CHARS_MAX));
+    assert_eq!(chars(detail.attempts.remove(0).error), Some(ERROR_CHARS_MAX));
+    assert_eq!(chars(world.job("evt_2", "fee").await.result), Some(RESULT_CHARS_MAX));
 }
 
 pub(crate) async fn who_saw_it_fail_may_say_when_to_come_back_or_never<S: Working>(

@@ -121,6 +121,7 @@ on_every_working_store! {
         a_slow_worker_is_still_done_while_nobody_else_has_claimed,
         done_is_terminal_and_idempotent_under_its_fence,
         failed_attempts_follow_the_schedule_and_then_the_job_dies,
+        an_error_and_a_result_have_the_same_bound_on_every_store,
         who_saw_it_fail_may_say_when_to_come_back_or_never,
         an_expired_lease_is_claimable_again_and_counted_as_lost,
         a_job_that_was_lost_is_claimed_alone_from_then_on,

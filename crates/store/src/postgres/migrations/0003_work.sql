@@ -749,7 +749,7 @@ BEGIN
         RETURN 0;
     END IF;
     SELECT * INTO h FROM hapax.handler x WHERE x.handler = j.handler;
-    why := left(why, 1000);
+    why := left(why, 1200);
     PERFORM hapax.note_attempt(j, 'failed', at, why);
     -- The wait before the attempt after the next step; past the last one there is none.
     scheduled := h.retry[j.steps + 2];

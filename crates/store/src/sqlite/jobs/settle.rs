@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use hapax_core::job::{Fence, JobId, Policy, Retry};
 use hapax_core::lifecycle::{Act, Overtaken, Unchanged};
+use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::Guard;
 use hapax_core::store::{Held, NewMessage, Outcome};
 use hapax_core::{Tenant, Timestamp};
@@ -13,7 +14,6 @@ use uuid::Uuid;
 use super::Lanes;
 use super::change::Reported;
 use super::row::{JobRow, place_of};
-use crate::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use crate::sqlite::order;
 use crate::sqlite::row::{DONE, micros};
 
