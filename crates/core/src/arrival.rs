@@ -1,5 +1,5 @@
-//! An [`Arrival`]: bytes as they came, unproven. Nothing in it may be believed before
-//! [`mod@crate::verify`] has spoken.
+//! An [`Arrival`]: a request as received, unverified. Nothing in it may be trusted before
+//! [`mod@crate::verify`] has accepted it.
 
 use std::borrow::Cow;
 
@@ -20,7 +20,7 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// The value of a header; repeated lines are joined with `", "`, as HTTP says they may be.
+    /// The value of a header. Repeated lines are joined with `", "`, as HTTP allows.
     pub fn header(&self, name: &str) -> Option<Cow<'_, [u8]>> {
         merged(&self.headers, name)
     }

@@ -1,17 +1,17 @@
-//! Named moments at which a test has the process die, or stop for a while, compiled only with the
-//! feature `failpoints`.
+//! Named points at which a test aborts or stops the process. Compiled only with the feature
+//! `failpoints`.
 //!
-//! The one place in this crate that reads the environment, writes a file or ends the process: it
-//! stands here because `store` and `engine` share nothing else, and a build without the feature has
-//! none of it. `hapax`'s tests turn the feature on through its dev-dependencies; what ships, does not.
+//! This is the only file of the crate that reads the environment, writes a file or ends the process.
+//! It is in this crate because `store` and `engine` share no other. The tests of `hapax` enable the
+//! feature through its dev-dependencies; the shipped binary does not have it.
 //!
 //! - `HAPAX_FAILPOINTS="worker.before_commit=abort@3,…"`: abort at the third hit of that point;
-//!   `abort:evt_1` instead aborts whenever that event passes it, and `stop@3` stops there (SIGSTOP)
-//!   until somebody lets it go on.
-//! - `HAPAX_FAILPOINT_HITS=FILE`: one line with the point's name is appended for every hit, before
-//!   anything dies, so that a test can tell that its point was reached.
-//! - `HAPAX_TEST_SETTINGS="sqlite.fresh_keys=30,…"`: other values for what is otherwise fixed, so that
-//!   what happens once in an hour happens within a test. See [`crate::tuned`].
+//!   `abort:evt_1` instead aborts whenever that event passes the point; `stop@3` stops the process
+//!   (SIGSTOP) until it gets a SIGCONT.
+//! - `HAPAX_FAILPOINT_HITS=FILE`: every hit appends a line with the point's name, before the process
+//!   aborts or stops, so that a test can check that its point was reached.
+//! - `HAPAX_TEST_SETTINGS="sqlite.fresh_keys=30,…"`: other values for constants, so that what happens
+//!   once in an hour happens within a test. See [`crate::tuned`].
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -19,18 +19,18 @@ use std::io::Write as _;
 use std::process::Command;
 use std::sync::{Mutex, OnceLock};
 
-/// The process passes this point, with this event where the point knows of one. Does nothing unless
-/// the environment named above asks for it.
+/// Records that the process passes this point, with its event if it has one, and runs the action that
+/// the environment sets for it. Without those variables it does nothing.
 pub fn hit(name: &'static str, event_id: Option<&str>) {
     if let Some(armed) = ARMED.get_or_init(Armed::from_environment) {
         armed.hit(name, event_id);
     }
 }
 
-/// The value that the environment gives a setting.
+/// The value of a setting in `HAPAX_TEST_SETTINGS`.
 ///
 /// # Panics
-/// When it is no value of that type: a mistake in the test.
+/// When the value does not parse: a mistake in the test.
 pub fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
     static GIVEN: OnceLock<String> = OnceLock::new();
     let given = GIVEN.get_or_init(|| std::env::var("HAPAX_TEST_SETTINGS").unwrap_or_default());
@@ -42,7 +42,7 @@ pub fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
 static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
 
 struct Armed {
-    /// What happens at which hit of which point.
+    /// The action of each point.
     actions: HashMap<String, FailpointAction>,
     hits: Option<File>,
     counts: Mutex<HashMap<&'static str, u64>>,
@@ -93,8 +93,8 @@ impl Armed {
     }
 }
 
-/// Stops the whole process; this returns when the process was let go on. The signal is sent to this thread:
-/// another thread might handle it only after this one has gone on.
+/// Stops the whole process, and returns after SIGCONT. The signal goes to this thread: another thread might
+/// handle it only after this one has continued.
 fn stop() {
     let own = std::fs::read_link("/proc/thread-self").expect("there is a /proc");
     let thread = own.file_name().and_then(|name| name.to_str()).expect("it ends in a number");
@@ -102,8 +102,8 @@ fn stop() {
     assert!(stopped.is_ok_and(|status| status.success()), "there is a shell to stop us");
 }
 
-/// `name=abort@N`, `name=abort:EVENT_ID` or `name=stop@N`; a plan that says anything else is a
-/// mistake in the test.
+/// Parses `name=abort@N`, `name=abort:EVENT_ID` or `name=stop@N`. Any other text is a mistake in the
+/// test and panics.
 fn action(part: &str) -> Option<(String, FailpointAction)> {
     if part.is_empty() {
         return None;

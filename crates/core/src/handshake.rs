@@ -1,13 +1,14 @@
-//! Handshakes: what some senders ask before or between their events, and the answer they require.
+//! Handshakes: the challenges that some senders send before or between their events, and the replies
+//! that they require.
 //!
-//! A handshake is never an event: it is answered and nothing is stored. What is echoed is bounded,
-//! printable, and never of a type that a browser would run.
+//! A handshake is never an event: it is answered, and nothing is stored. An echoed challenge is bounded,
+//! printable, and never of a content type that a browser would run.
 //!
-//! Two senders (X and Zoom) have their challenge signed with the secret that signs events. An
-//! answer must never be a signature that an event could carry. So such a challenge is a token: letters,
-//! digits and the few marks of base64 and UUIDs. No JSON object and no signed content of Zoom
-//! (`v0:…`) consists of those alone. Whether a signed request is a handshake is decided by what was signed, never by
-//! a header that anybody can change.
+//! X and Zoom require their challenge to be signed with the secret that signs events. A reply must never
+//! be a signature that an event could carry. So such a challenge must be a token: letters, digits and the
+//! few other characters of base64 and UUIDs. No JSON object and no signed content of Zoom (`v0:…`)
+//! consists of those alone. The signed content decides whether a request is a handshake, never an
+//! unsigned header.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -29,12 +30,12 @@ use crate::secret::{ActiveSecret, Secret};
 use crate::source::Source;
 use crate::verify::Refusal;
 
-/// Which handshake a sender has.
+/// The handshake of a sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Challenge {
     /// A signed `url_verification`, whose challenge is echoed.
     Slack,
-    /// GET with `hub.verify_token`, compared with the parameter `verify_token`, and `hub.challenge`.
+    /// GET with `hub.verify_token`, which must equal the parameter `verify_token`, and `hub.challenge`.
     Meta,
     /// A signed `endpoint.url_validation`, answered with an HMAC; repeated every 72 hours.
     Zoom,
@@ -51,23 +52,23 @@ pub enum Challenge {
     Discord,
     /// An unsigned form that holds nothing but `webhook_id`, sent when the webhook is created.
     WooCommerce,
-    /// OPTIONS with `WebHook-Request-Origin`, as the CloudEvents webhook specification has it.
+    /// OPTIONS with `WebHook-Request-Origin`, as in the CloudEvents webhook specification.
     CloudEvents,
 }
 
-/// An answer that is not about an event.
+/// The reply to a handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HandshakeReply {
     /// The HTTP status.
     pub status: u16,
-    /// `content-type` and whatever else the sender insists on.
+    /// `content-type` and other headers that the sender requires.
     pub headers: Vec<(&'static str, String)>,
     /// The body.
     pub body: Bytes,
 }
 
 impl HandshakeReply {
-    /// 200 with nothing in it.
+    /// 200 with an empty body.
     pub fn empty() -> Self {
         Self::bare(200)
     }
@@ -84,7 +85,7 @@ impl HandshakeReply {
         Self { status: 200, headers, body: body.into() }
     }
 
-    /// The challenge itself, as text and never as anything a browser would run.
+    /// The challenge as plain text, which no browser runs.
     fn echo(challenge: Cow<'_, str>) -> Option<Self> {
         echoable(&challenge).then(|| Self::typed("text/plain", challenge.into_owned()))
     }
@@ -95,8 +96,8 @@ impl HandshakeReply {
 }
 
 impl Challenge {
-    /// Answers a request that is no POST (GET challenges, OPTIONS of CloudEvents), or `None` where
-    /// this sender has nothing of the kind: then it is a plain 405.
+    /// Answers a request that is not a POST: a challenge by GET, or OPTIONS of CloudEvents. `None` where
+    /// this sender has no such handshake; the request then gets a 405.
     pub fn unsigned(
         self,
         source: &Source,
@@ -125,19 +126,19 @@ impl Challenge {
         }
     }
 
-    /// Whether this sender has a handshake that is a POST without a signature. Such a request must
-    /// not be turned away for its missing header or its content type before [`verify`](mod@crate::verify) sees
-    /// it.
+    /// Whether this sender has a handshake that is a POST without a signature. Such a request must reach
+    /// [`verify`](mod@crate::verify), and must not be refused before for its missing header or its content
+    /// type.
     pub fn posts_unsigned(self) -> bool {
         self == Self::WooCommerce
     }
 
-    /// Answers a POST that is a handshake although nobody signed it.
+    /// Answers an unsigned POST that is a handshake.
     pub(crate) fn unsigned_post(self, arrival: &Arrival) -> Option<HandshakeReply> {
         (self.posts_unsigned() && is_woocommerce_ping(arrival)).then(HandshakeReply::empty)
     }
 
-    /// Answers a signed POST that is a handshake and no event. `secret` is the one that verified.
+    /// Answers a signed POST that is a handshake. `secret` is the index of the secret that verified.
     pub(crate) fn signed(
         self,
         source: &Source,
@@ -149,7 +150,7 @@ impl Challenge {
             Self::Zoom => zoom(&source.handshake, arrival, secret),
             Self::Twitch => twitch(arrival),
             Self::Discord => discord(arrival),
-            // Xero's bodies without events are answered like every other empty batch.
+            // A body of Xero without events is answered as an empty batch.
             Self::Meta
             | Self::Dropbox
             | Self::X
@@ -160,11 +161,11 @@ impl Challenge {
     }
 }
 
-/// What a source answers challenges with.
+/// The keys with which a source answers challenges.
 pub(crate) struct HandshakeKeys {
     /// One for each secret, in the order of the config.
     hmac: Vec<hmac::Key>,
-    /// The secret that stays longest: the one to answer with where nothing says which is meant.
+    /// The secret that expires last. It answers where the request does not show which secret to use.
     lasting: usize,
     verify_token: Option<Secret>,
 }
@@ -227,8 +228,8 @@ fn crc(keys: &HandshakeKeys, query: &str) -> HandshakeReply {
     }
 }
 
-/// The sender may send: every event it sends is verified by its signature, so there is nothing to
-/// hold back here.
+/// Allows the sender to send: every event is verified by its signature, so nothing needs to be refused
+/// here.
 fn cloud_events(headers: &HeaderMap) -> Option<HandshakeReply> {
     let origin = headers.get("webhook-request-origin")?.to_str().ok()?;
     let named = |byte: u8| byte.is_ascii_alphanumeric() || b".-:[]_*".contains(&byte);
@@ -272,9 +273,8 @@ fn zoom(
     }
 }
 
-/// Twitch names the kind in `twitch-eventsub-message-type`, which is not signed: the signed body
-/// decides instead. Of its messages only handshakes have a `challenge`, and only notifications an
-/// `event`.
+/// Twitch names the kind in `twitch-eventsub-message-type`, which is not signed, so the signed body
+/// decides: only handshakes have a `challenge`, and only notifications have an `event`.
 fn twitch(arrival: &Arrival) -> Result<Option<HandshakeReply>, Refusal> {
     let [challenge, event] = look(arrival, ["/challenge", "/event"]);
     match (challenge, event) {
@@ -283,7 +283,7 @@ fn twitch(arrival: &Arrival) -> Result<Option<HandshakeReply>, Refusal> {
     }
 }
 
-/// Type 1 is a PING among interactions and an event among webhook events; only the latter hold an
+/// Type 1 is a PING among interactions and an event among webhook events. Only the latter have an
 /// `event`.
 fn discord(arrival: &Arrival) -> Result<Option<HandshakeReply>, Refusal> {
     let [kind, event] = look(arrival, ["/type", "/event"]);
@@ -301,8 +301,8 @@ fn is_woocommerce_ping(arrival: &Arrival) -> bool {
         && id.iter().all(u8::is_ascii_digit)
 }
 
-/// Looks into a body that may be a handshake. One that is too large for that, or no JSON at all, is
-/// none; whether it is an event is for others to say.
+/// Reads values of a body that may be a handshake. A body that is too large or not JSON is not a
+/// handshake; the envelope decides whether it is an event.
 fn look<'a, const N: usize>(arrival: &'a Arrival, paths: [&str; N]) -> [Option<Value<'a>>; N] {
     let mut values = [None; N];
     if arrival.body.len() > HANDSHAKE_BODY_BYTES_MAX {
@@ -340,7 +340,7 @@ fn echoable(text: &str) -> bool {
     (1..=HANDSHAKE_ECHO_BYTES_MAX).contains(&text.len()) && !text.contains(char::is_control)
 }
 
-/// Whether a challenge may be signed: nothing that could be the signed content of an event.
+/// Whether a challenge may be signed: it cannot be the signed content of an event.
 fn is_token(text: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~+/=".contains(&byte);
     (1..=HANDSHAKE_TOKEN_BYTES_MAX).contains(&text.len()) && text.bytes().all(plain)
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn discord_pings_are_told_from_events() {
+    fn discord_pings_are_distinguished_from_events() {
         let status = |text: &str| {
             let reply = discord(&post(text)).expect("answered")?;
             Some((reply.status, body(&reply).to_owned()))

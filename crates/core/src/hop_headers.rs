@@ -1,7 +1,7 @@
-//! Which headers are neither kept nor passed on: the ones that hold for one connection only, and the
-//! ones that an app behind would take for headers of ours.
+//! Headers that are neither stored nor forwarded: hop-by-hop headers, and headers that an app would
+//! mistake for headers of Hapax.
 //!
-//! Many servers (CGI, WSGI, Rack, PHP) read `_` and `-` in a name as the same, so `hapax_fence` is
+//! Many servers (CGI, WSGI, Rack, PHP) treat `_` and `-` in a name as the same, so `hapax_fence` is
 //! `hapax-fence` to them. Names are therefore compared by [`dashed`].
 
 use std::borrow::Cow;
@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use http::header::CONNECTION;
 use http::{HeaderMap, HeaderName};
 
-/// A header's name as a server reads it that takes `_` for `-`.
+/// A header's name as a server reads it that treats `_` as `-`.
 pub fn dashed(name: &HeaderName) -> Cow<'_, str> {
     match name.as_str().contains('_') {
         true => Cow::Owned(name.as_str().replace('_', "-")),
@@ -18,14 +18,14 @@ pub fn dashed(name: &HeaderName) -> Cow<'_, str> {
     }
 }
 
-/// Whether only Hapax says what this header says, under either spelling.
+/// Whether only Hapax may set this header, in either spelling.
 pub fn is_ours(name: &HeaderName) -> bool {
     dashed(name).starts_with("hapax-")
 }
 
-/// Removes each header that is spelled with `_` and that an app could take for another one: for one
-/// that decides something (`also` names more of them), or for one that is there as well under
-/// another spelling. Headers that are simply called so stay.
+/// Removes each header with a `_` in its name that an app could mistake for another header: for one that
+/// affects how a request is handled (`also` adds more of those), or for one that is also present in
+/// another spelling. Other headers with a `_` stay.
 pub fn drop_lookalikes(headers: &mut HeaderMap, also: impl Fn(&str) -> bool) {
     if !headers.keys().any(|name| name.as_str().contains('_')) {
         return;
@@ -48,7 +48,7 @@ pub fn drop_lookalikes(headers: &mut HeaderMap, also: impl Fn(&str) -> bool) {
     }
 }
 
-/// Whether a header of this name (with dashes) says who calls, what a request is or how it came.
+/// Whether a header of this name (with dashes) identifies the caller or affects how a request is read.
 fn decides(name: &str) -> bool {
     let begins = ["hapax-", "webhook-", "x-forwarded-"];
     is_hop_by_hop(name)
@@ -71,7 +71,7 @@ fn decides(name: &str) -> bool {
         )
 }
 
-/// Whether a header holds for one connection only, by its name alone.
+/// Whether a header is hop-by-hop, by its name alone.
 pub fn is_hop_by_hop(name: &str) -> bool {
     matches!(
         name,
@@ -87,24 +87,23 @@ pub fn is_hop_by_hop(name: &str) -> bool {
     )
 }
 
-/// The headers that a Connection header declares to be about its connection.
+/// The headers that a Connection header declares to be hop-by-hop.
 #[derive(Debug)]
 pub struct ConnectionHeaders<'a>(Vec<&'a str>);
 
 impl<'a> ConnectionHeaders<'a> {
-    /// As these headers declare them.
+    /// The headers that these headers declare.
     pub fn named_in(headers: &'a HeaderMap) -> Self {
         let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
         Self(values.flat_map(|value| value.split(',')).map(str::trim).collect())
     }
 
-    /// Whether this one is among them.
+    /// Whether this header is among them.
     pub fn contains(&self, name: &HeaderName) -> bool {
         self.0.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()))
     }
 
-    /// Whether one of them is a header for which `is_needed` holds, by its name in lower case and with
-    /// dashes.
+    /// Whether `is_needed` holds for one of them, by its name in lower case and with dashes.
     pub fn any(&self, is_needed: impl Fn(&str) -> bool) -> bool {
         self.0.iter().any(|named| is_needed(&named.to_ascii_lowercase().replace('_', "-")))
     }

@@ -1,22 +1,22 @@
-//! Reading a few values out of raw JSON, strictly: one pass checks the whole document and hands
-//! back slices of it. It builds no tree, rounds no number and normalises no text, so that there is
-//! one reading of a body and never a second parser that sees another id in it.
+//! Extracts a few values from raw JSON, strictly: one pass validates the whole document and returns
+//! slices of it. It builds no tree, rounds no number and normalises no text, so that a body has one
+//! reading and no other parser sees another id in it.
 //!
-//! What may stand in a document is what RFC 8259 says and nothing more. Beyond the grammar three
-//! things are refused: nesting deeper than [`JSON_DEPTH_MAX`], a key that occurs twice on a path
-//! that is looked up (also when the two are equal only after unescaping), and half a surrogate pair
-//! in a string that is looked up. Elsewhere in the document the last two are none of our business.
+//! A document must follow the grammar of RFC 8259. Three more things are refused: nesting deeper than
+//! [`JSON_DEPTH_MAX`], a repeated key on a path that is looked up (also if the keys are equal only after
+//! unescaping), and half a surrogate pair in a string that is looked up. Elsewhere in the document the
+//! last two are accepted.
 
 use std::borrow::Cow;
 
 use crate::limits::JSON_DEPTH_MAX;
 use crate::verify::Refusal;
 
-/// Looks up `pointers` in `body`, all in one pass that also validates the whole body. The answers
-/// stand in the order of the pointers; `None` where there is no such value.
+/// Looks up `pointers` in `body`, in one pass that also validates the whole body. Returns the values in
+/// the order of the pointers, `None` for each without a value.
 ///
 /// # Panics
-/// With more than [`POINTERS_MAX`] pointers: who compiles them keeps that bound.
+/// With more than [`POINTERS_MAX`] pointers. The compiler of selectors enforces that bound.
 pub fn extract<'a>(
     body: &'a [u8],
     pointers: &[Pointer],
@@ -34,7 +34,7 @@ pub fn extract<'a>(
 /// The most pointers that one pass looks up: one bit each in a word.
 pub const POINTERS_MAX: usize = 64;
 
-/// A JSON pointer (RFC 6901), taken apart once so that looking it up compares plain text.
+/// A JSON pointer (RFC 6901), parsed once, so that a lookup compares plain text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pointer {
     text: Box<str>,
@@ -44,14 +44,14 @@ pub struct Pointer {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Segment {
     key: Box<str>,
-    /// Set where the segment can also name a place in an array.
+    /// Set where the segment can also be an index of an array.
     index: Option<usize>,
 }
 
-/// Text that is no JSON pointer.
+/// Why a text is not a JSON pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PointerError {
-    /// It neither is empty nor starts with a slash.
+    /// It is not empty and does not start with a slash.
     #[error("a JSON pointer starts with \"/\"")]
     NoSlash,
     /// A `~` that is followed by neither `0` nor `1`.
@@ -60,7 +60,7 @@ pub enum PointerError {
 }
 
 impl Pointer {
-    /// Takes a pointer apart. `""` is the whole document.
+    /// Parses a pointer. `""` is the whole document.
     pub fn parse(text: &str) -> Result<Self, PointerError> {
         let segments = match text.strip_prefix('/') {
             None if text.is_empty() => Vec::new(),
@@ -75,7 +75,7 @@ impl Pointer {
         &self.text
     }
 
-    /// The keys on its way, unescaped.
+    /// Its keys, unescaped.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.segments.iter().map(|segment| &*segment.key)
     }
@@ -101,7 +101,7 @@ impl Segment {
     }
 }
 
-/// Why bytes are not JSON, or not JSON with one meaning, and where.
+/// Why bytes are not JSON, or are ambiguous JSON, and where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{problem} (at byte {at})")]
 pub struct Malformed {
@@ -123,7 +123,7 @@ impl From<Malformed> for Refusal {
     }
 }
 
-/// A value inside a validated document: its own bytes, nothing decoded yet.
+/// A value inside a validated document: its bytes, not decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Value<'a> {
     raw: &'a str,
@@ -155,7 +155,7 @@ impl<'a> Value<'a> {
         digits.bytes().all(|byte| byte.is_ascii_digit()).then_some(Cow::Borrowed(self.raw))
     }
 
-    /// The elements of an array, in order; `None` where it is none.
+    /// The elements of an array, in order. `None` for any other value.
     pub fn elements(self) -> Option<Elements<'a>> {
         self.raw.starts_with('[').then(|| {
             let mut scanner = Scanner::new(self.raw, &[]);
@@ -180,7 +180,7 @@ impl<'a> Iterator for Elements<'a> {
     type Item = Value<'a>;
 
     fn next(&mut self) -> Option<Value<'a>> {
-        // The array was validated when it was found, so a stop can only be its end.
+        // The array was validated when it was found, so an error can only be its end.
         let scanner = &mut self.scanner;
         scanner.blanks();
         if scanner.peek() == Some(b',') {
@@ -204,7 +204,7 @@ fn extract_text<'a>(
     scanner.value(all, 0)?;
     scanner.blanks();
     if scanner.at < text.len() {
-        return Err(scanner.fault("something after the end of the JSON"));
+        return Err(scanner.fault("text after the end of the JSON"));
     }
     let half_pair = |value: &Value<'_>| value.raw.starts_with('"') && value.as_text().is_none();
     if scanner.found.iter().flatten().any(half_pair) {
@@ -213,8 +213,8 @@ fn extract_text<'a>(
     Ok(scanner.found)
 }
 
-/// A cursor over the document. Pointers are bits of a word: a value carries those whose path leads
-/// to it or through it, and most of a document carries none and is only checked.
+/// A cursor over the document. Each pointer is a bit of a word: a value has the bits of the pointers
+/// whose path leads to it or through it. Most values have none and are only validated.
 #[derive(Debug)]
 struct Scanner<'a, 'p> {
     text: &'a str,
@@ -228,7 +228,7 @@ impl<'a, 'p> Scanner<'a, 'p> {
         Self { text, at: 0, pointers, found: vec![None; pointers.len()] }
     }
 
-    /// Checks one value. `active` are the pointers whose first `depth` segments led here.
+    /// Validates one value. `active` are the pointers whose first `depth` segments match.
     fn value(&mut self, active: u64, depth: usize) -> Result<(), Malformed> {
         let start = self.at;
         match self.peek() {
@@ -265,7 +265,7 @@ impl<'a, 'p> Scanner<'a, 'p> {
             let key = self.string()?;
             let below = if active == 0 { 0 } else { self.through_key(active, depth, key) };
             if below & seen != 0 {
-                return Err(Malformed::new("a key that is looked up stands there twice", start));
+                return Err(Malformed::new("a key that is looked up occurs twice", start));
             }
             seen |= below;
             if !self.took_after_blanks(b':') {
@@ -325,7 +325,7 @@ impl<'a, 'p> Scanner<'a, 'p> {
             .fold(0, |below, bit| below | 1 << bit)
     }
 
-    /// Checks a string and returns what stands between its quotes, still escaped.
+    /// Validates a string and returns the text between its quotes, still escaped.
     fn string(&mut self) -> Result<&'a str, Malformed> {
         self.at += 1;
         let start = self.at;
@@ -424,7 +424,7 @@ impl<'a, 'p> Scanner<'a, 'p> {
     }
 }
 
-/// The bytes of a string that need no second look: neither quote, backslash nor control character.
+/// The plain bytes of a string: neither quote, backslash nor control character.
 static PLAIN: [bool; 256] = {
     let mut plain = [true; 256];
     let mut control = 0;
@@ -443,7 +443,7 @@ fn bits(word: u64) -> impl Iterator<Item = usize> {
         .map(|rest| rest.trailing_zeros() as usize)
 }
 
-/// Decodes what stands between the quotes of a validated string. `None` for half a surrogate pair.
+/// Decodes the text between the quotes of a validated string. `None` for half a surrogate pair.
 fn unescape(escaped: &str) -> Option<Cow<'_, str>> {
     let Some(first) = escaped.find('\\') else { return Some(Cow::Borrowed(escaped)) };
     let mut text = String::with_capacity(escaped.len());
@@ -467,7 +467,7 @@ fn unescape(escaped: &str) -> Option<Cow<'_, str>> {
     Some(Cow::Owned(text))
 }
 
-/// The character of `\uXXXX`, or of two of them that make a pair. `rest` stands after the `u`.
+/// The character of `\uXXXX`, or of a surrogate pair. `rest` begins after the `u`.
 fn code_point(rest: &mut &str) -> Option<char> {
     let unit = code_unit(rest)?;
     match unit {
@@ -527,7 +527,7 @@ mod tests {
 
     #[test]
     fn one_body_never_has_two_readings() {
-        // Each is accepted by some parser, with one or another value under /id.
+        // Some parser accepts each of these, with one value or another under /id.
         let check = |body: &[u8]| assert!(look_up(body, "/id").is_err(), "{body:?}");
         check(br#"{"id":1,"id":2}"#);
         check(br#"{"id":1,"id":1}"#);
@@ -609,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_pointers_are_told_apart() {
+    fn each_bad_pointer_has_its_error() {
         assert_eq!(Pointer::parse("id"), Err(PointerError::NoSlash));
         assert_eq!(Pointer::parse("/a~2"), Err(PointerError::BadEscape));
         assert_eq!(Pointer::parse("/a~"), Err(PointerError::BadEscape));
@@ -657,7 +657,7 @@ mod tests {
         fn every_value_of_a_document_is_found_as_serde_json_finds_it(json in any_json(), pretty: bool) {
             let text = if pretty { serde_json::to_string_pretty(&json) } else { serde_json::to_string(&json) };
             let text = text.expect("writes");
-            // Read back, since serde_json may round a float that it wrote; we never do.
+            // Parsed again, since serde_json may round a float that it wrote; this parser never does.
             let json: serde_json::Value = serde_json::from_str(&text).expect("reads");
             let mut all = Vec::new();
             every_pointer(&json, "", &mut all);
@@ -686,7 +686,7 @@ mod tests {
             json in any_json(),
             edits in prop::collection::vec((any::<prop::sample::Index>(), "[\\[\\]{}\",:\\\\u0-9eE.+\\- \ttnrf\u{0}é]"), 0..4),
         ) {
-            // A valid document with a few characters overwritten: most are off by one mistake.
+            // A valid document with a few characters overwritten: most have one mistake.
             let mut text: Vec<char> = json.to_string().chars().collect();
             for (place, with) in edits {
                 let place = place.index(text.len());
@@ -698,7 +698,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(body in prop::collection::vec(any::<u8>(), 0..64), texts in "[\\[{\"\\\\u:,0-9a-f]{0,40}") {
+        fn no_bytes_make_the_parser_panic(body in prop::collection::vec(any::<u8>(), 0..64), texts in "[\\[{\"\\\\u:,0-9a-f]{0,40}") {
             let _either = extract(&body, &pointers(&["", "/a", "/0"]));
             let _either = extract(texts.as_bytes(), &pointers(&["", "/a", "/0"]));
         }

@@ -1,6 +1,6 @@
-//! JSON Web Tokens (RFC 7515, 7519), verified with keys from a config. The key decides which algorithm
-//! a signature is checked with; what the token says of it only has to agree. So there is no `none`,
-//! and no public key is ever taken for a shared secret.
+//! JSON Web Tokens (RFC 7515, 7519), verified with keys from a config. The key decides the algorithm, and
+//! the `alg` of the token must agree. So there is no `none`, and no public key is used as a shared
+//! secret.
 
 use std::fmt;
 use std::time::Duration;
@@ -27,49 +27,49 @@ const LEEWAY: Duration = Duration::from_secs(30);
 /// The keys that tokens are verified with.
 pub struct JwtKeys {
     keys: Vec<Key>,
-    /// Of the text that they were read from, so that two sets can be compared.
+    /// The hash of the text that they were read from, so that two sets can be compared.
     digest: [u8; 32],
 }
 
-/// Why a text holds no keys. Says nothing of what it holds.
+/// Why a text is refused as keys. The message never quotes the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum JwtKeysError {
-    /// It is no JSON, or no JWK set.
+    /// It is not JSON, or not a JWK set.
     #[error("is not a JWK set")]
     NotASet,
     /// No key in it can verify a token.
     #[error("holds no key for HS256, HS384, HS512, RS256, PS256, ES256 or EdDSA")]
     NoKey,
-    /// More than are looked at.
+    /// More keys than the bound.
     #[error("holds more than {JWT_KEYS_MAX} keys")]
     TooMany,
-    /// Two keys that a token could mean by one name.
+    /// Two keys have the same name.
     #[error("holds two keys with the same kid")]
     SameKid,
-    /// A shared secret that can be guessed.
+    /// A shared secret that is too short.
     #[error("holds a shared secret of fewer than 32 bytes")]
     ShortSecret,
-    /// A key whose parts do not make one, or that is too weak.
+    /// A key that is damaged or too weak.
     #[error("holds a key that is damaged or too weak")]
     BadKey,
-    /// What signs is nowhere needed.
+    /// A private key, which is not needed to verify.
     #[error("is a private key; only the public one is needed")]
     Private,
-    /// PEM of something else.
+    /// PEM that is not a public key.
     #[error("is PEM, but not a public key (BEGIN PUBLIC KEY)")]
     NotPublic,
 }
 
-/// Why a token is not believed. For the log only: a client learns that it was refused.
+/// Why a token is refused. For the log only: the client is not told the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum JwtError {
     /// Not three parts of strict base64url, or not JSON in them.
     #[error("the token is not well-formed")]
     Malformed,
-    /// No key of that name and algorithm.
+    /// No configured key has that name and algorithm.
     #[error("the token names no key that is configured")]
     UnknownKey,
-    /// The signature is not of that key.
+    /// The signature does not match.
     #[error("the signature of the token is wrong")]
     Signature,
     /// Past its `exp`.
@@ -78,14 +78,14 @@ pub enum JwtError {
     /// Before its `nbf`.
     #[error("the token is not valid yet")]
     TooEarly,
-    /// The claim that was asked for is missing, or neither a string nor an integer.
+    /// The requested claim is missing, or neither a string nor an integer.
     #[error("the token lacks the claim")]
     NoClaim,
 }
 
 struct Key {
     kid: Option<String>,
-    /// A key that is marked for one algorithm supports no other.
+    /// The `alg` of the key. Such a key supports no other algorithm.
     only: Option<Algorithm>,
     material: KeyMaterial,
 }
@@ -150,13 +150,13 @@ struct Jwk {
 struct Header {
     alg: String,
     kid: Option<String>,
-    /// An extension that must be understood; none is.
+    /// Extensions that the reader must support. None is supported.
     crit: Option<IgnoredAny>,
 }
 
 impl JwtKeys {
-    /// Reads a JWK set (RFC 7517). Keys for encryption, and of kinds that are not known, are passed
-    /// over as the RFC says; a key that is meant for signatures and damaged is an error.
+    /// Parses a JWK set (RFC 7517). Keys for encryption and keys of unknown types are ignored, as the RFC
+    /// requires. A damaged key for signatures is an error.
     pub fn from_jwks(text: &str) -> Result<Self, JwtKeysError> {
         let KeySet { keys: found } =
             serde_json::from_str(text).map_err(|_| JwtKeysError::NotASet)?;
@@ -175,7 +175,7 @@ impl JwtKeys {
         if keys.is_empty() { Err(JwtKeysError::NoKey) } else { Ok(Self::of(keys, text)) }
     }
 
-    /// Reads one key: a public key in PEM, or a shared secret for HS256 to HS512.
+    /// Parses one key: a public key in PEM, or a shared secret for HS256 to HS512.
     pub fn from_key(text: &str) -> Result<Self, JwtKeysError> {
         let trimmed = text.trim();
         let material = match trimmed.starts_with("-----BEGIN") {
@@ -191,13 +191,13 @@ impl JwtKeys {
         Self { keys, digest }
     }
 
-    /// The claim of a token that one of the keys signed and whose time it is: a string, or an integer
-    /// as it is written.
+    /// The claim of a token that one of the keys signed and that is valid now: a string, or an integer as
+    /// it is written.
     pub fn claim(&self, token: &str, claim: &str, now: Timestamp) -> Result<String, JwtError> {
         let claims = self.verified(token)?;
         let pointers = [pointer("exp"), pointer("nbf"), pointer(claim)];
         let found = json::extract(&claims, &pointers).map_err(|_| JwtError::Malformed)?;
-        // An array has no claims, though a pointer could name a place in it.
+        // An array has no claims, although a pointer could select one of its elements.
         if !claims.trim_ascii_start().starts_with(b"{") {
             return Err(JwtError::Malformed);
         }
@@ -249,7 +249,7 @@ impl PartialEq for JwtKeys {
 
 impl Eq for JwtKeys {}
 
-/// Nothing of a key is shown.
+/// No key is printed.
 impl fmt::Debug for JwtKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "JwtKeys({})", self.keys.len())
@@ -280,14 +280,14 @@ impl Key {
             _other => return Ok(None),
         };
         let key = Self { kid: jwk.kid, only, material };
-        // Marked for an algorithm that it cannot serve.
+        // Its `alg` is one that the key does not support.
         if only.is_some_and(|only| !key.supports(only)) {
             return Err(JwtKeysError::BadKey);
         }
         Ok(Some(key))
     }
 
-    /// Whether a token with this header may be signed by this key.
+    /// Whether this key may verify a token with this header.
     fn may_verify(&self, header: &Header, algorithm: Algorithm) -> bool {
         let named = match (&header.kid, &self.kid) {
             (Some(named), Some(kid)) => named == kid,
@@ -296,11 +296,11 @@ impl Key {
         named && self.only.is_none_or(|only| only == algorithm) && self.supports(algorithm)
     }
 
-    /// Whether signatures of this kind can be checked with such a key. This is what keeps a public key
-    /// from being used as a secret.
+    /// Whether this key can check signatures of this algorithm. This check keeps a public key from being
+    /// used as a shared secret.
     fn supports(&self, algorithm: Algorithm) -> bool {
         match (&self.material, algorithm) {
-            // A secret must be as long as what it makes (RFC 7518, 3.2).
+            // A secret must be as long as the hash (RFC 7518, 3.2).
             (KeyMaterial::Shared { secret }, Algorithm::Hs256) => secret.len() >= 32,
             (KeyMaterial::Shared { secret }, Algorithm::Hs384) => secret.len() >= 48,
             (KeyMaterial::Shared { secret }, Algorithm::Hs512) => secret.len() >= 64,
@@ -348,7 +348,7 @@ impl Key {
     }
 }
 
-/// A key for ES256 by its coordinates.
+/// A key for ES256 from its coordinates.
 pub(crate) fn p256(x: &[u8], y: &[u8]) -> Option<ParsedPublicKey> {
     let point = [&[4][..], x, y].concat();
     let is_whole = x.len() == 32 && y.len() == 32;
@@ -378,7 +378,7 @@ fn ed25519(point: &[u8]) -> Result<KeyMaterial, JwtKeysError> {
     ed25519::public_key(point).map(KeyMaterial::Ed25519).map_err(|_| JwtKeysError::BadKey)
 }
 
-/// The one public key in PEM.
+/// Parses one public key in PEM.
 fn of_pem(text: &str) -> Result<KeyMaterial, JwtKeysError> {
     if text.contains("PRIVATE KEY-----") {
         return Err(JwtKeysError::Private);
@@ -392,7 +392,7 @@ fn of_pem(text: &str) -> Result<KeyMaterial, JwtKeysError> {
     if let Some(key) = rsa_of_der(&der) {
         return Ok(key);
     }
-    // What precedes the 32 bytes of an Ed25519 key in every such structure (RFC 8410).
+    // The bytes before the 32 bytes of an Ed25519 key (RFC 8410).
     const ED25519_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 3, 0x21, 0];
     if let Some(point) = der.strip_prefix(&ED25519_PREFIX[..]) {
         return ed25519(point);
@@ -408,7 +408,7 @@ fn part(text: Option<String>) -> Result<Vec<u8>, JwtKeysError> {
 
 fn pointer(claim: &str) -> Pointer {
     let text = format!("/{}", claim.replace('~', "~0").replace('/', "~1"));
-    Pointer::parse(&text).expect("escaped as a pointer has it")
+    Pointer::parse(&text).expect("it is escaped")
 }
 
 #[cfg(test)]
@@ -468,7 +468,7 @@ mod tests {
             mac(hmac::HMAC_SHA256, SECRET.as_bytes()),
         );
         assert_eq!(sub(&keys, &crit), Err(JwtError::Malformed));
-        // Too short for what it would make.
+        // Too short for the hash.
         let short = JwtKeys::from_key(&SECRET[..32]).unwrap();
         let long =
             token(r#"{"alg":"HS512"}"#, CLAIMS, mac(hmac::HMAC_SHA512, &SECRET.as_bytes()[..32]));
@@ -515,7 +515,7 @@ mod tests {
         }
     }
 
-    /// A set of one key of each kind, and what signs with them.
+    // A set with one key of each type, and the private keys that sign.
     #[test]
     fn the_key_decides_the_algorithm() {
         let random = SystemRandom::new();
@@ -523,7 +523,7 @@ mod tests {
         let ed = Ed25519KeyPair::generate().unwrap();
         let rsa_pair = RsaKeyPair::generate(KeySize::Rsa2048).unwrap();
         let point = ec.public_key().as_ref();
-        // Two lengths of four bytes and a zero stand before the modulus, three bytes of exponent at the end.
+        // Two lengths of four bytes and a zero precede the modulus; three bytes of exponent end the DER.
         let pkcs1_der = rsa_pair.public_key().as_ref();
         let modulus = &pkcs1_der[9..9 + 256];
         let (n, e) = (encode(modulus), encode(&pkcs1_der[pkcs1_der.len() - 3..]));
@@ -572,7 +572,7 @@ mod tests {
         check("RS256", "rsa", &pss, false);
         check("RS256", "nobody", &pkcs1, false);
         check("ES256", "ec", &by_ed, false);
-        // The public key, which everybody has, as if it were a secret.
+        // The public key, which an attacker has, used as a shared secret.
         for (kid, secret) in [
             ("rsa", modulus.to_vec()),
             ("ec", point.to_vec()),
@@ -611,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_told_why() {
+    fn a_text_without_a_usable_key_is_refused_with_its_reason() {
         let error = |text: &str| JwtKeys::from_jwks(text).unwrap_err();
         assert_eq!(error("x"), JwtKeysError::NotASet);
         assert_eq!(error("[]"), JwtKeysError::NotASet);

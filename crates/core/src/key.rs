@@ -1,16 +1,16 @@
-//! Who an event is: tenant, source and the sender's own id, scoped so that no two parts can run
-//! into each other, and hashed to sixteen bytes for the index that decides every race.
+//! The identity of an event: tenant, source and the sender's own id. Each part is length-prefixed, so
+//! that no part runs into the next, and all are hashed to 16 bytes for the index that decides races.
 
 use std::fmt;
 use std::sync::Arc;
 
 use aws_lc_rs::digest;
 
-/// Whose events these are. Without tenants in the config, every event is of `default`.
+/// The owner of events. Without tenants in the config, every event belongs to `default`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tenant(Arc<str>);
 
-/// A configured sender, by the name it has in the config and in its URL.
+/// The name of a configured sender, in the config and in its URL.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SourceName(Arc<str>);
 
@@ -51,7 +51,7 @@ pub struct EventKey {
     pub tenant: Tenant,
     /// The source's name.
     pub source: SourceName,
-    /// The sender's own id, or what was derived where the sender has none.
+    /// The sender's own id, or the derived one where the sender has none.
     pub event_id: Box<str>,
 }
 
@@ -72,7 +72,7 @@ impl EventKey {
         (body_hash.len() == 32).then_some(came_under)
     }
 
-    /// The sixteen bytes under which the key index knows this event.
+    /// The 16 bytes under which the key index stores this event.
     pub fn hash(&self) -> KeyHash {
         KeyHash::of(
             b"event",
@@ -81,7 +81,7 @@ impl EventKey {
     }
 }
 
-/// Sixteen bytes of SHA-256 over length-prefixed parts.
+/// The first 16 bytes of a SHA-256 over length-prefixed parts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyHash(pub [u8; 16]);
 

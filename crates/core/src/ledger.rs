@@ -1,10 +1,9 @@
-//! Idempotency-Keys of one's own API: whoever retries a request with the same key gets the answer of
-//! the first one, and the work is done once.
+//! Idempotency-Keys of the user's own API: a request that is retried with the same key gets the answer
+//! of the first one, and the work is done once.
 //!
-//! A key is *reserved* under a fence and a lease, then *finished* with an answer, or *abandoned*. In
-//! progress is a state with an end: a process that dies keeps nobody out for longer than its lease.
-//! What is here is pure: what a key, a scope and a fingerprint are, and the seam [`Ledger`] behind
-//! which every database stands.
+//! A key is *reserved* under a fence and a lease, then *finished* with an answer or *abandoned*. A
+//! process that dies blocks its key no longer than the lease. This file is pure: keys, scopes,
+//! fingerprints, quotas, and the trait [`Ledger`] that every database implements.
 
 use std::fmt;
 use std::future::Future;
@@ -22,32 +21,32 @@ use crate::store::{Held, StoreError};
 /// The header that carries a key.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// A key as its client chose it: 1 to 255 printable bytes.
+/// A key as the client chose it: 1 to 255 printable bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IdempotencyKey(Box<str>);
 
-/// Why a header holds no key. Says nothing of what it holds.
+/// Why a header holds no key. The message never quotes the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// Nothing between the quotes, or nothing at all.
     #[error("the Idempotency-Key is empty")]
     Empty,
-    /// Past the bound.
+    /// Longer than the bound.
     #[error("the Idempotency-Key is longer than {IDEMPOTENCY_KEY_BYTES_MAX} bytes")]
     TooLong,
-    /// Bytes that cannot be shown.
-    #[error("the Idempotency-Key holds more than printable ASCII")]
+    /// Bytes that are not printable ASCII.
+    #[error("the Idempotency-Key is not printable ASCII")]
     NotPrintable,
-    /// It begins with a quote that is never closed, or goes on behind it.
+    /// The quoted string is not closed, or text follows it.
     #[error("the Idempotency-Key is not a well-formed quoted string")]
     Quoting,
-    /// Two headers, and so two meanings.
+    /// The header occurs twice.
     #[error("there is more than one Idempotency-Key")]
     Several,
 }
 
 impl IdempotencyKey {
-    /// The key of a request; `None` where it has none.
+    /// The key of a request. `None` without the header.
     pub fn of(headers: &HeaderMap) -> Result<Option<Self>, KeyError> {
         let mut found = headers.get_all(IDEMPOTENCY_KEY).iter();
         match (found.next(), found.next()) {
@@ -57,7 +56,7 @@ impl IdempotencyKey {
         }
     }
 
-    /// Takes a bare key, or one quoted as the IETF draft has it: `abc` and `"abc"` are the same key.
+    /// Parses a bare key, or one that is quoted as in the IETF draft: `abc` and `"abc"` are the same key.
     pub fn parse(value: &[u8]) -> Result<Self, KeyError> {
         let value = value.trim_ascii();
         if !value.iter().all(|byte| (b' '..=b'~').contains(byte)) {
@@ -83,7 +82,7 @@ impl IdempotencyKey {
     }
 }
 
-/// What stands before the closing quote, which must be the last byte.
+/// The text before the closing quote, which must be the last byte.
 fn unquoted(rest: &[u8]) -> Option<Vec<u8>> {
     let mut key = Vec::with_capacity(rest.len());
     let mut bytes = rest.iter();
@@ -96,19 +95,20 @@ fn unquoted(rest: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// Within which a key means one request: whose it is, and what it asks for. The same key elsewhere is
-/// another key, so that nobody is given what somebody else was answered.
+/// The scope of a key: API, caller, method and route. The same key in another scope is another key, so
+/// that no caller gets the answer of another.
 ///
-/// It is printable, so that it can travel in a header, and says what it is for in a table.
+/// Its text is printable, so that it fits into a header and is readable in a table.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scope {
     text: Box<str>,
     owner: Owner,
 }
 
-/// The caller of an API that keys are counted for. Callers that are not named are one caller.
+/// The caller of an API whose keys are counted against a [`Quota`]. All callers without a name are one
+/// caller.
 ///
-/// `api/acct_1`: the API, a slash, and the caller. Neither part holds another slash.
+/// `api/acct_1`: the API, a slash, and the caller. Neither part contains another slash.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner(Box<str>);
 
@@ -118,15 +118,15 @@ impl Owner {
         &self.0
     }
 
-    /// The API as text: all before the slash.
+    /// The API: the text before the slash.
     pub fn realm(&self) -> &str {
         self.0.split('/').next().unwrap_or_default()
     }
 }
 
 impl Scope {
-    /// `realm` is the API (a tenant, or the name of a proxy), `principal` who calls it, `route` the
-    /// path. No part can run into its neighbour.
+    /// `realm` is the API (a tenant, or the name of a proxy), `principal` the caller, `route` the path.
+    /// Parts are escaped, so that different parts never make the same scope.
     pub fn new(realm: &str, principal: &str, method: &Method, route: &str) -> Self {
         let (mut realm_shown, mut principal_shown, mut route_shown) =
             (String::new(), String::new(), String::new());
@@ -135,7 +135,7 @@ impl Scope {
         escape(route, b"", &mut route_shown);
         let text = format!("{realm_shown}/{principal_shown}/{method} {route_shown}");
         let text = bounded(&realm_shown, text).into();
-        // Callers of one API are counted together, so the name of the API is never cut.
+        // Callers of one API are counted together, so the name of the API is never truncated.
         if realm_shown.len() > SCOPE_BYTES_MAX / 2 {
             realm_shown = format!("#{}", hashed(&realm_shown));
         }
@@ -148,13 +148,13 @@ impl Scope {
         &self.text
     }
 
-    /// The caller whose key it is.
+    /// The caller that owns the key.
     pub fn owner(&self) -> &Owner {
         &self.owner
     }
 }
 
-/// `whole`, or `realm/#` and its hash where it is too long to be kept.
+/// `whole`, or `realm/#` and its hash where it is too long.
 fn bounded(realm: &str, whole: String) -> String {
     if whole.len() <= SCOPE_BYTES_MAX {
         return whole;
@@ -168,48 +168,49 @@ fn hashed(text: &str) -> String {
     hex::encode(digest::digest(&digest::SHA256, text.as_bytes()))
 }
 
-/// How much each caller of an API may have kept at once. A key counts from its reservation until it is
-/// forgotten, an answer with its headers and body.
+/// How many keys and bytes each caller of an API may have stored at once. A key counts from its
+/// reservation until its ttl ends; an answer counts with its headers and body.
 ///
-/// Only new keys are refused for it. The API as a whole may hold [`Quota::TOTAL`] times as much; over
-/// that, new keys are refused to callers that hold more than their fair share, the total divided by
-/// the number of callers. So one caller cannot keep out the others, and many cannot fill the store.
+/// Only new keys are refused over the quota. The API as a whole may hold [`Quota::TOTAL`] times as much.
+/// Over that total, new keys are refused to callers that hold more than their fair share, the total
+/// divided by the number of callers. So one caller cannot block the others, and many callers cannot fill
+/// the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Quota {
     /// The most keys of one caller.
     pub keys: u64,
-    /// The most bytes of answers of one caller. The answer that goes beyond it is still kept.
+    /// The most bytes of answers of one caller. The answer that exceeds it is still stored.
     pub bytes: u64,
 }
 
-/// How much is kept.
+/// How much is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// Keys, running or answered.
+    /// Keys, in progress or finished.
     pub keys: u64,
     /// Bytes of their answers.
     pub bytes: u64,
 }
 
 impl Quota {
-    /// How many times the quota of one caller an API may hold.
+    /// How many times the quota of one caller the whole API may hold.
     pub const TOTAL: u64 = 16;
 
     /// Whether a caller that holds `own` may reserve another key, where all `callers` of the API
-    /// together (this one included) hold `all`.
+    /// (including this one) hold `all`.
     pub fn admits(self, own: Usage, all: Usage, callers: u64) -> bool {
         let share = Share { callers, ..Share::of(self.keys) };
         share.has_room(own.keys, all.keys, 1) && self.keeps(own, all, callers)
     }
 
-    /// Whether an answer of this caller is kept whole.
+    /// Whether an answer of this caller is stored.
     pub fn keeps(self, own: Usage, all: Usage, callers: u64) -> bool {
         let share = Share { callers, ..Share::of(self.bytes) };
         share.has_room(own.bytes, all.bytes, 1)
     }
 }
 
-/// What one caller may hold of one thing.
+/// One caller's share of keys or bytes.
 struct Share {
     most: u64,
     total: u128,
@@ -227,32 +228,33 @@ impl Share {
     }
 }
 
-/// Percent-encodes what is not printable, and `apart`, and the percent sign itself.
+/// Percent-encodes bytes that are not printable, the separators `apart`, `#` and the percent sign.
 fn escape(part: &str, apart: &[u8], out: &mut String) {
     use fmt::Write;
     for byte in part.bytes() {
         if (b'!'..=b'~').contains(&byte) && byte != b'%' && byte != b'#' && !apart.contains(&byte) {
             out.push(char::from(byte));
         } else {
-            // A String takes everything.
+            // Writing to a String never fails.
             let _ = write!(out, "%{byte:02X}");
         }
     }
 }
 
-/// What a request asks for, in 32 bytes: the same key with another fingerprint is a mistake of the
-/// client, and nothing runs.
+/// A hash of the request. The same key with another fingerprint is a mistake of the client, and nothing
+/// runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; 32]);
 
 impl Fingerprint {
-    /// Over the target as it is spelled (path and query) and the body, byte for byte, but for the values
-    /// that `ignored` points at in a JSON body: what a client makes again with every try. The [`Scope`]
-    /// holds one form of the path for all its spellings; two resources whose paths differ only in
-    /// spelling must not share an answer.
+    /// Hashes the target as it is spelled (path and query) and the bytes of the body, without the values
+    /// that `ignored` points at in a JSON body: values that a client changes with every try.
+    ///
+    /// The [`Scope`] holds one normal form for all spellings of a path. Two resources whose paths differ
+    /// only in spelling must not share an answer, so the spelling is hashed here.
     ///
     /// # Panics
-    /// With more than [`json::POINTERS_MAX`] pointers: who reads them from a config keeps that bound.
+    /// With more than [`json::POINTERS_MAX`] pointers. The config enforces that bound.
     pub fn of(target: Option<&str>, body: &[u8], ignored: &[Pointer]) -> Self {
         let mut hasher = digest::Context::new(&digest::SHA256);
         let mut feed = |part: &[u8]| {
@@ -272,7 +274,7 @@ impl Fingerprint {
     }
 }
 
-/// Where the values of `pointers` stand in the body, first to last, none inside another.
+/// The byte ranges of the values of `pointers` in the body, in order, without nested ones.
 fn spans(body: &[u8], pointers: &[Pointer]) -> Vec<(usize, usize)> {
     let Ok(found) = json::extract(body, pointers) else { return Vec::new() };
     let mut spans: Vec<_> = found
@@ -288,75 +290,75 @@ fn spans(body: &[u8], pointers: &[Pointer]) -> Vec<(usize, usize)> {
     spans
 }
 
-/// What to reserve.
+/// A request to reserve a key.
 #[derive(Debug, Clone)]
 pub struct ReserveAsk {
-    /// Within which the key means one request.
+    /// The scope of the key.
     pub scope: Scope,
     /// The key.
     pub key: IdempotencyKey,
-    /// What is asked for.
+    /// The hash of the request.
     pub fingerprint: Fingerprint,
-    /// How long the work may take: in progress ends with it.
+    /// How long the work may take. The key is in progress no longer than this.
     pub lease: Duration,
-    /// How long the answer is kept.
+    /// How long the answer is stored.
     pub ttl: Duration,
-    /// How much its caller may have kept; `None` is unlimited, and not counted.
+    /// The quota of the caller. `None` is unlimited, and not counted.
     pub quota: Option<Quota>,
 }
 
-/// What became of it.
+/// The outcome of [`Ledger::reserve`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reservation {
-    /// Yours to run.
+    /// The key is reserved: the caller runs the request.
     Fresh(Reserved),
-    /// It was run: this is what it was answered.
+    /// The request was run before: its stored answer.
     Replay(StoredAnswer),
-    /// Somebody runs it, and may for at most this long.
+    /// Another attempt runs the request.
     InProgress {
         /// What is left of the lease.
         remaining: Duration,
     },
-    /// The key was used for another request. Wins over in progress.
+    /// The key was used for another request. This wins over in progress.
     Mismatch,
-    /// The key is new, and its caller has as much kept as it may: nothing was reserved.
+    /// The key is new, and its caller is over its quota. Nothing was reserved.
     OverQuota,
 }
 
-/// The right to run a request, and to say what came of it.
+/// The right to run a request and to finish its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reserved {
-    /// Within which the key means one request.
+    /// The scope of the key.
     pub scope: Scope,
     /// The key.
     pub key: IdempotencyKey,
-    /// Voids every right given out before.
+    /// The fence, which voids every earlier right to this key.
     pub fence: Fence,
-    /// How often this key was reserved, this time included: more than once where a lease ran out.
+    /// How often this key was reserved, including this time: more than once after a lease expired.
     pub attempt: u32,
-    /// The quota that it was reserved under.
+    /// The quota under which it was reserved.
     pub quota: Option<Quota>,
 }
 
-/// What a request was answered, as it is kept.
+/// The answer of a request, as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredAnswer {
     /// The status.
     pub status: StatusCode,
-    /// The headers that are not about one connection, in their order.
+    /// The end-to-end headers, in their order.
     pub headers: Vec<(String, String)>,
     /// The body.
     pub body: Bytes,
 }
 
 impl StoredAnswer {
-    /// How many bytes it counts for in a [`Quota`]: headers and body.
+    /// The bytes that count against a [`Quota`]: headers and body.
     pub fn size(&self) -> u64 {
         let headers = self.headers.iter().map(|(name, value)| name.len() + value.len());
         (headers.sum::<usize>() + self.body.len()) as u64
     }
 
-    /// What is kept in the place of an answer whose caller already holds all the bytes it may. The
+    /// The answer that is stored instead, where the caller already holds all the bytes of its quota. The
     /// work is done, so the key must stay used.
     pub fn not_kept() -> Self {
         let body = "{\"type\":\"urn:hapax:problem:answer_not_kept\",\"title\":\"the work is done, but \
@@ -370,22 +372,24 @@ impl StoredAnswer {
     }
 }
 
-/// What an answer means for its key.
+/// What happens to a key after its request has run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settle {
-    /// It is kept, and is what every retry gets.
+    /// The answer is stored, and every retry gets it.
     Keep,
-    /// Nothing was done, and the same request may well succeed later: the key is free.
+    /// Nothing was done, and the same request may succeed later: the key is free.
     Free,
-    /// Nobody knows what was done: nothing is kept, and the key is in progress to the end of its
-    /// lease.
+    /// It is unknown what was done: nothing is stored, and the key stays in progress until its lease
+    /// ends.
     Wait,
 }
 
 impl Settle {
-    /// By its status alone. A caller that was turned away before any work (401, 403, 425, 429) is free
-    /// to come again, and must not be told so for days after it was let in; a gateway that speaks for somebody else (502, 503, 504) does not know, and neither
-    /// does a timeout around the work, which many a framework answers as 408.
+    /// Decides by the status alone.
+    ///
+    /// 401, 403, 425 and 429 refuse a request before any work, so the key is free: a stored refusal would
+    /// be replayed for days after the caller was admitted. A gateway that answers 502, 503 or 504 does not
+    /// know what the app did. Neither does a timeout around the work, which many frameworks answer as 408.
     pub fn by_status(status: StatusCode) -> Self {
         match status.as_u16() {
             401 | 403 | 425 | 429 => Self::Free,
@@ -395,32 +399,32 @@ impl Settle {
     }
 }
 
-/// The store of reservations. Every method is one atomic act that is durable when it returns `Ok`;
-/// a lost fence is an answer. Time is the database's own. What is past its ttl is forgotten by
-/// [`Work::prune`](crate::store::Work::prune).
+/// The store of reservations. Every method is one atomic act that is durable when it returns `Ok`. A
+/// lost fence is an answer and no error. Leases and ttls use the database's clock.
+/// [`Work::prune`](crate::store::Work::prune) deletes keys past their ttl.
 pub trait Ledger: Send + Sync + 'static {
-    /// Reserves a key, or says why not. One insert decides the race: of any number that ask at once
-    /// one gets `Fresh`. A lease that ran out is given to the next who asks, under a higher fence;
-    /// a key past its ttl is as good as new. The same act counts the key and holds it to its quota;
-    /// a key that is known is never refused for it, and counts until it is forgotten.
+    /// Reserves a key, or returns why it is not free. One insert decides the race: of any number of
+    /// concurrent calls, one gets `Fresh`. After a lease has expired, the next call gets the key under a
+    /// higher fence. A key past its ttl counts as new. The same act counts the key against its quota; a
+    /// known key is never refused for the quota, and counts until its ttl ends.
     fn reserve(
         &self,
         ask: ReserveAsk,
     ) -> impl Future<Output = Result<Reservation, StoreError>> + Send;
 
-    /// Keeps the answer, once per fence: `Lost` where the key was reserved again, abandoned or
-    /// finished since, this same call before it included. Whoever is told so asks
-    /// [`reserve`](Ledger::reserve) again and gets what is kept. Where the caller already holds all the
-    /// bytes of its quota, [`StoredAnswer::not_kept`] is kept instead.
+    /// Stores the answer, once per fence. Returns `Lost` if the key was reserved again, abandoned or
+    /// finished since, also by an earlier call with the same fence. After `Lost`,
+    /// [`reserve`](Ledger::reserve) returns the stored answer. Where the caller already holds all the
+    /// bytes of its quota, [`StoredAnswer::not_kept`] is stored instead.
     fn finish(
         &self,
         reserved: &Reserved,
         answer: &StoredAnswer,
     ) -> impl Future<Output = Result<Held, StoreError>> + Send;
 
-    /// Nothing was done under this right: the key is free, or as an earlier attempt left it. That one
-    /// may have been carried out, so the next still counts on from it, and only for the same request.
-    /// Under a lost fence there is nothing to give up.
+    /// Gives up a right under which nothing was done. The key is free, or as an earlier attempt left it:
+    /// that attempt may have been carried out, so the key keeps its fingerprint and its attempt count.
+    /// Under a lost fence nothing happens.
     fn abandon(&self, reserved: &Reserved) -> impl Future<Output = Result<(), StoreError>> + Send;
 }
 
@@ -444,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_refused() {
+    fn a_header_that_holds_no_valid_key_is_refused() {
         assert_eq!(key(""), Err(KeyError::Empty));
         assert_eq!(key("   "), Err(KeyError::Empty));
         assert_eq!(key("\"\""), Err(KeyError::Empty));
@@ -459,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn two_keys_are_none() {
+    fn a_second_key_in_a_request_is_refused() {
         let mut headers = HeaderMap::new();
         assert_eq!(IdempotencyKey::of(&headers), Ok(None));
         headers.append(IDEMPOTENCY_KEY, "a".parse().unwrap());
@@ -477,7 +481,7 @@ mod tests {
     }
 
     proptest! {
-        // S-40: whoever finds two callers with one scope reads somebody else's answers.
+        // Two callers with one scope would read each other's answers.
         #[test]
         fn different_callers_never_share_a_scope(
             a in ("[a/#% \u{e4}]{0,4}", "[a/#% \u{e4}]{0,4}", "/[a/#% \u{e4}]{0,4}"),
@@ -496,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_is_told_from_others_and_its_api_from_the_caller() {
+    fn every_caller_has_its_own_owner_and_the_owner_names_its_api() {
         let owner = |realm: &str, principal: &str| {
             let scope = Scope::new(realm, principal, &Method::POST, "/charges");
             (scope.owner().as_str().to_owned(), scope.owner().realm().to_owned())
@@ -552,12 +556,12 @@ mod tests {
         assert_ne!(one, print(None, r#"{"amount":101,"client_ts":1}"#, &["/client_ts"]));
         assert_ne!(one, print(None, r#"{"amount":100,"client_ts":1}"#, &[]));
         assert_ne!(one, print(Some("dry=1"), r#"{"amount":100,"client_ts":1}"#, &["/client_ts"]));
-        // What stands beside the hole cannot move into it.
+        // Bytes beside an ignored value cannot move into it.
         assert_ne!(
             print(None, r#"{"a":1,"b":2}"#, &["/a"]),
             print(None, r#"{"a":1,"b":2}"#, &["/b"])
         );
-        // One inside another is one hole.
+        // A pointer inside another one ignores the outer value.
         let nested = print(None, r#"{"a":{"b":1}}"#, &["/a", "/a/b"]);
         assert_eq!(nested, print(None, r#"{"a":{"b":[2]}}"#, &["/a/b", "/a"]));
         // Not JSON: every byte counts.
@@ -565,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_turned_away_may_come_again_and_who_speaks_for_another_does_not_know() {
+    fn a_refusal_frees_the_key_and_a_gateway_error_leaves_it_in_progress() {
         let settle = |code| Settle::by_status(StatusCode::from_u16(code).unwrap());
         for kept in [200, 201, 202, 204, 302, 400, 402, 404, 409, 422, 500, 501, 505] {
             assert_eq!(settle(kept), Settle::Keep, "{kept}");

@@ -1,8 +1,8 @@
-//! The pure domain of Hapax: what a webhook must prove, which event it is, and what became of it.
+//! The pure domain of Hapax: how a webhook proves its sender, which event it is, and what happens to it.
 //!
-//! Nothing here opens a socket, reads a clock, rolls dice, speaks SQL or needs a runtime: all of
-//! that is passed in. Start with [`mod@verify`], the only door through which a [`Receipt`] is made,
-//! then [`store`], the seam that every database stands behind.
+//! Nothing here opens a socket, reads a clock, draws random numbers, runs SQL or needs a runtime:
+//! callers pass those in. Start with [`mod@verify`], the only function that makes a [`Receipt`], then
+//! [`store`], the traits that every database implements.
 
 pub mod arrival;
 mod ed25519;
@@ -35,11 +35,11 @@ pub use receipt::{ContentGuard, GuardKeep, GuardSeen, Neighbours, Receipt, Timel
 pub use source::Source;
 pub use verify::{Refusal, Verified, verify};
 
-/// The one notion of time: an instant in UTC. Who calls decides where it comes from.
+/// The one type for time: an instant in UTC. The caller decides which clock it comes from.
 pub use jiff::Timestamp;
 
-/// A named moment at which a test may have the process die; nothing at all without the feature
-/// `failpoints`.
+/// A named point at which a test may abort or stop the process. It compiles to nothing without the
+/// feature `failpoints`.
 #[cfg(feature = "failpoints")]
 #[macro_export]
 macro_rules! failpoint {
@@ -51,8 +51,8 @@ macro_rules! failpoint {
     };
 }
 
-/// A named moment at which a test may have the process die; nothing at all without the feature
-/// `failpoints`.
+/// A named point at which a test may abort or stop the process. It compiles to nothing without the
+/// feature `failpoints`.
 #[cfg(not(feature = "failpoints"))]
 #[macro_export]
 macro_rules! failpoint {
@@ -60,7 +60,8 @@ macro_rules! failpoint {
     ($name:literal, $event_id:expr) => {};
 }
 
-/// A value that a test may change from outside; exactly `$default` without the feature `failpoints`.
+/// A value that a test may change through the environment. It is exactly `$default` without the
+/// feature `failpoints`.
 #[cfg(feature = "failpoints")]
 #[macro_export]
 macro_rules! tuned {
@@ -69,7 +70,8 @@ macro_rules! tuned {
     };
 }
 
-/// A value that a test may change from outside; exactly `$default` without the feature `failpoints`.
+/// A value that a test may change through the environment. It is exactly `$default` without the
+/// feature `failpoints`.
 #[cfg(not(feature = "failpoints"))]
 #[macro_export]
 macro_rules! tuned {

@@ -1,4 +1,4 @@
-//! A [`Receipt`]: one verified event, with all that a store needs to decide its race. Only
+//! A [`Receipt`]: one verified event with everything that a store needs to decide a race. Only
 //! [`mod@crate::verify`] makes one.
 
 use std::time::Duration;
@@ -24,11 +24,11 @@ pub struct Receipt {
     pub(crate) timeliness: Timeliness,
 }
 
-/// Where equal derived keys are one event only within a span: the keys under which an event of the
-/// spans beside this one would stand, and how far from this one it may have arrived.
+/// The keys of the neighbouring spans, where equal derived keys are one event only within a span, and
+/// how far from this arrival the other copy may have arrived.
 ///
-/// Both sides count: a copy in the next span may be decided first, on a node whose clock is ahead,
-/// or on this one before its clock was set back.
+/// Both neighbours count. A copy in the next span may be decided first, on a node whose clock is ahead
+/// or on this node before its clock was set back.
 #[derive(Debug, Clone)]
 pub struct Neighbours {
     /// The keys of the span before and of the span after.
@@ -40,39 +40,39 @@ pub struct Neighbours {
 }
 
 impl Neighbours {
-    /// Whether an event of a neighbouring span that was received then is this one.
+    /// Whether an event of a neighbouring span that was received at this time is the same event.
     pub fn hold(&self, received_at: Timestamp) -> bool {
         self.not_before <= received_at && received_at <= self.not_after
     }
 }
 
 /// The second key of an event: a hash of everything that was signed. The first key recognises
-/// retries, this one recognises replays of a captured request under another id.
+/// retries; this one recognises a captured request that is sent again under another id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContentGuard {
     /// The hash of the signed content, scoped by tenant and source.
     pub hash: KeyHash,
-    /// How long the guard must be remembered.
+    /// How long the guard must be stored.
     pub keep: GuardKeep,
-    /// What becomes of an event whose guard is known and whose key is not.
+    /// What happens to an event whose guard is known and whose key is new.
     pub seen: GuardSeen,
 }
 
-/// How long a guard must be remembered.
+/// How long a guard must be stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GuardKeep {
-    /// A time is signed: this long after the arrival, twice the window, the same signed content is
-    /// outside the window for certain.
+    /// A time is signed: for twice the window. After that the same signed content is outside the window
+    /// on every node.
     For(Duration),
-    /// No time is signed: as long as the keys of its source.
+    /// No time is signed: as long as the keys of its source are stored.
     WithKeys,
 }
 
-/// What becomes of an event whose guard is known and whose key is not.
+/// What happens to an event whose guard is known and whose key is new.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GuardSeen {
-    /// The id is the sender's own: the same signed content under another id is a suspected replay,
-    /// and waits for a person under [a key of its own](Receipt::if_replay).
+    /// The id is the sender's own: the same signed content under another id is a suspected replay. It goes
+    /// to review under [another key](Receipt::if_replay).
     Review,
     /// The id is derived: the arrival is a copy of the event that holds the guard.
     Duplicate,
@@ -81,9 +81,9 @@ pub enum GuardSeen {
 /// Whether the signed timestamp lies in the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Timeliness {
-    /// Inside the window, or of a scheme that signs no time.
+    /// Inside the window, or the scheme signs no time.
     OnTime,
-    /// Authentic, but older than the window allows, by this many seconds since it was signed.
+    /// Authentic, but signed before the window.
     Late {
         /// Seconds between signing and arrival.
         age_seconds: i64,
@@ -96,7 +96,7 @@ impl Receipt {
         &self.key
     }
 
-    /// The hash of [`Receipt::key`], made once: every step of a store asks for it.
+    /// The hash of [`Receipt::key`], computed once: every step of a store needs it.
     pub fn key_hash(&self) -> KeyHash {
         self.key_hash
     }
@@ -106,8 +106,8 @@ impl Receipt {
         self.neighbours.as_ref()
     }
 
-    /// Set where the key was derived: the key to file this event under, for review, when an event
-    /// with the same key but another body is there already.
+    /// Set where the key was derived: the key to store this event under, in review, if an event with
+    /// the same key and another body exists.
     pub fn if_conflict(&self) -> Option<&EventKey> {
         self.if_conflict.as_ref()
     }
@@ -119,12 +119,12 @@ impl Receipt {
         self.if_replay.as_ref()
     }
 
-    /// Set where something is signed and the id is not part of it.
+    /// Set where the source is guarded: something is signed, and the signed content does not fix the id.
     pub fn guard(&self) -> Option<ContentGuard> {
         self.guard
     }
 
-    /// The sender's word for what happened.
+    /// The sender's name for what happened.
     pub fn event_type(&self) -> Option<&str> {
         self.event_type.as_deref()
     }
@@ -139,12 +139,12 @@ impl Receipt {
         &self.body
     }
 
-    /// A hash of [`Receipt::body`], to tell a copy from a conflict.
+    /// A hash of [`Receipt::body`], which distinguishes a copy from a conflict.
     pub fn body_hash(&self) -> KeyHash {
         self.body_hash
     }
 
-    /// Whether it came inside the window.
+    /// Whether it arrived inside the window.
     pub fn timeliness(&self) -> Timeliness {
         self.timeliness
     }

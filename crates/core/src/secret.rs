@@ -1,21 +1,21 @@
-//! Secrets: held so that they cannot be printed, and wiped when dropped.
+//! Secrets: a type that cannot be printed and is wiped when dropped.
 
 use std::fmt;
 
 use jiff::Timestamp;
 use zeroize::Zeroizing;
 
-/// A secret as configured. It has no way to reach a log: `Debug` hides it, `Display` is not there.
+/// A secret as configured. It cannot reach a log: `Debug` hides it, and it has no `Display`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Zeroizing<String>);
 
 impl Secret {
-    /// Takes the text as it is: no trimming, since some senders sign with blanks in their secret.
+    /// Takes the text as it is, untrimmed: some senders sign with blanks in their secret.
     pub fn new(text: impl Into<String>) -> Self {
         Self(Zeroizing::new(text.into()))
     }
 
-    /// The text itself. Every caller of this is a place to look at when asking where secrets go.
+    /// The text itself. To find where secrets go, search for the callers of this function.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -27,22 +27,22 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// One of the secrets that may have signed, and when it stops to count.
+/// One of a source's secrets, and when it expires.
 #[derive(Debug, Clone)]
 pub struct ActiveSecret {
     /// The secret.
     pub secret: Secret,
-    /// From this instant on it verifies nothing; `None` is for ever.
+    /// From this instant on it verifies nothing. `None`: it never expires.
     pub until: Option<Timestamp>,
 }
 
 impl ActiveSecret {
-    /// A secret without an end.
+    /// A secret that never expires.
     pub fn forever(secret: Secret) -> Self {
         Self { secret, until: None }
     }
 
-    /// Whether it may still verify at `now`.
+    /// Whether it verifies at `now`.
     pub fn is_active(&self, now: Timestamp) -> bool {
         self.until.is_none_or(|until| now < until)
     }

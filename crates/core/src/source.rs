@@ -1,5 +1,5 @@
-//! A [`Source`]: a configured sender, checked once when it is built, so that nothing on the way of
-//! an event has to ask again whether a secret is empty or a parameter missing.
+//! A [`Source`]: a configured sender. It is checked once, when it is built, so that no request has to
+//! check again whether a secret is empty or a parameter missing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,36 +12,36 @@ use crate::scheme::coverage::BodyCovered;
 use crate::scheme::{CustomScheme, Scheme, SchemeError};
 use crate::secret::ActiveSecret;
 
-/// What the config says of a source (of one tenant of it), still unchecked.
+/// The config of a source, for one tenant, still unchecked.
 #[derive(Debug, Clone)]
 pub struct SourceSpec {
-    /// Whose events arrive here.
+    /// The tenant whose events arrive here.
     pub tenant: Tenant,
     /// The source's name.
     pub name: SourceName,
     /// A preset's name, or `custom`.
     pub provider: String,
-    /// Any of these may have signed.
+    /// A request is accepted if any of these signed it.
     pub secrets: Vec<ActiveSecret>,
-    /// What some schemes need beside a secret: `webhook_id`, `cert_pem`, `jwks`, `key` and so on.
+    /// Parameters that some schemes need beside a secret: `webhook_id`, `cert_pem`, `jwks`, `key` and so on.
     pub params: BTreeMap<String, String>,
     /// `[sources.NAME.scheme]`, with `provider = "custom"`.
     pub custom: Option<CustomScheme>,
-    /// Whether the full public URL of this source is known; schemes that sign it need it.
+    /// Whether the full public URL of this source is known. Schemes that sign the URL need it.
     pub url_known: bool,
-    /// How far a signed timestamp may lie from now, on both sides; `None` takes the sender's own
-    /// window where that is wider than the default, as of senders whose retries need it.
+    /// How far a signed timestamp may be from now, in both directions. `None` takes the preset's window,
+    /// which is wider than the default for senders that retry with the old signature.
     pub tolerance: Option<Duration>,
-    /// What happens to late but authentic arrivals; `None` takes the preset's default.
+    /// What happens to late but authentic arrivals. `None` takes the preset's default.
     pub late: Option<LatePolicy>,
-    /// Whether signed bytes are remembered; `None` takes the scheme's default.
+    /// Whether signed content is stored as a guard. `None` takes the scheme's default.
     pub replay_guard: Option<ReplayGuard>,
     /// Selectors that replace the preset's own.
     pub envelope: EnvelopeSpec,
 }
 
 impl SourceSpec {
-    /// A spec with every default, for `provider` and one secret.
+    /// A spec for `provider` with these secrets and every default.
     pub fn new(name: &str, provider: &str, secrets: Vec<ActiveSecret>) -> Self {
         Self {
             tenant: Tenant::default(),
@@ -59,22 +59,22 @@ impl SourceSpec {
     }
 }
 
-/// The replay window by default: five minutes on both sides.
+/// The default window of a signed timestamp: five minutes in both directions.
 pub const TOLERANCE_DEFAULT: Duration = Duration::from_secs(300);
 
-/// What happens to an authentic arrival that is older than the window.
+/// What happens to an authentic arrival that was signed before the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LatePolicy {
     /// Refused with 401.
     Reject,
-    /// Kept for a person to decide.
+    /// Stored for an operator's review.
     Review,
 }
 
-/// Whether signed content is remembered, so that it has one effect under whatever id it comes.
+/// Whether signed content is stored as a guard, so that it has one effect under any id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplayGuard {
-    /// It is.
+    /// A known signed content under another id is a suspected replay.
     Signed,
     /// Signed content under another id is a new event.
     Off,
@@ -96,7 +96,7 @@ pub struct Source {
     pub(crate) handshake: HandshakeKeys,
 }
 
-/// Why a source cannot be built. `field` is the config key to point at.
+/// Why a source cannot be built. `field` is the config key at fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}")]
 pub struct SourceError {
@@ -109,8 +109,8 @@ pub struct SourceError {
 }
 
 impl Source {
-    /// Checks a spec and compiles it. A source that cannot verify is an error here, never a skipped
-    /// check later.
+    /// Checks a spec and compiles it. A source that could not verify requests is refused here; no check
+    /// is skipped later.
     pub fn build(spec: SourceSpec) -> Result<Self, SourceError> {
         let preset = match spec.provider.as_str() {
             "custom" => None,
@@ -121,13 +121,13 @@ impl Source {
             (None, Some(custom)) => Scheme::of_custom(custom, &spec),
             (Some(_), Some(_)) => Err(SchemeError::new(
                 "scheme",
-                "a scheme of one's own goes with provider = \"custom\"",
+                "[sources.NAME.scheme] needs provider = \"custom\"",
                 "remove [sources.NAME.scheme], or set provider = \"custom\"",
             )),
             (None, None) => Err(SchemeError::new(
                 "scheme",
                 "provider = \"custom\" needs [sources.NAME.scheme]",
-                "say there which header carries the signature and what is signed",
+                "name there the header that carries the signature and the content that is signed",
             )),
         }
         .map_err(|SchemeError { field, problem, hint }| SourceError {
@@ -152,8 +152,8 @@ impl Source {
         });
         let replay_guard = match spec.replay_guard {
             Some(guard) => guard,
-            // The config says that equal ones are other events after a while: a guard would hold them
-            // to be copies for as long as the keys are kept.
+            // By the config, equal content is another event after the span. A guard would treat it as a
+            // copy for as long as the keys are stored.
             None if spec.envelope.event_id.is_some()
                 && !scheme.signs_time()
                 && scheme.coverage().iter().all(|coverage| envelope.is_signed_span(coverage)) =>
@@ -179,7 +179,7 @@ impl Source {
         })
     }
 
-    /// The tenant whose events arrive here, unless the signed body says otherwise.
+    /// The tenant whose events arrive here, unless the signed body names another.
     pub fn tenant(&self) -> &Tenant {
         &self.tenant
     }
@@ -189,12 +189,12 @@ impl Source {
         &self.name
     }
 
-    /// How far a signed timestamp may lie from now, on both sides.
+    /// How far a signed timestamp may be from now, in both directions.
     pub fn tolerance(&self) -> Duration {
         self.tolerance
     }
 
-    /// The sender's own word for an event: of an id that is joined from several parts the first.
+    /// The sender's own id of an event: the first part of an id that is joined from several.
     pub fn first_part<'a>(&self, event_id: &'a str) -> &'a str {
         let joined = matches!(
             self.preset.map(|preset| preset.envelope.id),
@@ -211,7 +211,7 @@ impl Source {
         self.late
     }
 
-    /// Whether signed bytes are remembered.
+    /// Whether signed content is stored as a guard.
     pub fn replay_guard(&self) -> ReplayGuard {
         self.replay_guard
     }
@@ -221,13 +221,13 @@ impl Source {
         &self.scheme
     }
 
-    /// How this sender must be answered.
+    /// The answer that this sender requires.
     pub fn ack(&self) -> Ack {
         self.preset.map(|preset| preset.ack).unwrap_or_default()
     }
 
-    /// The handshake this sender asks for before or between its events. A sender of one's own may
-    /// be one of CloudEvents.
+    /// The handshake that this sender starts before or between its events. A custom source answers the
+    /// CloudEvents handshake.
     pub fn challenge(&self) -> Option<Challenge> {
         match self.preset {
             Some(preset) => preset.challenge,
@@ -240,13 +240,13 @@ impl Source {
         self.envelope.content_type_fits(content_type)
     }
 
-    /// Whether the scheme signs a timestamp: keys of those that do not are kept for ever by default.
+    /// Whether the scheme signs a timestamp. Without one, keys never expire by default.
     pub fn signs_time(&self) -> bool {
         self.scheme.signs_time()
     }
 }
 
-/// Whether the events of a source are guarded where the config does not say.
+/// The default of `replay_guard`.
 fn guard_by_default(
     preset: Option<&'static Preset>,
     scheme: &Scheme,
@@ -257,8 +257,8 @@ fn guard_by_default(
     if is_needed && !is_off { ReplayGuard::Signed } else { ReplayGuard::Off }
 }
 
-/// What decides whose an event is, and what is done with it, must be signed wherever the config
-/// says where it is found. (Presets know what is safe with their sender.)
+/// Checks that the selectors of tenant and type that the config sets point at signed values. (The
+/// selectors of a preset were chosen for their sender.)
 fn check_origins(
     scheme: &Scheme,
     envelope: &Envelope,
@@ -271,15 +271,16 @@ fn check_origins(
     {
         return Err(SourceError {
             field: "tenant_from",
-            problem: "the tenant would come from a place that the sender does not sign, or that \
-                      cannot be told from what is signed beside it"
-                .to_owned(),
+            problem:
+                "the tenant would be read from a value that the sender does not sign, or whose \
+                      bytes may come from a signed value beside it"
+                    .to_owned(),
             hint: "name a signed field of a JSON body, or give each tenant a secret under \
                    [sources.NAME.tenants.TENANT]"
                 .to_owned(),
         });
     }
-    // Where no body is signed, none of its fields is better than another.
+    // Where no part of the body is signed, all of its fields are equally unsigned.
     let signs_body =
         scheme.coverage().iter().any(|coverage| coverage.body() != BodyCovered::Nothing);
     let is_unsigned = |origin: Origin<'_>| match origin {
@@ -291,7 +292,7 @@ fn check_origins(
     if spec.envelope.event_type.is_some() && envelope.type_origins().any(is_unsigned) {
         return Err(SourceError {
             field: "event_type",
-            problem: "the type would come from a place that the sender does not sign".to_owned(),
+            problem: "the type would be read from a value that the sender does not sign".to_owned(),
             hint: "name a signed field such as \"/type\"; with {header:NAME} in the scheme's \
                    content a header is signed too"
                 .to_owned(),
@@ -300,8 +301,7 @@ fn check_origins(
     if spec.replay_guard == Some(ReplayGuard::Signed) && !scheme.signs_something() {
         return Err(SourceError {
             field: "replay_guard",
-            problem: "this sender signs nothing, so there is nothing to recognise a replay by"
-                .to_owned(),
+            problem: "this sender signs nothing, so a replay cannot be recognised".to_owned(),
             hint: "remove replay_guard".to_owned(),
         });
     }
@@ -313,7 +313,7 @@ fn check_origins(
             field: "items",
             problem: "this sender signs too little of its body for another list of events"
                 .to_owned(),
-            hint: "remove items; `hapax providers NAME` says what is signed".to_owned(),
+            hint: "remove items; `hapax providers NAME` shows what is signed".to_owned(),
         });
     }
     Ok(())
@@ -322,7 +322,7 @@ fn check_origins(
 fn unknown_provider(name: &str) -> SourceError {
     let hint = match presets::nearest(name) {
         Some(near) => format!("did you mean \"{near}\"? `hapax providers` lists them all"),
-        None => "`hapax providers` lists them all; \"custom\" describes one of your own".to_owned(),
+        None => "`hapax providers` lists them all; for any other sender use \"custom\"".to_owned(),
     };
     SourceError { field: "provider", problem: format!("unknown provider \"{name}\""), hint }
 }

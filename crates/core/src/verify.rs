@@ -1,7 +1,7 @@
-//! The one door: [`verify`] turns an unproven [`Arrival`] into [`Receipt`]s, or says why not.
+//! [`verify`] turns an unverified [`Arrival`] into [`Receipt`]s or refuses it. Nothing else in the
+//! workspace can make a Receipt.
 //!
-//! The order is fixed: first the signature over the raw bytes, then the window, only then is the
-//! body read for what it says. Nothing else in the workspace can make a Receipt.
+//! The order is fixed: the signature over the raw bytes, then the window, and only then the body.
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -13,34 +13,34 @@ use crate::receipt::{ContentGuard, GuardKeep, GuardSeen, Neighbours, Receipt, Ti
 use crate::scheme::SignedContent;
 use crate::source::{ReplayGuard, Source};
 
-/// What an authentic request turned out to be.
+/// What an authentic request holds.
 #[derive(Debug)]
 pub enum Verified {
-    /// One event or several, and when the sender signed them, if the scheme says.
+    /// One event or several.
     Events {
         /// At least one.
         receipts: Vec<Receipt>,
         /// The signed timestamp.
         signed_at: Option<Timestamp>,
-        /// Which of the source's secrets verified.
+        /// The index of the secret that verified.
         secret: usize,
     },
-    /// A handshake: this is the answer, and there is nothing to store.
+    /// A handshake: the reply to send. Nothing is stored.
     Reply(HandshakeReply),
-    /// A notification without an event: there is nothing to store.
+    /// A notification without an event. Nothing is stored.
     Empty,
 }
 
-/// Why a request is not an event. Each variant is one `reason` in the metrics.
+/// Why a request is refused. Each variant is one `reason` in the metrics.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// A header or field that the scheme needs is not there.
+    /// A header or field that the scheme needs is missing.
     #[error("missing: {0}")]
     Missing(String),
     /// The signature is wrong, or not well-formed.
     #[error("signature: {0}")]
     Signature(String),
-    /// A handshake that was signed too long ago. (Late events are judged elsewhere.)
+    /// A handshake that was signed before the window. (The caller decides about late events.)
     #[error("stale: a handshake signed {age_seconds} s ago")]
     Stale {
         /// Seconds between signing and arrival.
@@ -52,7 +52,7 @@ pub enum Refusal {
         /// Seconds between now and the signed timestamp.
         ahead_seconds: i64,
     },
-    /// Authentic, but not what this source sends.
+    /// Authentic, but not a body that this source sends.
     #[error("malformed: {0}")]
     Malformed(String),
     /// Authentic, but without an event id.
@@ -61,7 +61,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The word used in metrics, logs and `hapax verify`.
+    /// The `reason` in metrics, logs and `hapax verify`.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Missing(_) => "missing",
@@ -76,8 +76,8 @@ impl Refusal {
 
 /// Verifies an arrival at `source`, at the instant `now`.
 ///
-/// A late arrival is authentic and therefore yields Receipts, marked [`Timeliness::Late`]: whether
-/// they are refused or kept for review is decided where it is known if the event was seen before.
+/// A late arrival is authentic and therefore yields Receipts, marked [`Timeliness::Late`]. The caller
+/// refuses them or stores them for review, since only the store knows whether the event was seen before.
 pub fn verify(source: &Source, arrival: &Arrival, now: Timestamp) -> Result<Verified, Refusal> {
     if let Some(reply) = source.challenge().and_then(|challenge| challenge.unsigned_post(arrival)) {
         return Ok(Verified::Reply(reply));
@@ -116,7 +116,7 @@ pub fn verify(source: &Source, arrival: &Arrival, now: Timestamp) -> Result<Veri
     Ok(Verified::Events { receipts, signed_at: authentic.signed_at, secret: authentic.secret })
 }
 
-/// Both edges belong to the window: a timestamp exactly `tolerance` away is inside.
+/// Both ends belong to the window: a timestamp exactly `tolerance` away is inside.
 fn judge_window(
     source: &Source,
     signed_at: Timestamp,
@@ -133,8 +133,8 @@ fn judge_window(
     Ok(Timeliness::OnTime)
 }
 
-/// The second key of an event: what was signed, and its place where one signature covers several
-/// events.
+/// The guard of an event: the hash of the signed content, with the event's index in the body where one
+/// signature covers several events.
 fn guard_of(
     source: &Source,
     content: &SignedContent,
@@ -145,7 +145,7 @@ fn guard_of(
     let (signed, place): (&[u8], &[u8]) = match content {
         SignedContent::Nothing => return None,
         SignedContent::Whole(hash) => (hash, &place_bytes),
-        // Items can be taken out of one request and put into another at any place.
+        // Items can be moved from one request into another, at any index.
         SignedContent::Items(hashes) => (hashes.get(place)?, b""),
     };
     let kind = match (source.guards_type, &item.event_type) {

@@ -1,5 +1,4 @@
-//! An answer on its way into the ledger, and back out of it: what is kept of a response, what is
-//! not, and how much of it.
+//! Converts a response into a stored answer and back: which headers are stored, and how much of the body.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -17,13 +16,13 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::{Body, BoxError};
 
-/// Says that an answer is not of this request but of the first one with its key.
+/// Marks an answer that belongs to the first request with the key.
 pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
-/// What is kept of a whole answer. `None` where its headers are too many to keep.
+/// The part of a complete response that is stored. `None` where it is too large.
 ///
-/// Left out is what is about one connection, what is for one client only (a cookie set for the first
-/// must not be set for whoever replays), and a value that is no text.
+/// Hop-by-hop headers, cookies (which belong to the first client only) and values that are not text are
+/// left out.
 pub(crate) fn kept(response: &Response<Body>, body: Bytes) -> Option<StoredAnswer> {
     let of_connection = ConnectionHeaders::named_in(response.headers());
     let headers: Vec<_> = response
@@ -40,10 +39,9 @@ pub(crate) fn kept(response: &Response<Body>, body: Bytes) -> Option<StoredAnswe
     fits.then_some(StoredAnswer { status: response.status(), headers, body })
 }
 
-/// A kept answer as it is sent, for a handler that commits its answer itself and then returns it.
+/// A stored answer as a response, for a handler that commits its answer itself and then returns it.
 ///
-/// It may have been written by hand, so its headers are looked at again: what is no header, or is
-/// about one connection, is left out.
+/// The answer may have been written by hand, so invalid and hop-by-hop headers are left out.
 pub fn answered(answer: StoredAnswer) -> Response<Body> {
     let mut response = Response::new(Body::from(answer.body));
     *response.status_mut() = answer.status;
@@ -60,7 +58,7 @@ pub fn answered(answer: StoredAnswer) -> Response<Body> {
     response
 }
 
-/// A kept answer for somebody who did not run it.
+/// A stored answer for a request that did not run.
 pub(crate) fn replayed(answer: StoredAnswer) -> Response<Body> {
     let mut response = answered(answer);
     response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
@@ -71,18 +69,17 @@ fn is_kept(name: &HeaderName) -> bool {
     !is_hop_by_hop(name.as_str()) && ![CONTENT_LENGTH, SET_COOKIE, REPLAYED].contains(name)
 }
 
-/// As much of an answer's body as there is to keep.
+/// The body of an answer, as far as it can be stored.
 pub(crate) enum CollectedBody<B> {
-    /// All of it, and the trailers, which reach the first caller only.
+    /// The whole body, and its trailers, which only the first caller gets.
     Whole { body: Bytes, trailers: Option<HeaderMap> },
-    /// Too much of it, or it did not end in time: it goes on where this begins.
+    /// Too large, or not complete in time: the body, with its start read already.
     Unbounded(ResumedBody<B>),
-    /// It broke off.
+    /// It was interrupted.
     Broken(BoxError),
 }
 
-/// Reads an answer up to what can be kept, and not beyond `deadline`: an answer that never ends (a
-/// stream of events) would otherwise be waited for for ever.
+/// Reads an answer up to the bound, until `deadline` at most: a stream of events never ends.
 pub(crate) async fn collect<B>(body: B, deadline: Instant) -> CollectedBody<B>
 where
     B: http_body::Body<Data = Bytes>,
@@ -111,13 +108,13 @@ where
             }
             Ok(data) => gathered.extend_from_slice(&data),
             Err(Ok(found)) => trailers = Some(found),
-            // A kind of frame that HTTP does not have yet.
+            // A kind of frame that HTTP does not define yet.
             Err(Err(_)) => {}
         }
     }
 }
 
-/// A body of which the beginning was read already.
+/// A body whose start was read already.
 pub(crate) struct ResumedBody<B> {
     first: VecDeque<Frame<Bytes>>,
     rest: Pin<Box<B>>,

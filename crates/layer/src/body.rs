@@ -1,7 +1,7 @@
-//! The one body of requests and answers that pass through the layer: any body there is, in a box.
+//! The body type of requests and answers in the layer: any body, boxed.
 //!
-//! It is a type of its own and no alias: what the box holds has a lifetime that the compiler cannot
-//! see through in a future that has to be `Send`, and whoever calls the layer would meet that.
+//! It is a type and not an alias: with the bare box, the compiler cannot prove that a future of the layer
+//! is `Send`, and callers would get that error.
 
 use std::fmt;
 use std::pin::Pin;
@@ -28,12 +28,12 @@ impl Body {
         Self(body.map_err(Into::into).boxed_unsync())
     }
 
-    /// Nothing.
+    /// An empty body.
     pub fn empty() -> Self {
         Self::new(Empty::new())
     }
 
-    /// One that is all there, with what follows it.
+    /// A complete body with its trailers.
     pub(crate) fn whole(body: Bytes, trailers: Option<HeaderMap>) -> Self {
         match trailers {
             None => Self::new(Full::new(body)),

@@ -1,5 +1,5 @@
-//! Idempotency-Key for any tower stack: a client that is unsure whether its request went through
-//! sends it again with the same key, the work is done once, and it gets the answer of the first.
+//! Idempotency-Key for any tower stack. A client that does not know whether its request succeeded sends it
+//! again with the same key. The work is done once, and the client gets the first answer.
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -14,9 +14,9 @@
 //! # }
 //! ```
 //!
-//! Where keys are kept is behind [`Ledger`]. Start with [`service`],
-//! which decides; [`rules`] is what it goes by, [`principal`] whose key it is, `run` the life of one
-//! request that is run, and `answer` what is kept of an answer.
+//! A [`Ledger`] stores the keys. Start with [`service`], which decides about each request. [`rules`] is
+//! its configuration, [`principal`] identifies the caller, `run` runs one request, and `answer` converts
+//! between responses and stored answers.
 
 mod answer;
 mod body;
@@ -31,10 +31,10 @@ mod target;
 
 pub use answer::answered;
 pub use body::Body;
-/// What verifies the tokens of [`Principal::Jwt`].
+/// The keys that verify the tokens of [`Principal::Jwt`].
 pub use hapax_core::jwt::{JwtKeys, JwtKeysError};
-/// What the services behind the layer meet: a right among the extensions of their requests, answers
-/// and what they mean for a key, and the seam of the stores.
+/// Types that services behind the layer use: the right to a key, in the extensions of their requests,
+/// stored answers, and the trait of the stores.
 pub use hapax_core::ledger::{Ledger, Quota, Reserved, Settle, StoredAnswer};
 pub use principal::Principal;
 pub use rules::{Route, RouteError, Rules};
@@ -42,5 +42,5 @@ pub use run::LeasedUntil;
 pub use service::{Idempotency, IdempotencyLayer, IdempotencyOutcome};
 pub use target::{METHOD_OVERRIDES, has_dot_segments, is_passed_on};
 
-/// Any error, of a body that breaks off for instance.
+/// Any error, for instance of a body that is interrupted.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

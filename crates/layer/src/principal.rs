@@ -1,5 +1,5 @@
-//! Whose a key is. Two callers never share an entry, so whoever cannot be told apart is refused,
-//! and what is kept of a caller is a name or a hash, never a credential.
+//! Identifies the caller of a request. Two callers never share a key, so a request that does not identify
+//! its caller is refused. Only a name or a hash of the caller is stored, never a credential.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,35 +18,35 @@ use http::{HeaderMap, HeaderName};
 use crate::limits::PRINCIPAL_BYTES_MAX;
 use crate::rules::Rules;
 
-/// How a request says whose it is.
+/// How a request identifies its caller.
 ///
-/// A caller's name must stay the same from one try of a request to the next: an account's id will
-/// do, a token that rotates will not.
+/// The name of a caller must not change between retries of a request: use an account id, and not a token
+/// that rotates.
 #[derive(Clone)]
 pub enum Principal {
-    /// By a header. The value of one that carries credentials (`authorization`, `cookie`, `x-api-key`
-    /// and others that are called so) is hashed, and so is any that is too long for a name.
+    /// By a header. A value is hashed if the header carries credentials, judged by its name
+    /// (`authorization`, `cookie`, `x-api-key`), or if it is too long for a name.
     Header(HeaderName),
-    /// By a claim of the JWT that the Authorization header bears, a string or an integer. A request
-    /// whose token is missing, expired or not signed by one of `keys` is refused with a 401.
+    /// By a claim of the JWT in the Authorization header, a string or an integer. A request whose token is
+    /// missing, expired or not signed by one of `keys` gets a 401.
     Jwt {
         /// The name of the claim.
         claim: String,
-        /// What tokens are verified with.
+        /// The keys that verify tokens.
         keys: Arc<JwtKeys>,
-        /// The time that `exp` and `nbf` are compared with.
+        /// The clock for `exp` and `nbf`.
         now: Arc<Clock>,
     },
-    /// The same without a look at its signature. A replay never reaches the app behind, so this is
-    /// only for a layer behind what verifies tokens.
+    /// By a claim of a JWT whose signature is not checked. Use it only behind a component that verifies
+    /// tokens: a replay never reaches the app.
     UnverifiedJwt(String),
-    /// By what the app itself knows, for instance what its authentication left in the extensions.
+    /// By a function of the app, for instance from what its authentication left in the extensions.
     Custom(Arc<PrincipalFn>),
-    /// Everybody is one caller, and keys are everybody's.
+    /// All requests belong to one caller, and share their keys.
     Shared,
 }
 
-/// Says whose a request is; `None` where it does not know.
+/// Returns the caller of a request, or `None` if it is unknown.
 pub type PrincipalFn = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
 impl fmt::Debug for Principal {
@@ -63,19 +63,19 @@ impl fmt::Debug for Principal {
     }
 }
 
-/// A clock on the wall.
+/// A wall clock.
 pub type Clock = dyn Fn() -> Timestamp + Send + Sync;
 
-/// Why nobody knows whose a request is.
+/// Why the caller of a request is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PrincipalError {
-    /// It does not say so, or says it twice.
+    /// The request does not identify its caller, or does so twice.
     Missing,
-    /// The token that says so is missing, or is not to be believed.
+    /// The token is missing or not valid.
     Refused,
 }
 
-/// A caller's name as it stands in a scope. Nobody's is empty, and nobody else's is.
+/// The name of the caller for the scope. It is empty only for requests without a caller.
 pub(crate) fn name_of(rules: &Rules, parts: &Parts) -> Result<String, PrincipalError> {
     let headers = &parts.headers;
     match &rules.principal {
@@ -94,7 +94,7 @@ pub(crate) fn name_of(rules: &Rules, parts: &Parts) -> Result<String, PrincipalE
 
 fn by_header(headers: &HeaderMap, name: &HeaderName) -> Result<String, PrincipalError> {
     if name == COOKIE {
-        // HTTP/2 may send the crumbs of one cookie header apart.
+        // HTTP/2 may split one cookie header into several.
         let crumbs: Vec<_> = headers.get_all(COOKIE).iter().map(|value| value.as_bytes()).collect();
         return match crumbs.concat().is_empty() {
             true => Err(PrincipalError::Missing),
@@ -108,13 +108,13 @@ fn by_header(headers: &HeaderMap, name: &HeaderName) -> Result<String, Principal
     Ok(std::str::from_utf8(value).map_or_else(|_| hashed(value), shown))
 }
 
-/// By its name: what is hashed for nothing costs a name that can be read, what is not costs a secret.
+/// Judged by the name. A hash that was not needed only costs readability; a stored credential would leak.
 fn carries_credentials(name: &HeaderName) -> bool {
     let telling = ["authorization", "key", "token", "secret", "session", "password", "credential"];
     telling.iter().any(|word| name.as_str().contains(word))
 }
 
-/// The one value of a header. With two of them the app behind might go by the other one.
+/// The only value of a header. Of two values the app might use the other one.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], PrincipalError> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
@@ -162,20 +162,20 @@ fn claim_of(authorization: &[u8], claim: &str) -> Option<String> {
     let payload = BASE64URL.decode(payload).ok()?;
     let pointer = format!("/{}", claim.replace('~', "~0").replace('/', "~1"));
     let pointer = Pointer::parse(&pointer).ok()?;
-    // An array has no claims, though a pointer could name a place in it.
+    // An array has no claims, although a pointer could select one of its elements.
     let is_object = payload.trim_ascii_start().starts_with(b"{");
     let found = json::extract(&payload, &[pointer]).ok()?.into_iter().next()??;
     is_object.then(|| found.as_id_text())?.map(Into::into)
 }
 
-/// Some issuers pad.
+/// Accepts padding, which some issuers write.
 const BASE64URL: GeneralPurpose = GeneralPurpose::new(
     &URL_SAFE,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// A name as it is, a longer one or what looks like a hash of ours by its hash: nobody can take
-/// another's place by naming the hash.
+/// The name as it is. A long name is hashed, and so is one that looks like such a hash, so that no caller
+/// can use the hash of another as its name.
 fn shown(name: &str) -> String {
     if name.len() > PRINCIPAL_BYTES_MAX || name.starts_with(HASHED) {
         return hashed(name.as_bytes());
@@ -222,7 +222,7 @@ mod tests {
         check(header("x-account-id"), &[("x-account-id", "acct_1")], Ok("acct_1"));
         check(header("x-account-id"), &[], Err(PrincipalError::Missing));
         check(header("x-account-id"), &[("x-account-id", "")], Err(PrincipalError::Missing));
-        // The app may go by the last of them, and the layer by the first.
+        // The app may use the last value, and the layer the first.
         let two = [("x-account-id", "acct_1"), ("x-account-id", "acct_2")];
         check(header("x-account-id"), &two, Err(PrincipalError::Missing));
         check(header("authorization"), &[], Err(PrincipalError::Missing));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn unless_told_the_authorization_header_names_the_caller_and_may_be_missing() {
+    fn by_default_the_authorization_header_names_the_caller_and_may_be_missing() {
         check(None, &[], Ok(""));
         check(None, &[("authorization", "Bearer s3cret")], Ok(&hash("Bearer s3cret")));
         check(None, &[("authorization", "")], Err(PrincipalError::Missing));

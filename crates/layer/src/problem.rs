@@ -1,4 +1,4 @@
-//! What the layer itself answers: RFC 9457 problems that give nothing away.
+//! The layer's own answers: RFC 9457 problems that disclose nothing about other requests.
 
 use std::time::Duration;
 
@@ -8,39 +8,39 @@ use http::StatusCode;
 
 use crate::limits::{RETRY_AFTER_MAX, RETRY_AFTER_QUOTA, RETRY_AFTER_UNAVAILABLE};
 
-/// Why a request is not answered by the service behind the layer.
+/// Why the layer answers a request itself.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum IdempotencyProblem {
-    /// This route needs a key.
+    /// The route requires a key.
     KeyMissing,
     KeyMalformed(KeyError),
-    /// It does not say whose it is.
+    /// The request does not identify its caller.
     PrincipalMissing,
-    /// The token that says whose it is is missing or not to be believed.
+    /// The token that identifies the caller is missing or not valid.
     TokenRefused,
-    /// Its path cannot be compared with a route.
+    /// The path cannot be compared with a route.
     Path,
     BodyTooLarge,
-    /// The client's body broke off.
+    /// The client's body was interrupted.
     BodyUnreadable,
-    /// It is being run, for at most this much longer.
+    /// Another attempt runs the request, for at most this much longer.
     InProgress(Duration),
-    /// The key was used for another request; the status is configured.
+    /// The key was used for another request. The status is configured.
     Mismatch(StatusCode),
-    /// Its caller has as many keys, or bytes of answers, kept as it may.
+    /// The caller is over its quota of keys or bytes.
     OverQuota,
-    /// The ledger cannot be asked, or cannot keep the answer.
+    /// The ledger is unavailable, or cannot store the answer.
     Unavailable,
-    /// The service behind panicked.
+    /// The service panicked.
     Crashed,
-    /// Its answer ended in the middle.
+    /// The service's answer was interrupted.
     BrokeOff,
-    /// It did its work, and its answer cannot be kept.
+    /// The service has done its work, and its answer is too large to store.
     AnswerTooLarge,
 }
 
 impl IdempotencyProblem {
-    /// As an answer, ready to be sent or kept.
+    /// The answer, ready to be sent or stored.
     pub(crate) fn answer(self) -> StoredAnswer {
         let ProblemText { status, kind, title } = self.text();
         let body = format!(
@@ -94,7 +94,7 @@ impl IdempotencyProblem {
             Self::PrincipalMissing => (
                 StatusCode::BAD_REQUEST,
                 "principal_missing",
-                "a request with an Idempotency-Key must say whose it is",
+                "a request with an Idempotency-Key must identify its caller",
             ),
             Self::TokenRefused => (
                 StatusCode::UNAUTHORIZED,
@@ -104,7 +104,7 @@ impl IdempotencyProblem {
             Self::Path => (
                 StatusCode::BAD_REQUEST,
                 "path_malformed",
-                "the path holds control characters, is not UTF-8 or is encoded too often",
+                "the path contains control characters, is not UTF-8 or is encoded too often",
             ),
             Self::BodyTooLarge => (
                 StatusCode::PAYLOAD_TOO_LARGE,
@@ -132,7 +132,7 @@ impl IdempotencyProblem {
             Self::Unavailable => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "unavailable",
-                "nothing can be kept now; send the request again with the same key",
+                "nothing can be stored now; send the request again with the same key",
             ),
             Self::Crashed => {
                 (StatusCode::INTERNAL_SERVER_ERROR, "work_failed", "the work ended unexpectedly")
@@ -160,7 +160,7 @@ fn why(error: KeyError) -> &'static str {
     match error {
         KeyError::Empty => "the Idempotency-Key is empty",
         KeyError::TooLong => "the Idempotency-Key is too long",
-        KeyError::NotPrintable => "the Idempotency-Key holds more than printable ASCII",
+        KeyError::NotPrintable => "the Idempotency-Key is not printable ASCII",
         KeyError::Quoting => "the Idempotency-Key is not a well-formed quoted string",
         KeyError::Several => "there is more than one Idempotency-Key",
     }
@@ -170,9 +170,9 @@ fn why(error: KeyError) -> &'static str {
 mod tests {
     use super::*;
 
-    // A client that reads 0 comes back at once, one that reads an hour gives up.
+    // A client that reads 0 retries at once; one that reads an hour gives up.
     #[test]
-    fn who_must_come_back_is_told_when_within_seconds() {
+    fn retry_after_is_between_one_and_five_seconds() {
         let seconds = |remaining| IdempotencyProblem::InProgress(remaining).retry_after_seconds();
         assert_eq!(seconds(Duration::ZERO), Some(1));
         assert_eq!(seconds(Duration::from_millis(1)), Some(1));

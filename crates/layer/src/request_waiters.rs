@@ -1,5 +1,5 @@
-//! Bells for those who wait for a running request of this process. A hint and no more: who hears
-//! nothing looks again by itself.
+//! Wakes requests that wait for a running request of this process. A wake-up is only a hint: a waiting
+//! request also polls the ledger.
 
 use std::hash::{BuildHasher as _, RandomState};
 
@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 use crate::limits::NOTIFY_SHARDS;
 
-/// A notifier for every key, shared with others by chance.
+/// A notifier for every key. Keys with the same hash share one.
 pub(crate) struct RequestWaiters {
     shards: [Notify; NOTIFY_SHARDS],
     hasher: RandomState,
@@ -26,7 +26,7 @@ impl RequestWaiters {
     }
 }
 
-/// Rings when it is dropped, so also when the work panics.
+/// Wakes the waiters when it is dropped, so also when the work panics.
 pub(crate) struct NotifyOnDrop<'a>(pub(crate) &'a Notify);
 
 impl Drop for NotifyOnDrop<'_> {

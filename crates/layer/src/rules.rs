@@ -1,4 +1,5 @@
-//! What the layer goes by: which routes need a key, whose it is, and for how long.
+//! The configuration of the layer: which routes require a key, how callers are identified, and how long
+//! keys last.
 
 use std::fmt;
 use std::time::Duration;
@@ -28,7 +29,7 @@ pub const BODY_BYTES_DEFAULT: usize = 1 << 20;
 pub struct Rules {
     pub(crate) realm: String,
     pub(crate) required: Vec<Route>,
-    /// `None`: by the Authorization header, and nobody where there is none.
+    /// `None`: by the Authorization header; requests without one share one caller.
     pub(crate) principal: Option<Principal>,
     pub(crate) ttl: Duration,
     pub(crate) lease: Duration,
@@ -57,72 +58,72 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// The API that the keys belong to, "default" unless told: two that share a ledger need names of
-    /// their own, and so do two routers that are nested under different paths, since each sees only
-    /// what is left of the path.
+    /// The API that the keys belong to; "default" by default. Two APIs on one ledger need different names.
+    /// So do two routers that are nested under different paths, since each sees only the rest of the path.
     pub fn realm(self, realm: impl Into<String>) -> Self {
         Self { realm: realm.into(), ..self }
     }
 
-    /// The routes that need a key; elsewhere one is honoured where it is sent.
+    /// The routes that require a key. On other routes a key is honoured if the client sends one.
     pub fn required(self, routes: impl IntoIterator<Item = Route>) -> Self {
         Self { required: routes.into_iter().collect(), ..self }
     }
 
-    /// Whose a key is. Unless told, the Authorization header says so, and requests without one are
-    /// nobody's; for any other choice a request that does not say whose it is, is refused.
+    /// How a request identifies its caller. By default the Authorization header does, and all requests
+    /// without one are one caller. With any other choice, a request that does not identify its caller is
+    /// refused.
     pub fn principal(self, principal: Principal) -> Self {
         Self { principal: Some(principal), ..self }
     }
 
-    /// How long an answer is kept: 72 hours unless told.
+    /// How long an answer is stored: 72 hours by default.
     pub fn ttl(self, ttl: Duration) -> Self {
         Self { ttl, ..self }
     }
 
-    /// How long the work may take: 60 seconds unless told. After it a request whose outcome nobody
-    /// knows may be run again.
+    /// How long the work may take: 60 seconds by default. After that, a request whose outcome is unknown may
+    /// run again.
     pub fn lease(self, lease: Duration) -> Self {
         Self { lease, ..self }
     }
 
-    /// How long a retry waits for the running one before it is told 409: not at all unless told.
+    /// How long a retry waits for the running request before it gets a 409: not at all by default.
     pub fn wait(self, wait: Duration) -> Self {
         Self { wait, ..self }
     }
 
-    /// What a key is answered that was used for another request: 409 unless told.
+    /// The status for a key that was used for another request: 409 by default.
     pub fn mismatch_status(self, mismatch_status: StatusCode) -> Self {
         Self { mismatch_status, ..self }
     }
 
-    /// The values in a JSON body that may differ between tries of one request.
+    /// The values in a JSON body that may differ between retries of one request.
     ///
     /// # Panics
-    /// With more than [`POINTERS_MAX`] of them.
+    /// With more than [`POINTERS_MAX`] pointers.
     pub fn fingerprint_ignore(self, fingerprint_ignore: Vec<Pointer>) -> Self {
         assert!(fingerprint_ignore.len() <= POINTERS_MAX, "at most {POINTERS_MAX} pointers");
         Self { fingerprint_ignore, ..self }
     }
 
-    /// The largest body of a request that carries a key, in bytes: 1 MiB unless told.
+    /// The largest body of a request with a key, in bytes: 1 MiB by default.
     pub fn body_max(self, body_max: usize) -> Self {
         Self { body_max, ..self }
     }
 
-    /// How much each caller may have kept at once: a million keys and 256 MiB of answers unless told.
-    /// `None` is unlimited. New keys over it are refused with a 429.
+    /// How much each caller may have stored at once: a million keys and 256 MiB of answers by default. `None`
+    /// is unlimited. A new key over the quota gets a 429.
     pub fn quota(self, quota: Option<Quota>) -> Self {
         Self { quota, ..self }
     }
 
-    /// Whether a request for this needs a key, whichever of its methods the service goes by.
+    /// Whether a request requires a key, under any of the methods that the service may use.
     pub(crate) fn requires(&self, method: &Method, headers: &HeaderMap, path: &Path) -> bool {
         target::methods(method, headers)
             .any(|method| self.required.iter().any(|route| route.covers(&method, path)))
     }
 
-    /// The header that says whose a key is; `None` where nothing or the app itself does.
+    /// The header that identifies the caller. `None` where no header does.
     pub fn principal_header(&self) -> Option<HeaderName> {
         match &self.principal {
             None | Some(Principal::Jwt { .. } | Principal::UnverifiedJwt(_)) => Some(AUTHORIZATION),
@@ -132,12 +133,12 @@ impl Rules {
     }
 }
 
-/// Requests of one method to one path, or to many: `POST /charges`, `POST /accounts/*/charges`,
-/// `POST /v1/*`. A `*` in the middle stands for one whole segment, at the end for whatever follows.
+/// A pattern for requests of one method: `POST /charges`, `POST /accounts/*/charges`, `POST /v1/*`. A `*` in
+/// the middle matches one whole segment, at the end anything.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Route {
     method: Method,
-    /// Split at the slashes, decoded and in lower case, without what a final `*` stands for.
+    /// The segments, decoded and in lower case, without a final `*`.
     segments: Vec<Segment>,
     end: End,
 }
@@ -151,32 +152,32 @@ enum Segment {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Here,
-    /// The last segment only begins the path's own, and more may follow.
+    /// The last segment is a prefix, and more may follow.
     Open,
 }
 
-/// Why a text is no route.
+/// Why a text is not a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RouteError {
     /// Not two words.
     #[error("a route is a method and a path, like \"POST /charges\"")]
     Shape,
-    /// No method of HTTP.
+    /// Not a method of HTTP.
     #[error("a route begins with a method in capitals, like \"POST\"")]
     Method,
-    /// Such requests change nothing, so they are passed on whether they have a key or not.
+    /// Safe requests bypass the layer with or without a key.
     #[error("GET, HEAD, OPTIONS and TRACE never need a key")]
     Safe,
-    /// It does not begin where every path does.
+    /// The path does not begin with a slash.
     #[error("the path of a route begins with \"/\"")]
     NoSlash,
-    /// A path ends where the query begins.
+    /// A route has no query.
     #[error("a route has no query or fragment")]
     Query,
-    /// A star inside a word.
-    #[error("a \"*\" in a route stands for a whole segment, or at the end for all that follows")]
+    /// A star inside a segment.
+    #[error("a \"*\" in a route matches a whole segment, or at the end anything")]
     Star,
-    /// No request could be compared with it.
+    /// No request could match it.
     #[error(
         "the path of a route has no empty or dotted segments, \";\", \"\\\" or control characters"
     )]
@@ -184,7 +185,7 @@ pub enum RouteError {
 }
 
 impl Route {
-    /// Reads a route.
+    /// Parses a route.
     pub fn parse(text: &str) -> Result<Self, RouteError> {
         let (method, path) = text.trim().split_once(' ').ok_or(RouteError::Shape)?;
         let path = path.trim_start();
@@ -219,9 +220,9 @@ impl Route {
         Ok(Self { method, segments: segments.collect::<Result<_, _>>()?, end })
     }
 
-    /// Whether a request is one of these. Every spelling of a path is the same path: `//charges`,
-    /// `/CHARGES`, `/%63harges`, `/charges;a` and `/x/../charges` match where `/charges` does. A path
-    /// that no spelling can be told of (a NUL, invalid UTF-8) matches nothing.
+    /// Whether a request matches. Every spelling of a path is the same path: `//charges`, `/CHARGES`,
+    /// `/%63harges`, `/charges;a` and `/x/../charges` match where `/charges` does. A path that cannot be
+    /// normalised (a NUL, invalid UTF-8) matches nothing.
     pub fn matches(&self, method: &Method, path: &str) -> bool {
         Path::of(path).is_ok_and(|path| self.covers(method, &path))
     }
@@ -254,7 +255,7 @@ impl Route {
     }
 }
 
-/// A segment as it is compared. One that normalising would change could never match.
+/// A segment in normal form. A segment that normalising would change could never match and is refused.
 fn exactly(segment: &str) -> Result<String, RouteError> {
     let path = Path::of(&format!("/{segment}")).map_err(|_| RouteError::Path)?;
     let text = &path.normal()[1..];
@@ -262,7 +263,7 @@ fn exactly(segment: &str) -> Result<String, RouteError> {
     stays.then(|| text.to_owned()).ok_or(RouteError::Path)
 }
 
-/// Most apps take a slash at the end for none.
+/// Most apps ignore a slash at the end.
 fn without_last_slash(path: &str) -> &str {
     path.strip_suffix('/').filter(|shorter| !shorter.is_empty()).unwrap_or(path)
 }
@@ -315,7 +316,7 @@ mod tests {
         check("POST /", "/x", false);
     }
 
-    // Somebody writes a path another way to be let through without a key.
+    // An attacker spells a path in another way to avoid the required key.
     #[test]
     fn a_path_is_the_same_however_it_is_escaped() {
         check("POST /charges", "/%63harges", true);
@@ -331,7 +332,7 @@ mod tests {
         check("POST /charges", "/..;/charges;a", true);
         check("POST /v1/*", "/v1/", true);
         check("POST /v1/*", "/x/..;/V1//charges", true);
-        // As a server reads them that resolves nothing of it.
+        // As a server reads them that resolves nothing.
         check("POST /accounts/*/charges", "/accounts/../charges", true);
         check("POST /accounts/*/charges", "/accounts//charges", true);
         check("POST /accounts/*/charges", "/accounts/;x/charges", true);
@@ -340,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_route_is_told_why() {
+    fn each_bad_route_has_its_error() {
         let error = |text| Route::parse(text).unwrap_err();
         assert_eq!(error("/charges"), RouteError::Shape);
         assert_eq!(error("POST /a b"), RouteError::Shape);

@@ -1,9 +1,10 @@
-//! The life of one request with a key: it is reserved, run, and what came of it is kept before it
-//! is sent. All of it happens on a task of its own, so that a client that hangs up cuts nothing short.
+//! The life cycle of one request with a key: its key is reserved, the request runs, and its answer is
+//! stored before it is sent. All of it runs on its own task, so that a client that hangs up interrupts
+//! nothing.
 //!
-//! Every way out settles the key. What was done is kept; what surely was not frees it; and where
-//! nobody knows (an error, a panic, an answer that breaks off) nothing is written and the key is in
-//! progress to the end of its lease.
+//! Every outcome settles the key. If the work was done, the answer is stored. If it certainly was not, the
+//! key is freed. If that is unknown (an error, a panic, an interrupted answer), nothing is written, and the
+//! key stays in progress until its lease ends.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -23,27 +24,27 @@ use crate::request_waiters::NotifyOnDrop;
 use crate::service::{IdempotencyOutcome, Shared};
 use crate::{Body, BoxError};
 
-/// When the right to run a request is over at the latest; it stands among the extensions of the
-/// request, beside its [`Reserved`]. Work that has not begun by then is somebody else's.
+/// When the right to run a request ends. It is in the extensions of the request, beside its [`Reserved`].
+/// Work that has not begun by then must not begin: another attempt may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeasedUntil(pub Instant);
 
-/// A request that may have to be run, and what runs it.
+/// A request that may have to be run, and the service that runs it.
 pub(crate) struct PendingRequest<S> {
     pub(crate) ask: ReserveAsk,
     pub(crate) service: S,
     pub(crate) request: Request<Body>,
 }
 
-/// What came of an attempt at it.
+/// The result of an attempt.
 pub(crate) enum AttemptResult<S, E> {
-    /// This is the answer.
+    /// The answer.
     Answered(Result<Response<Body>, E>),
-    /// Somebody runs it, for at most this much longer; here it is back.
+    /// Another attempt runs the request, for at most `remaining`. Returns the request.
     Running { remaining: Duration, pending: Box<PendingRequest<S>> },
 }
 
-/// Reserves the key, and runs the request where it is ours to run.
+/// Reserves the key, and runs the request if the key was free.
 pub(crate) async fn attempt<L, S, RB>(
     shared: &Shared<L>,
     pending: PendingRequest<S>,
@@ -54,7 +55,7 @@ where
     RB: http_body::Body<Data = Bytes> + Send + 'static,
     RB::Error: Into<BoxError>,
 {
-    // The lease begins at some time between the question and its answer, and that may take long.
+    // The lease begins at some time between the call and its return, which may take long.
     let asked_at = Instant::now();
     match shared.ledger.reserve(pending.ask.clone()).await {
         Ok(Reservation::Fresh(reserved)) => {
@@ -100,13 +101,13 @@ where
     let most_of_the_lease = later(asked_at, a_quarter * 3);
     let PendingRequest { ask, mut service, mut request } = pending;
     if let Err(error) = poll_fn(|context| service.poll_ready(context)).await {
-        // Nothing has begun.
+        // The service has done nothing.
         abandon(shared, &reserved).await;
         return Err(error);
     }
-    // Reserving, or getting ready, took longer than the lease: another attempt may run by now.
+    // Reserving, or waiting for the service, took longer than the lease: another attempt may run by now.
     if Instant::now() >= until {
-        tracing::warn!("an Idempotency-Key was reserved so late that its lease is over");
+        tracing::warn!("the lease of an Idempotency-Key ended before its request could run");
         abandon(shared, &reserved).await;
         shared.count(IdempotencyOutcome::Unavailable);
         return Ok(IdempotencyOutcome::Unavailable
@@ -120,8 +121,8 @@ where
     let settle = chosen.unwrap_or_else(|| Settle::by_status(head.status));
     let ours = |body| IdempotencyOutcome::Fresh.on(Response::from_parts(head, body));
     Ok(match settle {
-        // An answer without end is settled while the key is still ours; one that only began late has
-        // its time all the same.
+        // A stream without an end is settled before the lease ends. An answer that began late still gets a
+        // quarter of the lease.
         Settle::Keep => {
             match answer::collect(body, most_of_the_lease.max(after(a_quarter))).await {
                 CollectedBody::Whole { body, trailers } => {
@@ -138,7 +139,7 @@ where
                         .await
                 }
                 CollectedBody::Broken(error) => {
-                    tracing::warn!(%error, "an answer to a request with an Idempotency-Key broke off");
+                    tracing::warn!(%error, "the answer to a request with an Idempotency-Key was interrupted");
                     run.wait(
                         IdempotencyOutcome::Fresh
                             .on(answer::answered(IdempotencyProblem::BrokeOff.answer())),
@@ -152,17 +153,17 @@ where
     })
 }
 
-/// A request that was run.
+/// A request whose work has run.
 struct RunningRequest<'a, L> {
     shared: &'a Shared<L>,
     ask: ReserveAsk,
     reserved: Reserved,
-    /// When its lease is over.
+    /// When its lease ends.
     until: Instant,
 }
 
 impl<L: Ledger> RunningRequest<'_, L> {
-    /// Keeps `answer`, and only then hands out `ours`.
+    /// Stores `answer`, and returns `ours` only after that.
     async fn keep(self, answer: StoredAnswer, ours: Response<Body>) -> Response<Body> {
         failpoint!("idem.after_work");
         let held = self.finish(&answer).await;
@@ -170,19 +171,18 @@ impl<L: Ledger> RunningRequest<'_, L> {
         match held {
             Ok(Held::Kept) => ours,
             Ok(Held::Lost) => self.superseded(answer, ours).await,
-            Err(error) => unavailable(self.shared, "keeping an answer", &error),
+            Err(error) => unavailable(self.shared, "storing an answer", &error),
         }
     }
 
-    /// As long as the ledger fails, and the key is ours, it is asked again: what was done and is not
-    /// kept would be done once more. Whether one of these was carried out after all does not matter:
-    /// then the next is told that the right is lost.
+    /// Stores the answer, and retries while the ledger fails and the lease lasts: work whose answer is not
+    /// stored would be done again. If a failed call did store the answer, the next call returns `Lost`.
     async fn finish(&self, answer: &StoredAnswer) -> Result<Held, StoreError> {
         let mut pause = POLL_FIRST;
         loop {
             match self.shared.ledger.finish(&self.reserved, answer).await {
                 Err(error) if may_pass(&error) && Instant::now() + pause < self.until => {
-                    tracing::warn!(%error, "an answer cannot be kept yet, trying again: {error}");
+                    tracing::warn!(%error, "cannot store an answer yet, trying again: {error}");
                     sleep(pause).await;
                     pause = POLL_MAX.min(pause * 2);
                 }
@@ -191,8 +191,8 @@ impl<L: Ledger> RunningRequest<'_, L> {
         }
     }
 
-    /// The right was lost, to an app that finished the key in its own transaction or to a later
-    /// attempt: what is kept is what counts.
+    /// The fence is lost, to an app that finished the key in its own transaction or to a later attempt. The
+    /// stored answer counts.
     async fn superseded(self, answer: StoredAnswer, ours: Response<Body>) -> Response<Body> {
         let Self { shared, ask, .. } = self;
         let asked_at = Instant::now();
@@ -200,29 +200,29 @@ impl<L: Ledger> RunningRequest<'_, L> {
             Ok(Reservation::Replay(kept)) => IdempotencyOutcome::Fresh.on(answer::answered(kept)),
             Ok(Reservation::InProgress { remaining }) => in_progress(remaining),
             Ok(Reservation::Mismatch) => mismatch(shared),
-            // The key is free: the app gave it up itself, or a later attempt came to nothing. What
-            // succeeded must not run again all the same.
+            // The key is free: the app abandoned it, or a later attempt did. A success must still not run
+            // again.
             Ok(Reservation::Fresh(reserved)) if ours.status().is_success() => {
                 let until = later(asked_at, shared.rules.lease);
                 let again = RunningRequest { shared, ask, reserved, until };
                 match again.finish(&answer).await {
                     Ok(Held::Kept) => ours,
                     Ok(Held::Lost) => in_progress(Duration::ZERO),
-                    Err(error) => unavailable(shared, "keeping an answer", &error),
+                    Err(error) => unavailable(shared, "storing an answer", &error),
                 }
             }
             Ok(Reservation::Fresh(again)) => {
                 abandon(shared, &again).await;
                 ours
             }
-            // The key is free, and may not be taken again: what was done is at least told.
+            // The key is free and cannot be reserved again. The client still gets the answer.
             Ok(Reservation::OverQuota) => ours,
-            Err(error) => unavailable(shared, "reading what is kept", &error),
+            Err(error) => unavailable(shared, "reading a stored answer", &error),
         }
     }
 
-    /// Nothing was done, unless the app finished the key in its own transaction: then that is what is
-    /// sent. Otherwise `ours`, and the key is free.
+    /// Nothing was done, so the key is freed and `ours` is sent. If the app finished the key in its own
+    /// transaction, the stored answer is sent instead.
     async fn free(self, ours: Response<Body>) -> Response<Body> {
         let Self { shared, ask, reserved, .. } = self;
         match shared.ledger.reserve(ask).await {
@@ -238,13 +238,13 @@ impl<L: Ledger> RunningRequest<'_, L> {
         ours
     }
 
-    /// Nobody knows what was done, unless the app finished the key in its own transaction: then that
-    /// is what is sent. Otherwise `ours`, and nothing is kept.
+    /// It is unknown what was done, so nothing is stored and `ours` is sent. If the app finished the key in
+    /// its own transaction, the stored answer is sent instead.
     async fn wait(self, ours: Response<Body>) -> Response<Body> {
         let Self { shared, ask, .. } = self;
         match shared.ledger.reserve(ask).await {
             Ok(Reservation::Replay(kept)) => IdempotencyOutcome::Fresh.on(answer::answered(kept)),
-            // The lease is over, so the next one may try.
+            // The lease has ended, so the next attempt may run.
             Ok(Reservation::Fresh(again)) => {
                 abandon(shared, &again).await;
                 ours
@@ -253,15 +253,15 @@ impl<L: Ledger> RunningRequest<'_, L> {
                 ours
             }
             Err(error) => {
-                // The client is told that it failed, and its retry will see what is kept.
-                tracing::warn!(%error, "cannot read what is kept for an Idempotency-Key");
+                // The client gets the failure, and its retry gets the stored answer, if there is one.
+                tracing::warn!(%error, "cannot read the stored answer of an Idempotency-Key");
                 ours
             }
         }
     }
 }
 
-/// Whether the same call may succeed a moment later.
+/// Whether the same call may succeed later.
 fn may_pass(error: &StoreError) -> bool {
     match error {
         StoreError::Unavailable(_) | StoreError::Busy => true,
@@ -269,14 +269,14 @@ fn may_pass(error: &StoreError) -> bool {
     }
 }
 
-/// Frees the key. Where that fails, its lease will.
+/// Frees the key. If that fails, the end of its lease frees it.
 async fn abandon<L: Ledger>(shared: &Shared<L>, reserved: &Reserved) {
     if let Err(error) = shared.ledger.abandon(reserved).await {
-        tracing::warn!(%error, "cannot free an Idempotency-Key; it waits out its lease");
+        tracing::warn!(%error, "cannot free an Idempotency-Key; it stays in progress until its lease ends");
     }
 }
 
-/// What a retry is told while the first one runs.
+/// The answer to a retry while the first attempt runs.
 pub(crate) fn in_progress(remaining: Duration) -> Response<Body> {
     IdempotencyOutcome::InProgress
         .on(answer::answered(IdempotencyProblem::InProgress(remaining).answer()))
@@ -293,7 +293,7 @@ fn unavailable<L>(shared: &Shared<L>, doing: &str, error: &StoreError) -> Respon
     IdempotencyOutcome::Unavailable.on(answer::answered(IdempotencyProblem::Unavailable.answer()))
 }
 
-/// That much later; where no clock reaches so far, as far as matters.
+/// The time after `span`. A span beyond the clock's range becomes a year.
 pub(crate) fn after(span: Duration) -> Instant {
     later(Instant::now(), span)
 }

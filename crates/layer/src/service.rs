@@ -1,4 +1,4 @@
-//! The layer and its service: which requests are kept apart, and what each is told.
+//! The layer and its service: which requests need a key, and how each is answered.
 
 use std::fmt;
 use std::future::ready;
@@ -27,28 +27,28 @@ use crate::run::{self, AttemptResult, PendingRequest};
 use crate::target::{self, BadPath, Path, is_passed_on};
 use crate::{Body, BoxError};
 
-/// Puts Idempotency-Keys before a service. Clones share everything.
+/// A tower layer that adds Idempotency-Keys to a service. Clones share their state.
 pub struct IdempotencyLayer<L> {
     shared: Arc<Shared<L>>,
 }
 
 impl<L: Ledger> IdempotencyLayer<L> {
-    /// A layer that keeps its keys in `ledger` and goes by `rules`.
+    /// A layer that stores its keys in `ledger`.
     pub fn new(ledger: Arc<L>, rules: Arc<Rules>) -> Self {
         let running = TaskTracker::new();
-        // So that waiting for it ends whenever nothing runs.
+        // A closed tracker lets `drained` return whenever nothing runs.
         running.close();
         Self { shared: Arc::new(Shared { ledger, rules, waiting: RequestWaiters::new(), running }) }
     }
 
-    /// Returns when nothing runs any more, also of what clients did not wait for: between the last
-    /// request and the end of the process.
+    /// Returns when no request runs any more, including those whose clients have hung up. Call it between
+    /// the last request and the end of the process.
     pub async fn drained(&self) {
         self.shared.running.wait().await;
     }
 }
 
-/// What all clones of a layer and their services share.
+/// The state that all clones of a layer and their services share.
 pub(crate) struct Shared<L> {
     pub(crate) ledger: Arc<L>,
     pub(crate) rules: Arc<Rules>,
@@ -90,7 +90,7 @@ impl<S, L> Layer<S> for IdempotencyLayer<L> {
     }
 }
 
-/// A service whose work is done once for each key.
+/// A service that runs each key's request once.
 pub struct Idempotency<S, L> {
     inner: S,
     shared: Arc<Shared<L>>,
@@ -111,23 +111,23 @@ impl<S: fmt::Debug, L> fmt::Debug for Idempotency<S, L> {
     }
 }
 
-/// What the layer made of a request. It stands in the extensions of every answer to a request that
-/// has a key or needs one, and is the label `outcome` of `hapax_idempotency_total`.
+/// How the layer answered a request. It is in the extensions of every answer to a request that has or
+/// needs a key, and is the label `outcome` of `hapax_idempotency_total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum IdempotencyOutcome {
-    /// It was run.
+    /// The request was run.
     Fresh,
-    /// It was run before: this is the answer of then.
+    /// The request was run before, and got its stored answer.
     Replay,
-    /// It is being run.
+    /// Another attempt runs the request.
     InProgress,
-    /// Its key was used for another request.
+    /// The key was used for another request.
     Mismatch,
-    /// Its key is new, and its caller has as much kept as it may.
+    /// The key is new, and the caller is over its quota.
     OverQuota,
-    /// It has no key, a bad one, does not say whose it is, or is too large.
+    /// The request has no key or a malformed one, does not identify its caller, or is too large.
     Refused,
-    /// The ledger could not be asked, or could not keep the answer.
+    /// The ledger was unavailable, or could not store the answer.
     Unavailable,
 }
 
@@ -137,7 +137,7 @@ impl IdempotencyOutcome {
         response
     }
 
-    /// As it is written in metrics and logs.
+    /// Its name in metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Fresh => "fresh",
@@ -175,7 +175,7 @@ where
         match admit(&self.shared.rules, &parts) {
             Ok(None) => pass_through(self.inner.call(Request::from_parts(parts, Body::new(body)))),
             Ok(Some(scoped_key)) => {
-                // The one that is ready is used up, and a fresh one stays here.
+                // This call uses the service that is ready; its clone stays here.
                 let fresh = self.inner.clone();
                 let service = mem::replace(&mut self.inner, fresh);
                 let request = KeyedRequest { scoped_key, service, parts, body };
@@ -191,13 +191,13 @@ where
 
 type ResponseFuture<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
 
-/// A key, and within which it means one request.
+/// A key and its scope.
 struct ScopedKey {
     scope: Scope,
     key: IdempotencyKey,
 }
 
-/// What is known before the body is read. `None`: nothing is to be kept of it.
+/// Decides what is known before the body is read. `None`: the request has no key and needs none.
 fn admit(rules: &Rules, parts: &Parts) -> Result<Option<ScopedKey>, IdempotencyProblem> {
     if is_passed_on(&parts.method, &parts.headers) {
         return Ok(None);
@@ -215,13 +215,14 @@ fn admit(rules: &Rules, parts: &Parts) -> Result<Option<ScopedKey>, IdempotencyP
         PrincipalError::Missing => IdempotencyProblem::PrincipalMissing,
         PrincipalError::Refused => IdempotencyProblem::TokenRefused,
     })?;
-    // All that the app may take it for: what a header put in the place of its method is another request.
+    // The scope holds every method that the app may use: a method from an override header makes another
+    // request.
     let method = target::all_methods(&parts.method, &parts.headers);
     let scope = Scope::new(&rules.realm, &principal, &method, path.normal());
     Ok(Some(ScopedKey { scope, key }))
 }
 
-/// What the inner service says, streamed.
+/// The answer of the inner service, streamed.
 fn pass_through<F, RB, E>(running: F) -> ResponseFuture<E>
 where
     F: Future<Output = Result<Response<RB>, E>> + Send + 'static,
@@ -231,7 +232,7 @@ where
     Box::pin(async move { Ok(running.await?.map(Body::new)) })
 }
 
-/// A request with a key, whose body is still to be read.
+/// A request with a key, before its body is read.
 struct KeyedRequest<S, B> {
     scoped_key: ScopedKey,
     service: S,
@@ -239,7 +240,7 @@ struct KeyedRequest<S, B> {
     body: B,
 }
 
-/// Runs a request unless it was run before.
+/// Runs a request, unless it was run before.
 fn run_once<L, S, B, RB>(
     shared: Arc<Shared<L>>,
     request: KeyedRequest<S, B>,
@@ -276,7 +277,7 @@ where
         let deadline = run::after(rules.wait);
         let mut pause = POLL_FIRST;
         loop {
-            // Listening begins before the look: an end in between is heard.
+            // Registered before the ledger is asked, so that an end in between wakes this request.
             let mut ended = pin!(notify.notified());
             ended.as_mut().enable();
             let attempt = {
@@ -310,7 +311,7 @@ where
     })
 }
 
-/// All of a request's body.
+/// Reads the whole body of a request.
 async fn read<B>(body: B, body_max: usize) -> Result<(Bytes, Option<HeaderMap>), IdempotencyProblem>
 where
     B: http_body::Body<Data = Bytes>,

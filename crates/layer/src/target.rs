@@ -1,9 +1,9 @@
-//! What a request asks for, however it is spelled: its method and its path in the one form that routes
-//! are compared with and keys are scoped by. The service behind gets the bytes that the client sent.
+//! The method and path of a request in a normal form, which routes and scopes use. The service behind gets
+//! the bytes that the client sent.
 //!
-//! Servers disagree on which spellings of a path are the same. A client that finds one that this
-//! layer takes for another path, and the app for the same, would do without a key where one is
-//! required. So every spelling that some server resolves is resolved here.
+//! Servers disagree on which spellings of a path are the same. If this layer took a spelling for another
+//! path and the app for the same, a client could avoid a required key. So every spelling that some server
+//! resolves is resolved here.
 
 use std::borrow::Cow;
 
@@ -11,15 +11,15 @@ use http::{HeaderMap, HeaderName, Method};
 
 use crate::limits::DECODE_ROUNDS_MAX;
 
-/// The headers by which some frameworks let a request change its method.
+/// The headers that override the method of a request in some frameworks.
 pub const METHOD_OVERRIDES: [HeaderName; 3] = [
     HeaderName::from_static("x-http-method-override"),
     HeaderName::from_static("x-http-method"),
     HeaderName::from_static("x-method-override"),
 ];
 
-/// A path that cannot be compared: it holds control characters, is not UTF-8, or is percent-encoded
-/// too many times over.
+/// A path that cannot be compared: it contains control characters, is not UTF-8, or is percent-encoded too
+/// often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BadPath;
 
@@ -29,7 +29,7 @@ pub(crate) struct Path {
     /// Decoded and in lower case, without empty segments, `.`, `..` and path parameters (`;…`). It
     /// begins with a slash and ends with one only if it is the root.
     normal: String,
-    /// Decoded and in lower case only: as a server reads it that resolves nothing.
+    /// Decoded and in lower case only, for servers that resolve nothing.
     plain: String,
 }
 
@@ -41,7 +41,7 @@ impl Path {
         }
         let mut segments = Vec::new();
         for segment in plain.split('/') {
-            // What follows a `;` is a parameter for servers of the Java world, which drop it first.
+            // Java servers treat the text after a `;` as a parameter and drop it first.
             match segment.split(';').next().unwrap_or_default() {
                 "" | "." => {}
                 ".." => drop(segments.pop()),
@@ -52,18 +52,18 @@ impl Path {
         Ok(Self { normal, plain })
     }
 
-    /// The one form that a key is scoped by.
+    /// The normal form, which the scope uses.
     pub(crate) fn normal(&self) -> &str {
         &self.normal
     }
 
-    /// Every reading that a route has to be compared with.
+    /// The forms that a route is compared with.
     pub(crate) fn readings(&self) -> [&str; 2] {
         [&self.normal, &self.plain]
     }
 }
 
-/// Whether a segment of the path is `.` or `..` to some server, however it is spelled.
+/// Whether a segment of the path is `.` or `..` for some server, in any spelling.
 pub fn has_dot_segments(path: &str) -> bool {
     let mut bytes = path.as_bytes().to_vec();
     for _ in 0..DECODE_ROUNDS_MAX {
@@ -75,8 +75,8 @@ pub fn has_dot_segments(path: &str) -> bool {
     })
 }
 
-/// Percent-decoded until nothing is left to decode: a server that decodes once more than we do would
-/// otherwise see another path. What is no escape stands for itself.
+/// Percent-decodes until nothing changes: a server that decodes once more would otherwise see another path.
+/// An invalid escape stays as it is.
 fn decoded(path: &str) -> Result<String, BadPath> {
     let mut text = path.to_owned();
     for _ in 0..DECODE_ROUNDS_MAX {
@@ -108,13 +108,13 @@ fn decoded_once(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The methods that a service may take a request for: its own first, then the ones that
-/// [`METHOD_OVERRIDES`] name. All in capitals, since some frameworks put them so.
+/// The methods that a service may use for a request: its own first, then those in [`METHOD_OVERRIDES`]. All
+/// are upper case, since some frameworks convert them.
 pub(crate) fn methods<'a>(
     method: &'a Method,
     headers: &HeaderMap,
 ) -> impl Iterator<Item = Cow<'a, Method>> {
-    // Some frameworks take the first of several in one line, some the last.
+    // Of several methods in one line, some frameworks use the first and some the last.
     let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     let lines = METHOD_OVERRIDES.into_iter().flat_map(|name| headers.get_all(name));
     let named = lines.flat_map(|line| line.as_bytes().split(move |byte| !is_letter(*byte)));
@@ -124,7 +124,7 @@ pub(crate) fn methods<'a>(
     std::iter::once(in_capitals(method)).chain(named)
 }
 
-/// All of [`methods`] as one, such as `POST+DELETE`: what a key is scoped by.
+/// All of [`methods`] joined, such as `POST+DELETE`, for the scope.
 pub(crate) fn all_methods(method: &Method, headers: &HeaderMap) -> Method {
     let named: Vec<String> = methods(method, headers).map(|method| method.to_string()).collect();
     Method::from_bytes(named.join("+").as_bytes()).unwrap_or_else(|_| method.clone())
@@ -140,9 +140,8 @@ fn in_capitals(method: &Method) -> Cow<'_, Method> {
     }
 }
 
-/// Whether a request is passed on whatever it carries: it changes nothing, or, with CONNECT, opens a
-/// tunnel that has no answer to keep. A method that a header replaces by one that changes something
-/// is not.
+/// Whether a request bypasses the layer, with or without a key: it is safe, or a CONNECT, which opens a
+/// tunnel and has no answer to store. A safe method with an override to an unsafe one does not bypass it.
 pub fn is_passed_on(method: &Method, headers: &HeaderMap) -> bool {
     methods(method, headers).all(|method| changes_nothing(&method))
 }
@@ -243,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_method_is_told_in_capitals_and_with_what_replaces_it() {
+    fn a_method_is_in_upper_case_and_joined_with_its_overrides() {
         let [one, two, three] = METHOD_OVERRIDES;
         let check = |method, overrides: &[(HeaderName, &str)], expected: &[&str], passed_on| {
             let (all, is_passed_on) = named(method, overrides);

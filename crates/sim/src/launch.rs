@@ -1,5 +1,5 @@
-//! Owns the start of an engine on a port: who takes the port first wins, and whoever lost tries
-//! another one. What "ready" means is each engine's own word.
+//! Starts an engine on a free port. If another process takes the port first, the start is repeated on another
+//! one. Each engine defines when it is ready.
 
 use std::fs;
 use std::io;
@@ -11,15 +11,14 @@ use rustix::process::Signal;
 use crate::port;
 use crate::supervisor::{self, Supervisor};
 
-/// An engine that runs, and the port it has for life.
+/// A running engine and its port, which it keeps over restarts.
 pub(crate) struct Launched {
     pub(crate) child: Child,
     pub(crate) port: u16,
 }
 
-/// Starts an engine on the first port that nobody else has taken by then. `ready` is asked with the
-/// process id and with what this start has logged: never over the network, where somebody else's
-/// engine might answer on that port.
+/// Starts an engine on a free port. `ready` gets the process id and the log of this start. It never connects to
+/// the port, where another engine might answer.
 pub(crate) async fn on_a_free_port(
     supervisor: &Supervisor,
     command: impl Fn(u16) -> io::Result<Command>,
@@ -34,7 +33,7 @@ pub(crate) async fn on_a_free_port(
     Err(io::Error::other("every port tried was taken"))
 }
 
-/// Starts an engine again where it was before.
+/// Starts an engine again on its port.
 pub(crate) async fn restart(
     supervisor: &Supervisor,
     command: Command,
@@ -44,17 +43,17 @@ pub(crate) async fn restart(
     child.ok_or_else(|| io::Error::other("its port was taken meanwhile"))
 }
 
-/// Where an engine's words go.
+/// The log file of an engine.
 pub(crate) fn log_file(supervisor: &Supervisor) -> PathBuf {
     supervisor.folder().join("log")
 }
 
-/// All that an engine has logged.
+/// The log of an engine.
 pub(crate) fn log(supervisor: &Supervisor) -> String {
     fs::read_to_string(log_file(supervisor)).unwrap_or_default()
 }
 
-/// Nothing when the port was taken.
+/// Starts an engine. Returns `None` if the port was taken.
 async fn start(
     supervisor: &Supervisor,
     command: Command,

@@ -1,8 +1,8 @@
 //! Real engines and real faults for the tests and benchmarks: nothing here ships.
 //!
-//! Each engine runs in a private folder, on a port of its own, as an unprivileged user when we are
-//! root, and is gone when the test process is, however that one ended (`supervisor.rs`). Doors panic with
-//! the reason: a test that cannot have its engine has failed.
+//! Each engine runs in a private directory, on its own port, and as an unprivileged user if the tests run as
+//! root. It ends when the test process ends, in whatever way (`supervisor.rs`). Public functions panic with
+//! the reason: a test that cannot start its engine has failed.
 
 mod launch;
 mod pgbouncer;

@@ -1,5 +1,5 @@
-//! Owns a real PgBouncer in transaction mode, which hands each transaction whatever session is free:
-//! what a session remembers (prepared statements, settings, LISTEN) is somebody else's next time.
+//! A real PgBouncer in transaction mode. It runs each transaction on any free session, so session state
+//! (prepared statements, settings, LISTEN) belongs to another client the next time.
 
 use std::io;
 use std::process::{Child, Command};
@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 use crate::supervisor::{self, Supervisor};
 use crate::{Postgres, launch};
 
-/// A running PgBouncer in front of a server. Dropped, it is gone.
+/// A running PgBouncer in front of a server. Dropping it ends it.
 pub struct PgBouncer {
     child: Child,
     supervisor: Supervisor,
@@ -15,7 +15,7 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Whether there is one on this machine; a test without it says so by [`crate::skip()`].
+    /// Whether PgBouncer is installed. A test without it calls [`crate::skip()`].
     pub fn is_installed() -> bool {
         std::env::split_paths(&supervisor::path()).any(|folder| folder.join("pgbouncer").exists())
     }
@@ -23,7 +23,7 @@ impl PgBouncer {
     /// Pools sessions of `server`, at most `sessions_max` for each database.
     ///
     /// # Panics
-    /// When it cannot be started; the message says why.
+    /// When it cannot be started, with the reason.
     pub async fn in_front_of(server: &Postgres, sessions_max: u32) -> PgBouncer {
         match PgBouncer::open(server, sessions_max).await {
             Ok(pooler) => pooler,
@@ -31,7 +31,7 @@ impl PgBouncer {
         }
     }
 
-    /// Where clients connect, as the superuser, to the server's database `name`.
+    /// The URL of the server's database `name`, for the superuser.
     pub fn url_for(&self, name: &str) -> String {
         format!("postgres://postgres@127.0.0.1:{}/{name}", self.port)
     }
@@ -41,7 +41,7 @@ impl PgBouncer {
         self.port
     }
 
-    /// All that it has logged so far.
+    /// Its log so far.
     pub fn log(&self) -> String {
         launch::log(&self.supervisor)
     }

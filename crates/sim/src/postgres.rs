@@ -1,10 +1,9 @@
-//! Owns real PostgreSQL servers: started, stopped, killed, promoted and queried for tests. Durability
-//! stays as a user would have it (`fsync` and `synchronous_commit` on), or the tests would prove
-//! nothing.
+//! Real PostgreSQL servers that tests start, stop, kill, promote and query. `fsync` and `synchronous_commit`
+//! stay on, as in production, or the tests would prove nothing.
 //!
-//! A server costs about two seconds to make, a database some hundredths: tests share
-//! [`Postgres::shared`] and take a database each. Only a test that kills or pauses the server starts
-//! its own.
+//! A server takes about two seconds to create, a database some hundredths of a second. So tests share
+//! [`Postgres::shared`] and create a database each. Only a test that kills or pauses the server starts its
+//! own.
 
 use std::fs;
 use std::io;
@@ -20,9 +19,9 @@ use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
 use crate::supervisor::{self, Supervisor};
 use crate::{launch, tls};
 
-/// A running (or stopped) PostgreSQL server. Dropped, it and all its data are gone.
+/// A running or stopped PostgreSQL server. Dropping it deletes it with all its data.
 pub struct Postgres {
-    // Before the supervisor, so that a dropped server is reaped by whoever reaps ours.
+    // Before the supervisor, so that the server is reaped before the watchdog ends.
     postmaster: Mutex<Option<Child>>,
     supervisor: Supervisor,
     binaries: PathBuf,
@@ -30,12 +29,12 @@ pub struct Postgres {
     databases: AtomicU32,
 }
 
-/// How a server is asked to stop.
+/// How a server stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopMode {
-    /// Open transactions are rolled back, then an orderly shutdown.
+    /// Open transactions are rolled back before an orderly shutdown.
     Fast,
-    /// All processes leave at once; the next start recovers, as after a crash.
+    /// All processes exit at once. The next start recovers, as after a crash.
     Immediate,
 }
 
@@ -51,32 +50,32 @@ enum Following {
 pub struct Tls {
     /// The authority's certificate, as a PEM file: `sslrootcert`.
     pub authority_file: PathBuf,
-    /// A role that the server admits over TLS only.
+    /// A role that the server accepts over TLS only.
     pub role: &'static str,
 }
 
 impl Postgres {
-    /// The one server of this test process; take a database of your own on it, and never stop it.
+    /// The server that all tests of this process share. Create a database on it, and never stop it.
     ///
     /// # Panics
-    /// When no server can be started; the message says why.
+    /// When no server can be started, with the reason.
     pub async fn shared() -> &'static Postgres {
         static SHARED: OnceCell<Postgres> = OnceCell::const_new();
         SHARED.get_or_init(Postgres::start).await
     }
 
-    /// A server of one's own, to be broken at will.
+    /// A new server, which the test may break.
     ///
     /// # Panics
-    /// When it cannot be started; the message says why.
+    /// When it cannot be started, with the reason.
     pub async fn start() -> Postgres {
         Postgres::with_settings(&[]).await
     }
 
-    /// A server of one's own with settings of `postgresql.conf`, which win over ours.
+    /// A new server with settings of `postgresql.conf`, which override the defaults here.
     ///
     /// # Panics
-    /// When it cannot be started; the message says why.
+    /// When it cannot be started, with the reason.
     pub async fn with_settings(settings: &[(&str, &str)]) -> Postgres {
         match Postgres::initialise(settings).await {
             Ok(server) => server,
@@ -84,11 +83,11 @@ impl Postgres {
         }
     }
 
-    /// A server of one's own that also speaks TLS, with a certificate for `localhost` and
-    /// `127.0.0.1` from an authority made for it. The role in [`Tls`] is admitted over TLS only.
+    /// A new server with TLS, and with a certificate for `localhost` and `127.0.0.1` from a new authority. The
+    /// role in [`Tls`] is accepted over TLS only.
     ///
     /// # Panics
-    /// When it cannot be started; the message says why.
+    /// When it cannot be started, with the reason.
     pub async fn with_tls() -> (Postgres, Tls) {
         match Postgres::initialise_with_tls().await {
             Ok(server) => server,
@@ -96,19 +95,19 @@ impl Postgres {
         }
     }
 
-    /// A fresh database on this server, empty, its name made unique from `label`; answers its URL.
+    /// Creates an empty database on this server, with a unique name from `label`. Returns its URL.
     ///
     /// # Panics
-    /// When the server refuses.
+    /// When the server returns an error.
     pub async fn create_database(&self, label: &str) -> String {
         self.create_database_from(label, "template0").await
     }
 
-    /// A fresh database that begins as a copy of another one on this server, to which nobody may be
-    /// connected meanwhile; answers its URL.
+    /// Creates a database as a copy of another one on this server, to which no client may be connected. Returns
+    /// its URL.
     ///
     /// # Panics
-    /// When the server refuses.
+    /// When the server returns an error.
     pub async fn create_database_from(&self, label: &str, template: &str) -> String {
         let number = self.databases.fetch_add(1, Ordering::Relaxed);
         let name = format!("{label}_{number}");
@@ -116,32 +115,32 @@ impl Postgres {
         self.url_for(&name)
     }
 
-    /// Drops a database that [`Postgres::create_database`] has made, whoever is still connected: each
-    /// takes some megabytes, and a suite of hundreds of tests would fill a small disk.
+    /// Drops a database of [`Postgres::create_database`], even with open connections. Each takes some megabytes,
+    /// and hundreds of tests would fill a small disk.
     ///
     /// # Panics
-    /// When the server refuses.
+    /// When the server returns an error.
     pub async fn drop_database(&self, url: &str) {
         let name = url.rsplit('/').next().unwrap_or_default();
         self.execute(&format!("DROP DATABASE \"{name}\" WITH (FORCE)")).await;
     }
 
-    /// Where clients connect, as the superuser, to the database `postgres`.
+    /// The URL of the database `postgres`, for the superuser.
     pub fn url(&self) -> String {
         self.url_for("postgres")
     }
 
-    /// Where clients connect, as the superuser, to the database `name`.
+    /// The URL of the database `name`, for the superuser.
     pub fn url_for(&self, name: &str) -> String {
         format!("postgres://postgres@127.0.0.1:{}/{name}", self.port)
     }
 
-    /// The port on 127.0.0.1, the same for the server's whole life.
+    /// The port on 127.0.0.1, which stays the same over restarts.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// A program that came with the server, or else one of that name on the path (`psql`).
+    /// A program of the server's installation, or one of that name on the path (`psql`).
     pub fn program(&self, name: &str) -> Option<PathBuf> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut folders =
@@ -149,30 +148,29 @@ impl Postgres {
         folders.find_map(|folder| Some(folder.join(name)).filter(|program| program.exists()))
     }
 
-    /// Whether [`Postgres::standby`] can be had: not every build of PostgreSQL brings what copies a
-    /// server, and that must be of the server's own version.
+    /// Whether [`Postgres::standby`] works: not every build of PostgreSQL has `pg_basebackup`, and it must be of
+    /// the server's version.
     pub fn can_have_standby(&self) -> bool {
         self.binaries.join(BASE_BACKUP).exists()
     }
 
-    /// All that the server has logged so far.
+    /// The server's log so far.
     pub fn log(&self) -> String {
         launch::log(&self.supervisor)
     }
 
-    /// Runs statements as the superuser in the database `postgres`, and answers the first column of
-    /// every row.
+    /// Runs statements as the superuser in the database `postgres`. Returns the first column of every row.
     ///
     /// # Panics
-    /// When the server cannot be reached or refuses.
+    /// When the server cannot be reached or returns an error.
     pub async fn execute(&self, sql: &str) -> Vec<Option<String>> {
         Postgres::execute_at(&self.url(), sql).await
     }
 
-    /// Runs statements at any URL that needs no TLS, and answers the first column of every row.
+    /// Runs statements at any URL without TLS. Returns the first column of every row.
     ///
     /// # Panics
-    /// When the server cannot be reached or refuses.
+    /// When the server cannot be reached or returns an error.
     pub async fn execute_at(url: &str, sql: &str) -> Vec<Option<String>> {
         match query(url, sql).await {
             Ok(rows) => rows,
@@ -185,7 +183,7 @@ impl Postgres {
         self.postmaster.lock().await.as_ref().map(Child::id)
     }
 
-    /// Stops the server and waits until it is down. One that is down already stays down.
+    /// Stops the server, if it runs, and waits until it is down.
     ///
     /// # Panics
     /// When it does not stop in time.
@@ -201,21 +199,21 @@ impl Postgres {
         }
     }
 
-    /// SIGKILL for the postmaster, as the kernel does when memory is short; returns when its orphans
-    /// have left too, so that [`Postgres::start_again`] finds nobody in the house.
+    /// Sends SIGKILL to the postmaster, as the kernel does when memory is short. Returns when its child processes
+    /// have ended too, so that [`Postgres::start_again`] finds none of them.
     ///
     /// # Panics
     /// When the processes do not end in time.
     pub async fn kill_postmaster(&self) {
         let Some(mut postmaster) = self.postmaster.lock().await.take() else { return };
-        // Stopped first, or it could start one more while its children are counted.
+        // Stopped first, so that it starts no child while they are listed.
         supervisor::signal(postmaster.id(), Signal::STOP);
         let orphans = supervisor::children(postmaster.id());
         supervisor::signal(postmaster.id(), Signal::KILL);
         if let Err(error) = supervisor::ended("the postmaster's end", &mut postmaster).await {
             panic!("killing the postmaster: {error}");
         }
-        // They notice by themselves; one that is stopped or busy does not, and is helped.
+        // They exit by themselves. One that is stopped or busy does not, and is killed.
         let helped = Instant::now() + ORPHANS_EXIT_TIMEOUT;
         let gone = supervisor::wait_for("orphans to leave", || {
             let living =
@@ -230,11 +228,10 @@ impl Postgres {
         }
     }
 
-    /// Waits until the server answers a query, as it does not while it recovers from a crash of one
-    /// of its backends.
+    /// Waits until the server answers a query, which it does not while it recovers from a crash of a backend.
     ///
     /// # Panics
-    /// When it does not in time.
+    /// When it does not answer in time.
     pub async fn wait_until_ready(&self) {
         let deadline = Instant::now() + supervisor::ENGINE_TIMEOUT;
         while let Err(error) = query(&self.url(), "SELECT 1").await {
@@ -243,10 +240,10 @@ impl Postgres {
         }
     }
 
-    /// Starts a stopped or killed server on its own port and data.
+    /// Starts a stopped or killed server with its port and data.
     ///
     /// # Panics
-    /// When it does not come up; the message has the end of its log.
+    /// When it does not start, with its log.
     pub async fn start_again(&self) {
         let mut postmaster = self.postmaster.lock().await;
         assert!(postmaster.is_none(), "the server runs already");
@@ -259,9 +256,8 @@ impl Postgres {
         }
     }
 
-    /// Ends every client's session, as an administrator would, and waits until they are gone, so that
-    /// nobody takes one of them for a session of later; answers how many. With
-    /// a database, only the sessions there, which is what the shared server can bear.
+    /// Terminates every client session and waits until they have ended, so that no later check counts them.
+    /// Returns how many there were. On the shared server name a database, whose sessions alone are ended.
     ///
     /// # Panics
     /// When the server cannot be reached.
@@ -276,8 +272,8 @@ impl Postgres {
         ended.len()
     }
 
-    /// SIGKILL for one client's backend: PostgreSQL takes the shared memory for spoiled, ends all
-    /// sessions and recovers. Answers whether there was one to kill.
+    /// Sends SIGKILL to one client's backend. PostgreSQL then assumes that shared memory is corrupt, ends all
+    /// sessions and recovers. Returns whether there was a backend to kill.
     ///
     /// # Panics
     /// When the server cannot be reached.
@@ -295,10 +291,10 @@ impl Postgres {
         victim.is_some()
     }
 
-    /// A second server that follows this one, and that every commit here waits for from now on.
+    /// A standby of this server. From now on every commit here waits for it.
     ///
     /// # Panics
-    /// When it cannot be made or does not catch up.
+    /// When it cannot be created or does not catch up.
     pub async fn standby(&self) -> Postgres {
         match self.follow(Following::Synchronous).await {
             Ok(standby) => standby,
@@ -306,10 +302,10 @@ impl Postgres {
         }
     }
 
-    /// A second server that follows this one, and that no commit here waits for.
+    /// A standby of this server that no commit here waits for.
     ///
     /// # Panics
-    /// When it cannot be made or does not connect.
+    /// When it cannot be created or does not connect.
     pub async fn asynchronous_standby(&self) -> Postgres {
         match self.follow(Following::Asynchronous).await {
             Ok(standby) => standby,
@@ -317,11 +313,11 @@ impl Postgres {
         }
     }
 
-    /// Waits until this standby has replayed all that `primary` has committed by now, and has it receive
-    /// nothing from then on: what is committed there later, it never learns.
+    /// Waits until this standby has replayed everything that `primary` has committed, and then disconnects it: it
+    /// receives no later commit.
     ///
     /// # Panics
-    /// When it does not catch up, or goes on receiving.
+    /// When it does not catch up or does not disconnect.
     pub async fn stop_following(&self, primary: &Postgres) {
         let committed = primary.execute("SELECT pg_current_wal_lsn()").await.remove(0);
         let committed = committed.unwrap_or_default();
@@ -335,10 +331,10 @@ impl Postgres {
         primary.wait_for_row(let_go, "the primary goes on sending").await;
     }
 
-    /// Makes a standby the primary. Whoever was it should be dead or cut off by now.
+    /// Promotes a standby to primary. The old primary should be dead or disconnected by now.
     ///
     /// # Panics
-    /// When it is no standby, or does not finish.
+    /// When it is not a standby, or the promotion does not finish.
     pub async fn promote(&self) {
         let promoted = self.execute("SELECT pg_promote(true, 120)").await;
         assert_eq!(promoted, [Some("t".to_owned())], "the standby was not promoted");
@@ -376,7 +372,7 @@ impl Postgres {
         Ok((server, Tls { authority_file, role: TLS_ROLE }))
     }
 
-    /// A folder with an empty cluster in it.
+    /// A directory with an empty cluster.
     async fn cluster() -> io::Result<(Supervisor, PathBuf)> {
         let binaries = binaries()?;
         let supervisor = Supervisor::new("postgres", "QUIT")?;
@@ -387,7 +383,7 @@ impl Postgres {
         Ok((supervisor, binaries))
     }
 
-    /// Starts what a folder holds, on a port that nobody else has.
+    /// Starts the cluster of a directory on a free port.
     async fn open(supervisor: Supervisor, binaries: PathBuf) -> io::Result<Postgres> {
         let launched = launch::on_a_free_port(
             &supervisor,
@@ -443,7 +439,7 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // At once, rather than when the watchdog has looked around.
+        // At once, and not only when the watchdog finds it.
         if let Some(mut postmaster) = self.postmaster.get_mut().take() {
             supervisor::signal(postmaster.id(), Signal::CONT);
             supervisor::signal(postmaster.id(), Signal::QUIT);
@@ -452,33 +448,33 @@ impl Drop for Postgres {
     }
 }
 
-/// What copies a running server.
+/// The program that copies a running server.
 const BASE_BACKUP: &str = "pg_basebackup";
 
-/// The role that [`Postgres::with_tls`] admits over TLS only.
+/// The role that [`Postgres::with_tls`] accepts over TLS only.
 const TLS_ROLE: &str = "tls_only";
 
-/// Tells the sessions of this file, which may still be on their way out, from the tests' own.
+/// Distinguishes the sessions of this file, which may still be closing, from those of the tests.
 const OWN_APPLICATION_NAME: &str = "hapax-sim";
 
-/// How long backends have to notice that their postmaster died.
+/// How long backends have to exit after their postmaster died.
 const ORPHANS_EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Ours, before those of the test, of which the last one counts.
+/// The settings of every server. Those of a test follow and override them.
 const SETTINGS: &[(&str, &str)] = &[
     ("listen_addresses", "127.0.0.1"),
-    // A socket's path may not exceed 107 bytes, and a temporary folder's may.
+    // The path of a socket is limited to 107 bytes, and a temporary directory may be longer.
     ("unix_socket_directories", ""),
     ("max_connections", "500"),
     ("shared_buffers", "64MB"),
     ("max_prepared_transactions", "10"),
 ];
 
-/// The postmaster says in its pid file when it takes connections.
+/// Reads the postmaster's pid file, which shows when it accepts connections.
 fn ready(supervisor: &Supervisor, pid: u32) -> bool {
     let file = fs::read_to_string(data(supervisor).join("postmaster.pid")).unwrap_or_default();
     let mut lines = file.lines().map(str::trim);
-    // The file of one that was killed is still there when the next one starts.
+    // The file of a killed postmaster still exists when the next one starts.
     let ours = lines.next() == Some(pid.to_string().as_str());
     ours && matches!(lines.nth(6), Some("ready" | "standby"))
 }
@@ -489,7 +485,7 @@ fn postmaster(supervisor: &Supervisor, binaries: &Path, port: u16) -> Command {
     command
 }
 
-/// Appends settings; in this file the last word on a name counts.
+/// Appends settings to the config file. The last value of a name counts.
 fn configure(supervisor: &Supervisor, settings: &[(&str, &str)]) -> io::Result<()> {
     let file = data(supervisor).join("postgresql.conf");
     let mut content = fs::read_to_string(&file)?;
@@ -499,7 +495,7 @@ fn configure(supervisor: &Supervisor, settings: &[(&str, &str)]) -> io::Result<(
     supervisor.write(&file, &content)
 }
 
-/// `HAPAX_TEST_POSTGRES_BIN`, or the newest that Debian installed, or the one on the path.
+/// The directory in `HAPAX_TEST_POSTGRES_BIN`, else the newest Debian installation, else the one on the path.
 fn binaries() -> io::Result<PathBuf> {
     if let Some(named) = std::env::var_os("HAPAX_TEST_POSTGRES_BIN") {
         return Ok(PathBuf::from(named));
@@ -523,8 +519,8 @@ fn data(supervisor: &Supervisor) -> PathBuf {
     supervisor.folder().join("data")
 }
 
-/// One connection for one text of statements: a test's runtime ends before the shared server does,
-/// so nothing may be kept open between calls.
+/// Runs statements on a new connection. A test's runtime ends before the shared server does, so no connection
+/// may stay open between calls.
 async fn query(url: &str, sql: &str) -> Result<Vec<Option<String>>, tokio_postgres::Error> {
     let mut config: Config = url.parse()?;
     config.application_name(OWN_APPLICATION_NAME);

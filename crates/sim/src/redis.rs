@@ -1,5 +1,5 @@
-//! Owns real Redis servers: started, paused, killed, emptied, and asked a command now and then. The
-//! client here speaks just enough of the protocol to plant and read keys; it is not what ships.
+//! Real Redis servers that tests start, pause, kill, flush and query. The client here implements only as much
+//! of the protocol as tests need to set and read keys. It is not the client that ships.
 
 use std::io;
 use std::process::{Child, Command};
@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 use crate::launch;
 use crate::supervisor::{self, Supervisor};
 
-/// A running (or killed) Redis that saves nothing by itself. Dropped, it is gone.
+/// A running or killed Redis that saves nothing by itself. Dropping it ends it.
 pub struct Redis {
     // Before the supervisor, as in `Postgres`.
     child: Mutex<Option<Child>>,
@@ -21,7 +21,7 @@ pub struct Redis {
     port: u16,
 }
 
-/// What Redis answers.
+/// A reply of Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RedisReply {
     /// No such key.
@@ -30,25 +30,25 @@ pub enum RedisReply {
     Integer(i64),
     /// A status or a value.
     Text(Vec<u8>),
-    /// Several answers.
+    /// Several replies.
     List(Vec<RedisReply>),
-    /// A refusal, in its own words.
+    /// An error, with its message.
     Refused(String),
 }
 
 impl Redis {
-    /// A server of one's own.
+    /// A new server.
     ///
     /// # Panics
-    /// When it cannot be started; the message says why.
+    /// When it cannot be started, with the reason.
     pub async fn start() -> Redis {
         Redis::with_settings(&[]).await
     }
 
-    /// A server of one's own with settings of `redis.conf`, as `("maxmemory", "2mb")`.
+    /// A new server with settings of `redis.conf`, as `("maxmemory", "2mb")`.
     ///
     /// # Panics
-    /// When it cannot be started; the message says why.
+    /// When it cannot be started, with the reason.
     pub async fn with_settings(settings: &[(&str, &str)]) -> Redis {
         match Redis::open(settings).await {
             Ok(server) => server,
@@ -56,32 +56,32 @@ impl Redis {
         }
     }
 
-    /// Where clients connect.
+    /// The URL for clients.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
-    /// The port on 127.0.0.1, the same for the server's whole life.
+    /// The port on 127.0.0.1, which stays the same over restarts.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// All that the server has logged so far.
+    /// The server's log so far.
     pub fn log(&self) -> String {
         launch::log(&self.supervisor)
     }
 
-    /// Holds the process (SIGSTOP): connections stay open, nothing is answered.
+    /// Stops the process (SIGSTOP): connections stay open, and nothing is answered.
     pub async fn pause(&self) {
         self.signal(Signal::STOP).await;
     }
 
-    /// Lets a paused process go on (SIGCONT).
+    /// Continues a paused process (SIGCONT).
     pub async fn resume(&self) {
         self.signal(Signal::CONT).await;
     }
 
-    /// SIGKILL; returns when the process is gone.
+    /// Sends SIGKILL, and returns when the process has ended.
     ///
     /// # Panics
     /// When it does not end in time.
@@ -93,10 +93,10 @@ impl Redis {
         }
     }
 
-    /// Starts a killed server on its own port: empty, or with what a `SAVE` had left.
+    /// Starts a killed server on its port: empty, or with the data of the last `SAVE`.
     ///
     /// # Panics
-    /// When it does not come up; the message has its log.
+    /// When it does not start, with its log.
     pub async fn start_again(&self) {
         let mut child = self.child.lock().await;
         assert!(child.is_none(), "the server runs already");
@@ -107,7 +107,7 @@ impl Redis {
         }
     }
 
-    /// Forgets everything.
+    /// Deletes everything.
     ///
     /// # Panics
     /// When the server cannot be reached.
@@ -116,10 +116,10 @@ impl Redis {
         assert_eq!(reply, RedisReply::Text(b"OK".to_vec()));
     }
 
-    /// One command on a connection of its own; its arguments are any bytes.
+    /// Runs one command on a new connection. Its arguments are any bytes.
     ///
     /// # Panics
-    /// When the server cannot be reached. A refusal is an answer.
+    /// When the server cannot be reached. An error of the server is a reply.
     pub async fn command(&self, words: &[impl AsRef<[u8]>]) -> RedisReply {
         match ask(self.port, words).await {
             Ok(reply) => reply,

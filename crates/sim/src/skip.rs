@@ -1,9 +1,9 @@
-//! Owns the line by which a test says that it could not run here; scripts/test counts such lines.
+//! The line that a test prints if it cannot run on this machine. scripts/test counts these lines.
 
 use std::io::{self, Write};
 
-/// Says so past the test harness, which swallows what a passing test prints.
+/// Prints the line to stderr directly, since the test harness hides the output of passing tests.
 pub fn skip(test: &str, why: &str) {
-    // Without a place to say it there is nobody to tell.
+    // Without a stderr the line is lost.
     let _ = writeln!(io::stderr(), "SKIPPED {test}: {why}");
 }

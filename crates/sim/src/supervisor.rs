@@ -1,10 +1,10 @@
-//! Owns what an engine leaves behind: its private folder, the user it runs as, and the promise that
-//! both the engine and the folder are gone when this process is. Knows nothing of any one engine.
+//! Owns the private directory of an engine, the user that it runs as, and the guarantee that engine and
+//! directory are gone when this process has ended. It knows no particular engine.
 //!
-//! The promise is kept by a watchdog: a shell that reads from a pipe whose other end only this
-//! process holds. Dropped, killed or panicked, the pipe ends, and the shell ends every process whose
-//! working directory lies in the folder. (A parent-death signal would fire when the *thread* that
-//! started the engine ends, and a test's thread ends long before a shared server may.)
+//! A watchdog gives the guarantee: a shell that reads from a pipe whose other end only this process holds.
+//! When this process drops it, panics or is killed, the pipe ends, and the shell ends every process whose
+//! working directory is in the directory. (A parent-death signal would fire when the *thread* that started
+//! the engine ends, and a test's thread ends long before a shared server may.)
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -17,29 +17,29 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-/// How long anything of an engine may take before the test fails: generous, since a loaded machine
-/// is no fault, and bounded, since a hang is.
+/// How long any step of an engine may take before the test fails: long enough for a loaded machine, and
+/// bounded, so that a hang is found.
 pub(crate) const ENGINE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How often a condition is looked at that sends no signal.
+/// How often a condition without a signal is polled.
 pub(crate) const POLL: Duration = Duration::from_millis(5);
 
-/// A private folder and the watchdog that ends what runs in it.
+/// A private directory, and the watchdog that ends the processes in it.
 pub(crate) struct Supervisor {
     folder: PathBuf,
     user: Option<EngineUser>,
     watchdog: Child,
 }
 
-/// Whom engines run as when we are root, since PostgreSQL refuses to be.
+/// The user that engines run as if this process is root, since PostgreSQL refuses to run as root.
 #[derive(Clone, Copy)]
 struct EngineUser {
     uid: u32,
     gid: u32,
 }
 
-/// Asks with the engine's own signal for two seconds, then insists. The folder goes last: an engine
-/// that still wrote into it would leave half of it there.
+/// Sends the engine's own signal for two seconds, then SIGKILL. The directory is removed last: an engine that
+/// still writes into it would leave files.
 const WATCHDOG: &str = r#"
 trap '' INT TERM HUP
 while read -r line; do :; done
@@ -60,10 +60,10 @@ rm -rf "$1"
 "#;
 
 impl Supervisor {
-    /// A fresh folder for the engine called `name`, which ends at once on `ending`.
+    /// A new directory for the engine `name`, which exits on the signal `ending`.
     pub(crate) fn new(name: &str, ending: &str) -> io::Result<Supervisor> {
         let user = EngineUser::when_root()?;
-        // Of the real path, since the watchdog compares it with what /proc says.
+        // The real path, since the watchdog compares it with /proc.
         let folder = tempfile::Builder::new()
             .prefix(&format!("hapax-{name}-"))
             .permissions(fs::Permissions::from_mode(0o700))
@@ -82,19 +82,18 @@ impl Supervisor {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        // The engine's user, because only that one may see its processes where root has been shorn
-        // of its capabilities, as in a container.
+        // As the engine's user: in a container, root without capabilities cannot see its processes.
         EngineUser::apply(user, &mut watchdog);
         let watchdog = watchdog.spawn()?;
         Ok(Supervisor { folder, user, watchdog })
     }
 
-    /// The private folder.
+    /// The private directory.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// A command that runs in the folder as the engine's user, deaf to this terminal and to this
+    /// A command that runs in the directory as the engine's user, without this terminal and this
     /// process's environment.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
@@ -121,7 +120,7 @@ impl Supervisor {
         }
     }
 
-    /// Runs a command of the engine's to its end; its own text are the error.
+    /// Runs a command to its end. Its stderr is the error.
     pub(crate) async fn run(&self, command: Command) -> io::Result<()> {
         let output = tokio::process::Command::from(command).output().await?;
         if output.status.success() {
@@ -131,8 +130,8 @@ impl Supervisor {
         Err(io::Error::other(format!("{}: {text}", output.status)))
     }
 
-    /// Starts the engine itself; all it says goes to `log`, which must not be a pipe of this
-    /// process: whoever reads our output would wait for the engine's end.
+    /// Starts the engine. Its output goes to `log`, and not to a pipe of this process: a reader of that pipe
+    /// would wait for the engine's end.
     pub(crate) fn spawn(&self, mut command: Command, log: &Path) -> io::Result<Child> {
         let log = fs::OpenOptions::new().create(true).append(true).open(log)?;
         command.stdout(log.try_clone()?).stderr(log);
@@ -143,12 +142,12 @@ impl Supervisor {
 impl Drop for Supervisor {
     fn drop(&mut self) {
         drop(self.watchdog.stdin.take());
-        // Nobody can be told that it failed, and it is bounded by itself.
+        // An error cannot be reported from a destructor; the watchdog bounds its own time.
         let _ = self.watchdog.wait();
     }
 }
 
-/// Ours, and where Debian keeps the engines that only root is meant to start.
+/// The search path of this process, and the directories where Debian installs engines for root.
 pub(crate) fn path() -> OsString {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     path.push(":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
@@ -174,7 +173,7 @@ impl EngineUser {
         Some(EngineUser { uid, gid })
     }
 
-    /// A process group of its own, so that Ctrl-C reaches the tests alone.
+    /// Sets the user, and a new process group, so that Ctrl-C reaches only the tests.
     fn apply(user: Option<EngineUser>, command: &mut Command) {
         command.process_group(0);
         if let Some(user) = user {
@@ -183,7 +182,7 @@ impl EngineUser {
     }
 }
 
-/// Signals one process; one that is gone already is no error.
+/// Signals one process. A process that has ended is no error.
 pub(crate) fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = rustix::process::kill_process(pid, signal);
@@ -200,12 +199,12 @@ pub(crate) fn children(parent: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Whether a process is there and not merely waiting to be reaped.
+/// Whether a process runs, and is not a zombie.
 pub(crate) fn is_alive(pid: u32) -> bool {
     stat(pid).is_some_and(|(state, _)| !matches!(state, "Z" | "X"))
 }
 
-/// State and parent. The name before them may hold spaces and parentheses, so the last one counts.
+/// State and parent. The name before them may contain parentheses, so the last one ends it.
 fn stat(pid: u32) -> Option<(&'static str, u32)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
@@ -217,7 +216,7 @@ fn stat(pid: u32) -> Option<(&'static str, u32)> {
     Some((state, fields.next()?.parse().ok()?))
 }
 
-/// Polls until `done` answers, for as long as our patience lasts.
+/// Polls until `done` returns a value, for at most [`ENGINE_TIMEOUT`].
 pub(crate) async fn wait_for<T>(
     what: &str,
     mut done: impl FnMut() -> io::Result<Option<T>>,
@@ -234,12 +233,12 @@ pub(crate) async fn wait_for<T>(
     }
 }
 
-/// Waits until a child of ours has ended and is reaped.
+/// Waits until a child has ended, and reaps it.
 pub(crate) async fn ended(what: &str, child: &mut Child) -> io::Result<()> {
     wait_for(what, || Ok(child.try_wait()?.map(|_| ()))).await
 }
 
-/// Waits for a child that was told to end, without a runtime; one that does not is killed.
+/// Waits for a child that was signalled to end, without a runtime. Kills it if it does not end.
 pub(crate) fn reap(child: &mut Child) -> io::Result<()> {
     let deadline = Instant::now() + ENGINE_TIMEOUT / 24;
     while child.try_wait()?.is_none() {
@@ -251,7 +250,7 @@ pub(crate) fn reap(child: &mut Child) -> io::Result<()> {
     Ok(())
 }
 
-/// An error with all its causes: the outer one of a database client only says "db error".
+/// An error with all its causes. The outer error of a database client is only "db error".
 pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

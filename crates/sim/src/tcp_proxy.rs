@@ -1,6 +1,6 @@
-//! Owns a network that fails on demand: a TCP proxy in front of an engine that delays, holds and
-//! cuts connections, also at the one moment that matters, between a statement and its answer. It
-//! knows no protocol: a moment is named by bytes that pass.
+//! A network that fails on demand: a TCP proxy in front of an engine that delays, holds and resets
+//! connections, also between a statement and its answer. It knows no protocol: bytes on the connection identify
+//! the moment.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,11 +15,11 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
-/// How every answer of PostgreSQL to a statement (or to a whole pipeline up to its Sync) ends: until
-/// then nothing says that it was committed.
+/// The end of every answer of PostgreSQL to a statement, or to a pipeline up to its Sync. Before it the client
+/// does not know whether the statement was committed.
 pub const READY_FOR_QUERY: &[u8] = b"Z\x00\x00\x00\x05";
 
-/// A proxy on a port of its own. Dropped, its connections are cut.
+/// A proxy on its own port. Dropping it closes its connections.
 pub struct TcpProxy {
     address: SocketAddr,
     upstream: SocketAddr,
@@ -27,37 +27,36 @@ pub struct TcpProxy {
     accepting: JoinHandle<()>,
 }
 
-/// What happens to all connections, until something else is said.
+/// How all connections are treated, until it is changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
     /// Everything passes.
     Forward,
     /// Everything passes, this much later in each direction.
     Delay(Duration),
-    /// Nothing passes and nobody is told, as when packets are lost. What was held passes when
-    /// traffic flows again.
+    /// Nothing passes and no side notices, as when packets are lost. Held bytes pass when traffic flows again.
     Hold,
-    /// What is open stays and passes; who connects is reset.
+    /// Open connections pass. New connections are reset.
     Refuse,
 }
 
-/// A moment at which one connection is cut, once.
+/// A moment at which one connection is reset or closed, once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trap {
-    /// The client sends these bytes: they do not arrive, and the connection is reset.
+    /// When the client sends these bytes, they do not arrive, and the connection is reset.
     Request(Vec<u8>),
-    /// The client sends `request`: it arrives, the answer is swallowed until it has contained
-    /// `answer` (at once, when empty), and the connection is reset. For PostgreSQL `answer` is
-    /// [`READY_FOR_QUERY`], and `request` must be what the execution itself carries: `COMMIT`, or a
-    /// parameter's value, since the text of a prepared statement travels ahead of it.
+    /// When the client sends `request`, it arrives. The answer is dropped until it has contained `answer` (at
+    /// once if that is empty), and the connection is reset. For PostgreSQL `answer` is [`READY_FOR_QUERY`]. The
+    /// `request` must be part of the execution, such as `COMMIT` or a parameter's value, since the text of a
+    /// prepared statement is sent before.
     Answer {
         /// What the client sends.
         request: Vec<u8>,
-        /// What the server must have said before the cut.
+        /// What the server must have sent before the reset.
         answer: Vec<u8>,
     },
-    /// The server has sent this many bytes, counted for each connection since the trap was set: the
-    /// client gets exactly those, then the end.
+    /// When the server has sent this many bytes on a connection since the trap was set, the client gets exactly
+    /// those, and then the end.
     AfterBytes(usize),
 }
 
@@ -65,7 +64,7 @@ impl TcpProxy {
     /// In front of an engine on this port of 127.0.0.1.
     ///
     /// # Panics
-    /// When no port can be had.
+    /// When no port is free.
     pub async fn to_port(port: u16) -> TcpProxy {
         match TcpProxy::open(SocketAddr::from(([127, 0, 0, 1], port))).await {
             Ok(proxy) => proxy,
@@ -78,17 +77,17 @@ impl TcpProxy {
         self.address.port()
     }
 
-    /// The engine's URL, but through this proxy.
+    /// The engine's URL through this proxy.
     pub fn through(&self, url: &str) -> String {
         url.replace(&format!("127.0.0.1:{}", self.upstream.port()), &self.address.to_string())
     }
 
-    /// From now on, for connections old and new.
+    /// Changes the traffic of all connections, open and new.
     pub fn set(&self, traffic: Traffic) {
         self.network.traffic.send_replace(traffic);
     }
 
-    /// Resets every open connection now; answers how many there were.
+    /// Resets every open connection. Returns how many there were.
     pub fn cut(&self) -> usize {
         let open = self.network.open.load(Ordering::SeqCst);
         self.network.cut.send_modify(|round| *round += 1);
@@ -100,23 +99,22 @@ impl TcpProxy {
         self.network.open.load(Ordering::SeqCst)
     }
 
-    /// Sets a trap for the first connection that comes to its moment; a trap set before and not yet
-    /// sprung is taken away.
+    /// Sets a trap for the first connection that reaches its moment. It replaces a trap that has not sprung.
     pub fn arm(&self, trap: Trap) {
         let mut armed = self.network.armed();
         armed.number += 1;
         armed.trap = Some(trap);
     }
 
-    /// How often a trap has cut a connection: a fault that never happened proves nothing.
+    /// How often a trap has sprung: a fault that never happened proves nothing.
     pub fn sprung(&self) -> usize {
         *self.network.sprung.borrow()
     }
 
-    /// Waits until traps have cut connections this often in all.
+    /// Waits until traps have sprung this often in all.
     pub async fn wait_sprung(&self, times: usize) {
         let mut sprung = self.network.sprung.subscribe();
-        // The sender is ours, so the wait cannot end otherwise.
+        // This value owns the sender, so the wait cannot fail.
         let _ = sprung.wait_for(|count| *count >= times).await;
     }
 
@@ -141,8 +139,8 @@ impl Drop for TcpProxy {
     }
 }
 
-/// How much is read at once, and how many such pieces a delayed direction may hold back: more than
-/// any test sends, less than hurts.
+/// How much is read at once, and how many such pieces a delayed direction may buffer: more than any test
+/// sends.
 const PIECE_BYTES: usize = 16 * 1024;
 const PIECES_MAX: usize = 256;
 
@@ -154,22 +152,22 @@ struct Network {
     armed: Mutex<Armed>,
 }
 
-/// The number tells connections a new trap from the one that they were counting for.
+/// The number distinguishes a new trap from the one that a connection was counting for.
 #[derive(Default)]
 struct Armed {
     number: u64,
     trap: Option<Trap>,
 }
 
-/// How a connection ends before both sides have said all they had to say.
+/// How a connection ends early.
 enum Cut {
-    /// What was passed on arrives, then the end.
+    /// The forwarded bytes arrive, then the end.
     Close,
-    /// At once; what is on its way may be lost.
+    /// At once. Bytes in flight may be lost.
     Reset,
 }
 
-/// What becomes of a piece that was read.
+/// What happens to a piece that was read.
 enum PieceAction {
     Pass,
     Swallow,
@@ -188,7 +186,7 @@ impl Network {
     }
 }
 
-/// Counts a connection for as long as it is carried.
+/// Counts a connection while it is open.
 struct Open<'a>(&'a AtomicUsize);
 
 impl<'a> Open<'a> {
@@ -245,7 +243,7 @@ async fn exchange(
     server: &mut TcpStream,
     network: &Network,
 ) -> Result<(), Cut> {
-    // Failing that, it is merely slower.
+    // Without it the connection is only slower.
     let _ = client.set_nodelay(true);
     let _ = server.set_nodelay(true);
     let (from_client, to_client) = client.split();
@@ -266,8 +264,8 @@ async fn exchange(
     Ok(())
 }
 
-/// One direction of one connection, to its end. Reading goes on while writing waits: a delay must
-/// not turn into a narrow pipe.
+/// Forwards one direction of one connection, to its end. Reading goes on while writing waits, so that a delay
+/// does not limit the throughput.
 async fn pass(
     network: &Network,
     from: ReadHalf<'_>,
@@ -287,7 +285,7 @@ async fn pass(
 
 type Piece = (Instant, Vec<u8>);
 
-/// Reads to the end, or to the piece that was to be the last.
+/// Reads to the end, or to the last piece that may pass.
 async fn read(
     mut from: ReadHalf<'_>,
     queue: mpsc::Sender<Piece>,
@@ -327,18 +325,18 @@ async fn write(
     Ok(())
 }
 
-/// Waits while traffic is held, then says how it flows.
+/// Waits while traffic is held, and returns the traffic.
 async fn flowing(network: &Network) -> Traffic {
     let mut traffic = network.traffic.subscribe();
     let flows = traffic.wait_for(|traffic| *traffic != Traffic::Hold).await;
-    // The sender is in the network that we borrow, so the wait cannot end otherwise.
+    // The borrowed network owns the sender, so the wait cannot fail.
     flows.map_or(Traffic::Forward, |traffic| *traffic)
 }
 
-/// What the server must have said before the connection is cut, once that is decided.
+/// What the server must send before the connection is reset, once the request has passed.
 type Swallowing = Mutex<Option<Vec<u8>>>;
 
-/// What one client sends, watched for the moment of a trap.
+/// Watches what one client sends for the moment of a trap.
 struct Requests<'a> {
     network: &'a Network,
     swallowing: &'a Swallowing,
@@ -370,7 +368,7 @@ impl Requests<'_> {
     }
 }
 
-/// What the server sends to one client, watched likewise.
+/// Watches what the server sends to one client.
 struct Answers<'a> {
     network: &'a Network,
     swallowing: &'a Swallowing,
@@ -407,10 +405,10 @@ impl Answers<'_> {
     }
 }
 
-/// The longest sequence of bytes that may name a moment, less one.
+/// The longest sequence of bytes that may identify a moment, less one.
 const BEFORE_BYTES_MAX: usize = 1023;
 
-/// Whether `sought` ends in `piece`, having perhaps begun before it.
+/// Whether `sought` ends in `piece`; it may begin before it.
 fn contains(before: &[u8], piece: &[u8], sought: &[u8]) -> bool {
     let Some(overlap) = sought.len().checked_sub(1) else { return true };
     let before = &before[before.len().saturating_sub(overlap)..];

@@ -1,10 +1,10 @@
-//! One field out of `application/x-www-form-urlencoded` bytes, decoded by the usual rules: `+` is a
-//! blank, `%XX` a byte, and a `%` without two hex digits stands for itself.
+//! Finds one field in `application/x-www-form-urlencoded` bytes. `+` is a blank, `%XX` a byte, and a `%`
+//! without two hex digits is itself.
 
 use std::borrow::Cow;
 
-/// The value of `name`, or `None` where there is no such field. A field that stands there twice, or
-/// is not UTF-8 once decoded, has no value that everyone would agree on.
+/// The value of `name`, or `None` without such a field. A repeated field is refused, since parsers
+/// disagree about which one counts; so is one that is not UTF-8 after decoding.
 pub(crate) fn find<'a>(form: &'a [u8], name: &str) -> Result<Option<Cow<'a, str>>, &'static str> {
     let mut found = None;
     for field in form.split(|&byte| byte == b'&') {
@@ -14,7 +14,7 @@ pub(crate) fn find<'a>(form: &'a [u8], name: &str) -> Result<Option<Cow<'a, str>
             continue;
         }
         if found.replace(value.strip_prefix(b"=").unwrap_or(value)).is_some() {
-            return Err("stands there twice");
+            return Err("occurs twice");
         }
     }
     match found.map(decode) {
@@ -28,7 +28,7 @@ pub(crate) fn find<'a>(form: &'a [u8], name: &str) -> Result<Option<Cow<'a, str>
     .map_err(|_| "is not UTF-8")
 }
 
-/// Undoes `+` and `%41`; a `%` that starts no byte stands for itself.
+/// Decodes `+` and `%41`. A `%` that is not followed by two hex digits is itself.
 pub(crate) fn decode(escaped: &[u8]) -> Cow<'_, [u8]> {
     if !escaped.iter().any(|byte| matches!(byte, b'+' | b'%')) {
         return Cow::Borrowed(escaped);
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_decode_by_the_usual_rules() {
+    fn fields_are_decoded_as_browsers_encode_them() {
         let check = |form: &str, expected: Result<Option<&str>, &str>| {
             let found = find(form.as_bytes(), "a b");
             assert_eq!(found.as_ref().map(Option::as_deref), expected.as_ref().copied(), "{form}");
@@ -75,7 +75,7 @@ mod tests {
         check("%61+b=%e2%82%ac%zz", Ok(Some("€%zz")));
         check("ab=1", Ok(None));
         check("", Ok(None));
-        check("a+b=1&a%20b=1", Err("stands there twice"));
+        check("a+b=1&a%20b=1", Err("occurs twice"));
         check("a+b=%ff", Err("is not UTF-8"));
     }
 }

@@ -1,13 +1,13 @@
-//! What a body says once it is proven: how many events, and each one's id, type and time.
+//! Reads an authenticated body: how many events it holds, and the id, type and time of each.
 //!
-//! Selectors are compiled once, when the config is read; reading a body is then one strict pass
-//! over its bytes ([`crate::json`]), or one more for each element of a batch. Nothing here decides
-//! whether the sender is who it claims to be: that was [`verify`](mod@crate::verify)'s first step.
+//! Selectors are compiled once, when the config is read. A body is then read in one strict pass
+//! ([`crate::json`]), plus one for each element of a batch. The sender was authenticated before, by
+//! [`verify`](mod@crate::verify).
 //!
 //! A selector is one of
-//! - `/data/id`: a JSON pointer, relative to the event where a body carries several;
+//! - `/data/id`: a JSON pointer, relative to the event where a body holds several;
 //! - `outer:/account`: a JSON pointer into the whole body, from inside a batch;
-//! - `parent:/time`: the same into the element around the array, where `items` has a `*`;
+//! - `parent:/time`: a JSON pointer into the element around the array, where `items` has a `*`;
 //! - `header:x-id`, `form:Name`, `query:name`.
 
 pub(crate) mod form;
@@ -30,7 +30,7 @@ use crate::scheme::coverage::{BodyCovered, Coverage, Covered};
 use crate::verify::Refusal;
 use selector::{Compiler, FoundValue, Level, Request, Selector, View};
 
-/// Selectors as the config gives them; each one that is set replaces the preset's.
+/// The selectors of the config. Each one that is set replaces the preset's.
 #[derive(Debug, Clone, Default)]
 pub struct EnvelopeSpec {
     /// `event_id`.
@@ -40,10 +40,10 @@ pub struct EnvelopeSpec {
     /// `occurred_at`.
     pub occurred_at: Option<String>,
     /// `items`: a JSON pointer to the array of events; `""` when the body is that array. A `*`
-    /// segment goes through every element, and `a|b` as its last segment takes both arrays. Where
-    /// there is no such array, what should have held it is one event.
+    /// segment matches every element, and `a|b` as the last segment selects both arrays. Without such an
+    /// array, the value that should contain it is one event.
     pub items: Option<String>,
-    /// `require`: where one of these is missing or `null`, the event is malformed.
+    /// `require`: an event in which one of these is missing or `null` is malformed.
     pub require: Vec<String>,
     /// `tenant_from`.
     pub tenant_from: Option<String>,
@@ -58,12 +58,12 @@ pub enum IdSpec {
     Hash {
         /// Selectors of the fields; `body` is the whole body, or the event's part of a batch.
         fields: Vec<String>,
-        /// Equal ones are one event only within this span.
+        /// Equal hashes are one event only within this span.
         within: Option<Duration>,
     },
 }
 
-/// A selector that cannot be used. `field` is the config key.
+/// Why a selector is refused. `field` is the config key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SelectorError {
     /// The config key.
@@ -74,20 +74,20 @@ pub struct SelectorError {
     pub hint: String,
 }
 
-/// Where in a request something is found; decides whether the signature covers it.
+/// The part of a request that a value comes from. It decides whether the signature covers the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin<'a> {
     /// The bytes of the body.
     Body,
-    /// In the body, where this selector (`/id`, `outer:/id`) leads.
+    /// The value in the body that this selector (`/id`, `outer:/id`) selects.
     Pointer(&'a str),
-    /// In a field of a form.
+    /// A field of a form.
     Field,
-    /// In a header of this name (lower case).
+    /// A header of this name (lower case).
     Header(&'a str),
-    /// In the URL's query.
+    /// The URL's query.
     Query,
-    /// What was signed, all of it.
+    /// Everything that was signed.
     Signed,
 }
 
@@ -95,10 +95,10 @@ pub enum Origin<'a> {
 #[derive(Debug)]
 pub struct Envelope {
     format: BodyFormat,
-    /// What the body itself must be, where it is JSON.
+    /// What a JSON body must be at the top.
     top: Top,
     form_json: Option<&'static str>,
-    /// From the whole body down to one event; a single one where a body is one event.
+    /// The levels from the whole body down to one event; a single one where a body is one event.
     levels: Vec<Level>,
     id: Id,
     event_type: Vec<Selector>,
@@ -108,26 +108,26 @@ pub struct Envelope {
     tenant_from: Option<Selector>,
 }
 
-/// What JSON may be at the top of a body. A number or a string is never an event: its bytes could
-/// be taken for something else that was signed, such as a timestamp or the token of a handshake.
+/// What a JSON body may be at the top. A number or a string is never an event: its bytes could be
+/// something else that was signed, such as a timestamp or the token of a handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Top {
     Object,
     ObjectOrArray,
 }
 
-/// How the type is made of its selectors.
+/// How the type is made from its selectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TypeRule {
-    /// All that are there, with `.` between them.
+    /// All that are present, joined with `.`.
     Joined,
-    /// The first that is there, and one must be.
+    /// The first that is present. One is required.
     FirstRequired,
 }
 
 #[derive(Debug)]
 enum Id {
-    /// The first of these that is there; the body itself, a digest of it.
+    /// The first of these that is present. Of the body, a digest is the id.
     FirstOf(Vec<Selector>),
     /// All of these.
     Joined(Vec<Selector>),
@@ -144,16 +144,16 @@ pub struct Item {
     pub event_type: Option<Box<str>>,
     /// When it happened.
     pub occurred_at: Option<Timestamp>,
-    /// The tenant, where `tenant_from` says so.
+    /// The tenant, where `tenant_from` is set.
     pub tenant: Option<Tenant>,
     /// Its bytes: a slice of the body, never a copy.
     pub body: Bytes,
 }
 
-/// The sender's id, or what stands for it.
+/// The id of an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Identity {
-    /// The sender's own.
+    /// The sender's own id.
     Given(Box<str>),
     /// A digest (lower-case hex) of stable fields.
     Derived {
@@ -165,8 +165,8 @@ pub enum Identity {
 }
 
 impl Envelope {
-    /// Compiles the preset's selectors, replaced by the config's where those are set. With neither
-    /// a preset nor a selector the id is at `/id` and the type at `/type`.
+    /// Compiles the selectors of the config, and those of the preset where the config sets none. Without a
+    /// preset and a selector, the id is at `/id` and the type at `/type`.
     pub fn build(
         preset: Option<&'static PresetEnvelope>,
         spec: &EnvelopeSpec,
@@ -192,8 +192,8 @@ impl Envelope {
             Some(text) => Some(compiler.selector("occurred_at", text)?),
             None => None,
         };
-        // What a source of one's own is written in follows from where its values are said to be;
-        // a type that nobody asked for does not count.
+        // The selectors of a custom source decide the format of its body. The default selector of the
+        // type must not, so it is added after.
         let event_type = match (&spec.event_type, preset) {
             (Some(text), _) => vec![compiler.selector("event_type", text)?],
             (None, Some(preset)) => compiler.selectors("event_type", preset.event_type)?,
@@ -224,15 +224,14 @@ impl Envelope {
         })
     }
 
-    /// The same where the type is part of the guard: the first selector that leads to one is the
-    /// type, and an event without one is malformed.
+    /// The same for a source whose guard includes the type: the first selector with a value is the type,
+    /// and an event without a type is malformed.
     pub fn with_type_required(self) -> Self {
         Self { type_rule: TypeRule::FirstRequired, ..self }
     }
 
-    /// Whether one signature of this coverage fits one id and no other, so that the id alone
-    /// recognises a replay. An id that counts within a span does not: the same bytes are another
-    /// event later.
+    /// Whether one signature of this coverage is valid for only one id, so that the id alone recognises a
+    /// replay. An id within a span does not: the same bytes are another event later.
     fn id_is_signed(&self, coverage: &Coverage) -> bool {
         let fixed = |selector: &Selector| coverage.fixes(selector.origin());
         match &self.id {
@@ -253,15 +252,15 @@ impl Envelope {
         }
     }
 
-    /// Whether one signature of this coverage fits more than one id, so that an event needs a guard
-    /// beside its id. Where not the bytes are signed but what they mean, a digest needs it to know
-    /// another spelling of the same content for a copy.
+    /// Whether one signature of this coverage is valid for more than one id, so that an event needs a
+    /// guard. Where the sender signs decoded values and the id is a digest, the guard also recognises
+    /// another spelling of the same content as a copy.
     pub fn needs_guard(&self, coverage: &Coverage) -> bool {
         let spelled_freely = self.may_derive() && coverage.body() != BodyCovered::Bytes;
         coverage.signs_something() && (spelled_freely || !self.id_is_signed(coverage))
     }
 
-    /// Whether the id is a digest of signed values that counts within a span.
+    /// Whether the id is a digest of signed values within a span.
     pub fn is_signed_span(&self, coverage: &Coverage) -> bool {
         match &self.id {
             Id::Hash { fields, within: Some(_) } => fields.iter().all(|selector| {
@@ -271,7 +270,7 @@ impl Envelope {
         }
     }
 
-    /// Whether an id of this source can be a digest, which says nothing of the body's spelling.
+    /// Whether an id of this source can be a digest.
     fn may_derive(&self) -> bool {
         match &self.id {
             Id::FirstOf(selectors) => selectors.iter().any(Selector::is_digest),
@@ -280,17 +279,17 @@ impl Envelope {
         }
     }
 
-    /// Where the tenant comes from, if the source says so.
+    /// The origin of the tenant, if `tenant_from` is set.
     pub fn tenant_origin(&self) -> Option<Origin<'_>> {
         self.tenant_from.as_ref().map(Selector::origin)
     }
 
-    /// Where the type comes from.
+    /// The origins of the type.
     pub fn type_origins(&self) -> impl Iterator<Item = Origin<'_>> {
         self.event_type.iter().map(Selector::origin)
     }
 
-    /// Whether the hash of what was signed is part of an id.
+    /// Whether an id uses the hash of the signed content.
     pub fn asks_for_signed(&self) -> bool {
         let selectors = match &self.id {
             Id::FirstOf(selectors) | Id::Joined(selectors) => selectors,
@@ -299,9 +298,8 @@ impl Envelope {
         selectors.iter().any(|selector| selector.origin() == Origin::Signed)
     }
 
-    /// Whether a body that announces itself so can be what this source sends. One that does not
-    /// announce itself at all can; `text/plain` and `application/octet-stream` cannot, since no
-    /// sender of JSON or forms calls them that.
+    /// Whether this source can send a body of this content type. A missing content type fits. `text/plain`
+    /// and `application/octet-stream` do not, since no sender of JSON or forms uses them.
     pub fn content_type_fits(&self, content_type: Option<&str>) -> bool {
         let Some(essence) = content_type.map(essence).filter(|essence| !essence.is_empty()) else {
             return true;
@@ -313,12 +311,12 @@ impl Envelope {
         }
     }
 
-    /// Reads a proven body. Empty where it carries no event. One malformed event of several makes
-    /// the whole body malformed: what is answered stands for all of it.
+    /// Reads an authenticated body. Returns no items for a body without an event. One malformed event
+    /// makes the whole body malformed, since the answer is for the whole request.
     ///
-    /// The bytes decide what the body is, never its content type: no sender signs that, and another
-    /// reading of the same bytes would be another event. `signed` is the hash of what was signed,
-    /// where [`Envelope::asks_for_signed`] asks for it.
+    /// The bytes decide the format, and never the content type: no sender signs that, and another reading
+    /// of the same bytes would be another event. `signed` is the hash of the signed content, which
+    /// [`Envelope::asks_for_signed`] requires.
     pub fn read(
         &self,
         arrival: &Arrival,
@@ -339,8 +337,7 @@ impl Envelope {
         }
     }
 
-    /// A body in which no pointer leads anywhere, but for a form with the JSON in one of its
-    /// fields.
+    /// Reads a form. JSON pointers find nothing in it, unless the form has a field with JSON.
     fn read_form(&self, request: &Request<'_>) -> Result<Vec<Item>, Refusal> {
         let arrival = request.arrival;
         let json = match self.form_json {
@@ -365,15 +362,17 @@ impl Envelope {
         let mut path = vec![crate::json::extract(body, &self.levels[0].pointers)?];
         match (body.trim_ascii_start().first(), self.top) {
             (Some(b'{'), _) | (Some(b'['), Top::ObjectOrArray) => {}
-            (_, Top::Object) => return malformed("the body is no JSON object"),
-            (_, Top::ObjectOrArray) => return malformed("the body is no JSON object or array"),
+            (_, Top::Object) => return malformed("the body is not a JSON object"),
+            (_, Top::ObjectOrArray) => {
+                return malformed("the body is neither a JSON object nor an array");
+            }
         }
         self.descend(request, None, &mut path, &mut items)?;
         Ok(items)
     }
 
-    /// Reads the event that `path` has reached, or all that lie below it. `path` holds what was
-    /// looked up on each level from the body down to here; `here` is unset for the body itself.
+    /// Reads the event at this level, or all events below it. `path` holds the values that were found on
+    /// each level from the body down to here. `here` is `None` for the body itself.
     fn descend<'a>(
         &self,
         request: &Request<'a>,
@@ -417,8 +416,8 @@ impl Envelope {
         Ok(())
     }
 
-    /// Something that could have held several events and has no such array is one event: what is
-    /// not where we look for it must not vanish behind a 200. Without an id it is refused as ever.
+    /// Reads a value without the array of events as one event. It must not be ignored and answered 200.
+    /// Without an id it is refused.
     fn read_whole<'a>(
         &self,
         request: &Request<'a>,
@@ -514,7 +513,8 @@ fn is_json(essence: &str) -> bool {
     matches!(essence, "application/json" | "text/json") || essence.ends_with("+json")
 }
 
-/// Whether a body can only be meant as JSON. A byte order mark is no JSON, and no form begins so.
+/// Whether a body can only be JSON. No form begins with a brace, a bracket or a byte order mark; the
+/// latter is then refused as JSON.
 fn begins_as_json(body: &[u8]) -> bool {
     body.starts_with("\u{feff}".as_bytes())
         || matches!(body.trim_ascii_start().first(), Some(b'{' | b'['))
@@ -539,7 +539,7 @@ fn hash_id(
     if within.is_some_and(|within| within < Duration::from_secs(1)) {
         return Err(error(
             "\"within\" is shorter than a second",
-            "make it longer than the sender goes on retrying, such as \"10m\"",
+            "make it longer than the sender retries, such as \"10m\"",
         ));
     }
     Ok(Id::Hash { fields: compiler.hash_fields(fields)?, within })
@@ -569,7 +569,7 @@ fn first_of(
             return Ok(Identity::Derived { digest, within: None });
         }
         match view.find(selector)? {
-            // Where there are others to ask, an empty field is as good as none.
+            // With several selectors, an empty value counts as missing.
             Some(found) if !alone && found.is_blank() => {}
             Some(found) => return Ok(Identity::Given(id_text(selector, &found)?.into())),
             None => {}
@@ -578,8 +578,7 @@ fn first_of(
     no_id(selectors)
 }
 
-/// All parts, with `:` between them and a backslash before every `:` and `\` inside one, so that
-/// no part can run into the next.
+/// All parts, joined with `:`. A backslash before every `:` and `\` inside a part keeps parts apart.
 fn joined(view: &View<'_, '_>, selectors: &[Selector]) -> Result<Identity, Refusal> {
     let mut whole = String::new();
     for (place, selector) in selectors.iter().enumerate() {
@@ -604,8 +603,8 @@ fn joined(view: &View<'_, '_>, selectors: &[Selector]) -> Result<Identity, Refus
     Ok(Identity::Given(whole.into()))
 }
 
-/// Name, presence and value of each field, length-prefixed: `absent` and `empty`, `1` and `"1"`,
-/// and values that moved from one field to the next all differ.
+/// Hashes name, presence and value of each field, length-prefixed. So an absent and an empty field, `1`
+/// and `"1"`, and values moved from one field to the next all make different hashes.
 fn digest(view: &View<'_, '_>, fields: &[Selector], body: &Bytes) -> Result<String, Refusal> {
     let mut values: Vec<(&[u8], Cow<'_, [u8]>)> = Vec::with_capacity(fields.len());
     for field in fields {
@@ -639,8 +638,8 @@ fn bytes_of(text: Cow<'_, str>) -> Cow<'_, [u8]> {
     }
 }
 
-/// The id rules, for everything that names an event or a tenant: text or an integer as written, not
-/// empty, not long, nothing unprintable. Compared as it is, byte for byte.
+/// The rules for ids of events and tenants: text, or an integer as written; not empty, not too long, no
+/// control characters. Ids are compared byte for byte.
 fn id_text(selector: &Selector, found: &FoundValue<'_>) -> Result<String, Refusal> {
     let problem = match found.as_id_text() {
         None => "is neither text nor an integer",

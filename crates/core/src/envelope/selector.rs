@@ -1,5 +1,5 @@
-//! Selectors: text that says where in a request a value is, compiled so that all the pointers of a
-//! level are looked up in one pass.
+//! Selectors: text that selects a value of a request. They are compiled so that all JSON pointers of a
+//! level are found in one pass.
 
 use std::borrow::Cow;
 
@@ -22,7 +22,7 @@ pub(super) struct Selector {
 
 #[derive(Debug)]
 enum ValueLocation {
-    /// The pointer at `index` of what is looked up on `level`.
+    /// The pointer with this index on this level.
     Json { level: usize, index: usize },
     /// A header.
     Header(HeaderName),
@@ -41,7 +41,7 @@ impl Selector {
         &self.text
     }
 
-    /// Whether a value from there is a digest and no id of the sender's.
+    /// Whether its value becomes a digest, and is not an id of the sender.
     pub(super) fn is_digest(&self) -> bool {
         matches!(self.location, ValueLocation::Body | ValueLocation::Signed)
     }
@@ -58,12 +58,11 @@ impl Selector {
     }
 }
 
-/// What is looked up on one level of a body: what selectors ask for, and then the arrays that lead
-/// to the next level.
+/// The pointers of one level of a body: those of the selectors, then the arrays of the next level.
 #[derive(Debug, Default)]
 pub(super) struct Level {
     pub(super) pointers: Vec<Pointer>,
-    /// How many of the last pointers are such arrays; none on the level of the events.
+    /// How many of the last pointers are arrays of the next level: none on the level of the events.
     pub(super) arrays: usize,
 }
 
@@ -81,15 +80,15 @@ impl Level {
 /// Turns the selectors of a source into [`Level`]s of pointers.
 #[derive(Debug)]
 pub(super) struct Compiler {
-    /// The pointers that selectors ask for, for each level.
+    /// The pointers of the selectors, for each level.
     asked: Vec<Vec<Pointer>>,
-    /// The arrays that lead from each level but the last to the next.
+    /// The arrays of the next level, for each level but the last.
     arrays: Vec<Vec<Pointer>>,
     has_form: Option<&'static str>,
     has_pointer: Option<&'static str>,
 }
 
-/// How many `*` an `items` may have: Meta has one, and each multiplies the work.
+/// How many `*` an `items` may have. Meta needs one, and each multiplies the work.
 const STARS_MAX: usize = 3;
 
 impl Compiler {
@@ -108,7 +107,7 @@ impl Compiler {
         texts.iter().map(|text| self.selector(field, text.as_ref())).collect()
     }
 
-    /// Selectors among which `body` is one as well.
+    /// Selectors, one of which may be `body`.
     pub(super) fn hash_fields(
         &mut self,
         texts: &[impl AsRef<str>],
@@ -120,8 +119,7 @@ impl Compiler {
         texts.iter().map(AsRef::as_ref).map(field).collect()
     }
 
-    /// A preset's fields, among which `signed` is one too: what was signed, in the one spelling that
-    /// the signature fixes.
+    /// Selectors of a preset, one of which may be `signed`: the hash of the signed content.
     pub(super) fn preset_fields(&mut self, texts: &[&str]) -> Result<Vec<Selector>, SelectorError> {
         let mut field = |text: &&str| match *text {
             "signed" => Ok(Selector { text: (*text).into(), location: ValueLocation::Signed }),
@@ -175,7 +173,7 @@ impl Compiler {
         Ok(ValueLocation::Json { level, index })
     }
 
-    /// What the body must be written in for these selectors to mean anything.
+    /// The format of the body that these selectors need.
     pub(super) fn format(&self, preset: Option<BodyFormat>) -> Result<BodyFormat, SelectorError> {
         let batched = !self.arrays.is_empty();
         match (preset, self.has_pointer, self.has_form) {
@@ -223,8 +221,8 @@ impl Compiler {
     }
 }
 
-/// The arrays of each level of an `items` path: `/entry/*/changes|messaging` leads over `/entry` to
-/// the level of its elements, and from there over `/changes` and `/messaging`.
+/// The arrays of each level of an `items` path. `/entry/*/changes|messaging` has the array `/entry` on
+/// the first level, and `/changes` and `/messaging` on the level of its elements.
 fn arrays_of(items: &str) -> Result<Vec<Vec<Pointer>>, SelectorError> {
     let mut steps = vec![String::new()];
     if !items.is_empty() {
@@ -243,7 +241,7 @@ fn arrays_of(items: &str) -> Result<Vec<Vec<Pointer>>, SelectorError> {
         return Err(error(
             "items",
             format!("more than {STARS_MAX} \"*\" in one path"),
-            "take a shorter path: its elements may hold arrays themselves",
+            "use a shorter path",
         ));
     }
     let several = |step: &String| {
@@ -274,7 +272,7 @@ fn header(field: &'static str, name: &str) -> Result<HeaderName, SelectorError> 
     HeaderName::try_from(name.trim()).map_err(|_| {
         error(
             field,
-            format!("\"{name}\" is no header's name"),
+            format!("\"{name}\" is not a header name"),
             "write it as the sender does: \"header:x-event-id\"",
         )
     })
@@ -284,8 +282,8 @@ fn named(field: &'static str, kind: &str, name: &str) -> Result<Box<str>, Select
     if name.is_empty() {
         return Err(error(
             field,
-            format!("\"{kind}:\" names nothing"),
-            "put the parameter's name after the colon",
+            format!("\"{kind}:\" has no name"),
+            "write the name after the colon",
         ));
     }
     Ok(name.into())
@@ -295,7 +293,7 @@ fn error(field: &'static str, problem: String, hint: &str) -> SelectorError {
     SelectorError { field, problem, hint: hint.to_owned() }
 }
 
-/// A value that a selector led to.
+/// A value that a selector found.
 #[derive(Debug, Clone)]
 pub(super) enum FoundValue<'a> {
     /// From a header, a form or the query.
@@ -313,7 +311,7 @@ impl<'a> FoundValue<'a> {
         }
     }
 
-    /// Any scalar as text: where nothing is decided by it, a type may as well be a number.
+    /// Any scalar as text: a type may be a number.
     pub(super) fn loose(&self) -> Option<Cow<'a, str>> {
         match self {
             Self::Text(text) => Some(text.clone()),
@@ -337,26 +335,26 @@ impl<'a> FoundValue<'a> {
         matches!(self, Self::Json(value) if value.is_null())
     }
 
-    /// `null` or text without a character.
+    /// `null` or an empty text.
     pub(super) fn is_blank(&self) -> bool {
         self.is_null() || self.as_id_text().is_some_and(|text| text.is_empty())
     }
 }
 
-/// A proven request, and the hash of what was signed where an id is made of it.
+/// An authenticated request, and the hash of the signed content where an id needs it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request<'a> {
     pub(super) arrival: &'a Arrival,
     pub(super) signed: Option<&'a SignedContent>,
 }
 
-/// One event as selectors see it: the request, and what was found on each level of the body.
+/// One event with the values that were found on each level of the body.
 #[derive(Debug)]
 pub(super) struct View<'a, 'f> {
     pub(super) request: Request<'a>,
     /// Whether the body is a form.
     pub(super) is_form: bool,
-    /// What the pointers of each level led to; empty where the body is no JSON.
+    /// The values of the pointers of each level. Empty where the body is not JSON.
     pub(super) found: &'f [Vec<Option<Value<'a>>>],
 }
 
@@ -366,13 +364,13 @@ impl<'a> View<'a, '_> {
         match self.request.signed {
             Some(SignedContent::Whole(hash)) => Ok(hash),
             Some(SignedContent::Nothing | SignedContent::Items(_)) | None => {
-                Err(Refusal::NoId("nothing is signed that an id could be made of".into()))
+                Err(Refusal::NoId("no content is signed that could be hashed into an id".into()))
             }
         }
     }
 
-    /// The value there, or `None`. Two of them are malformed: whoever takes the first and whoever
-    /// takes the last would see different events.
+    /// The value of a selector, or `None`. A repeated value is malformed: a parser that takes the first
+    /// and one that takes the last would see different events.
     pub(super) fn find(&self, selector: &Selector) -> Result<Option<FoundValue<'a>>, Refusal> {
         let arrival = self.request.arrival;
         let found = match &selector.location {
@@ -400,7 +398,7 @@ fn single_header<'a>(
     let mut lines = arrival.headers.get_all(name).iter();
     let Some(line) = lines.next() else { return Ok(None) };
     if lines.next().is_some() {
-        return Err("stands there twice");
+        return Err("occurs twice");
     }
     match std::str::from_utf8(line.as_bytes()) {
         Ok(text) => Ok(Some(Cow::Borrowed(text))),

@@ -1,12 +1,12 @@
-//! The times that senders write, told apart by shape and magnitude.
+//! Parses the event times of senders, distinguished by shape and magnitude.
 
 use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 
-/// Reads unix time (seconds, also with a fraction, milliseconds, microseconds or nanoseconds),
-/// RFC 3339 or the date of a mail. A date without a zone is UTC: that is what those who leave it
-/// out mean. `None` where it is none of these: a time is a hint, and nothing fails for want of it.
+/// Parses unix time (seconds, also with a fraction, milliseconds, microseconds or nanoseconds), RFC 3339
+/// or the date of a mail. A date without a zone is UTC, as senders mean it. Any other text is `None`: the
+/// time is a hint, and its absence fails nothing.
 pub(super) fn read(text: &str) -> Option<Timestamp> {
     if text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
         return unix(text);
@@ -18,7 +18,7 @@ pub(super) fn read(text: &str) -> Option<Timestamp> {
         .or_else(|| Some(jiff::fmt::rfc2822::parse(text).ok()?.timestamp()))
 }
 
-/// Seconds last until the year 5138 before they would be taken for milliseconds of 1973.
+/// The number of digits decides the unit. Seconds have at most 11 digits until the year 5138.
 fn unix(text: &str) -> Option<Timestamp> {
     let Some((seconds, fraction)) = text.split_once('.') else {
         let number: i64 = text.parse().ok()?;
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_told_apart_by_shape_and_magnitude() {
+    fn times_are_distinguished_by_shape_and_magnitude() {
         let check = |text: &str, expected: Option<&str>| {
             assert_eq!(read(text).map(|time| time.to_string()).as_deref(), expected, "{text}");
         };

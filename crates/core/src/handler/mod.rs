@@ -1,7 +1,6 @@
-//! Handlers as the domain sees them: which events they are for, what their jobs run, and how often.
-//! [`type_filter`] matches events, [`order`] reads a job's place in the order, [`sql`] takes the user's
-//! statements apart, [`refetch`] says where the current object is, [`rust`] is the seam to handlers in
-//! Rust. Nothing here runs anything.
+//! Handlers: which events they want, what their jobs run, and how often. [`type_filter`] matches events,
+//! [`order`] reads a job's place in the order, [`sql`] parses the user's statements, [`refetch`] builds
+//! the URL of the current object, and [`rust`] is the trait of handlers in Rust. Nothing here runs a job.
 
 pub mod order;
 pub mod refetch;
@@ -28,35 +27,35 @@ use crate::secret::Secret;
 use crate::source::Source;
 use crate::store::{HandlerRef, HandlerSpec, NewJob};
 
-/// A handler, checked.
+/// A handler whose config was checked.
 #[derive(Debug)]
 pub struct Handler {
     /// Its name.
     pub name: HandlerName,
     /// What its jobs run.
     pub kind: HandlerKind,
-    /// Which types it is for.
+    /// The event types that it wants.
     pub types: TypeFilter,
-    /// How often and how long.
+    /// The retry schedule and the lease.
     pub policy: Policy,
-    /// How long one attempt may take. Work that is pulled has its lease instead.
+    /// How long one attempt may take. Pulled jobs have their lease instead.
     pub timeout: Duration,
-    /// How many attempts at once.
+    /// How many attempts run at once.
     pub concurrency: usize,
-    /// Where its order is read, and how it is kept.
+    /// How its jobs are ordered, if they are.
     pub order: Option<Order>,
-    /// Where the current object is fetched before the work; `None` where the event is enough.
+    /// Where the current object is fetched before an attempt, if it is.
     pub refetch: Option<Refetch>,
 }
 
 /// What a handler's jobs run.
 #[derive(Debug, Clone)]
 pub enum HandlerKind {
-    /// Statements, in the transaction of "done".
+    /// SQL statements, in the transaction that records "done".
     Sql(Arc<SqlProgram>),
     /// A request to the user's app, with no transaction open.
     Http(HttpTarget),
-    /// Nothing here: the user's workers lease them.
+    /// Nothing: the user's workers claim the jobs over the API.
     Pull,
     /// Rust code of this process, which records "done" in its own short transaction.
     Rust(Arc<dyn RustHandler>),
@@ -67,35 +66,35 @@ pub enum HandlerKind {
 pub struct HttpTarget {
     /// The URL: `http` or `https`, with a host, without user or fragment.
     pub url: Uri,
-    /// In whose scheme it is signed.
+    /// The scheme of the signature.
     pub sign_as: SignAs,
     /// The secret as configured.
     pub secret: Option<Secret>,
-    /// What signs with `secret`, in the scheme of `sign_as`; set wherever there is a secret.
+    /// Signs with `secret`, in the scheme of `sign_as`. Set wherever there is a secret.
     pub signer: Option<Arc<Source>>,
 }
 
-/// In whose scheme a request to the user's app is signed.
+/// The scheme in which a request to the user's app is signed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SignAs {
     /// Standard Webhooks.
     Standard,
-    /// The sender's own, so that code which verifies that sender keeps working.
+    /// The sender's own scheme, so that code that verifies that sender keeps working.
     Provider,
 }
 
-/// What a handler looks at to decide whether an event is for it.
+/// The parts of an event that decide whether a handler wants it.
 #[derive(Debug, Clone, Copy)]
 pub struct EventView<'a> {
-    /// What happened.
+    /// The type.
     pub event_type: Option<&'a str>,
     /// The event's bytes.
     pub body: &'a [u8],
 }
 
 impl Handler {
-    /// The job that an event promises to this handler, if it is for it. One whose order value is
-    /// missing or cannot be compared is hopeless: it is written and buried at once.
+    /// The job of an event for this handler, or `None` if the handler does not want it. A job whose order
+    /// value is missing or cannot be compared is written as dead.
     pub fn job_for(&self, event: EventView<'_>) -> Option<NewJob> {
         if !self.types.matches(event.event_type) {
             return None;
@@ -108,7 +107,7 @@ impl Handler {
         Some(NewJob { handler: self.name.clone(), place, hopeless })
     }
 
-    /// What a store needs to know of it, as a handler of `source`.
+    /// The part of the config that a store needs, as a handler of `source`.
     pub fn spec(&self, source: &SourceName) -> HandlerSpec {
         HandlerSpec {
             handler: HandlerRef { source: source.clone(), handler: self.name.clone() },
@@ -124,8 +123,7 @@ impl Handler {
 }
 
 impl HttpTarget {
-    /// What signs a request about an event that came in through `source`; `None` where it is sent
-    /// unsigned.
+    /// The signer of a request about an event of `source`. `None` where the request is sent unsigned.
     pub fn signer<'a>(&'a self, source: &'a Source) -> Option<&'a Source> {
         match (self.sign_as, &self.signer) {
             (SignAs::Standard | SignAs::Provider, Some(signer)) => Some(signer),
@@ -135,6 +133,6 @@ impl HttpTarget {
     }
 }
 
-/// A handler that cannot be used: a type or a selector of it is wrong. `field` is the config key
-/// below `[sources.NAME.handlers.H]`.
+/// Why a handler is refused: a type or a selector is wrong. `field` is the config key below
+/// `[sources.NAME.handlers.H]`.
 pub type HandlerError = SelectorError;

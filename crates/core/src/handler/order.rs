@@ -1,5 +1,5 @@
-//! Where a job's place in the order is read: two JSON pointers into the event's own bytes. What the
-//! guard then decides is [`crate::order`]'s.
+//! Reads a job's place in the order: two JSON pointers into the event's body. [`crate::order`] decides
+//! about the job.
 
 use jiff::Timestamp;
 
@@ -8,18 +8,18 @@ use crate::json::{self, Pointer, PointerError, Value};
 use crate::limits::RESOURCE_BYTES_MAX;
 use crate::order::{Machine, OrderPolicy, OrderRule, Place, Position};
 
-/// Where order is read, and how it is kept.
+/// The order of a handler: where resource and position are read, and the rule.
 #[derive(Debug)]
 pub struct Order {
-    /// Who may run, and what becomes of gaps.
+    /// Which jobs may run, and what happens at gaps.
     pub rule: OrderRule,
-    /// `resource`, then `by` or `state`: looked up in one pass.
+    /// `resource`, then `by` or `state`. Both are found in one pass.
     pointers: [Pointer; 2],
 }
 
 impl Order {
-    /// Takes the selectors apart: of what, and along what, which for a machine is its `state`.
-    /// `field` of an error is `order.resource`, `order.by` or `order.state`.
+    /// Parses the selectors of the resource and of the position, which for a state machine is its
+    /// `state`. The `field` of an error is `order.resource`, `order.by` or `order.state`.
     pub fn build(resource: &str, along: &str, rule: OrderRule) -> Result<Self, HandlerError> {
         let field = match rule.policy {
             OrderPolicy::Latest | OrderPolicy::Sequence { .. } => "order.by",
@@ -29,14 +29,14 @@ impl Order {
         Ok(Self { rule, pointers })
     }
 
-    /// The place of an event, or why it has none. The reason never quotes the event.
+    /// The place of an event, or why it has none. The reason never quotes a value of the event.
     pub fn place(&self, body: &[u8]) -> Result<Place, String> {
         let found = json::extract(body, &self.pointers)
-            .map_err(|malformed| format!("its order cannot be read: {malformed}"))?;
+            .map_err(|malformed| format!("cannot order this event: {malformed}"))?;
         let [resource, along] = &self.pointers;
         let value = |index: usize| found.get(index).copied().flatten();
         let named = |key: &str, pointer: &Pointer, problem: &str| {
-            format!("its order cannot be told: {key} ({}) {problem}", pointer.as_str())
+            format!("cannot order this event: {key} ({}) {problem}", pointer.as_str())
         };
         Ok(Place {
             resource: resource_of(value(0))
@@ -63,7 +63,7 @@ fn resource_of(value: Option<Value<'_>>) -> Result<Box<str>, &'static str> {
     }
 }
 
-/// An integer counts as it is written: going through a float would make equals of neighbours.
+/// An integer is compared as it is written. A float would make neighbouring integers equal.
 fn position_of(value: Option<Value<'_>>) -> Result<Position, &'static str> {
     let value = there(value)?;
     let neither = "is neither an integer nor an RFC 3339 time";
@@ -76,7 +76,7 @@ fn position_of(value: Option<Value<'_>>) -> Result<Position, &'static str> {
 
 fn state_in(machine: &Machine, value: Option<Value<'_>>) -> Result<Position, &'static str> {
     let text = there(value)?.as_id_text().ok_or("is neither text nor an integer")?;
-    machine.position(&text).ok_or("is a state that no transition names")
+    machine.position(&text).ok_or("is a state that appears in no transition")
 }
 
 fn there(value: Option<Value<'_>>) -> Result<Value<'_>, &'static str> {
@@ -87,8 +87,8 @@ fn there(value: Option<Value<'_>>) -> Result<Value<'_>, &'static str> {
     }
 }
 
-/// Microseconds since the epoch, finer ones cut off. The parser behind it takes more than RFC 3339
-/// does, such as a zone in brackets or an offset without minutes, so the shape is checked first.
+/// Microseconds since the epoch, truncated. The timestamp parser accepts more than RFC 3339, such as a
+/// zone in brackets or an offset without minutes, so the shape is checked first.
 fn rfc3339_microseconds(text: &str) -> Option<i64> {
     let bytes = text.as_bytes();
     let (&last, seconds) = (bytes.last()?, bytes.get(..19)?);
@@ -126,7 +126,7 @@ fn pointer(field: &'static str, text: &str) -> Result<Pointer, HandlerError> {
     let bad = |problem: String, hint: &str| HandlerError { field, problem, hint: hint.to_owned() };
     match Pointer::parse(text) {
         Ok(pointer) if pointer.keys().next().is_none() => Err(bad(
-            "names nothing".to_owned(),
+            "selects nothing".to_owned(),
             "a JSON pointer to one field of the event, such as \"/data/object/id\"",
         )),
         Ok(pointer) => Ok(pointer),

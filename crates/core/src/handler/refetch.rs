@@ -1,8 +1,8 @@
-//! Where the object that an event is about can be fetched as it is now: the event is a hint, the
-//! source of truth has the last word. This makes the URL; the engine does the fetching.
+//! The URL of the current object that an event is about. The event is a hint, and the source of truth
+//! decides. The engine fetches the object.
 //!
-//! What comes from an event is percent-encoded as one path segment and can never reach the host, so
-//! no sender chooses whom we ask.
+//! A value of an event is percent-encoded as one path segment and never part of the host, so no sender
+//! chooses which server is asked.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -13,16 +13,16 @@ use crate::presets::edits;
 use crate::secret::Secret;
 use crate::store::ClaimedEvent;
 
-/// How the current object is fetched. Its headers may be secrets, and `Debug` hides them.
+/// How the current object is fetched. Its headers may be secrets; `Debug` hides them.
 #[derive(Debug, Clone)]
 pub struct Refetch {
     /// The URL, with placeholders.
     pub url: RefetchUrl,
-    /// Sent with the request: each fits into a header.
+    /// The headers of the request. Each value is valid in a header.
     pub headers: Vec<(HeaderName, Secret)>,
-    /// For all of it, from the name lookup to the last byte.
+    /// The time for the whole fetch, from the name lookup to the last byte.
     pub timeout: Duration,
-    /// The largest object that is taken.
+    /// The largest object that is accepted.
     pub body_bytes_max: usize,
 }
 
@@ -32,10 +32,10 @@ pub struct RefetchUrl {
     pieces: Vec<Piece>,
 }
 
-/// Why a URL cannot be used, and where in its text.
+/// Why a URL is refused, and where in its text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefetchError {
-    /// The byte of the text.
+    /// The offset in bytes.
     pub at: usize,
     /// What is wrong.
     pub problem: String,
@@ -58,17 +58,17 @@ enum Placeholder {
 }
 
 impl RefetchUrl {
-    /// Finds the placeholders, and checks that the rest is a URL: `http` or `https`, with a host,
-    /// without user or fragment.
+    /// Parses the placeholders and checks the rest: a URL with `http` or `https` and a host, without user
+    /// or fragment.
     pub fn parse(text: &str) -> Result<Self, RefetchError> {
         let pieces = pieces(text)?;
         let whole = |problem: &str| RefetchError {
             at: 0,
             problem: problem.to_owned(),
-            hint: "write where the object is found: \"https://api.example.com/payouts/{resource}\""
+            hint: "write the URL of the object: \"https://api.example.com/payouts/{resource}\""
                 .to_owned(),
         };
-        // Any value is as good as another here: encoded, all of them are plain text.
+        // Any value will do: once encoded, every value is plain text.
         let sample = joined(&pieces, |_| Ok("x".to_owned())).map_err(|problem| whole(&problem))?;
         let url: Uri = sample.parse().map_err(|_| whole("is not a URL"))?;
         match url.scheme_str() {
@@ -93,19 +93,19 @@ impl RefetchUrl {
             return Err(RefetchError {
                 at,
                 problem: "a placeholder cannot be part of the host".to_owned(),
-                hint: "the event must not choose whom we ask: put it into the path or the query"
+                hint: "an event must not choose the server: use the placeholder in the path or the query"
                     .to_owned(),
             });
         }
         Ok(Self { pieces })
     }
 
-    /// Whether it names `{resource}`, which only a handler with an order knows.
+    /// Whether it uses `{resource}`, which only an ordered handler has.
     pub fn names_resource(&self) -> bool {
         self.pieces.contains(&Piece::Value(Placeholder::Resource))
     }
 
-    /// The URL for an event, or why there is none. The reason never quotes the event.
+    /// The URL for an event, or why there is none. The reason never quotes a value of the event.
     pub fn of(&self, event: &ClaimedEvent) -> Result<Uri, String> {
         let value = |placeholder| {
             let value = match placeholder {
@@ -123,7 +123,7 @@ impl RefetchUrl {
             }
         };
         let text = joined(&self.pieces, value)?;
-        text.parse().map_err(|_| "with this event's values it is no URL".to_owned())
+        text.parse().map_err(|_| "with this event's values it is not a URL".to_owned())
     }
 }
 
@@ -163,7 +163,7 @@ impl Placeholder {
     }
 }
 
-/// Where each placeholder begins.
+/// The offset of each placeholder.
 fn placeholders(text: &str) -> impl Iterator<Item = usize> {
     text.match_indices('{').map(|(at, _)| at)
 }
@@ -178,10 +178,10 @@ fn pieces(text: &str) -> Result<Vec<Piece>, RefetchError> {
             hint: "a placeholder is a name in braces, such as {resource}".to_owned(),
         };
         if text[open..].starts_with('}') {
-            return Err(stray("a brace is closed that was not opened"));
+            return Err(stray("a } without its {"));
         }
         let close = text[open..].find('}').map(|length| open + length);
-        let close = close.ok_or_else(|| stray("a brace is not closed"))?;
+        let close = close.ok_or_else(|| stray("a { without its }"))?;
         let name = &text[open + 1..close];
         let placeholder = Placeholder::named(name).map_err(|hint| RefetchError {
             at: open,
@@ -196,13 +196,13 @@ fn pieces(text: &str) -> Result<Vec<Piece>, RefetchError> {
     Ok(pieces)
 }
 
-/// Servers take `.` and `..` out of a path before they look at it, some also where the slash beside
-/// them was encoded: such a value would ask for something else, maybe for all there is.
+/// Servers resolve `.` and `..` in a path, some also beside an encoded slash. Such a value would fetch
+/// another object, or a list of all objects.
 fn is_dots(part: &str) -> bool {
     matches!(part, "." | "..")
 }
 
-/// The text with its values.
+/// The URL with its values.
 fn joined(
     pieces: &[Piece],
     value: impl Fn(Placeholder) -> Result<String, String>,
@@ -230,7 +230,7 @@ fn encoded(value: &str) -> String {
                 text.push(char::from(byte));
             }
             other => {
-                write!(text, "%{other:02X}").expect("a String takes all that is written to it");
+                write!(text, "%{other:02X}").expect("writing to a String never fails");
             }
         }
     }

@@ -1,5 +1,5 @@
-//! The seam behind which a handler in Rust stands: it gets a claim and says how it went. What it
-//! commits, and how that commit is fenced, is between it and its store.
+//! The trait of a handler in Rust: it gets a claim and returns the outcome. It commits its effects
+//! through its store, which checks the fence.
 
 use std::fmt;
 use std::future::Future;
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use crate::job::Retry;
 use crate::store::Claim;
 
-/// Rust code that works on one handler's claims. Each call is one attempt; the caller renews the
-/// lease, bounds its time by dropping the future, and takes a panic for a failed attempt.
+/// Rust code that runs the claims of one handler. Each call is one attempt. The caller renews the
+/// lease, drops the future when the time is over, and counts a panic as a failed attempt.
 pub trait RustHandler: fmt::Debug + Send + Sync + 'static {
-    /// Works on one claim. `current` is the object as it is now, where the handler has it fetched.
+    /// Runs one claim. `current` is the refetched object, where the handler has a `refetch`.
     fn work(
         &self,
         claim: Claim,
@@ -23,19 +23,19 @@ pub trait RustHandler: fmt::Debug + Send + Sync + 'static {
 /// How an attempt in Rust ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RustOutcome {
-    /// Effects and "done" are committed: nothing is left to record.
+    /// The effects are committed, and the job is recorded as done.
     Committed,
     /// It failed; nothing was committed.
     Failed {
         /// Why.
         error: String,
-        /// When to try again.
+        /// When to retry.
         retry: Retry,
     },
-    /// It ended without a verdict, because the fence or the database was gone: whoever claims the
-    /// job next decides.
+    /// The outcome is unknown, because the fence was lost or the database did not answer. The next claim
+    /// of the job decides.
     Lost {
-        /// What was gone.
+        /// What failed.
         error: String,
     },
 }

@@ -1,37 +1,37 @@
-//! Globs over event types: which events a handler is for.
+//! Globs over event types: which events a handler wants.
 
 use super::HandlerError;
 
-/// Globs over event types: `payout.*`, where `*` is any run of characters. Empty means all.
+/// Globs over event types: `payout.*`, where `*` matches any characters. Empty matches all types.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TypeFilter(Vec<String>);
 
 impl TypeFilter {
-    /// Takes the globs as written. An empty one would match nothing, and is refused.
+    /// Takes the globs as written. An empty glob would match nothing and is refused.
     pub fn new(globs: impl IntoIterator<Item = impl Into<String>>) -> Result<Self, HandlerError> {
         let globs: Vec<String> = globs.into_iter().map(Into::into).collect();
         if globs.iter().any(String::is_empty) {
             return Err(HandlerError {
                 field: "types",
-                problem: "a type without a character matches nothing".to_owned(),
+                problem: "an empty type matches nothing".to_owned(),
                 hint: "write \"payout.*\" or \"*\"; leave `types` out for all".to_owned(),
             });
         }
         Ok(Self(globs))
     }
 
-    /// Whether an event of this type is meant. One without a type is, where all are.
+    /// Whether an event of this type matches. An event without a type matches only where all types do.
     pub fn matches(&self, event_type: Option<&str>) -> bool {
-        let is_meant = |glob: &String| match event_type {
+        let matches = |glob: &String| match event_type {
             Some(event_type) => glob_matches(glob.as_bytes(), event_type.as_bytes()),
             None => glob.bytes().all(|byte| byte == b'*'),
         };
-        self.0.is_empty() || self.0.iter().any(is_meant)
+        self.0.is_empty() || self.0.iter().any(matches)
     }
 }
 
-/// On a mismatch only the last `*` takes one more character: the earlier ones have already done all
-/// they can, so the work is bounded by the product of both lengths.
+/// On a mismatch only the last `*` takes one more character. Backtracking to an earlier `*` cannot help,
+/// so the work is bounded by the product of both lengths.
 fn glob_matches(glob: &[u8], text: &[u8]) -> bool {
     let (mut in_glob, mut in_text) = (0, 0);
     let mut last_star: Option<(usize, usize)> = None;

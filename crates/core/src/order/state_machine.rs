@@ -1,7 +1,7 @@
-//! A state machine over named states: which state may follow which, and what lies ahead of where.
+//! A state machine over named states: which state may follow which, and which are reachable.
 //!
-//! A state is kept as a number made of its name alone, so that marks stay good when the
-//! configuration lists its transitions in another order, or more of them.
+//! A state is stored as a number derived from its name alone. So stored marks stay valid when the
+//! config lists its transitions in another order, or more of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,44 +10,45 @@ use aws_lc_rs::digest;
 use super::{Guard, Position};
 use crate::limits::TRANSITIONS_MAX;
 
-/// Named states, the transitions that are allowed between them, and where everything begins.
+/// Named states, the allowed transitions between them, and the start state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
     start: Position,
     names: BTreeMap<Position, Box<str>>,
-    /// One allowed step from each state.
+    /// The states that each state may go to directly.
     next: BTreeMap<Position, BTreeSet<Position>>,
-    /// All that can be reached from each state, by however many steps.
+    /// The states that are reachable from each state in any number of steps.
     ahead: BTreeMap<Position, BTreeSet<Position>>,
 }
 
-/// Why transitions make no machine.
+/// Why a list of transitions is not a state machine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MachineError {
     /// There are none.
     #[error("allows no transition")]
     Empty,
-    /// There are more than any machine that a person wrote.
+    /// There are more than the bound.
     #[error("allows more than {TRANSITIONS_MAX} transitions")]
     TooMany,
-    /// One is not two names with an arrow between them.
+    /// One of them is not two names with an arrow between them.
     #[error("\"{text}\" is not a transition")]
     Arrow {
-        /// Which one, from 0.
+        /// Its index, from 0.
         index: usize,
-        /// As it is written.
+        /// Its text.
         text: String,
     },
-    /// The start is no state of it.
-    #[error("\"{0}\" is in no transition")]
+    /// The start state appears in no transition.
+    #[error("\"{0}\" appears in no transition")]
     Start(String),
     /// Two names have the same number.
-    #[error("\"{0}\" and \"{1}\" cannot be told apart; call one of them something else")]
+    #[error("\"{0}\" and \"{1}\" have the same hash; rename one of them")]
     SameNumber(String, String),
 }
 
 impl Machine {
-    /// Reads transitions such as `pending -> paid`. Without a `start` the first one begins with it.
+    /// Parses transitions such as `pending -> paid`. Without a `start`, the first transition's origin is
+    /// the start state.
     pub fn parse(start: Option<&str>, allow: &[impl AsRef<str>]) -> Result<Self, MachineError> {
         if allow.len() > TRANSITIONS_MAX {
             return Err(MachineError::TooMany);
@@ -76,7 +77,7 @@ impl Machine {
         Ok(Self { start: number_of(start), names, next, ahead })
     }
 
-    /// The number of a state; `None` for a name that is in no transition.
+    /// The number of a state. `None` for a name that appears in no transition.
     pub fn position(&self, state: &str) -> Option<Position> {
         let number = number_of(state);
         self.names.get(&number).filter(|name| ***name == *state).map(|_| number)
@@ -92,8 +93,8 @@ impl Machine {
         self.names.get(&position).map(|name| &**name)
     }
 
-    /// What the guard says of a step to `target`. A mark that is no state of today's machine counts
-    /// as none: its resource begins anew, under a person's eye.
+    /// Decides about a step to `target`. A mark that is not a state of this machine counts as none: its
+    /// resource starts again from the start state.
     pub(super) fn decide(&self, mark: Option<Position>, target: Position) -> Guard {
         let holds = |map: &BTreeMap<Position, BTreeSet<Position>>, from: Position| {
             map.get(&from).is_some_and(|states| states.contains(&target))
@@ -103,21 +104,21 @@ impl Machine {
             None if holds(&self.ahead, self.start) => Guard::Hold,
             None => Guard::Stale,
             Some(current) if holds(&self.next, current) => Guard::Run,
-            // It is there already, also where a circle leads back to it.
+            // It is the current state already, also where a cycle leads back to it.
             Some(current) if target == current => Guard::Stale,
             Some(current) if holds(&self.ahead, current) => Guard::Hold,
             Some(_) => Guard::Stale,
         }
     }
 
-    /// The state that leads to most of the others; of several the first.
+    /// The state from which most of the others are reachable; of several, the first.
     pub(super) fn earliest(&self, held: impl IntoIterator<Item = Position>) -> Option<Position> {
         let held: Vec<Position> = held.into_iter().collect();
         let leads_to = |from: &Position| {
             let ahead = self.ahead.get(from);
             held.iter().filter(|to| ahead.is_some_and(|ahead| ahead.contains(to))).count()
         };
-        // The first of equals, where `max_by_key` would take the last.
+        // `max_by_key` returns the last of equals, so the order is reversed.
         held.iter().rev().max_by_key(|from| leads_to(from)).copied()
     }
 }
@@ -129,7 +130,7 @@ fn states_of(transition: &str) -> Option<(&str, &str)> {
     (is_name(from) && is_name(to)).then_some((from, to))
 }
 
-/// 63 bits, so that it is a positive number in every database.
+/// 63 bits of the hash of the name, so that the number is positive in every database.
 fn number_of(state: &str) -> Position {
     let hash = digest::digest(&digest::SHA256, state.as_bytes());
     let mut first = [0; 8];
@@ -167,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_step_runs_if_allowed_waits_if_ahead_and_is_stale_if_behind() {
-        // Tries every kind of step, a circle and a repeated state among them.
+        // Every kind of step, including a cycle and a repeated state.
         let payout = payout();
         check(&payout, None, "pending", Guard::Run);
         check(&payout, None, "charged", Guard::Hold);
@@ -191,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_state_has_the_same_number_in_every_machine_and_never_a_negative_one() {
-        // A config that lists its transitions anew must not move the marks.
+        // A config that lists its transitions in another order must not change stored marks.
         let other = Machine::parse(Some("paid"), &["paid -> x", "charged -> paid"]).unwrap();
         for state in ["charged", "paid"] {
             let number = payout().position(state).unwrap();
@@ -199,7 +200,7 @@ mod tests {
             assert_eq!(other.state(number), Some(state));
             assert!(number.0 >= 0);
         }
-        // Written down: a build that numbers states otherwise would forget every mark there is.
+        // A build that numbered states in another way would lose every stored mark.
         assert_eq!(number_of("paid"), Position(0x268a_d70e_b5bc_4737));
         assert_eq!(payout().position("x"), None);
         assert_eq!(payout().state(Position(1)), None);
@@ -207,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_mark_of_another_machine_counts_as_none() {
-        // The state a resource is in was taken out of the config.
+        // The current state of a resource was removed from the config.
         let payout = payout();
         let gone = Some(number_of("authorized"));
         assert_eq!(payout.decide(gone, number_of("pending")), Guard::Run);
@@ -216,7 +217,7 @@ mod tests {
 
     #[test]
     fn of_several_states_the_one_that_leads_to_the_others_is_the_earliest() {
-        // They are held in the order they came in, which is not theirs.
+        // They are held in the order of arrival, which is not the order of the states.
         let payout = payout();
         let check = |held: &[&str], expected: Option<&str>| {
             let found = payout.earliest(held.iter().map(|state| number_of(state)));
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_machine_is_refused() {
+    fn bad_transitions_are_refused() {
         for bad in ["a", "a > b", "-> b", "a ->", "a -> b -> c", "", "a - > b"] {
             let refused = Machine::parse(None, &["x -> y", bad]);
             let expected = MachineError::Arrow { index: 1, text: bad.to_owned() };

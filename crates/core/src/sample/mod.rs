@@ -1,8 +1,8 @@
-//! Realistic sample events of every preset, for `hapax send` and tests: the body as that sender
-//! writes it, and its own unsigned headers. Signing them is [`crate::scheme`]'s part.
+//! Realistic sample events of every preset, for `hapax send` and tests: a body as the sender writes it,
+//! and its unsigned headers. [`crate::scheme`] signs them.
 //!
-//! A sample is a template with names in angle brackets, filled from one [`SampleId`]: the same id
-//! gives the same bytes, another id another event. The templates are data, in `templates.rs`.
+//! A sample is a template with names in angle brackets, filled from one [`SampleId`]. The same id makes
+//! the same bytes, another id another event. The templates are in `templates.rs`.
 
 mod templates;
 
@@ -12,8 +12,8 @@ use crate::json::{Pointer, PointerError};
 use crate::key::KeyHash;
 use templates::{TEMPLATES, Template};
 
-/// The sample event of a provider, or `None` where there is no such provider. Without a type it is
-/// the one that provider is best known for.
+/// The sample event of a provider, or `None` for an unknown provider. Without a type it is a common type
+/// of that provider.
 pub fn event(provider: &str, event_type: Option<&str>, id: &SampleId) -> Option<Sample> {
     let template = TEMPLATES.iter().find(|template| template.provider == provider)?;
     let event_type = event_type.unwrap_or(template.event_type);
@@ -26,7 +26,7 @@ pub fn event(provider: &str, event_type: Option<&str>, id: &SampleId) -> Option<
     })
 }
 
-/// The type of the sample that a provider is best known for.
+/// A common event type of a provider, which its sample has by default.
 pub fn best_known_type(provider: &str) -> Option<&'static str> {
     let template = TEMPLATES.iter().find(|template| template.provider == provider)?;
     Some(template.event_type)
@@ -37,7 +37,7 @@ pub fn providers() -> impl Iterator<Item = &'static str> {
     TEMPLATES.iter().map(|template| template.provider)
 }
 
-/// Which event a sample is.
+/// The identity of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SampleId {
     text: String,
@@ -47,13 +47,13 @@ pub struct SampleId {
 }
 
 impl SampleId {
-    /// An id that somebody asked for: it stands in the event exactly so, wherever the sender's id
-    /// is text (where it is a number, only digits can).
+    /// An id given by the user. The event contains it as it is where the sender's id is text; where it is
+    /// a number, only digits can be used.
     pub fn exact(text: impl Into<String>, at: Timestamp) -> Self {
         Self::new(text.into(), at, false)
     }
 
-    /// An id from a unique token, dressed up as that sender's ids are: `evt_…`, a UUID, a number.
+    /// An id made from a unique token, in the form of that sender's ids: `evt_…`, a UUID, a number.
     pub fn made_up(token: impl Into<String>, at: Timestamp) -> Self {
         Self::new(token.into(), at, true)
     }
@@ -63,7 +63,7 @@ impl SampleId {
         Self { text, at, made_up, hash }
     }
 
-    /// The text itself where it is a number, else fifteen digits that stand for it.
+    /// The text itself where it is a number, else 15 digits derived from it.
     fn number(&self) -> String {
         let digits = self.text.bytes().all(|byte| byte.is_ascii_digit());
         if digits && (1..=18).contains(&self.text.len()) && !self.text.starts_with('0') {
@@ -79,19 +79,19 @@ impl SampleId {
     }
 }
 
-/// A request that a sender could have made, but for its signature.
+/// A request as a sender would make it, without the signature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sample {
     /// The body.
     pub body: String,
-    /// What it is written in.
+    /// The content type of the body.
     pub content_type: &'static str,
-    /// The sender's own headers that are not about the signature, such as `X-GitHub-Delivery`.
+    /// The sender's headers apart from the signature, such as `X-GitHub-Delivery`.
     pub headers: Vec<(&'static str, String)>,
 }
 
-/// Puts `value` where `pointer` leads, making objects on the way where there is nothing yet; in an
-/// array only what is there can be replaced. The empty pointer replaces everything.
+/// Sets `value` at `pointer`, and creates missing objects on the way. In an array only an existing
+/// element can be replaced. The empty pointer replaces the whole document.
 pub fn set(
     body: &mut serde_json::Value,
     pointer: &str,
@@ -124,13 +124,13 @@ pub fn set(
     Ok(())
 }
 
-/// Why nothing could be set.
+/// Why a value could not be set.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SetError {
     /// Not a JSON pointer.
     #[error(transparent)]
     Pointer(#[from] PointerError),
-    /// It leads through a plain value, or past the end of an array.
+    /// The pointer leads through a scalar, or past the end of an array.
     #[error("there is nothing at {0}")]
     Nothing(String),
 }
@@ -175,7 +175,7 @@ fn headers(template: &Template, values: &TemplateValues<'_>) -> Vec<(&'static st
     template.headers.iter().map(|(name, text)| (*name, value(text))).collect()
 }
 
-/// What the names in angle brackets stand for.
+/// The values of the names in angle brackets.
 struct TemplateValues<'a> {
     id: &'a SampleId,
     event_type: &'a str,
@@ -241,7 +241,7 @@ impl TemplateValues<'_> {
         at.checked_add(later).unwrap_or(at).to_string()
     }
 
-    /// Stripe's types end in what happened to an object: `charge.dispute.created`.
+    /// The object of a Stripe type: `charge.dispute` in `charge.dispute.created`.
     fn stripe_object(&self) -> &str {
         self.event_type.rsplit_once('.').map_or(self.event_type, |(object, _)| object)
     }

@@ -1,6 +1,6 @@
-//! Senders that put their signature into the body: Adyen in each item, Mailgun beside the event.
-//! What must be read to find it is read strictly: a field that is there twice is refused, so that
-//! no other reader can see another value than the one that was checked.
+//! Senders that put their signature into the body: Adyen in each item, Mailgun beside the event. The
+//! body is parsed strictly: a repeated field is refused, so that no other parser sees a value that was
+//! not checked.
 
 use aws_lc_rs::{constant_time, hmac};
 use bytes::Bytes;
@@ -26,7 +26,7 @@ fn hmac_keys(spec: &SourceSpec, form: KeyForm) -> Result<Vec<ExpiringKey<hmac::K
     })
 }
 
-/// The place of the key that signed `content`.
+/// The index of the key that signed `content`.
 fn signer(
     keys: &[ExpiringKey<hmac::Key>],
     content: &[&[u8]],
@@ -47,7 +47,7 @@ fn signer(
     }
     match tried {
         0 => Err(expired()),
-        _ => Err(Refusal::Signature("it is not by the secret of this source".into())),
+        _ => Err(Refusal::Signature("it was not made with the secret of this source".into())),
     }
 }
 
@@ -64,7 +64,7 @@ fn first_key(keys: &[ExpiringKey<hmac::Key>], now: Timestamp) -> Result<&hmac::K
         .ok_or_else(|| SignError("no secret is active any more".into()))
 }
 
-/// Adyen's payments: every item carries its own HMAC, and one that fails refuses the whole.
+/// Adyen's payments: every item carries its own HMAC. One wrong HMAC refuses the whole request.
 pub(super) struct AdyenVerifier {
     keys: Vec<ExpiringKey<hmac::Key>>,
 }
@@ -95,7 +95,7 @@ struct AdyenFields<'a> {
     additional_data: Option<AdyenExtra>,
 }
 
-/// `"true"` as Adyen sends it, or `true` as its documents show it: signed alike.
+/// `"true"` as Adyen sends it, or `true` as in its documentation. Both are signed alike.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Flag {
@@ -127,9 +127,9 @@ struct AdyenExtra {
 }
 
 impl AdyenFields<'_> {
-    /// The fields in the order in which they are signed. Nothing escapes the `:` between them, so
-    /// bytes could move from one field to its neighbour under the same signature: only the
-    /// merchant's own reference may hold one.
+    /// The fields in the order in which they are signed. The `:` between them is not escaped, so bytes
+    /// could move from one field to the next under the same signature. So only the merchant's own
+    /// reference may contain a `:`.
     fn content(&self) -> Result<String, Refusal> {
         let value = self.amount.value.get();
         let plain = [
@@ -142,10 +142,10 @@ impl AdyenFields<'_> {
             self.success.text(),
         ];
         if plain.iter().any(|field| field.contains(':')) {
-            return Err(Refusal::Signature("a signed field holds a colon".into()));
+            return Err(Refusal::Signature("a signed field contains a colon".into()));
         }
         if !value.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-') {
-            return Err(Refusal::Signature("the amount is no integer".into()));
+            return Err(Refusal::Signature("the amount is not an integer".into()));
         }
         let [psp, original, account, value, currency, event, success] = plain;
         let reference = self.merchant_reference.as_deref().unwrap_or_default();
@@ -161,7 +161,7 @@ impl AdyenVerifier {
 
 fn adyen_body(body: &[u8]) -> Result<AdyenBody<'_>, Refusal> {
     serde_json::from_slice(body)
-        .map_err(|_| Refusal::Signature("the body holds no items that could be signed".into()))
+        .map_err(|_| Refusal::Signature("the body contains no notification items".into()))
 }
 
 impl SchemeVerifier for AdyenVerifier {
@@ -193,7 +193,7 @@ impl SchemeVerifier for AdyenVerifier {
     }
 
     fn sign(&self, request: &Arrival, _id: &str, now: Timestamp) -> Result<Signed, SignError> {
-        let unfit = || SignError("the body is no list of Adyen's notification items".into());
+        let unfit = || SignError("the body is not a list of Adyen's notification items".into());
         let key = first_key(&self.keys, now)?;
         let AdyenBody { items } = adyen_body(&request.body).map_err(|_| unfit())?;
         let mut body: Value = serde_json::from_slice(&request.body).map_err(|_| unfit())?;
@@ -214,7 +214,7 @@ impl SchemeVerifier for AdyenVerifier {
         Ok(Signed { body: Some(Bytes::from(body.to_string())), ..Signed::default() })
     }
 
-    /// Each item by itself: items can be taken from one request and put into another.
+    /// Each item separately: items can be moved from one request into another.
     fn signed_content(&self, arrival: &Arrival) -> Result<SignedContent, Refusal> {
         let AdyenBody { items } = adyen_body(&arrival.body)?;
         let of = |AdyenItem { item }: &AdyenItem<'_>| {
@@ -224,7 +224,7 @@ impl SchemeVerifier for AdyenVerifier {
     }
 }
 
-/// Mailgun: a timestamp and a token are signed, the event is not.
+/// Mailgun: a timestamp and a token are signed. The event is not.
 pub(super) struct MailgunVerifier {
     keys: Vec<ExpiringKey<hmac::Key>>,
 }
@@ -237,7 +237,7 @@ struct MailgunBody<'a> {
 
 #[derive(Deserialize)]
 struct MailgunSignature<'a> {
-    /// A string of digits, or a number: its literal text is what was signed.
+    /// A string of digits, or a number. Its literal text was signed.
     #[serde(borrow)]
     timestamp: &'a RawValue,
     token: String,
@@ -279,7 +279,7 @@ impl SchemeVerifier for MailgunVerifier {
     }
 
     fn sign(&self, request: &Arrival, id: &str, now: Timestamp) -> Result<Signed, SignError> {
-        let unfit = || SignError("the body is no JSON object".into());
+        let unfit = || SignError("the body is not a JSON object".into());
         let key = first_key(&self.keys, now)?;
         let mut body: Value = serde_json::from_slice(&request.body).map_err(|_| unfit())?;
         let stamp = time::format(TimeForm::Seconds, now);
@@ -295,7 +295,7 @@ impl SchemeVerifier for MailgunVerifier {
         Ok(Signed { body: Some(Bytes::from(body.to_string())), ..Signed::default() })
     }
 
-    /// The one-time token with its time. The event beside it is not signed.
+    /// The one-time token and the time. The event is not signed.
     fn signed_content(&self, arrival: &Arrival) -> Result<SignedContent, Refusal> {
         let signature = mailgun_signature(&arrival.body)?;
         Ok(SignedContent::whole([signature.stamp().as_bytes(), signature.token.as_bytes()]))

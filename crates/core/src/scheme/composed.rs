@@ -1,5 +1,5 @@
-//! Signatures over composed content, carried in headers: most senders. The content is fed to the
-//! hash piece by piece, so that a body is never copied to be checked.
+//! Signatures over composed content, carried in headers, as most senders have them. The content is
+//! hashed piece by piece, so that the body is not copied.
 
 use std::borrow::Cow;
 
@@ -28,7 +28,7 @@ use crate::verify::Refusal;
 /// A compiled [`ComposedSignature`].
 pub(super) struct ComposedVerifier {
     keys: Keys,
-    /// The headers with signatures: one, or one for each secret, or a stem to be numbered.
+    /// The headers with signatures: one, one for each secret, or a stem that gets a number.
     names: Vec<Box<str>>,
     prefix: Box<str>,
     layout: Layout,
@@ -121,11 +121,11 @@ impl ComposedVerifier {
         })
     }
 
-    /// Every header that must be there, signatures first.
+    /// Every required header, signatures first.
     fn headers(&self) -> impl Iterator<Item = &str> {
         let signatures = match self.layout {
             Layout::Whole | Layout::Pairs { .. } | Layout::Versions { .. } | Layout::List => 1,
-            // Which of these are there depends on the keys that the sender holds.
+            // The keys that the sender has decide which of these are present.
             Layout::Numbered | Layout::Slots => 0,
         };
         let time = match &self.time {
@@ -154,7 +154,7 @@ impl ComposedVerifier {
         Ok(())
     }
 
-    /// Collects the signatures of one header; gives back the timestamp beside them.
+    /// Collects the signatures of one header, and returns the timestamp beside them.
     fn collect<'h>(
         &self,
         header: &'h str,
@@ -196,7 +196,7 @@ impl ComposedVerifier {
                     if bare == &**label {
                         found.push(self.encoding, value, None)?;
                     } else if bare == &**time && at.replace(value).is_some() {
-                        return Err(Refusal::Signature(format!("{time}= is there twice")));
+                        return Err(Refusal::Signature(format!("{time}= occurs twice")));
                     }
                 }
                 Ok(at)
@@ -204,7 +204,7 @@ impl ComposedVerifier {
         }
     }
 
-    /// The signatures that lie in headers of their own.
+    /// Collects signatures that have a header each.
     fn collect_several(
         &self,
         arrival: &Arrival,
@@ -234,8 +234,7 @@ impl ComposedVerifier {
         Ok(())
     }
 
-    /// The parts of the content that are not in the arrival as they are. The signatures on the way
-    /// go into `found`.
+    /// The parts of the content that must be computed. Collects the signatures into `found`.
     fn content<'a>(
         &self,
         arrival: &'a Arrival,
@@ -285,19 +284,19 @@ impl ComposedVerifier {
         }
     }
 
-    /// Refuses a nonce that holds the separator before it: the end of a value may have moved into it.
+    /// Refuses a nonce that contains the separator: the end of a value may have moved into it.
     fn nonce_is_whole(&self, arrival: &Arrival) -> Result<(), Refusal> {
         for part in &self.parts {
             if let Part::Header(name) = part
                 && arrival.header(name).is_some_and(|nonce| nonce.contains(&b'.'))
             {
-                return Err(Refusal::Malformed(format!("the nonce in {name} holds a \".\"")));
+                return Err(Refusal::Malformed(format!("the nonce in {name} contains a \".\"")));
             }
         }
         Ok(())
     }
 
-    /// The place of the key that made one of the signatures.
+    /// The index of the key that made one of the signatures.
     fn signer(
         &self,
         arrival: &Arrival,
@@ -341,8 +340,10 @@ impl ComposedVerifier {
         }
         Err(match tried {
             0 => expired(),
-            1 => Refusal::Signature("it is not by the secret of this source".into()),
-            _ => Refusal::Signature(format!("it is by none of the {tried} secrets of this source")),
+            1 => Refusal::Signature("it was not made with the secret of this source".into()),
+            _ => Refusal::Signature(format!(
+                "it was made with none of the {tried} secrets of this source"
+            )),
         })
     }
 
@@ -365,7 +366,7 @@ impl ComposedVerifier {
     }
 }
 
-/// What of the content is not in the arrival as it is.
+/// The parts of the content that are computed from the arrival.
 struct Content<'a> {
     time: Cow<'a, str>,
     sorted_url: Vec<u8>,
@@ -506,7 +507,7 @@ impl AlternativeVerifier {
             .map(Self)
     }
 
-    /// The set of names of which any header is there; the first one where there is none.
+    /// The first set of names of which any header is present, or the first set if none is.
     fn chosen(&self, headers: &HeaderMap) -> &ComposedVerifier {
         self.0
             .iter()
@@ -592,7 +593,7 @@ impl From<TimeAt<'_>> for TimeLocation {
     }
 }
 
-/// The signatures of one request, decoded, on the stack.
+/// The decoded signatures of one request, on the stack.
 struct FoundSignatures {
     signatures: [Signature; SIGNATURES_MAX],
     seen: usize,
@@ -603,11 +604,11 @@ struct FoundSignatures {
 struct Signature {
     bytes: [u8; SIGNATURE_BYTES_MAX],
     length: usize,
-    /// Where a header belongs to one secret: its place.
+    /// The index of the secret, where the header belongs to one secret.
     slot: Option<usize>,
 }
 
-/// The longest is an ECDSA signature in DER: 72 bytes.
+/// The longest signature is ECDSA in DER, with 72 bytes.
 const SIGNATURE_BYTES_MAX: usize = 80;
 
 impl Default for FoundSignatures {
@@ -618,7 +619,7 @@ impl Default for FoundSignatures {
 }
 
 impl FoundSignatures {
-    /// One that is not well-formed matches nothing; beside a good one it does no harm (S-4).
+    /// Adds a signature. One that is not well-formed is ignored, since another one may be valid.
     fn push(&mut self, encoding: Encoding, text: &str, slot: Option<usize>) -> Result<(), Refusal> {
         self.seen += 1;
         if self.seen > SIGNATURES_MAX {
@@ -642,7 +643,7 @@ impl FoundSignatures {
         self.kept == 0
     }
 
-    /// Those that the secret at `place` may have made.
+    /// The signatures that the secret at index `place` may have made.
     fn of(&self, place: usize) -> impl Iterator<Item = &[u8]> {
         self.signatures[..self.kept]
             .iter()
@@ -658,7 +659,7 @@ impl FoundSignatures {
 /// Splits content such as `{timestamp}.{body}` into its parts.
 fn parts(content: &str) -> Result<Vec<Part>, SchemeError> {
     let wrong = |problem: String| {
-        let hint = "it may hold {body}, {timestamp}, {id}, {url}, {method} and {header:NAME}";
+        let hint = "it may contain {body}, {timestamp}, {id}, {url}, {method} and {header:NAME}";
         SchemeError::new("scheme", problem, hint)
     };
     let mut parts = Vec::new();
@@ -696,7 +697,7 @@ fn read_time(form: TimeForm, text: &str) -> Result<Timestamp, Refusal> {
         .ok_or_else(|| Refusal::Signature("the timestamp is not well-formed".into()))
 }
 
-/// A timestamp inside a body that is proven by now. A number only, or RFC 3339 as a string.
+/// The timestamp inside an authenticated body: a number, or RFC 3339 as a string.
 fn body_time(body: &[u8], pointer: &str, form: TimeForm) -> Result<Timestamp, Refusal> {
     let malformed = || Refusal::Malformed(format!("no timestamp at {pointer}"));
     let body: Value = serde_json::from_slice(body).map_err(|_| malformed())?;
@@ -714,7 +715,7 @@ fn with_time(
     form: TimeForm,
     now: Timestamp,
 ) -> Result<Bytes, SignError> {
-    let unfit = || SignError(format!("the body must be a JSON object with room for {pointer}"));
+    let unfit = || SignError(format!("the body must be a JSON object that can hold {pointer}"));
     let mut json: Value = serde_json::from_slice(body).map_err(|_| unfit())?;
     let (parent, name) = pointer.rsplit_once('/').ok_or_else(unfit)?;
     let parent = json.pointer_mut(parent).and_then(Value::as_object_mut).ok_or_else(unfit)?;

@@ -1,22 +1,22 @@
-//! Which parts of a request a scheme signs. Whether an id, a type or a tenant can be believed, and
-//! whether an event needs a guard, follows from this alone: neither a preset nor a config says it.
+//! Which parts of a request a scheme signs. This alone decides whether an id, a type or a tenant can be
+//! trusted, and whether an event needs a guard. Neither a preset nor the config decides it.
 
 use super::recipe::{ComposedSignature, Recipe, TimeAt};
 use crate::envelope::Origin;
 
-/// What one set of header names of a scheme signs.
+/// What a scheme signs under one set of header names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Coverage {
     body: BodyCovered,
     url: bool,
     time: bool,
-    /// Headers that are signed. The scheme refuses a request without them.
+    /// The signed headers. The scheme refuses a request without them.
     headers: Vec<Box<str>>,
-    /// Headers that are certainly missing wherever this set of names applies.
+    /// Headers that are absent whenever this set of names applies.
     missing: Vec<Box<str>>,
-    /// Whether the end of each signed header is fixed by what follows it in the signed content.
+    /// Whether the text after each signed header in the content fixes where the header ends.
     cuts_are_fixed: bool,
-    /// Whether the signed content can be cut into its parts in one way only, as far as it is no JSON.
+    /// Whether the signed content can be split into its parts in only one way.
     has_one_reading: bool,
 }
 
@@ -27,22 +27,22 @@ pub enum BodyCovered {
     Bytes,
     /// The decoded fields of a form, in any order and spelling.
     Fields,
-    /// Of each item these fields, by their JSON pointers.
+    /// These fields of each item, by their JSON pointers.
     Pointers(&'static [&'static str]),
-    /// Nothing that tells one body from another.
+    /// Nothing that distinguishes one body from another.
     Nothing,
 }
 
 /// Whether a value is signed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Covered {
-    /// It is.
+    /// It is signed.
     Yes,
-    /// It is, and a request without it is refused.
+    /// It is signed, and a request without it is refused.
     Always,
-    /// It cannot be there.
+    /// It is absent.
     Missing,
-    /// Anybody can change it.
+    /// It is not signed.
     No,
 }
 
@@ -59,7 +59,7 @@ impl Coverage {
         }
     }
 
-    /// What each set of header names of `recipe` signs; of a recipe with a choice, all choices.
+    /// The coverage of each set of header names of `recipe`, and of each choice.
     pub(crate) fn of(recipe: &Recipe) -> Vec<Self> {
         match recipe {
             Recipe::Composed(composed) => vec![Self::of_composed(composed)],
@@ -70,7 +70,7 @@ impl Coverage {
                     let coverage = Self::of_composed(composed);
                     let own = coverage.headers.clone();
                     all.push(Self { missing: earlier.clone(), ..coverage });
-                    // A later set counts only where no header of an earlier one is there.
+                    // A later set applies only where no header of an earlier set is present.
                     earlier.extend(own);
                 }
                 all
@@ -84,7 +84,7 @@ impl Coverage {
             }
             Recipe::Adyen => vec![Self::new(BodyCovered::Pointers(ADYEN))],
             Recipe::Mailgun => vec![Self { time: true, ..Self::new(BodyCovered::Nothing) }],
-            // A CRC-32 is no proof of the body.
+            // A CRC-32 does not authenticate the body.
             Recipe::PayPal => vec![Self {
                 time: true,
                 headers: vec!["paypal-transmission-id".into(), "paypal-transmission-time".into()],
@@ -95,7 +95,7 @@ impl Coverage {
         }
     }
 
-    /// What a composed content signs.
+    /// The coverage of a composed content.
     pub(super) fn of_composed(composed: &ComposedSignature<'_>) -> Self {
         let content = composed.content;
         let body = match (content.contains("{body}"), content.contains("{sorted_url}")) {
@@ -120,13 +120,13 @@ impl Coverage {
         }
     }
 
-    /// The same where the content is the config's own: bytes may move from a signed header into
-    /// what stands beside it, so that one signature fits several ids.
+    /// The same for a content from the config: bytes may move from a signed header into the text beside
+    /// it, so that one signature is valid for several ids.
     pub(super) fn with_loose_cuts(self, content: &str) -> Self {
         Self { cuts_are_fixed: false, has_one_reading: has_one_reading(content), ..self }
     }
 
-    /// Whether anything at all is signed.
+    /// Whether anything is signed.
     pub fn signs_something(&self) -> bool {
         self.url || self.time || self.body != BodyCovered::Nothing || !self.headers.is_empty()
     }
@@ -141,7 +141,7 @@ impl Coverage {
         self.body
     }
 
-    /// Whether a value from there is signed.
+    /// Whether a value from this origin is signed.
     pub fn covers(&self, origin: Origin<'_>) -> Covered {
         let signed = match origin {
             Origin::Signed => self.signs_something(),
@@ -166,7 +166,7 @@ impl Coverage {
         if signed { Covered::Yes } else { Covered::No }
     }
 
-    /// Whether one signature fits one value from there and no other.
+    /// Whether one signature is valid for only one value from this origin.
     pub fn fixes(&self, origin: Origin<'_>) -> Covered {
         match (self.covers(origin), origin) {
             (Covered::Always, Origin::Header(_)) if !self.cuts_are_fixed => Covered::No,
@@ -179,13 +179,13 @@ impl Coverage {
         }
     }
 
-    /// Whether a value from there is signed, and none of its bytes can come from beside it. A value
-    /// inside JSON is: bytes that moved in from outside would make the body no JSON.
+    /// Whether a value from this origin is signed and none of its bytes can come from a neighbouring part.
+    /// That holds for values inside JSON: bytes from outside would break the JSON.
     pub fn is_certain(&self, origin: Origin<'_>) -> bool {
         let is_signed = matches!(self.covers(origin), Covered::Yes | Covered::Always);
         let is_apart = match origin {
             Origin::Pointer(_) => true,
-            // Twilio and Plivo sign fields without separators; what has moved between them is refused.
+            // Twilio and Plivo sign fields without separators; shifted fields are refused elsewhere.
             Origin::Field => self.body == BodyCovered::Fields,
             Origin::Header(_) | Origin::Query | Origin::Body | Origin::Signed => false,
         };
@@ -193,9 +193,9 @@ impl Coverage {
     }
 }
 
-/// Whether content that the config composes has one reading. A timestamp cannot take bytes from beside
-/// it, or give some away, without leaving the window. One header before it, with a separator on both
-/// sides, has a fixed end too; a URL, or a header anywhere else, has not.
+/// Whether a content from the config can be split in only one way. A timestamp that gains or loses bytes
+/// leaves the window. So one header before it, separated on both sides, has a fixed end too. A URL, or a
+/// header at another position, has not.
 fn has_one_reading(content: &str) -> bool {
     let headers = content.matches("{header:").count();
     if content.contains("url}") {
@@ -214,7 +214,7 @@ fn has_one_reading(content: &str) -> bool {
     }
 }
 
-/// What Adyen signs of an item.
+/// The fields of an item that Adyen signs.
 const ADYEN: &[&str] = &[
     "/NotificationRequestItem/pspReference",
     "/NotificationRequestItem/originalReference",

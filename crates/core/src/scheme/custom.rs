@@ -1,4 +1,4 @@
-//! `[sources.NAME.scheme]`: a sender of one's own, written in the same words as the presets.
+//! `[sources.NAME.scheme]`: a custom scheme, compiled like those of the presets.
 
 use super::composed::ComposedVerifier;
 use super::coverage::Coverage;
@@ -36,13 +36,13 @@ pub(super) fn compile(
     let name = header_name(name).ok_or_else(|| {
         wrong(
             "the scheme needs header",
-            "header = \"x-signature\" names the one with the signature",
+            "header = \"x-signature\" names the header with the signature",
         )
     })?;
     let content = with_id(custom.content.as_deref().unwrap_or("{body}"), spec)?;
     if !content.contains("{body}") {
         return Err(wrong(
-            "content leaves the body out, so anybody could change it",
+            "content does not sign the body, so an attacker could change it",
             "add {body} to content",
         ));
     }
@@ -51,8 +51,8 @@ pub(super) fn compile(
     }
     if content.contains("{url}") && !spec.url_known {
         return Err(wrong(
-            "content signs the URL, and the public URL is not known",
-            "set public_url at the top of the config to what the sender posts to",
+            "content signs the URL, and public_url is not set",
+            "set public_url at the top of the config to the address that the sender posts to",
         ));
     }
     let timestamp = custom.timestamp.as_deref();
@@ -61,7 +61,7 @@ pub(super) fn compile(
         (None, false) => None,
         (None, true) => {
             return Err(wrong(
-                "content has {timestamp}, and nothing says where that is",
+                "content has {timestamp}, and timestamp is not set",
                 "timestamp = \"header:x-timestamp\" names its header",
             ));
         }
@@ -77,7 +77,7 @@ pub(super) fn compile(
         (Some(at), false) if at.starts_with('/') => Some(TimeAt::Body(at)),
         (Some(_), false) => {
             return Err(wrong(
-                "the timestamp is not part of content, so anybody could change it",
+                "content does not sign the timestamp, so an attacker could change it",
                 "add {timestamp} to content, or remove timestamp",
             ));
         }
@@ -111,7 +111,7 @@ fn with_id(content: &str, spec: &SourceSpec) -> Result<String, SchemeError> {
         Some(name) => Ok(content.replace("{id}", &format!("{{header:{name}}}"))),
         None => Err(wrong(
             "content has {id}, and event_id does not name a header",
-            "event_id = \"header:x-id\"; an id inside the body is signed with it",
+            "set event_id = \"header:x-id\"; an id inside the body is signed with the body",
         )),
     }
 }

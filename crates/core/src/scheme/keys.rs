@@ -1,5 +1,5 @@
-//! From a secret as people write it to the bytes that sign, and from a signature as headers write
-//! it to bytes: always strictly, so that one key and one signature have one spelling each.
+//! Decodes secrets from the config and signatures from headers. Decoding is strict, so that a key and a
+//! signature have one spelling each.
 
 use base64::Engine;
 use base64::alphabet;
@@ -14,20 +14,20 @@ use super::SchemeError;
 use super::recipe::{Encoding, KeyForm};
 use crate::secret::ActiveSecret;
 
-/// A prepared key and when it stops to count.
+/// A prepared key, and when it expires.
 pub(super) struct ExpiringKey<K> {
     pub(super) key: K,
     until: Option<Timestamp>,
 }
 
 impl<K> ExpiringKey<K> {
-    /// A key without an end.
+    /// A key that never expires.
     pub(super) fn forever(key: K) -> Self {
         Self { key, until: None }
     }
 }
 
-/// The keys that may verify at `now`, each with its place in the config.
+/// The keys that are active at `now`, each with its index in the config.
 pub(super) fn active<K>(
     keys: &[ExpiringKey<K>],
     now: Timestamp,
@@ -38,8 +38,8 @@ pub(super) fn active<K>(
         .map(|(place, expiring)| (place, &expiring.key))
 }
 
-/// Prepares every secret, or says which one cannot be used and why. At least one is needed, and a
-/// blank one is refused: an empty key would verify what anybody signed.
+/// Prepares every secret, or returns which one is refused and why. At least one is required. A blank
+/// secret is refused: anyone could sign with an empty key.
 pub(super) fn prepare<K>(
     secrets: &[ActiveSecret],
     mut key: impl FnMut(&str) -> Result<K, String>,
@@ -48,7 +48,7 @@ pub(super) fn prepare<K>(
         return Err(SchemeError::new(
             "secrets",
             "no secret",
-            "set secrets = [\"env:NAME\"] to the one the sender shows you",
+            "set secrets = [\"env:NAME\"] to the secret from the sender's settings",
         ));
     }
     secrets
@@ -69,11 +69,11 @@ fn bad(place: usize, problem: &str) -> SchemeError {
     SchemeError::new(
         "secrets",
         format!("secret {} cannot be used: {problem}", place + 1),
-        "copy it again from the sender's settings; `hapax providers NAME` says how it looks",
+        "copy it again from the sender's settings; `hapax providers NAME` shows its form",
     )
 }
 
-/// The bytes of a key. The message never repeats the secret.
+/// The bytes of a key. An error never quotes the secret.
 pub(super) fn key_bytes(form: KeyForm, text: &str) -> Result<Zeroizing<Vec<u8>>, String> {
     let bytes = match form {
         KeyForm::Text => text.as_bytes().to_vec(),
@@ -112,7 +112,7 @@ pub(super) fn key_text(form: KeyForm, random: &[u8; 32]) -> String {
     }
 }
 
-/// Senders show base64 secrets with and without padding; stray bits at the end stay an error.
+/// Senders write base64 secrets with and without padding. Stray bits at the end are an error.
 const SECRET_BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
@@ -122,7 +122,7 @@ fn base64_key(text: &str) -> Result<Vec<u8>, String> {
     SECRET_BASE64.decode(text).map_err(|_| "it is not base64".to_owned())
 }
 
-/// Reads a signature in its canonical spelling into `into`; `None` for every other spelling (S-6).
+/// Decodes a signature in its canonical spelling into `into`. `None` for any other spelling.
 pub(super) fn decode(encoding: Encoding, text: &[u8], into: &mut [u8]) -> Option<usize> {
     match encoding {
         Encoding::Hex => {
@@ -139,7 +139,7 @@ pub(super) fn decode(encoding: Encoding, text: &[u8], into: &mut [u8]) -> Option
     }
 }
 
-/// Writes a signature in its canonical spelling.
+/// Encodes a signature in its canonical spelling.
 pub(super) fn encode(encoding: Encoding, bytes: &[u8]) -> String {
     match encoding {
         Encoding::Hex => hex::encode(bytes),
@@ -148,7 +148,7 @@ pub(super) fn encode(encoding: Encoding, bytes: &[u8]) -> String {
     }
 }
 
-/// The entities that WordPress decodes in a secret before it signs with it, in one pass.
+/// Decodes the HTML entities that WordPress decodes in a secret before it signs, in one pass.
 fn decode_html(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;

@@ -1,8 +1,8 @@
-//! How a request proves where it came from: a [`Recipe`] and the source's keys, compiled once into
-//! a [`Scheme`] that checks raw bytes in constant time, and signs where the key allows it.
+//! How a request proves its sender: a [`Recipe`] and the source's keys are compiled once into a
+//! [`Scheme`], which checks raw bytes in constant time and signs where the key allows it.
 //!
-//! The words of a recipe are in [`recipe`]; which sender uses which is in [`crate::presets`]. The
-//! window of a signed timestamp is not judged here but in [`mod@crate::verify`], by one rule for all.
+//! [`recipe`] describes ways of signing, and [`crate::presets`] assigns one to each sender.
+//! [`mod@crate::verify`] checks the window of a signed timestamp, by one rule for all schemes.
 
 mod body_signature;
 mod composed;
@@ -41,13 +41,13 @@ pub struct CustomScheme {
     pub algorithm: Option<String>,
     /// The header that carries the signature.
     pub header: Option<String>,
-    /// What stands before it.
+    /// The text before the signature.
     pub prefix: Option<String>,
     /// `hex` or `base64`.
     pub encoding: Option<String>,
     /// What is signed, such as `{timestamp}.{body}`.
     pub content: Option<String>,
-    /// Where the timestamp is: `header:x-timestamp`, or a JSON pointer into the signed body.
+    /// The timestamp: `header:x-timestamp`, or a JSON pointer into the signed body.
     pub timestamp: Option<String>,
     /// How the secret is written: `utf8`, `base64` or `hex`.
     pub secret_encoding: Option<String>,
@@ -65,7 +65,7 @@ pub struct SchemeError {
 }
 
 impl SchemeError {
-    /// All three at once.
+    /// An error with its three parts.
     pub fn new(field: &'static str, problem: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { field, problem: problem.into(), hint: hint.into() }
     }
@@ -76,11 +76,11 @@ pub struct Scheme {
     verifier: Box<dyn SchemeVerifier>,
     /// What is signed, for each set of header names.
     coverage: Vec<Coverage>,
-    /// A hash of each secret's own bytes, in their order.
+    /// A hash of the bytes of each secret, in their order.
     key_hashes: Vec<KeyHash>,
-    /// The header in which the sender puts its event id, if it does.
+    /// The header that carries the sender's event id, if there is one.
     id_header: Option<&'static str>,
-    /// The header without which the sender has no type, and the type it is best known for.
+    /// The header that carries the type, if the guard needs it, and a common type of this sender.
     type_header: Option<(&'static str, &'static str)>,
 }
 
@@ -89,16 +89,16 @@ pub struct Scheme {
 pub struct Authentic {
     /// The timestamp inside the signed content.
     pub signed_at: Option<Timestamp>,
-    /// Which secret, by its place in the config.
+    /// The index of the secret in the config.
     pub secret: usize,
 }
 
-/// A hash of everything that was signed, in the one spelling that the signature fixes: decoded and
-/// sorted where the sender signs decoded fields, one text without boundaries where bytes could move
-/// over them.
+/// A hash of everything that was signed, in the one form that the signature fixes. Where the sender
+/// signs decoded fields, they are decoded and sorted. The parts are hashed without boundaries, since a
+/// signature does not fix the boundaries either.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SignedContent {
-    /// The sender shows a secret and signs nothing.
+    /// The sender presents a secret and signs nothing.
     Nothing,
     /// One signature for the whole request.
     Whole([u8; 32]),
@@ -111,7 +111,7 @@ impl SignedContent {
         Self::Whole(Self::hash(pieces))
     }
 
-    /// One hash of all pieces, without their boundaries: a signature does not know them either.
+    /// One hash of all pieces, without their boundaries.
     fn hash<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
         let mut hasher = digest::Context::new(&digest::SHA256);
         pieces.into_iter().for_each(|piece| hasher.update(piece));
@@ -125,12 +125,12 @@ fn finished(hasher: digest::Context) -> [u8; 32] {
     all
 }
 
-/// What signing adds to a request.
+/// What a signer adds to a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Signed {
-    /// Headers to set, in an order that reads well.
+    /// Headers to set, in a readable order.
     pub headers: Vec<(String, String)>,
-    /// The body to send instead, where signature or timestamp are inside it.
+    /// The body to send instead, where it contains the signature or the timestamp.
     pub body: Option<Bytes>,
     /// The URL to send to instead, where it carries the body's digest.
     pub url: Option<String>,
@@ -141,16 +141,16 @@ pub struct Signed {
 #[error("{0}")]
 pub struct SignError(pub String);
 
-/// What every way of signing can do. One implementation for each kind of [`Recipe`].
+/// One way of signing. There is one implementation for each kind of [`Recipe`].
 trait SchemeVerifier: Send + Sync {
     fn missing<'a>(&'a self, headers: &HeaderMap) -> Option<&'a str>;
     fn authenticate(&self, arrival: &Arrival, now: Timestamp) -> Result<Authentic, Refusal>;
     fn sign(&self, request: &Arrival, id: &str, now: Timestamp) -> Result<Signed, SignError>;
 
-    /// The hash of what was signed, of an arrival that is proven.
+    /// The hash of what was signed, of an arrival that was authenticated.
     fn signed_content(&self, arrival: &Arrival) -> Result<SignedContent, Refusal>;
 
-    /// The header that shows the secret itself, where nothing is signed.
+    /// The header that carries the secret itself, where nothing is signed.
     fn secret_header(&self) -> Option<&str> {
         None
     }
@@ -162,8 +162,8 @@ impl Scheme {
         if preset.recipe.signs_url() && !spec.url_known {
             return Err(SchemeError::new(
                 "provider",
-                format!("{} signs the full URL, and the public URL is not known", preset.title),
-                "set public_url at the top of the config to what the sender posts to",
+                format!("{} signs the full URL, and public_url is not set", preset.title),
+                "set public_url at the top of the config to the address that the sender posts to",
             ));
         }
         let id_header = match preset.envelope.id {
@@ -204,19 +204,19 @@ impl Scheme {
         })
     }
 
-    /// Checks the signature over the raw bytes, in constant time. The window is not judged here.
+    /// Checks the signature over the raw bytes, in constant time. It does not check the window.
     pub fn authenticate(&self, arrival: &Arrival, now: Timestamp) -> Result<Authentic, Refusal> {
         self.verifier.authenticate(arrival, now)
     }
 
-    /// The cheap path: what is missing from these headers, so that a request which cannot verify is
-    /// refused before its body is read.
+    /// The first required header that is missing. A request that cannot verify is refused by this before
+    /// its body is read.
     pub fn missing(&self, headers: &HeaderMap) -> Option<&str> {
         self.verifier.missing(headers)
     }
 
-    /// A hash of each secret's own bytes, in their order: `whsec_X` and `X` are one secret where the
-    /// prefix is only a way to write it. Empty where a secret is none.
+    /// A hash of the bytes of each secret, in their order. `whsec_X` and `X` have the same hash where the
+    /// prefix is only notation. Empty where the configured value is no secret (PayPal).
     pub fn key_hashes(&self) -> &[KeyHash] {
         &self.key_hashes
     }
@@ -231,12 +231,12 @@ impl Scheme {
         self.coverage.iter().all(Coverage::signs_time)
     }
 
-    /// Whether anything is signed at all, or a secret is only shown.
+    /// Whether anything is signed. If not, the sender only presents a secret.
     pub fn signs_something(&self) -> bool {
         self.coverage.iter().all(Coverage::signs_something)
     }
 
-    /// Whether a value from there is part of what is signed.
+    /// Whether a value from this origin is signed.
     pub fn signs(&self, origin: Origin<'_>) -> bool {
         self.coverage.iter().all(|coverage| match coverage.covers(origin) {
             Covered::Yes | Covered::Always => true,
@@ -249,15 +249,16 @@ impl Scheme {
         self.verifier.signed_content(arrival)
     }
 
-    /// Headers whose value is itself the secret (tokens, basic auth): never kept, never shown.
+    /// Headers whose value is the secret itself (tokens, Basic credentials). They are never stored or
+    /// printed.
     pub fn secret_headers(&self) -> Vec<String> {
         self.verifier.secret_header().map(str::to_owned).into_iter().collect()
     }
 
     /// Signs `request` as the sender would, with the first secret that is active at `now`.
     ///
-    /// Headers that `request` has already are signed as they are and not given back. Where an id
-    /// must stand in a header, it is `id`, or one derived from body and time when there is none.
+    /// Headers that `request` already has are signed as they are and not returned. Where a header must
+    /// carry an id, it is `id`, or one derived from body and time if `id` is `None`.
     pub fn sign(
         &self,
         request: &Arrival,
@@ -300,10 +301,10 @@ impl Signed {
     pub fn apply(self, request: &Arrival) -> Result<Arrival, SignError> {
         let mut request = request.clone();
         for (name, value) in self.headers {
-            let unfit = |_| SignError(format!("the value of {name} does not fit in a header"));
+            let unfit = |_| SignError(format!("the value of {name} is not valid in a header"));
             let value = HeaderValue::from_str(&value).map_err(unfit)?;
             let name = HeaderName::from_bytes(name.as_bytes())
-                .map_err(|_| SignError(format!("{name} is no header name")))?;
+                .map_err(|_| SignError(format!("{name} is not a header name")))?;
             request.headers.insert(name, value);
         }
         if let Some(body) = self.body {
@@ -316,8 +317,8 @@ impl Signed {
     }
 }
 
-/// Writes `random` as a secret that `recipe` accepts, for development. `None` where only the sender
-/// can hold the key that signs.
+/// Writes `random` as a secret that `recipe` accepts, for development. `None` where only the sender has
+/// the private key.
 pub(crate) fn secret_from(recipe: &Recipe, random: &[u8; 32]) -> Option<Secret> {
     let text = match recipe {
         Recipe::Composed(composed) if composed.algorithm.is_symmetric() => {
@@ -344,7 +345,7 @@ fn key_hashes(form: Option<KeyForm>, spec: &SourceSpec) -> Vec<KeyHash> {
     let Some(form) = form else { return Vec::new() };
     let hash = |secret: &ActiveSecret| {
         let bytes = keys::key_bytes(form, secret.secret.expose()).unwrap_or_default();
-        // HMAC fills a key up with zeros: with and without them it is the same key.
+        // HMAC pads a key with zeros, so trailing zeros make no other key.
         let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         KeyHash::of(b"secret", [&bytes[..end]])
     };
@@ -378,7 +379,7 @@ fn compile<'r>(
             return Err(SchemeError::new(
                 "secrets",
                 format!("some secrets begin with {prefix} and some do not"),
-                "the form of the secret says how the sender signs; keep secrets of one form",
+                "the form of a secret selects the scheme; keep secrets of one form",
             ));
         }
         Recipe::ByParam { param, choices } => {
@@ -409,7 +410,7 @@ fn compile<'r>(
     Ok((recipe, verifier))
 }
 
-/// A parameter that a scheme cannot do without.
+/// A required parameter of a scheme.
 fn param<'a>(spec: &'a SourceSpec, name: &str, meaning: &str) -> Result<&'a str, SchemeError> {
     let value = spec.params.get(name).map(String::as_str).unwrap_or_default();
     if value.trim().is_empty() {
@@ -422,7 +423,7 @@ fn param<'a>(spec: &'a SourceSpec, name: &str, meaning: &str) -> Result<&'a str,
     Ok(value)
 }
 
-/// The text of a header that must be there, be text and hold something.
+/// The text of a required header.
 fn needed<'a>(arrival: &'a Arrival, name: &str) -> Result<std::borrow::Cow<'a, str>, Refusal> {
     if !arrival.headers.contains_key(name) {
         return Err(Refusal::Missing(format!("no {name} header")));
@@ -436,7 +437,7 @@ fn needed<'a>(arrival: &'a Arrival, name: &str) -> Result<std::borrow::Cow<'a, s
     }
 }
 
-/// The first of these headers that is not there.
+/// The first of these headers that is missing.
 fn first_missing<'a>(
     headers: &HeaderMap,
     mut names: impl Iterator<Item = &'a str>,

@@ -1,7 +1,7 @@
 //! PayPal: RSA by a certificate that chains to the configured roots and names paypal.com.
 //!
-//! Only a CRC-32 of the body is signed, and that can be forged at will: such an event is a hint to
-//! fetch the object, not the object.
+//! Only a CRC-32 of the body is signed, and another body with the same CRC-32 is easily made. So such an
+//! event is a hint to fetch the object, and not the object.
 
 use aws_lc_rs::signature::{ParsedPublicKey, RSA_PKCS1_2048_8192_SHA256};
 use base64::Engine;
@@ -28,7 +28,7 @@ const TIME: &str = "paypal-transmission-time";
 const SIGNATURE: &str = "paypal-transmission-sig";
 const ALGORITHM: &str = "paypal-auth-algo";
 
-/// A checked certificate's key, and the webhook ids that may stand in the signed content.
+/// The key of a checked certificate, and the webhook ids that the signed content may contain.
 pub(super) struct PayPalVerifier {
     webhook_ids: Vec<ExpiringKey<String>>,
     key: ParsedPublicKey,
@@ -69,8 +69,8 @@ impl PayPalVerifier {
     }
 }
 
-/// The chain is checked once, as of the day the certificate began; that it has not run out since is
-/// checked with every request.
+/// Checks the chain once, at the start of the certificate's validity. Every request checks that the
+/// certificate has not expired.
 fn check_chain(
     leaf: &CertificateDer<'_>,
     intermediates: &[CertificateDer<'_>],
@@ -117,7 +117,7 @@ fn bad(name: &str, problem: &str) -> SchemeError {
     SchemeError::new(
         "params",
         format!("{name} {problem}"),
-        "cert_pem is what PAYPAL-CERT-URL serves, ca_pem the public roots it chains to",
+        "cert_pem is the file at PAYPAL-CERT-URL, ca_pem the public roots that it chains to",
     )
 }
 
@@ -152,7 +152,9 @@ impl SchemeVerifier for PayPalVerifier {
         }
         match tried {
             0 => Err(expired()),
-            _ => Err(wrong("it is not by the certificate, or for another webhook id")),
+            _ => Err(wrong(
+                "it was not made with the certificate's key, or is for another webhook id",
+            )),
         }
     }
 
@@ -160,8 +162,7 @@ impl SchemeVerifier for PayPalVerifier {
         Err(only_the_sender("PayPal"))
     }
 
-    /// Only a checksum of the body is signed, which many bodies share: the transmission is what
-    /// was signed once, and it carries one event.
+    /// Many bodies share a checksum, so the transmission identifies what was signed. It carries one event.
     fn signed_content(&self, arrival: &Arrival) -> Result<SignedContent, Refusal> {
         let (id, stamp) = (needed(arrival, ID)?, needed(arrival, TIME)?);
         Ok(SignedContent::whole([id.as_bytes(), b"|", stamp.as_bytes()]))
@@ -195,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_is_the_usual_one() {
+    fn the_checksum_is_crc_32_as_in_zip() {
         assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
         assert_eq!(crc32(b""), 0);
     }

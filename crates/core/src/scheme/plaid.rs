@@ -1,5 +1,5 @@
-//! Plaid: a JWT (ES256) in a header that names the body's SHA-256. The key is found by its id in
-//! the configured key set; nothing in the token chooses the algorithm.
+//! Plaid: a JWT (ES256) in a header that contains the body's SHA-256. The key is found by its id in the
+//! configured key set. The token never selects the algorithm.
 
 use aws_lc_rs::signature::ParsedPublicKey;
 use aws_lc_rs::{constant_time, digest};
@@ -59,7 +59,7 @@ struct Jwk {
 struct Header<'a> {
     alg: &'a str,
     kid: &'a str,
-    /// An extension that must be understood; none is.
+    /// Extensions that the reader must support. None is supported.
     crit: Option<IgnoredAny>,
 }
 
@@ -75,7 +75,7 @@ impl PlaidVerifier {
             SchemeError::new(
                 "params",
                 format!("jwks {problem}"),
-                "jwks is a JSON array of what /webhook_verification_key/get answers as key",
+                "jwks is a JSON array of the keys that /webhook_verification_key/get returns",
             )
         };
         let text = param(spec, "jwks", "the verification keys, a JSON array of JWKs")?;
@@ -137,7 +137,7 @@ impl SchemeVerifier for PlaidVerifier {
         }
         key.key
             .verify_sig(content.as_bytes(), &signature)
-            .map_err(|_| wrong("the token is not by the key it names"))?;
+            .map_err(|_| wrong("the token was not signed by the key it names"))?;
         let claims: Claims<'_> =
             serde_json::from_slice(&claims).map_err(|_| wrong("the token lacks a claim"))?;
         let mut named = [0; 32];
@@ -145,7 +145,7 @@ impl SchemeVerifier for PlaidVerifier {
             .unwrap_or_default();
         let actual = digest::digest(&digest::SHA256, &arrival.body);
         constant_time::verify_slices_are_equal(actual.as_ref(), &named[..length])
-            .map_err(|_| wrong("the body is not the one that the token names"))?;
+            .map_err(|_| wrong("the body does not match the hash in the token"))?;
         let signed_at = Timestamp::from_second(claims.iat)
             .map_err(|_| wrong("the token's time is out of range"))?;
         Ok(Authentic { signed_at: Some(signed_at), secret })
@@ -155,7 +155,7 @@ impl SchemeVerifier for PlaidVerifier {
         Err(only_the_sender("Plaid"))
     }
 
-    /// The token's own text: it holds the time and the body's digest.
+    /// The token's text, which contains the time and the body's digest.
     fn signed_content(&self, arrival: &Arrival) -> Result<SignedContent, Refusal> {
         let token = needed(arrival, HEADER)?;
         let content = token.rsplit_once('.').map(|(content, _)| content).unwrap_or_default();

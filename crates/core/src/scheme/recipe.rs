@@ -1,25 +1,25 @@
-//! The words in which a sender's way of signing is written down: plain data, compiled by
-//! [`super::Scheme`] together with the keys. Nothing here computes anything but descriptions.
+//! Descriptions of how senders sign: plain data, which [`super::Scheme`] compiles together with the
+//! keys.
 
-/// How a sender proves itself.
+/// How a sender authenticates its requests.
 #[derive(Debug, Clone, Copy)]
 pub enum Recipe {
     /// A signature over composed content, carried in headers.
     Composed(ComposedSignature<'static>),
-    /// The same signature under other header names. The first set of names of which any header is there
-    /// is the one that counts, so that a stray header of another set cannot stand beside a
-    /// signature that does not cover it.
+    /// The same signature under alternative header names. The first set of names of which any header is
+    /// present applies, so that a header of another set cannot accompany a signature that does not
+    /// cover it.
     AlternativeNames(&'static [ComposedSignature<'static>]),
-    /// The secret's own form says which of two schemes the sender uses; never the request.
+    /// The form of the secret selects one of two schemes. The request never does.
     BySecret {
-        /// What such a secret begins with.
+        /// The prefix of secrets that select `with`.
         prefix: &'static str,
-        /// The scheme of those that do.
+        /// The scheme for secrets with the prefix.
         with: &'static Recipe,
-        /// The scheme of those that do not.
+        /// The scheme for all others.
         without: &'static Recipe,
     },
-    /// A parameter of the source says which of several schemes the sender uses.
+    /// A parameter of the source selects one of several schemes.
     ByParam {
         /// The parameter's name.
         param: &'static str,
@@ -40,28 +40,28 @@ pub enum Recipe {
     Token {
         /// The header.
         header: &'static str,
-        /// What stands before the token.
+        /// The text before the token.
         prefix: &'static str,
     },
     /// HTTP Basic credentials: nothing is signed.
     Basic,
 }
 
-/// A signature over composed content. Borrowed, since the config writes one too.
+/// A signature over composed content. It borrows its text, since the config can describe one too.
 #[derive(Debug, Clone, Copy)]
 pub struct ComposedSignature<'a> {
     /// The algorithm.
     pub algorithm: SignatureAlgorithm,
-    /// How the secret is written.
+    /// The form of the secret.
     pub key: KeyForm,
-    /// Where the signatures are.
+    /// The headers that carry the signatures.
     pub carrier: Carrier<'a>,
-    /// What is signed: text with `{body}`, `{timestamp}`, `{url}`, `{method}`, `{header:NAME}`,
-    /// and `{sorted_url}` for Plivo's rearranged one.
+    /// The signed content: text with `{body}`, `{timestamp}`, `{url}`, `{method}`, `{header:NAME}`, and
+    /// `{sorted_url}` for Plivo's sorted form.
     pub content: &'a str,
-    /// Where the signed timestamp is.
+    /// The location of the signed timestamp.
     pub time: Option<Time<'a>>,
-    /// Headers that must have exactly this value beside the signature.
+    /// Headers that must have exactly this value.
     pub fixed: &'a [(&'a str, Fixed<'a>)],
 }
 
@@ -85,7 +85,7 @@ pub enum SignatureAlgorithm {
 }
 
 impl SignatureAlgorithm {
-    /// The name people know it by.
+    /// Its common name.
     pub fn title(self) -> &'static str {
         match self {
             Self::HmacSha1 => "HMAC-SHA1",
@@ -98,7 +98,7 @@ impl SignatureAlgorithm {
         }
     }
 
-    /// Whether whoever can check it can also make it.
+    /// Whether the key that verifies can also sign.
     pub fn is_symmetric(self) -> bool {
         match self {
             Self::HmacSha1
@@ -124,74 +124,74 @@ pub enum KeyForm {
     Base64,
     /// Base64, with or without this prefix.
     Base64After(&'static str),
-    /// Base64 behind this prefix, which must be there.
+    /// Base64 after this prefix, which is required.
     Base64Only(&'static str),
-    /// Base64 behind this prefix; without it, text.
+    /// Base64 after this prefix; without the prefix, text.
     Base64OrText(&'static str),
-    /// Base64 behind the last `_`.
+    /// Base64 after the last `_`.
     Base64AfterLastUnderscore,
 }
 
-/// Where signatures stand in the headers.
+/// How headers carry signatures.
 #[derive(Debug, Clone, Copy)]
 pub enum Carrier<'a> {
     /// One signature in one header.
     Header {
         /// The header.
         name: &'a str,
-        /// What stands before the signature.
+        /// The text before the signature.
         prefix: &'a str,
-        /// How it is written.
+        /// The encoding.
         encoding: Encoding,
     },
     /// `t=1,v1=…,v1=…`: a timestamp and any number of signatures.
     Pairs {
         /// The header.
         name: &'a str,
-        /// What stands between pairs.
+        /// The separator of pairs.
         separator: char,
         /// Whether a blank may follow the separator.
         blank_after: bool,
         /// The label of the timestamp.
         time: &'a str,
-        /// The label of the signatures that count.
+        /// The label of the signatures.
         label: &'a str,
-        /// How they are written.
+        /// The encoding.
         encoding: Encoding,
     },
-    /// `v1,… v1,…`: signatures with a version, a blank between them.
+    /// `v1,… v1,…`: signatures with a version, separated by blanks.
     Versions {
         /// The header.
         name: &'a str,
-        /// The version that counts.
+        /// The version that is checked.
         label: &'a str,
-        /// How they are written.
+        /// The encoding.
         encoding: Encoding,
     },
-    /// Signatures with a comma between them.
+    /// Signatures separated by commas.
     List {
         /// The header.
         name: &'a str,
-        /// How they are written.
+        /// The encoding.
         encoding: Encoding,
     },
     /// `NAME-1`, `NAME-2`, …: a header for each key that the sender holds.
     Numbered {
         /// The name up to the number.
         stem: &'a str,
-        /// How they are written.
+        /// The encoding.
         encoding: Encoding,
     },
     /// A header for each secret, in their order: the first secret signs only the first header.
     Slots {
         /// The headers.
         names: &'a [&'a str],
-        /// How they are written.
+        /// The encoding.
         encoding: Encoding,
     },
 }
 
-/// How a signature is written. Only the canonical form of each counts.
+/// The encoding of a signature. Only the canonical form is accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Encoding {
     /// Lower-case hexadecimal.
@@ -202,16 +202,16 @@ pub enum Encoding {
     Base64Url,
 }
 
-/// Where the signed timestamp is, and in which form.
+/// The signed timestamp: its location and its form.
 #[derive(Debug, Clone, Copy)]
 pub struct Time<'a> {
-    /// Where.
+    /// The location.
     pub at: TimeAt<'a>,
-    /// In which form.
+    /// The form.
     pub form: TimeForm,
 }
 
-/// Where the signed timestamp is.
+/// The location of the signed timestamp.
 #[derive(Debug, Clone, Copy)]
 pub enum TimeAt<'a> {
     /// In a header that is part of the content.
@@ -231,16 +231,16 @@ pub enum TimeForm {
     Millis,
     /// RFC 3339.
     Rfc3339,
-    /// Any of these, told apart by shape and magnitude.
+    /// Any of these, distinguished by shape and magnitude.
     Any,
 }
 
-/// What a fixed header must say.
+/// The required value of a header.
 #[derive(Debug, Clone, Copy)]
 pub enum Fixed<'a> {
     /// Exactly this.
     Text(&'a str),
-    /// What this parameter of the source says.
+    /// The value of this parameter of the source.
     Param(&'a str),
 }
 
@@ -249,14 +249,14 @@ pub enum Fixed<'a> {
 pub struct Param {
     /// Its name.
     pub name: &'static str,
-    /// Whether the source cannot do without.
+    /// Whether it is required.
     pub required: bool,
-    /// What it is.
+    /// Its meaning.
     pub meaning: &'static str,
 }
 
 impl Recipe {
-    /// Whether whoever can check it can also make it: `hapax sign` and `hapax send` work with it.
+    /// Whether the configured key can also sign, so that `hapax sign` and `hapax send` work.
     pub fn can_sign(&self) -> bool {
         match self {
             Self::Composed(composed) => composed.algorithm.is_symmetric(),
@@ -363,7 +363,7 @@ impl Recipe {
         }
     }
 
-    /// One line on how it signs, for people.
+    /// A description in one line.
     pub fn describe(&self) -> String {
         match self {
             Self::Composed(composed) => composed.describe(),

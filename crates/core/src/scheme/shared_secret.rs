@@ -1,4 +1,4 @@
-//! Senders that sign nothing and show a shared secret instead: a token in a header, or HTTP Basic.
+//! Senders that sign nothing and present a shared secret: a token in a header, or HTTP Basic credentials.
 
 use aws_lc_rs::{constant_time, digest};
 use base64::Engine;
@@ -50,7 +50,7 @@ fn authenticate_by(
     }
     match tried {
         0 => Err(expired()),
-        _ => Err(Refusal::Signature("it is not the secret of this source".into())),
+        _ => Err(Refusal::Signature("the secret is not the one of this source".into())),
     }
 }
 
@@ -61,7 +61,7 @@ fn first_active(keys: &[ExpiringKey<SharedSecret>], now: Timestamp) -> Result<&s
         .ok_or_else(|| SignError("no secret is active any more".into()))
 }
 
-/// A token is all the proof there is, so it must not be one that can be guessed.
+/// The token is the only authentication, so it must not be guessable.
 fn long_enough(token: &str, shared: SharedSecret) -> Result<SharedSecret, String> {
     match token.chars().count() {
         ..TOKEN_CHARS_MIN => Err(format!("it is shorter than {TOKEN_CHARS_MIN} characters")),

@@ -1,11 +1,11 @@
-//! Timestamps as senders write them: read strictly, so that no two spellings name one instant
-//! under one signature, and nothing is rounded, wrapped or guessed.
+//! Parses the timestamps of senders, strictly: a timestamp has one spelling, and nothing is rounded,
+//! wrapped or guessed.
 
 use jiff::Timestamp;
 
 use super::recipe::TimeForm;
 
-/// Reads a timestamp; `None` for a sign, a blank, a leading zero, or anything out of range (S-10).
+/// Parses a timestamp. `None` for a sign, a blank, a leading zero, or a value out of range.
 pub(super) fn parse(form: TimeForm, text: &str) -> Option<Timestamp> {
     match form {
         TimeForm::Seconds => Timestamp::from_second(digits(text)?).ok(),
@@ -19,7 +19,7 @@ pub(super) fn parse(form: TimeForm, text: &str) -> Option<Timestamp> {
     }
 }
 
-/// Writes a timestamp as its sender would.
+/// Formats a timestamp as the sender would.
 pub(super) fn format(form: TimeForm, at: Timestamp) -> String {
     match form {
         TimeForm::Seconds | TimeForm::Any => at.as_second().to_string(),
@@ -28,7 +28,7 @@ pub(super) fn format(form: TimeForm, at: Timestamp) -> String {
     }
 }
 
-/// As seconds this is the year 5138, as milliseconds it is 1973: no real event is misread.
+/// As seconds this is the year 5138, as milliseconds 1973. So no timestamp of a real event is ambiguous.
 const MILLIS_FROM: i64 = 100_000_000_000;
 
 fn digits(text: &str) -> Option<i64> {
@@ -37,7 +37,7 @@ fn digits(text: &str) -> Option<i64> {
     if plain && canonical { text.parse().ok() } else { None }
 }
 
-/// The profile of RFC 3339 that senders use; the parser behind it would take more.
+/// The profile of RFC 3339 that senders use. The timestamp parser accepts more.
 fn rfc3339(text: &str) -> Option<Timestamp> {
     let bytes = text.as_bytes();
     let plain = bytes.iter().all(|byte| byte.is_ascii_digit() || b"-:.+TZ".contains(byte));

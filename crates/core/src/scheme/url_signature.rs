@@ -1,5 +1,5 @@
-//! Senders that sign their URL together with the fields of a form: Twilio, and Plivo's rearranged
-//! URL, which [`super::composed`] feeds into its hash.
+//! Senders that sign their URL together with the fields of a form: Twilio, and Plivo, whose sorted URL
+//! [`super::composed`] hashes.
 
 use std::borrow::Cow;
 
@@ -24,8 +24,8 @@ type Field = (Vec<u8>, Vec<u8>);
 const HEADER: &str = "x-twilio-signature";
 const BODY_DIGEST: &str = "bodySHA256=";
 
-/// HMAC-SHA1 over the URL and the form's fields, sorted and without separators. A body that is no
-/// form is covered by its digest in the URL, or not at all, and then it is refused.
+/// HMAC-SHA1 over the URL and the form's fields, sorted and without separators. A body that is not a form
+/// must be covered by its digest in the URL; otherwise the request is refused.
 pub(super) struct TwilioVerifier {
     keys: Vec<ExpiringKey<hmac::Key>>,
 }
@@ -67,7 +67,7 @@ impl SchemeVerifier for TwilioVerifier {
         match tried {
             0 => Err(expired()),
             _ => Err(Refusal::Signature(
-                "it is not by the secret of this source, or the public URL differs".into(),
+                "it was not made with the secret of this source, or public_url differs".into(),
             )),
         }
     }
@@ -109,19 +109,23 @@ fn tag(key: &hmac::Key, url: &str, fields: &[Field]) -> hmac::Tag {
     context.sign()
 }
 
-/// The form's fields as they are signed: sorted, each pair once; none where the URL names the
-/// body's digest.
+/// The form's fields as they are signed: sorted, each pair once. None where the URL contains the body's
+/// digest.
 fn covered_fields(arrival: &Arrival) -> Result<Vec<Field>, Refusal> {
     if let Some(named) = body_digest(arrival) {
         if !matches!(arrival.body.trim_ascii_start().first(), Some(b'{' | b'[')) {
-            return Err(Refusal::Signature("a body that the URL names by digest is JSON".into()));
+            return Err(Refusal::Signature(
+                "the URL contains a digest of the body, and the body is not JSON".into(),
+            ));
         }
         let mut expected = [0; 32];
         let length = keys::decode(Encoding::Hex, &named, &mut expected).unwrap_or_default();
         let actual = digest::digest(&digest::SHA256, &arrival.body);
         return match constant_time::verify_slices_are_equal(actual.as_ref(), &expected[..length]) {
             Ok(()) => Ok(Vec::new()),
-            Err(_) => Err(Refusal::Signature("the body is not the one that the URL names".into())),
+            Err(_) => {
+                Err(Refusal::Signature("the body does not match its digest in the URL".into()))
+            }
         };
     }
     let mut fields = form_fields(arrival)?;
@@ -130,15 +134,15 @@ fn covered_fields(arrival: &Arrival) -> Result<Vec<Field>, Refusal> {
     Ok(fields)
 }
 
-/// The digest that the URL names. Only where the sender puts it, at the very end: a form's fields follow
-/// the URL in what is signed, so that a value of theirs could otherwise be passed off as a parameter.
+/// The digest in the URL. It must be the last parameter, where the sender puts it. The form's fields
+/// follow the URL in the signed content, so a value of a field could otherwise pass as a parameter.
 fn body_digest(arrival: &Arrival) -> Option<Vec<u8>> {
     let digest = arrival.query().rsplit('&').next()?.strip_prefix(BODY_DIGEST)?;
     let is_whole = digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_whole.then(|| digest.as_bytes().to_vec())
 }
 
-/// The URL as it is, and with its port taken away or put in: senders and proxies differ on that.
+/// The URL as it is, and with its port removed or added: senders and proxies differ on that.
 fn spellings(url: &str) -> impl Iterator<Item = String> {
     let other = || {
         let Parts { scheme, authority, port_at, path } = Parts::of(url)?;
@@ -151,7 +155,7 @@ fn spellings(url: &str) -> impl Iterator<Item = String> {
     std::iter::once(url.to_owned()).chain(other())
 }
 
-/// The one of the spellings that has no port: a signature fits both, and a guard must not.
+/// The spelling without a port. A signature is valid for both spellings, and both must have one guard.
 fn without_port(url: &str) -> Cow<'_, str> {
     match Parts::of(url) {
         Some(Parts { scheme, authority, port_at: Some(at), path }) => {
@@ -161,11 +165,11 @@ fn without_port(url: &str) -> Cow<'_, str> {
     }
 }
 
-/// A URL, taken apart around its port.
+/// A URL, split around its port.
 struct Parts<'a> {
     scheme: &'a str,
     authority: &'a str,
-    /// Where the port begins in the authority, colon included.
+    /// The offset of the colon before the port in the authority.
     port_at: Option<usize>,
     path: &'a str,
 }
@@ -182,18 +186,18 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Names of fields that show a request to be whole. Both senders sign names and values without a
-/// separator, so bytes can move from a value into the next name under the same signature.
+/// Names of fields by which a shifted boundary is recognised. Both senders sign names and values without
+/// a separator, so bytes can move from a value into the next name under the same signature.
 pub(super) struct KnownFields {
-    /// Fields of which a request has at least one, if their names are in what was signed.
+    /// Fields of which a request has at least one, if the signed text contains their names.
     ids: &'static [&'static str],
-    /// Fields that are there, if their names are in what was signed outside of people's own words.
+    /// Fields that are present if the signed text contains their names outside of free text.
     others: &'static [&'static str],
-    /// Fields whose names hold one of those and do not end in it, as `DialCallSid` does.
+    /// Fields whose names contain one of those and do not end in it.
     longer: &'static [&'static str],
-    /// The fields in which people's own words come.
+    /// The fields with free text.
     words: &'static [&'static str],
-    /// The fields that hold a document, which may name any other field.
+    /// The fields with a document, which may contain the name of any field.
     documents: &'static [&'static str],
 }
 
@@ -213,13 +217,13 @@ pub(super) const PLIVO: KnownFields = KnownFields {
     documents: &[],
 };
 
-/// Refuses a request in which a value has moved over a boundary and a field is gone by that: its
-/// name is in the signed text, and no field or parameter has it.
+/// Refuses a request in which bytes have moved over a field boundary, so that a field is missing: the
+/// signed text contains its name, and no field or parameter has it.
 pub(super) fn check_field_boundaries(
     arrival: &Arrival,
     marks: &KnownFields,
 ) -> Result<(), Refusal> {
-    // A body that is signed by its digest has no fields; theirs may stand in the URL instead.
+    // A body that is signed by its digest has no form fields; the URL may carry them instead.
     let mut fields = match body_digest(arrival) {
         Some(_) => Vec::new(),
         None => form_fields(arrival)?,
@@ -227,9 +231,9 @@ pub(super) fn check_field_boundaries(
     fields.sort();
     let query: Vec<Field> = form(arrival.query().as_bytes()).collect();
     let is = |known: &[&str], name: &[u8]| known.iter().any(|known| known.as_bytes() == name);
-    // The signed text without what may hold the mark for a good reason: other fields whose names end
-    // in it, documents, and, unless they count too, people's own words. Each leaves a break behind,
-    // so that no mark is read across it.
+    // The signed text without the parts that may contain the mark legitimately: other fields whose names
+    // end in it, documents and, unless `with_words`, free text. Each is replaced by a newline, so that no
+    // mark is found across it.
     let holds = |mark: &[u8], with_words: bool| {
         let mut text = arrival.url.as_bytes().to_vec();
         for (name, value) in &fields {
@@ -252,8 +256,8 @@ pub(super) fn check_field_boundaries(
     };
     match marks.ids.iter().chain(marks.others).find(lost) {
         Some(mark) => Err(Refusal::Malformed(format!(
-            "the field {mark} is in what was signed and not in the form: a value has moved over \
-             the boundary of its field"
+            "the signed text contains the field {mark} and the form does not: bytes have moved over a \
+             field boundary"
         ))),
         None => Ok(()),
     }
@@ -292,7 +296,7 @@ pub(super) fn sorted(arrival: &Arrival) -> Result<Vec<u8>, Refusal> {
     Ok(content)
 }
 
-/// The fields of a form body. Any other body would not be covered by the signature.
+/// The fields of a form body. The signature covers no other kind of body.
 fn form_fields(arrival: &Arrival) -> Result<Vec<Field>, Refusal> {
     const FORM: &str = "application/x-www-form-urlencoded";
     let is_form = match arrival.header_text("content-type") {
@@ -304,7 +308,7 @@ fn form_fields(arrival: &Arrival) -> Result<Vec<Field>, Refusal> {
     };
     if !is_form && !arrival.body.is_empty() {
         return Err(Refusal::Signature(
-            "the body is no form, so the signature leaves it out".into(),
+            "the body is not a form, so the signature does not cover it".into(),
         ));
     }
     Ok(form(&arrival.body).collect())

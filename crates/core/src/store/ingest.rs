@@ -1,4 +1,4 @@
-//! Making events durable: what a request brings, and what became of it.
+//! Making events durable: the receipts of a request, and the verdict on each.
 
 use std::fmt;
 use std::future::Future;
@@ -17,22 +17,21 @@ use crate::receipt::Receipt;
 
 /// Making events durable.
 pub trait Store: Send + Sync + 'static {
-    /// Commits every receipt of one request in one transaction and says what became of each, in
-    /// their order. When this returns `Ok`, every accepted, reviewed or conflicting event is on
-    /// disk. When it returns `Err`, the sender must try again and will then not be told
-    /// "duplicate" of something that is not durable.
+    /// Commits every receipt of one request in one transaction, and returns the verdict on each, in
+    /// their order. After `Ok`, every accepted, reviewed or conflicting event is on disk. After `Err`,
+    /// the sender must retry; the retry is never answered "duplicate" for an event that is not durable.
     ///
-    /// Dropping the future does not undo the commit. Plain duplicates are counted behind the
-    /// answer, within a second, and such counts may be lost in a crash.
+    /// Dropping the future does not undo the commit. Plain duplicates are counted after the answer,
+    /// within a second, and a crash may lose those counts.
     fn ingest(
         &self,
         ingest: Ingest,
     ) -> impl Future<Output = Result<Vec<Verdict>, StoreError>> + Send;
 
-    /// Whether an event with this key is durable. A hint for logs and metrics, never for a race.
+    /// Whether an event with this key is durable. A hint for logs and metrics; it decides no race.
     fn knows(&self, key: &EventKey) -> impl Future<Output = Result<bool, StoreError>> + Send;
 
-    /// Whether the last write worked; `Err` says why not and since when nothing is accepted.
+    /// Whether the last write worked. `Err` holds the reason why nothing is accepted.
     fn writable(&self) -> Result<(), StoreError>;
 }
 
@@ -47,57 +46,57 @@ impl fmt::Display for EventId {
     }
 }
 
-/// All events of one request, to be made durable together or not at all.
+/// All events of one request, which become durable together or not at all.
 #[derive(Debug, Clone)]
 pub struct Ingest {
     /// At least one.
     pub receipts: Vec<Receipt>,
-    /// The work that each receipt promises, in the order of `receipts`: written in the same commit
-    /// as its event, if that is accepted. Empty where no handler is for it.
+    /// The jobs of each receipt, in the order of `receipts`. They are written in the same commit as
+    /// the event if it is accepted. Empty where no handler wants the event.
     pub jobs: Vec<Vec<NewJob>>,
-    /// How they came.
+    /// How the request arrived.
     pub via: ArrivalInfo,
 }
 
-/// A Job to be written with its event.
+/// A job to be written with its event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewJob {
-    /// For this handler.
+    /// The handler that runs it.
     pub handler: HandlerName,
-    /// Its place in the order of a resource, where the handler keeps order.
+    /// Its place in the order of a resource, where the handler is ordered.
     pub place: Option<Place>,
-    /// Set where the job cannot be worked on at all (its order value is missing): it is buried at
-    /// once, and this is why.
+    /// Set where the job can never run (its order value is missing): the job is written as dead, with
+    /// this reason.
     pub hopeless: Option<String>,
 }
 
-/// How an arrival came: what is told of it later.
+/// How an arrival came in, as it is recorded with the event.
 #[derive(Debug, Clone)]
 pub struct ArrivalInfo {
     /// When it was received, by this node's clock.
     pub received_at: Timestamp,
     /// The request id it was answered with.
     pub request_id: Uuid,
-    /// Who sent it, as far as trusted proxies tell.
+    /// The client's address, as reported by trusted proxies.
     pub remote: Option<IpAddr>,
-    /// Which of the source's secrets verified.
+    /// The index of the secret that verified.
     pub secret: usize,
     /// The signed timestamp.
     pub signed_at: Option<Timestamp>,
-    /// The sender's headers as `name: value` lines, secrets left out.
+    /// The sender's headers as `name: value` lines, without secrets.
     pub headers: Arc<str>,
 }
 
-/// What became of a Receipt.
+/// The store's decision about a Receipt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// New, or an on-time copy that promoted a late one out of review: it is ours to work on.
+    /// New, or an on-time copy that promoted a late event out of review. Its jobs are written.
     Accepted(EventId),
     /// Seen before, with the same bytes.
     Duplicate(KnownEvent),
-    /// Seen before, with other bytes: both are kept, nothing runs.
+    /// Seen before, with other bytes: both are stored, and nothing runs.
     Conflict(KnownEvent),
-    /// New, authentic, and kept for a person to decide.
+    /// New, authentic, and stored for an operator's review.
     Review(EventId),
 }
 
@@ -111,47 +110,45 @@ impl Verdict {
     }
 }
 
-/// What is told of an event that was seen before.
+/// An event that was seen before, as its copies are answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownEvent {
-    /// Our id of it.
+    /// Our id of the event.
     pub id: EventId,
-    /// Where it stands.
+    /// Its status.
     pub status: Status,
-    /// What its work came to.
+    /// The result of its work.
     pub result: Option<Arc<str>>,
 }
 
-/// Where an event stands, over all of its jobs.
-///
-/// In the order in which the first that applies is told.
+/// The status of an event over all of its jobs: the first variant that applies to any of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// Waiting for a person.
+    /// An operator must decide.
     Review,
-    /// A person refused it.
+    /// An operator rejected it.
     Discarded,
-    /// A job of it is buried.
+    /// A job of it is dead.
     Dead,
-    /// A job of it failed and will be tried again.
+    /// A job of it failed and will be retried.
     Failed,
     /// A job of it waits for another event.
     Held,
     /// A job of it is being worked on.
     Processing,
-    /// A job of it waits for its turn.
+    /// A job of it waits to be claimed.
     Received,
     /// Every job is done, or done and stale.
     Processed,
-    /// Newer news was applied before every job of it.
+    /// A newer version was applied before every job of it.
     Stale,
-    /// No handler is for it.
+    /// No handler wants it.
     Ignored,
 }
 
 impl Status {
-    /// The word of CONTRACT.
+    /// The status as the API and the views write it.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Review => "review",
@@ -167,8 +164,8 @@ impl Status {
         }
     }
 
-    /// Whether nothing but a person changes it any more. An event may be discarded for one of its
-    /// handlers and open for another: what may be pruned, its jobs say.
+    /// Whether only an operator can still change it. An event may be discarded for one handler and
+    /// open for another, so retention looks at its jobs instead.
     pub fn is_final(self) -> bool {
         match self {
             Self::Processed | Self::Stale | Self::Ignored | Self::Discarded => true,
@@ -202,11 +199,11 @@ impl Status {
     }
 }
 
-/// Why an event waits for a person.
+/// Why an event is in review.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReviewReason {
-    /// Signed before the window; an on-time copy promotes it.
+    /// It was signed before the window. An on-time copy promotes it.
     Late,
     /// The same signed bytes were seen under another id.
     Replay,
@@ -215,7 +212,7 @@ pub enum ReviewReason {
 }
 
 impl ReviewReason {
-    /// The word used in the API.
+    /// The reason as the API writes it.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Late => "late",

@@ -1,4 +1,4 @@
-//! Looking: what lists, stories and figures are made of.
+//! Reads for operators: lists, details and statistics.
 
 use std::future::Future;
 use std::net::IpAddr;
@@ -12,11 +12,10 @@ use super::{EventId, HandlerRef, ReviewReason, Status, StoreError};
 use crate::job::{Fence, HandlerName, JobId, Phase, Progress};
 use crate::key::{SourceName, Tenant};
 
-/// The reads of dashboard, API and command line. They never wait for a writer.
+/// The reads of the dashboard, the API and the command line. They never wait for a writer.
 pub trait Inspect: Send + Sync + 'static {
-    /// Writes the copies that are only counted in memory yet, as far as that can be done at once: what
-    /// is read after this includes every copy that was answered before it. A store that counts them
-    /// at once has nothing to do.
+    /// Writes the copies that are counted in memory only. Reads after this include every copy that was
+    /// answered before it. A store that writes each copy at once has nothing to do.
     fn flush_copies(&self) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
@@ -42,44 +41,43 @@ pub trait Inspect: Send + Sync + 'static {
     /// One job.
     fn job(&self, id: JobId) -> impl Future<Output = Result<Option<JobDetail>, StoreError>> + Send;
 
-    /// How far behind each handler is, over all of its tenants: one entry for every handler that
-    /// has a job which is open or dead, whether any node knows that handler or not, sorted by
-    /// source and name. Costs little however much waits: only indexes are read, and counting stops
-    /// at [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX).
+    /// The backlog of each handler over all of its tenants, sorted by source and name. There is one
+    /// entry for every handler with an open or dead job, even if no node has that handler in its config.
+    /// The cost does not grow with the backlog: only indexes are read, and counting stops at
+    /// [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX).
     fn lanes(&self) -> impl Future<Output = Result<Vec<LaneState>, StoreError>> + Send;
 
-    /// Events that were first received at or after `ask.since` and are still kept whole, newest
-    /// first: all of them where they are at most `ask.limit`, else about that many, spread evenly
-    /// over the span, and [`Sample::total`] is then an estimate.
+    /// Events that were first received at or after `ask.since` and still have their body, newest first.
+    /// Up to `ask.limit` all are returned. Beyond it about that many are, spread evenly over the span,
+    /// and [`Sample::total`] is an estimate.
     fn sample(&self, ask: SampleAsk) -> impl Future<Output = Result<Sample, StoreError>> + Send;
 }
 
-/// How far behind one handler is. Every number stops at
-/// [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX): that one means "so many or more".
+/// The backlog of one handler. Every number stops at
+/// [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX), which means "so many or more".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaneState {
     /// Which handler.
     pub handler: HandlerRef,
-    /// When something is next to be done for it: the earliest time at which a ready job is due or a
-    /// lease ends. In the past, it says how long the job that is due longest has been due; `None`
-    /// where nothing is ready or leased.
+    /// The earliest time at which a ready job is due or a lease ends. A time in the past shows how long
+    /// the oldest due job has waited. `None` where nothing is ready or leased.
     pub oldest_due: Option<Timestamp>,
-    /// Jobs to be claimed, now or once they are due.
+    /// Jobs that can be claimed, now or when they are due.
     pub ready: u64,
     /// Jobs that are claimed.
     pub leased: u64,
-    /// Jobs that wait for the number before them.
+    /// Jobs that wait for an earlier version of their resource.
     pub held: u64,
-    /// Jobs that wait for another one of their resource.
+    /// Jobs that wait while another job of their resource runs.
     pub parked: u64,
-    /// Jobs that a person decides about.
+    /// Jobs in review.
     pub review: u64,
-    /// Buried jobs.
+    /// Dead jobs.
     pub dead: u64,
 }
 
 impl LaneState {
-    /// Jobs that are not at their end; like its parts it may mean "so many or more".
+    /// Jobs that have not ended. Like its parts it may mean "so many or more".
     pub fn open(&self) -> u64 {
         self.ready + self.leased + self.held + self.parked + self.review
     }
@@ -90,21 +88,21 @@ impl LaneState {
 pub struct SampleAsk {
     /// First received at or after this.
     pub since: Timestamp,
-    /// At least one: more than these are sampled.
+    /// The most events to return, at least one. More events are sampled.
     pub limit: usize,
 }
 
 /// Events of a span of time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sample {
-    /// How many there are: exact where `events` holds all of them.
+    /// How many there are. Exact where `events` holds all of them.
     pub total: u64,
     /// All of them, or some.
     pub events: Vec<SampledEvent>,
 }
 
 impl Sample {
-    /// Whether `events` are some of many.
+    /// Whether `events` is only a sample.
     pub fn is_partial(&self) -> bool {
         (self.events.len() as u64) < self.total
     }
@@ -113,9 +111,9 @@ impl Sample {
 /// One event of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SampledEvent {
-    /// What a list shows.
+    /// The event as in a list.
     pub summary: EventSummary,
-    /// When it arrived, in order: the times of what [`EventDetail::arrivals`] would hold.
+    /// The times of the arrivals that [`EventDetail::arrivals`] would hold, in order.
     pub arrived_at: Vec<Timestamp>,
 }
 
@@ -130,7 +128,7 @@ pub struct JobFilter {
     pub handler: Option<HandlerName>,
     /// In this phase.
     pub phase: Option<Phase>,
-    /// Older than this one: where the page before ended.
+    /// Older than this: the end of the previous page.
     pub before: Option<Cursor>,
     /// At most this many.
     pub limit: usize,
@@ -145,33 +143,33 @@ pub struct JobDetail {
     pub event: EventId,
     /// The sender's id of the event.
     pub event_id: String,
-    /// Whose it is.
+    /// The tenant.
     pub tenant: String,
-    /// Where it came from.
+    /// The source.
     pub source: String,
-    /// For which handler.
+    /// The handler.
     pub handler: HandlerName,
-    /// Where it stands.
+    /// The phase.
     #[serde(rename = "status")]
     pub phase: Phase,
-    /// Which run.
+    /// The number of its run.
     pub run: u32,
-    /// How far it has come.
+    /// Its attempts and steps so far.
     #[serde(flatten)]
     pub progress: Progress,
     /// The fence.
     pub fence: Fence,
     /// When it is due, or when its lease ends.
     pub due_at: Option<Timestamp>,
-    /// What it came to.
+    /// The result.
     pub result: Option<String>,
     /// Why the last attempt failed.
     pub error: Option<String>,
     /// When it ended.
     pub finished_at: Option<Timestamp>,
-    /// The key that travels on.
+    /// The `idempotency-key` that handlers and apps get.
     pub idempotency_key: String,
-    /// The resource of its order guard.
+    /// The resource that it is ordered by.
     pub resource: Option<String>,
     /// Attempts that ended, oldest first.
     pub attempts: Vec<AttemptNote>,
@@ -180,39 +178,39 @@ pub struct JobDetail {
 /// One attempt that ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AttemptNote {
-    /// Which run.
+    /// The number of the run.
     pub run: u32,
-    /// Which attempt.
+    /// The number of the attempt.
     pub attempt: u32,
     /// When it began.
     pub started_at: Timestamp,
-    /// When it ended; `None` for a lost one.
+    /// When it ended. `None` for a lost attempt.
     pub ended_at: Option<Timestamp>,
     /// `done`, `failed` or `lost`.
     pub outcome: String,
     /// Why it failed.
     pub error: Option<String>,
-    /// Who worked on it.
+    /// The worker that ran it.
     pub worker: String,
 }
 
-/// How a person names an event.
+/// How an operator names an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EventName {
     /// By our id.
     Ours(EventId),
-    /// By the sender's.
+    /// By the sender's id.
     Theirs(Box<str>),
 }
 
-/// The answer to a name that may fit several.
+/// The result of a lookup by a name that may match several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Lookup<T> {
-    /// Nothing has that name.
+    /// No match.
     None,
-    /// Exactly one has.
+    /// Exactly one match.
     One(T),
-    /// Several have; these are their ids.
+    /// Several matches, by their ids.
     Ambiguous(Vec<EventId>),
 }
 
@@ -233,25 +231,25 @@ pub struct EventFilter {
     pub since: Option<Timestamp>,
     /// Received before.
     pub until: Option<Timestamp>,
-    /// Received before this and still not finished: its status is not
-    /// [final](Status::is_final). What is dead or waits for a person is not finished either.
+    /// Received before this and not finished: the status is not [final](Status::is_final). Dead events
+    /// and events in review are not finished.
     pub unfinished_since: Option<Timestamp>,
-    /// Older than this one: where the page before ended.
+    /// Older than this: the end of the previous page.
     pub before: Option<Cursor>,
     /// At most this many.
     pub limit: usize,
 }
 
-/// Where a page ends: opaque to everyone but the store.
+/// The end of a page. Only the store knows what it means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cursor(pub u128);
 
 /// One page of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page<T> {
-    /// What is on it.
+    /// The items of the page.
     pub items: Vec<T>,
-    /// Where the next one begins, if there is one.
+    /// The start of the next page, if there is one.
     pub next: Option<Cursor>,
 }
 
@@ -260,41 +258,41 @@ pub struct Page<T> {
 pub struct EventSummary {
     /// Our id.
     pub id: EventId,
-    /// The sender's.
+    /// The sender's id.
     pub event_id: String,
-    /// Whose it is.
+    /// The tenant.
     pub tenant: String,
-    /// Where it came from.
+    /// The source.
     pub source: String,
-    /// What happened.
+    /// The type.
     pub event_type: Option<String>,
     /// When it happened, by the sender's clock.
     pub occurred_at: Option<Timestamp>,
     /// When it first arrived.
     pub received_at: Timestamp,
-    /// Where it stands.
+    /// The status.
     pub status: Status,
-    /// Why it waits for a person, if it does or did.
+    /// Why it is or was in review.
     pub review: Option<ReviewReason>,
-    /// How often it arrived, the first time included.
+    /// How often it arrived, including the first time.
     #[serde(rename = "arrival_count")]
     pub arrivals: u64,
-    /// How many of those had other bytes.
+    /// How many arrivals had other bytes.
     #[serde(rename = "conflict_count")]
     pub conflicts: u64,
     /// When the last of its jobs ended.
     pub processed_at: Option<Timestamp>,
-    /// What its first job came to.
+    /// The result of its first job.
     pub result: Option<String>,
 }
 
-/// An event with everything that is kept of it.
+/// An event with everything that is stored about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventDetail {
-    /// What a list shows.
+    /// The event as in a list.
     pub summary: EventSummary,
-    /// The first arrival, the newest few of the others, and every conflict that is kept, in the
-    /// order they came.
+    /// The first arrival, the newest few of the others, and every conflict that is stored, in the order
+    /// of arrival.
     pub arrivals: Vec<ArrivalNote>,
     /// The sender's headers.
     pub headers: String,
@@ -302,18 +300,18 @@ pub struct EventDetail {
     pub body: Bytes,
     /// Its jobs, by handler.
     pub jobs: Vec<JobDetail>,
-    /// What people did to it, oldest first.
+    /// The actions of operators, oldest first.
     pub actions: Vec<ActionNote>,
-    /// What its handlers published.
+    /// The messages that its handlers published.
     pub messages: Vec<MessageNote>,
 }
 
-/// What a person did to an event.
+/// An operator's action on an event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ActionNote {
     /// `replay`, `approve` or `reject`.
     pub action: String,
-    /// Who.
+    /// The name of the token that was used.
     pub who: String,
     /// Why.
     pub reason: Option<String>,
@@ -321,12 +319,12 @@ pub struct ActionNote {
     pub at: Timestamp,
 }
 
-/// A published message in the story of an event.
+/// A message that a handler of an event published.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MessageNote {
     /// Its id.
     pub id: String,
-    /// What it is about.
+    /// Its type.
     pub r#type: String,
     /// When it was published.
     pub created_at: Timestamp,
@@ -335,15 +333,15 @@ pub struct MessageNote {
 /// One arrival of an event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ArrivalNote {
-    /// What it was taken for.
+    /// The decision about it.
     pub decision: Decision,
-    /// When it came.
+    /// When it was received.
     pub received_at: Timestamp,
     /// The request id it was answered with.
     pub request_id: Uuid,
-    /// Who sent it.
+    /// The client's address.
     pub remote: Option<IpAddr>,
-    /// Which secret verified it.
+    /// The index of the secret that verified.
     pub secret: usize,
     /// The signed timestamp.
     pub signed_at: Option<Timestamp>,
@@ -352,7 +350,7 @@ pub struct ArrivalNote {
     pub body: Option<Bytes>,
 }
 
-/// What one arrival was taken for: the word in `hapax-decision`.
+/// The decision about one arrival, as `hapax-decision` carries it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Decision {
@@ -362,12 +360,12 @@ pub enum Decision {
     Duplicate,
     /// The same id with other bytes.
     Conflict,
-    /// Kept for a person.
+    /// Stored for review.
     Review,
 }
 
 impl Decision {
-    /// The word itself.
+    /// The decision as text.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Accepted => "accepted",

@@ -1,10 +1,10 @@
-//! The seam behind which every database stands: few methods, each one atomic business act.
+//! The traits that every database implements: few methods, each one atomic business act.
 //!
-//! The caller decides, the store records; races are decided by the store's unique key alone. What
-//! each act promises is written here once and checked for every store by one conformance suite.
+//! The caller decides, and the store records. Races are decided by the store's unique keys alone. The
+//! guarantees of each act are written here once, and one conformance suite checks them for every store.
 //!
-//! Three parts: [`Store`] makes events durable, [`Work`] is the life of their jobs, [`Inspect`] is
-//! what people see. The keys of one's own API have a seam to themselves, [`crate::ledger`].
+//! [`Store`] makes events durable, [`Work`] runs the life cycle of their jobs, and [`Inspect`] reads for
+//! operators. Idempotency-Keys have their own trait, [`crate::ledger::Ledger`].
 
 mod ingest;
 mod inspect;

@@ -196,8 +196,8 @@ fn the_place_in_a_machine_is_the_number_of_its_state() {
         assert_eq!(Some(place.position), machine.position(state));
     }
     for (status, problem) in [
-        (r#""hunter2""#, "state (/status) is a state that no transition names"),
-        (r#""Paid""#, "no transition names"),
+        (r#""hunter2""#, "state (/status) is a state that appears in no transition"),
+        (r#""Paid""#, "appears in no transition"),
         ("null", "state (/status) is null"),
         ("[]", "neither text nor an integer"),
     ] {

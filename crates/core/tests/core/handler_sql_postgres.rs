@@ -426,7 +426,7 @@ proptest! {
 #[test]
 fn nothing_of_hapaxs_own_is_named() {
     // A deleted event is a new one when its next copy comes.
-    let own = "is Hapax's own";
+    let own = "belongs to Hapax";
     for marked in [
         "DELETE FROM ¶hapax.event",
         "DELETE FROM ¶HAPAX . \"event\"",

@@ -323,8 +323,8 @@ fn refetch_says_where_the_object_is() {
         &["unknown placeholder {resuorce}", "did you mean {resource}?"],
     );
     refused(&refetch("url = \"http://a/¶{id}\""), &["unknown placeholder {id}", "{event_id}"]);
-    refused(&refetch("url = \"http://a/¶{event_id\""), &["a brace is not closed"]);
-    refused(&refetch("url = \"http://a/x¶}\""), &["was not opened"]);
+    refused(&refetch("url = \"http://a/¶{event_id\""), &["a { without its }"]);
+    refused(&refetch("url = \"http://a/x¶}\""), &["a } without its {"]);
     refused(&refetch("url = \"https://¶{tenant}.example.com/\""), &["part of the host"]);
     refused(&refetch("¶url = \"api.example.com/x\""), &["refetch.url"]);
     refused(&refetch("¶url = \"ftp://a/\""), &["must begin with http:// or https://"]);

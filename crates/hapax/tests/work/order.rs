@@ -258,7 +258,7 @@ fn a_machine_calls_the_app_in_the_order_of_its_states() {
     accept(&server, "odd", "po_1", json!({ "state": "paid out" }));
     let dead = until_status(&server, "odd", "dead");
     let why = dead["jobs"][0]["error"].as_str().unwrap();
-    assert!(why.contains("state (/state) is a state that no transition names"), "{why}");
+    assert!(why.contains("state (/state) is a state that appears in no transition"), "{why}");
     server.stop();
     assert_eq!(called(&app), ["pending", "fee_charged", "completed"]);
 }

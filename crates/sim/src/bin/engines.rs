@@ -1,5 +1,5 @@
-//! A PostgreSQL and a Redis to try things on: prints their URLs and holds them until it is ended,
-//! by Ctrl-C or otherwise; then nothing of them is left.
+//! A PostgreSQL and a Redis for experiments. Prints their URLs and runs them until it ends, by Ctrl-C or
+//! otherwise. Then nothing of them is left.
 
 use std::io::{self, Write};
 

@@ -1,25 +1,24 @@
 //! What a disk may hold after a power loss.
 //!
-//! The model is that of a careless file system. A change is certain only after a sync that began when
-//! the change had ended: of a file for its bytes and size, of a directory for the names in it. Until
-//! then any 512 bytes of it may be there or not, independent of every other change. After a sync
-//! that failed, what it was to sync stays uncertain for ever: Linux drops it from the pages that the
-//! next sync would write, and that one reports success.
+//! The model is a file system with the weakest guarantees. A change is certain only after a sync that began when
+//! the change had ended: of a file for its bytes and size, of a directory for the names in it. Before, any 512
+//! bytes of it may be there or not, independent of every other change. After a failed sync, its changes stay
+//! uncertain: Linux marks those pages as clean, and the next sync skips them and reports success.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::recording::DiskStep;
 
-/// What disks write at once.
+/// The unit that a disk writes atomically.
 const SECTOR_BYTES: u64 = 512;
 
-/// Random numbers that are the same for the same seed.
+/// A generator of random numbers: the same seed makes the same numbers.
 #[derive(Debug, Clone)]
 pub struct SeededRng(u64);
 
 impl SeededRng {
-    /// Numbers of this seed.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -47,7 +46,7 @@ pub struct Disk {
     live: BTreeMap<PathBuf, Node>,
     /// Every change of names, in order.
     names: Vec<NameChange>,
-    /// Syncs under way: what each of them makes certain when it ends well.
+    /// Running syncs, and what each of them makes certain if it succeeds.
     syncs: BTreeMap<usize, Sync>,
     next: usize,
 }
@@ -60,7 +59,7 @@ enum Node {
 
 #[derive(Debug, Clone, Default)]
 struct File {
-    /// What is certain, before all of `changes`.
+    /// The certain content, before all of `changes`.
     base: Vec<u8>,
     changes: Vec<Change>,
 }
@@ -84,16 +83,16 @@ enum Durability {
     Begun,
     /// It may be on disk.
     Ended,
-    /// It is.
+    /// It is on disk.
     Certain,
-    /// It may be, and no sync will change that.
+    /// It may be on disk, and no later sync changes that.
     Doubtful,
 }
 
 #[derive(Debug, Clone)]
 struct NameChange {
     set: Vec<(PathBuf, Option<Node>)>,
-    /// Directories whose syncs this still waits for.
+    /// The directories that must be synced before this is certain.
     awaits: BTreeSet<PathBuf>,
 }
 
@@ -103,7 +102,7 @@ enum Sync {
     Dir { path: PathBuf, names: usize },
 }
 
-/// How much of what is uncertain an image keeps.
+/// Which uncertain changes an image contains.
 #[derive(Clone, Copy)]
 enum Survivors {
     Nothing,
@@ -117,7 +116,7 @@ enum Survivors {
 }
 
 impl Disk {
-    /// A disk on which everything that is below `root` now is certain, under the names that it has.
+    /// A disk on which all files below `root` are certain, with their names.
     pub fn at(root: &Path) -> Self {
         let mut disk = Self { root: root.to_owned(), ..Self::default() };
         disk.load(root);
@@ -140,7 +139,7 @@ impl Disk {
         }
     }
 
-    /// Replays steps until `through` of them have been.
+    /// Replays the first `through` steps.
     pub fn advance(&mut self, steps: &[DiskStep], through: usize) {
         while self.next < through {
             let step = self.next;
@@ -193,7 +192,7 @@ impl Disk {
     }
 
     fn change(&mut self, step: usize, path: &Path, kind: ChangeKind) {
-        // A file that was removed while it is open is of no interest.
+        // A file that was removed while it is open does not matter.
         if let Some(file) = self.file(path) {
             self.files[file].changes.push(Change { step, kind, durability: Durability::Begun });
         }
@@ -244,14 +243,14 @@ impl Disk {
         changes[at].durability = Durability::Ended;
     }
 
-    /// Whether a failed sync left something of this file in doubt that no later sync writes.
+    /// Whether a failed sync left a change of this file uncertain that no later sync writes.
     pub fn is_doubtful(&self, path: &Path) -> bool {
         let changes = self.file(path).map(|file| &self.files[file].changes);
         changes
             .is_some_and(|changes| changes.iter().any(|one| one.durability == Durability::Doubtful))
     }
 
-    /// Writes one image into the empty directory `into`, which stands for the root.
+    /// Writes one image into the empty directory `into`, which replaces the root.
     pub fn image(&self, rng: &mut SeededRng, into: &Path) {
         let survivors = self.survivors(rng);
         let mut names: BTreeMap<&Path, Node> = BTreeMap::new();
@@ -272,11 +271,11 @@ impl Disk {
                 };
             }
         }
-        // In the order of their names, so a directory comes before what it holds.
+        // In the order of their names, so that a directory comes before its files.
         for (path, node) in names {
             let below = path.strip_prefix(&self.root).expect("recorded below the root");
             let place = into.join(below);
-            // Whatever is in a directory whose own name is lost, is lost with it.
+            // A directory whose name is lost loses its files.
             if place.parent().is_some_and(Path::is_dir) {
                 match node {
                     Node::Dir => std::fs::create_dir(&place).expect("a directory"),
@@ -312,7 +311,7 @@ impl Disk {
 }
 
 impl File {
-    /// Gives the named changes their durability, and moves what is certain into the base.
+    /// Sets the durability of these changes, and applies the certain ones to the base.
     fn decide(&mut self, steps: &[usize], durability: Durability) {
         for change in &mut self.changes {
             if change.durability == Durability::Ended && steps.binary_search(&change.step).is_ok() {
@@ -333,7 +332,7 @@ impl File {
         }
     }
 
-    /// Doubt ends where something certain came over it.
+    /// Removes uncertain changes that a certain change has overwritten.
     fn forget_overwritten(&mut self) {
         let mut at = 0;
         while at < self.changes.len() {
@@ -375,7 +374,7 @@ impl File {
                     }
                 }
                 (ChangeKind::Bytes { offset, bytes }, false, _) => {
-                    // The size may have grown without the bytes.
+                    // The size may have changed without the bytes.
                     let end = *offset as usize + bytes.len();
                     if content.len() < end && rng.chance(1, 8) {
                         content.resize(end, 0);
@@ -395,7 +394,7 @@ impl File {
 }
 
 impl ChangeKind {
-    /// Whether nothing of `earlier` can be seen once this is there.
+    /// Whether this change overwrites all of `earlier`.
     fn covers(&self, earlier: &Self) -> bool {
         match (self, earlier) {
             (
@@ -419,7 +418,7 @@ fn put(content: &mut Vec<u8>, at: usize, bytes: &[u8]) {
     content[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
-/// The parts of a write that a disk keeps or loses as a whole.
+/// The parts of a write that a disk writes atomically.
 fn sectors(offset: u64, bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let first = (SECTOR_BYTES - offset % SECTOR_BYTES).min(bytes.len() as u64) as usize;
     let (head, rest) = bytes.split_at(first);
@@ -433,7 +432,7 @@ fn sectors(offset: u64, bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
 mod tests {
     use super::*;
 
-    /// The contents of `/d/a` that images after all of `steps` have.
+    /// The contents of `/d/a` in images after all of `steps`.
     fn contents(steps: &[DiskStep]) -> BTreeSet<Option<Vec<u8>>> {
         let mut disk = Disk { root: "/d".into(), ..Disk::default() };
         disk.advance(steps, steps.len());

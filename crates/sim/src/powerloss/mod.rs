@@ -1,8 +1,8 @@
-//! Power loss without pulling a plug: the system calls of a real run are recorded with strace, and
-//! disk images are drawn as they could be found after a power loss at any moment of that run.
+//! Simulated power loss: strace records the system calls of a real run, and disk images are generated as they
+//! could look after a power loss at any moment of that run.
 //!
-//! [`Recording`] reads what strace wrote, in its order. [`Disk`] replays it up to a moment and draws
-//! an image: what was synced is there, of everything else any part may be missing.
+//! [`Recording`] reads the log of strace. [`Disk`] replays it up to a moment and generates an image: synced data
+//! is there, and any part of the rest may be missing.
 
 mod disk;
 mod recording;

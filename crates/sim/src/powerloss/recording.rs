@@ -1,56 +1,55 @@
-//! Reads a log of strace: the system calls that change files, and what was sent on sockets.
+//! Reads a log of strace: the system calls that change files, and the bytes sent on sockets.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// The system calls that change files, sync them, or send answers. A call of another kind that
-/// changes files (a mapping that is written through, for instance) would not be seen; SQLite maps
-/// its `-shm` file only, which is rebuilt after a crash.
+/// The system calls that change files, sync them, or send answers. Other ways to change a file, such as a shared
+/// mapping, are not recorded. SQLite maps only its `-shm` file, which is rebuilt after a crash.
 const CALLS: &str = "trace=open,openat,creat,mkdir,mkdirat,pwrite64,pwritev,pwritev2,write,writev,\
     sendto,sendmsg,fdatasync,fsync,ftruncate,truncate,fallocate,rename,renameat,renameat2,link,\
     linkat,unlink,unlinkat,rmdir,copy_file_range,sync_file_range,msync";
 
-/// Longer strings would be cut off; no single write of ours is as long.
+/// strace truncates longer strings; no write of Hapax is as long.
 const STRING_BYTES_MAX: &str = "8388608";
 
-/// What happened, in the order in which strace saw it. A call that takes time is two steps: what it
-/// began may be on disk from then on, and a sync holds for what had ended before it began.
+/// One step, in the order of strace. A call that takes time is two steps: its change may be on disk once it has
+/// begun, and a sync covers the changes that had ended before it began.
 #[derive(Debug)]
 pub enum DiskStep {
-    /// A file was made.
+    /// A file was created.
     Create(PathBuf),
-    /// A directory was made.
+    /// A directory was created.
     CreateDir(PathBuf),
     /// A name was removed.
     Remove(PathBuf),
-    /// A file or directory got another name.
+    /// A file or directory was renamed.
     Rename(PathBuf, PathBuf),
-    /// Bytes are being written.
+    /// A write began.
     Write {
-        /// To which file.
+        /// The file.
         path: PathBuf,
-        /// From where on.
+        /// The offset.
         offset: u64,
-        /// All of them.
+        /// The bytes.
         bytes: Vec<u8>,
     },
-    /// The size of a file is being set.
+    /// A change of the size of a file began.
     Resize {
-        /// Of which file.
+        /// The file.
         path: PathBuf,
         /// Its new size.
         size: u64,
     },
     /// A sync of a file or directory began.
     Sync(PathBuf),
-    /// The change or sync of that step has ended.
+    /// A change or sync has ended.
     Ended {
-        /// Which step.
+        /// The step in which it began.
         step: usize,
-        /// How many bytes it wrote, or zero; an error if it failed.
+        /// The number of bytes written, or zero; or the error.
         result: Result<u64, String>,
     },
-    /// Bytes are being sent on a socket.
+    /// Bytes were sent on a socket.
     Send(Vec<u8>),
 }
 
@@ -61,8 +60,8 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// The arguments of strace that record a command to `log`; the command follows them. The command
-    /// stays the direct child of the caller. `fault` is an injection in strace's own words.
+    /// The arguments of strace that record a command to `log`. The command follows them, and stays the direct
+    /// child of the caller. `fault` is an injection in the syntax of strace.
     pub fn arguments(log: &Path, fault: Option<&str>) -> Vec<String> {
         let mut arguments: Vec<String> =
             ["-D", "-f", "-y", "-xx", "-s", STRING_BYTES_MAX, "-e", CALLS, "-e", "signal=none"]
@@ -75,10 +74,10 @@ impl Recording {
         arguments
     }
 
-    /// Reads a log: what happened to files below `root`, and everything that was sent.
+    /// Reads a log: the changes of files below `root`, and everything that was sent.
     ///
     /// # Panics
-    /// When the log holds a call that this model does not know.
+    /// When the log contains a call that this model does not know.
     pub fn read(log: &Path, root: &Path) -> Self {
         let text = std::fs::read_to_string(log).expect("strace has written a log");
         let mut reader = Reader { root, recording: Self::default(), begun: HashMap::new() };
@@ -99,7 +98,7 @@ impl Recording {
 struct Reader<'a> {
     root: &'a Path,
     recording: Recording,
-    /// By thread: the text of a call that has begun, and its step if it is one.
+    /// By thread: the text of a call that has begun, and its step, if it has one.
     begun: HashMap<&'a str, (String, Option<usize>)>,
 }
 
@@ -124,7 +123,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What takes effect from its beginning on.
+    /// Records a call that takes effect when it begins.
     fn began(&mut self, call: &Call<'_>, offsets: &mut HashMap<u64, u64>) -> Option<usize> {
         let step = match call.name {
             "write" | "sendto" | "sendmsg" | "writev" if call.is_socket() => {
@@ -162,7 +161,7 @@ impl<'a> Reader<'a> {
         Some(self.recording.steps.len() - 1)
     }
 
-    /// What takes effect when it has ended.
+    /// Records a call that takes effect when it ends.
     fn ended(&mut self, call: &Call<'_>, step: Option<usize>, offsets: &mut HashMap<u64, u64>) {
         if let Some(step) = step {
             if !matches!(self.recording.steps[step], DiskStep::Send(_)) {

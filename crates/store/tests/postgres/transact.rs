@@ -355,7 +355,7 @@ async fn a_rust_handler_reaches_no_table_of_ours() {
         let (claim, mut db) = base.begun().await;
         db.execute("INSERT INTO ledger VALUES ('x', '')", &[]).await.expect("writes");
         let refused = db.execute(sql, &[]).await.expect_err(sql).to_string();
-        let expected = if nth == 1 { "(42501)" } else { "is Hapax's own" };
+        let expected = if nth == 1 { "(42501)" } else { "belongs to Hapax" };
         assert!(refused.contains(expected), "{sql}: {refused}");
         db.commit(None).await.expect_err("nothing of it");
         base.store.give_back(vec![(claim.job, claim.fence)]).await.expect("gives back");

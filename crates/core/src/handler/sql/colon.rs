@@ -1,10 +1,10 @@
-//! What a colon before a name means in PostgreSQL: `a[1:n]` is a slice, `ARRAY[:id]` is not. Only
-//! brackets and the token before are looked at.
+//! Decides what a colon before a name means in PostgreSQL: `a[1:n]` is a slice, `ARRAY[:id]` is a
+//! parameter. Only the brackets and the token before matter.
 
 use super::SqlParameter;
 use super::tokens::Token;
 
-/// What has been read of a statement, as far as it decides what a colon is.
+/// The part of the statement so far that decides what a colon means.
 #[derive(Debug, Default)]
 pub(super) struct Context {
     open: Vec<Bracket>,
@@ -14,16 +14,16 @@ pub(super) struct Context {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bracket {
     Round,
-    /// `a[…]`, where a colon may part a slice.
+    /// `a[…]`, where a colon may separate a slice.
     Subscript,
-    /// `ARRAY[…]`, where it cannot.
+    /// `ARRAY[…]`, where a colon cannot separate a slice.
     Array,
 }
 
 /// The last token that was neither blank nor comment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Before {
-    /// Something that a value cannot follow without a sign between.
+    /// A token that a value cannot follow without an operator between.
     Value,
     /// The word `ARRAY`.
     Array,
@@ -33,7 +33,7 @@ enum Before {
     Other,
 }
 
-/// Words that stand before a value inside of an expression. In a subscript, any other word is one.
+/// Words that come before a value in an expression. In a subscript, any other word is a value.
 const BEFORE_VALUES: [&str; 16] = [
     "AND",
     "OR",
@@ -54,7 +54,7 @@ const BEFORE_VALUES: [&str; 16] = [
 ];
 
 impl Context {
-    /// Whether `:name` is a colon that parts a slice, followed by a name.
+    /// Whether `:name` is a slice separator followed by a name.
     pub(super) fn is_slice(&self, name: &str) -> bool {
         match (self.open.last(), self.before) {
             (Some(Bracket::Subscript), Before::Value) => true,

@@ -1,11 +1,9 @@
-//! The user's SQL, taken apart: statements and their named parameters, found without being misled
-//! by what stands in quotes or comments. This knows where tokens end, and no more of SQL than that;
-//! whether a statement makes sense is the database's to say.
+//! Parses the user's SQL into statements and named parameters. Quotes and comments are skipped
+//! correctly. The parser knows where tokens end and no more; the database checks the statements.
 //!
-//! The databases disagree on what a text means (comments nest in one of them, `[…]` is a name in the
-//! other), so a text is read in a [`Dialect`]. `tokens` knows both, `colon` what a colon is, `read`
-//! makes statements of tokens, `parameter` knows what can be named, `own_names` which names are
-//! Hapax's own.
+//! The databases disagree (comments nest in PostgreSQL, `[…]` is a name in SQLite), so a text is parsed
+//! in a [`Dialect`]. `tokens` splits the text, `colon` decides what a colon means, `read` makes
+//! statements, `parameter` lists the parameters, and `own_names` finds names in the schema `hapax`.
 
 mod colon;
 mod own_names;
@@ -17,26 +15,26 @@ use std::fmt;
 
 pub use self::parameter::{PostgresType, SqlParameter};
 
-/// Whose SQL it is.
+/// The database whose SQL it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dialect {
     /// Comments do not nest, `[…]` is a name, parameters become `?1`.
     Sqlite,
     /// Comments nest, `[…]` is an array or a part of one, parameters become `$1`. Strings are read
-    /// as with `standard_conforming_strings = on`, which has been the default since 9.1: whoever
-    /// runs the statements sees to it that the connection agrees.
+    /// as with `standard_conforming_strings = on`, the default since 9.1. The code that runs the
+    /// statements must set the connection to it.
     ///
-    /// A `DO` takes no parameters, since its body is a string and a string is never touched; `CALL`
-    /// takes them. In a subscript, `a[1:n]`, a colon that follows a value parts a slice, whatever
-    /// comes after it: the parameter is `a[1: :n]`. A colon that comes first, `a[:n]`, begins a
-    /// parameter if there is one of that name, and otherwise a slice.
+    /// A `DO` takes no parameters, since its body is a string and strings are never changed; `CALL`
+    /// takes them. In a subscript such as `a[1:n]`, a colon after a value separates a slice: the
+    /// parameter is written `a[1: :n]`. A colon that comes first, as in `a[:n]`, begins a parameter if
+    /// there is one of that name, and otherwise a slice.
     Postgres,
 }
 
 /// The statements of an `sql` handler, with their named parameters found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SqlProgram {
-    /// In their order, at least one; the last one's first value is the receipt's `result`.
+    /// In their order, at least one. The first value of the last statement becomes the job's `result`.
     pub statements: Vec<SqlStatement>,
 }
 
@@ -45,15 +43,15 @@ pub struct SqlProgram {
 pub struct SqlStatement {
     /// Its text with `?1`, `?2` … or `$1`, `$2` … in place of the named parameters.
     pub text: String,
-    /// What to bind to each, in that order; none of them twice.
+    /// The parameters to bind, in that order, each once.
     pub parameters: Vec<SqlParameter>,
     /// The line of the program on which it begins, from 1.
     pub line: usize,
-    /// Where its parts stood in the program, by their first byte in `text`; the first begins it.
+    /// The position of each part in the program, by its first byte in `text`.
     parts: Vec<Part>,
 }
 
-/// A place in the program as the user wrote it.
+/// A position in the program as the user wrote it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SqlPlace {
     /// From 1.
@@ -62,7 +60,7 @@ pub struct SqlPlace {
     pub column: usize,
 }
 
-/// Why a program cannot be used, and where.
+/// Why a program is refused, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SqlError {
     /// The line of the program, from 1.
@@ -75,7 +73,7 @@ pub struct SqlError {
     pub hint: String,
 }
 
-/// A part of a statement's text: what was copied, or what was put in a parameter's place.
+/// A part of a statement's text: copied text, or the number of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Part {
     at: usize,
@@ -103,9 +101,9 @@ impl SqlProgram {
         read::program(text, dialect).map_err(|fault| fault.located(text))
     }
 
-    /// Whether `text`, one statement with the database's own parameters, may run in a handler: it
-    /// neither ends the transaction nor touches schema or session, and names no table of Hapax's own.
-    /// For those who run statements one by one; that it is only one, the database sees to.
+    /// Whether `text`, one statement with the database's own parameters, may run in a handler: it neither
+    /// ends the transaction nor changes schema or session, and names no table of Hapax. The database
+    /// checks that it is only one statement.
     pub fn may_begin(text: &str, dialect: Dialect) -> Result<(), SqlError> {
         read::beginning(text, dialect).map_err(|fault| fault.located(text))
     }
@@ -124,8 +122,8 @@ impl tokens::Fault {
 }
 
 impl SqlStatement {
-    /// Where in the program the byte `at` of `text` stood; a byte of `$1` is the parameter's colon.
-    /// What lies past the end is the end.
+    /// The position in the program of the byte `at` of `text`. A byte of `$1` maps to the parameter's
+    /// colon; an offset past the end maps to the end.
     pub fn place_of_byte(&self, at: usize) -> SqlPlace {
         let ends = self.text.char_indices().map(|(end, _)| end).chain([self.text.len()]);
         let at = ends.take_while(|end| *end <= at).last().unwrap_or(0);
@@ -137,8 +135,8 @@ impl SqlStatement {
         }
     }
 
-    /// Where in the program the `nth` character of `text` stood, counted from 1, as PostgreSQL
-    /// counts in the position of an error.
+    /// The position in the program of the `nth` character of `text`, counted from 1, as PostgreSQL counts
+    /// in the position of an error.
     pub fn place_of_character(&self, nth: usize) -> SqlPlace {
         let at = self.text.char_indices().map(|(at, _)| at).nth(nth.saturating_sub(1));
         self.place_of_byte(at.unwrap_or(self.text.len()))
@@ -148,7 +146,7 @@ impl SqlStatement {
 impl SqlPlace {
     const START: Self = Self { line: 1, column: 1 };
 
-    /// The place behind `text`, if that begins here.
+    /// The position after `text`, if `text` begins here.
     fn after(self, text: &str) -> Self {
         match text.rfind('\n') {
             Some(newline) => Self {

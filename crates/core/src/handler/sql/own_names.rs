@@ -1,6 +1,6 @@
-//! Names of Hapax's own in a statement: on PostgreSQL whatever stands in the schema `hapax`. A handler
-//! may call its documented functions and read its documented views, and name nothing else there. On
-//! SQLite the database itself asks about each table, so nothing is looked for here.
+//! Finds names in the schema `hapax` in a statement for PostgreSQL. A handler may call the documented
+//! functions and read the documented views there, and nothing else. On SQLite an authorizer checks each
+//! table, so nothing is checked here.
 
 use super::Dialect;
 use super::tokens::{Fault, Token, Tokens};
@@ -12,17 +12,17 @@ const FUNCTIONS: [&str; 7] =
 
 const VIEWS: [&str; 5] = ["processed_events", "arrivals", "attempts", "deliveries", "dead_letters"];
 
-/// Looks for `hapax.NAME` in the tokens that pass.
+/// Looks for `hapax.NAME` in the tokens.
 pub(super) struct OwnNames {
     dialect: Dialect,
     seen: Seen,
 }
 
-/// What of such a name has passed.
+/// How much of such a name was read.
 #[derive(Clone, Copy)]
 enum Seen {
     Nothing,
-    /// The schema, and where it stood.
+    /// The schema, and its offset.
     Schema(usize),
     Dot(usize),
 }
@@ -52,7 +52,7 @@ impl OwnNames {
         }
     }
 
-    /// Looks into the body of a `DO`, a string that the database runs.
+    /// Checks the body of a `DO`, a string that the database runs.
     pub(super) fn pass_body(&mut self, at: usize, quoted: &str) -> Result<(), Fault> {
         let mut names = Self::new(self.dialect);
         let inside = match quoted.strip_prefix('$').and_then(|rest| rest.find('$')) {
@@ -63,7 +63,7 @@ impl OwnNames {
             None => quoted.trim_matches('\''),
         };
         let mut tokens = Tokens::native(inside, self.dialect);
-        // What cannot be read here, the database will not run either.
+        // The database does not run a body that cannot be parsed here.
         while let Ok(Some((range, token))) = tokens.next() {
             let passed = names.pass(at, token, &inside[range]);
             passed.map_err(|fault| Fault { at, ..fault })?;
@@ -92,7 +92,7 @@ fn refused(at: usize, name: &str) -> Fault {
     let name: String = name.chars().take(40).collect();
     Fault::new(
         at,
-        format!("{SCHEMA}.{name} is Hapax's own"),
+        format!("{SCHEMA}.{name} belongs to Hapax"),
         format!(
             "a handler works on your tables; in the schema {SCHEMA} it may call {} and read {}",
             FUNCTIONS.join(", "),

@@ -1,5 +1,5 @@
-//! What a statement can name: the parameters, and the type that each has in PostgreSQL. Where their
-//! values come from is the store's to know.
+//! The parameters that a statement can name, and the type of each in PostgreSQL. The store supplies
+//! their values.
 
 use crate::presets::edits;
 
@@ -35,7 +35,7 @@ pub enum PostgresType {
 }
 
 impl SqlParameter {
-    /// All of them, in the order in which they are told.
+    /// All of them, in the order in which messages list them.
     pub const ALL: [Self; 12] = [
         Self::Tenant,
         Self::Source,
@@ -69,8 +69,8 @@ impl SqlParameter {
         }
     }
 
-    /// Its type in PostgreSQL. `:id` is text although it is a UUID: users keep ids of many makers
-    /// in text columns, and text is what they get on SQLite.
+    /// Its type in PostgreSQL. `:id` is text although it is a UUID: users store ids of many kinds in text
+    /// columns, and on SQLite it is text too.
     pub fn postgres_type(self) -> PostgresType {
         match self {
             Self::Tenant
@@ -91,7 +91,7 @@ impl SqlParameter {
         Self::ALL.into_iter().find(|known| known.name() == name)
     }
 
-    /// What to say of a name that is none of them.
+    /// The hint for an unknown name.
     pub(super) fn hint_for(name: &str) -> String {
         let plain = name.to_lowercase();
         let near = Self::ALL

@@ -1,4 +1,4 @@
-//! Statements made of tokens: where each begins and ends, how it may begin, and a number for each
+//! Makes statements of tokens: where each begins and ends, its first word, and a number for each
 //! parameter.
 
 use super::own_names::OwnNames;
@@ -61,7 +61,7 @@ pub(super) fn program(text: &str, dialect: Dialect) -> Result<SqlProgram, Fault>
     Ok(SqlProgram { statements })
 }
 
-/// Reads one statement: whether it may begin so, and names nothing of ours.
+/// Checks one statement: its first word, and that it names nothing of Hapax.
 pub(super) fn beginning(text: &str, dialect: Dialect) -> Result<(), Fault> {
     let mut tokens = Tokens::native(text, dialect);
     let mut names = OwnNames::new(dialect);
@@ -84,19 +84,19 @@ pub(super) fn beginning(text: &str, dialect: Dialect) -> Result<(), Fault> {
 }
 
 fn no_statement() -> Fault {
-    Fault::new(0, "there is no statement", "such as INSERT INTO … VALUES (:id)")
+    Fault::new(0, "there is no statement", "write one, such as INSERT INTO … VALUES (:id)")
 }
 
-/// How a statement may begin, on each database.
+/// The words that a statement may begin with, for each database.
 const VERBS_SQLITE: [&str; 7] =
     ["SELECT", "WITH", "INSERT", "UPDATE", "DELETE", "REPLACE", "VALUES"];
 const VERBS_POSTGRES: [&str; 9] =
     ["SELECT", "WITH", "INSERT", "UPDATE", "DELETE", "MERGE", "VALUES", "CALL", "DO"];
 
-/// What a statement does, as far as it matters here.
+/// The kind of a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verb {
-    /// Runs a string: no parameter reaches into it.
+    /// Runs a string, which takes no parameters.
     Do,
     Other,
 }
@@ -129,11 +129,11 @@ struct Draft {
     dialect: Dialect,
     /// Where it begins, in bytes of the program.
     start: usize,
-    /// Its first word, once that has come.
+    /// Its first word, once it was read.
     verb: Option<Verb>,
     /// Its length up to the last token that is neither blank nor comment.
     length: usize,
-    /// The place in the program behind what was read.
+    /// The position in the program after what was read.
     place: SqlPlace,
 }
 
@@ -170,7 +170,7 @@ impl Draft {
         match self.dialect {
             Dialect::Sqlite => text.push_str(&format!("?{number}")),
             Dialect::Postgres => {
-                // `THEN:id` would become one name, `THEN$1`.
+                // Without the blank, `THEN:id` would become the name `THEN$1`.
                 if text.ends_with(is_name) {
                     text.push(' ');
                 }
@@ -195,19 +195,19 @@ fn no_parameter_in_do(at: usize, piece: &str) -> Fault {
     Fault::new(
         at,
         format!("DO takes no parameters, {piece} included"),
-        "its body is a string, and what stands in a string stays as it is: make a procedure of it \
-         and CALL that with the parameters",
+        "its body is a string, and strings are not changed: create a procedure and CALL it with the \
+         parameters",
     )
 }
 
-/// Says why a statement may not begin like this.
+/// The error for a statement that begins with another word.
 fn no_verb(dialect: Dialect, nth: usize, at: usize, first: &str) -> Fault {
     let word = first.to_ascii_uppercase();
     let hint = match word.as_str() {
         "BEGIN" | "START" | "COMMIT" | "END" | "ROLLBACK" | "ABORT" | "SAVEPOINT" | "RELEASE"
         | "PREPARE" => {
-            "Hapax begins and commits: the statements run in the transaction of \"done\", and an \
-             error rolls all of it back"
+            "Hapax begins and commits the transaction: the statements run in the one that records \
+             \"done\", and an error rolls all of it back"
                 .to_owned()
         }
         "CREATE" | "ALTER" | "DROP" | "TRUNCATE" | "REINDEX" | "CLUSTER" | "GRANT" | "REVOKE"
