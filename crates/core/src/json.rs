@@ -130,7 +130,7 @@ pub struct Value<'a> {
 }
 
 impl<'a> Value<'a> {
-    /// The bytes as they stand in the document, quotes included.
+    /// The bytes of the document, including quotes.
     pub fn raw(self) -> &'a str {
         self.raw
     }

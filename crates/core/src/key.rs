@@ -55,18 +55,18 @@ pub struct EventKey {
     pub event_id: Box<str>,
 }
 
-/// Stands between the id that a suspected replay came under and the hash of its body.
+/// The separator between the id of a suspected replay and the hash of its body.
 const REPLAY_MARK: &str = "~replay~";
 
 impl EventKey {
-    /// The key under which a suspected replay waits for a person: the id it came under is left to the
-    /// event that it belongs to.
+    /// The key under which a suspected replay is stored for review. Its id stays free for the event that it
+    /// belongs to.
     pub fn of_suspected_replay(&self, body_hash: KeyHash) -> Self {
         let event_id = format!("{}{REPLAY_MARK}{body_hash:?}", self.event_id).into();
         Self { tenant: self.tenant.clone(), source: self.source.clone(), event_id }
     }
 
-    /// The id that a suspected replay came under, read from the id that it waits under.
+    /// The id with which a suspected replay arrived, from the id under which it is stored.
     pub fn replayed_id(event_id: &str) -> Option<&str> {
         let (came_under, body_hash) = event_id.rsplit_once(REPLAY_MARK)?;
         (body_hash.len() == 32).then_some(came_under)

@@ -41,8 +41,8 @@ pub const MESSAGE_NAME_BYTES_MAX: usize = 255;
 /// config is read, and no config written by hand has more.
 pub const TRANSITIONS_MAX: usize = 1_000;
 
-/// How far the jobs of one handler are counted for gauges and alerts. A larger number would tell an
-/// operator nothing more, and counting a backlog of a million must not be slow.
+/// How far the jobs of one handler are counted for gauges and alerts. A larger number would not
+/// help an operator, and counting a backlog of a million must not be slow.
 pub const LANE_COUNT_MAX: u64 = 10_000;
 
 /// The longest result of a job that is stored: one line in the history of an event.

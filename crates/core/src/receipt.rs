@@ -112,9 +112,9 @@ impl Receipt {
         self.if_conflict.as_ref()
     }
 
-    /// Set where the id is the sender's own and not signed: the key to file this event under, for
-    /// review, when its signed content was seen with another event. An id that is not signed proves
-    /// nothing, so a suspected replay must not take it from the event that it belongs to.
+    /// Set where the id is the sender's own and not signed: the key to store this event under, in review, if its
+    /// signed content belongs to another event. An unsigned id proves nothing, so a suspected replay must not
+    /// take it from the event that it belongs to.
     pub fn if_replay(&self) -> Option<&EventKey> {
         self.if_replay.as_ref()
     }

@@ -2,7 +2,7 @@
 //! a bounded queue, and when that is full lines are dropped rather than requests delayed.
 //!
 //! Values in a log line come from outside. In both formats a control character arrives escaped, so
-//! that no sender can forge a line or drive a terminal (S-32).
+//! that no sender can forge a line or drive a terminal.
 
 use std::fmt::{self, Write as _};
 

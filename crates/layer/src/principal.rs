@@ -238,7 +238,7 @@ mod tests {
         check(None, &two, Err(PrincipalError::Missing));
     }
 
-    // A name that is a hash of ours would take the place of whoever has that hash.
+    // A caller whose name looks like the hash of another would share its keys.
     #[test]
     fn credentials_and_what_is_too_long_for_a_name_are_hashed() {
         let long = "a".repeat(PRINCIPAL_BYTES_MAX + 1);

@@ -1,4 +1,4 @@
-//! Senders that run shops, offices and help desks.
+//! Presets for e-commerce, business and support software.
 
 use super::{
     BASE, BodyFormat, JSON, Preset, PresetEnvelope, PresetGuard, PresetId, hmac_body, hmac_pairs,
@@ -63,7 +63,7 @@ pub(super) const HUBSPOT: Preset = Preset {
     unsigned: "every other header",
     retries: "up to 10 over 24 hours (from memory)",
     tolerance: "5 minutes into the past; its libraries do not bound the future, Hapax does",
-    // HubSpot says that an eventId may come again for another event.
+    // By HubSpot's documentation, an eventId may be used again for another event.
     envelope: PresetEnvelope {
         items: Some(""),
         id: PresetId::Joined(&["/eventId", "/subscriptionId", "/occurredAt"]),
@@ -114,7 +114,7 @@ pub(super) const CALENDLY: Preset = Preset {
     unsigned: "every other header",
     retries: "24 hours, backing off, then disabled",
     tolerance: "about 3 minutes suggested",
-    // No id of its own: what happened to which invitee, and when that was said.
+    // There is no event id: the type, the invitee and the time of sending identify an event.
     envelope: PresetEnvelope {
         id: PresetId::Hash {
             fields: &["/event", "/created_at", "/payload/uri", "/payload/updated_at"],
@@ -140,7 +140,7 @@ pub(super) const DOCUSIGN: Preset = Preset {
     }),
     secret: "the HMAC key, used as it is; any of the account's keys",
     retries: "at most every 24 hours, 10 at most, where acknowledgement is required",
-    // `retryCount` is left out on purpose: it differs between copies of one event.
+    // Without `retryCount`, which differs between copies of one event.
     envelope: PresetEnvelope {
         id: PresetId::Hash {
             fields: &["/event", "/data/envelopeId", "/data/recipientId", "/generatedDateTime"],
@@ -171,7 +171,7 @@ pub(super) const ZENDESK: Preset = Preset {
     unsigned: "every other header, the id in x-zendesk-webhook-invocation-id among them",
     retries: "on some statuses, number not documented",
     tolerance: "not documented",
-    // Bodies of triggers are the customer's own, where /id may be a ticket: the header goes first.
+    // The customer defines the body of a trigger, and its /id may be a ticket. So the header comes first.
     envelope: PresetEnvelope {
         id: PresetId::FirstOf(&["header:x-zendesk-webhook-invocation-id", "/id"]),
         occurred_at: Some("/time"),

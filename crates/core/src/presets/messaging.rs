@@ -1,4 +1,4 @@
-//! Senders that carry words, voices and pictures between people.
+//! Presets for messaging, telephony, mail and social networks.
 
 use super::{
     Ack, BASE, BodyFormat, JSON, Preset, PresetEnvelope, PresetId, SECRET_WHSEC, hmac_body,
@@ -23,7 +23,7 @@ pub(super) const SLACK: Preset = Preset {
     unsigned: "every other header",
     retries: "3: at once, after 1 min, after 5 min",
     tolerance: "5 minutes",
-    // Commands and interactions come as forms and have no event id.
+    // Commands and interactions are forms without an event id.
     envelope: PresetEnvelope {
         id: PresetId::FirstOf(&["/event_id", "form:trigger_id", "body"]),
         event_type: &["/event/type", "form:command"],
@@ -43,8 +43,8 @@ pub(super) const TWILIO: Preset = Preset {
     signed: "the full URL and the form's fields; of other bodies the SHA-256 in bodySHA256",
     unsigned: "every header, the token in i-twilio-idempotency-token among them",
     retries: "as set by connection overrides in the URL; the token stays",
-    // Callbacks name a call or message, not an event: the request's own token tells them apart,
-    // and where it is missing what was signed does.
+    // Callbacks identify a call or message, not an event. The token of the request distinguishes them, or the
+    // signed content where the token is missing.
     envelope: PresetEnvelope {
         id: PresetId::FirstOf(&["header:i-twilio-idempotency-token", "signed"]),
         event_type: &["form:StatusCallbackEvent", "form:MessageStatus", "form:CallStatus"],
@@ -111,10 +111,10 @@ pub(super) const POSTMARK: Preset = Preset {
     title: "Postmark",
     recipe: Recipe::Basic,
     secret: "user:password, as in the URL that Postmark posts to",
-    signed: "nothing: it shows the credentials",
+    signed: "nothing: it sends the credentials",
     unsigned: "everything",
     retries: "inbound: 10 over about 10.5 hours; 403 stops them",
-    // A message has many records: kind, number and time tell them apart.
+    // A message has many records, distinguished by kind, number and time.
     envelope: PresetEnvelope {
         id: PresetId::Hash {
             fields: &[
@@ -208,7 +208,7 @@ pub(super) const META: Preset = Preset {
     recipe: Recipe::Composed(hmac_body("x-hub-signature-256", "sha256=", Encoding::Hex)),
     secret: "the app secret, used as it is",
     retries: "at once, then less and less often over 36 hours (from memory)",
-    // An entry holds `changes` or `messaging`, and its bytes hold the ids and times of those.
+    // An entry contains `changes` or `messaging`, whose bytes contain their ids and times.
     envelope: PresetEnvelope {
         items: Some("/entry"),
         id: PresetId::Hash { fields: &["outer:/object", "body"], within: None },
@@ -257,7 +257,7 @@ pub(super) const X: Preset = Preset {
         Encoding::Base64,
     )),
     secret: "the consumer secret, used as it is",
-    // No id of its own; the objects inside carry theirs, so the bytes tell events apart.
+    // There is no event id. The objects inside have ids, so the bytes identify an event.
     envelope: PresetEnvelope {
         id: PresetId::Hash { fields: &["body"], within: None },
         event_type: &[],
@@ -343,8 +343,8 @@ pub(super) const PLIVO: Preset = Preset {
     secret: "the auth token, used as it is",
     signed: "the full URL with its query sorted, the form's fields, and a nonce",
     unsigned: "every other header",
-    // Callbacks name a call or message, not an event: what was signed tells them apart, the nonce
-    // included.
+    // Callbacks identify a call or message, not an event. The signed content, with its nonce, distinguishes
+    // them.
     envelope: PresetEnvelope {
         id: PresetId::Hash { fields: &["signed"], within: None },
         event_type: &["form:Event", "form:CallStatus", "form:Status"],

@@ -1,8 +1,7 @@
-//! The senders Hapax knows: how each signs, where its id, type and time are, and how it behaves.
+//! The known senders: how each signs, where its id, type and time are, and how it behaves.
 //!
-//! A preset is data. What its words mean is in [`crate::scheme::recipe`] and
-//! [`crate::envelope`]; a new sender is one more constant in one of the files here, one line in
-//! [`all`], and its vectors.
+//! A preset is data, in the terms of [`crate::scheme::recipe`] and [`crate::envelope`]. A new sender is one more
+//! constant in one of the files here, one line in [`all`], and its test vectors.
 
 mod business;
 mod messaging;
@@ -26,104 +25,104 @@ use crate::secret::Secret;
 pub struct Preset {
     /// The name used in the config: `stripe`.
     pub name: &'static str,
-    /// The name people use: `Stripe`.
+    /// The common name: `Stripe`.
     pub title: &'static str,
     /// How it signs.
     pub recipe: Recipe,
-    /// How its secret looks, for people.
+    /// The form of its secret, as text.
     pub secret: &'static str,
-    /// What the signature covers, for people.
+    /// What the signature covers, as text.
     pub signed: &'static str,
-    /// What it does not cover although one might think so, for people.
+    /// What the signature does not cover, as text.
     pub unsigned: &'static str,
-    /// How long and how often it tries again, as far as that is known.
+    /// How long and how often it retries, as far as that is known.
     pub retries: &'static str,
-    /// The window that the sender's own documents or libraries use.
+    /// The window that the sender's documentation or libraries use.
     pub tolerance: &'static str,
-    /// That window, where it is wider than ours by default and the key is signed: a narrower one
-    /// would call late what the sender itself holds to be on time.
+    /// That window, where it is wider than the default and the key is signed. With the default, requests that
+    /// the sender considers on time would be late.
     pub window: Option<Duration>,
     /// Where id, type and time are.
     pub envelope: PresetEnvelope,
-    /// Whether a retry is signed again with a fresh timestamp. False where nobody confirms it:
-    /// then late arrivals wait for a person instead of being refused.
+    /// Whether a retry is signed again with a new timestamp. False where this is not documented; late arrivals
+    /// then go to review instead of being refused.
     pub signs_retries_afresh: bool,
-    /// What its guard is made of, where the id is not signed.
+    /// What its guard covers, where the id is not signed.
     pub guard: PresetGuard,
-    /// How it must be answered.
+    /// The answer that it requires.
     pub ack: Ack,
-    /// The handshake it has.
+    /// Its handshake, if it has one.
     pub challenge: Option<Challenge>,
 }
 
-/// What the guard of a sender's events is made of, where what is signed does not hold the id.
+/// What the guard of a sender's events covers, where the signed content does not contain the id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PresetGuard {
     /// Everything that is signed.
     Signed,
-    /// Everything that is signed, and the type, which is not: one object comes under several types
-    /// with the same bytes. Each must name its type.
+    /// Everything that is signed, and the type, which is not signed: the same bytes are sent under several
+    /// types. Every event must have a type.
     SignedAndType,
-    /// Nothing: its notices are equal by nature, and harmless to repeat.
+    /// Nothing: all notifications are equal, and a repeat is harmless.
     Off,
 }
 
 /// Where a sender puts id, type and time.
 ///
-/// A selector is a JSON pointer (relative to the item where there are several, `outer:/pointer` for
-/// the whole body), `header:name`, `form:Name` or `query:name`; `body` among hashed fields, or as
-/// the last of several, is the hash of the item's bytes, and `signed` that of what was signed.
+/// A selector is a JSON pointer (relative to the item where there are several, `outer:/pointer` for the whole
+/// body), `header:name`, `form:Name` or `query:name`. Among hashed fields, or as the last of several, `body` is
+/// the hash of the item's bytes and `signed` the hash of the signed content.
 #[derive(Debug, Clone, Copy)]
 pub struct PresetEnvelope {
-    /// JSON pointer of the array of events in a body that carries several (`""`: the body itself is
-    /// the array); a `*` segment means every element. A body without that array is one event.
+    /// JSON pointer of the array of events in a body with several (`""`: the body itself is the array). A `*`
+    /// segment matches every element. A body without that array is one event.
     pub items: Option<&'static str>,
-    /// Which event it is.
+    /// The id of an event.
     pub id: PresetId,
-    /// What happened: selectors joined with `.` where several are present; none where empty. With
-    /// [`PresetGuard::SignedAndType`] the first that is present, alone.
+    /// The selectors of the type. The values of several are joined with `.`; with
+    /// [`PresetGuard::SignedAndType`] only the first that is present counts.
     pub event_type: &'static [&'static str],
-    /// When it happened: unix s, ms, float s or RFC 3339, told apart by magnitude and shape.
+    /// The selector of the time: unix s, ms, float s or RFC 3339, distinguished by magnitude and shape.
     pub occurred_at: Option<&'static str>,
-    /// What the body is.
+    /// The format of the body.
     pub body: BodyFormat,
-    /// The field of a form that holds the same JSON which is the body otherwise.
+    /// The field of a form that contains the JSON that is otherwise the body.
     pub form_json: Option<&'static str>,
 }
 
-/// How an event is told from every other event of its sender.
+/// What identifies an event among all events of its sender.
 #[derive(Debug, Clone, Copy)]
 pub enum PresetId {
     /// The sender's own id.
     Selector(&'static str),
     /// The first that is present.
     FirstOf(&'static [&'static str]),
-    /// All parts together make the id.
+    /// All parts, joined.
     Joined(&'static [&'static str]),
-    /// The sender has no id for each event: stable fields stand for it.
+    /// The sender has no id for each event: a hash of stable fields replaces it.
     Hash {
         /// The fields; a missing one counts as absent.
         fields: &'static [&'static str],
-        /// Equal ones are one event only within this many seconds.
+        /// Equal hashes are one event only within this many seconds.
         within: Option<u64>,
     },
 }
 
-/// What a sender's body is.
+/// The format of a sender's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BodyFormat {
-    /// JSON, or it is malformed.
+    /// JSON. Any other body is malformed.
     Json,
     /// An urlencoded form.
     Form,
-    /// JSON where it begins as JSON does, and an urlencoded form otherwise. Its content type does
-    /// not decide: no sender signs it.
+    /// JSON if it begins like JSON, and an urlencoded form otherwise. The content type does not decide: no sender
+    /// signs it.
     JsonOrForm,
-    /// Whatever it is: JSON where it can be read as JSON.
+    /// Any body. It is read as JSON if it is valid JSON.
     Any,
 }
 
-/// How a sender must be answered.
+/// The answer that a sender requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Ack {
     /// 200 or 202 with a JSON body.
@@ -131,42 +130,42 @@ pub enum Ack {
     Plain,
     /// 200 with an empty body.
     Empty,
-    /// Always 200, never 202: anything else is a failure to this sender.
+    /// Always 200, never 202, which this sender counts as a failure.
     Only200,
 }
 
 impl Preset {
-    /// Whether `hapax sign` and `hapax send` can stand in for this sender.
+    /// Whether `hapax sign` and `hapax send` can sign for this sender.
     pub fn can_sign(&self) -> bool {
         self.recipe.can_sign()
     }
 
-    /// Whether a source of it needs a secret; the others prove themselves by parameters alone.
+    /// Whether a source of this sender needs a secret. The others verify with parameters alone.
     pub fn needs_secret(&self) -> bool {
         self.recipe.needs_secret()
     }
 
-    /// Whether the full public URL is part of what is signed.
+    /// Whether the full public URL is signed.
     pub fn signs_url(&self) -> bool {
         self.recipe.signs_url()
     }
 
-    /// What a source of it must or may set beside secrets.
+    /// The parameters that a source of this sender must or may set.
     pub fn params(&self) -> &'static [Param] {
         const VERIFY_TOKEN: &[Param] = &[Param {
             name: "verify_token",
             required: false,
-            meaning: "the token that its handshake shows; without it no handshake succeeds",
+            meaning: "the token that its handshake sends; without it no handshake succeeds",
         }];
         if self.challenge == Some(Challenge::Meta) { VERIFY_TOKEN } else { self.recipe.params() }
     }
 
-    /// One line on how it signs.
+    /// How it signs, in one line.
     pub fn scheme(&self) -> String {
         self.recipe.describe()
     }
 
-    /// One line on how a replay under another id is recognised, or why it is not.
+    /// How a replay under another id is recognised, or why it is not, in one line.
     pub fn guarded(&'static self) -> String {
         let Ok(envelope) = Envelope::build(Some(&self.envelope), &EnvelopeSpec::default()) else {
             return String::new();
@@ -198,8 +197,8 @@ impl Preset {
         }
     }
 
-    /// Writes `random` as a secret of this sender, for development; `None` where only the sender
-    /// holds the key that signs.
+    /// Writes `random` as a secret of this sender, for development. `None` where only the sender has the private
+    /// key.
     pub fn secret_from(&self, random: &[u8; 32]) -> Option<Secret> {
         secret_from(&self.recipe, random)
     }
@@ -223,11 +222,11 @@ pub fn nearest(name: &str) -> Option<&'static str> {
     let distance = |preset: &Preset| edits(&plain, &preset.name.replace('_', ""));
     let (near, steps) =
         ALL.iter().map(|preset| (preset.name, distance(preset))).min_by_key(|(_, steps)| *steps)?;
-    // A third of the word may be wrong; beyond that a guess is noise.
+    // At most a third of the letters may differ; beyond that a suggestion would be a guess.
     (steps <= plain.len() / 3).then_some(near)
 }
 
-/// How many letters must be put in, taken out or changed.
+/// The edit distance: how many letters must be inserted, removed or changed.
 pub(crate) fn edits(from: &str, to: &str) -> usize {
     let to = to.as_bytes();
     let mut row: Vec<usize> = (0..=to.len()).collect();
@@ -301,7 +300,7 @@ static ALL: &[Preset] = &[
     messaging::ZOOM,
 ];
 
-/// What most presets have in common; each constant names what is its own.
+/// The values that most presets share. Each constant sets the ones that differ.
 const BASE: Preset = Preset {
     name: "",
     title: "",

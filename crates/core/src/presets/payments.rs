@@ -1,4 +1,4 @@
-//! Senders that move money.
+//! Presets for payments and finance.
 
 use super::{
     Ack, BASE, JSON, Preset, PresetEnvelope, PresetId, SECRET_TEXT, hmac_body, hmac_pairs, standard,
@@ -27,7 +27,7 @@ pub(super) const PAYPAL: Preset = Preset {
     name: "paypal",
     title: "PayPal",
     recipe: Recipe::PayPal,
-    secret: "the webhook's id (it is no secret: the certificate is the proof)",
+    secret: "the webhook's id (not a secret: the certificate authenticates the sender)",
     signed: "the transmission's id and time, the webhook's id, and a CRC-32 of the body",
     unsigned: "the body itself: a CRC-32 can be forged, so fetch the object before acting on it",
     retries: "up to 25 times over 3 days (from memory, not confirmed)",
@@ -90,7 +90,7 @@ pub(super) const ADYEN_PLATFORM: Preset = Preset {
     }),
     secret: "hexadecimal",
     retries: "3 at once, then for up to 30 days: 2, 5, 10, 15, 30 min, 1, 2, 4, 8 h",
-    // The resource alone would make one event of all its updates: time and version tell them apart.
+    // The resource alone would make one event of all its updates. Time and version distinguish them.
     envelope: PresetEnvelope {
         id: PresetId::Hash {
             fields: &[
@@ -136,7 +136,7 @@ pub(super) const PAYSTACK: Preset = Preset {
     }),
     secret: "the secret API key, used as it is",
     retries: "live: every 3 min for 4 tries, then hourly for 72 hours (from memory)",
-    // No id of its own: the resource, its state and whatever time it shows.
+    // There is no event id: the resource, its state and a time identify an event.
     envelope: PresetEnvelope {
         id: PresetId::Hash {
             fields: &[
@@ -172,10 +172,10 @@ pub(super) const FLUTTERWAVE: Preset = Preset {
         ],
     },
     secret: "the secret hash that you chose",
-    signed: "v3: nothing, it shows the secret; v4: the body",
+    signed: "v3: nothing, it sends the secret; v4: the body",
     unsigned: "v3: everything; v4: every header",
     retries: "3 tries, 30 min apart (from memory)",
-    // Neither generation is known to have an id for each event: resource and state stand for it.
+    // Neither version is known to have an event id: resource and state identify an event.
     envelope: PresetEnvelope {
         id: PresetId::Hash {
             fields: &[
@@ -241,7 +241,7 @@ pub(super) const PADDLE: Preset = Preset {
         occurred_at: Some("/occurred_at"),
         ..JSON
     },
-    // A window of 5 seconds and retries over 3 days can only both hold if each try is signed anew.
+    // With a window of 5 seconds and retries over 3 days, each retry must be signed again.
     signs_retries_afresh: true,
     ..BASE
 };
@@ -267,8 +267,8 @@ pub(super) const PLAID: Preset = Preset {
     signed: "the time of issue and the body's SHA-256",
     retries: "up to 24 hours (from memory)",
     tolerance: "5 minutes",
-    // Nothing in the body tells two equal notifications apart. They only say that there is news,
-    // so a repeat does no harm and a loss would: equal ones are one only while retries are near.
+    // Nothing in the body distinguishes two equal notifications. They only announce a change, so a repeat is
+    // harmless and a loss is not: equal ones are one event only within the time of retries.
     envelope: PresetEnvelope {
         id: PresetId::Hash { fields: &["body"], within: Some(60) },
         event_type: &["/webhook_type", "/webhook_code"],

@@ -1,4 +1,4 @@
-//! Senders that programmers build on: code, identity, storage, media, models.
+//! Presets for developer platforms: code, identity, storage, media, models.
 
 use std::time::Duration;
 
@@ -37,11 +37,11 @@ pub(super) const GITLAB: Preset = Preset {
         without: &Recipe::Token { header: "x-gitlab-token", prefix: "" },
     },
     secret: "a signing token (whsec_ and base64), or the plain secret token",
-    signed: "with a signing token: id, time and body; with a secret token: nothing, it is shown",
+    signed: "with a signing token: id, time and body; with a secret token: nothing, it is sent",
     unsigned: "with a secret token: everything",
     retries: "none of HTTP errors (from memory); disabled after repeated failures",
     tolerance: "not documented",
-    // x-gitlab-event-uuid is shared by events that set each other off, so it is no id.
+    // Events that trigger each other share x-gitlab-event-uuid, so it is not an event id.
     envelope: PresetEnvelope {
         id: PresetId::FirstOf(&["header:webhook-id", "header:idempotency-key", "body"]),
         event_type: &["/object_kind", "/object_attributes/action"],
@@ -81,7 +81,7 @@ pub(super) const LINEAR: Preset = Preset {
         occurred_at: Some("/createdAt"),
         ..JSON
     },
-    // A window of 1 minute and retries over hours can only both hold if each try is stamped anew.
+    // With a window of 1 minute and retries over hours, each retry must have a new timestamp.
     signs_retries_afresh: true,
     ..BASE
 };
@@ -211,7 +211,7 @@ pub(super) const SANITY: Preset = Preset {
     unsigned: "every other header, the id in idempotency-key among them",
     retries: "2, after 30 s each, of 429 and 5xx",
     tolerance: "none in its library; Hapax applies its own window to the signed time",
-    // The body is the customer's own projection and need not hold an id or a version.
+    // The customer defines the body, which need not contain an id or a version.
     envelope: PresetEnvelope {
         id: PresetId::Hash {
             fields: &["header:idempotency-key", "/_id", "/_rev", "body"],
@@ -239,7 +239,7 @@ pub(super) const CLOUDINARY: Preset = Preset {
     unsigned: "every other header",
     tolerance: "2 hours into the past",
     window: Some(Duration::from_secs(7_200)),
-    // One request can lead to several notifications: kind, object and time tell them apart.
+    // One request can cause several notifications, distinguished by kind, object and time.
     envelope: PresetEnvelope {
         id: PresetId::Hash {
             fields: &[
@@ -309,8 +309,8 @@ pub(super) const DROPBOX: Preset = Preset {
     recipe: Recipe::Composed(hmac_body("x-dropbox-signature", "", Encoding::Hex)),
     secret: "the app secret, used as it is",
     retries: "some, backing off (from memory)",
-    // It only says that an account has news, in the same words each time: a repeat does no harm
-    // and a loss would, so equal ones are one only at almost the same moment.
+    // It only announces that an account changed, with the same bytes each time. A repeat is harmless and a loss
+    // is not, so equal ones are one event only within a few seconds.
     envelope: PresetEnvelope {
         id: PresetId::Hash { fields: &["body"], within: Some(10) },
         event_type: &[],
@@ -325,10 +325,10 @@ pub(super) const CLOUDEVENTS: Preset = Preset {
     name: "cloudevents",
     title: "CloudEvents over HTTP",
     recipe: Recipe::Token { header: "authorization", prefix: "Bearer " },
-    secret: "the access token, shown as Authorization: Bearer …",
-    signed: "nothing: it shows the token",
+    secret: "the access token, sent as Authorization: Bearer …",
+    signed: "nothing: it sends the token",
     unsigned: "everything",
-    // By the specification source and id together tell events apart, in headers or in the body.
+    // By the specification, source and id together identify an event, in headers or in the body.
     envelope: PresetEnvelope {
         id: PresetId::Hash {
             fields: &["header:ce-source", "header:ce-id", "/source", "/id"],

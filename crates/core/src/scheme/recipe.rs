@@ -286,14 +286,14 @@ impl Recipe {
         }
     }
 
-    /// How its secrets are written; `None` where there is no secret, or a choice has yet to be made.
+    /// The form of its secrets. `None` without a secret, or before a choice is made.
     pub fn key_form(&self) -> Option<KeyForm> {
         match self {
             Self::Composed(composed) => Some(composed.key),
             Self::AlternativeNames(names) => names.first().map(|composed| composed.key),
             Self::Adyen => Some(KeyForm::Hex),
             Self::Twilio | Self::Mailgun | Self::Token { .. } | Self::Basic => Some(KeyForm::Text),
-            // What stands in `secrets` there is a public id.
+            // Its `secrets` hold a public id.
             Self::PayPal => None,
             Self::Plaid | Self::BySecret { .. } | Self::ByParam { .. } => None,
         }
@@ -325,7 +325,7 @@ impl Recipe {
                 Param {
                     name: "webhook_id",
                     required: false,
-                    meaning: "the webhook's id; may stand in `secrets` instead",
+                    meaning: "the webhook's id; may be in `secrets` instead",
                 },
                 Param {
                     name: "cert_pem",

@@ -82,7 +82,7 @@ impl From<String> for Cause {
 mod tests {
     use super::*;
 
-    // A caller that only has the text cannot tell a full disk from a broken one.
+    // With the text alone a caller cannot distinguish a full disk from a broken one.
     #[test]
     fn an_error_keeps_its_source_through_clones() {
         let full = std::io::Error::from_raw_os_error(28);

@@ -1,5 +1,4 @@
-//! What a proven body says: ids, types, times, batches, derived keys, and every way to get them
-//! wrong.
+//! Reading an authenticated body: ids, types, times, batches, derived keys, and malformed variants of each.
 
 use std::time::Duration;
 
@@ -501,7 +500,7 @@ fn a_body_must_not_announce_itself_as_something_else() {
 
 #[test]
 fn the_bytes_say_how_a_body_is_read_and_never_its_content_type() {
-    // The content type is signed by no sender: another reading of the same bytes would be another
+    // No sender signs the content type, so it must not change how the bytes are read: that would make another
     // event under the same signature.
     static EITHER: PresetEnvelope = PresetEnvelope {
         items: None,
@@ -562,7 +561,7 @@ fn json_inside_a_form_is_read_like_the_same_json_alone() {
 
 #[test]
 fn a_number_or_a_string_alone_is_never_an_event() {
-    // Such bytes could be what a handshake or a timestamp was signed as.
+    // Such bytes could be the signed content of a handshake, or a signed timestamp.
     let pointer = spec(|spec| {
         spec.event_id =
             Some(IdSpec::Hash { fields: vec!["body".into(), "/id".into()], within: None });

@@ -1,4 +1,4 @@
-//! Which events a handler is for, and where a job's place in the order is read.
+//! Which events a handler wants, and how a job's place in the order is read.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ fn job(handler: &Handler, event_type: Option<&str>, body: &str) -> Option<NewJob
 }
 
 #[test]
-fn a_handler_is_for_the_types_that_its_globs_match() {
+fn a_handler_wants_the_types_that_its_globs_match() {
     let check = |types: &[&str], event_type: Option<&str>, expected: bool| {
         let found = TypeFilter::new(types.iter().copied()).unwrap().matches(event_type);
         assert_eq!(found, expected, "{types:?} {event_type:?}");
@@ -58,14 +58,14 @@ fn a_handler_is_for_the_types_that_its_globs_match() {
     check(&["*"], Some(""), true);
     check(&["x", "payout.*"], Some("payout.paid"), true);
     check(&["x", "y"], Some("payout.paid"), false);
-    // A dot is a dot and a question mark a question mark.
+    // A dot and a question mark match only themselves.
     check(&["payout.paid"], Some("payout-paid"), false);
     check(&["payout.pai?"], Some("payout.paid"), false);
     check(&["größe.*"], Some("größe.é"), true);
 }
 
 #[test]
-fn an_event_without_a_type_is_only_for_those_who_take_all() {
+fn an_event_without_a_type_matches_only_handlers_of_all_types() {
     for (types, expected) in
         [(&[][..], true), (&["*"], true), (&["x", "**"], true), (&["x*"], false), (&["x"], false)]
     {
@@ -76,7 +76,7 @@ fn an_event_without_a_type_is_only_for_those_who_take_all() {
 
 #[test]
 fn a_hostile_type_costs_no_more_than_the_product_of_both_lengths() {
-    // Naive matching of many stars takes time without end here.
+    // Naive backtracking over many stars takes exponential time here.
     let glob = "*a".repeat(100);
     let types = TypeFilter::new([format!("{glob}b")]).unwrap();
     assert!(!types.matches(Some(&"a".repeat(255))));
@@ -100,7 +100,7 @@ fn a_job_carries_its_place_in_the_order() {
     };
     check(r#"{"data":{"id":"po_1"},"at":7}"#, "po_1", 7);
     check(r#"{"at":-7,"data":{"id":12345678901234567890}}"#, "12345678901234567890", -7);
-    // Neighbours that a float would make equal.
+    // Neighbouring integers that are equal as floats.
     check(r#"{"data":{"id":"x"},"at":9007199254740993}"#, "x", 9_007_199_254_740_993);
     check(r#"{"data":{"id":"x"},"at":9223372036854775807}"#, "x", i64::MAX);
     check(r#"{"data":{"id":"x"},"at":-9223372036854775808}"#, "x", i64::MIN);
@@ -116,7 +116,7 @@ fn a_job_carries_its_place_in_the_order() {
 }
 
 #[test]
-fn a_place_that_cannot_be_told_makes_the_job_hopeless_and_says_why() {
+fn a_job_without_a_readable_place_is_dead_with_a_reason() {
     let check = |body: &str, parts: &[&str]| {
         let job = job(&handler(&[], Some(("/data/id", "/at"))), None, body).unwrap();
         let reason = job.hopeless.unwrap_or_else(|| panic!("{body}"));
@@ -158,14 +158,14 @@ fn a_place_that_cannot_be_told_makes_the_job_hopeless_and_says_why() {
     check(r#"{"data":{"id":"x"},"at":null}"#, &["by (/at) is null"]);
     check(r#"{"data":{"id":"x"}}"#, &["by (/at) is missing"]);
     check(r#"{"data":{"id":"x"},"at":9223372036854775808}"#, &["by", "64 bits"]);
-    // Whoever takes the first and whoever takes the last would see another order.
-    check(r#"{"data":{"id":"x"},"at":1,"at":2}"#, &["cannot be read", "twice"]);
-    check("a=1&b=2", &["cannot be read", "not JSON"]);
-    check("", &["cannot be read"]);
+    // A parser that takes the first value and one that takes the last would see different orders.
+    check(r#"{"data":{"id":"x"},"at":1,"at":2}"#, &["cannot order this event", "twice"]);
+    check("a=1&b=2", &["cannot order this event", "not JSON"]);
+    check("", &["cannot order this event"]);
 }
 
 #[test]
-fn a_job_that_is_not_for_the_handler_is_not_written_even_if_hopeless() {
+fn a_job_that_the_handler_does_not_want_is_not_written_even_as_dead() {
     assert_eq!(job(&handler(&["payout.*"], Some(("/x", "/y"))), Some("invoice.paid"), "{}"), None);
 }
 
@@ -184,7 +184,7 @@ fn selectors_of_order_are_pointers_into_the_event() {
 
 #[test]
 fn the_place_in_a_machine_is_the_number_of_its_state() {
-    // A state that nothing leads to must be seen at once: it would be held for nothing.
+    // An unknown state must be refused at once, or the job would be held without an end.
     let machine = Arc::new(Machine::parse(None, &["new -> paid", "paid -> 7"]).unwrap());
     let policy = OrderPolicy::Machine(Arc::clone(&machine));
     let rule = OrderRule { policy, gaps: Gaps::default() };
@@ -209,7 +209,7 @@ fn the_place_in_a_machine_is_the_number_of_its_state() {
 }
 
 #[test]
-fn the_store_learns_what_it_needs_of_a_handler() {
+fn a_handler_spec_holds_the_workplace_policy_and_order() {
     let mut handler = handler(&[], Some(("/id", "/at")));
     let spec = handler.spec(&SourceName::new("stripe"));
     assert_eq!((spec.handler.source.as_str(), spec.handler.handler.as_str()), ("stripe", "fee"));
@@ -220,7 +220,7 @@ fn the_store_learns_what_it_needs_of_a_handler() {
 
 #[test]
 fn a_value_from_an_event_stays_one_segment_of_the_path_it_was_given() {
-    // A sender that may name any resource tries to reach another path, host or query of the API.
+    // A sender that can choose any resource name tries to reach another path, host or query of the API.
     let of = |resource: Option<&str>| ClaimedEvent {
         id: EventId(uuid::Uuid::nil()),
         key: EventKey {
@@ -243,7 +243,7 @@ fn a_value_from_an_event_stays_one_segment_of_the_path_it_was_given() {
     check(url, Some("po_1"), Ok("https://api.example.com/v1/po_1/x?of=acme"));
     check(url, Some("a/b"), Ok("https://api.example.com/v1/a%2Fb/x?of=acme"));
     check(url, Some("..admin"), Ok("https://api.example.com/v1/..admin/x?of=acme"));
-    // Some servers decode a path before they take the dots out of it.
+    // Some servers decode a path before they resolve its dots.
     check(url, Some("../../admin"), Err("a part of its resource is only dots"));
     check(url, Some("a\\..\\b"), Err("a part of its resource is only dots"));
     check(

@@ -1,5 +1,5 @@
-//! The user's SQL for SQLite through the parser's one door: what is a parameter, what only looks like one, and
-//! what is refused with which words.
+//! The parser of the user's SQL for SQLite: what is a parameter, what only looks like one, and what is refused
+//! with which message.
 
 use hapax_core::handler::{Dialect, SqlParameter, SqlProgram};
 use proptest::prelude::*;
@@ -19,7 +19,7 @@ fn check(text: &str, expected: &[&str]) {
     assert_eq!(found, expected, "{text}");
 }
 
-/// The mark `¶` stands where the error is, and is removed.
+/// `¶` marks the position of the error, and is removed.
 fn refused(marked: &str, parts: &[&str]) {
     let (before, after) = marked.split_once('¶').unwrap();
     let error = SqlProgram::parse(&format!("{before}{after}"), Dialect::Sqlite).expect_err(marked);
@@ -107,7 +107,7 @@ fn what_only_looks_like_a_parameter_stays_as_it_is() {
     ] {
         check(&format!("SELECT {inert} , :id"), &[&format!("SELECT {inert} , ?1 {{id}}")]);
     }
-    // A backslash is nothing special in an ordinary string: the parameter stands outside.
+    // A backslash has no meaning in an ordinary string, so the parameter is outside of it.
     check("SELECT 'a\\', :id", &["SELECT 'a\\', ?1 {id}"]);
     check("SELECT nameE'a\\', :id", &["SELECT nameE'a\\', ?1 {id}"]);
     check("SELECT :id::text", &["SELECT ?1::text {id}"]);
@@ -169,16 +169,16 @@ fn a_program_without_a_statement_or_without_an_end_is_refused() {
     refused("SELECT 1 ¶/* abc", &["a comment is not closed"]);
     refused("SELECT 1 ¶/*/", &["a comment is not closed"]);
     refused("SELECT ¶$a$ $$ $b$", &["a dollar quote is not closed", "$a$"]);
-    // The database would stop reading here, and we would not.
+    // The database would stop reading here, and the parser would not.
     refused("SELECT 1 ¶\0; DELETE FROM x", &["NUL"]);
 }
 
-/// A piece of SQL, and what it must become; `None` where it stays as it is.
+/// A piece of SQL, and the parameter that it is; `None` where it stays as it is.
 fn piece() -> impl Strategy<Value = (String, Option<SqlParameter>)> {
     let known = prop::sample::select(SqlParameter::ALL.to_vec());
     let noise = "[a-z:;'\"`\\[\\]$?@*/ \n\\\\-]{0,12}(:id|;|:body|\\?)?";
     let without = |mut noise: String, quote: &str| {
-        // What is left may have closed up to another one.
+        // Without the removed part, the rest may contain another one.
         while noise.contains(quote) {
             noise = noise.replace(quote, "");
         }
@@ -224,7 +224,7 @@ proptest! {
                 }
             }
         }
-        // So that no comment at the end is cut off.
+        // So that no comment at the end is removed.
         text.push_str(" x");
         expected.push_str(" x");
         let program = SqlProgram::parse(&text, Dialect::Sqlite).unwrap();

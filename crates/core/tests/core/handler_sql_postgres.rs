@@ -1,6 +1,5 @@
-//! The user's SQL for PostgreSQL through the parser's one door: what is a parameter and what only
-//! looks like one, what is refused with which words, and the way back from an error's position to
-//! what the user wrote.
+//! The parser of the user's SQL for PostgreSQL: what is a parameter, what only looks like one, what is refused
+//! with which message, and how the position of an error maps back to the user's text.
 
 use hapax_core::handler::{Dialect, PostgresType, SqlError, SqlParameter, SqlPlace, SqlProgram};
 use proptest::prelude::*;
@@ -23,7 +22,7 @@ fn check(text: &str, expected: &[&str]) {
     assert_eq!(found, expected, "{text}");
 }
 
-/// What `before` leads to.
+/// The position after `before`.
 fn place_after(before: &str) -> SqlPlace {
     SqlPlace {
         line: before.matches('\n').count() + 1,
@@ -31,7 +30,7 @@ fn place_after(before: &str) -> SqlPlace {
     }
 }
 
-/// The mark `¶` stands where the error is, and is removed.
+/// `¶` marks the position of the error, and is removed.
 fn refused(marked: &str, parts: &[&str]) {
     let (before, after) = marked.split_once('¶').unwrap();
     let error = parse(&format!("{before}{after}")).expect_err(marked);
@@ -43,8 +42,8 @@ fn refused(marked: &str, parts: &[&str]) {
 
 #[test]
 fn parameters_become_numbers_and_each_name_has_one_in_each_statement() {
-    // Names again and again, next to each other, in several statements: a number too many or one
-    // that runs on from the statement before would bind the wrong value.
+    // Repeated names, adjacent names, several statements: a wrong number, or one that continues from the
+    // statement before, would bind the wrong value.
     check(
         "INSERT INTO fees VALUES (:event_id, :id, :event_id); SELECT :body, :id",
         &["INSERT INTO fees VALUES ($1, $2, $1) {event_id id}", "SELECT $1, $2 {body id}"],
@@ -62,7 +61,7 @@ fn parameters_become_numbers_and_each_name_has_one_in_each_statement() {
 
 #[test]
 fn a_parameter_right_after_a_word_does_not_become_part_of_it() {
-    // A dollar may stand in a name: THEN$1 is a column that does not exist.
+    // A name may contain a dollar: THEN$1 would be a column that does not exist.
     check(
         "SELECT CASE WHEN:attempt=1THEN:id ELSE'x'END",
         &["SELECT CASE WHEN $1=1THEN $2 ELSE'x'END {attempt id}"],
@@ -71,8 +70,8 @@ fn a_parameter_right_after_a_word_does_not_become_part_of_it() {
 }
 
 #[test]
-fn parameters_have_the_types_that_postgres_is_told() {
-    // A store that is told the wrong type fails at the first job, or worse, casts.
+fn each_parameter_has_its_postgres_type() {
+    // With a wrong type the first job fails, or worse, the value is cast.
     let typed: Vec<_> = SqlParameter::ALL.map(|it| (it.name(), it.postgres_type().name())).into();
     let others: Vec<_> = typed.iter().filter(|(_, kind)| *kind != "text").copied().collect();
     let times = PostgresType::Timestamptz.name();
@@ -81,7 +80,7 @@ fn parameters_have_the_types_that_postgres_is_told() {
 
 #[test]
 fn what_only_looks_like_a_parameter_stays_as_it_is() {
-    // Every way to write a string, a name, a comment or a sign that holds a colon or a dollar.
+    // Every kind of string, name, comment or operator that contains a colon or a dollar.
     for inert in [
         "':id'",
         "'it''s :id'",
@@ -139,7 +138,7 @@ fn what_only_looks_like_a_parameter_stays_as_it_is() {
     ] {
         check(&format!("SELECT {inert} , :id"), &[&format!("SELECT {inert} , $1 {{id}}")]);
     }
-    // A backslash is nothing special in an ordinary string, nor in one that is only near an E.
+    // A backslash has no meaning in an ordinary string, nor in one that only follows an E.
     check("SELECT 'a\\', :id", &["SELECT 'a\\', $1 {id}"]);
     check("SELECT nameE'a\\', :id", &["SELECT nameE'a\\', $1 {id}"]);
     check("SELECT U&'a\\', :id", &["SELECT U&'a\\', $1 {id}"]);
@@ -153,7 +152,7 @@ fn what_only_looks_like_a_parameter_stays_as_it_is() {
 
 #[test]
 fn a_colon_in_a_subscript_parts_a_slice_where_no_parameter_could_stand() {
-    // In brackets PostgreSQL has a colon of its own, and columns may be called like parameters.
+    // In brackets a colon is also PostgreSQL's slice operator, and columns may have the names of parameters.
     for slice in [
         "a[1:2]",
         "a[1:n]",
@@ -190,7 +189,7 @@ fn a_colon_in_a_subscript_parts_a_slice_where_no_parameter_could_stand() {
         "SELECT a[CASE WHEN :attempt = 1 THEN :attempt ELSE :attempt END]",
         &["SELECT a[CASE WHEN $1 = 1 THEN $1 ELSE $1 END] {attempt}"],
     );
-    // Brackets that were never closed are the database's to tell; they end with their statement.
+    // The database reports brackets that are not closed; for the parser they end with the statement.
     check("SELECT a[1; SELECT 1 :id", &["SELECT a[1 {}", "SELECT 1 $1 {id}"]);
     refused("SELECT ARRAY[¶:idd]", &["unknown parameter :idd"]);
     refused("SELECT a[1 + ¶:n]", &["unknown parameter :n"]);
@@ -198,7 +197,7 @@ fn a_colon_in_a_subscript_parts_a_slice_where_no_parameter_could_stand() {
 
 #[test]
 fn unknown_parameters_and_other_spellings_are_refused() {
-    // A number of the user's own would clash with ours.
+    // A number in the user's text would clash with the parser's numbers.
     refused("SELECT ¶:evnt_id", &["unknown parameter :evnt_id", "did you mean :event_id?", ":id"]);
     refused("SELECT 1,\n  ¶:Body", &["unknown parameter :Body", "did you mean :body?"]);
     refused("SELECT ¶:amount", &["unknown parameter :amount", "known: :tenant :source :event_id"]);
@@ -212,7 +211,7 @@ fn unknown_parameters_and_other_spellings_are_refused() {
 
 #[test]
 fn statements_are_split_at_semicolons_and_nowhere_else() {
-    // Semicolons in everything that can hold one.
+    // Semicolons in every token that can contain one.
     check(
         "INSERT INTO a VALUES (';');\n\nUPDATE b SET x = :id; -- done; really\n/* ; /* ; */ ; */",
         &["INSERT INTO a VALUES (';') {}", "UPDATE b SET x = $1 {id}"],
@@ -232,7 +231,7 @@ fn statements_are_split_at_semicolons_and_nowhere_else() {
 
 #[test]
 fn only_statements_that_read_or_write_rows_are_taken() {
-    // Whatever would end the transaction, change the connection or fail only at run time.
+    // Statements that would end the transaction, change the connection or fail only at run time.
     for word in ["BEGIN", "commit", "ROLLBACK", "SAVEPOINT x", "RELEASE x", "END", "START x"] {
         let first = word.split(' ').next().unwrap().to_uppercase();
         let says = format!("statement 2 cannot begin with {first}");
@@ -265,7 +264,7 @@ fn only_statements_that_read_or_write_rows_are_taken() {
 
 #[test]
 fn the_body_of_a_do_is_never_touched_and_a_parameter_beside_it_is_refused() {
-    // What stands in a string is text, even where that text is a program.
+    // The content of a string is never changed, even if it is a program.
     check("DO $$ BEGIN x := :id; END $$", &["DO $$ BEGIN x := :id; END $$ {}"]);
     check("do language plpgsql ' :id '", &["do language plpgsql ' :id ' {}"]);
     refused("DO ¶:body", &["DO takes no parameters", ":body", "CALL"]);
@@ -278,7 +277,7 @@ fn the_body_of_a_do_is_never_touched_and_a_parameter_beside_it_is_refused() {
 
 #[test]
 fn a_program_without_a_statement_or_without_an_end_is_refused() {
-    // The database would read on into the next statement, or stop where we do not.
+    // The database would read on into the next statement, or stop where the parser does not.
     for empty in ["¶", "¶ \n", "¶;;", "¶-- SELECT 1", "¶/* SELECT 1 /* */ */;"] {
         refused(empty, &["there is no statement"]);
     }
@@ -321,11 +320,11 @@ fn a_position_in_what_the_database_read_leads_back_to_what_the_user_wrote() {
     assert_eq!(end.to_string(), "line 5, column 9");
 }
 
-/// A piece of SQL, and what it must become; `None` where it stays as it is.
+/// A piece of SQL, and the parameter that it is; `None` where it stays as it is.
 fn piece() -> impl Strategy<Value = (String, Option<SqlParameter>)> {
     let known = prop::sample::select(SqlParameter::ALL.to_vec());
     let noise = "[a-zé:;'\"`\\[\\]$?@*/ \n\\\\-]{0,12}(:id|;|:body|\\?)?";
-    // What is left may have closed up to another one.
+    // Without the removed part, the rest may contain another one.
     let without = |mut noise: String, quotes: &[&str]| {
         while let Some(quote) = quotes.iter().find(|quote| noise.contains(**quote)) {
             noise = noise.replace(quote, "");
@@ -365,11 +364,11 @@ proptest! {
         for pieces in &statements {
             let mut rewritten = "SELECT".to_owned();
             let mut parameters = Vec::new();
-            // Where each piece began: in the statement, in the program.
+            // The start of each piece, in the statement and in the program.
             let mut places = Vec::new();
             text.push_str("SELECT");
             for (piece, parameter) in pieces {
-                // A sign between, so that no string continues the one before.
+                // An operator between, so that no string continues the one before.
                 text.push_str(" +");
                 rewritten.push_str(" +");
                 places.push((rewritten.len(), place_after(&text)));
@@ -385,7 +384,7 @@ proptest! {
                     }
                 }
             }
-            // So that no comment at the end is cut off.
+            // So that no comment at the end is removed.
             text.push_str(" x;\n");
             rewritten.push_str(" x");
             expected.push((rewritten, parameters, places));
@@ -424,8 +423,8 @@ proptest! {
 }
 
 #[test]
-fn nothing_of_hapaxs_own_is_named() {
-    // A deleted event is a new one when its next copy comes.
+fn a_handler_names_nothing_of_the_schema_hapax_but_documented_functions_and_views() {
+    // A handler that deleted an event would make its next copy a new event.
     let own = "belongs to Hapax";
     for marked in [
         "DELETE FROM ¶hapax.event",

@@ -1,6 +1,5 @@
-//! A preset's key differs for distinct events and is the same for copies of one: tried with two
-//! real updates of one resource for every sender that has no id per event, and with the samples for
-//! all of them.
+//! The key of an event differs for distinct events and is equal for copies. Tested with two real updates of one
+//! resource for every sender without an event id, and with the samples for all senders.
 
 use std::time::Duration;
 
@@ -40,14 +39,14 @@ fn read(provider: &str, headers: &[(&str, &str)], body: &str) -> Vec<Item> {
     envelope(provider).read(&arrival, Some(&signed(&arrival))).expect("reads")
 }
 
-/// Stands for the hash of what was signed.
+/// A hash in place of the hash of the signed content.
 fn signed(arrival: &Arrival) -> SignedContent {
     let mut hash = [0; 32];
     hash[..16].copy_from_slice(&KeyHash::of(b"test", [&arrival.body[..]]).0);
     SignedContent::Whole(hash)
 }
 
-/// Two updates of one resource are two events; each again is the same event.
+/// Checks that two updates of one resource are two events, and that a copy of each is the same event.
 fn check_updates(provider: &str, first: &str, second: &str) {
     let keys = |body| -> Vec<Identity> {
         read(provider, &[], body).into_iter().map(|item| item.identity).collect()
@@ -122,7 +121,7 @@ fn two_callbacks_of_one_twilio_message_or_call_are_two_events() {
         "CallSid=CA1&CallStatus=ringing&SequenceNumber=1&CallbackSource=call-progress-events",
         "CallSid=CA1&CallStatus=in-progress&SequenceNumber=2&CallbackSource=call-progress-events",
     );
-    // Two inputs of one call come under the same status.
+    // Two inputs of one call have the same status.
     check_updates(
         "twilio",
         "CallSid=CA1&CallStatus=in-progress&Digits=1&msg=Gather+End",
@@ -132,8 +131,8 @@ fn two_callbacks_of_one_twilio_message_or_call_are_two_events() {
 
 #[test]
 fn two_updates_behind_the_same_bytes_are_two_events_after_a_short_span() {
-    // These senders only say that something changed, in the same bytes every time. A repeat is
-    // harmless and a loss is not: equal ones may be one event only for a short while.
+    // These senders only announce a change, with the same bytes every time. A repeat is harmless and a loss is
+    // not, so equal ones may be one event only for a short time.
     let dropbox = r#"{"list_folder":{"accounts":["dbid:AA"]},"delta":{"users":[1]}}"#;
     let plaid = r#"{"webhook_type":"TRANSACTIONS","webhook_code":"SYNC_UPDATES_AVAILABLE","item_id":"i","environment":"sandbox"}"#;
     for (provider, body) in [("dropbox", dropbox), ("plaid", plaid)] {
@@ -174,7 +173,7 @@ fn two_events_of_one_resource_are_two_events_for_every_other_sender_without_an_i
         r#"{"event":"meeting.started","event_ts":1767225607000,"payload":{"object":{"uuid":"u","id":"1"}}}"#,
         r#"{"event":"meeting.started","event_ts":1767225609000,"payload":{"object":{"uuid":"u","id":"1"}}}"#,
     );
-    // Two join one meeting in the same millisecond.
+    // Two participants join one meeting in the same millisecond.
     check_updates(
         "zoom",
         r#"{"event":"meeting.participant_joined","event_ts":1767225607000,"payload":{"object":{"uuid":"u","participant":{"user_id":"1"}}}}"#,

@@ -1,5 +1,5 @@
-//! Properties of the pure life cycle and of the order guard: whatever happens to a job, and in
-//! whatever order, it ends in time, and nothing old is applied over something new.
+//! Properties of the life cycle and of order: after any sequence of events a job ends in time, and no older
+//! version is applied over a newer one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -55,7 +55,7 @@ fn noon() -> Timestamp {
     "2026-06-01T12:00:00Z".parse().expect("a timestamp")
 }
 
-/// One life: what became of each attempt until the job was buried or the ends ran out.
+/// The life of a job: the result of each attempt until the job was dead or the ends ran out.
 struct Life {
     progress: Progress,
     buried: bool,
@@ -139,7 +139,7 @@ proptest! {
     }
 
     #[test]
-    fn who_saw_it_fail_is_heard(
+    fn the_retry_time_of_a_failed_attempt_is_honoured(
         policy in policy(),
         asked in seconds(1_000_000),
         dice in 0.0..=1.0f64,
@@ -157,11 +157,11 @@ proptest! {
     }
 
     #[test]
-    fn what_was_lost_together_comes_due_apart_but_not_far_from_its_time(
+    fn jobs_lost_together_are_due_apart_but_near_their_time(
         lost in 0..LOST_ALONE_MAX,
         dice in 0.0..=1.0f64,
     ) {
-        // Jobs that died with their process, all due at the same instant, would meet again.
+        // Jobs that were lost with their process would all be due at the same instant again.
         let progress = Progress { attempt: lost + 1, steps: 0, lost };
         let wait = |dice| match progress.lost(Workplace::Inside, noon(), dice) {
             AfterLoss::Again { due, .. } => due.duration_since(noon()).as_secs_f64(),
@@ -173,7 +173,7 @@ proptest! {
     }
 
     #[test]
-    fn no_wait_runs_past_the_end_of_time(lost in 0..100u32, asked in any::<u64>()) {
+    fn no_wait_overflows_the_clock(lost in 0..100u32, asked in any::<u64>()) {
         let progress = Progress { attempt: lost, steps: 0, lost };
         let _ = progress.lost(Workplace::Inside, Timestamp::MAX, 1.0);
         let policy = Policy { retry: vec![Duration::ZERO; 2], lease: Duration::ZERO };
@@ -184,7 +184,7 @@ proptest! {
     }
 
     #[test]
-    fn under_latest_nothing_old_is_applied_over_something_new(
+    fn under_latest_no_older_version_is_applied_over_a_newer_one(
         arrivals in prop::collection::vec(-50..50i64, 1..60),
     ) {
         let mut mark = None;
@@ -253,13 +253,13 @@ proptest! {
     }
 
     #[test]
-    fn a_number_never_goes_back_and_who_was_passed_cannot_settle(
+    fn a_mark_never_goes_back_and_a_stale_job_cannot_settle(
         sequence in any::<bool>(),
         mark in prop::option::of(-20..20i64),
         position in -20..20i64,
         next in -20..20i64,
     ) {
-        // A forced run may lie anywhere; a worker that lost its lease may come back any time.
+        // A forced run may have any position, and a worker that lost its lease may settle at any time.
         let policy =
             if sequence { OrderPolicy::Sequence { start: None } } else { OrderPolicy::Latest };
         let (mark, position, next) = (mark.map(Position), Position(position), Position(next));
@@ -273,7 +273,7 @@ proptest! {
     fn a_machine_only_ever_takes_allowed_steps(
         targets in prop::collection::vec(0..5usize, 1..40),
     ) {
-        // Any events in any order, with a circle in the machine and a state of no return.
+        // Any events in any order, with a cycle in the machine and a final state.
         let states = ["a", "b", "c", "d", "e"];
         let allow = ["a -> b", "b -> c", "c -> a", "b -> d"];
         let machine = Arc::new(Machine::parse(Some("a"), &[&allow[..], &["e -> a"]].concat()).unwrap());
@@ -295,7 +295,7 @@ proptest! {
     }
 
     #[test]
-    fn the_status_of_an_event_is_that_of_its_neediest_job(
+    fn the_status_of_an_event_is_the_first_that_applies_to_a_job(
         jobs in prop::collection::vec((phase(), 0..3u32), 0..6).prop_shuffle(),
     ) {
         let status = Status::of_jobs(jobs.iter().copied());
@@ -335,8 +335,8 @@ impl<S: Strategy<Value = BTreeSet<i64>> + 'static> ShuffledTwice for S {
 }
 
 #[test]
-fn the_last_number_there_is_holds_nothing_up() {
-    // The number after it does not exist: counting on must not wrap around.
+fn the_largest_number_holds_nothing_up() {
+    // The number after it does not exist: the next one must not wrap around.
     let policy = OrderPolicy::Sequence { start: None };
     let last = Some(Position(i64::MAX));
     for position in [i64::MIN, 0, i64::MAX] {
@@ -347,7 +347,7 @@ fn the_last_number_there_is_holds_nothing_up() {
 
 #[test]
 fn a_lost_job_backs_off_further_each_time() {
-    // A poisonous event at its full rate would keep the process from ever coming up.
+    // A job that kills the process at its full rate would keep the process from ever starting.
     let mut waits = BTreeMap::new();
     let mut progress = Progress::default().claimed();
     while let AfterLoss::Again { progress: after, due } =
@@ -361,7 +361,7 @@ fn a_lost_job_backs_off_further_each_time() {
 
 #[test]
 fn an_idempotency_key_changes_with_a_forced_run_and_with_nothing_else() {
-    // The far side dedupes on it: equal where the effect is the same one, different where not.
+    // The receiver deduplicates by it: equal for the same effect, different for another.
     let event = EventId(Uuid::now_v7());
     let (fee, mail) = (HandlerName::new("charge-fee"), HandlerName::new("mail"));
     assert_eq!(idempotency_key(event, &fee, 1), idempotency_key(event, &fee, 1));

@@ -1,4 +1,4 @@
-//! Schemes, keys, envelopes and handlers, by their public names.
+//! Tests of schemes, keys, envelopes and handlers through the public API.
 
 mod envelope;
 mod handler;

@@ -1,5 +1,5 @@
-//! Every preset that can sign, and schemes of one's own: what is signed verifies, and nothing that
-//! was bent, cut, borrowed or outlived does.
+//! Every preset that can sign, and custom schemes: a signed request verifies, and one that was changed, truncated,
+//! signed for another source or sent too late does not.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -74,7 +74,7 @@ fn signable() -> impl Iterator<Item = &'static Preset> {
     presets::all().iter().filter(|preset| preset.can_sign())
 }
 
-/// The same request with another signature: `change` gets the one that is there.
+/// The same request with another signature: `change` gets the present one.
 fn with_signature(preset: &Preset, request: &Arrival, change: &dyn Fn(&str) -> String) -> Arrival {
     let mut request = request.clone();
     let inside = match preset.name {
@@ -97,7 +97,7 @@ fn with_signature(preset: &Preset, request: &Arrival, change: &dyn Fn(&str) -> S
 }
 
 #[test]
-fn what_a_preset_signs_it_verifies() {
+fn every_preset_verifies_what_it_signs() {
     let mut count = 0;
     for preset in signable() {
         let source = with(preset, &RANDOM);
@@ -121,7 +121,7 @@ fn what_a_preset_signs_it_verifies() {
 }
 
 #[test]
-fn an_id_that_stands_in_a_header_is_put_there_when_the_request_has_none() {
+fn signing_adds_the_id_header_if_the_request_has_none() {
     for (name, place) in [
         ("github", "x-github-delivery"),
         ("standardwebhooks", "webhook-id"),
@@ -141,7 +141,7 @@ fn an_id_that_stands_in_a_header_is_put_there_when_the_request_has_none() {
 }
 
 #[test]
-fn a_wrong_secret_a_cut_or_a_bent_signature_is_refused_by_every_preset() {
+fn every_preset_refuses_a_wrong_secret_and_a_truncated_or_changed_signature() {
     for preset in signable() {
         let name = preset.name;
         let source = with(preset, &RANDOM);
@@ -166,7 +166,7 @@ fn a_wrong_secret_a_cut_or_a_bent_signature_is_refused_by_every_preset() {
     }
 }
 
-/// How long the signature is as written.
+/// The length of the signature as written.
 fn with_length(preset: &Preset, request: &Arrival) -> usize {
     let length = std::cell::Cell::new(0);
     with_signature(preset, request, &|text| {
@@ -184,7 +184,7 @@ fn a_changed_body_is_refused_wherever_the_body_is_signed() {
         let signs_body = source.scheme().coverage()[0].body() != BodyCovered::Nothing;
         let mut body = request.body.to_vec();
         match preset.name {
-            // Of an item only some fields are signed: bend one of those.
+            // Only some fields of an item are signed: change one of those.
             "adyen" => {
                 let text = String::from_utf8(body).expect("text");
                 body = text.replacen("\"eventCode\":\"A", "\"eventCode\":\"B", 1).into_bytes();
@@ -200,8 +200,8 @@ fn a_changed_body_is_refused_wherever_the_body_is_signed() {
 
 #[test]
 fn no_preset_takes_the_signature_of_another_secret_or_scheme() {
-    // Every sender's request at every other sender's source, first with another secret, then, where
-    // the signature lies elsewhere, even with the same one.
+    // Every sender's request at every other sender's source, first with another secret, then, where the
+    // signature is in another header, with the same secret.
     let requests: Vec<_> = signable()
         .map(|preset| (preset, signed(with(preset, &RANDOM).scheme(), &sample(preset))))
         .collect();
@@ -219,7 +219,7 @@ fn no_preset_takes_the_signature_of_another_secret_or_scheme() {
 }
 
 #[test]
-fn a_secret_verifies_until_its_end_and_not_a_moment_longer() {
+fn a_secret_verifies_until_it_expires() {
     for preset in signable().filter(|preset| preset.name != "box") {
         let name = preset.name;
         let request = signed(with(preset, &RANDOM).scheme(), &sample(preset));
@@ -401,8 +401,8 @@ fn of_several_signatures_any_good_one_passes_and_a_flood_does_not() {
 }
 
 #[test]
-fn a_stray_header_of_another_naming_cannot_stand_beside_a_signature() {
-    // A request of Svix under its neutral names is replayed with an svix-id that nobody signed.
+fn a_header_of_another_naming_cannot_accompany_a_signature() {
+    // A request of Svix under its neutral names is replayed with an unsigned svix-id.
     let svix = presets::find("svix").expect("a preset");
     let standard = presets::find("standardwebhooks").expect("a preset");
     let source = with(svix, &RANDOM);
@@ -492,7 +492,7 @@ fn a_scheme_of_ones_own_checks_what_its_content_names() {
     let source = custom_source(custom(|_| {}), "secret").expect("builds");
     assert!(source.signs_time());
     let request = signed(source.scheme(), &plain("{}"));
-    // Computed apart: printf '1767225600.{}' | openssl dgst -sha256 -hmac secret
+    // Computed with another tool: printf '1767225600.{}' | openssl dgst -sha256 -hmac secret
     let tag = "sha256=fa7eaa06bf97d7815f3f456e97cde70c9e50cb005f01660c8d10b10c21964887";
     assert_eq!(request.header_text("x-webhook-signature").as_deref(), Some(tag));
     assert!(source.scheme().authenticate(&request, now()).is_ok());
@@ -538,7 +538,7 @@ fn a_scheme_of_ones_own_checks_what_its_content_names() {
 }
 
 #[test]
-fn a_scheme_of_ones_own_with_a_gap_is_an_error_with_a_hint() {
+fn an_incomplete_custom_scheme_is_an_error_with_a_hint() {
     let check = |hint: &str, change: &dyn Fn(&mut CustomScheme)| {
         let error = custom_source(custom(change), "secret").expect_err(hint);
         assert_eq!(error.field, "scheme", "{hint}");
@@ -583,7 +583,7 @@ fn key(source: &Source, request: &Arrival) -> String {
 
 #[test]
 fn a_guard_is_the_hash_of_what_was_signed_and_of_nothing_else() {
-    // Whatever a captured request is changed to without its signature, its guard stays.
+    // Unsigned changes of a captured request do not change its guard.
     let mut guarded = Vec::new();
     for preset in signable() {
         let name = preset.name;
@@ -596,7 +596,7 @@ fn a_guard_is_the_hash_of_what_was_signed_and_of_nothing_else() {
             header(&mut changed.headers, header_name, "another");
         }
         assert_eq!(guard(&source, &changed), Some(first), "{name}");
-        // Another event has another guard, and so has the same event at another source.
+        // Another event has another guard. So has the same event at another source.
         let at = Timestamp::from_second(1_767_225_601).expect("in range");
         let other = sample::event(name, None, &SampleId::made_up("b2", at)).expect("a sample");
         let mut another = sample(preset);
@@ -628,7 +628,7 @@ fn a_guard_is_the_hash_of_what_was_signed_and_of_nothing_else() {
 }
 
 #[test]
-fn mailguns_guard_is_its_token_and_time_whatever_the_event_says() {
+fn mailguns_guard_is_its_token_and_time_and_not_the_event() {
     let mailgun = presets::find("mailgun").expect("a preset");
     let source = with(mailgun, &RANDOM);
     let request = signed(source.scheme(), &sample(mailgun));
@@ -640,7 +640,7 @@ fn mailguns_guard_is_its_token_and_time_whatever_the_event_says() {
     forged.body = Bytes::from(body.to_string());
     assert_ne!(key(&source, &forged), key(&source, &request));
     assert_eq!(guard(&source, &forged).expect("a guard").hash, first);
-    // The same event under another token was signed once more.
+    // The same event with another token was signed again.
     let again =
         source.scheme().sign(&sample(mailgun), Some("another token"), now()).expect("signs");
     let again = again.apply(&sample(mailgun)).expect("fits");
@@ -681,14 +681,14 @@ fn one_order_has_one_guard_for_each_topic_however_that_is_written() {
         bare.headers.remove(topic);
         let refused = verify(&source, &bare, now()).expect_err("no topic");
         assert_eq!(refused.reason(), "malformed", "{name}");
-        // `hapax sign` names one where the request has none.
+        // `hapax sign` adds a topic to a request without one.
         let unsigned = Arrival { headers: HeaderMap::new(), ..sample(preset) };
         assert!(verify(&source, &signed(source.scheme(), &unsigned), now()).is_ok(), "{name}");
     }
 }
 
 #[test]
-fn what_a_form_means_is_signed_and_not_how_it_is_spelled() {
+fn a_form_has_one_guard_in_every_spelling() {
     let twilio = "AccountSid=AC1&Body=Hi&CallSid=CA1&From=%2B1&MessageSid=SM1&MessageStatus=sent";
     let plivo = "From=1&MessageUUID=m-1&Status=sent&To=2";
     for (name, form, others) in [
@@ -736,7 +736,7 @@ fn what_a_form_means_is_signed_and_not_how_it_is_spelled() {
 }
 
 #[test]
-fn a_field_that_moved_over_its_boundary_is_missed() {
+fn a_request_with_a_shifted_field_boundary_is_refused() {
     let check = |name: &str, form: &str, shifted: &[&str], fine: &[&str]| {
         let preset = presets::find(name).expect("a preset");
         let source = with(preset, &RANDOM);
@@ -766,7 +766,7 @@ fn a_field_that_moved_over_its_boundary_is_missed() {
             "AccountSid=AC1&Body=HiFrom%2B1MessageSidSM1MessageStatussentSmsSidSM1",
         ],
         &[
-            // What people write to each other may name any field.
+            // Free text may contain the name of any field.
             "AccountSid=AC1&Body=CallSid+MessageStatus&From=%2B1&MessageSid=SM1",
             "AccountSid=AC1&Payload=%7B%22CallSid%22%3A1%7D&Sid=NO1",
             "AccountSid=AC1&CallSidEndingConference=CA1&ConferenceSid=CF1",
@@ -785,7 +785,7 @@ fn a_field_that_moved_over_its_boundary_is_missed() {
 
 #[test]
 fn the_fields_of_a_form_cannot_be_passed_off_as_the_url_of_another_body() {
-    // A value that its author chose reads as a parameter, and the fields before it as a part of the URL.
+    // A chosen value of a field looks like a parameter, and the fields before it like a part of the URL.
     let twilio = presets::find("twilio").expect("a preset");
     let source = with(twilio, &RANDOM);
     let forged = br#"{"MessageSid":"SM2","Body":"pay me"}"#;
@@ -877,7 +877,7 @@ fn public_keys_of_small_order_and_short_tokens_are_refused() {
         assert!(error.problem.contains("16 characters"), "{error}");
         assert_eq!(build(provider, long), Ok(()), "{provider}");
     }
-    // What a sender signs with is as long as the sender makes it.
+    // The sender chooses the length of a signing secret.
     assert_eq!(build("github", "short"), Ok(()));
 }
 
@@ -927,7 +927,7 @@ fn a_tenant_is_signed_and_so_is_a_type_that_the_config_names() {
         ("adyen", "/NotificationRequestItem/additionalData/shop"),
         ("adyen", "outer:/live"),
         ("mailgun", "header:x-account"),
-        // Signed, but bytes can move between the URL and the fields behind it.
+        // Signed, but bytes can move between the URL and the fields after it.
         ("twilio", "query:account"),
         ("plivo", "query:account"),
     ] {
@@ -938,10 +938,10 @@ fn a_tenant_is_signed_and_so_is_a_type_that_the_config_names() {
         [("mailgun", "/event-data/account"), ("gitlab", "/project"), ("postmark", "/Server")]
     {
         assert_eq!(tenant(provider, unsigned), Err("tenant_from"), "{provider} {unsigned}");
-        // Nothing of such a body is signed, so a type of one's own is no worse than the preset's.
+        // Nothing of such a body is signed, so a configured type is as good as the preset's.
         assert_eq!(kind(provider, unsigned), Ok(()), "{provider} {unsigned}");
     }
-    // Where nothing is signed there is nothing to remember.
+    // Without a signature there is no guard.
     let guard =
         |provider: &str| build(provider, &|spec| spec.replay_guard = Some(ReplayGuard::Signed));
     assert_eq!(guard("gitlab"), Err("replay_guard"));
@@ -976,7 +976,7 @@ fn an_id_from_an_unsigned_place_of_the_config_is_guarded() {
     assert_eq!(guards("stripe", hash(&["/id"], None)), ReplayGuard::Off);
     assert_eq!(guards("stripe", selector("/other")), ReplayGuard::Off);
     assert_eq!(guards("adyen", hash(&["body"], None)), ReplayGuard::Signed);
-    // Signed under one set of names is unsigned under the other.
+    // A header that is signed under one set of names is unsigned under the other.
     assert_eq!(guards("svix", selector("header:webhook-id")), ReplayGuard::Signed);
     assert_eq!(guards("gitlab", selector("header:x-id")), ReplayGuard::Off);
 }

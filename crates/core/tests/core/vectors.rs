@@ -1,7 +1,7 @@
 //! Captured requests, each with the verdict of the sender's own library, against [`verify`].
 //!
-//! Where a vector is `core`, we agree. Every other disagreement is on purpose and stands with its
-//! reason in `deviations.txt`, which this test keeps exact.
+//! Hapax agrees on every vector of the class `core`. Every other disagreement is intended and listed with its
+//! reason in `deviations.txt`; the test fails if that list is not exact.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -73,7 +73,7 @@ impl BodyRule {
     }
 }
 
-/// What became of a vector. `receipts` is empty for a handshake.
+/// The result of a vector. `receipts` is empty for a handshake.
 enum Judged {
     Accepted { receipts: Vec<Receipt> },
     Rejected { why: String },
@@ -165,7 +165,7 @@ fn vectors() -> Vec<Vector> {
 
 #[test]
 fn every_core_vector_agrees() {
-    // The verdicts of 37 senders' own libraries, on what any correct verifier must agree about.
+    // The verdicts of 37 senders' own libraries, on vectors that every correct verifier judges alike.
     let mut wrong = Vec::new();
     let mut judged = 0;
     for vector in vectors().iter().filter(|vector| vector.class == Class::Core) {
@@ -220,7 +220,7 @@ fn every_accepted_vector_names_its_event() {
         };
         let ours = &*receipt.key().event_id;
         let fits = match vector.provider.as_str() {
-            // The vectors name a resource; our key is more than that.
+            // The vectors name a resource; the key contains more.
             "twilio" | "cloudinary" => true,
             "adyen" | "hubspot" => ours.starts_with(expected.as_str()),
             _ => ours == expected,
@@ -232,8 +232,8 @@ fn every_accepted_vector_names_its_event() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// How the guard of each sender's events must be: how long it is kept (in units of the window) and
-/// what a repeat under another id means; `None` where the id is signed or nothing is.
+/// The expected guard of each sender's events: how long it is stored (in units of the window) and what a repeat
+/// under another id means. `None` where the id is signed, or nothing is.
 fn expected_guard(provider: &str) -> Option<(GuardKeep, GuardSeen)> {
     let twice = GuardKeep::For(2 * TOLERANCE_DEFAULT);
     match provider {
@@ -256,7 +256,7 @@ fn a_captured_event_has_a_guard_exactly_where_its_id_is_not_signed() {
         for receipt in receipts {
             let guard = receipt.guard().map(|guard| (guard.keep, guard.seen));
             let mut expected = expected_guard(&vector.provider);
-            // Without its token a callback is known by what was signed.
+            // Without its token, the signed content identifies a callback.
             if vector.provider == "twilio" && receipt.if_conflict().is_some() {
                 expected = Some((GuardKeep::WithKeys, GuardSeen::Duplicate));
             }

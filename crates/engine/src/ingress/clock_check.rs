@@ -1,4 +1,4 @@
-//! Noticing that this machine's clock is wrong (O6): senders sign their own time, and many
+//! Noticing that this machine's clock is wrong: senders sign their own time, and many
 //! authentic arrivals that all differ from ours in the same way are better witnesses than it.
 
 use std::collections::VecDeque;

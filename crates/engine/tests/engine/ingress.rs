@@ -31,7 +31,7 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-/// A store in a map: the smallest that keeps the contract, and one that does as it is told.
+/// A store in a map: the smallest that keeps the promises of `Store`, with faults on demand.
 struct Shelf {
     events: Mutex<HashMap<KeyHash, (EventId, KeyHash)>>,
     kept: Mutex<Vec<Ingest>>,

@@ -1,5 +1,5 @@
-//! Bad input through the real server. Whatever is sent, four things must hold: the status of the
-//! contract, a problem that gives nothing away, nothing stored, and a server that is still there
+//! Bad input through the real server. Whatever is sent, four things must hold: the documented
+//! status, a problem that gives nothing away, nothing stored, and a server that is still there
 //! for the next good event.
 
 use std::cell::Cell;

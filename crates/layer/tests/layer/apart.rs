@@ -1,4 +1,4 @@
-//! S-40: nobody is given what somebody else was answered, and nothing secret is kept.
+//! No caller gets the answer of another, and no secret is stored.
 
 use std::sync::Arc;
 
@@ -34,8 +34,8 @@ async fn account_method_and_path_keep_keys_apart() {
     assert_eq!(api.effects.count(), elsewhere.len());
 }
 
-// An app that takes two spellings for one path would run the same key twice; one that takes them for two
-// resources must not have the answer of the first given for the second.
+// An app that reads two spellings as one path would run the same key twice. An app that reads them as two
+// resources must not get the answer of the first for the second.
 #[tokio::test]
 async fn every_spelling_of_a_path_is_one_path_for_its_keys() {
     let api = Api::counting(rules());
@@ -87,16 +87,16 @@ async fn two_apis_on_one_ledger_keep_their_keys_apart() {
     check(&bank, charge("k"), IdempotencyOutcome::Replay).await;
 }
 
-// Whoever does not say whose the key is would share everybody's.
+// Requests without a caller would share their keys.
 #[tokio::test]
-async fn a_key_that_is_nobodys_is_refused() {
+async fn a_key_without_a_caller_is_refused() {
     let api = Api::counting(rules());
     let heard = api.send(charge("k").without("x-account-id")).await;
     assert_eq!((heard.status, heard.problem().as_deref()), (400, Some("principal_missing")));
     let claims = Api::counting(Rules::default().principal(Principal::UnverifiedJwt("sub".into())));
     assert_eq!(claims.send(charge("k")).await.status, 400);
     assert_eq!(api.effects.count() + claims.effects.count(), 0);
-    // Without a key nobody asks.
+    // Without a key the caller does not matter.
     assert_eq!(
         api.send(charge("").without("idempotency-key").without("x-account-id")).await.status,
         201
@@ -104,7 +104,7 @@ async fn a_key_that_is_nobodys_is_refused() {
 }
 
 #[tokio::test]
-async fn the_authorization_header_keeps_callers_apart_unless_told_otherwise() {
+async fn by_default_the_authorization_header_keeps_callers_apart() {
     let api = Api::counting(Rules::default());
     let of = |token: &str| charge("k").header("authorization", token);
     check(&api, of("Bearer a"), IdempotencyOutcome::Fresh).await;
@@ -116,7 +116,7 @@ async fn the_authorization_header_keeps_callers_apart_unless_told_otherwise() {
 }
 
 #[tokio::test]
-async fn the_app_itself_may_say_whose_a_key_is() {
+async fn the_app_itself_may_identify_the_caller() {
     let by_tenant = |parts: &Parts| {
         let host = parts.headers.get("host")?.to_str().ok()?;
         Some(host.split_once('.')?.0.to_owned())
@@ -129,7 +129,7 @@ async fn the_app_itself_may_say_whose_a_key_is() {
     check(&api, of("nowhere"), IdempotencyOutcome::Refused).await;
 }
 
-// A ledger is read by operators and backed up: a credential in it is a credential lost.
+// Operators read a ledger, and it is backed up: a credential in it would leak.
 #[tokio::test]
 async fn the_ledger_is_given_no_credential() {
     let setting_cookies = |effects: crate::support::Effects, _| async move {
@@ -179,7 +179,7 @@ async fn a_caller_over_its_quota_gets_no_new_key_and_keeps_its_old_ones() {
     }
 }
 
-// The second is answered while the first one's answer fills the quota: it is done, and stays done.
+// The second request ends after the first one's answer has filled the quota. Its work is done and must stay done.
 #[tokio::test]
 async fn an_answer_that_does_not_fit_reaches_its_caller_and_is_never_run_again() {
     let api =
@@ -206,7 +206,7 @@ async fn an_answer_that_does_not_fit_reaches_its_caller_and_is_never_run_again()
     assert_eq!(api.effects.count(), 2);
 }
 
-// Whoever writes a token would read what its caller was answered.
+// An attacker who writes a token would read another caller's answers.
 #[tokio::test]
 async fn a_token_that_does_not_verify_is_refused_before_anything_is_reserved() {
     let keys = JwtKeys::from_key("a-shared-secret-of-32-bytes-or-more").unwrap();
@@ -214,7 +214,7 @@ async fn a_token_that_does_not_verify_is_refused_before_anything_is_reserved() {
     let principal =
         Principal::Jwt { claim: "sub".into(), keys: Arc::new(keys), now: Arc::new(now) };
     let api = Api::counting(Rules::default().principal(principal));
-    // {"alg":"HS256"} and {"sub":"u1"}, with a signature that is none.
+    // {"alg":"HS256"} and {"sub":"u1"}, with an invalid signature.
     let unsigned = "Bearer eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ1MSJ9.c2ln";
     for token in ["", unsigned, "Bearer x"] {
         let ask = match token {

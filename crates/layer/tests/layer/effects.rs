@@ -1,4 +1,4 @@
-//! K4: a handler whose effects and whose answer are one commit, on a real database.
+//! A handler that commits its effects and its answer together, on a real database.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::support::{Heard, LEASE, charge, hear, rules, soon};
 
 const TIME: Duration = Duration::from_secs(30);
 
-/// What befalls a handler.
+/// What happens to a handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Well,
@@ -31,7 +31,7 @@ enum Fate {
     DiesAfterCommit,
     /// Its effects cannot be committed.
     IsRefused,
-    /// It stands still before its commit until it is let go on.
+    /// It waits before its commit until the test lets it continue.
     StandsStill,
 }
 
@@ -73,12 +73,12 @@ async fn charges(
 fn failed(error: &TxError) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     match error {
-        // Rolled back, and there is nothing else that it did.
+        // Rolled back, and it did nothing else.
         TxError::Failed(_) => {
             *response.status_mut() = StatusCode::UNPROCESSABLE_ENTITY;
             response.extensions_mut().insert(Settle::Free);
         }
-        // Another attempt has the key, or nobody knows.
+        // Another attempt has the key, or the outcome is unknown.
         TxError::FenceLost | TxError::Store(_) => {
             *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE
         }
@@ -86,7 +86,7 @@ fn failed(error: &TxError) -> Response<Body> {
     response
 }
 
-/// The shop on the database in `directory`, and its doors.
+/// The shop on the database in `directory`, and its routes.
 struct Desk {
     shop: Shop,
     app: Router,
@@ -119,7 +119,7 @@ async fn send(app: Router) -> Heard {
     hear(app, charge("k").into_request()).await.unwrap()
 }
 
-/// A database with the user's table, which takes everything twice.
+/// A database with the user's table, which has no unique constraint.
 fn database() -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     let conn = rusqlite::Connection::open(directory.path().join("hapax.db")).unwrap();
@@ -153,7 +153,7 @@ async fn effects_and_answer_are_one_commit_for_fifty_at_once() {
     assert_eq!(charged(&directory), 1);
 }
 
-// I-45: killed after the effect and before anybody knows of it; then the process starts anew.
+// The process is killed after the effect and before its answer is known; then it starts again.
 #[tokio::test]
 async fn a_handler_that_dies_after_its_commit_has_answered() {
     let directory = database();
@@ -176,12 +176,12 @@ async fn effects_that_cannot_be_committed_leave_no_answer_either() {
     let desk = Desk::open(directory.path(), Fate::IsRefused);
     assert_eq!(desk.send().await.status, 422);
     assert_eq!(charged(&directory), 0);
-    // It said itself that nothing was done.
+    // The handler reported that nothing was done.
     assert_eq!(desk.send().await.outcome, Some(IdempotencyOutcome::Fresh));
     assert_eq!(charged(&directory), 0);
 }
 
-// A zombie that wakes up after its lease charges a second time.
+// A handler that continues after its lease would charge a second time.
 #[tokio::test]
 async fn a_handler_that_lost_its_lease_has_no_effect() {
     let directory = database();
@@ -191,7 +191,7 @@ async fn a_handler_that_lost_its_lease_has_no_effect() {
     desk.clock.fetch_add(i64::try_from(LEASE.as_secs()).unwrap(), Ordering::SeqCst);
     assert_eq!(desk.send().await.body, "charged by attempt 2");
     desk.shop.gate.add_permits(1);
-    // And its caller learns what was done.
+    // Its caller gets the stored answer.
     let late = soon(zombie).await.unwrap();
     assert_eq!((late.status, &late.body[..]), (201, &b"charged by attempt 2"[..]));
     assert_eq!(charged(&directory), 1);

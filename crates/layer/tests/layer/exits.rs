@@ -1,5 +1,5 @@
-//! I-47: whichever way the work ends, its key is settled: kept, free, or in progress to the end of
-//! its lease.
+//! However the work ends, its key is settled: the answer is stored, the key is free, or it stays in progress until
+//! its lease ends.
 
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
@@ -19,18 +19,18 @@ use tokio::time::Instant;
 
 use crate::support::{Act, Api, Failed, LEASE, Paused, answer, charge, paused, rules, soon};
 
-/// What a key is after its first run.
+/// The state of a key after its first run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum After {
     /// Every retry gets an answer with this status.
     Kept(u16),
     /// The next one runs.
     Free,
-    /// The next one runs once the lease is over, and until then nobody.
+    /// The next one runs after the lease has ended, and none before.
     InProgress,
 }
 
-/// What the first caller hears.
+/// What the first caller gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hears {
     Status(u16),
@@ -80,7 +80,7 @@ async fn check(name: &str, exit: Exit, hears: Hears, after: After) {
             assert_eq!((&third.body[..], api.effects.count()), (&b"attempt 2"[..], 2), "{name}");
         }
     }
-    // Nothing was left behind that runs on by itself.
+    // Nothing runs on afterwards.
     soon(api.layer.drained()).await;
 }
 
@@ -94,7 +94,7 @@ fn settled(code: u16, settle: Settle) -> Result<Response<Body>, Failed> {
     Ok(answer)
 }
 
-/// An answer of these pieces, one frame each.
+/// An answer with these frames.
 fn frames(
     frames: impl IntoIterator<Item = Result<Frame<Bytes>, BoxError>>,
 ) -> Result<Response<Body>, Failed> {
@@ -115,7 +115,7 @@ impl http_body::Body for Frames {
     }
 }
 
-/// A body that says one thing and stays open.
+/// A body that sends one frame and stays open.
 struct Open(Option<Bytes>);
 
 impl http_body::Body for Open {
@@ -135,7 +135,7 @@ fn data(length: usize) -> Result<Frame<Bytes>, BoxError> {
 }
 
 #[tokio::test]
-async fn an_answer_settles_its_key_by_its_status_or_by_what_it_says_of_itself() {
+async fn an_answer_settles_its_key_by_its_status_or_by_its_settle_extension() {
     check("200", || status(200), Hears::Status(200), After::Kept(200)).await;
     check("204", || status(204), Hears::Status(204), After::Kept(204)).await;
     check("302", || status(302), Hears::Status(302), After::Kept(302)).await;
@@ -145,7 +145,7 @@ async fn an_answer_settles_its_key_by_its_status_or_by_what_it_says_of_itself() 
     check("401", || status(401), Hears::Status(401), After::Free).await;
     check("425", || status(425), Hears::Status(425), After::Free).await;
     check("429", || status(429), Hears::Status(429), After::Free).await;
-    // A timeout around the work says so, and the work may be half done.
+    // A timeout around the work answers 408, and the work may be half done.
     check("408", || status(408), Hears::Status(408), After::InProgress).await;
     check("502", || status(502), Hears::Status(502), After::InProgress).await;
     check("503", || status(503), Hears::Status(503), After::InProgress).await;
@@ -173,8 +173,7 @@ async fn an_answer_as_large_as_can_be_kept_is_kept() {
     check("the largest", largest, Hears::Status(200), After::Kept(200)).await;
 }
 
-// The work of a huge answer is done: run again it is done twice, left in progress it is done twice
-// after a minute.
+// The work of a huge answer is done. If the key were free or in progress, the work would be done again.
 #[tokio::test]
 async fn an_answer_too_large_to_keep_is_never_run_again() {
     let in_pieces = || frames([data(ANSWER_BODY_BYTES_MAX), data(1)]);
@@ -188,13 +187,13 @@ async fn an_answer_too_large_to_keep_is_never_run_again() {
         Ok(answer)
     };
     check("its headers", many_headers, Hears::Status(200), After::Kept(500)).await;
-    // Once the limit is passed, how it ends is no business of the key's.
+    // Beyond the limit, the end of the answer does not matter for the key.
     let then_broken = || frames([data(ANSWER_BODY_BYTES_MAX + 1), Err("reset".into())]);
     check("and it breaks off", then_broken, Hears::Error, After::Kept(500)).await;
 }
 
 #[tokio::test]
-async fn the_first_caller_gets_a_huge_answer_whole_and_the_others_are_told() {
+async fn the_first_caller_gets_a_huge_answer_whole_and_retries_get_an_error() {
     let api = Api::new(rules(), |effects, _| async move {
         effects.add("exported");
         let pieces = (0..5u8).map(|piece| {
@@ -212,7 +211,7 @@ async fn the_first_caller_gets_a_huge_answer_whole_and_the_others_are_told() {
     assert_eq!(api.effects.count(), 1);
 }
 
-// A stream of events never reaches the limit and never ends: its caller waits for ever.
+// A stream of events never reaches the limit and never ends: its caller would wait without an end.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_does_not_end_is_streamed_before_its_lease_is_over() {
     let api = Api::new(rules(), |effects, _| async move {
@@ -230,7 +229,7 @@ async fn an_answer_that_does_not_end_is_streamed_before_its_lease_is_over() {
     assert_eq!(api.effects.count(), 1);
 }
 
-// Work that took nearly all of its lease is cut off at the first pause in its answer.
+// After work that took nearly all of its lease, a pause in the answer would end it.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_begins_late_may_still_end() {
     let api = Api::new(rules(), |effects, _| async move {
@@ -248,7 +247,7 @@ async fn an_answer_that_begins_late_may_still_end() {
     assert!(replay.is_replay());
 }
 
-// Answers with trailers are gathered as if there were none, and the caller misses them.
+// An answer that is collected would lose its trailers.
 #[tokio::test]
 async fn trailers_reach_the_first_caller() {
     let api = Api::new(rules(), |effects, _| async move {
@@ -264,7 +263,7 @@ async fn trailers_reach_the_first_caller() {
     assert_eq!(api.effects.count(), 1);
 }
 
-// A replayed length or connection header speaks of a connection that is long gone.
+// A replayed length or connection header would describe a connection that is closed.
 #[tokio::test]
 async fn what_is_about_one_connection_is_not_kept() {
     let api = Api::new(rules(), |effects, _| async move {
@@ -295,7 +294,7 @@ async fn what_is_about_one_connection_is_not_kept() {
     assert!(replay.is_replay());
 }
 
-// Who hangs up in the middle of the work has it cut off, half done, with its key in progress.
+// A client that hangs up during the work would interrupt it, half done, with its key in progress.
 #[tokio::test]
 async fn a_client_that_hangs_up_cuts_nothing_short() {
     let Paused { api, begun, gate } = paused(rules());
@@ -313,7 +312,7 @@ async fn a_client_that_hangs_up_cuts_nothing_short() {
     assert!(replay.is_replay());
 }
 
-// Between the reservation and the work there is a moment in which a key is taken and nobody works.
+// Between the reservation and the work, the key is taken and nothing runs yet.
 #[tokio::test]
 async fn a_client_that_hangs_up_while_its_key_is_reserved_leaves_no_key_behind() {
     let api = Api::counting(rules());
@@ -343,13 +342,13 @@ async fn without_a_ledger_nothing_runs() {
     assert_eq!(api.send(charge("k")).await.status, 201);
 }
 
-// An answer that is given up at the first trouble lets the same charge be made again after the lease.
+// If the layer gave up at the first error of the ledger, the same charge would run again after the lease.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_cannot_be_kept_for_a_while_is_kept_then() {
     kept_once_the_ledger_takes_it(StoreError::Unavailable("ordered by the test".into())).await;
 }
 
-// More waits than the ledger takes on: that passes, and the work is done.
+// The queue of the ledger is full for a moment, and the work is done.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_a_busy_ledger_does_not_take_is_kept_then() {
     kept_once_the_ledger_takes_it(StoreError::Busy).await;
@@ -371,7 +370,7 @@ async fn kept_once_the_ledger_takes_it(error: StoreError) {
     assert_eq!(api.effects.count(), 1);
 }
 
-// Told 201 and then, after a crash, something else: an answer that is on no disk was sent.
+// A client that got 201 would get another answer after a crash, if an answer were sent before it is stored.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_cannot_be_kept_is_not_sent() {
     let api = Api::counting(rules());
@@ -384,7 +383,7 @@ async fn an_answer_that_cannot_be_kept_is_not_sent() {
     assert_eq!(api.effects.count(), 1);
 }
 
-// The ledger took so long that another attempt may run by now: work that begins is a second effect.
+// The ledger took so long that another attempt may run by now: work that begins would be a second effect.
 #[tokio::test(start_paused = true)]
 async fn work_whose_lease_is_over_before_it_begins_is_not_begun() {
     let api = Api::counting(rules());
@@ -416,7 +415,7 @@ async fn a_key_that_cannot_be_freed_waits_out_its_lease() {
     assert_eq!(api.effects.count(), 2);
 }
 
-// A service that fails before it takes the request has done nothing, and holds the key for a minute.
+// A service that fails before it accepts the request has done nothing, and must not block the key.
 #[tokio::test]
 async fn a_service_that_does_not_get_ready_frees_the_key() {
     let api = Api::counting(rules());

@@ -1,7 +1,7 @@
-//! The layer through the door that users use: requests into a tower stack, and answers out of it.
+//! Tests of the layer as users use it: requests to a tower stack, and its answers.
 //!
-//! What the work does is written down in a list that takes everything twice, so that a second run
-//! shows; the keys are in the model of a ledger, watched by [`support::Watched`].
+//! The work adds its effects to a list without a unique constraint, so that a second run is visible. The keys are
+//! in the memory ledger, wrapped by [`support::Watched`].
 
 mod apart;
 mod effects;

@@ -9,12 +9,12 @@ use tokio::task::JoinSet;
 
 use crate::support::{Api, answer, charge, rules, soon};
 
-// B-5: fifty that arrive at once all find nothing kept, and all run.
+// With a lookup before the insert, fifty concurrent requests would all find nothing stored, and all run.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn fifty_at_once_with_one_key_are_one_run() {
     let api = Api::new(rules(), |effects, _| async move {
         let run = effects.add("charged");
-        // Others get a turn while this one is in the middle.
+        // The other requests run while this one is in the middle.
         tokio::task::yield_now().await;
         Ok(answer(StatusCode::CREATED, format!("{{\"id\":\"ch_{run}\"}}")))
     });
@@ -51,7 +51,7 @@ async fn fifty_at_once_with_one_key_are_one_run() {
     assert_eq!(api.effects.count(), 1);
 }
 
-// A retry that quotes its key as the IETF draft has it is taken for another request.
+// A retry that quotes its key as in the IETF draft must not count as another request.
 #[tokio::test]
 async fn a_quoted_key_is_the_same_key() {
     let api = Api::counting(rules());
@@ -60,7 +60,7 @@ async fn a_quoted_key_is_the_same_key() {
     assert_eq!(api.effects.count(), 1);
 }
 
-// A key that cannot be one is passed on as if there were none, and the work runs unguarded.
+// A malformed key must not be ignored, or the work would run without protection.
 #[tokio::test]
 async fn a_bad_key_is_refused_and_nothing_runs() {
     let api = Api::counting(rules());
@@ -73,7 +73,7 @@ async fn a_bad_key_is_refused_and_nothing_runs() {
 }
 
 #[tokio::test]
-async fn without_a_key_requests_are_passed_on_unless_their_route_needs_one() {
+async fn requests_without_a_key_bypass_the_layer_unless_their_route_requires_one() {
     let required = [Route::parse("POST /charges").unwrap()];
     let api = Api::counting(rules().required(required));
     let heard = api.send(charge("").without("idempotency-key")).await;
@@ -83,7 +83,7 @@ async fn without_a_key_requests_are_passed_on_unless_their_route_needs_one() {
     for elsewhere in [
         charge("").without("idempotency-key").path("/refunds"),
         charge("").without("idempotency-key").method(Method::PUT),
-        // What changes nothing needs no key, and has no use for one.
+        // Safe requests need no key, and ignore one.
         charge("k").method(Method::GET),
         charge("k").method(Method::GET),
         charge("\"bad").method(Method::OPTIONS),
@@ -95,7 +95,7 @@ async fn without_a_key_requests_are_passed_on_unless_their_route_needs_one() {
     assert_eq!(api.ledger.given(), "");
 }
 
-// S-41: another request under a used key runs, or is shown what the first was answered.
+// Another request under a used key must neither run nor get the answer of the first.
 #[tokio::test]
 async fn a_key_used_for_another_request_is_refused() {
     let pointer = |text| Pointer::parse(text).unwrap();
@@ -115,7 +115,7 @@ async fn a_key_used_for_another_request_is_refused() {
         assert_eq!(heard.problem().as_deref(), Some("idempotency_key_reused"));
         assert!(heard.header("retry-after").is_none(), "coming back does not help");
     }
-    // What a client makes anew with each try is not another request.
+    // An ignored value that changes with each retry does not make another request.
     assert!(api.send(first.body("{\"amount\":100,\"client_ts\":22}")).await.is_replay());
     assert_eq!(api.effects.count(), 1);
 
@@ -124,20 +124,20 @@ async fn a_key_used_for_another_request_is_refused() {
     assert_eq!(strict.send(charge("k").body("{}")).await.status, 422);
 }
 
-// A body without end under a key is gathered into memory.
+// A body with a key is collected into memory, so it must be bounded.
 #[tokio::test]
 async fn a_body_past_the_bound_is_refused() {
     let api = Api::counting(rules().body_max(100));
     assert_eq!(api.send(charge("k").body(vec![b'x'; 100])).await.status, 201);
     let heard = api.send(charge("l").body(vec![b'x'; 101])).await;
     assert_eq!((heard.status, heard.problem().as_deref()), (413, Some("too_large")));
-    // Without a key nothing is gathered.
+    // Without a key nothing is collected.
     let heard = api.send(charge("").without("idempotency-key").body(vec![b'x'; 101])).await;
     assert_eq!(heard.status, 201);
     assert_eq!(api.effects.count(), 2);
 }
 
-// K5: a key is remembered for ever, or forgotten while its client still retries.
+// A key must be deleted after its ttl, and not before.
 #[tokio::test]
 async fn a_key_is_forgotten_after_its_ttl() {
     let hour = std::time::Duration::from_secs(3_600);
@@ -154,7 +154,7 @@ async fn a_key_is_forgotten_after_its_ttl() {
 async fn every_outcome_is_counted() {
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
     let handle = recorder.handle();
-    // Everything in this test is on its one thread.
+    // The recorder is local to this thread, on which the whole test runs.
     let _guard = metrics::set_default_local_recorder(&recorder);
     let api = Api::counting(rules().realm("shop"));
     api.send(charge("k")).await;

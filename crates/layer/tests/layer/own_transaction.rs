@@ -1,5 +1,5 @@
-//! Apps that finish a key themselves, in the transaction of their effects, and rights that went to
-//! somebody else: what is kept is what counts.
+//! Apps that finish a key themselves, in the transaction of their effects, and fences that were lost: the stored
+//! answer counts.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::support::{Api, LEASE, Watched, answer, charge, rules, soon};
 
-/// What the app says after it has settled the key itself.
+/// What the app returns after it has settled the key itself.
 #[derive(Clone, Copy)]
 enum Then {
     Says(u16),
-    /// More than can be kept.
+    /// More than can be stored.
     SaysTooMuch,
     BreaksOff,
     Fails,
@@ -29,7 +29,7 @@ enum Itself {
     Abandons,
 }
 
-/// An app that settles its key itself, and then says something.
+/// An app that settles its key itself, and then returns something.
 fn app(itself: Itself, then: Then) -> Api {
     let ledger = Arc::new(Watched::new());
     let theirs = Arc::clone(&ledger);
@@ -77,7 +77,7 @@ fn broken() -> Body {
 }
 
 #[tokio::test]
-async fn what_the_app_finished_itself_wins_over_what_it_then_says() {
+async fn an_answer_that_the_app_finished_itself_wins_over_its_response() {
     let said = [200, 429, 500, 502].map(Then::Says);
     for then in said.into_iter().chain([Then::BreaksOff]) {
         let api = app(Itself::Finishes, then);
@@ -88,14 +88,14 @@ async fn what_the_app_finished_itself_wins_over_what_it_then_says() {
         let replay = api.send(charge("k")).await;
         assert!(replay.is_replay());
         assert_eq!((replay.status, &replay.body), (201, &first.body));
-        // It was written by hand, and is looked at before it is sent.
+        // It was written by hand, and is checked before it is sent.
         assert_eq!(replay.header("content-type"), Some("text/plain"));
         assert_eq!(replay.header("content-length"), None);
         assert_eq!(api.effects.count(), 1);
     }
 }
 
-// I-45: killed between its commit and its answer.
+// The app is killed between its commit and its answer.
 #[tokio::test]
 async fn an_app_that_finished_and_died_is_replayed() {
     let api = app(Itself::Finishes, Then::Fails);
@@ -107,14 +107,14 @@ async fn an_app_that_finished_and_died_is_replayed() {
 }
 
 #[tokio::test]
-async fn a_key_that_the_app_gave_up_itself_is_free_unless_it_then_says_success() {
+async fn a_key_that_the_app_abandoned_is_free_unless_its_response_is_a_success() {
     let api = app(Itself::Abandons, Then::Says(422));
     for run in 1..=2 {
         let heard = api.send(charge("k")).await;
         assert_eq!((heard.status, heard.outcome), (422, Some(IdempotencyOutcome::Fresh)));
         assert_eq!(api.effects.count(), run);
     }
-    // Whatever else went on, this was done.
+    // The response is a success, so the work was done.
     for then in [Then::Says(200), Then::SaysTooMuch] {
         let api = app(Itself::Abandons, then);
         assert_eq!(api.send(charge("k")).await.status, 200);
@@ -123,7 +123,7 @@ async fn a_key_that_the_app_gave_up_itself_is_free_unless_it_then_says_success()
     }
 }
 
-/// An API whose runs stand still, each at a gate of its own.
+/// An API whose runs wait, each for its own permit.
 fn two_at_a_time(settle: Option<Settle>) -> (Api, Arc<Notify>, [Arc<Semaphore>; 2]) {
     let begun = Arc::new(Notify::new());
     let gates = [(); 2].map(|()| Arc::new(Semaphore::new(0)));
@@ -145,9 +145,9 @@ fn two_at_a_time(settle: Option<Settle>) -> (Api, Arc<Notify>, [Arc<Semaphore>; 
     (api, begun, gates)
 }
 
-// B-33: the one that took too long writes over, or frees, what its successor holds.
+// A run that took too long must neither overwrite nor free the key of its successor.
 #[tokio::test]
-async fn a_late_run_is_answered_what_its_successor_kept() {
+async fn a_late_run_gets_the_answer_of_its_successor() {
     let (api, begun, [first_gate, second_gate]) = two_at_a_time(None);
     let send = |api: Api| tokio::spawn(async move { api.send(charge("k")).await });
     let first = send(api.clone());
@@ -175,7 +175,7 @@ async fn a_late_run_cannot_settle_the_key_of_a_running_successor() {
         first_gate.add_permits(1);
         let late = soon(first).await.unwrap();
         match settle {
-            // Its answer will not be the one that is kept.
+            // Its answer is not the one that is stored.
             None => {
                 assert_eq!((late.status, late.outcome), (409, Some(IdempotencyOutcome::InProgress)))
             }

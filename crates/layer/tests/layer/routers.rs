@@ -15,7 +15,7 @@ use tower::ServiceExt as _;
 
 use crate::support::{Ask, Effects, Heard, charge, hear, rules};
 
-/// An app with one route that charges, one that fails, and one that only looks.
+/// An app with one route that charges, one that fails, and one that only reads.
 fn app(effects: Effects) -> Router {
     let required = [Route::parse("POST /charges").unwrap()];
     let layer =
@@ -75,7 +75,7 @@ async fn a_handler_that_panics_is_a_500_and_does_not_run_again_at_once() {
     assert_eq!(effects.count(), 1);
 }
 
-// The layer gathers what it has no business with: a large upload without a key fills the memory.
+// If the layer collected requests without a key, a large upload would fill the memory.
 #[tokio::test]
 async fn a_request_without_a_key_is_streamed_both_ways() {
     let app = app(Effects::default());

@@ -19,19 +19,19 @@ use tokio::sync::{Notify, Semaphore};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer as _, Service, ServiceExt as _, service_fn};
 
-/// How long a test waits for what must happen: past it something is wrong, however slow the machine.
+/// How long a test waits for an expected event, even on a slow machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) const LEASE: Duration = Duration::from_secs(60);
 
-/// The model of a ledger, with what it was given, faults to order, and a clock that is moved by hand.
+/// The memory ledger with a record of its calls, injected faults, and a clock that the test moves.
 pub(crate) struct Watched {
     store: MemoryStore,
     clock: Arc<AtomicI64>,
     given: Mutex<Vec<String>>,
     pub(crate) reserves: AtomicUsize,
     failing: Mutex<(Vec<Act>, Option<StoreError>)>,
-    /// A permit for each `reserve` that may return, where they are held.
+    /// A permit for each `reserve` that may return, while they are held.
     held: Mutex<Option<Arc<Semaphore>>>,
     pub(crate) reserved: Notify,
 }
@@ -73,14 +73,14 @@ impl Watched {
         *self.failing.lock().unwrap() = (acts.to_vec(), Some(error));
     }
 
-    /// From now on a reservation is made, but told only with a permit.
+    /// From now on a reservation is made at once, and returned only with a permit.
     pub(crate) fn hold_reserves(&self) -> Arc<Semaphore> {
         let gate = Arc::new(Semaphore::new(0));
         *self.held.lock().unwrap() = Some(Arc::clone(&gate));
         gate
     }
 
-    /// Everything that it was ever given.
+    /// The arguments of all calls so far.
     pub(crate) fn given(&self) -> String {
         self.given.lock().unwrap().join("\n")
     }
@@ -118,12 +118,12 @@ impl Ledger for Watched {
     }
 }
 
-/// What the work has done, in a list without a unique constraint.
+/// The effects of the work, in a list without a unique constraint.
 #[derive(Clone, Default)]
 pub(crate) struct Effects(Arc<Mutex<Vec<String>>>);
 
 impl Effects {
-    /// Does it, and returns how often anything was done so far.
+    /// Adds an effect, and returns the number of effects so far.
     pub(crate) fn add(&self, effect: impl Into<String>) -> usize {
         let mut effects = self.0.lock().unwrap();
         effects.push(effect.into());
@@ -135,7 +135,7 @@ impl Effects {
     }
 }
 
-/// Why the work failed; anything can be a reason.
+/// Why the work failed.
 #[derive(Debug)]
 pub(crate) struct Failed(pub(crate) String);
 
@@ -151,7 +151,7 @@ impl<E: Into<BoxError>> From<E> for Failed {
     }
 }
 
-/// The service behind the layer, whichever it is.
+/// The service behind the layer.
 pub(crate) type Inner = BoxCloneSyncService<Request<Body>, Response<Body>, Failed>;
 
 /// One API behind the layer.
@@ -164,7 +164,7 @@ pub(crate) struct Api {
 }
 
 impl Api {
-    /// `work` is given what it has done so far, and the request.
+    /// `work` gets the effects so far, and the request.
     pub(crate) fn new<W, F>(rules: Rules, work: W) -> Self
     where
         W: Fn(Effects, Request<Body>) -> F + Clone + Send + Sync + 'static,
@@ -187,7 +187,7 @@ impl Api {
         Self { ledger, layer, effects, service }
     }
 
-    /// An API that counts what it is asked to do: the first time it answers `{"run":1}`.
+    /// An API that counts its runs: the first one answers `{"run":1}`.
     pub(crate) fn counting(rules: Rules) -> Self {
         Self::new(rules, |effects, request| async move {
             let run = effects.add(request.uri().path());
@@ -246,7 +246,7 @@ impl Ask {
         Self { body: body.into(), ..self }
     }
 
-    /// In the place of what the header said before.
+    /// Replaces the header.
     pub(crate) fn header(self, name: &str, value: &str) -> Self {
         let mut bare = self.without(name);
         bare.headers.push((name.into(), value.into()));
@@ -267,7 +267,7 @@ impl Ask {
     }
 }
 
-/// An answer, heard to its end.
+/// An answer, read to its end.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Heard {
     pub(crate) status: u16,
@@ -320,15 +320,15 @@ where
     })
 }
 
-/// What must happen, within patience.
+/// Waits for a future that must end within [`PATIENCE`].
 pub(crate) async fn soon<F: Future>(what: F) -> F::Output {
     tokio::time::timeout(PATIENCE, what).await.expect("it happens within patience")
 }
 
-/// An API whose work stands still until it is let go on.
+/// An API whose work waits until the test lets it continue.
 pub(crate) struct Paused {
     pub(crate) api: Api,
-    /// Told when a run begins.
+    /// Notified when a run begins.
     pub(crate) begun: Arc<Notify>,
     /// A permit for each run that may go on.
     pub(crate) gate: Arc<Semaphore>,

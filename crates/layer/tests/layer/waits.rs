@@ -1,4 +1,4 @@
-//! Retries that come while the first one runs.
+//! Retries that arrive while the first request runs.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use crate::support::{Api, Failed, LEASE, Paused, answer, charge, hear, paused, r
 const WAIT: Duration = Duration::from_secs(30);
 
 #[tokio::test]
-async fn a_retry_of_a_running_request_is_told_to_come_back() {
+async fn a_retry_of_a_running_request_gets_409_with_retry_after() {
     let Paused { api, begun, gate } = paused(rules());
     let first = tokio::spawn({
         let api = api.clone();
@@ -25,10 +25,10 @@ async fn a_retry_of_a_running_request_is_told_to_come_back() {
     assert_eq!((retry.status, retry.outcome), (409, Some(IdempotencyOutcome::InProgress)));
     assert_eq!(retry.problem().as_deref(), Some("idempotency_in_progress"));
     assert_eq!(retry.header("retry-after"), Some("5"));
-    // Close to its end it is told less.
+    // Close to the end of the lease, Retry-After is shorter.
     api.ledger.pass(LEASE - Duration::from_secs(2));
     assert_eq!(api.send(charge("k")).await.header("retry-after"), Some("2"));
-    // Another request under the key is a mistake at any time.
+    // Another request under the key is refused at any time.
     assert_eq!(api.send(charge("k").body("{}")).await.outcome, Some(IdempotencyOutcome::Mismatch));
 
     gate.add_permits(1);
@@ -37,15 +37,15 @@ async fn a_retry_of_a_running_request_is_told_to_come_back() {
     assert_eq!(api.effects.count(), 1);
 }
 
-// A waiter that only looks now and then tells its client up to a second too late.
+// A waiter that only polls would answer its client up to a second too late.
 #[tokio::test(start_paused = true)]
-async fn who_waits_hears_of_the_end_at_once() {
+async fn a_waiting_retry_is_woken_when_the_request_ends() {
     let Paused { api, begun, gate } = paused(rules().wait(WAIT));
     let send = |api: Api| tokio::spawn(async move { api.send(charge("k")).await });
     let first = send(api.clone());
     soon(begun.notified()).await;
     let waiters: Vec<_> = (0..5).map(|_| send(api.clone())).collect();
-    // By now the looks are a second apart, and the next is due in more than half of one.
+    // By now the polls are a second apart, and the next is due in more than half a second.
     tokio::time::sleep(Duration::from_secs(10)).await;
     let ended = Instant::now();
     gate.add_permits(1);
@@ -59,9 +59,9 @@ async fn who_waits_hears_of_the_end_at_once() {
     assert_eq!(api.effects.count(), 1);
 }
 
-// The running one is in another process: no event_waiters rings here.
+// The request runs in another process, which does not wake this one.
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_another_process_sees_the_end_by_looking() {
+async fn a_retry_that_waits_for_another_process_sees_the_end_by_polling() {
     let Paused { api, begun, gate } = paused(rules());
     let first = tokio::spawn({
         let api = api.clone();
@@ -77,12 +77,12 @@ async fn who_waits_for_another_process_sees_the_end_by_looking() {
     assert!(waiter.await.unwrap().is_replay());
     assert!(ended.elapsed() <= Duration::from_secs(1), "{:?}", ended.elapsed());
     first.await.unwrap();
-    // It looks, but it does not stare.
+    // It polls, with pauses.
     assert!(api.ledger.reserves.load(Ordering::SeqCst) < 25);
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_in_vain_is_told_so_when_the_wait_is_over() {
+async fn a_retry_gets_409_when_its_wait_is_over() {
     let Paused { api, begun, gate } = paused(rules().wait(WAIT));
     let first = tokio::spawn({
         let api = api.clone();
@@ -97,9 +97,9 @@ async fn who_waits_in_vain_is_told_so_when_the_wait_is_over() {
     first.await.unwrap();
 }
 
-// K3: the first one died with its process, and its key is locked for ever.
+// The first request died with its process. Its key must not be locked without an end.
 #[tokio::test(start_paused = true)]
-async fn who_waits_takes_over_when_the_lease_is_over() {
+async fn a_waiting_retry_takes_over_when_the_lease_ends() {
     let Paused { api: dead, begun, .. } = paused(rules());
     let first = tokio::spawn({
         let dead = dead.clone();
@@ -125,9 +125,9 @@ async fn who_waits_takes_over_when_the_lease_is_over() {
     first.abort();
 }
 
-// Who waits for a request that was turned away must not be turned away with it.
+// A retry that waits for a refused request must not be refused with it.
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_a_key_that_is_freed_runs_itself() {
+async fn a_retry_that_waits_for_a_freed_key_runs() {
     let Paused { api, begun, gate } = paused(rules().wait(WAIT));
     let turning_away = tower::service_fn({
         let (begun, gate) = (Arc::clone(&begun), Arc::clone(&gate));
@@ -153,7 +153,7 @@ async fn who_waits_for_a_key_that_is_freed_runs_itself() {
     assert_eq!(api.effects.count(), 1);
 }
 
-// A drain that waits for work which nobody does any more never ends; one that does not wait cuts it.
+// A drain must wait for running work, and must not wait for work that has ended.
 #[tokio::test]
 async fn a_drain_ends_when_nothing_runs() {
     let Paused { api, begun, gate } = paused(rules());
@@ -175,8 +175,8 @@ async fn a_drain_ends_when_nothing_runs() {
 
 #[tokio::test(start_paused = true)]
 async fn the_lease_is_counted_from_the_question_and_not_from_its_answer() {
-    // The ledger reserves at once, and takes most of the lease to say so: counted from then, the work
-    // would go on beside whoever takes the key when the lease is over.
+    // The ledger reserves at once and returns after most of the lease. Counted from the return, the work would run
+    // on beside the next attempt, which gets the key when the lease ends.
     let api = Api::new(rules(), |_, request| async move {
         let LeasedUntil(until) = *request.extensions().get().ok_or("no lease")?;
         let left = until.saturating_duration_since(Instant::now());

@@ -262,7 +262,7 @@ impl<'t> Call<'t> {
     }
 }
 
-/// Splits arguments at the commas that stand outside of strings and brackets.
+/// Splits arguments at commas outside of strings and brackets.
 fn split(args: &str) -> Vec<&str> {
     let (mut parts, mut from, mut depth, mut quoted) = (Vec::new(), 0, 0usize, false);
     for (at, byte) in args.bytes().enumerate() {
@@ -281,7 +281,7 @@ fn split(args: &str) -> Vec<&str> {
     parts
 }
 
-/// What stands in `"…"` or `N<…>`, unescaped.
+/// The text in `"…"` or `N<…>`, unescaped.
 fn decoded(arg: &str) -> Option<String> {
     let inner = match arg.strip_prefix('"') {
         Some(rest) => rest.strip_suffix('"')?,

@@ -1,4 +1,4 @@
-//! Redis, PgBouncer and the promise that no engine outlives its test.
+//! Redis, PgBouncer, and the guarantee that no engine outlives its test process.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
@@ -32,8 +32,8 @@ async fn redis_forgets_when_killed_and_comes_back_with_an_old_snapshot() {
 }
 
 #[tokio::test]
-async fn a_paused_redis_answers_nothing_and_then_everything() {
-    // A command sent into the pause must be answered after it, not before and not never.
+async fn a_paused_redis_answers_after_the_pause() {
+    // A command sent during the pause must be answered after it.
     let redis = Redis::start().await;
     redis.pause().await;
     let asked = ["PING"];
@@ -77,7 +77,7 @@ async fn pgbouncer_gives_one_session_to_many_clients_in_turn() {
 
 #[test]
 fn engines_are_gone_after_their_process_was_killed() {
-    // SIGKILL runs no destructor: only somebody who outlives the process can clean up after it.
+    // SIGKILL runs no destructor: only another process can clean up.
     let mut holder = Command::new(env!("CARGO_BIN_EXE_engines"))
         .stdout(Stdio::piped())
         .spawn()

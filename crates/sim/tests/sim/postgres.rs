@@ -1,4 +1,4 @@
-//! Real PostgreSQL servers, each started, broken and gone again.
+//! Real PostgreSQL servers: started, broken and removed.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use hapax_sim::{Postgres, StopMode, skip};
 
 #[tokio::test]
 async fn the_shared_server_keeps_its_tests_apart() {
-    // Two tests that name their database alike must not meet in it.
+    // Two tests with the same label must get two databases.
     let server = Postgres::shared().await;
     let one = server.create_database("ledger").await;
     let other = server.create_database("ledger").await;
@@ -33,7 +33,7 @@ async fn durability_is_what_a_user_would_have() {
 }
 
 #[tokio::test]
-async fn what_was_committed_survives_every_way_to_die() {
+async fn committed_rows_survive_every_way_to_stop_the_server() {
     // Each way to take the server down, with the same data and port afterwards, and nothing left.
     let server = Postgres::with_settings(&[("log_statement", "all")]).await;
     server.execute("CREATE TABLE fees (amount int)").await;
@@ -88,7 +88,7 @@ async fn sessions_end_by_request_and_by_crash() {
 
 #[tokio::test]
 async fn a_promoted_standby_has_every_acknowledged_commit() {
-    // The primary dies right after its answer; what it had answered must be on the other side.
+    // The primary dies right after its answer. Every answered commit must be on the standby.
     let primary = Postgres::start().await;
     if !primary.can_have_standby() {
         return skip("a promoted standby", "this PostgreSQL has no pg_basebackup");
@@ -105,8 +105,8 @@ async fn a_promoted_standby_has_every_acknowledged_commit() {
 }
 
 #[tokio::test]
-async fn a_server_with_tls_proves_who_it_is_and_refuses_plain_talk() {
-    // A client of another make judges: with the authority it gets in, without TLS it does not.
+async fn a_server_with_tls_has_a_valid_certificate_and_refuses_plain_connections() {
+    // Checked with another client: with the authority it connects, without TLS it does not.
     let (server, tls) = Postgres::with_tls().await;
     let Some(psql) = server.program("psql") else {
         return skip("a server with TLS", "psql is not installed");

@@ -1,5 +1,5 @@
-//! The network that fails on demand, in front of a real engine where the moment matters and of an
-//! echo where only bytes do.
+//! The network that fails on demand, in front of a real engine where the moment matters, and of an echo server
+//! where only bytes do.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 #[tokio::test]
 async fn a_lost_answer_is_lost_after_the_commit_and_a_lost_request_before_it() {
-    // The two cuts look the same to the client; the database must tell them apart.
+    // Both resets look the same to the client; only the database shows the difference.
     let server = Postgres::shared().await;
     let url = server.create_database("cut").await;
     Postgres::execute_at(&url, "CREATE TABLE fees (id text)").await;
@@ -37,7 +37,7 @@ async fn a_lost_answer_is_lost_after_the_commit_and_a_lost_request_before_it() {
 
 #[tokio::test]
 async fn a_moment_is_recognised_across_pieces() {
-    // The bytes that name the moment come one by one; none of them alone is the moment.
+    // The bytes that identify the moment arrive one by one.
     let proxy = TcpProxy::to_port(echo().await).await;
     let mut client = connect(&proxy).await;
     proxy.arm(Trap::Request(b"COMMIT".to_vec()));
@@ -68,7 +68,7 @@ async fn an_answer_ends_after_exactly_so_many_bytes() {
 
 #[tokio::test]
 async fn held_bytes_arrive_when_traffic_flows_again() {
-    // A partition that heals must lose nothing, and must not leak anything while it lasts.
+    // A partition must lose nothing when it ends, and let nothing pass while it lasts.
     let proxy = TcpProxy::to_port(echo().await).await;
     let mut client = connect(&proxy).await;
     proxy.set(Traffic::Hold);
@@ -81,7 +81,7 @@ async fn held_bytes_arrive_when_traffic_flows_again() {
 
 #[tokio::test]
 async fn a_delay_holds_back_each_direction_and_does_not_add_up() {
-    // Twenty pieces in a row, each late: together they must be late once, not twenty times.
+    // Twenty delayed pieces in a row must be late once, not twenty times.
     let proxy = TcpProxy::to_port(echo().await).await;
     let mut client = connect(&proxy).await;
     const DELAY: Duration = Duration::from_millis(500);
@@ -100,7 +100,7 @@ async fn a_delay_holds_back_each_direction_and_does_not_add_up() {
 
 #[tokio::test]
 async fn a_cut_reaches_every_connection_and_refusal_every_new_one() {
-    // Two are open when the cable is pulled; a third comes while it is out.
+    // Two connections are open at the cut; a third is opened while new ones are refused.
     let proxy = TcpProxy::to_port(echo().await).await;
     let (mut one, mut other) = (connect(&proxy).await, connect(&proxy).await);
     proxy.set(Traffic::Refuse);
@@ -116,7 +116,7 @@ async fn a_cut_reaches_every_connection_and_refusal_every_new_one() {
     connect(&proxy).await;
 }
 
-/// A connection that is known to pass all the way.
+/// A connection that was checked to reach the server.
 async fn connect(proxy: &TcpProxy) -> TcpStream {
     let mut client = TcpStream::connect(("127.0.0.1", proxy.port())).await.expect("connects");
     client.write_all(b"!").await.expect("sent");
@@ -124,7 +124,7 @@ async fn connect(proxy: &TcpProxy) -> TcpStream {
     client
 }
 
-/// A server that says what it hears; its port.
+/// An echo server. Returns its port.
 async fn echo() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("bound").port();

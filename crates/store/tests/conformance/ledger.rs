@@ -107,7 +107,7 @@ fn by_name(answer: &StoredAnswer) -> StoredAnswer {
 }
 
 pub(crate) async fn of_fifty_that_ask_at_once_one_runs<S: Working>(world: World<S>) {
-    // B-5: whoever looks first and inserts then has two winners among these.
+    // A lookup before the insert would have two winners among these.
     for n in 0..4 {
         let told = world.fifty(&format!("k{n}")).await;
         let reserved = only_fresh(&told).clone();
@@ -170,7 +170,7 @@ pub(crate) async fn another_request_under_the_same_key_is_a_mismatch_whatever_be
 >(
     world: World<S>,
 ) {
-    // S-41: told "in progress", a client would come again and again; told the answer, it would have
+    // Told "in progress", a client would come again and again; told the answer, it would have
     // somebody else's.
     let other = async || world.store.reserve(ask("k", "other")).await.expect("reserves");
     let reserved = world.fresh("k").await;
@@ -186,7 +186,7 @@ pub(crate) async fn another_request_under_the_same_key_is_a_mismatch_whatever_be
 }
 
 pub(crate) async fn the_same_key_in_another_scope_is_another_key<S: Working>(world: World<S>) {
-    // S-40: two accounts that count their requests from one.
+    // Two accounts that count their requests from one.
     let reserved = world.fresh("1").await;
     assert_eq!(world.finish(&reserved, "ours").await, Held::Kept);
     let theirs = ReserveAsk { scope: scope("acct_2"), ..ask("1", "request") };
@@ -216,7 +216,7 @@ pub(crate) async fn whoever_waits_is_told_how_long_at_most<S: Working>(world: Wo
 pub(crate) async fn a_lease_that_ran_out_is_taken_over_and_the_old_right_is_void<S: Working>(
     world: World<S>,
 ) {
-    // I-45, B-33: the first was paused, not dead, and comes back with its own answer.
+    // The first was paused, not dead, and comes back with its own answer.
     let first = world.fresh("k").await;
     assert_eq!(first.attempt, 1);
     world.pass(LEASED);

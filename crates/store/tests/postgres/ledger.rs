@@ -80,7 +80,7 @@ async fn two_nodes_have_one_winner_for_a_new_key_and_for_one_whose_lease_is_over
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_that_vanishes_while_it_is_asked_for_is_given_out() {
-    // I-46: somebody else's row stands in the way of the insert and is gone before it can be looked
+    // Somebody else's row stands in the way of the insert and is gone before it can be looked
     // at. Told that it is in progress, a client would wait for nobody.
     let base = Base::new("ledger_vanish", spec(1)).await;
     base.sql
@@ -213,7 +213,7 @@ async fn an_act_that_lost_a_race_is_tried_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_that_all_wait_keep_no_worker_from_its_claims() {
-    // I-49: an API under load, on a database that holds its keys up.
+    // An API under load, on a database that holds its keys up.
     let base = Base::new("ledger_pool", spec(1)).await;
     base.accept("evt_1", None).await;
     let locker = connect(&base.url).await;

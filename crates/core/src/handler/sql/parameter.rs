@@ -3,7 +3,7 @@
 
 use crate::presets::edits;
 
-/// What a named parameter stands for.
+/// A named parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum SqlParameter {

@@ -115,7 +115,7 @@ fn verbs(dialect: Dialect) -> &'static [&'static str] {
     }
 }
 
-/// What may stand before the first word: `(SELECT …) UNION (SELECT …)`.
+/// Whether a token may come before the first word: `(SELECT …) UNION (SELECT …)`.
 fn is_opening(dialect: Dialect, piece: &str) -> bool {
     match dialect {
         Dialect::Sqlite => false,

@@ -1,4 +1,4 @@
-//! Where tokens end, in each dialect. Together they are the whole text, byte for byte.
+//! Splits a text into tokens, in each dialect. Together the tokens are the whole text, byte for byte.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub(super) enum Token {
     Sign,
 }
 
-/// What is wrong at a byte of the text.
+/// A problem at a byte of the text.
 pub(super) struct Fault {
     pub(super) at: usize,
     pub(super) problem: String,
@@ -33,13 +33,13 @@ impl Fault {
     }
 }
 
-/// A text that is being read.
+/// A text that is being split.
 pub(super) struct Tokens<'t> {
     text: &'t str,
     dialect: Dialect,
     at: usize,
     context: Context,
-    /// Whether the database's own parameters, `$1`, may stand in it.
+    /// Whether it may contain the database's own parameters, `$1`.
     is_native: bool,
 }
 
@@ -60,7 +60,7 @@ impl<'t> Tokens<'t> {
         let Some(first) = rest.chars().next() else { return Ok(None) };
         let second = rest[first.len_utf8()..].chars().next();
         let (length, token) = match self.dialect {
-            // Editors on some systems put it before a file.
+            // A byte order mark, which some editors write.
             Dialect::Sqlite | Dialect::Postgres if start == 0 && first == '\u{feff}' => {
                 (first.len_utf8(), Token::Blank)
             }
@@ -90,7 +90,7 @@ impl<'t> Tokens<'t> {
             ':' if second_names => (1 + name(&rest[1..]), Token::Parameter),
             '?' => return Err(self.foreign(1)),
             '@' if second_names => return Err(self.foreign(1 + name(&rest[1..]))),
-            // SQLite knows no such strings, and would not run them; they are no place for parameters.
+            // SQLite has no such strings and would refuse them; they contain no parameters.
             'e' | 'E' if second == Some('\'') => (1 + self.escaped(1)?, Token::Quoted),
             first if is_name(first) && first != '$' => (name(rest), Token::Word),
             first => self.either(rest, first, second)?,
@@ -122,7 +122,7 @@ impl<'t> Tokens<'t> {
         })
     }
 
-    /// What both read alike.
+    /// The tokens that both dialects share.
     fn either(
         &self,
         rest: &str,
@@ -157,7 +157,7 @@ impl<'t> Tokens<'t> {
         }
     }
 
-    /// The length of a comment that may hold others.
+    /// The length of a comment that may contain others.
     fn nested_comment(&self) -> Result<usize, Fault> {
         let comment = &self.text.as_bytes()[self.at..];
         let mut depth = 0;
@@ -177,7 +177,7 @@ impl<'t> Tokens<'t> {
         Err(self.not_closed("a comment is not closed", "*/"))
     }
 
-    /// The length of what stands in quotes, where a doubled one is part of it.
+    /// The length of a quoted text, in which a doubled quote is part of the text.
     fn quoted(&self, quote: char) -> Result<usize, Fault> {
         let mut rest = self.text[self.at..].char_indices().skip(1).peekable();
         while let Some((at, letter)) = rest.next() {
@@ -189,8 +189,7 @@ impl<'t> Tokens<'t> {
         Err(self.not_closed(&format!("{problem} is not closed"), &quote.to_string()))
     }
 
-    /// The length of the string from `skip` bytes on, where a backslash takes the next character
-    /// with it.
+    /// The length of the string from `skip` bytes on, in which a backslash escapes the next character.
     fn escaped(&self, skip: usize) -> Result<usize, Fault> {
         let mut rest = self.text[self.at + skip..].char_indices().skip(1).peekable();
         while let Some((at, letter)) = rest.next() {
@@ -203,8 +202,8 @@ impl<'t> Tokens<'t> {
         Err(self.not_closed("a string is not closed", "'"))
     }
 
-    /// The length of a string after `E` with those that continue it on lines below: there, too, a
-    /// backslash counts, and no second `E` says so.
+    /// The length of a string after `E`, with its continuations on the lines below, in which a backslash escapes
+    /// too.
     fn escaped_and_continued(&self) -> Result<usize, Fault> {
         let mut length = 1 + self.escaped(1)?;
         while let Some(gap) = continuation(&self.text[self.at + length..]) {
@@ -217,7 +216,7 @@ impl<'t> Tokens<'t> {
         Fault::new(self.at, problem, format!("it begins here, and no {close} ends it"))
     }
 
-    /// Other spellings would be bound to nothing, and so be NULL.
+    /// Other spellings of parameters would be bound to NULL.
     fn foreign(&self, length: usize) -> Fault {
         let found = &self.text[self.at..self.at + length];
         let hint = format!("parameters are named: {}", SqlParameter::known());
@@ -225,7 +224,7 @@ impl<'t> Tokens<'t> {
     }
 }
 
-/// What may stand in a name or a number.
+/// Whether a character may be part of a name or a number.
 pub(super) fn is_name(letter: char) -> bool {
     letter.is_ascii_alphanumeric() || letter == '_' || letter == '$' || !letter.is_ascii()
 }
@@ -243,8 +242,8 @@ fn line(text: &str, ends: &[char]) -> usize {
     text.find(ends).unwrap_or(text.len())
 }
 
-/// The length of what stands between a string and one that continues it: white space and comments
-/// of a line, with at least one line's end.
+/// The length of the gap between a string and its continuation: white space and line comments, with at least
+/// one newline.
 fn continuation(text: &str) -> Option<usize> {
     let mut rest = text;
     loop {
