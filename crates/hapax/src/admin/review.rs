@@ -34,59 +34,61 @@ pub(super) struct ReviewResult {
     changed: bool,
 }
 
-pub(super) async fn approve<S: Store + Work + Inspect>(
-    State(admin): State<Arc<Admin<S>>>,
-    Extension(caller): Extension<Caller>,
-    PathId(name): PathId,
-    JsonBody(said): JsonBody<ReviewBody>,
-) -> Result<Json<ReviewResult>, Problem> {
-    let reason = extract::reason(said.reason)?;
-    let event = events::find(&*admin.store, &name).await?;
-    let jobs = jobs_for_event(&admin, &event);
-    let by = caller.action(reason, (admin.now)());
-    match admin.store.approve(event.summary.id, jobs, by).await? {
-        Reviewed::Decided => {
-            let id = event.summary.id;
-            tracing::info!(event.id = %id, token = caller.who(), "{} approved {id}", caller.who());
-            decided(&admin, event).await
-        }
-        Reviewed::NotWaiting(Status::Discarded) => {
-            Err(Problem::conflict("the event was rejected before"))
-        }
-        // An on-time copy or another person was faster: it runs, which is what was asked for.
-        Reviewed::NotWaiting(status) if was_in_review(&event) => Ok(unchanged(event, status)),
-        Reviewed::NotWaiting(status) => Err(Problem::conflict(&format!(
-            "the event never waited for review: it is {}",
-            status.as_str()
-        ))),
-        Reviewed::Unknown => Err(Problem::not_found("no event has that id")),
-    }
+/// What a person decides about an event in review.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ReviewDecision {
+    Approve,
+    Reject,
 }
 
-pub(super) async fn reject<S: Store + Work + Inspect>(
+/// `POST /api/v1/events/{id}/approve` and `…/reject`.
+pub(super) async fn decide<S: Store + Work + Inspect>(
+    decision: ReviewDecision,
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     PathId(name): PathId,
-    JsonBody(said): JsonBody<ReviewBody>,
+    JsonBody(body): JsonBody<ReviewBody>,
 ) -> Result<Json<ReviewResult>, Problem> {
-    let reason = extract::reason(said.reason)?;
-    if reason.is_none() {
-        return Err(Problem::bad_request("reason is needed: whoever looks later will ask"));
+    let reason = extract::reason(body.reason)?;
+    if decision == ReviewDecision::Reject && reason.is_none() {
+        return Err(Problem::bad_request("reason is needed: it is recorded with the rejection"));
     }
     let event = events::find(&*admin.store, &name).await?;
+    let (id, who) = (event.summary.id, caller.who());
     let by = caller.action(reason, (admin.now)());
-    match admin.store.reject(event.summary.id, by).await? {
-        Reviewed::Decided => {
-            let id = event.summary.id;
-            tracing::info!(event.id = %id, token = caller.who(), "{} rejected {id}", caller.who());
+    let reviewed = match decision {
+        ReviewDecision::Approve => {
+            admin.store.approve(id, jobs_for_event(&admin, &event), by).await?
+        }
+        ReviewDecision::Reject => admin.store.reject(id, by).await?,
+    };
+    match (decision, reviewed) {
+        (_, Reviewed::Decided) => {
+            let done = match decision {
+                ReviewDecision::Approve => "approved",
+                ReviewDecision::Reject => "rejected",
+            };
+            tracing::info!(event.id = %id, token = who, "{who} {done} {id}");
             decided(&admin, event).await
         }
-        Reviewed::NotWaiting(Status::Discarded) => Ok(unchanged(event, Status::Discarded)),
-        Reviewed::NotWaiting(status) => Err(Problem::conflict(&format!(
+        (_, Reviewed::Unknown) => Err(Problem::not_found("no event has that id")),
+        (ReviewDecision::Approve, Reviewed::NotWaiting(Status::Discarded)) => {
+            Err(Problem::conflict("the event was rejected before"))
+        }
+        // An on-time copy or another person approved the event first: its jobs run, as asked for.
+        (ReviewDecision::Approve, Reviewed::NotWaiting(status)) if was_in_review(&event) => {
+            Ok(unchanged(event, status))
+        }
+        (ReviewDecision::Approve, Reviewed::NotWaiting(status)) => Err(Problem::conflict(
+            &format!("the event never waited for review: it is {}", status.as_str()),
+        )),
+        (ReviewDecision::Reject, Reviewed::NotWaiting(Status::Discarded)) => {
+            Ok(unchanged(event, Status::Discarded))
+        }
+        (ReviewDecision::Reject, Reviewed::NotWaiting(status)) => Err(Problem::conflict(&format!(
             "the event does not wait for review: it is {}",
             status.as_str()
         ))),
-        Reviewed::Unknown => Err(Problem::not_found("no event has that id")),
     }
 }
 
@@ -95,9 +97,9 @@ pub(super) async fn discard_of_event<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     PathId(name): PathId,
-    JsonBody(said): JsonBody<ReviewBody>,
+    JsonBody(body): JsonBody<ReviewBody>,
 ) -> Result<Json<ReviewResult>, Problem> {
-    let reason = extract::reason(said.reason)?;
+    let reason = extract::reason(body.reason)?;
     let event = events::find(&*admin.store, &name).await?;
     discard(&admin, &caller, event, None, reason).await
 }
@@ -107,9 +109,9 @@ pub(super) async fn discard_of_job<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     PathId(id): PathId,
-    JsonBody(said): JsonBody<ReviewBody>,
+    JsonBody(body): JsonBody<ReviewBody>,
 ) -> Result<Json<ReviewResult>, Problem> {
-    let reason = extract::reason(said.reason)?;
+    let reason = extract::reason(body.reason)?;
     let job = jobs::find(&*admin.store, &id).await?;
     let event = events::find(&*admin.store, &job.event.to_string()).await?;
     discard(&admin, &caller, event, Some(job), reason).await
