@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::admin_client::{self, Remote, encoded, query};
 use super::api_types::{self, Job, Page};
-use super::events::{add, decided, read, replayed};
+use super::events::{ActionArgs, add, decided, read, replayed};
 use super::output::{self, Exit, Failure};
 
 /// `hapax dead`.
@@ -129,21 +129,13 @@ pub(super) struct Replay {
     /// Only say what would happen
     #[arg(long)]
     dry_run: bool,
-    /// Why: it is recorded
-    #[arg(long, value_name = "TEXT")]
-    reason: Option<String>,
     #[command(flatten)]
-    remote: Remote,
-    /// One JSON object a line
-    #[arg(long)]
-    json: bool,
+    action: ActionArgs,
 }
 
 impl Replay {
     async fn run(self) -> Result<Exit, Failure> {
-        let server = self.remote.open()?;
-        let mut body = json!({ "dry_run": self.dry_run });
-        add(&mut body, "reason", self.reason);
+        let (server, mut body) = self.action.open(json!({ "dry_run": self.dry_run }))?;
         let is_filtered = self.filter.is_filtered();
         let JobFilterArgs { source, handler, tenant, cursor, limit } = self.filter;
         let path = match self.job {
@@ -160,7 +152,7 @@ impl Replay {
         };
         let page: Page = read(server.post(&path, &body).await?)?;
         let count = page.items.len();
-        let exit = replayed(page.items, self.json)?;
+        let exit = replayed(page.items, self.action.json)?;
         if count == 0 {
             output::words("there are no such dead letters");
         }
@@ -182,21 +174,13 @@ pub(super) struct Discard {
     all: bool,
     #[command(flatten)]
     filter: JobFilterArgs,
-    /// Why: it is recorded
-    #[arg(long, value_name = "TEXT")]
-    reason: Option<String>,
     #[command(flatten)]
-    remote: Remote,
-    /// One JSON object a line
-    #[arg(long)]
-    json: bool,
+    action: ActionArgs,
 }
 
 impl Discard {
     async fn run(self) -> Result<Exit, Failure> {
-        let server = self.remote.open()?;
-        let mut body = json!({});
-        add(&mut body, "reason", self.reason);
+        let (server, body) = self.action.open(json!({}))?;
         let jobs = match self.job {
             Some(job) => vec![job],
             None if self.all || self.filter.is_filtered() => {
@@ -215,7 +199,7 @@ impl Discard {
         // Each is its own commit: one that fails leaves the others discarded.
         for job in jobs {
             let path = format!("/api/v1/jobs/{}/discard", encoded(&job));
-            decided(server.post(&path, &body).await?, self.json)?;
+            decided(server.post(&path, &body).await?, self.action.json)?;
         }
         Ok(Exit::Done)
     }

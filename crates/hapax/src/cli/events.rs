@@ -19,11 +19,12 @@ pub(super) enum Events {
     /// Run an event's work again; what is done stays done unless it is forced
     Replay(Replay),
     /// Let an event out of review: its work runs
-    Approve(Approve),
+    Approve(Decide),
     /// Refuse an event in review
-    Reject(Reject),
+    #[command(mut_arg("reason", |reason| reason.required(true)))]
+    Reject(Decide),
     /// Give up the dead letters of an event: nothing of it runs again, and its payload can be pruned
-    Discard(Discard),
+    Discard(Decide),
     /// Print events as they arrive, until it is interrupted
     Tail(Tail),
 }
@@ -34,9 +35,9 @@ impl Events {
             Self::List(list) => admin_client::run(list.run()),
             Self::Show(show) => admin_client::run(show.run()),
             Self::Replay(replay) => admin_client::run(replay.run()),
-            Self::Approve(approve) => admin_client::run(approve.run()),
-            Self::Reject(reject) => admin_client::run(reject.run()),
-            Self::Discard(discard) => admin_client::run(discard.run()),
+            Self::Approve(approve) => admin_client::run(approve.run("approve")),
+            Self::Reject(reject) => admin_client::run(reject.run("reject")),
+            Self::Discard(discard) => admin_client::run(discard.run("discard")),
             Self::Tail(tail) => admin_client::run(tail.run()),
         }
     }
@@ -225,31 +226,24 @@ pub(super) struct Replay {
     /// Only for this handler
     #[arg(long, value_name = "NAME")]
     handler: Option<String>,
-    /// Also what is done: it runs again under a new run number
+    /// Also run handlers that are done, under a new run number
     #[arg(long)]
     force: bool,
-    /// Why: it is recorded
-    #[arg(long, value_name = "TEXT")]
-    reason: Option<String>,
     #[command(flatten)]
-    remote: Remote,
-    /// One JSON object a line
-    #[arg(long)]
-    json: bool,
+    action: ActionArgs,
 }
 
 impl Replay {
     async fn run(self) -> Result<Exit, Failure> {
-        let server = self.remote.open()?;
-        let mut body = json!({ "dry_run": self.dry_run, "force": self.force });
+        let body = json!({ "dry_run": self.dry_run, "force": self.force });
+        let (server, mut body) = self.action.open(body)?;
         add(&mut body, "handler", self.handler);
-        add(&mut body, "reason", self.reason);
         let path = format!("/api/v1/events/{}/replay", encoded(&self.id));
         let page: Page = read(server.post(&path, &body).await?)?;
         if page.items.is_empty() {
             output::words("no configured handler is for this event");
         }
-        replayed(page.items, self.json)
+        replayed(page.items, self.action.json)
     }
 }
 
@@ -278,85 +272,43 @@ pub(super) fn replayed(items: Vec<Value>, json: bool) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// `hapax events approve`.
+/// `hapax events approve`, `reject` and `discard`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Approve {
-    /// Our id, or the sender's
+pub(super) struct Decide {
+    /// The event's id, Hapax's or the sender's
     id: String,
-    /// Why: it is recorded
+    #[command(flatten)]
+    action: ActionArgs,
+}
+
+impl Decide {
+    /// Posts the decision; `action` is the last segment of the route.
+    async fn run(self, action: &str) -> Result<Exit, Failure> {
+        let (server, body) = self.action.open(json!({}))?;
+        let path = format!("/api/v1/events/{}/{action}", encoded(&self.id));
+        decided(server.post(&path, &body).await?, self.action.json)
+    }
+}
+
+/// Arguments of every command that changes something on a server.
+#[derive(Debug, clap::Args)]
+pub(super) struct ActionArgs {
+    /// Why; the reason is recorded with the action
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
     #[command(flatten)]
     remote: Remote,
-    /// One JSON object
+    /// Print one JSON object per line
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
-impl Approve {
-    async fn run(self) -> Result<Exit, Failure> {
-        let server = self.remote.open()?;
-        let mut body = json!({});
-        add(&mut body, "reason", self.reason);
-        decide(&server, &self.id, "approve", &body, self.json).await
+impl ActionArgs {
+    /// Opens the server and adds the reason to the request's body.
+    pub(super) fn open(&self, mut body: Value) -> Result<(Server, Value), Failure> {
+        add(&mut body, "reason", self.reason.clone());
+        Ok((self.remote.open()?, body))
     }
-}
-
-/// `hapax events reject`.
-#[derive(Debug, clap::Args)]
-pub(super) struct Reject {
-    /// Our id, or the sender's
-    id: String,
-    /// Why: it is recorded
-    #[arg(long, value_name = "TEXT")]
-    reason: String,
-    #[command(flatten)]
-    remote: Remote,
-    /// One JSON object
-    #[arg(long)]
-    json: bool,
-}
-
-impl Reject {
-    async fn run(self) -> Result<Exit, Failure> {
-        let server = self.remote.open()?;
-        decide(&server, &self.id, "reject", &json!({ "reason": self.reason }), self.json).await
-    }
-}
-
-/// `hapax events discard`.
-#[derive(Debug, clap::Args)]
-pub(super) struct Discard {
-    /// Our id, or the sender's
-    id: String,
-    /// Why: it is recorded
-    #[arg(long, value_name = "TEXT")]
-    reason: Option<String>,
-    #[command(flatten)]
-    remote: Remote,
-    /// One JSON object
-    #[arg(long)]
-    json: bool,
-}
-
-impl Discard {
-    async fn run(self) -> Result<Exit, Failure> {
-        let server = self.remote.open()?;
-        let mut body = json!({});
-        add(&mut body, "reason", self.reason);
-        decide(&server, &self.id, "discard", &body, self.json).await
-    }
-}
-
-async fn decide(
-    server: &Server,
-    id: &str,
-    act: &str,
-    body: &Value,
-    json: bool,
-) -> Result<Exit, Failure> {
-    let path = format!("/api/v1/events/{}/{act}", encoded(id));
-    decided(server.post(&path, body).await?, json)
 }
 
 /// One line for what a person decided.
