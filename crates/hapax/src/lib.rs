@@ -1,8 +1,8 @@
-//! Hapax as a library: at-least-once webhooks become exactly-once effects inside an app of one's own.
+//! Hapax as a library: turns at-least-once webhooks into exactly-once effects inside your own app.
 //!
-//! The app mounts [`Hapax::router`] in its axum router, lets [`Hapax::run`] work beside it, and writes
-//! its handlers in Rust. A handler gets the [`Event`] and a [`Tx`]: the right to one short
-//! transaction, which also records "done". It computes first and commits last:
+//! The app mounts [`Hapax::router`] in its axum router, runs [`Hapax::run`] beside it, and implements its
+//! handlers in Rust. A handler gets the [`Event`] and a [`Tx`]: the right to one short transaction, which
+//! also records "done". It computes first and commits last:
 //!
 //! ```no_run
 //! use hapax::{Committed, Event, Failure, Handler, Hapax, Source, Tx, handler};
@@ -29,15 +29,15 @@
 //! let hapax = Hapax::builder().data_dir("hapax-data").source(stripe).open().await?;
 //! let app: axum::Router = axum::Router::new().merge(hapax.router()); // POST /webhooks/stripe
 //! let working = hapax.spawn();
-//! // … serve `app` until it is time to stop, then:
+//! // … serve `app`, and at shutdown:
 //! working.stop().await;
 //! # drop(app);
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! On PostgreSQL, which several nodes may share, it is `database_url` instead of `data_dir`, and the
-//! handler awaits on an open transaction:
+//! On PostgreSQL, which several nodes can share, use `database_url` instead of `data_dir`. The handler then
+//! awaits statements on an open transaction:
 //!
 //! ```no_run
 //! use hapax::{Committed, Event, Failure, Handler, Hapax, PgStore, PgTx, Source, handler};
@@ -63,9 +63,8 @@
 //! # }
 //! ```
 //!
-//! Nothing here is global: no logger, no metrics recorder, no crypto provider is installed, and
-//! several may run in one process, each on a data directory of its own. What is said goes to
-//! `tracing` and `metrics`, wherever the app sends those.
+//! The library installs nothing global: no logger, no metrics recorder, no crypto provider. Several instances
+//! can run in one process, each with its own data directory. Logs and metrics go to `tracing` and `metrics`.
 
 pub mod limits;
 
@@ -86,9 +85,9 @@ pub use hapax_store::{
     PgStore, PgTx, PoolSizes, RedisLedger, RedisLedgerError, SqliteOptions, SqliteStore, Transact,
     Tx, TxError,
 };
-/// The SQLite binding whose parameters and rows [`Db`] takes and gives.
+/// The SQLite binding that [`Db`] uses.
 pub use rusqlite;
-/// The PostgreSQL client whose parameters and rows [`PgDb`] takes and gives.
+/// The PostgreSQL client that [`PgDb`] uses.
 pub use tokio_postgres;
 
 pub use library::{

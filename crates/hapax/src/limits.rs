@@ -1,9 +1,8 @@
-//! What holds where neither a config nor code says otherwise; one truth for the server and for the
-//! library.
+//! Defaults that the server and the library share.
 
 use std::time::Duration;
 
-/// The wait before each attempt: a day and a half in all.
+/// The wait before each attempt: a day and a half in total.
 pub const RETRY_DEFAULT: [Duration; 7] = [
     Duration::ZERO,
     Duration::from_secs(60),
@@ -14,19 +13,19 @@ pub const RETRY_DEFAULT: [Duration; 7] = [
     Duration::from_secs(24 * 3_600),
 ];
 
-/// How long one attempt may take.
+/// The timeout of one attempt.
 pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 
-/// How long a transaction on SQLite may take: it shares the writer with the acks.
+/// The timeout of a transaction on SQLite, whose one writer also stores new events.
 pub const SQLITE_TIMEOUT_DEFAULT: Duration = Duration::from_millis(100);
 
 /// How long a claim lasts unless renewed.
 pub const LEASE_DEFAULT: Duration = Duration::from_secs(30);
 
-/// How many attempts of one handler run at once.
+/// Concurrent attempts of one handler.
 pub const CONCURRENCY_DEFAULT: usize = 16;
 
-/// How long events, and keys of senders that sign a time, are kept: far beyond any sender's retries.
+/// How long events, and keys of senders that sign a time, are kept: longer than any sender retries.
 pub const KEEP_DEFAULT: Duration = Duration::from_secs(90 * 86_400);
 
 pub use hapax_engine::limits::DRAIN_DEFAULT;

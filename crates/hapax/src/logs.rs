@@ -1,8 +1,8 @@
-//! Logs to stderr, for people or for machines, off the path of an ack: the writer is a thread behind
-//! a bounded queue, and when that is full lines are dropped rather than requests delayed.
+//! Logs to stderr as text or JSON. A thread writes the lines from a bounded queue. When the queue is full,
+//! lines are dropped, so that logging never delays a request.
 //!
-//! Values in a log line come from outside. In both formats a control character arrives escaped, so
-//! that no sender can forge a line or drive a terminal.
+//! Values in a log line may come from a sender. Control characters are escaped in both formats, so that no
+//! sender can forge a line or control a terminal.
 
 use std::fmt::{self, Write as _};
 
@@ -19,13 +19,13 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::{InvalidSetting, LogFormat, LogSettings};
 
-/// Lines that may wait for the writer: some seconds of a busy server, a few MiB.
+/// The most lines in the queue: some seconds of a busy server, a few MiB.
 const LINES_WAITING_MAX: usize = 16_384;
 
-/// The most characters of one value that are logged.
+/// The longest logged value, in characters.
 const VALUE_CHARS_MAX: usize = 512;
 
-/// Starts logging. Lines still waiting are written when the guard is dropped.
+/// Starts logging. Dropping the guard writes the lines in the queue.
 pub(crate) fn start(settings: &LogSettings) -> anyhow::Result<WorkerGuard> {
     let filter = filter(&settings.level).map_err(|invalid| anyhow::anyhow!(invalid.problem))?;
     let (writer, guard) = NonBlockingBuilder::default()
@@ -65,7 +65,7 @@ pub(crate) fn filter(text: &str) -> Result<EnvFilter, InvalidSetting> {
              \"info,hapax_store=debug\"",
         )
     };
-    // A bare word that is no level would be taken for the name of a module, and silence the rest.
+    // EnvFilter takes an unknown word for a module name, which would silence everything else.
     let is_level = |part: &str| {
         part.contains('=') || part.parse::<tracing::level_filters::LevelFilter>().is_ok()
     };
@@ -117,7 +117,7 @@ where
     }
 }
 
-/// The message first, then `name=value`, all escaped.
+/// Formats the message first, then `name=value`, all escaped.
 struct HumanFields;
 
 impl<'w> FormatFields<'w> for HumanFields {
@@ -174,8 +174,8 @@ impl Visit for Line {
     }
 }
 
-/// What a terminal or a reader of lines would obey: controls, line and paragraph separators, and the
-/// marks that turn the direction of text.
+/// Whether a character can control a terminal or break a line: control characters, line and paragraph
+/// separators, and marks for the direction of text.
 pub(crate) fn needs_escape(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{061c}' | '\u{feff}')
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_from_outside_can_neither_forge_a_line_nor_drive_a_terminal() {
+    fn a_value_from_a_sender_can_neither_forge_a_line_nor_control_a_terminal() {
         let mut line = String::new();
         escape("evt_1\r\n2026 INFO paid\u{1b}[2J\u{202e}x\u{9b}", &mut line);
         assert_eq!(line, r"evt_1\r\n2026 INFO paid\u{1b}[2J\u{202e}x\u{9b}");

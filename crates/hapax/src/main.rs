@@ -1,5 +1,5 @@
-//! `hapax`: turns at-least-once webhooks into exactly-once effects. The binary is thin: [`cli`]
-//! reads the command, [`config`] the settings, [`serve`] runs the server.
+//! `hapax`: turns at-least-once webhooks into exactly-once effects. [`cli`] parses the command, [`config`]
+//! reads the settings, [`serve`] runs the server.
 
 mod admin;
 mod alerts;

@@ -1,5 +1,5 @@
-//! Puts the server together and runs it: store, public side, proxies, workers, admin side, signals.
-//! Here and only here do engine and store meet.
+//! Assembles the server and runs it: store, public side, proxies, workers, admin side, signals. Only this
+//! module connects engine and store.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -39,13 +39,13 @@ use crate::config::{
 };
 use crate::telemetry;
 
-/// How often files with secrets are looked at for a change.
+/// How often files with secrets are checked for changes.
 const FILES_CHECKED_EVERY: Duration = Duration::from_secs(1);
 
 /// File descriptors that are not connections: the database, the log, the listeners.
 const DESCRIPTORS_RESERVED: u64 = 64;
 
-/// Runs until a signal says stop; what was accepted by then is committed and answered.
+/// Runs the server until a signal stops it. Accepted requests are then committed and answered.
 pub(crate) fn run(config: Config) -> anyhow::Result<()> {
     let metrics = telemetry::start()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -60,7 +60,7 @@ async fn serve(
     config: Config,
     metrics: metrics_exporter_prometheus::PrometheusHandle,
 ) -> anyhow::Result<()> {
-    // Listened for from here on: a signal during the start must not kill what was half opened.
+    // Registered first: a signal during the start must not kill the process while the store opens.
     let signals = Signals::new()?;
     match &config.settings.database_url {
         None => {
@@ -78,7 +78,7 @@ async fn serve(
     }
 }
 
-/// How the shared database is opened.
+/// The options of the shared database.
 fn postgres_options(config: &Config, url: &ServiceUrl) -> PgOptions {
     let mut options = PgOptions::new(url.expose());
     let handlers = config.settings.handlers_database_url.as_ref();
@@ -88,9 +88,8 @@ fn postgres_options(config: &Config, url: &ServiceUrl) -> PgOptions {
     options
 }
 
-/// The server on its store, from the first listener to the last commit. What is not a role of this
-/// process is put together all the same, and not run: the admin side of one node answers for the
-/// handlers that another runs.
+/// Runs the server on its store, from the first listener to the last commit. Parts for other roles are built
+/// but not started: the admin side of one node answers for handlers that another node runs.
 async fn serve_on<S: Database + Ledger>(
     store: Arc<S>,
     mut config: Config,
@@ -196,10 +195,10 @@ async fn serve_on<S: Database + Ledger>(
     let scheme = if tls.is_some() { "https" } else { "http" };
     let limits = limits(&config);
     let drain = config.settings.drain;
-    // Before the first event: its jobs follow the schedule of handlers that the store knows. Should
-    // it fail, the workers go on trying.
+    // Before the first event, because the store creates jobs for the handlers it knows. If this fails, the
+    // workers retry it.
     if let Err(error) = store.announce(workers.handlers()).await {
-        tracing::warn!(%error, "telling the store of the handlers: {error}");
+        tracing::warn!(%error, "cannot register the handlers in the store yet: {error}");
     }
     let workers_task = runs_workers
         .then(|| tokio::spawn(Arc::clone(&workers).run(drain, stop_background.clone())));
@@ -270,24 +269,30 @@ async fn serve_on<S: Database + Ledger>(
     };
     reloadable.watch(&mut signals, &metrics).await;
 
-    tracing::info!("stopping: what was received is committed and answered first");
+    tracing::info!("shutting down: accepted requests are committed and answered first");
     stop.cancel();
     if let Some(task) = ingress_task
         && let Drained::Cut { connections } = task.await.context("the public side panicked")?
     {
-        tracing::warn!(connections, "{connections} connections were still busy and were cut");
+        tracing::warn!(
+            connections,
+            "closed {connections} connections that were still busy at the end of `drain`"
+        );
     }
     for task in proxy_tasks {
         if let Drained::Cut { connections } = task.await.context("a proxy panicked")? {
-            tracing::warn!(connections, "{connections} connections of a proxy were cut");
+            tracing::warn!(
+                connections,
+                "closed {connections} connections to a proxy that were still busy at the end of `drain`"
+            );
         }
     }
-    // Only now: sync senders that were still connected waited for the workers, and pull workers
-    // complete through the admin side.
+    // Workers and admin side stop last: sync senders wait for workers, and pull workers complete their jobs
+    // through the admin side.
     stop_background.cancel();
     join_task(workers_task).await.context("the workers panicked")?;
     join_task(janitor_task).await.context("the janitor panicked")?;
-    alerts_task.await.context("the watch panicked")?;
+    alerts_task.await.context("the alert monitor panicked")?;
     join_task(admin_task).await.context("the admin side panicked")?;
     unfinished.close();
     unfinished.wait().await;
@@ -296,7 +301,7 @@ async fn serve_on<S: Database + Ledger>(
     Ok(())
 }
 
-/// Waits for a task, where there is one.
+/// Waits for a task, if there is one.
 async fn join_task<T>(task: Option<JoinHandle<T>>) -> Result<(), tokio::task::JoinError> {
     match task {
         Some(task) => task.await.map(drop),
@@ -304,18 +309,17 @@ async fn join_task<T>(task: Option<JoinHandle<T>>) -> Result<(), tokio::task::Jo
     }
 }
 
-/// Connections to the admin side at once: people and scrapers.
+/// The most connections to the admin side: operators and scrapers.
 const ADMIN_CONNECTIONS_MAX: usize = 256;
 
-/// Connections that may wait to be taken; the system may allow fewer. Past it the kernel drops them
-/// and a sender tries again after a second or more, so this is as many as we serve at once, and not
-/// the 128 that are usual.
+/// The listen backlog; the system may allow less. When it is full the kernel drops connections, and a sender
+/// retries only after a second or more. So it is as large as `max_connections`, and not the usual 128.
 const WAITING_CONNECTIONS_MAX: u32 = 4096;
 
 fn bind(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
     let listen = || {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        // A restart must not wait for the last connections of the process before it.
+        // A restart must not wait for old connections to time out.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         socket.listen(WAITING_CONNECTIONS_MAX)
@@ -323,7 +327,7 @@ fn bind(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
     listen().with_context(|| format!("listening on {address} ({key})"))
 }
 
-/// A proxy that is about to be served.
+/// A proxy with its listener.
 struct BoundProxy<S> {
     proxy: Arc<Proxy<S>>,
     listener: TcpListener,
@@ -336,7 +340,7 @@ fn bind_proxy(proxy: &config::Proxy) -> anyhow::Result<(TcpListener, SocketAddr)
     Ok((listener, at))
 }
 
-/// The line that says where a proxy stands.
+/// The start-up line of a proxy.
 fn proxy_line<S>((configured, bound): (&config::Proxy, &BoundProxy<S>)) -> String {
     format!("hapax proxy {} http://{} -> {}", configured.name, bound.at, configured.upstream)
 }
@@ -371,23 +375,23 @@ fn proxy_spec(config: &Config, proxy: &config::Proxy) -> ProxySpec {
 }
 
 fn limits(config: &Config) -> HttpLimits {
-    // Each connection is a descriptor: ask for as many as the system allows, and take no more
-    // connections than that.
+    // Each connection uses a file descriptor: raise the limit, and accept no more connections than it
+    // allows.
     let outbound = lanes(config).into_iter().map(|lane| {
         let calls = matches!(lane.handler.kind, HandlerKind::Http(_));
         let refetches = lane.handler.refetch.is_some();
         (u64::from(calls) + u64::from(refetches)) * lane.handler.concurrency as u64
     });
     let apart = DESCRIPTORS_RESERVED * 2 + ADMIN_CONNECTIONS_MAX as u64 + outbound.sum::<u64>();
-    // A connection to a proxy comes with one to its upstream.
+    // A connection to a proxy needs another one to its upstream.
     let per_connection = 1 + 2 * config.proxies.len() as u64;
     let wanted = config.settings.max_connections as u64 * per_connection + apart;
     let granted = rlimit::increase_nofile_limit(wanted.max(4096)).unwrap_or(1024);
     let affordable = (granted.saturating_sub(apart) / per_connection).max(16) as usize;
     if affordable < config.settings.max_connections {
         tracing::warn!(
-            "only {granted} file descriptors are allowed: at most {affordable} connections to each \
-             listener, not {}; raise `ulimit -n`",
+            "the limit of {granted} file descriptors allows {affordable} connections to each listener, not \
+             {}: raise it with `ulimit -n`",
             config.settings.max_connections
         );
     }
@@ -400,7 +404,7 @@ fn limits(config: &Config) -> HttpLimits {
 }
 
 fn routes(config: &Config, public_address: SocketAddr) -> anyhow::Result<Routes> {
-    // With port 0 only the listener knows where it is.
+    // With port 0 only the listener has the port.
     let public_url = match (&config.dev, &config.settings.public_url) {
         (None, Some(url)) => url.clone(),
         (Some(_), _) | (None, None) => format!("http://{public_address}"),
@@ -464,11 +468,11 @@ fn retention(config: &Config) -> Retention {
     Retention::new(events, keys)
 }
 
-/// Where this process listens, role by role.
+/// The line that announces that the process is ready, with its addresses.
 struct ReadyLine {
     ingress: Option<(&'static str, SocketAddr)>,
     admin: Option<SocketAddr>,
-    /// What it does without listening: told where there is nothing else to tell.
+    /// Roles without a listener, printed if the process has no other role.
     background: Vec<Role>,
 }
 
@@ -490,8 +494,7 @@ impl fmt::Display for ReadyLine {
     }
 }
 
-/// Says on stdout where we are, and in dev mode what to paste next. A closed stdout is no reason to
-/// stop serving.
+/// Prints the addresses on stdout, and in dev mode a command to try. A closed stdout is ignored.
 fn print_ready(config: &Config, proxy_lines: &[String], ready: &ReadyLine) {
     let mut out = std::io::stdout().lock();
     for line in proxy_lines {
@@ -505,12 +508,12 @@ fn print_ready(config: &Config, proxy_lines: &[String], ready: &ReadyLine) {
         let secret_file = dev.secret_file.display();
         let _ = writeln!(
             out,
-            "\nNo config file: dev mode, {} senders on loopback, each with a secret derived from \
-             {secret_file}.\nSend an event, then the same one again:\n\n  \
+            "\nNo config file, so this is dev mode: {} senders on loopback, each with a secret derived from \
+             {secret_file}.\nSend an event, then send it again:\n\n  \
              {program} send stripe payout.paid --id evt_1 --to http://{public_address}/webhooks/stripe \
-             --secret-file {secret_file}\n\nand look at it:\n\n  \
+             --secret-file {secret_file}\n\nThen list the events:\n\n  \
              curl http://{admin_address}/api/v1/events\n\n\
-             `{program} init` writes a config to start from; `{program} providers` lists the senders.",
+             `{program} init` writes a config file to start from; `{program} providers` lists the senders.",
             config.sources.len(),
         );
     }
@@ -534,7 +537,7 @@ impl Signals {
     }
 }
 
-/// What a reload changes.
+/// The parts that a reload changes.
 struct Reloadable<S> {
     config: Config,
     ingress: Arc<Ingress<S>>,
@@ -548,7 +551,7 @@ struct Reloadable<S> {
 }
 
 impl<S: Database + Ledger> Reloadable<S> {
-    /// Reloads on SIGHUP and when a secret's file changes; returns when it is time to stop.
+    /// Reloads on SIGHUP and when a secret's file changes; returns on SIGTERM or SIGINT.
     async fn watch(
         &mut self,
         signals: &mut Signals,
@@ -577,8 +580,8 @@ impl<S: Database + Ledger> Reloadable<S> {
         }
     }
 
-    /// When each file that holds a secret or certificate was last changed. The config file itself
-    /// is read again on SIGHUP only: it may be half edited.
+    /// The modification time and size of each file with a secret or certificate. The config file is reloaded
+    /// on SIGHUP only, because it may be half edited.
     fn files(&self) -> HashMap<PathBuf, Option<(SystemTime, u64)>> {
         let look = |path: &PathBuf| {
             let found = std::fs::metadata(path).ok();
@@ -589,18 +592,18 @@ impl<S: Database + Ledger> Reloadable<S> {
         watched.map(|path| (path.clone(), look(path))).collect()
     }
 
-    /// Takes a new configuration over as a whole, or keeps the old one and says why.
+    /// Applies a new configuration as a whole, or keeps the old one and logs the errors.
     fn reload(&mut self, why: &str) {
         let not_taken = |wrong: &str| {
             let wrong = wrong.replace("\n  hint:", "; hint:");
             tracing::error!(
-                "{why}: the new configuration is not taken, the old one stays: {wrong}"
+                "{why}: the new configuration is invalid, the server keeps the old one: {wrong}"
             );
         };
         let mut newer = match self.config.reload() {
             Ok(newer) => newer,
             Err(errors) => {
-                // One line each: a log line holds no line break.
+                // One log line per error: a log line contains no line break.
                 errors.lines().iter().for_each(|error| not_taken(error));
                 return;
             }
@@ -627,13 +630,15 @@ impl<S: Database + Ledger> Reloadable<S> {
         self.authorizer.reload(without_token(&newer), tokens(&newer));
         if let Some(Err(error)) = self.certificate.as_ref().map(|certificate| certificate.reload())
         {
-            tracing::error!("{why}: the certificate stays as it was: {error}");
+            tracing::error!(
+                "{why}: cannot reload the certificate, the server keeps the old one: {error}"
+            );
         }
         for key in self.config.needs_restart(&newer) {
-            tracing::warn!("{why}: {key} changed; it takes effect at the next start");
+            tracing::warn!("{why}: {key} changed; restart the server to apply it");
         }
         self.config = newer;
-        tracing::info!("{why}: configuration and secrets read again");
+        tracing::info!("{why}: reloaded configuration and secrets");
     }
 }
 
@@ -642,7 +647,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ready_line_names_what_this_process_does() {
+    fn the_ready_line_names_the_roles_of_this_process() {
         let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
         let check =
             |ingress: Option<u16>, admin: Option<u16>, background: &[Role], expected: &str| {
@@ -656,7 +661,7 @@ mod tests {
         check(Some(80), Some(81), &all, both);
         check(Some(80), None, &[], "hapax ready: ingress http://127.0.0.1:80");
         check(None, None, &[Role::Worker], "hapax ready: worker");
-        // Not a worker: whoever waits for one to start would wait for nothing.
+        // A script that waits for a worker must not take this for one.
         check(None, None, &[Role::Sender], "hapax ready: sender");
     }
 }

@@ -1,5 +1,5 @@
-//! What the command line and dev mode need of the core's signing side, in one place: the secret
-//! and the parameters of a preset in dev mode, a sample event, and what to say of a preset.
+//! Signing for the command line and dev mode: the secret and parameters of a preset in dev mode, and sample
+//! events.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,13 @@ use hapax_core::sample::{self, SampleId};
 use hapax_core::secret::Secret;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
-/// The secret that this sender has in dev mode: HMAC-SHA256 of the preset's name under the dev
-/// secret, in the form that this preset's secrets have. So a signature of one sender, or what a
-/// handshake of one was made to sign, proves nothing at another.
+/// The secret of this sender in dev mode: HMAC-SHA256 of the preset's name under the dev secret, in the form
+/// of this preset's secrets. A signature or a handshake of one sender is therefore not valid for another.
 pub(crate) fn dev_secret(preset: &Preset, dev: &str) -> Option<Secret> {
     preset.secret_from(&derived(dev, preset.name))
 }
 
-/// The parameters that this preset needs beside its secret, with values for dev mode.
+/// The parameters of this preset, with values for dev mode.
 pub(crate) fn dev_params(preset: &Preset, dev: &str) -> BTreeMap<String, String> {
     preset
         .params()
@@ -40,8 +39,7 @@ fn derived(dev: &str, name: &str) -> [u8; 32] {
     bytes
 }
 
-/// A realistic event of this sender as a request to `url`, not signed yet. Equal arguments make
-/// equal requests.
+/// An unsigned sample event of this sender as a request to `url`. Equal arguments give equal requests.
 pub(crate) fn sample(
     preset: &Preset,
     event_type: Option<&str>,
@@ -53,14 +51,14 @@ pub(crate) fn sample(
     let mut headers = HeaderMap::new();
     headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static(sample.content_type));
     for (name, value) in sample.headers {
-        let unfit = || format!("the value of {name} does not fit in a header");
+        let unfit = || format!("the value of {name} is not a valid header value");
         let header = HeaderName::from_bytes(name.as_bytes()).map_err(|_| unfit())?;
         headers.insert(header, HeaderValue::from_str(&value).map_err(|_| unfit())?);
     }
     Ok(Arrival { method: Method::POST, url: url.to_owned(), headers, body: sample.body.into() })
 }
 
-/// The selectors of a preset's id and type, in the words of the config.
+/// The selectors of a preset's id and type, as the config writes them.
 pub(crate) fn selectors(preset: &Preset) -> (String, String) {
     let id = match preset.envelope.id {
         PresetId::Selector(selector) => selector.to_owned(),

@@ -1,5 +1,5 @@
-//! The statements of SQL handlers, prepared against the database before the first event needs them:
-//! a missing table or a syntax error is then reported at the start, by `doctor` and by `check-config`.
+//! Prepares the statements of SQL handlers before the first event. A missing table or a syntax error is then
+//! reported by an alert, by `doctor` and by `check-config`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use hapax_store::{PgStore, SqliteStore};
 
 use crate::config::{Config, ServiceUrl};
 
-/// The statements of a configuration, and the database they are for.
+/// The statements of a configuration and their database.
 #[derive(Clone, Default)]
 pub(crate) struct Statements {
     programs: BTreeMap<String, (HandlerRef, Arc<SqlProgram>)>,
@@ -22,15 +22,15 @@ pub(crate) struct Statements {
 enum Target {
     /// The file, which may not exist yet.
     Sqlite(PathBuf),
-    /// As the role that handlers work as.
+    /// With the role of handlers.
     Postgres(ServiceUrl),
 }
 
-/// A handler whose statements cannot run.
+/// A handler whose statements the database cannot prepare.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unprepared {
     pub(crate) handler: HandlerRef,
-    /// Which statement, where, and what the database says of it.
+    /// The statement, its position and the error of the database.
     pub(crate) why: String,
 }
 
@@ -48,7 +48,7 @@ impl std::fmt::Debug for Statements {
 }
 
 impl Statements {
-    /// Those of this configuration.
+    /// The statements of this configuration.
     pub(crate) fn of(config: &Config) -> Self {
         let mut programs = BTreeMap::new();
         for configured in &config.sources {
@@ -68,7 +68,7 @@ impl Statements {
         Self { programs, target: Some(target) }
     }
 
-    /// Handlers whose statements the database cannot prepare; an error where it cannot be asked.
+    /// The handlers whose statements the database cannot prepare; an error if it cannot be reached.
     pub(crate) async fn unprepared(&self) -> Result<Vec<Unprepared>, String> {
         let (handlers, programs): (Vec<_>, Vec<_>) = self.programs.values().cloned().unzip();
         let faults = match &self.target {

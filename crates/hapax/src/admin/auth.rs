@@ -1,5 +1,5 @@
-//! Who may use the admin side, and for what: every route names a [`Scope`], every request has a
-//! [`Caller`] by whose name its actions are recorded.
+//! Authorization of the admin side. Every route needs a [`Scope`]; every request has a [`Caller`], whose
+//! name is recorded with its actions.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -19,29 +19,29 @@ use super::Admin;
 use super::problem::Problem;
 use crate::config::Permission;
 
-/// Wrong tokens that are answered per second; the rest are told to wait.
+/// Wrong tokens per second that are answered 401; further ones are answered 429.
 const WRONG_TOKENS_PER_SECOND: u32 = 20;
 
-/// Decides who may pass.
+/// Decides which requests are allowed.
 pub(crate) struct Authorizer {
     address: IpAddr,
     rules: ArcSwap<AccessRules>,
     wrong: governor::DefaultDirectRateLimiter,
 }
 
-/// Who passes, by the live configuration.
+/// The rules of the current configuration.
 struct AccessRules {
     without_token: WithoutToken,
     tokens: Vec<KnownToken>,
 }
 
-/// Whether a request without a token is let in.
+/// Whether a request without a token is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WithoutToken {
     /// Never.
     Refused,
-    /// From this machine, where the listener is on loopback: in dev mode, and with `admin_open`.
-    /// What a reverse proxy forwarded comes from elsewhere.
+    /// From this machine, if the listener is on loopback: in dev mode and with `admin_open`. A request that
+    /// a reverse proxy forwarded does not count as from this machine.
     FromLoopback,
 }
 
@@ -52,8 +52,8 @@ struct KnownToken {
 }
 
 impl Authorizer {
-    /// For a listener on `address`. Tokens are kept as digests: comparing those takes the same time
-    /// whatever was sent.
+    /// The authorizer of a listener on `address`. Tokens are stored as digests, so that a comparison takes
+    /// the same time for every token.
     pub(crate) fn new<'a>(
         address: IpAddr,
         without_token: WithoutToken,
@@ -72,7 +72,7 @@ impl Authorizer {
         authorizer
     }
 
-    /// Takes other rules from now on: a token that is no longer there is refused at its next request.
+    /// Replaces the rules: a token that was removed is refused from its next request on.
     pub(crate) fn reload<'a>(
         &self,
         without_token: WithoutToken,
@@ -102,11 +102,11 @@ impl Authorizer {
             return Ok(caller);
         }
         let lacks = match scope {
-            Scope::Read => "this token may not read",
-            Scope::Operate => "this token may not operate",
-            Scope::Claim => "this token may not claim",
+            Scope::Read => "this token does not permit reading",
+            Scope::Operate => "this token does not permit operating",
+            Scope::Claim => "this token does not permit claiming",
         };
-        tracing::warn!(token = %caller.who, "token {} was refused: {lacks}", caller.who);
+        tracing::warn!(token = %caller.who, "refused a request with the token {}: {lacks}", caller.who);
         Err(Problem::forbidden(lacks))
     }
 
@@ -116,7 +116,7 @@ impl Authorizer {
             _ => return Err(Problem::unauthorized()),
         };
         let shown = digest::digest(&digest::SHA256, token);
-        // Every token is compared: which one fitted does not show in the time taken.
+        // Every token is compared, so that the time does not reveal which one matched.
         let known = tokens.iter().fold(None, |found, known| {
             let same =
                 constant_time::verify_slices_are_equal(known.digest.as_ref(), shown.as_ref());
@@ -125,7 +125,7 @@ impl Authorizer {
         let Some(known) = known else {
             return match self.wrong.check() {
                 Ok(()) => {
-                    tracing::warn!("a wrong token was shown to the admin side");
+                    tracing::warn!("refused a request to the admin side with an unknown token");
                     Err(Problem::unauthorized())
                 }
                 Err(_) => Err(Problem::too_many()),
@@ -135,22 +135,22 @@ impl Authorizer {
     }
 }
 
-/// Under which name actions on loopback without a token are recorded.
+/// The name that is recorded for actions without a token.
 const LOOPBACK: &str = "loopback";
 
-/// What a route is for.
+/// The permission that a route needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// Looking.
+    /// Reading.
     Read,
-    /// Replaying, approving, rejecting.
+    /// Replaying, approving, rejecting, discarding.
     Operate,
-    /// Working on the jobs of a handler; of which one is in the request, so the route itself asks
+    /// Claiming the jobs of a handler. The request names the handler, so the route calls
     /// [`Caller::may_claim`].
     Claim,
 }
 
-/// Who asks.
+/// The caller of a request.
 #[derive(Debug, Clone)]
 pub(super) struct Caller {
     who: Arc<str>,
@@ -169,12 +169,12 @@ impl Caller {
         &self.who
     }
 
-    /// What this caller does now, for the record.
+    /// The record of an action of this caller.
     pub(super) fn action(&self, reason: Option<String>, at: Timestamp) -> Action {
         Action { who: self.who.to_string(), reason, at }
     }
 
-    /// Whether the jobs of this handler are theirs to work on.
+    /// Whether the caller may claim the jobs of this handler.
     pub(super) fn may_claim(&self, of: &HandlerRef) -> Result<(), Problem> {
         let allowed = self.has(|permission| match permission {
             Permission::Admin => true,
@@ -187,7 +187,9 @@ impl Caller {
         });
         match allowed {
             true => Ok(()),
-            false => Err(Problem::forbidden("this token may not claim the jobs of that handler")),
+            false => {
+                Err(Problem::forbidden("this token does not permit claiming jobs of that handler"))
+            }
         }
     }
 
@@ -213,8 +215,8 @@ impl Caller {
     }
 }
 
-/// The caller without a token on an open admin side. A page whose name was rebound to this machine
-/// still sends its own name, and a reverse proxy says that it forwards.
+/// The caller without a token on an open admin side. A web page that uses DNS rebinding still sends its own
+/// host name, and a reverse proxy adds headers; both are refused.
 fn loopback_caller(scope: Scope, headers: &HeaderMap) -> Result<Caller, Problem> {
     if headers.keys().any(|name| is_proxy_header(name.as_str())) {
         return Err(Problem::unauthorized());
@@ -227,7 +229,7 @@ fn loopback_caller(scope: Scope, headers: &HeaderMap) -> Result<Caller, Problem>
     Ok(Caller { who: LOOPBACK.into(), may: Grants::Everything })
 }
 
-/// Whether a reverse proxy adds a header of this name. `_` counts as `-`, as many servers read it.
+/// Whether reverse proxies add a header of this name. `_` counts as `-`, as in many servers.
 fn is_proxy_header(name: &str) -> bool {
     let name = name.replace('_', "-");
     name.starts_with("x-forwarded")
@@ -247,7 +249,7 @@ fn is_proxy_header(name: &str) -> bool {
 
 fn check_host_is_loopback(headers: &HeaderMap) -> Result<(), Problem> {
     let mut hosts = headers.get_all(header::HOST).iter();
-    // Only one name may be given, and nothing in front of it that another reader takes for one.
+    // Exactly one Host header, without user information.
     let host = match (hosts.next(), hosts.next()) {
         (Some(host), None) => host.to_str().ok().filter(|host| !host.contains('@')),
         (Some(_), Some(_)) | (None, _) => None,
@@ -264,8 +266,8 @@ fn check_host_is_loopback(headers: &HeaderMap) -> Result<(), Problem> {
     }
 }
 
-/// A page of another site can send a simple POST to loopback, if not read the answer; its browser
-/// says where it comes from.
+/// Refuses requests of web pages from other sites, which can send a simple POST to loopback. Browsers add
+/// the origin of the page.
 fn check_same_site(headers: &HeaderMap) -> Result<(), Problem> {
     let text = |name| headers.get(name).map(|value: &header::HeaderValue| value.to_str().ok());
     let fetched_by_us = match text(header::HeaderName::from_static("sec-fetch-site")) {
@@ -282,11 +284,11 @@ fn check_same_site(headers: &HeaderMap) -> Result<(), Problem> {
     };
     match fetched_by_us && from_us {
         true => Ok(()),
-        false => Err(Problem::forbidden("this was asked by a page of another site")),
+        false => Err(Problem::forbidden("the request comes from a web page of another site")),
     }
 }
 
-/// A route's door.
+/// The state of [`authorize`] for one route.
 pub(super) struct RouteGuard<S> {
     pub(super) admin: Arc<Admin<S>>,
     pub(super) scope: Scope,
@@ -298,13 +300,13 @@ impl<S> Clone for RouteGuard<S> {
     }
 }
 
-/// Lets the allowed through, and tells the route who they are.
+/// Middleware that refuses requests that are not allowed and passes the [`Caller`] on to the route.
 pub(super) async fn authorize<S: Store + Work + Inspect>(
     State(guard): State<RouteGuard<S>>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    // HTTP/2 carries the host in the request's own address.
+    // In HTTP/2 the host is part of the URI.
     if !request.headers().contains_key(header::HOST)
         && let Some(authority) = request.uri().authority()
         && let Ok(host) = header::HeaderValue::from_str(authority.as_str())
@@ -313,10 +315,10 @@ pub(super) async fn authorize<S: Store + Work + Inspect>(
     }
     match guard.admin.authorizer.admit(guard.scope, request.headers()) {
         Ok(caller) => {
-            // No name of ours holds one, and PostgreSQL refuses to compare with it.
+            // No id contains a NUL, and PostgreSQL refuses to compare text with one.
             let path_and_query = request.uri().path_and_query();
             if path_and_query.is_some_and(|asked| asked.as_str().contains("%00")) {
-                let detail = "the path and the query must not hold a NUL character (%00)";
+                let detail = "the path and the query must not contain a NUL character (%00)";
                 return Problem::bad_request(detail).into_response();
             }
             request.extensions_mut().insert(caller);
@@ -343,8 +345,8 @@ mod tests {
     }
 
     #[test]
-    fn on_loopback_only_a_loopback_host_passes() {
-        // A web page whose name was rebound to 127.0.0.1 still sends its own name.
+    fn on_loopback_only_a_loopback_host_is_allowed() {
+        // A web page that uses DNS rebinding to 127.0.0.1 still sends its own host name.
         let authorizer = Authorizer::new([127, 0, 0, 1].into(), WithoutToken::FromLoopback, []);
         for host in ["localhost", "LOCALHOST:8081", "127.0.0.1:8081", "127.9.9.9", "[::1]:8081"] {
             assert!(admits(&authorizer, &[("host", host)]), "{host}");
@@ -359,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn off_loopback_only_a_token_that_may_read_passes() {
+    fn off_loopback_only_a_token_that_permits_reading_is_allowed() {
         let (good, weak) = (Secret::new("right"), Secret::new("weak"));
         let authorizer = Authorizer::new(
             [0, 0, 0, 0].into(),
@@ -375,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn each_scope_asks_for_its_own_permission() {
+    fn each_scope_needs_its_own_permission() {
         let claim = Permission::Claim { source: "stripe".into(), handler: "fee".into() };
         let permissions = [
             ("admin", Permission::Admin, [true, true, true]),
@@ -397,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_token_is_good_for_its_own_handler_only() {
+    fn a_claim_token_permits_its_own_handler_only() {
         let allow = [Permission::Claim { source: "stripe".into(), handler: "fee".into() }];
         let caller = Caller { who: "worker".into(), may: Grants::Only(Arc::from(allow)) };
         let of = |source: &str, handler: &str| HandlerRef {

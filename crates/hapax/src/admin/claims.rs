@@ -1,5 +1,5 @@
-//! Pull workers: claim, renew, complete, fail. A worker in any language leases jobs here and settles
-//! them under the fence it was given; a fence that was lost is 409, and nothing was changed.
+//! Pull workers: claim, renew, complete, fail. A worker in any language leases jobs here and settles them
+//! with their fence. A lost fence is answered 409 and changes nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,23 +27,22 @@ use super::extract::{JsonBody, PathId, Span};
 use super::jobs;
 use super::problem::Problem;
 
-/// The most jobs of one claim: what a worker can begin within its lease.
+/// The most jobs of one claim: a worker must be able to start all of them within the lease.
 const CLAIM_MAX: usize = 100;
 
-/// The longest a claim waits for work: shorter than what proxies cut.
+/// The longest wait of a claim: shorter than the timeouts of proxies.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// The store's hint may be missed; this often it is asked.
+/// How often a waiting claim polls: notifications of the store may be missed.
 const POLL: Duration = Duration::from_millis(500);
 
-/// Under a flood of arrivals a waiting claim asks no more often than this: what arrives may be for
-/// other handlers.
+/// The shortest time between two polls: many notifications may be for other handlers.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The longest error that is kept of an attempt, in characters.
+/// The longest stored error of an attempt, in characters.
 const ERROR_MAX: usize = 2_000;
 
-/// Messages that one job may publish.
+/// The most messages that one job may publish.
 const PUBLISH_MAX: usize = 100;
 
 /// The body of `POST /api/v1/claims`.
@@ -56,7 +55,7 @@ pub(super) struct ClaimBody {
     limit: Option<usize>,
     #[serde(default)]
     wait: Option<Span>,
-    /// Told with the attempt, beside the token's name.
+    /// Recorded with the attempt, after the name of the token.
     #[serde(default)]
     worker: Option<String>,
 }
@@ -75,7 +74,7 @@ struct ShownClaim {
     idempotency_key: String,
     leased_until: Timestamp,
     event: ShownEvent,
-    /// As it was fetched, to the last digit of its numbers.
+    /// The object exactly as it was fetched.
     #[serde(skip_serializing_if = "Option::is_none")]
     current: Option<Box<RawValue>>,
 }
@@ -108,11 +107,11 @@ pub(super) async fn claim<S: Store + Work + Inspect>(
     pull_handler(&admin, &handler)?;
     let limit = asked.limit.unwrap_or(1);
     if !(1..=CLAIM_MAX).contains(&limit) {
-        return Err(Problem::bad_request("limit is a number from 1 to 100"));
+        return Err(Problem::bad_request("limit must be a number from 1 to 100"));
     }
     let wait = asked.wait.map_or(Duration::ZERO, |Span(wait)| wait);
     if wait > WAIT_MAX {
-        return Err(Problem::bad_request("wait is at most 60s"));
+        return Err(Problem::bad_request("wait must be at most 60s"));
     }
     let worker = match asked.worker {
         Some(worker) => format!("{}/{}", caller.who(), truncated(&worker, 100)),
@@ -123,7 +122,7 @@ pub(super) async fn claim<S: Store + Work + Inspect>(
     Ok(Json(Claimed { items: claims.into_iter().map(shown).collect() }))
 }
 
-/// Claims what is due, waiting for it up to `wait`.
+/// Claims due jobs; waits for them up to `wait`.
 async fn claim_within<S: Store + Work>(
     admin: &Admin<S>,
     ask: ClaimAsk,
@@ -131,7 +130,7 @@ async fn claim_within<S: Store + Work>(
 ) -> Result<Vec<Pulled>, StoreError> {
     let until = Instant::now() + wait;
     loop {
-        // Who stops gives nothing out that it could not take back.
+        // During the shutdown no job is claimed, because its result could not be accepted.
         if let Err(NotReady::Draining) = admin.readiness.judge(&*admin.store) {
             return Ok(Vec::new());
         }
@@ -146,13 +145,13 @@ async fn claim_within<S: Store + Work>(
     }
 }
 
-/// A worker that hangs up while its claim is committed would cost the job a lost attempt: the claim
-/// runs on by itself, current objects are fetched, and what nobody hears of is given back.
+/// Claims on a separate task, and gives the claims back if the worker disconnects meanwhile. Otherwise a
+/// disconnect during the commit would cost the jobs a lost attempt.
 async fn claim_or_give_back<S: Store + Work>(
     admin: &Admin<S>,
     ask: ClaimAsk,
 ) -> Result<Vec<Pulled>, StoreError> {
-    let (tell, told) = oneshot::channel();
+    let (sender, receiver) = oneshot::channel();
     let (store, refetch) = (Arc::clone(&admin.store), Arc::clone(&admin.refetch));
     admin.unfinished.spawn(async move {
         let handler = ask.handler.clone();
@@ -161,13 +160,14 @@ async fn claim_or_give_back<S: Store + Work>(
             Ok(claims) => Ok(refetch(handler, claims).await),
             Err(error) => Err(error),
         };
-        let Err(Ok(unheard)) = tell.send(pulled) else { return };
-        let claims = unheard.iter().map(|Pulled { claim, .. }| (claim.job, claim.fence)).collect();
+        let Err(Ok(undelivered)) = sender.send(pulled) else { return };
+        let claims =
+            undelivered.iter().map(|Pulled { claim, .. }| (claim.job, claim.fence)).collect();
         if let Err(error) = store.give_back(claims).await {
-            tracing::warn!("giving back claims of a worker that hung up: {error}");
+            tracing::warn!("cannot give back the claims of a disconnected worker: {error}");
         }
     });
-    told.await.unwrap_or(Err(StoreError::Closed))
+    receiver.await.unwrap_or(Err(StoreError::Closed))
 }
 
 fn shown(Pulled { claim, current }: Pulled) -> ShownClaim {
@@ -191,7 +191,7 @@ fn shown(Pulled { claim, current }: Pulled) -> ShownClaim {
             headers: header_pairs(&event.headers),
             body: ShownBody::of(&event.body),
         },
-        // Checked to be JSON when it was fetched.
+        // The fetch checked that it is JSON.
         current: current.and_then(|current| RawValue::from_string(current.to_string()).ok()),
     }
 }
@@ -225,7 +225,7 @@ pub(super) struct FailBody {
     retry_in: Option<RetryIn>,
 }
 
-/// When a failed job is tried again: a duration, or `"never"`.
+/// When a failed job is retried: a duration, or `"never"`.
 #[derive(Debug)]
 enum RetryIn {
     Never,
@@ -238,18 +238,18 @@ impl<'de> Deserialize<'de> for RetryIn {
         if value == "never" {
             return Ok(Self::Never);
         }
-        let bad = "retry_in is a duration such as \"5m\", a number of seconds, or \"never\"";
+        let bad = "retry_in must be a duration such as \"5m\", a number of seconds, or \"never\"";
         Span::deserialize(value).map(Self::Span).map_err(|_| D::Error::custom(bad))
     }
 }
 
-/// What is told of a job that was renewed or settled.
+/// The state of a job after it was renewed or settled.
 #[derive(Debug, Serialize)]
 pub(super) struct Settled {
     job: JobId,
     fence: Fence,
     status: Phase,
-    /// When its lease ends or when it is due again.
+    /// When the lease ends, or when the job is due again.
     due_at: Option<Timestamp>,
 }
 
@@ -272,7 +272,7 @@ pub(super) async fn complete<S: Store + Work + Inspect>(
     JsonBody(asked): JsonBody<CompleteBody>,
 ) -> Result<Json<Settled>, Problem> {
     if asked.publish.len() > PUBLISH_MAX {
-        return Err(Problem::bad_request("publish holds at most 100 messages"));
+        return Err(Problem::bad_request("publish must have at most 100 messages"));
     }
     if let Some(fault) = asked.publish.iter().find_map(NewMessage::fault) {
         return Err(Problem::bad_request(&fault));
@@ -295,22 +295,22 @@ pub(super) async fn fail<S: Store + Work + Inspect>(
         Some(RetryIn::Never) => Retry::Never,
     };
     let error = asked.error.filter(|error| !error.trim().is_empty());
-    let error = error.as_deref().unwrap_or("the worker did not say why");
+    let error = error.as_deref().unwrap_or("the worker gave no error");
     let outcome = Outcome::Failed { error: truncated(error, ERROR_MAX), retry };
     settled(&admin, job, asked.fence, outcome).await
 }
 
-/// The configured pull handler. Others run inside the server, and nobody else may take their jobs.
+/// The configured pull handler. Jobs of other handlers run inside the server and cannot be claimed.
 fn pull_handler<S>(admin: &Admin<S>, handler: &HandlerRef) -> Result<HandlerSpec, Problem> {
     let found = (admin.configured)().into_iter().find(|spec| spec.handler == *handler);
     match found {
         Some(spec) if spec.workplace == Workplace::Pulled => Ok(spec),
-        Some(_) => Err(Problem::conflict("that handler is not one with pull = true")),
-        None => Err(Problem::not_found("no such source and handler are configured")),
+        Some(_) => Err(Problem::conflict("that handler does not have pull = true")),
+        None => Err(Problem::not_found("no such handler is configured")),
     }
 }
 
-/// The job, if it is this caller's to settle. One that is not is not told from one that is not there.
+/// The job, if the caller may settle it. Otherwise the answer is the same as for an unknown job.
 async fn claimable_job<S: Inspect>(
     admin: &Admin<S>,
     caller: &Caller,
@@ -327,7 +327,7 @@ fn handler_of(job: &JobDetail) -> HandlerRef {
     HandlerRef { source: SourceName::new(&job.source), handler: job.handler.clone() }
 }
 
-/// Ends an attempt, and counts it as the server's own workers do with theirs.
+/// Ends an attempt and counts it in the same metrics as attempts inside the server.
 async fn settled<S: Work + Inspect>(
     admin: &Admin<S>,
     job: JobDetail,
@@ -340,7 +340,7 @@ async fn settled<S: Work + Inspect>(
     };
     let held = admin.store.settle(job.id, fence, outcome).await?;
     let (settled, now) = claim_state(admin, job.id, fence, held).await?;
-    // Asked for again, a completion is answered again, and was counted before.
+    // A repeated completion is answered again but was counted before.
     if job.phase != Phase::Done {
         count(&handler_of(&job), ended, now.attempts.last());
     }

@@ -121,7 +121,7 @@ struct ShownArrival {
     body: Option<ShownBody>,
 }
 
-/// An attempt beside those of the event's other jobs.
+/// An attempt, in the list over all jobs of an event.
 #[derive(Debug, Serialize)]
 struct ShownAttempt {
     job: JobId,
@@ -134,7 +134,7 @@ struct ShownAttempt {
     answer: Option<ShownAnswer>,
 }
 
-/// What an app answered to an attempt that failed.
+/// The answer of an app to a failed attempt.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct ShownAnswer {
     status: u16,
@@ -154,7 +154,7 @@ impl ShownAnswer {
     }
 }
 
-/// Bytes as text where they are text.
+/// A body: text if it is UTF-8, else base64.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ShownBody {
@@ -179,11 +179,11 @@ pub(super) async fn show<S: Store + Work + Inspect>(
     find(&*admin.store, &name).await.map(|detail| Json(shown(detail)))
 }
 
-/// The event with this name: our id, or the sender's where only one event has it.
+/// The event with this id: Hapax's, or the sender's if only one event has it.
 pub(super) async fn find<S: Inspect>(store: &S, name: &str) -> Result<EventDetail, Problem> {
     let theirs = EventName::Theirs(name.into());
     let found = match name.parse::<Uuid>() {
-        // A sender may use UUIDs too: ours first, then theirs.
+        // A sender may use UUIDs too, so Hapax's ids are looked up first.
         Ok(ours) => match store.event(&EventName::Ours(EventId(ours))).await? {
             Lookup::None => store.event(&theirs).await?,
             found @ (Lookup::One(_) | Lookup::Ambiguous(_)) => found,
@@ -197,7 +197,7 @@ pub(super) async fn find<S: Inspect>(store: &S, name: &str) -> Result<EventDetai
     }
 }
 
-/// `name: value` lines as pairs.
+/// Splits `name: value` lines into pairs.
 pub(super) fn header_pairs(lines: &str) -> Vec<(String, String)> {
     let pairs = lines.lines().filter_map(|line| line.split_once(": "));
     pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()

@@ -1,5 +1,5 @@
-//! What a request asks for: JSON bodies and the small values in them. Whatever is not understood is
-//! refused by name, since a misspelt `dry_run` must not become a run.
+//! Extractors for paths, queries and JSON bodies. Unknown fields are errors: a misspelt `dry_run` must not
+//! become a run.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,10 +19,10 @@ use crate::config::units;
 const LIMIT_DEFAULT: usize = 50;
 const LIMIT_MAX: usize = 500;
 
-/// The longest reason that is recorded, in characters: a paragraph, not a file.
+/// The longest reason, in characters.
 const REASON_MAX: usize = 1_000;
 
-/// The name in the path: an id of ours or the sender's.
+/// The id in the path, Hapax's or the sender's.
 pub(super) struct PathId(pub(super) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for PathId {
@@ -36,7 +36,7 @@ impl<S: Send + Sync> FromRequestParts<S> for PathId {
     }
 }
 
-/// What follows the question mark.
+/// The query string.
 pub(super) struct QueryParams<T>(pub(super) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T> {
@@ -47,14 +47,14 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T>
             Ok(Query(queried)) => Ok(Self(queried)),
             Err(error) => {
                 let text = error.body_text();
-                let told = text.strip_prefix("Failed to deserialize query string: ");
-                Err(Problem::bad_request(told.unwrap_or(&text)))
+                let detail = text.strip_prefix("Failed to deserialize query string: ");
+                Err(Problem::bad_request(detail.unwrap_or(&text)))
             }
         }
     }
 }
 
-/// A JSON object as body. None at all counts as `{}`.
+/// A JSON object as body; an empty body counts as `{}`.
 pub(super) struct JsonBody<T>(pub(super) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
@@ -73,12 +73,14 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
             (false, true) => &body,
             (false, false) => return Err(Problem::not_json()),
         };
-        // An array would be read as the fields in their order: whoever sent one meant something else.
+        // serde would read an array as the fields in their order.
         if !body.trim_ascii_start().starts_with(b"{") {
             return Err(Problem::bad_request("the body is not a JSON object"));
         }
         if escapes_nul(body) {
-            return Err(Problem::bad_request("the body must not hold a NUL character (\\u0000)"));
+            return Err(Problem::bad_request(
+                "the body must not contain a NUL character (\\u0000)",
+            ));
         }
         match serde_json::from_slice(body) {
             Ok(asked) => Ok(Self(asked)),
@@ -87,8 +89,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     }
 }
 
-/// Whether a string in this JSON holds a NUL, which PostgreSQL's text cannot keep. Plain ones are not
-/// JSON.
+/// Whether a string in this JSON contains an escaped NUL, which PostgreSQL cannot store as text. An
+/// unescaped NUL is not valid JSON.
 fn escapes_nul(json: &[u8]) -> bool {
     let mut rest = json;
     while let Some(at) = rest.iter().position(|byte| *byte == b'\\') {
@@ -101,28 +103,28 @@ fn escapes_nul(json: &[u8]) -> bool {
     false
 }
 
-/// How many to list.
+/// The page size of a list.
 pub(super) fn limit(asked: Option<usize>) -> Result<usize, Problem> {
     match asked.unwrap_or(LIMIT_DEFAULT) {
         limit @ 1..=LIMIT_MAX => Ok(limit),
-        _ => Err(Problem::bad_request("limit is a number from 1 to 500")),
+        _ => Err(Problem::bad_request("limit must be a number from 1 to 500")),
     }
 }
 
-/// Where the page before ended.
+/// The end of the previous page.
 pub(super) fn cursor(asked: Option<String>) -> Result<Option<Cursor>, Problem> {
     let read = asked.map(|cursor| cursor.parse().map(Cursor)).transpose();
-    read.map_err(|_| Problem::bad_request("cursor is not one of ours"))
+    read.map_err(|_| Problem::bad_request("cursor is not valid: pass `next` of the previous page"))
 }
 
-/// A reason as it is recorded: `None` where nothing was said.
+/// The reason to record; blank text counts as none.
 pub(super) fn reason(asked: Option<String>) -> Result<Option<String>, Problem> {
-    let said = asked.filter(|reason| !reason.trim().is_empty());
-    match said {
+    let reason = asked.filter(|reason| !reason.trim().is_empty());
+    match reason {
         Some(reason) if reason.chars().count() > REASON_MAX => {
-            Err(Problem::bad_request("reason has at most 1000 characters"))
+            Err(Problem::bad_request("reason must have at most 1000 characters"))
         }
-        said => Ok(said),
+        reason => Ok(reason),
     }
 }
 
@@ -162,7 +164,7 @@ impl<'de> Deserialize<'de> for Span {
     }
 }
 
-/// An instant: RFC 3339, or how long ago.
+/// An instant: RFC 3339, or a duration before now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Moment {
     At(Timestamp),
@@ -176,7 +178,9 @@ impl<'de> Deserialize<'de> for Moment {
             return Ok(Self::At(at));
         }
         units::duration(&text).map(|ago| Self::Ago(Span(ago))).map_err(|_| {
-            de::Error::custom("a time such as 2026-03-01T12:00:00Z, or how long ago, such as 1h")
+            de::Error::custom(
+                "expected a time such as 2026-03-01T12:00:00Z, or a duration before now such as 1h",
+            )
         })
     }
 }

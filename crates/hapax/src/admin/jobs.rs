@@ -1,4 +1,4 @@
-//! The job list, where dead letters are found, the single job, and the handlers that are configured.
+//! Routes for jobs, including dead letters, for the configured handlers and for their backlog.
 
 use std::sync::Arc;
 
@@ -101,12 +101,12 @@ pub(super) struct Lanes {
     next: Option<String>,
 }
 
-/// How far behind one handler is; numbers stop at 10,000.
+/// The backlog of one handler; counts stop at 10,000.
 #[derive(Debug, Serialize)]
 struct ShownLane {
     source: String,
     handler: HandlerName,
-    /// Whether this server has such a handler: without one its jobs are never claimed.
+    /// Whether such a handler is configured; without one its jobs are never claimed.
     configured: bool,
     oldest_due: Option<Timestamp>,
     ready: u64,

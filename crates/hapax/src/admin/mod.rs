@@ -1,9 +1,9 @@
-//! The admin side: health, metrics, and the API with which people and pull workers operate a server.
+//! The admin side: health, metrics, and the API for operators and pull workers.
 //!
-//! [`routes`] is its table of contents. It is closed from the start ([`auth`]): every route but health
-//! needs a token that allows it. Where the operator opened it on loopback, the Host header must name a
-//! loopback address, so that no web page can reach it by rebinding a name, and what a reverse proxy
-//! forwarded needs a token. What people do is recorded with who did it.
+//! [`routes`] lists every route. Every route except health needs a token that permits it ([`auth`]). If the
+//! operator opened the admin side on loopback, the Host header must name a loopback address, against DNS
+//! rebinding, and requests that a reverse proxy forwarded still need a token. Every action is recorded with
+//! the name of its token.
 
 mod auth;
 mod claims;
@@ -39,43 +39,43 @@ use review::ReviewDecision;
 
 use crate::alerts::Watch;
 
-/// The jobs that a source promises for an event now: asked for replays and approvals.
+/// The jobs of an event by the current configuration, for replays and approvals.
 pub(crate) type JobsFor =
     Arc<dyn Fn(&SourceName, &Tenant, EventView<'_>) -> Vec<NewJob> + Send + Sync>;
 
-/// The handlers that are configured now: what was last announced to the store.
+/// The currently configured handlers.
 pub(crate) type Configured = Arc<dyn Fn() -> Vec<HandlerSpec> + Send + Sync>;
 
-/// Gets the current object for claims of a handler, where it wants one; what cannot be had is settled
-/// and left out.
+/// Fetches the current object for claims of a handler with `refetch`. A claim whose object cannot be
+/// fetched is settled as failed and left out.
 pub(crate) type RefetchClaims = Arc<
     dyn Fn(HandlerRef, Vec<Claim>) -> Pin<Box<dyn Future<Output = Vec<Pulled>> + Send>>
         + Send
         + Sync,
 >;
 
-/// What every route needs.
+/// The state that all routes share.
 pub(crate) struct Admin<S> {
-    /// The store that is looked at and worked on.
+    /// The store.
     pub(crate) store: Arc<S>,
-    /// Who may do what.
+    /// Decides which requests are allowed.
     pub(crate) authorizer: Arc<Authorizer>,
-    /// Turns when the process begins to stop.
+    /// Whether the process is ready; not any more once it shuts down.
     pub(crate) readiness: Arc<Readiness>,
-    /// Where metrics are gathered.
+    /// Renders the metrics.
     pub(crate) metrics: PrometheusHandle,
-    /// The work an event promises, by the live configuration.
+    /// The jobs of an event by the current configuration.
     pub(crate) handlers: JobsFor,
-    /// The handlers of the live configuration.
+    /// The handlers of the current configuration.
     pub(crate) configured: Configured,
-    /// What is counted, and what needs attention.
+    /// The alerts, and the counters behind them.
     pub(crate) watch: Arc<Watch>,
-    /// The current objects of what is pulled.
+    /// Fetches the current objects of claimed jobs.
     pub(crate) refetch: RefetchClaims,
     /// The clock.
     pub(crate) now: Now,
-    /// Claims that must come to their end although whoever asked hung up: to be waited for before
-    /// the store is closed.
+    /// Claims that are still running although their client disconnected. The shutdown waits for them before
+    /// it closes the store.
     pub(crate) unfinished: TaskTracker,
 }
 
@@ -94,13 +94,13 @@ pub(crate) fn router<S: Store + Work + Inspect>(admin: Admin<S>) -> Router {
         router = router.route(path, to);
     }
     router
-        .fallback(async || Problem::not_found("there is nothing here"))
+        .fallback(async || Problem::not_found("there is no such route"))
         .method_not_allowed_fallback(async || Problem::method_not_allowed())
         .layer(axum::middleware::map_response(response_headers))
         .with_state(admin)
 }
 
-/// What is answered here is for the one that asked, and is what its content type says.
+/// Adds headers to every answer: it must not be cached, nor its content type guessed.
 async fn response_headers(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -108,11 +108,14 @@ async fn response_headers(mut response: Response) -> Response {
     response
 }
 
-/// One route: who may use it, and what answers.
+/// One route with the scope it needs.
 struct Route<S> {
-    /// `None`: anyone.
+    /// `None`: no token needed.
     scope: Option<Scope>,
-    #[cfg_attr(not(test), expect(dead_code, reason = "held against the OpenAPI document"))]
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "a test compares it with the OpenAPI document")
+    )]
     method: Method,
     path: &'static str,
     to: MethodRouter<Arc<Admin<S>>>,
@@ -176,12 +179,12 @@ async fn openapi() -> Response {
 
 async fn index() -> &'static str {
     "hapax\n\n\
-     GET  /api/v1/events                what arrived, newest first\n\
-     GET  /api/v1/events/{id}           one event, by our id or the sender's\n\
-     POST /api/v1/events/{id}/replay    run its work again; also /approve, /reject, /discard\n\
+     GET  /api/v1/events                events, newest first\n\
+     GET  /api/v1/events/{id}           one event, by Hapax's id or the sender's\n\
+     POST /api/v1/events/{id}/replay    run its handlers again; also /approve, /reject, /discard\n\
      GET  /api/v1/jobs?status=dead      dead letters\n\
      POST /api/v1/jobs/replay           run dead letters again\n\
-     GET  /api/v1/stats  /alerts        how it goes, and what needs attention\n\
-     GET  /api/v1/openapi.json          all of it\n\
+     GET  /api/v1/stats  /alerts        statistics, and what needs attention\n\
+     GET  /api/v1/openapi.json          every route\n\
      GET  /metrics  /healthz  /readyz\n"
 }

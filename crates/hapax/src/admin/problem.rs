@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use hapax_core::store::{EventId, StoreError};
 use serde_json::json;
 
-/// An error that a caller can act upon.
+/// An error with a stable type.
 #[derive(Debug)]
 pub(super) struct Problem {
     status: StatusCode,
@@ -27,7 +27,7 @@ impl Problem {
     }
 
     pub(super) fn unauthorized() -> Self {
-        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", "a valid bearer token is needed")
+        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", "a valid bearer token is required")
     }
 
     pub(super) fn forbidden(detail: &str) -> Self {
@@ -39,7 +39,7 @@ impl Problem {
     }
 
     pub(super) fn method_not_allowed() -> Self {
-        let detail = "this route does not take that method";
+        let detail = "this route does not support that method";
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail)
     }
 
@@ -48,7 +48,7 @@ impl Problem {
     }
 
     pub(super) fn fence_lost() -> Self {
-        let detail = "the claim is over: the job was claimed, replayed or ended since";
+        let detail = "the fence is lost: the job was claimed again, replayed or ended meanwhile";
         Self::new(StatusCode::CONFLICT, "fence_lost", detail)
     }
 
@@ -57,17 +57,17 @@ impl Problem {
     }
 
     pub(super) fn not_json() -> Self {
-        let detail = "a body is sent as application/json";
+        let detail = "send the body as application/json";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", detail)
     }
 
     pub(super) fn ambiguous(candidates: Vec<EventId>) -> Self {
-        let detail = "several events have that id; name one by ours";
+        let detail = "several events have that id: use the id that Hapax gave the event";
         Self { candidates, ..Self::new(StatusCode::CONFLICT, "ambiguous", detail) }
     }
 
     pub(super) fn too_many() -> Self {
-        let detail = "too many wrong tokens";
+        let detail = "too many requests with a wrong token: try again later";
         let retry_after_seconds = Some(1);
         Self { retry_after_seconds, ..Self::new(StatusCode::TOO_MANY_REQUESTS, "limited", detail) }
     }

@@ -1,5 +1,5 @@
-//! Running work again: of one event, of one job, of many dead letters. What is done stays done
-//! unless a person forces it; a dry run says for each job what would happen.
+//! Replays: of one event, one job or many dead letters. A done job runs again only with `force`. A dry run
+//! reports for each job what would happen.
 
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ pub(super) struct ReplayJobsBody {
     reason: Option<String>,
 }
 
-/// What came of a replay.
+/// The answer to a replay.
 #[derive(Debug, Serialize)]
 pub(super) struct ReplayList {
     dry_run: bool,
@@ -76,7 +76,7 @@ pub(super) struct ReplayList {
     next: Option<String>,
 }
 
-/// What came of it for one job.
+/// The result of a replay for one job.
 #[derive(Debug, Serialize)]
 struct ReplayItem {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,30 +85,30 @@ struct ReplayItem {
     event_id: String,
     handler: HandlerName,
     effect: Effect,
-    /// What is wrong, and what to change.
+    /// Why the job does not run, and what to change.
     #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<String>,
 }
 
-/// The words of the answer.
+/// The effect of a replay on one job.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Effect {
-    /// It would run (again).
+    /// A dry run: the job would run.
     WouldRun,
-    /// It runs (again).
+    /// The job is due now.
     Runs,
-    /// Its effects are committed: nothing happens.
+    /// The job is done: nothing happens.
     AlreadyApplied,
     /// A newer version was applied: nothing happens.
     Stale,
-    /// It is due or running anyway.
+    /// The job is due or running already.
     AlreadyOpen,
-    /// A person refused it: nothing happens without `force`.
+    /// The job was rejected or discarded: nothing happens without `force`.
     Discarded,
-    /// No configured handler would take it: nothing happens.
+    /// No configured handler takes the event: nothing happens.
     NoHandler,
-    /// Its handler keeps order, and the event's place cannot be read: nothing happens.
+    /// The handler keeps order, and the event's position cannot be read: nothing happens.
     NoOrder,
 }
 
@@ -124,7 +124,7 @@ pub(super) async fn event<S: Store + Work + Inspect>(
     if let Some(only) = &asked.handler {
         handlers.retain(|job| job.handler.as_str() == only);
         if handlers.is_empty() {
-            let detail = format!("no configured handler \"{only}\" is for this event");
+            let detail = format!("no configured handler \"{only}\" takes this event");
             return Err(Problem::not_found(&detail));
         }
     }
@@ -142,15 +142,15 @@ pub(super) async fn job<S: Store + Work + Inspect>(
     let by = caller.action(extract::reason(asked.reason)?, (admin.now)());
     let job = jobs::find(&*admin.store, &id).await?;
     let mode = Mode { dry_run: asked.dry_run, force: asked.force };
-    let told = replay_job(&admin, &job, mode, by).await?;
-    if let (Effect::NoHandler | Effect::NoOrder, Some(detail)) = (told.effect, &told.detail) {
+    let item = replay_job(&admin, &job, mode, by).await?;
+    if let (Effect::NoHandler | Effect::NoOrder, Some(detail)) = (item.effect, &item.detail) {
         return Err(Problem::conflict(detail));
     }
-    Ok(Json(ReplayList { dry_run: asked.dry_run, items: vec![told], next: None }))
+    Ok(Json(ReplayList { dry_run: asked.dry_run, items: vec![item], next: None }))
 }
 
-/// One page of dead letters. Each is its own commit: one that fails leaves the others replayed, and
-/// asking again goes on with the rest.
+/// Replays one page of dead letters. Each is a commit of its own: if one fails, the earlier ones stay
+/// replayed, and the same request continues with the rest.
 pub(super) async fn many<S: Store + Work + Inspect>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
@@ -159,7 +159,7 @@ pub(super) async fn many<S: Store + Work + Inspect>(
     let by = caller.action(extract::reason(asked.reason)?, (admin.now)());
     match asked.status {
         None | Some(Phase::Dead) => {}
-        Some(_) => return Err(Problem::bad_request("status is \"dead\" or left out")),
+        Some(_) => return Err(Problem::bad_request("status must be \"dead\" or absent")),
     }
     let filter = JobFilter {
         tenant: asked.tenant.map(Tenant::new),
@@ -179,7 +179,7 @@ pub(super) async fn many<S: Store + Work + Inspect>(
     Ok(Json(ReplayList { dry_run: asked.dry_run, items, next }))
 }
 
-/// The jobs that the event's source promises for it now.
+/// The jobs of the event by the current configuration.
 pub(super) fn jobs_for_event<S>(admin: &Admin<S>, event: &EventDetail) -> Vec<NewJob> {
     let summary = &event.summary;
     let view = EventView { event_type: summary.event_type.as_deref(), body: &event.body };
@@ -201,11 +201,11 @@ async fn replay_job<S: Store + Work + Inspect>(
     let event = events::find(&*admin.store, &job.event.to_string()).await?;
     let mut handlers = jobs_for_event(admin, &event);
     handlers.retain(|new| new.handler == job.handler);
-    let told = match handlers.is_empty() {
+    let item = match handlers.is_empty() {
         true => None,
         false => replay(admin, &event, handlers, mode, by).await?.pop(),
     };
-    Ok(told.unwrap_or_else(|| ReplayItem {
+    Ok(item.unwrap_or_else(|| ReplayItem {
         job: Some(job.id),
         event: job.event,
         event_id: job.event_id.clone(),
@@ -217,8 +217,8 @@ async fn replay_job<S: Store + Work + Inspect>(
 
 fn no_handler(source: &str, handler: &HandlerName) -> String {
     format!(
-        "no configured handler \"{handler}\" of {source} takes this event: add it, or its type to \
-         `types`, reload, and replay; or discard the dead letter"
+        "no configured handler \"{handler}\" of {source} takes this event: add the handler, or the event's type \
+         to its `types`, reload, and replay; or discard the dead letter"
     )
 }
 
@@ -237,9 +237,11 @@ async fn replay<S: Store + Work + Inspect>(
     by: Action,
 ) -> Result<Vec<ReplayItem>, Problem> {
     match event.summary.status {
-        // Where jobs of it wait or were refused, the store answers for each.
+        // An event with jobs is answered by the store, job by job.
         Status::Review if event.jobs.is_empty() => {
-            return Err(Problem::conflict("the event waits for review: approve or reject it"));
+            return Err(Problem::conflict(
+                "the event waits for review: approve or reject it first",
+            ));
         }
         Status::Discarded if event.jobs.is_empty() => {
             return Err(Problem::conflict("the event was rejected"));
@@ -266,7 +268,7 @@ async fn replay<S: Store + Work + Inspect>(
     if !dry_run {
         tracing::info!(event.id = %id, token = %who, force, "{who} replayed {id}");
     }
-    let tell = |Replayed { handler, effect }| ReplayItem {
+    let item = |Replayed { handler, effect }| ReplayItem {
         job: event.jobs.iter().find(|job| job.handler == handler).map(|job| job.id),
         event: id,
         event_id: event.summary.event_id.clone(),
@@ -281,10 +283,10 @@ async fn replay<S: Store + Work + Inspect>(
             (ReplayEffect::Discarded, _) => Effect::Discarded,
         },
     };
-    // For these the store has nothing to do unless they are open or done already.
+    // The store skips these jobs unless they are open or done already.
     let left_out: Vec<_> = hopeless
         .into_iter()
-        .filter(|(handler, _)| !replayed.iter().any(|told| told.handler == *handler))
+        .filter(|(handler, _)| !replayed.iter().any(|item| item.handler == *handler))
         .collect();
     let cannot = |(handler, why): (HandlerName, String)| ReplayItem {
         job: event.jobs.iter().find(|job| job.handler == handler).map(|job| job.id),
@@ -294,5 +296,5 @@ async fn replay<S: Store + Work + Inspect>(
         detail: Some(no_order(&event.summary.source, &handler, &why)),
         handler,
     };
-    Ok(replayed.into_iter().map(tell).chain(left_out.into_iter().map(cannot)).collect())
+    Ok(replayed.into_iter().map(item).chain(left_out.into_iter().map(cannot)).collect())
 }

@@ -1,5 +1,5 @@
-//! A person's word on an event that waits for one, or on a dead letter. Saying the same twice is fine;
-//! contradicting what was decided is a conflict.
+//! Decisions of operators about events in review and dead letters. Repeating a decision changes nothing;
+//! contradicting one is a conflict.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::problem::Problem;
 use super::replay::jobs_for_event;
 use super::{events, jobs};
 
-/// The body of `approve` and `reject`.
+/// The body of `approve`, `reject` and `discard`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReviewBody {
@@ -24,17 +24,17 @@ pub(super) struct ReviewBody {
     reason: Option<String>,
 }
 
-/// What became of it.
+/// The state of the event after the decision.
 #[derive(Debug, Serialize)]
 pub(super) struct ReviewResult {
     id: EventId,
     event_id: String,
     status: Status,
-    /// False where it had been decided before.
+    /// False if the same decision was made before.
     changed: bool,
 }
 
-/// What a person decides about an event in review.
+/// A decision about an event in review.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReviewDecision {
     Approve,
@@ -80,13 +80,13 @@ pub(super) async fn decide<S: Store + Work + Inspect>(
             Ok(unchanged(event, status))
         }
         (ReviewDecision::Approve, Reviewed::NotWaiting(status)) => Err(Problem::conflict(
-            &format!("the event never waited for review: it is {}", status.as_str()),
+            &format!("the event never waited for review: its status is {}", status.as_str()),
         )),
         (ReviewDecision::Reject, Reviewed::NotWaiting(Status::Discarded)) => {
             Ok(unchanged(event, Status::Discarded))
         }
         (ReviewDecision::Reject, Reviewed::NotWaiting(status)) => Err(Problem::conflict(&format!(
-            "the event does not wait for review: it is {}",
+            "the event does not wait for review: its status is {}",
             status.as_str()
         ))),
     }
@@ -141,7 +141,9 @@ async fn discard<S: Store + Work + Inspect>(
                 Some(phase) => phase_word(phase),
                 None => status.as_str().to_owned(),
             };
-            Err(Problem::conflict(&format!("there is no dead letter to discard: it is {is}")))
+            Err(Problem::conflict(&format!(
+                "there is no dead letter to discard: the status is {is}"
+            )))
         }
         Reviewed::Unknown => Err(Problem::not_found("no event has that id")),
     }
@@ -152,7 +154,7 @@ fn unchanged(event: EventDetail, status: Status) -> Json<ReviewResult> {
     Json(ReviewResult { id: summary.id, event_id: summary.event_id, status, changed: false })
 }
 
-/// The word of the API.
+/// The name of a phase in the API.
 fn phase_word(phase: Phase) -> String {
     let word = serde_json::to_value(phase).unwrap_or_default();
     word.as_str().unwrap_or_default().to_owned()
@@ -162,7 +164,7 @@ fn was_in_review(event: &EventDetail) -> bool {
     event.summary.review.is_some() || event.actions.iter().any(|done| done.action == "approve")
 }
 
-/// Tells where the event stands now, after the decision is committed.
+/// Reads the status of the event after the decision was committed.
 async fn decided<S: Inspect>(
     admin: &Admin<S>,
     event: EventDetail,

@@ -794,7 +794,7 @@ async fn an_attempt_may_fail_without_a_word() {
     let (status, problem) = server.post(&path, json!({ "fence": 1 })).await;
     assert_eq!(status, StatusCode::OK, "{problem}");
     match server.store.model().outcomes.pop() {
-        Some(Outcome::Failed { error, .. }) => assert_eq!(error, "the worker did not say why"),
+        Some(Outcome::Failed { error, .. }) => assert_eq!(error, "the worker gave no error"),
         other => panic!("{other:?}"),
     };
 }

@@ -1,4 +1,4 @@
-//! A running server, reached through its admin API.
+//! An HTTP client for the admin API of a running server.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -15,19 +15,19 @@ use super::output::Failure;
 use super::sender::{self, HttpClient};
 use crate::config::{self, ADMIN_TOKEN_FILE, Flags, ServerLocation};
 
-/// How long one answer may take.
+/// The timeout of one request.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The most of an answer that is read: an event with every conflicting body that is kept.
+/// The largest answer that is read: one event with all of its conflicting bodies.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// Which server, and with which token.
+/// The server to ask, and where its token is.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct Remote {
     #[command(flatten)]
     access: Access,
-    /// The config of the server, for its address and data dir [env: HAPAX_CONFIG] [default: hapax.toml
-    /// if it is there]
+    /// The config file of the server, for its address and data dir [env: HAPAX_CONFIG] [default:
+    /// hapax.toml if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The data dir of the server, for its admin.token [env: HAPAX_DATA_DIR]
@@ -35,20 +35,20 @@ pub(super) struct Remote {
     data_dir: Option<String>,
 }
 
-/// What a command line says of the server; the config says the rest.
+/// Where the server is, and its token, as the command line gives them; the config supplies the rest.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct Access {
-    /// The admin side of the server [default: admin_listen of the config]
+    /// The URL of the admin API [default: admin_listen of the config]
     #[arg(long, value_name = "URL", env = "HAPAX_ADMIN")]
     pub(super) admin: Option<String>,
-    /// A file that holds the token [default: the environment variable HAPAX_TOKEN, else admin.token in
-    /// the data dir for a server on loopback or at admin_listen]
+    /// A file that contains the API token [default: the environment variable HAPAX_TOKEN, else
+    /// admin.token in the data dir for a server on loopback or at admin_listen]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 }
 
 impl Remote {
-    /// The server, not yet spoken to.
+    /// Finds the server's URL and token; sends nothing yet.
     pub(super) fn open(&self) -> Result<Server, Failure> {
         let flags = Flags {
             config: self.config.clone(),
@@ -60,10 +60,10 @@ impl Remote {
 }
 
 impl Access {
-    /// The server that `flags` lead to, unless another was named.
+    /// The server at `--admin`, or else the one that `flags` and the config describe.
     pub(super) fn open(&self, flags: &Flags) -> Result<Server, Failure> {
         let given = self.given_token()?;
-        // A server that was named, with a token that was given, needs no config: it may be anywhere.
+        // With a URL and a token on the command line no config is needed: the server may be anywhere.
         let configured = match (&self.admin, &given) {
             (Some(_), Some(_)) => None,
             (Some(_) | None, _) => Some(config::server_location(flags)?),
@@ -80,7 +80,7 @@ impl Access {
         }
         let token = match (given, configured) {
             (Some(given), _) => Token::Given(given),
-            // The token of the server on this machine must not be shown to a foreign one.
+            // The token of the local server must not be sent to another host.
             (None, Some(at)) if is_own_server(&uri, &at) => match config::admin_token(&at.data_dir)
             {
                 Some(token) => Token::Own(token.expose().to_owned()),
@@ -96,25 +96,25 @@ impl Access {
             return Ok(std::env::var("HAPAX_TOKEN").ok().filter(|token| !token.is_empty()));
         };
         let read = std::fs::read_to_string(path);
-        let failed = |error| format!("cannot read the token in {}: {error}", path.display());
+        let failed = |error| format!("cannot read the token from {}: {error}", path.display());
         read.map(Some).map_err(|error| Failure::unreachable(failed(error)))
     }
 }
 
-/// The URL of a server's admin side, by its config.
+/// The URL of the admin API, from the config.
 fn url_of(ServerLocation { admin_listen, file, .. }: &ServerLocation) -> Result<String, Failure> {
     let port = admin_listen.port();
     if port == 0 {
         let file = file.as_ref().map_or_else(String::new, |file| format!("{}: ", file.display()));
         return Err(Failure::usage(
-            format!("{file}admin_listen has port 0, which says nothing of where the server is"),
-            "name it with --admin: the server prints its URL when it starts",
+            format!("{file}admin_listen has port 0, so the config does not give the server's port"),
+            "pass the URL with --admin: the server prints it when it starts",
         ));
     }
     Ok(format!("http://{}", reachable_address(*admin_listen)))
 }
 
-/// Where a listener is reached from its own machine.
+/// The address at which a listener is reached from the same machine.
 fn reachable_address(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -124,7 +124,7 @@ fn reachable_address(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listen.port())
 }
 
-/// Whether a URL leads to this machine, or to where the config says that the server listens.
+/// Whether a URL leads to this machine, or to the `admin_listen` of the config.
 fn is_own_server(url: &http::Uri, configured: &ServerLocation) -> bool {
     let Some(host) = url.host() else { return false };
     let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -136,38 +136,38 @@ fn is_own_server(url: &http::Uri, configured: &ServerLocation) -> bool {
     ip.is_loopback() || SocketAddr::new(ip, port) == configured.admin_listen
 }
 
-/// How a server is shown who asks.
+/// The token of a request, and where it comes from.
 enum Token {
-    /// One that was given for this server.
+    /// From the command line or the environment.
     Given(String),
-    /// That of `admin.token`, for the server of this machine. It may be one of before: a server in
-    /// dev mode, or with `admin_open`, has none.
+    /// From `admin.token`, for the server on this machine. The file may be left over from an earlier
+    /// run: a server in dev mode, or with `admin_open`, has no token.
     Own(String),
-    /// It is the server of this machine, whose token is not there or not for us to read.
+    /// The server is on this machine, but its token file is missing or not readable.
     Missing { file: PathBuf },
-    /// It is another one, and no token was given for it.
+    /// The server is on another host, and no token was given for it.
     Foreign,
 }
 
-/// A server to ask.
+/// A server and the credentials for it.
 pub(super) struct Server {
     base: String,
     authorization: Option<HeaderValue>,
     is_own_token: bool,
-    /// What to do where the server refuses.
+    /// The hint that is printed when the server answers 401 or 403.
     hint: String,
     http: HttpClient,
 }
 
-/// What it said.
+/// An answer of the server.
 pub(super) struct Reply {
     pub(super) status: StatusCode,
-    /// The time it believes to be.
+    /// The `Date` header: the server's clock.
     pub(super) date: Option<String>,
     pub(super) body: Bytes,
 }
 
-/// An error as the API tells it.
+/// The body of an error.
 #[derive(Debug, Default, Deserialize)]
 struct Problem {
     #[serde(default)]
@@ -181,20 +181,19 @@ impl Server {
         let is_own_token = matches!(token, Token::Own(_));
         let (token, hint) = match token {
             Token::Given(token) | Token::Own(token) => {
-                (Some(token), "the token that was sent is wrong, or does not allow this".to_owned())
+                (Some(token), "the token is wrong, or does not allow this action".to_owned())
             }
             Token::Missing { file } => (
                 None,
                 format!(
-                    "there is no token in {} that we may read: run this as the user of the server, name \
-                     its data dir with --data-dir, or set HAPAX_TOKEN or --token-file",
+                    "cannot read a token from {}: run this command as the server's user, pass --data-dir, or \
+                     set HAPAX_TOKEN or --token-file",
                     file.display()
                 ),
             ),
             Token::Foreign => (
                 None,
-                "set HAPAX_TOKEN or --token-file: admin.token of this machine is not sent to another \
-                 host"
+                "set HAPAX_TOKEN or --token-file: the local admin.token is not sent to another host"
                     .to_owned(),
             ),
         };
@@ -209,22 +208,23 @@ impl Server {
         Ok(Self { base, authorization, is_own_token, hint, http: sender::client() })
     }
 
-    /// Where it is.
+    /// The URL of the admin API.
     pub(super) fn url(&self) -> &str {
         &self.base
     }
 
-    /// A good answer to a GET.
+    /// Sends a GET and returns the JSON of a 2xx answer.
     pub(super) async fn get(&self, path: &str) -> Result<Value, Failure> {
         self.request_ok(Method::GET, path, Bytes::new()).await
     }
 
-    /// A good answer to a POST.
+    /// Sends a POST and returns the JSON of a 2xx answer.
     pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Value, Failure> {
         self.request_ok(Method::POST, path, Bytes::from(body.to_string())).await
     }
 
-    /// Whatever it answers; a refusal comes with the way out of it.
+    /// Returns the JSON of a 2xx answer. A 401 or 403 becomes a failure with a hint about tokens. A 401 to
+    /// the token of `admin.token` is retried without it, because that file may be left over.
     async fn request_ok(&self, method: Method, path: &str, body: Bytes) -> Result<Value, Failure> {
         let mut reply = self.request(method.clone(), path, body.clone()).await?;
         if reply.status == StatusCode::UNAUTHORIZED && self.is_own_token {
@@ -239,7 +239,7 @@ impl Server {
         }
     }
 
-    /// Whatever it answers.
+    /// Returns any answer, whatever its status.
     pub(super) async fn request(
         &self,
         method: Method,
@@ -257,7 +257,7 @@ impl Server {
         body: Bytes,
     ) -> Result<Reply, Failure> {
         let cannot = |why: String| {
-            let hint = "is it running there? name it with --admin, or its config with --config";
+            let hint = "check that the server runs; pass its URL with --admin, or its config with --config";
             Failure::unreachable(format!("cannot reach {}: {why}", self.base)).hinted(hint)
         };
         let mut request = http::Request::builder().method(method).uri(self.url_of(path));
@@ -289,11 +289,12 @@ impl Server {
 }
 
 impl Reply {
-    /// The JSON of a good answer; anything else is a failure in the server's own words.
+    /// The JSON of a 2xx answer; any other answer is a failure with the server's message.
     pub(super) fn into_json(self) -> Result<Value, Failure> {
         if self.status.is_success() {
-            let foreign =
-                |_| Failure::unreachable("the answer is not JSON: is that a hapax server?");
+            let foreign = |_| {
+                Failure::unreachable("the answer is not JSON: check that --admin is a hapax server")
+            };
             return serde_json::from_slice(&self.body).map_err(foreign);
         }
         let problem = self.problem();
@@ -310,7 +311,7 @@ impl Reply {
         serde_json::from_slice(&self.body).unwrap_or_default()
     }
 
-    /// The server's own words, or its status where it has none.
+    /// The message of an error, or its status if it has none.
     fn problem_detail(&self) -> String {
         match self.problem().detail {
             detail if detail.is_empty() => format!("the server answered {}", self.status),
@@ -319,7 +320,7 @@ impl Reply {
     }
 }
 
-/// Runs a command that talks to a server.
+/// Runs an async command to its end.
 pub(super) fn run<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -328,7 +329,7 @@ pub(super) fn run<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T
     runtime.block_on(work)
 }
 
-/// A path or query value as it stands in a URL.
+/// Percent-encodes a path segment or query value.
 pub(super) fn encoded(text: &str) -> String {
     let mut url = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -342,7 +343,7 @@ pub(super) fn encoded(text: &str) -> String {
     url
 }
 
-/// `?name=value&…` of those that were given.
+/// `?name=value&…` from the values that are set.
 pub(super) fn query<'a>(
     given: impl IntoIterator<Item = (&'a str, Option<impl AsRef<str>>)>,
 ) -> String {
@@ -360,7 +361,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_this_machine_and_the_configured_address_are_ones_own() {
+    fn the_local_token_is_sent_only_to_this_machine_and_the_configured_address() {
         let configured = ServerLocation {
             admin_listen: "10.0.0.5:8081".parse().unwrap(),
             data_dir: PathBuf::from("data"),

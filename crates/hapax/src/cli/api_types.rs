@@ -1,4 +1,4 @@
-//! What the API tells, as far as the command line shows it, and how times and spans are written.
+//! The fields of API answers that the command line prints, and how it formats times and durations.
 
 use std::time::Duration;
 
@@ -84,7 +84,7 @@ pub(super) struct Attempt {
     pub(super) worker: String,
 }
 
-/// What a person did.
+/// An action of an operator.
 #[derive(Debug, Deserialize)]
 pub(super) struct Action {
     pub(super) action: String,
@@ -93,7 +93,7 @@ pub(super) struct Action {
     pub(super) at: Timestamp,
 }
 
-/// What was published.
+/// A message that was published.
 #[derive(Debug, Deserialize)]
 pub(super) struct Message {
     pub(super) id: String,
@@ -101,7 +101,7 @@ pub(super) struct Message {
     pub(super) created_at: Timestamp,
 }
 
-/// What a replay did to one job.
+/// The result of a replay for one job.
 #[derive(Debug, Deserialize)]
 pub(super) struct Replayed {
     pub(super) event_id: String,
@@ -110,13 +110,13 @@ pub(super) struct Replayed {
     pub(super) detail: Option<String>,
 }
 
-/// An instant for people: UTC, to the second.
+/// Formats an instant: UTC, to the second.
 pub(super) fn at(time: Timestamp) -> String {
     let seconds = Timestamp::from_second(time.as_second()).unwrap_or(time);
     seconds.to_string()
 }
 
-/// So many of something: `1 source`, `2 sources`.
+/// Formats a count: `1 source`, `2 sources`.
 pub(super) fn count(count: u64, noun: &str) -> String {
     match count {
         1 => format!("1 {noun}"),
@@ -124,12 +124,12 @@ pub(super) fn count(count: u64, noun: &str) -> String {
     }
 }
 
-/// From one instant to another, in words; order does not matter.
+/// Formats the time between two instants, in either order.
 pub(super) fn between(one: Timestamp, other: Timestamp) -> String {
     span(one.duration_since(other))
 }
 
-/// A span in the largest unit that says enough.
+/// Formats a duration in the largest suitable unit.
 pub(super) fn span(span: SignedDuration) -> String {
     let span = Duration::from_millis(u64::try_from(span.abs().as_millis()).unwrap_or(u64::MAX));
     let seconds = span.as_secs();
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_read_as_people_say_them() {
+    fn a_duration_is_formatted_in_its_largest_suitable_unit() {
         let check = |ms: i64, said: &str| assert_eq!(span(SignedDuration::from_millis(ms)), said);
         check(0, "0 ms");
         check(-350, "350 ms");

@@ -1,7 +1,8 @@
-//! `hapax verify --batch`: a JSON array of captured requests, one JSON line each, in order.
+//! `hapax verify --batch`: reads a JSON array of captured requests and prints one JSON line for each, in
+//! order.
 //!
-//! A request whose secret is empty or malformed is a rejection, reason `config`: the server would
-//! not have started with it. What cannot be judged at all has an `error`, and the exit code is 1.
+//! A request whose secret is empty or malformed is rejected with the reason `config`: a server would not
+//! start with that secret. A request that cannot be verified at all has an `error`; the exit code is then 1.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,16 +23,16 @@ use super::captured;
 use super::output::{self, Exit, Failure};
 use super::verify::Judgement;
 
-/// The largest body that a `body_rule` may describe: far above the largest that a server takes.
+/// The largest body that a `body_rule` may generate; servers accept far less.
 const RULE_BYTES_MAX: usize = 64 << 20;
 
-/// Judges every request of the file.
+/// Verifies every request of the file.
 pub(super) fn run(file: &Path, tolerance: Option<Duration>) -> Result<Exit, Failure> {
     let bytes = captured::read(file)?;
     let vectors: Vec<&RawValue> = serde_json::from_slice(&bytes).map_err(|error| {
         Failure::usage(
             format!("{} is not a JSON array: {error}", file.display()),
-            "an array of objects with provider, name, secrets, url, headers, body_base64, now_unix",
+            "write an array of objects with provider, name, secrets, url, headers, body_base64, now_unix",
         )
     })?;
     let mut all_judged = true;
@@ -66,7 +67,7 @@ struct NameOnly {
     name: Option<String>,
 }
 
-/// One captured request. Other fields, such as what is expected of it, are not for us to read.
+/// One captured request. Other fields, such as the expected verdict, are ignored.
 #[derive(Deserialize)]
 struct Vector {
     provider: String,
@@ -103,7 +104,7 @@ fn judge(text: &str, tolerance: Option<Duration>) -> Result<Judgement, String> {
         .map_err(|_| "method is not an HTTP method")?;
     let mut headers = HeaderMap::new();
     for (name, value) in &vector.headers {
-        // Values are kept with their blanks: whether to forgive those is the scheme's to decide.
+        // Values keep their whitespace: the scheme decides whether it matters.
         let Some((name, value)) = captured::header(name, value) else {
             return Ok(Judgement::reject("malformed"));
         };
@@ -147,19 +148,19 @@ impl Vector {
 impl BodyRule {
     fn body(&self) -> Result<Vec<u8>, String> {
         if self.fill_len > RULE_BYTES_MAX {
-            return Err(format!("body_rule makes more than {RULE_BYTES_MAX} bytes"));
+            return Err(format!("body_rule generates more than {RULE_BYTES_MAX} bytes"));
         }
         if self.fill.is_empty() && self.fill_len > 0 {
-            return Err("body_rule has nothing to fill with".to_owned());
+            return Err("body_rule has an empty fill".to_owned());
         }
         let fill = self.fill.bytes().cycle().take(self.fill_len);
         let body: Vec<u8> = self.prefix.bytes().chain(fill).chain(self.suffix.bytes()).collect();
         if self.total_len.is_some_and(|expected| expected != body.len()) {
-            return Err("body_rule does not make total_len bytes".to_owned());
+            return Err("body_rule does not generate total_len bytes".to_owned());
         }
         let sha256 = hex::encode(digest::digest(&digest::SHA256, &body));
         if self.sha256.as_ref().is_some_and(|expected| *expected != sha256) {
-            return Err("body_rule does not make a body with that sha256".to_owned());
+            return Err("body_rule generates a body with another sha256".to_owned());
         }
         Ok(body)
     }

@@ -1,5 +1,5 @@
-//! A captured request as the command line gives it, and the source it is judged or signed by:
-//! the part that `verify`, `sign` and `send` have in common.
+//! Arguments that `verify`, `sign` and `send` share: a captured request, and the secrets and parameters
+//! that verify or sign it.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -15,24 +15,23 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 use super::output::Failure;
 use crate::{config, signing};
 
-/// Whose request it is, and what proves it.
+/// The secrets and parameters of a sender.
 #[derive(Debug, clap::Args)]
 pub(super) struct Identity {
-    /// The secret, `env:NAME` or `file:PATH`; any of several may have signed [env: HAPAX_SECRET]
+    /// The secret, or env:NAME or file:PATH; repeat it during a rotation [env: HAPAX_SECRET]
     #[arg(long = "secret", value_name = "SECRET")]
     pub(super) secrets: Vec<String>,
-    /// A file that holds the secret. From the dev secret of a server without a config each
-    /// sender's own is derived
+    /// A file that contains the secret. From the dev secret of a server in dev mode, the secret of each
+    /// sender is derived
     #[arg(long, value_name = "FILE")]
     pub(super) secret_file: Option<PathBuf>,
-    /// What some schemes need beside a secret, such as webhook_id=ID or cert_pem=file:PATH
+    /// A parameter that some schemes need besides the secret: webhook_id=ID, cert_pem=file:PATH
     #[arg(long = "param", value_name = "KEY=VALUE")]
     pub(super) params: Vec<String>,
 }
 
 impl Identity {
-    /// Every secret given; those on the command line come before the file, and the environment
-    /// counts only where neither is there.
+    /// Every secret, those of --secret before --secret-file; HAPAX_SECRET is used only without both.
     pub(super) fn secrets(&self) -> Result<Vec<Secret>, Failure> {
         let mut given = self.secrets.clone();
         given.extend(self.secret_file.iter().map(|path| format!("file:{}", path.display())));
@@ -47,13 +46,13 @@ impl Identity {
         given.iter().map(resolve).collect()
     }
 
-    /// The parameters, with `env:` and `file:` read.
+    /// The parameters, with `env:` and `file:` resolved.
     pub(super) fn params(&self) -> Result<BTreeMap<String, String>, Failure> {
         let param = |text: &String| {
             let (key, value) = text.split_once('=').ok_or_else(|| {
                 Failure::usage(
                     "--param is not KEY=VALUE",
-                    "such as --param webhook_id=8PT597110X687430L",
+                    "write it as --param webhook_id=8PT597110X687430L",
                 )
             })?;
             let resolved = config::resolve_secret(value, &env).map_err(|invalid| {
@@ -64,7 +63,7 @@ impl Identity {
         self.params.iter().map(param).collect()
     }
 
-    /// A source of that provider with these secrets and parameters.
+    /// The spec of a source with this provider, these secrets and parameters.
     pub(super) fn spec(&self, provider: &str, url_known: bool) -> Result<SourceSpec, Failure> {
         let secrets = self.secrets()?.into_iter().map(ActiveSecret::forever).collect();
         let mut spec = SourceSpec::new(provider, provider, secrets);
@@ -80,7 +79,7 @@ impl Identity {
     }
 }
 
-/// Puts the secret and the parameters that `preset` has in dev mode into `spec`.
+/// Sets the secret and the parameters that `preset` has in dev mode.
 pub(super) fn derive_from_dev(spec: &mut SourceSpec, preset: &Preset, dev: &Secret) {
     let Some(own) = signing::dev_secret(preset, dev.expose()) else { return };
     spec.secrets = vec![ActiveSecret::forever(own)];
@@ -93,14 +92,14 @@ fn env(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.is_empty())
 }
 
-/// A spec that cannot be built, in the words of the command line.
+/// Turns an error about a source into a hint about command-line flags.
 pub(super) fn cannot_build(error: SourceError) -> Failure {
     let SourceError { field, problem, hint } = error;
     let flag = match field.split('.').next().unwrap_or(field) {
-        "provider" => "give --provider NAME",
-        "secrets" => "give it with --secret, --secret-file or HAPAX_SECRET",
-        "params" => "give it with --param KEY=VALUE",
-        "public_url" => "give the full public URL with --url",
+        "provider" => "pass --provider NAME",
+        "secrets" => "pass it with --secret, --secret-file or HAPAX_SECRET",
+        "params" => "pass it with --param KEY=VALUE",
+        "public_url" => "pass the full public URL with --url",
         _other => "",
     };
     match (flag, hint.is_empty()) {
@@ -111,7 +110,7 @@ pub(super) fn cannot_build(error: SourceError) -> Failure {
     }
 }
 
-/// The body: a file, or standard input for `-`.
+/// Reads a file, or standard input for `-`.
 pub(super) fn read(path: &Path) -> Result<Bytes, Failure> {
     let read = if path == Path::new("-") {
         let mut bytes = Vec::new();
@@ -123,21 +122,26 @@ pub(super) fn read(path: &Path) -> Result<Bytes, Failure> {
         .map_err(|error| Failure::unreachable(format!("cannot read {}: {error}", path.display())))
 }
 
-/// `--now`, or the clock.
+/// The time of `--now`, or of the clock.
 pub(super) fn now(unix_seconds: Option<i64>) -> Result<Timestamp, Failure> {
     match unix_seconds {
         None => Ok(Timestamp::now()),
         Some(seconds) => Timestamp::from_second(seconds).map_err(|_| {
-            Failure::usage("--now is out of range", "seconds since 1970, such as 1767225600")
+            Failure::usage("--now is out of range", "write seconds since 1970, such as 1767225600")
         }),
     }
 }
 
-/// `'Name: value'` lines; blanks around the value are not part of it, as in HTTP.
+/// Parses `'Name: value'` lines; as in HTTP, whitespace around the value is dropped.
 pub(super) fn headers(lines: &[String]) -> Result<HeaderMap, Failure> {
     let mut headers = HeaderMap::new();
     for line in lines {
-        let bad = || Failure::usage("--header is not 'Name: value'", "quote it for the shell");
+        let bad = || {
+            Failure::usage(
+                "--header is not 'Name: value'",
+                "write it as --header 'Name: value', quoted for the shell",
+            )
+        };
         let (name, value) = line.split_once(':').ok_or_else(bad)?;
         let (name, value) = header(name.trim(), value.trim()).ok_or_else(bad)?;
         headers.append(name, value);
@@ -145,19 +149,19 @@ pub(super) fn headers(lines: &[String]) -> Result<HeaderMap, Failure> {
     Ok(headers)
 }
 
-/// `None` where HTTP could not carry it.
+/// Parses one header; `None` if it is not valid in HTTP.
 pub(super) fn header(name: &str, value: &str) -> Option<(HeaderName, HeaderValue)> {
     let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
     Some((name, HeaderValue::from_bytes(value.as_bytes()).ok()?))
 }
 
-/// The method, upper case.
+/// Parses the method, in any case.
 pub(super) fn method(text: &str) -> Result<http::Method, Failure> {
     http::Method::from_bytes(text.to_ascii_uppercase().as_bytes())
         .map_err(|_| Failure::usage("--method is not an HTTP method", "POST is the default"))
 }
 
-/// The request itself.
+/// Builds the request.
 pub(super) fn arrival(
     method: http::Method,
     url: Option<&str>,

@@ -1,4 +1,4 @@
-//! `hapax dead`: the jobs that were given up.
+//! `hapax dead`: dead letters, the jobs whose retries are exhausted.
 
 use serde_json::{Value, json};
 
@@ -10,12 +10,12 @@ use super::output::{self, Exit, Failure};
 /// `hapax dead`.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Dead {
-    /// Dead letters, newest first
+    /// List dead letters, newest first
     List(List),
-    /// Run one dead letter again, or those that a filter names
+    /// Run one dead letter again, or all that match a filter
     Replay(Replay),
-    /// Give up one dead letter, or those that a filter names: they never run again, and their payloads
-    /// can be pruned
+    /// Discard one dead letter, or all that match a filter: they are not retried, and their payloads can
+    /// be pruned
     Discard(Discard),
 }
 
@@ -29,22 +29,22 @@ impl Dead {
     }
 }
 
-/// Which dead letters.
+/// Filters for dead letters.
 #[derive(Debug, clap::Args)]
 struct JobFilterArgs {
-    /// Of this source
+    /// Only dead letters of this source
     #[arg(long)]
     source: Option<String>,
-    /// Of this handler
+    /// Only dead letters of this handler
     #[arg(long)]
     handler: Option<String>,
-    /// Of this tenant
+    /// Only dead letters of this tenant
     #[arg(long)]
     tenant: Option<String>,
-    /// Where the page before ended
+    /// The cursor that the previous page printed
     #[arg(long)]
     cursor: Option<String>,
-    /// At most this many
+    /// The most dead letters
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=500))]
     limit: u32,
 }
@@ -54,7 +54,7 @@ impl JobFilterArgs {
         self.source.is_some() || self.handler.is_some() || self.tenant.is_some()
     }
 
-    /// Where they are listed.
+    /// The route that lists them.
     fn path(&self) -> String {
         let query = query([
             ("status", Some("dead".to_owned())),
@@ -75,7 +75,7 @@ pub(super) struct List {
     filter: JobFilterArgs,
     #[command(flatten)]
     remote: Remote,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }
@@ -91,7 +91,7 @@ impl List {
             print(job, self.json)?;
         }
         if let Some(next) = page.next {
-            output::words(&format!("there are more: --cursor {next}"));
+            output::words(&format!("more dead letters: --cursor {next}"));
         }
         Ok(Exit::Done)
     }
@@ -118,7 +118,7 @@ fn print(job: Value, json: bool) -> Result<(), Failure> {
 /// `hapax dead replay`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Replay {
-    /// The job's id, as `dead list` shows it
+    /// The job's id, as `dead list` prints it
     #[arg(conflicts_with_all = ["all", "source", "handler", "tenant", "cursor", "limit"])]
     job: Option<String>,
     /// Every dead letter, up to --limit
@@ -126,7 +126,7 @@ pub(super) struct Replay {
     all: bool,
     #[command(flatten)]
     filter: JobFilterArgs,
-    /// Only say what would happen
+    /// Only print what would happen
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -154,10 +154,10 @@ impl Replay {
         let count = page.items.len();
         let exit = replayed(page.items, self.action.json)?;
         if count == 0 {
-            output::words("there are no such dead letters");
+            output::words("no dead letter matches the filter");
         }
         if let Some(next) = page.next {
-            output::words(&format!("there are more: --cursor {next}"));
+            output::words(&format!("more dead letters: --cursor {next}"));
         }
         Ok(exit)
     }
@@ -166,7 +166,7 @@ impl Replay {
 /// `hapax dead discard`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Discard {
-    /// The job's id, as `dead list` shows it
+    /// The job's id, as `dead list` prints it
     #[arg(conflicts_with_all = ["all", "source", "handler", "tenant", "cursor", "limit"])]
     job: Option<String>,
     /// Every dead letter, up to --limit
@@ -186,17 +186,17 @@ impl Discard {
             None if self.all || self.filter.is_filtered() => {
                 let page: Page = read(server.get(&self.filter.path()).await?)?;
                 if page.items.is_empty() {
-                    output::words("there are no such dead letters");
+                    output::words("no dead letter matches the filter");
                 }
                 if page.next.is_some() {
-                    output::words("there are more: run this again for the rest");
+                    output::words("more dead letters match: run this command again for the rest");
                 }
                 let job = |item| read::<Job>(item).map(|job| job.id);
                 page.items.into_iter().map(job).collect::<Result<_, _>>()?
             }
             None => return Err(which()),
         };
-        // Each is its own commit: one that fails leaves the others discarded.
+        // Each is a commit of its own: if one fails, the earlier ones stay discarded.
         for job in jobs {
             let path = format!("/api/v1/jobs/{}/discard", encoded(&job));
             decided(server.post(&path, &body).await?, self.action.json)?;
@@ -206,5 +206,8 @@ impl Discard {
 }
 
 fn which() -> Failure {
-    Failure::usage("which dead letters?", "name a job, a --source or --handler, or --all")
+    Failure::usage(
+        "no dead letter is named",
+        "pass a job id, --source, --handler, --tenant or --all",
+    )
 }

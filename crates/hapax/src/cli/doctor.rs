@@ -1,6 +1,5 @@
-//! `hapax doctor`: looks at what a server needs and says of each whether it is well. It changes
-//! nothing; a small file is written to the data directory and removed, to see that this works. Where
-//! nodes share a PostgreSQL that one is looked at instead, and the Redis in front of it if there is one.
+//! `hapax doctor`: checks everything that a server needs. It changes nothing, except that a probe file is
+//! written to the data directory and removed. With a shared PostgreSQL it checks that database and Redis.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -20,19 +19,19 @@ use super::output::{self, Exit, Failure};
 use crate::config::{self, Config, Flags, ServiceUrl};
 use crate::statements::{Statements, Unprepared};
 
-/// Less free disk than this, and the next hour may fill it.
+/// Below this much free disk doctor warns: an hour of events may fill it.
 const DISK_BYTES_WARN: u64 = 1 << 30;
 
-/// Less than this, and the database's log alone may not fit.
+/// Below this much free disk doctor fails: the database's log may not fit.
 const DISK_BYTES_FAIL: u64 = 64 << 20;
 
-/// Clocks of one machine, or of machines that are kept in time, differ by less.
+/// Synchronized clocks differ by less.
 const CLOCK_WARN: Duration = Duration::from_secs(5);
 
-/// Past this, events of senders that sign the time are refused as old or as from the future.
+/// Beyond this difference, events with a signed time are rejected as stale or from the future.
 const CLOCK_FAIL: Duration = Duration::from_secs(60);
 
-/// Older ones can lose committed writes.
+/// Older versions can lose committed writes.
 const SQLITE_MIN: i32 = 3_051_003;
 
 /// `hapax doctor`.
@@ -42,12 +41,12 @@ pub(super) struct Doctor {
     flags: Flags,
     #[command(flatten)]
     access: Access,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Debug, Serialize)]
 struct Finding {
     check: &'static str,
@@ -118,7 +117,7 @@ impl Doctor {
                 })?;
             }
             Err(failure) if self.access.admin.is_some() => return Err(failure),
-            // Where the config cannot be read, that was said above.
+            // A config that cannot be read is reported above.
             Err(failure) if settings.is_some() => {
                 found.add("server", Level::Warn, failure.message());
             }
@@ -145,7 +144,7 @@ impl Doctor {
         Ok(if failed { Exit::Negative } else { Exit::Done })
     }
 
-    /// Reads the config as `serve` would, except that nothing is made.
+    /// Reads the config as `serve` does, but creates no files.
     fn config(&self, found: &mut Findings) -> Option<Config> {
         let config = match config::load_read_only(&self.flags) {
             Ok(config) => config,
@@ -163,7 +162,11 @@ impl Doctor {
                 found.add("config", Level::Ok, note);
             }
             None => {
-                found.add("config", Level::Warn, "no hapax.toml here: serve would run in dev mode");
+                found.add(
+                    "config",
+                    Level::Warn,
+                    "there is no hapax.toml in this directory: `hapax serve` would run in dev mode",
+                );
             }
         }
         for warning in &config.warnings {
@@ -178,11 +181,11 @@ fn data_dir(directory: &Path, found: &mut Findings) {
     if !directory.exists() {
         match could_be_made(directory) {
             Ok(()) => {
-                let note = format!("{shown} is not there: the first start makes it");
+                let note = format!("{shown} does not exist yet: the first start creates it");
                 found.add("data dir", Level::Warn, note);
             }
             Err(error) => {
-                let note = format!("{shown} is not there and cannot be made: {error}");
+                let note = format!("{shown} does not exist and cannot be created: {error}");
                 found.add("data dir", Level::Fail, note);
             }
         }
@@ -190,13 +193,13 @@ fn data_dir(directory: &Path, found: &mut Findings) {
     }
     match written_at(directory) {
         Ok(written_at) => {
-            found.add("data dir", Level::Ok, format!("{shown} can be written"));
+            found.add("data dir", Level::Ok, format!("{shown} is writable"));
             let ours = SystemTime::now();
             let apart = ours.duration_since(written_at).unwrap_or_else(|early| early.duration());
-            clock("the file system's", apart, found);
+            clock("the clock of the file system", apart, found);
         }
         Err(error) => {
-            found.add("data dir", Level::Fail, format!("{shown} cannot be written: {error}"));
+            found.add("data dir", Level::Fail, format!("{shown} is not writable: {error}"));
         }
     }
     match rustix::fs::statvfs(directory) {
@@ -209,11 +212,11 @@ fn data_dir(directory: &Path, found: &mut Findings) {
             };
             found.add("disk", level, format!("{} MiB free", free >> 20));
         }
-        Err(error) => found.add("disk", Level::Warn, format!("cannot be asked: {error}")),
+        Err(error) => found.add("disk", Level::Warn, format!("the free space is unknown: {error}")),
     }
 }
 
-/// Whether a directory could be made there: by a probe in the nearest one that exists.
+/// Whether the directory can be created: writes a probe to its nearest existing ancestor.
 fn could_be_made(directory: &Path) -> std::io::Result<()> {
     let nearest = directory.ancestors().skip(1).find(|above| {
         above.as_os_str().is_empty() || above.try_exists().is_ok_and(|exists| exists)
@@ -222,10 +225,10 @@ fn could_be_made(directory: &Path) -> std::io::Result<()> {
     written_at(nearest.unwrap_or(Path::new("."))).map(drop)
 }
 
-/// When the file system believes that it is, by a file of ours.
+/// Writes a probe file and returns its modification time: the clock of the file system.
 fn written_at(directory: &Path) -> std::io::Result<SystemTime> {
     let probe = directory.join(format!(".hapax-doctor-{}", std::process::id()));
-    let written = std::fs::write(&probe, b"a probe, safe to delete\n")
+    let written = std::fs::write(&probe, b"a probe of hapax doctor, safe to delete\n")
         .and_then(|()| std::fs::metadata(&probe)?.modified());
     let removed = std::fs::remove_file(&probe);
     written.and_then(|written| removed.map(|()| written))
@@ -239,19 +242,21 @@ fn clock(whose: &str, apart: Duration, found: &mut Findings) {
     };
     let note = match level {
         Level::Ok => format!("agrees with {whose}"),
-        Level::Warn | Level::Fail => format!("differs from {whose} by {} s", apart.as_secs()),
+        Level::Warn | Level::Fail => {
+            format!("differs from {whose} by {} s: synchronize the clocks", apart.as_secs())
+        }
     };
     found.add("clock", level, note);
 }
 
-/// Opens the file for reading only: the server's own lock is not touched.
+/// Opens the file read-only, without taking the lock of a running server.
 fn database(path: &Path, found: &mut Findings) {
     let shown = path.display();
     if !path.exists() {
         found.add(
             "database",
             Level::Warn,
-            format!("{shown} is not there: the first start makes it"),
+            format!("{shown} does not exist yet: the first start creates it"),
         );
         return;
     }
@@ -268,13 +273,17 @@ fn database(path: &Path, found: &mut Findings) {
     });
     match looked {
         Ok((0, ..)) => {
-            found.add("database", Level::Warn, format!("{shown} has no tables of ours yet"));
+            found.add(
+                "database",
+                Level::Warn,
+                format!("{shown} has no hapax tables yet: the first start creates them"),
+            );
         }
-        // Free pages are filled again before the file grows.
+        // SQLite reuses free pages before the file grows.
         Ok((_, all, free)) => {
             let mebibytes = |bytes: i64| bytes as f64 / f64::from(1 << 20);
             let note = format!(
-                "{shown} opens: {:.1} MiB, {:.1} MiB of it free for new events",
+                "{shown} opens: {:.1} MiB, of which {:.1} MiB are free for new events",
                 mebibytes(all),
                 mebibytes(free)
             );
@@ -284,7 +293,7 @@ fn database(path: &Path, found: &mut Findings) {
     }
 }
 
-/// The database that nodes share, as it answered.
+/// Checks the shared PostgreSQL.
 fn shared_database(url: &ServiceUrl, looked: Result<PgReport, PgOpenError>, found: &mut Findings) {
     let sight = match looked {
         Ok(sight) => sight,
@@ -301,31 +310,37 @@ fn shared_database(url: &ServiceUrl, looked: Result<PgReport, PgOpenError>, foun
         }
     }
     match is_standby {
-        false => found.add("recovery", Level::Ok, "it is a primary"),
-        true => found.add("recovery", Level::Fail, "it is a standby, which takes no writes"),
+        false => found.add("recovery", Level::Ok, "the database is a primary"),
+        true => {
+            found.add("recovery", Level::Fail, "the database is a standby, which accepts no writes")
+        }
     }
-    clock("the database's", clock_apart, found);
+    clock("the clock of the database", clock_apart, found);
     let missing = steps.iter().filter(|step| !step.applied).count();
     let refused = steps.iter().find_map(|step| step.refused.as_deref());
     match (refused, missing) {
         (Some(why), _) => found.add("schema", Level::Fail, why),
-        (None, 0) => found.add("schema", Level::Ok, format!("all {} steps are taken", steps.len())),
+        (None, 0) => found.add("schema", Level::Ok, format!("all {} migrations are applied", steps.len())),
         (None, _) => found.add(
             "schema",
             Level::Warn,
             format!(
-                "{missing} of {} steps are missing: the next start takes them, or `hapax migrate up`",
+                "{missing} of {} migrations are missing: the next start applies them, or `hapax migrate up`",
                 steps.len()
             ),
         ),
     }
 }
 
-/// Whether the database can run what SQL handlers will ask of it.
+/// Whether the database can prepare the statements of SQL handlers.
 fn handlers(checked: Result<Vec<Unprepared>, String>, found: &mut Findings) {
     match checked {
         Ok(unprepared) if unprepared.is_empty() => {
-            found.add("handlers", Level::Ok, "the statements of SQL handlers can run");
+            found.add(
+                "handlers",
+                Level::Ok,
+                "the database can prepare the statements of all SQL handlers",
+            );
         }
         Ok(unprepared) => {
             for one in unprepared {
@@ -339,7 +354,7 @@ fn handlers(checked: Result<Vec<Unprepared>, String>, found: &mut Findings) {
     }
 }
 
-/// The role that handlers work as.
+/// Checks the database role of handlers.
 fn handlers_role(
     url: &ServiceUrl,
     looked: Result<HandlerRoleReport, PgOpenError>,
@@ -349,36 +364,42 @@ fn handlers_role(
         Err(error) => found.add("handlers", Level::Fail, format!("{url}: {error}")),
         Ok(HandlerRoleReport { role, owns_ours: true }) => {
             let note = format!(
-                "{url}: {role} can write to the tables of Hapax; use a role that can only call \
-                 its functions"
+                "{url}: the role {role} can write to the tables of Hapax; use a role that can only call \
+                 the functions of Hapax"
             );
             found.add("handlers", Level::Warn, note);
         }
         Ok(HandlerRoleReport { role, owns_ours: false }) => {
-            found.add("handlers", Level::Ok, format!("{url} opens: handlers work as {role}"));
+            found.add(
+                "handlers",
+                Level::Ok,
+                format!("{url} opens: handlers run as the role {role}"),
+            );
         }
     }
 }
 
-/// The Redis in front, as it answered. Nothing here is a failure: without it the database answers.
+/// Checks Redis. No result is a failure: without Redis the database answers.
 fn redis(url: &ServiceUrl, looked: Result<RedisReport, String>, found: &mut Findings) {
     let sight = match looked {
         Ok(sight) => sight,
         Err(error) => {
-            let note = format!("{url}: {error}; it is optional: without it the database answers");
+            let note = format!(
+                "{url}: {error}; Redis is optional: without it the database answers duplicates"
+            );
             found.add("redis", Level::Warn, note);
             return;
         }
     };
-    let version = sight.version.as_deref().unwrap_or("of a version it does not tell");
+    let version = sight.version.as_deref().unwrap_or("(unknown version)");
     let ms = sight.latency.as_secs_f64() * 1_000.0;
     let answers = format!("{url} answers in {ms:.1} ms: Redis {version}");
     match sight.is_slow() {
-        false => found.add("redis", Level::Ok, format!("{answers}; it is optional")),
+        false => found.add("redis", Level::Ok, format!("{answers}; Redis is optional")),
         true => found.add(
             "redis",
             Level::Warn,
-            format!("{answers}; too slow to be waited for, so the database answers as well"),
+            format!("{answers}; that is too slow, so the database answers duplicates as well"),
         ),
     }
 }
@@ -391,15 +412,14 @@ fn sqlite_version(found: &mut Findings) {
     }
 }
 
-/// Asks a server that runs about itself. None running is worth a word, and an error only where one
-/// was named.
+/// Checks the running server. If none runs, that is a warning, and a failure only with --admin.
 async fn check_server(server: &Server, named: bool, found: &mut Findings) {
     let url = server.url().to_owned();
     let reply = match server.request(Method::GET, "/readyz", Bytes::new()).await {
         Ok(reply) => reply,
         Err(_) => {
             let level = if named { Level::Fail } else { Level::Warn };
-            found.add("server", level, format!("nothing answers at {url}"));
+            found.add("server", level, format!("no server answers at {url}"));
             return;
         }
     };
@@ -417,14 +437,18 @@ async fn check_server(server: &Server, named: bool, found: &mut Findings) {
     }
     if let Some(date) = date {
         let apart = Timestamp::now().duration_since(date.timestamp()).unsigned_abs();
-        clock("the server's", apart, found);
+        clock("the clock of the server", apart, found);
     }
     if let Err(failure) = jobs(server, found).await {
-        found.add("jobs", Level::Warn, format!("cannot be asked: {}", failure.message()));
+        found.add(
+            "jobs",
+            Level::Warn,
+            format!("cannot read the state of the jobs: {}", failure.message()),
+        );
     }
 }
 
-/// How far behind a handler is, as far as it matters here.
+/// The fields of a lane that doctor needs.
 #[derive(Debug, Deserialize)]
 struct Lane {
     source: String,
@@ -438,7 +462,7 @@ struct Lane {
     dead: u64,
 }
 
-/// Jobs that nobody will ever claim, and those that were given up.
+/// Reports jobs without a configured handler, and dead letters.
 async fn jobs(server: &Server, found: &mut Findings) -> Result<(), Failure> {
     let page: Page = read(server.get("/api/v1/lanes").await?)?;
     let lanes: Vec<Lane> = page.items.into_iter().map(read).collect::<Result<_, _>>()?;
@@ -448,7 +472,7 @@ async fn jobs(server: &Server, found: &mut Findings) -> Result<(), Failure> {
         let open = lane.ready + lane.leased + lane.held + lane.parked + lane.review;
         if !lane.configured && open > 0 {
             let note = format!(
-                "{} of {source}/{handler} wait, and no such handler is configured",
+                "waiting jobs of {source}/{handler}, which is not configured: {}",
                 at_least(open)
             );
             found.add("jobs", Level::Warn, note);
@@ -456,13 +480,17 @@ async fn jobs(server: &Server, found: &mut Findings) -> Result<(), Failure> {
         }
         if lane.dead > 0 {
             let dead = at_least(lane.dead);
-            let note = format!("{dead} of {source}/{handler} are dead letters: `hapax dead list`");
+            let note = format!("dead letters of {source}/{handler}: {dead}; see `hapax dead list`");
             found.add("jobs", Level::Warn, note);
             is_well = false;
         }
     }
     if is_well {
-        found.add("jobs", Level::Ok, "each has a handler, none is dead");
+        found.add(
+            "jobs",
+            Level::Ok,
+            "every waiting job has a handler, and there are no dead letters",
+        );
     }
     Ok(())
 }

@@ -12,20 +12,20 @@ use super::output::{self, Exit, Failure};
 /// `hapax events`.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Events {
-    /// What arrived, newest first
+    /// List events, newest first
     List(List),
-    /// One event with its arrivals, jobs, headers and body
+    /// Show one event with its arrivals, jobs, headers and body
     Show(Show),
-    /// Run an event's work again; what is done stays done unless it is forced
+    /// Run the handlers of an event again; finished ones only with --force
     Replay(Replay),
-    /// Let an event out of review: its work runs
+    /// Approve an event in review: its handlers run
     Approve(Decide),
-    /// Refuse an event in review
+    /// Reject an event in review: its handlers never run
     #[command(mut_arg("reason", |reason| reason.required(true)))]
     Reject(Decide),
-    /// Give up the dead letters of an event: nothing of it runs again, and its payload can be pruned
+    /// Discard the dead letters of an event: they are not retried, and its payload can be pruned
     Discard(Decide),
-    /// Print events as they arrive, until it is interrupted
+    /// Print events as they arrive, until interrupted
     Tail(Tail),
 }
 
@@ -43,23 +43,23 @@ impl Events {
     }
 }
 
-/// Which events.
+/// Filters for events.
 #[derive(Debug, clap::Args)]
 pub(super) struct EventFilterArgs {
-    /// Of this tenant
+    /// Only events of this tenant
     #[arg(long)]
     tenant: Option<String>,
-    /// Of this source
+    /// Only events of this source
     #[arg(long)]
     source: Option<String>,
-    /// Of exactly this type
+    /// Only events of exactly this type
     #[arg(long = "type", value_name = "TYPE")]
     event_type: Option<String>,
-    /// In this status: review, discarded, dead, failed, held, processing, received, processed,
+    /// Only events with this status: review, discarded, dead, failed, held, processing, received, processed,
     /// stale or ignored
     #[arg(long)]
     status: Option<String>,
-    /// Whose id or body contains this text
+    /// Only events whose id or body contains this text
     #[arg(long = "search", value_name = "TEXT")]
     text: Option<String>,
 }
@@ -81,24 +81,24 @@ impl EventFilterArgs {
 pub(super) struct List {
     #[command(flatten)]
     filter: EventFilterArgs,
-    /// Received at or after: 2026-03-01T12:00:00Z, or that long ago: 1h
+    /// Only events received at or after this time: 2026-03-01T12:00:00Z, or 1h for one hour ago
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
-    /// Received before, in the same words
+    /// Only events received before this time, in the same format
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
-    /// Received at least this long ago and not finished: 30m
+    /// Only unfinished events that were received at least this long ago: 30m
     #[arg(long, value_name = "DURATION")]
     unfinished_for: Option<String>,
-    /// Where the page before ended
+    /// The cursor that the previous page printed
     #[arg(long)]
     cursor: Option<String>,
-    /// At most this many
+    /// The most events to list
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=500))]
     limit: u32,
     #[command(flatten)]
     remote: Remote,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }
@@ -116,13 +116,13 @@ impl List {
         ]);
         let page: Page = read(server.get(&format!("/api/v1/events{}", query(pairs))).await?)?;
         if page.items.is_empty() {
-            output::words("no events match");
+            output::words("no event matches the filter");
         }
         for event in page.items {
             print(event, self.json)?;
         }
         if let Some(next) = page.next {
-            output::words(&format!("there are more: --cursor {next}"));
+            output::words(&format!("more events: --cursor {next}"));
         }
         Ok(Exit::Done)
     }
@@ -131,11 +131,11 @@ impl List {
 /// `hapax events show`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Show {
-    /// Our id, or the sender's
+    /// The event's id, Hapax's or the sender's
     id: String,
     #[command(flatten)]
     remote: Remote,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -155,7 +155,7 @@ impl Show {
     }
 }
 
-/// Everything that is kept of an event, line by line.
+/// Everything that is stored about an event, line by line.
 fn page_of(event: &Event) -> Vec<String> {
     let Event { id, event_id, tenant, source, status, .. } = event;
     let mut lines = vec![
@@ -218,12 +218,12 @@ fn page_of(event: &Event) -> Vec<String> {
 /// `hapax events replay`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Replay {
-    /// Our id, or the sender's
+    /// The event's id, Hapax's or the sender's
     id: String,
-    /// Only say what would happen
+    /// Only print what would happen
     #[arg(long)]
     dry_run: bool,
-    /// Only for this handler
+    /// Run only this handler
     #[arg(long, value_name = "NAME")]
     handler: Option<String>,
     /// Also run handlers that are done, under a new run number
@@ -241,13 +241,13 @@ impl Replay {
         let path = format!("/api/v1/events/{}/replay", encoded(&self.id));
         let page: Page = read(server.post(&path, &body).await?)?;
         if page.items.is_empty() {
-            output::words("no configured handler is for this event");
+            output::words("no configured handler takes this event");
         }
         replayed(page.items, self.action.json)
     }
 }
 
-/// One line for each job that a replay looked at.
+/// Prints one line for each job of a replay.
 pub(super) fn replayed(items: Vec<Value>, json: bool) -> Result<Exit, Failure> {
     for item in items {
         if json {
@@ -258,11 +258,11 @@ pub(super) fn replayed(items: Vec<Value>, json: bool) -> Result<Exit, Failure> {
         let detail = detail.unwrap_or_default();
         let effect = match effect.as_str() {
             "would_run" => "would run",
-            "runs" => "runs again",
-            "already_applied" => "already applied: nothing happens",
-            "stale" => "stale: a newer version was applied, nothing happens",
-            "already_open" => "due, running or held already: nothing happens",
-            "discarded" => "refused by a person: nothing happens without --force",
+            "runs" => "queued to run",
+            "already_applied" => "done already: not run again",
+            "stale" => "stale: a newer version was applied, so it is not run",
+            "already_open" => "due, running or held already: nothing changed",
+            "discarded" => "rejected or discarded: not run without --force",
             "no_handler" | "no_order" if !detail.is_empty() => &detail,
             "no_handler" => "no configured handler takes it",
             other => other,
@@ -311,7 +311,7 @@ impl ActionArgs {
     }
 }
 
-/// One line for what a person decided.
+/// Prints the result of a decision.
 pub(super) fn decided(decided: Value, json: bool) -> Result<Exit, Failure> {
     if json {
         output::json(&decided)?;
@@ -325,21 +325,21 @@ pub(super) fn decided(decided: Value, json: bool) -> Result<Exit, Failure> {
         text("status")
     )))?;
     if decided["changed"] == false {
-        output::words("it had been decided before; nothing changed");
+        output::words("this was decided before; nothing changed");
     }
     Ok(Exit::Done)
 }
 
-/// How often the server is asked for what is new.
+/// How often `tail` asks the server for new events.
 const TAIL_EVERY: Duration = Duration::from_secs(1);
 
-/// Events of one look.
+/// Events per page of one poll.
 const TAIL_PAGE: usize = 500;
 
-/// Pages of one look: past them a flood is skipped over rather than read behind for ever.
+/// Pages per poll. When more arrive, the rest is skipped: `tail` would never catch up.
 const TAIL_PAGES_MAX: usize = 10;
 
-/// Events that are known to have been printed.
+/// How many printed ids are remembered.
 const TAIL_SEEN_MAX: usize = 20_000;
 
 /// `hapax events tail`.
@@ -347,15 +347,15 @@ const TAIL_SEEN_MAX: usize = 20_000;
 pub(super) struct Tail {
     #[command(flatten)]
     filter: EventFilterArgs,
-    /// Begin with this many that are there already
+    /// Start with this many of the stored events
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(0..=500))]
     last: u16,
-    /// Stop after this many
+    /// Stop after this many events
     #[arg(long, value_name = "N")]
     count: Option<u64>,
     #[command(flatten)]
     remote: Remote,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }
@@ -389,7 +389,7 @@ impl Tail {
                 return Ok(Exit::Done);
             }
             tokio::time::sleep(TAIL_EVERY).await;
-            // A server that restarts is waited for; one that refuses is not.
+            // A server that cannot be reached may be restarting, so polling goes on.
             new = match self.look(server, &seen).await {
                 Ok(new) => {
                     gone = false;
@@ -407,7 +407,7 @@ impl Tail {
         }
     }
 
-    /// Events that were not seen yet, newest first.
+    /// Events that were not printed yet, newest first.
     async fn look(&self, server: &Server, seen: &Seen) -> Result<Vec<Value>, Failure> {
         let mut new = Vec::new();
         let mut cursor = None;
@@ -425,12 +425,12 @@ impl Tail {
                 return Ok(new);
             }
         }
-        output::warning("more arrived than is printed here: some were left out");
+        output::warning("events arrive faster than they can be printed: some are not shown");
         Ok(new)
     }
 }
 
-/// Ids that were printed or passed over, the oldest forgotten first.
+/// Ids that were printed or skipped; the oldest are dropped first.
 #[derive(Debug, Default)]
 struct Seen {
     ids: HashSet<String>,
@@ -460,7 +460,7 @@ impl Seen {
     }
 }
 
-/// One event on one line.
+/// Prints one event on one line.
 fn print(event: Value, json: bool) -> Result<(), Failure> {
     if json {
         return Ok(output::json(&event)?);
@@ -483,13 +483,14 @@ fn print(event: Value, json: bool) -> Result<(), Failure> {
     Ok(output::data(&output::shown(&line))?)
 }
 
-/// An answer in the shape that is expected of this API.
+/// Decodes an answer of the API.
 pub(super) fn read<T: serde::de::DeserializeOwned>(answer: Value) -> Result<T, Failure> {
-    T::deserialize(answer)
-        .map_err(|error| Failure::unreachable(format!("the answer is not understood: {error}")))
+    T::deserialize(answer).map_err(|error| {
+        Failure::unreachable(format!("cannot decode the answer of the server: {error}"))
+    })
 }
 
-/// Adds a field where there is something to say.
+/// Adds a field if it has a value.
 pub(super) fn add(body: &mut Value, name: &str, value: Option<String>) {
     if let Some(value) = value {
         body[name] = Value::String(value);

@@ -1,6 +1,5 @@
-//! `hapax migrate` and `hapax sql`: the tables in a shared PostgreSQL, brought forward or printed for
-//! those who run their migrations by hand. The embedded database needs neither: it is brought forward
-//! when it is opened.
+//! `hapax migrate` and `hapax sql`: apply or print the schema of a shared PostgreSQL. The embedded
+//! database is migrated when it is opened.
 
 use hapax_store::{MigrationStatus, PgOpenError, PgStore};
 use serde_json::json;
@@ -12,30 +11,30 @@ use crate::config::{self, Flags, ServiceUrl};
 /// `hapax migrate`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Migrate {
-    /// What to do: `status` where nothing is said
-    // A word and no subcommand: flags may stand on either side of it.
+    /// What to do [default: status]
+    // An argument and not a subcommand, so that flags may stand on either side of it.
     action: Option<MigrateAction>,
     #[command(flatten)]
     flags: Flags,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum MigrateAction {
-    /// Say which steps the database has taken; exit 1 when some are missing or not ours
+    /// List the migrations and whether each is applied; exit 1 if some are missing or unknown
     Status,
-    /// Take the missing steps; several nodes may try at once
+    /// Apply the missing migrations; several nodes may do so at once
     Up,
 }
 
 /// `hapax sql`.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Sql {
-    /// One table and `hapax.once(scope, key)`, to use without any Hapax server
+    /// One table and the function `hapax.once(scope, key)`, for use without a Hapax server
     Once,
-    /// Every step of the schema, in order, to be run by hand
+    /// The whole schema, in order
     Schema,
 }
 
@@ -43,8 +42,8 @@ impl Migrate {
     pub(super) fn run(self) -> Result<Exit, Failure> {
         let Some(url) = config::database_url(&self.flags)? else {
             return Err(Failure::usage(
-                "no database_url: there is no shared database to migrate",
-                "the embedded database is brought forward whenever it is opened",
+                "database_url is not set: there is no shared database to migrate",
+                "set database_url; the embedded database is migrated when it is opened",
             ));
         };
         match self.action.unwrap_or(MigrateAction::Status) {
@@ -88,7 +87,7 @@ impl Migrate {
 }
 
 impl Sql {
-    #[allow(clippy::unnecessary_wraps, reason = "every command answers the same way")]
+    #[allow(clippy::unnecessary_wraps, reason = "every command has this signature")]
     pub(super) fn run(self) -> Result<Exit, Failure> {
         let text = match self {
             Self::Once => PgStore::once_sql().to_owned(),

@@ -1,5 +1,5 @@
-//! The command line: what can be asked, and which room answers. Exit codes: 0 done, 1 a negative
-//! answer, 2 bad usage or config, 3 could not reach or open what it needs.
+//! The command line: one module for each command. Exit codes: 0 done, 1 a negative answer, 2 bad usage
+//! or config, 3 could not reach or open what it needs.
 
 mod admin_client;
 mod api_types;
@@ -40,54 +40,55 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Receive webhooks: verify, deduplicate, make durable, answer. Without a config file: dev mode
+    /// Run the server: verify webhooks, deduplicate them, store them and run their handlers. Without a
+    /// config file it runs in dev mode
     Serve(Flags),
-    /// Write a config file with every key explained; never overwrites one
+    /// Write a config file that explains every key; an existing file is never overwritten
     Init(setup::Init),
-    /// Read the config and every secret it names, and say all that is wrong
+    /// Check the config file, the secrets it names and the SQL of handlers; report every error
     CheckConfig(setup::CheckConfig),
-    /// List the senders Hapax knows, or show one of them
+    /// List the webhook senders that Hapax knows, or describe one of them
     Providers(providers::Providers),
-    /// Judge a captured request, or a file of them, and explain a failure
+    /// Verify a captured request, or a file of them, and explain why one is rejected
     Verify(verify::Verify),
-    /// Print the headers that a sender would sign a body with
+    /// Sign a body as a sender would, and print the headers
     Sign(sign::Sign),
     /// Send realistic signed sample events
     Send(send::Send),
-    /// Torture an endpoint, any endpoint, with copies at once, late and forged events; exit 1 when a law
-    /// of exactly-once is broken
+    /// Test any endpoint for exactly-once: concurrent copies, late and forged events. Exit 1 if a law is
+    /// broken
     Storm(storm::Storm),
-    /// The double-charge story, live: the same retries to a handler that checks and then acts, and to Hapax
+    /// Show a double charge: the same retries go to a check-then-act handler and to Hapax
     Demo(storm::Demo),
-    /// Look at the events of a running server, replay them, decide about those in review
+    /// List, show and replay the events of a running server; decide about events in review
     #[command(subcommand)]
     Events(events::Events),
-    /// Look at dead letters, the jobs that were given up, and run them again
+    /// List, replay and discard dead letters: jobs whose retries are exhausted
     #[command(subcommand)]
     Dead(dead::Dead),
-    /// Tell the story of one event in plain sentences
+    /// Explain in sentences what happened to one event, and why
     Explain(explain::Explain),
-    /// Figures of a running server: duplicates, success, processing time, retries, by source
+    /// Show statistics of a running server by source: duplicates, success rate, processing time, retries
     Stats(stats::Stats),
-    /// What needs a person's attention now; exit 1 if anything does
+    /// Show what needs attention now; exit 1 if anything does
     Alerts(stats::Alerts),
-    /// Check config, data directory, disk, database, server and clock
+    /// Check the config, data directory, disk, database, server and clock
     Doctor(doctor::Doctor),
-    /// Bring the tables in a shared PostgreSQL forward, or say how they stand
+    /// Show or apply the schema migrations of a shared PostgreSQL
     Migrate(migrate::Migrate),
-    /// Print SQL to run by hand
+    /// Print SQL for you to run
     #[command(subcommand)]
     Sql(migrate::Sql),
     /// Print a completion script for a shell
     Completions {
-        /// Which shell
+        /// The shell
         shell: Shell,
     },
     /// Print the manual page
     Man,
 }
 
-/// Reads the command line, does what it says, and answers how that went.
+/// Runs the command that the command line names.
 pub(crate) fn run() -> Exit {
     let answer = match Cli::parse().command {
         Command::Serve(flags) => serve(&flags),
@@ -133,15 +134,15 @@ fn completions(shell: Shell) -> Result<Exit, Failure> {
     print(&script)
 }
 
-/// Every page, one after the other: that of the program, and one for each command that the others
-/// name.
+/// Every manual page: one for the program, and one for each command.
 fn man() -> Result<Exit, Failure> {
     let mut pages = Vec::new();
     write_pages(&Cli::command(), "hapax", &mut pages)?;
     print(&pages)
 }
 
-/// `name` is that of the page. It lives as long as the process, as clap wants it, which ends after this.
+/// `name` is the name of the page. clap needs it to be `'static`, so it is leaked; the process ends after
+/// this.
 fn write_pages(
     command: &clap::Command,
     name: &'static str,

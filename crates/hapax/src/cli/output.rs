@@ -1,4 +1,4 @@
-//! Data on stdout, words on stderr, and how a command ends.
+//! Output of commands: data on stdout, messages on stderr, and the exit code.
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::config::{ConfigErrors, InvalidSetting};
 
-/// How a command ends when it ends well enough to say so.
+/// The exit code of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// 0: done.
@@ -40,32 +40,32 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Asked for something that cannot be.
+    /// Bad usage or config: exit 2.
     pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { exit: Exit::Usage, message: message.into(), hint: hint.into() }
     }
 
-    /// The answer is no.
+    /// A negative answer: exit 1.
     pub(crate) fn negative(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { exit: Exit::Negative, message: message.into(), hint: hint.into() }
     }
 
-    /// Something outside could not be reached or opened.
+    /// A server or file could not be reached or opened: exit 3.
     pub(crate) fn unreachable(message: impl Into<String>) -> Self {
         Self { exit: Exit::Unreachable, message: message.into(), hint: String::new() }
     }
 
-    /// The same with a way out of it.
+    /// The same failure with a hint.
     pub(crate) fn hinted(self, hint: &str) -> Self {
         Self { hint: hint.to_owned(), ..self }
     }
 
-    /// What it says.
+    /// The message, without the hint.
     pub(crate) fn message(&self) -> &str {
         &self.message
     }
 
-    /// Prints itself, unless the reader of stdout has just gone away, which is no failure.
+    /// Prints the failure. A closed stdout has no message: it is not a failure.
     pub(crate) fn report(&self) {
         if self.message.is_empty() {
             return;
@@ -98,36 +98,36 @@ impl From<io::Error> for Failure {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Self { exit: Exit::Done, message: String::new(), hint: String::new() };
         }
-        Self::unreachable(format!("writing the answer: {error}"))
+        Self::unreachable(format!("cannot write the output: {error}"))
     }
 }
 
-/// One line of data.
+/// Prints one line of data to stdout.
 pub(crate) fn data(line: &str) -> io::Result<()> {
     writeln!(anstream::stdout().lock(), "{line}")
 }
 
-/// One JSON object, one line.
+/// Prints one JSON object on one line to stdout.
 pub(crate) fn json(value: &impl Serialize) -> io::Result<()> {
     data(&serde_json::to_string(value).map_err(io::Error::other)?)
 }
 
-/// One line for people. Nobody may be listening, and that is fine.
+/// Prints one line to stderr; a closed stderr is ignored.
 pub(crate) fn words(line: &str) {
     let _ = writeln!(anstream::stderr().lock(), "{line}");
 }
 
-/// What went wrong, for people.
+/// Prints an error to stderr.
 pub(crate) fn error(line: &str) {
     words(&format!("\u{1b}[1;31merror:\u{1b}[0m {line}"));
 }
 
-/// Something to look at, for people.
+/// Prints a warning to stderr.
 pub(crate) fn warning(line: &str) {
     words(&format!("\u{1b}[1;33mwarning:\u{1b}[0m {line}"));
 }
 
-/// Text from outside, made safe to show, as in the log: what a terminal would obey is escaped.
+/// Escapes control characters, as the log does, so that text from a sender cannot control the terminal.
 pub(crate) fn shown(text: &str) -> String {
     text.chars()
         .flat_map(|c| -> Vec<char> {
@@ -141,8 +141,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_sender_wrote_cannot_drive_the_terminal_of_whoever_looks() {
-        let told = shown("evt_1\r\n\u{1b}[2J\u{202e}tset\u{2066} é 漢");
-        assert_eq!(told, r"evt_1\r\n\u{1b}[2J\u{202e}tset\u{2066} é 漢");
+    fn text_from_a_sender_cannot_control_the_terminal() {
+        let escaped = shown("evt_1\r\n\u{1b}[2J\u{202e}tset\u{2066} é 漢");
+        assert_eq!(escaped, r"evt_1\r\n\u{1b}[2J\u{202e}tset\u{2066} é 漢");
     }
 }

@@ -1,4 +1,4 @@
-//! `hapax providers`: the senders Hapax knows, and what to paste for one of them.
+//! `hapax providers`: the presets for known senders, and a config block for each.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use crate::signing;
 /// `hapax providers`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Providers {
-    /// Show this one in full
+    /// Describe this sender in full
     name: Option<String>,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }
@@ -37,14 +37,14 @@ impl Providers {
 fn find(name: &str) -> Result<&'static Preset, Failure> {
     presets::find(name).ok_or_else(|| {
         let hint = match presets::nearest(name) {
-            Some(near) => format!("did you mean \"{near}\"? `hapax providers` lists them all"),
-            None => "`hapax providers` lists them all".to_owned(),
+            Some(near) => format!("did you mean \"{near}\"? `hapax providers` lists all senders"),
+            None => "`hapax providers` lists all senders".to_owned(),
         };
         Failure::usage(format!("unknown provider \"{}\"", output::shown(name)), hint)
     })
 }
 
-/// What is known of a preset, in the words of the config.
+/// A preset as it is printed.
 #[derive(Debug, Serialize)]
 struct Described {
     name: &'static str,
@@ -87,7 +87,7 @@ impl Described {
     }
 }
 
-/// A block that `check-config` takes, once the variables it names are set.
+/// A config block that `check-config` accepts once the variables in it are set.
 fn config_block(preset: &Preset) -> String {
     let name = preset.name;
     let variable = name.to_ascii_uppercase().replace(['-', '.'], "_");
@@ -131,7 +131,7 @@ fn table() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Fits a column; `hapax providers NAME` shows all of it.
+/// Shortens a text to fit its column; `hapax providers NAME` prints it in full.
 fn shortened(text: &str) -> String {
     const CHARS_MAX: usize = 44;
     match text.char_indices().nth(CHARS_MAX) {
@@ -141,8 +141,11 @@ fn shortened(text: &str) -> String {
 }
 
 fn in_full(it: &Described) -> Result<(), Failure> {
-    let afresh =
-        if it.signs_retries_afresh { "yes" } else { "not known to: late ones go to review" };
+    let afresh = if it.signs_retries_afresh {
+        "yes"
+    } else {
+        "not known to do so: late retries go to review"
+    };
     let can_sign = if it.can_sign { "yes" } else { "no: only the sender has the private key" };
     let lines = [
         ("name", it.name),

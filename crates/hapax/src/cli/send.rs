@@ -1,5 +1,5 @@
-//! `hapax send`: realistic signed sample events, for a first try and for load. Every copy of an
-//! event is the same bytes with the same signature, as a sender's retry would be.
+//! `hapax send`: sends realistic signed sample events, for a first try or for load. Every copy of an
+//! event has the same bytes and the same signature, like a sender's retry.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,41 +15,41 @@ use super::captured::{self, Identity};
 use super::output::{self, Exit, Failure};
 use super::sender::{self, Answer, NoAnswer, Sender, Signed};
 
-/// The most events of one run: ids and bodies are made up as they are sent, but answers are counted.
+/// The most events of one run. Events are generated as they are sent, so this bounds time, not memory.
 const COUNT_MAX: u64 = 100_000_000;
 
 /// `hapax send`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Send {
-    /// Whose events: `hapax providers` lists them
+    /// The sender to imitate; `hapax providers` lists them
     provider: String,
-    /// The event type, such as payout.paid [default: one that this sender has]
+    /// The event type, such as payout.paid [default: a common type of this sender]
     #[arg(value_name = "TYPE")]
     event_type: Option<String>,
-    /// Where to: http://127.0.0.1:8080/webhooks/stripe
+    /// The endpoint: http://127.0.0.1:8080/webhooks/stripe
     #[arg(long, value_name = "URL")]
     to: String,
     #[command(flatten)]
     identity: Identity,
-    /// How many distinct events
+    /// The number of distinct events
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=COUNT_MAX))]
     count: u64,
-    /// How often each of them is sent
+    /// How many times each event is sent
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     copies: u64,
-    /// How many requests at once
+    /// The number of concurrent requests
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     concurrency: u64,
-    /// The event id; with --count it gets a number at its end [default: a new one]
+    /// The event id; with --count above 1 a number is appended [default: a new id]
     #[arg(long, value_name = "ID")]
     id: Option<String>,
     /// Set a value in the JSON body before it is signed: /data/object/amount=10000
     #[arg(long = "set", value_name = "/POINTER=VALUE")]
     sets: Vec<String>,
-    /// Sign as if it were then, in seconds since 1970 [default: the clock]
+    /// The time to sign with, in seconds since 1970 [default: now]
     #[arg(long, value_name = "UNIX", allow_negative_numbers = true)]
     now: Option<i64>,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }
@@ -65,12 +65,12 @@ impl Send {
     }
 }
 
-/// Everything checked, nothing sent yet.
+/// The checked arguments; nothing is sent yet.
 struct SendPlan {
     flags: Send,
     sender: Sender,
     sets: Vec<(String, serde_json::Value)>,
-    /// Makes ids of this run differ from those of any other.
+    /// A prefix that makes the ids of this run unique.
     run: String,
 }
 
@@ -109,7 +109,7 @@ impl SendPlan {
 
     fn sign(&self, number: u64) -> Result<Signed, Failure> {
         let now: Timestamp = captured::now(self.flags.now)?;
-        // The same id later today is the same event to the byte: a copy, not a conflict.
+        // The same id on the same day gives the same bytes: a copy, not a conflict.
         let today =
             Timestamp::from_second(now.as_second().div_euclid(86_400) * 86_400).unwrap_or(now);
         let id = match (&self.flags.id, self.flags.count) {
@@ -127,13 +127,15 @@ impl SendPlan {
         if self.sets.is_empty() {
             return Ok(body);
         }
-        let no_json = |_| Failure::usage("--set needs a JSON body, which this sender has not", "");
+        let no_json = |_| {
+            Failure::usage("--set needs a JSON body, and events of this sender are not JSON", "")
+        };
         let mut json: serde_json::Value = serde_json::from_slice(&body).map_err(no_json)?;
         for (pointer, value) in &self.sets {
             sample::set(&mut json, pointer, value.clone()).map_err(|error| {
                 Failure::usage(
                     format!("--set {pointer}: {error}"),
-                    "a pointer such as /data/object/amount",
+                    "write a JSON pointer, such as /data/object/amount",
                 )
             })?;
         }
@@ -141,7 +143,7 @@ impl SendPlan {
     }
 }
 
-/// What has come back so far.
+/// The answers so far.
 struct Progress {
     json: bool,
     bar: ProgressBar,
@@ -170,8 +172,9 @@ impl Progress {
         joined: Result<Result<Answer, NoAnswer>, tokio::task::JoinError>,
     ) -> Result<(), Failure> {
         self.bar.inc(1);
-        let answered = joined
-            .unwrap_or_else(|error| Err(NoAnswer::Lost(format!("a request broke down: {error}"))));
+        let answered = joined.unwrap_or_else(|error| {
+            Err(NoAnswer::Lost(format!("a request task panicked: {error}")))
+        });
         match answered {
             Ok(answer) => {
                 let ok = (200..300).contains(&answer.status);
@@ -224,7 +227,7 @@ impl Progress {
     }
 }
 
-/// `/pointer=value`; the value is JSON where it reads as JSON, and text otherwise.
+/// Parses `/pointer=value`; a value that is not JSON is taken as text.
 fn set(text: &str) -> Result<(String, serde_json::Value), Failure> {
     match text.split_once('=') {
         Some((pointer, value)) if pointer.starts_with('/') => {
@@ -234,7 +237,7 @@ fn set(text: &str) -> Result<(String, serde_json::Value), Failure> {
         }
         Some(_) | None => Err(Failure::usage(
             "--set is not /POINTER=VALUE",
-            "such as --set /data/object/amount=10000",
+            "write it as --set /data/object/amount=10000",
         )),
     }
 }

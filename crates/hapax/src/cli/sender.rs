@@ -1,6 +1,5 @@
-//! A sender made up on the command line: whose events they are, what proves them, where they go, and
-//! how one request is posted and answered. The part that `send` and `storm` have in common; the
-//! client also serves whoever else speaks HTTP here.
+//! The simulated sender of `send` and `storm`: signs sample events and posts them to an endpoint. The
+//! other commands share its HTTP client.
 
 use std::io::IsTerminal as _;
 use std::path::Path;
@@ -25,18 +24,18 @@ use super::captured::{self, Identity};
 use super::output::{self, Failure};
 use crate::{config, signing};
 
-/// How long one request may take: a server that answers later has not acked in any useful sense.
+/// The timeout of one request; most senders give up earlier.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The most of an answer that is read.
+/// The largest answer that is read.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-/// Fewer requests than this are over before a bar is drawn.
+/// Fewer requests than this get no progress bar.
 const BAR_FROM: u64 = 50;
 
 pub(super) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
-/// Whose events go where; checked, nothing sent yet.
+/// A sender and the endpoint it posts to.
 pub(super) struct Sender {
     pub(super) preset: &'static Preset,
     pub(super) source: Source,
@@ -45,34 +44,34 @@ pub(super) struct Sender {
     uri: http::Uri,
 }
 
-/// One signed request, to be sent once or more.
+/// A signed request; copies share it.
 #[derive(Debug)]
 pub(super) struct Signed {
     pub(super) event_id: String,
     pub(super) request: Arrival,
 }
 
-/// What came back.
+/// The answer to one request.
 #[derive(Debug, Serialize)]
 pub(super) struct Answer {
     pub(super) event_id: String,
     pub(super) status: u16,
     pub(super) decision: Option<String>,
     pub(super) id: Option<String>,
-    /// Why it was refused, where the answer says so.
+    /// The reason for a refusal, if the answer has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) reason: Option<String>,
-    /// When to come again, where the answer says so in seconds.
+    /// The Retry-After header, if it is in seconds.
     #[serde(skip)]
     pub(super) retry_after: Option<Duration>,
 }
 
-/// What an answer's body says, as far as it is ours.
+/// The fields of an answer's body that are used here.
 #[derive(Debug, Default, Deserialize)]
 struct AnswerBody {
     decision: Option<String>,
     id: Option<String>,
-    /// Of a problem: what was wrong.
+    /// From a problem (RFC 9457).
     title: Option<String>,
     detail: Option<String>,
 }
@@ -89,13 +88,13 @@ impl Sender {
         let preset = presets::find(provider).ok_or_else(|| {
             let hint = match presets::nearest(provider) {
                 Some(near) => format!("did you mean \"{near}\"?"),
-                None => "`hapax providers` lists them all".to_owned(),
+                None => "`hapax providers` lists all senders".to_owned(),
             };
             Failure::usage(format!("unknown provider \"{}\"", output::shown(provider)), hint)
         })?;
         if !preset.can_sign() {
             return Err(Failure::usage(
-                format!("events of {} cannot be signed here", preset.title),
+                format!("cannot sign events of {}", preset.title),
                 "only the sender has the private key",
             ));
         }
@@ -106,15 +105,15 @@ impl Sender {
         Ok(Self { preset, source, spec, to: to.to_owned(), uri })
     }
 
-    /// The same sender as somebody would play it who does not know the secret; `None` where a
-    /// secret cannot be made up.
+    /// The same sender with a random secret instead of the real one; `None` if this preset's secrets
+    /// cannot be random.
     pub(super) fn impostor(&self, random: &[u8; 32]) -> Option<Source> {
         let mut spec = self.spec.clone();
         spec.secrets = vec![ActiveSecret::forever(self.preset.secret_from(random)?)];
         Source::build(spec).ok()
     }
 
-    /// A sample event of this sender, not signed yet.
+    /// An unsigned sample event of this sender.
     pub(super) fn sample(
         &self,
         event_type: Option<&str>,
@@ -123,13 +122,13 @@ impl Sender {
         signing::sample(self.preset, event_type, id, &self.to).map_err(refused)
     }
 
-    /// `request` as it would be sent at `now`.
+    /// Signs `request` as of `now`.
     pub(super) fn sign(&self, request: &Arrival, now: Timestamp) -> Result<Signed, Failure> {
         let request = sign_as(&self.source, request, now)?;
         Ok(Signed { event_id: self.event_id(&request, now), request })
     }
 
-    /// The id that a receiver will read out of it.
+    /// The event id that a receiver extracts from the request.
     fn event_id(&self, request: &Arrival, now: Timestamp) -> String {
         match hapax_core::verify(&self.source, request, now) {
             Ok(Verified::Events { receipts, .. }) => {
@@ -140,7 +139,7 @@ impl Sender {
         .unwrap_or_default()
     }
 
-    /// Posts it, as a task of its own can do it.
+    /// Posts a request; the future can be spawned.
     pub(super) fn post(
         &self,
         client: &HttpClient,
@@ -150,7 +149,7 @@ impl Sender {
     }
 }
 
-/// `request` signed with the first secret of `source`.
+/// Signs `request` with the first secret of `source`.
 pub(super) fn sign_as(
     source: &Source,
     request: &Arrival,
@@ -165,13 +164,13 @@ fn refused(problem: String) -> Failure {
     Failure::usage(problem, "see `hapax providers NAME`")
 }
 
-/// A bar on a terminal where the work is long enough for one, and nothing of the kind in a pipe.
+/// A progress bar, if stderr is a terminal and there are enough requests.
 pub(super) fn bar(requests: u64) -> ProgressBar {
     let seen = std::io::stderr().is_terminal() && requests >= BAR_FROM;
     if seen { ProgressBar::new(requests) } else { ProgressBar::hidden() }
 }
 
-/// The connector resolves names itself and follows neither redirects nor proxies from the environment.
+/// An HTTP client that follows no redirects and uses no proxy from the environment.
 pub(super) fn client() -> HttpClient {
     let provider = rustls::crypto::aws_lc_rs::default_provider();
     let connector = hyper_rustls::HttpsConnectorBuilder::new()
@@ -198,18 +197,18 @@ async fn post(client: HttpClient, uri: http::Uri, signed: Arc<Signed>) -> Result
         let (parts, body) = response.into_parts();
         let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
         let body = body.map_err(|error| lost(error.to_string()))?.to_bytes();
-        let said: AnswerBody = serde_json::from_slice(&body).unwrap_or_default();
+        let body: AnswerBody = serde_json::from_slice(&body).unwrap_or_default();
         let header = |name: &str| {
             parts.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
         };
         Ok(Answer {
             event_id: signed.event_id.clone(),
             status: parts.status.as_u16(),
-            decision: said.decision.or_else(|| header("hapax-decision")),
-            id: said.id,
+            decision: body.decision.or_else(|| header("hapax-decision")),
+            id: body.id,
             reason: match parts.status.is_success() {
                 true => None,
-                false => said.detail.or(said.title),
+                false => body.detail.or(body.title),
             },
             retry_after: header("retry-after")
                 .and_then(|text| text.trim().parse().ok())
@@ -218,7 +217,7 @@ async fn post(client: HttpClient, uri: http::Uri, signed: Arc<Signed>) -> Result
     };
     match tokio::time::timeout(ANSWER_TIMEOUT, exchange).await {
         Ok(answer) => answer,
-        Err(_) => Err(lost(format!("nothing within {} s", ANSWER_TIMEOUT.as_secs()))),
+        Err(_) => Err(lost(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()))),
     }
 }
 
@@ -236,7 +235,7 @@ pub(super) fn target(flag: &str, text: &str) -> Result<http::Uri, Failure> {
     let bad = || {
         Failure::usage(
             format!("{flag} is not an http or https URL"),
-            "such as http://127.0.0.1:8080/webhooks/stripe",
+            "write it as http://127.0.0.1:8080/webhooks/stripe",
         )
     };
     let uri: http::Uri = text.parse().map_err(|_| bad())?;
@@ -244,7 +243,7 @@ pub(super) fn target(flag: &str, text: &str) -> Result<http::Uri, Failure> {
     if known_scheme && uri.host().is_some() { Ok(uri) } else { Err(bad()) }
 }
 
-/// Towards a dev server on this machine the dev secret need not be given.
+/// Uses the dev secret of the data dir if the endpoint is on loopback and no secret was given.
 fn find_dev_secret(spec: &mut SourceSpec, preset: &Preset, uri: &http::Uri) {
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
     let is_loopback = host == "localhost"

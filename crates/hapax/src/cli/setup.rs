@@ -1,4 +1,4 @@
-//! `init` and `check-config`.
+//! `hapax init` and `hapax check-config`.
 
 use std::io::{ErrorKind, Write as _};
 use std::path::PathBuf;
@@ -11,14 +11,14 @@ use super::output::{self, Exit, Failure};
 use crate::config::{self, Config, ConfigErrors, Flags};
 use crate::statements::{Statements, Unprepared};
 
-/// What to do about statements that the database cannot prepare.
-const HINT: &str = "a table of yours must be there before the first event: create it, or correct the \
-                    statement";
+/// The hint for statements that the database cannot prepare.
+const HINT: &str =
+    "correct the statement, or create the table it uses before the first event arrives";
 
 /// `hapax init`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Init {
-    /// Where to write it
+    /// The file to write
     #[arg(long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
     config: PathBuf,
 }
@@ -34,12 +34,12 @@ impl Init {
         match written {
             Ok(()) => {
                 output::words(&format!(
-                    "wrote {path}: add a source to it, then `hapax check-config`"
+                    "wrote {path}: add a source to it, then run `hapax check-config`"
                 ));
                 Ok(Exit::Done)
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                output::error(&format!("{path} exists already, and stays as it is"));
+                output::error(&format!("{path} exists already and was not changed"));
                 Ok(Exit::Negative)
             }
             Err(error) => Err(Failure::unreachable(format!("cannot write {path}: {error}"))),
@@ -53,14 +53,14 @@ pub(super) struct CheckConfig {
     /// The config file [env: HAPAX_CONFIG] [default: hapax.toml]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Answer with one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
 impl CheckConfig {
     pub(super) fn run(self) -> Result<Exit, Failure> {
-        // Named, so that a missing file is an error here and not dev mode.
+        // Named explicitly, so that a missing file is an error and not dev mode.
         let from_env = || std::env::var_os("HAPAX_CONFIG").filter(|path| !path.is_empty());
         let file = self
             .config
@@ -71,11 +71,11 @@ impl CheckConfig {
             Ok(config) => config,
             Err(errors) => return refused(errors, self.json),
         };
-        // An error only where the database answers: the file may be checked where it is not at hand.
+        // Without a database this is only a note: the file may be checked on another machine.
         let unprepared =
             admin_client::run(async { Ok(Statements::of(&config).unprepared().await) })?;
         let unprepared = unprepared.unwrap_or_else(|error| {
-            output::words(&format!("the statements of handlers were not checked: {error}"));
+            output::words(&format!("the SQL of handlers was not checked: {error}"));
             Vec::new()
         });
         match self.json {

@@ -1,4 +1,4 @@
-//! `hapax sign`: the headers that a sender would sign a body with.
+//! `hapax sign`: signs a body as a sender would.
 
 use std::path::PathBuf;
 
@@ -11,33 +11,33 @@ use super::output::{self, Exit, Failure};
 /// `hapax sign`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Sign {
-    /// Whose scheme: `hapax providers` lists them
+    /// The sender whose scheme to use; `hapax providers` lists them
     #[arg(long, value_name = "NAME")]
     provider: String,
     #[command(flatten)]
     identity: Identity,
-    /// Sign as if it were then, in seconds since 1970 [default: the clock]
+    /// The time to sign with, in seconds since 1970 [default: now]
     #[arg(long, value_name = "UNIX", allow_negative_numbers = true)]
     now: Option<i64>,
     /// The request's method
     #[arg(long, value_name = "METHOD", default_value = "POST")]
     method: String,
-    /// The full public URL, for senders that sign it
+    /// The full public URL, for senders that sign the URL
     #[arg(long, value_name = "URL")]
     url: Option<String>,
-    /// A header that the request has already, 'Name: value', for senders that sign it
+    /// A header of the request, 'Name: value', for senders that sign headers; repeat it for each
     #[arg(long = "header", value_name = "LINE")]
     headers: Vec<String>,
-    /// The event id, for senders that put it in a header [default: one made of body and time]
+    /// The event id, for senders that send it in a header [default: derived from body and time]
     #[arg(long, value_name = "ID")]
     id: Option<String>,
-    /// The body, byte for byte; - is standard input
+    /// The file with the exact body; - is standard input
     #[arg(long, value_name = "FILE")]
     body: PathBuf,
-    /// Where to write the body, for senders that sign inside it
+    /// Write the signed body to this file, for senders whose signature is inside the body
     #[arg(long, value_name = "FILE")]
     body_out: Option<PathBuf>,
-    /// Print one JSON object instead of lines
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -54,7 +54,10 @@ impl Sign {
         );
         let now = captured::now(self.now)?;
         let signed = source.scheme().sign(&request, self.id.as_deref(), now).map_err(|error| {
-            Failure::usage(error.to_string(), "`hapax providers NAME` says what can be signed")
+            Failure::usage(
+                error.to_string(),
+                "`hapax providers NAME` describes what the sender signs",
+            )
         })?;
         match (&self.body_out, &signed.body) {
             (Some(path), changed) => {
@@ -64,12 +67,12 @@ impl Sign {
                 })?;
             }
             (None, Some(_)) => output::warning(
-                "this sender signs inside the body: get the signed one with --body-out FILE",
+                "the signature of this sender is inside the body: write the signed body with --body-out FILE",
             ),
             (None, None) => {}
         }
         if let Some(url) = &signed.url {
-            output::words(&format!("this sender signs inside the URL: {url}"));
+            output::words(&format!("the signature of this sender is inside the URL: {url}"));
         }
         if self.json {
             let headers: Vec<Value> =

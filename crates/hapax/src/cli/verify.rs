@@ -1,4 +1,4 @@
-//! `hapax verify`: judges one captured request the way the server would, and explains a failure.
+//! `hapax verify`: verifies one captured request as the server would, and explains a rejection.
 
 use std::path::PathBuf;
 
@@ -14,31 +14,31 @@ use crate::config::units;
 /// `hapax verify`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Verify {
-    /// Whose request it is: `hapax providers` lists them
+    /// The sender of the request; `hapax providers` lists them
     #[arg(long, value_name = "NAME", required_unless_present = "batch")]
     provider: Option<String>,
     #[command(flatten)]
     identity: Identity,
-    /// Judge it as if it were then, in seconds since 1970 [default: the clock]
+    /// The time to verify at, in seconds since 1970 [default: now]
     #[arg(long, value_name = "UNIX", allow_negative_numbers = true)]
     now: Option<i64>,
-    /// How far a signed timestamp may lie from now, on both sides [default: 5m, or the sender's own
-    /// window where that is wider]
+    /// How far a signed timestamp may be from now, before or after [default: 5m, or the sender's own
+    /// window if that is wider]
     #[arg(long, value_name = "SPAN")]
     tolerance: Option<String>,
     /// The request's method
     #[arg(long, value_name = "METHOD", default_value = "POST")]
     method: String,
-    /// The full public URL, for senders that sign it
+    /// The full public URL, for senders that sign the URL
     #[arg(long, value_name = "URL")]
     url: Option<String>,
     /// A header of the request, 'Name: value'; repeat it for each
     #[arg(long = "header", value_name = "LINE")]
     headers: Vec<String>,
-    /// The body, byte for byte; - is standard input
+    /// The file with the exact body; - is standard input
     #[arg(long, value_name = "FILE", required_unless_present = "batch")]
     body: Option<PathBuf>,
-    /// A JSON array of captured requests instead of a single one; - is standard input
+    /// Verify a file with a JSON array of captured requests; - is standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = [
         "provider", "secrets", "secret_file", "params", "now", "method", "url", "headers", "body",
     ])]
@@ -67,7 +67,9 @@ impl Verify {
                 );
                 one(&source, &arrival, captured::now(self.now)?)
             }
-            (None, _, _) => Err(Failure::usage("nothing to verify", "see hapax verify --help")),
+            (None, _, _) => {
+                Err(Failure::usage("there is nothing to verify", "see `hapax verify --help`"))
+            }
         }
     }
 }
@@ -84,19 +86,19 @@ fn one(source: &Source, arrival: &Arrival, now: Timestamp) -> Result<Exit, Failu
     Ok(Exit::Negative)
 }
 
-/// The answer, as it is printed.
+/// The verdict as it is printed.
 #[derive(Debug, Serialize)]
 pub(super) struct Judgement {
     pub(super) verdict: VerdictWord,
     pub(super) reason: Option<&'static str>,
     event_id: Option<String>,
-    /// Where it is more than the id.
+    /// The whole key, if it is more than the event id.
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<String>,
     event_type: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     items: Vec<JudgedEvent>,
-    /// Set where the request is a handshake and no event: the status of the answer to it.
+    /// The status of the answer, if the request is a handshake and not an event.
     #[serde(skip_serializing_if = "Option::is_none")]
     reply_status: Option<u16>,
 }
@@ -113,14 +115,14 @@ pub(super) enum VerdictWord {
 #[derive(Debug, Clone, Serialize)]
 struct JudgedEvent {
     event_id: String,
-    /// What tells it from every other event, where that is more than the id.
+    /// The whole key, if it is more than the event id.
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<String>,
     event_type: Option<String>,
 }
 
 impl Judgement {
-    /// What the server would say, where nothing was seen before: late is stale.
+    /// The verdict of a server that has seen no event before, so that a late event is stale.
     pub(super) fn of(source: &Source, arrival: &Arrival, now: Timestamp) -> Self {
         match hapax_core::verify(source, arrival, now) {
             Err(refusal) => Self::reject(refusal.reason()),
@@ -164,7 +166,7 @@ impl Judgement {
 impl JudgedEvent {
     fn of(source: &Source, receipt: &Receipt) -> Self {
         let key = &*receipt.key().event_id;
-        // A derived key carries its span behind an @; the digest is what two copies have in common.
+        // A derived key is "digest@span". Two copies share the digest.
         let key = match (receipt.if_conflict(), key.split_once('@')) {
             (Some(_), Some((digest, _span))) => digest,
             (Some(_), None) | (None, _) => key,
@@ -178,7 +180,7 @@ impl JudgedEvent {
     }
 }
 
-/// Why it was refused, in words: what the scheme says, and what small change would make it verify.
+/// Explains a rejection: the reason, and a small change that would make the request verify.
 fn explain(source: &Source, arrival: &Arrival, now: Timestamp) -> Vec<String> {
     match hapax_core::verify(source, arrival, now) {
         Ok(Verified::Reply(_) | Verified::Empty) => Vec::new(),
@@ -186,35 +188,35 @@ fn explain(source: &Source, arrival: &Arrival, now: Timestamp) -> Vec<String> {
             let age = receipts.first().map(Receipt::timeliness);
             match (age, signed_at) {
                 (Some(Timeliness::Late { age_seconds }), Some(signed_at)) => vec![
-                    format!("authentic, but stale: signed at {signed_at}, judged at {now:.0}, which is {age_seconds} s later"),
-                    "hint: for a captured request give --now as of its arrival; for a live one, compare both clocks".to_owned(),
+                    format!("the signature is valid but stale: signed at {signed_at}, {age_seconds} s before {now:.0}"),
+                    "hint: for a captured request, pass its time of arrival with --now; for a live one, compare the clocks".to_owned(),
                 ],
                 (_, _) => Vec::new(),
             }
         }
         Err(Refusal::Missing(what)) => vec![
             format!("missing: {what}"),
-            "hint: pass every header of the request with --header, and check that no proxy removes it".to_owned(),
+            "hint: pass every header of the request with --header, and check that no proxy removes headers".to_owned(),
         ],
         Err(Refusal::Signature(why)) => {
-            let mut lines = vec![format!("the signature does not hold: {why}")];
+            let mut lines = vec![format!("the signature does not match: {why}")];
             lines.extend(near_misses(source, arrival, now));
             lines
         }
         Err(refusal @ (Refusal::Future { .. } | Refusal::Stale { .. })) => vec![
             refusal.to_string(),
-            format!("hint: it was judged at {now:.0}; for a captured request give --now as of its arrival, for a live one compare both clocks"),
+            format!("hint: it was verified at {now:.0}; for a captured request, pass its time of arrival with --now; for a live one, compare the clocks"),
         ],
         Err(Refusal::Malformed(what)) => {
-            vec![format!("the signature holds, but the body is not what this sender sends: {what}")]
+            vec![format!("the signature matches, but the body is not what this sender sends: {what}")]
         }
         Err(Refusal::NoId(what)) => {
-            vec![format!("the signature holds, but there is no event id: {what}")]
+            vec![format!("the signature matches, but there is no event id: {what}")]
         }
     }
 }
 
-/// Tries the changes that bodies and URLs commonly suffer on the way, and names one that explains it.
+/// Tries changes that commonly happen to bodies and URLs in transit, and names the one that verifies.
 fn near_misses(source: &Source, arrival: &Arrival, now: Timestamp) -> Vec<String> {
     let verifies = |changed: &Arrival| source.scheme().authenticate(changed, now).is_ok();
     let body_changes = body_changes(&arrival.body)
@@ -227,8 +229,8 @@ fn near_misses(source: &Source, arrival: &Arrival, now: Timestamp) -> Vec<String
     match found {
         Some((how, _)) => vec![format!("hint: it verifies {how}")],
         None => vec![
-            "hint: either the secret is another one, or the body was changed after it was signed".to_owned(),
-            "hint: pass the bytes as received: parsed and re-serialised JSON, another encoding or a trailing newline break a signature".to_owned(),
+            "hint: the secret is wrong, or the body was changed after it was signed".to_owned(),
+            "hint: pass the exact bytes: re-serialized JSON, another encoding or a trailing newline break a signature".to_owned(),
         ],
     }
 }
@@ -250,12 +252,12 @@ fn body_changes(body: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
             [body, b"\n"].concat(),
         ));
     }
-    changes.push(("without the blanks around it", body.trim_ascii().to_vec()));
+    changes.push(("without the whitespace around it", body.trim_ascii().to_vec()));
     changes.push(("with LF instead of CRLF line ends", replace(body, b"\r\n", b"\n")));
     let lf = replace(body, b"\r\n", b"\n");
     changes.push(("with CRLF instead of LF line ends", replace(&lf, b"\n", b"\r\n")));
     if let Some(cut) = body.strip_prefix(b"\xef\xbb\xbf") {
-        changes.push(("without the byte order mark in front of it", cut.to_vec()));
+        changes.push(("without the byte order mark at its start", cut.to_vec()));
     }
     if let Ok(text) = std::str::from_utf8(body) {
         let latin1: Option<Vec<u8>> = text.chars().map(|c| u8::try_from(c).ok()).collect();

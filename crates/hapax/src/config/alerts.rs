@@ -1,5 +1,4 @@
-//! `[alerts]`: from when on something is worth a person's attention. Each key is the name of an
-//! alert, and `"off"` switches that one off.
+//! `[alerts]`: the thresholds of alerts. Each key is the name of an alert; `"off"` disables it.
 
 use std::time::Duration;
 
@@ -12,25 +11,25 @@ use super::units;
 /// Thresholds; `None` is off.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Alerts {
-    /// So many times more copies per new event than before.
+    /// How many times more copies per new event than before.
     pub(crate) duplicate_spike: Option<u32>,
-    /// So many failed verifications of one source.
+    /// Failed verifications of one source.
     pub(crate) failed_verifications: Option<Rate>,
-    /// A job that has been due this long.
+    /// How long a job has been due.
     pub(crate) oldest_job: Option<Duration>,
-    /// So many dead letters of one handler.
+    /// Dead letters of one handler.
     pub(crate) dead_letters: Option<u32>,
-    /// No event for this long, of a source that used to send more often.
+    /// How long a source that sent more often before has sent nothing.
     pub(crate) silence: Option<Duration>,
-    /// A secret that ends within this time.
+    /// How soon a secret expires.
     pub(crate) secret_expiry: Option<Duration>,
-    /// Senders sign times that are this far from ours.
+    /// How far the times that senders sign are from the clock.
     pub(crate) clock_skew: Option<Duration>,
-    /// A write-ahead log of this many bytes: somebody keeps it from starting over.
+    /// The size of the write-ahead log in bytes; a long-running reader makes it grow.
     pub(crate) log_growth: Option<usize>,
-    /// The database cannot prepare the statements of a handler.
+    /// Whether to alert when the database cannot prepare the statements of a handler.
     pub(crate) statements: bool,
-    /// The store cannot write.
+    /// Whether to alert when the store cannot write.
     pub(crate) store: bool,
 }
 
@@ -122,7 +121,10 @@ fn unless_off<T>(
 fn on(text: &str) -> Result<(), InvalidSetting> {
     match text {
         "on" => Ok(()),
-        other => Err(InvalidSetting::new(format!("\"{other}\" is not a switch"), "write \"on\"")),
+        other => Err(InvalidSetting::new(
+            format!("\"{other}\" is neither \"on\" nor \"off\""),
+            "write \"on\"",
+        )),
     }
 }
 

@@ -1,7 +1,7 @@
-//! Dev mode: what `hapax serve` does where there is no config file. Every preset that can be signed
-//! for is a source under its own name, with a secret of its own that is derived from the dev secret.
-//! That one is random, kept in the data dir, and survives restarts. Loopback only: what one file
-//! holds for all senders is no secret to put on the Internet.
+//! Dev mode: `hapax serve` without a config file. Every preset whose events Hapax can sign is a source
+//! under its own name, with a secret that is derived from the dev secret. The dev secret is random and is
+//! kept in the data dir. Dev mode listens on loopback only, because one file holds the secrets of all
+//! senders.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,28 +19,28 @@ use super::settings::Settings;
 use super::sources::{ConfiguredSource, keep_keys, unverified_limit_default};
 use crate::signing;
 
-/// What dev mode has beside ordinary settings.
+/// The extra settings of dev mode.
 #[derive(Debug, Clone)]
 pub(crate) struct DevMode {
-    /// Where it is kept.
+    /// The file of the dev secret.
     pub(crate) secret_file: PathBuf,
 }
 
 /// The name of the file in the data dir.
 const SECRET_FILE: &str = "dev-secret";
 
-/// Whether a secret is a dev secret, from which each sender's own is derived.
+/// Whether a secret has the form of a dev secret.
 pub(crate) fn is_dev_secret(secret: &Secret) -> bool {
     SecretKind::DevSecret.has_form_of(secret)
 }
 
-/// The dev secret of a server that ran with this data dir before, if there is one.
+/// The dev secret in this data dir, if there is one.
 pub(crate) fn dev_secret(data_dir: &Path) -> Option<Secret> {
     secret_file::read(&data_dir.join(SECRET_FILE), SecretKind::DevSecret).ok()
 }
 
 impl ConfigReader<'_> {
-    /// Makes the sources of dev mode, and the secret if it is not there yet.
+    /// Builds the sources of dev mode; creates the dev secret if it is missing.
     pub(super) fn dev_mode(
         &mut self,
         settings: &mut Settings,
@@ -48,15 +48,15 @@ impl ConfigReader<'_> {
         if !settings.listen.ip().is_loopback() {
             let invalid = InvalidSetting::new(
                 format!(
-                    "without a config file hapax is in dev mode, which listens on loopback \
-                         only, and {} is not",
+                    "{} is not loopback, and without a config file hapax runs in dev mode, which \
+                         listens on loopback only",
                     settings.listen
                 ),
-                "write a config with `hapax init` and give each source a secret of its own",
+                "write a config with `hapax init`, and give each source its own secret",
             );
             self.problems.add(Origin::Whole, "listen", invalid);
         }
-        // Nothing is written to disk for a start that will be refused anyway.
+        // No file is created for a start that fails anyway.
         if !self.problems.is_empty() || self.environment.read_only {
             return (Vec::new(), None);
         }

@@ -1,8 +1,7 @@
-//! Walking a TOML file with a finger on every key: what is read here knows its line.
+//! Walks a TOML file and keeps the position of every key.
 //!
-//! Reading is by hand rather than by derive, for three things that a derive cannot do at once:
-//! report every problem and not only the first, suggest the key that was meant, and never quote a
-//! value that may be a secret.
+//! It is written by hand, because a derive cannot do three things at once: report every problem and not
+//! only the first, suggest the key that was meant, and never quote a value that may be a secret.
 
 use std::ops::Range;
 
@@ -26,12 +25,12 @@ pub(crate) struct Entry<'d> {
     path: String,
     name: &'d str,
     at: usize,
-    /// Where its value stands.
+    /// The position of the value.
     span: Range<usize>,
     value: &'d DeValue<'d>,
 }
 
-/// Parses the text; the message of a syntax error never quotes the text.
+/// Parses the text. The message of a syntax error does not quote the text.
 pub(crate) fn parse<'t>(
     text: &'t str,
     problems: &mut ConfigProblems,
@@ -43,9 +42,9 @@ pub(crate) fn parse<'t>(
                 error.span().map_or(Origin::Whole, |Range { start, .. }| Origin::File(start));
             let message = error.message().lines().next().unwrap_or("invalid TOML").to_owned();
             let hint = if message.contains("duplicate") {
-                "each key and each [section] may appear once"
+                "write each key and each [section] only once"
             } else {
-                "this is not TOML: text stands in quotes, lists in [brackets]"
+                "this is not TOML: write text in quotes and lists in [brackets]"
             };
             problems.add(origin, "", InvalidSetting::new(message, hint));
             None
@@ -76,7 +75,7 @@ impl<'d> Section<'d> {
         })
     }
 
-    /// Reports every key that is neither `known` nor `later`, and every `later` one as not built.
+    /// Reports every key that is not `known`; a key of `later` is reported as not built yet.
     pub(crate) fn expect(&self, known: &[&str], later: &[&str], problems: &mut ConfigProblems) {
         for entry in self.entries() {
             if known.contains(&entry.name) {
@@ -87,8 +86,8 @@ impl<'d> Section<'d> {
             } else {
                 let hint = match suggest::nearest(entry.name, known) {
                     Some(near) => format!("did you mean `{near}`?"),
-                    None if known.is_empty() => "nothing can be set here".to_owned(),
-                    None => format!("known here: {}", known.join(", ")),
+                    None if known.is_empty() => "this section has no keys".to_owned(),
+                    None => format!("known keys: {}", known.join(", ")),
                 };
                 InvalidSetting::new("unknown key", hint)
             };
@@ -101,7 +100,7 @@ impl<'d> Section<'d> {
         problems.add(Origin::File(self.at), self.path.clone(), invalid);
     }
 
-    /// The entry that a dotted path such as `scheme.header` leads to, as far as it exists.
+    /// The entry at a dotted path such as `scheme.header`, or its deepest ancestor that exists.
     pub(crate) fn deepest(&self, path: &str) -> Option<Entry<'d>> {
         let (first, rest) = match path.split_once('.') {
             Some((first, rest)) => (first, Some(rest)),
@@ -124,29 +123,29 @@ impl<'d> Entry<'d> {
         self.name
     }
 
-    /// Where it stands.
+    /// The byte offset of the key.
     pub(crate) fn at(&self) -> usize {
         self.at
     }
 
-    /// Its dotted key.
+    /// The dotted key.
     pub(crate) fn path(&self) -> &str {
         &self.path
     }
 
-    /// Reports a problem with it.
+    /// Reports a problem with this entry.
     pub(crate) fn report(&self, invalid: InvalidSetting, problems: &mut ConfigProblems) {
         problems.add(Origin::File(self.at), self.path.clone(), invalid);
     }
 
-    /// The byte of the file that holds byte `at` of its text; `None` where escapes stand between.
+    /// The offset in the file of byte `at` of the text; `None` if the text contains escapes.
     pub(crate) fn byte_in_file(&self, file: &str, at: usize) -> Option<usize> {
         let DeValue::String(text) = self.value else { return None };
         let raw = file.get(self.span.clone())?;
         let quote =
             ["\"\"\"", "'''", "\"", "'"].into_iter().find(|quote| raw.starts_with(quote))?;
         let inner = raw.strip_prefix(quote)?.strip_suffix(quote)?;
-        // A line break right after three quotes is not part of the text.
+        // TOML drops a line break right after three quotes.
         let inner = match quote.len() {
             3 => inner.strip_prefix("\r\n").or(inner.strip_prefix('\n')).unwrap_or(inner),
             _one => inner,
@@ -163,7 +162,7 @@ impl<'d> Entry<'d> {
         }
     }
 
-    /// Its text.
+    /// The text.
     pub(crate) fn text(&self, problems: &mut ConfigProblems) -> Option<&'d str> {
         match self.value {
             DeValue::String(text) => Some(text.as_ref()),
@@ -171,7 +170,7 @@ impl<'d> Entry<'d> {
         }
     }
 
-    /// Its text, read by `read`.
+    /// The text, parsed by `read`.
     pub(crate) fn parse<T>(
         &self,
         read: impl FnOnce(&str) -> Result<T, InvalidSetting>,
@@ -186,7 +185,7 @@ impl<'d> Entry<'d> {
         }
     }
 
-    /// Text or a number, read by `read` as text: for sizes and counts, which people write as both.
+    /// Text or a number, parsed by `read`; sizes and counts may be written as either.
     pub(crate) fn parse_number<T>(
         &self,
         read: impl FnOnce(&str) -> Result<T, InvalidSetting>,
@@ -209,12 +208,12 @@ impl<'d> Entry<'d> {
         }
     }
 
-    /// Its table.
+    /// The table.
     pub(crate) fn section(&self, problems: &mut ConfigProblems) -> Option<Section<'d>> {
         self.as_section().or_else(|| self.wrong_type("a table", self.value, problems))
     }
 
-    /// Its table, if it is one.
+    /// The table, if the value is one.
     pub(crate) fn as_section(&self) -> Option<Section<'d>> {
         match self.value {
             DeValue::Table(table) => Some(Section { path: self.path.clone(), at: self.at, table }),
@@ -222,7 +221,7 @@ impl<'d> Entry<'d> {
         }
     }
 
-    /// Its elements.
+    /// The elements.
     pub(crate) fn list(&self, problems: &mut ConfigProblems) -> Option<Vec<Entry<'d>>> {
         let DeValue::Array(array) = self.value else {
             return self.wrong_type("a list in [brackets]", self.value, problems);
@@ -237,14 +236,14 @@ impl<'d> Entry<'d> {
         Some(array.iter().map(element).collect())
     }
 
-    /// Its elements as texts.
+    /// The elements as texts.
     pub(crate) fn texts(&self, problems: &mut ConfigProblems) -> Option<Vec<&'d str>> {
         let entries = self.list(problems)?;
         let texts: Vec<_> = entries.iter().filter_map(|entry| entry.text(problems)).collect();
         (texts.len() == entries.len()).then_some(texts)
     }
 
-    /// Only kinds are named: the value itself may be a secret in the wrong place.
+    /// Reports the types only: the value may be a secret in the wrong place.
     fn wrong_type<T>(
         &self,
         expected: &str,
@@ -266,7 +265,7 @@ impl<'d> Entry<'d> {
     }
 }
 
-/// What is said of keys whose feature is still to come.
+/// The error for keys of a feature that is not built yet.
 pub(crate) fn not_built_yet() -> InvalidSetting {
     InvalidSetting::new("not built yet", "remove it for now")
 }

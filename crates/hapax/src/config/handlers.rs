@@ -1,6 +1,5 @@
-//! `[sources.NAME.handlers.H]`: what is done with an event once it is ours, and `mode`, which says
-//! whether its sender waits for that. Statements are taken apart here, so that a mistyped parameter
-//! is a config error with its line and not the first job's.
+//! `[sources.NAME.handlers.H]`: the handlers of a source, and `mode`, which decides whether the sender
+//! waits for them. SQL is parsed here, so that an unknown parameter is a config error with its line.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,9 +27,9 @@ use super::units;
 /// When a sender is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Once the event is durable.
+    /// When the event is durable.
     Async,
-    /// Once its one handler is done, or after this long.
+    /// When the only handler is done, or after the timeout.
     Sync {
         /// How long the sender waits.
         timeout: Duration,
@@ -63,25 +62,25 @@ const KEYS: [&str; 13] = [
     "refetch",
 ];
 
-/// Every key of a handler, for the test that each is explained.
+/// Every key of a handler, for the test of the default config.
 #[cfg(test)]
 pub(super) fn all_keys() -> impl Iterator<Item = &'static &'static str> {
     KEYS.iter().chain(&super::order::KEYS).chain(&super::refetch::KEYS)
 }
 
-/// The most attempts: beyond that a person should look.
+/// The most attempts; after that an operator should look.
 const RETRY_MAX: usize = 50;
-/// From here on senders feel it.
+/// Above this, a timeout delays answers to senders noticeably.
 const SQLITE_TIMEOUT_NOTABLE: Duration = Duration::from_secs(1);
-/// Each one is a connection or a thread of the user's app.
+/// Each attempt uses a connection or a thread of the user's app.
 const CONCURRENCY_MAX: usize = 1_024;
-/// Before senders give up: most wait for ten seconds.
+/// Less than the ten seconds that most senders wait.
 const SYNC_TIMEOUT_DEFAULT: Duration = Duration::from_secs(8);
-/// The longest file of statements: what is longer was named by mistake.
+/// The largest SQL file; a larger one is probably not SQL.
 const SQL_FILE_BYTES_MAX: u64 = 1 << 20;
 
 impl ConfigReader<'_> {
-    /// Reads the handlers of a source, by name. `spec` is that source's, with its own parameters.
+    /// Reads the handlers of a source. `spec` is the spec of the source, with its parameters.
     pub(super) fn handlers(
         &mut self,
         section: &Section<'_>,
@@ -113,20 +112,20 @@ impl ConfigReader<'_> {
             Some(true) => {}
             Some(false) | None => return Mode::Async,
         }
-        // Counted in the file, so that a handler with a mistake is not called missing as well.
+        // Counted in the file, so that a handler with an error is not reported as missing as well.
         let declared = section.get("handlers").and_then(|handlers| handlers.as_section());
         let declared = declared.map_or(0, |handlers| handlers.entries().count());
         if declared != 1 {
             let invalid = InvalidSetting::new(
-                format!("\"sync\" needs exactly one handler, and there are {declared}"),
-                "the sender gets that handler's answer; several are for mode = \"async\"",
+                format!("\"sync\" needs exactly one handler, and this source has {declared}"),
+                "the sender gets the answer of that handler; use mode = \"async\" for several handlers",
             );
             entry.report(invalid, &mut self.problems);
         }
         if handlers.iter().any(|handler| matches!(handler.kind, HandlerKind::Pull)) {
             let invalid = InvalidSetting::new(
-                "\"sync\" cannot wait for a handler that is pulled",
-                "nobody knows when a worker comes for it: use sql or http, or mode = \"async\"",
+                "\"sync\" cannot wait for a handler with pull = true",
+                "a worker may claim the job at any time: use sql or http, or mode = \"async\"",
             );
             entry.report(invalid, &mut self.problems);
         }
@@ -162,7 +161,7 @@ impl ConfigReader<'_> {
         })
     }
 
-    /// Exactly one of the ways to run.
+    /// Reads exactly one of `sql`, `sql_file`, `http` and `pull`.
     fn kind(
         &mut self,
         section: &Section<'_>,
@@ -186,8 +185,8 @@ impl ConfigReader<'_> {
         };
         if let Some(second) = ways.next() {
             let invalid = InvalidSetting::new(
-                format!("goes instead of `{}`, not with it", way.name()),
-                "a handler runs one thing: give the other a handler of its own",
+                format!("cannot be combined with `{}`", way.name()),
+                "remove one, or add a second handler for it",
             );
             second.report(invalid, &mut self.problems);
             return None;
@@ -195,7 +194,7 @@ impl ConfigReader<'_> {
         if way.name() != "http" {
             for key in ["sign_as", "secret"] {
                 if let Some(entry) = section.get(key) {
-                    let invalid = InvalidSetting::new("goes with `http`", "remove it");
+                    let invalid = InvalidSetting::new("applies to `http` only", "remove it");
                     entry.report(invalid, &mut self.problems);
                 }
             }
@@ -216,7 +215,7 @@ impl ConfigReader<'_> {
         };
         let at = byte_of(text, &error).and_then(|byte| entry.byte_in_file(self.text, byte));
         match at {
-            // The line of the file says it all.
+            // The position in the file is enough.
             Some(at) => {
                 let invalid = InvalidSetting::new(error.problem, error.hint);
                 self.problems.add(Origin::File(at), entry.path(), invalid);
@@ -257,7 +256,7 @@ impl ConfigReader<'_> {
                     && !preset.can_sign()
                 {
                     let invalid = InvalidSetting::new(
-                        format!("only {} itself can sign in its scheme", preset.title),
+                        format!("only {} can sign with its private key", preset.title),
                         "write \"standard\", and verify Standard Webhooks in your app",
                     );
                     entry.report(invalid, &mut self.problems);
@@ -279,8 +278,8 @@ impl ConfigReader<'_> {
         };
         if (sign_as, &secret) == (SignAs::Standard, &None) {
             self.warnings.push(format!(
-                "{label}: no `secret`, so requests to your app are not signed, and it cannot tell \
-                 them from a stranger's"
+                "{label}: no `secret`, so requests to your app are not signed, and your app cannot verify that \
+                 they come from Hapax"
             ));
         }
         Some(HttpTarget { url: url?, sign_as, secret, signer })
@@ -300,8 +299,8 @@ impl ConfigReader<'_> {
         let waits = entry.list(&mut self.problems)?;
         let invalid = match waits.len() {
             0 => InvalidSetting::new(
-                "is empty: nothing would ever be tried",
-                "one wait before each attempt: [\"0s\", \"1m\", \"1h\"]; [\"0s\"] tries once",
+                "is empty, so there would be no attempt",
+                "write the wait before each attempt: [\"0s\", \"1m\", \"1h\"]; [\"0s\"] is a single attempt",
             ),
             1..=RETRY_MAX => {
                 let read = |wait: &Entry<'_>| wait.parse(units::duration, &mut self.problems);
@@ -310,14 +309,15 @@ impl ConfigReader<'_> {
             }
             many => InvalidSetting::new(
                 format!("{many} attempts are more than {RETRY_MAX}"),
-                "wait longer between them; what stays dead is kept, and can be replayed",
+                "write fewer, longer waits; dead letters are kept and can be replayed",
             ),
         };
         entry.report(invalid, &mut self.problems);
         None
     }
 
-    /// A lease that ends before the work's own deadline would hand the same job to a second worker.
+    /// Reads `timeout` and `lease`. A lease that ends before the timeout would let a second worker claim the
+    /// running job.
     fn timeout_and_lease(
         &mut self,
         section: &Section<'_>,
@@ -341,7 +341,7 @@ impl ConfigReader<'_> {
                 Some(HandlerKind::Http(_) | HandlerKind::Pull | HandlerKind::Rust(_)) | None,
             ) => TIMEOUT_DEFAULT,
         };
-        // Pulled work has no deadline but its lease, unless one is set.
+        // A pull handler without `timeout` is limited by its lease only.
         let timed = given.0.is_some() || !matches!(kind, Some(HandlerKind::Pull) | None);
         let work = if timed { timeout } else { Duration::ZERO };
         let fetch = refetch.map_or(Duration::ZERO, |refetch| refetch.timeout);
@@ -360,8 +360,7 @@ impl ConfigReader<'_> {
             };
             let invalid = InvalidSetting::new(
                 format!("is shorter than twice {of}"),
-                "lengthen the lease or shorten `timeout`: work still running when its lease ends \
-                 is given to another worker",
+                "lengthen `lease` or shorten `timeout`: when a lease ends, another worker may claim the job",
             );
             entry.report(invalid, &mut self.problems);
         }
@@ -369,8 +368,8 @@ impl ConfigReader<'_> {
             matches!((kind, self.dialect), (Some(HandlerKind::Sql(_)), Dialect::Sqlite));
         if shares_the_writer && timeout > SQLITE_TIMEOUT_NOTABLE {
             self.warnings.push(format!(
-                "{label}: SQL may take {timeout:?}, and no sender is answered meanwhile: it shares \
-                 the writer with the acks"
+                "{label}: SQL may take {timeout:?}, and senders get no answer meanwhile, because SQLite has \
+                 one writer"
             ));
         }
         (timeout, lease)
@@ -385,7 +384,7 @@ impl ConfigReader<'_> {
         section.get(key)?.parse_number(read, &mut self.problems)
     }
 
-    /// A parameter that nothing fills is a mistake that no job would report.
+    /// Reports parameters that would always be NULL.
     fn check_parameters_filled(
         &mut self,
         section: &Section<'_>,
@@ -401,15 +400,15 @@ impl ConfigReader<'_> {
             (program.uses(SqlParameter::Current), section.get("refetch"), way)
         {
             let invalid = InvalidSetting::new(
-                ":current has nothing to stand for",
-                format!("say where the object is: [{label}.refetch] with a url"),
+                ":current needs refetch",
+                format!("add [{label}.refetch] with the url of the object"),
             );
             way.report(invalid, &mut self.problems);
         }
     }
 }
 
-/// The byte of the text that an error is about.
+/// The byte offset of an error in the text.
 fn byte_of(text: &str, error: &SqlError) -> Option<usize> {
     let line = text.split_inclusive('\n').chain([""]).nth(error.line - 1)?;
     let before: usize = text.split_inclusive('\n').take(error.line - 1).map(str::len).sum();
@@ -421,7 +420,7 @@ fn read_sql(path: &Path) -> Result<String, InvalidSetting> {
     let cannot = |why: String| {
         InvalidSetting::new(
             format!("cannot read {}: {why}", path.display()),
-            "a file of SQL statements, relative to the directory that hapax is started in",
+            "write the path of an SQL file, relative to the directory in which hapax is started",
         )
     };
     let about = std::fs::metadata(path).map_err(|error| cannot(error.to_string()))?;
@@ -434,10 +433,10 @@ fn read_sql(path: &Path) -> Result<String, InvalidSetting> {
     std::fs::read_to_string(path).map_err(|error| cannot(error.to_string()))
 }
 
-/// Where the user's app listens. It may be anywhere: the operator wrote it.
+/// Parses the URL of the user's app. Any host is allowed: the operator configures it.
 pub(super) fn target_url(text: &str) -> Result<Uri, InvalidSetting> {
     let bad = |what: &str| {
-        InvalidSetting::new(what, "write where your app listens: \"http://127.0.0.1:3000/hooks\"")
+        InvalidSetting::new(what, "write the URL of your app: \"http://127.0.0.1:3000/hooks\"")
     };
     let url: Uri = text.parse().map_err(|_| bad("is not a URL"))?;
     match url.scheme_str() {
@@ -448,15 +447,15 @@ pub(super) fn target_url(text: &str) -> Result<Uri, InvalidSetting> {
         return Err(bad("names no host"));
     }
     if url.authority().is_some_and(|authority| authority.as_str().contains('@')) {
-        return Err(bad("must not carry a user name: URLs are logged"));
+        return Err(bad("must not contain a user name, because URLs are logged"));
     }
     if text.contains('#') {
-        return Err(bad("must not have a fragment: it is never sent"));
+        return Err(bad("must not have a fragment, which is never sent"));
     }
     Ok(url)
 }
 
-/// Builds what signs requests to the user's app with a secret of its own.
+/// Builds the signer of requests to the user's app.
 fn signer(sign_as: SignAs, secret: &Secret, source: &SourceSpec) -> Result<Source, InvalidSetting> {
     let secrets = vec![ActiveSecret::forever(secret.clone())];
     let spec = match sign_as {
@@ -469,15 +468,15 @@ fn signer(sign_as: SignAs, secret: &Secret, source: &SourceSpec) -> Result<Sourc
         SignAs::Provider => SourceSpec { secrets, url_known: true, ..source.clone() },
     };
     Source::build(spec).map_err(|error| match sign_as {
-        SignAs::Standard => not_standard("what follows whsec_ is not base64"),
+        SignAs::Standard => not_standard("the text after whsec_ is not base64"),
         SignAs::Provider => InvalidSetting::new(error.problem, error.hint),
     })
 }
 
 fn not_standard(why: &str) -> InvalidSetting {
     InvalidSetting::new(
-        format!("is no secret of Standard Webhooks: {why}"),
-        "make one with `echo whsec_$(openssl rand -base64 32)`, and give it to your app too",
+        format!("is not a Standard Webhooks secret: {why}"),
+        "create one with `echo whsec_$(openssl rand -base64 32)`, and configure it in your app too",
     )
 }
 
@@ -560,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unset_lease_grows_with_the_timeout_and_pulled_work_may_have_a_short_one() {
+    fn the_default_lease_grows_with_the_timeout_and_a_pull_handler_may_have_a_short_one() {
         let check = |keys: &str, timeout: Duration, lease: Duration| {
             let handler = handler(keys);
             assert_eq!((handler.timeout, handler.policy.lease), (timeout, lease), "{keys}");
@@ -619,7 +618,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_of_its_own_signs_in_the_scheme_that_was_asked_for() {
+    fn a_handler_secret_signs_in_the_configured_scheme() {
         let event = load("").sources[0].source.clone();
         let check = |keys: &str, header: Option<&str>| {
             let handler = handler(&format!("http = 'http://a/'\n{keys}"));

@@ -1,5 +1,5 @@
 //! Single settings for commands that talk to a server or to its database. Nothing else of the config
-//! is read, so its secrets need not be there.
+//! is read, so its secrets may be missing.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,18 +11,18 @@ use super::reader::{ConfigReader, Environment, find_file};
 use super::settings::Settings;
 use super::shared::ServiceUrl;
 
-/// Where a server is, as far as its config says so, for those who talk to it.
+/// The address and data dir of a server, from its config.
 #[derive(Debug)]
 pub(crate) struct ServerLocation {
     /// The admin side.
     pub(crate) admin_listen: SocketAddr,
     /// The data directory.
     pub(crate) data_dir: PathBuf,
-    /// The config file, where there is one.
+    /// The config file, if there is one.
     pub(crate) file: Option<PathBuf>,
 }
 
-/// Reads where a server is. Nothing else of the config is looked at, so no secret need be there.
+/// Reads the address and data dir of a server.
 pub(crate) fn server_location(flags: &Flags) -> Result<ServerLocation, ConfigErrors> {
     let environment = Environment::real(true);
     let (file, text) = find_file(flags, &environment)?;
@@ -44,7 +44,7 @@ pub(crate) fn server_location(flags: &Flags) -> Result<ServerLocation, ConfigErr
     Ok(ServerLocation { admin_listen, data_dir, file })
 }
 
-/// Reads which PostgreSQL is shared. No other key or secret of the config is looked at.
+/// Reads `database_url`.
 pub(crate) fn database_url(flags: &Flags) -> Result<Option<ServiceUrl>, ConfigErrors> {
     let environment = Environment::real(true);
     let (file, text) = find_file(flags, &environment)?;

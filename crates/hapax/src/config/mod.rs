@@ -1,13 +1,10 @@
-//! The configuration: flags over environment over file over defaults, read once into a [`Config`]
-//! that is checked to the last secret, or into [`ConfigErrors`] that name every problem and its line.
+//! The configuration. Flags override the environment, which overrides the file, which overrides the
+//! defaults. The result is a checked [`Config`], or [`ConfigErrors`] with every problem and its line.
 //!
-//! [`reader`] reads all of it, [`settings`] what has a default, [`overrides`] what flags and
-//! environment replace, [`tokens`] who may use the admin side, [`lookup`] a single setting for commands
-//! that need no more.
-//!
-//! [`document`] walks the TOML, [`units`] knows the values, [`secrets`] where secrets come from,
-//! [`sources`] builds what verifies, [`handlers`] what works, [`proxies`] what stands in front of an
-//! app, [`shared`] what nodes share, [`dev`] is what happens without a file.
+//! [`reader`] reads a whole configuration: [`settings`] the keys with a default, [`overrides`] the flags and
+//! environment variables, [`tokens`], [`sources`], [`handlers`] and [`proxies`] the sections, [`dev`] the
+//! configuration without a file. [`document`] walks the TOML with its line numbers, [`units`] parses single
+//! values, [`secrets`] resolves `env:` and `file:`. [`lookup`] reads single settings for other commands.
 
 mod alerts;
 mod dev;
@@ -55,7 +52,7 @@ pub(crate) use self::units::Keep;
 /// The file that `init` writes: every key explained, every default spelled out.
 pub(crate) const DEFAULT_TOML: &str = include_str!("../hapax.default.toml");
 
-/// The config file that is read where none is named.
+/// The config file that is read if none is named.
 pub(crate) const DEFAULT_PATH: &str = "hapax.toml";
 
 /// A checked configuration.
@@ -65,37 +62,37 @@ pub(crate) struct Config {
     pub(crate) settings: Settings,
     /// TLS on the public side.
     pub(crate) tls: Option<Arc<Certificate>>,
-    /// Who may use the admin side.
+    /// The tokens of the admin side.
     pub(crate) tokens: Vec<Token>,
-    /// Where the server keeps a token of its own, because the config has none.
+    /// The file of the server's own token, if the config has no tokens.
     own_token: Option<PathBuf>,
-    /// What answers on the public side: one for each (tenant, source) pair.
+    /// The sources of the public side, one for each (tenant, source) pair.
     pub(crate) sources: Vec<ConfiguredSource>,
-    /// What answers in front of an app.
+    /// The Idempotency-Key proxies.
     pub(crate) proxies: Vec<Proxy>,
-    /// Set where there is no config file.
+    /// Set if there is no config file.
     pub(crate) dev: Option<DevMode>,
-    /// The config file, where there is one.
+    /// The config file, if there is one.
     pub(crate) file: Option<PathBuf>,
-    /// Not wrong, but worth a look; each is one line.
+    /// Warnings, one line each.
     pub(crate) warnings: Vec<String>,
     flags: Flags,
     watched: Vec<PathBuf>,
 }
 
-/// Reads and checks the configuration. In dev mode this makes the dev secret, if it is not there.
+/// Reads and checks the configuration. In dev mode this creates the dev secret if it is missing.
 pub(crate) fn load(flags: &Flags) -> Result<Config, ConfigErrors> {
     load_in(flags, &Environment::real(false))
 }
 
-/// The same for those who do not serve: nothing is made, and without a file there are no sources.
+/// Reads and checks the configuration without creating files. In dev mode there are then no sources.
 pub(crate) fn load_read_only(flags: &Flags) -> Result<Config, ConfigErrors> {
     load_in(flags, &Environment::real(true))
 }
 
 impl Config {
-    /// Reads everything again, with the same flags. A file that is gone is an error: without it the
-    /// sources would silently become those of dev mode.
+    /// Reads everything again with the same flags. A missing file is an error: without it the sources would
+    /// silently become those of dev mode.
     pub(crate) fn reload(&self) -> Result<Self, ConfigErrors> {
         match &self.file {
             Some(file) => load(&Flags { config: Some(file.clone()), ..self.flags.clone() }),
@@ -103,12 +100,12 @@ impl Config {
         }
     }
 
-    /// The files that were read: config, secrets, certificates. A change to one is worth a reload.
+    /// The files that were read: config, secrets, certificates.
     pub(crate) fn watched_files(&self) -> &[PathBuf] {
         &self.watched
     }
 
-    /// The keys that differ from `newer` but only take effect at a start.
+    /// The keys that differ in `newer` and take effect only at a restart.
     pub(crate) fn needs_restart(&self, newer: &Self) -> Vec<String> {
         let (old, new) = (&self.settings, &newer.settings);
         let differs = [
@@ -126,7 +123,7 @@ impl Config {
         differs.map(|(key, _)| key.to_owned()).chain(self.proxies_moved(newer)).collect()
     }
 
-    /// Listeners are opened and closed at a start only.
+    /// Proxies whose listener would have to be opened, closed or moved.
     fn proxies_moved(&self, newer: &Self) -> Vec<String> {
         let names = |of: &Self| of.proxies.iter().map(|it| it.name.clone()).collect::<Vec<_>>();
         let at = |of: &Self, name: &str| {

@@ -1,4 +1,4 @@
-//! `[sources.NAME.handlers.H.order]`: of what, by what, and what becomes of a gap.
+//! `[sources.NAME.handlers.H.order]`: the resource, the policy, and the handling of gaps.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::units;
 
 pub(super) const KEYS: [&str; 9] =
     ["resource", "by", "policy", "hold", "hold_max", "on_gap", "start", "state", "allow"];
-/// Held jobs of one resource: far more than any gap that closes by itself.
+/// The most held jobs of one resource; gaps that close by themselves hold far fewer.
 const HOLD_MAX_MAX: usize = 1_000_000;
 
 impl ConfigReader<'_> {
@@ -88,7 +88,7 @@ impl ConfigReader<'_> {
         let (entry, hint) = match &error {
             MachineError::Arrow { index, .. } => (transitions.get(*index), ALLOW_HINT),
             MachineError::Start(_) => {
-                (start.as_ref(), "write the state that everything begins with, as `allow` names it")
+                (start.as_ref(), "write the initial state as `allow` names it")
             }
             MachineError::Empty | MachineError::TooMany | MachineError::SameNumber(..) => {
                 (Some(&allow), ALLOW_HINT)
@@ -110,12 +110,12 @@ impl ConfigReader<'_> {
             None => {
                 let hint = match word {
                     PolicyWord::Latest | PolicyWord::Sequence => {
-                        "order needs both: resource = \"/data/object/id\" says of what, \
-                         by = \"/created\" what comes first"
+                        "set both: resource = \"/data/object/id\" is the object, by = \"/created\" the order \
+                         of its events"
                     }
                     PolicyWord::Machine => {
-                        "a machine needs both: resource = \"/data/object/id\" says of what, \
-                         state = \"/data/object/status\" which state it is in"
+                        "set both: resource = \"/data/object/id\" is the object, \
+                         state = \"/data/object/status\" its state"
                     }
                 };
                 section
@@ -126,11 +126,11 @@ impl ConfigReader<'_> {
     }
 }
 
-/// How transitions are written.
+/// The hint for transitions.
 const ALLOW_HINT: &str =
     "write two states with an arrow between them: allow = [\"pending -> paid\"]";
 
-/// The policy as a word, before the keys that go with it are read.
+/// The policy, before its keys are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PolicyWord {
     Latest,
@@ -139,7 +139,7 @@ enum PolicyWord {
 }
 
 impl PolicyWord {
-    /// The key that says where an event stands in the order.
+    /// The key that holds the position of an event in the order.
     fn position_key(self) -> &'static str {
         match self {
             Self::Latest | Self::Sequence => "by",
@@ -147,7 +147,7 @@ impl PolicyWord {
         }
     }
 
-    /// Keys of other policies: harmless, and yet whoever wrote them expects something of them.
+    /// Keys of other policies. They have no effect, so they are reported.
     fn unused_keys(self) -> &'static [&'static str] {
         match self {
             Self::Latest => &["hold", "hold_max", "on_gap", "start", "state", "allow"],
@@ -158,9 +158,9 @@ impl PolicyWord {
 
     fn why(self) -> &'static str {
         match self {
-            Self::Latest => "\"latest\" knows neither gaps nor states",
-            Self::Sequence => "\"sequence\" knows no states",
-            Self::Machine => "\"machine\" goes by `state`",
+            Self::Latest => "\"latest\" has neither gaps nor states",
+            Self::Sequence => "\"sequence\" has no states",
+            Self::Machine => "\"machine\" uses `state`",
         }
     }
 }
@@ -183,7 +183,7 @@ fn start_at(text: &str) -> Result<Option<i64>, InvalidSetting> {
         (_, Ok(number)) => Ok(Some(number)),
         (_, Err(_)) => Err(InvalidSetting::new(
             format!("\"{text}\" is neither a number nor \"first\""),
-            "write the first number of each sequence, or \"first\" for whatever comes first",
+            "write the first number of each sequence, or \"first\" to start with the first event that arrives",
         )),
     }
 }
@@ -193,7 +193,7 @@ fn on_gap(text: &str) -> Result<OnGap, InvalidSetting> {
         "review" => Ok(OnGap::Review),
         "go" => Ok(OnGap::Go),
         other => Err(InvalidSetting::new(
-            format!("\"{other}\" is not something to do about a gap"),
+            format!("\"{other}\" is not a way to handle a gap"),
             "write \"review\" or \"go\"",
         )),
     }

@@ -1,4 +1,4 @@
-//! Settings from the command line and the environment, which beat the file.
+//! Settings from the command line and the environment, which override the file.
 
 use std::path::PathBuf;
 
@@ -9,47 +9,48 @@ use super::problem::Origin;
 use super::reader::ConfigReader;
 use super::settings::Settings;
 
-/// Settings given on the command line; each one beats the environment and the file.
+/// Settings on the command line; each overrides the environment and the file.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Flags {
-    /// The config file [env: HAPAX_CONFIG] [default: hapax.toml if it is there]
+    /// The config file [env: HAPAX_CONFIG] [default: hapax.toml if it exists]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Where the database and the dev secret are kept [env: HAPAX_DATA_DIR]
+    /// The directory of the embedded database and the dev secret [env: HAPAX_DATA_DIR]
     #[arg(long, value_name = "DIR")]
     pub(crate) data_dir: Option<String>,
-    /// Address of the public side, where webhooks arrive [env: HAPAX_LISTEN]
+    /// The address that receives webhooks [env: HAPAX_LISTEN]
     #[arg(long, value_name = "ADDR")]
     pub(crate) listen: Option<String>,
-    /// Address of the admin side: API, metrics, health [env: HAPAX_ADMIN_LISTEN]
+    /// The address of the admin API, metrics and health [env: HAPAX_ADMIN_LISTEN]
     #[arg(long, value_name = "ADDR")]
     pub(crate) admin_listen: Option<String>,
-    /// The public side's URL as senders write it [env: HAPAX_PUBLIC_URL]
+    /// The URL at which senders reach this server [env: HAPAX_PUBLIC_URL]
     #[arg(long, value_name = "URL")]
     pub(crate) public_url: Option<String>,
-    /// off, error, warn, info, debug, trace, or directives such as hapax=debug [env: HAPAX_LOG]
+    /// The log level: off, error, warn, info, debug, trace, or directives such as hapax=debug [env:
+    /// HAPAX_LOG]
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log_level: Option<String>,
-    /// human or json [env: HAPAX_LOG_FORMAT]
+    /// The log format: human or json [env: HAPAX_LOG_FORMAT]
     #[arg(long, value_name = "FORMAT")]
     pub(crate) log_format: Option<String>,
-    /// The PostgreSQL that nodes share [env: HAPAX_DATABASE_URL, which other users cannot see]
+    /// A shared PostgreSQL. Other users can see flags but not the environment [env: HAPAX_DATABASE_URL]
     #[arg(long, value_name = "URL", value_parser = parse_secret)]
     pub(crate) database_url: Option<Secret>,
-    /// A Redis in front of PostgreSQL [env: HAPAX_REDIS_URL, which other users cannot see]
+    /// A Redis in front of PostgreSQL; prefer the environment as above [env: HAPAX_REDIS_URL]
     #[arg(long, value_name = "URL", value_parser = parse_secret)]
     pub(crate) redis_url: Option<Secret>,
-    /// What this process does, some of ingress,worker,sender,admin [env: HAPAX_ROLES] [default: all]
+    /// The roles of this process: some of ingress,worker,sender,admin [env: HAPAX_ROLES] [default: all]
     #[arg(long, value_name = "ROLES")]
     pub(crate) roles: Option<String>,
 }
 
-/// Kept so that it cannot be printed.
+/// Wraps a value so that it cannot be printed.
 fn parse_secret(text: &str) -> Result<Secret, std::convert::Infallible> {
     Ok(Secret::new(text))
 }
 
-/// Settings that the environment and flags can replace: key, variable, flag.
+/// Settings that the environment and flags can override: key, variable, flag.
 pub(super) const OVERRIDABLE: [(&str, &str, &str); 17] = [
     ("listen", "HAPAX_LISTEN", "--listen"),
     ("admin_listen", "HAPAX_ADMIN_LISTEN", "--admin-listen"),
@@ -70,15 +71,15 @@ pub(super) const OVERRIDABLE: [(&str, &str, &str); 17] = [
     ("log.format", "HAPAX_LOG_FORMAT", "--log-format"),
 ];
 
-/// Where a setting was set.
+/// The place where a setting was set.
 pub(super) struct SetAt {
     pub(super) origin: Origin,
-    /// The key, where the place does not name it.
+    /// The key, or empty if the origin names it.
     pub(super) key: &'static str,
 }
 
 impl ConfigReader<'_> {
-    /// The environment first, then the flags, so that flags have the last word.
+    /// Applies the flags, and environment variables for keys without a flag.
     pub(super) fn apply_overrides(
         &mut self,
         flags: &Flags,
@@ -100,7 +101,7 @@ impl ConfigReader<'_> {
         }
     }
 
-    /// Where a replaceable setting was set, if it was: the place that has the last word.
+    /// Where an overridable setting was set, if it was: the origin with the highest precedence.
     pub(super) fn set_at(
         &self,
         root: &Section<'_>,

@@ -1,73 +1,73 @@
-//! What is wrong with a configuration, where, and what to do about it. Never shows a value that
-//! could be a secret: a message quotes only values of keys that hold none.
+//! Errors of a configuration: the problem, its place, and a hint. A message never quotes a value that may
+//! be a secret.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// What is wrong with one value, before it is known where that value stands.
+/// An error in one value, before its place is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct InvalidSetting {
-    /// What is wrong.
+    /// The problem.
     pub(crate) problem: String,
-    /// What to do about it.
+    /// How to fix it.
     pub(crate) hint: String,
 }
 
 impl InvalidSetting {
-    /// Both at once.
+    /// An error with its hint.
     pub(crate) fn new(problem: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { problem: problem.into(), hint: hint.into() }
     }
 }
 
-/// Where a setting came from.
+/// The origin of a setting.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Origin {
     /// A command line flag or an environment variable, by its name.
     Override(&'static str),
-    /// A byte of the config file.
+    /// A byte offset in the config file.
     File(usize),
-    /// The file as a whole, or no place in particular.
+    /// The file as a whole, or no particular place.
     Whole,
 }
 
-/// One thing that is wrong.
+/// An error with its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ConfigProblem {
-    /// Where.
+    /// The place.
     pub(crate) origin: Origin,
     /// The dotted key, or empty.
     pub(crate) key: String,
-    /// What and what to do.
+    /// The problem and the hint.
     pub(crate) invalid: InvalidSetting,
 }
 
-/// Collects problems while a config is read, so that all of them are reported at once.
+/// Collects the problems of a config, so that all are reported at once.
 #[derive(Debug, Default)]
 pub(crate) struct ConfigProblems(Vec<ConfigProblem>, Option<Unopened>);
 
-/// Something that is needed could not be opened or made, which is no mistake in the config.
+/// A file or directory could not be opened or created; the config itself is right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unopened;
 
 impl ConfigProblems {
-    /// Adds one.
+    /// Adds a problem.
     pub(crate) fn add(&mut self, origin: Origin, key: impl Into<String>, invalid: InvalidSetting) {
         self.0.push(ConfigProblem { origin, key: key.into(), invalid });
     }
 
-    /// Adds one about a file or directory that cannot be used, though the config is right.
+    /// Adds a problem about a file or directory that cannot be used.
     pub(crate) fn add_unopened(&mut self, key: &str, invalid: InvalidSetting) {
         self.add(Origin::Whole, key, invalid);
         self.1 = Some(Unopened);
     }
 
-    /// Whether nothing is wrong so far.
+    /// Whether there are no problems so far.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The report, with lines counted in `text`, in the order of the file.
+    /// The errors in the order of the file, with line numbers from `text`.
     pub(crate) fn into_errors(mut self, file: Option<&Path>, text: &str) -> ConfigErrors {
         self.0.sort_by(|one, other| one.origin.cmp(&other.origin));
         let lines = self.0.iter().map(|problem| render(problem, file, text)).collect();
@@ -75,13 +75,13 @@ impl ConfigProblems {
     }
 }
 
-/// All that is wrong with a configuration, ready to print.
+/// All errors of a configuration, ready to print.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) struct ConfigErrors {
-    /// The file, where there is one.
+    /// The file, if there is one.
     pub(crate) file: Option<PathBuf>,
     lines: Vec<String>,
-    /// Set where something could not be opened.
+    /// Set if a file or directory could not be opened.
     pub(crate) unopened: Option<Unopened>,
 }
 
@@ -93,7 +93,7 @@ impl ConfigErrors {
         problems.into_errors(file, "")
     }
 
-    /// One text for each error.
+    /// One text per error.
     pub(crate) fn lines(&self) -> &[String] {
         &self.lines
     }
@@ -123,7 +123,7 @@ fn render(problem: &ConfigProblem, file: Option<&Path>, text: &str) -> String {
     format!("{origin}{key}{problem}{hint}").chars().map(visible).collect()
 }
 
-/// Keys and file names come from outside: a terminal must not obey them.
+/// Replaces control characters: keys and file names must not control the terminal.
 fn visible(c: char) -> char {
     if c.is_control() && c != '\n' { '\u{fffd}' } else { c }
 }

@@ -1,5 +1,4 @@
-//! `[proxies.NAME]`: Idempotency-Key in front of an app. What is wrong with a route, an upstream or a
-//! span is a config error with its line, and not the first request's.
+//! `[proxies.NAME]`: Idempotency-Keys in front of an app.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -23,42 +22,42 @@ use super::units;
 /// One proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Proxy {
-    /// Keys of one proxy are never those of another.
+    /// The name; each proxy has its own keys.
     pub(crate) name: String,
-    /// Where clients come.
+    /// The address for clients.
     pub(crate) listen: SocketAddr,
-    /// Where they are sent on to.
+    /// The app to which requests are forwarded.
     pub(crate) upstream: Upstream,
     /// Routes that need a key.
     pub(crate) require_key: Vec<Route>,
-    /// Whose a key is.
+    /// How the caller that owns a key is identified.
     pub(crate) scope: Scope,
     /// How long an answer is kept.
     pub(crate) ttl: Duration,
-    /// How long the app may take, and how long a crash keeps a key.
+    /// How long the app may take, and how long a key stays in progress after a crash.
     pub(crate) lease: Duration,
-    /// How long a copy waits for the one that runs.
+    /// How long a copy waits for the running request.
     pub(crate) wait: Duration,
-    /// What a key that was used for another request is answered.
+    /// The status for a key that was used with another request.
     pub(crate) mismatch_status: StatusCode,
-    /// What a client makes anew with every try.
+    /// Parts of the body that change with every retry.
     pub(crate) fingerprint_ignore: Vec<Pointer>,
-    /// How much each caller may have kept at once.
+    /// How much may be stored per caller.
     pub(crate) quota: Quota,
 }
 
-/// Whose a key is.
+/// How the caller that owns a key is identified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// Nothing was said: the Authorization header, and nobody's where there is none.
+    /// Not configured: by the Authorization header; requests without one share their keys.
     Default,
-    /// The value of a header, without which there is no key.
+    /// By the value of a header, which is required.
     Header(HeaderName),
-    /// A claim of the JWT in Authorization, which these keys verify.
+    /// By a claim of the JWT in Authorization, verified with these keys.
     Jwt(String, Arc<JwtKeys>),
-    /// The same, whoever signed it.
+    /// By a claim of the JWT in Authorization, which is not verified.
     UnverifiedJwt(String),
-    /// Everybody's.
+    /// All callers share their keys.
     Shared,
 }
 
@@ -78,18 +77,18 @@ pub(super) const KEYS: [&str; 13] = [
     "fingerprint_ignore",
 ];
 
-/// Below it a pause of the machine would let a second one run beside the first.
+/// With a shorter lease, a pause of the machine would let a second request run beside the first.
 const LEASE_MIN: Duration = Duration::from_secs(1);
-/// A crash keeps a key this long: nobody waits longer than a day for an answer.
+/// After a crash a key stays in progress for the whole lease; no client waits longer than a day.
 const LEASE_MAX: Duration = Duration::from_secs(86_400);
 const TTL_MIN: Duration = Duration::from_secs(1);
-/// Ten years; beyond it "for ever" was meant, and a database that only grows.
+/// Ten years: a longer time to live would let the database grow without bound.
 const TTL_MAX: Duration = Duration::from_secs(10 * 366 * 86_400);
-/// Each is looked at for every request with a key.
+/// Every request with a key is compared with each route.
 const ROUTES_MAX: usize = 1_000;
 
 impl ConfigReader<'_> {
-    /// Reads every proxy, by name.
+    /// Reads every proxy.
     pub(super) fn proxies(&mut self, root: &Section<'_>, settings: &Settings) -> Vec<Proxy> {
         let Some(section) = root.get("proxies").and_then(|entry| entry.section(&mut self.problems))
         else {
@@ -130,10 +129,10 @@ impl ConfigReader<'_> {
                     unused.report(verifies_nothing(), &mut self.problems);
                 }
                 self.warnings.push(format!(
-                    "proxies.{name}: no `scope`, so a key belongs to the Authorization header it came \
-                     with, a retry with another token runs again, and whoever sends none shares keys \
-                     with all others: name what stays the same, such as \"jwt:sub\", or \
-                     \"header:authorization\" if your tokens do"
+                    "proxies.{name}: no `scope`, so keys belong to the Authorization header: a retry with \
+                     another token runs again, and requests without the header share their keys. Set \
+                     `scope` to what identifies the caller, such as \"jwt:sub\", or to \
+                     \"header:authorization\" if tokens never change"
                 ));
                 Some(Scope::Default)
             }
@@ -160,7 +159,7 @@ impl ConfigReader<'_> {
         })
     }
 
-    /// Whose a key is, with the keys that verify it.
+    /// Reads the scope, with the JWT keys that it needs.
     fn scope_of_proxy(
         &mut self,
         entry: &Entry<'_>,
@@ -171,7 +170,7 @@ impl ConfigReader<'_> {
             (ScopeSetting::Jwt(claim), Some((_, keys))) => Some(Scope::Jwt(claim, keys?)),
             (ScopeSetting::Jwt(claim), None) => {
                 let invalid = InvalidSetting::new(
-                    "nothing verifies the token, so that anybody could be its caller",
+                    "the token is not verified, so anyone could act as any caller",
                     format!(
                         "add jwks = \"file:/etc/hapax/jwks.json\" or jwt_key = \"env:JWT_KEY\"; behind \
                          a gateway that verifies tokens write scope = \"jwt-unverified:{claim}\""
@@ -188,15 +187,18 @@ impl ConfigReader<'_> {
         }
     }
 
-    /// `jwks` or `jwt_key`, where one of them is written; without keys where it cannot be read.
+    /// Reads `jwks` or `jwt_key`; the keys are `None` if they cannot be read.
     fn jwt_keys<'d>(&mut self, section: &Section<'d>) -> Option<JwtKeyEntry<'d>> {
         type Read = fn(&str) -> Result<JwtKeys, JwtKeysError>;
         let (entry, read, hint): (_, Read, _) = match (section.get("jwks"), section.get("jwt_key"))
         {
             (None, None) => return None,
             (Some(_), Some(entry)) => {
-                let hint = "put all keys into one set: jwks = \"file:/etc/hapax/jwks.json\"";
-                entry.report(InvalidSetting::new("stands beside jwks", hint), &mut self.problems);
+                let hint = "put all keys into one set and remove this: jwks = \"file:/etc/hapax/jwks.json\"";
+                entry.report(
+                    InvalidSetting::new("cannot be combined with jwks", hint),
+                    &mut self.problems,
+                );
                 return Some((entry, None));
             }
             (Some(entry), None) => {
@@ -204,7 +206,7 @@ impl ConfigReader<'_> {
                 (entry, JwtKeys::from_jwks, hint)
             }
             (None, Some(entry)) => {
-                let hint = "name a public key in PEM, or a shared secret of at least 32 bytes: \
+                let hint = "write a public key in PEM, or a shared secret of at least 32 bytes: \
                             \"file:/etc/hapax/jwt.pem\", \"env:JWT_KEY\"";
                 (entry, JwtKeys::from_key, hint)
             }
@@ -225,15 +227,15 @@ impl ConfigReader<'_> {
         taken: &mut Vec<(String, SocketAddr)>,
     ) -> Option<SocketAddr> {
         let Some(entry) = section.get("listen") else {
-            let hint = "say where clients come: listen = \"127.0.0.1:8090\"";
+            let hint = "add the address for clients: listen = \"127.0.0.1:8090\"";
             section.report(InvalidSetting::new("has no listen", hint), &mut self.problems);
             return None;
         };
         let listen = entry.parse(units::address, &mut self.problems)?;
         if let Some((key, _)) = taken.iter().find(|(_, other)| clash(*other, listen)) {
             let invalid = InvalidSetting::new(
-                format!("{listen} is taken by `{key}`"),
-                "give each listener a port of its own; port 0 picks a free one",
+                format!("{listen} is used by `{key}` already"),
+                "give each listener its own port; port 0 picks a free one",
             );
             entry.report(invalid, &mut self.problems);
         }
@@ -243,7 +245,7 @@ impl ConfigReader<'_> {
 
     fn upstream(&mut self, section: &Section<'_>, listen: Option<SocketAddr>) -> Option<Upstream> {
         let Some(entry) = section.get("upstream") else {
-            let hint = "say where your app listens: upstream = \"http://127.0.0.1:3000\"";
+            let hint = "add the URL of your app: upstream = \"http://127.0.0.1:3000\"";
             section.report(InvalidSetting::new("has no upstream", hint), &mut self.problems);
             return None;
         };
@@ -252,8 +254,12 @@ impl ConfigReader<'_> {
         if let (Some(at), Some(listen)) = (at, listen)
             && SocketAddr::new(at, upstream.port()) == listen
         {
-            let hint = "name the app behind, such as \"http://127.0.0.1:3000\"";
-            entry.report(InvalidSetting::new("is this proxy itself", hint), &mut self.problems);
+            let hint =
+                "write the URL of the app behind the proxy, such as \"http://127.0.0.1:3000\"";
+            entry.report(
+                InvalidSetting::new("is the address of this proxy", hint),
+                &mut self.problems,
+            );
         }
         Some(upstream)
     }
@@ -264,7 +270,7 @@ impl ConfigReader<'_> {
         if routes.len() > ROUTES_MAX {
             let invalid = InvalidSetting::new(
                 format!("{} routes are more than {ROUTES_MAX}", routes.len()),
-                "let a `*` stand for a part of the path: \"POST /charges/*\"",
+                "use `*` for a segment of the path: \"POST /charges/*\"",
             );
             entry.report(invalid, &mut self.problems);
             return None;
@@ -278,7 +284,7 @@ impl ConfigReader<'_> {
         if pointers.len() > POINTERS_MAX {
             let invalid = InvalidSetting::new(
                 format!("{} pointers are more than {POINTERS_MAX}", pointers.len()),
-                "point at what holds several of them",
+                "point at objects that contain several of them",
             );
             entry.report(invalid, &mut self.problems);
             return None;
@@ -309,7 +315,7 @@ impl ConfigReader<'_> {
         (all.len() == entries.len()).then_some(all)
     }
 
-    /// `ttl`, `lease` and `wait`, which only make sense together.
+    /// Reads `ttl`, `lease` and `wait`, which depend on each other.
     fn spans(&mut self, section: &Section<'_>) -> (Duration, Duration, Duration) {
         let mut span = |key: &str, default: Duration| match section.get(key) {
             Some(entry) => {
@@ -329,36 +335,35 @@ impl ConfigReader<'_> {
             &lease_entry,
             !(LEASE_MIN..=LEASE_MAX).contains(&lease),
             "is not between 1s and 1d",
-            "as long as the slowest request of your app may take, such as \"60s\"",
+            "write how long the slowest request of your app may take, such as \"60s\"",
         );
         judge(
             &ttl_entry,
             !(TTL_MIN..=TTL_MAX).contains(&ttl),
             "is not between 1s and 10 years",
-            "longer than any client goes on retrying, such as \"72h\"",
+            "write more than the time for which clients retry, such as \"72h\"",
         );
         judge(
-            // Whichever of them was written.
+            // The one that is set.
             if ttl_entry.is_some() { &ttl_entry } else { &lease_entry },
             ttl < lease,
             "the ttl is shorter than the lease",
-            "an answer must not be forgotten while its request may still run: lengthen `ttl` or \
-             shorten `lease`",
+            "lengthen `ttl` or shorten `lease`: a key must not expire while its request may still run",
         );
         judge(
             if wait_entry.is_some() { &wait_entry } else { &lease_entry },
             wait >= lease,
             "the wait is not shorter than the lease",
-            "whoever waits is answered before the one who runs gives up: shorten `wait`",
+            "shorten `wait`: a waiting copy must be answered before the lease of the running request ends",
         );
         (ttl, lease, wait)
     }
 }
 
-/// Where keys were written, and what was read there.
+/// The entry of JWT keys, and the keys.
 type JwtKeyEntry<'d> = (Entry<'d>, Option<Arc<JwtKeys>>);
 
-/// What stands in `scope`, before it is known what verifies it.
+/// The value of `scope`, before its JWT keys are known.
 #[derive(Debug, PartialEq, Eq)]
 enum ScopeSetting {
     Jwt(String),
@@ -367,12 +372,12 @@ enum ScopeSetting {
 
 fn verifies_nothing() -> InvalidSetting {
     InvalidSetting::new(
-        "verifies nothing: the scope is no claim",
-        "write scope = \"jwt:sub\", or leave it out",
+        "has no effect: the scope is not a JWT claim",
+        "set scope = \"jwt:sub\", or remove this",
     )
 }
 
-/// Whether two listeners would want the same port of the same address.
+/// Whether two listeners use the same port of the same address.
 fn clash(one: SocketAddr, other: SocketAddr) -> bool {
     let anywhere = |address: SocketAddr| address.ip().is_unspecified();
     let (here, there) = (one.ip().to_canonical(), other.ip().to_canonical());
@@ -385,7 +390,7 @@ fn upstream(text: &str) -> Result<Upstream, InvalidSetting> {
     Upstream::parse(text).map_err(|error| {
         InvalidSetting::new(
             error.to_string(),
-            "write where your app listens: \"http://127.0.0.1:3000\"",
+            "write the URL of your app: \"http://127.0.0.1:3000\"",
         )
     })
 }
@@ -402,11 +407,11 @@ fn scope(text: &str) -> Result<ScopeSetting, InvalidSetting> {
         }
         Some(("header", name)) => {
             let name = HeaderName::try_from(name.trim())
-                .map_err(|_| InvalidSetting::new("names no header", hint))?;
+                .map_err(|_| InvalidSetting::new("is not the name of a header", hint))?;
             if dashed(&name) == IDEMPOTENCY_KEY.as_str() || is_ours(&name) {
                 return Err(InvalidSetting::new(
-                    format!("\"{name}\" does not say who calls"),
-                    "name the header that does, such as \"header:x-account-id\"",
+                    format!("\"{name}\" does not identify the caller"),
+                    "write the header that does, such as \"header:x-account-id\"",
                 ));
             }
             Ok(ScopeSetting::Other(Scope::Header(name)))
@@ -428,7 +433,7 @@ fn max_keys(text: &str) -> Result<u64, InvalidSetting> {
     text.parse().ok().filter(|keys| (1..=1_000_000_000_000).contains(keys)).ok_or_else(|| {
         InvalidSetting::new(
             format!("{text} is not a number of keys"),
-            "write how many keys of one caller are kept at once, such as 1000000",
+            "write how many keys of one caller may be stored, such as 1000000",
         )
     })
 }
@@ -438,17 +443,17 @@ fn mismatch_status(text: &str) -> Result<StatusCode, InvalidSetting> {
         "409" => Ok(StatusCode::CONFLICT),
         "422" => Ok(StatusCode::UNPROCESSABLE_ENTITY),
         other => Err(InvalidSetting::new(
-            format!("{other} is not a status for a key that was used for something else"),
-            "write 409, or 422 as the IETF draft has it",
+            format!("{other} is not a status for a reused key"),
+            "write 409, or 422 as in the IETF draft",
         )),
     }
 }
 
 fn pointer(text: &str) -> Result<Pointer, InvalidSetting> {
-    let hint = "write a JSON pointer to what changes with every try: \"/client_ts\"";
+    let hint = "write a JSON pointer to a value that changes with every retry: \"/client_ts\"";
     match Pointer::parse(text) {
         Ok(_) if text.is_empty() => {
-            Err(InvalidSetting::new("is the whole body, and would make any two requests one", hint))
+            Err(InvalidSetting::new("is the whole body, so that all requests would be equal", hint))
         }
         Ok(pointer) => Ok(pointer),
         Err(error) => Err(InvalidSetting::new(format!("\"{text}\": {error}"), hint)),
@@ -460,7 +465,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listeners_clash_where_the_system_would_refuse_the_second() {
+    fn listeners_clash_if_the_system_would_refuse_the_second() {
         let check = |one: &str, other: &str, expected: bool| {
             let (one, other) = (one.parse().unwrap(), other.parse().unwrap());
             assert_eq!(
@@ -479,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scope_says_who_calls() {
+    fn a_scope_identifies_the_caller() {
         assert_eq!(scope("none"), Ok(ScopeSetting::Other(Scope::Shared)));
         assert_eq!(scope("jwt:sub"), Ok(ScopeSetting::Jwt("sub".into())));
         let unverified = Scope::UnverifiedJwt("sub".into());

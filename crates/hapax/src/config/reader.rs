@@ -13,18 +13,18 @@ use super::secrets;
 use super::settings::Settings;
 use super::{Config, DEFAULT_PATH};
 
-/// What a configuration is read from beside its file: passed in, so that tests have their own.
+/// The inputs of a configuration besides its file; tests pass their own.
 pub(crate) struct Environment<'w> {
     /// Looks up an environment variable.
     pub(crate) env: &'w dyn Fn(&str) -> Option<String>,
-    /// Tells secrets that have ended from those that have not.
+    /// The clock, to find secrets that have expired.
     pub(crate) now: Timestamp,
-    /// Whether nothing may be written: then dev mode has no sources.
+    /// Whether no file may be created; dev mode then has no sources.
     pub(crate) read_only: bool,
 }
 
 impl Environment<'static> {
-    /// The one around this process.
+    /// The environment of this process.
     pub(super) fn real(read_only: bool) -> Self {
         Self { env: &|name| std::env::var(name).ok(), now: Timestamp::now(), read_only }
     }
@@ -56,12 +56,12 @@ pub(super) const ROOT_KEYS: [&str; 22] = [
 ];
 const ROOT_LATER: [&str; 1] = ["outbound"];
 
-/// What a load has found so far.
+/// Reads one configuration and collects problems, warnings and files.
 pub(super) struct ConfigReader<'w> {
     pub(super) environment: &'w Environment<'w>,
-    /// The file, to find lines inside its values.
+    /// The text of the file, to find lines inside its values.
     pub(super) text: &'w str,
-    /// In which the SQL of handlers is read.
+    /// The dialect of the SQL of handlers.
     pub(super) dialect: Dialect,
     pub(super) problems: ConfigProblems,
     pub(super) watched: Vec<PathBuf>,
@@ -82,7 +82,7 @@ pub(super) fn load_in(
     }
 }
 
-/// A named file must be there; the default one may be missing, and then it is dev mode.
+/// Reads the config file. A named file must exist; if the default one is missing, that is dev mode.
 pub(super) fn find_file(
     flags: &Flags,
     environment: &Environment<'_>,
@@ -100,7 +100,7 @@ pub(super) fn find_file(
             Some(&path),
             InvalidSetting::new(
                 format!("cannot read the config file: {error}"),
-                "name a file with --config, or write one with `hapax init`",
+                "pass the file with --config, or write one with `hapax init`",
             ),
         )),
     }
@@ -120,8 +120,8 @@ impl<'w> ConfigReader<'w> {
 }
 
 impl ConfigReader<'_> {
-    /// `None` only where the file is not TOML at all; otherwise whatever could be read, which counts
-    /// only if there were no problems.
+    /// Reads everything. `None` only if the file is not TOML; otherwise the result is valid only if there
+    /// are no problems.
     fn config(&mut self, flags: &Flags, file: Option<&Path>, text: &str) -> Option<Config> {
         let document = document::parse(text, &mut self.problems)?;
         let root = Section::root(&document);
@@ -130,7 +130,7 @@ impl ConfigReader<'_> {
         let mut settings = Settings::default();
         self.apply_file(&root, &mut settings);
         self.apply_overrides(flags, &mut settings, |_| true);
-        // Also where the URL is wrong: that is one error, and not one for each statement as well.
+        // Also if the URL is invalid, so that its error is not repeated for each statement.
         if self.set_at(&root, flags, "database_url").is_some() {
             self.dialect = Dialect::Postgres;
         }
@@ -166,7 +166,7 @@ impl ConfigReader<'_> {
         })
     }
 
-    /// Reads a secret and remembers its file.
+    /// Reads a secret and adds its file to the watched ones.
     pub(super) fn secret(&mut self, entry: &document::Entry<'_>) -> Option<Secret> {
         let env = self.environment.env;
         let resolved = entry.parse(|text| secrets::resolve(text, env), &mut self.problems)?;

@@ -1,4 +1,4 @@
-//! `[sources.NAME.handlers.H.refetch]`: where the object is fetched before the work.
+//! `[sources.NAME.handlers.H.refetch]`: the URL of the current object, fetched before each attempt.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use super::reader::ConfigReader;
 use super::units;
 
 pub(super) const KEYS: [&str; 4] = ["url", "headers", "timeout", "max_body"];
-/// An API that takes longer is not one to ask before every attempt.
+/// Slower APIs are not suitable for a request before every attempt.
 const REFETCH_TIMEOUT_DEFAULT: Duration = Duration::from_secs(5);
 const REFETCH_BYTES_DEFAULT: usize = 1024 * 1024;
-/// It is held in memory for each attempt that runs.
+/// Each running attempt holds its object in memory.
 const REFETCH_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// What the connection itself sends.
+/// Headers that the HTTP client sets.
 const REFETCH_HEADERS_OURS: [&str; 5] =
     ["host", "content-length", "transfer-encoding", "connection", "expect"];
 
@@ -43,7 +43,7 @@ impl ConfigReader<'_> {
         let Some(entry) = section.get("url") else {
             let invalid = InvalidSetting::new(
                 "has no url",
-                "say where the object is: url = \"https://api.example.com/payouts/{resource}\"",
+                "add url = \"https://api.example.com/payouts/{resource}\"",
             );
             section.report(invalid, &mut self.problems);
             return None;
@@ -60,7 +60,7 @@ impl ConfigReader<'_> {
         };
         if url.names_resource() && handler.get("order").is_none() {
             let invalid = InvalidSetting::new(
-                "{resource} is known only to a handler with an order",
+                "{resource} needs a handler with an order",
                 "add `order` with resource = \"/data/object/id\" and by = \"/created\"",
             );
             entry.report(invalid, &mut self.problems);
@@ -77,7 +77,7 @@ impl ConfigReader<'_> {
         for entry in &entries {
             let invalid = match HeaderName::try_from(entry.name()) {
                 Ok(name) if REFETCH_HEADERS_OURS.contains(&name.as_str()) => {
-                    InvalidSetting::new("is set by the connection", "remove it")
+                    InvalidSetting::new("is set by the HTTP client", "remove it")
                 }
                 Ok(name) => {
                     let Some(secret) = self.secret(entry) else { continue };
@@ -86,13 +86,14 @@ impl ConfigReader<'_> {
                         continue;
                     }
                     InvalidSetting::new(
-                        "does not fit in a header",
-                        "one line of ASCII, such as \"Bearer …\"",
+                        "is not a valid header value",
+                        "write one line of ASCII, such as \"Bearer …\"",
                     )
                 }
-                Err(_) => {
-                    InvalidSetting::new("is not the name of a header", "such as authorization")
-                }
+                Err(_) => InvalidSetting::new(
+                    "is not the name of a header",
+                    "write a name such as authorization",
+                ),
             };
             entry.report(invalid, &mut self.problems);
         }
@@ -105,7 +106,7 @@ fn refetch_bytes(text: &str) -> Result<usize, InvalidSetting> {
         bytes @ 1..=REFETCH_BYTES_MAX => Ok(bytes),
         _other => Err(InvalidSetting::new(
             "is not a size from 1 to 16MiB",
-            "an object is held in memory for each attempt: write \"1MiB\"",
+            "each running attempt holds its object in memory: write \"1MiB\"",
         )),
     }
 }

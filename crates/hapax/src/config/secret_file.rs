@@ -1,6 +1,5 @@
-//! A random secret that a server makes for itself at its first start and keeps in its data
-//! directory: 32 random bytes as 64 hex digits, behind a prefix that says what it is, readable by the
-//! owner of the file only.
+//! A random secret that a server creates in its data directory at its first start: a prefix for its kind
+//! and 32 random bytes as 64 hex digits. Only the owner of the file can read it.
 
 use std::io::{Error, ErrorKind, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -10,13 +9,13 @@ use hapax_core::secret::Secret;
 
 use super::problem::InvalidSetting;
 
-/// Which secret it is.
+/// The kinds of secrets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SecretKind {
-    /// The token that the admin side asks for.
+    /// The token of the admin side.
     AdminToken,
-    /// The secret from which each sender's own is derived in dev mode. Its prefix tells it from a
-    /// secret that was made in the usual way.
+    /// The secret from which the secrets of all senders are derived in dev mode. Its prefix distinguishes
+    /// it from other secrets.
     DevSecret,
 }
 
@@ -35,7 +34,7 @@ impl SecretKind {
         }
     }
 
-    /// Whether a secret has the form of this one: the prefix and 64 lower-case hex digits.
+    /// Whether a secret has this form: the prefix and 64 lower-case hex digits.
     pub(crate) fn has_form_of(self, secret: &Secret) -> bool {
         let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         let digits = secret.expose().strip_prefix(self.prefix()).unwrap_or_default();
@@ -43,19 +42,19 @@ impl SecretKind {
     }
 }
 
-/// Reads the secret in `path`, or makes one. Two processes that start at once get the same one.
+/// Reads the secret in `path`, or creates it. Two processes that start at once get the same secret.
 pub(super) fn read_or_make(path: &Path, kind: SecretKind) -> Result<Secret, InvalidSetting> {
     match make(path, kind) {
         Ok(secret) => Ok(secret),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => read(path, kind),
         Err(error) => Err(InvalidSetting::new(
-            format!("cannot keep {} in {}: {error}", kind.title(), path.display()),
-            "choose a directory that can be written with --data-dir",
+            format!("cannot write {} to {}: {error}", kind.title(), path.display()),
+            "pass a writable directory with --data-dir",
         )),
     }
 }
 
-/// Reads a secret that was made before.
+/// Reads an existing secret.
 pub(crate) fn read(path: &Path, kind: SecretKind) -> Result<Secret, InvalidSetting> {
     let read = || {
         let text = std::fs::read_to_string(path)?;
@@ -64,13 +63,13 @@ pub(crate) fn read(path: &Path, kind: SecretKind) -> Result<Secret, InvalidSetti
     };
     let (text, mode) = read().map_err(|error| {
         InvalidSetting::new(
-            format!("cannot read {} in {}: {error}", kind.title(), path.display()),
-            "it must be readable by the user hapax runs as",
+            format!("cannot read {} from {}: {error}", kind.title(), path.display()),
+            "make the file readable for the user that runs hapax",
         )
     })?;
     if mode & 0o077 != 0 {
-        // A restored backup or a copy may have widened it. A reader that does not own the file
-        // cannot narrow it, and need not.
+        // A backup or a copy may have widened the permissions. A reader that does not own the file cannot
+        // change them, and that is no error.
         let _ = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600));
     }
     let secret = Secret::new(text.trim_end());
@@ -79,12 +78,12 @@ pub(crate) fn read(path: &Path, kind: SecretKind) -> Result<Secret, InvalidSetti
     }
     Err(InvalidSetting::new(
         format!("{} does not hold {}64 hex digits", path.display(), kind.prefix()),
-        "remove it, and the next start makes a new one",
+        "remove the file; the next start creates a new secret",
     ))
 }
 
-/// Fails where the file exists. The file appears whole or not at all: it is written and synced
-/// under another name first, and linking never replaces what is there.
+/// Creates the file, or fails if it exists. The file appears whole or not at all: it is written and synced
+/// under another name and then linked, which never replaces an existing file.
 fn make(path: &Path, kind: SecretKind) -> std::io::Result<Secret> {
     if path.try_exists()? {
         return Err(ErrorKind::AlreadyExists.into());
@@ -92,7 +91,7 @@ fn make(path: &Path, kind: SecretKind) -> std::io::Result<Secret> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = directory.unwrap_or(Path::new("."));
     hapax_store::private_dir(directory)?;
-    let no_randomness = |_| Error::other("no randomness");
+    let no_randomness = |_| Error::other("the system has no random numbers");
     let mut bytes = [0; 32];
     aws_lc_rs::rand::fill(&mut bytes).map_err(no_randomness)?;
     let secret = Secret::new(format!("{}{}", kind.prefix(), hex::encode(bytes)));
@@ -108,7 +107,7 @@ fn make(path: &Path, kind: SecretKind) -> std::io::Result<Secret> {
     let linked = written.and_then(|()| std::fs::hard_link(&draft, path));
     let _ = std::fs::remove_file(&draft);
     linked?;
-    // Without this a power loss could take the name, and with it what others were given.
+    // Without this sync a power loss could remove the name, and the next start would create another secret.
     std::fs::File::open(directory)?.sync_all()?;
     Ok(secret)
 }

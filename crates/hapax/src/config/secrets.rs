@@ -1,5 +1,5 @@
-//! Where a secret comes from: `env:NAME`, `file:PATH`, or the text itself. Errors name the variable
-//! or the file, never what is in it.
+//! Resolves a secret: `env:NAME`, `file:PATH` or the text itself. Errors name the variable or the file,
+//! never the content.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use hapax_core::secret::Secret;
 
 use super::problem::InvalidSetting;
 
-/// A value and, where it was read from a file, that file, so that a change to it is noticed.
+/// A secret and the file it was read from, if any.
 pub(crate) struct Resolved {
     /// The value.
     pub(crate) secret: Secret,
@@ -15,7 +15,7 @@ pub(crate) struct Resolved {
     pub(crate) file: Option<PathBuf>,
 }
 
-/// The longest secret file that is read: certificates and key sets fit many times over.
+/// The largest secret file; certificates and key sets are far smaller.
 const SECRET_FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Reads a secret. `env` looks up an environment variable.
@@ -33,11 +33,16 @@ pub(crate) fn resolve(
     };
     if resolved.secret.expose().trim().is_empty() {
         let problem = match &resolved.file {
-            Some(path) => format!("is empty: nothing in {}", path.display()),
-            None if text.starts_with("env:") => format!("is empty: {text} is set to nothing"),
+            Some(path) => format!("is empty: {} has no content", path.display()),
+            None if text.starts_with("env:") => {
+                format!("is empty: the variable of {text} is empty")
+            }
             None => "is empty".to_owned(),
         };
-        return Err(InvalidSetting::new(problem, "an empty secret would let anyone sign"));
+        return Err(InvalidSetting::new(
+            problem,
+            "set the secret: with an empty one anyone could sign",
+        ));
     }
     Ok(resolved)
 }
@@ -45,26 +50,26 @@ pub(crate) fn resolve(
 fn from_env(name: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, InvalidSetting> {
     let starts_well = name.bytes().next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
     if !starts_well || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
-        // What stands there may be the secret itself, so it is not repeated.
+        // The text may be the secret itself, so it is not quoted.
         return Err(InvalidSetting::new(
-            "what follows env: is not the name of an environment variable",
-            "write \"env:STRIPE_SECRET\", and set STRIPE_SECRET where hapax runs",
+            "the text after env: is not the name of an environment variable",
+            "write \"env:STRIPE_SECRET\", and set STRIPE_SECRET in the environment of hapax",
         ));
     }
     env(name).ok_or_else(|| {
         InvalidSetting::new(
             format!("environment variable {name} is not set"),
-            format!("set {name} where hapax runs, or use file:PATH"),
+            format!("set {name} in the environment of hapax, or use file:PATH"),
         )
     })
 }
 
-/// One newline at the end is the editor's, not the secret's; every other blank is kept.
+/// Reads a file without one newline at its end, which editors add; other whitespace is kept.
 fn from_file(path: &Path) -> Result<String, InvalidSetting> {
     let cannot = |why: String| {
         InvalidSetting::new(
             format!("cannot read {}: {why}", path.display()),
-            "the file must exist and be readable by the user hapax runs as",
+            "make the file readable for the user that runs hapax",
         )
     };
     let about = std::fs::metadata(path).map_err(|error| cannot(error.to_string()))?;
@@ -108,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_empty_or_cannot_be_read_is_refused_and_never_repeated() {
+    fn an_empty_or_unreadable_secret_is_refused_and_never_quoted() {
         for bad in ["", "  ", "env:BLANK", "env:UNSET", "env:", "file:/nowhere/at/all", "file:/"] {
             assert!(value(bad).is_err(), "{bad:?}");
         }

@@ -1,5 +1,4 @@
-//! The settings that have a default: what they are, how the file sets them, and which of them
-//! contradict each other.
+//! The settings that have a default: their types, how the file sets them, and checks between them.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -26,64 +25,64 @@ pub(crate) struct Settings {
     pub(crate) listen: SocketAddr,
     /// The admin side.
     pub(crate) admin_listen: SocketAddr,
-    /// Whether requests from this machine need no token. Dev mode is open without it.
+    /// Whether requests from this machine need no token. Dev mode needs none either way.
     pub(crate) admin_open: bool,
-    /// What senders see, without a slash at the end. In dev mode it is made of `listen`; where that
-    /// has port 0, whoever binds the port knows better.
+    /// The URL that senders use, without a trailing slash. In dev mode it is derived from `listen`, or from
+    /// the bound address if that has port 0.
     pub(crate) public_url: Option<String>,
-    /// Whose `X-Forwarded-For` is believed.
+    /// The proxies whose `X-Forwarded-For` is trusted.
     pub(crate) trusted_proxies: Vec<IpNet>,
-    /// Where the embedded database is.
+    /// The directory of the embedded database.
     pub(crate) data_dir: PathBuf,
     /// The PostgreSQL that nodes share, instead of the embedded database.
     pub(crate) database_url: Option<ServiceUrl>,
-    /// The same database, as the role that SQL and Rust handlers work as.
+    /// The same database with the role of SQL and Rust handlers.
     pub(crate) handlers_database_url: Option<ServiceUrl>,
-    /// A Redis in front of it.
+    /// A Redis in front of PostgreSQL.
     pub(crate) redis_url: Option<ServiceUrl>,
-    /// What this process does.
+    /// The roles of this process.
     pub(crate) roles: Roles,
-    /// The largest body taken.
+    /// The largest accepted body.
     pub(crate) max_body_bytes: usize,
     /// The most connections to the public side at once.
     pub(crate) max_connections: usize,
-    /// How long a request's headers may take.
+    /// The timeout of a request's headers.
     pub(crate) header_timeout: Duration,
-    /// How long a request's body may take.
+    /// The timeout of a request's body.
     pub(crate) body_timeout: Duration,
-    /// How long a stop waits for what was accepted.
+    /// How long a shutdown waits for accepted requests and running work.
     pub(crate) drain: Duration,
-    /// How to log.
+    /// The format and level of the log.
     pub(crate) log: LogSettings,
-    /// How long things are kept.
+    /// How long keys and events are kept.
     pub(crate) retention: Retention,
-    /// From when on something is worth a person's attention.
+    /// The thresholds of alerts.
     pub(crate) alerts: Alerts,
 }
 
 /// `[log]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LogSettings {
-    /// For people or for machines.
+    /// Text or JSON.
     pub(crate) format: LogFormat,
-    /// What is logged: a level, or directives.
+    /// A level, or directives.
     pub(crate) level: String,
 }
 
-/// Who reads the log.
+/// The format of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LogFormat {
-    /// People.
+    /// Text for people.
     Human,
-    /// Machines: one JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
 /// `[retention]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Retention {
-    /// How long a duplicate is recognised; `None` is 90 days, and for ever where the scheme signs no
-    /// time. [`ConfiguredSource::keep_keys`] has the answer for each source.
+    /// How long a duplicate is recognised. `None` is 90 days, and forever for schemes without a signed time;
+    /// `ConfiguredSource::keep_keys` has the value of each source.
     pub(crate) keys: Option<Keep>,
     /// Bodies and history.
     pub(crate) events: Keep,
@@ -179,13 +178,13 @@ impl ConfigReader<'_> {
                         settings.retention.events = events.unwrap_or(KEEP_DEFAULT);
                     }
                 }
-                // Read on their own, or reported already.
+                // Sections are read elsewhere; unknown keys are reported already.
                 _section_or_unknown => {}
             }
         }
     }
 
-    /// SQLite is one process: what another one would do, nobody would.
+    /// Reports settings that need a shared PostgreSQL while SQLite is used, which belongs to one process.
     pub(super) fn check_sqlite_settings(
         &mut self,
         root: &Section<'_>,
@@ -198,17 +197,16 @@ impl ConfigReader<'_> {
         }
         if let Some(SetAt { origin, key }) = self.set_at(root, flags, "redis_url") {
             let invalid = InvalidSetting::new(
-                "there is no PostgreSQL for it to stand in front of",
-                "set database_url too, or remove this: the embedded database answers duplicates \
-                 from memory",
+                "needs database_url: Redis caches a shared PostgreSQL",
+                "set database_url, or remove this: the embedded database answers duplicates from memory",
             );
             self.problems.add(origin, key, invalid);
         }
         if let Some(SetAt { origin, key }) = self.set_at(root, flags, "handlers_database_url") {
             let invalid = InvalidSetting::new(
-                "there is no PostgreSQL for handlers to work on",
-                "set database_url too, or remove this: on the embedded database no handler can \
-                 reach a table of Hapax's own",
+                "needs database_url: it is a role on a shared PostgreSQL",
+                "set database_url, or remove this: on the embedded database handlers cannot reach the \
+                 tables of Hapax",
             );
             self.problems.add(origin, key, invalid);
         }
@@ -217,15 +215,17 @@ impl ConfigReader<'_> {
             && !missing.is_empty()
         {
             let invalid = InvalidSetting::new(
-                format!("without {}, nobody does that", missing.join(" and ")),
-                "the embedded database belongs to one process, which needs every role: remove \
-                 this, or set database_url to run roles apart",
+                format!(
+                    "lacks {}: on the embedded database one process has every role",
+                    missing.join(" and ")
+                ),
+                "remove this, or set database_url to run roles in separate processes",
             );
             self.problems.add(origin, key, invalid);
         }
     }
 
-    /// A process that would only send says that it is ready, and does nothing: sending is not built yet.
+    /// Reports `roles = ["sender"]`: sending is not built yet, so the process would do nothing.
     pub(super) fn check_roles(&mut self, root: &Section<'_>, flags: &Flags, settings: &Settings) {
         let works = [Role::Ingress, Role::Worker, Role::Admin];
         if works.into_iter().any(|role| settings.roles.has(role)) {
@@ -233,7 +233,7 @@ impl ConfigReader<'_> {
         }
         if let Some(SetAt { origin, key }) = self.set_at(root, flags, "roles") {
             let invalid = InvalidSetting::new(
-                "sender alone has nothing to do: sending to endpoints is not built yet",
+                "has only sender, and sending to endpoints is not built yet",
                 "add ingress, worker or admin",
             );
             self.problems.add(origin, key, invalid);
@@ -242,7 +242,7 @@ impl ConfigReader<'_> {
 }
 
 impl Settings {
-    /// Sets one key from its text, wherever that came from.
+    /// Sets one key from its text.
     pub(super) fn set(&mut self, key: &str, text: &str) -> Result<(), InvalidSetting> {
         match key {
             "listen" => self.listen = units::address(text)?,

@@ -1,5 +1,5 @@
-//! What nodes share and what each of them does: the URLs of PostgreSQL and Redis, which are never
-//! shown with what stands before the `@`, and the roles of a process.
+//! The URLs of a shared PostgreSQL and Redis, which are never printed with user or password, and the roles
+//! of a process.
 
 use std::fmt;
 
@@ -8,8 +8,7 @@ use hapax_core::secret::Secret;
 use super::problem::InvalidSetting;
 use super::suggest;
 
-/// Where a server is that several nodes share. `Display` tells host and database, and neither user
-/// nor password nor options, which may hold one too.
+/// The URL of a shared service. `Display` prints host and database, without user, password and options.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct ServiceUrl(Secret);
 
@@ -24,14 +23,16 @@ impl ServiceUrl {
         Self::read(text, &["redis", "rediss"], "redis://HOST:6379")
     }
 
-    /// All of it, for whoever connects.
+    /// The whole URL, for connecting.
     pub(crate) fn expose(&self) -> &str {
         self.0.expose()
     }
 
-    /// What is wrong is said without the text: it may hold a password in the wrong place.
+    /// Parses a URL. Errors do not quote it: it may contain a password in the wrong place.
     fn read(text: &str, schemes: &[&str; 2], example: &str) -> Result<Self, InvalidSetting> {
-        let hint = format!("write \"{example}\"; what is special in a password as %40 for @");
+        let hint = format!(
+            "write \"{example}\"; escape special characters of a password, such as %40 for @"
+        );
         let text = text.trim();
         let rest = match text.split_once("://") {
             Some((scheme, rest)) if schemes.contains(&scheme) => rest,
@@ -45,10 +46,10 @@ impl ServiceUrl {
             return Err(InvalidSetting::new("names no host", hint));
         }
         if rest.chars().any(|c| c.is_whitespace() || c.is_control()) {
-            return Err(InvalidSetting::new("holds a blank", hint));
+            return Err(InvalidSetting::new("contains whitespace", hint));
         }
         let url = Self(Secret::new(text));
-        // Also what keeps USER:PASSWORD without a host from being shown as HOST:PORT.
+        // This also keeps USER:PASSWORD without a host from being printed as HOST:PORT.
         let hosts = url.shown().split('/').next().unwrap_or_default();
         if hosts.split(',').any(|host| !is_host(host)) {
             return Err(InvalidSetting::new("has a port that is not a number", hint));
@@ -56,11 +57,11 @@ impl ServiceUrl {
         Ok(url)
     }
 
-    /// Host and database, or nothing where a password may reach into them.
+    /// Host and database, or nothing if a part of the password may be in them.
     fn shown(&self) -> &str {
         let rest = self.expose().split_once("://").map_or("", |(_, rest)| rest);
         let end = rest.find(['?', '#']).unwrap_or(rest.len());
-        // The last @, wherever it stands: a password may hold one, or a slash, unescaped.
+        // The last @ counts: a password may contain one, or a slash, unescaped.
         match rest.rfind('@') {
             Some(at) if at < end => &rest[at + 1..end],
             Some(_) => "",
@@ -82,7 +83,7 @@ impl fmt::Debug for ServiceUrl {
     }
 }
 
-/// Whether what follows the host's last colon, outside of an address in brackets, is a port.
+/// Whether the text after the last colon, outside of brackets, is a port.
 fn is_host(host: &str) -> bool {
     let port = match host.rsplit_once(':') {
         Some((_, port)) if !port.ends_with(']') => port,
@@ -91,16 +92,16 @@ fn is_host(host: &str) -> bool {
     port.bytes().all(|digit| digit.is_ascii_digit())
 }
 
-/// One thing that a process can do.
+/// A role of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Takes webhooks.
+    /// Receives webhooks.
     Ingress,
     /// Runs handlers.
     Worker,
     /// Delivers messages to endpoints.
     Sender,
-    /// Answers on the admin side.
+    /// Serves the admin side.
     Admin,
 }
 
@@ -118,7 +119,7 @@ impl Role {
     }
 }
 
-/// What a process does: at least one thing.
+/// The roles of a process, at least one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Roles(Vec<Role>);
 
@@ -129,7 +130,7 @@ impl Default for Roles {
 }
 
 impl Roles {
-    /// Reads the words, in any order; one that comes twice counts once.
+    /// Parses the words, in any order and with repetitions.
     pub(crate) fn parse<'t>(
         words: impl IntoIterator<Item = &'t str>,
     ) -> Result<Self, InvalidSetting> {
@@ -149,12 +150,12 @@ impl Roles {
         Ok(Self(Role::ALL.into_iter().filter(|role| words.contains(&role.as_str())).collect()))
     }
 
-    /// Whether the process does this.
+    /// Whether the process has this role.
     pub(crate) fn has(&self, role: Role) -> bool {
         self.0.contains(&role)
     }
 
-    /// Those that it does not do.
+    /// The roles that the process does not have.
     pub(crate) fn missing(&self) -> impl Iterator<Item = Role> + '_ {
         Role::ALL.into_iter().filter(|role| !self.has(*role))
     }

@@ -1,5 +1,5 @@
-//! `[sources.NAME]`: reads each one, resolves its secrets, and builds a verifier for every
-//! (tenant, source) pair that is declared. No pair is ever left without its check.
+//! `[sources.NAME]`: reads each source, resolves its secrets, and builds a verifier for every declared
+//! (tenant, source) pair.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -20,35 +20,35 @@ use super::reader::ConfigReader;
 use super::settings::{KEEP_DEFAULT, Settings};
 use super::units::{self, Keep};
 
-/// One (tenant, source) pair, ready to answer.
+/// One (tenant, source) pair.
 #[derive(Debug)]
 pub(crate) struct ConfiguredSource {
-    /// What verifies.
+    /// The verifier.
     pub(crate) source: Arc<Source>,
     /// A preset's name, or `custom`.
     pub(crate) provider: String,
-    /// Where it answers: `/webhooks/stripe`, or `/webhooks/acme/stripe`.
+    /// Its route: `/webhooks/stripe`, or `/webhooks/acme/stripe`.
     pub(crate) path: String,
-    /// The most verified events; `None` is no limit.
+    /// The rate limit of verified events; `None` is no limit.
     pub(crate) rate_limit: Option<Rate>,
-    /// The most failed verifications of one client address; `None` is no limit.
+    /// The rate limit of failed verifications per client address; `None` is no limit.
     pub(crate) unverified_limit: Option<Rate>,
     /// How long a duplicate is recognised.
     pub(crate) keep_keys: Keep,
-    /// When each of its secrets ends; `None` is never.
+    /// When each of its secrets expires; `None` is never.
     pub(crate) secrets_until: Vec<Option<Timestamp>>,
-    /// What is done with its events; the same for every tenant of the source.
+    /// Its handlers, the same for every tenant.
     pub(crate) handlers: Vec<Arc<Handler>>,
-    /// When its sender is answered.
+    /// When the sender is answered.
     pub(crate) mode: Mode,
 }
 
-/// The default of `unverified_limit`: far above a sender with a wrong secret, far below a flood.
+/// The default of `unverified_limit`: above a sender with a wrong secret, below a flood.
 pub(super) fn unverified_limit_default() -> Option<Rate> {
     units::rate("100/s").unwrap_or_default()
 }
 
-/// How long duplicates of a source are recognised, where the config does not say.
+/// How long duplicates of a source are recognised.
 pub(super) fn keep_keys(settings: &Settings, source: &Source) -> Keep {
     let default = if source.signs_time() { KEEP_DEFAULT } else { Keep::Forever };
     settings.retention.keys.unwrap_or(default)
@@ -78,28 +78,28 @@ const KEYS: [&str; 19] = [
 const SCHEME_KEYS: [&str; 7] =
     ["algorithm", "header", "prefix", "encoding", "content", "timestamp", "secret_encoding"];
 
-/// Every key of a source, for the test that each is explained.
+/// Every key of a source, for the test of the default config.
 #[cfg(test)]
 pub(super) fn all_keys() -> impl Iterator<Item = &'static &'static str> {
     KEYS.iter().chain(&SCHEME_KEYS).chain(super::handlers::all_keys())
 }
 
-/// Where each secret was first seen: no two pairs may share one.
+/// The secrets that were read, to report pairs that share one.
 #[derive(Default)]
 struct SeenSecrets {
-    /// By the hash of its text.
+    /// By the hash of the text.
     texts: HashMap<KeyHash, String>,
-    /// By the hash of the key that the text stands for.
+    /// By the hash of the decoded key.
     keys: HashMap<KeyHash, String>,
 }
 
-/// What a (tenant, source) pair has of its own.
+/// The secrets and parameters of one (tenant, source) pair.
 struct Pair<'d> {
     tenant: Option<&'d str>,
     section: Section<'d>,
     secrets: Vec<ActiveSecret>,
     params: BTreeMap<String, String>,
-    /// Whether all of the above could be read; if not, that is reported already.
+    /// Whether all of this could be read; otherwise the errors are reported already.
     complete: bool,
 }
 
@@ -113,9 +113,9 @@ impl ConfigReader<'_> {
         let mut built = Vec::new();
         let mut seen = SeenSecrets::default();
         let Some(sources) = root.get("sources") else {
-            // Whoever only wants proxies has nothing to be warned of.
+            // A server with proxies may have no sources.
             if root.get("proxies").is_none() {
-                let warning = "no [sources] are configured: every request is a 404";
+                let warning = "no [sources] are configured: every webhook gets a 404";
                 self.warnings.push(warning.to_owned());
             }
             return built;
@@ -142,7 +142,7 @@ impl ConfigReader<'_> {
     ) {
         section.expect(&KEYS, &[], &mut self.problems);
         let Some(provider) = section.get("provider") else {
-            let hint = "add provider = \"stripe\" or another; `hapax providers` lists them all";
+            let hint = "add provider = \"stripe\" or another one; `hapax providers` lists all";
             section.report(InvalidSetting::new("has no provider", hint), &mut self.problems);
             return;
         };
@@ -180,7 +180,7 @@ impl ConfigReader<'_> {
             let source = match Source::build(spec) {
                 Ok(source) => source,
                 Err(error) => {
-                    // What was unreadable is reported already; its absence is no second problem.
+                    // An unreadable secret is reported already; that it is missing is not a second error.
                     if pair.complete || error.field == "provider" {
                         self.cannot_build(section, &pair.section, error);
                     }
@@ -207,8 +207,7 @@ impl ConfigReader<'_> {
         }
     }
 
-    /// The declared pairs: each tenant, and the source itself where it has secrets of its own or
-    /// there are no tenants.
+    /// The declared pairs: each tenant, and the default tenant if the source has secrets or no tenants.
     fn pairs<'d>(
         &mut self,
         name: &str,
@@ -226,8 +225,8 @@ impl ConfigReader<'_> {
         let Some(tenants) = tenants else { return pairs };
         if let Some(from) = section.get("tenant_from") {
             let invalid = InvalidSetting::new(
-                "goes instead of [tenants], not with it",
-                "either the URL names the tenant, or a field of the signed body does",
+                "cannot be combined with [tenants]",
+                "remove one: the tenant comes either from the URL or from a field of the signed body",
             );
             from.report(invalid, &mut self.problems);
         }
@@ -240,7 +239,9 @@ impl ConfigReader<'_> {
             if entry.name() == Tenant::default().as_str() && own_secrets.is_some() {
                 let invalid = InvalidSetting::new(
                     format!("the pair (default, {name}) is declared twice"),
-                    format!("secrets directly under [sources.{name}] are those of \"default\""),
+                    format!(
+                        "secrets directly under [sources.{name}] belong to \"default\": remove one of the two"
+                    ),
                 );
                 entry.report(invalid, &mut self.problems);
                 continue;
@@ -293,7 +294,7 @@ impl ConfigReader<'_> {
         Pair { tenant, section: section.clone(), secrets, params, complete }
     }
 
-    /// A secret as text, or as `{ value = "…", until = "…" }`.
+    /// Reads a secret: text, or `{ value = "…", until = "…" }`.
     fn active_secret(
         &mut self,
         entry: &Entry<'_>,
@@ -324,8 +325,9 @@ impl ConfigReader<'_> {
         }
         seen.texts.insert(hash, label.to_owned());
         if until.is_some_and(|until| until <= self.environment.now) {
-            self.warnings
-                .push(format!("{label}: a secret's `until` has passed: it verifies nothing"));
+            self.warnings.push(format!(
+                "{label}: the `until` of a secret has passed, so it verifies nothing"
+            ));
         }
         Some(ActiveSecret { secret, until })
     }
@@ -336,8 +338,8 @@ impl ConfigReader<'_> {
             Ok(instant) => Some(instant),
             Err(_) => {
                 let invalid = InvalidSetting::new(
-                    format!("\"{text}\" is not an instant"),
-                    "write RFC 3339 with its offset: \"2026-12-01T00:00:00Z\"",
+                    format!("\"{text}\" is not a time"),
+                    "write RFC 3339 with an offset: \"2026-12-01T00:00:00Z\"",
                 );
                 entry.report(invalid, &mut self.problems);
                 None
@@ -392,7 +394,7 @@ impl ConfigReader<'_> {
         };
         let fields = hash.texts(problems)?;
         if fields.is_empty() {
-            let hint = "name the fields that together are the same only for the same event";
+            let hint = "list the fields that together identify an event";
             hash.report(InvalidSetting::new("is empty", hint), problems);
             return None;
         }
@@ -400,7 +402,7 @@ impl ConfigReader<'_> {
         Some(IdSpec::Hash { fields: fields.into_iter().map(str::to_owned).collect(), within })
     }
 
-    /// A mistyped parameter that is optional would otherwise be ignored in silence.
+    /// Reports unknown parameters: a mistyped optional one would otherwise be ignored.
     fn check_params(&mut self, provider: &str, section: &Section<'_>) {
         let preset = presets::find(provider);
         let known: Vec<_> = preset.into_iter().flat_map(Preset::params).map(|it| it.name).collect();
@@ -409,8 +411,8 @@ impl ConfigReader<'_> {
         }
     }
 
-    /// The same secret may be written in two ways, so the keys themselves are compared once the
-    /// scheme has read them.
+    /// Reports secrets that two pairs share. The decoded keys are compared, because one secret can be written
+    /// in several ways.
     fn check_secrets_unique(
         &mut self,
         name: &str,
@@ -435,14 +437,14 @@ impl ConfigReader<'_> {
         }
     }
 
-    /// Points at the key that the error is about: in the tenant's section, then in the source's.
+    /// Reports an error at the key it is about, in the tenant's section or in the source's.
     fn cannot_build(&mut self, source: &Section<'_>, pair: &Section<'_>, error: SourceError) {
         let SourceError { field, problem, hint } = error;
         let invalid = InvalidSetting::new(problem, hint);
         let entry = pair.deepest(field).or_else(|| source.deepest(field));
         match (entry, field) {
             (Some(entry), _) => entry.report(invalid, &mut self.problems),
-            // What is missing at the top of the file is missing because of this provider.
+            // This provider needs public_url, so the error is reported at the provider.
             (None, "public_url") => match source.get("provider") {
                 Some(provider) => provider.report(invalid, &mut self.problems),
                 None => source.report(invalid, &mut self.problems),
@@ -451,7 +453,7 @@ impl ConfigReader<'_> {
         }
     }
 
-    /// A key forgotten while its signature is still fresh would let a replay in as new.
+    /// Reports keys that expire before their signature does: a replay would then be accepted as new.
     fn check_key_retention(&mut self, section: &Section<'_>, source: &Source, keep: Keep) {
         if let Keep::For(keep) = keep
             && source.signs_time()
@@ -475,7 +477,7 @@ fn shared_secret(other: &str, label: &str) -> InvalidSetting {
     }
     InvalidSetting::new(
         format!("shares a secret with {other}"),
-        "a signature must prove one (tenant, source) pair only: give each its own",
+        "give each (tenant, source) pair its own secret, so that a signature identifies one pair",
     )
 }
 
@@ -484,7 +486,7 @@ fn late(text: &str) -> Result<LatePolicy, InvalidSetting> {
         "reject" => Ok(LatePolicy::Reject),
         "review" => Ok(LatePolicy::Review),
         other => Err(InvalidSetting::new(
-            format!("\"{other}\" is not a way to treat late arrivals"),
+            format!("\"{other}\" is not a way to handle late events"),
             "write \"reject\" or \"review\"",
         )),
     }

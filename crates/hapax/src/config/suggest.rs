@@ -1,6 +1,6 @@
-//! Which known word a mistyped one was meant to be.
+//! Suggests the known word that a mistyped one was meant to be.
 
-/// The nearest of `known`, if it is near enough that it is likely meant.
+/// The nearest of `known`, if it is near enough.
 pub(crate) fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     let word = word.to_ascii_lowercase().replace('-', "_");
     let far = (word.chars().count() / 3).clamp(1, 3);
@@ -12,7 +12,7 @@ pub(crate) fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
         .map(|(_, candidate)| candidate)
 }
 
-/// How many letters to insert, remove, replace or swap with their neighbour.
+/// The edit distance: letters to insert, remove, replace or swap with their neighbour.
 fn distance(one: &str, other: &str) -> usize {
     let one: Vec<char> = one.chars().collect();
     let other: Vec<char> = other.chars().collect();
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_typo_finds_its_word_and_a_stranger_finds_none() {
+    fn a_typo_finds_its_word_and_an_unrelated_word_finds_none() {
         let known = ["tolerance", "secrets", "late", "provider"];
         assert_eq!(nearest("tolernace", &known), Some("tolerance"));
         assert_eq!(nearest("secret", &known), Some("secrets"));

@@ -1,5 +1,5 @@
-//! `[tls]`: the certificate and key of the public side, loaded and matched at start, so that a wrong
-//! file is a config error and not a broken handshake later.
+//! `[tls]`: the certificate and key of the public side. They are loaded with the config, so that a wrong
+//! file is a config error and not a failed handshake later.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::problem::InvalidSetting;
 use super::reader::ConfigReader;
 
 impl ConfigReader<'_> {
-    /// Reads `[tls]`, where there is one.
+    /// Reads `[tls]`, if there is one.
     pub(super) fn tls(&mut self, root: &Section<'_>) -> Option<Arc<Certificate>> {
         let section = root.get("tls")?.section(&mut self.problems)?;
         section.expect(&["cert", "key"], &[], &mut self.problems);
@@ -24,13 +24,13 @@ impl ConfigReader<'_> {
         };
         let (entry, hint) = match &error {
             TlsError::File { file, .. } if *file == cert => {
-                (cert_entry, "a PEM file: the server's certificate first, then the chain")
+                (cert_entry, "write a PEM file with the server's certificate first, then the chain")
             }
             TlsError::File { .. } => {
-                (key_entry, "a PEM file with one private key: PKCS#8, PKCS#1 or SEC1")
+                (key_entry, "write a PEM file with one private key: PKCS#8, PKCS#1 or SEC1")
             }
             TlsError::Pair { .. } => {
-                (key_entry, "the key must be that of the first certificate in the file")
+                (key_entry, "use the key of the first certificate in the file")
             }
         };
         entry.report(InvalidSetting::new(error.to_string(), hint), &mut self.problems);

@@ -1,5 +1,5 @@
-//! `[tokens.NAME]`: who may use the admin side, and the token that a server makes for itself where the
-//! config has none.
+//! `[tokens.NAME]`: the tokens of the admin side, and the token that a server creates if the config has
+//! none.
 
 use std::path::{Path, PathBuf};
 
@@ -17,30 +17,30 @@ use super::settings::Settings;
 use super::shared::Role;
 use super::sources::ConfiguredSource;
 
-/// The file in the data dir that holds the token of a server whose config has none.
+/// The file in the data dir with the token of a server whose config has none.
 pub(crate) const ADMIN_TOKEN_FILE: &str = "admin.token";
 
 /// `[tokens.NAME]`.
 #[derive(Debug)]
 pub(crate) struct Token {
-    /// Recorded with every action.
+    /// The name that is recorded with every action.
     pub(crate) name: String,
-    /// What the caller must show.
+    /// The bearer token.
     pub(crate) value: Secret,
-    /// What it is good for.
+    /// What the token permits.
     pub(crate) allow: Vec<Permission>,
 }
 
-/// What a token is good for.
+/// One permission of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Permission {
     /// Everything.
     Admin,
-    /// Looking.
+    /// Reading.
     Read,
-    /// Looking, at what is masked for others too.
+    /// Reading, including values that are masked for other tokens.
     Payload,
-    /// Looking, replaying, approving.
+    /// Reading, replaying, approving, rejecting, discarding.
     Operate,
     /// Publishing messages.
     Publish,
@@ -53,19 +53,19 @@ pub(crate) enum Permission {
     },
 }
 
-/// The token that the server with this data dir made for itself, if it did and we may read it.
+/// The token that a server created in this data dir, if it exists and is readable.
 pub(crate) fn admin_token(data_dir: &Path) -> Option<Secret> {
     secret_file::read(&data_dir.join(ADMIN_TOKEN_FILE), SecretKind::AdminToken).ok()
 }
 
 impl Config {
-    /// Whether a server with this config keeps a token of its own in the data directory.
+    /// Whether a server with this config keeps its own token in the data directory.
     pub(crate) fn keeps_own_token(&self) -> bool {
         self.own_token.is_some()
     }
 
-    /// Reads the server's own token, where it needs one, and makes it at the first start: for servers
-    /// only, and once what they need is open, so that a start that fails leaves nothing behind.
+    /// Reads the server's own token, if it needs one; the first start creates it. Only servers call this,
+    /// after everything else is open, so that a failed start leaves no file behind.
     pub(crate) fn take_own_token(&mut self) -> Result<(), InvalidSetting> {
         let Some(file) = &self.own_token else { return Ok(()) };
         let value = secret_file::read_or_make(file, SecretKind::AdminToken)?;
@@ -108,7 +108,7 @@ impl ConfigReader<'_> {
             let Some(value) = self.secret(&value_entry) else { continue };
             if value.expose().chars().count() < TOKEN_CHARS_MIN {
                 let invalid = InvalidSetting::new(
-                    format!("is shorter than {TOKEN_CHARS_MIN} characters, and could be guessed"),
+                    format!("is shorter than {TOKEN_CHARS_MIN} characters and can be guessed"),
                     "make one with `openssl rand -hex 32`",
                 );
                 value_entry.report(invalid, &mut self.problems);
@@ -117,7 +117,7 @@ impl ConfigReader<'_> {
             if let Some(other) = tokens.iter().find(|token| token.value == value) {
                 let invalid = InvalidSetting::new(
                     format!("has the same value as tokens.{}", other.name),
-                    "give each token its own: actions are recorded under its name",
+                    "give each token its own value: actions are recorded under the token's name",
                 );
                 value_entry.report(invalid, &mut self.problems);
                 continue;
@@ -127,7 +127,7 @@ impl ConfigReader<'_> {
         tokens
     }
 
-    /// Off loopback the admin side opens to a token only, so there must be one.
+    /// Reports an admin side that is not on loopback and has no token, or is open.
     pub(super) fn check_admin_access(
         &mut self,
         root: &Section<'_>,
@@ -142,10 +142,7 @@ impl ConfigReader<'_> {
             && let Some(SetAt { origin, key }) = self.set_at(root, flags, "admin_open")
         {
             let invalid = InvalidSetting::new(
-                format!(
-                    "{} is not loopback: there every request needs a token",
-                    settings.admin_listen
-                ),
+                format!("is only for loopback, and admin_listen is {}", settings.admin_listen),
                 "remove admin_open, or set admin_listen to an address such as 127.0.0.1:8081",
             );
             self.problems.add(origin, key, invalid);
@@ -154,7 +151,7 @@ impl ConfigReader<'_> {
             return;
         }
         let invalid = InvalidSetting::new(
-            format!("{} is not loopback, and there is no token", settings.admin_listen),
+            format!("{} is not loopback, and no token is configured", settings.admin_listen),
             "add [tokens.ops] with value = \"env:HAPAX_OPS_TOKEN\" and allow = [\"admin\"], \
              or listen on 127.0.0.1",
         );
@@ -164,7 +161,7 @@ impl ConfigReader<'_> {
         self.problems.add(origin, key, invalid);
     }
 
-    /// The file of the token that a server with no other makes for itself.
+    /// The file of the server's own token, if the config has no tokens.
     pub(super) fn own_token(&mut self, settings: &Settings, tokens: &[Token]) -> Option<PathBuf> {
         let is_needed =
             tokens.is_empty() && !settings.admin_open && settings.roles.has(Role::Admin);
@@ -173,15 +170,14 @@ impl ConfigReader<'_> {
         file
     }
 
-    /// A worker with a token for a handler that is not there finds out by being refused, long after.
+    /// Warns of tokens for handlers that no worker can claim from.
     pub(super) fn check_claim_tokens(&mut self, tokens: &[Token], sources: &[ConfiguredSource]) {
         for token in tokens {
             for permission in &token.allow {
                 let Permission::Claim { source, handler } = permission else { continue };
                 if !is_pulled(sources, source, handler) {
                     self.warnings.push(format!(
-                        "[tokens.{}]: claim:{source}/{handler} is for a handler that is not there, \
-                         or is not pulled",
+                        "[tokens.{}]: claim:{source}/{handler} matches no handler with pull = true",
                         token.name
                     ));
                 }
@@ -190,7 +186,7 @@ impl ConfigReader<'_> {
     }
 }
 
-/// Whether workers could claim jobs by that name.
+/// Whether a handler of that name has `pull = true`.
 fn is_pulled(sources: &[ConfiguredSource], source: &str, handler: &str) -> bool {
     let of_source = sources.iter().filter(|one| one.source.name().as_str() == source);
     of_source
@@ -213,7 +209,7 @@ fn permission(text: &str) -> Result<Permission, InvalidSetting> {
             Ok(Permission::Claim { source: source.to_owned(), handler: handler.to_owned() })
         }
         Some(_) | None => Err(InvalidSetting::new(
-            format!("\"{text}\" is not something a token can allow"),
+            format!("\"{text}\" is not a permission"),
             "write \"admin\", \"read\", \"payload\", \"operate\", \"publish\" or \
              \"claim:SOURCE/HANDLER\"",
         )),

@@ -1,5 +1,5 @@
-//! The small languages of single values: durations, sizes, rates, addresses, networks, names.
-//! Each takes text and answers with a value or an [`InvalidSetting`]; none knows where the text stood.
+//! Parsers of single values: durations, sizes, rates, addresses, networks, names. Each takes text and
+//! returns a value or an [`InvalidSetting`].
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::problem::InvalidSetting;
 /// How long something is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// At least that long.
+    /// At least this long.
     For(Duration),
     /// Never pruned.
     Forever,
@@ -61,7 +61,9 @@ pub(crate) fn duration(text: &str) -> Result<Duration, InvalidSetting> {
 /// A duration that is not zero.
 pub(crate) fn span(text: &str) -> Result<Duration, InvalidSetting> {
     match duration(text)? {
-        Duration::ZERO => Err(InvalidSetting::new("must be longer than zero", "such as \"5m\"")),
+        Duration::ZERO => {
+            Err(InvalidSetting::new("must be longer than zero", "write a duration such as \"5m\""))
+        }
         some => Ok(some),
     }
 }
@@ -102,7 +104,9 @@ pub(crate) fn size(text: &str) -> Result<usize, InvalidSetting> {
     let number: u64 = number.parse().map_err(|_| bad())?;
     let bytes = number.checked_mul(*factor).ok_or_else(bad)?;
     match usize::try_from(bytes) {
-        Ok(0) => Err(InvalidSetting::new("must be at least one byte", "such as \"1MiB\"")),
+        Ok(0) => {
+            Err(InvalidSetting::new("must be at least one byte", "write a size such as \"1MiB\""))
+        }
         Ok(bytes) => Ok(bytes),
         Err(_) => Err(bad()),
     }
@@ -116,7 +120,7 @@ pub(crate) fn rate(text: &str) -> Result<Option<Rate>, InvalidSetting> {
     let bad = || {
         InvalidSetting::new(
             format!("\"{text}\" is not a rate"),
-            "write so many per s, m or h: \"100/s\", \"1000/m\"; or \"off\"",
+            "write a number per s, m or h: \"100/s\", \"1000/m\"; or \"off\"",
         )
     };
     let (count, per) = text.split_once('/').ok_or_else(bad)?;
@@ -158,12 +162,12 @@ pub(crate) fn net(text: &str) -> Result<IpNet, InvalidSetting> {
     })
 }
 
-/// `https://hooks.example.com`, with a path if need be; without a slash at the end.
+/// `https://hooks.example.com`, optionally with a path; a trailing slash is removed.
 pub(crate) fn base_url(text: &str) -> Result<String, InvalidSetting> {
     let bad = |what: &str| {
         InvalidSetting::new(
             format!("\"{text}\" {what}"),
-            "write what senders see: \"https://hooks.example.com\"",
+            "write the URL that senders use: \"https://hooks.example.com\"",
         )
     };
     let uri: http::Uri = text.parse().map_err(|_| bad("is not a URL"))?;
@@ -177,7 +181,7 @@ pub(crate) fn base_url(text: &str) -> Result<String, InvalidSetting> {
     if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
         return Err(InvalidSetting::new(
             "must not carry a user name",
-            "write what senders see: \"https://hooks.example.com\"",
+            "write the URL that senders use: \"https://hooks.example.com\"",
         ));
     }
     if uri.query().is_some() || text.contains('#') {
@@ -186,7 +190,7 @@ pub(crate) fn base_url(text: &str) -> Result<String, InvalidSetting> {
     Ok(text.trim_end_matches('/').to_owned())
 }
 
-/// A name that stands in a URL as it is: letters, digits, `_`, `.`, `-`, at most 64 of them.
+/// A name that is valid in a URL: letters, digits, `_`, `.`, `-`, at most 64 characters.
 pub(crate) fn name(text: &str) -> Result<(), InvalidSetting> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
     let dots_only = text.bytes().all(|byte| byte == b'.');
@@ -194,8 +198,8 @@ pub(crate) fn name(text: &str) -> Result<(), InvalidSetting> {
         return Ok(());
     }
     Err(InvalidSetting::new(
-        format!("\"{}\" cannot be a name", text.escape_debug()),
-        "it is part of the URL: use 1 to 64 letters, digits, \"_\", \".\" or \"-\"",
+        format!("\"{}\" is not a valid name", text.escape_debug()),
+        "the name is part of the URL: use 1 to 64 letters, digits, \"_\", \".\" or \"-\"",
     ))
 }
 

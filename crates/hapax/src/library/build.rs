@@ -1,4 +1,4 @@
-//! What an app says of its sources and handlers, checked when it is opened.
+//! The builder: sources and handlers of an app, checked when it is opened.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ use crate::limits::{
     CONCURRENCY_DEFAULT, DRAIN_DEFAULT, KEEP_DEFAULT, LEASE_DEFAULT, RETRY_DEFAULT, TIMEOUT_DEFAULT,
 };
 
-/// Collects what a [`Hapax`] is made of. Which database it is for, its first word on one decides
-/// ([`Builder::data_dir`] or [`Builder::database_url`]); the handlers must be for the same.
+/// Builds a [`Hapax`]. [`Builder::data_dir`] or [`Builder::database_url`] decides which database it uses; the
+/// handlers must be for the same one.
 #[derive(Debug)]
 #[must_use = "nothing happens before `open`"]
 pub struct Builder<S: Database = SqliteStore> {
@@ -55,8 +55,8 @@ impl<S: Database> Default for Builder<S> {
 }
 
 impl Builder<SqliteStore> {
-    /// The directory of the database, `hapax.db`: made if it is not there. Your own tables live in
-    /// the same file. It is closed when the work stops.
+    /// The directory of the database file `hapax.db`, created if it is missing. Your tables are in the same
+    /// file. The database is closed at the shutdown.
     pub fn data_dir(mut self, directory: impl Into<PathBuf>) -> Self {
         self.database = Some(directory.into());
         self
@@ -64,13 +64,13 @@ impl Builder<SqliteStore> {
 }
 
 impl Builder<PgStore> {
-    /// `postgres://…`: a database that any number of nodes share. Your own tables live in it, beside
-    /// the schema `hapax`. Its connections are closed when the work stops.
+    /// `postgres://…`: a database that any number of nodes share. Your tables are beside the schema `hapax`.
+    /// Its connections are closed at the shutdown.
     pub fn database_url(self, url: impl Into<String>) -> Self {
         self.database(PgOptions::new(url))
     }
 
-    /// The same with all that can be said of it: how many connections, a Redis in front.
+    /// The same with more options: the number of connections, a Redis in front.
     pub fn database(mut self, options: PgOptions) -> Self {
         self.database = Some(options);
         self
@@ -78,37 +78,37 @@ impl Builder<PgStore> {
 }
 
 impl<S: Database> Builder<S> {
-    /// A database that is open already. Whoever opened it closes it.
+    /// A database that the app opened, and closes itself.
     pub fn store(mut self, store: Arc<S>) -> Self {
         self.store = Some(store);
         self
     }
 
-    /// The URL under which senders know the app, without a path: for those that sign it.
+    /// The URL at which senders reach the app, without a path; for senders that sign it.
     pub fn public_url(mut self, url: impl Into<String>) -> Self {
         self.public_url = url.into().trim_end_matches('/').to_owned();
         self
     }
 
-    /// Whose `X-Forwarded-For` is believed.
+    /// The proxies whose `X-Forwarded-For` is trusted.
     pub fn trusted_proxies(mut self, nets: impl IntoIterator<Item = IpNet>) -> Self {
         self.trusted_proxies = nets.into_iter().collect();
         self
     }
 
-    /// What a body may be: at most 1 MiB unless this says otherwise.
+    /// The limits of a body; by default 1 MiB.
     pub fn body_limits(mut self, limits: BodyLimits) -> Self {
         self.body = limits;
         self
     }
 
-    /// How long what runs may take to end at a stop: 30 s unless this says otherwise.
+    /// How long running work may take to finish at a shutdown; by default 30 s.
     pub fn drain(mut self, drain: Duration) -> Self {
         self.drain = drain;
         self
     }
 
-    /// How long bodies and history are kept; `None` is for ever, 90 days the default.
+    /// How long bodies and history are kept; by default 90 days, `None` is forever.
     pub fn keep_events(mut self, keep: Option<Duration>) -> Self {
         self.keep_events = keep;
         self
@@ -120,8 +120,8 @@ impl<S: Database> Builder<S> {
         self
     }
 
-    /// Checks everything, opens the database and tells it of the handlers. Must be called on the
-    /// runtime that will serve it. Nothing is worked on before [`Hapax::run`].
+    /// Checks everything, opens the database and registers the handlers. Call it on the runtime that will
+    /// serve the app. No job runs before [`Hapax::run`].
     pub async fn open(self) -> Result<Hapax<S>, BuildError> {
         let keys_kept =
             self.sources.iter().map(Source::keys_kept).collect::<Result<Vec<_>, _>>()?;
@@ -149,7 +149,7 @@ impl<S: Database> Builder<S> {
     }
 }
 
-/// A sender, and what is done with its events.
+/// A sender and the handlers of its events.
 #[derive(Debug)]
 #[must_use = "give it to `Builder::source`"]
 pub struct Source<S: Database = SqliteStore> {
@@ -168,7 +168,7 @@ impl<S: Database> Source<S> {
         Self::of(SourceSpec::new(name, provider, Vec::new()))
     }
 
-    /// The same from all that can be said of a source.
+    /// The same from a full spec.
     pub fn of(spec: SourceSpec) -> Self {
         Self {
             spec,
@@ -181,21 +181,21 @@ impl<S: Database> Source<S> {
         }
     }
 
-    /// A secret that may have signed. Several may: rotation leaves no gap.
+    /// Adds a secret. Several may be active, so that a rotation has no gap.
     pub fn secret(mut self, secret: impl Into<String>) -> Self {
         self.spec.secrets.push(ActiveSecret::forever(Secret::new(secret)));
         self
     }
 
-    /// A secret that stops to count at `until`.
+    /// Adds a secret that expires at `until`.
     pub fn secret_until(mut self, secret: impl Into<String>, until: Timestamp) -> Self {
         let secret = Secret::new(secret);
         self.spec.secrets.push(ActiveSecret { secret, until: Some(until) });
         self
     }
 
-    /// A secret of this tenant, whose events arrive at `/webhooks/{tenant}/{name}` and have the same
-    /// handlers. No two tenants may share one.
+    /// Adds a secret of this tenant, whose events arrive at `/webhooks/{tenant}/{name}` and have the same
+    /// handlers. Two tenants must not share a secret.
     pub fn tenant(mut self, tenant: &str, secret: impl Into<String>) -> Self {
         let (tenant, secret) = (Tenant::new(tenant), ActiveSecret::forever(Secret::new(secret)));
         match self.tenants.iter_mut().find(|(known, _)| *known == tenant) {
@@ -205,38 +205,38 @@ impl<S: Database> Source<S> {
         self
     }
 
-    /// How far a signed time may lie from now, on both sides.
+    /// How far a signed time may be from now, before or after.
     pub fn tolerance(mut self, tolerance: Duration) -> Self {
         self.spec.tolerance = Some(tolerance);
         self
     }
 
-    /// What some senders need beside a secret, such as `webhook_id`.
+    /// Sets a parameter that some senders need besides the secret, such as `webhook_id`.
     pub fn param(mut self, name: &str, value: &str) -> Self {
         self.spec.params.insert(name.to_owned(), value.to_owned());
         self
     }
 
-    /// How many verified events are taken; any number unless this says otherwise.
+    /// The rate limit of verified events; by default none.
     pub fn rate_limit(mut self, limit: Rate) -> Self {
         self.rate_limit = Some(limit);
         self
     }
 
-    /// Answers when the one handler is done, or after `timeout`.
+    /// Answers the sender when the only handler is done, or after `timeout`.
     pub fn sync(mut self, timeout: Duration) -> Self {
         self.mode = Mode::Sync { timeout };
         self
     }
 
-    /// How long a duplicate is recognised; `None` is for ever. By default 90 days, and for ever
-    /// where the sender signs no time.
+    /// How long a duplicate is recognised; `None` is forever. By default 90 days, and forever if the sender
+    /// signs no time.
     pub fn keep_keys(mut self, keep: Option<Duration>) -> Self {
         self.keep_keys = Some(keep);
         self
     }
 
-    /// Adds a handler: its jobs, retries and dead letters are its own.
+    /// Adds a handler, with its own jobs, retries and dead letters.
     pub fn handler(mut self, handler: HandlerSetup<S>) -> Self {
         self.handlers.push(handler);
         self
@@ -272,7 +272,7 @@ impl<S: Database> Source<S> {
         Ok(())
     }
 
-    /// How long its keys are kept; `None` is for ever.
+    /// How long its keys are kept; `None` is forever.
     fn keys_kept(&self) -> Result<Option<Duration>, BuildError> {
         if let Some(kept) = self.keep_keys {
             return Ok(kept);
@@ -281,7 +281,7 @@ impl<S: Database> Source<S> {
         Ok(signs_time.then_some(KEEP_DEFAULT))
     }
 
-    /// The source as each tenant has it; as the default one has it where secrets are given for it.
+    /// The source of each tenant, and of the default tenant if it has secrets.
     fn for_each_tenant(&self) -> Result<Vec<Arc<hapax_core::Source>>, BuildError> {
         let source_name = || self.spec.name.to_string();
         let own = (self.spec.tenant.clone(), self.spec.secrets.clone());
@@ -295,7 +295,7 @@ impl<S: Database> Source<S> {
         };
         let sources: Vec<Arc<hapax_core::Source>> =
             pairs.into_iter().map(build).collect::<Result<_, _>>()?;
-        // The keys themselves are compared: one secret can be written in several ways.
+        // The decoded keys are compared, because one secret can be written in several ways.
         for (at, source) in sources.iter().enumerate() {
             let is_theirs = |hash: &KeyHash| {
                 sources[..at].iter().any(|other| other.scheme().key_hashes().contains(hash))
@@ -308,7 +308,7 @@ impl<S: Database> Source<S> {
     }
 }
 
-/// A handler with its name, the events it is for, and how often it is tried.
+/// A handler with its name, event types and retry schedule.
 #[derive(Debug)]
 #[must_use = "give it to `Source::handler`"]
 pub struct HandlerSetup<S: Database = SqliteStore> {
@@ -324,13 +324,13 @@ pub struct HandlerSetup<S: Database = SqliteStore> {
     refetch: Option<Refetch>,
 }
 
-/// What its jobs run, as far as it is known before there is a store.
+/// The kind of a handler, before there is a store.
 enum Kind<S> {
     Core(HandlerKind),
     Rust(Box<dyn FnOnce(Arc<S>, Duration) -> Arc<dyn RustHandler> + Send>),
 }
 
-/// A handler in Rust. Its name must stay the same: jobs are found by it after a restart.
+/// A handler in Rust. Its name must not change: after a restart its jobs are found by the name.
 pub fn handler<S: Database>(name: &str, handler: impl Handler<S>) -> HandlerSetup<S> {
     HandlerSetup::new(
         name,
@@ -341,7 +341,7 @@ pub fn handler<S: Database>(name: &str, handler: impl Handler<S>) -> HandlerSetu
 }
 
 impl<S: Database> HandlerSetup<S> {
-    /// SQL or an app behind HTTP, as the server's config has them.
+    /// An SQL or HTTP handler, as in the server's config.
     pub fn of(name: &str, kind: HandlerKind) -> Self {
         Self::new(name, Kind::Core(kind))
     }
@@ -361,51 +361,51 @@ impl<S: Database> HandlerSetup<S> {
         }
     }
 
-    /// Which events it is for: globs such as `payout.*`. All of them unless this says otherwise.
+    /// The event types it handles: globs such as `payout.*`; by default all.
     pub fn types(mut self, globs: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.types = globs.into_iter().map(Into::into).collect();
         self
     }
 
-    /// The wait before each attempt; as many attempts as there are waits.
+    /// The wait before each attempt; there are as many attempts as waits.
     pub fn retry(mut self, waits: impl IntoIterator<Item = Duration>) -> Self {
         self.retry = waits.into_iter().collect();
         self
     }
 
-    /// How long one attempt may take: 10 s unless this says otherwise, and of SQL on SQLite 100 ms.
+    /// The timeout of one attempt; by default 10 s, and 100 ms for SQL on SQLite.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// How long a Rust handler's transaction may take, within its attempt. On SQLite 100 ms unless
-    /// this says otherwise, because acks wait for it; on PostgreSQL as long as the attempt.
+    /// The timeout of a Rust handler's transaction. By default 100 ms on SQLite, because senders wait for the
+    /// same writer, and the timeout of the attempt on PostgreSQL.
     pub fn transaction_timeout(mut self, timeout: Duration) -> Self {
         self.transaction_timeout = Some(timeout);
         self
     }
 
-    /// How long a claim lasts; it is renewed while the handler runs. At least twice the timeout.
+    /// How long a claim lasts; it is renewed while the handler runs. The minimum is twice the timeout.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
-    /// How many attempts run at once.
+    /// The number of concurrent attempts.
     pub fn concurrency(mut self, concurrency: usize) -> Self {
         self.concurrency = concurrency;
         self
     }
 
-    /// Keeps order per resource. It is decided when a job is claimed, and one job of a resource
-    /// runs at a time.
+    /// Keeps order per resource. The order is decided when a job is claimed, and one job of a resource runs
+    /// at a time.
     pub fn order(mut self, order: Order) -> Self {
         self.order = Some(order);
         self
     }
 
-    /// Fetches the current object before each attempt, under the claim: the event is only a hint.
+    /// Fetches the current object before each attempt, under the claim.
     pub fn refetch(mut self, refetch: Refetch) -> Self {
         self.refetch = Some(refetch);
         self
@@ -417,7 +417,11 @@ impl<S: Database> HandlerSetup<S> {
             (self.name.clone(), HandlerError { field, problem, hint })
         };
         if self.retry.is_empty() {
-            return Err(fault("retry", "no attempt at all", "the first wait may be zero"));
+            return Err(fault(
+                "retry",
+                "is empty, so there would be no attempt",
+                "add a wait; the first may be zero",
+            ));
         }
         let types = TypeFilter::new(self.types).map_err(|error| (self.name.clone(), error))?;
         let by_default = match &self.kind {
@@ -428,12 +432,12 @@ impl<S: Database> HandlerSetup<S> {
         let timeout = self.timeout.unwrap_or(by_default);
         let kind = match self.kind {
             Kind::Core(HandlerKind::Pull) => {
-                let hint = "pull workers come through the server's admin API";
-                return Err(fault("pull", "nobody could lease its jobs", hint));
+                let hint = "use the server: pull workers need its admin API";
+                return Err(fault("pull", "is not supported inside an app", hint));
             }
             Kind::Core(kind) => kind,
             Kind::Rust(adapt) => {
-                // No longer than its attempt, and so well below its lease.
+                // At most the timeout of the attempt, and therefore below the lease.
                 let time = self.transaction_timeout.unwrap_or(timeout).min(timeout);
                 HandlerKind::Rust(adapt(Arc::clone(store), time))
             }
@@ -442,7 +446,7 @@ impl<S: Database> HandlerSetup<S> {
             name: self.name,
             kind,
             types,
-            // A lease that ends while the attempt may still run would have it run twice at once.
+            // If the lease ended while the attempt may still run, a second attempt could start.
             policy: Policy { retry: self.retry, lease: self.lease.max(timeout * 2) },
             timeout,
             concurrency: self.concurrency,
@@ -461,11 +465,11 @@ impl<S> std::fmt::Debug for Kind<S> {
     }
 }
 
-/// Why there is no [`Hapax`].
+/// Why a [`Hapax`] could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// No database was given.
-    #[error("no database: say `data_dir`, `database_url` or `store`")]
+    #[error("no database: call `data_dir`, `database_url` or `store`")]
     NoStore,
     /// The database could not be opened.
     #[error("opening the database")]
@@ -473,10 +477,10 @@ pub enum BuildError {
     /// The shared database could not be opened.
     #[error("opening the database")]
     OpenShared(#[from] PgOpenError),
-    /// It could not be told of the handlers.
-    #[error("telling the database of the handlers")]
+    /// The handlers could not be registered in the database.
+    #[error("registering the handlers in the database")]
     Store(#[from] StoreError),
-    /// A source is wrong.
+    /// A source is invalid.
     #[error("source {source_name}: {}: {error} ({})", error.field, error.hint)]
     Source {
         /// Its name.
@@ -484,7 +488,7 @@ pub enum BuildError {
         /// What is wrong with it.
         error: SourceError,
     },
-    /// A handler is wrong.
+    /// A handler is invalid.
     #[error("handler {source_name}/{handler}: {}: {} ({})", error.field, error.problem, error.hint)]
     Handler {
         /// Its source.
@@ -494,21 +498,21 @@ pub enum BuildError {
         /// What is wrong with it.
         error: HandlerError,
     },
-    /// Two tenants of a source have the same secret: either could sign for the other.
+    /// Two tenants of a source have the same secret, so either could sign for the other.
     #[error("two tenants of source {source_name} have the same secret")]
     SharedSecret {
         /// The source.
         source_name: String,
     },
     /// Two handlers of one source have the same name.
-    #[error("two handlers of source {source_name} are called {handler}")]
+    #[error("two handlers of source {source_name} have the name {handler}")]
     HandlerTaken {
         /// The source.
         source_name: String,
         /// The name.
         handler: HandlerName,
     },
-    /// A source that answers with its handler's result has not exactly one.
+    /// A sync source does not have exactly one handler.
     #[error("source {source_name}: `sync` needs exactly one handler")]
     SyncHandlers {
         /// The source.

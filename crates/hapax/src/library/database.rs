@@ -1,5 +1,4 @@
-//! The databases that Hapax can run on: how each is opened and closed, and how long handlers may take
-//! on it where nobody says otherwise.
+//! The databases that Hapax runs on: how each is opened and closed, and its default timeouts.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,22 +13,22 @@ use crate::limits::{SQLITE_TIMEOUT_DEFAULT, TIMEOUT_DEFAULT};
 /// A store to run on: [`SqliteStore`], in a file beside the app, or [`PgStore`], which several nodes
 /// share.
 pub trait Database: Store + Work + Inspect + Transact + fmt::Debug + Sized {
-    /// What says where it is.
+    /// The location and options of the database.
     type Options: fmt::Debug + Send;
 
-    /// How long the statements of one SQL handler's job may take by default.
+    /// The default timeout of an SQL handler's statements.
     const SQL_TIMEOUT: Duration;
 
-    /// How long a Rust handler's transaction may take by default; `None` is as long as its attempt.
+    /// The default timeout of a Rust handler's transaction; `None` is the timeout of the attempt.
     const TRANSACTION_TIMEOUT: Option<Duration>;
 
-    /// Opens it. `keys_kept` is the shortest time after which a key is forgotten, where any is.
+    /// Opens the database. `keys_kept` is the shortest time to live of any source's keys.
     fn open(
         options: Self::Options,
         keys_kept: Option<Duration>,
     ) -> impl Future<Output = Result<Self, BuildError>> + Send;
 
-    /// Finishes what was begun.
+    /// Finishes running transactions and closes the database.
     fn close(&self) -> impl Future<Output = ()> + Send;
 }
 
@@ -37,14 +36,14 @@ impl Database for SqliteStore {
     /// The directory of `hapax.db`.
     type Options = PathBuf;
 
-    // It shares the writer with the acks.
+    // SQLite has one writer, which also stores new events.
     const SQL_TIMEOUT: Duration = SQLITE_TIMEOUT_DEFAULT;
     const TRANSACTION_TIMEOUT: Option<Duration> = Some(SQLITE_TIMEOUT_DEFAULT);
 
     async fn open(directory: PathBuf, _keys_kept: Option<Duration>) -> Result<Self, BuildError> {
         let open = move || Self::open(SqliteOptions::new(directory));
         let opened = tokio::task::spawn_blocking(open).await;
-        // A task that is not aborted ends, or panics.
+        // The task is never aborted, so an error is a panic.
         let opened = opened.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
         Ok(opened?)
     }

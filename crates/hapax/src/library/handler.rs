@@ -1,4 +1,4 @@
-//! Handlers in Rust: the trait a user implements, the event it is given, and how one becomes the
+//! Handlers in Rust: the trait that a user implements, its event, and the adapter to the
 //! [`RustHandler`] that the workers run.
 
 use std::fmt;
@@ -13,17 +13,16 @@ use hapax_core::{SourceName, Tenant, Timestamp};
 use hapax_store::{Committed, Failure, SqliteStore, Transact};
 use serde::de::DeserializeOwned;
 
-/// What is done with an event. Write it with `async fn`.
+/// A handler of events. Implement it with `async fn`.
 ///
-/// The handler is generic over the store, because its transaction is the store's own kind
-/// ([`Transact::Tx`]): a closure on the one writer of SQLite, an open transaction to await on where
-/// a database has a connection for each handler. Which one a handler is for, its type says.
+/// The trait is generic over the store, because each store has its own kind of transaction
+/// ([`Transact::Tx`]): a closure that runs on SQLite's one writer, or an open transaction on a PostgreSQL
+/// connection.
 ///
-/// It may be called again for the same event: after a failure, a crash, a lost lease, and within one
-/// attempt where its transaction lost a race against others (a deadlock). What it
-/// commits through `tx` happens once; what it does elsewhere may happen again, and
-/// [`Event::idempotency_key`] is the same each time. To fail, return an error; a panic, more time
-/// than the handler's timeout, and dropping `tx` are failures too.
+/// It may be called again for the same event: after a failure, a crash or a lost lease, and within one
+/// attempt if its transaction lost a race (a deadlock). Changes that it commits through `tx` happen once.
+/// Other effects may happen again; [`Event::idempotency_key`] is the same each time. To fail, return an
+/// error. A panic, a timeout and dropping `tx` are failures too.
 pub trait Handler<S: Transact = SqliteStore>: Send + Sync + 'static {
     /// One attempt.
     fn handle(
@@ -65,41 +64,41 @@ impl<F> fmt::Debug for HandlerFn<F> {
 /// A verified event, durable, and claimed for this attempt.
 #[derive(Debug, Clone)]
 pub struct Event {
-    /// Our id.
+    /// Hapax's id.
     pub id: EventId,
-    /// Whose it is.
+    /// The tenant.
     pub tenant: Tenant,
-    /// Where it came in.
+    /// The source.
     pub source: SourceName,
     /// The sender's id.
     pub event_id: Box<str>,
-    /// What happened.
+    /// The type.
     pub event_type: Option<String>,
-    /// When it happened, as the sender says.
+    /// When it happened, according to the sender.
     pub occurred_at: Option<Timestamp>,
     /// When it first arrived.
     pub received_at: Timestamp,
-    /// The resource of the handler's order, where it keeps one.
+    /// The resource, if the handler has an order.
     pub resource: Option<String>,
-    /// The sender's headers as `name: value` lines, secrets left out.
+    /// The sender's headers as `name: value` lines, without secrets.
     pub headers: String,
     /// The bytes as the sender signed them.
     pub body: Bytes,
-    /// Which attempt this is, from 1.
+    /// The number of this attempt, from 1.
     pub attempt: u32,
-    /// The same across attempts, restarts and replays: for whatever is done outside the database.
+    /// The same across attempts, restarts and replays. Use it for effects outside the database.
     pub idempotency_key: String,
-    /// The object as it is now, where the handler has it fetched ([`HandlerSetup::refetch`]).
+    /// The current object, if the handler has a refetch ([`HandlerSetup::refetch`]).
     ///
     /// [`HandlerSetup::refetch`]: crate::HandlerSetup::refetch
     pub current: Option<Arc<str>>,
 }
 
 impl Event {
-    /// The body as JSON. One that does not fit never will: it goes to the dead letters at once.
+    /// Parses the body as JSON. If that fails, the job becomes a dead letter at once: a retry would not help.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, Failure> {
         serde_json::from_slice(&self.body)
-            .map_err(|error| Failure::give_up(format_args!("reading the event: {error}")))
+            .map_err(|error| Failure::give_up(format_args!("cannot parse the event: {error}")))
     }
 }
 
@@ -125,11 +124,11 @@ impl Event {
     }
 }
 
-/// A handler over its store, as the workers call it.
+/// Adapts a handler and its store to what the workers call.
 pub(super) struct HandlerAdapter<H, S> {
     pub(super) handler: H,
     pub(super) store: Arc<S>,
-    /// How long its transactions may take.
+    /// The timeout of its transactions.
     pub(super) transaction_timeout: Duration,
 }
 
@@ -151,15 +150,17 @@ impl<S: Transact, H: Handler<S>> RustHandler for HandlerAdapter<H, S> {
             };
             match ended {
                 Ok(committed) if committed.is_of(&claim) => RustOutcome::Committed,
-                Ok(_) => failed(Failure::give_up("the handler returned the proof of another job")),
+                Ok(_) => {
+                    failed(Failure::give_up("the handler returned the `Committed` of another job"))
+                }
                 Err(failure) => failed(failure),
             }
         })
     }
 }
 
-/// How often a handler whose transaction lost a race (a deadlock, say) is called again within its
-/// attempt; its transaction did nothing, and others may have let go by then.
+/// How often a handler is called again within one attempt after its transaction lost a race, such as a
+/// deadlock. That transaction was rolled back.
 const RACES_MAX: u32 = 3;
 
 impl<H, S> fmt::Debug for HandlerAdapter<H, S> {

@@ -1,5 +1,5 @@
-//! The library's rooms: [`mod@handler`] is what a user writes, [`build`] what a user says of it,
-//! [`database`] where it is kept, and [`running`] all of it put together.
+//! The library: [`mod@handler`] is the trait that a user implements, [`build`] the builder, [`database`] the
+//! stores it runs on, and [`running`] the assembled instance.
 
 mod build;
 mod database;

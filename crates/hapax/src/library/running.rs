@@ -1,5 +1,5 @@
-//! A Hapax at work inside an app: its router, its workers, its end. The app owns the server in
-//! front and the runtime around it.
+//! A running Hapax inside an app: its router, its workers, its shutdown. The app owns the HTTP server and the
+//! runtime.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use super::database::Database;
 #[derive(Debug)]
 pub struct Hapax<S: Database = SqliteStore> {
     store: Arc<S>,
-    /// Whether we opened the store, and so close it.
+    /// Whether this instance opened the store, and therefore closes it.
     owns_store: bool,
     ingress: Arc<Ingress<S>>,
     workers: Arc<Workers<S>>,
@@ -36,7 +36,7 @@ pub struct Hapax<S: Database = SqliteStore> {
     drain: Duration,
 }
 
-// By hand: a derived one would ask it of the store.
+// Not derived: a derived impl would require `S: Clone`.
 impl<S: Database> Clone for Hapax<S> {
     fn clone(&self) -> Self {
         Self {
@@ -50,7 +50,7 @@ impl<S: Database> Clone for Hapax<S> {
     }
 }
 
-/// What was built, checked.
+/// The checked settings of a builder.
 pub(super) struct CheckedSetup {
     pub(super) public_url: String,
     pub(super) trusted_proxies: Vec<IpNet>,
@@ -62,7 +62,7 @@ pub(super) struct CheckedSetup {
 }
 
 impl<S: Database> Hapax<S> {
-    /// Begins with a database and sources, ends with [`Builder::open`].
+    /// Starts a builder; [`Builder::open`] finishes it.
     pub fn builder() -> Builder<S> {
         Builder::default()
     }
@@ -89,7 +89,7 @@ impl<S: Database> Hapax<S> {
             lanes,
         );
         let retention = Retention::new(setup.keep_events, setup.keep_keys);
-        // Before the first event: its jobs follow the schedule of handlers that the store knows.
+        // Before the first event, because the store creates jobs for the handlers it knows.
         store.announce(workers.handlers()).await?;
         Ok(Self {
             ingress: Arc::new(ingress),
@@ -101,19 +101,19 @@ impl<S: Database> Hapax<S> {
         })
     }
 
-    /// The public side, to merge into an app's router or nest at any path of it:
-    /// `/webhooks/{source}` and `/webhooks/{tenant}/{source}`. It reads the raw body itself, within
-    /// its own limits, and answers once an event is durable.
+    /// The public side, to merge into the app's router or nest at any path: `/webhooks/{source}` and
+    /// `/webhooks/{tenant}/{source}`. It reads the raw body within its own limits, and answers once the event
+    /// is durable.
     ///
-    /// Serve the app with `into_make_service_with_connect_info::<SocketAddr>()`, so that failed
-    /// verifications are limited for each client; otherwise all clients count as one. Deadlines for
-    /// request heads and limits on connections are the app's server's.
+    /// Serve the app with `into_make_service_with_connect_info::<SocketAddr>()`, so that failed verifications
+    /// are limited per client; otherwise all clients count as one. The app's server is responsible for header
+    /// timeouts and connection limits.
     pub fn router<T: Clone + Send + Sync + 'static>(&self) -> Router<T> {
         let ingress = Arc::clone(&self.ingress);
         let answer = any(move |OriginalUri(whole): OriginalUri, mut request: Request| {
             let ingress = Arc::clone(&ingress);
             async move {
-                // Inside a nest the path begins where we do. Senders that sign it know the whole.
+                // Inside a nested router the path lacks its prefix, but senders sign the whole path.
                 let nested = request.uri().path();
                 let prefix = whole.path().strip_suffix(nested).unwrap_or_default().to_owned();
                 let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
@@ -128,9 +128,9 @@ impl<S: Database> Hapax<S> {
             .route("/webhooks/{tenant}/{source}", answer)
     }
 
-    /// Works on what was accepted until `stop` is ready, then ends cleanly: nothing more is claimed,
-    /// what runs has the time of [`Builder::drain`], and the database is closed if we opened it.
-    /// Stop the app's server first: an event that arrives afterwards is answered 503.
+    /// Runs the handlers until `stop` is ready, then shuts down: no job is claimed any more, running work may
+    /// take as long as [`Builder::drain`], and the database is closed if the builder opened it. Stop the app's
+    /// server first: an event that arrives afterwards is answered 503.
     pub async fn run(&self, stop: impl Future<Output = ()>) {
         let stopping = CancellationToken::new();
         let stopped = async {
@@ -144,14 +144,14 @@ impl<S: Database> Hapax<S> {
             self.ingress.tend(stopping.clone()),
         );
         if timeout(self.drain, self.ingress.finish()).await.is_err() {
-            tracing::warn!("commits of clients that are gone took longer than {:?}", self.drain);
+            tracing::warn!("commits for disconnected clients took longer than {:?}", self.drain);
         }
         if self.owns_store {
             self.store.close().await;
         }
     }
 
-    /// [`Hapax::run`] on a task of its own. It stops when told to, or when the handle is dropped.
+    /// Spawns [`Hapax::run`]. It stops at [`Running::stop`], or when the handle is dropped.
     pub fn spawn(&self) -> Running {
         let stop = CancellationToken::new();
         let (hapax, stopping) = (self.clone(), stop.clone());
@@ -159,17 +159,17 @@ impl<S: Database> Hapax<S> {
         Running { stop: stop.drop_guard(), task }
     }
 
-    /// The database: to look at events ([`hapax_core::store::Inspect`]), or to replay and review
-    /// them ([`hapax_core::store::Work`]).
+    /// The database: to read events ([`hapax_core::store::Inspect`]), or to replay and review them
+    /// ([`hapax_core::store::Work`]).
     pub fn store(&self) -> &Arc<S> {
         &self.store
     }
 }
 
-/// Where a request came from when the app's server does not tell.
+/// The peer of a request if the app's server does not supply it.
 const UNKNOWN_PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
-/// Work that goes on beside the app.
+/// A handle to spawned work.
 #[derive(Debug)]
 #[must_use = "the work stops when this is dropped"]
 pub struct Running {
@@ -178,7 +178,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Stops it, and waits until everything has ended.
+    /// Stops the work and waits until it has ended.
     ///
     /// # Panics
     /// If the work itself panicked.

@@ -72,14 +72,14 @@ fn a_handler_runs_exactly_one_thing() {
     refused(&source("stripe", "[sources.a.handlers.¶fee]\npull = false"), &["nothing to run"]);
     refused(
         &handler("sql = \"SELECT 1\"\n¶http = \"http://a/\""),
-        &["handlers.fee.http", "goes instead of `sql`, not with it"],
+        &["handlers.fee.http", "cannot be combined with `sql`"],
     );
-    refused(&handler("http = \"http://a/\"\n¶pull = true"), &["instead of `http`"]);
-    refused(&handler("sql = \"SELECT 1\"\n¶sql_file = \"fee.sql\""), &["instead of `sql`"]);
+    refused(&handler("http = \"http://a/\"\n¶pull = true"), &["combined with `http`"]);
+    refused(&handler("sql = \"SELECT 1\"\n¶sql_file = \"fee.sql\""), &["combined with `sql`"]);
     refused(&handler("¶pull = 1"), &["wrong type", "true or false"]);
     refused(&handler("¶sql = [\"SELECT 1\"]"), &["wrong type", "text"]);
-    refused(&handler("sql = \"SELECT 1\"\n¶secret = \"env:GOOD\""), &["goes with `http`"]);
-    refused(&handler("pull = true\n¶sign_as = \"provider\""), &["goes with `http`"]);
+    refused(&handler("sql = \"SELECT 1\"\n¶secret = \"env:GOOD\""), &["applies to `http` only"]);
+    refused(&handler("pull = true\n¶sign_as = \"provider\""), &["applies to `http` only"]);
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn unknown_keys_and_names_that_cannot_be_used_are_refused() {
     refused(&order("resource = \"/r\"\nby = \"/b\"\n¶polcy = \"latest\""), &["`policy`"]);
     refused(
         &source("stripe", "[sources.a.handlers.¶\"a b\"]\npull = true"),
-        &["cannot be a name", "1 to 64 letters"],
+        &["is not a valid name", "1 to 64 letters"],
     );
     refused(&source("stripe", "¶handlers = 1"), &["handlers", "wrong type"]);
     refused(&source("stripe", "handlers.¶fee = 1"), &["handlers.fee", "wrong type"]);
@@ -157,7 +157,7 @@ fn the_environment_can_choose_the_database_too() {
 fn an_error_in_a_file_of_sql_names_that_file_and_its_line() {
     refused(&handler("¶sql_file = \"bad.sql\""), &["bad.sql:3:8: unknown parameter :evnt_id"]);
     refused(&handler("¶sql_file = \"empty.sql\""), &["empty.sql:1:1: there is no statement"]);
-    refused(&handler("¶sql_file = \"none.sql\""), &["cannot read none.sql", "started in"]);
+    refused(&handler("¶sql_file = \"none.sql\""), &["cannot read none.sql", "is started"]);
     refused(&handler("¶sql_file = \".\""), &["cannot read .", "not a regular file"]);
 }
 
@@ -166,7 +166,7 @@ fn parameters_that_nothing_fills_are_worth_a_warning() {
     taken(&handler("sql = \"SELECT :resource\""), &[":resource is NULL without"]);
     refused(
         &handler("¶sql = \"SELECT :current\""),
-        &["fee.sql: :current has nothing", "[sources.a.handlers.fee.refetch]"],
+        &["fee.sql: :current needs refetch", "[sources.a.handlers.fee.refetch]"],
     );
     taken(&handler("sql = \"SELECT :resource\"\norder = { resource = \"/r\", by = \"/b\" }"), &[]);
 }
@@ -178,7 +178,7 @@ fn where_the_app_listens_must_be_a_url() {
     refused(&http("localhost"), &["must begin with http:// or https://"]);
     refused(&http("ftp://a/"), &["must begin with http:// or https://"]);
     refused(&http("http://"), &["handlers.fee.http"]);
-    refused(&http("http://u:hunter2@a/"), &["must not carry a user name"]);
+    refused(&http("http://u:hunter2@a/"), &["must not contain a user name"]);
     refused(&http("http://a/#b"), &["fragment"]);
     refused(&http("http://a/ b"), &["is not a URL"]);
 }
@@ -199,7 +199,7 @@ fn requests_to_the_app_are_signed_or_said_not_to_be() {
                    3a0ee172f3daa62325af021a68f707511a\"]\n[sources.a.handlers.h]\nhttp = \"http://a/\"\n";
     refused(
         &format!("{discord}¶sign_as = \"provider\""),
-        &["only Discord itself can sign", "write \"standard\""],
+        &["only Discord can sign", "write \"standard\""],
     );
     let custom = "[sources.a]\nprovider = \"custom\"\nevent_id = \"/id\"\nsecrets = [\"x\"]\n\
                   scheme = { header = \"x-signature\" }\n[sources.a.handlers.h]\n\
@@ -210,7 +210,7 @@ fn requests_to_the_app_are_signed_or_said_not_to_be() {
 #[test]
 fn times_and_counts_stay_within_their_bounds() {
     let pull = |rest: &str| handler(&format!("pull = true\n{rest}"));
-    refused(&pull("¶retry = []"), &["is empty", "[\"0s\"] tries once"]);
+    refused(&pull("¶retry = []"), &["is empty", "[\"0s\"] is a single attempt"]);
     refused(&pull("retry = [\"0s\", ¶\"soon\"]"), &["\"soon\" is not a duration"]);
     refused(&pull("¶retry = \"1m\""), &["wrong type", "list"]);
     let many = |count: usize| format!("[{}]", vec!["\"1m\""; count].join(","));
@@ -226,7 +226,7 @@ fn times_and_counts_stay_within_their_bounds() {
         &handler("http = \"http://a/\"\nsecret = \"env:GOOD\"\n¶lease = \"19s\""),
         &["twice the timeout of 10s"],
     );
-    taken(&handler("sql = \"SELECT 1\"\ntimeout = \"2s\""), &["no sender is answered meanwhile"]);
+    taken(&handler("sql = \"SELECT 1\"\ntimeout = \"2s\""), &["senders get no answer meanwhile"]);
     for bad in ["0", "1025", "-1", "\"many\""] {
         refused(&pull(&format!("¶concurrency = {bad}")), &["not a number from 1 to 1024"]);
     }
@@ -259,9 +259,9 @@ fn order_needs_its_two_pointers_and_knows_its_words() {
     refused(&sequence("¶start = \"last\""), &["neither a number nor \"first\""]);
     taken(&sequence("start = \"first\""), &[]);
     taken(&sequence("hold = \"1m\"\nhold_max = 5\non_gap = \"go\""), &[]);
-    // What belongs to another policy does no harm, and yet somebody expects something of it.
+    // What belongs to another policy has no effect, and a warning says so.
     let latest = |rest: &str| order(&format!("{pair}{rest}"));
-    taken(&latest("hold = \"1m\""), &["order: `hold` has no effect, since \"latest\" knows"]);
+    taken(&latest("hold = \"1m\""), &["order: `hold` has no effect, since \"latest\" has"]);
     taken(
         &latest("start = \"new\"\nstate = \"/s\"\nallow = [\"a -> b\"]"),
         &["`start` has", "`state` has", "`allow` has"],
@@ -316,7 +316,7 @@ fn refetch_says_where_the_object_is() {
     taken(&format!("{}{ordered}", refetch("url = \"http://a/{resource}\"\n")), &[]);
     refused(
         &refetch("¶url = \"http://a/{resource}\""),
-        &["refetch.url: {resource} is known only", "add `order`"],
+        &["refetch.url: {resource} needs a handler with an order", "add `order`"],
     );
     refused(
         &refetch("url = \"http://a/x/¶{resuorce}\""),
@@ -340,9 +340,9 @@ fn refetch_says_where_the_object_is() {
     refused(&refetch(&format!("{url}¶max_body = \"17MiB\"")), &["1 to 16MiB"]);
     let header = |header: &str| refetch(&format!("{url}headers = {{ {header} }}"));
     refused(&header("¶authorization = \"env:NOT_SET_ANYWHERE\""), &["is not set"]);
-    refused(&header("¶authorization = \"hunter2\\n\""), &["does not fit in a header"]);
+    refused(&header("¶authorization = \"hunter2\\n\""), &["is not a valid header value"]);
     refused(&header("¶\"a b\" = \"x\""), &["is not the name of a header"]);
-    refused(&header("¶Host = \"x\""), &["set by the connection"]);
+    refused(&header("¶Host = \"x\""), &["set by the HTTP client"]);
     let lease = |way: &str, rest: &str| {
         handler(&format!("{way}\n{rest}\nrefetch = {{ url = \"http://a/\" }}"))
     };
@@ -360,9 +360,9 @@ fn a_sender_that_waits_has_exactly_one_handler_to_wait_for() {
     let one = "[sources.a.handlers.h]\nsql = \"SELECT 1\"\n";
     let other = "[sources.a.handlers.i]\nsql = \"SELECT 1\"\n";
     taken(&sync(one).replace('¶', ""), &[]);
-    refused(&sync(""), &["mode", "exactly one handler, and there are 0"]);
-    refused(&sync(&format!("{one}{other}")), &["exactly one handler, and there are 2"]);
-    refused(&sync("[sources.a.handlers.h]\npull = true"), &["cannot wait for", "pulled"]);
+    refused(&sync(""), &["mode", "exactly one handler, and this source has 0"]);
+    refused(&sync(&format!("{one}{other}")), &["exactly one handler, and this source has 2"]);
+    refused(&sync("[sources.a.handlers.h]\npull = true"), &["cannot wait for", "pull = true"]);
     refused(&source("stripe", "¶sync_timeout = \"0s\""), &["longer than zero"]);
     taken(&source("stripe", "mode = \"async\"\nsync_timeout = \"8s\""), &[]);
 }

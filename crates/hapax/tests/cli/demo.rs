@@ -29,7 +29,7 @@ fn the_demo_reads_well_and_leaves_nothing_behind() {
     let run = hapax(&["demo", "--copies", "3"]).env("TMPDIR", &temporary).run();
     assert_eq!(run.code, 0, "{run:?}");
     assert!(run.stdout.contains("to Hapax: 15 requests, 15 answered 200"), "{run:?}");
-    assert!(run.stdout.ends_with("  charged 250, as it should be\n"), "{run:?}");
+    assert!(run.stdout.ends_with("  charged 250, which is right\n"), "{run:?}");
     assert!(!run.stdout.contains("whsec") && !run.stderr.contains("whsec"), "{run:?}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "{run:?}");
 }

@@ -171,7 +171,7 @@ fn each_exit_code_tells_what_went_wrong() {
     let admin = Admin::with(&[
         ("GET /api/v1/events", 400, problem("unknown status")),
         ("GET /api/v1/events/two", 409, ambiguous),
-        ("GET /api/v1/events/shut", 401, problem("a valid bearer token is needed")),
+        ("GET /api/v1/events/shut", 401, problem("a valid bearer token is required")),
         ("GET /api/v1/events/ill", 503, problem("the store cannot write now")),
     ]);
     let check = |args: &[&str], code: i32, said: &str| {
@@ -230,10 +230,7 @@ fn replay_approve_and_reject_say_what_was_asked_and_what_came_of_it() {
     ]);
     let run = admin.run(&["events", "replay", "evt_1", "--dry-run", "--reason", "why"]);
     assert_eq!(run.code, 0, "{run:?}");
-    assert_eq!(
-        run.stdout,
-        "evt_1  fee  already applied: nothing happens\nevt_1  mail  would run\n"
-    );
+    assert_eq!(run.stdout, "evt_1  fee  done already: not run again\nevt_1  mail  would run\n");
     let run = admin.run(&["events", "approve", "evt_1"]);
     assert_eq!((run.code, run.stdout.as_str()), (0, "0195-1 evt_1 received\n"), "{run:?}");
     assert!(run.stderr.contains("nothing changed"), "{run:?}");
@@ -269,7 +266,7 @@ fn dead_letters_are_listed_and_replayed_one_or_by_filter() {
         "2026-03-01T13:00:00Z  job-1  stripe/fee  evt_1  7 attempts  no such table: fees\n"
     );
     let run = admin.run(&["dead", "replay", "job-1"]);
-    assert_eq!((run.code, run.stdout.as_str()), (0, "evt_1  fee  runs again\n"), "{run:?}");
+    assert_eq!((run.code, run.stdout.as_str()), (0, "evt_1  fee  queued to run\n"), "{run:?}");
     let run = admin.run(&["dead", "replay", "--handler", "fee", "--limit", "20", "--dry-run"]);
     assert_eq!(run.code, 0, "{run:?}");
     assert!(run.stderr.contains("--cursor 9"), "{run:?}");
@@ -341,8 +338,11 @@ fn doctor_finds_nothing_wrong_with_a_healthy_server_and_names_jobs_without_a_han
     assert_eq!(found["server"], ["ok"]);
     assert_eq!(found["sqlite"], ["ok"]);
     assert_eq!(found["jobs"], ["warn", "warn"], "{run:?}");
-    assert!(run.stdout.contains("1 of stripe/gone wait"), "{run:?}");
-    assert!(run.stdout.contains("at least 10000 of stripe/mail are dead"), "{run:?}");
+    assert!(
+        run.stdout.contains("waiting jobs of stripe/gone, which is not configured: 1"),
+        "{run:?}"
+    );
+    assert!(run.stdout.contains("dead letters of stripe/mail: at least 10000"), "{run:?}");
     assert_eq!(std::fs::read_dir(dir.path().join("data")).unwrap().count(), 0, "nothing is left");
 }
 

@@ -82,7 +82,7 @@ fn a_token_for_a_handler_that_nobody_can_claim_is_worth_a_word() {
         let file = write(&dir, "hapax.toml", &config(allow));
         let run = hapax(&["check-config", "--config", &file]).run();
         assert_eq!(run.code, 0, "{run:?}");
-        let said = run.stderr.contains(&format!("claim:{allow} is for a handler"));
+        let said = run.stderr.contains(&format!("claim:{allow} matches no handler"));
         assert_eq!(said, is_odd, "{allow}: {run:?}");
     }
 }
@@ -96,7 +96,7 @@ fn a_secret_that_has_ended_is_worth_a_word_but_no_error() {
     let file = write(&dir, "hapax.toml", config);
     let run = hapax(&["check-config", "--config", &file]).run();
     assert_eq!(run.code, 0, "{run:?}");
-    assert!(run.stderr.contains("`until` has passed"), "{run:?}");
+    assert!(run.stderr.contains("the `until` of a secret has passed"), "{run:?}");
 }
 
 #[test]

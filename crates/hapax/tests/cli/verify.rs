@@ -62,7 +62,7 @@ fn a_failure_is_explained_and_no_secret_is_shown() {
     let lf = crlf.replace('\r', "");
     let lf_header = signature(&lf, NOW);
     for (secret, header, body, now, reason, words) in [
-        ("whsec_another", &header, BODY, NOW, "signature", "the secret is another one"),
+        ("whsec_another", &header, BODY, NOW, "signature", "the secret is wrong"),
         (SECRET, &header, &with_newline, NOW, "signature", "without the trailing newline"),
         (SECRET, &lf_header, crlf, NOW, "signature", "LF instead of CRLF"),
         (SECRET, &header, "", NOW, "signature", "the body was changed"),

@@ -567,12 +567,12 @@ async fn a_mistake_is_an_error_before_anything_is_served() {
     check("secrets", |builder| builder.source(Source::new("stripe", "stripe"))).await;
     check("the same secret", |builder| builder.source(stripe().tenant("acme", SECRET))).await;
     check("two sources answer", |builder| builder.source(stripe()).source(stripe())).await;
-    check("are called charge", |builder| {
+    check("have the name charge", |builder| {
         let both = stripe().handler(handler("charge", Charge)).handler(handler("charge", Charge));
         builder.source(both)
     })
     .await;
-    check("no attempt at all", |builder| {
+    check("there would be no attempt", |builder| {
         builder.source(stripe().handler(handler("charge", Charge).retry([])))
     })
     .await;

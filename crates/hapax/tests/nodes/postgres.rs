@@ -422,7 +422,7 @@ fn a_password_is_told_nowhere() {
     is_silent("an API's error", &node.admin_get("/api/v1/events").text());
     is_silent("alerts", &node.admin_get("/api/v1/alerts").text());
     node.signal("HUP");
-    node.stderr.wait_for("read again");
+    node.stderr.wait_for("reloaded configuration");
     let stdout = node.stdout.clone();
     is_silent("the log", &node.stop());
     is_silent("stdout", &stdout.text());

@@ -115,7 +115,7 @@ fn behind_a_local_reverse_proxy_the_admin_side_is_closed_without_the_token() {
     assert_eq!(std::fs::read_to_string(&file).unwrap().trim_end(), token);
     std::fs::remove_file(&file).unwrap();
     server.signal("HUP");
-    server.stderr.wait_for("read again");
+    server.stderr.wait_for("reloaded configuration");
     let newer = std::fs::read_to_string(&file).unwrap();
     assert_ne!(newer.trim_end(), token);
     let old = server.admin_get_with("/", &format!("host: {}\r\n{shown}", server.admin));
@@ -482,7 +482,7 @@ fn no_secret_token_or_body_is_ever_said() {
         }
         server.signal("HUP");
         until("the reload", || {
-            server.stderr.text().contains("configuration and secrets read again").then_some(())
+            server.stderr.text().contains("reloaded configuration and secrets").then_some(())
         });
         shown += &server.stdout.text();
         shown += &server.stop();

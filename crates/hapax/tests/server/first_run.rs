@@ -69,5 +69,5 @@ fn commands_reach_a_dev_server_also_beside_an_admin_token_of_before() {
     let run = hapax(&["events", "list", "--admin", &format!("http://{}", server.admin)])
         .args(&["--data-dir", &data_dir.display().to_string()])
         .run();
-    assert_eq!((run.code, run.stderr.as_str()), (0, "no events match\n"), "{run:?}");
+    assert_eq!((run.code, run.stderr.as_str()), (0, "no event matches the filter\n"), "{run:?}");
 }

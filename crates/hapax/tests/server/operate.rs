@@ -74,7 +74,7 @@ fn a_dead_letter_is_listed_explained_and_replayed_once_its_cause_is_gone() {
     assert_eq!(dry.stdout, "evt_1  charge-fee  would run\n", "{dry:?}");
     let id = job["id"].as_str().unwrap();
     let replayed = command(&server, &["dead", "replay", id, "--reason", "the table is there now"]);
-    assert_eq!(replayed.stdout, "evt_1  charge-fee  runs again\n", "{replayed:?}");
+    assert_eq!(replayed.stdout, "evt_1  charge-fee  queued to run\n", "{replayed:?}");
     let event = reaches(&server, "evt_1", "processed");
     assert_eq!(event["result"], "fee of evt_1");
     assert_eq!(event["actions"][0]["who"], "loopback");
@@ -82,7 +82,7 @@ fn a_dead_letter_is_listed_explained_and_replayed_once_its_cause_is_gone() {
     // What is applied stays applied, however often it is asked for.
     for _again in 0..3 {
         let run = command(&server, &["events", "replay", "evt_1"]);
-        assert_eq!(run.stdout, "evt_1  charge-fee  already applied: nothing happens\n", "{run:?}");
+        assert_eq!(run.stdout, "evt_1  charge-fee  done already: not run again\n", "{run:?}");
     }
     let fees = || -> i64 {
         database.query_row("SELECT count(*) FROM fees", [], |row| row.get(0)).unwrap()
@@ -226,9 +226,9 @@ fn a_handler_that_is_added_later_can_be_run_over_old_events() {
     assert_eq!(shown(&server, "evt_1")["status"], "ignored");
     house.configure(&stripe("[sources.stripe.handlers.fee]\nsql = \"SELECT 'late but done'\"\n"));
     server.signal("HUP");
-    server.stderr.wait_for("read again");
+    server.stderr.wait_for("reloaded configuration");
     let run = command(&server, &["events", "replay", "evt_1"]);
-    assert_eq!(run.stdout, "evt_1  fee  runs again\n", "{run:?}");
+    assert_eq!(run.stdout, "evt_1  fee  queued to run\n", "{run:?}");
     assert_eq!(reaches(&server, "evt_1", "processed")["result"], "late but done");
 }
 
@@ -302,7 +302,7 @@ fn commands_find_the_server_and_its_token_by_its_config() {
     server.stop();
     let run = hapax(&list).run();
     assert_eq!(run.code, 3, "{run:?}");
-    assert!(run.stderr.contains("hint: is it running"), "{run:?}");
+    assert!(run.stderr.contains("hint: check that the server runs"), "{run:?}");
 }
 
 #[test]
@@ -323,10 +323,13 @@ fn doctor_is_content_with_a_server_that_runs_and_names_jobs_without_a_handler() 
     }
     house.configure(&stripe(""));
     server.signal("HUP");
-    server.stderr.wait_for("read again");
+    server.stderr.wait_for("reloaded configuration");
     let run = doctor();
     assert_eq!(run.code, 0, "{run:?}");
-    assert!(run.stdout.contains("1 of stripe/fee wait"), "{run:?}");
+    assert!(
+        run.stdout.contains("waiting jobs of stripe/fee, which is not configured: 1"),
+        "{run:?}"
+    );
 }
 
 #[test]
@@ -344,7 +347,7 @@ fn a_token_that_is_taken_out_of_the_config_is_refused_after_the_reload() {
     assert_eq!((asks("token-of-the-day-before"), asks("token-of-the-day-after")), (200, 401));
     house.configure(&config("token-of-the-day-after"));
     server.signal("HUP");
-    server.stderr.wait_for("read again");
+    server.stderr.wait_for("reloaded configuration");
     assert_eq!((asks("token-of-the-day-before"), asks("token-of-the-day-after")), (401, 200));
 }
 
@@ -405,7 +408,7 @@ fn statistics_and_alerts_tell_of_copies_forgeries_and_dead_letters() {
     // A reload takes the new thresholds and keeps the counts.
     house.configure(&stripe("[alerts]\ndead_letters = \"off\"\n"));
     server.signal("HUP");
-    server.stderr.wait_for("read again");
+    server.stderr.wait_for("reloaded configuration");
     until("the alert is gone", || alert("dead_letters").is_none().then_some(()));
     assert_eq!(stats("")["failed_verifications"], 3);
     let log = server.stop();
@@ -443,7 +446,7 @@ fn a_job_that_waits_for_tomorrow_is_run_now_by_a_replay() {
     let dry = command(&server, &["events", "replay", "evt_1", "--dry-run"]);
     assert_eq!(dry.stdout, "evt_1  fee  would run\n", "{dry:?}");
     let run = command(&server, &["events", "replay", "evt_1"]);
-    assert_eq!(run.stdout, "evt_1  fee  runs again\n", "{run:?}");
+    assert_eq!(run.stdout, "evt_1  fee  queued to run\n", "{run:?}");
     let event = reaches(&server, "evt_1", "processed");
     assert_eq!(event["result"], "charged");
     // Whatever is asked from here on does nothing, and is no part of the story.
@@ -465,7 +468,7 @@ fn a_dead_letter_whose_handler_is_gone_is_discarded_and_its_alert_ends() {
     });
     house.configure(&stripe(""));
     server.signal("HUP");
-    server.stderr.wait_for("read again");
+    server.stderr.wait_for("reloaded configuration");
     until("the alert", || (command(&server, &["alerts"]).code == 1).then_some(()));
     let listed = command(&server, &["dead", "list", "--handler", "fee", "--json"]);
     let job: Value = serde_json::from_str(&listed.stdout).unwrap();
@@ -473,7 +476,7 @@ fn a_dead_letter_whose_handler_is_gone_is_discarded_and_its_alert_ends() {
     let replayed = command(&server, &["dead", "replay", id]);
     assert_eq!(replayed.code, 1, "{replayed:?}");
     assert!(
-        replayed.stderr.contains("add it") && replayed.stderr.contains("discard"),
+        replayed.stderr.contains("add the handler") && replayed.stderr.contains("discard"),
         "{replayed:?}"
     );
     let run = command(&server, &["dead", "discard", id, "--reason", "refunded"]);
@@ -482,7 +485,7 @@ fn a_dead_letter_whose_handler_is_gone_is_discarded_and_its_alert_ends() {
     assert!(again.code == 0 && again.stderr.contains("nothing changed"), "{again:?}");
     assert_eq!(command(&server, &["dead", "discard"]).code, 2, "which ones?");
     let none = command(&server, &["dead", "discard", "--handler", "fee"]);
-    assert!(none.code == 0 && none.stderr.contains("no such dead letters"), "{none:?}");
+    assert!(none.code == 0 && none.stderr.contains("no dead letter matches"), "{none:?}");
     let refused = command(&server, &["events", "discard", "evt_none"]);
     assert_eq!(refused.code, 1, "{refused:?}");
     let run = command(&server, &["dead", "discard", "--handler", "mail", "--json"]);
@@ -566,9 +569,9 @@ fn a_reload_that_is_refused_names_each_problem_on_a_line_of_its_own() {
     let server = house.start();
     house.configure(&stripe("colour = \"red\"\n[sources.b]\nprovider = \"none\"\n"));
     server.signal("HUP");
-    server.stderr.wait_for("the old one stays");
+    server.stderr.wait_for("the server keeps the old one");
     until("both are said", || {
-        (server.stderr.text().matches("the old one stays").count() >= 2).then_some(())
+        (server.stderr.text().matches("the server keeps the old one").count() >= 2).then_some(())
     });
     let log = server.stop();
     assert!(!log.contains("\\n"), "{log}");

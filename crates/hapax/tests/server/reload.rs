@@ -22,8 +22,8 @@ fn reload(server: &Server, expected: &str) {
     until(expected, || (server.stderr.text().matches(expected).count() > before).then_some(()));
 }
 
-const TAKEN: &str = "configuration and secrets read again";
-const KEPT: &str = "the new configuration is not taken, the old one stays";
+const TAKEN: &str = "reloaded configuration and secrets";
+const KEPT: &str = "the new configuration is invalid, the server keeps the old one";
 
 #[test]
 fn a_secret_is_rotated_without_a_gap() {

@@ -1,6 +1,6 @@
-//! `hapax demo`: the double-charge story, live. The same payouts, each many times at once, go to a
-//! handler that checks and then acts, and to a Hapax of its own; then both ledgers are printed. All of
-//! it happens on loopback and in a folder that is gone afterwards.
+//! `hapax demo`: shows a double charge. It sends many concurrent copies of the same payouts to a
+//! check-then-act handler and to a Hapax server, and prints both ledgers. Everything runs on loopback and
+//! in a temporary directory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -32,19 +32,19 @@ use super::plan::Plan;
 use super::probe::{EffectCounts, Probe};
 use super::requests::{self, RequestSender};
 
-/// What each payout costs: 0.5 % of 10,000.
+/// The fee of each payout: 0.5 % of 10,000.
 const FEE: u32 = 50;
 
-/// The gap between the look and the act: the time that a bank takes to answer.
+/// The time between check and act: a bank takes this long to answer.
 const BANK_DELAY: Duration = Duration::from_millis(20);
 
-/// How long the server may take to start, and the work to be done.
+/// How long the server may take to start, and the effects to appear.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The most of a request that is read; samples are far smaller.
+/// The largest request body; samples are far smaller.
 const BODY_BYTES_MAX: usize = 1 << 20;
 
-/// The same table for both: nothing in it would hide a second fee.
+/// The same table for both. It has no unique key, so that a second fee is visible.
 const TABLE: &str = "CREATE TABLE payout_fees (event_id TEXT, fee INTEGER)";
 
 /// Lists the effects.
@@ -53,10 +53,10 @@ const EFFECTS: &str = "SELECT event_id FROM payout_fees";
 /// `hapax demo`.
 #[derive(Debug, clap::Args)]
 pub(in super::super) struct Demo {
-    /// How often the sender sends each payout
+    /// How many times the sender sends each payout
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=100))]
     copies: u64,
-    /// One JSON object for each ledger
+    /// Print one JSON object per ledger
     #[arg(long)]
     json: bool,
 }
@@ -79,8 +79,8 @@ impl Demo {
             shuffle: false,
         };
         output::words(&format!(
-            "Five payouts of 10,000; each costs a fee of {FEE}. The sender hears nothing in time and \
-             sends each of them {} times at once.",
+            "Five payouts of 10,000 each; each costs a fee of {FEE}. The sender gets no answer in time and \
+             sends each payout {} times at once.",
             self.copies
         ));
         let naive = Naive::start(&folder.0.join("naive.db"), &secret).await?;
@@ -118,7 +118,7 @@ impl Demo {
             output::data(&format!("  {event_id}  fee {FEE} × {fees}"))?;
         }
         let verdict = match charged.cmp(&owed) {
-            std::cmp::Ordering::Equal => "as it should be".to_owned(),
+            std::cmp::Ordering::Equal => "which is right".to_owned(),
             std::cmp::Ordering::Greater | std::cmp::Ordering::Less => format!("instead of {owed}"),
         };
         output::data(&format!("  charged {charged}, {verdict}"))?;
@@ -126,12 +126,12 @@ impl Demo {
     }
 }
 
-/// What came of the payouts in one place.
+/// The fees that one endpoint charged.
 struct Ledger {
     name: &'static str,
     requests: usize,
     acked: usize,
-    /// How many fees each payout was charged.
+    /// The number of fees of each payout.
     effects: BTreeMap<String, u64>,
 }
 
@@ -180,7 +180,7 @@ fn sender(to: &str, secret: &str) -> Result<Sender, Failure> {
     Sender::new("stripe", &identity, to)
 }
 
-/// A folder that is gone when the story is told.
+/// A temporary directory, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -210,8 +210,8 @@ fn table(path: &Path) -> Result<Connection, Failure> {
     open().map_err(|error: rusqlite::Error| cannot("make a ledger", error))
 }
 
-/// The handler of many a tutorial: it verifies, it looks whether it knows the event, it acts. Every
-/// line is right; between two of them there is a gap.
+/// A handler as many tutorials have it: it verifies, checks whether the event is known, then acts. Between
+/// the check and the act another copy can pass the same check.
 struct Naive {
     url: String,
     _served: JoinSet<()>,
@@ -284,7 +284,7 @@ async fn check_then_act(
     answer(if charged.is_ok() { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR })
 }
 
-/// A Hapax of its own: this very binary, on free ports.
+/// A Hapax server: this binary, on free ports.
 struct Server {
     url: String,
     _child: Child,
@@ -323,13 +323,13 @@ impl Server {
         let stdout = child.stdout.take().ok_or_else(|| cannot("start Hapax", "no output"))?;
         let ready = tokio::time::timeout(START_TIMEOUT, ready(BufReader::new(stdout))).await;
         let Ok(Some(ingress)) = ready else {
-            return Err(cannot("start Hapax", "it does not say that it is ready"));
+            return Err(cannot("start Hapax", "it printed no ready line in time"));
         };
         Ok(Self { url: format!("{ingress}/webhooks/stripe"), _child: child })
     }
 }
 
-/// The address in the line that says so.
+/// The ingress URL of the ready line.
 async fn ready(stdout: BufReader<tokio::process::ChildStdout>) -> Option<String> {
     let mut lines = stdout.lines();
     while let Ok(Some(line)) = lines.next_line().await {

@@ -1,5 +1,4 @@
-//! The laws of a storm, and whether they held. Pure: what was sent, heard and read goes in, verdicts
-//! come out.
+//! The laws of a storm and their verdicts: a pure function of what was sent, answered and read.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,22 +7,22 @@ use super::plan::{Plan, RequestKind};
 use super::probe::EffectCounts;
 use super::requests::RequestOutcome;
 
-/// A broken law names this many examples.
+/// The most examples of a broken law.
 const EXAMPLES_MAX: usize = 5;
 
 /// One law, judged.
 #[derive(Debug)]
 pub(super) struct Law {
-    /// For programs.
+    /// The name in JSON and JUnit.
     pub(super) name: &'static str,
-    /// For people.
+    /// The title in the table.
     pub(super) title: &'static str,
     pub(super) verdict: Verdict,
-    /// How often it was broken.
+    /// The number of breaches.
     pub(super) breaches: u64,
-    /// The first few of them.
+    /// The first few breaches.
     pub(super) examples: Vec<Example>,
-    /// What is to be said beside the verdict.
+    /// A note beside the verdict.
     pub(super) note: Option<String>,
 }
 
@@ -42,20 +41,20 @@ pub(super) struct Example {
     pub(super) seen: String,
 }
 
-/// Everything that is known when the storm is over.
+/// Everything that is known at the end of a storm.
 pub(super) struct Evidence<'a> {
     pub(super) plan: &'a Plan,
     pub(super) outcomes: &'a [RequestOutcome],
-    /// Of the copies that came when all was done.
+    /// The outcomes of the copies that were sent at the end.
     pub(super) replayed: &'a [RequestOutcome],
     pub(super) effects: Effects,
 }
 
-/// What the probe said.
+/// The readings of the probe.
 pub(super) enum Effects {
-    /// There is none.
+    /// There is no probe.
     NoProbe,
-    /// It was there before the storm and failed afterwards.
+    /// The probe worked before the storm and failed afterwards.
     Lost(String),
     Read {
         before: EffectCounts,
@@ -67,7 +66,7 @@ pub(super) enum Effects {
 }
 
 impl Effects {
-    /// Three readings that can be compared, or a probe that cannot be relied on.
+    /// Three readings that can be compared; otherwise the probe counts as failed.
     pub(super) fn read(before: EffectCounts, after: EffectCounts, last: EffectCounts) -> Self {
         let alike = match (&before, &after, &last) {
             (_, EffectCounts::Count(_), EffectCounts::Count(_)) => true,
@@ -84,12 +83,15 @@ impl Effects {
         };
         match alike {
             true => Self::Read { before, after, last },
-            false => Self::Lost("cannot read effects: now a number, now a list".to_owned()),
+            false => Self::Lost(
+                "cannot compare the effects: the probe returned a number once and a list once"
+                    .to_owned(),
+            ),
         }
     }
 }
 
-/// Every law that was asked for.
+/// Checks every law that applies.
 pub(super) fn judge(evidence: &Evidence<'_>, stale: bool, forged: bool) -> Vec<Law> {
     let mut laws = vec![answered(evidence), one_outcome(evidence)];
     if stale {
@@ -103,7 +105,7 @@ pub(super) fn judge(evidence: &Evidence<'_>, stale: bool, forged: bool) -> Vec<L
     laws
 }
 
-/// Whether effects are still to come: what the probe waits for.
+/// Whether effects of genuine events are still missing.
 pub(super) fn is_missing(plan: &Plan, before: &EffectCounts, now: &EffectCounts) -> bool {
     match now {
         EffectCounts::Count(count) => {
@@ -115,7 +117,7 @@ pub(super) fn is_missing(plan: &Plan, before: &EffectCounts, now: &EffectCounts)
     }
 }
 
-/// Breaches of one law as they are found.
+/// The breaches of one law, while it is checked.
 #[derive(Default)]
 struct Breaches {
     count: u64,
@@ -125,7 +127,7 @@ struct Breaches {
 impl Breaches {
     fn add(&mut self, event_id: &str, expected: impl Into<String>, seen: impl Into<String>) {
         self.count += 1;
-        // Ten copies that fare alike are one example.
+        // Copies of one event with the same outcome are one example.
         let known = self.examples.iter().any(|example| example.event_id == event_id);
         if !known && self.examples.len() < EXAMPLES_MAX {
             let (expected, seen) = (expected.into(), seen.into());
@@ -181,11 +183,13 @@ fn answered(evidence: &Evidence<'_>) -> Law {
         outcome.answer.as_ref().is_ok_and(|said| matches!(said.status, 401 | 403))
     };
     let all = of_kind(evidence, |kind| kind == RequestKind::Genuine).all(turned_away);
-    let note = all.then(|| "nothing verified: is --secret the one of this endpoint?".to_owned());
+    let note = all.then(|| {
+        "every request was rejected: check that --secret is the secret of this endpoint".to_owned()
+    });
     breaches.law("answered", "every genuine copy is answered 2xx", note)
 }
 
-/// Only what says a decision speaks of outcomes: an `id` alone may be that of the request.
+/// Uses only answers with a decision: an `id` alone may be the id of the request.
 fn one_outcome(evidence: &Evidence<'_>) -> Law {
     let (name, title) = ("one_outcome", "all copies of an event get one outcome");
     let mut outcomes: BTreeMap<usize, (BTreeSet<&str>, u64)> = BTreeMap::new();
@@ -200,7 +204,7 @@ fn one_outcome(evidence: &Evidence<'_>) -> Law {
         }
     }
     if outcomes.is_empty() {
-        return not_judged(name, title, "the answers say no outcome");
+        return not_judged(name, title, "the answers contain no decision");
     }
     let mut breaches = Breaches::default();
     for (place, (ids, firsts)) in outcomes {
@@ -216,7 +220,7 @@ fn one_outcome(evidence: &Evidence<'_>) -> Law {
 }
 
 fn stale_refused(evidence: &Evidence<'_>) -> Law {
-    let (name, title) = ("stale_refused", "what is signed outside the window is refused");
+    let (name, title) = ("stale_refused", "events signed outside the window are rejected");
     if let Some(why) = &evidence.plan.stale_unjudged {
         return not_judged(name, title, why);
     }
@@ -232,8 +236,8 @@ fn stale_refused(evidence: &Evidence<'_>) -> Law {
             breaches.add(event_id, "4xx, or kept for review", seen(&outcome.answer));
         }
     }
-    // Of what is known already a late copy may as well be called a duplicate: it has no effect, which
-    // the law of the replay sees to.
+    // A late copy of a known event may also be answered as a duplicate. The law `replay` checks that it has
+    // no effect.
     for outcome in evidence.replayed.iter().filter(|outcome| outcome.kind == RequestKind::Stale) {
         let settled = outcome
             .answer
@@ -241,14 +245,14 @@ fn stale_refused(evidence: &Evidence<'_>) -> Law {
             .is_ok_and(|said| is_good(said.status) || (400..500).contains(&said.status));
         if !settled {
             let event_id = &evidence.plan.events[outcome.event].event_id;
-            breaches.add(event_id, "4xx, or 2xx as of a copy", seen(&outcome.answer));
+            breaches.add(event_id, "4xx, or 2xx as a duplicate", seen(&outcome.answer));
         }
     }
     breaches.law(name, title, None)
 }
 
 fn forged_refused(evidence: &Evidence<'_>) -> Law {
-    let (name, title) = ("forged_refused", "what is forged is refused");
+    let (name, title) = ("forged_refused", "forged events are rejected");
     let mut breaches = Breaches::default();
     let mut any = false;
     for outcome in of_kind(evidence, RequestKind::is_forged) {
@@ -273,7 +277,7 @@ fn one_effect(evidence: &Evidence<'_>) -> Law {
             return not_judged(
                 name,
                 title,
-                "effects were not judged: there is no probe (--effects-…)",
+                "effects were not judged: pass --effects-cmd, --effects-url or --effects-sql",
             );
         }
         Effects::Lost(why) => return not_judged(name, title, why),
@@ -288,7 +292,9 @@ fn one_effect(evidence: &Evidence<'_>) -> Law {
             if grown != i128::from(expected) {
                 breaches.add("-", format!("{expected} effects"), grown.to_string());
                 breaches.count = grown.abs_diff(i128::from(expected)).try_into().unwrap_or(1);
-                note = Some("a probe that lists event ids names the wrong ones".to_owned());
+                note = Some(
+                    "use a probe that lists event ids to see which events are wrong".to_owned(),
+                );
             }
         }
         (before, EffectCounts::Each(after), EffectCounts::Each(last)) => {
@@ -303,15 +309,14 @@ fn one_effect(evidence: &Evidence<'_>) -> Law {
     }
     if breaches.count > 0 && were_known(evidence) {
         note = Some(
-            "this seed was here before and its events are known: take another one, or begin with \
-             nothing"
+            "the endpoint knows the events of this seed: pass another --seed, or empty its database"
                 .to_owned(),
         );
     }
     breaches.law(name, title, note)
 }
 
-/// Of the events that were replayed the reading before that counts: a later effect is the replay's.
+/// For events that were sent again, the reading before that counts; a later effect breaks `replay`.
 fn each_once(
     evidence: &Evidence<'_>,
     before: &BTreeMap<String, u64>,
@@ -344,12 +349,12 @@ fn each_once(
     for (id, effects) in last {
         let grown = effects.saturating_sub(count(before, id));
         if grown > 0 && !known.contains(id.as_str()) {
-            breaches.add(id, "no effect (no event of this storm)", grown.to_string());
+            breaches.add(id, "no effect (not an event of this storm)", grown.to_string());
         }
     }
 }
 
-/// Whether the endpoint said of every single event that it had come before.
+/// Whether the endpoint answered every genuine event as a duplicate.
 fn were_known(evidence: &Evidence<'_>) -> bool {
     let mut decisions = of_kind(evidence, |kind| kind == RequestKind::Genuine)
         .filter_map(|outcome| outcome.answer.as_ref().ok()?.decision.as_deref())
@@ -358,7 +363,7 @@ fn were_known(evidence: &Evidence<'_>) -> bool {
 }
 
 fn replayed(evidence: &Evidence<'_>) -> Law {
-    let (name, title) = ("replay", "a copy that comes later is answered 2xx and adds nothing");
+    let (name, title) = ("replay", "a later copy is answered 2xx and has no effect");
     let mut breaches = Breaches::default();
     for outcome in evidence.replayed {
         if outcome.kind == RequestKind::Genuine {
@@ -386,7 +391,7 @@ fn replayed(evidence: &Evidence<'_>) -> Law {
                 let id = &evidence.plan.events[place].event_id;
                 let count = |reading: &BTreeMap<String, u64>| reading.get(id).copied().unwrap_or(0);
                 let (before, is) = (count(after), count(last));
-                // What was still missing before may have come by itself.
+                // An effect that was missing may have appeared by itself.
                 if is > before.max(1) {
                     breaches.add(id, format!("still {} effect", before.max(1)), is.to_string());
                 }

@@ -1,7 +1,7 @@
-//! `hapax storm`: the exactly-once torture test, against any endpoint in any language. It sends signed
-//! events many times over and at once, hostile ones among them, and judges law by law. [`plan`] says
-//! what is sent, [`requests`] sends it, [`probe`] reads the effects, [`judge`] holds the laws, [`report`]
-//! tells. `hapax demo` tells the story behind it with the same means, in [`demo`].
+//! `hapax storm`: tests any endpoint, in any language, for exactly-once. It sends many concurrent copies
+//! of signed events, with late and forged ones among them, and checks law by law. [`plan`] decides what is
+//! sent, [`requests`] sends it, [`probe`] reads the effects, [`judge`] checks the laws and [`report`] prints
+//! the result. [`demo`] is `hapax demo`, which uses the same parts.
 
 mod demo;
 mod judge;
@@ -33,16 +33,16 @@ use super::output::{self, Exit, Failure};
 use super::sender::{self, Sender};
 use crate::config::units;
 
-/// Events that are sent once more when all is done, at most.
+/// The most events that are sent again at the end.
 const REPLAYED_MAX: usize = 10;
 
-/// The most requests of one storm: every answer is kept until it is judged.
+/// The most requests of one storm: every answer stays in memory until the end.
 const REQUESTS_MAX: u64 = 5_000_000;
 
 /// File descriptors that are not connections: the probe, the report, the runtime.
 const DESCRIPTORS_RESERVED: u64 = 32;
 
-/// A seed that nobody chose is short enough to be typed again.
+/// A random seed has 32 bits, so that it can be typed again.
 const RANDOM_SEED_MASK: u64 = 0xffff_ffff;
 
 /// `hapax storm`.
@@ -54,62 +54,63 @@ pub(super) struct Storm {
     identity: Identity,
 }
 
-/// What is asked for, secrets aside.
+/// All arguments except the secrets.
 #[derive(Debug, clap::Args)]
 struct Flags {
     /// The endpoint under test: http://127.0.0.1:3000/webhooks/stripe
     #[arg(long, value_name = "URL")]
     to: String,
-    /// Whose events: `hapax providers` lists them
+    /// The sender to imitate; `hapax providers` lists them
     #[arg(long, value_name = "NAME")]
     provider: String,
     #[command(flatten)]
     shape: Shape,
-    /// Makes ids and order: the same seed, the same storm [default: a new one]
+    /// The seed of ids and order; the same seed sends the same storm [default: random]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// How long effects may take to come after the last answer
+    /// How long effects may take to appear after the last answer
     #[arg(long, value_name = "DURATION", default_value = "10s")]
     settle: String,
-    /// A shell command that prints the effects: one number, or a line for each with its event id first
+    /// A shell command that prints the effects: their number, or one line per effect that starts with the
+    /// event id
     #[arg(long, value_name = "CMD", conflicts_with_all = ["effects_url", "effects_sql", "effects_db"])]
     effects_cmd: Option<String>,
-    /// A URL that tells the effects: a number, a JSON array of ids or of objects with event_id, or lines
+    /// A URL that returns the effects: a number, a JSON array of ids or of objects with event_id, or lines
     #[arg(long, value_name = "URL", conflicts_with_all = ["effects_sql", "effects_db"])]
     effects_url: Option<String>,
-    /// A query for the effects: one number, or a row for each with its event id first
+    /// A query that returns the effects: one number, or a row per effect with the event id first
     #[arg(long, value_name = "QUERY", requires = "effects_db")]
     effects_sql: Option<String>,
-    /// Where that query is asked: sqlite:PATH or postgres://…
+    /// The database of that query: sqlite:PATH or postgres://…
     #[arg(long, value_name = "URL", requires = "effects_sql")]
     effects_db: Option<String>,
-    /// Also write the verdict to this file, as JUnit XML
+    /// Also write the result to this file as JUnit XML
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
-    /// One JSON object for each law, then a summary
+    /// Print one JSON object per law, then a summary
     #[arg(long)]
     json: bool,
 }
 
-/// What is sent.
+/// The requests of a storm.
 #[derive(Debug, clap::Args)]
 struct Shape {
-    /// The event type, such as payout.paid [default: one that this sender has]
+    /// The event type, such as payout.paid [default: a common type of this sender]
     #[arg(long = "type", value_name = "TYPE")]
     event_type: Option<String>,
-    /// How many distinct events
+    /// The number of distinct events
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     events: u64,
-    /// How often each of them is sent, all copies at once
+    /// How many times each event is sent, all copies at once
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     copies: u64,
-    /// How many requests at once
+    /// The number of concurrent requests
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     concurrency: u64,
-    /// Also send events that are signed outside the replay window: they must be refused
+    /// Also send events that were signed outside the replay window; they must be rejected
     #[arg(long)]
     stale: bool,
-    /// Also send forged events: wrong secret, changed body, no signature; they must be refused
+    /// Also send forged events (wrong secret, changed body, no signature); they must be rejected
     #[arg(long)]
     forged: bool,
     /// Send everything in one random order instead of event by event
@@ -122,7 +123,7 @@ impl Storm {
         let sender = Sender::new(&self.flags.provider, &self.identity, &self.flags.to)?;
         if self.flags.shape.events.saturating_mul(self.flags.shape.copies) > REQUESTS_MAX {
             let problem = format!("that is more than {REQUESTS_MAX} requests");
-            return Err(Failure::usage(problem, "fewer --events or --copies"));
+            return Err(Failure::usage(problem, "lower --events or --copies"));
         }
         raise_descriptor_limit(self.flags.shape.concurrency)?;
         let settle = units::duration(&self.flags.settle)?;
@@ -132,7 +133,7 @@ impl Storm {
             .seed
             .unwrap_or_else(|| uuid::Uuid::now_v7().as_u64_pair().1 & RANDOM_SEED_MASK);
         let plan = Plan::new(&sender, &self.flags.shape, seed, Timestamp::now())?;
-        // A place that cannot be written is found out before the storm and not after it.
+        // Opened first, so that a path that cannot be written fails before the storm.
         let junit = self.flags.junit.as_ref().map(open).transpose()?;
         let run = Run { flags: &self.flags, sender: Arc::new(sender), plan, probe, seed, settle };
         let (verdict, xml) = match admin_client::run(run.execute()) {
@@ -149,12 +150,13 @@ impl Storm {
     }
 }
 
-/// A connection that this side cannot open is not to be held against the endpoint.
+/// Raises the limit of open files: a connection that this process cannot open is not the endpoint's fault.
 fn raise_descriptor_limit(connections: u64) -> Result<(), Failure> {
     let needed = connections + DESCRIPTORS_RESERVED;
     let open = rlimit::increase_nofile_limit(needed).unwrap_or(needed);
     if open < needed {
-        let problem = format!("--concurrency {connections}: only {open} files may be open here");
+        let problem =
+            format!("--concurrency {connections} is too high: this process may open {open} files");
         return Err(Failure::usage(problem, "lower it, or raise the limit with ulimit -n"));
     }
     Ok(())
@@ -165,7 +167,7 @@ fn open(path: &PathBuf) -> Result<File, Failure> {
         .map_err(|error| Failure::unreachable(format!("cannot write {}: {error}", path.display())))
 }
 
-/// One storm, ready to break.
+/// A storm with checked arguments.
 struct Run<'a> {
     flags: &'a Flags,
     sender: Arc<Sender>,
@@ -179,7 +181,7 @@ impl Run<'_> {
     async fn execute(self) -> Result<(Exit, Vec<Law>, Duration), Failure> {
         let Self { flags, seed, plan, .. } = &self;
         output::words(&format!(
-            "seed {seed}: the same command with --seed {seed} sends the same events in the same order"
+            "seed {seed}: repeat the command with --seed {seed} to send the same events in the same order"
         ));
         let ids: BTreeSet<&str> = plan.events.iter().map(|event| event.event_id.as_str()).collect();
         let before = match &self.probe {
@@ -231,9 +233,8 @@ impl Run<'_> {
         Some(probe.settled(ids, self.settle, is_missing).await)
     }
 
-    /// One more copy of a few events, signed afresh, as of a sender that never heard the first answer, and
-    /// one as of somebody who kept it until the window was over.
-    /// On new connections: the old ones have been idle, and an endpoint may close such at any moment.
+    /// Sends a few events again: signed now, as a sender that missed the answer does, and with --stale also
+    /// signed outside the window, as a replay. Uses new connections, because an endpoint may close idle ones.
     async fn replay(&self) -> Result<Vec<RequestOutcome>, Failure> {
         let request_sender =
             RequestSender::new(Arc::clone(&self.sender), self.flags.shape.concurrency);

@@ -1,5 +1,5 @@
-//! What a storm sends: its events, made from the seed, the hostile ones beside them, and the order of
-//! all requests. Nothing here sends anything; equal arguments make equal plans.
+//! The plan of a storm: its genuine, late and forged events and the order of their requests, all derived
+//! from the seed. Equal arguments give equal plans. Nothing here sends a request.
 
 use hapax_core::sample::SampleId;
 use hapax_core::{Arrival, Source, Timeliness, Timestamp, Verified};
@@ -9,21 +9,21 @@ use super::super::sender::{self, Sender};
 use super::Shape;
 use super::rng::Rng;
 
-/// How far outside the window a stale request is signed: no clock is that wrong by accident.
+/// How far outside the window a stale request is signed: more than any clock error.
 const STALE_BEYOND_SECONDS: i64 = 3_600;
 
-/// Late events of a run, at most: they prove a rule, and more of them prove no more.
+/// The most late events of a run; more would show nothing new.
 const STALE_MAX: u64 = 100;
 
-/// Forged requests of each kind, at most.
+/// The most forged requests of each kind.
 const FORGED_MAX: u64 = 25;
 
-/// Everything that will be sent.
+/// Everything that a storm sends.
 pub(super) struct Plan {
     pub(super) events: Vec<Event>,
-    /// In the order in which they start; those of one group start together.
+    /// In the order in which they start; the requests of one group start together.
     pub(super) groups: Vec<Group>,
-    /// What of the flags cannot be judged with this sender, and why.
+    /// Why `--stale` or `--forged` cannot be checked with this sender.
     pub(super) stale_unjudged: Option<String>,
     pub(super) forged_unjudged: Option<String>,
     impostor: Option<Source>,
@@ -37,15 +37,15 @@ pub(super) struct Event {
     unsigned: Arrival,
 }
 
-/// What a request claims, and whether it may.
+/// Whether a request is genuine, late or forged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum RequestKind {
     Genuine,
-    /// Authentic, but signed long before the window.
+    /// Correctly signed, but outside the window.
     Stale,
     /// Signed with a secret that the endpoint does not know.
     WrongSecret,
-    /// The signature is that of the same body but for one byte.
+    /// One byte of the body was changed after signing.
     ChangedBody,
     /// There is no signature.
     Unsigned,
@@ -58,7 +58,7 @@ impl RequestKind {
         Self::FORGED.contains(&self)
     }
 
-    /// In a few words.
+    /// A short description.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Genuine => "genuine",
@@ -73,9 +73,9 @@ impl RequestKind {
 /// Copies of one event that start together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Group {
-    /// Its place in [`Plan::events`].
+    /// The index in [`Plan::events`].
     pub(super) event: usize,
-    /// As what it is sent: a genuine event may also come late.
+    /// How it is sent: a genuine event may also be sent late.
     pub(super) kind: RequestKind,
     pub(super) copies: u64,
 }
@@ -110,18 +110,18 @@ impl Plan {
         Ok(plan)
     }
 
-    /// How many requests there are, tries again aside.
+    /// The number of requests, without retries.
     pub(super) fn requests(&self) -> u64 {
         self.groups.iter().map(|group| group.copies).sum()
     }
 
-    /// The places of the genuine events.
+    /// The indexes of the genuine events.
     pub(super) fn genuine(&self) -> impl Iterator<Item = usize> {
         let genuine = |place: &usize| self.events[*place].kind == RequestKind::Genuine;
         (0..self.events.len()).filter(genuine)
     }
 
-    /// The request of an event as it would be sent at `now`, as one of that nature.
+    /// The request for an event of this kind at `now`.
     pub(super) fn request(
         &self,
         sender: &Sender,
@@ -155,7 +155,8 @@ impl Plan {
     ) -> Result<(), Failure> {
         if !sender.source.signs_time() {
             let title = sender.preset.title;
-            self.stale_unjudged = Some(format!("{title} signs no time, so nothing is ever late"));
+            self.stale_unjudged =
+                Some(format!("{title} signs no timestamp, so no event can be late"));
             return Ok(());
         }
         for _ in 0..shape.events.min(STALE_MAX) {
@@ -174,13 +175,16 @@ impl Plan {
         for kind in RequestKind::FORGED {
             for _ in 0..shape.events.min(FORGED_MAX) {
                 self.add(sender, shape, kind, rng, now)?;
-                // A sender that signs no body cannot be caught with another one.
+                // If a sender does not sign the body, a changed body is not a forgery.
                 if self.is_what_it_claims(sender, now)? {
                     continue;
                 }
                 self.events.pop();
                 let title = sender.preset.title;
-                self.forged_unjudged = Some(format!("with {title} not forged by: {}", kind.name()));
+                self.forged_unjudged = Some(format!(
+                    "not checked, because {title} does not prevent it: {}",
+                    kind.name()
+                ));
                 break;
             }
         }
@@ -195,7 +199,7 @@ impl Plan {
         rng: &mut Rng,
         now: Timestamp,
     ) -> Result<(), Failure> {
-        // The same seed later today makes the same events to the byte: copies, not conflicts.
+        // The same seed on the same day gives the same bytes: copies, not conflicts.
         let today =
             Timestamp::from_second(now.as_second().div_euclid(86_400) * 86_400).unwrap_or(now);
         let token = format!("storm{:016x}", rng.next_u64());
@@ -204,21 +208,21 @@ impl Plan {
         let event_id = sender.sign(&unsigned, now)?.event_id;
         if event_id.is_empty() {
             return Err(Failure::usage(
-                format!("no event id can be read out of events of {}", sender.preset.title),
+                format!("sample events of {} have no event id", sender.preset.title),
                 "see `hapax providers NAME`",
             ));
         }
         self.events.push(Event { event_id, kind, unsigned });
         if kind == RequestKind::Stale && !self.is_what_it_claims(sender, now)? {
             return Err(Failure::usage(
-                format!("events of {} cannot be signed as of earlier", sender.preset.title),
+                format!("events of {} cannot be signed with an earlier time", sender.preset.title),
                 "leave out --stale",
             ));
         }
         Ok(())
     }
 
-    /// Whether our own `verify` sees in the last event what it is meant to be.
+    /// Whether `verify` judges the last event as its kind says.
     fn is_what_it_claims(&self, sender: &Sender, now: Timestamp) -> Result<bool, Failure> {
         let Some(event) = self.events.last() else { return Ok(false) };
         let request = self.request(sender, event, event.kind, now)?;
@@ -236,7 +240,7 @@ impl Plan {
         })
     }
 
-    /// Event by event, the hostile ones last; or all of it in one order that the dice make.
+    /// Orders the requests by event, late and forged ones last, or at random with `--shuffle`.
     fn order_requests(&mut self, shape: &Shape, rng: &mut Rng) {
         for (place, event) in self.events.iter().enumerate() {
             let kind = event.kind;
@@ -269,8 +273,8 @@ impl Plan {
     }
 }
 
-/// Another digit where there is one outside the id, so that the body stays well-formed and a receiver
-/// that does not look at the signature would take it; else another last letter.
+/// Changes one digit outside the event id, or else the last letter. The body stays well-formed, so that a
+/// receiver that does not check the signature would accept it.
 fn one_byte_changed(body: &[u8], event_id: &str) -> bytes::Bytes {
     let mut changed = body.to_vec();
     let id = event_id.as_bytes();
@@ -298,8 +302,8 @@ mod tests {
     }
 
     #[test]
-    fn one_byte_is_changed_and_it_is_not_one_of_the_id() {
-        // A receiver that is fooled must be caught by the id that it was fooled with.
+    fn one_byte_is_changed_outside_the_event_id() {
+        // If a receiver accepts the forgery, its effect is found by the unchanged id.
         check(r#"{"n":10,"id":"e12"}"#, "e12", r#"{"n":11,"id":"e12"}"#);
         check(r#"{"id":"e12","n":9}"#, "e12", r#"{"id":"e12","n":8}"#);
         check(r#"{"id":"e12"}"#, "e12", r#"{"id":"d12"}"#);

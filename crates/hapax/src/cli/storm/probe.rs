@@ -1,5 +1,4 @@
-//! The effects of an endpoint, as somebody else tells them: a command, a URL or a query. A probe only
-//! reads; what its reading means is judged in [`super::judge`].
+//! Reads the effects of an endpoint from a command, a URL or a query. [`super::judge`] checks them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -20,19 +19,19 @@ use super::super::sender;
 use super::Flags;
 use crate::config::ServiceUrl;
 
-/// How long one reading may take.
+/// The timeout of one reading.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The most of a reading that is taken: a million effects with long ids.
+/// The largest reading: a million effects with long ids.
 const READ_BYTES_MAX: usize = 64 << 20;
 
-/// Between two readings.
+/// The interval between two readings.
 const READ_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long nothing may change before effects count as settled.
+/// Effects are settled when nothing changed for this long.
 const SETTLED_AFTER: Duration = Duration::from_secs(1);
 
-/// Where effects can be seen.
+/// Where effects are read.
 pub(super) enum Probe {
     Command(String),
     Url(http::Uri),
@@ -40,12 +39,12 @@ pub(super) enum Probe {
     Postgres { url: ServiceUrl, sql: String },
 }
 
-/// What a probe read.
+/// The effects that a probe read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum EffectCounts {
-    /// How many effects there are.
+    /// The number of effects.
     Count(u64),
-    /// How many there are of each event.
+    /// The number of effects of each event.
     Each(BTreeMap<String, u64>),
 }
 
@@ -57,7 +56,7 @@ impl EffectCounts {
         }
     }
 
-    /// The first word of each line; a number alone is a count, unless it is one of the `ids`.
+    /// Counts the first word of each line. A single number is a count, unless it is one of the `ids`.
     fn of_lines<'a>(lines: impl Iterator<Item = &'a str>, ids: &BTreeSet<&str>) -> Self {
         let mut effects = BTreeMap::new();
         for line in lines {
@@ -74,7 +73,7 @@ impl EffectCounts {
         alone.map_or(Self::Each(effects), Self::Count)
     }
 
-    /// The ids of a list, or of the objects in it.
+    /// Counts the ids of an array, or the `event_id` of the objects in it.
     fn of_json(json: &Value) -> Option<Self> {
         let id = |item: &Value| -> Option<String> {
             let id = item.get("event_id").unwrap_or(item);
@@ -102,7 +101,7 @@ impl EffectCounts {
 }
 
 impl Probe {
-    /// The probe that the flags ask for, if any; clap has seen to it that there is at most one.
+    /// The probe of the flags, if any; clap allows at most one.
     pub(super) fn new(flags: &Flags) -> Result<Option<Self>, Failure> {
         if let Some(command) = &flags.effects_cmd {
             return Ok(Some(Self::Command(command.clone())));
@@ -121,13 +120,13 @@ impl Probe {
         let url = ServiceUrl::postgres(database).map_err(|invalid| {
             Failure::usage(
                 format!("--effects-db {}", invalid.problem),
-                "sqlite:PATH, or postgres://USER:PASSWORD@HOST:5432/DATABASE",
+                "write sqlite:PATH or postgres://USER:PASSWORD@HOST:5432/DATABASE",
             )
         })?;
         Ok(Some(Self::Postgres { url, sql }))
     }
 
-    /// The effects as they are now. `ids` are those of the events that are sent.
+    /// Reads the effects once. `ids` are the ids of the events of the storm.
     pub(super) async fn read(&self, ids: &BTreeSet<&str>) -> Result<EffectCounts, Failure> {
         let reading = async {
             match self {
@@ -146,15 +145,14 @@ impl Probe {
         };
         let read = match tokio::time::timeout(READ_TIMEOUT, reading).await {
             Ok(read) => read,
-            Err(_) => Err(format!("nothing within {} s", READ_TIMEOUT.as_secs())),
+            Err(_) => Err(format!("no result within {} s", READ_TIMEOUT.as_secs())),
         };
         read.map_err(|why| {
             Failure::unreachable(format!("cannot read effects: {}", output::shown(&why)))
         })
     }
 
-    /// Reads until nothing has changed for a moment and nothing is missing any more, or `settle` is
-    /// over.
+    /// Reads until nothing changes and nothing is missing any more, or until `settle` has passed.
     pub(super) async fn settled(
         &self,
         ids: &BTreeSet<&str>,
@@ -183,12 +181,13 @@ fn lines(text: &str, ids: &BTreeSet<&str>) -> EffectCounts {
     EffectCounts::of_lines(text.lines(), ids)
 }
 
-/// JSON or plain lines; a number reads alike as both.
+/// Parses JSON or plain lines; a number is the same in both.
 fn parse_url_body(text: &str, ids: &BTreeSet<&str>) -> Result<EffectCounts, String> {
     match serde_json::from_str::<Value>(text) {
         Err(_) | Ok(Value::Number(_)) => Ok(lines(text, ids)),
         Ok(json) => EffectCounts::of_json(&json).ok_or_else(|| {
-            "the URL tells neither a number nor a list of ids, or of objects with event_id".into()
+            "the URL returns neither a number nor an array of ids or of objects with event_id"
+                .into()
         }),
     }
 }
@@ -208,7 +207,7 @@ async fn run(command: &str) -> Result<String, String> {
         stdout.take(most).read_to_end(&mut output).await.map_err(|error| error.to_string())?;
     }
     if output.len() > READ_BYTES_MAX {
-        return Err(format!("the command told more than {} MiB", READ_BYTES_MAX >> 20));
+        return Err(format!("the command printed more than {} MiB", READ_BYTES_MAX >> 20));
     }
     let status = child.wait().await.map_err(|error| error.to_string())?;
     if !status.success() {
@@ -223,14 +222,14 @@ async fn get(url: &http::Uri) -> Result<String, String> {
     let response = sender::client().request(request).await;
     let (parts, body) = response.map_err(|error| sender::chain(&error))?.into_parts();
     if !parts.status.is_success() {
-        return Err(format!("the URL answers {}", parts.status.as_u16()));
+        return Err(format!("the URL answered {}", parts.status.as_u16()));
     }
     let body = Limited::new(body, READ_BYTES_MAX).collect().await;
     let body = body.map_err(|error| error.to_string())?.to_bytes();
     Ok(String::from_utf8_lossy(&body).into_owned())
 }
 
-/// The first column of each row, as text; the file is neither made nor written.
+/// The first column of each row as text. The file is opened read-only.
 fn sqlite(path: &std::path::Path, sql: &str) -> rusqlite::Result<Vec<String>> {
     let database = Connection::open_with_flags(
         path,

@@ -1,5 +1,4 @@
-//! What a storm says: the figures, the table of laws, the same as JSON, and as JUnit for whoever runs
-//! it in a pipeline.
+//! The report of a storm: laws and figures as a table, as JSON and as JUnit XML.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,7 +11,7 @@ use super::judge::{Effects, Evidence, Law, Verdict};
 use super::plan::RequestKind;
 use super::requests::RequestOutcome;
 
-/// What was counted and measured.
+/// The counts and measurements of a storm.
 pub(super) struct Figures {
     seed: u64,
     events: u64,
@@ -20,7 +19,7 @@ pub(super) struct Figures {
     retries: u64,
     no_answer: u64,
     by_status: BTreeMap<u16, u64>,
-    /// Of genuine copies that were acked.
+    /// Over the genuine copies that were answered 2xx.
     ack_p50: Option<Duration>,
     ack_p99: Option<Duration>,
     /// Before and after.
@@ -93,7 +92,7 @@ impl Figures {
         };
         let mut lines = vec![
             format!(
-                "{} events, {} requests, {} tried again, {:.1} s, seed {}",
+                "{} events, {} requests, {} retries, {:.1} s, seed {}",
                 self.events,
                 self.requests,
                 self.retries,
@@ -110,7 +109,7 @@ impl Figures {
     }
 }
 
-/// One object for each law, then the summary.
+/// Prints one object per law, then the summary.
 pub(super) fn print_json(laws: &[Law], figures: &Figures) -> Result<(), Failure> {
     for law in laws {
         let examples: Vec<Value> = law
@@ -137,7 +136,7 @@ pub(super) fn print_json(laws: &[Law], figures: &Figures) -> Result<(), Failure>
     Ok(())
 }
 
-/// The table, with the examples of what is broken below each law, and the figures.
+/// Prints the table, the examples of each broken law, and the figures.
 pub(super) fn print_table(laws: &[Law], figures: &Figures) -> Result<(), Failure> {
     let width = laws.iter().map(|law| law.title.len()).max().unwrap_or(0);
     for law in laws {
@@ -163,7 +162,7 @@ pub(super) fn print_table(laws: &[Law], figures: &Figures) -> Result<(), Failure
     Ok(())
 }
 
-/// One testcase for each law.
+/// JUnit XML with one testcase per law.
 pub(super) fn junit(laws: &[Law], took: Duration) -> String {
     let count = |verdict| laws.iter().filter(|law| law.verdict == verdict).count();
     let mut xml = format!(
@@ -194,7 +193,7 @@ pub(super) fn junit(laws: &[Law], took: Duration) -> String {
     xml
 }
 
-/// The same for a storm that could not be: a pipeline is not to take silence for success.
+/// JUnit XML for a storm that failed to run, so that a pipeline does not take it for a success.
 pub(super) fn junit_of_failure(message: &str) -> String {
     format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n  <testsuite name=\"hapax storm\" \
@@ -205,7 +204,7 @@ pub(super) fn junit_of_failure(message: &str) -> String {
     )
 }
 
-/// Broken if one is; not judged only if all are.
+/// Broken if one law is; not judged only if all are.
 pub(super) fn overall(laws: &[Law]) -> Verdict {
     let any = |verdict| laws.iter().any(|law| law.verdict == verdict);
     match (any(Verdict::Broken), any(Verdict::Held)) {
@@ -239,13 +238,13 @@ fn word(verdict: Verdict) -> &'static str {
     }
 }
 
-/// The smallest that at least so many percent do not exceed.
+/// The nearest-rank percentile.
 fn rank(sorted: &[Duration], percent: usize) -> Option<Duration> {
     let place = (sorted.len() * percent).div_ceil(100);
     sorted.get(place.saturating_sub(1)).copied()
 }
 
-/// XML has no way to write most control characters at all; they go.
+/// Escapes text for XML. Most control characters cannot be written in XML, so they are removed.
 fn escaped(text: &str) -> String {
     text.chars()
         .filter(|c| !c.is_control() || matches!(c, '\n' | '\t'))
@@ -265,12 +264,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_endpoint_said_cannot_break_the_xml() {
+    fn text_from_an_endpoint_cannot_break_the_xml() {
         assert_eq!(escaped("a<b>&\"c\"\u{1b}\u{0}\nd"), "a&lt;b&gt;&amp;&quot;c&quot;\nd");
     }
 
     #[test]
-    fn percentiles_are_ones_that_were_measured() {
+    fn a_percentile_is_one_of_the_measured_values() {
         let ms = |ms: &[u64]| ms.iter().map(|ms| Duration::from_millis(*ms)).collect::<Vec<_>>();
         assert_eq!(rank(&ms(&[]), 50), None);
         assert_eq!(rank(&ms(&[7]), 99), Some(Duration::from_millis(7)));

@@ -1,5 +1,5 @@
-//! Sends what a plan says, many requests at once, and keeps what was heard. Tries again where the
-//! endpoint asks for it, as a sender would; judges nothing.
+//! Sends the requests of a plan concurrently and collects the answers. It retries when the endpoint asks
+//! for that, as a sender would. It does not judge the answers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,36 +14,36 @@ use super::super::output::Failure;
 use super::super::sender::{self, Answer, HttpClient, NoAnswer, Sender, Signed};
 use super::plan::{Group, Plan, RequestKind};
 
-/// How often a request is tried where each answer asks to come again.
+/// The most attempts of one request.
 const TRIES_MAX: usize = 8;
 
-/// The longest wait between two tries, whatever the endpoint asks for.
+/// The longest wait between two attempts, whatever Retry-After asks for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(5);
 
-/// A copy is signed afresh when its signature is this old: well inside of every sender's window.
+/// After this many seconds a copy is signed again, well inside the window of every sender.
 const SIGNED_FOR: i64 = 60;
 
-/// What became of one request.
+/// The outcome of one request.
 #[derive(Debug)]
 pub(super) struct RequestOutcome {
-    /// Its event's place in the plan.
+    /// The index of the event in the plan.
     pub(super) event: usize,
-    /// As what it was sent.
+    /// How it was sent.
     pub(super) kind: RequestKind,
-    /// The last answer, or why there was none.
+    /// The last answer, or the reason for none.
     pub(super) answer: Result<Answer, NoAnswer>,
-    /// Every answer on the way, the last one included.
+    /// Every answer, including the last.
     pub(super) tries: Vec<Try>,
 }
 
-/// One answer.
+/// One attempt that was answered.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Try {
     pub(super) status: u16,
     pub(super) took: Duration,
 }
 
-/// The sending side of a storm.
+/// Sends requests with bounded concurrency.
 pub(super) struct RequestSender {
     sender: Arc<Sender>,
     client: HttpClient,
@@ -56,7 +56,7 @@ impl RequestSender {
         Self { sender, client: sender::client(), slots: Arc::new(Semaphore::new(slots)) }
     }
 
-    /// Sends these groups of the plan in their order; stops early where not one connection can be made.
+    /// Sends these groups of the plan in order; stops early if no connection succeeds.
     pub(super) async fn send(
         &self,
         plan: &Plan,
@@ -68,7 +68,7 @@ impl RequestSender {
         let mut signed: HashMap<(usize, RequestKind), (Timestamp, Arc<Signed>)> = HashMap::new();
         for group in groups {
             let copies = u32::try_from(group.copies).unwrap_or(u32::MAX);
-            let closed = |_| Failure::unreachable("the storm was broken off");
+            let closed = |_| Failure::unreachable("the storm was interrupted");
             let mut slots =
                 Arc::clone(&self.slots).acquire_many_owned(copies).await.map_err(closed)?;
             while let Some(joined) = running.try_join_next() {
@@ -94,12 +94,12 @@ impl RequestSender {
         while let Some(joined) = running.join_next().await {
             outcomes.push(joined.map_err(task_failed)?);
         }
-        // By event and not by who was answered first: what is told of equal runs is equal.
+        // Sorted by event and not by arrival, so that equal runs print equal reports.
         outcomes.sort_by_key(|outcome| outcome.event);
         Ok(outcomes)
     }
 
-    /// All copies of an event are the same bytes with the same signature, as long as that is fresh.
+    /// The signed request of an event. All copies share it until the signature is too old.
     fn signed(
         &self,
         plan: &Plan,
@@ -120,8 +120,7 @@ impl RequestSender {
     }
 }
 
-/// An endpoint to which not one connection could be made is a failure and no verdict; one that goes
-/// away later is something that was heard.
+/// Fails if no connection to the endpoint succeeded. An endpoint that goes away later is judged.
 pub(super) fn check_reached(outcomes: Vec<RequestOutcome>) -> Result<Vec<RequestOutcome>, Failure> {
     match outcomes.first().map(|first| &first.answer) {
         Some(Err(NoAnswer::CannotConnect(why))) if nothing_connected(&outcomes) => {
@@ -141,17 +140,17 @@ async fn deliver(
     loop {
         let started = Instant::now();
         let answer = sender.post(client, request).await;
-        let Ok(said) = &answer else { return (answer, tries) };
-        tries.push(Try { status: said.status, took: started.elapsed() });
-        match retry_delay(kind, said) {
+        let Ok(answered) = &answer else { return (answer, tries) };
+        tries.push(Try { status: answered.status, took: started.elapsed() });
+        match retry_delay(kind, answered) {
             Some(wait) if tries.len() < TRIES_MAX => tokio::time::sleep(wait).await,
             Some(_) | None => return (answer, tries),
         }
     }
 }
 
-/// After how long the endpoint wants this again, if it does. To what is to be refused a 4xx is an
-/// answer, whatever else it says.
+/// How long to wait before a retry, if the endpoint asks for one. For a request that must be rejected, a
+/// 4xx is final.
 fn retry_delay(kind: RequestKind, answer: &Answer) -> Option<Duration> {
     let asks = match kind {
         RequestKind::Genuine => matches!(answer.status, 409 | 425 | 429 | 503),
@@ -170,5 +169,5 @@ fn nothing_connected(outcomes: &[RequestOutcome]) -> bool {
 }
 
 fn task_failed(error: tokio::task::JoinError) -> Failure {
-    Failure::unreachable(format!("a request broke down: {error}"))
+    Failure::unreachable(format!("a request task panicked: {error}"))
 }

@@ -1,7 +1,7 @@
-//! The dice of a storm: every id and every order comes out of one seed, so that a run can be had
-//! again. Nothing secret is made with them.
+//! The random numbers of a storm. Every id and every order comes from one seed, so that a run can be
+//! repeated. Not for secrets.
 
-/// SplitMix64: small, even, and the same on every machine.
+/// SplitMix64: small, uniform and the same on every machine.
 pub(super) struct Rng(u64);
 
 impl Rng {
