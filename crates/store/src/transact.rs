@@ -1,10 +1,11 @@
-//! What work in Rust needs of a store: the right to one transaction that also records what came of
-//! it, and the proof that it was used. A handler's is to a job and records "done" ([`Transact`]); an
-//! API's is to an Idempotency-Key and keeps the answer ([`Answering`]).
+//! What handlers and APIs in Rust need of a store: the right to one transaction that also records
+//! its outcome, and the proof that it was committed. A handler's right belongs to a job and records
+//! "done" ([`Transact`]). An API's right belongs to an Idempotency-Key and stores the answer
+//! ([`Answering`]).
 //!
 //! The transaction's type belongs to the store ([`Transact::Tx`]). SQLite has one writer, so its
-//! transaction is a closure that the writer runs; a database with a connection for each handler
-//! hands out an open transaction to await on. One type for both would be the least of the two.
+//! transaction is a closure that the writer runs. A database with a connection for each handler
+//! returns an open transaction to await on. One type for both could only do what both can.
 
 use std::error::Error;
 use std::fmt;
@@ -29,10 +30,10 @@ pub trait Transact: Send + Sync + 'static {
     fn right(self: &Arc<Self>, claim: &Claim, timeout: Duration) -> Self::Tx;
 }
 
-/// A store in which the answer of one's own API commits with the work that it answers for.
+/// A store in which the answer of a user's API commits together with its effects.
 pub trait Answering: Send + Sync + 'static {
-    /// The right to commit the effects of one reservation together with its answer, once. Its commit
-    /// gives the answer back: what is kept, and what every retry gets.
+    /// The right to commit the effects of one reservation together with its answer, once. The
+    /// commit returns the stored answer, which every retry gets.
     type Tx: Send + 'static;
 
     /// The right that goes with `reserved`. Nothing is opened yet. `timeout` is how long the
@@ -58,7 +59,7 @@ impl JobRight {
 #[derive(Debug, Clone)]
 pub struct KeyRight(pub(crate) Reserved);
 
-/// Whether an answer can be kept.
+/// Checks that an answer is small enough to be stored.
 pub(crate) fn fits(answer: &StoredAnswer) -> Result<(), Failure> {
     let headers: usize = answer.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
     if answer.body.len() > ANSWER_BODY_BYTES_MAX || headers > ANSWER_HEADER_BYTES_MAX {
@@ -83,7 +84,7 @@ impl Committed {
         Self { job, fence }
     }
 
-    /// Whether this is the proof for this claim, and not for another one.
+    /// Whether this proof belongs to this claim.
     pub fn is_of(&self, claim: &Claim) -> bool {
         self.job == claim.job && self.fence == claim.fence
     }
@@ -103,50 +104,50 @@ pub struct Failure {
 enum Ending {
     /// With a verdict: it uses a step of the schedule.
     Failed(Retry),
-    /// With one that may be another at once: a race was lost against other transactions.
+    /// A race against other transactions was lost: an immediate retry may succeed.
     Raced,
-    /// Without one: the fence or the database was gone.
+    /// Without a verdict: the fence or the database was lost.
     Lost,
 }
 
 impl Failure {
-    /// It failed, and is tried again by the handler's schedule.
+    /// A failure that is retried by the handler's schedule.
     pub fn new(error: impl fmt::Display) -> Self {
         Self { error: error.to_string(), ending: Ending::Failed(Retry::Schedule) }
     }
 
-    /// It ended without a verdict.
+    /// An attempt that ended without a verdict.
     pub(crate) fn lost(error: impl fmt::Display) -> Self {
         Self { error: error.to_string(), ending: Ending::Lost }
     }
 
-    /// It lost a race, and may win it at once.
+    /// A lost race: an immediate retry may succeed.
     pub(crate) fn raced(error: impl fmt::Display) -> Self {
         Self { error: error.to_string(), ending: Ending::Raced }
     }
 
-    /// It cannot succeed as it is: a dead letter at once, for a person to look at.
+    /// A failure that no retry can cure: a dead letter at once, for an operator to look at.
     pub fn give_up(error: impl fmt::Display) -> Self {
         Self::new(error).with(Retry::Never)
     }
 
-    /// To be tried again after exactly this long, as long as the schedule has steps left.
+    /// Retries after exactly this long, as long as the schedule has steps left.
     pub fn retry_in(self, wait: Duration) -> Self {
         self.with(Retry::In(wait))
     }
 
-    /// To be tried again by the schedule, but not before this long.
+    /// Retries by the schedule, but not before this long.
     pub fn not_before(self, wait: Duration) -> Self {
         self.with(Retry::NotBefore(wait))
     }
 
-    /// Why it failed.
+    /// Why the attempt failed.
     pub fn error(&self) -> &str {
         &self.error
     }
 
-    /// When to try again; `None` where the attempt ended without a verdict, because the fence or
-    /// the database was gone.
+    /// When to try again; `None` if the attempt ended without a verdict, because the fence or the
+    /// database was lost.
     pub fn retry(&self) -> Option<Retry> {
         match self.ending {
             Ending::Failed(retry) => Some(retry),
@@ -155,8 +156,8 @@ impl Failure {
         }
     }
 
-    /// Whether only a race was lost against other transactions (a deadlock, say), so that the attempt
-    /// is worth repeating at once.
+    /// Whether only a race against other transactions was lost (a deadlock, for example), so that
+    /// an immediate retry is worthwhile.
     pub fn is_race(&self) -> bool {
         self.ending == Ending::Raced
     }
@@ -164,7 +165,7 @@ impl Failure {
     fn with(self, retry: Retry) -> Self {
         match self.ending {
             Ending::Failed(_) | Ending::Raced => Self { ending: Ending::Failed(retry), ..self },
-            // What was lost has no schedule to choose from.
+            // A lost attempt uses no schedule.
             Ending::Lost => self,
         }
     }
@@ -198,15 +199,16 @@ impl<E: Error + Send + Sync + 'static> From<E> for Failure {
 /// Why there is no proof of a commit. None of these leaves anything half done.
 #[derive(Debug, thiserror::Error)]
 pub enum TxError {
-    /// The job was claimed again, replayed, discarded, or is done, or newer news of its resource was
-    /// applied; the key was reserved again, abandoned or finished. What this attempt did is void.
+    /// The job was claimed again, replayed, discarded, or is done, or a newer version of its
+    /// resource was applied; or the key was reserved again, abandoned or finished. This attempt is
+    /// void.
     #[error("the claim was lost: the work is someone else's now")]
     FenceLost,
     /// The effects failed, took too long, or were against a constraint.
     #[error("{0}")]
     Failed(Failure),
-    /// The database could not commit, or its answer was lost: the next claim of the job, or whoever
-    /// asks for the key again, finds out.
+    /// The database could not commit, or its answer was lost. The next claim of the job, or the
+    /// next request with the key, finds out.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

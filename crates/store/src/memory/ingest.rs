@@ -1,4 +1,4 @@
-//! Which events there are: one per key, and what a second arrival under the same key is.
+//! Which events there are: one per key, and how a second arrival under the same key is decided.
 
 use hapax_core::job::{Fence, JobId, Phase, Progress, jittered};
 use hapax_core::store::{
@@ -12,7 +12,7 @@ use super::work::{dice, later};
 use super::{EventNumber, Guarded, Job, Model, Standing, Stored};
 use crate::limits::{CONFLICTS_IN_FULL, COPIES_IN_FULL};
 
-/// How a receipt came, and the work it promises.
+/// A receipt, how it arrived, and the jobs it creates.
 struct ArrivalContext<'a> {
     receipt: &'a Receipt,
     jobs: &'a [NewJob],
@@ -21,7 +21,7 @@ struct ArrivalContext<'a> {
 }
 
 impl Model {
-    /// All receipts of one request.
+    /// Decides all receipts of one request.
     pub(super) fn ingest(&mut self, ingest: &Ingest, now: Timestamp) -> Vec<Verdict> {
         let jobs = ingest.jobs.iter().map(Vec::as_slice).chain(std::iter::repeat(&[][..]));
         let coming = ingest.receipts.iter().zip(jobs);
@@ -32,7 +32,7 @@ impl Model {
             .collect()
     }
 
-    /// Writes the jobs that an event promises: one for each handler, whoever asks how often.
+    /// Writes the jobs of an event: one for each handler, however often it is called.
     pub(super) fn write_jobs(&mut self, event: EventNumber, jobs: &[NewJob], now: Timestamp) {
         for job in jobs {
             if self.job_for(event, &job.handler).is_none() {
@@ -91,8 +91,8 @@ impl Model {
         self.insert(receipt.key(), review, coming)
     }
 
-    /// A suspected replay, new or known. It has a key of its own, so that it takes from no event the id
-    /// it came under. `known` is the event that has that id.
+    /// A suspected replay, new or known. It has its own key, so that it does not take the id of
+    /// another event. `known` is the event that has that id.
     fn suspect(
         &mut self,
         known: Option<EventNumber>,
@@ -135,7 +135,7 @@ impl Model {
     fn meet_again(&mut self, at: EventNumber, coming: &ArrivalContext<'_>) -> Verdict {
         let ArrivalContext { receipt, via, .. } = coming;
         let held_by = self.known_by_guard(receipt);
-        // Bytes that were not signed may differ where all that was signed is the same.
+        // Unsigned bytes may differ although all signed content is the same.
         let same_content = receipt.guard().is_some_and(|guard| guard.seen == GuardSeen::Duplicate)
             && held_by == Some(at);
         let stored = self.events.get_mut(&at).expect("every key has its event");

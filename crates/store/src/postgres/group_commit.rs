@@ -1,5 +1,5 @@
-//! The queue in front of the writers, and the writers: a few, on a thread of their own, each with a
-//! connection. Whoever arrives while a statement runs rides in the next one.
+//! Group commit: a queue of requests and a few writers on their own thread, each with a connection.
+//! Requests that arrive while a statement runs are batched into the next one.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, mpsc};
@@ -15,7 +15,8 @@ use tokio::task::JoinSet;
 use super::{Shared, ingest};
 use crate::limits::{ACK_MAX, BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, WAITING_MAX, WORTH_A_COMMIT};
 
-/// A commit that takes longer holds nobody back any more: whoever waits behind it gets a writer.
+/// A commit that takes longer is no longer counted: requests that wait behind it get another
+/// writer.
 const SLOW: Duration = Duration::from_millis(25);
 
 /// The queue.
@@ -28,17 +29,18 @@ pub(super) struct GroupCommit {
 #[derive(Debug)]
 struct Line {
     requests: VecDeque<Waiting>,
-    /// Requests that ever came.
+    /// Requests that were ever queued.
     brought: u64,
-    /// Writers that are committing, but for those that are slow.
+    /// Writers that are committing, except slow ones.
     at_work: usize,
     open: bool,
 }
 
 impl Line {
-    /// Whether a writer should set out now. Alone it takes whatever there is; beside another one only
-    /// what is worth a commit of its own, since whoever waits rides with the one that comes back.
-    /// Once the door is shut nobody comes to make it worth more.
+    /// Whether a writer should start a commit now. A lone writer takes any request. Beside another
+    /// writer it waits for enough requests to justify a commit, because the other one will take
+    /// them when it returns. Once the queue is closed no further requests arrive, so any request is
+    /// enough.
     fn is_worth_it(&self) -> bool {
         let least = if self.at_work == 0 || !self.open { 1 } else { WORTH_A_COMMIT };
         self.requests.len() >= least
@@ -57,8 +59,8 @@ impl GroupCommit {
         Self { waiting: Mutex::new(line), event_waiters: Notify::new() }
     }
 
-    /// Waits for a commit that holds this request, as long as a sender would. It happens whoever stops
-    /// waiting, so its outcome is then unknown.
+    /// Waits, as long as a sender would, for a commit that holds this request. The commit happens
+    /// even if the caller stops waiting, so its outcome is then unknown.
     pub(super) async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
         let (answer, verdicts) = oneshot::channel();
         {
@@ -83,17 +85,17 @@ impl GroupCommit {
         }
     }
 
-    /// How many requests ever came.
+    /// How many requests were ever queued.
     pub(super) fn brought(&self) -> u64 {
         self.line().brought
     }
 
-    /// Nobody is let in any more.
+    /// Stops accepting requests.
     fn shut(&self) {
         self.line().open = false;
     }
 
-    /// What waits, as much of it as one commit should hold, if it is worth one.
+    /// Takes waiting requests, as many as one commit should hold, if they justify one.
     fn take(&self) -> Option<(Vec<Waiting>, AtWork<'_>)> {
         let mut line = self.line();
         if !line.is_worth_it() {
@@ -115,14 +117,14 @@ impl GroupCommit {
     }
 }
 
-/// A writer that is committing; dropped, it is back.
+/// A writer that is committing; dropped when it is done.
 struct AtWork<'a> {
     desk: &'a GroupCommit,
     counts: bool,
 }
 
 impl AtWork<'_> {
-    /// It takes long, so the next one sets out as if it were alone.
+    /// Stops counting this writer, so that the next one starts as if it were alone.
     fn is_slow(&mut self) {
         self.stop_counting();
         self.desk.event_waiters.notify_one();
@@ -141,8 +143,8 @@ impl Drop for AtWork<'_> {
     }
 }
 
-/// Starts the writers. Their thread is theirs alone, because it is the database that everybody waits
-/// for: among the tasks of a busy server the next commit would stand behind answers that are written.
+/// Starts the writers on their own thread, because every sender waits for the database. Among the
+/// tasks of a busy server the next commit would wait behind responses being written.
 pub(super) fn start(shared: &Arc<Shared>, writers: usize) -> io::Result<()> {
     let (shared, counted) = (Arc::clone(shared), shared.tasks.token());
     let (began, begins) = mpsc::sync_channel(1);
@@ -167,7 +169,7 @@ async fn write_all(shared: Arc<Shared>, writers: usize) {
     }
     while let Some(ended) = at_it.join_next().await {
         if ended.is_err() {
-            // Those who waited for it have heard; another one takes its place.
+            // Its requests have been answered with an error; another writer takes its place.
             shared.health.fails(&"a writer panicked".into());
             at_it.spawn(keep_writing(Arc::clone(&shared)));
         }
@@ -189,7 +191,7 @@ async fn keep_writing(shared: Arc<Shared>) {
             }
             None => {
                 desk.shut();
-                // Whoever slipped in before the door shut is still served.
+                // Requests queued just before closing are still served.
                 match desk.take() {
                     Some(taken) => taken,
                     None => return,

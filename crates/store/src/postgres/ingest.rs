@@ -1,9 +1,9 @@
-//! Making events durable: what one batch of requests becomes.
+//! Makes the events of one batch of requests durable.
 //!
-//! Most of it is one statement, `sql/insert_events.sql`. Who loses a race there is read by a second
-//! one. What takes more than a look (late ones, replays, derived keys, conflicts) goes through the
-//! function `hapax.ingest`. A batch that the database refuses is tried again request by request, so
-//! that one poisonous request fails alone.
+//! Most receipts need one statement, `sql/insert_events.sql`. Receipts that lose a race there are
+//! read by a second statement. Receipts that need more (late ones, replays, derived keys,
+//! conflicts) go through the function `hapax.ingest`. If the database refuses a batch, each request
+//! is tried alone, so that one bad request fails alone.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -25,34 +25,34 @@ use super::partitions;
 use super::row::{Standing, hash_of, of_hash};
 use crate::recent::{Recent, adds_nothing};
 
-/// How often a statement is tried after what it lacked was made.
+/// How often a statement is tried after its missing partition or lane was created.
 const MENDS_MAX: u32 = 3;
 
-/// A receipt on its way.
+/// A receipt to be decided.
 pub(super) struct Item<'a> {
     pub(super) receipt: &'a Receipt,
     pub(super) jobs: &'a [NewJob],
     pub(super) via: &'a ArrivalInfo,
-    /// The id it gets if it is new.
+    /// The id of the event, if it is new.
     pub(super) id: EventId,
 }
 
-/// The receipts of one request that are asked about together.
+/// The receipts of one request that one statement decides.
 struct Group<'a> {
     request: usize,
     items: Vec<(usize, Item<'a>)>,
 }
 
-/// Which of the two statements.
+/// Which statement decides a receipt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IngestStatement {
-    /// The one statement that most are.
+    /// The single statement for most receipts.
     Short,
-    /// The function for the rest.
+    /// The function for the others.
     Long,
 }
 
-/// What the database said of an item.
+/// The database's verdict on an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RowVerdict {
     Accepted(EventId),
@@ -60,13 +60,13 @@ pub(super) enum RowVerdict {
     Conflict(EventId),
     Review(EventId),
     Promoted(EventId),
-    /// Something was there before: it must be read.
+    /// The key exists: its event must be read.
     Taken,
 }
 
 type BatchVerdicts = Vec<Result<Vec<Option<Verdict>>, StoreError>>;
 
-/// The verdicts of each request, in their order.
+/// The verdicts of each request, in order.
 pub(super) async fn decide(
     shared: &Shared,
     ingests: &[Ingest],
@@ -88,10 +88,10 @@ pub(super) async fn decide(
         }
     }
     let work = Outcome { shared, epoch };
-    let told = ask_each(shared, IngestStatement::Short, &short, &mut board).await;
-    work.settle_short(short, told, &mut board, &mut long).await;
-    let told = ask_each(shared, IngestStatement::Long, &long, &mut board).await;
-    work.settle_long(&long, told, &mut board).await;
+    let row_verdicts = ask_each(shared, IngestStatement::Short, &short, &mut board).await;
+    work.settle_short(short, row_verdicts, &mut board, &mut long).await;
+    let row_verdicts = ask_each(shared, IngestStatement::Long, &long, &mut board).await;
+    work.settle_long(&long, row_verdicts, &mut board).await;
     let all = |verdicts: Vec<Option<Verdict>>| {
         let all: Option<Vec<_>> = verdicts.into_iter().collect();
         all.ok_or_else(|| StoreError::Unavailable("an event was left undecided".into()))
@@ -99,15 +99,15 @@ pub(super) async fn decide(
     board.into_iter().map(|verdicts| verdicts.and_then(all)).collect()
 }
 
-/// Whether a receipt needs more than the one statement from the start.
+/// Whether a receipt needs the function from the start.
 fn takes_more(receipt: &Receipt) -> bool {
     receipt.neighbours().is_some() || receipt.timeliness() != Timeliness::OnTime
 }
 
 type RowVerdicts = HashMap<(usize, usize), RowVerdict>;
 
-/// Asks about all groups at once; where the database refuses that, about each alone. A request whose
-/// asking failed is marked on the board.
+/// Decides all groups with one statement; if the database refuses it, each group alone. A request
+/// whose statement failed is marked on the board.
 async fn ask_each(
     shared: &Shared,
     way: IngestStatement,
@@ -119,25 +119,25 @@ async fn ask_each(
     }
     let all: Vec<&Group<'_>> = groups.iter().collect();
     let error = match ask(shared, way, &all).await {
-        Ok(told) => {
+        Ok(row_verdicts) => {
             shared.health.works();
-            return told;
+            return row_verdicts;
         }
         Err(error) => error,
     };
-    let mut told = RowVerdicts::new();
+    let mut row_verdicts = RowVerdicts::new();
     if error.is_outage() || groups.len() == 1 {
         fail(shared, groups, error, board);
-        return told;
+        return row_verdicts;
     }
     tracing::warn!(requests = groups.len(), "a batch was refused, trying each alone: {error}");
     for group in groups {
         match ask(shared, way, &[group]).await {
-            Ok(one) => told.extend(one),
+            Ok(one) => row_verdicts.extend(one),
             Err(error) => fail(shared, std::slice::from_ref(group), error, board),
         }
     }
-    told
+    row_verdicts
 }
 
 fn fail(shared: &Shared, groups: &[Group<'_>], error: PgError, board: &mut BatchVerdicts) {
@@ -151,8 +151,8 @@ fn fail(shared: &Shared, groups: &[Group<'_>], error: PgError, board: &mut Batch
     }
 }
 
-/// One statement for all of `groups`. What it lacks (a day's partition, a lane) is made, and then it
-/// is tried again.
+/// Runs one statement for all of `groups`. If a day's partition or a lane is missing, creates it
+/// and tries again.
 async fn ask(
     shared: &Shared,
     way: IngestStatement,
@@ -162,14 +162,14 @@ async fn ask(
         .iter()
         .flat_map(|group| group.items.iter().map(|(at, item)| (group.request, *at, item)))
         .collect();
-    // Stable: of two with the same key the first is decided first.
+    // Stable: of two receipts with the same key, the first one is decided first.
     items.sort_by_key(|(_, _, item)| item.receipt.key_hash());
     for _ in 1..MENDS_MAX {
         match retried(|| ask_once(shared, way, &items)).await {
             Err(error) if error.code() == Some(&SqlState::CHECK_VIOLATION) => {
                 partitions::make_for(shared, items.iter().map(|(_, _, item)| item.id)).await?;
             }
-            // The lanes in memory are of another database than this one.
+            // The cached lanes belong to another database.
             Err(error) if error.code() == Some(&SqlState::NOT_NULL_VIOLATION) => {
                 shared.names.clear();
             }
@@ -187,12 +187,12 @@ async fn ask_once(
     let mut lent = shared.pools.ingest.lend().await?;
     let mut rows = Rows::default();
     let mut places = Vec::with_capacity(items.len());
-    let mut told = RowVerdicts::new();
+    let mut row_verdicts = RowVerdicts::new();
     let mut keys = HashSet::new();
     for (request, at, item) in items {
-        // A second receipt with the same key is a copy or a conflict of the first one.
+        // A second receipt with the same key is a copy of the first one, or conflicts with it.
         if way == IngestStatement::Short && !keys.insert(item.receipt.key_hash()) {
-            told.insert((*request, *at), RowVerdict::Taken);
+            row_verdicts.insert((*request, *at), RowVerdict::Taken);
             continue;
         }
         let key = item.receipt.key();
@@ -214,7 +214,7 @@ async fn ask_once(
             let accepted = rows.insert(&mut lent, shared.now()).await?;
             for (request, at, id) in places {
                 let new = accepted.contains(&id.0);
-                told.insert(
+                row_verdicts.insert(
                     (request, at),
                     if new { RowVerdict::Accepted(id) } else { RowVerdict::Taken },
                 );
@@ -223,27 +223,27 @@ async fn ask_once(
         IngestStatement::Long => {
             for (row, one) in rows.ingest(&mut lent, shared.now()).await? {
                 let (request, at, _) = *places.get(row).ok_or(PgError::Gone)?;
-                told.insert((request, at), one);
+                row_verdicts.insert((request, at), one);
             }
         }
     }
-    Ok(told)
+    Ok(row_verdicts)
 }
 
-/// Turns what the database said into verdicts, and keeps memory up to date.
+/// Turns row verdicts into verdicts, and keeps the cache up to date.
 struct Outcome<'a> {
     shared: &'a Shared,
     epoch: Option<Epoch>,
 }
 
-/// What an event is looked up by: a statement of its own each, so that each has its index.
+/// The column by which an event is found: one statement for each, so that each uses its index.
 #[derive(Debug, Clone, Copy)]
 enum LookupBy {
     Hash,
     Id,
 }
 
-/// An event that was there before.
+/// An event that existed before.
 struct Existing {
     hash: KeyHash,
     body_hash: KeyHash,
@@ -253,25 +253,28 @@ struct Existing {
 }
 
 impl Outcome<'_> {
-    /// Those who lost are read. Most are plain copies; the others go the long way.
+    /// Reads the events of receipts that lost a race. Most are plain copies; the others go to the
+    /// function.
     async fn settle_short<'g>(
         &self,
         groups: Vec<Group<'g>>,
-        told: RowVerdicts,
+        row_verdicts: RowVerdicts,
         board: &mut BatchVerdicts,
         long: &mut Vec<Group<'g>>,
     ) {
         let taken: Vec<Uuid> = groups
             .iter()
             .flat_map(|group| group.items.iter().map(|(at, item)| (group.request, *at, item)))
-            .filter(|(request, at, _)| told.get(&(*request, *at)) == Some(&RowVerdict::Taken))
+            .filter(|(request, at, _)| {
+                row_verdicts.get(&(*request, *at)) == Some(&RowVerdict::Taken)
+            })
             .map(|(_, _, item)| of_hash(item.receipt.key_hash()))
             .collect();
         let existing = match self.existing(LookupBy::Hash, &taken).await {
             Ok(existing) => existing,
             Err(error) => {
                 let lost = groups.iter().filter(|group| {
-                    let at = |at: &usize| told.get(&(group.request, *at));
+                    let at = |at: &usize| row_verdicts.get(&(group.request, *at));
                     group.items.iter().any(|(place, _)| at(place) == Some(&RowVerdict::Taken))
                 });
                 let cause = Cause::new(error);
@@ -288,7 +291,7 @@ impl Outcome<'_> {
             let mut rest = Vec::new();
             for (at, item) in group.items {
                 let Ok(verdicts) = &mut board[request] else { break };
-                match told.get(&(request, at)) {
+                match row_verdicts.get(&(request, at)) {
                     Some(RowVerdict::Accepted(id)) => {
                         verdicts[at] = Some(self.accepted(*id, &item))
                     }
@@ -309,12 +312,12 @@ impl Outcome<'_> {
     async fn settle_long(
         &self,
         groups: &[Group<'_>],
-        told: RowVerdicts,
+        row_verdicts: RowVerdicts,
         board: &mut BatchVerdicts,
     ) {
-        let again: Vec<Uuid> = told
+        let again: Vec<Uuid> = row_verdicts
             .values()
-            .filter_map(|told| match told {
+            .filter_map(|row_verdicts| match row_verdicts {
                 RowVerdict::Duplicate(id) | RowVerdict::Conflict(id) => Some(id.0),
                 RowVerdict::Accepted(_)
                 | RowVerdict::Review(_)
@@ -336,10 +339,10 @@ impl Outcome<'_> {
         for group in groups {
             for (at, item) in &group.items {
                 let Ok(verdicts) = &mut board[group.request] else { break };
-                let Some(told) = told.get(&(group.request, *at)) else { continue };
-                // Forgotten since: its id is all that can be said.
+                let Some(row_verdicts) = row_verdicts.get(&(group.request, *at)) else { continue };
+                // The event was pruned since: only its id is known.
                 let gone = |id| KnownEvent { id, status: Status::Processed, result: None };
-                verdicts[*at] = Some(match told {
+                verdicts[*at] = Some(match row_verdicts {
                     RowVerdict::Accepted(id) => self.accepted(*id, item),
                     RowVerdict::Review(id) => Verdict::Review(*id),
                     RowVerdict::Promoted(id) => {
@@ -394,8 +397,8 @@ impl Outcome<'_> {
         Verdict::Duplicate(existing.known.clone())
     }
 
-    /// Only what cannot change any more answers from memory, and only within the epoch in which it
-    /// was asked about.
+    /// Caches only events that cannot change any more, and only within the epoch in which they were
+    /// read.
     fn remember(&self, receipt: &Receipt, recent: Recent) {
         self.shared.remember(self.epoch.as_ref(), receipt.key_hash(), recent);
     }

@@ -1,9 +1,10 @@
 //! The shared store: one PostgreSQL, any number of nodes, no other coordination.
 //!
-//! Every atomic act is one statement that commits itself: a paused node or a dropped future can hold
-//! no key and leave no transaction open. [`connect`] lends connections, [`migrate`] brings the tables
-//! forward, [`group_commit`] is where requests wait for a commit, [`ingest`] makes events durable, [`epoch`]
-//! tells when memory may not be believed any more, [`reader`] is how people look at what is there.
+//! Every atomic act is one statement that commits itself: a paused node or a dropped future can
+//! hold no key and leave no transaction open. [`connect`] lends connections, [`migrate`] brings the
+//! tables forward, [`group_commit`] batches requests into commits, and [`ingest`] makes events
+//! durable. [`epoch`] detects when cached answers are no longer valid, and [`reader`] serves
+//! queries of operators.
 
 mod connect;
 mod copies;
@@ -63,7 +64,7 @@ use handler_registry::Handlers;
 use lane_ids::Names;
 use row::Ids;
 
-/// How long closing waits for what was begun.
+/// How long closing waits for acts that have begun.
 const CLOSE_MAX: Duration = Duration::from_secs(20);
 
 /// How to open a database.
@@ -72,17 +73,17 @@ pub struct PgOptions {
     /// `postgres://…`, or `key=value` pairs. `sslmode` and `sslrootcert` mean what they mean to
     /// PostgreSQL's own clients.
     pub url: String,
-    /// The same database as the role that handlers work as; `None` is the role of `url`. It needs
-    /// rights on the user's tables; what it needs of ours is granted to it when a node opens the
-    /// database.
+    /// The same database under the role that handlers use; `None` is the role of `url`. The role
+    /// needs rights on the user's tables. Its rights on Hapax's tables are granted when a node
+    /// opens the database.
     pub handlers_url: Option<String>,
-    /// A clock to go by instead of the database's; for tests that move time.
+    /// A clock instead of the database's; for tests that move time.
     pub clock: Option<Clock>,
     /// Connections.
     pub pools: PoolSizes,
-    /// A Redis in front, which may say what is a duplicate.
+    /// A Redis cache in front, which may confirm duplicates.
     pub redis_url: Option<String>,
-    /// The shortest time that a key is kept, where any is forgotten: what Redis says counts for less.
+    /// The shortest retention of a key, if keys expire: entries in Redis expire earlier.
     pub keys_kept: Option<Duration>,
 }
 
@@ -111,13 +112,13 @@ impl fmt::Debug for PgOptions {
 /// A database as [`PgStore::look`] found it.
 #[derive(Debug)]
 pub struct PgReport {
-    /// The server's version in its own words: `17.2`.
+    /// The server's version as it reports it: `17.2`.
     pub version: String,
-    /// Whether it follows another server, and takes no writes.
+    /// Whether the server follows another one, and accepts no writes.
     pub is_standby: bool,
-    /// How far its clock, which leases go by, is from ours.
+    /// How far the database's clock, which decides leases, is from ours.
     pub clock_apart: Duration,
-    /// Why no server of ours would start on it, if there is a reason.
+    /// Why a Hapax server would not start on it, if there is a reason.
     pub unfit: Option<PgOpenError>,
     /// How each step of the tables stands.
     pub steps: Vec<MigrationStatus>,
@@ -129,7 +130,7 @@ pub struct PgStore {
     shared: Arc<Shared>,
 }
 
-/// What the parts of the store have in common.
+/// State shared by the parts of the store.
 struct Shared {
     pools: Pools,
     clock: Option<Clock>,
@@ -149,7 +150,7 @@ struct Shared {
     health: Health,
     /// Notified when jobs were written.
     arrived: Notify,
-    /// Acts that run to their end, whoever waits for them.
+    /// Acts that run to their end, even if their caller stops waiting.
     tasks: TaskTracker,
     closing: CancellationToken,
 }
@@ -161,7 +162,7 @@ impl fmt::Debug for Shared {
 }
 
 impl PgStore {
-    /// Connects, makes sure that this server can keep what we promise, and brings the tables forward.
+    /// Connects, checks that the server can keep our guarantees, and brings the tables forward.
     pub async fn open(options: PgOptions) -> Result<Self, PgOpenError> {
         let target = Target::parse(&options.url)?;
         target.look().await?;
@@ -203,15 +204,15 @@ impl PgStore {
         Ok(Self { shared })
     }
 
-    /// How each step of the tables stands in the database at `url`; takes none.
+    /// The status of each migration in the database at `url`; applies none.
     pub async fn migration_status(url: &str) -> Result<Vec<MigrationStatus>, PgOpenError> {
         let target = Target::parse(url)?;
         let pools = Pools::new(&target, &target, PoolSizes::default())?;
         migrate::status(&pools.admin).await
     }
 
-    /// What a person wants to know of the database at `url` before a server is started on it, or
-    /// while one runs; changes nothing.
+    /// Facts about the database at `url` for an operator, before a server starts on it or while one
+    /// runs; changes nothing.
     pub async fn look(url: &str) -> Result<PgReport, PgOpenError> {
         let target = Target::parse(url)?;
         let connect::ServerFacts { version, is_standby, clock_apart } = target.facts().await?;
@@ -221,16 +222,16 @@ impl PgStore {
         Ok(PgReport { version, is_standby, clock_apart, unfit, steps })
     }
 
-    /// What a person wants to know of the role that handlers work as, before a server is started;
-    /// changes nothing. `handlers_url` must lead to the database at `url`.
+    /// Facts about the role that handlers use, for an operator, before a server starts; changes
+    /// nothing. `handlers_url` must lead to the database at `url`.
     pub async fn look_as(url: &str, handlers_url: &str) -> Result<HandlerRoleReport, PgOpenError> {
         let handlers = Target::parse(handlers_url).map_err(PgOpenError::of_handlers)?;
         let pools = Pools::new(&Target::parse(url)?, &handlers, PoolSizes::default())?;
         handler_role::look(&pools).await
     }
 
-    /// Prepares the statements of each program in the database at `url`, in a session as handlers have
-    /// it, and returns for each why one cannot run. Changes nothing.
+    /// Prepares the statements of each program in the database at `url`, in a session like a
+    /// handler's. Returns for each program why one of its statements cannot run. Changes nothing.
     pub async fn check_statements(
         url: &str,
         programs: &[Arc<SqlProgram>],
@@ -240,8 +241,8 @@ impl PgStore {
         checked.map_err(|error| PgOpenError::Connect(error.to_string()))
     }
 
-    /// The first column of each row that `sql` gives at `url`, as text, in a transaction that may only
-    /// read. The database need not be one of ours.
+    /// The first column of each row that `sql` returns at `url`, as text, in a read-only
+    /// transaction. The database need not be one of ours.
     pub async fn first_column(url: &str, sql: &str) -> Result<Vec<Option<String>>, PgOpenError> {
         Target::parse(url)?.first_column(sql).await
     }
@@ -253,17 +254,17 @@ impl PgStore {
         migrate::up(&Pools::new(&target, &target, PoolSizes::default())?.admin).await
     }
 
-    /// `hapax.once` and its table as a plain migration, for those without any Hapax server.
+    /// `hapax.once` and its table as a plain migration, for databases without a Hapax server.
     pub fn once_sql() -> &'static str {
         migrate::once()
     }
 
-    /// Every step of the tables, to be run by hand in one go by those who must.
+    /// Every migration as one script, for operators who apply it by hand.
     pub fn schema_sql() -> String {
         migrate::by_hand()
     }
 
-    /// Finishes what was begun and lets go of every connection. Later calls answer `Closed`.
+    /// Finishes acts that have begun and closes every connection. Later calls answer `Closed`.
     pub async fn close(&self) {
         self.shared.closing.cancel();
         self.shared.tasks.close();
@@ -280,7 +281,7 @@ impl PgStore {
 
 impl Drop for PgStore {
     fn drop(&mut self) {
-        // Whoever forgot to close must not leave the tasks behind for ever.
+        // A store that is dropped without `close` must not leave its tasks running.
         self.shared.closing.cancel();
     }
 }
@@ -337,7 +338,8 @@ impl Inspect for PgStore {
         if self.shared.copies.are_written() {
             return;
         }
-        // It goes on by itself where the database is slow, and is read as it stands.
+        // On a slow database the flush continues in the background, and the counts are read as they
+        // are.
         let shared = Arc::clone(&self.shared);
         let flush = self.shared.tasks.spawn(async move { copies::flush(&shared).await });
         let _ = tokio::time::timeout(READ_FLUSH_MAX, flush).await;
@@ -360,11 +362,12 @@ impl PgStore {
                 let recent = self.shared.recent.get(&receipt.key_hash())?;
                 let plain = adds_nothing(receipt, recent.body_hash, recent.guard)
                     && recent.review.is_none();
-                // What can still change is asked of the database.
+                // An event whose status can still change is looked up in the database.
                 (plain && recent.known.status.is_final()).then_some(recent)
             })
             .collect::<Option<Vec<_>>>()?;
-        // Asked again: were it another epoch by now, what was just read might be of the one before.
+        // Checked again: if the epoch has changed, the entries just read may belong to the one
+        // before.
         if self.shared.epoch.confirmed()? != epoch || self.shared.closing.is_cancelled() {
             return None;
         }
@@ -377,24 +380,24 @@ impl PgStore {
 }
 
 impl PgStore {
-    /// The same by what Redis says with a proof.
+    /// Like `all_recent`, from entries in Redis that carry a valid seal.
     async fn all_in_front(&self, ingest: &Ingest) -> Option<Vec<Verdict>> {
         let front = self.shared.front.as_ref()?;
         let (epoch, seal) = self.shared.epoch.sealed()?;
         let keys: Vec<KeyHash> = ingest.receipts.iter().map(Receipt::key_hash).collect();
-        let told: Option<Vec<Entry>> = front.ask(&seal, &keys).await.into_iter().collect();
-        let told = told?;
+        let entries: Option<Vec<Entry>> = front.ask(&seal, &keys).await.into_iter().collect();
+        let entries = entries?;
         let same = |(entry, receipt): (&Entry, &Receipt)| {
             adds_nothing(receipt, entry.body_hash, entry.guard)
         };
-        if !told.iter().zip(&ingest.receipts).all(same) {
+        if !entries.iter().zip(&ingest.receipts).all(same) {
             return None;
         }
-        // Asked again: the answer may have come from a time before a failover.
+        // Checked again: the answer may date from before a failover.
         if self.shared.epoch.confirmed()? != epoch || self.shared.closing.is_cancelled() {
             return None;
         }
-        let verdicts = told.into_iter().zip(keys).map(|(entry, key)| {
+        let verdicts = entries.into_iter().zip(keys).map(|(entry, key)| {
             let Entry { body_hash, guard, known, .. } = entry;
             self.shared.note_copy(known.id, &ingest.via);
             let recent = Recent { body_hash, guard, known: known.clone(), review: None };
@@ -406,8 +409,8 @@ impl PgStore {
 }
 
 impl Shared {
-    /// An event is committed and its work has ended: from now on memory may answer its copies, as
-    /// long as the database is the one that `epoch` names.
+    /// Lets memory answer copies of a committed event whose work has ended, as long as the database
+    /// is the one that `epoch` names.
     fn remember(&self, epoch: Option<&Epoch>, key: KeyHash, recent: Recent) {
         if !recent.known.status.is_final() {
             return;
@@ -423,7 +426,7 @@ impl Shared {
         self.epoch.within(epoch, || self.recent.put(key, recent));
     }
 
-    /// What memory and Redis say of these keys does not hold any more.
+    /// Removes these keys from memory and Redis: their entries no longer hold.
     fn unlearn(&self, keys: &[KeyHash]) {
         keys.iter().for_each(|key| self.recent.remove(key));
         if let Some(front) = &self.front {
@@ -431,12 +434,13 @@ impl Shared {
         }
     }
 
-    /// The time to go by: none means the database's own, which every statement takes by itself.
+    /// The injected time; `None` means the database's own clock, which every statement reads
+    /// itself.
     fn now(&self) -> Option<Timestamp> {
         self.clock.as_ref().map(|clock| clock())
     }
 
-    /// Runs an act to its end even if nobody waits for it any more.
+    /// Runs an act to its end even if its caller stops waiting.
     async fn to_the_end<T: Send + 'static>(
         &self,
         act: impl Future<Output = Result<T, StoreError>> + Send + 'static,
@@ -450,14 +454,14 @@ impl Shared {
         }
     }
 
-    /// The database is another one: nothing learnt before counts.
+    /// Clears everything cached: the database is another one.
     fn forget_all(&self) {
         self.pools.renew();
         self.names.clear();
         self.recent.clear();
     }
 
-    /// Counts a copy, to be written behind.
+    /// Counts a copy; the count is written later.
     fn note_copy(&self, event: EventId, via: &ArrivalInfo) {
         if self.copies.note(event, via) {
             self.copies_full.notify_one();
@@ -465,7 +469,7 @@ impl Shared {
     }
 }
 
-/// Whether writing works, as far as the last look tells.
+/// Whether writing works, as of the last attempt.
 #[derive(Debug, Default)]
 struct Health(Mutex<Option<Cause>>);
 

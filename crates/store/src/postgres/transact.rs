@@ -1,10 +1,10 @@
-//! Work in Rust on PostgreSQL: an open transaction over the user's tables, whose commit also records
-//! what came of it, if the fence still holds. That is "done" for the claim of a job, and the answer for
-//! the reservation of an Idempotency-Key.
+//! Rust handlers on PostgreSQL: an open transaction over the user's tables, whose commit also
+//! records its outcome, if the fence still holds. The outcome is "done" for the claim of a job, and
+//! the answer for the reservation of an Idempotency-Key.
 //!
-//! Begin, "done", the mark, the commit and what is undone on the connection afterwards are those of
-//! SQL handlers ([`super::sql_handlers`]). What is here is what an open transaction adds: between two
-//! statements the user's code may do anything, or never come back.
+//! Begin, "done", the mark, the commit and the cleanup of the connection are shared with SQL
+//! handlers ([`super::sql_handlers`]). This module handles what an open transaction adds: between
+//! two statements the user's code may do anything, or never return.
 
 use std::fmt;
 use std::future::Future;
@@ -31,10 +31,10 @@ use crate::limits::{HANDLER_IDLE_MIN, HANDLER_STATEMENTS_MAX};
 use crate::transact::{Answering, Committed, Failure, JobRight, KeyRight, Transact, TxError, fits};
 
 /// The right to commit the effects of one claim, or of one reservation, once. Nothing is open yet:
-/// compute, call others and take your time first, then begin.
+/// compute and call other services first, then begin.
 ///
-/// A handler that drops it has failed. A reservation whose right is dropped is in progress until its
-/// lease ends, unless somebody finishes or abandons it.
+/// A handler that drops it has failed. If the right of a reservation is dropped, the key stays in
+/// progress until its lease ends, unless it is finished or abandoned before.
 #[must_use = "without a commit the attempt has failed"]
 pub struct PgTx<R = JobRight> {
     shared: Arc<Shared>,
@@ -61,11 +61,11 @@ impl Answering for PgStore {
 }
 
 impl PgTx {
-    /// Opens the transaction, if the claim still holds, on a connection that is kept for handlers; as
-    /// long as others use all of them, this waits.
+    /// Opens the transaction, if the claim still holds, on a connection reserved for handlers.
+    /// Waits while all of them are in use.
     ///
-    /// From here on the time of the handler's transactions runs, and rows that it touches are locked:
-    /// no network, no sleep, nothing but SQL and arithmetic.
+    /// From here on the handler's transaction timeout runs, and rows that it touches are locked: no
+    /// network, no sleep, nothing but SQL and arithmetic.
     pub async fn begin(self) -> Result<PgDb, TxError> {
         begin(self).await
     }
@@ -92,16 +92,16 @@ impl<R: fmt::Debug> fmt::Debug for PgTx<R> {
 
 /// The user's tables, inside the transaction that its commit ends.
 ///
-/// One statement at a time, with `$1`, `$2` … for its parameters, under the limits of SQL handlers: no
-/// transaction control, no change of the schema or the session. Once one has failed, nothing of the
-/// transaction can be committed. Dropping this rolls everything back.
+/// One statement at a time, with `$1`, `$2` … for its parameters, under the limits of SQL handlers:
+/// no transaction control, no change of the schema or the session. Once a statement has failed, the
+/// transaction cannot be committed. Dropping this rolls everything back.
 #[must_use = "without a commit everything is rolled back"]
 pub struct PgDb<R = JobRight> {
-    /// There until this is dropped or the connection is on its way back.
+    /// Present until this is dropped or the connection is being returned.
     lent: Option<PooledClient>,
     shared: Arc<Shared>,
     right: R,
-    /// Whose a message is that names no tenant.
+    /// The tenant of a message that names none.
     tenant: Option<Tenant>,
     /// How long it may take.
     time: Duration,
@@ -110,15 +110,15 @@ pub struct PgDb<R = JobRight> {
     standing: Standing,
 }
 
-/// What is known of the transaction.
+/// The state of the transaction.
 #[derive(Debug)]
 enum Standing {
     Open,
-    /// A statement is on its way, or was when somebody stopped waiting for its answer.
+    /// A statement was sent, and its answer has not been read; its caller may have stopped waiting.
     Sent,
     /// A statement failed, and why; the connection is sound.
     Failed(String),
-    /// The same, and the connection is of no use any more.
+    /// The same, and the connection cannot be used again.
     Spoilt(String),
     /// The connection or the database is gone.
     Gone(String),
@@ -126,7 +126,7 @@ enum Standing {
 }
 
 impl<R> PgDb<R> {
-    /// Runs one statement and says how many rows it touched.
+    /// Runs one statement and returns how many rows it touched.
     pub async fn execute(
         &mut self,
         sql: &str,
@@ -159,8 +159,8 @@ impl<R> PgDb<R> {
         Ok(self.query(sql, params).await?.into_iter().next())
     }
 
-    /// Publishes a message with this commit, or not at all. The same id twice is one message. One
-    /// with a key makes others with that key wait for this commit: publish last.
+    /// Publishes a message with this commit, or not at all. The same id twice is one message. A
+    /// message with a key blocks others with that key until this commit: publish last.
     pub async fn publish(&mut self, message: &NewMessage) -> Result<(), PgDbError> {
         let NewMessage { r#type, data, key, tenant, id } = message;
         let plain = |text: &String| row::text(text);
@@ -173,7 +173,7 @@ impl<R> PgDb<R> {
         Ok(())
     }
 
-    /// The statement, ready to be sent; from here on it counts as on its way.
+    /// Prepares the statement; from here on it counts as sent.
     async fn prepared(&mut self, sql: &str) -> Result<Statement, PgDbError> {
         self.is_sound()?;
         if let Err(error) = SqlProgram::may_begin(sql, Dialect::Postgres) {
@@ -192,7 +192,7 @@ impl<R> PgDb<R> {
         }
     }
 
-    /// Whether another statement may be sent, or the commit.
+    /// Checks whether another statement, or the commit, may be sent.
     fn is_sound(&mut self) -> Result<(), PgDbError> {
         match &self.standing {
             Standing::Open if Instant::now() > self.until => {
@@ -208,7 +208,7 @@ impl<R> PgDb<R> {
         }
     }
 
-    /// What became of a statement, for whoever sent it and for the transaction.
+    /// Turns the outcome of a statement into the caller's result and the transaction's state.
     fn judged<T>(
         &mut self,
         ran: Result<Result<T, tokio_postgres::Error>, Elapsed>,
@@ -221,16 +221,16 @@ impl<R> PgDb<R> {
             Err(_) => PgDbError::TimedOut(self.time),
             Ok(Err(error)) => PgDbError::of(error, self.time),
         };
-        let told = error.to_string();
-        // Where the server answered, it waits for the end of the transaction.
+        let text = error.to_string();
+        // If the server answered, the connection is sound and waits for the end of the transaction.
         let waits = error.code().is_some() && !error.is_race();
         self.standing = match &error {
             PgDbError::Broken(why) => Standing::Gone(why.clone()),
-            PgDbError::Statement(_) if waits => Standing::Failed(told),
+            PgDbError::Statement(_) if waits => Standing::Failed(text),
             PgDbError::Statement(_)
             | PgDbError::Refused(_)
             | PgDbError::TimedOut(_)
-            | PgDbError::Void(_) => Standing::Spoilt(told),
+            | PgDbError::Void(_) => Standing::Spoilt(text),
         };
         Err(error)
     }
@@ -244,8 +244,9 @@ impl PgDb {
     /// Records "done" with this short result (at most 200 characters are kept) and commits. All of it
     /// is durable when this returns `Ok`.
     ///
-    /// Nothing of it is there after `FenceLost` or `Failed`. After [`TxError::Store`] nobody knows: the
-    /// answer to the commit was lost. Whoever claims the job next finds it done, or does it.
+    /// Nothing is committed after `FenceLost` or `Failed`. After [`TxError::Store`] the outcome is
+    /// unknown: the answer to the commit was lost. The next claim of the job finds it done, or does
+    /// it.
     ///
     /// Dropping the future does not stop a commit that has begun.
     pub async fn commit(self, result: Option<String>) -> Result<Committed, TxError> {
@@ -254,31 +255,31 @@ impl PgDb {
 }
 
 impl PgDb<KeyRight> {
-    /// Keeps the answer and commits as [`PgDb::commit`] does for a job: effects and answer are durable
-    /// when this returns `Ok` with it. After [`TxError::Store`] whoever asks for the key again gets the
-    /// answer, or does the work once the lease is over.
+    /// Stores the answer and commits as [`PgDb::commit`] does for a job: effects and answer are
+    /// durable when this returns `Ok` with it. After [`TxError::Store`] the next request with the
+    /// key gets the answer, or does the work once the lease is over.
     pub async fn commit(self, answer: StoredAnswer) -> Result<StoredAnswer, TxError> {
         commit(self, answer).await
     }
 }
 
-/// What a commit goes by, and what it records.
+/// A right to commit, and the outcome that its commit records.
 trait Recorded: Clone + Send + Sync + 'static {
-    /// What it records.
+    /// The outcome.
     type Said: Send + Sync + 'static;
-    /// What is told of the commit.
+    /// The value that the commit returns.
     type Proof: Send + 'static;
 
-    /// Whose the effects are, where that is known.
+    /// The tenant of the effects, if it is known.
     fn tenant(&self) -> Option<Tenant>;
 
-    /// What the transaction begins with.
+    /// SQL that the transaction begins with.
     fn opening(&self) -> String;
 
-    /// Whether the right holds, as far as can be said without a lock.
+    /// Whether the right holds, as far as is known without a lock.
     fn holds(&self, client: &Object) -> impl Future<Output = Result<bool, NotRun>> + Send;
 
-    /// Records what came of it, under the fence.
+    /// Records the outcome, under the fence.
     fn record(
         &self,
         shared: &Shared,
@@ -286,14 +287,14 @@ trait Recorded: Clone + Send + Sync + 'static {
         said: &Self::Said,
     ) -> impl Future<Output = Result<(), NotRun>> + Send;
 
-    /// Whether it is recorded, and by this right: asked when the answer to a commit was lost.
+    /// Whether the outcome is recorded by this right; asked when the answer to a commit was lost.
     fn is_recorded(
         &self,
         shared: &Shared,
         said: &Self::Said,
     ) -> impl Future<Output = Result<bool, PgError>> + Send;
 
-    /// It is committed.
+    /// Called after the commit; returns its proof.
     fn told(&self, shared: &Shared, said: Self::Said) -> Self::Proof;
 }
 
@@ -333,7 +334,7 @@ impl Recorded for JobRight {
     }
 
     fn told(&self, shared: &Shared, _: Option<String>) -> Committed {
-        // Others of its resource may be ready.
+        // Other jobs of the resource may be ready.
         shared.arrived.notify_waiters();
         Committed::new(self.job, self.fence)
     }
@@ -380,7 +381,7 @@ async fn begin<R: Recorded>(tx: PgTx<R>) -> Result<PgDb<R>, TxError> {
         return Err(StoreError::Closed.into());
     }
     let began = match open(&tx).await {
-        // The connection may have died while nobody used it, and nothing is begun.
+        // The connection may have died while it was idle, and nothing has begun.
         Err(NotRun::Outage(_)) => open(&tx).await,
         began => began,
     };
@@ -399,7 +400,7 @@ async fn open<R: Recorded>(tx: &PgTx<R>) -> Result<PgDb<R>, NotRun> {
         until: Instant::now() + time,
         standing: Standing::Sent,
     };
-    // A node that stops in the middle must not keep the rows of others locked.
+    // A node that stops in the middle must not keep rows locked.
     let more = format!(
         "; SET LOCAL idle_in_transaction_session_timeout = {}{}",
         time.max(HANDLER_IDLE_MIN).as_millis(),
@@ -435,7 +436,7 @@ async fn end<R: Recorded>(mut db: PgDb<R>, said: R::Said) -> Result<R::Proof, Tx
     match ended {
         Ok(()) => db.standing = Standing::Committed,
         Err(NotRun::Outage(error)) => {
-            // Not believed of anything but this fence: another attempt has another one.
+            // Valid only for this fence: another attempt has another one.
             return match right.is_recorded(&shared, &said).await {
                 Ok(true) => Ok(right.told(&shared, said)),
                 Ok(false) | Err(_) => Err(TxError::Store(error.into())),
@@ -443,7 +444,7 @@ async fn end<R: Recorded>(mut db: PgDb<R>, said: R::Said) -> Result<R::Proof, Tx
         }
         Err(refused) => {
             db.standing = match &refused {
-                // Its prepared statements may be void.
+                // Its prepared statements may be invalid.
                 NotRun::Race(why) => Standing::Spoilt(why.clone()),
                 NotRun::Statement(why) => Standing::Failed(why.clone()),
                 NotRun::Fence | NotRun::Outage(_) => Standing::Failed(String::new()),
@@ -460,7 +461,7 @@ impl<R> Drop for PgDb<R> {
         let left = match mem::replace(&mut self.standing, Standing::Sent) {
             Standing::Open | Standing::Failed(_) => LeftBehind::Open,
             Standing::Committed => LeftBehind::Ended,
-            // Closed with whatever still runs on it, and so rolled back.
+            // Closing the connection ends its running statement and rolls back.
             Standing::Sent | Standing::Spoilt(_) | Standing::Gone(_) => return,
         };
         if let (Some(mut lent), Ok(runtime)) = (self.lent.take(), Handle::try_current()) {
@@ -477,20 +478,20 @@ impl<R> fmt::Debug for PgDb<R> {
     }
 }
 
-/// Why a statement of a handler did not run. Whatever it was, nothing of its transaction can be
-/// committed any more.
+/// Why a statement of a handler did not run. In every case its transaction cannot be committed any
+/// more.
 #[derive(Debug, thiserror::Error)]
 pub enum PgDbError {
-    /// It may not begin so inside a handler.
+    /// A handler's statement may not begin like this.
     #[error("{} ({})", .0, .0.hint)]
     Refused(SqlError),
-    /// It is wrong, against a constraint, or does not go with its parameters.
+    /// It is wrong, violates a constraint, or does not match its parameters.
     #[error("{}", told(.0))]
     Statement(tokio_postgres::Error),
     /// The transaction has used up its time.
     #[error("the transaction took longer than {0:?}")]
     TimedOut(Duration),
-    /// An earlier statement failed, and its error was passed over.
+    /// An earlier statement failed, and its error was ignored.
     #[error("an earlier statement failed: {0}")]
     Void(String),
     /// The connection or the database is gone.
@@ -499,7 +500,7 @@ pub enum PgDbError {
 }
 
 impl PgDbError {
-    /// What the database said, if it said something.
+    /// The SQLSTATE, if the database returned one.
     pub fn code(&self) -> Option<&SqlState> {
         match self {
             Self::Statement(error) => error.code(),
@@ -516,7 +517,8 @@ impl PgDbError {
         }
     }
 
-    /// Whether it may do better at once: a deadlock, or a plan that an `ALTER` made void.
+    /// Whether an immediate retry may succeed: after a deadlock, or when an `ALTER` made a plan
+    /// invalid.
     fn is_race(&self) -> bool {
         match self {
             Self::Statement(error) => sql_handlers::is_race(error),
@@ -524,7 +526,7 @@ impl PgDbError {
         }
     }
 
-    /// How an attempt ends that ends with this.
+    /// How an attempt with this error ends.
     pub(crate) fn into_failure(self) -> Failure {
         match &self {
             Self::Broken(_) => Failure::lost(self),
@@ -559,7 +561,7 @@ impl From<NotRun> for TxError {
     }
 }
 
-/// An error in the words of SQL handlers' errors.
+/// An error in the format of SQL handlers' errors.
 fn told(error: &tokio_postgres::Error) -> String {
     match error.as_db_error() {
         Some(db) => format!("{} ({})", db.message(), db.code().code()),

@@ -1,8 +1,8 @@
-//! The embedded store: one SQLite file, one thread that writes it, readers apart.
+//! The embedded store: one SQLite file, one thread that writes it, and separate readers.
 //!
-//! Read [`writer`] first: it owns the connection and decides every race. [`key_index`] is how it knows
-//! the keys, [`open`] how the file is opened and owned, [`crate::recent`] how a flood of copies is
-//! answered without it, [`reader`] how people look at what is there.
+//! Read [`writer`] first: it owns the connection and decides every race. [`key_index`] finds keys,
+//! [`open`] opens and locks the file, [`crate::recent`] answers floods of copies from memory, and
+//! [`reader`] serves queries of operators.
 
 mod checkpoint;
 mod clock;
@@ -50,17 +50,17 @@ use crate::recent::{RecentEvents, adds_nothing};
 use reader::Readers;
 use writer::{Health, Writer, WriterHandle};
 
-/// Where the time comes from: leases and due times are measured by it.
+/// The source of time for leases and due times.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 /// How to open a database.
 #[derive(Clone)]
 pub struct SqliteOptions {
-    /// The directory that holds `hapax.db`; made if it is not there.
+    /// The directory that holds `hapax.db`; created if it does not exist.
     pub directory: PathBuf,
     /// The clock.
     pub clock: Clock,
-    /// The longest body that is taken in; it bounds what the statements of a handler may build.
+    /// The longest accepted body; it bounds the values that a handler's statements may build.
     pub max_body: usize,
 }
 
@@ -80,7 +80,7 @@ pub struct SqliteStore {
     path: PathBuf,
 }
 
-/// What the writer and those who ask it have in common.
+/// State shared by the writer and the store's methods.
 #[derive(Debug)]
 struct Shared {
     recent: RecentEvents,
@@ -91,7 +91,8 @@ struct Shared {
 }
 
 impl SqliteStore {
-    /// Opens or makes the database. Blocks until every key is loaded: nothing is accepted before.
+    /// Opens or creates the database. Blocks until every key is loaded: nothing is accepted before
+    /// that.
     pub fn open(options: SqliteOptions) -> Result<Self, OpenError> {
         let place = Arc::new(open::Place::own(&options.directory)?.for_bodies_of(options.max_body));
         let shared = Arc::new(Shared {
@@ -106,9 +107,10 @@ impl SqliteStore {
         Ok(Self { writer, readers, shared, path })
     }
 
-    /// Prepares the statements of each program against the database at `file`, as a handler would run
-    /// them, and returns for each why one cannot run. Changes nothing; a server may have the file open.
-    /// Where there is no file yet, only what no database could run is found.
+    /// Prepares the statements of each program against the database at `file`, as a handler would
+    /// run them. Returns for each program why one of its statements cannot run. Changes nothing; a
+    /// server may have the file open. Without a file, only statements that fail on every database
+    /// are found.
     pub fn check_statements(
         file: &Path,
         programs: &[Arc<SqlProgram>],
@@ -121,7 +123,7 @@ impl SqliteStore {
         &self.path
     }
 
-    /// Writes what waits, closes the file and lets go of it. Later calls answer `Closed`.
+    /// Writes pending copies, closes the file and releases its lock. Later calls answer `Closed`.
     pub async fn close(&self) {
         self.writer.close().await;
     }
@@ -158,7 +160,7 @@ impl SqliteStore {
                 let recent = self.shared.recent.get(&receipt.key_hash())?;
                 let plain = adds_nothing(receipt, recent.body_hash, recent.guard)
                     && recent.review.is_none();
-                // What can still change is asked of the writer.
+                // An event whose status can still change is looked up by the writer.
                 let plain = plain && recent.known.status.is_final();
                 plain.then_some(recent)
             })
@@ -217,7 +219,7 @@ impl Inspect for SqliteStore {
         if self.shared.copies.are_written() {
             return;
         }
-        // What cannot be written now is read as it stands.
+        // If the flush takes longer, the counts are read as they are.
         let flush = self.writer.behind(Writer::flush_copies);
         let _ = tokio::time::timeout(READ_FLUSH_MAX, flush).await;
     }

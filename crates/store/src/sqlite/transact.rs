@@ -1,9 +1,9 @@
-//! The door through which work in Rust reaches the writer: a closure over the user's tables, run in
-//! the transaction that records what came of it, if the fence still holds. That is "done" for the
-//! claim of a job, and the answer for the reservation of an Idempotency-Key.
+//! Runs a Rust handler's closure over the user's tables on the writer, in the transaction that
+//! records its outcome, if the fence still holds. The outcome is "done" for the claim of a job, and
+//! the answer for the reservation of an Idempotency-Key.
 //!
-//! The closure has the writer to itself while it runs, so it is short: the limits of SQL handlers
-//! hold for it too ([`super::sandbox`]), and what takes too long is rolled back.
+//! The writer does nothing else while the closure runs, so closures must be short. The limits of
+//! SQL handlers apply ([`super::sandbox`]), and a closure that takes too long is rolled back.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -28,11 +28,11 @@ use super::transaction::Transaction;
 use super::writer::Writer;
 use crate::transact::{Answering, Committed, Failure, JobRight, KeyRight, Transact, TxError, fits};
 
-/// The right to commit the effects of one claim, or of one reservation, once. It is not an open
-/// transaction: compute, call others and take your time first, then commit what came of it.
+/// The right to commit the effects of one claim, or of one reservation, once. No transaction is
+/// open yet: compute and call other services first, then commit the result.
 ///
-/// A handler that drops it has failed. A reservation whose right is dropped is in progress until its
-/// lease ends, unless somebody finishes or abandons it.
+/// A handler that drops it has failed. If the right of a reservation is dropped, the key stays in
+/// progress until its lease ends, unless it is finished or abandoned before.
 #[must_use = "without a commit the attempt has failed"]
 pub struct Tx<R = JobRight> {
     store: Arc<SqliteStore>,
@@ -100,16 +100,16 @@ impl Answering for SqliteStore {
     }
 }
 
-/// What a commit goes by, and what it records.
+/// A right to commit, and the outcome that its commit records.
 trait Recorded: Send + 'static {
-    /// What the effects return.
+    /// The value that the effects return.
     type Said;
-    /// What is told of the commit.
+    /// The value that the commit returns.
     type Proof: Send + 'static;
-    /// What the right is to, as it was found.
+    /// The job or reservation, as found in the database.
     type Found;
 
-    /// What the right is to, and which event the effects are for; `None` where it is lost.
+    /// The job or reservation, and the event that the effects are for; `None` if the right is lost.
     fn find(
         &self,
         conn: &Connection,
@@ -117,7 +117,7 @@ trait Recorded: Send + 'static {
         now: Timestamp,
     ) -> rusqlite::Result<Option<(Self::Found, Option<i64>)>>;
 
-    /// Records what came of it; the inner error rolls everything back.
+    /// Records the outcome; the inner error rolls everything back.
     fn record(
         &self,
         conn: &Connection,
@@ -140,13 +140,13 @@ impl Recorded for JobRight {
         now: Timestamp,
     ) -> rusqlite::Result<Option<(JobRow, Option<i64>)>> {
         let (seq, lane) = place_of(self.job);
-        // At most once per fence: a second "done" is refused, and what goes with it rolled back.
+        // At most once per fence: a second "done" is refused, and its effects are rolled back.
         let open = |row: &JobRow| {
             row.is_under(self.fence) && !matches!(row.state, DONE | STALE | DISCARDED)
         };
         let Some(row) = JobRow::find(conn, seq, lane)?.filter(open) else { return Ok(None) };
         if lanes.overtaken(conn, &row)? != Overtaken::No {
-            // The rules record that it is stale, where it can only be that.
+            // A newer version was applied: the rules record that this job is stale.
             let _lost = lanes.done(conn, &row, None, now)?;
             return Ok(None);
         }
@@ -207,14 +207,14 @@ impl Recorded for KeyRight {
 pub struct Db<'a> {
     conn: &'a Connection,
     confined: &'a SandboxGuard<'a>,
-    /// Set once a statement has ended the transaction: what ran after it would commit by itself.
+    /// Set once a statement has ended the transaction: later statements would commit by themselves.
     ended: Cell<bool>,
-    /// The database's own failure, should there be one: no error of the closure hides it.
+    /// A failure of the database itself, which no error of the closure may hide.
     broken: RefCell<Option<rusqlite::Error>>,
 }
 
 impl Db<'_> {
-    /// Runs one statement to its end and says how many rows it changed.
+    /// Runs one statement to its end and returns how many rows it changed.
     pub fn execute(&self, sql: &str, params: impl Params) -> Result<usize, DbError> {
         self.run(sql, |statement| statement.execute(params))
     }
@@ -228,7 +228,7 @@ impl Db<'_> {
     ) -> Result<Vec<T>, DbError> {
         let rows: Vec<_> =
             self.run(sql, |statement| statement.query_map(params, |row| Ok(read(row)))?.collect())?;
-        // What went wrong in reading is the handler's own: it may even be of another database.
+        // An error while reading a row is the handler's: it may even come from another database.
         rows.into_iter().collect::<Result<_, _>>().map_err(DbError::Statement)
     }
 
@@ -264,7 +264,8 @@ impl Db<'_> {
         if self.confined.timed_out() {
             return Err(DbError::TimedOut);
         }
-        // Kept apart from our own statements, which nobody judged: see `sql_handlers::execute`.
+        // Cached apart from our own statements, which the authorizer did not check: see
+        // `sql_handlers::execute`.
         let prepared = self.conn.prepare_cached(&format!("/* handler */ {sql}"));
         let ran = prepared.and_then(|mut statement| run(&mut statement));
         self.ended.set(self.conn.is_autocommit());
@@ -324,8 +325,8 @@ async fn on_the_writer<R: Recorded>(
     committed.await?
 }
 
-/// Guard, effects, what came of them and commit. The outer error is the database's own: the writer
-/// must recover from it.
+/// Checks the right, runs the effects, records their outcome and commits. The outer error is the
+/// database's own: the writer must recover from it.
 fn commit<R: Recorded>(
     writer: &mut Writer,
     right: &R,
@@ -335,7 +336,7 @@ fn commit<R: Recorded>(
     let now = writer.now();
     let tx = Transaction::begin(&writer.conn)?;
     let Some((found, event)) = right.find(&writer.conn, &mut writer.lanes, now)? else {
-        // What was found out on the way is worth keeping.
+        // Keeps what `find` recorded, such as a stale job.
         tx.commit()?;
         return Ok(Err(TxError::FenceLost));
     };
@@ -365,7 +366,7 @@ fn commit<R: Recorded>(
     }
 }
 
-/// Runs the user's closure within its limits. A panic of it must not take the writer down.
+/// Runs the user's closure within its limits. A panic in it must not stop the writer.
 fn confined<T>(
     conn: &Connection,
     sandbox: &Sandbox,
@@ -374,7 +375,7 @@ fn confined<T>(
 ) -> rusqlite::Result<Result<T, Failure>> {
     let confined = sandbox.confine(conn, timeout)?;
     let db = Db { conn, confined: &confined, ended: Cell::new(false), broken: RefCell::new(None) };
-    // Nothing of the closure is seen after a panic but the transaction, which is rolled back.
+    // After a panic only the transaction is left of the closure, and it is rolled back.
     let ran = catch_unwind(AssertUnwindSafe(|| effects(&db)));
     let (ended, broken) = (db.ended.get(), db.broken.take());
     let slow = confined.timed_out();

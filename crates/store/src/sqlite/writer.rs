@@ -1,8 +1,9 @@
-//! The one thread that writes. It takes what waits, decides each race ([`decide`]), commits once for
-//! all of it, and only then lets anyone answer.
+//! The one thread that writes. It takes the waiting commands, decides each race ([`decide`]), and
+//! commits once for the whole batch. No request is answered before that commit.
 //!
-//! Whoever arrives while a commit runs rides in the next. A commit that did not return OK is an
-//! error for all of its batch, and nothing of it stays in any memory: see [`Writer::recover`].
+//! Requests that arrive during a commit are batched into the next one. If a commit does not return
+//! OK, every request of its batch gets an error, and nothing of the batch stays in memory: see
+//! [`Writer::recover`].
 
 mod decide;
 
@@ -42,11 +43,11 @@ use crate::limits::{
 };
 use crate::recent::Recent;
 
-/// How others reach the writer.
+/// Sends commands to the writer thread.
 #[derive(Debug)]
 pub(super) struct WriterHandle {
     commands: SyncSender<Command>,
-    /// Events and slices that were brought.
+    /// Events and slices that were sent.
     demand: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -57,37 +58,38 @@ pub(super) struct Health(Mutex<Option<Cause>>);
 
 type Answer<T> = oneshot::Sender<Result<T, StoreError>>;
 
-/// Called with the writer, or with the reason why it cannot be had.
+/// Called with the writer, or with the reason why the writer is not available.
 type Slice = Box<dyn FnOnce(Result<&mut Writer, StoreError>) -> rusqlite::Result<()> + Send>;
 
-/// Called with the writer inside the batch's transaction, or with the reason why it cannot be had.
+/// Called with the writer inside the batch's transaction, or with the reason why the writer is not
+/// available.
 type BatchedAct = Box<
     dyn FnOnce(Result<&mut Writer, StoreError>) -> rusqlite::Result<BatchResult<Answerer>> + Send,
 >;
 
-/// Answers a rider when its transaction has ended.
+/// Answers a batched act when its transaction has ended.
 type Answerer = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 
-/// What a rider came to.
+/// The result of a batched act.
 pub(super) struct BatchResult<T> {
     value: T,
     wrote: bool,
-    /// What it read and holds until the batch has ended.
+    /// Bytes that the act read and holds until the batch has ended.
     bytes: usize,
 }
 
 impl<T> BatchResult<T> {
-    /// It must be on disk before anybody hears of it.
+    /// The act wrote: it must be on disk before its caller gets the answer.
     pub(super) fn wrote(value: T) -> Self {
         Self { value, wrote: true, bytes: 0 }
     }
 
-    /// It says what stood there before, and is worth no commit of its own.
+    /// The act only read: it needs no commit.
     pub(super) fn only_looked(value: T) -> Self {
         Self { value, wrote: false, bytes: 0 }
     }
 
-    /// It holds so much of what it read.
+    /// The act holds this many bytes of what it read.
     pub(super) fn holding(self, bytes: usize) -> Self {
         Self { bytes, ..self }
     }
@@ -95,11 +97,11 @@ impl<T> BatchResult<T> {
 
 enum Command {
     Ingest(Ingest, Answer<Vec<Verdict>>),
-    /// Something that shares the batch's transaction, and how many bytes it brings.
+    /// An act that shares the batch's transaction, and how many bytes it brings.
     Ride(usize, BatchedAct),
     Find(Vec<KeyHash>, Answer<Vec<Option<i64>>>),
     FlushCopies,
-    /// Something with transactions of its own; it answers by itself, also when it is refused.
+    /// A closure with its own transactions; it answers by itself, also when it is refused.
     Slice(Slice),
     Close(oneshot::Sender<()>),
     /// Lets a test reach the writer's own connection, to make it fail.
@@ -117,7 +119,7 @@ impl Health {
         }
     }
 
-    /// For good, unless something worse was said already.
+    /// Marks writing as ended, unless an earlier failure is already recorded.
     fn end(&self, why: &str) {
         self.0.lock().expect("no panic happens under this lock").get_or_insert_with(|| why.into());
     }
@@ -169,7 +171,7 @@ impl WriterHandle {
         self.slice(move |writer| writer.in_transaction(act)).await
     }
 
-    /// Runs `slice` on the writer between two batches; it sees to its own transactions.
+    /// Runs `slice` on the writer between two batches; it manages its own transactions.
     pub(super) async fn slice<T: Send + 'static>(
         &self,
         slice: impl FnOnce(&mut Writer) -> rusqlite::Result<T> + Send + 'static,
@@ -178,8 +180,8 @@ impl WriterHandle {
         self.behind(slice).await
     }
 
-    /// Runs `act` in the transaction of the batch that comes next, and answers once that is committed.
-    /// It must leave the transaction as it is. Dropping the future does not undo it.
+    /// Runs `act` in the transaction of the next batch, and answers once that is committed. `act`
+    /// must neither commit nor roll back. Dropping the future does not undo it.
     pub(super) async fn ride<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -189,10 +191,10 @@ impl WriterHandle {
         let (answer, done) = oneshot::channel();
         let rider: BatchedAct = Box::new(move |writer| match writer.map(act) {
             Ok(Ok(BatchResult { value, wrote, bytes })) => {
-                let told: Answerer = Box::new(move |ended: Result<(), StoreError>| {
+                let answerer: Answerer = Box::new(move |ended: Result<(), StoreError>| {
                     let _ = answer.send(ended.map(|()| value));
                 });
-                Ok(BatchResult { value: told, wrote, bytes })
+                Ok(BatchResult { value: answerer, wrote, bytes })
             }
             Ok(Err(error)) => {
                 let _ = answer.send(Err(unavailable(&error)));
@@ -207,12 +209,12 @@ impl WriterHandle {
         done.await.unwrap_or(Err(StoreError::Closed))
     }
 
-    /// How many events and slices were brought, but for those that nobody waits for.
+    /// How many events and slices were sent, except those of [`WriterHandle::behind`].
     pub(super) fn demand(&self) -> u64 {
         self.demand.load(Ordering::Relaxed)
     }
 
-    /// The same for a slice that nobody waits for.
+    /// Like [`WriterHandle::slice`], for background work: it does not count as demand.
     pub(super) async fn behind<T: Send + 'static>(
         &self,
         slice: impl FnOnce(&mut Writer) -> rusqlite::Result<T> + Send + 'static,
@@ -235,8 +237,8 @@ impl WriterHandle {
         done.await.unwrap_or(Err(StoreError::Closed))
     }
 
-    /// Asks for the waiting copies to be written now. When the queue is full it is not needed:
-    /// they are written behind the next batch anyway.
+    /// Asks for the waiting copies to be written now. A full queue may drop the request: copies are
+    /// flushed periodically anyway.
     pub(super) fn flush_soon(&self) {
         let _ = self.send(Command::FlushCopies);
     }
@@ -277,7 +279,8 @@ impl WriterHandle {
     }
 }
 
-/// However the writer ends, nothing is called writable or answered from memory after it.
+/// When the writer thread ends, for whatever reason, the store is no longer writable and nothing is
+/// answered from memory.
 struct WriterEnded(Arc<Shared>);
 
 impl Drop for WriterEnded {
@@ -329,7 +332,7 @@ struct Batch {
 }
 
 impl Batch {
-    /// Whether its transaction has not begun.
+    /// Whether the batch's transaction has not begun.
     fn is_empty(&self) -> bool {
         self.answers.is_empty() && self.riders.is_empty()
     }
@@ -343,20 +346,20 @@ impl Batch {
         for (answer, _) in self.answers {
             let _ = answer.send(Err(why.clone()));
         }
-        for told in self.riders {
-            told(Err(why.clone()));
+        for answerer in self.riders {
+            answerer(Err(why.clone()));
         }
     }
 }
 
-/// What comes behind a batch.
+/// The command that runs after a batch because it must not share it.
 enum NextBatch {
     Nothing,
     Slice(Slice),
     Close(oneshot::Sender<()>),
 }
 
-/// What to do next.
+/// The next step of the writer's loop.
 enum Next {
     Command(Command),
     Housekeeping,
@@ -371,8 +374,8 @@ impl Writer {
         open::refuse_entangled(&place, &conn)?;
         open::migrate(&place, &mut conn)?;
         if !settled {
-            // A reader from outside kept part of the log where it was: then the sync of this commit
-            // makes durable what a process that died had only written.
+            // A reader from outside kept part of the log in place. The sync of this commit then
+            // makes durable what a process that died had written but not synced.
             raise_epoch(&conn).map_err(fail)?;
         }
         let wal_pages = Arc::new(AtomicU32::new(0));
@@ -409,11 +412,12 @@ impl Writer {
         })
     }
 
-    /// Works until closed. A broken invariant stops it, loudly: every later call answers `Closed`.
+    /// Runs until closed. A broken invariant stops the writer with an error in the log: every later
+    /// call answers `Closed`.
     fn run(mut self, waiting: &Receiver<Command>) {
         loop {
             let worked = match self.next(waiting) {
-                // Before the command: it would find what waits by the clock as it is now.
+                // Before the command, which looks for due work by the current clock.
                 Next::Command(first) => match clock::tend(&mut self) {
                     Ok(()) => self.work(first, waiting),
                     Err(error) => {
@@ -455,7 +459,8 @@ impl Writer {
         receive_within(waiting, at_most)
     }
 
-    /// Takes `first` and all that waits behind it into one transaction, commits it and answers.
+    /// Takes `first` and the commands waiting behind it into one transaction, commits it and
+    /// answers.
     fn work(
         &mut self,
         first: Command,
@@ -488,8 +493,8 @@ impl Writer {
         }
     }
 
-    /// The last things. Whoever closes does not wait for a disk to recover: what was answered is in
-    /// the log, and stays there.
+    /// Refuses waiting commands, flushes copies and settles the log. Closing does not wait for a
+    /// disk to recover: every answered commit is in the log and stays there.
     fn close(&mut self, waiting: &Receiver<Command>) {
         while let Ok(command) = waiting.try_recv() {
             refuse(command, &StoreError::Closed);
@@ -500,7 +505,7 @@ impl Writer {
         }
     }
 
-    /// Works through what waits, up to a batch's bounds or something that must not share it.
+    /// Processes waiting commands until the batch is full or a command must not share it.
     fn fill(
         &mut self,
         batch: &mut Batch,
@@ -547,7 +552,7 @@ impl Writer {
         self.begin(batch)?;
         let mut verdicts = Vec::with_capacity(ingest.receipts.len());
         batch.receipts += ingest.receipts.len();
-        // The answer is kept first: should the decision fail, its sender hears of it.
+        // The answer is stored first: if the decision fails, its sender gets the error.
         batch.answers.push((answer, Vec::new()));
         for (place, receipt) in ingest.receipts.iter().enumerate() {
             batch.bytes += receipt.body().len();
@@ -560,8 +565,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Whether every job of a request has a lane, or one can be made. Asked before it is decided, so
-    /// that it fails alone.
+    /// Whether every job of a request has a lane, or a lane can be made. Checked before the request
+    /// is decided, so that it fails alone.
     fn has_lanes_for(&self, ingest: &Ingest) -> bool {
         let jobs = || ingest.receipts.iter().zip(&ingest.jobs);
         if self.lanes.has_room_for(jobs().map(|(_, jobs)| jobs.len()).sum()) {
@@ -576,14 +581,14 @@ impl Writer {
         self.lanes.has_room_for(missing.count())
     }
 
-    /// Runs what shares the batch's transaction.
+    /// Runs an act within the batch's transaction.
     fn ride(&mut self, batch: &mut Batch, bytes: usize, rider: BatchedAct) -> rusqlite::Result<()> {
         if let Err(error) = self.begin(batch) {
             let _ = rider(Err(unavailable(&error)));
             return Err(error);
         }
-        let BatchResult { value: told, wrote, bytes: held } = rider(Ok(self))?;
-        batch.riders.push(told);
+        let BatchResult { value: answerer, wrote, bytes: held } = rider(Ok(self))?;
+        batch.riders.push(answerer);
         batch.bytes += bytes + held;
         batch.wrote |= wrote;
         Ok(())
@@ -596,8 +601,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Commits the batch and answers it. On an error every one of it hears so, and the caller must
-    /// [`Writer::recover`].
+    /// Commits the batch and answers its requests. On an error every request gets it, and the
+    /// caller must call [`Writer::recover`].
     fn commit(&mut self, batch: Batch) -> rusqlite::Result<()> {
         if batch.is_empty() {
             return Ok(());
@@ -638,8 +643,8 @@ impl Writer {
         for (answer, verdicts) in batch.answers {
             let _ = answer.send(Ok(verdicts));
         }
-        for told in batch.riders {
-            told(Ok(()));
+        for answerer in batch.riders {
+            answerer(Ok(()));
         }
         Ok(())
     }
@@ -648,7 +653,7 @@ impl Writer {
         (self.clock)()
     }
 
-    /// Runs `act` in a transaction of its own.
+    /// Runs `act` in its own transaction.
     pub(super) fn in_transaction<T>(
         &mut self,
         act: impl FnOnce(&mut Self) -> rusqlite::Result<T>,
@@ -683,7 +688,7 @@ impl Writer {
         })
     }
 
-    /// What is done between batches: copies, a chunk of a merge, the log's bound.
+    /// Housekeeping between batches: flushes copies, merges a chunk of the index, bounds the log.
     fn housekeep(&mut self) -> Result<(), MergeError> {
         if Instant::now() >= self.copies_due {
             self.flush_copies()?;
@@ -698,9 +703,9 @@ impl Writer {
         Ok(())
     }
 
-    /// Has the log copied back as it grows. Near its bound the checkpointer goes first, because
-    /// what is left to the writer then is only what came during that round; once all of it is
-    /// copied and no reader stands in the log, the next commit starts it over.
+    /// Has the log copied into the database file as it grows. Near the bound the checkpointer runs
+    /// first, so that the writer only copies the pages added during that round. Once the whole log
+    /// is copied and no reader uses it, the next commit starts the log over.
     fn bound_log(&mut self) -> rusqlite::Result<()> {
         let pages = self.wal_pages.load(Ordering::Relaxed);
         if pages < self.asked_at {
@@ -741,18 +746,20 @@ impl Writer {
         written
     }
 
-    /// After a write that failed: nothing is answered from memory, and nothing is accepted until a
-    /// write has worked again.
+    /// Recovers from a failed write: nothing is answered from memory, and nothing is accepted until
+    /// a write has succeeded.
     ///
-    /// The failed transaction may stand in the log, complete but unsynced: reopened now, it could
-    /// come back to life in the page cache alone, and its retry be called a duplicate of something
-    /// that is on no disk. So a small commit first goes over the same place on the same connection;
-    /// only when that is synced is the file opened again and the index read anew.
+    /// The failed transaction may stand in the log, complete but unsynced. If the file were
+    /// reopened now, that transaction could reappear in the page cache alone, and its retry would
+    /// be called a duplicate of an event that is on no disk. So a small commit on the same
+    /// connection first overwrites the same place in the log. Only when that is synced is the file
+    /// opened again and the index reloaded.
     ///
-    /// A sync that failed may also have taken back what was committed behind before it, and the
-    /// system says so only once: on a disk the log would end there, whatever is synced after it. So
-    /// the log is then written over itself and synced, copied into the database file, and starts over.
-    /// Copied without that, a power loss could leave the newer pages in the file under an older log.
+    /// A failed sync may also have lost unsynced commits before it, and the system reports that
+    /// only once: on disk the log would end there, whatever is synced after it. So the log is then
+    /// written over itself and synced, copied into the database file, and started over. If it were
+    /// copied without that, a power loss could leave the newer pages in the file under an older
+    /// log.
     fn recover(&mut self, waiting: &Receiver<Command>, error: &rusqlite::Error) -> ControlFlow<()> {
         let began = Instant::now();
         let cause = cause_of(error);
@@ -761,12 +768,12 @@ impl Writer {
         self.shared.recent.clear();
         let refusal = StoreError::Unavailable(cause);
         let mut sync_failed = is_io(error);
-        // Where the little that recovery writes still fits and an event does not, each would
-        // follow the other without a pause, and every round makes the log longer.
+        // Recovery writes so little that it may succeed where an event does not fit. Without a
+        // pause the two would alternate, and every round makes the log longer.
         let mut next_try = self.recovered_at.map_or(began, |at| began.max(at + RECOVERY_WAIT));
         loop {
-            // By the clock, not by an empty queue: senders that come back at once would keep it
-            // full, and themselves out.
+            // By the clock, not by an empty queue: senders that retry at once would keep the queue
+            // full, and the loop would never end.
             while let left = next_try.saturating_duration_since(Instant::now())
                 && !left.is_zero()
             {
@@ -838,7 +845,7 @@ fn refuse(command: Command, why: &StoreError) {
     }
 }
 
-/// A small commit of its own, synced.
+/// A small, synced commit.
 fn raise_epoch(conn: &Connection) -> rusqlite::Result<()> {
     let tx = Transaction::begin(conn)?;
     conn.execute("UPDATE hapax_meta SET value = value + 1 WHERE name = 'epoch'", [])?;
