@@ -1,7 +1,7 @@
-//! Where Hapax keeps events. Three stores stand behind the seam of [`hapax_core::store`]:
-//! [`MemoryStore`], the readable model of what a store must do, [`SqliteStore`], the embedded
-//! database that does it durably, and [`PgStore`], one PostgreSQL that many nodes share. One
-//! conformance suite (`tests/conformance`) runs on all.
+//! The stores of Hapax. Three stores implement the traits of [`hapax_core::store`]:
+//! [`MemoryStore`], the readable model of a store; [`SqliteStore`], the durable embedded database;
+//! and [`PgStore`], one PostgreSQL that many nodes share. One conformance suite
+//! (`tests/conformance`) runs on all of them.
 
 mod columns;
 mod copies;
@@ -39,19 +39,20 @@ pub mod limits {
 
     use std::time::Duration;
 
-    /// Requests that may wait for the writer: a second or two of work at full rate; past it the
-    /// sender is told to come back rather than made to wait for an answer that comes too late.
+    /// Requests that may wait for the writer: a second or two of work at full rate. Beyond that the
+    /// sender is asked to retry, because an answer would come too late.
     pub const WAITING_MAX: usize = 16_384;
 
-    /// Receipts in one commit: past this a larger batch saves no more, it only delays the answer.
+    /// Receipts in one commit: a larger batch saves no more and only delays the answer.
     pub const BATCH_RECEIPTS_MAX: usize = 512;
 
-    /// Requests that are worth a commit beside one that runs: each commit costs the shared database as
-    /// much as the rows of several requests, so fewer ride with the next one instead.
+    /// Requests that are worth a commit beside one that runs. A commit costs the shared database as
+    /// much as the rows of several requests, so fewer requests wait for the next commit instead.
     pub const WORTH_A_COMMIT: usize = 100;
 
-    /// How long whoever brings an event to a shared database waits for its commit, the queue included.
-    /// Most senders give up after five to ten seconds: until then they are better told to come again.
+    /// How long a request with an event waits for its commit in a shared database, the queue
+    /// included. Most senders give up after five to ten seconds: before that they get a 503 and
+    /// retry.
     pub const ACK_MAX: Duration = Duration::from_secs(5);
 
     /// The longest value that a handler's statement reads or builds on SQLite, unless `max_body` asks
@@ -59,7 +60,7 @@ pub mod limits {
     /// second, and acks wait that long.
     pub const STATEMENT_VALUE_BYTES_MAX: usize = 32 << 20;
 
-    /// Body bytes in one commit, so that a few large bodies do not make everyone wait.
+    /// Body bytes in one commit, so that a few large bodies do not delay every other request.
     pub const BATCH_BYTES_MAX: usize = 4 << 20;
 
     /// Keys held in memory before they are merged into the tree: large enough that a merge touches
@@ -95,86 +96,86 @@ pub mod limits {
     /// How soon the writer tries again to let the log start over when a reader stood in the way.
     pub const LOG_RETRY: Duration = Duration::from_millis(50);
 
-    /// How often it is said that a reader keeps the log from starting over.
+    /// How often a reader that keeps the log from starting over is logged.
     pub const LOG_WARN: Duration = Duration::from_secs(10);
 
-    /// Copies of one event that are kept in full; the rest are numbers.
+    /// Copies of one event that are stored in full; the others are only counted.
     pub const COPIES_IN_FULL: usize = 8;
 
-    /// Conflicting bodies of one event that are kept; the rest are numbers.
+    /// Conflicting bodies of one event that are stored; the others are only counted.
     pub const CONFLICTS_IN_FULL: u64 = 8;
 
-    /// Events whose copies wait to be written behind; past it they are written at once.
+    /// Events whose copies wait for a deferred write; beyond this they are written at once.
     pub const COPIES_WAITING_MAX: usize = 20_000;
 
-    /// How long a copy may wait to be written behind: within a second, and no sooner than needed,
-    /// because one write serves all copies that an event has had by then.
+    /// How long a copy may wait for its deferred write: less than a second, and no sooner than
+    /// needed, because one write serves all copies of an event.
     pub const COPIES_FLUSH: Duration = Duration::from_millis(800);
 
-    /// How long a person's look at events waits for copies to be written: longer than a busy disk
-    /// takes, and no longer than a person waits gladly.
+    /// How long an operator's query waits for copies to be written: longer than a busy disk takes,
+    /// and no longer than is comfortable.
     pub const READ_FLUSH_MAX: Duration = Duration::from_secs(2);
 
     /// Committed events that answer their own duplicates from memory: a second or two at full rate,
     /// and all that are sent again and again; about 3 MB.
     pub const RECENT_MAX: usize = 32_768;
 
-    /// How long a slice of handlers' SQL may begin new jobs: the acks that came meanwhile wait for
+    /// How long a slice of handlers' SQL may begin new jobs: acks that arrive meanwhile wait for
     /// it. One job alone has its own timeout.
     pub const SQL_SLICE_MAX: Duration = Duration::from_millis(25);
 
-    /// Statements of a handler in Rust that are kept prepared on one connection: more than a handler
-    /// has, and a bound on what text that is put together anew each time may cost the server.
+    /// Prepared statements of a Rust handler that one connection keeps: more than a handler has. It
+    /// bounds what dynamically built SQL may cost the server.
     pub const HANDLER_STATEMENTS_MAX: usize = 256;
 
     /// The least time after which the server ends a transaction of a handler in Rust that sends it
     /// nothing: long against any pause of a busy node between two statements.
     pub const HANDLER_IDLE_MIN: Duration = Duration::from_secs(1);
 
-    /// How long a question to Redis may take: the database answers in a few milliseconds, so asking
-    /// longer than this would make nobody faster.
+    /// How long a Redis lookup may take: the database answers in a few milliseconds, so a longer
+    /// wait would save nothing.
     pub const FRONT_ANSWER_MAX: Duration = Duration::from_millis(15);
 
-    /// How long connecting to Redis, or writing behind, may take.
+    /// How long connecting to Redis, or a background write to it, may take.
     pub const FRONT_CONNECT_MAX: Duration = Duration::from_secs(1);
 
-    /// How long a Redis that failed is left alone: it bounds what a dead one costs to one short
-    /// wait in that time.
+    /// How long a Redis that failed is not used: a dead one costs at most one short wait in that
+    /// time.
     pub const FRONT_REST: Duration = Duration::from_millis(500);
 
-    /// And one that fails again and again: no longer than a person would wait to see it come back.
+    /// The same for one that fails repeatedly: short enough that an operator sees it recover soon.
     pub const FRONT_REST_MAX: Duration = Duration::from_secs(8);
 
-    /// How often it is said that Redis fails.
+    /// How often a failing Redis is logged.
     pub const FRONT_LOG_EVERY: Duration = Duration::from_secs(60);
 
-    /// How long an entry in Redis counts. Far below every horizon of keys, so that no entry says
-    /// "duplicate" of a key that was pruned.
+    /// How long an entry in Redis is valid. Far below every retention of keys, so that no entry
+    /// reports a duplicate of a key that was pruned.
     pub const FRONT_ENTRY_AGE_MAX: Duration = Duration::from_secs(6 * 3_600);
 
-    /// Requests whose questions travel to Redis as one.
+    /// Requests whose lookups are sent to Redis as one command.
     pub const FRONT_ASKED_MAX: usize = 256;
 
-    /// Commits whose entries wait to be written to Redis, and requests that wait to ask it; past it
-    /// they do without.
+    /// Commits whose entries wait to be written to Redis, and requests that wait to look up;
+    /// further ones skip Redis.
     pub const FRONT_WAITING_MAX: usize = 1_024;
 
-    /// How long a slice of retention may begin new ranges: the acks that came meanwhile wait for it.
+    /// How long a slice of retention may begin new ranges: acks that arrive meanwhile wait for it.
     pub const PRUNE_SLICE_MAX: Duration = Duration::from_millis(2);
 
-    /// How long one read for the API may take before it is broken off.
+    /// How long one read for the API may take before it is cancelled.
     pub const READ_MAX: Duration = Duration::from_secs(5);
 
     /// The most events one page of a list holds.
     pub const PAGE_MAX: usize = 500;
 
-    /// A smaller step back of the clock delays what waits by no more than that, and is left alone.
+    /// A smaller step back of the clock delays waiting jobs by no more than that, and is ignored.
     pub const CLOCK_STEP_MIN: Duration = Duration::from_secs(1);
 
-    /// Waits that are pulled in between two batches of acks after the clock was set back: a few
+    /// Due times that are corrected between two batches of acks after the clock was set back: a few
     /// milliseconds of the writer's time.
     pub const PULLED_IN_AT_ONCE: usize = 1_000;
 
-    /// How long the writer waits between two tries to write again after a failed commit.
+    /// How long the writer waits between two attempts to write after a failed commit.
     pub const RECOVERY_WAIT: Duration = Duration::from_millis(200);
 }

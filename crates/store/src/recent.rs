@@ -1,9 +1,9 @@
 //! Committed events that answer their own duplicates from memory, so that a flood of copies costs
 //! neither the database nor the disk.
 //!
-//! An entry is made only after its commit returned, by whoever wrote it, and all are dropped when
-//! that may not count any more: a commit failed, or the database is another one. A miss proves
-//! nothing: then the database is asked.
+//! An entry is made by the writer of the event, only after its commit returned. All entries are
+//! dropped when they may no longer hold: a commit failed, or the database is another one. A miss
+//! proves nothing: then the database is asked.
 
 use std::hash::BuildHasher as _;
 use std::sync::Mutex;
@@ -14,42 +14,42 @@ use hapax_core::{KeyHash, Receipt};
 use crate::key_hasher::KeyHasherState;
 use crate::limits::RECENT_MAX;
 
-/// Locks, so that connections on different threads seldom meet.
+/// Number of locks, so that threads seldom contend.
 const SHARDS: usize = 64;
 
-/// Places among which a key may stand: few enough to look at each of them.
+/// Slots in which a key may be stored: few enough to search each of them.
 const WAYS: usize = 4;
 
-/// What is known of a committed event.
+/// The cached facts of a committed event.
 #[derive(Debug, Clone)]
 pub(crate) struct Recent {
     pub(crate) body_hash: KeyHash,
-    /// The guard that the newest arrival had: it is committed with the event.
+    /// The guard of the newest arrival: it is committed with the event.
     pub(crate) guard: Option<KeyHash>,
     pub(crate) known: KnownEvent,
-    /// Set while it waits for a person.
+    /// Set while the event waits for review.
     pub(crate) review: Option<ReviewReason>,
 }
 
-/// Whether a copy brings nothing new beside an event of which this is known: the same bytes, and no
-/// signed content that was not seen with it. Content that was signed again must be remembered first.
+/// Whether a copy adds nothing to a known event: the same bytes, and no signed content that was not
+/// seen with it. Content that was signed again must be stored first.
 pub(crate) fn adds_nothing(receipt: &Receipt, body_hash: KeyHash, guard: Option<KeyHash>) -> bool {
     body_hash == receipt.body_hash()
         && receipt.guard().is_none_or(|brought| guard == Some(brought.hash))
 }
 
-/// A table that never grows: a key has a few places, the one asked for last stands first, and a new
-/// one pushes out the one that nobody asked for longest.
+/// A table of fixed size: a key has a few slots, the most recently used stands first, and a new key
+/// evicts the least recently used.
 #[derive(Debug)]
 pub(crate) struct RecentEvents {
     spread: KeyHasherState,
     shards: Box<[Mutex<Shard>]>,
 }
 
-/// The places of one key and of those that fall beside it.
+/// The slots that keys with the same hash share.
 type Set = [Option<(KeyHash, Recent)>; WAYS];
 
-/// Made when its first key comes.
+/// Allocated when its first key arrives.
 #[derive(Debug, Default)]
 struct Shard {
     sets: Box<[Set]>,
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn what_is_removed_is_gone_and_whoever_stands_beside_it_stays() {
-        // Full sets, so that a key that is taken out leaves a hole in the middle of one.
+        // Full sets, so that removing a key leaves a hole in the middle of one.
         let events = RecentEvents::new();
         (0..RECENT_MAX).for_each(|n| events.put(key(n), recent(n)));
         let kept: Vec<_> = (0..RECENT_MAX).filter(|n| events.get(&key(*n)).is_some()).collect();
@@ -158,7 +158,7 @@ mod tests {
         gone.iter().for_each(|n| events.remove(&key(*n)));
         assert!(gone.iter().all(|n| events.get(&key(*n)).is_none()));
         assert!(stay.iter().all(|n| events.get(&key(*n)).as_ref().map(number) == Some(*n)));
-        // Who is told anew is known anew.
+        // A key that is put again is found again.
         events.put(key(gone[0]), recent(1));
         assert_eq!(events.get(&key(gone[0])).as_ref().map(number), Some(1));
     }

@@ -1,6 +1,6 @@
-//! How a kept answer's headers stand in a column, as JSON, and how they are read again. What was
-//! written by a user's own SQL is read as far as it makes sense, and never an error: whoever retries
-//! a request must get its answer.
+//! How the headers of a stored answer are written to a column, as JSON, and read again. JSON that a
+//! user's own SQL wrote is read as far as it makes sense and never fails: a retried request must
+//! get its answer.
 
 use hapax_core::ledger::StoredAnswer;
 use http::StatusCode;
@@ -12,8 +12,8 @@ pub(crate) fn as_pairs(headers: &[(String, String)]) -> Value {
     headers.iter().map(pair).collect()
 }
 
-/// As an object of name to value, or to an array of values where a name stands several times: what a
-/// person would write in SQL. It keeps the order of the values of one name, not that of the names.
+/// As an object of name to value, or to an array of values if a name is repeated: the shape that a
+/// user would write in SQL. It keeps the order of the values of one name, not that of the names.
 pub(crate) fn as_object(headers: &[(String, String)]) -> Value {
     let mut object = Map::new();
     for (name, value) in headers {
@@ -27,8 +27,8 @@ pub(crate) fn as_object(headers: &[(String, String)]) -> Value {
     Value::Object(object)
 }
 
-/// Reads either shape, and arrays of such objects. Numbers and booleans are told as JSON tells them;
-/// null, and what is nested deeper, is no header.
+/// Reads either shape, and arrays of such objects. Numbers and booleans are read as their JSON
+/// text; null and deeper nesting are ignored.
 pub(crate) fn headers_of(kept: Value) -> Vec<(String, String)> {
     match kept {
         Value::Object(object) => {
@@ -59,16 +59,16 @@ fn of_name(name: &str, value: Value) -> Vec<(String, String)> {
         Value::Array(several) => several,
         one => vec![one],
     };
-    let told = |value: Value| match value {
+    let text_of = |value: Value| match value {
         Value::String(text) => Some(text),
         Value::Number(_) | Value::Bool(_) => Some(value.to_string()),
         Value::Null | Value::Array(_) | Value::Object(_) => None,
     };
-    values.into_iter().filter_map(told).map(|value| (name.to_owned(), value)).collect()
+    values.into_iter().filter_map(text_of).map(|value| (name.to_owned(), value)).collect()
 }
 
-/// The answer of a row. A number that is no status was put there by hand: it is told as an error of
-/// ours, because nobody knows what it should have been.
+/// The answer of a row. A number that is no status was written by hand: it becomes a 500, because
+/// the intended status is unknown.
 pub(crate) fn answer_of(status: i64, headers: Value, body: Vec<u8>) -> StoredAnswer {
     let status = u16::try_from(status).ok().and_then(|status| StatusCode::from_u16(status).ok());
     // A 1xx only announces an answer, and cannot be sent as one.
@@ -123,8 +123,8 @@ mod tests {
 
     #[test]
     fn a_number_that_is_no_status_is_an_error_of_ours() {
-        for (kept, told) in [(201, 201), (0, 500), (-1, 500), (70_000, 500), (101, 500)] {
-            assert_eq!(answer_of(kept, Value::Null, Vec::new()).status.as_u16(), told);
+        for (kept, expected) in [(201, 201), (0, 500), (-1, 500), (70_000, 500), (101, 500)] {
+            assert_eq!(answer_of(kept, Value::Null, Vec::new()).status.as_u16(), expected);
         }
     }
 }

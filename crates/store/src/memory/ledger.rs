@@ -1,4 +1,4 @@
-//! Idempotency-Keys in the model: what the other stores' ledgers must do.
+//! Idempotency-Keys in the model: the behaviour that the other ledgers must have.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use jiff::SignedDuration;
 
 use super::MemoryStore;
 
-/// A key that somebody reserved.
+/// A key that was reserved.
 #[derive(Debug)]
 pub(super) struct Kept {
     fingerprint: Fingerprint,
@@ -28,7 +28,7 @@ pub(super) struct Kept {
     is_counted: bool,
 }
 
-/// Under which it is kept.
+/// The scope and key under which a reservation is stored.
 pub(super) type KeyName = (Scope, IdempotencyKey);
 
 impl Ledger for MemoryStore {
@@ -111,7 +111,7 @@ impl Ledger for MemoryStore {
 }
 
 impl Kept {
-    /// Whether nothing is to be known of it any more.
+    /// Whether the reservation has expired.
     pub(super) fn is_past(&self, now: Timestamp) -> bool {
         self.expires_at <= now && (self.answer.is_some() || self.leased_until <= now)
     }
@@ -122,7 +122,7 @@ impl Kept {
     }
 }
 
-/// What the quota says to what is kept now. Every key is looked at: this is the model.
+/// The quota's decision on the current usage. Every key is scanned: this is the model.
 fn judged(
     reservations: &HashMap<KeyName, Kept>,
     owner: &Owner,

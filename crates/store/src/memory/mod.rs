@@ -1,10 +1,10 @@
-//! The readable model of a store: what the others must do, without a disk. It forgets everything
-//! when dropped, so it is for tests and for reading.
+//! The readable model of a store: the behaviour of the others, without a disk. It forgets
+//! everything when dropped, so it is for tests and for reading.
 //!
-//! One lock stands for the transaction: whatever happens while it is held is one commit. Start with
-//! [`ingest`] (which events there are), then [`work`] (the life of their jobs), then [`order`]
-//! (who may run now), [`operator_actions`] (what a person decides) and [`reader`] (what is told of it all).
-//! [`ledger`] stands by itself: the keys of one's own API.
+//! One lock stands for the transaction: everything that happens while it is held is one commit.
+//! Start with [`ingest`] (which events there are), then [`work`] (the life of their jobs), then
+//! [`order`] (which job may run now), [`operator_actions`] (decisions of operators) and [`reader`]
+//! (queries). [`ledger`] is independent: the Idempotency-Keys of a user's API.
 
 mod ingest;
 mod ledger;
@@ -157,7 +157,7 @@ struct Stored {
 enum Standing {
     Review,
     Discarded,
-    /// Nobody was asked, or it was let through: its jobs tell where it stands.
+    /// No review was needed, or it was approved: its jobs determine the status.
     Ours,
 }
 

@@ -98,7 +98,7 @@ impl Model {
         })
     }
 
-    /// Newer news was applied while it lay dead: nobody has to decide about it any more.
+    /// Closes a dead job if a newer version was applied meanwhile: it needs no decision any more.
     fn overtaken(&mut self, at: JobNumber, now: Timestamp) -> bool {
         let lay_dead = self.jobs[&at].phase == Phase::Dead;
         if lay_dead {
@@ -107,9 +107,9 @@ impl Model {
         lay_dead
     }
 
-    /// A job that waits for its next attempt is due now, and else as it was. A dead job goes on in its
-    /// run with the schedule anew; one that was lost before still goes alone. What was finished gets a
-    /// new run, and with it a new idempotency key.
+    /// Makes a job that waits for its next attempt due now, otherwise unchanged. A dead job
+    /// continues its run with a fresh schedule; one that was lost before still runs alone. A
+    /// finished job gets a new run, and with it a new idempotency key.
     fn again(&mut self, at: JobNumber, new: &NewJob, force: bool, now: Timestamp) {
         let job = self.job_mut(at);
         if job.phase == Phase::Ready {
@@ -216,8 +216,9 @@ impl Model {
         self.event_mut(event).detail.actions.push(note);
     }
 
-    /// First the body, the history and the jobs of what is finished; its key only when its own
-    /// time has come. A dead letter is not finished: somebody has to decide about it.
+    /// Deletes the body, the history and the jobs of finished events first; their keys only when
+    /// their own retention has passed. A dead letter is not finished: an operator has to decide
+    /// about it.
     pub(super) fn prune(&mut self, horizon: &Horizon, limit: usize, now: Timestamp) -> bool {
         let old = |stored: &Stored| stored.detail.summary.received_at < horizon.events_before;
         let finished = |at: &EventNumber| {

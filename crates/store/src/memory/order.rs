@@ -1,6 +1,6 @@
-//! Who may run now: one job at a time per resource, what the order guard says, and what becomes of
-//! those it holds. The guard is asked when a job is claimed; the mark moves with "done", and past a
-//! gap that was held long enough.
+//! Decides which jobs may run: one at a time per resource, as the order guard allows, and what
+//! happens to held jobs. The guard is checked when a job is claimed. The mark moves with "done",
+//! and past a gap that was held long enough.
 
 use hapax_core::job::Phase;
 use hapax_core::order::{
@@ -12,7 +12,7 @@ use hapax_core::{Tenant, Timestamp};
 use super::work::later;
 use super::{Job, JobNumber, Model};
 
-/// What order is kept of: a handler has its own mark for each resource of each tenant.
+/// The unit of order: a handler has its own mark for each resource of each tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Resource {
     tenant: Tenant,
@@ -20,11 +20,11 @@ pub(super) struct Resource {
     name: Box<str>,
 }
 
-/// What a claim does with a job it comes to.
+/// The decision of a claim on a due job.
 pub(super) enum Admission {
     /// It runs.
     Now,
-    /// Newer news was applied already.
+    /// A newer version was already applied.
     Past,
     /// A number before it has not been applied.
     NotYet(OrderRule),
@@ -65,7 +65,7 @@ impl Model {
         self.guard(&job.tenant, &job.handler, job.place.as_ref(), policy)
     }
 
-    /// What the guard says of a place by the mark as it is.
+    /// The guard's decision on a place, by the current mark.
     pub(super) fn guard(
         &self,
         tenant: &Tenant,
@@ -91,8 +91,8 @@ impl Model {
         self.marks.get(resource).map(|(position, _)| *position)
     }
 
-    /// Forgets the marks that no event can need any more. In a sequence or a machine the next event needs
-    /// the mark, whenever that comes: those stay.
+    /// Deletes the marks that no event can need any more. In a sequence or a machine the next event
+    /// needs the mark, however late it arrives: those stay.
     pub(super) fn forget_marks(&mut self, horizon: &Horizon, now: Timestamp) {
         let mut old = Vec::new();
         for (resource, (_, moved_at)) in &self.marks {
@@ -114,8 +114,8 @@ impl Model {
         self.marks.retain(|resource, _| !old.contains(resource));
     }
 
-    /// The job's effects are applied: nothing older counts any more, and who waited for exactly
-    /// this one goes on.
+    /// Moves the mark after the job's effects were applied: older versions no longer count, and
+    /// jobs that waited for exactly this one go on.
     pub(super) fn move_mark(&mut self, at: JobNumber, now: Timestamp) {
         let job = &self.jobs[&at];
         let (Some(place), Some(resource)) = (&job.place, job.resource()) else { return };
@@ -126,7 +126,7 @@ impl Model {
         self.ready_held(&resource, &policy, now);
     }
 
-    /// Who is held and would not be by the mark as it is.
+    /// Readies the jobs that are held and that the current mark would not hold.
     fn ready_held(&mut self, resource: &Resource, policy: &OrderPolicy, now: Timestamp) {
         let waited = |job: &Job| {
             job.phase == Phase::Held
@@ -140,8 +140,9 @@ impl Model {
         }
     }
 
-    /// The guard said "not yet". The deadline is fixed now; beyond the most that may wait, the
-    /// newest goes to a person: in a machine, where nothing is newer by itself, the one arriving.
+    /// Holds a job for which the guard decided "not yet". The deadline is fixed now. Beyond the
+    /// most that may wait, the newest goes to review; in a machine, where no state is newer by
+    /// itself, the arriving one does.
     pub(super) fn hold(&mut self, at: JobNumber, rule: &OrderRule, now: Timestamp) {
         let due = later(now, rule.gaps.hold);
         let job = self.job_mut(at);
@@ -166,8 +167,8 @@ impl Model {
         job.error = Some(why.to_owned());
     }
 
-    /// Who was held past the deadline goes to a person, or past the gap. Not while something of the
-    /// same tenant is due: it may be what is missing. Nor while another of the resource is at work.
+    /// Sends jobs held past the deadline to review, or past the gap. Not while a job of the same
+    /// tenant is due: it may fill the gap. Nor while another job of the resource is leased.
     pub(super) fn judge_gaps(&mut self, handler: &HandlerRef, now: Timestamp) {
         let Some(rule) = self.order_of(handler) else { return };
         let is_due = |job: &Job| job.handler == *handler && job.due <= now;
@@ -222,7 +223,7 @@ impl Model {
         }
     }
 
-    /// Who of a resource is held, in the order they came.
+    /// The held jobs of a resource, in the order they arrived.
     fn held(&self, resource: &Resource) -> Vec<(Position, JobNumber)> {
         let of_it =
             |job: &&Job| job.phase == Phase::Held && job.resource().as_ref() == Some(resource);
@@ -230,7 +231,7 @@ impl Model {
         self.jobs.iter().filter(|(_, job)| of_it(job)).filter_map(placed).collect()
     }
 
-    /// Whether the mark has passed a job that was let run, and lost its lease on the way.
+    /// Whether the mark has passed a job that was claimed and then lost its lease.
     pub(super) fn was_passed(&self, at: JobNumber) -> bool {
         let job = &self.jobs[&at];
         let (Some(rule), Some(place), Some(resource)) =
@@ -242,7 +243,7 @@ impl Model {
         !job.forced && mark.is_some() && !rule.policy.may_settle(mark, place.position)
     }
 
-    /// The job is no longer at work: in the same step the next of its resource is ready.
+    /// Ends a job's lease: in the same step the next job of its resource is ready.
     pub(super) fn leave(&mut self, at: JobNumber, to: Phase, now: Timestamp) {
         self.job_mut(at).phase = to;
         if let Some(resource) = self.jobs[&at].resource() {
@@ -250,8 +251,8 @@ impl Model {
         }
     }
 
-    /// Whatever was missed, no job stays parked at a free resource, and none is held that the
-    /// handler's policy of today would let go.
+    /// Readies jobs that an earlier step missed: no job stays parked at a free resource, and none
+    /// is held that the handler's current policy would admit.
     pub(super) fn ready_unblocked(&mut self, handler: &HandlerRef, now: Timestamp) {
         let order = self.order_of(handler);
         let waits = |job: &Job| match job.phase {
@@ -297,7 +298,7 @@ impl Model {
         }
     }
 
-    /// Who has waited is due at once, behind whoever is due already.
+    /// Makes a waiting job due at once, after the jobs that are due already.
     pub(super) fn ready(&mut self, at: JobNumber, now: Timestamp) {
         let job = self.job_mut(at);
         job.phase = Phase::Ready;

@@ -1,4 +1,4 @@
-//! What is told of events and jobs: everything here only reads.
+//! Queries of events and jobs: everything here only reads.
 
 use std::collections::BTreeMap;
 
@@ -70,8 +70,8 @@ impl Model {
 
     pub(super) fn list_events(&self, filter: &EventFilter) -> Page<EventSummary> {
         let there = self.events.iter().rev().filter(|(_, stored)| !stored.gone);
-        let told = there.map(|(at, stored)| (*at, stored, self.summary(*at)));
-        let fitting = told
+        let summaries = there.map(|(at, stored)| (*at, stored, self.summary(*at)));
+        let fitting = summaries
             .filter(|(_, stored, summary)| fits(filter, stored, summary))
             .map(|(at, _, summary)| (at, summary));
         page(fitting, filter.before, filter.limit)
@@ -101,8 +101,8 @@ impl Model {
                 && filter.phase.is_none_or(|phase| job.phase == phase)
         };
         let fitting = self.jobs.iter().rev().filter(|(_, job)| wanted(job));
-        let told = fitting.map(|(at, job)| (*at, self.job_detail(job)));
-        page(told, filter.before, filter.limit)
+        let details = fitting.map(|(at, job)| (*at, self.job_detail(job)));
+        page(details, filter.before, filter.limit)
     }
 
     pub(super) fn lanes(&self) -> Vec<LaneState> {
@@ -141,7 +141,7 @@ impl Model {
             |stored: &Stored| !stored.gone && stored.detail.summary.received_at >= ask.since;
         let there = self.events.iter().rev().filter(|(_, stored)| wanted(stored));
         let all: Vec<EventNumber> = there.map(|(at, _)| *at).collect();
-        let told = |at: &EventNumber| SampledEvent {
+        let sampled = |at: &EventNumber| SampledEvent {
             summary: self.summary(*at),
             arrived_at: {
                 let arrivals = &self.events[at].detail.arrivals;
@@ -149,7 +149,7 @@ impl Model {
             },
         };
         let step = all.len().div_ceil(ask.limit.max(1)).max(1);
-        Sample { total: all.len() as u64, events: all.iter().step_by(step).map(told).collect() }
+        Sample { total: all.len() as u64, events: all.iter().step_by(step).map(sampled).collect() }
     }
 }
 

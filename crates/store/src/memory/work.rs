@@ -1,5 +1,5 @@
 //! The life of jobs: claimed, renewed, settled, given back, lost. Each function is one commit, and
-//! whoever settles does it through the fence.
+//! every settlement is checked against the fence.
 
 use std::time::Duration;
 
@@ -185,8 +185,8 @@ impl Model {
         }
     }
 
-    /// Ends the leases that ran out. Their fences stay: until somebody else claims, a worker that
-    /// was only slow may still say that it is done.
+    /// Ends the leases that ran out. Their fences stay: until the job is claimed again, a worker
+    /// that was only slow may still report "done".
     fn lose_expired(&mut self, handler: &HandlerRef, now: Timestamp) {
         let expired = |job: &Job| {
             job.handler == *handler
@@ -287,8 +287,8 @@ impl Model {
         Held::Kept
     }
 
-    /// The mark passed a job while it was at work. Where it can only be stale from then on, it is so
-    /// at once: nobody has to wait for the end of its lease.
+    /// Handles a job that the mark passed while it was leased. If it can only be stale from then
+    /// on, it becomes stale at once: its resource need not wait for the end of the lease.
     fn overtaken_at_work(&mut self, at: JobNumber, now: Timestamp) {
         let job = &self.jobs[&at];
         let Some(rule) = self.order_of(&job.handler) else { return };

@@ -48,9 +48,9 @@ impl StatementTimeouts {
         grace: Duration::from_secs(2),
     };
 
-    /// A sender or a caller waits for this one, and whoever comes after it for the writer: both are
-    /// better off with a 503, and a try on a new connection, than behind a server that has fallen
-    /// silent.
+    /// A sender or an API client waits for this statement, and later requests wait for the writer.
+    /// Both are better served by a 503 and a try on a new connection than by waiting for a server
+    /// that does not answer.
     pub(super) const INGEST: Self = Self {
         statement: Duration::from_secs(4),
         lock: Duration::from_secs(3),
@@ -161,8 +161,8 @@ impl Pools {
         })
     }
 
-    /// Lets go of every connection that nobody uses: they lead to a server that is not the one any
-    /// more, and may take long to say so.
+    /// Closes every idle connection: they lead to a server that is no longer the primary, and may
+    /// take long to fail.
     pub(super) fn renew(&self) {
         for lender in self.all() {
             drop(lender.pool.retain(|_, _| false));
@@ -252,14 +252,14 @@ impl ClientPool {
         Ok(Self { pool, patience })
     }
 
-    /// A connection that nobody else uses. The transaction state is idle: nobody gives one back
-    /// with a transaction open, see [`PooledClient`].
+    /// A connection for exclusive use. No transaction is open on it: a connection is never returned
+    /// with one, see [`PooledClient`].
     pub(super) async fn lend(&self) -> Result<PooledClient, PgError> {
         let client = self.pool.get().await?;
         Ok(PooledClient { client: Some(client), patience: self.patience, busy: false })
     }
 
-    /// The same for whoever has a deadline of their own: waits as long as others use all of them.
+    /// The same for callers with their own deadline: waits as long as all connections are in use.
     pub(super) async fn lend_in_turn(&self) -> Result<PooledClient, PgError> {
         let patient = Timeouts { wait: None, ..self.pool.timeouts() };
         let client = self.pool.timeout_get(&patient).await?;
@@ -296,8 +296,9 @@ pub(super) fn handler_session() -> String {
     )
 }
 
-/// A connection on loan. It goes back when this is dropped, unless a statement on it was cut off: then
-/// it is closed, because nobody can tell what its next answer belongs to, or what it left open.
+/// A connection on loan. It returns to the pool when this is dropped, unless a statement on it was
+/// cut off. Then it is closed, because its next answer may belong to that statement, and a
+/// transaction may be open.
 #[derive(Debug)]
 pub(super) struct PooledClient {
     client: Option<Object>,
@@ -350,14 +351,14 @@ impl PooledClient {
         Ok(done?)
     }
 
-    /// The connection itself, for a transaction that stays open between calls. Whoever takes it says
-    /// [`PooledClient::clean`] once nothing is open any more; otherwise it is closed.
+    /// The connection itself, for a transaction that stays open between calls. The caller must call
+    /// [`PooledClient::clean`] once nothing is open; otherwise the connection is closed.
     pub(super) fn raw(&mut self) -> Result<&mut Object, PgError> {
         self.busy = true;
         self.client.as_mut().ok_or(PgError::Gone)
     }
 
-    /// It is not to be lent again: whoever answers there is not whom we want.
+    /// Closes the connection instead of returning it: it leads to the wrong server.
     pub(super) fn spoil(mut self) {
         self.busy = true;
     }
@@ -378,10 +379,10 @@ impl Drop for PooledClient {
     }
 }
 
-/// Whether a connection is of no use after this error. One of the statement itself leaves it as clean
-/// as success does; but a server that was demoted, or is going down, stays what it is, and behind the
-/// same address there may be another one by now. And an internal error may be a statement that was
-/// prepared with a type which is there no more, since somebody has restored the schema.
+/// Whether a connection cannot be used again after this error. An error of the statement itself
+/// leaves it as clean as success does. A server that was demoted or is shutting down stays so, and
+/// the same address may lead to another one by now. An internal error may come from a statement
+/// prepared with a type that no longer exists, because the schema was restored.
 fn spoils(error: &tokio_postgres::Error) -> bool {
     match error.code() {
         None => true,
@@ -395,9 +396,9 @@ fn spoils(error: &tokio_postgres::Error) -> bool {
     }
 }
 
-/// Whether a statement was prepared for tables or functions that are others by now: a newer version
-/// has migrated under us. None of ours is refused so for another reason. A new connection prepares it
-/// anew.
+/// Whether a statement was prepared for tables or functions that have changed since: a newer
+/// version has migrated the database. No statement of ours is refused like this for another reason.
+/// A new connection prepares it again.
 fn is_void_plan(code: &SqlState) -> bool {
     *code == SqlState::FEATURE_NOT_SUPPORTED || *code == SqlState::INVALID_SQL_STATEMENT_NAME
 }
@@ -467,8 +468,8 @@ impl From<PgError> for StoreError {
     }
 }
 
-/// An error in a few words. The server's own message may quote a value, so only where it cannot: of
-/// the classes that speak of the server's state.
+/// A short error text. The server's own message may quote a value, so it is used only for error
+/// classes about the server's state.
 fn told(error: &tokio_postgres::Error) -> String {
     match error.as_db_error() {
         Some(db) => {
@@ -581,7 +582,7 @@ impl Target {
         let mut lent = lender.lend().await.map_err(|error| unreachable_server(&error))?;
         lent.batch("BEGIN READ ONLY").await.map_err(|error| unreachable_server(&error))?;
         let connection = lent.raw().map_err(|error| unreachable_server(&error))?;
-        // The words of the database are for whoever wrote the query; nothing here came from outside.
+        // The database's message is for the author of the query; it contains nothing from outside.
         let messages = connection.simple_query(sql).await.map_err(|error| {
             let words = error.as_db_error().map(|db| db.message().to_owned());
             PgOpenError::Query(words.unwrap_or_else(|| told(&error)))

@@ -18,8 +18,8 @@ const ASK_EVERY: Duration = Duration::from_millis(250);
 /// How long an answer counts.
 const COUNTS_FOR: Duration = Duration::from_secs(1);
 
-/// How long memory answers before the database is asked again: another node may have run a finished
-/// event once more for a person, or forgotten its key, and nobody tells this one.
+/// How long memory answers before the database is asked again: another node may have replayed a
+/// finished event, or deleted its key, and does not notify this one.
 const BELIEVED_FOR: Duration = Duration::from_secs(60);
 
 /// How long an answer may take before another connection, perhaps to another server, is tried: less
@@ -75,7 +75,7 @@ impl EpochWatch {
         Some((heard.epoch.clone(), Arc::clone(&heard.seal)))
     }
 
-    /// Does `put` if the epoch is still this one; nobody changes it meanwhile.
+    /// Runs `put` if the epoch is still this one; the lock keeps it from changing meanwhile.
     pub(super) fn within(&self, epoch: Option<&Epoch>, put: impl FnOnce()) {
         let heard = self.0.read().expect("no panic happens under this lock");
         if epoch.is_some() && heard.as_ref().map(|heard| &heard.epoch) == epoch {
@@ -83,8 +83,8 @@ impl EpochWatch {
         }
     }
 
-    /// Records an answer. Where the epoch is another than before, `forget` is called before anybody
-    /// can learn of it.
+    /// Records an answer. If the epoch has changed, `forget` is called before any reader sees the
+    /// new epoch.
     fn hear(&self, epoch: Epoch, cache_key: &[u8], at: Instant, forget: impl FnOnce()) {
         let mut heard = self.0.write().expect("no panic happens under this lock");
         if heard.as_ref().is_some_and(|heard| heard.epoch != epoch) {

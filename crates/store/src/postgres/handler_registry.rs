@@ -1,6 +1,6 @@
-//! The handlers that this node has announced, with the numbers they have in the database, and where
-//! the next claim of each begins. Kept in memory: the tables are told anew whenever the database is
-//! found to be another one.
+//! The handlers that this node has announced, with their numbers in the database, and where the
+//! next claim of each begins. Kept in memory: the handlers are announced again whenever the
+//! database turns out to be another one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, RwLock};
@@ -48,7 +48,7 @@ impl Known {
         self.lanes.values().copied().collect()
     }
 
-    /// What a claim has told.
+    /// Records how far a claim has looked in each lane.
     pub(super) fn learn(&mut self, lanes: Vec<i32>, until: Vec<Timestamp>, leases: Timestamp) {
         self.lanes.extend(lanes.into_iter().zip(until));
         while self.lanes.len() > KNOWN_LANES_MAX {

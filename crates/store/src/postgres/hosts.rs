@@ -42,7 +42,7 @@ impl Hosts {
         let begin = self.last_good.load(Ordering::Relaxed);
         for turn in 1..hosts {
             let host = (begin + turn - 1) % hosts;
-            // What the others said is of no use to anybody: the last one's word is the error.
+            // Errors of the other hosts are not reported: the last host's error is returned.
             if let Ok(Ok(connected)) =
                 tokio::time::timeout(self.each, self.connect_to(config, host)).await
             {
@@ -50,7 +50,7 @@ impl Hosts {
                 return Ok(connected);
             }
         }
-        // Without a limit of its own: whoever lends connections has one for all of it.
+        // Without its own timeout: the pool has one for the whole attempt.
         let host = (begin + hosts - 1) % hosts;
         let connected = self.connect_to(config, host).await?;
         self.last_good.store(host, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! What a batch is told to the database as: arrays of rows. One array of rows costs the database a
-//! fraction of what an array for each column does.
+//! A batch as parameters of a statement: arrays of rows. One array of rows costs the database a
+//! fraction of an array for each column.
 
 use std::collections::HashSet;
 use std::error::Error;
@@ -164,7 +164,7 @@ impl<'a> Rows<'a> {
         }));
     }
 
-    /// What only the [long way](Rows::ingest) is told, of the receipt that was pushed last.
+    /// Adds the columns that only [`Rows::ingest`] sends, of the receipt that was pushed last.
     pub(super) fn push_doubt(&mut self, receipt: &'a Receipt) {
         let (beside, other) = (receipt.neighbours(), receipt.if_conflict());
         let key_at = |at: usize| beside.map(|beside| of_hash(beside.keys[at].hash()));
@@ -223,7 +223,7 @@ impl<'a> Rows<'a> {
             .map(|row| {
                 let (place, verdict, id): (i32, i16, Uuid) = (row.get(0), row.get(1), row.get(2));
                 let id = EventId(id);
-                let told = match verdict {
+                let row_verdict = match verdict {
                     0 => RowVerdict::Accepted(id),
                     1 => RowVerdict::Duplicate(id),
                     2 => RowVerdict::Conflict(id),
@@ -231,7 +231,7 @@ impl<'a> Rows<'a> {
                     4 => RowVerdict::Promoted(id),
                     _ => RowVerdict::Taken,
                 };
-                (place as usize - 1, told)
+                (place as usize - 1, row_verdict)
             })
             .collect())
     }

@@ -1,5 +1,6 @@
 //! Jobs in PostgreSQL: announced, claimed, settled, each by one call of a function in the database.
-//! The functions decide (`migrations/0003_work.sql`); this file only puts questions and reads answers.
+//! The functions decide (`migrations/0003_work.sql`); this file only calls them and reads their
+//! results.
 
 use std::time::Instant;
 
@@ -29,14 +30,14 @@ pub(super) enum Guarded {
     InTheWork,
 }
 
-/// What one claim took, and whose jobs the order guard kept back on the way.
+/// The jobs that one claim took, and those that the order guard kept back.
 #[derive(Debug, Default)]
 pub(super) struct Begun {
     pub(super) taken: Vec<Taken>,
     pub(super) set_aside: Vec<EventId>,
 }
 
-/// A claim, and what the order guard has to know of it.
+/// A claim, and what the order guard needs to know of it.
 #[derive(Debug, Clone)]
 pub(super) struct Taken {
     pub(super) claim: Claim,
@@ -45,14 +46,14 @@ pub(super) struct Taken {
     pub(super) forced: bool,
 }
 
-/// What became of an attempt that was to be settled.
+/// The outcome of settling an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Settled {
     Lost,
     Recorded,
     /// It was recorded before, under the same fence.
     Before,
-    /// And others of its resource are ready now.
+    /// Recorded, and other jobs of its resource are ready now.
     WithOthers,
 }
 
@@ -67,7 +68,7 @@ impl Settled {
     }
 }
 
-/// Tells the database of these handlers; from then on they are this node's.
+/// Announces these handlers to the database; from then on they are this node's.
 pub(super) async fn announce(shared: &Shared, specs: Vec<HandlerSpec>) -> Result<(), PgError> {
     let mut numbered = Vec::with_capacity(specs.len());
     for spec in specs {
@@ -113,7 +114,7 @@ async fn announce_one(shared: &Shared, spec: &HandlerSpec) -> Result<i32, PgErro
     Ok(only(&rows)?.get(0))
 }
 
-/// Claims up to the limit. Nothing where this node has not announced the handler.
+/// Claims up to the limit. Returns nothing if this node has not announced the handler.
 pub(super) async fn claim(
     shared: &Shared,
     ask: &ClaimAsk,
@@ -121,13 +122,14 @@ pub(super) async fn claim(
 ) -> Result<Begun, PgError> {
     let mut claimed = retried(|| claim_once(shared, ask, guarded)).await;
     if claimed.as_ref().is_err_and(|error| error.code() == Some(&SqlState::UNIQUE_VIOLATION)) {
-        // The index over leases refused one: another node was faster. It is parked at another look.
+        // The index over leases refused one: another node was faster. The job is parked on the next
+        // try.
         claimed = retried(|| claim_once(shared, ask, guarded)).await;
     }
     match claimed? {
         Some(begun) => Ok(begun),
         None => {
-            // The database does not know the handler: it is another one than it was.
+            // The database does not know the handler: it is another database than before.
             announce(shared, shared.handlers.specs()).await?;
             Ok(claim_once(shared, ask, guarded).await?.unwrap_or_default())
         }
@@ -184,7 +186,7 @@ async fn claim_once(
     }))
 }
 
-/// A claim as it stands, and the handler it is of; `None` where the fence is not that of the job.
+/// A claim as it stands, and its handler; `None` if the fence is not that of the job.
 pub(super) async fn claimed(
     shared: &Shared,
     job: JobId,
@@ -208,12 +210,12 @@ pub(super) async fn claimed(
     }))
 }
 
-/// Where a job stands whose fence is still the one that was asked for.
+/// The state of a job whose fence is still the one that was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
     Leased,
     Done,
-    /// Lost, failed, set aside: it does not run under this claim any more.
+    /// Lost, failed or set aside: it no longer runs under this claim.
     Over,
 }
 
@@ -313,7 +315,7 @@ pub(super) async fn is_done(shared: &Shared, job: JobId) -> Result<bool, PgError
     Ok(rows.first().is_some_and(|row| row.get(0)))
 }
 
-/// Whether a job is done, and by whoever holds this fence.
+/// Whether a job is done, under this fence.
 pub(super) async fn is_done_under(
     shared: &Shared,
     job: JobId,
@@ -325,7 +327,7 @@ pub(super) async fn is_done_under(
     Ok(rows.first().is_some_and(|row| row.get(0)))
 }
 
-/// When there is something to do for a handler, as far as is known.
+/// When a handler has work next, as far as is known.
 pub(super) async fn next_due(
     shared: &Shared,
     handler: &HandlerRef,
@@ -349,7 +351,7 @@ pub(super) fn shortened(text: &str, chars_max: usize) -> String {
     row::text(text).chars().take(chars_max).collect()
 }
 
-/// What was stored was UTF-8; should the bytes have been changed by hand, they are told as they are.
+/// Stored text was UTF-8. Bytes that were changed by hand are converted lossily.
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

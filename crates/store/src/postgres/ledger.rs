@@ -1,9 +1,10 @@
-//! Idempotency-Keys: each act is one call of the database that commits itself, run to its end whoever
-//! waits for it. The functions decide (`migrations/0006_ledger.sql`); users' own transactions call
-//! the same ones.
+//! Idempotency-Keys: each act is one call of the database that commits itself, run to its end even
+//! if its caller stops waiting. The functions decide (`migrations/0006_ledger.sql`); users' own
+//! transactions call the same functions.
 //!
-//! On connections of their own: whoever calls an API waits for them, and however many do, the claims
-//! and renewals of workers must not wait behind them, nor they behind a busy handler.
+//! These calls have their own connections, because clients of an API wait for them. However many
+//! there are, claims and renewals of workers must not wait behind them, nor they behind a busy
+//! handler.
 
 use std::time::Duration;
 
@@ -67,7 +68,7 @@ async fn reserve(shared: &Shared, ask: &ReserveAsk) -> Result<Reservation, PgErr
     told(only(&rows)?, ask)
 }
 
-/// The most keys and bytes as the database's own numbers.
+/// The most keys and bytes, as the database's integers.
 fn bounds(quota: Option<Quota>) -> (Option<i64>, Option<i64>) {
     let number = |most: u64| i64::try_from(most).unwrap_or(i64::MAX);
     (quota.map(|quota| number(quota.keys)), quota.map(|quota| number(quota.bytes)))
@@ -87,7 +88,7 @@ fn told(row: &Row, ask: &ReserveAsk) -> Result<Reservation, PgError> {
         }
         "replay" => {
             let status: i32 = row.get("status");
-            // As text: JSON of the database's may hold numbers that ours does not.
+            // As text: the database's JSON may hold numbers that ours cannot.
             let headers: Option<&str> = row.get("headers");
             let headers = headers.and_then(|text| serde_json::from_str(text).ok());
             let body: Option<Vec<u8>> = row.get("body");
@@ -103,15 +104,15 @@ fn told(row: &Row, ask: &ReserveAsk) -> Result<Reservation, PgError> {
         }
         "mismatch" => Reservation::Mismatch,
         "over_quota" => Reservation::OverQuota,
-        // A function that we do not know: nothing of it can be believed.
+        // A version of the function that we do not know: its result is not used.
         _ => return Err(PgError::Gone),
     })
 }
 
-/// Keeps the answer under the fence.
+/// Stores the answer under the fence.
 const FINISH: &str = "SELECT hapax.finish_key($1, $2, $3, $4, $5, $6, $7, $8)";
 
-/// The same, or something else in its place where the caller has no room for an answer.
+/// The same within a quota: if the caller has no room for the answer, a substitute is stored.
 const FINISH_WITHIN_QUOTA: &str = "\
     SELECT CASE WHEN hapax.has_room($9, $10, $11, false) \
         THEN hapax.finish_key($1, $2, $3, $4, $5, $6, $7, $8) \
@@ -164,7 +165,7 @@ async fn finish(
     Ok(if only(&rows)?.get(0) { Held::Kept } else { Held::Lost })
 }
 
-/// The same within a transaction of the user's.
+/// Stores the answer within a transaction of the user's.
 pub(super) async fn finish_within(
     shared: &Shared,
     client: &Object,
@@ -176,7 +177,7 @@ pub(super) async fn finish_within(
     let (scope, key, body, now) = (scope.as_str(), key.as_str(), &answer.body[..], shared.now());
     let statement =
         client.prepare_cached(FINISH).await.map_err(|error| sql_handlers::ours(error.into()))?;
-    // An app's own transaction is never refused for a quota: its effects would roll back with it.
+    // An app's own transaction is never refused for a quota: its effects would be rolled back.
     let size = size_of(answer);
     let rows = client
         .query(&statement, &[&scope, &key, &fence.0, &status, &headers, &body, &now, &size])
@@ -197,7 +198,7 @@ pub(super) async fn is_open(client: &Object, reserved: &Reserved) -> Result<bool
     Ok(row.map_err(|error| sql_handlers::ours(error.into()))?.get(0))
 }
 
-/// Whether this very answer is kept under this right.
+/// Whether exactly this answer is stored under this right.
 pub(super) async fn is_kept(
     shared: &Shared,
     reserved: &Reserved,
@@ -213,12 +214,12 @@ pub(super) async fn is_kept(
     Ok(!rows.is_empty())
 }
 
-/// What an answer counts for.
+/// The size that an answer counts for.
 fn size_of(answer: &StoredAnswer) -> i64 {
     i64::try_from(answer.size()).unwrap_or(i64::MAX)
 }
 
-/// Status and headers as they stand in the table.
+/// Status and headers as table columns.
 fn columns(answer: &StoredAnswer) -> (i32, Value) {
     let headers = without_nul(&stored_answer::as_object(&answer.headers));
     (i32::from(answer.status.as_u16()), headers)

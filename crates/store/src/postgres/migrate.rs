@@ -245,7 +245,7 @@ fn trouble(error: PgError) -> PgOpenError {
     PgOpenError::Migrate(said(&error))
 }
 
-/// In full: a migration holds no value from outside that must not be told.
+/// In full: a migration contains no value from outside that must stay secret.
 fn said(error: &PgError) -> String {
     match error {
         PgError::Sql(sql) => match sql.as_db_error() {

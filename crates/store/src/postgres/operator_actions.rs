@@ -60,11 +60,11 @@ async fn replay_once(shared: &Shared, ask: &ReplayAsk) -> Result<Vec<Replayed>, 
     if !ask.dry_run {
         of.forget(shared);
     }
-    let told = |(new, row): (&NewJob, &Row)| {
+    let replayed = |(new, row): (&NewJob, &Row)| {
         let effect = effect(row.get::<_, Option<i32>>(0)?)?;
         Some(Replayed { handler: new.handler.clone(), effect })
     };
-    Ok(ask.handlers.iter().zip(&rows).filter_map(told).collect())
+    Ok(ask.handlers.iter().zip(&rows).filter_map(replayed).collect())
 }
 
 fn effect(number: i32) -> Option<ReplayEffect> {
@@ -156,7 +156,7 @@ pub(super) async fn discard(
     .await
 }
 
-/// An event that somebody named, if it is not pruned.
+/// An event that an operator named, if it is not pruned.
 struct FoundEvent {
     tenant: Tenant,
     source: SourceName,

@@ -83,8 +83,8 @@ pub(super) async fn drop_old(
     limit: usize,
 ) -> Result<bool, PgError> {
     let mut lent = shared.pools.admin.lend().await?;
-    // Whoever makes a day reads the table and then wants to change it, whoever removes one has changed
-    // it and then waits for its readers: beside each other they would wait in a circle.
+    // Creating a day reads the table and then changes it; removing a day changes it and then waits
+    // for its readers. Without this lock the two could deadlock.
     lent.query("SELECT pg_advisory_lock($1)", &[&CHANGING_DAYS]).await?;
     let dropped = drop_days(&mut lent, before, limit).await;
     let unlocked = lent.query("SELECT pg_advisory_unlock($1)", &[&CHANGING_DAYS]).await;
@@ -119,7 +119,8 @@ async fn drop_days(
             more |= gone as usize >= limit;
             continue;
         }
-        // Waits for whoever uses the table, and stops nobody. Cut off, it is finished the next time.
+        // Waits for the table's users and blocks none of them. If interrupted, it is finished the
+        // next time.
         if day.attached {
             day.alter(lent, "DETACH", "CONCURRENTLY").await?;
         }

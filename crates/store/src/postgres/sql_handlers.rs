@@ -1,13 +1,13 @@
-//! SQL handlers: the statements, "done" and whatever they publish in one transaction, on connections
-//! of their own.
+//! SQL handlers: runs the statements, "done" and published messages in one transaction, on
+//! connections reserved for handlers.
 //!
-//! First attempts share a transaction, without savepoints, and their statements are sent without
-//! waiting for each other's answers. Any error, a lost fence or a failed commit rolls all of it back,
-//! and each job then runs alone under the same claim. One that fails alone uses a step of its
-//! schedule; one whose connection dies is lost, not failed: nobody knows what it would have done.
-//! What a slice has no time to begin is given back.
+//! First attempts share a transaction, without savepoints, and their statements are pipelined. Any
+//! error, a lost fence or a failed commit rolls back the whole transaction, and each job then runs
+//! alone under the same claim. A job that fails alone uses a step of its schedule. A job whose
+//! connection dies is lost, not failed: its outcome is unknown. Jobs that a slice has no time to
+//! begin are given back.
 //!
-//! Whatever the statements did to the session is undone before anybody else gets the connection.
+//! Changes of the session by the statements are undone before the connection is used again.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -34,8 +34,8 @@ use super::result_text::{self, RawValue, ValueText};
 /// How long a slice may begin new jobs. Others wait for its connection, and its leases run.
 const SLICE_MAX: Duration = Duration::from_millis(500);
 
-/// Jobs whose statements are sent together before anybody looks at the clock: enough to hide the way
-/// to the server, few enough that slow statements are noticed.
+/// Jobs whose statements are sent together before the clock is checked: enough to hide the latency
+/// of the server, few enough to notice slow statements.
 const SENT_TOGETHER: usize = 16;
 
 /// How much longer than the server we wait for the end of a transaction.
@@ -430,8 +430,8 @@ impl<'a> SqlRunner<'a> {
             return NotRun::Statement(self.timed_out());
         }
         let Some(statement) = self.program.statements.get(at) else { return ours(error.into()) };
-        let told = placed(statement, at, db);
-        sorted(error, told)
+        let text = placed(statement, at, db);
+        sorted(error, text)
     }
 
     fn timed_out(&self) -> String {
@@ -448,8 +448,8 @@ fn placed(statement: &SqlStatement, at: usize, db: &DbError) -> String {
         Some(ErrorPosition::Internal { .. }) | None => format!("line {}", statement.line),
     };
     let (code, message) = (db.code().code(), db.message());
-    let told = format!("statement {} ({place}): {message} ({code})", at + 1);
-    shortened(&told, ERROR_CHARS_MAX)
+    let text = format!("statement {} ({place}): {message} ({code})", at + 1);
+    shortened(&text, ERROR_CHARS_MAX)
 }
 
 /// Why the statements of each program cannot be prepared in a session of handlers, where they cannot.
@@ -535,7 +535,7 @@ pub(super) enum LeftBehind {
     Ended,
 }
 
-/// Makes a connection fit for whoever gets it next; where that fails, nobody does.
+/// Resets a connection for its next user; if that fails, it is closed.
 pub(super) async fn tidy(lent: &mut PooledClient, left: LeftBehind) {
     let Ok(client) = lent.raw() else { return };
     let rolled_back = match left {
@@ -682,11 +682,11 @@ fn value(parameter: SqlParameter, job: &Taken, current: Option<&str>) -> Result<
 pub(super) fn ours(error: PgError) -> NotRun {
     match error {
         PgError::Sql(error) => {
-            let told = match error.as_db_error() {
+            let text = match error.as_db_error() {
                 Some(db) => format!("{} ({})", db.message(), db.code().code()),
                 None => error.to_string(),
             };
-            sorted(error, shortened(&told, ERROR_CHARS_MAX))
+            sorted(error, shortened(&text, ERROR_CHARS_MAX))
         }
         other => NotRun::Outage(other),
     }
@@ -703,15 +703,15 @@ fn at_commit(error: &tokio_postgres::Error) -> NotRun {
     }
 }
 
-/// Whose error it is.
-fn sorted(error: tokio_postgres::Error, told: String) -> NotRun {
+/// Sorts an error by its cause.
+fn sorted(error: tokio_postgres::Error, text: String) -> NotRun {
     let Some(db) = error.as_db_error() else { return NotRun::Outage(error.into()) };
     if is_race(&error) {
-        NotRun::Race(told)
+        NotRun::Race(text)
     } else if is_outage(db.code()) {
         NotRun::Outage(error.into())
     } else {
-        NotRun::Statement(told)
+        NotRun::Statement(text)
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) async fn lanes(shared: &Shared) -> Result<Vec<LaneState>, StoreError>
     let most = LANE_COUNT_MAX as i64;
     let rows = lent.query(include_str!("sql/lanes.sql"), &[&most]).await.map_err(read)?;
     let count = |row: &Row, column| row.get::<_, i64>(column).unsigned_abs();
-    let told = rows.iter().map(|row| LaneState {
+    let states = rows.iter().map(|row| LaneState {
         handler: HandlerRef {
             source: SourceName::new(row.get::<_, &str>(0)),
             handler: HandlerName::new(row.get::<_, &str>(1)),
@@ -36,7 +36,7 @@ pub(super) async fn lanes(shared: &Shared) -> Result<Vec<LaneState>, StoreError>
         review: count(row, 7),
         dead: count(row, 8),
     });
-    Ok(told.filter(|lane| lane.open() + lane.review + lane.dead > 0).collect())
+    Ok(states.filter(|lane| lane.open() + lane.review + lane.dead > 0).collect())
 }
 
 /// Events of the span, all or evenly spread.

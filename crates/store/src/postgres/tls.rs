@@ -20,7 +20,7 @@ pub(super) enum Mode {
     Disable,
     /// Encrypted if the server can.
     Prefer,
-    /// Encrypted; whoever answers is believed, unless certificates to trust are named.
+    /// Encrypted; any certificate is accepted, unless trusted certificates are configured.
     Require,
     /// Encrypted, and vouched for by a trusted certificate.
     VerifyCa,
@@ -41,7 +41,7 @@ impl Mode {
     }
 }
 
-/// The TLS side of a connection; none where it is in the clear. An error is told in words.
+/// The TLS configuration of a connection; `None` for an unencrypted one. The error is a text.
 pub(super) fn client(mode: Mode, roots: Option<&Path>) -> Result<Option<ClientConfig>, String> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let verifier: Arc<dyn ServerCertVerifier> = match (mode, roots) {
@@ -86,7 +86,7 @@ fn trusting(
         .map_err(|error| trouble(error.to_string()))
 }
 
-/// Believes whoever holds the key of the certificate that is shown: against those who only listen.
+/// Accepts any certificate whose key the server holds: protects only against passive eavesdropping.
 #[derive(Debug)]
 struct AnyCertificate {
     provider: Arc<CryptoProvider>,

@@ -1,5 +1,5 @@
-//! The [`Work`] half of the store: each method is one call of the database, run to its end whoever
-//! waits for it.
+//! The [`Work`] half of the store: each method is one call of the database, run to its end even if
+//! its caller stops waiting.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,7 +84,7 @@ impl Work for PgStore {
             .shared
             .to_the_end(async move { sql_handlers::claimed(&shared, &run).await })
             .await?;
-        // Whoever was parked behind it may be ready.
+        // Jobs parked behind it may be ready.
         self.shared.arrived.notify_waiters();
         Ok(ran)
     }

@@ -1,8 +1,8 @@
-//! What stands in the cache outside for one event, and the proof that we put it there: a MAC under a
-//! key that only the database holds, over the epoch, the event's key and everything that is told.
+//! A cache entry for one event, sealed by a MAC. The MAC's key is held only by the database, and it
+//! covers the epoch, the event's key and the whole entry.
 //!
-//! An entry of another epoch (a restored backup, a promoted standby), under another event's key, cut,
-//! planted or too old is no entry.
+//! A value is ignored if it is of another epoch (a restored backup, a promoted standby), under
+//! another event's key, truncated, forged or too old.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,28 +12,28 @@ use hapax_core::store::{EventId, KnownEvent, Status};
 use hapax_core::{KeyHash, Timestamp};
 use uuid::Uuid;
 
-/// The first byte: what follows is laid out as below.
+/// The first byte: the version of the layout below.
 const LAYOUT: u8 = 2;
 
 /// Layout, id, hash of the body, guard, when it was written, status.
 const HEAD: usize = 1 + 16 + 16 + 16 + 8 + 1;
 
-/// Stands where there is no guard.
+/// Written where there is no guard.
 const NO_GUARD: KeyHash = KeyHash([0; 16]);
 
 const MAC: usize = 32;
 
-/// What a cache may say of an event whose work has ended.
+/// What the cache holds of an event whose work has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) body_hash: KeyHash,
-    /// The guard that the newest arrival had.
+    /// The guard of the newest arrival.
     pub(crate) guard: Option<KeyHash>,
     pub(crate) known: KnownEvent,
     pub(crate) written_at: Timestamp,
 }
 
-/// The key and the epoch that entries are sealed under. Made anew whenever the epoch changes.
+/// The key and the epoch that entries are sealed under. Created again whenever the epoch changes.
 pub(crate) struct Seal {
     key: hmac::Key,
     epoch: Box<[u8]>,
@@ -51,46 +51,47 @@ impl Seal {
         Self { key: hmac::Key::new(hmac::HMAC_SHA256, cache_key), epoch: epoch.into() }
     }
 
-    fn context(&self, key: &KeyHash, told: &[u8]) -> Vec<u8> {
+    fn context(&self, key: &KeyHash, payload: &[u8]) -> Vec<u8> {
         let length = (self.epoch.len() as u64).to_be_bytes();
-        [b"hapax cache".as_slice(), &length, &self.epoch, &key.0, told].concat()
+        [b"hapax cache".as_slice(), &length, &self.epoch, &key.0, payload].concat()
     }
 }
 
 impl Entry {
     pub(crate) fn sealed(&self, seal: &Seal, key: &KeyHash) -> Vec<u8> {
-        let mut told = Vec::with_capacity(HEAD + MAC);
-        told.push(LAYOUT);
-        told.extend_from_slice(self.known.id.0.as_bytes());
-        told.extend_from_slice(&self.body_hash.0);
-        told.extend_from_slice(&self.guard.unwrap_or(NO_GUARD).0);
-        told.extend_from_slice(&self.written_at.as_second().to_be_bytes());
-        told.push(code_of(self.known.status));
-        told.extend_from_slice(self.known.result.as_deref().unwrap_or_default().as_bytes());
-        let mac = hmac::sign(&seal.key, &seal.context(key, &told));
-        told.extend_from_slice(mac.as_ref());
-        told
+        let mut payload = Vec::with_capacity(HEAD + MAC);
+        payload.push(LAYOUT);
+        payload.extend_from_slice(self.known.id.0.as_bytes());
+        payload.extend_from_slice(&self.body_hash.0);
+        payload.extend_from_slice(&self.guard.unwrap_or(NO_GUARD).0);
+        payload.extend_from_slice(&self.written_at.as_second().to_be_bytes());
+        payload.push(code_of(self.known.status));
+        payload.extend_from_slice(self.known.result.as_deref().unwrap_or_default().as_bytes());
+        let mac = hmac::sign(&seal.key, &seal.context(key, &payload));
+        payload.extend_from_slice(mac.as_ref());
+        payload
     }
 
-    /// `None` for whatever we did not write under this key in this epoch, or too long ago.
+    /// Returns `None` for a value that we did not write under this key in this epoch, or wrote too
+    /// long ago.
     pub(crate) fn open(
         value: &[u8],
         seal: &Seal,
         key: &KeyHash,
         age_max: Duration,
     ) -> Option<Self> {
-        let (told, mac) = value.split_at_checked(value.len().checked_sub(MAC)?)?;
-        if told.len() < HEAD || told[0] != LAYOUT {
+        let (payload, mac) = value.split_at_checked(value.len().checked_sub(MAC)?)?;
+        if payload.len() < HEAD || payload[0] != LAYOUT {
             return None;
         }
-        hmac::verify(&seal.key, &seal.context(key, told), mac).ok()?;
-        let (head, result) = told.split_at(HEAD);
+        hmac::verify(&seal.key, &seal.context(key, payload), mac).ok()?;
+        let (head, result) = payload.split_at(HEAD);
         let id = EventId(Uuid::from_slice(&head[1..17]).ok()?);
         let body_hash = KeyHash(head[17..33].try_into().ok()?);
         let guard = KeyHash(head[33..49].try_into().ok()?);
         let written_at = Timestamp::from_second(i64::from_be_bytes(head[49..57].try_into().ok()?));
         let written_at = written_at.ok()?;
-        // A clock that went back must not make an entry immortal either.
+        // If the clock was set back, an entry must not stay valid for ever.
         let age = Timestamp::now().duration_since(written_at).unsigned_abs();
         if age > age_max {
             return None;
@@ -102,7 +103,7 @@ impl Entry {
     }
 }
 
-/// Only what has ended is told, so only that has a code.
+/// Only events that have ended are cached, so only their statuses have a code.
 const ENDED: [(u8, Status); 4] =
     [(1, Status::Processed), (2, Status::Stale), (3, Status::Ignored), (4, Status::Discarded)];
 
@@ -133,11 +134,12 @@ mod tests {
 
     #[test]
     fn what_was_sealed_is_read_back_and_nothing_else_is() {
-        // Every single byte changed, every cut, another key, another epoch, another cache key.
+        // Every single byte changed, every truncation, another key, another epoch, another cache
+        // key.
         let seal = Seal::new(b"the database's key", b"epoch 1");
-        let told = entry(Status::Processed, Some("created fee 123"));
-        let value = told.sealed(&seal, &key(1));
-        assert_eq!(Entry::open(&value, &seal, &key(1), AGE_MAX), Some(told));
+        let ended = entry(Status::Processed, Some("created fee 123"));
+        let value = ended.sealed(&seal, &key(1));
+        assert_eq!(Entry::open(&value, &seal, &key(1), AGE_MAX), Some(ended));
         for at in 0..value.len() {
             let mut changed = value.clone();
             changed[at] ^= 1;
@@ -154,10 +156,10 @@ mod tests {
     #[test]
     fn an_entry_grows_old_and_one_that_has_not_ended_is_none() {
         let seal = Seal::new(b"the database's key", b"epoch 1");
-        let mut told = entry(Status::Ignored, None);
-        told.written_at =
-            Timestamp::from_second(told.written_at.as_second() - 4_000).expect("in range");
-        assert_eq!(Entry::open(&told.sealed(&seal, &key(1)), &seal, &key(1), AGE_MAX), None);
+        let mut ended = entry(Status::Ignored, None);
+        ended.written_at =
+            Timestamp::from_second(ended.written_at.as_second() - 4_000).expect("in range");
+        assert_eq!(Entry::open(&ended.sealed(&seal, &key(1)), &seal, &key(1), AGE_MAX), None);
         let running = entry(Status::Processing, None);
         assert_eq!(Entry::open(&running.sealed(&seal, &key(1)), &seal, &key(1), AGE_MAX), None);
     }

@@ -1,10 +1,10 @@
 //! Redis in front of a shared database: it answers duplicates of events whose work has ended, and
-//! nothing else. What it says counts only with a proof that we wrote it, in this epoch of the
-//! database ([`entry`]); whatever else it does, be slow, lie, forget or vanish, costs a bounded
-//! moment and changes no answer.
+//! nothing else. An entry counts only with a proof that we wrote it, in this epoch of the database
+//! ([`entry`]). If Redis is slow, wrong, empty or down, a request waits a bounded moment and gets
+//! the same answer from the database.
 //!
-//! Entries are written after the commit they tell of, behind the answer, and lost without a trace
-//! when Redis is not there. A miss proves nothing: then the database decides.
+//! Entries are written in the background after their commit. They are dropped silently when Redis
+//! is not available. A miss proves nothing: then the database decides.
 
 mod entry;
 mod probe;
@@ -30,7 +30,7 @@ use crate::limits::{
     FRONT_REST, FRONT_REST_MAX, FRONT_WAITING_MAX,
 };
 
-/// A Redis, as far as we trust one.
+/// The Redis cache, which is never trusted without a proof.
 pub(crate) struct RedisCache {
     line: Arc<Line>,
     asked: mpsc::Sender<CacheLookup>,
@@ -42,7 +42,7 @@ pub(crate) struct RedisCache {
     tasks: TaskTracker,
 }
 
-/// What questions came to, key by key.
+/// Counters of lookups, by result.
 struct Counted {
     hit: metrics::Counter,
     miss: metrics::Counter,
@@ -56,13 +56,13 @@ impl Counted {
     }
 }
 
-/// Somebody who wants to know what stands under these keys, in their order.
+/// A lookup of these keys; values are returned in the same order.
 struct CacheLookup {
     keys: Vec<KeyHash>,
     answer: oneshot::Sender<Vec<Option<Vec<u8>>>>,
 }
 
-/// Entries to be written under their keys; none where there is to be none.
+/// Values to be written under their keys; `None` deletes the key.
 type CacheEntries = Vec<(KeyHash, Option<Vec<u8>>)>;
 
 /// The URL was no Redis URL. Its text is not repeated: it may hold a password.
@@ -71,9 +71,9 @@ type CacheEntries = Vec<(KeyHash, Option<Vec<u8>>)>;
 pub(crate) struct RedisUrlError(String);
 
 impl RedisCache {
-    /// Takes up the connection in the background: whether Redis is there now does not matter.
-    /// `keys_kept`: the shortest time that a key is kept. An entry counts far less long than that, and
-    /// there is none of a key that may be pruned before: it would say "duplicate" of what is new again.
+    /// Connects in the background: Redis need not be available now. `keys_kept` is the shortest
+    /// retention of a key. An entry expires long before that, and is not written if its key may be
+    /// pruned earlier: it would report a duplicate of a key that is new again.
     pub(crate) fn open(url: &str, keys_kept: Option<Duration>) -> Result<Self, RedisUrlError> {
         let client =
             Client::open(url).map_err(|error| RedisUrlError(error.category().to_owned()))?;
@@ -96,7 +96,7 @@ impl RedisCache {
         Ok(Self { line, asked, told, age_max, keys_kept, counted, stop, tasks })
     }
 
-    /// What is known under each key, in their order. Never longer than a moment, never an error.
+    /// The entry under each key, in order. Takes a bounded moment and never fails.
     pub(crate) async fn ask(&self, seal: &Seal, keys: &[KeyHash]) -> Vec<Option<Entry>> {
         let Some(values) = self.values(keys).await else {
             self.counted.failed.increment(keys.len() as u64);
@@ -111,8 +111,8 @@ impl RedisCache {
         entries
     }
 
-    /// None at all where Redis is not to be had. Whoever asks waits for the question that is on its way
-    /// and for its own, and each of them is given up after a moment.
+    /// The stored values; `None` if Redis is not available. The caller waits for the lookup in
+    /// flight and then for its own, and each of them has a short timeout.
     async fn values(&self, keys: &[KeyHash]) -> Option<Vec<Option<Vec<u8>>>> {
         if !self.line.is_up() {
             self.line.lift(&self.tasks);
@@ -123,8 +123,7 @@ impl RedisCache {
         values.await.ok()
     }
 
-    /// Tells of events that are committed and ended, behind the answer. Dropped when more waits
-    /// than Redis takes.
+    /// Queues entries of events that are committed and ended. Dropped when the queue is full.
     pub(crate) fn tell(&self, seal: &Seal, ended: impl IntoIterator<Item = (KeyHash, Entry)>) {
         let lasts = |(_, entry): &(KeyHash, Entry)| {
             self.keys_kept.is_none_or(|kept| {
@@ -138,8 +137,8 @@ impl RedisCache {
         self.send(ended.into_iter().filter(lasts).map(sealed).collect());
     }
 
-    /// What was told under these keys does not hold any more. As good as it goes: an entry that stays
-    /// is still one of an event that was committed.
+    /// Queues the deletion of these keys' entries. Best effort: an entry that stays still belongs
+    /// to a committed event.
     pub(crate) fn untell(&self, keys: impl IntoIterator<Item = KeyHash>) {
         self.send(keys.into_iter().map(|key| (key, None)).collect());
     }
@@ -150,7 +149,7 @@ impl RedisCache {
         }
     }
 
-    /// Ends what runs behind; what was not written is not missed.
+    /// Stops the background tasks; unwritten entries are dropped.
     pub(crate) async fn close(&self) {
         self.stop.cancel();
         self.tasks.wait().await;
@@ -163,8 +162,8 @@ impl fmt::Debug for RedisCache {
     }
 }
 
-/// Whoever asks while an answer is on its way asks together with the others: one question for Redis,
-/// however many requests want to know. Questions that are dropped are answered with nothing.
+/// Batches lookups: those that arrive while an answer is pending are sent to Redis as one command.
+/// Lookups that are dropped are answered with nothing.
 async fn ask_together(
     line: Arc<Line>,
     mut questions: mpsc::Receiver<CacheLookup>,
@@ -206,7 +205,7 @@ async fn ask_together(
     }
 }
 
-/// Entries outlive no node's trust in them by much, so Redis may forget them by itself.
+/// Writes entries with an expiry, so that Redis deletes them soon after nodes stop trusting them.
 async fn tell(
     line: Arc<Line>,
     tasks: TaskTracker,
@@ -245,28 +244,28 @@ fn name_of(key: &KeyHash) -> [u8; 22] {
     name
 }
 
-/// The one connection, shared by all who ask and tell.
+/// The one connection, shared by lookups and writes.
 struct Line {
     client: Client,
     state: Mutex<State>,
-    /// How often it failed since it last answered: it rests longer each time.
+    /// Failures since the last answer: the pause grows with each.
     failed: AtomicU32,
     said: Mutex<CacheReply>,
 }
 
-/// What the log says of it.
+/// What was last logged about Redis.
 struct CacheReply {
-    /// When it was last said that it fails.
+    /// When a failure was last logged.
     fails_at: Option<Instant>,
-    /// Whether the last that was said is that it answers.
+    /// Whether the last log line reported that Redis answers.
     answers: bool,
 }
 
 enum State {
     Up(MultiplexedConnection),
-    /// Somebody is connecting.
+    /// A task is connecting.
     Lifting,
-    /// Not tried again before this.
+    /// Not tried again before this time.
     Down {
         until: Option<Instant>,
     },
@@ -284,7 +283,7 @@ impl Line {
         matches!(&*self.state(), State::Up(_))
     }
 
-    /// Connects in the background, if it is time: nobody waits for it.
+    /// Connects in the background, if the pause is over: no request waits for it.
     fn lift(self: &Arc<Self>, tasks: &TaskTracker) {
         {
             let mut state = self.state();
@@ -312,7 +311,7 @@ impl Line {
         });
     }
 
-    /// Once at first, and then once for each time that it was said to fail.
+    /// Logs once at first, and then once after each logged failure.
     fn say_that_it_answers(&self) {
         let mut said = self.said.lock().expect("no panic happens under this lock");
         if !said.answers {
@@ -321,15 +320,15 @@ impl Line {
         }
     }
 
-    /// It answered.
+    /// Records an answer.
     fn works(&self) {
-        // Mostly this is all: a look at a number that nobody changes.
+        // Usually this only reads a number that does not change.
         if self.failed.load(Ordering::Relaxed) > 0 {
             self.failed.store(0, Ordering::Relaxed);
         }
     }
 
-    /// It failed: for a while nobody asks it.
+    /// Records a failure: Redis is not used for a while.
     fn rest(&self, why: &str) {
         let mut state = self.state();
         if let State::Up(_) = &*state {
@@ -337,8 +336,8 @@ impl Line {
         }
     }
 
-    /// Out of use for longer each time. Logged once, and not again and again of one that answers now
-    /// and then.
+    /// Takes Redis out of use, for longer each time. Logged at most once per interval, so that a
+    /// Redis that answers now and then does not fill the log.
     fn down(&self, why: &str) -> State {
         let failed = self.failed.fetch_add(1, Ordering::Relaxed).min(16);
         let mut said = self.said.lock().expect("no panic happens under this lock");

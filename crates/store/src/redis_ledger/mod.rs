@@ -20,7 +20,7 @@ use redis::{Client, Cmd, FromRedisValue};
 
 use crate::limits::{ACK_MAX, FRONT_CONNECT_MAX};
 
-/// A key nobody asks about any more is gone with its TTL; until then Redis must not evict it.
+/// An unused key is deleted with its TTL; until then Redis must not evict it.
 #[derive(Clone)]
 pub struct RedisLedger {
     redis: ConnectionManager,
@@ -38,15 +38,15 @@ impl RedisLedger {
         let config = ConnectionManagerConfig::new()
             .set_connection_timeout(Some(FRONT_CONNECT_MAX))
             .set_response_timeout(Some(ACK_MAX))
-            // Whoever asks next tries again.
+            // The next request tries again.
             .set_number_of_retries(1);
         let client = Client::open(url).map_err(failed)?;
         let redis = ConnectionManager::new_with_config(client, config).await.map_err(failed)?;
         Ok(Self { redis })
     }
 
-    /// Runs a script on the key of a reservation, and on those that count for its caller. It is never sent twice: whether one whose answer
-    /// did not come was run, nobody knows.
+    /// Runs a script on the key of a reservation, and on those that count for its caller. It is
+    /// never sent twice: if the answer is lost, the script may have run.
     async fn run<T: FromRedisValue>(
         &self,
         script: &str,
@@ -153,7 +153,7 @@ fn read(status: i64, headers: Option<Vec<u8>>, body: Option<Vec<u8>>) -> Option<
     })
 }
 
-/// Somebody else writes under our names.
+/// Another program writes under our names.
 fn damaged() -> StoreError {
     StoreError::Read("what Redis keeps of a key is not what was written".into())
 }

@@ -14,7 +14,7 @@ pub(super) fn write(conn: &Connection, copies: Vec<(i64, Waiting)>) -> rusqlite:
     let mut trim = conn.prepare_cached(include_str!("sql/trim_arrivals.sql"))?;
     let mut event = conn.prepare_cached("SELECT 1 FROM hapax_event WHERE seq = ?1")?;
     for (seq, waiting) in copies {
-        // Forgotten while its copies waited here: nobody would ever delete them.
+        // The event was pruned while its copies waited here: their rows would never be deleted.
         if !event.exists([seq])? {
             continue;
         }

@@ -1,8 +1,8 @@
-//! Idempotency-Keys on the writer: each act rides in the writer's next commit, together with events
-//! and other acts, and is answered once that is synced.
+//! Idempotency-Keys on the writer: each act is batched into the writer's next commit, together with
+//! events and other acts, and is answered once that is synced.
 //!
-//! The one thread that writes decides every race; the unique key stands behind it. Fences come from a
-//! number that only grows, so that none is given out twice, whatever became of its key.
+//! The one writer thread decides every race, backed by the unique key. Fences come from a counter
+//! that only grows, so that no fence is issued twice, whatever happens to its key.
 
 use std::time::Duration;
 
@@ -69,7 +69,7 @@ impl Ledger for SqliteStore {
     }
 }
 
-/// What stands under a key, as far as it decides.
+/// The columns of a key's row that decide a reservation.
 struct Kept {
     attempt: u32,
     leased_until: i64,
@@ -164,8 +164,8 @@ fn reserve(conn: &Connection, ask: ReserveAsk, now: Timestamp) -> rusqlite::Resu
     Ok(Reservation::Fresh(Reserved { scope, key, fence: Fence(fence), attempt, quota }))
 }
 
-/// What the quota says to what is kept now. The tables that it is read from are moved by triggers on
-/// `hapax_reservation`, in the statement that changes a row.
+/// The quota's decision on the current usage. Triggers on `hapax_reservation` update the usage
+/// tables in the statement that changes a row.
 fn judged(
     conn: &Connection,
     owner: &Owner,
@@ -199,7 +199,7 @@ pub(super) fn is_open(conn: &Connection, reserved: &Reserved) -> rusqlite::Resul
     .exists((reserved.scope.as_str(), reserved.key.as_str(), reserved.fence.0))
 }
 
-/// Keeps the answer, if the right still holds.
+/// Stores the answer, if the right still holds.
 pub(super) fn finish(
     conn: &Connection,
     reserved: &Reserved,
@@ -225,7 +225,8 @@ pub(super) fn finish(
     Ok(if finished == 1 { Held::Kept } else { Held::Lost })
 }
 
-/// Where an earlier attempt may have been carried out, the row stays to say so.
+/// Abandons a reservation. If an earlier attempt may have been carried out, the row stays to record
+/// it.
 fn abandon(conn: &Connection, reserved: &Reserved) -> rusqlite::Result<()> {
     let right = (reserved.scope.as_str(), reserved.key.as_str(), reserved.fence.0);
     let gone = conn
@@ -246,7 +247,7 @@ fn abandon(conn: &Connection, reserved: &Reserved) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// One that was never given out.
+/// A fence that was never issued before.
 fn next_fence(conn: &Connection) -> rusqlite::Result<i64> {
     conn.prepare_cached(
         "UPDATE hapax_meta SET value = value + 1 WHERE name = 'reservation_fence'
@@ -255,8 +256,8 @@ fn next_fence(conn: &Connection) -> rusqlite::Result<i64> {
     .query_row([], |row| row.get(0))
 }
 
-/// Forgets up to `limit` keys that are past their time, and no more bytes than a commit may hold;
-/// true when there may be more. One under a lease stays.
+/// Deletes up to `limit` expired keys, and no more bytes than a commit may hold. Returns true if
+/// there may be more. A key under a lease stays.
 pub(super) fn forget(writer: &mut Writer, limit: usize) -> rusqlite::Result<bool> {
     let now = micros(writer.now());
     let past: Vec<(i64, u32)> = writer
@@ -290,7 +291,7 @@ pub(super) fn forget(writer: &mut Writer, limit: usize) -> rusqlite::Result<bool
     Ok(gone < found || found == limit)
 }
 
-/// A span in microseconds; what is longer than anybody waits is cut, so that no sum of it overflows.
+/// A span in microseconds. Longer spans are cut at ten years, so that no sum overflows.
 fn span(duration: Duration) -> i64 {
     const TEN_YEARS: i64 = 10 * 365 * 86_400 * 1_000_000;
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX).min(TEN_YEARS)
@@ -338,7 +339,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn what_waits_shares_one_commit_and_hears_of_it_afterwards() {
         // A commit for each act would be a sync for each, and a tenth of the rate. The same key is
-        // asked for twice in the batch: the second must not be told of what is not on disk yet.
+        // reserved twice in the batch: the second answer must not report what is not on disk yet.
         let place = Place::new();
         let store = place.open();
         let commits = Arc::new(AtomicUsize::new(0));
@@ -350,7 +351,7 @@ mod tests {
                 false
             }))
             .expect("a hook");
-            // While the writer stands here, everything below queues up for one batch.
+            // While the writer blocks here, everything below queues up for one batch.
             let _ = held.recv();
         });
         let keys = ["a", "b", "c", "a", "d"];
@@ -384,8 +385,8 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn replays_of_large_answers_do_not_keep_a_batch_waiting() {
-        // A storm of retries: read in one go, five hundred answers of a megabyte would stand in
-        // memory at once, and every ack behind them.
+        // A storm of retries: read in one batch, five hundred answers of a megabyte would be in
+        // memory at once, and every ack would wait behind them.
         let place = Place::new();
         let store = place.open();
         let large = StoredAnswer { body: vec![0; 1 << 20].into(), ..answer() };
@@ -419,7 +420,8 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_commit_that_failed_reserved_and_finished_nothing() {
-        // Answered "fresh" of a commit that is on no disk, two would run under one fence.
+        // If "fresh" were answered for a commit that is on no disk, two attempts would run under
+        // one fence.
         let place = Place::new();
         let store = place.open();
         let first = fresh(&store, "first").await;
@@ -429,7 +431,8 @@ mod tests {
         });
         let failed = store.reserve(ask("second")).await;
         assert!(matches!(failed, Err(StoreError::Unavailable(_))), "{failed:?}");
-        // Until writing works again it is refused; then the right is still there.
+        // Until writing works again the reservation is refused; afterwards the right is still
+        // there.
         let deadline = tokio::time::timeout(crate::harness::FOREVER, async {
             while store.writable().is_err() {
                 tokio::task::yield_now().await;
@@ -437,7 +440,7 @@ mod tests {
         });
         deadline.await.expect("the store recovers by itself");
         let second = fresh(&store, "second").await;
-        assert_eq!(second.attempt, 1, "nobody had it before");
+        assert_eq!(second.attempt, 1, "it was not reserved before");
         assert!(second.fence > first.fence);
         assert_eq!(store.finish(&first, &answer()).await.expect("finishes"), Held::Kept);
         store.close().await;
@@ -445,17 +448,17 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_store_that_was_opened_again_still_knows_and_repeats_no_fence() {
-        // Each fence ends in another way, all of them take their row with them, and each time the
-        // file is closed and opened.
+        // Each fence ends in another way, all of them delete their row, and each time the file is
+        // closed and opened.
         let place = Place::new();
         let mut fences = HashSet::new();
         for round in 0..3 {
             let store = place.open();
             if round > 0 {
-                let told = store.reserve(ask("kept")).await.expect("reserves");
-                assert_eq!(told, Reservation::Replay(answer()));
-                let told = store.reserve(ask("running")).await.expect("reserves");
-                assert!(matches!(told, Reservation::InProgress { .. }), "{told:?}");
+                let reservation = store.reserve(ask("kept")).await.expect("reserves");
+                assert_eq!(reservation, Reservation::Replay(answer()));
+                let reservation = store.reserve(ask("running")).await.expect("reserves");
+                assert!(matches!(reservation, Reservation::InProgress { .. }), "{reservation:?}");
             } else {
                 let kept = fresh(&store, "kept").await;
                 store.finish(&kept, &answer()).await.expect("finishes");

@@ -222,8 +222,9 @@ pub(super) fn migrate(place: &Place, conn: &mut Connection) -> Result<(), OpenEr
     apply(place, conn, MIGRATIONS)
 }
 
-/// Foreign keys onto our tables and triggers on them would make our own writes fail, or do more than
-/// we know. The user's tables come before a start: nobody but us changes the schema after it.
+/// Refuses foreign keys onto our tables and triggers on them: they would make our own writes fail,
+/// or have effects that we do not know. Checked at the start, because only Hapax changes the schema
+/// while it runs.
 pub(super) fn refuse_entangled(place: &Place, conn: &Connection) -> Result<(), OpenError> {
     let found = conn
         .query_row(
@@ -304,14 +305,14 @@ mod tests {
             let mut conn = place.writer().expect("opens");
             migrate(&place, &mut conn).expect("ours");
             conn.execute_batch(sql).expect("theirs");
-            let told = refuse_entangled(&place, &conn).map_err(|error| error.to_string());
+            let outcome = refuse_entangled(&place, &conn).map_err(|error| error.to_string());
             match refused {
-                None => assert_eq!(told, Ok(())),
+                None => assert_eq!(outcome, Ok(())),
                 Some(what) => {
-                    let told = told.expect_err(sql);
+                    let outcome = outcome.expect_err(sql);
                     assert!(
-                        told.contains(what) && told.to_lowercase().contains("hapax_"),
-                        "{told}"
+                        outcome.contains(what) && outcome.to_lowercase().contains("hapax_"),
+                        "{outcome}"
                     );
                 }
             }

@@ -1,4 +1,4 @@
-//! The marks: how far each resource has come, per lane, who waits for whom, and for how long.
+//! The marks: the last applied position of each resource per lane, and the jobs that wait for it.
 
 use std::collections::HashSet;
 
@@ -21,8 +21,8 @@ pub(super) fn mark(
         .optional()
 }
 
-/// A sequence without a first number begins with what is claimed first: committed with the claim, so
-/// that no other number is taken for the first should this one fail.
+/// Begins a sequence that has no first number with the number that is claimed first. It is
+/// committed with the claim: if this number fails, no other is taken for the first.
 pub(super) fn begin(
     conn: &Connection,
     lane: i64,
@@ -46,7 +46,7 @@ pub(super) fn begin(
     Ok(())
 }
 
-/// What the order rule says about a due job.
+/// The order rule's decision on a due job.
 pub(super) fn admission(
     conn: &Connection,
     job: &JobRow,
@@ -61,7 +61,7 @@ pub(super) fn admission(
     })
 }
 
-/// What the guard says of a job by the mark as it is. A forced one does not ask.
+/// The guard's decision on a job, by the current mark. A forced job is always admitted.
 pub(super) fn guard(
     conn: &Connection,
     job: &JobRow,
@@ -74,8 +74,8 @@ pub(super) fn guard(
     Ok(policy.decide(mark(conn, job.lane, &place.resource)?, place.position))
 }
 
-/// A job was just held. Beyond the most that may wait, the newest of the resource goes to review: in a
-/// machine, where no state is newer by itself, the one that was just held.
+/// Limits the held jobs of a resource after a job was held. Beyond the most that may wait, the
+/// newest goes to review; in a machine, where no state is newer by itself, the job just held does.
 pub(super) fn limit_held(
     conn: &Connection,
     lanes: &mut Lanes,
@@ -109,11 +109,12 @@ pub(super) fn limit_held(
     Ok(())
 }
 
-/// Jobs of one lane that are judged in one claim: the others wait for the next, which comes at once.
+/// Jobs of one lane that are judged in one claim: the next claim, which follows at once, takes the
+/// others.
 const JUDGED_MAX: usize = 64;
 
-/// Jobs that were held past their deadline go to review, or the handler goes on without the missing one.
-/// True when any was readied.
+/// Sends jobs held past their deadline to review, or lets the handler go on without the missing
+/// one. Returns true if any was readied.
 pub(super) fn judge(
     conn: &Connection,
     lanes: &mut Lanes,
@@ -129,11 +130,11 @@ pub(super) fn judge(
                 let review = lanes.act(conn, &job, &ended, Reported::default(), now)?;
                 assert!(review.is_ok(), "only held jobs are read here");
             }
-            // One gap at a time: what comes next is judged when this one has run.
+            // One gap at a time: the next one is judged when this job has run.
             (OnGap::Go, Some(place)) if gone.insert(place.resource.clone()) => {
                 go_past_the_gap(conn, lanes, lane, &place.resource, &rule.policy, now)?;
             }
-            // Only what has a place is ever held.
+            // Only a job with a place is ever held.
             (OnGap::Go, Some(_) | None) => {}
         }
     }
@@ -168,7 +169,7 @@ fn go_past_the_gap(
     Ok(())
 }
 
-/// The positions at which jobs of a resource are held, the one that came first first.
+/// The positions at which jobs of a resource are held, in order of arrival.
 fn held_positions(conn: &Connection, lane: i64, resource: &str) -> rusqlite::Result<Vec<Position>> {
     conn.prepare_cached(
         "SELECT position FROM hapax_job WHERE lane = ?1 AND resource = ?2 AND state = 5
@@ -178,7 +179,7 @@ fn held_positions(conn: &Connection, lane: i64, resource: &str) -> rusqlite::Res
     .collect()
 }
 
-/// Readies the jobs that are held and that the mark does not hold back any more; how many.
+/// Readies the held jobs that the mark no longer holds back; returns how many.
 fn ready_held(
     conn: &Connection,
     lanes: &mut Lanes,
@@ -222,8 +223,8 @@ fn wake(
     Ok(())
 }
 
-/// Readies all jobs of a lane that the handler's order of today does not hold back: they were set aside
-/// by an earlier configuration. They are decided again when they are claimed.
+/// Readies all jobs of a lane that the handler's current order does not hold back: an earlier
+/// configuration set them aside. They are decided again when they are claimed.
 pub(super) fn let_go(
     conn: &Connection,
     lanes: &mut Lanes,
@@ -254,7 +255,7 @@ fn is_busy(conn: &Connection, lane: i64, resource: &str) -> rusqlite::Result<boo
     .exists((lane, resource))
 }
 
-/// The mark moves with "done", and a number never back.
+/// Moves the mark with "done"; a number never moves back.
 pub(super) fn advance(
     conn: &Connection,
     job: &JobRow,
@@ -295,7 +296,7 @@ pub(super) fn has_old_marks(
         .exists((lane, micros(before)))
 }
 
-/// Deletes up to `limit` marks of a lane that have not moved since `before`; how many.
+/// Deletes up to `limit` marks of a lane that have not moved since `before`; returns how many.
 pub(super) fn forget_marks(
     conn: &Connection,
     lane: i64,
@@ -310,8 +311,8 @@ pub(super) fn forget_marks(
     .execute((lane, micros(before), limit as i64))
 }
 
-/// A job was set aside though its resource is free: whoever is parked behind it has nobody left to
-/// wait for.
+/// Readies the next parked job if a job was set aside while its resource is free: the parked job
+/// has nothing left to wait for.
 pub(super) fn ready_next_if_free(
     conn: &Connection,
     lanes: &mut Lanes,
@@ -326,9 +327,9 @@ pub(super) fn ready_next_if_free(
     }
 }
 
-/// A job of this resource has ended: those that the mark lets go are ready now, and the first of
-/// those that were parked. They are decided again when they are claimed. Who is held past the
-/// deadline is judged by the next claim.
+/// Readies jobs after a job of this resource has ended: those that the mark admits, and the first
+/// parked one. They are decided again when they are claimed. The next claim judges jobs held past
+/// the deadline.
 pub(super) fn ready_next(
     conn: &Connection,
     lanes: &mut Lanes,

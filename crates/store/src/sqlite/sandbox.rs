@@ -150,7 +150,7 @@ fn judge(context: &AuthContext<'_>) -> Authorization {
         AuthAction::Update { table_name, .. } | AuthAction::Delete { table_name } => {
             if ours(table_name) { Authorization::Deny } else { Authorization::Allow }
         }
-        // What somebody's client was answered is for that client, not for the work of an event.
+        // An answer to a client is for that client, not for handlers.
         AuthAction::Read { table_name, .. } => {
             if table_name.eq_ignore_ascii_case("hapax_reservation") {
                 return Authorization::Deny;

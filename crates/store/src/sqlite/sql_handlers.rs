@@ -92,8 +92,9 @@ impl SqlRunner<'_> {
                 SharedRun::Ran(together) => return Ok(together),
                 SharedRun::Undone { by } => {
                     tracing::debug!(jobs = claims.len(), "a batch failed; each runs alone");
-                    // First whoever undid the batch, lest it undo the next ones too: a slow statement
-                    // would cost all the others its timeout again and again.
+                    // The job that failed the batch runs first, so that it cannot fail the next
+                    // batches too: a slow statement would cost all the others its timeout each
+                    // time.
                     if let Some(culprit) = by {
                         claims[..=culprit].rotate_right(1);
                     }
@@ -373,8 +374,8 @@ fn execute(
     claim: &Claim,
     current: Option<&str>,
 ) -> rusqlite::Result<Option<String>> {
-    // Statements are kept by their text, and judged only when they are compiled: this one must
-    // never be found under a text of ours, which nobody judged.
+    // Statements are cached by their text, and authorized only when they are compiled. A handler's
+    // statement must never hit a cached text of ours, which was compiled without the limits.
     let mut prepared = conn.prepare_cached(&format!("/* handler */ {}", statement.text))?;
     let values = statement.parameters.iter().map(|parameter| value(*parameter, claim, current));
     let mut rows = prepared.query(params_from_iter(values))?;

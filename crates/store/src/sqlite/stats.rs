@@ -33,22 +33,22 @@ pub(super) fn lanes(conn: &Connection) -> rusqlite::Result<Vec<LaneState>> {
          JOIN hapax_handler h ON h.handler = l.handler ORDER BY h.source, h.name",
     )?;
     let mut rows = lanes.query([])?;
-    let mut told: Vec<LaneState> = Vec::new();
+    let mut states: Vec<LaneState> = Vec::new();
     while let Some(row) = rows.next()? {
         let lane: i64 = row.get(0)?;
         let handler = HandlerRef {
             source: SourceName::new(row.get_ref(1)?.as_str()?),
             handler: HandlerName::new(row.get_ref(2)?.as_str()?),
         };
-        if told.last().is_none_or(|last| last.handler != handler) {
-            told.push(nothing(handler));
+        if states.last().is_none_or(|last| last.handler != handler) {
+            states.push(nothing(handler));
         }
-        if let Some(state) = told.last_mut() {
+        if let Some(state) = states.last_mut() {
             add_lane(conn, lane, state)?;
         }
     }
-    told.retain(|lane| lane.open() + lane.dead > 0);
-    Ok(told)
+    states.retain(|lane| lane.open() + lane.dead > 0);
+    Ok(states)
 }
 
 fn nothing(handler: HandlerRef) -> LaneState {
@@ -65,15 +65,15 @@ fn nothing(handler: HandlerRef) -> LaneState {
 }
 
 /// Adds one tenant's jobs.
-fn add_lane(conn: &Connection, lane: i64, told: &mut LaneState) -> rusqlite::Result<()> {
+fn add_lane(conn: &Connection, lane: i64, totals: &mut LaneState) -> rusqlite::Result<()> {
     for (state, condition) in CONDITIONS {
         let count = match state {
-            READY => &mut told.ready,
-            LEASED => &mut told.leased,
-            HELD => &mut told.held,
-            PARKED => &mut told.parked,
-            REVIEW => &mut told.review,
-            _dead => &mut told.dead,
+            READY => &mut totals.ready,
+            LEASED => &mut totals.leased,
+            HELD => &mut totals.held,
+            PARKED => &mut totals.parked,
+            REVIEW => &mut totals.review,
+            _dead => &mut totals.dead,
         };
         let more: i64 = conn
             .prepare_cached(&format!(
@@ -91,7 +91,7 @@ fn add_lane(conn: &Connection, lane: i64, told: &mut LaneState) -> rusqlite::Res
             ))?
             .query_row([lane], |row| row.get(0))
             .optional()?;
-        told.oldest_due = told.oldest_due.into_iter().chain(earliest.map(timestamp)).min();
+        totals.oldest_due = totals.oldest_due.into_iter().chain(earliest.map(timestamp)).min();
     }
     Ok(())
 }

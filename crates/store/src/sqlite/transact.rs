@@ -264,7 +264,7 @@ impl Db<'_> {
         if self.confined.timed_out() {
             return Err(DbError::TimedOut);
         }
-        // Cached apart from our own statements, which the authorizer did not check: see
+        // Cached apart from our own statements, which were compiled without the limits: see
         // `sql_handlers::execute`.
         let prepared = self.conn.prepare_cached(&format!("/* handler */ {sql}"));
         let ran = prepared.and_then(|mut statement| run(&mut statement));

@@ -13,8 +13,8 @@ impl<'a> Transaction<'a> {
         Ok(Self(conn))
     }
 
-    /// One whose commit need not survive a power cut by itself: the next ordinary commit syncs it
-    /// too, and until then nobody was told of it.
+    /// A transaction whose commit need not survive a power cut by itself: the next ordinary commit
+    /// syncs it too, and nothing is answered from it before.
     pub(super) fn begin_behind(conn: &'a Connection) -> rusqlite::Result<Behind<'a>> {
         // Not prepared ahead: this one takes effect when it is compiled.
         if open::durable() == "full" {

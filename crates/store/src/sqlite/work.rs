@@ -268,7 +268,7 @@ impl SqliteStore {
     }
 }
 
-/// An event that somebody named.
+/// An event that a caller named.
 struct Found {
     seq: i64,
     pair: i64,

@@ -10,9 +10,9 @@ CREATE TABLE hapax.epoch (
 );
 INSERT INTO hapax.epoch DEFAULT VALUES;
 
--- A handler as the nodes last told of it. retry and lease in microseconds: SQL functions follow the
--- schedule too. policy: null none, 0 latest, 1 sequence, 2 machine. workplace: 0 in the node's process,
--- which it may end, 1 in an app that is called, 2 with workers that lease its jobs.
+-- A handler as the nodes last announced it. retry and lease in microseconds: SQL functions follow
+-- the schedule too. policy: null none, 0 latest, 1 sequence, 2 machine. workplace: 0 in the node's
+-- process, which it may end, 1 in an app that is called, 2 with workers that lease its jobs.
 CREATE TABLE hapax.handler (
     handler  integer PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     source   text    NOT NULL,
@@ -39,7 +39,7 @@ CREATE TABLE hapax.transition (
 );
 
 -- A lane holds the jobs of one handler for one tenant. Claims go over the lanes of a handler in
--- turn, so that a noisy tenant starves nobody. Below 2^24: see hapax.job.
+-- turn, so that a noisy tenant does not starve the others. Below 2^24: see hapax.job.
 CREATE TABLE hapax.lane (
     lane    integer PRIMARY KEY GENERATED ALWAYS AS IDENTITY CHECK (lane < 16777216),
     handler integer NOT NULL REFERENCES hapax.handler,

@@ -8,9 +8,9 @@ RETURN pg_catalog.encode(
     overlay(pg_catalog.uuid_send(event) PLACING pg_catalog.decode('ffffff', 'hex') FROM 14), 'hex'
 )::pg_catalog.uuid;
 
--- Where a job puts its event in the order of statuses: the lowest of all jobs is told.
--- 0 review, 1 discarded, 2 dead, 3 failed, 4 held, 5 processing, 6 received, 7 processed, 8 stale.
--- Not STRICT, so that it is written into the queries that use it: a call would cost more than the row.
+-- The rank of a job's state among the statuses of its event: the event has the lowest rank of all
+-- its jobs. 0 review, 1 discarded, 2 dead, 3 failed, 4 held, 5 processing, 6 received, 7 processed,
+-- 8 stale. Not STRICT, so that PostgreSQL can inline it: a call would cost more than the row.
 CREATE FUNCTION hapax.rank(state smallint, steps integer) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE state
@@ -195,7 +195,7 @@ BEGIN
                 THEN
                     UPDATE hapax.event e SET state = 0 WHERE e.id = met.id AND e.state = 1;
                     IF NOT FOUND THEN
-                        -- Somebody else was faster; look at what they made of it.
+                        -- Another transaction was faster; read what it wrote.
                         decided := NULL;
                         CONTINUE;
                     END IF;
@@ -277,8 +277,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Keeps: copies are counted, and the newest few of each event kept in full. Written behind: a crash
--- may lose the last of them, so nobody waits for the disk.
+-- Keeps: copies are counted, and the newest few of each event are stored in full. A deferred write:
+-- a crash may lose the last copies, so no request waits for the disk.
 CREATE FUNCTION hapax.count_copies(
     events uuid[], counts bigint[], lasts timestamptz[],
     seen_events uuid[], seen_ats timestamptz[], seen_request_ids uuid[], seen_remotes inet[],
@@ -322,8 +322,8 @@ BEGIN
     END IF;
 END $$;
 
--- Keeps: a partition for the bodies of every day. Made beside the table and then attached, which
--- stops nobody from reading or writing it. Two nodes may ask for the same day.
+-- Keeps: a partition for the bodies of every day. It is created beside the table and then attached,
+-- which blocks neither readers nor writers. Two nodes may ask for the same day.
 CREATE FUNCTION hapax.make_partition(day date) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -336,7 +336,7 @@ BEGIN
         RETURN false;
     END IF;
     EXECUTE format('CREATE TABLE hapax.%I (LIKE hapax.body INCLUDING ALL)', name);
-    -- Found by their id and by nothing else, so samples of them would be taken for nobody.
+    -- Rows are found only by their id, so the planner needs no statistics.
     EXECUTE format('ALTER TABLE hapax.%I ALTER id SET STATISTICS 0, ALTER headers SET STATISTICS 0,
                         ALTER body SET STATISTICS 0', name);
     EXECUTE format('ALTER TABLE hapax.body ATTACH PARTITION hapax.%I FOR VALUES FROM (%L) TO (%L)',

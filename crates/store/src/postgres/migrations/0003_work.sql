@@ -1,10 +1,10 @@
--- The life of jobs: claimed by state, settled through the fence, kept in order under the lock of a
--- mark. Each function that a node calls is one statement to it, and so one commit.
+-- The life of jobs: claimed by state, settled under the fence, kept in order under the lock of a
+-- mark. Each function that a node calls is one statement, and so one commit.
 --
--- Locks: a job's row first, then the mark of its resource. Whoever goes on from there to other jobs
--- (to ready them) skips those that somebody has locked, and a claim skips whatever is locked: it
--- waits for nobody, so a transaction that stays open delays only what it has in its hands. What was
--- skipped is found by a later claim.
+-- Locks: a job's row first, then the mark of its resource. A transaction that goes on to ready
+-- other jobs skips the locked ones, and a claim skips every locked row. A claim never waits for a
+-- lock, so a transaction that stays open delays only the rows that it has locked. A later claim
+-- finds the skipped rows.
 --
 -- Time: now_at is for tests; without it the clock is this database's.
 
@@ -66,9 +66,10 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SET ended_at = excluded.ended_at, outcome = excluded.outcome, error = excluded.error;
 $$;
 
--- A job of this resource is no longer at work, or was set aside: whom the mark lets go now is ready,
--- and the first of those that are parked if nobody is at work. They are decided again when claimed.
--- True where any is ready now, or held past its deadline, so that the next claim has something to do.
+-- Called when a job of this resource is no longer leased, or was set aside. Readies the jobs that
+-- the mark now admits, and the first parked one if none is leased. They are decided again when
+-- claimed. Returns true if any job is ready now, or held past its deadline, so that the next claim
+-- has something to do.
 CREATE FUNCTION hapax.ready_next(h hapax.handler, of_lane integer, of_resource text, at timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -107,8 +108,8 @@ BEGIN
     RETURN FOUND OR any_held;
 END $$;
 
--- A lease that ran out, of a job whose row is locked: an attempt without a verdict. Its fence stays:
--- until somebody else claims, a worker that was only slow may still say that it is done.
+-- Ends a lease that ran out, of a job whose row is locked: an attempt without a verdict. Its fence
+-- stays: until the job is claimed again, a worker that was only slow may still report "done".
 CREATE FUNCTION hapax.lose(h hapax.handler, j hapax.job, at timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -200,8 +201,8 @@ BEGIN
     PERFORM hapax.ready_next(h, j.lane, j.resource, at);
 END $$;
 
--- Locks the row of a mark without waiting for anybody: false where somebody else has it. A row that
--- is not there is written; the advisory lock keeps two who write it from waiting for each other.
+-- Locks the row of a mark without waiting: false if another transaction holds it. A missing row is
+-- inserted; the advisory lock keeps two inserting transactions from waiting for each other.
 CREATE FUNCTION hapax.try_mark(of_lane integer, of_resource text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -219,9 +220,10 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Keeps: order, and one at a time per resource. Decides about a due job whose row is locked: 0 where
--- it may be leased now; else it is parked (1), or stale or held (2), when this returns. Where it may,
--- the mark's row is locked until the lease is committed, so nobody else leases the resource meanwhile.
+-- Keeps: order, and one job at a time per resource. Decides about a due job whose row is locked: 0
+-- if it may be leased now; otherwise it is parked (1), or stale or held (2), when this returns. For
+-- 0 the mark's row is locked until the lease is committed, so no other transaction leases the
+-- resource meanwhile.
 CREATE FUNCTION hapax.admit(h hapax.handler, j hapax.job, at timestamptz) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -267,17 +269,17 @@ BEGIN
     END IF;
 END $$;
 
--- Keeps: attempt+1 and a new fence, committed before the work.
--- Claims up to `wanted` due jobs of a handler, over its lanes in turn from the one after after_lane.
--- `guarded`: order is decided here, and the resource leased with the job; else in the work's own
--- transaction. The last row has no job: it says whose jobs the guard set aside, which lane came
--- first, where the next look at parked jobs begins, and how far this one has looked.
+-- Keeps: attempt+1 and a new fence, committed before the work. Claims up to `wanted` due jobs of a
+-- handler, over its lanes in turn from the one after after_lane. `guarded`: order is decided here,
+-- and the resource is leased with the job; otherwise in the work's own transaction. The last row
+-- has no job: it returns the events whose jobs the guard set aside, which lane came first, where
+-- the next look at parked jobs begins, and how far this one has looked.
 --
--- known_lanes (sorted) and known_since: in these lanes nothing due was left before that, as far as
--- the asking node knows, and no lease ended unseen before leases_since. While somebody's transaction
--- stays open, rows that were claimed since it began cannot be cleaned away, and every claim would
--- walk over all of them. What it knows is a hint: a commit that was slow, or a row that was locked,
--- may lie before it, so a node asks without it every second or so.
+-- known_lanes (sorted) and known_since: in these lanes no due job was left before that time, as far
+-- as the calling node knows, and no lease ended unseen before leases_since. While another
+-- transaction stays open, rows that were claimed since it began cannot be vacuumed, and every claim
+-- would scan all of them. These values are a hint: a slow commit or a locked row may lie before
+-- them, so a node claims without them every second or so.
 CREATE FUNCTION hapax.claim(
     of_handler integer, wanted integer, who text, guarded boolean, after_lane integer,
     seen_lane integer, seen_resource text, known_lanes integer[], known_since timestamptz[],
@@ -350,7 +352,7 @@ BEGIN
         known_lanes := NULL;
     END IF;
     IF h.policy IS NOT NULL THEN
-        -- Whatever was missed, nobody stays parked at a free resource.
+        -- A job that an earlier step missed must not stay parked at a free resource.
         FOR look IN 1..16 LOOP
             SELECT x.lane, x.resource INTO next_lane, next_resource FROM hapax.job x
             WHERE x.handler = of_handler AND x.state = 6
@@ -407,7 +409,7 @@ BEGIN
         END IF;
     END LOOP;
 
-    -- Everyone's share first, then what is left to whoever has more.
+    -- First each lane's share, then the rest for lanes with more jobs.
     share := ceil(wanted::numeric / greatest(cardinality(lanes), 1));
     <<rounds>>
     FOR round IN 1..2 LOOP
@@ -515,7 +517,7 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- Lengthens a lease. Whoever has the row locked is settling it just now: the lease is as good as kept.
+-- Extends a lease. If the row is locked, the job is being settled: the lease counts as kept.
 CREATE FUNCTION hapax.renew(of_job uuid, of_fence bigint, lease bigint, now_at timestamptz DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -532,9 +534,9 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Records a message with the commit that publishes it. The same id twice is one message; who
--- publishes under a key waits for whoever does so too, so that the order of commits is that of the
--- numbers. hapax.unlinked: from which number on this transaction has messages of no event.
+-- Records a message with the commit that publishes it. The same id twice is one message. Publishers
+-- under the same key wait for each other, so that the order of commits is that of the numbers.
+-- hapax.unlinked: from which number on this transaction has messages of no event.
 CREATE FUNCTION hapax.write_message(
     of_tenant text, of_id text, of_type text, of_data jsonb, of_key text, of_version text,
     of_event uuid, at timestamptz)
@@ -568,13 +570,13 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     FROM hapax.epoch e;
 $$;
 
--- From here to its end, what this transaction publishes is told of in the story of this job's event.
+-- From here to its end, messages that this transaction publishes are listed with this job's event.
 CREATE FUNCTION hapax.works_for(of_job uuid) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT set_config('hapax.job', of_job || ' ' || hapax.seal_of(of_job), true);
 $$;
 
--- The event that this transaction works for; null where nobody said so.
+-- The event that this transaction works for; null if works_for was not called.
 CREATE FUNCTION hapax.worked_for() RETURNS uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -588,8 +590,8 @@ BEGIN
     RETURN of_event;
 END $$;
 
--- Keeps: messages that this very transaction published before it completed a job are told of in the
--- story of its event. hapax.unlinked, where the search begins, is a hint; written_in decides.
+-- Keeps: messages that this transaction published before it completed a job are listed with the
+-- job's event. hapax.unlinked, where the search begins, is a hint; written_in decides.
 CREATE FUNCTION hapax.adopt(of_job uuid) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -645,8 +647,9 @@ BEGIN
             verdict := hapax.guard(h, mark, j.position);
             IF verdict = 1 OR (h.policy = 2 AND verdict <> 0) THEN
                 IF verdict = 1 AND j.state = 1 THEN
-                    -- It can only be stale from now on: nobody has to wait for the end of its lease.
-                    -- In a transaction of effects this goes with them, and the next claim says so.
+                    -- It can only be stale from now on: its resource need not wait for the end of
+                    -- the lease. In a transaction of effects this is rolled back with them, and the
+                    -- next claim records it.
                     PERFORM hapax.note_attempt(j, 'lost', at, overtaken);
                     UPDATE hapax.job SET state = 3, due_at = at, exclusive = false, error = overtaken
                     WHERE job = of_job;
@@ -1045,7 +1048,7 @@ BEGIN
                 UPDATE hapax.job SET forced = true WHERE job = hapax.job_id(of_event, n.lane);
             END IF;
         ELSIF effect = 2 AND j.state = 4 THEN
-            -- Newer news was applied while it lay dead: nobody has to decide about it any more.
+            -- A newer version was applied while it was dead: it needs no decision any more.
             UPDATE hapax.job SET state = 3, due_at = at WHERE job = j.job;
         ELSIF effect = 0 AND j.state = 0 THEN
             UPDATE hapax.job SET due_at = at WHERE job = j.job;
@@ -1054,8 +1057,8 @@ BEGIN
                 -- The job's own row is about to tell of the new run.
                 PERFORM hapax.note_attempt(j, 'done', j.due_at, NULL);
             END IF;
-            -- A dead one goes on in its run with the schedule anew, and alone if it was lost before;
-            -- what was finished gets a new run, and with it a new idempotency key.
+            -- A dead job continues its run with a fresh schedule, and alone if it was lost before.
+            -- A finished job gets a new run, and with it a new idempotency key.
             UPDATE hapax.job SET state = 0, due_at = at, fence = hapax.next_fence(fence),
                 run = run + CASE WHEN j.state = 4 THEN 0 ELSE 1 END,
                 attempt = CASE WHEN j.state = 4 THEN attempt ELSE 0 END, steps = 0,

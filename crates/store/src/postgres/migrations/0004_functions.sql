@@ -5,8 +5,8 @@
 -- They hold only the rows that they are about until the caller commits: one job, the mark of its
 -- resource, one key.
 
--- Keeps: effects beside this commit only if the fence still holds, and once per fence. What the same
--- transaction published, before or after, is told of in the story of the event.
+-- Keeps: effects are committed only if the fence still holds, and once per fence. Messages that the
+-- same transaction publishes, before or after, are listed with the event.
 CREATE FUNCTION hapax.complete(job uuid, fence bigint, result text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -102,9 +102,9 @@ LANGUAGE sql VOLATILE AS $$
         greatest(pg_catalog.date_part('epoch', at)::bigint - 1704067200, 0) << 22);
 $$;
 
--- Keeps: one runs at a time per key, and one answer. fresh: yours to run, under `fence`; replay: the
--- stored answer; in_progress: somebody runs it, and the lease says how long at most; mismatch: the
--- key was used with another request, which wins over in_progress.
+-- Keeps: one attempt runs at a time per key, and one answer is stored. fresh: the caller runs the
+-- work, under `fence`; replay: the stored answer; in_progress: another attempt runs, at most until
+-- its lease ends; mismatch: the key was used with another request, which wins over in_progress.
 CREATE FUNCTION hapax.reserve(
     scope text, key text, fingerprint bytea, lease interval DEFAULT '60s',
     ttl interval DEFAULT '72h')
@@ -146,7 +146,7 @@ BEGIN
     WHERE x.scope = reserve.scope AND x.key = reserve.key
     FOR UPDATE;
     IF NOT FOUND THEN
-        -- It was abandoned between the two statements: whoever asks again gets it.
+        -- It was abandoned between the two statements: the next call gets it.
         RETURN QUERY SELECT 'in_progress', NULL::bigint, NULL::integer, NULL::jsonb, NULL::bytea;
     ELSIF r.expires_at > at AND r.fingerprint <> reserve.fingerprint THEN
         RETURN QUERY SELECT 'mismatch', NULL::bigint, NULL::integer, NULL::jsonb, NULL::bytea;

@@ -92,7 +92,7 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(x'6861706178000003'::bigint) THEN
         RETURN;
     END IF;
-    -- Whoever counts copies looks whether their event is there, and must not meet us in between.
+    -- The count of copies checks that the event exists, and must not run between our statements.
     PERFORM pg_advisory_xact_lock(x'6861706178000004'::bigint);
     ripe := ARRAY(
         SELECT old.id FROM unnest(sources, bounds, befores) AS h (source, bound, before),
@@ -279,8 +279,8 @@ SELECT NULL::uuid AS id, NULL::text AS message, NULL::text AS endpoint, NULL::te
        NULL::integer AS attempt, NULL::timestamptz AS created_at, NULL::timestamptz AS delivered_at
 WHERE false;
 
--- Nobody calls anything of ours unless told so; but whoever may read a view calls what it is made of.
--- None of these three reads a table.
+-- Our functions need an explicit grant. A role that may read a view calls the functions in it, so
+-- these three are granted to PUBLIC. None of them reads a table.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA hapax FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION hapax.shown(bytea), hapax.last_job(uuid), hapax.rank(smallint, integer)
     TO PUBLIC;

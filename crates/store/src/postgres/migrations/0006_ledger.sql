@@ -1,5 +1,5 @@
--- Idempotency-Keys as a node of ours needs them: which attempt it is, how long a lease still runs, and
--- the time of whoever asks. The functions that users call say what they said before.
+-- Idempotency-Keys as a Hapax node needs them: the number of the attempt, how long a lease still
+-- runs, and the caller's time. The functions that users call keep their behaviour.
 
 -- attempt: how often the key was reserved without an answer. owner: the caller that it counts for
 -- ('api/acct_1'), null where no quota holds. bytes: the size of the answer.
@@ -35,7 +35,7 @@ DECLARE
     free bigint;
     is_zero boolean;
 BEGIN
-    -- Under a stricter isolation a row that somebody else has moved on cannot be written.
+    -- Under a stricter isolation a row that another transaction has changed cannot be written.
     IF current_setting('transaction_isolation') = 'read committed' THEN
         SELECT u.slot INTO free FROM hapax.key_usage u WHERE u.owner = count_usage.owner
         ORDER BY u.slot LIMIT 1 FOR UPDATE SKIP LOCKED;
@@ -192,10 +192,11 @@ BEGIN
                      OR (own.keys + 1) * callers <= 16 * max_keys::numeric));
 END $$;
 
--- Keeps: one runs at a time per key, and one answer. The insert decides the race for a new key; one whose
--- time is over goes to whoever moves it on from the very state it was seen in. Whatever changed between
--- two statements is looked at again: only what stands there is an answer. It is looked at first, because
--- an insert would wait for a transaction in which a user is about to finish.
+-- Keeps: one attempt runs at a time per key, and one answer is stored. The insert decides the race
+-- for a new key. An expired key goes to the caller that updates it from exactly the state it read.
+-- If a row changed between two statements, it is read again: only the stored row is an answer. The
+-- row is read first, because an insert would wait for a transaction in which a user is about to
+-- finish.
 CREATE FUNCTION hapax.reserve_key(
     scope text, key text, fingerprint bytea, lease interval, ttl interval,
     now_at timestamptz DEFAULT NULL, owner text DEFAULT NULL, max_keys bigint DEFAULT NULL,
@@ -211,7 +212,7 @@ BEGIN
     FOR round IN 1 .. 100 LOOP
         SELECT x.* INTO r FROM hapax.reservation x
         WHERE x.scope = reserve_key.scope AND x.key = reserve_key.key;
-        -- Not the statement's own time: it may have waited for somebody.
+        -- Not the statement's own time: it may have waited for a lock.
         at := coalesce(reserve_key.now_at, clock_timestamp());
         -- A key that was abandoned has a row, and is as new as one without.
         IF reserve_key.owner IS NOT NULL AND coalesce(r.attempt, 0) = 0
@@ -344,8 +345,9 @@ BEGIN
     END IF;
 END $$;
 
--- Keeps: what an earlier attempt may have done. Nothing was done under this fence, so the key is free; one
--- that was reserved before goes back to how that attempt left it, under a fence that nobody has.
+-- Keeps: what an earlier attempt may have done. Nothing was done under this fence, so the key is
+-- free. A key that was reserved before returns to how that attempt left it, under a fence that no
+-- attempt holds.
 CREATE OR REPLACE FUNCTION hapax.abandon(scope text, key text, fence bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -367,7 +369,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                      AND x.status IS NULL);
 $$;
 
--- Nobody calls these but us, and the functions above.
+-- Only Hapax and the functions above call these.
 REVOKE ALL ON FUNCTION
     hapax.is_reserved(text, text, bigint),
     hapax.reserve_key(text, text, bytea, interval, interval, timestamptz, text, bigint, bigint),

@@ -1,4 +1,4 @@
--- Keeps: what a sender is told of an event that is there already: where it stands over all its jobs.
+-- Keeps: the response for an event that exists already, with its status over all its jobs.
 SELECT e.hash, e.id, e.body_hash, e.state, e.review, e.pruned, j.rank, j.result, e.guard
 FROM hapax.event e
 LEFT JOIN LATERAL (

@@ -1,6 +1,6 @@
 -- Keeps: one effect per (tenant, scope, key). The primary key decides the race, inside the caller's
--- own transaction: whoever loses waits for the winner's commit and is told "false", or, should the
--- winner roll back, wins.
+-- own transaction. The loser waits for the winner's commit and gets "false"; if the winner rolls
+-- back, the loser wins.
 --
 -- This file stands alone: it may be run as a migration in any PostgreSQL, with or without Hapax.
 CREATE SCHEMA IF NOT EXISTS hapax;
@@ -38,7 +38,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Nobody may call it unless told so, and who is told so needs nothing else:
+-- Only roles with an explicit grant may call it, and they need no other right:
 --     GRANT EXECUTE ON FUNCTION hapax.once(text, text, text) TO app;
 GRANT USAGE ON SCHEMA hapax TO PUBLIC;
 REVOKE ALL ON FUNCTION hapax.once(text, text, text) FROM PUBLIC;

@@ -1,5 +1,5 @@
--- Nothing was done under this fence, if it still holds the key: that is free, or as an earlier attempt
--- left it, under a fence that nobody has. KEYS: the reservation. ARGV: fence.
+-- Nothing was done under this fence. If it still holds the key, the key becomes free, or as an
+-- earlier attempt left it, under a fence that no attempt holds. KEYS: the reservation. ARGV: fence.
 local kept = redis.call('HMGET', KEYS[1], 'fence', 'status', 'attempt')
 if kept[1] == ARGV[1] and not kept[2] then
     if tonumber(kept[3]) > 1 then

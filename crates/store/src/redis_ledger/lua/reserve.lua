@@ -1,8 +1,8 @@
--- Keeps: one runs at a time per key, and one answer. KEYS: the reservation. ARGV: fingerprint, lease
--- and ttl in milliseconds; owner (empty where no quota holds), the most keys and bytes of it. The time is
--- Redis's own.
--- The fence is that time in microseconds, and always above the last one: no counter that a flushed
--- Redis would begin anew, and give an old fence out again. Its clock must not be set back.
+-- Keeps: one attempt runs at a time per key, and one answer is stored. KEYS: the reservation. ARGV:
+-- fingerprint, lease and ttl in milliseconds; owner (empty without a quota), its most keys and
+-- bytes. The time is Redis's own. The fence is that time in microseconds, and always above the last
+-- one. A counter would restart in a flushed Redis and issue an old fence again. The clock of Redis
+-- must not be set back.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local kept = redis.call('HMGET', KEYS[1],

@@ -16,7 +16,7 @@ use crate::columns::{phase_of, state_of};
 use crate::sqlite::order;
 use crate::sqlite::row::{micros, timestamp};
 
-/// What an act brings along, for the columns that no rule looks at.
+/// The values an act writes to columns that no rule reads.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::sqlite) struct Reported<'a> {
     /// The error of a failed attempt.
@@ -112,7 +112,7 @@ fn write(
     let wait = (after.due_at - micros(now)).max(0);
     let written =
         match change.phase {
-            // The two that every job goes through write the fewest columns.
+            // The two phases that every job passes through write the fewest columns.
             Phase::Leased => {
                 conn.prepare_cached(include_str!("../sql/lease_job.sql"))?.execute((
                     after.seq,

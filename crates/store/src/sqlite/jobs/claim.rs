@@ -1,4 +1,4 @@
-//! Claiming: who is due, who may go, and what a worker is handed.
+//! Claiming: which jobs are due, which of them may run, and the claim that a worker gets.
 
 use bytes::Bytes;
 use hapax_core::job::{Fence, idempotency_key};
@@ -23,9 +23,9 @@ pub(in crate::sqlite) struct Asked<'a> {
 }
 
 impl Lanes {
-    /// Claims up to `limit` due jobs of a handler, over its tenants in turn: attempt+1 and a new
-    /// fence, committed before the work. With `guard` the order is decided here; without, in the
-    /// work's own transaction.
+    /// Claims up to `limit` due jobs of a handler, over its tenants in turn. Each claim increments
+    /// the attempt and gets a new fence, committed before the work. With `guard` the order is
+    /// decided here; without, in the work's own transaction.
     pub(in crate::sqlite) fn claim(
         &mut self,
         conn: &Connection,
@@ -49,7 +49,7 @@ impl Lanes {
         lanes.rotate_left(first);
         let share = ask.limit.div_ceil(lanes.len()).max(1);
         let mut claimed = Vec::new();
-        // Two rounds: everyone's share first, then what is left to whoever has more.
+        // Two rounds: first each tenant's share, then the rest for tenants with more jobs.
         for round in 0..2 {
             for &lane in &lanes {
                 let room = ask.limit.saturating_sub(claimed.len());
@@ -65,7 +65,7 @@ impl Lanes {
         Ok(claimed)
     }
 
-    /// True when a job was taken that must be alone.
+    /// Returns true if a job was taken that must run alone.
     #[allow(clippy::too_many_arguments)]
     fn claim_in(
         &mut self,
@@ -80,7 +80,7 @@ impl Lanes {
         let at = micros(now);
         self.expire(conn, lane, at, now)?;
         let mut due = JobRow::due_in(conn, lane, at, wanted)?;
-        // What is due may be what is missing: gaps are judged once nothing else is.
+        // A due job may fill the gap: gaps are judged only when nothing is due.
         if let (true, Some(rule)) = (due.is_empty(), &spec.order)
             && order::judge(conn, self, lane, rule, now)?
         {
@@ -94,7 +94,7 @@ impl Lanes {
         }
         for job in due {
             if job.progress.alone(spec.workplace) && !claimed.is_empty() {
-                // It stays ready, for a claim of its own.
+                // It stays ready, for a separate claim.
                 self.stir(lane, at);
                 continue;
             }
@@ -121,7 +121,7 @@ impl Lanes {
             let alone = job.progress.alone(spec.workplace);
             claimed.push(job);
             if alone {
-                // Whoever is due behind it comes with the next claim.
+                // Jobs due after it are taken by the next claim.
                 self.stir(lane, at);
                 return Ok(true);
             }
@@ -129,7 +129,7 @@ impl Lanes {
         Ok(false)
     }
 
-    /// Leases that ended before `until` are lost attempts.
+    /// Leases that ended before `until` become lost attempts.
     pub(super) fn expire(
         &mut self,
         conn: &Connection,
@@ -152,7 +152,7 @@ impl Lanes {
         Ok(())
     }
 
-    /// What a claim's holder needs, read beside the claim.
+    /// Reads what the claim's holder needs.
     pub(in crate::sqlite) fn describe(
         &self,
         conn: &Connection,

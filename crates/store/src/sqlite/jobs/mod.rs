@@ -1,8 +1,8 @@
 //! Jobs in SQLite: written with their event, claimed by state, settled through the fence.
 //!
 //! Every function here runs on the writer's connection inside a transaction that its caller opens
-//! and commits. What to do is decided by the pure life cycle in [`hapax_core::job`]; this file finds
-//! the rows and records the answers. Order is in [`super::order`], SQL handlers in [`super::sql_handlers`].
+//! and commits. The pure life cycle in [`hapax_core::job`] decides; this module finds the rows and
+//! records the result. Order is in [`super::order`], SQL handlers in [`super::sql_handlers`].
 
 mod change;
 mod claim;
@@ -30,10 +30,10 @@ pub(super) use row::{JobRow, job_id, place_of};
 use super::order;
 use super::row::{DEAD, Dice, LANE_BITS, READY, micros, timestamp};
 
-/// Lanes that are asked for the next due time before "soon" is answer enough.
+/// Lanes that are checked for the next due time before an estimate is good enough.
 const LANES_ASKED_MAX: usize = 16;
 
-/// Why an event cannot be taken that would need another lane.
+/// The error for an event that would need one lane too many.
 pub(super) const NO_LANE_LEFT: &str = "there are four million pairs of tenant and handler, and no \
                                        more can be numbered";
 
@@ -46,10 +46,10 @@ pub(super) struct Lanes {
     specs: HashMap<HandlerRef, Arc<HandlerSpec>>,
     /// The highest number of a lane.
     last_lane: i64,
-    /// Where the next claim of a handler begins its round over the tenants.
+    /// Where the next claim of a handler starts its round over the tenants.
     turns: HashMap<HandlerRef, usize>,
     freed: bool,
-    /// Whether a job was readied that nobody who waits for work has heard of.
+    /// Whether a job was readied of which waiting workers have not been notified.
     woken: bool,
     /// For the jitter of waits.
     dice: Dice,
@@ -59,12 +59,12 @@ pub(super) struct Lanes {
 struct Lane {
     handler: HandlerRef,
     tenant: Tenant,
-    /// No job of it is due before this, as far as is known: most lanes need no look.
+    /// No job of the lane is due before this, as far as is known: most lanes need no query.
     quiet_until: i64,
 }
 
 impl Lanes {
-    /// Reads the lanes as the last commit left them, keeping what this node announced.
+    /// Loads the lanes as the last commit left them, and keeps what this node announced.
     pub(super) fn load(
         conn: &Connection,
         specs: HashMap<HandlerRef, Arc<HandlerSpec>>,
@@ -97,20 +97,20 @@ impl Lanes {
         self.by_lane.keys().copied().collect()
     }
 
-    /// Nothing is known of any lane: the next claim looks at each.
+    /// Resets what is known of the lanes: the next claim queries each of them.
     pub(super) fn look_at_all(&mut self) {
         for lane in self.by_lane.values_mut() {
             lane.quiet_until = i64::MIN;
         }
     }
 
-    /// What must survive a reload.
+    /// The state that must survive a reload.
     pub(super) fn announced(&self) -> (HashMap<HandlerRef, Arc<HandlerSpec>>, bool) {
         (self.specs.clone(), self.freed)
     }
 
-    /// The node's handlers. The first time, what a process that died had leased is freed at once;
-    /// workers outside keep their leases.
+    /// Announces the node's handlers. The first time, leases of a process that died are ended at
+    /// once; external workers keep their leases.
     pub(super) fn announce(
         &mut self,
         conn: &Connection,
@@ -182,13 +182,15 @@ impl Lanes {
         self.handlers.get(&name).is_some_and(|handler| self.lanes.contains_key(&(pair, *handler)))
     }
 
-    /// Whether so many new lanes would have a number: a job's id has so many bits for it.
+    /// Whether so many new lanes can be numbered: a job's id has a fixed number of bits for the
+    /// lane.
     pub(super) fn has_room_for(&self, lanes: usize) -> bool {
         let last = self.last_lane.saturating_add(i64::try_from(lanes).unwrap_or(i64::MAX));
         last < 1 << LANE_BITS
     }
 
-    /// Writes the jobs of an event in the event's own transaction. True if any waits for work.
+    /// Writes the jobs of an event in the event's own transaction. Returns true if any of them
+    /// waits for work.
     pub(super) fn write(
         &mut self,
         conn: &Connection,
@@ -227,26 +229,26 @@ impl Lanes {
         Ok(waits)
     }
 
-    /// A job of this lane is due from `due` on.
+    /// Notes that a job of this lane is due from `due` on.
     pub(super) fn stir(&mut self, lane: i64, due: i64) {
         if let Some(lane) = self.by_lane.get_mut(&lane) {
             lane.quiet_until = lane.quiet_until.min(due);
         }
     }
 
-    /// A job that waited for others is ready now: whoever waits for work is to hear of it.
+    /// Notes that a job that waited for others is ready: waiting workers must be notified.
     pub(super) fn wake(&mut self, lane: i64, due: i64) {
         self.stir(lane, due);
         self.woken = true;
     }
 
-    /// Whether there is something to tell since this was last asked.
+    /// Whether waiting workers must be notified; resets the flag.
     pub(super) fn take_woken(&mut self) -> bool {
         std::mem::take(&mut self.woken)
     }
 
-    /// When the next job of a handler is due, or its lease ends. What is known of the lanes may be
-    /// too early; the earliest ones are asked until one holds.
+    /// When the next job of a handler is due, or its lease ends. The cached times of lanes may be
+    /// too early, so the earliest lanes are queried until one is confirmed.
     pub(super) fn next_due(
         &mut self,
         conn: &Connection,
@@ -271,7 +273,7 @@ impl Lanes {
         Ok(Some(Timestamp::UNIX_EPOCH))
     }
 
-    /// The highest number of a lane; none where no handler's marks may ever be deleted.
+    /// The highest number of a lane; `None` if no handler's marks may ever be deleted.
     pub(super) fn last_with_old_marks(&self) -> Option<i64> {
         self.specs.values().any(|spec| forgets_marks(spec)).then_some(self.last_lane)
     }
@@ -281,21 +283,23 @@ impl Lanes {
         self.spec_of(lane).filter(|spec| forgets_marks(spec)).map(|spec| &spec.handler.source)
     }
 
-    /// How order is kept in a lane. One that keeps none any more had marks that only grew.
+    /// How order is kept in a lane. If its handler keeps none any more, marks only grew, as with
+    /// `latest`.
     pub(super) fn policy_of(&self, lane: i64) -> OrderPolicy {
         let order = self.spec_of(lane).and_then(|spec| spec.order.as_ref());
         order.map_or(OrderPolicy::Latest, |rule| rule.policy.clone())
     }
 }
 
-/// In a sequence or a machine the next event needs the mark, whenever that event comes: those marks stay.
+/// In a sequence or a machine the next event needs the mark, however late it arrives: those marks
+/// stay.
 fn forgets_marks(spec: &HandlerSpec) -> bool {
     spec.order.as_ref().is_some_and(|rule| matches!(rule.policy, OrderPolicy::Latest))
 }
 
 /// When the first job of a lane is due after `after`, its first lease ends or its first deadline
-/// passes. One that has passed counts only while nobody works on its resource: until then nothing
-/// happens to it.
+/// passes. A deadline that has passed counts only while no job of its resource is leased: until
+/// then nothing happens to it.
 fn next_in(conn: &Connection, lane: i64, after: i64, now: i64) -> rusqlite::Result<Option<i64>> {
     conn.prepare_cached(&format!(
         "SELECT min(due_at) FROM (

@@ -1,4 +1,4 @@
-//! What a person decides about jobs: let them go, refuse them, run them again.
+//! Acts of operators on jobs: approve, reject, discard and replay.
 
 use hapax_core::Timestamp;
 use hapax_core::job::{HandlerName, Phase};
@@ -14,8 +14,8 @@ use crate::sqlite::order;
 use crate::sqlite::row::READY;
 
 impl Lanes {
-    /// An operator decides about the jobs of an event, or only about that of one handler; false when the
-    /// act is for none of them.
+    /// Applies an operator's act to the jobs of an event, or only to that of one handler. Returns
+    /// false if the act fits none of them.
     pub(in crate::sqlite) fn operate(
         &mut self,
         conn: &Connection,
@@ -34,8 +34,8 @@ impl Lanes {
         Ok(changed)
     }
 
-    /// Whether a job would run, and with `act` makes it so; and whether that changes anything. `None`
-    /// where nothing can be done: what is hopeless stays buried, or is not begun.
+    /// Whether a job would run, and whether that changes anything; with `act`, makes it so. `None`
+    /// if nothing can be done: a hopeless job stays dead, or is not begun.
     pub(in crate::sqlite) fn replay(
         &mut self,
         conn: &Connection,
@@ -78,7 +78,7 @@ impl Lanes {
                 let after = self.act(conn, &row, &replay, Reported::default(), now)?;
                 let phase = after.map(|after| after.as_state().phase);
                 if phase == Ok(Phase::Ready) && row.state != READY {
-                    // The configuration may read another place from the event than before.
+                    // The configuration may now read another place from the event.
                     set_place(conn, &row, job.place.as_ref())?;
                 }
                 phase

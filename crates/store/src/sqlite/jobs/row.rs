@@ -9,8 +9,8 @@ use crate::sqlite::row::{LANE_BITS, SEQ_BITS};
 
 pub(super) const COLUMNS: &str = "event_seq, lane, state, due_at, fence, run, attempt, steps, lost, resource, \
                        position, started_at, worker, forced";
-/// Of a job `held`: nobody works on its resource, in the writer or elsewhere. Few are leased at a
-/// time, so they are looked through.
+/// Condition on a job `held`: no job of its resource is leased. Few jobs are leased at a time, so
+/// this scans them.
 pub(super) const AT_REST: &str = "NOT EXISTS (SELECT 1 FROM hapax_job AS busy \
      WHERE busy.lane = held.lane AND busy.resource = held.resource AND busy.state = 1)";
 
@@ -27,7 +27,7 @@ pub(in crate::sqlite) struct JobRow {
     pub(in crate::sqlite) place: Option<Place>,
     pub(in crate::sqlite) started_at: Option<i64>,
     pub(in crate::sqlite) worker: Option<String>,
-    /// It runs whatever the order guard says.
+    /// The job runs whatever the order guard decides.
     pub(in crate::sqlite) forced: bool,
 }
 
@@ -81,8 +81,8 @@ impl JobRow {
         .collect()
     }
 
-    /// Jobs of a lane whose deadline is over while nobody works on their resource: the first of
-    /// them, by deadline.
+    /// The jobs of a lane whose deadline is over while no job of their resource is leased, by
+    /// deadline.
     pub(in crate::sqlite) fn overdue_in(
         conn: &Connection,
         lane: i64,
@@ -145,8 +145,8 @@ impl JobRow {
         .optional()
     }
 
-    /// Whether somebody was given this fence, and it still holds. A job that was never claimed, given
-    /// back or replayed has a number too, but nobody has that right.
+    /// Whether this fence was given to a claim and still holds. A job that was never claimed, was
+    /// given back or was replayed has a fence too, but no claim holds it.
     pub(in crate::sqlite) fn is_under(&self, fence: Fence) -> bool {
         self.fence == fence.0 && self.started_at.is_some()
     }
@@ -169,7 +169,7 @@ pub(in crate::sqlite) fn job_id(event: &[u8; 16], seq: i64, lane: i64) -> JobId 
     JobId(Uuid::from_bytes(bytes))
 }
 
-/// The row and lane that a job's id stands for; whether there is such a job is for the row to say.
+/// The row and lane of a job's id; such a job need not exist.
 pub(in crate::sqlite) fn place_of(job: JobId) -> (i64, i64) {
     let low = job.0.as_u128() as u64;
     let seq = low & ((1 << SEQ_BITS) - 1);

@@ -1,4 +1,4 @@
-//! How an attempt ended, recorded through its fence; leases lengthened, given back and hurried.
+//! Records how an attempt ended, under its fence; renews, gives back and hurries leases.
 
 use std::time::Duration;
 
@@ -57,8 +57,8 @@ impl Lanes {
         }
     }
 
-    /// "Done", in the transaction of the effects; the mark moves with it. A job that was overtaken while
-    /// it ran is stale afterwards instead.
+    /// Records "done" in the transaction of the effects, and moves the mark. A job that was
+    /// overtaken while it ran becomes stale instead.
     pub(in crate::sqlite) fn done(
         &mut self,
         conn: &Connection,
@@ -72,7 +72,7 @@ impl Lanes {
         self.act(conn, job, &act, reported, now)
     }
 
-    /// A failed attempt: one step of the schedule.
+    /// Records a failed attempt: one step of the schedule.
     pub(in crate::sqlite) fn fail(
         &mut self,
         conn: &Connection,
@@ -89,7 +89,7 @@ impl Lanes {
         self.act(conn, job, &Act::Failed { retry, policy }, reported, now)
     }
 
-    /// Whether the mark has passed a job that was let run, and lost its lease on the way.
+    /// Whether the mark has passed a job that was claimed and then lost its lease.
     pub(in crate::sqlite) fn overtaken(
         &self,
         conn: &Connection,
@@ -109,7 +109,7 @@ impl Lanes {
         })
     }
 
-    /// Lengthens a lease.
+    /// Extends a lease.
     pub(in crate::sqlite) fn renew(
         &mut self,
         conn: &Connection,
@@ -130,7 +130,7 @@ impl Lanes {
         Ok(if renewed == 1 { Held::Kept } else { Held::Lost })
     }
 
-    /// Work that was claimed but not begun: as if it had not been claimed.
+    /// Returns work that was claimed but not begun, as if it had not been claimed.
     pub(in crate::sqlite) fn give_back(
         &mut self,
         conn: &Connection,
@@ -163,9 +163,9 @@ impl Lanes {
     }
 }
 
-/// Records a message with the commit that publishes it. The same id twice is one message; one that
-/// names no tenant is of its event's, so that no tenant can use up another's ids. What handlers
-/// publish by SQL goes by the same rules, in the trigger of `hapax_publish`.
+/// Records a message with the commit that publishes it. The same id twice is one message. A message
+/// without a tenant belongs to its event's tenant, so that no tenant can use up another's ids. The
+/// trigger of `hapax_publish` applies the same rules to handlers' SQL.
 pub(super) fn write_message(
     conn: &Connection,
     message: &NewMessage,

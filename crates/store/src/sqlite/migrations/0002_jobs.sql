@@ -8,7 +8,7 @@ CREATE TABLE hapax_handler (
 );
 
 -- A lane holds the jobs of one handler for one tenant. Claims go over the lanes of a handler in
--- turn, so that a noisy tenant starves nobody.
+-- turn, so that a noisy tenant does not starve the others.
 CREATE TABLE hapax_lane (
     lane    INTEGER PRIMARY KEY,
     pair    INTEGER NOT NULL,
@@ -97,7 +97,7 @@ CREATE TABLE hapax_message (
 CREATE INDEX hapax_message_event ON hapax_message (event_seq) WHERE event_seq IS NOT NULL;
 CREATE INDEX hapax_message_age ON hapax_message (created_at);
 
--- The event whose handler runs now, so that what it publishes is told with its story.
+-- The event whose handler runs now, so that its messages are listed with it.
 CREATE TABLE hapax_current (one INTEGER PRIMARY KEY CHECK (one = 1), event_seq INTEGER, at INTEGER);
 INSERT INTO hapax_current VALUES (1, NULL, NULL);
 
