@@ -235,7 +235,7 @@ async fn reading_goes_on_while_nothing_can_be_written() {
 
 #[tokio::test]
 async fn a_query_that_panics_takes_no_connection_with_it() {
-    // There are two: after two panics nobody could look at anything any more.
+    // There are two readers: after two panics no read would be possible.
     let place = Place::new();
     let store = place.open();
     for _ in 0..3 {
@@ -451,24 +451,24 @@ async fn commits_are_synced_again_after_work_that_was_written_behind() {
         verdict(&store, &sender, "evt_1").await.expect("answers");
     }
     store.writer.flush_soon();
-    let (tell, told) = tokio::sync::oneshot::channel();
+    let (tell, answer) = tokio::sync::oneshot::channel();
     store.writer.tamper(|conn| {
         let level: i64 = conn.query_row("PRAGMA synchronous", [], |row| row.get(0)).expect("reads");
         let _ = tell.send(level);
     });
-    assert_eq!(told.await.expect("an answer"), 2, "FULL");
+    assert_eq!(answer.await.expect("an answer"), 2, "FULL");
     store.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn work_behind_that_could_not_begin_leaves_commits_synced() {
-    // Somebody else holds the file for writing when copies are to be counted: the setting for that
-    // commit must not stay for those that follow.
+    // Another connection holds the file for writing when copies are to be counted: the setting for
+    // that commit must not stay for those that follow.
     let place = Place::new();
     let store = place.open();
     verdict(&store, &Sender::plain(), "evt_1").await.expect("accepts");
     let file = place.file();
-    let (tell, told) = tokio::sync::oneshot::channel();
+    let (tell, answer) = tokio::sync::oneshot::channel();
     store.writer.tamper(move |conn| {
         conn.busy_timeout(Duration::ZERO).expect("sets");
         let other = Connection::open(file).expect("opens");
@@ -477,7 +477,7 @@ async fn work_behind_that_could_not_begin_leaves_commits_synced() {
         let level: i64 = conn.query_row("PRAGMA synchronous", [], |row| row.get(0)).expect("reads");
         let _ = tell.send((refused, level));
     });
-    assert_eq!(told.await.expect("an answer"), (true, 2), "refused, and FULL");
+    assert_eq!(answer.await.expect("an answer"), (true, 2), "refused, and FULL");
     store.close().await;
 }
 
@@ -493,7 +493,7 @@ async fn closing_does_not_wait_for_a_disk_that_takes_nothing() {
     let in_time = |store: Arc<SqliteStore>| async move {
         let closed = tokio::time::timeout(crate::harness::FOREVER, store.close()).await;
         closed.expect("closes");
-        assert!(store.writable().is_err(), "nobody is told to send here");
+        assert!(store.writable().is_err(), "the store reports that it is not writable");
         let late = verdict(&store, &Sender::plain(), "evt_1").await;
         assert!(matches!(late, Err(StoreError::Closed)), "{late:?}");
     };
@@ -609,7 +609,7 @@ async fn what_a_reader_of_rows_says_is_its_own_and_no_failure_of_the_disk() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rust_handler_that_was_overtaken_commits_nothing() {
-    // Its lease ended and newer news was applied: its fence is still the last one given.
+    // Its lease ended and a newer version was applied: its fence is still the last one given.
     let world = World::on_disk();
     world.announce([ordered("fee", OrderPolicy::Latest)]).await;
     world.accept("v1", &[placed("fee", "po_1", 1)]).await;
@@ -625,7 +625,8 @@ async fn a_rust_handler_that_was_overtaken_commits_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pruning_itself_is_no_demand_while_events_and_work_are() {
-    // A janitor that hears itself would pause for ever; one that hears nobody would be in the way.
+    // A janitor that counts its own work as demand would pause for ever; one that ignores all
+    // demand would delay acks.
     let world = World::on_disk();
     world.announce([spec("fee")]).await;
     let demand = || world.store.demand().expect("it knows");
@@ -706,17 +707,17 @@ async fn pages_of_pruned_events_are_filled_again_though_their_keys_stay() {
         for n in 0..200 {
             let text = body(&format!("evt_{round}_{n}"));
             let text = text.replace("10000", &format!("\"{filler}\""));
-            let told = store.ingest(sender.ingest(&text)).await.expect("ingests");
-            assert!(matches!(told[..], [Verdict::Accepted(_)]), "{told:?}");
+            let verdicts = store.ingest(sender.ingest(&text)).await.expect("ingests");
+            assert!(matches!(verdicts[..], [Verdict::Accepted(_)]), "{verdicts:?}");
         }
         let horizon = Horizon { events_before: after(60), keys_before: Vec::new() };
         while store.prune(horizon.clone(), 50).await.expect("prunes") {}
-        let (tell, told) = tokio::sync::oneshot::channel();
+        let (tell, answer) = tokio::sync::oneshot::channel();
         store.writer.tamper(|conn| {
             let count = conn.query_row("PRAGMA page_count", [], |row| row.get::<_, i64>(0));
             let _ = tell.send(count.expect("counts"));
         });
-        pages.push(told.await.expect("an answer"));
+        pages.push(answer.await.expect("an answer"));
     }
     // A round has about 50 pages of bodies, and 4 of narrow rows.
     let growth = pages[7] - pages[1];
@@ -729,7 +730,7 @@ async fn a_claim_is_found_by_an_index_whatever_the_backlog() {
     // A scan or a sort would make every claim slower with each job that waits.
     let place = Place::new();
     let store = place.open();
-    let (tell, told) = tokio::sync::oneshot::channel();
+    let (tell, answer) = tokio::sync::oneshot::channel();
     store.writer.tamper(|conn| {
         let plan = |sql: &str| -> Vec<String> {
             let mut plan = conn.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).expect("plans");
@@ -745,7 +746,7 @@ async fn a_claim_is_found_by_an_index_whatever_the_backlog() {
             plan("SELECT event_seq FROM hapax_job WHERE lane = 1 AND resource = 'a' AND state = 6 ORDER BY position, event_seq LIMIT 1"),
         ]);
     });
-    let [ready, leased, next, overdue, newest, parked] = told.await.expect("an answer");
+    let [ready, leased, next, overdue, newest, parked] = answer.await.expect("an answer");
     assert!(overdue[0].contains("USING INDEX hapax_job_overdue"), "{overdue:?}");
     assert!(overdue.iter().all(|step| !step.contains("TEMP B-TREE")), "no sort: {overdue:?}");
     assert!(overdue.iter().any(|step| step.contains("hapax_job_leased")), "{overdue:?}");
@@ -764,7 +765,7 @@ async fn lanes_and_what_is_unfinished_are_read_from_indexes_alone() {
     // Looking at a million jobs must not read a million rows, done ones above all.
     let place = Place::new();
     let store = place.open();
-    let (tell, told) = tokio::sync::oneshot::channel();
+    let (tell, answer) = tokio::sync::oneshot::channel();
     store.writer.tamper(|conn| {
         let plan = |sql: &str| -> Vec<String> {
             let mut plan = conn.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).expect("plans");
@@ -782,7 +783,7 @@ async fn lanes_and_what_is_unfinished_are_read_from_indexes_alone() {
         let lanes = super::stats::CONDITIONS.map(|(_, condition)| lane(condition));
         let _ = tell.send((lanes, unfinished));
     });
-    let (lanes, unfinished) = told.await.expect("an answer");
+    let (lanes, unfinished) = answer.await.expect("an answer");
     for (plan, index) in lanes.iter().zip(["ready", "leased", "", "parked", "review", "dead"]) {
         // What is held stands in two indexes; either will do.
         assert!(plan[0].contains(&format!("INDEX hapax_job_{index}")), "{plan:?}");

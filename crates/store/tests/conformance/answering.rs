@@ -34,7 +34,7 @@ struct Desk<S> {
     outside: Outside,
 }
 
-/// Looks at the database as somebody else does.
+/// Reads the database as another client.
 enum Outside {
     File(std::path::PathBuf),
     Url(String),
@@ -78,7 +78,7 @@ impl Desk<PgStore> {
 
 /// A store whose transactions the cases can use without knowing whether they are closures or open.
 trait Charging: Working + Answering {
-    /// Where messages are, for whoever looks from outside.
+    /// The table of messages, for reads from outside.
     const MESSAGES: &str;
 
     /// One row, and whatever else the work does; then the answer.
@@ -164,7 +164,7 @@ impl<S: Charging> Desk<S> {
 }
 
 async fn effects_and_answer_are_one_commit_once_per_fence<S: Charging>(desk: Desk<S>) {
-    // The same right a second time, with another answer; and whoever finishes behind it.
+    // The same right a second time, with another answer; and a `finish` after it.
     let reserved = desk.fresh().await;
     let kept = desk.charge(&reserved, Work::Publishes).await.expect("commits");
     assert_eq!(kept, answer("charged"));
@@ -178,7 +178,7 @@ async fn effects_and_answer_are_one_commit_once_per_fence<S: Charging>(desk: Des
 }
 
 async fn a_lost_fence_leaves_neither<S: Charging>(desk: Desk<S>) {
-    // The lease ended and another runs; it gave up and nobody runs; it is done by another.
+    // The lease ended and another attempt runs; it gave up and none runs; another attempt is done.
     let first = desk.fresh().await;
     desk.world.pass(61);
     let second = desk.fresh().await;
@@ -200,7 +200,7 @@ async fn a_lost_fence_leaves_neither<S: Charging>(desk: Desk<S>) {
 async fn what_failed_or_was_dropped_leaves_neither_and_the_key_to_its_right<S: Charging>(
     desk: Desk<S>,
 ) {
-    // A refused statement, a change of mind, an answer that nobody could keep, a right nobody used.
+    // A refused statement, a change of mind, an answer too large to store, an unused right.
     let reserved = desk.fresh().await;
     for work in [Work::Badly, Work::GivesUp] {
         let failed = desk.charge(&reserved, work).await;
@@ -210,8 +210,8 @@ async fn what_failed_or_was_dropped_leaves_neither_and_the_key_to_its_right<S: C
     let failed = desk.world.store.charge(&reserved, Work::Well, huge).await;
     assert!(matches!(&failed, Err(TxError::Failed(why)) if why.error().contains("too large")));
     drop(desk.world.store.answering(&reserved, TIME));
-    let told = desk.told().await;
-    assert!(matches!(told, Reservation::InProgress { .. }), "{told:?}");
+    let reservation = desk.told().await;
+    assert!(matches!(reservation, Reservation::InProgress { .. }), "{reservation:?}");
     assert_eq!(desk.charges().await, 0);
     desk.charge(&reserved, Work::Well).await.expect("the right still holds");
     assert_eq!(desk.told().await, Reservation::Replay(answer("charged")));
@@ -219,7 +219,7 @@ async fn what_failed_or_was_dropped_leaves_neither_and_the_key_to_its_right<S: C
 }
 
 async fn a_commit_after_the_lease_counts_while_nobody_else_runs<S: Charging>(desk: Desk<S>) {
-    // Slow, and nobody came meanwhile: the work is done, and doing it again would double it.
+    // Slow, and not reserved again meanwhile: the work is done, and doing it again would double it.
     let reserved = desk.fresh().await;
     desk.world.pass(3_600);
     desk.charge(&reserved, Work::Well).await.expect("commits");

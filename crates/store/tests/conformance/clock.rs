@@ -38,7 +38,7 @@ async fn after_a_step(world: World<SqliteStore>, restart: bool) -> World<SqliteS
 
 #[tokio::test]
 async fn a_retry_waits_no_longer_than_it_was_told_to_after_the_clock_was_set_back() {
-    // One retry by the schedule, one that is told to wait for longer than any schedule has.
+    // One retry by the schedule, one that must wait for longer than any schedule has.
     for restart in [false, true] {
         let world = World::on_disk();
         world.announce([spec("fee")]).await;
@@ -115,12 +115,15 @@ async fn a_reservation_has_its_own_length_and_no_more_after_the_clock_was_set_ba
         // The first look is the one at which a running store notices the step.
         while world.store.prune(nothing_goes(), 10).await.expect("prunes") {}
         world.pass(59);
-        let told = reserve(&world).await;
-        let Reservation::InProgress { remaining } = told else { panic!("{told:?}") };
+        let reservation = reserve(&world).await;
+        let Reservation::InProgress { remaining } = reservation else { panic!("{reservation:?}") };
         assert!(remaining <= Duration::from_secs(1), "restart: {restart}: {remaining:?}");
         world.pass(2);
-        let told = reserve(&world).await;
-        assert!(matches!(told, Reservation::Fresh(_)), "restart: {restart}: {told:?}");
+        let reservation = reserve(&world).await;
+        assert!(
+            matches!(reservation, Reservation::Fresh(_)),
+            "restart: {restart}: {reservation:?}"
+        );
     }
 }
 

@@ -1,5 +1,5 @@
-//! What figures, alerts and `doctor` are told: how far behind each handler is, what is unfinished,
-//! and what came in a span of time.
+//! The input of figures, alerts and `doctor`: how far behind each handler is, what is unfinished,
+//! and what arrived in a span of time.
 
 use hapax_core::job::Retry;
 use hapax_core::limits::LANE_COUNT_MAX;
@@ -74,13 +74,14 @@ pub(crate) async fn each_lane_says_how_far_behind_it_is<S: Working>(world: World
 }
 
 pub(crate) async fn a_lane_that_no_node_knows_is_told_as_well<S: Working>(world: World<S>) {
-    // A handler that was renamed leaves its jobs behind; nobody claims them, so somebody must see.
+    // A handler that was renamed leaves its jobs behind; no worker claims them, so they must be
+    // visible.
     world.announce([spec("fee")]).await;
     let noon = world.clock.now();
     world.accept("evt_1", &[job("fee"), job("renamed")]).await;
     world.arrive(&Sender::of("default", "gone"), "evt_1", &[job("fee")]).await;
     world.settle(&world.claim_one("fee").await, done("done")).await;
-    let told = lanes(&world).await;
+    let found = lanes(&world).await;
     let gone = SourceName::new("gone");
     let waits = |mut state: LaneState| {
         state.ready = 1;
@@ -89,7 +90,7 @@ pub(crate) async fn a_lane_that_no_node_knows_is_told_as_well<S: Working>(world:
     };
     let mut of_gone = lane("fee");
     of_gone.handler.source = gone;
-    assert_eq!(told, [waits(of_gone), waits(lane("renamed"))]);
+    assert_eq!(found, [waits(of_gone), waits(lane("renamed"))]);
 }
 
 pub(crate) async fn an_expired_lease_is_work_that_is_due<S: Working>(world: World<S>) {

@@ -74,7 +74,7 @@ impl<S: Working> World<S> {
 pub(crate) async fn a_gap_held_too_long_is_for_a_person_who_may_let_it_run<S: Working>(
     world: World<S>,
 ) {
-    // The second number never comes; nobody may run early, and nobody wait for ever.
+    // The second number never arrives; no job may run early, and none may wait for ever.
     world.announce([with_gaps("fee", FROM_ONE, gaps(OnGap::Review))]).await;
     assert_eq!(world.numbers([1]).await, ["n1"]);
     let third = world.accept("n3", &[nth(3)]).await;
@@ -82,7 +82,7 @@ pub(crate) async fn a_gap_held_too_long_is_for_a_person_who_may_let_it_run<S: Wo
     let held = world.job("n3", "fee").await;
     assert_eq!((held.phase, held.due_at), (Phase::Held, Some(after(HOLD))));
     let next = world.store.next_due(&handler("fee")).await.expect("reads");
-    assert_eq!(next, Some(after(HOLD)), "whoever sleeps wakes for the deadline");
+    assert_eq!(next, Some(after(HOLD)), "workers wake for the deadline");
     world.pass(HOLD - 1);
     assert!(world.claim("fee", 10).await.is_empty());
     assert_eq!(world.job("n3", "fee").await, held, "the deadline is fixed, and not over");
@@ -116,9 +116,9 @@ pub(crate) async fn what_a_person_refused_never_runs_unless_forced<S: Working>(w
     world.pass(HOLD);
     assert!(world.claim("fee", 10).await.is_empty());
     assert_eq!(world.reject(second).await, Reviewed::Decided);
-    let told = world.event("n2").await;
+    let rejected = world.event("n2").await;
     assert_eq!(
-        (world.phase("n2").await, told.summary.status),
+        (world.phase("n2").await, rejected.summary.status),
         (Phase::Discarded, Status::Discarded)
     );
     assert_eq!(world.job("n2", "fee").await.finished_at, Some(world.clock.now()));
@@ -197,8 +197,8 @@ pub(crate) async fn a_retry_that_comes_after_the_gap_was_left_is_stale<S: Workin
 }
 
 pub(crate) async fn what_is_at_work_or_due_is_no_gap<S: Working>(world: World<S>) {
-    // The missing number is being worked on when the deadline passes, or it lies there and nobody
-    // has come to work for a day: leaving it behind would lose an event that we have.
+    // The missing number is leased when the deadline passes, or it is due and no worker has run for
+    // a day: going past it would lose an event that is stored.
     for on_gap in [OnGap::Go, OnGap::Review] {
         let (r, fee) = (format!("{on_gap:?}"), with_gaps("fee", FROM_ONE, gaps(on_gap)));
         let accept = async |n: i64| {
@@ -233,10 +233,12 @@ pub(crate) async fn what_is_at_work_or_due_is_no_gap<S: Working>(world: World<S>
         accept(5).await;
         let fifth = world.claim_one("fee").await;
         world.pass(10);
-        let told = async {
+        let notified = async {
             tokio::join!(world.store.work_arrived(), world.settle(&fifth, failed(Retry::Never)))
         };
-        tokio::time::timeout(crate::harness::FOREVER, told).await.expect("told of the deadline");
+        tokio::time::timeout(crate::harness::FOREVER, notified)
+            .await
+            .expect("notified of the deadline");
         match on_gap {
             OnGap::Go => assert_eq!(world.do_all("fee").await, [format!("{r}6")]),
             OnGap::Review => {
@@ -270,8 +272,8 @@ pub(crate) async fn beyond_hold_max_the_newest_go_to_review<S: Working>(world: W
 }
 
 pub(crate) async fn a_handler_that_had_no_job_yet_is_forced_too<S: Working>(world: World<S>) {
-    // A handler is added later, and a person forces old news through it: it was told that it would
-    // run, and the guard must not say otherwise when it is claimed.
+    // A handler is added later, and an operator forces an old version through it. The replay
+    // reported that it would run, and the guard must not refuse it when it is claimed.
     world.announce([ordered("fee", OrderPolicy::Latest)]).await;
     let version = |n| placed("fee", "po_1", n);
     let old = world.accept("v1", &[]).await;
@@ -317,8 +319,8 @@ pub(crate) async fn a_forced_job_keeps_its_resource_and_moves_no_mark_back<S: Wo
 pub(crate) async fn a_worker_that_lost_its_lease_cannot_settle_what_was_passed<S: Working>(
     world: World<S>,
 ) {
-    // It stopped for longer than its lease, and newer news was applied; its fence is still the
-    // last one given, but its "done" would be told of something that was never the newest.
+    // It stopped for longer than its lease, and a newer version was applied. Its fence is still the
+    // last one given, but its "done" would record a version that was never the newest.
     world.announce([ordered("fee", OrderPolicy::Latest)]).await;
     let at_work = async |id: &str, resource: &str| {
         world.accept(id, &[placed("fee", resource, 1)]).await;
@@ -333,7 +335,7 @@ pub(crate) async fn a_worker_that_lost_its_lease_cannot_settle_what_was_passed<S
     world.pass(100);
     assert_eq!(world.do_all("fee").await, [""; 0]);
     assert_eq!(world.phase("a1").await, Phase::Stale);
-    // Nobody passed these: they were only slow.
+    // The mark did not pass these: they were only slow.
     let slow = at_work("b1", "b").await;
     world.pass(LEASE);
     world.accept("b0", &[placed("fee", "b", 0)]).await;
@@ -477,11 +479,11 @@ pub(crate) async fn what_is_discarded_for_one_handler_is_kept_while_another_need
     };
     assert!(prune().await, "there is work left");
     assert_eq!(world.do_all("mail").await, ["n2"]);
-    assert!(!prune().await, "nobody needs it any more");
+    assert!(!prune().await, "it is not needed any more");
 }
 
 pub(crate) async fn a_hopeless_job_is_not_run_by_a_replay<S: Working>(world: World<S>) {
-    // Its place in the order cannot be told: run without one it would jump the queue.
+    // Its place in the order is unknown: run without one it would jump the queue.
     let (policy, _) = payout();
     world.announce([ordered("fee", policy)]).await;
     let hopeless = NewJob { hopeless: Some("no such state".to_owned()), ..job("fee") };

@@ -338,7 +338,7 @@ pub(crate) fn body(id: &str) -> String {
 pub(crate) trait Working: Store + Work + Inspect + Ledger {}
 impl<S: Store + Work + Inspect + Ledger> Working for S {}
 
-/// A clock that stands at noon until it is told to go on.
+/// A clock that stands at noon until a test advances it.
 #[derive(Clone, Default)]
 pub(crate) struct Clock(Arc<AtomicI64>);
 
@@ -391,7 +391,7 @@ impl World<PgStore> {
     }
 }
 
-/// Far beyond anything that should happen: whoever waits this long waits for ever.
+/// Far beyond any expected wait: a test that waits this long would wait for ever.
 pub(crate) const FOREVER: Duration = Duration::from_secs(120);
 
 /// The lease of every handler in the cases, in seconds.

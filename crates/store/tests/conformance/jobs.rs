@@ -293,8 +293,8 @@ pub(crate) async fn failed_attempts_follow_the_schedule_and_then_the_job_dies<S:
     assert_eq!(job.finished_at, Some(world.clock.now()));
     assert_eq!(job.error.as_deref(), Some("the till is closed"));
     assert_eq!((job.progress.attempt, job.progress.steps, job.progress.lost), (3, 3, 0));
-    let told = job.attempts.iter().map(|note| (note.attempt, note.outcome.as_str()));
-    assert_eq!(told.collect::<Vec<_>>(), [(1, "failed"), (2, "failed"), (3, "failed")]);
+    let outcomes = job.attempts.iter().map(|note| (note.attempt, note.outcome.as_str()));
+    assert_eq!(outcomes.collect::<Vec<_>>(), [(1, "failed"), (2, "failed"), (3, "failed")]);
     assert!(job.attempts.iter().all(|note| note.worker == "worker-1" && note.ended_at.is_some()));
     assert_eq!(world.event("evt_1").await.summary.status, Status::Dead);
     assert!(world.claim_next("fee").await.is_empty());
@@ -347,7 +347,8 @@ pub(crate) async fn who_saw_it_fail_may_say_when_to_come_back_or_never<S: Workin
 pub(crate) async fn an_expired_lease_is_claimable_again_and_counted_as_lost<S: Working>(
     world: World<S>,
 ) {
-    // The worker died: no step of the schedule may be used for it, and nobody comes to rescue.
+    // The worker died: it must not use a step of the schedule, and no other process releases the
+    // job.
     world.announce([spec("fee")]).await;
     world.accept("evt_1", &[job("fee")]).await;
     let first = world.claim_one("fee").await;
@@ -358,8 +359,9 @@ pub(crate) async fn an_expired_lease_is_claimable_again_and_counted_as_lost<S: W
     assert_eq!((second.job, second.attempt), (first.job, 2));
     let job = world.job("evt_1", "fee").await;
     assert_eq!((job.progress.steps, job.progress.lost), (0, 1));
-    let told: Vec<_> = job.attempts.iter().map(|note| (&*note.outcome, note.ended_at)).collect();
-    assert_eq!(told, [("lost", None)]);
+    let outcomes: Vec<_> =
+        job.attempts.iter().map(|note| (&*note.outcome, note.ended_at)).collect();
+    assert_eq!(outcomes, [("lost", None)]);
     assert_eq!(world.settle(&second, done("at last")).await, Held::Kept);
     assert_eq!(world.job("evt_1", "fee").await.attempts.len(), 2);
 }
@@ -449,8 +451,8 @@ pub(crate) async fn a_job_lost_alone_five_times_is_buried_by_the_claim<S: Workin
 }
 
 pub(crate) async fn a_lost_call_is_neither_claimed_alone_nor_buried<S: Working>(world: World<S>) {
-    // An app that is called cannot end this process, nor can a worker outside: their jobs would wait
-    // for each other, and be buried, for what somebody else did.
+    // An app that is called cannot end this process, nor can an external worker: their jobs would
+    // wait for each other, and become dead, for another job's fault.
     for workplace in [Workplace::Called, Workplace::Pulled] {
         let name = format!("{workplace:?}");
         world.announce([HandlerSpec { workplace, ..spec(&name) }]).await;
@@ -471,13 +473,13 @@ pub(crate) async fn a_lost_call_is_neither_claimed_alone_nor_buried<S: Working>(
 }
 
 pub(crate) async fn a_fence_that_nobody_was_given_settles_nothing<S: Working>(world: World<S>) {
-    // A worker that makes up its number must not end work that nobody has begun: new, given back, or
+    // A worker that guesses its fence must not end work that was not begun: new, given back, or
     // replayed.
     world.announce([spec("fee")]).await;
     let guesses = async |step: &str| {
-        let told = world.job("evt_1", "fee").await;
-        for fence in told.fence.0 - 1..=told.fence.0 + 1 {
-            let held = world.store.settle(told.id, Fence(fence), done("a guess")).await;
+        let seen = world.job("evt_1", "fee").await;
+        for fence in seen.fence.0 - 1..=seen.fence.0 + 1 {
+            let held = world.store.settle(seen.id, Fence(fence), done("a guess")).await;
             assert_eq!(held.expect("answers"), Held::Lost, "{step}: {fence}");
         }
         assert_eq!(world.job("evt_1", "fee").await.phase, Phase::Ready, "{step}");
@@ -673,13 +675,13 @@ pub(crate) async fn a_message_that_names_no_tenant_is_of_its_events<S: Working>(
 }
 
 pub(crate) async fn a_waiting_worker_is_told_of_new_work<S: Working>(world: World<S>) {
-    // Who waits for the hint alone must not sleep through an arrival.
+    // A worker that waits for the hint alone must not miss an arrival.
     world.announce([spec("fee")]).await;
     let fee = [job("fee")];
-    let told = async {
+    let notified = async {
         tokio::join!(world.store.work_arrived(), world.accept("evt_1", &fee));
     };
-    tokio::time::timeout(crate::harness::FOREVER, told).await.expect("told");
+    tokio::time::timeout(crate::harness::FOREVER, notified).await.expect("notified");
     let hint = world.store.next_due(&handler("fee")).await.expect("reads");
     assert!(hint.is_some_and(|due| due <= world.clock.now()), "{hint:?}");
 }
@@ -775,7 +777,7 @@ pub(crate) async fn sql_work_is_claimed_and_done_in_one_step<S: Working>(world: 
 pub(crate) async fn sql_work_that_was_lost_is_handed_out_by_itself_and_not_begun<S: Working>(
     world: World<S>,
 ) {
-    // It may end the process: whoever runs it must have the chance to see that nobody is beside it.
+    // It may end the process: its worker must be able to see that no other job runs beside it.
     world.announce([spec("fee")]).await;
     world.accept("lost", &[job("fee")]).await;
     world.claim_one("fee").await;
@@ -804,7 +806,7 @@ pub(crate) async fn sql_work_that_was_lost_is_handed_out_by_itself_and_not_begun
 }
 
 pub(crate) async fn what_sql_work_ended_is_named<S: Working>(world: World<S>) {
-    // Somebody waits for exactly one of them.
+    // A request waits for exactly one of them.
     world.announce([spec("fee")]).await;
     let mut accepted = Vec::new();
     for n in 0..5 {

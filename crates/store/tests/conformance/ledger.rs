@@ -1,4 +1,5 @@
-//! Idempotency-Keys: one runs, everybody else is told the truth, and an old right is void.
+//! Idempotency-Keys: one request runs, every other one gets a true answer, and an old right is
+//! void.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -64,7 +65,7 @@ impl<S: Working> World<S> {
         panic!("pruning never ends");
     }
 
-    /// What fifty are told who ask for this key at the same instant, on as many tasks.
+    /// The answers to fifty requests that reserve this key at the same instant, on as many tasks.
     async fn fifty(&self, key: &str) -> Vec<Reservation> {
         let together = Arc::new(Barrier::new(50));
         let tasks: Vec<_> = (0..50)
@@ -77,19 +78,23 @@ impl<S: Working> World<S> {
                 })
             })
             .collect();
-        let mut told = Vec::new();
+        let mut reservations = Vec::new();
         for task in tasks {
-            told.push(task.await.expect("no panic"));
+            reservations.push(task.await.expect("no panic"));
         }
-        told
+        reservations
     }
 }
 
 /// The one that runs; all others wait for it.
-fn only_fresh(told: &[Reservation]) -> &Reserved {
+fn only_fresh(reservations: &[Reservation]) -> &Reserved {
     let waits = |one: &&Reservation| matches!(one, Reservation::InProgress { .. });
-    assert_eq!(told.iter().filter(waits).count(), told.len() - 1, "{told:?}");
-    let fresh = told.iter().find_map(|one| match one {
+    assert_eq!(
+        reservations.iter().filter(waits).count(),
+        reservations.len() - 1,
+        "{reservations:?}"
+    );
+    let fresh = reservations.iter().find_map(|one| match one {
         Reservation::Fresh(reserved) => Some(reserved),
         Reservation::Replay(_)
         | Reservation::InProgress { .. }
@@ -107,10 +112,10 @@ fn by_name(answer: &StoredAnswer) -> StoredAnswer {
 }
 
 pub(crate) async fn of_fifty_that_ask_at_once_one_runs<S: Working>(world: World<S>) {
-    // A lookup before the insert would have two winners among these.
+    // A store that checks first and inserts afterwards has two winners among these.
     for n in 0..4 {
-        let told = world.fifty(&format!("k{n}")).await;
-        let reserved = only_fresh(&told).clone();
+        let reservations = world.fifty(&format!("k{n}")).await;
+        let reserved = only_fresh(&reservations).clone();
         assert_eq!(reserved.attempt, 1);
         assert_eq!(world.finish(&reserved, "done").await, Held::Kept);
         let replayed = world.fifty(&format!("k{n}")).await;
@@ -158,7 +163,7 @@ pub(crate) async fn a_replay_is_the_answer_as_it_was_given<S: Working>(world: Wo
         assert_eq!(held, Held::Kept);
         for _ in 0..2 {
             match world.reserve(key).await {
-                Reservation::Replay(told) => assert_eq!(by_name(&told), by_name(&given)),
+                Reservation::Replay(stored) => assert_eq!(by_name(&stored), by_name(&given)),
                 other => panic!("{key}: {other:?}"),
             }
         }
@@ -170,13 +175,13 @@ pub(crate) async fn another_request_under_the_same_key_is_a_mismatch_whatever_be
 >(
     world: World<S>,
 ) {
-    // Told "in progress", a client would come again and again; told the answer, it would have
-    // somebody else's.
+    // Answered "in progress", a client would retry for ever; given the answer, it would get another
+    // request's.
     let other = async || world.store.reserve(ask("k", "other")).await.expect("reserves");
     let reserved = world.fresh("k").await;
     assert_eq!(other().await, Reservation::Mismatch, "while it runs");
     world.pass(LEASED + 1);
-    assert_eq!(other().await, Reservation::Mismatch, "while nobody runs it");
+    assert_eq!(other().await, Reservation::Mismatch, "while no attempt runs");
     assert_eq!(world.finish(&reserved, "first").await, Held::Kept);
     assert_eq!(other().await, Reservation::Mismatch, "when it is done");
     assert_eq!(world.reserve("k").await, Reservation::Replay(answer("first")));
@@ -237,8 +242,8 @@ pub(crate) async fn of_fifty_that_find_a_lease_over_one_takes_it<S: Working>(wor
         let key = format!("k{n}");
         let first = world.fresh(&key).await;
         world.pass(LEASED);
-        let told = world.fifty(&key).await;
-        let second = only_fresh(&told);
+        let reservations = world.fifty(&key).await;
+        let second = only_fresh(&reservations);
         assert_eq!(second.attempt, 2);
         assert!(second.fence > first.fence);
     }
@@ -264,10 +269,11 @@ pub(crate) async fn a_late_answer_beside_a_takeover_has_one_winner<S: Working>(w
         let finish =
             tokio::spawn(async move { finishing.finish(&first, &answer("late")).await.unwrap() });
         let reserve = tokio::spawn(async move { asking.reserve(ask).await.unwrap() });
-        let (held, told) = (finish.await.expect("no panic"), reserve.await.expect("no panic"));
+        let (held, reservation) =
+            (finish.await.expect("no panic"), reserve.await.expect("no panic"));
         match held {
-            Held::Kept => assert_eq!(told, Reservation::Replay(answer("late"))),
-            Held::Lost => assert!(matches!(told, Reservation::Fresh(_)), "{told:?}"),
+            Held::Kept => assert_eq!(reservation, Reservation::Replay(answer("late"))),
+            Held::Lost => assert!(matches!(reservation, Reservation::Fresh(_)), "{reservation:?}"),
         }
     }
 }
@@ -286,7 +292,7 @@ pub(crate) async fn an_answer_is_kept_once_per_fence<S: Working>(world: World<S>
 pub(crate) async fn an_abandoned_key_is_free_and_a_finished_one_cannot_be_abandoned<S: Working>(
     world: World<S>,
 ) {
-    // Twice, and by who gave it up long ago while somebody else runs.
+    // Twice, and by a request that gave it up long ago while another one runs.
     let first = world.fresh("k").await;
     for _ in 0..2 {
         world.store.abandon(&first).await.expect("abandons");
@@ -306,8 +312,8 @@ pub(crate) async fn what_an_earlier_attempt_may_have_done_is_not_forgotten_with_
 >(
     world: World<S>,
 ) {
-    // The first was cut in the middle, the second never began. Told that it is the first, the third
-    // would not look for what is there already.
+    // The first was cut in the middle, the second never began. If the third were reported as the
+    // first attempt, its app would not look for existing effects.
     let first = world.fresh("k").await;
     world.pass(LEASED);
     for _ in 0..3 {
@@ -336,25 +342,26 @@ pub(crate) async fn a_key_past_its_ttl_is_as_good_as_new<S: Working>(world: Worl
     world.pass(KEPT - 1);
     assert_eq!(world.reserve("k").await, Reservation::Replay(answer("first")));
     world.pass(1);
-    let anew = world.fresh("k").await;
-    assert_eq!(anew.attempt, 1, "{anew:?}");
-    assert!(anew.fence > reserved.fence);
+    let second = world.fresh("k").await;
+    assert_eq!(second.attempt, 1, "{second:?}");
+    assert!(second.fence > reserved.fence);
     assert_eq!(world.finish(&reserved, "old").await, Held::Lost);
 }
 
 pub(crate) async fn pruning_forgets_what_is_past_its_ttl_and_nothing_else<S: Working>(
     world: World<S>,
 ) {
-    // More than one slice takes; one that is leased for longer than it is kept, and one that was
-    // answered late. What was forgotten is told by its attempt: a row that is left counts on.
+    // More keys than one slice takes; one that is leased for longer than it is kept, and one that
+    // was answered late. The attempt shows whether a key was deleted: a row that is left counts on.
     let short = |key: &str, lease: u64| ReserveAsk {
         lease: Duration::from_secs(lease),
         ttl: Duration::from_secs(20),
         ..ask(key, "request")
     };
     for n in 0..7 {
-        let told = world.store.reserve(short(&format!("dead{n}"), 10)).await.expect("reserves");
-        assert!(matches!(told, Reservation::Fresh(_)), "{told:?}");
+        let reservation =
+            world.store.reserve(short(&format!("dead{n}"), 10)).await.expect("reserves");
+        assert!(matches!(reservation, Reservation::Fresh(_)), "{reservation:?}");
     }
     world.store.reserve(short("leased", 100)).await.expect("reserves");
     let late = world.store.reserve(short("late", 10)).await.expect("reserves");
@@ -366,8 +373,12 @@ pub(crate) async fn pruning_forgets_what_is_past_its_ttl_and_nothing_else<S: Wor
     world.prune_keys(2).await;
     for n in 0..7 {
         // Past its lease, not past its ttl: forgotten, it would be a first attempt.
-        let told = world.store.reserve(short(&format!("dead{n}"), 10)).await.expect("reserves");
-        assert!(matches!(told, Reservation::Fresh(Reserved { attempt: 2, .. })), "{told:?}");
+        let reservation =
+            world.store.reserve(short(&format!("dead{n}"), 10)).await.expect("reserves");
+        assert!(
+            matches!(reservation, Reservation::Fresh(Reserved { attempt: 2, .. })),
+            "{reservation:?}"
+        );
     }
     world.pass(19);
     world.prune_keys(2).await;
@@ -375,8 +386,12 @@ pub(crate) async fn pruning_forgets_what_is_past_its_ttl_and_nothing_else<S: Wor
     world.pass(1);
     world.prune_keys(2).await;
     for n in 0..7 {
-        let told = world.store.reserve(short(&format!("dead{n}"), 10)).await.expect("reserves");
-        assert!(matches!(told, Reservation::Fresh(Reserved { attempt: 1, .. })), "{told:?}");
+        let reservation =
+            world.store.reserve(short(&format!("dead{n}"), 10)).await.expect("reserves");
+        assert!(
+            matches!(reservation, Reservation::Fresh(Reserved { attempt: 1, .. })),
+            "{reservation:?}"
+        );
     }
     let leased = world.reserve("leased").await;
     assert!(matches!(leased, Reservation::InProgress { .. }), "{leased:?}");
@@ -437,13 +452,13 @@ pub(crate) async fn a_caller_keeps_as_many_keys_as_its_quota_says_and_known_ones
     assert_eq!(world.finish(&done, "done").await, Held::Kept);
     world.admitted("acct_1", "k3", 3, ROOMY).await;
     for n in 4..7 {
-        let told = world.limited("acct_1", &format!("k{n}"), 3, ROOMY).await;
-        assert_eq!(told, Reservation::OverQuota);
+        let reservation = world.limited("acct_1", &format!("k{n}"), 3, ROOMY).await;
+        assert_eq!(reservation, Reservation::OverQuota);
     }
-    let told = world.limited("acct_1", "k1", 3, ROOMY).await;
-    assert!(matches!(told, Reservation::InProgress { .. }), "{told:?}");
-    let told = world.limited("acct_1", "k2", 3, ROOMY).await;
-    assert_eq!(told, Reservation::Replay(answer("done")));
+    let reservation = world.limited("acct_1", "k1", 3, ROOMY).await;
+    assert!(matches!(reservation, Reservation::InProgress { .. }), "{reservation:?}");
+    let reservation = world.limited("acct_1", "k2", 3, ROOMY).await;
+    assert_eq!(reservation, Reservation::Replay(answer("done")));
     let other = ReserveAsk { quota: limited("", "k1", 3, ROOMY).quota, ..ask("k1", "other") };
     assert_eq!(world.store.reserve(other).await.expect("reserves"), Reservation::Mismatch);
     // A lease that ran out is taken over, however full it is; and under a quota that has become smaller.
@@ -543,8 +558,8 @@ pub(crate) async fn a_caller_with_too_many_bytes_keeps_no_more_answers_and_nothi
     assert_eq!(world.limited("acct_1", "k4", 100, 1_000).await, Reservation::OverQuota);
     // The third has done its work: its key stays used, for a note in the place of its answer.
     assert_eq!(world.finish(&three, &large).await, Held::Kept);
-    let told = world.limited("acct_1", "k3", 100, 1_000).await;
-    assert_eq!(told, Reservation::Replay(StoredAnswer::not_kept()));
+    let reservation = world.limited("acct_1", "k3", 100, 1_000).await;
+    assert_eq!(reservation, Reservation::Replay(StoredAnswer::not_kept()));
     assert_eq!(world.finish(&three, &large).await, Held::Lost);
     world.pass(KEPT);
     world.prune_keys(10).await;
@@ -572,15 +587,15 @@ pub(crate) async fn over_the_total_only_callers_above_their_fair_share_are_refus
     let elsewhere = Scope::new("other", "acct_16", &Method::POST, "/charges");
     for key in ["a", "b"] {
         let ask = ReserveAsk { scope: elsewhere.clone(), ..limited("", key, 2, ROOMY) };
-        let told = world.store.reserve(ask).await.expect("reserves");
-        assert!(matches!(told, Reservation::Fresh(_)), "{told:?}");
+        let reservation = world.store.reserve(ask).await.expect("reserves");
+        assert!(matches!(reservation, Reservation::Fresh(_)), "{reservation:?}");
     }
     // With many callers not even that: new ones cannot fill it either, however many they are.
     for n in 20..32 {
         world.admitted(&format!("acct_{n}"), "a", 2, ROOMY).await;
     }
-    let told = world.limited("acct_32", "a", 2, ROOMY).await;
-    assert_eq!(told, Reservation::OverQuota, "32 among 33 is less than one");
+    let reservation = world.limited("acct_32", "a", 2, ROOMY).await;
+    assert_eq!(reservation, Reservation::OverQuota, "32 among 33 is less than one");
     // Once it is empty again, all have their quota.
     world.pass(KEPT);
     world.prune_keys(100).await;
@@ -592,18 +607,18 @@ pub(crate) async fn over_the_total_only_callers_above_their_fair_share_are_refus
 pub(crate) async fn callers_have_quotas_of_their_own<S: Working>(world: World<S>) {
     // Callers that are not named are one, and cannot keep out those that are.
     for n in 0..3 {
-        let told = world.limited("", &format!("k{n}"), 2, ROOMY).await;
-        assert_eq!(told == Reservation::OverQuota, n == 2, "{told:?}");
+        let reservation = world.limited("", &format!("k{n}"), 2, ROOMY).await;
+        assert_eq!(reservation == Reservation::OverQuota, n == 2, "{reservation:?}");
     }
     world.admitted("acct_1", "k1", 2, ROOMY).await;
     // Another path is another key of the same caller.
     let refunds = Scope::new("api", "acct_1", &Method::POST, "/refunds");
     let refund = |key: &str| ReserveAsk { scope: refunds.clone(), ..limited("", key, 2, ROOMY) };
-    let told = world.store.reserve(refund("k1")).await.expect("reserves");
-    assert!(matches!(told, Reservation::Fresh(_)), "{told:?}");
-    let told = world.store.reserve(refund("k2")).await.expect("reserves");
-    assert_eq!(told, Reservation::OverQuota);
-    // Where no quota holds nothing is counted, and nobody is refused.
+    let reservation = world.store.reserve(refund("k1")).await.expect("reserves");
+    assert!(matches!(reservation, Reservation::Fresh(_)), "{reservation:?}");
+    let reservation = world.store.reserve(refund("k2")).await.expect("reserves");
+    assert_eq!(reservation, Reservation::OverQuota);
+    // Without a quota nothing is counted, and no request is refused.
     for n in 0..5 {
         assert!(matches!(world.reserve(&format!("free{n}")).await, Reservation::Fresh(_)));
     }

@@ -21,7 +21,7 @@ enum Act {
         /// Of keys, and of bytes; none at times.
         quota: Option<(u64, u64)>,
     },
-    /// By whoever reserved, however long ago.
+    /// By the request that reserved, however long ago.
     Finish {
         right: usize,
         body: u8,
@@ -57,19 +57,19 @@ fn plan() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act(), 1..60)
 }
 
-/// Lives through the plan; fences are told by how many came before.
+/// Runs the plan; fences are recorded by how many came before.
 async fn live<S: Working>(
     mut world: World<S>,
     plan: &[Act],
     restart: impl AsyncFn(Arc<S>, &Clock) -> Arc<S>,
 ) -> Vec<String> {
-    let mut told = Vec::new();
+    let mut story = Vec::new();
     let mut rights: Vec<Reserved> = Vec::new();
     // The last fence of each key that is still there.
     let mut newest = std::collections::HashMap::new();
     for act in plan {
         let right = |ago: usize| rights.iter().rev().nth(ago).cloned();
-        told.push(match *act {
+        story.push(match *act {
             Act::Reserve { key, request, lease, ttl, quota } => {
                 let ask = ReserveAsk {
                     fingerprint: Fingerprint::of(None, &[request], &[]),
@@ -119,7 +119,7 @@ async fn live<S: Working>(
         });
     }
     restart(world.store, &world.clock).await;
-    told
+    story
 }
 
 async fn in_memory(plan: &[Act]) -> Vec<String> {

@@ -106,8 +106,8 @@ pub(crate) async fn one_at_a_time_per_resource_while_others_go_on<S: Working>(wo
 pub(crate) async fn old_news_that_waits_does_not_keep_the_newest_from_its_turn<S: Working>(
     world: World<S>,
 ) {
-    // Many wait for one resource, and those that are let go first turn out to be stale: whoever is
-    // behind them has nobody left to wait for.
+    // Many jobs wait for one resource, and those that are readied first turn out to be stale: the
+    // jobs behind them have nothing left to wait for.
     world.announce([ordered("fee", LATEST)]).await;
     world.accept("v5", &[placed("fee", "a", 5)]).await;
     let running = world.claim_one("fee").await;
@@ -130,7 +130,7 @@ pub(crate) async fn old_news_that_waits_does_not_keep_the_newest_from_its_turn<S
 }
 
 pub(crate) async fn an_expired_lease_frees_its_resource<S: Working>(world: World<S>) {
-    // The worker died with the resource in its hands, and nobody settles.
+    // The worker died while it held the resource, and no worker settles the job.
     world.announce([ordered("fee", LATEST)]).await;
     world.accept("a1", &[placed("fee", "a", 1)]).await;
     world.accept("a2", &[placed("fee", "a", 2)]).await;
@@ -155,24 +155,25 @@ pub(crate) async fn a_waiting_worker_is_told_when_a_resource_is_free<S: Working>
     world.accept("a1", &[placed("fee", "a", 1)]).await;
     world.accept("a2", &[placed("fee", "a", 2)]).await;
     let first = world.claim_one("fee").await;
-    let told = async {
+    let notified = async {
         tokio::join!(world.store.work_arrived(), world.settle(&first, done("a1")));
     };
-    tokio::time::timeout(crate::harness::FOREVER, told).await.expect("told");
+    tokio::time::timeout(crate::harness::FOREVER, notified).await.expect("notified");
     let second = world.claim_one("fee").await;
-    let told = async {
+    let notified = async {
         let back = world.store.give_back(vec![(second.job, second.fence)]);
         tokio::join!(world.store.work_arrived(), back)
     };
-    let (_, back) = tokio::time::timeout(crate::harness::FOREVER, told).await.expect("told");
+    let (_, back) =
+        tokio::time::timeout(crate::harness::FOREVER, notified).await.expect("notified");
     back.expect("gives back");
 }
 
 pub(crate) async fn nobody_stays_parked_behind_one_that_turned_out_stale<S: Working>(
     world: World<S>,
 ) {
-    // Three of one payout at once, the newest first: when it is done, both others are old news. The
-    // first of them is told so, and nobody is left to wake the second.
+    // Three versions of one payout at once, the newest first: when it is done, both others are
+    // stale. The first of them becomes stale at its claim, and no job is left to wake the second.
     world.announce([ordered("fee", LATEST)]).await;
     for (id, version) in [("v9", 9), ("v3", 3), ("v4", 4)] {
         world.accept(id, &[placed("fee", "po_1", version)]).await;
@@ -369,8 +370,8 @@ async fn overtaken<S: Working>(world: &World<S>) -> Claim {
 pub(crate) async fn a_claimed_job_that_was_overtaken_while_it_waited_does_nothing<S: Working>(
     world: World<S>,
 ) {
-    // A slow worker's lease ended, newer news was claimed, and the slow one is done after all. The
-    // older one that was claimed meanwhile must not undo it, nor keep the next from its turn.
+    // A slow worker's lease ended, a newer version was claimed, and the slow one is done after all.
+    // The older job that was claimed meanwhile must not undo it, nor keep the next from its turn.
     let older = overtaken(&world).await;
     assert_eq!(run_claimed(&world, &older).await, Ran::Guarded);
     assert_eq!(world.event("v4").await.summary.status, Status::Stale);
@@ -383,15 +384,15 @@ pub(crate) async fn who_was_overtaken_at_work_is_stale_at_once_and_keeps_nobody_
 >(
     world: World<S>,
 ) {
-    // A slow worker's late "done" moves the mark past a job that somebody else is working on: that
-    // one's "done" counts for nothing, and the next of the resource must not wait for its lease.
+    // A slow worker's late "done" moves the mark past a job that another worker holds. That job's
+    // "done" does not count, and the next of the resource must not wait for its lease.
     let older = overtaken(&world).await;
     for _ in 0..2 {
         assert_eq!(world.settle(&older, done("too late")).await, Held::Lost);
         let job = world.job("v4", "fee").await;
         assert_eq!((job.phase, job.progress.attempt, job.result), (Phase::Stale, 1, None));
-        let told: Vec<_> = job.attempts.iter().map(|one| one.outcome.as_str()).collect();
-        assert_eq!(told, ["lost"]);
+        let outcomes: Vec<_> = job.attempts.iter().map(|one| one.outcome.as_str()).collect();
+        assert_eq!(outcomes, ["lost"]);
         assert_eq!(job.error.as_deref(), Some(OVERTAKEN));
     }
     assert_eq!(world.do_all("fee").await, ["v6"]);
@@ -399,7 +400,7 @@ pub(crate) async fn who_was_overtaken_at_work_is_stale_at_once_and_keeps_nobody_
 
 pub(crate) async fn a_look_that_sets_a_job_aside_is_no_attempt<S: Working>(world: World<S>) {
     // A handler that decides in its own transaction has claimed before it finds that it must wait:
-    // whoever reads the story would look for an attempt that never was.
+    // the history must not show an attempt that never ran.
     world.announce([ordered("fee", FROM_ONE), ordered("mail", LATEST)]).await;
     let story = async |id: &str, name: &str| {
         let job = world.job(id, name).await;

@@ -1,5 +1,5 @@
-//! What people decide, case by case: review, replay, and what is pruned once nobody has to decide
-//! any more. Each case's first comment says how it tries to break us.
+//! Decisions of operators, case by case: review, replay, and what is pruned once no decision is
+//! due. The first comment of each case describes how it tries to break the store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,12 +67,12 @@ pub(crate) async fn an_approved_event_says_who_let_it_through<S: Working>(world:
     let by = world.by("the sender was down");
     let reviewed = world.store.approve(id, vec![job("fee")], by.clone()).await;
     assert_eq!(reviewed.expect("approves"), Reviewed::Decided);
-    let told = world.event("evt_1").await;
-    assert_eq!(told.summary.status, Status::Received);
-    assert_eq!(told.summary.review, Some(ReviewReason::Late));
-    let notes: Vec<_> = told.actions.iter().map(|note| (&*note.action, &*note.who)).collect();
+    let detail = world.event("evt_1").await;
+    assert_eq!(detail.summary.status, Status::Received);
+    assert_eq!(detail.summary.review, Some(ReviewReason::Late));
+    let notes: Vec<_> = detail.actions.iter().map(|note| (&*note.action, &*note.who)).collect();
     assert_eq!(notes, [("approve", "ops")]);
-    assert_eq!((&told.actions[0].reason, told.actions[0].at), (&by.reason, by.at));
+    assert_eq!((&detail.actions[0].reason, detail.actions[0].at), (&by.reason, by.at));
     let again = world.store.approve(id, vec![job("fee")], world.by("again")).await;
     assert_eq!(again.expect("approves"), Reviewed::NotWaiting(Status::Received));
     let unknown = EventId(Uuid::now_v7());
@@ -93,10 +93,10 @@ pub(crate) async fn a_rejected_event_never_runs<S: Working>(world: World<S>) {
     assert_eq!(approved.expect("approves"), Reviewed::NotWaiting(Status::Discarded));
     world.replay(id, &[job("fee")], Replay::Plain).await;
     assert!(world.claim_next("fee").await.is_empty());
-    let told = world.event("evt_1").await;
-    assert_eq!(told.summary.status, Status::Discarded);
-    assert_eq!(told.actions[0].action, "reject");
-    assert_eq!(told.actions[0].reason.as_deref(), Some("not ours"));
+    let detail = world.event("evt_1").await;
+    assert_eq!(detail.summary.status, Status::Discarded);
+    assert_eq!(detail.actions[0].action, "reject");
+    assert_eq!(detail.actions[0].reason.as_deref(), Some("not ours"));
 }
 
 pub(crate) async fn replaying_what_is_done_does_nothing_without_force<S: Working>(world: World<S>) {
@@ -120,11 +120,12 @@ pub(crate) async fn replaying_what_is_done_does_nothing_without_force<S: Working
     let running = world.job("evt_1", "fee").await;
     assert_eq!(running.idempotency_key, format!("{}:2", before.idempotency_key));
     world.settle(&second, done("twice")).await;
-    let told = world.event("evt_1").await;
-    assert_eq!(told.summary.result.as_deref(), Some("twice"));
-    let runs: Vec<_> = told.jobs[0].attempts.iter().map(|note| (note.run, note.attempt)).collect();
+    let detail = world.event("evt_1").await;
+    assert_eq!(detail.summary.result.as_deref(), Some("twice"));
+    let runs: Vec<_> =
+        detail.jobs[0].attempts.iter().map(|note| (note.run, note.attempt)).collect();
     assert_eq!(runs, [(1, 1), (2, 1)]);
-    assert!(told.actions.iter().all(|note| note.action == "replay" && note.who == "ops"));
+    assert!(detail.actions.iter().all(|note| note.action == "replay" && note.who == "ops"));
     assert!(world.claim_next("fee").await.is_empty());
 }
 
@@ -150,18 +151,18 @@ pub(crate) async fn replaying_a_dead_job_runs_it_again_with_the_schedule_anew<S:
     world.pass(100);
     let third = world.claim_one("fee").await;
     assert_eq!(world.settle(&third, done("at last")).await, Held::Kept);
-    let told = world.job("evt_1", "fee").await;
-    assert_eq!((told.phase, told.error), (Phase::Done, None));
-    assert_eq!(told.idempotency_key, dead.idempotency_key, "equal across replays");
-    let attempts: Vec<_> = told.attempts.iter().map(|note| note.attempt).collect();
+    let settled = world.job("evt_1", "fee").await;
+    assert_eq!((settled.phase, settled.error), (Phase::Done, None));
+    assert_eq!(settled.idempotency_key, dead.idempotency_key, "equal across replays");
+    let attempts: Vec<_> = settled.attempts.iter().map(|note| note.attempt).collect();
     assert_eq!(attempts, [1, 2, 3]);
 }
 
 pub(crate) async fn a_job_that_was_lost_still_comes_alone_when_it_is_replayed<S: Working>(
     world: World<S>,
 ) {
-    // Whoever replays what killed the process five times must not put its neighbours at risk, and
-    // yet it deserves its chances anew.
+    // A replayed job that killed the process five times must not put its neighbours at risk, and
+    // yet it gets a fresh schedule.
     world.announce([spec("fee")]).await;
     let id = world.accept("poison", &[job("fee")]).await;
     while !world.claim_next("fee").await.is_empty() {
@@ -203,10 +204,10 @@ pub(crate) async fn replaying_a_job_that_waits_for_its_next_attempt_runs_it_now<
     assert!(world.claim("fee", 10).await.is_empty());
     let before = world.job("evt_1", "fee").await;
     let both = [job("fee"), job("mail")];
-    let told = [ReplayEffect::WouldRun, ReplayEffect::AlreadyOpen];
-    assert_eq!(world.replay(id, &both, Replay::Dry).await, told);
+    let effects = [ReplayEffect::WouldRun, ReplayEffect::AlreadyOpen];
+    assert_eq!(world.replay(id, &both, Replay::Dry).await, effects);
     assert_eq!(world.job("evt_1", "fee").await, before, "looking is free");
-    assert_eq!(world.replay(id, &both, Replay::Plain).await, told);
+    assert_eq!(world.replay(id, &both, Replay::Plain).await, effects);
     // Once it is due, a second replay has nothing to do, and is no part of the story.
     assert_eq!(world.replay(id, &both, Replay::Plain).await, [ReplayEffect::AlreadyOpen; 2]);
     assert_eq!(world.event("evt_1").await.actions.len(), 1);
@@ -268,7 +269,8 @@ async fn prune<S: Working>(world: &World<S>, horizon: Horizon) {
     panic!("pruning never ends");
 }
 
-/// Its body, its history and its jobs are gone; whether its name is still told is the store's.
+/// Its body, its history and its jobs are gone; whether its name is still listed depends on the
+/// store.
 async fn is_pruned<S: Working>(world: &World<S>, id: &str) -> bool {
     match world.lookup(id).await {
         Lookup::None => true,
@@ -302,15 +304,15 @@ pub(crate) async fn a_dead_letter_is_discarded_by_a_person_and_can_then_be_prune
         }
     }
     assert_eq!(discard(None).await, Reviewed::Decided);
-    let told = world.event("evt_1").await;
-    assert_eq!(told.summary.status, Status::Discarded);
-    let phases: Vec<_> = told.jobs.iter().map(|job| (job.handler.as_str(), job.phase)).collect();
+    let detail = world.event("evt_1").await;
+    assert_eq!(detail.summary.status, Status::Discarded);
+    let phases: Vec<_> = detail.jobs.iter().map(|job| (job.handler.as_str(), job.phase)).collect();
     assert!(phases.contains(&("log", Phase::Done)), "{phases:?}");
     assert!(phases.contains(&("fee", Phase::Discarded)), "{phases:?}");
     assert!(phases.contains(&("mail", Phase::Discarded)), "{phases:?}");
-    let notes: Vec<_> = told.actions.iter().map(|note| (&*note.action, &*note.who)).collect();
+    let notes: Vec<_> = detail.actions.iter().map(|note| (&*note.action, &*note.who)).collect();
     assert_eq!(notes, [("discard", "ops"), ("discard", "ops")]);
-    assert_eq!(told.actions[0].reason.as_deref(), Some("no longer wanted"));
+    assert_eq!(detail.actions[0].reason.as_deref(), Some("no longer wanted"));
     let dead = world.store.lanes().await.expect("reads");
     assert!(dead.iter().all(|lane| lane.dead == 0), "{dead:?}");
     assert_eq!(world.replay(id, &[job("fee")], Replay::Plain).await, [ReplayEffect::Discarded]);
@@ -388,8 +390,8 @@ pub(crate) async fn pruning_takes_what_is_finished_and_past_its_horizon<S: Worki
 }
 
 pub(crate) async fn pruning_takes_ranges_and_leaves_what_lies_between<S: Working>(world: World<S>) {
-    // Every third event is unfinished, every fourth of another source: whatever goes in ranges must not
-    // take a neighbour, and each end must still be told to a late copy.
+    // Every third event is unfinished, every fourth of another source. A deletion by ranges must
+    // not take a neighbour, and a late copy must still get each final status.
     let other = HandlerRef { source: SourceName::new("other"), handler: HandlerName::new("fee") };
     world.announce([spec("fee"), HandlerSpec { handler: other, ..spec("fee") }]).await;
     let (shop, other) = (Sender::plain(), Sender::of("default", "other"));

@@ -232,7 +232,7 @@ pub(crate) async fn messages_go_with_the_history_of_their_time<S: Working>(world
         let claim = world.claim_one("fee").await;
         assert_eq!(world.settle(&claim, done).await, Held::Kept);
     };
-    let told = async |event: &str| -> Vec<String> {
+    let messages_of = async |event: &str| -> Vec<String> {
         world.event(event).await.messages.into_iter().map(|note| note.id).collect()
     };
     for n in 0..5 {
@@ -242,12 +242,12 @@ pub(crate) async fn messages_go_with_the_history_of_their_time<S: Working>(world
     publish("young", "m9").await;
     // The id of a message that is still known is taken.
     publish("again", "m0").await;
-    assert_eq!(told("again").await, [""; 0]);
+    assert_eq!(messages_of("again").await, [""; 0]);
     prune_all(&world, bodies_go()).await;
     for n in 0..5 {
-        assert_eq!(told(&format!("old_{n}")).await, [""; 0]);
+        assert_eq!(messages_of(&format!("old_{n}")).await, [""; 0]);
     }
-    assert_eq!(told("young").await, ["m9"]);
+    assert_eq!(messages_of("young").await, ["m9"]);
     publish("later", "m0").await;
-    assert_eq!(told("later").await, ["m0"]);
+    assert_eq!(messages_of("later").await, ["m0"]);
 }

@@ -13,7 +13,7 @@ use hapax_sim::Redis;
 use hapax_store::RedisLedger;
 use http::{Method, StatusCode};
 
-/// Far beyond anything that should happen: whoever waits this long waits for ever.
+/// Far beyond any expected wait: a test that waits this long would wait for ever.
 const FOREVER: Duration = Duration::from_secs(60);
 const LONG: Duration = Duration::from_secs(3_600);
 const SHORT: Duration = Duration::from_millis(40);
@@ -46,7 +46,7 @@ async fn fresh(ledger: &RedisLedger, ask: ReserveAsk) -> Reserved {
     }
 }
 
-/// The reservation that is had once somebody's lease has run out.
+/// The reservation that succeeds once the current lease has run out.
 async fn fresh_at_last(ledger: &RedisLedger, ask: ReserveAsk) -> Reserved {
     let until = Instant::now() + FOREVER;
     loop {
@@ -61,7 +61,7 @@ async fn fresh_at_last(ledger: &RedisLedger, ask: ReserveAsk) -> Reserved {
     }
 }
 
-// Whoever looks first and writes then gives two of them the same key.
+// A ledger that reads first and writes afterwards gives two requests the same key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_fifty_that_ask_at_once_one_runs() {
     let redis = Redis::start().await;
@@ -180,8 +180,8 @@ async fn a_key_is_not_forgotten_while_its_request_may_run() {
     // The same time, begun later: once it is over, so is that ttl.
     fresh(&ledger, ask("clock", 1, SHORT)).await;
     fresh_at_last(&ledger, ask("clock", 1, SHORT)).await;
-    let told = ledger.reserve(ask("k", 1, LONG)).await.unwrap();
-    assert!(matches!(told, Reservation::InProgress { .. }), "{told:?}");
+    let reservation = ledger.reserve(ask("k", 1, LONG)).await.unwrap();
+    assert!(matches!(reservation, Reservation::InProgress { .. }), "{reservation:?}");
 }
 
 #[tokio::test]
@@ -273,11 +273,11 @@ async fn bytes_and_fair_shares_hold_in_redis_too() {
         assert_eq!(ledger.finish(right, &large).await.unwrap(), Held::Kept);
     }
     for (key, expected) in [("k1", &large), ("k2", &large), ("k3", &StoredAnswer::not_kept())] {
-        let told = ledger.reserve(limited("a", key, 100, 1_000)).await.unwrap();
-        assert_eq!(told, Reservation::Replay(expected.clone()), "{key}");
+        let reservation = ledger.reserve(limited("a", key, 100, 1_000)).await.unwrap();
+        assert_eq!(reservation, Reservation::Replay(expected.clone()), "{key}");
     }
-    let told = ledger.reserve(limited("a", "k4", 100, 1_000)).await.unwrap();
-    assert_eq!(told, Reservation::OverQuota);
+    let reservation = ledger.reserve(limited("a", "k4", 100, 1_000)).await.unwrap();
+    assert_eq!(reservation, Reservation::OverQuota);
     // Two keys each, so 32 in all.
     redis.flush_all().await;
     for n in 0..16 {
@@ -286,6 +286,6 @@ async fn bytes_and_fair_shares_hold_in_redis_too() {
         }
     }
     fresh(&ledger, limited("acct_16", "a", 2, 1 << 30)).await;
-    let told = ledger.reserve(limited("acct_16", "b", 2, 1 << 30)).await.unwrap();
-    assert_eq!(told, Reservation::OverQuota);
+    let reservation = ledger.reserve(limited("acct_16", "b", 2, 1 << 30)).await.unwrap();
+    assert_eq!(reservation, Reservation::OverQuota);
 }

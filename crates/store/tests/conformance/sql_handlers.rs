@@ -146,8 +146,8 @@ async fn one_bad_among_good_within(timeout: Duration, sql: &str, error: &str) {
     assert_eq!(bad.summary.status, Status::Dead, "{sql}");
     assert_eq!(bad.jobs[0].phase, Phase::Dead);
     assert_eq!(bad.jobs[0].attempts.len(), 3);
-    let told = bad.jobs[0].error.as_deref().unwrap_or_default();
-    assert!(told.contains(error), "{sql}: {told}");
+    let stored = bad.jobs[0].error.as_deref().unwrap_or_default();
+    assert!(stored.contains(error), "{sql}: {stored}");
     world.store.close().await;
 }
 
@@ -177,8 +177,8 @@ async fn a_constraint_that_fails_only_at_commit_is_a_failure_of_that_job() {
     let ran = world.drain().await;
     assert_eq!((ran.done, ran.failed), (7, 3));
     assert_eq!(world.rows("SELECT event_id FROM ledger").len(), 7);
-    let told = world.event("bad").await.jobs[0].error.clone().unwrap_or_default();
-    assert!(told.contains("at commit"), "{told}");
+    let stored = world.event("bad").await.jobs[0].error.clone().unwrap_or_default();
+    assert!(stored.contains("at commit"), "{stored}");
     world.store.close().await;
 }
 
@@ -212,7 +212,7 @@ async fn a_missing_table_and_our_own_tables_are_clear_failures() {
         ("DELETE FROM hapax_job", "not authorized"),
         ("UPDATE hapax_reservation SET fence = 0", "not authorized"),
         ("DELETE FROM hapax_reservation", "not authorized"),
-        // What somebody's client was answered is nothing for a handler to read.
+        // A stored answer is for its client, not for handlers.
         ("SELECT body FROM hapax_reservation", "prohibited"),
         ("SELECT count(*) FROM HAPAX_RESERVATION", "not authorized"),
         (
@@ -223,8 +223,8 @@ async fn a_missing_table_and_our_own_tables_are_clear_failures() {
         let world = World::with(sql, spec(1, None)).await;
         world.accept("evt_1", None).await;
         assert_eq!(world.drain().await.failed, 1, "{sql}");
-        let told = world.event("evt_1").await.jobs[0].error.clone().unwrap_or_default();
-        assert!(told.contains(error) && told.contains("line "), "{sql}: {told}");
+        let stored = world.event("evt_1").await.jobs[0].error.clone().unwrap_or_default();
+        assert!(stored.contains(error) && stored.contains("line "), "{sql}: {stored}");
         world.store.close().await;
     }
 }
@@ -242,16 +242,16 @@ async fn what_is_published_is_recorded_with_the_effects_or_not_at_all() {
     }
     world.drain().await;
     assert_eq!(world.rows("SELECT id FROM hapax_message ORDER BY id"), ["msg_evt_1", "msg_evt_2"]);
-    let told = world.event("evt_2").await.messages;
-    assert_eq!(told.len(), 1);
-    assert_eq!(told[0].id, "msg_evt_2");
+    let messages = world.event("evt_2").await.messages;
+    assert_eq!(messages.len(), 1);
+    assert_eq!(messages[0].id, "msg_evt_2");
     world.store.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_that_names_no_tenant_is_of_its_events_and_nonsense_is_refused() {
     // Two tenants publish under the same id: the first must not use up the other's. And messages
-    // that nobody could deliver.
+    // that cannot be delivered.
     let world = World::new(
         "INSERT INTO hapax_publish (type, data, id) VALUES ('fee', '{}', 'm1');
          INSERT INTO hapax_publish (type, data, id, tenant) VALUES ('fee', '{}', 'm2', 'named');
@@ -284,8 +284,8 @@ async fn a_message_that_names_no_tenant_is_of_its_events_and_nonsense_is_refused
         let world = World::with(&sql, spec(1, None)).await;
         world.accept("evt_1", None).await;
         assert_eq!(world.drain().await.failed, 1, "{values}");
-        let told = world.event("evt_1").await.jobs[0].error.clone().unwrap_or_default();
-        assert!(told.contains(error), "{values}: {told}");
+        let stored = world.event("evt_1").await.jobs[0].error.clone().unwrap_or_default();
+        assert!(stored.contains(error), "{values}: {stored}");
         assert_eq!(world.rows("SELECT id FROM hapax_message"), [""; 0], "{values}");
         world.store.close().await;
     }
@@ -350,8 +350,8 @@ async fn slow_statements_do_not_hold_the_writer_for_a_whole_slice() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_statement_in_our_own_words_is_judged_all_the_same() {
-    // Statements are kept by their text. One that the store itself has just used was compiled when
-    // nobody judged it: the same words in a handler must not find that one.
+    // Statements are cached by their text. One that the store itself has just used was compiled
+    // without the limits: the same text in a handler must not find it.
     let theft = "INSERT INTO hapax_publish (type, data) VALUES ('payout.seen', '{}');
                  UPDATE hapax_current SET event_seq = :attempt, at = :id";
     let world = World::new(theft).await;

@@ -28,7 +28,7 @@ enum Act {
         handler: usize,
         limit: usize,
     },
-    /// By whoever claimed, however long ago.
+    /// By the worker that claimed, however long ago.
     Settle {
         claim: usize,
         outcome: Ending,

@@ -1,5 +1,5 @@
-//! Everybody at once: arrivals, claims, handlers, users' transactions, people and retention on the same
-//! few resources. Nobody may be refused because of the others, and all work ends.
+//! Arrivals, claims, handlers, users' transactions, operators and retention at once, on the same
+//! few resources. None may be refused because of the others, and all work ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -40,7 +40,7 @@ async fn number(url: &str, sql: &str) -> i64 {
     rows[0].as_deref().expect("a value").parse().expect("a number")
 }
 
-/// Far beyond anything that should happen: whoever waits this long waits for ever.
+/// Far beyond any expected wait: a test that waits this long would wait for ever.
 const FOREVER: Duration = Duration::from_secs(120);
 
 /// Waits until `condition` holds; a test that waits longer has found something.
@@ -71,7 +71,7 @@ fn asked<'a>(store: &'a PgStore, ingest: Ingest) -> Asked<'a> {
     asked
 }
 
-/// Somebody else's connection.
+/// A connection of another client.
 async fn session(url: &str) -> tokio_postgres::Client {
     let (client, connection) =
         tokio_postgres::connect(url, tokio_postgres::NoTls).await.expect("connects");
@@ -170,7 +170,7 @@ async fn dropping_a_future_at_any_poll_leaves_nothing_open() {
     }
     let verdicts = store.ingest(Sender::plain().ingest(&body("last"))).await.expect("ingests");
     assert!(matches!(verdicts[..], [Verdict::Accepted(_)]), "{verdicts:?}");
-    // Committed in truth, not within somebody's forgotten transaction: others see it.
+    // Committed, not within a transaction that was left open: other sessions see it.
     let last = "SELECT count(*) FROM hapax.event WHERE event_id = 'last'";
     assert_eq!(number(&url, last).await, 1);
     let open = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
@@ -197,7 +197,8 @@ async fn poll_and_drop<T>(mut future: Pin<Box<dyn Future<Output = T> + Send + '_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_cut_after_the_statement_was_sent_is_an_error_and_the_retry_converges() {
-    // The commit happened and nobody heard: neither "accepted" nor a second event may come of it.
+    // The commit happened and its answer was lost: neither "accepted" nor a second event may come
+    // of it.
     let url = pg_database().await;
     let server = Postgres::shared().await;
     let proxy = TcpProxy::to_port(server.port()).await;
@@ -263,8 +264,8 @@ async fn a_server_that_falls_silent_keeps_no_sender_waiting_and_no_writer() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_waits_for_a_key_holds_no_other_event_back() {
-    // Somebody's open transaction holds one key. Behind the commit that waits for it come too few for
-    // a commit beside it, and yet they must not wait as long as it does.
+    // Another client's open transaction holds one key. Too few requests for a second commit queue
+    // behind the commit that waits for it, and yet they must not wait as long as it does.
     const WAITING: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
                            AND application_name = 'hapax-ingest' AND wait_event_type = 'Lock'";
     let url = pg_database().await;
@@ -301,7 +302,7 @@ async fn a_commit_that_waits_for_a_key_holds_no_other_event_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_the_postmaster_was_killed_and_is_back_the_store_works_again() {
-    // Whatever was under way is an error; nothing acknowledged is lost; nobody reopens the store.
+    // Requests in flight fail; nothing acknowledged is lost; the store is not reopened.
     let server = Postgres::start().await;
     let url = server.create_database("killed").await;
     let store = Arc::new(open(&url).await);
@@ -320,7 +321,7 @@ async fn after_the_postmaster_was_killed_and_is_back_the_store_works_again() {
         for one in sending {
             acknowledged.extend(one.await.expect("no panic"));
         }
-        until("the outage is told", async || store.writable().is_err()).await;
+        until("the outage is reported", async || store.writable().is_err()).await;
         server.start_again().await;
         let name = format!("back_{round}");
         until("works again", async || {
@@ -366,7 +367,7 @@ async fn a_database_that_turns_read_only_is_told_of_and_left_as_soon_as_it_takes
     };
     turn("on").await;
     server.kill_backends(Some(&name)).await;
-    until("the outage is told", async || store.writable().is_err()).await;
+    until("the outage is reported", async || store.writable().is_err()).await;
     let refused = store.ingest(Sender::plain().ingest(&body("evt_1"))).await;
     assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
     turn("off").await;
@@ -428,8 +429,8 @@ async fn tls_is_spoken_and_the_server_is_checked_as_far_as_asked() {
         let opened = PgStore::open(PgOptions::new(at("127.0.0.1", settings))).await;
         assert!(matches!(opened, Err(PgOpenError::Connect(_))), "{settings}: {opened:?}");
     }
-    let nobody = PgStore::open(PgOptions::new(at("127.0.0.1", "sslmode=verify-full"))).await;
-    assert!(matches!(nobody, Err(PgOpenError::Url(_))), "{nobody:?}");
+    let untrusted = PgStore::open(PgOptions::new(at("127.0.0.1", "sslmode=verify-full"))).await;
+    assert!(matches!(untrusted, Err(PgOpenError::Url(_))), "{untrusted:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -505,7 +506,7 @@ async fn memory_is_dropped_when_the_database_is_in_another_epoch() {
     })
     .await;
     Postgres::execute_at(&url, "UPDATE hapax.epoch SET counter = counter + 1").await;
-    until("accepted anew", async || {
+    until("accepted again", async || {
         matches!(store.ingest(ingest()).await.expect("answers")[..], [Verdict::Accepted(_)])
     })
     .await;
@@ -608,19 +609,19 @@ async fn a_database_with_settings_of_its_own_is_migrated_and_used_like_any_other
     let Reservation::Fresh(right) = store.reserve(key.clone()).await.expect("reserves") else {
         panic!("a new key is fresh");
     };
-    let told = store.reserve(key.clone()).await.expect("reserves");
+    let reservation = store.reserve(key.clone()).await.expect("reserves");
     assert!(
-        matches!(told, Reservation::InProgress { remaining } if remaining.as_secs() > 30),
-        "{told:?}"
+        matches!(reservation, Reservation::InProgress { remaining } if remaining.as_secs() > 30),
+        "{reservation:?}"
     );
     let headers = vec![("x-a".to_owned(), "\\'\"".to_owned())];
     let answer = StoredAnswer { status: StatusCode::OK, headers, body: vec![0, 92, 255].into() };
     assert_eq!(store.finish(&right, &answer).await.expect("finishes"), Held::Kept);
     assert_eq!(store.reserve(key).await.expect("reserves"), Reservation::Replay(answer));
     store.close().await;
-    let told = "SELECT count(*) FROM hapax.processed_events
+    let processed = "SELECT count(*) FROM hapax.processed_events
                 WHERE processed AND event_id = 'evt_1'";
-    assert_eq!(number(&url, told).await, 1);
+    assert_eq!(number(&url, processed).await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -692,7 +693,7 @@ async fn a_node_goes_on_when_a_newer_version_changes_tables_and_functions_under_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_closed_store_says_so() {
-    // Whoever still asks must not wait for ever.
+    // Later callers must not wait for ever.
     let store = on_postgres().await;
     store.ingest(Sender::plain().ingest(&body("evt_1"))).await.expect("ingests");
     store.close().await;

@@ -1,6 +1,6 @@
-//! Redis in front of PostgreSQL, as an enemy: flushed, paused, killed, lying, from another time. To see
-//! whose answer it was, events are taken out of the database behind everybody's back: then only a cache
-//! still calls a copy a duplicate, and the database accepts it anew.
+//! Redis in front of PostgreSQL, as an enemy: flushed, paused, killed, lying, from another time. To
+//! see which of them answered, events are deleted from the database directly: then only a cache
+//! still reports a duplicate, and the database accepts the event again.
 
 #[allow(dead_code)]
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use hapax_core::store::{Action, Horizon, Inspect, ReplayAsk, Store, Verdict, Wor
 use hapax_sim::{Postgres, Redis, RedisReply};
 use hapax_store::{PgOptions, PgStore};
 
-/// Far beyond anything that should happen: whoever waits this long waits for ever.
+/// Far beyond any expected wait: a test that waits this long would wait for ever.
 const FOREVER: Duration = Duration::from_secs(120);
 
 /// A Redis, a database, and nodes on both.
@@ -45,7 +45,7 @@ impl Front {
         node
     }
 
-    /// Waits until what this node accepts is told to Redis.
+    /// Waits until this node writes accepted events to Redis.
     async fn speaks(&self, node: &PgStore) {
         let before = self.entries().await.len();
         until("the node speaks with Redis", async || {
@@ -56,7 +56,8 @@ impl Front {
         .await;
     }
 
-    /// Redis has an entry of it, and the database does not know it. The name of the entry.
+    /// Makes an event that has an entry in Redis but is not in the database. Returns the entry's
+    /// name.
     async fn only_in_redis(&self, id: &str) -> Vec<u8> {
         let name = name_of(id);
         self.told(id).await;
@@ -64,14 +65,14 @@ impl Front {
         name
     }
 
-    /// Accepts an event and waits until Redis has an entry of it. A node tells it once, and not at all
-    /// while Redis is left alone because it was slow: then another node does.
+    /// Accepts an event and waits until Redis has an entry of it. A node writes it once, and not at
+    /// all during the pause after a slow answer: then another node does.
     async fn told(&self, id: &str) {
         let name = name_of(id);
         until("the entry is written", async || {
             let node = self.node().await;
             asked(&node, id).await;
-            // What is told later is told behind it.
+            // Later entries are written after it.
             self.speaks(&node).await;
             node.close().await;
             self.entries().await.contains(&name)
@@ -149,17 +150,17 @@ async fn a_hit_is_answered_without_the_database_and_a_flushed_one_by_it() {
     front.only_in_redis("evt_1").await;
     front.believed("evt_1").await;
     let node = front.node().await;
-    assert_eq!(asked(&node, "evt_2").await, By::Database, "of an event that nobody knows");
+    assert_eq!(asked(&node, "evt_2").await, By::Database, "of an unknown event");
     front.redis.flush_all().await;
     front.forget().await;
     let other = front.node().await;
     assert_eq!(asked(&other, "evt_1").await, By::Database);
-    assert_eq!(asked(&front.node().await, "evt_1").await, By::Cache, "once, and told again");
+    assert_eq!(asked(&front.node().await, "evt_1").await, By::Cache, "once, and cached again");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_body_under_a_known_key_is_not_answered_by_redis() {
-    // The conflict would never be seen by anybody.
+    // The conflict would never be noticed.
     let front = Front::new().await;
     front.told("evt_1").await;
     let other = front.node().await;
@@ -220,7 +221,7 @@ async fn an_entry_of_an_epoch_before_is_no_entry_also_from_an_old_snapshot() {
     front.redis.start_again().await;
     front.plant(&name, &genuine).await;
     // The one that ran all along has heard of it, within a second, and has dropped its memory.
-    until("accepted anew", async || {
+    until("accepted again", async || {
         let by = asked(&running, "evt_1").await;
         if by == By::Cache {
             front.forget().await;
@@ -256,7 +257,7 @@ async fn a_redis_that_hangs_costs_a_bounded_moment_and_comes_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_without_memory_or_rights_changes_no_answer() {
-    // It refuses every write, or wants a password that nobody gave us.
+    // It refuses every write, or requires a password that we do not have.
     let url = pg_database().await;
     for settings in [[("maxmemory", "1")], [("requirepass", "secret")]] {
         let redis = Redis::with_settings(&settings).await;
@@ -292,8 +293,8 @@ async fn a_key_that_may_be_pruned_soon_is_not_told_to_redis() {
     }
     front.speaks(&later).await;
     soon.close().await;
-    let (told, warmed) = (front.entries().await.len(), front.warmed.load(Ordering::Relaxed));
-    assert!(told <= warmed, "{told} entries, of which {warmed} may be");
+    let (entries, warmed) = (front.entries().await.len(), front.warmed.load(Ordering::Relaxed));
+    assert!(entries <= warmed, "{entries} entries, of which {warmed} may be");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -309,7 +310,7 @@ async fn what_a_person_runs_again_is_not_told_as_finished() {
     node.settle(claims[0].job, claims[0].fence, done("first")).await.expect("settles");
     let name = name_of("evt_1");
     until("the entry is written", async || {
-        // A copy is told by a node that has to ask the database, once.
+        // A node that has to ask the database writes the entry of a copy, once.
         let other = front.node().await;
         other.ingest(ingest()).await.expect("a copy");
         front.speaks(&other).await;
@@ -333,7 +334,8 @@ async fn what_a_person_runs_again_is_not_told_as_finished() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_that_was_forgotten_is_new_again_for_memory_and_for_redis() {
-    // Retention takes the key; a cache that still has it would refuse an event that nobody has.
+    // Retention deletes the key; a cache that still has it would refuse an event that is not
+    // stored.
     let front = Front::new().await;
     let node = front.node().await;
     let before = front.entries().await.len();
@@ -341,7 +343,7 @@ async fn a_key_that_was_forgotten_is_new_again_for_memory_and_for_redis() {
         assert_eq!(asked(&node, id).await, By::Database);
         assert_eq!(asked(&node, id).await, By::Cache);
     }
-    until("both are told", async || front.entries().await.len() >= before + 2).await;
+    until("both are cached", async || front.entries().await.len() >= before + 2).await;
     let late = after(86_400);
     let keys_before = vec![(hapax_core::SourceName::new("shop"), late)];
     let horizon = Horizon { events_before: late, keys_before };

@@ -26,7 +26,7 @@ async fn complete(sql: &Client, claim: &Claim) -> Result<(), String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn effects_beside_a_lost_fence_roll_back() {
-    // A zombie: its job was claimed anew while it slept, and it wakes inside its transaction.
+    // A zombie: its job was claimed again while it slept, and it wakes inside its transaction.
     let mut base = Base::new("zombie", spec(3)).await;
     let zombie = claimed(&base).await;
     let failed = Outcome::Failed { error: "slow".into(), retry: hapax_core::job::Retry::Schedule };
@@ -76,9 +76,9 @@ async fn a_failure_follows_the_schedule_or_says_when_and_knows_its_fence() {
     base.sql.execute(fail, &[&claim.job.0, &claim.fence.0]).await.expect("fails");
     let again = base.sql.execute(fail, &[&claim.job.0, &claim.fence.0]).await;
     assert_eq!(code(&again.expect_err("a second time")), "XH001");
-    let told = "SELECT steps || ' ' || error || ' ' || (due_at > now() + interval '59 min')
+    let query = "SELECT steps || ' ' || error || ' ' || (due_at > now() + interval '59 min')
                 FROM hapax.job";
-    assert_eq!(base.one(told).await, "1 no till true");
+    assert_eq!(base.one(query).await, "1 no till true");
     for wrong in
         ["NULL, 1, 'x'", "gen_random_uuid(), NULL, 'x'", "gen_random_uuid(), 1, 'x', '-1 s'"]
     {
@@ -210,7 +210,7 @@ async fn what_an_app_publishes_beside_a_completion_is_told_of_its_event_and_of_n
         format!("SELECT hapax.complete('{}', {})", claims[nth].job.0, claims[nth].fence.0)
     };
     let publish = |id: &str| format!("SELECT hapax.publish('fee', '{{}}', id => '{id}')");
-    let told = async |nth: usize| {
+    let messages_of = async |nth: usize| {
         let event = claims[nth].event.id;
         let ask = "SELECT string_agg(id, ' ' ORDER BY message) FROM hapax.message";
         base.one(&format!("{ask} WHERE event = '{event}'")).await
@@ -230,7 +230,7 @@ async fn what_an_app_publishes_beside_a_completion_is_told_of_its_event_and_of_n
     base.sql.batch_execute(&steps.join(";")).await.expect("works");
     let word = base.one("SELECT current_setting('hapax.job')").await;
     base.sql.batch_execute("COMMIT").await.expect("commits");
-    assert_eq!(told(0).await, "before also before after");
+    assert_eq!(messages_of(0).await, "before also before after");
 
     base.sql.batch_execute(&publish("later")).await.expect("publishes");
     // A word that was good in its own transaction, then one that is made up for another event.
@@ -241,14 +241,14 @@ async fn what_an_app_publishes_beside_a_completion_is_told_of_its_event_and_of_n
         let set = format!("SET hapax.job = '{word}'; SET hapax.unlinked = '1'; {}", publish(id));
         base.sql.batch_execute(&set).await.expect("publishes");
     }
-    assert_eq!(told(0).await, "before also before after");
+    assert_eq!(messages_of(0).await, "before also before after");
     // A completion that was taken back tells nothing of what comes after it, and one that counts takes
     // nothing that an earlier transaction left.
     let steps =
         ["BEGIN".into(), "SAVEPOINT s".into(), done(1), "ROLLBACK TO s".into(), publish("orphan")];
     base.sql.batch_execute(&format!("{}; COMMIT", steps.join(";"))).await.expect("works");
     base.sql.batch_execute(&done(1)).await.expect("completes");
-    assert_eq!(told(1).await, "");
+    assert_eq!(messages_of(1).await, "");
     base.sql
         .batch_execute(&format!(
             "SET hapax.unlinked = '999999999'; BEGIN; {}; {}; COMMIT",
@@ -257,7 +257,7 @@ async fn what_an_app_publishes_beside_a_completion_is_told_of_its_event_and_of_n
         ))
         .await
         .expect("works");
-    assert_eq!(told(2).await, "own");
+    assert_eq!(messages_of(2).await, "own");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -304,7 +304,7 @@ async fn a_key_is_reserved_finished_and_replayed_and_a_crash_frees_it() {
     assert_eq!(reserve("crashed", "one", "60s").await, "fresh", "the key is free");
     assert_eq!(finish("crashed", &second).await, Err("XH001".into()), "no fence comes twice");
 
-    // An answer that nobody could hold would be read back whole by every replay.
+    // Every replay would read back an answer that is too large to hold.
     assert_eq!(reserve("large", "one", "60s").await, "fresh");
     let (large, scope) = (fence("large").await, "acme POST /charges");
     for (headers, body, expected) in [

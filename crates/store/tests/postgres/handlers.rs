@@ -141,8 +141,8 @@ async fn what_a_handler_does_to_its_session_is_undone() {
                     (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 42),
                     current_setting('search_path'), pg_sleep(0.01))";
     assert_eq!(base.drain(look).await.0, 1);
-    let told = base.one("SELECT result FROM hapax.job WHERE result <> 'dirty'").await;
-    assert_eq!(told, "|0|0|public|");
+    let result = base.one("SELECT result FROM hapax.job WHERE result <> 'dirty'").await;
+    assert_eq!(result, "|0|0|public|");
 }
 
 /// The same database as another role; the role is made if it is not there.
@@ -317,8 +317,8 @@ async fn an_attempt_whose_connection_dies_is_lost_and_not_failed() {
                   AND application_name = 'hapax-handlers' AND state = 'active'";
     until("it is killed", || async { base.one(kill).await != "0" }).await;
     assert!(running.await.expect("no panic").is_err());
-    let told = "SELECT state || ' ' || attempt || ' ' || steps FROM hapax.job";
-    assert_eq!(base.one(told).await, "1 1 0", "leased until its lease is over");
+    let query = "SELECT state || ' ' || attempt || ' ' || steps FROM hapax.job";
+    assert_eq!(base.one(query).await, "1 1 0", "leased until its lease is over");
     assert_eq!(base.one("SELECT count(*)::text FROM ledger").await, "0");
     base.one("UPDATE hapax.job SET due_at = now() - interval '1 h' RETURNING ''").await;
     // Changed behind the node's back: it is found when the node looks at all again.
@@ -356,7 +356,7 @@ async fn the_result_is_the_first_value_of_the_last_statement_whatever_its_type()
     }
 }
 
-/// Runs until no job is open, whoever does it.
+/// Runs until no job is open, on whichever node it runs.
 async fn run_all(store: &PgStore, url: &str, sql: &str) {
     let looks = connect(url).await;
     until("all is done", || async {
@@ -440,10 +440,10 @@ async fn what_a_handler_publishes_is_of_its_event() {
     }
     let sql = "SELECT hapax.publish('fee', '{}', id => :event_id) WHERE :event_id <> 'evt_1'";
     assert_eq!(base.drain(sql).await, (3, 0, 0));
-    let told =
+    let query =
         "SELECT string_agg(m.id || '=' || convert_from(e.event_id, 'UTF8'), ',' ORDER BY m.id)
                 FROM hapax.message m JOIN hapax.event e ON e.id = m.event";
-    assert_eq!(base.one(told).await, "evt_0=evt_0,evt_2=evt_2");
+    assert_eq!(base.one(query).await, "evt_0=evt_0,evt_2=evt_2");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

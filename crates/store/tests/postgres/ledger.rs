@@ -80,8 +80,8 @@ async fn two_nodes_have_one_winner_for_a_new_key_and_for_one_whose_lease_is_over
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_that_vanishes_while_it_is_asked_for_is_given_out() {
-    // Somebody else's row stands in the way of the insert and is gone before it can be looked
-    // at. Told that it is in progress, a client would wait for nobody.
+    // Another transaction's row blocks the insert and is gone before it can be read. If "in
+    // progress" were answered, a client would wait for an attempt that does not exist.
     let base = Base::new("ledger_vanish", spec(1)).await;
     base.sql
         .batch_execute(
@@ -114,8 +114,9 @@ async fn a_key_that_vanishes_while_it_is_asked_for_is_given_out() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_that_comes_while_the_key_is_taken_over_is_replayed() {
-    // The late one finishes in a transaction of its own, which is still open when somebody finds its
-    // lease over: whoever waits for it must look again, not take what is answered by then.
+    // The late attempt finishes in its own transaction, which is still open when its lease is found
+    // to be over. A request that waits for it must read the row again, not take over a key that is
+    // answered by then.
     let mut base = Base::new("ledger_late", spec(1)).await;
     let late = fresh(&base.store, "k").await;
     let_the_lease_end(&base, "k").await;
@@ -137,20 +138,21 @@ async fn an_answer_that_comes_while_the_key_is_taken_over_is_replayed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_waits_for_a_users_transaction_while_its_lease_runs() {
-    // The app answers inside its own transaction and takes its time: retries are told so at once.
+    // The app answers inside its own transaction and takes its time: retries get "in progress" at
+    // once.
     let mut base = Base::new("ledger_open", spec(1)).await;
     let reserved = fresh(&base.store, "k").await;
     let open = base.sql.transaction().await.expect("begins");
     let finish = "SELECT hapax.finish($1, 'k', $2, 201, '{}', 'theirs')";
     open.execute(finish, &[&reserved.scope.as_str(), &reserved.fence.0]).await.expect("finishes");
-    let told = base.store.reserve(ask("k")).await.expect("reserves");
-    assert!(matches!(told, Reservation::InProgress { .. }), "{told:?}");
+    let reservation = base.store.reserve(ask("k")).await.expect("reserves");
+    assert!(matches!(reservation, Reservation::InProgress { .. }), "{reservation:?}");
     open.commit().await.expect("commits");
     // What they stored wins over what is said after it.
     let held = base.store.finish(&reserved, &answer("ours")).await.expect("finishes");
     assert_eq!(held, Held::Lost);
-    let told = base.store.reserve(ask("k")).await.expect("reserves");
-    assert_eq!(told, Reservation::Replay(answer("theirs")));
+    let reservation = base.store.reserve(ask("k")).await.expect("reserves");
+    assert_eq!(reservation, Reservation::Replay(answer("theirs")));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -174,18 +176,18 @@ async fn whatever_a_user_stored_as_headers_is_replayed_without_an_error() {
         let finish = format!("SELECT hapax.finish($1, $2, $3, 200, {headers}, NULL)");
         let (scope, fence) = (reserved.scope.as_str(), reserved.fence.0);
         base.sql.execute(&finish, &[&scope, &key, &fence]).await.expect("finishes");
-        let told = base.store.reserve(ask(&key)).await.expect("reserves");
-        let Reservation::Replay(told) = told else { panic!("{headers}: {told:?}") };
+        let reservation = base.store.reserve(ask(&key)).await.expect("reserves");
+        let Reservation::Replay(stored) = reservation else { panic!("{headers}: {reservation:?}") };
         let found: Vec<_> =
-            told.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+            stored.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         assert_eq!(found, *expected, "{headers}");
-        assert!(told.body.is_empty());
+        assert!(stored.body.is_empty());
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_act_that_lost_a_race_is_tried_again() {
-    // The database may end any statement so, and the caller has nobody to ask.
+    // The database may end any statement like this, and the caller cannot find out more.
     let base = Base::new("ledger_race", spec(1)).await;
     base.sql
         .batch_execute(
@@ -286,8 +288,8 @@ async fn who_lost_the_key_in_the_middle_of_its_transaction_commits_nothing() {
     let (one, other) = tokio::join!(one.commit(answer("one")), other.commit(answer("other")));
     assert!(one.is_ok() != other.is_ok(), "{one:?} {other:?}");
     assert_eq!(base.one(ROWS).await, "1");
-    let told = base.store.reserve(ask("twins")).await.expect("reserves");
-    assert_eq!(told, Reservation::Replay(one.or(other).expect("one of them")));
+    let reservation = base.store.reserve(ask("twins")).await.expect("reserves");
+    assert_eq!(reservation, Reservation::Replay(one.or(other).expect("one of them")));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -316,14 +318,14 @@ async fn a_deferred_constraint_is_a_failure_and_keeps_no_answer() {
         other => panic!("{other:?}"),
     }
     assert_eq!(base.one(ROWS).await, "0");
-    let told = base.store.reserve(ask("k")).await.expect("reserves");
-    assert!(matches!(told, Reservation::InProgress { .. }), "{told:?}");
+    let reservation = base.store.reserve(ask("k")).await.expect("reserves");
+    assert!(matches!(reservation, Reservation::InProgress { .. }), "{reservation:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_whose_commit_was_cut_off_is_told_as_it_is() {
     // The connection is cut as COMMIT is sent: once it arrives and only its answer is lost, once it
-    // does not arrive. Neither may be told for the other.
+    // does not arrive. Neither may be reported as the other.
     let mut base = Base::new("answer_cut", spec(1)).await;
     let proxy = TcpProxy::to_port(Postgres::shared().await.port()).await;
     base.store = Base::node(&proxy.through(&base.url), spec(1)).await;
@@ -368,8 +370,8 @@ async fn counted_and_true(base: &Base) -> (String, String) {
 }
 
 /// Serializable transactions may have to be tried again: as if they were rolled back.
-fn done_or_to_be_tried_again<T>(told: Result<T, tokio_postgres::Error>) {
-    if let Err(error) = told {
+fn done_or_to_be_tried_again<T>(outcome: Result<T, tokio_postgres::Error>) {
+    if let Err(error) = outcome {
         let code = error.code().map(|code| code.code().to_owned());
         assert_eq!(code.as_deref(), Some("40001"), "{error}");
     }
@@ -393,8 +395,10 @@ async fn the_counts_of_a_quota_are_true_whoever_has_a_hand_in_them() {
                 together.wait().await;
                 for round in 0..6 {
                     let key = format!("{n}-{round}");
-                    let told = store.reserve(limited(&caller, &key, 1_000_000)).await;
-                    let Ok(Reservation::Fresh(right)) = told else { panic!("{told:?}") };
+                    let reservation = store.reserve(limited(&caller, &key, 1_000_000)).await;
+                    let Ok(Reservation::Fresh(right)) = reservation else {
+                        panic!("{reservation:?}")
+                    };
                     match round {
                         0 => store.abandon(&right).await.expect("abandons"),
                         1 => {
@@ -411,8 +415,11 @@ async fn the_counts_of_a_quota_are_true_whoever_has_a_hand_in_them() {
                             );
                             // Others go on while it is open.
                             let beside = limited(&caller, &format!("{key}-beside"), 1_000_000);
-                            let told = store.reserve(beside).await.expect("reserves");
-                            assert!(matches!(told, Reservation::Fresh(_)), "{told:?}");
+                            let reservation = store.reserve(beside).await.expect("reserves");
+                            assert!(
+                                matches!(reservation, Reservation::Fresh(_)),
+                                "{reservation:?}"
+                            );
                             let end = if round == 2 { "COMMIT" } else { "ROLLBACK" };
                             done_or_to_be_tried_again(theirs.batch_execute(end).await);
                         }
@@ -446,11 +453,11 @@ async fn the_counts_of_a_quota_are_true_whoever_has_a_hand_in_them() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_nodes_give_out_no_more_new_keys_than_there_is_room_for() {
-    // Each node sees room; a user's transaction that is open beside them holds nobody up.
+    // Each node sees room; a user's open transaction beside them blocks no request.
     let mut base = Base::new("quota_nodes", spec(1)).await;
     let other = Base::node(&base.url, spec(1)).await;
-    let told = base.store.reserve(limited("acct_1", "theirs", 10)).await.expect("reserves");
-    let Reservation::Fresh(theirs) = told else { panic!("{told:?}") };
+    let reservation = base.store.reserve(limited("acct_1", "theirs", 10)).await.expect("reserves");
+    let Reservation::Fresh(theirs) = reservation else { panic!("{reservation:?}") };
     let open = base.sql.transaction().await.expect("begins");
     let finish = "SELECT hapax.finish($1, 'theirs', $2, 201, '{}', 'theirs')";
     open.execute(finish, &[&theirs.scope.as_str(), &theirs.fence.0]).await.expect("finishes");

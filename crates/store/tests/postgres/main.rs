@@ -34,7 +34,7 @@ use hapax_store::{PgOptions, PgStore};
 use harness::{Sender, body, noon};
 use tokio_postgres::{Client, NoTls};
 
-/// Far beyond anything that should happen: whoever waits this long waits for ever.
+/// Far beyond any expected wait: a test that waits this long would wait for ever.
 const FOREVER: Duration = Duration::from_secs(120);
 
 /// A database of its own, and one node on it.

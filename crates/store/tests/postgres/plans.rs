@@ -241,8 +241,8 @@ async fn ingest(one: &PgStore, other: &PgStore, name: &str) {
     for n in 0..4 {
         let id = format!("{name}_{n}");
         let jobs = [job("fee"), placed("ordered", &format!("r_{id}"), 1)];
-        let told = one.ingest(plain.ingest_for(&body(&id), noon(), noon(), &jobs)).await;
-        assert!(matches!(told.expect("ingests")[..], [Verdict::Accepted(_)]), "{id}");
+        let verdicts = one.ingest(plain.ingest_for(&body(&id), noon(), noon(), &jobs)).await;
+        assert!(matches!(verdicts.expect("ingests")[..], [Verdict::Accepted(_)]), "{id}");
         for node in [one, other] {
             let copy = node.ingest(plain.ingest_for(&body(&id), noon(), noon(), &jobs)).await;
             assert!(matches!(copy.expect("ingests")[..], [Verdict::Duplicate(_)]), "{id}");
@@ -256,14 +256,14 @@ async fn ingest(one: &PgStore, other: &PgStore, name: &str) {
     // What takes more than a look.
     let late =
         plain.ingest_for(&body(&format!("{name}_late")), noon(), after(7_200), &[job("fee")]);
-    let told = one.ingest(late).await.expect("ingests");
-    let [Verdict::Review(waiting)] = told[..] else { panic!("{told:?}") };
+    let verdicts = one.ingest(late).await.expect("ingests");
+    let [Verdict::Review(waiting)] = verdicts[..] else { panic!("{verdicts:?}") };
     let by = || Action { who: "ops".into(), reason: None, at: noon() };
     one.approve(waiting, vec![job("fee")], by()).await.expect("approves");
     one.hurry(waiting).await.expect("hurries");
     let other_bytes = body(&format!("{name}_0")).replace("10000", "9");
-    let told = other.ingest(plain.ingest(&other_bytes)).await.expect("ingests");
-    assert!(matches!(told[..], [Verdict::Conflict(_)]), "{told:?}");
+    let verdicts = other.ingest(plain.ingest(&other_bytes)).await.expect("ingests");
+    assert!(matches!(verdicts[..], [Verdict::Conflict(_)]), "{verdicts:?}");
     let text = format!(r#"{{"type":"payout.paid","resource":"{name}"}}"#);
     for id in ["a", "b"] {
         one.ingest(guarded.ingest_under(&format!("{name}_{id}"), &text)).await.expect("ingests");
@@ -357,7 +357,7 @@ async fn keys(store: &Arc<PgStore>, user: &Client, name: &str) {
     }
 }
 
-/// Puts rows into every table, by statements that nobody measures.
+/// Fills every table, by statements that are not measured.
 async fn fill(user: &Client) {
     let fill = format!(
         "CREATE TEMP TABLE filled AS

@@ -34,8 +34,8 @@ async fn days_are_made(base: &Base, least: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_that_ran_out_go_and_those_that_hold_stay() {
-    // More of them than one slice takes, a reservation whose lease outlives its time, and keys of
-    // `once` that nobody gave an end.
+    // More keys than one slice takes, a reservation whose lease outlives its ttl, and keys of
+    // `once` without an end.
     let base = Base::new("keys_gone", spec(1)).await;
     base.sql
         .batch_execute(
@@ -79,8 +79,8 @@ async fn old_messages_go_with_the_history_and_new_ones_stay() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_removal_that_was_cut_off_does_not_stop_that_of_an_older_day() {
-    // A server takes one partition out at a time. The newer of two was cut off in the middle while the
-    // older one was still needed; then the older one may go first, if nobody looks.
+    // A server detaches one partition at a time. The newer of two was cut off in the middle while
+    // the older one was still needed; without a check the older one could go first.
     let base = Base::new("cut_off", spec(1)).await;
     for (n, at) in [0, 86_400].map(after).into_iter().enumerate() {
         let ingest = Sender::plain().ingest_at(&body(&format!("evt_{n}")), at, at);
@@ -88,7 +88,8 @@ async fn a_removal_that_was_cut_off_does_not_stop_that_of_an_older_day() {
     }
     days_are_made(&base, 10).await;
     let (reader, other) = (connect(&base.url).await, connect(&base.url).await);
-    // Somebody reads the day: the removal waits for them in its second half, and is cut off there.
+    // Another session reads the day: the removal waits for it in its second half, and is cut off
+    // there.
     reader.batch_execute("BEGIN; SELECT FROM hapax.body").await.expect("reads");
     let cut = base
         .sql
@@ -168,7 +169,7 @@ async fn a_mark_that_is_deleted_while_its_resource_moves_is_written_again() {
     let let_go = async || {
         let waits = "SELECT FROM pg_stat_activity WHERE datname = current_database() \
                      AND wait_event_type = 'Lock'";
-        until("somebody waits for the mark", async || {
+        until("a session waits for the mark", async || {
             !other.query(waits, &[]).await.expect("asks").is_empty()
         })
         .await;
@@ -197,7 +198,8 @@ async fn a_mark_that_is_deleted_while_its_resource_moves_is_written_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pruning_itself_is_no_demand_and_an_event_is() {
-    // A janitor that hears itself would pause for ever; one that hears nobody would be in the way.
+    // A janitor that counts its own work as demand would pause for ever; one that ignores all
+    // demand would delay acks.
     let base = Base::new("demand", spec(1)).await;
     base.accept("evt_1", None).await;
     let before = base.store.demand().expect("it knows");

@@ -75,16 +75,16 @@ async fn effects_done_and_messages_are_one_commit_once_per_fence() {
         }
         let rows = db.query("SELECT note FROM ledger", &[]).await.expect("reads");
         assert_eq!(rows.len(), 1, "it sees its own effects");
-        assert_eq!(base.one(ROWS).await, "0 0", "and nobody else does");
+        assert_eq!(base.one(ROWS).await, "0 0", "and other sessions do not");
         let committed = db.commit(Some("ß".repeat(500))).await.expect("commits");
         assert!(committed.is_of(&claim));
     }
     assert_eq!(base.one(ROWS).await, "1 1");
-    let told = "SELECT state || ' ' || length(result) FROM hapax.job";
-    assert_eq!(base.one(told).await, "2 200");
-    let told = "SELECT count(*) || ' ' || count(e.id) || ' ' || min(m.tenant)
+    let query = "SELECT state || ' ' || length(result) FROM hapax.job";
+    assert_eq!(base.one(query).await, "2 200");
+    let query = "SELECT count(*) || ' ' || count(e.id) || ' ' || min(m.tenant)
                 FROM hapax.message m LEFT JOIN hapax.event e ON e.id = m.event";
-    assert_eq!(base.one(told).await, "2 2 default");
+    assert_eq!(base.one(query).await, "2 2 default");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -103,9 +103,9 @@ async fn a_message_that_names_no_tenant_is_of_its_events() {
         }
         db.commit(None).await.expect("commits");
     }
-    let told = "SELECT string_agg(m.tenant || '=' || e.tenant, ',' ORDER BY m.tenant)
+    let query = "SELECT string_agg(m.tenant || '=' || e.tenant, ',' ORDER BY m.tenant)
                 FROM hapax.message m JOIN hapax.event e ON e.id = m.event";
-    assert_eq!(base.one(told).await, "acme=acme,beta=beta,named=acme");
+    assert_eq!(base.one(query).await, "acme=acme,beta=beta,named=acme");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -126,7 +126,7 @@ async fn a_commit_that_was_begun_goes_on_when_nobody_waits_for_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_begins_or_commits_on_a_store_that_is_closed() {
-    // A node that stops has told everybody that its work has ended.
+    // A node that is shutting down has reported that its work has ended.
     let base = Base::new("rust_closed", spec(1)).await;
     base.accept("evt_1", None).await;
     let (claim, db) = base.begun().await;
@@ -245,7 +245,8 @@ async fn an_error_that_is_passed_over_voids_the_transaction() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_statement_ends_the_transaction_or_touches_the_session() {
-    // Each would commit the effects before "done", or leave something to whoever is next.
+    // Each would commit the effects before "done", or leave something to the connection's next
+    // user.
     let base = Base::new("rust_tricks", spec(1)).await;
     base.sql
         .batch_execute("CREATE PROCEDURE sneaky() LANGUAGE plpgsql AS $$ BEGIN COMMIT; END $$")
@@ -334,8 +335,8 @@ async fn what_was_done_to_the_session_is_undone() {
                     (SELECT count(*) FROM pg_listening_channels()),
                     (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 42),
                     current_setting('search_path'), current_setting('statement_timeout'))";
-    let told: String = db.query_row(look, &[]).await.expect("looks").expect("a row").get(0);
-    assert_eq!(told, "0|0|public|30s");
+    let found: String = db.query_row(look, &[]).await.expect("looks").expect("a row").get(0);
+    assert_eq!(found, "0|0|public|30s");
     drop((claim, db));
 }
 
@@ -391,7 +392,8 @@ async fn who_comes_last_to_the_connections_waits_for_the_others() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn time_that_is_used_up_is_a_failure_wherever_it_went() {
-    // Nothing that took longer than it may must be committed because nobody looked.
+    // A transaction that took longer than its timeout must not be committed because the clock was
+    // not checked.
     let base = Base::new("rust_slow", spec(1)).await;
     base.accept("evt_1", None).await;
     let (claim, _) = base.right().await;
@@ -402,7 +404,7 @@ async fn time_that_is_used_up_is_a_failure_wherever_it_went() {
     let error = db.execute("SELECT pg_sleep(30)", &[]).await.expect_err("too slow");
     assert!(matches!(error, PgDbError::TimedOut(_)), "{error:?}");
     drop(db);
-    // Between two statements: nobody is told before the commit.
+    // Between two statements: the timeout is noticed only at the commit.
     let mut db = begun(base.store.right(&claim, short), &claim).await;
     let began = Instant::now();
     while began.elapsed() < 2 * short {
@@ -442,7 +444,7 @@ async fn a_late_transaction_cannot_commit_a_job_that_was_claimed_again() {
         base.accept("evt_1", None).await;
         let (_, late) = base.begun().await;
         if the_late_one_is_first {
-            // Nobody has claimed it yet: it was only slow.
+            // It has not been claimed again: it was only slow.
             base.one("UPDATE hapax.job SET state = 0 RETURNING ''").await;
             late.commit(None).await.expect("the fence is still its own");
             assert!(claim(&other, 1).await.is_empty(), "done is done");
@@ -525,7 +527,8 @@ async fn an_attempt_whose_connection_dies_is_lost_and_not_failed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_whose_answer_is_lost_is_decided_by_the_fence() {
     // The connection is cut as COMMIT is sent: once it arrives and only its answer is lost, once it
-    // does not arrive. Neither may be told for the other, and the next attempt must not double it.
+    // does not arrive. Neither may be reported as the other, and the next attempt must not double
+    // it.
     let mut base = Base::new("rust_cut", spec(3)).await;
     let proxy = TcpProxy::to_port(Postgres::shared().await.port()).await;
     base.store = Base::node(&proxy.through(&base.url), spec(3)).await;
@@ -580,7 +583,7 @@ async fn every_event_takes_effect_once_on_whichever_node() {
                             .expect("looks")
                             .get::<_, bool>(0)
                         {
-                            assert!(began.elapsed() < FOREVER, "nobody takes it");
+                            assert!(began.elapsed() < FOREVER, "another worker must claim it");
                             tokio::task::yield_now().await;
                         }
                     }

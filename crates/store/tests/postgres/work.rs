@@ -88,7 +88,7 @@ async fn one_resource_is_worked_on_by_one_node_at_a_time() {
                                 &[&by, &resource],
                             )
                             .await
-                            .expect("nobody else is at it");
+                            .expect("no other worker holds it");
                         }
                     };
                     step(1).await;
@@ -127,7 +127,7 @@ async fn an_open_transaction_delays_only_what_it_holds() {
     open.execute("SELECT hapax.complete($1, $2, 'mine')", &[&held.job.0, &held.fence.0])
         .await
         .expect("completes");
-    // Whoever waits for it is seen: nobody looks away for as long as a wait would take.
+    // Sessions that wait for it are seen: polling never pauses for as long as a wait would take.
     let pid: i32 = open.query_one("SELECT pg_backend_pid()", &[]).await.expect("asks").get(0);
     let (over, watch) = (Arc::new(AtomicBool::new(false)), connect(&base.url).await);
     let watching = tokio::spawn({
@@ -239,8 +239,8 @@ async fn an_old_snapshot_does_not_make_claims_walk_over_all_that_was_done() {
         );
         // The first makes the plans.
         base.sql.query(&ask, &[]).await.expect("claims");
-        let told: serde_json::Value = base.sql.query(&ask, &[]).await.expect("claims")[0].get(0);
-        told[0]["Plan"]["Shared Hit Blocks"].as_i64().expect("a number")
+        let plan: serde_json::Value = base.sql.query(&ask, &[]).await.expect("claims")[0].get(0);
+        plan[0]["Plan"]["Shared Hit Blocks"].as_i64().expect("a number")
     };
     let first = base.one("SELECT min(due_at)::text FROM hapax.job WHERE state = 0").await;
     let known = pages(&format!("'{{{lane}}}', '{{{first}}}', '{first}'")).await;

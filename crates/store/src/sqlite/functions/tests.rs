@@ -34,10 +34,10 @@ impl Both {
                 Ok((row.get::<_, String>(0)?, row.get::<_, Value>(1)?, array))
             })
         };
-        let told = |error: rusqlite::Error| error.to_string();
+        let text = |error: rusqlite::Error| error.to_string();
         assert_eq!(
-            run(&self.ours).map_err(told),
-            run(&self.plain).map_err(told),
+            run(&self.ours).map_err(text),
+            run(&self.plain).map_err(text),
             "{call} of {arguments:?}"
         );
     }
