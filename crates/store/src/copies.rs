@@ -1,6 +1,6 @@
-//! Copies of known events, on their way to disk: counted at once, written behind within a second.
-//! A crash may lose what waits here; nothing else depends on it. How they are written is the
-//! business of each store.
+//! Copies of known events that wait to be written: counted at once, written by a deferred write
+//! within a second. A crash may lose waiting copies; nothing else depends on them. Each store
+//! writes them in its own way.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};
@@ -37,7 +37,7 @@ pub(crate) struct Waiting {
     next: usize,
 }
 
-/// What is kept of a copy: how it came, without its headers.
+/// The record of a copy: how it arrived, without its headers.
 #[derive(Debug)]
 pub(crate) struct CopyRecord {
     pub(crate) received_at: Timestamp,
@@ -100,12 +100,13 @@ impl<K: Copy + Eq + Ord + Hash> Copies<K> {
         self.events.load(Ordering::Acquire) == 0 && self.taken.load(Ordering::Acquire) == 0
     }
 
-    /// What [`Copies::take`] gave out is written, or was given up.
+    /// Notes that copies from [`Copies::take`] are written, or were dropped.
     pub(crate) fn wrote(&self, events: usize) {
         self.taken.fetch_sub(events, Ordering::AcqRel);
     }
 
-    /// Takes everything that waits, in the order of the events. Say when that many are written.
+    /// Takes all waiting copies, in the order of the events. The caller reports with
+    /// [`Copies::wrote`] when they are written.
     pub(crate) fn take(&self) -> Vec<(K, Waiting)> {
         let mut all = Vec::new();
         for shard in &self.shards {

@@ -1,5 +1,5 @@
-//! Permissions of the data directory and its files: events hold what senders know of their
-//! customers, so only the user that Hapax runs as may read them.
+//! Permissions of the data directory and its files: events hold senders' customer data, so only the
+//! user that Hapax runs as may read them.
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io;
@@ -32,7 +32,7 @@ pub(crate) fn private_file(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Takes from others what is there already; what is not there is left alone.
+/// Removes the rights of other users from an existing file; a missing file is ignored.
 pub(crate) fn narrow(path: &Path, mode: u32) -> io::Result<()> {
     let found = match std::fs::metadata(path) {
         Ok(found) => found.permissions().mode(),

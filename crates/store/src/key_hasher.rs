@@ -1,5 +1,5 @@
-//! Maps by [`hapax_core::KeyHash`]. Such keys are hashes already, so a few instructions place them;
-//! but senders choose what is hashed, so where a key falls must still depend on dice of our own.
+//! Maps by [`hapax_core::KeyHash`]. Such keys are hashes already, so hashing them again takes a few
+//! instructions. Senders choose the hashed content, so a random seed still decides a key's slot.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};

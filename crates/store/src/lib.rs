@@ -93,7 +93,7 @@ pub mod limits {
     /// little memory.
     pub const REWRITE_BYTES: usize = 1 << 20;
 
-    /// How soon the writer tries again to let the log start over when a reader stood in the way.
+    /// How soon the writer tries again to start the log over when a reader blocked it.
     pub const LOG_RETRY: Duration = Duration::from_millis(50);
 
     /// How often a reader that keeps the log from starting over is logged.

@@ -92,7 +92,7 @@ impl Committed {
 
 /// Why an attempt failed, and when to try again. Made from any error with `?`.
 ///
-/// It is no [`Error`] itself: only so can every error become one.
+/// It does not implement [`Error`] itself, because then not every error could be converted into it.
 #[derive(Debug)]
 pub struct Failure {
     error: String,
@@ -213,7 +213,7 @@ pub enum TxError {
     Store(#[from] StoreError),
 }
 
-/// The error and what it came from, in one line.
+/// The error and its sources, in one line.
 pub(crate) fn with_sources(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

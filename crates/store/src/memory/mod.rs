@@ -32,7 +32,7 @@ use tokio::sync::Notify;
 use crate::Clock;
 use order::Resource;
 
-/// What stands in for the statements of an `sql` handler, given the claim and the current object.
+/// Stands in for the statements of an `sql` handler, given the claim and the current object.
 type Effect = Arc<dyn Fn(&Claim, Option<&str>) -> Result<Option<String>, String> + Send + Sync>;
 
 /// Events and their jobs, in memory.
@@ -49,7 +49,7 @@ impl MemoryStore {
         Self::with_clock(Arc::new(Timestamp::now))
     }
 
-    /// An empty store whose leases and due times go by `clock`.
+    /// An empty store that uses `clock` for leases and due times.
     pub fn with_clock(clock: Clock) -> Self {
         Self {
             model: Mutex::default(),
@@ -60,7 +60,7 @@ impl MemoryStore {
     }
 
     /// Lets `effect` stand in for the statements of every `sql` handler, since there is no SQL
-    /// here: what it returns is the job's result, or why the attempt failed.
+    /// here. It returns the job's result, or why the attempt failed.
     pub fn with_sql(self, effect: Effect) -> Self {
         Self { effect, ..self }
     }
@@ -87,8 +87,8 @@ impl MemoryStore {
         (self.clock)()
     }
 
-    /// Wakes who waits now, and the next who comes: between its last look and its waiting a worker
-    /// must not miss the hint.
+    /// Wakes waiting workers, and the next one to wait: a worker must not miss the hint between its
+    /// last look and its wait.
     fn hint(&self) {
         self.arrived.notify_waiters();
         self.arrived.notify_one();
@@ -123,7 +123,7 @@ struct Model {
     marks: HashMap<Resource, (Position, Timestamp)>,
     /// Where a sequence without a configured start began.
     starts: HashMap<Resource, Position>,
-    /// The outbox, by whose a message is and by its id.
+    /// The outbox, by tenant and message id.
     messages: HashMap<(Tenant, String), Published>,
     /// Idempotency-Keys.
     reservations: HashMap<ledger::KeyName, ledger::Kept>,
@@ -152,7 +152,7 @@ struct Stored {
     gone: bool,
 }
 
-/// What a person has to say, or said, about an event.
+/// The state of an event's review.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
     Review,
@@ -175,7 +175,7 @@ struct Job {
     due: Timestamp,
     /// The last claim: it stays known after its lease, since its worker may still come back.
     taken: Option<Taken>,
-    /// A person lets this run go ahead whatever the order guard says.
+    /// An operator lets this run go ahead whatever the order guard decides.
     forced: bool,
     result: Option<String>,
     error: Option<String>,

@@ -1,5 +1,5 @@
-//! What a person decides: replay, approve, reject; and what the house lets go of by itself, once
-//! nothing is left to decide.
+//! Decisions of operators: replay, approve, reject; and retention, which deletes what needs no
+//! decision any more.
 
 use hapax_core::Timestamp;
 use hapax_core::job::{Fence, HandlerName, Phase, Progress};
@@ -12,8 +12,8 @@ use hapax_core::store::{
 use super::{EventNumber, Guarded, Job, JobNumber, Model, Standing, Stored};
 
 impl Model {
-    /// Runs again what may run again. An event that waits in review, or was refused there, has no
-    /// work to repeat: approving it is another act.
+    /// Runs again the jobs that may run again. An event that waits in review, or was rejected
+    /// there, has no work to repeat: approving it is another act.
     pub(super) fn replay(&mut self, ask: ReplayAsk, now: Timestamp) -> Vec<Replayed> {
         let ours = |at: &EventNumber| self.events[at].standing == Standing::Ours;
         let Some(event) = self.event_numbered(ask.event).filter(ours) else { return Vec::new() };
@@ -47,14 +47,14 @@ impl Model {
                 ) => {}
             }
         }
-        // One that found nothing to do is no part of the event's story.
+        // A replay that changed nothing is not recorded.
         if changed {
             self.record(event, "replay", ask.by);
         }
         replayed
     }
 
-    /// `None` where nothing can be done: what is hopeless stays buried, or is not begun.
+    /// `None` if nothing can be done: a hopeless job stays dead, or is not begun.
     fn effect_of_replay(
         &self,
         event: EventNumber,

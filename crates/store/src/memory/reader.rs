@@ -14,7 +14,7 @@ use super::{EventNumber, Job, Model, Standing, Stored};
 use crate::limits::PAGE_MAX;
 
 impl Model {
-    /// An event as a list shows it, with what its jobs add.
+    /// An event as a list shows it, with the status and result of its jobs.
     pub(super) fn summary(&self, at: EventNumber) -> EventSummary {
         let stored = &self.events[&at];
         let mut summary = stored.detail.summary.clone();
@@ -154,7 +154,7 @@ impl Model {
 }
 
 impl Job {
-    /// When something happens to it by itself: every open job has such a time.
+    /// The time of the job's next change by itself: every open job has one.
     pub(super) fn due_at(&self) -> Option<Timestamp> {
         match self.phase {
             Phase::Leased => self.taken.as_ref().map(|taken| taken.until),

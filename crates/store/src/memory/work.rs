@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::order::Admission;
 use super::{EventNumber, Job, JobNumber, Model, Published, Taken};
 
-/// What one claim took, and what the order guard kept back on the way.
+/// The jobs that one claim took, and those that the order guard kept back.
 #[derive(Default)]
 pub(super) struct Begun {
     pub(super) claims: Vec<Claim>,
@@ -68,9 +68,10 @@ impl Model {
         begun
     }
 
-    /// The job whose turn it is: of the tenant that had the fewest in this claim, beginning after
-    /// the one that began the last claim; then what is due longest; then what came first. So every
-    /// tenant's oldest job is the first of some claim, and gets through even if it must go alone.
+    /// The job whose turn it is: of the tenant with the fewest jobs in this claim, beginning after
+    /// the one that began the last claim; then the one due longest; then the one that arrived
+    /// first. So every tenant's oldest job is the first of some claim, and runs even if it must run
+    /// alone.
     fn next_in_turn(
         &self,
         handler: &HandlerRef,
@@ -143,7 +144,7 @@ impl Model {
         self.events[&self.jobs[&at].event].detail.summary.id
     }
 
-    /// What a claim that may still be run by itself is about; or what there is to say without it.
+    /// Prepares a claimed job that may still run; otherwise returns why it may not.
     pub(super) fn begin_claimed(
         &mut self,
         job: JobId,
@@ -344,7 +345,7 @@ impl Model {
         }
     }
 
-    /// What waits for its next attempt need not wait any longer.
+    /// Makes a job that waits for its next attempt due now.
     pub(super) fn hurry(&mut self, event: EventNumber, now: Timestamp) {
         let waits = |job: &&mut Job| job.event == event && job.phase == Phase::Ready;
         for job in self.jobs.values_mut().filter(waits) {
@@ -398,7 +399,7 @@ impl Job {
         self.taken = None;
     }
 
-    /// Tells how the attempt ended. A later word on the same attempt replaces the earlier one.
+    /// Records how the attempt ended. A later record of the same attempt replaces the earlier one.
     fn note(&mut self, outcome: &str, ended_at: Option<Timestamp>, error: Option<String>) {
         let Some(taken) = &self.taken else { return };
         let (run, attempt) = (self.run, self.progress.attempt);

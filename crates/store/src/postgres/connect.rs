@@ -1,6 +1,6 @@
-//! Connections: the URL with its TLS, the pools and what each is for, and the look at a server before
-//! anything is entrusted to it. What is sent over a connection is the business of other files; that
-//! no connection with a cut-off statement is ever lent again is the business of this one.
+//! Connections: the URL with its TLS, the pools and their purposes, and the checks of a server
+//! before it is used. This module ensures that a connection with a cut-off statement is never lent
+//! again.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -74,10 +74,10 @@ pub enum PgOpenError {
     /// Nothing answers there, or it lets us not in.
     #[error("cannot connect to PostgreSQL: {0}")]
     Connect(String),
-    /// It answers, and cannot keep what we promise.
+    /// It answers, but cannot keep our guarantees.
     #[error("this PostgreSQL cannot be used: {0}")]
     Unfit(String),
-    /// It answers, and refuses what was asked.
+    /// It answers, but refuses the query.
     #[error("the query failed: {0}")]
     Query(String),
     /// The Redis in front cannot be named so.
@@ -104,7 +104,7 @@ impl PgOpenError {
 /// How many connections each kind of work may use. One more watches over the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolSizes {
-    /// Writers of arriving events: each commits for all who wait.
+    /// Writers of arriving events: each commits for all waiting requests.
     pub ingest: usize,
     /// Claims, settling, renewals.
     pub work: usize,
@@ -112,7 +112,7 @@ pub struct PoolSizes {
     pub handlers: usize,
     /// Idempotency-Keys; opened when the first one is asked for.
     pub ledger: usize,
-    /// What people look at, retention, and our own housekeeping.
+    /// Operators' queries, retention, and our own housekeeping.
     pub admin: usize,
 }
 
@@ -202,7 +202,8 @@ impl ClientPool {
         Self::with(target, name, size, patience, session(patience))
     }
 
-    /// Sessions whose statements never read a whole table: a plan is kept from when it was empty.
+    /// Sessions whose statements never scan a whole table: a plan may date from when the table was
+    /// empty.
     fn by_index(
         target: &Target,
         name: &str,
@@ -267,8 +268,8 @@ impl ClientPool {
     }
 }
 
-/// What every session of ours begins with. At least `synchronous_commit = on`; a server that asks
-/// for more keeps it. The isolation is the one our functions are written for, whatever the default.
+/// The settings of each of our sessions. At least `synchronous_commit = on`; a stricter setting of
+/// the server stays. The isolation is the one our functions are written for, whatever the default.
 pub(super) fn session(patience: StatementTimeouts) -> String {
     format!(
         "SET statement_timeout = {}; SET lock_timeout = {}; \
@@ -283,9 +284,9 @@ pub(super) fn session(patience: StatementTimeouts) -> String {
     )
 }
 
-/// What a session of handlers begins with. A plain name in a handler's statement means a table of the
-/// user's, also where the role has the name of our schema, which PostgreSQL's own default looks in
-/// first.
+/// The settings of a handler's session. An unqualified name in a handler's statement means a table
+/// of the user's, even if the role has the name of our schema, which PostgreSQL's default search
+/// path would look in first.
 pub(super) fn handler_session() -> String {
     format!(
         "{}; SELECT set_config('search_path', coalesce((\
@@ -324,7 +325,7 @@ impl PooledClient {
         Ok(rows?)
     }
 
-    /// Runs one statement for what it does; the number of rows it touched.
+    /// Runs one statement; returns the number of rows it touched.
     pub(super) async fn execute(
         &mut self,
         sql: &str,
@@ -431,7 +432,7 @@ impl From<PoolError> for PgError {
 }
 
 impl PgError {
-    /// What the server said, if it said something.
+    /// The SQLSTATE, if the server returned one.
     pub(super) fn code(&self) -> Option<&SqlState> {
         match self {
             Self::Sql(error) => error.code(),
@@ -448,7 +449,7 @@ impl PgError {
         })
     }
 
-    /// Whether the server itself was in trouble, rather than with what was in the statement.
+    /// Whether the error is about the server itself, not about the statement.
     pub(super) fn is_outage(&self) -> bool {
         match self.code().map(SqlState::code) {
             None => true,
@@ -513,7 +514,7 @@ where
     act().await
 }
 
-/// What a server says of itself.
+/// Facts that a server reports about itself.
 #[derive(Debug)]
 pub(super) struct ServerFacts {
     pub(super) version: String,
@@ -558,8 +559,8 @@ impl Target {
         Ok(Self { config, hosts })
     }
 
-    /// What the server says of itself, whether or not we would work on it. The clocks are compared
-    /// halfway through the question, so the figure is good to about half the way there and back.
+    /// Facts that the server reports, whether or not we would use it. The clocks are compared at
+    /// half the round trip, so the difference is accurate to about half the round trip.
     pub(super) async fn facts(&self) -> Result<ServerFacts, PgOpenError> {
         let lender = ClientPool::new(self, "hapax-look", 1, StatementTimeouts::WORK)?;
         let mut lent = lender.lend().await.map_err(|error| unreachable_server(&error))?;
@@ -596,7 +597,7 @@ impl Target {
         Ok(messages.into_iter().filter_map(row).collect())
     }
 
-    /// Makes sure that this server can keep what we promise.
+    /// Checks that this server can keep our guarantees.
     pub(super) async fn look(&self) -> Result<(), PgOpenError> {
         let first = ClientPool::new(self, "hapax-start", 1, StatementTimeouts::WORK)?;
         let second = ClientPool::new(self, "hapax-start", 1, StatementTimeouts::WORK)?;
@@ -645,10 +646,10 @@ impl Target {
     }
 }
 
-/// A pooler that hands a session's statements to changing servers would lose our settings, our
-/// prepared statements and our locks. One session sets something, another keeps a server busy with
-/// a transaction, and the first asks for what it set: behind such a pooler it now speaks with
-/// another server, or waits for one.
+/// Detects a pooler that sends a session's statements to changing servers: it would lose our
+/// settings, our prepared statements and our locks. One session sets a value, another keeps a
+/// server busy with a transaction, and the first reads its value. Behind such a pooler the first
+/// session now reaches another server, or waits for one.
 async fn probe_sessions(mut first: PooledClient, second: &ClientPool) -> Result<(), PgOpenError> {
     let pooled = || {
         PgOpenError::Unfit(
@@ -684,7 +685,7 @@ fn unreachable_server(error: &PgError) -> PgOpenError {
     PgOpenError::Connect(error.to_string())
 }
 
-/// Takes what says something of TLS out of a URL or a `key=value` string.
+/// Takes the TLS settings out of a URL or a `key=value` string.
 fn without_tls(url: &str) -> Result<(String, tls::Mode, Option<PathBuf>), PgOpenError> {
     let is_url = url.starts_with("postgres://") || url.starts_with("postgresql://");
     let (head, settings, between) = if is_url {

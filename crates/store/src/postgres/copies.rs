@@ -1,5 +1,5 @@
-//! Copies as rows: what [`crate::copies`] gathered is written within a second, all of it in one
-//! statement. What cannot be written is dropped: such counts may be lost.
+//! Copies as rows: those gathered by [`crate::copies`] are written within a second, all in one
+//! statement. If the write fails they are dropped: such counts may be lost.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::limits::{COPIES_FLUSH, COPIES_IN_FULL};
 /// Events whose copies are written by one statement.
 const EVENTS_PER_WRITE: usize = 2_000;
 
-/// Writes what waits, again and again, until the store is closed.
+/// Writes waiting copies repeatedly, until the store is closed.
 pub(super) async fn keep_writing(shared: Arc<Shared>) {
     loop {
         tokio::select! {
@@ -27,7 +27,7 @@ pub(super) async fn keep_writing(shared: Arc<Shared>) {
     }
 }
 
-/// Writes what waits now, after what is being written.
+/// Writes waiting copies, after a write that is in progress.
 pub(super) async fn flush(shared: &Shared) {
     let _turn = shared.flushing.lock().await;
     let mut waiting = shared.copies.take();

@@ -1,9 +1,10 @@
-//! Which database this is, as far as memory may be believed: its system identifier, its timeline, the
-//! numbers that this database and its table of events have there (a copy beside it and a restored dump
-//! have others), and a counter that a person raises after a restore that shows in none of these. What was learnt in one epoch says nothing in
-//! another: a standby that was promoted may never have heard of it.
+//! Which database this is, and so whether cached answers hold. An epoch is the system identifier,
+//! the timeline, the numbers of this database and its table of events (a copy beside it and a
+//! restored dump have others), and a counter. An operator raises the counter after a restore that
+//! none of these shows. Facts from one epoch do not hold in another: a promoted standby may never
+//! have received them.
 //!
-//! A task asks a few times a second; what it last heard counts for one second and no longer.
+//! A task asks a few times a second; its last answer is valid for one second and no longer.
 
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
@@ -23,8 +24,8 @@ const COUNTS_FOR: Duration = Duration::from_secs(1);
 const BELIEVED_FOR: Duration = Duration::from_secs(60);
 
 /// How long an answer may take before another connection, perhaps to another server, is tried: less
-/// than any statement has, so that a server that fell silent is noticed before those who wait for it
-/// give up.
+/// than any statement's timeout, so that a silent server is noticed before waiting requests give
+/// up.
 const ANSWER_MAX: Duration = Duration::from_secs(4);
 
 /// An epoch of the database.
@@ -45,14 +46,14 @@ impl Epoch {
     }
 }
 
-/// What was last heard.
+/// The last answer.
 #[derive(Debug, Default)]
 pub(super) struct EpochWatch(RwLock<Option<ConfirmedEpoch>>);
 
 #[derive(Debug, Clone)]
 struct ConfirmedEpoch {
     epoch: Epoch,
-    /// What a cache outside proves its entries with, in this epoch.
+    /// Seals the entries of the Redis cache in this epoch.
     seal: Arc<Seal>,
     /// When the question was sent: the answer is at least as old.
     at: Instant,
@@ -68,7 +69,7 @@ impl EpochWatch {
             .map(|heard| heard.epoch.clone())
     }
 
-    /// The same with what entries of it are sealed with.
+    /// The same with the seal of its entries.
     pub(super) fn sealed(&self) -> Option<(Epoch, Arc<Seal>)> {
         let heard = self.0.read().expect("no panic happens under this lock");
         let heard = heard.as_ref().filter(|heard| heard.at.elapsed() < COUNTS_FOR)?;
@@ -101,7 +102,7 @@ impl EpochWatch {
     }
 }
 
-/// Asks once, and tells the store's health what came of it.
+/// Asks once, and reports the outcome to the store's health.
 pub(super) async fn ask(shared: &Shared) -> Result<(), PgError> {
     let asked = async {
         let mut lent = shared.pools.watch.lend().await?;

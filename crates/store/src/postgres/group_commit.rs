@@ -176,7 +176,7 @@ async fn write_all(shared: Arc<Shared>, writers: usize) {
     }
 }
 
-/// One writer: commits what waits until the store is closed and nothing waits any more.
+/// One writer: commits waiting requests until the store is closed and none waits.
 async fn keep_writing(shared: Arc<Shared>) {
     let desk = &shared.desk;
     loop {

@@ -19,8 +19,8 @@ pub(super) struct Announced {
     turn: Mutex<Turn>,
 }
 
-/// Where the next claim begins: its round over the lanes, its look at parked jobs, and what need not
-/// be looked at again.
+/// Where the next claim begins: its round over the lanes, its look at parked jobs, and the lanes
+/// that need no look.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Turn {
     pub(super) lane: Option<i32>,
@@ -31,8 +31,8 @@ pub(super) struct Turn {
     all_seen: Option<(Instant, Duration)>,
 }
 
-/// Up to when this node has seen all that was due, lane by lane, and all leases that ended. A hint:
-/// what a slow commit put before it is found when all is looked at again.
+/// Up to when this node has seen all due jobs, lane by lane, and all leases that ended. A hint: a
+/// job that a slow commit put before it is found at the next full look.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Known {
     lanes: BTreeMap<i32, Timestamp>,
@@ -59,7 +59,7 @@ impl Known {
 }
 
 impl Turn {
-    /// Forgets what is known once it is time to look at all again: the longer that took, the later.
+    /// Clears the hint once a full look is due: the longer that took, the later.
     pub(super) fn looks_at_all(&mut self) -> bool {
         let again = self
             .all_seen
@@ -100,7 +100,7 @@ impl Handlers {
         self.0.read().expect("no panic happens under this lock").get(handler).cloned()
     }
 
-    /// What was announced last.
+    /// The handlers as last announced.
     pub(super) fn specs(&self) -> Vec<HandlerSpec> {
         let known = self.0.read().expect("no panic happens under this lock");
         known.values().map(|announced| announced.spec.clone()).collect()
@@ -123,7 +123,7 @@ impl Handlers {
 pub(super) struct PolicyRow {
     pub(super) policy: Option<i16>,
     pub(super) start_at: Option<i64>,
-    /// What a machine says of each step: from, to, verdict.
+    /// The machine's verdict on each step: from, to, verdict.
     pub(super) steps: (Vec<i64>, Vec<i64>, Vec<i16>),
 }
 
@@ -141,8 +141,8 @@ impl PolicyRow {
     }
 }
 
-/// What the machine says of every pair of its states: what is stale is left out, but for the step of
-/// a state to itself, which tells that there is such a state.
+/// The machine's verdict on every pair of its states. Stale steps are left out, except that of a
+/// state to itself, which records that the state exists.
 fn steps(policy: Option<&OrderPolicy>, machine: &Machine) -> (Vec<i64>, Vec<i64>, Vec<i16>) {
     let mut steps = (Vec::new(), Vec::new(), Vec::new());
     let Some(policy) = policy else { return steps };
@@ -162,7 +162,7 @@ fn steps(policy: Option<&OrderPolicy>, machine: &Machine) -> (Vec<i64>, Vec<i64>
     steps
 }
 
-/// Microseconds, for a column of them: at most ten years, which is as good as never.
+/// Microseconds, for a column of them: at most ten years.
 pub(super) fn micros(duration: Duration) -> i64 {
     const TEN_YEARS: i64 = 10 * 365 * 86_400 * 1_000_000;
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX).min(TEN_YEARS)

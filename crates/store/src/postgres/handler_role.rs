@@ -1,9 +1,9 @@
-//! The role that handlers work as, where the operator configured one of its own: it can reach the
+//! The role that handlers work as, if the operator configured a separate one: it can reach the
 //! tables of the schema `hapax` through functions only.
 
 use super::connect::{ClientPool, PgError, PgOpenError, Pools};
 
-/// Which server and database a connection leads to, and as whom.
+/// Which server and database a connection leads to, and as which role.
 const WHERE: &str = "SELECT current_user::text, \
                      (SELECT oid::text FROM pg_database WHERE datname = current_database()) \
                      || ' ' || pg_postmaster_start_time()::text";
@@ -30,8 +30,8 @@ pub(super) async fn look(pools: &Pools) -> Result<HandlerRoleReport, PgOpenError
     Ok(HandlerRoleReport { role, owns_ours: asked.await.map_err(trouble)? })
 }
 
-/// Makes sure that handlers' connections lead to the same database, and grants their role what a node
-/// asks of it.
+/// Checks that handlers' connections lead to the same database, and grants their role the rights
+/// that a node needs.
 pub(super) async fn admit(pools: &Pools) -> Result<(), PgOpenError> {
     let (role, owner) = same_database(pools).await?;
     if role == owner {

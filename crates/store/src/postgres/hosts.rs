@@ -1,9 +1,8 @@
-//! Several servers behind one URL: connects to the first that answers and is what was asked for
-//! (`target_session_attrs`), each within a time of its own.
+//! Several servers behind one URL: connects to the first that answers and matches
+//! `target_session_attrs`, each with its own timeout.
 //!
-//! The driver would wait for a server that opens the connection and then says nothing, as one does
-//! whose machine has just gone, until all the time there is for a connection is over, and never come
-//! to the next.
+//! A server whose machine has just died may accept the connection and never answer. The driver
+//! would wait for it until the whole connection timeout is over, and never reach the next server.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -90,13 +89,13 @@ where
     ConfigConnectImpl { tls }.connect(config).await
 }
 
-/// How many servers are named; at least one, or connecting says what is wrong.
+/// How many servers are named; at least one, so that connecting reports the error.
 fn count(config: &Config) -> usize {
     config.get_hosts().len().max(config.get_hostaddrs().len()).max(1)
 }
 
-/// The same for one of its servers. One that is the only one stays as it is, as does a URL whose
-/// lists do not fit each other: the driver says what is wrong with it.
+/// The configuration for one of its servers. A single server stays as it is, as does a URL whose
+/// lists do not match: the driver reports that error.
 fn alone(config: &Config, host: usize) -> Config {
     let (hosts, addresses, ports) =
         (config.get_hosts(), config.get_hostaddrs(), config.get_ports());

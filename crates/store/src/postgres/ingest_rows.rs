@@ -49,7 +49,7 @@ struct ArrivalRow<'a> {
     replay_hash: Option<Uuid>,
 }
 
-/// A `hapax.doubt`: what makes an arrival take more than a look.
+/// A `hapax.doubt`: why an arrival needs the function.
 #[derive(Debug)]
 struct DoubtRow<'a> {
     late: bool,
@@ -205,7 +205,7 @@ impl<'a> Rows<'a> {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// The long way, for which each row has its doubt: each row and what became of it.
+    /// Calls the function, for which each row has its doubt; returns each row with its verdict.
     pub(super) async fn ingest(
         &self,
         lent: &mut PooledClient,

@@ -1,5 +1,5 @@
-//! What a person decides: replay, approve, reject, discard. Each is one call of the database, with the record
-//! of who did it and why in the same commit.
+//! Decisions of operators: replay, approve, reject, discard. Each is one call of the database, with
+//! the record of who did it and why in the same commit.
 
 use hapax_core::job::HandlerName;
 use hapax_core::store::{
@@ -14,10 +14,10 @@ use super::jobs::only;
 use super::lane_ids::LaneName;
 use super::row::{Standing, hash_of, text};
 
-/// What a person says of an event in review.
+/// An operator's decision on an event in review.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Decision<'a> {
-    /// It runs, and this is its work.
+    /// It runs, with these jobs.
     Approve(&'a [NewJob]),
     Reject,
 }
@@ -178,12 +178,12 @@ impl FoundEvent {
         }))
     }
 
-    /// What is known of it in memory does not hold any more.
+    /// Removes the event from memory and Redis.
     fn forget(&self, shared: &Shared) {
         shared.unlearn(std::slice::from_ref(&self.hash));
     }
 
-    /// What is to be written of this work; its lanes are made if they are not there.
+    /// The columns to write for these jobs; missing lanes are created.
     async fn columns(
         &self,
         shared: &Shared,

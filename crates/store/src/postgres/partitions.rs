@@ -20,7 +20,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(3_600);
 
 const DAY_SECONDS: i64 = 86_400;
 
-/// Who changes which days there are holds this lock, as `hapax.make_partition` does.
+/// The lock for changing the set of days; `hapax.make_partition` takes it too.
 const CHANGING_DAYS: i64 = 0x6861_7061_7800_0002;
 
 /// Keeps room for the coming days until the store is closed.
@@ -40,7 +40,7 @@ pub(super) async fn keep_ahead(shared: Arc<Shared>) {
     }
 }
 
-/// Makes room for the days of these events, on a connection of the writers, who ask for it.
+/// Creates partitions for the days of these events, on a connection of the writers.
 pub(super) async fn make_for(
     shared: &Shared,
     events: impl IntoIterator<Item = EventId>,
@@ -65,7 +65,7 @@ async fn make(lender: &ClientPool, day: i64) -> Result<(), PgError> {
     .await
 }
 
-/// A day of bodies as the catalog tells of it.
+/// A day of bodies as the catalog lists it.
 struct Day {
     name: String,
     from: Uuid,
@@ -124,8 +124,8 @@ async fn drop_days(
         if day.attached {
             day.alter(lent, "DETACH", "CONCURRENTLY").await?;
         }
-        // Only now can nothing be put there any more. A node that was paused, or whose clock is wrong,
-        // may have been faster: then the day is still needed.
+        // Only now can no row be inserted any more. A node that was paused, or whose clock is
+        // wrong, may have inserted one before: then the day is still needed.
         if day.is_needed(lent).await? {
             let range = format!("FOR VALUES FROM ('{}') TO ('{}')", day.from, day.to);
             day.alter(lent, "ATTACH", &range).await?;
@@ -170,12 +170,13 @@ async fn old_days(lent: &mut PooledClient, before: Timestamp) -> Result<Vec<Day>
         let from = date.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp();
         let to = Timestamp::from_second(from.as_second() + DAY_SECONDS).ok()?;
         let (attached, leaving): (bool, bool) = (row.get(1), row.get(2));
-        // One that was taken out and not dropped may have to go back, whatever its age.
+        // A partition that was detached and not dropped may have to be attached again, whatever its
+        // age.
         let is_due = to <= before || leaving || !attached;
         is_due.then(|| Day { name, from: first_id(from), to: first_id(to), attached, leaving })
     };
     let mut days: Vec<Day> = rows.iter().filter_map(day).collect();
-    // One at a time: as long as a removal is unfinished, the server begins no other.
+    // One at a time: while a removal is unfinished, the server begins no other.
     days.sort_by_key(|day| !day.leaving);
     Ok(days)
 }

@@ -1,4 +1,4 @@
-//! What people see. Each read is a few short statements; none waits for a writer.
+//! Queries of operators. Each read is a few short statements; none waits for a writer.
 
 use bytes::Bytes;
 use hapax_core::job::{Fence, HandlerName, JobId, Phase, Progress, idempotency_key};
@@ -27,7 +27,8 @@ pub(super) const SUMMARY: &str = "SELECT e.id, e.event_id, e.tenant, e.source, e
          (array_agg(j.result ORDER BY j.job) FILTER (WHERE j.result IS NOT NULL))[1] AS result \
          FROM hapax.job j WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id)) j ON true";
 
-/// What has not ended, by the ranks that are not final; found by the indexes of what is open.
+/// The condition for an event that has not ended, by the ranks that are not final; uses the indexes
+/// of open jobs.
 const UNFINISHED: &str = "(e.state = 1 OR e.state = 0 AND j.rank IN (0, 2, 3, 4, 5, 6)) \
      AND (e.state = 1 OR e.id IN (SELECT n.event FROM hapax.job n \
      WHERE n.state IN (0, 1, 4, 5, 6, 7)))";
@@ -63,7 +64,7 @@ impl Conditions {
     }
 }
 
-/// One page, newest first. Filters are looked at row by row from the newest on: the page's size and
+/// One page, newest first. Filters are applied row by row from the newest on: the page's size and
 /// the statement's deadline bound the work.
 pub(super) async fn events(
     shared: &Shared,

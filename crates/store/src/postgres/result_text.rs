@@ -1,6 +1,6 @@
 //! The first value of a result, whatever its type, as text. The driver reads values in their binary
-//! form; what is simple is written out here, the rest is sent back to the server, which knows how each
-//! of its types looks.
+//! form. Simple types are formatted here; others are sent back to the server, which knows the text
+//! form of each of its types.
 
 use std::error::Error;
 
@@ -15,7 +15,7 @@ pub(super) enum ValueText {
     /// No row, no column, or null.
     Nothing,
     Text(String),
-    /// The server has to say how these bytes look.
+    /// The server must format these bytes.
     Of(Type, Vec<u8>),
 }
 
@@ -46,7 +46,7 @@ fn shown(of: &Type, bytes: &[u8]) -> ValueText {
         Type::INT8 => number(bytes.try_into().ok().map(|it| i64::from_be_bytes(it).to_string())),
         Type::UUID => number(Uuid::from_slice(bytes).ok().map(|it| it.to_string())),
         Type::BYTEA => ValueText::Text(format!("{} bytes", bytes.len())),
-        // What cannot be sent back.
+        // Types that cannot be sent back.
         _ if matches!(of.kind(), Kind::Pseudo) || *of == Type::RECORD => ValueText::Nothing,
         _ => ValueText::Of(of.clone(), bytes.to_vec()),
     }

@@ -53,7 +53,7 @@ impl Ids {
     }
 }
 
-/// The first id of this instant, to find what arrived before or after it.
+/// The first id of this instant, to find events that arrived before or after it.
 pub(super) fn first_id(at: Timestamp) -> Uuid {
     let millis = u128::try_from(at.as_millisecond()).unwrap_or(0);
     Uuid::from_u128(millis << 80)

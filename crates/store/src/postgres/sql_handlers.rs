@@ -44,7 +44,7 @@ pub(super) const GRACE: Duration = Duration::from_secs(1);
 /// How often a job that lost a deadlock or a serialization race runs again within its attempt.
 const RACES_MAX: usize = 3;
 
-/// Undoes what statements may do to a session; our prepared statements stay.
+/// Undoes the changes that statements may make to a session; our prepared statements stay.
 const RESET: &str = "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; \
                      SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES; ";
 
@@ -62,13 +62,13 @@ pub(super) enum NotRun {
     Statement(String),
     /// A fence was lost, or the job is done already.
     Fence,
-    /// It may do better at once: a deadlock, or a plan that an `ALTER` made void.
+    /// An immediate retry may succeed: after a deadlock, or when an `ALTER` made a plan invalid.
     Race(String),
     /// The connection or the server died with it. It may even have been committed.
     Outage(PgError),
 }
 
-/// Claims and runs one slice. An error is the database's own: what was claimed ends as lost.
+/// Claims and runs one slice. An error is the database's own: claimed jobs end as lost.
 pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, StoreError> {
     let mut until = Instant::now() + SLICE_MAX;
     let begun = jobs::claim(shared, &ask.claim, Guarded::InTheWork).await?;
@@ -85,7 +85,7 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
         ran.alone = Some(Box::new(only.claim.clone()));
         return Ok(ran);
     }
-    // Those of one resource beside each other, in the order in which they are due.
+    // Jobs of one resource beside each other, in the order in which they are due.
     taken.sort_by(|one, other| {
         let of = |it: &Taken| (it.lane, it.claim.event.resource.clone());
         of(one).cmp(&of(other))
@@ -155,7 +155,7 @@ fn count(ran: &mut SqlRan, went: JobOutcome, taken: &Taken) {
     ran.events.push(taken.claim.event.id);
 }
 
-/// Runs a job that was claimed before, by itself.
+/// Runs alone a job that was claimed before.
 pub(super) async fn claimed(shared: &Shared, run: &SqlRun) -> Result<Ran, StoreError> {
     let Some((standing, handler, taken)) = jobs::claimed(shared, run.job, run.fence).await? else {
         return Ok(Ran::Lost);
@@ -182,7 +182,7 @@ async fn give_back(shared: &Shared, left: &[Taken]) -> Result<(), PgError> {
     jobs::give_back(shared, &claims).await
 }
 
-/// What a run needs.
+/// The state of a run.
 struct SqlRunner<'a> {
     shared: &'a Shared,
     program: &'a SqlProgram,
@@ -202,7 +202,7 @@ impl<'a> SqlRunner<'a> {
         Self { shared, program, timeout, order, publishes: publishes(program) }
     }
 
-    /// One job in a transaction of its own, and a record of its failure if it fails.
+    /// Runs one job in its own transaction, and records its failure if it fails.
     async fn alone(&self, taken: &Taken, current: Option<&str>) -> Result<Ended, PgError> {
         let one = std::slice::from_ref(taken);
         let (job, fence) = (taken.claim.job, taken.claim.fence);
@@ -229,8 +229,8 @@ impl<'a> SqlRunner<'a> {
         }
     }
 
-    /// Guard, effects and "done" of these jobs, as far as the time goes, and the commit. Tells how
-    /// those went that were begun.
+    /// Guard, effects and "done" of these jobs, as far as the time goes, and the commit. Returns
+    /// the outcome of the jobs that were begun.
     async fn transaction(
         &self,
         jobs: &[Taken],
@@ -313,7 +313,7 @@ impl<'a> SqlRunner<'a> {
         Ok(rows.iter().map(mark).collect())
     }
 
-    /// What the guard says of a job; if it runs, the mark has moved for those behind it.
+    /// The guard's decision on a job; if it runs, the mark has moved for the jobs behind it.
     fn guard(&self, marks: &mut Marks, job: &Taken) -> Guard {
         let (Some(rule), Some(position), Some(resource)) =
             (&self.order, job.position, &job.claim.event.resource)
@@ -482,8 +482,8 @@ pub(super) async fn check(
 /// How far each resource has come, as this transaction sees it.
 type Marks = HashMap<(i32, String), Option<Position>>;
 
-/// Begins a handler's transaction, whose statements may each take as long as `timeout`; `more` is said
-/// in the same breath.
+/// Begins a handler's transaction, whose statements may each take as long as `timeout`; `more` is
+/// sent in the same message.
 pub(super) async fn begin(client: &Object, timeout: Duration, more: &str) -> Result<(), NotRun> {
     // Answered before anything else is sent: without a transaction the rest would commit itself.
     let begin = format!(
@@ -522,12 +522,12 @@ pub(super) async fn finish(shared: &Shared, client: &Object, done: &Done) -> Res
     }
 }
 
-/// Ends the transaction for good.
+/// Commits the transaction.
 pub(super) async fn commit(client: &Object) -> Result<(), NotRun> {
     client.batch_execute("COMMIT").await.map_err(|error| at_commit(&error))
 }
 
-/// What a handler left on its connection.
+/// The state in which a handler left its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LeftBehind {
     /// A transaction, to be rolled back.
@@ -548,7 +548,7 @@ pub(super) async fn tidy(lent: &mut PooledClient, left: LeftBehind) {
     }
 }
 
-/// What is to be recorded as done.
+/// The jobs to be recorded as done.
 #[derive(Debug, Default)]
 pub(super) struct Done {
     jobs: Vec<Uuid>,
@@ -606,7 +606,7 @@ async fn in_order(mut sent: Vec<Sent<'_>>) -> Vec<(Option<usize>, Answer)> {
     all
 }
 
-/// The results as text; the server is asked for those whose look only it knows.
+/// The results as text; the server formats those that only it can.
 async fn as_text(client: &Object, results: Vec<ValueText>) -> Result<Vec<Option<String>>, NotRun> {
     let mut all = Vec::with_capacity(results.len());
     for result in results {
@@ -645,7 +645,7 @@ fn type_of(parameter: SqlParameter) -> Type {
 
 type Bound = Box<dyn ToSql + Send + Sync>;
 
-/// What a parameter is for this job; or why it cannot be.
+/// The value of a parameter for this job, or why there is none.
 fn value(parameter: SqlParameter, job: &Taken, current: Option<&str>) -> Result<Bound, String> {
     let (claim, event) = (&job.claim, &job.claim.event);
     let text = |text: &str| -> Result<Bound, String> {

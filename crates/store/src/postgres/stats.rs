@@ -1,5 +1,5 @@
-//! What figures and alerts are made of: how far behind each handler is, and a sample of what came
-//! lately. Only indexes are read where there may be much.
+//! The data of figures and alerts: how far behind each handler is, and a sample of recent events.
+//! Large tables are read through indexes only.
 
 use hapax_core::job::HandlerName;
 use hapax_core::limits::LANE_COUNT_MAX;

@@ -106,7 +106,7 @@ impl Work for PgStore {
     }
 
     fn work_arrived(&self) -> impl Future<Output = ()> + Send {
-        // Made when it is asked for: what arrives before the first poll is not missed.
+        // Created before the first poll, so that no arrival before it is missed.
         self.shared.arrived.notified()
     }
 

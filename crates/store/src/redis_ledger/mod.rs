@@ -1,8 +1,8 @@
-//! Idempotency-Keys in a Redis of the user's own: one hash per key, with a TTL. Each act is one script,
+//! Idempotency-Keys in the user's own Redis: one hash per key, with a TTL. Each act is one script,
 //! and so one step of Redis.
 //!
-//! It is as durable as that Redis is set up to be: one that forgets a key lets its request run again.
-//! Where that must not be, the ledger of a database is the place.
+//! It is as durable as that Redis is configured to be: a Redis that loses a key lets its request
+//! run again. If that must not happen, use the ledger of a database.
 
 use std::fmt;
 use std::time::Duration;
@@ -64,13 +64,13 @@ impl RedisLedger {
     }
 }
 
-/// One name per scope and key, of one length whatever they hold.
+/// One name per scope and key, of a fixed length.
 fn name_of(scope: &Scope, key: &IdempotencyKey) -> String {
     let parts = [scope.as_str().as_bytes(), key.as_str().as_bytes()];
     format!("hapax:once:{}", hex::encode(KeyHash::of(b"reservation", parts).0))
 }
 
-/// Where an API counts what its callers keep.
+/// The names under which an API counts the usage of its callers.
 fn names_of_usage(scope: &Scope) -> [String; 3] {
     let realm = hex::encode(KeyHash::of(b"realm", [scope.owner().realm().as_bytes()]).0);
     ["ends", "sizes", "used"].map(|what| format!("hapax:{what}:{realm}"))
@@ -80,7 +80,7 @@ const RESERVE: &str = concat!(include_str!("lua/usage.lua"), include_str!("lua/r
 const FINISH: &str = concat!(include_str!("lua/usage.lua"), include_str!("lua/finish.lua"));
 const ABANDON: &str = concat!(include_str!("lua/usage.lua"), include_str!("lua/abandon.lua"));
 
-/// What the script said: a word, and what belongs to it.
+/// A script's reply: a word and its values.
 type ScriptReply = (String, Option<i64>, Option<i64>, Option<Vec<u8>>, Option<Vec<u8>>);
 
 impl Ledger for RedisLedger {

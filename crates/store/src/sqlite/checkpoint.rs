@@ -1,8 +1,8 @@
-//! Copying the log back into the database file, off the writer's thread as far as possible.
+//! Copies the log back into the database file, off the writer's thread as far as possible.
 //!
-//! A checkpoint on the writer costs every ack that waits; one on a thread of its own never lets the
-//! log start over while writes keep coming. So this thread copies back most of it, and when the log
-//! has grown to its bound the writer finishes the little that is left.
+//! A checkpoint on the writer delays every waiting ack. One on another thread never lets the log
+//! start over while writes continue. So this thread copies most of the log, and when the log
+//! reaches its bound the writer copies the rest.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ pub(super) struct Checkpointer {
 
 impl Checkpointer {
     pub(super) fn start(conn: Connection) -> std::io::Result<Self> {
-        // One request may wait: asking again while one waits changes nothing.
+        // At most one request waits: a second one changes nothing.
         let (ask, asked) = sync_channel(1);
         let busy = Arc::new(AtomicBool::new(false));
         let working = Arc::clone(&busy);
@@ -73,7 +73,8 @@ fn checkpoint_when(asked: &Receiver<()>, busy: &AtomicBool, conn: &Connection) {
     }
 }
 
-/// Copies back what no reader still needs. The pages in the log, and how many of them are copied.
+/// Copies the pages that no reader still needs. Returns the pages in the log, and how many of them
+/// are copied.
 pub(super) fn passive(conn: &Connection) -> rusqlite::Result<(i64, i64)> {
     conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| Ok((row.get(1)?, row.get(2)?)))
 }

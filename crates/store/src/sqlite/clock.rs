@@ -1,10 +1,11 @@
-//! A clock that was set back. Due times and the ends of leases are instants, so that after a correction
-//! of an hour every wait would take an hour more. Each wait is therefore stored with its length, and
-//! what lies further ahead than that is pulled in: at a start, and when a step is noticed.
+//! Handles a clock that was set back. Due times and the ends of leases are instants, so after a
+//! correction of an hour every wait would take an hour more. Each wait is therefore stored with its
+//! length, and an instant further ahead than that is pulled in: at a start, and when a step is
+//! noticed.
 //!
-//! Nothing ends early by it: a lease that is pulled in has its whole length before it. How long a stored
-//! answer is kept is left alone: the clock may be right again a moment later, and an answer that is
-//! forgotten too early would let its request run twice, where one that is kept too long only costs room.
+//! Nothing ends early: a lease that is pulled in keeps its whole length. The retention of stored
+//! answers is not changed: the clock may be right again a moment later. An answer deleted too early
+//! would let its request run twice; one kept too long only costs space.
 
 use rusqlite::Connection;
 
@@ -12,7 +13,7 @@ use super::row::micros;
 use super::writer::Writer;
 use crate::limits::{CLOCK_STEP_MIN, PULLED_IN_AT_ONCE};
 
-/// What the writer knows of its clock.
+/// The writer's knowledge of its clock.
 #[derive(Debug)]
 pub(super) struct ClockWatch {
     /// The latest time that was seen since the last step.
@@ -48,7 +49,7 @@ impl ClockWatch {
     }
 }
 
-/// Notices a step of the clock, and pulls in a bounded number of waits, in a transaction of its own.
+/// Notices a step of the clock, and pulls in a bounded number of waits, in a separate transaction.
 pub(super) fn tend(writer: &mut Writer) -> rusqlite::Result<()> {
     let now = micros(writer.now());
     writer.clock_watch.notice(now);
@@ -71,7 +72,7 @@ pub(super) fn tend(writer: &mut Writer) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// How many were pulled in, at most `limit`. What is ready, leased or held waits.
+/// Pulls in the waits of ready, leased and held jobs, at most `limit`; returns how many.
 fn pull_in_jobs(
     conn: &Connection,
     lanes: &[i64],

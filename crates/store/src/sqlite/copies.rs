@@ -1,4 +1,4 @@
-//! Copies and conflicts as rows: what [`crate::copies`] gathered, and what is written at once.
+//! Copies and conflicts as rows: those gathered by [`crate::copies`], and those written at once.
 
 use hapax_core::store::ArrivalInfo;
 use rusqlite::{CachedStatement, Connection};

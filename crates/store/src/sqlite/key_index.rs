@@ -34,7 +34,7 @@ pub(super) struct KeyIndex {
     young_max: usize,
     /// Where a move goes on, while one is under way.
     moving: Option<KeyHash>,
-    /// What the open transaction moved.
+    /// The keys that the open transaction moved.
     moved: Option<Moved>,
 }
 

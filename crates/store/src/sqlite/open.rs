@@ -58,7 +58,7 @@ pub enum OpenError {
     /// The database was written by a newer hapax.
     #[error("this database was written by a newer hapax (migration {0}); use that one")]
     Newer(i64),
-    /// SQLite says no.
+    /// SQLite refused.
     #[error("opening {path}: {source}")]
     Sqlite {
         /// The file.
@@ -97,8 +97,8 @@ impl Place {
             }
         }
         let path = directory.join(FILE);
-        // SQLite gives its log and its shared memory the permissions of the database. Whether it can
-        // be written is for SQLite to say, in its own words.
+        // SQLite gives its log and its shared memory the permissions of the database. If the file
+        // cannot be written, SQLite reports it.
         let _ = private_file(&path);
         for beside in ["hapax.db-wal", "hapax.db-shm"].map(|name| directory.join(name)) {
             narrow(&beside, 0o600).map_err(io(&beside))?;
@@ -156,8 +156,8 @@ impl Place {
         Ok(conn)
     }
 
-    /// Writes the log over itself and syncs it. After a sync that failed the system takes for written
-    /// what is on no disk, and a later sync would leave it out; what is written again, it syncs.
+    /// Writes the log over itself and syncs it. After a failed sync the system may treat unwritten
+    /// pages as clean, and a later sync would skip them; pages that are written again are synced.
     pub(super) fn rewrite_log(&self) -> rusqlite::Result<()> {
         let mut log = self.path.clone().into_os_string();
         log.push("-wal");
@@ -190,9 +190,9 @@ pub(super) fn durable() -> &'static str {
     if tuned!("sqlite.unsynced", false) { "off" } else { "full" }
 }
 
-/// Moves all that the log holds into the database file and syncs that. What a process that died
-/// had written but not synced becomes durable here, before anything is answered from it. False when
-/// a reader stood in the way.
+/// Moves the whole log into the database file and syncs that. Pages that a dead process had written
+/// but not synced become durable here, before anything is answered from them. Returns false if a
+/// reader blocked it.
 pub(super) fn settle_log(conn: &Connection) -> rusqlite::Result<bool> {
     conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| Ok(row.get::<_, i64>(0)? == 0))
 }
@@ -216,8 +216,8 @@ const MIGRATIONS: &[Migration] = &[
     Migration { version: 6, name: "ledger", sql: include_str!("migrations/0006_ledger.sql") },
 ];
 
-/// Brings the schema to where this build wants it: forward, one transaction each, and only if what
-/// was applied before is what this build knows.
+/// Migrates the schema forward to this build's version, one transaction each, and only if the
+/// applied migrations are those that this build knows.
 pub(super) fn migrate(place: &Place, conn: &mut Connection) -> Result<(), OpenError> {
     apply(place, conn, MIGRATIONS)
 }

@@ -1,4 +1,4 @@
-//! What people see: read-only connections apart from the writer, each query bounded in time.
+//! Queries of operators: read-only connections apart from the writer, each query bounded in time.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -157,7 +157,7 @@ pub(super) fn summary(row: &Row<'_>) -> rusqlite::Result<(i64, EventSummary)> {
     Ok((row.get(0)?, summary))
 }
 
-/// One page, newest first. Filters are looked at row by row from the newest on: the page's size and
+/// One page, newest first. Filters are applied row by row from the newest on: the page's size and
 /// the query's deadline bound the work.
 pub(super) fn events(
     conn: &Connection,
@@ -245,8 +245,8 @@ fn stands(status: Status) -> String {
 }
 
 /// The condition for an event that is not finished: in review, or with a job that is open or dead.
-/// Every state is named on its own, so that its partial index can be used; what is finished, nearly
-/// always nearly all, is never looked at.
+/// Every state is named separately, so that its partial index can be used. Finished events, usually
+/// nearly all, are never read.
 pub(super) const UNFINISHED: &str = "e.seq IN (
      SELECT seq FROM hapax_event WHERE state <> 0 AND state = 1
      UNION ALL SELECT event_seq FROM hapax_job WHERE state = 0

@@ -42,7 +42,8 @@ pub(super) const SEQ_BITS: u32 = 40;
 pub(super) const LANE_BITS: u32 = 22;
 
 /// Makes ids: UUIDs of version 7 whose last bits are the row's number, so that an event is found by
-/// its id without an index to keep up. The rest is random enough that two databases never agree.
+/// its id without a further index. The rest is random enough that two databases never produce the
+/// same id.
 #[derive(Debug, Default)]
 pub(super) struct Ids {
     dice: RandomState,
@@ -75,7 +76,7 @@ impl Dice {
     }
 }
 
-/// Where an event stands by its jobs, and what the first of them came to.
+/// The status of an event by its jobs, and the result of the first of them.
 pub(super) fn standing_of_jobs(
     conn: &Connection,
     seq: i64,
@@ -92,7 +93,8 @@ pub(super) fn standing_of_jobs(
     Ok((status, result.map(Arc::from)))
 }
 
-/// The status of an event whose own columns say `standing`: where those leave it open, its jobs do.
+/// The status of an event whose own columns hold `standing`: if those leave it open, its jobs
+/// decide.
 pub(super) fn status_at(
     conn: &Connection,
     seq: i64,

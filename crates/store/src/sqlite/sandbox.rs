@@ -1,9 +1,9 @@
-//! What a handler's SQL may do on the writer's connection: anything to the user's tables, nothing to
-//! ours, no transaction control, and not for long.
+//! The limits of a handler's SQL on the writer's connection: any change of the user's tables, none
+//! of ours, no transaction control, and a deadline.
 //!
-//! The deadline holds between two steps of SQLite's machine, and inside the functions of
-//! [`super::functions`], which replace the built-in ones that could run for long. Whatever else runs
-//! inside one step takes time in proportion to its input, and no value is longer than a bound.
+//! The deadline is checked between two steps of SQLite's virtual machine, and inside the functions
+//! of [`super::functions`], which replace the built-in ones that could run for long. Any other
+//! single step takes time in proportion to its input, and no value is longer than a bound.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -73,7 +73,7 @@ impl Sandbox {
 pub(super) struct SandboxGuard<'a> {
     sandbox: &'a Sandbox,
     conn: &'a Connection,
-    /// What holds for statements of ours.
+    /// The limit for our own statements.
     length_max: i32,
 }
 
@@ -88,7 +88,7 @@ impl Drop for SandboxGuard<'_> {
     fn drop(&mut self) {
         self.sandbox.inside.store(false, Ordering::Relaxed);
         self.sandbox.deadline.clear();
-        // It was read from this connection, so it is a limit that SQLite takes.
+        // The value was read from this connection, so SQLite accepts it.
         drop(self.conn.set_limit(Limit::SQLITE_LIMIT_LENGTH, self.length_max));
     }
 }
@@ -155,7 +155,7 @@ fn judge(context: &AuthContext<'_>) -> Authorization {
             if table_name.eq_ignore_ascii_case("hapax_reservation") {
                 return Authorization::Deny;
             }
-            // One step of it reads the whole file.
+            // A single step of it reads the whole file.
             if table_name.eq_ignore_ascii_case("dbstat") {
                 return Authorization::Deny;
             }

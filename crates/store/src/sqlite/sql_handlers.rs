@@ -1,9 +1,9 @@
-//! SQL handlers: the statements, "done" and whatever they publish in one transaction.
+//! SQL handlers: runs the statements, "done" and published messages in one transaction.
 //!
-//! First attempts share a transaction, without savepoints: any error, a statement that ends the
-//! transaction (`INSERT OR ROLLBACK`, `RAISE(ROLLBACK)`, an interrupt) or a commit that fails rolls
-//! all of it back, and each job then runs alone under the same claim. One that fails alone uses a
-//! step of its schedule. What a slice has no time to begin is given back.
+//! First attempts share a transaction, without savepoints. Any error, a statement that ends the
+//! transaction (`INSERT OR ROLLBACK`, `RAISE(ROLLBACK)`, an interrupt) or a failed commit rolls
+//! back the whole transaction, and each job then runs alone under the same claim. A job that fails
+//! alone uses a step of its schedule. Jobs that a slice has no time to begin are given back.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use super::sandbox::Sandbox;
 use super::transaction::Transaction;
 use crate::limits::{SQL_SLICE_MAX, STATEMENT_VALUE_BYTES_MAX};
 
-/// What the writer lends to a run.
+/// The parts of the writer that a run borrows.
 pub(super) struct SqlRunner<'a> {
     pub(super) conn: &'a Connection,
     pub(super) lanes: &'a mut Lanes,
@@ -50,7 +50,7 @@ enum SharedRun {
     },
 }
 
-/// What is run for a job.
+/// The statements to run for a job.
 struct Effects<'a> {
     program: &'a SqlProgram,
     timeout: Duration,
@@ -147,8 +147,8 @@ impl SqlRunner<'_> {
         }
     }
 
-    /// Attempt+1 and a new fence are committed before the work; that commit need not survive a
-    /// power cut by itself, since the effects would be gone with it.
+    /// Claims: attempt+1 and a new fence are committed before the work. That commit need not
+    /// survive a power cut by itself, because the effects would be lost with it.
     fn claim(&mut self, ask: &SqlAsk) -> rusqlite::Result<Vec<(JobRow, Claim)>> {
         let now = (self.now)();
         let tx = Transaction::begin_behind(self.conn)?;
@@ -431,9 +431,9 @@ fn timed_out(place: &str, timeout: Duration) -> NotRun {
     NotRun::Statement(format!("{place}: timed out after {timeout:?}"))
 }
 
-/// Whether an error is about the user's statement, not about the disk under it. One that asks for
-/// more memory than there is has itself to blame, and a virtual table that finds its own content
-/// wrong says nothing of the file.
+/// Whether an error is about the user's statement, not about the disk. A statement that needs too
+/// much memory is the user's error, and a virtual table with wrong content does not mean that the
+/// file is damaged.
 pub(super) fn is_the_users(error: &rusqlite::Error) -> bool {
     match error.sqlite_error_code() {
         Some(

@@ -1,5 +1,5 @@
-//! What figures and alerts are made of: how far behind each handler is, and a sample of what came
-//! lately. Both cost little however much is there: partial indexes and single rows.
+//! The data of figures and alerts: how far behind each handler is, and a sample of recent events.
+//! Both read only partial indexes and single rows, so their cost does not grow with the database.
 
 use hapax_core::job::HandlerName;
 use hapax_core::limits::LANE_COUNT_MAX;

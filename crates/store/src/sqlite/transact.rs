@@ -42,8 +42,9 @@ pub struct Tx<R = JobRight> {
 
 impl Tx {
     /// Runs `effects` on the database's one writer, in a transaction that also records "done" with
-    /// the short result they return (at most 200 characters are kept) and what they publish. All of
-    /// it is on disk when this returns `Ok`; nothing of it is there when it returns `Err`.
+    /// the short result they return (at most 200 characters are kept) and the messages they
+    /// publish. All of it is on disk when this returns `Ok`; nothing of it is when it returns
+    /// `Err`.
     ///
     /// The effects run only if the claim still holds. An error, a panic, or more time than the
     /// handler's transactions may take roll everything back. Acks wait while they run: no network,
@@ -295,7 +296,7 @@ impl fmt::Debug for Db<'_> {
 /// Why a statement of a handler did not run.
 #[derive(Debug, thiserror::Error)]
 pub enum DbError {
-    /// It is wrong, not allowed here, or against a constraint.
+    /// It is wrong, not allowed here, or violates a constraint.
     #[error(transparent)]
     Statement(rusqlite::Error),
     /// The transaction has used up its time.

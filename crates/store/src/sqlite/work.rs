@@ -131,7 +131,7 @@ impl Work for SqliteStore {
     }
 
     fn work_arrived(&self) -> impl Future<Output = ()> + Send {
-        // Made when it is asked for: what arrives before the first poll is not missed.
+        // Created before the first poll, so that no arrival before it is missed.
         self.shared.arrived.notified()
     }
 
@@ -142,7 +142,7 @@ impl Work for SqliteStore {
                 let Some(event) = Found::by_id(&writer.conn, ask.event)? else {
                     return Ok(Vec::new());
                 };
-                // What waits for a person, or was refused by one, has nothing to run again.
+                // An event that waits for review, or was rejected there, has nothing to run again.
                 if event.standing.status() != Status::Ignored {
                     return Ok(Vec::new());
                 }
@@ -156,7 +156,7 @@ impl Work for SqliteStore {
                     replayed.push(Replayed { handler: job.handler.clone(), effect });
                     changed |= changes && act;
                 }
-                // One that found nothing to do is no part of the event's story.
+                // A replay that changed nothing is not recorded.
                 if changed {
                     note_action(&writer.conn, event.seq, "replay", &ask.by)?;
                     writer.shared.recent.remove(&event.key.hash());
@@ -250,7 +250,7 @@ impl Work for SqliteStore {
 }
 
 impl SqliteStore {
-    /// An act after which those who wait for work hear of the jobs that it readied.
+    /// Runs an act, then notifies waiting workers of the jobs that it readied.
     async fn telling<T: Send + 'static>(
         &self,
         act: impl FnOnce(&mut Writer) -> rusqlite::Result<T> + Send + 'static,

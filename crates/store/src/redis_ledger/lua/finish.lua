@@ -1,6 +1,6 @@
--- Keeps: one answer per fence. KEYS: the reservation, and where its caller's keys are counted. ARGV: fence;
--- status, headers, body and size of the answer; the most bytes of the caller (or -1); and what is kept
--- instead where it has no room, in the same four parts.
+-- Keeps: one answer per fence. KEYS: the reservation, and where its caller's keys are counted.
+-- ARGV: fence; status, headers, body and size of the answer; the most bytes of the caller (or -1);
+-- and the substitute if the answer has no room, in the same four parts.
 local kept = redis.call('HMGET', KEYS[1], 'fence', 'status', 'ttl', 'owner')
 if kept[1] ~= ARGV[1] or kept[2] then
     return 0

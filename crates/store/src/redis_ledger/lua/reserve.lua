@@ -33,7 +33,7 @@ local attempt = (tonumber(kept[3]) or 0) + 1
 redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], 'print', ARGV[1], 'fence', string.format('%.0f', fence),
     'attempt', attempt, 'until', string.format('%.0f', now + ARGV[2]), 'ttl', ARGV[3])
--- What runs is known for as long as it may.
+-- A running reservation is stored for at least as long as its lease.
 local known_for = math.max(tonumber(ARGV[2]), tonumber(ARGV[3]))
 redis.call('PEXPIRE', KEYS[1], string.format('%.0f', known_for))
 if owner ~= '' then

@@ -1,7 +1,7 @@
--- What callers have kept, for the scripts that follow. KEYS[2]: when each key that counts ends, in
--- milliseconds. KEYS[3]: the bytes of each, a space, and its owner. KEYS[4]: the sums, 'keys', 'bytes' and
--- 'callers' of the API, and 'k:' and 'b:' before each owner. A key that Redis let go of with its TTL is
--- taken off by the next reservation, a hundred at a time.
+-- The usage of callers, for the scripts that follow. KEYS[2]: when each counted key ends, in
+-- milliseconds. KEYS[3]: the bytes of each, a space, and its owner. KEYS[4]: the sums, 'keys',
+-- 'bytes' and 'callers' of the API, and 'k:' and 'b:' before each owner. A key that Redis deleted
+-- with its TTL is subtracted by the next reservation, a hundred at a time.
 local function count(owner, keys, bytes)
     local had = tonumber(redis.call('HGET', KEYS[4], 'k:' .. owner)) or 0
     local has = redis.call('HINCRBY', KEYS[4], 'k:' .. owner, keys)

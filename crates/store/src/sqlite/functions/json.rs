@@ -12,7 +12,7 @@ use rusqlite::types::{Value, ValueRef};
 
 use super::{Text, Tools, Work, error, too_big, until_nul};
 
-/// What marks a text as JSON for the next function.
+/// The subtype that marks a text as JSON for the next function.
 const JSON_SUBTYPE: SubType = Some(b'J' as u32);
 
 /// SQLite's bound on nesting.
@@ -105,7 +105,7 @@ fn patched(context: &Context<'_>, tools: &Tools) -> rusqlite::Result<Option<Vec<
     merge(&target, &patch, &mut tools.work()).map(Some)
 }
 
-/// JSON without white space; `None` for NULL, an error for what is no JSON.
+/// JSON without white space; `None` for NULL, an error for invalid JSON.
 fn minified(value: ValueRef<'_>, tools: &Tools) -> rusqlite::Result<Option<Vec<u8>>> {
     Ok(match tools.plainly("SELECT CAST(json(?1) AS BLOB)", value)? {
         Value::Blob(json) => Some(json),

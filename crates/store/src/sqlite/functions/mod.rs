@@ -21,7 +21,7 @@ use rusqlite::{Connection, ffi};
 
 use super::sandbox::Deadline;
 
-/// Replaces the functions on `conn`. What they build is at most `bytes_max` long.
+/// Replaces the functions on `conn`. Their results are at most `bytes_max` long.
 pub(super) fn replace_on(
     conn: &Connection,
     deadline: &Deadline,
@@ -73,7 +73,7 @@ impl Adder<'_> {
     }
 }
 
-/// What the functions work with.
+/// Shared state of the functions.
 #[derive(Clone)]
 struct Tools {
     deadline: Deadline,

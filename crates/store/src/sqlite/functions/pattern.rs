@@ -119,7 +119,7 @@ fn parse_glob(mut pattern: &[u8]) -> Vec<Part> {
     parts
 }
 
-/// What stands between `[` and `]`; `None` where there is no `]`.
+/// Parses the set between `[` and `]`; `None` if there is no `]`.
 fn parse_set(mut pattern: &[u8]) -> (Option<CharacterSet>, &[u8]) {
     let mut set = CharacterSet { inverted: false, ranges: Vec::new() };
     if let [b'^', rest @ ..] = pattern {

@@ -1,5 +1,5 @@
-//! What becomes of a receipt: new, a copy, a conflict, or something for a person to decide. Every
-//! function here runs within the batch's transaction, on the one thread that writes.
+//! Decides about a receipt: new, a copy, a conflict, or for review. Every function here runs within
+//! the batch's transaction, on the one thread that writes.
 
 use hapax_core::job::Phase;
 use hapax_core::store::{ArrivalInfo, KnownEvent, NewJob, ReviewReason, Status, Verdict};
@@ -15,7 +15,7 @@ use crate::sqlite::copies;
 use crate::sqlite::jobs::EventAt;
 use crate::sqlite::row::{self, Standing, micros};
 
-/// What a row says when a key is met again.
+/// The row of a key that arrives again.
 struct Existing {
     seq: i64,
     recent: Recent,
@@ -58,8 +58,8 @@ impl Writer {
         self.insert(batch, (receipt.key(), hash), review, receipt, jobs, via)
     }
 
-    /// A suspected replay, new or known. It has a key of its own, so that it takes from no event the id
-    /// it came under. `known` is the event that has that id.
+    /// A suspected replay, new or known. It has its own key, so that it does not take the id of
+    /// another event. `known` is the event that has that id.
     fn suspect(
         &mut self,
         batch: &mut Batch,
@@ -142,8 +142,8 @@ impl Writer {
         self.conflict(batch, existing, receipt, via)
     }
 
-    /// Remembers what was signed for a copy, unless it is known with some event already: captured and
-    /// sent under another id it is a replay as well.
+    /// Stores the signed content of a copy, unless it is known with some event already: captured
+    /// and sent under another id it is a replay as well.
     fn guard_copy(
         &mut self,
         batch: &mut Batch,
@@ -283,7 +283,7 @@ impl Writer {
         if let Some(guard) = guard {
             self.index.claim(guard.hash, seq);
         }
-        // What waits in review promises nothing yet.
+        // An event in review has no jobs yet.
         let jobs = if review.is_some() { &[] } else { jobs };
         if !jobs.is_empty() {
             let event = EventAt { seq, pair, tenant: &key.tenant, source: &key.source };
