@@ -1,5 +1,5 @@
-//! The numbers of lanes, kept in memory: a lane is made once, in a statement of its own, before the
-//! first job that needs it. All of it is dropped when the database is found to be another one.
+//! The numbers of lanes, cached in memory: a lane is created once, in a separate statement, before
+//! the first job that needs it. The cache is dropped when the database turns out to be another one.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;

@@ -1,9 +1,9 @@
 //! The tables of the schema `hapax`, brought forward in small numbered steps.
 //!
-//! Each step is one transaction together with the note that it was taken, so that a step that was
-//! cut off is simply taken again. One node at a time; the others wait for it, for a while. A step
-//! says the oldest version of the tables whose binaries survive it: nodes of the version before keep
-//! running, and also start, while the first ones are replaced.
+//! Each step is one transaction together with the record that it was applied, so that an
+//! interrupted step is simply applied again. One node at a time; the others wait for it, for a
+//! while. A step names the oldest version of the tables whose binaries survive it: nodes of the
+//! version before keep running, and also start, while the first ones are replaced.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

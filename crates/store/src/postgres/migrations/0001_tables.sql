@@ -1,8 +1,8 @@
 -- Events, keys and jobs in the schema hapax. Every number here is decided by the database; leases
 -- and due times go by its clock.
 
--- One row: what tells this database from a restored or promoted copy of it, and the key under
--- which a cache outside proves that it wrote an entry.
+-- One row: the values that distinguish this database from a restored or promoted copy, and the key
+-- under which cache entries in Redis are sealed.
 CREATE TABLE hapax.epoch (
     one       boolean PRIMARY KEY DEFAULT true CHECK (one),
     counter   bigint NOT NULL DEFAULT 1,
@@ -28,8 +28,8 @@ CREATE TABLE hapax.handler (
     UNIQUE (source, name)
 );
 
--- What a machine says of a step: 0 run, 1 stale, 2 hold. from_at -1 is "no state yet"; every state of
--- the machine has a row to itself; a step between two states that is not here is stale.
+-- A machine's verdict on a step: 0 run, 1 stale, 2 hold. from_at -1 is "no state yet"; every state
+-- of the machine has a row to itself; a step between two states that is not here is stale.
 CREATE TABLE hapax.transition (
     handler integer  NOT NULL REFERENCES hapax.handler,
     from_at bigint   NOT NULL,
@@ -72,14 +72,15 @@ CREATE TABLE hapax.event (
     guard       uuid,
     guard_until timestamptz
 );
--- Keeps: one Event per signed content, whatever ids it comes under. `guard` is a hash of what was
--- signed, where this event was the first to bring it; a replay in review has none. guard_until: it is
--- known at least until then, and goes with the body after that; null: as long as the key.
+-- Keeps: one Event per signed content, whatever ids it arrives under. `guard` is a hash of the
+-- signed content, if this event was the first to bring it; a replay in review has none.
+-- guard_until: it is known at least until then, and deleted with the body after that; null: as long
+-- as the key.
 CREATE UNIQUE INDEX event_guard ON hapax.event (guard) WHERE guard IS NOT NULL;
 CREATE INDEX event_review ON hapax.event (id) WHERE state <> 0;
--- What retention has still to look at: without it every round would go over all keys there are.
+-- The events that retention has yet to check: without it every round would scan all keys.
 CREATE INDEX event_whole ON hapax.event (id) WHERE pruned IS NULL;
--- And the keys that may be forgotten some day, each source by a horizon of its own.
+-- And the keys that may be deleted some day, each source by its own horizon.
 CREATE INDEX event_narrow ON hapax.event (source, id) WHERE pruned IS NOT NULL;
 
 -- Every (tenant, source) that an event ever came under. An event is found by its sender's id through
@@ -99,7 +100,7 @@ CREATE TABLE hapax.body (
     PRIMARY KEY (id)
 ) PARTITION BY RANGE (id);
 
--- What else was signed for an event: its copies may be signed again. `until` as guard_until.
+-- Further signed content of an event: its copies may be signed again. `until` as guard_until.
 CREATE TABLE hapax.seen (
     hash  uuid  PRIMARY KEY,
     event uuid  NOT NULL,
@@ -179,9 +180,9 @@ CREATE TABLE hapax.attempt (
     PRIMARY KEY (job, run, attempt)
 );
 
--- The last position applied to a resource, per lane; null: none yet. Its row is what the order guard
--- locks, so the first claim of a resource writes it. moved_at: when that was, in whole hours, so that a
--- resource which moves often changes no index.
+-- The last position applied to a resource, per lane; null: none yet. The order guard locks its row,
+-- so the first claim of a resource writes it. moved_at: when it last moved, in whole hours, so that
+-- a resource which moves often changes no index.
 CREATE TABLE hapax.mark (
     lane     integer NOT NULL,
     resource text    NOT NULL,
@@ -191,7 +192,7 @@ CREATE TABLE hapax.mark (
 );
 CREATE INDEX mark_age ON hapax.mark (lane, moved_at);
 
--- What people did, and why.
+-- Actions of operators, and their reasons.
 CREATE TABLE hapax.action (
     action bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     event  uuid   NOT NULL,
@@ -203,7 +204,7 @@ CREATE TABLE hapax.action (
 CREATE INDEX action_event ON hapax.action (event);
 
 -- The outbox: a message is recorded with the commit that publishes it, or not at all. written_in is
--- the transaction that did, so that a job completed in it can find what was published for it.
+-- the publishing transaction, so that a job completed in it can find its messages.
 CREATE TABLE hapax.message (
     message     bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     tenant      text   NOT NULL,

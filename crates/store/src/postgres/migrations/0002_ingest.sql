@@ -1,7 +1,7 @@
--- What arriving events need beyond the one statement that most of them are.
+-- Functions for arriving events that need more than the one statement.
 
 -- The last id that a job of this event can have: its jobs are the range from the event's own id to
--- this. Without a search_path of its own, so that it can be written into the queries that use it.
+-- this. Without a search_path, so that PostgreSQL can inline it.
 CREATE FUNCTION hapax.last_job(event uuid) RETURNS uuid
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
 RETURN pg_catalog.encode(
@@ -50,16 +50,16 @@ RETURN pg_catalog.encode(
             PLACING pg_catalog.substring(pg_catalog.int4send(lane), 2, 3) FROM 14), 'hex'
 )::pg_catalog.uuid;
 
--- When a new job is due: after the first wait of its schedule, ±20 %, so that what came together does
--- not come due together; one that is buried as it comes (state 4), at once.
+-- When a new job is due: after the first wait of its schedule, ±20 %, so that jobs that arrived
+-- together are not due together; a job that is dead on arrival (state 4), at once.
 CREATE FUNCTION hapax.first_due(at timestamptz, retry bigint[], state smallint) RETURNS timestamptz
 LANGUAGE sql VOLATILE PARALLEL SAFE
 RETURN at + retry[1] * CASE state WHEN 4 THEN 0 ELSE 0.8 + 0.4 * pg_catalog.random() END
     * interval '1 microsecond';
 
--- What a node tells of an arrival, of what makes it doubtful, and of the jobs that it promises. A
--- type of its own for each, because that of a table changes with the table. A later step makes new
--- types and alters none of these: nodes of the version before send them as they are.
+-- The parameters of an arrival, of the reasons for doubt, and of its jobs. Each is a separate type,
+-- because a table's type changes with the table. A later step creates new types and alters none of
+-- these: nodes of the version before send them as they are.
 CREATE TYPE hapax.arrived AS (
     id          uuid,
     hash        uuid,
@@ -203,7 +203,7 @@ BEGIN
                 END IF;
                 EXIT;
             ELSIF r.other_hash IS NOT NULL THEN
-                -- A derived key may be too coarse: filed under a key of its own, for a person.
+                -- A derived key may be too coarse: stored under a separate key, for review.
                 key_hash := r.other_hash;
                 key_event_id := r.other_event_id;
                 SELECT e.id INTO decided_id FROM hapax.event e WHERE e.hash = r.other_hash;
@@ -251,8 +251,8 @@ BEGIN
             RAISE EXCEPTION 'an event was never to be had' USING ERRCODE = 'serialization_failure';
         END IF;
         IF decided IN (1, 2, 4) AND r.guard IS NOT NULL AND holder IS NULL THEN
-            -- What was signed for a copy: captured and sent under another id it is a replay as well.
-            -- The lock keeps retention from taking the event away in between.
+            -- The signed content of a copy: captured and sent under another id it is a replay as
+            -- well. The lock keeps retention from deleting the event in between.
             INSERT INTO hapax.seen (hash, event, until)
             SELECT r.guard, e.id, moment + r.guard_us * interval '1 microsecond'
             FROM hapax.event e WHERE e.id = decided_id FOR KEY SHARE

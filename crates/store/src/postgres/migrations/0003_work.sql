@@ -8,8 +8,8 @@
 --
 -- Time: now_at is for tests; without it the clock is this database's.
 
--- Keeps: what stands in hapax_core::order, for statements that decide under a lock.
--- 0 run, 1 stale, 2 hold.
+-- Keeps: the rules of hapax_core::order, for statements that decide under a lock. 0 run, 1 stale, 2
+-- hold.
 CREATE FUNCTION hapax.guard(h hapax.handler, mark bigint, place bigint) RETURNS smallint
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -44,10 +44,11 @@ BEGIN
     RETURN coalesce(verdict, 1);
 END $$;
 
--- Keeps: a right that was not given out cannot be guessed, and a later fence is the larger one. Job ids
--- follow from event ids, so a role that may only call hapax.complete could else end the work of another.
--- A gap is random, up to 2^40 at first and always a small part of what is left below 2^53, the largest
--- number that JSON clients read exactly. 48 bits of gen_random_uuid(), because random() can be foretold.
+-- Keeps: a right that was not given out cannot be guessed, and a later fence is the larger one. Job
+-- ids follow from event ids, so otherwise a role that may only call hapax.complete could end the
+-- work of another. A gap is random, up to 2^40 at first and always a small part of what is left
+-- below 2^53, the largest number that JSON clients read exactly. 48 bits of gen_random_uuid(),
+-- because random() is predictable.
 CREATE FUNCTION hapax.next_fence(after bigint) RETURNS bigint
 LANGUAGE sql VOLATILE AS $$
     SELECT after + 1 + ('x' || pg_catalog.translate(
@@ -55,7 +56,7 @@ LANGUAGE sql VOLATILE AS $$
         % ((9007199254740991 - after) / 8192 + 1);
 $$;
 
--- Tells of an attempt that ended. A later word on the same attempt replaces the earlier one.
+-- Records how an attempt ended. A later record of the same attempt replaces the earlier one.
 CREATE FUNCTION hapax.note_attempt(j hapax.job, outcome text, ended_at timestamptz, error text)
 RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
@@ -120,7 +121,7 @@ BEGIN
         WHERE job = j.job;
     ELSE
         UPDATE hapax.job SET state = 0, lost = j.lost + 1, exclusive = false,
-            -- ±20 %, so that what was lost together does not come due together.
+            -- ±20 %, so that jobs that were lost together are not due together.
             due_at = least(j.due_at, at)
                 + least(2 ^ least(j.lost, 16), 300) * (0.8 + 0.4 * random()) * interval '1 second',
             error = 'the lease ran out'
@@ -131,13 +132,13 @@ BEGIN
     END IF;
 END $$;
 
--- A held job, whose row is locked, goes to a person.
+-- Sends a held job, whose row is locked, to review.
 CREATE FUNCTION hapax.to_review(of_job uuid, why text, at timestamptz) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE hapax.job SET state = 7, due_at = at, error = why WHERE job = of_job;
 $$;
 
--- What comes before this job, whose row is locked, was not applied: it waits, within bounds.
+-- Holds this job, whose row is locked, within bounds: a position before it was not applied.
 CREATE FUNCTION hapax.hold(h hapax.handler, j hapax.job, at timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -154,7 +155,7 @@ BEGIN
     IF waiting < h.hold_max THEN
         RETURN;
     END IF;
-    -- The numbers of a machine's states say nothing of who is newer.
+    -- The numbers of a machine's states do not order them by age.
     IF h.policy = 1 THEN
         SELECT w.* INTO last FROM hapax.job w
         WHERE w.lane = j.lane AND w.resource = j.resource AND w.state = 5
@@ -165,8 +166,9 @@ BEGIN
     PERFORM hapax.to_review(newest, 'too many of its resource wait for what comes before them', at);
 END $$;
 
--- A gap stayed open past the deadline of this job, whose row is locked: the handler's rule says what
--- then. Moving on is one step of the mark; what lies at or below it is stale from then on.
+-- Ends the hold of this job, whose row is locked, when a gap stayed open past its deadline: the
+-- handler's rule decides. Going on is one step of the mark; positions at or below it are stale from
+-- then on.
 CREATE FUNCTION hapax.end_hold(h hapax.handler, j hapax.job, at timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -252,13 +254,13 @@ BEGIN
         PERFORM hapax.begin_sequence(h, j.lane, j.resource, j.position);
         RETURN 0;
     END IF;
-    -- It may have been woken to take its turn: that passes to the next.
+    -- It may have been readied to take its turn: the turn passes to the next.
     PERFORM hapax.ready_next(h, j.lane, j.resource, at);
     RETURN 2;
 END $$;
 
--- Keeps: a sequence without a first number begins with what is claimed first, committed with the
--- claim, so that no other number is taken for the first should this one fail.
+-- Keeps: a sequence without a first number begins with the number that is claimed first. It is
+-- committed with the claim: if this number fails, no other is taken for the first.
 CREATE FUNCTION hapax.begin_sequence(h hapax.handler, of_lane integer, of_resource text, first bigint)
 RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -348,7 +350,7 @@ BEGIN
         leases_until := at - slack;
     END IF;
     IF ended > 0 THEN
-        -- What was lost is due from the end of its lease on, which may be long ago.
+        -- A lost job is due from the end of its lease on, which may be long ago.
         known_lanes := NULL;
     END IF;
     IF h.policy IS NOT NULL THEN
@@ -370,7 +372,7 @@ BEGIN
             ORDER BY x.due_at LIMIT 64
             FOR UPDATE SKIP LOCKED
         LOOP
-            -- What is due may be what is missing.
+            -- A due job may fill the gap.
             PERFORM FROM hapax.job x
             WHERE x.handler = of_handler AND x.lane = j.lane AND x.state = 0 AND x.due_at <= at;
             CONTINUE WHEN FOUND;
@@ -382,7 +384,7 @@ BEGIN
         END LOOP;
     END IF;
 
-    -- One probe a lane, whatever waits in it.
+    -- One probe per lane, however many jobs wait in it.
     FOR look IN 1..256 LOOP
         EXIT WHEN cardinality(lanes) >= least(wanted, 64);
         SELECT min(k) INTO next_known FROM unnest(known_lanes) k WHERE k > current_lane;
@@ -561,8 +563,9 @@ BEGIN
     RETURN of_id;
 END $$;
 
--- What tells which job a transaction works for. Sealed under a key that only this schema's owner can
--- read, and over the transaction: what a session sets by hand, or leaves behind, counts for nothing.
+-- The seal that records which job a transaction works for. It is made under a key that only this
+-- schema's owner can read, and covers the transaction: a value that a session sets by hand, or
+-- leaves behind, is ignored.
 CREATE FUNCTION hapax.seal_of(of_job uuid) RETURNS text
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT encode(sha256(
@@ -639,7 +642,7 @@ BEGIN
             WHERE m.lane = j.lane AND m.resource = j.resource
             FOR UPDATE;
             EXIT WHEN FOUND;
-            -- It was never there, or retention has just deleted it.
+            -- The row never existed, or retention has just deleted it.
             INSERT INTO hapax.mark (lane, resource) VALUES (j.lane, j.resource)
             ON CONFLICT DO NOTHING;
         END LOOP;
@@ -667,7 +670,7 @@ BEGIN
         forced = false, exclusive = false
     WHERE job = of_job;
     IF j.state <> 1 THEN
-        -- It was written off as lost or failed, and was only slow: one attempt has one end.
+        -- It was recorded as lost or failed, and was only slow: one attempt has one end.
         DELETE FROM hapax.attempt a
         WHERE a.job = of_job AND a.run = j.run AND a.attempt = j.attempt;
     END IF;
@@ -799,8 +802,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- In the transaction of the work: locks the marks of these resources, in one order everywhere, and
--- tells how far each has come.
+-- In the transaction of the work: locks the marks of these resources, always in the same order, and
+-- returns their positions.
 CREATE FUNCTION hapax.lock_marks(lanes integer[], resources text[])
 RETURNS TABLE (lane integer, resource text, place bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -931,8 +934,8 @@ BEGIN
     RETURN least(earliest, at);
 END $$;
 
--- What this node tells of a handler; the number it has. What waits in an order of another day is let
--- go where today's does not hold it back: it is decided again when it is claimed.
+-- Announces a handler of this node; returns its number. Jobs that an earlier order set aside are
+-- readied if the current order does not hold them back: they are decided again when claimed.
 CREATE FUNCTION hapax.announce(
     of_source text, of_name text, of_retry bigint[], of_lease bigint, of_policy smallint,
     of_start bigint, of_hold bigint, of_hold_max integer, of_go boolean, of_workplace smallint,
@@ -975,7 +978,7 @@ BEGIN
     RETURN h.handler;
 END $$;
 
--- Writes the jobs of an event that are not there yet: with it, or when a person says so.
+-- Writes the jobs of an event that do not exist yet: on arrival, or when an operator decides.
 CREATE FUNCTION hapax.write_jobs(
     of_event uuid, lanes integer[], resources text[], places bigint[], hopeless text[],
     at timestamptz)
@@ -987,17 +990,17 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
         n.resource, n.place, n.hopeless
     FROM unnest(lanes, resources, places, hopeless) n (lane, resource, place, hopeless)
     CROSS JOIN LATERAL (SELECT CASE WHEN n.hopeless IS NULL THEN 0 ELSE 4 END::smallint) s (state)
-    -- One after the other: a join may begin with the handlers, and then reads all lanes of one.
+    -- Row by row: a join may begin with the handlers, and would then read all lanes of one.
     CROSS JOIN LATERAL (SELECT x.handler FROM hapax.lane x WHERE x.lane = n.lane LIMIT 1) l
     CROSS JOIN LATERAL (SELECT x.retry FROM hapax.handler x WHERE x.handler = l.handler LIMIT 1) h
     ON CONFLICT (job) DO NOTHING;
 $$;
 
--- Runs again what may run again of an event, or says what would happen. One row for each of `lanes`:
--- 0 it runs (a job that waits for its next attempt is due now), 1 it is done and stays so, 2 a newer
--- version was applied, 3 it is open as it is, 4 a person refused it; null where nothing can be done. An
--- event that waits for a person, was refused by one or is pruned has nothing to run again: then there
--- are no rows.
+-- Runs again the jobs of an event that may run again, or returns what would happen. One row for
+-- each of `lanes`: 0 it runs (a job that waits for its next attempt is due now), 1 it is done and
+-- stays so, 2 a newer version was applied, 3 it is open as it is, 4 an operator rejected it; null
+-- if nothing can be done. An event that waits for review, was rejected there or is pruned has
+-- nothing to run again: then there are no rows.
 CREATE FUNCTION hapax.replay(
     of_event uuid, lanes integer[], resources text[], places bigint[], hopeless text[],
     force boolean, dry_run boolean, who text, reason text, acted_at timestamptz,
@@ -1054,7 +1057,7 @@ BEGIN
             UPDATE hapax.job SET due_at = at WHERE job = j.job;
         ELSIF effect = 0 THEN
             IF j.state = 2 THEN
-                -- The job's own row is about to tell of the new run.
+                -- The job's own row is about to describe the new run.
                 PERFORM hapax.note_attempt(j, 'done', j.due_at, NULL);
             END IF;
             -- A dead job continues its run with a fresh schedule, and alone if it was lost before.
@@ -1068,16 +1071,17 @@ BEGIN
             WHERE job = j.job;
         END IF;
     END LOOP;
-    -- One that found nothing to do is no part of the event's story.
+    -- A replay that changed nothing is not recorded.
     IF changed THEN
         INSERT INTO hapax.action (event, what, who, reason, at)
         VALUES (of_event, 'replay', replay.who, replay.reason, acted_at);
     END IF;
 END $$;
 
--- Keeps: the jobs of an event in review are written once, however many approve it or send on-time
--- copies. Where jobs of it are in review instead, those are ready, whatever the guard says; or, with
--- `refused`, discarded. True: something waited for this, and it is recorded.
+-- Keeps: the jobs of an event in review are written once, however many operators approve it or
+-- on-time copies arrive. If jobs of it are in review instead, they become ready, whatever the guard
+-- decides; or, with `refused`, discarded. True: something waited for this decision, and it is
+-- recorded.
 CREATE FUNCTION hapax.decide(
     of_event uuid, refused boolean, lanes integer[], resources text[], places bigint[],
     hopeless text[], who text, reason text, acted_at timestamptz, now_at timestamptz DEFAULT NULL)

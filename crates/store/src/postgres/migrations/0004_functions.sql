@@ -1,6 +1,6 @@
--- What users call inside their own transactions, in any language. A role needs nothing but
+-- Functions that users call inside their own transactions, in any language. A role needs only
 --     GRANT EXECUTE ON FUNCTION hapax.complete(uuid, bigint, text) TO app;
--- and so on for each function that it is to call. hapax.once has a file of its own.
+-- and so on for each function that it is to call. hapax.once has its own file.
 --
 -- They hold only the rows that they are about until the caller commits: one job, the mark of its
 -- resource, one key.

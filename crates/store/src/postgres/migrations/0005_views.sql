@@ -1,4 +1,4 @@
--- Retention, and what people may look at with any client.
+-- Retention, and views that operators may read with any client.
 
 -- Keeps: the narrow row of every event. Takes the history from events that are finished and past their
 -- time, and with `with_bodies` their bodies; else those go with their day. Nothing that is open, dead or
@@ -36,7 +36,7 @@ BEGIN
         SELECT e.id FROM hapax.event e
         WHERE e.id = ANY (seen) AND e.pruned IS NULL AND e.state <> 1
         ORDER BY e.id FOR UPDATE SKIP LOCKED);
-    -- A statement of its own, now that no replay can give them work.
+    -- A separate statement, now that no replay can give them work.
     WITH ended AS (
         UPDATE hapax.event e SET pruned = CASE
             WHEN e.state <> 0 THEN 'discarded'
@@ -79,8 +79,9 @@ BEGIN
     END IF;
 END $$;
 
--- Keeps: a key until its source's horizon, and every guard until its own. Forgets events that were stripped and whose key is past
--- it; `bounds` are the first ids after the horizons. Answers the keys that are gone.
+-- Keeps: a key until its source's horizon, and every guard until its own. Deletes events that were
+-- stripped and whose key is past it; `bounds` are the first ids after the horizons. Returns the
+-- deleted keys.
 CREATE FUNCTION hapax.forget(
     sources text[], bounds uuid[], befores timestamptz[], most integer, now_at timestamptz
 ) RETURNS SETOF uuid

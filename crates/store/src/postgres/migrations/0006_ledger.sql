@@ -8,11 +8,12 @@ ALTER TABLE hapax.reservation
     ADD COLUMN owner   text,
     ADD COLUMN bytes   bigint NOT NULL DEFAULT 0;
 
--- What each caller has kept, and each API ('api', without a slash), so that a quota costs no count. The
--- triggers below move it in the statement that changes a reservation, whichever that is: nothing can be
--- forgotten or counted twice. What an owner has is the sum over its rows. There is one row for each
--- transaction that counts for it at the same time, because none ever waits for another here, least of all
--- for a user's that stays open. callers: how many owners an API has; such an owner has a row 0.
+-- The usage of each caller, and of each API ('api', without a slash), so that checking a quota
+-- needs no count. The triggers below update it in the same statement that changes a reservation:
+-- nothing can be missed or counted twice. The usage of an owner is the sum over its rows. There is
+-- one row for each transaction that counts for it at the same time, so that none ever waits for
+-- another here, least of all for a user's transaction that stays open. callers: how many owners an
+-- API has; such an owner has a row 0.
 CREATE TABLE hapax.key_usage (
     owner   text   NOT NULL,
     slot    bigint NOT NULL,
@@ -21,7 +22,7 @@ CREATE TABLE hapax.key_usage (
     callers bigint NOT NULL,
     PRIMARY KEY (owner, slot)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
--- What is to be folded.
+-- The rows to be folded.
 CREATE INDEX key_usage_apart ON hapax.key_usage (owner) WHERE slot <> 0;
 CREATE SEQUENCE hapax.key_usage_slot;
 
@@ -142,7 +143,7 @@ BEGIN
     END IF;
 END $$;
 
--- Folds what was left apart; the janitor calls it.
+-- Folds the rows that were left apart; the janitor calls it.
 CREATE FUNCTION hapax.tend_usage() RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT hapax.fold_usage(x.owner)

@@ -1,9 +1,9 @@
--- What a handler may do to the tables of this schema: nothing, but through the functions.
+-- The rights of handlers on the tables of this schema: none, except through the functions.
 
--- Keeps: a handler's statement never writes to a table of ours, whatever search_path it runs under and
--- however deep in a function of the user's it stands. Handlers' transactions set hapax.in_handler. The
--- functions of this schema write as before: they stand on the call stack, by their full name since each
--- has a search_path of its own.
+-- Keeps: a handler's statement never writes to a table of ours, whatever search_path it runs under
+-- and however deep in a user's function it is. Handlers' transactions set hapax.in_handler. The
+-- functions of this schema write as before: they are on the call stack, by their full name since
+-- each sets a search_path.
 CREATE FUNCTION hapax.refuse_handler() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -35,8 +35,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Handlers may run as a role of their own that can do nothing here but call functions. These are the
--- ones that a node calls in a handler's session; it grants them to that role when it starts.
+-- Handlers may run as a separate role that can only call functions here. These are the ones that a
+-- node calls in a handler's session; it grants them to that role when it starts.
 
 ALTER FUNCTION hapax.is_held(uuid, bigint) SECURITY DEFINER;
 ALTER FUNCTION hapax.is_reserved(text, text, bigint) SECURITY DEFINER;
@@ -49,7 +49,7 @@ ALTER FUNCTION hapax.finish_key(text, text, bigint, integer, jsonb, bytea, times
 
 REVOKE ALL ON FUNCTION hapax.refuse_handler() FROM PUBLIC;
 
--- Keeps: the role that handlers run as can do what a node asks of it in their sessions, and no more.
+-- Keeps: the role of handlers can do what a node needs in their sessions, and no more.
 CREATE FUNCTION hapax.admit_handlers(of_role text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -15,8 +15,8 @@ WITH arrived AS (
            request_id, remote, secret, signed_at, guard,
            coalesce($2::timestamptz, statement_timestamp()) + guard_us * interval '1 microsecond'
     FROM arrived
-    -- A question for each row, because no plan can make a scan of the table of it. What waits as a
-    -- suspected replay under this id has the same bytes: this one is a copy of it.
+    -- One subquery for each row, because no plan can turn it into a scan of the table. A suspected
+    -- replay that waits under this id has the same bytes: this arrival is a copy of it.
     WHERE (SELECT true FROM hapax.seen s WHERE s.hash = guard) IS NULL
       AND (SELECT true FROM hapax.event e WHERE e.hash = replay_hash) IS NULL
     ON CONFLICT DO NOTHING

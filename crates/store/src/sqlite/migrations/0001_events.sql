@@ -6,7 +6,7 @@ CREATE TABLE hapax_meta (
 ) WITHOUT ROWID;
 -- merged_through: every key of an event up to this seq is in hapax_key.
 -- last_seq: no event ever had a higher one, even if it was pruned since.
--- epoch: raised after a write that failed, so that what it left in the log is overwritten.
+-- epoch: raised after a write that failed, so that its remains in the log are overwritten.
 INSERT INTO hapax_meta (name, value) VALUES ('merged_through', 0), ('last_seq', 0), ('epoch', 0);
 
 -- A (tenant, source) pair, so that an event names it with one small number.
@@ -40,9 +40,9 @@ CREATE TABLE hapax_event (
 );
 CREATE INDEX hapax_event_review ON hapax_event (state) WHERE state <> 0;
 
--- What retention takes from an event: the content and how it came. A row is here exactly while its event
--- is whole. Rows of one time lie side by side, so deleting a range of them frees whole pages, which the
--- next events fill again.
+-- The part of an event that retention deletes: the content and how it arrived. A row is here
+-- exactly while its event is whole. Rows of one time lie side by side, so deleting a range of them
+-- frees whole pages, which the next events fill again.
 CREATE TABLE hapax_body (
     seq         INTEGER PRIMARY KEY,
     event_type  TEXT,
@@ -61,7 +61,7 @@ CREATE TABLE hapax_key (
     seq  INTEGER NOT NULL
 ) WITHOUT ROWID;
 
--- What else was signed for an event: its copies may be signed again. Few, so one random page each.
+-- Further signed content of an event: its copies may be signed again. Few, so one random page each.
 CREATE TABLE hapax_guard (
     hash      BLOB PRIMARY KEY,
     event_seq INTEGER NOT NULL,

@@ -44,7 +44,7 @@ CREATE INDEX hapax_job_ready  ON hapax_job (lane, due_at) WHERE state = 0;
 CREATE INDEX hapax_job_leased ON hapax_job (lane, due_at) WHERE state = 1;
 CREATE INDEX hapax_job_dead   ON hapax_job (lane) WHERE state = 4;
 CREATE INDEX hapax_job_waits  ON hapax_job (lane, resource, position) WHERE state > 4;
--- One at a time per resource, where the work is done outside the writer: this index is the referee.
+-- One at a time per resource, if the work is done outside the writer: this index decides the race.
 CREATE UNIQUE INDEX hapax_job_busy ON hapax_job (lane, resource) WHERE state = 1 AND exclusive = 1;
 
 -- Attempts that failed or were lost; the one that succeeded stands in the job itself.
@@ -71,7 +71,7 @@ CREATE TABLE hapax_mark (
 ) WITHOUT ROWID;
 CREATE INDEX hapax_mark_age ON hapax_mark (lane, moved_at);
 
--- What people did, and why.
+-- Actions of operators, and their reasons.
 CREATE TABLE hapax_action (
     action    INTEGER PRIMARY KEY,
     event_seq INTEGER NOT NULL,

@@ -1,5 +1,5 @@
--- The key index in two trees, so that a merge from memory rewrites a small one. What it touches in a
--- large tree is every page of it, and that would cost more with every event there ever was.
+-- The key index in two trees, so that a merge from memory rewrites a small one. A merge into a
+-- large tree touches every page of it, and would cost more with every stored event.
 
 -- Keys on their way to hapax_key, moved there in order once they are many. A key stands in one.
 CREATE TABLE hapax_key_young (

@@ -1,11 +1,11 @@
--- Gaps: how long a job is held, and what a person decides about it then.
+-- Gaps: how long a job is held, and the operator's decision afterwards.
 
 -- state, further: 7 review, 8 discarded.
 -- due_at, further: held: until when; review: since when.
--- forced: a person, or a gap held long enough, lets it run whatever the order guard says.
+-- forced: an operator, or a gap held long enough, lets it run whatever the order guard decides.
 ALTER TABLE hapax_job ADD COLUMN forced INTEGER NOT NULL DEFAULT 0;
 
--- What is held already has its ten minutes from when it was.
+-- A job that is held already gets ten minutes from when it was held.
 UPDATE hapax_job SET due_at = due_at + 600000000 WHERE state = 5;
 
 DROP INDEX hapax_job_waits;

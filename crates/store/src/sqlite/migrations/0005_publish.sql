@@ -1,5 +1,6 @@
--- Whose a message is: one that names no tenant is of its event's, so that no tenant can use up
--- another's ids. And how large a message may be: the same as for hapax.publish on PostgreSQL.
+-- The tenant of a message: one that names none belongs to its event's tenant, so that no tenant can
+-- use up another's ids. And how large a message may be: the same as for hapax.publish on
+-- PostgreSQL.
 
 DROP TRIGGER hapax_publish_insert;
 CREATE TRIGGER hapax_publish_insert INSTEAD OF INSERT ON hapax_publish BEGIN

@@ -1,4 +1,4 @@
--- Idempotency-Keys of one's own API: reserved, then finished with an answer, or abandoned.
+-- Idempotency-Keys of a user's API: reserved, then finished with an answer, or abandoned.
 
 -- expires_at is moved on by the answer, which is kept for the whole ttl; status is null until then.
 -- owner (the caller, 'api/acct_1') and realm (the API, 'api') are null where no quota holds; bytes is the
@@ -26,9 +26,9 @@ CREATE INDEX hapax_reservation_expiry ON hapax_reservation (expires_at);
 -- reservation_fence: the highest that was ever given out, also of keys that are gone.
 INSERT INTO hapax_meta (name, value) VALUES ('reservation_fence', 0);
 
--- What each API and each of its callers has kept, so that a quota costs no count. The triggers below move
--- it in the same statement as the rows themselves, whichever that is: nothing can be forgotten or counted
--- twice. A caller is there as long as it has a key.
+-- The usage of each API and each of its callers, so that checking a quota needs no count. The
+-- triggers below update it in the same statement as the rows themselves: nothing can be missed or
+-- counted twice. A caller has a row as long as it has a key.
 CREATE TABLE hapax_realm_usage (
     realm   TEXT    PRIMARY KEY,
     keys    INTEGER NOT NULL,
