@@ -282,8 +282,14 @@ fn a_machine_needs_its_states_and_the_ways_between_them() {
         &machine(&format!("¶{state}{allow}").replace("\"/s", "\"s")),
         &["order.state", "\"/\""],
     );
-    refused(&machine(&format!("{state}{allow}¶start = \"payed\"")), &["\"payed\" is in no"]);
-    refused(&machine(&format!("{state}{allow}¶start = 1")), &["order.start", "\"1\" is in no"]);
+    refused(
+        &machine(&format!("{state}{allow}¶start = \"payed\"")),
+        &["\"payed\" appears in no transition"],
+    );
+    refused(
+        &machine(&format!("{state}{allow}¶start = 1")),
+        &["order.start", "\"1\" appears in no"],
+    );
     refused(
         &machine(&format!("{state}allow = [\"a -> b\", ¶\"b > c\"]")),
         &["order.allow", "\"b > c\" is not a transition", "\"pending -> paid\""],

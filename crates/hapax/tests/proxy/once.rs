@@ -452,7 +452,7 @@ fn a_client_that_hangs_up_cuts_nothing_short_nor_does_a_stop() {
     app.wait_for(1);
     drop(gone);
     server.signal("TERM");
-    server.stderr.wait_for("stopping");
+    server.stderr.wait_for("shutting down");
     until("nobody is let in", || crate::support::Wire::try_connect(at).is_err().then_some(()));
     go.send(()).unwrap();
     assert_eq!(server.wait().code(), Some(0), "{}", server.stderr.text());

@@ -503,7 +503,7 @@ fn a_dead_letter_whose_handler_is_gone_is_discarded_and_its_alert_ends() {
     assert_eq!(done, ["discard", "discard"], "{event}");
     server.ask(Sender::stripe(SECRET).event("evt_2")).is("accepted");
     let refused = command(&server, &["events", "discard", "evt_2"]);
-    assert!(refused.code == 1 && refused.stderr.contains("it is ignored"), "{refused:?}");
+    assert!(refused.code == 1 && refused.stderr.contains("the status is ignored"), "{refused:?}");
 }
 
 #[test]
