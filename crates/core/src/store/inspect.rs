@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{EventId, HandlerRef, ReviewReason, Status, StoreError};
+use super::{EventId, HandlerAnswer, HandlerRef, ReviewReason, Status, StoreError};
 use crate::job::{Fence, HandlerName, JobId, Phase, Progress};
 use crate::key::{SourceName, Tenant};
 
@@ -192,6 +192,9 @@ pub struct AttemptNote {
     pub error: Option<String>,
     /// The worker that ran it.
     pub worker: String,
+    /// What the app answered, if one did.
+    #[serde(flatten)]
+    pub answer: Option<HandlerAnswer>,
 }
 
 /// How an operator names an event.

@@ -238,6 +238,8 @@ pub enum Outcome {
         result: Option<String>,
         /// The outbox.
         publish: Vec<NewMessage>,
+        /// What the app answered, where one was asked.
+        answer: Option<HandlerAnswer>,
     },
     /// It failed or timed out.
     Failed {
@@ -245,7 +247,19 @@ pub enum Outcome {
         error: String,
         /// When to try again.
         retry: Retry,
+        /// What the app answered, if it did.
+        answer: Option<HandlerAnswer>,
     },
+}
+
+/// What an app answered to one attempt: kept with it, whether it succeeded or not.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct HandlerAnswer {
+    /// The HTTP status.
+    pub status: u16,
+    /// The beginning of its body, as text.
+    #[serde(rename = "answer", skip_serializing_if = "String::is_empty")]
+    pub body: String,
 }
 
 /// A message to be published with a commit.

@@ -78,6 +78,13 @@ impl Lane {
         // The app may have completed the job in a transaction of its own; then its answer, or the
         // lack of one, changes nothing.
         if shop.store.is_done(claim.job).await? {
+            let (Outcome::Done { answer, .. } | Outcome::Failed { answer, .. }) = outcome;
+            if let Some(answer) = answer.clone() {
+                // "Done" stands as it is; only the answer is added to it.
+                let done =
+                    Outcome::Done { result: None, publish: Vec::new(), answer: Some(answer) };
+                shop.store.settle(claim.job, claim.fence, done).await?;
+            }
             return Ok(Ended::Done);
         }
         let held = shop.store.settle(claim.job, claim.fence, outcome.clone()).await?;

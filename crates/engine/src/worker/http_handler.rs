@@ -14,7 +14,7 @@ use hapax_core::hop_headers::{dashed, drop_lookalikes, is_hop_by_hop, is_ours};
 use hapax_core::job::Retry;
 use hapax_core::limits::ERROR_CHARS_MAX;
 use hapax_core::scheme::Scheme;
-use hapax_core::store::{Claim, ClaimedEvent, NewMessage, Outcome};
+use hapax_core::store::{Claim, ClaimedEvent, HandlerAnswer, NewMessage, Outcome};
 use hapax_core::{Arrival, Source, Tenant, Timestamp};
 use http::header::RETRY_AFTER;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
@@ -61,7 +61,7 @@ impl App {
         let answer = self.outbound.send(request, self.timeout).await;
         failpoint!("http.after_answer");
         match answer {
-            Ok(heard) => understood(&heard, now),
+            Ok(heard) => with_answer(understood(&heard, now), &heard),
             Err(error) => failed(error.to_string(), when_unanswered(&error)),
         }
     }
@@ -218,6 +218,24 @@ struct Said {
     publish: serde_json::Value,
 }
 
+/// The same with what the app answered.
+fn with_answer(mut outcome: Outcome, heard: &Heard) -> Outcome {
+    let (Outcome::Done { answer, .. } | Outcome::Failed { answer, .. }) = &mut outcome;
+    *answer = Some(HandlerAnswer { status: heard.status.as_u16(), body: beginning(&heard.body) });
+    outcome
+}
+
+/// The first KiB of a body as text. A character that the cut splits is left out, and no store keeps a
+/// NUL.
+fn beginning(body: &[u8]) -> String {
+    let kept = &body[..body.len().min(ANSWER_KEPT_BYTES)];
+    let whole = match std::str::from_utf8(kept) {
+        Err(error) if error.error_len().is_none() => &kept[..error.valid_up_to()],
+        Ok(_) | Err(_) => kept,
+    };
+    String::from_utf8_lossy(whole).trim().replace('\0', "\u{fffd}")
+}
+
 fn understood(heard: &Heard, now: Timestamp) -> Outcome {
     let status = heard.status;
     if status.is_success() {
@@ -255,8 +273,7 @@ impl No {
                 .unwrap_or_default(),
             false => Self::default(),
         };
-        let beginning = &heard.body[..heard.body.len().min(ANSWER_KEPT_BYTES)];
-        let plain = || String::from_utf8_lossy(beginning).trim().to_owned();
+        let plain = || beginning(&heard.body);
         let error = said.error.filter(|error| !error.trim().is_empty()).unwrap_or_else(plain);
         // No store keeps a NUL.
         let error = error.replace('\0', "\u{fffd}");
@@ -303,22 +320,22 @@ fn done(heard: &Heard) -> Outcome {
                 format!("the answer is longer than {ANSWER_BYTES_MAX} bytes"),
                 Retry::Schedule,
             ),
-            false => Outcome::Done { result: None, publish: Vec::new() },
+            false => Outcome::Done { result: None, publish: Vec::new(), answer: None },
         };
     }
     // An array would be read as the two fields in their order, and is an app's own business.
     let is_object = heard.body.trim_ascii_start().starts_with(b"{");
     let said = is_object.then(|| serde_json::from_slice(&heard.body));
     let Some(Ok(Said { result, publish })) = said else {
-        return Outcome::Done { result: None, publish: Vec::new() };
+        return Outcome::Done { result: None, publish: Vec::new(), answer: None };
     };
     let result = result.as_str().map(str::to_owned);
     if publish.is_null() {
-        return Outcome::Done { result, publish: Vec::new() };
+        return Outcome::Done { result, publish: Vec::new(), answer: None };
     }
     match serde_json::from_value::<Vec<NewMessage>>(publish) {
         Ok(publish) => match publish.iter().find_map(NewMessage::fault) {
-            None => Outcome::Done { result, publish },
+            None => Outcome::Done { result, publish, answer: None },
             Some(fault) => failed(format!("the answer's \"publish\": {fault}"), Retry::Schedule),
         },
         Err(error) => {
@@ -347,5 +364,5 @@ fn retry_after(value: &HeaderValue, now: Timestamp) -> Option<Duration> {
 /// A failed attempt, told shortly.
 pub(crate) fn failed(error: impl Into<String>, retry: Retry) -> Outcome {
     let error: String = error.into();
-    Outcome::Failed { error: error.chars().take(ERROR_CHARS_MAX).collect(), retry }
+    Outcome::Failed { error: error.chars().take(ERROR_CHARS_MAX).collect(), retry, answer: None }
 }

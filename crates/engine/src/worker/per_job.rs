@@ -108,7 +108,7 @@ impl Lane {
             let next = catch_panic(self.run(&shop, &claim)).await.unwrap_or_else(|panic| {
                 error!(lane = self.name, job = %claim.job, "the attempt panicked: {panic}");
                 let error = "the handler panicked".to_owned();
-                Next::Settle(Outcome::Failed { error, retry: Retry::Schedule })
+                Next::Settle(Outcome::Failed { error, retry: Retry::Schedule, answer: None })
             });
             let ended = self.record(&shop, &claim, &next).await;
             failpoint!("http.after_settle");
@@ -164,7 +164,7 @@ impl Lane {
         match ran {
             Ok(RustOutcome::Committed) => Next::Committed,
             Ok(RustOutcome::Failed { error, retry }) => {
-                Next::Settle(Outcome::Failed { error, retry })
+                Next::Settle(Outcome::Failed { error, retry, answer: None })
             }
             Ok(RustOutcome::Lost { error }) => {
                 debug!(lane = self.name, job = %claim.job, "the attempt was lost: {error}");
@@ -172,7 +172,7 @@ impl Lane {
             }
             Err(_) => {
                 let error = format!("timed out after {time:?}");
-                Next::Settle(Outcome::Failed { error, retry: Retry::Schedule })
+                Next::Settle(Outcome::Failed { error, retry: Retry::Schedule, answer: None })
             }
         }
     }

@@ -313,12 +313,12 @@ impl Work for Bench {
             HandlerRef { source: piece.event.key.source.clone(), handler: piece.handler.clone() };
         let policy = self.specs.lock().unwrap()[&handler].policy.clone();
         self.change(job, |piece| match outcome {
-            Outcome::Done { result, publish } => {
+            Outcome::Done { result, publish, .. } => {
                 piece.phase = Phase::Done;
                 piece.result = result;
                 piece.published = publish;
             }
-            Outcome::Failed { error, retry } => {
+            Outcome::Failed { error, retry, .. } => {
                 piece.error = Some(error);
                 match piece.progress.failed(&policy, retry, Timestamp::now(), 0.5) {
                     AfterFailure::Again { progress, due } => {

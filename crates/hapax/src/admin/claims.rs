@@ -278,7 +278,7 @@ pub(super) async fn complete<S: Store + Work + Inspect>(
         return Err(Problem::bad_request(&fault));
     }
     let job = claimable_job(&admin, &caller, &job).await?;
-    let outcome = Outcome::Done { result: asked.result, publish: asked.publish };
+    let outcome = Outcome::Done { result: asked.result, publish: asked.publish, answer: None };
     settled(&admin, job, asked.fence, outcome).await
 }
 
@@ -296,7 +296,7 @@ pub(super) async fn fail<S: Store + Work + Inspect>(
     };
     let error = asked.error.filter(|error| !error.trim().is_empty());
     let error = error.as_deref().unwrap_or("the worker gave no error");
-    let outcome = Outcome::Failed { error: truncated(error, ERROR_MAX), retry };
+    let outcome = Outcome::Failed { error: truncated(error, ERROR_MAX), retry, answer: None };
     settled(&admin, job, asked.fence, outcome).await
 }
 

@@ -130,28 +130,6 @@ struct ShownAttempt {
     note: AttemptNote,
     #[serde(skip_serializing_if = "Option::is_none")]
     took_ms: Option<u64>,
-    #[serde(flatten)]
-    answer: Option<ShownAnswer>,
-}
-
-/// The answer of an app to a failed attempt.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-struct ShownAnswer {
-    status: u16,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    answer: Option<String>,
-}
-
-impl ShownAnswer {
-    /// The error of an HTTP handler begins with the status, and its answer follows.
-    fn of(error: &str) -> Option<Self> {
-        let rest = error.strip_prefix("HTTP ")?;
-        let (status, answer) = match rest.split_once(": ") {
-            Some((status, answer)) => (status, Some(answer.to_owned())),
-            None => (rest, None),
-        };
-        Some(Self { status: status.parse().ok()?, answer })
-    }
 }
 
 /// A body: text if it is UTF-8, else base64.
@@ -215,7 +193,6 @@ fn shown(detail: EventDetail) -> Shown {
             took_ms: note.ended_at.and_then(|ended| {
                 u64::try_from(ended.duration_since(note.started_at).as_millis()).ok()
             }),
-            answer: note.error.as_deref().and_then(ShownAnswer::of),
             note: note.clone(),
         };
         job.attempts.iter().map(of)

@@ -556,6 +556,7 @@ async fn an_event_tells_the_attempts_of_all_its_jobs_in_their_order() {
             outcome: "lost".into(),
             error: None,
             worker: "w".into(),
+            answer: None,
         });
     }
     let (_, shown) = server(vec![told]).get("/api/v1/events/evt_1").await;
@@ -758,7 +759,9 @@ async fn a_pull_worker_claims_renews_and_completes_under_its_fence() {
         assert_eq!((status, &settled["status"]), (StatusCode::OK, &json!("done")));
     }
     let model = server.store.model();
-    let [Outcome::Done { result, publish }] = &model.outcomes[..] else { panic!("one outcome") };
+    let [Outcome::Done { result, publish, .. }] = &model.outcomes[..] else {
+        panic!("one outcome")
+    };
     assert_eq!((result.as_deref(), publish.len()), (Some("ok"), 1));
 }
 

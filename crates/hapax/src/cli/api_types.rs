@@ -82,6 +82,8 @@ pub(super) struct Attempt {
     pub(super) outcome: String,
     pub(super) error: Option<String>,
     pub(super) worker: String,
+    pub(super) status: Option<u16>,
+    pub(super) answer: Option<String>,
 }
 
 /// An action of an operator.

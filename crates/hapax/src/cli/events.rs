@@ -190,6 +190,10 @@ fn page_of(event: &Event) -> Vec<String> {
             let error = attempt.error.as_deref().unwrap_or("");
             let (number, outcome) = (attempt.attempt, &attempt.outcome);
             lines.push(format!("  attempt {number}  {time} {outcome} {error}"));
+            if let Some(status) = attempt.status {
+                let answer = attempt.answer.as_deref().unwrap_or("");
+                lines.push(format!("    answered   HTTP {status} {answer}"));
+            }
         }
     }
     for message in &event.messages {

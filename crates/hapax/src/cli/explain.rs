@@ -239,7 +239,19 @@ fn attempt(attempt: &Attempt) -> String {
         other => format!("ended as {other}{lasted}{error}"),
     };
     let by = if worker.is_empty() { String::new() } else { format!(" by {worker}") };
-    format!("  {which} began at {began}{by} and {ended}.")
+    format!("  {which} began at {began}{by} and {ended}.{}", answered(attempt).unwrap_or_default())
+}
+
+/// What the app said, unless the error has told it already.
+fn answered(attempt: &Attempt) -> Option<String> {
+    let status = attempt.status?;
+    let is_told = |said: &&str| attempt.error.as_ref().is_some_and(|error| error.ends_with(said));
+    match attempt.answer.as_deref() {
+        Some(answer) if is_told(&answer) => None,
+        Some(answer) => Some(format!(" The app answered HTTP {status}: \"{answer}\".")),
+        None if attempt.error.is_some() => None,
+        None => Some(format!(" The app answered HTTP {status} without a body.")),
+    }
 }
 
 #[cfg(test)]
@@ -309,6 +321,26 @@ mod tests {
                 "ops replayed it by hand at 2026-03-01T12:09:00Z, saying \"asked by support\".",
             ]
         );
+    }
+
+    #[test]
+    fn what_the_app_answered_is_told_with_its_attempt() {
+        let attempt = |outcome: &str, error: Option<&str>, answer: Option<&str>| {
+            json!({ "run": 1, "attempt": 1, "started_at": "2026-03-01T12:00:00Z",
+                    "ended_at": "2026-03-01T12:00:00.020Z", "outcome": outcome, "error": error,
+                    "worker": "", "status": 200, "answer": answer })
+        };
+        let said = |attempt: serde_json::Value| {
+            tell(json!({ "jobs": [job("done", json!({ "attempts": [attempt] }))] })).pop().unwrap()
+        };
+        let done = said(attempt("done", None, Some("fee created")));
+        assert!(done.ends_with("20 ms. The app answered HTTP 200: \"fee created\"."), "{done}");
+        let empty = said(attempt("done", None, None));
+        assert!(empty.ends_with("20 ms. The app answered HTTP 200 without a body."), "{empty}");
+        let failed = said(attempt("failed", Some("HTTP 500: boom"), Some("boom")));
+        assert!(failed.ends_with("failed after 20 ms: HTTP 500: boom."), "{failed}");
+        let longer = said(attempt("failed", Some("HTTP 500: boom"), Some("{\"error\":\"boom\"}")));
+        assert!(longer.contains("HTTP 500: boom. The app answered HTTP 200: "), "{longer}");
     }
 
     #[test]

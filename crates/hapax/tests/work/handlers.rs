@@ -572,11 +572,45 @@ fn what_an_app_says_when_it_fails_is_kept_and_it_can_fail_for_good() {
     let kept = "x".repeat(1_024);
     let expected = [
         (500, "boom: card declined"),
-        (503, "try later"),
+        (503, r#"{"error":"try later","retry":"soon"}"#),
         (422, kept.as_str()),
-        (400, "no such customer"),
+        (400, r#"{"error":"no such customer","retry":"never"}"#),
     ];
     assert_eq!(said, expected, "{event}");
     assert!(attempts.iter().all(|attempt| attempt["took_ms"].is_u64()), "{event}");
     assert_eq!(job(&event, "notify")["error"], "HTTP 400: no such customer");
+}
+
+#[test]
+fn what_an_app_says_when_it_succeeds_is_kept_too() {
+    // Nothing, more than is kept with a character on the cut, and bytes that a terminal would obey.
+    let app = App::saying(|call| match call.attempt {
+        _ if call.body.contains("evt_1") => (204, String::new()),
+        _ if call.body.contains("evt_2") => {
+            (200, format!("{}\u{e9}{}", "x".repeat(1_023), "y".repeat(2_000)))
+        }
+        1 => (500, "boom".to_owned()),
+        _ => (201, "\u{1b}[31mred\0 \"quoted\"\nline".to_owned()),
+    });
+    let http = format!(
+        "[sources.stripe.handlers.notify]\nhttp = \"{}\"\nretry = [\"0s\", \"0s\"]\n",
+        app.url()
+    );
+    let (house, _ledger) = house(&http, "");
+    let server = house.start();
+    let attempts = |id: &str| {
+        server.ask(Sender::stripe(SECRET).event(id)).is("accepted");
+        let event = until_status(&server, id, "processed");
+        let attempts = event["attempts"].as_array().unwrap().clone();
+        assert!(attempts.iter().all(|attempt| attempt["took_ms"].is_u64()), "{event}");
+        attempts
+    };
+    let [empty] = &attempts("evt_1")[..] else { panic!("one attempt") };
+    assert_eq!((&empty["status"], &empty["answer"]), (&json!(204), &json!(null)), "{empty}");
+    let [long] = &attempts("evt_2")[..] else { panic!("one attempt") };
+    assert_eq!((&long["status"], &long["answer"]), (&json!(200), &json!("x".repeat(1_023))));
+    let [failed, done] = &attempts("evt_3")[..] else { panic!("two attempts") };
+    assert_eq!((&failed["status"], &failed["answer"]), (&json!(500), &json!("boom")));
+    let said = "\u{1b}[31mred\u{fffd} \"quoted\"\nline";
+    assert_eq!((&done["status"], &done["answer"]), (&json!(201), &json!(said)));
 }

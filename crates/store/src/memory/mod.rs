@@ -67,9 +67,10 @@ impl MemoryStore {
 
     async fn run_one(&self, claim: &Claim, current: Option<&str>) -> Result<Ran, StoreError> {
         let (outcome, ran) = match (self.effect)(claim, current) {
-            Ok(result) => (Outcome::Done { result, publish: Vec::new() }, Ran::Done),
+            Ok(result) => (Outcome::Done { result, publish: Vec::new(), answer: None }, Ran::Done),
             Err(error) => {
-                let failed = Outcome::Failed { error: error.clone(), retry: Retry::Schedule };
+                let retry = Retry::Schedule;
+                let failed = Outcome::Failed { error: error.clone(), retry, answer: None };
                 (failed, Ran::Failed(error))
             }
         };

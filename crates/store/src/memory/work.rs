@@ -9,8 +9,8 @@ use hapax_core::job::{
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::{Guard, OVERTAKEN};
 use hapax_core::store::{
-    AttemptNote, Claim, ClaimAsk, ClaimedEvent, EventId, HandlerRef, HandlerSpec, Held,
-    MessageNote, NewMessage, Outcome, Ran,
+    AttemptNote, Claim, ClaimAsk, ClaimedEvent, EventId, HandlerAnswer, HandlerRef, HandlerSpec,
+    Held, MessageNote, NewMessage, Outcome, Ran,
 };
 use hapax_core::{Tenant, Timestamp};
 use jiff::SignedDuration;
@@ -239,8 +239,26 @@ impl Model {
         now: Timestamp,
     ) -> Held {
         match outcome {
-            Outcome::Done { result, publish } => self.done(job, fence, result, publish, now),
-            Outcome::Failed { error, retry } => self.failed(job, fence, error, retry, now),
+            Outcome::Done { result, publish, answer } => {
+                let held = self.done(job, fence, result, publish, now);
+                self.keep_answer(job, Held::Kept == held, answer);
+                held
+            }
+            Outcome::Failed { error, retry, answer } => {
+                let held = self.failed(job, fence, error, retry, now);
+                self.keep_answer(job, Held::Kept == held, answer);
+                held
+            }
+        }
+    }
+
+    /// What the app answered to the attempt that was settled last, unless its answer is known.
+    fn keep_answer(&mut self, job: JobId, held: bool, answer: Option<HandlerAnswer>) {
+        let Some(at) = self.numbered(job).filter(|_| held) else { return };
+        if let Some(note) = self.job_mut(at).attempts.last_mut()
+            && note.answer.is_none()
+        {
+            note.answer = answer;
         }
     }
 
@@ -412,6 +430,7 @@ impl Job {
             outcome: outcome.to_owned(),
             error: error.clone(),
             worker: taken.worker.to_string(),
+            answer: None,
         });
         self.error = error;
     }

@@ -8,7 +8,8 @@ use hapax_core::job::{Fence, HandlerName, JobId, Retry, Workplace, idempotency_k
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::{Gaps, OnGap, Position};
 use hapax_core::store::{
-    Claim, ClaimAsk, ClaimedEvent, EventId, HandlerRef, HandlerSpec, NewMessage, Outcome,
+    Claim, ClaimAsk, ClaimedEvent, EventId, HandlerAnswer, HandlerRef, HandlerSpec, NewMessage,
+    Outcome,
 };
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 use serde_json::{Value, json};
@@ -260,18 +261,28 @@ pub(super) async fn settle(
     outcome: &Outcome,
 ) -> Result<Settled, PgError> {
     match outcome {
-        Outcome::Done { result, publish } => {
+        Outcome::Done { result, publish, answer } => {
             let result = result.as_deref().map(|result| shortened(result, RESULT_CHARS_MAX));
             let messages =
                 (!publish.is_empty()).then(|| Value::Array(publish.iter().map(message).collect()));
-            let ask = "SELECT hapax.settle($1, $2, $3, $4, $5)";
+            let (status, answer) = columns_of(answer.as_ref());
+            let ask = "SELECT hapax.settle($1, $2, $3, $4, $5, $6, $7)";
             let mut lent = shared.pools.work.lend().await?;
             let now = shared.now();
-            let rows = lent.query(ask, &[&job.0, &fence.0, &result, &messages, &now]).await?;
+            let rows = lent
+                .query(ask, &[&job.0, &fence.0, &result, &messages, &now, &status, &answer])
+                .await?;
             Ok(Settled::from_number(only(&rows)?.get(0)))
         }
-        Outcome::Failed { error, retry } => fail(shared, job, fence, error, *retry).await,
+        Outcome::Failed { error, retry, answer } => {
+            fail(shared, job, fence, error, *retry, answer.as_ref()).await
+        }
     }
+}
+
+/// An answer as its two columns.
+fn columns_of(answer: Option<&HandlerAnswer>) -> (Option<i32>, Option<&str>) {
+    answer.map(|answer| (i32::from(answer.status), answer.body.as_str())).unzip()
 }
 
 /// Records a failed attempt: one step of the schedule.
@@ -281,7 +292,9 @@ pub(super) async fn fail(
     fence: Fence,
     error: &str,
     retry: Retry,
+    answer: Option<&HandlerAnswer>,
 ) -> Result<Settled, PgError> {
+    let (status, answer) = columns_of(answer);
     let (how, wait) = match retry {
         Retry::Schedule => (0, 0),
         Retry::NotBefore(least) => (1, micros(least)),
@@ -292,8 +305,8 @@ pub(super) async fn fail(
     let mut lent = shared.pools.work.lend().await?;
     let rows = lent
         .query(
-            "SELECT hapax.failed($1, $2, $3, $4, $5, $6, $7)",
-            &[&job.0, &fence.0, &error, &how, &wait, &dice(), &shared.now()],
+            "SELECT hapax.failed($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+            &[&job.0, &fence.0, &error, &how, &wait, &dice(), &shared.now(), &status, &answer],
         )
         .await?;
     Ok(Settled::from_number(only(&rows)?.get(0)))

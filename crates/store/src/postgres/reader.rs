@@ -4,8 +4,8 @@ use bytes::Bytes;
 use hapax_core::job::{Fence, HandlerName, JobId, Phase, Progress, idempotency_key};
 use hapax_core::store::{
     ActionNote, ArrivalNote, AttemptNote, Cause, Cursor, Decision, EventDetail, EventFilter,
-    EventId, EventName, EventSummary, JobDetail, JobFilter, Lookup, MessageNote, Page, Status,
-    StoreError,
+    EventId, EventName, EventSummary, HandlerAnswer, JobDetail, JobFilter, Lookup, MessageNote,
+    Page, Status, StoreError,
 };
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 use tokio_postgres::Row;
@@ -279,14 +279,15 @@ async fn read_jobs(
 ) -> Result<Vec<JobDetail>, PgError> {
     let head = "SELECT j.job, j.state, j.due_at, j.fence, j.run, j.attempt, j.steps, j.lost, \
                 j.resource, j.started_at, j.worker, j.result, j.error, e.id, e.event_id, \
-                e.tenant, e.source, h.name \
+                e.tenant, e.source, h.name, j.answer_status, j.answer \
                 FROM hapax.job j JOIN hapax.event e ON e.id = j.event \
                 JOIN hapax.handler h ON h.handler = j.handler";
     let rows = asked.query(lent, head, tail).await?;
     let ids: Vec<Uuid> = rows.iter().map(|row| row.get(0)).collect();
     let notes = lent
         .query(
-            "SELECT job, run, attempt, started_at, ended_at, outcome, error, worker \
+            "SELECT job, run, attempt, started_at, ended_at, outcome, error, worker, answer_status, \
+             answer \
              FROM hapax.attempt WHERE job = ANY ($1) ORDER BY job, run, attempt",
             &[&ids],
         )
@@ -316,6 +317,7 @@ fn job_row(row: &Row) -> JobDetail {
         outcome: "done".to_owned(),
         error: None,
         worker: row.get::<_, Option<String>>(10).unwrap_or_default(),
+        answer: answer_of(row, 18),
     });
     JobDetail {
         id: JobId(row.get(0)),
@@ -338,6 +340,13 @@ fn job_row(row: &Row) -> JobDetail {
     }
 }
 
+/// An answer, from its two columns.
+fn answer_of(row: &Row, at: usize) -> Option<HandlerAnswer> {
+    let status: i32 = row.get::<_, Option<i32>>(at)?;
+    let body = row.get::<_, Option<String>>(at + 1).unwrap_or_default();
+    Some(HandlerAnswer { status: u16::try_from(status).unwrap_or_default(), body })
+}
+
 fn attempt(row: &Row) -> AttemptNote {
     AttemptNote {
         run: count(row, 1),
@@ -347,6 +356,7 @@ fn attempt(row: &Row) -> AttemptNote {
         outcome: row.get(5),
         error: row.get(6),
         worker: row.get(7),
+        answer: answer_of(row, 8),
     }
 }
 

@@ -223,7 +223,7 @@ impl<'a> SqlRunner<'a> {
                 Err(NotRun::Outage(error)) => return Err(error),
             }
         };
-        match jobs::fail(self.shared, job, fence, &error, Retry::Schedule).await? {
+        match jobs::fail(self.shared, job, fence, &error, Retry::Schedule, None).await? {
             Settled::Recorded | Settled::WithOthers => Ok(Ended::Failed(error)),
             Settled::Lost | Settled::Before => Ok(Ended::Lost),
         }

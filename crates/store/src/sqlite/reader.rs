@@ -17,7 +17,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
-use super::jobs::{job_id, place_of};
+use super::jobs::{answer_of, job_id, place_of};
 use super::open::{OpenError, Place};
 use super::row::{LANE_BITS, Standing, event_id, phase_of, ranked, state_of, timestamp};
 use crate::limits::{PAGE_MAX, READ_MAX};
@@ -386,7 +386,7 @@ fn read_jobs(
         .prepare_cached(&format!(
             "SELECT j.event_seq, j.lane, j.state, j.due_at, j.fence, j.run, j.attempt, j.steps,
                     j.lost, j.resource, j.started_at, j.worker, j.result, j.error, e.id,
-                    e.event_id, p.tenant, p.source, h.name
+                    e.event_id, p.tenant, p.source, h.name, j.answer_status, j.answer
              FROM hapax_job j JOIN hapax_event e ON e.seq = j.event_seq
              JOIN hapax_pair p ON p.pair = e.pair JOIN hapax_lane l ON l.lane = j.lane
              JOIN hapax_handler h ON h.handler = l.handler
@@ -395,7 +395,8 @@ fn read_jobs(
         .query_map(params_from_iter(values), job_row)?
         .collect::<rusqlite::Result<_>>()?;
     let mut attempts = conn.prepare_cached(
-        "SELECT run, attempt, started_at, ended_at, outcome, error, worker FROM hapax_attempt
+        "SELECT run, attempt, started_at, ended_at, outcome, error, worker, answer_status, answer
+         FROM hapax_attempt
          WHERE event_seq = ?1 AND lane = ?2 ORDER BY run, attempt",
     )?;
     for (seq, lane, _, job) in &mut jobs {
@@ -408,6 +409,7 @@ fn read_jobs(
                 outcome: row.get(4)?,
                 error: row.get(5)?,
                 worker: row.get(6)?,
+                answer: answer_of(row, 7)?,
             })
         })?;
         // The one that succeeded stands in the job itself and was put there by `job_row`.
@@ -427,6 +429,7 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<(i64, i64, i64, JobDetail)> {
     let handler = HandlerName::new(row.get_ref(18)?.as_str()?);
     let worker: Option<String> = row.get(11)?;
     let started: Option<i64> = row.get(10)?;
+    let answer = answer_of(row, 19)?;
     let done = started.filter(|_| phase == Phase::Done).map(|started| AttemptNote {
         run,
         attempt,
@@ -435,6 +438,7 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<(i64, i64, i64, JobDetail)> {
         outcome: "done".to_owned(),
         error: None,
         worker: worker.unwrap_or_default(),
+        answer,
     });
     let job = JobDetail {
         id: job_id(&id, seq, lane),

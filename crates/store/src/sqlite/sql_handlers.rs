@@ -249,7 +249,7 @@ impl SqlRunner<'_> {
         let result = self.effects(job, claim, effects, now)?;
         failpoint!("worker.mid_handler", &claim.event.key.event_id);
         let done =
-            self.lanes.done(self.conn, job, result.as_deref(), now).map_err(NotRun::Store)?;
+            self.lanes.done(self.conn, job, result.as_deref(), None, now).map_err(NotRun::Store)?;
         assert!(done.is_ok(), "the writer has just seen this fence hold");
         Ok(JobOutcome::Done)
     }
@@ -311,7 +311,7 @@ impl SqlRunner<'_> {
     fn fail(&mut self, job: &JobRow, error: &str) -> rusqlite::Result<()> {
         let now = (self.now)();
         let tx = Transaction::begin(self.conn)?;
-        let failed = self.lanes.fail(self.conn, job, error, Retry::Schedule, now)?;
+        let failed = self.lanes.fail(self.conn, job, error, Retry::Schedule, None, now)?;
         assert!(failed.is_ok(), "the writer has just seen this fence hold");
         tx.commit()
     }

@@ -147,8 +147,8 @@ impl Recorded for JobRight {
         };
         let Some(row) = JobRow::find(conn, seq, lane)?.filter(open) else { return Ok(None) };
         if lanes.overtaken(conn, &row)? != Overtaken::No {
-            // A newer version was applied: the rules record that this job is stale.
-            let _lost = lanes.done(conn, &row, None, now)?;
+            // The rules record that it is stale, where it can only be that.
+            let _lost = lanes.done(conn, &row, None, None, now)?;
             return Ok(None);
         }
         Ok(Some((row, Some(seq))))
@@ -162,7 +162,7 @@ impl Recorded for JobRight {
         result: Option<String>,
         now: Timestamp,
     ) -> rusqlite::Result<Result<Committed, TxError>> {
-        let done = lanes.done(conn, row, result.as_deref(), now)?;
+        let done = lanes.done(conn, row, result.as_deref(), None, now)?;
         assert!(done.is_ok(), "the writer has just seen this fence hold");
         Ok(Ok(Committed::new(self.job, self.fence)))
     }

@@ -426,11 +426,11 @@ pub(crate) fn placed(name: &str, resource: &str, position: i64) -> NewJob {
 }
 
 pub(crate) fn done(result: &str) -> Outcome {
-    Outcome::Done { result: Some(result.to_owned()), publish: Vec::new() }
+    Outcome::Done { result: Some(result.to_owned()), publish: Vec::new(), answer: None }
 }
 
 pub(crate) fn failed(retry: Retry) -> Outcome {
-    Outcome::Failed { error: "the till is closed".to_owned(), retry }
+    Outcome::Failed { error: "the till is closed".to_owned(), retry, answer: None }
 }
 
 impl<S: Working> World<S> {

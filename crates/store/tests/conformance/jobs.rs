@@ -10,8 +10,8 @@ use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::{Fence, LOST_ALONE_MAX, Phase, Retry, Workplace};
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::store::{
-    Claim, ClaimAsk, HandlerSpec, Held, JobFilter, NewJob, NewMessage, Outcome, Ran, ReplayEffect,
-    SqlAsk, SqlRun, Status, Verdict,
+    Claim, ClaimAsk, HandlerAnswer, HandlerSpec, Held, JobFilter, NewJob, NewMessage, Outcome, Ran,
+    ReplayEffect, SqlAsk, SqlRun, Status, Verdict,
 };
 
 use crate::harness::{
@@ -206,7 +206,7 @@ pub(crate) async fn a_late_worker_cannot_settle_a_reclaimed_job<S: Working>(worl
     assert_eq!(second.job, late.job);
     assert!(second.fence > late.fence);
     let publish = vec![message("m1")];
-    let outcome = Outcome::Done { result: Some("late".into()), publish };
+    let outcome = Outcome::Done { result: Some("late".into()), publish, answer: None };
     assert_eq!(world.settle(&late, outcome).await, Held::Lost);
     assert_eq!(world.settle(&late, failed(Retry::Never)).await, Held::Lost);
     let renewed = world.store.renew(late.job, late.fence, Duration::from_secs(60)).await;
@@ -250,8 +250,11 @@ pub(crate) async fn done_is_terminal_and_idempotent_under_its_fence<S: Working>(
     world.accept("evt_1", &[job("fee")]).await;
     let claim = world.claim_one("fee").await;
     assert!(!world.store.is_done(claim.job).await.expect("reads"));
-    let said =
-        |id: &str| Outcome::Done { result: Some("first".into()), publish: vec![message(id)] };
+    let said = |id: &str| Outcome::Done {
+        result: Some("first".into()),
+        publish: vec![message(id)],
+        answer: None,
+    };
     assert_eq!(world.settle(&claim, said("m1")).await, Held::Kept);
     assert!(world.store.is_done(claim.job).await.expect("reads"));
     let once = world.event("evt_1").await;
@@ -309,7 +312,7 @@ pub(crate) async fn an_error_and_a_result_have_the_same_bound_on_every_store<S: 
     world.accept("evt_2", &[job("fee")]).await;
     let [first, second] = &world.claim("fee", 10).await[..] else { panic!("two jobs are due") };
     let error = "é".repeat(ERROR_CHARS_MAX + 100);
-    let failed = Outcome::Failed { error: error.clone(), retry: Retry::Never };
+    let failed = Outcome::Failed { error: error.clone(), retry: Retry::Never, answer: None };
     assert_eq!(world.settle(first, failed).await, Held::Kept);
     assert_eq!(world.settle(second, done(&error)).await, Held::Kept);
     let chars = |text: Option<String>| text.map(|text| text.chars().count());
@@ -633,6 +636,7 @@ pub(crate) async fn messages_are_published_with_done_or_not_at_all<S: Working>(w
     let said = |ids: &[&str]| Outcome::Done {
         result: None,
         publish: ids.iter().map(|id| message(id)).collect(),
+        answer: None,
     };
     let late = world.claim("fee", 1).await.remove(0);
     world.pass(LEASE + 2);
@@ -640,7 +644,8 @@ pub(crate) async fn messages_are_published_with_done_or_not_at_all<S: Working>(w
     assert_eq!(world.settle(&late, said(&["m0"])).await, Held::Lost);
     assert!(world.event("evt_1").await.messages.is_empty());
     let unnamed = NewMessage { id: None, ..message("") };
-    let outcome = Outcome::Done { result: None, publish: vec![message("m1"), unnamed] };
+    let outcome =
+        Outcome::Done { result: None, publish: vec![message("m1"), unnamed], answer: None };
     let first = claims.iter().find(|claim| claim.job == late.job).expect("claimed again");
     assert_eq!(world.settle(first, outcome).await, Held::Kept);
     let messages = world.event("evt_1").await.messages;
@@ -662,7 +667,7 @@ pub(crate) async fn a_message_that_names_no_tenant_is_of_its_events<S: Working>(
     let named = NewMessage { tenant: Some("initech".into()), ..message("m2") };
     let publish = vec![message("m1"), named];
     for claim in world.claim("fee", 2).await {
-        let said = Outcome::Done { result: None, publish: publish.clone() };
+        let said = Outcome::Done { result: None, publish: publish.clone(), answer: None };
         assert_eq!(world.settle(&claim, said).await, Held::Kept);
     }
     let mut published = Vec::new();
@@ -848,4 +853,36 @@ pub(crate) async fn a_claimed_job_is_run_by_itself_under_its_fence_and_once<S: W
     world.settle(&claim, failed(Retry::Schedule)).await;
     assert_eq!(run_claimed(&world, &claim).await, Ran::Lost);
     assert_eq!(world.job("evt_2", "fee").await.phase, Phase::Ready);
+}
+
+pub(crate) async fn what_the_app_answered_is_kept_with_its_attempt<S: Working>(world: World<S>) {
+    // Failed, done, run again by force, and done before its answer came.
+    world.announce([spec("fee")]).await;
+    let id = world.accept("evt_1", &[job("fee")]).await;
+    let said = |status, body: &str| Some(HandlerAnswer { status, body: body.into() });
+    let done = |answer| Outcome::Done { result: None, publish: Vec::new(), answer };
+    let claim = world.claim_one("fee").await;
+    let failed = Outcome::Failed {
+        error: "HTTP 500".into(),
+        retry: Retry::In(Duration::ZERO),
+        answer: said(500, "boom"),
+    };
+    assert_eq!(world.settle(&claim, failed).await, Held::Kept);
+    let claim = world.claim_one("fee").await;
+    assert_eq!(world.settle(&claim, done(said(201, "made"))).await, Held::Kept);
+    let answers = || async {
+        let attempts = world.job("evt_1", "fee").await.attempts;
+        attempts.into_iter().map(|note| note.answer).collect::<Vec<_>>()
+    };
+    assert_eq!(answers().await, [said(500, "boom"), said(201, "made")]);
+    // Said again, it changes nothing.
+    assert_eq!(world.settle(&claim, done(said(200, "other"))).await, Held::Kept);
+    assert_eq!(answers().await, [said(500, "boom"), said(201, "made")]);
+    world.replay(id, &[job("fee")], Replay::Force).await;
+    let claim = world.claim_one("fee").await;
+    assert_eq!(world.settle(&claim, done(None)).await, Held::Kept);
+    assert_eq!(answers().await, [said(500, "boom"), said(201, "made"), None]);
+    // It had completed the job by itself, and answers now.
+    assert_eq!(world.settle(&claim, done(said(204, ""))).await, Held::Kept);
+    assert_eq!(answers().await, [said(500, "boom"), said(201, "made"), said(204, "")]);
 }

@@ -111,6 +111,7 @@ on_every_working_store! {
         every_event_of_one_body_has_its_own_job,
         a_duplicate_is_told_what_the_work_came_to,
         a_result_is_a_line_not_a_document,
+        what_the_app_answered_is_kept_with_its_attempt,
         two_handlers_have_their_own_jobs_retries_and_dead_letters,
         only_announced_handlers_are_claimed,
         a_claim_counts_before_the_work,

@@ -228,7 +228,7 @@ pub(crate) async fn messages_go_with_the_history_of_their_time<S: Working>(world
             tenant: None,
             id: Some(message.into()),
         };
-        let done = Outcome::Done { result: None, publish: vec![message] };
+        let done = Outcome::Done { result: None, publish: vec![message], answer: None };
         let claim = world.claim_one("fee").await;
         assert_eq!(world.settle(&claim, done).await, Held::Kept);
     };

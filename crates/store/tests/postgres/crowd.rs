@@ -73,7 +73,7 @@ async fn work(hands: Hands, store: &PgStore, sql: &Client) -> Result<usize, Stor
     let claims = claim(store, 4).await;
     for (n, claim) in claims.iter().enumerate() {
         if n % 2 == 0 {
-            let done = Outcome::Done { result: None, publish: Vec::new() };
+            let done = Outcome::Done { result: None, publish: Vec::new(), answer: None };
             assert_eq!(store.settle(claim.job, claim.fence, done).await?, Held::Kept);
             continue;
         }

@@ -29,7 +29,11 @@ async fn effects_beside_a_lost_fence_roll_back() {
     // A zombie: its job was claimed again while it slept, and it wakes inside its transaction.
     let mut base = Base::new("zombie", spec(3)).await;
     let zombie = claimed(&base).await;
-    let failed = Outcome::Failed { error: "slow".into(), retry: hapax_core::job::Retry::Schedule };
+    let failed = Outcome::Failed {
+        error: "slow".into(),
+        retry: hapax_core::job::Retry::Schedule,
+        answer: None,
+    };
     base.store.settle(zombie.job, zombie.fence, failed).await.expect("settles");
     let second = base.claim(1).await.remove(0);
     assert!(second.fence > zombie.fence);
@@ -48,7 +52,7 @@ async fn effects_beside_a_lost_fence_roll_back() {
     }
     assert_eq!(base.one("SELECT count(*)::text FROM ledger").await, "1");
     assert!(base.store.is_done(second.job).await.expect("reads"));
-    let again = Outcome::Done { result: None, publish: Vec::new() };
+    let again = Outcome::Done { result: None, publish: Vec::new(), answer: None };
     let held = base.store.settle(second.job, second.fence, again).await;
     assert_eq!(held.expect("settles"), Held::Kept, "the answer to the first may have been lost");
 }

@@ -272,7 +272,8 @@ async fn ingest(one: &PgStore, other: &PgStore, name: &str) {
 }
 
 async fn work(store: &Arc<PgStore>, user: &Client, name: &str) {
-    let done = || Outcome::Done { result: Some("ok".into()), publish: vec![message(name)] };
+    let done =
+        || Outcome::Done { result: Some("ok".into()), publish: vec![message(name)], answer: None };
     let claim = async |handler: HandlerRef, limit| {
         let ask = ClaimAsk { handler, limit, worker: "test".into() };
         store.claim(ask).await.expect("claims")
@@ -281,7 +282,7 @@ async fn work(store: &Arc<PgStore>, user: &Client, name: &str) {
     assert_eq!(claims.len(), 4);
     let (back, failing) = (claims.remove(0), claims.remove(0));
     store.give_back(vec![(back.job, back.fence)]).await.expect("gives back");
-    let failed = Outcome::Failed { error: "closed".into(), retry: Retry::Schedule };
+    let failed = Outcome::Failed { error: "closed".into(), retry: Retry::Schedule, answer: None };
     store.settle(failing.job, failing.fence, failed).await.expect("settles");
     // The one that an app completes in its own transaction, and the one of a handler in Rust.
     let (theirs, rust) = (claims.remove(0), claims.remove(0));

@@ -117,7 +117,7 @@ async fn a_commit_that_was_begun_goes_on_when_nobody_waits_for_it() {
     let cut = tokio::time::timeout(Duration::ZERO, db.commit(None)).await;
     assert!(cut.is_err(), "{cut:?}");
     // The verdict that comes of the timeout: it waits for the commit, or the commit undoes it.
-    let outcome = Outcome::Failed { error: "timed out".into(), retry: Retry::Never };
+    let outcome = Outcome::Failed { error: "timed out".into(), retry: Retry::Never, answer: None };
     base.store.settle(claim.job, claim.fence, outcome).await.expect("settles");
     let state = "SELECT state::text FROM hapax.job";
     until("it is done", || async { base.one(state).await == "2" }).await;
@@ -202,7 +202,8 @@ async fn check_void<F: Future<Output = PgDb>>(
     assert_eq!(failure.retry(), Some(Retry::Schedule));
     assert_eq!(base.one(ROWS).await, "0 0");
     assert_eq!(base.one("SELECT string_agg(state::text, ',') FROM hapax.job").await, "1");
-    let outcome = Outcome::Failed { error: failure.error().into(), retry: Retry::Never };
+    let outcome =
+        Outcome::Failed { error: failure.error().into(), retry: Retry::Never, answer: None };
     base.store.settle(claim.job, claim.fence, outcome).await.expect("settles");
     base.sql.batch_execute("DELETE FROM hapax.job; DELETE FROM hapax.event").await.expect("clean");
 }
@@ -596,7 +597,7 @@ async fn every_event_takes_effect_once_on_whichever_node() {
                         },
                     }
                     let (error, retry) = ("dropped".to_owned(), Retry::In(Duration::ZERO));
-                    let outcome = Outcome::Failed { error, retry };
+                    let outcome = Outcome::Failed { error, retry, answer: None };
                     store.settle(claim.job, claim.fence, outcome).await.expect("settles");
                 }
                 if sql.query_one(open, &[]).await.expect("counts").get::<_, i64>(0) == 0 {

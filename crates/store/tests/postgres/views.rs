@@ -16,8 +16,12 @@ async fn a_role_that_may_only_read_the_views_can_read_them_whatever_was_sent() {
     base.accept("open", None).await;
     let claims = base.claim(2).await;
     let outcomes = [
-        Outcome::Done { result: Some("fee\0 of 50".into()), publish: Vec::new() },
-        Outcome::Failed { error: "no\0 such account".into(), retry: hapax_core::job::Retry::Never },
+        Outcome::Done { result: Some("fee\0 of 50".into()), publish: Vec::new(), answer: None },
+        Outcome::Failed {
+            error: "no\0 such account".into(),
+            retry: hapax_core::job::Retry::Never,
+            answer: None,
+        },
     ];
     for (claim, outcome) in claims.iter().zip(outcomes) {
         base.store.settle(claim.job, claim.fence, outcome).await.expect("settles");

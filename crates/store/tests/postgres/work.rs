@@ -18,7 +18,7 @@ fn latest() -> OrderRule {
 }
 
 fn done() -> Outcome {
-    Outcome::Done { result: Some("ok".into()), publish: Vec::new() }
+    Outcome::Done { result: Some("ok".into()), publish: Vec::new(), answer: None }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

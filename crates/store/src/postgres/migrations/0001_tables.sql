@@ -154,7 +154,9 @@ CREATE TABLE hapax.job (
     started_at timestamptz,
     worker     text,
     result     text,
-    error      text
+    error      text,
+    answer_status integer,
+    answer     text
 ) WITH (fillfactor = 70);
 CREATE INDEX job_ready  ON hapax.job (handler, lane, due_at, job) WHERE state = 0;
 CREATE INDEX job_leased ON hapax.job (handler, due_at) WHERE state = 1;
@@ -177,6 +179,8 @@ CREATE TABLE hapax.attempt (
     outcome    text    NOT NULL,
     error      text,
     worker     text    NOT NULL,
+    answer_status integer,
+    answer     text,
     PRIMARY KEY (job, run, attempt)
 );
 

@@ -56,15 +56,19 @@ LANGUAGE sql VOLATILE AS $$
         % ((9007199254740991 - after) / 8192 + 1);
 $$;
 
--- Records how an attempt ended. A later record of the same attempt replaces the earlier one.
-CREATE FUNCTION hapax.note_attempt(j hapax.job, outcome text, ended_at timestamptz, error text)
+-- Tells of an attempt that ended. A later word on the same attempt replaces the earlier one.
+CREATE FUNCTION hapax.note_attempt(
+    j hapax.job, outcome text, ended_at timestamptz, error text,
+    answer_status integer DEFAULT NULL, answer text DEFAULT NULL)
 RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    INSERT INTO hapax.attempt (job, run, attempt, started_at, ended_at, outcome, error, worker)
+    INSERT INTO hapax.attempt (job, run, attempt, started_at, ended_at, outcome, error, worker,
+                               answer_status, answer)
     VALUES (j.job, j.run, j.attempt, coalesce(j.started_at, ended_at, j.due_at), ended_at, outcome,
-            error, coalesce(j.worker, ''))
+            error, coalesce(j.worker, ''), answer_status, answer)
     ON CONFLICT (job, run, attempt) DO UPDATE
-    SET ended_at = excluded.ended_at, outcome = excluded.outcome, error = excluded.error;
+    SET ended_at = excluded.ended_at, outcome = excluded.outcome, error = excluded.error,
+        answer_status = excluded.answer_status, answer = excluded.answer;
 $$;
 
 -- Called when a job of this resource is no longer leased, or was set aside. Readies the jobs that
@@ -617,7 +621,9 @@ END $$;
 -- rejection, also after its lease; but not once the mark has passed the job: then another of its
 -- resource was applied in its place. 0 the fence is lost, 1 done now, 2 done before under this fence,
 -- 3 done now and others of its resource are ready.
-CREATE FUNCTION hapax.done(of_job uuid, of_fence bigint, of_result text, at timestamptz)
+CREATE FUNCTION hapax.done(
+    of_job uuid, of_fence bigint, of_result text, at timestamptz,
+    of_status integer DEFAULT NULL, of_answer text DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -631,6 +637,10 @@ BEGIN
     IF NOT FOUND OR j.fence IS DISTINCT FROM of_fence OR j.started_at IS NULL THEN
         RETURN 0;
     ELSIF j.state = 2 THEN
+        IF of_status IS NOT NULL AND j.answer_status IS NULL THEN
+            -- The app had completed the job by itself before it answered.
+            UPDATE hapax.job SET answer_status = of_status, answer = of_answer WHERE job = of_job;
+        END IF;
         RETURN 2;
     ELSIF j.state IN (3, 8) THEN
         RETURN 0;
@@ -667,7 +677,7 @@ BEGIN
         WHERE m.lane = j.lane AND m.resource = j.resource;
     END IF;
     UPDATE hapax.job SET state = 2, due_at = at, result = left(of_result, 200), error = NULL,
-        forced = false, exclusive = false
+        forced = false, exclusive = false, answer_status = of_status, answer = of_answer
     WHERE job = of_job;
     IF j.state <> 1 THEN
         -- It was recorded as lost or failed, and was only slow: one attempt has one end.
@@ -683,12 +693,13 @@ END $$;
 -- Keeps: "done" and the messages in one commit. `messages` are {tenant, id, type, data, key}; one
 -- that names no tenant is of its event's, so that no tenant can use up another's ids.
 CREATE FUNCTION hapax.settle(
-    of_job uuid, of_fence bigint, of_result text, messages jsonb, now_at timestamptz DEFAULT NULL)
+    of_job uuid, of_fence bigint, of_result text, messages jsonb, now_at timestamptz DEFAULT NULL,
+    of_status integer DEFAULT NULL, of_answer text DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
-    settled integer := hapax.done(of_job, of_fence, of_result, at);
+    settled integer := hapax.done(of_job, of_fence, of_result, at, of_status, of_answer);
 BEGIN
     IF settled IN (1, 3) AND messages IS NOT NULL THEN
         -- Keys in one order everywhere, since each is locked until the commit.
@@ -740,7 +751,7 @@ END $$;
 -- lost or the job not leased any more, 1 recorded, 3 recorded and others of its resource are ready.
 CREATE FUNCTION hapax.failed(
     of_job uuid, of_fence bigint, why text, how integer, wait bigint, dice double precision,
-    now_at timestamptz DEFAULT NULL)
+    now_at timestamptz DEFAULT NULL, of_status integer DEFAULT NULL, of_answer text DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -756,7 +767,7 @@ BEGIN
     END IF;
     SELECT * INTO h FROM hapax.handler x WHERE x.handler = j.handler;
     why := left(why, 1200);
-    PERFORM hapax.note_attempt(j, 'failed', at, why);
+    PERFORM hapax.note_attempt(j, 'failed', at, why, of_status, of_answer);
     -- The wait before the attempt after the next step; past the last one there is none.
     scheduled := h.retry[j.steps + 2];
     IF scheduled IS NULL OR how = 3 THEN
@@ -1057,8 +1068,8 @@ BEGIN
             UPDATE hapax.job SET due_at = at WHERE job = j.job;
         ELSIF effect = 0 THEN
             IF j.state = 2 THEN
-                -- The job's own row is about to describe the new run.
-                PERFORM hapax.note_attempt(j, 'done', j.due_at, NULL);
+                -- The job's own row is about to tell of the new run.
+                PERFORM hapax.note_attempt(j, 'done', j.due_at, NULL, j.answer_status, j.answer);
             END IF;
             -- A dead job continues its run with a fresh schedule, and alone if it was lost before.
             -- A finished job gets a new run, and with it a new idempotency key.
@@ -1067,7 +1078,7 @@ BEGIN
                 attempt = CASE WHEN j.state = 4 THEN attempt ELSE 0 END, steps = 0,
                 lost = CASE WHEN j.state = 4 THEN least(lost, 1) ELSE 0 END,
                 forced = force, resource = n.resource, position = n.place, result = NULL,
-                error = NULL, started_at = NULL, worker = NULL
+                error = NULL, started_at = NULL, worker = NULL, answer_status = NULL, answer = NULL
             WHERE job = j.job;
         END IF;
     END LOOP;

@@ -7,6 +7,7 @@ use hapax_core::lifecycle::{
     Act, Change, ErrorText, History, Holder, JobState, Turn, Unchanged, step,
 };
 use hapax_core::order::OVERTAKEN;
+use hapax_core::store::HandlerAnswer;
 use rusqlite::Connection;
 
 use super::Lanes;
@@ -23,6 +24,8 @@ pub(in crate::sqlite) struct Reported<'a> {
     pub(super) error: Option<&'a str>,
     /// The result of a job that is done.
     pub(super) result: Option<&'a str>,
+    /// What the app answered to the attempt that ended.
+    pub(super) answer: Option<&'a HandlerAnswer>,
     /// The worker that claims.
     pub(super) worker: &'a str,
     /// Whether the claim also leases the resource.
@@ -65,7 +68,7 @@ impl Lanes {
         reported: Reported<'_>,
         now: Timestamp,
     ) -> rusqlite::Result<JobRow> {
-        record_history(conn, row, change, reported.error, now)?;
+        record_history(conn, row, change, reported, now)?;
         let mut after = JobRow {
             state: state_of(change.phase),
             due_at: micros(change.due),
@@ -110,59 +113,62 @@ fn write(
     now: Timestamp,
 ) -> rusqlite::Result<()> {
     let wait = (after.due_at - micros(now)).max(0);
-    let written =
-        match change.phase {
-            // The two phases that every job passes through write the fewest columns.
-            Phase::Leased => {
-                conn.prepare_cached(include_str!("../sql/lease_job.sql"))?.execute((
+    let written = match change.phase {
+        // The two that every job goes through write the fewest columns.
+        Phase::Leased => conn.prepare_cached(include_str!("../sql/lease_job.sql"))?.execute((
+            after.seq,
+            after.lane,
+            after.due_at,
+            after.fence,
+            after.progress.attempt,
+            after.started_at,
+            reported.worker,
+            reported.with_resource,
+            wait,
+        ))?,
+        Phase::Done => conn.prepare_cached(include_str!("../sql/finish_job.sql"))?.execute((
+            after.seq,
+            after.lane,
+            after.fence,
+            after.due_at,
+            reported.result,
+            reported.answer.map(|answer| answer.status),
+            reported.answer.map(|answer| &answer.body),
+        ))?,
+        Phase::Ready
+        | Phase::Held
+        | Phase::Parked
+        | Phase::Stale
+        | Phase::Dead
+        | Phase::Review
+        | Phase::Discarded => {
+            let error = match change.error {
+                ErrorText::Keep | ErrorText::Clear => None,
+                ErrorText::Set(text) => Some(text),
+                ErrorText::Reported => reported.error,
+            };
+            conn.prepare_cached(include_str!("../sql/change_job.sql"))?.execute(
+                rusqlite::params![
                     after.seq,
                     after.lane,
+                    before.fence,
+                    after.state,
                     after.due_at,
-                    after.fence,
-                    after.progress.attempt,
-                    after.started_at,
-                    reported.worker,
-                    reported.with_resource,
                     wait,
-                ))?
-            }
-            Phase::Done => conn
-                .prepare_cached(include_str!("../sql/finish_job.sql"))?
-                .execute((after.seq, after.lane, after.fence, after.due_at, reported.result))?,
-            Phase::Ready
-            | Phase::Held
-            | Phase::Parked
-            | Phase::Stale
-            | Phase::Dead
-            | Phase::Review
-            | Phase::Discarded => {
-                let error = match change.error {
-                    ErrorText::Keep | ErrorText::Clear => None,
-                    ErrorText::Set(text) => Some(text),
-                    ErrorText::Reported => reported.error,
-                };
-                conn.prepare_cached(include_str!("../sql/change_job.sql"))?.execute(
-                    rusqlite::params![
-                        after.seq,
-                        after.lane,
-                        before.fence,
-                        after.state,
-                        after.due_at,
-                        wait,
-                        after.fence,
-                        after.run,
-                        after.progress.attempt,
-                        after.progress.steps,
-                        after.progress.lost,
-                        after.forced,
-                        change.error != ErrorText::Keep,
-                        error,
-                        change.error == ErrorText::Clear,
-                        change.holder == Holder::Clear,
-                    ],
-                )?
-            }
-        };
+                    after.fence,
+                    after.run,
+                    after.progress.attempt,
+                    after.progress.steps,
+                    after.progress.lost,
+                    after.forced,
+                    change.error != ErrorText::Keep,
+                    error,
+                    change.error == ErrorText::Clear,
+                    change.holder == Holder::Clear,
+                ],
+            )?
+        }
+    };
     assert_eq!(written, 1, "the writer has just read this row, and nothing else writes it");
     Ok(())
 }
@@ -171,15 +177,24 @@ fn record_history(
     conn: &Connection,
     row: &JobRow,
     change: &Change,
-    error: Option<&str>,
+    reported: Reported<'_>,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
+    let ended_now = Some(micros(now));
     match change.history {
         History::Keep => Ok(()),
-        History::Lost(why) => note_attempt(conn, row, None, "lost", Some(why)),
-        History::Overtaken => note_attempt(conn, row, Some(micros(now)), "lost", Some(OVERTAKEN)),
-        History::Failed => note_attempt(conn, row, Some(micros(now)), "failed", error),
-        History::Done => note_attempt(conn, row, Some(row.due_at), "done", None),
+        History::Lost(why) => note_attempt(conn, row, None, "lost", Some(why), None),
+        History::Overtaken => {
+            note_attempt(conn, row, ended_now, "lost", Some(OVERTAKEN), reported.answer)
+        }
+        History::Failed => {
+            note_attempt(conn, row, ended_now, "failed", reported.error, reported.answer)
+        }
+        History::Done => {
+            // The job's own row is about to tell of the new run.
+            let answer = row.answer(conn)?;
+            note_attempt(conn, row, Some(row.due_at), "done", None, answer.as_ref())
+        }
         History::Remove => conn
             .prepare_cached(
                 "DELETE FROM hapax_attempt

@@ -25,7 +25,7 @@ pub(super) use claim::Asked;
 use row::AT_REST;
 #[cfg(test)]
 pub(super) use row::overdue_sql;
-pub(super) use row::{JobRow, job_id, place_of};
+pub(super) use row::{JobRow, answer_of, job_id, place_of};
 
 use super::order;
 use super::row::{DEAD, Dice, LANE_BITS, READY, micros, timestamp};

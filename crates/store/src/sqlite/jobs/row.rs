@@ -2,6 +2,7 @@
 
 use hapax_core::job::{Fence, JobId, Progress};
 use hapax_core::order::{Place, Position};
+use hapax_core::store::HandlerAnswer;
 use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;
 
@@ -145,11 +146,29 @@ impl JobRow {
         .optional()
     }
 
-    /// Whether this fence was given to a claim and still holds. A job that was never claimed, was
-    /// given back or was replayed has a fence too, but no claim holds it.
+    /// What the app answered to the attempt that is done.
+    pub(super) fn answer(&self, conn: &Connection) -> rusqlite::Result<Option<HandlerAnswer>> {
+        conn.prepare_cached(
+            "SELECT answer_status, answer FROM hapax_job WHERE event_seq = ?1 AND lane = ?2",
+        )?
+        .query_row((self.seq, self.lane), |row| answer_of(row, 0))
+    }
+
+    /// Whether somebody was given this fence, and it still holds. A job that was never claimed, given
+    /// back or replayed has a number too, but nobody has that right.
     pub(in crate::sqlite) fn is_under(&self, fence: Fence) -> bool {
         self.fence == fence.0 && self.started_at.is_some()
     }
+}
+
+/// An answer, from its two columns.
+pub(in crate::sqlite) fn answer_of(
+    row: &Row<'_>,
+    at: usize,
+) -> rusqlite::Result<Option<HandlerAnswer>> {
+    let status: Option<u16> = row.get(at)?;
+    let body: Option<String> = row.get(at + 1)?;
+    Ok(status.map(|status| HandlerAnswer { status, body: body.unwrap_or_default() }))
 }
 
 pub(in crate::sqlite) fn overdue_sql() -> String {

@@ -6,7 +6,7 @@ use hapax_core::job::{Fence, JobId, Policy, Retry};
 use hapax_core::lifecycle::{Act, Overtaken, Unchanged};
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::Guard;
-use hapax_core::store::{Held, NewMessage, Outcome};
+use hapax_core::store::{HandlerAnswer, Held, NewMessage, Outcome};
 use hapax_core::{Tenant, Timestamp};
 use rusqlite::Connection;
 use uuid::Uuid;
@@ -33,10 +33,16 @@ impl Lanes {
             return Ok(Held::Lost);
         }
         match outcome {
-            Outcome::Done { result, publish } => {
-                let done = match self.done(conn, &row, result.as_deref(), now)? {
+            Outcome::Done { result, publish, answer } => {
+                let answer = answer.as_ref();
+                let done = match self.done(conn, &row, result.as_deref(), answer, now)? {
                     Ok(after) => after.state == DONE,
-                    Err(Unchanged::AlreadyDone) => return Ok(Held::Kept),
+                    Err(Unchanged::AlreadyDone) => {
+                        if let Some(answer) = answer {
+                            add_answer(conn, &row, answer)?;
+                        }
+                        return Ok(Held::Kept);
+                    }
                     Err(_lost) => false,
                 };
                 if !done {
@@ -48,8 +54,8 @@ impl Lanes {
                 }
                 Ok(Held::Kept)
             }
-            Outcome::Failed { error, retry } => {
-                Ok(match self.fail(conn, &row, error, *retry, now)? {
+            Outcome::Failed { error, retry, answer } => {
+                Ok(match self.fail(conn, &row, error, *retry, answer.as_ref(), now)? {
                     Ok(_) => Held::Kept,
                     Err(_lost) => Held::Lost,
                 })
@@ -64,10 +70,11 @@ impl Lanes {
         conn: &Connection,
         job: &JobRow,
         result: Option<&str>,
+        answer: Option<&HandlerAnswer>,
         now: Timestamp,
     ) -> rusqlite::Result<Result<JobRow, Unchanged>> {
         let result = result.map(|result| shortened(result, RESULT_CHARS_MAX));
-        let reported = Reported { result: result.as_deref(), ..Reported::default() };
+        let reported = Reported { result: result.as_deref(), answer, ..Reported::default() };
         let act = Act::Done { overtaken: self.overtaken(conn, job)? };
         self.act(conn, job, &act, reported, now)
     }
@@ -79,10 +86,11 @@ impl Lanes {
         job: &JobRow,
         error: &str,
         retry: Retry,
+        answer: Option<&HandlerAnswer>,
         now: Timestamp,
     ) -> rusqlite::Result<Result<JobRow, Unchanged>> {
         let error = shortened(error, ERROR_CHARS_MAX);
-        let reported = Reported { error: Some(&error), ..Reported::default() };
+        let reported = Reported { error: Some(&error), answer, ..Reported::default() };
         let unknown = Policy { retry: Vec::new(), lease: Duration::ZERO };
         let spec = self.spec_of(job.lane).cloned();
         let policy = spec.as_ref().map_or(&unknown, |spec| &spec.policy);
@@ -193,17 +201,29 @@ pub(super) fn write_message(
     Ok(())
 }
 
+/// Adds what the app answered to a job that it had completed by itself.
+fn add_answer(conn: &Connection, job: &JobRow, answer: &HandlerAnswer) -> rusqlite::Result<()> {
+    conn.prepare_cached(
+        "UPDATE hapax_job SET answer_status = ?4, answer = ?5
+         WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3 AND answer_status IS NULL",
+    )?
+    .execute((job.seq, job.lane, job.fence, answer.status, &answer.body))?;
+    Ok(())
+}
+
 pub(super) fn note_attempt(
     conn: &Connection,
     job: &JobRow,
     ended_at: Option<i64>,
     outcome: &str,
     error: Option<&str>,
+    answer: Option<&HandlerAnswer>,
 ) -> rusqlite::Result<()> {
     conn.prepare_cached(
         "INSERT OR REPLACE INTO hapax_attempt
-             (event_seq, lane, run, attempt, started_at, ended_at, outcome, error, worker)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+             (event_seq, lane, run, attempt, started_at, ended_at, outcome, error, worker,
+              answer_status, answer)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
     )?
     .execute((
         job.seq,
@@ -215,6 +235,8 @@ pub(super) fn note_attempt(
         outcome,
         error,
         job.worker.as_deref().unwrap_or(""),
+        answer.map(|answer| answer.status),
+        answer.map(|answer| &answer.body),
     ))?;
     Ok(())
 }

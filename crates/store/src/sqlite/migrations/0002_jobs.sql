@@ -38,6 +38,8 @@ CREATE TABLE hapax_job (
     worker     TEXT,
     result     TEXT,
     error      TEXT,
+    answer_status INTEGER,
+    answer     TEXT,
     PRIMARY KEY (event_seq, lane)
 ) WITHOUT ROWID;
 CREATE INDEX hapax_job_ready  ON hapax_job (lane, due_at) WHERE state = 0;
@@ -47,7 +49,7 @@ CREATE INDEX hapax_job_waits  ON hapax_job (lane, resource, position) WHERE stat
 -- One at a time per resource, if the work is done outside the writer: this index decides the race.
 CREATE UNIQUE INDEX hapax_job_busy ON hapax_job (lane, resource) WHERE state = 1 AND exclusive = 1;
 
--- Attempts that failed or were lost; the one that succeeded stands in the job itself.
+-- Attempts that failed or were lost; the one that succeeded stands in the job itself, its answer too.
 CREATE TABLE hapax_attempt (
     event_seq  INTEGER NOT NULL,
     lane       INTEGER NOT NULL,
@@ -58,6 +60,8 @@ CREATE TABLE hapax_attempt (
     outcome    TEXT    NOT NULL,
     error      TEXT,
     worker     TEXT    NOT NULL,
+    answer_status INTEGER,
+    answer     TEXT,
     PRIMARY KEY (event_seq, lane, run, attempt)
 ) WITHOUT ROWID;
 
@@ -155,13 +159,15 @@ FROM hapax_event e JOIN hapax_body b ON b.seq = e.seq JOIN hapax_pair p ON p.pai
 CREATE VIEW hapax_attempts AS
 SELECT e.event_id, h.source, h.name AS handler, a.run, a.attempt, a.outcome, a.error, a.worker,
        strftime('%Y-%m-%dT%H:%M:%fZ', a.started_at / 1000000.0, 'unixepoch') AS started_at,
-       strftime('%Y-%m-%dT%H:%M:%fZ', a.ended_at / 1000000.0, 'unixepoch') AS ended_at
+       strftime('%Y-%m-%dT%H:%M:%fZ', a.ended_at / 1000000.0, 'unixepoch') AS ended_at,
+       a.answer_status, a.answer
 FROM hapax_attempt a JOIN hapax_event e ON e.seq = a.event_seq
      JOIN hapax_lane l ON l.lane = a.lane JOIN hapax_handler h ON h.handler = l.handler
 UNION ALL
 SELECT e.event_id, h.source, h.name, j.run, j.attempt, 'done', NULL, j.worker,
        strftime('%Y-%m-%dT%H:%M:%fZ', j.started_at / 1000000.0, 'unixepoch'),
-       strftime('%Y-%m-%dT%H:%M:%fZ', j.due_at / 1000000.0, 'unixepoch')
+       strftime('%Y-%m-%dT%H:%M:%fZ', j.due_at / 1000000.0, 'unixepoch'),
+       j.answer_status, j.answer
 FROM hapax_job j JOIN hapax_event e ON e.seq = j.event_seq
      JOIN hapax_lane l ON l.lane = j.lane JOIN hapax_handler h ON h.handler = l.handler
 WHERE j.state = 2;
