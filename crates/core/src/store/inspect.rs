@@ -47,6 +47,11 @@ pub trait Inspect: Send + Sync + 'static {
     /// [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX).
     fn lanes(&self) -> impl Future<Output = Result<Vec<LaneState>, StoreError>> + Send;
 
+    /// How many events of each source wait for a decision before any of their jobs is written, sorted by
+    /// source. Jobs that wait for one are in [`Inspect::lanes`]. Reads an index only, and stops
+    /// counting at [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX) over all sources.
+    fn in_review(&self) -> impl Future<Output = Result<Vec<(SourceName, u64)>, StoreError>> + Send;
+
     /// Events that were first received at or after `ask.since` and still have their body, newest first.
     /// Up to `ask.limit` all are returned. Beyond it about that many are, spread evenly over the span,
     /// and [`Sample::total`] is an estimate.

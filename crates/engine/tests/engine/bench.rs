@@ -507,6 +507,10 @@ impl Inspect for Bench {
         Ok(Vec::new())
     }
 
+    async fn in_review(&self) -> Result<Vec<(SourceName, u64)>, StoreError> {
+        Ok(Vec::new())
+    }
+
     async fn sample(&self, _ask: SampleAsk) -> Result<Sample, StoreError> {
         Ok(Sample { total: 0, events: Vec::new() })
     }

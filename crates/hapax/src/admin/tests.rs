@@ -318,6 +318,16 @@ impl Inspect for Fake {
         Ok(lanes)
     }
 
+    async fn in_review(&self) -> Result<Vec<(SourceName, u64)>, StoreError> {
+        let model = self.model();
+        let waiting = model.events.iter().filter(|one| one.summary.status == Status::Review);
+        let mut counts = std::collections::BTreeMap::new();
+        for event in waiting {
+            *counts.entry(SourceName::new(&event.summary.source)).or_default() += 1;
+        }
+        Ok(counts.into_iter().collect())
+    }
+
     async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {
         let model = self.model();
         let fitting = model.events.iter().filter(|event| event.summary.received_at >= ask.since);

@@ -34,11 +34,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: SignedDuration = SignedDuration::from_millis(500);
 
 /// The names of all alerts, for the metric: one that never was is zero.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
     "duplicate_spike",
     "failed_verifications",
     "oldest_job",
     "dead_letters",
+    "review",
     "silence",
     "secret_expiry",
     "clock_skew",
@@ -109,6 +110,7 @@ struct Kept {
     history: History,
     /// As far as the store could be asked.
     lanes: Vec<LaneState>,
+    in_review: Vec<(SourceName, u64)>,
     board: BTreeMap<About, Alert>,
     looked_at: Option<Timestamp>,
     /// What the database said of the handlers' statements; `None` until it was asked.
@@ -123,6 +125,7 @@ impl Watch {
             rules,
             history,
             lanes: Vec::new(),
+            in_review: Vec::new(),
             board: BTreeMap::new(),
             looked_at: None,
             unprepared: None,
@@ -182,6 +185,13 @@ impl Watch {
                 None
             }
         };
+        let in_review = match store.in_review().await {
+            Ok(in_review) => Some(in_review),
+            Err(error) => {
+                tracing::debug!(%error, "looking for events in review: {error}");
+                None
+            }
+        };
         self.check_statements().await;
         let traffic = (self.eyes.traffic)();
         let log = self.eyes.log.as_ref().and_then(|log| std::fs::metadata(log).ok());
@@ -191,12 +201,14 @@ impl Watch {
         kept.looked_at = Some(now);
         // A store that cannot be asked has not become any better: what was seen last still counts.
         kept.lanes = lanes.unwrap_or_else(|| std::mem::take(&mut kept.lanes));
+        kept.in_review = in_review.unwrap_or_else(|| std::mem::take(&mut kept.in_review));
         kept.history.note(now, &traffic);
         let seen = Seen {
             now,
             history: &kept.history,
             traffic: &traffic,
             lanes: &kept.lanes,
+            in_review: &kept.in_review,
             known: &known,
             secrets: &kept.rules.secrets,
             unwritable: store.writable().err().map(|error| error.to_string()),

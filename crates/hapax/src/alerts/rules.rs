@@ -1,6 +1,7 @@
 //! From what is seen to what is worth a person's attention: one function for each alert, and none
 //! of them remembers anything.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hapax_core::limits::LANE_COUNT_MAX;
@@ -83,6 +84,8 @@ pub(super) struct Seen<'a> {
     pub(super) history: &'a History,
     pub(super) traffic: &'a [Traffic],
     pub(super) lanes: &'a [LaneState],
+    /// Events of each source that wait for a decision, without those whose jobs do.
+    pub(super) in_review: &'a [(SourceName, u64)],
     pub(super) known: &'a [HandlerRef],
     pub(super) secrets: &'a [SecretEnds],
     /// Why the store cannot write, if it cannot.
@@ -106,6 +109,7 @@ pub(super) fn judge(seen: &Seen<'_>, alerts: &Alerts) -> Vec<Finding> {
         found.extend(oldest_job(seen, alerts, lane));
         found.extend(dead_letters(alerts, lane));
     }
+    found.extend(review(seen, alerts));
     found.extend(seen.secrets.iter().filter_map(|ends| secret_expiry(seen, alerts, ends)));
     found.extend(clock_skew(seen, alerts));
     found.extend(log_growth(seen, alerts));
@@ -262,6 +266,31 @@ fn clock_skew(seen: &Seen<'_>, alerts: &Alerts) -> Option<Finding> {
             offset.unsigned_abs()
         ),
     })
+}
+
+/// One for each source: whole events that wait, and jobs that do.
+fn review(seen: &Seen<'_>, alerts: &Alerts) -> Vec<Finding> {
+    let mut waiting = BTreeMap::<&SourceName, u64>::new();
+    let jobs = seen.lanes.iter().map(|lane| (&lane.handler.source, lane.review));
+    let events = seen.in_review.iter().map(|(source, count)| (source, *count));
+    for (source, count) in events.chain(jobs).filter(|(_, count)| alerts.review && *count > 0) {
+        *waiting.entry(source).or_default() += count;
+    }
+    let finding = |(source, count): (&SourceName, u64)| {
+        let events = match count {
+            1 => "1 event waits".to_owned(),
+            LANE_COUNT_MAX.. => format!("{LANE_COUNT_MAX} events or more wait"),
+            count => format!("{count} events wait"),
+        };
+        Finding {
+            about: of_source("review", source),
+            severity: Severity::Warning,
+            message: format!(
+                "{events} for review: `hapax events list --status review --source {source}`"
+            ),
+        }
+    };
+    waiting.into_iter().map(finding).collect()
 }
 
 fn log_growth(seen: &Seen<'_>, alerts: &Alerts) -> Option<Finding> {

@@ -29,6 +29,7 @@ struct Scene {
     history: History,
     traffic: Vec<Traffic>,
     lanes: Vec<LaneState>,
+    in_review: Vec<(SourceName, u64)>,
     known: Vec<HandlerRef>,
     secrets: Vec<SecretEnds>,
     unwritable: Option<String>,
@@ -45,6 +46,7 @@ impl Scene {
             history: History::new(at(0)),
             traffic: Vec::new(),
             lanes: Vec::new(),
+            in_review: Vec::new(),
             known: vec![lane(None, 0).handler],
             secrets: Vec::new(),
             unwritable: None,
@@ -67,6 +69,7 @@ impl Scene {
             history: &self.history,
             traffic: &self.traffic,
             lanes: &self.lanes,
+            in_review: &self.in_review,
             known: &self.known,
             secrets: &self.secrets,
             unwritable: self.unwritable.clone(),
@@ -284,4 +287,21 @@ async fn an_alert_keeps_its_beginning_and_goes_when_it_is_over() {
     let off = Alerts { secret_expiry: None, ..Alerts::default() };
     watch.reload(Rules { alerts: off, ..rules(Some(0)) });
     assert_eq!(alerts(50).await, []);
+}
+
+#[test]
+fn what_waits_for_a_decision_is_one_alert_for_each_source() {
+    let mut scene = Scene::well();
+    scene.in_review = vec![(SourceName::new("github"), 1), (SourceName::new("stripe"), 2)];
+    scene.lanes = vec![LaneState { review: 3, ..lane(None, 0) }];
+    let found = scene.found();
+    let told: Vec<_> =
+        found.iter().map(|one| (one.about.source.as_deref().unwrap(), &*one.message)).collect();
+    assert_eq!(told[0].0, "github");
+    assert!(told[0].1.starts_with("1 event waits for review: `hapax events list"), "{told:?}");
+    assert_eq!(told[1].0, "stripe");
+    assert!(told[1].1.starts_with("5 events wait for review"), "{told:?}");
+    assert_eq!(scene.names(), ["review", "review"]);
+    scene.alerts.review = false;
+    assert!(scene.found().is_empty());
 }

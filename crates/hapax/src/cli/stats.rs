@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use hapax_core::Timestamp;
 use jiff::SignedDuration;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::admin_client::{self, Remote, Server, query};
+use super::admin_client::{self, Remote, query};
 use super::api_types::{self, Page};
 use super::events::read;
 use super::output::{self, Exit, Failure};
@@ -146,42 +146,16 @@ impl Alerts {
     async fn ask(self) -> Result<Exit, Failure> {
         let server = self.remote.open()?;
         let page: Page = read(server.get("/api/v1/alerts").await?)?;
-        let waiting = in_review(&server).await?;
-        if page.items.is_empty() && waiting.is_none() {
+        if page.items.is_empty() {
             output::words("nothing needs attention");
             return Ok(Exit::Done);
         }
         for alert in page.items {
             print(alert, self.json)?;
         }
-        match (waiting, self.json) {
-            (Some(message), true) => {
-                output::json(
-                    &json!({ "name": "review", "severity": "warning", "message": message }),
-                )?;
-            }
-            (Some(message), false) => output::data(&format!("warning   review  {message}"))?,
-            (None, _) => {}
-        }
         Ok(Exit::Negative)
     }
 }
-
-/// What waits for a person's word, which is no alert of the server's.
-async fn in_review(server: &Server) -> Result<Option<String>, Failure> {
-    let path = format!("/api/v1/events?status=review&limit={REVIEW_COUNT_MAX}");
-    let page: Page = read(server.get(&path).await?)?;
-    let count = page.items.len() as u64;
-    let more = if page.next.is_some() { "more than " } else { "" };
-    let wait = if count == 1 && more.is_empty() { "waits" } else { "wait" };
-    Ok((count > 0).then(|| {
-        let events = api_types::count(count, "event");
-        format!("{more}{events} {wait} for review: `hapax events list --status review`")
-    }))
-}
-
-/// Events in review that are counted; past them there are "more than" so many.
-const REVIEW_COUNT_MAX: u64 = 500;
 
 fn print(alert: Value, json: bool) -> Result<(), Failure> {
     if json {

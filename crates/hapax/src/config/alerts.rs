@@ -19,6 +19,8 @@ pub(crate) struct Alerts {
     pub(crate) oldest_job: Option<Duration>,
     /// Dead letters of one handler.
     pub(crate) dead_letters: Option<u32>,
+    /// Whether to alert when events wait for review.
+    pub(crate) review: bool,
     /// How long a source that sent more often before has sent nothing.
     pub(crate) silence: Option<Duration>,
     /// How soon a secret expires.
@@ -44,6 +46,7 @@ impl Default for Alerts {
             failed_verifications: Some(per_minute(20)),
             oldest_job: Some(Duration::from_secs(5 * 60)),
             dead_letters: Some(1),
+            review: true,
             silence: Some(Duration::from_secs(3_600)),
             secret_expiry: Some(Duration::from_secs(7 * 86_400)),
             clock_skew: Some(Duration::from_secs(60)),
@@ -55,11 +58,12 @@ impl Default for Alerts {
 }
 
 /// Every key of `[alerts]`.
-pub(super) const KEYS: [&str; 10] = [
+pub(super) const KEYS: [&str; 11] = [
     "duplicate_spike",
     "failed_verifications",
     "oldest_job",
     "dead_letters",
+    "review",
     "silence",
     "secret_expiry",
     "clock_skew",
@@ -93,6 +97,7 @@ impl Alerts {
             "failed_verifications" => self.failed_verifications = units::rate(text)?,
             "oldest_job" => self.oldest_job = unless_off(text, units::span)?,
             "dead_letters" => self.dead_letters = unless_off(text, count)?,
+            "review" => self.review = unless_off(text, on)?.is_some(),
             "silence" => self.silence = unless_off(text, units::span)?,
             "secret_expiry" => self.secret_expiry = unless_off(text, units::span)?,
             "clock_skew" => self.clock_skew = unless_off(text, units::span)?,

@@ -120,6 +120,7 @@ fn each_alert_can_be_set_and_switched_off() {
         failed_verifications: None,
         oldest_job: None,
         dead_letters: None,
+        review: false,
         silence: None,
         secret_expiry: None,
         clock_skew: None,

@@ -26,7 +26,7 @@ use hapax_core::store::{
     LaneState, Lookup, MessageNote, NewJob, Outcome, Page, Ran, ReplayAsk, Replayed, Reviewed,
     Sample, SampleAsk, SqlAsk, SqlRan, SqlRun, Store, StoreError, Verdict, Work,
 };
-use hapax_core::{EventKey, KeyHash, Tenant, Timestamp};
+use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
 use tokio::sync::Notify;
 
 use crate::Clock;
@@ -357,6 +357,10 @@ impl Inspect for MemoryStore {
 
     async fn lanes(&self) -> Result<Vec<LaneState>, StoreError> {
         Ok(self.model().lanes())
+    }
+
+    async fn in_review(&self) -> Result<Vec<(SourceName, u64)>, StoreError> {
+        Ok(self.model().events_in_review())
     }
 
     async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {

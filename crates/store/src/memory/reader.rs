@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use hapax_core::Timestamp;
 use hapax_core::job::{Phase, idempotency_key};
 use hapax_core::limits::LANE_COUNT_MAX;
 use hapax_core::store::{
     Cursor, EventDetail, EventFilter, EventName, EventSummary, JobDetail, JobFilter, LaneState,
     Lookup, MessageNote, Page, Sample, SampleAsk, SampledEvent, Status,
 };
+use hapax_core::{SourceName, Timestamp};
 
 use super::{EventNumber, Job, Model, Standing, Stored};
 use crate::limits::PAGE_MAX;
@@ -103,6 +103,14 @@ impl Model {
         let fitting = self.jobs.iter().rev().filter(|(_, job)| wanted(job));
         let details = fitting.map(|(at, job)| (*at, self.job_detail(job)));
         page(details, filter.before, filter.limit)
+    }
+
+    pub(super) fn events_in_review(&self) -> Vec<(SourceName, u64)> {
+        let mut counts = BTreeMap::<SourceName, u64>::new();
+        for stored in self.events.values().filter(|one| one.standing == Standing::Review) {
+            *counts.entry(stored.key.source.clone()).or_default() += 1;
+        }
+        counts.into_iter().collect()
     }
 
     pub(super) fn lanes(&self) -> Vec<LaneState> {

@@ -42,7 +42,7 @@ use hapax_core::store::{
     Inspect, JobDetail, JobFilter, LaneState, Lookup, Page, Sample, SampleAsk, Store, StoreError,
     Verdict,
 };
-use hapax_core::{EventKey, KeyHash, Receipt, Timestamp};
+use hapax_core::{EventKey, KeyHash, Receipt, SourceName, Timestamp};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -343,6 +343,10 @@ impl Inspect for PgStore {
         let shared = Arc::clone(&self.shared);
         let flush = self.shared.tasks.spawn(async move { copies::flush(&shared).await });
         let _ = tokio::time::timeout(READ_FLUSH_MAX, flush).await;
+    }
+
+    async fn in_review(&self) -> Result<Vec<(SourceName, u64)>, StoreError> {
+        stats::in_review(&self.shared).await
     }
 
     async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {

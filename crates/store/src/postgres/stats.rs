@@ -39,6 +39,16 @@ pub(super) async fn lanes(shared: &Shared) -> Result<Vec<LaneState>, StoreError>
     Ok(states.filter(|lane| lane.open() + lane.review + lane.dead > 0).collect())
 }
 
+/// Events in review, by source.
+pub(super) async fn in_review(shared: &Shared) -> Result<Vec<(SourceName, u64)>, StoreError> {
+    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let most = LANE_COUNT_MAX as i64;
+    let rows = lent.query(include_str!("sql/in_review.sql"), &[&most]).await.map_err(read)?;
+    let counted =
+        |row: &Row| (SourceName::new(row.get::<_, &str>(0)), row.get::<_, i64>(1).unsigned_abs());
+    Ok(rows.iter().map(counted).collect())
+}
+
 /// Events of the span, all or evenly spread.
 pub(super) async fn sample(shared: &Shared, ask: SampleAsk) -> Result<Sample, StoreError> {
     let mut lent = shared.pools.admin.lend().await.map_err(read)?;

@@ -37,7 +37,7 @@ use hapax_core::store::{
     EventDetail, EventFilter, EventName, EventSummary, Ingest, Inspect, JobDetail, JobFilter,
     LaneState, Lookup, Page, Sample, SampleAsk, Store, StoreError, Verdict,
 };
-use hapax_core::{EventKey, Timestamp};
+use hapax_core::{EventKey, SourceName, Timestamp};
 use rusqlite::Connection;
 use tokio::sync::Notify;
 
@@ -222,6 +222,10 @@ impl Inspect for SqliteStore {
         // If the flush takes longer, the counts are read as they are.
         let flush = self.writer.behind(Writer::flush_copies);
         let _ = tokio::time::timeout(READ_FLUSH_MAX, flush).await;
+    }
+
+    async fn in_review(&self) -> Result<Vec<(SourceName, u64)>, StoreError> {
+        self.readers.run(stats::in_review).await
     }
 
     async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {

@@ -51,6 +51,15 @@ pub(super) fn lanes(conn: &Connection) -> rusqlite::Result<Vec<LaneState>> {
     Ok(states)
 }
 
+/// Events in review, by source.
+pub(super) fn in_review(conn: &Connection) -> rusqlite::Result<Vec<(SourceName, u64)>> {
+    conn.prepare_cached(include_str!("sql/in_review.sql"))?
+        .query_map([LANE_COUNT_MAX as i64], |row| {
+            Ok((SourceName::new(row.get_ref(0)?.as_str()?), row.get::<_, i64>(1)?.unsigned_abs()))
+        })?
+        .collect()
+}
+
 fn nothing(handler: HandlerRef) -> LaneState {
     LaneState {
         handler,

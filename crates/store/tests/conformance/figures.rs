@@ -252,3 +252,19 @@ pub(crate) async fn a_large_span_is_sampled_evenly<S: Working>(world: World<S>) 
     let all = sample(&world, seconds_after(noon, 500), 50).await;
     assert_eq!((all.total, all.events.len(), all.is_partial()), (50, 50, false));
 }
+
+pub(crate) async fn what_waits_for_a_decision_is_counted_by_source<S: Working>(world: World<S>) {
+    // Some are decided, one way and the other; accepted ones do not count.
+    world.announce([spec("fee")]).await;
+    assert_eq!(world.store.in_review().await.expect("reads"), []);
+    let mut late = Vec::new();
+    for n in 0..5 {
+        late.push(world.arrive_late(&format!("late_{n}"), &[job("fee")]).await);
+        world.accept(&format!("evt_{n}"), &[job("fee")]).await;
+    }
+    let of = |count| [(SourceName::new("shop"), count)];
+    assert_eq!(world.store.in_review().await.expect("reads"), of(5));
+    world.store.reject(late[0], world.by("not ours")).await.expect("rejects");
+    world.store.approve(late[1], vec![job("fee")], world.by("ours")).await.expect("approves");
+    assert_eq!(world.store.in_review().await.expect("reads"), of(3));
+}

@@ -100,6 +100,7 @@ on_every_working_store! {
         each_lane_says_how_far_behind_it_is,
         a_lane_that_no_node_knows_is_told_as_well,
         an_expired_lease_is_work_that_is_due,
+        what_waits_for_a_decision_is_counted_by_source,
         counting_a_backlog_stops_at_the_cap,
         unfinished_is_what_came_before_and_has_not_ended,
         a_page_of_unfinished_events_is_full_although_others_lie_between,
