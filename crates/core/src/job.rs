@@ -161,7 +161,7 @@ pub enum AfterLoss {
 pub enum AfterFailure {
     /// It is tried again from `due` on.
     Again {
-        /// With one more step used.
+        /// With one more step used, if anything was tried.
         progress: Progress,
         /// When.
         due: Timestamp,
@@ -184,6 +184,9 @@ pub enum Retry {
     In(Duration),
     /// Never: it cannot succeed as it is.
     Never,
+    /// The request never left this process, so nothing was tried: it uses no step of the schedule. The
+    /// wait doubles with each attempt that used none.
+    Unsent,
 }
 
 impl Progress {
@@ -209,13 +212,18 @@ impl Progress {
         if progress.lost > LOST_ALONE_MAX && workplace == Workplace::Inside {
             return AfterLoss::Bury { progress };
         }
-        let doubled = LOST_BACKOFF.saturating_mul(1 << (progress.lost - 1).min(16));
-        let wait = jittered(doubled.min(LOST_BACKOFF_MAX), dice);
-        AfterLoss::Again { progress, due: later(at, wait) }
+        AfterLoss::Again { progress, due: later(at, backoff(progress.lost, dice)) }
     }
 
     /// The attempt failed at `now`. `dice` in 0..=1 chooses the jitter.
     pub fn failed(self, policy: &Policy, retry: Retry, now: Timestamp, dice: f64) -> AfterFailure {
+        if retry == Retry::Unsent {
+            let without_step = self.attempt.saturating_sub(self.steps);
+            return AfterFailure::Again {
+                progress: self,
+                due: later(now, backoff(without_step, dice)),
+            };
+        }
         let progress = Self { steps: self.steps + 1, ..self };
         let Some(scheduled) = policy.retry.get(progress.steps as usize) else {
             return AfterFailure::Bury { progress };
@@ -224,10 +232,16 @@ impl Progress {
             Retry::Schedule => jittered(*scheduled, dice),
             Retry::NotBefore(least) => jittered(*scheduled, dice).max(least),
             Retry::In(exactly) => exactly,
-            Retry::Never => return AfterFailure::Bury { progress },
+            Retry::Never | Retry::Unsent => return AfterFailure::Bury { progress },
         };
         AfterFailure::Again { progress, due: later(now, wait) }
     }
+}
+
+/// The wait after so many attempts without a verdict.
+fn backoff(attempts: u32, dice: f64) -> Duration {
+    let doubled = LOST_BACKOFF.saturating_mul(1 << attempts.saturating_sub(1).min(16));
+    jittered(doubled.min(LOST_BACKOFF_MAX), dice)
 }
 
 /// ±20 %, so that what failed together does not come back together.

@@ -154,6 +154,9 @@ proptest! {
         prop_assert_eq!(scheduled.is_some(), policy.retry.len() > 1);
         prop_assert_eq!(due(Retry::In(asked)), scheduled.map(|_| asked));
         prop_assert_eq!(due(Retry::NotBefore(asked)), scheduled.map(|wait| wait.max(asked)));
+        // Nothing was sent: again after about a second, whatever the schedule has left.
+        let unsent = due(Retry::Unsent).map(|wait| wait.as_secs_f64());
+        prop_assert!(unsent.is_some_and(|wait| (0.8..=1.2).contains(&wait)), "{:?}", unsent);
     }
 
     #[test]
@@ -392,6 +395,7 @@ fn acts(policy: &Policy) -> Vec<(&'static str, Act<'_>)> {
     for retry in [Retry::Schedule, Retry::NotBefore(hold), Retry::In(hold), Retry::Never] {
         acts.push(("failed", Act::Failed { retry, policy }));
     }
+    acts.push(("unsent", Act::Failed { retry: Retry::Unsent, policy }));
     acts.push(("given back", Act::GivenBack));
     acts.extend([None, Some(hold)].map(|hold| ("set aside", Act::SetAside { hold })));
     acts.push(("woken", Act::Woken));

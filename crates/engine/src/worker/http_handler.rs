@@ -145,9 +145,6 @@ impl App {
     }
 }
 
-/// A closed connection is no evidence about the app: the call is repeated soon.
-const UNSENT_AGAIN_IN: Duration = Duration::from_secs(1);
-
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const WEBHOOK_PROOF: [&str; 2] = ["webhook-timestamp", "webhook-signature"];
 
@@ -304,7 +301,8 @@ pub(crate) fn when_again(heard: &Heard, now: Timestamp) -> Retry {
 /// When to try again after there was no answer at all.
 pub(crate) fn when_unanswered(error: &OutboundError) -> Retry {
     match error {
-        OutboundError::Unsent => Retry::In(UNSENT_AGAIN_IN),
+        // It says nothing about the app.
+        OutboundError::Unsent => Retry::Unsent,
         OutboundError::TimedOut(_) | OutboundError::Connect(_) | OutboundError::Broken(_) => {
             Retry::Schedule
         }
@@ -365,4 +363,19 @@ fn retry_after(value: &HeaderValue, now: Timestamp) -> Option<Duration> {
 pub(crate) fn failed(error: impl Into<String>, retry: Retry) -> Outcome {
     let error: String = error.into();
     Outcome::Failed { error: error.chars().take(ERROR_CHARS_MAX).collect(), retry, answer: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_request_that_was_never_sent_uses_no_step() {
+        let retry = |error: OutboundError| when_unanswered(&error);
+        assert_eq!(retry(OutboundError::Unsent), Retry::Unsent);
+        // The app may have seen it, or is not there: both are verdicts.
+        assert_eq!(retry(OutboundError::Connect("connection refused".into())), Retry::Schedule);
+        assert_eq!(retry(OutboundError::TimedOut(Duration::from_secs(1))), Retry::Schedule);
+        assert_eq!(retry(OutboundError::Broken("reset".into())), Retry::Schedule);
+    }
 }

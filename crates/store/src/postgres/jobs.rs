@@ -300,6 +300,7 @@ pub(super) async fn fail(
         Retry::NotBefore(least) => (1, micros(least)),
         Retry::In(exactly) => (2, micros(exactly)),
         Retry::Never => (3, 0),
+        Retry::Unsent => (4, 0),
     };
     let error = shortened(error, ERROR_CHARS_MAX);
     let mut lent = shared.pools.work.lend().await?;

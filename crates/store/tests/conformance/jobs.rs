@@ -886,3 +886,30 @@ pub(crate) async fn what_the_app_answered_is_kept_with_its_attempt<S: Working>(w
     assert_eq!(world.settle(&claim, done(said(204, ""))).await, Held::Kept);
     assert_eq!(answers().await, [said(500, "boom"), said(201, "made"), said(204, "")]);
 }
+
+pub(crate) async fn a_request_that_was_never_sent_uses_no_step<S: Working>(world: World<S>) {
+    // More often than the schedule has steps; then each of its steps is still there.
+    world.announce([spec("fee")]).await;
+    world.accept("evt_1", &[job("fee")]).await;
+    let mut waits = Vec::new();
+    for attempt in 1..=5 {
+        let claim = world.claim_next("fee").await.remove(0);
+        let before = world.clock.now();
+        assert_eq!(world.settle(&claim, failed(Retry::Unsent)).await, Held::Kept);
+        let job = world.job("evt_1", "fee").await;
+        assert_eq!((job.phase, job.progress.attempt, job.progress.steps), (Phase::Ready, attempt, 0));
+        assert_eq!(world.event("evt_1").await.summary.status, Status::Received);
+        assert_eq!(job.attempts.last().expect("noted").outcome, "failed");
+        waits.push(job.due_at.expect("due").duration_since(before).as_millis());
+    }
+    for (wait, doubled) in waits.iter().zip([1_000, 2_000, 4_000, 8_000, 16_000]) {
+        assert!((doubled * 8 / 10..=doubled * 12 / 10).contains(wait), "{waits:?}");
+    }
+    for steps in 1..=3 {
+        let claim = world.claim_next("fee").await.remove(0);
+        assert!(!claim.alone);
+        world.settle(&claim, failed(Retry::Schedule)).await;
+        let job = world.job("evt_1", "fee").await;
+        assert_eq!((job.progress.steps, job.phase == Phase::Dead), (steps, steps == 3));
+    }
+}

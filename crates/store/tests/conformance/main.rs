@@ -131,6 +131,7 @@ on_every_working_store! {
         a_job_lost_alone_five_times_is_buried_by_the_claim,
         a_lost_call_is_neither_claimed_alone_nor_buried,
         a_fence_that_nobody_was_given_settles_nothing,
+        a_request_that_was_never_sent_uses_no_step,
         what_was_given_back_is_uncounted,
         a_hurried_event_is_due_at_once_and_nothing_else_is,
         renewing_extends_the_lease_of_who_holds_it,

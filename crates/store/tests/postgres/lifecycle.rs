@@ -215,6 +215,7 @@ impl Subject {
                     Retry::NotBefore(wait) => (1, wait),
                     Retry::In(wait) => (2, wait),
                     Retry::Never => (3, Duration::ZERO),
+                    Retry::Unsent => (4, Duration::ZERO),
                 };
                 let failed = "SELECT hapax.failed($1, $2, 'new', $3, $4, $5, $6)";
                 let wait = wait.as_micros() as i64;
@@ -410,7 +411,7 @@ fn acts<'a>(
         Act::Discard,
     ];
     acts.extend(
-        [Retry::Schedule, Retry::NotBefore(HOLD), Retry::In(HOLD), Retry::Never]
+        [Retry::Schedule, Retry::NotBefore(HOLD), Retry::In(HOLD), Retry::Never, Retry::Unsent]
             .map(|retry| Act::Failed { retry, policy: &spec.policy }),
     );
     for force in [false, true] {
