@@ -101,6 +101,13 @@ impl KeyHash {
     }
 }
 
+impl KeyHash {
+    /// The hash that is stored beside the body of an event.
+    pub fn of_body(body: &[u8]) -> Self {
+        Self::of(b"body", [body])
+    }
+}
+
 impl fmt::Debug for KeyHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&hex::encode(self.0))

@@ -182,7 +182,7 @@ fn receipt(
         source: source.name.clone(),
         event_id,
     };
-    let body_hash = KeyHash::of(b"body", [&item.body[..]]);
+    let body_hash = KeyHash::of_body(&item.body);
     let given = matches!(item.identity, Identity::Given(_));
     let (key, neighbours, if_conflict) = match item.identity {
         Identity::Given(event_id) => (key(event_id), None, None),

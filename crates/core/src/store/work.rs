@@ -252,6 +252,10 @@ pub enum Outcome {
     },
 }
 
+/// Why a job was buried whose event has another body than was stored.
+pub const DAMAGED_BODY: &str = "the stored body does not match its hash: the database was damaged or \
+                                changed by hand, and no handler gets it";
+
 /// What an app answered to one attempt: kept with it, whether it succeeded or not.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HandlerAnswer {

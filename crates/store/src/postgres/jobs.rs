@@ -8,10 +8,10 @@ use hapax_core::job::{Fence, HandlerName, JobId, Retry, Workplace, idempotency_k
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::{Gaps, OnGap, Position};
 use hapax_core::store::{
-    Claim, ClaimAsk, ClaimedEvent, EventId, HandlerAnswer, HandlerRef, HandlerSpec, NewMessage,
+    Claim, ClaimAsk, ClaimedEvent, DAMAGED_BODY, EventId, HandlerAnswer, HandlerRef, HandlerSpec, NewMessage,
     Outcome,
 };
-use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
+use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
 use serde_json::{Value, json};
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
@@ -45,6 +45,8 @@ pub(super) struct Taken {
     pub(super) lane: i32,
     pub(super) position: Option<Position>,
     pub(super) forced: bool,
+    /// The body is not the one that was stored.
+    pub(super) damaged: bool,
 }
 
 /// The outcome of settling an attempt.
@@ -127,14 +129,36 @@ pub(super) async fn claim(
         // try.
         claimed = retried(|| claim_once(shared, ask, guarded)).await;
     }
-    match claimed? {
-        Some(begun) => Ok(begun),
+    let begun = match claimed? {
+        Some(begun) => begun,
         None => {
             // The database does not know the handler: it is another database than before.
             announce(shared, shared.handlers.specs()).await?;
-            Ok(claim_once(shared, ask, guarded).await?.unwrap_or_default())
+            claim_once(shared, ask, guarded).await?.unwrap_or_default()
         }
+    };
+    without_damaged(shared, begun).await
+}
+
+/// A body that is not the one that was stored reaches no handler: its job is buried.
+async fn without_damaged(shared: &Shared, mut begun: Begun) -> Result<Begun, PgError> {
+    let (damaged, sound): (Vec<_>, Vec<_>) =
+        begun.taken.into_iter().partition(|taken| taken.damaged);
+    begun.taken = sound;
+    for taken in damaged {
+        bury_damaged(shared, &taken).await?;
+        begun.set_aside.push(taken.claim.event.id);
     }
+    Ok(begun)
+}
+
+/// Buries a job whose event has another body than was stored.
+pub(super) async fn bury_damaged(shared: &Shared, taken: &Taken) -> Result<(), PgError> {
+    let Claim { job, fence, event, .. } = &taken.claim;
+    let id = event.id;
+    tracing::error!(event.id = %id, job = %job, "event {id}: {DAMAGED_BODY}");
+    retried(|| fail(shared, *job, *fence, DAMAGED_BODY, Retry::Never, None)).await?;
+    Ok(())
 }
 
 async fn claim_once(
@@ -223,7 +247,9 @@ pub(super) enum Standing {
 fn taken(handler: &HandlerRef, row: &Row) -> Taken {
     let id = EventId(row.get("event"));
     let run = unsigned(row.get("run"));
+    let body: Vec<u8> = row.get("body");
     Taken {
+        damaged: KeyHash::of_body(&body) != row::hash_of(row.get("body_hash")),
         lane: row.get("lane"),
         position: row.get::<_, Option<i64>>("place").map(Position),
         forced: row.get("forced"),
@@ -247,7 +273,7 @@ fn taken(handler: &HandlerRef, row: &Row) -> Taken {
                 received_at: row.get("received_at"),
                 resource: row.get("resource"),
                 headers: text(row.get("headers")),
-                body: row.get::<_, Vec<u8>>("body").into(),
+                body: body.into(),
             },
         },
     }

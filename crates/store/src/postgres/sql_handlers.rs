@@ -20,7 +20,7 @@ use hapax_core::handler::{PostgresType, SqlParameter, SqlProgram, SqlStatement};
 use hapax_core::job::{Fence, JobId, Retry};
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::{Guard, OrderRule, Position};
-use hapax_core::store::{HandlerRef, Ran, SqlAsk, SqlRan, SqlRun, StoreError};
+use hapax_core::store::{DAMAGED_BODY, HandlerRef, Ran, SqlAsk, SqlRan, SqlRun, StoreError};
 use tokio_postgres::error::{DbError, ErrorPosition, SqlState};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Row, Statement};
@@ -164,6 +164,10 @@ pub(super) async fn claimed(shared: &Shared, run: &SqlRun) -> Result<Ran, StoreE
         Standing::Leased => {}
         Standing::Done => return Ok(Ran::Done),
         Standing::Over => return Ok(Ran::Lost),
+    }
+    if taken.damaged {
+        jobs::bury_damaged(shared, &taken).await?;
+        return Ok(Ran::Failed(DAMAGED_BODY.to_owned()));
     }
     let bench = SqlRunner::new(shared, &handler, &run.program, run.timeout);
     Ok(match bench.alone(&taken, run.current.as_deref()).await? {

@@ -15,7 +15,7 @@ use hapax_core::handler::{SqlParameter, SqlProgram, SqlStatement};
 use hapax_core::job::Retry;
 use hapax_core::lifecycle::Act;
 use hapax_core::order::Guard;
-use hapax_core::store::{Claim, Ran, SqlAsk, SqlRan, SqlRun};
+use hapax_core::store::{Claim, DAMAGED_BODY, Ran, SqlAsk, SqlRan, SqlRun};
 use rusqlite::ffi::SQLITE_CORRUPT_VTAB;
 use rusqlite::types::Value;
 use rusqlite::{Connection, ErrorCode, OpenFlags, params_from_iter};
@@ -131,7 +131,10 @@ impl SqlRunner<'_> {
             Some(job) if job.state == DONE => return Ok(Ran::Done),
             Some(_) | None => return Ok(Ran::Lost),
         };
-        let claim = self.lanes.describe(self.conn, &job)?;
+        let tx = Transaction::begin_behind(self.conn)?;
+        let claim = self.lanes.hand_out(self.conn, &job, (self.now)())?;
+        tx.commit()?;
+        let Some(claim) = claim else { return Ok(Ran::Failed(DAMAGED_BODY.to_owned())) };
         let effects = Effects {
             program: &run.program,
             timeout: run.timeout,
@@ -159,13 +162,12 @@ impl SqlRunner<'_> {
             guard: false,
         };
         let jobs = self.lanes.claim(self.conn, &asked, now)?;
-        let claims = jobs
-            .into_iter()
-            .map(|job| {
-                let claim = self.lanes.describe(self.conn, &job)?;
-                Ok((job, claim))
-            })
-            .collect::<rusqlite::Result<_>>()?;
+        let mut claims = Vec::with_capacity(jobs.len());
+        for job in jobs {
+            if let Some(claim) = self.lanes.hand_out(self.conn, &job, now)? {
+                claims.push((job, claim));
+            }
+        }
         tx.commit()?;
         Ok(claims)
     }

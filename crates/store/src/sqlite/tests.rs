@@ -5,9 +5,12 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use hapax_core::handler::{Dialect, SqlProgram};
+use hapax_core::job::Phase;
 use hapax_core::order::OrderPolicy;
 use hapax_core::store::{
-    ClaimAsk, EventName, Horizon, Inspect, Lookup, Store, StoreError, Verdict, Work,
+    ClaimAsk, DAMAGED_BODY, EventName, Horizon, Inspect, Lookup, Ran, SqlAsk, SqlRun, Store,
+    StoreError, Verdict, Work,
 };
 use rusqlite::Connection;
 
@@ -798,5 +801,55 @@ async fn lanes_and_what_is_unfinished_are_read_from_indexes_alone() {
     for line in unfinished.iter().filter(|line| line.starts_with("SCAN hapax")) {
         assert!(line.contains("INDEX"), "{line}");
     }
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_that_does_not_match_its_hash_reaches_no_handler() {
+    // One bit of a stored body turns over: for a worker outside, for SQL, and between claim and run.
+    let place = Place::new();
+    let made = Connection::open(place.file()).expect("opens");
+    made.execute_batch("CREATE TABLE mine (body)").expect("the user's table");
+    drop(made);
+    let store = place.open();
+    store.announce(vec![spec("call"), spec("sql"), spec("later")]).await.expect("announces");
+    for (id, name) in [("evt_1", "call"), ("evt_2", "sql"), ("evt_3", "later"), ("evt_4", "sql")] {
+        let event = Sender::plain().ingest_for(&body(id), noon(), noon(), &[job(name)]);
+        store.ingest(event).await.expect("accepts");
+    }
+    let damage = |seqs: &'static str| {
+        store.writer.tamper(move |conn| {
+            let bit = format!(
+                "UPDATE hapax_body SET body = CAST(replace(CAST(body AS TEXT), '10000', '10001') AS BLOB)
+                 WHERE seq IN ({seqs})"
+            );
+            assert!(conn.execute(&bit, []).expect("changes") > 0);
+        });
+    };
+    damage("1, 2");
+    let ask = |name: &str| ClaimAsk { handler: handler(name), limit: 10, worker: "w".into() };
+    assert!(store.claim(ask("call")).await.expect("claims").is_empty());
+    let statement = "INSERT INTO mine VALUES (:body)";
+    let program = Arc::new(SqlProgram::parse(statement, Dialect::Sqlite).expect("parses"));
+    let timeout = crate::harness::FOREVER;
+    let sql = SqlAsk { claim: ask("sql"), program: Arc::clone(&program), timeout };
+    let ran = store.run_sql(sql).await.expect("runs");
+    assert_eq!((ran.done, ran.failed), (1, 0), "the sound one: {ran:?}");
+    let claim = store.claim(ask("later")).await.expect("claims").remove(0);
+    damage("3");
+    let run = SqlRun { job: claim.job, fence: claim.fence, program, timeout, current: None };
+    let ran = store.run_claimed(run).await.expect("answers");
+    assert!(matches!(&ran, Ran::Failed(why) if why == DAMAGED_BODY), "{ran:?}");
+    for (id, dead) in [("evt_1", true), ("evt_2", true), ("evt_3", true), ("evt_4", false)] {
+        let Lookup::One(event) = store.event(&EventName::Theirs(id.into())).await.expect("reads")
+        else {
+            panic!("{id} is gone")
+        };
+        assert_eq!(event.jobs[0].phase == Phase::Dead, dead, "{id}");
+        assert_eq!(event.jobs[0].error.as_deref(), dead.then_some(DAMAGED_BODY), "{id}");
+    }
+    let seen = Connection::open(place.file()).expect("opens");
+    let effects: i64 = seen.query_row("SELECT count(*) FROM mine", [], |row| row.get(0)).unwrap();
+    assert_eq!(effects, 1);
     store.close().await;
 }

@@ -43,10 +43,10 @@ impl Work for SqliteStore {
                     guard: true,
                 };
                 let jobs = writer.lanes.claim(&writer.conn, &asked, now)?;
-                let claims = jobs
-                    .iter()
-                    .map(|job| writer.lanes.describe(&writer.conn, job))
-                    .collect::<rusqlite::Result<_>>()?;
+                let mut claims = Vec::with_capacity(jobs.len());
+                for job in &jobs {
+                    claims.extend(writer.lanes.hand_out(&writer.conn, job, now)?);
+                }
                 tx.commit()?;
                 Ok(claims)
             })

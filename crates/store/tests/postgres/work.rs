@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Place, Position};
 use hapax_core::store::{
-    Action, Held, NewJob, Outcome, ReplayAsk, ReplayEffect, Reviewed, Store, Verdict, Work,
+    Action, DAMAGED_BODY, Held, NewJob, Outcome, Ran, ReplayAsk, ReplayEffect, Reviewed, SqlRun,
+    Store, Verdict, Work,
 };
 
 use crate::harness::{Sender, after, body, noon};
-use crate::{Base, FOREVER, claim, connect, handler, ordered, spec, until};
+use crate::{Base, FOREVER, asked, claim, connect, handler, ordered, spec, until};
 
 fn latest() -> OrderRule {
     OrderRule { policy: OrderPolicy::Latest, gaps: Gaps::default() }
@@ -276,4 +277,45 @@ async fn a_resource_with_a_nul_is_one_resource_on_every_way() {
     };
     let replayed = base.store.replay(ask).await.expect("replays");
     assert_eq!(replayed[0].effect, ReplayEffect::WouldRun);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_body_that_does_not_match_its_hash_reaches_no_handler() {
+    // One bit of a stored body turns over: for a worker outside, for SQL, and between claim and run.
+    let base = Base::new("damaged", spec(3)).await;
+    let damage = |id: &str| {
+        let bit = format!(
+            "UPDATE hapax.body b SET body = set_byte(b.body, 20, get_byte(b.body, 20) # 1)
+             FROM hapax.event e WHERE e.id = b.id AND e.event_id = '{id}'::bytea"
+        );
+        async { assert_eq!(base.sql.execute(&bit, &[]).await.expect("changes"), 1) }
+    };
+    for id in ["evt_1", "evt_2"] {
+        base.accept(id, None).await;
+    }
+    damage("evt_1").await;
+    let claims = base.claim(10).await;
+    assert_eq!(claims.len(), 1);
+    assert_eq!(&*claims[0].event.key.event_id, "evt_2");
+    base.store.settle(claims[0].job, claims[0].fence, done()).await.expect("settles");
+    for id in ["evt_3", "evt_4"] {
+        base.accept(id, None).await;
+    }
+    damage("evt_3").await;
+    let statement = "INSERT INTO ledger (event_id) VALUES (:event_id)";
+    assert_eq!(base.drain(statement).await.0, 1);
+    assert_eq!(base.one("SELECT string_agg(event_id, ',') FROM ledger").await, "evt_4");
+    base.accept("evt_5", None).await;
+    let claim = base.claim(1).await.remove(0);
+    damage("evt_5").await;
+    let program = asked(statement, FOREVER).program;
+    let (job, fence) = (claim.job, claim.fence);
+    let run = SqlRun { job, fence, program, timeout: FOREVER, current: None };
+    let ran = base.store.run_claimed(run).await.expect("answers");
+    assert!(matches!(&ran, Ran::Failed(why) if why == DAMAGED_BODY), "{ran:?}");
+    let dead = "SELECT string_agg(convert_from(e.event_id, 'UTF8') || ' ' || j.error, ',' ORDER BY e.event_id)
+                FROM hapax.job j JOIN hapax.event e ON e.id = j.event WHERE j.state = 4";
+    let expected = ["evt_1", "evt_3", "evt_5"].map(|id| format!("{id} {DAMAGED_BODY}")).join(",");
+    assert_eq!(base.one(dead).await, expected);
+    assert_eq!(base.one("SELECT string_agg(event_id, ',') FROM ledger").await, "evt_4");
 }

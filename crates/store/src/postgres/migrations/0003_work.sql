@@ -294,7 +294,7 @@ RETURNS TABLE (
     job uuid, fence bigint, attempt integer, run integer, leased_until timestamptz, event uuid,
     lane integer, tenant text, event_id bytea, event_type bytea, occurred_at timestamptz,
     received_at timestamptz, resource text, place bigint, forced boolean, alone boolean,
-    headers bytea, body bytea,
+    headers bytea, body bytea, body_hash uuid,
     set_aside uuid[], look_lane integer, look_resource text, lanes_seen integer[],
     seen_until timestamptz[], leases_until timestamptz)
 LANGUAGE plpgsql
@@ -508,7 +508,7 @@ BEGIN
     SELECT x.job, x.fence, x.attempt, x.run, x.due_at, x.event, x.lane, e.tenant, e.event_id,
         e.event_type, e.occurred_at, e.received_at, x.resource, x.position, x.forced,
         x.lost > 0 AND h.workplace = 0,
-        b.headers, b.body, NULL::uuid[], NULL::integer, NULL::text,
+        b.headers, b.body, e.body_hash, NULL::uuid[], NULL::integer, NULL::text,
         NULL::integer[], NULL::timestamptz[], NULL::timestamptz
     FROM unnest(taken) WITH ORDINALITY t (job, n)
     JOIN hapax.job x ON x.job = t.job

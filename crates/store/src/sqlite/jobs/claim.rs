@@ -1,10 +1,10 @@
 //! Claiming: which jobs are due, which of them may run, and the claim that a worker gets.
 
 use bytes::Bytes;
-use hapax_core::job::{Fence, idempotency_key};
+use hapax_core::job::{Fence, Retry, idempotency_key};
 use hapax_core::lifecycle::{Act, Admission};
-use hapax_core::store::{Claim, ClaimedEvent, HandlerRef, HandlerSpec};
-use hapax_core::{EventKey, Timestamp};
+use hapax_core::store::{Claim, ClaimedEvent, DAMAGED_BODY, HandlerRef, HandlerSpec};
+use hapax_core::{EventKey, KeyHash, Timestamp};
 use rusqlite::Connection;
 
 use super::change::Reported;
@@ -152,16 +152,32 @@ impl Lanes {
         Ok(())
     }
 
-    /// Reads what the claim's holder needs.
-    pub(in crate::sqlite) fn describe(
-        &self,
+    /// What the holder of a claim works on. `None` where the body is not the one that was stored: no
+    /// handler gets it, and the job is buried in the transaction that is open.
+    pub(in crate::sqlite) fn hand_out(
+        &mut self,
         conn: &Connection,
         job: &JobRow,
-    ) -> rusqlite::Result<Claim> {
+        now: Timestamp,
+    ) -> rusqlite::Result<Option<Claim>> {
+        let (claim, body_hash) = self.describe(conn, job)?;
+        if KeyHash::of_body(&claim.event.body) == body_hash {
+            return Ok(Some(claim));
+        }
+        let id = claim.event.id;
+        tracing::error!(event.id = %id, job = %claim.job, "event {id}: {DAMAGED_BODY}");
+        let buried = self.fail(conn, job, DAMAGED_BODY, Retry::Never, None, now)?;
+        assert!(buried.is_ok(), "the writer has just claimed this job");
+        Ok(None)
+    }
+
+    /// What a claim's holder needs, read beside the claim, and the hash that its body must have.
+    fn describe(&self, conn: &Connection, job: &JobRow) -> rusqlite::Result<(Claim, KeyHash)> {
         let lane = self.by_lane.get(&job.lane).expect("a job's lane is known");
-        let (id, event) = conn
+        let (id, body_hash, event) = conn
             .prepare_cached(
-                "SELECT e.id, e.event_id, b.event_type, b.occurred_at, e.received_at, b.headers, b.body
+                "SELECT e.id, e.event_id, b.event_type, b.occurred_at, e.received_at, b.headers, b.body,
+                        e.body_hash
                  FROM hapax_event e JOIN hapax_body b ON b.seq = e.seq WHERE e.seq = ?1",
             )?
             .query_row([job.seq], |row| {
@@ -169,6 +185,7 @@ impl Lanes {
                 let body: Vec<u8> = row.get(6)?;
                 Ok((
                     id,
+                    KeyHash(row.get(7)?),
                     ClaimedEvent {
                         id: event_id(id),
                         key: EventKey {
@@ -185,7 +202,7 @@ impl Lanes {
                     },
                 ))
             })?;
-        Ok(Claim {
+        let claim = Claim {
             job: job_id(&id, job.seq, job.lane),
             fence: Fence(job.fence),
             attempt: job.progress.attempt,
@@ -194,6 +211,7 @@ impl Lanes {
             leased_until: timestamp(job.due_at),
             alone: job.progress.alone(self.workplace_of(job.lane)),
             event,
-        })
+        };
+        Ok((claim, body_hash))
     }
 }
