@@ -8,8 +8,8 @@ use hapax_core::job::{Fence, HandlerName, JobId, Retry, Workplace, idempotency_k
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::{Gaps, OnGap, Position};
 use hapax_core::store::{
-    Claim, ClaimAsk, ClaimedEvent, DAMAGED_BODY, EventId, HandlerAnswer, HandlerRef, HandlerSpec, NewMessage,
-    Outcome,
+    Claim, ClaimAsk, ClaimedEvent, DAMAGED_BODY, EventId, HandlerAnswer, HandlerRef, HandlerSpec,
+    NewMessage, Outcome,
 };
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
 use serde_json::{Value, json};

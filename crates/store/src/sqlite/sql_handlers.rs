@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use hapax_core::Timestamp;
 use hapax_core::failpoint;
 use hapax_core::handler::{SqlParameter, SqlProgram, SqlStatement};
-use hapax_core::job::Retry;
+use hapax_core::job::{Fence, JobId, Retry};
 use hapax_core::lifecycle::Act;
 use hapax_core::order::Guard;
 use hapax_core::store::{Claim, DAMAGED_BODY, Ran, SqlAsk, SqlRan, SqlRun};
@@ -33,6 +33,8 @@ pub(super) struct SqlRunner<'a> {
     pub(super) lanes: &'a mut Lanes,
     pub(super) sandbox: &'a Sandbox,
     pub(super) now: &'a dyn Fn() -> Timestamp,
+    /// What is claimed and not settled, for the writer to give back if the database fails.
+    pub(super) begun: &'a mut Vec<(JobId, Fence)>,
 }
 
 /// How one job went.
@@ -72,12 +74,13 @@ enum NotRun {
 }
 
 impl SqlRunner<'_> {
-    /// Claims and runs one slice. An error is the database's own: nothing of the slice is lost, its
-    /// claims end as lost attempts.
+    /// Claims and runs one slice. An error is the database's own: nothing of the slice is lost, and the
+    /// writer gives its claims back once it can write again.
     pub(super) fn run(&mut self, ask: &SqlAsk) -> rusqlite::Result<SqlRan> {
         let mut until = Instant::now() + SQL_SLICE_MAX;
         let mut claims = self.claim(ask)?;
         let mut ran = SqlRan::default();
+        self.begun.extend(claims.iter().map(|(_, claim)| (claim.job, claim.fence)));
         if !claims.is_empty() {
             failpoint!("worker.after_claim");
         }

@@ -853,3 +853,41 @@ async fn a_body_that_does_not_match_its_hash_reaches_no_handler() {
     assert_eq!(effects, 1);
     store.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_failed_keeps_no_sql_job_from_its_next_attempt() {
+    // The claim is committed, the commit of the effects fails: waiting for the lease to end would keep
+    // a synchronous sender waiting as well.
+    let world = World::on_disk();
+    let place = world.place.as_ref().expect("on a disk");
+    let made = Connection::open(place.file()).expect("opens");
+    made.execute_batch("CREATE TABLE mine (filling)").expect("the user's table");
+    drop(made);
+    let store = &world.store;
+    store.announce(vec![spec("fee")]).await.expect("announces");
+    for id in ["evt_1", "evt_2"] {
+        let event = Sender::plain().ingest_for(&body(id), noon(), noon(), &[job("fee")]);
+        store.ingest(event).await.expect("accepts");
+    }
+    let statement = "INSERT INTO mine VALUES (zeroblob(200000) || :event_id)";
+    let program = Arc::new(SqlProgram::parse(statement, Dialect::Sqlite).expect("parses"));
+    let ask = || {
+        let claim = ClaimAsk { handler: handler("fee"), limit: 10, worker: "w".into() };
+        let (program, timeout) = (Arc::clone(&program), crate::harness::FOREVER);
+        store.run_sql(SqlAsk { claim, program, timeout })
+    };
+    fail_commits(store).await;
+    let failed = ask().await;
+    assert!(matches!(failed, Err(StoreError::Unavailable(_))), "{failed:?}");
+    writable_again(store).await;
+    // No time has passed.
+    let ran = ask().await.expect("runs");
+    assert_eq!((ran.done, ran.failed), (2, 0), "{ran:?}");
+    let job = world.job("evt_1", "fee").await;
+    let (attempt, lost) = (job.progress.attempt, job.progress.lost);
+    assert_eq!((attempt, lost, job.attempts.len()), (1, 0, 1), "the failure was not the job's");
+    let seen = Connection::open(place.file()).expect("opens");
+    let effects: i64 = seen.query_row("SELECT count(*) FROM mine", [], |row| row.get(0)).unwrap();
+    assert_eq!(effects, 2);
+    store.close().await;
+}

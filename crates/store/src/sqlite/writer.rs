@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use hapax_core::job::{Fence, JobId};
 use hapax_core::store::{
     ArrivalInfo, Cause, Ingest, Ran, SqlAsk, SqlRan, SqlRun, StoreError, Verdict,
 };
@@ -301,6 +302,8 @@ pub(super) struct Writer {
     clock: Clock,
     checkpointer: Checkpointer,
     pub(super) index: KeyIndex,
+    /// What the slice of an SQL handler that runs now has claimed.
+    begun: Vec<(JobId, Fence)>,
     pub(super) broom: PruneProgress,
     pub(super) clock_watch: ClockWatch,
     pub(super) pairs: HashMap<(Tenant, SourceName), i64>,
@@ -394,6 +397,7 @@ impl Writer {
             lanes,
             sandbox,
             clock,
+            begun: Vec::new(),
             broom: PruneProgress::default(),
             clock_watch: ClockWatch::default(),
             checkpointer,
@@ -671,7 +675,11 @@ impl Writer {
 
     /// One slice of an SQL handler's work.
     pub(super) fn run_sql(&mut self, ask: &SqlAsk) -> rusqlite::Result<SqlRan> {
-        self.at_the_bench(|bench| bench.run(ask))
+        let ran = self.at_the_bench(|bench| bench.run(ask));
+        if ran.is_ok() {
+            self.begun.clear();
+        }
+        ran
     }
 
     /// One claimed job of an SQL handler.
@@ -685,6 +693,7 @@ impl Writer {
             lanes: &mut self.lanes,
             sandbox: &self.sandbox,
             now: &*self.clock,
+            begun: &mut self.begun,
         })
     }
 
@@ -789,7 +798,7 @@ impl Writer {
                     Next::NobodyLeft => return ControlFlow::Break(()),
                 }
             }
-            match self.reopen(sync_failed) {
+            match self.reopen(sync_failed).and_then(|()| self.release_begun()) {
                 Ok(()) => break,
                 Err(error) => {
                     sync_failed |= is_io(&error);
@@ -803,6 +812,26 @@ impl Writer {
         self.shared.health.set(None);
         tracing::info!("writing works again");
         ControlFlow::Continue(())
+    }
+
+    /// Gives back what an SQL handler's slice had claimed when the database failed: the failure says
+    /// nothing about those jobs, so none waits for the end of its lease. One whose commit got through
+    /// after all is done, and stays so.
+    fn release_begun(&mut self) -> rusqlite::Result<()> {
+        if self.begun.is_empty() {
+            return Ok(());
+        }
+        let begun = self.begun.clone();
+        self.in_transaction(|writer| {
+            let now = writer.now();
+            for (job, fence) in begun {
+                writer.lanes.give_back(&writer.conn, job, fence, now)?;
+            }
+            Ok(())
+        })?;
+        self.begun.clear();
+        self.shared.arrived.notify_waiters();
+        Ok(())
     }
 
     fn reopen(&mut self, sync_failed: bool) -> rusqlite::Result<()> {

@@ -897,7 +897,10 @@ pub(crate) async fn a_request_that_was_never_sent_uses_no_step<S: Working>(world
         let before = world.clock.now();
         assert_eq!(world.settle(&claim, failed(Retry::Unsent)).await, Held::Kept);
         let job = world.job("evt_1", "fee").await;
-        assert_eq!((job.phase, job.progress.attempt, job.progress.steps), (Phase::Ready, attempt, 0));
+        assert_eq!(
+            (job.phase, job.progress.attempt, job.progress.steps),
+            (Phase::Ready, attempt, 0)
+        );
         assert_eq!(world.event("evt_1").await.summary.status, Status::Received);
         assert_eq!(job.attempts.last().expect("noted").outcome, "failed");
         waits.push(job.due_at.expect("due").duration_since(before).as_millis());

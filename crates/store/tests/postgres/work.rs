@@ -283,12 +283,13 @@ async fn a_resource_with_a_nul_is_one_resource_on_every_way() {
 async fn a_body_that_does_not_match_its_hash_reaches_no_handler() {
     // One bit of a stored body turns over: for a worker outside, for SQL, and between claim and run.
     let base = Base::new("damaged", spec(3)).await;
+    let sql = &base.sql;
     let damage = |id: &str| {
         let bit = format!(
             "UPDATE hapax.body b SET body = set_byte(b.body, 20, get_byte(b.body, 20) # 1)
              FROM hapax.event e WHERE e.id = b.id AND e.event_id = '{id}'::bytea"
         );
-        async { assert_eq!(base.sql.execute(&bit, &[]).await.expect("changes"), 1) }
+        async move { assert_eq!(sql.execute(&bit, &[]).await.expect("changes"), 1) }
     };
     for id in ["evt_1", "evt_2"] {
         base.accept(id, None).await;
