@@ -225,3 +225,31 @@ const ADYEN: &[&str] = &[
     "/NotificationRequestItem/eventCode",
     "/NotificationRequestItem/success",
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::has_one_reading;
+
+    #[test]
+    fn composed_content_has_one_reading_only_where_nothing_can_move_across_a_cut() {
+        // Where two readings fit one signature, a captured request gets a second id.
+        let check = |content: &str, one: bool| {
+            assert_eq!(has_one_reading(content), one, "{content}");
+        };
+        check("{body}", true);
+        check("{timestamp}{body}", true);
+        check("{header:x-id}.{timestamp}.{body}", true);
+        // No separator on one of the sides, or something behind the body.
+        check("{header:x-id}{timestamp}.{body}", false);
+        check("{header:x-id}.{timestamp}{body}", false);
+        check("{header:x-id}.{timestamp}.{body}.", false);
+        check("{header:x-id}.{timestamp}.{body}.{timestamp}", false);
+        // A header elsewhere, or several, or none of what follows it.
+        check("{timestamp}.{header:x-id}.{body}", false);
+        check("{body}.{header:x-id}", false);
+        check("{header:x-id}.{header:x-kind}.{timestamp}.{body}", false);
+        check("{header:x-id}.{body}", false);
+        check("{header:x-id}.{timestamp}.", false);
+        check("{timestamp}.{url}.{body}", false);
+    }
+}

@@ -13,7 +13,7 @@ use hapax_core::scheme::coverage::BodyCovered;
 use hapax_core::scheme::{CustomScheme, Scheme};
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::{LatePolicy, ReplayGuard, SourceError, SourceSpec};
-use hapax_core::{Arrival, ContentGuard, GuardKeep, Source, Timestamp, Verified, verify};
+use hapax_core::{Arrival, ContentGuard, GuardKeep, Source, Tenant, Timestamp, Verified, verify};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
 const RANDOM: [u8; 32] = [0xa7; 32];
@@ -608,6 +608,13 @@ fn a_guard_is_the_hash_of_what_was_signed_and_of_nothing_else() {
         let elsewhere = Source::build(spec).expect("builds");
         let there = guard(&elsewhere, &request).map(|guard| guard.hash);
         assert_ne!(there, Some(first.hash), "{name}");
+        // Two tenants may share a secret, but no event.
+        let mut spec = SourceSpec::new(source.name().as_str(), name, vec![own(preset, &RANDOM)]);
+        spec.params = params(preset);
+        spec.tenant = Tenant::new("another");
+        let of_another = Source::build(spec).expect("builds");
+        let theirs = guard(&of_another, &request).map(|guard| guard.hash);
+        assert_ne!(theirs, Some(first.hash), "{name}");
     }
     assert_eq!(
         guarded,

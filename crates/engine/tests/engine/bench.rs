@@ -60,6 +60,8 @@ pub(crate) struct Bench {
     pub(crate) settled: AtomicUsize,
     pub(crate) given_back: AtomicUsize,
     pub(crate) hurried: AtomicUsize,
+    /// One permit for each look at an event.
+    pub(crate) looked: Semaphore,
     /// Slices of SQL that are worth having at once.
     pub(crate) slices: AtomicUsize,
     /// The most claims of lost jobs that were held while another lost one ran.
@@ -89,6 +91,7 @@ impl Bench {
             settled: AtomicUsize::new(0),
             given_back: AtomicUsize::new(0),
             hurried: AtomicUsize::new(0),
+            looked: Semaphore::new(0),
             slices: AtomicUsize::new(1),
             held_beside: AtomicUsize::new(0),
             prunes: Mutex::default(),
@@ -463,6 +466,7 @@ impl Inspect for Bench {
 
     async fn event(&self, name: &EventName) -> Result<Lookup<EventDetail>, StoreError> {
         let EventName::Ours(id) = name else { return Ok(Lookup::None) };
+        self.looked.add_permits(1);
         if self.pruned_all.load(Ordering::SeqCst) {
             return Ok(Lookup::None);
         }

@@ -647,6 +647,37 @@ async fn a_late_event_is_refused_and_one_never_seen_is_counted_apart() {
 }
 
 #[tokio::test]
+async fn a_late_copy_of_a_notice_on_the_other_side_of_an_edge_is_not_counted_as_lost() {
+    // Its derived key is another one by now: the event is known under that of the span before.
+    let house = setup("late_notice").start().await;
+    let secret = ActiveSecret::forever(Secret::new(SECRET));
+    let mut spec = SourceSpec::new("late_notice", "stripe", vec![secret]);
+    let within = Some(Duration::from_secs(600));
+    spec.envelope.event_id = Some(IdSpec::Hash { fields: vec!["/ref".into()], within });
+    spec.late = Some(LatePolicy::Reject);
+    let source = Arc::new(Source::build(spec).unwrap());
+    let routes = RoutesSpec::new(vec![RouteSpec::new(source)]);
+    house.ingress.reload(Routes::build(routes).unwrap());
+    // A second before the edge, and a second past the window.
+    house.clock.fetch_add(599 - house.now().rem_euclid(600), Ordering::SeqCst);
+    let body = json!({ "ref": "r1", "object": "event", "type": "payout.paid" }).to_string();
+    let (now, signature) = (house.now(), sign(house.now(), &body));
+    for (later, status) in [(0, 200), (301, 401)] {
+        house.clock.fetch_add(later, Ordering::SeqCst);
+        let mut wire = house.wire().await;
+        wire.write(format!(
+            "POST {} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n\
+             stripe-signature: t={now},v1={signature}\r\ncontent-length: {}\r\n\r\n{body}",
+            house.path,
+            body.len()
+        ))
+        .await;
+        assert_eq!(wire.answer().await.status, status);
+    }
+    assert_eq!((house.rejections("stale"), house.rejections("stale_unseen")), (1, 0));
+}
+
+#[tokio::test]
 async fn a_late_event_is_kept_for_review_where_the_source_says_so() {
     let house = setup("review").start().await;
     let request = house.signed(&event("evt_1"));

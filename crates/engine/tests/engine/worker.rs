@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -625,8 +626,14 @@ struct Counter {
 
 impl Counter {
     async fn open(app: &TheApp, timeout: Duration) -> Self {
+        Self::open_for(app, timeout, 16).await
+    }
+
+    /// The same with so many calls at once.
+    async fn open_for(app: &TheApp, timeout: Duration, concurrency: usize) -> Self {
         let store = Bench::new();
         let mut http = handler(HandlerKind::Http(target(app.url())));
+        http.concurrency = concurrency;
         http.policy.retry =
             vec![Duration::ZERO, Duration::from_secs(3600), Duration::from_secs(3600)];
         let source = stripe("whsec_of_the_source");
@@ -719,6 +726,45 @@ async fn at_a_sync_source_a_failed_attempt_is_500_and_the_next_copy_is_the_next_
     let heard = counter.send().await;
     assert_eq!((heard.status, heard.json()["result"].as_str()), (200, Some("at last")));
     assert_eq!(counter.store.hurried.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
+async fn at_a_sync_source_the_failure_of_before_is_no_answer_to_a_copy_that_waits_for_its_attempt()
+{
+    // The next attempt has to wait for another call: until it has ended, the event says that it failed.
+    let (called, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let app = {
+        let (called, gate) = (called.clone(), gate.clone());
+        TheApp::start(move |count, _| {
+            let (called, gate) = (called.clone(), gate.clone());
+            async move {
+                match count {
+                    0 => says(500, ""),
+                    1 => {
+                        called.add_permits(1);
+                        gate.acquire().await.unwrap().forget();
+                        says(200, "")
+                    }
+                    _ => says(200, r#"{"result":"at last"}"#),
+                }
+            }
+        })
+        .await
+    };
+    let mut counter = Counter::open_for(&app, Duration::from_secs(3_600), 1).await;
+    assert_eq!(counter.send().await.status, 500);
+    let store = counter.store.clone();
+    put(&store, "evt_other");
+    within(called.acquire()).await.unwrap().forget();
+    store.looked.forget_permits(Semaphore::MAX_PERMITS);
+    let mut copy = pin!(counter.send());
+    tokio::select! {
+        heard = &mut copy => panic!("answered {} before its attempt began", heard.status),
+        looks = within(store.looked.acquire_many(5)) => looks.unwrap().forget(),
+    }
+    gate.add_permits(1);
+    let heard = copy.await;
+    assert_eq!((heard.status, heard.json()["result"].as_str()), (200, Some("at last")));
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 //! its lease ends.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -413,6 +414,35 @@ async fn a_key_that_cannot_be_freed_waits_out_its_lease() {
     api.ledger.pass(LEASE);
     assert_eq!(api.send(charge("k")).await.status, 401);
     assert_eq!(api.effects.count(), 2);
+}
+
+// To read what is stored, the layer reserves the key again, because its lease is over. It must give it back.
+#[tokio::test]
+async fn work_that_ended_unknown_after_its_lease_leaves_the_key_free() {
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let api = Api::new(rules(), move |effects, _| {
+        let held = Arc::clone(&held);
+        async move {
+            if effects.add("charged") > 1 {
+                return status(201);
+            }
+            held.acquire().await.expect("never closed").forget();
+            settled(502, Settle::Wait)
+        }
+    });
+    let sender = api.clone();
+    let client = tokio::spawn(async move { sender.send(charge("k")).await });
+    soon(async {
+        while api.effects.count() == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    api.ledger.pass(LEASE);
+    gate.add_permits(1);
+    assert_eq!(soon(client).await.unwrap().status, 502);
+    assert_eq!((api.send(charge("k")).await.status, api.effects.count()), (201, 2));
 }
 
 // A service that fails before it accepts the request has done nothing, and must not block the key.

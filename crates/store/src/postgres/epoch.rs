@@ -177,7 +177,11 @@ async fn read(lent: &mut PooledClient) -> Result<Option<(Epoch, Vec<u8>)>, PgErr
 
 #[cfg(test)]
 mod tests {
+    use hapax_core::store::{EventId, KnownEvent, Status};
+    use hapax_core::{KeyHash, Timestamp};
+
     use super::*;
+    use crate::redis_cache::Entry;
 
     fn epoch(counter: i64) -> Epoch {
         Epoch { system: 7, timeline: "1".to_owned(), oids: (1, 2), counter }
@@ -214,5 +218,36 @@ mod tests {
         assert!(forgot);
         assert!(put(Some(&epoch(2))));
         assert!(!put(Some(&epoch(1))));
+    }
+
+    #[test]
+    fn what_was_sealed_in_one_epoch_proves_nothing_in_another() {
+        // Redis goes on holding what was written before a failover, a restore, or a raised counter.
+        let sealed_in = |epochs: &[&Epoch]| {
+            let watch = EpochWatch::default();
+            for epoch in epochs {
+                watch.hear((*epoch).clone(), b"key", Instant::now(), || ());
+            }
+            watch.sealed().expect("just heard").1
+        };
+        let id = EventId(uuid::Uuid::now_v7());
+        let known = KnownEvent { id, status: Status::Processed, result: None };
+        let (key, written_at) = (KeyHash([1; 16]), Timestamp::now());
+        let entry = Entry { body_hash: KeyHash([2; 16]), guard: None, known, written_at };
+        let first = epoch(1);
+        let value = entry.sealed(&sealed_in(&[&first]), &key);
+        let age_max = Duration::from_secs(3_600);
+        let counts = |seal: &Seal| Entry::open(&value, seal, &key, age_max).is_some();
+        assert!(counts(&sealed_in(&[&first])) && counts(&sealed_in(&[&first, &first])));
+        for other in [
+            epoch(2),
+            Epoch { system: 8, ..epoch(1) },
+            Epoch { timeline: "2".to_owned(), ..epoch(1) },
+            Epoch { oids: (3, 2), ..epoch(1) },
+            Epoch { oids: (1, 3), ..epoch(1) },
+        ] {
+            assert!(!counts(&sealed_in(&[&other])), "{other:?}");
+            assert!(!counts(&sealed_in(&[&first, &other])), "after the first: {other:?}");
+        }
     }
 }

@@ -160,6 +160,10 @@ mod tests {
         ended.written_at =
             Timestamp::from_second(ended.written_at.as_second() - 4_000).expect("in range");
         assert_eq!(Entry::open(&ended.sealed(&seal, &key(1)), &seal, &key(1), AGE_MAX), None);
+        // Our clock was ahead when this was written, and is right again.
+        ended.written_at =
+            Timestamp::from_second(ended.written_at.as_second() + 8_000).expect("in range");
+        assert_eq!(Entry::open(&ended.sealed(&seal, &key(1)), &seal, &key(1), AGE_MAX), None);
         let running = entry(Status::Processing, None);
         assert_eq!(Entry::open(&running.sealed(&seal, &key(1)), &seal, &key(1), AGE_MAX), None);
     }

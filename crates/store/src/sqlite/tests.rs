@@ -9,14 +9,14 @@ use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::Phase;
 use hapax_core::order::OrderPolicy;
 use hapax_core::store::{
-    ClaimAsk, DAMAGED_BODY, EventName, Horizon, Inspect, Lookup, Ran, SqlAsk, SqlRun, Store,
+    ClaimAsk, DAMAGED_BODY, EventName, Held, Horizon, Inspect, Lookup, Ran, SqlAsk, SqlRun, Store,
     StoreError, Verdict, Work,
 };
 use rusqlite::Connection;
 
 use super::{Db, SqliteOptions, SqliteStore};
 use crate::harness::{
-    LEASE, Place, Sender, World, after, body, handler, job, noon, ordered, placed, spec,
+    LEASE, Place, Sender, World, after, body, done, handler, job, noon, ordered, placed, spec,
 };
 use crate::limits::FRESH_KEYS_MAX;
 use crate::transact::{Failure, Transact as _, TxError};
@@ -67,6 +67,50 @@ async fn a_commit_that_failed_leaves_nothing_behind_and_its_retry_is_new() {
     let known = verdict(&store, &sender, "before").await.expect("answers");
     assert!(matches!(&known, Verdict::Duplicate(known) if known.id == before), "{known:?}");
     store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_whose_first_commit_failed_is_known_with_its_retry() {
+    // The number that the failed commit gave the source is on no disk; an event under it would have no
+    // source.
+    let place = Place::new();
+    let store = place.open();
+    let sender = Sender::plain();
+    fail_commits(&store).await;
+    let failed = store.ingest(sender.ingest(&large("evt_1"))).await;
+    assert!(matches!(failed, Err(StoreError::Unavailable(_))), "{failed:?}");
+    writable_again(&store).await;
+    let retried = store.ingest(sender.ingest(&large("evt_1"))).await.expect("accepts").remove(0);
+    assert!(matches!(retried, Verdict::Accepted(_)), "{retried:?}");
+    let found = store.event(&EventName::Theirs("evt_1".into())).await.expect("reads");
+    assert!(matches!(&found, Lookup::One(event) if event.summary.source == "shop"), "{found:?}");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_that_failed_frees_no_lease_of_this_process() {
+    // After it the handlers are announced again, as with a reload. Only a new process frees what a dead
+    // one had leased: here the worker is alive, and its job must not run beside it.
+    let world = World::on_disk();
+    world.announce([spec("fee")]).await;
+    world.accept("evt_1", &[job("fee")]).await;
+    let claim = world.claim_one("fee").await;
+    let failed: Result<(), _> = world
+        .store
+        .writer
+        .slice(|_| {
+            let full = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL);
+            Err(rusqlite::Error::SqliteFailure(full, None))
+        })
+        .await;
+    assert!(failed.is_err());
+    writable_again(&world.store).await;
+    world.announce([spec("fee")]).await;
+    world.pass(LEASE - 1);
+    assert!(world.claim("fee", 10).await.is_empty());
+    assert_eq!(world.settle(&claim, done("done")).await, Held::Kept);
+    assert!(world.claim_next("fee").await.is_empty());
+    world.store.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

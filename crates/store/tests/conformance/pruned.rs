@@ -8,7 +8,7 @@ use hapax_core::job::Retry;
 use hapax_core::order::{Machine, OrderPolicy};
 use hapax_core::store::{
     ClaimAsk, HandlerRef, HandlerSpec, Held, Horizon, NewMessage, Outcome, ReplayAsk, ReplayEffect,
-    Reviewed,
+    Reviewed, Status, Verdict,
 };
 use hapax_core::{SourceName, Timestamp};
 
@@ -28,6 +28,10 @@ pub(crate) async fn replay_of_a_pruned_event_does_nothing<S: Working>(world: Wor
     assert_eq!(world.do_all("fee").await, ["evt_1"]);
     world.pass(1_000);
     while world.store.prune(bodies_go(), 10).await.expect("prunes") {}
+    // A copy is still told how it ended, though nothing of it can be read any more.
+    let copy = world.arrive(&Sender::plain(), "evt_1", &[job("fee")]).await;
+    let Verdict::Duplicate(known) = &copy else { panic!("{copy:?}") };
+    assert_eq!((known.id, known.status), (id, Status::Processed));
     // `mail` never had a job for it: a replay would write one.
     let both = [job("fee"), job("mail")];
     for how in [Replay::Dry, Replay::DryForce, Replay::Plain, Replay::Force] {
