@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use hapax_sim::Redis;
 use serde_json::json;
@@ -22,6 +23,16 @@ use crate::support::{Answer, House, Sender, Server, Wire, own_address, post, unt
 
 /// Events of each load of a pair: enough that both are at work at once.
 const EVENTS: usize = 8;
+
+/// How long a proxy keeps an answer: shorter than the test takes, so that keys are forgotten in it, and
+/// longer than any request of it.
+const TTL: Duration = Duration::from_secs(15);
+
+/// How many go over the newest events to replay them.
+const REPLAYS_AT_ONCE: usize = 3;
+
+/// How many keys of earlier pairs a load of requests sends again.
+const OLD_KEYS: usize = 4;
 
 /// The janitor has a round all the time, and takes whatever is finished for a second.
 const SETTINGS: (&str, &str) = ("HAPAX_TEST_SETTINGS", "janitor.every_ms=50");
@@ -100,8 +111,11 @@ fn config(top: &str, objects: &Upstream, app: &Upstream) -> String {
         source("review", "late = \"review\"\n", ""),
         source("derived", "event_id = { hash = [\"/ref\"], within = \"10m\" }\n", ""),
         source("refetch", "", &refetch),
-        proxy(&app.url(), "lease = \"60s\"\nwait = \"20s\"")
-            .replace("127.0.0.1:0", &format!("{address}:8082")),
+        proxy(
+            &app.url(),
+            &format!("lease = \"{0}s\"\nttl = \"{0}s\"\nwait = \"5s\"", TTL.as_secs()),
+        )
+        .replace("127.0.0.1:0", &format!("{address}:8082")),
     ]
     .concat()
 }
@@ -130,6 +144,14 @@ impl Books {
         self.count("true")
     }
 
+    /// Idempotency-Keys that are kept.
+    fn keys(&self) -> i64 {
+        match self {
+            Self::Sqlite(ledger) => ledger.number("SELECT count(*) FROM hapax_reservation"),
+            Self::Postgres(database) => database.number("SELECT count(*) FROM hapax.reservation"),
+        }
+    }
+
     fn count(&self, which: &str) -> i64 {
         let count = |view: &str| format!("SELECT count(*) FROM {view} WHERE {which}");
         match self {
@@ -147,9 +169,12 @@ struct Stage {
     app: Upstream,
     _objects: Upstream,
     _redis: Option<Redis>,
-    /// Our ids of all that was accepted.
+    /// Our ids of all that must run.
     accepted: Mutex<BTreeSet<String>>,
-    keys: Mutex<BTreeSet<String>>,
+    /// And of what a person may have refused in time.
+    unknown: Mutex<BTreeSet<String>>,
+    /// The answers that were heard under each Idempotency-Key.
+    keys: Mutex<BTreeMap<String, BTreeSet<String>>>,
     /// Loads of the pair that still run.
     running: AtomicUsize,
     turn: AtomicUsize,
@@ -196,6 +221,7 @@ impl Stage {
             _objects: objects,
             _redis: redis,
             accepted: Mutex::default(),
+            unknown: Mutex::default(),
             keys: Mutex::default(),
             running: AtomicUsize::new(0),
             turn: AtomicUsize::new(0),
@@ -217,7 +243,10 @@ impl Stage {
     }
 
     fn act(&self, path: &str) -> Answer {
-        self.ask(&post(SocketAddr::from(([127, 0, 0, 1], 1)), path, &json!({})), |at| at.admin)
+        self.ask(
+            &post(SocketAddr::from(([127, 0, 0, 1], 1)), path, &json!({ "reason": "a test" })),
+            |at| at.admin,
+        )
     }
 
     /// All pairs, one after the other.
@@ -229,6 +258,17 @@ impl Stage {
         }
         let accepted = self.accepted.lock().unwrap().len() as i64;
         until("retention was at work", || (self.books.whole() < accepted).then_some(()));
+        let keys = self.keys.lock().unwrap().len() as i64;
+        until("retention was at work on keys", || (self.books.keys() < keys).then_some(()));
+        // What was forgotten is new again, once.
+        let one =
+            self.keys.lock().unwrap().first_key_value().map(|(key, it)| (key.clone(), it.len()));
+        let (key, heard) = one.expect("there were proxies");
+        until("a key is forgotten", || {
+            self.charge(&key);
+            (self.keys.lock().unwrap()[&key].len() > heard).then_some(())
+        });
+        self.judge("at the end");
     }
 
     fn pair(&self, one: Feature, other: Feature) {
@@ -258,6 +298,10 @@ impl Stage {
         // Odd ones first, so that order has gaps to wait for.
         let numbers =
             (1..=EVENTS).filter(|n| n % 2 == 1).chain((1..=EVENTS).filter(|n| n % 2 == 0));
+        let old: Vec<String> = self.keys.lock().unwrap().keys().take(OLD_KEYS).cloned().collect();
+        if load == Proxy {
+            old.iter().for_each(|key| self.charge(key));
+        }
         for n in numbers {
             match load.source() {
                 Some(source) => self.event(load, source, name, n),
@@ -278,29 +322,48 @@ impl Stage {
         let request = sender.request_at(body.to_string(), now() - late).bytes();
         let first = self.ask(&request, |at| at.ingress);
         assert!(matches!(first.status, 200 | 202), "{name}: {first:?}");
-        if load == Review {
-            // A person's approval and an on-time copy: both promote it, once.
-            let on_time = sender.request(body.to_string()).bytes();
-            std::thread::scope(|scope| {
-                scope.spawn(|| self.act(&format!("/api/v1/events/{}/approve", first.id())));
-                scope.spawn(|| self.ask(&on_time, |at| at.ingress));
-            });
-        }
-        self.accepted.lock().unwrap().insert(first.id());
+        let runs = match load {
+            Review => self.reviewed(&first.id(), &sender.request(body.to_string()).bytes(), n),
+            _ => Runs::Once,
+        };
+        match runs {
+            Runs::Once => self.accepted.lock().unwrap().insert(first.id()),
+            Runs::Never => false,
+            Runs::Unknown => self.unknown.lock().unwrap().insert(first.id()),
+        };
         let copy = self.ask(&request, |at| at.ingress);
         assert!(matches!(copy.status, 200 | 202), "{name}: {copy:?}");
         assert_eq!(copy.id(), first.id(), "{name}: a copy has another id");
     }
 
+    /// A person's approval and an on-time copy: both promote it, once. Every other time a second person
+    /// refuses it at the same moment: then it runs only if that came too late.
+    fn reviewed(&self, id: &str, on_time: &[u8], n: usize) -> Runs {
+        let refuses = n.is_multiple_of(2);
+        std::thread::scope(|scope| {
+            let refused = scope
+                .spawn(|| refuses.then(|| self.act(&format!("/api/v1/events/{id}/reject")).status));
+            scope.spawn(|| self.act(&format!("/api/v1/events/{id}/approve")));
+            scope.spawn(|| self.ask(on_time, |at| at.ingress));
+            match refused.join().unwrap() {
+                None | Some(409) => Runs::Once,
+                Some(200) => Runs::Never,
+                // Its first answer was lost, and retention took the event since.
+                Some(404) => Runs::Unknown,
+                Some(other) => panic!("a refusal got {other}"),
+            }
+        })
+    }
+
     fn charge(&self, key: &str) {
         let request = Charge::with_key(key).bytes();
-        self.keys.lock().unwrap().insert(key.to_owned());
         for _ in 0..2 {
             let answer = until("the charge is answered", || {
                 let answer = Wire::try_connect(self.at().proxy).ok()?.try_ask(&request)?;
                 (answer.status == 201).then_some(answer)
             });
-            assert_eq!(answer.status, 201, "{answer:?}");
+            let mut keys = self.keys.lock().unwrap();
+            keys.entry(key.to_owned()).or_default().insert(answer.text());
         }
     }
 
@@ -308,13 +371,18 @@ impl Stage {
     fn disturb(&self, disturbance: Feature) {
         loop {
             let known: Vec<String> =
-                self.accepted.lock().unwrap().iter().rev().take(20).cloned().collect();
+                self.accepted.lock().unwrap().iter().rev().take(40).cloned().collect();
             match disturbance {
-                Replay => {
-                    for id in &known {
-                        self.act(&format!("/api/v1/events/{id}/replay"));
+                // By several at once, because an event is looked at and then acted on.
+                Replay => std::thread::scope(|scope| {
+                    for _ in 0..REPLAYS_AT_ONCE {
+                        scope.spawn(|| {
+                            for id in &known {
+                                self.act(&format!("/api/v1/events/{id}/replay"));
+                            }
+                        });
                     }
-                }
+                }),
                 // Copies of the newest events, many at once: memory answers those that are finished.
                 Memory => self.flood(),
                 Reload => {
@@ -370,16 +438,34 @@ impl Stage {
         let effects = self.books.effects();
         let wrong: Vec<_> = effects.iter().filter(|(_, count)| **count != 1).collect();
         assert!(wrong.is_empty(), "{pair}: not once: {wrong:?}");
-        let made_up: Vec<_> = effects.keys().filter(|id| !accepted.contains(*id)).collect();
+        let unknown = self.unknown.lock().unwrap();
+        let may_run = |id: &String| accepted.contains(id) || unknown.contains(id);
+        let made_up: Vec<_> = effects.keys().filter(|id| !may_run(id)).collect();
         assert!(made_up.is_empty(), "{pair}: effects of nothing: {made_up:?}");
-        let keys = self.keys.lock().unwrap().clone();
-        let mut worked: BTreeMap<String, usize> = BTreeMap::new();
+        // A key was worked on once for each answer that was heard under it, and a second time only after
+        // the first answer was kept for its time.
+        let mut worked: BTreeMap<String, Vec<Instant>> = BTreeMap::new();
         for asked in self.app.effects() {
-            *worked.entry(asked.header("idempotency-key").unwrap().to_owned()).or_default() += 1;
+            let key = asked.header("idempotency-key").unwrap().to_owned();
+            worked.entry(key).or_default().push(asked.at);
         }
-        let once: BTreeMap<String, usize> = keys.into_iter().map(|key| (key, 1)).collect();
-        assert_eq!(worked, once, "{pair}: keys");
+        let keys = self.keys.lock().unwrap();
+        let heard: Vec<(&String, usize)> = keys.iter().map(|(key, it)| (key, it.len())).collect();
+        let done: Vec<(&String, usize)> = worked.iter().map(|(key, it)| (key, it.len())).collect();
+        assert_eq!(done, heard, "{pair}: keys");
+        for (key, at) in &worked {
+            let early = at.windows(2).find(|two| two[1].duration_since(two[0]) < TTL);
+            assert!(early.is_none(), "{pair}: {key} was worked on twice within its time");
+        }
     }
+}
+
+/// What has to become of an event.
+enum Runs {
+    Once,
+    Never,
+    /// At most once.
+    Unknown,
 }
 
 /// Counts a load as ended, also when it panics.
@@ -400,9 +486,16 @@ fn every_pair_of_features_keeps_each_effect_once_on_sqlite() {
 
 #[test]
 fn every_pair_of_features_keeps_each_effect_once_on_two_nodes_of_postgresql_with_redis() {
+    // The handlers have a role of their own, which may write the ledger and touch nothing else.
     let database = Database::shared("pairs");
+    database.execute("CREATE ROLE pairs_handlers LOGIN; GRANT INSERT ON ledger TO pairs_handlers");
+    let handlers = database.url.replace("postgres@", "pairs_handlers@");
     let redis = wait(Redis::start());
-    let top = format!("database_url = \"{}\"\nredis_url = \"{}\"", database.url, redis.url());
+    let top = format!(
+        "database_url = \"{}\"\nhandlers_database_url = \"{handlers}\"\nredis_url = \"{}\"",
+        database.url,
+        redis.url()
+    );
     let stage = Stage::new(&top, 2, |_| Books::Postgres(database), Some(redis));
     stage.all_pairs();
 }

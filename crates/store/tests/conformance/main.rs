@@ -232,6 +232,7 @@ on_every_working_store! {
     }
     people {
         approving_beside_on_time_copies_writes_the_jobs_once,
+        rejecting_beside_on_time_copies_has_one_winner,
         an_approved_event_says_who_let_it_through,
         a_rejected_event_never_runs,
         replaying_what_is_done_does_nothing_without_force,

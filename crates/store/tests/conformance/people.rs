@@ -59,6 +59,44 @@ pub(crate) async fn approving_beside_on_time_copies_writes_the_jobs_once<S: Work
     }
 }
 
+pub(crate) async fn rejecting_beside_on_time_copies_has_one_winner<S: Working>(world: World<S>) {
+    // A person refuses it while on-time copies come in: what was refused must not run after all.
+    world.announce([spec("fee")]).await;
+    for round in 0..20 {
+        let name = format!("evt_{round}");
+        let id = world.arrive_late(&name, &[job("fee")]).await;
+        let (sender, now) = (Sender::plain(), world.clock.now());
+        let tasks: Vec<_> = (0..16)
+            .map(|n| {
+                let store = Arc::clone(&world.store);
+                let ingest = sender.ingest_for(&body(&name), now, now, &[job("fee")]);
+                let by = world.by("not ours");
+                tokio::spawn(async move {
+                    if n % 4 == 0 {
+                        let reviewed = store.reject(id, by).await.expect("rejects");
+                        return (usize::from(reviewed == Reviewed::Decided), 0);
+                    }
+                    match store.ingest(ingest).await.expect("ingests").remove(0) {
+                        Verdict::Accepted(promoted) if promoted == id => (0, 1),
+                        Verdict::Duplicate(known) if known.id == id => (0, 0),
+                        other => panic!("{other:?}"),
+                    }
+                })
+            })
+            .collect();
+        let (mut rejected, mut promoted) = (0, 0);
+        for task in tasks {
+            let (one, other) = task.await.expect("no panic");
+            rejected += one;
+            promoted += other;
+        }
+        assert_eq!(rejected + promoted, 1, "{rejected} rejected it, {promoted} promoted it");
+        let status = world.event(&name).await.summary.status;
+        assert_eq!(status == Status::Discarded, rejected == 1, "{status:?}");
+        assert_eq!(world.do_all("fee").await.len(), promoted);
+    }
+}
+
 pub(crate) async fn an_approved_event_says_who_let_it_through<S: Working>(world: World<S>) {
     // The reason it waited for must not be forgotten either.
     world.announce([spec("fee")]).await;
