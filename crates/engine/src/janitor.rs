@@ -82,8 +82,10 @@ impl<S: Work> Janitor<S> {
     /// Prunes until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
         let mut failing = false;
+        let mut late = false;
         loop {
-            match stop.run_until_cancelled(self.prune()).await {
+            let began = Instant::now();
+            match stop.run_until_cancelled(self.prune(late)).await {
                 Some(Err(error)) if !failing => {
                     failing = true;
                     warn!(%error, "deleting what is past its time: {error}; trying again");
@@ -91,13 +93,17 @@ impl<S: Work> Janitor<S> {
                 Some(Err(_)) | None => {}
                 Some(Ok(())) => failing = false,
             }
-            if stop.run_until_cancelled(sleep(self.rest())).await.is_none() {
+            let (rest, took) = (self.rest(), began.elapsed());
+            late = took >= rest;
+            if stop.run_until_cancelled(sleep(rest.saturating_sub(took))).await.is_none() {
                 return;
             }
         }
     }
 
-    async fn prune(&self) -> Result<(), StoreError> {
+    /// One round. `late`: the last one took longer than the time between two.
+    async fn prune(&self, late: bool) -> Result<(), StoreError> {
+        let (round, rest) = (Instant::now(), self.rest());
         let horizon = self.retention.load().horizon((self.now)());
         let mut before = self.store.demand();
         let mut began = Instant::now();
@@ -106,13 +112,22 @@ impl<S: Work> Janitor<S> {
             let is_quiet = demand.is_some() && demand == before;
             before = demand;
             match is_quiet {
-                // A request that comes now waits for one commit of the janitor at most, as after a pause.
+                // A request that arrives now waits for one commit at most, as after a pause.
                 true => yield_now().await,
-                false => sleep(began.elapsed().max(PRUNE_PAUSE)).await,
+                false => sleep(pause(began.elapsed(), late || round.elapsed() >= rest)).await,
             }
             began = Instant::now();
         }
         Ok(())
+    }
+}
+
+/// The pause after a commit that took so long. A janitor that falls behind pauses only briefly: on a busy
+/// machine a commit takes long because it waits, and a pause of that length would let the backlog grow.
+fn pause(took: Duration, is_behind: bool) -> Duration {
+    match is_behind {
+        true => PRUNE_PAUSE,
+        false => took.max(PRUNE_PAUSE),
     }
 }
 
@@ -160,6 +175,15 @@ mod tests {
         check(Some(60), None, 5);
         check(Some(3_600), Some(24), 2);
         check(Some(1), Some(3_600), 1);
+    }
+
+    #[test]
+    fn a_janitor_that_falls_behind_pauses_only_briefly() {
+        // With pauses as long as its commits it deletes for half of the time, however much is overdue.
+        let slow = Duration::from_millis(300);
+        assert_eq!(pause(slow, false), slow);
+        assert_eq!(pause(Duration::ZERO, false), PRUNE_PAUSE);
+        assert_eq!(pause(slow, true), PRUNE_PAUSE);
     }
 
     #[test]

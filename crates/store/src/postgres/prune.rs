@@ -35,6 +35,8 @@ pub(super) struct PruneProgress {
 /// How far a round over the events has come.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Round {
+    /// All that this slice looked at was stripped, and there may be more.
+    InFull,
     GoesOn,
     Ended,
     /// Another node is at it.
@@ -54,6 +56,10 @@ pub(super) async fn slice(
     // "For ever" is the beginning of time, and ours lies before the database's.
     let events_before = stamp(horizon.events_before);
     let stripped = strip(shared, &mut broom, events_before, limit).await?;
+    if stripped == Round::InFull {
+        // The rest is looked at when this round ends: each look is a commit of its own.
+        return Ok(true);
+    }
     let more_to_forget = forget(shared, horizon, limit).await?;
     let more_to_expire = expire(shared, events_before, limit).await?;
     // Only after a whole round is it known which events are left.
@@ -76,7 +82,7 @@ async fn strip(
     let with_bodies = kept < SignedDuration::from_hours(24);
     let row = retried(|| async {
         let mut lent = shared.pools.admin.lend().await?;
-        let sql = "SELECT reached, alone, left_of, left_since \
+        let sql = "SELECT reached, alone, left_of, left_since, taken \
                    FROM hapax.strip($1, $2, $3, $4, $5, $6)";
         one(lent.query(sql, &[&after, &bound, &before, &most, &with_bodies, &now]).await?)
     })
@@ -94,6 +100,7 @@ async fn strip(
     broom.passed = reached.unwrap_or(Uuid::nil());
     Ok(match (alone, reached) {
         (false, _) => Round::OfAnother,
+        (true, Some(_)) if row.get::<_, i32>(4) >= most => Round::InFull,
         (true, Some(_)) => Round::GoesOn,
         (true, None) => Round::Ended,
     })

@@ -186,7 +186,7 @@ fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Resu
     for piece in looked.split(stays).flat_map(|run| run.chunks(PIECE)) {
         let (Some(first), Some(end)) = (piece.first(), piece.last()) else { continue };
         mark(&writer.conn, piece)?;
-        delete_history(&writer.conn, first.seq, end.seq)?;
+        delete_range(&writer.conn, &HISTORY, first.seq, end.seq)?;
         stripped.push(piece);
         if Instant::now() >= until && end.seq < last {
             (last, is_cut) = (end.seq, true);
@@ -278,8 +278,13 @@ fn mark(conn: &Connection, run: &[EventWithBody]) -> rusqlite::Result<()> {
     Ok(())
 }
 
-fn delete_history(conn: &Connection, first: i64, last: i64) -> rusqlite::Result<()> {
-    for (table, column) in HISTORY {
+fn delete_range(
+    conn: &Connection,
+    tables: &[(&str, &str)],
+    first: i64,
+    last: i64,
+) -> rusqlite::Result<()> {
+    for (table, column) in tables {
         conn.prepare_cached(&format!("DELETE FROM {table} WHERE {column} BETWEEN ?1 AND ?2"))?
             .execute((first, last))?;
     }
@@ -358,15 +363,22 @@ fn forget_old<'a>(
     events: impl Iterator<Item = &'a PrunedRow>,
 ) -> rusqlite::Result<BTreeSet<i64>> {
     let now = micros(writer.now());
-    let mut old = Vec::new();
-    for event in events.filter(|event| event.is_pruned) {
-        let mut guards = writer
+    let pruned: Vec<&PrunedRow> = events.filter(|event| event.is_pruned).collect();
+    let mut old = Vec::with_capacity(pruned.len());
+    for run in pruned.chunk_by(|one, next| one.seq + 1 == next.seq) {
+        let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
+        let guarded: BTreeSet<i64> = writer
             .conn
-            .prepare_cached("SELECT 1 FROM hapax_guard WHERE event_seq = ?1 AND until > ?2")?;
-        let holds = event.guard_until.is_some_and(|until| until > now);
-        if !holds && !guards.exists((event.seq, now))? {
-            old.push(event);
-        }
+            .prepare_cached(
+                "SELECT event_seq FROM hapax_guard
+                 WHERE event_seq BETWEEN ?1 AND ?2 AND until > ?3",
+            )?
+            .query_map((first.seq, last.seq, now), |row| row.get(0))?
+            .collect::<rusqlite::Result<_>>()?;
+        let holds = |event: &PrunedRow| {
+            event.guard_until.is_some_and(|until| until > now) || guarded.contains(&event.seq)
+        };
+        old.extend(run.iter().copied().filter(|event| !holds(event)));
     }
     forget_all(writer, &old)?;
     Ok(old.into_iter().map(|event| event.seq).collect())
@@ -410,13 +422,9 @@ fn forget_all(writer: &mut Writer, events: &[&PrunedRow]) -> rusqlite::Result<()
         writer.index.forget(&writer.conn, hash)?;
         writer.shared.recent.remove(hash);
     }
-    for event in events {
-        for (table, column) in NARROW {
-            writer
-                .conn
-                .prepare_cached(&format!("DELETE FROM {table} WHERE {column} = ?1"))?
-                .execute([event.seq])?;
-        }
+    for run in events.chunk_by(|one, next| one.seq + 1 == next.seq) {
+        let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
+        delete_range(&writer.conn, &NARROW, first.seq, last.seq)?;
     }
     // The highest number ever given stays known, also when its event is gone.
     writer

@@ -197,6 +197,27 @@ async fn a_mark_that_is_deleted_while_its_resource_moves_is_written_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_retention_commits_without_waiting_for_the_disk() {
+    // Its sessions are those of operators too: the setting must end with the transaction.
+    let base = Base::new("behind", spec(1)).await;
+    let setting = "SELECT current_setting('synchronous_commit')";
+    assert_eq!(base.one(setting).await, "on");
+    for act in [
+        "hapax.strip('00000000-0000-0000-0000-000000000000', \
+             'ffffffff-ffff-ffff-ffff-ffffffffffff', now(), 10, true, NULL)",
+        "hapax.forget('{shop}', ARRAY['ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid], \
+             ARRAY[now()], 10, NULL)",
+        "hapax.forget_marks('{shop}', ARRAY[now()], 0, '', 10)",
+        "hapax.expire(now(), 10)",
+    ] {
+        base.sql.batch_execute(&format!("BEGIN; SELECT {act}")).await.expect(act);
+        assert_eq!(base.one(setting).await, "off", "{act}");
+        base.sql.batch_execute("COMMIT").await.expect("commits");
+        assert_eq!(base.one(setting).await, "on", "{act}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pruning_itself_is_no_demand_and_an_event_is() {
     // A janitor that counts its own work as demand would pause for ever; one that ignores all
     // demand would delay acks.

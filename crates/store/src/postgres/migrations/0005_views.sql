@@ -1,5 +1,13 @@
 -- Retention, and views that operators may read with any client.
 
+-- Lets this transaction commit without waiting for the disk or a standby. Only for retention: a crash may
+-- bring back what it deleted, and the next round deletes that again. Whatever commits later and waits
+-- has everything before it on disk as well.
+CREATE FUNCTION hapax.commit_behind() RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT set_config('synchronous_commit', 'off', true);
+$$;
+
 -- Keeps: the narrow row of every event. Takes the history from events that are finished and past their
 -- time, and with `with_bodies` their bodies; else those go with their day. Nothing that is open, dead or
 -- waits for a person is touched. The event's row is locked before its jobs are looked at: a replay, which
@@ -21,6 +29,7 @@ DECLARE
     last uuid;
 BEGIN
     taken := 0;
+    PERFORM hapax.commit_behind();
     alone := pg_try_advisory_xact_lock(x'6861706178000003'::bigint);
     IF NOT alone THEN
         RETURN;
@@ -90,6 +99,7 @@ DECLARE
     moment CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
     ripe uuid[];
 BEGIN
+    PERFORM hapax.commit_behind();
     IF NOT pg_try_advisory_xact_lock(x'6861706178000003'::bigint) THEN
         RETURN;
     END IF;
@@ -138,6 +148,7 @@ DECLARE
     h record;
     l record;
 BEGIN
+    PERFORM hapax.commit_behind();
     last_handler := after_handler;
     last_tenant := after_tenant;
     FOR h IN
@@ -185,6 +196,7 @@ DECLARE
     gone integer;
     mostly integer;
 BEGIN
+    PERFORM hapax.commit_behind();
     DELETE FROM hapax.message m WHERE m.message IN (
         SELECT o.message FROM hapax.message o WHERE o.created_at < messages_before
         ORDER BY o.created_at LIMIT most FOR UPDATE SKIP LOCKED);
