@@ -19,7 +19,7 @@ pub(crate) struct Alerts {
     pub(crate) oldest_job: Option<Duration>,
     /// Dead letters of one handler.
     pub(crate) dead_letters: Option<u32>,
-    /// Whether to alert when events wait for review.
+    /// Whether to alert when events wait for an operator's decision.
     pub(crate) review: bool,
     /// How long a source that sent more often before has sent nothing.
     pub(crate) silence: Option<Duration>,

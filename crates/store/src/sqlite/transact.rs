@@ -147,7 +147,7 @@ impl Recorded for JobRight {
         };
         let Some(row) = JobRow::find(conn, seq, lane)?.filter(open) else { return Ok(None) };
         if lanes.overtaken(conn, &row)? != Overtaken::No {
-            // The rules record that it is stale, where it can only be that.
+            // A newer version was applied: the rules record that this job is stale.
             let _lost = lanes.done(conn, &row, None, None, now)?;
             return Ok(None);
         }

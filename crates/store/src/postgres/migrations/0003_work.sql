@@ -56,7 +56,7 @@ LANGUAGE sql VOLATILE AS $$
         % ((9007199254740991 - after) / 8192 + 1);
 $$;
 
--- Tells of an attempt that ended. A later word on the same attempt replaces the earlier one.
+-- Records how an attempt ended. A later record of the same attempt replaces the earlier one.
 CREATE FUNCTION hapax.note_attempt(
     j hapax.job, outcome text, ended_at timestamptz, error text,
     answer_status integer DEFAULT NULL, answer text DEFAULT NULL)
@@ -1073,7 +1073,7 @@ BEGIN
             UPDATE hapax.job SET due_at = at WHERE job = j.job;
         ELSIF effect = 0 THEN
             IF j.state = 2 THEN
-                -- The job's own row is about to tell of the new run.
+                -- The job's own row is about to describe the new run.
                 PERFORM hapax.note_attempt(j, 'done', j.due_at, NULL, j.answer_status, j.answer);
             END IF;
             -- A dead job continues its run with a fresh schedule, and alone if it was lost before.

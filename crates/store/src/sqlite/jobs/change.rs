@@ -114,7 +114,7 @@ fn write(
 ) -> rusqlite::Result<()> {
     let wait = (after.due_at - micros(now)).max(0);
     let written = match change.phase {
-        // The two that every job goes through write the fewest columns.
+        // The two phases that every job passes through write the fewest columns.
         Phase::Leased => conn.prepare_cached(include_str!("../sql/lease_job.sql"))?.execute((
             after.seq,
             after.lane,

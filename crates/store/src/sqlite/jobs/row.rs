@@ -154,8 +154,8 @@ impl JobRow {
         .query_row((self.seq, self.lane), |row| answer_of(row, 0))
     }
 
-    /// Whether somebody was given this fence, and it still holds. A job that was never claimed, given
-    /// back or replayed has a number too, but nobody has that right.
+    /// Whether this fence was given to a claim and still holds. A job that was never claimed, was
+    /// given back or was replayed has a fence too, but no claim holds it.
     pub(in crate::sqlite) fn is_under(&self, fence: Fence) -> bool {
         self.fence == fence.0 && self.started_at.is_some()
     }
