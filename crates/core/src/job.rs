@@ -1,11 +1,11 @@
-//! The life of a Job: one event for one handler, from its commit to done, stale, dead or discarded.
+//! Jobs: ids, phases, and the arithmetic of attempts. A job is one event for one handler.
 //!
-//! This is the pure state machine; stores record its answers with fenced updates. The diagram is in
-//! docs/lifecycle.md. Two kinds of attempt end differently: one with a verdict (failed, timed out)
-//! uses a step of the schedule; one without (the process died, the lease ran out) is *lost*, uses no
-//! step and backs off. A job whose work runs in this process may have ended it: from then on it is
-//! claimed alone, so that an event that kills the process takes no neighbours with it. An app that is
-//! called, or a worker outside, cannot end the process: its lost attempts say nothing about the job.
+//! Which act leads from which phase to which other is in [`crate::lifecycle`].
+//!
+//! An attempt that fails or times out uses a step of the schedule. An attempt that is *lost* (the process
+//! died, or the lease ran out) uses no step and backs off. A lost attempt that ran in this process may have
+//! killed it. From then on the job is claimed alone, so that an event that kills the process takes no other
+//! job with it. An app that is called, or a worker outside, cannot kill the process.
 
 use std::fmt;
 use std::sync::Arc;
@@ -62,19 +62,19 @@ pub enum Phase {
     Ready,
     /// Claimed, until the lease ends.
     Leased,
-    /// Its effects are committed. Nothing moves it but a person's `force`.
+    /// Its effects are committed. Only a forced replay runs it again.
     Done,
-    /// Newer news was applied already: recorded, and nothing was done.
+    /// A newer version was already applied; the job did nothing.
     Stale,
-    /// Buried: a person may look at it and replay it.
+    /// A dead letter: an operator can replay or discard it.
     Dead,
-    /// Waits for the number before it.
+    /// Waits for its predecessor.
     Held,
     /// Waits for another job of the same resource to end.
     Parked,
-    /// What comes before it never came: a person decides whether it runs.
+    /// Its predecessor is missing: an operator decides whether it runs.
     Review,
-    /// A person refused it.
+    /// An operator gave it up.
     Discarded,
 }
 
@@ -87,7 +87,7 @@ impl Phase {
         }
     }
 
-    /// Whether there is nothing left to do, and nobody left to ask: only then may it be pruned.
+    /// Whether it has ended and waits for no operator: only then may it be pruned.
     pub fn is_over(self) -> bool {
         match self {
             Self::Done | Self::Stale | Self::Discarded => true,
@@ -173,7 +173,7 @@ pub enum AfterFailure {
     },
 }
 
-/// Whether and when a failed attempt is to be repeated, by whoever saw it fail.
+/// Whether and when a failed attempt is repeated, as far as its holder knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retry {
     /// By the schedule.

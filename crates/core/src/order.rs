@@ -1,6 +1,6 @@
-//! Order: arrival order is not event order. What a handler's guard decides about a job, given the
-//! mark of its resource, and where the mark is afterwards. Where it is kept, and under which lock,
-//! is the store's. The states of a [`Machine`] have a room of their own.
+//! Order: events do not arrive in the order in which they happened. The rules here decide whether a job
+//! may run, given the mark of its resource (the last position applied), and where the mark is afterwards.
+//! The store keeps the mark under a lock. State machines are in `state_machine`.
 
 mod state_machine;
 
@@ -11,14 +11,14 @@ use serde::{Deserialize, Serialize};
 
 pub use self::state_machine::{Machine, MachineError};
 
-/// Why a job that was held goes to review, where its gap stayed open: told as its error.
-pub const HELD_TOO_LONG: &str = "what comes before it did not come in time";
+/// The error of a job in review whose predecessor did not arrive before the deadline.
+pub const HELD_TOO_LONG: &str = "its predecessor did not arrive in time";
 
-/// Why a job is stale that was at work when the mark passed it.
-pub const OVERTAKEN: &str = "newer news of its resource was applied meanwhile";
+/// The error of a job that is stale because the mark passed it while it ran.
+pub const OVERTAKEN: &str = "a newer version of its resource was applied meanwhile";
 
-/// Why a job goes to review where too many of its resource are held: told as its error.
-pub const HELD_TOO_MANY: &str = "too many of its resource wait for what comes before them";
+/// The error of a job in review because too many jobs of its resource are held.
+pub const HELD_TOO_MANY: &str = "too many jobs of its resource wait for their predecessors";
 
 /// A place in the order of one resource: a version, a sequence number or a time; for a machine the
 /// number of a state's name.
@@ -38,16 +38,16 @@ pub struct Place {
 /// How a handler keeps order, and what it does about gaps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OrderRule {
-    /// Who may run.
+    /// Which jobs may run.
     pub policy: OrderPolicy,
-    /// What becomes of who may not yet.
+    /// How long the others wait, and what happens then.
     pub gaps: Gaps,
 }
 
 /// How a handler keeps order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OrderPolicy {
-    /// Strictly older than what was applied is stale; ties run; gaps do not matter.
+    /// A job that is older than the mark is stale. Equal positions run; gaps do not matter.
     Latest,
     /// One after the other without a gap.
     Sequence {
@@ -58,7 +58,7 @@ pub enum OrderPolicy {
     Machine(Arc<Machine>),
 }
 
-/// How long and how many wait for what is missing, and what then.
+/// How many jobs wait for a missing predecessor, how long, and what happens then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gaps {
     /// How long a job is held: its deadline is fixed when it is.
@@ -72,7 +72,7 @@ pub struct Gaps {
 /// What happens to a gap that was held long enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnGap {
-    /// A person decides.
+    /// An operator decides.
     Review,
     /// The [`OrderPolicy::earliest`] of its resource goes: a sequence's mark moves to just before
     /// it, and what was missing is stale from then on; in a machine it runs as if a person had
@@ -86,14 +86,14 @@ impl Default for Gaps {
     }
 }
 
-/// What the guard says.
+/// The decision of the order rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guard {
     /// Run it; when its effects commit, the mark moves to [`OrderPolicy::after`].
     Run,
-    /// Newer news was applied already.
+    /// A newer version was already applied.
     Stale,
-    /// What comes before it has not been applied yet.
+    /// Its predecessor has not been applied yet.
     Hold,
 }
 

@@ -359,7 +359,7 @@ pub struct SqlRun {
 pub enum Ran {
     /// Its effects are committed.
     Done,
-    /// The order guard set it aside: newer news was applied meanwhile, or a number is missing.
+    /// The order rule set it aside: a newer version was applied meanwhile, or its predecessor is missing.
     Guarded,
     /// It failed, and that is recorded: why.
     Failed(String),
@@ -399,7 +399,7 @@ pub enum ReplayEffect {
     WouldRun,
     /// It is done, and stays so.
     AlreadyApplied,
-    /// Newer news was applied: it would do nothing.
+    /// A newer version was applied: the job would do nothing.
     Stale,
     /// It is waiting or running as it is.
     AlreadyOpen,

@@ -34,7 +34,7 @@ pub(crate) trait SyncWait: Send + Sync {
     ) -> Pin<Box<dyn Future<Output = Result<SyncOutcome, StoreError>> + Send + 'a>>;
 }
 
-/// Looks at the store whenever the event_waiters rings, and now and then without.
+/// Reads the event from the store at every notification, and at intervals without one.
 pub(crate) struct StoreSyncWait<S> {
     pub(crate) store: Arc<S>,
     pub(crate) event_waiters: EventWaiters,

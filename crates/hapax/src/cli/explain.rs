@@ -373,7 +373,7 @@ mod tests {
             "Handler fee waits for what comes before it; what then is decided in 5 minutes, at \
              2026-03-01T12:15:00Z."
         );
-        let why = json!({ "error": "what comes before it did not come in time" });
+        let why = json!({ "error": "its predecessor did not arrive in time" });
         let review = last(json!({ "status": "review", "jobs": [job("review", why)] }));
         assert!(review.contains("waits for a person: what comes before"), "{review}");
         assert!(review.contains("`hapax events approve evt_1`"), "{review}");

@@ -90,7 +90,7 @@ fn fifty_copies_of_each_event_to_four_nodes_at_once_have_one_effect() {
 
 #[test]
 fn a_copy_at_another_node_waits_for_the_outcome_and_gets_the_stored_answer() {
-    // The copy comes while node A works on the first: no event_waiters of B's rings when that ends.
+    // The copy comes while node A works on the first: node B gets no notification when that ends.
     let (go, gate) = std::sync::mpsc::channel::<()>();
     let gate = std::sync::Mutex::new(gate);
     let app = App::new(move |_| {

@@ -167,7 +167,7 @@ BEGIN
         FOR UPDATE SKIP LOCKED;
         newest := coalesce(last.job, newest);
     END IF;
-    PERFORM hapax.to_review(newest, 'too many of its resource wait for what comes before them', at);
+    PERFORM hapax.to_review(newest, 'too many jobs of its resource wait for their predecessors', at);
 END $$;
 
 -- Ends the hold of this job, whose row is locked, when a gap stayed open past its deadline: the
@@ -179,7 +179,7 @@ DECLARE
     lowest bigint;
 BEGIN
     IF NOT h.go THEN
-        PERFORM hapax.to_review(j.job, 'what comes before it did not come in time', at);
+        PERFORM hapax.to_review(j.job, 'its predecessor did not arrive in time', at);
         RETURN;
     ELSIF h.policy <> 1 THEN
         -- The state that leads to most of the others goes first, as if a person had forced it.
@@ -631,7 +631,7 @@ DECLARE
     j hapax.job;
     mark bigint;
     verdict smallint;
-    overtaken CONSTANT text := 'newer news of its resource was applied meanwhile';
+    overtaken CONSTANT text := 'a newer version of its resource was applied meanwhile';
 BEGIN
     SELECT * INTO j FROM hapax.job x WHERE x.job = of_job FOR UPDATE;
     IF NOT FOUND OR j.fence IS DISTINCT FROM of_fence OR j.started_at IS NULL THEN

@@ -23,7 +23,7 @@ BEGIN
         ELSE
             RAISE EXCEPTION 'job % is not held under fence % any more', complete.job, complete.fence
                 USING ERRCODE = 'XH001',
-                      HINT = 'Somebody else has the job, or had: roll back what you did for it.';
+                      HINT = 'Another worker has the job, or had: roll back what you did for it.';
     END CASE;
 END $$;
 
@@ -192,7 +192,7 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'the key is not reserved under fence % any more, or is finished', finish.fence
             USING ERRCODE = 'XH001',
-                  HINT = 'Somebody else has it, or had: roll back what you did for it.';
+                  HINT = 'Another caller has it, or had: roll back what you did for it.';
     END IF;
 END $$;
 

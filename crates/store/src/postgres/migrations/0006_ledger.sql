@@ -342,7 +342,7 @@ BEGIN
     THEN
         RAISE EXCEPTION 'the key is not reserved under fence % any more, or is finished', finish.fence
             USING ERRCODE = 'XH001',
-                  HINT = 'Somebody else has it, or had: roll back what you did for it.';
+                  HINT = 'Another caller has it, or had: roll back what you did for it.';
     END IF;
 END $$;
 
