@@ -28,7 +28,7 @@ pub(crate) async fn replay_of_a_pruned_event_does_nothing<S: Working>(world: Wor
     assert_eq!(world.do_all("fee").await, ["evt_1"]);
     world.pass(1_000);
     while world.store.prune(bodies_go(), 10).await.expect("prunes") {}
-    // A copy is still told how it ended, though nothing of it can be read any more.
+    // A copy still reports how the event ended, though nothing else of it can be read.
     let copy = world.arrive(&Sender::plain(), "evt_1", &[job("fee")]).await;
     let Verdict::Duplicate(known) = &copy else { panic!("{copy:?}") };
     assert_eq!((known.id, known.status), (id, Status::Processed));
