@@ -912,6 +912,9 @@ async fn every_decision_is_logged_and_nothing_of_a_body_or_a_signature_is() {
     let lines = Lines::default();
     let writer = lines.clone();
     let subscriber = tracing_subscriber::fmt().json().with_writer(move || writer.clone()).finish();
+    // With a single dispatcher, a callsite asks only the thread that reaches it first: another test,
+    // which has none, would turn the line off for all.
+    let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     let _guard = tracing::subscriber::set_default(subscriber);
     let house = setup("logs").start().await;
     let mut wire = house.wire().await;
