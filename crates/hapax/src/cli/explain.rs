@@ -375,7 +375,7 @@ mod tests {
         );
         let why = json!({ "error": "its predecessor did not arrive in time" });
         let review = last(json!({ "status": "review", "jobs": [job("review", why)] }));
-        assert!(review.contains("waits for a person: what comes before"), "{review}");
+        assert!(review.contains("waits for a person: its predecessor"), "{review}");
         assert!(review.contains("`hapax events approve evt_1`"), "{review}");
         let refused = tell(json!({ "status": "discarded", "jobs": [job("discarded", json!({}))] }));
         assert_eq!(refused.len(), 3, "told once: {refused:?}");
