@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use self::history::History;
 pub(crate) use self::rules::SecretEnds;
 use self::rules::{About, Finding, Seen, Severity, judge};
-use crate::config::{Alerts, Config};
+use crate::config::{ALERT_NAMES, Alerts, Config};
 use crate::statements::{Statements, Unprepared};
 
 /// How often it looks.
@@ -32,21 +32,6 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Whoever asks for the alerts has it look again, but not more often than this.
 const LOOK_AGAIN: SignedDuration = SignedDuration::from_millis(500);
-
-/// The names of all alerts, for the metric: one that never was is zero.
-const NAMES: [&str; 11] = [
-    "duplicate_spike",
-    "failed_verifications",
-    "oldest_job",
-    "dead_letters",
-    "review",
-    "silence",
-    "secret_expiry",
-    "clock_skew",
-    "log_growth",
-    "statements",
-    "store",
-];
 
 /// What the configuration says about alerts; a reload replaces it.
 #[derive(Debug, Clone, Default)]
@@ -258,7 +243,8 @@ fn post(board: &mut BTreeMap<About, Alert>, found: Vec<Finding>, now: Timestamp)
         let About { name, source, tenant, lane } = &alert.about;
         tracing::info!(alert = name, source, tenant, lane, "over: {}", alert.message);
     }
-    for name in NAMES {
+    // An alert that never occurred is zero.
+    for name in ALERT_NAMES {
         let count = board.keys().filter(|about| about.name == name).count();
         gauge!("hapax_alerts", "name" => name).set(count as f64);
     }

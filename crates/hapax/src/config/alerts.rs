@@ -57,8 +57,8 @@ impl Default for Alerts {
     }
 }
 
-/// Every key of `[alerts]`.
-pub(super) const KEYS: [&str; 11] = [
+/// Every key of `[alerts]`, which is also the name of its alert.
+pub(crate) const KEYS: [&str; 11] = [
     "duplicate_spike",
     "failed_verifications",
     "oldest_job",
