@@ -27,6 +27,7 @@ pub mod scheme;
 pub mod secret;
 pub mod source;
 pub mod store;
+pub mod vault;
 pub mod verify;
 
 pub use arrival::Arrival;

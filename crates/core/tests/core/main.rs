@@ -1,4 +1,4 @@
-//! Tests of schemes, keys, envelopes and handlers through the public API.
+//! Tests of schemes, keys, envelopes, handlers, secrets and the vault through the public API.
 
 mod envelope;
 mod handler;
@@ -7,4 +7,5 @@ mod handler_sql_postgres;
 mod keys;
 mod lifecycle;
 mod schemes;
+mod vault;
 mod vectors;
