@@ -6,6 +6,7 @@
 
 pub mod arrival;
 mod ed25519;
+pub mod endpoint_secret;
 pub mod envelope;
 #[cfg(feature = "failpoints")]
 pub mod failpoint;

@@ -70,3 +70,14 @@ pub const JWT_BYTES_MAX: usize = 16 * 1024;
 
 /// The most keys of a JWK set: a token without a `kid` is checked against each.
 pub const JWT_KEYS_MAX: usize = 64;
+
+/// The shortest signing secret of an endpoint: Standard Webhooks demands 24 bytes.
+pub const SIGNING_SECRET_BYTES_MIN: usize = 24;
+/// The longest one, for the same reason. HMAC-SHA256 would hash a longer one to 32 bytes anyway.
+pub const SIGNING_SECRET_BYTES_MAX: usize = 64;
+
+/// The most active secrets of an endpoint: two rotations in a row. Each adds a signature to every delivery.
+pub const ENDPOINT_SECRETS_MAX: usize = 3;
+
+/// The longest time for which a replaced secret still signs. A receiver that needs longer has forgotten it.
+pub const SECRET_OVERLAP_MAX: std::time::Duration = std::time::Duration::from_secs(366 * 86_400);

@@ -2,7 +2,8 @@
 //! never draws random numbers: the caller passes each nonce in.
 //!
 //! A [`Sealed`] value names the key it was sealed with. Its [`SealContext`] is authenticated with it, so a
-//! value that was moved to another endpoint, tenant or purpose does not open.
+//! value that was moved to another endpoint, tenant or purpose does not open. For what is sealed, see
+//! [`crate::endpoint_secret`].
 
 use std::fmt;
 use std::sync::Arc;
