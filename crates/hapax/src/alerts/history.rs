@@ -1,5 +1,5 @@
-//! What every source has had, over the last day: counters of this process, looked at every few
-//! seconds. A restart begins anew, and what is told from here says since when.
+//! The counters of each source over the last day, sampled every few seconds. The counters belong to
+//! this process and start from zero after a restart, so every answer names the time it starts at.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -8,16 +8,16 @@ use hapax_core::{SourceName, Timestamp};
 use hapax_engine::Traffic;
 use jiff::SignedDuration;
 
-/// Looks of this age and younger are all kept: alerts need them.
+/// Up to this age all samples are kept, because alerts need them.
 const FINE: SignedDuration = SignedDuration::from_mins(10);
 
-/// Older ones at most once in this time: statistics of an hour need no more.
+/// Of older samples one per this span is kept: statistics of an hour need no more.
 const COARSE_EVERY: SignedDuration = SignedDuration::from_mins(1);
 
-/// And none of them longer than this: the longest span that anything is compared with.
+/// Samples are deleted at this age: no rule compares a longer span.
 const KEPT: SignedDuration = SignedDuration::from_hours(25);
 
-/// How many a source had of each.
+/// The counters of one source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Counts {
     pub(super) new: u64,
@@ -30,7 +30,8 @@ impl Counts {
         self.new + self.copies
     }
 
-    /// A source that was taken away and came back counts from zero again.
+    /// The difference between two samples. A source that was removed and configured again counts
+    /// from zero, so no difference is negative.
     pub(super) fn since(self, before: Self) -> Self {
         Self {
             new: self.new.saturating_sub(before.new),
@@ -40,14 +41,14 @@ impl Counts {
     }
 }
 
-/// The counters at one moment; those of sources that had nothing are left out.
+/// The counters at one moment, without sources whose counters are all zero.
 #[derive(Debug)]
 struct Look {
     at: Timestamp,
     counts: BTreeMap<SourceName, Counts>,
 }
 
-/// When a source sent something verified.
+/// The first and the last verified arrival of a source, and their number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Spoke {
     pub(super) first: Timestamp,
@@ -55,7 +56,7 @@ pub(super) struct Spoke {
     pub(super) arrivals: u64,
 }
 
-/// The looks so far.
+/// The samples so far.
 #[derive(Debug)]
 pub(super) struct History {
     began: Timestamp,
@@ -65,12 +66,12 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Every counter was zero at `began`.
+    /// An empty history: every counter was zero at `began`.
     pub(super) fn new(began: Timestamp) -> Self {
         Self { began, fine: VecDeque::new(), coarse: VecDeque::new(), spoke: BTreeMap::new() }
     }
 
-    /// Adds a look.
+    /// Adds a sample.
     pub(super) fn note(&mut self, at: Timestamp, traffic: &[Traffic]) {
         let counts: BTreeMap<_, _> = traffic.iter().map(counted).filter(is_something).collect();
         for (source, counts) in &counts {
@@ -86,7 +87,7 @@ impl History {
                 (spoke.last, spoke.arrivals) = (at, counts.arrivals());
             }
         }
-        // A source that is configured no more is not missed.
+        // A source that is no longer configured cannot be silent.
         self.spoke.retain(|source, _| traffic.iter().any(|one| one.source == *source));
         self.fine.push_back(Look { at, counts });
         while self.fine.front().is_some_and(|look| at.duration_since(look.at) > FINE) {
@@ -101,7 +102,8 @@ impl History {
         }
     }
 
-    /// The last look at or before `at`, and when it was; before the first one all was zero.
+    /// The counters in the last sample at or before `at`, and the time of that sample. Before the
+    /// first sample all counters are zero.
     pub(super) fn at(&self, at: Timestamp, source: &SourceName) -> (Counts, Timestamp) {
         let looks = self.fine.iter().rev().chain(self.coarse.iter().rev());
         match looks.into_iter().find(|look| look.at <= at) {
@@ -110,7 +112,8 @@ impl History {
         }
     }
 
-    /// What a source had in the last `span`, by the counters as they are now.
+    /// The arrivals of a source in the last `span`, up to its current counters, and the time at
+    /// which the span really starts.
     pub(super) fn within(
         &self,
         span: Duration,
@@ -121,7 +124,7 @@ impl History {
         (counted(traffic).1.since(before), since)
     }
 
-    /// When a source last sent something, if it did.
+    /// The verified arrivals of a source, or `None` if there were none.
     pub(super) fn spoke(&self, source: &SourceName) -> Option<Spoke> {
         self.spoke.get(source).copied()
     }
@@ -156,9 +159,9 @@ mod tests {
     }
 
     #[test]
-    fn a_span_is_told_from_the_look_at_its_beginning_however_old() {
-        // A day of looks every ten seconds: what is thinned out must not move the numbers by more
-        // than the minute that is left between them.
+    fn a_span_is_counted_from_the_sample_at_its_beginning_however_old() {
+        // A day of samples every ten seconds: thinning them out must not change the numbers by more
+        // than the minute that is left between two samples.
         let mut history = History::new(at(0));
         let day = 86_400;
         for second in (10..=day).step_by(10) {
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_begins_anew_is_no_negative_number() {
+    fn a_counter_that_starts_from_zero_again_gives_no_negative_number() {
         let mut history = History::new(at(0));
         history.note(at(10), &[stripe(100)]);
         let (counts, _) = history.within(Duration::from_secs(1), at(20), &stripe(3));
@@ -189,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_is_configured_no_more_is_not_missed() {
+    fn a_source_that_is_no_longer_configured_is_forgotten() {
         let mut history = History::new(at(0));
         history.note(at(10), &[stripe(1)]);
         assert_eq!(history.spoke(&SourceName::new("stripe")).unwrap().last, at(10));

@@ -1,6 +1,6 @@
-//! The watch: looks every few seconds at what the server has had and how it is doing, and keeps a
-//! board of alerts. [`rules`] decides what is worth attention, [`history`] remembers the counters;
-//! here is when that happens, and that an alert is told once when it begins and once when it ends.
+//! Evaluates the alert rules every few seconds and keeps the list of active alerts. [`rules`]
+//! decides which alerts are active, and [`history`] keeps the counters. This file schedules the
+//! rounds, and logs each alert once when it begins and once when it ends.
 
 mod history;
 mod rules;
@@ -27,23 +27,23 @@ use self::rules::{About, Finding, Seen, Severity, judge};
 use crate::config::{ALERT_NAMES, Alerts, Config};
 use crate::statements::{Statements, Unprepared};
 
-/// How often it looks.
+/// The time between two rounds.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// Whoever asks for the alerts has it look again, but not more often than this.
+/// A request for the alerts starts a round too, unless the last one is younger than this.
 const LOOK_AGAIN: SignedDuration = SignedDuration::from_millis(500);
 
-/// What the configuration says about alerts; a reload replaces it.
+/// The part of the configuration that alerts depend on. A reload replaces it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rules {
     pub(crate) alerts: Alerts,
     pub(crate) secrets: Vec<SecretEnds>,
-    /// What handlers will run.
+    /// The SQL of the handlers.
     pub(crate) statements: Statements,
 }
 
 impl Rules {
-    /// Those of this configuration.
+    /// The rules of this configuration.
     pub(crate) fn of(config: &Config) -> Self {
         let secrets = config.sources.iter().map(|configured| SecretEnds {
             source: configured.source.name().clone(),
@@ -58,11 +58,11 @@ impl Rules {
     }
 }
 
-/// Where the watch looks, beside the store.
+/// The inputs of the rules, apart from the store.
 pub(crate) struct Eyes {
-    /// What every source has had since the process began.
+    /// The counters of every source since the process started.
     pub(crate) traffic: Box<dyn Fn() -> Vec<Traffic> + Send + Sync>,
-    /// How far our clock is ahead of what senders sign.
+    /// How far this machine's clock is ahead of the times that senders sign.
     pub(crate) clock_offset_seconds: Box<dyn Fn() -> Option<i64> + Send + Sync>,
     /// The handlers that are configured now.
     pub(crate) known: Box<dyn Fn() -> Vec<HandlerRef> + Send + Sync>,
@@ -72,7 +72,7 @@ pub(crate) struct Eyes {
     pub(crate) now: Now,
 }
 
-/// Something that holds now, and since when.
+/// An active alert.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Alert {
     #[serde(flatten)]
@@ -82,28 +82,28 @@ pub(crate) struct Alert {
     message: String,
 }
 
-/// The watch.
+/// Evaluates the rules, and keeps the active alerts.
 pub(crate) struct Watch {
     eyes: Eyes,
     kept: Mutex<Kept>,
-    /// One looks at a time.
+    /// Held during a round: only one runs at a time.
     turn: tokio::sync::Mutex<()>,
 }
 
 struct Kept {
     rules: Rules,
     history: History,
-    /// As far as the store could be asked.
+    /// The state of each handler's jobs, from the last successful query.
     lanes: Vec<LaneState>,
     in_review: Vec<(SourceName, u64)>,
     board: BTreeMap<About, Alert>,
     looked_at: Option<Timestamp>,
-    /// What the database said of the handlers' statements; `None` until it was asked.
+    /// Handlers whose SQL the database refused; `None` until the database was asked.
     unprepared: Option<Vec<Unprepared>>,
 }
 
 impl Watch {
-    /// Begins with counters that are all zero.
+    /// No alert is active, and all counters are zero.
     pub(crate) fn new(eyes: Eyes, rules: Rules) -> Self {
         let history = History::new((eyes.now)());
         let kept = Kept {
@@ -118,14 +118,14 @@ impl Watch {
         Self { eyes, kept: Mutex::new(kept), turn: tokio::sync::Mutex::new(()) }
     }
 
-    /// Takes over what the configuration says now.
+    /// Replaces the rules after the configuration was reloaded.
     pub(crate) fn reload(&self, rules: Rules) {
         let mut kept = self.kept();
         kept.rules = rules;
         kept.unprepared = None;
     }
 
-    /// Looks every few seconds, until `stop`.
+    /// Runs a round every few seconds, until `stop`.
     pub(crate) async fn run<S: Store + Inspect>(&self, store: Arc<S>, stop: CancellationToken) {
         let mut beats = interval(LOOK_EVERY);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -134,7 +134,7 @@ impl Watch {
         }
     }
 
-    /// What holds now, the worst first.
+    /// The active alerts, the most severe first.
     pub(crate) async fn alerts<S: Store + Inspect>(&self, store: &S) -> Vec<Alert> {
         self.look(store).await;
         let mut alerts: Vec<Alert> = self.kept().board.values().cloned().collect();
@@ -142,12 +142,12 @@ impl Watch {
         alerts
     }
 
-    /// How many verifications failed at each source in the last `span`, and since when that is
-    /// known: this process may be younger.
+    /// The failed verifications of each source in the last `span`, and the time from which they
+    /// were counted. The process may be younger than `span`.
     pub(crate) fn failed_within(&self, span: Duration) -> (BTreeMap<SourceName, u64>, Timestamp) {
         let (traffic, now) = ((self.eyes.traffic)(), (self.eyes.now)());
         let kept = self.kept();
-        // Every source was looked at at the same moments.
+        // Every source is sampled at the same moments, so any source name gives the same time.
         let (_, since) = kept.history.at(history::earlier(now, span), &SourceName::new(""));
         let of_source = |one: Traffic| {
             let (counts, _) = kept.history.within(span, now, &one);
@@ -166,14 +166,14 @@ impl Watch {
         let lanes = match store.lanes().await {
             Ok(lanes) => Some(lanes),
             Err(error) => {
-                tracing::debug!(%error, "looking how far behind the handlers are: {error}");
+                tracing::debug!(%error, "reading the state of the handlers: {error}");
                 None
             }
         };
         let in_review = match store.in_review().await {
             Ok(in_review) => Some(in_review),
             Err(error) => {
-                tracing::debug!(%error, "looking for events in review: {error}");
+                tracing::debug!(%error, "counting events in review: {error}");
                 None
             }
         };
@@ -184,7 +184,8 @@ impl Watch {
         let mut guard = self.kept();
         let kept = &mut *guard;
         kept.looked_at = Some(now);
-        // A store that cannot be asked has not become any better: what was seen last still counts.
+        // If the store cannot be read, the last known values stay, so that no alert ends because of
+        // a failed query.
         kept.lanes = lanes.unwrap_or_else(|| std::mem::take(&mut kept.lanes));
         kept.in_review = in_review.unwrap_or_else(|| std::mem::take(&mut kept.in_review));
         kept.history.note(now, &traffic);
@@ -205,7 +206,7 @@ impl Watch {
         post(&mut kept.board, found, now);
     }
 
-    /// Asks the database about the handlers' statements: once, and again while something is wrong.
+    /// Lets the database prepare the handlers' SQL: once, and in every round while some of it fails.
     async fn check_statements(&self) {
         let statements = {
             let kept = self.kept();
@@ -226,7 +227,7 @@ impl Watch {
     }
 }
 
-/// Puts what was found on the board, takes off what is over, and tells of both.
+/// Adds new alerts to the board, removes alerts that are over, and logs both.
 fn post(board: &mut BTreeMap<About, Alert>, found: Vec<Finding>, now: Timestamp) {
     let mut before = std::mem::take(board);
     for Finding { about, severity, message } in found {
@@ -241,9 +242,9 @@ fn post(board: &mut BTreeMap<About, Alert>, found: Vec<Finding>, now: Timestamp)
     }
     for alert in before.into_values() {
         let About { name, source, tenant, lane } = &alert.about;
-        tracing::info!(alert = name, source, tenant, lane, "over: {}", alert.message);
+        tracing::info!(alert = name, source, tenant, lane, "cleared: {}", alert.message);
     }
-    // An alert that never occurred is zero.
+    // The metric of an alert that never occurred is zero, not absent.
     for name in ALERT_NAMES {
         let count = board.keys().filter(|about| about.name == name).count();
         gauge!("hapax_alerts", "name" => name).set(count as f64);

@@ -1,5 +1,5 @@
-//! From what is seen to what is worth a person's attention: one function for each alert, and none
-//! of them remembers anything.
+//! The rules of alerts: one function for each alert, from observations to findings. The functions
+//! keep no state.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,28 +15,29 @@ use super::history::{History, earlier};
 use crate::config::Alerts;
 use crate::statements::Unprepared;
 
-/// Duplicates are compared over this long with what was before.
+/// The recent span whose rate of duplicates is compared with the usual rate.
 const SPIKE_NOW: Duration = Duration::from_secs(5 * 60);
 
-/// And before is this long: a sender has its bad hours.
+/// The span before it that defines the usual rate. A whole day, because some hours of a sender are
+/// worse than others.
 const SPIKE_BEFORE: Duration = Duration::from_secs(24 * 3_600);
 
-/// Fewer copies than this are never a spike.
+/// Fewer duplicates than this are never a spike.
 const SPIKE_COPIES_MIN: u64 = 50;
 
-/// Copies per new event that every sender may have.
+/// Duplicates per new event that are usual for every sender.
 const SPIKE_USUAL_MIN: f64 = 0.1;
 
-/// Failed verifications are counted over no less than this.
+/// The shortest span over which failed verifications are counted.
 const FAILED_OVER_MIN: Duration = Duration::from_secs(60);
 
-/// A source is missed only if it sent this many before,
+/// A source counts as silent only if it sent at least this many events before.
 const SILENCE_ARRIVALS_MIN: u64 = 10;
 
-/// and if it has been quiet this many times longer than it usually is between two of them.
+/// A source counts as silent only after this many times its usual pause between two events.
 const SILENCE_TIMES_USUAL: u32 = 10;
 
-/// How bad it is.
+/// How urgent an alert is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
@@ -48,7 +49,7 @@ pub(crate) enum Severity {
     Critical,
 }
 
-/// What an alert is about: while this stays the same, it is the same alert.
+/// The subject of an alert. Two findings with the same subject are the same alert.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct About {
     /// The key of `[alerts]`.
@@ -61,7 +62,7 @@ pub(crate) struct About {
     pub(crate) lane: Option<String>,
 }
 
-/// Something that is so now.
+/// A problem that exists now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Finding {
     pub(crate) about: About,
@@ -78,13 +79,13 @@ pub(crate) struct SecretEnds {
     pub(crate) until: Vec<Option<Timestamp>>,
 }
 
-/// All that is looked at.
+/// All observations of one round.
 pub(super) struct Seen<'a> {
     pub(super) now: Timestamp,
     pub(super) history: &'a History,
     pub(super) traffic: &'a [Traffic],
     pub(super) lanes: &'a [LaneState],
-    /// Events of each source that wait for a decision, without those whose jobs do.
+    /// Events of each source that wait for review as a whole. Jobs in review are in `lanes`.
     pub(super) in_review: &'a [(SourceName, u64)],
     pub(super) known: &'a [HandlerRef],
     pub(super) secrets: &'a [SecretEnds],
@@ -97,7 +98,7 @@ pub(super) struct Seen<'a> {
     pub(super) unprepared: &'a [Unprepared],
 }
 
-/// Everything that is worth attention now.
+/// All problems that exist now.
 pub(super) fn judge(seen: &Seen<'_>, alerts: &Alerts) -> Vec<Finding> {
     let mut found = Vec::new();
     for traffic in seen.traffic {
@@ -137,7 +138,7 @@ fn duplicate_spike(seen: &Seen<'_>, alerts: &Alerts, traffic: &Traffic) -> Optio
     let (then, _) = seen.history.at(earlier(seen.now, SPIKE_NOW), &traffic.source);
     let (long_ago, _) = seen.history.at(earlier(seen.now, SPIKE_BEFORE), &traffic.source);
     let before = then.since(long_ago);
-    // Copies per new event rather than a share of all, since a share cannot treble from a half.
+    // Duplicates per new event, not their share of all arrivals: a share of one half cannot treble.
     let per_new = |copies: u64, new: u64| copies as f64 / new.max(1) as f64;
     let usual = per_new(before.copies, before.new).max(SPIKE_USUAL_MIN);
     let is_spike = now.copies >= SPIKE_COPIES_MIN && per_new(now.copies, now.new) >= times * usual;
@@ -145,8 +146,8 @@ fn duplicate_spike(seen: &Seen<'_>, alerts: &Alerts, traffic: &Traffic) -> Optio
         about: of_source("duplicate_spike", &traffic.source),
         severity: Severity::Warning,
         message: format!(
-            "{} sent {} copies beside {} new events in 5 minutes; usual are {:.1} copies per \
-             event: are our answers late or lost?",
+            "{} sent {} duplicates and {} new events in 5 minutes; usual are {:.1} duplicates per \
+             event. Check whether answers reach the sender late or not at all",
             traffic.source, now.copies, now.new, usual
         ),
     })
@@ -161,7 +162,8 @@ fn failed_verifications(seen: &Seen<'_>, alerts: &Alerts, traffic: &Traffic) -> 
         about: of_source("failed_verifications", &traffic.source),
         severity: Severity::Warning,
         message: format!(
-            "{} requests to {} failed verification in {}: a wrong secret, or somebody trying",
+            "{} requests to {} failed verification in {}: the secret is wrong, or the requests are \
+             forged",
             now.failed,
             traffic.source,
             words(over)
@@ -182,7 +184,7 @@ fn silence(seen: &Seen<'_>, alerts: &Alerts, traffic: &Traffic) -> Option<Findin
         about: of_source("silence", &traffic.source),
         severity: Severity::Warning,
         message: format!(
-            "{} has sent nothing for {}, and used to send about every {}",
+            "{} has sent nothing for {}; it usually sends about every {}",
             traffic.source,
             words(quiet),
             words(usual.max(Duration::from_secs(1)))
@@ -216,11 +218,11 @@ fn dead_letters(alerts: &Alerts, lane: &LaneState) -> Option<Finding> {
         1 => "1 dead letter".to_owned(),
         dead => format!("{dead} dead letters"),
     };
-    // Past the number up to which they are counted, that number is enough.
+    // Counting stops at LANE_COUNT_MAX, so a higher limit can only be compared with that number.
     (lane.dead >= limit.min(LANE_COUNT_MAX)).then(|| Finding {
         about: of_lane("dead_letters", lane),
         severity: Severity::Warning,
-        message: format!("{source}/{handler} has {count}: `hapax dead list`"),
+        message: format!("{source}/{handler} has {count}: see `hapax dead list`"),
     })
 }
 
@@ -236,14 +238,14 @@ fn secret_expiry(seen: &Seen<'_>, alerts: &Alerts, ends: &SecretEnds) -> Option<
     let next = ends.until.iter().flatten().copied().filter(|end| left(*end).is_positive()).min();
     let (severity, message) = match (last, next) {
         (Some(last), _) if !left(last).is_positive() => {
-            (Severity::Critical, format!("every secret of {name} has ended: nothing verifies"))
+            (Severity::Critical, format!("every secret of {name} has expired: no request verifies"))
         }
         (Some(last), _) if left(last) <= limit => (
             Severity::Critical,
-            format!("the last secret of {name} ends at {last}: from then on nothing verifies"),
+            format!("the last secret of {name} expires at {last}: then no request verifies"),
         ),
         (_, Some(next)) if left(next) <= limit => {
-            (Severity::Info, format!("a secret of {name} ends at {next}; another one stays"))
+            (Severity::Info, format!("a secret of {name} expires at {next}; another stays valid"))
         }
         (Some(_) | None, Some(_) | None) => return None,
     };
@@ -262,13 +264,13 @@ fn clock_skew(seen: &Seen<'_>, alerts: &Alerts) -> Option<Finding> {
         about: about("clock_skew"),
         severity: Severity::Critical,
         message: format!(
-            "this machine's clock is {} s {way} what senders sign",
+            "this machine's clock is {} s {way} the times that senders sign",
             offset.unsigned_abs()
         ),
     })
 }
 
-/// One for each source: whole events that wait, and jobs that do.
+/// One finding for each source: events in review as a whole, and jobs in review, added up.
 fn review(seen: &Seen<'_>, alerts: &Alerts) -> Vec<Finding> {
     let mut waiting = BTreeMap::<&SourceName, u64>::new();
     let jobs = seen.lanes.iter().map(|lane| (&lane.handler.source, lane.review));
@@ -286,7 +288,7 @@ fn review(seen: &Seen<'_>, alerts: &Alerts) -> Vec<Finding> {
             about: of_source("review", source),
             severity: Severity::Warning,
             message: format!(
-                "{events} for review: `hapax events list --status review --source {source}`"
+                "{events} for review: see `hapax events list --status review --source {source}`"
             ),
         }
     };
@@ -300,7 +302,7 @@ fn log_growth(seen: &Seen<'_>, alerts: &Alerts) -> Option<Finding> {
         about: about("log_growth"),
         severity: Severity::Warning,
         message: format!(
-            "the write-ahead log has grown to {} MiB: somebody reads the database without end",
+            "the write-ahead log has grown to {} MiB: some process keeps a read transaction open",
             bytes >> 20
         ),
     })
@@ -323,11 +325,11 @@ fn store(seen: &Seen<'_>, alerts: &Alerts) -> Option<Finding> {
     Some(Finding {
         about: about("store"),
         severity: Severity::Critical,
-        message: format!("nothing can be accepted: {why}"),
+        message: format!("no event can be accepted: {why}"),
     })
 }
 
-/// A span, in the largest unit that says enough.
+/// A span in words, in the largest unit that is precise enough.
 fn words(span: Duration) -> String {
     match span.as_secs() {
         seconds @ 0..120 => format!("{seconds} s"),

@@ -1,4 +1,4 @@
-//! What is judged, case by case, and that an alert is one alert from its beginning to its end.
+//! Each rule, case by case; and an alert stays one alert from its beginning to its end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -23,7 +23,7 @@ fn lane(oldest_due: Option<Timestamp>, dead: u64) -> LaneState {
     LaneState { handler, oldest_due, ready: 1, leased: 0, held: 0, parked: 0, review: 0, dead }
 }
 
-/// A healthy server, and what makes it ill.
+/// The observations of a healthy server, to which a test adds a problem.
 struct Scene {
     now: Timestamp,
     history: History,
@@ -57,7 +57,7 @@ impl Scene {
         }
     }
 
-    /// At this second the counters stood so.
+    /// Adds a sample of the counters at this second.
     fn look(&mut self, second: i64, counters: Traffic) {
         self.history.note(at(second), std::slice::from_ref(&counters));
         (self.now, self.traffic) = (at(second), vec![counters]);
@@ -84,7 +84,7 @@ impl Scene {
         self.found().iter().map(|finding| finding.about.name).collect()
     }
 
-    /// Exactly this alert, and none once `off` has switched it off.
+    /// Expects exactly this alert, and none after `off` has disabled it.
     fn check(mut self, name: &str, severity: Severity, part: &str, off: fn(&mut Alerts)) {
         let found = self.found();
         assert_eq!(self.names(), [name]);
@@ -124,12 +124,12 @@ fn many_more_copies_than_usual_are_a_spike() {
     scene.check("duplicate_spike", Severity::Warning, "stripe sent", |alerts| {
         alerts.duplicate_spike = None;
     });
-    // A sender that always sends everything three times has no spike when it goes on so.
+    // A sender that always sends each event three times has no spike when it continues to.
     let mut scene = Scene::well();
     let before = usual(&mut scene, 2.0);
     scene.look(3_599, traffic(before.new + 100, before.copies + 200, 0));
     assert_eq!(scene.names(), [""; 0]);
-    // And a handful of copies is none, however few new ones stand beside them.
+    // Fewer than 50 duplicates are no spike, even without any new event.
     let mut scene = Scene::well();
     scene.look(10, traffic(0, 49, 0));
     assert_eq!(scene.names(), [""; 0]);
@@ -154,7 +154,7 @@ fn failed_verifications_count_within_their_minute_only() {
 }
 
 #[test]
-fn a_source_is_missed_by_how_often_it_used_to_send() {
+fn silence_depends_on_how_often_the_source_usually_sends() {
     let spoken = |every: i64| {
         let mut scene = Scene::well();
         for n in 1..=20 {
@@ -172,13 +172,13 @@ fn a_source_is_missed_by_how_often_it_used_to_send() {
     scene.check("silence", Severity::Warning, "nothing for 60 minutes", |alerts| {
         alerts.silence = None;
     });
-    // One event in half an hour is usual here: an hour says nothing, half a day does.
+    // One event in half an hour is usual here: an hour without one is normal, half a day is not.
     let mut scene = spoken(1_800);
     quiet_for(&mut scene, 4 * 3_600);
     assert_eq!(scene.names(), [""; 0]);
     quiet_for(&mut scene, 8 * 3_600);
     assert_eq!(scene.names(), ["silence"]);
-    // A source that never sent is not missed.
+    // A source that never sent an event is not silent.
     let mut scene = Scene::well();
     scene.look(10, traffic(0, 0, 5));
     quiet_for(&mut scene, 86_400);
@@ -186,7 +186,7 @@ fn a_source_is_missed_by_how_often_it_used_to_send() {
 }
 
 #[test]
-fn what_waits_and_what_was_buried_is_told_by_lane() {
+fn old_jobs_and_dead_letters_are_reported_by_handler() {
     let mut scene = Scene::well();
     scene.lanes = vec![lane(Some(at(-300)), 0)];
     assert_eq!(scene.found()[0].about.lane.as_deref(), Some("stripe/fee"));
@@ -212,7 +212,7 @@ fn ends(until: &[Option<i64>]) -> SecretEnds {
 }
 
 #[test]
-fn a_secret_that_ends_is_told_in_time_and_worse_if_it_is_the_last() {
+fn an_expiring_secret_is_reported_early_and_is_critical_if_it_is_the_last() {
     const DAY: i64 = 86_400;
     let check = |until: &[Option<i64>], expected: Option<Severity>| {
         let mut scene = Scene::well();
@@ -236,7 +236,7 @@ fn a_secret_that_ends_is_told_in_time_and_worse_if_it_is_the_last() {
 }
 
 #[test]
-fn a_wrong_clock_a_growing_log_and_a_store_that_cannot_write_are_told() {
+fn a_wrong_clock_a_growing_log_and_a_store_that_cannot_write_are_reported() {
     for offset in [60, -61] {
         let mut scene = Scene::well();
         scene.clock_offset_seconds = Some(offset);
@@ -259,7 +259,7 @@ fn a_wrong_clock_a_growing_log_and_a_store_that_cannot_write_are_told() {
 
 #[tokio::test]
 async fn an_alert_keeps_its_beginning_and_goes_when_it_is_over() {
-    // Each look finds the same thing again: that must not be a new alert, nor one that never ends.
+    // Each round finds the same problem. That must be neither a new alert nor one that never ends.
     let second = Arc::new(AtomicI64::new(0));
     let clock = Arc::clone(&second);
     let eyes = Eyes {
@@ -290,17 +290,20 @@ async fn an_alert_keeps_its_beginning_and_goes_when_it_is_over() {
 }
 
 #[test]
-fn what_waits_for_a_decision_is_one_alert_for_each_source() {
+fn events_and_jobs_in_review_are_one_alert_for_each_source() {
     let mut scene = Scene::well();
     scene.in_review = vec![(SourceName::new("github"), 1), (SourceName::new("stripe"), 2)];
     scene.lanes = vec![LaneState { review: 3, ..lane(None, 0) }];
     let found = scene.found();
-    let told: Vec<_> =
+    let texts: Vec<_> =
         found.iter().map(|one| (one.about.source.as_deref().unwrap(), &*one.message)).collect();
-    assert_eq!(told[0].0, "github");
-    assert!(told[0].1.starts_with("1 event waits for review: `hapax events list"), "{told:?}");
-    assert_eq!(told[1].0, "stripe");
-    assert!(told[1].1.starts_with("5 events wait for review"), "{told:?}");
+    assert_eq!(texts[0].0, "github");
+    assert!(
+        texts[0].1.starts_with("1 event waits for review: see `hapax events list"),
+        "{texts:?}"
+    );
+    assert_eq!(texts[1].0, "stripe");
+    assert!(texts[1].1.starts_with("5 events wait for review"), "{texts:?}");
     assert_eq!(scene.names(), ["review", "review"]);
     scene.alerts.review = false;
     assert!(scene.found().is_empty());

@@ -1,4 +1,4 @@
-//! `hapax explain`: the story of one event in plain sentences, for whoever has to answer "what
+//! `hapax explain`: the history of one event in plain sentences. It lets an operator answer "what
 //! happened to my payment?".
 
 use hapax_core::Timestamp;
@@ -12,11 +12,11 @@ use super::output::{self, Exit, Failure};
 /// `hapax explain`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Explain {
-    /// Our id of the event, or the sender's
+    /// The event's id in Hapax, or the sender's event id
     id: String,
     #[command(flatten)]
     remote: Remote,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -33,8 +33,9 @@ impl Explain {
         let story = story(&event, Timestamp::now());
         if self.json {
             let Event { id, event_id, status, .. } = &event;
-            let told = json!({ "id": id, "event_id": event_id, "status": status, "story": story });
-            output::json(&told)?;
+            output::json(
+                &json!({ "id": id, "event_id": event_id, "status": status, "story": story }),
+            )?;
             return Ok(Exit::Done);
         }
         for sentence in story {
@@ -44,7 +45,8 @@ impl Explain {
     }
 }
 
-/// What happened, in order: how it came, what it proved, what was done, what waits, who meddled.
+/// The sentences in order: arrivals, verification, state, jobs with their attempts, published
+/// messages, and actions of operators.
 fn story(event: &Event, now: Timestamp) -> Vec<String> {
     let mut story = vec![came(event)];
     story.extend(bytes_differed(event));
@@ -57,7 +59,8 @@ fn story(event: &Event, now: Timestamp) -> Vec<String> {
     }
     for message in &event.messages {
         let time = api_types::at(message.created_at);
-        story.push(format!("It published {} ({}) at {time}.", message.r#type, message.id));
+        let (kind, id) = (&message.r#type, &message.id);
+        story.push(format!("A handler published {kind} (message {id}) at {time}."));
     }
     for action in &event.actions {
         let done = match action.action.as_str() {
@@ -66,9 +69,9 @@ fn story(event: &Event, now: Timestamp) -> Vec<String> {
             "reject" => "rejected",
             other => other,
         };
-        let reason = action.reason.as_ref().map(|reason| format!(", saying \"{reason}\""));
-        let (who, time) = (&action.who, api_types::at(action.at));
-        story.push(format!("{who} {done} it by hand at {time}{}.", reason.unwrap_or_default()));
+        let reason = action.reason.as_ref().map(|reason| format!(" (reason: \"{reason}\")"));
+        let (operator, time) = (&action.who, api_types::at(action.at));
+        story.push(format!("{operator} {done} it at {time}{}.", reason.unwrap_or_default()));
     }
     story
 }
@@ -85,29 +88,33 @@ fn came(event: &Event) -> String {
     let first = event.received_at;
     let last = event.arrivals.iter().map(|arrival| arrival.received_at).max().unwrap_or(first);
     let often = match event.arrival_count {
-        0 | 1 => format!("came once, at {}", api_types::at(first)),
+        0 | 1 => format!("arrived once, at {}", api_types::at(first)),
         count => format!(
-            "came {count} times over {}, first at {}, last at {}",
+            "arrived {count} times over {}, first at {}, last at {}",
             api_types::between(first, last),
             api_types::at(first),
             api_types::at(last),
         ),
     };
-    format!("{what} from {from} {often}. Its id here is {}.", event.id)
+    format!("{what} from {from} {often}. Its id in Hapax is {}.", event.id)
 }
 
 fn bytes_differed(event: &Event) -> Option<String> {
+    let jobs = match event.jobs.len() {
+        0 => String::new(),
+        jobs => format!(" with {}", api_types::count(jobs as u64, "job")),
+    };
     match (event.arrival_count, event.conflict_count) {
         (0 | 1, _) => None,
-        (_, 0) => Some("Every copy had the same bytes; the work was promised once.".to_owned()),
+        (_, 0) => Some(format!("All copies had the same bytes, so they count as one event{jobs}.")),
         (_, 1) => Some(
-            "One of them had other bytes under the same id: it is kept for you to look at, and \
-             was never run."
+            "1 copy had different bytes under the same id. It is stored for inspection and never \
+             runs."
                 .to_owned(),
         ),
         (_, count) => Some(format!(
-            "{count} of them had other bytes under the same id: they are kept for you to look at, \
-             and were never run."
+            "{count} copies had different bytes under the same id. They are stored for inspection \
+             and never run."
         )),
     }
 }
@@ -119,17 +126,21 @@ fn verified(event: &Event) -> Option<String> {
     secrets.dedup();
     let numbers: Vec<String> = secrets.iter().map(usize::to_string).collect();
     let which = match numbers.as_slice() {
-        [one] => format!("Its signature was verified with secret {one} of the source"),
+        [one] => format!("The signature matched secret {one} of the source"),
         several => format!(
-            "Signatures were verified with secrets {} of the source: it was rotated in between",
+            "The signatures matched secrets {} of the source: the secret was rotated in between",
             several.join(" and ")
         ),
     };
+    let signed = if event.arrival_count > 1 { "The first copy" } else { "It" };
     let signed = first.signed_at.map(|signed_at| {
         let gap = api_types::between(first.received_at, signed_at);
         match signed_at <= first.received_at {
-            true => format!("; it was signed {gap} before it arrived"),
-            false => format!("; it was signed {gap} after our clock, which may be wrong"),
+            true => format!(". {signed} was signed {gap} before it arrived"),
+            false => format!(
+                ". {signed} was signed {gap} ahead of the server's clock: one of the two clocks is \
+                 wrong"
+            ),
         }
     });
     Some(format!("{which}{}.", signed.unwrap_or_default()))
@@ -137,23 +148,23 @@ fn verified(event: &Event) -> Option<String> {
 
 fn standing(event: &Event) -> Option<String> {
     let why = match event.review.as_deref() {
-        Some("late") => "it was signed before the accepted window",
-        Some("replay") => "the same signed bytes were seen under another id",
-        Some("conflict") => "its key was seen before with other bytes",
-        Some(_) | None => "it looked doubtful",
+        Some("late") => "it was signed before the accepted time window",
+        Some("replay") => "the same signed bytes had arrived under another id",
+        Some("conflict") => "its key had arrived with different bytes",
+        Some(_) | None => "it could not be accepted automatically",
     };
     match event.status.as_str() {
-        // What happened to its jobs is told with each.
+        // The sentence of each job says it.
         "review" | "discarded" if !event.jobs.is_empty() => None,
         "review" => Some(format!(
-            "It waits for a person, since {why}. `hapax events approve {0}` or `reject {0}` decides. \
-             Nothing was done.",
+            "It waits for review because {why}. No handler has run. `hapax events approve {0}` \
+             creates its jobs; `hapax events reject {0}` discards it.",
             event.id
         )),
-        "discarded" => Some("A person refused it; nothing was done.".to_owned()),
-        "ignored" => Some("No handler was configured for it, so nothing was done.".to_owned()),
+        "discarded" => Some("An operator rejected it, so no handler ran.".to_owned()),
+        "ignored" => Some("No handler was configured for it, so none ran.".to_owned()),
         _ if event.review.is_some() => {
-            Some(format!("It was held for review at first, since {why}, and then let through."))
+            Some(format!("It was first held for review because {why}, and released later."))
         }
         _ => None,
     }
@@ -162,8 +173,8 @@ fn standing(event: &Event) -> Option<String> {
 fn came_under(event: &Event) -> Option<String> {
     let id = event.came_under.as_ref()?;
     Some(format!(
-        "It came under the id {id}. That id is not signed, so it is left to the event that it belongs \
-         to, and this one has an id of its own."
+        "It arrived under the id {id}. That id is not signed, so it stays free for the event that it \
+         belongs to. This event has an id of its own."
     ))
 }
 
@@ -171,10 +182,10 @@ fn fate(job: &Job, now: Timestamp) -> String {
     let handler = &job.handler;
     let run = match job.run {
         0 | 1 => String::new(),
-        run => format!(" (run {run}, forced by a person)"),
+        run => format!(" (run {run}, forced by an operator)"),
     };
     let subject = format!("Handler {handler}{run}");
-    let due = job.due_at.map_or_else(|| "when it can be".to_owned(), |due| until(due, now));
+    let due = job.due_at.map_or_else(|| "at an unknown time".to_owned(), |due| until(due, now));
     let ended =
         job.finished_at.map(|time| format!(" at {}", api_types::at(time))).unwrap_or_default();
     let attempts = api_types::count(u64::from(job.attempt), "attempt");
@@ -182,33 +193,37 @@ fn fate(job: &Job, now: Timestamp) -> String {
     match job.status.as_str() {
         "done" => {
             let result = job.result.as_ref().map(|result| format!(", with result \"{result}\""));
-            format!("{subject} is done{ended}, in {attempts}{}.", result.unwrap_or_default())
+            format!("{subject} finished{ended} after {attempts}{}.", result.unwrap_or_default())
         }
         "stale" => format!(
             "{subject} did nothing{ended}: a newer version of {} was already applied.",
             job.resource.as_deref().unwrap_or("the same resource")
         ),
         "dead" => format!(
-            "{subject} was given up{ended} after {attempts}{because}. `hapax dead replay {0}` runs \
-             it again, `hapax dead discard {0}` gives it up for good.",
+            "{subject} gave up{ended} after {attempts}{because}. `hapax dead replay {0}` runs it \
+             again; `hapax dead discard {0}` discards it.",
             job.id
         ),
-        "leased" => format!("{subject} is being worked on; its lease ends {due}."),
-        "held" => format!("{subject} waits for what comes before it; what then is decided {due}."),
-        "review" => format!(
-            "{subject} waits for a person{because}. `hapax events approve {0}` runs it all the \
-             same, `reject` refuses it.",
-            job.event_id
-        ),
-        "discarded" => format!("{subject} did nothing: a person refused it{ended}."),
-        "parked" => format!(
-            "{subject} waits for other work on {}.",
+        "leased" => format!("{subject} is running; its lease ends {due}."),
+        "held" => format!(
+            "{subject} waits for an earlier event of {}. If that event does not arrive, the rule \
+             `on_gap` applies {due}.",
             job.resource.as_deref().unwrap_or("the same resource")
         ),
-        "ready" if job.attempt == 0 => format!("{subject} has not begun; it is due {due}."),
-        "ready" => {
-            format!("{subject} has not succeeded in {attempts}{because}. It is tried again {due}.")
-        }
+        "review" => format!(
+            "{subject} waits for review{because}. `hapax events approve {0}` runs it anyway; \
+             `hapax events reject {0}` discards it.",
+            job.event_id
+        ),
+        "discarded" => format!("{subject} will not run: an operator discarded its job{ended}."),
+        "parked" => format!(
+            "{subject} waits for another job of {} to end.",
+            job.resource.as_deref().unwrap_or("the same resource")
+        ),
+        "ready" if job.attempt == 0 => format!("{subject} has not started; it is due {due}."),
+        "ready" => format!(
+            "{subject} has not succeeded in {attempts}{because}. The next attempt is due {due}."
+        ),
         other => format!("{subject} is {other}."),
     }
 }
@@ -234,20 +249,24 @@ fn attempt(attempt: &Attempt) -> String {
         "done" => format!("succeeded{lasted}"),
         "failed" => format!("failed{lasted}{error}"),
         "lost" => format!(
-            "was lost{error}: its process died or its lease ran out, so nothing of it was kept"
+            "was lost{error}: its process ended or its lease expired before it reported an outcome"
         ),
         other => format!("ended as {other}{lasted}{error}"),
     };
     let by = if worker.is_empty() { String::new() } else { format!(" by {worker}") };
-    format!("  {which} began at {began}{by} and {ended}.{}", answered(attempt).unwrap_or_default())
+    format!(
+        "  {which}{by} started at {began} and {ended}.{}",
+        answered(attempt).unwrap_or_default()
+    )
 }
 
-/// What the app said, unless the error has told it already.
+/// The app's answer, unless the error already contains it.
 fn answered(attempt: &Attempt) -> Option<String> {
     let status = attempt.status?;
-    let is_told = |said: &&str| attempt.error.as_ref().is_some_and(|error| error.ends_with(said));
+    let in_error =
+        |answer: &str| attempt.error.as_ref().is_some_and(|error| error.ends_with(answer));
     match attempt.answer.as_deref() {
-        Some(answer) if is_told(&answer) => None,
+        Some(answer) if in_error(answer) => None,
         Some(answer) => Some(format!(" The app answered HTTP {status}: \"{answer}\".")),
         None if attempt.error.is_some() => None,
         None => Some(format!(" The app answered HTTP {status} without a body.")),
@@ -258,7 +277,7 @@ fn answered(attempt: &Attempt) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn tell(changes: serde_json::Value) -> Vec<String> {
+    fn explained(changes: serde_json::Value) -> Vec<String> {
         let mut event = json!({
             "id": "0195", "event_id": "evt_1", "tenant": "default", "source": "stripe",
             "event_type": "payout.paid", "occurred_at": null,
@@ -290,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duplicated_event_that_failed_once_is_told_from_its_arrival_to_its_effect() {
+    fn a_duplicated_event_that_failed_once_is_explained_from_arrival_to_effect() {
         let attempts = json!([
             { "run": 1, "attempt": 1, "started_at": "2026-03-01T12:00:00Z",
               "ended_at": "2026-03-01T12:00:01.500Z", "outcome": "failed",
@@ -299,7 +318,7 @@ mod tests {
               "ended_at": "2026-03-01T12:00:07.020Z", "outcome": "done",
               "error": null, "worker": "sql" },
         ]);
-        let told = tell(json!({
+        let story = explained(json!({
             "arrival_count": 3,
             "arrivals": [arrival("12:00:00", 0), arrival("12:05:00", 1)],
             "jobs": [job("done", json!({ "result": "50", "attempts": attempts }))],
@@ -307,31 +326,33 @@ mod tests {
                           "at": "2026-03-01T12:09:00Z" }],
         }));
         assert_eq!(
-            told,
+            story,
             [
-                "evt_1 (payout.paid) from stripe came 3 times over 5 minutes, first at \
-                 2026-03-01T12:00:00Z, last at 2026-03-01T12:05:00Z. Its id here is 0195.",
-                "Every copy had the same bytes; the work was promised once.",
-                "Signatures were verified with secrets 1 and 2 of the source: it was rotated in \
-                 between; it was signed 2.0 s before it arrived.",
-                "Handler fee is done at 2026-03-01T12:00:07Z, in 2 attempts, with result \"50\".",
-                "  Attempt 1 began at 2026-03-01T12:00:00Z by sql and failed after 1.5 s: \
+                "evt_1 (payout.paid) from stripe arrived 3 times over 5 minutes, first at \
+                 2026-03-01T12:00:00Z, last at 2026-03-01T12:05:00Z. Its id in Hapax is 0195.",
+                "All copies had the same bytes, so they count as one event with 1 job.",
+                "The signatures matched secrets 1 and 2 of the source: the secret was rotated in \
+                 between. The first copy was signed 2.0 s before it arrived.",
+                "Handler fee finished at 2026-03-01T12:00:07Z after 2 attempts, with result \"50\".",
+                "  Attempt 1 by sql started at 2026-03-01T12:00:00Z and failed after 1.5 s: \
                  connection refused.",
-                "  Attempt 2 began at 2026-03-01T12:00:07Z by sql and succeeded after 20 ms.",
-                "ops replayed it by hand at 2026-03-01T12:09:00Z, saying \"asked by support\".",
+                "  Attempt 2 by sql started at 2026-03-01T12:00:07Z and succeeded after 20 ms.",
+                "ops replayed it at 2026-03-01T12:09:00Z (reason: \"asked by support\").",
             ]
         );
     }
 
     #[test]
-    fn what_the_app_answered_is_told_with_its_attempt() {
+    fn the_sentence_of_an_attempt_contains_the_app_s_answer() {
         let attempt = |outcome: &str, error: Option<&str>, answer: Option<&str>| {
             json!({ "run": 1, "attempt": 1, "started_at": "2026-03-01T12:00:00Z",
                     "ended_at": "2026-03-01T12:00:00.020Z", "outcome": outcome, "error": error,
                     "worker": "", "status": 200, "answer": answer })
         };
         let said = |attempt: serde_json::Value| {
-            tell(json!({ "jobs": [job("done", json!({ "attempts": [attempt] }))] })).pop().unwrap()
+            explained(json!({ "jobs": [job("done", json!({ "attempts": [attempt] }))] }))
+                .pop()
+                .unwrap()
         };
         let done = said(attempt("done", None, Some("fee created")));
         assert!(done.ends_with("20 ms. The app answered HTTP 200: \"fee created\"."), "{done}");
@@ -344,42 +365,40 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_says_until_when() {
-        let last = |changes: serde_json::Value| tell(changes).pop().unwrap();
+    fn a_sentence_about_waiting_names_the_time_or_the_next_command() {
+        let last = |changes: serde_json::Value| explained(changes).pop().unwrap();
         let again = json!({ "due_at": "2026-03-01T12:15:00Z", "error": "timed out" });
         assert_eq!(
             last(json!({ "status": "failed", "jobs": [job("ready", again)] })),
-            "Handler fee has not succeeded in 2 attempts: timed out. It is tried again in 5 \
+            "Handler fee has not succeeded in 2 attempts: timed out. The next attempt is due in 5 \
              minutes, at 2026-03-01T12:15:00Z."
         );
         let fresh = json!({ "attempt": 0, "due_at": "2026-03-01T12:00:00Z" });
         assert_eq!(
             last(json!({ "status": "received", "jobs": [job("ready", fresh)] })),
-            "Handler fee has not begun; it is due now."
+            "Handler fee has not started; it is due now."
         );
         let review = last(json!({ "status": "review", "review": "late" }));
-        assert!(
-            review.starts_with("It waits for a person, since it was signed before"),
-            "{review}"
-        );
+        assert!(review.starts_with("It waits for review because it was signed before"), "{review}");
         let replay = json!({ "status": "review", "review": "replay", "came_under": "evt_2" });
-        let replay = tell(replay);
-        assert!(replay[2].contains("since the same signed bytes were seen"), "{replay:?}");
+        let replay = explained(replay);
+        assert!(replay[2].contains("because the same signed bytes had arrived"), "{replay:?}");
         assert!(replay[2].contains("`hapax events approve 0195`"), "{replay:?}");
-        assert!(replay[3].starts_with("It came under the id evt_2."), "{replay:?}");
+        assert!(replay[3].starts_with("It arrived under the id evt_2."), "{replay:?}");
         let held = json!({ "attempt": 0, "due_at": "2026-03-01T12:15:00Z" });
         assert_eq!(
             last(json!({ "status": "held", "jobs": [job("held", held)] })),
-            "Handler fee waits for what comes before it; what then is decided in 5 minutes, at \
-             2026-03-01T12:15:00Z."
+            "Handler fee waits for an earlier event of the same resource. If that event does not \
+             arrive, the rule `on_gap` applies in 5 minutes, at 2026-03-01T12:15:00Z."
         );
         let why = json!({ "error": "its predecessor did not arrive in time" });
         let review = last(json!({ "status": "review", "jobs": [job("review", why)] }));
-        assert!(review.contains("waits for a person: its predecessor"), "{review}");
+        assert!(review.contains("waits for review: its predecessor"), "{review}");
         assert!(review.contains("`hapax events approve evt_1`"), "{review}");
-        let refused = tell(json!({ "status": "discarded", "jobs": [job("discarded", json!({}))] }));
-        assert_eq!(refused.len(), 3, "told once: {refused:?}");
-        assert!(refused[2].contains("a person refused it at 2026-03-01T12:00:07Z"), "{refused:?}");
+        let refused =
+            explained(json!({ "status": "discarded", "jobs": [job("discarded", json!({}))] }));
+        assert_eq!(refused.len(), 3, "one sentence says it: {refused:?}");
+        assert!(refused[2].ends_with("discarded its job at 2026-03-01T12:00:07Z."), "{refused:?}");
         let dead = last(json!({ "jobs": [job("dead", json!({ "error": "no such table" }))] }));
         assert!(dead.contains("after 2 attempts: no such table. `hapax dead replay job-1`"));
     }

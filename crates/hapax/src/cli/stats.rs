@@ -1,4 +1,4 @@
-//! `hapax stats` and `hapax alerts`: the figures of a running server, and what needs a person.
+//! `hapax stats` and `hapax alerts`: the statistics and the active alerts of a running server.
 
 use std::collections::BTreeMap;
 
@@ -15,15 +15,15 @@ use super::output::{self, Exit, Failure};
 /// `hapax stats`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Stats {
-    /// Only of this source
+    /// Only this source
     #[arg(long)]
     source: Option<String>,
-    /// Of events that first came within this time: 15m, 24h
+    /// Count events that first arrived within this time: 15m, 24h
     #[arg(long, value_name = "DURATION", default_value = "1h")]
     window: String,
     #[command(flatten)]
     remote: Remote,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -79,7 +79,7 @@ impl Stats {
         }
         output::data(&line(self.source.as_deref().unwrap_or("all"), &told.figures))?;
         if told.sampled {
-            output::words("there were many: the numbers are estimated from some of them");
+            output::words("there are too many events to count: the numbers are estimated");
         }
         let since = api_types::at(told.failed_verifications_since);
         output::words(&format!("failed verifications are counted since {since}"));
@@ -125,7 +125,7 @@ fn seconds(seconds: Option<f64>) -> String {
 pub(super) struct Alerts {
     #[command(flatten)]
     remote: Remote,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }
@@ -147,7 +147,7 @@ impl Alerts {
         let server = self.remote.open()?;
         let page: Page = read(server.get("/api/v1/alerts").await?)?;
         if page.items.is_empty() {
-            output::words("nothing needs attention");
+            output::words("no active alerts");
             return Ok(Exit::Done);
         }
         for alert in page.items {

@@ -283,7 +283,7 @@ fn explain_tells_the_story_and_gives_it_to_programs_too() {
     let admin = Admin::with(&[("GET /api/v1/events/evt_1", 200, event)]);
     let run = admin.run(&["explain", "evt_1"]);
     assert_eq!(run.code, 0, "{run:?}");
-    assert!(run.stdout.starts_with("evt_1 (payout.paid) from stripe came 4 times"), "{run:?}");
+    assert!(run.stdout.starts_with("evt_1 (payout.paid) from stripe arrived 4 times"), "{run:?}");
     let run = admin.run(&["explain", "evt_1", "--json"]);
     let told: Value = serde_json::from_str(&run.stdout).unwrap();
     assert_eq!(told["story"].as_array().unwrap().len(), 2, "{told}");

@@ -64,9 +64,9 @@ fn a_dead_letter_is_listed_explained_and_replayed_once_its_cause_is_gone() {
     let listed = command(&server, &["dead", "list", "--json"]);
     let job: Value = serde_json::from_str(&listed.stdout).unwrap();
     assert_eq!((&job["handler"], &job["status"]), (&json!("charge-fee"), &json!("dead")));
-    let told = command(&server, &["explain", "evt_1"]);
-    assert!(told.stdout.contains("Handler charge-fee was given up"), "{told:?}");
-    assert!(told.stdout.contains("no such table: fees"), "{told:?}");
+    let explained = command(&server, &["explain", "evt_1"]);
+    assert!(explained.stdout.contains("Handler charge-fee gave up"), "{explained:?}");
+    assert!(explained.stdout.contains("no such table: fees"), "{explained:?}");
 
     let database = rusqlite::Connection::open(house.database()).unwrap();
     database.execute_batch("CREATE TABLE fees(payout TEXT)").unwrap();
@@ -90,10 +90,10 @@ fn a_dead_letter_is_listed_explained_and_replayed_once_its_cause_is_gone() {
     assert_eq!(fees(), 1);
     command(&server, &["events", "replay", "evt_1", "--force", "--reason", "refunded"]);
     until("the forced run", || (fees() == 2).then_some(()));
-    let told = command(&server, &["explain", "evt_1"]).stdout;
-    assert!(told.contains("came 3 times"), "{told}");
-    assert!(told.contains("loopback replayed it by hand"), "{told}");
-    assert!(told.contains("saying \"refunded\""), "{told}");
+    let explained = command(&server, &["explain", "evt_1"]).stdout;
+    assert!(explained.contains("arrived 3 times"), "{explained}");
+    assert!(explained.contains("loopback replayed it at "), "{explained}");
+    assert!(explained.contains("(reason: \"refunded\")"), "{explained}");
 }
 
 #[test]
@@ -535,7 +535,7 @@ fn what_waits_for_review_needs_attention_and_only_that_is_approved() {
         let run = command(&server, &["alerts"]);
         (run.code == 0).then_some(run)
     });
-    assert_eq!(run.stderr, "nothing needs attention\n", "{run:?}");
+    assert_eq!(run.stderr, "no active alerts\n", "{run:?}");
     let count = |since: &str| {
         let run = command(&server, &["events", "list", "--since", since]);
         assert_eq!(run.code, 0, "{run:?}");
