@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hapax_core::store::EventId;
 use tokio::sync::Notify;
 
-/// Between those who work and those who wait. Clones are one event_waiters.
+/// The requests that wait, by event. Clones share the same list.
 #[derive(Debug, Clone, Default)]
 pub struct EventWaiters(Arc<Mutex<HashMap<EventId, Waiters>>>);
 
@@ -17,7 +17,7 @@ struct Waiters {
     notify: Arc<Notify>,
 }
 
-/// One who waits; it is forgotten when this is dropped.
+/// One waiting request. Dropping it removes it from the list.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     event_waiters: EventWaiters,
@@ -26,14 +26,14 @@ pub(crate) struct Waiting {
 }
 
 impl EventWaiters {
-    /// Something happened to this event.
+    /// Wakes the requests that wait for this event.
     pub(crate) fn notify(&self, event: EventId) {
         if let Some(waiters) = self.waiters().get(&event) {
             waiters.notify.notify_waiters();
         }
     }
 
-    /// Something happened to each of these.
+    /// Wakes the requests that wait for any of these events.
     pub(crate) fn notify_each(&self, events: &[EventId]) {
         let all = self.waiters();
         if all.is_empty() {
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_those_who_wait_for_what_ended_are_woken() {
+    fn only_the_waiters_of_an_event_are_woken() {
         // Every other waiter that wakes reads a whole event for nothing.
         let event_waiters = EventWaiters::default();
         let [ended, other] = [1, 2].map(|n| EventId(Uuid::from_u128(n)));

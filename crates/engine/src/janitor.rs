@@ -17,18 +17,18 @@ use tracing::warn;
 use crate::ingress::Now;
 use crate::limits::{PRUNE_BATCH, PRUNE_EVERY, PRUNE_EVERY_MIN, PRUNE_PAUSE, PRUNES_PER_RETENTION};
 
-/// How long things are kept; `None` is for ever.
+/// The retention settings; `None` means for ever.
 #[derive(Debug, Clone, Default)]
 pub struct Retention {
     /// Bodies and history.
     pub events: Option<Duration>,
-    /// Keys, per source; a source that is not named keeps them for ever.
+    /// Keys, per source. A source without an entry keeps its keys for ever.
     pub keys: Vec<(SourceName, Duration)>,
 }
 
 impl Retention {
-    /// `keys` say how long each source keeps its own, `None` for ever. Tenants share the keys of a
-    /// source: they are kept as long as the most patient of them wants.
+    /// `keys` is the time that each source of each tenant keeps its keys, `None` for ever. Tenants
+    /// share the keys of a source, so the longest of their times counts.
     pub fn new(
         events: Option<Duration>,
         keys: impl IntoIterator<Item = (SourceName, Option<Duration>)>,
@@ -43,7 +43,7 @@ impl Retention {
     }
 }
 
-/// Comes by every minute, or more often where things are kept for less than that takes.
+/// Deletes once a minute, or more often if a retention time is shorter than that needs.
 pub struct Janitor<S> {
     store: Arc<S>,
     now: Now,
@@ -52,24 +52,24 @@ pub struct Janitor<S> {
 }
 
 impl<S> Janitor<S> {
-    /// With the usual times.
+    /// A janitor with the default intervals.
     pub fn new(store: Arc<S>, now: Now, retention: Retention) -> Self {
         let every = tuned!("janitor.every_ms", PRUNE_EVERY.as_millis() as u64);
         let every = Duration::from_millis(every);
         Self { store, now, every, retention: ArcSwap::from_pointee(retention) }
     }
 
-    /// Comes by at least this often.
+    /// Sets the longest time between two rounds.
     pub fn every(self, every: Duration) -> Self {
         Self { every, ..self }
     }
 
-    /// Takes over other settings.
+    /// Replaces the retention settings.
     pub fn reload(&self, retention: Retention) {
         self.retention.store(Arc::new(retention));
     }
 
-    /// How long until the next round.
+    /// The time until the next round.
     fn rest(&self) -> Duration {
         let retention = self.retention.load();
         let kept = retention.events.iter().chain(retention.keys.iter().map(|(_, kept)| kept));
@@ -79,7 +79,7 @@ impl<S> Janitor<S> {
 }
 
 impl<S: Work> Janitor<S> {
-    /// Prunes until `stop`.
+    /// Deletes in rounds, until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
         let mut failing = false;
         let mut late = false;
@@ -88,7 +88,7 @@ impl<S: Work> Janitor<S> {
             match stop.run_until_cancelled(self.prune(late)).await {
                 Some(Err(error)) if !failing => {
                     failing = true;
-                    warn!(%error, "deleting what is past its time: {error}; trying again");
+                    warn!(%error, "deleting expired events: {error}; trying again");
                 }
                 Some(Err(_)) | None => {}
                 Some(Ok(())) => failing = false,
@@ -101,7 +101,7 @@ impl<S: Work> Janitor<S> {
         }
     }
 
-    /// One round. `late`: the last one took longer than the time between two.
+    /// Runs one round. `late`: the last round took longer than the time between two rounds.
     async fn prune(&self, late: bool) -> Result<(), StoreError> {
         let (round, rest) = (Instant::now(), self.rest());
         let horizon = self.retention.load().horizon((self.now)());
@@ -122,8 +122,9 @@ impl<S: Work> Janitor<S> {
     }
 }
 
-/// The pause after a commit that took so long. A janitor that falls behind pauses only briefly: on a busy
-/// machine a commit takes long because it waits, and a pause of that length would let the backlog grow.
+/// The pause after a commit that took this long. A janitor that falls behind pauses only briefly.
+/// On a busy machine a commit takes long because it waits, and an equally long pause would let the
+/// backlog grow.
 fn pause(took: Duration, is_behind: bool) -> Duration {
     match is_behind {
         true => PRUNE_PAUSE,
@@ -162,8 +163,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_for_a_short_time_is_looked_at_often() {
-        // Once a minute, events kept for a minute would pile up to twice what they should.
+    fn a_short_retention_time_means_frequent_rounds() {
+        // With one round a minute, events kept for a minute would pile up to twice their number.
         let check = |events: Option<u64>, keys: Option<u64>, seconds: u64| {
             let keys = keys.map(|kept| (SourceName::new("a"), Some(Duration::from_secs(kept))));
             let retention = Retention::new(events.map(Duration::from_secs), keys);
@@ -179,7 +180,8 @@ mod tests {
 
     #[test]
     fn a_janitor_that_falls_behind_pauses_only_briefly() {
-        // With pauses as long as its commits it deletes for half of the time, however much is overdue.
+        // With pauses as long as its commits, the janitor deletes only half of the time, however
+        // much is overdue.
         let slow = Duration::from_millis(300);
         assert_eq!(pause(slow, false), slow);
         assert_eq!(pause(Duration::ZERO, false), PRUNE_PAUSE);
@@ -187,8 +189,9 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_kept_as_long_as_the_most_patient_of_a_source_wants() {
-        // Tenants share a source's keys: the impatience of one must not make another's copies new.
+    fn keys_are_kept_for_the_longest_time_that_a_tenant_of_the_source_sets() {
+        // Tenants share a source's keys: the short time of one must not make copies of another's
+        // events new.
         let check = |keys: &[(&str, Option<u64>)], expected: &[(&str, u64)]| {
             let keys = keys
                 .iter()

@@ -1,9 +1,10 @@
-//! The moving parts of Hapax, generic over the store: the HTTP loop, the public side that runs on
-//! it, the workers behind it, start and drain.
+//! The engine of Hapax, generic over the store: the HTTP loop, the ingress, the workers, the proxy,
+//! start and drain.
 //!
-//! Start with [`Ingress::answer`], the path of one request; [`http::serve`] is the loop below it
-//! and [`serve_ingress`] the whole with its end. [`Workers`] do what was accepted. A [`Proxy`] stands
-//! in front of an app and is served by the same loop. Nothing here knows a database or a config file.
+//! Start with [`Ingress::answer`], the path of one request. [`http::serve`] is the loop below it,
+//! and [`serve_ingress`] runs both until they are drained. [`Workers`] run the jobs of accepted
+//! events. A [`Proxy`] runs in front of an app and is served by the same loop. The engine contains
+//! no SQL and reads no config file.
 
 mod event_waiters;
 pub mod http;

@@ -1,5 +1,5 @@
-//! How many log lines arrivals may cost: enough to follow a quiet server line by line, few enough
-//! that a busy or attacked one is limited neither by its log nor by the disk below it.
+//! Bounds the log lines of arrivals: enough to follow a quiet server line by line, few enough that
+//! neither the log nor its disk limits a busy or attacked server.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
@@ -24,10 +24,10 @@ impl LogBudget {
         }
     }
 
-    /// Whether there is a line for this at `now`. Where not, it is counted.
+    /// Whether a line may be logged at `now`. If not, the line is counted.
     ///
-    /// Two threads that turn the second at the same time may allow a few lines more; the bound is
-    /// there for the disk, not for accounting.
+    /// Two threads that start a new second at the same time may admit a few lines more. The bound
+    /// protects the disk; it is no exact count.
     pub(crate) fn admit(&self, now: Timestamp) -> bool {
         let second = now.as_second();
         if self.second.load(Ordering::Relaxed) != second
@@ -35,8 +35,8 @@ impl LogBudget {
         {
             self.used.store(0, Ordering::Relaxed);
         }
-        // The load first: past the bound nothing is written that other threads must fetch again,
-        // and the counter cannot run over.
+        // The load comes first: beyond the bound no thread writes to the shared cache line, and the
+        // counter cannot overflow.
         let has_room = self.used.load(Ordering::Relaxed) < self.lines_per_second
             && self.used.fetch_add(1, Ordering::Relaxed) < self.lines_per_second;
         if !has_room {
@@ -45,7 +45,7 @@ impl LogBudget {
         has_room
     }
 
-    /// How many were held back since this was last asked.
+    /// The number of lines held back since the last call.
     pub(crate) fn take_held_back(&self) -> u64 {
         match self.held_back.load(Ordering::Relaxed) {
             0 => 0,

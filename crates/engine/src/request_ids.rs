@@ -1,4 +1,4 @@
-//! Request ids: UUIDs of version 7 without a system call or a lock for each.
+//! Request ids: version 7 UUIDs, made without a system call or a lock for each.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +13,7 @@ pub(crate) struct RequestIds {
 }
 
 impl RequestIds {
-    /// `seed` keeps two processes apart.
+    /// `seed` makes the ids of two processes differ.
     pub(crate) fn new(seed: u64) -> Self {
         Self { seed, count: AtomicU64::new(0) }
     }
@@ -22,14 +22,15 @@ impl RequestIds {
         let count = self.count.fetch_add(1, Ordering::Relaxed);
         let mut random = [0; 10];
         random[..8].copy_from_slice(&scatter(self.seed.wrapping_add(count)).to_be_bytes());
-        // Version and variant take six bits of the others; these keep neighbours apart.
+        // Version and variant replace six bits of the other bytes; these bytes make consecutive ids
+        // differ.
         random[8..].copy_from_slice(&(count as u16).to_be_bytes());
         let millis = u64::try_from(now.as_millisecond()).unwrap_or(0);
         Builder::from_unix_timestamp_millis(millis, &random).into_uuid()
     }
 }
 
-/// SplitMix64's finisher: one-to-one, and neighbours come out far apart.
+/// The finisher of SplitMix64: one-to-one, and consecutive numbers give very different results.
 fn scatter(count: u64) -> u64 {
     let mut z = count.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

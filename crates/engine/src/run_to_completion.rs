@@ -1,5 +1,5 @@
-//! Work that runs to its end although the one who waits for it goes away. hyper drops an answer's
-//! future when the peer hangs up. A call to the store must still be counted and logged.
+//! Runs work to its end even if its caller is dropped. hyper drops an answer's future when the peer
+//! hangs up. A call to the store must still be counted and logged.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,18 +8,18 @@ use std::task::{Context, Poll};
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
-/// Tasks that go on after their caller has gone.
+/// Tasks that continue after their callers were dropped.
 #[derive(Debug, Clone)]
 pub(crate) struct BackgroundTasks(Arc<(TaskTracker, Handle)>);
 
 impl BackgroundTasks {
-    /// On the runtime this is called in.
+    /// Runs the tasks on the current runtime.
     pub(crate) fn here() -> Self {
         Self(Arc::new((TaskTracker::new(), Handle::current())))
     }
 
-    /// Runs `work` where it is awaited; where that is dropped halfway, `work` moves to a task of
-    /// its own. So the ordinary case costs one allocation, and no task.
+    /// Runs `work` in the caller's task. If the caller is dropped halfway, `work` moves to a task
+    /// of its own. The ordinary case therefore costs one allocation and no task.
     pub(crate) fn run_to_completion<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
@@ -27,7 +27,7 @@ impl BackgroundTasks {
         RunToCompletion { work: Some(Box::pin(work)), afterwards: self.clone() }
     }
 
-    /// Waits for all that moved. Nothing may be begun any more by then.
+    /// Waits for all moved work. No work may be started after this call.
     pub(crate) async fn finish(&self) {
         self.0.0.close();
         self.0.0.wait().await;
@@ -44,7 +44,7 @@ impl<T: Send + 'static> Future for RunToCompletion<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        let work = self.work.as_mut().expect("not polled again after it was done");
+        let work = self.work.as_mut().expect("not polled again after it completed");
         let polled = work.as_mut().poll(cx);
         if polled.is_ready() {
             self.work = None;
@@ -55,7 +55,7 @@ impl<T: Send + 'static> Future for RunToCompletion<T> {
 
 impl<T: Send + 'static> Drop for RunToCompletion<T> {
     fn drop(&mut self) {
-        // What has just panicked has no rest to run.
+        // Work that has just panicked cannot be continued.
         if let Some(work) = self.work.take()
             && !std::thread::panicking()
         {

@@ -1,4 +1,4 @@
-//! Start, drain, stop: the public side as one piece that the binary runs.
+//! Starts, drains and stops the ingress as one unit that the binary runs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,8 @@ use crate::http::{self, Drained, Peer};
 use crate::ingress::Ingress;
 use crate::limits::HttpLimits;
 
-/// Serves the public side until `stop`. When this returns, everything that was received is
-/// committed and answered, as far as `limits.drain` allowed; the store may be closed.
+/// Serves the ingress until `stop`. When this returns, every received request is committed and
+/// answered, as far as `limits.drain` allowed. The store may then be closed.
 pub async fn serve_ingress<S: Store>(
     listener: TcpListener,
     tls: Option<Arc<ServerConfig>>,
@@ -28,20 +28,20 @@ pub async fn serve_ingress<S: Store>(
         move |request, peer: Peer| ingress.clone().answer(request, peer)
     };
     let serving = |stop| http::serve(listener, tls, answer, limits.clone(), stop);
-    // Commits whose clients were cut or gone; the store bounds how long each can take.
+    // Commits whose clients were cut or hung up; the store bounds how long each can take.
     let backstage = Background { finish: ingress.finish(), tend: |served| ingress.tend(served) };
     run_until_drained(serving, backstage, limits.drain, stop).await
 }
 
-/// What goes on behind the answers of a door.
+/// The work behind the answers of a listener.
 pub(crate) struct Background<F, T> {
-    /// Ends when nothing runs any more whose client was cut or gone.
+    /// Ends when no request of a client that was cut or hung up is still running.
     pub(crate) finish: F,
-    /// Runs beside it, until the shutdown signal.
+    /// Runs beside the listener, until the shutdown signal.
     pub(crate) tend: T,
 }
 
-/// Serves until `stop`, and then waits for what goes on behind the answers, each for at most `drain`.
+/// Serves until `stop`, then waits for the work behind the answers, each for at most `drain`.
 pub(crate) async fn run_until_drained<S, F, T, N>(
     serve: impl FnOnce(CancellationToken) -> S,
     backstage: Background<F, T>,
@@ -68,39 +68,39 @@ where
     drained
 }
 
-/// Whether traffic should be sent here: the answer of `/readyz`.
+/// Whether this node should get traffic: the answer of `/readyz`.
 #[derive(Debug)]
 pub struct Readiness {
     open: AtomicBool,
     stop: CancellationToken,
 }
 
-/// Why not.
+/// Why a node is not ready.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum NotReady {
     /// The listeners are not open yet.
     #[error("starting")]
     Starting,
-    /// What is in flight is being finished, nothing new is taken.
+    /// Requests in flight are being finished, and no new ones are accepted.
     #[error("draining")]
     Draining,
-    /// Nothing can be made durable.
+    /// The store cannot make events durable.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl Readiness {
-    /// Not ready yet; never again once `stop` is cancelled.
+    /// Not ready yet, and never ready again after `stop` is cancelled.
     pub fn new(stop: CancellationToken) -> Self {
         Self { open: AtomicBool::new(false), stop }
     }
 
-    /// The listeners accept.
+    /// Records that the listeners accept connections.
     pub fn opened(&self) {
         self.open.store(true, Ordering::Release);
     }
 
-    /// Whether we are ready now.
+    /// Whether the node is ready now.
     pub fn judge(&self, store: &impl Store) -> Result<(), NotReady> {
         if self.stop.is_cancelled() {
             return Err(NotReady::Draining);

@@ -1,5 +1,5 @@
-//! Reading one body: whole, within its cap, in time. A body that comes in one piece is handed on
-//! without a copy and without a timer.
+//! Reads one body completely, within its size limit and its deadlines. A body that arrives in one
+//! piece is passed on without a copy and without a timer.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -12,20 +12,20 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use crate::http::body_memory::Held;
 use crate::limits::BodyLimits;
 
-/// Why there is no body.
+/// Why a body could not be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BodyFault {
-    /// Over the cap.
+    /// Larger than the limit.
     TooLarge,
-    /// Over its deadline, or below the lowest rate.
+    /// Past its deadline, or slower than the lowest rate.
     Slow,
     /// Memory for unfinished bodies is short, and this is the slowest of them.
     Crowded,
-    /// Its framing is wrong, or it broke off.
+    /// The framing is wrong, or the body ended early.
     Broken,
 }
 
-/// Reads `body` to its end. What it holds meanwhile is counted by `held`.
+/// Reads `body` to its end. `held` counts the memory that it takes meanwhile.
 pub(crate) async fn read<B>(
     mut body: B,
     limits: &BodyLimits,
@@ -48,7 +48,7 @@ where
         },
         Poll::Pending => None,
     };
-    // It comes in pieces: from here on its bytes are copied, and what they take is counted.
+    // The body comes in pieces: from here on its bytes are copied, and their memory is counted.
     let mut whole = Vec::new();
     take(&mut whole, &first, &body, limits, &mut held)?;
     drop(first);
@@ -63,7 +63,8 @@ where
     }
 }
 
-/// Adds a piece to what there is of a body. Room grows with what comes, whatever length was declared.
+/// Adds a piece to the body. The buffer grows with the bytes received, whatever length was
+/// declared.
 fn take<B>(
     whole: &mut Vec<u8>,
     piece: &[u8],
@@ -90,7 +91,7 @@ where
     Ok(())
 }
 
-/// The next bytes, or `None` at the end.
+/// The next bytes, or `None` at the end of the body.
 async fn next<B>(
     body: &mut B,
     pace: &mut Pace<'_>,
@@ -110,7 +111,7 @@ where
     .await
 }
 
-/// Trailers say nothing we want.
+/// The next piece. Trailers are dropped: no scheme uses them.
 fn poll_piece<B>(body: &mut B, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, BodyFault>>
 where
     B: Body<Data = Bytes> + Unpin,
@@ -128,7 +129,7 @@ where
     }
 }
 
-/// Judges how fast a body comes.
+/// Measures how fast a body arrives.
 struct Pace<'a> {
     limits: &'a BodyLimits,
     asked_once: bool,
@@ -142,8 +143,8 @@ impl<'a> Pace<'a> {
 
     /// Ready once the body is overdue.
     fn poll_overdue(&mut self, cx: &mut Context<'_>, received: usize) -> Poll<BodyFault> {
-        // hyper hands a body over only after it was first asked for, even where it lies in the
-        // buffer already. So the first time costs no timer: we are simply asked again.
+        // hyper passes a body on only after a first poll, even if the body is in the buffer
+        // already. So the first poll sets no timer and asks to be polled again.
         if !self.asked_once {
             self.asked_once = true;
             cx.waker().wake_by_ref();

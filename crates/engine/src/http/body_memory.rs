@@ -1,5 +1,6 @@
-//! The memory that unfinished bodies share. Only what was received counts. When it is short the slowest
-//! bodies give way, those first whose client holds more than half of it, and not the newcomer.
+//! The memory that unfinished bodies share. Only received bytes count. When memory is short, the
+//! slowest bodies are dropped, not the newest one. Bodies of a client that holds more than half of
+//! the memory go first.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -12,14 +13,14 @@ use crate::http::body::BodyFault;
 use crate::http::client_address::party;
 use crate::limits::SPARE_SHARE;
 
-/// Memory for bodies that come in pieces, shared by all connections.
+/// Memory for bodies that arrive in pieces, shared by all connections.
 #[derive(Debug, Clone)]
 pub(crate) struct BodyMemory(Arc<Memory>);
 
 #[derive(Debug)]
 struct Memory {
     bytes_max: usize,
-    /// How long a body is left alone, and over which its speed is measured.
+    /// How long a new body is never dropped, and the span over which its speed is measured.
     window: Duration,
     pool: Mutex<Pool>,
 }
@@ -39,29 +40,29 @@ struct Entry {
     course: Arc<Course>,
 }
 
-/// How one body comes. Only its reader writes the numbers.
+/// The progress of one body. Only its reader writes the numbers.
 #[derive(Debug)]
 struct Course {
     began: Instant,
     received: AtomicUsize,
-    /// When the last piece came, in microseconds after `began`.
+    /// The arrival of the last piece, in microseconds after `began`.
     last_us: AtomicU64,
-    /// When the current window began, and how much had been received by then.
+    /// The start of the current window, and the bytes received by then.
     mark_us: AtomicU64,
     mark_bytes: AtomicUsize,
-    /// Bytes per second in the window before it.
+    /// Bytes per second in the previous window.
     rate: AtomicU64,
     whole: AtomicBool,
     gave_way: AtomicBool,
     reader: Mutex<Option<Waker>>,
 }
 
-/// What one body holds of the memory, until this is dropped.
+/// The memory that one body holds. It is free again when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Held {
     memory: Arc<Memory>,
     client: IpAddr,
-    /// From its first byte on.
+    /// Set from the first byte on.
     entry: Option<(u64, Arc<Course>)>,
     bytes: usize,
 }
@@ -71,27 +72,27 @@ impl BodyMemory {
         Self(Arc::new(Memory { bytes_max, window, pool: Mutex::default() }))
     }
 
-    /// For the body of a request of this client; it holds nothing yet.
+    /// For the body of a request of this client. It holds no memory yet.
     pub(crate) fn hold(&self, client: IpAddr) -> Held {
         Held { memory: Arc::clone(&self.0), client: party(client), entry: None, bytes: 0 }
     }
 }
 
 impl Held {
-    /// Notes that so many bytes have been received in all.
+    /// Records the number of bytes received in all.
     pub(crate) fn received(&mut self, total: usize) {
         if let Some((_, course)) = &self.entry {
             course.note(total, self.memory.window);
         }
     }
 
-    /// How much is held.
+    /// The bytes held.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Holds `bytes` in all. Where there are not as many, slower bodies give way; where none is slower,
-    /// this one does.
+    /// Holds `bytes` in all. If memory is short, slower bodies are dropped; if none is slower, this
+    /// one is.
     pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), BodyFault> {
         let more = bytes.saturating_sub(self.bytes);
         if more == 0 {
@@ -114,7 +115,7 @@ impl Held {
         Ok(())
     }
 
-    /// Ready when this body has to give way.
+    /// Ready when this body was dropped for another.
     pub(crate) fn poll_gave_way(&self, cx: &mut Context<'_>) -> Poll<()> {
         let Some((_, course)) = &self.entry else { return Poll::Pending };
         *course.reader.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
@@ -124,7 +125,8 @@ impl Held {
         }
     }
 
-    /// The body is whole: it still holds its memory, but does not give way any more.
+    /// Records that the body is complete. It still holds its memory, but cannot be dropped any
+    /// more.
     pub(crate) fn is_whole(&self) {
         if let Some((_, course)) = &self.entry {
             course.whole.store(true, Ordering::Relaxed);
@@ -165,7 +167,7 @@ impl Pool {
         (self.next, course)
     }
 
-    /// What it held is free. A body that gave way has left already.
+    /// Frees the memory of a body. A dropped body has freed it already.
     fn leave(&mut self, id: u64) -> Option<Arc<Course>> {
         let Entry { client, bytes, course } = self.bodies.remove(&id)?;
         self.used -= bytes;
@@ -178,7 +180,8 @@ impl Pool {
         Some(course)
     }
 
-    /// Lets the slowest give way until `more` fit, and some more, so that not each piece has to search.
+    /// Drops the slowest bodies until `more` bytes fit, and a few more, so that not every piece has
+    /// to search.
     fn make_room(&mut self, more: usize, newcomer: u64, memory: &Memory) -> Result<(), BodyFault> {
         let now = Instant::now();
         let mut slow: Vec<_> = self
@@ -225,7 +228,8 @@ impl Course {
         self.received.store(total, Ordering::Relaxed);
     }
 
-    /// Its bytes per second of late and when it last received any; `None` where it is left alone.
+    /// Its recent bytes per second and the time of the last piece; `None` while it is too new to be
+    /// dropped.
     fn pace(&self, now: Instant, window: Duration) -> Option<(u64, Instant)> {
         let age = now.saturating_duration_since(self.began);
         if age < window || self.whole.load(Ordering::Relaxed) {
@@ -269,7 +273,7 @@ mod tests {
         held.poll_gave_way(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
-    /// A body of that client which has received `bytes`.
+    /// A body of that client with `bytes` received.
     fn body(memory: &BodyMemory, of: u8, bytes: usize) -> Held {
         let mut held = memory.hold(client(of));
         held.grow_to(bytes).expect("room");
@@ -278,18 +282,18 @@ mod tests {
     }
 
     #[test]
-    fn the_one_that_has_waited_longest_gives_way_to_a_newcomer() {
+    fn the_body_that_has_waited_longest_is_dropped_for_a_new_one() {
         let memory = BodyMemory::new(100, Duration::ZERO);
         let (oldest, next) = (body(&memory, 1, 30), body(&memory, 1, 30));
         let newcomer = body(&memory, 1, 60);
         assert!(gave_way(&oldest) && !gave_way(&next) && !gave_way(&newcomer));
-        // What it held is free, and not freed twice.
+        // Its memory is free, and is not freed twice.
         drop(oldest);
         assert!(memory.0.pool().used == 90);
     }
 
     #[test]
-    fn one_that_is_whole_or_has_only_just_begun_does_not_give_way() {
+    fn a_complete_or_new_body_is_not_dropped() {
         let memory = BodyMemory::new(100, Duration::ZERO);
         let whole = body(&memory, 1, 60);
         whole.is_whole();
@@ -304,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_holds_more_than_half_gives_way_first() {
+    fn bodies_of_a_client_with_more_than_half_are_dropped_first() {
         let memory = BodyMemory::new(100, Duration::ZERO);
         let modest = body(&memory, 1, 20);
         let (greedy, too) = (body(&memory, 2, 40), body(&memory, 2, 40));

@@ -1,4 +1,4 @@
-//! Who sent a request, as far as trusted proxies tell.
+//! The client address of a request, from the socket and from the headers of trusted proxies.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -7,8 +7,8 @@ use ipnet::IpNet;
 
 use crate::limits::FORWARDED_HOPS_MAX;
 
-/// The right-most address of `X-Forwarded-For` that is not one of our proxies. Where the peer is
-/// no trusted proxy, its word about others counts for nothing and it is the sender itself.
+/// The right-most address of `X-Forwarded-For` that is not a trusted proxy. If the peer is not a
+/// trusted proxy, the header is ignored and the peer is the client.
 pub(crate) fn remote(peer: SocketAddr, headers: &HeaderMap, trusted: &[IpNet]) -> IpAddr {
     let peer = peer.ip().to_canonical();
     let is_trusted = |address: &IpAddr| trusted.iter().any(|net| net.contains(address));
@@ -20,8 +20,8 @@ pub(crate) fn remote(peer: SocketAddr, headers: &HeaderMap, trusted: &[IpNet]) -
     lines.reverse();
     let mut nearest = peer;
     for hop in lines.iter().flat_map(|line| line.rsplit(',')).take(FORWARDED_HOPS_MAX) {
-        // What is no address was not written by a proxy of ours: the one before it is the last
-        // that can be believed.
+        // A hop that is no address was not written by a trusted proxy: the hop after it is the last
+        // one that can be believed.
         let Some(address) = address(hop.trim()) else { break };
         nearest = address;
         if !is_trusted(&nearest) {
@@ -38,7 +38,7 @@ fn address(text: &str) -> Option<IpAddr> {
     address.map(|address: IpAddr| address.to_canonical())
 }
 
-/// The part of an address that one party holds: a whole /64 in IPv6.
+/// The part of an address that one client controls: a whole /64 in IPv6.
 pub(crate) fn party(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => address,
@@ -62,13 +62,13 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_cannot_name_another_sender() {
+    fn an_untrusted_peer_cannot_name_another_client() {
         check("203.0.113.9:1", &["198.51.100.1"], "203.0.113.9");
         check("[::ffff:203.0.113.9]:1", &[], "203.0.113.9");
     }
 
     #[test]
-    fn behind_a_proxy_the_right_most_stranger_is_the_sender() {
+    fn behind_a_proxy_the_right_most_untrusted_hop_is_the_client() {
         check("10.0.0.1:1", &["198.51.100.1"], "198.51.100.1");
         check("10.0.0.1:1", &["1.1.1.1, 198.51.100.1, 10.2.2.2"], "198.51.100.1");
         check("10.0.0.1:1", &["1.1.1.1", "198.51.100.1, 10.2.2.2"], "198.51.100.1");
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_list_is_missing_or_broken_the_last_known_hop_is_named() {
+    fn with_a_missing_or_broken_list_the_last_trusted_hop_is_the_client() {
         check("10.0.0.1:1", &[], "10.0.0.1");
         check("10.0.0.1:1", &["unknown"], "10.0.0.1");
         check("10.0.0.1:1", &["1.1.1.1, nonsense, 10.3.3.3"], "10.3.3.3");

@@ -1,8 +1,10 @@
-//! The open connections of one listener, and which of them are closed when another one needs a place.
+//! The open connections of one listener, and the choice of connections to close when a new one
+//! needs a slot.
 //!
-//! Only when every place is taken is anything closed. The state of a connection is a few atomics of
-//! its own ([`Flight`]), so serving a request costs nothing here. When room is needed, all connections
-//! are looked at once and the first of those to go are kept for the next newcomers.
+//! Connections are closed only when all slots are in use. The state of a connection is a few
+//! atomics of its own ([`Flight`]), so serving a request costs nothing here. When slots are needed,
+//! one survey of all connections chooses several to close, and later new connections use the same
+//! result.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -20,23 +22,25 @@ use crate::limits::{
     SURVEY_VALID,
 };
 
-/// What a connection is doing, in the order in which connections give way.
+/// The state of a connection, in the order in which connections are closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Standing {
-    /// No request yet, and it had time for one: silent, within its TLS handshake or its first head.
+    /// No request yet, although there was time for one: silent, or slow with its TLS handshake or
+    /// its first head.
     SlowHead,
-    /// Waits for its next request; none of those before it was verified.
+    /// Waits for its next request; no earlier request was verified.
     Idle,
-    /// Has had time for the body of its request, or leaves an answer unread.
+    /// Slow with the body of its request, or leaves an answer unread.
     SlowBody,
-    /// No request yet, but it has not had much time.
+    /// No request yet, but only a short time has passed.
     Head,
-    /// Sends a body, and has not had much time.
+    /// Sends a body, and only a short time has passed.
     Body,
-    /// Has only just come, or just begun a body. It is left alone until it has had some time; while
-    /// there are many of these, a newcomer waits for them, so that no flood reaches those below.
+    /// Has just connected, or just started a body. It is not closed for a while. If there are many
+    /// new connections, further ones wait for them, so that a flood cannot close the connections
+    /// below.
     New,
-    /// Waits for its next request, and has sent one that was verified.
+    /// Waits for its next request, and an earlier one was verified.
     VerifiedIdle,
     /// The same, but slow with a body or an answer.
     VerifiedSlow,
@@ -56,10 +60,10 @@ impl Standing {
 /// All connections of one listener.
 #[derive(Debug)]
 pub(crate) struct Connections {
-    /// Those that have ended are removed now and then.
+    /// Closed connections are removed from time to time.
     open: Vec<Open>,
     max: usize,
-    /// The next ones to close, the last one first.
+    /// The next connections to close, the last one first.
     next: Vec<Candidate>,
     surveyed_at: Option<Instant>,
     closed: Closed,
@@ -77,7 +81,7 @@ struct Candidate {
     standing: Standing,
 }
 
-/// How many were closed since it was last logged.
+/// The number of closed connections since the last log line.
 #[derive(Debug, Default)]
 struct Closed {
     count: usize,
@@ -102,8 +106,8 @@ impl Connections {
         self.open.push(Open { flight, task });
     }
 
-    /// Closes a few connections at once, as many as newcomers may need before their ends are seen.
-    /// Returns how many; it is 0 where all of them must be left alone.
+    /// Closes a few connections, as many as new ones may need before the slots are free. Returns
+    /// their number: 0 if none may be closed.
     pub(crate) fn make_room(&mut self, now: Instant) -> usize {
         let is_valid = |at: Instant| now.saturating_duration_since(at) < SURVEY_VALID;
         if self.next.is_empty() || !self.surveyed_at.is_some_and(is_valid) {
@@ -114,7 +118,7 @@ impl Connections {
         while closed < wanted
             && let Some(Candidate { open, standing }) = self.next.pop()
         {
-            // It may have moved on since it was looked at.
+            // Its state may have changed since the survey.
             let is_due = open.flight.standing(now).is_some_and(|now| now <= standing);
             if is_due && !open.flight.is_gone() {
                 open.flight.goes();
@@ -131,12 +135,12 @@ impl Connections {
         self.open.retain(|open| !open.flight.is_gone() && !open.task.is_finished());
     }
 
-    /// Finds those that are to go next: the worst standing first, in it the address that holds most
-    /// connections of its sort, verified or not, and of that address the one that has waited longest.
+    /// Finds the connections to close next: the worst state first, then the address with the most
+    /// connections of that sort (verified or not), then the one that has waited longest.
     ///
-    /// An address that holds a large part of all places crowds. Its new connections are not left alone:
-    /// one that is opened again as soon as it is closed would otherwise always be new. The connections
-    /// of other addresses then have their whole time for a head or a body.
+    /// An address that holds a large part of all slots crowds. Its new connections may be closed at
+    /// once; if they are reopened as soon as they are closed, they would otherwise always be new.
+    /// Connections of other addresses then have their full time for a head or a body.
     fn survey(&mut self, now: Instant) {
         self.forget_ended();
         self.surveyed_at = Some(now);
@@ -171,7 +175,7 @@ impl Connections {
         };
         found.retain(|&(standing, ..)| may_go(standing));
         found.sort_unstable_by_key(|&(standing, since, _, _)| (standing, since));
-        // Each one that goes makes the share of its address smaller.
+        // Each chosen connection makes the share of its address smaller.
         let mut ordered: Vec<_> = found
             .into_iter()
             .map(|(standing, since, whose, at)| {
@@ -194,7 +198,8 @@ impl Connections {
             ordered
                 .into_iter()
                 .rev()
-                // Now and when its turn comes it is what it is, whatever that counts for here.
+                // The real state is kept, because it is compared again when the connection's turn
+                // comes.
                 .map(|(rank, _, _, at)| {
                     let open = self.open[at].clone();
                     let standing = open.flight.standing(now).unwrap_or(rank);
@@ -232,7 +237,7 @@ mod tests {
         Arc::new(Flight::new(SocketAddr::new(address.parse().unwrap(), 1)))
     }
 
-    /// Lets the clock of a connection, which counts whole microseconds, move on.
+    /// Waits until the clock of a connection, which counts whole microseconds, advances.
     fn tick() {
         let began = Instant::now();
         while began.elapsed() < Duration::from_micros(2) {
@@ -240,7 +245,7 @@ mod tests {
         }
     }
 
-    /// The order in which these give way, one by one, `after` they were opened.
+    /// The order in which these connections are closed, one by one, `after` they were opened.
     fn order(flights: &[Arc<Flight>], after: Duration) -> Vec<usize> {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let mut connections = Connections::new(flights.len());
@@ -260,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_heads_go_before_idle_ones_and_verified_ones_last() {
+    fn slow_heads_are_closed_before_idle_connections_and_verified_ones_last() {
         let one = || flight("192.0.2.1");
         let (verified, answering, idle, head) = (one(), one(), one(), one());
         drop(verified.begin());
@@ -274,8 +279,8 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_its_peer_does_not_take_holds_no_place() {
-        // On HTTP/2 a window of 0 leaves the answer where it is, and the socket idle.
+    fn a_connection_with_an_unread_answer_can_be_closed() {
+        // On HTTP/2 a window of 0 stops the answer and leaves the socket idle.
         let flights = [flight("192.0.2.1")];
         let (running, _) = flights[0].begin();
         assert!(order(&flights, SLOW_AFTER).is_empty(), "its answer is being made");
@@ -286,8 +291,8 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_crowds_gives_way_even_as_it_comes_and_others_have_their_time() {
-        // Opened again as soon as they are closed, the connections of one address are always new.
+    fn new_connections_of_a_crowding_address_are_closed_and_others_keep_their_time() {
+        // Reopened as soon as they are closed, the connections of one address are always new.
         let crowd = CROWD_MIN + 8;
         let mut flights = vec![flight("192.0.2.9")];
         flights.extend((0..crowd).map(|_| flight("192.0.2.1")));
@@ -299,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_that_do_not_come_go_before_verified_connections() {
+    fn connections_with_stalled_bodies_are_closed_before_verified_ones() {
         let (verified, body) = (flight("192.0.2.1"), flight("192.0.2.1"));
         drop(verified.begin());
         verified.has_verified();
@@ -312,17 +317,17 @@ mod tests {
     }
 
     #[test]
-    fn of_equals_the_address_that_holds_most_gives_way_until_another_holds_as_much() {
+    fn among_equals_the_address_with_the_most_connections_loses_them_first() {
         let addresses = ["192.0.2.1", "192.0.2.2", "192.0.2.2", "192.0.2.2", "192.0.2.1"];
         let flights = addresses.map(flight);
         assert_eq!(order(&flights, SLOW_AFTER), [1, 0, 2, 3, 4]);
-        // One network of IPv6 is one party.
+        // One IPv6 network counts as one client.
         let addresses = ["192.0.2.1", "2001:db8::1", "2001:db8::2", "2001:db8::3"];
         assert_eq!(order(&addresses.map(flight), SLOW_AFTER), [1, 2, 0, 3]);
     }
 
     #[test]
-    fn behind_a_proxy_the_client_counts_that_it_names() {
+    fn behind_a_proxy_connections_count_for_the_client_that_it_names() {
         let flights = ["10.0.0.1"; 4].map(flight);
         for (flight, client) in flights.iter().zip(["192.0.2.1", "192.0.2.2", "192.0.2.2"]) {
             flight.is_for(client.parse().unwrap());

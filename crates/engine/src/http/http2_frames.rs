@@ -1,8 +1,9 @@
-//! A count of the HTTP/2 frames that bring nothing forward. PRIORITY, PING, SETTINGS, WINDOW_UPDATE, empty
-//! DATA and their like cost a peer nothing and us a little each; a peer that sends far more of them than
-//! its requests, our answers or the time that passes explain is cut off.
+//! Counts HTTP/2 frames without progress. PRIORITY, PING, SETTINGS, WINDOW_UPDATE, empty DATA and
+//! similar frames cost a peer nothing and the server a little. A peer that sends far more of them
+//! than its requests, the answers or the elapsed time explain is cut off.
 //!
-//! It sees the plaintext of one connection, in any number of pieces, and keeps nine bytes of it at most.
+//! It reads the plaintext of one connection, in any number of pieces, and buffers nine bytes at
+//! most.
 
 use std::time::Instant;
 
@@ -10,14 +11,14 @@ use crate::limits::{
     FREE_FRAMES, FREE_FRAMES_PER_REQUEST, FREE_FRAMES_PER_SECOND, SENT_BYTES_PER_FREE_FRAME,
 };
 
-/// Watches the frames of one connection.
+/// Counts the frames of one connection.
 #[derive(Debug)]
 pub(crate) struct FrameWatch {
-    /// Bytes of the preface, or of a frame, that are yet to be passed over.
+    /// Bytes of the preface, or of a frame, that are still to be skipped.
     skip: usize,
     header: [u8; HEADER_BYTES],
     header_bytes: usize,
-    /// How many more frames without progress are let through.
+    /// How many more frames without progress are allowed.
     left: u32,
     refilled_at: Instant,
     sent_bytes: usize,
@@ -26,7 +27,7 @@ pub(crate) struct FrameWatch {
 const HEADER_BYTES: usize = 9;
 const PREFACE_BYTES: usize = 24;
 
-/// Too many frames that bring nothing forward.
+/// Too many frames without progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Flooded;
 
@@ -42,7 +43,7 @@ impl FrameWatch {
         }
     }
 
-    /// Takes the next bytes off the wire.
+    /// Reads the next bytes of the connection.
     pub(crate) fn feed(&mut self, mut bytes: &[u8], now: Instant) -> Result<(), Flooded> {
         while !bytes.is_empty() {
             let passed = self.skip.min(bytes.len());
@@ -60,7 +61,8 @@ impl FrameWatch {
         Ok(())
     }
 
-    /// Notes that so many bytes were sent: a peer that reads them may send WINDOW_UPDATE frames.
+    /// Records that this many bytes were sent: a peer that reads them may send WINDOW_UPDATE
+    /// frames.
     pub(crate) fn sent(&mut self, bytes: usize) {
         self.sent_bytes += bytes;
         if self.sent_bytes >= SENT_BYTES_PER_FREE_FRAME {
@@ -122,7 +124,7 @@ mod tests {
         (watch, now)
     }
 
-    /// How many of these frames are let through.
+    /// The number of such frames that are allowed.
     fn let_through(watch: &mut FrameWatch, frame: &[u8], now: Instant) -> u32 {
         (0..FREE_FRAMES * 2).take_while(|_| watch.feed(frame, now).is_ok()).count() as u32
     }
@@ -142,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_bodies_answers_and_time_explain_more_of_them() {
+    fn requests_bodies_answers_and_time_allow_more_of_them() {
         let (mut watch, now) = opened();
         let priority = frame(PRIORITY, 0, 0);
         assert_eq!(let_through(&mut watch, &priority, now), FREE_FRAMES);

@@ -1,6 +1,6 @@
-//! Our own HTTP loop: accept, bound, serve, drain. It exists because `axum::serve` gives heads no
-//! deadline and connections no cap. It knows nothing of webhooks: the admin side is served by the
-//! same loop.
+//! The HTTP loop: accepts, limits, serves and drains connections. It exists because `axum::serve`
+//! gives heads no deadline and does not limit connections. It knows nothing about webhooks: the
+//! admin API is served by the same loop.
 
 pub(crate) mod body;
 pub(crate) mod body_memory;
@@ -41,42 +41,42 @@ use crate::http::connections::Connections;
 use crate::http::socket::{FirstBytes, Flight, InFlight, Lingering, Protocol, Reading, Watched};
 use crate::limits::{HttpLimits, SURVEY_AGAIN};
 
-/// How a stop went.
+/// The result of a shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drained {
-    /// Every request that had been received was answered.
+    /// Every received request was answered.
     Clean,
-    /// So many connections were still busy when the time for draining was over, and were cut.
+    /// This many connections were still busy when the drain time was over, and were cut.
     Cut {
-        /// How many.
+        /// Their number.
         connections: usize,
     },
 }
 
-/// The other end of a connection.
+/// The peer of a connection.
 #[derive(Debug, Clone)]
 pub struct Peer {
     address: SocketAddr,
-    /// The connection, where it is served by [`serve`].
+    /// The state of the connection, if it is served by [`serve`].
     flight: Option<Arc<Flight>>,
 }
 
 impl Peer {
-    /// The address at the other end of the socket.
+    /// The address of the peer's socket.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Records that a request on this connection was verified: it is then closed last when connections
-    /// are short.
+    /// Records that a request on this connection was verified. When slots are short, such
+    /// connections are closed last.
     pub fn has_verified(&self) {
         if let Some(flight) = &self.flight {
             flight.has_verified();
         }
     }
 
-    /// Records whose request this is, where a trusted proxy named its client: when connections are
-    /// short, they are counted for each client.
+    /// Records the client that a trusted proxy named for this request. When slots are short,
+    /// connections are counted by client.
     pub fn is_for(&self, client: IpAddr) {
         if let Some(flight) = &self.flight {
             flight.is_for(client);
@@ -84,14 +84,15 @@ impl Peer {
     }
 }
 
-/// A peer of a connection that another loop serves.
+/// The peer of a connection that another loop serves.
 impl From<SocketAddr> for Peer {
     fn from(address: SocketAddr) -> Self {
         Self { address, flight: None }
     }
 }
 
-/// A request's body as it comes. While it is unfinished, its connection may be closed for another.
+/// The body of a request as it arrives. While it is unfinished, its connection may be closed for
+/// another.
 #[derive(Debug)]
 pub struct Received {
     body: Incoming,
@@ -134,14 +135,15 @@ impl Body for Received {
     }
 }
 
-/// Serves `listener` until `stop` is cancelled, then lets what is in flight finish, for at most
-/// `limits.drain`. When this returns, the listener is closed and no task of it is left.
+/// Serves `listener` until `stop` is cancelled, then lets requests in flight finish, for at most
+/// `limits.drain`. When this returns, the listener is closed and none of its tasks is left.
 ///
-/// Every request is handed to `answer` with the peer of its connection. The answer's future is dropped
-/// when the peer hangs up: what must not be cut short has to see to that itself.
+/// Every request is passed to `answer` with the peer of its connection. The answer's future is
+/// dropped when the peer hangs up: work that must not be cut short has to move to a task itself.
 ///
-/// When every place is taken, connections that are slow or idle are closed for new ones, those last on
-/// which a request was verified ([`Peer::has_verified`]), and none that is at work on a whole request.
+/// When all slots are in use, slow or idle connections are closed for new ones. Connections with a
+/// verified request ([`Peer::has_verified`]) are closed last, and a connection that runs a complete
+/// request is never closed.
 pub async fn serve<A, F, B>(
     listener: TcpListener,
     tls: Option<Arc<ServerConfig>>,
@@ -175,7 +177,8 @@ where
         }
         let next = async {
             let (stream, peer) = accept(&listener, &mut connections, &mut complaints).await;
-            // One is taken beyond the cap, and for it a place is made; the others queue in the kernel.
+            // One connection beyond the limit is accepted, and a slot is made free for it; the
+            // others queue in the kernel.
             (stream, peer, place(&slots, &mut connections).await)
         };
         let Some((stream, peer, slot)) = stop.run_until_cancelled(next).await else {
@@ -211,7 +214,8 @@ struct Server<A> {
     streams: Streams,
 }
 
-/// Accepts until it works: a machine out of file descriptors recovers, so must we.
+/// Accepts until it succeeds: when the machine runs out of file descriptors, the loop must survive
+/// that.
 async fn accept(
     listener: &TcpListener,
     connections: &mut Connections,
@@ -232,7 +236,7 @@ async fn accept(
     }
 }
 
-/// A place for one connection more: a free one, or that of a connection that gives way.
+/// A slot for one more connection: a free one, or the slot of a connection that is closed for it.
 async fn place(slots: &Arc<Semaphore>, connections: &mut Connections) -> OwnedSemaphorePermit {
     loop {
         if let Ok(slot) = slots.clone().try_acquire_owned() {
@@ -246,7 +250,7 @@ async fn place(slots: &Arc<Semaphore>, connections: &mut Connections) -> OwnedSe
     }
 }
 
-/// Notes that a connection ends, before its place is free.
+/// Records that a connection ends, before its slot is free.
 struct ConnectionClosing(Arc<Flight>);
 
 impl Drop for ConnectionClosing {
@@ -273,7 +277,7 @@ fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(24 | 23))
 }
 
-/// Says once a second that accepting fails.
+/// Logs at most once a second that accepting fails.
 #[derive(Debug, Default)]
 struct AcceptComplaints {
     last: Option<Instant>,
@@ -283,7 +287,7 @@ impl AcceptComplaints {
     fn note(&mut self, error: &io::Error, now: Instant) {
         if self.last.is_none_or(|last| now - last >= Duration::from_secs(1)) {
             self.last = Some(now);
-            error!(%error, "cannot accept connections, trying again: {error}");
+            error!(%error, "cannot accept connections: {error}; trying again");
         }
     }
 }
@@ -292,12 +296,12 @@ fn report(ended: Result<(), JoinError>) {
     if let Err(error) = ended
         && error.is_panic()
     {
-        error!(%error, "a connection's task panicked; the others go on");
+        error!(%error, "the task of a connection panicked; other connections continue");
     }
 }
 
-/// One connection from its first byte to its last. Until bytes come it is only this small task;
-/// what HTTP and TLS need is allocated when they do.
+/// One connection from its first byte to its last. Until bytes arrive it is only this small task;
+/// the memory for HTTP and TLS is allocated when they do.
 async fn connection<A, F, B>(
     server: Arc<Server<A>>,
     stream: TcpStream,
@@ -314,7 +318,7 @@ async fn connection<A, F, B>(
     let _goes = ConnectionClosing(flight.clone());
     let head_by = Instant::now() + server.limits.header_deadline;
     if let Err(error) = stream.set_nodelay(true) {
-        debug!(%error, "the connection went before it could be set up");
+        debug!(%error, "the connection ended before it was set up");
         return;
     }
     let awaited = async {
@@ -354,8 +358,9 @@ async fn connection<A, F, B>(
 
 const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Reads until it is known whether this is HTTP/2 with prior knowledge. `POST` and the preface
-/// share their first letter, so one byte is not enough, and peeking again for a second would spin.
+/// Reads until it is known whether the peer speaks HTTP/2 with prior knowledge. `POST` and the
+/// preface share their first letter, so one byte is not enough, and peeking again for a second byte
+/// would spin.
 async fn first_bytes(stream: &TcpStream) -> io::Result<FirstBytes> {
     let mut first = FirstBytes::default();
     loop {
@@ -414,7 +419,8 @@ async fn speak<A, F, B, T>(
         Protocol::Http1 => {
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
-                // Ours begins with the head's first byte, so that idling and dawdling can differ.
+                // The guard's own deadline starts with the head's first byte, so that idle and slow
+                // connections differ.
                 .header_read_timeout(None)
                 // The count of headers stays at hyper's 100: setting it costs an allocation each.
                 .max_header_size(limits.header_bytes_max)
@@ -440,7 +446,7 @@ async fn speak<A, F, B, T>(
     }
 }
 
-/// A body's frames are at most this long on HTTP/1; with it goes the memory of a connection.
+/// The longest piece of an HTTP/1 body. It determines the memory of a connection.
 const READ_BUFFER_BYTES_MAX: usize = 64 * 1024;
 
 fn service<A, F, B>(
@@ -491,7 +497,7 @@ fn bad_request<B>(version: Version) -> Response<Option<B>> {
     response
 }
 
-/// Runs a connection to its end: the peer's, our stop's, or that of its idle time.
+/// Runs a connection until the peer ends it, the server stops, or it was idle for too long.
 async fn drive<A, C>(connection: C, server: &Server<A>, flight: &Flight, peer: SocketAddr)
 where
     C: Graceful,
@@ -516,20 +522,21 @@ where
         }
     }
     connection.as_mut().close_gracefully();
-    // On a stop the drain's end comes first or at the same time; on idling this is the bound.
+    // On a shutdown the end of the drain comes first or at the same time; for an idle connection
+    // this is the bound.
     match timeout(server.limits.drain, connection).await {
         Ok(ended) => log_end(ended, peer),
-        Err(_) => debug!(%peer, "the connection did not end in time and is cut"),
+        Err(_) => debug!(%peer, "the connection did not end in time and was cut"),
     }
 }
 
 fn log_end(ended: hyper::Result<()>, peer: SocketAddr) {
     if let Err(error) = ended {
-        debug!(%peer, %error, "the connection broke off: {error}");
+        debug!(%peer, %error, "the connection broke: {error}");
     }
 }
 
-/// What HTTP/1 and HTTP/2 connections of hyper have in common without a trait to say so.
+/// The methods that hyper's HTTP/1 and HTTP/2 connections share without a common trait.
 trait Graceful: Future<Output = hyper::Result<()>> {
     fn close_gracefully(self: Pin<&mut Self>);
 }
@@ -562,7 +569,7 @@ where
     }
 }
 
-/// Where the streams of HTTP/2 connections run: a set that is awaited, and cut with the rest.
+/// Runs the streams of HTTP/2 connections in a set that is awaited, and cut with the connections.
 #[derive(Debug, Clone)]
 struct Streams {
     tasks: TaskTracker,

@@ -1,28 +1,29 @@
-//! A second reading of what an HTTP/1 peer sends, beside the parser's: it finds heads that a proxy in
-//! front may read differently, also those that were sent before the answer to the request ahead of them.
+//! Reads the bytes of an HTTP/1 peer a second time, beside the parser. It finds heads that a proxy
+//! in front may read differently, including heads that were sent before the previous request was
+//! answered.
 //!
-//! It follows heads, bodies and chunks over the whole connection and counts the requests. It keeps no
-//! bytes but the start of the current line, so they may come in any number of pieces. Where it cannot
-//! follow, every later request on the connection is ambiguous.
+//! It follows heads, bodies and chunks over the whole connection and counts the requests. It
+//! buffers only the start of the current line, so bytes may arrive in any number of pieces. If it
+//! cannot follow, every later request on the connection is ambiguous.
 
 use http::header::{HOST, TRANSFER_ENCODING};
 use http::uri::Authority;
 use http::{Method, Request, Version};
 use memchr::memchr;
 
-/// Whether a parsed head names one host and one framing, in the only ways that all readers share.
+/// Whether a parsed head names one host and one framing, in forms that all parsers read alike.
 pub(crate) fn is_clear<B>(request: &Request<B>) -> bool {
     names_one_host(request) && is_framed_plainly(request) && has_a_path(request)
 }
 
-/// One `Host`, which an absolute target (or HTTP/2's `:authority`) must not contradict. HTTP/1.0 may
-/// do without one.
+/// Whether there is one `Host`, which an absolute target (or HTTP/2's `:authority`) does not
+/// contradict. HTTP/1.0 may omit it.
 fn names_one_host<B>(request: &Request<B>) -> bool {
     let mut hosts = request.headers().get_all(HOST).iter();
     let target = request.uri().authority();
     match (hosts.next(), hosts.next()) {
         (Some(host), None) => match (host.as_bytes(), target) {
-            // What a client sends whose target has no host.
+            // An empty Host: clients send it for a target without a host.
             (b"", target) => target.is_none(),
             (host, target) => {
                 let host = Authority::try_from(host).ok();
@@ -40,7 +41,7 @@ fn names_one_host<B>(request: &Request<B>) -> bool {
     }
 }
 
-/// Without a transfer coding, or with `chunked` alone.
+/// Whether the request has no transfer coding, or `chunked` alone.
 fn is_framed_plainly<B>(request: &Request<B>) -> bool {
     let mut codings = request.headers().get_all(TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
@@ -50,7 +51,8 @@ fn is_framed_plainly<B>(request: &Request<B>) -> bool {
     }
 }
 
-/// Every target but that of a tunnel, which nothing here is, and `*` with another method than its own.
+/// Whether the target is a path. The target of a tunnel is not, and `*` is allowed only for its own
+/// method.
 fn has_a_path<B>(request: &Request<B>) -> bool {
     match request.uri().path() {
         "*" => request.method() == Method::OPTIONS,
@@ -62,20 +64,20 @@ fn has_a_path<B>(request: &Request<B>) -> bool {
 #[derive(Debug)]
 pub(crate) struct FramingWatch {
     at: At,
-    /// The first bytes of the current line: as many as are ever looked at.
+    /// The first bytes of the current line: as many as are ever read.
     line: [u8; LINE_BYTES],
     line_bytes: usize,
     last: u8,
-    /// Heads of which at least one byte has come.
+    /// Heads of which at least one byte has arrived.
     heads: usize,
     head: Head,
     ambiguous_from: Option<usize>,
 }
 
-/// The longest line that is looked at: a name, padding, and a length of 20 digits.
+/// The longest line that is read: a name, padding, and a length of 20 digits.
 const LINE_BYTES: usize = 64;
 
-/// What the next byte belongs to.
+/// The part of a request that the next byte belongs to.
 #[derive(Debug, Default, Clone, Copy)]
 enum At {
     #[default]
@@ -93,7 +95,7 @@ enum At {
     Lost,
 }
 
-/// What is known of the head that is being read.
+/// The facts known about the head that is being read.
 #[derive(Debug, Default, Clone, Copy)]
 struct Head {
     begun: bool,
@@ -117,7 +119,7 @@ impl Default for FramingWatch {
 }
 
 impl FramingWatch {
-    /// Takes the next bytes off the wire.
+    /// Reads the next bytes of the connection.
     pub(crate) fn feed(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             bytes = match &mut self.at {
@@ -149,17 +151,17 @@ impl FramingWatch {
         }
     }
 
-    /// How many heads have begun.
+    /// The number of heads that have begun.
     pub(crate) fn heads(&self) -> usize {
         self.heads
     }
 
-    /// The first request, counted from 0, that two readers could understand differently.
+    /// The first request, counted from 0, that two parsers could read differently.
     pub(crate) fn ambiguous_from(&self) -> Option<usize> {
         self.ambiguous_from
     }
 
-    /// Takes what belongs to the current line and returns the rest.
+    /// Reads the bytes of the current line and returns the rest.
     fn feed_line<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
         if matches!(self.at, At::Head) && !self.head.begun {
             self.head.begun = true;
@@ -202,13 +204,13 @@ impl FramingWatch {
         self.line_bytes = self.line_bytes.saturating_add(part.len());
     }
 
-    /// The current line without its end, as far as it was kept.
+    /// The current line without its end, as far as it is buffered.
     fn kept(&self, text_bytes: usize) -> &[u8] {
         &self.line[..text_bytes.min(LINE_BYTES)]
     }
 
     fn end_head_line(&mut self, text_bytes: usize, ends_in_crlf: bool) {
-        // At once, not at the head's end: a parser may see that end where this does not.
+        // At once, not at the end of the head: a parser may see that end where this guard does not.
         if !ends_in_crlf {
             return self.lose(self.heads - 1);
         }
@@ -225,7 +227,7 @@ impl FramingWatch {
         let is_encoding = value_of(line, b"transfer-encoding:").is_some();
         if let Some(length) = length {
             let length = if text_bytes > LINE_BYTES { None } else { decimal(length) };
-            // Given twice it is ambiguous even if both are equal: some readers take the list.
+            // Two equal lengths are ambiguous too: some parsers read them as a list.
             if length.is_none() || self.head.content_length.is_some() {
                 return self.lose(self.heads - 1);
             }
@@ -252,7 +254,7 @@ impl FramingWatch {
     }
 }
 
-/// What follows `name` in a header line, without the blanks around it.
+/// The value after `name` in a header line, without the blanks around it.
 fn value_of<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let (start, value) = line.split_at_checked(name.len())?;
     start.eq_ignore_ascii_case(name).then(|| value.trim_ascii())
@@ -294,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_a_body_is_not_judged() {
+    fn the_bytes_of_a_body_are_not_read_as_a_head() {
         let body = "\ntransfer-encoding: chunked\n\ncontent-length: 5\n\n";
         let length = body.len();
         check(
@@ -327,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_behind_others_is_judged_like_the_first() {
+    fn a_later_head_is_checked_like_the_first() {
         let plain = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
         let sized = "POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\n\n\n\n";
         let chunked = "POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\n\n\n\r\n0\r\n\r\n";

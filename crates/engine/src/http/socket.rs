@@ -1,6 +1,6 @@
-//! The two skins around a socket: [`Lingering`], next to it, which closes so that a last answer
-//! arrives; and [`Watched`], next to hyper, which gives heads and unread answers a deadline
-//! and looks at what the peer sends.
+//! The two wrappers of a socket. [`Lingering`], next to the socket, closes it so that the last
+//! answer arrives. [`Watched`], next to hyper, sets deadlines for heads and unread answers and
+//! checks the bytes that the peer sends.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -19,42 +19,43 @@ use crate::http::http2_frames::FrameWatch;
 use crate::http::smuggling_guard::FramingWatch;
 use crate::limits::{NEW_FOR, SLOW_AFTER};
 
-/// The state of one connection, which its skins, its service and the accept loop share.
+/// The state of one connection, shared by its wrappers, its service and the accept loop.
 #[derive(Debug)]
 pub(crate) struct Flight {
     opened: Instant,
     running: AtomicUsize,
     started: AtomicUsize,
-    /// How many of the running ones still read their body.
+    /// The number of running requests that still read their body.
     reading: AtomicUsize,
-    /// How many of the running ones are answered, and their answer is not yet taken.
+    /// The number of running requests whose answer is ready but not yet fully sent.
     answered: AtomicUsize,
-    /// When a part of an answer was last taken; in microseconds after `opened`.
+    /// The time at which a part of an answer was last sent, in microseconds after `opened`.
     taken_us: AtomicU64,
-    /// Since when there are running ones, or none; in microseconds after `opened`.
+    /// The time since which requests have been running, or none, in microseconds after `opened`.
     changed_us: AtomicU64,
-    /// Since when the peer leaves our bytes unread, counted in the same way; 0 while it reads.
+    /// The time since which the peer has left bytes unread, in microseconds after `opened`; 0 while
+    /// it reads.
     stalled_us: AtomicU64,
     verified: AtomicBool,
-    /// It has ended or is being closed, and its place is or will be free.
+    /// The connection has ended or is being closed, and its slot is or will be free.
     gone: AtomicBool,
-    /// The first request, counted from 0, that two readers could understand differently.
+    /// The first request, counted from 0, that two parsers could read differently.
     ambiguous_from: AtomicUsize,
     unread: AtomicBool,
     peer: IpAddr,
     is_forwarded: AtomicBool,
-    /// Of whom the last request was, where a trusted proxy named another than the peer.
+    /// The client of the last request, if a trusted proxy named one.
     client: Mutex<IpAddr>,
 }
 
-/// One request on its way; it ends when this is dropped.
+/// One request in flight; it ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     flight: Arc<Flight>,
     is_answered: bool,
 }
 
-/// One body on its way; it ends when this is dropped.
+/// One body in flight; it ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Reading(Arc<Flight>);
 
@@ -80,7 +81,8 @@ impl Flight {
         }
     }
 
-    /// A request's head is complete. Says also whether that head was ambiguous.
+    /// Records that the head of a request is complete. Also returns whether that head was
+    /// ambiguous.
     pub(crate) fn begin(self: &Arc<Self>) -> (InFlight, bool) {
         if self.running.fetch_add(1, Ordering::Relaxed) == 0 {
             self.changed_us.store(self.age_us(), Ordering::Relaxed);
@@ -90,13 +92,13 @@ impl Flight {
         (in_flight, nth >= self.ambiguous_from.load(Ordering::Relaxed))
     }
 
-    /// The body of a running request is yet to come.
+    /// Records that the body of a running request is still to come.
     pub(crate) fn reads(self: &Arc<Self>) -> Reading {
         self.reading.fetch_add(1, Ordering::Relaxed);
         Reading(self.clone())
     }
 
-    /// A request of this connection was verified.
+    /// Records that a request of this connection was verified.
     pub(crate) fn has_verified(&self) {
         self.verified.store(true, Ordering::Relaxed);
     }
@@ -105,8 +107,8 @@ impl Flight {
         self.verified.load(Ordering::Relaxed)
     }
 
-    /// The connection ends. This is noted before its place is free, so that none is closed for a place
-    /// that was given away already.
+    /// Records that the connection ends. This happens before its slot is free, so that no
+    /// connection is closed for a slot that was already given away.
     pub(crate) fn goes(&self) {
         self.gone.store(true, Ordering::Release);
     }
@@ -120,7 +122,7 @@ impl Flight {
         self.gone.store(false, Ordering::Release);
     }
 
-    /// The last request was of this client.
+    /// Records the client of the last request.
     pub(crate) fn is_for(&self, client: IpAddr) {
         let client = party(client);
         if client != self.peer || self.is_forwarded.load(Ordering::Relaxed) {
@@ -129,7 +131,7 @@ impl Flight {
         }
     }
 
-    /// The address that this connection is counted for.
+    /// The address that this connection counts for.
     pub(crate) fn client(&self) -> IpAddr {
         match self.is_forwarded.load(Ordering::Relaxed) {
             true => *self.client.lock().unwrap_or_else(PoisonError::into_inner),
@@ -137,20 +139,20 @@ impl Flight {
         }
     }
 
-    /// Since when it has been as it is.
+    /// The time at which its state last changed.
     pub(crate) fn waits_since(&self) -> Instant {
         self.opened + Duration::from_micros(self.changed_us.load(Ordering::Relaxed))
     }
 
-    /// What the connection does, or `None` while it is at work on a whole request.
+    /// The state of the connection, or `None` while it runs a complete request.
     pub(crate) fn standing(&self, now: Instant) -> Option<Standing> {
         let running = self.running.load(Ordering::Relaxed);
         let waits_for = now.saturating_duration_since(self.waits_since());
         let (is_slow, is_new) = (waits_for >= SLOW_AFTER, waits_for < NEW_FOR);
         let is_verified = self.is_verified();
         if running == 0 {
-            // The last bytes of an answer may still be on their way out. Only for senders that proved
-            // themselves: others could keep every connection by asking often.
+            // The last bytes of an answer may still be in flight. This exception is only for
+            // verified senders: others could keep every connection by sending many requests.
             if is_verified && (is_new || self.is_stalling() && !self.is_stalled(now)) {
                 return None;
             }
@@ -174,7 +176,7 @@ impl Flight {
         }
     }
 
-    /// Whether all that runs is answered, and the peer takes nothing of it for long.
+    /// Whether every running request is answered, and the peer has not read any answer for long.
     fn is_left(&self, now: Instant, running: usize) -> bool {
         let taken = self.opened + Duration::from_micros(self.taken_us.load(Ordering::Relaxed));
         let is_untaken = self.answered.load(Ordering::Relaxed) >= running
@@ -182,12 +184,12 @@ impl Flight {
         is_untaken || self.is_stalled(now)
     }
 
-    /// Whether the peer leaves an answer unread.
+    /// Whether the peer leaves bytes unread.
     fn is_stalling(&self) -> bool {
         self.stalled_us.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether the peer has left an answer unread for long.
+    /// Whether the peer has left bytes unread for long.
     fn is_stalled(&self, now: Instant) -> bool {
         let since = self.stalled_us.load(Ordering::Relaxed);
         let since = (since > 0).then(|| self.opened + Duration::from_micros(since));
@@ -198,20 +200,20 @@ impl Flight {
         u64::try_from(self.opened.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// How many requests there have been, and whether one is running.
+    /// The number of requests so far, and whether one is running.
     pub(crate) fn activity(&self) -> (usize, bool) {
         (self.started.load(Ordering::Relaxed), self.running.load(Ordering::Relaxed) > 0)
     }
 
-    /// The connection will end with bytes of the peer unread.
+    /// Records that the connection will end with bytes of the peer unread.
     pub(crate) fn leaves_bytes_unread(&self) {
         self.unread.store(true, Ordering::Relaxed);
     }
 }
 
 impl InFlight {
-    /// The answer is there; from now on it waits for the peer to take it. On HTTP/2 a peer can leave it
-    /// where it is without blocking the socket.
+    /// Records that the answer is ready and waits for the peer to read it. On HTTP/2 a peer can
+    /// leave it unread without blocking the socket.
     pub(crate) fn with_answer(mut self) -> Self {
         self.is_answered = true;
         self.flight.answered.fetch_add(1, Ordering::Relaxed);
@@ -219,7 +221,7 @@ impl InFlight {
         self
     }
 
-    /// A part of the answer was taken.
+    /// Records that a part of the answer was sent.
     pub(crate) fn moves(&self) {
         self.flight.taken_us.store(self.flight.age_us(), Ordering::Relaxed);
     }
@@ -242,7 +244,7 @@ impl Drop for Reading {
     }
 }
 
-/// A socket that, where the peer may still be sending, reads on for a while after its last byte.
+/// A socket that keeps reading for a while after its last byte if the peer may still be sending.
 #[derive(Debug)]
 pub(crate) struct Lingering<T> {
     socket: T,
@@ -320,20 +322,20 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<T> {
     }
 }
 
-/// Which protocol a connection speaks.
+/// The protocol of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protocol {
     Http1,
     Http2,
 }
 
-/// A stream whose peer must finish each HTTP/1 head in time and must read what we send.
+/// A stream whose peer must finish each HTTP/1 head in time and must read the bytes sent to it.
 #[derive(Debug)]
 pub(crate) struct Watched<T> {
     stream: T,
     protocol: Protocol,
     flight: Arc<Flight>,
-    /// Bytes read before it was known which protocol this is.
+    /// Bytes read before the protocol was known.
     first: FirstBytes,
     first_taken: usize,
     framing: FramingWatch,
@@ -354,7 +356,7 @@ pub(crate) struct FirstBytes {
 }
 
 impl<T> Watched<T> {
-    /// `head_by` is when the first head must be complete.
+    /// `head_by` is the time by which the first head must be complete.
     pub(crate) fn new(
         stream: T,
         protocol: Protocol,
@@ -380,11 +382,11 @@ impl<T> Watched<T> {
         }
     }
 
-    /// Notes what was read, before the parser has it.
+    /// Checks the bytes that were read, before the parser gets them.
     fn saw(&mut self, bytes: &[u8]) -> io::Result<()> {
         if self.protocol == Protocol::Http2 {
             let is_flooded = self.frames.feed(bytes, Instant::now()).is_err();
-            let flooded = || io::Error::other("too many frames that bring nothing forward");
+            let flooded = || io::Error::other("too many HTTP/2 frames without progress");
             return if is_flooded { Err(flooded()) } else { Ok(()) };
         }
         self.framing.feed(bytes);
@@ -394,7 +396,7 @@ impl<T> Watched<T> {
         Ok(())
     }
 
-    /// Notes what was written.
+    /// Records the bytes that were written.
     fn wrote(&mut self, polled: &Poll<io::Result<usize>>) {
         if self.protocol == Protocol::Http2
             && let Poll::Ready(Ok(bytes)) = polled
@@ -410,7 +412,7 @@ impl<T> Watched<T> {
         }
     }
 
-    /// Nothing to read now: is a head overdue?
+    /// Checks whether a head is overdue, when there is nothing to read.
     fn wait_for_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.protocol == Protocol::Http2 {
             return Poll::Pending;
@@ -505,7 +507,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // A head that never became a request: it was refused, and its peer may be sending on.
+        // A head that never became a request: it was refused, and its peer may still be sending.
         let (started, _) = self.flight.activity();
         if self.framing.heads() > started {
             self.flight.leaves_bytes_unread();
@@ -515,7 +517,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
     }
 }
 
-/// A point in time that is set when waiting begins. The timer is made once and kept.
+/// A deadline that is set when waiting begins. Its timer is created once and reused.
 #[derive(Debug, Default)]
 struct Deadline {
     at: Option<time::Instant>,
@@ -531,7 +533,7 @@ impl Deadline {
         self.at = None;
     }
 
-    /// Ready once the deadline has passed; where none is set, it is `span` from now.
+    /// Ready once the deadline has passed. If none is set, it is set to `span` from now.
     fn poll_within(&mut self, cx: &mut Context<'_>, span: Duration) -> Poll<()> {
         let at = *self.at.get_or_insert_with(|| time::Instant::now() + span);
         let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(at)));

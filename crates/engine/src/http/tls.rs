@@ -1,4 +1,4 @@
-//! TLS for a listener, from PEM files; a certificate that was renewed is taken over without a stop.
+//! TLS for a listener, from PEM files. A renewed certificate is loaded without a restart.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
 use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::{self, ServerConfig};
 
-/// A certificate and its key, as they are in their files.
+/// A certificate and its key, as read from their files.
 #[derive(Debug)]
 pub struct Certificate {
     cert: PathBuf,
@@ -25,12 +25,12 @@ pub struct Certificate {
 /// Why a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file cannot be read, or has nothing of the kind in it.
+    /// A file cannot be read, or contains no certificate or key.
     #[error("reading {}: {problem}", file.display())]
     File {
-        /// Which one.
+        /// The file.
         file: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         problem: pem::Error,
     },
     /// The chain is empty, or the key does not belong to it.
@@ -40,7 +40,7 @@ pub enum TlsError {
         cert: PathBuf,
         /// The key's file.
         key: PathBuf,
-        /// What does not fit.
+        /// The error.
         problem: rustls::Error,
     },
 }
@@ -53,13 +53,13 @@ impl Certificate {
         Ok(Arc::new(Self { cert: cert.to_owned(), key: key.to_owned(), provider, current }))
     }
 
-    /// Reads them again. On an error the old ones stay.
+    /// Reads both files again. On an error the old certificate stays in use.
     pub fn reload(&self) -> Result<(), TlsError> {
         self.current.store(read(&self.cert, &self.key, &self.provider)?);
         Ok(())
     }
 
-    /// The listener's side: TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1.
+    /// The TLS settings of a listener: TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1.
     pub fn server_config(self: &Arc<Self>) -> Result<Arc<ServerConfig>, rustls::Error> {
         let mut config = ServerConfig::builder_with_provider(self.provider.clone())
             .with_safe_default_protocol_versions()?

@@ -1,44 +1,44 @@
-//! Noticing that this machine's clock is wrong: senders sign their own time, and many
-//! authentic arrivals that all differ from ours in the same way are better witnesses than it.
+//! Detects that this machine's clock is wrong. Senders sign their own time. If many authentic
+//! arrivals differ from this clock in the same way, the clock is wrong.
 
 use std::collections::VecDeque;
 
 use hapax_core::KeyHash;
 use jiff::{SignedDuration, Timestamp};
 
-/// What the senders' signed times say about our clock.
+/// The evidence of signed times about this machine's clock.
 #[derive(Debug, Default)]
 pub(crate) struct ClockWatch {
-    /// How far ahead of the sender's time ours was at the first arrival of each of the last authentic
-    /// events.
+    /// For the last authentic events: how far this clock was ahead of the signed time at the first
+    /// arrival.
     offsets: VecDeque<(KeyHash, i64)>,
-    /// The distinct events outside the window since one was inside, oldest first.
+    /// The distinct events outside the window since the last one inside, oldest first.
     outside: VecDeque<KeyHash>,
     last_alarm: Option<Timestamp>,
 }
 
-/// One authentic arrival, as a witness.
+/// One authentic arrival, as evidence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Witness {
-    /// What tells this event from others.
+    /// Identifies the event.
     pub(crate) event: KeyHash,
-    /// Our time minus the signed time.
+    /// This machine's time minus the signed time.
     pub(crate) offset_seconds: i64,
-    /// Whether it lay outside the window.
+    /// Whether the signed time was outside the window.
     pub(crate) is_outside: bool,
 }
 
-/// Reason to look at the clock.
+/// Why the clock may be wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Alarm {
-    /// The median of many arrivals is off.
+    /// The median offset of many arrivals is too large.
     Offset { seconds: i64 },
-    /// Arrivals with good signatures are outside the window, one after the other.
+    /// Authentic arrivals are outside the window, one after the other.
     OutsideWindow { in_a_row: usize },
 }
 
-/// Distinct events: one that is sent again and again is one witness. One sender's queue or retry
-/// proves nothing; half of so many does.
+/// Distinct events: an event that is sent repeatedly counts once. The queue or a retry of one
+/// sender proves nothing; half of this many events does.
 const WITNESSES_MIN: usize = 32;
 const WITNESSES_MAX: usize = 64;
 
@@ -51,8 +51,8 @@ const OUTSIDE_IN_A_ROW_MAX: usize = 5;
 const ALARM_EVERY: SignedDuration = SignedDuration::from_mins(1);
 
 impl ClockWatch {
-    /// Hears one witness. Copies of an event that was heard say nothing more about the clock: they
-    /// may be one captured request that is sent over and over.
+    /// Adds one piece of evidence. Copies of a known event are ignored: they may be one captured
+    /// request that is sent repeatedly.
     pub(crate) fn note(&mut self, witness: Witness) {
         if self.offsets.iter().any(|(event, _)| *event == witness.event) {
             return;
@@ -73,7 +73,7 @@ impl ClockWatch {
         }
     }
 
-    /// How far our clock is ahead of the senders', once enough senders were seen.
+    /// How far this clock is ahead of the senders' clocks, once there is enough evidence.
     pub(crate) fn offset_seconds(&self) -> Option<i64> {
         if self.offsets.len() < WITNESSES_MIN {
             return None;
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_clock_is_named_once_a_minute() {
+    fn a_wrong_clock_is_reported_once_a_minute() {
         let mut watch = ClockWatch::default();
         (0..31).for_each(|nth| watch.note(inside(nth, 90)));
         assert_eq!(watch.alarm(at(0)), None);
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn one_old_request_sent_again_and_again_raises_no_alarm() {
-        // Beside it a few events that are on time, as on any day.
+        // Beside it are a few events on time, as on any day.
         let mut watch = ClockWatch::default();
         for nth in 0..3 {
             watch.note(inside(nth, 1));

@@ -1,8 +1,8 @@
-//! The public side: one request from its head to its answer. This file holds the order of checks
-//! and every decision between them; what each one does is a room away.
+//! The ingress: one request from its head to its answer. This file holds the order of the checks
+//! and every decision between them. The checks themselves are in other files.
 //!
-//! No 2xx leaves here before [`Store::ingest`] has returned, and nothing reaches the store but what
-//! [`verify`](fn@hapax_core::verify) let through.
+//! No 2xx is sent before [`Store::ingest`] has returned, and the store gets only events that
+//! [`verify`](fn@hapax_core::verify) accepted.
 
 mod clock_check;
 mod rate_limits;
@@ -53,26 +53,26 @@ use crate::limits::{
 use crate::request_ids::RequestIds;
 use crate::run_to_completion::BackgroundTasks;
 
-/// Where the time comes from.
+/// The clock.
 pub type Now = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
-/// The public side over a store.
+/// The ingress over a store.
 pub struct Ingress<S> {
     store: Arc<S>,
     routes: ArcSwap<Routes>,
     now: Now,
     ids: RequestIds,
     clock: Mutex<ClockWatch>,
-    /// The last events that came too late and were never seen before.
+    /// The last events that were logged as late and unknown.
     told_lost: Mutex<VecDeque<KeyHash>>,
     afterwards: BackgroundTasks,
     event_waiters: EventWaiters,
-    /// Who waits for the work of sync sources.
+    /// Waits for the work of sync sources.
     patience: Option<Box<dyn SyncWait>>,
 }
 
 impl<S: Store + Work + Inspect> Ingress<S> {
-    /// With sync sources: without this they are answered like any other.
+    /// Enables sync sources. Without this they are answered like any other source.
     pub fn with_sync(mut self) -> Self {
         let looking =
             StoreSyncWait { store: self.store.clone(), event_waiters: self.event_waiters.clone() };
@@ -82,7 +82,7 @@ impl<S: Store + Work + Inspect> Ingress<S> {
 }
 
 impl<S: Store> Ingress<S> {
-    /// Must be called on the runtime that will serve it: a commit whose client hangs up goes on
+    /// Must be called on the runtime that will serve it: a commit whose client hangs up continues
     /// there.
     pub fn new(store: Arc<S>, routes: Routes, now: Now) -> Self {
         Self {
@@ -98,24 +98,24 @@ impl<S: Store> Ingress<S> {
         }
     }
 
-    /// What the workers notify.
+    /// The waiting requests, which workers notify.
     pub fn event_waiters(&self) -> EventWaiters {
         self.event_waiters.clone()
     }
 
-    /// Takes over a new table; requests that have begun keep the one they began with.
+    /// Replaces the routing table. Requests that have started keep the old one.
     pub fn reload(&self, mut routes: Routes) {
         routes.continue_from(&self.routes.load());
         self.routes.store(Arc::new(routes));
     }
 
-    /// The traffic of every source since this process began; a reload does not reset it.
+    /// The traffic of every source since the process started; a reload does not reset it.
     pub fn traffic(&self) -> Vec<Traffic> {
         self.routes.load().traffic()
     }
 
-    /// How far our clock is ahead of what senders sign, the median of late; `None` until enough of
-    /// them were seen.
+    /// How far this machine's clock is ahead of the times that senders sign, as a recent median;
+    /// `None` until there is enough evidence.
     pub fn clock_offset_seconds(&self) -> Option<i64> {
         self.clock.lock().unwrap_or_else(PoisonError::into_inner).offset_seconds()
     }
@@ -128,8 +128,8 @@ impl<S: Store> Ingress<S> {
         self.answer_below("", request, peer).await
     }
 
-    /// Answers one request to a server that has us below the path `prefix`. The request keeps its
-    /// whole path: some senders sign it.
+    /// Answers one request to a server that mounts the ingress below the path `prefix`. The request
+    /// keeps its whole path: some senders sign it.
     pub async fn answer_below<B>(
         self: Arc<Self>,
         prefix: &str,
@@ -161,8 +161,8 @@ impl<S: Store> Ingress<S> {
         if let Err(refused) = check_head(&routes, &parts.headers, &body) {
             return refuse(route, &call, refused, call.after(&body));
         }
-        // A request that cannot verify is refused before its body is read; some senders greet us
-        // without a signature, though.
+        // A request that cannot verify is refused before its body is read. The handshakes of some
+        // senders have no signature, though.
         let may_greet = route.source.challenge().is_some_and(Challenge::posts_unsigned);
         if !may_greet && let Some(what) = route.source.scheme().missing(&parts.headers) {
             let refused = Refused::because(Reason::Missing, what);
@@ -175,7 +175,7 @@ impl<S: Store> Ingress<S> {
         }
     }
 
-    /// Everything there is to know has arrived: what is it?
+    /// Decides about a complete request.
     async fn judge(
         self: Arc<Self>,
         routes: &Routes,
@@ -185,7 +185,8 @@ impl<S: Store> Ingress<S> {
         parts: Parts,
         body: Bytes,
     ) -> Answer {
-        // The body may have taken its time; the window is judged by when it was complete.
+        // The body may have arrived slowly: the time window is checked against the time at which it
+        // was complete.
         call.received_at = (self.now)();
         let arrival = arrival(&routes.public_url, parts, body);
         let verified = match verify(&route.source, &arrival, call.received_at) {
@@ -231,8 +232,8 @@ impl<S: Store> Ingress<S> {
         drop(arrival);
         let afterwards = self.afterwards.clone();
         let is_refused = route.source.late() == LatePolicy::Reject && receipts.iter().any(is_late);
-        // From here on the store is involved, and what it says is counted and logged even if the
-        // client is gone by then.
+        // From here on the store is involved, and its answer is counted and logged even if the
+        // client has hung up.
         if is_refused {
             afterwards.run_to_completion(self.refuse_late(route, call, receipts)).await
         } else {
@@ -249,8 +250,8 @@ impl<S: Store> Ingress<S> {
         let verdicts = match self.store.ingest(ingest).await {
             Ok(verdicts) if verdicts.len() == named.len() => verdicts,
             Ok(verdicts) => {
-                let told = format!("{} verdicts for {} events", verdicts.len(), named.len());
-                return unavailable(&route, &call, &StoreError::Unavailable(told.into()));
+                let error = format!("{} verdicts for {} events", verdicts.len(), named.len());
+                return unavailable(&route, &call, &StoreError::Unavailable(error.into()));
             }
             Err(error) => return unavailable(&route, &call, &error),
         };
@@ -273,7 +274,7 @@ impl<S: Store> Ingress<S> {
         answer
     }
 
-    /// Refuses authentic events that came too late, and finds out whether that loses any.
+    /// Refuses authentic events that are too late, and finds out whether any of them is unknown.
     async fn refuse_late(
         self: Arc<Self>,
         route: Arc<Route>,
@@ -298,7 +299,7 @@ impl<S: Store> Ingress<S> {
         respond::refused(Reason::StaleUnseen, call.request_id, None, After::KeepAlive)
     }
 
-    /// Whether an event that may be lost has not been logged as such lately: a sender's retries, or a
+    /// Whether a late, unknown event has not been logged recently: the retries of a sender, or of a
     /// captured request, are one loss and not many.
     fn is_first_told(&self, event: KeyHash) -> bool {
         let mut told = self.told_lost.lock().unwrap_or_else(PoisonError::into_inner);
@@ -322,7 +323,7 @@ impl<S: Store> Ingress<S> {
         Ok(false)
     }
 
-    /// Takes a proven timestamp as a witness of our clock.
+    /// Uses a verified timestamp as evidence about the clock.
     fn hear(&self, receipts: &[Receipt], signed_at: Option<Timestamp>, now: Timestamp) {
         let Some(signed_at) = signed_at else { return };
         let late = receipts.iter().find(|receipt| is_late(receipt));
@@ -334,12 +335,13 @@ impl<S: Store> Ingress<S> {
         });
     }
 
-    /// Signed ahead of our clock, but signed: that is a witness too.
+    /// Uses a request that was signed ahead of this clock: its signature is valid, so it is
+    /// evidence too.
     fn hear_future(&self, refusal: &Refusal, now: Timestamp) {
         match refusal {
             Refusal::Future { ahead_seconds } => self.witness(Witness {
-                // Which event it is cannot be read from a request that is refused; its signed time
-                // is the same for every copy.
+                // The event of a refused request is unknown; its signed time is the same for every
+                // copy.
                 event: KeyHash::of(
                     b"signed",
                     [&(now.as_second() + ahead_seconds).to_be_bytes()[..]],
@@ -356,13 +358,13 @@ impl<S: Store> Ingress<S> {
     }
 
     fn witness(&self, witness: Witness) {
-        // Under load a witness may be missed: there are enough of them.
+        // Under load a piece of evidence may be dropped: there is enough of it.
         if let Ok(mut clock) = self.clock.try_lock() {
             clock.note(witness);
         }
     }
 
-    /// Keeps limiters, log sums and the look at the clock going, until `stop`.
+    /// Maintains limiters, log sums and the clock check, until `stop`.
     pub async fn tend(&self, stop: CancellationToken) {
         let mut beats = interval(TEND_EVERY);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -380,7 +382,7 @@ impl<S: Store> Ingress<S> {
         self.routes.load().tend();
     }
 
-    /// Waits for commits whose clients are gone. Call it when nothing is being served any more.
+    /// Waits for commits whose clients have hung up. Call it after serving has ended.
     pub async fn finish(&self) {
         self.afterwards.finish().await;
     }
@@ -392,7 +394,7 @@ impl<S> fmt::Debug for Ingress<S> {
     }
 }
 
-/// What is known of a request besides its content.
+/// The facts about a request besides its content.
 #[derive(Debug, Clone, Copy)]
 struct Call {
     began: Instant,
@@ -403,7 +405,7 @@ struct Call {
 }
 
 impl Call {
-    /// What happens to the connection after an answer that leaves `body` as it is.
+    /// Whether the connection can be reused after an answer that leaves the rest of `body` unread.
     fn after(&self, body: &impl Body) -> After {
         if body.is_end_stream() { After::KeepAlive } else { self.after_unread() }
     }
@@ -414,7 +416,7 @@ impl Call {
     }
 }
 
-/// An event by the names that logs use.
+/// An event by the names that log lines use.
 #[derive(Debug)]
 struct Named {
     tenant: Tenant,
@@ -432,7 +434,7 @@ impl Named {
     }
 }
 
-/// A refusal with what only the log may know.
+/// A refusal, with a detail for the log only.
 #[derive(Debug)]
 struct Refused {
     reason: Reason,
@@ -467,7 +469,7 @@ impl From<Refusal> for Refused {
             ),
             Refusal::Future { ahead_seconds } => Self::because(
                 Reason::Future,
-                format!("signed {ahead_seconds} s ahead of our clock"),
+                format!("signed {ahead_seconds} s ahead of this machine's clock"),
             ),
             Refusal::Malformed(why) => Self::because(Reason::Malformed, why),
             Refusal::NoId(why) => Self::because(Reason::NoId, why),
@@ -481,9 +483,10 @@ impl From<BodyFault> for Refused {
             BodyFault::TooLarge => Reason::TooLarge.into(),
             BodyFault::Slow => Reason::Slow.into(),
             BodyFault::Crowded => Self::later(Reason::Crowded, RETRY_AFTER_BUSY_SECONDS),
-            BodyFault::Broken => {
-                Self::because(Reason::Malformed, "the body's framing is wrong, or it broke off")
-            }
+            BodyFault::Broken => Self::because(
+                Reason::Malformed,
+                "the framing of the body is wrong, or the body ended early",
+            ),
         }
     }
 }
@@ -498,8 +501,8 @@ async fn outlast(
     for verdict in verdicts {
         let worked = patience.outlast(verdict, until.into()).await;
         all.push(worked.unwrap_or_else(|error| {
-            // It is durable, and that is all that is known of it now.
-            warn!(%error, "looking for the result of an event: {error}");
+            // The event is durable; its result is not known now.
+            warn!(%error, "reading the result of an event: {error}");
             let known = KnownEvent { id: verdict.id(), status: Status::Received, result: None };
             SyncOutcome::Running(known)
         }));
@@ -507,7 +510,7 @@ async fn outlast(
     all
 }
 
-/// A path that is no source's.
+/// Answers a request to a path that belongs to no source.
 fn elsewhere(routes: &Routes, call: &Call, parts: &Parts, body: &impl Body) -> Answer {
     let is_health = parts.uri.path() == "/healthz";
     if is_health && matches!(parts.method, Method::GET | Method::HEAD) {
@@ -517,7 +520,7 @@ fn elsewhere(routes: &Routes, call: &Call, parts: &Parts, body: &impl Body) -> A
     refuse_at(&routes.nowhere, call, refused, call.after(body))
 }
 
-/// Handshakes that are no POST, or a plain 405.
+/// Answers a handshake that is not a POST, or refuses with 405.
 fn not_a_post(route: &Route, call: &Call, parts: &Parts, body: &impl Body) -> Answer {
     let query = parts.uri.query().unwrap_or_default();
     let reply = route.source.challenge().and_then(|challenge| {
@@ -529,8 +532,8 @@ fn not_a_post(route: &Route, call: &Call, parts: &Parts, body: &impl Body) -> An
     }
 }
 
-/// Answers a handshake and counts it. One address gets only so many answers: some are signed with
-/// the source's own secret, and some tell whether a token was guessed.
+/// Answers a handshake and counts it. Each address gets a limited number of answers: some are
+/// signed with the source's own secret, and some reveal whether a token was guessed.
 fn shake_hands(route: &Route, call: &Call, reply: HandshakeReply, after: After) -> Answer {
     if let Err(over) = route.handshakes.take(call.remote) {
         route.ledger.count_refusal(Reason::Limited);
@@ -541,7 +544,7 @@ fn shake_hands(route: &Route, call: &Call, reply: HandshakeReply, after: After) 
     respond::handshake(reply, call.request_id, after)
 }
 
-/// What the head alone rules out.
+/// Refuses by the head alone.
 fn check_head(routes: &Routes, headers: &HeaderMap, body: &impl Body) -> Result<(), Refused> {
     if body.size_hint().lower() > routes.body.bytes_max as u64 {
         return Err(Reason::TooLarge.into());
@@ -568,8 +571,8 @@ fn is_late(receipt: &Receipt) -> bool {
     }
 }
 
-/// Refuses at a source. Past the limit of its address a failure is told no reason and costs no
-/// line; what verifies never comes here for its address.
+/// Refuses a request to a source. Beyond the limit of its address, a failure gets no reason and no
+/// log line. Verified requests are never refused because of their address.
 fn refuse(route: &Route, call: &Call, refused: Refused, after: After) -> Answer {
     if refused.reason.is_failed_verification() {
         route.ledger.count_failed_verification();
@@ -603,7 +606,7 @@ fn refuse_at(ledger: &Ledger, call: &Call, refused: Refused, after: After) -> An
     respond::refused(reason, call.request_id, retry_after_seconds, after)
 }
 
-/// Nothing is promised: the sender must come back.
+/// Answers 503: no event was stored, and the sender must retry.
 fn unavailable(route: &Route, call: &Call, error: &StoreError) -> Answer {
     let retry_after_seconds = match error {
         StoreError::Busy => RETRY_AFTER_BUSY_SECONDS,
@@ -622,7 +625,7 @@ fn unavailable(route: &Route, call: &Call, error: &StoreError) -> Answer {
             reason = Reason::Unavailable.as_str(),
             remote = %call.remote,
             %error,
-            "could not keep an event of {source}, the sender is asked to come back: {error}"
+            "could not store an event of {source}; the sender is asked to retry: {error}"
         );
     }
     respond::refused(
@@ -666,7 +669,10 @@ fn note(ledger: &Ledger, call: &Call, event: &Named, verdict: &Verdict) {
         Decision::Accepted => say!(info, "accepted {event_id} from {source}"),
         Decision::Duplicate => say!(info, "{event_id} from {source} is a duplicate"),
         Decision::Conflict => {
-            say!(warn, "{event_id} from {source} came again with another body; both are kept")
+            say!(
+                warn,
+                "{event_id} from {source} arrived again with a different body; both are stored"
+            )
         }
         Decision::Review => say!(warn, "{event_id} from {source} waits for review"),
     }
@@ -697,7 +703,7 @@ fn note_stale_unseen(ledger: &Ledger, call: &Call, event: &Named, is_first: bool
         true => say!(
             error,
             "refused {event_id} from {source}: authentic, too late, and never seen before; it may be \
-             a lost event (late = \"review\" would keep it)"
+             a lost event (with late = \"review\" it would wait for review)"
         ),
         false => say!(info, "refused {event_id} from {source} again: authentic, and too late"),
     }
@@ -707,7 +713,7 @@ fn say_alarm(alarm: Alarm) {
     match alarm {
         Alarm::Offset { seconds } => error!(
             offset_seconds = seconds,
-            "this machine's clock may be wrong: it is {seconds} s ahead of what senders sign"
+            "this machine's clock may be wrong: it is {seconds} s ahead of the times that senders sign"
         ),
         Alarm::OutsideWindow { in_a_row } => error!(
             in_a_row,

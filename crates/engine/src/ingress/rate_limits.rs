@@ -11,7 +11,7 @@ use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLim
 use crate::http::client_address::party;
 use crate::limits::{ADDRESSES_MAX, Rate};
 
-/// Over the limit; there is room again after this long.
+/// The limit is exceeded; the next request is allowed after this time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RateExceeded {
     pub(crate) retry_after_seconds: u64,
@@ -35,20 +35,20 @@ impl EventLimit {
         Self { limiter: RateLimiter::direct(quota(rate)), burst: rate.count }
     }
 
-    /// Takes room for `events`. More at once than ever fit need a full bucket, no more: a batch
-    /// that could never pass would be a lost one.
+    /// Takes tokens for `events`. A batch larger than the bucket needs a full bucket: a batch that
+    /// could never pass would be lost.
     pub(crate) fn take(&self, events: usize) -> Result<(), RateExceeded> {
         let events = u32::try_from(events).unwrap_or(u32::MAX).min(self.burst.get());
         let Some(events) = NonZeroU32::new(events) else { return Ok(()) };
-        let fits = self.limiter.check_n(events).expect("never more than the bucket holds");
+        let fits = self.limiter.check_n(events).expect("at most the size of the bucket");
         fits.map_err(|until| {
             RateExceeded::wait(until.wait_time_from(DefaultClock::default().now()))
         })
     }
 }
 
-/// `unverified_limit`: failures per client address, and likewise handshakes. Events that verify
-/// never ask, so they are never refused by it.
+/// `unverified_limit`: failures per client address, and likewise handshakes. Verified events do not
+/// count, so the limit never refuses them.
 #[derive(Debug)]
 pub(crate) struct FailureLimit {
     limiter: DefaultKeyedRateLimiter<IpAddr>,
@@ -77,8 +77,8 @@ impl FailureLimit {
         })
     }
 
-    /// Forgets addresses that have been quiet; called every second. Between two calls only as many
-    /// can be added as requests can be answered.
+    /// Forgets addresses that were quiet. Called every second: between two calls at most as many
+    /// are added as requests are answered.
     pub(crate) fn tend(&self) {
         self.limiter.retain_recent();
         let is_crowded = self.limiter.len() >= self.addresses_max;
@@ -89,7 +89,7 @@ impl FailureLimit {
     }
 }
 
-/// The bucket of everyone while too many addresses are known: no client has this address.
+/// The shared bucket for new addresses when too many are known. No client has this address.
 const SHARED: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 fn quota(rate: Rate) -> Quota {
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn one_address_does_not_use_up_the_room_of_another() {
+    fn one_address_does_not_use_up_the_limit_of_another() {
         let limit = FailureLimit::new(rate(1));
         assert_eq!(limit.take("192.0.2.1".parse().unwrap()), Ok(()));
         assert!(limit.take("192.0.2.1".parse().unwrap()).is_err());
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_addresses_of_one_ipv6_network_share_their_room() {
+    fn the_addresses_of_one_ipv6_network_share_one_limit() {
         let limit = FailureLimit::new(rate(1));
         assert_eq!(limit.take("2001:db8::1".parse().unwrap()), Ok(()));
         assert!(limit.take("2001:db8::2".parse().unwrap()).is_err());

@@ -1,5 +1,5 @@
-//! Responses to senders, as bytes. Errors give nothing away: every 401 has the same text, whatever was
-//! wrong.
+//! Responses to senders, as bytes. Errors reveal no details: every 401 has the same text, whatever
+//! was wrong.
 
 use bytes::Bytes;
 use hapax_core::handshake::HandshakeReply;
@@ -13,10 +13,10 @@ use uuid::fmt::Hyphenated;
 
 use crate::ingress::sync_wait::SyncOutcome;
 
-/// An answer of the public side.
+/// A response of the ingress.
 pub type Answer = Response<Full<Bytes>>;
 
-/// Why a request was refused: the word in metrics and logs, and the status that goes with it.
+/// Why a request was refused. Each reason has a word for metrics and logs, and a status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reason {
     Unknown,
@@ -82,8 +82,8 @@ impl Reason {
         }
     }
 
-    /// Whether it counts against the client's address. An unseen late event does not: it may be
-    /// one that got lost, and must never be hushed up.
+    /// Whether the refusal counts against the client's address. An unknown late event does not: it
+    /// may be a lost event, and must always be logged.
     pub(crate) fn is_failed_verification(self) -> bool {
         match self {
             Self::Missing | Self::Signature | Self::Stale | Self::Future => true,
@@ -135,7 +135,7 @@ impl Reason {
             }
             Self::NoId => problem(StatusCode::BAD_REQUEST, "no_id", "the event has no usable id"),
             Self::Limited => {
-                problem(StatusCode::TOO_MANY_REQUESTS, "limited", "over the limit, come back later")
+                problem(StatusCode::TOO_MANY_REQUESTS, "limited", "over the limit; retry later")
             }
             Self::Slow => {
                 problem(StatusCode::REQUEST_TIMEOUT, "slow", "the body took too long to arrive")
@@ -143,12 +143,12 @@ impl Reason {
             Self::Crowded | Self::Unavailable => problem(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "unavailable",
-                "the event cannot be made durable now, come back later",
+                "the event cannot be made durable now; retry later",
             ),
             Self::WorkFailed => problem(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "work_failed",
-                "the event is kept, but the work on it failed; send it again",
+                "the event is stored, but a handler failed; send it again",
             ),
         }
     }
@@ -160,7 +160,7 @@ struct Problem {
     title: &'static str,
 }
 
-/// The id of one request, as it is written everywhere.
+/// The id of one request, as text.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestId {
     pub(crate) uuid: Uuid,
@@ -179,11 +179,11 @@ impl RequestId {
 pub(crate) enum After {
     /// The request was read to its end.
     KeepAlive,
-    /// It was not: what is left of it must not be taken for another.
+    /// The request was not read to its end: its rest must not be read as another one.
     Close,
 }
 
-/// A refusal, as RFC 9457 wants it.
+/// A refusal, as an RFC 9457 problem.
 pub(crate) fn refused(
     reason: Reason,
     request_id: RequestId,
@@ -215,8 +215,8 @@ pub(crate) fn refused(
     answer
 }
 
-/// What became of the events of one request. A conflict is told as a duplicate: the operator
-/// learns of it, the sender must not.
+/// The decisions about the events of one request. A conflict is answered like a duplicate: the
+/// operator learns of it, the sender must not.
 pub(crate) fn decided(verdicts: &[Verdict], ack: Ack, request_id: RequestId) -> Answer {
     let overall = overall(verdicts);
     let status = match (overall, ack) {
@@ -243,8 +243,8 @@ pub(crate) fn decided(verdicts: &[Verdict], ack: Ack, request_id: RequestId) -> 
     answer
 }
 
-/// What became of the events of a sync source. One that failed fails the whole: the sender's next
-/// copy is the next attempt.
+/// The outcomes of the events of a sync source. If one failed, the whole request fails: the
+/// sender's next copy is the next attempt.
 pub(crate) fn worked(
     verdicts: &[Verdict],
     worked: &[SyncOutcome],
@@ -291,7 +291,7 @@ pub(crate) fn handshake(reply: HandshakeReply, request_id: RequestId, after: Aft
     answer
 }
 
-/// The response of the health check: the process answers, and no more.
+/// The response of the health check: the process is running, and no more.
 pub(crate) fn healthy(request_id: RequestId) -> Answer {
     answer(StatusCode::OK, request_id, Bytes::new())
 }
@@ -333,7 +333,7 @@ impl Told {
     }
 }
 
-/// Duplicate only if every one is; review if all that are new wait for a person.
+/// `duplicate` only if every event is one; `review` if every new event waits for review.
 fn overall(verdicts: &[Verdict]) -> Told {
     let mut overall = Told::Duplicate;
     for verdict in verdicts {
@@ -373,7 +373,7 @@ fn items_body(overall: Told, verdicts: &[Verdict]) -> Vec<u8> {
     body
 }
 
-/// An object that is left open for more.
+/// Writes an object and leaves it open for further fields.
 fn push_decision(body: &mut Vec<u8>, told: Told, id: EventId) {
     let mut text = [0; Hyphenated::LENGTH];
     body.extend_from_slice(b"{\"decision\":\"");
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn one_event_is_told_as_the_contract_says() {
+    fn one_event_is_answered_with_its_decision() {
         let accepted = json!({ "decision": "accepted", "id": id(1).to_string() });
         check(&[Verdict::Accepted(id(1))], Ack::Plain, 200, "accepted", Some(accepted));
         let review = json!({ "decision": "review", "id": id(1).to_string() });
@@ -435,23 +435,23 @@ mod tests {
 
     #[test]
     fn a_conflict_reads_like_a_duplicate() {
-        let told = json!({ "decision": "duplicate", "id": id(1).to_string(), "status": "ignored", "result": "fee \"4\"" });
+        let answer = json!({ "decision": "duplicate", "id": id(1).to_string(), "status": "ignored", "result": "fee \"4\"" });
         let known = known(1, Some("fee \"4\""));
         check(
             &[Verdict::Duplicate(known.clone())],
             Ack::Plain,
             200,
             "duplicate",
-            Some(told.clone()),
+            Some(answer.clone()),
         );
-        check(&[Verdict::Conflict(known)], Ack::Plain, 200, "duplicate", Some(told));
+        check(&[Verdict::Conflict(known)], Ack::Plain, 200, "duplicate", Some(answer));
     }
 
     #[test]
-    fn several_are_a_duplicate_only_if_every_one_is() {
+    fn several_events_are_a_duplicate_only_if_every_one_is() {
         let item =
             |decision: &str, last| json!({ "decision": decision, "id": id(last).to_string() });
-        let told = |decision: &str, items: Vec<Value>| {
+        let answer = |decision: &str, items: Vec<Value>| {
             Some(json!({ "decision": decision, "items": items }))
         };
         let duplicate = |last| Verdict::Duplicate(known(last, None));
@@ -460,21 +460,21 @@ mod tests {
             Ack::Plain,
             200,
             "accepted",
-            told("accepted", vec![item("duplicate", 1), item("accepted", 2), item("review", 3)]),
+            answer("accepted", vec![item("duplicate", 1), item("accepted", 2), item("review", 3)]),
         );
         check(
             &[duplicate(1), duplicate(2)],
             Ack::Plain,
             200,
             "duplicate",
-            told("duplicate", vec![item("duplicate", 1), item("duplicate", 2)]),
+            answer("duplicate", vec![item("duplicate", 1), item("duplicate", 2)]),
         );
         check(
             &[duplicate(1), Verdict::Review(id(2))],
             Ack::Plain,
             202,
             "review",
-            told("review", vec![item("duplicate", 1), item("review", 2)]),
+            answer("review", vec![item("duplicate", 1), item("review", 2)]),
         );
     }
 
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_has_its_place_in_the_list() {
+    fn each_reason_is_at_its_index_in_the_list() {
         for (at, reason) in Reason::ALL.into_iter().enumerate() {
             assert_eq!(reason as usize, at);
         }

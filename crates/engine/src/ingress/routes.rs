@@ -1,6 +1,5 @@
-//! The routing table: which path is which source, with that source's limits, counters and log
-//! budget. A reload builds a new one and swaps it in; nothing on the way of a request looks
-//! anything up by name again.
+//! The routing table: the source of each path, with that source's limits, counters and log budget.
+//! A reload builds a new table and swaps it in. Requests look nothing up by name after that.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -21,16 +20,16 @@ use crate::ingress::respond::Reason;
 use crate::limits::{BodyLimits, HANDSHAKES, LOG_LINES_PER_SECOND, Rate, UNVERIFIED_DEFAULT};
 use crate::log_budget::LogBudget;
 
-/// What the public side needs to know of the config; all of it may change with a reload.
+/// The settings of the ingress. All of them may change with a reload.
 #[derive(Debug)]
 pub struct RoutesSpec {
-    /// The URL under which senders know us, without a path and without a slash at its end.
+    /// The public URL of this server, without a path and without a slash at its end.
     pub public_url: String,
-    /// Whose `X-Forwarded-For` is believed.
+    /// The proxies whose `X-Forwarded-For` is trusted.
     pub trusted_proxies: Vec<IpNet>,
-    /// What a body may be.
+    /// The limits of a body.
     pub body: BodyLimits,
-    /// Every declared pair of tenant and source.
+    /// Every configured pair of tenant and source.
     pub sources: Vec<RouteSpec>,
 }
 
@@ -46,29 +45,29 @@ impl RoutesSpec {
     }
 }
 
-/// One source (of one tenant) and its limits.
+/// One source of one tenant, and its limits.
 #[derive(Debug)]
 pub struct RouteSpec {
-    /// The source. Its path is `/webhooks/{source}`, or `/webhooks/{tenant}/{source}` where the
-    /// tenant is not the default one.
+    /// The source. Its path is `/webhooks/{source}`, or `/webhooks/{tenant}/{source}` for a tenant
+    /// other than the default.
     pub source: Arc<Source>,
-    /// `rate_limit`: of verified events.
+    /// `rate_limit`: verified events.
     pub rate_limit: Option<Rate>,
     /// `unverified_limit`: failed verifications per client address.
     pub unverified_limit: Option<Rate>,
-    /// Whose work its events promise.
+    /// The handlers that get a job for each event.
     pub handlers: Vec<Arc<Handler>>,
-    /// When the sender is answered.
+    /// When the sender gets its answer.
     pub mode: Mode,
 }
 
-/// When a sender is answered.
+/// When a sender gets its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// When the event is durable.
+    /// As soon as the event is durable.
     #[default]
     Async,
-    /// When its work has ended, or after `timeout`.
+    /// When its jobs have ended, or after `timeout`.
     Sync {
         /// `sync_timeout`: counted from the request's head.
         timeout: Duration,
@@ -92,16 +91,16 @@ impl RouteSpec {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("two sources answer at /webhooks/{path}")]
 pub struct PathTaken {
-    /// What follows `/webhooks/`.
+    /// The path after `/webhooks/`.
     pub path: String,
 }
 
-/// The compiled table. Build it after the metrics recorder is installed: the counters are resolved
-/// here, once.
+/// The compiled table. Build it after the metrics recorder is installed, because the counters are
+/// resolved here, once.
 #[derive(Debug)]
 pub struct Routes {
     by_path: HashMap<Box<str>, Arc<Route>>,
-    /// Counts and logs requests that are refused before a source is known.
+    /// Counts and logs requests that are refused before their source is known.
     pub(crate) nowhere: Ledger,
     pub(crate) public_url: Box<str>,
     pub(crate) trusted_proxies: Box<[IpNet]>,
@@ -109,7 +108,7 @@ pub struct Routes {
     pub(crate) unfinished: BodyMemory,
 }
 
-/// One source on the public side.
+/// One source in the table.
 #[derive(Debug)]
 pub(crate) struct Route {
     pub(crate) source: Arc<Source>,
@@ -142,12 +141,12 @@ impl Routes {
         })
     }
 
-    /// The source at this path of a URL, exactly as it was written.
+    /// The source at this path of a URL, exactly as it was received.
     pub(crate) fn find(&self, path: &str) -> Option<&Arc<Route>> {
         self.by_path.get(path.strip_prefix("/webhooks/")?)
     }
 
-    /// Goes on counting where the table before this one stops.
+    /// Continues the counters of the previous table.
     pub(crate) fn continue_from(&mut self, before: &Self) {
         for (path, route) in &mut self.by_path {
             if let (Some(route), Some(before)) = (Arc::get_mut(route), before.by_path.get(path)) {
@@ -156,7 +155,7 @@ impl Routes {
         }
     }
 
-    /// What every source has had so far.
+    /// The traffic of every source so far.
     pub(crate) fn traffic(&self) -> Vec<Traffic> {
         let mut by_source = BTreeMap::new();
         for route in self.by_path.values() {
@@ -188,14 +187,14 @@ impl Routes {
     }
 }
 
-/// What one source has had since this process began, over its tenants.
+/// The traffic of one source since the process started, over all tenants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Traffic {
-    /// Which source.
+    /// The source.
     pub source: SourceName,
-    /// Arrivals of events that were new.
+    /// Arrivals of new events.
     pub new: u64,
-    /// Arrivals of events that were known, conflicts among them.
+    /// Arrivals of known events, including conflicts.
     pub copies: u64,
     /// Requests whose signature was missing or wrong, or whose signed time was outside the window.
     pub failed_verifications: u64,
@@ -226,7 +225,7 @@ impl Route {
         }
     }
 
-    /// The work that each of these promises.
+    /// The jobs for each of these events.
     pub(crate) fn jobs_for(&self, receipts: &[Receipt]) -> Vec<Vec<NewJob>> {
         let jobs_of = |receipt: &Receipt| {
             let event = EventView { event_type: receipt.event_type(), body: receipt.body() };
@@ -236,7 +235,7 @@ impl Route {
     }
 }
 
-/// The counters of a source, and how many lines each of its decisions may cost.
+/// The counters of a source, and the log budget of each decision.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     pub(crate) source: Box<str>,
@@ -244,7 +243,7 @@ pub(crate) struct Ledger {
     refusals: [Counter; Reason::ALL.len()],
     pub(crate) handshakes: Counter,
     pub(crate) ack_seconds: Histogram,
-    /// What statistics and alerts read; metrics can only be written to.
+    /// The counters that statistics and alerts read: metrics are write-only.
     counted: Arc<Counted>,
     budgets: [LogBudget; Lane::ALL.len()],
 }
@@ -259,7 +258,7 @@ struct Counted {
 const DECISIONS: [Decision; 4] =
     [Decision::Accepted, Decision::Duplicate, Decision::Conflict, Decision::Review];
 
-/// Lines that share a budget.
+/// Log lines that share a budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lane {
     Accepted,
@@ -267,7 +266,8 @@ pub(crate) enum Lane {
     Conflict,
     Review,
     Rejected,
-    /// Unseen late events and a store that cannot write: never crowded out by ordinary refusals.
+    /// Unknown late events and a store that cannot write: a budget of their own, which ordinary
+    /// refusals cannot use up.
     Alarming,
 }
 
@@ -328,7 +328,7 @@ impl Ledger {
         counted.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A request that could not be verified, whatever it is answered.
+    /// Counts a request that could not be verified, whatever its answer is.
     pub(crate) fn count_failed_verification(&self) {
         self.counted.failed.fetch_add(1, Ordering::Relaxed);
     }
@@ -366,7 +366,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_decision_and_lane_has_its_place_in_its_list() {
+    fn every_decision_and_lane_is_at_its_index_in_its_list() {
         assert!(DECISIONS.into_iter().enumerate().all(|(at, decision)| decision as usize == at));
         assert!(Lane::ALL.into_iter().enumerate().all(|(at, lane)| lane as usize == at));
     }

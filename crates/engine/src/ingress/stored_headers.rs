@@ -1,5 +1,5 @@
-//! Which of a sender's headers are kept with its event, and how values from outside are written
-//! into a log line.
+//! Selects the headers of a sender that are stored with its event, and escapes values from requests
+//! for log lines.
 
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderName};
 
 use crate::limits::{KEPT_HEADERS_BYTES_MAX, LOG_VALUE_CHARS_MAX};
 
-/// `name: value` lines. What holds for one connection only, and what is a secret, is left out.
+/// `name: value` lines, without hop-by-hop headers and without secrets.
 pub(crate) fn kept_headers(headers: &HeaderMap, secret: &[HeaderName]) -> Arc<str> {
     let mut kept = String::with_capacity(512);
     let of_connection = ConnectionHeaders::named_in(headers);
@@ -33,7 +33,7 @@ fn is_left_out(name: &str) -> bool {
     is_hop_by_hop(name) || matches!(name, "authorization" | "cookie")
 }
 
-/// A value from outside in a log line: escaped, and cut where it gets long.
+/// A value from a request for a log line: escaped, and cut if it is long.
 pub(crate) struct Plain<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Plain<'_> {
@@ -52,7 +52,7 @@ impl fmt::Display for Plain<'_> {
     }
 }
 
-/// Controls move a terminal's cursor, and the marks that turn text around make a line lie.
+/// Control characters move a terminal's cursor, and bidirectional marks reorder the text of a line.
 fn is_printable(c: char) -> bool {
     !c.is_control()
         && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_and_hop_by_hop_headers_are_not_kept() {
+    fn secrets_and_hop_by_hop_headers_are_not_stored() {
         let mut headers = HeaderMap::new();
         for (name, value) in [
             ("authorization", "Bearer x"),
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_headers_are_bounded_and_never_cut_in_the_middle() {
+    fn stored_headers_are_bounded_and_never_cut_in_the_middle() {
         let mut headers = HeaderMap::new();
         headers.insert("x-long", "a".repeat(KEPT_HEADERS_BYTES_MAX).parse().unwrap());
         headers.insert("x-short", "b".parse().unwrap());

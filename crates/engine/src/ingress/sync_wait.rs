@@ -1,5 +1,5 @@
-//! Answers of sync sources: waiting, within bounds, for the work on an event that is durable
-//! already. The wait only reads the outcome; workers do the work.
+//! The answers of sync sources: waits, within bounds, for the jobs of an event that is already
+//! durable. The wait only reads the outcome; workers run the jobs.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,20 +13,21 @@ use tokio::time::{Instant, sleep_until};
 use crate::event_waiters::EventWaiters;
 use crate::limits::{SYNC_POLL, SYNC_POLL_MAX};
 
-/// What the work on an event had come to when the wait ended.
+/// The state of an event's jobs when the wait ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SyncOutcome {
-    /// Nothing more will happen by itself.
+    /// No job will run without an operator.
     Ended(KnownEvent),
-    /// The attempt failed, or the job is buried.
+    /// An attempt failed, or a job is a dead letter.
     Failed,
-    /// The work goes on.
+    /// A job is still running or waiting.
     Running(KnownEvent),
 }
 
-/// Waiting for work; a trait so that a public side without sync sources asks less of its store.
+/// Waits for jobs. It is a trait so that an ingress without sync sources needs fewer bounds on its
+/// store.
 pub(crate) trait SyncWait: Send + Sync {
-    /// Waits for the work on the event of `verdict`, no longer than `until`.
+    /// Waits for the jobs of the event of `verdict`, at most until `until`.
     fn outlast<'a>(
         &'a self,
         verdict: &'a Verdict,
@@ -34,7 +35,7 @@ pub(crate) trait SyncWait: Send + Sync {
     ) -> Pin<Box<dyn Future<Output = Result<SyncOutcome, StoreError>> + Send + 'a>>;
 }
 
-/// Reads the event from the store at every notification, and at intervals without one.
+/// Reads the event from the store after every notification, and at intervals without one.
 pub(crate) struct StoreSyncWait<S> {
     pub(crate) store: Arc<S>,
     pub(crate) event_waiters: EventWaiters,
@@ -50,7 +51,7 @@ impl<S: Work + Inspect> SyncWait for StoreSyncWait<S> {
     }
 }
 
-/// Where an event stands, and how many of its attempts have failed.
+/// The state of an event, and how many of its attempts have failed.
 struct Sight {
     known: KnownEvent,
     failures: u32,
@@ -77,7 +78,7 @@ impl<S: Work + Inspect> StoreSyncWait<S> {
                 | Status::Discarded
                 | Status::Review => return Ok(SyncOutcome::Ended(known)),
                 Status::Dead => return Ok(SyncOutcome::Failed),
-                // Failed before this copy came: the copy is the next attempt.
+                // The attempt failed before this copy arrived: the copy is the next attempt.
                 Status::Failed if may_hurry => {
                     may_hurry = false;
                     failures_before = failures;
@@ -112,7 +113,7 @@ impl<S: Work + Inspect> StoreSyncWait<S> {
                     result: event.summary.result.map(Into::into),
                 },
             },
-            // Pruned: the verdict, which goes by the key, knows how it ended.
+            // The event was pruned: the verdict, which comes from the key, has its outcome.
             Lookup::None | Lookup::Ambiguous(_) => Sight { failures: 0, known: known_by(verdict) },
         })
     }

@@ -1,5 +1,4 @@
-//! Bodies on their way through a proxy, in both directions: piece by piece, and never for longer than
-//! they may take.
+//! Bodies that pass through a proxy, in both directions: piece by piece, each with a time limit.
 
 use std::future::Future as _;
 use std::io;
@@ -17,39 +16,39 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use crate::http::body::BodyFault;
 use crate::http::body_memory::Held;
 
-/// How a client's body is taken.
+/// How a client's body is read.
 #[derive(Debug)]
 pub(super) enum Taken {
-    /// It is held in memory until the request is answered: so it has this long for all of it,
-    /// and shares that memory with the others.
+    /// Buffered in memory until the request is answered. The whole body has this long, and shares
+    /// the memory for bodies with others.
     Whole(Duration, Held),
-    /// It is passed on at once, and may be as long as it likes: so each piece has this long.
+    /// Forwarded at once, and of any length. Each piece has this long.
     InPieces(Duration),
 }
 
 /// A client's body.
 pub(super) struct Uploaded<B> {
     body: B,
-    /// How long all of it has, or each of its pieces.
+    /// The time for the whole body, or for each piece.
     span: Duration,
     in_pieces: bool,
-    /// Only where it had to be waited for.
+    /// Set only while the body has to be waited for.
     timer: Option<Pin<Box<Sleep>>>,
     course: Arc<Course>,
 }
 
-/// What became of a client's body, for the code that passed it on. A reader that has all of it goes on holding
-/// it, so its memory is given back with this, and not with the body.
+/// The fate of a client's body, for the code that forwarded it. The reader keeps a complete body,
+/// so the memory is freed with this and not with the body.
 pub(super) struct Upload(Arc<Course>);
 
 #[derive(Debug)]
 struct Course {
     state: AtomicU8,
-    /// The memory that is held for it, where it is taken whole.
+    /// The memory that a buffered body holds.
     held: Mutex<Option<Held>>,
 }
 
-/// How a client's body came out.
+/// The result of reading a client's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     /// It was not read to its end.
@@ -58,7 +57,7 @@ pub(super) enum State {
     Ended,
     /// It took too long.
     Slow,
-    /// Too many unfinished ones are held already.
+    /// Too many unfinished bodies are in memory already.
     Crowded,
 }
 
@@ -90,7 +89,7 @@ impl<B: Body> Uploaded<B> {
         self.course.state.store(state as u8, Ordering::Release);
     }
 
-    /// A piece has come that is not the last.
+    /// Counts a piece that is not the last.
     fn hold(&mut self, frame: &Frame<Bytes>) -> Result<(), BodyFault>
     where
         B: Body<Data = Bytes>,
@@ -167,7 +166,7 @@ where
     }
 }
 
-/// An upstream's answer: what was read of it already, then the rest as it comes.
+/// An upstream's answer: the part that was read already, then the rest as it arrives.
 pub(super) struct Answered {
     first: Option<Bytes>,
     rest: Option<Incoming>,
@@ -175,18 +174,18 @@ pub(super) struct Answered {
 }
 
 impl Answered {
-    /// All of it.
+    /// A complete answer.
     pub(super) fn whole(body: impl Into<Bytes>) -> Self {
         let body = body.into();
         Self { first: (!body.is_empty()).then_some(body), rest: None, by: None }
     }
 
-    /// As it comes, for as long as it takes.
+    /// An answer that is streamed, for as long as it takes.
     pub(super) fn streamed(body: Incoming) -> Self {
         Self { first: None, rest: Some(body), by: None }
     }
 
-    /// Its beginning, and the rest as it comes until then.
+    /// The first part of an answer, and the rest as it arrives until `by`.
     pub(super) fn begun(first: Bytes, rest: Incoming, by: Instant) -> Self {
         Self { first: Some(first), rest: Some(rest), by: Some(Box::pin(sleep_until(by))) }
     }
@@ -242,7 +241,7 @@ mod tests {
     use super::*;
     use crate::http::body_memory::BodyMemory;
 
-    /// A body that comes in pieces, all of them at once.
+    /// A body that consists of these pieces, all available at once.
     struct Pieces(VecDeque<&'static [u8]>);
 
     impl Body for Pieces {
@@ -270,11 +269,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bodies_that_are_held_share_what_memory_there_is_and_give_it_back() {
+    async fn buffered_bodies_share_the_memory_and_free_it() {
         let unfinished = BodyMemory::new(10, LONG);
         let whole = || Taken::Whole(LONG, unfinished.hold(Ipv4Addr::LOCALHOST.into()));
         let fits = (Some(Bytes::from_static(b"aaaaabbbbbccccc")), State::Ended);
-        // The last piece is not held: its reader has all of it.
+        // The last piece is not counted: its reader has the complete body.
         assert_eq!(read(whole(), &[b"aaaaa", b"bbbbb", b"ccccc"]).await, fits);
         assert_eq!(read(whole(), &[b"aaaaaa", b"bbbbbb", b"cc"]).await, (None, State::Crowded));
         assert_eq!(read(whole(), &[b"aaaaa", b"bbbbb", b"ccccc"]).await, fits);
@@ -283,8 +282,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_memory_of_a_body_is_taken_until_its_request_is_answered() {
-        // Read to its end, it still stands in memory for as long as a slow upstream takes.
+    async fn the_memory_of_a_body_is_held_until_its_request_is_answered() {
+        // A complete body still takes memory for as long as a slow upstream needs.
         let unfinished = BodyMemory::new(10, LONG);
         let whole = || Taken::Whole(LONG, unfinished.hold(Ipv4Addr::LOCALHOST.into()));
         let (body, running) = Uploaded::new(Pieces([&b"aaaaaa"[..], b"b"].into()), whole());
@@ -296,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn every_state_is_found_again() {
+    fn every_state_survives_its_encoding() {
         assert!(State::ALL.into_iter().enumerate().all(|(at, state)| state as usize == at));
     }
 }

@@ -1,6 +1,6 @@
-//! One request to the app behind a proxy, and what its answer means for the key. The question that
-//! decides everything: can the app have seen it? If not, the key is free at once. If it may have, and
-//! did not answer, no other request may try until the lease is over.
+//! Forwards one request to the app behind a proxy, and decides what its answer means for the key.
+//! The decision depends on whether the app can have seen the request. If not, the key is free at
+//! once. If it may have, and did not answer, no other request may run until the lease is over.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
@@ -36,7 +36,7 @@ use crate::ingress::respond::RequestId;
 use crate::limits::{UPSTREAM_MARGIN_MAX, UPSTREAM_MARGIN_MIN};
 use crate::outbound::{self, Outbound, OutboundError, Sent};
 
-/// Sends requests on to one upstream. Clones share its connections.
+/// Forwards requests to one upstream. Clones share its connections.
 #[derive(Debug, Clone)]
 pub(super) struct Forwarder(Arc<Way>);
 
@@ -44,7 +44,8 @@ pub(super) struct Forwarder(Arc<Way>);
 struct Way {
     upstream: Upstream,
     outbound: Outbound,
-    /// How long a request with a key may take, and how long before the end of its lease it is over.
+    /// How long a request with a key may take, and how long before the end of its lease it must be
+    /// over.
     time: Duration,
     margin: Duration,
     trusted: Vec<IpNet>,
@@ -118,16 +119,17 @@ impl Way {
         for name in headers.keys().filter(|name| is_ours(name)).cloned().collect::<Vec<_>>() {
             headers.remove(name);
         }
-        // To many a server `x_account_id` is `x-account-id`, which the key was scoped by.
+        // Many servers read `x_account_id` as `x-account-id`, the header that the key was scoped
+        // by.
         let scoped_by = self.scoped_by.as_ref().map(HeaderName::as_str);
         drop_lookalikes(&mut headers, |name| Some(name) == scoped_by);
-        // Where the client's own connection named them as its own, they are end-to-end all the same.
+        // If the client's Connection header named them, they are end-to-end all the same.
         let host = head.headers.get(HOST).cloned();
         let host = host.or_else(|| HeaderValue::from_str(head.uri.authority()?.as_str()).ok());
         if let Some(host) = &host {
             headers.insert(HOST, host.clone());
         }
-        // Without it hyper takes the body of a GET for none.
+        // Without it hyper treats the body of a GET as absent.
         if head.headers.contains_key(TRANSFER_ENCODING) && !is_empty {
             headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
         }
@@ -139,8 +141,8 @@ impl Way {
         Ok(onward)
     }
 
-    /// `x-forwarded-*`. Only a proxy of ours is believed what it says of its client's host and scheme;
-    /// the list of addresses is every hop's own word, and read from its end.
+    /// Sets `x-forwarded-*`. Only a trusted proxy is believed about its client's host and scheme.
+    /// Each hop adds to the list of addresses, which is read from its end.
     fn tell_of_the_client(
         &self,
         headers: &mut HeaderMap,
@@ -168,7 +170,7 @@ impl Way {
         }
     }
 
-    /// Without a key: as it comes, in both directions.
+    /// Forwards a request without a key as a stream, in both directions.
     async fn pass(&self, onward: Request<()>, body: Body, call: &Call) -> Response<Answered> {
         match self.ask(onward.map(|()| Either::Right(body.boxed_unsync()))).await {
             Ok((answer, body)) => answer.map(|()| Answered::streamed(body)),
@@ -176,25 +178,27 @@ impl Way {
         }
     }
 
-    /// The head of the upstream's answer as our client gets it, and the body apart.
+    /// The head of the upstream's answer as the client gets it, and its body.
     async fn ask(&self, request: Request<Sent>) -> Result<(Response<()>, Incoming), OutboundError> {
         let (head, body) = self.outbound.pass(request).await?.into_parts();
-        // The client did not ask for an upgrade, and the bytes after it are no answer.
+        // The client asked for no upgrade, and the bytes after it are no answer.
         if head.status.is_informational() {
-            let told = format!("it answered {}", head.status.as_u16());
-            return Err(OutboundError::Broken(told));
+            let error = format!("it answered {}", head.status.as_u16());
+            return Err(OutboundError::Broken(error));
         }
         Ok((taken(&head), body))
     }
 
-    /// When the upstream must have answered: while the answer can still be kept under the lease.
+    /// The time by which the upstream must have answered: the answer can then still be stored under
+    /// the lease.
     fn by(&self, leased: Option<LeasedUntil>) -> Instant {
         let by = Instant::now() + self.time;
         let kept_by = leased.and_then(|LeasedUntil(until)| until.checked_sub(self.margin));
         kept_by.map_or(by, |kept_by| kept_by.min(by))
     }
 
-    /// With a key: the whole body, in time. A failure says whether the upstream can have seen the request.
+    /// Forwards a request with a key, its whole body, in time. A failure says whether the upstream
+    /// can have seen the request.
     async fn send_once(
         &self,
         onward: Request<()>,
@@ -207,7 +211,7 @@ impl Way {
         };
         // The reservation took so long that another request may have the key by now.
         if Instant::now() >= by {
-            self.voice.upstream(call, "too late to ask", "the lease is over");
+            self.voice.upstream(call, "too late to send a request to", "the lease is over");
             return Problem::NotReached.answer(call);
         }
         let request = onward.map(|()| Sent::Left(Full::new(body.to_bytes())));
@@ -217,12 +221,12 @@ impl Way {
         });
         match heard.await {
             Ok(Ok(answer)) if speaks_for_another(answer.status()) => {
-                let told = format!("it answered {}", answer.status().as_u16());
-                self.voice.upstream(call, "nobody knows what became of a request to", &told);
+                let status = format!("it answered {}", answer.status().as_u16());
+                self.voice.upstream(call, "unknown outcome of a request to", &status);
                 Problem::UnknownOutcome.answer(call)
             }
             Ok(Ok(mut answer)) => {
-                // Whether it is one is ours to say.
+                // Only Hapax decides whether an answer is a replay.
                 answer.headers_mut().remove(IDEMPOTENCY_REPLAYED);
                 answer
             }
@@ -237,7 +241,7 @@ impl Way {
                 (Problem::NotReached, "cannot reach")
             }
             OutboundError::TimedOut(_) | OutboundError::Broken(_) => {
-                (Problem::UnknownOutcome, "nobody knows what became of a request to")
+                (Problem::UnknownOutcome, "unknown outcome of a request to")
             }
         };
         self.voice.upstream(call, what, &error.to_string());
@@ -253,20 +257,20 @@ const HAPAX_SCOPE: HeaderName = HeaderName::from_static("hapax-scope");
 const HAPAX_FENCE: HeaderName = HeaderName::from_static("hapax-fence");
 const HAPAX_ATTEMPT: HeaderName = HeaderName::from_static("hapax-attempt");
 
-/// What the app needs to keep the answer itself, in its own transaction.
+/// The headers that an app needs to store the answer itself, in its own transaction.
 fn tell_of_the_key(headers: &mut HeaderMap, reserved: &Reserved) {
-    let told = [
+    let values = [
         (IDEMPOTENCY_KEY, HeaderValue::from_str(reserved.key.as_str())),
         (HAPAX_SCOPE, HeaderValue::from_str(reserved.scope.as_str())),
         (HAPAX_FENCE, Ok(HeaderValue::from(reserved.fence.0))),
         (HAPAX_ATTEMPT, Ok(HeaderValue::from(reserved.attempt))),
     ];
-    for (name, value) in told {
+    for (name, value) in values {
         headers.insert(name, value.expect("keys and scopes are printable"));
     }
 }
 
-/// The headers that are meant for the other end.
+/// The end-to-end headers: those that are not for one connection only.
 fn end_to_end(headers: &HeaderMap) -> HeaderMap {
     let of_connection = ConnectionHeaders::named_in(headers);
     let mut kept = HeaderMap::with_capacity(headers.len());
@@ -278,7 +282,7 @@ fn end_to_end(headers: &HeaderMap) -> HeaderMap {
     kept
 }
 
-/// HTTP/2 sends the crumbs of a cookie header apart, and many an app looks at the first one only.
+/// HTTP/2 may split a cookie header into several, and many apps read only the first one.
 fn join_crumbs(headers: &mut HeaderMap) {
     let crumbs: Vec<_> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
     if crumbs.len() > 1
@@ -288,8 +292,8 @@ fn join_crumbs(headers: &mut HeaderMap) {
     }
 }
 
-/// A tunnel, or a websocket: neither has one answer to one request. Who offers HTTP/2 in passing is
-/// simply not taken up on it.
+/// Whether the client wants a tunnel or a websocket: neither has one answer to one request. An
+/// offer to upgrade to HTTP/2 is ignored.
 fn wants_another_protocol(head: &Parts) -> bool {
     let offers = head.headers.get_all(UPGRADE).iter();
     let mut offers = offers.flat_map(|offer| offer.as_bytes().split(|byte| *byte == b','));
@@ -297,21 +301,22 @@ fn wants_another_protocol(head: &Parts) -> bool {
         || offers.any(|offer| !offer.trim_ascii().eq_ignore_ascii_case(b"h2c"))
 }
 
-/// The head of an answer as our client gets it.
+/// The head of an answer as the client gets it.
 fn taken(head: &response::Parts) -> Response<()> {
     let mut taken = Response::new(());
     *taken.status_mut() = head.status;
     *taken.version_mut() = Version::HTTP_11;
     *taken.headers_mut() = end_to_end(&head.headers);
-    // Where both say how long it is, the length is a lie (RFC 9112, 6.3): sent on, the rest of the
-    // answer would be taken for another one.
+    // If both are present, the length is wrong (RFC 9112, 6.3): forwarded with it, the rest of the
+    // answer would be read as another one.
     if head.headers.contains_key(TRANSFER_ENCODING) {
         taken.headers_mut().remove(CONTENT_LENGTH);
     }
     taken
 }
 
-/// Reads an answer to its end, or as far as one can be kept: what is larger is passed on.
+/// Reads an answer to its end, or up to the largest size that is stored. A larger answer is
+/// streamed.
 async fn read(mut body: Incoming, by: Instant) -> Result<Answered, OutboundError> {
     let mut whole = BytesMut::new();
     while let Some(bytes) = outbound::next(&mut body).await? {
@@ -323,7 +328,8 @@ async fn read(mut body: Incoming, by: Instant) -> Result<Answered, OutboundError
     Ok(Answered::whole(whole))
 }
 
-/// A gateway in between may have lost the answer, or never sent the request.
+/// Whether the status comes from a gateway in between, which may have lost the answer or never sent
+/// the request.
 fn speaks_for_another(status: StatusCode) -> bool {
     matches!(
         status,
@@ -331,7 +337,7 @@ fn speaks_for_another(status: StatusCode) -> bool {
     )
 }
 
-/// Who did not come through the door.
+/// A request that did not come through [`Proxy::answer`](super::Proxy::answer).
 fn unknown_call() -> Call {
     Call {
         request_id: RequestId { uuid: Uuid::nil() },
@@ -349,14 +355,14 @@ mod tests {
 
     use super::*;
 
-    /// A way to an upstream that answers every connection with these bytes.
-    async fn to_one_that_says(told: &'static str) -> Forwarder {
+    /// A forwarder to an upstream that answers every connection with these bytes.
+    async fn to_an_upstream_that_sends(answer: &'static str) -> Forwarder {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
                 let _ = stream.read(&mut [0; 4_096]).await;
-                let _ = stream.write_all(told.as_bytes()).await;
+                let _ = stream.write_all(answer.as_bytes()).await;
                 // It stays open: only its headers define where the answer ends.
                 tokio::spawn(async move { stream.read(&mut [0; 1]).await });
             }
@@ -371,7 +377,7 @@ mod tests {
         Forwarder::new(upstream, outbound, lease, Vec::new(), None, voice)
     }
 
-    /// With the right to a key, or without.
+    /// A request, with the right to a key or without.
     fn charge(is_keyed: bool) -> Request<Body> {
         let mut request = Request::post("/charges").body(Body::empty()).unwrap();
         if is_keyed {
@@ -387,16 +393,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_with_two_lengths_is_sent_on_with_the_true_one() {
+    async fn an_answer_with_two_lengths_is_forwarded_with_the_true_one() {
         // The rest of such an answer would be read as the beginning of the next one.
         for both in [
             "content-length: 5\r\ntransfer-encoding: chunked",
             "transfer-encoding: chunked\r\ncontent-length: 5",
         ] {
-            let told = format!("HTTP/1.1 200 OK\r\n{both}\r\n\r\na\r\n0123456789\r\n0\r\n\r\n");
-            let told: &str = told.leak();
+            let answer = format!("HTTP/1.1 200 OK\r\n{both}\r\n\r\na\r\n0123456789\r\n0\r\n\r\n");
+            let answer: &str = answer.leak();
             for is_keyed in [true, false] {
-                let mut way = to_one_that_says(told).await;
+                let mut way = to_an_upstream_that_sends(answer).await;
                 let answer = way.call(charge(is_keyed)).await.unwrap();
                 assert_eq!(answer.headers().get(CONTENT_LENGTH), None, "{both} {is_keyed}");
                 let body = answer.into_body().collect().await.unwrap().to_bytes();
@@ -407,7 +413,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_whose_lease_is_over_before_it_was_sent_is_not_sent() {
-        // The database took so long to reserve that the next one may run by now: two effects.
+        // The database took so long to reserve the key that the next request may run by now: two
+        // effects.
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut way = way_to(listener.local_addr().unwrap());
         let mut request = charge(true);
@@ -420,8 +427,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cookie_that_came_in_crumbs_is_sent_on_as_one() {
-        // As HTTP/2 may bring it: an app that looks at one header would know half of its client.
+    async fn a_split_cookie_header_is_forwarded_as_one() {
+        // HTTP/2 may split it: an app that reads one header would see half of it.
         let mut request = charge(false);
         for crumb in ["session=1", "theme=dark"] {
             request.headers_mut().append(COOKIE, HeaderValue::from_static(crumb));
@@ -434,11 +441,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_protocol_that_nobody_asked_for_is_no_answer() {
-        // Kept, it would be what every retry gets; sent on, the client would change protocols.
-        let told = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n";
+    async fn a_protocol_switch_that_was_not_requested_is_no_answer() {
+        // Stored, every retry would get it; forwarded, the client would switch protocols.
+        let answer =
+            "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n";
         for is_keyed in [true, false] {
-            let mut way = to_one_that_says(told).await;
+            let mut way = to_an_upstream_that_sends(answer).await;
             let answer = way.call(charge(is_keyed)).await.unwrap();
             assert_eq!(answer.status(), StatusCode::BAD_GATEWAY, "{is_keyed}");
             assert_eq!(answer.extensions().get(), Some(&Settle::Wait), "{is_keyed}");

@@ -9,7 +9,7 @@ use super::Call;
 use crate::limits::LOG_LINES_PER_SECOND;
 use crate::log_budget::LogBudget;
 
-/// The lines of one proxy, and how many of each kind it may cost.
+/// The log of one proxy, with a budget of lines for each kind.
 #[derive(Debug)]
 pub(super) struct ProxyLog {
     proxy: Box<str>,
@@ -27,7 +27,8 @@ enum Lane {
     OverQuota,
     Refused,
     Unavailable,
-    /// Of the upstream, so that it is not crowded out by those it fails.
+    /// Errors of the upstream: a budget of their own, so that the answers they cause cannot use it
+    /// up.
     Upstream,
 }
 
@@ -58,7 +59,7 @@ impl Lane {
     }
 }
 
-/// The word for a request that has nothing to do with keys.
+/// The decision in log lines for a request without a key.
 const PASSED: &str = "passed";
 
 impl ProxyLog {
@@ -71,7 +72,7 @@ impl ProxyLog {
         &self.proxy
     }
 
-    /// A request got this answer.
+    /// Logs the answer to a request.
     pub(super) fn answered(
         &self,
         call: &Call,
@@ -88,7 +89,7 @@ impl ProxyLog {
         match lane {
             Lane::Unavailable => error!(
                 %request_id, proxy, decision, status, %remote,
-                "{proxy} cannot ask for its keys or keep an answer: {status}"
+                "{proxy} cannot reserve a key or store an answer: {status}"
             ),
             Lane::Passed
             | Lane::Fresh
@@ -103,7 +104,7 @@ impl ProxyLog {
         }
     }
 
-    /// The upstream did not do as it should.
+    /// Logs an error of the upstream.
     pub(super) fn upstream(&self, call: &Call, what: &str, error: &str) {
         if self.budget(Lane::Upstream).admit(call.received_at) {
             let (request_id, proxy) = (call.request_id.uuid, self.proxy());

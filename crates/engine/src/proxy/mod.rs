@@ -1,9 +1,9 @@
-//! A proxy: Idempotency-Keys in front of an app in any language. This is its door: what every
-//! request gets on its way in and every answer on its way out. Whether a request runs is decided by
-//! `hapax_layer`, how it is sent on by [`forward`], and where to by [`upstream`].
+//! A proxy: Idempotency-Keys in front of an app in any language. This file holds the steps that
+//! every request and every answer take. `hapax_layer` decides whether a request runs, [`forward`]
+//! sends it, and [`upstream`] determines its target.
 //!
-//! A request with a key is run to its end although its client hangs up; one without is passed on as
-//! a stream, and ends with its client.
+//! A request with a key runs to its end even if its client hangs up. A request without one is
+//! streamed, and ends with its client.
 
 mod body;
 mod forward;
@@ -49,23 +49,23 @@ use crate::request_ids::RequestIds;
 use crate::run_to_completion::BackgroundTasks;
 use crate::serve::{Background, run_until_drained};
 
-/// What a proxy goes by; all of it can be changed while it runs.
+/// The settings of a proxy. All of them can change while it runs.
 #[derive(Debug, Clone)]
 pub struct ProxySpec {
-    /// Where requests go.
+    /// The app that requests are forwarded to.
     pub upstream: Upstream,
-    /// What a key means. The lease here is not looked at: it is the next field.
+    /// The rules of keys. Their lease is ignored: [`ProxySpec::lease`] replaces it.
     pub rules: Rules,
     /// How long a request with a key may take; the upstream has a little less.
     pub lease: Duration,
-    /// How long a client may take to send a body that is read before it is run, and how long one
-    /// that is passed on may stand still.
+    /// How long a client may take to send a body that is buffered, and how long a streamed body may
+    /// pause.
     pub body_timeout: Duration,
-    /// Whose word about the client is believed.
+    /// The proxies whose headers about the client are trusted.
     pub trusted_proxies: Vec<IpNet>,
 }
 
-/// One proxy over the ledger that its keys are kept in.
+/// One proxy over the ledger that stores its keys.
 pub struct Proxy<L> {
     ledger: Arc<L>,
     outbound: Outbound,
@@ -73,14 +73,14 @@ pub struct Proxy<L> {
     ids: RequestIds,
     afterwards: BackgroundTasks,
     voice: Arc<ProxyLog>,
-    /// Memory for bodies that are being read whole.
+    /// Memory for bodies that are being buffered.
     unfinished: BodyMemory,
-    /// A permit for each request with a key, which goes on without its client.
+    /// A permit for each request with a key, because it runs on without its client.
     keyed: Arc<Semaphore>,
     behind: ArcSwap<Behind<L>>,
 }
 
-/// What is behind the door.
+/// The layer with its forwarder, as one configuration.
 struct Behind<L> {
     service: Idempotency<Forwarder, L>,
     /// The header that names the owner of a key.
@@ -89,7 +89,8 @@ struct Behind<L> {
     trusted: Box<[IpNet]>,
 }
 
-/// What the door knows of a request; it travels in the request's extensions.
+/// The facts about a request that its answer and its log line need. They are in the request's
+/// extensions.
 #[derive(Debug, Clone, Copy)]
 struct Call {
     request_id: RequestId,
@@ -98,7 +99,7 @@ struct Call {
 }
 
 impl<L: Ledger> Proxy<L> {
-    /// Must be called on the runtime that will serve it: a request whose client hangs up goes on
+    /// Must be called on the runtime that will serve it: a request whose client hangs up continues
     /// there. `name` is part of every key's scope. `outbound` should be [`Outbound::passing_on`].
     pub fn new(name: &str, ledger: Arc<L>, outbound: Outbound, now: Now, spec: ProxySpec) -> Self {
         let voice = Arc::new(ProxyLog::new(name));
@@ -117,12 +118,12 @@ impl<L: Ledger> Proxy<L> {
         }
     }
 
-    /// Its name in the config.
+    /// The proxy's name in the config.
     pub fn name(&self) -> &str {
         self.voice.proxy()
     }
 
-    /// Goes by `spec` from the next request on; requests that have begun keep what they began with.
+    /// Applies `spec` from the next request on. Requests that have started keep the old settings.
     pub fn reload(&self, spec: ProxySpec) {
         let (ledger, voice) = (Arc::clone(&self.ledger), Arc::clone(&self.voice));
         self.behind.store(Arc::new(Behind::new(ledger, &self.outbound, voice, spec)));
@@ -166,7 +167,7 @@ impl<L: Ledger> Proxy<L> {
         passed(&peer, afterwards.run_to_completion(answering).await)
     }
 
-    /// Answers a request of which nothing was read but its head.
+    /// Answers a request of which only the head was read.
     fn refuse<B>(&self, problem: Problem, request: &Request<B>, call: &Call) -> Response<Body> {
         let mut answer = problem.answer(call).map(Body::new);
         self.voice.answered(call, Some(IdempotencyOutcome::Refused), answer.status());
@@ -201,7 +202,7 @@ impl<L: Ledger> Proxy<L> {
         let answer = service.oneshot(request).await.unwrap_or_else(|never| match never {});
         let outcome = answer.extensions().get::<IdempotencyOutcome>().copied();
         let state = upload.state();
-        // The reader of the body only learns that it broke off.
+        // The reader of the body only sees that it broke.
         let mut answer = match state {
             State::Unread | State::Ended => answer,
             State::Slow => Problem::SlowBody.answer(&call).map(Body::new),
@@ -210,14 +211,15 @@ impl<L: Ledger> Proxy<L> {
         self.voice.answered(&call, outcome, answer.status());
         let headers = answer.headers_mut();
         headers.insert(REQUEST_ID, call.request_id.header());
-        // What is left of the request must not be taken for another, nor its bytes reset the answer.
+        // The rest of the request must not be read as another one, and its bytes must not reset the
+        // answer.
         if version < Version::HTTP_2 && state != State::Ended {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         answer
     }
 
-    /// Sums up the lines that were held back, until `stop`.
+    /// Logs the sums of lines that were held back, until `stop`.
     async fn tend(&self, stop: CancellationToken) {
         let mut beats = interval(TEND_EVERY);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -247,16 +249,16 @@ impl<L: Ledger> Behind<L> {
     }
 }
 
-/// Whether a Connection header has what the app must see taken away on the way to it. What a header
-/// that scopes the key says is then known to us and not to the app: it would do for everybody, or for
-/// the wrong caller, what the answer is kept for.
+/// Whether the Connection header makes a proxy remove a header that the app must see. Hapax would
+/// read the header that scopes the key, and the app would not. The app would then act for all
+/// callers, or for the wrong one, and the answer would be stored for this one.
 fn hides_what_the_app_must_see<L>(headers: &HeaderMap, behind: &Behind<L>) -> bool {
     let scoped_by = behind.scoped_by.as_ref().map(HeaderName::as_str);
     ConnectionHeaders::named_in(headers).any(|name| Some(name) == scoped_by || is_needed(name))
 }
 
-/// The headers that an app goes by wherever it stands: who calls (`authorization`, `cookie`), where
-/// (`host`, `forwarded`, `x-forwarded-*`), what the body is (`content-*`), and what we say ourselves.
+/// The headers that every app may depend on: the caller (`authorization`, `cookie`), the address
+/// (`host`, `forwarded`, `x-forwarded-*`), the body (`content-*`), and the headers of Hapax.
 fn is_needed(name: &str) -> bool {
     let begins = ["content-", "hapax-", "webhook-", "x-forwarded-"];
     begins.iter().any(|begin| name.starts_with(begin))
@@ -274,7 +276,8 @@ impl<L> fmt::Debug for Proxy<L> {
     }
 }
 
-/// Here the app decides: a client that it serves gives way last when connections are short.
+/// The app decides whether a client is genuine: the connection of a client that it serves is closed
+/// last when slots are short.
 fn passed(peer: &Peer, answer: Response<Body>) -> Response<Body> {
     if answer.status().as_u16() < 400 {
         peer.has_verified();
@@ -282,22 +285,23 @@ fn passed(peer: &Peer, answer: Response<Body>) -> Response<Body> {
     answer
 }
 
-/// Serves one proxy until `stop`. When this returns, every request that was received is answered and
-/// its key settled, as far as `limits.drain` allowed; the ledger may be closed.
+/// Serves one proxy until `stop`. When this returns, every received request is answered and its key
+/// settled, as far as `limits.drain` allowed. The ledger may then be closed.
 pub async fn serve_proxy<L: Ledger>(
     listener: TcpListener,
     proxy: Arc<Proxy<L>>,
     limits: HttpLimits,
     stop: CancellationToken,
 ) -> Drained {
-    // An operator who allows more connections wants them used.
+    // If the operator allows more connections than the default, each of them can run a request with
+    // a key.
     proxy.keyed.add_permits(limits.connections_max.saturating_sub(KEYED_MAX));
     let answer = {
         let proxy = Arc::clone(&proxy);
         move |request, peer: Peer| Arc::clone(&proxy).answer(request, peer)
     };
     let serving = |stop| door::serve(listener, None, answer, limits.clone(), stop);
-    // Requests with a key whose clients were cut or gone.
+    // Requests with a key whose clients were cut or hung up.
     let backstage =
         Background { finish: proxy.afterwards.finish(), tend: |served| proxy.tend(served) };
     run_until_drained(serving, backstage, limits.drain, stop).await
@@ -317,7 +321,7 @@ mod tests {
 
     use super::*;
 
-    /// A ledger that takes for ever.
+    /// A ledger that never answers.
     struct Silent;
 
     impl Ledger for Silent {
@@ -335,9 +339,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clients_that_hang_up_cannot_pile_up_more_than_so_many_requests() {
-        // Each is begun, and goes on without its client: were they not counted, memory would be the
-        // only bound.
+    async fn clients_that_hang_up_cannot_exceed_the_limit_of_running_requests() {
+        // Each request starts and continues without its client. If they were not counted, memory
+        // would be the only bound.
         let spec = ProxySpec {
             upstream: Upstream::parse("http://127.0.0.1:1").unwrap(),
             rules: Rules::default(),
@@ -357,13 +361,13 @@ mod tests {
             Arc::clone(&proxy).answer(request, peer)
         };
         for _ in 0..2 {
-            // It is dropped at the end of its round.
+            // The request is dropped at the end of the loop's body, as if its client had hung up.
             let mut hung_up = pin!(charge());
             let begun = poll_fn(|context| Poll::Ready(hung_up.as_mut().poll(context))).await;
             assert!(begun.is_pending());
         }
-        let told = timeout(Duration::from_secs(60), charge()).await;
-        let answer = told.expect("it is told at once");
+        let answer = timeout(Duration::from_secs(60), charge()).await;
+        let answer = answer.expect("it is answered at once");
         assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
         assert!(answer.headers().contains_key("retry-after"));
         assert_eq!(answer.headers()[CONNECTION], "close");

@@ -1,5 +1,5 @@
-//! What a proxy itself answers: RFC 9457 problems that give nothing away, each with what it means for
-//! the request's key.
+//! The errors that a proxy itself answers with: RFC 9457 problems without internal details. Each
+//! says what it means for the request's key.
 
 use bytes::Bytes;
 use hapax_core::ledger::Settle;
@@ -13,19 +13,19 @@ use crate::limits::RETRY_AFTER_BUSY_SECONDS;
 /// Why there is no answer of the upstream.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Problem {
-    /// It cannot have seen the request.
+    /// The upstream cannot have seen the request.
     NotReached,
-    /// It may have.
+    /// The upstream may have seen the request.
     UnknownOutcome,
-    /// Another protocol was asked for.
+    /// The client asked for another protocol.
     Upgrade,
-    /// The target cannot be put behind the upstream's path.
+    /// The target cannot be appended to the upstream's path.
     Target,
-    /// Its Connection header takes away what the app has to see.
+    /// The Connection header would remove a header that the app must see.
     Connection,
     /// The client did not send its body in time.
     SlowBody,
-    /// Too many unfinished bodies are held already, or too many requests run.
+    /// Too many unfinished bodies are in memory, or too many requests are running.
     Crowded,
 }
 
@@ -66,15 +66,12 @@ impl Problem {
             Self::Upgrade => (
                 StatusCode::NOT_IMPLEMENTED,
                 "upgrade",
-                "no other protocol is spoken here",
+                "this service does not switch to other protocols",
                 Settle::Free,
             ),
-            Self::Target => (
-                StatusCode::BAD_REQUEST,
-                "target",
-                "the path is not one of this service",
-                Settle::Free,
-            ),
+            Self::Target => {
+                (StatusCode::BAD_REQUEST, "target", "this service has no such path", Settle::Free)
+            }
             Self::Connection => (
                 StatusCode::BAD_REQUEST,
                 "connection_header",
@@ -90,7 +87,7 @@ impl Problem {
             Self::Crowded => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "unavailable",
-                "too many requests are being served now, come back later",
+                "too many requests are running now; retry later",
                 Settle::Free,
             ),
         }

@@ -1,5 +1,5 @@
-//! Where a proxy sends what it gets, and how the target of a request is put behind that. A client
-//! chooses the path below the upstream's own, and can never leave it.
+//! The app behind a proxy, and how the target of a request is appended to its URL. A client chooses
+//! the path below the upstream's own path, and cannot leave it.
 
 use std::fmt;
 
@@ -7,45 +7,45 @@ use hapax_layer::has_dot_segments;
 use http::Uri;
 use http::uri::{Authority, PathAndQuery, Scheme};
 
-/// An app behind a proxy: `http://127.0.0.1:3000`, or with a path that is put before every request's
-/// own.
+/// An app behind a proxy: `http://127.0.0.1:3000`, or with a path that is put before the path of
+/// every request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Upstream {
     scheme: Scheme,
     authority: Authority,
-    /// Without a slash at its end; empty where there is none.
+    /// Without a slash at its end; empty if the URL has no path.
     prefix: Box<str>,
 }
 
-/// Why a text is no upstream.
+/// Why a text is not the URL of an upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum UpstreamError {
-    /// It cannot be read.
+    /// The text cannot be parsed.
     #[error("is not a URL")]
     NotAUrl,
-    /// Only these are spoken.
+    /// Only `http` and `https` are supported.
     #[error("must begin with http:// or https://")]
     Scheme,
-    /// Nothing to connect to.
+    /// The URL names no host to connect to.
     #[error("names no host")]
     NoHost,
-    /// URLs are logged.
+    /// URLs are logged, so they must not contain credentials.
     #[error("must not carry a user name: URLs are logged")]
     UserName,
-    /// Every request brings its own.
+    /// Every request has its own query.
     #[error("must have neither query nor fragment")]
     Query,
-    /// `.` and `..`, however they are written.
+    /// The path contains `.` or `..`, in any spelling.
     #[error("must not have dots for a part of its path")]
     Dots,
 }
 
-/// A target that cannot be put behind the upstream's own path.
+/// A target that cannot be appended to the upstream's path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stray;
 
 impl Upstream {
-    /// Reads an upstream as it is written in a config.
+    /// Parses the URL of an upstream from a config.
     pub fn parse(text: &str) -> Result<Self, UpstreamError> {
         if text.contains('#') {
             return Err(UpstreamError::Query);
@@ -70,7 +70,7 @@ impl Upstream {
         Ok(Self { scheme, authority, prefix: path.path().trim_end_matches('/').into() })
     }
 
-    /// The name or address to connect to; an IPv6 address stands in brackets.
+    /// The name or address to connect to; an IPv6 address is in brackets.
     pub fn host(&self) -> &str {
         self.authority.host()
     }
@@ -81,13 +81,14 @@ impl Upstream {
         self.authority.port_u16().unwrap_or(by_scheme)
     }
 
-    /// The URL of a request that asks for `target`: path and query as they came, behind our own path.
+    /// The URL for a request with this `target`: its path and query unchanged, after the upstream's
+    /// own path.
     pub(super) fn url(&self, target: &Uri) -> Result<Uri, Stray> {
         let asked = target.path_and_query().filter(|asked| asked.path().starts_with('/'));
         let asked = asked.ok_or(Stray)?;
         let path = match &*self.prefix {
             "" => asked.clone(),
-            // What unfolds dots does so after they were put together, and lands above the prefix.
+            // Servers resolve dots after the two paths are joined, and would end above the prefix.
             _below if has_dot_segments(asked.path()) => return Err(Stray),
             prefix => PathAndQuery::try_from(format!("{prefix}{asked}")).map_err(|_| Stray)?,
         };
@@ -114,11 +115,11 @@ mod tests {
     }
 
     #[test]
-    fn path_and_query_are_sent_as_they_came_behind_the_path_of_the_upstream() {
+    fn path_and_query_are_forwarded_unchanged_after_the_path_of_the_upstream() {
         check("http://app:3000", "/a%2Fb//c?x=1&y=%20", Ok("http://app:3000/a%2Fb//c?x=1&y=%20"));
         check("http://app:3000/", "/", Ok("http://app:3000/"));
         check("https://app/v1/", "/charges?a=1", Ok("https://app/v1/charges?a=1"));
-        // A client that takes us for a proxy of its own names any host it likes.
+        // A client that uses the server as a forward proxy can name any host.
         check("http://app:3000", "http://evil.example/a?b", Ok("http://app:3000/a?b"));
         check("http://app:3000", "/a/../b", Ok("http://app:3000/a/../b"));
     }
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_upstream_is_refused() {
+    fn a_text_that_is_no_upstream_is_refused() {
         let check =
             |text: &str, expected| assert_eq!(Upstream::parse(text), Err(expected), "{text}");
         check("127.0.0.1:3000", UpstreamError::Scheme);

@@ -145,7 +145,7 @@ fn an_app_that_takes_too_long_is_given_up_before_its_lease_is_over() {
     assert_eq!((answer.status, problem(&answer).as_str()), (502, "unknown_outcome"));
     go.send(()).unwrap();
     assert_eq!(until_let_in(&charge, at).body, b"charge 2");
-    assert!(server.stderr.text().contains("nobody knows what became of a request"));
+    assert!(server.stderr.text().contains("unknown outcome of a request"));
     server.stop();
 }
 
