@@ -1,5 +1,5 @@
-//! How phases and statuses stand in a column: the same numbers and words in every database of ours.
-//! The SQL that ranks them is each dialect's own.
+//! The numbers and words of phases and statuses in columns: the same in every database. Each
+//! dialect has its own SQL that ranks them.
 
 use hapax_core::job::Phase;
 use hapax_core::store::Status;
@@ -15,7 +15,8 @@ pub(crate) const PARKED: i64 = 6;
 pub(crate) const REVIEW: i64 = 7;
 pub(crate) const DISCARDED: i64 = 8;
 
-/// A job's phase from its column; anything unknown counts as dead, for a person to look at.
+/// A job's phase from its column. An unknown number counts as dead, so that an operator looks at
+/// it.
 pub(crate) fn phase_of(state: i64) -> Phase {
     match state {
         READY => Phase::Ready,
@@ -61,7 +62,7 @@ pub(crate) fn ranked(rank: Option<i64>) -> Status {
     }
 }
 
-/// A status from the column `pruned`; anything unknown counts as processed.
+/// A status from the column `pruned`; an unknown word counts as processed.
 pub(crate) fn status_of(word: &str) -> Status {
     match word {
         "ignored" => Status::Ignored,

@@ -14,23 +14,23 @@ use uuid::Uuid;
 
 use crate::limits::{COPIES_IN_FULL, COPIES_WAITING_MAX};
 
-/// Locks, so that connections on different threads seldom meet.
+/// The number of locks, so that connections on different threads seldom contend.
 const SHARDS: usize = 16;
 
-/// The copies that came since the last flush, by whatever names an event in that store.
+/// The copies that arrived since the last flush, by the store's own name of their event.
 #[derive(Debug)]
 pub(crate) struct Copies<K> {
     shards: [Mutex<HashMap<K, Waiting>>; SHARDS],
     dice: RandomState,
     events: AtomicUsize,
-    /// Events that were taken and are not written yet.
+    /// Events whose copies were taken and are not written yet.
     taken: AtomicUsize,
 }
 
 /// Copies of one event.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
-    /// How many.
+    /// The number of copies.
     pub(crate) count: u64,
     /// The newest few, in no order.
     pub(crate) newest: Vec<CopyRecord>,
@@ -60,7 +60,7 @@ impl From<&ArrivalInfo> for CopyRecord {
 }
 
 impl Waiting {
-    /// When the newest of them came.
+    /// The arrival time of the newest copy.
     pub(crate) fn last_at(&self) -> Timestamp {
         let times = self.newest.iter().map(|copy| copy.received_at);
         times.max().unwrap_or(Timestamp::UNIX_EPOCH)
@@ -77,7 +77,7 @@ impl<K: Copy + Eq + Ord + Hash> Copies<K> {
         }
     }
 
-    /// Counts a copy of this event. True when so much waits that it should be flushed now.
+    /// Counts a copy of this event. Returns true when so many wait that they should be flushed now.
     pub(crate) fn note(&self, event: K, via: &ArrivalInfo) -> bool {
         let place = self.dice.hash_one(event) as usize % SHARDS;
         let mut shard = self.shards[place].lock().expect("no panic happens under this lock");
@@ -95,12 +95,12 @@ impl<K: Copy + Eq + Ord + Hash> Copies<K> {
         self.events.load(Ordering::Relaxed) >= COPIES_WAITING_MAX
     }
 
-    /// Whether every copy that was counted is written, as far as it could be.
+    /// Whether every counted copy is written or was dropped.
     pub(crate) fn are_written(&self) -> bool {
         self.events.load(Ordering::Acquire) == 0 && self.taken.load(Ordering::Acquire) == 0
     }
 
-    /// Notes that copies from [`Copies::take`] are written, or were dropped.
+    /// Records that copies from [`Copies::take`] are written, or were dropped.
     pub(crate) fn wrote(&self, events: usize) {
         self.taken.fetch_sub(events, Ordering::AcqRel);
     }
@@ -111,7 +111,7 @@ impl<K: Copy + Eq + Ord + Hash> Copies<K> {
         let mut all = Vec::new();
         for shard in &self.shards {
             let mut shard = shard.lock().expect("no panic happens under this lock");
-            // First this one: no copy may seem to be written while it moves.
+            // Counted before they move: no copy may seem to be written in between.
             self.taken.fetch_add(shard.len(), Ordering::AcqRel);
             self.events.fetch_sub(shard.len(), Ordering::AcqRel);
             all.extend(shard.drain());

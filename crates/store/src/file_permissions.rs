@@ -6,12 +6,12 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
-/// Makes the directory if it is not there, and takes it away from other users (mode 0700) if it is.
-/// The name of a new directory is on disk only once the directory that holds the name is synced: so is
-/// this one's when it returns, and those of new ones above it.
+/// Creates the directory if it does not exist, and otherwise removes the rights of other users
+/// (mode 0700). The name of a new directory is on disk only after its parent directory was synced.
+/// When this returns, the parents of all new directories are synced.
 ///
 /// # Errors
-/// Returns an error where the directory cannot be made. One that belongs to another user, such as a
+/// Returns an error if the directory cannot be created. A directory of another user, such as a
 /// mounted volume, is used as it is, with a warning in the log.
 pub fn private_dir(directory: &Path) -> io::Result<()> {
     let is_missing = |one: &&Path| !one.as_os_str().is_empty() && !one.exists();
@@ -24,7 +24,8 @@ pub fn private_dir(directory: &Path) -> io::Result<()> {
     narrow(directory, 0o700)
 }
 
-/// Opens the file for writing with mode 0600, makes it if it is not there, and leaves its content.
+/// Opens the file for writing with mode 0600. Creates it if it does not exist, and keeps its
+/// content.
 pub(crate) fn private_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     let file = options.create(true).truncate(false).write(true).mode(0o600).open(path)?;

@@ -9,7 +9,7 @@ use hapax_core::KeyHash;
 /// A map whose keys are hashes already.
 pub(crate) type KeyMap<V> = HashMap<KeyHash, V, KeyHasherState>;
 
-/// The dice of one map.
+/// The random seeds of one map.
 #[derive(Debug, Clone)]
 pub(crate) struct KeyHasherState {
     seeds: [u64; 2],
@@ -49,7 +49,7 @@ impl Hasher for Folded {
         }
     }
 
-    /// The length of a key, which is always the same.
+    /// The length of a key is always the same, so it is not hashed.
     fn write_usize(&mut self, _: usize) {}
 
     fn finish(&self) -> u64 {

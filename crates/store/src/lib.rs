@@ -75,13 +75,13 @@ pub mod limits {
     /// Keys merged between two batches of acks: about a millisecond of the writer's time.
     pub const MERGE_CHUNK: usize = 2_000;
 
-    /// Bytes in one page of a database that we create. An event of a common size is smaller than
-    /// this several times over, so a page is filled by several and written to the log once or twice;
-    /// much larger ones would make the commit of a single event write for nothing.
+    /// Bytes in one page of a new database. A page holds several events of a common size and is
+    /// written to the log once or twice. With much larger pages, the commit of a single event would
+    /// write unused bytes.
     pub const PAGE_BYTES: u32 = 8_192;
 
     /// Pages that the write-ahead log grows by before the checkpointer copies them back. Each round
-    /// syncs the database file, so it should be worth one.
+    /// syncs the database file, so it must copy enough to be worth a sync.
     pub const WAL_PAGES_CHECKPOINT: u32 = 1_000;
 
     /// Pages in the write-ahead log before the writer itself finishes the checkpoint, so that the
@@ -112,8 +112,8 @@ pub mod limits {
     /// needed, because one write serves all copies of an event.
     pub const COPIES_FLUSH: Duration = Duration::from_millis(800);
 
-    /// How long an operator's query waits for copies to be written: longer than a busy disk takes,
-    /// and no longer than is comfortable.
+    /// How long an operator's query waits for copies to be written: longer than a busy disk needs,
+    /// and short enough for an operator to wait.
     pub const READ_FLUSH_MAX: Duration = Duration::from_secs(2);
 
     /// Committed events that answer their own duplicates from memory: a second or two at full rate,

@@ -1,9 +1,9 @@
 //! Committed events that answer their own duplicates from memory, so that a flood of copies costs
 //! neither the database nor the disk.
 //!
-//! An entry is made by the writer of the event, only after its commit returned. All entries are
-//! dropped when they may no longer hold: a commit failed, or the database is another one. A miss
-//! proves nothing: then the database is asked.
+//! The writer of the event adds an entry only after its commit returned. All entries are dropped
+//! when they may be wrong: a commit failed, or the database is another one. A miss proves nothing:
+//! the database then decides.
 
 use std::hash::BuildHasher as _;
 use std::sync::Mutex;
@@ -38,7 +38,7 @@ pub(crate) fn adds_nothing(receipt: &Receipt, body_hash: KeyHash, guard: Option<
         && receipt.guard().is_none_or(|brought| guard == Some(brought.hash))
 }
 
-/// A table of fixed size: a key has a few slots, the most recently used stands first, and a new key
+/// A table of fixed size: a key has a few slots, the most recently used comes first, and a new key
 /// evicts the least recently used.
 #[derive(Debug)]
 pub(crate) struct RecentEvents {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_stays_while_what_nobody_asks_for_is_pushed_out() {
+    fn a_key_in_use_stays_while_unused_keys_are_evicted() {
         let events = RecentEvents::new();
         for n in 0..RECENT_MAX * 2 {
             events.put(key(n), recent(n));
@@ -139,8 +139,8 @@ mod tests {
     }
 
     #[test]
-    fn clearing_forgets_every_key_wherever_it_stands() {
-        // Whatever were left would answer for a database that is another one.
+    fn clearing_forgets_every_key_in_every_slot() {
+        // A remaining entry would answer for another database.
         let events = RecentEvents::new();
         (0..10_000).for_each(|n| events.put(key(n), recent(n)));
         events.clear();
@@ -148,14 +148,14 @@ mod tests {
     }
 
     #[test]
-    fn a_key_stands_once_and_the_last_word_counts() {
+    fn a_key_has_one_entry_and_the_last_value_counts() {
         let events = RecentEvents::new();
         (0..WAYS * 2).for_each(|n| events.put(key(1), recent(n)));
         assert_eq!(events.get(&key(1)).as_ref().map(number), Some(WAYS * 2 - 1));
     }
 
     #[test]
-    fn what_is_removed_is_gone_and_whoever_stands_beside_it_stays() {
+    fn a_removed_key_is_gone_and_its_neighbours_stay() {
         // Full sets, so that removing a key leaves a hole in the middle of one.
         let events = RecentEvents::new();
         (0..RECENT_MAX).for_each(|n| events.put(key(n), recent(n)));
@@ -165,7 +165,7 @@ mod tests {
         gone.iter().for_each(|n| events.remove(&key(*n)));
         assert!(gone.iter().all(|n| events.get(&key(*n)).is_none()));
         assert!(stay.iter().all(|n| events.get(&key(*n)).as_ref().map(number) == Some(*n)));
-        // A key that is put again is found again.
+        // A key that is added again is found again.
         events.put(key(gone[0]), recent(1));
         assert_eq!(events.get(&key(gone[0])).as_ref().map(number), Some(1));
     }

@@ -1,6 +1,6 @@
-//! How the headers of a stored answer are written to a column, as JSON, and read again. JSON that a
-//! user's own SQL wrote is read as far as it makes sense and never fails: a retried request must
-//! get its answer.
+//! Writes the headers of a stored answer to a column as JSON, and reads them again. JSON that a
+//! user's own SQL wrote is read as far as possible and never fails: a retried request must get its
+//! answer.
 
 use hapax_core::ledger::StoredAnswer;
 use http::StatusCode;
@@ -92,7 +92,8 @@ mod tests {
 
     #[test]
     fn both_shapes_are_read_as_they_were_written() {
-        // A name three times, with others between: the object may move names, never values.
+        // A name three times, with others between: the object may move names, but never the values
+        // of one name.
         let headers = owned(&[("link", "1"), ("etag", "\"x\""), ("link", "2"), ("link", "3")]);
         assert_eq!(headers_of(as_pairs(&headers)), headers);
         let object = as_object(&headers);
@@ -105,8 +106,8 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_user_wrote_is_read_as_far_as_it_makes_sense() {
-        // An error here would keep a client from its answer for the whole ttl.
+    fn json_of_a_user_is_read_as_far_as_possible() {
+        // An error here would keep the answer from a client for the whole TTL.
         let check = |kept: Value, expected: &[(&str, &str)]| {
             assert_eq!(headers_of(kept.clone()), owned(expected), "{kept}");
         };
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_no_status_is_an_error_of_ours() {
+    fn a_number_that_is_no_status_becomes_a_500() {
         for (kept, expected) in [(201, 201), (0, 500), (-1, 500), (70_000, 500), (101, 500)] {
             assert_eq!(answer_of(kept, Value::Null, Vec::new()).status.as_u16(), expected);
         }

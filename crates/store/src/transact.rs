@@ -1,7 +1,7 @@
-//! What handlers and APIs in Rust need of a store: the right to one transaction that also records
-//! its outcome, and the proof that it was committed. A handler's right belongs to a job and records
-//! "done" ([`Transact`]). An API's right belongs to an Idempotency-Key and stores the answer
-//! ([`Answering`]).
+//! The traits of a store for handlers and APIs in Rust: the right to one transaction that also
+//! records its outcome, and the proof that it was committed. A handler's right belongs to a job and
+//! records "done" ([`Transact`]). An API's right belongs to an Idempotency-Key and stores the
+//! answer ([`Answering`]).
 //!
 //! The transaction's type belongs to the store ([`Transact::Tx`]). SQLite has one writer, so its
 //! transaction is a closure that the writer runs. A database with a connection for each handler
@@ -25,8 +25,8 @@ pub trait Transact: Send + Sync + 'static {
     /// The right to commit the effects of one claim, once.
     type Tx: Send + 'static;
 
-    /// The right that goes with `claim`. Nothing is opened yet. `timeout` is how long the
-    /// transaction may take once it is.
+    /// The right of this claim. No transaction is opened yet. `timeout` is how long the transaction
+    /// may take once it is open.
     fn right(self: &Arc<Self>, claim: &Claim, timeout: Duration) -> Self::Tx;
 }
 
@@ -36,8 +36,8 @@ pub trait Answering: Send + Sync + 'static {
     /// commit returns the stored answer, which every retry gets.
     type Tx: Send + 'static;
 
-    /// The right that goes with `reserved`. Nothing is opened yet. `timeout` is how long the
-    /// transaction may take once it is.
+    /// The right of this reservation. No transaction is opened yet. `timeout` is how long the
+    /// transaction may take once it is open.
     fn answering(self: &Arc<Self>, reserved: &Reserved, timeout: Duration) -> Self::Tx;
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn fits(answer: &StoredAnswer) -> Result<(), Failure> {
     let headers: usize = answer.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
     if answer.body.len() > ANSWER_BODY_BYTES_MAX || headers > ANSWER_HEADER_BYTES_MAX {
         return Err(Failure::new(format_args!(
-            "the answer is too large to keep: at most {ANSWER_BODY_BYTES_MAX} bytes of body and \
+            "the answer is too large to store: at most {ANSWER_BODY_BYTES_MAX} bytes of body and \
              {ANSWER_HEADER_BYTES_MAX} of headers"
         )));
     }
@@ -99,7 +99,7 @@ pub struct Failure {
     ending: Ending,
 }
 
-/// How an attempt ends that was not committed.
+/// How an attempt without a commit ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
     /// With a verdict: it uses a step of the schedule.
@@ -126,7 +126,7 @@ impl Failure {
         Self { error: error.to_string(), ending: Ending::Raced }
     }
 
-    /// A failure that no retry can cure: a dead letter at once, for an operator to look at.
+    /// A failure that no retry can cure: a dead letter at once, for an operator to decide about.
     pub fn give_up(error: impl fmt::Display) -> Self {
         Self::new(error).with(Retry::Never)
     }
@@ -196,19 +196,19 @@ impl<E: Error + Send + Sync + 'static> From<E> for Failure {
     }
 }
 
-/// Why there is no proof of a commit. None of these leaves anything half done.
+/// Why there is no proof of a commit. None of these leaves a partial change.
 #[derive(Debug, thiserror::Error)]
 pub enum TxError {
     /// The job was claimed again, replayed, discarded, or is done, or a newer version of its
     /// resource was applied; or the key was reserved again, abandoned or finished. This attempt is
     /// void.
-    #[error("the claim was lost: the work is someone else's now")]
+    #[error("the claim was lost: another attempt owns the work now")]
     FenceLost,
-    /// The effects failed, took too long, or were against a constraint.
+    /// The effects failed, took too long, or violated a constraint.
     #[error("{0}")]
     Failed(Failure),
     /// The database could not commit, or its answer was lost. The next claim of the job, or the
-    /// next request with the key, finds out.
+    /// next request with the key, finds out which.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

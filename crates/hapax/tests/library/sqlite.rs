@@ -424,7 +424,7 @@ async fn a_late_handler_cannot_commit_a_job_that_was_claimed_again() {
     gate.add_permits(1);
     until("the late one is refused", || (!refused.lock().unwrap().is_empty()).then_some(()));
     app.wait_for("evt_1", "processed");
-    assert_eq!(*refused.lock().unwrap(), ["the claim was lost: the work is someone else's now"]);
+    assert_eq!(*refused.lock().unwrap(), ["the claim was lost: another attempt owns the work now"]);
     app.ledger.is_once_each(1);
     assert_eq!(app.ledger.number("SELECT attempt FROM ledger"), 2);
     app.stop().await;

@@ -231,7 +231,7 @@ fn what_an_asynchronous_standby_never_got_is_new_again_once_it_is_promoted() {
     database.is_once_each(KEPT);
     // One more node that can remember nothing: all it could hear of the lost ones is in Redis.
     let forgetful = start();
-    forgetful.1.stderr.wait_for("Redis answers");
+    forgetful.1.stderr.wait_for("connected to Redis");
     let all = [&nodes[0].1, &nodes[1].1, &forgetful.1];
     let after = Senders::to(all);
     for n in 0..EVENTS {

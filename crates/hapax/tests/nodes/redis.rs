@@ -20,12 +20,12 @@ fn node(database: &Database, redis: &Redis) -> (House, Server) {
     (house, server)
 }
 
-/// Asks until the node has heard from Redis, which it connects to behind the first questions.
+/// Sends requests until the node is connected to Redis: it connects in the background.
 fn connected(server: &Server) {
     until("Redis answers", || {
         std::thread::park_timeout(Duration::from_millis(20));
         server.ask(Sender::stripe(SECRET).event("evt_0"));
-        server.stderr.text().contains("Redis answers").then_some(())
+        server.stderr.text().contains("connected to Redis").then_some(())
     });
 }
 
@@ -145,7 +145,7 @@ fn a_redis_that_stops_or_dies_under_load_delays_no_answer_for_long() {
     });
     assert_eq!(senders.refused(), 0);
     senders.one_id_each(EVENTS);
-    // Whoever was told that it fails is told when it is back.
+    // A logged failure is followed by a line when Redis is back.
     let mut events = EVENTS;
     let mut until_said = |words: &str, times: usize| {
         until(words, || {
@@ -155,9 +155,9 @@ fn a_redis_that_stops_or_dies_under_load_delays_no_answer_for_long() {
         });
     };
     wait(redis.kill());
-    until_said("Redis is left alone", 1);
+    until_said("Redis is not used", 1);
     wait(redis.start_again());
-    until_said("Redis answers", 2);
+    until_said("connected to Redis", 2);
     database.all_processed(&server, events);
     database.is_once_each(events);
     let said = server.stop();

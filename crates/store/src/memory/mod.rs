@@ -44,7 +44,7 @@ pub struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// An empty store that goes by this machine's clock.
+    /// An empty store that uses this machine's clock.
     pub fn new() -> Self {
         Self::with_clock(Arc::new(Timestamp::now))
     }
@@ -89,7 +89,7 @@ impl MemoryStore {
     }
 
     /// Wakes waiting workers, and the next one to wait: a worker must not miss the hint between its
-    /// last look and its wait.
+    /// last query and its wait.
     fn hint(&self) {
         self.arrived.notify_waiters();
         self.arrived.notify_one();
@@ -108,7 +108,7 @@ impl fmt::Debug for MemoryStore {
     }
 }
 
-/// Everything there is, numbered in the order it came.
+/// All data, numbered in the order of arrival.
 #[derive(Debug, Default)]
 struct Model {
     events: BTreeMap<EventNumber, Stored>,
@@ -128,7 +128,7 @@ struct Model {
     messages: HashMap<(Tenant, String), Published>,
     /// Idempotency-Keys.
     reservations: HashMap<ledger::KeyName, ledger::Kept>,
-    /// Fences of theirs that were ever given out.
+    /// The number of fences given to keys so far.
     fences_ever: i64,
 }
 
@@ -174,7 +174,7 @@ struct Job {
     progress: Progress,
     fence: Fence,
     due: Timestamp,
-    /// The last claim: it stays known after its lease, since its worker may still come back.
+    /// The last claim. It stays known after its lease, because its worker may still report.
     taken: Option<Taken>,
     /// An operator lets this run go ahead whatever the order guard decides.
     forced: bool,

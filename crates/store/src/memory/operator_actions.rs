@@ -54,7 +54,7 @@ impl Model {
         replayed
     }
 
-    /// `None` if nothing can be done: a hopeless job stays dead, or is not begun.
+    /// `None` if the replay has no effect: a hopeless job stays dead, or is not begun.
     fn effect_of_replay(
         &self,
         event: EventNumber,
@@ -204,7 +204,7 @@ impl Model {
         Reviewed::Decided
     }
 
-    /// The jobs of an event that a person has to decide about.
+    /// The jobs of an event that wait for an operator's decision.
     fn in_review(&self, event: EventNumber) -> Vec<JobNumber> {
         let waits = |job: &Job| job.event == event && job.phase == Phase::Review;
         self.jobs.iter().filter(|(_, job)| waits(job)).map(|(at, _)| *at).collect()
@@ -243,7 +243,7 @@ impl Model {
         more
     }
 
-    /// Past its horizon, and every guard of the event past its own time.
+    /// Whether the key is past its horizon, and every guard of the event past its own time.
     fn key_may_go(
         &self,
         at: EventNumber,

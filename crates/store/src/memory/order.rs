@@ -47,8 +47,8 @@ impl Model {
             Guard::Hold => Admission::NotYet(rule.clone()),
             Guard::Run if self.is_busy(&resource) => Admission::AfterAnother,
             Guard::Run => {
-                // Once a sequence has begun it stays begun: if its first number fails, the second
-                // must not be taken for the first.
+                // A sequence that has begun stays begun: if its first number fails, the second must
+                // not become the first.
                 if let Some(place) = &job.place {
                     self.starts.entry(resource).or_insert(place.position);
                 }
@@ -140,9 +140,9 @@ impl Model {
         }
     }
 
-    /// Holds a job for which the guard decided "not yet". The deadline is fixed now. Beyond the
-    /// most that may wait, the newest goes to review; in a machine, where no state is newer by
-    /// itself, the arriving one does.
+    /// Holds a job for which the guard decided "not yet". The deadline is fixed now. If too many
+    /// jobs are held, the newest goes to review; in a machine, whose states have no order, the
+    /// arriving job does.
     pub(super) fn hold(&mut self, at: JobNumber, rule: &OrderRule, now: Timestamp) {
         let due = later(now, rule.gaps.hold);
         let job = self.job_mut(at);

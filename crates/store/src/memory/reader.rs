@@ -162,7 +162,7 @@ impl Model {
 }
 
 impl Job {
-    /// The time of the job's next change by itself: every open job has one.
+    /// The time at which the job's state changes without an operator: every open job has one.
     pub(super) fn due_at(&self) -> Option<Timestamp> {
         match self.phase {
             Phase::Leased => self.taken.as_ref().map(|taken| taken.until),
@@ -172,7 +172,7 @@ impl Job {
     }
 }
 
-/// One page of what comes newest first.
+/// One page of a list, newest first.
 fn page<T>(
     newest_first: impl Iterator<Item = (u64, T)>,
     before: Option<Cursor>,

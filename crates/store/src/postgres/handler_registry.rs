@@ -1,6 +1,6 @@
 //! The handlers that this node has announced, with their numbers in the database, and where the
-//! next claim of each begins. Kept in memory: the handlers are announced again whenever the
-//! database turns out to be another one.
+//! next claim of each begins. The registry is in memory: when the database turns out to be another
+//! one, the handlers are announced again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, RwLock};
@@ -19,20 +19,20 @@ pub(super) struct Announced {
     turn: Mutex<Turn>,
 }
 
-/// Where the next claim begins: its round over the lanes, its look at parked jobs, and the lanes
-/// that need no look.
+/// Where the next claim begins: the next lane, the next check of parked jobs, and the lanes that
+/// need no query.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Turn {
     pub(super) lane: Option<i32>,
     pub(super) look_lane: Option<i32>,
     pub(super) look_resource: Option<String>,
     pub(super) known: Known,
-    /// When all was last looked at, and how long that took.
+    /// The time of the last full check, and how long it took.
     all_seen: Option<(Instant, Duration)>,
 }
 
-/// Up to when this node has seen all due jobs, lane by lane, and all leases that ended. A hint: a
-/// job that a slow commit put before it is found at the next full look.
+/// The time up to which this node has seen all due jobs of each lane, and all ended leases. A hint:
+/// a job that a slow commit wrote before that time is found at the next full check.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Known {
     lanes: BTreeMap<i32, Timestamp>,
@@ -48,7 +48,7 @@ impl Known {
         self.lanes.values().copied().collect()
     }
 
-    /// Records how far a claim has looked in each lane.
+    /// Records how far a claim has read in each lane.
     pub(super) fn learn(&mut self, lanes: Vec<i32>, until: Vec<Timestamp>, leases: Timestamp) {
         self.lanes.extend(lanes.into_iter().zip(until));
         while self.lanes.len() > KNOWN_LANES_MAX {
@@ -59,7 +59,7 @@ impl Known {
 }
 
 impl Turn {
-    /// Clears the hint once a full look is due: the longer that took, the later.
+    /// Clears the hint once a full check is due: the longer the last one took, the later.
     pub(super) fn looks_at_all(&mut self) -> bool {
         let again = self
             .all_seen
@@ -75,10 +75,10 @@ impl Turn {
     }
 }
 
-/// How often a node looks at all that may be due, whatever it knows.
+/// How often a node checks everything that may be due, whatever the hints are.
 const LOOK_AT_ALL: Duration = Duration::from_secs(1);
 
-/// Lanes of a handler of which it is remembered: as many as one claim goes over.
+/// The most lanes of a handler with a hint: as many as one claim reads.
 const KNOWN_LANES_MAX: usize = 64;
 
 impl Announced {
@@ -91,7 +91,7 @@ impl Announced {
     }
 }
 
-/// All of this node.
+/// All handlers of this node.
 #[derive(Debug, Default)]
 pub(super) struct Handlers(RwLock<HashMap<HandlerRef, Arc<Announced>>>);
 
@@ -106,7 +106,7 @@ impl Handlers {
         known.values().map(|announced| announced.spec.clone()).collect()
     }
 
-    /// From now on these are the node's handlers; one that it had keeps its turn.
+    /// Replaces the node's handlers. A handler that it had before keeps its turn.
     pub(super) fn replace(&self, handlers: Vec<(i32, HandlerSpec)>) {
         let mut known = self.0.write().expect("no panic happens under this lock");
         let all = handlers.into_iter().map(|(number, spec)| {
@@ -162,7 +162,7 @@ fn steps(policy: Option<&OrderPolicy>, machine: &Machine) -> (Vec<i64>, Vec<i64>
     steps
 }
 
-/// Microseconds, for a column of them: at most ten years.
+/// Microseconds for a column: at most ten years.
 pub(super) fn micros(duration: Duration) -> i64 {
     const TEN_YEARS: i64 = 10 * 365 * 86_400 * 1_000_000;
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX).min(TEN_YEARS)

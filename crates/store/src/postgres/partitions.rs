@@ -1,5 +1,6 @@
-//! The partitions of bodies, one for each day: made ahead, so that no event has to wait for one, made
-//! at once should one be missing all the same, and dropped when nothing in them is needed any more.
+//! The partitions of bodies, one for each day. They are created ahead, so that no event waits for
+//! one; a missing one is created at once. A partition is dropped when none of its bodies is needed
+//! any more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +13,10 @@ use super::Shared;
 use super::connect::{ClientPool, PgError, PooledClient, retried};
 use super::row::first_id;
 
-/// Days for which there is room before they come.
+/// The number of days created ahead.
 const DAYS_AHEAD: i64 = 7;
 
-/// How often it is looked after.
+/// How often partitions are created ahead.
 const LOOK_EVERY: Duration = Duration::from_secs(3_600);
 
 const DAY_SECONDS: i64 = 86_400;
@@ -23,13 +24,13 @@ const DAY_SECONDS: i64 = 86_400;
 /// The lock for changing the set of days; `hapax.make_partition` takes it too.
 const CHANGING_DAYS: i64 = 0x6861_7061_7800_0002;
 
-/// Keeps room for the coming days until the store is closed.
+/// Creates the partitions of the coming days until the store is closed.
 pub(super) async fn keep_ahead(shared: Arc<Shared>) {
     loop {
         let today = Timestamp::now().as_second() / DAY_SECONDS;
         for day in today..=today + DAYS_AHEAD {
             if let Err(error) = make(&shared.pools.admin, day).await {
-                tracing::warn!("making room for the bodies of the coming days: {error}");
+                tracing::warn!("creating the partitions of the coming days: {error}");
                 break;
             }
         }
@@ -65,18 +66,18 @@ async fn make(lender: &ClientPool, day: i64) -> Result<(), PgError> {
     .await
 }
 
-/// A day of bodies as the catalog lists it.
+/// A partition as the catalog lists it.
 struct Day {
     name: String,
     from: Uuid,
     to: Uuid,
     attached: bool,
-    /// Its removal was begun and cut off.
+    /// Detaching it was begun and interrupted.
     leaving: bool,
 }
 
-/// Drops the days before `before` of which nothing is needed any more; where something is, deletes
-/// the other bodies, at most `limit`. True when there may be more.
+/// Drops the days before `before` whose bodies are no longer needed. Where some are needed, deletes
+/// the other bodies, at most `limit`. Returns true if there may be more.
 pub(super) async fn drop_old(
     shared: &Shared,
     before: Timestamp,
@@ -89,7 +90,7 @@ pub(super) async fn drop_old(
     let dropped = drop_days(&mut lent, before, limit).await;
     let unlocked = lent.query("SELECT pg_advisory_unlock($1)", &[&CHANGING_DAYS]).await;
     if unlocked.is_err() {
-        // The lock goes with the session.
+        // The lock is released with the session.
         lent.spoil();
     }
     dropped
@@ -139,7 +140,7 @@ async fn drop_days(
 }
 
 impl Day {
-    /// Whether an event of it has still to be worked on or looked at.
+    /// Whether an event of that day is unfinished.
     async fn is_needed(&self, lent: &mut PooledClient) -> Result<bool, PgError> {
         let sql = "SELECT EXISTS (SELECT FROM hapax.event \
                    WHERE pruned IS NULL AND id >= $1 AND id < $2)";

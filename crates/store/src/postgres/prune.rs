@@ -1,14 +1,15 @@
-//! Retention: what is finished and past its time goes, a slice at a time.
+//! Retention: deletes finished, expired data, a slice at a time.
 //!
 //! An event past the first horizon loses its history and keeps a narrow row, so that a late copy is
-//! still known; past the second the row and its key go too. Bodies lie in partitions by day: a day of
-//! which nothing is needed any more is dropped whole. Bodies are deleted one by one only in days that
-//! some unfinished event keeps alive, and where events are kept for less than a day. Messages, and
-//! keys of the SQL functions that have run out, go in slices of their own.
+//! still recognised. Past the second horizon the row and its key are deleted too. Bodies are in
+//! partitions by day, and a day whose bodies are no longer needed is dropped as a whole. Bodies are
+//! deleted one by one only in days that an unfinished event keeps, and where events are kept for
+//! less than a day. Messages, and expired keys of the SQL functions, are deleted in separate
+//! slices.
 //!
-//! The broom for the first goes over the events from old to new; at the end it begins anew, since what
-//! was not finished when it passed may be by then. Where it is, is this node's own knowledge: another
-//! node's may be elsewhere, and both do the same.
+//! A round of the first horizon reads the events from old to new. At the end it starts again,
+//! because events that were unfinished may be finished by then. Each node knows only its own
+//! position; nodes at different positions do the same work.
 
 use std::collections::HashMap;
 
@@ -22,47 +23,47 @@ use super::connect::{PgError, retried};
 use super::partitions;
 use super::row::{hash_of, past, stamp};
 
-/// Where the broom is.
+/// The position of this node's round.
 #[derive(Debug, Default)]
 pub(super) struct PruneProgress {
     passed: Uuid,
-    /// When the oldest event of each source was received that this round has left unfinished.
+    /// For each source, the arrival time of the oldest event that this round has left unfinished.
     unfinished: HashMap<SourceName, Timestamp>,
-    /// The last lane whose marks were looked at: its handler and tenant.
+    /// The last lane whose marks were checked: its handler and tenant.
     lane: (i32, String),
 }
 
-/// How far a round over the events has come.
+/// The progress of a round over the events.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Round {
-    /// All that this slice looked at was stripped, and there may be more.
+    /// Every event of this slice was stripped, and there may be more.
     InFull,
     GoesOn,
     Ended,
-    /// Another node is at it.
+    /// Another node is pruning.
     OfAnother,
 }
 
 /// Marks are dated in whole hours.
 const MARK_HOUR: SignedDuration = SignedDuration::from_hours(1);
 
-/// Looks at `limit` events for each horizon; true when there may be more.
+/// Checks `limit` events for each horizon. Returns true if there may be more.
 pub(super) async fn slice(
     shared: &Shared,
     horizon: &Horizon,
     limit: usize,
 ) -> Result<bool, PgError> {
     let mut broom = shared.broom.lock().await;
-    // "For ever" is the beginning of time, and ours lies before the database's.
+    // "For ever" is the earliest time, and the earliest time here is before the database's.
     let events_before = stamp(horizon.events_before);
     let stripped = strip(shared, &mut broom, events_before, limit).await?;
     if stripped == Round::InFull {
-        // The rest is looked at when this round ends: each look is a commit of its own.
+        // The rest is checked when this round ends: each check is a separate commit.
         return Ok(true);
     }
     let more_to_forget = forget(shared, horizon, limit).await?;
     let more_to_expire = expire(shared, events_before, limit).await?;
-    // Only after a whole round is it known which events are left.
+    // Which events are left is known only after a whole round.
     let more_marks =
         stripped == Round::Ended && forget_marks(shared, &mut broom, horizon, limit).await?;
     if stripped == Round::GoesOn || more_to_forget || more_to_expire || more_marks {
@@ -158,7 +159,7 @@ async fn forget(shared: &Shared, horizon: &Horizon, limit: usize) -> Result<bool
     Ok(gone.len() >= limit)
 }
 
-/// Messages go with the history of their time; keys of the SQL functions when they run out.
+/// Deletes messages with the history of their time, and expired keys of the SQL functions.
 async fn expire(shared: &Shared, before: Timestamp, limit: usize) -> Result<bool, PgError> {
     let (most, now) = (most(limit), shared.now());
     let row = retried(|| async {

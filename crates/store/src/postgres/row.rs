@@ -1,4 +1,5 @@
-//! How values look in this database: our ids, which carry their time, and states as small numbers.
+//! How values are stored in this database: ids that contain their time, and states as small
+//! numbers.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Mutex;
@@ -10,9 +11,9 @@ use uuid::{Builder, Uuid};
 pub(super) use crate::columns::{phase_of, state_of};
 use crate::columns::{ranked, status_of};
 
-/// Makes ids: UUIDs of version 7 that end in 24 zero bits, where the ids of the event's jobs have
-/// their lane. Of those that one node makes in the same millisecond the later is the greater, so that
-/// a list by id is a list by arrival; 50 bits of chance keep the nodes apart.
+/// Creates ids: version 7 UUIDs that end in 24 zero bits, where the ids of the event's jobs have
+/// their lane. Ids that one node creates in the same millisecond increase, so that a list by id is
+/// a list by arrival. 50 random bits make the ids of two nodes differ.
 #[derive(Debug, Default)]
 pub(super) struct Ids {
     dice: RandomState,
@@ -29,7 +30,7 @@ struct LastId {
 /// The low bits of an event's id, which are zero.
 pub(super) const LANE_BITS: u32 = 24;
 
-/// Bits that count within a millisecond; they begin somewhere in their lower half.
+/// Bits of the counter within a millisecond; it starts at a random number in its lower half.
 const COUNT_BITS: u32 = 26;
 
 impl Ids {
@@ -43,7 +44,7 @@ impl Ids {
             false => chance & ((1 << (COUNT_BITS - 1)) - 1),
         };
         last.millis = millis;
-        // 12 bits before the variant, 38 after it: the count, then chance.
+        // 12 bits before the variant, 38 after it: the counter, then random bits.
         let count = last.count & ((1 << COUNT_BITS) - 1);
         let bits = (u128::from(count) << 24) | u128::from(chance >> 40);
         let tail = (bits >> 38 << 64) | ((bits & ((1 << 38) - 1)) << LANE_BITS);
@@ -59,39 +60,40 @@ pub(super) fn first_id(at: Timestamp) -> Uuid {
     Uuid::from_u128(millis << 80)
 }
 
-/// The first id that is surely after this instant's.
+/// The first id that is certainly after this instant.
 pub(super) fn past(at: Timestamp) -> Uuid {
     first_id(at.checked_add(jiff::SignedDuration::from_millis(1)).unwrap_or(at))
 }
 
-/// A hash as the database keeps it: a uuid is sixteen bytes and nothing else, so it is compared and
-/// stored more cheaply than a byte string.
+/// A hash as it is stored: a uuid has exactly sixteen bytes, so it is stored and compared more
+/// cheaply than a byte string.
 pub(super) fn of_hash(hash: KeyHash) -> Uuid {
     Uuid::from_bytes(hash.0)
 }
 
-/// And back.
+/// The hash of a stored uuid.
 pub(super) fn hash_of(kept: Uuid) -> KeyHash {
     KeyHash(kept.into_bytes())
 }
 
-/// Text for a `text` column, which cannot hold a NUL: its picture stands for it.
+/// Text for a `text` column, which cannot contain a NUL: the symbol for NUL replaces it.
 pub(super) fn text(text: &str) -> String {
     text.replace('\0', "\u{2400}")
 }
 
-/// A time of the sender's, which may be any: the database begins later than we do.
+/// A time of the sender, which may be any time: the earliest time of the database is later than
+/// ours.
 pub(super) fn stamp(at: Timestamp) -> Timestamp {
     at.max(Timestamp::constant(-62_135_596_800, 0))
 }
 
-/// Where an event stands.
+/// The state of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Standing {
     pub(super) status: Status,
-    /// Why it was for a person to decide, if it ever was.
+    /// Why it was put in review, if it ever was.
     pub(super) review: Option<ReviewReason>,
-    /// Why it waits for one now.
+    /// Why it is in review now.
     pub(super) waiting: Option<ReviewReason>,
 }
 
@@ -108,7 +110,7 @@ impl Standing {
             (Some(word), _) => status_of(word),
             (None, 0) => ranked(rank.map(i64::from)),
             (None, 1) => Status::Review,
-            // Anything unknown reads as discarded: never as something to work on.
+            // An unknown value counts as discarded: such an event never runs.
             (None, _) => Status::Discarded,
         };
         Self { status, review, waiting: review.filter(|_| state == 1) }

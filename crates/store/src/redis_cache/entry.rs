@@ -15,15 +15,15 @@ use uuid::Uuid;
 /// The first byte: the version of the layout below.
 const LAYOUT: u8 = 2;
 
-/// Layout, id, hash of the body, guard, when it was written, status.
+/// Layout, id, hash of the body, guard, time of writing, status.
 const HEAD: usize = 1 + 16 + 16 + 16 + 8 + 1;
 
-/// Written where there is no guard.
+/// The value for an event without a guard.
 const NO_GUARD: KeyHash = KeyHash([0; 16]);
 
 const MAC: usize = 32;
 
-/// What the cache holds of an event whose work has ended.
+/// The cached facts of an event whose work has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) body_hash: KeyHash,
@@ -39,7 +39,7 @@ pub(crate) struct Seal {
     epoch: Box<[u8]>,
 }
 
-// By hand: it holds a key.
+// Not derived: it would print the key.
 impl fmt::Debug for Seal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Seal")
@@ -72,8 +72,8 @@ impl Entry {
         payload
     }
 
-    /// Returns `None` for a value that we did not write under this key in this epoch, or wrote too
-    /// long ago.
+    /// Returns `None` for a value that was not written under this key in this epoch, or was written
+    /// too long ago.
     pub(crate) fn open(
         value: &[u8],
         seal: &Seal,
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sealed_is_read_back_and_nothing_else_is() {
+    fn only_a_sealed_value_is_read_back() {
         // Every single byte changed, every truncation, another key, another epoch, another cache
         // key.
         let seal = Seal::new(b"the database's key", b"epoch 1");
@@ -154,13 +154,13 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_grows_old_and_one_that_has_not_ended_is_none() {
+    fn an_old_entry_is_ignored_and_an_unfinished_event_has_none() {
         let seal = Seal::new(b"the database's key", b"epoch 1");
         let mut ended = entry(Status::Ignored, None);
         ended.written_at =
             Timestamp::from_second(ended.written_at.as_second() - 4_000).expect("in range");
         assert_eq!(Entry::open(&ended.sealed(&seal, &key(1)), &seal, &key(1), AGE_MAX), None);
-        // Our clock was ahead when this was written, and is right again.
+        // The clock was ahead when this was written, and is right again.
         ended.written_at =
             Timestamp::from_second(ended.written_at.as_second() + 8_000).expect("in range");
         assert_eq!(Entry::open(&ended.sealed(&seal, &key(1)), &seal, &key(1), AGE_MAX), None);

@@ -1,7 +1,7 @@
 //! Redis in front of a shared database: it answers duplicates of events whose work has ended, and
-//! nothing else. An entry counts only with a proof that we wrote it, in this epoch of the database
-//! ([`entry`]). If Redis is slow, wrong, empty or down, a request waits a bounded moment and gets
-//! the same answer from the database.
+//! nothing else. An entry counts only with a proof that Hapax wrote it in this epoch of the
+//! database ([`entry`]). If Redis is slow, wrong, empty or down, a request waits a bounded time and
+//! gets the same answer from the database.
 //!
 //! Entries are written in the background after their commit. They are dropped silently when Redis
 //! is not available. A miss proves nothing: then the database decides.
@@ -65,7 +65,7 @@ struct CacheLookup {
 /// Values to be written under their keys; `None` deletes the key.
 type CacheEntries = Vec<(KeyHash, Option<Vec<u8>>)>;
 
-/// The URL was no Redis URL. Its text is not repeated: it may hold a password.
+/// The URL is not a Redis URL. Its text is not repeated: it may contain a password.
 #[derive(Debug, thiserror::Error)]
 #[error("redis_url is not a Redis URL: {0}")]
 pub(crate) struct RedisUrlError(String);
@@ -163,7 +163,7 @@ impl fmt::Debug for RedisCache {
 }
 
 /// Batches lookups: those that arrive while an answer is pending are sent to Redis as one command.
-/// Lookups that are dropped are answered with nothing.
+/// A dropped lookup counts as a miss.
 async fn ask_together(
     line: Arc<Line>,
     mut questions: mpsc::Receiver<CacheLookup>,
@@ -253,7 +253,7 @@ struct Line {
     said: Mutex<CacheReply>,
 }
 
-/// What was last logged about Redis.
+/// The last log lines about Redis.
 struct CacheReply {
     /// When a failure was last logged.
     fails_at: Option<Instant>,
@@ -316,7 +316,7 @@ impl Line {
         let mut said = self.said.lock().expect("no panic happens under this lock");
         if !said.answers {
             said.answers = true;
-            tracing::info!("Redis answers: it may say what is a duplicate");
+            tracing::info!("connected to Redis: it answers duplicates of finished events");
         }
     }
 
@@ -343,7 +343,9 @@ impl Line {
         let mut said = self.said.lock().expect("no panic happens under this lock");
         if said.fails_at.is_none_or(|at| at.elapsed() > FRONT_LOG_EVERY) {
             *said = CacheReply { fails_at: Some(Instant::now()), answers: false };
-            tracing::warn!("Redis is left alone for a while ({why}): the database answers");
+            tracing::warn!(
+                "Redis is not used for a while ({why}): the database answers duplicates"
+            );
         }
         let rest = FRONT_REST.saturating_mul(1 << failed).min(FRONT_REST_MAX);
         State::Down { until: Some(Instant::now() + rest) }

@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::limits::{FRONT_ANSWER_MAX, FRONT_CONNECT_MAX};
 
-/// How often it is asked: the first answer includes the cost of a cold connection.
+/// The number of queries: the first answer includes the cost of a cold connection.
 const LOOKS: usize = 3;
 
 /// The findings about a Redis.

@@ -26,13 +26,14 @@ pub struct RedisLedger {
     redis: ConnectionManager,
 }
 
-/// Redis is not there, or the URL is none. Its text is not repeated: it may hold a password.
+/// Redis cannot be reached, or the URL is invalid. Its text is not repeated: it may contain a
+/// password.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot open the Redis: {0}")]
 pub struct RedisLedgerError(String);
 
 impl RedisLedger {
-    /// Connects, and stays connected: a Redis that goes away and comes back is found again.
+    /// Connects, and reconnects after a connection was lost.
     pub async fn connect(url: &str) -> Result<Self, RedisLedgerError> {
         let failed = |error: redis::RedisError| RedisLedgerError(error.category().to_owned());
         let config = ConnectionManagerConfig::new()
@@ -45,8 +46,8 @@ impl RedisLedger {
         Ok(Self { redis })
     }
 
-    /// Runs a script on the key of a reservation, and on those that count for its caller. It is
-    /// never sent twice: if the answer is lost, the script may have run.
+    /// Runs a script on the key of a reservation, and on the keys that count for its caller. A
+    /// script is never sent twice: if its answer is lost, it may have run.
     async fn run<T: FromRedisValue>(
         &self,
         script: &str,
@@ -153,12 +154,12 @@ fn read(status: i64, headers: Option<Vec<u8>>, body: Option<Vec<u8>>) -> Option<
     })
 }
 
-/// Another program writes under our names.
+/// Another program wrote under the names of this ledger.
 fn damaged() -> StoreError {
-    StoreError::Read("what Redis keeps of a key is not what was written".into())
+    StoreError::Read("the stored value of a key in Redis is damaged".into())
 }
 
-/// At least one: Redis takes no TTL of zero.
+/// At least one: Redis accepts no TTL of zero.
 fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 48)
 }

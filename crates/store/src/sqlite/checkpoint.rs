@@ -15,7 +15,7 @@ use rusqlite::Connection;
 #[derive(Debug)]
 pub(super) struct Checkpointer {
     ask: Option<SyncSender<()>>,
-    /// Set from being asked to the end of that round.
+    /// Set from a request until the end of its round.
     busy: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -32,7 +32,7 @@ impl Checkpointer {
         Ok(Self { ask: Some(ask), busy, thread: Some(thread) })
     }
 
-    /// Asks for a round, unless one is under way.
+    /// Requests a round, unless one is running.
     pub(super) fn ask(&self) {
         if self.is_busy() {
             return;
@@ -42,7 +42,7 @@ impl Checkpointer {
             && let Err(TrySendError::Disconnected(())) = ask.try_send(())
         {
             self.busy.store(false, Ordering::Release);
-            tracing::error!("the checkpointer is gone; the log is bounded by the writer alone");
+            tracing::error!("the checkpointer has ended; only the writer bounds the log now");
         }
     }
 
@@ -65,7 +65,7 @@ impl Drop for Checkpointer {
 
 fn checkpoint_when(asked: &Receiver<()>, busy: &AtomicBool, conn: &Connection) {
     while asked.recv().is_ok() {
-        // The log stays as it is when this fails, and the next try copies the same pages again.
+        // If this fails the log stays as it is, and the next try copies the same pages again.
         if let Err(error) = passive(conn) {
             tracing::warn!(%error, "checkpointing the log: {error}");
         }

@@ -16,23 +16,23 @@ use crate::limits::{CLOCK_STEP_MIN, PULLED_IN_AT_ONCE};
 /// The writer's knowledge of its clock.
 #[derive(Debug)]
 pub(super) struct ClockWatch {
-    /// The latest time that was seen since the last step.
+    /// The latest time since the last step of the clock.
     latest: i64,
-    /// Set while there may be something to pull in: the reservation that was looked at last.
+    /// Set while there may be waits to shorten: the reservation that was checked last.
     pulling: Option<i64>,
-    /// Whether a job may wait for too long. Looking costs a pass over all that wait.
+    /// Whether a job may wait for too long. A check reads all waiting jobs.
     jobs_wait: bool,
 }
 
 impl Default for ClockWatch {
-    /// As at a start: the clock may have been set back while nothing ran.
+    /// The state at a start: the clock may have been set back while the process was down.
     fn default() -> Self {
         Self { latest: i64::MIN, pulling: Some(0), jobs_wait: true }
     }
 }
 
 impl ClockWatch {
-    /// Whether there may be something to pull in.
+    /// Whether there may be waits to shorten.
     pub(super) fn is_pulling(&self) -> bool {
         self.pulling.is_some()
     }
@@ -44,7 +44,7 @@ impl ClockWatch {
             return;
         }
         let seconds = back / 1_000_000;
-        tracing::warn!(seconds, "the clock was set back by {seconds} s: waits are pulled in");
+        tracing::warn!(seconds, "the clock was set back by {seconds} s: waits are shortened");
         *self = Self { latest: now, pulling: Some(0), jobs_wait: true };
     }
 }
@@ -99,7 +99,7 @@ fn pull_in_jobs(
     Ok(pulled)
 }
 
-/// The reservation that was looked at last; `None` when that was the end.
+/// The reservation that was checked last; `None` after the last one.
 fn pull_in_reservations(
     conn: &Connection,
     after: i64,

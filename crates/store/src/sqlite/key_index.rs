@@ -32,7 +32,7 @@ pub(super) struct KeyIndex {
     young: usize,
     /// How many of those start a move.
     young_max: usize,
-    /// Where a move goes on, while one is under way.
+    /// Where a running move continues.
     moving: Option<KeyHash>,
     /// The keys that the open transaction moved.
     moved: Option<Moved>,
@@ -47,8 +47,8 @@ struct Moved {
 const LOWEST: KeyHash = KeyHash([0; 16]);
 const HIGHEST: KeyHash = KeyHash([0xff; 16]);
 
-/// A merge under way: its keys in order, and how many of them are in the tree. All of them can be
-/// found here until the last one is.
+/// A running merge: its keys in order, and how many of them are in the tree. All of them can be
+/// found here until the last one is in the tree.
 struct Merge {
     keys: Vec<(KeyHash, i64)>,
     done: usize,
@@ -57,7 +57,7 @@ struct Merge {
 
 impl Merge {
     fn of(fresh: &mut KeyMap<i64>) -> Self {
-        // Drained, not taken: the map keeps its room for the next keys.
+        // Drained, not taken: the map keeps its capacity for the next keys.
         let mut keys: Vec<_> = fresh.drain().collect();
         keys.sort_unstable();
         let through = keys.iter().map(|(_, seq)| *seq).max().unwrap_or(0);
@@ -84,7 +84,7 @@ impl Merge {
 pub(super) enum MergeError {
     #[error(transparent)]
     Sqlite(#[from] rusqlite::Error),
-    #[error("key {hash:?} stands for event row {found} and for {ours}: the index is broken")]
+    #[error("key {hash:?} belongs to event row {found} and to {ours}: the index is broken")]
     Broken { hash: KeyHash, found: i64, ours: i64 },
     #[error("{keys} keys were to move and {copied} could: the index is broken")]
     Doubled { keys: usize, copied: usize },
@@ -123,7 +123,7 @@ impl KeyIndex {
         })
     }
 
-    /// The event that stands under `hash`, committed or in the open transaction.
+    /// The event with this key, committed or in the open transaction.
     pub(super) fn find(&self, conn: &Connection, hash: &KeyHash) -> rusqlite::Result<Option<i64>> {
         let merging = || self.merge.as_ref().and_then(|merge| merge.find(hash));
         let fresh = self.batch.get(hash).or_else(|| self.fresh.get(hash));
@@ -142,13 +142,13 @@ impl KeyIndex {
             .optional()
     }
 
-    /// Takes a key for an event of the open transaction.
+    /// Adds a key for an event of the open transaction.
     pub(super) fn claim(&mut self, hash: KeyHash, seq: i64) {
         let before = self.batch.insert(hash, seq);
         debug_assert!(before.is_none(), "a key is claimed once");
     }
 
-    /// The transaction was committed.
+    /// Records that the transaction was committed.
     pub(super) fn committed(&mut self) {
         self.fresh.extend(self.batch.drain());
     }
@@ -158,7 +158,7 @@ impl KeyIndex {
         self.wants_to_leave_memory() || self.moving.is_some() || self.young >= self.young_max
     }
 
-    /// This comes first: memory is the smaller room.
+    /// Whether memory is full. This is checked first: memory is the smaller space.
     fn wants_to_leave_memory(&self) -> bool {
         self.merge.is_some() || self.fresh.len() >= self.fresh_max
     }
@@ -169,13 +169,13 @@ impl KeyIndex {
         self.young_max = 1;
     }
 
-    /// Whether a merge is under way.
+    /// Whether a merge is running.
     pub(super) fn is_merging(&self) -> bool {
         self.merge.is_some()
     }
 
     /// Removes a key from tree and memory in one step, within the transaction that is open on
-    /// `conn`. Not while a merge is under way: it would bring the key back.
+    /// `conn`. Not during a merge: it would bring the key back.
     pub(super) fn forget(&mut self, conn: &Connection, hash: &KeyHash) -> rusqlite::Result<()> {
         debug_assert!(self.merge.is_none(), "no key is forgotten during a merge");
         conn.prepare_cached("DELETE FROM hapax_key WHERE hash = ?1")?.execute([&hash.0[..]])?;
@@ -217,7 +217,7 @@ impl KeyIndex {
         Ok(())
     }
 
-    /// Moves the keys that come next from the young tree to the large one.
+    /// Moves the next keys from the young tree to the large one.
     fn move_chunk(&mut self, conn: &Connection) -> Result<(), MergeError> {
         let first = self.moving.unwrap_or(LOWEST);
         let last = conn
@@ -239,7 +239,7 @@ impl KeyIndex {
         Ok(())
     }
 
-    /// The chunk's transaction was committed.
+    /// Records that the chunk's transaction was committed.
     pub(super) fn merged_chunk(&mut self) {
         if let Some(moved) = self.moved.take() {
             self.young = self.young.saturating_sub(moved.keys);
@@ -247,8 +247,8 @@ impl KeyIndex {
             return;
         }
         let Some(merge) = &mut self.merge else { return };
-        // Keys that a merge before a crash had brought there are counted twice until the next
-        // start: a move then comes a little early.
+        // Keys that a merge added before a crash are counted twice until the next start: the next
+        // move then comes a little early.
         self.young += merge.chunk().len();
         for (hash, _) in merge.chunk() {
             self.filter.add(&hash.0);

@@ -1,11 +1,12 @@
-//! Messages that were published: they go with the history of their time, as on PostgreSQL.
+//! Published messages: they are deleted with the history of their time, as on PostgreSQL.
 
 use hapax_core::Timestamp;
 
 use super::row::micros;
 use super::writer::Writer;
 
-/// Deletes up to `limit` messages that were published before then; true when there may be more.
+/// Deletes up to `limit` messages that were published before `before`. Returns true if there may be
+/// more.
 pub(super) fn forget(
     writer: &mut Writer,
     before: Timestamp,

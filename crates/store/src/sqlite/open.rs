@@ -1,5 +1,5 @@
-//! Opening the database file: the version that may touch it, the lock that makes this process its
-//! only owner, the settings that make a commit durable, and the migrations.
+//! Opens the database file: checks the version of SQLite, takes the lock that makes this process
+//! the only owner, applies the settings that make a commit durable, and migrates.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -15,7 +15,7 @@ use crate::limits::{PAGE_BYTES, REWRITE_BYTES, STATEMENT_VALUE_BYTES_MAX};
 /// SQLite below this can lose committed writes of a write-ahead log.
 const SQLITE_VERSION_MIN: i32 = 3_051_003;
 
-/// The file that user and Hapax share.
+/// The file that the user and Hapax share.
 const FILE: &str = "hapax.db";
 
 /// Why the database cannot be opened.
@@ -24,15 +24,15 @@ pub enum OpenError {
     /// The directory or lock file cannot be used.
     #[error("cannot use {path}: {source}")]
     Io {
-        /// Which path.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
     /// Another process owns it.
     #[error("{0} is in use by another hapax process; one process owns a data directory")]
     InUse(PathBuf),
-    /// The linked SQLite is one that loses data.
+    /// The linked SQLite version can lose data.
     #[error("SQLite {0} can lose committed writes; 3.51.3 or newer is needed")]
     Version(String),
     /// A migration was changed after it was applied.
@@ -41,34 +41,34 @@ pub enum OpenError {
          it was written by another build, or changed by hand"
     )]
     Migration {
-        /// Which one.
+        /// The version of the migration.
         version: i64,
     },
-    /// Something of the user's would act on our tables, or forbid us to.
+    /// A trigger or foreign key of the user could act on a table of Hapax, or make its writes fail.
     #[error(
-        "{theirs} hangs on {ours}, a table of Hapax's own, and could refuse what Hapax writes there: \
+        "{theirs} refers to {ours}, a table of Hapax, and could make its writes fail: \
          drop it, and keep the event's id as a plain column instead"
     )]
     Entangled {
-        /// What.
+        /// The user's trigger or foreign key.
         theirs: String,
-        /// Our table.
+        /// The table of Hapax.
         ours: String,
     },
     /// The database was written by a newer hapax.
     #[error("this database was written by a newer hapax (migration {0}); use that one")]
     Newer(i64),
-    /// SQLite refused.
+    /// SQLite returned an error.
     #[error("opening {path}: {source}")]
     Sqlite {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: rusqlite::Error,
     },
 }
 
-/// The place of a database, owned by this process until dropped.
+/// The location of a database, owned by this process until dropped.
 #[derive(Debug)]
 pub(super) struct Place {
     path: PathBuf,
@@ -77,7 +77,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Takes the data directory for this process, making it if needed.
+    /// Takes the data directory for this process, and creates it if needed.
     pub(super) fn own(directory: &Path) -> Result<Self, OpenError> {
         if rusqlite::version_number() < SQLITE_VERSION_MIN {
             return Err(OpenError::Version(rusqlite::version().to_owned()));
@@ -106,7 +106,7 @@ impl Place {
         Ok(Self { path, value_bytes_max: STATEMENT_VALUE_BYTES_MAX, _lock: lock })
     }
 
-    /// Where bodies are up to `max_body` long, statements of handlers may build twice as much.
+    /// Sets the longest body. Statements of handlers may build values of twice that length.
     pub(super) fn for_bodies_of(mut self, max_body: usize) -> Self {
         self.value_bytes_max = STATEMENT_VALUE_BYTES_MAX.max(max_body.saturating_mul(2));
         self
@@ -124,9 +124,9 @@ impl Place {
     /// The connection that writes. There is one at a time.
     pub(super) fn writer(&self) -> rusqlite::Result<Connection> {
         let conn = Connection::open(&self.path)?;
-        // The user may have the file open for reading; never give up on a moment's lock.
+        // The user may have the file open for reading: a brief lock must not fail the writer.
         conn.busy_timeout(std::time::Duration::from_secs(5))?;
-        // Takes effect on a file that is empty yet; a user's own keeps the pages it has.
+        // It takes effect only on an empty file; a file of the user's keeps its page size.
         conn.pragma_update(None, "page_size", PAGE_BYTES)?;
         conn.pragma_update(None, "journal_mode", "wal")?;
         conn.pragma_update(None, "synchronous", durable())?;
@@ -222,9 +222,9 @@ pub(super) fn migrate(place: &Place, conn: &mut Connection) -> Result<(), OpenEr
     apply(place, conn, MIGRATIONS)
 }
 
-/// Refuses foreign keys onto our tables and triggers on them: they would make our own writes fail,
-/// or have effects that we do not know. Checked at the start, because only Hapax changes the schema
-/// while it runs.
+/// Refuses foreign keys to the tables of Hapax and triggers on them: they would make its writes
+/// fail, or have unknown effects. Checked at the start, because only Hapax changes the schema while
+/// it runs.
 pub(super) fn refuse_entangled(place: &Place, conn: &Connection) -> Result<(), OpenError> {
     let found = conn
         .query_row(
@@ -297,8 +297,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_of_the_users_may_hang_on_a_table_of_ours() {
-        // A foreign key would forbid us to prune, and a deferred one break every ingest.
+    fn no_trigger_or_foreign_key_of_the_user_may_refer_to_a_table_of_hapax() {
+        // A foreign key would prevent pruning, and a deferred one would break every ingest.
         let check = |sql: &str, refused: Option<&str>| {
             let directory = tempfile::tempdir().expect("a directory");
             let place = Place::own(directory.path()).expect("ours");
@@ -333,8 +333,8 @@ mod tests {
     }
 
     #[test]
-    fn a_database_of_an_older_hapax_is_brought_forward_with_what_it_holds() {
-        // Its held jobs have no deadline yet: taken as they are, all would be overdue at once.
+    fn a_database_of_an_older_hapax_is_migrated_with_its_data() {
+        // Its held jobs have no deadline yet: without one, all would be overdue at once.
         for older in 1..MIGRATIONS.len() {
             let directory = tempfile::tempdir().expect("a directory");
             let place = Place::own(directory.path()).expect("ours");

@@ -1,18 +1,18 @@
-//! Retention: what is finished and past its time goes, in small slices between the batches.
+//! Retention: deletes finished, expired data in small slices between the batches.
 //!
-//! Bodies and keys have horizons of their own. An event past the first loses its body, its history
-//! and its jobs, and keeps a narrow row, so that a late copy is still known; past the second the row
-//! and its key go too. Nothing that is open, dead or waits for a person is touched. Idempotency-Keys
-//! have a time of their own each ([`ledger::forget`]).
+//! Bodies and keys have separate horizons. An event past the first horizon loses its body, its
+//! history and its jobs. It keeps a narrow row, so that a late copy is still recognised. Past the
+//! second horizon the row and its key are deleted too. Events that are open, dead or in review
+//! stay. Each Idempotency-Key has its own expiry ([`ledger::forget`]).
 //!
-//! Everything here goes by ranges of events: rows of one time lie side by side, so deleting a range
-//! empties whole pages, and the next events fill those. An unfinished event between two finished ones
-//! splits the range.
+//! Rows are deleted by ranges of events. Rows of one time are adjacent, so deleting a range empties
+//! whole pages, which the next events fill. An unfinished event between two finished ones splits
+//! the range.
 //!
-//! Each round goes over the bodies from old to new. A body is there exactly while its event is whole, so
-//! a round meets what was left before, and nothing else that is old. The keys are walked once for each
-//! horizon; where the walk is, is known to this process alone. A key that the walk must leave, because
-//! its event is unfinished or what was signed for it is kept for longer, is looked at again each round.
+//! Each round reads the bodies from old to new. A body exists exactly while its event is whole, so
+//! a round reads only events that earlier rounds have left, and newer ones. The keys are walked
+//! once for each horizon; only this process knows how far a walk has come. A walk must leave a key
+//! if its event is unfinished or its guard is kept for longer. Each round checks those keys again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -28,13 +28,13 @@ use super::writer::Writer;
 use super::{ledger, messages, order};
 use crate::limits::PRUNE_SLICE_MAX;
 
-/// Events of one slice at most: about as many as its time is enough for.
+/// The most events of one slice: about as many as its time allows.
 const SLICE: usize = 400;
 
-/// Events between two looks at the clock.
+/// Events between two checks of the clock.
 const PIECE: usize = 100;
 
-/// What goes with the body of an event, and the column that names the event there.
+/// The tables that are deleted with the body of an event, and the column that names the event.
 const HISTORY: [(&str, &str); 6] = [
     ("hapax_body", "seq"),
     ("hapax_job", "event_seq"),
@@ -44,51 +44,51 @@ const HISTORY: [(&str, &str); 6] = [
     ("hapax_action", "event_seq"),
 ];
 
-/// What goes with its narrow row.
+/// The tables that are deleted with its narrow row.
 const NARROW: [(&str, &str); 4] = [
     ("hapax_guard", "event_seq"),
-    // Copies that came since its body went were counted all the same.
+    // Copies that arrived after its body was deleted were still counted.
     ("hapax_arrival", "event_seq"),
     ("hapax_copy", "event_seq"),
     ("hapax_event", "seq"),
 ];
 
-/// Keys that a walk has left behind and remembers; with more of them it waits.
+/// The most keys that a walk leaves and remembers; with more of them it waits.
 const HELD_MAX: usize = 10_000;
 
-/// Where retention is. It moves only once what it passed is committed.
+/// The progress of retention. It advances only after the deletions are committed.
 #[derive(Debug, Default)]
 pub(super) struct PruneProgress {
-    /// The last body that this round has looked at.
+    /// The last body that this round has checked.
     body: i64,
-    /// When the oldest event of each source was received that this round has left unfinished.
+    /// For each source, the arrival time of the oldest event that this round has left unfinished.
     unfinished: BTreeMap<String, i64>,
-    /// The next lane whose marks are looked at.
+    /// The next lane whose marks are checked.
     lane: i64,
-    /// The walks over the keys: one for the sources that share a horizon.
+    /// The walks over the keys: one for all sources with the same horizon.
     walks: BTreeMap<Vec<String>, KeyScan>,
 }
 
 /// A walk over the keys, from old to new.
 #[derive(Debug, Default)]
 struct KeyScan {
-    /// The last event whose key was looked at.
+    /// The last event whose key was checked.
     passed: i64,
-    /// Those before it that could not be forgotten yet and have no body any more.
+    /// Events before it whose keys could not be deleted yet and that have no body any more.
     held: BTreeSet<i64>,
-    /// The last of those that this round has looked at.
+    /// The last of those that this round has checked.
     held_passed: i64,
 }
 
 impl PruneProgress {
-    /// The walk that has passed this event, if one has.
+    /// The walk that has passed this event, if any.
     fn passed(&self, event: &EventWithBody) -> Option<&KeyScan> {
         let is_of = |sources: &[String]| sources.iter().any(|one| one == event.source.as_str());
         let found = self.walks.iter().find(|(sources, _)| is_of(sources)).map(|(_, walk)| walk);
         found.filter(|walk| walk.passed >= event.seq)
     }
 
-    /// The key of a stripped event that a walk has passed is looked at with those that it left.
+    /// Adds the key of a stripped event to those that its walk has left, if the walk has passed it.
     fn stripped(&mut self, event: &EventWithBody) {
         let is_of = |sources: &[String]| sources.iter().any(|one| one == event.source.as_str());
         let walk = self.walks.iter_mut().find(|(sources, _)| is_of(sources));
@@ -104,7 +104,7 @@ struct EventWithBody {
     received_at: i64,
     source: SourceName,
     standing: Standing,
-    /// Where its jobs stand.
+    /// The states of its jobs.
     jobs: Vec<(Phase, u32)>,
 }
 
@@ -118,8 +118,8 @@ struct PrunedRow {
     is_pruned: bool,
 }
 
-/// Looks at up to `limit` events for each horizon and as many Idempotency-Keys, for a few milliseconds;
-/// true when there may be more.
+/// Checks up to `limit` events for each horizon and as many Idempotency-Keys, for a few
+/// milliseconds. Returns true if there may be more.
 pub(super) fn slice(
     writer: &mut Writer,
     horizon: &Horizon,
@@ -130,7 +130,7 @@ pub(super) fn slice(
     let more_messages = messages::forget(writer, horizon.events_before, limit)?;
     let more_bodies = strip(writer, horizon, limit)?;
     let more_keys = forget(writer, horizon, limit)?;
-    // Only after a whole round is it known which events are left.
+    // Which events are left is known only after a whole round.
     let more_marks = !more_bodies && forget_marks(writer, horizon, limit)?;
     Ok(more_reservations || more_messages || more_bodies || more_keys || more_marks)
 }
@@ -152,7 +152,7 @@ fn forget_marks(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlit
             gone += order::forget_marks(&writer.conn, lane, before, limit - gone)?;
             tx.commit()?;
         }
-        // A lane that may have more is looked at again.
+        // A lane that may have more marks is checked again.
         lane += i64::from(gone < limit);
     }
     let is_over = lane > last;
@@ -160,7 +160,7 @@ fn forget_marks(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlit
     Ok(!is_over)
 }
 
-/// Takes body and history from events that are finished and past their time.
+/// Deletes the body and history of finished events past their time.
 fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Result<bool> {
     let (before, until) = (micros(horizon.events_before), Instant::now() + PRUNE_SLICE_MAX);
     if writer.broom.body == 0 {
@@ -182,7 +182,7 @@ fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Resu
     };
     let (mut stripped, mut is_cut) = (Vec::new(), false);
     let tx = Transaction::begin_behind(&writer.conn)?;
-    // In pieces: also a long range stops in time.
+    // In pieces, so that a long range also stops in time.
     for piece in looked.split(stays).flat_map(|run| run.chunks(PIECE)) {
         let (Some(first), Some(end)) = (piece.first(), piece.last()) else { continue };
         mark(&writer.conn, piece)?;
@@ -230,7 +230,7 @@ fn look(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<Ev
     .collect()
 }
 
-/// Reads the jobs of all of these at once: they stand side by side too.
+/// Reads the jobs of all these events at once: their rows are adjacent too.
 fn add_jobs(conn: &Connection, events: &mut [EventWithBody]) -> rusqlite::Result<()> {
     let (Some(first), Some(last)) = (events.first(), events.last()) else { return Ok(()) };
     let mut jobs = conn.prepare_cached(
@@ -252,8 +252,8 @@ fn add_jobs(conn: &Connection, events: &mut [EventWithBody]) -> rusqlite::Result
 }
 
 impl EventWithBody {
-    /// The status that it ended with; `None` where it is not finished. An event that was discarded for
-    /// one handler may still be needed by another.
+    /// The status that the event ended with; `None` if it is unfinished. An event that was
+    /// discarded for one handler may still be needed by another.
     fn ends_as(&self) -> Option<Status> {
         let status = match self.standing.status() {
             Status::Ignored => Status::of_jobs(self.jobs.iter().copied()),
@@ -264,7 +264,7 @@ impl EventWithBody {
     }
 }
 
-/// Notes how each of them ended: one statement for all that ended alike.
+/// Records how each event ended: one statement for all with the same status.
 fn mark(conn: &Connection, run: &[EventWithBody]) -> rusqlite::Result<()> {
     let mut update = conn.prepare_cached(
         "UPDATE hapax_event SET pruned = ?3 WHERE seq BETWEEN ?1 AND ?2 AND pruned < 0",
@@ -291,9 +291,9 @@ fn delete_range(
     Ok(())
 }
 
-/// Forgets events without a body whose keys are past their sources' horizons.
+/// Deletes events without a body whose keys are past their source's horizon.
 fn forget(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Result<bool> {
-    // A merge would bring forgotten keys back; it is over in a moment.
+    // A merge would bring deleted keys back; it is over in a moment.
     if writer.index.is_merging() {
         return Ok(false);
     }
@@ -304,20 +304,20 @@ fn forget(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Res
     for sources in groups.values_mut() {
         sources.sort_unstable();
     }
-    // Other settings than before begin again.
+    // With changed settings the walk starts again.
     writer.broom.walks.retain(|known, _| groups.values().any(|sources| sources == known));
     let mut more = false;
     for (before, sources) in groups {
         let mut walk = writer.broom.walks.remove(&sources).unwrap_or_default();
         let walked = go_on(writer, &mut walk, &sources, before, limit);
-        // What an error left undone is begun again: the writer starts over then.
+        // If a slice ends with an error, the writer reloads everything and the walk starts again.
         writer.broom.walks.insert(sources, walk);
         more |= walked?;
     }
     Ok(more)
 }
 
-/// One slice of a walk; true when there may be more.
+/// One slice of a walk. Returns true if there may be more.
 fn go_on(
     writer: &mut Writer,
     walk: &mut KeyScan,
@@ -329,7 +329,7 @@ fn go_on(
         let source = event.key.source.as_str();
         sources.binary_search_by(|one| one.as_str().cmp(source)).is_ok()
     };
-    // Those that were left before.
+    // The events that were left before.
     let again: Vec<i64> = walk.held.range(walk.held_passed + 1..).take(limit).copied().collect();
     let mut looked = Vec::with_capacity(again.len());
     for seq in &again {
@@ -345,7 +345,7 @@ fn go_on(
     let mut looked = narrow(&writer.conn, walk.passed, room)?;
     looked.truncate(looked.iter().take_while(|event| event.received_at < before).count());
     let gone = forget_old(writer, looked.iter().filter(|event| is_ours(event)))?;
-    // One that still has its body comes here when it loses that.
+    // An event that still has its body is added when it loses the body.
     let left = looked.iter().filter(|event| is_ours(event) && event.is_pruned);
     walk.held.extend(left.map(|event| event.seq).filter(|seq| !gone.contains(seq)));
     walk.passed = looked.last().map_or(walk.passed, |event| event.seq);
@@ -356,8 +356,8 @@ fn go_on(
     Ok(more)
 }
 
-/// Forgets those of these events that have neither a body nor a guard that still holds. What was signed
-/// for an event is known for its own time, also where its key is kept for less.
+/// Deletes those of these events that have neither a body nor a valid guard. A guard is kept for
+/// its own time, even if the key is kept for less.
 fn forget_old<'a>(
     writer: &mut Writer,
     events: impl Iterator<Item = &'a PrunedRow>,
@@ -408,10 +408,10 @@ fn narrow(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<
     .collect()
 }
 
-/// Forgets these events and their keys.
+/// Deletes these events and their keys.
 fn forget_all(writer: &mut Writer, events: &[&PrunedRow]) -> rusqlite::Result<()> {
     let Some(last) = events.last().map(|event| event.seq) else { return Ok(()) };
-    // In order, so that keys of one page go together.
+    // In sorted order, so that keys of one page are deleted together.
     let mut hashes: Vec<KeyHash> = events
         .iter()
         .flat_map(|event| std::iter::once(event.key.hash()).chain(event.guard.map(KeyHash)))
@@ -426,7 +426,7 @@ fn forget_all(writer: &mut Writer, events: &[&PrunedRow]) -> rusqlite::Result<()
         let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
         delete_range(&writer.conn, &NARROW, first.seq, last.seq)?;
     }
-    // The highest number ever given stays known, also when its event is gone.
+    // The highest number ever assigned stays known, even after its event is deleted.
     writer
         .conn
         .prepare_cached("UPDATE hapax_meta SET value = max(value, ?1) WHERE name = 'last_seq'")?

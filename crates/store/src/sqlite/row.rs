@@ -1,5 +1,5 @@
-//! How values look inside the database: times as microseconds, states as small numbers, and our
-//! ids, which carry the row they stand for.
+//! How values are stored in the database: times as microseconds, states as small numbers, and ids
+//! that contain the number of their row.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -23,8 +23,8 @@ pub(super) fn pruned_as(status: Status) -> i64 {
     }
 }
 
-/// The status that an event ended with, from the column `pruned`; `None` while it is whole. Anything
-/// unknown counts as processed.
+/// The status that an event ended with, from the column `pruned`; `None` while the event is whole.
+/// An unknown value counts as processed.
 pub(super) fn status_of_pruned(pruned: i64) -> Option<Status> {
     match pruned {
         -1 => None,
@@ -61,7 +61,7 @@ impl Ids {
     }
 }
 
-/// Chance for jitter: it need not be good, only different each time.
+/// Random numbers for jitter: they need not be good, only different each time.
 #[derive(Debug, Default)]
 pub(super) struct Dice {
     seed: RandomState,
@@ -69,7 +69,7 @@ pub(super) struct Dice {
 }
 
 impl Dice {
-    /// Somewhere in 0..1.
+    /// A number in 0..1.
     pub(super) fn roll(&mut self) -> f64 {
         self.rolls += 1;
         self.seed.hash_one(self.rolls) as f64 / u64::MAX as f64
@@ -106,7 +106,8 @@ pub(super) fn status_at(
     }
 }
 
-/// The row that an id stands for, if it is one of ours at all: the caller compares the whole id.
+/// The row number in an id. The id may belong to another database, so the caller compares the whole
+/// id.
 pub(super) fn seq_of(id: EventId) -> i64 {
     (id.0.as_u128() as u64 & ((1 << SEQ_BITS) - 1)) as i64
 }
@@ -143,7 +144,7 @@ impl Standing {
         Self { state, review }
     }
 
-    /// Anything unknown reads as discarded: never as something to work on.
+    /// An unknown value counts as discarded: such an event never runs.
     pub(super) fn from_columns(state: i64, review: i64) -> Self {
         let state = match state {
             0 => State::Open,
@@ -182,7 +183,7 @@ impl Standing {
         }
     }
 
-    /// Why it waits now; `None` once it was promoted or discarded.
+    /// Why it is in review now; `None` after it was approved or rejected.
     pub(super) fn waiting(self) -> Option<ReviewReason> {
         self.review.filter(|_| self.state == State::Review)
     }
@@ -193,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_tells_its_row() {
+    fn an_id_contains_the_number_of_its_row() {
         let ids = Ids::default();
         for seq in [1, 2, 77, 1 << 20, (1 << SEQ_BITS) - 1] {
             let id = ids.make(Timestamp::from_second(1_790_000_000).unwrap(), seq);

@@ -1,5 +1,5 @@
-//! The limits of a handler's SQL on the writer's connection: any change of the user's tables, none
-//! of ours, no transaction control, and a deadline.
+//! The limits of a handler's SQL on the writer's connection: it may change the user's tables, but
+//! no table of Hapax; it has no transaction control, and a deadline.
 //!
 //! The deadline is checked between two steps of SQLite's virtual machine, and inside the functions
 //! of [`super::functions`], which replace the built-in ones that could run for long. Any other
@@ -15,18 +15,18 @@ use rusqlite::{Connection, ffi};
 
 use super::functions;
 
-/// The trigger through which a handler publishes: the only way into a table of ours.
+/// The trigger through which a handler publishes: its only way to write to a table of Hapax.
 const PUBLISH_TRIGGER: &str = "hapax_publish_insert";
 
-/// How many steps of SQLite's machine pass between two looks at the clock. One step may copy a value
-/// of the full length, so these are few.
+/// How many steps of SQLite's virtual machine pass between two checks of the clock. One step may
+/// copy a value of the full length, so the number is small.
 const STEPS_PER_LOOK: i32 = 10;
 
-/// How many arguments a function may have. SQLite goes over a whole document for each path that a JSON
-/// function is given, and cannot be interrupted between them.
+/// How many arguments a function may have. SQLite reads a whole document for each path of a JSON
+/// function, and cannot be interrupted between two paths.
 const FUNCTION_ARGUMENTS_MAX: i32 = 64;
 
-/// The limits of the connection they were put on; in force while a [`SandboxGuard`] lives.
+/// The limits of the connection; in force while a [`SandboxGuard`] exists.
 #[derive(Debug, Clone)]
 pub(super) struct Sandbox {
     inside: Arc<AtomicBool>,
@@ -35,7 +35,7 @@ pub(super) struct Sandbox {
 }
 
 impl Sandbox {
-    /// Puts the limits on a connection. No value that a statement reads or builds is longer than
+    /// Adds the limits to a connection. No value that a statement reads or builds is longer than
     /// `bytes_max`.
     pub(super) fn on(conn: &mut Connection, bytes_max: usize) -> rusqlite::Result<Self> {
         let sandbox = Self {
@@ -54,8 +54,7 @@ impl Sandbox {
         Ok(sandbox)
     }
 
-    /// From here on the limits hold on `conn`, the connection that they were put on, for at most
-    /// `timeout`.
+    /// Enables the limits on `conn`, the connection that they were added to, for at most `timeout`.
     pub(super) fn confine<'a>(
         &'a self,
         conn: &'a Connection,
@@ -69,16 +68,16 @@ impl Sandbox {
     }
 }
 
-/// While this lives, the limits hold.
+/// The limits hold while this exists.
 pub(super) struct SandboxGuard<'a> {
     sandbox: &'a Sandbox,
     conn: &'a Connection,
-    /// The limit for our own statements.
+    /// The length limit for statements of Hapax.
     length_max: i32,
 }
 
 impl SandboxGuard<'_> {
-    /// Whether the time was up.
+    /// Whether the deadline has passed.
     pub(super) fn timed_out(&self) -> bool {
         self.sandbox.deadline.has_passed()
     }
@@ -93,7 +92,7 @@ impl Drop for SandboxGuard<'_> {
     }
 }
 
-/// The time after which no statement runs on.
+/// The deadline of the statements.
 #[derive(Debug, Clone)]
 pub(super) struct Deadline {
     /// Microseconds after `began`.
@@ -117,11 +116,11 @@ impl Deadline {
 
     fn has_passed(&self) -> bool {
         let at = self.at.load(Ordering::Relaxed);
-        // Most statements are ours and have none: then the clock is not read.
+        // Statements of Hapax have no deadline: the clock is not read for them.
         at != u64::MAX && micros_since(self.began) > at
     }
 
-    /// An error once the time is up.
+    /// An error after the deadline.
     pub(super) fn check(&self) -> rusqlite::Result<()> {
         if self.has_passed() {
             let interrupted = ffi::Error::new(ffi::SQLITE_INTERRUPT);
@@ -150,7 +149,7 @@ fn judge(context: &AuthContext<'_>) -> Authorization {
         AuthAction::Update { table_name, .. } | AuthAction::Delete { table_name } => {
             if ours(table_name) { Authorization::Deny } else { Authorization::Allow }
         }
-        // An answer to a client is for that client, not for handlers.
+        // The answer to a client is not for handlers.
         AuthAction::Read { table_name, .. } => {
             if table_name.eq_ignore_ascii_case("hapax_reservation") {
                 return Authorization::Deny;
@@ -168,8 +167,8 @@ fn judge(context: &AuthContext<'_>) -> Authorization {
             }
             Authorization::Allow
         }
-        // Transaction control, ATTACH, DETACH, PRAGMA, and every change of the schema: whatever is
-        // not named above, known to this version of SQLite or not.
+        // Transaction control, ATTACH, DETACH, PRAGMA and every change of the schema: every action
+        // that is not named above, including those of future SQLite versions.
         _ => Authorization::Deny,
     }
 }

@@ -1,5 +1,5 @@
-//! The crash story of the key index and the writer, sentence by sentence. What a process that dies
-//! leaves behind is tried with real processes elsewhere; here the file itself is made to fail.
+//! The crash behaviour of the key index and the writer, sentence by sentence. Other tests kill real
+//! processes; here the file itself is made to fail.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -25,7 +25,7 @@ async fn verdict(store: &SqliteStore, sender: &Sender, id: &str) -> Result<Verdi
     Ok(store.ingest(sender.ingest(&body(id))).await?.remove(0))
 }
 
-/// No page may be added to the file any more: the next commit of anything large fails.
+/// Lets the file grow no further: the next large commit fails.
 fn forbid_growth(conn: &mut Connection) {
     let pages: i64 = conn.query_row("PRAGMA page_count", [], |row| row.get(0)).expect("counts");
     let set = format!("PRAGMA max_page_count = {pages}");
@@ -53,7 +53,8 @@ async fn writable_again(store: &SqliteStore) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_failed_leaves_nothing_behind_and_its_retry_is_new() {
-    // The naive store keeps the key in memory, and calls the retry a duplicate of nothing.
+    // The naive store keeps the key in memory, and calls the retry a duplicate of an event that
+    // does not exist.
     let place = Place::new();
     let store = place.open();
     let sender = Sender::plain();
@@ -71,8 +72,8 @@ async fn a_commit_that_failed_leaves_nothing_behind_and_its_retry_is_new() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_source_whose_first_commit_failed_is_known_with_its_retry() {
-    // The number that the failed commit gave the source is on no disk; an event under it would have no
-    // source.
+    // The number that the failed commit gave the source is not on disk; an event under it would
+    // have no source.
     let place = Place::new();
     let store = place.open();
     let sender = Sender::plain();
@@ -89,8 +90,9 @@ async fn a_source_whose_first_commit_failed_is_known_with_its_retry() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_write_that_failed_frees_no_lease_of_this_process() {
-    // After it the handlers are announced again, as with a reload. Only a new process frees what a dead
-    // one had leased: here the worker is alive, and its job must not run beside it.
+    // After the failure the handlers are announced again, as with a reload. Only a new process ends
+    // the leases of a dead one: here the worker is alive, and its job must not run twice at the
+    // same time.
     let world = World::on_disk();
     world.announce([spec("fee")]).await;
     world.accept("evt_1", &[job("fee")]).await;
@@ -114,8 +116,8 @@ async fn a_write_that_failed_frees_no_lease_of_this_process() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copy_waits_for_the_commit_of_what_it_is_a_copy_of() {
-    // Memory would answer it while the first is on no disk yet.
+async fn a_copy_waits_for_the_commit_of_its_event() {
+    // Memory would answer the copy while the first arrival is not on disk yet.
     let place = Place::new();
     let store = Arc::new(place.open());
     let (began, begins) = std::sync::mpsc::channel::<()>();
@@ -149,8 +151,8 @@ async fn a_copy_waits_for_the_commit_of_what_it_is_a_copy_of() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_failed_sync_the_log_is_empty_and_the_epoch_one_higher() {
-    // What was committed behind may be a hole in the log now: whatever is synced after it would be
-    // lost with it. And the transaction that failed must not come back to life in the page cache.
+    // An unsynced commit may be a hole in the log now: everything synced after it would be lost
+    // with it. And the failed transaction must not reappear in the page cache.
     let place = Place::new();
     let store = place.open();
     for n in 0..20 {
@@ -182,7 +184,7 @@ async fn after_a_failed_sync_the_log_is_empty_and_the_epoch_one_higher() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_for_which_no_lane_is_left_fails_alone() {
-    // The writer must neither end nor recover over and over because of it.
+    // The writer must neither end nor recover repeatedly because of it.
     let place = Place::new();
     place.open().close().await;
     let (hold, held) = std::sync::mpsc::channel::<()>();
@@ -203,7 +205,8 @@ async fn an_event_for_which_no_lane_is_left_fails_alone() {
     let arrive = |id: &str, jobs: &[hapax_core::store::NewJob]| {
         Box::pin(store.ingest(sender.ingest_for(&body(id), noon(), noon(), jobs)))
     };
-    // One batch: one that gets the last number, one that finds none left, one that needs no other.
+    // One batch: the first event gets the last number, the second finds none left, the third needs
+    // no new one.
     let mut answers = [
         arrive("evt_1", &[job("fee")]),
         arrive("evt_2", &[job("other")]),
@@ -236,7 +239,7 @@ async fn a_commit_that_failed_is_an_error_for_all_of_its_batch() {
     let (hold, held) = std::sync::mpsc::channel::<()>();
     store.writer.tamper(move |conn| {
         forbid_growth(conn);
-        // While the writer stands here, everything below queues up for one batch.
+        // While the writer blocks here, everything below queues up for one batch.
         let _ = held.recv();
     });
     let mut answers: Vec<_> = (0..10)
@@ -254,7 +257,7 @@ async fn a_commit_that_failed_is_an_error_for_all_of_its_batch() {
     drop(hold);
     for (n, answer) in answers.into_iter().enumerate() {
         let answer = answer.await;
-        // What queued up behind the failure belongs to the next batch.
+        // Requests that queued behind the failure belong to the next batch.
         assert!(n > 5 || matches!(answer, Err(StoreError::Unavailable(_))), "{n}: {answer:?}");
     }
     writable_again(&store).await;
@@ -266,7 +269,7 @@ async fn a_commit_that_failed_is_an_error_for_all_of_its_batch() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reading_goes_on_while_nothing_can_be_written() {
+async fn reads_work_while_writes_fail() {
     let place = Place::new();
     let store = place.open();
     let sender = Sender::plain();
@@ -281,7 +284,7 @@ async fn reading_goes_on_while_nothing_can_be_written() {
 }
 
 #[tokio::test]
-async fn a_query_that_panics_takes_no_connection_with_it() {
+async fn a_query_that_panics_leaves_its_connection_usable() {
     // There are two readers: after two panics no read would be possible.
     let place = Place::new();
     let store = place.open();
@@ -293,7 +296,7 @@ async fn a_query_that_panics_takes_no_connection_with_it() {
     store.close().await;
 }
 
-/// Puts keys into the tree by hand up to `through`, as a merge that died halfway would have.
+/// Adds keys to the tree up to `through`, as a merge that died halfway would have.
 fn interrupted_merge(place: &Place, merged: std::ops::RangeInclusive<i64>) {
     let conn = Connection::open(place.file()).expect("opens");
     let mut events =
@@ -312,8 +315,8 @@ fn interrupted_merge(place: &Place, merged: std::ops::RangeInclusive<i64>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_merge_that_died_halfway_is_finished_and_forgets_no_key() {
-    // Keys in the tree beyond the mark: the reload starts at the old mark and merging must skip
-    // what is there already.
+    // Keys in the tree beyond the mark: the reload starts at the old mark, and the merge must skip
+    // keys that are there already.
     let place = Place::new();
     let sender = Sender::plain();
     let store = place.open();
@@ -342,7 +345,7 @@ async fn a_merge_that_died_halfway_is_finished_and_forgets_no_key() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_same_hash_for_another_event_stops_the_store_loudly() {
-    // Going on would call one of two events a duplicate of the other, for ever.
+    // Otherwise one of two events would be a duplicate of the other for ever.
     let place = Place::new();
     let sender = Sender::plain();
     let store = place.open();
@@ -368,8 +371,8 @@ async fn the_same_hash_for_another_event_stops_the_store_loudly() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn keys_are_known_before_during_and_after_a_merge_and_after_a_restart() {
-    // More keys than memory holds, so that merges run between the batches; every key is asked for
-    // again afterwards, from the tree, from memory, and after a reload.
+    // More keys than memory holds, so that merges run between the batches. Every key is looked up
+    // again afterwards: in the tree, in memory, and after a reload.
     let place = Place::new();
     let store = Arc::new(place.open());
     let sender = Arc::new(Sender::of_several());
@@ -473,8 +476,8 @@ async fn tables_and_numbers_of_the_user_in_the_same_file_stay_untouched() {
 }
 
 #[tokio::test]
-async fn every_view_that_is_promised_can_be_read_from_outside() {
-    // A dashboard names them on both databases: one that is missing on SQLite breaks it.
+async fn every_documented_view_can_be_read_by_other_programs() {
+    // A dashboard uses them on both databases: a view that is missing on SQLite breaks it.
     let place = Place::new();
     let store = place.open();
     store.close().await;
@@ -488,9 +491,9 @@ async fn every_view_that_is_promised_can_be_read_from_outside() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn commits_are_synced_again_after_work_that_was_written_behind() {
-    // Counting copies lowers the setting for its own commit; forgetting to raise it again would
-    // ack events that a power cut takes back.
+async fn commits_are_synced_again_after_a_deferred_write() {
+    // Counting copies lowers the setting for its own commit. If the setting stayed, events would be
+    // acked that a power cut can undo.
     let place = Place::new();
     let store = place.open();
     let sender = Sender::plain();
@@ -498,44 +501,44 @@ async fn commits_are_synced_again_after_work_that_was_written_behind() {
         verdict(&store, &sender, "evt_1").await.expect("answers");
     }
     store.writer.flush_soon();
-    let (tell, answer) = tokio::sync::oneshot::channel();
+    let (send, answer) = tokio::sync::oneshot::channel();
     store.writer.tamper(|conn| {
         let level: i64 = conn.query_row("PRAGMA synchronous", [], |row| row.get(0)).expect("reads");
-        let _ = tell.send(level);
+        let _ = send.send(level);
     });
     assert_eq!(answer.await.expect("an answer"), 2, "FULL");
     store.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn work_behind_that_could_not_begin_leaves_commits_synced() {
+async fn a_deferred_write_that_could_not_begin_leaves_commits_synced() {
     // Another connection holds the file for writing when copies are to be counted: the setting for
-    // that commit must not stay for those that follow.
+    // that commit must not stay for the following ones.
     let place = Place::new();
     let store = place.open();
     verdict(&store, &Sender::plain(), "evt_1").await.expect("accepts");
     let file = place.file();
-    let (tell, answer) = tokio::sync::oneshot::channel();
+    let (send, answer) = tokio::sync::oneshot::channel();
     store.writer.tamper(move |conn| {
         conn.busy_timeout(Duration::ZERO).expect("sets");
         let other = Connection::open(file).expect("opens");
         other.execute_batch("BEGIN IMMEDIATE").expect("begins");
         let refused = super::transaction::Transaction::begin_behind(conn).is_err();
         let level: i64 = conn.query_row("PRAGMA synchronous", [], |row| row.get(0)).expect("reads");
-        let _ = tell.send((refused, level));
+        let _ = send.send((refused, level));
     });
     assert_eq!(answer.await.expect("an answer"), (true, 2), "refused, and FULL");
     store.close().await;
 }
 
-/// No commit succeeds any more.
+/// Makes every commit fail.
 fn refuse_commits(conn: &mut Connection) {
     conn.commit_hook(Some(|| true)).expect("hooks");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn closing_does_not_wait_for_a_disk_that_takes_nothing() {
-    // A stop while the disk is full: once with copies still to be counted, once right behind an
+async fn closing_does_not_wait_for_a_full_disk() {
+    // A shutdown while the disk is full: once with copies still to be counted, once right after an
     // event whose commit fails.
     let in_time = |store: Arc<SqliteStore>| async move {
         let closed = tokio::time::timeout(crate::harness::FOREVER, store.close()).await;
@@ -575,7 +578,7 @@ async fn closing_does_not_wait_for_a_disk_that_takes_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_fails_under_a_rust_handler_is_no_verdict_on_its_job() {
-    // A statement meets the failure, and the closure hides it and calls itself done.
+    // A statement fails, and the closure hides the failure and reports success.
     let place = Place::new();
     let made = Connection::open(place.file()).expect("opens");
     made.execute_batch("CREATE TABLE mine (n)").expect("the user's table");
@@ -597,7 +600,7 @@ async fn a_disk_that_fails_under_a_rust_handler_is_no_verdict_on_its_job() {
     assert!(matches!(error, TxError::Store(StoreError::Unavailable(_))), "{error:?}");
     assert_eq!(Failure::from(error).retry(), None, "no step of the schedule is used");
     writable_again(&store).await;
-    // The claim still holds, and its right is good for one commit.
+    // The claim still holds, and its right is valid for one commit.
     let effect = |db: &Db<'_>| {
         db.execute("INSERT INTO mine VALUES (1)", [])?;
         Ok(None)
@@ -614,9 +617,9 @@ async fn a_disk_that_fails_under_a_rust_handler_is_no_verdict_on_its_job() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_reader_of_rows_says_is_its_own_and_no_failure_of_the_disk() {
-    // It looks things up in another database, which fails; taken for ours, the writer would drop all
-    // memory and reopen a file that nothing is wrong with, at every attempt.
+async fn an_error_of_a_row_reader_is_not_a_failure_of_the_disk() {
+    // The closure queries another database, which fails. If the error counted as the store's own,
+    // the writer would drop all memory and reopen a sound file, at every attempt.
     let world = World::on_disk();
     world.announce([spec("fee")]).await;
     world.accept("evt_1", &[job("fee")]).await;
@@ -643,7 +646,7 @@ async fn what_a_reader_of_rows_says_is_its_own_and_no_failure_of_the_disk() {
         assert!(matches!(failed, Err(TxError::Failed(_))), "{failed:?}");
         assert!(world.store.writable().is_ok(), "the writer recovers from nothing");
     }
-    // Nor is it hidden from a handler that goes on all the same.
+    // The error is not hidden from a handler that continues after it.
     let right = world.store.right(&claim, crate::harness::FOREVER);
     let gone_on = right.commit(move |db| {
         let read = db.query_row("SELECT 1", [], |_| Err::<(), _>(elsewhere()));
@@ -671,7 +674,7 @@ async fn a_rust_handler_that_was_overtaken_commits_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pruning_itself_is_no_demand_while_events_and_work_are() {
+async fn pruning_does_not_count_as_demand_while_events_and_jobs_do() {
     // A janitor that counts its own work as demand would pause for ever; one that ignores all
     // demand would delay acks.
     let world = World::on_disk();
@@ -690,8 +693,9 @@ async fn pruning_itself_is_no_demand_while_events_and_work_are() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn old_messages_go_with_the_history_and_new_ones_stay() {
-    // A message's id is what makes a second publish of it nothing: it must not go before its time.
+async fn old_messages_are_deleted_with_the_history_and_new_ones_stay() {
+    // The id of a message makes a second publish have no effect: it must not be deleted before its
+    // time.
     let world = World::on_disk();
     let store = &world.store;
     let publish = "INSERT INTO hapax_message (tenant, id, type, data, created_at)
@@ -717,7 +721,8 @@ async fn old_messages_go_with_the_history_and_new_ones_stay() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_left_of_an_event_whose_key_was_pruned() {
-    // Its body goes, then a copy comes and is counted, then the key goes: who deletes the count?
+    // Its body is deleted, then a copy arrives and is counted, then the key is deleted: the count
+    // must not stay.
     let place = Place::new();
     let store = place.open();
     let sender = Sender::plain();
@@ -743,8 +748,8 @@ async fn nothing_is_left_of_an_event_whose_key_was_pruned() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_of_pruned_events_are_filled_again_though_their_keys_stay() {
-    // Round after round of events, each pruned before the next one comes. Only the narrow rows may add to
-    // the file, and they are a small part of it.
+    // Several rounds of events, each pruned before the next one arrives. Only the narrow rows may
+    // add to the file, and they are a small part of it.
     let place = Place::new();
     let store = place.open();
     let sender = Sender::plain();
@@ -759,10 +764,10 @@ async fn pages_of_pruned_events_are_filled_again_though_their_keys_stay() {
         }
         let horizon = Horizon { events_before: after(60), keys_before: Vec::new() };
         while store.prune(horizon.clone(), 50).await.expect("prunes") {}
-        let (tell, answer) = tokio::sync::oneshot::channel();
+        let (send, answer) = tokio::sync::oneshot::channel();
         store.writer.tamper(|conn| {
             let count = conn.query_row("PRAGMA page_count", [], |row| row.get::<_, i64>(0));
-            let _ = tell.send(count.expect("counts"));
+            let _ = send.send(count.expect("counts"));
         });
         pages.push(answer.await.expect("an answer"));
     }
@@ -777,14 +782,14 @@ async fn a_claim_is_found_by_an_index_whatever_the_backlog() {
     // A scan or a sort would make every claim slower with each job that waits.
     let place = Place::new();
     let store = place.open();
-    let (tell, answer) = tokio::sync::oneshot::channel();
+    let (send, answer) = tokio::sync::oneshot::channel();
     store.writer.tamper(|conn| {
         let plan = |sql: &str| -> Vec<String> {
             let mut plan = conn.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).expect("plans");
             let rows = plan.query_map([], |row| row.get(3)).expect("plans");
             rows.collect::<Result<_, _>>().expect("plans")
         };
-        let _ = tell.send([
+        let _ = send.send([
             plan("SELECT * FROM hapax_job WHERE lane = 1 AND state = 0 AND due_at <= 5 ORDER BY due_at, event_seq LIMIT 64"),
             plan("SELECT * FROM hapax_job WHERE lane = 1 AND state = 1 AND due_at <= 5"),
             plan("SELECT min(due_at) FROM hapax_job WHERE lane = 1 AND state = 0 AND due_at > 5"),
@@ -808,11 +813,11 @@ async fn a_claim_is_found_by_an_index_whatever_the_backlog() {
 }
 
 #[tokio::test]
-async fn lanes_and_what_is_unfinished_are_read_from_indexes_alone() {
-    // Looking at a million jobs must not read a million rows, done ones above all.
+async fn lanes_and_unfinished_events_are_read_from_indexes_alone() {
+    // A query about a million jobs must not read a million rows, least of all those of done jobs.
     let place = Place::new();
     let store = place.open();
-    let (tell, answer) = tokio::sync::oneshot::channel();
+    let (send, answer) = tokio::sync::oneshot::channel();
     store.writer.tamper(|conn| {
         let plan = |sql: &str| -> Vec<String> {
             let mut plan = conn.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).expect("plans");
@@ -828,11 +833,11 @@ async fn lanes_and_what_is_unfinished_are_read_from_indexes_alone() {
             super::reader::SUMMARY
         ));
         let lanes = super::stats::CONDITIONS.map(|(_, condition)| lane(condition));
-        let _ = tell.send((lanes, unfinished));
+        let _ = send.send((lanes, unfinished));
     });
     let (lanes, unfinished) = answer.await.expect("an answer");
     for (plan, index) in lanes.iter().zip(["ready", "leased", "", "parked", "review", "dead"]) {
-        // What is held stands in two indexes; either will do.
+        // Held jobs are in two indexes; either will do.
         assert!(plan[0].contains(&format!("INDEX hapax_job_{index}")), "{plan:?}");
         assert!(plan[0].contains("(lane=?)"), "{plan:?}");
     }
@@ -850,7 +855,7 @@ async fn lanes_and_what_is_unfinished_are_read_from_indexes_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_body_that_does_not_match_its_hash_reaches_no_handler() {
-    // One bit of a stored body turns over: for a worker outside, for SQL, and between claim and run.
+    // One bit of a stored body flips: for an external worker, for SQL, and between claim and run.
     let place = Place::new();
     let made = Connection::open(place.file()).expect("opens");
     made.execute_batch("CREATE TABLE mine (body)").expect("the user's table");
@@ -900,8 +905,8 @@ async fn a_body_that_does_not_match_its_hash_reaches_no_handler() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_failed_keeps_no_sql_job_from_its_next_attempt() {
-    // The claim is committed, the commit of the effects fails: waiting for the lease to end would keep
-    // a synchronous sender waiting as well.
+    // The claim is committed and the commit of the effects fails. Waiting for the end of the lease
+    // would make a synchronous sender wait as well.
     let world = World::on_disk();
     let place = world.place.as_ref().expect("on a disk");
     let made = Connection::open(place.file()).expect("opens");

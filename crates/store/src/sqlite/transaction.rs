@@ -1,4 +1,4 @@
-//! Write transactions on the writer's connection: synced when they commit, or behind.
+//! Write transactions on the writer's connection: synced when they commit, or deferred.
 
 use rusqlite::Connection;
 
@@ -13,14 +13,14 @@ impl<'a> Transaction<'a> {
         Ok(Self(conn))
     }
 
-    /// A transaction whose commit need not survive a power cut by itself: the next ordinary commit
-    /// syncs it too, and nothing is answered from it before.
+    /// A transaction whose commit need not survive a power cut: the next ordinary commit syncs it
+    /// too, and no request is answered from it before.
     pub(super) fn begin_behind(conn: &'a Connection) -> rusqlite::Result<Behind<'a>> {
-        // Not prepared ahead: this one takes effect when it is compiled.
+        // Not prepared ahead: this pragma takes effect when it is compiled.
         if open::durable() == "full" {
             conn.execute_batch("PRAGMA synchronous = NORMAL")?;
         }
-        // Made first: should it not begin, the setting goes back all the same.
+        // Created first: if the transaction cannot begin, the setting is still reset.
         let mut behind = Behind(None, conn);
         behind.0 = Some(Self::begin(conn)?);
         Ok(behind)
@@ -32,7 +32,7 @@ impl<'a> Transaction<'a> {
     }
 }
 
-/// See [`Transaction::begin_behind`]. However it ends, commits are durable again after it.
+/// See [`Transaction::begin_behind`]. However it ends, later commits are durable again.
 pub(super) struct Behind<'a>(Option<Transaction<'a>>, &'a Connection);
 
 impl Behind<'_> {
@@ -44,7 +44,7 @@ impl Behind<'_> {
 impl Drop for Behind<'_> {
     fn drop(&mut self) {
         drop(self.0.take());
-        // Going on without it would ack events that a power cut can take back.
+        // Without it, events would be acked that a power cut can undo.
         self.1
             .pragma_update(None, "synchronous", open::durable())
             .expect("a connection outside a transaction takes its own setting back");

@@ -102,7 +102,7 @@ enum Command {
     Ride(usize, BatchedAct),
     Find(Vec<KeyHash>, Answer<Vec<Option<i64>>>),
     FlushCopies,
-    /// A closure with its own transactions; it answers by itself, also when it is refused.
+    /// A closure with its own transactions. It answers its caller itself, also when it is refused.
     Slice(Slice),
     Close(oneshot::Sender<()>),
     /// Lets a test reach the writer's own connection, to make it fail.
@@ -156,7 +156,7 @@ impl WriterHandle {
         verdicts.await.unwrap_or(Err(StoreError::Closed))
     }
 
-    /// The rows that stand under these keys.
+    /// The rows with these keys.
     pub(super) async fn find(&self, keys: Vec<KeyHash>) -> Result<Vec<Option<i64>>, StoreError> {
         let (answer, found) = oneshot::channel();
         self.send(Command::Find(keys, answer))?;
@@ -302,7 +302,7 @@ pub(super) struct Writer {
     clock: Clock,
     checkpointer: Checkpointer,
     pub(super) index: KeyIndex,
-    /// What the slice of an SQL handler that runs now has claimed.
+    /// The jobs that the running slice of an SQL handler has claimed.
     begun: Vec<(JobId, Fence)>,
     pub(super) broom: PruneProgress,
     pub(super) clock_watch: ClockWatch,
@@ -310,7 +310,7 @@ pub(super) struct Writer {
     ids: Ids,
     last_seq: i64,
     wal_pages: Arc<AtomicU32>,
-    /// How many pages the log had when the checkpointer was last asked.
+    /// The number of pages in the log when the checkpointer was last asked.
     asked_at: u32,
     copies_due: Instant,
     log_due: Instant,
@@ -377,8 +377,8 @@ impl Writer {
         open::refuse_entangled(&place, &conn)?;
         open::migrate(&place, &mut conn)?;
         if !settled {
-            // A reader from outside kept part of the log in place. The sync of this commit then
-            // makes durable what a process that died had written but not synced.
+            // Another process reads the file and kept part of the log in place. The sync of this
+            // commit makes durable what a dead process had written but not synced.
             raise_epoch(&conn).map_err(fail)?;
         }
         let wal_pages = Arc::new(AtomicU32::new(0));
@@ -758,11 +758,11 @@ impl Writer {
     /// Recovers from a failed write: nothing is answered from memory, and nothing is accepted until
     /// a write has succeeded.
     ///
-    /// The failed transaction may stand in the log, complete but unsynced. If the file were
-    /// reopened now, that transaction could reappear in the page cache alone, and its retry would
-    /// be called a duplicate of an event that is on no disk. So a small commit on the same
-    /// connection first overwrites the same place in the log. Only when that is synced is the file
-    /// opened again and the index reloaded.
+    /// The failed transaction may be in the log, complete but unsynced. If the file were reopened
+    /// now, that transaction could reappear in the page cache alone, and its retry would be called
+    /// a duplicate of an event that is not on disk. So a small commit on the same connection first
+    /// overwrites the same place in the log. Only when that is synced is the file opened again and
+    /// the index reloaded.
     ///
     /// A failed sync may also have lost unsynced commits before it, and the system reports that
     /// only once: on disk the log would end there, whatever is synced after it. So the log is then
@@ -814,9 +814,9 @@ impl Writer {
         ControlFlow::Continue(())
     }
 
-    /// Gives back what an SQL handler's slice had claimed when the database failed: the failure says
-    /// nothing about those jobs, so none waits for the end of its lease. One whose commit got through
-    /// after all is done, and stays so.
+    /// Gives back the jobs that an SQL handler's slice had claimed when the database failed. The
+    /// failure says nothing about those jobs, so none of them waits for the end of its lease. A job
+    /// whose commit succeeded after all is done, and stays done.
     fn release_begun(&mut self) -> rusqlite::Result<()> {
         if self.begun.is_empty() {
             return Ok(());
@@ -881,7 +881,7 @@ fn raise_epoch(conn: &Connection) -> rusqlite::Result<()> {
     tx.commit()
 }
 
-/// Whether the disk itself failed, rather than being full or locked.
+/// The error that callers get after a failed write.
 fn unavailable(error: &rusqlite::Error) -> StoreError {
     StoreError::Unavailable(cause_of(error))
 }

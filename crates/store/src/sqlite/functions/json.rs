@@ -99,7 +99,7 @@ pub(super) fn pretty(context: &Context<'_>, tools: &Tools) -> rusqlite::Result<O
 }
 
 fn patched(context: &Context<'_>, tools: &Tools) -> rusqlite::Result<Option<Vec<u8>>> {
-    // In this order: beside a target that is NULL, SQLite never looks at the patch.
+    // In this order: if the target is NULL, SQLite never reads the patch.
     let Some(target) = minified(context.get_raw(0), tools)? else { return Ok(None) };
     let Some(patch) = minified(context.get_raw(1), tools)? else { return Ok(None) };
     merge(&target, &patch, &mut tools.work()).map(Some)
@@ -117,8 +117,8 @@ fn merge<'a>(target: &'a [u8], patch: &'a [u8], work: &mut Work<'_>) -> rusqlite
     if !patch.starts_with(b"{") {
         return Ok(patch.to_vec());
     }
-    // Objects that the patch touches, and the patches that are under way. A body decides how deep
-    // they are nested, so neither merging nor rendering is recursive.
+    // The objects that the patch changes, and the patches in progress. A body decides how deep they
+    // are nested, so neither merging nor rendering is recursive.
     let mut objects = vec![Object::parse(target, work)?];
     let mut patches = vec![(0, split_members(patch, work)?.into_iter())];
     while let Some((at, members)) = patches.last_mut() {
@@ -155,19 +155,19 @@ fn merge<'a>(target: &'a [u8], patch: &'a [u8], work: &mut Work<'_>) -> rusqlite
 #[derive(Clone, Copy)]
 enum Node<'a> {
     Raw(&'a [u8]),
-    /// The place of an object.
+    /// The index of an object.
     Object(usize),
 }
 
 #[derive(Default)]
 struct Object<'a> {
-    /// A member that was removed leaves a gap, so that the places of the others stay.
+    /// A removed member leaves a gap, so that the indexes of the others stay.
     members: Vec<Option<(&'a [u8], Node<'a>)>>,
     places: HashMap<Cow<'a, [u8]>, VecDeque<usize>>,
 }
 
 impl<'a> Object<'a> {
-    /// The object that `json` is; an empty one where it is none.
+    /// Parses `json` as an object; any other value becomes an empty one.
     fn parse(json: &'a [u8], work: &mut Work<'_>) -> rusqlite::Result<Self> {
         let mut object = Self::default();
         if json.starts_with(b"{") {
@@ -247,7 +247,7 @@ fn split_members<'a>(
     Ok(members)
 }
 
-/// How far the value goes that the text begins with.
+/// The length of the value at the start of the text.
 fn value_length(text: &[u8], work: &mut Work<'_>) -> rusqlite::Result<usize> {
     let mut depth = 0_usize;
     let mut rest = text;
@@ -268,7 +268,7 @@ fn value_length(text: &[u8], work: &mut Work<'_>) -> rusqlite::Result<usize> {
     Ok(text.len() - rest.len())
 }
 
-/// The string that the text begins with, quotes included, and the rest.
+/// The string at the start of the text, with its quotes, and the rest.
 fn split_string(text: &[u8]) -> (&[u8], &[u8]) {
     let mut at = 1;
     while let Some(found) = text.get(at..).and_then(|rest| memchr::memchr2(b'"', b'\\', rest)) {
@@ -281,7 +281,7 @@ fn split_string(text: &[u8]) -> (&[u8], &[u8]) {
     (text, &[])
 }
 
-/// A label as it is compared: two ways of writing one are the same label.
+/// A label in the form in which it is compared: two spellings of one label are equal.
 fn unescaped(label: &[u8]) -> Cow<'_, [u8]> {
     let inside = label.get(1..label.len() - 1).unwrap_or_default();
     if !inside.contains(&b'\\') {
@@ -328,7 +328,7 @@ fn hex4(text: &[u8]) -> u32 {
         .fold(0, |number, digit| number << 4 | char::from(*digit).to_digit(16).unwrap_or_default())
 }
 
-/// Half of a pair that stands alone is written like any other character of three bytes.
+/// An unpaired half of a surrogate pair is written like any other character of three bytes.
 fn push_utf8(made: &mut Vec<u8>, char: u32) {
     let [_, a, b, c] = char.to_be_bytes();
     let low = |shift: u32| 0x80 | u8::try_from(char >> shift & 0x3f).unwrap_or_default();

@@ -134,7 +134,7 @@ impl ToSql for Text {
     }
 }
 
-/// Steps of a function between two looks at the clock: some microseconds.
+/// Steps of a function between two checks of the clock: some microseconds.
 const STEPS_PER_LOOK: usize = 4_096;
 
 /// Counts the steps of a loop, and ends it at the deadline.

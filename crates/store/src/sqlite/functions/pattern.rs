@@ -126,7 +126,7 @@ fn parse_set(mut pattern: &[u8]) -> (Option<CharacterSet>, &[u8]) {
         set.inverted = true;
         pattern = rest;
     }
-    // First in a set, a bracket stands for itself.
+    // At the start of a set, a bracket is an ordinary character.
     if let [b']', rest @ ..] = pattern {
         set.ranges.push((b']'.into(), b']'.into()));
         pattern = rest;

@@ -13,7 +13,7 @@ use super::{Lanes, next_in};
 use crate::sqlite::order;
 use crate::sqlite::row::{HELD, LEASED, event_id, micros, timestamp};
 
-/// What to claim.
+/// The parameters of a claim.
 pub(in crate::sqlite) struct Asked<'a> {
     pub(in crate::sqlite) handler: &'a HandlerRef,
     pub(in crate::sqlite) limit: usize,
@@ -152,8 +152,8 @@ impl Lanes {
         Ok(())
     }
 
-    /// What the holder of a claim works on. `None` where the body is not the one that was stored: no
-    /// handler gets it, and the job is buried in the transaction that is open.
+    /// The claim with its body. `None` if the body is not the one that was stored: no handler gets
+    /// it, and the job becomes a dead letter in the open transaction.
     pub(in crate::sqlite) fn hand_out(
         &mut self,
         conn: &Connection,
@@ -171,7 +171,7 @@ impl Lanes {
         Ok(None)
     }
 
-    /// What a claim's holder needs, read beside the claim, and the hash that its body must have.
+    /// The claim as its holder gets it, and the hash that its body must have.
     fn describe(&self, conn: &Connection, job: &JobRow) -> rusqlite::Result<(Claim, KeyHash)> {
         let lane = self.by_lane.get(&job.lane).expect("a job's lane is known");
         let (id, body_hash, event) = conn

@@ -146,7 +146,7 @@ impl JobRow {
         .optional()
     }
 
-    /// What the app answered to the attempt that is done.
+    /// The app's answer to the successful attempt.
     pub(super) fn answer(&self, conn: &Connection) -> rusqlite::Result<Option<HandlerAnswer>> {
         conn.prepare_cached(
             "SELECT answer_status, answer FROM hapax_job WHERE event_seq = ?1 AND lane = ?2",

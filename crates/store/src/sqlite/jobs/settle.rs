@@ -201,7 +201,7 @@ pub(super) fn write_message(
     Ok(())
 }
 
-/// Adds what the app answered to a job that it had completed by itself.
+/// Adds the app's answer to a job that the app completed itself.
 fn add_answer(conn: &Connection, job: &JobRow, answer: &HandlerAnswer) -> rusqlite::Result<()> {
     conn.prepare_cached(
         "UPDATE hapax_job SET answer_status = ?4, answer = ?5

@@ -95,8 +95,9 @@ impl Writer {
         Ok(None)
     }
 
-    /// A key that is taken: a copy, a conflict, or the on-time copy of a late event. `hash` is set
-    /// where the event stands under the receipt's own key, so that memory may answer next time.
+    /// Decides about a known key: a copy, a conflict, or the on-time copy of a late event. `hash`
+    /// is set if the event is stored under the receipt's own key, so that memory may answer next
+    /// time.
     fn meet_again(
         &mut self,
         batch: &mut Batch,
@@ -107,12 +108,12 @@ impl Writer {
         via: &ArrivalInfo,
     ) -> rusqlite::Result<Verdict> {
         let held_by = self.held_by(receipt)?;
-        // Bytes that were not signed may differ where all that was signed is the same.
+        // Unsigned bytes may differ although all signed content is the same.
         let same_content = receipt.guard().is_some_and(|guard| guard.seen == GuardSeen::Duplicate)
             && held_by == Some(existing.seq);
         if existing.recent.body_hash == receipt.body_hash() || same_content {
             self.guard_copy(batch, existing.seq, held_by, receipt)?;
-            // Content that ran as another event is a replay of that one, on time or not.
+            // Content that ran as another event is a replay of that event, on time or not.
             let is_its_own = held_by.is_none_or(|seq| seq == existing.seq);
             let late = existing.recent.review == Some(ReviewReason::Late);
             if late && is_its_own && receipt.timeliness() == Timeliness::OnTime {
@@ -142,8 +143,8 @@ impl Writer {
         self.conflict(batch, existing, receipt, via)
     }
 
-    /// Stores the signed content of a copy, unless it is known with some event already: captured
-    /// and sent under another id it is a replay as well.
+    /// Stores the signed content of a copy, unless it is known with some event already. Captured
+    /// and sent under another id, it is then recognised as a replay too.
     fn guard_copy(
         &mut self,
         batch: &mut Batch,
@@ -187,8 +188,8 @@ impl Writer {
         Ok(Verdict::Accepted(existing.recent.known.id))
     }
 
-    /// The one way out of review, for an on-time copy and for a person: the jobs are written in the
-    /// same transaction. False when it was not waiting.
+    /// Takes an event out of review, for an on-time copy and for an operator alike: the jobs are
+    /// written in the same transaction. Returns false if it was not in review.
     pub(in crate::sqlite) fn out_of_review(
         &mut self,
         seq: i64,
