@@ -501,7 +501,7 @@ fn doctor_looks_at_the_database_that_nodes_share() {
     let status = crate::common::hapax(&["migrate", "status", "--config", &config]).run();
     assert!(status.code == 1 && status.stdout.contains("refused"), "{}", status.stdout);
     database.execute("UPDATE hapax.migration SET checksum = substr(checksum, 2) WHERE number = 1");
-    // Nobody there, a database that takes no writes, and a standby are failures, and exit 1.
+    // No server at the address, a database that accepts no writes, and a standby are failures: exit 1.
     let (code, findings) = doctor(Some("postgres://127.0.0.1:9/nowhere"));
     assert_eq!((code, of(&findings, "database").0.as_str()), (1, "fail"));
     database.execute(&format!(
@@ -511,7 +511,7 @@ fn doctor_looks_at_the_database_that_nodes_share() {
     let (code, findings) = doctor(None);
     let (level, note) = of(&findings, "database");
     assert_eq!((code, level.as_str()), (1, "fail"));
-    assert!(note.contains("takes no writes"), "{note}");
+    assert!(note.contains("accepts no writes"), "{note}");
     let primary = wait(Postgres::start());
     if !primary.can_have_standby() {
         return crate::support::skip(

@@ -23,25 +23,26 @@ use super::tls;
 /// The oldest server that is accepted.
 const VERSION_MIN: i32 = 150_000;
 
-/// How long a connection to one server may take to come up.
+/// How long connecting to one server may take.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
 
-/// How long one waits for a connection that others use.
+/// How long a caller waits for a connection while all are in use.
 const LEND_MAX: Duration = Duration::from_secs(5);
 
-/// How long statements of one kind may take.
+/// The timeouts of one kind of statement.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StatementTimeouts {
-    /// On the server.
+    /// The statement timeout on the server.
     statement: Duration,
-    /// Of that, waiting for a lock.
+    /// Its part for waiting for a lock.
     lock: Duration,
-    /// How much longer than the server we wait for its answer before the connection is given up.
+    /// How much longer than the server this node waits for an answer before it closes the
+    /// connection.
     grace: Duration,
 }
 
 impl StatementTimeouts {
-    /// All of them are short, and this lies well below the shortest lease.
+    /// All of them are short: well below the shortest lease.
     pub(super) const WORK: Self = Self {
         statement: Duration::from_secs(10),
         lock: Duration::from_secs(5),
@@ -62,37 +63,37 @@ impl StatementTimeouts {
     }
 }
 
-/// How often a statement is tried that lost a deadlock or a serialization race.
+/// How often a statement is retried that lost a deadlock or a serialization race.
 const TRIES: u32 = 5;
 
-/// Why a database could not be opened. None of these holds a password.
+/// Why a database could not be opened. No error contains a password.
 #[derive(Debug, thiserror::Error)]
 pub enum PgOpenError {
-    /// The URL cannot be read.
+    /// The URL is invalid.
     #[error("database_url: {0}")]
     Url(String),
-    /// Nothing answers there, or it lets us not in.
+    /// The server does not answer, or refuses the connection.
     #[error("cannot connect to PostgreSQL: {0}")]
     Connect(String),
-    /// It answers, but cannot keep our guarantees.
+    /// The server answers, but cannot keep the guarantees of Hapax.
     #[error("this PostgreSQL cannot be used: {0}")]
     Unfit(String),
-    /// It answers, but refuses the query.
+    /// The server answers, but refuses the query.
     #[error("the query failed: {0}")]
     Query(String),
-    /// The Redis in front cannot be named so.
+    /// The URL of the Redis cache is invalid.
     #[error("{0}")]
     Redis(String),
-    /// The tables are not as this version needs them.
+    /// The tables are not those that this version needs.
     #[error("migrating the database: {0}")]
     Migrate(String),
-    /// Handlers cannot work as the role that is configured for them.
+    /// Handlers cannot work as their configured role.
     #[error("handlers_database_url: {0}")]
     Handlers(String),
 }
 
 impl PgOpenError {
-    /// The same error, of the URL for handlers.
+    /// The same error for the URL of handlers.
     pub(super) fn of_handlers(self) -> Self {
         match self {
             Self::Handlers(why) | Self::Url(why) => Self::Handlers(why),
@@ -101,7 +102,7 @@ impl PgOpenError {
     }
 }
 
-/// How many connections each kind of work may use. One more watches over the database.
+/// How many connections each kind of work may use. One more checks the epoch of the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolSizes {
     /// Writers of arriving events: each commits for all waiting requests.
@@ -110,9 +111,9 @@ pub struct PoolSizes {
     pub work: usize,
     /// Transactions of SQL and Rust handlers.
     pub handlers: usize,
-    /// Idempotency-Keys; opened when the first one is asked for.
+    /// Idempotency-Keys; opened with the first one.
     pub ledger: usize,
-    /// Operators' queries, retention, and our own housekeeping.
+    /// Operators' queries, retention and housekeeping.
     pub admin: usize,
 }
 
@@ -130,7 +131,8 @@ pub(super) struct Pools {
     pub(super) handlers: ClientPool,
     pub(super) ledger: ClientPool,
     pub(super) admin: ClientPool,
-    /// For the epoch alone: however busy the others are, the node knows whether the database lives.
+    /// Only for the epoch: however busy the others are, the node knows whether the database
+    /// answers.
     pub(super) watch: ClientPool,
 }
 
@@ -188,7 +190,7 @@ pub(super) struct ClientPool {
 }
 
 impl ClientPool {
-    /// How many can be lent at once.
+    /// The number of connections.
     pub(super) fn lendable(&self) -> usize {
         self.pool.status().max_size
     }
@@ -268,8 +270,9 @@ impl ClientPool {
     }
 }
 
-/// The settings of each of our sessions. At least `synchronous_commit = on`; a stricter setting of
-/// the server stays. The isolation is the one our functions are written for, whatever the default.
+/// The settings of each session of Hapax. At least `synchronous_commit = on`; a stricter setting of
+/// the server stays. The isolation is the one that the functions are written for, whatever the
+/// default.
 pub(super) fn session(patience: StatementTimeouts) -> String {
     format!(
         "SET statement_timeout = {}; SET lock_timeout = {}; \
@@ -285,8 +288,8 @@ pub(super) fn session(patience: StatementTimeouts) -> String {
 }
 
 /// The settings of a handler's session. An unqualified name in a handler's statement means a table
-/// of the user's, even if the role has the name of our schema, which PostgreSQL's default search
-/// path would look in first.
+/// of the user. That holds even if the role is called `hapax`, like the schema, which PostgreSQL's
+/// default search path would use first.
 pub(super) fn handler_session() -> String {
     format!(
         "{}; SELECT set_config('search_path', coalesce((\
@@ -364,7 +367,7 @@ impl PooledClient {
         self.busy = true;
     }
 
-    /// Nothing is open on it.
+    /// Records that no transaction is open on the connection.
     pub(super) fn clean(&mut self) {
         self.busy = false;
     }
@@ -398,8 +401,8 @@ fn spoils(error: &tokio_postgres::Error) -> bool {
 }
 
 /// Whether a statement was prepared for tables or functions that have changed since: a newer
-/// version has migrated the database. No statement of ours is refused like this for another reason.
-/// A new connection prepares it again.
+/// version has migrated the database. No statement of Hapax is refused like this for another
+/// reason. A new connection prepares it again.
 fn is_void_plan(code: &SqlState) -> bool {
     *code == SqlState::FEATURE_NOT_SUPPORTED || *code == SqlState::INVALID_SQL_STATEMENT_NAME
 }
@@ -413,7 +416,7 @@ pub(super) enum PgError {
     Pool(String),
     #[error("the server does not answer")]
     Silent,
-    #[error("the connection is gone")]
+    #[error("the connection was lost")]
     Gone,
     #[error("closed")]
     Closed,
@@ -440,7 +443,7 @@ impl PgError {
         }
     }
 
-    /// Whether the statement did nothing and may do better at once.
+    /// Whether the statement had no effect and an immediate retry may succeed.
     pub(super) fn is_race(&self) -> bool {
         self.code().is_some_and(|code| {
             *code == SqlState::T_R_SERIALIZATION_FAILURE
@@ -522,7 +525,7 @@ pub(super) struct ServerFacts {
     pub(super) clock_apart: Duration,
 }
 
-/// Where the database is, and how the way there is protected.
+/// The address of the database, and the TLS settings of its connections.
 #[derive(Clone)]
 pub(super) struct Target {
     config: Config,
@@ -530,8 +533,8 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Reads a URL or a `key=value` string. `sslmode` may also be `verify-ca` or `verify-full`, and
-    /// `sslrootcert` names a file of trusted certificates: the driver knows neither.
+    /// Parses a URL or a `key=value` string. `sslmode` may also be `verify-ca` or `verify-full`,
+    /// and `sslrootcert` names a file of trusted certificates: the driver knows neither.
     pub(super) fn parse(url: &str) -> Result<Self, PgOpenError> {
         let (plain, mode, roots) = without_tls(url)?;
         let mut config: Config = plain.parse().map_err(|error: tokio_postgres::Error| {
@@ -549,7 +552,7 @@ impl Target {
         if config.get_connect_timeout().is_none() {
             config.connect_timeout(CONNECT_MAX);
         }
-        // A peer that vanished without a word is noticed before a lease runs out.
+        // A peer that vanished is noticed before a lease ends.
         config.keepalives(true);
         config.keepalives_idle(Duration::from_secs(5));
         config.keepalives_interval(Duration::from_secs(2));
@@ -559,8 +562,8 @@ impl Target {
         Ok(Self { config, hosts })
     }
 
-    /// Facts that the server reports, whether or not we would use it. The clocks are compared at
-    /// half the round trip, so the difference is accurate to about half the round trip.
+    /// Facts that the server reports, whether or not a node would use it. The clocks are compared
+    /// at half the round trip, so the difference is accurate to about half the round trip.
     pub(super) async fn facts(&self) -> Result<ServerFacts, PgOpenError> {
         let lender = ClientPool::new(self, "hapax-look", 1, StatementTimeouts::WORK)?;
         let mut lent = lender.lend().await.map_err(|error| unreachable_server(&error))?;
@@ -569,15 +572,16 @@ impl Target {
             "SELECT current_setting('server_version'), pg_is_in_recovery(), clock_timestamp()";
         let rows = lent.query(sql, &[]).await.map_err(|error| unreachable_server(&error))?;
         let halfway = std::time::SystemTime::now() - asked.elapsed() / 2;
-        let row = rows
-            .first()
-            .ok_or_else(|| PgOpenError::Connect("the server says nothing of itself".to_owned()))?;
+        let row = rows.first().ok_or_else(|| {
+            PgOpenError::Connect("the server does not report its settings".to_owned())
+        })?;
         let theirs: std::time::SystemTime = row.get(2);
         let clock_apart = theirs.duration_since(halfway).unwrap_or_else(|behind| behind.duration());
         Ok(ServerFacts { version: row.get(0), is_standby: row.get(1), clock_apart })
     }
 
-    /// Asked without a prepared statement: every type comes as text that way, the user's own too.
+    /// Runs without a prepared statement: every type is then returned as text, including types of
+    /// the user.
     pub(super) async fn first_column(&self, sql: &str) -> Result<Vec<Option<String>>, PgOpenError> {
         let lender = ClientPool::new(self, "hapax-probe", 1, StatementTimeouts::WORK)?;
         let mut lent = lender.lend().await.map_err(|error| unreachable_server(&error))?;
@@ -597,7 +601,7 @@ impl Target {
         Ok(messages.into_iter().filter_map(row).collect())
     }
 
-    /// Checks that this server can keep our guarantees.
+    /// Checks that this server can keep the guarantees of Hapax.
     pub(super) async fn look(&self) -> Result<(), PgOpenError> {
         let first = ClientPool::new(self, "hapax-start", 1, StatementTimeouts::WORK)?;
         let second = ClientPool::new(self, "hapax-start", 1, StatementTimeouts::WORK)?;
@@ -619,12 +623,12 @@ impl Target {
             _ => None,
         });
         let Some(said) = said else {
-            return Err(PgOpenError::Connect("the server says nothing of itself".to_owned()));
+            return Err(PgOpenError::Connect("the server does not report its settings".to_owned()));
         };
         let unfit = |why: String| Err(PgOpenError::Unfit(why));
         if said[0].parse::<i32>().unwrap_or(0) < VERSION_MIN {
             return unfit(format!(
-                "it is of version {}; 15 is the oldest that works",
+                "its version is {}; 15 is the oldest supported one",
                 said[0].parse::<i32>().unwrap_or(0) / 10_000
             ));
         }
@@ -633,27 +637,27 @@ impl Target {
         }
         if said[2] != "on" {
             return unfit(
-                "fsync is off, so what it acknowledges may be lost; set fsync = on".to_owned(),
+                "fsync is off, so it can lose acknowledged commits; set fsync = on".to_owned(),
             );
         }
         if said[3] != "UTF8" {
             return unfit(format!("the database's encoding is {}; it must be UTF8", said[3]));
         }
         if said[4] != "off" {
-            return unfit("it takes no writes (default_transaction_read_only)".to_owned());
+            return unfit("it accepts no writes (default_transaction_read_only)".to_owned());
         }
         probe_sessions(lent, &second).await
     }
 }
 
-/// Detects a pooler that sends a session's statements to changing servers: it would lose our
-/// settings, our prepared statements and our locks. One session sets a value, another keeps a
+/// Detects a pooler that sends a session's statements to changing servers: settings, prepared
+/// statements and locks of a session would be lost. One session sets a value, another keeps a
 /// server busy with a transaction, and the first reads its value. Behind such a pooler the first
 /// session now reaches another server, or waits for one.
 async fn probe_sessions(mut first: PooledClient, second: &ClientPool) -> Result<(), PgOpenError> {
     let pooled = || {
         PgOpenError::Unfit(
-            "a pooler in transaction or statement mode (PgBouncer?) stands in front of it; \
+            "a pooler in transaction or statement mode (PgBouncer?) is in front of it; \
              connect to the server directly, or to a pool with pool_mode = session"
                 .to_owned(),
         )
@@ -662,7 +666,8 @@ async fn probe_sessions(mut first: PooledClient, second: &ClientPool) -> Result<
     let client = first.raw().map_err(|error| unreachable_server(&error))?;
     let set = format!("SELECT set_config('hapax.probe', '{token}', false)");
     client.simple_query(&set).await.map_err(|error| PgOpenError::Connect(told(&error)))?;
-    // In session mode a pooler may have but one server for us: then this waits, and proves nothing.
+    // In session mode a pooler may have only one server for this node: then this waits, and proves
+    // nothing.
     let Ok(mut other) = second.lend().await else {
         return Err(pooled());
     };
@@ -677,7 +682,7 @@ async fn probe_sessions(mut first: PooledClient, second: &ClientPool) -> Result<
         matches!(message, tokio_postgres::SimpleQueryMessage::Row(row)
             if row.get(0) == Some(token.as_str()))
     }));
-    // Both connections were used by hand: they are closed, and the transaction with them.
+    // Both connections were changed by this check: they are closed, and the transaction with them.
     if same { Ok(()) } else { Err(pooled()) }
 }
 
@@ -720,7 +725,7 @@ fn without_tls(url: &str) -> Result<(String, tls::Mode, Option<PathBuf>), PgOpen
     Ok((plain, mode, roots))
 }
 
-/// Percent escapes undone; anything that is none stays as it is.
+/// Decodes percent escapes; invalid ones stay as they are.
 fn decoded(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
@@ -741,7 +746,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_url_says_of_tls_is_taken_out_and_the_rest_stays() {
+    fn the_tls_settings_of_a_url_are_removed_and_the_rest_stays() {
         // A setting that the driver does not know would make it refuse the whole URL.
         let check = |url: &str, plain: &str, mode: tls::Mode, roots: Option<&str>| {
             let (got, got_mode, got_roots) = without_tls(url).expect("reads");
@@ -760,8 +765,8 @@ mod tests {
     }
 
     #[test]
-    fn a_url_that_cannot_be_read_is_refused_without_its_password() {
-        // An error goes to a log, and the URL holds a password.
+    fn an_invalid_url_is_refused_without_its_password() {
+        // The error is logged, and the URL contains a password.
         for url in ["postgres://u:hunter2@/", "postgres://u:hunter2@h:no/db", "hunter2", ""] {
             let error = Target::parse(url).err().map(|error| error.to_string());
             let error = error.unwrap_or_else(|| panic!("{url} was accepted"));

@@ -1,10 +1,10 @@
-//! Which database this is, and so whether cached answers hold. An epoch is the system identifier,
-//! the timeline, the numbers of this database and its table of events (a copy beside it and a
-//! restored dump have others), and a counter. An operator raises the counter after a restore that
-//! none of these shows. Facts from one epoch do not hold in another: a promoted standby may never
-//! have received them.
+//! Identifies the database, and decides whether cached answers are valid. An epoch is the system
+//! identifier, the timeline, the ids of this database and its table of events, and a counter. A
+//! copy on the same server and a restored dump have other ids. An operator raises the counter after
+//! a restore that none of these shows. Facts from one epoch do not hold in another: a promoted
+//! standby may never have received them.
 //!
-//! A task asks a few times a second; its last answer is valid for one second and no longer.
+//! A task queries it a few times a second; its last answer is valid for one second and no longer.
 
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
@@ -13,19 +13,19 @@ use super::Shared;
 use super::connect::{PgError, PooledClient};
 use crate::redis_cache::Seal;
 
-/// How often the database is asked.
+/// How often the database is queried.
 const ASK_EVERY: Duration = Duration::from_millis(250);
 
-/// How long an answer counts.
+/// How long an answer is valid.
 const COUNTS_FOR: Duration = Duration::from_secs(1);
 
 /// How long memory answers before the database is asked again: another node may have replayed a
 /// finished event, or deleted its key, and does not notify this one.
 const BELIEVED_FOR: Duration = Duration::from_secs(60);
 
-/// How long an answer may take before another connection, perhaps to another server, is tried: less
-/// than any statement's timeout, so that a silent server is noticed before waiting requests give
-/// up.
+/// How long an answer may take before another connection, perhaps to another server, is tried. It
+/// is shorter than any statement's timeout, so that a silent server is noticed before waiting
+/// requests give up.
 const ANSWER_MAX: Duration = Duration::from_secs(4);
 
 /// An epoch of the database.
@@ -33,7 +33,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(4);
 pub(super) struct Epoch {
     system: i64,
     timeline: String,
-    /// Of the database and of its table of events.
+    /// The ids of the database and of its table of events.
     oids: (u32, u32),
     counter: i64,
 }
@@ -55,7 +55,7 @@ struct ConfirmedEpoch {
     epoch: Epoch,
     /// Seals the entries of the Redis cache in this epoch.
     seal: Arc<Seal>,
-    /// When the question was sent: the answer is at least as old.
+    /// When the query was sent: the answer is at least as old.
     at: Instant,
 }
 
@@ -76,7 +76,7 @@ impl EpochWatch {
         Some((heard.epoch.clone(), Arc::clone(&heard.seal)))
     }
 
-    /// Runs `put` if the epoch is still this one; the lock keeps it from changing meanwhile.
+    /// Runs `put` if the epoch is still this one; the lock prevents a change in between.
     pub(super) fn within(&self, epoch: Option<&Epoch>, put: impl FnOnce()) {
         let heard = self.0.read().expect("no panic happens under this lock");
         if epoch.is_some() && heard.as_ref().map(|heard| &heard.epoch) == epoch {
@@ -102,7 +102,7 @@ impl EpochWatch {
     }
 }
 
-/// Asks once, and reports the outcome to the store's health.
+/// Queries once, and reports the outcome to the store's health.
 pub(super) async fn ask(shared: &Shared) -> Result<(), PgError> {
     let asked = async {
         let mut lent = shared.pools.watch.lend().await?;
@@ -121,9 +121,9 @@ pub(super) async fn ask(shared: &Shared) -> Result<(), PgError> {
             Ok(())
         }
         Ok((None, _)) => {
-            let why = "the database is a standby or read-only, and takes no writes";
+            let why = "the database is a standby or read-only, and accepts no writes";
             shared.health.fails(&why.into());
-            Err(PgError::Pool("the database takes no writes".to_owned()))
+            Err(PgError::Pool("the database accepts no writes".to_owned()))
         }
         Err(error) => {
             shared.health.fails(&error.to_string().into());
@@ -132,7 +132,7 @@ pub(super) async fn ask(shared: &Shared) -> Result<(), PgError> {
     }
 }
 
-/// Asks until the store is closed.
+/// Queries until the store is closed.
 pub(super) async fn watch(shared: std::sync::Arc<Shared>) {
     let mut turn = tokio::time::interval(ASK_EVERY);
     turn.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -147,12 +147,12 @@ pub(super) async fn watch(shared: std::sync::Arc<Shared>) {
             believed_since = Instant::now();
         }
         if let Err(error) = ask(&shared).await {
-            tracing::debug!("asking for the epoch: {error}");
+            tracing::debug!("reading the epoch: {error}");
         }
     }
 }
 
-/// The epoch of a primary that takes writes; none from any other.
+/// The epoch of a primary that accepts writes; `None` from any other server.
 async fn read(lent: &mut PooledClient) -> Result<Option<(Epoch, Vec<u8>)>, PgError> {
     let rows = lent
         .query(
@@ -188,8 +188,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_heard_counts_for_a_second_and_no_longer() {
-        // A node that is cut off from its database must not go on answering from memory.
+    fn an_answer_is_valid_for_a_second_and_no_longer() {
+        // A node that is cut off from its database must not continue to answer from memory.
         let watch = EpochWatch::default();
         let long_ago = Instant::now().checked_sub(COUNTS_FOR).expect("the machine runs that long");
         watch.hear(epoch(1), b"key", long_ago, || panic!("nothing was known before"));
@@ -201,8 +201,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_in_one_epoch_is_not_remembered_in_another() {
-        // The answer of a commit may come back after the failover that lost it.
+    fn an_answer_of_one_epoch_is_not_cached_in_another() {
+        // The answer of a commit may arrive after the failover that lost the commit.
         let watch = EpochWatch::default();
         let put = |asked_in: Option<&Epoch>| {
             let mut put = false;
@@ -221,8 +221,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sealed_in_one_epoch_proves_nothing_in_another() {
-        // Redis goes on holding what was written before a failover, a restore, or a raised counter.
+    fn an_entry_sealed_in_one_epoch_is_ignored_in_another() {
+        // Redis still holds entries from before a failover, a restore, or a raised counter.
         let sealed_in = |epochs: &[&Epoch]| {
             let watch = EpochWatch::default();
             for epoch in epochs {

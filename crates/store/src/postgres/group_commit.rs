@@ -15,8 +15,7 @@ use tokio::task::JoinSet;
 use super::{Shared, ingest};
 use crate::limits::{ACK_MAX, BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, WAITING_MAX, WORTH_A_COMMIT};
 
-/// A commit that takes longer is no longer counted: requests that wait behind it get another
-/// writer.
+/// A writer whose commit takes longer is no longer counted: requests behind it get another writer.
 const SLOW: Duration = Duration::from_millis(25);
 
 /// The queue.
@@ -29,7 +28,7 @@ pub(super) struct GroupCommit {
 #[derive(Debug)]
 struct Line {
     requests: VecDeque<Waiting>,
-    /// Requests that were ever queued.
+    /// Requests queued so far.
     brought: u64,
     /// Writers that are committing, except slow ones.
     at_work: usize,
@@ -59,8 +58,8 @@ impl GroupCommit {
         Self { waiting: Mutex::new(line), event_waiters: Notify::new() }
     }
 
-    /// Waits, as long as a sender would, for a commit that holds this request. The commit happens
-    /// even if the caller stops waiting, so its outcome is then unknown.
+    /// Waits, as long as a sender would, for a commit that contains this request. The commit
+    /// happens even if the caller stops waiting, so its outcome is then unknown.
     pub(super) async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
         let (answer, verdicts) = oneshot::channel();
         {
@@ -80,12 +79,12 @@ impl GroupCommit {
         let lost = |why: &str| Err(StoreError::Unavailable(why.into()));
         match tokio::time::timeout(ACK_MAX, verdicts).await {
             Ok(Ok(verdicts)) => verdicts,
-            Ok(Err(_)) => lost("the commit was broken off"),
+            Ok(Err(_)) => lost("the commit was interrupted"),
             Err(_) => lost("the database did not answer in time"),
         }
     }
 
-    /// How many requests were ever queued.
+    /// The number of requests queued so far.
     pub(super) fn brought(&self) -> u64 {
         self.line().brought
     }

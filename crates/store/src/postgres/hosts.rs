@@ -20,7 +20,8 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 #[derive(Clone)]
 pub(super) struct Hosts {
     tls: Option<MakeRustlsConnect>,
-    /// Where it last worked, known to all pools of a node: the next connection begins there.
+    /// The server that last worked, shared by all pools of a node: the next connection starts
+    /// there.
     last_good: Arc<AtomicUsize>,
     /// How long one server may take.
     each: Duration,
@@ -31,7 +32,7 @@ impl Hosts {
         Self { tls, last_good: Arc::default(), each }
     }
 
-    /// How long all of them together may take.
+    /// How long all servers together may take.
     pub(super) fn patience(&self, config: &Config) -> Duration {
         self.each * u32::try_from(count(config)).unwrap_or(u32::MAX)
     }
@@ -157,8 +158,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_server_of_several_keeps_everything_else_that_the_url_says() {
-        // A setting that got lost would only be missed after a failover.
+    fn each_server_keeps_all_other_settings_of_the_url() {
+        // A lost setting would be noticed only after a failover.
         let rest = "user=u password=p dbname=d options='-c x=1' application_name=a sslmode=require \
                     sslnegotiation=direct connect_timeout=7 tcp_user_timeout=8 keepalives=1 \
                     keepalives_idle=9 keepalives_interval=2 keepalives_retries=4 \

@@ -63,7 +63,7 @@ struct DoubtRow<'a> {
     replay_event_id: Option<&'a [u8]>,
 }
 
-/// A `hapax.promised`: a job of the arrival that stands at `n`, counted from 1.
+/// A `hapax.promised`: a job of arrival number `n`, counted from 1.
 #[derive(Debug)]
 struct Promised {
     n: i32,
@@ -181,7 +181,7 @@ impl<'a> Rows<'a> {
         });
     }
 
-    /// The short way: the ids that were new.
+    /// Runs the single statement; returns the ids of new events.
     pub(super) async fn insert(
         &self,
         lent: &mut PooledClient,

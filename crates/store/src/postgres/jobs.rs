@@ -31,7 +31,7 @@ pub(super) enum Guarded {
     InTheWork,
 }
 
-/// The jobs that one claim took, and those that the order guard kept back.
+/// The jobs that one claim took, and those that the order guard refused.
 #[derive(Debug, Default)]
 pub(super) struct Begun {
     pub(super) taken: Vec<Taken>,
@@ -140,7 +140,7 @@ pub(super) async fn claim(
     without_damaged(shared, begun).await
 }
 
-/// A body that is not the one that was stored reaches no handler: its job is buried.
+/// A changed body reaches no handler: its job becomes a dead letter.
 async fn without_damaged(shared: &Shared, mut begun: Begun) -> Result<Begun, PgError> {
     let (damaged, sound): (Vec<_>, Vec<_>) =
         begun.taken.into_iter().partition(|taken| taken.damaged);
@@ -152,7 +152,7 @@ async fn without_damaged(shared: &Shared, mut begun: Begun) -> Result<Begun, PgE
     Ok(begun)
 }
 
-/// Buries a job whose event has another body than was stored.
+/// Makes a job a dead letter because the stored body of its event was changed.
 pub(super) async fn bury_damaged(shared: &Shared, taken: &Taken) -> Result<(), PgError> {
     let Claim { job, fence, event, .. } = &taken.claim;
     let id = event.id;
@@ -211,7 +211,7 @@ async fn claim_once(
     }))
 }
 
-/// A claim as it stands, and its handler; `None` if the fence is not that of the job.
+/// A claim as it is now, and its handler; `None` if the job has another fence.
 pub(super) async fn claimed(
     shared: &Shared,
     job: JobId,
@@ -235,7 +235,7 @@ pub(super) async fn claimed(
     }))
 }
 
-/// The state of a job whose fence is still the one that was asked for.
+/// The state of a job that still has this fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
     Leased,
@@ -339,7 +339,7 @@ pub(super) async fn fail(
     Ok(Settled::from_number(only(&rows)?.get(0)))
 }
 
-/// Gives claims back that were never begun.
+/// Gives back claims whose work never began.
 pub(super) async fn give_back(shared: &Shared, claims: &[(JobId, Fence)]) -> Result<(), PgError> {
     let jobs: Vec<Uuid> = claims.iter().map(|(job, _)| job.0).collect();
     let fences: Vec<i64> = claims.iter().map(|(_, fence)| fence.0).collect();
@@ -367,7 +367,7 @@ pub(super) async fn is_done_under(
     Ok(rows.first().is_some_and(|row| row.get(0)))
 }
 
-/// When a handler has work next, as far as is known.
+/// When a handler's next job is due, as far as is known.
 pub(super) async fn next_due(
     shared: &Shared,
     handler: &HandlerRef,
@@ -391,7 +391,7 @@ pub(super) fn shortened(text: &str, chars_max: usize) -> String {
     row::text(text).chars().take(chars_max).collect()
 }
 
-/// Stored text was UTF-8. Bytes that were changed by hand are converted lossily.
+/// Stored text is UTF-8. Bytes that were changed by hand are converted lossily.
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
@@ -421,7 +421,7 @@ pub(super) fn without_nul(value: &Value) -> Value {
     }
 }
 
-/// Between 0 and 1.
+/// A number between 0 and 1.
 fn dice() -> f64 {
     let (_, random) = Uuid::now_v7().as_u64_pair();
     f64::from(random as u32) / f64::from(u32::MAX)

@@ -17,14 +17,14 @@ pub(super) struct LaneName {
     pub(super) handler: HandlerName,
 }
 
-/// The numbers it has in this database.
+/// Its numbers in this database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LaneAt {
     pub(super) handler: i32,
     pub(super) lane: i32,
 }
 
-/// What is known.
+/// The cached numbers.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     lanes: Mutex<HashMap<LaneName, LaneAt>>,
@@ -32,7 +32,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// The lane, made if it is not there.
+    /// The lane; created if it does not exist.
     pub(super) async fn lane(
         &self,
         lent: &mut PooledClient,
@@ -53,12 +53,12 @@ impl Names {
         Ok(at)
     }
 
-    /// The lane, if it was asked for before.
+    /// The lane, if it is cached.
     pub(super) fn known(&self, name: &LaneName) -> Option<LaneAt> {
         self.lanes.lock().expect("no panic happens under this lock").get(name).copied()
     }
 
-    /// Makes sure that events of this pair are found by their sender's id.
+    /// Registers the pair, so that its events are found by their sender's id.
     pub(super) async fn pair(
         &self,
         lent: &mut PooledClient,

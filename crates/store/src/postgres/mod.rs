@@ -102,7 +102,7 @@ impl PgOptions {
     }
 }
 
-// By hand: the URL holds a password.
+// Not derived: the URL contains a password.
 impl fmt::Debug for PgOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PgOptions").field("pools", &self.pools).finish_non_exhaustive()
@@ -116,11 +116,11 @@ pub struct PgReport {
     pub version: String,
     /// Whether the server follows another one, and accepts no writes.
     pub is_standby: bool,
-    /// How far the database's clock, which decides leases, is from ours.
+    /// How far the database's clock, which decides leases, is from this machine's.
     pub clock_apart: Duration,
     /// Why a Hapax server would not start on it, if there is a reason.
     pub unfit: Option<PgOpenError>,
-    /// How each step of the tables stands.
+    /// The status of each migration.
     pub steps: Vec<MigrationStatus>,
 }
 
@@ -162,7 +162,7 @@ impl fmt::Debug for Shared {
 }
 
 impl PgStore {
-    /// Connects, checks that the server can keep our guarantees, and brings the tables forward.
+    /// Connects, checks that the server can keep the guarantees of Hapax, and migrates the tables.
     pub async fn open(options: PgOptions) -> Result<Self, PgOpenError> {
         let target = Target::parse(&options.url)?;
         target.look().await?;
@@ -196,8 +196,9 @@ impl PgStore {
             closing: CancellationToken::new(),
         });
         epoch::ask(&shared).await.map_err(|error| PgOpenError::Connect(error.to_string()))?;
-        group_commit::start(&shared, options.pools.ingest)
-            .map_err(|error| PgOpenError::Connect(format!("no thread to write from: {error}")))?;
+        group_commit::start(&shared, options.pools.ingest).map_err(|error| {
+            PgOpenError::Connect(format!("cannot start the writer thread: {error}"))
+        })?;
         shared.tasks.spawn(epoch::watch(Arc::clone(&shared)));
         shared.tasks.spawn(partitions::keep_ahead(Arc::clone(&shared)));
         shared.tasks.spawn(copies::keep_writing(Arc::clone(&shared)));
@@ -242,12 +243,12 @@ impl PgStore {
     }
 
     /// The first column of each row that `sql` returns at `url`, as text, in a read-only
-    /// transaction. The database need not be one of ours.
+    /// transaction. The database need not contain the tables of Hapax.
     pub async fn first_column(url: &str, sql: &str) -> Result<Vec<Option<String>>, PgOpenError> {
         Target::parse(url)?.first_column(sql).await
     }
 
-    /// Brings the tables of the database at `url` forward, and does nothing else.
+    /// Migrates the tables of the database at `url`, and does nothing else.
     pub async fn migrate(url: &str) -> Result<(), PgOpenError> {
         let target = Target::parse(url)?;
         target.look().await?;
@@ -269,7 +270,7 @@ impl PgStore {
         self.shared.closing.cancel();
         self.shared.tasks.close();
         if tokio::time::timeout(CLOSE_MAX, self.shared.tasks.wait()).await.is_err() {
-            tracing::warn!("closing the database while something was still under way");
+            tracing::warn!("closed the database while a call was still running");
         }
         copies::flush(&self.shared).await;
         if let Some(front) = &self.shared.front {
@@ -355,7 +356,7 @@ impl Inspect for PgStore {
 }
 
 impl PgStore {
-    /// The verdicts, if every receipt is a plain copy of an event that was committed lately and the
+    /// The verdicts, if every receipt is a plain copy of a recently committed event, and the
     /// database is still the one it was committed in.
     fn all_recent(&self, ingest: &Ingest) -> Option<Vec<Verdict>> {
         let epoch = self.shared.epoch.confirmed()?;
@@ -454,7 +455,7 @@ impl Shared {
         }
         match self.tasks.spawn(act).await {
             Ok(answer) => answer,
-            Err(_) => Err(StoreError::Unavailable("the act was broken off".into())),
+            Err(_) => Err(StoreError::Unavailable("the call was interrupted".into())),
         }
     }
 
@@ -488,14 +489,14 @@ impl Health {
     fn works(&self) {
         let before = self.0.lock().expect("no panic happens under this lock").take();
         if before.is_some() {
-            tracing::info!("the database takes writes again");
+            tracing::info!("the database accepts writes again");
         }
     }
 
     fn fails(&self, cause: &Cause) {
         let mut now = self.0.lock().expect("no panic happens under this lock");
         if now.replace(cause.clone()).is_none() {
-            tracing::warn!("the database takes no writes: {cause}");
+            tracing::warn!("the database accepts no writes: {cause}");
         }
     }
 }

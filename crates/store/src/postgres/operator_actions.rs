@@ -1,5 +1,5 @@
-//! Decisions of operators: replay, approve, reject, discard. Each is one call of the database, with
-//! the record of who did it and why in the same commit.
+//! Decisions of operators: replay, approve, reject, discard. Each is one call of the database, and
+//! the same commit records the operator and the reason.
 
 use hapax_core::job::HandlerName;
 use hapax_core::store::{
@@ -206,7 +206,7 @@ impl FoundEvent {
     }
 }
 
-/// Where an event stands that is there and was not waiting.
+/// The status of an event that was not in review.
 async fn status(lent: &mut PooledClient, event: EventId) -> Result<Status, PgError> {
     let rows = lent
         .query(

@@ -17,7 +17,7 @@ use super::connect::{PgError, PooledClient};
 use super::row::{Standing, first_id, of_hash, past, phase_of, state_of};
 use crate::limits::PAGE_MAX;
 
-/// An event and where it stands over its jobs.
+/// An event with its status over all jobs.
 pub(super) const SUMMARY: &str = "SELECT e.id, e.event_id, e.tenant, e.source, e.event_type, e.occurred_at, \
      e.received_at, e.state, e.review, c.copies, c.conflicts, j.rank, j.ended_at, j.result, \
      e.request_id, e.remote, e.secret, e.signed_at \
@@ -33,7 +33,7 @@ const UNFINISHED: &str = "(e.state = 1 OR e.state = 0 AND j.rank IN (0, 2, 3, 4,
      AND (e.state = 1 OR e.id IN (SELECT n.event FROM hapax.job n \
      WHERE n.state IN (0, 1, 4, 5, 6, 7)))";
 
-/// Conditions with the values they speak of.
+/// Conditions with their values.
 #[derive(Default)]
 struct Conditions {
     said: Vec<String>,
@@ -41,7 +41,7 @@ struct Conditions {
 }
 
 impl Conditions {
-    /// `condition` with `?` where the value goes.
+    /// `condition` with `?` in place of the value.
     fn add(&mut self, condition: &str, value: impl ToSql + Send + Sync + 'static) {
         self.values.push(Box::new(value));
         self.said.push(condition.replace('?', &format!("${}", self.values.len())));
@@ -85,7 +85,7 @@ pub(super) async fn events(
         asked.say(stands(status));
     }
     if let Some(since) = filter.since {
-        // The id begins with the time: it is found by the index, and the column has the last word.
+        // The id begins with the time, so the index finds it; the column decides exactly.
         asked.add("e.id >= ?", first_id(since));
         asked.add("e.received_at >= ?", since);
     }
@@ -118,7 +118,7 @@ pub(super) async fn events(
     Ok(Page { items, next })
 }
 
-/// The condition for a status. Where an index can narrow it down, it does.
+/// The condition for a status. It uses an index where one exists.
 fn stands(status: Status) -> String {
     let ranked = |rank: i32, states: &str| {
         format!(
@@ -140,7 +140,7 @@ fn stands(status: Status) -> String {
     }
 }
 
-/// The one event of this name.
+/// The one event with this id of the sender.
 pub(super) async fn event(
     shared: &Shared,
     name: EventName,
@@ -172,7 +172,7 @@ pub(super) async fn event(
     }
 }
 
-/// All of an event; none where it was pruned since its row was read.
+/// All data of an event; `None` if it was pruned after its row was read.
 async fn detail(lent: &mut PooledClient, row: &Row) -> Result<Option<EventDetail>, PgError> {
     let summary = summary(row);
     let id = summary.id;
@@ -248,7 +248,7 @@ pub(super) async fn jobs(
         asked.add("h.name = ?", handler.to_string());
     }
     if let Some(phase) = filter.phase {
-        // Written out, so that the partial index of that state can be used.
+        // Written into the statement, so that the partial index of that state can be used.
         asked.say(format!("j.state = {}", state_of(phase)));
     }
     if let Some(Cursor(before)) = filter.before {
@@ -294,7 +294,7 @@ async fn read_jobs(
         .await?;
     let mut jobs: Vec<JobDetail> = rows.iter().map(job_row).collect();
     for job in &mut jobs {
-        // The one that succeeded stands in the job itself and was put there by `job_row`.
+        // The successful attempt is in the job itself, and `job_row` has added it.
         let done = std::mem::take(&mut job.attempts);
         let of_job = notes.iter().filter(|row| row.get::<_, Uuid>(0) == job.id.0);
         job.attempts = of_job.map(attempt).chain(done).collect();
@@ -395,7 +395,7 @@ pub(super) fn summary(row: &Row) -> EventSummary {
     }
 }
 
-/// The sender's text, which was checked on its way in.
+/// The sender's text, which was validated on arrival.
 fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

@@ -9,7 +9,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, IsNull, Kind, ToSql, Type, to_sql_checked};
 use uuid::Uuid;
 
-/// A value on its way to being text.
+/// A value before it is text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ValueText {
     /// No row, no column, or null.
@@ -38,7 +38,7 @@ fn shown(of: &Type, bytes: &[u8]) -> ValueText {
         Type::TEXT | Type::VARCHAR | Type::BPCHAR | Type::NAME | Type::UNKNOWN | Type::JSON => {
             text(bytes)
         }
-        // Its first byte is the version of the form.
+        // The first byte is the version of the format.
         Type::JSONB => text(bytes.get(1..).unwrap_or_default()),
         Type::BOOL => ValueText::Text((bytes != [0]).to_string()),
         Type::INT2 => number(bytes.try_into().ok().map(|it| i16::from_be_bytes(it).to_string())),

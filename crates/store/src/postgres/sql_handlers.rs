@@ -31,40 +31,40 @@ use super::connect::{ClientPool, PgError, PooledClient, handler_session};
 use super::jobs::{self, Guarded, Settled, Standing, Taken, only, shortened};
 use super::result_text::{self, RawValue, ValueText};
 
-/// How long a slice may begin new jobs. Others wait for its connection, and its leases run.
+/// How long a slice may begin new jobs. Other slices wait for its connection, and its leases run.
 const SLICE_MAX: Duration = Duration::from_millis(500);
 
 /// Jobs whose statements are sent together before the clock is checked: enough to hide the latency
 /// of the server, few enough to notice slow statements.
 const SENT_TOGETHER: usize = 16;
 
-/// How much longer than the server we wait for the end of a transaction.
+/// How much longer than the server this node waits for the end of a transaction.
 pub(super) const GRACE: Duration = Duration::from_secs(1);
 
 /// How often a job that lost a deadlock or a serialization race runs again within its attempt.
 const RACES_MAX: usize = 3;
 
-/// Undoes the changes that statements may make to a session; our prepared statements stay.
+/// Undoes the changes that statements may make to a session; prepared statements of Hapax stay.
 const RESET: &str = "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; \
                      SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES; ";
 
-/// How one job went.
+/// The outcome of one job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum JobOutcome {
     Done,
     Guarded,
 }
 
-/// Why a transaction did not go, and nothing of it happened.
+/// Why a transaction was not committed.
 #[derive(Debug)]
 pub(super) enum NotRun {
-    /// The statements are wrong, slow, or against a constraint.
+    /// The statements are wrong, slow, or violate a constraint.
     Statement(String),
     /// A fence was lost, or the job is done already.
     Fence,
     /// An immediate retry may succeed: after a deadlock, or when an `ALTER` made a plan invalid.
     Race(String),
-    /// The connection or the server died with it. It may even have been committed.
+    /// The connection or the server failed. The transaction may even have been committed.
     Outage(PgError),
 }
 
@@ -85,7 +85,7 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
         ran.alone = Some(Box::new(only.claim.clone()));
         return Ok(ran);
     }
-    // Jobs of one resource beside each other, in the order in which they are due.
+    // Jobs of one resource next to each other, in the order in which they are due.
     taken.sort_by(|one, other| {
         let of = |it: &Taken| (it.lane, it.claim.event.resource.clone());
         of(one).cmp(&of(other))
@@ -106,8 +106,8 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
             Err(why) => {
                 tracing::debug!(jobs = first.len(), ?why, "a batch failed; each runs alone");
                 alone.splice(0..0, first);
-                // A slow one has used up the time of all: with none left, each round would end one
-                // job and cost its timeout again.
+                // A slow job has used up the time of all: without any time left, each round would
+                // end one job and cost its timeout again.
                 until = Instant::now() + SLICE_MAX;
             }
         }
@@ -127,7 +127,7 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
             }
             Ok(Ended::Lost) => {}
             Err(outage) => {
-                // This one is lost; those that were not begun need not be.
+                // This job is lost; jobs that were not begun are not.
                 left.extend(alone[begun + 1..].iter().cloned());
                 give_back(shared, &left).await?;
                 return Err(outage.into());
@@ -142,7 +142,7 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
 #[derive(Debug)]
 pub(super) enum Ended {
     JobOutcome(JobOutcome),
-    /// And that is recorded.
+    /// The outcome, which is recorded.
     Failed(String),
     Lost,
 }
@@ -233,8 +233,8 @@ impl<'a> SqlRunner<'a> {
         }
     }
 
-    /// Guard, effects and "done" of these jobs, as far as the time goes, and the commit. Returns
-    /// the outcome of the jobs that were begun.
+    /// Checks the order guard, runs the effects and records "done" for these jobs, as far as the
+    /// time allows, and commits. Returns the outcome of the jobs that were begun.
     async fn transaction(
         &self,
         jobs: &[Taken],
@@ -253,12 +253,12 @@ impl<'a> SqlRunner<'a> {
         });
         let outcome = match inside.await {
             Ok(outcome) => outcome,
-            // The connection is closed with whatever is still running on it.
+            // The connection is closed with the statement that still runs on it.
             Err(_) => return Err(NotRun::Statement(self.timed_out())),
         };
         match &outcome {
             Ok(_) => tidy(&mut lent, LeftBehind::Ended).await,
-            // Its prepared statements may be void.
+            // Its prepared statements may be invalid.
             Err(NotRun::Race(_) | NotRun::Outage(_)) => {}
             Err(NotRun::Statement(_) | NotRun::Fence) => tidy(&mut lent, LeftBehind::Open).await,
         }
@@ -427,7 +427,7 @@ impl<'a> SqlRunner<'a> {
         as_text(client, results).await
     }
 
-    /// An error of the statement at this place in the program.
+    /// An error of the statement at this position in the program.
     fn judged(&self, error: tokio_postgres::Error, at: usize) -> NotRun {
         let Some(db) = error.as_db_error() else { return ours(error.into()) };
         if *db.code() == SqlState::QUERY_CANCELED {
@@ -443,7 +443,7 @@ impl<'a> SqlRunner<'a> {
     }
 }
 
-/// An error in the words of the database, with its place in the user's text.
+/// An error in the words of the database, with its position in the user's text.
 fn placed(statement: &SqlStatement, at: usize, db: &DbError) -> String {
     let place = match db.position() {
         Some(ErrorPosition::Original(nth)) => {
@@ -456,7 +456,7 @@ fn placed(statement: &SqlStatement, at: usize, db: &DbError) -> String {
     shortened(&text, ERROR_CHARS_MAX)
 }
 
-/// Why the statements of each program cannot be prepared in a session of handlers, where they cannot.
+/// Why statements of a program cannot be prepared in a session of handlers, for each program.
 pub(super) async fn check(
     lender: &ClientPool,
     programs: &[Arc<SqlProgram>],
@@ -472,7 +472,7 @@ pub(super) async fn check(
             let types: Vec<Type> = statement.parameters.iter().map(|it| type_of(*it)).collect();
             let Err(error) = client.prepare_typed(&statement.text, &types).await else { continue };
             let Some(db) = error.as_db_error() else { return Err(error.into()) };
-            // Tables of ours come with the first start.
+            // The tables of Hapax are created at the first start.
             if has_ours || !db.message().contains("hapax") {
                 fault = Some(placed(statement, at, db));
                 break;
@@ -483,7 +483,7 @@ pub(super) async fn check(
     Ok(faults)
 }
 
-/// How far each resource has come, as this transaction sees it.
+/// The marks of the resources, as this transaction sees them.
 type Marks = HashMap<(i32, String), Option<Position>>;
 
 /// Begins a handler's transaction, whose statements may each take as long as `timeout`; `more` is
@@ -498,15 +498,15 @@ pub(super) async fn begin(client: &Object, timeout: Duration, more: &str) -> Res
     client.batch_execute(&begin).await.map_err(|error| ours(error.into()))
 }
 
-/// Checks every constraint that waited for the commit, before anything is recorded. With that the
-/// user's part of the transaction is over: only statements of ours follow.
+/// Checks every deferred constraint before an outcome is recorded. The user's part of the
+/// transaction then is over: only statements of Hapax follow.
 pub(super) async fn check_constraints(client: &Object) -> Result<(), NotRun> {
     let over = "SET CONSTRAINTS ALL IMMEDIATE; SET LOCAL hapax.in_handler = 'off'";
     let checked = client.batch_execute(over).await;
     checked.map_err(|error| at_commit(&error))
 }
 
-/// "Done" for all of them, once the constraints are checked.
+/// Records "done" for all of them, after the constraints were checked.
 pub(super) async fn finish(shared: &Shared, client: &Object, done: &Done) -> Result<(), NotRun> {
     check_constraints(client).await?;
     if done.jobs.is_empty() {
@@ -570,7 +570,7 @@ impl Done {
 
 type Answer = Result<Vec<Row>, tokio_postgres::Error>;
 
-/// A statement on its way, and which one of the program's it is; none of ours.
+/// A statement that was sent, and its position in the program; `None` for a statement of Hapax.
 struct Sent<'a> {
     whose: Option<usize>,
     answer: Pin<Box<dyn Future<Output = Answer> + Send + 'a>>,
@@ -682,7 +682,7 @@ fn value(parameter: SqlParameter, job: &Taken, current: Option<&str>) -> Result<
     }
 }
 
-/// An error of a statement of ours, in the handler's transaction.
+/// An error of a statement of Hapax in the handler's transaction.
 pub(super) fn ours(error: PgError) -> NotRun {
     match error {
         PgError::Sql(error) => {
@@ -696,7 +696,7 @@ pub(super) fn ours(error: PgError) -> NotRun {
     }
 }
 
-/// An error that waited for the end of the transaction.
+/// An error of a constraint that was deferred to the commit.
 fn at_commit(error: &tokio_postgres::Error) -> NotRun {
     match error.as_db_error() {
         Some(db) if !is_outage(db.code()) => {
@@ -719,7 +719,7 @@ fn sorted(error: tokio_postgres::Error, text: String) -> NotRun {
     }
 }
 
-/// Whether the same transaction may do better at once.
+/// Whether an immediate retry of the same transaction may succeed.
 pub(super) fn is_race(error: &tokio_postgres::Error) -> bool {
     error.as_db_error().is_some_and(|db| {
         let code = db.code();

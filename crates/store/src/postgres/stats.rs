@@ -1,5 +1,5 @@
-//! The data of figures and alerts: how far behind each handler is, and a sample of recent events.
-//! Large tables are read through indexes only.
+//! The data of statistics and alerts: how far behind each handler is, and a sample of recent
+//! events. Large tables are read through indexes only.
 
 use hapax_core::job::HandlerName;
 use hapax_core::limits::LANE_COUNT_MAX;
@@ -13,8 +13,8 @@ use super::connect::{PgError, PooledClient};
 use super::reader::{SUMMARY, read, summary};
 use super::row::first_id;
 
-/// Events of a span that are counted one by one; of more than these the number is an estimate, and
-/// the sample spread over the time instead of over the events.
+/// The most events of a span that are counted one by one. For more events the number is an
+/// estimate, and the sample is spread over time instead of over the events.
 const COUNT_MAX: i64 = 500_000;
 
 /// How far behind each handler is.
@@ -58,8 +58,8 @@ pub(super) async fn sample(shared: &Shared, ask: SampleAsk) -> Result<Sample, St
 async fn sampled(lent: &mut PooledClient, ask: SampleAsk) -> Result<Sample, PgError> {
     let limit = i64::try_from(ask.limit.max(1)).unwrap_or(i64::MAX);
     let (from, most) = (first_id(ask.since), COUNT_MAX);
-    // The id begins with the time: a span is a range of the index, and the column has the last word
-    // in its first millisecond.
+    // The id begins with the time, so a span is a range of the index; within its first millisecond
+    // the column decides.
     let counted = lent
         .query(
             "WITH w AS (SELECT id FROM hapax.event e \
@@ -130,7 +130,7 @@ async fn every(
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// The events at `limit` moments that lie evenly in the span.
+/// The events at `limit` evenly spaced moments of the span.
 async fn over_time(
     lent: &mut PooledClient,
     from: Uuid,

@@ -1,5 +1,5 @@
-//! How the way to the server is protected: `sslmode` and `sslrootcert` as PostgreSQL's own clients
-//! mean them.
+//! TLS to the server: `sslmode` and `sslrootcert` with the meaning that PostgreSQL's own clients
+//! give them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ use rustls::{
 /// The values of `sslmode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// In the clear.
+    /// Not encrypted.
     Disable,
-    /// Encrypted if the server can.
+    /// Encrypted if the server supports it.
     Prefer,
     /// Encrypted; any certificate is accepted, unless trusted certificates are configured.
     Require,
-    /// Encrypted, and vouched for by a trusted certificate.
+    /// Encrypted, with a certificate that is signed by a trusted one.
     VerifyCa,
-    /// That, and for this host's name.
+    /// The same, and the certificate must name this host.
     VerifyFull,
 }
 
@@ -129,7 +129,7 @@ impl ServerCertVerifier for AnyCertificate {
     }
 }
 
-/// Trusts the certificate whatever name it bears.
+/// Trusts the certificate whatever name it contains.
 #[derive(Debug)]
 struct AnyName {
     inner: Arc<WebPkiServerVerifier>,

@@ -346,7 +346,7 @@ async fn a_standby_and_a_database_that_takes_no_writes_are_refused() {
     open(&url).await.close().await;
     server.execute("CREATE DATABASE frozen").await;
     server.execute("ALTER DATABASE frozen SET default_transaction_read_only = on").await;
-    refused(PgStore::open(PgOptions::new(server.url_for("frozen"))).await, "takes no writes");
+    refused(PgStore::open(PgOptions::new(server.url_for("frozen"))).await, "accepts no writes");
     if !server.can_have_standby() {
         return hapax_sim::skip("a standby is refused", "this PostgreSQL cannot be followed");
     }
