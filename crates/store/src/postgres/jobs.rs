@@ -1,6 +1,6 @@
 //! Jobs in PostgreSQL: announced, claimed, settled, each by one call of a function in the database.
-//! The functions decide (`migrations/0003_work.sql`); this file only calls them and reads their
-//! results.
+//! The functions decide (`functions/claim.sql` and its neighbours); this file only calls them and
+//! reads their results.
 
 use std::time::Instant;
 

@@ -1,5 +1,5 @@
 //! Idempotency-Keys: each act is one call of the database that commits itself, run to its end even
-//! if its caller stops waiting. The functions decide (`migrations/0006_ledger.sql`); users' own
+//! if its caller stops waiting. The functions decide (`functions/reserve_key.sql` and its neighbours); users' own
 //! transactions call the same functions.
 //!
 //! These calls have their own connections, because clients of an API wait for them. However many

@@ -1,9 +1,12 @@
-//! The tables of the schema `hapax`, brought forward in small numbered steps.
+//! The schema `hapax`, brought forward: tables in small numbered steps, functions and views by version.
 //!
 //! Each step is one transaction together with the record that it was applied, so that an
 //! interrupted step is simply applied again. One node at a time; the others wait for it, for a
 //! while. A step names the oldest version of the tables whose binaries survive it: nodes of the
 //! version before keep running, and also start, while the first ones are replaced.
+//!
+//! After the steps come the functions and views ([`super::functions`]), all in one transaction with
+//! their version. A node whose version is not higher leaves them as they are.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,8 +14,10 @@ use std::time::{Duration, Instant};
 use hapax_core::KeyHash;
 
 use super::connect::{ClientPool, PgError, PgOpenError, PooledClient};
+use super::functions::{AFTER, FunctionSet};
 
 /// One step.
+#[derive(Debug, Clone)]
 struct Step {
     number: i32,
     name: &'static str,
@@ -22,42 +27,17 @@ struct Step {
 }
 
 /// All of them, in order. What has been released is never edited.
-const STEPS: &[Step] = &[
-    Step {
-        number: 1,
-        name: "tables",
-        sql: include_str!("migrations/0001_tables.sql"),
-        survives: 1,
-    },
-    Step {
-        number: 2,
-        name: "ingest",
-        sql: include_str!("migrations/0002_ingest.sql"),
-        survives: 1,
-    },
-    Step { number: 3, name: "work", sql: include_str!("migrations/0003_work.sql"), survives: 1 },
-    Step {
-        number: 4,
-        name: "functions",
-        sql: concat!(include_str!("sql/once.sql"), include_str!("migrations/0004_functions.sql")),
-        survives: 1,
-    },
-    Step { number: 5, name: "views", sql: include_str!("migrations/0005_views.sql"), survives: 1 },
-    Step {
-        number: 6,
-        name: "ledger",
-        sql: include_str!("migrations/0006_ledger.sql"),
-        survives: 1,
-    },
-    Step {
-        number: 7,
-        name: "handlers",
-        sql: include_str!("migrations/0007_handlers.sql"),
-        survives: 1,
-    },
-];
+const STEPS: &[Step] = &[Step {
+    number: 1,
+    name: BASELINE,
+    sql: concat!(include_str!("sql/once_key.sql"), include_str!("migrations/0001_baseline.sql")),
+    survives: 1,
+}];
 
-/// Where steps are noted.
+/// The first step. Before the first release it had other names.
+const BASELINE: &str = "baseline";
+
+/// Where steps and the version of the functions are noted.
 const RECORD: &str = "CREATE SCHEMA IF NOT EXISTS hapax;
 CREATE TABLE IF NOT EXISTS hapax.migration (
     number   integer PRIMARY KEY,
@@ -65,16 +45,25 @@ CREATE TABLE IF NOT EXISTS hapax.migration (
     checksum text NOT NULL,
     survives integer NOT NULL,
     at       timestamptz NOT NULL DEFAULT statement_timestamp()
+);
+CREATE TABLE IF NOT EXISTS hapax.function_version (
+    one      boolean PRIMARY KEY DEFAULT true CHECK (one),
+    version  integer NOT NULL,
+    checksum text NOT NULL,
+    at       timestamptz NOT NULL DEFAULT statement_timestamp()
 )";
 
-/// What follows every step: the functions that are there by then find their rows by index.
-const BY_INDEX: &str = include_str!("sql/by_index.sql");
+/// What a build brings: steps, and functions.
+struct Schema {
+    steps: Vec<Step>,
+    functions: FunctionSet,
+}
 
 /// The note that a step was taken, and what follows every step.
 fn note(Step { number, name, sql, survives }: &Step) -> String {
     let checksum = checksum(sql);
     format!(
-        "{BY_INDEX};\nINSERT INTO hapax.migration (number, name, checksum, survives) \
+        "{AFTER}\nINSERT INTO hapax.migration (number, name, checksum, survives) \
          VALUES ({number}, '{name}', '{checksum}', {survives})"
     )
 }
@@ -91,7 +80,7 @@ const LOCK_POLL: Duration = Duration::from_millis(100);
 /// How a step stands in this database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MigrationStatus {
-    /// Its number.
+    /// Its number; of the entry `functions`, the version.
     pub number: i32,
     /// Its name.
     pub name: String,
@@ -108,108 +97,193 @@ struct Taken {
     survives: i32,
 }
 
-/// What `hapax.once` needs, and nothing else.
-pub(super) fn once() -> &'static str {
-    include_str!("sql/once.sql")
+/// What a database holds, by its own record.
+#[derive(Default)]
+struct Found {
+    steps: BTreeMap<i32, Taken>,
+    /// Version and checksum of the functions.
+    functions: Option<(i32, String)>,
 }
 
-/// All steps as one script that also notes them as taken, so that a server finds them done.
+/// What is to be applied.
+struct Missing<'a> {
+    steps: Vec<&'a Step>,
+    functions: Option<&'a FunctionSet>,
+}
+
+/// What `hapax.once` needs, and nothing else.
+pub(super) fn once() -> &'static str {
+    concat!(include_str!("sql/once_key.sql"), include_str!("functions/once.sql"))
+}
+
+/// All steps and functions as one script that also notes them as taken, so that a server finds them
+/// done.
 pub(super) fn by_hand() -> String {
+    let Schema { steps, functions } = Schema::ours();
     let mut script = format!("BEGIN;\nSELECT pg_advisory_xact_lock({LOCK});\n{RECORD};\n");
-    for step in STEPS {
+    for step in &steps {
         let Step { number, name, sql, .. } = step;
         script.push_str(&format!("\n-- Step {number}: {name}\n{sql}\n{};\n", note(step)));
     }
-    script.push_str("COMMIT;\n");
+    let (version, sql) = (functions.version, functions.script());
+    script.push_str(&format!("\n-- Functions and views, version {version}\n{sql}\nCOMMIT;\n"));
     script
 }
 
-/// Takes every step that is missing.
+/// Takes every step that is missing, and replaces functions of a lower version.
 pub(super) async fn up(lender: &ClientPool) -> Result<(), PgOpenError> {
-    let mut lent = lender.lend().await.map_err(trouble)?;
-    if missing(&taken(&mut lent).await?)?.is_empty() {
-        return Ok(());
-    }
-    lock(&mut lent).await?;
-    let outcome = up_locked(&mut lent).await;
-    // The lock goes with the session, should this not get through.
-    let unlocked = lent.query("SELECT pg_advisory_unlock($1)", &[&LOCK]).await;
-    outcome.and(unlocked.map(drop).map_err(trouble))
+    Schema::ours().up(lender).await
 }
 
-async fn up_locked(lent: &mut PooledClient) -> Result<(), PgOpenError> {
-    lent.batch(RECORD).await.map_err(trouble)?;
-    for step in missing(&taken(lent).await?)? {
-        let (number, name) = (step.number, step.name);
-        // In one message, so in one transaction. A step may take longer than a statement does.
-        let sql = format!("SET LOCAL statement_timeout = 0;\n{}\n;{}", step.sql, note(step));
-        lent.batch(&sql).await.map_err(|error| {
-            PgOpenError::Migrate(format!("step {number} ({name}): {}", said(&error)))
-        })?;
-        tracing::info!(step = number, "took step {number} ({name}) of the database");
-    }
-    Ok(())
-}
-
-/// Every step this binary knows of, and those it does not.
+/// Every step this binary knows of, and those it does not; then the functions, with their version as
+/// the number.
 pub(super) async fn status(lender: &ClientPool) -> Result<Vec<MigrationStatus>, PgOpenError> {
     let mut lent = lender.lend().await.map_err(trouble)?;
-    let taken = taken(&mut lent).await?;
-    let mut all: BTreeMap<i32, MigrationStatus> = STEPS
-        .iter()
-        .map(|step| {
-            let (number, name) = (step.number, step.name.to_owned());
-            (number, MigrationStatus { number, name, applied: false, refused: None })
-        })
-        .collect();
-    for (number, taken) in taken {
-        let refused = refusal(number, &taken);
-        all.insert(number, MigrationStatus { number, name: taken.name, applied: true, refused });
-    }
-    Ok(all.into_values().collect())
+    Ok(Schema::ours().status(found(&mut lent).await?))
 }
 
-/// The steps that are to be taken; an error where the database is not one of ours.
-fn missing(taken: &BTreeMap<i32, Taken>) -> Result<Vec<&'static Step>, PgOpenError> {
-    for (number, taken) in taken {
-        if let Some(why) = refusal(*number, taken) {
+impl Schema {
+    fn ours() -> Self {
+        Self { steps: STEPS.to_vec(), functions: FunctionSet::ours() }
+    }
+
+    async fn up(&self, lender: &ClientPool) -> Result<(), PgOpenError> {
+        let mut lent = lender.lend().await.map_err(trouble)?;
+        if self.missing(&found(&mut lent).await?)?.is_none() {
+            return Ok(());
+        }
+        lock(&mut lent).await?;
+        let outcome = self.up_locked(&mut lent).await;
+        // The lock goes with the session, should this not get through.
+        let unlocked = lent.query("SELECT pg_advisory_unlock($1)", &[&LOCK]).await;
+        outcome.and(unlocked.map(drop).map_err(trouble))
+    }
+
+    async fn up_locked(&self, lent: &mut PooledClient) -> Result<(), PgOpenError> {
+        lent.batch(RECORD).await.map_err(trouble)?;
+        let Some(missing) = self.missing(&found(lent).await?)? else { return Ok(()) };
+        for step in missing.steps {
+            let (number, name) = (step.number, step.name);
+            let sql = format!("{}\n;{}", step.sql, note(step));
+            apply(lent, &format!("step {number} ({name})"), &sql).await?;
+            tracing::info!(step = number, "took step {number} ({name}) of the database");
+        }
+        if let Some(functions) = missing.functions {
+            let version = functions.version;
+            apply(lent, &format!("functions, version {version}"), &functions.script()).await?;
+            tracing::info!(version, "replaced the functions of the database by version {version}");
+        }
+        Ok(())
+    }
+
+    fn status(&self, found: Found) -> Vec<MigrationStatus> {
+        let mut all: BTreeMap<i32, MigrationStatus> = self
+            .steps
+            .iter()
+            .map(|step| {
+                let (number, name) = (step.number, step.name.to_owned());
+                (number, MigrationStatus { number, name, applied: false, refused: None })
+            })
+            .collect();
+        let functions = MigrationStatus {
+            number: found
+                .functions
+                .as_ref()
+                .map_or(0, |(there, _)| *there)
+                .max(self.functions.version),
+            name: "functions".to_owned(),
+            applied: found
+                .functions
+                .as_ref()
+                .is_some_and(|(there, _)| *there >= self.functions.version),
+            refused: self.functions_refusal(found.functions.as_ref()),
+        };
+        for (number, taken) in found.steps {
+            let refused = self.refusal(number, &taken);
+            let name = taken.name;
+            all.insert(number, MigrationStatus { number, name, applied: true, refused });
+        }
+        all.into_values().chain([functions]).collect()
+    }
+
+    /// What is to be applied, if anything; an error where the database is not one of ours.
+    fn missing(&self, found: &Found) -> Result<Option<Missing<'_>>, PgOpenError> {
+        for (number, taken) in &found.steps {
+            if let Some(why) = self.refusal(*number, taken) {
+                return Err(PgOpenError::Migrate(why));
+            }
+            if !self.steps.iter().any(|step| step.number == *number) {
+                tracing::info!(
+                    step = number,
+                    "the database is ahead by step {number}, which only adds"
+                );
+            }
+        }
+        if let Some(why) = self.functions_refusal(found.functions.as_ref()) {
             return Err(PgOpenError::Migrate(why));
         }
-        if !STEPS.iter().any(|step| step.number == *number) {
-            tracing::info!(
-                step = number,
-                "the database is ahead by step {number}, which only adds"
-            );
+        let steps: Vec<&Step> =
+            self.steps.iter().filter(|step| !found.steps.contains_key(&step.number)).collect();
+        let is_behind =
+            found.functions.as_ref().is_none_or(|(there, _)| *there < self.functions.version);
+        let functions = is_behind.then_some(&self.functions);
+        let nothing = steps.is_empty() && functions.is_none();
+        Ok((!nothing).then_some(Missing { steps, functions }))
+    }
+
+    /// Why this version must not work on a database that took this step.
+    fn refusal(&self, number: i32, taken: &Taken) -> Option<String> {
+        let newest = self.steps.last().map_or(0, |step| step.number);
+        let name = &taken.name;
+        match self.steps.iter().find(|step| step.number == number) {
+            Some(step) if checksum(step.sql) == taken.checksum => None,
+            Some(_) if number == 1 && name != BASELINE => Some(
+                "a version from before the first release made this database, and its tables cannot be \
+                 migrated; use an empty database, or delete what Hapax stored in this one with \
+                 DROP SCHEMA hapax CASCADE, which leaves your own tables as they are"
+                    .to_owned(),
+            ),
+            Some(_) => Some(format!(
+                "step {number} ({name}) of this database is not the one this version knows; it was \
+                 made by another build: run that build, or use an empty database"
+            )),
+            None if taken.survives <= newest => None,
+            None => Some(format!(
+                "a newer version took step {number} ({name}), which this version does not survive; \
+                 run the newer version"
+            )),
         }
     }
-    Ok(STEPS.iter().filter(|step| !taken.contains_key(&step.number)).collect())
-}
 
-/// Why this version must not work on a database that took this step.
-fn refusal(number: i32, taken: &Taken) -> Option<String> {
-    let newest = STEPS.last().map_or(0, |step| step.number);
-    let name = &taken.name;
-    match STEPS.iter().find(|step| step.number == number) {
-        Some(step) if checksum(step.sql) == taken.checksum => None,
-        Some(_) => Some(format!(
-            "step {number} ({name}) of this database is not the one this version knows; it was made \
-             by another build"
-        )),
-        None if taken.survives <= newest => None,
-        None => Some(format!(
-            "a newer version took step {number} ({name}), which this version does not survive; run \
-             the newer version"
-        )),
+    /// Why this version must not work with these functions. Those of a newer version do what this
+    /// one needs, or else a step of that version would say so.
+    fn functions_refusal(&self, found: Option<&(i32, String)>) -> Option<String> {
+        let (version, there) = found?;
+        if *version != self.functions.version || *there == self.functions.checksum() {
+            return None;
+        }
+        Some(format!(
+            "the functions of this database have version {version}, as those of this build, and differ \
+             from them; another build made them: run that build, or use an empty database"
+        ))
     }
 }
 
-async fn taken(lent: &mut PooledClient) -> Result<BTreeMap<i32, Taken>, PgOpenError> {
-    let there = lent
-        .query("SELECT to_regclass('hapax.migration') IS NOT NULL", &[])
-        .await
-        .map_err(trouble)?;
-    if !there.first().is_some_and(|row| row.get(0)) {
-        return Ok(BTreeMap::new());
+/// Runs the SQL in one message, and so in one transaction. It may take longer than a statement does.
+async fn apply(lent: &mut PooledClient, what: &str, sql: &str) -> Result<(), PgOpenError> {
+    let sql = format!("SET LOCAL statement_timeout = 0;\n{sql}");
+    let applied = lent.batch(&sql).await;
+    applied.map_err(|error| PgOpenError::Migrate(format!("{what}: {}", said(&error))))
+}
+
+async fn found(lent: &mut PooledClient) -> Result<Found, PgOpenError> {
+    let there = async |lent: &mut PooledClient, table: &str| {
+        let rows =
+            lent.query("SELECT to_regclass($1) IS NOT NULL", &[&table]).await.map_err(trouble)?;
+        Ok(rows.first().is_some_and(|row| row.get(0)))
+    };
+    if !there(lent, "hapax.migration").await? {
+        return Ok(Found::default());
     }
     let rows = lent
         .query("SELECT number, name, checksum, survives FROM hapax.migration", &[])
@@ -218,7 +292,15 @@ async fn taken(lent: &mut PooledClient) -> Result<BTreeMap<i32, Taken>, PgOpenEr
     let read = |row: &tokio_postgres::Row| {
         (row.get(0), Taken { name: row.get(1), checksum: row.get(2), survives: row.get(3) })
     };
-    Ok(rows.iter().map(read).collect())
+    let steps = rows.iter().map(read).collect();
+    if !there(lent, "hapax.function_version").await? {
+        return Ok(Found { steps, functions: None });
+    }
+    let rows = lent
+        .query("SELECT version, checksum FROM hapax.function_version", &[])
+        .await
+        .map_err(trouble)?;
+    Ok(Found { steps, functions: rows.first().map(|row| (row.get(0), row.get(1))) })
 }
 
 async fn lock(lent: &mut PooledClient) -> Result<(), PgOpenError> {
@@ -237,7 +319,7 @@ async fn lock(lent: &mut PooledClient) -> Result<(), PgOpenError> {
     }
 }
 
-fn checksum(sql: &str) -> String {
+pub(super) fn checksum(sql: &str) -> String {
     format!("{:?}", KeyHash::of(b"migration", [sql.as_bytes()]))
 }
 
@@ -253,5 +335,127 @@ fn said(error: &PgError) -> String {
             None => error.to_string(),
         },
         PgError::Pool(_) | PgError::Silent | PgError::Gone | PgError::Closed => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hapax_sim::Postgres;
+
+    use super::*;
+    use crate::postgres::connect::{PoolSizes, Pools, Target};
+
+    fn pool(url: &str) -> ClientPool {
+        let target = Target::parse(url).expect("a url");
+        Pools::new(&target, &target, PoolSizes::default()).expect("pools").admin
+    }
+
+    async fn one(url: &str, sql: &str) -> String {
+        Postgres::execute_at(url, sql).await.remove(0).unwrap_or_default()
+    }
+
+    /// A build that brings functions of this version; `hapax.spoken` says which.
+    fn build(version: i32) -> Schema {
+        let spoken = format!(
+            "CREATE OR REPLACE FUNCTION hapax.spoken() RETURNS integer LANGUAGE sql \
+             SET search_path = pg_catalog, pg_temp AS $$ SELECT {version} $$;"
+        );
+        Schema { steps: STEPS.to_vec(), functions: FunctionSet::with(version, &spoken) }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn an_older_node_never_replaces_the_functions_of_a_newer_one() {
+        // Nodes are replaced one by one: an old one starts after the new one, and again.
+        let url = Postgres::shared().await.create_database("versions").await;
+        let lender = pool(&url);
+        for (starts, speaks) in [(2, 2), (1, 2), (3, 3), (2, 3), (3, 3), (1, 3)] {
+            build(starts).up(&lender).await.expect("starts");
+            assert_eq!(one(&url, "SELECT hapax.spoken()::text").await, speaks.to_string());
+            let recorded = "SELECT version::text FROM hapax.function_version";
+            assert_eq!(one(&url, recorded).await, speaks.to_string());
+        }
+        let mut lent = lender.lend().await.expect("lends");
+        let status = build(1).status(found(&mut lent).await.expect("reads"));
+        let functions = status.last().expect("functions");
+        assert_eq!((functions.number, functions.applied), (3, true), "{functions:?}");
+        assert_eq!(functions.refused, None);
+        // Even if it had looked before the newer one replaced them.
+        let replaced = apply(&mut lent, "functions", &build(2).functions.script()).await;
+        let error = replaced.expect_err("refused").to_string();
+        assert!(error.contains("version 2 or a higher one"), "{error}");
+        assert_eq!(one(&url, "SELECT hapax.spoken()::text").await, "3");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn functions_of_another_build_with_the_same_version_are_refused() {
+        // Each of the two builds would take the other's functions for its own.
+        let url = Postgres::shared().await.create_database("same_version").await;
+        let lender = pool(&url);
+        build(1).up(&lender).await.expect("starts");
+        let other = Schema { functions: FunctionSet::with(1, "-- other"), ..build(1) };
+        let refused = other.up(&lender).await.expect_err("refused").to_string();
+        assert!(
+            refused.contains("another build") && refused.contains("empty database"),
+            "{refused}"
+        );
+        let mut lent = lender.lend().await.expect("lends");
+        let status = other.status(found(&mut lent).await.expect("reads"));
+        assert!(status.iter().any(|one| one.refused.is_some()), "{status:?}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn replaced_functions_keep_the_rights_and_settings_that_they_had() {
+        // CREATE OR REPLACE drops the settings of a function; a version that forgot them would scan
+        // tables, and one that granted everything again would let everybody complete jobs.
+        let url = Postgres::shared().await.create_database("rights").await;
+        let lender = pool(&url);
+        build(1).up(&lender).await.expect("starts");
+        let rights = "SELECT string_agg(p.oid::regprocedure || ' ' || coalesce(p.proacl::text, 'all') || \
+                      ' ' || coalesce(p.proconfig::text, ''), E'\\n' ORDER BY p.oid::regprocedure::text) \
+                      FROM pg_proc p WHERE p.pronamespace = 'hapax'::regnamespace";
+        Postgres::execute_at(
+            &url,
+            "GRANT EXECUTE ON FUNCTION hapax.once(text, text, text) TO pg_monitor",
+        )
+        .await;
+        Postgres::execute_at(&url, "GRANT EXECUTE ON FUNCTION hapax.spoken() TO PUBLIC").await;
+        let before = one(&url, rights).await;
+        assert!(before.contains("enable_seqscan=off") && !before.contains(" all "), "{before}");
+        let triggers = "SELECT count(*)::text FROM pg_trigger WHERE NOT tgisinternal";
+        let triggers_before = one(&url, triggers).await;
+        build(2).up(&lender).await.expect("starts");
+        assert_eq!(one(&url, rights).await, before);
+        assert_eq!(one(&url, triggers).await, triggers_before);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn the_next_step_is_taken_once_and_guards_the_tables_that_it_adds() {
+        // A database with rows is opened by the next version, twice, then by the version before,
+        // which survives the step.
+        let url = Postgres::shared().await.create_database("next_step").await;
+        let lender = pool(&url);
+        let [baseline] = STEPS else { panic!("there is a second step: test that one") };
+        let next = |sql| Step { number: 2, name: "next", sql, survives: 1 };
+        let with = |step| Schema { steps: vec![baseline.clone(), step], ..build(2) };
+        build(1).up(&lender).await.expect("as it was");
+        Postgres::execute_at(&url, "INSERT INTO hapax.pair VALUES ('default', 'shop')").await;
+        let failing = with(next("DROP TABLE hapax.pair; SELECT 1 / 0;"));
+        failing.up(&lender).await.expect_err("fails");
+        assert_eq!(one(&url, "SELECT source FROM hapax.pair").await, "shop");
+        assert_eq!(one(&url, "SELECT hapax.spoken()::text").await, "1", "in order");
+        let next = with(next(
+            "CREATE TABLE hapax.added (n integer);
+             ALTER TABLE hapax.pair ADD COLUMN seen integer NOT NULL DEFAULT 0;
+             UPDATE hapax.pair SET seen = seen + 1;",
+        ));
+        for _ in 0..2 {
+            next.up(&lender).await.expect("goes forward");
+            assert_eq!(one(&url, "SELECT source || seen FROM hapax.pair").await, "shop1");
+        }
+        let guarded = "SELECT count(*)::text FROM pg_trigger WHERE tgname = 'refuse_handler' \
+                       AND tgrelid = 'hapax.added'::regclass";
+        assert_eq!(one(&url, guarded).await, "1", "a handler may write to it");
+        build(1).up(&lender).await.expect("survives it");
+        assert_eq!(one(&url, "SELECT hapax.spoken()::text").await, "2");
     }
 }

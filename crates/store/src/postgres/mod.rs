@@ -9,6 +9,7 @@
 mod connect;
 mod copies;
 mod epoch;
+mod functions;
 mod group_commit;
 mod handler_registry;
 mod handler_role;

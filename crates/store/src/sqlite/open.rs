@@ -38,12 +38,18 @@ pub enum OpenError {
     /// A migration was changed after it was applied.
     #[error(
         "migration {version} in this database is not the one this hapax knows; \
-         it was written by another build, or changed by hand"
+         it was written by another build, or changed by hand: use that build, or another data directory"
     )]
     Migration {
         /// The version of the migration.
         version: i64,
     },
+    /// The file is older than the first release.
+    #[error(
+        "a version from before the first release made {0}, and its tables cannot be migrated: use an \
+         empty data directory, and copy your own tables with `sqlite3 {0} .dump`"
+    )]
+    BeforeRelease(PathBuf),
     /// A trigger or foreign key of the user could act on a table of Hapax, or make its writes fail.
     #[error(
         "{theirs} refers to {ours}, a table of Hapax, and could make its writes fail: \
@@ -203,18 +209,12 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: &[Migration] = &[
-    Migration { version: 1, name: "events", sql: include_str!("migrations/0001_events.sql") },
-    Migration { version: 2, name: "jobs", sql: include_str!("migrations/0002_jobs.sql") },
-    Migration {
-        version: 3,
-        name: "young keys",
-        sql: include_str!("migrations/0003_young_keys.sql"),
-    },
-    Migration { version: 4, name: "gaps", sql: include_str!("migrations/0004_gaps.sql") },
-    Migration { version: 5, name: "publish", sql: include_str!("migrations/0005_publish.sql") },
-    Migration { version: 6, name: "ledger", sql: include_str!("migrations/0006_ledger.sql") },
-];
+/// The first migration. Before the first release it had other names.
+const BASELINE: &str = "baseline";
+
+/// All of them, in order. What has been released is never edited.
+const MIGRATIONS: &[Migration] =
+    &[Migration { version: 1, name: BASELINE, sql: include_str!("migrations/0001_baseline.sql") }];
 
 /// Migrates the schema forward to this build's version, one transaction each, and only if the
 /// applied migrations are those that this build knows.
@@ -254,16 +254,20 @@ fn apply(place: &Place, conn: &mut Connection, known: &[Migration]) -> Result<()
              applied_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP)",
     )
     .map_err(fail)?;
-    let applied: Vec<(i64, String)> = {
+    let applied: Vec<(i64, String, String)> = {
         let mut rows = conn
-            .prepare("SELECT version, checksum FROM hapax_migration ORDER BY version")
+            .prepare("SELECT version, name, checksum FROM hapax_migration ORDER BY version")
             .map_err(fail)?;
-        let rows = rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).map_err(fail)?;
+        let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+        let rows = rows.query_map([], read).map_err(fail)?;
         rows.collect::<Result<_, _>>().map_err(fail)?
     };
-    for (version, found) in &applied {
+    for (version, name, found) in &applied {
         match known.iter().find(|migration| migration.version == *version) {
             None => return Err(OpenError::Newer(*version)),
+            Some(_) if *version == 1 && name != BASELINE => {
+                return Err(OpenError::BeforeRelease(place.path.clone()));
+            }
             Some(one) if checksum(one.sql) != *found => {
                 return Err(OpenError::Migration { version: *version });
             }
@@ -271,7 +275,7 @@ fn apply(place: &Place, conn: &mut Connection, known: &[Migration]) -> Result<()
         }
     }
     for migration in known {
-        if applied.iter().any(|(version, _)| *version == migration.version) {
+        if applied.iter().any(|(version, ..)| *version == migration.version) {
             continue;
         }
         let tx = conn
@@ -332,33 +336,70 @@ mod tests {
         );
     }
 
+    fn migration_two(sql: &'static str) -> [Migration; 2] {
+        let [baseline] = MIGRATIONS else { panic!("there is a second migration: test that one") };
+        let Migration { version, name, sql: first } = *baseline;
+        [Migration { version, name, sql: first }, Migration { version: 2, name: "next", sql }]
+    }
+
     #[test]
-    fn a_database_of_an_older_hapax_is_migrated_with_its_data() {
-        // Its held jobs have no deadline yet: without one, all would be overdue at once.
-        for older in 1..MIGRATIONS.len() {
-            let directory = tempfile::tempdir().expect("a directory");
-            let place = Place::own(directory.path()).expect("ours");
-            let mut conn = place.writer().expect("opens");
-            apply(&place, &mut conn, &MIGRATIONS[..older]).expect("as it was");
-            let has_jobs = older >= 2;
-            if has_jobs {
-                conn.execute_batch(
-                    "INSERT INTO hapax_job (event_seq, lane, state, due_at, resource, position)
-                     VALUES (1, 1, 5, 1000, 'acct', 3), (2, 1, 6, 1000, 'acct', 4)",
-                )
-                .expect("writes");
-            }
-            migrate(&place, &mut conn).expect("goes forward");
-            let jobs: Vec<(i64, i64, i64)> = conn
-                .prepare("SELECT state, due_at, forced FROM hapax_job")
-                .expect("prepares")
-                .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
-                .and_then(Iterator::collect)
+    fn the_next_migration_keeps_what_the_database_holds_and_runs_once() {
+        // A file with events is opened by the next version, twice, then by the version before.
+        let directory = tempfile::tempdir().expect("a directory");
+        let place = Place::own(directory.path()).expect("ours");
+        let mut conn = place.writer().expect("opens");
+        migrate(&place, &mut conn).expect("as it was");
+        conn.execute_batch("INSERT INTO hapax_pair VALUES (7, 'default', 'shop')").expect("writes");
+        let next = migration_two(
+            "ALTER TABLE hapax_pair ADD COLUMN seen INTEGER NOT NULL DEFAULT 0;
+             UPDATE hapax_pair SET seen = seen + 1;",
+        );
+        for _ in 0..2 {
+            apply(&place, &mut conn, &next).expect("goes forward");
+            let row: (i64, String, i64) = conn
+                .query_row("SELECT pair, source, seen FROM hapax_pair", [], |row| {
+                    Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+                })
                 .expect("reads");
-            let held_until = if older < 4 { 600_001_000 } else { 1_000 };
-            let expected = [(5, held_until, 0), (6, 1_000, 0)];
-            assert_eq!(jobs, if has_jobs { &expected[..] } else { &[] }, "from {older}");
-            migrate(&place, &mut conn).expect("once is enough");
+            assert_eq!(row, (7, "shop".to_owned(), 1));
         }
+        assert!(matches!(migrate(&place, &mut conn), Err(OpenError::Newer(2))));
+    }
+
+    #[test]
+    fn a_migration_that_fails_leaves_the_database_as_it_was() {
+        // Half of it has run when it fails: the version before must still open the file.
+        let directory = tempfile::tempdir().expect("a directory");
+        let place = Place::own(directory.path()).expect("ours");
+        let mut conn = place.writer().expect("opens");
+        migrate(&place, &mut conn).expect("as it was");
+        let next = migration_two("DROP TABLE hapax_copy; INSERT INTO nowhere VALUES (1);");
+        apply(&place, &mut conn, &next).expect_err("fails");
+        migrate(&place, &mut conn).expect("as it was");
+        conn.execute_batch("SELECT copies FROM hapax_copy").expect("is there");
+    }
+
+    #[test]
+    fn a_database_from_before_the_first_release_is_refused_and_stays_as_it_is() {
+        // Its tables have the same names and other columns: the first write would fail, or worse.
+        let directory = tempfile::tempdir().expect("a directory");
+        let place = Place::own(directory.path()).expect("ours");
+        let mut conn = place.writer().expect("opens");
+        conn.execute_batch(
+            "CREATE TABLE hapax_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL,
+                 checksum TEXT NOT NULL, applied_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP);
+             INSERT INTO hapax_migration (version, name, checksum)
+             VALUES (1, 'events', 'a'), (2, 'jobs', 'b');
+             CREATE TABLE hapax_event (seq INTEGER PRIMARY KEY);
+             INSERT INTO hapax_event VALUES (1)",
+        )
+        .expect("an old one");
+        let refused = migrate(&place, &mut conn).expect_err("refused");
+        assert!(matches!(refused, OpenError::BeforeRelease(_)), "{refused}");
+        let text = refused.to_string();
+        assert!(text.contains("empty data directory") && text.contains("hapax.db"), "{text}");
+        let count = "SELECT count(*) FROM hapax_event, sqlite_schema";
+        let count: i64 = conn.query_row(count, [], |row| row.get(0)).expect("reads");
+        assert_eq!(count, 2, "it changed something");
     }
 }

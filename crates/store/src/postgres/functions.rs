@@ -1,0 +1,160 @@
+//! The functions and views of the schema `hapax`: one file each, and one version for all of them.
+//!
+//! A node replaces all of them in one transaction, and only if its version is higher than the one
+//! that the database records ([`super::migrate`]). So an older node that starts later changes nothing,
+//! and a fix is a change of one file. Nodes of the version before keep calling what they know:
+//! a function whose arguments or columns change gets a new name, and the old one stays while any node
+//! may call it. The same holds for views, to which columns can only be added at the end.
+//!
+//! Locks: a job's row first, then the mark of its resource. A transaction that goes on to ready other
+//! jobs skips the locked ones, and a claim skips every locked row. A claim never waits for a lock, so a
+//! transaction that stays open delays only the rows that it has locked. A later claim finds the skipped
+//! rows. Each function that a node calls is one statement, and so one commit. Functions that users call
+//! inside their own transactions hold only the rows that they are about: one job, the mark of its
+//! resource, one key.
+//!
+//! Time: `now_at` is for tests; without it the clock is the database's.
+
+use super::migrate::checksum;
+
+/// The version of what this build brings. Raise it with the first change after a release.
+pub(super) const VERSION: i32 = 1;
+
+/// The versions that were released, with the checksum of their text. A release adds its own line.
+#[cfg(test)]
+const RELEASED: &[(i32, &str)] = &[];
+
+/// One file.
+struct Definition {
+    name: &'static str,
+    sql: &'static str,
+}
+
+macro_rules! definitions {
+    ($folder:literal: $($name:ident),+ $(,)?) => {
+        &[$(Definition {
+            name: stringify!($name),
+            sql: include_str!(concat!($folder, "/", stringify!($name), ".sql")),
+        }),+]
+    };
+}
+
+/// In this order: the first ones have bodies that PostgreSQL resolves when they are created.
+const FUNCTIONS: &[Definition] = definitions!["functions":
+    last_job, rank, job_id, first_due,
+    abandon, admit, admit_handlers, adopt, announce, begin_sequence, claim, commit_behind, complete,
+    count_copies, count_keys, count_usage, decide, discard, done, done_all, end_hold, expire, fail,
+    failed, finish, finish_key, first_fence, fold_usage, forget, forget_marks, give_back, guard,
+    has_room, hold, hurry, ingest, is_held, is_reserved, lane_of, lock_marks, lose, make_partition,
+    next_due, next_fence, note_attempt, once, publish, ready_next, refuse_handler, renew, replay,
+    reservation_came, reservation_changed, reservation_went, reserve, reserve_key, seal_of,
+    set_aside, settle, shown, strip, tend_usage, to_review, try_mark, worked_for, works_for,
+    write_jobs, write_message,
+];
+
+const VIEWS: &[Definition] =
+    definitions!["views": processed_events, arrivals, attempts, dead_letters, deliveries];
+
+/// What follows the functions, and each migration step.
+pub(super) const AFTER: &str = include_str!("sql/after_functions.sql");
+
+/// All of them, with a version.
+#[derive(Debug, Clone)]
+pub(super) struct FunctionSet {
+    pub(super) version: i32,
+    text: String,
+}
+
+impl FunctionSet {
+    /// What this build brings.
+    pub(super) fn ours() -> Self {
+        let mut text = String::new();
+        for Definition { name, sql } in FUNCTIONS.iter().chain(VIEWS) {
+            text.push_str(&format!("\n-- {name}\n{sql}"));
+        }
+        Self { version: VERSION, text }
+    }
+
+    pub(super) fn checksum(&self) -> String {
+        checksum(&self.text)
+    }
+
+    /// Replaces every function and view, in the transaction that it is run in. Keeps: the version only
+    /// grows. The row of the version is the referee, and the transaction fails if it is not higher.
+    pub(super) fn script(&self) -> String {
+        let Self { version, text } = self;
+        let checksum = self.checksum();
+        format!(
+            "SET LOCAL check_function_bodies = off;
+DO $version$
+BEGIN
+    INSERT INTO hapax.function_version AS v (version, checksum) VALUES ({version}, '{checksum}')
+    ON CONFLICT (one) DO UPDATE
+    SET version = excluded.version, checksum = excluded.checksum, at = excluded.at
+    WHERE v.version < excluded.version;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the functions of this database have version {version} or a higher one';
+    END IF;
+END $version$;
+{text}
+{AFTER}"
+        )
+    }
+}
+
+#[cfg(test)]
+impl FunctionSet {
+    /// A set of another version, which is ours with this text after it.
+    pub(super) fn with(version: i32, more: &str) -> Self {
+        Self { version, text: format!("{}\n{more}", Self::ours().text) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_of_a_function_or_view_is_applied() {
+        // A file that stands in no list would be edited without any effect.
+        for (folder, listed) in [("functions", FUNCTIONS), ("views", VIEWS)] {
+            let path = format!("{}/src/postgres/{folder}", env!("CARGO_MANIFEST_DIR"));
+            let mut files: Vec<String> = std::fs::read_dir(path)
+                .expect("reads")
+                .map(|file| file.expect("reads").file_name().to_string_lossy().into_owned())
+                .collect();
+            let mut named: Vec<String> =
+                listed.iter().map(|one| format!("{}.sql", one.name)).collect();
+            files.sort();
+            named.sort();
+            assert_eq!(files, named);
+        }
+    }
+
+    #[test]
+    fn a_file_replaces_the_function_that_it_is_named_after() {
+        // `CREATE` without `OR REPLACE` fails on the second version, and a second definition in a file
+        // is not found by its name.
+        for Definition { name, sql } in FUNCTIONS {
+            assert!(sql.contains(&format!("CREATE OR REPLACE FUNCTION hapax.{name}(")), "{name}");
+            let created = sql.lines().filter(|line| line.starts_with("CREATE ")).count();
+            assert_eq!(created, 1, "{name}");
+        }
+        for Definition { name, sql } in VIEWS {
+            assert!(sql.contains(&format!("CREATE OR REPLACE VIEW hapax.{name} ")), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_change_after_a_release_raises_the_version() {
+        // Under the same version no database would ever get the change.
+        let ours = FunctionSet::ours();
+        match RELEASED.last() {
+            Some((version, checksum)) if *version == ours.version => {
+                assert_eq!(*checksum, ours.checksum(), "raise VERSION");
+            }
+            Some((version, _)) => assert_eq!(ours.version, version + 1),
+            None => assert_eq!(ours.version, 1),
+        }
+    }
+}

@@ -1,0 +1,36 @@
+-- Keeps: order, and one job at a time per resource. Decides about a due job whose row is locked: 0
+-- if it may be leased now; otherwise it is parked (1), or stale or held (2), when this returns. For
+-- 0 the mark's row is locked until the lease is committed, so no other transaction leases the
+-- resource meanwhile.
+CREATE OR REPLACE FUNCTION hapax.admit(h hapax.handler, j hapax.job, at timestamptz) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    mark bigint;
+    verdict smallint := 0;
+    busy boolean := true;
+BEGIN
+    IF hapax.try_mark(j.lane, j.resource) THEN
+        SELECT m.position INTO mark FROM hapax.mark m
+        WHERE m.lane = j.lane AND m.resource = j.resource;
+        IF NOT j.forced THEN
+            verdict := hapax.guard(h, mark, j.position);
+        END IF;
+        PERFORM FROM hapax.job b
+        WHERE b.lane = j.lane AND b.resource = j.resource AND b.state = 1;
+        busy := FOUND;
+    END IF;
+    IF verdict = 1 THEN
+        UPDATE hapax.job SET state = 3, due_at = at WHERE job = j.job;
+    ELSIF verdict = 2 THEN
+        PERFORM hapax.hold(h, j, at);
+    ELSIF busy THEN
+        UPDATE hapax.job SET state = 6, due_at = at WHERE job = j.job;
+        RETURN 1;
+    ELSE
+        PERFORM hapax.begin_sequence(h, j.lane, j.resource, j.position);
+        RETURN 0;
+    END IF;
+    -- It may have been readied to take its turn: the turn passes to the next.
+    PERFORM hapax.ready_next(h, j.lane, j.resource, at);
+    RETURN 2;
+END $$;

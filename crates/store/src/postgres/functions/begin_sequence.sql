@@ -1,0 +1,11 @@
+-- Keeps: a sequence without a first number begins with the number that is claimed first. It is
+-- committed with the claim: if this number fails, no other is taken for the first.
+CREATE OR REPLACE FUNCTION hapax.begin_sequence(h hapax.handler, of_lane integer, of_resource text, first bigint)
+RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF h.policy = 1 AND h.start_at IS NULL AND first > -9223372036854775808 THEN
+        UPDATE hapax.mark m SET position = first - 1
+        WHERE m.lane = of_lane AND m.resource = of_resource AND m.position IS NULL;
+    END IF;
+END $$;

@@ -1,0 +1,8 @@
+-- Counts for a caller and for its API.
+CREATE OR REPLACE FUNCTION hapax.count_keys(owner text, keys bigint, bytes bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    callers CONSTANT bigint := hapax.count_usage(owner, keys, bytes, 0);
+BEGIN
+    PERFORM hapax.count_usage(split_part(owner, '/', 1), keys, bytes, callers);
+END $$;

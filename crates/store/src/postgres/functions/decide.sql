@@ -1,0 +1,32 @@
+-- Keeps: the jobs of an event in review are written once, however many operators approve it or
+-- on-time copies arrive. If jobs of it are in review instead, they become ready, whatever the guard
+-- decides; or, with `refused`, discarded. True: something waited for this decision, and it is
+-- recorded.
+CREATE OR REPLACE FUNCTION hapax.decide(
+    of_event uuid, refused boolean, lanes integer[], resources text[], places bigint[],
+    hopeless text[], who text, reason text, acted_at timestamptz, now_at timestamptz DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+BEGIN
+    UPDATE hapax.event SET state = CASE WHEN refused THEN 2 ELSE 0 END
+    WHERE id = of_event AND state = 1;
+    IF FOUND THEN
+        IF NOT refused THEN
+            PERFORM hapax.write_jobs(of_event, lanes, resources, places, hopeless, at);
+        END IF;
+    ELSE
+        UPDATE hapax.job SET state = CASE WHEN refused THEN 8 ELSE 0 END, due_at = at,
+            forced = NOT refused, error = CASE WHEN refused THEN error END,
+            fence = CASE WHEN refused THEN hapax.next_fence(fence) ELSE fence END
+        WHERE job BETWEEN of_event AND hapax.last_job(of_event) AND state = 7;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+    END IF;
+    INSERT INTO hapax.action (event, what, who, reason, at)
+    VALUES (of_event, CASE WHEN refused THEN 'reject' ELSE 'approve' END, decide.who, decide.reason,
+            acted_at);
+    RETURN true;
+END $$;

@@ -1,0 +1,21 @@
+-- A person gives up the dead letters of an event, or only that of one handler. True: there was one, and
+-- it is recorded.
+CREATE OR REPLACE FUNCTION hapax.discard(
+    of_event uuid, of_handler text, who text, reason text, acted_at timestamptz,
+    now_at timestamptz DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+BEGIN
+    UPDATE hapax.job x SET state = 8, due_at = at, fence = hapax.next_fence(x.fence)
+    WHERE x.job BETWEEN of_event AND hapax.last_job(of_event) AND x.state = 4
+      AND (of_handler IS NULL
+           OR (SELECT h.name FROM hapax.handler h WHERE h.handler = x.handler) = of_handler);
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    INSERT INTO hapax.action (event, what, who, reason, at)
+    VALUES (of_event, 'discard', discard.who, discard.reason, acted_at);
+    RETURN true;
+END $$;

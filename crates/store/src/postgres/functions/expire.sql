@@ -1,0 +1,30 @@
+-- Keeps: a message as long as the history of its time, and a key of the functions until it runs out,
+-- by the database's clock; one under a lease, or without an end, stays. At most `most` of each; how
+-- many of the greediest went.
+CREATE OR REPLACE FUNCTION hapax.expire(messages_before timestamptz, most integer, now_at timestamptz DEFAULT NULL)
+RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    moment CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+    gone integer;
+    mostly integer;
+BEGIN
+    PERFORM hapax.commit_behind();
+    DELETE FROM hapax.message m WHERE m.message IN (
+        SELECT o.message FROM hapax.message o WHERE o.created_at < messages_before
+        ORDER BY o.created_at LIMIT most FOR UPDATE SKIP LOCKED);
+    GET DIAGNOSTICS mostly = ROW_COUNT;
+    DELETE FROM hapax.reservation r USING (
+        SELECT o.scope, o.key FROM hapax.reservation o
+        WHERE o.expires_at <= moment AND (o.status IS NOT NULL OR o.leased_until <= moment)
+        ORDER BY o.expires_at LIMIT most FOR UPDATE SKIP LOCKED) old
+    WHERE r.scope = old.scope AND r.key = old.key;
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    mostly := greatest(mostly, gone);
+    DELETE FROM hapax.once_key k USING (
+        SELECT o.tenant, o.scope, o.key FROM hapax.once_key o WHERE o.expires_at <= moment
+        ORDER BY o.expires_at LIMIT most FOR UPDATE SKIP LOCKED) old
+    WHERE k.tenant = old.tenant AND k.scope = old.scope AND k.key = old.key;
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    RETURN greatest(mostly, gone);
+END $$;

@@ -1,0 +1,6 @@
+-- Where the fences of a key begin that is not there: a random number within three days of the time.
+CREATE OR REPLACE FUNCTION hapax.first_fence(at timestamptz) RETURNS bigint
+LANGUAGE sql VOLATILE AS $$
+    SELECT hapax.next_fence(
+        greatest(pg_catalog.date_part('epoch', at)::bigint - 1704067200, 0) << 22);
+$$;

@@ -1,0 +1,23 @@
+-- Keeps: the sums. Makes one row of those that an owner has and that are free.
+CREATE OR REPLACE FUNCTION hapax.fold_usage(owner text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    held record;
+    came integer;
+BEGIN
+    SELECT array_agg(h.slot) AS slots, sum(h.keys)::bigint AS keys, sum(h.bytes)::bigint AS bytes,
+           sum(h.callers)::bigint AS callers
+    INTO held
+    FROM (SELECT u.* FROM hapax.key_usage u WHERE u.owner = fold_usage.owner AND u.slot <> 0
+          ORDER BY u.slot FOR UPDATE SKIP LOCKED) h;
+    IF held.slots IS NULL THEN
+        RETURN;
+    END IF;
+    DELETE FROM hapax.key_usage u WHERE u.owner = fold_usage.owner AND u.slot = ANY (held.slots);
+    came := hapax.count_usage(fold_usage.owner, held.keys, held.bytes, held.callers);
+    -- Its row 0 was missing, or is not needed any more. An API is no caller.
+    IF came <> 0 AND position('/' IN fold_usage.owner) > 0 THEN
+        PERFORM hapax.count_usage(split_part(fold_usage.owner, '/', 1), 0, 0, came);
+    END IF;
+END $$;

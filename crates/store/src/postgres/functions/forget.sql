@@ -1,0 +1,44 @@
+-- Keeps: a key until its source's horizon, and every guard until its own. Deletes events that were
+-- stripped and whose key is past it; `bounds` are the first ids after the horizons. Returns the
+-- deleted keys.
+CREATE OR REPLACE FUNCTION hapax.forget(
+    sources text[], bounds uuid[], befores timestamptz[], most integer, now_at timestamptz
+) RETURNS SETOF uuid
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    moment CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+    ripe uuid[];
+BEGIN
+    PERFORM hapax.commit_behind();
+    IF NOT pg_try_advisory_xact_lock(x'6861706178000003'::bigint) THEN
+        RETURN;
+    END IF;
+    -- The count of copies checks that the event exists, and must not run between our statements.
+    PERFORM pg_advisory_xact_lock(x'6861706178000004'::bigint);
+    ripe := ARRAY(
+        SELECT old.id FROM unnest(sources, bounds, befores) AS h (source, bound, before),
+        LATERAL (
+            -- As one range of event_narrow: for `source =` and `id <` the planner may go over all events
+            -- by their ids instead.
+            SELECT e.id FROM hapax.event e
+            WHERE e.pruned IS NOT NULL AND e.received_at < h.before
+              AND (e.source, e.id) >= (h.source, '00000000-0000-0000-0000-000000000000')
+              AND (e.source, e.id) < (h.source, h.bound)
+              AND (e.guard IS NULL OR e.guard_until IS NULL OR e.guard_until <= moment)
+              AND (SELECT true FROM hapax.seen s
+                   WHERE s.event = e.id AND s.until > moment LIMIT 1) IS NULL
+            ORDER BY e.source, e.id LIMIT most FOR UPDATE SKIP LOCKED
+        ) old
+        LIMIT most);
+    -- A copy that was signed again may have brought its guard before the rows above were locked.
+    ripe := ARRAY(
+        SELECT r.id FROM unnest(ripe) AS r (id)
+        WHERE (SELECT true FROM hapax.seen s
+               WHERE s.event = r.id AND s.until > moment LIMIT 1) IS NULL);
+    DELETE FROM hapax.seen s WHERE s.event = ANY (ripe);
+    -- Copies that came since its body went were counted all the same.
+    DELETE FROM hapax.arrival a WHERE a.event = ANY (ripe);
+    DELETE FROM hapax.copy c WHERE c.event = ANY (ripe);
+    DELETE FROM hapax.body b WHERE b.id = ANY (ripe);
+    RETURN QUERY DELETE FROM hapax.event e WHERE e.id = ANY (ripe) RETURNING e.hash;
+END $$;

@@ -1,0 +1,51 @@
+-- Keeps: the mark of a resource until no event can need it. Deletes marks that have not moved since their
+-- source's `befores`, at most `most`, and looks at as many lanes. In a sequence or a machine the next event
+-- needs the mark, whenever that event comes: those stay. One that a transaction has locked is left.
+-- Answers the last lane that it is done with, as its handler and tenant; none: it is done with all.
+CREATE OR REPLACE FUNCTION hapax.forget_marks(
+    sources text[], befores timestamptz[], after_handler integer, after_tenant text, most integer,
+    OUT last_handler integer, OUT last_tenant text
+)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    room integer := most;
+    gone integer;
+    h record;
+    l record;
+BEGIN
+    PERFORM hapax.commit_behind();
+    last_handler := after_handler;
+    last_tenant := after_tenant;
+    FOR h IN
+        SELECT x.handler, b.before FROM unnest(sources, befores) AS b (source, before)
+        CROSS JOIN LATERAL (
+            SELECT o.handler FROM hapax.handler o
+            WHERE o.source = b.source AND o.policy = 0 AND o.handler >= after_handler) x
+        ORDER BY x.handler
+    LOOP
+        FOR l IN
+            SELECT x.lane, x.tenant FROM hapax.lane x
+            WHERE x.handler = h.handler
+              AND x.tenant > CASE h.handler WHEN after_handler THEN after_tenant ELSE '' END
+            ORDER BY x.tenant LIMIT room
+        LOOP
+            DELETE FROM hapax.mark m USING (
+                SELECT o.resource FROM hapax.mark o
+                WHERE o.lane = l.lane AND o.moved_at < h.before
+                ORDER BY o.moved_at LIMIT room FOR UPDATE SKIP LOCKED) old
+            WHERE m.lane = l.lane AND m.resource = old.resource;
+            GET DIAGNOSTICS gone = ROW_COUNT;
+            IF gone >= room AND gone > 0 THEN
+                RETURN;
+            END IF;
+            last_handler := h.handler;
+            last_tenant := l.tenant;
+            room := room - greatest(gone, 1);
+            IF room <= 0 THEN
+                RETURN;
+            END IF;
+        END LOOP;
+    END LOOP;
+    last_handler := NULL;
+    last_tenant := NULL;
+END $$;

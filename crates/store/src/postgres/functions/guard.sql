@@ -1,0 +1,35 @@
+-- Keeps: the rules of hapax_core::order, for statements that decide under a lock. 0 run, 1 stale, 2
+-- hold.
+CREATE OR REPLACE FUNCTION hapax.guard(h hapax.handler, mark bigint, place bigint) RETURNS smallint
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    verdict smallint;
+BEGIN
+    IF h.policy IS NULL THEN
+        RETURN 0;
+    ELSIF h.policy = 0 THEN
+        RETURN CASE WHEN place < mark THEN 1 ELSE 0 END;
+    ELSIF h.policy = 1 THEN
+        RETURN CASE
+            WHEN mark IS NOT NULL THEN CASE
+                WHEN place <= mark THEN 1
+                WHEN place - 1 = mark THEN 0
+                ELSE 2 END
+            WHEN h.start_at IS NULL OR place = h.start_at THEN 0
+            WHEN place < h.start_at THEN 1
+            ELSE 2 END;
+    END IF;
+    SELECT t.says INTO verdict FROM hapax.transition t
+    WHERE t.handler = h.handler AND t.from_at = coalesce(mark, -1) AND t.to_at = place;
+    IF FOUND THEN
+        RETURN verdict;
+    END IF;
+    -- A mark that is no state of today's machine counts as none.
+    PERFORM FROM hapax.transition t
+    WHERE t.handler = h.handler AND t.from_at = mark AND t.to_at = mark;
+    IF NOT FOUND THEN
+        SELECT t.says INTO verdict FROM hapax.transition t
+        WHERE t.handler = h.handler AND t.from_at = -1 AND t.to_at = place;
+    END IF;
+    RETURN coalesce(verdict, 1);
+END $$;

@@ -1,0 +1,27 @@
+-- Holds this job, whose row is locked, within bounds: a position before it was not applied.
+CREATE OR REPLACE FUNCTION hapax.hold(h hapax.handler, j hapax.job, at timestamptz) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    waiting integer;
+    newest uuid := j.job;
+    last hapax.job;
+BEGIN
+    SELECT count(*) INTO waiting FROM (
+        SELECT FROM hapax.job w
+        WHERE w.lane = j.lane AND w.resource = j.resource AND w.state = 5
+        LIMIT h.hold_max) w;
+    UPDATE hapax.job SET state = 5, due_at = at + h.hold * interval '1 microsecond', exclusive = false
+    WHERE job = j.job;
+    IF waiting < h.hold_max THEN
+        RETURN;
+    END IF;
+    -- The numbers of a machine's states do not order them by age.
+    IF h.policy = 1 THEN
+        SELECT w.* INTO last FROM hapax.job w
+        WHERE w.lane = j.lane AND w.resource = j.resource AND w.state = 5
+        ORDER BY w.position DESC, w.job DESC LIMIT 1
+        FOR UPDATE SKIP LOCKED;
+        newest := coalesce(last.job, newest);
+    END IF;
+    PERFORM hapax.to_review(newest, 'too many jobs of its resource wait for their predecessors', at);
+END $$;

@@ -1,0 +1,59 @@
+-- When the next job of a handler is due, its lease or its hold ends: never late, as far as the asking
+-- node knows (see hapax.claim), and maybe early.
+CREATE OR REPLACE FUNCTION hapax.next_due(
+    of_handler integer, known_lanes integer[], known_since timestamptz[], leases_since timestamptz,
+    now_at timestamptz DEFAULT NULL)
+RETURNS timestamptz
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
+DECLARE
+    at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+    current_lane integer := 0;
+    due timestamptz;
+    earliest timestamptz;
+    busy_resource text;
+    next_known integer;
+    next_lane integer;
+BEGIN
+    SELECT x.due_at INTO earliest FROM hapax.job x
+    WHERE x.handler = of_handler AND x.state = 1
+      AND x.due_at >= coalesce(leases_since, '-infinity')
+    ORDER BY x.due_at LIMIT 1;
+    -- Nothing happens to a held one before the one at work has ended.
+    FOR due, current_lane, busy_resource IN
+        SELECT x.due_at, x.lane, x.resource FROM hapax.job x
+        WHERE x.handler = of_handler AND x.state = 5 ORDER BY x.due_at LIMIT 64
+    LOOP
+        EXIT WHEN due >= earliest;
+        PERFORM FROM hapax.job x
+        WHERE x.lane = current_lane AND x.resource = busy_resource AND x.state = 1;
+        IF NOT FOUND THEN
+            earliest := due;
+            EXIT;
+        END IF;
+    END LOOP;
+    current_lane := 0;
+    FOR look IN 1..256 LOOP
+        EXIT WHEN earliest <= at;
+        SELECT min(k) INTO next_known FROM unnest(known_lanes) k WHERE k > current_lane;
+        SELECT x.lane, x.due_at INTO next_lane, due FROM hapax.job x
+        WHERE x.handler = of_handler AND x.state = 0 AND x.lane > current_lane
+          AND x.lane < coalesce(next_known, 2147483647)
+        ORDER BY x.lane, x.due_at, x.job LIMIT 1;
+        IF NOT FOUND AND next_known IS NOT NULL THEN
+            next_lane := next_known;
+            SELECT x.due_at INTO due FROM hapax.job x
+            WHERE x.handler = of_handler AND x.state = 0 AND x.lane = next_known
+              AND x.due_at >= known_since[array_position(known_lanes, next_known)]
+            ORDER BY x.due_at, x.job LIMIT 1;
+        ELSIF NOT FOUND THEN
+            RETURN earliest;
+        END IF;
+        current_lane := next_lane;
+        earliest := least(earliest, due);
+    END LOOP;
+    RETURN least(earliest, at);
+END $$;

@@ -1,0 +1,12 @@
+-- The sender's bytes as text; where they are none (a NUL, or not UTF-8), with escapes, so that one
+-- such event does not break a whole view.
+CREATE OR REPLACE FUNCTION hapax.shown(bytes bytea) RETURNS text
+LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN convert_from(bytes, 'UTF8');
+EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
+    RETURN encode(bytes, 'escape');
+END $$;
+
+-- The views call it, and a role that may read a view calls the functions in it. It reads no table.
+GRANT EXECUTE ON FUNCTION hapax.shown(bytea) TO PUBLIC;

@@ -1,0 +1,79 @@
+-- Keeps: the narrow row of every event. Takes the history from events that are finished and past their
+-- time, and with `with_bodies` their bodies; else those go with their day. Nothing that is open, dead or
+-- waits for a person is touched. The event's row is locked before its jobs are looked at: a replay, which
+-- gives it new work, locks it first as well.
+-- Answers how far it looked (none: to the end, or another node is at it: `alone`), how many it took, and
+-- the sources of those that it left with the time when the oldest of them was received.
+CREATE OR REPLACE FUNCTION hapax.strip(
+    after uuid, bound uuid, before timestamptz, most integer, with_bodies boolean,
+    now_at timestamptz,
+    OUT reached uuid, OUT taken integer, OUT alone boolean, OUT left_of text[],
+    OUT left_since timestamptz[]
+)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    seen uuid[];
+    looked uuid[];
+    ripe uuid[];
+    first uuid;
+    last uuid;
+BEGIN
+    taken := 0;
+    PERFORM hapax.commit_behind();
+    alone := pg_try_advisory_xact_lock(x'6861706178000003'::bigint);
+    IF NOT alone THEN
+        RETURN;
+    END IF;
+    seen := ARRAY(
+        SELECT e.id FROM hapax.event e
+        WHERE e.pruned IS NULL AND e.id > after AND e.id < bound AND e.received_at < before
+        ORDER BY e.id LIMIT most);
+    IF cardinality(seen) = most THEN
+        reached := seen[most];
+    END IF;
+    looked := ARRAY(
+        SELECT e.id FROM hapax.event e
+        WHERE e.id = ANY (seen) AND e.pruned IS NULL AND e.state <> 1
+        ORDER BY e.id FOR UPDATE SKIP LOCKED);
+    -- A separate statement, now that no replay can give them work.
+    WITH ended AS (
+        UPDATE hapax.event e SET pruned = CASE
+            WHEN e.state <> 0 THEN 'discarded'
+            ELSE CASE s.rank WHEN 1 THEN 'discarded' WHEN 7 THEN 'processed' WHEN 8 THEN 'stale'
+                 ELSE 'ignored' END
+            END,
+            guard = CASE WHEN e.guard_until <= coalesce(now_at, statement_timestamp()) THEN NULL
+                         ELSE e.guard END
+        FROM unnest(looked) AS l (id) CROSS JOIN LATERAL (
+            SELECT min(hapax.rank(j.state, j.steps)) AS rank, bool_and(j.state IN (2, 3, 8)) AS is_over
+            FROM hapax.job j WHERE j.job >= l.id AND j.job <= hapax.last_job(l.id)
+        ) s
+        WHERE e.id = l.id AND s.is_over IS NOT FALSE
+        RETURNING e.id)
+    SELECT array_agg(x.id ORDER BY x.id) INTO ripe FROM ended x;
+    IF cardinality(seen) > coalesce(cardinality(ripe), 0) THEN
+        SELECT array_agg(l.source), array_agg(l.since) INTO left_of, left_since FROM (
+            SELECT e.source, min(e.received_at) AS since FROM hapax.event e
+            WHERE e.id = ANY (seen) AND e.pruned IS NULL GROUP BY e.source) l;
+    END IF;
+    IF ripe IS NULL THEN
+        RETURN;
+    END IF;
+    taken := cardinality(ripe);
+    first := ripe[1];
+    last := hapax.last_job(ripe[taken]);
+    DELETE FROM hapax.job j USING unnest(ripe) AS r (id)
+    WHERE j.job >= r.id AND j.job <= hapax.last_job(r.id);
+    -- Most events have none.
+    IF EXISTS (SELECT FROM hapax.attempt a WHERE a.job >= first AND a.job <= last) THEN
+        DELETE FROM hapax.attempt a USING unnest(ripe) AS r (id)
+        WHERE a.job >= r.id AND a.job <= hapax.last_job(r.id);
+    END IF;
+    DELETE FROM hapax.arrival a WHERE a.event = ANY (ripe);
+    DELETE FROM hapax.copy c WHERE c.event = ANY (ripe);
+    DELETE FROM hapax.action a WHERE a.event = ANY (ripe);
+    IF with_bodies THEN
+        -- Within the range of their days: the other partitions are not looked at.
+        DELETE FROM hapax.body b WHERE b.id >= first AND b.id <= last AND b.id = ANY (ripe);
+    END IF;
+END $$;

@@ -1,0 +1,313 @@
+-- The tables of the schema hapax: events, keys, jobs and messages. Every number here is decided by the
+-- database; leases and due times go by its clock. Functions and views have files of their own.
+
+-- One row: the values that distinguish this database from a restored or promoted copy, and the key
+-- under which cache entries in Redis are sealed.
+CREATE TABLE hapax.epoch (
+    one       boolean PRIMARY KEY DEFAULT true CHECK (one),
+    counter   bigint NOT NULL DEFAULT 1,
+    cache_key bytea  NOT NULL DEFAULT uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
+);
+INSERT INTO hapax.epoch DEFAULT VALUES;
+
+-- A handler as the nodes last announced it. retry and lease in microseconds: SQL functions follow
+-- the schedule too. policy: null none, 0 latest, 1 sequence, 2 machine. workplace: 0 in the node's
+-- process, which it may end, 1 in an app that is called, 2 with workers that lease its jobs.
+CREATE TABLE hapax.handler (
+    handler  integer PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    source   text    NOT NULL,
+    name     text    NOT NULL,
+    retry    bigint[] NOT NULL DEFAULT '{0}',
+    lease    bigint  NOT NULL DEFAULT 30000000,
+    policy   smallint,
+    start_at bigint,
+    hold     bigint  NOT NULL DEFAULT 600000000,
+    hold_max integer NOT NULL DEFAULT 1000,
+    go       boolean NOT NULL DEFAULT false,
+    workplace smallint NOT NULL DEFAULT 0,
+    UNIQUE (source, name)
+);
+
+-- A machine's verdict on a step: 0 run, 1 stale, 2 hold. from_at -1 is "no state yet"; every state
+-- of the machine has a row to itself; a step between two states that is not here is stale.
+CREATE TABLE hapax.transition (
+    handler integer  NOT NULL REFERENCES hapax.handler,
+    from_at bigint   NOT NULL,
+    to_at   bigint   NOT NULL,
+    says    smallint NOT NULL,
+    PRIMARY KEY (handler, from_at, to_at)
+);
+
+-- A lane holds the jobs of one handler for one tenant. Claims go over the lanes of a handler in
+-- turn, so that a noisy tenant does not starve the others. Below 2^24: see hapax.job.
+CREATE TABLE hapax.lane (
+    lane    integer PRIMARY KEY GENERATED ALWAYS AS IDENTITY CHECK (lane < 16777216),
+    handler integer NOT NULL REFERENCES hapax.handler,
+    tenant  text    NOT NULL,
+    UNIQUE (handler, tenant)
+);
+
+-- Keeps: one Event per (tenant, source, event id). `hash` is the referee of that race: 16 bytes of
+-- SHA-256 over the length-prefixed parts, as a uuid, because that is 16 bytes and nothing else. This is the narrow row that outlives its body: pruned
+-- holds the status it ended with once body, jobs and history are gone.
+-- Sender's text is bytea, because text here cannot hold a NUL.
+-- state: 0 open, 1 in review, 2 discarded. review: 0 none, 1 late, 2 replay, 3 conflict.
+CREATE TABLE hapax.event (
+    id          uuid     PRIMARY KEY,
+    hash        uuid     NOT NULL UNIQUE,
+    tenant      text     NOT NULL,
+    source      text     NOT NULL,
+    event_id    bytea    NOT NULL,
+    event_type  bytea,
+    occurred_at timestamptz,
+    received_at timestamptz NOT NULL,
+    body_hash   uuid     NOT NULL,
+    state       smallint NOT NULL DEFAULT 0,
+    review      smallint NOT NULL DEFAULT 0,
+    request_id  uuid     NOT NULL,
+    remote      inet,
+    secret      integer  NOT NULL,
+    signed_at   timestamptz,
+    pruned      text,
+    guard       uuid,
+    guard_until timestamptz
+);
+-- Keeps: one Event per signed content, whatever ids it arrives under. `guard` is a hash of the
+-- signed content, if this event was the first to bring it; a replay in review has none.
+-- guard_until: it is known at least until then, and deleted with the body after that; null: as long
+-- as the key.
+CREATE UNIQUE INDEX event_guard ON hapax.event (guard) WHERE guard IS NOT NULL;
+CREATE INDEX event_review ON hapax.event (id) WHERE state <> 0;
+-- The events that retention has yet to check: without it every round would scan all keys.
+CREATE INDEX event_whole ON hapax.event (id) WHERE pruned IS NULL;
+-- And the keys that may be deleted some day, each source by its own horizon.
+CREATE INDEX event_narrow ON hapax.event (source, id) WHERE pruned IS NOT NULL;
+
+-- Every (tenant, source) that an event ever came under. An event is found by its sender's id through
+-- the hash under each of them: an index over event_id would cost every insert a random page.
+CREATE TABLE hapax.pair (
+    tenant text NOT NULL,
+    source text NOT NULL,
+    PRIMARY KEY (tenant, source)
+);
+
+-- Headers and bodies, in partitions by the time in the id: made ahead, and dropped once all in them
+-- is finished and past its time.
+CREATE TABLE hapax.body (
+    id      uuid  NOT NULL,
+    headers bytea NOT NULL,
+    body    bytea NOT NULL,
+    PRIMARY KEY (id)
+) PARTITION BY RANGE (id);
+
+-- Further signed content of an event: its copies may be signed again. `until` as guard_until.
+CREATE TABLE hapax.seen (
+    hash  uuid  PRIMARY KEY,
+    event uuid  NOT NULL,
+    until timestamptz
+);
+CREATE INDEX seen_event ON hapax.seen (event);
+
+-- How often an event arrived after the first time.
+CREATE TABLE hapax.copy (
+    event     uuid   PRIMARY KEY,
+    copies    bigint NOT NULL,
+    conflicts bigint NOT NULL,
+    last_at   timestamptz NOT NULL
+);
+
+-- The newest few of those arrivals in full, and the bodies of conflicts.
+CREATE TABLE hapax.arrival (
+    event       uuid    NOT NULL,
+    received_at timestamptz NOT NULL,
+    request_id  uuid    NOT NULL,
+    conflict    boolean NOT NULL,
+    remote      inet,
+    secret      integer NOT NULL,
+    signed_at   timestamptz,
+    body        bytea,
+    PRIMARY KEY (event, received_at, request_id)
+);
+
+-- Keeps: one Job per event and handler. A job's id is its event's id with the lane in the last 24
+-- bits (an event's id ends in 24 zero bits), so that one index finds a job by its id and all jobs of
+-- an event as a range.
+-- state: 0 ready, 1 leased, 2 done, 3 stale, 4 dead, 5 held, 6 parked, 7 review, 8 discarded.
+-- due_at: ready: from when; leased: until when; held: its deadline; parked: since when; else: when
+-- it ended.
+CREATE TABLE hapax.job (
+    job        uuid     PRIMARY KEY,
+    event      uuid     NOT NULL,
+    handler    integer  NOT NULL,
+    lane       integer  NOT NULL,
+    state      smallint NOT NULL,
+    due_at     timestamptz NOT NULL,
+    fence      bigint   NOT NULL DEFAULT 0,
+    run        integer  NOT NULL DEFAULT 1,
+    attempt    integer  NOT NULL DEFAULT 0,
+    steps      integer  NOT NULL DEFAULT 0,
+    lost       integer  NOT NULL DEFAULT 0,
+    forced     boolean  NOT NULL DEFAULT false,
+    exclusive  boolean  NOT NULL DEFAULT false,
+    resource   text,
+    position   bigint,
+    started_at timestamptz,
+    worker     text,
+    result     text,
+    error      text,
+    answer_status integer,
+    answer     text
+) WITH (fillfactor = 70);
+CREATE INDEX job_ready  ON hapax.job (handler, lane, due_at, job) WHERE state = 0;
+CREATE INDEX job_leased ON hapax.job (handler, due_at) WHERE state = 1;
+CREATE INDEX job_held   ON hapax.job (handler, due_at) WHERE state = 5;
+CREATE INDEX job_gap    ON hapax.job (lane, resource, position, job) WHERE state = 5;
+CREATE INDEX job_parked ON hapax.job (handler, lane, resource, position, job) WHERE state = 6;
+CREATE INDEX job_dead   ON hapax.job (handler, job) WHERE state IN (4, 7);
+CREATE INDEX job_at_work ON hapax.job (lane, resource) WHERE state = 1 AND resource IS NOT NULL;
+-- Keeps: one at a time per resource, over all nodes. This index is the referee. exclusive is set by
+-- a claim that leases the resource with the job; statements run under the lock of the mark instead.
+CREATE UNIQUE INDEX job_busy ON hapax.job (lane, resource) WHERE state = 1 AND exclusive;
+
+-- Attempts that failed or were lost; the one that succeeded stands in the job itself.
+CREATE TABLE hapax.attempt (
+    job        uuid    NOT NULL,
+    run        integer NOT NULL,
+    attempt    integer NOT NULL,
+    started_at timestamptz NOT NULL,
+    ended_at   timestamptz,
+    outcome    text    NOT NULL,
+    error      text,
+    worker     text    NOT NULL,
+    answer_status integer,
+    answer     text,
+    PRIMARY KEY (job, run, attempt)
+);
+
+-- The last position applied to a resource, per lane; null: none yet. The order guard locks its row,
+-- so the first claim of a resource writes it. moved_at: when it last moved, in whole hours, so that
+-- a resource which moves often changes no index.
+CREATE TABLE hapax.mark (
+    lane     integer NOT NULL,
+    resource text    NOT NULL,
+    position bigint,
+    moved_at timestamptz NOT NULL DEFAULT '-infinity',
+    PRIMARY KEY (lane, resource)
+);
+CREATE INDEX mark_age ON hapax.mark (lane, moved_at);
+
+-- Actions of operators, and their reasons.
+CREATE TABLE hapax.action (
+    action bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    event  uuid   NOT NULL,
+    what   text   NOT NULL,
+    who    text   NOT NULL,
+    reason text,
+    at     timestamptz NOT NULL
+);
+CREATE INDEX action_event ON hapax.action (event);
+
+-- The outbox: a message is recorded with the commit that publishes it, or not at all. written_in is
+-- the publishing transaction, so that a job completed in it can find its messages.
+CREATE TABLE hapax.message (
+    message     bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    tenant      text   NOT NULL,
+    id          text   NOT NULL,
+    type        text   NOT NULL,
+    data        jsonb  NOT NULL,
+    key         text,
+    api_version text,
+    event       uuid,
+    created_at  timestamptz NOT NULL DEFAULT statement_timestamp(),
+    written_in  xid8   NOT NULL DEFAULT pg_current_xact_id(),
+    UNIQUE (tenant, id)
+);
+CREATE INDEX message_event ON hapax.message (event) WHERE event IS NOT NULL;
+CREATE INDEX message_age ON hapax.message (created_at);
+
+-- Idempotency-Keys: reserved, then finished with an answer, or abandoned. A fence is not guessable, and
+-- larger than the one before it: by the row while the key is kept, and after that by the time.
+-- attempt: how often the key was reserved without an answer. owner: the caller that it counts for
+-- ('api/acct_1'), null where no quota holds. bytes: the size of the answer.
+CREATE TABLE hapax.reservation (
+    scope        text        NOT NULL,
+    key          text        NOT NULL,
+    fingerprint  bytea       NOT NULL,
+    fence        bigint      NOT NULL,
+    leased_until timestamptz NOT NULL,
+    ttl          interval    NOT NULL,
+    expires_at   timestamptz NOT NULL,
+    status       integer,
+    headers      jsonb,
+    body         bytea,
+    attempt      integer     NOT NULL DEFAULT 1,
+    owner        text,
+    bytes        bigint      NOT NULL DEFAULT 0,
+    PRIMARY KEY (scope, key)
+);
+CREATE INDEX reservation_expiry ON hapax.reservation (expires_at);
+
+-- The usage of each caller, and of each API ('api', without a slash), so that checking a quota
+-- needs no count. Triggers update it in the same statement that changes a reservation:
+-- nothing can be missed or counted twice. The usage of an owner is the sum over its rows. There is
+-- one row for each transaction that counts for it at the same time, so that none ever waits for
+-- another here, least of all for a user's transaction that stays open. callers: how many owners an
+-- API has; such an owner has a row 0.
+CREATE TABLE hapax.key_usage (
+    owner   text   NOT NULL,
+    slot    bigint NOT NULL,
+    keys    bigint NOT NULL,
+    bytes   bigint NOT NULL,
+    callers bigint NOT NULL,
+    PRIMARY KEY (owner, slot)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+-- The rows to be folded.
+CREATE INDEX key_usage_apart ON hapax.key_usage (owner) WHERE slot <> 0;
+CREATE SEQUENCE hapax.key_usage_slot;
+
+-- The parameters of an arrival, of the reasons for doubt, and of its jobs. Each is a separate type,
+-- because a table's type changes with the table. A later step creates new types and alters none of
+-- these: nodes of the version before send them as they are.
+CREATE TYPE hapax.arrived AS (
+    id          uuid,
+    hash        uuid,
+    tenant      text,
+    source      text,
+    event_id    bytea,
+    event_type  bytea,
+    occurred_at timestamptz,
+    received_at timestamptz,
+    body_hash   uuid,
+    request_id  uuid,
+    remote      inet,
+    secret      integer,
+    signed_at   timestamptz,
+    headers     bytea,
+    body        bytea,
+    guard       uuid,
+    guard_us    bigint,
+    replay_hash uuid
+);
+-- replay_hash: the key under which it waits for a person if its guard was seen with another event.
+-- copies: the same guard is the same event. before, after: the keys of the spans beside this one, of
+-- which an event counts that came between not_before and not_after.
+CREATE TYPE hapax.doubt AS (
+    late           boolean,
+    copies         boolean,
+    before         uuid,
+    after          uuid,
+    not_before     timestamptz,
+    not_after      timestamptz,
+    other_hash     uuid,
+    other_event_id bytea,
+    replay_event_id bytea
+);
+CREATE TYPE hapax.promised AS (
+    n        integer,
+    handler  integer,
+    lane     integer,
+    state    smallint,
+    resource text,
+    position bigint,
+    error    text
+);

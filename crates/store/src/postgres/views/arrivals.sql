@@ -1,0 +1,9 @@
+CREATE OR REPLACE VIEW hapax.arrivals AS
+SELECT e.id, hapax.shown(e.event_id) AS event_id,
+       CASE WHEN e.review <> 0 THEN 'review' ELSE 'accepted' END AS decision,
+       e.received_at, e.remote
+FROM hapax.event e
+UNION ALL
+SELECT e.id, hapax.shown(e.event_id),
+       CASE WHEN a.conflict THEN 'conflict' ELSE 'duplicate' END, a.received_at, a.remote
+FROM hapax.arrival a JOIN hapax.event e ON e.id = a.event;

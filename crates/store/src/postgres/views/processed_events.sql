@@ -1,0 +1,30 @@
+CREATE OR REPLACE VIEW hapax.processed_events AS
+SELECT e.id,
+       hapax.shown(e.event_id) AS event_id,
+       e.tenant,
+       e.source,
+       hapax.shown(e.event_type) AS event_type,
+       e.id::text AS idempotency_key,
+       e.received_at,
+       CASE WHEN s.status IN ('processed', 'stale') THEN j.ended_at END AS processed_at,
+       s.status IN ('processed', 'stale') AS processed,
+       s.status,
+       j.result,
+       hapax.shown(b.body) AS payload
+FROM hapax.event e
+LEFT JOIN hapax.body b ON b.id = e.id
+LEFT JOIN LATERAL (
+    SELECT min(hapax.rank(j.state, j.steps)) AS rank, max(j.due_at) AS ended_at,
+           (array_agg(j.result ORDER BY j.job) FILTER (WHERE j.result IS NOT NULL))[1] AS result
+    FROM hapax.job j WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id)
+) j ON true
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN e.state = 1 THEN 'review'
+                WHEN e.state = 2 THEN 'discarded'
+                ELSE CASE j.rank WHEN 0 THEN 'review' WHEN 1 THEN 'discarded' WHEN 2 THEN 'dead'
+                                 WHEN 3 THEN 'failed' WHEN 4 THEN 'held' WHEN 5 THEN 'processing'
+                                 WHEN 6 THEN 'received' WHEN 7 THEN 'processed'
+                                 WHEN 8 THEN 'stale' ELSE 'ignored' END
+           END AS status
+) s
+WHERE e.pruned IS NULL;

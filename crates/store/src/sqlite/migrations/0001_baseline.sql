@@ -1,0 +1,409 @@
+-- The tables of Hapax in the file that it shares with the user. Every name of ours starts with hapax_.
+
+CREATE TABLE hapax_meta (
+    name  TEXT PRIMARY KEY,
+    value INTEGER NOT NULL
+) WITHOUT ROWID;
+-- merged_through: every key of an event up to this seq is in hapax_key.
+-- last_seq: no event ever had a higher one, even if it was pruned since.
+-- epoch: raised after a write that failed, so that its remains in the log are overwritten.
+-- reservation_fence: the highest that was ever given out, also of keys that are gone.
+INSERT INTO hapax_meta (name, value)
+VALUES ('merged_through', 0), ('last_seq', 0), ('epoch', 0), ('reservation_fence', 0);
+
+-- A (tenant, source) pair, so that an event names it with one small number.
+CREATE TABLE hapax_pair (
+    pair   INTEGER PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    source TEXT NOT NULL,
+    UNIQUE (tenant, source)
+);
+
+-- The narrow row of an event, which stays as long as its key. Appended to, in the order of the commits.
+-- Times are microseconds since 1970.
+-- state: 0 open, 1 in review, 2 discarded. review: 0 none, 1 late, 2 replay, 3 conflict.
+-- guard_hash: what was signed, where this event was the first to bring it; it stands in the key index
+-- beside the event's key. guard_until: the row stays at least until then; null: as long as its key.
+-- pruned: -1 while the event is whole; once its body, jobs and history are gone, the status it ended
+-- with: 11 discarded, 17 processed, 18 stale, 19 ignored. Every one of these takes one byte (0 and 1
+-- would take none), so that marking a row leaves its size as it is, and no page has to be split.
+CREATE TABLE hapax_event (
+    seq         INTEGER PRIMARY KEY,
+    id          BLOB    NOT NULL,
+    pair        INTEGER NOT NULL,
+    event_id    TEXT    NOT NULL,
+    received_at INTEGER NOT NULL,
+    body_hash   BLOB    NOT NULL,
+    guard_hash  BLOB,
+    guard_until INTEGER,
+    state       INTEGER NOT NULL,
+    review      INTEGER NOT NULL,
+    pruned      INTEGER NOT NULL DEFAULT -1
+);
+CREATE INDEX hapax_event_review ON hapax_event (state) WHERE state <> 0;
+
+-- The part of an event that retention deletes: the content and how it arrived. A row is here
+-- exactly while its event is whole. Rows of one time lie side by side, so deleting a range of them
+-- frees whole pages, which the next events fill again.
+CREATE TABLE hapax_body (
+    seq         INTEGER PRIMARY KEY,
+    event_type  TEXT,
+    occurred_at INTEGER,
+    request_id  BLOB    NOT NULL,
+    remote      TEXT,
+    secret      INTEGER NOT NULL,
+    signed_at   INTEGER,
+    headers     TEXT    NOT NULL,
+    body        BLOB    NOT NULL
+);
+
+-- The key index: fed in sorted merges from memory, never one random page per event. It has two trees,
+-- so that a merge from memory rewrites a small one: a merge into a large tree touches every page of it,
+-- and would cost more with every stored event.
+CREATE TABLE hapax_key (
+    hash BLOB PRIMARY KEY,
+    seq  INTEGER NOT NULL
+) WITHOUT ROWID;
+
+-- Keys on their way to hapax_key, moved there in order once they are many. A key stands in one.
+CREATE TABLE hapax_key_young (
+    hash BLOB PRIMARY KEY,
+    seq  INTEGER NOT NULL
+) WITHOUT ROWID;
+
+-- Further signed content of an event: its copies may be signed again. Few, so one random page each.
+CREATE TABLE hapax_guard (
+    hash      BLOB PRIMARY KEY,
+    event_seq INTEGER NOT NULL,
+    until     INTEGER
+) WITHOUT ROWID;
+CREATE INDEX hapax_guard_event ON hapax_guard (event_seq);
+
+-- How often an event arrived after the first time.
+CREATE TABLE hapax_copy (
+    event_seq INTEGER PRIMARY KEY,
+    copies    INTEGER NOT NULL,
+    conflicts INTEGER NOT NULL,
+    last_at   INTEGER NOT NULL
+);
+
+-- The newest few of those arrivals in full, and the bodies of conflicts.
+CREATE TABLE hapax_arrival (
+    event_seq   INTEGER NOT NULL,
+    received_at INTEGER NOT NULL,
+    request_id  BLOB    NOT NULL,
+    conflict    INTEGER NOT NULL,
+    remote      TEXT,
+    secret      INTEGER NOT NULL,
+    signed_at   INTEGER,
+    body        BLOB,
+    PRIMARY KEY (event_seq, received_at, request_id)
+) WITHOUT ROWID;
+
+-- A handler: its jobs are the work that events promise, written in their commit.
+CREATE TABLE hapax_handler (
+    handler INTEGER PRIMARY KEY,
+    source  TEXT NOT NULL,
+    name    TEXT NOT NULL,
+    UNIQUE (source, name)
+);
+
+-- A lane holds the jobs of one handler for one tenant. Claims go over the lanes of a handler in
+-- turn, so that a noisy tenant does not starve the others.
+CREATE TABLE hapax_lane (
+    lane    INTEGER PRIMARY KEY,
+    pair    INTEGER NOT NULL,
+    handler INTEGER NOT NULL,
+    UNIQUE (pair, handler)
+);
+
+-- state: 0 ready, 1 leased, 2 done, 3 stale, 4 dead, 5 held, 6 parked, 7 review, 8 discarded. SQL that
+-- compares it says the name in a comment: a partial index needs the number itself.
+-- due_at: ready: from when; leased and held: until when; parked and review: since when; else: when it
+-- ended.
+-- wait: how long the wait is that due_at ends. A due time further ahead than that was written before
+-- the clock was set back.
+-- forced: an operator, or a gap held long enough, lets it run whatever the order guard decides.
+CREATE TABLE hapax_job (
+    event_seq  INTEGER NOT NULL,
+    lane       INTEGER NOT NULL,
+    state      INTEGER NOT NULL,
+    due_at     INTEGER NOT NULL,
+    wait       INTEGER NOT NULL DEFAULT 0,
+    fence      INTEGER NOT NULL DEFAULT 0,
+    run        INTEGER NOT NULL DEFAULT 1,
+    attempt    INTEGER NOT NULL DEFAULT 0,
+    steps      INTEGER NOT NULL DEFAULT 0,
+    lost       INTEGER NOT NULL DEFAULT 0,
+    resource   TEXT,
+    position   INTEGER,
+    exclusive  INTEGER NOT NULL DEFAULT 0,
+    started_at INTEGER,
+    worker     TEXT,
+    result     TEXT,
+    error      TEXT,
+    answer_status INTEGER,
+    answer     TEXT,
+    forced     INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (event_seq, lane)
+) WITHOUT ROWID;
+CREATE INDEX hapax_job_ready  ON hapax_job (lane, due_at) WHERE state = 0;
+CREATE INDEX hapax_job_leased ON hapax_job (lane, due_at) WHERE state = 1;
+CREATE INDEX hapax_job_dead   ON hapax_job (lane) WHERE state = 4;
+CREATE INDEX hapax_job_held      ON hapax_job (lane, resource, position) WHERE state = 5;
+CREATE INDEX hapax_job_overdue   ON hapax_job (lane, due_at) WHERE state = 5;
+CREATE INDEX hapax_job_parked    ON hapax_job (lane, resource, position) WHERE state = 6;
+CREATE INDEX hapax_job_review    ON hapax_job (lane) WHERE state = 7;
+CREATE INDEX hapax_job_discarded ON hapax_job (lane) WHERE state = 8;
+-- One at a time per resource, if the work is done outside the writer: this index decides the race.
+CREATE UNIQUE INDEX hapax_job_busy ON hapax_job (lane, resource) WHERE state = 1 AND exclusive = 1;
+
+-- Attempts that failed or were lost; the one that succeeded stands in the job itself, its answer too.
+CREATE TABLE hapax_attempt (
+    event_seq  INTEGER NOT NULL,
+    lane       INTEGER NOT NULL,
+    run        INTEGER NOT NULL,
+    attempt    INTEGER NOT NULL,
+    started_at INTEGER NOT NULL,
+    ended_at   INTEGER,
+    outcome    TEXT    NOT NULL,
+    error      TEXT,
+    worker     TEXT    NOT NULL,
+    answer_status INTEGER,
+    answer     TEXT,
+    PRIMARY KEY (event_seq, lane, run, attempt)
+) WITHOUT ROWID;
+
+-- The last position applied to a resource, per lane, and when that was.
+CREATE TABLE hapax_mark (
+    lane     INTEGER NOT NULL,
+    resource TEXT    NOT NULL,
+    position INTEGER NOT NULL,
+    moved_at INTEGER NOT NULL,
+    PRIMARY KEY (lane, resource)
+) WITHOUT ROWID;
+CREATE INDEX hapax_mark_age ON hapax_mark (lane, moved_at);
+
+-- Actions of operators, and their reasons.
+CREATE TABLE hapax_action (
+    action    INTEGER PRIMARY KEY,
+    event_seq INTEGER NOT NULL,
+    what      TEXT    NOT NULL,
+    who       TEXT    NOT NULL,
+    reason    TEXT,
+    at        INTEGER NOT NULL
+);
+CREATE INDEX hapax_action_event ON hapax_action (event_seq);
+
+-- The outbox: a message is recorded with the commit that publishes it, or not at all.
+CREATE TABLE hapax_message (
+    message    INTEGER PRIMARY KEY,
+    tenant     TEXT    NOT NULL,
+    id         TEXT    NOT NULL,
+    type       TEXT    NOT NULL,
+    data       TEXT    NOT NULL,
+    key        TEXT,
+    event_seq  INTEGER,
+    created_at INTEGER NOT NULL,
+    UNIQUE (tenant, id)
+);
+CREATE INDEX hapax_message_event ON hapax_message (event_seq) WHERE event_seq IS NOT NULL;
+CREATE INDEX hapax_message_age ON hapax_message (created_at);
+
+-- The event whose handler runs now, so that its messages are listed with it.
+CREATE TABLE hapax_current (one INTEGER PRIMARY KEY CHECK (one = 1), event_seq INTEGER, at INTEGER);
+INSERT INTO hapax_current VALUES (1, NULL, NULL);
+
+-- INSERT INTO hapax_publish (type, data, key, tenant, id) VALUES … inside a handler. A message that
+-- names no tenant belongs to its event's tenant, so that no tenant can use up another's ids. Its size is
+-- bounded as in hapax.publish on PostgreSQL.
+CREATE VIEW hapax_publish AS SELECT type, data, key, tenant, id FROM hapax_message WHERE 0;
+CREATE TRIGGER hapax_publish_insert INSTEAD OF INSERT ON hapax_publish BEGIN
+    SELECT RAISE(ABORT, 'hapax_publish: type and data must not be null')
+    WHERE NEW.type IS NULL OR NEW.data IS NULL;
+    SELECT RAISE(ABORT, 'hapax_publish: type and id must not be empty')
+    WHERE NEW.type = '' OR NEW.id = '';
+    SELECT RAISE(ABORT, 'hapax_publish: at most 255 bytes of type, key, tenant and id')
+    WHERE max(octet_length(NEW.type), coalesce(octet_length(NEW.key), 0),
+              coalesce(octet_length(NEW.tenant), 0), coalesce(octet_length(NEW.id), 0)) > 255;
+    SELECT RAISE(ABORT, 'hapax_publish: at most 1 MiB of data')
+    WHERE octet_length(NEW.data) > 1048576;
+    SELECT RAISE(ABORT, 'hapax_publish: data is not JSON') WHERE NOT json_valid(NEW.data);
+    INSERT INTO hapax_message (tenant, id, type, data, key, event_seq, created_at)
+    SELECT coalesce(NEW.tenant,
+                    (SELECT p.tenant FROM hapax_event e JOIN hapax_pair p ON p.pair = e.pair
+                     WHERE e.seq = hapax_current.event_seq),
+                    'default'),
+           coalesce(NEW.id, 'msg_' || lower(hex(randomblob(16)))),
+           NEW.type, NEW.data, NEW.key, event_seq,
+           coalesce(at, CAST(unixepoch('subsec') * 1000000 AS INTEGER))
+    FROM hapax_current WHERE true
+    ON CONFLICT (tenant, id) DO NOTHING;
+END;
+
+-- Idempotency-Keys of a user's API: reserved, then finished with an answer, or abandoned.
+-- expires_at is moved on by the answer, which is kept for the whole ttl; status is null until then.
+-- owner (the caller, 'api/acct_1') and realm (the API, 'api') are null where no quota holds; bytes is the
+-- size of the answer.
+CREATE TABLE hapax_reservation (
+    scope        TEXT    NOT NULL,
+    key          TEXT    NOT NULL,
+    fingerprint  BLOB    NOT NULL,
+    fence        INTEGER NOT NULL,
+    attempt      INTEGER NOT NULL,
+    leased_until INTEGER NOT NULL,
+    lease        INTEGER NOT NULL,
+    ttl          INTEGER NOT NULL,
+    expires_at   INTEGER NOT NULL,
+    status       INTEGER,
+    headers      TEXT,
+    body         BLOB,
+    owner        TEXT,
+    realm        TEXT,
+    bytes        INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (scope, key)
+);
+CREATE INDEX hapax_reservation_expiry ON hapax_reservation (expires_at);
+
+-- The usage of each API and each of its callers, so that checking a quota needs no count. The
+-- triggers below update it in the same statement as the rows themselves: nothing can be missed or
+-- counted twice. A caller has a row as long as it has a key.
+CREATE TABLE hapax_realm_usage (
+    realm   TEXT    PRIMARY KEY,
+    keys    INTEGER NOT NULL,
+    bytes   INTEGER NOT NULL,
+    callers INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE hapax_key_usage (
+    owner TEXT    PRIMARY KEY,
+    realm TEXT    NOT NULL,
+    keys  INTEGER NOT NULL,
+    bytes INTEGER NOT NULL
+) WITHOUT ROWID;
+
+CREATE TRIGGER hapax_key_usage_first AFTER INSERT ON hapax_key_usage BEGIN
+    UPDATE hapax_realm_usage SET callers = callers + 1 WHERE realm = NEW.realm;
+END;
+CREATE TRIGGER hapax_key_usage_last AFTER DELETE ON hapax_key_usage BEGIN
+    UPDATE hapax_realm_usage SET callers = callers - 1 WHERE realm = OLD.realm;
+END;
+
+CREATE TRIGGER hapax_reservation_came AFTER INSERT ON hapax_reservation
+WHEN NEW.owner IS NOT NULL BEGIN
+    INSERT INTO hapax_realm_usage (realm, keys, bytes, callers) VALUES (NEW.realm, 1, NEW.bytes, 0)
+    ON CONFLICT (realm) DO UPDATE SET keys = keys + 1, bytes = bytes + excluded.bytes;
+    INSERT INTO hapax_key_usage (owner, realm, keys, bytes) VALUES (NEW.owner, NEW.realm, 1, NEW.bytes)
+    ON CONFLICT (owner) DO UPDATE SET keys = keys + 1, bytes = bytes + excluded.bytes;
+END;
+CREATE TRIGGER hapax_reservation_went AFTER DELETE ON hapax_reservation
+WHEN OLD.owner IS NOT NULL BEGIN
+    UPDATE hapax_key_usage SET keys = keys - 1, bytes = bytes - OLD.bytes WHERE owner = OLD.owner;
+    DELETE FROM hapax_key_usage WHERE owner = OLD.owner AND keys = 0;
+    UPDATE hapax_realm_usage SET keys = keys - 1, bytes = bytes - OLD.bytes WHERE realm = OLD.realm;
+    DELETE FROM hapax_realm_usage WHERE realm = OLD.realm AND keys = 0;
+END;
+CREATE TRIGGER hapax_reservation_answered AFTER UPDATE OF bytes ON hapax_reservation
+WHEN NEW.owner IS OLD.owner AND NEW.owner IS NOT NULL AND NEW.bytes <> OLD.bytes BEGIN
+    UPDATE hapax_key_usage SET bytes = bytes - OLD.bytes + NEW.bytes WHERE owner = NEW.owner;
+    UPDATE hapax_realm_usage SET bytes = bytes - OLD.bytes + NEW.bytes WHERE realm = NEW.realm;
+END;
+-- A quota was put on, or taken off, since the key was reserved first.
+CREATE TRIGGER hapax_reservation_counted AFTER UPDATE OF owner ON hapax_reservation
+WHEN NEW.owner IS NOT NULL AND OLD.owner IS NULL BEGIN
+    INSERT INTO hapax_realm_usage (realm, keys, bytes, callers) VALUES (NEW.realm, 1, NEW.bytes, 0)
+    ON CONFLICT (realm) DO UPDATE SET keys = keys + 1, bytes = bytes + excluded.bytes;
+    INSERT INTO hapax_key_usage (owner, realm, keys, bytes) VALUES (NEW.owner, NEW.realm, 1, NEW.bytes)
+    ON CONFLICT (owner) DO UPDATE SET keys = keys + 1, bytes = bytes + excluded.bytes;
+END;
+CREATE TRIGGER hapax_reservation_uncounted AFTER UPDATE OF owner ON hapax_reservation
+WHEN NEW.owner IS NULL AND OLD.owner IS NOT NULL BEGIN
+    UPDATE hapax_key_usage SET keys = keys - 1, bytes = bytes - OLD.bytes WHERE owner = OLD.owner;
+    DELETE FROM hapax_key_usage WHERE owner = OLD.owner AND keys = 0;
+    UPDATE hapax_realm_usage SET keys = keys - 1, bytes = bytes - OLD.bytes WHERE realm = OLD.realm;
+    DELETE FROM hapax_realm_usage WHERE realm = OLD.realm AND keys = 0;
+END;
+
+CREATE VIEW hapax_processed_events AS
+WITH standing AS (
+    SELECT e.seq,
+           CASE WHEN e.state = 1 THEN 'review'
+                WHEN e.state = 2 THEN 'discarded'
+                ELSE CASE (SELECT min(CASE j.state WHEN 7 THEN 0
+                                           WHEN 8 THEN 1
+                                           WHEN 4 THEN 2
+                                           WHEN 5 THEN 4
+                                           WHEN 1 THEN 5
+                                           WHEN 2 THEN 7
+                                           WHEN 3 THEN 8
+                                           ELSE CASE WHEN j.steps > 0 THEN 3 ELSE 6 END END)
+                           FROM hapax_job j WHERE j.event_seq = e.seq)
+                     WHEN 0 THEN 'review' WHEN 1 THEN 'discarded' WHEN 2 THEN 'dead' WHEN 3 THEN 'failed' WHEN 4 THEN 'held'
+                     WHEN 5 THEN 'processing' WHEN 6 THEN 'received' WHEN 7 THEN 'processed'
+                     WHEN 8 THEN 'stale' ELSE 'ignored' END
+           END AS status
+    FROM hapax_event e)
+SELECT lower(substr(hex(e.id), 1, 8) || '-' || substr(hex(e.id), 9, 4) || '-' || substr(hex(e.id), 13, 4)
+             || '-' || substr(hex(e.id), 17, 4) || '-' || substr(hex(e.id), 21)) AS id,
+       e.event_id,
+       p.tenant,
+       p.source,
+       b.event_type,
+       lower(substr(hex(e.id), 1, 8) || '-' || substr(hex(e.id), 9, 4) || '-' || substr(hex(e.id), 13, 4)
+             || '-' || substr(hex(e.id), 17, 4) || '-' || substr(hex(e.id), 21)) AS idempotency_key,
+       strftime('%Y-%m-%dT%H:%M:%fZ', e.received_at / 1000000.0, 'unixepoch') AS received_at,
+       CASE WHEN s.status IN ('processed', 'stale') THEN
+            (SELECT strftime('%Y-%m-%dT%H:%M:%fZ', max(j.due_at) / 1000000.0, 'unixepoch')
+             FROM hapax_job j WHERE j.event_seq = e.seq) END AS processed_at,
+       s.status IN ('processed', 'stale') AS processed,
+       s.status,
+       (SELECT j.result FROM hapax_job j WHERE j.event_seq = e.seq AND j.result IS NOT NULL
+        ORDER BY j.lane LIMIT 1) AS result,
+       CAST(b.body AS TEXT) AS payload
+FROM hapax_event e JOIN hapax_body b ON b.seq = e.seq JOIN hapax_pair p ON p.pair = e.pair
+     JOIN standing s ON s.seq = e.seq;
+
+CREATE VIEW hapax_arrivals AS
+SELECT lower(substr(hex(e.id), 1, 8) || '-' || substr(hex(e.id), 9, 4) || '-' || substr(hex(e.id), 13, 4)
+             || '-' || substr(hex(e.id), 17, 4) || '-' || substr(hex(e.id), 21)) AS id,
+       e.event_id,
+       CASE WHEN e.review <> 0 THEN 'review' ELSE 'accepted' END AS decision,
+       strftime('%Y-%m-%dT%H:%M:%fZ', e.received_at / 1000000.0, 'unixepoch') AS received_at,
+       b.remote
+FROM hapax_event e LEFT JOIN hapax_body b ON b.seq = e.seq
+UNION ALL
+SELECT lower(substr(hex(e.id), 1, 8) || '-' || substr(hex(e.id), 9, 4) || '-' || substr(hex(e.id), 13, 4)
+             || '-' || substr(hex(e.id), 17, 4) || '-' || substr(hex(e.id), 21)),
+       e.event_id,
+       CASE WHEN a.conflict THEN 'conflict' ELSE 'duplicate' END,
+       strftime('%Y-%m-%dT%H:%M:%fZ', a.received_at / 1000000.0, 'unixepoch'),
+       a.remote
+FROM hapax_arrival a JOIN hapax_event e ON e.seq = a.event_seq;
+
+CREATE VIEW hapax_attempts AS
+SELECT e.event_id, h.source, h.name AS handler, a.run, a.attempt, a.outcome, a.error, a.worker,
+       strftime('%Y-%m-%dT%H:%M:%fZ', a.started_at / 1000000.0, 'unixepoch') AS started_at,
+       strftime('%Y-%m-%dT%H:%M:%fZ', a.ended_at / 1000000.0, 'unixepoch') AS ended_at,
+       a.answer_status, a.answer
+FROM hapax_attempt a JOIN hapax_event e ON e.seq = a.event_seq
+     JOIN hapax_lane l ON l.lane = a.lane JOIN hapax_handler h ON h.handler = l.handler
+UNION ALL
+SELECT e.event_id, h.source, h.name, j.run, j.attempt, 'done', NULL, j.worker,
+       strftime('%Y-%m-%dT%H:%M:%fZ', j.started_at / 1000000.0, 'unixepoch'),
+       strftime('%Y-%m-%dT%H:%M:%fZ', j.due_at / 1000000.0, 'unixepoch'),
+       j.answer_status, j.answer
+FROM hapax_job j JOIN hapax_event e ON e.seq = j.event_seq
+     JOIN hapax_lane l ON l.lane = j.lane JOIN hapax_handler h ON h.handler = l.handler
+WHERE j.state = 2;
+
+CREATE VIEW hapax_dead_letters AS
+SELECT e.event_id, p.tenant, p.source, h.name AS handler, b.event_type, j.run, j.attempt, j.error,
+       strftime('%Y-%m-%dT%H:%M:%fZ', j.due_at / 1000000.0, 'unixepoch') AS buried_at
+FROM hapax_job j JOIN hapax_event e ON e.seq = j.event_seq JOIN hapax_body b ON b.seq = e.seq
+     JOIN hapax_pair p ON p.pair = e.pair JOIN hapax_lane l ON l.lane = j.lane JOIN hapax_handler h ON h.handler = l.handler
+WHERE j.state = 4;
+
+-- Nothing is sent yet: the shape that this view will have.
+CREATE VIEW hapax_deliveries AS
+SELECT NULL AS id, NULL AS message, NULL AS endpoint, NULL AS status, NULL AS attempt,
+       NULL AS created_at, NULL AS delivered_at
+WHERE 0;
