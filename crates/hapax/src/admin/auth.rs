@@ -13,10 +13,10 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use hapax_core::Timestamp;
 use hapax_core::secret::Secret;
-use hapax_core::store::{Action, HandlerRef, Inspect, Store, Work};
+use hapax_core::store::{Action, HandlerRef};
 
-use super::Admin;
 use super::problem::Problem;
+use super::{Admin, AdminStore};
 use crate::config::Permission;
 
 /// Wrong tokens per second that are answered 401; further ones are answered 429.
@@ -301,7 +301,7 @@ impl<S> Clone for RouteGuard<S> {
 }
 
 /// Middleware that refuses requests that are not allowed and passes the [`Caller`] on to the route.
-pub(super) async fn authorize<S: Store + Work + Inspect>(
+pub(super) async fn authorize<S: AdminStore>(
     State(guard): State<RouteGuard<S>>,
     mut request: Request,
     next: Next,

@@ -20,12 +20,12 @@ use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::Admin;
 use super::auth::Caller;
 use super::events::{ShownBody, header_pairs};
 use super::extract::{JsonBody, PathId, Span};
 use super::jobs;
 use super::problem::Problem;
+use super::{Admin, AdminStore};
 
 /// The most jobs of one claim: a worker must be able to start all of them within the lease.
 const CLAIM_MAX: usize = 100;
@@ -94,7 +94,7 @@ struct ShownEvent {
     body: ShownBody,
 }
 
-pub(super) async fn claim<S: Store + Work + Inspect>(
+pub(super) async fn claim<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     JsonBody(asked): JsonBody<ClaimBody>,
@@ -253,7 +253,7 @@ pub(super) struct Settled {
     due_at: Option<Timestamp>,
 }
 
-pub(super) async fn renew<S: Store + Work + Inspect>(
+pub(super) async fn renew<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     PathId(job): PathId,
@@ -265,7 +265,7 @@ pub(super) async fn renew<S: Store + Work + Inspect>(
     claim_state(&admin, job.id, asked.fence, held).await.map(|(settled, _)| Json(settled))
 }
 
-pub(super) async fn complete<S: Store + Work + Inspect>(
+pub(super) async fn complete<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     PathId(job): PathId,
@@ -282,7 +282,7 @@ pub(super) async fn complete<S: Store + Work + Inspect>(
     settled(&admin, job, asked.fence, outcome).await
 }
 
-pub(super) async fn fail<S: Store + Work + Inspect>(
+pub(super) async fn fail<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     PathId(job): PathId,

@@ -9,16 +9,16 @@ use base64::prelude::BASE64_STANDARD;
 use hapax_core::job::{HandlerName, JobId};
 use hapax_core::store::{
     ActionNote, ArrivalNote, AttemptNote, Cursor, EventDetail, EventFilter, EventId, EventName,
-    EventSummary, Inspect, JobDetail, Lookup, MessageNote, ReviewReason, Status, Store, Work,
+    EventSummary, Inspect, JobDetail, Lookup, MessageNote, ReviewReason, Status,
 };
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::Admin;
 use super::extract::{Moment, PathId, QueryParams, Span, cursor, limit};
 use super::problem::Problem;
+use super::{Admin, AdminStore};
 
 /// The query of `GET /api/v1/events`.
 #[derive(Debug, Deserialize)]
@@ -42,7 +42,7 @@ pub(super) struct List {
     next: Option<String>,
 }
 
-pub(super) async fn list<S: Store + Work + Inspect>(
+pub(super) async fn list<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     QueryParams(query): QueryParams<ListQuery>,
 ) -> Result<Json<List>, Problem> {
@@ -149,7 +149,7 @@ impl ShownBody {
     }
 }
 
-pub(super) async fn show<S: Store + Work + Inspect>(
+pub(super) async fn show<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     PathId(name): PathId,
 ) -> Result<Json<Shown>, Problem> {

@@ -5,16 +5,14 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use hapax_core::job::{HandlerName, JobId, Phase, Workplace};
-use hapax_core::store::{
-    Cursor, HandlerRef, Inspect, JobDetail, JobFilter, LaneState, Store, Work,
-};
+use hapax_core::store::{Cursor, HandlerRef, Inspect, JobDetail, JobFilter, LaneState};
 use hapax_core::{SourceName, Tenant, Timestamp};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::Admin;
 use super::extract::{PathId, QueryParams, cursor, limit};
 use super::problem::Problem;
+use super::{Admin, AdminStore};
 
 /// The query of `GET /api/v1/jobs`.
 #[derive(Debug, Deserialize)]
@@ -34,7 +32,7 @@ pub(super) struct List {
     next: Option<String>,
 }
 
-pub(super) async fn list<S: Store + Work + Inspect>(
+pub(super) async fn list<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     QueryParams(query): QueryParams<ListQuery>,
 ) -> Result<Json<List>, Problem> {
@@ -51,7 +49,7 @@ pub(super) async fn list<S: Store + Work + Inspect>(
     Ok(Json(List { items: page.items, next }))
 }
 
-pub(super) async fn show<S: Store + Work + Inspect>(
+pub(super) async fn show<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     PathId(id): PathId,
 ) -> Result<Json<JobDetail>, Problem> {
@@ -81,9 +79,7 @@ struct ShownHandler {
     lease_seconds: f64,
 }
 
-pub(super) async fn handlers<S: Store + Work + Inspect>(
-    State(admin): State<Arc<Admin<S>>>,
-) -> Json<Handlers> {
+pub(super) async fn handlers<S: AdminStore>(State(admin): State<Arc<Admin<S>>>) -> Json<Handlers> {
     let shown = |spec: hapax_core::store::HandlerSpec| ShownHandler {
         source: spec.handler.source.to_string(),
         handler: spec.handler.handler,
@@ -117,7 +113,7 @@ struct ShownLane {
     dead: u64,
 }
 
-pub(super) async fn lanes<S: Store + Work + Inspect>(
+pub(super) async fn lanes<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
 ) -> Result<Json<Lanes>, Problem> {
     let configured: Vec<HandlerRef> =

@@ -54,6 +54,11 @@ pub(crate) type RefetchClaims = Arc<
         + Sync,
 >;
 
+/// The acts and reads of a store that the admin side uses.
+pub(crate) trait AdminStore: Store + Work + Inspect {}
+
+impl<S: Store + Work + Inspect> AdminStore for S {}
+
 /// The state that all routes share.
 pub(crate) struct Admin<S> {
     /// The store.
@@ -80,7 +85,7 @@ pub(crate) struct Admin<S> {
 }
 
 /// All routes of the admin side.
-pub(crate) fn router<S: Store + Work + Inspect>(admin: Admin<S>) -> Router {
+pub(crate) fn router<S: AdminStore>(admin: Admin<S>) -> Router {
     let admin = Arc::new(admin);
     let mut router = Router::new();
     for Route { scope, path, to, .. } in routes::<S>() {
@@ -121,7 +126,7 @@ struct Route<S> {
     to: MethodRouter<Arc<Admin<S>>>,
 }
 
-fn routes<S: Store + Work + Inspect>() -> Vec<Route<S>> {
+fn routes<S: AdminStore>() -> Vec<Route<S>> {
     let read = |path, to| Route { scope: Some(Scope::Read), method: Method::GET, path, to };
     let operate = |path, to| Route { scope: Some(Scope::Operate), method: Method::POST, path, to };
     let claim = |path, to| Route { scope: Some(Scope::Claim), method: Method::POST, path, to };
@@ -160,14 +165,14 @@ fn routes<S: Store + Work + Inspect>() -> Vec<Route<S>> {
     ]
 }
 
-async fn ready<S: Store + Work + Inspect>(State(admin): State<Arc<Admin<S>>>) -> Response {
+async fn ready<S: AdminStore>(State(admin): State<Arc<Admin<S>>>) -> Response {
     match admin.readiness.judge(&*admin.store) {
         Ok(()) => "ready\n".into_response(),
         Err(error) => Problem::unavailable(&error.to_string()).into_response(),
     }
 }
 
-async fn metrics<S: Store + Work + Inspect>(State(admin): State<Arc<Admin<S>>>) -> Response {
+async fn metrics<S: AdminStore>(State(admin): State<Arc<Admin<S>>>) -> Response {
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
     (kind, admin.metrics.render()).into_response()
 }

@@ -8,16 +8,16 @@ use axum::{Extension, Json};
 use hapax_core::handler::EventView;
 use hapax_core::job::{HandlerName, JobId, Phase};
 use hapax_core::store::{
-    Action, Cursor, EventDetail, EventId, Inspect, JobDetail, JobFilter, NewJob, ReplayAsk,
-    ReplayEffect, Replayed, Status, Store, Work,
+    Action, Cursor, EventDetail, EventId, JobDetail, JobFilter, NewJob, ReplayAsk, ReplayEffect,
+    Replayed, Status,
 };
 use hapax_core::{SourceName, Tenant};
 use serde::{Deserialize, Serialize};
 
-use super::Admin;
 use super::auth::Caller;
 use super::extract::{self, JsonBody, PathId, cursor, limit};
 use super::problem::Problem;
+use super::{Admin, AdminStore};
 use super::{events, jobs};
 
 /// The body of `POST /api/v1/events/{id}/replay`.
@@ -112,7 +112,7 @@ enum Effect {
     NoOrder,
 }
 
-pub(super) async fn event<S: Store + Work + Inspect>(
+pub(super) async fn event<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     PathId(name): PathId,
@@ -133,7 +133,7 @@ pub(super) async fn event<S: Store + Work + Inspect>(
     Ok(Json(ReplayList { dry_run: asked.dry_run, items, next: None }))
 }
 
-pub(super) async fn job<S: Store + Work + Inspect>(
+pub(super) async fn job<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     PathId(id): PathId,
@@ -151,7 +151,7 @@ pub(super) async fn job<S: Store + Work + Inspect>(
 
 /// Replays one page of dead letters. Each is a commit of its own: if one fails, the earlier ones stay
 /// replayed, and the same request continues with the rest.
-pub(super) async fn many<S: Store + Work + Inspect>(
+pub(super) async fn many<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     JsonBody(asked): JsonBody<ReplayJobsBody>,
@@ -192,7 +192,7 @@ struct Mode {
     force: bool,
 }
 
-async fn replay_job<S: Store + Work + Inspect>(
+async fn replay_job<S: AdminStore>(
     admin: &Admin<S>,
     job: &JobDetail,
     mode: Mode,
@@ -229,7 +229,7 @@ fn no_order(source: &str, handler: &HandlerName, why: &str) -> String {
     )
 }
 
-async fn replay<S: Store + Work + Inspect>(
+async fn replay<S: AdminStore>(
     admin: &Admin<S>,
     event: &EventDetail,
     handlers: Vec<NewJob>,

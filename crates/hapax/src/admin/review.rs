@@ -6,14 +6,14 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::{Extension, Json};
 use hapax_core::job::Phase;
-use hapax_core::store::{EventDetail, EventId, Inspect, JobDetail, Reviewed, Status, Store, Work};
+use hapax_core::store::{EventDetail, EventId, Inspect, JobDetail, Reviewed, Status};
 use serde::{Deserialize, Serialize};
 
-use super::Admin;
 use super::auth::Caller;
 use super::extract::{self, JsonBody, PathId};
 use super::problem::Problem;
 use super::replay::jobs_for_event;
+use super::{Admin, AdminStore};
 use super::{events, jobs};
 
 /// The body of `approve`, `reject` and `discard`.
@@ -42,7 +42,7 @@ pub(super) enum ReviewDecision {
 }
 
 /// `POST /api/v1/events/{id}/approve` and `…/reject`.
-pub(super) async fn decide<S: Store + Work + Inspect>(
+pub(super) async fn decide<S: AdminStore>(
     decision: ReviewDecision,
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
@@ -93,7 +93,7 @@ pub(super) async fn decide<S: Store + Work + Inspect>(
 }
 
 /// `POST /api/v1/events/{id}/discard`: all dead letters of the event.
-pub(super) async fn discard_of_event<S: Store + Work + Inspect>(
+pub(super) async fn discard_of_event<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     PathId(name): PathId,
@@ -105,7 +105,7 @@ pub(super) async fn discard_of_event<S: Store + Work + Inspect>(
 }
 
 /// `POST /api/v1/jobs/{id}/discard`: one dead letter.
-pub(super) async fn discard_of_job<S: Store + Work + Inspect>(
+pub(super) async fn discard_of_job<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     PathId(id): PathId,
@@ -117,7 +117,7 @@ pub(super) async fn discard_of_job<S: Store + Work + Inspect>(
     discard(&admin, &caller, event, Some(job), reason).await
 }
 
-async fn discard<S: Store + Work + Inspect>(
+async fn discard<S: AdminStore>(
     admin: &Admin<S>,
     caller: &Caller,
     event: EventDetail,

@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use hapax_core::store::{Inspect, Sample, SampleAsk, SampledEvent, Status, Store, Work};
+use hapax_core::store::{Sample, SampleAsk, SampledEvent, Status};
 use hapax_core::{SourceName, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::Admin;
 use super::events::ago;
 use super::extract::{QueryParams, Span};
 use super::problem::Problem;
+use super::{Admin, AdminStore};
 
 /// The window where none is asked for.
 const WINDOW_DEFAULT: Duration = Duration::from_secs(3_600);
@@ -72,7 +72,7 @@ struct Processing {
     p99: Option<f64>,
 }
 
-pub(super) async fn stats<S: Store + Work + Inspect>(
+pub(super) async fn stats<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     QueryParams(query): QueryParams<StatsQuery>,
 ) -> Result<Json<Stats>, Problem> {
@@ -219,9 +219,7 @@ fn gaps_seconds(events: &[&SampledEvent]) -> Vec<f64> {
 }
 
 /// `GET /api/v1/alerts`.
-pub(super) async fn alerts<S: Store + Work + Inspect>(
-    State(admin): State<Arc<Admin<S>>>,
-) -> Json<AlertList> {
+pub(super) async fn alerts<S: AdminStore>(State(admin): State<Arc<Admin<S>>>) -> Json<AlertList> {
     Json(AlertList { items: admin.watch.alerts(&*admin.store).await, next: None })
 }
 
