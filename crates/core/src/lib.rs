@@ -5,7 +5,9 @@
 //! [`store`], the traits that every database implements.
 
 pub mod arrival;
+pub mod delivery;
 mod ed25519;
+pub mod endpoint;
 pub mod endpoint_secret;
 pub mod envelope;
 #[cfg(feature = "failpoints")]
@@ -20,6 +22,7 @@ pub mod key;
 pub mod ledger;
 pub mod lifecycle;
 pub mod limits;
+pub mod message;
 pub mod order;
 pub mod presets;
 pub mod receipt;

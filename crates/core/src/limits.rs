@@ -34,8 +34,18 @@ pub const HANDSHAKE_TOKEN_BYTES_MAX: usize = 128;
 /// The longest resource of an ordered handler: it is indexed, as an event id is.
 pub const RESOURCE_BYTES_MAX: usize = 255;
 
-/// The longest type, key, tenant and id of a message: each is indexed.
+/// The longest type, key, tenant and API version of a message: each is indexed or becomes a filter.
 pub const MESSAGE_NAME_BYTES_MAX: usize = 255;
+
+/// The longest id of a message: it becomes a header of every delivery.
+pub const MESSAGE_ID_CHARS_MAX: usize = 128;
+
+/// The largest content of a message: receivers commonly refuse more, and every delivery holds it in
+/// memory.
+pub const MESSAGE_DATA_BYTES_MAX: usize = 1 << 20;
+
+/// The most endpoints of one tenant: publishing a message writes one delivery for each that matches.
+pub const ENDPOINTS_PER_TENANT_MAX: usize = 1_000;
 
 /// The most transitions of a state machine: the states reachable from each state are computed when the
 /// config is read, and no config written by hand has more.

@@ -19,7 +19,8 @@ use axum::Router;
 use axum::routing::get;
 use hapax::tokio_postgres::{self, NoTls};
 use hapax::{
-    Committed, Event, Failure, Handler, Hapax, NewMessage, PgStore, PgTx, Source, handler,
+    Committed, Event, Failure, Handler, Hapax, MessageData, NewMessage, PgStore, PgTx, Source,
+    handler,
 };
 use serde::Deserialize;
 use tokio::net::TcpListener;
@@ -52,14 +53,8 @@ impl Handler<PgStore> for ChargeFee {
         let fee = (amount * 5 + 500) / 1000;
         let mut db = tx.begin().await?;
         db.execute("INSERT INTO payout_fees VALUES ($1, $2, $3)", &[&id, &amount, &fee]).await?;
-        db.publish(&NewMessage {
-            r#type: "fee.charged".into(),
-            data: format!(r#"{{"payout":"{id}","fee":{fee}}}"#).parse()?,
-            key: Some(id),
-            tenant: None,
-            id: None,
-        })
-        .await?;
+        let data: MessageData = format!(r#"{{"payout":"{id}","fee":{fee}}}"#).parse()?;
+        db.publish(&NewMessage::new("fee.charged", data).with_key(id)).await?;
         Ok(db.commit(Some(format!("fee {fee}"))).await?)
     }
 }

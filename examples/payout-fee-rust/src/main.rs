@@ -14,7 +14,9 @@ use std::net::SocketAddr;
 
 use axum::Router;
 use axum::routing::get;
-use hapax::{Committed, Event, Failure, Handler, Hapax, NewMessage, Source, Tx, handler};
+use hapax::{
+    Committed, Event, Failure, Handler, Hapax, MessageData, NewMessage, Source, Tx, handler,
+};
 use serde::Deserialize;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -46,13 +48,8 @@ impl Handler for ChargeFee {
         let fee = (amount * 5 + 500) / 1000;
         let committed = tx.commit(move |db| {
             db.execute("INSERT INTO payout_fees VALUES (?1, ?2, ?3)", (&id, amount, fee))?;
-            db.publish(&NewMessage {
-                r#type: "fee.charged".into(),
-                data: format!(r#"{{"payout":"{id}","fee":{fee}}}"#).parse()?,
-                key: Some(id),
-                tenant: None,
-                id: None,
-            })?;
+            let data: MessageData = format!(r#"{{"payout":"{id}","fee":{fee}}}"#).parse()?;
+            db.publish(&NewMessage::new("fee.charged", data).with_key(id))?;
             Ok(Some(format!("fee {fee}")))
         });
         Ok(committed.await?)

@@ -1,9 +1,12 @@
 //! Globs over event types: which events a handler wants.
 
+use serde::{Deserialize, Serialize};
+
 use super::HandlerError;
 
 /// Globs over event types: `payout.*`, where `*` matches any characters. Empty matches all types.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<String>", into = "Vec<String>")]
 pub struct TypeFilter(Vec<String>);
 
 impl TypeFilter {
@@ -27,6 +30,27 @@ impl TypeFilter {
             None => glob.bytes().all(|byte| byte == b'*'),
         };
         self.0.is_empty() || self.0.iter().any(matches)
+    }
+}
+
+impl TypeFilter {
+    /// The globs as written.
+    pub fn globs(&self) -> &[String] {
+        &self.0
+    }
+}
+
+impl TryFrom<Vec<String>> for TypeFilter {
+    type Error = String;
+
+    fn try_from(globs: Vec<String>) -> Result<Self, String> {
+        Self::new(globs).map_err(|error| error.problem)
+    }
+}
+
+impl From<TypeFilter> for Vec<String> {
+    fn from(filter: TypeFilter) -> Self {
+        filter.0
     }
 }
 

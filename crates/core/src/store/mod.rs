@@ -4,10 +4,12 @@
 //! guarantees of each act are written here once, and one conformance suite checks them for every store.
 //!
 //! [`Store`] makes events durable, [`Work`] runs the life cycle of their jobs, and [`Inspect`] reads for
+//! operators. [`Outbox`] publishes messages and delivers them, and [`InspectOutbox`] reads both for
 //! operators. Idempotency-Keys have their own trait, [`crate::ledger::Ledger`].
 
 mod ingest;
 mod inspect;
+mod outbox;
 mod work;
 
 use std::error::Error;
@@ -17,7 +19,10 @@ use std::sync::Arc;
 
 pub use ingest::*;
 pub use inspect::*;
+pub use outbox::*;
 pub use work::*;
+
+pub use crate::message::NewMessage;
 
 /// Why a store refused an act. None of these leaves anything half done.
 ///

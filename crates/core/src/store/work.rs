@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::{SignedDuration, Timestamp};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::{EventId, NewJob, Status, StoreError};
 use crate::job::{Fence, HandlerName, JobId, Policy, Retry, Workplace};
 use crate::key::{EventKey, SourceName};
-use crate::limits::MESSAGE_NAME_BYTES_MAX;
+use crate::message::NewMessage;
 use crate::order::OrderRule;
 
 /// Working on what was accepted. Every method is one atomic act; a lost fence is an answer.
@@ -264,45 +264,6 @@ pub struct HandlerAnswer {
     /// The beginning of its body, as text.
     #[serde(rename = "answer", skip_serializing_if = "String::is_empty")]
     pub body: String,
-}
-
-/// A message to be published with a commit.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NewMessage {
-    /// What it is about.
-    pub r#type: String,
-    /// Its content.
-    pub data: serde_json::Value,
-    /// The order key.
-    #[serde(default)]
-    pub key: Option<String>,
-    /// Whose it is; without one, of whom the event is that it is published for.
-    #[serde(default)]
-    pub tenant: Option<String>,
-    /// Its id; the same id twice is one message.
-    #[serde(default)]
-    pub id: Option<String>,
-}
-
-impl NewMessage {
-    /// Why no store can take it, if so: told to whoever made it, before it is part of a commit that
-    /// would be refused each time.
-    pub fn fault(&self) -> Option<String> {
-        let names = [
-            ("type", Some(&self.r#type)),
-            ("key", self.key.as_ref()),
-            ("tenant", self.tenant.as_ref()),
-            ("id", self.id.as_ref()),
-        ];
-        names.into_iter().find_map(|(name, value)| match value?.len() {
-            0 => Some(format!("the {name} of a message is empty")),
-            1..=MESSAGE_NAME_BYTES_MAX => None,
-            _too_long => Some(format!(
-                "the {name} of a message is longer than {MESSAGE_NAME_BYTES_MAX} bytes"
-            )),
-        })
-    }
 }
 
 /// What to run with SQL.

@@ -20,6 +20,7 @@ use http::header::RETRY_AFTER;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
 use http_body_util::Full;
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use crate::limits::{ANSWER_BYTES_MAX, ANSWER_KEPT_BYTES, RETRY_AFTER_MAX};
 use crate::outbound::{Heard, Outbound, OutboundError};
@@ -212,7 +213,7 @@ struct Said {
     #[serde(default)]
     result: serde_json::Value,
     #[serde(default)]
-    publish: serde_json::Value,
+    publish: Option<Box<RawValue>>,
 }
 
 /// The same with what the app answered.
@@ -328,10 +329,10 @@ fn done(heard: &Heard) -> Outcome {
         return Outcome::Done { result: None, publish: Vec::new(), answer: None };
     };
     let result = result.as_str().map(str::to_owned);
-    if publish.is_null() {
+    let Some(publish) = publish else {
         return Outcome::Done { result, publish: Vec::new(), answer: None };
-    }
-    match serde_json::from_value::<Vec<NewMessage>>(publish) {
+    };
+    match serde_json::from_str::<Vec<NewMessage>>(publish.get()) {
         Ok(publish) => match publish.iter().find_map(NewMessage::fault) {
             None => Outcome::Done { result, publish, answer: None },
             Some(fault) => failed(format!("the answer's \"publish\": {fault}"), Retry::Schedule),

@@ -172,14 +172,7 @@ fn every_way_to_fail_rolls_back_and_is_tried_again() {
     let setup = handler_fn(|event: Event, tx: PgTx| async move {
         let mut db = tx.begin().await?;
         let result = effect(&mut db, &event).await?;
-        db.publish(&NewMessage {
-            r#type: "fee.charged".into(),
-            data: json!({ "fee": 50 }),
-            key: None,
-            tenant: None,
-            id: None,
-        })
-        .await?;
+        db.publish(&NewMessage::new("fee.charged", json!({ "fee": 50 }))).await?;
         match event.attempt {
             1 => return Err(Failure::new("changed my mind")),
             2 => drop(db.execute("INSERT INTO nowhere VALUES (1)", &[]).await),

@@ -210,13 +210,8 @@ async fn check_fails_within(
 }
 
 fn message(id: Option<&str>) -> NewMessage {
-    NewMessage {
-        r#type: "fee.charged".into(),
-        data: json!({ "fee": 50 }),
-        key: None,
-        tenant: None,
-        id: id.map(str::to_owned),
-    }
+    let message = NewMessage::new("fee.charged", json!({ "fee": 50 }));
+    NewMessage { id: id.map(str::to_owned), ..message }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

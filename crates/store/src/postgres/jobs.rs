@@ -6,15 +6,19 @@ use std::time::Instant;
 
 use hapax_core::job::{Fence, HandlerName, JobId, Retry, Workplace, idempotency_key};
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
+use hapax_core::message::MessageData;
 use hapax_core::order::{Gaps, OnGap, Position};
 use hapax_core::store::{
     Claim, ClaimAsk, ClaimedEvent, DAMAGED_BODY, EventId, HandlerAnswer, HandlerRef, HandlerSpec,
     NewMessage, Outcome,
 };
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::types::Json;
 use uuid::Uuid;
 
 use super::Shared;
@@ -289,8 +293,8 @@ pub(super) async fn settle(
     match outcome {
         Outcome::Done { result, publish, answer } => {
             let result = result.as_deref().map(|result| shortened(result, RESULT_CHARS_MAX));
-            let messages =
-                (!publish.is_empty()).then(|| Value::Array(publish.iter().map(message).collect()));
+            let messages = (!publish.is_empty())
+                .then(|| Json(publish.iter().map(message).collect::<Vec<_>>()));
             let (status, answer) = columns_of(answer.as_ref());
             let ask = "SELECT hapax.settle($1, $2, $3, $4, $5, $6, $7)";
             let mut lent = shared.pools.work.lend().await?;
@@ -400,14 +404,49 @@ fn unsigned(number: i32) -> u32 {
     u32::try_from(number).unwrap_or(0)
 }
 
-fn message(new: &NewMessage) -> Value {
-    json!({
-        "type": row::text(&new.r#type),
-        "data": without_nul(&new.data),
-        "key": new.key.as_deref().map(row::text),
-        "tenant": new.tenant.as_deref().map(row::text),
-        "id": new.id.as_deref().map(row::text),
-    })
+/// A message as `hapax.settle_done` reads it. Its data stays the publisher's own text.
+#[derive(Debug, Serialize)]
+struct OutboxMessage {
+    r#type: String,
+    data: Box<RawValue>,
+    key: Option<String>,
+    tenant: Option<String>,
+    id: Option<String>,
+    api_version: Option<String>,
+}
+
+fn message(new: &NewMessage) -> OutboxMessage {
+    let plain = |text: &Option<String>| text.as_deref().map(row::text);
+    OutboxMessage {
+        r#type: row::text(&new.r#type),
+        data: data_without_nul(&new.data),
+        key: plain(&new.key),
+        tenant: plain(&new.tenant),
+        id: plain(&new.id),
+        api_version: plain(&new.api_version),
+    }
+}
+
+/// The data of a message with a visible sign for each escaped NUL, which `jsonb` cannot store. All else
+/// stays as it was given.
+pub(super) fn data_without_nul(data: &MessageData) -> Box<RawValue> {
+    let mut text = String::with_capacity(data.as_str().len());
+    let mut rest = data.as_str();
+    while let Some(at) = rest.find('\\') {
+        // An escape is a backslash and what follows it, so that a second backslash begins none.
+        let end = match rest.as_bytes()[at + 1] {
+            b'u' => at + 6,
+            _one_letter => at + 2,
+        };
+        text.push_str(&rest[..at]);
+        text.push_str(match &rest[at..end] {
+            "\\u0000" => "\u{2400}",
+            escape => escape,
+        });
+        rest = &rest[end..];
+    }
+    text.push_str(rest);
+    RawValue::from_string(text).expect("one character of a string was replaced")
 }
 
 pub(super) fn without_nul(value: &Value) -> Value {

@@ -21,7 +21,7 @@ use hapax_core::store::{Claim, NewMessage, StoreError};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, error::Elapsed, timeout, timeout_at};
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::ToSql;
+use tokio_postgres::types::{Json, ToSql};
 use tokio_postgres::{Row, Statement};
 
 use super::connect::{PgError, PooledClient};
@@ -162,14 +162,18 @@ impl<R> PgDb<R> {
     /// Publishes a message with this commit, or not at all. The same id twice is one message. A
     /// message with a key blocks others with that key until this commit: publish last.
     pub async fn publish(&mut self, message: &NewMessage) -> Result<(), PgDbError> {
-        let NewMessage { r#type, data, key, tenant, id } = message;
+        let NewMessage { r#type, data, key, tenant, id, api_version } = message;
         let plain = |text: &String| row::text(text);
-        let (kind, data) = (row::text(r#type), jobs::without_nul(data));
+        let (kind, data) = (row::text(r#type), Json(jobs::data_without_nul(data)));
         let (key, id) = (key.as_ref().map(plain), id.as_ref().map(plain));
+        let version = api_version.as_ref().map(plain);
         let ours = self.tenant.clone().unwrap_or_default();
         let tenant = tenant.as_ref().map_or_else(|| ours.to_string(), plain);
-        self.query("SELECT hapax.publish($1, $2, $3, $4, $5)", &[&kind, &data, &key, &tenant, &id])
-            .await?;
+        self.query(
+            "SELECT hapax.publish($1, $2, $3, $4, $5, $6)",
+            &[&kind, &data, &key, &tenant, &id, &version],
+        )
+        .await?;
         Ok(())
     }
 

@@ -246,10 +246,10 @@ impl Db<'_> {
 
     /// Publishes a message with this commit, or not at all. The same id twice is one message.
     pub fn publish(&self, message: &NewMessage) -> Result<(), DbError> {
-        let NewMessage { r#type, data, key, tenant, id } = message;
+        let NewMessage { r#type, data, key, tenant, id, api_version: _ } = message;
         self.execute(
             "INSERT INTO hapax_publish (type, data, key, tenant, id) VALUES (?1, ?2, ?3, ?4, ?5)",
-            (r#type, data.to_string(), key, tenant, id),
+            (r#type, data.as_str(), key, tenant, id),
         )?;
         Ok(())
     }

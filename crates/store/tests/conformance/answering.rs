@@ -91,8 +91,7 @@ trait Charging: Working + Answering {
 }
 
 fn message() -> NewMessage {
-    let (r#type, data, id) = ("charged".to_owned(), json!({}), Some("msg_1".to_owned()));
-    NewMessage { r#type, data, key: None, tenant: None, id }
+    NewMessage::new("charged", json!({})).with_id("msg_1")
 }
 
 impl Charging for SqliteStore {

@@ -618,13 +618,7 @@ pub(crate) async fn a_hopeless_job_is_buried_at_once_and_says_why<S: Working>(wo
 }
 
 fn message(id: &str) -> NewMessage {
-    NewMessage {
-        r#type: "fee.charged".into(),
-        data: serde_json::json!({"amount": 50}),
-        key: None,
-        tenant: None,
-        id: Some(id.into()),
-    }
+    NewMessage::new("fee.charged", serde_json::json!({"amount": 50})).with_id(id)
 }
 
 pub(crate) async fn messages_are_published_with_done_or_not_at_all<S: Working>(world: World<S>) {

@@ -225,13 +225,7 @@ pub(crate) async fn messages_go_with_the_history_of_their_time<S: Working>(world
     let publish = async |event: &str, message: &str| {
         world.accept(event, &[job("fee"), job("mail")]).await;
         world.settle(&world.claim_one("mail").await, failed(Retry::Never)).await;
-        let message = NewMessage {
-            r#type: "fee.charged".into(),
-            data: serde_json::json!({}),
-            key: None,
-            tenant: None,
-            id: Some(message.into()),
-        };
+        let message = NewMessage::new("fee.charged", serde_json::json!({})).with_id(message);
         let done = Outcome::Done { result: None, publish: vec![message], answer: None };
         let claim = world.claim_one("fee").await;
         assert_eq!(world.settle(&claim, done).await, Held::Kept);

@@ -315,13 +315,9 @@ async fn work(store: &Arc<PgStore>, user: &Client, name: &str) {
 }
 
 fn message(id: &str) -> NewMessage {
-    NewMessage {
-        r#type: "fee.charged".into(),
-        data: serde_json::json!({}),
-        key: Some("acct".into()),
-        tenant: None,
-        id: Some(format!("msg_{id}")),
-    }
+    NewMessage::new("fee.charged", serde_json::json!({}))
+        .with_key("acct")
+        .with_id(format!("msg_{id}"))
 }
 
 async fn keys(store: &Arc<PgStore>, user: &Client, name: &str) {

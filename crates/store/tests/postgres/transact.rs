@@ -64,13 +64,8 @@ async fn effects_done_and_messages_are_one_commit_once_per_fence() {
         };
         assert_eq!(db.execute(ROW, &[&"evt_1"]).await.expect("inserts"), 1);
         for id in ["msg_1", "msg_1", "msg_2\0"] {
-            let message = NewMessage {
-                r#type: "fee.charged".into(),
-                data: json!({ "fee": 50, "note": "a\0b" }),
-                key: Some("acct".into()),
-                tenant: None,
-                id: Some(id.into()),
-            };
+            let data = json!({ "fee": 50, "note": "a\0b" });
+            let message = NewMessage::new("fee.charged", data).with_key("acct").with_id(id);
             db.publish(&message).await.expect("publishes");
         }
         let rows = db.query("SELECT note FROM ledger", &[]).await.expect("reads");
@@ -98,7 +93,7 @@ async fn a_message_that_names_no_tenant_is_of_its_events() {
         let (_, mut db) = base.begun().await;
         for named in [None, Some("named".to_owned())] {
             let (r#type, data, id) = ("fee".to_owned(), json!({}), Some("msg_1".to_owned()));
-            let message = NewMessage { r#type, data, key: None, tenant: named, id };
+            let message = NewMessage { tenant: named, id, ..NewMessage::new(r#type, data) };
             db.publish(&message).await.expect("publishes");
         }
         db.commit(None).await.expect("commits");

@@ -193,7 +193,7 @@ pub(super) fn write_message(
         message.tenant.as_deref().unwrap_or(of.as_str()),
         id,
         &message.r#type,
-        message.data.to_string(),
+        message.data.as_str(),
         &message.key,
         event_seq,
         micros(now),

@@ -1,0 +1,313 @@
+//! The life of a delivery on one page: [`step`] is one `match` over every act and every phase.
+//!
+//! A delivery is one message for one endpoint. The arithmetic of attempts is shared with jobs
+//! ([`crate::job`]). Two rules differ. A lost attempt never makes a delivery a dead letter, because a
+//! request cannot kill the process. And a delivery that ended can always be replayed, because receivers
+//! deduplicate by the message's id.
+//!
+//! The fence is checked before: an act under an older fence never gets here. docs/lifecycle.md has the
+//! same table in words, and a test compares it with this file.
+//!
+//! Whether an endpoint is disabled or deleted is not part of a delivery. Claims skip such endpoints, and
+//! [`DeliveryStatus::of`] shows their open deliveries as held or cancelled. So disabling is one change of
+//! one row, whatever waits behind it.
+
+use std::fmt;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::endpoint::EndpointId;
+use crate::job::{AfterFailure, AfterLoss, Policy, Progress, Retry, Workplace, later};
+
+/// Our id of a delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct DeliveryId(pub Uuid);
+
+impl fmt::Display for DeliveryId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The error of a delivery whose lease ended without an outcome.
+pub const OUTCOME_LOST: &str =
+    "the outcome of this attempt is unknown: the process ended during it";
+
+/// The idempotency key that travels with a delivery: equal across attempts, restarts and replays.
+pub fn idempotency_key(message: &str, endpoint: EndpointId) -> String {
+    format!("{message}:{endpoint}")
+}
+
+/// Where a delivery stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DeliveryPhase {
+    /// It is attempted once it is due.
+    Ready,
+    /// An attempt is under way, until its lease ends.
+    Leased,
+    /// The endpoint answered with a 2xx.
+    Delivered,
+    /// A dead letter: the schedule has ended, or a retry is hopeless. An operator can replay it.
+    Dead,
+    /// An operator cancelled it, or its endpoint was deleted.
+    Cancelled,
+}
+
+impl DeliveryPhase {
+    /// Whether it can still change by itself.
+    pub fn is_open(self) -> bool {
+        match self {
+            Self::Ready | Self::Leased => true,
+            Self::Delivered | Self::Dead | Self::Cancelled => false,
+        }
+    }
+}
+
+/// Whether an endpoint takes deliveries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum EndpointStanding {
+    /// It does.
+    Active,
+    /// Not until it is enabled.
+    Disabled,
+    /// Never again.
+    Deleted,
+}
+
+/// The status of a delivery, as the API and the views show it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeliveryStatus {
+    /// Its schedule has ended; an operator can replay it.
+    Dead,
+    /// An attempt failed, and another follows.
+    Failed,
+    /// Its endpoint is disabled.
+    Held,
+    /// An attempt is under way.
+    Sending,
+    /// It waits for its first attempt.
+    Waiting,
+    /// The endpoint has it.
+    Delivered,
+    /// It was given up.
+    Cancelled,
+}
+
+impl DeliveryStatus {
+    /// The status of a delivery from its own row and its endpoint.
+    pub fn of(phase: DeliveryPhase, steps: u32, endpoint: EndpointStanding) -> Self {
+        match (phase, endpoint) {
+            (DeliveryPhase::Ready, EndpointStanding::Deleted) => Self::Cancelled,
+            (DeliveryPhase::Ready, EndpointStanding::Disabled) => Self::Held,
+            (DeliveryPhase::Ready, EndpointStanding::Active) if steps > 0 => Self::Failed,
+            (DeliveryPhase::Ready, EndpointStanding::Active) => Self::Waiting,
+            (DeliveryPhase::Leased, _) => Self::Sending,
+            (DeliveryPhase::Delivered, _) => Self::Delivered,
+            (DeliveryPhase::Dead, _) => Self::Dead,
+            (DeliveryPhase::Cancelled, _) => Self::Cancelled,
+        }
+    }
+
+    /// The status as text.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Dead => "dead",
+            Self::Failed => "failed",
+            Self::Held => "held",
+            Self::Sending => "sending",
+            Self::Waiting => "waiting",
+            Self::Delivered => "delivered",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// The status of a message over all of its deliveries: that of the neediest one, or `none`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MessageStatus(pub Option<DeliveryStatus>);
+
+impl MessageStatus {
+    /// The first status that applies to any delivery.
+    pub fn of(deliveries: impl IntoIterator<Item = DeliveryStatus>) -> Self {
+        Self(deliveries.into_iter().min())
+    }
+
+    /// The status as text.
+    pub fn as_str(self) -> &'static str {
+        self.0.map_or("none", DeliveryStatus::as_str)
+    }
+}
+
+/// The part of a delivery that its rules depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeliveryState {
+    /// The phase.
+    pub phase: DeliveryPhase,
+    /// Attempts, failures and losses so far.
+    pub progress: Progress,
+    /// When a ready delivery is due or a lease ends; for other phases, when the delivery ended.
+    pub due: Timestamp,
+}
+
+/// What happens to a delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeliveryAct<'a> {
+    /// A sender asks for due deliveries.
+    Claim {
+        /// How long the claim lasts.
+        lease: Duration,
+    },
+    /// The end of a lease has passed, or the process that held it has died.
+    LeaseEnded,
+    /// The sender reports a 2xx. Needs the fence.
+    Delivered,
+    /// The sender reports a failed attempt. Needs the fence.
+    Failed {
+        /// When to try again, as far as the sender knows.
+        retry: Retry,
+        /// The endpoint's schedule.
+        policy: &'a Policy,
+    },
+    /// The sender returns a claim that it never began. Needs the fence.
+    GivenBack,
+    /// An operator cancels the message, or the endpoint was deleted.
+    Cancel,
+    /// An operator sends it again, or now.
+    Replay,
+}
+
+/// Why an act changes nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeliveryUnchanged {
+    /// It is not ready, or not due yet.
+    NotClaimable,
+    /// It is delivered under this very fence: the answer to the first report was lost.
+    AlreadyDelivered,
+    /// The sender has no right any more: the attempt has ended already.
+    RightLost,
+    /// It is due or under way.
+    AlreadyOpen,
+    /// It has ended.
+    AlreadyOver,
+}
+
+/// What an act changes. The store writes all of it in one commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeliveryChange {
+    /// The phase afterwards.
+    pub phase: DeliveryPhase,
+    /// See [`DeliveryState::due`].
+    pub due: Timestamp,
+    /// Attempts, failures and losses.
+    pub progress: Progress,
+    /// Whether the fence grows, so that the last sender has no right any more.
+    pub voids_fence: bool,
+    /// What is written to the list of attempts.
+    pub attempt: AttemptRecord,
+}
+
+/// What is written to the list of attempts. The attempt that delivered stands in the delivery's row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttemptRecord {
+    /// Nothing.
+    Keep,
+    /// The attempt was lost: its outcome is unknown.
+    Lost,
+    /// The attempt failed, with the error and the answer that the sender reports.
+    Failed,
+    /// The attempt that delivered moves from the delivery's row to the list, because another follows.
+    Delivered,
+    /// The record of this attempt goes: it was taken for lost and was only slow.
+    Remove,
+}
+
+/// Decides what `act` does to `delivery` at `now`. `dice` in 0..=1 chooses the jitter of a wait.
+pub fn step(
+    delivery: &DeliveryState,
+    act: &DeliveryAct<'_>,
+    now: Timestamp,
+    dice: f64,
+) -> Result<DeliveryChange, DeliveryUnchanged> {
+    use DeliveryPhase::{Cancelled, Dead, Delivered, Leased, Ready};
+
+    let to = |phase, due| DeliveryChange {
+        phase,
+        due,
+        progress: delivery.progress,
+        voids_fence: false,
+        attempt: AttemptRecord::Keep,
+    };
+    match (*act, delivery.phase) {
+        (DeliveryAct::Claim { lease }, Ready) if delivery.due <= now => Ok(DeliveryChange {
+            progress: delivery.progress.claimed(),
+            voids_fence: true,
+            ..to(Leased, later(now, lease))
+        }),
+        (DeliveryAct::Claim { .. }, Ready | Leased | Delivered | Dead | Cancelled) => {
+            Err(DeliveryUnchanged::NotClaimable)
+        }
+
+        (DeliveryAct::LeaseEnded, Leased) => {
+            let ended = delivery.due.min(now);
+            let (progress, due) = match delivery.progress.lost(Workplace::Called, ended, dice) {
+                AfterLoss::Again { progress, due } => (progress, due),
+                // Only work inside this process is buried for its losses.
+                AfterLoss::Bury { progress } => (progress, now),
+            };
+            Ok(DeliveryChange { progress, attempt: AttemptRecord::Lost, ..to(Ready, due) })
+        }
+        (DeliveryAct::LeaseEnded, Ready | Delivered | Dead | Cancelled) => {
+            Err(DeliveryUnchanged::AlreadyOver)
+        }
+
+        // The receiver has it, whatever the delivery was taken for since.
+        (DeliveryAct::Delivered, Leased) => Ok(to(Delivered, now)),
+        (DeliveryAct::Delivered, Ready | Dead | Cancelled) => {
+            Ok(DeliveryChange { attempt: AttemptRecord::Remove, ..to(Delivered, now) })
+        }
+        (DeliveryAct::Delivered, Delivered) => Err(DeliveryUnchanged::AlreadyDelivered),
+
+        (DeliveryAct::Failed { retry, policy }, Leased) => {
+            let change = match delivery.progress.failed(policy, retry, now, dice) {
+                AfterFailure::Again { progress, due } => {
+                    DeliveryChange { progress, ..to(Ready, due) }
+                }
+                AfterFailure::Bury { progress } => DeliveryChange { progress, ..to(Dead, now) },
+            };
+            Ok(DeliveryChange { attempt: AttemptRecord::Failed, ..change })
+        }
+        (DeliveryAct::Failed { .. }, Ready | Delivered | Dead | Cancelled) => {
+            Err(DeliveryUnchanged::RightLost)
+        }
+
+        (DeliveryAct::GivenBack, Leased) => Ok(DeliveryChange {
+            progress: delivery.progress.given_back(),
+            voids_fence: true,
+            ..to(Ready, now)
+        }),
+        (DeliveryAct::GivenBack, Ready | Delivered | Dead | Cancelled) => {
+            Err(DeliveryUnchanged::RightLost)
+        }
+
+        // The fence stays good: if the request got through, the delivery is delivered.
+        (DeliveryAct::Cancel, Ready | Leased) => Ok(to(Cancelled, now)),
+        (DeliveryAct::Cancel, Delivered | Dead | Cancelled) => Err(DeliveryUnchanged::AlreadyOver),
+
+        (DeliveryAct::Replay, Ready) if delivery.due > now => Ok(to(Ready, now)),
+        (DeliveryAct::Replay, Ready | Leased) => Err(DeliveryUnchanged::AlreadyOpen),
+        (DeliveryAct::Replay, Delivered | Dead | Cancelled) => Ok(DeliveryChange {
+            progress: Progress { steps: 0, lost: 0, ..delivery.progress },
+            voids_fence: true,
+            attempt: match delivery.phase {
+                Delivered => AttemptRecord::Delivered,
+                Ready | Leased | Dead | Cancelled => AttemptRecord::Keep,
+            },
+            ..to(Ready, now)
+        }),
+    }
+}

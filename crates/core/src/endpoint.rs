@@ -1,0 +1,288 @@
+//! Endpoints: where messages may go, which ones, and how.
+//!
+//! An endpoint belongs to a tenant. Its settings can change at any time and hold for the next claim on
+//! every node. Secrets and the values of custom headers are sealed before they reach a store; the types
+//! here hold only sealed bytes.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::handler::TypeFilter;
+use crate::job::Policy;
+use crate::key::Tenant;
+use crate::message::{NewMessage, Payload};
+use crate::vault::{KeyId, Sealed};
+
+/// Our id of an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct EndpointId(pub Uuid);
+
+impl fmt::Display for EndpointId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What an operator chooses for an endpoint. Stores keep it as JSON, so every field has a default.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointSettings {
+    /// The address, checked and in its normal form.
+    pub url: String,
+    /// Globs over message types; empty matches all.
+    #[serde(default)]
+    pub types: TypeFilter,
+    /// The wait before each attempt; as many attempts as there are waits.
+    #[serde(default = "default_retry", with = "spans_in_ms")]
+    pub retry: Vec<Duration>,
+    /// The deadline of one attempt, from the name lookup to the last byte of the answer.
+    #[serde(default = "default_timeout", with = "span_in_ms")]
+    pub timeout: Duration,
+    /// How much of a message it gets.
+    #[serde(default)]
+    pub payload: Payload,
+    /// The only version of the publisher's API that it gets. Messages without a version match as well.
+    #[serde(default)]
+    pub api_version: Option<String>,
+    /// How many attempts may be under way at once.
+    #[serde(default = "default_max_in_flight")]
+    pub max_in_flight: u32,
+    /// A name of the operator's own, unique within the tenant.
+    #[serde(default)]
+    pub uid: Option<String>,
+    /// For people.
+    #[serde(default)]
+    pub description: Option<String>,
+    /// For people and scripts.
+    #[serde(default)]
+    pub metadata: BTreeMap<String, String>,
+    /// The names of custom headers. Their values are in [`EndpointSealed::headers`].
+    #[serde(default)]
+    pub header_names: Vec<String>,
+}
+
+/// The wait before each attempt, unless the operator chooses another schedule.
+pub fn default_retry() -> Vec<Duration> {
+    [0, 60, 300, 1_800, 7_200, 36_000, 86_400].map(Duration::from_secs).to_vec()
+}
+
+/// The deadline of an attempt, unless the operator chooses another.
+pub fn default_timeout() -> Duration {
+    Duration::from_secs(10)
+}
+
+/// Attempts under way at once, unless the operator chooses another number.
+pub fn default_max_in_flight() -> u32 {
+    16
+}
+
+impl EndpointSettings {
+    /// An endpoint at this address, with defaults for everything else.
+    pub fn at(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            types: TypeFilter::default(),
+            retry: default_retry(),
+            timeout: default_timeout(),
+            payload: Payload::default(),
+            api_version: None,
+            max_in_flight: default_max_in_flight(),
+            uid: None,
+            description: None,
+            metadata: BTreeMap::new(),
+            header_names: Vec::new(),
+        }
+    }
+
+    /// Whether it gets this message.
+    pub fn wants(&self, message: &NewMessage) -> bool {
+        let version_fits = match (&self.api_version, &message.api_version) {
+            (Some(pinned), Some(version)) => pinned == version,
+            (Some(_), None) | (None, Some(_) | None) => true,
+        };
+        version_fits && self.types.matches(Some(&message.r#type))
+    }
+
+    /// The schedule, and how long a claim lasts: every attempt ends within its timeout, and its outcome
+    /// must be recorded before the lease ends.
+    pub fn policy(&self) -> Policy {
+        let lease = (self.timeout * 2).max(Duration::from_secs(30));
+        Policy { retry: self.retry.clone(), lease }
+    }
+}
+
+/// An endpoint to be created.
+#[derive(Debug, Clone)]
+pub struct NewEndpoint {
+    /// The id that the caller made for it: sealed values are bound to it.
+    pub id: EndpointId,
+    /// The owner.
+    pub tenant: Tenant,
+    /// The settings.
+    pub settings: EndpointSettings,
+    /// The sealed values.
+    pub sealed: EndpointSealed,
+}
+
+/// What only the vault can open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndpointSealed {
+    /// Its [`EndpointSecrets`](crate::endpoint_secret::EndpointSecrets).
+    pub secrets: Sealed,
+    /// The values of its custom headers, if it has any.
+    pub headers: Option<Sealed>,
+}
+
+impl EndpointSealed {
+    /// The keys that a node must hold to send to this endpoint.
+    pub fn key_ids(&self) -> impl Iterator<Item = KeyId> + '_ {
+        std::iter::once(&self.secrets).chain(&self.headers).map(Sealed::key_id)
+    }
+}
+
+/// An endpoint as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndpointRecord {
+    /// Our id.
+    pub id: EndpointId,
+    /// The owner.
+    pub tenant: Tenant,
+    /// The settings.
+    pub settings: EndpointSettings,
+    /// The sealed values.
+    pub sealed: EndpointSealed,
+    /// Grows with every change. A change names the version that it was made for.
+    pub version: u64,
+    /// When it was created.
+    pub created_at: Timestamp,
+    /// Since when no delivery is attempted, and why. Its deliveries are held.
+    pub disabled: Option<Disabled>,
+}
+
+/// Why an endpoint gets no deliveries.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Disabled {
+    /// Since when.
+    pub at: Timestamp,
+    /// Why.
+    pub reason: String,
+}
+
+/// An operator's change of an endpoint. Each is one commit.
+#[derive(Debug, Clone)]
+pub enum EndpointAct {
+    /// Replaces settings and sealed values, if the endpoint still has this version: another change or
+    /// rotation is never overwritten. Deliveries that wait go to the new address.
+    Change {
+        /// The version that the change was made for.
+        version: u64,
+        /// All settings.
+        settings: Box<EndpointSettings>,
+        /// All sealed values.
+        sealed: EndpointSealed,
+    },
+    /// Holds its deliveries until it is enabled.
+    Disable {
+        /// Why.
+        reason: String,
+    },
+    /// Attempts its deliveries again.
+    Enable,
+    /// Removes the endpoint. Its open deliveries are cancelled.
+    Delete,
+}
+
+/// The answer to a change of an endpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EndpointChanged {
+    /// The endpoint as it is now.
+    Changed(Box<EndpointRecord>),
+    /// It was deleted.
+    Deleted,
+    /// There is no such endpoint.
+    Unknown,
+    /// Another endpoint of the tenant has this uid.
+    UidTaken,
+    /// The tenant, or the database, has as many endpoints as it may have.
+    TooMany,
+    /// The endpoint was changed meanwhile.
+    VersionChanged,
+}
+
+mod span_in_ms {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(span: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        u64::try_from(span.as_millis()).unwrap_or(u64::MAX).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        u64::deserialize(from).map(Duration::from_millis)
+    }
+}
+
+mod spans_in_ms {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(spans: &[Duration], to: S) -> Result<S::Ok, S::Error> {
+        let in_ms = spans.iter().map(|span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
+        in_ms.collect::<Vec<_>>().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Vec<Duration>, D::Error> {
+        let in_ms = Vec::<u64>::deserialize(from)?;
+        Ok(in_ms.into_iter().map(Duration::from_millis).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_survive_their_stored_form_and_a_field_that_is_missing_has_its_default() {
+        let settings = EndpointSettings {
+            types: TypeFilter::new(["invoice.*"]).unwrap(),
+            api_version: Some("v2".to_owned()),
+            ..EndpointSettings::at("https://example.com/in")
+        };
+        let stored = serde_json::to_string(&settings).unwrap();
+        assert_eq!(serde_json::from_str::<EndpointSettings>(&stored).unwrap(), settings);
+        let bare = serde_json::from_str::<EndpointSettings>("{\"url\":\"u\"}").unwrap();
+        assert_eq!(bare, EndpointSettings::at("u"));
+    }
+
+    #[test]
+    fn an_endpoint_gets_the_types_and_the_version_that_it_asked_for() {
+        let check =
+            |types: &[&str], pinned: Option<&str>, version: Option<&str>, expected: bool| {
+                let settings = EndpointSettings {
+                    types: TypeFilter::new(types.iter().copied()).unwrap(),
+                    api_version: pinned.map(str::to_owned),
+                    ..EndpointSettings::at("u")
+                };
+                let message = NewMessage {
+                    api_version: version.map(str::to_owned),
+                    ..NewMessage::new("invoice.paid", serde_json::json!({}))
+                };
+                assert_eq!(settings.wants(&message), expected, "{types:?} {pinned:?} {version:?}");
+            };
+        check(&[], None, None, true);
+        check(&["invoice.*"], None, Some("v1"), true);
+        check(&["order.*"], None, None, false);
+        check(&["*"], Some("v1"), Some("v1"), true);
+        check(&["*"], Some("v1"), Some("v2"), false);
+        check(&["*"], Some("v1"), None, true);
+    }
+}

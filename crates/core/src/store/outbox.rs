@@ -1,0 +1,430 @@
+//! Sending: publishing messages, the endpoints that get them, and the attempts to deliver them.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::{Action, Cursor, HandlerAnswer, Held, Page, StoreError};
+use crate::delivery::{DeliveryId, DeliveryStatus, MessageStatus};
+use crate::endpoint::{
+    EndpointAct, EndpointChanged, EndpointId, EndpointRecord, EndpointSealed, NewEndpoint,
+};
+use crate::job::{Fence, Retry};
+use crate::key::Tenant;
+use crate::message::NewMessage;
+use crate::vault::KeyId;
+
+/// The acts of sending. Every method is one atomic act: a crash in the middle leaves all of it or none.
+pub trait Outbox: Send + Sync + 'static {
+    /// Publishes a message: writes it, and one delivery for each endpoint of its tenant that wants it now,
+    /// in one commit. After `Ok` the message is on disk. The same id with the same content is a duplicate;
+    /// with other content it is a conflict. Neither changes anything. The caller has checked
+    /// [`NewMessage::fault`].
+    ///
+    /// Dropping the future does not undo the commit.
+    fn publish(
+        &self,
+        message: NewMessage,
+    ) -> impl Future<Output = Result<Published, StoreError>> + Send;
+
+    /// Settles attempts and claims due deliveries, in one commit. An outcome whose fence no longer holds
+    /// is answered [`Held::Lost`] and changes nothing; reported again under the same fence, `Delivered`
+    /// is [`Held::Kept`].
+    ///
+    /// Claims go over the endpoints in turn, and each endpoint has at most `max_in_flight` claims at once,
+    /// over all nodes. Disabled and deleted endpoints are skipped, and endpoints with a sealed value whose
+    /// key is not in `ask.vault_keys`. Expired leases are found here: the attempt is lost and uses no step
+    /// of the schedule. Each claim commits attempt + 1 and a new fence before this returns. On SQLite a
+    /// power loss may undo a claim, so an attempt may be repeated under the same message id.
+    fn exchange(
+        &self,
+        outcomes: Vec<AttemptOutcome>,
+        ask: DeliveryAsk,
+    ) -> impl Future<Output = Result<Exchanged, StoreError>> + Send;
+
+    /// Resolves when there may be due deliveries, and after `at_most` in any case. A hint: polling is the
+    /// truth.
+    fn wait_for_deliveries(&self, at_most: Duration) -> impl Future<Output = ()> + Send;
+
+    /// Creates an endpoint. It gets messages that are published from this commit on.
+    fn create_endpoint(
+        &self,
+        endpoint: NewEndpoint,
+        by: Action,
+    ) -> impl Future<Output = Result<EndpointChanged, StoreError>> + Send;
+
+    /// Changes an endpoint in one commit. The change holds for the next claim on every node.
+    fn change_endpoint(
+        &self,
+        endpoint: EndpointId,
+        act: EndpointAct,
+        by: Action,
+    ) -> impl Future<Output = Result<EndpointChanged, StoreError>> + Send;
+
+    /// Sends one delivery again, or now if it waits for its next attempt.
+    fn replay_delivery(
+        &self,
+        delivery: DeliveryId,
+        by: Action,
+    ) -> impl Future<Output = Result<DeliveryReplayed, StoreError>> + Send;
+
+    /// Cancels the open deliveries of a message, or replays all that have ended; the ids of the changed
+    /// ones. `None` where there is no such message.
+    fn change_message(
+        &self,
+        message: MessageRef,
+        act: MessageAct,
+        by: Action,
+    ) -> impl Future<Output = Result<Option<Vec<DeliveryId>>, StoreError>> + Send;
+
+    /// Cancels open deliveries of deleted endpoints, at most `limit` of them. True when there may be more.
+    fn cancel_orphans(&self, limit: usize)
+    -> impl Future<Output = Result<bool, StoreError>> + Send;
+}
+
+/// The reads of sending. They never wait for a writer.
+pub trait InspectOutbox: Send + Sync + 'static {
+    /// Endpoints, newest first, deleted ones left out.
+    fn endpoints(
+        &self,
+        filter: EndpointFilter,
+    ) -> impl Future<Output = Result<Page<EndpointRecord>, StoreError>> + Send;
+
+    /// One endpoint; `None` where it is unknown or deleted.
+    fn endpoint(
+        &self,
+        id: EndpointId,
+    ) -> impl Future<Output = Result<Option<EndpointRecord>, StoreError>> + Send;
+
+    /// Messages that match, newest first.
+    fn messages(
+        &self,
+        filter: MessageFilter,
+    ) -> impl Future<Output = Result<Page<MessageSummary>, StoreError>> + Send;
+
+    /// The messages with this id, of all tenants or of one. At most ten are returned.
+    fn message(
+        &self,
+        id: &str,
+        tenant: Option<Tenant>,
+    ) -> impl Future<Output = Result<Vec<MessageDetail>, StoreError>> + Send;
+
+    /// Deliveries that match, newest first.
+    fn deliveries(
+        &self,
+        filter: DeliveryFilter,
+    ) -> impl Future<Output = Result<Page<DeliveryDetail>, StoreError>> + Send;
+
+    /// One delivery.
+    fn delivery(
+        &self,
+        id: DeliveryId,
+    ) -> impl Future<Output = Result<Option<DeliveryDetail>, StoreError>> + Send;
+
+    /// The backlog over all endpoints. Counting stops at [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX).
+    fn delivery_backlog(&self) -> impl Future<Output = Result<DeliveryBacklog, StoreError>> + Send;
+}
+
+/// The answer to a publish.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Published {
+    /// The message is new and on disk.
+    Accepted(PublishedMessage),
+    /// The same message was published before.
+    Duplicate(PublishedMessage),
+    /// The id was used before, for other content.
+    Conflict {
+        /// The id.
+        id: String,
+    },
+}
+
+/// A message that is on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishedMessage {
+    /// Its id.
+    pub id: String,
+    /// How many deliveries were written with it.
+    pub deliveries: u64,
+}
+
+/// What to claim.
+#[derive(Debug, Clone)]
+pub struct DeliveryAsk {
+    /// At most this many.
+    pub limit: usize,
+    /// With at most about this many bytes of bodies; one delivery may exceed it.
+    pub bytes_max: usize,
+    /// The name of this node, recorded with the attempt.
+    pub node: Arc<str>,
+    /// The keys of the vault that this node holds.
+    pub vault_keys: Arc<[KeyId]>,
+}
+
+/// The answer to an exchange.
+#[derive(Debug, Clone, Default)]
+pub struct Exchanged {
+    /// Whether each outcome was recorded, in their order.
+    pub settled: Vec<Held>,
+    /// The claims.
+    pub claims: Vec<DeliveryClaim>,
+    /// When something is next due that was not claimed, as far as the store knows: a hint for waiting.
+    pub next_due: Option<Timestamp>,
+}
+
+/// The right to attempt a delivery, with what is needed for it.
+#[derive(Debug, Clone)]
+pub struct DeliveryClaim {
+    /// The delivery.
+    pub delivery: DeliveryId,
+    /// The fence of this claim.
+    pub fence: Fence,
+    /// The number of the attempt, from 1.
+    pub attempt: u32,
+    /// The id of the message: `webhook-id`.
+    pub message: String,
+    /// The bytes to send.
+    pub body: Bytes,
+    /// When the lease ends.
+    pub leased_until: Timestamp,
+    /// The endpoint as it is at this claim.
+    pub endpoint: Arc<DeliveryTarget>,
+}
+
+/// An endpoint as a sender needs it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeliveryTarget {
+    /// Our id.
+    pub id: EndpointId,
+    /// The owner.
+    pub tenant: Tenant,
+    /// The address.
+    pub url: String,
+    /// The deadline of the attempt.
+    pub timeout: Duration,
+    /// Its secrets and custom headers.
+    pub sealed: EndpointSealed,
+}
+
+/// How one attempt ended.
+#[derive(Debug, Clone)]
+pub struct AttemptOutcome {
+    /// The delivery.
+    pub delivery: DeliveryId,
+    /// The fence of the claim.
+    pub fence: Fence,
+    /// How long the attempt took.
+    pub took: Duration,
+    /// The verdict.
+    pub verdict: AttemptVerdict,
+}
+
+/// The verdict on one attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AttemptVerdict {
+    /// The endpoint answered with a 2xx.
+    Delivered(HandlerAnswer),
+    /// It did not.
+    Failed {
+        /// Why, in words for an operator.
+        error: String,
+        /// What it answered, if it did.
+        answer: Option<HandlerAnswer>,
+        /// When to try again.
+        retry: Retry,
+    },
+    /// The attempt was never begun, and does not count.
+    GivenBack,
+}
+
+/// The answer to a replay of one delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeliveryReplayed {
+    /// It is due now.
+    Due,
+    /// It was due or under way already.
+    AlreadyOpen,
+    /// Its endpoint was deleted, or its message is pruned.
+    Gone,
+    /// There is no such delivery.
+    Unknown,
+}
+
+/// A message by its tenant and id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MessageRef {
+    /// The owner.
+    pub tenant: Tenant,
+    /// The id.
+    pub id: String,
+}
+
+/// An operator's act on all deliveries of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MessageAct {
+    /// Cancels those that are open.
+    Cancel,
+    /// Sends those again that have ended without being delivered, and makes those that wait due now.
+    Replay,
+}
+
+/// Which endpoints to list.
+#[derive(Debug, Clone, Default)]
+pub struct EndpointFilter {
+    /// Of this tenant.
+    pub tenant: Option<Tenant>,
+    /// Older than this: the end of the previous page.
+    pub before: Option<Cursor>,
+    /// At most this many.
+    pub limit: usize,
+}
+
+/// Which messages to list.
+#[derive(Debug, Clone, Default)]
+pub struct MessageFilter {
+    /// Of this tenant.
+    pub tenant: Option<Tenant>,
+    /// Of exactly this type.
+    pub message_type: Option<String>,
+    /// With exactly this key.
+    pub key: Option<String>,
+    /// In this status; `Some(MessageStatus(None))` finds messages without deliveries.
+    pub status: Option<MessageStatus>,
+    /// Published at or after.
+    pub since: Option<Timestamp>,
+    /// Published before.
+    pub until: Option<Timestamp>,
+    /// Older than this: the end of the previous page.
+    pub before: Option<Cursor>,
+    /// At most this many.
+    pub limit: usize,
+}
+
+/// Which deliveries to list.
+#[derive(Debug, Clone, Default)]
+pub struct DeliveryFilter {
+    /// To this endpoint.
+    pub endpoint: Option<EndpointId>,
+    /// Of the message with this id.
+    pub message: Option<String>,
+    /// Of this tenant.
+    pub tenant: Option<Tenant>,
+    /// In this status.
+    pub status: Option<DeliveryStatus>,
+    /// Of messages with exactly this key.
+    pub key: Option<String>,
+    /// Published at or after.
+    pub since: Option<Timestamp>,
+    /// Published before.
+    pub until: Option<Timestamp>,
+    /// Older than this: the end of the previous page.
+    pub before: Option<Cursor>,
+    /// At most this many.
+    pub limit: usize,
+}
+
+/// A message in a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MessageSummary {
+    /// Its id.
+    pub id: String,
+    /// The owner.
+    pub tenant: String,
+    /// Its type.
+    pub r#type: String,
+    /// Its order key.
+    pub key: Option<String>,
+    /// Its number among the messages with that key.
+    pub sequence: Option<u64>,
+    /// The version of the publisher's API.
+    pub api_version: Option<String>,
+    /// When it was published.
+    pub created_at: Timestamp,
+    /// Its status over all deliveries.
+    pub status: MessageStatus,
+    /// How many deliveries it has.
+    pub deliveries: u64,
+}
+
+/// A message with everything that is stored about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MessageDetail {
+    /// The message as in a list.
+    pub summary: MessageSummary,
+    /// The bytes that endpoints get; empty once the message is pruned.
+    pub body: Bytes,
+    /// Its deliveries, by endpoint.
+    pub deliveries: Vec<DeliveryDetail>,
+}
+
+/// A delivery with its attempts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeliveryDetail {
+    /// Our id.
+    pub id: DeliveryId,
+    /// The id of the message.
+    pub message: String,
+    /// The type of the message.
+    pub message_type: String,
+    /// The order key of the message.
+    pub key: Option<String>,
+    /// The owner.
+    pub tenant: String,
+    /// The endpoint.
+    pub endpoint: EndpointId,
+    /// Its address, as it is now.
+    pub url: String,
+    /// The status.
+    pub status: DeliveryStatus,
+    /// Why it is not delivered: the last error, why the endpoint is disabled, or why it was cancelled.
+    pub reason: Option<String>,
+    /// Attempts so far.
+    pub attempt: u32,
+    /// When it was published.
+    pub created_at: Timestamp,
+    /// When the next attempt is due, or the lease ends; `None` once it has ended.
+    pub due_at: Option<Timestamp>,
+    /// When it ended.
+    pub finished_at: Option<Timestamp>,
+    /// Attempts that ended, oldest first.
+    pub attempts: Vec<DeliveryAttempt>,
+}
+
+/// One attempt that ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeliveryAttempt {
+    /// The number of the attempt.
+    pub n: u32,
+    /// When it began.
+    pub at: Timestamp,
+    /// How long it took, in milliseconds; `None` for a lost attempt.
+    pub took_ms: Option<u64>,
+    /// The HTTP status that the endpoint answered with.
+    pub status: Option<u16>,
+    /// Why it failed.
+    pub error: Option<String>,
+    /// The beginning of the answer's body.
+    pub answer: Option<String>,
+    /// The node that made it.
+    pub node: String,
+}
+
+/// The backlog of deliveries. Every number stops at
+/// [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX), which means "so many or more".
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DeliveryBacklog {
+    /// Deliveries to active endpoints that wait for an attempt, the first or another.
+    pub waiting: u64,
+    /// Deliveries under way.
+    pub sending: u64,
+    /// Deliveries to disabled endpoints.
+    pub held: u64,
+    /// Dead deliveries.
+    pub dead: u64,
+    /// The earliest time at which a delivery to an active endpoint is or was due.
+    pub oldest_due: Option<Timestamp>,
+}
