@@ -1,4 +1,5 @@
-//! The admin side of the real server: who may look, what is shown, and that no secret ever is.
+//! The admin side of the real server: access rights, the data shown, and that no secret is ever
+//! shown.
 
 use std::collections::HashSet;
 
@@ -24,7 +25,7 @@ fn is_problem(answer: &Answer, status: u16) {
 }
 
 #[test]
-fn on_loopback_a_page_that_rebinds_its_name_gets_nothing() {
+fn on_loopback_a_page_with_a_rebound_name_gets_nothing() {
     let house = House::new(&stripe());
     let server = house.start();
     server.ask(Sender::stripe(SECRET).event("evt_hidden")).is("accepted");
@@ -43,7 +44,7 @@ fn on_loopback_a_page_that_rebinds_its_name_gets_nothing() {
             "",
         ] {
             let answer = server.admin_get_with(path, &format!("host: {host}\r\n"));
-            // A name that is no host at all may be refused by the parser before us.
+            // A Host that is no valid name may be refused by the HTTP parser.
             assert!(matches!(answer.status, 400 | 403), "{path} {host:?}: {answer:?}");
             assert!(!answer.text().contains("evt_hidden"), "{path} {host:?}");
         }
@@ -62,7 +63,7 @@ fn on_loopback_a_page_that_rebinds_its_name_gets_nothing() {
     }
 }
 
-/// Every header by which a reverse proxy says that it forwarded a request.
+/// Every header by which a reverse proxy marks a forwarded request.
 const FORWARDED: [&str; 8] = [
     "forwarded: for=203.0.113.7",
     "x-forwarded-for: 203.0.113.7",
@@ -96,7 +97,7 @@ fn behind_a_local_reverse_proxy_the_admin_side_is_closed_without_the_token() {
         assert!(!plain.text().contains("evt_1"), "{path}: {plain:?}");
         let answer = server.admin_get_with(path, &format!("{host}{shown}"));
         assert_eq!(answer.status, 200, "{path}: {answer:?}");
-        // The token is what counts: a proxy may forward its own name and address.
+        // Only the token counts: a proxy may forward its own name and address.
         let proxied = format!("host: ops.example.com\r\nvia: 1.1 proxy\r\n{shown}");
         assert_eq!(server.admin_get_with(path, &proxied).status, 200, "{path}");
     }
@@ -110,7 +111,7 @@ fn behind_a_local_reverse_proxy_the_admin_side_is_closed_without_the_token() {
     }
     let said = server.stop();
     assert!(!said.contains(token), "{said}");
-    // The same token after a restart, and a new one where the file was removed.
+    // The same token after a restart, and a new one after the file was removed.
     let server = house.start();
     assert_eq!(std::fs::read_to_string(&file).unwrap().trim_end(), token);
     std::fs::remove_file(&file).unwrap();
@@ -124,7 +125,7 @@ fn behind_a_local_reverse_proxy_the_admin_side_is_closed_without_the_token() {
 
 #[test]
 fn an_open_admin_side_is_open_to_local_requests_only() {
-    // Both ways to have one: `admin_open`, and dev mode.
+    // Both ways to open it: `admin_open`, and dev mode.
     for house in [House::new(&format!("admin_open = true\n{}", stripe())), House::without_config()]
     {
         let server = house.start();
@@ -164,7 +165,7 @@ fn admin_answers_are_not_cached_and_not_sniffed() {
 
 #[test]
 fn only_its_owner_can_read_the_data_directory() {
-    // Also what was there before, made by hand with the usual mask.
+    // Also files that existed before, created with the usual mask.
     use std::os::unix::fs::PermissionsExt as _;
     let house = House::new(&format!("admin_open = false\n{}", stripe()));
     let data = house.database().parent().unwrap().to_owned();
@@ -189,7 +190,7 @@ fn only_its_owner_can_read_the_data_directory() {
 }
 
 #[test]
-fn a_nul_is_refused_wherever_it_stands() {
+fn a_nul_is_refused_in_every_parameter() {
     let house = House::new(&stripe());
     let server = house.start();
     server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
@@ -230,7 +231,7 @@ fn off_loopback_every_route_but_health_needs_the_token() {
         }
         let weak = ask(path, "authorization: Bearer token-canary-of-publisher\r\n");
         is_problem(&weak, 403);
-        // Wrong ones before it, however many, must not lock out the right one.
+        // Any number of wrong tokens must not lock out the right one.
         let right = ask(path, &format!("authorization: Bearer {TOKEN}\r\n"));
         assert_eq!(right.status, 200, "{path}: {right:?}");
     }
@@ -256,7 +257,7 @@ fn a_blank_token_is_refused_at_start() {
 }
 
 #[test]
-fn the_event_list_finds_pages_and_refuses_as_the_contract_says() {
+fn the_event_list_filters_pages_and_refuses_bad_parameters() {
     let house = House::new(&format!(
         "{}[sources.stripe.tenants.acme]\nsecrets = [\"whsec_of_acme\"]\n",
         stripe()
@@ -323,7 +324,7 @@ fn the_event_list_finds_pages_and_refuses_as_the_contract_says() {
 }
 
 #[test]
-fn metrics_have_the_names_of_the_contract_and_tell_no_tenant_and_no_id() {
+fn metrics_have_the_documented_names_and_contain_no_tenant_and_no_id() {
     let house = House::new(&format!(
         "{}[sources.stripe.tenants.acme]\nsecrets = [\"whsec_of_acme\"]\n",
         stripe()
@@ -366,7 +367,7 @@ fn metrics_have_the_names_of_the_contract_and_tell_no_tenant_and_no_id() {
     assert!(server.metric("hapax_store_batch_size_count", &[]) >= 3.0);
     let text = server.admin_get("/metrics").text();
     assert!(!text.contains("acme") && !text.contains("evt_") && !text.contains("tenant"), "{text}");
-    // Over the limit of failures.
+    // Beyond the limit of failures.
     let limited = House::new(&stripe().replace("\"off\"", "\"1/m\""));
     let server = limited.start();
     let statuses: Vec<u16> = (0..3)
@@ -382,7 +383,7 @@ fn metrics_have_the_names_of_the_contract_and_tell_no_tenant_and_no_id() {
 }
 
 #[test]
-fn every_decision_is_a_json_line_with_the_fields_of_the_contract() {
+fn every_decision_is_a_json_line_with_the_documented_fields() {
     let house = House::new(&format!("{}[log]\nformat = \"json\"\n", stripe()));
     let server = house.start();
     let sender = Sender::stripe(SECRET);
@@ -391,7 +392,7 @@ fn every_decision_is_a_json_line_with_the_fields_of_the_contract() {
     let conflict = server.ask(sender.request(r#"{"id":"evt_1","type":"payout.paid"}"#).bytes());
     let late = server.ask(sender.request_at(event("evt_2"), now() - 86_400).bytes());
     let forged = server.ask(sender.request(event("evt_3")).body("{}").bytes());
-    // A line of one's own making, smuggled in an id.
+    // A forged log line, smuggled in an id.
     let forger = "evt\u{2028}{\\\"decision\\\":\\\"accepted\\\"}\u{202e}";
     let body = format!(r#"{{"id":"{forger}","type":"payout.paid"}}"#);
     assert_eq!(server.ask(sender.request(body).bytes()).status, 200);
@@ -418,7 +419,7 @@ fn every_decision_is_a_json_line_with_the_fields_of_the_contract() {
         assert_eq!(line["id"], accepted.id().as_str(), "{line}");
     }
     let late = line(&late);
-    assert_eq!(late["level"], "ERROR", "a lost event is told loudly: {late}");
+    assert_eq!(late["level"], "ERROR", "a lost event is logged as an error: {late}");
     assert_eq!((&late["event_id"], &late["reason"]), (&"evt_2".into(), &"stale_unseen".into()));
     let forged = line(&forged);
     assert_eq!((&forged["decision"], &forged["reason"]), (&"rejected".into(), &"signature".into()));
@@ -427,7 +428,7 @@ fn every_decision_is_a_json_line_with_the_fields_of_the_contract() {
 }
 
 #[test]
-fn no_secret_token_or_body_is_ever_said() {
+fn no_secret_token_or_body_is_ever_printed() {
     let gitlab = "glpat-canary-of-gitlab";
     let verify_token = "verify-canary-of-meta";
     for format in ["human", "json"] {
@@ -475,7 +476,7 @@ fn no_secret_token_or_body_is_ever_said() {
             for item in list.json()["items"].as_array().into_iter().flatten() {
                 let path = format!("/api/v1/events/{}", item["id"].as_str().unwrap());
                 let mut detail = server.admin_get_with(&path, &headers).json();
-                // The body is what one comes to see there.
+                // The body belongs there.
                 detail.as_object_mut().unwrap().remove("body");
                 shown += &detail.to_string();
             }

@@ -1,6 +1,5 @@
-//! Bad input through the real server. Whatever is sent, four things must hold: the documented
-//! status, a problem that gives nothing away, nothing stored, and a server that is still there
-//! for the next good event.
+//! Bad input to the real server. For every request four things must hold: the documented status, a
+//! problem without internal details, nothing stored, and a server that accepts the next good event.
 
 use std::cell::Cell;
 use std::io::Read;
@@ -16,7 +15,7 @@ const LEGACY: &str = "legacy secret";
 const TOLERANCE_SECONDS: i64 = 300;
 const BODY_BYTES_MAX: usize = 64 * 1024;
 
-/// One server for all cases of a test, and what it has stored so far.
+/// One server for all cases of a test, and the number of events it has stored so far.
 struct Door {
     server: Server,
     _house: House,
@@ -46,7 +45,7 @@ fn door_with(keys: &str) -> Door {
 }
 
 impl Door {
-    /// The request must be refused with `status`, and leave no trace.
+    /// Sends a request that must be refused with `status` and store nothing.
     #[track_caller]
     fn refuses(&self, what: &str, status: u16, request: impl AsRef<[u8]>) {
         let mut wire = self.server.wire();
@@ -54,7 +53,7 @@ impl Door {
         self.refused(what, status, wire);
     }
 
-    /// The same for a request that is already on its way.
+    /// The same for a request that was already sent.
     #[track_caller]
     fn refused(&self, what: &str, status: u16, mut wire: Wire) {
         let answer = wire.try_answer().unwrap_or_else(|| panic!("{what}: no answer"));
@@ -72,7 +71,7 @@ impl Door {
         self.stands(what);
     }
 
-    /// Nothing was stored, and the next good event is taken.
+    /// Checks that nothing was stored, and that the next good event is accepted.
     #[track_caller]
     fn stands(&self, what: &str) {
         assert_eq!(self.server.events("").len(), self.stored.get(), "{what}: something was stored");
@@ -154,7 +153,8 @@ fn a_signature_repeated_or_beside_a_forged_one_is_still_one_event() {
 
 #[test]
 fn the_window_is_kept_to_the_second_on_both_sides() {
-    // The clock runs on while we ask, so a case counts only where it was still true afterwards.
+    // The clock advances during the requests, so a case counts only if it was still true
+    // afterwards.
     let door = door();
     let check = |what: &str, offset: i64, inside: bool| {
         for attempt in 0..20 {
@@ -175,7 +175,7 @@ fn the_window_is_kept_to_the_second_on_both_sides() {
             door.stands(what);
             return;
         }
-        panic!("{what}: this machine is too slow to tell");
+        panic!("{what}: this machine is too slow for this test");
     };
     check("1 s inside the past edge", 1 - TOLERANCE_SECONDS, true);
     check("1 s outside the past edge", -1 - TOLERANCE_SECONDS, false);
@@ -187,7 +187,7 @@ fn the_window_is_kept_to_the_second_on_both_sides() {
 }
 
 #[test]
-fn a_timestamp_that_is_no_plain_number_is_401() {
+fn a_timestamp_that_is_not_a_plain_number_is_401() {
     let door = door();
     let key = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, STRIPE.as_bytes());
     let body = event("evt_never_stored");
@@ -211,7 +211,7 @@ fn a_timestamp_that_is_no_plain_number_is_401() {
         (i128::from(t) + (1_i128 << 32)).to_string(),
         "9".repeat(400),
     ] {
-        // Signed rightly over exactly this text: only its reading can refuse it.
+        // The signature over exactly this text is right: only parsing can refuse it.
         let tag = aws_lc_rs::hmac::sign(&key, format!("{time}.{body}").as_bytes());
         let signature = format!("t={time},v1={}", hex::encode(tag));
         let request = door.good().instead("stripe-signature", &signature);
@@ -220,7 +220,7 @@ fn a_timestamp_that_is_no_plain_number_is_401() {
 }
 
 #[test]
-fn another_pairs_signature_is_401_and_what_is_not_declared_404() {
+fn the_signature_of_another_pair_is_401_and_an_unknown_path_404() {
     let door = door();
     let acme = Sender::new("stripe", ACME, "/webhooks/acme/stripe");
     let good = door.good();
@@ -254,7 +254,7 @@ fn another_pairs_signature_is_401_and_what_is_not_declared_404() {
 }
 
 #[test]
-fn what_is_no_post_is_405_and_says_what_is() {
+fn a_method_other_than_post_is_405_with_allow() {
     let door = door();
     for method in ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW", "post"] {
         let mut request = door.good();
@@ -335,7 +335,7 @@ fn chunks_without_end_are_cut_off() {
 fn a_head_or_body_that_drips_is_cut_off() {
     let door = door_with("header_timeout = \"1s\"\nbody_timeout = \"1s\"\n");
     let drip = |mut wire: Wire| -> Vec<u8> {
-        // Each turn waits a moment for the server to speak, which paces the drip.
+        // Each round waits briefly for an answer of the server, which paces the bytes.
         wire.stream.set_read_timeout(Some(std::time::Duration::from_millis(100))).unwrap();
         let mut heard = Vec::new();
         crate::support::until("the server cuts it off", || {
@@ -365,7 +365,7 @@ fn a_head_or_body_that_drips_is_cut_off() {
     assert!(heard.contains("application/problem+json"), "{heard}");
     door.stands("a dripping body");
 
-    // A head that is cut and a body that is cut: nothing was received.
+    // A head that is cut off and a body that is cut off: no request was received.
     let good = door.good().bytes();
     for length in [1, 20, good.len() / 2, good.len() - 1] {
         let mut wire = door.server.wire();
@@ -428,7 +428,7 @@ fn a_signed_body_that_is_no_event_is_400() {
     ] {
         door.refuses(what, 400, door.stripe.request(&body).bytes());
     }
-    // What is required and missing.
+    // A required field is missing.
     let key = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, LEGACY.as_bytes());
     let body = r#"{"id":"1"}"#;
     let legacy = Request {
@@ -453,7 +453,7 @@ fn a_signed_body_that_is_no_event_is_400() {
 }
 
 #[test]
-fn ids_at_the_edge_of_what_is_allowed_are_kept_as_they_are() {
+fn ids_at_the_limits_are_stored_unchanged() {
     let door = door();
     let big = "123456789012345678901234567890";
     for (body, id) in [
@@ -472,7 +472,7 @@ fn ids_at_the_edge_of_what_is_allowed_are_kept_as_they_are() {
 
 #[test]
 fn requests_that_smuggle_another_are_refused_and_nothing_is_stored() {
-    // A second event hidden where a proxy and we might disagree about the first one's end.
+    // A second event is hidden where a proxy and Hapax might disagree about the end of the first.
     let door = door();
     let hidden = door.stripe.event("evt_smuggled");
     let hidden = String::from_utf8(hidden).unwrap();

@@ -1,6 +1,6 @@
-//! A captured request of every sender, and all that can be done to it without its signature: one
-//! effect. And the other way round, ordinary traffic of every sender: nothing is lost, and nothing
-//! waits for a person but what `data/held_for_review.txt` names.
+//! A captured request of every sender, and all changes that leave its signature valid: one effect.
+//! And the reverse, ordinary traffic of every sender: nothing is lost, and only the events that
+//! `data/held_for_review.txt` names wait for review.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,11 +26,11 @@ use crate::support::{House, Server, until};
 
 const HELD: &str = include_str!("../data/held_for_review.txt");
 
-/// PayPal signs with a certificate that chains to a root: its captured requests are judged in the
-/// tests of the core, where the clock is an argument.
+/// PayPal signs with a certificate that chains to a root. Its captured requests are tested in the
+/// core crate, where the clock is an argument.
 const ELSEWHERE: &str = "paypal";
 
-/// A sender as it signs, with the config block of its source.
+/// A sender that signs its requests, with the config of its source.
 struct Signer {
     preset: &'static Preset,
     config: String,
@@ -114,14 +114,14 @@ impl Signer {
             let name = HeaderName::from_bytes(name.as_bytes()).expect("a name");
             headers.insert(name, HeaderValue::from_str(value).expect("a value"));
         }
-        // `sign` puts in a nonce of its own for each signature.
+        // `sign` adds a new nonce for each signature.
         headers.remove("x-plivo-signature-v3-nonce");
         let url = format!("https://hooks.example.com/webhooks/{}", self.preset.name);
         Arrival { method: Method::POST, url, headers, body: Bytes::from(sample.body) }
     }
 
-    /// The request as this sender would sign it at that second; `id` where an id or a nonce of this
-    /// very signature is needed.
+    /// The request as this sender would sign it at that second. `id` is used where this signature
+    /// needs an id or a nonce of its own.
     fn sign(&self, mut request: Arrival, second: i64, id: &str) -> Request {
         let mut add = |name: &'static str, value: String| {
             request.headers.insert(name, HeaderValue::from_str(&value).expect("a value"));
@@ -193,13 +193,13 @@ fn house(signers: &[Signer]) -> (House, Ledger) {
     (house, ledger)
 }
 
-/// Every change of a captured request that might leave its signature valid. Which ones do is for
-/// the server to say: what it refuses has no effect either.
+/// Every change of a captured request that might leave its signature valid. The server decides
+/// which ones do: a refused request has no effect either.
 fn changes(preset: &Preset, captured: &Request) -> Vec<(String, Request)> {
     let mut all = vec![("as it is".to_owned(), captured.clone())];
     let mut change = |how: String, request: Request| all.push((how, request));
     let topic = match preset.guard {
-        // One object comes under several topics: one effect for each.
+        // One object arrives under several topics: one effect for each.
         PresetGuard::SignedAndType => preset.envelope.event_type,
         PresetGuard::Signed | PresetGuard::Off => &[],
     };
@@ -266,7 +266,7 @@ fn changes(preset: &Preset, captured: &Request) -> Vec<(String, Request)> {
     all
 }
 
-/// The same form, written otherwise.
+/// The same form in other spellings.
 fn spellings(form: &str) -> Vec<(String, String)> {
     let fields: Vec<(&str, &str)> =
         form.split('&').filter_map(|pair| pair.split_once('=')).collect();
@@ -323,7 +323,7 @@ fn spellings(form: &str) -> Vec<(String, String)> {
     all
 }
 
-/// Every header in which some sender puts an id, a type or a time.
+/// Every header in which some sender sends an id, a type or a time.
 fn known_headers() -> BTreeSet<&'static str> {
     let mut names = BTreeSet::from(["idempotency-key", "x-request-id", "webhook-id", "svix-id"]);
     for preset in presets::all() {
@@ -353,8 +353,7 @@ fn one_captured_request_has_one_effect_whatever_of_it_is_changed() {
     let server = house.start();
     let mut tried = 0;
     let mut wrong = Vec::new();
-    // A sender that signs nothing proves nothing but who it is, and a notice of Dropbox is equal to
-    // the next one by nature.
+    // A sender that signs nothing proves only its identity, and all notices of Dropbox are equal.
     let signing =
         |signer: &&Signer| signer.signs_something() && signer.preset.guard != PresetGuard::Off;
     for signer in signers.iter().filter(signing) {
@@ -362,8 +361,8 @@ fn one_captured_request_has_one_effect_whatever_of_it_is_changed() {
         let captured = signer.sign(signer.sample("a1", None), now(), "sig-1");
         assert_eq!(decision(&server, &captured), "accepted", "{name}");
         for (how, request) in changes(signer.preset, &captured) {
-            let told = decision(&server, &request);
-            if told == "accepted" {
+            let decided = decision(&server, &request);
+            if decided == "accepted" {
                 wrong.push(format!("{name}: {how}"));
             }
             tried += 1;
@@ -378,7 +377,7 @@ fn one_captured_request_has_one_effect_whatever_of_it_is_changed() {
     assert_eq!(effects(), expected);
 }
 
-/// The header in which this sender puts its id.
+/// The header in which this sender sends its id.
 fn id_header(preset: &Preset) -> Option<&'static str> {
     let selector = match preset.envelope.id {
         PresetId::Selector(selector) => Some(selector),
@@ -389,9 +388,9 @@ fn id_header(preset: &Preset) -> Option<&'static str> {
 }
 
 #[test]
-fn a_captured_request_under_the_id_of_another_event_keeps_that_event_from_nothing() {
-    // A's request comes under the id that B will have, has, or has at the same moment. Ids in headers
-    // that are signed make it a forgery, which is refused.
+fn a_captured_request_under_the_id_of_another_event_does_not_block_that_event() {
+    // A's request arrives under the id of B: before B, after B, or at the same moment. If ids in
+    // headers are signed, it is a forgery and is refused.
     let signers: Vec<Signer> = Signer::all()
         .into_iter()
         .filter(|signer| signer.signs_something() && signer.preset.guard != PresetGuard::Off)
@@ -411,12 +410,12 @@ fn a_captured_request_under_the_id_of_another_event_keeps_that_event_from_nothin
         let (captured, before) = (event("a1"), event("b2"));
         assert_eq!(decision(&server, &captured), "accepted", "{name}");
         let forged = forge(&captured, &before);
-        let told = decision(&server, &forged);
-        if told == "401" {
+        let decided = decision(&server, &forged);
+        if decided == "401" {
             continue;
         }
         forgeable += 1;
-        assert_eq!(told, "review", "{name}");
+        assert_eq!(decided, "review", "{name}");
         assert_eq!(decision(&server, &before), "accepted", "{name}: before");
         assert_eq!(decision(&server, &forged), "duplicate", "{name}");
         let after = event("c3");
@@ -425,14 +424,14 @@ fn a_captured_request_under_the_id_of_another_event_keeps_that_event_from_nothin
         assert_eq!(decision(&server, &after), "duplicate", "{name}");
         let beside = event("d4");
         let forged = forge(&captured, &beside);
-        let told: Vec<String> = std::thread::scope(|scope| {
+        let decided: Vec<String> = std::thread::scope(|scope| {
             let asked: Vec<_> = [&forged, &forged, &beside, &forged, &beside]
                 .map(|request| scope.spawn(|| decision(&server, request)))
                 .into_iter()
                 .collect();
             asked.into_iter().map(|one| one.join().expect("no panic")).collect()
         });
-        let mut genuine = [told[2].as_str(), &told[4]];
+        let mut genuine = [decided[2].as_str(), &decided[4]];
         genuine.sort_unstable();
         assert_eq!(genuine, ["accepted", "duplicate"], "{name}: beside");
         expected.insert(name.to_owned(), 4);
@@ -449,7 +448,7 @@ fn a_captured_request_under_the_id_of_another_event_keeps_that_event_from_nothin
         (effects().values().sum::<i64>() >= expected.values().sum()).then_some(())
     });
     assert_eq!(effects(), expected);
-    // What waits says the id it came under, and why.
+    // The event in review shows the id it arrived under, and the reason.
     let waiting = server.events("status=review");
     assert_eq!(waiting.len(), forgeable * 3);
     for event in &waiting {
@@ -458,7 +457,7 @@ fn a_captured_request_under_the_id_of_another_event_keeps_that_event_from_nothin
         let own = event["event_id"].as_str().expect("an id");
         assert!(own.starts_with(&format!("{came_under}~replay~")), "{event}");
     }
-    // Approved, it runs as itself.
+    // Once approved, it runs under its own id.
     let id = waiting[0]["id"].as_str().expect("an id");
     server.admin_post(&format!("/api/v1/events/{id}/approve"), &json!({}));
     let own = waiting[0]["event_id"].as_str().expect("an id");
@@ -471,7 +470,7 @@ fn a_captured_request_under_the_id_of_another_event_keeps_that_event_from_nothin
 }
 
 #[test]
-fn a_value_that_moved_over_a_boundary_and_arrives_first_is_refused_where_a_field_is_gone() {
+fn a_value_moved_over_a_boundary_that_arrives_first_is_refused_if_a_field_is_missing() {
     let signers: Vec<Signer> = Signer::all()
         .into_iter()
         .filter(|signer| matches!(signer.preset.name, "twilio" | "plivo"))
@@ -498,12 +497,12 @@ fn ordinary_traffic_of_every_sender_is_neither_lost_nor_held() {
     for signer in &signers {
         let name = signer.preset.name;
         let mut expect = |what: &str, request: &Request, allowed: &[&str]| {
-            let told = decision(&server, request);
-            if told == "review" {
+            let decided = decision(&server, request);
+            if decided == "review" {
                 held.insert(format!("{name} {what}"));
                 return;
             }
-            assert!(allowed.contains(&told.as_str()), "{name}: {what} was {told}");
+            assert!(allowed.contains(&decided.as_str()), "{name}: {what} was {decided}");
         };
         let copy = ["duplicate", "conflict"];
         let first = signer.sign(signer.sample("a1", None), now(), "sig-1");
@@ -511,11 +510,11 @@ fn ordinary_traffic_of_every_sender_is_neither_lost_nor_held() {
         expect("retry", &first, &copy);
         let other = signer.sign(signer.sample("b2", None), now(), "sig-2");
         expect("second event", &other, &["accepted"]);
-        // Signed again a little later: the same event where the sender's id says so.
+        // Signed again a little later: it is the same event if the sender's id is the same.
         let again = signer.sign(signer.sample("a1", None), now() - 7, "sig-3");
         let is_plivo = name == "plivo";
         expect("retry signed again", &again, if is_plivo { &["accepted"] } else { &copy });
-        // The same content once more under an id of its own, where the id is not in the content.
+        // The same content again under another id, if the id is not part of the content.
         let id_header = match signer.preset.envelope.id {
             PresetId::Selector(selector) => Some(selector),
             PresetId::FirstOf(selectors) => selectors.first().copied(),
@@ -565,7 +564,7 @@ fn the_handshake_of_x_signs_nothing_that_could_be_an_event() {
     for event in [r#"{"for_user_id":"1"}"#, "{}", "[1]", "\"a\"", "{\"a\":1}\n"] {
         assert_eq!(ask(event).status, 400, "{event}");
     }
-    // What is signed is no event.
+    // None of these tokens could be an event.
     for token in ["12345", "true", "null", "9b4507b3-9040-4669-9ca3-6b94edb50553"] {
         let answer = ask(token);
         assert_eq!(answer.status, 200, "{answer:?}");
@@ -582,7 +581,7 @@ fn the_handshake_of_x_signs_nothing_that_could_be_an_event() {
         assert_eq!(decision(&server, &forged), "400", "{token}");
     }
     assert_eq!(server.metric("hapax_handshakes_total", &["source=\"x\""]), 9.0);
-    // One address gets only so many answers in a second.
+    // One address gets a limited number of answers per second.
     let limited = (0..60).filter(|_| ask("foo").status == 429).count();
     assert!(limited > 0, "no handshake was over the limit");
     assert_eq!(server.events("").len(), 0);

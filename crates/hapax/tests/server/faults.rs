@@ -1,9 +1,9 @@
 //! A disk that fills up and a sync that fails, under the real server: no 2xx without durability,
-//! 503 with Retry-After instead, reading goes on, and a retry of what was refused is accepted and
-//! never called a duplicate.
+//! but 503 with Retry-After; reads continue; and the retry of a refused event is accepted and never
+//! called a duplicate.
 //!
-//! What not every machine allows (mounting, tracing) is skipped where it is refused, but not in CI.
-//! [`power_loss`] asks the same of a power loss.
+//! Tests that not every machine allows (mounting, tracing) are skipped where they are refused, but
+//! not in CI. [`power_loss`] tests the same for a power loss.
 
 use std::fs::File;
 use std::io::Write;
@@ -23,7 +23,7 @@ fn house() -> House {
 /// A start moves the log into the file, so freeing the ballast must leave room for both.
 const DISK: &str = "18m";
 
-/// A small disk of its own, gone when dropped.
+/// A small separate disk, unmounted when dropped.
 struct Disk(PathBuf);
 
 impl Disk {
@@ -45,7 +45,7 @@ impl Disk {
         self.0.join("ballast")
     }
 
-    /// Takes the rest of the disk, to the last block.
+    /// Fills the rest of the disk, to the last block.
     fn fill(&self) {
         let mut ballast = File::options().append(true).create(true).open(self.ballast()).unwrap();
         while ballast.write(&[0; 4096]).is_ok_and(|written| written > 0) {}
@@ -86,7 +86,7 @@ impl Failing {
 
 impl Drop for Failing {
     fn drop(&mut self) {
-        // Interrupted it lets go of the server in order.
+        // An interrupted strace detaches from the server in order.
         let script = format!("kill -INT {}", self.0.id());
         let _ = Command::new("sh").args(["-c", &script]).status();
         let _ = self.0.wait();
@@ -119,7 +119,7 @@ fn a_full_disk_is_503_until_there_is_room_and_no_refused_event_becomes_a_duplica
     let sender = Sender::stripe(SECRET);
     let (mut acked, mut refused) = (Vec::new(), Vec::new());
 
-    // Until nothing goes any more: the rest of the disk is taken after the first refusal.
+    // Until no commit succeeds: the rest of the disk is filled after the first refusal.
     for n in 0..2_000 {
         let event_id = format!("evt_{n}");
         let answer = server.ask(large(&sender, &event_id));
@@ -139,9 +139,9 @@ fn a_full_disk_is_503_until_there_is_room_and_no_refused_event_becomes_a_duplica
     let ready = server.admin_get("/readyz");
     assert_eq!(ready.status, 503, "{ready:?}");
     assert_eq!(server.admin_get("/healthz").status, 200);
-    // Reading goes on, and shows what was acked and nothing else.
+    // Reads continue, and show the acked events and nothing else.
     assert_eq!(server.events("").len(), acked.len());
-    // Not even a copy of what is known gets its 200 while nothing can be written.
+    // Even a copy of a known event gets no 200 while writes fail.
     is_refused_for_now(&server.ask(large(&sender, &refused[0])));
     let rejections = server.metric("hapax_rejections_total", &["source=\"stripe\""]);
     assert!(rejections >= refused.len() as f64, "{rejections}");
@@ -229,7 +229,7 @@ fn a_first_start_on_a_full_disk_fails_and_leaves_nothing_in_the_way_of_the_next(
 }
 
 #[test]
-fn a_failing_sync_is_503_for_everyone_until_it_works_again() {
+fn a_failing_sync_is_503_for_every_request_until_it_works_again() {
     let house = house();
     let server = house.start();
     let sender = Sender::stripe(SECRET);
@@ -247,14 +247,14 @@ fn a_failing_sync_is_503_for_everyone_until_it_works_again() {
             scope.spawn(move || {
                 for event_id in part {
                     is_refused_for_now(&server.ask(sender.event(event_id)));
-                    // Its copy must not fare better than itself.
+                    // Its copy must be refused too.
                     is_refused_for_now(&server.ask(sender.event(event_id)));
                 }
             });
         }
     });
     assert_eq!(server.admin_get("/readyz").status, 503);
-    // What never became durable is shown to nobody.
+    // An event that never became durable is not shown.
     let shown = server.events("");
     assert_eq!(shown.len(), 1, "{shown:?}");
     is_refused_for_now(&server.ask(sender.event("evt_durable")));
@@ -298,7 +298,7 @@ fn a_server_killed_while_its_sync_fails_has_every_event_once_afterwards() {
     server.kill();
     drop(failing);
     let server = house.start();
-    // The log may have kept what was refused; after a start it is durable or gone, never both.
+    // The log may contain a refused event; after a start it is durable or gone, never both.
     for event_id in &refused {
         let answer = server.ask(sender.event(event_id));
         assert_eq!(answer.status, 200, "{answer:?}");
@@ -308,7 +308,7 @@ fn a_server_killed_while_its_sync_fails_has_every_event_once_afterwards() {
 }
 
 #[test]
-fn a_stop_while_nothing_can_be_written_still_ends() {
+fn a_shutdown_ends_although_no_write_succeeds() {
     let house = house();
     let server = house.start();
     let sender = Sender::stripe(SECRET);
@@ -329,7 +329,7 @@ fn a_stop_while_nothing_can_be_written_still_ends() {
 fn a_disk_that_fails_now_and_then_never_makes_a_refused_event_a_duplicate() {
     // Commits, recoveries and copies all meet the fault at some time, in every phase. A recovery
     // and the commit after it make seven syncs in a row, and some fifty writes while the log still
-    // holds the schema: the fault must let that many through.
+    // contains the schema: the fault must let that many through.
     for fault in [
         "fsync,fdatasync:error=EIO:when=2+8",
         "pwrite64:error=ENOSPC:when=4+101",
@@ -385,7 +385,8 @@ fn a_disk_that_fails_now_and_then_never_makes_a_refused_event_a_duplicate() {
 
 #[test]
 fn a_disk_with_room_for_recovery_but_for_no_event_is_not_tried_without_a_pause() {
-    // Every ninth write fails: always one of an event's, never one of the few that recovery makes.
+    // Every ninth write fails: always a write of an event, never one of the few writes of a
+    // recovery.
     let house = house();
     let server = house.start();
     let sender = Sender::stripe(SECRET);

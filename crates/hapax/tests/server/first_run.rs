@@ -4,7 +4,7 @@ use crate::common::{Run, hapax};
 use crate::support::{House, Server};
 use hapax_core::presets;
 
-/// Sends to a dev server as its own user does: its secret is found in its data dir.
+/// Sends to a dev server as its user does: the secret is read from the data directory.
 fn send(house: &House, server: &Server, provider: &str, more: &[&str]) -> Run {
     let to = format!("http://{}/webhooks/{provider}", server.ingress);
     let data_dir = house.database().parent().unwrap().display().to_string();
@@ -18,7 +18,7 @@ fn send(house: &House, server: &Server, provider: &str, more: &[&str]) -> Run {
 fn an_event_is_accepted_then_a_duplicate_and_a_restart_forgets_nothing() {
     let house = House::without_config();
     let server = house.start();
-    // What is printed is what works: the very command to paste, and where to look.
+    // The printed command works: it is copied as printed.
     let printed = server.stdout.wait_for("send stripe payout.paid");
     assert!(printed.contains(&server.ingress.to_string()), "{printed}");
     server.stdout.wait_for(&format!("curl http://{}/api/v1/events", server.admin));
@@ -61,7 +61,7 @@ fn every_sender_that_can_be_signed_for_is_accepted_once_and_then_a_duplicate() {
 
 #[test]
 fn commands_reach_a_dev_server_also_beside_an_admin_token_of_before() {
-    // The data dir was used with a config before, and its token is still there.
+    // The data directory was used with a config before, and its token is still there.
     let house = House::without_config();
     let server = house.start();
     let data_dir = house.database().parent().unwrap().to_owned();

@@ -1,4 +1,4 @@
-//! The real server: what senders, operators and attackers find.
+//! The real server, as senders, operators and attackers use it.
 
 mod admin;
 mod bad_input;

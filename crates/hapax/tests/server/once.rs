@@ -1,5 +1,5 @@
-//! Once, through the real server: many copies at the same time are one event, and neither a stop
-//! nor a SIGKILL at any moment loses or doubles what was acked.
+//! Exactly once, through the real server: many concurrent copies are one event, and neither a
+//! shutdown nor a SIGKILL at any moment loses or doubles an acked event.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -36,21 +36,21 @@ fn a_hundred_events_in_fifty_copies_at_once_are_accepted_once_each() {
     let sender = Sender::stripe(SECRET);
     let requests: Vec<Vec<u8>> = (0..EVENTS).map(|n| sender.event(&format!("evt_{n}"))).collect();
 
-    // Every connection sends all events in the same order, so that copies meet.
+    // Every connection sends all events in the same order, so that copies arrive at the same time.
     let start = std::sync::Barrier::new(COPIES);
-    let told: Vec<Vec<(String, String)>> = std::thread::scope(|scope| {
+    let answers: Vec<Vec<(String, String)>> = std::thread::scope(|scope| {
         let copies: Vec<_> = (0..COPIES)
             .map(|_| {
                 scope.spawn(|| {
                     let mut wire = server.wire();
                     start.wait();
-                    let mut told = Vec::with_capacity(EVENTS);
+                    let mut answers = Vec::with_capacity(EVENTS);
                     for request in &requests {
                         let answer = wire.try_ask(request).expect("an answer");
                         assert_eq!(answer.status, 200, "{answer:?}");
-                        told.push((answer.decision(), answer.id()));
+                        answers.push((answer.decision(), answer.id()));
                     }
-                    told
+                    answers
                 })
             })
             .collect();
@@ -58,18 +58,18 @@ fn a_hundred_events_in_fifty_copies_at_once_are_accepted_once_each() {
     });
     let mut ids = HashSet::new();
     for n in 0..EVENTS {
-        let id = &told[0][n].1;
-        assert!(told.iter().all(|copy| copy[n].1 == *id), "evt_{n} has two ids");
+        let id = &answers[0][n].1;
+        assert!(answers.iter().all(|copy| copy[n].1 == *id), "evt_{n} has two ids");
         assert!(ids.insert(id.clone()), "two events share an id");
-        let accepted = told.iter().filter(|copy| copy[n].0 == "accepted").count();
-        let duplicate = told.iter().filter(|copy| copy[n].0 == "duplicate").count();
+        let accepted = answers.iter().filter(|copy| copy[n].0 == "accepted").count();
+        let duplicate = answers.iter().filter(|copy| copy[n].0 == "duplicate").count();
         assert_eq!((accepted, duplicate), (1, COPIES - 1), "evt_{n}");
     }
     let arrivals = |decision: &str| server.metric("hapax_arrivals_total", &[decision]);
     assert_eq!(arrivals("\"accepted\""), EVENTS as f64);
     assert_eq!(arrivals("\"duplicate\""), (EVENTS * (COPIES - 1)) as f64);
 
-    // A stop writes down how often each came.
+    // A shutdown writes the number of arrivals of each event.
     server.stop();
     let server = house.start();
     let events = server.events("");
@@ -83,7 +83,7 @@ fn a_hundred_events_in_fifty_copies_at_once_are_accepted_once_each() {
     for (n, request) in requests.iter().enumerate() {
         let answer = server.ask(request);
         answer.is("duplicate");
-        assert_eq!(answer.id(), told[0][n].1);
+        assert_eq!(answer.id(), answers[0][n].1);
     }
     server.stop();
     let rows = rows(&house.database());
@@ -99,7 +99,7 @@ fn copies_with_another_body_are_one_event_and_both_bodies_are_kept() {
     first.is("accepted");
     let other = sender.request(r#"{"id":"evt_1","type":"a","amount":2}"#).bytes();
     server.ask(&other).is("duplicate");
-    // A conflict commits before its answer: not even this may lose it.
+    // A conflict commits before its answer: even a SIGKILL must not lose it.
     server.kill();
     let server = house.start();
     let events = server.events("");
@@ -113,8 +113,8 @@ fn copies_with_another_body_are_one_event_and_both_bodies_are_kept() {
     assert_eq!(conflict["body"], r#"{"id":"evt_1","type":"a","amount":2}"#);
 }
 
-/// Sends new events one after the other, each now and then twice, until the server is gone.
-/// Every ack is told at once.
+/// Sends new events one after the other, some of them twice, until the server is gone. Every ack is
+/// sent to `acked` at once.
 fn load(address: SocketAddr, name: String, stop: &AtomicBool, acked: &Channel<(String, String)>) {
     let sender = Sender::stripe(SECRET);
     let Ok(mut wire) = Wire::try_connect(address) else { return };
@@ -140,11 +140,11 @@ fn a_sigkill_at_any_moment_loses_nothing_that_was_acked_and_doubles_nothing() {
     let house = house();
     let sender = Sender::stripe(SECRET);
     let mut acked: HashMap<String, String> = HashMap::new();
-    // Not secret, only never the same twice: where in the load the blow falls.
+    // Not secret, only different each time: the moment of the SIGKILL.
     let mut dice = std::process::id() as u64 | 1;
     for round in 0..ROUNDS {
         let server = house.start();
-        // What earlier rounds acked is there, with the same id.
+        // Events that were acked in earlier rounds are there, with the same id.
         for event in server.events("") {
             let event_id = event["event_id"].as_str().unwrap();
             if let Some(id) = acked.get(event_id) {
@@ -155,23 +155,23 @@ fn a_sigkill_at_any_moment_loses_nothing_that_was_acked_and_doubles_nothing() {
         dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let blow_after = 1 + (dice >> 33) % 400;
         let stop = Arc::new(AtomicBool::new(false));
-        let (tell, told) = channel();
+        let (send_ack, acks) = channel();
         let clients: Vec<_> = (0..CLIENTS)
             .map(|client| {
-                let (stop, tell) = (Arc::clone(&stop), tell.clone());
+                let (stop, send_ack) = (Arc::clone(&stop), send_ack.clone());
                 std::thread::spawn(move || {
-                    load(address, format!("evt_{round}_{client}"), &stop, &tell);
+                    load(address, format!("evt_{round}_{client}"), &stop, &send_ack);
                 })
             })
             .collect();
-        drop(tell);
+        drop(send_ack);
         for _ in 0..blow_after {
-            let (event_id, id) = told.recv().expect("the load goes on");
+            let (event_id, id) = acks.recv().expect("the load continues");
             acked.insert(event_id, id);
         }
         server.kill();
         stop.store(true, Ordering::Relaxed);
-        acked.extend(told);
+        acked.extend(acks);
         clients.into_iter().for_each(|client| client.join().unwrap());
     }
 
@@ -187,29 +187,29 @@ fn a_sigkill_at_any_moment_loses_nothing_that_was_acked_and_doubles_nothing() {
     let doubled: Vec<_> = rows.iter().filter(|(_, count)| **count != 1).collect();
     assert!(doubled.is_empty(), "{doubled:?}");
     assert!(acked.keys().all(|event_id| rows.contains_key(event_id)));
-    // Beside what was acked only what each client had in flight when the blow fell.
+    // Beside the acked events there are only those that a client had in flight at the SIGKILL.
     let in_flight = rows.len() - acked.len();
     assert!(in_flight <= ROUNDS as usize * CLIENTS, "{in_flight} were never acked");
 }
 
 #[test]
-fn a_stop_under_load_acks_only_what_is_durable_and_ends_well() {
+fn a_shutdown_under_load_acks_only_durable_events_and_exits_with_0() {
     let house = house();
     let mut server = house.start();
     let address = server.ingress;
     let stop = Arc::new(AtomicBool::new(false));
-    let (tell, told) = channel();
+    let (send_ack, acks) = channel();
     let clients: Vec<_> = (0..8)
         .map(|client| {
-            let (stop, tell) = (Arc::clone(&stop), tell.clone());
-            std::thread::spawn(move || load(address, format!("evt_{client}"), &stop, &tell))
+            let (stop, send_ack) = (Arc::clone(&stop), send_ack.clone());
+            std::thread::spawn(move || load(address, format!("evt_{client}"), &stop, &send_ack))
         })
         .collect();
-    drop(tell);
-    let mut acked: HashMap<String, String> = told.iter().take(200).collect();
+    drop(send_ack);
+    let mut acked: HashMap<String, String> = acks.iter().take(200).collect();
     server.signal("TERM");
-    // The clients' connections are closed under them, so they end by themselves.
-    acked.extend(told);
+    // The server closes the clients' connections, so the clients end without a signal.
+    acked.extend(acks);
     clients.into_iter().for_each(|client| client.join().unwrap());
     assert_eq!(server.wait().code(), Some(0), "{}", server.stderr.text());
     assert!(
@@ -232,7 +232,7 @@ fn a_stop_under_load_acks_only_what_is_durable_and_ends_well() {
 }
 
 #[test]
-fn a_stop_turns_readiness_first_and_answers_what_was_received() {
+fn a_shutdown_ends_readiness_first_and_answers_received_requests() {
     let house = house();
     let mut server = house.start();
     assert_eq!(server.admin_get("/readyz").status, 200);
@@ -245,7 +245,7 @@ fn a_stop_turns_readiness_first_and_answers_what_was_received() {
         request.head()
     ));
     assert_eq!(wire.answer().status, 100);
-    // A connection that is merely open must not hold up the end.
+    // An idle connection must not delay the shutdown.
     let mut idle = server.wire();
     idle.write(Sender::stripe(SECRET).event("evt_first"));
     idle.answer().is("accepted");
@@ -276,7 +276,7 @@ fn a_second_server_on_the_same_data_is_refused_and_the_first_goes_on() {
 }
 
 #[test]
-fn the_users_own_tables_beside_ours_are_left_alone() {
+fn tables_of_the_user_in_the_same_file_stay_untouched() {
     let house = house();
     std::fs::create_dir_all(house.database().parent().unwrap()).unwrap();
     let users = rusqlite::Connection::open(house.database()).unwrap();
@@ -290,7 +290,7 @@ fn the_users_own_tables_beside_ours_are_left_alone() {
     drop(users);
     let server = house.start();
     server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
-    // While it runs, too.
+    // Also while the server runs.
     let rows_now = rows(&house.database());
     assert_eq!(rows_now.get("evt_1"), Some(&1), "{rows_now:?}");
     server.stop();
@@ -306,7 +306,8 @@ fn the_users_own_tables_beside_ours_are_left_alone() {
 
 #[test]
 fn a_reader_that_never_ends_keeps_the_server_neither_from_stopping_nor_from_starting() {
-    // An outside reader pins the log, so that it cannot be moved into the file.
+    // Another process reads the file and pins the log, so that the log cannot be moved into the
+    // file.
     let house = house();
     let sender = Sender::stripe(SECRET);
     let server = house.start();
@@ -349,7 +350,7 @@ fn a_server_killed_while_it_starts_for_the_first_time_starts_the_next_time() {
 }
 
 #[test]
-fn an_interrupt_from_the_keyboard_is_a_stop_like_any_other() {
+fn sigint_is_a_shutdown_like_sigterm() {
     let house = house();
     let mut server = house.start();
     server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
@@ -372,7 +373,7 @@ fn requests_sent_without_waiting_are_answered_in_their_order() {
 }
 
 #[test]
-fn a_client_that_hangs_up_after_its_request_has_its_event_kept() {
+fn a_client_that_hangs_up_after_its_request_has_its_event_stored() {
     let house = house();
     let server = house.start();
     let sender = Sender::stripe(SECRET);
@@ -385,7 +386,8 @@ fn a_client_that_hangs_up_after_its_request_has_its_event_kept() {
                     let event_id = format!("evt_{client}_{n}");
                     let mut wire = server.wire();
                     wire.write(sender.event(&event_id));
-                    // Half of them close in order, half are torn down with the answer unread.
+                    // Half of the connections close in order, half are reset with the answer
+                    // unread.
                     if n % 2 == 0 {
                         wire.stream.shutdown(std::net::Shutdown::Write).unwrap();
                         if let Some(answer) = wire.try_answer() {

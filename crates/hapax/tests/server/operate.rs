@@ -1,5 +1,5 @@
-//! Operating the real server: dead letters, replay, review, pull workers and doctor, through the API
-//! and the command line that people use.
+//! Operating the real server: dead letters, replay, review, pull workers and doctor, through the
+//! API and the command line.
 
 use crate::common::{Run, hapax};
 use crate::support::sender::{event, now};
@@ -79,7 +79,7 @@ fn a_dead_letter_is_listed_explained_and_replayed_once_its_cause_is_gone() {
     assert_eq!(event["result"], "fee of evt_1");
     assert_eq!(event["actions"][0]["who"], "loopback");
 
-    // What is applied stays applied, however often it is asked for.
+    // A done job stays done, however often a replay is requested.
     for _again in 0..3 {
         let run = command(&server, &["events", "replay", "evt_1"]);
         assert_eq!(run.stdout, "evt_1  charge-fee  done already: not run again\n", "{run:?}");
@@ -106,7 +106,7 @@ fn a_pull_worker_works_under_its_fence_and_a_lost_one_changes_nothing() {
     let server = house.start();
     let ask = json!({ "source": "stripe", "handler": "fee", "limit": 5, "wait": "30s" });
     let claimed = std::thread::scope(|scope| {
-        // It waits before there is anything to claim.
+        // The request waits before there is a job to claim.
         let waiting = scope.spawn(|| post_as(&server, "token-of-the-worker", "/claims", &ask));
         server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
         waiting.join().unwrap()
@@ -193,7 +193,7 @@ fn an_event_in_review_runs_once_approved_and_never_once_rejected() {
     assert_eq!(run.stdout.lines().count(), 2, "{run:?}");
     assert_eq!(post(&server, "/events/evt_good/replay", &json!({ "force": true })).status, 409);
 
-    // Both at once: a person and an on-time copy.
+    // Both at once: an operator and an on-time copy.
     std::thread::scope(|scope| {
         for _person in 0..2 {
             scope.spawn(|| {
@@ -276,7 +276,7 @@ fn commands_find_the_server_and_its_token_by_its_config() {
     let run = hapax(&list).run();
     assert_eq!(run.code, 2, "port 0 says nothing of where it is: {run:?}");
     assert!(run.stderr.contains("--admin"), "{run:?}");
-    // A config as people write it: with the port that the server has. Its secrets are not needed.
+    // A config as an operator writes it: with the server's port. Its secrets are not needed.
     let named = config(&server.admin.to_string()).replace(SECRET, "env:NOT_SET_HERE");
     house.configure(&named);
     let run = hapax(&list).run();
@@ -295,7 +295,7 @@ fn commands_find_the_server_and_its_token_by_its_config() {
     let run = hapax(&["events", "replay", "evt_1", "--force"]).args(&list[2..]).run();
     assert_eq!(run.code, 0, "{run:?}");
     assert_eq!(shown()["actions"][0]["who"], "admin.token");
-    // Without the data dir there is no token, and the hint says where it would be.
+    // Without the data directory there is no token, and the hint names its path.
     let run = hapax(&["events", "list", "--config", &file]).run();
     assert_eq!(run.code, 3, "{run:?}");
     assert!(run.stderr.contains("admin.token") && run.stderr.contains("--data-dir"), "{run:?}");
@@ -306,7 +306,7 @@ fn commands_find_the_server_and_its_token_by_its_config() {
 }
 
 #[test]
-fn doctor_is_content_with_a_server_that_runs_and_names_jobs_without_a_handler() {
+fn doctor_passes_on_a_running_server_and_names_jobs_without_a_handler() {
     let house = House::new(&stripe("[sources.stripe.handlers.fee]\npull = true\n"));
     let server = house.start();
     server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
@@ -352,8 +352,9 @@ fn a_token_that_is_taken_out_of_the_config_is_refused_after_the_reload() {
 }
 
 #[test]
-fn statistics_and_alerts_tell_of_copies_forgeries_and_dead_letters() {
-    // Through the doors that people use: what came five times, what was forged, what was given up.
+fn statistics_and_alerts_report_copies_forgeries_and_dead_letters() {
+    // Through the command line and the API: events that arrived five times, forged requests, and a
+    // dead letter.
     let house = House::new(&stripe(
         "[sources.stripe.handlers.fee]\nsql = \"SELECT 'done'\"\n\
          [sources.stripe.handlers.broken]\nretry = [\"0s\"]\ntypes = [\"never.*\"]\n\
@@ -373,15 +374,18 @@ fn statistics_and_alerts_tell_of_copies_forgeries_and_dead_letters() {
         assert_eq!(server.ask(forger.event("evt_3")).status, 401);
     }
     let stats = |query: &str| server.admin_get(&format!("/api/v1/stats{query}")).json();
-    let told = until("copies are counted and the work is done", || {
-        let told = stats("?source=stripe&window=10m");
-        (told["received"] == 10 && told["success_rate"] == 1.0).then_some(told)
+    let figures = until("copies are counted and the work is done", || {
+        let figures = stats("?source=stripe&window=10m");
+        (figures["received"] == 10 && figures["success_rate"] == 1.0).then_some(figures)
     });
-    assert_eq!((&told["unique"], &told["duplicates"]), (&json!(2), &json!(8)), "{told}");
-    assert_eq!((&told["duplicate_rate"], &told["copies_per_event"]), (&json!(0.8), &json!(5.0)));
-    assert_eq!((&told["failed_verifications"], &told["sampled"]), (&json!(3), &json!(false)));
-    assert_eq!(told["gaps_seconds"].as_array().unwrap().len(), 4, "{told}");
-    assert!(told["processing_seconds"]["p99"].as_f64().unwrap() >= 0.0, "{told}");
+    assert_eq!((&figures["unique"], &figures["duplicates"]), (&json!(2), &json!(8)), "{figures}");
+    assert_eq!(
+        (&figures["duplicate_rate"], &figures["copies_per_event"]),
+        (&json!(0.8), &json!(5.0))
+    );
+    assert_eq!((&figures["failed_verifications"], &figures["sampled"]), (&json!(3), &json!(false)));
+    assert_eq!(figures["gaps_seconds"].as_array().unwrap().len(), 4, "{figures}");
+    assert!(figures["processing_seconds"]["p99"].as_f64().unwrap() >= 0.0, "{figures}");
     assert_eq!(stats("")["sources"]["stripe"]["received"], 10);
     let run = command(&server, &["stats"]);
     assert!(run.stdout.contains("stripe") && run.stdout.contains("8 (80.0%)"), "{run:?}");
@@ -393,7 +397,7 @@ fn statistics_and_alerts_tell_of_copies_forgeries_and_dead_letters() {
         let items = alerts["items"].as_array().unwrap().clone();
         items.into_iter().find(|alert| alert["name"] == name)
     };
-    let failed = until("what was forged is told", || alert("failed_verifications"));
+    let failed = until("the alert about forged requests", || alert("failed_verifications"));
     assert_eq!(failed["source"], "stripe");
     assert!(alert("dead_letters").is_none());
     let body = event("evt_dead").replace("\"type\":\"", "\"type\":\"never.");
@@ -405,7 +409,7 @@ fn statistics_and_alerts_tell_of_copies_forgeries_and_dead_letters() {
     assert_eq!(run.code, 1, "{run:?}");
     assert!(run.stdout.contains("stripe/broken has 1 dead letter"), "{run:?}");
 
-    // A reload takes the new thresholds and keeps the counts.
+    // A reload applies the new thresholds and keeps the counts.
     house.configure(&stripe("[alerts]\ndead_letters = \"off\"\n"));
     server.signal("HUP");
     server.stderr.wait_for("reloaded configuration");
@@ -449,7 +453,7 @@ fn a_job_that_waits_for_tomorrow_is_run_now_by_a_replay() {
     assert_eq!(run.stdout, "evt_1  fee  queued to run\n", "{run:?}");
     let event = reaches(&server, "evt_1", "processed");
     assert_eq!(event["result"], "charged");
-    // Whatever is asked from here on does nothing, and is no part of the story.
+    // Later requests change nothing, and are not recorded.
     command(&server, &["events", "replay", "evt_1"]);
     assert_eq!(shown(&server, "evt_1")["actions"].as_array().unwrap().len(), 1);
 }
@@ -489,11 +493,11 @@ fn a_dead_letter_whose_handler_is_gone_is_discarded_and_its_alert_ends() {
     let refused = command(&server, &["events", "discard", "evt_none"]);
     assert_eq!(refused.code, 1, "{refused:?}");
     let run = command(&server, &["dead", "discard", "--handler", "mail", "--json"]);
-    let told: Value = serde_json::from_str(&run.stdout).unwrap();
-    assert_eq!((&told["status"], &told["changed"]), (&json!("discarded"), &json!(true)));
+    let answer: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!((&answer["status"], &answer["changed"]), (&json!("discarded"), &json!(true)));
     let run = command(&server, &["events", "discard", "evt_1", "--json"]);
-    let told: Value = serde_json::from_str(&run.stdout).unwrap();
-    assert_eq!((&told["status"], &told["changed"]), (&json!("discarded"), &json!(false)));
+    let answer: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!((&answer["status"], &answer["changed"]), (&json!("discarded"), &json!(false)));
     until("no alert", || (command(&server, &["alerts"]).code == 0).then_some(()));
     let empty = command(&server, &["dead", "list"]);
     assert!(empty.stdout.is_empty() && empty.stderr.contains("no dead letters"), "{empty:?}");
@@ -507,13 +511,13 @@ fn a_dead_letter_whose_handler_is_gone_is_discarded_and_its_alert_ends() {
 }
 
 #[test]
-fn what_waits_for_review_needs_attention_and_only_that_is_approved() {
+fn events_in_review_raise_an_alert_and_only_they_are_approved() {
     let house = House::new(&stripe(""));
     let server = house.start();
     let sender = Sender::stripe(SECRET);
     let old = sender.request_at(event("evt_late"), crate::support::sender::now() - 86_400);
     assert_eq!(server.ask(old.bytes()).status, 202);
-    // One word for programs and people: the command shows what the API says.
+    // The command prints what the API returns.
     let alert = until("the alert is there", || {
         let alerts = server.admin_get("/api/v1/alerts").json();
         alerts["items"].as_array().unwrap().first().cloned()
@@ -546,8 +550,8 @@ fn what_waits_for_review_needs_attention_and_only_that_is_approved() {
 }
 
 #[test]
-fn one_old_request_sent_forty_times_says_nothing_about_the_clock() {
-    // Refused as late and unseen each time: one event may be lost, and the clock is well.
+fn one_old_request_sent_forty_times_is_no_evidence_about_the_clock() {
+    // Refused as late and unknown each time: one event may be lost, and the clock is right.
     let house = House::new(&stripe("").replace("late = \"review\"", "late = \"reject\""));
     let server = house.start();
     let to = format!("http://{}/webhooks/stripe", server.ingress);

@@ -1,11 +1,11 @@
-//! Power loss at any moment: what was answered is on disk, and nothing is half there.
+//! Power loss at any moment: every answered request is on disk, and nothing is there in part.
 //!
-//! The real server works on a small load under strace. From the recorded system calls disk images are
-//! drawn as a power loss could leave them (`hapax_sim::powerloss`), each image is opened with the store
-//! of this build, and everything that had been answered before the cut is looked for in it.
+//! The real server handles a small load under strace. Disk images are generated from the recorded
+//! system calls, as a power loss could leave them (`hapax_sim::powerloss`). Each image is opened
+//! with the store of this build, and everything answered before the cut must be in it.
 //!
-//! `HAPAX_POWER_LOSS_IMAGES=5000` draws that many images per recording, `HAPAX_POWER_LOSS_SEED=7`
-//! other ones.
+//! `HAPAX_POWER_LOSS_IMAGES=5000` generates that many images per recording;
+//! `HAPAX_POWER_LOSS_SEED=7` generates others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -30,8 +30,8 @@ use crate::support::ledger::{self, Ledger};
 use crate::support::upstream::{Reply, Upstream};
 use crate::support::{Answer, House, Sender, Server, cannot_run, until};
 
-/// Sources with their secrets: one with an SQL handler, one that answers after its work, one whose
-/// handler is an app. The claims of the app's jobs are commits without a sync of their own.
+/// Sources with their secrets: one with an SQL handler, one sync source, one whose handler is an
+/// app. The claims of the app's jobs are commits without a sync.
 const SOURCES: [(&str, &str); 3] =
     [("stripe", "whsec_async"), ("waits", "whsec_sync"), ("calls", "whsec_calls")];
 
@@ -39,7 +39,7 @@ const SOURCES: [(&str, &str); 3] =
 const SMALL: &str =
     "sqlite.checkpoint_pages=30,sqlite.log_pages=80,sqlite.fresh_keys=25,sqlite.young_keys=60";
 
-/// The same without checkpoints beside the writer, which would meet the faults too.
+/// The same without checkpoints on another thread, which would meet the faults too.
 const SMALL_KEYS: &str = "sqlite.fresh_keys=25,sqlite.young_keys=60";
 
 /// Images per recording, unless the environment says otherwise.
@@ -51,7 +51,7 @@ const RECOVERY_STEPS: usize = 100;
 /// Events of each client; there are three clients.
 const EVENTS: usize = 40;
 
-/// What had been answered, and from which step of the recording on.
+/// An answer, and the step of the recording at which it was sent.
 struct Answered {
     at: usize,
     what: What,
@@ -63,7 +63,7 @@ enum What {
         id: String,
         processed: bool,
     },
-    /// The answer of the app behind the proxy was kept under this key.
+    /// The answer of the app behind the proxy was stored under this key.
     Kept(String),
 }
 
@@ -72,7 +72,7 @@ struct Run {
     house: House,
     app: App,
     upstream: Upstream,
-    /// The disk before it.
+    /// The disk before the run.
     disk: Disk,
     recording: Recording,
     answered: Vec<Answered>,
@@ -114,15 +114,15 @@ fn body(event_id: &str, length: usize) -> String {
 }
 
 impl Run {
-    /// Records a run. `fault` makes system calls fail; then a first, unrecorded start has made the
-    /// tables, so that the faults meet work. `None` where nothing can be traced here.
+    /// Records a run. `fault` makes system calls fail; then a first, unrecorded start has created
+    /// the tables, so that the faults meet work. `None` if tracing is not possible here.
     fn record(settings: &str, fault: Option<&str>) -> Option<Self> {
         let app = App::new(|_| 200);
         let upstream = Upstream::new(|asked| {
             let key = asked.header(IDEMPOTENCY_KEY.as_str()).expect("a key");
             Reply::created(format!("charged {key}."))
         });
-        // A job whose commit failed waits for the end of its lease: no client waits that long for it.
+        // A job whose commit failed waits for the end of its lease: no client waits that long.
         let sync_timeout = if fault.is_some() { "500ms" } else { "30s" };
         let house = House::new(&config(&app, &upstream, sync_timeout));
         Ledger::create(&house, ledger::SCHEMA);
@@ -210,8 +210,8 @@ impl Run {
         failed.map(|(at, _)| at).collect()
     }
 
-    /// Where the syncs shortly after each fault ended: what recovery writes in between is in no order
-    /// but theirs.
+    /// The ends of the syncs shortly after each fault: only these syncs order the writes of a
+    /// recovery.
     fn syncs_of_recovery(&self) -> Vec<usize> {
         let steps = self.recording.steps();
         let ends_sync = |at: &usize| match &steps[*at] {
@@ -222,8 +222,8 @@ impl Run {
         self.faults().into_iter().flat_map(|fault| after(fault).filter(ends_sync)).collect()
     }
 
-    /// Nothing is copied into the database file from a log that may have holes on disk. What a power
-    /// loss left would be newer pages under an older log, which few images show.
+    /// Checks that nothing is copied into the database file from a log that may have holes on disk.
+    /// A power loss would leave newer pages under an older log, which few images show.
     #[track_caller]
     fn copies_nothing_doubtful(&self) {
         let mut disk = self.disk.clone();
@@ -235,7 +235,7 @@ impl Run {
         }
     }
 
-    /// Draws images and checks each; what was wrong with them.
+    /// Generates images and checks each; returns the errors.
     fn judge(&self, images: usize) -> Vec<String> {
         let seed = number("HAPAX_POWER_LOSS_SEED").unwrap_or(1);
         let steps = self.recording.steps().len();
@@ -248,8 +248,8 @@ impl Run {
                 let (wrong, next, recovery) = (&wrong, &next, &recovery);
                 scope.spawn(move || {
                     let mut draw = SeededRng::new((seed * 2 + part) as u64);
-                    // Some cuts right behind an answer, where the promise is youngest; some in the
-                    // recovery from a fault; the others anywhere, from before the first answer on.
+                    // Some cuts right after an answer, where the promise is newest; some in the
+                    // recovery from a fault; the others anywhere, also before the first answer.
                     let mut cuts: Vec<usize> = (0..images / 2)
                         .map(|n| match n % 3 {
                             0 => self.answered[draw.below(self.answered.len())].at + 1,
@@ -276,7 +276,7 @@ impl Run {
         wrong.into_inner().unwrap()
     }
 
-    /// Opens an image and looks for everything that was answered before `cut`.
+    /// Opens an image and checks that everything answered before `cut` is in it.
     fn check(&self, image: &Path, cut: usize) -> Result<(), String> {
         let data = image.join("data");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -295,7 +295,8 @@ impl Run {
         if sound != ["ok"] { Err(format!("not sound: {sound:?}")) } else { Ok(()) }
     }
 
-    /// Work and its effects are there together or not at all, and what was said to be processed is.
+    /// Checks that jobs and their effects are there together or not at all, and that every event
+    /// reported as processed is processed.
     fn check_rows(&self, database: &Path, cut: usize) -> Result<(), String> {
         let processed: BTreeSet<String> = query(
             database,
@@ -335,8 +336,8 @@ impl Run {
         Ok(())
     }
 
-    /// Every event is sent again, twice: what was answered is a duplicate under its id, the rest is
-    /// accepted or a duplicate, and then a duplicate of that.
+    /// Sends every event again, twice. An answered event is a duplicate under its id. Any other is
+    /// accepted or a duplicate, and then a duplicate.
     async fn check_copies(&self, store: &SqliteStore, cut: usize) -> Result<(), String> {
         let mut answered = BTreeMap::new();
         for one in self.answered.iter().filter(|one| one.at < cut) {
@@ -383,7 +384,7 @@ impl Run {
         store.ingest(ingest).await.map_err(|error| error.to_string())
     }
 
-    /// Starts the server itself on an image: the senders come again, and everything ends as once.
+    /// Starts the server itself on an image: the senders retry, and every event has one effect.
     fn start_on_an_image(&self, draw: &mut SeededRng) {
         let steps = self.recording.steps();
         let cut = self.answered[draw.below(self.answered.len())].at + 1;
@@ -428,17 +429,17 @@ impl Answered {
     }
 }
 
-/// What clients send, and what they know of it afterwards.
+/// The requests of the clients, and the answers they got.
 #[derive(Default)]
 struct Load {
-    /// Our ids and the senders'.
+    /// The ids of Hapax and of the senders.
     ids: Mutex<BTreeMap<String, String>>,
     events: Mutex<BTreeMap<String, (&'static str, String)>>,
     refused: AtomicBool,
 }
 
 impl Load {
-    /// Three clients, each one request after the other, every one until it is answered.
+    /// Runs three clients, each with one request after the other, and each until it is answered.
     fn send(&self, server: &Server) {
         std::thread::scope(|scope| {
             for client in 0..3 {
@@ -465,7 +466,7 @@ impl Load {
     fn post(&self, server: &Server, source: &'static str, event_id: &str, body: &str) {
         let request = sender(source).request(body).bytes();
         let answer = self.ask(|| server.ask(&request));
-        // After a fault the work of a source that waits for it may be under way still: 202.
+        // After a fault the jobs of a sync source may still be running: 202.
         let late = answer.status == 202 && self.refused.load(Ordering::Relaxed);
         assert!(answer.status == 200 || late, "{answer:?}");
         self.ids.lock().unwrap().insert(answer.id(), event_id.to_owned());
@@ -474,7 +475,7 @@ impl Load {
 
     fn charge(&self, server: &Server, key: &str) {
         let answer = self.ask(|| Charge::with_key(key).send(api(server)));
-        // After a fault the key may be in progress until its lease ends: then nothing was kept.
+        // After a fault the key may be in progress until its lease ends: then no answer was stored.
         assert!(answer.status == 201 || self.refused.load(Ordering::Relaxed), "{answer:?}");
     }
 
@@ -490,7 +491,7 @@ impl Load {
     }
 }
 
-/// The same event as a receipt, for the store itself.
+/// The same event as a receipt, for the store.
 fn receipt(source: &str, event_id: &str, body: &str) -> Receipt {
     let (_, secret) = SOURCES.iter().find(|(name, _)| *name == source).expect("a source");
     let secrets = vec![ActiveSecret::forever(Secret::new(*secret))];
@@ -520,7 +521,7 @@ fn query(database: &Path, sql: &str) -> Result<Vec<String>, String> {
     read().map_err(|error| format!("{sql}: {error}"))
 }
 
-/// A directory that is quick to sync, where there is one.
+/// A directory that is fast to sync, if there is one.
 fn scratch() -> TempDir {
     let memory = Path::new("/dev/shm");
     match memory.is_dir().then(|| tempfile::tempdir_in(memory)) {
@@ -544,7 +545,7 @@ fn nothing_is_wrong(wrong: &[String], images: usize) {
 }
 
 #[test]
-fn a_power_loss_at_any_moment_takes_back_nothing_that_was_answered() {
+fn a_power_loss_at_any_moment_loses_nothing_that_was_answered() {
     let Some(run) = Run::record(SMALL, None) else { return };
     nothing_is_wrong(&run.judge(images()), images());
     let mut draw = SeededRng::new(1);
@@ -554,8 +555,8 @@ fn a_power_loss_at_any_moment_takes_back_nothing_that_was_answered() {
 }
 
 #[test]
-fn without_syncs_a_power_loss_is_seen_to_lose_what_was_answered() {
-    // The control: were this to pass, the test above could not fail.
+fn without_syncs_the_test_detects_lost_answers() {
+    // The control: if this passed without syncs, the test above could not fail.
     let settings = format!("{SMALL},sqlite.unsynced=true");
     let Some(run) = Run::record(&settings, None) else { return };
     let wrong = run.judge(60);
@@ -563,9 +564,9 @@ fn without_syncs_a_power_loss_is_seen_to_lose_what_was_answered() {
 }
 
 #[test]
-fn a_power_loss_after_a_failed_sync_takes_back_nothing_that_was_answered() {
-    // Claims and copies are committed without a sync of their own; the sync that fails is theirs too,
-    // and no later one writes them.
+fn a_power_loss_after_a_failed_sync_loses_nothing_that_was_answered() {
+    // Claims and copies are committed without a sync. The failed sync was theirs too, and no later
+    // one writes them.
     let Some(run) = Run::record(SMALL_KEYS, Some("fdatasync:error=EIO:when=9+17")) else { return };
     assert!(run.faults().len() > 3, "hardly any sync failed");
     nothing_is_wrong(&run.judge(images()), images());
@@ -573,7 +574,7 @@ fn a_power_loss_after_a_failed_sync_takes_back_nothing_that_was_answered() {
 }
 
 #[test]
-fn a_power_loss_after_a_first_start_takes_back_nothing_that_was_answered() {
+fn a_power_loss_after_a_first_start_loses_nothing_that_was_answered() {
     // The directory itself is new, and so is every name in it.
     let source = SOURCES[0];
     let house = House::new(&format!(

@@ -1,4 +1,5 @@
-//! Secrets that change under a running server, and configs that must not start or be taken.
+//! Secrets that change while the server runs, and configs that must be refused at the start or at a
+//! reload.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -15,7 +16,7 @@ fn stripe(secrets: &str) -> String {
     )
 }
 
-/// Asks for a reload and waits until the server says how it went.
+/// Requests a reload and waits until the server logs the result.
 fn reload(server: &Server, expected: &str) {
     let before = server.stderr.text().matches(expected).count();
     server.signal("HUP");
@@ -46,7 +47,7 @@ fn a_secret_is_rotated_without_a_gap() {
             }
         });
         for turn in 0..5 {
-            // Changes back and forth, with the old one last in the list and first in it.
+            // The list changes repeatedly, with the old secret last and first.
             let both = [format!("\"{OLD}\", \"{NEW}\""), format!("\"{NEW}\", \"{OLD}\"")];
             house.configure(&stripe(&both[turn % 2]));
             let before = sent.load(Ordering::Relaxed);
@@ -60,7 +61,7 @@ fn a_secret_is_rotated_without_a_gap() {
 
     let mut n = 0;
     let mut seen = 0;
-    // A machine that is busy for as long as the overlap lasts gets a longer one.
+    // A machine that is busy for the whole overlap gets a longer one.
     for overlap_seconds in [3, 10, 30] {
         let until_second = Timestamp::now().as_second() + overlap_seconds;
         let ends = Timestamp::from_second(until_second).unwrap();
@@ -87,12 +88,12 @@ fn a_secret_is_rotated_without_a_gap() {
         }
     }
     assert!(seen > 0, "the overlap was never seen");
-    // What came under the old secret is still known under the new one.
+    // An event that arrived under the old secret is still known under the new one.
     server.ask(new.event("evt_old_0")).is("duplicate");
 }
 
 #[test]
-fn a_bad_config_is_not_taken_and_its_reason_is_told_without_a_secret() {
+fn a_bad_config_is_refused_and_the_log_line_contains_no_secret() {
     let house = House::new(&stripe(&format!("\"{OLD}\"")));
     let server = house.start();
     let old = Sender::stripe(OLD);
@@ -144,7 +145,7 @@ fn a_reload_adds_and_removes_sources_under_open_connections() {
 }
 
 #[test]
-fn a_secret_file_that_changes_is_taken_without_a_signal() {
+fn a_changed_secret_file_is_read_without_a_signal() {
     let house = House::new(&stripe("\"file:DIR/secret\""));
     let file = house.path().join("secret");
     std::fs::write(&file, format!("{OLD}\n")).unwrap();
@@ -159,7 +160,7 @@ fn a_secret_file_that_changes_is_taken_without_a_signal() {
     });
     assert_eq!(server.ask(Sender::stripe(OLD).event("evt_3")).status, 401);
 
-    // A file that is emptied or gone is no reason to refuse what was good until now.
+    // An empty or missing file must not remove a secret that was valid until now.
     std::fs::write(&file, "").unwrap();
     server.stderr.wait_for(KEPT);
     server.ask(Sender::stripe(NEW).event("evt_4")).is("accepted");
@@ -173,7 +174,8 @@ fn a_secret_file_that_changes_is_taken_without_a_signal() {
 
 #[test]
 fn a_server_with_a_bad_config_does_not_start() {
-    // Each case of a bad config is in config_errors.rs; here only that `serve` heeds them too.
+    // config_errors.rs has each case of a bad config; this test checks that `serve` refuses them
+    // too.
     let secret = "whsec_never_print_me";
     let source = |rest: &str| format!("[sources.a]\nprovider = \"stripe\"\n{rest}\n");
     for (config, line, part) in [

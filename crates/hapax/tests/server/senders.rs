@@ -1,5 +1,5 @@
-//! What particular senders need of the real server: their handshakes, late events, suspected
-//! replays, bodies that carry several events, and keys made of fields.
+//! The needs of particular senders: handshakes, late events, suspected replays, bodies with several
+//! events, and keys made of fields.
 
 use crate::support::sender::{event, now};
 use crate::support::{Answer, House, Sender, Server};
@@ -104,8 +104,8 @@ fn each_handshake_is_answered_as_its_provider_requires_and_stores_nothing() {
 
     let answer = get(&server, "/webhooks/x?crc_token=foo");
     assert_eq!(answer.status, 200, "{answer:?}");
-    let told = answer.json()["response_token"].as_str().unwrap().to_owned();
-    assert!(told.starts_with("sha256=") && told.len() == 51, "{told}");
+    let token = answer.json()["response_token"].as_str().unwrap().to_owned();
+    assert!(token.starts_with("sha256=") && token.len() == 51, "{token}");
 
     let intent = r#"{"events":[],"firstEventSequence":0,"lastEventSequence":0,"entropy":"S0m3"}"#;
     let xero = sender("xero").request(intent);
@@ -125,7 +125,7 @@ fn each_handshake_is_answered_as_its_provider_requires_and_stores_nothing() {
     assert_eq!(options("legacy", "").status, 405);
     assert_eq!(options("stripe", asked).status, 405);
 
-    // A handshake of one sender is nothing at another's address.
+    // A handshake of one sender has no meaning at the path of another.
     for target in ["/webhooks/stripe?challenge=1", "/webhooks/slack?crc_token=1", "/webhooks/zoom"]
     {
         assert_eq!(get(&server, target).status, 405, "{target}");
@@ -134,7 +134,7 @@ fn each_handshake_is_answered_as_its_provider_requires_and_stores_nothing() {
 }
 
 #[test]
-fn senders_that_take_only_an_empty_or_a_plain_200_get_it() {
+fn senders_that_need_an_empty_or_a_plain_200_get_it() {
     let house = House::new(&[source("xero", ""), source("mailgun", "")].concat());
     let server = house.start();
     let body = json!({ "events": [
@@ -173,8 +173,8 @@ fn a_late_event_waits_for_review_and_an_on_time_copy_takes_it_out() {
     assert_eq!(waiting.len(), 1);
     assert_eq!((&waiting[0]["id"], &waiting[0]["review"]), (&first.id().into(), &"late".into()));
 
-    // Many on-time copies at once: one of them promotes it.
-    let told: Vec<String> = std::thread::scope(|scope| {
+    // Many on-time copies at once: one of them releases the event from review.
+    let decisions: Vec<String> = std::thread::scope(|scope| {
         let copies: Vec<_> =
             (0..8).map(|_| scope.spawn(|| server.ask(slack.request(body).bytes()))).collect();
         let answers = copies.into_iter().map(|copy| copy.join().unwrap());
@@ -185,7 +185,11 @@ fn a_late_event_waits_for_review_and_an_on_time_copy_takes_it_out() {
             })
             .collect()
     });
-    assert_eq!(told.iter().filter(|decision| *decision == "accepted").count(), 1, "{told:?}");
+    assert_eq!(
+        decisions.iter().filter(|decision| *decision == "accepted").count(),
+        1,
+        "{decisions:?}"
+    );
     assert!(server.events("status=review").is_empty());
     server.ask(late()).is("duplicate");
     server.kill();
@@ -213,7 +217,7 @@ fn a_late_event_of_a_sender_that_signs_afresh_is_refused_and_counted() {
 
 #[test]
 fn the_same_bytes_under_another_unsigned_id_wait_for_review() {
-    // GitHub signs the body alone: whoever captured one request can send it again under any id.
+    // GitHub signs only the body: an attacker with one captured request can send it under any id.
     let house = House::new(&source("github", ""));
     let server = house.start();
     let push = |id: &str, body: &str| {
@@ -239,7 +243,7 @@ fn the_same_bytes_under_another_unsigned_id_wait_for_review() {
 }
 
 #[test]
-fn a_body_with_several_events_is_one_commit_and_each_is_known_by_itself() {
+fn a_body_with_several_events_is_one_commit_and_each_is_recognised_alone() {
     let house = House::new(&custom(
         "batch",
         "event_id = \"/id\"\nevent_type = \"/event\"\nitems = \"/events\"",
@@ -266,7 +270,7 @@ fn a_body_with_several_events_is_one_commit_and_each_is_known_by_itself() {
     known.is("duplicate");
     assert_eq!(server.events("").len(), 3);
 
-    // One that is malformed refuses the whole.
+    // One malformed event refuses the whole body.
     for bad in [json!({ "event": "open" }), json!({ "id": 1.5 }), json!("x"), Value::Null] {
         let answer = send(vec![item("d"), bad.clone(), item("e")]);
         assert_eq!(answer.status, 400, "{bad}: {answer:?}");
@@ -321,7 +325,7 @@ fn an_event_without_an_id_is_known_by_its_stable_fields() {
     send(r#"{"type":"t","data":{"id":1},"n":1}"#).is("duplicate");
     send(r#"{"type":"t","data":{"id":2},"n":1}"#).is("accepted");
     send(r#"{"type":"u","data":{"id":1},"n":1}"#).is("accepted");
-    // Parts must not run into each other.
+    // Adjacent parts must not be confused.
     send(r#"{"type":"t1","data":{"id":""},"n":1}"#);
     let other = send(r#"{"type":"t","data":{"id":1},"n":2}"#);
     other.is("review");

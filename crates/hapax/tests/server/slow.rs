@@ -1,5 +1,5 @@
-//! Thousands of connections that send next to nothing, while signed traffic flows: every signed
-//! request is answered.
+//! Thousands of connections that send almost nothing, beside signed traffic: every signed request
+//! is answered.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -15,7 +15,8 @@ fn house(settings: &str) -> House {
     ))
 }
 
-/// What a hostile connection sends before it waits, and whether it gets an answer first.
+/// The bytes that a hostile connection sends before it waits, and whether it waits for an answer
+/// first.
 struct Hostile {
     kind: &'static str,
     bytes: Vec<u8>,
@@ -50,7 +51,7 @@ fn hold(server: &Server, hostile: &Hostile) -> TcpStream {
 
 #[test]
 fn five_thousand_connections_that_wait_do_not_keep_signed_requests_from_their_answer() {
-    // More than there are places, of every kind at once.
+    // More connections than slots, of every kind at once.
     const HELD: usize = 5_000;
     let granted = rlimit::increase_nofile_limit(HELD as u64 + 512).unwrap_or(0);
     if granted < HELD as u64 + 512 {
@@ -74,8 +75,8 @@ fn five_thousand_connections_that_wait_do_not_keep_signed_requests_from_their_an
 }
 
 #[test]
-fn past_the_cap_of_connections_those_that_wait_give_way_and_verified_ones_stay() {
-    // No deadline comes to help within the time of this test.
+fn beyond_the_limit_idle_connections_are_closed_and_verified_ones_stay() {
+    // No deadline ends within the time of this test.
     let house = house("max_connections = 16\nheader_timeout = \"60s\"\nbody_timeout = \"60s\"\n");
     let server = house.start();
     let sender = Sender::stripe(SECRET);
