@@ -3,7 +3,7 @@
 
 use crate::common::{Run, hapax, write};
 
-/// In every config below this stands for a literal secret, and must never be printed.
+/// A literal secret in every config below. It must never be printed.
 const SECRET: &str = "s3cr3t-hunter2-never-print-me";
 
 fn check_config(text: &str) -> Run {
@@ -12,7 +12,7 @@ fn check_config(text: &str) -> Run {
     hapax(&["check-config", "--config", &file]).env("EMPTY", "").env("FULL", SECRET).run()
 }
 
-/// `line` is where `¶` stands in the text; the mark itself is removed.
+/// `line` is the line with `¶` in the text; the mark itself is removed.
 fn refused(marked: &str, parts: &[&str]) {
     let before = marked.split('¶').next().unwrap();
     let line = before.matches('\n').count() + 1;
@@ -28,7 +28,7 @@ fn refused(marked: &str, parts: &[&str]) {
     assert!(!run.stderr.contains("hunter2"), "{run:?}");
 }
 
-/// A source that is right but for what `rest` adds.
+/// A valid source, plus the lines of `rest`.
 fn custom(rest: &str) -> String {
     format!(
         "[sources.legacy]\nprovider = \"custom\"\nevent_id = \"/id\"\n\
@@ -70,7 +70,7 @@ fn keys_of_later_versions_are_said_to_be_not_built_yet() {
     refused("¶[outbound]\nports = [443]", &["outbound", "not built yet"]);
 }
 
-/// A proxy that is right but for what `rest` adds.
+/// A valid proxy, plus the lines of `rest`.
 fn proxy(rest: &str) -> String {
     format!(
         "[proxies.api]\nlisten = \"127.0.0.1:8090\"\nupstream = \"http://127.0.0.1:3000\"\n{rest}"
@@ -169,7 +169,7 @@ fn wrong_types_and_values_are_named_without_showing_a_secret() {
 }
 
 #[test]
-fn what_is_not_toml_names_its_line_and_shows_nothing_of_it() {
+fn a_file_that_is_not_toml_is_refused_by_line_without_its_text() {
     refused(&format!("listen = \"127.0.0.1:1\"\nsecrets = [\"{SECRET}\", ¶"), &["hint:"]);
     refused(&format!("a = 1\nsecret = ¶{SECRET}"), &["hint:"]);
     refused("drain = \"1s\"\n¶drain = \"2s\"", &["duplicate"]);
@@ -177,7 +177,7 @@ fn what_is_not_toml_names_its_line_and_shows_nothing_of_it() {
 }
 
 #[test]
-fn secrets_that_cannot_be_had_are_refused_at_start() {
+fn secrets_that_cannot_be_read_are_refused_at_start() {
     refused(&custom("secrets = [¶\"env:NOT_SET_ANYWHERE\"]"), &["NOT_SET_ANYWHERE is not set"]);
     refused(&custom("secrets = [¶\"env:EMPTY\"]"), &["is empty", "anyone could sign"]);
     refused(&custom("secrets = [\"x\",\n ¶\"\"]"), &["secrets", "is empty"]);
@@ -192,7 +192,7 @@ fn secrets_that_cannot_be_had_are_refused_at_start() {
 }
 
 #[test]
-fn no_secret_serves_twice() {
+fn no_secret_is_used_twice() {
     refused(
         &custom(&format!("secrets = [\"{SECRET}\",\n ¶\"env:FULL\"]")),
         &["sources.legacy.secrets", "the same secret twice"],
@@ -236,7 +236,7 @@ fn a_secret_that_is_written_in_another_way_is_the_same_secret() {
 }
 
 #[test]
-fn what_decides_whose_an_event_is_must_be_signed() {
+fn the_value_that_decides_the_tenant_must_be_signed() {
     let stripe =
         |more: &str| format!("[sources.a]\nprovider = \"stripe\"\nsecrets = [\"x\"]\n{more}");
     for from in ["header:x-account", "query:account"] {
@@ -388,7 +388,7 @@ fn all_problems_are_reported_at_once_in_the_order_of_the_file() {
 }
 
 #[test]
-fn flags_and_variables_are_named_when_they_are_what_is_wrong() {
+fn errors_in_flags_and_variables_name_them() {
     let dir = tempfile::tempdir().unwrap();
     let file = write(&dir, "hapax.toml", "");
     let run = hapax(&["serve", "--config", &file, "--listen", "nowhere"]).run();
@@ -437,7 +437,7 @@ fn the_urls_of_shared_servers_are_checked_and_never_shown() {
 
 #[test]
 fn roles_are_checked_and_only_nodes_with_a_shared_database_may_have_some_of_them() {
-    // With one process, a role left out is work that is not done.
+    // With a single process, the work of a missing role would not be done.
     refused("¶roles = [\"ingres\"]", &["roles", "\"ingres\" is not a role", "\"ingress\"?"]);
     refused(
         "database_url = \"postgres://u@127.0.0.1:1/hapax\"\n¶roles = [\"sender\"]",
@@ -463,8 +463,8 @@ fn roles_are_checked_and_only_nodes_with_a_shared_database_may_have_some_of_them
 }
 
 #[test]
-fn a_shared_database_that_is_not_there_ends_the_start_without_its_password() {
-    // It must not run on the embedded one instead.
+fn an_unreachable_shared_database_ends_the_start_without_showing_its_password() {
+    // The server must not run on the embedded database instead.
     let dir = tempfile::tempdir().unwrap();
     let file =
         write(&dir, "hapax.toml", "listen = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"");
@@ -478,7 +478,7 @@ fn a_shared_database_that_is_not_there_ends_the_start_without_its_password() {
 }
 
 #[test]
-fn a_named_file_that_is_not_there_is_an_error_and_not_dev_mode() {
+fn a_missing_config_file_is_an_error_and_not_dev_mode() {
     for command in ["serve", "check-config"] {
         let run = hapax(&[command, "--config", "/no/such/hapax.toml"]).run();
         assert_eq!(run.code, 2, "{run:?}");

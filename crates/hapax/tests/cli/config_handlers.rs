@@ -1,9 +1,9 @@
-//! Handlers in the config through the real binary: what is wrong is told with its line, down to the
-//! line of the SQL inside the file, and no secret is ever shown.
+//! Handlers in the config, through the real binary: each error has its line, including the line of
+//! SQL inside the file, and no secret is shown.
 
 use crate::common::{Run, hapax, write};
 
-/// Stands for a secret, and must never be printed.
+/// A secret that must never be printed.
 const SECRET: &str = "s3cr3t-hunter2-never-print-me";
 
 fn check_config(text: &str) -> Run {
@@ -31,7 +31,7 @@ fn order(rest: &str) -> String {
     handler(&format!("pull = true\n[sources.a.handlers.fee.order]\n{rest}"))
 }
 
-/// `¶` stands where the error is; the mark itself is removed.
+/// `¶` marks the position of the error; the mark itself is removed.
 fn refused(marked: &str, parts: &[&str]) {
     let before = marked.split('¶').next().unwrap();
     let line = before.matches('\n').count() + 1;
@@ -110,7 +110,7 @@ fn an_error_in_the_sql_has_its_own_line_of_the_config() {
     refused(&handler("sql = '''\n¶CREATE TABLE x (y)'''"), &["CREATE", "migration of your own"]);
     refused(&handler("sql = \"SELECT ¶'abc\""), &["a string is not closed"]);
     refused(&handler("sql = \"¶\""), &["there is no statement"]);
-    // With escapes in it the text is not what the file shows, so its own lines are counted.
+    // With escapes the text differs from the file, so the lines of the text are counted.
     refused(
         &handler("¶sql = \"SELECT \\\"a\\\";\\nSELECT :evnt_id\""),
         &["in the SQL, line 2, column 8: unknown parameter :evnt_id"],
@@ -134,7 +134,7 @@ fn statements_are_read_in_the_dialect_of_the_database_that_is_set() {
     refused(&on_postgres("sql = \"¶REPLACE INTO a VALUES (1)\""), &["cannot begin with REPLACE"]);
     refused(&on_postgres("sql = '''SELECT 1;\n¶LOCK a'''"), &["statement 2", "FOR UPDATE"]);
     refused(&on_postgres("¶sql_file = \"bad.sql\""), &["bad.sql:3:8: unknown parameter"]);
-    // SQL does not hold up the acks there, so it may take longer, and nobody is warned.
+    // SQL does not delay acks there, so it may take longer, and there is no warning.
     taken(&on_postgres("sql = \"SELECT 1\"\ntimeout = \"2s\""), &[]);
     refused(&on_postgres("sql = \"SELECT 1\"\n¶lease = \"19s\""), &["twice the timeout of 10s"]);
     // A wrong URL is one error, and not one for each statement as well.
@@ -144,7 +144,7 @@ fn statements_are_read_in_the_dialect_of_the_database_that_is_set() {
 
 #[test]
 fn the_environment_can_choose_the_database_too() {
-    // A file that is right with one database and wrong with the other.
+    // A file that is valid with one database and invalid with the other.
     let dir = tempfile::tempdir().unwrap();
     let file = write(&dir, "hapax.toml", &handler("sql = \"CALL charge(:id)\""));
     let check = || hapax(&["check-config", "--config", &file]);
@@ -259,7 +259,7 @@ fn order_needs_its_two_pointers_and_knows_its_words() {
     refused(&sequence("¶start = \"last\""), &["neither a number nor \"first\""]);
     taken(&sequence("start = \"first\""), &[]);
     taken(&sequence("hold = \"1m\"\nhold_max = 5\non_gap = \"go\""), &[]);
-    // What belongs to another policy has no effect, and a warning says so.
+    // A key of another policy has no effect, and a warning says so.
     let latest = |rest: &str| order(&format!("{pair}{rest}"));
     taken(&latest("hold = \"1m\""), &["order: `hold` has no effect, since \"latest\" has"]);
     taken(
@@ -271,8 +271,8 @@ fn order_needs_its_two_pointers_and_knows_its_words() {
 
 #[test]
 fn a_machine_needs_its_states_and_the_ways_between_them() {
-    // Each mistake on its own line: a state mistyped in `start`, an arrow that is none, a pointer
-    // that is not there.
+    // Each mistake is on its own line: a mistyped state in `start`, a wrong arrow, a missing
+    // pointer.
     let machine = |rest: &str| order(&format!("policy = \"machine\"\nresource = \"/r\"\n{rest}"));
     let (state, allow) = ("state = \"/s\"\n", "allow = [\"new -> paid\", \"paid->sent\"]\n");
     taken(&machine(&format!("{state}{allow}")), &[]);
@@ -374,7 +374,7 @@ fn a_sender_that_waits_has_exactly_one_handler_to_wait_for() {
 }
 
 #[test]
-fn check_config_tells_which_handlers_there_are() {
+fn check_config_lists_the_handlers() {
     let dir = tempfile::tempdir().unwrap();
     let text = source(
         "stripe",
@@ -392,7 +392,7 @@ fn check_config_tells_which_handlers_there_are() {
 
 #[test]
 fn statements_that_the_database_cannot_run_are_named_before_the_first_event() {
-    // Nothing noticed a missing table until an event had failed for it.
+    // A missing table went unnoticed until an event had failed because of it.
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("hapax-data");
     let sql = |sql: &str| handler(&format!("sql = \"\"\"{sql}\"\"\""));
@@ -405,7 +405,7 @@ fn statements_that_the_database_cannot_run_are_named_before_the_first_event() {
             assert!(said.contains(part), "{command}: {said}");
         }
     };
-    // Without a database only what none could run.
+    // Without a database, only SQL that no database could run is refused.
     check(&sql("INSERT INTO fees VALUES (:event_id)"), 0, "");
     check(&sql("SELECT 1;\nSELECT FROM WHERE"), 1, "statement 2 (line 2");
     std::fs::create_dir_all(&data).unwrap();
@@ -413,7 +413,7 @@ fn statements_that_the_database_cannot_run_are_named_before_the_first_event() {
     database.execute_batch("CREATE TABLE other (n)").unwrap();
     check(&sql("INSERT INTO fees VALUES (:event_id)"), 1, "no such table: fees");
     check(&sql("INSERT INTO other VALUES (:event_id, 1)"), 1, "1 columns");
-    // Ours come with the first start.
+    // The tables of Hapax are created at the first start.
     check(&sql("INSERT INTO hapax_publish (type, data) VALUES ('x', '{}')"), 0, "");
     database.execute_batch("CREATE TABLE fees (id)").unwrap();
     check(&sql("INSERT INTO fees VALUES (:event_id)"), 0, "");

@@ -1,11 +1,11 @@
-//! The double-charge story, told by the real binary.
+//! The demo of a double charge, run by the real binary.
 
 use crate::common::hapax;
 use serde_json::Value;
 
 #[test]
 fn the_demo_charges_twice_without_hapax_and_once_with_it() {
-    // Both ledgers get the same requests, and nothing in either would hide a second fee.
+    // Both ledgers get the same requests, and no constraint would hide a second fee.
     let run = hapax(&["demo", "--json"]).run();
     assert_eq!(run.code, 0, "{run:?}");
     let ledgers: Vec<Value> =

@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex};
 use crate::common::{Run, hapax, write};
 use serde_json::{Value, json};
 
-/// What is answered: by `METHOD /path`, status and body. A query is looked up with it, then without.
+/// The scripted answers: status and body by `METHOD /path`. A request is looked up with its query,
+/// then without.
 type Script = BTreeMap<String, (u16, Value)>;
 
-/// A request as it came.
+/// A request as it arrived.
 #[derive(Clone, Debug)]
 struct Got {
     line: String,
@@ -115,7 +116,7 @@ fn page(items: Value, next: Value) -> Value {
 }
 
 #[test]
-fn events_are_listed_as_lines_for_people_and_as_objects_for_programs() {
+fn events_are_listed_as_lines_or_as_json_objects() {
     let admin = Admin::with(&[(
         "GET /api/v1/events",
         200,
@@ -141,7 +142,7 @@ fn events_are_listed_as_lines_for_people_and_as_objects_for_programs() {
 }
 
 #[test]
-fn an_event_is_shown_with_all_that_is_kept_and_nothing_of_it_moves_the_terminal() {
+fn an_event_is_shown_with_all_its_data_and_cannot_control_the_terminal() {
     let mut event = summary(1);
     event["arrivals"] = json!([{
         "decision": "accepted", "received_at": "2026-03-01T12:00:00Z", "remote": "192.0.2.1",
@@ -165,7 +166,7 @@ fn an_event_is_shown_with_all_that_is_kept_and_nothing_of_it_moves_the_terminal(
 }
 
 #[test]
-fn each_exit_code_tells_what_went_wrong() {
+fn each_exit_code_has_its_meaning() {
     let problem = |detail: &str| json!({ "detail": detail });
     let ambiguous = json!({ "detail": "several", "candidates": ["0195-1", "0195-2"] });
     let admin = Admin::with(&[
@@ -218,7 +219,7 @@ fn the_token_comes_from_the_environment_or_a_file_and_the_server_from_the_enviro
 }
 
 #[test]
-fn replay_approve_and_reject_say_what_was_asked_and_what_came_of_it() {
+fn replay_approve_and_reject_print_the_effect_on_each_job() {
     let item = |handler: &str, effect: &str| json!({ "event": "0195-1", "event_id": "evt_1", "handler": handler, "effect": effect });
     let replayed =
         page(json!([item("fee", "already_applied"), item("mail", "would_run")]), Value::Null);
@@ -277,7 +278,7 @@ fn dead_letters_are_listed_and_replayed_one_or_by_filter() {
 }
 
 #[test]
-fn explain_tells_the_story_and_gives_it_to_programs_too() {
+fn explain_prints_the_story_as_text_or_json() {
     let mut event = summary(1);
     event["arrivals"] = json!([]);
     let admin = Admin::with(&[("GET /api/v1/events/evt_1", 200, event)]);
@@ -285,8 +286,8 @@ fn explain_tells_the_story_and_gives_it_to_programs_too() {
     assert_eq!(run.code, 0, "{run:?}");
     assert!(run.stdout.starts_with("evt_1 (payout.paid) from stripe arrived 4 times"), "{run:?}");
     let run = admin.run(&["explain", "evt_1", "--json"]);
-    let told: Value = serde_json::from_str(&run.stdout).unwrap();
-    assert_eq!(told["story"].as_array().unwrap().len(), 2, "{told}");
+    let explained: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!(explained["story"].as_array().unwrap().len(), 2, "{explained}");
 }
 
 #[test]
@@ -347,7 +348,7 @@ fn doctor_finds_nothing_wrong_with_a_healthy_server_and_names_jobs_without_a_han
 }
 
 #[test]
-fn doctor_fails_where_something_is_broken_and_makes_nothing() {
+fn doctor_fails_if_something_is_broken_and_creates_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let run =
         hapax(&["doctor", "--json", "--admin", "http://127.0.0.1:1"]).in_dir(dir.path()).run();

@@ -1,4 +1,4 @@
-//! send, against a small server that keeps what it gets.
+//! `send`, against a small server that records the requests.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -9,7 +9,7 @@ use crate::common::hapax;
 
 const SECRET: &str = "whsec_test_of_send";
 
-/// A request as it came.
+/// A request as it arrived.
 #[derive(Clone, Debug)]
 struct Got {
     path: String,
@@ -134,12 +134,12 @@ fn set_changes_the_body_before_it_is_signed() {
 }
 
 #[test]
-fn a_refusal_exits_with_one_and_a_closed_door_with_three() {
+fn a_refusal_exits_with_1_and_an_unreachable_server_with_3() {
     let (url, _) = server(401);
     let run = hapax(&["send", "stripe", "--to", &url, "--secret", SECRET]).run();
     assert_eq!(run.code, 1, "{run:?}");
     assert!(run.stdout.starts_with("401 "), "{run:?}");
-    // A port that nobody is given by chance.
+    // A port that is never assigned by chance.
     let url = "http://127.0.0.1:1/webhooks/stripe";
     let run = hapax(&["send", "stripe", "--to", url, "--secret", SECRET]).run();
     assert_eq!((run.code, run.stdout.as_str()), (3, ""), "{run:?}");

@@ -19,13 +19,13 @@ fn init_writes_a_config_that_check_config_accepts_and_never_overwrites_it() {
 }
 
 #[test]
-fn init_into_a_directory_that_is_not_there_cannot_open_what_it_needs() {
+fn init_into_a_missing_directory_exits_with_3() {
     let run = hapax(&["init", "--config", "/no/such/dir/hapax.toml"]).run();
     assert_eq!(run.code, 3, "{run:?}");
 }
 
 #[test]
-fn check_config_lists_what_answers_and_where() {
+fn check_config_lists_every_source_with_its_path() {
     let dir = tempfile::tempdir().unwrap();
     let config = "[sources.legacy]\nprovider = \"custom\"\nevent_id = \"/id\"\n\
                   scheme = { header = \"x-signature\" }\nsecrets = [\"one\"]\n\
@@ -52,9 +52,9 @@ fn check_config_without_a_file_says_so_and_makes_no_dev_secret() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
-// Who looks at a database from any folder must not find files in it afterwards.
+// A command that only reads a database must not leave files in the current directory.
 #[test]
-fn who_only_looks_makes_no_dev_secret() {
+fn a_command_that_only_reads_creates_no_dev_secret() {
     let dir = tempfile::tempdir().unwrap();
     for command in ["migrate", "doctor"] {
         let run = hapax(&[command, "--database-url", "postgres://127.0.0.1:9/nowhere"])
@@ -66,7 +66,7 @@ fn who_only_looks_makes_no_dev_secret() {
 }
 
 #[test]
-fn a_token_for_a_handler_that_nobody_can_claim_is_worth_a_word() {
+fn a_token_for_a_handler_that_cannot_be_claimed_is_a_warning() {
     let dir = tempfile::tempdir().unwrap();
     let config = |allow: &str| {
         format!(
@@ -88,7 +88,7 @@ fn a_token_for_a_handler_that_nobody_can_claim_is_worth_a_word() {
 }
 
 #[test]
-fn a_secret_that_has_ended_is_worth_a_word_but_no_error() {
+fn an_expired_secret_is_a_warning_and_no_error() {
     let dir = tempfile::tempdir().unwrap();
     let config = "[sources.legacy]\nprovider = \"custom\"\nevent_id = \"/id\"\n\
                   scheme = { header = \"x-signature\" }\n\
@@ -100,7 +100,7 @@ fn a_secret_that_has_ended_is_worth_a_word_but_no_error() {
 }
 
 #[test]
-fn a_certificate_with_its_key_is_taken_and_a_file_without_one_is_not() {
+fn a_certificate_with_its_key_is_accepted_and_a_file_without_one_is_not() {
     let data = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data");
     let (cert, key) = (format!("{data}/tls-for-tests.pem"), format!("{data}/tls-for-tests.key"));
     let dir = tempfile::tempdir().unwrap();
@@ -121,8 +121,8 @@ fn a_certificate_with_its_key_is_taken_and_a_file_without_one_is_not() {
 }
 
 #[test]
-fn sql_once_prints_a_migration_that_names_nothing_else_of_ours() {
-    // Whoever runs it has no other table of ours: one that it needs would be missing there.
+fn sql_once_prints_a_migration_that_needs_no_other_table_of_hapax() {
+    // A user of it has no other table of Hapax: a reference to one would fail there.
     let run = hapax(&["sql", "once"]).run();
     assert_eq!(run.code, 0, "{run:?}");
     assert!(run.stdout.contains("CREATE OR REPLACE FUNCTION hapax.once("), "{run:?}");
@@ -186,7 +186,7 @@ fn every_provider_shows_a_block_that_check_config_takes() {
             assert_ne!(provider[fact].as_str(), Some(""), "{name} lacks {fact}");
         }
         let block = provider["config"].as_str().unwrap();
-        // Only what is unset or not there may be wrong with it.
+        // Only unset or missing values may be wrong with it.
         let file =
             write(&dir, "hapax.toml", &format!("public_url = \"https://a.example\"\n{block}"));
         let run = hapax(&["check-config", "--config", &file]).in_dir(dir.path()).run();
@@ -229,7 +229,7 @@ fn migrate_wants_no_secret_but_the_database() {
     let file = write(&dir, "hapax.toml", config);
     let url = "postgres://u:hunter2@127.0.0.1:1/hapax";
     let run = hapax(&["migrate", "up", "--config", &file, "--database-url", url]).run();
-    // It went on to the database, which is not there.
+    // The command went on to the database, which is not reachable.
     assert_eq!(run.code, 3, "{run:?}");
     assert!(run.stderr.contains("127.0.0.1:1/hapax") && !run.stderr.contains("NOT_SET"), "{run:?}");
     let run = hapax(&["migrate", "--config", &file]).run();

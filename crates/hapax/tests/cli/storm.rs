@@ -1,5 +1,5 @@
-//! The torture test itself, put to the test: it must hold for an endpoint that is right, and say of
-//! every wrong one what is wrong with it. A storm that cannot fail would prove nothing.
+//! Tests of the torture test itself: it must pass a correct endpoint, and report the right law for
+//! every flawed one. A storm that cannot fail would prove nothing.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 const SECRET: &str = "whsec_test_of_storm";
 
-/// Runs a storm on Stripe's behalf; whatever comes of it, the secret is not in what it says.
+/// Runs a storm as Stripe. The output never contains the secret.
 fn storm(to: &str, args: &[&str]) -> Run {
     let run =
         hapax(&["storm", "--to", to, "--provider", "stripe", "--secret", SECRET]).args(args).run();
@@ -26,7 +26,7 @@ fn storm(to: &str, args: &[&str]) -> Run {
     run
 }
 
-/// The same with `--json`, and the laws by name; the summary is under its own.
+/// The same with `--json`, and the laws by name; the summary has its own entry.
 fn judged(to: &str, args: &[&str]) -> (Run, Value) {
     let run = storm(to, &[args, &["--json"]].concat());
     let mut laws = json!({});
@@ -38,7 +38,7 @@ fn judged(to: &str, args: &[&str]) -> (Run, Value) {
     (run, laws)
 }
 
-/// A storm at an endpoint with this flaw: exactly these laws are broken.
+/// Runs a storm at an endpoint with this flaw: exactly these laws must be broken.
 #[track_caller]
 fn check(flaw: Flaw, args: &[&str], broken: &[&str]) -> (Endpoint, Value) {
     let endpoint = Endpoint::new(flaw, SECRET);
@@ -69,7 +69,7 @@ const HOSTILE: [&str; 2] = ["--stale", "--forged"];
 
 #[test]
 fn an_endpoint_that_is_right_passes_in_any_order() {
-    // If this failed, a breach found below might be the storm's own.
+    // If this failed, a breach found below might be caused by the storm.
     for args in [&["--stale", "--forged"][..], &["--stale", "--forged", "--shuffle"]] {
         let (endpoint, laws) = check(Flaw::None, args, &[]);
         assert_eq!(laws["stale_refused"]["verdict"], "held");
@@ -100,7 +100,7 @@ fn a_handler_that_checks_and_then_acts_is_caught_with_the_events_it_doubled() {
 
 #[test]
 fn lost_events_are_missed_by_name() {
-    // Acked and forgotten; nothing but the effects can tell.
+    // Events are acked and forgotten: only the effects show it.
     let (endpoint, laws) = check(Flaw::Loses, &["--seed", "5"], &["one_effect"]);
     let (effects, named) = (endpoint.effects(), named(&laws["one_effect"]));
     assert!(!named.is_empty() && named.iter().all(|id| !effects.contains(id)), "{laws}");
@@ -108,25 +108,26 @@ fn lost_events_are_missed_by_name() {
 }
 
 #[test]
-fn whoever_takes_forged_events_is_caught_by_each_kind() {
+fn an_endpoint_that_accepts_forged_events_is_caught_by_each_kind() {
     let (_, laws) =
         check(Flaw::TakesForged, &HOSTILE, &["forged_refused", "one_effect", "stale_refused"]);
     assert_eq!(laws["forged_refused"]["breaches"], 36);
-    // Late ones, and three kinds of forged ones: the changed byte is not one of the id.
+    // Late ones, and three kinds of forged ones: the changed byte is not in the id.
     assert_eq!(laws["one_effect"]["breaches"], 48);
 }
 
 #[test]
-fn whoever_takes_stale_events_is_caught() {
+fn an_endpoint_that_accepts_stale_events_is_caught() {
     let (_, laws) = check(Flaw::TakesStale, &HOSTILE, &["one_effect", "stale_refused"]);
     assert_eq!(laws["stale_refused"]["breaches"], 12);
     let text = laws["one_effect"]["examples"][0]["expected"].as_str().unwrap();
     assert!(text.contains("signed outside the window"), "{laws}");
-    // One whose memory is as short as the window acts on a late copy of what it had long done.
+    // An endpoint that remembers only as long as the window acts on a late copy of a finished
+    // event.
     let broken = ["one_effect", "replay", "stale_refused"];
     let (_, laws) = check(Flaw::ForgetsWithTheWindow, &HOSTILE, &broken);
     assert_eq!(laws["replay"]["breaches"], 10);
-    // Unless asked for, nothing hostile is sent, and the same endpoint passes.
+    // Unless requested, nothing hostile is sent, and the same endpoint passes.
     check(Flaw::TakesStale, &[], &[]);
 }
 
@@ -138,7 +139,7 @@ fn an_endpoint_that_breaks_down_at_times_has_not_answered() {
 }
 
 #[test]
-fn whoever_asks_to_come_again_is_asked_again() {
+fn a_503_with_retry_after_is_retried() {
     let (_, laws) = check(Flaw::IsBusyAtFirst, &HOSTILE, &[]);
     assert_eq!(laws["summary"]["retries"], 12);
     assert_eq!(laws["summary"]["answers"]["503"], 12);
@@ -146,7 +147,7 @@ fn whoever_asks_to_come_again_is_asked_again() {
 
 #[test]
 fn a_copy_that_is_signed_afresh_is_still_a_copy() {
-    // Copies at once share one signature, so only the replay can tell.
+    // Concurrent copies share one signature, so only the replay shows it.
     let (_, laws) = check(Flaw::KnowsSignaturesOnly, &[], &["replay"]);
     assert_eq!(laws["replay"]["breaches"], 10);
 }
@@ -159,7 +160,7 @@ fn an_effect_that_comes_twice_after_all_was_answered_is_seen() {
 }
 
 #[test]
-fn copies_that_hear_different_things_are_caught() {
+fn copies_with_different_answers_are_caught() {
     let (_, laws) = check(Flaw::SaysAnotherId, &[], &["one_outcome"]);
     assert_eq!(laws["one_outcome"]["breaches"], 12);
     let (_, laws) = check(Flaw::ForgetsWhatItKnows, &[], &["answered", "replay"]);
@@ -168,9 +169,9 @@ fn copies_that_hear_different_things_are_caught() {
 }
 
 #[test]
-fn a_count_is_enough_to_tell_and_a_command_can_give_it() {
-    // The ledger is an app's own file, and the storms share it: what was there before is not held
-    // against anyone.
+fn a_count_of_effects_is_enough_and_a_command_can_return_it() {
+    // The ledger is an app's own file that the storms share: effects from before the storm do not
+    // count.
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("ledger");
     std::fs::write(&file, "old 1\nold 2\n").unwrap();
@@ -218,11 +219,11 @@ fn hapax_holds_every_law_by_every_probe() {
     let rows = ["--effects-sql", "SELECT event_id FROM ledger", "--effects-db", &database];
     let sum = ["--effects-sql", "SELECT balance FROM account", "--effects-db", &database];
     let shared = Arc::clone(&ledger);
-    let told = endpoint::tell(move || {
+    let effects_url = endpoint::serve_json(move || {
         let row = |(event_id, count)| vec![json!({ "event_id": event_id }); count as usize];
         shared.effects().into_iter().flat_map(row).collect()
     });
-    let url = ["--effects-url", told.as_str()];
+    let url = ["--effects-url", effects_url.as_str()];
     for (probe, seed) in [(&rows[..], "1"), (&sum, "2"), (&url, "3")] {
         let hostile = ["--stale", "--forged", "--shuffle", "--events", "40", "--seed", seed];
         let (run, laws) = judged(&to, &[&hostile, probe].concat());
@@ -232,7 +233,8 @@ fn hapax_holds_every_law_by_every_probe() {
         }
     }
     ledger.is_once_each(120);
-    // The same storm again: all of it is known, and a probe that lists finds one effect each.
+    // The same storm again: every event is known, and a probe that lists effects finds one for
+    // each.
     let again = ["--shuffle", "--events", "40", "--seed", "1"];
     let (run, _) = judged(&to, &[&again, &rows[..]].concat());
     assert_eq!(run.code, 0, "{run:?}");
@@ -240,8 +242,8 @@ fn hapax_holds_every_law_by_every_probe() {
 }
 
 #[test]
-fn what_is_kept_for_a_person_counts_as_refused() {
-    // Every late event is answered 2xx and kept, so only the decision and the ledger tell.
+fn an_event_in_review_counts_as_refused() {
+    // Every late event is answered 2xx and stored, so only the decision and the ledger show it.
     let effect = ledger::effect("fee");
     let house = House::new(&format!(
         "[sources.stripe]\nprovider = \"stripe\"\nsecrets = [\"{SECRET}\"]\nlate = \"review\"\n\
@@ -260,7 +262,7 @@ fn what_is_kept_for_a_person_counts_as_refused() {
 }
 
 #[test]
-fn effects_in_postgresql_can_be_asked_for() {
+fn effects_in_postgresql_can_be_queried() {
     let database = Database::shared("storm");
     let house = database.house("", nodes::ROW);
     let server = house.start();
@@ -277,7 +279,7 @@ fn effects_in_postgresql_can_be_asked_for() {
     }
     let twice = run("SELECT event_id FROM ledger UNION ALL SELECT event_id FROM ledger");
     assert_eq!(twice.code, 1, "{twice:?}");
-    // A probe reads and never writes; and what is wrong with it is said.
+    // A probe reads and never writes, and its error is printed.
     let writes = run("DELETE FROM ledger RETURNING event_id");
     assert_eq!(writes.code, 3, "{writes:?}");
     assert!(writes.stderr.contains("read-only"), "{writes:?}");
@@ -286,7 +288,7 @@ fn effects_in_postgresql_can_be_asked_for() {
 
 #[test]
 fn a_storm_that_cannot_be_is_no_verdict() {
-    // A port that nobody is given by chance.
+    // A port that is never assigned by chance.
     let dir = tempfile::tempdir().unwrap();
     let junit = dir.path().join("junit.xml").display().to_string();
     let run = storm("http://127.0.0.1:1/hooks", &["--junit", &junit]);
@@ -307,7 +309,7 @@ fn a_storm_that_cannot_be_is_no_verdict() {
         assert!(run.stderr.contains("cannot read effects"), "{run:?}");
     }
     assert!(endpoint.came().is_empty(), "without a probe that works nothing is sent");
-    // A probe that dies on the way.
+    // A probe that dies during the storm.
     let once = format!("mkdir '{}/once' && echo 0", dir.path().display());
     let run = storm(&endpoint.url(), &["--events", "2", "--effects-cmd", &once]);
     assert_eq!(run.code, 3, "{run:?}");
@@ -315,15 +317,15 @@ fn a_storm_that_cannot_be_is_no_verdict() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_said_before_anything_is_sent() {
+fn contradictory_arguments_are_refused_before_anything_is_sent() {
     let endpoint = Endpoint::new(Flaw::None, SECRET);
-    let check = |provider: &str, args: &[&str], told: &str| {
+    let check = |provider: &str, args: &[&str], error: &str| {
         let run = hapax(&["storm", "--to", &endpoint.url(), "--provider", provider])
             .args(&["--secret", SECRET])
             .args(args)
             .run();
         assert_eq!(run.code, 2, "{run:?}");
-        assert!(run.stderr.contains(told) && !run.stderr.contains(SECRET), "{run:?}");
+        assert!(run.stderr.contains(error) && !run.stderr.contains(SECRET), "{run:?}");
     };
     check("paypal", &[], "cannot sign events of PayPal");
     check("strype", &[], "did you mean \"stripe\"");
@@ -341,8 +343,8 @@ fn what_cannot_be_meant_is_said_before_anything_is_sent() {
 }
 
 #[test]
-fn what_this_side_cannot_open_is_not_held_against_the_endpoint() {
-    // With fewer descriptors than connections the storm would fail by itself and blame the endpoint.
+fn a_lack_of_local_descriptors_is_not_blamed_on_the_endpoint() {
+    // With fewer descriptors than connections the storm would fail locally and blame the endpoint.
     let endpoint = Endpoint::new(Flaw::None, SECRET);
     let binary = env!("CARGO_BIN_EXE_hapax");
     let script = format!(
@@ -351,9 +353,9 @@ fn what_this_side_cannot_open_is_not_held_against_the_endpoint() {
         endpoint.url()
     );
     let run = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
-    let told = String::from_utf8_lossy(&run.stderr).into_owned();
-    assert_eq!(run.status.code(), Some(2), "{told}");
-    assert!(told.contains("this process may open 64 files"), "{told}");
+    let stderr = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert_eq!(run.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("this process may open 64 files"), "{stderr}");
     assert!(endpoint.came().is_empty());
 }
 
@@ -377,7 +379,7 @@ fn the_same_seed_sends_the_same_events_in_the_same_order() {
 }
 
 #[test]
-fn people_read_a_table_and_pipelines_read_junit() {
+fn the_result_is_a_table_and_a_junit_file() {
     let dir = tempfile::tempdir().unwrap();
     let junit = dir.path().join("junit.xml").display().to_string();
     let endpoint = Endpoint::new(Flaw::TakesForged, SECRET);
@@ -410,7 +412,7 @@ fn people_read_a_table_and_pipelines_read_junit() {
 
 #[test]
 fn every_sender_that_can_be_signed_for_can_be_stormed() {
-    // What is late or forged differs from scheme to scheme; our own `verify` is the endpoint.
+    // Late and forged requests differ from scheme to scheme; the endpoint is Hapax's own `verify`.
     let hex = "5a".repeat(32);
     let (mut stormed, mut late, mut forged) = (0, 0, 0);
     for preset in presets::all().iter().filter(|preset| preset.can_sign()) {
@@ -441,12 +443,13 @@ fn every_sender_that_can_be_signed_for_can_be_stormed() {
         late += usize::from(held("stale_refused"));
         forged += usize::from(held("forged_refused"));
     }
-    // All can be forged; late is only what signs a time.
+    // All senders can be forged; only those that sign a time can be late.
     assert!(stormed > 40 && forged == stormed, "{forged} of {stormed}");
     assert!(late > 15 && late < stormed, "{late} of {stormed}");
 }
 
-/// How often each element stands in it; fails where they do not nest or an attribute is not quoted.
+/// The number of occurrences of each element; fails if they do not nest or an attribute is not
+/// quoted.
 fn elements(xml: &str) -> std::collections::BTreeMap<String, usize> {
     let mut counts = std::collections::BTreeMap::new();
     let mut open = Vec::new();

@@ -34,7 +34,7 @@ fn verify(secret: &str, header: &str, body: &str, now: i64) -> Run {
 
 #[test]
 fn a_request_captured_from_the_senders_own_sdk_is_accepted() {
-    // The signature is not ours: the sender's own library made and judged it.
+    // The signature was made and checked by the sender's own library.
     let body = r#"{"id":"evt_bbc8fb48abb00d22111b69ba","object":"event","api_version":"2026-01-28","created":1767225607,"type":"invoice.paid","livemode":false,"data":{"object":{"id":"in_fake_1","object":"invoice","total":1999}}}"#;
     let header = "Stripe-Signature: t=1767225607,v1=930bf68baf38f85024a269b24d35894fa6588e4095caabe3959263eff40c73ae";
     let run = verify("whsec_FAKE_not_a_real_secret_stripe_pub-0001", header, body, NOW);
@@ -121,12 +121,12 @@ fn a_batch_is_judged_in_order_and_by_name() {
     ]);
     let run = hapax(&["verify", "--batch", "-"]).stdin(batch.to_string().as_bytes()).run();
     assert_eq!(run.code, 0, "{run:?}");
-    let told: Vec<_> = lines(&run)
+    let verdicts: Vec<_> = lines(&run)
         .iter()
         .map(|line| format!("{} {} {}", line["name"], line["verdict"], line["reason"]))
         .collect();
     assert_eq!(
-        told,
+        verdicts,
         [
             r#""good" "accept" null"#,
             r#""late" "reject" "stale""#,
@@ -138,7 +138,7 @@ fn a_batch_is_judged_in_order_and_by_name() {
 }
 
 #[test]
-fn what_cannot_be_judged_is_an_error_of_its_own_and_the_rest_goes_on() {
+fn an_unreadable_case_is_an_error_and_the_rest_continues() {
     let batch = json!([
         { "provider": "no-such", "name": "first", "secrets": ["x"], "now_unix": NOW },
         { "name": "second" },
@@ -164,7 +164,7 @@ fn a_batch_that_is_no_array_is_bad_usage_and_one_that_is_not_there_cannot_be_ope
 }
 
 #[test]
-fn sign_refuses_senders_whose_key_nobody_else_has() {
+fn sign_refuses_senders_with_a_private_key() {
     let dir = tempfile::tempdir().unwrap();
     let body = write(&dir, "body", "{}");
     let key = "b7e4b1c8a6d5f4e3c2b1a09f8e7d6c5b4a39281706f5e4d3c2b1a0f9e8d7c6b5";

@@ -1,19 +1,19 @@
-//! Running the real binary, with an environment of our own.
+//! Runs the real binary in a controlled environment.
 #![allow(dead_code)] // Each test file uses its part of it.
 
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A command about to run.
+/// A command before it runs.
 pub(crate) struct Hapax {
     command: Command,
     stdin: Vec<u8>,
-    /// Where it runs unless told otherwise: nothing that it makes is left behind.
+    /// The working directory, unless another is set. It is removed afterwards.
     _dir: tempfile::TempDir,
 }
 
-/// How it went.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: i32,
@@ -21,7 +21,7 @@ pub(crate) struct Run {
     pub(crate) stderr: String,
 }
 
-/// The binary with these arguments, in an empty folder, and no HAPAX_ variable from outside.
+/// The binary with these arguments, in an empty directory, without inherited HAPAX_ variables.
 pub(crate) fn hapax(args: &[&str]) -> Hapax {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hapax"));
     let dir = tempfile::tempdir().unwrap();
@@ -56,7 +56,7 @@ impl Hapax {
     pub(crate) fn run(mut self) -> Run {
         self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = self.command.spawn().unwrap();
-        // A command that reads no input may be gone before it is written.
+        // A command that reads no input may exit before the write.
         let _ = child.stdin.take().unwrap().write_all(&self.stdin);
         let output = child.wait_with_output().unwrap();
         Run {
@@ -67,7 +67,7 @@ impl Hapax {
     }
 }
 
-/// Writes a file and answers with its path.
+/// Writes a file and returns its path.
 pub(crate) fn write(dir: &tempfile::TempDir, name: &str, text: &str) -> String {
     let path = dir.path().join(name);
     std::fs::write(&path, text).unwrap();

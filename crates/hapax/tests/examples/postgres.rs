@@ -1,8 +1,9 @@
-//! The examples for PostgreSQL: apps in Python and Node that do their work and complete their job in
-//! one transaction of their own. The ledger has no constraint: a fee that is charged twice stands
-//! there twice.
+//! The examples for PostgreSQL: apps in Python and Node that do their work and complete their job
+//! in one transaction of their own. The ledger has no constraint: a fee that is charged twice has
+//! two rows.
 //!
-//! Real server, real PostgreSQL, real apps: killed at every step, asked twice at once, unheard, late.
+//! Real server, real PostgreSQL, real apps: killed at every step, called twice at once, with lost
+//! answers, and late.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write as _};
@@ -21,12 +22,12 @@ use tokio::runtime::Runtime;
 use tokio_postgres::NoTls;
 
 const SECRET: &str = "whsec_example";
-/// What app.py and app.js do, in order.
+/// The steps of app.py and app.js, in order.
 const STEPS: [&str; 5] =
     ["before begin", "after insert", "after complete", "before commit", "after commit"];
 const AMOUNT_AND_FEE: (i64, i64) = (10_000, 50);
 
-/// The engines and the proxies live here; the tests themselves wait in plain threads.
+/// The runtime of engines and proxies; the tests themselves wait in plain threads.
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
 #[derive(Clone, Copy)]
@@ -56,7 +57,7 @@ impl Language {
         std::fs::read_to_string(self.example().join(file)).unwrap()
     }
 
-    /// What runs it, or why nothing here can.
+    /// The program that runs it, or why it cannot run here.
     fn program(self) -> Result<Program, String> {
         match self {
             Self::Python => Ok(Program {
@@ -82,7 +83,7 @@ fn node_packages() -> Result<PathBuf, String> {
     INSTALLED.clone()
 }
 
-/// A database with the example's schema, a server's config, and a place for the app.
+/// A database with the example's schema, a server's config, and a directory for the app.
 struct Stage {
     language: Language,
     program: Program,
@@ -96,8 +97,8 @@ struct Stage {
 }
 
 impl Stage {
-    /// With the schema that the example's README makes. `None` where the language cannot be had
-    /// here, which was said then.
+    /// With the schema that the example's README creates. `None` if the language is not installed
+    /// here; the skip was printed.
     fn set(test: &str, language: Language) -> Option<Self> {
         let stage = Self::bare(test, language)?;
         stage.migrate();
@@ -118,7 +119,7 @@ impl Stage {
     fn with(language: Language, program: Program) -> Self {
         let postgres = RUNTIME.block_on(Postgres::shared());
         let database = RUNTIME.block_on(postgres.create_database("payouts"));
-        // Roles are the whole server's: each database has one of its own.
+        // Roles belong to the whole server: each database has its own.
         let role = database.rsplit('/').next().unwrap().replace("payouts", "payout_app");
         let app_database = database.replace("//postgres@", &format!("//{role}@"));
         let house = House::new("");
@@ -139,7 +140,7 @@ impl Stage {
         self.language.text("schema.sql").replace("payout_app", &self.role)
     }
 
-    /// The example's config with our addresses, a schedule for the impatient, and these lines in
+    /// The example's config with the addresses of this test, a short schedule, and these lines in
     /// place of its own.
     fn configure(&self, port: u16, lines: &[(&str, &str)]) {
         let quickly = format!("retry = [\"0s\"{}]", ", \"250ms\"".repeat(48));
@@ -156,7 +157,7 @@ impl Stage {
         self.house.configure(&config);
     }
 
-    /// The app, listening; with `die_at`, until it comes to that step.
+    /// Starts the app and waits until it listens. With `die_at` it exits at that step.
     fn start_app(&self, die_at: Option<&str>) -> App {
         self.start_app_on(&self.app_database, die_at)
     }
@@ -188,7 +189,7 @@ impl Stage {
         command
     }
 
-    /// The first column of all that the statements answer, asked as the superuser.
+    /// The first column of all results, queried as the superuser.
     fn rows(&self, sql: &str) -> Vec<String> {
         let rows = RUNTIME.block_on(Postgres::execute_at(&self.database, sql));
         rows.into_iter().flatten().collect()
@@ -218,8 +219,8 @@ impl Stage {
         assert_eq!(messages, once.into_keys().collect::<Vec<_>>());
     }
 
-    /// Waits until so many events are processed, each with the result that the app gave, and sees
-    /// that there are no others.
+    /// Waits until this many events are processed, each with the app's result, and checks that
+    /// there are no others.
     #[track_caller]
     fn all_processed(&self, server: &Server, events: usize) {
         let processed = until("all events are processed", || {
@@ -240,7 +241,7 @@ struct App {
 }
 
 impl App {
-    /// Waits for its death by its own hand.
+    /// Waits until the app has killed itself.
     #[track_caller]
     fn dies(mut self) {
         assert!(self.said.wait_for_end(), "it lives");
@@ -291,7 +292,7 @@ fn a_node_app_that_dies_at_any_step_charges_each_fee_once() {
 }
 
 fn dies_at_any_step(test: &str, language: Language) {
-    // SIGKILL between any two statements, after the commit, and wherever it falls under load.
+    // SIGKILL between any two statements, after the commit, and at random moments under load.
     const PAYOUTS: usize = 24;
     const COPIES: usize = 3;
     let Some(stage) = Stage::set(test, language) else { return };
@@ -340,8 +341,8 @@ fn a_node_app_whose_requests_come_twice_at_once_charges_each_fee_once() {
 }
 
 fn asked_twice_at_once(test: &str, language: Language) {
-    // A proxy between Hapax and the app repeats every request, both under one fence, and hands the
-    // worse answer back. In front, 50 copies of the same event come at once.
+    // A proxy between Hapax and the app repeats every request, both under one fence, and returns
+    // the worse answer. On the other side, 50 copies of the same event arrive at once.
     const COPIES: usize = 50;
     let Some(stage) = Stage::set(test, language) else { return };
     let doubler = Doubler::to(stage.app);
@@ -360,11 +361,11 @@ fn asked_twice_at_once(test: &str, language: Language) {
     let ours = [payout_id(0), payout_id(1)];
     let readmes = stage.fees().into_keys().find(|id| !ours.contains(id)).unwrap();
     stage.charged_once_each(ours.into_iter().chain([readmes]));
-    // Each request was repeated, one of the two won, and neither was ever asked for again.
+    // Each request was repeated, one of the two won, and there was no further attempt.
     assert_eq!(*doubler.answers.lock().unwrap(), [[200, 409]; 3]);
 }
 
-/// Sends every request on twice, at the same moment, and answers with the worse of both answers.
+/// Forwards every request twice, at the same moment, and returns the worse of both answers.
 struct Doubler {
     port: u16,
     answers: Arc<Mutex<Vec<[u16; 2]>>>,
@@ -404,7 +405,7 @@ fn double(mut stream: TcpStream, app: SocketAddr, seen: &Mutex<Vec<[u16; 2]>>) {
     }
 }
 
-/// One request as it came, `None` at the end of the connection.
+/// One request as it arrived; `None` at the end of the connection.
 fn read_request(reader: &mut impl BufRead) -> Option<Vec<u8>> {
     let mut request = Vec::new();
     let mut length = 0;
@@ -414,8 +415,8 @@ fn read_request(reader: &mut impl BufRead) -> Option<Vec<u8>> {
             return None;
         }
         let line = String::from_utf8_lossy(&request[from..]).to_ascii_lowercase();
-        if let Some(told) = line.strip_prefix("content-length:") {
-            length = told.trim().parse().unwrap();
+        if let Some(value) = line.strip_prefix("content-length:") {
+            length = value.trim().parse().unwrap();
         }
         if line == "\r\n" {
             break;
@@ -428,18 +429,18 @@ fn read_request(reader: &mut impl BufRead) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn a_python_app_that_nobody_hears_charges_each_fee_once() {
-    unheard("a_python_app_that_nobody_hears", Language::Python);
+fn a_python_app_whose_answers_are_lost_charges_each_fee_once() {
+    unheard("a_python_app_whose_answers_are_lost", Language::Python);
 }
 
 #[test]
-fn a_node_app_that_nobody_hears_charges_each_fee_once() {
-    unheard("a_node_app_that_nobody_hears", Language::Node);
+fn a_node_app_whose_answers_are_lost_charges_each_fee_once() {
+    unheard("a_node_app_whose_answers_are_lost", Language::Node);
 }
 
 fn unheard(test: &str, language: Language) {
-    // The connection is cut after the commit, before Hapax hears of it; then the one to the database,
-    // before the COMMIT arrives and after it was done.
+    // The connection is cut after the commit, before Hapax gets the answer. Then the connection to
+    // the database is cut, before the COMMIT arrives and after it was done.
     let Some(stage) = Stage::set(test, language) else { return };
     let postgres = RUNTIME.block_on(Postgres::shared());
     let to_app = RUNTIME.block_on(TcpProxy::to_port(stage.app.port()));
@@ -464,7 +465,7 @@ fn unheard(test: &str, language: Language) {
         let cut = async { tokio::time::timeout(FOREVER, proxy.wait_sprung(sprung + 1)).await };
         assert!(RUNTIME.block_on(cut).is_ok(), "cut {n} never happened");
         stage.all_processed(&server, n + 1);
-        // What was committed is not asked for again, heard or not.
+        // A committed job is not called again, whether or not its answer arrived.
         assert_eq!(attempts(&server, &format!("evt_{n}")), expected, "cut {n}");
     }
     server.stop();
@@ -482,8 +483,8 @@ fn a_node_app_that_is_late_charges_each_fee_once() {
 }
 
 fn late(test: &str, language: Language) {
-    // The app hangs in its INSERT until Hapax has given up on it and asked again: both then go on,
-    // and only the newer claim may commit.
+    // The app hangs in its INSERT until Hapax has timed out and called again. Both calls then
+    // continue, and only the newer claim may commit.
     let Some(stage) = Stage::set(test, language) else { return };
     stage.configure(stage.app.port(), &[("timeout = ", "timeout = \"500ms\"")]);
     let server = stage.house.start();
@@ -500,14 +501,14 @@ fn late(test: &str, language: Language) {
     let job = job(&server, "evt_0");
     server.stop();
     stage.charged_once_each([payout_id(0)]);
-    // The older one may come to its end after the newer one.
+    // The older call may end after the newer one.
     let lost = format!("job {} is not held under fence", job["id"].as_str().unwrap());
-    until("the other one is told", || {
+    until("the other call gets the error", || {
         RUNTIME.block_on(Postgres::shared()).log().contains(&lost).then_some(())
     });
 }
 
-/// While it is there, nobody can write to the ledger.
+/// While it exists, no other session can write to the ledger.
 struct Gate(tokio_postgres::Client);
 
 impl Gate {
@@ -538,7 +539,7 @@ fn a_node_script_without_a_server_charges_each_fee_once() {
 }
 
 fn without_a_server(test: &str, language: Language) {
-    // hapax.once alone, in a database that has seen nothing else of ours: the same payout many times
+    // hapax.once alone, in a database without the other tables of Hapax: the same payout many times
     // at once, then killed at each step and run again.
     const AT_ONCE: usize = 6;
     let Some(stage) = Stage::bare(test, language) else { return };
@@ -576,7 +577,7 @@ fn without_a_server(test: &str, language: Language) {
 
 #[test]
 fn the_role_of_the_app_may_do_nothing_but_its_work() {
-    // An app that was taken over: it asks for all that is ours, and for the ledger's past.
+    // A compromised app tries to reach all tables of Hapax, and to change old rows of the ledger.
     let nothing = Program { interpreter: String::new(), folder: PathBuf::new(), extension: "" };
     let stage = Stage::with(Language::Python, nothing);
     stage.migrate();

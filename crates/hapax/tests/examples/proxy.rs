@@ -1,5 +1,5 @@
-//! The example of an API behind a proxy: an app in Python that keeps each answer in the transaction of
-//! its charge. Its table has no constraint: what is charged twice stands there twice.
+//! The example of an API behind a proxy: an app in Python that stores each answer in the
+//! transaction of its charge. Its table has no constraint: a second charge is a second row.
 //!
 //! Real server, real PostgreSQL, real app, killed at every step.
 
@@ -16,10 +16,10 @@ use crate::support::process::Process;
 use crate::support::{House, Server, python, skip, until};
 use hapax_sim::free_port;
 
-/// What app.py does, in order.
+/// The steps of app.py, in order.
 const STEPS: [&str; 4] = ["before begin", "after insert", "before commit", "after commit"];
 
-/// Between two tries of a client that was told to come again.
+/// The pause between two attempts of a client that was asked to retry.
 const BACK_OFF: Duration = Duration::from_millis(50);
 
 fn example() -> PathBuf {
@@ -41,7 +41,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// `None` where there is no such Python here, which was said then.
+    /// `None` if this Python is not installed here; the skip was printed.
     fn set(test: &str) -> Option<Self> {
         let python = match python::with_psycopg() {
             Ok(python) => python,
@@ -51,7 +51,7 @@ impl Stage {
             }
         };
         let database = Database::empty("charges");
-        // Roles are the whole server's: each database has one of its own.
+        // Roles belong to the whole server: each database has its own.
         let role = format!("{}_app", database.name());
         let app_database = database.url.replace("//postgres@", &format!("//{role}@"));
         let app = SocketAddr::from(([127, 0, 0, 1], free_port()));
@@ -68,7 +68,7 @@ impl Stage {
         Some(Self { python, database, app_database, app, server, _house: house })
     }
 
-    /// The app, listening; with `die_at`, until it comes to that step.
+    /// Starts the app and waits until it listens. With `die_at` it exits at that step.
     fn start_app(&self, die_at: Option<&str>) -> Process {
         Process::start(
             Command::new(&self.python)
@@ -104,7 +104,8 @@ fn an_app_that_dies_at_any_step_charges_each_key_once() {
         assert_eq!(app.wait().signal(), Some(9), "{step}");
         let is_committed = step == "after commit";
         assert_eq!(stage.charges().contains_key(&key), is_committed, "{step}");
-        // With its commit the answer was kept; without it nobody knows, and it is said.
+        // After its commit the answer is stored; before it the outcome is unknown, and the error
+        // says so.
         match is_committed {
             true => assert_eq!(first.status, 201, "{first:?}"),
             false => assert_eq!(problem(&first), "unknown_outcome"),
@@ -148,7 +149,7 @@ fn fifty_copies_are_one_charge_and_another_account_is_another() {
     assert_eq!(Charge { body: "{\"amount\":200}", ..charge.clone() }.send(at).status, 409);
     assert_eq!(Charge { account: Some("acct_2"), ..charge.clone() }.send(at).status, 201);
     assert_eq!(stage.charges(), BTreeMap::from([("order-1".to_owned(), 2)]));
-    // What the app refuses is an answer, too.
+    // A refusal of the app is an answer too.
     let wrong = Charge { body: "{\"amount\":0}", ..Charge::with_key("order-2") };
     assert_eq!(wrong.send(at).status, 422);
     assert!(is_replay(&wrong.send(at)));

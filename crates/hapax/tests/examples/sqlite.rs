@@ -25,7 +25,7 @@ fn text(name: &str) -> String {
     std::fs::read_to_string(example(name)).unwrap()
 }
 
-/// The amount of a payout and the fee it must cost, worked out by hand for the first few.
+/// The amount of a payout and its fee, computed by hand for the first few.
 fn amount_and_fee(n: usize) -> (i64, i64) {
     match n {
         0 => (10_000, 50),
@@ -56,7 +56,7 @@ fn payout(n: usize, signed_at: i64) -> Request {
     Sender::stripe(SECRET).request_at(body.to_string(), signed_at)
 }
 
-/// What a README's last command sends.
+/// Runs the last command of a README.
 fn send_as_the_readme_says(server: &Server, readme: &str) {
     let line = readme.lines().find(|line| line.starts_with("hapax send")).unwrap();
     let line = line.replace("127.0.0.1:8080", &server.ingress.to_string());
@@ -225,7 +225,7 @@ impl Drop for Express {
     }
 }
 
-/// The ledger of `app.js`, as far as its lines are whole.
+/// The complete lines of the ledger of `app.js`.
 fn express_fees(folder: &Path) -> Vec<(String, i64, i64)> {
     let text = std::fs::read_to_string(folder.join("fees.jsonl")).unwrap_or_default();
     let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
@@ -239,8 +239,9 @@ fn express_fees(folder: &Path) -> Vec<(String, i64, i64)> {
 
 #[test]
 fn the_payout_fee_as_an_express_app_charges_each_fee_once_however_late() {
-    // Every event was signed six minutes before its first attempt: past what the stripe package
-    // takes, so the app can only accept what was signed afresh. It dies in the middle of the calls.
+    // Every event was signed six minutes before its first attempt. The stripe package refuses
+    // signatures that old, so the app can accept only new signatures of Hapax. The app dies in the
+    // middle of the calls.
     const LATE_SECONDS: i64 = 360;
     let test = "the_payout_fee_as_an_express_app_charges_each_fee_once_however_late";
     let free = SocketAddr::from(([127, 0, 0, 1], hapax_sim::free_port()));

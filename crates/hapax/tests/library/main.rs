@@ -1,4 +1,4 @@
-//! Apps with Hapax inside.
+//! Apps that embed Hapax.
 
 mod postgres;
 mod sqlite;

@@ -1,6 +1,6 @@
-//! Hapax inside apps that share one PostgreSQL: handlers in Rust with an open transaction, in this
-//! process and in nodes that are killed, stopped and started again. The ledger has no unique
-//! constraint, so an effect that happens twice is seen.
+//! Apps that embed Hapax and share one PostgreSQL: handlers in Rust with an open transaction, in
+//! this process and in nodes that are killed, stopped and restarted. The ledger has no unique
+//! constraint, so a second effect is a second row.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ use tokio::task::JoinHandle;
 
 const SECRET: &str = "whsec_library";
 const AT_ONCE: [Duration; 4] = [Duration::ZERO; 4];
-/// More attempts than any event needs: on a busy machine some take longer than they may.
+/// More attempts than any event needs: on a busy machine some of them time out.
 const PATIENTLY: [Duration; 50] = [Duration::from_millis(50); 50];
 
 /// An app in this process, on a database that others may share.
@@ -124,7 +124,7 @@ impl Handler<PgStore> for Charge {
 }
 
 #[test]
-fn fifty_copies_at_once_on_two_nodes_have_one_effect_and_its_result_is_told() {
+fn fifty_copies_at_once_on_two_nodes_have_one_effect_and_its_result_is_returned() {
     // Half of the copies go to each node.
     let one = App::with("rust_copies", handler("charge", Charge));
     let database = Database { url: one.database.url.clone() };
@@ -167,8 +167,8 @@ fn a_panic_is_a_failed_attempt_wherever_it_happens() {
 
 #[test]
 fn every_way_to_fail_rolls_back_and_is_tried_again() {
-    // An error after effects and a message; an SQL error that is passed over; a constraint that waits
-    // for the commit; and the ordinary work at last.
+    // An error after effects and a message; an SQL error that is ignored; a constraint that is
+    // deferred to the commit; and finally the ordinary work.
     let setup = handler_fn(|event: Event, tx: PgTx| async move {
         let mut db = tx.begin().await?;
         let result = effect(&mut db, &event).await?;
@@ -202,8 +202,8 @@ fn every_way_to_fail_rolls_back_and_is_tried_again() {
 }
 
 #[test]
-fn a_handler_that_hangs_with_its_transaction_open_is_cut_off_and_locks_nobody_out() {
-    // It has the one row in its hands that the next attempt needs.
+fn a_handler_that_hangs_with_its_transaction_open_is_cut_off_and_blocks_no_other_attempt() {
+    // It has locked the row that the next attempt needs.
     let setup = handler_fn(|event: Event, tx: PgTx| async move {
         let mut db = tx.begin().await?;
         let result = effect(&mut db, &event).await?;
@@ -223,7 +223,7 @@ fn a_handler_that_hangs_with_its_transaction_open_is_cut_off_and_locks_nobody_ou
 
 #[test]
 fn a_transaction_that_lost_a_deadlock_runs_again_within_its_attempt() {
-    // Two handlers lock two rows in opposite order, and neither goes on before the other has one.
+    // Two handlers lock two rows in opposite order, and each waits until the other has one.
     let (meeting, calls) = (Arc::new(Barrier::new(2)), Arc::new(AtomicUsize::new(0)));
     let called = Arc::clone(&calls);
     let setup = handler_fn(move |event: Event, tx: PgTx| {
@@ -258,7 +258,7 @@ fn a_transaction_that_lost_a_deadlock_runs_again_within_its_attempt() {
 }
 
 #[test]
-fn old_news_is_stale_for_a_rust_handler_too() {
+fn an_older_version_is_stale_for_a_rust_handler_too() {
     // The newer version is applied, then the older one arrives.
     let rule = OrderRule { policy: OrderPolicy::Latest, gaps: Gaps::default() };
     let order = Order::build("/data/object/id", "/created", rule);
@@ -276,8 +276,8 @@ fn old_news_is_stale_for_a_rust_handler_too() {
 }
 
 #[test]
-fn a_stop_lets_what_runs_end_and_a_later_start_does_the_rest() {
-    // Many wait for few handlers when the work is told to stop.
+fn a_shutdown_lets_running_jobs_end_and_a_later_start_runs_the_rest() {
+    // Many jobs wait for few handlers at the shutdown.
     const EVENTS: usize = 60;
     let app = App::with("rust_stop", handler("charge", Charge).concurrency(2));
     for n in 0..EVENTS {
@@ -292,14 +292,14 @@ fn a_stop_lets_what_runs_end_and_a_later_start_does_the_rest() {
     app.stop().is_once_each(EVENTS);
 }
 
-/// What makes the "test" below a node: the URL of its database. Without it that does nothing.
+/// Makes the "test" below a node: the URL of its database. Without it the "test" does nothing.
 const NODE: &str = "HAPAX_TEST_NODE";
-/// A file for which the first attempt waits with its transaction open.
+/// A file that the first attempt waits for, with its transaction open.
 const WAITS_FOR: &str = "HAPAX_TEST_WAITS_FOR";
 
-/// Not a test of its own: the process that the others kill and stop.
+/// Not a test: the process that the other tests kill and stop.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[allow(clippy::print_stdout, reason = "it tells its test where it is")]
+#[allow(clippy::print_stdout, reason = "it reports its progress to the test")]
 async fn node_of_an_app() {
     let Ok(url) = std::env::var(NODE) else { return };
     let waits_for = std::env::var(WAITS_FOR).map(PathBuf::from).ok();
@@ -324,7 +324,7 @@ async fn node_of_an_app() {
         }
     });
     let (timeout, lease) = match std::env::var_os(WAITS_FOR) {
-        // Its test says when the lease is over.
+        // The test decides when the lease is over.
         Some(_) => (FOREVER, 2 * FOREVER),
         None => (Duration::from_millis(500), Duration::from_secs(1)),
     };
@@ -348,7 +348,7 @@ fn node(database: &Database, env: &[(&str, &str)]) -> Process {
     )
 }
 
-/// Waits until so many are processed, and then each has had its effect once.
+/// Waits until this many events are processed, and checks that each had its effect once.
 #[track_caller]
 fn all_once(database: &Database, events: usize) {
     let done = "SELECT count(*) FROM hapax.processed_events WHERE status = 'processed'";
@@ -362,7 +362,7 @@ fn all_once(database: &Database, events: usize) {
 
 #[test]
 fn a_death_at_each_step_of_the_handler_neither_loses_nor_doubles_an_effect() {
-    // A node aborts at the named moment; another one takes over what it left.
+    // A node aborts at the named moment; another one takes over its jobs.
     const EVENTS: usize = 12;
     let dir = TempDir::new().unwrap();
     let hit_file = dir.path().join("hits");
@@ -382,7 +382,7 @@ fn a_death_at_each_step_of_the_handler_neither_loses_nor_doubles_an_effect() {
 
 #[test]
 fn a_node_killed_beside_another_neither_loses_nor_doubles_an_effect() {
-    // kill -9 while both work on the same jobs, again and again; the other goes on.
+    // kill -9 while both work on the same jobs, repeatedly; the other node continues.
     const EVENTS: usize = 150;
     const BLOWS: usize = 3;
     let database = Database::shared("rust_killed");
@@ -403,8 +403,8 @@ fn a_node_killed_beside_another_neither_loses_nor_doubles_an_effect() {
 
 #[test]
 fn a_node_stopped_past_its_lease_cannot_commit_what_another_has_done() {
-    // SIGSTOP with the effect written and the transaction open. The other node does the job; then the
-    // first goes on, and comes to its commit.
+    // SIGSTOP with the effect written and the transaction open. The other node does the job; then
+    // the first continues and commits.
     let dir = TempDir::new().unwrap();
     let go = dir.path().join("go");
     let waits_for = (WAITS_FOR, go.to_str().unwrap());

@@ -1,5 +1,5 @@
-//! Hapax inside an app: handlers in Rust, the router, and what they promise together. The ledger has
-//! no unique constraint, so an effect that happens twice is seen.
+//! Apps that embed Hapax: handlers in Rust, the router, and their guarantees together. The ledger
+//! has no unique constraint, so a second effect is a second row.
 
 use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt as _;
@@ -27,7 +27,7 @@ use tower::ServiceExt as _;
 
 const SECRET: &str = "whsec_library";
 const AT_ONCE: [Duration; 3] = [Duration::ZERO; 3];
-/// How long a transaction may take where a test is about that.
+/// The transaction timeout in tests about it.
 const SHORT: Duration = Duration::from_secs(1);
 
 /// An app with one source and its ledger.
@@ -39,12 +39,12 @@ struct App {
 }
 
 impl App {
-    /// Its transactions have all the time that a busy machine may take for them.
+    /// With long transaction timeouts, for a busy machine.
     async fn with(setup: HandlerSetup) -> Self {
         Self::hurried(setup.transaction_timeout(FOREVER)).await
     }
 
-    /// With the limit that the setup says.
+    /// With the timeout of the setup.
     async fn hurried(setup: HandlerSetup) -> Self {
         Self::made(setup, |builder, directory| builder.data_dir(directory)).await
     }
@@ -124,7 +124,7 @@ impl Handler for Charge {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fifty_copies_at_once_have_one_effect_and_its_result_is_told() {
+async fn fifty_copies_at_once_have_one_effect_and_its_result_is_returned() {
     let app = App::with(handler("charge", Charge)).await;
     let mut all = tokio::task::JoinSet::new();
     for _ in 0..50 {
@@ -162,13 +162,13 @@ async fn a_panic_is_a_failed_attempt_wherever_it_happens() {
         app.errors("evt_1"),
         ["the handler panicked", "the handler panicked in its transaction"]
     );
-    // The writer is alive.
+    // The writer still runs.
     assert_eq!(app.send("evt_2").await["decision"], "accepted");
     app.stop().await;
 }
 
-/// Runs `effects` in the first attempt, which must fail with `error` and leave nothing behind; the
-/// second one does the ordinary work.
+/// Runs `effects` in the first attempt, which must fail with `error` and leave no change. The
+/// second attempt does the ordinary work.
 async fn check_fails(
     effects: impl Fn(&hapax::Db<'_>) -> Result<Option<String>, Failure> + Send + Sync + 'static,
     error: &str,
@@ -235,7 +235,8 @@ async fn a_deferred_constraint_that_fails_at_commit_is_a_failed_attempt() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_runs_after_a_statement_that_ended_the_transaction() {
-    // The closure does not look: what it writes next would be committed at once, by itself.
+    // The closure ignores the error: without a check its next write would be committed at once,
+    // alone.
     let effects = |db: &hapax::Db<'_>| {
         effect(db, "evt_1", 1)?;
         let _ = db.execute("INSERT OR ROLLBACK INTO single VALUES (1)", []);
@@ -291,8 +292,8 @@ async fn the_limits_of_sql_handlers_hold_in_rust_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_published_is_recorded_with_its_event_once() {
-    // The first attempt publishes and fails; one id is given twice.
+async fn a_published_message_is_recorded_with_its_event_once() {
+    // The first attempt publishes and fails; one id is used twice.
     let setup = handler_fn(|event: Event, tx: Tx| async move {
         let committed = tx.commit(move |db| {
             db.publish(&message(None))?;
@@ -308,14 +309,14 @@ async fn what_is_published_is_recorded_with_its_event_once() {
     let app = App::with(handler("publish", setup).retry(AT_ONCE)).await;
     app.send("evt_1").await;
     app.wait_for("evt_1", "processed");
-    let told = "SELECT count(*) FROM hapax_message m JOIN hapax_event e ON e.seq = m.event_seq
+    let messages = "SELECT count(*) FROM hapax_message m JOIN hapax_event e ON e.seq = m.event_seq
                 WHERE e.event_id = 'evt_1' AND m.type = 'fee.charged'";
-    assert_eq!(app.ledger.number(told), 2);
+    assert_eq!(app.ledger.number(messages), 2);
     app.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_event_that_is_given_up_is_a_dead_letter_at_once() {
+async fn a_job_that_gives_up_is_a_dead_letter_at_once() {
     let setup = handler_fn(|event: Event, tx: Tx| async move {
         if event.event_type.is_some() {
             return Err(Failure::give_up("no such account"));
@@ -337,7 +338,7 @@ async fn a_handler_that_never_ends_is_cut_off_and_tried_again() {
         }
         Ok(tx.nothing_to_do("at last").await?)
     });
-    // More than enough attempts: on a busy machine the second one may be cut off as well.
+    // More than enough attempts: on a busy machine the second one may time out as well.
     let setup = handler("slow", setup).retry([Duration::ZERO; 50]);
     let app = App::with(setup.timeout(Duration::from_millis(50))).await;
     app.send("evt_1").await;
@@ -348,7 +349,7 @@ async fn a_handler_that_never_ends_is_cut_off_and_tried_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_proof_of_one_job_is_no_proof_of_another() {
-    // The first event's commit is kept back and handed in for the second one.
+    // The proof of the first event's commit is kept and returned for the second event.
     let kept = Arc::new(Mutex::new(None::<Committed>));
     let setup = handler_fn(move |event: Event, tx: Tx| {
         let kept = Arc::clone(&kept);
@@ -364,7 +365,7 @@ async fn the_proof_of_one_job_is_no_proof_of_another() {
     });
     let app = App::with(handler("thief", setup).concurrency(1).retry([Duration::ZERO])).await;
     app.send("evt_1").await;
-    // Committed is done, whatever the handler says afterwards.
+    // A committed job is done, whatever the handler returns afterwards.
     app.wait_for("evt_1", "processed");
     app.send("evt_2").await;
     app.wait_for("evt_2", "dead");
@@ -374,8 +375,8 @@ async fn the_proof_of_one_job_is_no_proof_of_another() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_handler_cannot_commit_a_job_that_was_claimed_again() {
-    // The clock passes the lease while the first attempt computes; when it comes to commit, the job
-    // is the second one's.
+    // The clock passes the lease while the first attempt computes. When it commits, the second
+    // attempt owns the job.
     let skew = Arc::new(AtomicI64::new(0));
     let clock = {
         let skew = Arc::clone(&skew);
@@ -426,7 +427,7 @@ async fn a_late_handler_cannot_commit_a_job_that_was_claimed_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn old_news_is_stale_for_a_rust_handler_too() {
+async fn an_older_version_is_stale_for_a_rust_handler_too() {
     // The newer version is applied, then the older one arrives.
     let rule = OrderRule { policy: OrderPolicy::Latest, gaps: Gaps::default() };
     let order = Order::build("/data/object/id", "/created", rule);
@@ -445,8 +446,9 @@ async fn old_news_is_stale_for_a_rust_handler_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn handlers_that_take_their_time_delay_no_ack() {
-    // Every handler waits until all events are acked: one ack behind a handler would wait for ever.
+async fn slow_handlers_delay_no_ack() {
+    // Every handler waits until all events are acked: an ack that waits for a handler would never
+    // come.
     const EVENTS: usize = 100;
     let gate = Arc::new(Semaphore::new(0));
     let setup = {
@@ -475,7 +477,7 @@ async fn handlers_that_take_their_time_delay_no_ack() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stop_lets_what_runs_end_and_a_later_start_does_the_rest() {
+async fn a_shutdown_lets_running_jobs_end_and_a_later_start_runs_the_rest() {
     let begun = Arc::new(Semaphore::new(0));
     let gate = Arc::new(Semaphore::new(0));
     let setup = || {
@@ -497,12 +499,12 @@ async fn a_stop_lets_what_runs_end_and_a_later_start_does_the_rest() {
     }
     drop(begun.acquire().await.unwrap());
     let stopping = tokio::spawn(working.stop());
-    // What it has begun goes on; nothing more is begun.
+    // The running attempt continues; no other one starts.
     gate.add_permits(1);
     stopping.await.unwrap();
     let done = ledger.effects();
     assert!(done.contains_key("evt_1"), "{done:?}");
-    // The database is closed with it: nothing is promised that nobody keeps.
+    // The database is closed too: no event is acked that cannot be stored.
     let late = Sender::stripe(SECRET).request(sender::event("evt_3"));
     assert_eq!(ask(hapax.router(), &late).await.0, 503);
     drop(hapax);
@@ -515,8 +517,8 @@ async fn a_stop_lets_what_runs_end_and_a_later_start_does_the_rest() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_router_stands_at_any_path_and_verifies_the_raw_body_there() {
-    // Square signs the whole URL; a tenant has a path and a secret of its own.
+async fn the_router_works_at_any_path_and_verifies_the_raw_body() {
+    // Square signs the whole URL; a tenant has its own path and secret.
     let dir = tempfile::tempdir().unwrap();
     let square = Source::new("square", "square").secret(SECRET).tenant("acme", "another");
     let hapax = Hapax::builder()
@@ -540,7 +542,7 @@ async fn the_router_stands_at_any_path_and_verifies_the_raw_body_there() {
     // Signed for another path.
     let elsewhere = Sender::new("square", SECRET, "/webhooks/square").request(body("e2"));
     assert_eq!(ask(app.clone(), &elsewhere.to("/api/v2/webhooks/square")).await.0, 401);
-    // One byte more in the body, though the JSON says the same.
+    // One more byte in the body, although the JSON means the same.
     let request = Sender::new("square", SECRET, "/api/v2/webhooks/square").request(body("e3"));
     let padded = request.clone().body(body("e3") + " ");
     assert_eq!(ask(app.clone(), &padded).await.0, 401);
@@ -576,12 +578,12 @@ async fn a_mistake_is_an_error_before_anything_is_served() {
     assert!(matches!(error, BuildError::NoStore), "{error}");
 }
 
-/// Where the app of the next test is to live; without it that "test" does nothing.
+/// The directory of the app for the next test; without it that "test" does nothing.
 const PAUSED_APP: &str = "HAPAX_TEST_PAUSED_APP";
 
-/// Not a test of its own: the process that the next one stops and continues.
+/// Not a test: the process that the next test stops and continues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[allow(clippy::print_stdout, reason = "it tells its test where it is")]
+#[allow(clippy::print_stdout, reason = "it reports its progress to the test")]
 async fn app_to_be_paused() {
     let Ok(dir) = std::env::var(PAUSED_APP) else { return };
     let attempts = Arc::new(AtomicU32::new(0));
@@ -598,7 +600,7 @@ async fn app_to_be_paused() {
             Ok(tx.commit(move |db| effect(db, &event.event_id, event.attempt)).await?)
         }
     });
-    // More than enough attempts: on a busy machine some are cut off.
+    // More than enough attempts: on a busy machine some time out.
     let charge = handler("charge", charge)
         .retry([Duration::ZERO; 50])
         .transaction_timeout(FOREVER)
@@ -625,9 +627,9 @@ async fn app_to_be_paused() {
 }
 
 #[test]
-fn an_app_stopped_past_its_lease_commits_each_effect_once_when_it_goes_on() {
-    // Stopped in the middle of an attempt, until timeout and lease are long over; when it goes on,
-    // the attempt, its timeout, the renewal and the next claim all want to be first.
+fn an_app_stopped_past_its_lease_commits_each_effect_once_when_it_continues() {
+    // Stopped in the middle of an attempt until timeout and lease are long over. When it continues,
+    // the attempt, its timeout, the renewal and the next claim race.
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::at(&dir.path().join("hapax.db"));
     ledger.execute(ledger::SCHEMA);

@@ -1,4 +1,4 @@
-//! Nodes of one PostgreSQL that are killed, or stopped past their leases and let go on, while the
+//! Nodes of one PostgreSQL that are killed, or stopped past their leases and continued, while the
 //! others work: nothing is lost, nothing happens twice, nothing is stuck.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,11 +12,11 @@ use crate::support::nodes::{Database, SECRET, Senders, wait};
 use crate::support::{House, Sender, Server, Wire, until};
 use serde_json::{Value, json};
 
-/// Short, so that a node that is stopped for a moment is stopped past it.
+/// Short, so that a brief stop of a node is longer than its leases.
 const LEASE: Duration = Duration::from_secs(1);
 
 fn short(handler: &str) -> String {
-    // More attempts than any of them needs: on a busy machine many may take longer than they may.
+    // More attempts than any job needs: on a busy machine many of them time out.
     format!(
         "timeout = \"500ms\"\nlease = \"{}ms\"\nretry = [\"0s\", \"0s\", \"0s\", {}]\n{handler}\n",
         LEASE.as_millis(),
@@ -29,7 +29,7 @@ fn sql_handler() -> String {
     format!("[sources.stripe.handlers.fee]\n{keys}")
 }
 
-/// A few nodes that can be killed and come back.
+/// A few nodes that can be killed and restarted.
 struct Nodes {
     houses: Vec<House>,
     running: Vec<Option<Server>>,
@@ -56,7 +56,7 @@ impl Nodes {
         self.running[node] = Some(server);
     }
 
-    /// Stops a node for longer than its leases, and lets it go on.
+    /// Stops a node for longer than its leases, and continues it.
     fn pause(&self, node: usize) {
         let server = self.running[node].as_ref().expect("it runs");
         server.signal("STOP");
@@ -77,7 +77,7 @@ impl Nodes {
 
 #[test]
 fn nodes_killed_at_random_under_load_neither_lose_nor_double_an_effect() {
-    // Three nodes; after a random number of acks one of them dies, and comes back while others die.
+    // Three nodes: after a random number of acks one of them dies, and restarts while others die.
     const EVENTS: usize = 900;
     const BLOWS: usize = 5;
     let database = Database::shared("killed");
@@ -106,9 +106,9 @@ fn nodes_killed_at_random_under_load_neither_lose_nor_double_an_effect() {
 }
 
 #[test]
-fn nodes_stopped_past_their_leases_double_nothing_when_they_go_on() {
-    // A stopped node holds claims whose leases run out, and may have a handler's transaction open
-    // between two statements. When it goes on, others have done its work.
+fn nodes_stopped_past_their_leases_double_nothing_when_they_continue() {
+    // A stopped node holds claims whose leases end, and may have a handler's transaction open
+    // between two statements. When it continues, others have done its work.
     const EVENTS: usize = 600;
     let database = Database::shared("paused");
     let slow = short(
@@ -130,7 +130,7 @@ fn nodes_stopped_past_their_leases_double_nothing_when_they_go_on() {
     database.is_once_each(EVENTS);
 }
 
-/// Everything between an arrival and the end of its work at which a node can be cut off.
+/// Every point between an arrival and the end of its jobs at which a node can be cut off.
 const POINTS: [&str; 6] = [
     "ingress.before_commit",
     "ingress.after_commit_before_ack",
@@ -140,7 +140,7 @@ const POINTS: [&str; 6] = [
     "worker.after_commit",
 ];
 
-/// A node that obeys a plan of failpoints, and one beside it that does not.
+/// A node that follows a plan of failpoints, and one without failpoints.
 fn beside(database: &Database, plan: &str) -> ([House; 2], Server, Server) {
     let houses = [0, 1].map(|_| database.house("", &sql_handler()));
     let cut = houses[0].start_with(&[("HAPAX_FAILPOINTS", plan)]);
@@ -148,8 +148,8 @@ fn beside(database: &Database, plan: &str) -> ([House; 2], Server, Server) {
     (houses, cut, other)
 }
 
-/// Sends more events to this node, without waiting for its answers, until it has come to its point: the
-/// other one may have done the work of all the others. How many there were.
+/// Sends more events to this node, without waiting for its answers, until it has reached its point:
+/// the other node may have done all jobs so far. Returns the number of events.
 fn more_until(node: &Server, from: usize, what: &str, mut came: impl FnMut() -> bool) -> usize {
     let sender = Sender::stripe(SECRET);
     let mut wires = Vec::new();
@@ -169,7 +169,7 @@ fn more_until(node: &Server, from: usize, what: &str, mut came: impl FnMut() -> 
 
 #[test]
 fn a_node_that_dies_at_any_step_leaves_its_work_to_another() {
-    // The other node has to find what the dead one had claimed, without being told.
+    // The other node has to find the dead node's claims without a notification.
     const EVENTS: usize = 60;
     let database = Database::shared("dies");
     let mut events = 0;
@@ -193,8 +193,8 @@ fn a_node_that_dies_at_any_step_leaves_its_work_to_another() {
 }
 
 #[test]
-fn a_node_stopped_between_two_statements_and_let_go_on_later_doubles_nothing() {
-    // It stands exactly there until its leases are over and the other node has done what it could.
+fn a_node_stopped_between_two_statements_and_continued_later_doubles_nothing() {
+    // It stays stopped until its leases are over and the other node has done all it could.
     const EVENTS: usize = 60;
     let database = Database::shared("stopped");
     let mut events = 0;
@@ -225,7 +225,7 @@ fn a_node_stopped_between_two_statements_and_let_go_on_later_doubles_nothing() {
 
 #[test]
 fn calls_of_killed_and_stopped_nodes_are_repeated_under_the_same_key_and_each_job_is_done() {
-    // The app's answer may lie in the socket of a node that is stopped, or dead.
+    // The app's answer may be in the socket of a stopped or dead node.
     const EVENTS: usize = 300;
     let app = App::new(|_| 200);
     let database = Database::shared("called");
@@ -246,22 +246,22 @@ fn calls_of_killed_and_stopped_nodes_are_repeated_under_the_same_key_and_each_jo
     database.all_processed(nodes.running[0].as_ref().unwrap(), EVENTS);
     let entries = app.ledger();
     assert_eq!(entries.len(), EVENTS, "lost or made up");
-    let told: BTreeSet<&str> = entries.values().map(|calls| calls[0].body.as_str()).collect();
-    assert_eq!(told.len(), EVENTS, "two events under one key, or one under two");
+    let bodies: BTreeSet<&str> = entries.values().map(|calls| calls[0].body.as_str()).collect();
+    assert_eq!(bodies.len(), EVENTS, "two events under one key, or one under two");
     for calls in entries.values() {
         assert!(calls.iter().all(|call| call.body == calls[0].body && call.job == calls[0].job));
         let fences: BTreeSet<u64> = calls.iter().map(|call| call.fence).collect();
         assert_eq!(fences.len(), calls.len(), "a fence was used twice: {calls:?}");
     }
-    // What is settled is not called again.
+    // A settled job is not called again.
     let before = app.calls().len();
     senders.send(2, 0..EVENTS, || ());
     nodes.stop();
     assert_eq!(app.calls().len(), before);
 }
 
-/// One pull worker: claims at whichever node lives, and completes in its own transaction or over the
-/// API, once it was told. What it was told of, by event: how often "done" was confirmed.
+/// One pull worker: claims at any running node, and completes in its own transaction or over the
+/// API. Returns, by event, how often "done" was confirmed.
 fn pull(
     nodes: &Mutex<Vec<std::net::SocketAddr>>,
     done: &Mutex<BTreeMap<String, u64>>,
@@ -286,7 +286,7 @@ fn pull(
         for item in claimed["items"].as_array().unwrap() {
             let path = format!("/api/v1/claims/{}/complete", item["job"].as_str().unwrap());
             let body = json!({ "fence": item["fence"] });
-            // An answer that was lost is asked for again: the same fence is 200 again.
+            // After a lost answer the request is repeated: the same fence gets 200 again.
             let said = until("completing is answered", || {
                 let said = ask(&path, &body);
                 if said.is_none() {
@@ -299,7 +299,7 @@ fn pull(
                     let event = item["event"]["event_id"].as_str().unwrap().to_owned();
                     *done.lock().unwrap().entry(event).or_default() += 1;
                 }
-                // The lease ran out, and somebody else has it.
+                // The lease ended, and another worker has the job.
                 409 => {}
                 other => panic!("{other}: {}", said.1),
             }
@@ -350,9 +350,9 @@ fn pull_workers_whose_nodes_die_and_stop_complete_each_job_once() {
 }
 
 #[test]
-fn a_transaction_of_a_user_that_stays_open_delays_only_the_job_in_its_hands() {
-    // It has completed one job and written where the handlers of others write, and does not commit
-    // for as long as those others work.
+fn a_transaction_of_a_user_that_stays_open_delays_only_the_job_it_has_claimed() {
+    // The transaction has completed one job and written rows that the handlers of others write too.
+    // It does not commit for as long as those others work.
     const EVENTS: usize = 200;
     let database = Database::shared("open");
     let handlers = format!("[sources.stripe.handlers.mine]\npull = true\n{}", sql_handler());
@@ -376,7 +376,7 @@ fn a_transaction_of_a_user_that_stays_open_delays_only_the_job_in_its_hands() {
         client.batch_execute(&complete).await.unwrap();
         client
     });
-    // Another pull job of the same handler, and the SQL handler of all, go on.
+    // Another pull job of the same handler, and all jobs of the SQL handler, continue.
     Senders::to([&node]).send(4, 0..EVENTS, || ());
     let others = "SELECT count(*) FROM ledger WHERE handler = 'fee'";
     until("all the others are done", || {
@@ -387,7 +387,7 @@ fn a_transaction_of_a_user_that_stays_open_delays_only_the_job_in_its_hands() {
     until("all other pull jobs are done", || {
         let claim = json!({ "source": "stripe", "handler": "mine", "limit": 50 });
         for item in node.admin_post("/api/v1/claims", &claim).json()["items"].as_array().unwrap() {
-            assert_ne!(item["job"], *job, "it is in somebody's hands");
+            assert_ne!(item["job"], *job, "another worker has claimed it");
             let path = format!("/api/v1/claims/{}/complete", item["job"].as_str().unwrap());
             let done = node.admin_post(&path, &json!({ "fence": item["fence"] }));
             assert_eq!(done.status, 200, "{done:?}");

@@ -1,4 +1,5 @@
-//! Several nodes on one PostgreSQL, nothing broken: each event once, whichever node its copies reach.
+//! Several nodes on one PostgreSQL, without faults: each event once, whichever node its copies
+//! reach.
 
 use std::sync::Barrier;
 
@@ -7,7 +8,7 @@ use crate::support::nodes::{self, Database, SECRET, Senders, wait};
 use crate::support::{Answer, FOREVER, House, Sender, Server, until};
 use serde_json::json;
 
-/// So many nodes with the same config.
+/// `count` nodes with the same config.
 fn start(database: &Database, count: usize, handlers: &str) -> Vec<(House, Server)> {
     let houses: Vec<House> = (0..count).map(|_| database.house("", handlers)).collect();
     let started: Vec<Server> = std::thread::scope(|scope| {
@@ -17,7 +18,7 @@ fn start(database: &Database, count: usize, handlers: &str) -> Vec<(House, Serve
     houses.into_iter().zip(started).collect()
 }
 
-/// The server of a house that stays as long.
+/// A house and its running server.
 fn begun(house: House) -> (House, Server) {
     let server = house.start();
     (house, server)
@@ -61,7 +62,7 @@ fn the_same_copies_to_all_at_once(count: usize) {
     database.all_processed(&nodes[0].1, EVENTS);
     database.is_once_each(EVENTS);
     assert_eq!(database.number("SELECT balance FROM account"), EVENTS as i64);
-    // Long after, every node says the same of each.
+    // Long after, every node answers the same for each event.
     for (_, node) in &nodes {
         for (event, request) in requests.iter().enumerate() {
             let answer = node.ask(request);
@@ -90,7 +91,7 @@ fn fifty_copies_of_each_event_to_four_nodes_at_once_have_one_effect() {
 
 #[test]
 fn a_copy_at_another_node_waits_for_the_outcome_and_gets_the_stored_answer() {
-    // The copy comes while node A works on the first: node B gets no notification when that ends.
+    // The copy arrives while node A works on the event: node B gets no notification when that ends.
     let (go, gate) = std::sync::mpsc::channel::<()>();
     let gate = std::sync::Mutex::new(gate);
     let app = App::new(move |_| {
@@ -111,7 +112,7 @@ fn a_copy_at_another_node_waits_for_the_outcome_and_gets_the_stored_answer() {
         let first = scope.spawn(|| a.1.ask(&request));
         app.wait_for(1);
         let copies: Vec<_> = [&a, &b, &b].map(|node| scope.spawn(|| node.1.ask(&request))).into();
-        // They are known before the answer is allowed.
+        // The copies wait before the app answers.
         until("the copies are waiting", || {
             let event = a.1.admin_get("/api/v1/events/evt_1").json();
             (event["arrival_count"].as_u64() == Some(4)).then_some(())
@@ -129,7 +130,7 @@ fn a_copy_at_another_node_waits_for_the_outcome_and_gets_the_stored_answer() {
         }
     });
     assert_eq!(app.calls().len(), 1);
-    // Later too, from either.
+    // Later too, from either node.
     for (_, node) in [&a, &b] {
         assert_eq!(node.ask(&request).json()["status"], "processed");
     }
@@ -137,8 +138,8 @@ fn a_copy_at_another_node_waits_for_the_outcome_and_gets_the_stored_answer() {
 }
 
 #[test]
-fn an_ingress_a_worker_and_an_admin_node_do_the_job_together() {
-    // Each of them alone could not: nobody listens, nobody works, nobody can be asked.
+fn an_ingress_a_worker_and_an_admin_node_work_together() {
+    // None of them could do it alone: each has only one role.
     const EVENTS: usize = 50;
     let database = Database::shared("roles");
     let node = |role: &str| {
@@ -152,7 +153,7 @@ fn an_ingress_a_worker_and_an_admin_node_do_the_job_together() {
     ingress.ingress = address(&said);
     let senders = Senders::to([&ingress]);
     senders.send(4, 0..EVENTS, || ());
-    // Accepted, and nobody works on it.
+    // Accepted, and no worker runs yet.
     assert_eq!(database.number("SELECT count(*) FROM hapax.event"), EVENTS as i64);
     assert!(database.effects().is_empty());
     let (_worker_house, worker, said) = node("worker");
@@ -165,7 +166,7 @@ fn an_ingress_a_worker_and_an_admin_node_do_the_job_together() {
     assert_eq!(admin.admin_get("/readyz").status, 200);
     let event = admin.admin_get("/api/v1/events/evt_7").json();
     assert_eq!(event["status"], "processed", "{event}");
-    // A person's wish reaches the worker through the database.
+    // An operator's replay reaches the worker through the database.
     let jobs = event["jobs"].as_array().unwrap();
     assert_eq!(jobs.len(), 1, "{event}");
     let replayed = admin.admin_post("/api/v1/events/evt_7/replay", &json!({ "force": true }));
@@ -183,7 +184,7 @@ fn address(ready: &str) -> std::net::SocketAddr {
 
 #[test]
 fn an_id_with_a_nul_among_good_ones_is_answered_as_sqlite_answers_it() {
-    // Text in PostgreSQL cannot hold a NUL; one that reached a statement would fail its whole batch.
+    // Text in PostgreSQL cannot contain a NUL; a NUL in a statement would fail its whole batch.
     const GOOD: usize = 63;
     let database = Database::shared("nul");
     let (_house, node) = begun(database.house("", nodes::ROW));
@@ -229,8 +230,8 @@ fn an_id_with_a_nul_among_good_ones_is_answered_as_sqlite_answers_it() {
 }
 
 #[test]
-fn the_schema_printed_and_run_by_hand_is_what_a_server_starts_on() {
-    // Those who may not let a server migrate run the text themselves: it must be all there is.
+fn a_server_starts_on_the_printed_schema_applied_by_hand() {
+    // Operators whose server may not migrate run the text themselves: it must be complete.
     let server = wait(hapax_sim::Postgres::shared());
     let Some(psql) = server.program("psql") else {
         return crate::support::skip("the schema by hand", "no psql here");
@@ -266,7 +267,7 @@ fn the_schema_printed_and_run_by_hand_is_what_a_server_starts_on() {
     database.all_processed(&node, 10);
     assert_eq!(database.execute(taken), before, "the server migrated after all");
     assert!(!node.stop().contains("took step"));
-    // What `up` leaves is the same.
+    // `migrate up` leaves the same schema.
     let other = Database::empty("by_up");
     let up = hapax(&["migrate", "up", "--database-url", &other.url]);
     assert_eq!((up.code, &up.stdout), (0, &status.stdout), "{up:?}");
@@ -277,14 +278,14 @@ fn the_schema_printed_and_run_by_hand_is_what_a_server_starts_on() {
                  WHERE c.relnamespace = 'hapax'::regnamespace AND a.attnum > 0 \
                  AND c.relname NOT LIKE 'body\\_2%'";
     assert_eq!(other.execute(shape), database.execute(shape));
-    // `once` by itself is enough for those who want nothing else.
+    // `once` alone is enough for users who want nothing else.
     let alone = Database::empty("once");
     let printed = hapax(&["sql", "once"]);
     by_hand(&alone, &printed.stdout);
     let once = "SELECT hapax.once('refunds', 're_1')::text";
     assert_eq!(alone.execute(once), [Some("true".to_owned())]);
     assert_eq!(alone.execute(once), [Some("false".to_owned())]);
-    // And does not stand in the way of all the rest later.
+    // It does not block a full migration later.
     let up = hapax(&["migrate", "up", "--database-url", &alone.url]);
     assert_eq!(up.code, 0, "{up:?}");
     assert_eq!(alone.execute(once), [Some("false".to_owned())], "a key was forgotten");

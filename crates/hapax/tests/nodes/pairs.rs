@@ -1,9 +1,9 @@
-//! Features in pairs: whatever shares state runs at once with everything else that does, on both
-//! databases, against ledgers without a unique constraint. docs/pairs.md has the table.
+//! Features in pairs: every two features that share state run at the same time, on both databases,
+//! against ledgers without a unique constraint. docs/pairs.md has the table.
 //!
-//! A feature is a kind of load (its events, and what their handlers need) or a disturbance that goes on
-//! while loads run. Each pair gets a few events of its own on a server that stays, and one judgement:
-//! every accepted event has exactly one effect, and nothing is left waiting.
+//! A feature is a kind of load (its events, and the needs of their handlers) or a disturbance that
+//! continues while loads run. Each pair gets a few events of its own on a long-running server, and
+//! one check: every accepted event has exactly one effect, and no job is left waiting.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -21,20 +21,20 @@ use crate::support::sender::now;
 use crate::support::upstream::{Reply, Upstream};
 use crate::support::{Answer, House, Sender, Server, Wire, own_address, post, until};
 
-/// Events of each load of a pair: enough that both are at work at once.
+/// Events of each load of a pair: enough that both run at the same time.
 const EVENTS: usize = 8;
 
-/// How long a proxy keeps an answer: shorter than the test takes, so that keys are forgotten in it, and
+/// How long a proxy keeps an answer: shorter than the test, so that keys expire during it, and
 /// longer than any request of it.
 const TTL: Duration = Duration::from_secs(15);
 
-/// How many go over the newest events to replay them.
+/// The number of clients that replay the newest events.
 const REPLAYS_AT_ONCE: usize = 3;
 
 /// How many keys of earlier pairs a load of requests sends again.
 const OLD_KEYS: usize = 4;
 
-/// The janitor has a round all the time, and takes whatever is finished for a second.
+/// The janitor runs continuously, and deletes events that have been finished for a second.
 const SETTINGS: (&str, &str) = ("HAPAX_TEST_SETTINGS", "janitor.every_ms=50");
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +60,7 @@ const FEATURES: [Feature; 11] =
     [Plain, Sync, Order, Review, Derived, Refetch, Proxy, Replay, Memory, Reload, Drain];
 
 impl Feature {
-    /// The source that its events go to, where it is a load of events.
+    /// The source that its events are sent to, if it is a load of events.
     fn source(self) -> Option<&'static str> {
         match self {
             Plain => Some("plain"),
@@ -78,7 +78,7 @@ impl Feature {
     }
 }
 
-/// A node keeps its addresses when it starts again: a request on its way then reaches nothing else.
+/// A restarted node keeps its addresses: a request in flight then reaches no other server.
 fn config(top: &str, objects: &Upstream, app: &Upstream) -> String {
     let address = own_address();
     let source = |name: &str, keys: &str, order: &str| {
@@ -120,7 +120,7 @@ fn config(top: &str, objects: &Upstream, app: &Upstream) -> String {
     .concat()
 }
 
-/// Where the user's ledger is.
+/// The location of the user's ledger.
 enum Books {
     Sqlite(Ledger),
     Postgres(Database),
@@ -139,12 +139,12 @@ impl Books {
         self.count("status NOT IN ('processed', 'stale', 'ignored', 'discarded')")
     }
 
-    /// Events that retention has left whole.
+    /// Events with their bodies.
     fn whole(&self) -> i64 {
         self.count("true")
     }
 
-    /// Idempotency-Keys that are kept.
+    /// Stored Idempotency-Keys.
     fn keys(&self) -> i64 {
         match self {
             Self::Sqlite(ledger) => ledger.number("SELECT count(*) FROM hapax_reservation"),
@@ -169,11 +169,11 @@ struct Stage {
     app: Upstream,
     _objects: Upstream,
     _redis: Option<Redis>,
-    /// Our ids of all that must run.
+    /// Hapax ids of all events that must run.
     accepted: Mutex<BTreeSet<String>>,
-    /// And of what a person may have refused in time.
+    /// Ids of events that an operator may have rejected in time.
     unknown: Mutex<BTreeSet<String>>,
-    /// The answers that were heard under each Idempotency-Key.
+    /// The answers received under each Idempotency-Key.
     keys: Mutex<BTreeMap<String, BTreeSet<String>>>,
     /// Loads of the pair that still run.
     running: AtomicUsize,
@@ -228,13 +228,13 @@ impl Stage {
         }
     }
 
-    /// The next node's addresses: senders go over all of them.
+    /// The next node's addresses: senders use all nodes in turn.
     fn at(&self) -> Addresses {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         self.nodes[turn % self.nodes.len()].lock().unwrap().at
     }
 
-    /// Asks until there is an answer that is no request to come again.
+    /// Repeats the request until the answer does not ask for a retry.
     fn ask(&self, request: &[u8], to: impl Fn(Addresses) -> SocketAddr) -> Answer {
         until("an answer", || {
             let answer = Wire::try_connect(to(self.at())).ok()?.try_ask(request)?;
@@ -260,7 +260,7 @@ impl Stage {
         until("retention was at work", || (self.books.whole() < accepted).then_some(()));
         let keys = self.keys.lock().unwrap().len() as i64;
         until("retention was at work on keys", || (self.books.keys() < keys).then_some(()));
-        // What was forgotten is new again, once.
+        // An expired key is new again, once.
         let one =
             self.keys.lock().unwrap().first_key_value().map(|(key, it)| (key.clone(), it.len()));
         let (key, heard) = one.expect("there were proxies");
@@ -275,7 +275,7 @@ impl Stage {
         let name = format!("{one:?}_{other:?}");
         let mut loads: Vec<Feature> = [one, other].into_iter().filter(|it| it.is_load()).collect();
         if loads.is_empty() {
-            // Two disturbances meet over the work of a load.
+            // Two disturbances act on the same load.
             loads = vec![Plain, Order];
         }
         self.running.store(loads.len(), Ordering::SeqCst);
@@ -336,8 +336,9 @@ impl Stage {
         assert_eq!(copy.id(), first.id(), "{name}: a copy has another id");
     }
 
-    /// A person's approval and an on-time copy: both promote it, once. Every other time a second person
-    /// refuses it at the same moment: then it runs only if that came too late.
+    /// An operator's approval and an on-time copy: both release the event, once. Every other time a
+    /// second operator rejects it at the same moment: then it runs only if the rejection came too
+    /// late.
     fn reviewed(&self, id: &str, on_time: &[u8], n: usize) -> Runs {
         let refuses = n.is_multiple_of(2);
         std::thread::scope(|scope| {
@@ -348,7 +349,7 @@ impl Stage {
             match refused.join().unwrap() {
                 None | Some(409) => Runs::Once,
                 Some(200) => Runs::Never,
-                // Its first answer was lost, and retention took the event since.
+                // The first answer was lost, and retention deleted the event since.
                 Some(404) => Runs::Unknown,
                 Some(other) => panic!("a refusal got {other}"),
             }
@@ -367,13 +368,14 @@ impl Stage {
         }
     }
 
-    /// Goes on until the loads have ended, and at least once.
+    /// Runs until the loads have ended, and at least once.
     fn disturb(&self, disturbance: Feature) {
         loop {
             let known: Vec<String> =
                 self.accepted.lock().unwrap().iter().rev().take(40).cloned().collect();
             match disturbance {
-                // By several at once, because an event is looked at and then acted on.
+                // By several clients at once, because an event is read first and replayed
+                // afterwards.
                 Replay => std::thread::scope(|scope| {
                     for _ in 0..REPLAYS_AT_ONCE {
                         scope.spawn(|| {
@@ -383,12 +385,12 @@ impl Stage {
                         });
                     }
                 }),
-                // Copies of the newest events, many at once: memory answers those that are finished.
+                // Many concurrent copies of the newest events: memory answers for finished ones.
                 Memory => self.flood(),
                 Reload => {
                     for node in &self.nodes {
                         let node = node.lock().unwrap();
-                        // None while it is stopped and started again.
+                        // There is none while it is being restarted.
                         if let Some(server) = &node.server {
                             server.signal("HUP");
                         }
@@ -427,7 +429,8 @@ impl Stage {
         *self.nodes[turn].lock().unwrap() = Node::start(&self.houses[turn]);
     }
 
-    /// Every accepted event has exactly one effect, every key was worked on once, nothing waits.
+    /// Checks that every accepted event has exactly one effect, every key ran once, and nothing
+    /// waits.
     fn judge(&self, pair: &str) {
         let accepted = self.accepted.lock().unwrap().clone();
         until(&format!("{pair}: everything is done"), || {
@@ -442,8 +445,8 @@ impl Stage {
         let may_run = |id: &String| accepted.contains(id) || unknown.contains(id);
         let made_up: Vec<_> = effects.keys().filter(|id| !may_run(id)).collect();
         assert!(made_up.is_empty(), "{pair}: effects of nothing: {made_up:?}");
-        // A key was worked on once for each answer that was heard under it, and a second time only after
-        // the first answer was kept for its time.
+        // A key ran once for each answer received under it. It ran a second time only after the
+        // first answer had expired.
         let mut worked: BTreeMap<String, Vec<Instant>> = BTreeMap::new();
         for asked in self.app.effects() {
             let key = asked.header("idempotency-key").unwrap().to_owned();
@@ -460,7 +463,7 @@ impl Stage {
     }
 }
 
-/// What has to become of an event.
+/// The expected outcome of an event.
 enum Runs {
     Once,
     Never,
@@ -486,7 +489,7 @@ fn every_pair_of_features_keeps_each_effect_once_on_sqlite() {
 
 #[test]
 fn every_pair_of_features_keeps_each_effect_once_on_two_nodes_of_postgresql_with_redis() {
-    // The handlers have a role of their own, which may write the ledger and touch nothing else.
+    // The handlers have a separate role, which may write to the ledger and nothing else.
     let database = Database::shared("pairs");
     database.execute("CREATE ROLE pairs_handlers LOGIN; GRANT INSERT ON ledger TO pairs_handlers");
     let handlers = database.url.replace("postgres@", "pairs_handlers@");

@@ -1,5 +1,5 @@
-//! PostgreSQL in trouble under the load of two nodes: sessions and servers killed, a standby promoted,
-//! a pooler in between, passwords that must not be told. Nobody restarts a node.
+//! Faults of PostgreSQL under the load of two nodes: killed sessions and servers, a promoted
+//! standby, a pooler in between, and passwords that must not be printed. No node is restarted.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +7,14 @@ use crate::support::nodes::{self, Database, SECRET, Senders, wait};
 use crate::support::{Answer, House, Sender, Server, until};
 use hapax_sim::{PgBouncer, Postgres, Redis, TcpProxy, Traffic};
 
-/// A handler whose leases end soon: what was lost with the database is tried again within the test.
-/// And it has more attempts than any of them needs.
+/// A handler with short leases: jobs lost with the database are retried within the test. It has
+/// more attempts than any job needs.
 const HANDLER: &str = "[sources.stripe.handlers.fee]\ntimeout = \"1s\"\nlease = \"2s\"\n\
      retry = [\"0s\", \"0s\", \"0s\", \"1s\", \"1s\", \"1s\", \"2s\", \"2s\", \"2s\", \"5s\", \"5s\", \"5s\"]\n\
      sql = \"INSERT INTO ledger VALUES (:event_id, 'fee', :attempt)\"\n";
 
-/// After the database is back, this is how long a node may take: promised are five seconds, and the
-/// rest is for a machine that has much else to do.
+/// How long a node may take after the database is back: the documentation promises five seconds,
+/// and the rest is for a busy machine.
 const BACK: Duration = Duration::from_secs(60);
 
 /// Two nodes on one database.
@@ -25,7 +25,7 @@ fn two(url: &str) -> ([House; 2], [Server; 2]) {
     (houses, servers)
 }
 
-/// Waits until every node takes events again, and says how long that took.
+/// Waits until every node accepts events again, and prints how long that took.
 #[track_caller]
 fn takes_events_again(nodes: &[Server], round: usize) {
     let since = Instant::now();
@@ -45,7 +45,7 @@ fn takes_events_again(nodes: &[Server], round: usize) {
     assert!(took < BACK, "it took {took:?}");
 }
 
-/// Sends events while `blows` fall, and demands that all is well at the end.
+/// Sends events during the `blows`, and checks the result at the end.
 fn under_load(
     database: &Database,
     nodes: &[Server],
@@ -64,7 +64,7 @@ fn under_load(
     senders.one_id_each(events);
     database.all_processed(&nodes[0], events + blows);
     database.is_once_each(events + blows);
-    // Whatever was acked is there, under the id it was acked with.
+    // Every acked event is there, under the acked id.
     for node in nodes {
         assert_eq!(node.events("source=stripe").len(), events + blows);
     }
@@ -94,7 +94,7 @@ fn sessions_that_are_ended_or_crash_under_load_cost_nothing_but_time() {
 
 #[test]
 fn a_database_that_is_killed_and_comes_back_finds_its_nodes_waiting() {
-    // While it is away every answer is a 503 that says when to come again; nothing acked is lost.
+    // While the database is down every answer is a 503 with Retry-After; no acked event is lost.
     let server = wait(Postgres::start());
     let database = Database::on(&server, "postmaster");
     let (_houses, nodes) = two(&database.url);
@@ -117,7 +117,7 @@ fn a_database_that_is_killed_and_comes_back_finds_its_nodes_waiting() {
     });
     for node in nodes {
         let said = node.stop();
-        // One line when it goes and one when it is back, not one for each request.
+        // One line when it fails and one when it is back, not one for each request.
         let lines = said.lines().filter(|line| line.contains("WARN")).count();
         assert!(lines < 200, "{lines} warnings:\n{said}");
     }
@@ -125,8 +125,8 @@ fn a_database_that_is_killed_and_comes_back_finds_its_nodes_waiting() {
 
 #[test]
 fn nodes_follow_a_synchronous_standby_that_is_promoted_under_load() {
-    // The old primary dies in the middle of it. Every event that was acked is on the new one, and
-    // what the nodes remember of the old one's epoch counts no more.
+    // The old primary dies during the load. Every acked event is on the new one, and facts that the
+    // nodes cached in the old epoch are no longer used.
     let primary = wait(Postgres::start());
     if !primary.can_have_standby() {
         return crate::support::skip(
@@ -152,21 +152,22 @@ fn nodes_follow_a_synchronous_standby_that_is_promoted_under_load() {
     database.all_processed(&nodes[0], EVENTS + 1);
     database.is_once_each(EVENTS + 1);
     for node in nodes {
-        // A node asks a few times a second which epoch it is; one that is stopped at once may not have.
+        // A node checks the epoch a few times a second; a node that is stopped at once may not
+        // have.
         node.stderr.wait_for("another epoch");
         node.stop();
     }
     database.is_once_each(EVENTS + 1);
 }
 
-/// The URL of a database on two servers, of which the one that takes writes is wanted.
+/// The URL of a database on two servers, of which the one that accepts writes is wanted.
 fn on_either(one: u16, other: u16, name: &str) -> String {
     format!(
         "postgres://postgres@127.0.0.1:{one},127.0.0.1:{other}/{name}?target_session_attrs=read-write"
     )
 }
 
-/// The first answer that is no request to come again.
+/// The first answer that does not ask for a retry.
 #[track_caller]
 fn answered(node: &Server, event: &str) -> Answer {
     let request = Sender::stripe(SECRET).event(event);
@@ -177,9 +178,9 @@ fn answered(node: &Server, event: &str) -> Answer {
 }
 
 #[test]
-fn what_an_asynchronous_standby_never_got_is_new_again_once_it_is_promoted() {
-    // Events that were acked and worked on are lost with the primary, with their effects. Both nodes and
-    // Redis remember them. The sender's retry must be taken for what it is on the new primary: new.
+fn events_that_an_asynchronous_standby_never_got_are_new_after_its_promotion() {
+    // Acked and processed events are lost with the primary, together with their effects. Both nodes
+    // and Redis have them cached. The sender's retry must be new on the new primary.
     const KEPT: usize = 12;
     const EVENTS: usize = 36;
     let primary = wait(Postgres::start());
@@ -208,7 +209,7 @@ fn what_an_asynchronous_standby_never_got_is_new_again_once_it_is_promoted() {
     before.one_id_each(EVENTS);
     database.all_processed(&nodes[0].1, EVENTS);
     database.is_once_each(EVENTS);
-    // Each node answers each of them from memory by now, and a node without any could ask Redis.
+    // Each node now answers each of them from memory, and a node without memory could use Redis.
     for (_, node) in &nodes {
         for n in 0..EVENTS {
             let copy = answered(node, &format!("evt_{n}"));
@@ -217,9 +218,9 @@ fn what_an_asynchronous_standby_never_got_is_new_again_once_it_is_promoted() {
         }
     }
     before.one_id_each(EVENTS);
-    super::redis::told(&database, &redis, 0..EVENTS);
+    super::redis::cached(&database, &redis, 0..EVENTS);
     wait(primary.kill_postmaster());
-    // Memory counts for a second after the database was last heard from, and then no more.
+    // Memory is used for one second after the last answer of the database, and no longer.
     for (_, node) in &nodes {
         until("memory answers no more", || {
             std::thread::park_timeout(Duration::from_millis(20));
@@ -229,7 +230,7 @@ fn what_an_asynchronous_standby_never_got_is_new_again_once_it_is_promoted() {
     wait(standby.promote());
     database.url = standby.url_for(database.name());
     database.is_once_each(KEPT);
-    // One more node that can remember nothing: all it could hear of the lost ones is in Redis.
+    // One more node with an empty memory: it can know the lost events only from Redis.
     let forgetful = start();
     forgetful.1.stderr.wait_for("connected to Redis");
     let all = [&nodes[0].1, &nodes[1].1, &forgetful.1];
@@ -252,7 +253,7 @@ fn what_an_asynchronous_standby_never_got_is_new_again_once_it_is_promoted() {
     }
     database.all_processed(&nodes[0].1, EVENTS);
     database.is_once_each(EVENTS);
-    // And copies of what is done are duplicates of the new ones, from memory and Redis again.
+    // Copies of finished events are duplicates of the new ones, from memory and Redis again.
     after.send(4, 0..EVENTS, || ());
     after.one_id_each(EVENTS);
     for (_, node) in nodes {
@@ -266,8 +267,8 @@ fn what_an_asynchronous_standby_never_got_is_new_again_once_it_is_promoted() {
 #[test]
 fn an_asynchronous_standby_that_is_promoted_under_load_loses_what_it_never_got_and_doubles_nothing()
 {
-    // The standby stops receiving in the middle of the load, and the primary dies with events acked, events
-    // on their way and jobs claimed. The senders then send everything once more.
+    // The standby stops receiving during the load, and the primary dies with acked events, events
+    // in flight and claimed jobs. The senders then send everything again.
     const EVENTS: usize = 300;
     let primary = wait(Postgres::start());
     if !primary.can_have_standby() {
@@ -312,7 +313,8 @@ fn an_asynchronous_standby_that_is_promoted_under_load_loses_what_it_never_got_a
 
 #[test]
 fn a_primary_that_falls_silent_does_not_keep_nodes_from_the_promoted_standby() {
-    // Its machine is gone without a word: packets to it vanish, connections open and never answer.
+    // Its machine is gone without closing connections: packets vanish, connections open and never
+    // answer.
     let primary = wait(Postgres::start());
     if !primary.can_have_standby() {
         return crate::support::skip(
@@ -340,7 +342,7 @@ fn a_primary_that_falls_silent_does_not_keep_nodes_from_the_promoted_standby() {
 
 #[test]
 fn a_pooler_in_transaction_mode_is_refused_in_words_that_help() {
-    // Settings, prepared statements and locks of a session would land on changing servers.
+    // Settings, prepared statements and locks of a session would be on changing servers.
     if !PgBouncer::is_installed() {
         return crate::support::skip("a pooler in transaction mode", "no pgbouncer here");
     }
@@ -355,7 +357,7 @@ fn a_pooler_in_transaction_mode_is_refused_in_words_that_help() {
 
 #[test]
 fn a_node_speaks_tls_and_refuses_a_server_that_it_cannot_trust() {
-    // The role is admitted over TLS only, and the certificate is of an authority made for it.
+    // The role is accepted over TLS only, and the certificate comes from a test authority.
     let (server, tls) = wait(Postgres::with_tls());
     let database = Database::on(&server, "secured");
     let at = |settings: &str| {
@@ -388,13 +390,13 @@ const CANARY: &str = "hunter2-canary";
 
 #[track_caller]
 fn is_silent(what: &str, said: &str) {
-    assert!(!said.contains("hunter2"), "{what} tells the password: {said}");
+    assert!(!said.contains("hunter2"), "{what} shows the password: {said}");
 }
 
 #[test]
-fn a_password_is_told_nowhere() {
-    // In the config, the environment and the flags; with the server there, away, refusing, and with
-    // URLs that cannot be read.
+fn a_password_is_never_printed() {
+    // In the config, the environment and the flags; with a server that runs, is down or refuses,
+    // and with invalid URLs.
     let server = wait(Postgres::start());
     let database = Database::on(&server, "canary");
     let host = format!("127.0.0.1:{}", server.port());
@@ -410,7 +412,7 @@ fn a_password_is_told_nowhere() {
     is_silent("metrics", &node.admin_get("/metrics").text());
     is_silent("an event", &node.admin_get("/api/v1/events/evt_1").text());
     wait(server.kill_postmaster());
-    until("the outage is told", || {
+    until("the outage is logged", || {
         std::thread::park_timeout(Duration::from_millis(20));
         let ready = node.admin_get("/readyz");
         is_silent("readyz", &ready.text());
@@ -426,7 +428,7 @@ fn a_password_is_told_nowhere() {
     let stdout = node.stdout.clone();
     is_silent("the log", &node.stop());
     is_silent("stdout", &stdout.text());
-    // Nobody there, at the start and for each command.
+    // No server, at the start and for each command.
     let (code, said) = house.fail();
     assert_eq!(code, Some(3), "{said}");
     is_silent("a start without a database", &said);
@@ -454,8 +456,8 @@ fn a_password_is_told_nowhere() {
 }
 
 #[test]
-fn doctor_looks_at_the_database_that_nodes_share() {
-    // Not at the embedded one, which nobody uses there; and it changes nothing.
+fn doctor_checks_the_database_that_nodes_share() {
+    // Not the embedded database, which is not used there; and it changes nothing.
     let database = Database::empty("doctor");
     let house = database.house("", "");
     let doctor = |url: Option<&str>| {
@@ -493,7 +495,7 @@ fn doctor_looks_at_the_database_that_nodes_share() {
     let (_, findings) = doctor(None);
     assert_eq!(of(&findings, "schema").0, "ok", "{findings:?}");
     node.stop();
-    // Tables that no node of this version would start on: neither command may say that all is well.
+    // Tables that no node of this version accepts: neither command may report success.
     database.execute("UPDATE hapax.migration SET checksum = 'x' || checksum WHERE number = 1");
     let (code, findings) = doctor(None);
     assert_eq!((code, of(&findings, "schema").0.as_str()), (1, "fail"));

@@ -1,6 +1,6 @@
 //! A Redis in front of the shared database that is emptied, stopped, killed, restored from an old
-//! snapshot, or lies: the same answers, one effect each, no answer that waits for it, few words in
-//! the log.
+//! snapshot, or returns wrong data: the same answers, one effect each, no answer that waits for it,
+//! and few log lines.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,7 +10,8 @@ use crate::support::{House, Sender, Server, until};
 use hapax_core::{EventKey, SourceName, Tenant};
 use hapax_sim::{Redis, RedisReply};
 
-/// An answer that took longer has waited for Redis; far beyond what one takes on a busy machine.
+/// An answer that took longer has waited for Redis; far longer than any answer takes on a busy
+/// machine.
 const ACK_MAX: Duration = Duration::from_secs(10);
 
 /// A node with this Redis in front.
@@ -29,7 +30,7 @@ fn connected(server: &Server) {
     });
 }
 
-/// Under which name Redis knows an event.
+/// The name of an event's entry in Redis.
 fn name_of(event_id: &str) -> Vec<u8> {
     let key = EventKey {
         tenant: Tenant::default(),
@@ -52,11 +53,11 @@ fn plant(redis: &Redis, event_id: &str, value: &[u8]) {
     assert_eq!(wait(redis.command(&set)), RedisReply::Text(b"OK".to_vec()));
 }
 
-/// Sends copies until Redis knows all of these. What a busy Redis was not told in time is told by a
-/// node that has to ask the database, and not by one that remembers.
-pub(super) fn told(database: &Database, redis: &Redis, events: std::ops::Range<usize>) {
+/// Sends copies until Redis has entries for all of these events. A busy Redis may miss an entry; it
+/// is written again by a node that has to query the database, not by one that answers from memory.
+pub(super) fn cached(database: &Database, redis: &Redis, events: std::ops::Range<usize>) {
     let sender = Sender::stripe(SECRET);
-    until("Redis was told of all", || {
+    until("Redis has all entries", || {
         let missing: Vec<_> =
             events.clone().filter(|n| get(redis, &format!("evt_{n}")).is_none()).collect();
         if missing.is_empty() {
@@ -75,14 +76,15 @@ pub(super) fn told(database: &Database, redis: &Redis, events: std::ops::Range<u
     });
 }
 
-/// What the log says of Redis.
+/// The number of log lines about Redis.
 fn words(said: &str) -> usize {
     said.lines().filter(|line| line.contains("Redis")).count()
 }
 
 #[test]
 fn a_redis_that_is_emptied_ten_times_a_second_changes_no_answer() {
-    // What one node has just told another is gone before it is read, or while.
+    // An entry that one node has just written is gone before another node reads it, or while it
+    // does.
     const EVENTS: usize = 600;
     let database = Database::shared("flushed");
     let redis = wait(Redis::start());
@@ -97,7 +99,7 @@ fn a_redis_that_is_emptied_ten_times_a_second_changes_no_answer() {
                 std::thread::park_timeout(Duration::from_millis(100));
             }
         });
-        // Everything twice, so that most of it is a duplicate that Redis may know or not.
+        // Everything twice, so that most events are duplicates that Redis may or may not know.
         senders.send(6, 0..EVENTS, || ());
         senders.send(6, 0..EVENTS, || ());
         done.store(true, Ordering::Relaxed);
@@ -114,7 +116,8 @@ fn a_redis_that_is_emptied_ten_times_a_second_changes_no_answer() {
 
 #[test]
 fn a_redis_that_stops_or_dies_under_load_delays_no_answer_for_long() {
-    // Stopped it keeps its connections and answers nothing; killed it is refused; then it is back.
+    // A stopped Redis keeps its connections and answers nothing; a killed one refuses connections;
+    // then it is back.
     const EVENTS: usize = 500;
     let database = Database::shared("stopped");
     let redis = wait(Redis::start());
@@ -165,9 +168,9 @@ fn a_redis_that_stops_or_dies_under_load_delays_no_answer_for_long() {
 }
 
 #[test]
-fn what_is_planted_in_redis_is_not_believed() {
-    // Another event's proof under this key, bytes of nobody, a cut proof; for events that are known
-    // and for one that never came.
+fn forged_entries_in_redis_are_ignored() {
+    // Another event's entry under this key, random bytes, a truncated entry; for known events and
+    // for one that never arrived.
     const EVENTS: usize = 8;
     let database = Database::shared("planted");
     let redis = wait(Redis::start());
@@ -176,7 +179,7 @@ fn what_is_planted_in_redis_is_not_believed() {
     let senders = Senders::to([&first]);
     senders.send(2, 0..EVENTS, || ());
     database.all_processed(&first, EVENTS);
-    told(&database, &redis, 0..EVENTS);
+    cached(&database, &redis, 0..EVENTS);
     let good: Vec<Vec<u8>> =
         (0..EVENTS).map(|n| get(&redis, &format!("evt_{n}")).unwrap()).collect();
     for n in 1..EVENTS {
@@ -189,7 +192,7 @@ fn what_is_planted_in_redis_is_not_believed() {
         plant(&redis, &format!("evt_{n}"), &value);
     }
     plant(&redis, "evt_new", &good[3]);
-    // A node that remembers nothing, so that it asks Redis.
+    // A node with an empty memory, so that it queries Redis.
     let (_other_house, second) = node(&database, &redis);
     connected(&second);
     let sender = Sender::stripe(SECRET);
@@ -209,9 +212,9 @@ fn what_is_planted_in_redis_is_not_believed() {
 }
 
 #[test]
-fn what_redis_knows_of_an_older_epoch_is_not_believed() {
-    // The database was restored from a backup that has never heard of an event, and Redis, from its
-    // own old snapshot, still calls that one a duplicate: its sender would never be heard again.
+fn entries_of_an_older_epoch_in_redis_are_ignored() {
+    // The database was restored from a backup without an event, and Redis, from its own old
+    // snapshot, still calls it a duplicate: the sender's retries would have no effect.
     const EVENTS: usize = 10;
     let database = Database::shared("restored");
     let redis = wait(Redis::start());
@@ -219,13 +222,13 @@ fn what_redis_knows_of_an_older_epoch_is_not_believed() {
     connected(&first);
     Senders::to([&first]).send(1, 0..EVENTS, || ());
     database.all_processed(&first, EVENTS);
-    told(&database, &redis, 0..EVENTS);
+    cached(&database, &redis, 0..EVENTS);
     assert_eq!(wait(redis.command(&["SAVE"])), RedisReply::Text(b"OK".to_vec()));
     first.stop();
     database.execute("DELETE FROM hapax.job; DELETE FROM hapax.event; DELETE FROM ledger");
-    // As long as nobody says that it is another database, Redis is believed: of events that are in no
-    // database, each asked for once, only Redis can say "duplicate". (Not always: what it does not
-    // answer in time is asked of the database, and a busy machine may be late for all of them.)
+    // As long as the epoch is the same, Redis is trusted: for events that are in no database, each
+    // sent once, only Redis can answer "duplicate". (Not always: if Redis does not answer in time,
+    // the database decides, and a busy machine may be late for all of them.)
     let sender = Sender::stripe(SECRET);
     until("Redis is believed", || {
         let (_house, second) = node(&database, &redis);
@@ -257,8 +260,8 @@ fn what_redis_knows_of_an_older_epoch_is_not_believed() {
 }
 
 #[test]
-fn doctor_looks_at_redis_which_may_be_missing_and_never_tells_its_password() {
-    // There, refusing the password it is given, and not there at all.
+fn doctor_checks_redis_which_may_be_missing_and_never_prints_its_password() {
+    // Running, refusing the password, and not running.
     let database = Database::shared("redis_doctor");
     let redis = wait(Redis::start());
     let house = database.house("", "");
@@ -270,12 +273,12 @@ fn doctor_looks_at_redis_which_may_be_missing_and_never_tells_its_password() {
         assert!(!format!("{run:?}").contains("hunter2"), "{run:?}");
         let found = run.stdout.lines().map(|line| serde_json::from_str(line).unwrap());
         let found = found.filter(|found: &serde_json::Value| found["check"] == "redis");
-        let told: Vec<_> = found.collect();
-        assert_eq!(told.len(), 1, "{run:?}");
-        let text = |key: &str| told[0][key].as_str().unwrap().to_owned();
+        let findings: Vec<_> = found.collect();
+        assert_eq!(findings.len(), 1, "{run:?}");
+        let text = |key: &str| findings[0][key].as_str().unwrap().to_owned();
         (run.code, text("level"), text("note"))
     };
-    // On a busy machine it may take longer than it is worth to wait for, which is told as well.
+    // On a busy machine Redis may be slower than a lookup waits, which is reported as well.
     let note = until("Redis is quick", || {
         let (code, level, note) = doctor(&redis.url());
         assert_eq!(code, 0, "{note}");
@@ -297,21 +300,22 @@ fn doctor_looks_at_redis_which_may_be_missing_and_never_tells_its_password() {
 }
 
 #[test]
-fn what_redis_was_asked_is_counted() {
-    // Whoever runs one wants to know whether it is worth its keep, and that it fails.
+fn lookups_in_redis_are_counted() {
+    // An operator wants to know whether Redis is useful, and whether it fails.
     let database = Database::shared("redis_counted");
     let redis = wait(Redis::start());
     let (_house, first) = node(&database, &redis);
     connected(&first);
     Senders::to([&first]).send(1, 0..3, || ());
     database.all_processed(&first, 3);
-    told(&database, &redis, 0..3);
+    cached(&database, &redis, 0..3);
     let counted = |server: &Server, outcome: &str| {
         let label = format!("outcome=\"{outcome}\"");
         server.metric("hapax_redis_answers_total", &[&label])
     };
     let sender = Sender::stripe(SECRET);
-    // Each node asks once and then remembers: where Redis was too slow, another one asks.
+    // Each node looks an event up once and then remembers it: if Redis was too slow, another node
+    // tries.
     let (_other, second) = until("a duplicate that only Redis knows is a hit", || {
         let (house, second) = node(&database, &redis);
         connected(&second);

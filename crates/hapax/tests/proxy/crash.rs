@@ -1,5 +1,5 @@
 //! Hapax dies in front of an app, at each named moment of a request with a key: within the lease
-//! nothing runs a second time, and what was kept is what every retry gets.
+//! nothing runs a second time, and every retry gets the stored answer.
 
 use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt as _;
@@ -12,24 +12,24 @@ use crate::support::{Answer, House, until};
 
 const SIGABRT: i32 = 6;
 
-/// Long enough for a restart on a busy machine, so that some retries come before its end.
+/// Long enough for a restart on a busy machine, so that some retries arrive before its end.
 const LEASE: Duration = Duration::from_secs(6);
 
-/// Between two tries of a client that was told to come again.
+/// The pause between two attempts of a client that was asked to retry.
 const BACK_OFF: Duration = Duration::from_millis(20);
 
-/// How often an app did something, and what a client was told at last.
+/// The number of effects, and the client's last answer.
 struct Survived {
     app: Upstream,
     last: Answer,
-    /// How many retries were told that it is in progress.
+    /// The number of retries that were refused because the key was in progress.
     refused: usize,
-    /// From before the first try to the last answer.
+    /// The time from before the first attempt to the last answer.
     took: Duration,
 }
 
-/// A client charges, the server dies at `point`, and the client comes back to the next one until it
-/// is not told to wait any more.
+/// A client charges, the server dies at `point`, and the client retries at the next server until
+/// the answer is not a 409.
 fn dies_at(point: &str) -> Survived {
     let app = Upstream::counting();
     let lease = LEASE.as_secs();
@@ -50,7 +50,7 @@ fn dies_at(point: &str) -> Survived {
     let last = until("the key is let go", || {
         let answer = charge.send(at);
         if answer.status == 409 {
-            // As long as it is in progress nothing has run a second time.
+            // While the key is in progress, nothing has run a second time.
             assert!(began.elapsed() >= LEASE || app.effects().len() == before, "{point}");
             refused += 1;
             std::thread::park_timeout(BACK_OFF);
@@ -64,7 +64,7 @@ fn dies_at(point: &str) -> Survived {
     Survived { app, last, refused, took }
 }
 
-/// Whatever it is told from now on, it is told the same.
+/// Checks that every further retry gets the same answer.
 fn replays(charge: &Charge<'_>, at: SocketAddr, last: &Answer) {
     for _ in 0..3 {
         let replay = charge.send(at);
@@ -84,8 +84,8 @@ fn a_crash_before_the_app_was_asked_delays_the_charge_by_a_lease() {
 
 #[test]
 fn a_crash_after_the_app_did_its_work_repeats_nothing_within_the_lease() {
-    // The answer was lost with the process. Whoever comes after the lease is told by the attempt and
-    // the fence that this may have been done before.
+    // The answer was lost with the process. A retry after the lease gets the attempt and the fence,
+    // which say that the work may have been done before.
     let survived = dies_at("idem.after_work");
     let effects = survived.app.effects();
     assert_eq!(effects.len(), 2, "{effects:?}");
@@ -107,9 +107,9 @@ fn a_crash_after_the_answer_was_kept_replays_it_at_once() {
 
 #[test]
 fn a_sigkill_while_many_charge_doubles_nothing_within_the_lease() {
-    // Thirty clients, each with a key of its own, come back until they are answered 201, while the
-    // server is killed twice. The lease outlasts the test, so nothing may run twice at all; what was
-    // running when the blow fell stays in progress.
+    // Thirty clients, each with its own key, retry until they get a 201, while the server is killed
+    // twice. The lease outlasts the test, so nothing may run twice; requests that ran at a SIGKILL
+    // stay in progress.
     const CLIENTS: usize = 30;
     const EACH: usize = 8;
     let app = Upstream::counting();
@@ -148,7 +148,7 @@ fn a_sigkill_while_many_charge_doubles_nothing_within_the_lease() {
     done.sort();
     done.dedup();
     assert_eq!(done.len(), effects, "something was charged twice");
-    // Each client has at most one request in flight when a blow falls.
+    // Each client has at most one request in flight at a SIGKILL.
     assert!(unknown <= 2 * CLIENTS, "{unknown} keys in progress");
     assert!(effects >= keys.len() - 2 * CLIENTS, "{effects} of {}", keys.len());
     server.stop();

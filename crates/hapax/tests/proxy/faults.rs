@@ -1,6 +1,5 @@
-//! A proxy whose app fails, and what goes through it: a key is free where the app cannot have seen
-//! the request, and busy to the end of its lease where it may have. What has no key is passed on as
-//! it comes.
+//! A proxy whose app fails. A key is free if the app cannot have seen the request, and in progress
+//! until the end of its lease if it may have. A request without a key is streamed.
 
 use std::io::{BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,13 +10,13 @@ use crate::support::charges::{Charge, api, is_replay, problem, proxy, start};
 use crate::support::upstream::{self, Reply, Upstream};
 use crate::support::{Answer, House, Wire, until};
 
-/// Short enough to be waited for.
+/// Short enough to wait for.
 const LEASE: Duration = Duration::from_secs(2);
 
-/// Between two tries of a client that was told to come again.
+/// The pause between two attempts of a client that was asked to retry.
 const BACK_OFF: Duration = Duration::from_millis(20);
 
-/// Sends until the key is not in progress any more; every answer until then is a 409.
+/// Sends until the key is no longer in progress; every answer until then is a 409.
 fn until_let_in(charge: &Charge<'_>, to: SocketAddr) -> Answer {
     until("the key is let go", || {
         let answer = charge.send(to);
@@ -38,7 +37,7 @@ fn an_app_that_is_down_frees_its_keys_at_once() {
         let answer = charge.send(at);
         assert_eq!((answer.status, problem(&answer).as_str()), (502, "not_reached"), "{answer:?}");
     }
-    // It comes up, and the very next try goes through, with nothing left of the ones before it.
+    // The app starts, and the very next attempt succeeds, without traces of the earlier ones.
     let listener = TcpListener::bind(at_app).unwrap();
     std::thread::scope(|scope| {
         let app = scope.spawn(|| {
@@ -56,9 +55,9 @@ fn an_app_that_is_down_frees_its_keys_at_once() {
 }
 
 #[test]
-fn a_name_that_leads_nowhere_and_a_handshake_that_fails_free_the_key() {
+fn an_unknown_host_and_a_failed_handshake_free_the_key() {
     let app = Upstream::counting();
-    // TLS to a server that speaks none.
+    // TLS to a server that does not support it.
     let tls = format!("https://{}", app.address);
     for nowhere in ["http://no-such-host.invalid", &tls] {
         let (_house, server, at) = start(nowhere, "");
@@ -71,8 +70,8 @@ fn a_name_that_leads_nowhere_and_a_handshake_that_fails_free_the_key() {
 }
 
 #[test]
-fn a_handshake_that_hangs_is_given_up_and_frees_the_key() {
-    // The connection is open, so it looks as if something had been sent; nothing was.
+fn a_handshake_that_hangs_times_out_and_frees_the_key() {
+    // The connection is open, so it looks as if a request had been sent; none was.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let (_house, server, at) = start(&format!("https://{}", silent.local_addr().unwrap()), "");
     let answer = Charge::with_key("key-1").send(at);
@@ -82,7 +81,7 @@ fn a_handshake_that_hangs_is_given_up_and_frees_the_key() {
 
 #[test]
 fn an_app_that_is_cut_after_its_work_keeps_the_key_busy_until_the_lease_ends() {
-    // Each way to lose an answer: nobody knows whether the work was done, and it was.
+    // Each way to lose an answer: the outcome is unknown to the proxy, and the work was done.
     let ways: [fn() -> Reply; 5] = [
         || Reply::Cut,
         || Reply::Half,
@@ -128,8 +127,8 @@ fn lost(way: fn() -> Reply) {
 }
 
 #[test]
-fn an_app_that_takes_too_long_is_given_up_before_its_lease_is_over() {
-    // It answers after all, when nobody listens any more: that answer must not count.
+fn a_request_to_a_slow_app_times_out_before_its_lease_is_over() {
+    // The app answers after the timeout: that answer must not count.
     let (go, gate) = channel::<()>();
     let gate = std::sync::Mutex::new(gate);
     let app = Upstream::new(move |asked| {
@@ -150,7 +149,7 @@ fn an_app_that_takes_too_long_is_given_up_before_its_lease_is_over() {
 }
 
 #[test]
-fn who_was_turned_away_before_any_work_may_come_again_at_once() {
+fn a_client_that_was_refused_before_any_work_may_retry_at_once() {
     let app = Upstream::new(|asked| match asked.header("authorization") {
         Some(_) => Reply::created("charge 1"),
         None => Reply::Answer(401, String::new(), b"who are you?".to_vec()),
@@ -160,7 +159,7 @@ fn who_was_turned_away_before_any_work_may_come_again_at_once() {
     assert_eq!(charge.send(at).status, 401);
     let answer = Charge { headers: "authorization: Bearer x\r\n", ..charge.clone() }.send(at);
     assert_eq!(answer.status, 201);
-    // A verdict of the app, a failure too, is an answer like any other.
+    // An answer of the app is stored, a failure too.
     let app = Upstream::new(|_| Reply::Answer(500, String::new(), b"no".to_vec()));
     let (_house, failing, at) = start(&app.url(), "");
     assert_eq!(charge.send(at).status, 500);
@@ -171,9 +170,9 @@ fn who_was_turned_away_before_any_work_may_come_again_at_once() {
 }
 
 #[test]
-fn a_pooled_connection_that_the_app_has_closed_is_replaced_unseen() {
-    // The app closes each connection right after its answer without saying so, which is found out
-    // only when the next request wants it.
+fn a_pooled_connection_that_the_app_has_closed_is_replaced_silently() {
+    // The app closes each connection right after its answer without announcing it. The proxy
+    // notices only with the next request.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at_app = listener.local_addr().unwrap();
     let (closed, ends) = channel::<()>();
@@ -191,7 +190,7 @@ fn a_pooled_connection_that_the_app_has_closed_is_replaced_unseen() {
         let key = format!("key-{n}");
         assert_eq!(Charge::with_key(&key).send(at).status, 201, "{n}");
         ends.recv().unwrap();
-        // What arrives behind the end of that connection is seen behind it.
+        // A request after the end of that connection shows that the end was processed.
         assert_eq!(server.admin_get("/healthz").status, 200);
     }
     server.stop();
@@ -232,14 +231,14 @@ fn the_app_gets_what_the_client_sent_and_what_it_needs_to_know() {
     }
     assert_ne!(asked.number("hapax-fence"), 99);
     assert_eq!(asked.body, charge.body.as_bytes());
-    // Not followed, and without what held for the app's connection only.
+    // Redirects are not followed, and headers of the app's connection are removed.
     assert_eq!((answer.status, answer.body.as_slice()), (302, &b"moved"[..]));
     assert_eq!(answer.header("location"), Some("http://elsewhere.example/"));
     assert_eq!(answer.header("x-private").or(answer.header("keep-alive")), None, "{answer:?}");
     assert_eq!(answer.head.matches("x-kept: ").count(), 2, "{answer:?}");
-    // Whether it is a replay is not the app's to say.
+    // The app does not decide whether an answer is a replay.
     assert!(!is_replay(&answer) && is_replay(&charge.send(at)), "{answer:?}");
-    // Without a key there is nothing to tell, and nothing to be forged.
+    // Without a key there are no such headers, and none can be forged.
     let plain = Charge { key: None, target: "/notes", ..charge.clone() }.send(at);
     assert!(plain.header("hapax-request-id").is_some());
     let asked = &app.effects()[1];
@@ -265,19 +264,19 @@ fn other_protocols_and_paths_that_climb_are_refused_and_never_sent() {
         assert_eq!((answer.status, problem(&answer).as_str()), (status, kind), "{charge:?}");
     }
     assert!(app.effects().is_empty());
-    // An offer to speak HTTP/2 is an offer only.
+    // An offer of HTTP/2 is only an offer.
     let offer =
         "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n";
     assert_eq!(Charge { headers: offer, ..plain }.send(at).status, 201);
-    // And the keys that were refused are free.
+    // The keys of refused requests are free.
     assert_eq!(Charge::with_key("key-1").send(at).status, 201);
     server.stop();
 }
 
 #[test]
-fn no_client_speaks_for_us_by_another_spelling_of_a_name() {
-    // To a server of the CGI world `hapax_fence` is `hapax-fence`: with the first of them a client would
-    // choose fence, key and account of the app's own transaction.
+fn no_client_can_forge_hapax_headers_by_another_spelling() {
+    // A CGI server reads `hapax_fence` as `hapax-fence`: a client could choose fence, key and
+    // account of the app's own transaction.
     let app = Upstream::counting();
     let (_house, server, at) = start(&app.url(), "");
     let forged = "hapax_fence: 99\r\nHapax_Scope: forged\r\nhapax-scope_: forged\r\n\
@@ -300,7 +299,7 @@ fn no_client_speaks_for_us_by_another_spelling_of_a_name() {
         assert_eq!(asked.header("x-account-id"), Some("acct_1"));
     }
     assert_eq!(app.effects()[0].header("idempotency-key"), Some("key-1"));
-    // Two of what the key is scoped by: the app may go by the other one.
+    // Two values of the header that scopes the key: the app may use the other one.
     let twice = "x-account-id: acct_2\r\n";
     assert_eq!(Charge { headers: twice, ..Charge::with_key("key-2") }.send(at).status, 400);
     assert_eq!(app.effects().len(), 2);
@@ -332,15 +331,15 @@ fn a_connection_header_cannot_hide_from_the_app_what_the_key_is_scoped_by() {
             Charge { headers: &line, key: None, target: "/notes", ..Charge::with_key("") },
         ] {
             let answer = charge.send(at);
-            let told = (answer.status, problem(&answer));
-            assert_eq!(told, (400, "connection_header".into()), "{charge:?}");
+            let refused = (answer.status, problem(&answer));
+            assert_eq!(refused, (400, "connection_header".into()), "{charge:?}");
         }
     }
-    // In a line of its own, behind an innocent one.
+    // In a second line, after a harmless one.
     let second = "connection: close\r\nconnection: x-account-id\r\n";
     assert_eq!(Charge { headers: second, ..Charge::with_key("key-1") }.send(at).status, 400);
     assert!(app.effects().is_empty());
-    // Nothing was reserved, and what is about the connection only may still be named.
+    // Nothing was reserved, and headers that are only about the connection may still be named.
     let own = "connection: close, x-mine\r\nx-mine: 1\r\n";
     assert_eq!(Charge { headers: own, ..Charge::with_key("key-1") }.send(at).status, 201);
     assert_eq!(app.effects()[0].header("x-mine"), None);
@@ -365,8 +364,8 @@ fn head(stream: &mut TcpStream) -> String {
 
 #[test]
 fn without_a_key_bodies_of_any_size_pass_through_as_they_come() {
-    // Far larger than any body that is taken with a key. Each side sends its second half only after
-    // the other has seen the first: whoever gathers a body before sending it on waits for ever.
+    // Far larger than any body with a key. Each side sends its second half only after the other has
+    // seen the first: a proxy that buffers the whole body would wait for ever.
     const HALF: usize = 8 << 20;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at_app = listener.local_addr().unwrap();
@@ -396,8 +395,8 @@ fn without_a_key_bodies_of_any_size_pass_through_as_they_come() {
         wire.write(&body[..HALF]);
         half_seen.recv().unwrap();
         wire.write(&body[HALF..]);
-        let told = head(&mut wire.stream);
-        assert!(told.starts_with("HTTP/1.1 200"), "{told}");
+        let answer_head = head(&mut wire.stream);
+        assert!(answer_head.starts_with("HTTP/1.1 200"), "{answer_head}");
         let mut back = exactly(&mut wire.stream, HALF);
         heard.send(()).unwrap();
         back.extend(exactly(&mut wire.stream, HALF));
@@ -405,7 +404,7 @@ fn without_a_key_bodies_of_any_size_pass_through_as_they_come() {
         let asked = app.join().unwrap();
         assert!(asked.contains(&format!("content-length: {length}\r\n")), "{asked}");
     });
-    // With a key it is read first, and so it has a limit.
+    // With a key the body is buffered first, so it has a limit.
     let large = "x".repeat((1 << 20) + 1);
     let answer = Charge { body: &large, ..Charge::with_key("key-1") }.send(at);
     assert_eq!(answer.status, 413, "{answer:?}");
@@ -414,7 +413,8 @@ fn without_a_key_bodies_of_any_size_pass_through_as_they_come() {
 
 #[test]
 fn chunks_pass_through_one_by_one() {
-    // A stream of events: each chunk must come before the next is sent, and none is ever the last.
+    // A stream of events: each chunk must arrive before the next is sent, and the stream never
+    // ends.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at_app = listener.local_addr().unwrap();
     let (_house, server, at) = start(&format!("http://{at_app}"), "");
@@ -428,7 +428,7 @@ fn chunks_pass_through_one_by_one() {
                 write!(stream, "5\r\nevent\r\n").unwrap();
                 next.recv().unwrap();
             }
-            // The app goes away when its client does.
+            // The app's connection ends with its client's.
             let mut rest = Vec::new();
             let _ = stream.read_to_end(&mut rest);
             assert!(rest.is_empty());
@@ -445,7 +445,7 @@ fn chunks_pass_through_one_by_one() {
 }
 
 #[test]
-fn a_client_that_never_ends_its_body_is_told_so_and_holds_no_key() {
+fn a_client_that_never_ends_its_body_gets_an_error_and_holds_no_key() {
     // With a key nothing has run yet; without one the app has seen the beginning.
     let app = Upstream::counting();
     let config = format!("body_timeout = \"300ms\"\n{}", proxy(&app.url(), ""));
@@ -460,7 +460,7 @@ fn a_client_that_never_ends_its_body_is_told_so_and_holds_no_key() {
         let answer = wire.answer();
         assert_eq!((answer.status, problem(&answer).as_str()), (408, "slow"), "{answer:?}");
         assert!(answer.header("hapax-request-id").is_some());
-        // What may still come must not be taken for another request.
+        // Bytes that arrive later must not be read as another request.
         assert_eq!(answer.header("connection"), Some("close"));
         assert!(wire.ends());
     }
@@ -470,7 +470,7 @@ fn a_client_that_never_ends_its_body_is_told_so_and_holds_no_key() {
 }
 
 #[test]
-fn an_answer_too_large_to_keep_reaches_its_client_and_the_work_is_never_repeated() {
+fn an_answer_too_large_to_store_reaches_its_client_and_the_work_is_never_repeated() {
     let large = vec![b'x'; (1 << 20) + 1];
     let body = large.clone();
     let app = Upstream::new(move |_| Reply::created(body.clone()));
@@ -495,7 +495,7 @@ fn many_requests_share_one_connection_on_both_sides() {
         let plain = Charge { key: None, target: "/notes", ..Charge::with_key("") };
         assert_eq!(wire.try_ask(&plain.bytes()).map(|it| it.status), Some(201));
     }
-    // Now and then the next request is faster than the way back into the pool.
+    // Sometimes the next request is faster than the return of the connection to the pool.
     assert!(app.connections() < 50, "{} connections for 100 requests", app.connections());
     server.stop();
 }

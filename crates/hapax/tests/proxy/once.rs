@@ -1,6 +1,5 @@
-//! Idempotency-Keys in front of an app, through the real binary: whoever retries gets the answer of
-//! the first one, and the app does its work once. Its ledger has no constraint, so an effect that
-//! happens twice is seen.
+//! Idempotency-Keys in front of an app, through the real binary: a retry gets the first answer, and
+//! the app does its work once. Its ledger has no constraint, so a second effect is a second entry.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +13,8 @@ use aws_lc_rs::hmac;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
-/// So many copies of one request at the same moment; `heard` is called with each answer as it comes.
+/// Sends `count` copies of one request at the same moment; `heard` is called with each answer as it
+/// arrives.
 fn storm(
     to: SocketAddr,
     copies: usize,
@@ -39,7 +39,7 @@ fn storm(
 
 #[test]
 fn fifty_copies_at_once_are_one_charge_and_later_ones_its_replay() {
-    // The app takes so long that all others are answered while it works.
+    // The app takes so long that all other copies are answered while it works.
     const COPIES: usize = 50;
     let (go, gate) = channel::<()>();
     let gate = Mutex::new(gate);
@@ -72,14 +72,15 @@ fn fifty_copies_at_once_are_one_charge_and_later_ones_its_replay() {
         assert_ne!(replay.header("hapax-request-id"), done[0].header("hapax-request-id"));
     }
     assert_eq!(app.effects().len(), 1);
-    let told = server.metric("hapax_idempotency_total", &["realm=\"api\"", "outcome=\"fresh\""]);
-    assert_eq!(told, 1.0);
+    let fresh = server.metric("hapax_idempotency_total", &["realm=\"api\"", "outcome=\"fresh\""]);
+    assert_eq!(fresh, 1.0);
     server.stop();
 }
 
 #[test]
 fn copies_that_race_the_answer_are_refused_or_replayed_and_never_run() {
-    // The app answers at once, so that some copies come before its answer is kept and some after.
+    // The app answers at once, so that some copies arrive before its answer is stored and some
+    // after.
     let app = Upstream::counting();
     let (_house, server, at) = start(&app.url(), "");
     for round in 0..10 {
@@ -97,7 +98,7 @@ fn copies_that_race_the_answer_are_refused_or_replayed_and_never_run() {
 }
 
 #[test]
-fn with_wait_a_copy_gets_the_answer_of_the_one_that_runs() {
+fn with_wait_a_copy_gets_the_answer_of_the_running_request() {
     let (go, gate) = channel::<()>();
     let gate = Mutex::new(gate);
     let app = Upstream::new(move |_| {
@@ -124,15 +125,15 @@ fn a_key_means_one_request_of_one_account() {
     let (house, server, at) = start(&app.url(), "fingerprint_ignore = [\"/client_ts\"]");
     let first = Charge { body: r#"{"amount":100,"client_ts":1}"#, ..Charge::with_key("key-1") };
     assert_eq!(first.send(at).body, b"charge 1");
-    // Made anew with every try, and said to be.
+    // The value differs in every attempt, and the config ignores it.
     let again = Charge { body: r#"{"amount":100,"client_ts":2}"#, ..first.clone() };
     assert!(is_replay(&again.send(at)));
     // Bare and quoted are the same key.
     assert!(is_replay(&Charge { key: Some("\"key-1\""), ..first.clone() }.send(at)));
     let other = Charge { body: r#"{"amount":200,"client_ts":1}"#, ..first.clone() };
-    let told = other.send(at);
-    assert_eq!(told.status, 409, "{told:?}");
-    assert!(!told.text().contains("charge 1"), "the first answer is given away: {told:?}");
+    let refused = other.send(at);
+    assert_eq!(refused.status, 409, "{refused:?}");
+    assert!(!refused.text().contains("charge 1"), "the first answer is disclosed: {refused:?}");
     assert_eq!(Charge { target: "/charges?dry=1", ..first.clone() }.send(at).status, 409);
     assert_eq!(app.effects().len(), 1);
     // Another account, another path, another method: another entry.
@@ -147,7 +148,7 @@ fn a_key_means_one_request_of_one_account() {
         assert!(is_replay(&charge.send(at)));
     }
     assert_eq!(app.effects().len(), 4);
-    // The IETF draft's status, taken over by a running server.
+    // The status of the IETF draft, applied by a reload.
     house.configure(&proxy(
         &app.url(),
         "mismatch_status = 422\nfingerprint_ignore = [\"/client_ts\"]",
@@ -172,13 +173,13 @@ fn a_route_that_needs_a_key_refuses_what_has_none_or_a_bad_one() {
     }
     let twice = Charge { headers: "idempotency-key: other\r\n", ..charge.clone() };
     assert_eq!(twice.send(at).status, 400);
-    // Nobody's key could be anybody's.
+    // A key without a caller would belong to all callers.
     assert_eq!(Charge { account: None, ..charge.clone() }.send(at).status, 400);
     assert!(app.effects().is_empty());
-    // Where none is needed, none is asked for, and nothing is kept.
+    // A route that needs no key does not ask for one, and stores nothing.
     let notes = Charge { key: None, target: "/notes", account: None, ..charge.clone() };
     assert_eq!([notes.send(at).status, notes.send(at).status], [201, 201]);
-    // And what changes nothing never needs one.
+    // Safe methods never need a key.
     let look = Charge { method: "GET", key: None, body: "", ..charge };
     assert_eq!(look.send(at).status, 201);
     assert_eq!(app.effects().len(), 3);
@@ -187,7 +188,8 @@ fn a_route_that_needs_a_key_refuses_what_has_none_or_a_bad_one() {
 
 #[test]
 fn a_route_needs_its_key_however_its_path_is_spelled() {
-    // The app resolves what ours does not, or the other way round: either way a charge without a key.
+    // The app resolves a spelling that the proxy does not, or the reverse: either way a charge
+    // without a key.
     const SPELLINGS: [&str; 19] = [
         "//charges",
         "/CHARGES",
@@ -214,8 +216,8 @@ fn a_route_needs_its_key_however_its_path_is_spelled() {
     let keyless = Charge { key: None, ..Charge::with_key("") };
     for target in SPELLINGS {
         let answer = Charge { target, ..keyless.clone() }.send(at);
-        let told = (answer.status, problem(&answer));
-        assert_eq!(told, (400, "idempotency_key_missing".into()), "{target}");
+        let refused = (answer.status, problem(&answer));
+        assert_eq!(refused, (400, "idempotency_key_missing".into()), "{target}");
     }
     for name in ["x-http-method-override", "x-http-method", "x-method-override"] {
         let line = format!("{name}: post\r\n");
@@ -230,8 +232,8 @@ fn a_route_needs_its_key_however_its_path_is_spelled() {
         assert_eq!((answer.status, problem(&answer)), (400, "path_malformed".into()), "{target}");
     }
     assert!(app.effects().is_empty());
-    // With a key they are one path, so one charge; the app gets what its client wrote. Another spelling
-    // may be another resource to the app, so it is not given the answer of the first.
+    // With a key the spellings are one path, so one charge; the app gets the client's spelling.
+    // Another spelling may be another resource to the app, so it does not get the first answer.
     let spelled = |target| Charge { target, ..Charge::with_key("key-1") }.send(at);
     assert_eq!(spelled("/x/..;/CHARGES").status, 201);
     assert!(is_replay(&spelled("/x/..;/CHARGES")));
@@ -244,8 +246,8 @@ fn a_route_needs_its_key_however_its_path_is_spelled() {
 }
 
 #[test]
-fn tokens_that_name_the_caller_are_never_kept_or_logged() {
-    // Whoever reads the database, the log or the headers sent on finds no credential of a caller.
+fn tokens_that_identify_the_caller_are_never_stored_or_logged() {
+    // The database, the log and the forwarded headers must not contain a credential of a caller.
     let app = Upstream::counting();
     let (house, server, at) = start(&app.url(), "scope = \"header:authorization\"");
     let token = "s3cr3t-token-hunter2";
@@ -256,7 +258,7 @@ fn tokens_that_name_the_caller_are_never_kept_or_logged() {
     let other = Charge { headers: "authorization: Bearer other\r\n", ..charge.clone() };
     assert!(!is_replay(&other.send(at)));
     let asked = app.effects();
-    // The app gets its client's token, and our name for the caller without it.
+    // The app gets its client's token, and Hapax's name of the caller without the token.
     assert_eq!(asked[0].header("authorization"), Some(format!("Bearer {token}").as_str()));
     let scope = asked[0].header("hapax-scope").unwrap().to_owned();
     assert!(!scope.contains("hunter2") && scope != asked[1].header("hapax-scope").unwrap());
@@ -290,7 +292,7 @@ fn a_claim_of_the_token_names_the_caller_though_the_token_changes() {
     server.stop();
 }
 
-/// The line of a request whose token says this, signed with HS256 and this secret.
+/// The Authorization line of a request with these claims, signed with HS256 and this secret.
 fn signed(header: &str, claims: &str, secret: &str) -> String {
     let encode = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
     let content = format!("{}.{}", encode(header.as_bytes()), encode(claims.as_bytes()));
@@ -301,7 +303,7 @@ fn signed(header: &str, claims: &str, secret: &str) -> String {
 
 #[test]
 fn a_claim_names_the_caller_only_where_its_signature_holds() {
-    // Anybody can write a token that says "u1": it must not read what u1 was answered.
+    // Any client can write a token with "u1": it must not get the answers of u1.
     const HS256: &str = r#"{"alg":"HS256","kid":"a"}"#;
     let (secret, next) =
         ("a-shared-secret-of-32-bytes-or-more", "the-next-secret-of-32-bytes-or-more");
@@ -346,7 +348,7 @@ fn a_claim_names_the_caller_only_where_its_signature_holds() {
         assert!(answer.header("www-authenticate").is_some());
     }
     assert_eq!(app.effects().len(), 1);
-    // The keys change: the old token is not believed any more, its caller is the same.
+    // The keys change: the old token is refused, and its caller is the same.
     std::fs::write(house.path().join("jwks.json"), set(&[("b", next)])).unwrap();
     server.signal("HUP");
     server.stderr.wait_for("reloaded configuration and secrets");
@@ -366,7 +368,7 @@ fn a_caller_that_floods_with_new_keys_gets_429_and_the_others_are_served() {
         Charge { account: Some(account), ..Charge::with_key(key) }.send(at)
     };
     let keys: Vec<String> = (0..30).map(|n| format!("key-{n}")).collect();
-    // All at once, so that whoever only looks finds room for more of them.
+    // All at once, so that a check without a lock would admit too many.
     let answers: Vec<_> = std::thread::scope(|scope| {
         let clients: Vec<_> =
             keys.iter().map(|key| (key, scope.spawn(|| of("acct_1", key)))).collect();
@@ -390,7 +392,7 @@ fn a_caller_that_floods_with_new_keys_gets_429_and_the_others_are_served() {
     }
     assert_eq!(of("acct_2", "key-1").status, 201);
     assert_eq!(server.metric("hapax_idempotency_total", &["outcome=\"over_quota\""]), 25.0);
-    // The count outlives a crash.
+    // The count survives a crash.
     server.kill();
     let server = house.start();
     let at = api(&server);
@@ -427,7 +429,7 @@ fn answers_outlive_a_restart() {
     let server = house.start();
     let replay = Charge::with_key("key-1").send(api(&server));
     assert!(is_replay(&replay) && kept(&replay) == kept(&first), "{replay:?}");
-    // Also where nobody had time to say goodbye.
+    // Also after a SIGKILL.
     server.kill();
     let server = house.start();
     let replay = Charge::with_key("key-1").send(api(&server));
@@ -437,9 +439,9 @@ fn answers_outlive_a_restart() {
 }
 
 #[test]
-fn a_client_that_hangs_up_cuts_nothing_short_nor_does_a_stop() {
-    // The client goes while the app works, then the server is told to stop, and only then the app
-    // answers: the answer must be kept all the same.
+fn neither_a_client_that_hangs_up_nor_a_shutdown_interrupts_a_request() {
+    // The client hangs up while the app works, then the server shuts down, and only then the app
+    // answers: the answer must still be stored.
     let (go, gate) = channel::<()>();
     let gate = Mutex::new(gate);
     let app = Arc::new(Upstream::new(move |_| {
@@ -453,7 +455,9 @@ fn a_client_that_hangs_up_cuts_nothing_short_nor_does_a_stop() {
     drop(gone);
     server.signal("TERM");
     server.stderr.wait_for("shutting down");
-    until("nobody is let in", || crate::support::Wire::try_connect(at).is_err().then_some(()));
+    until("no connection is accepted", || {
+        crate::support::Wire::try_connect(at).is_err().then_some(())
+    });
     go.send(()).unwrap();
     assert_eq!(server.wait().code(), Some(0), "{}", server.stderr.text());
     let server = house.start();
@@ -464,9 +468,9 @@ fn a_client_that_hangs_up_cuts_nothing_short_nor_does_a_stop() {
 }
 
 #[test]
-fn a_stop_that_does_not_wait_for_a_long_request_leaves_its_key_in_progress() {
-    // The app takes longer than the server has to stop. Whether it did its work nobody knows, so the
-    // key must stay taken over the restart: run again at once, it would be charged twice.
+fn a_shutdown_that_ends_before_a_long_request_leaves_its_key_in_progress() {
+    // The app takes longer than the drain time. Whether it did its work is unknown, so the key must
+    // stay in progress over the restart: if it ran again at once, it would be charged twice.
     let (go, gate) = channel::<()>();
     let gate = Mutex::new(gate);
     let app = Upstream::new(move |_| {
@@ -480,7 +484,7 @@ fn a_stop_that_does_not_wait_for_a_long_request_leaves_its_key_in_progress() {
     client.write(Charge::with_key("key-1").bytes());
     app.wait_for(1);
     server.signal("TERM");
-    // Told that it was cut short by its exit code, or by the log.
+    // The exit code or the log reports that the request was cut.
     let status = server.wait();
     let log = server.stderr.text();
     assert!(status.code().is_some(), "it ended by itself: {status:?} {log}");
@@ -488,8 +492,8 @@ fn a_stop_that_does_not_wait_for_a_long_request_leaves_its_key_in_progress() {
     let server = house.start();
     for _ in 0..3 {
         let answer = Charge::with_key("key-1").send(api(&server));
-        let told = (answer.status, problem(&answer));
-        assert_eq!(told, (409, "idempotency_in_progress".into()), "{answer:?}");
+        let refused = (answer.status, problem(&answer));
+        assert_eq!(refused, (409, "idempotency_in_progress".into()), "{answer:?}");
     }
     drop(go);
     assert_eq!(app.effects().len(), 1);
@@ -497,7 +501,7 @@ fn a_stop_that_does_not_wait_for_a_long_request_leaves_its_key_in_progress() {
 }
 
 #[test]
-fn a_reload_takes_a_new_upstream_and_says_what_needs_a_restart() {
+fn a_reload_applies_a_new_upstream_and_names_what_needs_a_restart() {
     let (old, new) = (Upstream::counting(), Upstream::counting());
     let (house, server, at) = start(&old.url(), "");
     assert_eq!(Charge::with_key("key-1").send(at).status, 201);
@@ -511,7 +515,7 @@ fn a_reload_takes_a_new_upstream_and_says_what_needs_a_restart() {
     let said = server.stderr.text();
     assert!(said.contains("proxies.api.listen changed; restart the server to apply it"), "{said}");
     assert!(said.contains("proxies.more changed"), "{said}");
-    // Where it was, with the answers it had, and its new app for what is new.
+    // The same listener with the stored answers, and the new app for new requests.
     assert!(is_replay(&Charge::with_key("key-1").send(at)));
     assert_eq!(Charge::with_key("key-2").send(at).status, 201);
     assert_eq!((old.effects().len(), new.effects().len()), (1, 1));
@@ -519,7 +523,7 @@ fn a_reload_takes_a_new_upstream_and_says_what_needs_a_restart() {
 }
 
 #[test]
-fn a_proxy_is_told_before_the_server_is_ready() {
+fn a_proxy_is_printed_before_the_ready_line() {
     let app = Upstream::counting();
     let house = House::new(&proxy(&app.url(), ""));
     let server = house.start();

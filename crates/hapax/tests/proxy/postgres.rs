@@ -1,4 +1,4 @@
-//! The same proxy on several nodes of one PostgreSQL, and apps that keep their answer in their own
+//! The same proxy on several nodes of one PostgreSQL, and apps that store their answer in their own
 //! transaction.
 
 use std::sync::Barrier;
@@ -14,7 +14,7 @@ fn node(database: &Database, upstream: &str, keys: &str) -> House {
 
 #[test]
 fn fifty_copies_over_two_nodes_are_one_charge() {
-    // Half of the copies go to each node at the same moment; nothing but the database decides.
+    // Half of the copies go to each node at the same moment; only the database decides.
     const COPIES: usize = 50;
     const ROUNDS: usize = 4;
     let app = Upstream::counting();
@@ -48,14 +48,14 @@ fn fifty_copies_over_two_nodes_are_one_charge() {
         }
         assert_eq!(app.effects().len(), round);
     }
-    // A node that is gone took nothing with it.
+    // A killed node takes no stored answer with it.
     let [gone, left] = servers;
     gone.kill();
     assert!(is_replay(&Charge::with_key("key-1").send(api(&left))));
     left.stop();
 }
 
-/// Writes the charge and the answer in one transaction of the app's own, as docs/idempotency.md shows.
+/// Writes the charge and the answer in one transaction of the app, as docs/idempotency.md shows.
 fn charge_and_finish(database: &Database, asked: &Asked) {
     let quoted = |name: &str| asked.header(name).unwrap().replace('\'', "''");
     let (scope, key, fence) =
@@ -83,9 +83,9 @@ fn finishing_app(after: fn() -> Reply) -> (Database, Upstream, House, Server) {
 }
 
 #[test]
-fn what_an_app_kept_in_its_own_transaction_is_what_is_answered() {
-    // It dies before it answers, answers something else, or speaks through a gateway that gave up:
-    // the charge and its answer were one commit, so there is nothing left to guess.
+fn an_answer_stored_in_the_app_s_own_transaction_is_sent() {
+    // The app dies before it answers, answers something else, or is behind a gateway that timed
+    // out. The charge and its answer were one commit, so the outcome is known.
     let ways: [fn() -> Reply; 3] = [
         || Reply::Cut,
         || Reply::created("something else"),
@@ -107,7 +107,7 @@ fn what_an_app_kept_in_its_own_transaction_is_what_is_answered() {
 
 #[test]
 fn an_app_whose_proxy_died_keeps_its_answer_for_the_retry() {
-    // Hapax is killed while the app works; the app commits, and has nobody to answer.
+    // Hapax is killed while the app works; the app commits, and its answer reaches no client.
     let database = Database::empty("proxy");
     database.execute("CREATE TABLE charges (key text)");
     let (go, gate) = std::sync::mpsc::channel::<()>();
@@ -143,7 +143,7 @@ fn an_app_whose_proxy_died_keeps_its_answer_for_the_retry() {
 }
 
 #[test]
-fn only_nodes_that_take_requests_open_a_proxy() {
+fn only_ingress_nodes_open_a_proxy() {
     let app = Upstream::counting();
     let database = Database::empty("proxy");
     let config = proxy(&app.url(), "");

@@ -1,5 +1,5 @@
-//! A user's app on loopback, behind an `http` handler: it keeps a ledger of its own by
-//! idempotency key, as any app should whose effects are outside our database.
+//! A user's app on loopback, behind an `http` handler. It has its own ledger by idempotency key, as
+//! any app should whose effects are outside Hapax's database.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -16,7 +16,7 @@ pub(crate) struct Call {
     pub(crate) fence: u64,
     pub(crate) attempt: u32,
     pub(crate) body: String,
-    /// The object as it is now, where the handler refetches it.
+    /// The current object, if the handler refetches it.
     pub(crate) current: Option<String>,
 }
 
@@ -33,7 +33,7 @@ struct Seen {
 }
 
 impl App {
-    /// `answer` gives the status of each call and may take its time.
+    /// `answer` returns the status of each call and may be slow.
     pub(crate) fn new(answer: impl Fn(&Call) -> u16 + Send + Sync + 'static) -> Self {
         Self::saying(move |call| (answer(call), String::new()))
     }

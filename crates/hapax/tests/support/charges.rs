@@ -1,4 +1,4 @@
-//! Clients of an API behind a proxy: they charge, with an Idempotency-Key, and again.
+//! Clients of an API behind a proxy: they send a charge with an Idempotency-Key, and repeat it.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ pub(crate) struct Charge<'c> {
 }
 
 impl<'c> Charge<'c> {
-    /// Of account `acct_1`.
+    /// A charge of account `acct_1`.
     pub(crate) fn with_key(key: &'c str) -> Self {
         Self {
             method: "POST",
@@ -40,18 +40,18 @@ impl<'c> Charge<'c> {
         .into_bytes()
     }
 
-    /// On a connection of its own.
+    /// Sends it on a new connection.
     pub(crate) fn send(&self, to: SocketAddr) -> Answer {
         self.try_send(to).expect("an answer")
     }
 
-    /// `None` where the connection ended without an answer, or there was none.
+    /// `None` if the connection failed or ended without an answer.
     pub(crate) fn try_send(&self, to: SocketAddr) -> Option<Answer> {
         Wire::try_connect(to).ok()?.try_ask(&self.bytes())
     }
 }
 
-/// The config of a proxy `api` in front of `upstream`, with these keys more.
+/// The config of a proxy `api` in front of `upstream`, with these further keys.
 pub(crate) fn proxy(upstream: &str, keys: &str) -> String {
     let scope = if keys.contains("scope =") { "" } else { "scope = \"header:x-account-id\"\n" };
     format!(
@@ -60,14 +60,14 @@ pub(crate) fn proxy(upstream: &str, keys: &str) -> String {
     )
 }
 
-/// Where the proxy `api` of a server listens.
+/// The address of a server's proxy `api`.
 pub(crate) fn api(server: &Server) -> SocketAddr {
     let line = server.stdout.wait_for("hapax proxy api http://");
     let at = line.split("http://").nth(1).and_then(|rest| rest.split(' ').next());
     at.unwrap().parse().unwrap()
 }
 
-/// A server with such a proxy, and where that listens.
+/// A server with such a proxy, and the proxy's address.
 pub(crate) fn start(upstream: &str, keys: &str) -> (House, Server, SocketAddr) {
     let house = House::new(&proxy(upstream, keys));
     let server = house.start();
@@ -75,14 +75,14 @@ pub(crate) fn start(upstream: &str, keys: &str) -> (House, Server, SocketAddr) {
     (house, server, at)
 }
 
-/// The word of a problem: what follows `urn:hapax:problem:`.
+/// The type of a problem: the part after `urn:hapax:problem:`.
 pub(crate) fn problem(answer: &Answer) -> String {
     assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{answer:?}");
     let kind = answer.json()["type"].as_str().unwrap().to_owned();
     kind.rsplit(':').next().unwrap().to_owned()
 }
 
-/// What of an answer a replay must repeat.
+/// The parts of an answer that a replay must repeat.
 pub(crate) fn kept(answer: &Answer) -> (u16, Vec<String>, Vec<u8>) {
     let of_one_answer = ["hapax-request-id:", "idempotency-replayed:", "date:"];
     let mut lines: Vec<String> = answer

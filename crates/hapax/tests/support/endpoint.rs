@@ -1,5 +1,5 @@
-//! Webhook endpoints as people write them, good ones and bad ones, for the torture test to tell apart.
-//! Each keeps a list of its effects and tells it under `GET /effects`.
+//! Webhook endpoints as developers write them, correct and flawed, for the torture test to
+//! distinguish. Each has a list of its effects and returns it at `GET /effects`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -13,32 +13,32 @@ use serde_json::{Value, json};
 
 use super::FOREVER;
 
-/// What is wrong with an endpoint.
+/// The flaw of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flaw {
-    /// Nothing: the dedupe and the effect are one step.
+    /// None: recognising the event and the effect are one step.
     None,
-    /// Looks whether it knows the event, and acts afterwards.
+    /// Checks whether the event is known, and acts afterwards.
     ChecksThenActs,
     /// Acks some events and forgets them.
     Loses,
-    /// Does not look at signatures.
+    /// Does not check signatures.
     TakesForged,
-    /// Does not look at the time.
+    /// Does not check the time.
     TakesStale,
-    /// The same, and what is older than the window it cannot know.
+    /// The same, and forgets events that are older than the window.
     ForgetsWithTheWindow,
-    /// Breaks down now and then.
+    /// Returns an error now and then.
     Breaks,
-    /// Asks everybody to come again once; that is none.
+    /// Asks every client to retry once; that is no flaw.
     IsBusyAtFirst,
-    /// Takes the signature for the name of the event.
+    /// Uses the signature as the id of the event.
     KnowsSignaturesOnly,
-    /// Has an effect a second time, when all is long answered.
+    /// Has an effect a second time, long after everything was answered.
     ActsAgainLater,
-    /// Says another outcome to every copy.
+    /// Returns another id for every copy.
     SaysAnotherId,
-    /// Answers with 404 whatever comes a second time.
+    /// Answers every second arrival with 404.
     ForgetsWhatItKnows,
 }
 
@@ -58,13 +58,13 @@ struct State {
 
 #[derive(Default)]
 struct Kept {
-    /// Every event id in the order in which they came; empty for what does not verify.
+    /// Every event id in the order of arrival; empty for requests that do not verify.
     came: Vec<String>,
     seen: BTreeSet<String>,
-    /// How many have looked for it and not found it.
+    /// How many requests have looked for the event and not found it.
     unseen: BTreeMap<String, usize>,
     effects: Vec<String>,
-    told: usize,
+    reads: usize,
 }
 
 /// One request as it came.
@@ -73,7 +73,7 @@ struct Request {
     signature: String,
 }
 
-/// What an endpoint acts on.
+/// An event that the endpoint accepts.
 struct Taken {
     event_id: String,
     late: bool,
@@ -124,8 +124,8 @@ impl Endpoint {
     }
 }
 
-/// A page that tells what `what` says at that moment; answers with its URL.
-pub(crate) fn tell(what: impl Fn() -> Value + Send + 'static) -> String {
+/// Serves the current value of `what` as JSON; returns its URL.
+pub(crate) fn serve_json(what: impl Fn() -> Value + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/effects", listener.local_addr().unwrap());
     std::thread::spawn(move || {
@@ -150,7 +150,7 @@ impl State {
         let mut reader = BufReader::new(stream);
         while let Some(request) = self.read(&mut reader) {
             let (status, body) = match request.arrival.method == http::Method::GET {
-                true => (200, self.tell()),
+                true => (200, self.effects_json()),
                 false => self.answer(&request),
             };
             let body = body.to_string();
@@ -194,10 +194,10 @@ impl State {
         Some(Request { arrival, signature })
     }
 
-    fn tell(&self) -> Value {
+    fn effects_json(&self) -> Value {
         let mut kept = self.kept.lock().unwrap();
-        kept.told += 1;
-        if self.flaw == Flaw::ActsAgainLater && kept.told == 5 {
+        kept.reads += 1;
+        if self.flaw == Flaw::ActsAgainLater && kept.reads == 5 {
             let again = kept.effects[0].clone();
             kept.effects.push(again);
         }
@@ -224,7 +224,7 @@ impl State {
             }
             Flaw::ForgetsWhatItKnows if kept.seen.contains(&key) => return (404, json!({})),
             Flaw::ChecksThenActs if !kept.seen.contains(&key) => {
-                // The gap between the look and the act, as wide as it takes for another copy to look.
+                // The gap between check and act, as long as another copy needs for its check.
                 *kept.unseen.entry(key.clone()).or_default() += 1;
                 self.looked.notify_all();
                 let alone = |kept: &mut Kept| kept.unseen[&key] < 2;
@@ -247,7 +247,7 @@ impl State {
         }
     }
 
-    /// What is taken for genuine.
+    /// The event of a request that counts as genuine.
     fn taken(&self, request: &Request) -> Option<Taken> {
         if self.flaw == Flaw::TakesForged {
             let body: Value = serde_json::from_slice(&request.arrival.body).ok()?;

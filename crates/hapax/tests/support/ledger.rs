@@ -1,5 +1,5 @@
-//! A user's tables in `hapax.db`, made before the server first starts, without any constraint that
-//! would hide an effect that happened twice.
+//! A user's tables in `hapax.db`, created before the first start of the server, without any
+//! constraint that would hide a second effect.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,13 +8,13 @@ use rusqlite::{Connection, OpenFlags};
 
 use super::House;
 
-/// What a handler writes: a row for each event, and a sum that a second run would show in.
+/// The tables that a handler writes: a row for each event, and a sum that shows a second run.
 pub(crate) const SCHEMA: &str = "
     CREATE TABLE ledger (event_id TEXT, handler TEXT, attempt INTEGER);
     CREATE TABLE account (balance INTEGER);
     INSERT INTO account VALUES (0);";
 
-/// The statements of a handler that writes one row and moves the balance by one.
+/// The statements of a handler that writes one row and increments the balance.
 pub(crate) fn effect(handler: &str) -> String {
     format!(
         "INSERT INTO ledger VALUES (:event_id, '{handler}', :attempt);
@@ -22,11 +22,11 @@ pub(crate) fn effect(handler: &str) -> String {
     )
 }
 
-/// The user's side of a database.
+/// The user's tables in a database.
 pub(crate) struct Ledger(PathBuf);
 
 impl Ledger {
-    /// Makes the tables, in a data dir that no server has seen yet.
+    /// Creates the tables, in a data directory that no server has used yet.
     pub(crate) fn create(house: &House, schema: &str) -> Self {
         let ledger = Self(house.database());
         std::fs::create_dir_all(ledger.0.parent().unwrap()).unwrap();
@@ -38,7 +38,7 @@ impl Ledger {
         Self(path.to_owned())
     }
 
-    /// How often each `event_id` stands in the ledger.
+    /// The number of rows of each `event_id` in the ledger.
     pub(crate) fn effects(&self) -> BTreeMap<String, i64> {
         self.counts("SELECT event_id, count(*) FROM ledger GROUP BY event_id")
     }
@@ -55,7 +55,7 @@ impl Ledger {
         self.open().query_row(sql, [], |row| row.get(0)).unwrap()
     }
 
-    /// Every event has exactly one effect, and the sum says the same.
+    /// Checks that every event has exactly one effect, and that the sum agrees.
     #[track_caller]
     pub(crate) fn is_once_each(&self, events: usize) {
         let effects = self.effects();
@@ -65,7 +65,7 @@ impl Ledger {
         assert_eq!(self.number("SELECT balance FROM account"), events as i64);
     }
 
-    /// Writes beside the server, as nobody should but a test that repairs what it broke.
+    /// Writes while the server runs. Only a test that repairs its own damage does that.
     pub(crate) fn execute(&self, sql: &str) {
         let database = Connection::open(&self.0).unwrap();
         database.busy_timeout(super::FOREVER).unwrap();

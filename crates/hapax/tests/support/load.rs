@@ -1,5 +1,4 @@
-//! Senders that do what senders do: the same event again and again until it is acked, and now and
-//! then once more.
+//! Senders as they are: each event is sent until it is acked, and now and then once more.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +8,7 @@ use super::{Sender, Wire};
 /// A few clients with their events, each sent in order.
 pub(crate) struct Load {
     clients: Vec<Client>,
-    /// Acked so far, over all clients.
+    /// Acked events so far, over all clients.
     acked: AtomicUsize,
 }
 
@@ -19,7 +18,7 @@ struct Client {
 }
 
 impl Load {
-    /// `requests` are shared out among `clients`.
+    /// Divides `requests` among `clients`.
     pub(crate) fn new(clients: usize, requests: Vec<Vec<u8>>) -> Self {
         let mut shares: Vec<Client> =
             (0..clients).map(|_| Client { events: Vec::new(), next: 0 }).collect();
@@ -34,12 +33,13 @@ impl Load {
         Self::new(clients, ids.map(|n| sender.event(&format!("evt_{n}"))).collect())
     }
 
-    /// How many were acked so far.
+    /// The number of acked events so far.
     pub(crate) fn acked(&self) -> usize {
         self.acked.load(Ordering::Relaxed)
     }
 
-    /// Sends until all is acked or the server is gone, with `meanwhile` beside it. True when all is.
+    /// Sends until all events are acked or the server is gone, while `meanwhile` runs. Returns true
+    /// if all are acked.
     pub(crate) fn send<T>(
         &mut self,
         to: SocketAddr,
@@ -55,7 +55,7 @@ impl Load {
         self.clients.iter().all(|client| client.next == client.events.len())
     }
 
-    /// Sends all of it to a server that stays.
+    /// Sends all events to a server that keeps running.
     #[track_caller]
     pub(crate) fn send_all(&mut self, to: SocketAddr) {
         assert!(self.send(to, |_| ()), "the server went away");
@@ -66,7 +66,8 @@ impl Client {
     fn send(&mut self, to: SocketAddr, acked: &AtomicUsize) {
         let Ok(mut wire) = Wire::try_connect(to) else { return };
         while let Some(request) = self.events.get(self.next) {
-            // Whether the copy of an earlier life was acked, nobody here knows: both are good.
+            // An earlier process may have acked a copy without this client knowing it: both
+            // decisions are right.
             let Some(answer) = wire.try_ask(request) else { return };
             assert_eq!(answer.status, 200, "{answer:?}");
             self.next += 1;
@@ -80,11 +81,11 @@ impl Client {
     }
 }
 
-/// Not secret, only never the same twice: where a blow falls.
+/// Random numbers, not secret but different in each run: they choose the moment of a fault.
 pub(crate) struct Dice(u64);
 
 impl Dice {
-    /// Seeded by the process; the seed is told, so that a bad throw can be thrown again.
+    /// Seeded by the process. The seed is printed, so that a failed run can be repeated.
     pub(crate) fn new() -> Self {
         let seed = u64::from(std::process::id()) | 1;
         #[allow(clippy::print_stderr, reason = "shown where a test fails")]

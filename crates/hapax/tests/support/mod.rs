@@ -1,8 +1,8 @@
-//! The real server for tests: the binary itself, with its own config, data dir and ports, killed
-//! when the test lets go of it. [`wire`] speaks to it byte by byte, [`sender`] signs.
+//! The real server for tests: the binary itself, with its own config, data directory and ports,
+//! killed when the test drops it. [`wire`] talks to it byte by byte, [`sender`] signs.
 //!
 //! Nothing here sleeps: a test waits for a line, an answer or the end of a connection, and fails
-//! when that takes for ever.
+//! after a long timeout.
 
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 #![allow(clippy::print_stderr, reason = "a test that cannot run here says so")]
@@ -35,18 +35,18 @@ use tempfile::TempDir;
 pub(crate) use sender::Sender;
 pub(crate) use wire::{Answer, Wire};
 
-/// Far beyond anything that should happen: whoever waits this long waits for ever.
+/// The timeout of every wait: far longer than anything should take.
 pub(crate) const FOREVER: Duration = Duration::from_secs(120);
 
-/// Between two looks at what sends no signal. Without it whoever looks would take the time, on a
-/// machine of few cores, from those who are to do what is waited for.
+/// The pause between two polls of a state that sends no signal. Without it, polling would take the
+/// time of the tested processes on a machine with few cores.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// The server; the tests of an app with Hapax inside have none.
+/// The server binary; tests of apps that embed Hapax have none.
 const BINARY: Option<&str> = option_env!("CARGO_BIN_EXE_hapax");
 
-/// An address of this machine that no other server has. Clients of a server that is down must not reach
-/// the server of another test, which happens where all take free ports of one address.
+/// A loopback address that no other server uses. Clients of a server that is down must not reach
+/// the server of another test, which could happen if all used free ports of one address.
 pub(crate) fn own_address() -> Ipv4Addr {
     static TAKEN: AtomicU32 = AtomicU32::new(0);
     let taken = TAKEN.fetch_add(1, Ordering::Relaxed);
@@ -54,7 +54,7 @@ pub(crate) fn own_address() -> Ipv4Addr {
     Ipv4Addr::new(127, high, low, 2 + (taken % 250) as u8)
 }
 
-/// A server that can be started, and started again on the same data.
+/// A server that can be started repeatedly on the same data.
 pub(crate) struct House {
     address: Ipv4Addr,
     dir: TempDir,
@@ -64,8 +64,8 @@ pub(crate) struct House {
 }
 
 impl House {
-    /// With this config beside free ports and a data dir of its own. `DIR` in the text stands for
-    /// the test's directory. Keys before the first table are the config's own.
+    /// With this config, free ports and a separate data directory. `DIR` in the text is the test's
+    /// directory. Keys before the first table are top-level keys of the config.
     pub(crate) fn new(config: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let data_dir = dir.path().join("data");
@@ -85,7 +85,7 @@ impl House {
         self
     }
 
-    /// Writes the config file anew.
+    /// Replaces the config file.
     pub(crate) fn configure(&self, config: &str) {
         *self.config.lock().unwrap() = config.to_owned();
         let mut text = String::new();
@@ -98,7 +98,7 @@ impl House {
                 text.push_str(&format!("{key} = \"{}:0\"\n", self.address));
             }
         }
-        // Tests of the admin side's own door say so; the others ask as in dev mode.
+        // Tests of the admin token set these keys; the others use the admin side as in dev mode.
         if !sets("admin_open") && !sets("admin_listen") {
             text.push_str("admin_open = true\n");
         }
@@ -129,7 +129,7 @@ impl House {
         self.command_under(&[])
     }
 
-    /// Run by another program, which is given as its name and arguments.
+    /// The command, run by another program, which is given with its arguments.
     fn command_under(&self, runner: &[String]) -> Command {
         let binary = BINARY.expect("only tests of the binary start a server");
         let mut command = match runner {
@@ -160,7 +160,7 @@ impl House {
         command
     }
 
-    /// Starts it and does not wait; nobody knows its addresses yet.
+    /// Starts the server without waiting; its addresses are not known yet.
     pub(crate) fn spawn(&self) -> Server {
         self.spawn_with(&[])
     }
@@ -181,18 +181,18 @@ impl House {
         }
     }
 
-    /// Starts it and waits until it says that it is ready.
+    /// Starts the server and waits for its ready line.
     pub(crate) fn start(&self) -> Server {
         self.start_with(&[])
     }
 
-    /// The same with more in its environment, this time only.
+    /// The same with more environment variables, for this start only.
     pub(crate) fn start_with(&self, env: &[(&str, &str)]) -> Server {
         let server = self.spawn_with(env);
         Self::ready(server).unwrap_or_else(|why| panic!("the server did not start: {why}"))
     }
 
-    /// The same, run by another program such as strace, which must leave it the direct child.
+    /// The same under another program such as strace, which must leave the server the direct child.
     pub(crate) fn start_under(
         &self,
         runner: &[String],
@@ -257,14 +257,14 @@ impl Server {
         Wire::connect(self.ingress)
     }
 
-    /// Sends one request on a connection of its own.
+    /// Sends one request on a new connection.
     pub(crate) fn ask(&self, request: impl AsRef<[u8]>) -> Answer {
         let mut wire = self.wire();
         wire.write(request);
         wire.answer()
     }
 
-    /// `GET` on the admin side, as a local client does it.
+    /// `GET` on the admin side, as a local client.
     pub(crate) fn admin_get(&self, path: &str) -> Answer {
         self.admin_get_with(path, &format!("host: {}\r\n", self.admin))
     }
@@ -283,7 +283,7 @@ impl Server {
         wire.answer()
     }
 
-    /// All events that fit the query, over all pages.
+    /// All events that match the query, over all pages.
     pub(crate) fn events(&self, query: &str) -> Vec<Value> {
         let mut events = Vec::new();
         let mut cursor = String::new();
@@ -300,7 +300,7 @@ impl Server {
         }
     }
 
-    /// The value of the metric whose line holds all of these parts; 0 where there is none.
+    /// The value of the metric whose line contains all of these parts; 0 if there is none.
     pub(crate) fn metric(&self, name: &str, labels: &[&str]) -> f64 {
         let text = self.admin_get("/metrics").text();
         text.lines()
@@ -316,7 +316,7 @@ impl Server {
         assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
     }
 
-    /// Whether it is stopped (SIGSTOP), by the word after its name, which may hold anything.
+    /// Whether it is stopped (SIGSTOP), from the field after its name, which may contain anything.
     pub(crate) fn stands_still(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
         stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
@@ -327,14 +327,14 @@ impl Server {
         self.child.wait().unwrap();
     }
 
-    /// Waits for the end of a process that was told to stop.
+    /// Waits for the end of a process that was asked to stop.
     pub(crate) fn wait(&mut self) -> ExitStatus {
-        // Its standard output closes with it.
+        // Its standard output closes with the process.
         assert!(self.stdout.wait_for_end(), "it did not stop: {}", self.stderr.text());
         self.child.wait().unwrap()
     }
 
-    /// SIGTERM, and it must end well.
+    /// Sends SIGTERM, and expects exit code 0.
     pub(crate) fn stop(mut self) -> String {
         self.signal("TERM");
         let status = self.wait();
@@ -351,7 +351,7 @@ impl Drop for Server {
     }
 }
 
-/// What a process has written so far.
+/// The output of a process so far.
 #[derive(Clone)]
 pub(crate) struct Lines(Arc<(Mutex<Written>, Condvar)>);
 
@@ -384,7 +384,7 @@ impl Lines {
         self.0.0.lock().unwrap().text.clone()
     }
 
-    /// The first line that holds `part`; waits for it.
+    /// Waits for the first line that contains `part`, and returns it.
     pub(crate) fn wait_for(&self, part: &str) -> String {
         self.try_wait_for(part).unwrap_or_else(|| panic!("no {part:?} in: {}", self.text()))
     }
@@ -402,12 +402,12 @@ impl Lines {
         find(&guard)
     }
 
-    /// Whether the stream has ended by now.
+    /// Whether the stream has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.0.0.lock().unwrap().ended
     }
 
-    /// Whether the stream ended in time.
+    /// Waits for the end of the stream. Returns false after the timeout.
     pub(crate) fn wait_for_end(&self) -> bool {
         let guard = self.0.0.lock().unwrap();
         let (guard, _) =
@@ -416,7 +416,7 @@ impl Lines {
     }
 }
 
-/// A NUL in the query, the path or the body of an admin request is the caller's mistake.
+/// Checks that a NUL in the query, the path or the body of an admin request is refused with 400.
 #[track_caller]
 pub(crate) fn no_nul_is_taken(server: &Server) {
     for path in [
@@ -450,7 +450,7 @@ pub(crate) fn no_nul_is_taken(server: &Server) {
     }
 }
 
-/// Asks again and again until the answer is `Some`.
+/// Polls until the result is `Some`.
 #[track_caller]
 pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + FOREVER;
@@ -463,14 +463,14 @@ pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Says that a test could not run here, in a line that is easy to find, and past the test harness,
-/// which swallows what a passing test prints.
+/// Prints that a test cannot run here, in a line that is easy to find, directly to stderr: the test
+/// harness hides the output of passing tests.
 pub(crate) fn skip(test: &str, why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
 }
 
-/// The same for rights that a machine may refuse, such as tracing and mounting. CI must have them: a
-/// guarantee that is never tested there is none.
+/// The same for rights that a machine may refuse, such as tracing and mounting. CI must have them:
+/// a guarantee that is never tested there is no guarantee.
 #[track_caller]
 pub(crate) fn cannot_run(test: &str, why: &str) {
     assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{test} cannot run in CI: {why}");

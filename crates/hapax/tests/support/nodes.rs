@@ -1,7 +1,7 @@
-//! Several servers on one PostgreSQL: the database with a user's ledger in it, the houses that share
-//! it, and senders that go from node to node until each of their events is acked.
+//! Several servers on one PostgreSQL: the database with a user's ledger, the houses that share it,
+//! and senders that try node after node until each event is acked.
 //!
-//! The ledger has no unique constraint, so an effect that happens twice is seen.
+//! The ledger has no unique constraint, so a second effect is a second row.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use super::{Answer, House, Sender, Server, Wire, until};
 
 pub(crate) const SECRET: &str = "whsec_nodes";
 
-/// What a handler writes, and what a second run would show in.
+/// The tables that a handler writes, in which a second run shows.
 const SCHEMA: &str = "
     CREATE TABLE ledger (event_id text, handler text, attempt int);
     CREATE TABLE account (balance bigint);
@@ -27,13 +27,13 @@ const SCHEMA: &str = "
 pub(crate) const ROW: &str = "[sources.stripe.handlers.fee]\nretry = [\"0s\", \"0s\", \"1s\", \"1s\"]\n\
      sql = \"INSERT INTO ledger VALUES (:event_id, 'fee', :attempt)\"\n";
 
-/// The same, and moves a balance that all of them share.
+/// The same, and increments a balance that all jobs share.
 pub(crate) const ROW_AND_SUM: &str = "[sources.stripe.handlers.fee]\n\
      retry = [\"0s\", \"0s\", \"1s\", \"1s\"]\nsql = \"\"\"\n\
      INSERT INTO ledger VALUES (:event_id, 'fee', :attempt);\n\
      UPDATE account SET balance = balance + 1\"\"\"\n";
 
-/// Runs what the engines of `hapax_sim` do; they outlive the test that started them.
+/// Runs futures of `hapax_sim`; its engines outlive the test that started them.
 pub(crate) fn wait<T>(future: impl Future<Output = T>) -> T {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| Runtime::new().unwrap()).block_on(future)
@@ -45,7 +45,7 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    /// On the server of this test binary, which nobody may harm.
+    /// On the server of this test binary, which no test may damage.
     pub(crate) fn shared(label: &str) -> Self {
         let database = Self::empty(label);
         database.execute(SCHEMA);
@@ -57,7 +57,7 @@ impl Database {
         Self { url: wait(async { Postgres::shared().await.create_database(label).await }) }
     }
 
-    /// On a server of the test's own.
+    /// On a server that belongs to the test.
     pub(crate) fn on(server: &Postgres, label: &str) -> Self {
         let database = Self { url: wait(server.create_database(label)) };
         database.execute(SCHEMA);
@@ -83,7 +83,7 @@ impl Database {
         rows[0].as_deref().unwrap_or("0").parse().unwrap()
     }
 
-    /// How often each `event_id` stands in the ledger.
+    /// The number of rows of each `event_id` in the ledger.
     pub(crate) fn effects(&self) -> BTreeMap<String, i64> {
         self.execute("SELECT event_id || ' ' || count(*) FROM ledger GROUP BY event_id")
             .into_iter()
@@ -95,7 +95,7 @@ impl Database {
             .collect()
     }
 
-    /// Every one of these has exactly one effect, and nothing else has any.
+    /// Checks that every event has exactly one effect, and that there are no other effects.
     #[track_caller]
     pub(crate) fn is_once_each(&self, events: usize) {
         let effects = self.effects();
@@ -104,7 +104,7 @@ impl Database {
         assert_eq!(effects.len(), events, "lost or made up");
     }
 
-    /// Waits until so many events are processed, and none of the jobs ended as a dead letter.
+    /// Waits until this many events are processed, and checks that no job is a dead letter.
     #[track_caller]
     pub(crate) fn all_processed(&self, server: &Server, events: usize) {
         let done = "SELECT count(*) FROM hapax.processed_events WHERE status = 'processed'";
@@ -122,13 +122,13 @@ pub(crate) fn config(keys: &str, handlers: &str) -> String {
     format!("{keys}\n[sources.stripe]\nprovider = \"stripe\"\nsecrets = [\"{SECRET}\"]\n{handlers}")
 }
 
-/// Between two looks at a database, each of which costs it a connection.
+/// The pause between two queries of a database, each of which needs a new connection.
 const POLL: Duration = Duration::from_millis(20);
 
-/// How long a sender that was refused stays away; a real one waits far longer.
+/// The pause of a refused sender; a real one waits far longer.
 const BACK_OFF: Duration = Duration::from_millis(20);
 
-/// Senders of the same source, and the nodes they may go to.
+/// Senders of the same source, and the nodes they may use.
 pub(crate) struct Senders {
     nodes: Mutex<Vec<SocketAddr>>,
     acked: AtomicUsize,
@@ -146,17 +146,17 @@ impl Senders {
         }
     }
 
-    /// A node came back, and listens elsewhere.
+    /// Records that a node restarted at another address.
     pub(crate) fn moved(&self, node: usize, to: &Server) {
         self.nodes.lock().unwrap()[node] = to.ingress;
     }
 
-    /// Answers with a 200 so far.
+    /// The number of 200 answers so far.
     pub(crate) fn acked(&self) -> usize {
         self.acked.load(Ordering::Relaxed)
     }
 
-    /// Answers with a 503 so far.
+    /// The number of 503 answers so far.
     pub(crate) fn refused(&self) -> usize {
         self.refused.load(Ordering::Relaxed)
     }
@@ -169,8 +169,8 @@ impl Senders {
         });
     }
 
-    /// Every event of `ids` until it was acked, and now and then once more elsewhere; shared out
-    /// among `clients`. Ends with `meanwhile` and the last ack.
+    /// Sends every event of `ids` until it is acked, and some once more to another node, from
+    /// `clients` clients. Ends with `meanwhile` and the last ack.
     pub(crate) fn send<T>(
         &self,
         clients: usize,
@@ -197,7 +197,7 @@ impl Senders {
         })
     }
 
-    /// Every event that was acked was always given the same id, and no two of them share one.
+    /// Checks that every acked event always got the same id, and that no two events share one.
     #[track_caller]
     pub(crate) fn one_id_each(&self, events: usize) {
         let ids = self.ids.lock().unwrap();

@@ -1,14 +1,15 @@
-//! Apps in Node with packages of the registry, in a folder of their own: the repository holds their
-//! lock files only.
+//! Apps in Node with packages of the registry, in a separate directory: the repository contains
+//! only their lock files.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Far beyond what a handful of packages take.
+/// Far longer than the installation of a few packages takes.
 const SECONDS_MAX: &str = "120";
 
-/// Puts the files of an example and its packages into `folder`, or says why they cannot be had here.
-/// A lock file that does not fit is no such reason: that is a defect of the example.
+/// Installs the files of an example and its packages into `folder`. Returns an error if the
+/// packages cannot be fetched here. A lock file that does not match is a defect of the example, and
+/// panics.
 pub(crate) fn install(example: &Path, folder: &Path) -> Result<(), String> {
     std::fs::create_dir_all(folder).unwrap();
     for entry in std::fs::read_dir(example).unwrap() {
@@ -17,7 +18,7 @@ pub(crate) fn install(example: &Path, folder: &Path) -> Result<(), String> {
             std::fs::copy(file.path(), folder.join(file.file_name())).unwrap();
         }
     }
-    // A registry that takes the question and never answers must not hold up everything else.
+    // A registry that accepts the request and never answers must not block the tests.
     let npm = Command::new("timeout")
         .args(["--kill-after=10", SECONDS_MAX, "npm", "ci"])
         .args(["--no-audit", "--no-fund", "--loglevel=error", "--prefer-offline"])

@@ -1,5 +1,5 @@
-//! A program of a test's own, such as an example: started, signalled and killed for real, or made to
-//! die at a named point.
+//! A program of a test, such as an example: started, signalled and killed for real, or made to
+//! abort at a named point.
 
 use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt as _;
@@ -9,10 +9,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use super::Lines;
 use super::load::Load;
 
-/// It listens somewhere and has said so; it gets a SIGKILL when dropped.
+/// A running program that has printed its address; it gets a SIGKILL when dropped.
 pub(crate) struct Process {
     child: Child,
-    /// What it prints.
+    /// Its output.
     pub(crate) stdout: Lines,
     pub(crate) address: SocketAddr,
 }
@@ -45,13 +45,13 @@ impl Drop for Process {
     }
 }
 
-/// How often a named point was passed, as the build for crash tests writes it to a file.
+/// How often a named point was passed. The build for crash tests writes the number to a file.
 pub(crate) fn hits(file: &Path, point: &str) -> usize {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     text.lines().filter(|line| *line == point).count()
 }
 
-/// Where a handler in Rust can die.
+/// The points at which a Rust handler can be aborted.
 pub(crate) const POINTS_OF_RUST: [&str; 6] = [
     "ingress.after_commit_before_ack",
     "code.before_handler",
@@ -63,8 +63,8 @@ pub(crate) const POINTS_OF_RUST: [&str; 6] = [
 
 const SIGABRT: i32 = 6;
 
-/// A program, started with these variables, gets `load` and dies when it is at `point` for the time
-/// `at`, which the file of hits must show.
+/// Starts a program with these variables and sends it `load`. The program must abort at the `at`-th
+/// hit of `point`, and the file of hits must show it.
 pub(crate) fn dies_at(
     point: &str,
     at: usize,

@@ -31,13 +31,13 @@ pub(crate) fn now_exact() -> f64 {
     Timestamp::now().as_microsecond() as f64 / 1e6
 }
 
-/// A body of Stripe's shape with this id.
+/// A body in Stripe's format with this id.
 pub(crate) fn event(id: &str) -> String {
     format!(r#"{{"id":"{id}","object":"event","type":"payout.paid","data":{{"object":{{}}}}}}"#)
 }
 
 impl Sender {
-    /// `path` is where it posts to.
+    /// `path` is the path that it posts to.
     pub(crate) fn new(provider: &str, secret: &str, path: &str) -> Self {
         let secrets = vec![ActiveSecret::forever(Secret::new(secret))];
         Self::of(SourceSpec::new("test", provider, secrets), path)
@@ -61,7 +61,7 @@ impl Sender {
         self.request_with(body, second, &[])
     }
 
-    /// The same with headers that may be part of what is signed.
+    /// The same with headers that may be signed.
     pub(crate) fn request_with(
         &self,
         body: impl AsRef<[u8]>,
@@ -92,7 +92,7 @@ impl Sender {
         Request { method: "POST".into(), path: self.path.clone(), headers, body }
     }
 
-    /// A whole signed event as bytes.
+    /// A complete signed event as bytes.
     pub(crate) fn event(&self, id: &str) -> Vec<u8> {
         self.request(event(id)).bytes()
     }
@@ -129,7 +129,7 @@ impl Request {
         self
     }
 
-    /// The head without how long the body is.
+    /// The head without the length of the body.
     pub(crate) fn head(&self) -> String {
         let mut head =
             format!("{} {} HTTP/1.1\r\nhost: hooks.example.com\r\n", self.method, self.path);

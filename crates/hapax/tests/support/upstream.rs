@@ -1,5 +1,5 @@
-//! A user's API behind a proxy: it does what it is asked, writes each effect into a ledger without
-//! any constraint, and answers or fails as the test says.
+//! A user's API behind a proxy: it writes each effect into a ledger without any constraint, and
+//! answers or fails as the test decides.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -31,11 +31,11 @@ impl Asked {
     }
 }
 
-/// What the app does once its work is done.
+/// The app's reaction after its work.
 pub(crate) enum Reply {
     /// Status, more headers as lines, body.
     Answer(u16, String, Vec<u8>),
-    /// It dies, and nobody hears what came of it.
+    /// It dies, and its answer is lost.
     Cut,
     /// It dies in the middle of its answer.
     Half,
@@ -62,7 +62,7 @@ struct Seen {
 }
 
 impl Upstream {
-    /// Every request is an effect before `reply` is asked what to say, and how long to take for it.
+    /// Every request is an effect before `reply` is called, which may be slow.
     pub(crate) fn new(reply: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -78,7 +78,7 @@ impl Upstream {
         Self { address, seen }
     }
 
-    /// It answers each request with how many there were.
+    /// It answers each request with the number of requests so far.
     pub(crate) fn counting() -> Self {
         let count = Mutex::new(0);
         Self::new(move |_| {
@@ -96,7 +96,7 @@ impl Upstream {
         self.seen.connections.load(Ordering::Relaxed)
     }
 
-    /// What was done so far.
+    /// The effects so far.
     pub(crate) fn effects(&self) -> Vec<Asked> {
         self.seen.effects.lock().unwrap().clone()
     }
@@ -132,8 +132,8 @@ fn serve(stream: TcpStream, seen: &Seen, reply: &dyn Fn(&Asked) -> Reply) {
                 ("HTTP/1.1 201 X\r\ncontent-length: 100\r\n\r\n".to_owned(), b"half".to_vec(), true)
             }
         };
-        let told = writer.write_all(head.as_bytes()).and_then(|()| writer.write_all(&body));
-        if told.is_err() || cut {
+        let written = writer.write_all(head.as_bytes()).and_then(|()| writer.write_all(&body));
+        if written.is_err() || cut {
             return;
         }
     }

@@ -1,4 +1,4 @@
-//! A client that writes exactly the bytes it is told.
+//! A client that writes exactly the given bytes.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,7 +13,7 @@ pub(crate) struct Wire {
     read: Vec<u8>,
 }
 
-/// An answer as it came.
+/// An answer as it arrived.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -37,7 +37,7 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The word of `{"decision": …}`.
+    /// The value of `{"decision": …}`.
     pub(crate) fn decision(&self) -> String {
         self.json()["decision"].as_str().unwrap_or_default().to_owned()
     }
@@ -46,7 +46,7 @@ impl Answer {
         self.json()["id"].as_str().unwrap_or_else(|| panic!("no id: {self:?}")).to_owned()
     }
 
-    /// A 200 with this decision.
+    /// Expects a 200 with this decision.
     #[track_caller]
     pub(crate) fn is(&self, decision: &str) {
         assert_eq!(self.status, if decision == "review" { 202 } else { 200 }, "{self:?}");
@@ -69,7 +69,7 @@ impl Wire {
         Ok(Self { stream, read: Vec::new() })
     }
 
-    /// Writes; false where the peer has closed.
+    /// Writes; returns false if the peer has closed the connection.
     pub(crate) fn write(&mut self, bytes: impl AsRef<[u8]>) -> bool {
         self.stream.write_all(bytes.as_ref()).is_ok()
     }
@@ -78,7 +78,7 @@ impl Wire {
         self.try_answer().expect("an answer")
     }
 
-    /// The next answer, or `None` where the connection ends without one.
+    /// The next answer, or `None` if the connection ends without one.
     pub(crate) fn try_answer(&mut self) -> Option<Answer> {
         let end = loop {
             if let Some(at) = self.read.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -101,13 +101,14 @@ impl Wire {
         Some(answer)
     }
 
-    /// One request and its answer on this connection, `None` where it is gone.
+    /// Sends one request on this connection and reads its answer; `None` if the connection is
+    /// closed.
     pub(crate) fn try_ask(&mut self, request: &[u8]) -> Option<Answer> {
         self.write(request);
         self.try_answer()
     }
 
-    /// Whether the peer has closed; waits for it.
+    /// Waits until the peer closes the connection. Returns false after the timeout.
     pub(crate) fn ends(&mut self) -> bool {
         while self.more() {}
         true

@@ -1,6 +1,6 @@
-//! The work happens once though the process dies: at random moments, at each named failpoint, or
-//! stopped past its lease. The ledgers have no unique constraint, so an effect that happens twice
-//! is seen.
+//! Each effect happens once although the process dies: at random moments, at each named failpoint,
+//! or stopped past its lease. The ledgers have no unique constraint, so a second effect is a second
+//! row.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -30,7 +30,7 @@ fn config(handlers: &str) -> String {
 
 fn sql_handler() -> String {
     let effect = ledger::effect("fee");
-    // Not the 100 ms that SQL has by itself: on a busy machine one statement may take longer.
+    // Not the default of 100 ms for SQL: on a busy machine one statement may take longer.
     format!("[sources.stripe.handlers.fee]\ntimeout = \"10s\"\nsql = \"\"\"{effect}\"\"\"\n")
 }
 
@@ -40,7 +40,7 @@ fn sql_house() -> (House, Ledger) {
     (house, ledger)
 }
 
-/// Waits until nothing is left to do, and none of it ended as a dead letter.
+/// Waits until every job has ended, and checks that none is a dead letter.
 #[track_caller]
 fn all_processed(server: &Server, ledger: &Ledger, events: usize) {
     let done = "SELECT count(*) FROM hapax_processed_events WHERE status = 'processed'";
@@ -50,7 +50,7 @@ fn all_processed(server: &Server, ledger: &Ledger, events: usize) {
 }
 
 /// Sends `load` to a server that aborts at the `at`-th hit of `point`, and all of it again to its
-/// successor, which goes on running.
+/// successor, which keeps running.
 fn dies_at(house: &House, point: &str, at: usize, mut load: Load) -> Server {
     use std::os::unix::process::ExitStatusExt as _;
     let hit_file = house.path().join("hits");
@@ -69,7 +69,7 @@ fn dies_at(house: &House, point: &str, at: usize, mut load: Load) -> Server {
 
 #[test]
 fn a_sigkill_at_any_moment_neither_loses_nor_doubles_an_effect() {
-    // The blow falls after a random number of acks, or a random number of effects later.
+    // The SIGKILL comes after a random number of acks, or a random number of effects later.
     const ROUNDS: usize = 6;
     const PER_ROUND: usize = 300;
     let (house, ledger) = sql_house();
@@ -90,7 +90,7 @@ fn a_sigkill_at_any_moment_neither_loses_nor_doubles_an_effect() {
             }
             server.kill();
         });
-        // Its senders come again until they have heard of all of it.
+        // The senders retry until every event is acked.
         let server = house.start();
         load.send_all(server.ingress);
         server.kill();
@@ -111,13 +111,13 @@ fn a_crash_at_each_step_of_an_sql_handler_neither_loses_nor_doubles_an_effect() 
         "worker.before_commit",
         "worker.after_commit",
     ];
-    // More than one slice can hold: some points are passed once for a slice.
+    // More than one slice can hold: some points are passed once per slice.
     const EVENTS: usize = SQL_SLICE + 8;
     let (house, ledger) = sql_house();
     let sender = Sender::stripe(SECRET);
     let mut events = 0;
     for point in POINTS {
-        // The first time, and once other work has been done in the same life.
+        // At the first hit, and after other jobs were done by the same process.
         for at in [1, 2] {
             let load = Load::events(2, &sender, events..events + EVENTS);
             events += EVENTS;
@@ -130,19 +130,19 @@ fn a_crash_at_each_step_of_an_sql_handler_neither_loses_nor_doubles_an_effect() 
 }
 
 #[test]
-fn an_event_that_kills_the_process_takes_none_of_its_neighbours_with_it() {
-    // 63 good ones are first claimed together with it, and all of them die. From then on each is
-    // claimed alone: the good ones get done although it goes on killing.
+fn an_event_that_kills_the_process_does_not_harm_other_events() {
+    // 63 good events are first claimed together with it, and all attempts are lost. From then on
+    // each is claimed alone: the good ones are done although the bad one keeps killing the process.
     const POISON: &str = "evt_31";
     const EVENTS: usize = 64;
-    // One more and it would be buried.
+    // One more and it would be a dead letter.
     const DEATHS_MAX: usize = 5;
     let (house, ledger) = sql_house();
     let hit_file = house.path().join("hits");
     let plan = format!("worker.mid_handler=abort:{POISON}");
     let kills =
         [("HAPAX_FAILPOINTS", plan.as_str()), ("HAPAX_FAILPOINT_HITS", hit_file.to_str().unwrap())];
-    // A life in which nobody works on them, so that all of them wait for the first claim.
+    // First a process without a worker, so that all jobs wait for the first claim.
     house.configure(&config("[sources.stripe.handlers.fee]\npull = true\n"));
     let server = house.start();
     Load::events(4, &Sender::stripe(SECRET), 0..EVENTS).send_all(server.ingress);
@@ -155,17 +155,18 @@ fn an_event_that_kills_the_process_takes_none_of_its_neighbours_with_it() {
         assert_eq!(server.wait().signal(), Some(SIGABRT), "{}", server.stderr.text());
         done.push(ledger.effects().len());
         if done.len() == 1 {
-            // A slow machine gives back what a slice has no time for; all the others died with it.
+            // A slow machine gives back the jobs that a slice has no time for; all the others were
+            // lost with it.
             let died = ledger.number("SELECT count(*) FROM hapax_job WHERE state = 1") as usize;
             assert_eq!(died, EVENTS - done[0], "claimed and not done");
             assert!(died > 1, "it was not among others: {done:?}");
         }
     }
-    // It comes last now, behind a longer back-off than any other.
+    // Its job runs last now, after the longest backoff.
     assert!(!ledger.effects().contains_key(POISON));
     assert_eq!(done.last(), Some(&(EVENTS - 1)), "{done:?}");
     assert!(hits(&hit_file, "worker.mid_handler") >= EVENTS - 1 + done.len());
-    // Once what killed it is mended it is done too.
+    // After its cause is removed it is done too.
     let server = house.start();
     all_processed(&server, &ledger, EVENTS);
     server.stop();
@@ -196,14 +197,14 @@ fn a_crash_at_each_step_of_a_call_repeats_it_under_the_same_key_and_done_is_reco
     // At least once, and each time under the one key of its event: the app's ledger has one entry.
     let entries = app.ledger();
     assert_eq!(entries.len(), events);
-    let told: BTreeSet<&str> = entries.values().map(|calls| calls[0].body.as_str()).collect();
-    assert_eq!(told.len(), events, "two events under one key, or one under two");
+    let bodies: BTreeSet<&str> = entries.values().map(|calls| calls[0].body.as_str()).collect();
+    assert_eq!(bodies.len(), events, "two events under one key, or one under two");
     for calls in entries.values() {
         assert!(calls.iter().all(|call| call.body == calls[0].body && call.job == calls[0].job));
         // Every repetition is a new claim.
         assert!(calls.windows(2).all(|two| two[0].fence < two[1].fence), "{calls:?}");
     }
-    // What was settled before the crash is not called again.
+    // A job that was settled before the crash is not called again.
     let server = house.start();
     let calls = app.calls().len();
     for n in 0..events {
@@ -238,9 +239,9 @@ fn a_sigkill_while_apps_are_called_repeats_calls_but_never_changes_their_keys() 
 }
 
 #[test]
-fn a_server_stopped_past_its_lease_settles_each_job_once_when_it_goes_on() {
-    // The app answers while the server is stopped; when it goes on, the lease is over and the
-    // answer of a claim that may be lost lies in its socket.
+fn a_server_stopped_past_its_lease_settles_each_job_once_when_it_continues() {
+    // The app answers while the server is stopped. When the server continues, the lease is over,
+    // and the answer of a possibly lost claim is in its socket.
     let (go, gate) = channel::<()>();
     let gate = Mutex::new(gate);
     let app = App::new(move |call| {
@@ -255,7 +256,7 @@ fn a_server_stopped_past_its_lease_settles_each_job_once_when_it_goes_on() {
          retry = [{}]\n\
          [sources.stripe.handlers.fee]\nlease = \"600ms\"\nsql = \"\"\"{sql}\"\"\"\n",
         app.url(),
-        // More than enough: on a busy machine some attempts are cut off.
+        // More than enough: on a busy machine some attempts time out.
         ["\"0s\""; 50].join(", ")
     ));
     let ledger = Ledger::create(&house, ledger::SCHEMA);

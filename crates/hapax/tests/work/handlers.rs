@@ -1,5 +1,5 @@
-//! What handlers do through the real server: once for many copies, again after a failure, never
-//! again after success, in the order of the events and not of their arrival.
+//! Handlers through the real server: one run for many copies, a retry after a failure, none after
+//! success, in the order of the events and not of their arrival.
 
 use std::collections::BTreeMap;
 use std::sync::Barrier;
@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 
 const SECRET: &str = "whsec_work";
 
-/// Not the 100 ms that SQL has by itself: on a busy machine one statement may take longer.
+/// Not the default of 100 ms for SQL: on a busy machine one statement may take longer.
 const PATIENT: &str = "timeout = \"10s\"\n";
 
-/// A source with handlers given as TOML, and `schema` in its database.
+/// A source with handlers as TOML, and `schema` in its database.
 fn house(handlers: &str, schema: &str) -> (House, Ledger) {
     house_of("", handlers, schema)
 }
@@ -36,7 +36,7 @@ fn sql_handler(name: &str, keys: &str) -> String {
     format!("[sources.stripe.handlers.{name}]\n{PATIENT}{keys}\nsql = \"\"\"{effect}\"\"\"\n")
 }
 
-/// Waits until the event stands so.
+/// Waits until the event has this status.
 #[track_caller]
 fn until_status(server: &Server, event_id: &str, status: &str) -> Value {
     let path = format!("/api/v1/events/{event_id}");
@@ -58,7 +58,7 @@ fn outcomes(job: &Value) -> Vec<&str> {
 
 #[test]
 fn a_payout_sent_five_ten_and_fifty_times_at_once_costs_its_fee_once() {
-    // 0.5 % of 10,000 is exactly 50, for each payout, however often and concurrently it comes.
+    // 0.5 % of 10,000 is exactly 50, for each payout, however often and concurrently it arrives.
     let (house, ledger) = house(
         &format!(
             "[sources.stripe.handlers.charge-fee]\n{PATIENT}types = [\"payout.*\"]\nsql = \"\"\"\
@@ -91,7 +91,7 @@ fn a_payout_sent_five_ten_and_fifty_times_at_once_costs_its_fee_once() {
         assert_eq!(accepted, 1);
         let event = until_status(&server, &format!("evt_{copies}"), "processed");
         assert_eq!(event["result"], "50", "{event}");
-        // A copy that comes when all is done hears what came of it.
+        // A copy that arrives after the end gets the result.
         let late = server.ask(&request);
         late.is("duplicate");
         assert_eq!(late.json()["result"], "50", "{late:?}");
@@ -104,8 +104,8 @@ fn a_payout_sent_five_ten_and_fifty_times_at_once_costs_its_fee_once() {
 
 #[test]
 fn a_handler_that_fails_three_times_and_then_works_has_one_effect() {
-    // SQL fails by its own logic, leaving what its first statement wrote to be rolled back; the app
-    // answers 500.
+    // The SQL fails by its own logic, and the rows of its first statement must be rolled back; the
+    // app answers 500.
     let app = App::new(|call| if call.attempt <= 3 { 500 } else { 200 });
     let retry = "retry = [\"0s\", \"10ms\", \"10ms\", \"10ms\"]";
     let effect = ledger::effect("fee");
@@ -120,7 +120,7 @@ fn a_handler_that_fails_three_times_and_then_works_has_one_effect() {
     );
     let server = house.start();
     let sender = Sender::stripe(SECRET);
-    // Beside others, so that the first attempt is one of a batch.
+    // Together with other events, so that the first attempt is part of a batch.
     Load::events(4, &sender, 0..20).send_all(server.ingress);
     for n in 0..20 {
         let event = until_status(&server, &format!("evt_{n}"), "processed");
@@ -151,7 +151,7 @@ fn a_handler_that_always_fails_ends_as_a_dead_letter_and_a_replay_runs_it_once()
     assert!(dead["error"].as_str().unwrap().contains("account"), "{event}");
     assert_eq!(outcomes(dead), ["failed", "failed"]);
     assert_eq!(ledger.effects(), BTreeMap::new());
-    // A copy does not wake it.
+    // A copy does not make it run.
     server.ask(sender.event("evt_1")).is("duplicate");
     let listed = server.admin_get("/api/v1/jobs?status=dead").json();
     assert_eq!(listed["items"][0]["id"], dead["id"], "{listed}");
@@ -164,7 +164,7 @@ fn a_handler_that_always_fails_ends_as_a_dead_letter_and_a_replay_runs_it_once()
     assert_eq!(replayed.status, 200, "{replayed:?}");
     assert_eq!(replayed.json()["items"][0]["effect"], "runs", "{replayed:?}");
     until_status(&server, "evt_1", "processed");
-    // Once more does nothing.
+    // A second replay does nothing.
     let replayed = server.admin_post(&path, &json!({})).json();
     assert_eq!(replayed["items"][0]["effect"], "already_applied", "{replayed}");
     server.stop();
@@ -172,7 +172,7 @@ fn a_handler_that_always_fails_ends_as_a_dead_letter_and_a_replay_runs_it_once()
 }
 
 #[test]
-fn a_replay_of_an_applied_event_does_nothing_unless_a_person_forces_it() {
+fn a_replay_of_an_applied_event_does_nothing_unless_an_operator_forces_it() {
     let (house, ledger) = house(&sql_handler("fee", ""), ledger::SCHEMA);
     let server = house.start();
     server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
@@ -184,7 +184,7 @@ fn a_replay_of_an_applied_event_does_nothing_unless_a_person_forces_it() {
     };
     assert_eq!(replay(json!({ "dry_run": true })), "already_applied");
     assert_eq!(replay(json!({})), "already_applied");
-    // Later work is done, so that a run which should not be has had its time.
+    // Later jobs are done, so that an unwanted run would have happened by now.
     server.ask(Sender::stripe(SECRET).event("evt_2")).is("accepted");
     until_status(&server, "evt_2", "processed");
     ledger.is_once_each(2);
@@ -235,7 +235,7 @@ fn a_late_event_approved_beside_its_on_time_copy_has_one_effect() {
             let on_time = server.ask(sender.event(&event_id));
             assert_eq!(on_time.status, 200, "{on_time:?}");
         });
-        // Late copies of what runs are copies.
+        // Late copies of a running event are copies.
         server.ask(&late).is("duplicate");
     }
     for n in 0..EVENTS {
@@ -266,7 +266,7 @@ fn a_pull_worker_that_lost_its_fence_gets_409_and_changes_nothing() {
         server.admin_post(&path, &asked).status
     };
     let first = claim();
-    // The second claim waits for the end of the first one's lease.
+    // The second claim waits for the end of the first lease.
     let second = claim();
     assert_eq!(first["job"], second["job"]);
     assert_eq!(first["idempotency_key"], second["idempotency_key"]);
@@ -284,7 +284,7 @@ fn a_pull_worker_that_lost_its_fence_gets_409_and_changes_nothing() {
 }
 
 #[test]
-fn sql_that_fails_is_said_in_the_log_without_what_the_sender_wrote() {
+fn failing_sql_is_logged_without_the_sender_s_values() {
     // With the default schedule the dead letter, and its alert, come more than a day later.
     let (house, _ledger) = house(
         "[sources.stripe.handlers.fee]\nsql = \"SELECT json_extract(:body || 'x', '$')\"\n",
@@ -298,16 +298,17 @@ fn sql_that_fails_is_said_in_the_log_without_what_the_sender_wrote() {
     assert!(!log.contains("po_") && !log.contains("malformed"), "{log}");
 }
 
-/// A signed event whose body is as long as a body may be.
+/// A signed event with the longest allowed body.
 fn long_event(id: &str) -> String {
     let filler = "a".repeat((1 << 20) - 200);
     format!(r#"{{"id":"{id}","object":"event","type":"x.y","filler":"{filler}"}}"#)
 }
 
 #[test]
-fn a_function_that_runs_for_long_ends_at_the_timeout_and_acks_go_on() {
-    // SQLite cannot interrupt a function. Comparing this body with this pattern takes its own LIKE
-    // most of a minute, in which the writer acknowledges nothing, and then the job was done.
+fn a_slow_function_ends_at_the_timeout_and_acks_continue() {
+    // SQLite cannot interrupt a function. Comparing this body with this pattern takes its built-in
+    // LIKE most of a minute. In that time the writer would ack nothing, and then the job would be
+    // done.
     let slow = format!(
         "[sources.stripe.handlers.slow]\nretry = [\"0s\"]\nsql = \"\"\"{};
          SELECT :body LIKE '%' || substr(:body, 500, 40000) || 'b'\"\"\"\n",
@@ -330,7 +331,7 @@ fn a_function_that_runs_for_long_ends_at_the_timeout_and_acks_go_on() {
 
 #[test]
 fn a_long_body_is_searched_in_time() {
-    // Each of these took SQLite's own functions seconds to hours for a body of a megabyte.
+    // Each of these takes SQLite's built-in functions seconds to hours for a body of a megabyte.
     let quick = format!(
         "[sources.stripe.handlers.quick]\ntimeout = \"2s\"\nretry = [\"0s\"]\nsql = \"\"\"{};
          SELECT instr(:body, substr(:body, 500, 500000) || 'b')
@@ -368,8 +369,8 @@ fn a_missing_table_is_an_alert_before_the_first_event_until_it_is_there() {
 }
 
 #[test]
-fn what_pull_workers_do_is_counted_once_like_all_other_work() {
-    // A lost fence and an answer that is asked for again are no attempts that ended.
+fn attempts_of_pull_workers_are_counted_once() {
+    // A lost fence and a repeated request are not further attempts.
     let (house, _ledger) =
         house("[sources.stripe.handlers.fee]\npull = true\nretry = [\"0s\", \"0s\"]\n", "");
     let server = house.start();
@@ -400,8 +401,8 @@ fn a_pull_workers_lease_outlives_the_server_and_its_completion_counts_after_a_re
     let claim = server.admin_post("/api/v1/claims", &ask).json()["items"][0].clone();
     server.kill();
     let server = house.start();
-    let nobody_else = json!({ "source": "stripe", "handler": "fee", "limit": 5 });
-    let others = server.admin_post("/api/v1/claims", &nobody_else).json();
+    let ask = json!({ "source": "stripe", "handler": "fee", "limit": 5 });
+    let others = server.admin_post("/api/v1/claims", &ask).json();
     assert_eq!(others["items"], json!([]), "{others}");
     let path = format!("/api/v1/claims/{}/complete", claim["job"].as_str().unwrap());
     let done = server.admin_post(&path, &json!({ "fence": claim["fence"], "result": "50" }));
@@ -411,8 +412,8 @@ fn a_pull_workers_lease_outlives_the_server_and_its_completion_counts_after_a_re
 
 #[test]
 fn a_hundred_resources_with_shuffled_versions_end_in_their_newest_state() {
-    // Four versions of each, in an order of their own, over eight connections. A handler that
-    // overwrites is safe only if old news never comes after new.
+    // Four versions of each, in a random order, over eight connections. A handler that overwrites
+    // is safe only if an older version never runs after a newer one.
     const RESOURCES: usize = 100;
     const VERSIONS: usize = 4;
     let handler = |name: &str| {
@@ -424,7 +425,7 @@ fn a_hundred_resources_with_shuffled_versions_end_in_their_newest_state() {
              by = \"/created\"\npolicy = \"latest\"\n"
         )
     };
-    // Each handler keeps its own mark.
+    // Each handler has its own mark.
     let (house, ledger) = house(
         &format!("{}{}", handler("one"), handler("two")),
         "CREATE TABLE one (resource TEXT, version INTEGER);
@@ -460,7 +461,7 @@ fn a_hundred_resources_with_shuffled_versions_end_in_their_newest_state() {
     until("all is applied or stale", || (ledger.number(over) == all).then_some(()));
     server.stop();
     for name in ["one", "two"] {
-        // The last row written for each resource is its newest version, and versions only rise.
+        // The last row of each resource is its newest version, and versions only rise.
         let last = format!(
             "SELECT resource, version FROM {name} a
              WHERE rowid = (SELECT max(rowid) FROM {name} b WHERE b.resource = a.resource)"
@@ -479,7 +480,7 @@ fn a_hundred_resources_with_shuffled_versions_end_in_their_newest_state() {
 }
 
 #[test]
-fn copies_of_a_claim_that_two_workers_ask_for_at_once_go_to_one_of_them() {
+fn a_job_that_two_workers_claim_at_once_goes_to_one_of_them() {
     const EVENTS: usize = 40;
     let (house, _ledger) = house("[sources.stripe.handlers.fee]\npull = true\n", ledger::SCHEMA);
     let server = house.start();
@@ -513,9 +514,9 @@ fn copies_of_a_claim_that_two_workers_ask_for_at_once_go_to_one_of_them() {
 }
 
 #[test]
-fn no_sender_speaks_for_us_to_an_app_by_another_spelling_of_a_name() {
-    // A signed event may carry any header beside its signature. An app that takes `_` for `-` would
-    // read its fence, its key or its signature from there.
+fn no_sender_can_forge_hapax_headers_to_an_app_by_another_spelling() {
+    // A signed event may have any header besides its signature. An app that reads `_` as `-` would
+    // take its fence, its key or its signature from there.
     let app = Upstream::counting();
     let handler = format!("[sources.stripe.handlers.call]\nhttp = \"{}\"\n", app.url());
     let (house, _ledger) = house(&handler, "");
@@ -542,15 +543,15 @@ fn no_sender_speaks_for_us_to_an_app_by_another_spelling_of_a_name() {
     let spelled = asked.headers.iter().map(|(name, _)| name.as_str());
     let spelled: Vec<_> = spelled.filter(|name| name.contains('_')).collect();
     assert_eq!(spelled, ["api_key"], "{asked:?}");
-    // Each of ours once, and ours.
+    // Each header of Hapax appears once, with Hapax's value.
     assert_ne!(asked.header("idempotency-key"), Some("other"));
     assert!(asked.header("webhook-id").is_some() && asked.header("hapax-job").is_some());
     server.stop();
 }
 
 #[test]
-fn what_an_app_says_when_it_fails_is_kept_and_it_can_fail_for_good() {
-    // Plain text, then JSON, then more than is kept, then the last word.
+fn the_answer_of_a_failing_app_is_stored_and_it_can_fail_for_good() {
+    // Plain text, then JSON, then more than is stored, then a final failure.
     let app = App::saying(|call| match call.attempt {
         1 => (500, "boom: card declined\n".to_owned()),
         2 => (503, r#"{"error":"try later","retry":"soon"}"#.to_owned()),
@@ -582,8 +583,8 @@ fn what_an_app_says_when_it_fails_is_kept_and_it_can_fail_for_good() {
 }
 
 #[test]
-fn what_an_app_says_when_it_succeeds_is_kept_too() {
-    // Nothing, more than is kept with a character on the cut, and bytes that a terminal would obey.
+fn the_answer_of_a_successful_app_is_stored_too() {
+    // No body, more than is stored with a character on the cut, and bytes that control a terminal.
     let app = App::saying(|call| match call.attempt {
         _ if call.body.contains("evt_1") => (204, String::new()),
         _ if call.body.contains("evt_2") => {

@@ -1,5 +1,5 @@
-//! Order through the real server: the state that is left is the newest, gaps are held and then left,
-//! and a person decides where the config says so.
+//! Order through the real server: the final state is the newest, gaps are held and then skipped,
+//! and an operator decides where the config says so.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const SECRET: &str = "whsec_order";
 
-/// Not the 100 ms that SQL has by itself: on a busy machine one statement may take longer.
+/// Not the default of 100 ms for SQL: on a busy machine one statement may take longer.
 const PATIENT: &str = "timeout = \"10s\"\n";
 
 fn house(handlers: &str, schema: &str) -> (House, Ledger) {
@@ -46,7 +46,7 @@ fn until_status(server: &Server, event_id: &str, status: &str) -> Value {
     })
 }
 
-/// The senders' ids of the calls an app got, in their order.
+/// The senders' ids of the calls to an app, in order.
 fn called(app: &App) -> Vec<String> {
     let id = |body: &str| -> String {
         let body: Value = serde_json::from_str(body).unwrap();
@@ -58,8 +58,7 @@ fn called(app: &App) -> Vec<String> {
 #[test]
 fn a_thousand_resources_with_shuffled_versions_and_copies_end_in_the_newest_state() {
     // Every version twice, both copies somewhere among six thousand requests on sixteen
-    // connections; a handler that overwrites; and a second one, for which what is newest to the
-    // first is oldest.
+    // connections; a handler that overwrites; and a second handler with the opposite order.
     const RESOURCES: usize = 1_000;
     const VERSIONS: usize = 3;
     let handler = |name: &str, by: &str| {
@@ -108,9 +107,9 @@ fn a_thousand_resources_with_shuffled_versions_and_copies_end_in_the_newest_stat
 }
 
 #[test]
-fn a_gap_that_is_filled_late_runs_in_order_and_holds_up_nobody_else() {
-    // The second number comes last, and other accounts go on meanwhile; once through an app, once
-    // in SQL.
+fn a_gap_that_is_filled_late_runs_in_order_and_delays_no_other_resource() {
+    // The second number arrives last, and other accounts continue; once through an app, once in
+    // SQL.
     let app = App::new(|_| 200);
     let order = |name: &str| {
         format!(
@@ -174,7 +173,7 @@ fn a_dead_number_holds_the_rest_until_the_hold_is_over_and_is_stale_from_then_on
     }
     until_status(&server, "evt_2", "dead");
     let booked = ledger.number("SELECT count(*) FROM booked");
-    // None of them came before `began`, so none may run until that long after it.
+    // No job arrived before `began`, so none may run until that long after it.
     assert!(booked == 1 || began.elapsed() >= HOLD, "the rest waits, and {booked} ran");
     for n in [3, 4, 5] {
         until_status(&server, &format!("evt_{n}"), "processed");
@@ -189,8 +188,8 @@ fn a_dead_number_holds_the_rest_until_the_hold_is_over_and_is_stale_from_then_on
 }
 
 #[test]
-fn a_person_decides_what_becomes_of_those_behind_a_dead_number() {
-    // One account's person lets it run, the other's refuses; across a restart.
+fn an_operator_decides_about_jobs_behind_a_dead_number() {
+    // The operator approves for one account and rejects for the other; across a restart.
     let (house, ledger) = with_a_dead_number("hold = \"300ms\"\non_gap = \"review\"");
     let server = house.start();
     for account in ["a", "b"] {
@@ -219,7 +218,7 @@ fn a_person_decides_what_becomes_of_those_behind_a_dead_number() {
     assert_eq!(server.admin_post("/api/v1/events/b3/approve", &reason).status, 409);
     let replayed = server.admin_post("/api/v1/events/b3/replay", &json!({})).json();
     assert_eq!(replayed["items"][0]["effect"], "discarded", "{replayed}");
-    // The mark followed the one that was let run; nothing follows the one that was refused.
+    // The mark followed the approved job; nothing follows the rejected one.
     accept(&server, "a4", "a", json!({ "n": 4 }));
     until_status(&server, "a4", "processed");
     accept(&server, "b4", "b", json!({ "n": 4 }));
@@ -231,8 +230,8 @@ fn a_person_decides_what_becomes_of_those_behind_a_dead_number() {
 
 #[test]
 fn a_machine_calls_the_app_in_the_order_of_its_states() {
-    // The states come shuffled, copies among them; one that is behind does nothing, one that no
-    // transition names is a dead letter at once.
+    // The states arrive shuffled, with copies; a state that is behind does nothing, and one that
+    // appears in no transition is a dead letter at once.
     let app = App::new(|_| 200);
     let (house, _) = house(
         &format!(

@@ -1,5 +1,5 @@
-//! `refetch` through the real server: the event is a hint, and what counts is the object as its API
-//! tells it now, for each kind of handler.
+//! `refetch` through the real server: the event is a hint, and the current object of its API
+//! counts, for each kind of handler.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 const SECRET: &str = "whsec_work";
 const API_AUTH: &str = "Bearer s3cr3t-of-the-api";
 
-/// The source of truth: an API on loopback that answers the n-th request, from 0, as told.
+/// The source of truth: an API on loopback that answers the n-th request, counted from 0, as the
+/// test decides.
 struct Api {
     address: SocketAddr,
     requests: Arc<Mutex<Vec<String>>>,
@@ -35,7 +36,7 @@ impl Api {
         Self { address, requests }
     }
 
-    /// Each request's head, in the order they came.
+    /// The head of each request, in order of arrival.
     fn requests(&self) -> Vec<String> {
         self.requests.lock().unwrap().clone()
     }
@@ -84,7 +85,7 @@ fn config(api: &Api, way: &str) -> String {
     )
 }
 
-/// A payout that was pending when its event was made.
+/// A payout that was pending when its event was created.
 fn send(server: &Server, event_id: &str, payout: &str, created: i64) {
     server.ask(request(event_id, payout, created)).is("accepted");
 }
@@ -111,15 +112,15 @@ fn paid(_: usize, _: &str) -> (u16, String) {
 }
 
 #[test]
-fn sql_applies_the_object_as_the_api_tells_it_now_once_the_api_works() {
-    // The event says pending, the API knows better, and is down for the first two attempts.
+fn sql_applies_the_current_object_once_the_api_works() {
+    // The event says pending, the API has a newer state, and is down for the first two attempts.
     let api = Api::new(|count, head| match count {
         0 | 1 => (500, String::new()),
         more => paid(more, head),
     });
     let house = house(
         &api,
-        // Not the 100 ms that SQL has by itself: on a busy machine one statement may take longer.
+        // Not the default of 100 ms for SQL: on a busy machine one statement may take longer.
         "timeout = \"10s\"\nsql = \"\"\"INSERT INTO states VALUES (:resource, :current ->> '$.status', :attempt);\
          SELECT :current ->> '$.who'\"\"\"",
     );
@@ -130,13 +131,13 @@ fn sql_applies_the_object_as_the_api_tells_it_now_once_the_api_works() {
     let event = until_status(&server, "evt_1", "processed");
     assert_eq!(event["result"], "Zoë", "{event}");
     let attempts = event["jobs"][0]["attempts"].as_array().unwrap();
-    let told: Vec<_> = attempts
+    let outcomes: Vec<_> = attempts
         .iter()
         .map(|attempt| (attempt["outcome"].as_str().unwrap(), attempt["error"].as_str()))
         .collect();
     let down = ("failed", Some("refetch: HTTP 500"));
-    assert_eq!(told, [down, down, ("done", None)], "{event}");
-    // Older news of the same payout is not even asked about.
+    assert_eq!(outcomes, [down, down, ("done", None)], "{event}");
+    // An older version of the same payout is not even fetched.
     send(&server, "evt_0", "po/1 x", 0);
     until_status(&server, "evt_0", "stale");
     let said = server.stop();
@@ -155,7 +156,7 @@ fn sql_applies_the_object_as_the_api_tells_it_now_once_the_api_works() {
 }
 
 #[test]
-fn sql_that_fails_is_said_in_the_log_without_what_the_api_told() {
+fn failing_sql_is_logged_without_the_values_of_the_api() {
     // A database quotes values in its errors.
     let api = Api::new(paid);
     let house = house(&api, "sql = \"SELECT json_extract(:body, :current)\"");
@@ -185,7 +186,7 @@ fn an_app_gets_the_object_in_a_header_beside_the_original_body() {
 }
 
 #[test]
-fn a_pull_worker_gets_the_object_beside_the_event_and_nothing_where_it_cannot_be_had() {
+fn a_pull_worker_gets_the_object_beside_the_event_and_nothing_if_it_cannot_be_fetched() {
     // The first fetch fails: that claim is a failed attempt, and the worker never sees it.
     let api = Api::new(|count, head| match count {
         0 => (404, String::new()),
@@ -210,7 +211,7 @@ fn a_pull_worker_gets_the_object_beside_the_event_and_nothing_where_it_cannot_be
     assert_eq!(event["jobs"][0]["attempts"][0]["error"], "refetch: HTTP 404", "{event}");
 }
 
-/// An object that changes, told by an API whose first answer can be held back.
+/// An object that changes, behind an API whose first answer can be held back.
 struct Object {
     state: Arc<(Mutex<State>, Condvar)>,
     api: Api,
@@ -222,21 +223,21 @@ struct State {
 }
 
 impl Object {
-    /// Its answers are held back until it is let go on, if so wanted.
+    /// Its answers are held back until they are released, if `held`.
     fn new(held: bool) -> Self {
         let state = Arc::new((Mutex::new(State { version: 1, held }), Condvar::new()));
-        let told = Arc::clone(&state);
+        let shared = Arc::clone(&state);
         let api = Api::new(move |_, _| {
-            let state = told.0.lock().unwrap();
-            // What an API has read from its database before it was held back is what it says later.
+            let state = shared.0.lock().unwrap();
+            // An API answers with the version that it read before it was held back.
             let version = state.version;
-            let _go = told.1.wait_timeout_while(state, FOREVER, |state| state.held).unwrap();
+            let _go = shared.1.wait_timeout_while(state, FOREVER, |state| state.held).unwrap();
             (200, json!({ "version": version }).to_string())
         });
         Self { state, api }
     }
 
-    /// The next version; whoever was held back is told the one of before.
+    /// Creates the next version; a request that was held back still gets the old one.
     fn changes(&self) {
         let mut state = self.state.0.lock().unwrap();
         state.version += 1;
@@ -249,12 +250,12 @@ impl Object {
     }
 }
 
-/// When a server gets its SIGKILL.
+/// The moment of the SIGKILL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Blow {
-    /// The request for the object is on its way.
+    /// The request for the object is in flight.
     InFlight,
-    /// At a failpoint, where the process was stopped before.
+    /// At a failpoint, at which the process is stopped first.
     At(&'static str),
 }
 
@@ -268,7 +269,7 @@ impl Blow {
         }
     }
 
-    /// Waits for the moment, then the server dies and the object changes.
+    /// Waits for the moment, then kills the server and changes the object.
     fn falls(self, object: &Object, server: Server) {
         match self {
             Self::InFlight => object.until_asked(1),
@@ -285,8 +286,8 @@ impl Blow {
 
 const TABLE: &str = "CREATE TABLE states (event TEXT, version TEXT)";
 
-/// The server dies, and its successor has to apply the newest version once; what was committed before it
-/// died is not even fetched again.
+/// Kills the server. Its successor must apply the newest version once; a job that was committed
+/// before is not even fetched again.
 #[track_caller]
 fn dies_and_applies_once(
     blow: Blow,
@@ -303,7 +304,7 @@ fn dies_and_applies_once(
     assert_eq!(applied(), before, "{blow:?}");
     let asked = object.api.requests().len();
     assert_eq!(asked, if before == ["evt_1 1"] { 1 } else { 2 }, "{blow:?}");
-    // The next event finds the object as it is by then.
+    // The next event finds the object as it is then.
     object.changes();
     send(&server, "evt_2", "po_1", 2);
     until_status(&server, "evt_2", "processed");
@@ -311,8 +312,8 @@ fn dies_and_applies_once(
     server.stop();
 }
 
-/// A server that dies with an event in its hands, and its successor, which got the event once more: the
-/// sender may never have had an answer.
+/// A server that is killed while it handles an event, and its successor, which gets the event
+/// again: the sender may never have had an answer.
 fn dies_with_an_event(blow: Blow, object: &Object, house: &House) -> Server {
     let event = request("evt_1", "po_1", 1);
     let server = blow.start(house);
@@ -336,7 +337,7 @@ fn a_sigkill_at_any_step_of_a_refetch_applies_the_newest_object_once() {
     for blow in SQL_BLOWS {
         let object = Object::new(blow == Blow::InFlight);
         let sql = "INSERT INTO states VALUES (:event_id, :current ->> '$.version')";
-        // Not the 100 ms that SQL has by itself: on a busy machine one statement may take longer.
+        // Not the default of 100 ms for SQL: on a busy machine one statement may take longer.
         let house = house(&object.api, &format!("timeout = \"10s\"\nsql = \"{sql}\""));
         let ledger = Ledger::create(&house, TABLE);
         dies_and_applies_once(blow, &object, &house, || {
@@ -349,7 +350,7 @@ fn a_sigkill_at_any_step_of_a_refetch_applies_the_newest_object_once() {
 
 #[test]
 fn a_sigkill_at_any_step_of_a_refetch_applies_the_newest_object_once_on_postgresql() {
-    // The leases of a dead node have to run out there, so all of them do at the same time.
+    // There the leases of a dead node have to end first, so all cases run at the same time.
     std::thread::scope(|scope| {
         for blow in SQL_BLOWS {
             scope.spawn(move || dies_on_postgresql(blow));
@@ -365,7 +366,7 @@ fn dies_on_postgresql(blow: Blow) {
     let way = format!("timeout = \"3s\"\nlease = \"12s\"\nsql = \"{sql}\"");
     let config = config(&object.api, &way);
     let url = &database.url;
-    // The last table of it is `refetch`.
+    // Its last table is `refetch`.
     let house = House::new(&format!("database_url = \"{url}\"\n{config}timeout = \"3s\"\n"))
         .env("API_AUTH", API_AUTH);
     dies_and_applies_once(blow, &object, &house, || {
@@ -375,8 +376,8 @@ fn dies_on_postgresql(blow: Blow) {
 }
 
 #[test]
-fn a_sigkill_at_any_step_of_a_refetch_tells_an_app_the_newest_object_under_the_same_key() {
-    // What the app was called with before it is called with again: then it has the newest object, too.
+fn a_sigkill_at_any_step_of_a_refetch_sends_an_app_the_newest_object_under_the_same_key() {
+    // A call that was sent before is repeated, with the newest object.
     for blow in [
         Blow::InFlight,
         Blow::At("refetch.after_answer"),
@@ -390,13 +391,13 @@ fn a_sigkill_at_any_step_of_a_refetch_tells_an_app_the_newest_object_under_the_s
         until_status(&server, "evt_1", "processed");
         server.stop();
         let (old, new) = (r#"{"version":1}"#, r#"{"version":2}"#);
-        let told: Vec<_> = app.calls().into_iter().filter_map(|call| call.current).collect();
+        let objects: Vec<_> = app.calls().into_iter().filter_map(|call| call.current).collect();
         let expected = match blow {
             Blow::At("http.after_settle") => vec![old],
             Blow::At("http.after_answer") => vec![old, new],
             Blow::InFlight | Blow::At(_) => vec![new],
         };
-        assert_eq!(told, expected, "{blow:?}");
+        assert_eq!(objects, expected, "{blow:?}");
         assert_eq!(app.ledger().len(), 1, "{blow:?}: one key");
         let fetched = if blow == Blow::At("http.after_settle") { 1 } else { 2 };
         assert_eq!(object.api.requests().len(), fetched, "{blow:?}");
@@ -405,8 +406,8 @@ fn a_sigkill_at_any_step_of_a_refetch_tells_an_app_the_newest_object_under_the_s
 
 #[test]
 fn a_sigkill_at_any_step_of_a_refetch_gives_a_pull_worker_the_newest_object() {
-    // The object is fetched within the worker's own request, which ends with the server. The lease of a
-    // worker outside has to run out first, so both do at the same time.
+    // The object is fetched within the worker's own request, which ends with the server. The lease
+    // of an external worker has to end first, so both cases run at the same time.
     std::thread::scope(|scope| {
         for blow in [Blow::InFlight, Blow::At("refetch.after_answer")] {
             scope.spawn(move || dies_with_a_claim(blow));
@@ -416,7 +417,7 @@ fn a_sigkill_at_any_step_of_a_refetch_gives_a_pull_worker_the_newest_object() {
 
 fn dies_with_a_claim(blow: Blow) {
     let object = Object::new(blow == Blow::InFlight);
-    // The last table of it is `refetch`.
+    // Its last table is `refetch`.
     let config = config(&object.api, "pull = true\nlease = \"6s\"");
     let house = House::new(&format!("{config}timeout = \"3s\"\n")).env("API_AUTH", API_AUTH);
     let server = blow.start(&house);
