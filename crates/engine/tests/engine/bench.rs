@@ -1,5 +1,5 @@
-//! A store on a workbench: the smallest that keeps the promises the workers rely on, and one that
-//! can be watched, stopped and told to fail.
+//! The smallest store with the guarantees that the workers rely on. A test can observe it, block it
+//! and make it fail.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 use crate::support::within;
 
-/// A job on the bench.
+/// A job in this store.
 #[derive(Debug, Clone)]
 pub(crate) struct Piece {
     pub(crate) id: JobId,
@@ -48,29 +48,29 @@ pub(crate) struct Bench {
     arrived: Notify,
     /// One permit lets one claim return.
     pub(crate) claims: Semaphore,
-    /// One permit for each claim that was asked for.
+    /// One permit for each claim that was requested.
     pub(crate) asked: Semaphore,
-    /// So many of the next calls fail.
+    /// The number of next calls that fail.
     pub(crate) failures: AtomicUsize,
-    /// So many of the next settlings fail.
+    /// The number of next settle calls that fail.
     pub(crate) settle_failures: AtomicUsize,
-    /// Whether every event is pruned: its key alone is known.
+    /// Whether every event is pruned: only its key is known.
     pub(crate) pruned_all: AtomicBool,
     pub(crate) renewals: Semaphore,
     pub(crate) settled: AtomicUsize,
     pub(crate) given_back: AtomicUsize,
     pub(crate) hurried: AtomicUsize,
-    /// One permit for each look at an event.
+    /// One permit for each read of an event.
     pub(crate) looked: Semaphore,
-    /// Slices of SQL that are worth having at once.
+    /// The number of SQL slices that may run at once.
     pub(crate) slices: AtomicUsize,
     /// The most claims of lost jobs that were held while another lost one ran.
     pub(crate) held_beside: AtomicUsize,
-    /// Results of the next prunes, last first, and what was asked.
+    /// The results of the next prunes, last first, and the arguments of past ones.
     pub(crate) prunes: Mutex<Vec<bool>>,
     pub(crate) horizons: Mutex<Vec<(Horizon, usize)>>,
     pub(crate) pruned: Semaphore,
-    /// Whether somebody else comes with each prune; without a word nobody knows.
+    /// Whether other requests arrive with each prune; `None` if the store does not know.
     pub(crate) crowded: Mutex<Option<bool>>,
     pub(crate) demand: AtomicUsize,
 }
@@ -130,19 +130,19 @@ impl Bench {
         self.pieces.lock().unwrap().iter().find(|piece| piece.id == id).unwrap().clone()
     }
 
-    /// An event whose first attempt ended with its process.
+    /// An event whose first attempt was lost with its process.
     pub(crate) fn put_lost(&self, handler: &str, event: ClaimedEvent) -> JobId {
         let id = self.put(handler, event);
         self.change(id, |piece| piece.progress = Progress { attempt: 1, steps: 0, lost: 1 });
         id
     }
 
-    /// As an app does in a transaction of its own.
+    /// Completes a job, as an app does in its own transaction.
     pub(crate) fn complete(&self, id: JobId) {
         self.change(id, |piece| piece.phase = Phase::Done);
     }
 
-    /// Waits until the job is as wanted.
+    /// Waits until the job is in the wanted state.
     pub(crate) async fn until(&self, id: JobId, wanted: impl Fn(&Piece) -> bool) -> Piece {
         within(async {
             loop {
@@ -163,7 +163,7 @@ impl Bench {
         self.changed.notify_waiters();
     }
 
-    fn fail_if_told(&self) -> Result<(), StoreError> {
+    fn fail_if_planned(&self) -> Result<(), StoreError> {
         count_down(&self.failures)
     }
 
@@ -187,7 +187,7 @@ impl Bench {
                 && piece.event.key.source == ask.handler.source
                 && piece.due <= now
         });
-        // One that was lost before comes by itself.
+        // A job with a lost attempt is claimed alone.
         let (mut first, mut alone) = (true, false);
         let fits = |piece: &&mut Piece| {
             let lost = piece.progress.alone(self.workplace_of(piece));
@@ -219,7 +219,7 @@ impl Bench {
 
 fn count_down(failures: &AtomicUsize) -> Result<(), StoreError> {
     match failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)) {
-        Ok(_) => Err(StoreError::Unavailable("told to".into())),
+        Ok(_) => Err(StoreError::Unavailable("planned by the test".into())),
         Err(_) => Ok(()),
     }
 }
@@ -282,14 +282,14 @@ impl Store for Bench {
 
 impl Work for Bench {
     async fn announce(&self, handlers: Vec<HandlerSpec>) -> Result<(), StoreError> {
-        self.fail_if_told()?;
+        self.fail_if_planned()?;
         let specs = handlers.into_iter().map(|spec| (spec.handler.clone(), spec));
         *self.specs.lock().unwrap() = specs.collect();
         Ok(())
     }
 
     async fn claim(&self, ask: ClaimAsk) -> Result<Vec<Claim>, StoreError> {
-        self.fail_if_told()?;
+        self.fail_if_planned()?;
         assert!(self.specs.lock().unwrap().contains_key(&ask.handler), "announced first");
         let claimed = self.take_due(&ask);
         self.asked.add_permits(1);
@@ -305,7 +305,7 @@ impl Work for Bench {
     }
 
     async fn settle(&self, job: JobId, fence: Fence, outcome: Outcome) -> Result<Held, StoreError> {
-        self.fail_if_told()?;
+        self.fail_if_planned()?;
         count_down(&self.settle_failures)?;
         self.settled.fetch_add(1, Ordering::SeqCst);
         let piece = self.piece(job);
@@ -353,7 +353,7 @@ impl Work for Bench {
     }
 
     async fn run_sql(&self, ask: SqlAsk) -> Result<SqlRan, StoreError> {
-        self.fail_if_told()?;
+        self.fail_if_planned()?;
         let claims = self.take_due(&ask.claim);
         if let [claim] = &claims[..]
             && claim.alone
@@ -370,7 +370,7 @@ impl Work for Bench {
     }
 
     async fn run_claimed(&self, run: SqlRun) -> Result<Ran, StoreError> {
-        self.fail_if_told()?;
+        self.fail_if_planned()?;
         let piece = self.piece(run.job);
         if piece.phase != Phase::Leased || piece.fence != run.fence {
             return Ok(Ran::Lost);
@@ -444,7 +444,7 @@ impl Work for Bench {
     }
 
     async fn prune(&self, horizon: Horizon, limit: usize) -> Result<bool, StoreError> {
-        self.fail_if_told()?;
+        self.fail_if_planned()?;
         self.horizons.lock().unwrap().push((horizon, limit));
         self.pruned.add_permits(1);
         if *self.crowded.lock().unwrap() == Some(true) {

@@ -20,7 +20,7 @@ use tokio::time::{interval, timeout};
 use tokio_rustls::rustls;
 use tokio_util::sync::CancellationToken;
 
-/// Long enough for a loaded machine to get its bytes through, short enough to wait for.
+/// Long enough for the bytes on a busy machine, short enough to wait for.
 const SHORT: Duration = Duration::from_millis(300);
 
 struct Running {
@@ -41,7 +41,7 @@ impl Running {
     }
 }
 
-/// A server whose answers are made by `answer`.
+/// A server that answers with `answer`.
 async fn start_with<A, F>(
     limits: HttpLimits,
     tls: Option<Arc<rustls::ServerConfig>>,
@@ -54,7 +54,7 @@ where
     start_with_peer(limits, tls, move |request, _peer| answer(request)).await
 }
 
-/// The same for one that looks at the connection.
+/// The same for an `answer` that uses the connection.
 async fn start_with_peer<A, F>(
     limits: HttpLimits,
     tls: Option<Arc<rustls::ServerConfig>>,
@@ -79,7 +79,7 @@ where
     Running { address, stop, served, reached }
 }
 
-/// A server that reads each body and says how long it was.
+/// A server that reads each body and returns its length.
 async fn start(limits: HttpLimits) -> Running {
     start_with(limits, None, |request| async {
         match request.into_body().collect().await {
@@ -98,7 +98,7 @@ async fn start(limits: HttpLimits) -> Running {
 const GET: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
 
 #[tokio::test]
-async fn a_connection_is_used_again_and_answers_come_in_order() {
+async fn a_connection_is_reused_and_answers_arrive_in_order() {
     let server = start(HttpLimits::default()).await;
     let mut wire = Wire::connect(server.address).await;
     for length in [0, 5, 70_000] {
@@ -111,7 +111,7 @@ async fn a_connection_is_used_again_and_answers_come_in_order() {
 }
 
 #[tokio::test]
-async fn a_head_cut_anywhere_in_its_first_bytes_is_still_understood() {
+async fn a_head_split_anywhere_in_its_first_bytes_is_still_parsed() {
     // The first letters of POST and of the HTTP/2 preface are the same.
     let server = start(HttpLimits::default()).await;
     for cut in 1..6 {
@@ -133,7 +133,7 @@ async fn a_silent_connection_is_closed_at_the_deadline() {
 }
 
 #[tokio::test]
-async fn a_head_that_drips_is_cut_off_however_steadily_it_drips() {
+async fn a_slow_head_is_cut_off_however_steadily_it_arrives() {
     let limits = HttpLimits { header_deadline: SHORT, ..HttpLimits::default() };
     let server = start(limits).await;
     let mut wire = Wire::connect(server.address).await;
@@ -187,7 +187,7 @@ async fn between_requests_a_connection_outlives_the_header_deadline_but_not_its_
 }
 
 #[tokio::test]
-async fn a_head_over_the_cap_is_431_and_the_connection_ends() {
+async fn a_head_over_the_limit_is_431_and_the_connection_ends() {
     let server = start(HttpLimits::default()).await;
     let mut wire = Wire::connect(server.address).await;
     wire.write(format!("GET / HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n", "y".repeat(20_000))).await;
@@ -201,8 +201,8 @@ async fn a_head_over_the_cap_is_431_and_the_connection_ends() {
 }
 
 #[tokio::test]
-async fn requests_that_two_readers_could_read_differently_are_400_and_the_connection_ends() {
-    // Each carries a second request that only one of the two readings would see.
+async fn requests_that_two_parsers_could_read_differently_are_400_and_the_connection_ends() {
+    // Each contains a second request that only one of the two readings would find.
     let hidden = "GET /hidden HTTP/1.1\r\nhost: a\r\n\r\n";
     let corpus = [
         (
@@ -319,8 +319,9 @@ async fn requests_that_two_readers_could_read_differently_are_400_and_the_connec
 }
 
 #[tokio::test]
-async fn a_head_sent_before_the_answer_to_the_one_before_it_is_judged_as_strictly() {
-    // A proxy in front may send several requests in one packet, and attackers choose where they end.
+async fn a_pipelined_head_is_checked_as_strictly() {
+    // A proxy in front may send several requests in one packet, and attackers choose where they
+    // end.
     let before = [
         ("a head", "GET / HTTP/1.1\r\nhost: a\r\n\r\n"),
         ("a body", "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nab\n\nc"),
@@ -385,7 +386,7 @@ async fn heads_that_only_look_unusual_are_served() {
 #[tokio::test]
 async fn an_answer_given_before_the_body_is_read_reaches_a_client_that_only_writes() {
     // Without lingering, closing with unread input resets the connection: the client's write fails,
-    // and many never look for an answer then.
+    // and many clients then never read an answer.
     let server = start_with(HttpLimits::default(), None, |_request| async {
         let mut answer = Response::new(Full::from("no"));
         answer.headers_mut().insert("connection", "close".parse().unwrap());
@@ -402,7 +403,7 @@ async fn an_answer_given_before_the_body_is_read_reaches_a_client_that_only_writ
 }
 
 #[tokio::test]
-async fn past_the_cap_a_connection_waits_while_all_others_are_at_work() {
+async fn beyond_the_limit_a_connection_waits_while_all_others_run_requests() {
     let gate = Arc::new(Semaphore::new(0));
     let limits = HttpLimits { connections_max: 1, ..HttpLimits::default() };
     let server = start_with(limits, None, {
@@ -426,7 +427,7 @@ async fn past_the_cap_a_connection_waits_while_all_others_are_at_work() {
     .await;
     let mut second = Wire::connect(server.address).await;
     second.write(GET).await;
-    // Long enough for a loop that would take the second one to have done so.
+    // Long enough for a loop that would accept the second one.
     for _ in 0..1_000 {
         tokio::task::yield_now().await;
     }
@@ -436,10 +437,10 @@ async fn past_the_cap_a_connection_waits_while_all_others_are_at_work() {
     assert_eq!(second.answer().await.status, 200);
 }
 
-/// Far beyond the time of any test: only another connection can end one that waits.
+/// Far longer than any test: only another connection can end an idle one.
 const PATIENT: Duration = Duration::from_secs(3600);
 
-/// Limits under which nothing but a lack of places ends a connection.
+/// Limits under which only a lack of slots ends a connection.
 fn patient(connections_max: usize) -> HttpLimits {
     HttpLimits {
         connections_max,
@@ -452,8 +453,8 @@ fn patient(connections_max: usize) -> HttpLimits {
     }
 }
 
-/// A server on which `POST /signed` is taken for verified; every body is read, and `/big` answers at
-/// length.
+/// A server on which `POST /signed` counts as verified. Every body is read, and `/big` has a long
+/// answer.
 async fn start_verifying(limits: HttpLimits, tls: Option<Arc<rustls::ServerConfig>>) -> Running {
     start_with_peer(limits, tls, |request, peer| async move {
         let path = request.uri().path().to_owned();
@@ -475,7 +476,7 @@ async fn start_verifying(limits: HttpLimits, tls: Option<Arc<rustls::ServerConfi
 const SIGNED: &str = "POST /signed HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nhi";
 const PLACES: usize = 8;
 
-/// Hostile connections of one kind must keep neither a new sender out nor one that has verified.
+/// Checks that hostile connections of one kind block neither a new sender nor a verified one.
 async fn check_gets_in_beside(kind: &str, hostile: &[u8], answer: Option<u16>) {
     let server = start_verifying(patient(PLACES), None).await;
     let mut known = Wire::connect(server.address).await;
@@ -501,7 +502,7 @@ async fn check_gets_in_beside(kind: &str, hostile: &[u8], answer: Option<u16>) {
 }
 
 #[tokio::test]
-async fn connections_that_only_wait_give_way_to_new_ones_whatever_they_wait_for() {
+async fn idle_connections_are_closed_for_new_ones_whatever_they_wait_for() {
     let with_body = "POST /signed HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\nhi";
     let http_2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     check_gets_in_beside("silent", b"", None).await;
@@ -538,8 +539,8 @@ async fn a_connection_is_closed_for_another_only_where_none_is_free() {
 }
 
 #[tokio::test]
-async fn the_address_that_holds_most_connections_gives_way_first() {
-    // The oldest connection is another client's, and it must stay.
+async fn connections_of_the_address_with_the_most_are_closed_first() {
+    // The oldest connection belongs to another client, and must stay.
     let server = start_verifying(patient(4), None).await;
     let mut lone = Wire::connect_from([127, 0, 0, 2], server.address).await;
     lone.write(GET).await;
@@ -556,7 +557,7 @@ async fn the_address_that_holds_most_connections_gives_way_first() {
 }
 
 #[tokio::test]
-async fn a_peer_that_leaves_its_answer_unread_gives_way_once_it_has_had_time() {
+async fn a_peer_that_leaves_its_answer_unread_is_closed_after_some_time() {
     let server = start_verifying(patient(1), None).await;
     let mut deaf = Wire::connect(server.address).await;
     deaf.write("GET /big HTTP/1.1\r\nhost: a\r\n\r\n").await;
@@ -566,7 +567,7 @@ async fn a_peer_that_leaves_its_answer_unread_gives_way_once_it_has_had_time() {
 }
 
 #[tokio::test]
-async fn a_peer_that_reads_nothing_is_cut_and_its_place_is_free_again() {
+async fn a_peer_that_reads_nothing_is_cut_and_its_slot_is_free_again() {
     let limits = HttpLimits { connections_max: 1, write_stall: SHORT, ..HttpLimits::default() };
     let server = start_with(limits, None, |request| async move {
         let size = if request.uri().path() == "/big" { 64 * 1024 * 1024 } else { 1 };
@@ -581,7 +582,7 @@ async fn a_peer_that_reads_nothing_is_cut_and_its_place_is_free_again() {
 }
 
 #[tokio::test]
-async fn a_stop_answers_what_is_in_flight_and_takes_nothing_new() {
+async fn a_shutdown_answers_requests_in_flight_and_accepts_no_new_ones() {
     let gate = Arc::new(Semaphore::new(0));
     let server = start_with(HttpLimits::default(), None, {
         let gate = gate.clone();
@@ -616,7 +617,7 @@ async fn a_stop_answers_what_is_in_flight_and_takes_nothing_new() {
 }
 
 #[tokio::test]
-async fn a_stop_does_not_wait_longer_than_its_drain() {
+async fn a_shutdown_does_not_wait_longer_than_its_drain() {
     let limits = HttpLimits { drain: SHORT, ..HttpLimits::default() };
     let server = start_with(limits, None, |_request| std::future::pending()).await;
     let mut wire = Wire::connect(server.address).await;
@@ -631,9 +632,9 @@ async fn a_stop_does_not_wait_longer_than_its_drain() {
 }
 
 #[tokio::test]
-async fn a_handler_that_panics_takes_only_its_own_connection_with_it() {
+async fn a_handler_that_panics_ends_only_its_own_connection() {
     let server = start_with(HttpLimits::default(), None, |request| async move {
-        assert_ne!(request.uri().path(), "/panic", "as told");
+        assert_ne!(request.uri().path(), "/panic", "planned by the test");
         Response::new(Full::default())
     })
     .await;
@@ -675,8 +676,8 @@ where
 }
 
 #[tokio::test]
-async fn frames_that_bring_nothing_forward_end_an_http_2_connection() {
-    // Each costs the peer a few bytes and no stream, so no limit of streams sees them.
+async fn frames_without_progress_end_an_http_2_connection() {
+    // Each costs the peer a few bytes and no stream, so no limit of streams counts them.
     let frame = |kind: u8, stream: u8, payload: &[u8]| {
         let mut frame = vec![0, 0, payload.len() as u8, kind, 0, 0, 0, 0, stream];
         frame.extend_from_slice(payload);
@@ -697,7 +698,8 @@ async fn frames_that_bring_nothing_forward_end_an_http_2_connection() {
         let (mut reads, mut writes) = wire.stream.split();
         let mut heard = Vec::new();
         let floods = async { while writes.write_all(&flood).await.is_ok() {} };
-        // Either side sees that the connection has ended; a server without a bound goes on for ever.
+        // Either side may notice first that the connection has ended; a server without a bound
+        // would never end it.
         let ended = async {
             tokio::select! {
                 () = floods => {}
@@ -843,7 +845,7 @@ mod over_tls {
     }
 
     #[tokio::test]
-    async fn handshakes_that_are_not_finished_give_way_to_new_connections() {
+    async fn connections_with_unfinished_handshakes_are_closed_for_new_ones() {
         let tls = tls();
         let server = start_verifying(patient(PLACES), Some(tls.server)).await;
         let mut held = Vec::new();
@@ -859,7 +861,7 @@ mod over_tls {
     }
 
     #[tokio::test]
-    async fn a_renewed_certificate_is_taken_over_and_a_broken_one_is_not() {
+    async fn a_renewed_certificate_is_loaded_and_a_broken_one_is_not() {
         let tls = tls();
         let server = start_with(HttpLimits::default(), Some(tls.server), hello).await;
         let renewed = trusting(write_pair(tls.directory.path()));

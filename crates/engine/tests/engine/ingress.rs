@@ -1,5 +1,5 @@
-//! The public side through its own door: signed and unsigned requests over real sockets, with a
-//! store that can be told to wait or to fail.
+//! The ingress through its public interface: signed and unsigned requests over real sockets, with a
+//! store that can block or fail.
 
 use std::collections::HashMap;
 use std::io;
@@ -31,13 +31,13 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-/// A store in a map: the smallest that keeps the promises of `Store`, with faults on demand.
+/// A store in a map: the smallest that keeps the contract of `Store`, with injected faults.
 struct Shelf {
     events: Mutex<HashMap<KeyHash, (EventId, KeyHash)>>,
     kept: Mutex<Vec<Ingest>>,
-    /// One permit lets one commit through.
+    /// One permit lets one commit return.
     gate: Semaphore,
-    /// One permit for each commit that has come to the gate.
+    /// One permit for each commit that waits for the gate.
     waiting: Semaphore,
     fails: AtomicBool,
 }
@@ -87,7 +87,7 @@ impl Store for Shelf {
 
 const SECRET: &str = "a secret that only this test knows";
 
-/// What a test wants of its server.
+/// The settings of a test's server.
 struct Setup {
     name: &'static str,
     tenant: &'static str,
@@ -100,7 +100,7 @@ struct Setup {
     connections_max: usize,
 }
 
-/// `name` keeps the counters of tests apart: they share one recorder.
+/// `name` separates the counters of tests: they share one recorder.
 fn setup(name: &'static str) -> Setup {
     Setup {
         name,
@@ -198,7 +198,7 @@ impl House {
         self.clock.load(Ordering::SeqCst)
     }
 
-    /// The head and body of a well-signed request.
+    /// The head and body of a correctly signed request.
     fn signed(&self, body: &str) -> String {
         self.request(body, self.now(), &sign(self.now(), body), "")
     }
@@ -282,7 +282,7 @@ async fn a_signed_event_is_accepted_once_and_its_copies_are_duplicates() {
 }
 
 #[tokio::test]
-async fn the_sender_of_a_conflict_is_told_of_a_duplicate_and_the_operator_of_a_conflict() {
+async fn a_conflict_is_a_duplicate_to_the_sender_and_a_conflict_to_the_operator() {
     let house = setup("conflict").start().await;
     let mut wire = house.wire().await;
     wire.write(house.signed(&event("evt_1"))).await;
@@ -295,7 +295,7 @@ async fn the_sender_of_a_conflict_is_told_of_a_duplicate_and_the_operator_of_a_c
 }
 
 #[tokio::test]
-async fn what_is_no_source_is_404_and_what_is_no_post_is_405() {
+async fn an_unknown_source_is_404_and_another_method_than_post_405() {
     let house = setup("paths").start().await;
     let mut wire = house.wire().await;
     for path in [
@@ -329,14 +329,14 @@ async fn what_is_no_source_is_404_and_what_is_no_post_is_405() {
 }
 
 #[tokio::test]
-async fn refusals_are_problems_that_give_nothing_away() {
+async fn refusals_are_problems_without_internal_details() {
     let house = setup("problems").start().await;
     let mut wire = house.wire().await;
     let body = event("evt_1");
     let good = sign(house.now(), &body);
     let foreign = hex::encode([7; 32]);
     let long_ago = house.now() + 301;
-    let mut told = Vec::new();
+    let mut refusals = Vec::new();
     for request in [
         house.forged(""),
         house.request(&body, house.now(), &foreign, ""),
@@ -352,17 +352,17 @@ async fn refusals_are_problems_that_give_nothing_away() {
         assert_eq!(problem["request_id"], request_id);
         problem["request_id"].take();
         problem["instance"].take();
-        told.push((heard.status, problem));
+        refusals.push((heard.status, problem));
     }
-    assert_eq!(told[0].0, 401);
-    assert_eq!(told[0].1["type"], "urn:hapax:problem:signature");
-    assert!(told.iter().all(|one| *one == told[0]), "{told:?}");
+    assert_eq!(refusals[0].0, 401);
+    assert_eq!(refusals[0].1["type"], "urn:hapax:problem:signature");
+    assert!(refusals.iter().all(|one| *one == refusals[0]), "{refusals:?}");
     assert_eq!((house.rejections("signature"), house.rejections("future")), (4, 1));
     assert_eq!(house.store.stored(), 0);
 }
 
 #[tokio::test]
-async fn what_is_authentic_but_no_event_is_400() {
+async fn an_authentic_body_that_is_no_event_is_400() {
     let house = setup("malformed").start().await;
     let mut wire = house.wire().await;
     for body in ["not json", "{}", "", r#"{"id":"a","id":"b"}"#] {
@@ -374,7 +374,7 @@ async fn what_is_authentic_but_no_event_is_400() {
 }
 
 #[tokio::test]
-async fn a_request_without_a_signature_is_refused_before_its_body_comes() {
+async fn a_request_without_a_signature_is_refused_before_its_body_arrives() {
     let house = setup("unsigned").start().await;
     let mut wire = house.wire().await;
     wire.write(format!(
@@ -389,7 +389,7 @@ async fn a_request_without_a_signature_is_refused_before_its_body_comes() {
 }
 
 #[tokio::test]
-async fn a_sender_that_asks_whether_to_go_on_is_told_to() {
+async fn a_sender_that_expects_100_continue_gets_it() {
     let house = setup("continue").start().await;
     let mut wire = house.wire().await;
     let body = event("evt_1");
@@ -403,7 +403,7 @@ async fn a_sender_that_asks_whether_to_go_on_is_told_to() {
 }
 
 #[tokio::test]
-async fn a_body_at_the_cap_is_taken_and_one_byte_more_is_413() {
+async fn a_body_at_the_limit_is_accepted_and_one_byte_more_is_413() {
     let bytes_max = 100_000;
     let mut with = setup("cap");
     with.body.bytes_max = bytes_max;
@@ -456,7 +456,7 @@ async fn chunks_without_end_are_413_as_soon_as_they_are_too_many() {
 }
 
 #[tokio::test]
-async fn a_body_that_drips_is_408_however_steadily_it_drips() {
+async fn a_slow_body_is_408_however_steadily_it_arrives() {
     let mut with = setup("drip");
     with.body.grace = Duration::from_millis(200);
     let house = with.start().await;
@@ -482,11 +482,11 @@ async fn a_body_that_drips_is_408_however_steadily_it_drips() {
 async fn unfinished_bodies_share_a_bounded_memory() {
     let mut with = setup("crowded");
     with.body.unfinished_bytes_max = 200_000;
-    // All of them have only just begun, and are left alone.
+    // All of them are new, and cannot be dropped yet.
     with.body.left_alone = Duration::from_secs(3600);
     let house = with.start().await;
     let request = house.signed(&" ".repeat(150_000));
-    // More than one frame of the first body is there, so its memory is taken.
+    // More than one frame of the first body has arrived, so it holds memory.
     let mut first = house.wire().await;
     first.write(&request[..request.len() - 1]).await;
     let mut second = house.wire().await;
@@ -510,14 +510,14 @@ async fn unfinished_bodies_share_a_bounded_memory() {
 }
 
 #[tokio::test]
-async fn when_memory_is_short_the_slowest_body_gives_way_and_not_the_newcomer() {
+async fn when_memory_is_short_the_slowest_body_is_dropped_and_not_the_newest() {
     let mut with = setup("slowest");
     with.body.unfinished_bytes_max = 200_000;
     with.body.left_alone = Duration::ZERO;
     let house = with.start().await;
     let body = json!({ "id": "evt_1", "type": "a", "pad": " ".repeat(150_000) }).to_string();
     let request = house.signed(&body);
-    // All but its last byte is there, and nothing more will come.
+    // All but its last byte has arrived, and nothing more will.
     let mut slow = house.wire().await;
     slow.write(&request[..request.len() - 1]).await;
     within(async {
@@ -540,7 +540,7 @@ async fn when_memory_is_short_the_slowest_body_gives_way_and_not_the_newcomer() 
 
 #[tokio::test]
 async fn a_length_that_is_only_declared_takes_no_memory() {
-    // Twenty connections that declare as much as there is, and send next to nothing.
+    // Twenty connections declare all the memory there is, and send almost nothing.
     let mut with = setup("declared");
     with.body.unfinished_bytes_max = 200_000;
     with.body.left_alone = Duration::from_secs(3600);
@@ -567,7 +567,8 @@ async fn a_length_that_is_only_declared_takes_no_memory() {
 
 #[tokio::test]
 async fn connections_are_counted_for_the_client_that_a_trusted_proxy_names() {
-    // One client behind the proxy holds all places but one; the other's, though older, stays.
+    // One client behind the proxy holds all slots but one; the other's connection, though older,
+    // stays.
     let mut with = setup("shares");
     with.connections_max = 4;
     with.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
@@ -625,7 +626,7 @@ async fn an_authentic_event_under_a_content_type_its_sender_never_uses_is_415() 
 }
 
 #[tokio::test]
-async fn a_late_event_is_refused_and_one_never_seen_is_counted_apart() {
+async fn a_late_event_is_refused_and_an_unknown_one_is_counted_separately() {
     let mut with = setup("late");
     with.late = LatePolicy::Reject;
     let house = with.start().await;
@@ -648,7 +649,7 @@ async fn a_late_event_is_refused_and_one_never_seen_is_counted_apart() {
 
 #[tokio::test]
 async fn a_late_copy_of_a_notice_on_the_other_side_of_an_edge_is_not_counted_as_lost() {
-    // Its derived key is another one by now: the event is known under that of the span before.
+    // Its derived key has changed by now: the event is known under the key of the previous span.
     let house = setup("late_notice").start().await;
     let secret = ActiveSecret::forever(Secret::new(SECRET));
     let mut spec = SourceSpec::new("late_notice", "stripe", vec![secret]);
@@ -678,7 +679,7 @@ async fn a_late_copy_of_a_notice_on_the_other_side_of_an_edge_is_not_counted_as_
 }
 
 #[tokio::test]
-async fn a_late_event_is_kept_for_review_where_the_source_says_so() {
+async fn a_late_event_waits_for_review_if_the_source_is_configured_so() {
     let house = setup("review").start().await;
     let request = house.signed(&event("evt_1"));
     house.clock.fetch_add(3600, Ordering::SeqCst);
@@ -690,8 +691,9 @@ async fn a_late_event_is_kept_for_review_where_the_source_says_so() {
 }
 
 #[tokio::test]
-async fn the_window_is_judged_when_the_last_byte_has_come() {
-    // The head comes inside the window and the body after it: a slow body must not keep it open.
+async fn the_window_is_checked_when_the_last_byte_has_arrived() {
+    // The head arrives inside the window and the body after it: a slow body must not extend the
+    // window.
     let house = setup("last-byte").start().await;
     let mut wire = house.wire().await;
     let body = event("evt_1");
@@ -707,7 +709,7 @@ async fn the_window_is_judged_when_the_last_byte_has_come() {
 }
 
 #[tokio::test]
-async fn when_nothing_can_be_written_nothing_is_promised() {
+async fn when_the_store_cannot_write_no_event_is_accepted() {
     let house = setup("full").start().await;
     let mut wire = house.wire().await;
     house.store.fails.store(true, Ordering::SeqCst);
@@ -722,7 +724,7 @@ async fn when_nothing_can_be_written_nothing_is_promised() {
 }
 
 /// Sends an event whose commit waits, and hangs up. hyper drops the answer's future as soon as it
-/// sees the connection end; since there is room for one only, the next one shows that it has.
+/// sees the connection end. There is one slot only, so the next connection shows that it has.
 async fn hang_up_during_the_commit(name: &'static str) -> House {
     let mut with = setup(name);
     with.gate = 0;
@@ -753,7 +755,7 @@ async fn a_commit_runs_to_its_end_and_is_counted_although_the_client_hangs_up() 
 }
 
 #[tokio::test]
-async fn a_stop_waits_for_the_commit_of_a_client_that_is_gone() {
+async fn a_shutdown_waits_for_the_commit_of_a_client_that_hung_up() {
     let house = hang_up_during_the_commit("orphan").await;
     let store = house.store.clone();
     house.stop.cancel();
@@ -765,7 +767,7 @@ async fn a_stop_waits_for_the_commit_of_a_client_that_is_gone() {
 }
 
 #[tokio::test]
-async fn a_stop_answers_what_was_received() {
+async fn a_shutdown_answers_received_requests() {
     let mut with = setup("drain");
     with.gate = 0;
     let house = with.start().await;
@@ -780,7 +782,7 @@ async fn a_stop_answers_what_was_received() {
 }
 
 #[tokio::test]
-async fn verified_events_over_the_rate_are_429_with_a_time_to_come_back() {
+async fn verified_events_over_the_rate_are_429_with_retry_after() {
     let mut with = setup("rate");
     with.rate_limit = per_hour(2);
     let house = with.start().await;
@@ -796,7 +798,7 @@ async fn verified_events_over_the_rate_are_429_with_a_time_to_come_back() {
 }
 
 #[tokio::test]
-async fn past_the_limit_of_failures_only_failures_are_limited() {
+async fn beyond_the_limit_of_failures_only_failures_are_limited() {
     let mut with = setup("failures");
     with.unverified_limit = per_hour(2);
     let house = with.start().await;
@@ -912,8 +914,8 @@ async fn every_decision_is_logged_and_nothing_of_a_body_or_a_signature_is() {
     let lines = Lines::default();
     let writer = lines.clone();
     let subscriber = tracing_subscriber::fmt().json().with_writer(move || writer.clone()).finish();
-    // With a single dispatcher, a callsite asks only the thread that reaches it first: another test,
-    // which has none, would turn the line off for all.
+    // With a single dispatcher, a callsite asks only the thread that reaches it first. Another test
+    // without a dispatcher would disable the line for all.
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     let _guard = tracing::subscriber::set_default(subscriber);
     let house = setup("logs").start().await;

@@ -1,5 +1,5 @@
-//! What the tests of the public side share: a client that writes exactly the bytes it is told, and
-//! a way to wait that fails instead of hanging.
+//! Shared by the tests of the engine: a client that writes exactly the given bytes, and a wait that
+//! fails instead of hanging.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
-/// Far beyond anything that should happen: whoever waits this long waits for ever.
+/// The timeout of every wait: far longer than anything should take.
 pub(crate) const FOREVER: Duration = Duration::from_secs(120);
 
 /// Waits for `what`, or fails.
@@ -31,7 +31,7 @@ pub(crate) struct Wire {
     read: Vec<u8>,
 }
 
-/// An answer as it came.
+/// An answer as it arrived.
 #[derive(Debug)]
 pub(crate) struct Heard {
     pub(crate) status: u16,
@@ -58,7 +58,7 @@ impl Wire {
         Self { stream, read: Vec::new() }
     }
 
-    /// The same from one of this machine's own addresses.
+    /// The same from another loopback address.
     pub(crate) async fn connect_from(ours: [u8; 4], address: SocketAddr) -> Self {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.bind(SocketAddr::from((ours, 0))).expect("an address of the loopback network");
@@ -66,7 +66,7 @@ impl Wire {
         Self { stream, read: Vec::new() }
     }
 
-    /// Writes, however the peer takes it: it may have answered and closed already.
+    /// Writes, and ignores errors: the peer may have answered and closed already.
     pub(crate) async fn write(&mut self, bytes: impl AsRef<[u8]>) {
         let _ = within(self.stream.write_all(bytes.as_ref())).await;
     }
@@ -76,7 +76,7 @@ impl Wire {
         self.try_answer().await.expect("an answer")
     }
 
-    /// The next answer, or `None` where the connection ends without one.
+    /// The next answer, or `None` if the connection ends without one.
     pub(crate) async fn try_answer(&mut self) -> Option<Heard> {
         let end = loop {
             if let Some(at) = self.read.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -98,7 +98,7 @@ impl Wire {
         Some(heard)
     }
 
-    /// Reads on until the connection ends, and says what came.
+    /// Reads until the connection ends, and returns the bytes.
     pub(crate) async fn rest(&mut self) -> Vec<u8> {
         while self.more().await {}
         std::mem::take(&mut self.read)

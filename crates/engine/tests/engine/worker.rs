@@ -1,5 +1,5 @@
-//! The workers through their own door: a store on a workbench on one side, an app on a real socket
-//! on the other.
+//! The workers through their public interface: a test store on one side, an app on a real socket on
+//! the other.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -33,7 +33,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// A request as the app got it.
+/// A request as the app received it.
 #[derive(Debug, Clone)]
 struct Call {
     method: Method,
@@ -56,7 +56,7 @@ struct TheApp {
 }
 
 impl TheApp {
-    /// Answers the n-th call, from 0, with what `answer` says.
+    /// Answers the n-th call, counted from 0, with the result of `answer`.
     async fn start<F>(answer: impl Fn(usize, Call) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Response<Full<Bytes>>> + Send + 'static,
@@ -176,7 +176,7 @@ fn put(store: &Bench, event_id: &str) -> JobId {
     store.put(HANDLER, event(SOURCE, event_id, "content-type: application/json\n", "{}"))
 }
 
-/// An app that says when somebody has come, and answers whom the gate lets through.
+/// An app that reports each call, and answers those that the gate lets through.
 async fn gated() -> (TheApp, Arc<Semaphore>, Arc<Semaphore>) {
     let (arrived, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
     let app = {
@@ -195,7 +195,7 @@ async fn gated() -> (TheApp, Arc<Semaphore>, Arc<Semaphore>) {
 }
 
 #[tokio::test]
-async fn a_failed_attempt_is_made_again_with_the_same_key_and_another_fence() {
+async fn a_failed_attempt_is_retried_with_the_same_key_and_another_fence() {
     let app = TheApp::start(|count, _| async move {
         match count {
             0 => says(500, "no"),
@@ -237,7 +237,7 @@ async fn a_failed_attempt_is_made_again_with_the_same_key_and_another_fence() {
     assert_eq!(tried, [("1", "1"), ("2", "2")]);
 }
 
-/// Runs one attempt against an app that answers so, and says what became of the job.
+/// Runs one attempt against an app with this answer, and returns the job.
 async fn after_one(answer: Response<Full<Bytes>>) -> (crate::bench::Piece, usize) {
     let app = TheApp::start(move |_, _| {
         let answer = answer.clone();
@@ -259,7 +259,7 @@ fn waits(piece: &crate::bench::Piece) -> i64 {
 }
 
 #[tokio::test]
-async fn retry_after_is_honoured_where_it_is_longer_than_the_schedule() {
+async fn retry_after_is_honoured_if_it_is_longer_than_the_schedule() {
     let with = |status: u16, value: &str| {
         let mut answer = says(status, "");
         answer.headers_mut().insert("retry-after", value.parse().unwrap());
@@ -276,7 +276,7 @@ async fn retry_after_is_honoured_where_it_is_longer_than_the_schedule() {
     assert!((3_500..=3_600).contains(&waits(&piece)), "{}", waits(&piece));
     for answer in [with(503, "1"), with(503, "soon"), with(500, "600")] {
         let (piece, _) = after_one(answer).await;
-        // Of the schedule's minute, some may have passed before this looks.
+        // Part of the schedule's minute may have passed by now.
         assert!((2..=75).contains(&waits(&piece)), "{}", waits(&piece));
     }
 }
@@ -292,7 +292,7 @@ async fn a_redirect_is_a_failure_and_is_not_followed() {
 
 #[tokio::test]
 async fn any_answer_of_200_is_done_and_only_a_fitting_one_says_more() {
-    // An array must not pass for an answer whose fields stand in their order.
+    // An array must not be accepted as an object with its fields in order.
     let arrays = ["[1]", "[1,2]", r#"["x"]"#, r#"["x",[{"type":"a","data":1}]]"#];
     for body in ["", "ok", r#"{"received":true}"#, r#"{"result":7}"#, "{"].into_iter().chain(arrays)
     {
@@ -303,7 +303,7 @@ async fn any_answer_of_200_is_done_and_only_a_fitting_one_says_more() {
     let error = piece.error.unwrap();
     assert!(error.contains("\"publish\" is malformed"), "{error}");
     assert_eq!(piece.phase, Phase::Ready);
-    // One that no index takes would be refused by the database with every attempt.
+    // The database would refuse an id that is too long for an index, with every attempt.
     let id = "x".repeat(5_000);
     let long = json!({ "publish": [{ "type": "a", "data": 1, "id": id }] }).to_string();
     let (piece, _) = after_one(says(200, long)).await;
@@ -312,7 +312,7 @@ async fn any_answer_of_200_is_done_and_only_a_fitting_one_says_more() {
 }
 
 #[tokio::test]
-async fn an_endless_answer_is_cut_and_never_passes_for_one_that_publishes_nothing() {
+async fn an_endless_answer_is_cut_and_does_not_count_as_one_without_messages() {
     let (piece, _) = after_one(says(200, vec![b'x'; 1 << 20])).await;
     assert_eq!((piece.phase, piece.result), (Phase::Done, None));
     let long = json!({ "publish": [{ "type": "a", "data": "x".repeat(1 << 20) }] }).to_string();
@@ -321,7 +321,7 @@ async fn an_endless_answer_is_cut_and_never_passes_for_one_that_publishes_nothin
 }
 
 #[tokio::test]
-async fn an_app_that_does_not_answer_in_time_or_is_not_there_is_a_short_error() {
+async fn an_app_that_times_out_or_is_not_running_is_a_short_error() {
     let app = TheApp::start(|_, _| std::future::pending()).await;
     let store = Bench::new();
     let job = put(&store, "evt_1");
@@ -331,10 +331,10 @@ async fn an_app_that_does_not_answer_in_time_or_is_not_there_is_a_short_error() 
     let piece = store.until(job, |piece| piece.phase == Phase::Dead).await;
     assert_eq!(piece.error.as_deref(), Some("timed out after 50ms"));
     assert_eq!(piece.progress.attempt, 3);
-    // Not always as many: on a busy machine the time may be over before the app has heard a thing.
+    // Fewer are possible: on a busy machine the timeout may pass before the app gets the call.
     assert!(app.calls().len() <= 3, "{:?}", app.calls());
 
-    // A port that nobody is given by chance.
+    // A port that is never assigned by chance.
     let url = Uri::from_static("http://127.0.0.1:1/");
     let store = Bench::new();
     let job = put(&store, "evt_1");
@@ -343,7 +343,8 @@ async fn an_app_that_does_not_answer_in_time_or_is_not_there_is_a_short_error() 
     assert_eq!(piece.error.as_deref(), Some("connection refused"));
 }
 
-/// What an app behind `target` gets for an event with these headers, as it would verify it.
+/// The request that an app behind `target` gets for an event with these headers, as it would verify
+/// it.
 async fn request_for(target: impl FnOnce(Uri) -> HttpTarget, headers: &str) -> Arrival {
     let app = TheApp::start(|_, _| async { says(200, "") }).await;
     let store = Bench::new();
@@ -388,8 +389,8 @@ async fn a_request_signed_as_the_sender_verifies_long_after_the_senders_own_wind
 }
 
 #[tokio::test]
-async fn a_senders_own_id_that_it_signs_stays_as_it_was() {
-    // Svix names its headers either way; the names that came are the names that go.
+async fn a_signed_id_of_the_sender_stays_unchanged() {
+    // Svix has two sets of header names; the names of the request are kept.
     let secret = ActiveSecret::forever(Secret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"));
     let clerk = Arc::new(Source::build(SourceSpec::new(SOURCE, "svix", vec![secret])).unwrap());
     let app = TheApp::start(|_, _| async { says(200, "") }).await;
@@ -453,7 +454,7 @@ async fn a_job_that_the_app_completed_itself_is_done_whatever_its_answer_was() {
     crew.stopped().await;
     let piece = store.piece(job);
     assert_eq!((piece.phase, piece.error), (Phase::Done, None));
-    // Once, for the answer to be kept with the job that is done.
+    // Once: the answer is stored with the done job.
     assert_eq!(store.settled.load(Ordering::SeqCst), 1);
 }
 
@@ -500,7 +501,7 @@ async fn never_more_attempts_run_at_once_than_the_handler_allows_across_a_reload
 }
 
 #[tokio::test]
-async fn a_stop_gives_back_what_was_claimed_but_not_begun() {
+async fn a_shutdown_gives_back_claimed_jobs_that_were_not_begun() {
     let app = TheApp::start(|_, _| async { says(200, "") }).await;
     let store = Bench::new();
     store.claims.forget_permits(Semaphore::MAX_PERMITS);
@@ -519,7 +520,7 @@ async fn a_stop_gives_back_what_was_claimed_but_not_begun() {
 }
 
 #[tokio::test]
-async fn a_stop_waits_for_what_was_begun() {
+async fn a_shutdown_waits_for_running_attempts() {
     let (app, arrived, gate) = gated().await;
     let store = Bench::new();
     let job = put(&store, "evt_1");
@@ -558,7 +559,7 @@ async fn the_lease_is_renewed_while_the_app_works() {
 }
 
 #[tokio::test]
-async fn a_panic_in_an_attempt_is_a_failed_attempt_and_others_go_on() {
+async fn a_panic_in_an_attempt_is_a_failed_attempt_and_others_continue() {
     let app = TheApp::start(|_, _| async { says(200, "") }).await;
     let store = Bench::new();
     let job = put(&store, "evt_1");
@@ -587,7 +588,7 @@ async fn a_store_that_fails_for_a_while_delays_work_and_loses_none() {
 }
 
 #[tokio::test]
-async fn an_attempt_that_could_not_be_recorded_at_once_is_recorded_and_not_made_again() {
+async fn an_outcome_that_cannot_be_recorded_at_once_is_recorded_later_without_another_attempt() {
     // The app has done its work; the store is busy for a moment.
     let app = TheApp::start(|_, _| async { says(200, r#"{"result":"ch_1"}"#) }).await;
     let store = Bench::new();
@@ -601,7 +602,7 @@ async fn an_attempt_that_could_not_be_recorded_at_once_is_recorded_and_not_made_
 }
 
 #[tokio::test]
-async fn sql_runs_in_the_store_slice_after_slice_and_what_comes_later_is_heard_of() {
+async fn sql_runs_in_the_store_slice_after_slice_and_later_jobs_are_noticed() {
     let store = Bench::new();
     let jobs: Vec<JobId> = (0..200).map(|n| put(&store, &format!("evt_{n}"))).collect();
     let program = Arc::new(SqlProgram::parse("SELECT 1", Dialect::Sqlite).unwrap());
@@ -630,7 +631,7 @@ impl Counter {
         Self::open_for(app, timeout, 16).await
     }
 
-    /// The same with so many calls at once.
+    /// The same with this many concurrent calls.
     async fn open_for(app: &TheApp, timeout: Duration, concurrency: usize) -> Self {
         let store = Bench::new();
         let mut http = handler(HandlerKind::Http(target(app.url())));
@@ -673,7 +674,7 @@ impl Counter {
 }
 
 #[tokio::test]
-async fn a_sync_source_answers_with_the_result_of_the_work_and_says_it_again_to_copies() {
+async fn a_sync_source_answers_with_the_result_of_the_work_and_repeats_it_to_copies() {
     let app = TheApp::start(|_, _| async { says(200, r#"{"result":"ch_1"}"#) }).await;
     let mut counter = Counter::open(&app, Duration::from_secs(20)).await;
     let first = counter.send().await;
@@ -693,7 +694,8 @@ async fn a_sync_source_answers_with_the_result_of_the_work_and_says_it_again_to_
 
 #[tokio::test]
 async fn at_a_sync_source_a_copy_of_a_pruned_event_is_answered_at_once() {
-    // There is nothing left to look at, and nothing to wait for: the time is far longer than the test's.
+    // There is nothing left to read and nothing to wait for: the timeout is far longer than the
+    // test.
     let app = TheApp::start(|_, _| async { says(200, r#"{"result":"ch_1"}"#) }).await;
     let mut counter = Counter::open(&app, Duration::from_secs(3_600)).await;
     let id = counter.send().await.json()["id"].clone();
@@ -730,9 +732,9 @@ async fn at_a_sync_source_a_failed_attempt_is_500_and_the_next_copy_is_the_next_
 }
 
 #[tokio::test]
-async fn at_a_sync_source_the_failure_of_before_is_no_answer_to_a_copy_that_waits_for_its_attempt()
-{
-    // The next attempt has to wait for another call: until it has ended, the event says that it failed.
+async fn at_a_sync_source_an_earlier_failure_is_no_answer_to_a_copy_that_waits_for_its_attempt() {
+    // The next attempt has to wait for another call: until it has ended, the status of the event is
+    // failed.
     let (called, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
     let app = {
         let (called, gate) = (called.clone(), gate.clone());
@@ -769,7 +771,7 @@ async fn at_a_sync_source_the_failure_of_before_is_no_answer_to_a_copy_that_wait
 }
 
 #[tokio::test]
-async fn at_a_sync_source_work_that_outlasts_the_wait_is_202_and_goes_on() {
+async fn at_a_sync_source_work_that_outlasts_the_wait_is_202_and_continues() {
     let gate = Arc::new(Semaphore::new(0));
     let app = {
         let gate = gate.clone();
@@ -797,7 +799,7 @@ async fn at_a_sync_source_work_that_outlasts_the_wait_is_202_and_goes_on() {
 }
 
 #[tokio::test]
-async fn the_janitor_prunes_in_small_steps_until_nothing_is_left_and_comes_again() {
+async fn the_janitor_prunes_in_small_steps_until_nothing_is_left_and_runs_again() {
     let store = Bench::new();
     *store.prunes.lock().unwrap() = vec![false, true, true];
     let retention = Retention {
@@ -815,7 +817,7 @@ async fn the_janitor_prunes_in_small_steps_until_nothing_is_left_and_comes_again
     within(store.pruned.acquire_many(3)).await.unwrap().forget();
     janitor.reload(Retention::default());
     store.failures.store(1, Ordering::SeqCst);
-    // One round may have begun with the settings from before.
+    // One round may have started with the old settings.
     within(store.pruned.acquire_many(2)).await.unwrap().forget();
     stop.cancel();
     within(running).await.unwrap();
@@ -830,9 +832,9 @@ async fn the_janitor_prunes_in_small_steps_until_nothing_is_left_and_comes_again
 }
 
 #[tokio::test]
-async fn the_janitor_goes_on_at_once_only_while_nobody_else_wants_the_store() {
-    // A pause after each commit bounds what goes in a second, though nobody is there to wait; without
-    // one, whoever comes all the time would wait for a commit of the janitor's each time.
+async fn the_janitor_skips_its_pause_only_while_the_store_has_no_other_request() {
+    // A pause after each commit bounds the deletions per second, even without other requests.
+    // Without any pause, each other request would wait for a commit of the janitor.
     let pruned_in = async |crowded: Option<bool>, slices: usize| {
         let store = Bench::new();
         *store.crowded.lock().unwrap() = crowded;
@@ -847,7 +849,7 @@ async fn the_janitor_goes_on_at_once_only_while_nobody_else_wants_the_store() {
         });
         began.elapsed()
     };
-    // Three seconds if it paused between them, and next to nothing if not.
+    // Three seconds with pauses, and almost no time without.
     let quiet = pruned_in(Some(false), 600).await;
     assert!(quiet < 600 * PRUNE_PAUSE, "{quiet:?}");
     for crowded in [Some(true), None] {
@@ -911,7 +913,7 @@ async fn sql_with_refetch_gets_the_object_as_it_is_now_once_the_api_answers() {
     }
 }
 
-/// What becomes of a job whose refetch is answered so.
+/// The job after its refetch got this answer.
 async fn after_one_fetch(
     answer: Response<Full<Bytes>>,
     change: impl FnOnce(&mut Refetch),
@@ -935,7 +937,7 @@ async fn after_one_fetch(
 
 #[tokio::test]
 async fn a_fetch_that_fails_is_a_failed_attempt_that_says_why() {
-    // Each way an API can fail to be one.
+    // Each way in which an API can fail.
     let check = async |answer, change: fn(&mut Refetch), error: &str| {
         let piece = after_one_fetch(answer, change).await;
         assert_eq!(piece.error.as_deref(), Some(error));
@@ -958,14 +960,14 @@ async fn a_fetch_that_fails_is_a_failed_attempt_that_says_why() {
     busy.headers_mut().insert("retry-after", "600".parse().unwrap());
     let piece = check(busy, same, "refetch: HTTP 503").await;
     assert!((500..=600).contains(&waits(&piece)), "{}", waits(&piece));
-    let nobody: fn(&mut Refetch) = |refetch| {
+    let no_server: fn(&mut Refetch) = |refetch| {
         refetch.url = RefetchUrl::parse("http://127.0.0.1:1/").unwrap();
     };
-    check(says(200, "{}"), nobody, "refetch: connection refused").await;
+    check(says(200, "{}"), no_server, "refetch: connection refused").await;
 }
 
 #[tokio::test]
-async fn an_api_that_hangs_is_cut_off_and_the_lease_is_kept_meanwhile() {
+async fn a_refetch_that_hangs_times_out_while_its_lease_is_renewed() {
     let api = TheApp::start(|_, _| std::future::pending()).await;
     let store = Bench::new();
     let job = store.put(HANDLER, about("evt_1", "po_1"));
@@ -1018,7 +1020,8 @@ async fn an_object_too_large_for_a_header_fails_the_attempt_and_the_app_is_not_c
 
 #[tokio::test]
 async fn pulled_claims_come_with_their_object_and_those_without_are_settled_and_left_out() {
-    // One of three cannot be had: it must neither hold the others up nor be handed out.
+    // One of three objects cannot be fetched: its job must neither delay the others nor reach a
+    // worker.
     let api = TheApp::start(|_, call| async move {
         match &*call.path {
             "/po_2" => says(404, ""),
@@ -1055,7 +1058,8 @@ async fn pulled_claims_come_with_their_object_and_those_without_are_settled_and_
     assert_eq!(failed.error.as_deref(), Some("refetch: HTTP 404"));
 }
 
-/// Rust code that says when it was begun, and who else was at work beside a job that was lost.
+/// A Rust handler that reports its start, and how many other attempts ran beside a job with a lost
+/// attempt.
 struct Watching {
     store: Arc<Bench>,
     arrived: Semaphore,
@@ -1082,7 +1086,7 @@ impl RustHandler for Watching {
             let others = self.inside.fetch_add(1, Ordering::SeqCst);
             if claim.event.body == "lost" {
                 self.beside.fetch_add(others, Ordering::SeqCst);
-                // Whoever would come now has the time to.
+                // Gives every other attempt the time to start.
                 for _ in 0..1_000 {
                     tokio::task::yield_now().await;
                     let others = self.inside.load(Ordering::SeqCst) - 1;
@@ -1100,8 +1104,8 @@ impl RustHandler for Watching {
 }
 
 #[tokio::test]
-async fn one_that_was_lost_runs_with_nothing_beside_it_in_any_lane() {
-    // If it ends the process again, whatever is in flight beside it loses an attempt as well.
+async fn a_job_with_a_lost_attempt_runs_alone_in_the_process() {
+    // If it ends the process again, every other attempt in flight is lost as well.
     let store = Bench::new();
     let code = Arc::new(Watching {
         store: store.clone(),
@@ -1125,20 +1129,21 @@ async fn one_that_was_lost_runs_with_nothing_beside_it_in_any_lane() {
     let lost = store.put_lost(HANDLER, event(SOURCE, "evt_lost", "", "lost"));
     store.until(lost, |piece| piece.phase == Phase::Leased).await;
     let after = [put(HANDLER, "evt_3"), put("second", "evt_4")];
-    // Its claim is kept while it waits for those who are in flight.
+    // Its claim is renewed while it waits for the attempts in flight.
     within(store.renewals.acquire_many(4)).await.unwrap().forget();
     assert!(code.begun.lock().unwrap().iter().all(|body| *body != "lost"), "it did not wait");
     code.gate.add_permits(100);
     for job in before.into_iter().chain([lost]).chain(after) {
         store.until(job, |piece| piece.phase == Phase::Done).await;
     }
-    assert_eq!(code.beside.load(Ordering::SeqCst), 0, "somebody was in flight beside it");
+    assert_eq!(code.beside.load(Ordering::SeqCst), 0, "another attempt was in flight beside it");
     assert_eq!(code.begun.lock().unwrap().len(), 5);
 }
 
 #[tokio::test]
-async fn calls_that_were_lost_neither_wait_for_others_nor_keep_them_waiting() {
-    // After a restart there may be many; the app cannot end this process, so all are in flight at once.
+async fn lost_calls_neither_wait_for_others_nor_block_them() {
+    // After a restart there may be many; an app cannot end this process, so all are in flight at
+    // once.
     let (app, arrived, gate) = gated().await;
     let store = Bench::new();
     let _crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
@@ -1153,8 +1158,8 @@ async fn calls_that_were_lost_neither_wait_for_others_nor_keep_them_waiting() {
 }
 
 #[tokio::test]
-async fn sql_that_was_lost_runs_with_nothing_beside_it_in_any_lane() {
-    // It runs inside the store, but would take calls that are in flight with it all the same.
+async fn an_sql_job_with_a_lost_attempt_runs_alone_in_the_process() {
+    // It runs inside the store, but if it ends the process, calls in flight are lost too.
     let (app, arrived, gate) = gated().await;
     let store = Bench::new();
     let mut statements = handler(sql());
@@ -1167,7 +1172,7 @@ async fn sql_that_was_lost_runs_with_nothing_beside_it_in_any_lane() {
     within(arrived.acquire()).await.unwrap().forget();
     let lost = ["evt_2", "evt_3"].map(|id| store.put_lost("second", event(SOURCE, id, "", "{}")));
     let after = store.put("second", event(SOURCE, "evt_4", "", "{}"));
-    // Its claim is kept while it waits for the call that is in flight.
+    // Its claim is renewed while it waits for the call in flight.
     within(store.renewals.acquire_many(2)).await.unwrap().forget();
     let phases = [lost[0], lost[1], call].map(|job| store.piece(job).phase);
     assert_eq!(phases, [Phase::Leased, Phase::Ready, Phase::Leased], "it did not wait");

@@ -127,13 +127,13 @@ async fn a_key_that_the_app_abandoned_is_free_unless_its_response_is_a_success()
 fn two_at_a_time(settle: Option<Settle>) -> (Api, Arc<Notify>, [Arc<Semaphore>; 2]) {
     let begun = Arc::new(Notify::new());
     let gates = [(); 2].map(|()| Arc::new(Semaphore::new(0)));
-    let (tell, wait) = (Arc::clone(&begun), gates.clone());
+    let (started, wait) = (Arc::clone(&begun), gates.clone());
     let api = Api::new(rules(), move |effects, request| {
-        let (tell, wait) = (Arc::clone(&tell), wait.clone());
+        let (started, wait) = (Arc::clone(&started), wait.clone());
         async move {
             let attempt = request.extensions().get::<Reserved>().ok_or("no right")?.attempt;
             let run = effects.add(format!("attempt {attempt}"));
-            tell.notify_one();
+            started.notify_one();
             wait[run - 1].acquire().await?.forget();
             let mut answer = answer(StatusCode::OK, format!("attempt {attempt}"));
             if let Some(settle) = settle {

@@ -336,12 +336,12 @@ pub(crate) struct Paused {
 
 pub(crate) fn paused(rules: Rules) -> Paused {
     let (begun, gate) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
-    let (tell, wait) = (Arc::clone(&begun), Arc::clone(&gate));
+    let (started, wait) = (Arc::clone(&begun), Arc::clone(&gate));
     let api = Api::new(rules, move |effects, _| {
-        let (tell, wait) = (Arc::clone(&tell), Arc::clone(&wait));
+        let (started, wait) = (Arc::clone(&started), Arc::clone(&wait));
         async move {
             let run = effects.add("charged");
-            tell.notify_one();
+            started.notify_one();
             wait.acquire().await?.forget();
             Ok(answer(StatusCode::CREATED, format!("run {run}")))
         }

@@ -182,13 +182,13 @@ async fn the_lease_is_counted_from_the_question_and_not_from_its_answer() {
         let left = until.saturating_duration_since(Instant::now());
         Ok(answer(StatusCode::OK, left.as_secs().to_string()))
     });
-    let told = api.ledger.hold_reserves();
+    let permits = api.ledger.hold_reserves();
     let asking = tokio::spawn({
         let api = api.clone();
         async move { api.send(charge("k")).await }
     });
     soon(api.ledger.reserved.notified()).await;
     tokio::time::advance(LEASE - Duration::from_secs(7)).await;
-    told.add_permits(1);
+    permits.add_permits(1);
     assert_eq!(soon(asking).await.unwrap().body, "7");
 }
