@@ -26,7 +26,11 @@ pub use ingress::routes::{Mode, PathTaken, RouteSpec, Routes, RoutesSpec, Traffi
 pub use ingress::{Ingress, Now};
 pub use janitor::{Janitor, Retention};
 pub use limits::{BodyLimits, HttpLimits, Rate};
-pub use outbound::{Outbound, OutboundTlsError};
+pub use outbound::{
+    Answered, Blocked, CustomHeaders, DnsResolver, ENDPOINT_PORTS, EgressProxy, EgressProxyProblem,
+    EndpointClient, EndpointUrl, GuardRules, HeaderProblem, Lookup, LookupError, Outbound,
+    OutboundTlsError, Resolve, SendError, SendErrorClass, UrlProblem, WebhookDelivery, is_public,
+};
 pub use proxy::{Proxy, ProxySpec, Upstream, UpstreamError, serve_proxy};
 pub use serve::{NotReady, Readiness, serve_ingress};
 pub use worker::{LaneSpec, Pulled, Workers};

@@ -278,6 +278,55 @@ pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
 /// How much of an error answer is stored: enough for the error message, not for a whole page.
 pub(crate) const ANSWER_KEPT_BYTES: usize = 1_024;
 
+/// The longest URL of an endpoint: browsers and gateways agree on about as much.
+pub const ENDPOINT_URL_BYTES_MAX: usize = 2_048;
+
+/// Custom headers of one endpoint: a token and a few labels.
+pub const CUSTOM_HEADERS_MAX: usize = 32;
+
+/// The longest name of a custom header.
+pub const CUSTOM_HEADER_NAME_BYTES_MAX: usize = 128;
+
+/// Names and values of all custom headers of an endpoint: servers take 8 to 16 KiB of headers in all.
+pub const CUSTOM_HEADERS_BYTES_MAX: usize = 4_096;
+
+/// What is read of an endpoint's answer so that its connection can be used again. Longer bodies end with
+/// their connection.
+pub const ENDPOINT_ANSWER_BODY_BYTES_MAX: usize = 16 * 1024;
+
+/// The head of an endpoint's answer: twice what common servers send at most.
+pub const ENDPOINT_ANSWER_HEAD_BYTES_MAX: usize = 32 * 1024;
+
+/// All bytes of an endpoint's answer, informational answers and what is read ahead included: above the
+/// other two bounds, and far below what a flood sends within the deadline.
+pub const ENDPOINT_ANSWER_BYTES_MAX: usize = 128 * 1024;
+
+/// The longest a connection to an endpoint may take to open. Deliveries have deadlines of their own, and
+/// this one only ends connections whose delivery took another.
+pub const ENDPOINT_CONNECT_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Connections to one endpoint's host that wait for their next request: as many as a sink gets deliveries
+/// at once, so that a burst need not open connections for each delivery.
+pub const ENDPOINT_IDLE_MAX: usize = 256;
+
+/// Addresses of one name that are tried: more would only fill the deadline.
+pub const ENDPOINT_ADDRESSES_MAX: usize = 8;
+
+/// How long one address of an endpoint may take to connect before the next is tried beside it (RFC 8305).
+pub const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
+
+/// Names whose addresses are remembered.
+pub const LOOKUP_CACHE_ENTRIES: u64 = 4_096;
+
+/// How long addresses are remembered at most, so that an endpoint can move within a minute.
+pub const LOOKUP_TTL_MAX: Duration = Duration::from_secs(60);
+
+/// How long a missing name is remembered at most: the next attempt of a delivery looks again.
+pub const LOOKUP_MISS_TTL_MAX: Duration = Duration::from_secs(5);
+
+/// What is kept of an error's text: a certificate can contain any number of names.
+pub(crate) const SEND_ERROR_CHARS_MAX: usize = 300;
+
 /// How often a synchronous answer polls its event at first; the interval doubles.
 pub const SYNC_POLL: Duration = Duration::from_millis(10);
 

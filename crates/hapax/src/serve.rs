@@ -123,7 +123,7 @@ async fn serve_on<S: Database + Ledger>(
     let ingress = Arc::new(ingress);
     let workers = Arc::new(Workers::new(
         Arc::clone(&store),
-        Outbound::new()?,
+        Outbound::trusted()?,
         ingress.event_waiters(),
         Arc::clone(&now),
         lanes(&config),

@@ -1,8 +1,22 @@
-//! The one HTTP client: every request that leaves Hapax goes through here. It follows no redirect,
-//! asks no proxy, unpacks nothing, reads no more than it may and never repeats a request that anybody
-//! may have seen: whether to try again is decided where attempts are counted.
+//! The one HTTP client: every request that leaves Hapax goes through here. The client follows no redirect,
+//! reads no proxy from the environment, unpacks nothing, and reads no more than it may. It never repeats
+//! a request that a server may have seen: retries are decided where attempts are counted.
 //!
-//! Addresses are not judged here yet: who calls was configured by the operator, who may name any.
+//! The client has two kinds of pools, which never share a connection:
+//! - [`Outbound`] is *trusted*: it calls what the operator configured (HTTP handlers, refetch, proxies), at
+//!   any address.
+//! - [`EndpointClient`] is *guarded*: it calls endpoints that came through the API, at addresses that
+//!   [`GuardRules`] accept. It takes an [`EndpointUrl`] and nothing else.
+
+mod custom_headers;
+mod endpoint_client;
+mod endpoint_url;
+mod guard_rules;
+mod guarded_connector;
+mod public_address;
+mod resolver;
+mod retry_after;
+mod send_error;
 
 use std::error::Error;
 use std::io;
@@ -23,40 +37,49 @@ use tokio::time::timeout;
 use tokio_rustls::rustls;
 use tower::Service;
 
+pub use self::custom_headers::{CustomHeaders, HeaderProblem};
+pub use self::endpoint_client::{Answered, EndpointClient, WebhookDelivery};
+pub use self::endpoint_url::{EndpointUrl, UrlProblem};
+pub use self::guard_rules::{Blocked, ENDPOINT_PORTS, EgressProxy, EgressProxyProblem, GuardRules};
+pub use self::public_address::is_public;
+pub use self::resolver::{DnsResolver, Lookup, LookupError, Resolve};
+pub(crate) use self::retry_after::retry_after;
+use self::send_error::deepest;
+pub use self::send_error::{SendError, SendErrorClass};
 use crate::limits::{
     ANSWER_BYTES_MAX, CONNECT_DEADLINE, OUTBOUND_IDLE, OUTBOUND_IDLE_MAX, PASSING_IDLE,
 };
 
-/// The client, with its connections. Clones share them.
+/// The client for what the operator configured, with its connections. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Outbound {
     client: Client<InTime<HttpsConnector<HttpConnector>>, Sent>,
 }
 
-/// What is sent: whole, or as it comes.
+/// A body to send: whole, or as a stream.
 pub(crate) type Sent = Either<Full<Bytes>, UnsyncBoxBody<Bytes, Box<dyn Error + Send + Sync>>>;
 
-/// What to do with a request that met a connection which was closed while it waited for one, so that
-/// no server has seen it.
+/// What happens to a request whose connection was closed before a byte was written, so that no server has
+/// seen the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unseen {
-    /// The error is [`OutboundError::Unsent`].
-    Told,
-    /// It goes out on another connection, as if that one had never been.
-    Anew,
+    /// The caller gets [`OutboundError::Unsent`].
+    Reported,
+    /// The request is sent on another connection.
+    SentAgain,
 }
 
-/// What came back, as far as it was read.
+/// An answer, as far as it was read.
 #[derive(Debug)]
 pub(crate) struct Heard {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    /// Whether `body` is only the beginning.
+    /// Whether `body` is only the beginning of the answer's body.
     pub(crate) cut: bool,
 }
 
-/// Why nothing came back.
+/// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OutboundError {
     #[error("timed out after {0:?}")]
@@ -76,15 +99,21 @@ pub(crate) enum OutboundError {
 pub struct OutboundTlsError(#[from] rustls::Error);
 
 impl Outbound {
-    /// A client that trusts the public certificate authorities.
-    pub fn new() -> Result<Self, OutboundTlsError> {
-        Self::build(Unseen::Told)
+    /// A client for what the operator configured, at any address. It trusts the public certificate
+    /// authorities.
+    pub fn trusted() -> Result<Self, OutboundTlsError> {
+        Self::build(Unseen::Reported)
     }
 
-    /// The same for those who only pass requests on: where a connection was closed before anything
-    /// was on it, the request silently takes another.
+    /// The same for a proxy that passes requests on: if a connection closes before the request was
+    /// written, the request takes another.
     pub fn passing_on() -> Result<Self, OutboundTlsError> {
-        Self::build(Unseen::Anew)
+        Self::build(Unseen::SentAgain)
+    }
+
+    /// A client for endpoints that came through the API. It shares no connection with any other.
+    pub fn guarded(rules: GuardRules) -> Result<EndpointClient, OutboundTlsError> {
+        EndpointClient::new(rules)
     }
 
     fn build(unseen: Unseen) -> Result<Self, OutboundTlsError> {
@@ -99,20 +128,20 @@ impl Outbound {
             .enable_http1()
             .wrap_connector(tcp);
         let idle = match unseen {
-            Unseen::Told => OUTBOUND_IDLE,
-            Unseen::Anew => PASSING_IDLE,
+            Unseen::Reported => OUTBOUND_IDLE,
+            Unseen::SentAgain => PASSING_IDLE,
         };
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(idle)
             .pool_max_idle_per_host(OUTBOUND_IDLE_MAX)
-            .retry_canceled_requests(unseen == Unseen::Anew)
+            .retry_canceled_requests(unseen == Unseen::SentAgain)
             .build(InTime { connector });
         Ok(Self { client })
     }
 
-    /// Sends `request` and waits for the head of its answer, for as long as the caller does. Dropping
-    /// the future, or the answer's body before its end, closes the connection.
+    /// Sends `request` and waits for the head of its answer, without a deadline. Dropping the future, or
+    /// the answer's body before its end, closes the connection.
     pub(crate) async fn pass(
         &self,
         request: Request<Sent>,
@@ -120,8 +149,8 @@ impl Outbound {
         self.client.request(request).await.map_err(unanswered)
     }
 
-    /// Sends `request` once and reads what comes back. `deadline` is for all of it, from the name
-    /// lookup to the last byte that is read. Dropping the future closes the connection.
+    /// Sends `request` once and reads the answer. `deadline` covers everything from the name lookup to the
+    /// last byte that is read. Dropping the future closes the connection.
     pub(crate) async fn send(
         &self,
         request: Request<Full<Bytes>>,
@@ -212,18 +241,5 @@ fn unanswered(error: legacy::Error) -> OutboundError {
         (true, _) => OutboundError::Connect(deepest(&error)),
         (false, true) => OutboundError::Unsent,
         (false, false) => OutboundError::Broken(deepest(&error)),
-    }
-}
-
-/// The first cause: what wraps it repeats only that a request failed.
-fn deepest(error: &(dyn Error + 'static)) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    match cause.downcast_ref::<io::Error>() {
-        // Without the number of the operating system.
-        Some(error) if error.raw_os_error().is_some() => error.kind().to_string(),
-        Some(_) | None => cause.to_string(),
     }
 }

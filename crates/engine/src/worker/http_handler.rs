@@ -22,8 +22,8 @@ use http_body_util::Full;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::limits::{ANSWER_BYTES_MAX, ANSWER_KEPT_BYTES, RETRY_AFTER_MAX};
-use crate::outbound::{Heard, Outbound, OutboundError};
+use crate::limits::{ANSWER_BYTES_MAX, ANSWER_KEPT_BYTES};
+use crate::outbound::{Heard, Outbound, OutboundError, retry_after};
 use crate::worker::refetch;
 
 /// The app of one handler.
@@ -345,19 +345,6 @@ fn done(heard: &Heard) -> Outcome {
 
 fn has(body: &[u8], word: &[u8]) -> bool {
     memchr::memmem::find(body, word).is_some()
-}
-
-/// Seconds, or a date.
-fn retry_after(value: &HeaderValue, now: Timestamp) -> Option<Duration> {
-    let text = value.to_str().ok()?.trim();
-    let wait = match text.parse::<u64>() {
-        Ok(seconds) => Duration::from_secs(seconds),
-        Err(_) => {
-            let date = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()?;
-            Duration::try_from(date.duration_since(now)).unwrap_or_default()
-        }
-    };
-    Some(wait.min(RETRY_AFTER_MAX))
 }
 
 /// A failed attempt, told shortly.

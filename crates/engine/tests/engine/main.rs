@@ -3,5 +3,6 @@
 mod bench;
 mod http;
 mod ingress;
+mod outbound;
 mod support;
 mod worker;

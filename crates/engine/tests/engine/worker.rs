@@ -158,7 +158,7 @@ impl Crew {
         event_waiters: EventWaiters,
         now: hapax_engine::Now,
     ) -> Self {
-        let outbound = Outbound::new().unwrap();
+        let outbound = Outbound::trusted().unwrap();
         let lanes = vec![lane(handler)];
         let workers = Arc::new(Workers::new(store.clone(), outbound, event_waiters, now, lanes));
         let stop = CancellationToken::new();

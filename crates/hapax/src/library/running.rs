@@ -83,7 +83,7 @@ impl<S: Database> Hapax<S> {
         let ingress = Ingress::new(Arc::clone(&store), routes, Arc::clone(&now)).with_sync();
         let workers = Workers::new(
             Arc::clone(&store),
-            Outbound::new()?,
+            Outbound::trusted()?,
             ingress.event_waiters(),
             Arc::clone(&now),
             lanes,
