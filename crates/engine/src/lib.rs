@@ -16,6 +16,7 @@ mod outbound;
 mod proxy;
 mod request_ids;
 mod run_to_completion;
+mod sender;
 mod serve;
 mod worker;
 
@@ -32,5 +33,6 @@ pub use outbound::{
     OutboundTlsError, Resolve, SendError, SendErrorClass, UrlProblem, WebhookDelivery, is_public,
 };
 pub use proxy::{Proxy, ProxySpec, Upstream, UpstreamError, serve_proxy};
+pub use sender::{Courier, Ping, Sender, SenderLimits};
 pub use serve::{NotReady, Readiness, serve_ingress};
 pub use worker::{LaneSpec, Pulled, Workers};

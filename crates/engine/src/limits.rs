@@ -224,6 +224,13 @@ pub const GATHER: Duration = Duration::from_millis(2);
 /// How often a lane without a notification polls for work: notifications are hints.
 pub const POLL_EVERY: Duration = Duration::from_secs(1);
 
+/// The most deliveries of one exchange: a commit stays short, and acks beside it wait little.
+pub const EXCHANGE_CLAIMS_MAX: usize = 256;
+
+/// The shortest pause between two exchanges that found nothing to claim: a hint may be for deliveries
+/// that cannot be claimed now.
+pub const SENDER_PAUSE_MIN: Duration = Duration::from_millis(5);
+
 /// The first pause after the store failed; it doubles with each failure in a row.
 pub const STORE_PAUSE: Duration = Duration::from_millis(100);
 

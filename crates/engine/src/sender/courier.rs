@@ -1,0 +1,148 @@
+//! One attempt: opens the endpoint's sealed values, signs the stored bytes as Standard Webhooks demands,
+//! and posts them once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_core::delivery::idempotency_key;
+use hapax_core::endpoint::EndpointSealed;
+use hapax_core::endpoint_secret::EndpointSecrets;
+use hapax_core::store::{AttemptVerdict, DeliveryClaim, DeliveryTarget};
+use hapax_core::vault::{KeyId, SealContext, Vault};
+use hapax_core::{Timestamp, failpoint};
+use http::header::{CONTENT_TYPE, USER_AGENT};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use tokio::time::Instant;
+
+use super::verdict;
+use crate::ingress::Now;
+use crate::outbound::{CustomHeaders, EndpointClient, EndpointUrl};
+
+const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
+const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
+const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// How Hapax names itself to endpoints.
+const AGENT: HeaderValue = HeaderValue::from_static(concat!("hapax/", env!("CARGO_PKG_VERSION")));
+
+/// Signs and posts. The only holder of the client for endpoints and of the vault that opens their secrets.
+#[derive(Debug)]
+pub struct Courier {
+    client: EndpointClient,
+    vault: Arc<Vault>,
+}
+
+/// The result of a ping.
+#[derive(Debug, Clone)]
+pub struct Ping {
+    /// What the endpoint answered, or why it did not.
+    pub verdict: AttemptVerdict,
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl Courier {
+    /// Sends through `client`, with the secrets that `vault` opens.
+    pub fn new(client: EndpointClient, vault: Arc<Vault>) -> Self {
+        Self { client, vault }
+    }
+
+    /// The keys of the vault: endpoints under other keys cannot be sent to.
+    pub fn vault_keys(&self) -> impl Iterator<Item = KeyId> + '_ {
+        self.vault.key_ids()
+    }
+
+    /// Makes one attempt. Every outcome is a verdict; nothing is repeated.
+    pub(super) async fn attempt(
+        &self,
+        claim: &DeliveryClaim,
+        now: &Now,
+    ) -> (AttemptVerdict, Duration) {
+        self.post(&claim.endpoint, &claim.message, claim.body.clone(), now).await
+    }
+
+    /// Sends a signed test message once and waits for the answer. It is no delivery: nothing is recorded
+    /// and nothing is retried.
+    pub async fn ping(&self, target: &DeliveryTarget, id: &str, now: &Now) -> Ping {
+        let body = format!(
+            "{{\"id\":\"{id}\",\"type\":\"hapax.ping\",\"created_at\":\"{}\",\"api_version\":null,\"data\":{{}}}}",
+            now()
+        );
+        let (verdict, took) = self.post(target, id, Bytes::from(body), now).await;
+        Ping { verdict, took }
+    }
+
+    async fn post(
+        &self,
+        target: &DeliveryTarget,
+        message: &str,
+        body: Bytes,
+        now: &Now,
+    ) -> (AttemptVerdict, Duration) {
+        let began = Instant::now();
+        let (url, headers) = match self.request(target, message, &body, now()) {
+            Ok(request) => request,
+            Err(reason) => return (verdict::of_unsendable(reason), began.elapsed()),
+        };
+        let answered = self.client.post(&url, headers, body, target.timeout).await;
+        failpoint!("sender.posted");
+        let verdict = match &answered {
+            Ok(answered) => verdict::of_answer(answered, now()),
+            Err(error) => verdict::of_error(error),
+        };
+        (verdict, began.elapsed())
+    }
+
+    /// The address and the headers of one attempt at `now`, or why they cannot be made.
+    fn request(
+        &self,
+        target: &DeliveryTarget,
+        message: &str,
+        body: &[u8],
+        now: Timestamp,
+    ) -> Result<(EndpointUrl, HeaderMap), String> {
+        let url = EndpointUrl::from_stored(&target.url)
+            .map_err(|error| format!("the stored address cannot be used: {error}"))?;
+        let id = target.id.to_string();
+        let EndpointSealed { secrets, headers: custom } = &target.sealed;
+        let context = SealContext::endpoint_secrets(&target.tenant, &id);
+        let unreadable = |error| format!("the secrets of the endpoint cannot be read: {error}");
+        let opened =
+            self.vault.open(&context, secrets).map_err(|error| unreadable(error.to_string()))?;
+        let secrets =
+            EndpointSecrets::from_bytes(&opened).map_err(|error| unreadable(error.to_string()))?;
+        let mut headers = HeaderMap::with_capacity(8);
+        let value = |text: String| {
+            HeaderValue::try_from(text).map_err(|_| "the message id cannot be a header".to_owned())
+        };
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(WEBHOOK_ID, value(message.to_owned())?);
+        headers.insert(WEBHOOK_TIMESTAMP, HeaderValue::from(now.as_second()));
+        headers.insert(WEBHOOK_SIGNATURE, secrets.sign(message, now, body));
+        headers.insert(IDEMPOTENCY_KEY, value(idempotency_key(message, target.id))?);
+        if let Some(sealed) = custom {
+            self.custom_headers(target, &id, sealed)?.add_to(&mut headers);
+        }
+        headers.entry(USER_AGENT).or_insert(AGENT);
+        Ok((url, headers))
+    }
+
+    fn custom_headers(
+        &self,
+        target: &DeliveryTarget,
+        id: &str,
+        sealed: &hapax_core::vault::Sealed,
+    ) -> Result<CustomHeaders, String> {
+        let context = SealContext::endpoint_headers(&target.tenant, id);
+        let unreadable =
+            |error: String| format!("the headers of the endpoint cannot be read: {error}");
+        let opened =
+            self.vault.open(&context, sealed).map_err(|error| unreadable(error.to_string()))?;
+        let pairs: Vec<(String, String)> =
+            serde_json::from_slice(&opened).map_err(|_| unreadable("unknown form".to_owned()))?;
+        CustomHeaders::parse(pairs.iter().map(|(name, value)| (&**name, &**value)))
+            .map_err(|error| unreadable(error.to_string()))
+    }
+}

@@ -1,0 +1,143 @@
+//! What the answer of an endpoint means for its delivery. Only 2xx is success.
+
+use hapax_core::Timestamp;
+use hapax_core::job::Retry;
+use hapax_core::store::{AttemptVerdict, HandlerAnswer};
+use http::StatusCode;
+
+use crate::outbound::{Answered, SendError, SendErrorClass, WebhookDelivery};
+
+/// The verdict on an answer.
+pub(super) fn of_answer(answered: &Answered, now: Timestamp) -> AttemptVerdict {
+    let status = answered.status;
+    let answer = HandlerAnswer { status: status.as_u16(), body: text(&answered.body_start) };
+    if status.is_success() {
+        return AttemptVerdict::Delivered(answer);
+    }
+    let retry = match answered.webhook_delivery {
+        Some(WebhookDelivery::AbortMessage) => Retry::Never,
+        Some(WebhookDelivery::Disable) | None => match answered.retry_after(now) {
+            Some(wait) => Retry::NotBefore(wait),
+            None => Retry::Schedule,
+        },
+    };
+    AttemptVerdict::Failed { error: reason(answered), answer: Some(answer), retry }
+}
+
+/// The verdict where there was no answer.
+pub(super) fn of_error(error: &SendError) -> AttemptVerdict {
+    let retry = match error.class {
+        // It says nothing about the endpoint.
+        SendErrorClass::Unsent => Retry::Unsent,
+        SendErrorClass::Dns
+        | SendErrorClass::Blocked
+        | SendErrorClass::Refused
+        | SendErrorClass::Connect
+        | SendErrorClass::Tls
+        | SendErrorClass::Timeout
+        | SendErrorClass::Broken => Retry::Schedule,
+    };
+    AttemptVerdict::Failed { error: error.text.clone(), answer: None, retry }
+}
+
+/// The verdict where this process could not make the request: it says nothing about the endpoint.
+pub(super) fn of_unsendable(reason: String) -> AttemptVerdict {
+    AttemptVerdict::Failed { error: reason, answer: None, retry: Retry::Unsent }
+}
+
+fn reason(answered: &Answered) -> String {
+    let status = answered.status;
+    match (answered.webhook_delivery, status) {
+        (Some(WebhookDelivery::AbortMessage), _) => {
+            format!("the endpoint answered {status} and asked not to get this message again")
+        }
+        (_, status) if status.is_redirection() => {
+            format!("the endpoint answered {status}: redirects are not followed")
+        }
+        (_, StatusCode::GONE) => format!("the endpoint answered {status}: it is gone"),
+        (_, status) => format!("the endpoint answered {status}"),
+    }
+}
+
+/// The beginning of an answer as text. Bytes that are no text, and NUL, which not every database stores,
+/// are replaced.
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).replace('\0', "\u{fffd}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn answered(status: u16) -> Answered {
+        Answered {
+            status: StatusCode::from_u16(status).unwrap(),
+            retry_after_header: None,
+            webhook_delivery: None,
+            body_start: Bytes::from_static(b"\0sorry\xff"),
+            truncated: false,
+            took: Duration::ZERO,
+        }
+    }
+
+    fn retry(answered: &Answered) -> Option<Retry> {
+        match of_answer(answered, Timestamp::UNIX_EPOCH) {
+            AttemptVerdict::Failed { retry, .. } => Some(retry),
+            AttemptVerdict::Delivered(_) | AttemptVerdict::GivenBack => None,
+        }
+    }
+
+    #[test]
+    fn only_2xx_is_success() {
+        for status in [200, 201, 202, 204, 299] {
+            assert_eq!(retry(&answered(status)), None, "{status}");
+        }
+        for status in [300, 301, 302, 304, 307, 308, 400, 401, 404, 410, 418, 429, 500, 503, 599] {
+            assert_eq!(retry(&answered(status)), Some(Retry::Schedule), "{status}");
+        }
+    }
+
+    // Odd values of Retry-After must neither panic nor delay a delivery for ever.
+    #[test]
+    fn retry_after_delays_within_a_day_and_nonsense_is_ignored() {
+        let day = Duration::from_secs(86_400);
+        let check = |value: &'static str, expected: Retry| {
+            let asked = Answered {
+                retry_after_header: Some(HeaderValue::from_static(value)),
+                ..answered(429)
+            };
+            assert_eq!(retry(&asked), Some(expected), "{value}");
+        };
+        check("7", Retry::NotBefore(Duration::from_secs(7)));
+        check("99999999999999999999", Retry::NotBefore(day));
+        check("100000000", Retry::NotBefore(day));
+        check("Thu, 01 Jan 1970 00:02:00 GMT", Retry::NotBefore(Duration::from_secs(120)));
+        check("1e300", Retry::Schedule);
+        check("inf", Retry::Schedule);
+        check("-5", Retry::Schedule);
+        check("", Retry::Schedule);
+    }
+
+    #[test]
+    fn an_endpoint_can_ask_not_to_get_a_message_again() {
+        let abort =
+            Answered { webhook_delivery: Some(WebhookDelivery::AbortMessage), ..answered(422) };
+        assert_eq!(retry(&abort), Some(Retry::Never));
+    }
+
+    #[test]
+    fn an_answer_that_is_no_text_is_kept_as_far_as_it_is() {
+        let AttemptVerdict::Failed { answer, error, .. } =
+            of_answer(&answered(500), Timestamp::UNIX_EPOCH)
+        else {
+            panic!("a 500 is no success")
+        };
+        assert_eq!(answer.unwrap().body, "\u{fffd}sorry\u{fffd}");
+        assert_eq!(error, "the endpoint answered 500 Internal Server Error");
+    }
+}
