@@ -16,7 +16,10 @@ use super::admin_client::{self, Access, Server};
 use super::api_types::{self, Page};
 use super::events::read;
 use super::output::{self, Exit, Failure};
-use crate::config::{self, Config, Flags, ServiceUrl};
+use crate::config::{
+    self, Config, Flags, OutboundSettings, ServiceUrl, VaultFileState, VaultKeySource,
+    VaultSettings,
+};
 use crate::statements::{Statements, Unprepared};
 
 /// Below this much free disk doctor warns: an hour of events may fill it.
@@ -30,6 +33,9 @@ const CLOCK_WARN: Duration = Duration::from_secs(5);
 
 /// Beyond this difference, events with a signed time are rejected as stale or from the future.
 const CLOCK_FAIL: Duration = Duration::from_secs(60);
+
+/// How long a proxy on the way to endpoints may take to accept a connection.
+const PROXY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Older versions can lose committed writes.
 const SQLITE_MIN: i32 = 3_051_003;
@@ -77,6 +83,10 @@ impl Doctor {
         let config = self.config(&mut found);
         let statements = config.as_ref().map(Statements::of);
         let keeps_token = config.as_ref().is_some_and(|config| config.keeps_own_token());
+        if let Some(config) = &config {
+            vault(&config.vault, &mut found);
+            outbound(&config.settings.outbound, &mut found)?;
+        }
         let settings = config.map(|config| config.settings);
         match settings.as_ref().map(|set| (&set.database_url, &set.data_dir)) {
             Some((Some(url), directory)) => {
@@ -170,7 +180,8 @@ impl Doctor {
             }
         }
         for warning in &config.warnings {
-            found.add("config", Level::Warn, warning);
+            let is_about_vault = warning == config::NO_VAULT_KEY;
+            found.add(if is_about_vault { "vault" } else { "config" }, Level::Warn, warning);
         }
         Some(config)
     }
@@ -330,6 +341,81 @@ fn shared_database(url: &ServiceUrl, looked: Result<PgReport, PgOpenError>, foun
             ),
         ),
     }
+}
+
+/// Checks the keys of the vault. It reads the file of the key and leaves it as it is.
+fn vault(vault: &VaultSettings, found: &mut Findings) {
+    let old = match vault.old.len() {
+        0 => String::new(),
+        count => format!("; {}", api_types::count(count as u64, "old key")),
+    };
+    let file = match &vault.key {
+        VaultKeySource::Configured(key) => {
+            let note = format!("the key {} is configured{old}", key.id());
+            return found.add("vault", Level::Ok, note);
+        }
+        VaultKeySource::File(file) => file,
+        // The config warns of it.
+        VaultKeySource::Missing => return,
+    };
+    let shown = file.path().display();
+    match file.state() {
+        VaultFileState::Absent => {
+            let note = format!("{shown} does not exist yet: a start creates the key{old}");
+            found.add("vault", Level::Ok, note);
+        }
+        VaultFileState::Key { key, readable_by_others: false } => {
+            let note = format!("{shown} holds the key {}{old}; keep a copy of it", key.id());
+            found.add("vault", Level::Ok, note);
+        }
+        VaultFileState::Key { readable_by_others: true, .. } => {
+            let note = format!("other users can read {shown}: run `chmod 600 {shown}`");
+            found.add("vault", Level::Warn, note);
+        }
+        VaultFileState::Unusable(why) => {
+            let note = format!("{shown}: {why}; restore the file from a backup");
+            found.add("vault", Level::Fail, note);
+        }
+    }
+}
+
+/// Reports where endpoints may be, and whether the proxy accepts connections.
+fn outbound(outbound: &OutboundSettings, found: &mut Findings) -> Result<(), Failure> {
+    let list = |items: Vec<String>| items.join(", ");
+    let ports = outbound.ports.iter().map(u16::to_string).collect();
+    let mut note = format!("endpoints may have public addresses with port {}", list(ports));
+    if outbound.ports.is_empty() {
+        note = "endpoints may not have public addresses".to_owned();
+    }
+    if !outbound.allow.is_empty() {
+        let nets = outbound.allow.iter().map(ToString::to_string).collect();
+        note.push_str(&format!("; also any address in {}", list(nets)));
+    }
+    let in_flight = (outbound.max_in_flight, outbound.max_in_flight_bytes >> 20);
+    note.push_str(&format!("; at most {} deliveries and {} MiB at once", in_flight.0, in_flight.1));
+    found.add("outbound", Level::Ok, note);
+    let Some(proxy) = &outbound.proxy else { return Ok(()) };
+    let address = proxy.trim_start_matches("http://");
+    let connect = tokio::net::TcpStream::connect(address);
+    let connected =
+        admin_client::run(async { Ok(tokio::time::timeout(PROXY_TIMEOUT, connect).await) })?;
+    match connected {
+        Ok(Ok(_)) => {
+            found.add("outbound", Level::Ok, format!("the proxy {proxy} accepts connections"));
+        }
+        Ok(Err(error)) => {
+            let note = format!("the proxy {proxy} cannot be reached: {error}");
+            found.add("outbound", Level::Fail, note);
+        }
+        Err(_) => {
+            let note = format!(
+                "the proxy {proxy} did not accept a connection within {} s",
+                PROXY_TIMEOUT.as_secs()
+            );
+            found.add("outbound", Level::Fail, note);
+        }
+    }
+    Ok(())
 }
 
 /// Whether the database can prepare the statements of SQL handlers.

@@ -1,7 +1,7 @@
 //! Dev mode: `hapax serve` without a config file. Every preset whose events Hapax can sign is a source
 //! under its own name, with a secret that is derived from the dev secret. The dev secret is random and is
 //! kept in the data dir. Dev mode listens on loopback only, because one file holds the secrets of all
-//! senders.
+//! senders. Endpoints may be on loopback, too.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,6 +45,7 @@ impl ConfigReader<'_> {
         &mut self,
         settings: &mut Settings,
     ) -> (Vec<ConfiguredSource>, Option<DevMode>) {
+        settings.outbound.allow_loopback();
         if !settings.listen.ip().is_loopback() {
             let invalid = InvalidSetting::new(
                 format!(

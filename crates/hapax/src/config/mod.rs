@@ -2,8 +2,8 @@
 //! defaults. The result is a checked [`Config`], or [`ConfigErrors`] with every problem and its line.
 //!
 //! [`reader`] reads a whole configuration: [`settings`] the keys with a default, [`overrides`] the flags and
-//! environment variables, [`tokens`], [`sources`], [`handlers`] and [`proxies`] the sections, [`dev`] the
-//! configuration without a file. [`document`] walks the TOML with its line numbers, [`units`] parses single
+//! environment variables, [`tokens`], [`sources`], [`handlers`], [`proxies`], [`outbound`] and [`vault`] the
+//! sections, [`dev`] the configuration without a file. [`document`] walks the TOML with its line numbers, [`units`] parses single
 //! values, [`secrets`] resolves `env:` and `file:`. [`lookup`] reads single settings for other commands.
 
 mod alerts;
@@ -12,6 +12,7 @@ mod document;
 mod handlers;
 mod lookup;
 mod order;
+mod outbound;
 mod overrides;
 mod problem;
 mod proxies;
@@ -28,6 +29,7 @@ mod tests;
 mod tls;
 mod tokens;
 pub(crate) mod units;
+mod vault;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,6 +40,7 @@ pub(crate) use self::alerts::{Alerts, KEYS as ALERT_NAMES};
 pub(crate) use self::dev::{DevMode, dev_secret, is_dev_secret};
 pub(crate) use self::handlers::Mode;
 pub(crate) use self::lookup::{ServerLocation, database_url, server_location};
+pub(crate) use self::outbound::OutboundSettings;
 pub(crate) use self::overrides::Flags;
 pub(crate) use self::problem::{ConfigErrors, InvalidSetting};
 pub(crate) use self::proxies::{Proxy, Scope};
@@ -48,6 +51,7 @@ pub(crate) use self::shared::{Role, ServiceUrl};
 pub(crate) use self::sources::ConfiguredSource;
 pub(crate) use self::tokens::{ADMIN_TOKEN_FILE, Permission, Token, admin_token};
 pub(crate) use self::units::Keep;
+pub(crate) use self::vault::{NO_VAULT_KEY, VaultFileState, VaultKeySource, VaultSettings};
 
 /// The file that `init` writes: every key explained, every default spelled out.
 pub(crate) const DEFAULT_TOML: &str = include_str!("../hapax.default.toml");
@@ -70,6 +74,8 @@ pub(crate) struct Config {
     pub(crate) sources: Vec<ConfiguredSource>,
     /// The Idempotency-Key proxies.
     pub(crate) proxies: Vec<Proxy>,
+    /// The keys of the vault.
+    pub(crate) vault: VaultSettings,
     /// Set if there is no config file.
     pub(crate) dev: Option<DevMode>,
     /// The config file, if there is one.

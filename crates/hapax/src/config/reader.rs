@@ -30,7 +30,7 @@ impl Environment<'static> {
     }
 }
 
-pub(super) const ROOT_KEYS: [&str; 22] = [
+pub(super) const ROOT_KEYS: [&str; 24] = [
     "listen",
     "admin_listen",
     "admin_open",
@@ -53,8 +53,10 @@ pub(super) const ROOT_KEYS: [&str; 22] = [
     "alerts",
     "sources",
     "proxies",
+    "outbound",
+    "vault",
 ];
-const ROOT_LATER: [&str; 1] = ["outbound"];
+const ROOT_LATER: [&str; 1] = ["portal"];
 
 /// Reads one configuration and collects problems, warnings and files.
 pub(super) struct ConfigReader<'w> {
@@ -145,6 +147,8 @@ impl ConfigReader<'_> {
             None => self.dev_mode(&mut settings),
         };
         let proxies = self.proxies(&root, &settings);
+        let vault = self.vault(&root, &settings, file.is_none());
+        self.check_outbound(&settings);
         if file.is_some() {
             self.check_claim_tokens(&tokens, &sources);
         }
@@ -158,6 +162,7 @@ impl ConfigReader<'_> {
             own_token,
             sources,
             proxies,
+            vault,
             dev,
             file: file.map(Path::to_owned),
             warnings: std::mem::take(&mut self.warnings),

@@ -1,11 +1,14 @@
-//! A random secret that a server creates in its data directory at its first start: a prefix for its kind
-//! and 32 random bytes as 64 hex digits. Only the owner of the file can read it.
+//! A random secret that a server creates in its data directory at its first start: 32 random bytes, written
+//! as its kind demands. Only the owner of the file can read it.
 
 use std::io::{Error, ErrorKind, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use hapax_core::secret::Secret;
+use hapax_core::vault::VaultKey;
 
 use super::problem::InvalidSetting;
 
@@ -17,6 +20,8 @@ pub(crate) enum SecretKind {
     /// The secret from which the secrets of all senders are derived in dev mode. Its prefix distinguishes
     /// it from other secrets.
     DevSecret,
+    /// The key of the vault, in base64 as in the config.
+    VaultKey,
 }
 
 impl SecretKind {
@@ -24,21 +29,52 @@ impl SecretKind {
         match self {
             Self::AdminToken => "the admin token",
             Self::DevSecret => "the dev secret",
+            Self::VaultKey => "the vault key",
         }
     }
 
-    fn prefix(self) -> &'static str {
+    /// The form, for errors.
+    fn form(self) -> &'static str {
         match self {
-            Self::AdminToken => "",
-            Self::DevSecret => "dev_",
+            Self::AdminToken => "64 hex digits",
+            Self::DevSecret => "dev_ and 64 hex digits",
+            Self::VaultKey => "32 bytes in base64",
         }
     }
 
-    /// Whether a secret has this form: the prefix and 64 lower-case hex digits.
+    /// What to do about a file that holds something else.
+    fn repair(self) -> &'static str {
+        match self {
+            Self::AdminToken | Self::DevSecret => {
+                "remove the file; the next start creates a new secret"
+            }
+            Self::VaultKey => {
+                "restore the file from a backup: without its key the secrets of endpoints in the database \
+                 cannot be read"
+            }
+        }
+    }
+
+    /// The secret with these random bytes.
+    fn write(self, random: &[u8; 32]) -> Secret {
+        Secret::new(match self {
+            Self::AdminToken => hex::encode(random),
+            Self::DevSecret => format!("dev_{}", hex::encode(random)),
+            Self::VaultKey => STANDARD.encode(random),
+        })
+    }
+
+    /// Whether a secret has the form of its kind.
     pub(crate) fn has_form_of(self, secret: &Secret) -> bool {
-        let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-        let digits = secret.expose().strip_prefix(self.prefix()).unwrap_or_default();
-        digits.len() == 64 && digits.bytes().all(is_hex)
+        let is_hex = |digits: &str| {
+            let mut bytes = digits.bytes();
+            digits.len() == 64 && bytes.all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+        };
+        match self {
+            Self::AdminToken => is_hex(secret.expose()),
+            Self::DevSecret => secret.expose().strip_prefix("dev_").is_some_and(is_hex),
+            Self::VaultKey => VaultKey::from_base64(secret.expose()).is_ok(),
+        }
     }
 }
 
@@ -77,8 +113,8 @@ pub(crate) fn read(path: &Path, kind: SecretKind) -> Result<Secret, InvalidSetti
         return Ok(secret);
     }
     Err(InvalidSetting::new(
-        format!("{} does not hold {}64 hex digits", path.display(), kind.prefix()),
-        "remove the file; the next start creates a new secret",
+        format!("{} does not hold {}", path.display(), kind.form()),
+        kind.repair(),
     ))
 }
 
@@ -94,7 +130,7 @@ fn make(path: &Path, kind: SecretKind) -> std::io::Result<Secret> {
     let no_randomness = |_| Error::other("the system has no random numbers");
     let mut bytes = [0; 32];
     aws_lc_rs::rand::fill(&mut bytes).map_err(no_randomness)?;
-    let secret = Secret::new(format!("{}{}", kind.prefix(), hex::encode(bytes)));
+    let secret = kind.write(&bytes);
     let mut suffix = [0; 8];
     aws_lc_rs::rand::fill(&mut suffix).map_err(no_randomness)?;
     let draft = directory.join(format!(".hapax-{}", hex::encode(suffix)));

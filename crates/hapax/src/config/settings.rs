@@ -10,6 +10,7 @@ use ipnet::IpNet;
 
 use super::alerts::Alerts;
 use super::document::Section;
+use super::outbound::OutboundSettings;
 use super::overrides::{Flags, SetAt};
 use super::problem::InvalidSetting;
 use super::reader::ConfigReader;
@@ -58,6 +59,8 @@ pub(crate) struct Settings {
     pub(crate) retention: Retention,
     /// The thresholds of alerts.
     pub(crate) alerts: Alerts,
+    /// Where endpoints may be, and how much is sent at once.
+    pub(crate) outbound: OutboundSettings,
 }
 
 /// `[log]`.
@@ -86,10 +89,15 @@ pub(crate) struct Retention {
     pub(crate) keys: Option<Keep>,
     /// Bodies and history.
     pub(crate) events: Keep,
+    /// Deliveries that are dead, held or parked for longer are cancelled.
+    pub(crate) deliveries: Keep,
 }
 
 /// Ninety days: longer than any sender's retries.
 pub(super) const KEEP_DEFAULT: Keep = Keep::For(hapax::limits::KEEP_DEFAULT);
+
+/// Thirty days: longer than an outage of a receiver that comes back.
+const KEEP_DELIVERIES_DEFAULT: Keep = Keep::For(Duration::from_secs(30 * 86_400));
 
 impl Default for Settings {
     fn default() -> Self {
@@ -111,8 +119,13 @@ impl Default for Settings {
             body_timeout: body.deadline,
             drain: http.drain,
             log: LogSettings { format: LogFormat::Human, level: "info".to_owned() },
-            retention: Retention { keys: None, events: KEEP_DEFAULT },
+            retention: Retention {
+                keys: None,
+                events: KEEP_DEFAULT,
+                deliveries: KEEP_DELIVERIES_DEFAULT,
+            },
             alerts: Alerts::default(),
+            outbound: OutboundSettings::default(),
         }
     }
 }
@@ -167,15 +180,24 @@ impl ConfigReader<'_> {
                     let Some(alerts) = entry.section(problems) else { continue };
                     settings.alerts = Alerts::read(&alerts, problems);
                 }
+                "outbound" => {
+                    let Some(outbound) = entry.section(problems) else { continue };
+                    settings.outbound = OutboundSettings::read(&outbound, problems);
+                }
                 "retention" => {
                     let Some(retention) = entry.section(problems) else { continue };
-                    retention.expect(&["keys", "events"], &[], problems);
+                    retention.expect(&["keys", "events", "deliveries"], &[], problems);
                     let keys = retention.get("keys");
                     settings.retention.keys =
                         keys.and_then(|keys| keys.parse(units::keep, problems));
                     if let Some(events) = retention.get("events") {
                         let events = events.parse(units::keep, problems);
                         settings.retention.events = events.unwrap_or(KEEP_DEFAULT);
+                    }
+                    if let Some(deliveries) = retention.get("deliveries") {
+                        let deliveries = deliveries.parse(units::keep, problems);
+                        settings.retention.deliveries =
+                            deliveries.unwrap_or(KEEP_DELIVERIES_DEFAULT);
                     }
                 }
                 // Sections are read elsewhere; unknown keys are reported already.

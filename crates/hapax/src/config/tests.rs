@@ -34,8 +34,10 @@ fn every_key_is_explained_in_the_file_that_init_writes() {
             line.starts_with(&format!("{key} =")) || line.starts_with(&format!("[{key}"))
         })
     };
-    let nested = ["format", "level", "keys", "events", "cert", "key", "value", "allow"];
+    let nested =
+        ["format", "level", "keys", "events", "deliveries", "cert", "key", "value", "allow"];
     let nested = nested.into_iter().chain(alerts::KEYS).chain(proxies::KEYS);
+    let nested = nested.chain(outbound::KEYS).chain(vault::KEYS);
     for key in ROOT_KEYS.into_iter().chain(nested).chain(sources::all_keys().copied()) {
         let is_table = ["tenants", "scheme", "handlers", "order", "refetch"].contains(&key);
         assert!(is_there(key) || is_table, "{key}");
@@ -55,7 +57,10 @@ fn every_example_in_the_file_that_init_writes_is_valid_once_uncommented() {
         .filter(|line| !line.contains("sql_file ="))
         // Stripe takes none, and a header that names the caller has nothing to verify.
         .filter(|line| !line.contains("params =") && !line.contains("jwks ="))
-        .filter(|line| !line.contains("cert =") && !line.contains("key =") && *line != "# [tls]")
+        .filter(|line| !line.contains("jwt_key ="))
+        .filter(|line| !line.contains("\"/etc/hapax/") && *line != "# [tls]")
+        // Instead of the default.
+        .filter(|line| !line.starts_with("allow = []"))
         .map(|line| match line.strip_prefix("# ") {
             Some(code) if is_header(code) || is_assignment(code) => format!("{code}\n"),
             Some(_) | None => format!("{line}\n"),
@@ -72,13 +77,23 @@ fn every_example_in_the_file_that_init_writes_is_valid_once_uncommented() {
         ["STRIPE_SECRET", "ACME_STRIPE_SECRET", "LEGACY", "ID", "HAPAX_OPS_TOKEN", "API_AUTH"];
     let env = |name: &str| match name {
         "HOOK_SECRET" => Some("whsec_c2VjcmV0".to_owned()),
+        "HAPAX_VAULT_KEY" => Some(vault_key('A')),
+        "HAPAX_VAULT_KEY_OLD" => Some(vault_key('B')),
         name => known.contains(&name).then(|| format!("value of {name}")),
     };
     let config = load_text(&text, &env, Flags::default());
     assert_eq!((config.sources.len(), config.tokens.len()), (3, 1), "{text}");
     assert_eq!(config.proxies.len(), 1, "{text}");
+    assert!(matches!(config.vault.key, VaultKeySource::Configured(_)), "{text}");
+    assert_eq!(config.vault.old.len(), 1, "{text}");
+    assert_eq!(config.settings.outbound.proxy.as_deref(), Some("http://egress.internal:3128"));
     let handlers: Vec<_> = config.sources.iter().map(|it| it.handlers.len()).collect();
     assert_eq!(handlers, [0, 3, 3], "{text}");
+}
+
+/// 32 bytes in base64, made of one letter.
+fn vault_key(letter: char) -> String {
+    format!("{}=", String::from_iter([letter; 42]) + "A")
 }
 
 fn is_header(line: &str) -> bool {
@@ -215,4 +230,68 @@ fn a_config_file_that_disappears_does_not_turn_a_reload_into_dev_mode() {
     let config = load_text("", &|_| None, Flags::default());
     let errors = config.reload().unwrap_err().to_string();
     assert!(errors.contains("cannot read the config file"), "{errors}");
+}
+
+#[test]
+fn nodes_that_share_a_database_start_without_a_vault_key_and_say_so() {
+    // A config from before the vault must not fail; a key in each data directory would differ per node.
+    let on_postgres = "database_url = \"postgres://h/db\"\n";
+    let load = |text: String| load_text(&text, &|_| None, Flags::default());
+    let without = load(on_postgres.to_owned());
+    assert!(matches!(without.vault.key, VaultKeySource::Missing));
+    let warns = |config: &Config| config.warnings.iter().any(|warning| warning == NO_VAULT_KEY);
+    assert!(warns(&without), "{:?}", without.warnings);
+    // A node without the admin side and the sender stores no secrets.
+    let ingress = load(format!("{on_postgres}roles = [\"ingress\", \"worker\"]\n"));
+    assert!(!warns(&ingress), "{:?}", ingress.warnings);
+    let with = load(format!("{on_postgres}[vault]\nkey = \"{}\"\n", vault_key('A')));
+    assert!(!warns(&with), "{:?}", with.warnings);
+    let keys = with.vault.open(false).unwrap().map(|vault| vault.key_ids().count());
+    assert_eq!(keys, Some(1));
+    // On the embedded database the key is in the data directory.
+    let embedded = load(format!("[vault]\nold = [\"{}\"]\n", vault_key('B')));
+    let VaultKeySource::File(file) = &embedded.vault.key else { panic!("{:?}", embedded.vault) };
+    assert_eq!(file.path(), std::path::Path::new("hapax-data/vault.key"));
+    assert!(!warns(&embedded), "{:?}", embedded.warnings);
+}
+
+#[test]
+fn vault_keys_come_from_the_environment_or_a_file_and_stay_out_of_debug_output() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("old.key");
+    std::fs::write(&file, format!("{}\n", vault_key('B'))).unwrap();
+    let env = |name: &str| (name == "KEY").then(|| vault_key('A'));
+    let text = format!("[vault]\nkey = \"env:KEY\"\nold = [\"file:{}\"]\n", file.display());
+    let config = load_text(&text, &env, Flags::default());
+    let ids: Vec<_> = config.vault.open(false).unwrap().unwrap().key_ids().collect();
+    let id = |letter| hapax_core::vault::VaultKey::from_base64(&vault_key(letter)).unwrap().id();
+    assert_eq!(ids, [id('A'), id('B')]);
+    assert!(config.watched_files().contains(&file));
+    let shown = format!("{config:?}");
+    assert!(!shown.contains("AAAA") && !shown.contains("BBBB"), "{shown}");
+}
+
+#[test]
+fn only_dev_mode_allows_endpoints_on_loopback() {
+    let outbound = load_text("", &|_| None, Flags::default()).settings.outbound;
+    assert_eq!((outbound.allow.len(), &*outbound.ports), (0, &[443, 80][..]));
+    // A config file that does not exist is dev mode, if it is not named.
+    let dir = tempfile::tempdir().unwrap();
+    let data_dir = dir.path().join("data").display().to_string();
+    let environment = Environment { env: &|_| None, now: Timestamp::UNIX_EPOCH, read_only: true };
+    assert!(!std::path::Path::new(DEFAULT_PATH).exists());
+    let dev = load_in(&Flags { data_dir: Some(data_dir), ..Flags::default() }, &environment);
+    let nets: Vec<_> =
+        dev.unwrap().settings.outbound.allow.iter().map(|it| it.to_string()).collect();
+    assert_eq!(nets, ["127.0.0.0/8", "::1/128"]);
+}
+
+#[test]
+fn an_allow_that_contains_every_address_is_worth_a_warning() {
+    for (allow, warns) in [("10.0.0.0/8", false), ("0.0.0.0/0", true), ("::/0", true)] {
+        let text = format!("[outbound]\nallow = [\"{allow}\"]\nports = []");
+        let config = load_text(&text, &|_| None, Flags::default());
+        let found = config.warnings.iter().any(|it| it.contains("every address"));
+        assert_eq!(found, warns, "{allow}: {:?}", config.warnings);
+    }
 }

@@ -34,13 +34,14 @@ pub(crate) struct Token {
 /// One permission of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Permission {
-    /// Everything.
+    /// Everything; the only one for endpoints, secrets and tenants.
     Admin,
     /// Reading.
     Read,
     /// Reading, including values that are masked for other tokens.
     Payload,
-    /// Reading, replaying, approving, rejecting, discarding.
+    /// Reading, and decisions about existing work: replaying, approving, rejecting, discarding, skipping,
+    /// cancelling, pausing, enabling, disabling, pinging.
     Operate,
     /// Publishing messages.
     Publish,

@@ -52,7 +52,10 @@ fn unknown_keys_name_their_line_and_the_key_that_was_meant() {
     refused("[alerts]\n¶dead_letters = 0", &["alerts.dead_letters", "above zero", "\"off\""]);
     refused("[alerts]\n¶duplicate_spike = 1", &["alerts.duplicate_spike", "above one"]);
     refused("[alerts]\n¶store = true", &["alerts.store", "wrong type"]);
-    refused("[retention]\n¶colour = 1", &["retention.colour", "known keys: keys, events"]);
+    refused(
+        "[retention]\n¶colour = 1",
+        &["retention.colour", "known keys: keys, events, deliveries"],
+    );
     refused(
         &custom(
             "secrets = [\n  \"x\",\n  { value = \"y\", ¶untill = \"2026-12-01T00:00:00Z\" },\n]",
@@ -67,7 +70,66 @@ fn unknown_keys_name_their_line_and_the_key_that_was_meant() {
 
 #[test]
 fn keys_of_later_versions_are_said_to_be_not_built_yet() {
-    refused("¶[outbound]\nports = [443]", &["outbound", "not built yet"]);
+    refused("¶[portal]\nlisten = \"127.0.0.1:8082\"", &["portal", "not built yet"]);
+}
+
+#[test]
+fn a_vault_key_that_cannot_be_used_is_refused_with_its_line_and_how_to_make_one() {
+    // SECRET is neither base64 nor 32 bytes, and must not be printed in any of these.
+    let key = |letter: &str| format!("{}A=", letter.repeat(42));
+    let make = "openssl rand -base64 32";
+    let (a, b) = (key("A"), key("B"));
+    refused(&format!("[vault]\n¶key = \"{SECRET}\""), &["vault.key", "is not base64", make]);
+    refused("[vault]\n¶key = \"env:FULL\"", &["vault.key", "is not base64", make]);
+    refused("[vault]\n¶key = \"env:UNSET_KEY\"", &["vault.key", "UNSET_KEY is not set", "hint:"]);
+    refused("[vault]\n¶key = \"env:EMPTY\"", &["vault.key", "is empty"]);
+    refused("[vault]\n¶key = \"file:/nowhere/key\"", &["cannot read /nowhere/key"]);
+    refused("[vault]\n¶key = \"aHVudGVyMg==\"", &["holds 7 bytes", "has 32", make]);
+    refused(&format!("[vault]\n¶key = \"AAAA{a}\""), &["holds 35 bytes", make]);
+    refused("[vault]\n¶key = 5", &["vault.key", "wrong type"]);
+    refused(&format!("[vault]\n¶old = \"{a}\""), &["vault.old", "wrong type", "list"]);
+    refused("[vault]\nold = [\n¶\"aHVudGVyMg==\"]", &["vault.old", "holds 7 bytes", make]);
+    refused(&format!("[vault]\nkey = \"{a}\"\nold = [\n¶\"{a}\"]"), &["same as `key`", "hint:"]);
+    let twice = format!("[vault]\nkey = \"{a}\"\nold = [\"{b}\",\n¶\"{b}\"]");
+    refused(&twice, &["vault.old", "listed twice"]);
+    refused("[vault]\n¶keys = []", &["vault.keys", "unknown key", "did you mean `key`?"]);
+    refused(
+        &format!("database_url = \"postgres://h/db\"\n[vault]\n¶old = [\"{b}\"]"),
+        &["vault.old", "needs `key`", "every node", make],
+    );
+}
+
+#[test]
+fn outbound_settings_that_cannot_work_are_refused_with_their_line() {
+    // Ports and nets that do not exist, a proxy that would not be used as written, and bounds of zero.
+    let outbound = |rest: &str| format!("[outbound]\n{rest}");
+    let refused = |rest: &str, parts: &[&str]| self::refused(&outbound(rest), parts);
+    refused("¶alow = []", &["outbound.alow", "did you mean `allow`?"]);
+    refused("¶allow = \"10.0.0.0/8\"", &["outbound.allow", "wrong type", "list"]);
+    refused("allow = [\"10.0.0.0/8\",\n¶\"10.0.0.0/33\"]", &["outbound.allow", "not a network"]);
+    refused("¶ports = 443", &["outbound.ports", "wrong type", "list"]);
+    for bad in ["0", "-1", "65536", "\"https\""] {
+        refused(&format!("ports = [443,\n¶{bad}]"), &["outbound.ports", "is not a port", "65535"]);
+    }
+    refused("¶ports = []", &["outbound.ports", "no endpoint could be reached"]);
+    for (bad, problem) in [
+        ("egress:3128", "must begin with http://"),
+        ("https://egress:3128", "must begin with http://"),
+        ("http://egress", "names no port"),
+        ("http://egress:0", "names no port"),
+        ("http://u:hunter2@egress:3128", "must not carry a user name or a password"),
+        ("http://egress:3128/path", "neither path nor query"),
+        ("http://egress:3128/?q=1", "neither path nor query"),
+        ("http://a b:1", "is not a URL"),
+    ] {
+        refused(&format!("¶proxy = \"{bad}\""), &["outbound.proxy", problem, "hint: write"]);
+    }
+    for bad in ["0", "-5", "16385", "\"many\""] {
+        refused(&format!("¶max_in_flight = {bad}"), &["outbound.max_in_flight", "1 to 16384"]);
+    }
+    refused("¶max_in_flight_bytes = \"1MiB\"", &["outbound.max_in_flight_bytes", "2MiB"]);
+    refused("¶max_in_flight_bytes = \"lots\"", &["outbound.max_in_flight_bytes", "not a size"]);
+    self::refused("[retention]\n¶deliveries = \"0s\"", &["retention.deliveries", "forever"]);
 }
 
 /// A valid proxy, plus the lines of `rest`.

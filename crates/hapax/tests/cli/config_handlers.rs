@@ -124,8 +124,11 @@ fn an_error_in_the_sql_has_its_own_line_of_the_config() {
 #[test]
 fn statements_are_read_in_the_dialect_of_the_database_that_is_set() {
     // Texts that are right in one database and wrong in the other.
-    let on_postgres =
-        |rest: &str| format!("database_url = \"postgres://u:hunter2@h/db\"\n{}", handler(rest));
+    let on_postgres = |rest: &str| {
+        let vault = format!("vault = {{ key = \"{}=\" }}", "A".repeat(43));
+        let url = "database_url = \"postgres://u:hunter2@h/db\"";
+        format!("{url}\n{vault}\n{}", handler(rest))
+    };
     let merge = "sql = \"MERGE INTO a USING b ON a.x = b.x WHEN MATCHED THEN DO NOTHING\"";
     taken(&on_postgres(merge), &[]);
     refused(&handler(&merge.replace("MERGE", "¶MERGE")), &["statement 1 cannot begin with MERGE"]);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
 use std::sync::{Arc, Mutex};
 
 use crate::common::{Run, hapax, write};
@@ -367,4 +368,60 @@ fn doctor_fails_if_something_is_broken_and_creates_nothing() {
     write(&dir, "hapax.toml", "");
     let run = hapax(&["doctor", "--json"]).in_dir(dir.path()).run();
     assert_eq!((run.code, &*levels(&run)["database"][0]), (1, "fail"), "{run:?}");
+}
+
+#[test]
+fn doctor_names_the_vault_key_and_where_endpoints_may_be_and_shows_no_key() {
+    // The file of the key is missing, good, readable by others and damaged; then the key is in the config.
+    let dir = tempfile::tempdir().unwrap();
+    let key = format!("{}A=", "Q".repeat(42));
+    let doctor = || {
+        let run = hapax(&["doctor", "--json"]).in_dir(dir.path()).run();
+        assert!(!run.stdout.contains("QQQQ") && !run.stderr.contains("QQQQ"), "{run:?}");
+        run
+    };
+    let file = dir.path().join("hapax-data/vault.key");
+    let set_mode = |mode| {
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    write(&dir, "hapax.toml", "");
+    let run = doctor();
+    assert_eq!(levels(&run)["vault"], ["ok"], "{run:?}");
+    assert!(run.stdout.contains("vault.key does not exist yet"), "{run:?}");
+    assert!(!file.exists() && !file.parent().unwrap().exists());
+    assert!(run.stdout.contains("public addresses with port 443, 80"), "{run:?}");
+
+    std::fs::create_dir(dir.path().join("hapax-data")).unwrap();
+    std::fs::write(&file, format!("{key}\n")).unwrap();
+    set_mode(0o600);
+    let run = doctor();
+    assert_eq!(levels(&run)["vault"], ["ok"], "{run:?}");
+    set_mode(0o640);
+    let run = doctor();
+    assert_eq!(levels(&run)["vault"], ["warn"], "{run:?}");
+    assert!(run.stdout.contains("chmod 600"), "{run:?}");
+    let mode = std::fs::metadata(&file).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode, 0o640, "doctor changes nothing");
+    std::fs::write(&file, &key[..20]).unwrap();
+    let run = doctor();
+    assert_eq!((run.code, &*levels(&run)["vault"][0]), (1, "fail"), "{run:?}");
+    assert!(run.stdout.contains("backup"), "{run:?}");
+
+    let config = "[outbound]\nallow = [\"10.0.0.0/8\"]\nproxy = \"http://127.0.0.1:9\"\n";
+    write(&dir, "hapax.toml", &format!("{config}[vault]\nkey = \"{key}\"\n"));
+    let run = doctor();
+    assert_eq!(levels(&run)["vault"], ["ok"], "{run:?}");
+    assert_eq!(levels(&run)["outbound"], ["ok", "fail"], "{run:?}");
+    assert!(run.stdout.contains("also any address in 10.0.0.0/8"), "{run:?}");
+    assert!(run.stdout.contains("the proxy http://127.0.0.1:9 cannot be reached"), "{run:?}");
+    assert_eq!(run.code, 1, "{run:?}");
+}
+
+#[test]
+fn doctor_warns_of_nodes_that_share_a_database_without_a_vault_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = write(&dir, "hapax.toml", "database_url = \"postgres://127.0.0.1:9/nowhere\"\n");
+    let run = hapax(&["doctor", "--json", "--config", &config]).run();
+    assert_eq!(levels(&run)["vault"], ["warn"], "{run:?}");
+    assert!(run.stdout.contains("openssl rand -base64 32"), "{run:?}");
 }
