@@ -71,3 +71,67 @@ pub(crate) fn status_of(word: &str) -> Status {
         _processed => Status::Processed,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// Every `state = 1 /* leased */` of a text: the number, and the comment behind it.
+    fn numbers(text: &str) -> Vec<(i64, String)> {
+        let mut found = Vec::new();
+        for (at, word) in text.match_indices("state ") {
+            let rest = text[at + word.len()..].trim_start_matches("NOT ");
+            let values = match rest.split_once(' ') {
+                Some(("=" | "<>", value)) => &value[..value.find('\n').unwrap_or(value.len())],
+                Some(("IN", list)) => list.trim_start_matches('(').split(')').next().unwrap_or(""),
+                _ => continue,
+            };
+            let list = rest.starts_with("IN");
+            for value in values.split(',').take(if list { usize::MAX } else { 1 }) {
+                let value = value.trim();
+                let end =
+                    value.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(value.len());
+                let Ok(number) = value[..end].parse() else { continue };
+                let comment = value[end..].trim_start().strip_prefix("/*");
+                let comment =
+                    comment.and_then(|rest| rest.split_once("*/")).map_or("", |(name, _)| name);
+                found.push((number, comment.trim().to_owned()));
+            }
+        }
+        found
+    }
+
+    fn check(path: &Path, seen: &mut usize) {
+        if path.is_dir() {
+            for entry in std::fs::read_dir(path).expect("reads") {
+                check(&entry.expect("reads").path(), seen);
+            }
+            return;
+        }
+        if path.ends_with("tests.rs") || path.ends_with("open.rs") {
+            return;
+        }
+        let text = std::fs::read_to_string(path).expect("reads");
+        for (number, name) in numbers(&text) {
+            *seen += 1;
+            let of_job = format!("{:?}", phase_of(number)).to_lowercase();
+            let of_event = ["open", "review", "discarded"].get(number as usize).copied();
+            assert!(
+                name == of_job || Some(&*name) == of_event,
+                "{}: {number} is called {name:?}, not {of_job}",
+                path.display()
+            );
+        }
+    }
+
+    #[test]
+    fn the_comment_beside_a_state_of_sqlite_is_its_name() {
+        // The numbers stand in the text, because partial indexes match nothing else. A number without
+        // a name, or with the wrong one, misleads its reader.
+        let mut seen = 0;
+        check(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src/sqlite")), &mut seen);
+        assert!(seen > 40, "only {seen} were found");
+    }
+}

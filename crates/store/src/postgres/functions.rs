@@ -41,15 +41,17 @@ macro_rules! definitions {
 
 /// In this order: the first ones have bodies that PostgreSQL resolves when they are created.
 const FUNCTIONS: &[Definition] = definitions!["functions":
-    last_job, rank, job_id, first_due,
+    event_state, job_state, order_policy, order_verdict, review_reason, workplace,
+    is_over, commit_slack, last_job, rank, status, job_id, first_due,
     abandon, admit, admit_handlers, adopt, announce, begin_sequence, claim, commit_behind, complete,
-    count_copies, count_keys, count_usage, decide, discard, done, done_all, end_hold, expire, fail,
-    failed, finish, finish_key, first_fence, fold_usage, forget, forget_marks, give_back, guard,
-    has_room, hold, hurry, ingest, is_held, is_reserved, lane_of, lock_marks, lose, make_partition,
-    next_due, next_fence, note_attempt, once, publish, ready_next, refuse_handler, renew, replay,
-    reservation_came, reservation_changed, reservation_went, reserve, reserve_key, seal_of,
-    set_aside, settle, shown, strip, tend_usage, to_review, try_mark, worked_for, works_for,
-    write_jobs, write_message,
+    count_copies, count_keys, count_usage, decide, discard, done, done_all, due_lanes, end_hold,
+    end_holds, end_leases, expire, fail, failed, finish, finish_key, first_fence, fold_usage,
+    forget, forget_marks, give_back, guard, has_room, hold, hurry, ingest, is_held, is_reserved,
+    lane_of, lease_jobs, lock_marks, lose, make_partition, next_due, next_fence, note_attempt, once,
+    prepare_marks, publish, ready_next, refuse_handler, renew, replay, reservation_came,
+    reservation_changed, reservation_went, reserve, reserve_key, seal_of, set_aside, settle, shown,
+    strip, take_any, take_in_order, tend_usage, to_review, try_mark, wake_parked, worked_for,
+    works_for, write_jobs, write_message,
 ];
 
 const VIEWS: &[Definition] =
@@ -142,6 +144,33 @@ mod tests {
         }
         for Definition { name, sql } in VIEWS {
             assert!(sql.contains(&format!("CREATE OR REPLACE VIEW hapax.{name} ")), "{name}");
+        }
+    }
+
+    #[test]
+    fn states_have_names_in_every_statement() {
+        // A bare number says nothing to a reader, and a wrong one is not noticed.
+        let statements = [
+            include_str!("sql/claimed.sql"),
+            include_str!("sql/in_review.sql"),
+            include_str!("sql/insert_events.sql"),
+            include_str!("sql/insert_jobs.sql"),
+            include_str!("sql/known.sql"),
+            include_str!("sql/lanes.sql"),
+        ];
+        let columns = ["state", "review", "policy", "workplace", "says"];
+        let texts = FUNCTIONS.iter().chain(VIEWS).map(|one| one.sql).chain(statements);
+        for line in texts.flat_map(str::lines).filter(|line| !line.trim_start().starts_with("--")) {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let compares = |[column, operator, value]: &[&str; 3]| {
+                columns.iter().any(|name| column.rsplit('.').next() == Some(name))
+                    && ["=", "<>", ">", "<", "IN"].contains(operator)
+                    && value
+                        .trim_start_matches('(')
+                        .starts_with(|first: char| first.is_ascii_digit())
+            };
+            let bare = words.windows(3).any(|three| compares(&[three[0], three[1], three[2]]));
+            assert!(!bare, "{line}");
         }
     }
 

@@ -355,7 +355,9 @@ pub(super) async fn give_back(shared: &Shared, claims: &[(JobId, Fence)]) -> Res
 /// Whether a job is done.
 pub(super) async fn is_done(shared: &Shared, job: JobId) -> Result<bool, PgError> {
     let mut lent = shared.pools.work.lend().await?;
-    let rows = lent.query("SELECT state = 2 FROM hapax.job WHERE job = $1", &[&job.0]).await?;
+    let rows = lent
+        .query("SELECT state = hapax.job_state('done') FROM hapax.job WHERE job = $1", &[&job.0])
+        .await?;
     Ok(rows.first().is_some_and(|row| row.get(0)))
 }
 
@@ -366,7 +368,8 @@ pub(super) async fn is_done_under(
     fence: Fence,
 ) -> Result<bool, PgError> {
     let mut lent = shared.pools.work.lend().await?;
-    let ask = "SELECT state = 2 AND fence = $2 FROM hapax.job WHERE job = $1";
+    let ask = "SELECT state = hapax.job_state('done') AND fence = $2 \
+               FROM hapax.job WHERE job = $1";
     let rows = lent.query(ask, &[&job.0, &fence.0]).await?;
     Ok(rows.first().is_some_and(|row| row.get(0)))
 }

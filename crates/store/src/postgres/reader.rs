@@ -29,9 +29,13 @@ pub(super) const SUMMARY: &str = "SELECT e.id, e.event_id, e.tenant, e.source, e
 
 /// The condition for an event that has not ended, by the ranks that are not final; uses the indexes
 /// of open jobs.
-const UNFINISHED: &str = "(e.state = 1 OR e.state = 0 AND j.rank IN (0, 2, 3, 4, 5, 6)) \
-     AND (e.state = 1 OR e.id IN (SELECT n.event FROM hapax.job n \
-     WHERE n.state IN (0, 1, 4, 5, 6, 7)))";
+const UNFINISHED: &str = "(e.state = hapax.event_state('review') \
+         OR e.state = hapax.event_state('open') \
+            AND hapax.status(j.rank) NOT IN ('discarded', 'processed', 'stale', 'ignored')) \
+     AND (e.state = hapax.event_state('review') OR e.id IN (SELECT n.event FROM hapax.job n \
+         WHERE n.state IN (hapax.job_state('ready'), hapax.job_state('leased'), \
+             hapax.job_state('dead'), hapax.job_state('held'), hapax.job_state('parked'), \
+             hapax.job_state('review'))))";
 
 /// Conditions with their values.
 #[derive(Default)]
@@ -120,23 +124,23 @@ pub(super) async fn events(
 
 /// The condition for a status. It uses an index where one exists.
 fn stands(status: Status) -> String {
-    let ranked = |rank: i32, states: &str| {
-        format!(
-            "e.state = 0 AND j.rank = {rank} AND e.id IN \
-             (SELECT n.event FROM hapax.job n WHERE n.state IN ({states}))"
-        )
+    let word = status.as_str();
+    let open = format!("e.state = hapax.event_state('open') AND hapax.status(j.rank) = '{word}'");
+    let with_job = |states: &[&str]| {
+        let states: Vec<String> =
+            states.iter().map(|state| format!("hapax.job_state('{state}')")).collect();
+        let states = states.join(", ");
+        format!("{open} AND e.id IN (SELECT n.event FROM hapax.job n WHERE n.state IN ({states}))")
     };
     match status {
-        Status::Review => "(e.state = 1 OR e.state = 0 AND j.rank = 0)".to_owned(),
-        Status::Discarded => "(e.state = 2 OR e.state = 0 AND j.rank = 1)".to_owned(),
-        Status::Dead => ranked(2, "4"),
-        Status::Failed => ranked(3, "0, 6"),
-        Status::Held => ranked(4, "5"),
-        Status::Processing => ranked(5, "1"),
-        Status::Received => ranked(6, "0, 6"),
-        Status::Processed => "e.state = 0 AND j.rank = 7".to_owned(),
-        Status::Stale => "e.state = 0 AND j.rank = 8".to_owned(),
-        Status::Ignored => "e.state = 0 AND j.rank IS NULL".to_owned(),
+        Status::Review | Status::Discarded => {
+            format!("(e.state = hapax.event_state('{word}') OR {open})")
+        }
+        Status::Dead => with_job(&["dead"]),
+        Status::Held => with_job(&["held"]),
+        Status::Processing => with_job(&["leased"]),
+        Status::Failed | Status::Received => with_job(&["ready", "parked"]),
+        Status::Processed | Status::Stale | Status::Ignored => open,
     }
 }
 

@@ -88,7 +88,7 @@ pub(super) fn limit_held(
     let held: i64 = conn
         .prepare_cached(
             "SELECT count(*) FROM (SELECT 1 FROM hapax_job
-             WHERE lane = ?1 AND resource = ?2 AND state = 5 LIMIT ?3)",
+             WHERE lane = ?1 AND resource = ?2 AND state = 5 /* held */ LIMIT ?3)",
         )?
         .query_row((job.lane, &*place.resource, most + 1), |row| row.get(0))?;
     if held <= most {
@@ -98,7 +98,7 @@ pub(super) fn limit_held(
         OrderPolicy::Machine(_) => job.seq,
         OrderPolicy::Latest | OrderPolicy::Sequence { .. } => conn
             .prepare_cached(
-                "SELECT event_seq FROM hapax_job WHERE lane = ?1 AND resource = ?2 AND state = 5
+                "SELECT event_seq FROM hapax_job WHERE lane = ?1 AND resource = ?2 AND state = 5 /* held */
                  ORDER BY position DESC, event_seq DESC LIMIT 1",
             )?
             .query_row((job.lane, &*place.resource), |row| row.get(0))?,
@@ -172,7 +172,7 @@ fn go_past_the_gap(
 /// The positions at which jobs of a resource are held, in order of arrival.
 fn held_positions(conn: &Connection, lane: i64, resource: &str) -> rusqlite::Result<Vec<Position>> {
     conn.prepare_cached(
-        "SELECT position FROM hapax_job WHERE lane = ?1 AND resource = ?2 AND state = 5
+        "SELECT position FROM hapax_job WHERE lane = ?1 AND resource = ?2 AND state = 5 /* held */
          GROUP BY position ORDER BY min(event_seq)",
     )?
     .query_map((lane, resource), |row| row.get(0).map(Position))?
@@ -250,7 +250,7 @@ pub(super) fn let_go(
 
 fn is_busy(conn: &Connection, lane: i64, resource: &str) -> rusqlite::Result<bool> {
     conn.prepare_cached(
-        "SELECT 1 FROM hapax_job WHERE lane = ?1 AND resource = ?2 AND state = 1 AND exclusive = 1",
+        "SELECT 1 FROM hapax_job WHERE lane = ?1 AND resource = ?2 AND state = 1 /* leased */ AND exclusive = 1",
     )?
     .exists((lane, resource))
 }
@@ -346,7 +346,7 @@ pub(super) fn ready_next(
     let to_judge = conn
         .prepare_cached(
             "SELECT 1 FROM hapax_job INDEXED BY hapax_job_overdue
-             WHERE lane = ?1 AND state = 5 AND due_at <= ?3 AND resource = ?2",
+             WHERE lane = ?1 AND state = 5 /* held */ AND due_at <= ?3 AND resource = ?2",
         )?
         .exists((job.lane, &*place.resource, micros(now)))?;
     if held > 0 || parked.is_some() || to_judge {

@@ -19,7 +19,10 @@ use uuid::Uuid;
 
 use super::jobs::{answer_of, job_id, place_of};
 use super::open::{OpenError, Place};
-use super::row::{LANE_BITS, Standing, event_id, phase_of, ranked, state_of, timestamp};
+use super::row::{
+    DEAD, DISCARDED, HELD, LANE_BITS, LEASED, PARKED, READY, REVIEW, Standing, event_id, phase_of,
+    ranked, state_of, timestamp,
+};
 use crate::limits::{PAGE_MAX, READ_MAX};
 
 /// Connections that are open at the same time; more queries wait.
@@ -122,7 +125,7 @@ pub(super) const SUMMARY: &str = concat!(
      b.occurred_at, e.received_at, e.state, e.review, coalesce(c.copies, 0), \
      coalesce(c.conflicts, 0), ",
     rank!(),
-    ", (SELECT CASE WHEN min(j.state IN (2, 3, 8)) THEN max(j.due_at) END \
+    ", (SELECT CASE WHEN min(j.state IN (2 /* done */, 3 /* stale */, 8 /* discarded */)) THEN max(j.due_at) END \
       FROM hapax_job j WHERE j.event_seq = e.seq), \
      (SELECT j.result FROM hapax_job j WHERE j.event_seq = e.seq AND j.result IS NOT NULL \
       ORDER BY j.lane LIMIT 1) \
@@ -224,23 +227,27 @@ pub(super) fn events(
 
 /// The condition for a status. Where an index can narrow it down, it does.
 fn stands(status: Status) -> String {
-    let ranked = |rank: i64, states: &str| {
+    let ranked = |rank: i64, states: &[i64]| {
+        let states: Vec<String> = states.iter().map(i64::to_string).collect();
+        let states = states.join(", ");
         format!(
-            "e.state = 0 AND {RANK} = {rank} AND e.seq IN \
+            "e.state = 0 /* open */ AND {RANK} = {rank} AND e.seq IN \
              (SELECT event_seq FROM hapax_job WHERE state IN ({states}))"
         )
     };
     match status {
-        Status::Review => format!("(e.state = 1 OR {})", ranked(0, "7")),
-        Status::Discarded => format!("(e.state = 2 OR {})", ranked(1, "8")),
-        Status::Dead => ranked(2, "4"),
-        Status::Failed => ranked(3, "0, 6"),
-        Status::Held => ranked(4, "5"),
-        Status::Processing => ranked(5, "1"),
-        Status::Received => ranked(6, "0, 6"),
-        Status::Processed => format!("e.state = 0 AND {RANK} = 7"),
-        Status::Stale => format!("e.state = 0 AND {RANK} = 8"),
-        Status::Ignored => format!("e.state = 0 AND {RANK} IS NULL"),
+        Status::Review => format!("(e.state = 1 /* review */ OR {})", ranked(0, &[REVIEW])),
+        Status::Discarded => {
+            format!("(e.state = 2 /* discarded */ OR {})", ranked(1, &[DISCARDED]))
+        }
+        Status::Dead => ranked(2, &[DEAD]),
+        Status::Failed => ranked(3, &[READY, PARKED]),
+        Status::Held => ranked(4, &[HELD]),
+        Status::Processing => ranked(5, &[LEASED]),
+        Status::Received => ranked(6, &[READY, PARKED]),
+        Status::Processed => format!("e.state = 0 /* open */ AND {RANK} = 7"),
+        Status::Stale => format!("e.state = 0 /* open */ AND {RANK} = 8"),
+        Status::Ignored => format!("e.state = 0 /* open */ AND {RANK} IS NULL"),
     }
 }
 
@@ -248,13 +255,13 @@ fn stands(status: Status) -> String {
 /// Every state is named separately, so that its partial index can be used. Finished events, usually
 /// nearly all, are never read.
 pub(super) const UNFINISHED: &str = "e.seq IN (
-     SELECT seq FROM hapax_event WHERE state <> 0 AND state = 1
-     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 0
-     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 1
-     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 4
-     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 5
-     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 6
-     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 7)";
+     SELECT seq FROM hapax_event WHERE state <> 0 /* open */ AND state = 1 /* review */
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 0 /* ready */
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 1 /* leased */
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 4 /* dead */
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 5 /* held */
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 6 /* parked */
+     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 7 /* review */)";
 
 /// The event among `seqs` that has this name.
 pub(super) fn event(

@@ -18,12 +18,12 @@ const OVERTAKEN_MICROS: i64 = 60 * 1_000_000;
 /// The states that are counted. Each is written out, and as its partial index has it, so that this
 /// index is used.
 pub(super) const CONDITIONS: [(i64, &str); 6] = [
-    (READY, "state = 0"),
-    (LEASED, "state = 1"),
-    (HELD, "state = 5"),
-    (PARKED, "state = 6"),
-    (REVIEW, "state = 7"),
-    (DEAD, "state = 4"),
+    (READY, "state = 0 /* ready */"),
+    (LEASED, "state = 1 /* leased */"),
+    (HELD, "state = 5 /* held */"),
+    (PARKED, "state = 6 /* parked */"),
+    (REVIEW, "state = 7 /* review */"),
+    (DEAD, "state = 4 /* dead */"),
 ];
 
 /// How far behind each handler is.
@@ -92,7 +92,7 @@ fn add_lane(conn: &Connection, lane: i64, totals: &mut LaneState) -> rusqlite::R
             .query_row((lane, (LANE_COUNT_MAX - *count) as i64), |row| row.get(0))?;
         *count += more.unsigned_abs();
     }
-    for condition in ["state = 0", "state = 1"] {
+    for condition in ["state = 0 /* ready */", "state = 1 /* leased */"] {
         let earliest: Option<i64> = conn
             .prepare_cached(&format!(
                 "SELECT due_at FROM hapax_job WHERE lane = ?1 AND {condition}

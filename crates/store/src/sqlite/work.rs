@@ -200,7 +200,8 @@ impl Work for SqliteStore {
                     return Ok(Reviewed::Unknown);
                 };
                 let out = writer.conn.execute(
-                    "UPDATE hapax_event SET state = 2 WHERE seq = ?1 AND state = 1",
+                    "UPDATE hapax_event SET state = 2 /* discarded */
+                     WHERE seq = ?1 AND state = 1 /* review */",
                     [event.seq],
                 )?;
                 let now = writer.now();

@@ -84,6 +84,26 @@ struct Row {
     error: Option<String>,
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_state_has_the_same_number_under_its_name_in_sql_and_in_the_code() {
+    // Statements name states by a function. A name that means another number would claim what is
+    // done; a misspelt name must fail and not match nothing.
+    let url = Postgres::shared().await.create_database("names").await;
+    PgStore::migrate(&url).await.expect("migrates");
+    let sql = connect(&url).await;
+    for (phase, number) in PHASES {
+        let name = format!("{phase:?}").to_lowercase();
+        let row = sql.query_one("SELECT hapax.job_state($1)", &[&name]).await.expect("a number");
+        assert_eq!(row.get::<_, i32>(0), i32::from(number), "{name}");
+    }
+    for function in
+        ["job_state", "event_state", "review_reason", "order_policy", "order_verdict", "workplace"]
+    {
+        let unknown = sql.query(&format!("SELECT hapax.{function}('leasd')"), &[]).await;
+        assert!(unknown.is_err(), "{function}");
+    }
+}
+
 fn policies() -> Vec<(&'static str, Option<OrderPolicy>)> {
     let machine = Machine::parse(Some("new"), &["new -> paid", "paid -> sent"]).expect("a machine");
     vec![

@@ -6,7 +6,7 @@ CREATE OR REPLACE FUNCTION hapax.admit(h hapax.handler, j hapax.job, at timestam
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     mark bigint;
-    verdict smallint := 0;
+    verdict smallint := hapax.order_verdict('run');
     busy boolean := true;
 BEGIN
     IF hapax.try_mark(j.lane, j.resource) THEN
@@ -16,15 +16,15 @@ BEGIN
             verdict := hapax.guard(h, mark, j.position);
         END IF;
         PERFORM FROM hapax.job b
-        WHERE b.lane = j.lane AND b.resource = j.resource AND b.state = 1;
+        WHERE b.lane = j.lane AND b.resource = j.resource AND b.state = hapax.job_state('leased');
         busy := FOUND;
     END IF;
-    IF verdict = 1 THEN
-        UPDATE hapax.job SET state = 3, due_at = at WHERE job = j.job;
-    ELSIF verdict = 2 THEN
+    IF verdict = hapax.order_verdict('stale') THEN
+        UPDATE hapax.job SET state = hapax.job_state('stale'), due_at = at WHERE job = j.job;
+    ELSIF verdict = hapax.order_verdict('hold') THEN
         PERFORM hapax.hold(h, j, at);
     ELSIF busy THEN
-        UPDATE hapax.job SET state = 6, due_at = at WHERE job = j.job;
+        UPDATE hapax.job SET state = hapax.job_state('parked'), due_at = at WHERE job = j.job;
         RETURN 1;
     ELSE
         PERFORM hapax.begin_sequence(h, j.lane, j.resource, j.position);

@@ -27,16 +27,18 @@ BEGIN
     INSERT INTO hapax.transition (handler, from_at, to_at, says)
     SELECT h.handler, s.f, s.t, s.says FROM unnest(steps_from, steps_to, steps_say) s (f, t, says)
     ON CONFLICT DO NOTHING;
-    UPDATE hapax.job SET state = 0, due_at = at
+    UPDATE hapax.job SET state = hapax.job_state('ready'), due_at = at
     WHERE job IN (
         SELECT w.job FROM hapax.job w
         LEFT JOIN hapax.mark m ON m.lane = w.lane AND m.resource = w.resource
-        WHERE w.handler = h.handler AND w.state = 5 AND hapax.guard(h, m.position, w.position) <> 2
+        WHERE w.handler = h.handler AND w.state = hapax.job_state('held')
+          AND hapax.guard(h, m.position, w.position) <> hapax.order_verdict('hold')
         FOR UPDATE OF w SKIP LOCKED);
     IF of_policy IS NULL THEN
-        UPDATE hapax.job SET state = 0, due_at = at
+        UPDATE hapax.job SET state = hapax.job_state('ready'), due_at = at
         WHERE job IN (
-            SELECT w.job FROM hapax.job w WHERE w.handler = h.handler AND w.state = 6
+            SELECT w.job FROM hapax.job w
+            WHERE w.handler = h.handler AND w.state = hapax.job_state('parked')
             FOR UPDATE SKIP LOCKED);
     END IF;
     RETURN h.handler;

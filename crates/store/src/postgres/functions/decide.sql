@@ -10,17 +10,21 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
 BEGIN
-    UPDATE hapax.event SET state = CASE WHEN refused THEN 2 ELSE 0 END
-    WHERE id = of_event AND state = 1;
+    UPDATE hapax.event
+    SET state = CASE WHEN refused THEN hapax.event_state('discarded') ELSE hapax.event_state('open') END
+    WHERE id = of_event AND state = hapax.event_state('review');
     IF FOUND THEN
         IF NOT refused THEN
             PERFORM hapax.write_jobs(of_event, lanes, resources, places, hopeless, at);
         END IF;
     ELSE
-        UPDATE hapax.job SET state = CASE WHEN refused THEN 8 ELSE 0 END, due_at = at,
+        UPDATE hapax.job
+        SET state = CASE WHEN refused THEN hapax.job_state('discarded') ELSE hapax.job_state('ready') END,
+            due_at = at,
             forced = NOT refused, error = CASE WHEN refused THEN error END,
             fence = CASE WHEN refused THEN hapax.next_fence(fence) ELSE fence END
-        WHERE job BETWEEN of_event AND hapax.last_job(of_event) AND state = 7;
+        WHERE job BETWEEN of_event AND hapax.last_job(of_event)
+          AND state = hapax.job_state('review');
         IF NOT FOUND THEN
             RETURN false;
         END IF;

@@ -8,8 +8,9 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
 BEGIN
-    UPDATE hapax.job x SET state = 8, due_at = at, fence = hapax.next_fence(x.fence)
-    WHERE x.job BETWEEN of_event AND hapax.last_job(of_event) AND x.state = 4
+    UPDATE hapax.job x
+    SET state = hapax.job_state('discarded'), due_at = at, fence = hapax.next_fence(x.fence)
+    WHERE x.job BETWEEN of_event AND hapax.last_job(of_event) AND x.state = hapax.job_state('dead')
       AND (of_handler IS NULL
            OR (SELECT h.name FROM hapax.handler h WHERE h.handler = x.handler) = of_handler);
     IF NOT FOUND THEN

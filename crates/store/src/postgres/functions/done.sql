@@ -17,13 +17,13 @@ BEGIN
     SELECT * INTO j FROM hapax.job x WHERE x.job = of_job FOR UPDATE;
     IF NOT FOUND OR j.fence IS DISTINCT FROM of_fence OR j.started_at IS NULL THEN
         RETURN 0;
-    ELSIF j.state = 2 THEN
+    ELSIF j.state = hapax.job_state('done') THEN
         IF of_status IS NOT NULL AND j.answer_status IS NULL THEN
             -- The app had completed the job by itself before it answered.
             UPDATE hapax.job SET answer_status = of_status, answer = of_answer WHERE job = of_job;
         END IF;
         RETURN 2;
-    ELSIF j.state IN (3, 8) THEN
+    ELSIF j.state IN (hapax.job_state('stale'), hapax.job_state('discarded')) THEN
         RETURN 0;
     END IF;
     SELECT * INTO h FROM hapax.handler x WHERE x.handler = j.handler;
@@ -39,13 +39,17 @@ BEGIN
         END LOOP;
         IF h.policy IS NOT NULL AND mark IS NOT NULL AND NOT j.forced THEN
             verdict := hapax.guard(h, mark, j.position);
-            IF verdict = 1 OR (h.policy = 2 AND verdict <> 0) THEN
-                IF verdict = 1 AND j.state = 1 THEN
+            IF verdict = hapax.order_verdict('stale') OR (
+                h.policy = hapax.order_policy('machine') AND verdict <> hapax.order_verdict('run'))
+            THEN
+                IF verdict = hapax.order_verdict('stale') AND j.state = hapax.job_state('leased') THEN
                     -- It can only be stale from now on: its resource need not wait for the end of
                     -- the lease. In a transaction of effects this is rolled back with them, and the
                     -- next claim records it.
                     PERFORM hapax.note_attempt(j, 'lost', at, overtaken);
-                    UPDATE hapax.job SET state = 3, due_at = at, exclusive = false, error = overtaken
+                    UPDATE hapax.job
+                    SET state = hapax.job_state('stale'), due_at = at, exclusive = false,
+                        error = overtaken
                     WHERE job = of_job;
                     PERFORM hapax.ready_next(h, j.lane, j.resource, at);
                 END IF;
@@ -53,14 +57,16 @@ BEGIN
             END IF;
         END IF;
         UPDATE hapax.mark m
-        SET position = CASE WHEN h.policy = 2 THEN j.position ELSE greatest(mark, j.position) END,
+        SET position = CASE WHEN h.policy = hapax.order_policy('machine') THEN j.position
+                            ELSE greatest(mark, j.position) END,
             moved_at = greatest(m.moved_at, date_bin('1 hour', at, timestamptz 'epoch'))
         WHERE m.lane = j.lane AND m.resource = j.resource;
     END IF;
-    UPDATE hapax.job SET state = 2, due_at = at, result = left(of_result, 200), error = NULL,
+    UPDATE hapax.job
+    SET state = hapax.job_state('done'), due_at = at, result = left(of_result, 200), error = NULL,
         forced = false, exclusive = false, answer_status = of_status, answer = of_answer
     WHERE job = of_job;
-    IF j.state <> 1 THEN
+    IF j.state <> hapax.job_state('leased') THEN
         -- It was recorded as lost or failed, and was only slow: one attempt has one end.
         DELETE FROM hapax.attempt a
         WHERE a.job = of_job AND a.run = j.run AND a.attempt = j.attempt;

@@ -15,10 +15,12 @@ DECLARE
     missed integer;
 BEGIN
     WITH ended AS (
-        UPDATE hapax.job j SET state = 2, due_at = at, result = left(r.result, 200), error = NULL,
+        UPDATE hapax.job j
+        SET state = hapax.job_state('done'), due_at = at, result = left(r.result, 200), error = NULL,
             forced = false, exclusive = false
         FROM unnest(jobs, fences, results) r (job, fence, result)
-        WHERE j.job = r.job AND j.fence = r.fence AND j.state = 1 AND j.resource IS NULL
+        WHERE j.job = r.job AND j.fence = r.fence AND j.state = hapax.job_state('leased')
+          AND j.resource IS NULL
         RETURNING j.job)
     SELECT coalesce(array_agg(e.job), '{}') INTO plain FROM ended e;
     IF cardinality(plain) = cardinality(jobs) THEN

@@ -9,16 +9,17 @@ BEGIN
     IF NOT h.go THEN
         PERFORM hapax.to_review(j.job, 'its predecessor did not arrive in time', at);
         RETURN;
-    ELSIF h.policy <> 1 THEN
+    ELSIF h.policy <> hapax.order_policy('sequence') THEN
         -- The state that leads to most of the others goes first, as if a person had forced it.
-        UPDATE hapax.job SET state = 0, due_at = at, forced = true
+        UPDATE hapax.job SET state = hapax.job_state('ready'), due_at = at, forced = true
         WHERE job = (
             SELECT w.job FROM hapax.job w
-            WHERE w.lane = j.lane AND w.resource = j.resource AND w.state = 5
+            WHERE w.lane = j.lane AND w.resource = j.resource AND w.state = hapax.job_state('held')
             ORDER BY (SELECT count(*) FROM hapax.job o JOIN hapax.transition t
                           ON t.handler = h.handler AND t.from_at = w.position
-                             AND t.to_at = o.position AND t.says <> 1
-                      WHERE o.lane = j.lane AND o.resource = j.resource AND o.state = 5) DESC,
+                             AND t.to_at = o.position AND t.says <> hapax.order_verdict('stale')
+                      WHERE o.lane = j.lane AND o.resource = j.resource
+                        AND o.state = hapax.job_state('held')) DESC,
                 w.job
             LIMIT 1
             FOR UPDATE SKIP LOCKED);
@@ -28,7 +29,7 @@ BEGIN
         RETURN;
     END IF;
     SELECT w.position INTO lowest FROM hapax.job w
-    WHERE w.lane = j.lane AND w.resource = j.resource AND w.state = 5
+    WHERE w.lane = j.lane AND w.resource = j.resource AND w.state = hapax.job_state('held')
     ORDER BY w.position LIMIT 1;
     UPDATE hapax.mark m SET position = greatest(m.position, lowest - 1)
     WHERE m.lane = j.lane AND m.resource = j.resource;

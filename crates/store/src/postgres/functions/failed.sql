@@ -1,6 +1,7 @@
 -- Keeps: a verdict uses one step of the schedule, once. `how`: 0 by the schedule, 1 by the schedule
 -- but not before `wait`, 2 after exactly `wait`, 3 never again, 4 nothing was sent: no step is used, and
--- the wait doubles with each attempt that used none; waits in microseconds. 0 the fence is lost or the job not leased any more, 1 recorded, 3 recorded and others of its resource are ready.
+-- the wait doubles with each attempt that used none; waits in microseconds. Returns 0 if the fence is lost
+-- or the job not leased any more, 1 if recorded, 3 if recorded and others of its resource are ready.
 CREATE OR REPLACE FUNCTION hapax.failed(
     of_job uuid, of_fence bigint, why text, how integer, wait bigint, dice double precision,
     now_at timestamptz DEFAULT NULL, of_status integer DEFAULT NULL, of_answer text DEFAULT NULL)
@@ -14,7 +15,7 @@ DECLARE
     micros double precision;
 BEGIN
     SELECT * INTO j FROM hapax.job x WHERE x.job = of_job FOR UPDATE;
-    IF NOT FOUND OR j.fence IS DISTINCT FROM of_fence OR j.state <> 1 THEN
+    IF NOT FOUND OR j.fence IS DISTINCT FROM of_fence OR j.state <> hapax.job_state('leased') THEN
         RETURN 0;
     END IF;
     SELECT * INTO h FROM hapax.handler x WHERE x.handler = j.handler;
@@ -23,18 +24,20 @@ BEGIN
     -- The wait before the attempt after the next step; past the last one there is none.
     scheduled := h.retry[j.steps + 2];
     IF how = 4 THEN
-        UPDATE hapax.job SET state = 0, error = why, exclusive = false,
+        UPDATE hapax.job SET state = hapax.job_state('ready'), error = why, exclusive = false,
             due_at = at + least(2 ^ least(greatest(j.attempt - j.steps - 1, 0), 16), 300)
                 * (0.8 + 0.4 * dice) * interval '1 second'
         WHERE job = of_job;
     ELSIF scheduled IS NULL OR how = 3 THEN
-        UPDATE hapax.job SET state = 4, due_at = at, steps = steps + 1, error = why,
+        UPDATE hapax.job
+        SET state = hapax.job_state('dead'), due_at = at, steps = steps + 1, error = why,
             exclusive = false
         WHERE job = of_job;
     ELSE
         micros := scheduled * (0.8 + 0.4 * dice);
         micros := CASE how WHEN 0 THEN micros WHEN 1 THEN greatest(micros, wait) ELSE wait END;
-        UPDATE hapax.job SET state = 0, due_at = at + micros * interval '1 microsecond',
+        UPDATE hapax.job
+        SET state = hapax.job_state('ready'), due_at = at + micros * interval '1 microsecond',
             steps = steps + 1, error = why, exclusive = false
         WHERE job = of_job;
     END IF;

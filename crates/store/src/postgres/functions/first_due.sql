@@ -1,6 +1,7 @@
 -- When a new job is due: after the first wait of its schedule, ±20 %, so that jobs that arrived
--- together are not due together; a job that is dead on arrival (state 4), at once.
+-- together are not due together; a job that is dead on arrival, at once.
 CREATE OR REPLACE FUNCTION hapax.first_due(at timestamptz, retry bigint[], state smallint) RETURNS timestamptz
 LANGUAGE sql VOLATILE PARALLEL SAFE
-RETURN at + retry[1] * CASE state WHEN 4 THEN 0 ELSE 0.8 + 0.4 * pg_catalog.random() END
+RETURN at + retry[1] * CASE state
+        WHEN hapax.job_state('dead') THEN 0 ELSE 0.8 + 0.4 * pg_catalog.random() END
     * interval '1 microsecond';

@@ -20,7 +20,8 @@ BEGIN
         SELECT x.handler, b.before FROM unnest(sources, befores) AS b (source, before)
         CROSS JOIN LATERAL (
             SELECT o.handler FROM hapax.handler o
-            WHERE o.source = b.source AND o.policy = 0 AND o.handler >= after_handler) x
+            WHERE o.source = b.source AND o.policy = hapax.order_policy('latest')
+              AND o.handler >= after_handler) x
         ORDER BY x.handler
     LOOP
         FOR l IN

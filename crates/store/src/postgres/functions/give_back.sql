@@ -10,11 +10,12 @@ BEGIN
     FOR j IN
         SELECT x.* FROM unnest(jobs, fences) r (job, fence)
         JOIN hapax.job x ON x.job = r.job AND x.fence = r.fence
-        WHERE x.state = 1
+        WHERE x.state = hapax.job_state('leased')
         ORDER BY x.job
         FOR UPDATE OF x
     LOOP
-        UPDATE hapax.job SET state = 0, due_at = at, attempt = greatest(attempt - 1, 0),
+        UPDATE hapax.job
+        SET state = hapax.job_state('ready'), due_at = at, attempt = greatest(attempt - 1, 0),
             fence = hapax.next_fence(fence), started_at = NULL, worker = NULL, exclusive = false
         WHERE job = j.job;
         IF j.resource IS NOT NULL THEN

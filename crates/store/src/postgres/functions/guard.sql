@@ -1,23 +1,23 @@
--- Keeps: the rules of hapax_core::order, for statements that decide under a lock. 0 run, 1 stale, 2
--- hold.
+-- Keeps: the rules of hapax_core::order, for statements that decide under a lock.
 CREATE OR REPLACE FUNCTION hapax.guard(h hapax.handler, mark bigint, place bigint) RETURNS smallint
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     verdict smallint;
 BEGIN
     IF h.policy IS NULL THEN
-        RETURN 0;
-    ELSIF h.policy = 0 THEN
-        RETURN CASE WHEN place < mark THEN 1 ELSE 0 END;
-    ELSIF h.policy = 1 THEN
+        RETURN hapax.order_verdict('run');
+    ELSIF h.policy = hapax.order_policy('latest') THEN
+        RETURN CASE WHEN place < mark THEN hapax.order_verdict('stale')
+                    ELSE hapax.order_verdict('run') END;
+    ELSIF h.policy = hapax.order_policy('sequence') THEN
         RETURN CASE
             WHEN mark IS NOT NULL THEN CASE
-                WHEN place <= mark THEN 1
-                WHEN place - 1 = mark THEN 0
-                ELSE 2 END
-            WHEN h.start_at IS NULL OR place = h.start_at THEN 0
-            WHEN place < h.start_at THEN 1
-            ELSE 2 END;
+                WHEN place <= mark THEN hapax.order_verdict('stale')
+                WHEN place - 1 = mark THEN hapax.order_verdict('run')
+                ELSE hapax.order_verdict('hold') END
+            WHEN h.start_at IS NULL OR place = h.start_at THEN hapax.order_verdict('run')
+            WHEN place < h.start_at THEN hapax.order_verdict('stale')
+            ELSE hapax.order_verdict('hold') END;
     END IF;
     SELECT t.says INTO verdict FROM hapax.transition t
     WHERE t.handler = h.handler AND t.from_at = coalesce(mark, -1) AND t.to_at = place;
@@ -31,5 +31,5 @@ BEGIN
         SELECT t.says INTO verdict FROM hapax.transition t
         WHERE t.handler = h.handler AND t.from_at = -1 AND t.to_at = place;
     END IF;
-    RETURN coalesce(verdict, 1);
+    RETURN coalesce(verdict, hapax.order_verdict('stale'));
 END $$;

@@ -8,17 +8,19 @@ DECLARE
 BEGIN
     SELECT count(*) INTO waiting FROM (
         SELECT FROM hapax.job w
-        WHERE w.lane = j.lane AND w.resource = j.resource AND w.state = 5
+        WHERE w.lane = j.lane AND w.resource = j.resource AND w.state = hapax.job_state('held')
         LIMIT h.hold_max) w;
-    UPDATE hapax.job SET state = 5, due_at = at + h.hold * interval '1 microsecond', exclusive = false
+    UPDATE hapax.job
+    SET state = hapax.job_state('held'), due_at = at + h.hold * interval '1 microsecond',
+        exclusive = false
     WHERE job = j.job;
     IF waiting < h.hold_max THEN
         RETURN;
     END IF;
     -- The numbers of a machine's states do not order them by age.
-    IF h.policy = 1 THEN
+    IF h.policy = hapax.order_policy('sequence') THEN
         SELECT w.* INTO last FROM hapax.job w
-        WHERE w.lane = j.lane AND w.resource = j.resource AND w.state = 5
+        WHERE w.lane = j.lane AND w.resource = j.resource AND w.state = hapax.job_state('held')
         ORDER BY w.position DESC, w.job DESC LIMIT 1
         FOR UPDATE SKIP LOCKED;
         newest := coalesce(last.job, newest);

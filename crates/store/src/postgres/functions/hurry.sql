@@ -5,6 +5,6 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WHERE job IN (
         SELECT x.job FROM hapax.job x
         WHERE x.job BETWEEN of_event AND hapax.last_job(of_event)
-          AND x.state = 0 AND x.due_at > coalesce(now_at, statement_timestamp())
+          AND x.state = hapax.job_state('ready') AND x.due_at > coalesce(now_at, statement_timestamp())
         FOR UPDATE SKIP LOCKED);
 $$;

@@ -76,18 +76,21 @@ BEGIN
                 -- A suspected replay takes from no event the id it came under: that id is not signed.
                 key_hash := r.replay_hash;
                 key_event_id := r.replay_event_id;
-                why := 2;
+                why := hapax.review_reason('replay');
             ELSIF met.id IS NULL THEN
-                why := CASE WHEN r.late THEN 1 ELSE 0 END;
+                why := CASE WHEN r.late THEN hapax.review_reason('late')
+                            ELSE hapax.review_reason('none') END;
             ELSIF met.body_hash = r.body_hash OR (r.copies AND met.id = holder) THEN
                 -- Bytes that were not signed may differ where all that was signed is the same.
                 decided := 1;
                 decided_id := met.id;
                 -- Content that ran as another event is a replay of that one, on time or not.
-                IF met.state = 1 AND met.review = 1 AND NOT r.late
+                IF met.state = hapax.event_state('review')
+                    AND met.review = hapax.review_reason('late') AND NOT r.late
                     AND (holder IS NULL OR holder = met.id)
                 THEN
-                    UPDATE hapax.event e SET state = 0 WHERE e.id = met.id AND e.state = 1;
+                    UPDATE hapax.event e SET state = hapax.event_state('open')
+                    WHERE e.id = met.id AND e.state = hapax.event_state('review');
                     IF NOT FOUND THEN
                         -- Another transaction was faster; read what it wrote.
                         decided := NULL;
@@ -106,7 +109,7 @@ BEGIN
                     decided := 1;
                     EXIT;
                 END IF;
-                why := 3;
+                why := hapax.review_reason('conflict');
             ELSE
                 INSERT INTO hapax.copy AS c (event, copies, conflicts, last_at)
                 VALUES (met.id, 1, 1, r.received_at)
@@ -129,14 +132,16 @@ BEGIN
                                      received_at, body_hash, state, review, request_id, remote,
                                      secret, signed_at, guard, guard_until)
             VALUES (r.id, key_hash, r.tenant, r.source, key_event_id, r.event_type, r.occurred_at,
-                    r.received_at, r.body_hash, CASE WHEN why = 0 THEN 0 ELSE 1 END, why,
+                    r.received_at, r.body_hash,
+                    CASE WHEN why = hapax.review_reason('none') THEN hapax.event_state('open')
+                         ELSE hapax.event_state('review') END, why,
                     r.request_id, r.remote, r.secret, r.signed_at,
                     CASE WHEN holder IS NULL THEN r.guard END,
                     CASE WHEN holder IS NULL THEN moment + r.guard_us * interval '1 microsecond' END)
             ON CONFLICT DO NOTHING;
             IF FOUND THEN
                 INSERT INTO hapax.body (id, headers, body) VALUES (r.id, r.headers, r.body);
-                decided := CASE WHEN why = 0 THEN 0 ELSE 3 END;
+                decided := CASE WHEN why = hapax.review_reason('none') THEN 0 ELSE 3 END;
                 decided_id := r.id;
                 EXIT;
             END IF;

@@ -4,12 +4,13 @@ CREATE OR REPLACE FUNCTION hapax.lose(h hapax.handler, j hapax.job, at timestamp
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM hapax.note_attempt(j, 'lost', NULL, 'the lease ran out');
-    IF j.lost >= 5 AND h.workplace = 0 THEN
-        UPDATE hapax.job SET state = 4, due_at = at, lost = j.lost + 1, exclusive = false,
+    IF j.lost >= 5 AND h.workplace = hapax.workplace('node') THEN
+        UPDATE hapax.job
+        SET state = hapax.job_state('dead'), due_at = at, lost = j.lost + 1, exclusive = false,
             error = 'every attempt was lost: the process died or the lease ran out each time'
         WHERE job = j.job;
     ELSE
-        UPDATE hapax.job SET state = 0, lost = j.lost + 1, exclusive = false,
+        UPDATE hapax.job SET state = hapax.job_state('ready'), lost = j.lost + 1, exclusive = false,
             -- ±20 %, so that jobs that were lost together are not due together.
             due_at = least(j.due_at, at)
                 + least(2 ^ least(j.lost, 16), 300) * (0.8 + 0.4 * random()) * interval '1 second',

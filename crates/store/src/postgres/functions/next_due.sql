@@ -19,17 +19,17 @@ DECLARE
     next_lane integer;
 BEGIN
     SELECT x.due_at INTO earliest FROM hapax.job x
-    WHERE x.handler = of_handler AND x.state = 1
+    WHERE x.handler = of_handler AND x.state = hapax.job_state('leased')
       AND x.due_at >= coalesce(leases_since, '-infinity')
     ORDER BY x.due_at LIMIT 1;
     -- Nothing happens to a held one before the one at work has ended.
     FOR due, current_lane, busy_resource IN
         SELECT x.due_at, x.lane, x.resource FROM hapax.job x
-        WHERE x.handler = of_handler AND x.state = 5 ORDER BY x.due_at LIMIT 64
+        WHERE x.handler = of_handler AND x.state = hapax.job_state('held') ORDER BY x.due_at LIMIT 64
     LOOP
         EXIT WHEN due >= earliest;
         PERFORM FROM hapax.job x
-        WHERE x.lane = current_lane AND x.resource = busy_resource AND x.state = 1;
+        WHERE x.lane = current_lane AND x.resource = busy_resource AND x.state = hapax.job_state('leased');
         IF NOT FOUND THEN
             earliest := due;
             EXIT;
@@ -40,13 +40,13 @@ BEGIN
         EXIT WHEN earliest <= at;
         SELECT min(k) INTO next_known FROM unnest(known_lanes) k WHERE k > current_lane;
         SELECT x.lane, x.due_at INTO next_lane, due FROM hapax.job x
-        WHERE x.handler = of_handler AND x.state = 0 AND x.lane > current_lane
+        WHERE x.handler = of_handler AND x.state = hapax.job_state('ready') AND x.lane > current_lane
           AND x.lane < coalesce(next_known, 2147483647)
         ORDER BY x.lane, x.due_at, x.job LIMIT 1;
         IF NOT FOUND AND next_known IS NOT NULL THEN
             next_lane := next_known;
             SELECT x.due_at INTO due FROM hapax.job x
-            WHERE x.handler = of_handler AND x.state = 0 AND x.lane = next_known
+            WHERE x.handler = of_handler AND x.state = hapax.job_state('ready') AND x.lane = next_known
               AND x.due_at >= known_since[array_position(known_lanes, next_known)]
             ORDER BY x.due_at, x.job LIMIT 1;
         ELSIF NOT FOUND THEN

@@ -4,8 +4,13 @@
 CREATE OR REPLACE FUNCTION hapax.rank(state smallint, steps integer) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE state
-    WHEN 7 THEN 0 WHEN 8 THEN 1 WHEN 4 THEN 2 WHEN 5 THEN 4
-    WHEN 1 THEN 5 WHEN 2 THEN 7 WHEN 3 THEN 8
+    WHEN hapax.job_state('review') THEN 0
+    WHEN hapax.job_state('discarded') THEN 1
+    WHEN hapax.job_state('dead') THEN 2
+    WHEN hapax.job_state('held') THEN 4
+    WHEN hapax.job_state('leased') THEN 5
+    WHEN hapax.job_state('done') THEN 7
+    WHEN hapax.job_state('stale') THEN 8
     ELSE CASE WHEN steps > 0 THEN 3 ELSE 6 END
 END;
 

@@ -9,32 +9,34 @@ DECLARE
     mark bigint;
     any_held boolean := false;
 BEGIN
-    IF h.policy IS NULL OR h.policy <> 0 THEN
+    IF h.policy IS NULL OR h.policy <> hapax.order_policy('latest') THEN
         SELECT m.position INTO mark FROM hapax.mark m
         WHERE m.lane = of_lane AND m.resource = of_resource;
-        UPDATE hapax.job SET state = 0, due_at = at
+        UPDATE hapax.job SET state = hapax.job_state('ready'), due_at = at
         WHERE job IN (
             SELECT w.job FROM hapax.job w
-            WHERE w.lane = of_lane AND w.resource = of_resource AND w.state = 5
-              AND (h.policy IS NULL OR h.policy <> 1 OR w.position - 1 <= mark)
-              AND (h.policy IS NULL OR hapax.guard(h, mark, w.position) <> 2)
+            WHERE w.lane = of_lane AND w.resource = of_resource AND w.state = hapax.job_state('held')
+              AND (h.policy IS NULL OR h.policy <> hapax.order_policy('sequence') OR w.position - 1 <= mark)
+              AND (h.policy IS NULL OR hapax.guard(h, mark, w.position) <> hapax.order_verdict('hold'))
             FOR UPDATE SKIP LOCKED);
         any_held := FOUND;
         IF NOT any_held THEN
             PERFORM FROM hapax.job w
-            WHERE w.lane = of_lane AND w.resource = of_resource AND w.state = 5 AND w.due_at <= at;
+            WHERE w.lane = of_lane AND w.resource = of_resource
+              AND w.state = hapax.job_state('held') AND w.due_at <= at;
             any_held := FOUND;
         END IF;
     END IF;
-    PERFORM FROM hapax.job b WHERE b.lane = of_lane AND b.resource = of_resource AND b.state = 1;
+    PERFORM FROM hapax.job b
+    WHERE b.lane = of_lane AND b.resource = of_resource AND b.state = hapax.job_state('leased');
     IF FOUND THEN
         RETURN any_held;
     END IF;
-    UPDATE hapax.job SET state = 0, due_at = at
+    UPDATE hapax.job SET state = hapax.job_state('ready'), due_at = at
     WHERE job = (
         SELECT w.job FROM hapax.job w
         WHERE w.handler = h.handler AND w.lane = of_lane AND w.resource = of_resource
-          AND w.state = 6
+          AND w.state = hapax.job_state('parked')
         ORDER BY w.position, w.job LIMIT 1
         FOR UPDATE SKIP LOCKED);
     RETURN FOUND OR any_held;

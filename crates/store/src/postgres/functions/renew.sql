@@ -7,10 +7,11 @@ BEGIN
         due_at, coalesce(now_at, statement_timestamp()) + lease * interval '1 microsecond')
     WHERE job = (
         SELECT x.job FROM hapax.job x
-        WHERE x.job = of_job AND x.fence = of_fence AND x.state = 1
+        WHERE x.job = of_job AND x.fence = of_fence AND x.state = hapax.job_state('leased')
         FOR UPDATE SKIP LOCKED);
     IF NOT FOUND THEN
-        PERFORM FROM hapax.job x WHERE x.job = of_job AND x.fence = of_fence AND x.state = 1;
+        PERFORM FROM hapax.job x
+        WHERE x.job = of_job AND x.fence = of_fence AND x.state = hapax.job_state('leased');
     END IF;
     RETURN FOUND;
 END $$;

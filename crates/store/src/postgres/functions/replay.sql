@@ -18,7 +18,8 @@ DECLARE
     is_there boolean;
     changed boolean := false;
 BEGIN
-    PERFORM FROM hapax.event e WHERE e.id = of_event AND e.state = 0 AND e.pruned IS NULL
+    PERFORM FROM hapax.event e
+    WHERE e.id = of_event AND e.state = hapax.event_state('open') AND e.pruned IS NULL
     FOR UPDATE;
     IF NOT FOUND THEN
         RETURN;
@@ -33,41 +34,42 @@ BEGIN
         SELECT m.position INTO mark FROM hapax.mark m
         WHERE m.lane = n.lane AND m.resource = n.resource;
         effect := CASE
-            WHEN is_there AND j.state = 0 AND j.due_at > at THEN 0
-            WHEN is_there AND j.state IN (0, 1, 5, 6, 7) THEN 3
-            WHEN is_there AND j.state = 2 AND NOT force THEN 1
-            WHEN is_there AND j.state = 3 AND NOT force THEN 2
-            WHEN is_there AND j.state = 8 AND NOT force THEN 4
+            WHEN is_there AND j.state = hapax.job_state('ready') AND j.due_at > at THEN 0
+            WHEN is_there AND NOT hapax.is_over(j.state) AND j.state <> hapax.job_state('dead') THEN 3
+            WHEN is_there AND j.state = hapax.job_state('done') AND NOT force THEN 1
+            WHEN is_there AND j.state = hapax.job_state('stale') AND NOT force THEN 2
+            WHEN is_there AND j.state = hapax.job_state('discarded') AND NOT force THEN 4
             WHEN n.hopeless IS NOT NULL THEN NULL
             WHEN force THEN 0
-            WHEN n.place IS NOT NULL AND hapax.guard(h, mark, n.place) = 1 THEN 2
+            WHEN n.place IS NOT NULL AND hapax.guard(h, mark, n.place) = hapax.order_verdict('stale') THEN 2
             ELSE 0 END;
         RETURN NEXT;
         CONTINUE WHEN dry_run;
         changed := changed OR effect = 0
-            OR (effect = 2 AND (NOT is_there OR j.state = 4));
+            OR (effect = 2 AND (NOT is_there OR j.state = hapax.job_state('dead')));
         IF NOT is_there AND effect IN (0, 2) THEN
             PERFORM hapax.write_jobs(
                 of_event, ARRAY[n.lane], ARRAY[n.resource], ARRAY[n.place], ARRAY[n.hopeless], at);
             IF force THEN
                 UPDATE hapax.job SET forced = true WHERE job = hapax.job_id(of_event, n.lane);
             END IF;
-        ELSIF effect = 2 AND j.state = 4 THEN
+        ELSIF effect = 2 AND j.state = hapax.job_state('dead') THEN
             -- A newer version was applied while it was dead: it needs no decision any more.
-            UPDATE hapax.job SET state = 3, due_at = at WHERE job = j.job;
-        ELSIF effect = 0 AND j.state = 0 THEN
+            UPDATE hapax.job SET state = hapax.job_state('stale'), due_at = at WHERE job = j.job;
+        ELSIF effect = 0 AND j.state = hapax.job_state('ready') THEN
             UPDATE hapax.job SET due_at = at WHERE job = j.job;
         ELSIF effect = 0 THEN
-            IF j.state = 2 THEN
+            IF j.state = hapax.job_state('done') THEN
                 -- The job's own row is about to describe the new run.
                 PERFORM hapax.note_attempt(j, 'done', j.due_at, NULL, j.answer_status, j.answer);
             END IF;
             -- A dead job continues its run with a fresh schedule, and alone if it was lost before.
             -- A finished job gets a new run, and with it a new idempotency key.
-            UPDATE hapax.job SET state = 0, due_at = at, fence = hapax.next_fence(fence),
-                run = run + CASE WHEN j.state = 4 THEN 0 ELSE 1 END,
-                attempt = CASE WHEN j.state = 4 THEN attempt ELSE 0 END, steps = 0,
-                lost = CASE WHEN j.state = 4 THEN least(lost, 1) ELSE 0 END,
+            UPDATE hapax.job
+            SET state = hapax.job_state('ready'), due_at = at, fence = hapax.next_fence(fence),
+                run = run + CASE WHEN j.state = hapax.job_state('dead') THEN 0 ELSE 1 END,
+                attempt = CASE WHEN j.state = hapax.job_state('dead') THEN attempt ELSE 0 END, steps = 0,
+                lost = CASE WHEN j.state = hapax.job_state('dead') THEN least(lost, 1) ELSE 0 END,
                 forced = force, resource = n.resource, position = n.place, result = NULL,
                 error = NULL, started_at = NULL, worker = NULL, answer_status = NULL, answer = NULL
             WHERE job = j.job;

@@ -11,7 +11,7 @@ DECLARE
     j hapax.job;
 BEGIN
     SELECT * INTO j FROM hapax.job x WHERE x.job = of_job FOR UPDATE;
-    IF NOT FOUND OR j.fence IS DISTINCT FROM of_fence OR j.state <> 1 THEN
+    IF NOT FOUND OR j.fence IS DISTINCT FROM of_fence OR j.state <> hapax.job_state('leased') THEN
         RETURN false;
     END IF;
     SELECT * INTO h FROM hapax.handler x WHERE x.handler = j.handler;
@@ -21,7 +21,8 @@ BEGIN
     IF to_hold THEN
         PERFORM hapax.hold(h, j, at);
     ELSE
-        UPDATE hapax.job SET state = 3, due_at = at, exclusive = false WHERE job = of_job;
+        UPDATE hapax.job SET state = hapax.job_state('stale'), due_at = at, exclusive = false
+        WHERE job = of_job;
     END IF;
     PERFORM hapax.ready_next(h, j.lane, j.resource, at);
     RETURN true;

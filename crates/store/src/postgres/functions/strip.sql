@@ -33,19 +33,16 @@ BEGIN
     END IF;
     looked := ARRAY(
         SELECT e.id FROM hapax.event e
-        WHERE e.id = ANY (seen) AND e.pruned IS NULL AND e.state <> 1
+        WHERE e.id = ANY (seen) AND e.pruned IS NULL AND e.state <> hapax.event_state('review')
         ORDER BY e.id FOR UPDATE SKIP LOCKED);
     -- A separate statement, now that no replay can give them work.
     WITH ended AS (
         UPDATE hapax.event e SET pruned = CASE
-            WHEN e.state <> 0 THEN 'discarded'
-            ELSE CASE s.rank WHEN 1 THEN 'discarded' WHEN 7 THEN 'processed' WHEN 8 THEN 'stale'
-                 ELSE 'ignored' END
-            END,
+            WHEN e.state <> hapax.event_state('open') THEN 'discarded' ELSE hapax.status(s.rank) END,
             guard = CASE WHEN e.guard_until <= coalesce(now_at, statement_timestamp()) THEN NULL
                          ELSE e.guard END
         FROM unnest(looked) AS l (id) CROSS JOIN LATERAL (
-            SELECT min(hapax.rank(j.state, j.steps)) AS rank, bool_and(j.state IN (2, 3, 8)) AS is_over
+            SELECT min(hapax.rank(j.state, j.steps)) AS rank, bool_and(hapax.is_over(j.state)) AS is_over
             FROM hapax.job j WHERE j.job >= l.id AND j.job <= hapax.last_job(l.id)
         ) s
         WHERE e.id = l.id AND s.is_over IS NOT FALSE

@@ -77,7 +77,7 @@ CREATE TABLE hapax.event (
 -- guard_until: it is known at least until then, and deleted with the body after that; null: as long
 -- as the key.
 CREATE UNIQUE INDEX event_guard ON hapax.event (guard) WHERE guard IS NOT NULL;
-CREATE INDEX event_review ON hapax.event (id) WHERE state <> 0;
+CREATE INDEX event_review ON hapax.event (id) WHERE state <> 0 /* open */;
 -- The events that retention has yet to check: without it every round would scan all keys.
 CREATE INDEX event_whole ON hapax.event (id) WHERE pruned IS NULL;
 -- And the keys that may be deleted some day, each source by its own horizon.
@@ -132,7 +132,8 @@ CREATE TABLE hapax.arrival (
 -- Keeps: one Job per event and handler. A job's id is its event's id with the lane in the last 24
 -- bits (an event's id ends in 24 zero bits), so that one index finds a job by its id and all jobs of
 -- an event as a range.
--- state: 0 ready, 1 leased, 2 done, 3 stale, 4 dead, 5 held, 6 parked, 7 review, 8 discarded.
+-- state: 0 ready, 1 leased, 2 done, 3 stale, 4 dead, 5 held, 6 parked, 7 review, 8 discarded. Statements
+-- name it by hapax.job_state; an index cannot, because the functions come after the tables.
 -- due_at: ready: from when; leased: until when; held: its deadline; parked: since when; else: when
 -- it ended.
 CREATE TABLE hapax.job (
@@ -158,16 +159,16 @@ CREATE TABLE hapax.job (
     answer_status integer,
     answer     text
 ) WITH (fillfactor = 70);
-CREATE INDEX job_ready  ON hapax.job (handler, lane, due_at, job) WHERE state = 0;
-CREATE INDEX job_leased ON hapax.job (handler, due_at) WHERE state = 1;
-CREATE INDEX job_held   ON hapax.job (handler, due_at) WHERE state = 5;
-CREATE INDEX job_gap    ON hapax.job (lane, resource, position, job) WHERE state = 5;
-CREATE INDEX job_parked ON hapax.job (handler, lane, resource, position, job) WHERE state = 6;
-CREATE INDEX job_dead   ON hapax.job (handler, job) WHERE state IN (4, 7);
-CREATE INDEX job_at_work ON hapax.job (lane, resource) WHERE state = 1 AND resource IS NOT NULL;
+CREATE INDEX job_ready  ON hapax.job (handler, lane, due_at, job) WHERE state = 0 /* ready */;
+CREATE INDEX job_leased ON hapax.job (handler, due_at) WHERE state = 1 /* leased */;
+CREATE INDEX job_held   ON hapax.job (handler, due_at) WHERE state = 5 /* held */;
+CREATE INDEX job_gap    ON hapax.job (lane, resource, position, job) WHERE state = 5 /* held */;
+CREATE INDEX job_parked ON hapax.job (handler, lane, resource, position, job) WHERE state = 6 /* parked */;
+CREATE INDEX job_dead   ON hapax.job (handler, job) WHERE state IN (4 /* dead */, 7 /* review */);
+CREATE INDEX job_at_work ON hapax.job (lane, resource) WHERE state = 1 /* leased */ AND resource IS NOT NULL;
 -- Keeps: one at a time per resource, over all nodes. This index is the referee. exclusive is set by
 -- a claim that leases the resource with the job; statements run under the lock of the mark instead.
-CREATE UNIQUE INDEX job_busy ON hapax.job (lane, resource) WHERE state = 1 AND exclusive;
+CREATE UNIQUE INDEX job_busy ON hapax.job (lane, resource) WHERE state = 1 /* leased */ AND exclusive;
 
 -- Attempts that failed or were lost; the one that succeeded stands in the job itself.
 CREATE TABLE hapax.attempt (

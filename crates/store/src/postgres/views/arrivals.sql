@@ -1,6 +1,6 @@
 CREATE OR REPLACE VIEW hapax.arrivals AS
 SELECT e.id, hapax.shown(e.event_id) AS event_id,
-       CASE WHEN e.review <> 0 THEN 'review' ELSE 'accepted' END AS decision,
+       CASE WHEN e.review <> hapax.review_reason('none') THEN 'review' ELSE 'accepted' END AS decision,
        e.received_at, e.remote
 FROM hapax.event e
 UNION ALL

@@ -8,4 +8,4 @@ SELECT hapax.shown(e.event_id), h.source, h.name, j.run, j.attempt, 'done', NULL
        j.started_at, j.due_at, j.answer_status, j.answer
 FROM hapax.job j JOIN hapax.event e ON e.id = j.event
      JOIN hapax.handler h ON h.handler = j.handler
-WHERE j.state = 2;
+WHERE j.state = hapax.job_state('done');

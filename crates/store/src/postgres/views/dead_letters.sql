@@ -3,4 +3,4 @@ SELECT hapax.shown(e.event_id) AS event_id, e.tenant, e.source, h.name AS handle
        hapax.shown(e.event_type) AS event_type, j.run, j.attempt, j.error, j.due_at AS buried_at
 FROM hapax.job j JOIN hapax.event e ON e.id = j.event
      JOIN hapax.handler h ON h.handler = j.handler
-WHERE j.state = 4;
+WHERE j.state = hapax.job_state('dead');

@@ -19,12 +19,9 @@ LEFT JOIN LATERAL (
     FROM hapax.job j WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id)
 ) j ON true
 CROSS JOIN LATERAL (
-    SELECT CASE WHEN e.state = 1 THEN 'review'
-                WHEN e.state = 2 THEN 'discarded'
-                ELSE CASE j.rank WHEN 0 THEN 'review' WHEN 1 THEN 'discarded' WHEN 2 THEN 'dead'
-                                 WHEN 3 THEN 'failed' WHEN 4 THEN 'held' WHEN 5 THEN 'processing'
-                                 WHEN 6 THEN 'received' WHEN 7 THEN 'processed'
-                                 WHEN 8 THEN 'stale' ELSE 'ignored' END
+    SELECT CASE WHEN e.state = hapax.event_state('review') THEN 'review'
+                WHEN e.state = hapax.event_state('discarded') THEN 'discarded'
+                ELSE hapax.status(j.rank)
            END AS status
 ) s
 WHERE e.pruned IS NULL;

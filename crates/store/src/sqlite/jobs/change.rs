@@ -126,7 +126,7 @@ fn write(
             reported.with_resource,
             wait,
         ))?,
-        Phase::Done => conn.prepare_cached(include_str!("../sql/finish_job.sql"))?.execute((
+        Phase::Done => conn.prepare_cached(include_str!("../sql/done.sql"))?.execute((
             after.seq,
             after.lane,
             after.fence,

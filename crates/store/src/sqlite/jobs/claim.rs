@@ -139,7 +139,7 @@ impl Lanes {
     ) -> rusqlite::Result<()> {
         let expired: Vec<JobRow> = conn
             .prepare_cached(&format!(
-                "SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND state = 1 AND due_at <= ?2"
+                "SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND state = 1 /* leased */ AND due_at <= ?2"
             ))?
             .query_map((lane, until), JobRow::read)?
             .collect::<rusqlite::Result<_>>()?;

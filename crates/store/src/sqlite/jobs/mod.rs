@@ -303,14 +303,14 @@ fn forgets_marks(spec: &HandlerSpec) -> bool {
 fn next_in(conn: &Connection, lane: i64, after: i64, now: i64) -> rusqlite::Result<Option<i64>> {
     conn.prepare_cached(&format!(
         "SELECT min(due_at) FROM (
-             SELECT min(due_at) AS due_at FROM hapax_job WHERE lane = ?1 AND state = 0 AND due_at > ?2
+             SELECT min(due_at) AS due_at FROM hapax_job WHERE lane = ?1 AND state = 0 /* ready */ AND due_at > ?2
              UNION ALL
-             SELECT min(due_at) FROM hapax_job WHERE lane = ?1 AND state = 1
+             SELECT min(due_at) FROM hapax_job WHERE lane = ?1 AND state = 1 /* leased */
              UNION ALL
-             SELECT min(due_at) FROM hapax_job WHERE lane = ?1 AND state = 5 AND due_at > ?3
+             SELECT min(due_at) FROM hapax_job WHERE lane = ?1 AND state = 5 /* held */ AND due_at > ?3
              UNION ALL
              SELECT * FROM (SELECT due_at FROM hapax_job AS held
-                            WHERE lane = ?1 AND state = 5 AND due_at <= ?3 AND {AT_REST}
+                            WHERE lane = ?1 AND state = 5 /* held */ AND due_at <= ?3 AND {AT_REST}
                             ORDER BY due_at LIMIT 1))"
     ))?
     .query_row((lane, after, now), |row| row.get(0))

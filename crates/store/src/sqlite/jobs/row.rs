@@ -13,7 +13,7 @@ pub(super) const COLUMNS: &str = "event_seq, lane, state, due_at, fence, run, at
 /// Condition on a job `held`: no job of its resource is leased. Few jobs are leased at a time, so
 /// this scans them.
 pub(super) const AT_REST: &str = "NOT EXISTS (SELECT 1 FROM hapax_job AS busy \
-     WHERE busy.lane = held.lane AND busy.resource = held.resource AND busy.state = 1)";
+     WHERE busy.lane = held.lane AND busy.resource = held.resource AND busy.state = 1 /* leased */)";
 
 /// A row of `hapax_job`.
 #[derive(Debug, Clone)]
@@ -60,8 +60,8 @@ impl JobRow {
         lane: i64,
     ) -> rusqlite::Result<Vec<Self>> {
         conn.prepare_cached(&format!(
-            "SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND state = 5
-             UNION ALL SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND state = 6"
+            "SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND state = 5 /* held */
+             UNION ALL SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND state = 6 /* parked */"
         ))?
         .query_map([lane], Self::read)?
         .collect()
@@ -75,7 +75,7 @@ impl JobRow {
         limit: usize,
     ) -> rusqlite::Result<Vec<Self>> {
         conn.prepare_cached(&format!(
-            "SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND state = 0 AND due_at <= ?2
+            "SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND state = 0 /* ready */ AND due_at <= ?2
              ORDER BY due_at, event_seq LIMIT ?3"
         ))?
         .query_map((lane, now, limit as i64), Self::read)?
@@ -125,7 +125,7 @@ impl JobRow {
     ) -> rusqlite::Result<Vec<Self>> {
         conn.prepare_cached(&format!(
             "SELECT {COLUMNS} FROM hapax_job
-             WHERE lane = ?1 AND resource = ?2 AND state = 5 AND position BETWEEN ?3 AND ?4
+             WHERE lane = ?1 AND resource = ?2 AND state = 5 /* held */ AND position BETWEEN ?3 AND ?4
              ORDER BY event_seq"
         ))?
         .query_map((lane, resource, lowest, highest), Self::read)?
@@ -139,7 +139,7 @@ impl JobRow {
         resource: &str,
     ) -> rusqlite::Result<Option<Self>> {
         conn.prepare_cached(&format!(
-            "SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND resource = ?2 AND state = 6
+            "SELECT {COLUMNS} FROM hapax_job WHERE lane = ?1 AND resource = ?2 AND state = 6 /* parked */
              ORDER BY position, event_seq LIMIT 1"
         ))?
         .query_row((lane, resource), Self::read)
@@ -174,7 +174,7 @@ pub(in crate::sqlite) fn answer_of(
 pub(in crate::sqlite) fn overdue_sql() -> String {
     format!(
         "SELECT {COLUMNS} FROM hapax_job AS held
-         WHERE lane = ?1 AND state = 5 AND due_at <= ?2 AND {AT_REST}
+         WHERE lane = ?1 AND state = 5 /* held */ AND due_at <= ?2 AND {AT_REST}
          ORDER BY due_at, event_seq LIMIT ?3"
     )
 }

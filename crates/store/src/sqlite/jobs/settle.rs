@@ -132,7 +132,7 @@ impl Lanes {
         let renewed = conn
             .prepare_cached(
                 "UPDATE hapax_job SET due_at = max(due_at, ?4), wait = max(wait, ?5)
-                 WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3 AND state = 1",
+                 WHERE event_seq = ?1 AND lane = ?2 AND fence = ?3 AND state = 1 /* leased */",
             )?
             .execute((seq, lane, fence.0, until, lease))?;
         Ok(if renewed == 1 { Held::Kept } else { Held::Lost })

@@ -40,7 +40,7 @@ CREATE TABLE hapax_event (
     review      INTEGER NOT NULL,
     pruned      INTEGER NOT NULL DEFAULT -1
 );
-CREATE INDEX hapax_event_review ON hapax_event (state) WHERE state <> 0;
+CREATE INDEX hapax_event_review ON hapax_event (state) WHERE state <> 0 /* open */;
 
 -- The part of an event that retention deletes: the content and how it arrived. A row is here
 -- exactly while its event is whole. Rows of one time lie side by side, so deleting a range of them
@@ -117,8 +117,9 @@ CREATE TABLE hapax_lane (
     UNIQUE (pair, handler)
 );
 
--- state: 0 ready, 1 leased, 2 done, 3 stale, 4 dead, 5 held, 6 parked, 7 review, 8 discarded. SQL that
--- compares it says the name in a comment: a partial index needs the number itself.
+-- state: 0 ready, 1 leased, 2 done, 3 stale, 4 dead, 5 held, 6 parked, 7 review, 8 discarded. Statements
+-- say the name in a comment. A function could not stand for it, as on PostgreSQL: a partial index matches
+-- the number only, and any client that opens the file would need the function.
 -- due_at: ready: from when; leased and held: until when; parked and review: since when; else: when it
 -- ended.
 -- wait: how long the wait is that due_at ends. A due time further ahead than that was written before
@@ -147,16 +148,16 @@ CREATE TABLE hapax_job (
     forced     INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (event_seq, lane)
 ) WITHOUT ROWID;
-CREATE INDEX hapax_job_ready  ON hapax_job (lane, due_at) WHERE state = 0;
-CREATE INDEX hapax_job_leased ON hapax_job (lane, due_at) WHERE state = 1;
-CREATE INDEX hapax_job_dead   ON hapax_job (lane) WHERE state = 4;
-CREATE INDEX hapax_job_held      ON hapax_job (lane, resource, position) WHERE state = 5;
-CREATE INDEX hapax_job_overdue   ON hapax_job (lane, due_at) WHERE state = 5;
-CREATE INDEX hapax_job_parked    ON hapax_job (lane, resource, position) WHERE state = 6;
-CREATE INDEX hapax_job_review    ON hapax_job (lane) WHERE state = 7;
-CREATE INDEX hapax_job_discarded ON hapax_job (lane) WHERE state = 8;
+CREATE INDEX hapax_job_ready  ON hapax_job (lane, due_at) WHERE state = 0 /* ready */;
+CREATE INDEX hapax_job_leased ON hapax_job (lane, due_at) WHERE state = 1 /* leased */;
+CREATE INDEX hapax_job_dead   ON hapax_job (lane) WHERE state = 4 /* dead */;
+CREATE INDEX hapax_job_held      ON hapax_job (lane, resource, position) WHERE state = 5 /* held */;
+CREATE INDEX hapax_job_overdue   ON hapax_job (lane, due_at) WHERE state = 5 /* held */;
+CREATE INDEX hapax_job_parked    ON hapax_job (lane, resource, position) WHERE state = 6 /* parked */;
+CREATE INDEX hapax_job_review    ON hapax_job (lane) WHERE state = 7 /* review */;
+CREATE INDEX hapax_job_discarded ON hapax_job (lane) WHERE state = 8 /* discarded */;
 -- One at a time per resource, if the work is done outside the writer: this index decides the race.
-CREATE UNIQUE INDEX hapax_job_busy ON hapax_job (lane, resource) WHERE state = 1 AND exclusive = 1;
+CREATE UNIQUE INDEX hapax_job_busy ON hapax_job (lane, resource) WHERE state = 1 /* leased */ AND exclusive = 1;
 
 -- Attempts that failed or were lost; the one that succeeded stands in the job itself, its answer too.
 CREATE TABLE hapax_attempt (
@@ -326,8 +327,8 @@ END;
 CREATE VIEW hapax_processed_events AS
 WITH standing AS (
     SELECT e.seq,
-           CASE WHEN e.state = 1 THEN 'review'
-                WHEN e.state = 2 THEN 'discarded'
+           CASE WHEN e.state = 1 /* review */ THEN 'review'
+                WHEN e.state = 2 /* discarded */ THEN 'discarded'
                 ELSE CASE (SELECT min(CASE j.state WHEN 7 THEN 0
                                            WHEN 8 THEN 1
                                            WHEN 4 THEN 2
@@ -393,14 +394,14 @@ SELECT e.event_id, h.source, h.name, j.run, j.attempt, 'done', NULL, j.worker,
        j.answer_status, j.answer
 FROM hapax_job j JOIN hapax_event e ON e.seq = j.event_seq
      JOIN hapax_lane l ON l.lane = j.lane JOIN hapax_handler h ON h.handler = l.handler
-WHERE j.state = 2;
+WHERE j.state = 2 /* done */;
 
 CREATE VIEW hapax_dead_letters AS
 SELECT e.event_id, p.tenant, p.source, h.name AS handler, b.event_type, j.run, j.attempt, j.error,
        strftime('%Y-%m-%dT%H:%M:%fZ', j.due_at / 1000000.0, 'unixepoch') AS buried_at
 FROM hapax_job j JOIN hapax_event e ON e.seq = j.event_seq JOIN hapax_body b ON b.seq = e.seq
      JOIN hapax_pair p ON p.pair = e.pair JOIN hapax_lane l ON l.lane = j.lane JOIN hapax_handler h ON h.handler = l.handler
-WHERE j.state = 4;
+WHERE j.state = 4 /* dead */;
 
 -- Nothing is sent yet: the shape that this view will have.
 CREATE VIEW hapax_deliveries AS

@@ -1,6 +1,6 @@
 -- Keeps: counting what waits for a decision reads the index of those alone.
 SELECT p.source, count(*)
 FROM (SELECT pair FROM hapax_event INDEXED BY hapax_event_review
-      WHERE state <> 0 AND state = 1 LIMIT ?1) w
+      WHERE state <> 0 /* open */ AND state = 1 /* review */ LIMIT ?1) w
 JOIN hapax_pair p ON p.pair = w.pair
 GROUP BY p.source ORDER BY p.source

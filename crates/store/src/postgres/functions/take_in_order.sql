@@ -1,0 +1,48 @@
+-- Leases due jobs of a lane, oldest first, of at most `room` that it looks at; order is decided here, job
+-- by job (hapax.admit). A job in the node's own process that was lost before is taken alone: as the
+-- first job of the claim, or not now. seen_until: no due job before it is left in this lane. aside: the
+-- events of jobs that turned out stale or are held.
+CREATE OR REPLACE FUNCTION hapax.take_in_order(
+    h hapax.handler, of_lane integer, room integer, since timestamptz, is_first boolean, who text,
+    at timestamptz,
+    OUT taken uuid[], OUT by_itself boolean, OUT seen_until timestamptz, OUT aside uuid[])
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    j hapax.job;
+    is_alone boolean;
+    admitted integer;
+    skipped timestamptz;
+BEGIN
+    taken := '{}';
+    aside := '{}';
+    by_itself := false;
+    FOR j IN
+        SELECT * FROM hapax.job x
+        WHERE x.handler = h.handler AND x.lane = of_lane AND x.state = hapax.job_state('ready')
+          AND x.due_at <= at AND x.due_at >= since
+        ORDER BY x.due_at, x.job LIMIT room
+        FOR UPDATE SKIP LOCKED
+    LOOP
+        is_alone := j.lost > 0 AND h.workplace = hapax.workplace('node');
+        IF is_alone AND NOT (is_first AND taken = '{}') THEN
+            skipped := coalesce(skipped, j.due_at);
+            CONTINUE;
+        END IF;
+        seen_until := j.due_at;
+        IF j.resource IS NOT NULL THEN
+            admitted := hapax.admit(h, j, at);
+            IF admitted = 2 THEN
+                aside := aside || j.event;
+            END IF;
+            CONTINUE WHEN admitted <> 0;
+        END IF;
+        PERFORM hapax.lease_jobs(h, ARRAY[j.job], who, at, true);
+        taken := taken || j.job;
+        IF is_alone THEN
+            by_itself := true;
+            seen_until := NULL;
+            RETURN;
+        END IF;
+    END LOOP;
+    seen_until := coalesce(skipped, seen_until);
+END $$;
