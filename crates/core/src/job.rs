@@ -79,6 +79,21 @@ pub enum Phase {
 }
 
 impl Phase {
+    /// The phase as the API and the views write it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Leased => "leased",
+            Self::Done => "done",
+            Self::Stale => "stale",
+            Self::Dead => "dead",
+            Self::Held => "held",
+            Self::Parked => "parked",
+            Self::Review => "review",
+            Self::Discarded => "discarded",
+        }
+    }
+
     /// Whether it can still change by itself.
     pub fn is_open(self) -> bool {
         match self {

@@ -3,6 +3,7 @@
 
 mod admin;
 mod alerts;
+mod api;
 mod cli;
 mod config;
 mod logs;

@@ -6,26 +6,25 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::{Extension, Json};
+use hapax_core::SourceName;
 use hapax_core::job::{Fence, HandlerName, JobId, Phase, Retry, Workplace};
 use hapax_core::store::{
-    AttemptNote, ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Inspect, JobDetail, NewMessage,
-    Outcome, Store, StoreError, Work,
+    AttemptNote, ClaimAsk, HandlerRef, HandlerSpec, Held, Inspect, JobDetail, NewMessage, Outcome,
+    Store, StoreError, Work,
 };
-use hapax_core::{SourceName, Timestamp};
 use hapax_engine::{NotReady, Pulled};
 use metrics::{counter, histogram};
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::auth::Caller;
-use super::events::{ShownBody, header_pairs};
-use super::extract::{JsonBody, PathId, Span};
+use super::extract::{JsonBody, PathId};
 use super::jobs;
 use super::problem::Problem;
 use super::{Admin, AdminStore};
+use crate::api::{
+    self, ClaimRequest, Claimed, CompleteRequest, FailRequest, RenewRequest, RetryIn, Settled, Span,
+};
 
 /// The most jobs of one claim: a worker must be able to start all of them within the lease.
 const CLAIM_MAX: usize = 100;
@@ -45,59 +44,10 @@ const ERROR_MAX: usize = 2_000;
 /// The most messages that one job may publish.
 const PUBLISH_MAX: usize = 100;
 
-/// The body of `POST /api/v1/claims`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ClaimBody {
-    source: String,
-    handler: String,
-    #[serde(default)]
-    limit: Option<usize>,
-    #[serde(default)]
-    wait: Option<Span>,
-    /// Recorded with the attempt, after the name of the token.
-    #[serde(default)]
-    worker: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
-pub(super) struct Claimed {
-    items: Vec<ShownClaim>,
-}
-
-#[derive(Debug, Serialize)]
-struct ShownClaim {
-    job: JobId,
-    fence: Fence,
-    attempt: u32,
-    run: u32,
-    idempotency_key: String,
-    leased_until: Timestamp,
-    event: ShownEvent,
-    /// The object exactly as it was fetched.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    current: Option<Box<RawValue>>,
-}
-
-#[derive(Debug, Serialize)]
-struct ShownEvent {
-    id: EventId,
-    event_id: String,
-    tenant: String,
-    source: String,
-    event_type: Option<String>,
-    received_at: Timestamp,
-    occurred_at: Option<Timestamp>,
-    resource: Option<String>,
-    headers: Vec<(String, String)>,
-    #[serde(flatten)]
-    body: ShownBody,
-}
-
 pub(super) async fn claim<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    JsonBody(asked): JsonBody<ClaimBody>,
+    JsonBody(asked): JsonBody<ClaimRequest>,
 ) -> Result<Json<Claimed>, Problem> {
     let handler = HandlerRef {
         source: SourceName::new(&asked.source),
@@ -119,7 +69,7 @@ pub(super) async fn claim<S: AdminStore>(
     };
     let ask = ClaimAsk { handler, limit, worker: worker.into() };
     let claims = claim_within(&admin, ask, wait).await?;
-    Ok(Json(Claimed { items: claims.into_iter().map(shown).collect() }))
+    Ok(Json(Claimed { items: claims.into_iter().map(api::Claim::from).collect() }))
 }
 
 /// Claims due jobs; waits for them up to `wait`.
@@ -170,94 +120,11 @@ async fn claim_or_give_back<S: Store + Work>(
     receiver.await.unwrap_or(Err(StoreError::Closed))
 }
 
-fn shown(Pulled { claim, current }: Pulled) -> ShownClaim {
-    let event = claim.event;
-    ShownClaim {
-        job: claim.job,
-        fence: claim.fence,
-        attempt: claim.attempt,
-        run: claim.run,
-        idempotency_key: claim.idempotency_key,
-        leased_until: claim.leased_until,
-        event: ShownEvent {
-            id: event.id,
-            event_id: event.key.event_id.to_string(),
-            tenant: event.key.tenant.to_string(),
-            source: event.key.source.to_string(),
-            event_type: event.event_type,
-            received_at: event.received_at,
-            occurred_at: event.occurred_at,
-            resource: event.resource,
-            headers: header_pairs(&event.headers),
-            body: ShownBody::of(&event.body),
-        },
-        // The fetch checked that it is JSON.
-        current: current.and_then(|current| RawValue::from_string(current.to_string()).ok()),
-    }
-}
-
-/// The body of `renew`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RenewBody {
-    fence: Fence,
-}
-
-/// The body of `complete`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct CompleteBody {
-    fence: Fence,
-    #[serde(default)]
-    result: Option<String>,
-    #[serde(default)]
-    publish: Vec<NewMessage>,
-}
-
-/// The body of `fail`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct FailBody {
-    fence: Fence,
-    #[serde(default)]
-    error: Option<String>,
-    #[serde(default)]
-    retry_in: Option<RetryIn>,
-}
-
-/// When a failed job is retried: a duration, or `"never"`.
-#[derive(Debug)]
-enum RetryIn {
-    Never,
-    Span(Span),
-}
-
-impl<'de> Deserialize<'de> for RetryIn {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let value = serde_json::Value::deserialize(deserializer)?;
-        if value == "never" {
-            return Ok(Self::Never);
-        }
-        let bad = "retry_in must be a duration such as \"5m\", a number of seconds, or \"never\"";
-        Span::deserialize(value).map(Self::Span).map_err(|_| D::Error::custom(bad))
-    }
-}
-
-/// The state of a job after it was renewed or settled.
-#[derive(Debug, Serialize)]
-pub(super) struct Settled {
-    job: JobId,
-    fence: Fence,
-    status: Phase,
-    /// When the lease ends, or when the job is due again.
-    due_at: Option<Timestamp>,
-}
-
 pub(super) async fn renew<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     PathId(job): PathId,
-    JsonBody(asked): JsonBody<RenewBody>,
+    JsonBody(asked): JsonBody<RenewRequest>,
 ) -> Result<Json<Settled>, Problem> {
     let job = claimable_job(&admin, &caller, &job).await?;
     let lease = pull_handler(&admin, &handler_of(&job))?.policy.lease;
@@ -269,16 +136,17 @@ pub(super) async fn complete<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     PathId(job): PathId,
-    JsonBody(asked): JsonBody<CompleteBody>,
+    JsonBody(asked): JsonBody<CompleteRequest>,
 ) -> Result<Json<Settled>, Problem> {
     if asked.publish.len() > PUBLISH_MAX {
         return Err(Problem::bad_request("publish must have at most 100 messages"));
     }
-    if let Some(fault) = asked.publish.iter().find_map(NewMessage::fault) {
+    let publish: Vec<NewMessage> = asked.publish.into_iter().map(NewMessage::from).collect();
+    if let Some(fault) = publish.iter().find_map(NewMessage::fault) {
         return Err(Problem::bad_request(&fault));
     }
     let job = claimable_job(&admin, &caller, &job).await?;
-    let outcome = Outcome::Done { result: asked.result, publish: asked.publish, answer: None };
+    let outcome = Outcome::Done { result: asked.result, publish, answer: None };
     settled(&admin, job, asked.fence, outcome).await
 }
 
@@ -286,7 +154,7 @@ pub(super) async fn fail<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     PathId(job): PathId,
-    JsonBody(asked): JsonBody<FailBody>,
+    JsonBody(asked): JsonBody<FailRequest>,
 ) -> Result<Json<Settled>, Problem> {
     let job = claimable_job(&admin, &caller, &job).await?;
     let retry = match asked.retry_in {

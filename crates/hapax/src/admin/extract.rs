@@ -1,20 +1,14 @@
 //! Extractors for paths, queries and JSON bodies. Unknown fields are errors: a misspelt `dry_run` must not
 //! become a run.
 
-use std::fmt;
-use std::time::Duration;
-
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::header;
 use axum::http::request::Parts;
-use hapax_core::Timestamp;
 use hapax_core::store::Cursor;
-use serde::de::{self, DeserializeOwned, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::de::DeserializeOwned;
 
 use super::problem::Problem;
-use crate::config::units;
 
 const LIMIT_DEFAULT: usize = 50;
 const LIMIT_MAX: usize = 500;
@@ -128,63 +122,6 @@ pub(super) fn reason(asked: Option<String>) -> Result<Option<String>, Problem> {
     }
 }
 
-/// A duration: `"5m"`, or a number of seconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Span(pub(super) Duration);
-
-impl<'de> Deserialize<'de> for Span {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OfSpan;
-        impl Visitor<'_> for OfSpan {
-            type Value = Span;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a duration such as \"5m\", or a number of seconds")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Span, E> {
-                let seconds = text.parse().ok().map(Duration::from_secs);
-                match seconds.map_or_else(|| units::duration(text), Ok) {
-                    Ok(duration) => Ok(Span(duration)),
-                    Err(invalid) => {
-                        Err(E::custom(format!("{}: {}", invalid.problem, invalid.hint)))
-                    }
-                }
-            }
-
-            fn visit_u64<E: de::Error>(self, seconds: u64) -> Result<Span, E> {
-                Ok(Span(Duration::from_secs(seconds)))
-            }
-
-            fn visit_f64<E: de::Error>(self, seconds: f64) -> Result<Span, E> {
-                Duration::try_from_secs_f64(seconds).map(Span).map_err(E::custom)
-            }
-        }
-        deserializer.deserialize_any(OfSpan)
-    }
-}
-
-/// An instant: RFC 3339, or a duration before now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Moment {
-    At(Timestamp),
-    Ago(Span),
-}
-
-impl<'de> Deserialize<'de> for Moment {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        if let Ok(at) = text.parse() {
-            return Ok(Self::At(at));
-        }
-        units::duration(&text).map(|ago| Self::Ago(Span(ago))).map_err(|_| {
-            de::Error::custom(
-                "expected a time such as 2026-03-01T12:00:00Z, or a duration before now such as 1h",
-            )
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -199,19 +136,5 @@ mod tests {
         check(r#"{"a":"x\\u0000"}"#, false);
         check(r#"{"a":"\u0001 \n u0000 %00"}"#, false);
         check(r#"{"a":"\"#, false);
-    }
-
-    #[test]
-    fn a_duration_is_text_with_a_unit_or_a_number_of_seconds() {
-        let check = |json: &str, expected: Option<u64>| {
-            let read = serde_json::from_str::<Span>(json).ok();
-            assert_eq!(read, expected.map(|ms| Span(Duration::from_millis(ms))), "{json}");
-        };
-        check("\"5m\"", Some(300_000));
-        check("\"90\"", Some(90_000));
-        check("2", Some(2_000));
-        check("0.5", Some(500));
-        check("-1", None);
-        check("\"soon\"", None);
     }
 }

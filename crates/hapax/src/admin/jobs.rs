@@ -4,38 +4,22 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use hapax_core::job::{HandlerName, JobId, Phase, Workplace};
-use hapax_core::store::{Cursor, HandlerRef, Inspect, JobDetail, JobFilter, LaneState};
-use hapax_core::{SourceName, Tenant, Timestamp};
-use serde::{Deserialize, Serialize};
+use hapax_core::job::{HandlerName, JobId, Workplace};
+use hapax_core::store::{
+    Cursor, HandlerRef, HandlerSpec, Inspect, JobDetail, JobFilter, LaneState,
+};
+use hapax_core::{SourceName, Tenant};
 use uuid::Uuid;
 
 use super::extract::{PathId, QueryParams, cursor, limit};
 use super::problem::Problem;
 use super::{Admin, AdminStore};
-
-/// The query of `GET /api/v1/jobs`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ListQuery {
-    tenant: Option<String>,
-    source: Option<String>,
-    handler: Option<String>,
-    status: Option<Phase>,
-    cursor: Option<String>,
-    limit: Option<usize>,
-}
-
-#[derive(Debug, Serialize)]
-pub(super) struct List {
-    items: Vec<JobDetail>,
-    next: Option<String>,
-}
+use crate::api::{Handler, Job, JobsQuery, Lane, List};
 
 pub(super) async fn list<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    QueryParams(query): QueryParams<ListQuery>,
-) -> Result<Json<List>, Problem> {
+    QueryParams(query): QueryParams<JobsQuery>,
+) -> Result<Json<List<Job>>, Problem> {
     let filter = JobFilter {
         tenant: query.tenant.map(Tenant::new),
         source: query.source.map(SourceName::new),
@@ -46,14 +30,14 @@ pub(super) async fn list<S: AdminStore>(
     };
     let page = admin.store.jobs(filter).await?;
     let next = page.next.map(|Cursor(next)| next.to_string());
-    Ok(Json(List { items: page.items, next }))
+    Ok(Json(List { items: page.items.into_iter().map(Job::from).collect(), next }))
 }
 
 pub(super) async fn show<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     PathId(id): PathId,
-) -> Result<Json<JobDetail>, Problem> {
-    find(&*admin.store, &id).await.map(Json)
+) -> Result<Json<Job>, Problem> {
+    find(&*admin.store, &id).await.map(|job| Json(job.into()))
 }
 
 /// The job with this id.
@@ -63,62 +47,25 @@ pub(super) async fn find<S: Inspect>(store: &S, id: &str) -> Result<JobDetail, P
     store.job(JobId(id)).await?.ok_or_else(unknown)
 }
 
-/// `GET /api/v1/handlers`.
-#[derive(Debug, Serialize)]
-pub(super) struct Handlers {
-    items: Vec<ShownHandler>,
-    next: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct ShownHandler {
-    source: String,
-    handler: HandlerName,
-    pull: bool,
-    attempts_max: usize,
-    lease_seconds: f64,
-}
-
-pub(super) async fn handlers<S: AdminStore>(State(admin): State<Arc<Admin<S>>>) -> Json<Handlers> {
-    let shown = |spec: hapax_core::store::HandlerSpec| ShownHandler {
+pub(super) async fn handlers<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+) -> Json<List<Handler>> {
+    let shown = |spec: HandlerSpec| Handler {
         source: spec.handler.source.to_string(),
         handler: spec.handler.handler,
         pull: spec.workplace == Workplace::Pulled,
         attempts_max: spec.policy.retry.len(),
         lease_seconds: spec.policy.lease.as_secs_f64(),
     };
-    Json(Handlers { items: (admin.configured)().into_iter().map(shown).collect(), next: None })
-}
-
-/// `GET /api/v1/lanes`.
-#[derive(Debug, Serialize)]
-pub(super) struct Lanes {
-    items: Vec<ShownLane>,
-    next: Option<String>,
-}
-
-/// The backlog of one handler; counts stop at 10,000.
-#[derive(Debug, Serialize)]
-struct ShownLane {
-    source: String,
-    handler: HandlerName,
-    /// Whether such a handler is configured; without one its jobs are never claimed.
-    configured: bool,
-    oldest_due: Option<Timestamp>,
-    ready: u64,
-    leased: u64,
-    held: u64,
-    parked: u64,
-    review: u64,
-    dead: u64,
+    Json(List::whole((admin.configured)().into_iter().map(shown).collect()))
 }
 
 pub(super) async fn lanes<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-) -> Result<Json<Lanes>, Problem> {
+) -> Result<Json<List<Lane>>, Problem> {
     let configured: Vec<HandlerRef> =
         (admin.configured)().into_iter().map(|spec| spec.handler).collect();
-    let shown = |lane: LaneState| ShownLane {
+    let shown = |lane: LaneState| Lane {
         configured: configured.contains(&lane.handler),
         source: lane.handler.source.to_string(),
         handler: lane.handler.handler,
@@ -131,5 +78,5 @@ pub(super) async fn lanes<S: AdminStore>(
         dead: lane.dead,
     };
     let lanes = admin.store.lanes().await?;
-    Ok(Json(Lanes { items: lanes.into_iter().map(shown).collect(), next: None }))
+    Ok(Json(List::whole(lanes.into_iter().map(shown).collect())))
 }

@@ -35,7 +35,6 @@ use tokio_util::task::TaskTracker;
 pub(crate) use auth::{Authorizer, WithoutToken};
 use auth::{RouteGuard, Scope};
 use problem::Problem;
-use review::ReviewDecision;
 
 use crate::alerts::Watch;
 
@@ -140,14 +139,8 @@ fn routes<S: AdminStore>() -> Vec<Route<S>> {
         read("/api/v1/events", get(events::list::<S>)),
         read("/api/v1/events/{id}", get(events::show::<S>)),
         operate("/api/v1/events/{id}/replay", post(replay::event::<S>)),
-        operate(
-            "/api/v1/events/{id}/approve",
-            post(|s, c, i, b| review::decide::<S>(ReviewDecision::Approve, s, c, i, b)),
-        ),
-        operate(
-            "/api/v1/events/{id}/reject",
-            post(|s, c, i, b| review::decide::<S>(ReviewDecision::Reject, s, c, i, b)),
-        ),
+        operate("/api/v1/events/{id}/approve", post(review::approve::<S>)),
+        operate("/api/v1/events/{id}/reject", post(review::reject::<S>)),
         operate("/api/v1/events/{id}/discard", post(review::discard_of_event::<S>)),
         read("/api/v1/handlers", get(jobs::handlers::<S>)),
         read("/api/v1/lanes", get(jobs::lanes::<S>)),

@@ -4,7 +4,8 @@ use axum::Json;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use hapax_core::store::{EventId, StoreError};
-use serde_json::json;
+
+use crate::api;
 
 /// An error with a stable type.
 #[derive(Debug)]
@@ -87,15 +88,13 @@ impl From<StoreError> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let mut body = json!({
-            "type": format!("urn:hapax:problem:{}", self.kind),
-            "title": self.status.canonical_reason(),
-            "status": self.status.as_u16(),
-            "detail": self.detail,
-        });
-        if !self.candidates.is_empty() {
-            body["candidates"] = json!(self.candidates);
-        }
+        let body = api::Problem {
+            r#type: format!("urn:hapax:problem:{}", self.kind),
+            title: self.status.canonical_reason().unwrap_or_default().to_owned(),
+            status: self.status.as_u16(),
+            detail: self.detail,
+            candidates: self.candidates.into_iter().map(|EventId(id)| id).collect(),
+        };
         let mut response = (self.status, Json(body)).into_response();
         let headers = response.headers_mut();
         let problem = header::HeaderValue::from_static("application/problem+json");

@@ -6,118 +6,27 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::{Extension, Json};
 use hapax_core::handler::EventView;
-use hapax_core::job::{HandlerName, JobId, Phase};
+use hapax_core::job::{HandlerName, Phase};
 use hapax_core::store::{
-    Action, Cursor, EventDetail, EventId, JobDetail, JobFilter, NewJob, ReplayAsk, ReplayEffect,
-    Replayed, Status,
+    self, Action, Cursor, EventDetail, JobDetail, JobFilter, NewJob, ReplayAsk, Status,
 };
 use hapax_core::{SourceName, Tenant};
-use serde::{Deserialize, Serialize};
 
 use super::auth::Caller;
 use super::extract::{self, JsonBody, PathId, cursor, limit};
 use super::problem::Problem;
 use super::{Admin, AdminStore};
 use super::{events, jobs};
-
-/// The body of `POST /api/v1/events/{id}/replay`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ReplayEventBody {
-    #[serde(default)]
-    dry_run: bool,
-    #[serde(default)]
-    handler: Option<String>,
-    #[serde(default)]
-    force: bool,
-    #[serde(default)]
-    reason: Option<String>,
-}
-
-/// The body of `POST /api/v1/jobs/{id}/replay`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ReplayJobBody {
-    #[serde(default)]
-    dry_run: bool,
-    #[serde(default)]
-    force: bool,
-    #[serde(default)]
-    reason: Option<String>,
-}
-
-/// The body of `POST /api/v1/jobs/replay`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ReplayJobsBody {
-    #[serde(default)]
-    source: Option<String>,
-    #[serde(default)]
-    handler: Option<String>,
-    #[serde(default)]
-    tenant: Option<String>,
-    #[serde(default)]
-    status: Option<Phase>,
-    #[serde(default)]
-    cursor: Option<String>,
-    #[serde(default)]
-    limit: Option<usize>,
-    #[serde(default)]
-    dry_run: bool,
-    #[serde(default)]
-    reason: Option<String>,
-}
-
-/// The answer to a replay.
-#[derive(Debug, Serialize)]
-pub(super) struct ReplayList {
-    dry_run: bool,
-    items: Vec<ReplayItem>,
-    next: Option<String>,
-}
-
-/// The result of a replay for one job.
-#[derive(Debug, Serialize)]
-struct ReplayItem {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    job: Option<JobId>,
-    event: EventId,
-    event_id: String,
-    handler: HandlerName,
-    effect: Effect,
-    /// Why the job does not run, and what to change.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    detail: Option<String>,
-}
-
-/// The effect of a replay on one job.
-#[derive(Debug, Clone, Copy, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Effect {
-    /// A dry run: the job would run.
-    WouldRun,
-    /// The job is due now.
-    Runs,
-    /// The job is done: nothing happens.
-    AlreadyApplied,
-    /// A newer version was applied: nothing happens.
-    Stale,
-    /// The job is due or running already.
-    AlreadyOpen,
-    /// The job was rejected or discarded: nothing happens without `force`.
-    Discarded,
-    /// No configured handler takes the event: nothing happens.
-    NoHandler,
-    /// The handler keeps order, and the event's position cannot be read: nothing happens.
-    NoOrder,
-}
+use crate::api::{
+    ReplayEffect, ReplayEventRequest, ReplayItem, ReplayJobRequest, ReplayJobsRequest, Replayed,
+};
 
 pub(super) async fn event<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     PathId(name): PathId,
-    JsonBody(asked): JsonBody<ReplayEventBody>,
-) -> Result<Json<ReplayList>, Problem> {
+    JsonBody(asked): JsonBody<ReplayEventRequest>,
+) -> Result<Json<Replayed>, Problem> {
     let by = caller.action(extract::reason(asked.reason)?, (admin.now)());
     let event = events::find(&*admin.store, &name).await?;
     let mut handlers = jobs_for_event(&admin, &event);
@@ -130,23 +39,25 @@ pub(super) async fn event<S: AdminStore>(
     }
     let mode = Mode { dry_run: asked.dry_run, force: asked.force };
     let items = replay(&admin, &event, handlers, mode, by).await?;
-    Ok(Json(ReplayList { dry_run: asked.dry_run, items, next: None }))
+    Ok(Json(Replayed { dry_run: asked.dry_run, items, next: None }))
 }
 
 pub(super) async fn job<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     PathId(id): PathId,
-    JsonBody(asked): JsonBody<ReplayJobBody>,
-) -> Result<Json<ReplayList>, Problem> {
+    JsonBody(asked): JsonBody<ReplayJobRequest>,
+) -> Result<Json<Replayed>, Problem> {
     let by = caller.action(extract::reason(asked.reason)?, (admin.now)());
     let job = jobs::find(&*admin.store, &id).await?;
     let mode = Mode { dry_run: asked.dry_run, force: asked.force };
     let item = replay_job(&admin, &job, mode, by).await?;
-    if let (Effect::NoHandler | Effect::NoOrder, Some(detail)) = (item.effect, &item.detail) {
+    if let (ReplayEffect::NoHandler | ReplayEffect::NoOrder, Some(detail)) =
+        (item.effect, &item.detail)
+    {
         return Err(Problem::conflict(detail));
     }
-    Ok(Json(ReplayList { dry_run: asked.dry_run, items: vec![item], next: None }))
+    Ok(Json(Replayed { dry_run: asked.dry_run, items: vec![item], next: None }))
 }
 
 /// Replays one page of dead letters. Each is a commit of its own: if one fails, the earlier ones stay
@@ -154,8 +65,8 @@ pub(super) async fn job<S: AdminStore>(
 pub(super) async fn many<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    JsonBody(asked): JsonBody<ReplayJobsBody>,
-) -> Result<Json<ReplayList>, Problem> {
+    JsonBody(asked): JsonBody<ReplayJobsRequest>,
+) -> Result<Json<Replayed>, Problem> {
     let by = caller.action(extract::reason(asked.reason)?, (admin.now)());
     match asked.status {
         None | Some(Phase::Dead) => {}
@@ -176,7 +87,7 @@ pub(super) async fn many<S: AdminStore>(
         items.push(replay_job(&admin, job, mode, by.clone()).await?);
     }
     let next = page.next.map(|Cursor(next)| next.to_string());
-    Ok(Json(ReplayList { dry_run: asked.dry_run, items, next }))
+    Ok(Json(Replayed { dry_run: asked.dry_run, items, next }))
 }
 
 /// The jobs of the event by the current configuration.
@@ -210,7 +121,7 @@ async fn replay_job<S: AdminStore>(
         event: job.event,
         event_id: job.event_id.clone(),
         handler: job.handler.clone(),
-        effect: Effect::NoHandler,
+        effect: ReplayEffect::NoHandler,
         detail: Some(no_handler(&job.source, &job.handler)),
     }))
 }
@@ -268,19 +179,19 @@ async fn replay<S: AdminStore>(
     if !dry_run {
         tracing::info!(event.id = %id, token = %who, force, "{who} replayed {id}");
     }
-    let item = |Replayed { handler, effect }| ReplayItem {
+    let item = |store::Replayed { handler, effect }| ReplayItem {
         job: event.jobs.iter().find(|job| job.handler == handler).map(|job| job.id),
         event: id,
         event_id: event.summary.event_id.clone(),
         handler,
         detail: None,
         effect: match (effect, dry_run) {
-            (ReplayEffect::WouldRun, true) => Effect::WouldRun,
-            (ReplayEffect::WouldRun, false) => Effect::Runs,
-            (ReplayEffect::AlreadyApplied, _) => Effect::AlreadyApplied,
-            (ReplayEffect::Stale, _) => Effect::Stale,
-            (ReplayEffect::AlreadyOpen, _) => Effect::AlreadyOpen,
-            (ReplayEffect::Discarded, _) => Effect::Discarded,
+            (store::ReplayEffect::WouldRun, true) => ReplayEffect::WouldRun,
+            (store::ReplayEffect::WouldRun, false) => ReplayEffect::Runs,
+            (store::ReplayEffect::AlreadyApplied, _) => ReplayEffect::AlreadyApplied,
+            (store::ReplayEffect::Stale, _) => ReplayEffect::Stale,
+            (store::ReplayEffect::AlreadyOpen, _) => ReplayEffect::AlreadyOpen,
+            (store::ReplayEffect::Discarded, _) => ReplayEffect::Discarded,
         },
     };
     // The store skips these jobs unless they are open or done already.
@@ -292,7 +203,7 @@ async fn replay<S: AdminStore>(
         job: event.jobs.iter().find(|job| job.handler == handler).map(|job| job.id),
         event: id,
         event_id: event.summary.event_id.clone(),
-        effect: Effect::NoOrder,
+        effect: ReplayEffect::NoOrder,
         detail: Some(no_order(&event.summary.source, &handler, &why)),
         handler,
     };

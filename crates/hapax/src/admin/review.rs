@@ -6,8 +6,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::{Extension, Json};
 use hapax_core::job::Phase;
-use hapax_core::store::{EventDetail, EventId, Inspect, JobDetail, Reviewed, Status};
-use serde::{Deserialize, Serialize};
+use hapax_core::store::{EventDetail, Inspect, JobDetail, Reviewed, Status};
 
 use super::auth::Caller;
 use super::extract::{self, JsonBody, PathId};
@@ -15,50 +14,53 @@ use super::problem::Problem;
 use super::replay::jobs_for_event;
 use super::{Admin, AdminStore};
 use super::{events, jobs};
-
-/// The body of `approve`, `reject` and `discard`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ReviewBody {
-    #[serde(default)]
-    reason: Option<String>,
-}
-
-/// The state of the event after the decision.
-#[derive(Debug, Serialize)]
-pub(super) struct ReviewResult {
-    id: EventId,
-    event_id: String,
-    status: Status,
-    /// False if the same decision was made before.
-    changed: bool,
-}
+use crate::api::{DecideRequest, Decided};
 
 /// A decision about an event in review.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ReviewDecision {
+enum ReviewDecision {
     Approve,
     Reject,
 }
 
-/// `POST /api/v1/events/{id}/approve` and `…/reject`.
-pub(super) async fn decide<S: AdminStore>(
-    decision: ReviewDecision,
+/// `POST /api/v1/events/{id}/approve`.
+pub(super) async fn approve<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     PathId(name): PathId,
-    JsonBody(body): JsonBody<ReviewBody>,
-) -> Result<Json<ReviewResult>, Problem> {
+    JsonBody(body): JsonBody<DecideRequest>,
+) -> Result<Json<Decided>, Problem> {
     let reason = extract::reason(body.reason)?;
-    if decision == ReviewDecision::Reject && reason.is_none() {
+    decide(ReviewDecision::Approve, &admin, &caller, &name, reason).await
+}
+
+/// `POST /api/v1/events/{id}/reject`.
+pub(super) async fn reject<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    PathId(name): PathId,
+    JsonBody(body): JsonBody<DecideRequest>,
+) -> Result<Json<Decided>, Problem> {
+    let reason = extract::reason(body.reason)?;
+    if reason.is_none() {
         return Err(Problem::bad_request("reason is needed: it is recorded with the rejection"));
     }
-    let event = events::find(&*admin.store, &name).await?;
+    decide(ReviewDecision::Reject, &admin, &caller, &name, reason).await
+}
+
+async fn decide<S: AdminStore>(
+    decision: ReviewDecision,
+    admin: &Admin<S>,
+    caller: &Caller,
+    name: &str,
+    reason: Option<String>,
+) -> Result<Json<Decided>, Problem> {
+    let event = events::find(&*admin.store, name).await?;
     let (id, who) = (event.summary.id, caller.who());
     let by = caller.action(reason, (admin.now)());
     let reviewed = match decision {
         ReviewDecision::Approve => {
-            admin.store.approve(id, jobs_for_event(&admin, &event), by).await?
+            admin.store.approve(id, jobs_for_event(admin, &event), by).await?
         }
         ReviewDecision::Reject => admin.store.reject(id, by).await?,
     };
@@ -69,7 +71,7 @@ pub(super) async fn decide<S: AdminStore>(
                 ReviewDecision::Reject => "rejected",
             };
             tracing::info!(event.id = %id, token = who, "{who} {done} {id}");
-            decided(&admin, event).await
+            decided(admin, event).await
         }
         (_, Reviewed::Unknown) => Err(Problem::not_found("no event has that id")),
         (ReviewDecision::Approve, Reviewed::NotWaiting(Status::Discarded)) => {
@@ -97,8 +99,8 @@ pub(super) async fn discard_of_event<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     PathId(name): PathId,
-    JsonBody(body): JsonBody<ReviewBody>,
-) -> Result<Json<ReviewResult>, Problem> {
+    JsonBody(body): JsonBody<DecideRequest>,
+) -> Result<Json<Decided>, Problem> {
     let reason = extract::reason(body.reason)?;
     let event = events::find(&*admin.store, &name).await?;
     discard(&admin, &caller, event, None, reason).await
@@ -109,8 +111,8 @@ pub(super) async fn discard_of_job<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     PathId(id): PathId,
-    JsonBody(body): JsonBody<ReviewBody>,
-) -> Result<Json<ReviewResult>, Problem> {
+    JsonBody(body): JsonBody<DecideRequest>,
+) -> Result<Json<Decided>, Problem> {
     let reason = extract::reason(body.reason)?;
     let job = jobs::find(&*admin.store, &id).await?;
     let event = events::find(&*admin.store, &job.event.to_string()).await?;
@@ -123,7 +125,7 @@ async fn discard<S: AdminStore>(
     event: EventDetail,
     only: Option<JobDetail>,
     reason: Option<String>,
-) -> Result<Json<ReviewResult>, Problem> {
+) -> Result<Json<Decided>, Problem> {
     let by = caller.action(reason, (admin.now)());
     let (id, who) = (event.summary.id, caller.who());
     let handler = only.as_ref().map(|job| job.handler.clone());
@@ -138,8 +140,8 @@ async fn discard<S: AdminStore>(
                 return Ok(unchanged(event, status));
             }
             let is = match phase {
-                Some(phase) => phase_word(phase),
-                None => status.as_str().to_owned(),
+                Some(phase) => phase.as_str(),
+                None => status.as_str(),
             };
             Err(Problem::conflict(&format!(
                 "there is no dead letter to discard: the status is {is}"
@@ -149,15 +151,9 @@ async fn discard<S: AdminStore>(
     }
 }
 
-fn unchanged(event: EventDetail, status: Status) -> Json<ReviewResult> {
+fn unchanged(event: EventDetail, status: Status) -> Json<Decided> {
     let summary = event.summary;
-    Json(ReviewResult { id: summary.id, event_id: summary.event_id, status, changed: false })
-}
-
-/// The name of a phase in the API.
-fn phase_word(phase: Phase) -> String {
-    let word = serde_json::to_value(phase).unwrap_or_default();
-    word.as_str().unwrap_or_default().to_owned()
+    Json(Decided { id: summary.id, event_id: summary.event_id, status, changed: false })
 }
 
 fn was_in_review(event: &EventDetail) -> bool {
@@ -168,8 +164,8 @@ fn was_in_review(event: &EventDetail) -> bool {
 async fn decided<S: Inspect>(
     admin: &Admin<S>,
     event: EventDetail,
-) -> Result<Json<ReviewResult>, Problem> {
+) -> Result<Json<Decided>, Problem> {
     let after = events::find(&*admin.store, &event.summary.id.to_string()).await?.summary;
     let Json(result) = unchanged(event, after.status);
-    Ok(Json(ReviewResult { changed: true, ..result }))
+    Ok(Json(Decided { changed: true, ..result }))
 }

@@ -11,66 +11,20 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
+use hapax_core::SourceName;
 use hapax_core::store::{Sample, SampleAsk, SampledEvent, Status};
-use hapax_core::{SourceName, Timestamp};
-use serde::{Deserialize, Serialize};
 
 use super::events::ago;
-use super::extract::{QueryParams, Span};
+use super::extract::QueryParams;
 use super::problem::Problem;
 use super::{Admin, AdminStore};
+use crate::api::{Alert, Figures, List, ProcessingSeconds, Span, Stats, StatsQuery};
 
 /// The window where none is asked for.
 const WINDOW_DEFAULT: Duration = Duration::from_secs(3_600);
 
 /// Events that are read; of more, so many are a sample. A good tenth of a second of one reader.
 const EVENTS_MAX: usize = 10_000;
-
-/// The query of `GET /api/v1/stats`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct StatsQuery {
-    source: Option<String>,
-    window: Option<Span>,
-}
-
-/// The answer.
-#[derive(Debug, Serialize)]
-pub(super) struct Stats {
-    window_seconds: f64,
-    since: Timestamp,
-    /// Whether the counts are estimates from some of many events.
-    sampled: bool,
-    /// From when on failed verifications were counted: this process may be younger than the window.
-    failed_verifications_since: Timestamp,
-    #[serde(flatten)]
-    figures: Figures,
-    /// The same for each source that had anything.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sources: Option<BTreeMap<String, Figures>>,
-}
-
-/// The figures of one source, or of all.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-struct Figures {
-    received: u64,
-    unique: u64,
-    duplicates: u64,
-    duplicate_rate: Option<f64>,
-    success_rate: Option<f64>,
-    failed_verifications: u64,
-    processing_seconds: Processing,
-    copies_per_event: Option<f64>,
-    gaps_seconds: Vec<f64>,
-}
-
-/// From the first arrival to the end of the last job.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-struct Processing {
-    avg: Option<f64>,
-    p50: Option<f64>,
-    p99: Option<f64>,
-}
 
 pub(super) async fn stats<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
@@ -145,7 +99,7 @@ impl Figures {
             duplicate_rate: share(arrivals - unique, arrivals),
             success_rate: success_rate(events),
             failed_verifications,
-            processing_seconds: Processing::of(events),
+            processing_seconds: ProcessingSeconds::of(events),
             copies_per_event: share(arrivals, unique),
             gaps_seconds: gaps_seconds(events),
         }
@@ -174,7 +128,7 @@ fn success_rate(events: &[&SampledEvent]) -> Option<f64> {
     share(done, tried)
 }
 
-impl Processing {
+impl ProcessingSeconds {
     fn of(events: &[&SampledEvent]) -> Self {
         let took = |event: &&SampledEvent| {
             let summary = &event.summary;
@@ -219,14 +173,9 @@ fn gaps_seconds(events: &[&SampledEvent]) -> Vec<f64> {
 }
 
 /// `GET /api/v1/alerts`.
-pub(super) async fn alerts<S: AdminStore>(State(admin): State<Arc<Admin<S>>>) -> Json<AlertList> {
-    Json(AlertList { items: admin.watch.alerts(&*admin.store).await, next: None })
-}
-
-#[derive(Debug, Serialize)]
-pub(super) struct AlertList {
-    items: Vec<crate::alerts::Alert>,
-    next: Option<String>,
+pub(super) async fn alerts<S: AdminStore>(State(admin): State<Arc<Admin<S>>>) -> Json<List<Alert>> {
+    let alerts = admin.watch.alerts(&*admin.store).await;
+    Json(List::whole(alerts.into_iter().map(Alert::from).collect()))
 }
 
 #[cfg(test)]

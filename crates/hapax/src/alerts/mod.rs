@@ -17,13 +17,13 @@ use hapax_core::{SourceName, Timestamp};
 use hapax_engine::{Now, Traffic};
 use jiff::SignedDuration;
 use metrics::gauge;
-use serde::Serialize;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use self::history::History;
 pub(crate) use self::rules::SecretEnds;
-use self::rules::{About, Finding, Seen, Severity, judge};
+use self::rules::{About, Finding, Seen, judge};
+use crate::api::{self, Severity};
 use crate::config::{ALERT_NAMES, Alerts, Config};
 use crate::statements::{Statements, Unprepared};
 
@@ -73,13 +73,19 @@ pub(crate) struct Eyes {
 }
 
 /// An active alert.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Alert {
-    #[serde(flatten)]
     about: About,
     severity: Severity,
     since: Timestamp,
     message: String,
+}
+
+impl From<Alert> for api::Alert {
+    fn from(Alert { about, severity, since, message }: Alert) -> Self {
+        let About { name, source, tenant, lane } = about;
+        Self { name: name.to_owned(), source, tenant, lane, severity, since, message }
+    }
 }
 
 /// Evaluates the rules, and keeps the active alerts.

@@ -9,9 +9,9 @@ use hapax_core::store::{HandlerRef, LaneState};
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::Traffic;
 use jiff::SignedDuration;
-use serde::Serialize;
 
 use super::history::{History, earlier};
+use crate::api::Severity;
 use crate::config::Alerts;
 use crate::statements::Unprepared;
 
@@ -37,28 +37,13 @@ const SILENCE_ARRIVALS_MIN: u64 = 10;
 /// A source counts as silent only after this many times its usual pause between two events.
 const SILENCE_TIMES_USUAL: u32 = 10;
 
-/// How urgent an alert is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Severity {
-    /// Good to know.
-    Info,
-    /// Look at it today.
-    Warning,
-    /// Look at it now.
-    Critical,
-}
-
 /// The subject of an alert. Two findings with the same subject are the same alert.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct About {
     /// The key of `[alerts]`.
     pub(crate) name: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) source: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tenant: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) lane: Option<String>,
 }
 

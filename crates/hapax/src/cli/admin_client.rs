@@ -8,11 +8,13 @@ use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, DATE, HeaderValue};
 use http::{Method, StatusCode};
 use http_body_util::{BodyExt as _, Full, Limited};
-use serde::Deserialize;
+use serde::Serialize;
 use serde_json::Value;
+use uuid::Uuid;
 
 use super::output::Failure;
 use super::sender::{self, HttpClient};
+use crate::api::Problem;
 use crate::config::{self, ADMIN_TOKEN_FILE, Flags, ServerLocation};
 
 /// The timeout of one request.
@@ -167,15 +169,6 @@ pub(super) struct Reply {
     pub(super) body: Bytes,
 }
 
-/// The body of an error.
-#[derive(Debug, Default, Deserialize)]
-struct Problem {
-    #[serde(default)]
-    detail: String,
-    #[serde(default)]
-    candidates: Vec<String>,
-}
-
 impl Server {
     fn at(base: String, token: Token) -> Result<Self, Failure> {
         let is_own_token = matches!(token, Token::Own(_));
@@ -219,8 +212,9 @@ impl Server {
     }
 
     /// Sends a POST and returns the JSON of a 2xx answer.
-    pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Value, Failure> {
-        self.request_ok(Method::POST, path, Bytes::from(body.to_string())).await
+    pub(super) async fn post(&self, path: &str, body: &impl Serialize) -> Result<Value, Failure> {
+        let body = serde_json::to_vec(body).map_err(std::io::Error::other)?;
+        self.request_ok(Method::POST, path, Bytes::from(body)).await
     }
 
     /// Returns the JSON of a 2xx answer. A 401 or 403 becomes a failure with a hint about tokens. A 401 to
@@ -301,7 +295,10 @@ impl Reply {
         let problem_detail = self.problem_detail();
         Err(match self.status {
             StatusCode::NOT_FOUND => Failure::negative(problem_detail, ""),
-            StatusCode::CONFLICT => Failure::negative(problem_detail, problem.candidates.join(" ")),
+            StatusCode::CONFLICT => {
+                let ids: Vec<_> = problem.candidates.iter().map(Uuid::to_string).collect();
+                Failure::negative(problem_detail, ids.join(" "))
+            }
             StatusCode::BAD_REQUEST => Failure::usage(problem_detail, ""),
             _ => Failure::unreachable(problem_detail),
         })

@@ -1,11 +1,12 @@
 //! `hapax dead`: dead letters, the jobs whose retries are exhausted.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::admin_client::{self, Remote, encoded, query};
-use super::api_types::{self, Job, Page};
-use super::events::{ActionArgs, add, decided, read, replayed};
+use super::events::{ActionArgs, decided, read, replayed};
+use super::format;
 use super::output::{self, Exit, Failure};
+use crate::api::{Job, List as Page, ReplayJobRequest, ReplayJobsRequest};
 
 /// `hapax dead`.
 #[derive(Debug, clap::Subcommand)]
@@ -83,7 +84,7 @@ pub(super) struct List {
 impl List {
     async fn run(self) -> Result<Exit, Failure> {
         let server = self.remote.open()?;
-        let page: Page = read(server.get(&self.filter.path()).await?)?;
+        let page: Page<Value> = read(server.get(&self.filter.path()).await?)?;
         if page.items.is_empty() {
             output::words("there are no dead letters");
         }
@@ -102,10 +103,10 @@ fn print(job: Value, json: bool) -> Result<(), Failure> {
         return Ok(output::json(&job)?);
     }
     let job: Job = read(job)?;
-    let attempts = api_types::count(u64::from(job.attempt), "attempt");
+    let attempts = format::count(u64::from(job.attempt), "attempt");
     let line = format!(
         "{}  {}  {}/{}  {}  {attempts}  {}",
-        job.finished_at.map_or_else(|| "-".to_owned(), api_types::at),
+        job.finished_at.map_or_else(|| "-".to_owned(), format::at),
         job.id,
         job.source,
         job.handler,
@@ -135,22 +136,33 @@ pub(super) struct Replay {
 
 impl Replay {
     async fn run(self) -> Result<Exit, Failure> {
-        let (server, mut body) = self.action.open(json!({ "dry_run": self.dry_run }))?;
+        let (dry_run, reason) = (self.dry_run, self.action.reason.clone());
+        let server = self.action.remote.open()?;
         let is_filtered = self.filter.is_filtered();
         let JobFilterArgs { source, handler, tenant, cursor, limit } = self.filter;
-        let path = match self.job {
-            Some(job) => format!("/api/v1/jobs/{}/replay", encoded(&job)),
+        let answer = match self.job {
+            Some(job) => {
+                let body = ReplayJobRequest { dry_run, force: false, reason };
+                server.post(&format!("/api/v1/jobs/{}/replay", encoded(&job)), &body).await?
+            }
             None if is_filtered || self.all => {
-                add(&mut body, "source", source);
-                add(&mut body, "handler", handler);
-                add(&mut body, "tenant", tenant);
-                add(&mut body, "cursor", cursor);
-                body["limit"] = json!(limit);
-                "/api/v1/jobs/replay".to_owned()
+                let limit = usize::try_from(limit).ok();
+                let status = None;
+                let body = ReplayJobsRequest {
+                    source,
+                    handler,
+                    tenant,
+                    status,
+                    cursor,
+                    limit,
+                    dry_run,
+                    reason,
+                };
+                server.post("/api/v1/jobs/replay", &body).await?
             }
             None => return Err(which()),
         };
-        let page: Page = read(server.post(&path, &body).await?)?;
+        let page: Page<Value> = read(answer)?;
         let count = page.items.len();
         let exit = replayed(page.items, self.action.json)?;
         if count == 0 {
@@ -180,19 +192,18 @@ pub(super) struct Discard {
 
 impl Discard {
     async fn run(self) -> Result<Exit, Failure> {
-        let (server, body) = self.action.open(json!({}))?;
+        let (server, body) = self.action.open()?;
         let jobs = match self.job {
             Some(job) => vec![job],
             None if self.all || self.filter.is_filtered() => {
-                let page: Page = read(server.get(&self.filter.path()).await?)?;
+                let page: Page<Job> = read(server.get(&self.filter.path()).await?)?;
                 if page.items.is_empty() {
                     output::words("no dead letter matches the filter");
                 }
                 if page.next.is_some() {
                     output::words("more dead letters match: run this command again for the rest");
                 }
-                let job = |item| read::<Job>(item).map(|job| job.id);
-                page.items.into_iter().map(job).collect::<Result<_, _>>()?
+                page.items.into_iter().map(|job| job.id.to_string()).collect()
             }
             None => return Err(which()),
         };

@@ -10,12 +10,13 @@ use hapax_core::limits::LANE_COUNT_MAX;
 use hapax_store::{HandlerRoleReport, PgOpenError, PgReport, PgStore, RedisReport};
 use http::{Method, StatusCode};
 use rusqlite::{Connection, OpenFlags};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::admin_client::{self, Access, Server};
-use super::api_types::{self, Page};
 use super::events::read;
+use super::format;
 use super::output::{self, Exit, Failure};
+use crate::api::{Lane, List};
 use crate::config::{
     self, Config, Flags, OutboundSettings, ServiceUrl, VaultFileState, VaultKeySource,
     VaultSettings,
@@ -167,7 +168,7 @@ impl Doctor {
         };
         match &config.file {
             Some(file) => {
-                let sources = api_types::count(config.sources.len() as u64, "source");
+                let sources = format::count(config.sources.len() as u64, "source");
                 let note = format!("{}: {sources}", file.display());
                 found.add("config", Level::Ok, note);
             }
@@ -347,7 +348,7 @@ fn shared_database(url: &ServiceUrl, looked: Result<PgReport, PgOpenError>, foun
 fn vault(vault: &VaultSettings, found: &mut Findings) {
     let old = match vault.old.len() {
         0 => String::new(),
-        count => format!("; {}", api_types::count(count as u64, "old key")),
+        count => format!("; {}", format::count(count as u64, "old key")),
     };
     let file = match &vault.key {
         VaultKeySource::Configured(key) => {
@@ -534,26 +535,11 @@ async fn check_server(server: &Server, named: bool, found: &mut Findings) {
     }
 }
 
-/// The fields of a lane that doctor needs.
-#[derive(Debug, Deserialize)]
-struct Lane {
-    source: String,
-    handler: String,
-    configured: bool,
-    ready: u64,
-    leased: u64,
-    held: u64,
-    parked: u64,
-    review: u64,
-    dead: u64,
-}
-
 /// Reports jobs without a configured handler, and dead letters.
 async fn jobs(server: &Server, found: &mut Findings) -> Result<(), Failure> {
-    let page: Page = read(server.get("/api/v1/lanes").await?)?;
-    let lanes: Vec<Lane> = page.items.into_iter().map(read).collect::<Result<_, _>>()?;
+    let lanes: List<Lane> = read(server.get("/api/v1/lanes").await?)?;
     let mut is_well = true;
-    for lane in &lanes {
+    for lane in &lanes.items {
         let Lane { source, handler, .. } = lane;
         let open = lane.ready + lane.leased + lane.held + lane.parked + lane.review;
         if !lane.configured && open > 0 {

@@ -3,11 +3,15 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::admin_client::{self, Remote, Server, encoded, query};
-use super::api_types::{self, Event, Page, Replayed};
+use super::format;
 use super::output::{self, Exit, Failure};
+use crate::api::{
+    DecideRequest, Decided, Event, EventSummary, List as Page, ReplayEffect, ReplayEventRequest,
+    ReplayItem,
+};
 
 /// `hapax events`.
 #[derive(Debug, clap::Subcommand)]
@@ -114,7 +118,8 @@ impl List {
             ("cursor", self.cursor),
             ("limit", Some(self.limit.to_string())),
         ]);
-        let page: Page = read(server.get(&format!("/api/v1/events{}", query(pairs))).await?)?;
+        let page: Page<Value> =
+            read(server.get(&format!("/api/v1/events{}", query(pairs))).await?)?;
         if page.items.is_empty() {
             output::words("no event matches the filter");
         }
@@ -157,36 +162,40 @@ impl Show {
 
 /// Everything that is stored about an event, line by line.
 fn page_of(event: &Event) -> Vec<String> {
-    let Event { id, event_id, tenant, source, status, .. } = event;
+    let summary = &event.summary;
+    let EventSummary { id, event_id, tenant, source, status, .. } = summary;
     let mut lines = vec![
         format!("id           {id}"),
         format!("event_id     {event_id}"),
         format!("source       {source} (tenant {tenant})"),
-        format!("event_type   {}", event.event_type.as_deref().unwrap_or("-")),
-        format!("status       {status}"),
-        format!("received_at  {}", api_types::at(event.received_at)),
-        format!("arrivals     {}, {} with other bytes", event.arrival_count, event.conflict_count),
+        format!("event_type   {}", summary.event_type.as_deref().unwrap_or("-")),
+        format!("status       {}", status.as_str()),
+        format!("received_at  {}", format::at(summary.received_at)),
+        format!(
+            "arrivals     {}, {} with other bytes",
+            summary.arrival_count, summary.conflict_count
+        ),
     ];
     let facts = [
-        ("occurred_at", event.occurred_at.map(api_types::at)),
-        ("review", event.review.clone()),
-        ("came_under", event.came_under.clone()),
-        ("result", event.result.clone()),
+        ("occurred_at", summary.occurred_at.map(format::at)),
+        ("review", summary.review.map(|reason| reason.as_str().to_owned())),
+        ("came_under", summary.came_under.clone()),
+        ("result", summary.result.clone()),
     ];
     for (name, fact) in facts {
         lines.extend(fact.map(|fact| format!("{name:<12} {fact}")));
     }
     for arrival in &event.arrivals {
-        let from = arrival.remote.as_deref().unwrap_or("-");
-        let time = api_types::at(arrival.received_at);
-        lines.push(format!("arrival      {time} {} from {from}", arrival.decision));
+        let from = arrival.remote.map_or_else(|| "-".to_owned(), |remote| remote.to_string());
+        let time = format::at(arrival.received_at);
+        lines.push(format!("arrival      {time} {} from {from}", arrival.decision.as_str()));
     }
     for job in &event.jobs {
         let note = job.error.as_ref().or(job.result.as_ref()).map(String::as_str).unwrap_or("");
-        let (handler, status) = (&job.handler, &job.status);
+        let (handler, status) = (&job.handler, job.status.as_str());
         lines.push(format!("job          {} {handler} {status} {note}", job.id));
         for attempt in &job.attempts {
-            let time = api_types::at(attempt.started_at);
+            let time = format::at(attempt.started_at);
             let error = attempt.error.as_deref().unwrap_or("");
             let (number, outcome) = (attempt.attempt, &attempt.outcome);
             lines.push(format!("  attempt {number}  {time} {outcome} {error}"));
@@ -197,18 +206,18 @@ fn page_of(event: &Event) -> Vec<String> {
         }
     }
     for message in &event.messages {
-        let time = api_types::at(message.created_at);
+        let time = format::at(message.created_at);
         lines.push(format!("message      {time} {} {}", message.id, message.r#type));
     }
     for action in &event.actions {
         let reason = action.reason.as_deref().unwrap_or("");
-        let time = api_types::at(action.at);
+        let time = format::at(action.at);
         lines.push(format!("action       {time} {} by {} {reason}", action.action, action.who));
     }
     for (name, value) in &event.headers {
         lines.push(format!("header       {name}: {value}"));
     }
-    match (&event.body, &event.body_base64) {
+    match (&event.body.body, &event.body.body_base64) {
         (Some(text), _) => {
             lines.push(String::new());
             lines.extend(text.lines().map(str::to_owned));
@@ -239,11 +248,15 @@ pub(super) struct Replay {
 
 impl Replay {
     async fn run(self) -> Result<Exit, Failure> {
-        let body = json!({ "dry_run": self.dry_run, "force": self.force });
-        let (server, mut body) = self.action.open(body)?;
-        add(&mut body, "handler", self.handler);
+        let body = ReplayEventRequest {
+            dry_run: self.dry_run,
+            handler: self.handler,
+            force: self.force,
+            reason: self.action.reason.clone(),
+        };
+        let server = self.action.remote.open()?;
         let path = format!("/api/v1/events/{}/replay", encoded(&self.id));
-        let page: Page = read(server.post(&path, &body).await?)?;
+        let page: Page<Value> = read(server.post(&path, &body).await?)?;
         if page.items.is_empty() {
             output::words("no configured handler takes this event");
         }
@@ -258,18 +271,18 @@ pub(super) fn replayed(items: Vec<Value>, json: bool) -> Result<Exit, Failure> {
             output::json(&item)?;
             continue;
         }
-        let Replayed { event_id, handler, effect, detail } = read(item)?;
-        let detail = detail.unwrap_or_default();
-        let effect = match effect.as_str() {
-            "would_run" => "would run",
-            "runs" => "queued to run",
-            "already_applied" => "done already: not run again",
-            "stale" => "stale: a newer version was applied, so it is not run",
-            "already_open" => "due, running or held already: nothing changed",
-            "discarded" => "rejected or discarded: not run without --force",
-            "no_handler" | "no_order" if !detail.is_empty() => &detail,
-            "no_handler" => "no configured handler takes it",
-            other => other,
+        let ReplayItem { event_id, handler, effect, detail, .. } = read(item)?;
+        let effect = match effect {
+            ReplayEffect::WouldRun => "would run",
+            ReplayEffect::Runs => "queued to run",
+            ReplayEffect::AlreadyApplied => "done already: not run again",
+            ReplayEffect::Stale => "stale: a newer version was applied, so it is not run",
+            ReplayEffect::AlreadyOpen => "due, running or held already: nothing changed",
+            ReplayEffect::Discarded => "rejected or discarded: not run without --force",
+            ReplayEffect::NoHandler => {
+                detail.as_deref().unwrap_or("no configured handler takes it")
+            }
+            ReplayEffect::NoOrder => detail.as_deref().unwrap_or("its order cannot be read"),
         };
         output::data(&output::shown(&format!("{event_id}  {handler}  {effect}")))?;
     }
@@ -288,7 +301,7 @@ pub(super) struct Decide {
 impl Decide {
     /// Posts the decision; `action` is the last segment of the route.
     async fn run(self, action: &str) -> Result<Exit, Failure> {
-        let (server, body) = self.action.open(json!({}))?;
+        let (server, body) = self.action.open()?;
         let path = format!("/api/v1/events/{}/{action}", encoded(&self.id));
         decided(server.post(&path, &body).await?, self.action.json)
     }
@@ -299,19 +312,18 @@ impl Decide {
 pub(super) struct ActionArgs {
     /// Why; the reason is recorded with the action
     #[arg(long, value_name = "TEXT")]
-    reason: Option<String>,
+    pub(super) reason: Option<String>,
     #[command(flatten)]
-    remote: Remote,
+    pub(super) remote: Remote,
     /// Print one JSON object per line
     #[arg(long)]
     pub(super) json: bool,
 }
 
 impl ActionArgs {
-    /// Opens the server and adds the reason to the request's body.
-    pub(super) fn open(&self, mut body: Value) -> Result<(Server, Value), Failure> {
-        add(&mut body, "reason", self.reason.clone());
-        Ok((self.remote.open()?, body))
+    /// The server, and the body of a decision.
+    pub(super) fn open(&self) -> Result<(Server, DecideRequest), Failure> {
+        Ok((self.remote.open()?, DecideRequest { reason: self.reason.clone() }))
     }
 }
 
@@ -321,14 +333,9 @@ pub(super) fn decided(decided: Value, json: bool) -> Result<Exit, Failure> {
         output::json(&decided)?;
         return Ok(Exit::Done);
     }
-    let text = |name: &str| decided[name].as_str().unwrap_or_default().to_owned();
-    output::data(&output::shown(&format!(
-        "{} {} {}",
-        text("id"),
-        text("event_id"),
-        text("status")
-    )))?;
-    if decided["changed"] == false {
+    let Decided { id, event_id, status, changed } = read(decided)?;
+    output::data(&output::shown(&format!("{id} {event_id} {}", status.as_str())))?;
+    if !changed {
         output::words("this was decided before; nothing changed");
     }
     Ok(Exit::Done)
@@ -418,7 +425,8 @@ impl Tail {
         for _ in 0..TAIL_PAGES_MAX {
             let mut pairs = self.filter.pairs();
             pairs.extend([("limit", Some(TAIL_PAGE.to_string())), ("cursor", cursor)]);
-            let page: Page = read(server.get(&format!("/api/v1/events{}", query(pairs))).await?)?;
+            let page: Page<Value> =
+                read(server.get(&format!("/api/v1/events{}", query(pairs))).await?)?;
             let before = page.items.len();
             let fresh = page.items.into_iter().filter(|event| !seen.has(event));
             let fresh: Vec<Value> = fresh.collect();
@@ -469,7 +477,7 @@ fn print(event: Value, json: bool) -> Result<(), Failure> {
     if json {
         return Ok(output::json(&event)?);
     }
-    let event: Event = read(event)?;
+    let event: EventSummary = read(event)?;
     let copies = match event.arrival_count {
         0 | 1 => String::new(),
         count => format!("  ×{count}"),
@@ -477,8 +485,8 @@ fn print(event: Value, json: bool) -> Result<(), Failure> {
     let conflicts = if event.conflict_count > 0 { "  conflict" } else { "" };
     let line = format!(
         "{}  {:<10}  {}  {}  {}  {}{copies}{conflicts}",
-        api_types::at(event.received_at),
-        event.status,
+        format::at(event.received_at),
+        event.status.as_str(),
         event.source,
         event.event_type.as_deref().unwrap_or("-"),
         event.event_id,
@@ -492,11 +500,4 @@ pub(super) fn read<T: serde::de::DeserializeOwned>(answer: Value) -> Result<T, F
     T::deserialize(answer).map_err(|error| {
         Failure::unreachable(format!("cannot decode the answer of the server: {error}"))
     })
-}
-
-/// Adds a field if it has a value.
-pub(super) fn add(body: &mut Value, name: &str, value: Option<String>) {
-    if let Some(value) = value {
-        body[name] = Value::String(value);
-    }
 }

@@ -2,12 +2,15 @@
 //! happened to my payment?".
 
 use hapax_core::Timestamp;
+use hapax_core::job::Phase;
+use hapax_core::store::{ReviewReason, Status};
 use serde_json::json;
 
 use super::admin_client::{self, Remote, encoded};
-use super::api_types::{self, Attempt, Event, Job};
 use super::events::read;
+use super::format;
 use super::output::{self, Exit, Failure};
+use crate::api::{Attempt, Event, EventSummary, Job};
 
 /// `hapax explain`.
 #[derive(Debug, clap::Args)]
@@ -32,7 +35,7 @@ impl Explain {
             read(server.get(&format!("/api/v1/events/{}", encoded(&self.id))).await?)?;
         let story = story(&event, Timestamp::now());
         if self.json {
-            let Event { id, event_id, status, .. } = &event;
+            let EventSummary { id, event_id, status, .. } = &event.summary;
             output::json(
                 &json!({ "id": id, "event_id": event_id, "status": status, "story": story }),
             )?;
@@ -58,7 +61,7 @@ fn story(event: &Event, now: Timestamp) -> Vec<String> {
         story.extend(job.attempts.iter().map(attempt));
     }
     for message in &event.messages {
-        let time = api_types::at(message.created_at);
+        let time = format::at(message.created_at);
         let (kind, id) = (&message.r#type, &message.id);
         story.push(format!("A handler published {kind} (message {id}) at {time}."));
     }
@@ -70,41 +73,41 @@ fn story(event: &Event, now: Timestamp) -> Vec<String> {
             other => other,
         };
         let reason = action.reason.as_ref().map(|reason| format!(" (reason: \"{reason}\")"));
-        let (operator, time) = (&action.who, api_types::at(action.at));
+        let (operator, time) = (&action.who, format::at(action.at));
         story.push(format!("{operator} {done} it at {time}{}.", reason.unwrap_or_default()));
     }
     story
 }
 
 fn came(event: &Event) -> String {
-    let what = match &event.event_type {
-        Some(kind) => format!("{} ({kind})", event.event_id),
-        None => event.event_id.clone(),
+    let what = match &event.summary.event_type {
+        Some(kind) => format!("{} ({kind})", event.summary.event_id),
+        None => event.summary.event_id.clone(),
     };
-    let from = match event.tenant.as_str() {
-        "default" => event.source.clone(),
-        tenant => format!("{} of tenant {tenant}", event.source),
+    let from = match event.summary.tenant.as_str() {
+        "default" => event.summary.source.clone(),
+        tenant => format!("{} of tenant {tenant}", event.summary.source),
     };
-    let first = event.received_at;
+    let first = event.summary.received_at;
     let last = event.arrivals.iter().map(|arrival| arrival.received_at).max().unwrap_or(first);
-    let often = match event.arrival_count {
-        0 | 1 => format!("arrived once, at {}", api_types::at(first)),
+    let often = match event.summary.arrival_count {
+        0 | 1 => format!("arrived once, at {}", format::at(first)),
         count => format!(
             "arrived {count} times over {}, first at {}, last at {}",
-            api_types::between(first, last),
-            api_types::at(first),
-            api_types::at(last),
+            format::between(first, last),
+            format::at(first),
+            format::at(last),
         ),
     };
-    format!("{what} from {from} {often}. Its id in Hapax is {}.", event.id)
+    format!("{what} from {from} {often}. Its id in Hapax is {}.", event.summary.id)
 }
 
 fn bytes_differed(event: &Event) -> Option<String> {
     let jobs = match event.jobs.len() {
         0 => String::new(),
-        jobs => format!(" with {}", api_types::count(jobs as u64, "job")),
+        jobs => format!(" with {}", format::count(jobs as u64, "job")),
     };
-    match (event.arrival_count, event.conflict_count) {
+    match (event.summary.arrival_count, event.summary.conflict_count) {
         (0 | 1, _) => None,
         (_, 0) => Some(format!("All copies had the same bytes, so they count as one event{jobs}.")),
         (_, 1) => Some(
@@ -132,9 +135,9 @@ fn verified(event: &Event) -> Option<String> {
             several.join(" and ")
         ),
     };
-    let signed = if event.arrival_count > 1 { "The first copy" } else { "It" };
+    let signed = if event.summary.arrival_count > 1 { "The first copy" } else { "It" };
     let signed = first.signed_at.map(|signed_at| {
-        let gap = api_types::between(first.received_at, signed_at);
+        let gap = format::between(first.received_at, signed_at);
         match signed_at <= first.received_at {
             true => format!(". {signed} was signed {gap} before it arrived"),
             false => format!(
@@ -147,23 +150,23 @@ fn verified(event: &Event) -> Option<String> {
 }
 
 fn standing(event: &Event) -> Option<String> {
-    let why = match event.review.as_deref() {
-        Some("late") => "it was signed before the accepted time window",
-        Some("replay") => "the same signed bytes had arrived under another id",
-        Some("conflict") => "its key had arrived with different bytes",
-        Some(_) | None => "it could not be accepted automatically",
+    let why = match event.summary.review {
+        Some(ReviewReason::Late) => "it was signed before the accepted time window",
+        Some(ReviewReason::Replay) => "the same signed bytes had arrived under another id",
+        Some(ReviewReason::Conflict) => "its key had arrived with different bytes",
+        None => "it could not be accepted automatically",
     };
-    match event.status.as_str() {
+    match event.summary.status {
         // The sentence of each job says it.
-        "review" | "discarded" if !event.jobs.is_empty() => None,
-        "review" => Some(format!(
+        Status::Review | Status::Discarded if !event.jobs.is_empty() => None,
+        Status::Review => Some(format!(
             "It waits for review because {why}. No handler has run. `hapax events approve {0}` \
              creates its jobs; `hapax events reject {0}` discards it.",
-            event.id
+            event.summary.id
         )),
-        "discarded" => Some("An operator rejected it, so no handler ran.".to_owned()),
-        "ignored" => Some("No handler was configured for it, so none ran.".to_owned()),
-        _ if event.review.is_some() => {
+        Status::Discarded => Some("An operator rejected it, so no handler ran.".to_owned()),
+        Status::Ignored => Some("No handler was configured for it, so none ran.".to_owned()),
+        _ if event.summary.review.is_some() => {
             Some(format!("It was first held for review because {why}, and released later."))
         }
         _ => None,
@@ -171,7 +174,7 @@ fn standing(event: &Event) -> Option<String> {
 }
 
 fn came_under(event: &Event) -> Option<String> {
-    let id = event.came_under.as_ref()?;
+    let id = event.summary.came_under.as_ref()?;
     Some(format!(
         "It arrived under the id {id}. That id is not signed, so it stays free for the event that it \
          belongs to. This event has an id of its own."
@@ -186,52 +189,52 @@ fn fate(job: &Job, now: Timestamp) -> String {
     };
     let subject = format!("Handler {handler}{run}");
     let due = job.due_at.map_or_else(|| "at an unknown time".to_owned(), |due| until(due, now));
-    let ended =
-        job.finished_at.map(|time| format!(" at {}", api_types::at(time))).unwrap_or_default();
-    let attempts = api_types::count(u64::from(job.attempt), "attempt");
+    let ended = job.finished_at.map(|time| format!(" at {}", format::at(time))).unwrap_or_default();
+    let attempts = format::count(u64::from(job.attempt), "attempt");
     let because = job.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
-    match job.status.as_str() {
-        "done" => {
+    match job.status {
+        Phase::Done => {
             let result = job.result.as_ref().map(|result| format!(", with result \"{result}\""));
             format!("{subject} finished{ended} after {attempts}{}.", result.unwrap_or_default())
         }
-        "stale" => format!(
+        Phase::Stale => format!(
             "{subject} did nothing{ended}: a newer version of {} was already applied.",
             job.resource.as_deref().unwrap_or("the same resource")
         ),
-        "dead" => format!(
+        Phase::Dead => format!(
             "{subject} gave up{ended} after {attempts}{because}. `hapax dead replay {0}` runs it \
              again; `hapax dead discard {0}` discards it.",
             job.id
         ),
-        "leased" => format!("{subject} is running; its lease ends {due}."),
-        "held" => format!(
+        Phase::Leased => format!("{subject} is running; its lease ends {due}."),
+        Phase::Held => format!(
             "{subject} waits for an earlier event of {}. If that event does not arrive, the rule \
              `on_gap` applies {due}.",
             job.resource.as_deref().unwrap_or("the same resource")
         ),
-        "review" => format!(
+        Phase::Review => format!(
             "{subject} waits for review{because}. `hapax events approve {0}` runs it anyway; \
              `hapax events reject {0}` discards it.",
             job.event_id
         ),
-        "discarded" => format!("{subject} will not run: an operator discarded its job{ended}."),
-        "parked" => format!(
+        Phase::Discarded => {
+            format!("{subject} will not run: an operator discarded its job{ended}.")
+        }
+        Phase::Parked => format!(
             "{subject} waits for another job of {} to end.",
             job.resource.as_deref().unwrap_or("the same resource")
         ),
-        "ready" if job.attempt == 0 => format!("{subject} has not started; it is due {due}."),
-        "ready" => format!(
+        Phase::Ready if job.attempt == 0 => format!("{subject} has not started; it is due {due}."),
+        Phase::Ready => format!(
             "{subject} has not succeeded in {attempts}{because}. The next attempt is due {due}."
         ),
-        other => format!("{subject} is {other}."),
     }
 }
 
 fn until(due: Timestamp, now: Timestamp) -> String {
     match due <= now {
         true => "now".to_owned(),
-        false => format!("in {}, at {}", api_types::between(due, now), api_types::at(due)),
+        false => format!("in {}, at {}", format::between(due, now), format::at(due)),
     }
 }
 
@@ -241,8 +244,8 @@ fn attempt(attempt: &Attempt) -> String {
         0 | 1 => format!("Attempt {number}"),
         run => format!("Attempt {number} of run {run}"),
     };
-    let began = api_types::at(attempt.started_at);
-    let lasted = attempt.ended_at.map(|ended| api_types::between(attempt.started_at, ended));
+    let began = format::at(attempt.started_at);
+    let lasted = attempt.ended_at.map(|ended| format::between(attempt.started_at, ended));
     let lasted = lasted.map(|lasted| format!(" after {lasted}")).unwrap_or_default();
     let error = attempt.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
     let ended = match attempt.outcome.as_str() {
@@ -277,13 +280,17 @@ fn answered(attempt: &Attempt) -> Option<String> {
 mod tests {
     use super::*;
 
+    const EVENT: &str = "01958d0e-0000-7000-8000-000000000001";
+    const JOB: &str = "01958d0e-0000-7000-8000-000000000002";
+
     fn explained(changes: serde_json::Value) -> Vec<String> {
         let mut event = json!({
-            "id": "0195", "event_id": "evt_1", "tenant": "default", "source": "stripe",
+            "id": EVENT, "event_id": "evt_1", "tenant": "default", "source": "stripe",
             "event_type": "payout.paid", "occurred_at": null,
             "received_at": "2026-03-01T12:00:00Z", "status": "processed", "review": null,
             "arrival_count": 1, "conflict_count": 0, "processed_at": null, "result": null,
-            "arrivals": [arrival("12:00:00", 0)],
+            "arrivals": [arrival("12:00:00", 0)], "jobs": [], "attempts": [], "messages": [],
+            "actions": [], "headers": [], "body": "{}",
         });
         event.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
         let event: Event = serde_json::from_value(event).unwrap();
@@ -292,14 +299,15 @@ mod tests {
 
     fn arrival(time: &str, secret: usize) -> serde_json::Value {
         json!({
-            "decision": "accepted", "received_at": format!("2026-03-01T{time}Z"),
+            "decision": "accepted", "received_at": format!("2026-03-01T{time}Z"), "request_id": EVENT,
             "remote": null, "secret": secret, "signed_at": "2026-03-01T11:59:58Z",
         })
     }
 
     fn job(status: &str, changes: serde_json::Value) -> serde_json::Value {
         let mut job = json!({
-            "id": "job-1", "event_id": "evt_1", "source": "stripe", "handler": "fee",
+            "id": JOB, "event": EVENT, "event_id": "evt_1", "tenant": "default", "source": "stripe",
+            "handler": "fee", "steps": 2, "lost": 0, "fence": 2, "idempotency_key": "fee",
             "status": status, "run": 1, "attempt": 2, "due_at": null, "result": null,
             "error": null, "finished_at": "2026-03-01T12:00:07Z", "resource": null,
             "attempts": [],
@@ -329,7 +337,8 @@ mod tests {
             story,
             [
                 "evt_1 (payout.paid) from stripe arrived 3 times over 5 minutes, first at \
-                 2026-03-01T12:00:00Z, last at 2026-03-01T12:05:00Z. Its id in Hapax is 0195.",
+                 2026-03-01T12:00:00Z, last at 2026-03-01T12:05:00Z. Its id in Hapax is \
+                 01958d0e-0000-7000-8000-000000000001.",
                 "All copies had the same bytes, so they count as one event with 1 job.",
                 "The signatures matched secrets 1 and 2 of the source: the secret was rotated in \
                  between. The first copy was signed 2.0 s before it arrived.",
@@ -383,7 +392,7 @@ mod tests {
         let replay = json!({ "status": "review", "review": "replay", "came_under": "evt_2" });
         let replay = explained(replay);
         assert!(replay[2].contains("because the same signed bytes had arrived"), "{replay:?}");
-        assert!(replay[2].contains("`hapax events approve 0195`"), "{replay:?}");
+        assert!(replay[2].contains(&format!("`hapax events approve {EVENT}`")), "{replay:?}");
         assert!(replay[3].starts_with("It arrived under the id evt_2."), "{replay:?}");
         let held = json!({ "attempt": 0, "due_at": "2026-03-01T12:15:00Z" });
         assert_eq!(
@@ -400,6 +409,7 @@ mod tests {
         assert_eq!(refused.len(), 3, "one sentence says it: {refused:?}");
         assert!(refused[2].ends_with("discarded its job at 2026-03-01T12:00:07Z."), "{refused:?}");
         let dead = last(json!({ "jobs": [job("dead", json!({ "error": "no such table" }))] }));
-        assert!(dead.contains("after 2 attempts: no such table. `hapax dead replay job-1`"));
+        let replay = format!("after 2 attempts: no such table. `hapax dead replay {JOB}`");
+        assert!(dead.contains(&replay), "{dead}");
     }
 }

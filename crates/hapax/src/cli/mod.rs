@@ -2,13 +2,13 @@
 //! or config, 3 could not reach or open what it needs.
 
 mod admin_client;
-mod api_types;
 mod batch;
 mod captured;
 mod dead;
 mod doctor;
 mod events;
 mod explain;
+mod format;
 mod migrate;
 mod output;
 mod providers;

@@ -1,16 +1,13 @@
 //! `hapax stats` and `hapax alerts`: the statistics and the active alerts of a running server.
 
-use std::collections::BTreeMap;
-
-use hapax_core::Timestamp;
 use jiff::SignedDuration;
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::admin_client::{self, Remote, query};
-use super::api_types::{self, Page};
 use super::events::read;
+use super::format;
 use super::output::{self, Exit, Failure};
+use crate::api::{self, Alert, Figures, List, Severity};
 
 /// `hapax stats`.
 #[derive(Debug, clap::Args)]
@@ -28,36 +25,6 @@ pub(super) struct Stats {
     json: bool,
 }
 
-/// The answer, as far as it is shown.
-#[derive(Debug, Deserialize)]
-struct Told {
-    sampled: bool,
-    failed_verifications_since: Timestamp,
-    #[serde(flatten)]
-    figures: Figures,
-    #[serde(default)]
-    sources: BTreeMap<String, Figures>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Figures {
-    received: u64,
-    unique: u64,
-    duplicates: u64,
-    duplicate_rate: Option<f64>,
-    success_rate: Option<f64>,
-    failed_verifications: u64,
-    processing_seconds: Processing,
-    #[serde(default)]
-    gaps_seconds: Vec<f64>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Processing {
-    p50: Option<f64>,
-    p99: Option<f64>,
-}
-
 impl Stats {
     pub(super) fn run(self) -> Result<Exit, Failure> {
         admin_client::run(self.ask())
@@ -71,17 +38,17 @@ impl Stats {
             output::json(&answer)?;
             return Ok(Exit::Done);
         }
-        let told: Told = read(answer)?;
+        let stats: api::Stats = read(answer)?;
         let heads = ["received", "unique", "duplicates", "success", "failed", "p50", "p99"];
         output::data(&columns("source", heads.map(str::to_owned), "retries after"))?;
-        for (source, figures) in &told.sources {
+        for (source, figures) in stats.sources.iter().flatten() {
             output::data(&line(source, figures))?;
         }
-        output::data(&line(self.source.as_deref().unwrap_or("all"), &told.figures))?;
-        if told.sampled {
+        output::data(&line(self.source.as_deref().unwrap_or("all"), &stats.figures))?;
+        if stats.sampled {
             output::words("there are too many events to count: the numbers are estimated");
         }
-        let since = api_types::at(told.failed_verifications_since);
+        let since = format::at(stats.failed_verifications_since);
         output::words(&format!("failed verifications are counted since {since}"));
         Ok(Exit::Done)
     }
@@ -117,7 +84,7 @@ fn columns(source: &str, figures: [String; 7], gaps: &str) -> String {
 
 fn seconds(seconds: Option<f64>) -> String {
     let span = seconds.and_then(|seconds| SignedDuration::try_from_secs_f64(seconds).ok());
-    span.map_or_else(|| "-".to_owned(), api_types::span)
+    span.map_or_else(|| "-".to_owned(), format::span)
 }
 
 /// `hapax alerts`.
@@ -130,14 +97,6 @@ pub(super) struct Alerts {
     json: bool,
 }
 
-#[derive(Debug, Deserialize)]
-struct Alert {
-    name: String,
-    severity: String,
-    since: Timestamp,
-    message: String,
-}
-
 impl Alerts {
     pub(super) fn run(self) -> Result<Exit, Failure> {
         admin_client::run(self.ask())
@@ -145,7 +104,7 @@ impl Alerts {
 
     async fn ask(self) -> Result<Exit, Failure> {
         let server = self.remote.open()?;
-        let page: Page = read(server.get("/api/v1/alerts").await?)?;
+        let page: List<Value> = read(server.get("/api/v1/alerts").await?)?;
         if page.items.is_empty() {
             output::words("no active alerts");
             return Ok(Exit::Done);
@@ -161,7 +120,12 @@ fn print(alert: Value, json: bool) -> Result<(), Failure> {
     if json {
         return Ok(output::json(&alert)?);
     }
-    let Alert { name, severity, since, message } = read(alert)?;
-    let line = format!("{severity:<8}  {name}  since {}  {message}", api_types::at(since));
+    let Alert { name, severity, since, message, .. } = read(alert)?;
+    let severity = match severity {
+        Severity::Info => "info",
+        Severity::Warning => "warning",
+        Severity::Critical => "critical",
+    };
+    let line = format!("{severity:<8}  {name}  since {}  {message}", format::at(since));
     Ok(output::data(&output::shown(&line))?)
 }

@@ -103,13 +103,31 @@ fn serve(stream: TcpStream, script: &Script, got: &Mutex<Vec<Got>>) {
     }
 }
 
+/// Hapax's id of the n-th event.
+fn id(n: u32) -> String {
+    format!("01958d0e-0000-7000-8000-{n:012}")
+}
+
+/// The id of a job.
+const JOB: &str = "01958d0e-0000-7000-8000-00000000b001";
+
 fn summary(n: u32) -> Value {
     json!({
-        "id": format!("0195-{n}"), "event_id": format!("evt_{n}"), "tenant": "default",
+        "id": id(n), "event_id": format!("evt_{n}"), "tenant": "default",
         "source": "stripe", "event_type": "payout.paid", "occurred_at": null,
         "received_at": "2026-03-01T12:00:00.250Z", "status": "processed", "review": null,
         "arrival_count": 4, "conflict_count": 0, "processed_at": null, "result": "50",
     })
+}
+
+/// An event with nothing but its summary.
+fn event(n: u32) -> Value {
+    let mut event = summary(n);
+    for list in ["arrivals", "jobs", "attempts", "messages", "actions", "headers"] {
+        event[list] = json!([]);
+    }
+    event["body"] = json!("{}");
+    event
 }
 
 fn page(items: Value, next: Value) -> Value {
@@ -127,7 +145,10 @@ fn events_are_listed_as_lines_or_as_json_objects() {
     assert_eq!(run.code, 0, "{run:?}");
     assert_eq!(
         run.stdout.lines().next(),
-        Some("2026-03-01T12:00:00Z  processed   stripe  payout.paid  evt_2  0195-2  ×4")
+        Some(&*format!(
+            "2026-03-01T12:00:00Z  processed   stripe  payout.paid  evt_2  {}  ×4",
+            id(2)
+        ))
     );
     assert!(run.stderr.contains("--cursor 17"), "{run:?}");
     assert_eq!(admin.got()[0].line, "GET /api/v1/events?source=stripe&status=processed&limit=50");
@@ -138,16 +159,16 @@ fn events_are_listed_as_lines_or_as_json_objects() {
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap()["id"].clone())
         .collect();
-    assert_eq!(ids, ["0195-2", "0195-1"]);
+    assert_eq!(ids, [id(2), id(1)]);
     assert!(admin.got()[1].line.contains("unfinished_for=30m"));
 }
 
 #[test]
 fn an_event_is_shown_with_all_its_data_and_cannot_control_the_terminal() {
-    let mut event = summary(1);
+    let mut event = event(1);
     event["arrivals"] = json!([{
         "decision": "accepted", "received_at": "2026-03-01T12:00:00Z", "remote": "192.0.2.1",
-        "secret": 0, "signed_at": null, "request_id": "r"
+        "secret": 0, "signed_at": null, "request_id": id(9)
     }]);
     event["headers"] = json!([["x-evil", "\u{1b}[2J"]]);
     event["body"] = json!("{\"a\":1}");
@@ -169,7 +190,7 @@ fn an_event_is_shown_with_all_its_data_and_cannot_control_the_terminal() {
 #[test]
 fn each_exit_code_has_its_meaning() {
     let problem = |detail: &str| json!({ "detail": detail });
-    let ambiguous = json!({ "detail": "several", "candidates": ["0195-1", "0195-2"] });
+    let ambiguous = json!({ "detail": "several", "candidates": [id(1), id(2)] });
     let admin = Admin::with(&[
         ("GET /api/v1/events", 400, problem("unknown status")),
         ("GET /api/v1/events/two", 409, ambiguous),
@@ -183,7 +204,7 @@ fn each_exit_code_has_its_meaning() {
     };
     check(&["events", "show", "none"], 1, "no event has that id");
     check(&["explain", "none"], 1, "no event has that id");
-    check(&["explain", "two"], 1, "0195-2");
+    check(&["explain", "two"], 1, &id(2));
     check(&["events", "list", "--status", "odd"], 2, "unknown status");
     check(&["events", "show", "shut"], 3, "HAPAX_TOKEN");
     check(&["events", "show", "ill"], 3, "cannot write");
@@ -221,10 +242,10 @@ fn the_token_comes_from_the_environment_or_a_file_and_the_server_from_the_enviro
 
 #[test]
 fn replay_approve_and_reject_print_the_effect_on_each_job() {
-    let item = |handler: &str, effect: &str| json!({ "event": "0195-1", "event_id": "evt_1", "handler": handler, "effect": effect });
+    let item = |handler: &str, effect: &str| json!({ "event": id(1), "event_id": "evt_1", "handler": handler, "effect": effect });
     let replayed =
         page(json!([item("fee", "already_applied"), item("mail", "would_run")]), Value::Null);
-    let decided = |status: &str, changed: bool| json!({ "id": "0195-1", "event_id": "evt_1", "status": status, "changed": changed });
+    let decided = |status: &str, changed: bool| json!({ "id": id(1), "event_id": "evt_1", "status": status, "changed": changed });
     let admin = Admin::with(&[
         ("POST /api/v1/events/evt_1/replay", 200, replayed),
         ("POST /api/v1/events/evt_1/approve", 200, decided("received", false)),
@@ -234,8 +255,8 @@ fn replay_approve_and_reject_print_the_effect_on_each_job() {
     assert_eq!(run.code, 0, "{run:?}");
     assert_eq!(run.stdout, "evt_1  fee  done already: not run again\nevt_1  mail  would run\n");
     let run = admin.run(&["events", "approve", "evt_1"]);
-    assert_eq!((run.code, run.stdout.as_str()), (0, "0195-1 evt_1 received\n"), "{run:?}");
-    assert!(run.stderr.contains("nothing changed"), "{run:?}");
+    assert_eq!((run.code, run.stdout), (0, format!("{} evt_1 received\n", id(1))));
+    assert!(run.stderr.contains("nothing changed"), "{}", run.stderr);
     let run = admin.run(&["events", "reject", "evt_1", "--reason", "forged", "--json"]);
     assert_eq!(serde_json::from_str::<Value>(&run.stdout).unwrap()["status"], "discarded");
     assert_eq!(admin.run(&["events", "reject", "evt_1"]).code, 2, "a reason is needed");
@@ -250,24 +271,27 @@ fn replay_approve_and_reject_print_the_effect_on_each_job() {
 #[test]
 fn dead_letters_are_listed_and_replayed_one_or_by_filter() {
     let job = json!({
-        "id": "job-1", "event": "0195-1", "event_id": "evt_1", "tenant": "default",
+        "id": JOB, "event": id(1), "event_id": "evt_1", "tenant": "default",
         "source": "stripe", "handler": "fee", "status": "dead", "run": 1, "attempt": 7,
         "steps": 7, "lost": 0, "fence": 7, "due_at": null, "result": null,
         "error": "no such table: fees", "finished_at": "2026-03-01T13:00:00Z",
         "idempotency_key": "k", "resource": null, "attempts": [],
     });
-    let effect = json!({ "event_id": "evt_1", "handler": "fee", "effect": "runs" });
+    let replay_one = format!("POST /api/v1/jobs/{JOB}/replay");
+    let effect = json!({ "event": id(1), "event_id": "evt_1", "handler": "fee", "effect": "runs" });
     let admin = Admin::with(&[
         ("GET /api/v1/jobs", 200, page(json!([job]), Value::Null)),
-        ("POST /api/v1/jobs/job-1/replay", 200, page(json!([effect]), Value::Null)),
+        (&replay_one, 200, page(json!([effect]), Value::Null)),
         ("POST /api/v1/jobs/replay", 200, page(json!([effect]), json!("9"))),
     ]);
     let run = admin.run(&["dead", "list", "--handler", "fee"]);
     assert_eq!(
         run.stdout,
-        "2026-03-01T13:00:00Z  job-1  stripe/fee  evt_1  7 attempts  no such table: fees\n"
+        format!(
+            "2026-03-01T13:00:00Z  {JOB}  stripe/fee  evt_1  7 attempts  no such table: fees\n"
+        )
     );
-    let run = admin.run(&["dead", "replay", "job-1"]);
+    let run = admin.run(&["dead", "replay", JOB]);
     assert_eq!((run.code, run.stdout.as_str()), (0, "evt_1  fee  queued to run\n"), "{run:?}");
     let run = admin.run(&["dead", "replay", "--handler", "fee", "--limit", "20", "--dry-run"]);
     assert_eq!(run.code, 0, "{run:?}");
@@ -275,14 +299,12 @@ fn dead_letters_are_listed_and_replayed_one_or_by_filter() {
     let got = admin.got();
     assert_eq!(got[0].line, "GET /api/v1/jobs?status=dead&handler=fee&limit=50");
     assert_eq!(got[2].body, json!({ "dry_run": true, "handler": "fee", "limit": 20 }));
-    assert_eq!(admin.run(&["dead", "replay", "job-1", "--all"]).code, 2);
+    assert_eq!(admin.run(&["dead", "replay", JOB, "--all"]).code, 2);
 }
 
 #[test]
 fn explain_prints_the_story_as_text_or_json() {
-    let mut event = summary(1);
-    event["arrivals"] = json!([]);
-    let admin = Admin::with(&[("GET /api/v1/events/evt_1", 200, event)]);
+    let admin = Admin::with(&[("GET /api/v1/events/evt_1", 200, event(1))]);
     let run = admin.run(&["explain", "evt_1"]);
     assert_eq!(run.code, 0, "{run:?}");
     assert!(run.stdout.starts_with("evt_1 (payout.paid) from stripe arrived 4 times"), "{run:?}");
@@ -305,7 +327,7 @@ fn tail_prints_each_event_once_oldest_first() {
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap()["id"].clone())
         .collect();
-    assert_eq!(ids, ["0195-2", "0195-3"]);
+    assert_eq!(ids, [id(2), id(3)]);
 }
 
 fn levels(run: &Run) -> BTreeMap<String, Vec<String>> {

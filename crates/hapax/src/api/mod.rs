@@ -1,0 +1,90 @@
+//! The request and response types of the admin API. The admin side answers with them, and the command line
+//! reads them: a field has one definition.
+//!
+//! Request types refuse unknown fields, so that a misspelt `dry_run` does not become a run. Response types
+//! ignore them, so that an older command line can read a newer server. The OpenAPI document is generated from
+//! these types: a doc comment here is a description there.
+
+mod claims;
+mod events;
+mod jobs;
+mod replay;
+mod stats;
+mod values;
+
+use serde::{Deserialize, Serialize};
+use utoipa::openapi::schema::{Object, ObjectBuilder, Schema, SchemaType, Type};
+use utoipa::openapi::{ArrayBuilder, Ref, RefOr};
+use utoipa::{PartialSchema, ToSchema};
+use uuid::Uuid;
+
+pub(crate) use claims::{
+    Claim, ClaimRequest, Claimed, CompleteRequest, FailRequest, RenewRequest, Settled,
+};
+pub(crate) use events::{Event, EventSummary, EventsQuery};
+pub(crate) use jobs::{Attempt, Handler, Job, JobsQuery, Lane};
+pub(crate) use replay::{
+    DecideRequest, Decided, ReplayEffect, ReplayEventRequest, ReplayItem, ReplayJobRequest,
+    ReplayJobsRequest, Replayed,
+};
+pub(crate) use stats::{Alert, Figures, ProcessingSeconds, Severity, Stats, StatsQuery};
+pub(crate) use values::{Body, Moment, RetryIn, Span};
+
+/// One page of a list.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct List<T> {
+    pub(crate) items: Vec<T>,
+    /// The cursor of the next page; null on the last one.
+    pub(crate) next: Option<String>,
+}
+
+impl<T> List<T> {
+    /// A list that is never longer than one page.
+    pub(crate) fn whole(items: Vec<T>) -> Self {
+        Self { items, next: None }
+    }
+}
+
+// By hand, because the derive gives every `List<T>` the same name.
+impl<T: ToSchema> PartialSchema for List<T> {
+    fn schema() -> RefOr<Schema> {
+        let text_or_null = SchemaType::from_iter([Type::String, Type::Null]);
+        let next = ObjectBuilder::new()
+            .schema_type(text_or_null)
+            .description(Some("The cursor of the next page; null on the last one."));
+        let object = Object::builder()
+            .property("items", ArrayBuilder::new().items(Ref::from_schema_name(T::name())))
+            .property("next", next)
+            .required("items")
+            .required("next")
+            .description(Some("One page of a list."));
+        object.into()
+    }
+}
+
+impl<T: ToSchema> ToSchema for List<T> {
+    fn name() -> std::borrow::Cow<'static, str> {
+        format!("{}List", T::name()).into()
+    }
+
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        schemas.push((T::name().into_owned(), T::schema()));
+        T::schemas(schemas);
+    }
+}
+
+/// An error, as RFC 9457 defines it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub(crate) struct Problem {
+    /// A name for the kind of error that never changes, such as `urn:hapax:problem:not_found`.
+    pub(crate) r#type: String,
+    pub(crate) title: String,
+    /// The HTTP status.
+    pub(crate) status: u16,
+    /// What is wrong.
+    pub(crate) detail: String,
+    /// If several events have the sender's id: Hapax's id of each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) candidates: Vec<Uuid>,
+}

@@ -1,0 +1,103 @@
+//! Statistics and alerts.
+
+use std::collections::BTreeMap;
+
+use hapax_core::Timestamp;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::Span;
+
+/// The query of `GET /api/v1/stats`.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct StatsQuery {
+    /// Only events of this source.
+    pub(crate) source: Option<String>,
+    /// Only events that first arrived within this time; without it `1h`.
+    pub(crate) window: Option<Span>,
+}
+
+/// Statistics of the events that first arrived within a window.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct Stats {
+    pub(crate) window_seconds: f64,
+    pub(crate) since: Timestamp,
+    /// Whether the counts are estimates from some of many events.
+    pub(crate) sampled: bool,
+    /// When the server began to count failed verifications: it may have started within the window.
+    pub(crate) failed_verifications_since: Timestamp,
+    #[serde(flatten)]
+    pub(crate) figures: Figures,
+    /// The same for each source that had an event or a failed verification; absent if one source was asked
+    /// for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) sources: Option<BTreeMap<String, Figures>>,
+}
+
+/// The statistics of one source, or of all.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct Figures {
+    /// Arrivals, including copies.
+    pub(crate) received: u64,
+    /// Events.
+    pub(crate) unique: u64,
+    /// Arrivals after the first, including conflicts.
+    pub(crate) duplicates: u64,
+    /// `duplicates` / `received`.
+    #[schema(required)]
+    pub(crate) duplicate_rate: Option<f64>,
+    /// Of the events whose jobs were attempted, the share whose jobs are done.
+    #[schema(required)]
+    pub(crate) success_rate: Option<f64>,
+    /// Requests whose signature was missing or wrong, or whose signed time was outside the window, as this
+    /// process counted them.
+    pub(crate) failed_verifications: u64,
+    pub(crate) processing_seconds: ProcessingSeconds,
+    /// `received` / `unique`: how often an event arrives, including the first time.
+    #[schema(required)]
+    pub(crate) copies_per_event: Option<f64>,
+    /// The median wait before the second arrival of an event, before the third, and so on.
+    pub(crate) gaps_seconds: Vec<f64>,
+}
+
+/// The time from the first arrival to the end of the last job.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct ProcessingSeconds {
+    #[schema(required)]
+    pub(crate) avg: Option<f64>,
+    #[schema(required)]
+    pub(crate) p50: Option<f64>,
+    #[schema(required)]
+    pub(crate) p99: Option<f64>,
+}
+
+/// A condition that needs attention, and since when.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct Alert {
+    /// The key of `[alerts]` in the config.
+    pub(crate) name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) source: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tenant: Option<String>,
+    /// `source/handler`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lane: Option<String>,
+    pub(crate) severity: Severity,
+    pub(crate) since: Timestamp,
+    pub(crate) message: String,
+}
+
+/// How urgent an alert is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Severity {
+    /// Good to know.
+    Info,
+    /// Look at it today.
+    Warning,
+    /// Look at it now.
+    Critical,
+}
