@@ -150,6 +150,26 @@ pub(super) enum Scope {
     Claim,
 }
 
+impl Scope {
+    /// The scope as the OpenAPI document names it.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Operate => "operate",
+            Self::Claim => "claim",
+        }
+    }
+
+    /// The permissions that include the scope, as [`Caller::may`] decides, in words.
+    pub(super) fn allowed_by(self) -> &'static str {
+        match self {
+            Self::Read => "`read`, `payload`, `operate` or `admin`",
+            Self::Operate => "`operate` or `admin`",
+            Self::Claim => "`claim` for the handler, or `admin`",
+        }
+    }
+}
+
 /// The caller of a request.
 #[derive(Debug, Clone)]
 pub(super) struct Caller {

@@ -1,6 +1,6 @@
 //! The admin side: health, metrics, and the API for operators and pull workers.
 //!
-//! [`routes`] lists every route. Every route except health needs a token that permits it ([`auth`]). If the
+//! [`routes`] lists every route, and [`openapi`] describes them. Every route except health needs a token that permits it ([`auth`]). If the
 //! operator opened the admin side on loopback, the Host header must name a loopback address, against DNS
 //! rebinding, and requests that a reverse proxy forwarded still need a token. Every action is recorded with
 //! the name of its token.
@@ -10,9 +10,11 @@ mod claims;
 mod events;
 mod extract;
 mod jobs;
+mod openapi;
 mod problem;
 mod replay;
 mod review;
+mod routes;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -20,21 +22,22 @@ mod tests;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::State;
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, post};
+use axum::{Json, Router};
 use hapax_core::handler::EventView;
 use hapax_core::store::{Claim, HandlerRef, HandlerSpec, Inspect, NewJob, Store, Work};
 use hapax_core::{SourceName, Tenant};
 use hapax_engine::{Now, Pulled, Readiness};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::task::TaskTracker;
+use utoipa::openapi::OpenApi;
 
+use auth::RouteGuard;
 pub(crate) use auth::{Authorizer, WithoutToken};
-use auth::{RouteGuard, Scope};
 use problem::Problem;
+use routes::{Route, routes};
 
 use crate::alerts::Watch;
 
@@ -112,71 +115,55 @@ async fn response_headers(mut response: Response) -> Response {
     response
 }
 
-/// One route with the scope it needs.
-struct Route<S> {
-    /// `None`: no token needed.
-    scope: Option<Scope>,
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "a test compares it with the OpenAPI document")
-    )]
-    method: Method,
-    path: &'static str,
-    to: MethodRouter<Arc<Admin<S>>>,
-}
+/// An answer of plain text.
+struct Text(String);
 
-fn routes<S: AdminStore>() -> Vec<Route<S>> {
-    let read = |path, to| Route { scope: Some(Scope::Read), method: Method::GET, path, to };
-    let operate = |path, to| Route { scope: Some(Scope::Operate), method: Method::POST, path, to };
-    let claim = |path, to| Route { scope: Some(Scope::Claim), method: Method::POST, path, to };
-    let open = |path, to| Route { scope: None, method: Method::GET, path, to };
-    vec![
-        open("/healthz", get(async || StatusCode::OK)),
-        open("/readyz", get(ready::<S>)),
-        read("/", get(index)),
-        read("/metrics", get(metrics::<S>)),
-        read("/api/v1/openapi.json", get(openapi)),
-        read("/api/v1/events", get(events::list::<S>)),
-        read("/api/v1/events/{id}", get(events::show::<S>)),
-        operate("/api/v1/events/{id}/replay", post(replay::event::<S>)),
-        operate("/api/v1/events/{id}/approve", post(review::approve::<S>)),
-        operate("/api/v1/events/{id}/reject", post(review::reject::<S>)),
-        operate("/api/v1/events/{id}/discard", post(review::discard_of_event::<S>)),
-        read("/api/v1/handlers", get(jobs::handlers::<S>)),
-        read("/api/v1/lanes", get(jobs::lanes::<S>)),
-        read("/api/v1/stats", get(stats::stats::<S>)),
-        read("/api/v1/alerts", get(stats::alerts::<S>)),
-        read("/api/v1/jobs", get(jobs::list::<S>)),
-        read("/api/v1/jobs/{id}", get(jobs::show::<S>)),
-        operate("/api/v1/jobs/{id}/replay", post(replay::job::<S>)),
-        operate("/api/v1/jobs/{id}/discard", post(review::discard_of_job::<S>)),
-        operate("/api/v1/jobs/replay", post(replay::many::<S>)),
-        claim("/api/v1/claims", post(claims::claim::<S>)),
-        claim("/api/v1/claims/{job}/renew", post(claims::renew::<S>)),
-        claim("/api/v1/claims/{job}/complete", post(claims::complete::<S>)),
-        claim("/api/v1/claims/{job}/fail", post(claims::fail::<S>)),
-    ]
-}
-
-async fn ready<S: AdminStore>(State(admin): State<Arc<Admin<S>>>) -> Response {
-    match admin.readiness.judge(&*admin.store) {
-        Ok(()) => "ready\n".into_response(),
-        Err(error) => Problem::unavailable(&error.to_string()).into_response(),
+impl IntoResponse for Text {
+    fn into_response(self) -> Response {
+        self.0.into_response()
     }
 }
 
-async fn metrics<S: AdminStore>(State(admin): State<Arc<Admin<S>>>) -> Response {
-    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-    (kind, admin.metrics.render()).into_response()
+/// Metrics in the text format of Prometheus.
+struct Exposition(String);
+
+impl IntoResponse for Exposition {
+    fn into_response(self) -> Response {
+        let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+        (kind, self.0).into_response()
+    }
 }
 
-async fn openapi() -> Response {
-    let kind = [(header::CONTENT_TYPE, "application/json")];
-    (kind, include_str!("openapi.json")).into_response()
+/// The answer of the route that describes all routes.
+struct Document(OpenApi);
+
+impl IntoResponse for Document {
+    fn into_response(self) -> Response {
+        Json(self.0).into_response()
+    }
 }
 
-async fn index() -> &'static str {
-    "hapax\n\n\
+async fn healthy() -> StatusCode {
+    StatusCode::OK
+}
+
+async fn ready<S: AdminStore>(State(admin): State<Arc<Admin<S>>>) -> Result<Text, Problem> {
+    match admin.readiness.judge(&*admin.store) {
+        Ok(()) => Ok(Text("ready\n".to_owned())),
+        Err(error) => Err(Problem::unavailable(&error.to_string())),
+    }
+}
+
+async fn metrics<S: AdminStore>(State(admin): State<Arc<Admin<S>>>) -> Exposition {
+    Exposition(admin.metrics.render())
+}
+
+async fn openapi<S: AdminStore>() -> Document {
+    Document(openapi::document(&routes::<S>()))
+}
+
+async fn index() -> Text {
+    let text = "hapax\n\n\
      GET  /api/v1/events                events, newest first\n\
      GET  /api/v1/events/{id}           one event, by Hapax's id or the sender's\n\
      POST /api/v1/events/{id}/replay    run its handlers again; also /approve, /reject, /discard\n\
@@ -184,5 +171,6 @@ async fn index() -> &'static str {
      POST /api/v1/jobs/replay           run dead letters again\n\
      GET  /api/v1/stats  /alerts        statistics, and what needs attention\n\
      GET  /api/v1/openapi.json          every route\n\
-     GET  /metrics  /healthz  /readyz\n"
+     GET  /metrics  /healthz  /readyz\n";
+    Text(text.to_owned())
 }

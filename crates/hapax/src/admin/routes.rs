@@ -1,0 +1,102 @@
+//! The route table. A line of [`routes`] is all that the router, the authorization and the OpenAPI document
+//! need to know of a route; its handler's signature says what it reads and answers.
+
+use std::sync::Arc;
+
+use axum::handler::Handler;
+use axum::http::Method;
+use axum::routing::{MethodFilter, MethodRouter};
+
+use super::auth::Scope;
+use super::openapi::{Described, Description};
+use super::{Admin, AdminStore, claims, events, jobs, replay, review, stats};
+
+/// All routes of the admin side.
+#[rustfmt::skip] // A line per route.
+pub(super) fn routes<S: AdminStore>() -> Vec<Route<S>> {
+    use Scope::{Claim, Operate, Read};
+    vec![
+        open("/healthz", super::healthy, "Whether the process runs"),
+        open("/readyz", super::ready::<S>, "Whether traffic should be sent here"),
+        get(Read, "/", super::index, "The most important routes, as text"),
+        get(Read, "/metrics", super::metrics::<S>, "Metrics for Prometheus"),
+        get(Read, "/api/v1/openapi.json", super::openapi::<S>, "This document"),
+        get(Read, "/api/v1/events", events::list::<S>, "Lists events, newest first"),
+        get(Read, "/api/v1/events/{id}", events::show::<S>, "Shows all that is stored about an event"),
+        post(Operate, "/api/v1/events/{id}/replay", replay::event::<S>, "Runs the jobs of an event now"),
+        post(Operate, "/api/v1/events/{id}/approve", review::approve::<S>, "Lets the jobs of an event in review run"),
+        post(Operate, "/api/v1/events/{id}/reject", review::reject::<S>, "Rejects an event in review: its jobs never run"),
+        post(Operate, "/api/v1/events/{id}/discard", review::discard_of_event::<S>, "Discards the dead letters of an event"),
+        get(Read, "/api/v1/handlers", jobs::handlers::<S>, "Lists the configured handlers"),
+        get(Read, "/api/v1/lanes", jobs::lanes::<S>, "Shows the backlog of each handler with an open or dead job"),
+        get(Read, "/api/v1/stats", stats::stats::<S>, "Statistics of the events that first arrived within a window"),
+        get(Read, "/api/v1/alerts", stats::alerts::<S>, "Lists what needs attention, the most severe first"),
+        get(Read, "/api/v1/jobs", jobs::list::<S>, "Lists jobs, newest first"),
+        get(Read, "/api/v1/jobs/{id}", jobs::show::<S>, "Shows a job with its attempts"),
+        post(Operate, "/api/v1/jobs/{id}/replay", replay::job::<S>, "Runs a job now"),
+        post(Operate, "/api/v1/jobs/{id}/discard", review::discard_of_job::<S>, "Discards a dead letter"),
+        post(Operate, "/api/v1/jobs/replay", replay::many::<S>, "Runs dead letters again, one page of them"),
+        post(Claim, "/api/v1/claims", claims::claim::<S>, "Claims due jobs of a pull handler"),
+        post(Claim, "/api/v1/claims/{job}/renew", claims::renew::<S>, "Renews the lease of a claim"),
+        post(Claim, "/api/v1/claims/{job}/complete", claims::complete::<S>, "Records that a job is done; may be repeated with the same fence"),
+        post(Claim, "/api/v1/claims/{job}/fail", claims::fail::<S>, "Records that an attempt failed"),
+    ]
+}
+
+/// One route.
+pub(super) struct Route<S> {
+    /// `None`: no token needed.
+    pub(super) scope: Option<Scope>,
+    pub(super) method: Method,
+    pub(super) path: &'static str,
+    pub(super) to: MethodRouter<Arc<Admin<S>>>,
+    /// What the route does, for the OpenAPI document.
+    pub(super) summary: &'static str,
+    /// What its handler reads and answers.
+    pub(super) describe: fn() -> Description,
+}
+
+/// A GET without a token.
+fn open<S, H, T>(path: &'static str, to: H, summary: &'static str) -> Route<S>
+where
+    S: AdminStore,
+    H: Handler<T, Arc<Admin<S>>> + Described<T>,
+    T: 'static,
+{
+    route(Method::GET, None, path, to, summary)
+}
+
+fn get<S, H, T>(scope: Scope, path: &'static str, to: H, summary: &'static str) -> Route<S>
+where
+    S: AdminStore,
+    H: Handler<T, Arc<Admin<S>>> + Described<T>,
+    T: 'static,
+{
+    route(Method::GET, Some(scope), path, to, summary)
+}
+
+fn post<S, H, T>(scope: Scope, path: &'static str, to: H, summary: &'static str) -> Route<S>
+where
+    S: AdminStore,
+    H: Handler<T, Arc<Admin<S>>> + Described<T>,
+    T: 'static,
+{
+    route(Method::POST, Some(scope), path, to, summary)
+}
+
+fn route<S, H, T>(
+    method: Method,
+    scope: Option<Scope>,
+    path: &'static str,
+    to: H,
+    summary: &'static str,
+) -> Route<S>
+where
+    S: AdminStore,
+    H: Handler<T, Arc<Admin<S>>> + Described<T>,
+    T: 'static,
+{
+    let filter = MethodFilter::try_from(method.clone()).expect("a method that routes can have");
+    let to = MethodRouter::new().on(filter, to);
+    Route { scope, method, path, to, summary, describe: H::describe }
+}
