@@ -308,7 +308,7 @@ async fn any_answer_of_200_is_done_and_only_a_fitting_one_says_more() {
     let long = json!({ "publish": [{ "type": "a", "data": 1, "id": id }] }).to_string();
     let (piece, _) = after_one(says(200, long)).await;
     let error = piece.error.unwrap();
-    assert!(error.contains("id of a message is longer than 255 bytes"), "{error}");
+    assert!(error.contains("id of a message is longer than 128 characters"), "{error}");
 }
 
 #[tokio::test]
