@@ -4,7 +4,7 @@
 //! A name is resolved once per connection. If any of its addresses is blocked, none is used.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -135,7 +135,7 @@ impl Guard {
         let mut judged = Vec::new();
         for address in addresses {
             let address = self.rules.judge(address, port).map_err(blocked)?;
-            if !self.rules.allows(address.ip()) && is_this_machine(address) {
+            if !self.rules.allows(address.ip()) && is_this_machine(address.ip()) {
                 return Err(SendError::this_machine(host));
             }
             if !judged.contains(&address) && judged.len() < ENDPOINT_ADDRESSES_MAX {
@@ -157,19 +157,15 @@ impl Guard {
     }
 }
 
-/// Whether a connection to this address stays on this machine: the system would use the same address as
-/// the source. Connecting a datagram socket sends nothing.
-fn is_this_machine(address: SocketAddr) -> bool {
-    let unspecified: IpAddr = match address {
-        SocketAddr::V4(_) => [0_u8; 4].into(),
-        SocketAddr::V6(_) => [0_u8; 16].into(),
+/// Whether this machine has the address: a socket can be bound to it. Binding sends nothing. A system that
+/// lets sockets bind to foreign addresses (`ip_nonlocal_bind`) cannot tell, so nothing is blocked there.
+fn is_this_machine(address: IpAddr) -> bool {
+    let foreign: IpAddr = match address {
+        IpAddr::V4(_) => Ipv4Addr::new(192, 0, 2, 1).into(),
+        IpAddr::V6(_) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
     };
-    let source = || {
-        let socket = UdpSocket::bind((unspecified, 0))?;
-        socket.connect(address)?;
-        socket.local_addr()
-    };
-    source().is_ok_and(|source: SocketAddr| source.ip() == address.ip())
+    let binds = |address: IpAddr| UdpSocket::bind((address, 0)).is_ok();
+    binds(address) && !binds(foreign)
 }
 
 /// IPv4 and IPv6 in turn, beginning with the family of the first: if one family does not work here, the
@@ -328,5 +324,47 @@ impl AsyncWrite for EndpointStream {
             Transport::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
             Transport::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A public address of this machine leads to our own listeners. Loopback stands for it here, because
+    /// the machine of a test may have no other.
+    #[test]
+    fn an_address_of_this_machine_is_recognised_without_a_connection() {
+        let address = |text: &str| text.parse().unwrap();
+        assert!(is_this_machine(address("127.0.0.1")));
+        assert!(is_this_machine(address("127.9.8.7")));
+        assert!(!is_this_machine(address("198.51.100.1")));
+        assert!(!is_this_machine(address("2001:db8::2")));
+    }
+
+    /// A connection that is opened in the background reports its stages late.
+    #[test]
+    fn progress_never_goes_back() {
+        let progress = Progress::default();
+        assert_eq!(progress.stage(), Stage::Lookup);
+        for (reached, expected) in [
+            (Stage::Connect, Stage::Connect),
+            (Stage::Answer, Stage::Answer),
+            (Stage::Handshake, Stage::Answer),
+            (Stage::Body, Stage::Body),
+            (Stage::Lookup, Stage::Body),
+        ] {
+            progress.reach(reached);
+            assert_eq!(progress.stage(), expected);
+        }
+    }
+
+    /// A family that does not work here must cost one attempt, not half of them.
+    #[test]
+    fn families_alternate() {
+        let parsed = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
+        let mixed: Vec<SocketAddr> = parsed(&["[::1]:1", "[::2]:1", "[::3]:1", "1.1.1.1:1"]);
+        let expected: Vec<SocketAddr> = parsed(&["[::1]:1", "1.1.1.1:1", "[::2]:1", "[::3]:1"]);
+        assert_eq!(alternating(mixed), expected);
     }
 }
