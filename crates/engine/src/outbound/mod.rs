@@ -243,3 +243,46 @@ fn unanswered(error: legacy::Error) -> OutboundError {
         (false, false) => OutboundError::Broken(deepest(&error)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// A handler of the operator has a connection to loopback open when an endpoint of the same address is
+    /// called: a shared pool would send the delivery on it.
+    #[tokio::test]
+    async fn an_endpoint_never_uses_a_connection_that_a_trusted_handler_opened() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let url = format!("http://{at}/");
+        let serve = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut bytes = [0_u8; 4_096];
+            assert!(stream.read(&mut bytes).await.unwrap() > 0);
+            stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.unwrap();
+            stream
+        };
+        let trusted = Outbound::trusted().unwrap();
+        let request = Request::post(&url).body(Full::default()).unwrap();
+        let deadline = Duration::from_secs(60);
+        let (heard, mut kept_open) = tokio::join!(trusted.send(request, deadline), serve);
+        assert_eq!(heard.unwrap().status, StatusCode::NO_CONTENT);
+
+        let guarded = Outbound::guarded(GuardRules::default()).unwrap();
+        let endpoint = EndpointUrl::from_stored(&url).unwrap();
+        let body = Bytes::from_static(b"{}");
+        let error = guarded.post(&endpoint, HeaderMap::new(), body, deadline).await.unwrap_err();
+        assert_eq!(error.class, SendErrorClass::Blocked, "{error}");
+
+        // Nothing came on the open connection, and no other was opened.
+        drop(trusted);
+        let mut rest = Vec::new();
+        kept_open.read_to_end(&mut rest).await.unwrap();
+        assert_eq!(rest, b"");
+        let ours = TcpStream::connect(at).await.unwrap();
+        assert_eq!(listener.accept().await.unwrap().1, ours.local_addr().unwrap());
+    }
+}

@@ -144,7 +144,7 @@ impl SendError {
                 "the head of the answer is larger than {ENDPOINT_ANSWER_HEAD_BYTES_MAX} bytes"
             ),
             Some(http) if http.is_parse() => "the answer is not HTTP/1.1".to_owned(),
-            Some(http) if http.is_incomplete_message() => {
+            Some(http) if http.is_incomplete_message() || ends_early(error) => {
                 "the connection was closed before the answer ended".to_owned()
             }
             Some(_) | None => format!("the connection broke: {}", deepest(error)),
@@ -196,6 +196,12 @@ pub(super) fn deepest(error: &(dyn Error + 'static)) -> String {
         Some(error) => plain(error),
         None => cause.to_string(),
     }
+}
+
+/// Whether a body ended before its announced length.
+fn ends_early(error: &(dyn Error + 'static)) -> bool {
+    let early = |error: &io::Error| error.kind() == io::ErrorKind::UnexpectedEof;
+    chain(error).filter_map(|error| error.downcast_ref::<io::Error>()).any(early)
 }
 
 /// An I/O error without the number of the operating system.

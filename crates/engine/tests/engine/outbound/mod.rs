@@ -1,7 +1,10 @@
 //! The guarded client, attacked from both sides: by the URLs and names of endpoints, and by what servers
 //! answer. Traffic goes to loopback only; test resolvers map names to it.
 
+mod addresses;
 mod answers;
+mod egress_proxy;
+mod tls;
 mod urls;
 
 use std::collections::HashMap;
@@ -17,7 +20,7 @@ use hapax_engine::{
 };
 use http::HeaderMap;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -50,6 +53,7 @@ async fn post(client: &EndpointClient, url: &str) -> Result<Answered, SendError>
 #[derive(Debug, Default)]
 struct Names {
     answers: Mutex<HashMap<String, Vec<Vec<IpAddr>>>>,
+    lookups: AtomicUsize,
 }
 
 impl Names {
@@ -68,10 +72,15 @@ impl Names {
         names.set(name, &[answer]);
         names
     }
+
+    fn lookups(&self) -> usize {
+        self.lookups.load(Ordering::SeqCst)
+    }
 }
 
 impl Resolve for Names {
     fn lookup<'a>(&'a self, name: &'a str) -> Lookup<'a> {
+        self.lookups.fetch_add(1, Ordering::SeqCst);
         let mut answers = self.answers.lock().unwrap();
         let answer = match answers.get_mut(name) {
             None => Err(LookupError::NoSuchName),
@@ -79,6 +88,27 @@ impl Resolve for Names {
             Some(left) => Ok(left.first().cloned().unwrap_or_default()),
         };
         Box::pin(async move { answer })
+    }
+}
+
+/// A listener that must see no connection.
+struct Canary(TcpListener);
+
+impl Canary {
+    async fn new() -> Self {
+        Self(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap())
+    }
+
+    fn port(&self) -> u16 {
+        self.0.local_addr().unwrap().port()
+    }
+
+    /// Connections are accepted in their order, so a connection of our own that is the first one shows
+    /// that there was no other.
+    async fn saw_nothing(&self) {
+        let ours = within(TcpStream::connect(self.0.local_addr().unwrap())).await.unwrap();
+        let (_, first) = within(self.0.accept()).await.unwrap();
+        assert_eq!(first, ours.local_addr().unwrap(), "the canary saw a connection");
     }
 }
 
