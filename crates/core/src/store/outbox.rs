@@ -35,10 +35,13 @@ pub trait Outbox: Send + Sync + 'static {
     /// is answered [`Held::Lost`] and changes nothing; reported again under the same fence, `Delivered`
     /// is [`Held::Kept`].
     ///
+    /// Outcomes are settled before expired leases are found, so a report at the end of a lease still counts.
+    /// The schedule of a failed attempt is the endpoint's at that moment.
+    ///
     /// Claims go over the endpoints in turn, and each endpoint has at most `max_in_flight` claims at once,
     /// over all nodes. Disabled and deleted endpoints are skipped, and endpoints with a sealed value whose
-    /// key is not in `ask.vault_keys`. Expired leases are found here: the attempt is lost and uses no step
-    /// of the schedule. Each claim commits attempt + 1 and a new fence before this returns. On SQLite a
+    /// key is not in `ask.vault_keys`. Expired leases are found here, also those of disabled and deleted
+    /// endpoints: the attempt is lost and uses no step of the schedule. Each claim commits attempt + 1 and a new fence before this returns. On SQLite a
     /// power loss may undo a claim, so an attempt may be repeated under the same message id.
     fn exchange(
         &self,
@@ -57,7 +60,9 @@ pub trait Outbox: Send + Sync + 'static {
         by: Action,
     ) -> impl Future<Output = Result<EndpointChanged, StoreError>> + Send;
 
-    /// Changes an endpoint in one commit. The change holds for the next claim on every node.
+    /// Changes an endpoint in one commit. The change holds for the next claim on every node. A deleted
+    /// endpoint is unknown, and its uid is free. Its open deliveries are shown as cancelled from this commit
+    /// on; [`cancel_orphans`](Self::cancel_orphans) ends them.
     fn change_endpoint(
         &self,
         endpoint: EndpointId,
@@ -65,15 +70,16 @@ pub trait Outbox: Send + Sync + 'static {
         by: Action,
     ) -> impl Future<Output = Result<EndpointChanged, StoreError>> + Send;
 
-    /// Sends one delivery again, or now if it waits for its next attempt.
+    /// Sends one delivery again, or now if it waits for its next attempt. That of a disabled endpoint is held
+    /// until the endpoint is enabled.
     fn replay_delivery(
         &self,
         delivery: DeliveryId,
         by: Action,
     ) -> impl Future<Output = Result<DeliveryReplayed, StoreError>> + Send;
 
-    /// Cancels the open deliveries of a message, or replays all that have ended; the ids of the changed
-    /// ones. `None` where there is no such message.
+    /// Cancels the open deliveries of a message, or replays those that are not delivered; the ids of the
+    /// changed ones. Deliveries to deleted endpoints are never replayed. `None` where there is no such message.
     fn change_message(
         &self,
         message: MessageRef,
@@ -407,7 +413,7 @@ pub struct DeliveryAttempt {
     pub status: Option<u16>,
     /// Why it failed.
     pub error: Option<String>,
-    /// The beginning of the answer's body.
+    /// The beginning of the answer's body; `None` where it was empty.
     pub answer: Option<String>,
     /// The node that made it.
     pub node: String,

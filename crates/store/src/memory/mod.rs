@@ -4,12 +4,15 @@
 //! One lock stands for the transaction: everything that happens while it is held is one commit.
 //! Start with [`ingest`] (which events there are), then [`work`] (the life of their jobs), then
 //! [`order`] (which job may run now), [`operator_actions`] (decisions of operators) and [`reader`]
-//! (queries). [`ledger`] is independent: the Idempotency-Keys of a user's API.
+//! (queries). [`outbox`] sends messages to endpoints, and [`outbox_reader`] has its queries. [`ledger`] is
+//! independent: the Idempotency-Keys of a user's API.
 
 mod ingest;
 mod ledger;
 mod operator_actions;
 mod order;
+mod outbox;
+mod outbox_reader;
 mod reader;
 mod work;
 
@@ -23,14 +26,17 @@ use hapax_core::order::{Place, Position};
 use hapax_core::store::{
     Action, AttemptNote, Claim, ClaimAsk, EventDetail, EventFilter, EventId, EventName,
     EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter,
-    LaneState, Lookup, MessageNote, NewJob, Outcome, Page, Ran, ReplayAsk, Replayed, Reviewed,
-    Sample, SampleAsk, SqlAsk, SqlRan, SqlRun, Store, StoreError, Verdict, Work,
+    LaneState, Lookup, NewJob, Outcome, Page, Ran, ReplayAsk, Replayed, Reviewed, Sample,
+    SampleAsk, SqlAsk, SqlRan, SqlRun, Store, StoreError, Verdict, Work,
 };
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
 use tokio::sync::Notify;
 
 use crate::Clock;
 use order::Resource;
+use outbox::{
+    Delivery, DeliveryNumber, EndpointNumber, MessageNumber, StoredEndpoint, StoredMessage,
+};
 
 /// Stands in for the statements of an `sql` handler, given the claim and the current object.
 type Effect = Arc<dyn Fn(&Claim, Option<&str>) -> Result<Option<String>, String> + Send + Sync>;
@@ -41,6 +47,7 @@ pub struct MemoryStore {
     clock: Clock,
     effect: Effect,
     arrived: Notify,
+    deliveries_due: Notify,
 }
 
 impl MemoryStore {
@@ -56,6 +63,7 @@ impl MemoryStore {
             clock,
             effect: Arc::new(|_, _| Ok(None)),
             arrived: Notify::new(),
+            deliveries_due: Notify::new(),
         }
     }
 
@@ -94,6 +102,12 @@ impl MemoryStore {
         self.arrived.notify_waiters();
         self.arrived.notify_one();
     }
+
+    /// Wakes waiting senders, in the same way.
+    fn hint_deliveries(&self) {
+        self.deliveries_due.notify_waiters();
+        self.deliveries_due.notify_one();
+    }
 }
 
 impl Default for MemoryStore {
@@ -124,8 +138,18 @@ struct Model {
     marks: HashMap<Resource, (Position, Timestamp)>,
     /// Where a sequence without a configured start began.
     starts: HashMap<Resource, Position>,
-    /// The outbox, by tenant and message id.
-    messages: HashMap<(Tenant, String), Published>,
+    /// The outbox.
+    messages: BTreeMap<MessageNumber, StoredMessage>,
+    messages_ever: u64,
+    /// The last number of each order key. It is never given twice.
+    sequences: HashMap<(Tenant, String), u64>,
+    deliveries: BTreeMap<DeliveryNumber, Delivery>,
+    deliveries_ever: u64,
+    endpoints: BTreeMap<EndpointNumber, StoredEndpoint>,
+    endpoints_ever: u64,
+    /// When each endpoint was last served, as a number of claims.
+    endpoint_turns: HashMap<EndpointNumber, u64>,
+    turns_ever: u64,
     /// Idempotency-Keys.
     reservations: HashMap<ledger::KeyName, ledger::Kept>,
     /// The number of fences given to keys so far.
@@ -192,12 +216,6 @@ struct Taken {
     policy: Policy,
 }
 
-#[derive(Debug)]
-struct Published {
-    event: EventNumber,
-    note: MessageNote,
-}
-
 impl Store for MemoryStore {
     async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
         let verdicts = self.model().ingest(&ingest, self.now());
@@ -233,6 +251,7 @@ impl Work for MemoryStore {
     async fn settle(&self, job: JobId, fence: Fence, outcome: Outcome) -> Result<Held, StoreError> {
         let held = self.model().settle(job, fence, outcome, self.now());
         self.hint();
+        self.hint_deliveries();
         Ok(held)
     }
 

@@ -237,7 +237,7 @@ impl Model {
             self.forget(at, horizon, now);
         }
         if !more {
-            self.messages.retain(|_, message| message.note.created_at >= horizon.events_before);
+            self.prune_messages(horizon.events_before);
             self.forget_marks(horizon, now);
         }
         more

@@ -38,9 +38,14 @@ impl Model {
     fn detail(&self, at: EventNumber) -> EventDetail {
         let mut jobs: Vec<_> = self.jobs_of(at).map(|job| self.job_detail(job)).collect();
         jobs.sort_by(|a, b| a.handler.cmp(&b.handler));
-        let published = self.messages.values().filter(|message| message.event == at);
-        let mut messages: Vec<MessageNote> =
-            published.map(|message| message.note.clone()).collect();
+        let published = self.messages.values().filter(|message| message.event == Some(at));
+        let mut messages: Vec<MessageNote> = published
+            .map(|message| MessageNote {
+                id: message.id.clone(),
+                r#type: message.new.r#type.clone(),
+                created_at: message.created_at,
+            })
+            .collect();
         messages.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
         EventDetail { summary: self.summary(at), jobs, messages, ..self.events[&at].detail.clone() }
     }
@@ -173,7 +178,7 @@ impl Job {
 }
 
 /// One page of a list, newest first.
-fn page<T>(
+pub(super) fn page<T>(
     newest_first: impl Iterator<Item = (u64, T)>,
     before: Option<Cursor>,
     limit: usize,

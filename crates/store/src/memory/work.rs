@@ -10,14 +10,14 @@ use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::{Guard, OVERTAKEN};
 use hapax_core::store::{
     AttemptNote, Claim, ClaimAsk, ClaimedEvent, EventId, HandlerAnswer, HandlerRef, HandlerSpec,
-    Held, MessageNote, NewMessage, Outcome, Ran,
+    Held, NewMessage, Outcome, Ran,
 };
 use hapax_core::{Tenant, Timestamp};
 use jiff::SignedDuration;
 use uuid::Uuid;
 
 use super::order::Admission;
-use super::{EventNumber, Job, JobNumber, Model, Published, Taken};
+use super::{EventNumber, Job, JobNumber, Model, Taken};
 
 /// The jobs that one claim took, and those that the order guard kept back.
 #[derive(Default)]
@@ -299,7 +299,7 @@ impl Model {
         job.forced = false;
         let (event, tenant) = (job.event, job.tenant.clone());
         for message in publish {
-            self.publish(event, &tenant, message, now);
+            self.publish(Some(event), &tenant, message, now);
         }
         self.move_mark(at, now);
         self.close(at, Phase::Done, now);
@@ -315,15 +315,6 @@ impl Model {
             self.job_mut(at).note("lost", Some(now), Some(OVERTAKEN.to_owned()));
             self.close(at, Phase::Stale, now);
         }
-    }
-
-    /// The same id twice is one message. One that names no tenant is of its event's, so that no
-    /// tenant can use up another's ids.
-    fn publish(&mut self, event: EventNumber, of: &Tenant, new: NewMessage, now: Timestamp) {
-        let tenant = new.tenant.map_or_else(|| of.clone(), Tenant::new);
-        let id = new.id.unwrap_or_else(|| Uuid::now_v7().to_string());
-        let note = MessageNote { id: id.clone(), r#type: new.r#type, created_at: now };
-        self.messages.entry((tenant, id)).or_insert(Published { event, note });
     }
 
     fn failed(
@@ -436,13 +427,18 @@ impl Job {
     }
 }
 
-fn shortened(text: &str, chars_max: usize) -> String {
+pub(super) fn shortened(text: &str, chars_max: usize) -> String {
     text.chars().take(chars_max).collect()
 }
 
 /// Between 0 and 1: different for each attempt, the same whenever it is asked.
 pub(super) fn dice(job: JobId, attempt: u32) -> f64 {
-    let (_, random) = job.0.as_u64_pair();
+    dice_of(job.0, attempt)
+}
+
+/// The same for anything else that is attempted.
+pub(super) fn dice_of(id: Uuid, attempt: u32) -> f64 {
+    let (_, random) = id.as_u64_pair();
     let mixed = (random ^ u64::from(attempt)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 32) as f64 / f64::from(u32::MAX)
 }

@@ -1,0 +1,671 @@
+//! Sending: messages, endpoints, and the life of deliveries. Each function is one commit, and every
+//! settlement is checked against the fence.
+//!
+//! The rules are written here a second time, without [`hapax_core::delivery::step`], so that random plans
+//! can compare the other stores with them. [`super::outbox_reader`] has the queries.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::delivery::{DeliveryId, DeliveryPhase, EndpointStanding, OUTCOME_LOST};
+use hapax_core::endpoint::{
+    Disabled, EndpointAct, EndpointChanged, EndpointId, EndpointRecord, NewEndpoint,
+};
+use hapax_core::job::{AfterFailure, AfterLoss, Fence, Progress, Retry, Workplace, jittered};
+use hapax_core::limits::{ENDPOINTS_PER_TENANT_MAX, ERROR_CHARS_MAX};
+use hapax_core::message::Stamp;
+use hapax_core::store::{
+    Action, AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryAttempt, DeliveryClaim,
+    DeliveryReplayed, DeliveryTarget, Exchanged, HandlerAnswer, Held, MessageAct, MessageRef,
+    NewMessage, Outbox, Published, PublishedMessage, StoreError,
+};
+use hapax_core::{KeyHash, Tenant, Timestamp};
+use uuid::Uuid;
+
+use super::work::{dice_of, later, shortened};
+use super::{EventNumber, MemoryStore, Model};
+
+pub(super) type MessageNumber = u64;
+pub(super) type DeliveryNumber = u64;
+pub(super) type EndpointNumber = u64;
+
+/// Why a delivery was cancelled that no operator cancelled.
+const ENDPOINT_DELETED: &str = "its endpoint was deleted";
+
+/// A message, as it was published.
+#[derive(Debug)]
+pub(super) struct StoredMessage {
+    pub(super) id: String,
+    pub(super) tenant: Tenant,
+    /// The event whose handler published it.
+    pub(super) event: Option<EventNumber>,
+    pub(super) new: NewMessage,
+    pub(super) fingerprint: KeyHash,
+    pub(super) sequence: Option<u64>,
+    pub(super) created_at: Timestamp,
+}
+
+/// An endpoint. A deleted one stays, because its deliveries name it.
+#[derive(Debug)]
+pub(super) struct StoredEndpoint {
+    pub(super) record: EndpointRecord,
+    pub(super) deleted: bool,
+}
+
+impl StoredEndpoint {
+    pub(super) fn standing(&self) -> EndpointStanding {
+        match (self.deleted, &self.record.disabled) {
+            (true, _) => EndpointStanding::Deleted,
+            (false, Some(_)) => EndpointStanding::Disabled,
+            (false, None) => EndpointStanding::Active,
+        }
+    }
+}
+
+/// One message for one endpoint.
+#[derive(Debug)]
+pub(super) struct Delivery {
+    pub(super) id: DeliveryId,
+    pub(super) message: MessageNumber,
+    pub(super) endpoint: EndpointNumber,
+    pub(super) phase: DeliveryPhase,
+    pub(super) progress: Progress,
+    pub(super) fence: Fence,
+    /// When a ready delivery is due, or a lease ends.
+    pub(super) due: Timestamp,
+    /// The last claim. It stays known after its lease, because its sender may still report.
+    taken: Option<Taken>,
+    /// The last error, or why it was cancelled.
+    pub(super) reason: Option<String>,
+    pub(super) finished_at: Option<Timestamp>,
+    pub(super) attempts: Vec<DeliveryAttempt>,
+}
+
+#[derive(Debug, Clone)]
+struct Taken {
+    node: Arc<str>,
+    at: Timestamp,
+}
+
+impl Outbox for MemoryStore {
+    async fn publish(&self, message: NewMessage) -> Result<Published, StoreError> {
+        let published = self.model().publish(None, &Tenant::default(), message, self.now());
+        self.hint_deliveries();
+        Ok(published)
+    }
+
+    async fn exchange(
+        &self,
+        outcomes: Vec<AttemptOutcome>,
+        ask: DeliveryAsk,
+    ) -> Result<Exchanged, StoreError> {
+        let exchanged = self.model().exchange(outcomes, &ask, self.now());
+        if !exchanged.settled.is_empty() {
+            self.hint_deliveries();
+        }
+        Ok(exchanged)
+    }
+
+    async fn wait_for_deliveries(&self, at_most: Duration) {
+        // The hint and the end of the wait have the same answer.
+        let _ = tokio::time::timeout(at_most, self.deliveries_due.notified()).await;
+    }
+
+    async fn create_endpoint(
+        &self,
+        endpoint: NewEndpoint,
+        _by: Action,
+    ) -> Result<EndpointChanged, StoreError> {
+        Ok(self.model().create_endpoint(endpoint, self.now()))
+    }
+
+    async fn change_endpoint(
+        &self,
+        endpoint: EndpointId,
+        act: EndpointAct,
+        _by: Action,
+    ) -> Result<EndpointChanged, StoreError> {
+        let changed = self.model().change_endpoint(endpoint, act, self.now());
+        self.hint_deliveries();
+        Ok(changed)
+    }
+
+    async fn replay_delivery(
+        &self,
+        delivery: DeliveryId,
+        _by: Action,
+    ) -> Result<DeliveryReplayed, StoreError> {
+        let replayed = self.model().replay_delivery(delivery, self.now());
+        self.hint_deliveries();
+        Ok(replayed)
+    }
+
+    async fn change_message(
+        &self,
+        message: MessageRef,
+        act: MessageAct,
+        by: Action,
+    ) -> Result<Option<Vec<DeliveryId>>, StoreError> {
+        let changed = self.model().change_message(&message, act, &by, self.now());
+        self.hint_deliveries();
+        Ok(changed)
+    }
+
+    async fn cancel_orphans(&self, limit: usize) -> Result<bool, StoreError> {
+        Ok(self.model().cancel_orphans(limit, self.now()))
+    }
+}
+
+impl Model {
+    /// Writes a message and its deliveries. The same id twice is one message. A message that names no
+    /// tenant belongs to `of`, so that no tenant can use up another's ids.
+    pub(super) fn publish(
+        &mut self,
+        event: Option<EventNumber>,
+        of: &Tenant,
+        new: NewMessage,
+        now: Timestamp,
+    ) -> Published {
+        let tenant = new.tenant.as_ref().map_or_else(|| of.clone(), Tenant::new);
+        let id = new.id.clone().unwrap_or_else(|| Uuid::now_v7().to_string());
+        let fingerprint = new.fingerprint();
+        if let Some(known) = self.message_numbered(&tenant, &id) {
+            let deliveries = self.deliveries_of(known).count() as u64;
+            return match self.messages[&known].fingerprint == fingerprint {
+                true => Published::Duplicate(PublishedMessage { id, deliveries }),
+                false => Published::Conflict { id },
+            };
+        }
+        let sequence = new.key.clone().map(|key| {
+            let last = self.sequences.entry((tenant.clone(), key)).or_default();
+            *last += 1;
+            *last
+        });
+        self.messages_ever += 1;
+        let number = self.messages_ever;
+        let wanting = |(_, endpoint): &(&EndpointNumber, &StoredEndpoint)| {
+            endpoint.record.tenant == tenant
+                && !endpoint.deleted
+                && endpoint.record.settings.wants(&new)
+        };
+        let targets: Vec<EndpointNumber> =
+            self.endpoints.iter().filter(wanting).map(|(at, _)| *at).collect();
+        let published = PublishedMessage { id: id.clone(), deliveries: targets.len() as u64 };
+        for endpoint in targets {
+            self.write_delivery(number, endpoint, now);
+        }
+        let created_at = now;
+        let message = StoredMessage { id, tenant, event, new, fingerprint, sequence, created_at };
+        self.messages.insert(number, message);
+        Published::Accepted(published)
+    }
+
+    fn write_delivery(&mut self, message: MessageNumber, endpoint: EndpointNumber, now: Timestamp) {
+        let id = DeliveryId(Uuid::now_v7());
+        let first_wait = self.endpoints[&endpoint].record.settings.retry.first();
+        let wait = first_wait.map(|wait| jittered(*wait, dice_of(id.0, 0))).unwrap_or_default();
+        let delivery = Delivery {
+            id,
+            message,
+            endpoint,
+            phase: DeliveryPhase::Ready,
+            progress: Progress::default(),
+            fence: Fence(0),
+            due: later(now, wait),
+            taken: None,
+            reason: None,
+            finished_at: None,
+            attempts: Vec::new(),
+        };
+        self.deliveries_ever += 1;
+        self.deliveries.insert(self.deliveries_ever, delivery);
+    }
+
+    /// Outcomes first, so that a report that arrives with the end of its lease still counts; then the
+    /// leases that ended; then claims.
+    fn exchange(
+        &mut self,
+        outcomes: Vec<AttemptOutcome>,
+        ask: &DeliveryAsk,
+        now: Timestamp,
+    ) -> Exchanged {
+        let settled =
+            outcomes.into_iter().map(|outcome| self.settle_attempt(outcome, now)).collect();
+        self.lose_expired_deliveries(now);
+        let claims = self.claim_deliveries(ask, now);
+        Exchanged { settled, claims, next_due: self.next_delivery_due() }
+    }
+
+    fn settle_attempt(&mut self, outcome: AttemptOutcome, now: Timestamp) -> Held {
+        let AttemptOutcome { delivery, fence, took, verdict } = outcome;
+        let held = |at: &DeliveryNumber| {
+            let delivery = &self.deliveries[at];
+            delivery.fence == fence && delivery.taken.is_some()
+        };
+        let Some(at) = self.delivery_numbered(delivery).filter(held) else { return Held::Lost };
+        match verdict {
+            AttemptVerdict::Delivered(answer) => self.delivered(at, took, answer, now),
+            AttemptVerdict::Failed { error, answer, retry } => {
+                self.attempt_failed(at, took, &error, answer, retry, now)
+            }
+            AttemptVerdict::GivenBack => self.give_delivery_back(at, now),
+        }
+    }
+
+    /// Counts under its fence whatever the delivery was taken for since: the receiver has the message.
+    fn delivered(
+        &mut self,
+        at: DeliveryNumber,
+        took: Duration,
+        answer: HandlerAnswer,
+        now: Timestamp,
+    ) -> Held {
+        let delivery = self.delivery_mut(at);
+        match delivery.phase {
+            DeliveryPhase::Delivered => return Held::Kept,
+            DeliveryPhase::Ready
+            | DeliveryPhase::Leased
+            | DeliveryPhase::Dead
+            | DeliveryPhase::Cancelled => {}
+        }
+        delivery.note(Some(took), None, Some(answer));
+        delivery.end(DeliveryPhase::Delivered, now);
+        Held::Kept
+    }
+
+    fn attempt_failed(
+        &mut self,
+        at: DeliveryNumber,
+        took: Duration,
+        error: &str,
+        answer: Option<HandlerAnswer>,
+        retry: Retry,
+        now: Timestamp,
+    ) -> Held {
+        let policy = self.endpoints[&self.deliveries[&at].endpoint].record.settings.policy();
+        let delivery = self.delivery_mut(at);
+        if delivery.phase != DeliveryPhase::Leased {
+            return Held::Lost;
+        }
+        delivery.note(Some(took), Some(shortened(error, ERROR_CHARS_MAX)), answer);
+        let dice = dice_of(delivery.id.0, delivery.progress.attempt);
+        match delivery.progress.failed(&policy, retry, now, dice) {
+            AfterFailure::Again { progress, due } => {
+                delivery.progress = progress;
+                delivery.phase = DeliveryPhase::Ready;
+                delivery.due = due;
+            }
+            AfterFailure::Bury { progress } => {
+                delivery.progress = progress;
+                delivery.end(DeliveryPhase::Dead, now);
+            }
+        }
+        Held::Kept
+    }
+
+    /// As if it had not been claimed; but the right is void, and settles nothing any more.
+    fn give_delivery_back(&mut self, at: DeliveryNumber, now: Timestamp) -> Held {
+        let delivery = self.delivery_mut(at);
+        if delivery.phase != DeliveryPhase::Leased {
+            return Held::Lost;
+        }
+        delivery.progress = delivery.progress.given_back();
+        delivery.phase = DeliveryPhase::Ready;
+        delivery.due = now;
+        delivery.void();
+        Held::Kept
+    }
+
+    /// Ends the leases that ran out, whatever became of their endpoints. A delivery is lost as often as it
+    /// takes: a request cannot end this process.
+    fn lose_expired_deliveries(&mut self, now: Timestamp) {
+        let expired = |delivery: &&mut Delivery| {
+            delivery.phase == DeliveryPhase::Leased && delivery.due <= now
+        };
+        for delivery in self.deliveries.values_mut().filter(expired) {
+            delivery.note(None, Some(OUTCOME_LOST.to_owned()), None);
+            let dice = dice_of(delivery.id.0, delivery.progress.attempt);
+            match delivery.progress.lost(Workplace::Called, delivery.due, dice) {
+                AfterLoss::Again { progress, due } => {
+                    delivery.progress = progress;
+                    delivery.due = due;
+                    delivery.phase = DeliveryPhase::Ready;
+                }
+                AfterLoss::Bury { .. } => unreachable!("only work inside the process is buried"),
+            }
+        }
+    }
+
+    fn claim_deliveries(&mut self, ask: &DeliveryAsk, now: Timestamp) -> Vec<DeliveryClaim> {
+        let mut claims: Vec<DeliveryClaim> = Vec::new();
+        let mut bytes = 0;
+        while claims.len() < ask.limit {
+            let Some(at) = self.next_delivery_in_turn(&claims, ask, now) else { break };
+            let body = self.body_of(at);
+            bytes += body.len();
+            if bytes > ask.bytes_max && !claims.is_empty() {
+                break;
+            }
+            claims.push(self.take_delivery(at, body, ask, now));
+        }
+        claims
+    }
+
+    /// The delivery whose turn it is: of the endpoint with the fewest claims in this exchange, then of the
+    /// endpoint that was served longest ago, then the one due longest, then the oldest.
+    fn next_delivery_in_turn(
+        &self,
+        claims: &[DeliveryClaim],
+        ask: &DeliveryAsk,
+        now: Timestamp,
+    ) -> Option<DeliveryNumber> {
+        let served = |endpoint: EndpointId| {
+            claims.iter().filter(|claim| claim.endpoint.id == endpoint).count()
+        };
+        let open: BTreeSet<EndpointNumber> =
+            self.endpoints.keys().copied().filter(|at| self.may_send(*at, ask)).collect();
+        self.deliveries
+            .iter()
+            .filter(|(_, delivery)| {
+                delivery.phase == DeliveryPhase::Ready
+                    && delivery.due <= now
+                    && open.contains(&delivery.endpoint)
+            })
+            .min_by_key(|(at, delivery)| {
+                let last = self.endpoint_turns.get(&delivery.endpoint).copied().unwrap_or_default();
+                let endpoint = &self.endpoints[&delivery.endpoint].record;
+                (served(endpoint.id), last, delivery.endpoint, delivery.due, **at)
+            })
+            .map(|(at, _)| *at)
+    }
+
+    /// Whether this node may begin another attempt at this endpoint.
+    fn may_send(&self, endpoint: EndpointNumber, ask: &DeliveryAsk) -> bool {
+        let under_way = |delivery: &&Delivery| {
+            delivery.endpoint == endpoint && delivery.phase == DeliveryPhase::Leased
+        };
+        let stored = &self.endpoints[&endpoint];
+        stored.standing() == EndpointStanding::Active
+            && stored.record.sealed.key_ids().all(|key| ask.vault_keys.contains(&key))
+            && self.deliveries.values().filter(under_way).count()
+                < stored.record.settings.max_in_flight as usize
+    }
+
+    fn take_delivery(
+        &mut self,
+        at: DeliveryNumber,
+        body: String,
+        ask: &DeliveryAsk,
+        now: Timestamp,
+    ) -> DeliveryClaim {
+        let message = self.messages[&self.deliveries[&at].message].id.clone();
+        let endpoint = self.deliveries[&at].endpoint;
+        let record = &self.endpoints[&endpoint].record;
+        let target = DeliveryTarget {
+            id: record.id,
+            tenant: record.tenant.clone(),
+            url: record.settings.url.clone(),
+            timeout: record.settings.timeout,
+            sealed: record.sealed.clone(),
+        };
+        let leased_until = later(now, record.settings.policy().lease);
+        self.turns_ever += 1;
+        self.endpoint_turns.insert(endpoint, self.turns_ever);
+        let delivery = self.delivery_mut(at);
+        delivery.void();
+        delivery.phase = DeliveryPhase::Leased;
+        delivery.progress = delivery.progress.claimed();
+        delivery.due = leased_until;
+        delivery.taken = Some(Taken { node: Arc::clone(&ask.node), at: now });
+        DeliveryClaim {
+            delivery: delivery.id,
+            fence: delivery.fence,
+            attempt: delivery.progress.attempt,
+            message,
+            body: body.into(),
+            leased_until,
+            endpoint: Arc::new(target),
+        }
+    }
+
+    fn body_of(&self, at: DeliveryNumber) -> String {
+        let delivery = &self.deliveries[&at];
+        let payload = self.endpoints[&delivery.endpoint].record.settings.payload;
+        self.messages[&delivery.message].body(payload)
+    }
+
+    fn next_delivery_due(&self) -> Option<Timestamp> {
+        let to_come = |delivery: &&Delivery| match delivery.phase {
+            DeliveryPhase::Ready => {
+                self.endpoints[&delivery.endpoint].standing() == EndpointStanding::Active
+            }
+            DeliveryPhase::Leased => true,
+            DeliveryPhase::Delivered | DeliveryPhase::Dead | DeliveryPhase::Cancelled => false,
+        };
+        self.deliveries.values().filter(to_come).map(|delivery| delivery.due).min()
+    }
+
+    fn create_endpoint(&mut self, new: NewEndpoint, now: Timestamp) -> EndpointChanged {
+        let NewEndpoint { id, tenant, settings, sealed } = new;
+        let of_tenant = |one: &&StoredEndpoint| !one.deleted && one.record.tenant == tenant;
+        if self.endpoints.values().filter(of_tenant).count() >= ENDPOINTS_PER_TENANT_MAX {
+            return EndpointChanged::TooMany;
+        }
+        if self.uid_taken(id, &tenant, settings.uid.as_deref()) {
+            return EndpointChanged::UidTaken;
+        }
+        let (version, created_at, disabled) = (1, now, None);
+        let record = EndpointRecord { id, tenant, settings, sealed, version, created_at, disabled };
+        self.endpoints_ever += 1;
+        let stored = StoredEndpoint { record: record.clone(), deleted: false };
+        self.endpoints.insert(self.endpoints_ever, stored);
+        EndpointChanged::Changed(Box::new(record))
+    }
+
+    fn change_endpoint(
+        &mut self,
+        id: EndpointId,
+        act: EndpointAct,
+        now: Timestamp,
+    ) -> EndpointChanged {
+        let Some(at) = self.endpoint_numbered(id) else { return EndpointChanged::Unknown };
+        let current = &self.endpoints[&at].record;
+        if let EndpointAct::Change { version, settings, .. } = &act {
+            if current.version != *version {
+                return EndpointChanged::VersionChanged;
+            }
+            if self.uid_taken(id, &current.tenant, settings.uid.as_deref()) {
+                return EndpointChanged::UidTaken;
+            }
+        }
+        let stored = self.endpoints.get_mut(&at).expect("an endpoint that was just found");
+        let record = &mut stored.record;
+        record.version += 1;
+        match act {
+            EndpointAct::Change { settings, sealed, .. } => {
+                record.settings = *settings;
+                record.sealed = sealed;
+            }
+            EndpointAct::Disable { reason } => record.disabled = Some(Disabled { at: now, reason }),
+            EndpointAct::Enable => record.disabled = None,
+            EndpointAct::Delete => {
+                stored.deleted = true;
+                return EndpointChanged::Deleted;
+            }
+        }
+        EndpointChanged::Changed(Box::new(record.clone()))
+    }
+
+    fn uid_taken(&self, by: EndpointId, tenant: &Tenant, uid: Option<&str>) -> bool {
+        let has_it = |one: &StoredEndpoint| {
+            !one.deleted
+                && one.record.id != by
+                && one.record.tenant == *tenant
+                && one.record.settings.uid.as_deref() == uid
+        };
+        uid.is_some() && self.endpoints.values().any(has_it)
+    }
+
+    fn replay_delivery(&mut self, id: DeliveryId, now: Timestamp) -> DeliveryReplayed {
+        let Some(at) = self.delivery_numbered(id) else { return DeliveryReplayed::Unknown };
+        let delivery = &self.deliveries[&at];
+        if self.endpoints[&delivery.endpoint].deleted {
+            return DeliveryReplayed::Gone;
+        }
+        match self.delivery_mut(at).send_again(now) {
+            true => DeliveryReplayed::Due,
+            false => DeliveryReplayed::AlreadyOpen,
+        }
+    }
+
+    fn change_message(
+        &mut self,
+        message: &MessageRef,
+        act: MessageAct,
+        by: &Action,
+        now: Timestamp,
+    ) -> Option<Vec<DeliveryId>> {
+        let number = self.message_numbered(&message.tenant, &message.id)?;
+        let endpoints = &self.endpoints;
+        let of_message = self.deliveries.values_mut().filter(|one| one.message == number);
+        let changed = of_message.filter_map(|delivery| {
+            let changed = match act {
+                MessageAct::Cancel => delivery.cancel(
+                    by.reason.clone().unwrap_or_else(|| format!("cancelled by {}", by.who)),
+                    now,
+                ),
+                MessageAct::Replay => {
+                    delivery.phase != DeliveryPhase::Delivered
+                        && !endpoints[&delivery.endpoint].deleted
+                        && delivery.send_again(now)
+                }
+            };
+            changed.then_some(delivery.id)
+        });
+        Some(changed.collect())
+    }
+
+    fn cancel_orphans(&mut self, limit: usize, now: Timestamp) -> bool {
+        let endpoints = &self.endpoints;
+        let mut orphans = self
+            .deliveries
+            .values_mut()
+            .filter(|delivery| delivery.phase.is_open() && endpoints[&delivery.endpoint].deleted);
+        for orphan in orphans.by_ref().take(limit) {
+            orphan.cancel(ENDPOINT_DELETED.to_owned(), now);
+        }
+        orphans.next().is_some()
+    }
+
+    /// Deletes messages that were published before, and whose deliveries ended before. A dead delivery has
+    /// not ended: an operator has to decide about it.
+    pub(super) fn prune_messages(&mut self, before: Timestamp) {
+        let needed = |at: MessageNumber| {
+            self.deliveries_of(at).any(|delivery| {
+                let over = match delivery.phase {
+                    DeliveryPhase::Delivered | DeliveryPhase::Cancelled => true,
+                    DeliveryPhase::Ready | DeliveryPhase::Leased | DeliveryPhase::Dead => false,
+                };
+                !over || delivery.finished_at.is_none_or(|ended| ended >= before)
+            })
+        };
+        let old = self.messages.iter().filter(|(_, message)| message.created_at < before);
+        let gone: Vec<MessageNumber> = old.map(|(at, _)| *at).filter(|at| !needed(*at)).collect();
+        self.messages.retain(|at, _| !gone.contains(at));
+        self.deliveries.retain(|_, delivery| !gone.contains(&delivery.message));
+    }
+
+    pub(super) fn message_numbered(&self, tenant: &Tenant, id: &str) -> Option<MessageNumber> {
+        let is_it = |message: &StoredMessage| message.tenant == *tenant && message.id == id;
+        self.messages.iter().find(|(_, message)| is_it(message)).map(|(at, _)| *at)
+    }
+
+    pub(super) fn delivery_numbered(&self, id: DeliveryId) -> Option<DeliveryNumber> {
+        self.deliveries.iter().find(|(_, one)| one.id == id).map(|(at, _)| *at)
+    }
+
+    pub(super) fn endpoint_numbered(&self, id: EndpointId) -> Option<EndpointNumber> {
+        let is_it = |one: &StoredEndpoint| one.record.id == id && !one.deleted;
+        self.endpoints.iter().find(|(_, one)| is_it(one)).map(|(at, _)| *at)
+    }
+
+    pub(super) fn deliveries_of(&self, message: MessageNumber) -> impl Iterator<Item = &Delivery> {
+        self.deliveries.values().filter(move |delivery| delivery.message == message)
+    }
+
+    fn delivery_mut(&mut self, at: DeliveryNumber) -> &mut Delivery {
+        self.deliveries.get_mut(&at).expect("a number is only taken from a delivery that is there")
+    }
+}
+
+impl StoredMessage {
+    pub(super) fn body(&self, payload: hapax_core::message::Payload) -> String {
+        let stamp = Stamp { id: &self.id, created_at: self.created_at, sequence: self.sequence };
+        self.new.envelope(&stamp, payload)
+    }
+}
+
+impl Delivery {
+    /// Raises the fence: the last sender has no right any more.
+    fn void(&mut self) {
+        self.fence = Fence(self.fence.0 + 1);
+        self.taken = None;
+    }
+
+    fn end(&mut self, phase: DeliveryPhase, now: Timestamp) {
+        self.phase = phase;
+        self.finished_at = Some(now);
+    }
+
+    /// The right of a sender stays: if its request got through, the delivery is delivered.
+    fn cancel(&mut self, reason: String, now: Timestamp) -> bool {
+        if !self.phase.is_open() {
+            return false;
+        }
+        self.reason = Some(reason);
+        self.end(DeliveryPhase::Cancelled, now);
+        true
+    }
+
+    /// A delivery that waits is due now and keeps its place in the schedule; an ended one begins the
+    /// schedule again. False if it is due or under way.
+    fn send_again(&mut self, now: Timestamp) -> bool {
+        match self.phase {
+            DeliveryPhase::Ready if self.due > now => self.due = now,
+            DeliveryPhase::Ready | DeliveryPhase::Leased => return false,
+            DeliveryPhase::Delivered | DeliveryPhase::Dead | DeliveryPhase::Cancelled => {
+                self.phase = DeliveryPhase::Ready;
+                self.progress.steps = 0;
+                self.progress.lost = 0;
+                self.due = now;
+                self.reason = None;
+                self.finished_at = None;
+                self.void();
+            }
+        }
+        true
+    }
+
+    /// Records how the attempt ended. A later record of the same attempt replaces the earlier one.
+    fn note(
+        &mut self,
+        took: Option<Duration>,
+        error: Option<String>,
+        answer: Option<HandlerAnswer>,
+    ) {
+        let Some(taken) = &self.taken else { return };
+        let n = self.progress.attempt;
+        self.attempts.retain(|attempt| attempt.n != n);
+        self.reason.clone_from(&error);
+        self.attempts.push(DeliveryAttempt {
+            n,
+            at: taken.at,
+            took_ms: took.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
+            status: answer.as_ref().map(|answer| answer.status),
+            error,
+            answer: answer.map(|answer| answer.body).filter(|body| !body.is_empty()),
+            node: taken.node.to_string(),
+        });
+    }
+}
