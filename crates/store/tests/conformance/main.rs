@@ -4,6 +4,8 @@
 mod answering;
 mod cases;
 mod clock;
+mod deliveries;
+mod endpoints;
 mod figures;
 mod gaps;
 mod guards;
@@ -13,10 +15,14 @@ mod jobs;
 mod ledger;
 mod ledger_plans;
 mod order;
+mod outbox_reads;
 mod people;
 mod plans;
 mod pruned;
+mod publishing;
 mod redis_ledger;
+#[allow(dead_code)]
+mod sending;
 mod sql_handlers;
 mod work_plans;
 
@@ -245,5 +251,76 @@ on_every_working_store! {
         a_dry_run_says_what_would_happen_and_changes_nothing,
         pruning_takes_what_is_finished_and_past_its_horizon,
         pruning_takes_ranges_and_leaves_what_lies_between,
+    }
+}
+
+/// The same for cases about sending.
+macro_rules! on_every_sending_store {
+    ($($about:ident { $($case:ident),* $(,)? })*) => {
+        mod memory_sending {
+            $(mod $about {
+                $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+                async fn $case() {
+                    crate::$about::$case(crate::harness::World::in_memory()).await;
+                })*
+            })*
+        }
+    };
+}
+
+on_every_sending_store! {
+    publishing {
+        the_same_message_again_is_a_duplicate_and_other_content_is_a_conflict,
+        the_same_id_of_another_tenant_is_another_message,
+        of_a_thousand_publishes_of_one_id_one_wins,
+        a_message_without_an_id_gets_one_that_no_other_has,
+        the_endpoints_that_want_a_message_when_it_is_published_get_it,
+        an_endpoint_gets_the_bytes_that_were_published,
+        messages_of_one_key_are_numbered_in_the_order_of_their_commits,
+        messages_of_a_job_are_sent_with_its_done_or_not_at_all,
+        messages_of_a_job_go_to_the_tenant_of_its_event,
+        a_waiting_sender_is_notified_of_new_deliveries,
+        a_message_with_an_open_or_dead_delivery_is_not_pruned,
+    }
+    deliveries {
+        a_claim_commits_its_attempt_and_fence_before_the_request,
+        a_delivered_message_keeps_the_attempt_and_is_never_claimed_again,
+        an_exchange_settles_and_claims_in_one_commit,
+        a_late_sender_cannot_settle_a_reclaimed_delivery,
+        an_expired_lease_is_a_lost_attempt_that_uses_no_step,
+        deliveries_that_were_lost_together_do_not_come_due_together,
+        a_late_delivered_counts_and_a_late_failed_does_not,
+        failed_attempts_follow_the_schedule_and_then_the_delivery_is_dead,
+        the_first_attempt_waits_where_the_schedule_says_so,
+        the_sender_may_ask_for_a_later_retry_or_none,
+        an_attempt_that_was_never_sent_uses_no_step,
+        what_was_given_back_is_uncounted_and_due_at_once,
+        an_error_has_the_same_bound_on_every_store,
+        a_backlog_of_one_endpoint_does_not_delay_another,
+        an_endpoint_has_at_most_so_many_attempts_under_way,
+        an_exchange_takes_about_as_many_bytes_as_it_asks_for,
+        a_delivery_is_claimed_by_one_of_many_senders,
+        an_ended_delivery_is_replayed_with_its_schedule_from_the_start,
+        replaying_an_open_delivery_sends_it_now_or_changes_nothing,
+        cancelling_a_message_ends_its_open_deliveries,
+    }
+    endpoints {
+        an_endpoint_is_stored_with_every_setting,
+        of_twenty_changes_of_one_version_one_wins,
+        a_uid_names_one_endpoint_of_its_tenant,
+        a_tenant_has_at_most_so_many_endpoints,
+        a_disabled_endpoint_holds_its_deliveries,
+        a_deleted_endpoint_cancels_its_deliveries,
+        a_delivery_that_fails_after_its_endpoint_was_deleted_is_cancelled,
+        a_changed_address_serves_what_was_queued_before,
+        rotated_secrets_sign_the_next_claim,
+        an_endpoint_is_served_only_by_nodes_that_hold_its_keys,
+        endpoints_are_listed_from_new_to_old_without_the_deleted,
+    }
+    outbox_reads {
+        messages_are_listed_from_new_to_old_and_filtered,
+        a_message_is_read_with_its_deliveries_and_their_attempts,
+        deliveries_are_listed_from_new_to_old_and_filtered,
+        the_backlog_counts_what_is_open_and_what_is_dead,
     }
 }

@@ -1,0 +1,387 @@
+//! Endpoints, case by case: created, changed under a version, disabled, deleted, and sealed under a key.
+
+use std::sync::Arc;
+
+use hapax_core::Tenant;
+use hapax_core::delivery::DeliveryStatus;
+use hapax_core::endpoint::{
+    EndpointAct, EndpointChanged, EndpointId, EndpointSettings, NewEndpoint,
+};
+use hapax_core::job::Retry;
+use hapax_core::limits::ENDPOINTS_PER_TENANT_MAX;
+use hapax_core::store::{
+    DeliveryAsk, DeliveryReplayed, EndpointFilter, Held, MessageAct, NewMessage, Published,
+};
+use hapax_core::vault::SealContext;
+use uuid::Uuid;
+
+use crate::harness::{LEASE, World};
+use crate::sending::{
+    ALL, Sending, ask, claimed, delivered, failed, key_id, message, sealed, settings, vault,
+    wanting,
+};
+
+fn named(uid: &str) -> EndpointSettings {
+    EndpointSettings { uid: Some(uid.to_owned()), ..settings() }
+}
+
+fn new(tenant: &Tenant, settings: EndpointSettings) -> NewEndpoint {
+    let id = EndpointId(Uuid::now_v7());
+    NewEndpoint { id, tenant: tenant.clone(), settings, sealed: sealed(id, tenant, 1) }
+}
+
+pub(crate) async fn an_endpoint_is_stored_with_every_setting<S: Sending>(world: World<S>) {
+    // Text in any script, sealed bytes and the names of headers must come back as they were.
+    let all = EndpointSettings {
+        retry: [5, 7].map(std::time::Duration::from_millis).to_vec(),
+        timeout: std::time::Duration::from_secs(3),
+        payload: hapax_core::message::Payload::Thin,
+        api_version: Some("v2".to_owned()),
+        max_in_flight: 7,
+        uid: Some("billing é 日本".to_owned()),
+        description: Some("a \"description\"\nof two lines".to_owned()),
+        metadata: [("team".to_owned(), "payments \u{1f600}".to_owned())].into(),
+        header_names: vec!["x-api-key".to_owned()],
+        ..wanting(&["invoice.*", "order.{paid,sent}"])
+    };
+    let record = world.create(Tenant::new("acme"), all.clone(), 1).await;
+    assert_eq!((record.settings.clone(), record.disabled.clone()), (all, None));
+    assert_eq!((record.tenant.as_str(), record.created_at), ("acme", world.clock.now()));
+    assert_eq!(record.sealed, sealed(record.id, &record.tenant, 1));
+    assert_eq!(world.endpoint(record.id).await, record);
+    assert_eq!(world.store.endpoint(EndpointId(Uuid::now_v7())).await.expect("reads"), None);
+}
+
+pub(crate) async fn of_twenty_changes_of_one_version_one_wins<S: Sending>(world: World<S>) {
+    // Two operators edit the same endpoint: none may overwrite what it has not seen.
+    let id = world.add(settings()).await;
+    for _ in 0..5 {
+        let seen = world.endpoint(id).await;
+        let tasks: Vec<_> = (0..20)
+            .map(|n| {
+                let (store, by) = (Arc::clone(&world.store), world.by("change"));
+                let url = format!("https://example.com/{}/{n}", seen.version);
+                let act = EndpointAct::Change {
+                    version: seen.version,
+                    settings: Box::new(EndpointSettings { url, ..settings() }),
+                    sealed: seen.sealed.clone(),
+                };
+                tokio::spawn(async move { store.change_endpoint(id, act, by).await })
+            })
+            .collect();
+        let mut winners = Vec::new();
+        for task in tasks {
+            match task.await.expect("no panic").expect("answers") {
+                EndpointChanged::Changed(record) => winners.push(*record),
+                EndpointChanged::VersionChanged => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        let [winner] = &winners[..] else { panic!("{} winners", winners.len()) };
+        assert!(winner.version > seen.version);
+        assert_eq!(world.endpoint(id).await, *winner);
+    }
+}
+
+pub(crate) async fn a_uid_names_one_endpoint_of_its_tenant<S: Sending>(world: World<S>) {
+    // Twenty create it at once; a deleted endpoint must not keep the name.
+    let tenant = Tenant::default();
+    let tasks: Vec<_> = (0..20)
+        .map(|_| {
+            let (store, by) = (Arc::clone(&world.store), world.by("add"));
+            let endpoint = new(&tenant, named("billing"));
+            tokio::spawn(async move { store.create_endpoint(endpoint, by).await })
+        })
+        .collect();
+    let mut winner = None;
+    for task in tasks {
+        match task.await.expect("no panic").expect("answers") {
+            EndpointChanged::Changed(record) => assert_eq!(winner.replace(record.id), None),
+            EndpointChanged::UidTaken => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    let winner = winner.expect("a winner");
+    world.add_for(Tenant::new("acme"), named("billing")).await;
+    let other = world.create(tenant.clone(), named("other"), 1).await;
+    let rename = |version| EndpointAct::Change {
+        version,
+        settings: Box::new(named("billing")),
+        sealed: other.sealed.clone(),
+    };
+    assert_eq!(world.change(other.id, rename(other.version)).await, EndpointChanged::UidTaken);
+    assert_eq!(world.endpoint(other.id).await, other, "nothing changed");
+    // Its own name is not taken, and nameless endpoints do not collide.
+    world.set(winner, EndpointSettings { max_in_flight: 2, ..named("billing") }).await;
+    for _ in 0..2 {
+        world.add(settings()).await;
+    }
+    world.delete(winner).await;
+    let changed = world.change(other.id, rename(other.version)).await;
+    assert!(matches!(changed, EndpointChanged::Changed(_)), "{changed:?}");
+    world.add(named("other")).await;
+}
+
+pub(crate) async fn a_tenant_has_at_most_so_many_endpoints<S: Sending>(world: World<S>) {
+    // All at once: the bound must hold although none of them has seen the others.
+    let tenant = Tenant::default();
+    let tasks: Vec<_> = (0..ENDPOINTS_PER_TENANT_MAX + 8)
+        .map(|_| {
+            let (store, by) = (Arc::clone(&world.store), world.by("add"));
+            let endpoint = new(&tenant, settings());
+            tokio::spawn(async move { store.create_endpoint(endpoint, by).await })
+        })
+        .collect();
+    let (mut created, mut refused) = (Vec::new(), 0);
+    for task in tasks {
+        match task.await.expect("no panic").expect("answers") {
+            EndpointChanged::Changed(record) => created.push(record.id),
+            EndpointChanged::TooMany => refused += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((created.len(), refused), (ENDPOINTS_PER_TENANT_MAX, 8));
+    world.add_for(Tenant::new("acme"), settings()).await;
+    assert_eq!(world.send(message("m1")).await, ENDPOINTS_PER_TENANT_MAX as u64);
+    world.delete(created[0]).await;
+    world.add(settings()).await;
+}
+
+pub(crate) async fn a_disabled_endpoint_holds_its_deliveries<S: Sending>(world: World<S>) {
+    // Those that wait, that fail, that are lost and that are published meanwhile: none is sent or lost.
+    let endpoint = world.add(settings()).await;
+    for id in ["waits", "fails", "lost", "arrives"] {
+        world.send(message(id)).await;
+    }
+    let claims = world.take(ALL).await;
+    let of = |id: &str| claims.iter().find(|claim| claim.message == id).expect("claimed");
+    assert_eq!(
+        world.report(of("waits"), hapax_core::store::AttemptVerdict::GivenBack).await,
+        Held::Kept
+    );
+    world.disable(endpoint).await;
+    let disabled = world.endpoint(endpoint).await.disabled.expect("disabled");
+    assert_eq!((disabled.at, disabled.reason.as_str()), (world.clock.now(), "it is being moved"));
+    assert_eq!(world.report(of("fails"), failed(Retry::Schedule)).await, Held::Kept);
+    assert_eq!(world.report(of("arrives"), delivered()).await, Held::Kept);
+    assert_eq!(world.status_of("lost").await, DeliveryStatus::Sending);
+    assert_eq!(world.send(message("later")).await, 1, "a held delivery is a delivery");
+    world.pass(100_000);
+    assert!(world.take(ALL).await.is_empty());
+    for id in ["waits", "fails", "lost", "later"] {
+        let held = world.delivery_of(id).await;
+        assert_eq!(held.status, DeliveryStatus::Held, "{id}");
+        assert_eq!(held.reason.as_deref(), Some("it is being moved"), "{id}");
+    }
+    assert_eq!(world.status_of("arrives").await, DeliveryStatus::Delivered);
+    // A replay does not get around it.
+    let id = world.delivery_of("waits").await.id;
+    world.replay_delivery(id).await;
+    assert!(world.take(ALL).await.is_empty());
+    world.enable(endpoint).await;
+    assert_eq!(world.endpoint(endpoint).await.disabled, None);
+    assert_eq!(world.deliver_all().await, ["fails", "later", "lost", "waits"]);
+    // Being held used no step: the one that failed once has two attempts left, and used one of them.
+    assert_eq!(world.delivery_of("fails").await.attempt, 2);
+}
+
+pub(crate) async fn a_deleted_endpoint_cancels_its_deliveries<S: Sending>(world: World<S>) {
+    // Publishing races with the deletion; whatever commits later must not be sent, nor stay open.
+    let endpoint =
+        world.add(EndpointSettings { max_in_flight: 2, ..wanting(&["invoice.*"]) }).await;
+    world.send_many("before", "invoice.paid", 10).await;
+    let claims = world.take(ALL).await;
+    assert_eq!(claims.len(), 2);
+    let tasks: Vec<_> = (0..50)
+        .map(|n| {
+            let store = Arc::clone(&world.store);
+            let message = message(&format!("beside_{n}"));
+            tokio::spawn(async move { store.publish(message).await.expect("publishes") })
+        })
+        .collect();
+    world.delete(endpoint).await;
+    for task in tasks {
+        let published = task.await.expect("no panic");
+        assert!(matches!(published, Published::Accepted(_)), "{published:?}");
+    }
+    assert_eq!(world.send(message("after")).await, 0);
+    assert!(world.take(ALL).await.is_empty());
+    let open: Vec<_> = world
+        .all_deliveries()
+        .await
+        .into_iter()
+        .filter(|one| one.status != DeliveryStatus::Cancelled)
+        .collect();
+    assert!(open.iter().all(|one| one.status == DeliveryStatus::Sending), "{open:?}");
+    assert_eq!(open.len(), 2, "the two under way");
+    world.cancel_orphans().await;
+    for over in world.all_deliveries().await {
+        assert_eq!(over.status, DeliveryStatus::Cancelled);
+        assert!(over.reason.is_some(), "{over:?}");
+        assert_eq!((over.due_at, over.finished_at), (None, Some(world.clock.now())));
+        assert_eq!(over.url, "https://example.com/in", "it still says where it would have gone");
+    }
+    assert!(!world.store.cancel_orphans(100).await.expect("cancels"));
+    // The requests were under way: one got through, the other did not.
+    assert_eq!(world.report(&claims[0], delivered()).await, Held::Kept);
+    assert_eq!(world.report(&claims[1], failed(Retry::Schedule)).await, Held::Lost);
+    assert_eq!(world.delivery(claims[0].delivery).await.status, DeliveryStatus::Delivered);
+    assert_eq!(world.delivery(claims[1].delivery).await.status, DeliveryStatus::Cancelled);
+    // And nothing brings it back.
+    for claim in &claims {
+        assert_eq!(world.replay_delivery(claim.delivery).await, DeliveryReplayed::Gone);
+    }
+    let message = claims[1].message.clone();
+    assert_eq!(world.act_on(&message, MessageAct::Replay).await, Some(Vec::new()));
+    for act in [
+        EndpointAct::Enable,
+        EndpointAct::Disable { reason: "again".to_owned() },
+        EndpointAct::Delete,
+    ] {
+        assert_eq!(world.change(endpoint, act).await, EndpointChanged::Unknown);
+    }
+    assert_eq!(world.store.endpoint(endpoint).await.expect("reads"), None);
+    world.pass(100_000);
+    assert!(world.take(ALL).await.is_empty());
+}
+
+pub(crate) async fn a_delivery_that_fails_after_its_endpoint_was_deleted_is_cancelled<
+    S: Sending,
+>(
+    world: World<S>,
+) {
+    // The failure, and the loss, come between the deletion and the janitor.
+    let endpoint = world.add(settings()).await;
+    world.send(message("fails")).await;
+    world.send(message("lost")).await;
+    let claims = world.take(ALL).await;
+    world.delete(endpoint).await;
+    let fails = claims.iter().find(|claim| claim.message == "fails").expect("claimed");
+    assert_eq!(world.report(fails, failed(Retry::Schedule)).await, Held::Kept);
+    world.pass(LEASE + 1_000);
+    assert!(world.take(ALL).await.is_empty());
+    for id in ["fails", "lost"] {
+        assert_eq!(world.status_of(id).await, DeliveryStatus::Cancelled, "{id}");
+    }
+    world.cancel_orphans().await;
+    for id in ["fails", "lost"] {
+        let over = world.delivery_of(id).await;
+        assert_eq!((over.status, over.due_at), (DeliveryStatus::Cancelled, None), "{id}");
+        assert_eq!(over.attempts.len(), 1, "{id}: the attempt stays in the history");
+    }
+}
+
+pub(crate) async fn a_changed_address_serves_what_was_queued_before<S: Sending>(world: World<S>) {
+    // A receiver moves while deliveries wait: they must not be sent to the old address.
+    let endpoint = world.add(settings()).await;
+    world.send(message("m1")).await;
+    world.send(message("m2")).await;
+    let first = world.take(1).await.remove(0);
+    assert_eq!(first.endpoint.url, "https://example.com/in");
+    let moved = EndpointSettings {
+        url: "https://example.net/new".to_owned(),
+        timeout: std::time::Duration::from_secs(60),
+        ..settings()
+    };
+    world.set(endpoint, moved).await;
+    let second = world.take_one().await;
+    assert_eq!(second.endpoint.url, "https://example.net/new");
+    assert_eq!(second.endpoint.timeout.as_secs(), 60);
+    assert_eq!(second.leased_until, crate::harness::after(120), "twice the timeout");
+    assert_eq!(world.delivery(first.delivery).await.url, "https://example.net/new");
+    assert_eq!(world.report(&first, failed(Retry::Schedule)).await, Held::Kept);
+    world.pass(72);
+    assert_eq!(world.take_one().await.endpoint.url, "https://example.net/new");
+}
+
+pub(crate) async fn rotated_secrets_sign_the_next_claim<S: Sending>(world: World<S>) {
+    // A cached secret would sign with what was revoked: the claim after the change has the new one.
+    let endpoint = world.add(settings()).await;
+    for n in 0..5 {
+        world.send(message(&format!("m{n}"))).await;
+        let seen = world.endpoint(endpoint).await;
+        let owner = endpoint.to_string();
+        let context = SealContext::endpoint_secrets(&seen.tenant, &owner);
+        let secret = format!("secret {n}");
+        let mut rotated = seen.sealed.clone();
+        rotated.secrets = vault(1).seal(&context, secret.as_bytes(), [n; 12]);
+        let act = EndpointAct::Change {
+            version: seen.version,
+            settings: Box::new(seen.settings),
+            sealed: rotated.clone(),
+        };
+        let changed = world.change(endpoint, act).await;
+        assert!(matches!(changed, EndpointChanged::Changed(_)), "{changed:?}");
+        let claim = world.take_one().await;
+        assert_eq!(claim.endpoint.sealed, rotated);
+        let opened = vault(1).open(&context, &claim.endpoint.sealed.secrets).expect("opens");
+        assert_eq!(&opened[..], secret.as_bytes());
+        assert_eq!(world.report(&claim, delivered()).await, Held::Kept);
+    }
+}
+
+pub(crate) async fn an_endpoint_is_served_only_by_nodes_that_hold_its_keys<S: Sending>(
+    world: World<S>,
+) {
+    // A node without the key would fail every attempt: it must leave them, at no cost.
+    let kind = |kind: &str| NewMessage { r#type: kind.to_owned(), ..message(kind) };
+    world.create(Tenant::default(), wanting(&["ours"]), 1).await;
+    world.create(Tenant::default(), wanting(&["theirs"]), 2).await;
+    // Secrets under one key, headers under another: both are needed.
+    let mut mixed = new(&Tenant::default(), wanting(&["mixed"]));
+    let owner = mixed.id.to_string();
+    let headers = SealContext::endpoint_headers(&mixed.tenant, &owner);
+    mixed.sealed.headers = Some(vault(2).seal(&headers, b"x-api-key: 1", [9; 12]));
+    let (mixed_id, mixed_sealed) = (mixed.id, mixed.sealed.clone());
+    let created = world.store.create_endpoint(mixed, world.by("add")).await.expect("creates");
+    assert!(matches!(created, EndpointChanged::Changed(_)), "{created:?}");
+    assert_eq!(world.endpoint(mixed_id).await.sealed, mixed_sealed);
+    for name in ["ours", "theirs", "mixed"] {
+        assert_eq!(world.send(kind(name)).await, 1);
+    }
+    let holding = |keys: &[u8]| DeliveryAsk {
+        vault_keys: keys.iter().map(|key| key_id(*key)).collect(),
+        ..ask(ALL)
+    };
+    let take = async |keys: &[u8]| world.exchange(Vec::new(), holding(keys)).await.claims;
+    assert!(take(&[]).await.is_empty());
+    assert!(take(&[3]).await.is_empty());
+    assert_eq!(claimed(&take(&[1]).await), ["ours"]);
+    assert_eq!(claimed(&take(&[2]).await), ["theirs"]);
+    let waiting = world.delivery_of("mixed").await;
+    assert_eq!((waiting.status, waiting.attempt), (DeliveryStatus::Waiting, 0));
+    let claims = take(&[2, 1]).await;
+    assert_eq!(claimed(&claims), ["mixed"]);
+    assert_eq!((claims[0].attempt, &claims[0].endpoint.sealed), (1, &mixed_sealed));
+}
+
+pub(crate) async fn endpoints_are_listed_from_new_to_old_without_the_deleted<S: Sending>(
+    world: World<S>,
+) {
+    // A page that ends at a deleted one must not end the list.
+    let mut added = Vec::new();
+    for n in 0..7 {
+        let tenant = Tenant::new(if n % 3 == 0 { "acme" } else { "default" });
+        added.push(world.add_for(tenant, settings()).await);
+        world.pass(1);
+    }
+    world.delete(added[3]).await;
+    world.delete(added[5]).await;
+    world.disable(added[2]).await;
+    let list = async |tenant: Option<&str>| {
+        let (mut listed, mut before) = (Vec::new(), None);
+        loop {
+            let filter = EndpointFilter { tenant: tenant.map(Tenant::new), before, limit: 2 };
+            let page = world.store.endpoints(filter).await.expect("reads");
+            assert!(page.items.len() <= 2);
+            listed.extend(page.items.into_iter().map(|one| one.id));
+            before = page.next;
+            if before.is_none() {
+                return listed;
+            }
+        }
+    };
+    assert_eq!(list(None).await, [6, 4, 2, 1, 0].map(|n| added[n]));
+    assert_eq!(list(Some("acme")).await, [6, 0].map(|n| added[n]));
+    assert_eq!(list(Some("unknown")).await, []);
+}
