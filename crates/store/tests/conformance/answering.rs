@@ -1,4 +1,4 @@
-//! An API's effects and its answer are one commit, on every database that has transactions: both are
+//! An API's effects and its answer are one commit, on every database with transactions: both are
 //! there, or neither. The user's table has no unique constraint: it would hide a double.
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::ledger::{answer, ask};
 
 const TIME: Duration = Duration::from_secs(30);
 
-/// What the work does beside its one row.
+/// The work besides its one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Work {
     Well,
@@ -24,7 +24,7 @@ enum Work {
     Publishes,
     /// A statement is refused.
     Badly,
-    /// It sees for itself that it cannot be done.
+    /// The code itself decides that it cannot be done.
     GivesUp,
 }
 
@@ -78,10 +78,10 @@ impl Desk<PgStore> {
 
 /// A store whose transactions the cases can use without knowing whether they are closures or open.
 trait Charging: Working + Answering {
-    /// The table of messages, for reads from outside.
+    /// The table of messages, for reads by another client.
     const MESSAGES: &str;
 
-    /// One row, and whatever else the work does; then the answer.
+    /// Writes one row and does the other work, then stores the answer.
     async fn charge(
         self: &Arc<Self>,
         reserved: &Reserved,
@@ -133,7 +133,7 @@ impl Charging for PgStore {
         match work {
             Work::Well => {}
             Work::Publishes => db.publish(&message()).await.expect("publishes"),
-            // It does not look at the error, and commits all the same.
+            // The code ignores the error, and commits all the same.
             Work::Badly => drop(db.execute("INSERT INTO nowhere VALUES (1)", &[]).await),
             Work::GivesUp => return Err(TxError::Failed(Failure::new("no such card"))),
         }
@@ -143,13 +143,13 @@ impl Charging for PgStore {
 
 impl<S: Charging> Desk<S> {
     async fn fresh(&self) -> Reserved {
-        match self.told().await {
+        match self.reserve_again().await {
             Reservation::Fresh(reserved) => reserved,
             other => panic!("{other:?}"),
         }
     }
 
-    async fn told(&self) -> Reservation {
+    async fn reserve_again(&self) -> Reservation {
         self.world.store.reserve(ask("k", "request")).await.expect("reserves")
     }
 
@@ -171,13 +171,14 @@ async fn effects_and_answer_are_one_commit_once_per_fence<S: Charging>(desk: Des
     assert!(matches!(second, Err(TxError::FenceLost)), "{second:?}");
     let held = desk.world.store.finish(&reserved, &answer("third")).await.expect("finishes");
     assert_eq!(held, Held::Lost);
-    assert_eq!(desk.told().await, Reservation::Replay(answer("charged")));
+    assert_eq!(desk.reserve_again().await, Reservation::Replay(answer("charged")));
     assert_eq!(desk.charges().await, 1);
     assert_eq!(desk.outside.number(S::MESSAGES).await, 1, "of no event");
 }
 
 async fn a_lost_fence_leaves_neither<S: Charging>(desk: Desk<S>) {
-    // The lease ended and another attempt runs; it gave up and none runs; another attempt is done.
+    // The lease ended and another attempt runs; that attempt gave up and none runs; another attempt
+    // is done.
     let first = desk.fresh().await;
     desk.world.pass(61);
     let second = desk.fresh().await;
@@ -199,7 +200,7 @@ async fn a_lost_fence_leaves_neither<S: Charging>(desk: Desk<S>) {
 async fn what_failed_or_was_dropped_leaves_neither_and_the_key_to_its_right<S: Charging>(
     desk: Desk<S>,
 ) {
-    // A refused statement, a change of mind, an answer too large to store, an unused right.
+    // A refused statement, an abandoned right, an answer too large to store, an unused right.
     let reserved = desk.fresh().await;
     for work in [Work::Badly, Work::GivesUp] {
         let failed = desk.charge(&reserved, work).await;
@@ -209,20 +210,21 @@ async fn what_failed_or_was_dropped_leaves_neither_and_the_key_to_its_right<S: C
     let failed = desk.world.store.charge(&reserved, Work::Well, huge).await;
     assert!(matches!(&failed, Err(TxError::Failed(why)) if why.error().contains("too large")));
     drop(desk.world.store.answering(&reserved, TIME));
-    let reservation = desk.told().await;
+    let reservation = desk.reserve_again().await;
     assert!(matches!(reservation, Reservation::InProgress { .. }), "{reservation:?}");
     assert_eq!(desk.charges().await, 0);
     desk.charge(&reserved, Work::Well).await.expect("the right still holds");
-    assert_eq!(desk.told().await, Reservation::Replay(answer("charged")));
+    assert_eq!(desk.reserve_again().await, Reservation::Replay(answer("charged")));
     assert_eq!(desk.charges().await, 1);
 }
 
-async fn a_commit_after_the_lease_counts_while_nobody_else_runs<S: Charging>(desk: Desk<S>) {
-    // Slow, and not reserved again meanwhile: the work is done, and doing it again would double it.
+async fn a_commit_after_the_lease_counts_while_no_other_attempt_runs<S: Charging>(desk: Desk<S>) {
+    // The attempt was slow and the key was not reserved again: the work is done, and doing it again
+    // would double it.
     let reserved = desk.fresh().await;
     desk.world.pass(3_600);
     desk.charge(&reserved, Work::Well).await.expect("commits");
-    assert_eq!(desk.told().await, Reservation::Replay(answer("charged")));
+    assert_eq!(desk.reserve_again().await, Reservation::Replay(answer("charged")));
     assert_eq!(desk.charges().await, 1);
 }
 
@@ -247,5 +249,5 @@ on_every_database! {
     effects_and_answer_are_one_commit_once_per_fence,
     a_lost_fence_leaves_neither,
     what_failed_or_was_dropped_leaves_neither_and_the_key_to_its_right,
-    a_commit_after_the_lease_counts_while_nobody_else_runs,
+    a_commit_after_the_lease_counts_while_no_other_attempt_runs,
 }

@@ -1,4 +1,5 @@
-//! What every store must do, case by case. Each case's first comment says how it tries to break us.
+//! The behaviour of every store, case by case. The first comment of each case says how it tries to
+//! break the store.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ async fn detail(store: &impl Inspect, name: &str) -> hapax_core::store::EventDet
     }
 }
 
-/// Polls until the copies that are written behind can be seen.
+/// Polls until the copies of the deferred write can be seen.
 pub(crate) async fn arrivals_reach(store: &impl Inspect, name: &str, wanted: u64) {
     tokio::time::timeout(crate::harness::FOREVER, async {
         while detail(store, name).await.summary.arrivals < wanted {
@@ -40,7 +41,7 @@ pub(crate) async fn a_new_event_is_accepted_and_its_copy_is_a_duplicate_with_the
 >(
     store: Arc<S>,
 ) {
-    // The second time must not be taken for new, nor get an id of its own.
+    // The second arrival must neither be new nor get an id of its own.
     let sender = Sender::plain();
     let Verdict::Accepted(id) = one(&*store, sender.ingest(&body("evt_1"))).await else {
         panic!("not accepted")
@@ -56,7 +57,7 @@ pub(crate) async fn a_new_event_is_accepted_and_its_copy_is_a_duplicate_with_the
 }
 
 pub(crate) async fn a_thousand_copies_at_once_have_one_winner<S: Store + Inspect>(store: Arc<S>) {
-    // All of them at the same instant, on four threads: two could both see "nothing there yet".
+    // All of them at the same instant, on four threads: two could both find no event yet.
     let sender = Arc::new(Sender::plain());
     for round in 0..5 {
         let event_id = format!("evt_{round}");
@@ -81,7 +82,7 @@ pub(crate) async fn a_thousand_copies_at_once_have_one_winner<S: Store + Inspect
 pub(crate) async fn the_same_id_of_another_tenant_or_source_is_another_event<S: Store + Inspect>(
     store: Arc<S>,
 ) {
-    // Another tenant must not be able to use up someone else's ids.
+    // Another tenant must not be able to use up the ids of this one.
     let mut ids = HashSet::new();
     for (tenant, source) in [("a", "x"), ("b", "x"), ("a", "y"), ("ax", ""), ("", "ax")] {
         let verdict = one(&*store, Sender::of(tenant, source).ingest(&body("evt_1"))).await;
@@ -96,7 +97,7 @@ pub(crate) async fn the_same_id_with_another_body_is_a_conflict_and_both_are_kep
 >(
     store: Arc<S>,
 ) {
-    // Neither may the second body replace the first, nor vanish, nor run.
+    // The second body must neither replace the first, nor vanish, nor run.
     let sender = Sender::plain();
     let first = body("evt_1");
     let second = first.replace("10000", "99999");
@@ -124,7 +125,7 @@ pub(crate) async fn a_body_of_several_events_is_taken_whole_and_its_elements_are
 >(
     store: Arc<S>,
 ) {
-    // An element that comes again in another batch must be recognised there.
+    // An element that arrives again in another batch must be recognised there.
     let sender = Sender::of_several();
     let batch = |ids: &[&str]| {
         let events: Vec<_> = ids.iter().map(|id| body(id)).collect();
@@ -153,7 +154,7 @@ pub(crate) async fn a_late_event_waits_for_review_and_an_on_time_copy_promotes_i
 >(
     store: Arc<S>,
 ) {
-    // A late copy must not promote; of many on-time copies at once exactly one does.
+    // A late copy must not release the event; of many on-time copies at once exactly one does.
     let sender = Arc::new(Sender::plain());
     let late = || sender.ingest_at(&body("evt_1"), noon(), after(3_600));
     let Verdict::Review(id) = one(&*store, late()).await else { panic!("not in review") };
@@ -183,7 +184,7 @@ pub(crate) async fn a_late_event_waits_for_review_and_an_on_time_copy_promotes_i
 }
 
 pub(crate) async fn a_late_copy_of_a_known_event_is_a_duplicate<S: Store + Inspect>(store: Arc<S>) {
-    // It must not drag a finished event back into review.
+    // The copy must not put a finished event back into review.
     let sender = Sender::plain();
     let id = one(&*store, sender.ingest(&body("evt_1"))).await.id();
     let late = one(&*store, sender.ingest_at(&body("evt_1"), noon(), after(86_400))).await;
@@ -196,7 +197,8 @@ pub(crate) async fn signed_bytes_under_another_id_go_to_review_and_no_copy_promo
 >(
     store: Arc<S>,
 ) {
-    // Who captured one request may change its unsigned id header, and send that copy twice.
+    // An attacker with one captured request changes its unsigned id header, and sends that copy
+    // twice.
     let sender = Sender::guarded();
     let bytes = r#"{"type":"push"}"#;
     let first = one(&*store, sender.ingest_under("d1", bytes)).await;
@@ -259,7 +261,7 @@ pub(crate) async fn equal_derived_keys_are_one_event_only_within_their_span<S: S
 pub(crate) async fn a_copy_in_the_next_span_may_be_decided_first<S: Store + Inspect>(
     store: Arc<S>,
 ) {
-    // Another node's clock is ahead, or this one's was set back: the later copy is there already.
+    // Another node's clock is ahead, or this one's was set back: the later copy is already stored.
     let sender = Sender::derived(Some(Duration::from_secs(600)));
     let notice = r#"{"type":"t","resource":"r"}"#;
     let at = |seconds| sender.ingest_at(notice, after(seconds), after(seconds));
@@ -350,7 +352,7 @@ pub(crate) async fn an_event_is_found_by_either_id_and_an_ambiguous_one_is_said_
 }
 
 pub(crate) async fn a_key_is_known_once_its_event_is_there<S: Store + Inspect>(store: Arc<S>) {
-    // "Not known" of something that is there would call a late copy a lost event.
+    // If a stored event were "not known", a late copy would count as a lost event.
     let sender = Sender::plain();
     let ingest = sender.ingest(&body("evt_1"));
     let key = ingest.receipts[0].key().clone();

@@ -1,5 +1,5 @@
-//! SQLite goes by this machine's clock, which may be set back: what waits then must not wait for the
-//! whole step on top.
+//! SQLite uses this machine's clock, which may be set back: waiting jobs must not wait longer by
+//! the whole step.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ async fn restarted(world: World<SqliteStore>) -> World<SqliteStore> {
     World { store, clock, place: Some(place) }
 }
 
-/// The step is noticed by the store that runs, or by the one that starts.
+/// The step is noticed by the running store, or by the next one at its start.
 async fn after_a_step(world: World<SqliteStore>, restart: bool) -> World<SqliteStore> {
     world.pass(-HOUR);
     if restart {
@@ -37,8 +37,8 @@ async fn after_a_step(world: World<SqliteStore>, restart: bool) -> World<SqliteS
 }
 
 #[tokio::test]
-async fn a_retry_waits_no_longer_than_it_was_told_to_after_the_clock_was_set_back() {
-    // One retry by the schedule, one that must wait for longer than any schedule has.
+async fn a_retry_waits_no_longer_than_planned_after_the_clock_was_set_back() {
+    // One retry by the schedule, and one that must wait longer than any schedule.
     for restart in [false, true] {
         let world = World::on_disk();
         world.announce([spec("fee")]).await;
@@ -62,10 +62,10 @@ async fn a_retry_waits_no_longer_than_it_was_told_to_after_the_clock_was_set_bac
 
 #[tokio::test]
 async fn a_lease_has_its_own_length_and_no_more_after_the_clock_was_set_back() {
-    // It may neither end early, while its worker is at work, nor outlive it by the step.
+    // The lease may neither end early, while its worker runs, nor last longer by the step.
     for restart in [false, true] {
         let world = World::on_disk();
-        // A restart ends the leases of this process, and not those of workers outside.
+        // A restart ends the leases of this process, and not those of external workers.
         let outside = || HandlerSpec { workplace: Workplace::Pulled, ..spec("fee") };
         world.announce([outside()]).await;
         world.accept("evt_1", &[job("fee")]).await;
@@ -112,7 +112,7 @@ async fn a_reservation_has_its_own_length_and_no_more_after_the_clock_was_set_ba
             async |world: &World<SqliteStore>| world.store.reserve(ask()).await.expect("reserves");
         assert!(matches!(reserve(&world).await, Reservation::Fresh(_)));
         let world = after_a_step(world, restart).await;
-        // The first look is the one at which a running store notices the step.
+        // A running store notices the step at the first prune.
         while world.store.prune(nothing_goes(), 10).await.expect("prunes") {}
         world.pass(59);
         let reservation = reserve(&world).await;

@@ -1,5 +1,5 @@
-//! The input of figures, alerts and `doctor`: how far behind each handler is, what is unfinished,
-//! and what arrived in a span of time.
+//! The input of statistics, alerts and `doctor`: how far behind each handler is, which events are
+//! unfinished, and which arrived in a span of time.
 
 use hapax_core::job::Retry;
 use hapax_core::limits::LANE_COUNT_MAX;
@@ -73,7 +73,7 @@ pub(crate) async fn each_lane_says_how_far_behind_it_is<S: Working>(world: World
     assert_eq!(lanes(&world).await, [fee, latest, LaneState { held: 1, ..lane("stock") }]);
 }
 
-pub(crate) async fn a_lane_that_no_node_knows_is_told_as_well<S: Working>(world: World<S>) {
+pub(crate) async fn a_lane_that_no_node_knows_is_listed_as_well<S: Working>(world: World<S>) {
     // A handler that was renamed leaves its jobs behind; no worker claims them, so they must be
     // visible.
     world.announce([spec("fee")]).await;
@@ -94,7 +94,7 @@ pub(crate) async fn a_lane_that_no_node_knows_is_told_as_well<S: Working>(world:
 }
 
 pub(crate) async fn an_expired_lease_is_work_that_is_due<S: Working>(world: World<S>) {
-    // A worker that died leaves nothing ready behind: the end of its lease is when work was due.
+    // A worker that died leaves no ready job: its job was due when its lease ended.
     world.announce([spec("fee")]).await;
     let noon = world.clock.now();
     world.accept("evt_1", &[job("fee")]).await;
@@ -105,7 +105,7 @@ pub(crate) async fn an_expired_lease_is_work_that_is_due<S: Working>(world: Worl
 }
 
 pub(crate) async fn counting_a_backlog_stops_at_the_cap<S: Working>(world: World<S>) {
-    // More than the cap, over several tenants: their numbers must not add up past it.
+    // More than the limit, over several tenants: their numbers must not add up beyond it.
     world.announce([spec("fee")]).await;
     let now = world.clock.now();
     for (tenant, batches) in [("a", 6), ("b", 6)] {
@@ -178,7 +178,7 @@ pub(crate) async fn unfinished_is_what_came_before_and_has_not_ended<S: Working>
 pub(crate) async fn a_page_of_unfinished_events_is_full_although_others_lie_between<S: Working>(
     world: World<S>,
 ) {
-    // Filtering a page after it was read would return short pages, or lose what lies behind them.
+    // Filtering a page after reading it would return short pages, or lose later events.
     world.announce([spec("fee")]).await;
     for n in 0..40 {
         let jobs = if n % 10 == 0 { vec![job("fee")] } else { Vec::new() };
@@ -238,7 +238,7 @@ pub(crate) async fn a_sample_holds_all_of_a_span_with_how_often_and_when_each_ca
 }
 
 pub(crate) async fn a_large_span_is_sampled_evenly<S: Working>(world: World<S>) {
-    // Only the newest, or only the oldest, would tell of a moment and not of the span.
+    // Only the newest, or only the oldest, would describe a moment and not the span.
     let noon = world.clock.now();
     for n in 0..100 {
         world.accept(&format!("evt_{n:03}"), &[]).await;
@@ -254,7 +254,7 @@ pub(crate) async fn a_large_span_is_sampled_evenly<S: Working>(world: World<S>) 
 }
 
 pub(crate) async fn what_waits_for_a_decision_is_counted_by_source<S: Working>(world: World<S>) {
-    // Some are decided, one way and the other; accepted ones do not count.
+    // Some are decided, in both ways; accepted ones do not count.
     world.announce([spec("fee")]).await;
     assert_eq!(world.store.in_review().await.expect("reads"), []);
     let mut late = Vec::new();

@@ -1,5 +1,6 @@
-//! Gaps, case by case: what is held waits for what comes before it, but not for ever; and machines,
-//! where states take the place of numbers. Each case's first comment says how it tries to break us.
+//! Gaps, case by case: a held job waits for its predecessor, but not for ever; and machines, where
+//! states take the place of numbers. The first comment of each case says how it tries to break the
+//! store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +37,7 @@ fn payout() -> (OrderPolicy, impl Fn(&str) -> NewJob) {
 }
 
 impl<S: Working> World<S> {
-    /// Takes these numbers in, and lets all run that may.
+    /// Accepts events with these numbers, and runs all jobs that may run.
     async fn numbers(&self, numbers: impl IntoIterator<Item = i64>) -> Vec<String> {
         for n in numbers {
             self.accept(&format!("n{n}"), &[nth(n)]).await;
@@ -71,7 +72,7 @@ impl<S: Working> World<S> {
     }
 }
 
-pub(crate) async fn a_gap_held_too_long_is_for_a_person_who_may_let_it_run<S: Working>(
+pub(crate) async fn a_gap_held_too_long_goes_to_review_and_can_be_approved<S: Working>(
     world: World<S>,
 ) {
     // The second number never arrives; no job may run early, and none may wait for ever.
@@ -103,13 +104,13 @@ pub(crate) async fn a_gap_held_too_long_is_for_a_person_who_may_let_it_run<S: Wo
     assert_eq!(world.event("n3").await.actions[0].action, "approve");
     assert_eq!(world.do_all("fee").await, ["n3"]);
     assert_eq!(world.job("n3", "fee").await.run, 1, "it never ran before");
-    assert_eq!(world.numbers([2]).await, [""; 0], "what was missing is old news now");
+    assert_eq!(world.numbers([2]).await, [""; 0], "the missing number is stale now");
     assert_eq!(world.phase("n2").await, Phase::Stale);
     assert_eq!(world.numbers([4]).await, ["n4"], "the mark followed");
 }
 
 pub(crate) async fn what_a_person_refused_never_runs_unless_forced<S: Working>(world: World<S>) {
-    // Replays and approvals come after the refusal, and an old worker comes back.
+    // Replays and approvals come after the rejection, and an old worker reports late.
     world.announce([with_gaps("fee", FROM_ONE, gaps(OnGap::Review)), spec("mail")]).await;
     let second = world.accept("n2", &[nth(2), job("mail")]).await;
     assert_eq!(world.do_all("fee").await, [""; 0]);
@@ -137,8 +138,8 @@ pub(crate) async fn what_a_person_refused_never_runs_unless_forced<S: Working>(w
 pub(crate) async fn a_late_number_leaves_what_is_in_review_to_the_person<S: Working>(
     world: World<S>,
 ) {
-    // The missing number comes after all, while the next one waits for a person: it must not run
-    // behind that person's back, nor be lost; and what comes after it waits.
+    // The missing number arrives after all, while the next one is in review: it must neither run
+    // before the decision nor be lost, and later numbers wait.
     world.announce([with_gaps("fee", FROM_ONE, gaps(OnGap::Review))]).await;
     let second = world.accept("n2", &[nth(2)]).await;
     assert!(world.claim("fee", 10).await.is_empty());
@@ -153,8 +154,8 @@ pub(crate) async fn a_late_number_leaves_what_is_in_review_to_the_person<S: Work
 pub(crate) async fn a_gap_held_too_long_is_left_behind_where_going_on_is_allowed<S: Working>(
     world: World<S>,
 ) {
-    // Three gaps at once: the numbers behind them must run in order, one gap after the other, and
-    // what was missing must not run over them: not late, not as a retry, not as a replay.
+    // Three gaps at once: the numbers behind them must run in order, one gap after the other. The
+    // missing numbers must not run afterwards: not late, not as a retry, not as a replay.
     world.announce([with_gaps("fee", FROM_ONE, gaps(OnGap::Go))]).await;
     let second = world.accept("n2", &[nth(2)]).await;
     let first = world.accept("n1", &[nth(1)]).await;
@@ -181,7 +182,7 @@ pub(crate) async fn a_gap_held_too_long_is_left_behind_where_going_on_is_allowed
 pub(crate) async fn a_retry_that_comes_after_the_gap_was_left_is_stale<S: Working>(
     world: World<S>,
 ) {
-    // A failing number is a gap too: its next attempt must not run over what went on without it.
+    // A failing number is a gap too: its next attempt must not run after later numbers.
     world.announce([with_gaps("fee", FROM_ONE, gaps(OnGap::Go))]).await;
     world.accept("n1", &[nth(1)]).await;
     let claim = world.claim_one("fee").await;
@@ -198,7 +199,7 @@ pub(crate) async fn a_retry_that_comes_after_the_gap_was_left_is_stale<S: Workin
 
 pub(crate) async fn what_is_at_work_or_due_is_no_gap<S: Working>(world: World<S>) {
     // The missing number is leased when the deadline passes, or it is due and no worker has run for
-    // a day: going past it would lose an event that is stored.
+    // a day: skipping it would lose a stored event.
     for on_gap in [OnGap::Go, OnGap::Review] {
         let (r, fee) = (format!("{on_gap:?}"), with_gaps("fee", FROM_ONE, gaps(on_gap)));
         let accept = async |n: i64| {
@@ -226,7 +227,7 @@ pub(crate) async fn what_is_at_work_or_due_is_no_gap<S: Working>(world: World<S>
         world.pass(86_400);
         accept(3).await;
         assert_eq!(world.do_all("fee").await, [format!("{r}3"), format!("{r}4")]);
-        // It fails: then it is one, and the deadline is long over.
+        // It fails: then it is a gap, and the deadline is long over.
         accept(6).await;
         assert!(world.claim("fee", 10).await.is_empty());
         world.pass(HOLD - 1);
@@ -250,7 +251,7 @@ pub(crate) async fn what_is_at_work_or_due_is_no_gap<S: Working>(world: World<S>
 }
 
 pub(crate) async fn beyond_hold_max_the_newest_go_to_review<S: Working>(world: World<S>) {
-    // A sender that skips a number and floods; the newest is not always the last to come.
+    // A sender skips a number and floods; the newest number is not always the last to arrive.
     let few = Gaps { hold_max: 2, ..gaps(OnGap::Go) };
     world.announce([with_gaps("fee", FROM_ONE, few)]).await;
     assert_eq!(world.numbers([3, 9]).await, [""; 0]);
@@ -289,7 +290,7 @@ pub(crate) async fn a_handler_that_had_no_job_yet_is_forced_too<S: Working>(worl
 pub(crate) async fn a_forced_job_keeps_its_resource_and_moves_no_mark_back<S: Working>(
     world: World<S>,
 ) {
-    // A person forces old news while new news of the same payout is at work.
+    // An operator forces an older version while a newer one of the same payout runs.
     world.announce([ordered("fee", OrderPolicy::Latest)]).await;
     let version = |n| placed("fee", "po_1", n);
     world.accept("v5", &[version(5)]).await;
@@ -307,7 +308,7 @@ pub(crate) async fn a_forced_job_keeps_its_resource_and_moves_no_mark_back<S: Wo
     assert_eq!(forced.event.resource.as_deref(), Some("po_1"));
     world.accept("v7", &[version(7)]).await;
     assert!(world.claim("fee", 10).await.is_empty(), "it holds its resource");
-    // A failure does not make it old news again.
+    // A failure does not make it stale again.
     assert_eq!(world.settle(&forced, failed(Retry::Schedule)).await, Held::Kept);
     assert_eq!(world.do_all("fee").await, ["v7"]);
     world.pass(100);
@@ -319,8 +320,8 @@ pub(crate) async fn a_forced_job_keeps_its_resource_and_moves_no_mark_back<S: Wo
 pub(crate) async fn a_worker_that_lost_its_lease_cannot_settle_what_was_passed<S: Working>(
     world: World<S>,
 ) {
-    // It stopped for longer than its lease, and a newer version was applied. Its fence is still the
-    // last one given, but its "done" would record a version that was never the newest.
+    // The worker stopped for longer than its lease, and a newer version was applied. Its fence is
+    // still the last one, but its "done" would record a version that was never the newest.
     world.announce([ordered("fee", OrderPolicy::Latest)]).await;
     let at_work = async |id: &str, resource: &str| {
         world.accept(id, &[placed("fee", resource, 1)]).await;
@@ -335,17 +336,17 @@ pub(crate) async fn a_worker_that_lost_its_lease_cannot_settle_what_was_passed<S
     world.pass(100);
     assert_eq!(world.do_all("fee").await, [""; 0]);
     assert_eq!(world.phase("a1").await, Phase::Stale);
-    // The mark did not pass these: they were only slow.
+    // The mark did not pass these: their workers were only slow.
     let slow = at_work("b1", "b").await;
     world.pass(LEASE);
     world.accept("b0", &[placed("fee", "b", 0)]).await;
     world.accept("b1_too", &[placed("fee", "b", 1)]).await;
     assert_eq!(world.do_all("fee").await, ["b0", "b1_too"]);
-    assert_eq!(world.settle(&slow, done("late")).await, Held::Kept, "a tie is not old news");
+    assert_eq!(world.settle(&slow, done("late")).await, Held::Kept, "a tie is not stale");
 }
 
 pub(crate) async fn a_machine_runs_allowed_steps_and_nothing_else<S: Working>(world: World<S>) {
-    // The states come backwards, one twice, one from behind; and the way leads through a circle.
+    // The states arrive backwards, one twice, one from behind; and the transitions contain a cycle.
     let (policy, to) = payout();
     world.announce([ordered("fee", policy)]).await;
     let arrive = async |id: &str, state: &str| {
@@ -368,8 +369,8 @@ pub(crate) async fn a_machine_runs_allowed_steps_and_nothing_else<S: Working>(wo
 }
 
 pub(crate) async fn a_machine_goes_past_a_gap_in_its_own_order<S: Working>(world: World<S>) {
-    // The first state never comes, and the others came backwards: forced in the order they came,
-    // the one before would be behind when its turn comes.
+    // The first state never arrives, and the others arrived backwards: forced in the order of
+    // arrival, the earlier state would be behind when its turn comes.
     let (policy, to) = payout();
     world.announce([with_gaps("fee", policy, gaps(OnGap::Go))]).await;
     world.accept("paid", &[to("paid")]).await;
@@ -385,7 +386,8 @@ pub(crate) async fn a_machine_goes_past_a_gap_in_its_own_order<S: Working>(world
 }
 
 pub(crate) async fn a_step_of_a_machine_may_be_let_run_by_a_person<S: Working>(world: World<S>) {
-    // It runs once although no transition leads there; and too many go to review as they come.
+    // It runs once although no transition leads there; and jobs beyond the limit go to review on
+    // arrival.
     let (policy, to) = payout();
     let few = Gaps { hold_max: 1, ..gaps(OnGap::Review) };
     world.announce([with_gaps("fee", policy, few)]).await;
@@ -405,7 +407,7 @@ pub(crate) async fn a_step_of_a_machine_may_be_let_run_by_a_person<S: Working>(w
 pub(crate) async fn a_machine_that_moved_on_does_not_take_a_late_worker_s_word<S: Working>(
     world: World<S>,
 ) {
-    // While it lost its lease, another step was taken from the same state.
+    // After it lost its lease, another step was taken from the same state.
     let (policy, to) = payout();
     world.announce([ordered("fee", policy)]).await;
     for state in ["pending", "charged"] {
@@ -422,7 +424,7 @@ pub(crate) async fn a_machine_that_moved_on_does_not_take_a_late_worker_s_word<S
 }
 
 pub(crate) async fn sql_work_keeps_to_deadlines_and_decisions_too<S: Working>(world: World<S>) {
-    // There the guard is asked in the work's own transaction, not in the claim.
+    // There the guard is checked in the job's own transaction, not in the claim.
     let two = [with_gaps("fee", FROM_ONE, gaps(OnGap::Go))];
     world.announce(two).await;
     for n in [1, 3, 4, 6] {
@@ -458,7 +460,7 @@ pub(crate) async fn sql_work_keeps_to_deadlines_and_decisions_too<S: Working>(wo
 pub(crate) async fn what_is_discarded_for_one_handler_is_kept_while_another_needs_it<S: Working>(
     world: World<S>,
 ) {
-    // Pruned by the status alone, the event would go while its other job is still to run.
+    // If only the status decided, the event would be pruned while its other job still has to run.
     world.announce([with_gaps("fee", FROM_ONE, gaps(OnGap::Review)), spec("mail")]).await;
     let id = world.accept("n2", &[nth(2), job("mail")]).await;
     assert!(world.claim("fee", 10).await.is_empty());
@@ -467,7 +469,7 @@ pub(crate) async fn what_is_discarded_for_one_handler_is_kept_while_another_need
     assert_eq!(world.reject(id).await, Reviewed::Decided);
     let horizon = Horizon { events_before: after(86_400), keys_before: Vec::new() };
     let prune = async || {
-        // A second look within the day may be needed for what was left.
+        // A second round within the day may be needed for the rest.
         for _ in 0..3 {
             world.store.prune(horizon.clone(), 100).await.expect("prunes");
         }
@@ -483,7 +485,7 @@ pub(crate) async fn what_is_discarded_for_one_handler_is_kept_while_another_need
 }
 
 pub(crate) async fn a_hopeless_job_is_not_run_by_a_replay<S: Working>(world: World<S>) {
-    // Its place in the order is unknown: run without one it would jump the queue.
+    // Its place in the order is unknown: without one it would run before its predecessors.
     let (policy, _) = payout();
     world.announce([ordered("fee", policy)]).await;
     let hopeless = NewJob { hopeless: Some("no such state".to_owned()), ..job("fee") };

@@ -1,5 +1,5 @@
-//! An event has two keys: its id recognises retries, its guard recognises replays. Each case's first
-//! comment says how it tries to get a second effect out of one signature.
+//! An event has two keys: its id recognises retries, its guard recognises replays. The first
+//! comment of each case says how it tries to get a second effect out of one signature.
 
 use std::sync::Arc;
 
@@ -16,7 +16,8 @@ fn is_copy_of(verdict: &Verdict, id: EventId) -> bool {
     matches!(verdict, Verdict::Duplicate(known) if known.id == id)
 }
 
-/// It waits as a suspected replay under an id of its own, which says the id it came under.
+/// Checks that the event waits as a suspected replay under an id of its own, which contains the id
+/// it arrived under.
 async fn is_suspected<S: Working>(world: &World<S>, id: EventId, came_under: &str) {
     let summary = world.event_by_our_id(id).await.summary;
     assert_eq!((summary.status, summary.review), (Status::Review, Some(ReviewReason::Replay)));
@@ -32,7 +33,7 @@ fn under(sender: &Sender, id: &str, body: &str, signed: Timestamp) -> Ingest {
 pub(crate) async fn a_suspected_replay_leaves_its_id_to_the_event_that_it_belongs_to<S: Working>(
     world: World<S>,
 ) {
-    // A's captured body comes under the id that B will have or has. B must run, in whatever order.
+    // A's captured body arrives under the id that B will have or has. B must run, in any order.
     world.announce([spec("fee")]).await;
     for (place, sender) in [Sender::signing_again(), Sender::guarded()].iter().enumerate() {
         for forged_first in [true, false] {
@@ -55,7 +56,7 @@ pub(crate) async fn a_suspected_replay_leaves_its_id_to_the_event_that_it_belong
                 None => arrive(&b, &b).await,
             };
             assert!(matches!(genuine, Verdict::Accepted(_)), "{genuine:?}");
-            // Copies of each are copies of that one, and no conflict of the other.
+            // Copies of each are copies of that event, and no conflict with the other.
             for _ in 0..2 {
                 assert!(is_copy_of(&arrive(&b, &b).await, genuine.id()));
                 assert!(is_copy_of(&arrive(&b, &a).await, forged.id()));
@@ -65,7 +66,7 @@ pub(crate) async fn a_suspected_replay_leaves_its_id_to_the_event_that_it_belong
             let mut ran = world.do_all("fee").await;
             ran.sort();
             assert_eq!(ran, [a, b.clone()]);
-            // A person lets the suspected one through: it runs once, as itself.
+            // An operator approves the suspected replay: it runs once, under its own id.
             let by = world.by("it is another one");
             let approved = world.store.approve(forged.id(), vec![job("fee")], by).await;
             assert_eq!(approved.expect("approves"), Reviewed::Decided);
@@ -121,7 +122,7 @@ pub(crate) async fn forged_copies_beside_the_genuine_event_never_keep_it_from_ru
 pub(crate) async fn what_was_signed_is_one_event_under_whatever_derived_key<S: Working>(
     world: World<S>,
 ) {
-    // Whatever the signature leaves out is changed: other bytes under the same key, other keys.
+    // Every unsigned part is changed: other bytes under the same key, other keys.
     world.announce([spec("fee")]).await;
     let (store, sender, fee) = (&*world.store, Sender::one_time_token(), [job("fee")]);
     let arrive = |token, id, unsigned| one(store, sender.ingest_token(token, id, unsigned, &fee));
@@ -133,7 +134,7 @@ pub(crate) async fn what_was_signed_is_one_event_under_whatever_derived_key<S: W
     }
     let other = arrive("t2", "b", "").await;
     assert!(matches!(other, Verdict::Accepted(id) if id != first.id()), "{other:?}");
-    // The key may be too coarse: other bytes under another signature are for a person.
+    // The key may be too coarse: other bytes under another signature go to review.
     let conflict = arrive("t3", "a", "other bytes").await;
     assert!(matches!(conflict, Verdict::Review(_)), "{conflict:?}");
     for (id, unsigned) in [("a", "other bytes"), ("d", ""), ("b", "more")] {
@@ -145,7 +146,7 @@ pub(crate) async fn what_was_signed_is_one_event_under_whatever_derived_key<S: W
 }
 
 pub(crate) async fn of_many_ids_at_once_one_has_the_guard<S: Working>(world: World<S>) {
-    // All at the same instant, each under an id of its own.
+    // All at the same instant, each under another id.
     let (given, derived) = (Sender::signing_again(), Sender::one_time_token());
     for round in 0..5 {
         let mut ingests = Vec::new();
@@ -182,7 +183,7 @@ pub(crate) async fn of_many_ids_at_once_one_has_the_guard<S: Working>(world: Wor
 pub(crate) async fn a_suspected_replay_waits_for_a_person_however_often_it_comes<S: Working>(
     world: World<S>,
 ) {
-    // Late and replayed at once; then the copies come on time, signed again.
+    // Late and replayed at once; then the copies arrive on time, signed again.
     world.announce([spec("fee")]).await;
     let (sender, fee) = (Sender::signing_again(), [job("fee")]);
     let arrive = |id, query, signed, now| {
@@ -199,7 +200,7 @@ pub(crate) async fn a_suspected_replay_waits_for_a_person_however_often_it_comes
         assert!(matches!(&copy, Verdict::Duplicate(known) if known.status == Status::Review));
     }
     assert_eq!(world.do_all("fee").await, ["d1"]);
-    // A person lets it through: once, and no other replay with it.
+    // An operator approves it: it runs once, and no other replay runs with it.
     let approved = world.store.approve(replay, fee.to_vec(), world.by("it is another one")).await;
     assert_eq!(approved.expect("approves"), Reviewed::Decided);
     assert!(is_copy_of(&arrive("d2", "?1", noon(), noon()).await, replay));
@@ -233,7 +234,8 @@ pub(crate) async fn what_a_person_refused_does_not_come_back_under_another_id<S:
 pub(crate) async fn content_that_ran_promotes_no_late_event_of_another_id<S: Working>(
     world: World<S>,
 ) {
-    // An old capture waits for its lateness; then the signature of an event that ran comes under its id.
+    // An old captured request is in review because it is late; then the signature of a processed
+    // event arrives under its id.
     world.announce([spec("fee")]).await;
     let (sender, fee) = (Sender::signing_again(), [job("fee")]);
     let arrive =
@@ -252,8 +254,8 @@ pub(crate) async fn content_that_ran_promotes_no_late_event_of_another_id<S: Wor
 }
 
 pub(crate) async fn a_copy_that_was_signed_again_is_guarded_too<S: Working>(world: World<S>) {
-    // What is captured is not the first delivery but a retry with a signature of its own; some retries
-    // are answered from memory, because the work has ended by then.
+    // The captured request is not the first delivery but a retry with its own signature; some
+    // retries are answered from memory, because the work has ended by then.
     world.announce([spec("fee")]).await;
     let (sender, fee) = (Sender::signing_again(), [job("fee")]);
     let arrive =
@@ -288,7 +290,8 @@ async fn prune<S: Working>(world: &World<S>, before: Timestamp, keys: bool) {
 pub(crate) async fn a_guard_outlives_the_body_and_a_key_that_is_kept_for_less<S: Working>(
     world: World<S>,
 ) {
-    // Everything may go a moment after it came, while the signature is inside the window.
+    // Everything may be deleted a moment after its arrival, while the signature is inside the
+    // window.
     let sender = Sender::signing_again();
     let arrive = |id, query, signed, now| {
         one(&*world.store, sender.ingest_signed(id, query, signed, now, &[]))
@@ -303,7 +306,7 @@ pub(crate) async fn a_guard_outlives_the_body_and_a_key_that_is_kept_for_less<S:
         assert!(matches!(replay, Verdict::Review(_)), "{replay:?}");
         is_suspected(&world, replay.id(), id).await;
     }
-    // Past twice the window the signature is too old, and nothing has to be known of it.
+    // After twice the window the signature is too old, and its guard is no longer needed.
     world.pass(86_402);
     prune(&world, after(500), true).await;
     let late = arrive("x3", "?1", after(300), after(87_001)).await;
@@ -314,7 +317,7 @@ pub(crate) async fn a_guard_outlives_the_body_and_a_key_that_is_kept_for_less<S:
 pub(crate) async fn a_guard_without_a_signed_time_is_kept_as_long_as_the_key<S: Working>(
     world: World<S>,
 ) {
-    // Without a time a signature is good for ever.
+    // Without a signed time a signature is valid for ever.
     let sender = Sender::signing_no_time();
     let arrive =
         |id, query| one(&*world.store, sender.ingest_signed(id, query, noon(), noon(), &[]));

@@ -1,5 +1,5 @@
-//! What the cases need: a directory that goes away, receipts made the only way there is, by
-//! verifying signed requests, and a [`World`]: a store with a clock that the case moves.
+//! Shared by the cases: a temporary directory, receipts that are made by verifying signed requests
+//! (there is no other way), and a [`World`]: a store with a clock that the case moves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -46,7 +46,7 @@ impl Place {
     }
 }
 
-/// The URL of a fresh database with our tables, on the one server of this test process.
+/// The URL of a fresh database with the tables of Hapax, on the one server of this test process.
 pub(crate) async fn pg_database() -> String {
     static TEMPLATE: OnceCell<()> = OnceCell::const_new();
     let server = Postgres::shared().await;
@@ -55,7 +55,8 @@ pub(crate) async fn pg_database() -> String {
             server.execute("CREATE DATABASE hapax_template").await;
             let url = server.url_for("hapax_template");
             PgStore::migrate(&url).await.expect("migrates");
-            // Room for the day on which every test begins, and for today: less to do in each.
+            // Partitions for the day on which every test begins, and for today: this saves time in
+            // each test.
             let days = "SELECT hapax.make_partition(day::date) FROM unnest(ARRAY[ \
                         timestamp '2026-06-01', now() AT TIME ZONE 'UTC']) AS first, \
                         generate_series(first, first + interval '7 days', interval '1 day') AS day";
@@ -70,7 +71,7 @@ pub(crate) async fn pg_database() -> String {
     server.create_database_from("case", "hapax_template").await
 }
 
-/// A store in a database of its own.
+/// A store in its own database.
 pub(crate) async fn on_postgres() -> Arc<PgStore> {
     let options = PgOptions::new(pg_database().await);
     Arc::new(PgStore::open(options).await.expect("opens"))
@@ -153,7 +154,7 @@ impl Sender {
         })
     }
 
-    /// No id at all: a hash of type and resource, and no guard beside it.
+    /// No id: a hash of type and resource, and no guard.
     pub(crate) fn derived(within: Option<Duration>) -> Self {
         Self::build(|spec, _| {
             spec.replay_guard = Some(ReplayGuard::Off);
@@ -162,7 +163,7 @@ impl Sender {
         })
     }
 
-    /// A derived key whose signed bytes are remembered as well.
+    /// A derived key with a guard.
     pub(crate) fn derived_and_guarded() -> Self {
         Self::build(|spec, _| {
             spec.name = SourceName::new("guarded");
@@ -172,8 +173,8 @@ impl Sender {
         })
     }
 
-    /// The id stands in an unsigned header; time and URL are signed, so that a sender that signs its
-    /// retries again is one that signs another query.
+    /// The id is in an unsigned header; time and URL are signed. A sender that signs its retries
+    /// again signs another query.
     pub(crate) fn signing_again() -> Self {
         Self::build(|spec, scheme| {
             spec.envelope.event_id = Some(IdSpec::Selector("header:x-id".into()));
@@ -300,7 +301,7 @@ impl Sender {
         self.ingest_for(body, signed, now, &[])
     }
 
-    /// With the same work promised for each event of the body.
+    /// With the same jobs for each event of the body.
     pub(crate) fn ingest_for(
         &self,
         body: &str,
@@ -354,11 +355,11 @@ impl Clock {
     }
 }
 
-/// A store, and the clock it goes by.
+/// A store, and the clock it uses.
 pub(crate) struct World<S> {
     pub(crate) store: Arc<S>,
     pub(crate) clock: Clock,
-    /// Where the store lives, if it lives on a disk: it goes away with the world.
+    /// The directory of the store, if it is on a disk: it is removed with the world.
     #[allow(dead_code)]
     pub(crate) place: Option<Place>,
 }
@@ -401,7 +402,7 @@ pub(crate) fn handler(name: &str) -> HandlerRef {
     HandlerRef { source: SourceName::new("shop"), handler: HandlerName::new(name) }
 }
 
-/// At once, then about a minute later, then about five.
+/// The first attempt at once, the next about a minute later, the next about five minutes later.
 pub(crate) fn spec(name: &str) -> HandlerSpec {
     let retry = [0, 60, 300].map(Duration::from_secs).to_vec();
     let policy = Policy { retry, lease: Duration::from_secs(LEASE.unsigned_abs()) };
@@ -443,7 +444,7 @@ impl<S: Working> World<S> {
         self.store.announce(handlers.into_iter().collect()).await.expect("announces");
     }
 
-    /// Another arrival of this event, on time, with the work it promises.
+    /// Another arrival of this event, on time, with its jobs.
     pub(crate) async fn arrive(&self, sender: &Sender, id: &str, jobs: &[NewJob]) -> Verdict {
         let now = self.clock.now();
         let ingest = sender.ingest_for(&body(id), now, now, jobs);
@@ -481,7 +482,7 @@ impl<S: Working> World<S> {
         claims.remove(0)
     }
 
-    /// What can be claimed next, however long that takes; nothing if that is more than a day.
+    /// The jobs that can be claimed next, however long that takes; none if that is more than a day.
     pub(crate) async fn claim_next(&self, name: &str) -> Vec<Claim> {
         for wait in std::iter::repeat_n(1, 600).chain(std::iter::repeat_n(600, 144)) {
             let claims = self.claim(name, 10).await;
@@ -497,7 +498,7 @@ impl<S: Working> World<S> {
         self.store.settle(claim.job, claim.fence, outcome).await.expect("settles")
     }
 
-    /// Claims what is there and says that it is done.
+    /// Claims all jobs and settles them as done.
     pub(crate) async fn do_all(&self, name: &str) -> Vec<String> {
         let mut order = Vec::new();
         loop {
@@ -570,7 +571,7 @@ pub(crate) enum Replay {
     DryForce,
 }
 
-/// The senders' ids of what was claimed, in that order.
+/// The senders' ids of the claimed jobs, in order.
 pub(crate) fn ids(claims: &[Claim]) -> Vec<&str> {
     claims.iter().map(|claim| &*claim.event.key.event_id).collect()
 }

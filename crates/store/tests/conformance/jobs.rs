@@ -1,5 +1,6 @@
-//! The life of a job, case by case: written with its event, claimed, settled through its fence, lost,
-//! retried, buried. Each case's first comment says how it tries to break us.
+//! The life of a job, case by case: written with its event, claimed, settled through its fence,
+//! lost, retried, a dead letter. The first comment of each case says how it tries to break the
+//! store.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::harness::{
 };
 
 pub(crate) async fn a_job_is_written_with_its_event_and_only_once<S: Working>(world: World<S>) {
-    // A thousand copies at the same instant, each with the work it would promise.
+    // A thousand copies at the same instant, each with its jobs.
     world.announce([spec("fee")]).await;
     let (sender, now) = (Sender::plain(), world.clock.now());
     let tasks: Vec<_> = (0..1_000)
@@ -45,7 +46,8 @@ pub(crate) async fn a_job_is_written_with_its_event_and_only_once<S: Working>(wo
 }
 
 pub(crate) async fn every_event_of_one_body_has_its_own_job<S: Working>(world: World<S>) {
-    // A batch whose second element is known already: the jobs must not slide by one.
+    // A batch whose second element is known already: the jobs must not be assigned to the wrong
+    // event.
     world.announce([spec("fee")]).await;
     let (sender, now) = (Sender::of_several(), world.clock.now());
     let batch = |ids: [&str; 2]| {
@@ -57,31 +59,31 @@ pub(crate) async fn every_event_of_one_body_has_its_own_job<S: Working>(world: W
     assert_eq!(world.do_all("fee").await, ["a", "b", "c"]);
 }
 
-pub(crate) async fn a_duplicate_is_told_what_the_work_came_to<S: Working>(world: World<S>) {
-    // A stale answer from a cache would tell a sender "received" of what is processed.
+pub(crate) async fn a_duplicate_gets_the_outcome_of_the_work<S: Working>(world: World<S>) {
+    // A stale cache entry would report "received" for a processed event.
     world.announce([spec("fee")]).await;
     let id = world.accept("evt_1", &[job("fee")]).await;
-    let tell = async || match world.arrive(&Sender::plain(), "evt_1", &[job("fee")]).await {
+    let outcome = async || match world.arrive(&Sender::plain(), "evt_1", &[job("fee")]).await {
         Verdict::Duplicate(known) => {
             assert_eq!(known.id, id);
             (known.status, known.result.as_deref().map(str::to_owned))
         }
         other => panic!("{other:?}"),
     };
-    assert_eq!(tell().await, (Status::Received, None));
+    assert_eq!(outcome().await, (Status::Received, None));
     let claim = world.claim_one("fee").await;
-    assert_eq!(tell().await, (Status::Processing, None));
+    assert_eq!(outcome().await, (Status::Processing, None));
     world.pass(3);
     let finished = world.clock.now();
     world.settle(&claim, done("fee of 50")).await;
-    assert_eq!(tell().await, (Status::Processed, Some("fee of 50".into())));
+    assert_eq!(outcome().await, (Status::Processed, Some("fee of 50".into())));
     let summary = world.event("evt_1").await.summary;
     assert_eq!(summary.processed_at, Some(finished));
     assert_eq!(summary.result.as_deref(), Some("fee of 50"));
 }
 
 pub(crate) async fn a_result_is_a_line_not_a_document<S: Working>(world: World<S>) {
-    // Letters of several bytes: cutting must not fall into the middle of one.
+    // Letters of several bytes: the cut must not be in the middle of one.
     world.announce([spec("fee")]).await;
     world.accept("evt_1", &[job("fee")]).await;
     world.settle(&world.claim_one("fee").await, done(&"ß".repeat(1_000))).await;
@@ -91,7 +93,7 @@ pub(crate) async fn a_result_is_a_line_not_a_document<S: Working>(world: World<S
 pub(crate) async fn two_handlers_have_their_own_jobs_retries_and_dead_letters<S: Working>(
     world: World<S>,
 ) {
-    // One that fails must never make the other run again.
+    // A failing job must never make the other run again.
     world.announce([spec("fee"), spec("mail")]).await;
     world.accept("evt_1", &[job("fee"), job("mail")]).await;
     let (fee, mail) = (world.claim_one("fee").await, world.claim_one("mail").await);
@@ -139,7 +141,7 @@ pub(crate) async fn a_claim_counts_before_the_work<S: Working>(world: World<S>) 
 pub(crate) async fn jobs_come_in_due_order_and_then_in_the_order_of_arrival<S: Working>(
     world: World<S>,
 ) {
-    // A limit in the middle must not let the newest in first.
+    // A limit in the middle must not select the newest first.
     world.announce([spec("fee")]).await;
     for id in ["a", "b", "c", "d"] {
         world.accept(id, &[job("fee")]).await;
@@ -169,8 +171,9 @@ pub(crate) async fn the_first_attempt_waits_as_well_where_the_schedule_says_so<S
 }
 
 pub(crate) async fn jobs_that_came_together_do_not_begin_together<S: Working>(world: World<S>) {
-    // Thirty at the same instant, of a handler that waits before its first attempt: all at once they
-    // would meet an app that was given time to settle. What is hopeless waits for nothing.
+    // Thirty jobs at the same instant, of a handler that waits before its first attempt: all at
+    // once they would overload an app that was given time to settle. A hopeless job waits for
+    // nothing.
     let mut patient = spec("fee");
     patient.policy.retry = vec![Duration::from_secs(1_000)];
     world.announce([patient]).await;
@@ -197,7 +200,7 @@ pub(crate) async fn jobs_that_came_together_do_not_begin_together<S: Working>(wo
 }
 
 pub(crate) async fn a_late_worker_cannot_settle_a_reclaimed_job<S: Working>(world: World<S>) {
-    // It slept past its lease, and wakes when another has the job.
+    // The worker slept past its lease, and wakes when another has the job.
     world.announce([spec("fee")]).await;
     world.accept("evt_1", &[job("fee")]).await;
     let late = world.claim_one("fee").await;
@@ -221,11 +224,9 @@ pub(crate) async fn a_late_worker_cannot_settle_a_reclaimed_job<S: Working>(worl
     assert_eq!(world.job("evt_1", "fee").await.result.as_deref(), Some("second"));
 }
 
-pub(crate) async fn a_slow_worker_is_still_done_while_nobody_else_has_claimed<S: Working>(
-    world: World<S>,
-) {
-    // Its effects are there. That we gave up waiting, or saw the lease run out, must not run them
-    // a second time.
+pub(crate) async fn a_slow_worker_is_still_done_until_the_next_claim<S: Working>(world: World<S>) {
+    // Its effects are there. A timeout of the caller, or an expired lease, must not run them a
+    // second time.
     world.announce([spec("fee")]).await;
     for id in ["expired", "failed"] {
         world.accept(id, &[job("fee")]).await;
@@ -233,7 +234,7 @@ pub(crate) async fn a_slow_worker_is_still_done_while_nobody_else_has_claimed<S:
     let claims = world.claim("fee", 10).await;
     assert_eq!(world.settle(&claims[1], failed(Retry::Schedule)).await, Held::Kept);
     world.pass(LEASE);
-    // This claim sees that the lease is over; the back-off keeps it from taking the job.
+    // This claim notices that the lease is over; the backoff keeps it from taking the job.
     assert!(world.claim("fee", 10).await.is_empty());
     for (claim, id) in claims.iter().zip(["expired", "failed"]) {
         assert_eq!(world.settle(claim, done("after all")).await, Held::Kept, "{id}");
@@ -245,7 +246,8 @@ pub(crate) async fn a_slow_worker_is_still_done_while_nobody_else_has_claimed<S:
 }
 
 pub(crate) async fn done_is_terminal_and_idempotent_under_its_fence<S: Working>(world: World<S>) {
-    // The answer to the first "done" was lost, so it is said again; and a failure comes after it.
+    // The answer to the first "done" was lost, so it is repeated; and a failure is reported after
+    // it.
     world.announce([spec("fee")]).await;
     world.accept("evt_1", &[job("fee")]).await;
     let claim = world.claim_one("fee").await;
@@ -273,7 +275,7 @@ pub(crate) async fn done_is_terminal_and_idempotent_under_its_fence<S: Working>(
 pub(crate) async fn failed_attempts_follow_the_schedule_and_then_the_job_dies<S: Working>(
     world: World<S>,
 ) {
-    // Neither sooner than the schedule says, nor once more than it has steps.
+    // Neither sooner than the schedule allows, nor more often than it has steps.
     world.announce([spec("fee")]).await;
     world.accept("evt_1", &[job("fee")]).await;
     for (attempt, waits) in [(1, Some((47, 73))), (2, Some((239, 361))), (3, None)] {
@@ -322,10 +324,8 @@ pub(crate) async fn an_error_and_a_result_have_the_same_bound_on_every_store<S: 
     assert_eq!(chars(world.job("evt_2", "fee").await.result), Some(RESULT_CHARS_MAX));
 }
 
-pub(crate) async fn who_saw_it_fail_may_say_when_to_come_back_or_never<S: Working>(
-    world: World<S>,
-) {
-    // A far side that asks for an hour must get it, and one that asks for a second too.
+pub(crate) async fn a_failure_may_set_the_next_attempt_or_forbid_it<S: Working>(world: World<S>) {
+    // An app that asks for an hour must get it, and so must one that asks for a second.
     world.announce([spec("fee")]).await;
     for id in ["exact", "least", "never"] {
         world.accept(id, &[job("fee")]).await;
@@ -370,7 +370,7 @@ pub(crate) async fn an_expired_lease_is_claimable_again_and_counted_as_lost<S: W
 }
 
 pub(crate) async fn a_job_that_was_lost_is_claimed_alone_from_then_on<S: Working>(world: World<S>) {
-    // One of three killed the process. Whichever it was, it must not take neighbours with it again.
+    // One of three killed the process. Whichever it was, it must not harm the others again.
     world.announce([spec("fee")]).await;
     for id in ["a", "b", "c"] {
         world.accept(id, &[job("fee")]).await;
@@ -403,7 +403,7 @@ pub(crate) async fn a_job_that_was_lost_is_claimed_alone_from_then_on<S: Working
 pub(crate) async fn jobs_that_were_lost_together_do_not_come_due_together<S: Working>(
     world: World<S>,
 ) {
-    // A poisonous one among them must not find the same neighbours at the same instant again.
+    // The poisonous one among them must not run beside the same others at the same instant again.
     const JOBS: usize = 32;
     world.announce([spec("fee")]).await;
     for n in 0..JOBS {
@@ -412,7 +412,7 @@ pub(crate) async fn jobs_that_were_lost_together_do_not_come_due_together<S: Wor
     assert_eq!(world.claim("fee", JOBS).await.len(), JOBS);
     world.pass(LEASE);
     assert!(world.claim("fee", JOBS).await.is_empty(), "they back off");
-    // In the middle of their back-off: all on one side once in two thousand million runs.
+    // In the middle of their backoff: all on one side once in two thousand million runs.
     world.pass(1);
     let mut due = 0;
     while !world.claim("fee", JOBS).await.is_empty() {
@@ -429,7 +429,7 @@ pub(crate) async fn jobs_that_were_lost_together_do_not_come_due_together<S: Wor
 pub(crate) async fn a_job_lost_alone_five_times_is_buried_by_the_claim<S: Working>(
     world: World<S>,
 ) {
-    // An event that aborts the process each time must not do so for ever.
+    // An event that aborts the process every time must not do so for ever.
     world.announce([spec("fee")]).await;
     world.accept("poison", &[job("fee")]).await;
     let mut claims = 0;
@@ -454,8 +454,8 @@ pub(crate) async fn a_job_lost_alone_five_times_is_buried_by_the_claim<S: Workin
 }
 
 pub(crate) async fn a_lost_call_is_neither_claimed_alone_nor_buried<S: Working>(world: World<S>) {
-    // An app that is called cannot end this process, nor can an external worker: their jobs would
-    // wait for each other, and become dead, for another job's fault.
+    // Neither a called app nor an external worker can end this process: otherwise their jobs would
+    // wait for each other, and become dead, because of another job.
     for workplace in [Workplace::Called, Workplace::Pulled] {
         let name = format!("{workplace:?}");
         world.announce([HandlerSpec { workplace, ..spec(&name) }]).await;
@@ -466,7 +466,7 @@ pub(crate) async fn a_lost_call_is_neither_claimed_alone_nor_buried<S: Working>(
             let claims = world.claim(&name, 10).await;
             assert_eq!(claims.len(), 3, "{name}, attempt {attempt}");
             assert!(claims.iter().all(|claim| !claim.alone && claim.attempt == attempt));
-            // The lease, then the longest back-off and its jitter.
+            // The lease, then the longest backoff and its jitter.
             world.pass(LEASE + 400);
         }
         for claim in world.claim(&name, 10).await {
@@ -475,8 +475,8 @@ pub(crate) async fn a_lost_call_is_neither_claimed_alone_nor_buried<S: Working>(
     }
 }
 
-pub(crate) async fn a_fence_that_nobody_was_given_settles_nothing<S: Working>(world: World<S>) {
-    // A worker that guesses its fence must not end work that was not begun: new, given back, or
+pub(crate) async fn a_guessed_fence_settles_nothing<S: Working>(world: World<S>) {
+    // A worker that guesses a fence must not settle a job that was not claimed: new, given back, or
     // replayed.
     world.announce([spec("fee")]).await;
     let guesses = async |step: &str| {
@@ -501,7 +501,7 @@ pub(crate) async fn a_fence_that_nobody_was_given_settles_nothing<S: Working>(wo
 }
 
 pub(crate) async fn what_was_given_back_is_uncounted<S: Working>(world: World<S>) {
-    // Restarts one after the other must not use up a job's attempts.
+    // Several restarts must not use up a job's attempts.
     world.announce([spec("fee")]).await;
     world.accept("evt_1", &[job("fee")]).await;
     let mut last = None;
@@ -522,8 +522,8 @@ pub(crate) async fn what_was_given_back_is_uncounted<S: Working>(world: World<S>
 pub(crate) async fn a_hurried_event_is_due_at_once_and_nothing_else_is<S: Working>(
     world: World<S>,
 ) {
-    // The sender of a failed event comes again: neither may its neighbours come along, nor what
-    // is done run again.
+    // The sender of a failed event retries: neither may other jobs become due, nor may a done job
+    // run again.
     world.announce([spec("fee"), spec("mail")]).await;
     let hurried = world.accept("evt_1", &[job("fee"), job("mail")]).await;
     world.accept("evt_2", &[job("fee")]).await;
@@ -540,8 +540,8 @@ pub(crate) async fn a_hurried_event_is_due_at_once_and_nothing_else_is<S: Workin
     assert!(world.claim("mail", 10).await.is_empty());
 }
 
-pub(crate) async fn renewing_extends_the_lease_of_who_holds_it<S: Working>(world: World<S>) {
-    // Work that takes ten times the lease, and says so in time.
+pub(crate) async fn renewing_extends_the_lease_of_its_holder<S: Working>(world: World<S>) {
+    // Work that takes ten times the lease, and renews it in time.
     world.announce([spec("fee")]).await;
     world.accept("evt_1", &[job("fee")]).await;
     let claim = world.claim_one("fee").await;
@@ -557,7 +557,7 @@ pub(crate) async fn renewing_extends_the_lease_of_who_holds_it<S: Working>(world
 }
 
 pub(crate) async fn a_noisy_tenant_does_not_starve_the_others<S: Working>(world: World<S>) {
-    // A hundred jobs of one tenant stand before a single one of each other.
+    // A hundred jobs of one tenant are before a single job of each other tenant.
     world.announce([spec("fee")]).await;
     let noisy = Sender::of("noisy", "shop");
     for n in 0..100 {
@@ -586,7 +586,8 @@ pub(crate) async fn a_noisy_tenant_does_not_starve_the_others<S: Working>(world:
 pub(crate) async fn a_lost_job_gets_its_turn_beside_a_backlog_of_others<S: Working>(
     world: World<S>,
 ) {
-    // It can only come alone, and there are always several that could come together.
+    // It can only be claimed alone, and there are always several others that can be claimed
+    // together.
     world.announce([spec("fee")]).await;
     world.arrive(&Sender::of("a", "shop"), "lost", &[job("fee")]).await;
     world.claim_one("fee").await;
@@ -604,7 +605,7 @@ pub(crate) async fn a_lost_job_gets_its_turn_beside_a_backlog_of_others<S: Worki
 }
 
 pub(crate) async fn a_hopeless_job_is_buried_at_once_and_says_why<S: Working>(world: World<S>) {
-    // Its order value is missing: it can neither run nor be kept waiting, nor vanish.
+    // Its order value is missing: the job can neither run nor wait, nor vanish.
     world.announce([spec("fee"), spec("mail")]).await;
     let why = "no number at /version".to_owned();
     let hopeless = NewJob { hopeless: Some(why.clone()), ..job("fee") };
@@ -622,7 +623,8 @@ fn message(id: &str) -> NewMessage {
 }
 
 pub(crate) async fn messages_are_published_with_done_or_not_at_all<S: Working>(world: World<S>) {
-    // A worker that lost its fence must not get its messages out, nor a retry send them twice.
+    // A worker that lost its fence must not publish its messages, nor may a retry publish them
+    // twice.
     world.announce([spec("fee")]).await;
     for id in ["evt_1", "evt_2"] {
         world.accept(id, &[job("fee")]).await;
@@ -673,8 +675,8 @@ pub(crate) async fn a_message_that_names_no_tenant_is_of_its_events<S: Working>(
     assert_eq!(published, ["m1", "m1", "m2"], "theirs each, and the named tenant's once");
 }
 
-pub(crate) async fn a_waiting_worker_is_told_of_new_work<S: Working>(world: World<S>) {
-    // A worker that waits for the hint alone must not miss an arrival.
+pub(crate) async fn a_waiting_worker_is_notified_of_new_jobs<S: Working>(world: World<S>) {
+    // A worker that waits only for the hint must not miss an arrival.
     world.announce([spec("fee")]).await;
     let fee = [job("fee")];
     let notified = async {
@@ -724,7 +726,7 @@ fn program() -> Arc<SqlProgram> {
     Arc::new(SqlProgram::parse("SELECT 'ok'", Dialect::Sqlite).expect("parses"))
 }
 
-/// Runs one claim of an `sql` handler by itself.
+/// Runs one claim of an `sql` handler alone.
 pub(crate) async fn run_claimed<S: Working>(world: &World<S>, claim: &Claim) -> Ran {
     let run = SqlRun {
         job: claim.job,
@@ -736,7 +738,7 @@ pub(crate) async fn run_claimed<S: Working>(world: &World<S>, claim: &Claim) -> 
     world.store.run_claimed(run).await.expect("runs")
 }
 
-/// Runs an `sql` handler until it has nothing to do; says how many were done.
+/// Runs an `sql` handler until no job is due; returns how many were done.
 pub(crate) async fn run_sql<S: Working>(world: &World<S>, name: &str) -> usize {
     let program = program();
     let mut done = 0;
@@ -776,7 +778,7 @@ pub(crate) async fn sql_work_is_claimed_and_done_in_one_step<S: Working>(world: 
 pub(crate) async fn sql_work_that_was_lost_is_handed_out_by_itself_and_not_begun<S: Working>(
     world: World<S>,
 ) {
-    // It may end the process: its worker must be able to see that no other job runs beside it.
+    // It may end the process: its worker must be able to ensure that no other job runs beside it.
     world.announce([spec("fee")]).await;
     world.accept("lost", &[job("fee")]).await;
     world.claim_one("fee").await;
@@ -820,7 +822,8 @@ pub(crate) async fn what_sql_work_ended_is_named<S: Working>(world: World<S>) {
 pub(crate) async fn a_claimed_job_is_run_by_itself_under_its_fence_and_once<S: Working>(
     world: World<S>,
 ) {
-    // Its worker was paused past its lease while it fetched something, and another one claimed.
+    // Its worker was paused past its lease while it fetched the object, and another one claimed the
+    // job.
     world.announce([spec("fee")]).await;
     world.accept("evt_1", &[job("fee")]).await;
     let late = world.claim_one("fee").await;
@@ -838,7 +841,7 @@ pub(crate) async fn a_claimed_job_is_run_by_itself_under_its_fence_and_once<S: W
     let outcomes: Vec<_> = job.attempts.iter().map(|note| &*note.outcome).collect();
     assert_eq!(outcomes, ["lost", "done"]);
     assert_eq!(world.event("evt_1").await.summary.status, Status::Processed);
-    // What is given back, or was settled otherwise, is not run either.
+    // A job that was given back or settled is not run either.
     world.accept("evt_2", &[crate::harness::job("fee")]).await;
     let claim = world.claim_one("fee").await;
     world.store.give_back(vec![(claim.job, claim.fence)]).await.expect("gives back");
@@ -850,7 +853,7 @@ pub(crate) async fn a_claimed_job_is_run_by_itself_under_its_fence_and_once<S: W
 }
 
 pub(crate) async fn what_the_app_answered_is_kept_with_its_attempt<S: Working>(world: World<S>) {
-    // Failed, done, run again by force, and done before its answer came.
+    // Failed, done, forced to run again, and done before its answer arrived.
     world.announce([spec("fee")]).await;
     let id = world.accept("evt_1", &[job("fee")]).await;
     let said = |status, body: &str| Some(HandlerAnswer { status, body: body.into() });
@@ -869,14 +872,14 @@ pub(crate) async fn what_the_app_answered_is_kept_with_its_attempt<S: Working>(w
         attempts.into_iter().map(|note| note.answer).collect::<Vec<_>>()
     };
     assert_eq!(answers().await, [said(500, "boom"), said(201, "made")]);
-    // Said again, it changes nothing.
+    // A repeated "done" changes nothing.
     assert_eq!(world.settle(&claim, done(said(200, "other"))).await, Held::Kept);
     assert_eq!(answers().await, [said(500, "boom"), said(201, "made")]);
     world.replay(id, &[job("fee")], Replay::Force).await;
     let claim = world.claim_one("fee").await;
     assert_eq!(world.settle(&claim, done(None)).await, Held::Kept);
     assert_eq!(answers().await, [said(500, "boom"), said(201, "made"), None]);
-    // It had completed the job by itself, and answers now.
+    // The app had completed the job itself, and answers now.
     assert_eq!(world.settle(&claim, done(said(204, ""))).await, Held::Kept);
     assert_eq!(answers().await, [said(500, "boom"), said(201, "made"), said(204, "")]);
 }

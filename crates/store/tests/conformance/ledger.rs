@@ -1,4 +1,4 @@
-//! Idempotency-Keys: one request runs, every other one gets a true answer, and an old right is
+//! Idempotency-Keys: one request runs, every other one gets the right answer, and an old right is
 //! void.
 
 use std::collections::HashSet;
@@ -16,7 +16,7 @@ use tokio::sync::Barrier;
 
 use crate::harness::{Working, World};
 
-/// How long a reservation of the cases is leased, and how long its answer is kept, in seconds.
+/// How long a reservation of the cases is leased, and how long its answer is stored, in seconds.
 const LEASED: i64 = 60;
 const KEPT: i64 = 3_600;
 
@@ -86,7 +86,7 @@ impl<S: Working> World<S> {
     }
 }
 
-/// The one that runs; all others wait for it.
+/// The one request that runs; all others wait for it.
 fn only_fresh(reservations: &[Reservation]) -> &Reserved {
     let waits = |one: &&Reservation| matches!(one, Reservation::InProgress { .. });
     assert_eq!(
@@ -111,7 +111,7 @@ fn by_name(answer: &StoredAnswer) -> StoredAnswer {
     answer
 }
 
-pub(crate) async fn of_fifty_that_ask_at_once_one_runs<S: Working>(world: World<S>) {
+pub(crate) async fn of_fifty_concurrent_requests_one_runs<S: Working>(world: World<S>) {
     // A store that checks first and inserts afterwards has two winners among these.
     for n in 0..4 {
         let reservations = world.fifty(&format!("k{n}")).await;
@@ -124,8 +124,8 @@ pub(crate) async fn of_fifty_that_ask_at_once_one_runs<S: Working>(world: World<
 }
 
 pub(crate) async fn a_replay_is_the_answer_as_it_was_given<S: Working>(world: World<S>) {
-    // Bytes that are no text, a name several times with others between, what JSON must escape, and
-    // nothing at all.
+    // Bytes that are not text, a repeated name with others between, characters that JSON must
+    // escape, and an empty answer.
     let header = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
     let headers = [
         ("x-request", "1"),
@@ -175,8 +175,8 @@ pub(crate) async fn another_request_under_the_same_key_is_a_mismatch_whatever_be
 >(
     world: World<S>,
 ) {
-    // Answered "in progress", a client would retry for ever; given the answer, it would get another
-    // request's.
+    // With the answer "in progress" a client would retry for ever; with the stored answer it would
+    // get another request's.
     let other = async || world.store.reserve(ask("k", "other")).await.expect("reserves");
     let reserved = world.fresh("k").await;
     assert_eq!(other().await, Reservation::Mismatch, "while it runs");
@@ -204,8 +204,9 @@ pub(crate) async fn the_same_key_in_another_scope_is_another_key<S: Working>(wor
     assert_eq!(world.reserve("1").await, Reservation::Replay(answer("ours")));
 }
 
-pub(crate) async fn whoever_waits_is_told_how_long_at_most<S: Working>(world: World<S>) {
-    // It becomes a Retry-After: too short and they come for nothing, too long and they wait for it.
+pub(crate) async fn a_waiting_request_gets_the_longest_wait<S: Working>(world: World<S>) {
+    // It becomes a Retry-After: too short and clients retry for nothing, too long and they wait for
+    // nothing.
     world.fresh("k").await;
     let left = |seconds: i64| Reservation::InProgress {
         remaining: Duration::from_secs(seconds.unsigned_abs()),
@@ -221,7 +222,7 @@ pub(crate) async fn whoever_waits_is_told_how_long_at_most<S: Working>(world: Wo
 pub(crate) async fn a_lease_that_ran_out_is_taken_over_and_the_old_right_is_void<S: Working>(
     world: World<S>,
 ) {
-    // The first was paused, not dead, and comes back with its own answer.
+    // The first attempt was paused, not dead, and reports its own answer late.
     let first = world.fresh("k").await;
     assert_eq!(first.attempt, 1);
     world.pass(LEASED);
@@ -249,8 +250,8 @@ pub(crate) async fn of_fifty_that_find_a_lease_over_one_takes_it<S: Working>(wor
     }
 }
 
-pub(crate) async fn a_late_answer_counts_while_nobody_else_runs<S: Working>(world: World<S>) {
-    // The work is done; to throw its answer away would be to do it again.
+pub(crate) async fn a_late_answer_counts_while_no_other_attempt_runs<S: Working>(world: World<S>) {
+    // The work is done; without its answer it would be done again.
     let reserved = world.fresh("k").await;
     world.pass(LEASED + 1);
     assert_eq!(world.finish(&reserved, "late").await, Held::Kept);
@@ -258,8 +259,8 @@ pub(crate) async fn a_late_answer_counts_while_nobody_else_runs<S: Working>(worl
 }
 
 pub(crate) async fn a_late_answer_beside_a_takeover_has_one_winner<S: Working>(world: World<S>) {
-    // Both see a lease that ran out. Had both their way, the work would be done twice, or its answer
-    // be lost.
+    // Both find an expired lease. If both succeeded, the work would be done twice, or its answer
+    // would be lost.
     for n in 0..20 {
         let key = format!("k{n}");
         let first = world.fresh(&key).await;
@@ -292,7 +293,7 @@ pub(crate) async fn an_answer_is_kept_once_per_fence<S: Working>(world: World<S>
 pub(crate) async fn an_abandoned_key_is_free_and_a_finished_one_cannot_be_abandoned<S: Working>(
     world: World<S>,
 ) {
-    // Twice, and by a request that gave it up long ago while another one runs.
+    // Twice, and by a request that abandoned it long ago while another one runs.
     let first = world.fresh("k").await;
     for _ in 0..2 {
         world.store.abandon(&first).await.expect("abandons");
@@ -312,8 +313,8 @@ pub(crate) async fn what_an_earlier_attempt_may_have_done_is_not_forgotten_with_
 >(
     world: World<S>,
 ) {
-    // The first was cut in the middle, the second never began. If the third were reported as the
-    // first attempt, its app would not look for existing effects.
+    // The first attempt was cut in the middle, the second never began. If the third were reported
+    // as the first, its app would not look for existing effects.
     let first = world.fresh("k").await;
     world.pass(LEASED);
     for _ in 0..3 {
@@ -335,7 +336,8 @@ pub(crate) async fn what_an_earlier_attempt_may_have_done_is_not_forgotten_with_
 }
 
 pub(crate) async fn a_key_past_its_ttl_is_as_good_as_new<S: Working>(world: World<S>) {
-    // The time is that of the answer, not of the request: a long one must not be forgotten early.
+    // The time starts with the answer, not with the request: the answer to a long request must not
+    // expire early.
     let reserved = world.fresh("k").await;
     world.pass(LEASED / 2);
     assert_eq!(world.finish(&reserved, "first").await, Held::Kept);
@@ -352,7 +354,7 @@ pub(crate) async fn pruning_forgets_what_is_past_its_ttl_and_nothing_else<S: Wor
     world: World<S>,
 ) {
     // More keys than one slice takes; one that is leased for longer than it is kept, and one that
-    // was answered late. The attempt shows whether a key was deleted: a row that is left counts on.
+    // was answered late. The attempt shows whether a key was deleted: a remaining row counts on.
     let short = |key: &str, lease: u64| ReserveAsk {
         lease: Duration::from_secs(lease),
         ttl: Duration::from_secs(20),
@@ -372,7 +374,8 @@ pub(crate) async fn pruning_forgets_what_is_past_its_ttl_and_nothing_else<S: Wor
     }
     world.prune_keys(2).await;
     for n in 0..7 {
-        // Past its lease, not past its ttl: forgotten, it would be a first attempt.
+        // Past its lease, but not past its TTL: if it were deleted, the next would be a first
+        // attempt.
         let reservation =
             world.store.reserve(short(&format!("dead{n}"), 10)).await.expect("reserves");
         assert!(
@@ -399,8 +402,8 @@ pub(crate) async fn pruning_forgets_what_is_past_its_ttl_and_nothing_else<S: Wor
 }
 
 pub(crate) async fn no_fence_comes_twice<S: Working>(world: World<S>) {
-    // Whatever ends a reservation takes its row along, or leaves it: a fence that depends on the row
-    // is given out again, and an old right with it.
+    // Some ends of a reservation delete its row, others keep it: a fence that depends on the row
+    // would be issued again, and an old right would be valid.
     let mut fences = HashSet::new();
     for _ in 0..3 {
         let given_up = world.fresh("k").await;
@@ -418,7 +421,7 @@ pub(crate) async fn no_fence_comes_twice<S: Working>(world: World<S>) {
     }
 }
 
-/// A request of this caller, which may have so many keys and bytes kept.
+/// A request of this caller, with a quota of this many keys and bytes.
 fn limited(principal: &str, key: &str, keys: u64, bytes: u64) -> ReserveAsk {
     let quota = Some(Quota { keys, bytes });
     ReserveAsk { scope: scope(principal), quota, ..ask(key, "request") }
@@ -429,7 +432,7 @@ impl<S: Working> World<S> {
         self.store.reserve(limited(principal, key, keys, bytes)).await.expect("reserves")
     }
 
-    /// The right to a new key under a quota of so many.
+    /// The right to a new key under this quota.
     async fn admitted(&self, principal: &str, key: &str, keys: u64, bytes: u64) -> Reserved {
         match self.limited(principal, key, keys, bytes).await {
             Reservation::Fresh(reserved) => reserved,
@@ -445,8 +448,8 @@ pub(crate) async fn a_caller_keeps_as_many_keys_as_its_quota_says_and_known_ones
 >(
     world: World<S>,
 ) {
-    // Flooded with new keys, the store would fill; refused for a quota, a retry would never learn what
-    // became of its request.
+    // A flood of new keys would fill the store; but if a retry were refused because of a quota, it
+    // would never get its answer.
     let running = world.admitted("acct_1", "k1", 3, ROOMY).await;
     let done = world.admitted("acct_1", "k2", 3, ROOMY).await;
     assert_eq!(world.finish(&done, "done").await, Held::Kept);
@@ -461,26 +464,28 @@ pub(crate) async fn a_caller_keeps_as_many_keys_as_its_quota_says_and_known_ones
     assert_eq!(reservation, Reservation::Replay(answer("done")));
     let other = ReserveAsk { quota: limited("", "k1", 3, ROOMY).quota, ..ask("k1", "other") };
     assert_eq!(world.store.reserve(other).await.expect("reserves"), Reservation::Mismatch);
-    // A lease that ran out is taken over, however full it is; and under a quota that has become smaller.
+    // An expired lease is taken over although the quota is used up, and under a quota that has
+    // become smaller.
     world.pass(LEASED);
     let second = world.admitted("acct_1", "k1", 1, ROOMY).await;
     assert_eq!(second.attempt, 2);
     assert_eq!(world.finish(&running, "late").await, Held::Lost);
     assert_eq!(world.finish(&second, "second").await, Held::Kept);
     assert_eq!(world.limited("acct_1", "k4", 3, ROOMY).await, Reservation::OverQuota);
-    // What was refused has left nothing behind.
+    // A refused request has left nothing behind.
     assert_eq!(world.admitted("acct_1", "k4", 4, ROOMY).await.attempt, 1);
 }
 
 pub(crate) async fn of_fifty_new_keys_at_once_as_many_run_as_there_is_room_for<S: Working>(
     world: World<S>,
 ) {
-    // Each of them, looking by itself, sees room.
+    // Each of them, checking alone, would find room.
     let together = Arc::new(Barrier::new(50));
     let tasks: Vec<_> = (0..50)
         .map(|n| {
             let (store, together) = (Arc::clone(&world.store), Arc::clone(&together));
-            // Each new key comes twice, so that a copy may find the last place taken by its own key.
+            // Each new key is sent twice, so that a copy may find the last place taken by its own
+            // key.
             let ask = limited("acct_1", &format!("k{}", n / 2), 7, ROOMY);
             tokio::spawn(async move {
                 together.wait().await;
@@ -506,8 +511,8 @@ pub(crate) async fn of_fifty_new_keys_at_once_as_many_run_as_there_is_room_for<S
 }
 
 pub(crate) async fn whatever_ends_a_key_gives_its_place_back<S: Working>(world: World<S>) {
-    // Each way out in turn, more often than there are places: one that is not given back, or twice,
-    // shows.
+    // Each end in turn, more often than the quota allows: a place that is not freed, or freed
+    // twice, shows.
     for round in 0..4 {
         let key = |what: &str| format!("{what}{round}");
         let given_up = world.admitted("acct_1", &key("given up"), 2, ROOMY).await;
@@ -516,7 +521,7 @@ pub(crate) async fn whatever_ends_a_key_gives_its_place_back<S: Working>(world: 
         let done = world.admitted("acct_1", &key("done"), 2, ROOMY).await;
         assert_eq!(world.finish(&done, "done").await, Held::Kept);
         assert_eq!(world.finish(&done, "again").await, Held::Lost);
-        // It dies, is taken over, given up by the second, and dies with the third.
+        // It dies, is taken over, abandoned by the second, and dies with the third.
         world.admitted("acct_1", &key("dead"), 2, ROOMY).await;
         assert_eq!(world.limited("acct_1", "more", 2, ROOMY).await, Reservation::OverQuota);
         world.pass(LEASED);
@@ -524,7 +529,7 @@ pub(crate) async fn whatever_ends_a_key_gives_its_place_back<S: Working>(world: 
         world.store.abandon(&second).await.expect("abandons");
         world.admitted("acct_1", &key("dead"), 2, ROOMY).await;
         assert_eq!(world.limited("acct_1", "more", 2, ROOMY).await, Reservation::OverQuota);
-        // Past its ttl a key is as good as new, and takes its own place.
+        // Past its TTL a key is new again, and takes its own place.
         world.pass(KEPT);
         let again = world.admitted("acct_1", &key("done"), 2, ROOMY).await;
         assert_eq!(world.finish(&again, "done again").await, Held::Kept);
@@ -549,14 +554,14 @@ pub(crate) async fn a_caller_with_too_many_bytes_keeps_no_more_answers_and_nothi
         world.limited("acct_1", "k1", 100, 1_000).await,
         Reservation::Replay(answer(&large))
     );
-    // The answer that goes beyond it is kept whole, and no key is new any more.
+    // The answer that exceeds the quota is stored completely, and no new key is admitted any more.
     assert_eq!(world.finish(&two, &large).await, Held::Kept);
     assert_eq!(
         world.limited("acct_1", "k2", 100, 1_000).await,
         Reservation::Replay(answer(&large))
     );
     assert_eq!(world.limited("acct_1", "k4", 100, 1_000).await, Reservation::OverQuota);
-    // The third has done its work: its key stays used, for a note in the place of its answer.
+    // The third has done its work: its key stays used, with a note in place of its answer.
     assert_eq!(world.finish(&three, &large).await, Held::Kept);
     let reservation = world.limited("acct_1", "k3", 100, 1_000).await;
     assert_eq!(reservation, Reservation::Replay(StoredAnswer::not_kept()));
@@ -590,13 +595,13 @@ pub(crate) async fn over_the_total_only_callers_above_their_fair_share_are_refus
         let reservation = world.store.reserve(ask).await.expect("reserves");
         assert!(matches!(reservation, Reservation::Fresh(_)), "{reservation:?}");
     }
-    // With many callers not even that: new ones cannot fill it either, however many they are.
+    // With many callers not even that: new callers cannot fill it either, however many there are.
     for n in 20..32 {
         world.admitted(&format!("acct_{n}"), "a", 2, ROOMY).await;
     }
     let reservation = world.limited("acct_32", "a", 2, ROOMY).await;
     assert_eq!(reservation, Reservation::OverQuota, "32 among 33 is less than one");
-    // Once it is empty again, all have their quota.
+    // Once it is empty again, each caller has its full quota.
     world.pass(KEPT);
     world.prune_keys(100).await;
     for key in ["a", "b"] {
@@ -605,7 +610,7 @@ pub(crate) async fn over_the_total_only_callers_above_their_fair_share_are_refus
 }
 
 pub(crate) async fn callers_have_quotas_of_their_own<S: Working>(world: World<S>) {
-    // Callers that are not named are one, and cannot keep out those that are.
+    // Requests without a caller are one caller, and cannot use up the quota of others.
     for n in 0..3 {
         let reservation = world.limited("", &format!("k{n}"), 2, ROOMY).await;
         assert_eq!(reservation == Reservation::OverQuota, n == 2, "{reservation:?}");

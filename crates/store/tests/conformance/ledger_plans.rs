@@ -1,5 +1,5 @@
-//! Random plans with Idempotency-Keys: reservations, answers, second thoughts, old rights, time and
-//! retention in any order have the same story in every store.
+//! Random plans with Idempotency-Keys: reservations, answers, abandoned keys, old rights, time and
+//! retention in any order give the same results in every store.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -18,7 +18,7 @@ enum Act {
         request: u8,
         lease: u64,
         ttl: u64,
-        /// Of keys, and of bytes; none at times.
+        /// Of keys, and of bytes; sometimes none.
         quota: Option<(u64, u64)>,
     },
     /// By the request that reserved, however long ago.
@@ -65,7 +65,7 @@ async fn live<S: Working>(
 ) -> Vec<String> {
     let mut story = Vec::new();
     let mut rights: Vec<Reserved> = Vec::new();
-    // The last fence of each key that is still there.
+    // The last fence of each key that still exists.
     let mut newest = std::collections::HashMap::new();
     for act in plan {
         let right = |ago: usize| rights.iter().rev().nth(ago).cloned();
@@ -108,7 +108,7 @@ async fn live<S: Working>(
             }
             Act::Prune { limit } => {
                 world.prune_keys(limit).await;
-                // A key that is gone begins again, anywhere.
+                // A deleted key may start again at any number.
                 newest.clear();
                 continue;
             }
@@ -155,7 +155,7 @@ async fn on_postgres(plan: &[Act]) -> Vec<String> {
     live(world, plan, restart).await
 }
 
-/// The server and its connections belong to the runtime that they were made in.
+/// The server and its connections belong to the runtime that created them.
 fn runtime() -> &'static tokio::runtime::Runtime {
     static ONE: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
     ONE.get_or_init(|| {

@@ -71,7 +71,7 @@ on_every_store! {
     a_key_is_known_once_its_event_is_there,
 }
 
-/// The same for cases about work, which bring time with them: each gets a world of its own.
+/// The same for cases about jobs, which need a clock: each gets its own world.
 macro_rules! on_every_working_store {
     ($($about:ident { $($case:ident),* $(,)? })*) => {
         mod memory_at_work {
@@ -104,7 +104,7 @@ macro_rules! on_every_working_store {
 on_every_working_store! {
     figures {
         each_lane_says_how_far_behind_it_is,
-        a_lane_that_no_node_knows_is_told_as_well,
+        a_lane_that_no_node_knows_is_listed_as_well,
         an_expired_lease_is_work_that_is_due,
         what_waits_for_a_decision_is_counted_by_source,
         counting_a_backlog_stops_at_the_cap,
@@ -116,7 +116,7 @@ on_every_working_store! {
     jobs {
         a_job_is_written_with_its_event_and_only_once,
         every_event_of_one_body_has_its_own_job,
-        a_duplicate_is_told_what_the_work_came_to,
+        a_duplicate_gets_the_outcome_of_the_work,
         a_result_is_a_line_not_a_document,
         what_the_app_answered_is_kept_with_its_attempt,
         two_handlers_have_their_own_jobs_retries_and_dead_letters,
@@ -126,27 +126,27 @@ on_every_working_store! {
         the_first_attempt_waits_as_well_where_the_schedule_says_so,
         jobs_that_came_together_do_not_begin_together,
         a_late_worker_cannot_settle_a_reclaimed_job,
-        a_slow_worker_is_still_done_while_nobody_else_has_claimed,
+        a_slow_worker_is_still_done_until_the_next_claim,
         done_is_terminal_and_idempotent_under_its_fence,
         failed_attempts_follow_the_schedule_and_then_the_job_dies,
         an_error_and_a_result_have_the_same_bound_on_every_store,
-        who_saw_it_fail_may_say_when_to_come_back_or_never,
+        a_failure_may_set_the_next_attempt_or_forbid_it,
         an_expired_lease_is_claimable_again_and_counted_as_lost,
         a_job_that_was_lost_is_claimed_alone_from_then_on,
         jobs_that_were_lost_together_do_not_come_due_together,
         a_job_lost_alone_five_times_is_buried_by_the_claim,
         a_lost_call_is_neither_claimed_alone_nor_buried,
-        a_fence_that_nobody_was_given_settles_nothing,
+        a_guessed_fence_settles_nothing,
         a_request_that_was_never_sent_uses_no_step,
         what_was_given_back_is_uncounted,
         a_hurried_event_is_due_at_once_and_nothing_else_is,
-        renewing_extends_the_lease_of_who_holds_it,
+        renewing_extends_the_lease_of_its_holder,
         a_noisy_tenant_does_not_starve_the_others,
         a_lost_job_gets_its_turn_beside_a_backlog_of_others,
         a_hopeless_job_is_buried_at_once_and_says_why,
         messages_are_published_with_done_or_not_at_all,
         a_message_that_names_no_tenant_is_of_its_events,
-        a_waiting_worker_is_told_of_new_work,
+        a_waiting_worker_is_notified_of_new_jobs,
         jobs_are_listed_from_new_to_old_and_filtered,
         sql_work_is_claimed_and_done_in_one_step,
         sql_work_that_was_lost_is_handed_out_by_itself_and_not_begun,
@@ -154,14 +154,14 @@ on_every_working_store! {
         a_claimed_job_is_run_by_itself_under_its_fence_and_once,
     }
     ledger {
-        of_fifty_that_ask_at_once_one_runs,
+        of_fifty_concurrent_requests_one_runs,
         a_replay_is_the_answer_as_it_was_given,
         another_request_under_the_same_key_is_a_mismatch_whatever_became_of_the_first,
         the_same_key_in_another_scope_is_another_key,
-        whoever_waits_is_told_how_long_at_most,
+        a_waiting_request_gets_the_longest_wait,
         a_lease_that_ran_out_is_taken_over_and_the_old_right_is_void,
         of_fifty_that_find_a_lease_over_one_takes_it,
-        a_late_answer_counts_while_nobody_else_runs,
+        a_late_answer_counts_while_no_other_attempt_runs,
         a_late_answer_beside_a_takeover_has_one_winner,
         an_answer_is_kept_once_per_fence,
         an_abandoned_key_is_free_and_a_finished_one_cannot_be_abandoned,
@@ -177,14 +177,14 @@ on_every_working_store! {
         callers_have_quotas_of_their_own,
     }
     order {
-        latest_makes_older_news_stale_and_lets_ties_and_gaps_run,
+        latest_makes_older_versions_stale_and_lets_ties_and_gaps_run,
         the_mark_moves_only_with_done,
         two_handlers_keep_their_own_marks,
         one_at_a_time_per_resource_while_others_go_on,
-        old_news_that_waits_does_not_keep_the_newest_from_its_turn,
+        waiting_older_versions_do_not_delay_the_newest,
         an_expired_lease_frees_its_resource,
-        a_waiting_worker_is_told_when_a_resource_is_free,
-        nobody_stays_parked_behind_one_that_turned_out_stale,
+        a_waiting_worker_is_notified_when_a_resource_is_free,
+        no_job_stays_parked_behind_one_that_became_stale,
         a_handler_that_keeps_no_order_any_more_lets_all_go,
         shuffled_versions_end_in_the_newest_state,
         a_sequence_holds_what_is_past_a_gap_and_runs_in_order_when_filled,
@@ -194,11 +194,11 @@ on_every_working_store! {
         a_sequence_without_a_start_begins_with_what_is_claimed_first,
         a_claimed_job_has_its_resource_for_itself_and_moves_its_mark,
         a_claimed_job_that_was_overtaken_while_it_waited_does_nothing,
-        who_was_overtaken_at_work_is_stale_at_once_and_keeps_nobody_waiting,
+        an_overtaken_job_is_stale_at_once_and_blocks_no_other,
         a_look_that_sets_a_job_aside_is_no_attempt,
     }
     gaps {
-        a_gap_held_too_long_is_for_a_person_who_may_let_it_run,
+        a_gap_held_too_long_goes_to_review_and_can_be_approved,
         what_a_person_refused_never_runs_unless_forced,
         a_late_number_leaves_what_is_in_review_to_the_person,
         a_gap_held_too_long_is_left_behind_where_going_on_is_allowed,
@@ -239,10 +239,10 @@ on_every_working_store! {
     people {
         approving_beside_on_time_copies_writes_the_jobs_once,
         rejecting_beside_on_time_copies_has_one_winner,
-        an_approved_event_says_who_let_it_through,
+        an_approved_event_records_its_operator,
         a_rejected_event_never_runs,
         replaying_what_is_done_does_nothing_without_force,
-        replaying_a_dead_job_runs_it_again_with_the_schedule_anew,
+        replaying_a_dead_job_runs_it_again_with_a_fresh_schedule,
         a_job_that_was_lost_still_comes_alone_when_it_is_replayed,
         replaying_what_is_open_leaves_it_as_it_is,
         a_dead_letter_is_discarded_by_a_person_and_can_then_be_pruned,

@@ -1,5 +1,5 @@
-//! Order, case by case: arrival order is not event order. Each case's first comment says how it
-//! tries to break us.
+//! Order, case by case: arrival order is not event order. The first comment of each case says how
+//! it tries to break the store.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ const LATEST: OrderPolicy = OrderPolicy::Latest;
 const FROM_ONE: OrderPolicy = OrderPolicy::Sequence { start: Some(1) };
 const FROM_FIRST: OrderPolicy = OrderPolicy::Sequence { start: None };
 
-pub(crate) async fn latest_makes_older_news_stale_and_lets_ties_and_gaps_run<S: Working>(
+pub(crate) async fn latest_makes_older_versions_stale_and_lets_ties_and_gaps_run<S: Working>(
     world: World<S>,
 ) {
-    // The update comes before the create: applying the create then would undo it.
+    // The update arrives before the create: applying the create afterwards would undo it.
     world.announce([ordered("fee", LATEST)]).await;
     let arrives = async |id: &str, version| {
         world.accept(id, &[placed("fee", "po_1", version)]).await;
@@ -61,7 +61,7 @@ pub(crate) async fn the_mark_moves_only_with_done<S: Working>(world: World<S>) {
 }
 
 pub(crate) async fn two_handlers_keep_their_own_marks<S: Working>(world: World<S>) {
-    // What one has applied says nothing about the other.
+    // The marks of two handlers are independent.
     world.announce([ordered("fee", LATEST), ordered("mail", LATEST), spec("log")]).await;
     let jobs = |n| [placed("fee", "po_1", n), placed("mail", "po_1", n), job("log")];
     world.accept("v2", &jobs(2)).await;
@@ -91,7 +91,7 @@ pub(crate) async fn one_at_a_time_per_resource_while_others_go_on<S: Working>(wo
     assert_eq!(world.job("a2", "fee").await.phase, Phase::Ready);
     let second = world.claim_one("fee").await;
     assert_eq!(ids(std::slice::from_ref(&second)), ["a2"]);
-    // A failure lets the next one go as well, and so does a claim that is given back.
+    // A failure frees the resource as well, and so does a claim that is given back.
     assert_eq!(world.settle(&second, failed(Retry::Schedule)).await, Held::Kept);
     let third = world.claim_one("fee").await;
     assert_eq!(ids(std::slice::from_ref(&third)), ["a3"]);
@@ -103,9 +103,7 @@ pub(crate) async fn one_at_a_time_per_resource_while_others_go_on<S: Working>(wo
     assert_eq!(world.job("a2", "fee").await.phase, Phase::Stale, "its retry came too late");
 }
 
-pub(crate) async fn old_news_that_waits_does_not_keep_the_newest_from_its_turn<S: Working>(
-    world: World<S>,
-) {
+pub(crate) async fn waiting_older_versions_do_not_delay_the_newest<S: Working>(world: World<S>) {
     // Many jobs wait for one resource, and those that are readied first turn out to be stale: the
     // jobs behind them have nothing left to wait for.
     world.announce([ordered("fee", LATEST)]).await;
@@ -148,9 +146,11 @@ pub(crate) async fn an_expired_lease_frees_its_resource<S: Working>(world: World
     assert!(phases.iter().all(|phase| !phase.is_open()), "{phases:?}");
 }
 
-pub(crate) async fn a_waiting_worker_is_told_when_a_resource_is_free<S: Working>(world: World<S>) {
-    // Who found only parked work waits for a hint; without one a busy resource would move on with
-    // the next poll only.
+pub(crate) async fn a_waiting_worker_is_notified_when_a_resource_is_free<S: Working>(
+    world: World<S>,
+) {
+    // A worker that found only parked jobs waits for a hint; without one, a busy resource would
+    // continue only with the next poll.
     world.announce([ordered("fee", LATEST)]).await;
     world.accept("a1", &[placed("fee", "a", 1)]).await;
     world.accept("a2", &[placed("fee", "a", 2)]).await;
@@ -169,9 +169,7 @@ pub(crate) async fn a_waiting_worker_is_told_when_a_resource_is_free<S: Working>
     back.expect("gives back");
 }
 
-pub(crate) async fn nobody_stays_parked_behind_one_that_turned_out_stale<S: Working>(
-    world: World<S>,
-) {
+pub(crate) async fn no_job_stays_parked_behind_one_that_became_stale<S: Working>(world: World<S>) {
     // Three versions of one payout at once, the newest first: when it is done, both others are
     // stale. The first of them becomes stale at its claim, and no job is left to wake the second.
     world.announce([ordered("fee", LATEST)]).await;
@@ -188,7 +186,7 @@ pub(crate) async fn nobody_stays_parked_behind_one_that_turned_out_stale<S: Work
 pub(crate) async fn a_handler_that_keeps_no_order_any_more_lets_all_go<S: Working>(
     world: World<S>,
 ) {
-    // A reload takes the order away while one job is held, one parked and two are ready.
+    // A reload removes the order while one job is held, one parked and two are ready.
     world.announce([ordered("fee", FROM_ONE), ordered("mail", LATEST)]).await;
     world.accept("n3", &[placed("fee", "acct", 3)]).await;
     assert!(world.claim("fee", 10).await.is_empty());
@@ -237,7 +235,7 @@ pub(crate) async fn a_sequence_holds_what_is_past_a_gap_and_runs_in_order_when_f
 >(
     world: World<S>,
 ) {
-    // The numbers come backwards.
+    // The numbers arrive backwards.
     world.announce([ordered("fee", FROM_ONE)]).await;
     for n in [4, 3, 2] {
         world.accept(&format!("n{n}"), &[placed("fee", "acct", n)]).await;
@@ -256,7 +254,7 @@ pub(crate) async fn a_sequence_holds_what_is_past_a_gap_and_runs_in_order_when_f
 }
 
 pub(crate) async fn a_failing_or_dead_number_is_a_gap<S: Working>(world: World<S>) {
-    // "Seen" is not "applied": the third must not run over the second's dead body.
+    // "Seen" is not "applied": the third must not run while the second is dead.
     let patient = Gaps { hold: Duration::from_secs(30 * 86_400), ..Gaps::default() };
     world.announce([with_gaps("fee", FROM_ONE, patient)]).await;
     let place = |n| placed("fee", "acct", n);
@@ -305,7 +303,7 @@ pub(crate) async fn what_lies_at_or_below_the_mark_is_stale_unless_a_person_forc
 pub(crate) async fn a_dead_job_that_was_overtaken_is_stale_when_replayed<S: Working>(
     world: World<S>,
 ) {
-    // Replaying the dead letters of last week must not undo this week's news.
+    // Replaying the dead letters of last week must not undo this week's versions.
     world.announce([ordered("fee", LATEST)]).await;
     let old = world.accept("v1", &[placed("fee", "po_1", 1)]).await;
     world.settle(&world.claim_one("fee").await, failed(Retry::Never)).await;
@@ -322,8 +320,8 @@ pub(crate) async fn a_dead_job_that_was_overtaken_is_stale_when_replayed<S: Work
 pub(crate) async fn a_sequence_without_a_start_begins_with_what_is_claimed_first<S: Working>(
     world: World<S>,
 ) {
-    // Its first number fails: the second must not be taken for the first, and the first not for
-    // old news.
+    // Its first number fails: the second must not count as the first, and the first must not become
+    // stale.
     world.announce([ordered("fee", FROM_FIRST)]).await;
     world.accept("n5", &[placed("fee", "acct", 5)]).await;
     let first = world.claim_one("fee").await;
@@ -340,7 +338,7 @@ pub(crate) async fn a_sequence_without_a_start_begins_with_what_is_claimed_first
 pub(crate) async fn a_claimed_job_has_its_resource_for_itself_and_moves_its_mark<S: Working>(
     world: World<S>,
 ) {
-    // While it fetches the current object, newer and older news of the same payout come in.
+    // While it fetches the current object, newer and older versions of the same payout arrive.
     world.announce([ordered("fee", LATEST)]).await;
     world.accept("v2", &[placed("fee", "po_1", 2)]).await;
     let claim = world.claim_one("fee").await;
@@ -371,7 +369,7 @@ pub(crate) async fn a_claimed_job_that_was_overtaken_while_it_waited_does_nothin
     world: World<S>,
 ) {
     // A slow worker's lease ended, a newer version was claimed, and the slow one is done after all.
-    // The older job that was claimed meanwhile must not undo it, nor keep the next from its turn.
+    // The older job that was claimed in between must not undo it, nor delay the next one.
     let older = overtaken(&world).await;
     assert_eq!(run_claimed(&world, &older).await, Ran::Guarded);
     assert_eq!(world.event("v4").await.summary.status, Status::Stale);
@@ -379,9 +377,7 @@ pub(crate) async fn a_claimed_job_that_was_overtaken_while_it_waited_does_nothin
     assert_eq!(world.do_all("fee").await, ["v6"]);
 }
 
-pub(crate) async fn who_was_overtaken_at_work_is_stale_at_once_and_keeps_nobody_waiting<
-    S: Working,
->(
+pub(crate) async fn an_overtaken_job_is_stale_at_once_and_blocks_no_other<S: Working>(
     world: World<S>,
 ) {
     // A slow worker's late "done" moves the mark past a job that another worker holds. That job's

@@ -19,7 +19,7 @@ use crate::harness::{
 pub(crate) async fn approving_beside_on_time_copies_writes_the_jobs_once<S: Working>(
     world: World<S>,
 ) {
-    // Several people approve while on-time copies come in, all at the same instant.
+    // Several operators approve while on-time copies arrive, all at the same instant.
     world.announce([spec("fee")]).await;
     for round in 0..5 {
         let name = format!("evt_{round}");
@@ -60,7 +60,7 @@ pub(crate) async fn approving_beside_on_time_copies_writes_the_jobs_once<S: Work
 }
 
 pub(crate) async fn rejecting_beside_on_time_copies_has_one_winner<S: Working>(world: World<S>) {
-    // A person refuses it while on-time copies come in: what was refused must not run after all.
+    // An operator rejects it while on-time copies arrive: a rejected event must not run after all.
     world.announce([spec("fee")]).await;
     for round in 0..20 {
         let name = format!("evt_{round}");
@@ -97,8 +97,8 @@ pub(crate) async fn rejecting_beside_on_time_copies_has_one_winner<S: Working>(w
     }
 }
 
-pub(crate) async fn an_approved_event_says_who_let_it_through<S: Working>(world: World<S>) {
-    // The reason it waited for must not be forgotten either.
+pub(crate) async fn an_approved_event_records_its_operator<S: Working>(world: World<S>) {
+    // The reason for the review must be kept too.
     world.announce([spec("fee")]).await;
     let id = world.arrive_late("evt_1", &[job("fee")]).await;
     assert_eq!(world.event("evt_1").await.summary.status, Status::Review);
@@ -148,7 +148,7 @@ pub(crate) async fn replaying_what_is_done_does_nothing_without_force<S: Working
     assert_eq!(replayed, [ReplayEffect::AlreadyApplied]);
     assert!(world.claim("fee", 10).await.is_empty());
     assert_eq!(world.job("evt_1", "fee").await, before);
-    // A person insists.
+    // An operator forces it.
     let replayed = world.replay(id, &[job("fee")], Replay::Force).await;
     assert_eq!(replayed, [ReplayEffect::WouldRun]);
     assert_eq!(world.settle(&first, done("the old right")).await, Held::Lost);
@@ -167,7 +167,7 @@ pub(crate) async fn replaying_what_is_done_does_nothing_without_force<S: Working
     assert!(world.claim_next("fee").await.is_empty());
 }
 
-pub(crate) async fn replaying_a_dead_job_runs_it_again_with_the_schedule_anew<S: Working>(
+pub(crate) async fn replaying_a_dead_job_runs_it_again_with_a_fresh_schedule<S: Working>(
     world: World<S>,
 ) {
     // With the old count of steps it would die again at its first failure; with the old attempt
@@ -199,8 +199,8 @@ pub(crate) async fn replaying_a_dead_job_runs_it_again_with_the_schedule_anew<S:
 pub(crate) async fn a_job_that_was_lost_still_comes_alone_when_it_is_replayed<S: Working>(
     world: World<S>,
 ) {
-    // A replayed job that killed the process five times must not put its neighbours at risk, and
-    // yet it gets a fresh schedule.
+    // A replayed job that killed the process five times must not put other jobs at risk, and yet it
+    // gets a fresh schedule.
     world.announce([spec("fee")]).await;
     let id = world.accept("poison", &[job("fee")]).await;
     while !world.claim_next("fee").await.is_empty() {
@@ -232,8 +232,8 @@ pub(crate) async fn replaying_what_is_open_leaves_it_as_it_is<S: Working>(world:
 pub(crate) async fn replaying_a_job_that_waits_for_its_next_attempt_runs_it_now<S: Working>(
     world: World<S>,
 ) {
-    // The default schedule waits for up to a day, and the person who mended the cause is here now.
-    // A job with nothing done to it yet, in the same event, must stay as it is.
+    // The default schedule waits for up to a day, and the operator who fixed the cause does not
+    // want to wait. A new job of the same event must stay as it is.
     world.announce([spec("fee"), spec("mail")]).await;
     let id = world.accept("evt_1", &[job("fee"), job("mail")]).await;
     let first = world.claim_one("fee").await;
@@ -246,7 +246,7 @@ pub(crate) async fn replaying_a_job_that_waits_for_its_next_attempt_runs_it_now<
     assert_eq!(world.replay(id, &both, Replay::Dry).await, effects);
     assert_eq!(world.job("evt_1", "fee").await, before, "looking is free");
     assert_eq!(world.replay(id, &both, Replay::Plain).await, effects);
-    // Once it is due, a second replay has nothing to do, and is no part of the story.
+    // Once it is due, a second replay has no effect, and is not recorded.
     assert_eq!(world.replay(id, &both, Replay::Plain).await, [ReplayEffect::AlreadyOpen; 2]);
     assert_eq!(world.event("evt_1").await.actions.len(), 1);
     let second = world.claim_one("fee").await;
@@ -258,7 +258,7 @@ pub(crate) async fn replaying_a_job_that_waits_for_its_next_attempt_runs_it_now<
 }
 
 pub(crate) async fn a_handler_added_later_gets_a_job_by_replay<S: Working>(world: World<S>) {
-    // Only for the new handler, and only one however often it is asked for.
+    // Only for the new handler, and only one job however often it is requested.
     world.announce([spec("fee"), spec("mail")]).await;
     let id = world.accept("evt_1", &[job("fee")]).await;
     let ignored = world.accept("evt_2", &[]).await;
@@ -278,7 +278,7 @@ pub(crate) async fn a_handler_added_later_gets_a_job_by_replay<S: Working>(world
 pub(crate) async fn a_dry_run_says_what_would_happen_and_changes_nothing<S: Working>(
     world: World<S>,
 ) {
-    // Looking must be free, with force as well.
+    // A dry run must change nothing, with force as well.
     world.announce([spec("fee"), spec("mail"), spec("log")]).await;
     let id = world.accept("evt_1", &[job("fee"), job("mail")]).await;
     world.settle(&world.claim_one("fee").await, done("once")).await;
@@ -307,8 +307,8 @@ async fn prune<S: Working>(world: &World<S>, horizon: Horizon) {
     panic!("pruning never ends");
 }
 
-/// Its body, its history and its jobs are gone; whether its name is still listed depends on the
-/// store.
+/// Whether its body, its history and its jobs are deleted; whether its name is still listed depends
+/// on the store.
 async fn is_pruned<S: Working>(world: &World<S>, id: &str) -> bool {
     match world.lookup(id).await {
         Lookup::None => true,
@@ -320,8 +320,8 @@ async fn is_pruned<S: Working>(world: &World<S>, id: &str) -> bool {
 pub(crate) async fn a_dead_letter_is_discarded_by_a_person_and_can_then_be_pruned<S: Working>(
     world: World<S>,
 ) {
-    // One of two handlers, then whatever is left; what is open or done must not be touched, and the
-    // right of the last attempt is void.
+    // One of two handlers, then the rest; open and done jobs must not change, and the right of the
+    // last attempt is void.
     world.announce([spec("fee"), spec("mail"), spec("log")]).await;
     let all = [job("fee"), job("mail"), job("log")];
     let id = world.accept("evt_1", &all).await;
@@ -365,7 +365,7 @@ pub(crate) async fn a_dead_letter_is_discarded_by_a_person_and_can_then_be_prune
 pub(crate) async fn pruning_takes_what_is_finished_and_past_its_horizon<S: Working>(
     world: World<S>,
 ) {
-    // Everything unfinished is older than what may go, and copies keep coming.
+    // Everything unfinished is older than the horizon, and copies keep arriving.
     world.announce([spec("fee")]).await;
     let fee = [job("fee")];
     let first = world.accept("done", &fee).await;
@@ -403,14 +403,14 @@ pub(crate) async fn pruning_takes_what_is_finished_and_past_its_horizon<S: Worki
     assert!(matches!(&copy, Verdict::Duplicate(known) if known.id == first), "{copy:?}");
     assert!(is_pruned(&world, "done").await);
 
-    // A dead letter goes once a person has dealt with it, within a day.
+    // A dead letter is deleted within a day after an operator has decided about it.
     world.replay(dead, &fee, Replay::Plain).await;
     assert!(world.do_all("fee").await.contains(&"dead".to_owned()));
     world.pass(86_401);
     prune(&world, keys_stay).await;
     assert!(is_pruned(&world, "dead").await);
 
-    // Another source's horizon says nothing about these keys; their own does.
+    // Another source's horizon does not apply to these keys; their own does.
     let other = (SourceName::new("other"), after(500));
     world.pass(86_401);
     prune(&world, Horizon { events_before: after(500), keys_before: vec![other] }).await;
@@ -469,7 +469,7 @@ pub(crate) async fn pruning_takes_ranges_and_leaves_what_lies_between<S: Working
         assert_eq!(knows(n).await, n % 3 == 0 || n % 4 == 0, "evt_{n}");
     }
 
-    // What was unfinished then is finished now: its key is as old as the others.
+    // Events that were unfinished then are finished now: their keys are as old as the others.
     for claim in world.claim("fee", 24).await {
         assert_eq!(world.settle(&claim, done("now")).await, Held::Kept);
     }

@@ -1,5 +1,5 @@
-//! Random plans: the same steps on every store give the same answers. What the cases forgot to ask,
-//! a plan may stumble over.
+//! Random plans: the same steps on every store give the same answers. They find combinations that
+//! no case covers.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -50,7 +50,7 @@ fn ingest(senders: &[Sender], step: &Step, now: i64) -> Ingest {
 struct Numbered(HashMap<EventId, usize>);
 
 impl Numbered {
-    fn tell(&mut self, verdict: &Verdict) -> String {
+    fn describe(&mut self, verdict: &Verdict) -> String {
         let next = self.0.len();
         let number = *self.0.entry(verdict.id()).or_insert(next);
         match verdict {
@@ -82,22 +82,22 @@ async fn same_answers<S: Store + Inspect>(
     for step in &steps {
         now += step.wait;
         if step.restart {
-            // Of one millisecond, events of two runs are listed in no order of their own.
+            // Within one millisecond, events of two runs are listed in no fixed order.
             now += 1;
             store = restart(store).await;
         }
         let expected = model.ingest(ingest(&senders, step, now)).await.expect("the model ingests");
         let got = store.ingest(ingest(&senders, step, now)).await.expect("the store ingests");
-        let expected: Vec<_> = expected.iter().map(|verdict| theirs.tell(verdict)).collect();
-        let got: Vec<_> = got.iter().map(|verdict| ours.tell(verdict)).collect();
+        let expected: Vec<_> = expected.iter().map(|verdict| theirs.describe(verdict)).collect();
+        let got: Vec<_> = got.iter().map(|verdict| ours.describe(verdict)).collect();
         assert_eq!(got, expected, "at {step:?}");
     }
     let all = hapax_core::store::EventFilter { limit: 500, ..Default::default() };
     let strip = |page: hapax_core::store::Page<hapax_core::store::EventSummary>| {
-        let tell = |event: hapax_core::store::EventSummary| {
+        let describe = |event: hapax_core::store::EventSummary| {
             (event.event_id, event.tenant, event.status, event.review, event.conflicts)
         };
-        page.items.into_iter().map(tell).collect::<Vec<_>>()
+        page.items.into_iter().map(describe).collect::<Vec<_>>()
     };
     let expected = strip(model.events(all.clone()).await.expect("reads"));
     assert_eq!(strip(store.events(all).await.expect("reads")), expected);

@@ -1,5 +1,5 @@
-//! What was pruned stays pruned: nothing that a person asks for brings its work back. And what guards
-//! later work is pruned only when no work can need it any more.
+//! Pruned events stay pruned: no request of an operator brings their jobs back. And marks are
+//! pruned only when no job can need them any more.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,8 @@ fn bodies_go() -> Horizon {
 }
 
 pub(crate) async fn replay_of_a_pruned_event_does_nothing<S: Working>(world: World<S>) {
-    // Its body is gone: a job of it would run with nothing, under the idempotency key of the first.
+    // Its body is deleted: a job of it would run without one, under the idempotency key of the
+    // first.
     world.announce([spec("fee"), spec("mail")]).await;
     let id = world.accept("evt_1", &[job("fee")]).await;
     assert_eq!(world.do_all("fee").await, ["evt_1"]);
@@ -47,7 +48,7 @@ pub(crate) async fn replay_of_a_pruned_event_does_nothing<S: Working>(world: Wor
 }
 
 pub(crate) async fn replays_beside_pruning_run_nothing_twice<S: Working>(world: World<S>) {
-    // The event is whole when it is looked at and stripped when it is acted on.
+    // The event is whole when it is read and stripped when it is replayed.
     const EVENTS: usize = 60;
     world.announce([spec("fee")]).await;
     let mut events = Vec::new();
@@ -120,8 +121,8 @@ pub(crate) async fn a_mark_is_forgotten_once_no_older_event_can_arrive_or_be_rep
 >(
     world: World<S>,
 ) {
-    // An older event may arrive for as long as keys are kept, and be replayed for as long as events are:
-    // a mark that goes a day before the sum of both lets it undo the newer one.
+    // An older event may arrive for as long as keys are kept, and be replayed for as long as events
+    // are. A mark that is deleted a day before the sum of both would let it undo the newer one.
     world.announce([ordered("fee", OrderPolicy::Latest)]).await;
     for n in 0..5 {
         assert!(runs(&world, &format!("early_{n}"), 5).await);
@@ -178,8 +179,8 @@ pub(crate) async fn a_mark_stays_where_the_next_event_needs_it_or_keys_are_kept_
 >(
     world: World<S>,
 ) {
-    // In a sequence and in a machine the mark says what comes next: without it the second number would
-    // wait for the first, and a refund for its payment.
+    // In a sequence and in a machine the mark determines the next job: without it the second number
+    // would wait for the first, and a refund for its payment.
     let machine = Machine::parse(Some("paid"), &["paid -> refunded"]).expect("a machine");
     let other = HandlerRef {
         source: SourceName::new("other"),
@@ -219,8 +220,8 @@ pub(crate) async fn a_mark_stays_where_the_next_event_needs_it_or_keys_are_kept_
 }
 
 pub(crate) async fn messages_go_with_the_history_of_their_time<S: Working>(world: World<S>) {
-    // The event that published one stays, since another of its handlers failed: the message must not
-    // stay with it, and a younger one must not go.
+    // The event that published one stays, because another of its handlers failed: the message must
+    // not stay with it, and a younger one must stay.
     world.announce([spec("fee"), spec("mail")]).await;
     let publish = async |event: &str, message: &str| {
         world.accept(event, &[job("fee"), job("mail")]).await;

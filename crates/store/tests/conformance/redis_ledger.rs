@@ -1,5 +1,6 @@
-//! Idempotency-Keys in a real Redis, which is flushed, killed and asked by many at once. What a ledger
-//! must do is in `hapax_core::ledger`; the time here is Redis's own, so leases are short and waited for.
+//! Idempotency-Keys in a real Redis, which is flushed, killed and used by many clients at once.
+//! `hapax_core::ledger` has the contract; the clock here is Redis's own, so leases are short and
+//! waited for.
 
 use std::time::{Duration, Instant};
 
@@ -46,7 +47,7 @@ async fn fresh(ledger: &RedisLedger, ask: ReserveAsk) -> Reserved {
     }
 }
 
-/// The reservation that succeeds once the current lease has run out.
+/// The reservation that succeeds once the current lease has expired.
 async fn fresh_at_last(ledger: &RedisLedger, ask: ReserveAsk) -> Reserved {
     let until = Instant::now() + FOREVER;
     loop {
@@ -63,7 +64,7 @@ async fn fresh_at_last(ledger: &RedisLedger, ask: ReserveAsk) -> Reserved {
 
 // A ledger that reads first and writes afterwards gives two requests the same key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_fifty_that_ask_at_once_one_runs() {
+async fn of_fifty_concurrent_requests_one_runs() {
     let redis = Redis::start().await;
     let (one, two) = (
         RedisLedger::connect(&redis.url()).await.unwrap(),
@@ -97,7 +98,7 @@ async fn the_answer_is_kept_once_and_replayed_byte_for_byte() {
     let redis = Redis::start().await;
     let ledger = RedisLedger::connect(&redis.url()).await.unwrap();
     let reserved = fresh(&ledger, ask("k", 1, LONG)).await;
-    // The mistake of the client wins over the one that runs.
+    // The mismatch of the fingerprint is reported first, although another request runs.
     assert_eq!(ledger.reserve(ask("k", 2, LONG)).await.unwrap(), Reservation::Mismatch);
     assert_eq!(ledger.finish(&reserved, &created()).await.unwrap(), Held::Kept);
     assert_eq!(ledger.finish(&reserved, &created()).await.unwrap(), Held::Lost);
@@ -110,7 +111,7 @@ async fn the_answer_is_kept_once_and_replayed_byte_for_byte() {
     fresh(&ledger, ReserveAsk { scope: elsewhere, ..ask("k", 2, LONG) }).await;
 }
 
-// A worker that was only slow must not write over who took its place.
+// A worker that was only slow must not overwrite the answer of its successor.
 #[tokio::test]
 async fn a_lease_that_ran_out_is_taken_over_and_the_old_right_is_void() {
     let redis = Redis::start().await;
@@ -127,9 +128,9 @@ async fn a_lease_that_ran_out_is_taken_over_and_the_old_right_is_void() {
     ));
     ledger.abandon(&next).await.unwrap();
     assert_eq!(ledger.finish(&next, &created()).await.unwrap(), Held::Lost);
-    // Free, but for the request of the first, which may have been carried out.
+    // Free, except for the fingerprint of the first request, which may have been carried out.
     assert_eq!(ledger.reserve(ask("k", 2, LONG)).await.unwrap(), Reservation::Mismatch);
-    // And no fence comes twice: also not from a Redis that has forgotten everything.
+    // No fence is issued twice, not even by a Redis that has lost everything.
     let third = fresh(&ledger, ask("k", 1, LONG)).await;
     assert_eq!(third.attempt, 2);
     assert!(third.fence > next.fence);
@@ -140,7 +141,7 @@ async fn a_lease_that_ran_out_is_taken_over_and_the_old_right_is_void() {
 }
 
 #[tokio::test]
-async fn a_finish_after_the_lease_counts_as_long_as_nobody_else_has_the_key() {
+async fn a_finish_after_the_lease_counts_until_the_key_is_reserved_again() {
     let redis = Redis::start().await;
     let ledger = RedisLedger::connect(&redis.url()).await.unwrap();
     let slow = fresh(&ledger, ask("late", 1, SHORT)).await;
@@ -171,7 +172,7 @@ async fn a_key_past_its_ttl_is_as_good_as_new() {
     }
 }
 
-// A key that Redis forgets while its request runs lets a second one run beside it.
+// If Redis deleted a key while its request runs, a second request would run beside it.
 #[tokio::test]
 async fn a_key_is_not_forgotten_while_its_request_may_run() {
     let redis = Redis::start().await;
@@ -185,7 +186,7 @@ async fn a_key_is_not_forgotten_while_its_request_may_run() {
 }
 
 #[tokio::test]
-async fn a_redis_that_is_gone_is_an_error_and_is_found_again() {
+async fn an_unreachable_redis_is_an_error_and_is_used_again_later() {
     let redis = Redis::start().await;
     let ledger = RedisLedger::connect(&redis.url()).await.unwrap();
     fresh(&ledger, ask("before", 1, LONG)).await;
@@ -214,7 +215,7 @@ fn limited(caller: &str, key: &str, keys: u64, bytes: u64) -> ReserveAsk {
     ReserveAsk { scope, quota: Some(Quota { keys, bytes }), ..ask(key, 1, LONG) }
 }
 
-// Looked at from outside, the last place would be given to several.
+// With a check outside the script, the last place would be given to several.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_caller_keeps_as_many_keys_as_its_quota_says_whatever_ends_them() {
     let redis = Redis::start().await;
@@ -241,7 +242,7 @@ async fn a_caller_keeps_as_many_keys_as_its_quota_says_whatever_ends_them() {
     assert_eq!(ledger.reserve(known).await.unwrap(), Reservation::Replay(created()));
     assert_eq!(ledger.reserve(more()).await.unwrap(), Reservation::OverQuota);
     fresh(&ledger, limited("b", "more", 5, 1 << 30)).await;
-    // A key that is given up, or goes with its ttl, gives its place back once.
+    // A key that is abandoned, or expires, frees its place once.
     for _ in 0..2 {
         ledger.abandon(&rights[1]).await.unwrap();
     }

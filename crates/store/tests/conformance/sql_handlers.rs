@@ -105,7 +105,7 @@ const INSERT: &str = "INSERT INTO ledger SELECT :event_id, json_extract(:body, '
                       SELECT 'fee ' || (json_extract(:body, '$.amount') / 200)";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_event_takes_effect_once_and_tells_its_result() {
+async fn every_event_takes_effect_once_and_returns_its_result() {
     let world = World::new(INSERT).await;
     for n in 0..200 {
         world.accept(&format!("evt_{n:03}"), None).await;
@@ -119,7 +119,7 @@ async fn every_event_takes_effect_once_and_tells_its_result() {
     assert_eq!(event.summary.status, Status::Processed);
     assert_eq!(event.summary.result.as_deref(), Some("fee 50"));
     assert_eq!(event.jobs[0].attempts.len(), 1);
-    // A copy now hears what it came to.
+    // A copy now gets its outcome.
     let again = world.store.ingest(Sender::plain().ingest(&body("evt_007"))).await;
     let again = again.expect("answers").remove(0);
     let hapax_core::store::Verdict::Duplicate(known) = again else { panic!("{again:?}") };
@@ -127,7 +127,7 @@ async fn every_event_takes_effect_once_and_tells_its_result() {
     world.store.close().await;
 }
 
-/// One of 64 goes wrong in its own way; the others must take effect once, and it not at all.
+/// One of 64 fails in its own way; the others must take effect once, and it not at all.
 async fn one_bad_among_good(sql: &str, error: &str) {
     one_bad_among_good_within(crate::harness::FOREVER, sql, error).await;
 }
@@ -160,7 +160,7 @@ async fn a_constraint_stops_its_own_job_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_statement_that_ends_the_transaction_takes_nobody_with_it() {
+async fn a_statement_that_ends_the_transaction_harms_no_other_job() {
     let sql =
         format!("{LEDGER} INSERT OR ROLLBACK INTO picky SELECT iif(:event_id = 'bad', 100, 1)");
     one_bad_among_good(&sql, "CHECK constraint failed").await;
@@ -183,8 +183,8 @@ async fn a_constraint_that_fails_only_at_commit_is_a_failure_of_that_job() {
 }
 
 impl World {
-    /// Foreign keys are checked only where the user's schema asks for it; the writer's connection
-    /// has them on, as people expect of a constraint they wrote down.
+    /// Foreign keys are checked only if the user's schema has them; the writer's connection enables
+    /// them, as users expect of a constraint they wrote.
     async fn store_pragma_foreign_keys(&self) {
         let on = self.rows("SELECT 'on' FROM pragma_foreign_keys LIMIT 1");
         assert_eq!(on, ["on"]);
@@ -197,7 +197,8 @@ async fn a_slow_statement_is_cut_off() {
         "{LEDGER} WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n \
          WHERE x < iif(:event_id = 'bad', 1000000000, 1)) SELECT count(*) FROM n"
     );
-    // Long for the good ones, and short, since those before the bad one wait for it again and again.
+    // Long enough for the good ones, and short, because those before the bad one wait for it
+    // repeatedly.
     one_bad_among_good_within(Duration::from_millis(200), &sql, "timed out").await;
 }
 
@@ -205,7 +206,7 @@ async fn a_slow_statement_is_cut_off() {
 async fn a_missing_table_and_our_own_tables_are_clear_failures() {
     for (sql, error) in [
         ("INSERT INTO nowhere VALUES (1)", "statement 1 (line 1): no such table"),
-        // Two on one line: the line alone would not say which.
+        // Two statements on one line: the line number alone would be ambiguous.
         ("SELECT 1; INSERT INTO nowhere VALUES (1)", "statement 2 (line 1): no such table"),
         ("SELECT 1;\n\nINSERT INTO nowhere VALUES (1)", "statement 2 (line 3): no such table"),
         ("UPDATE hapax_body SET body = x''", "not authorized"),
@@ -251,7 +252,7 @@ async fn what_is_published_is_recorded_with_the_effects_or_not_at_all() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_that_names_no_tenant_is_of_its_events_and_nonsense_is_refused() {
     // Two tenants publish under the same id: the first must not use up the other's. And messages
-    // that cannot be delivered.
+    // that cannot be delivered are refused.
     let world = World::new(
         "INSERT INTO hapax_publish (type, data, id) VALUES ('fee', '{}', 'm1');
          INSERT INTO hapax_publish (type, data, id, tenant) VALUES ('fee', '{}', 'm2', 'named');
@@ -292,7 +293,7 @@ async fn a_message_that_names_no_tenant_is_of_its_events_and_nonsense_is_refused
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn old_news_never_overwrites_new() {
+async fn an_older_version_never_overwrites_a_newer_one() {
     // Shuffled versions of many resources: each must end in its newest state.
     let world = World::with(
         "INSERT INTO ledger VALUES (:resource, CAST(substr(:event_id, -2) AS INTEGER))",
@@ -349,9 +350,9 @@ async fn slow_statements_do_not_hold_the_writer_for_a_whole_slice() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_statement_in_our_own_words_is_judged_all_the_same() {
-    // Statements are cached by their text. One that the store itself has just used was compiled
-    // without the limits: the same text in a handler must not find it.
+async fn a_statement_with_the_text_of_a_hapax_statement_is_limited_too() {
+    // Statements are cached by their text. A statement that the store itself has just used was
+    // compiled without the limits: the same text in a handler must not use that one.
     let theft = "INSERT INTO hapax_publish (type, data) VALUES ('payout.seen', '{}');
                  UPDATE hapax_current SET event_seq = :attempt, at = :id";
     let world = World::new(theft).await;
@@ -362,7 +363,8 @@ async fn a_statement_in_our_own_words_is_judged_all_the_same() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claimed_job_has_the_current_object_and_its_effects_commit_with_done() {
-    // The event says 10000, the object says otherwise by now; a job of another day has none.
+    // The event says 10000, the current object has another value; a job without refetch has no
+    // object.
     let world = World::new(
         "INSERT INTO ledger VALUES (:event_id, :current ->> '$.amount');
          SELECT coalesce(:current, 'none')",
@@ -382,7 +384,7 @@ async fn a_claimed_job_has_the_current_object_and_its_effects_commit_with_done()
             current: current.map(Arc::from),
         };
         assert_eq!(world.store.run_claimed(run.clone()).await.expect("runs"), Ran::Done);
-        // The answer was lost and it is asked again: nothing runs twice.
+        // The answer was lost and the request is repeated: nothing runs twice.
         assert_eq!(world.store.run_claimed(run).await.expect("runs"), Ran::Done);
         assert_eq!(world.event(id).await.summary.result.as_deref(), Some(result));
     }
@@ -392,8 +394,8 @@ async fn a_claimed_job_has_the_current_object_and_its_effects_commit_with_done()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_statement_costs_those_before_it_its_timeout_only_once() {
-    // The last of a batch is slow: were each of the others given back for want of time, every round
-    // would end one job and stop the writer for as long as the timeout.
+    // The last of a batch is slow. If each of the others were given back for lack of time, every
+    // round would end one job and block the writer for the whole timeout.
     const SLOW: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n
                             WHERE :event_id = 'evt_slow') SELECT max(i) FROM n;
                         INSERT INTO ledger SELECT :event_id, 1";
@@ -403,7 +405,7 @@ async fn a_slow_statement_costs_those_before_it_its_timeout_only_once() {
         world.accept(&format!("evt_{n:02}"), None).await;
     }
     world.accept("evt_slow", None).await;
-    // It is found in the first round, and in no batch after that.
+    // The slow one is found in the first round, and is in no batch after that.
     let first = world.run().await;
     assert_eq!(first.failed, 1, "{first:?}");
     assert_eq!(world.event("evt_slow").await.jobs[0].phase, Phase::Dead);
@@ -433,7 +435,7 @@ async fn a_claimed_job_that_fails_is_an_attempt_and_leaves_nothing_behind() {
     assert_eq!((job.phase, job.progress.steps, job.attempts.len()), (Phase::Ready, 1, 1));
     assert!(job.error.is_some_and(|error| error.contains("CHECK")));
     assert!(world.rows("SELECT event_id FROM ledger").is_empty());
-    // Its fence is spent, and the next claim's is not.
+    // Its fence is used up, and the next claim's is not.
     assert_eq!(world.store.run_claimed(run(&claim, "1")).await.expect("runs"), Ran::Lost);
     let next = world.store.claim(ask).await.expect("claims").remove(0);
     assert_eq!(world.store.run_claimed(run(&claim, "1")).await.expect("runs"), Ran::Lost);

@@ -1,6 +1,7 @@
-//! Random plans of work: copies, claims, late workers, lost leases and replays in any order. Every
-//! step is held against what must be true, in every store. Where nothing is left to a store's taste
-//! or to its dice (no order to keep, one claim at a time), the same plan has the same story everywhere.
+//! Random plans of jobs: copies, claims, late workers, lost leases and replays in any order. Every
+//! step is checked against the invariants, in every store. If neither the store's choice nor its
+//! random numbers matter (no order, one claim at a time), the same plan gives the same results
+//! everywhere.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -79,7 +80,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// No waits between attempts: there jitter would make every store's story its own.
+/// No waits between attempts: with jitter every store would give other results.
 fn eager(spec: HandlerSpec) -> HandlerSpec {
     let mut eager = spec;
     eager.policy.retry = vec![Duration::ZERO; 4];
@@ -105,16 +106,16 @@ fn machine() -> Machine {
     Machine::parse(Some("new"), &allow).expect("a machine")
 }
 
-/// Held for about a lease, and few of them.
+/// Short holds, about a lease, and few held jobs.
 fn gaps(on_gap: OnGap) -> Gaps {
     Gaps { hold: Duration::from_secs(40), hold_max: 2, on_gap }
 }
 
-/// What has happened so far, and what must be true of it.
+/// The history so far, and its invariants.
 #[derive(Default)]
 struct Story {
     handlers: &'static [&'static str],
-    told: Vec<String>,
+    log: Vec<String>,
     events: HashMap<i64, EventId>,
     claims: Vec<Claim>,
     fences: HashMap<JobId, Fence>,
@@ -123,11 +124,11 @@ struct Story {
 
 impl Story {
     fn claimed(&mut self, handler: &str, claims: Vec<Claim>) {
-        let tell = |claim: &Claim| {
+        let describe = |claim: &Claim| {
             format!("{} run {} attempt {}", claim.event.key.event_id, claim.run, claim.attempt)
         };
-        let all: Vec<_> = claims.iter().map(tell).collect();
-        self.told.push(format!("{handler} gets {all:?}"));
+        let all: Vec<_> = claims.iter().map(describe).collect();
+        self.log.push(format!("{handler} gets {all:?}"));
         for claim in claims {
             let before = self.fences.insert(claim.job, claim.fence);
             assert!(before < Some(claim.fence), "fences only grow: {before:?}, {claim:?}");
@@ -135,13 +136,13 @@ impl Story {
         }
     }
 
-    /// The claim of that many claims ago.
+    /// The claim that many claims ago.
     fn claim(&self, ago: usize) -> Option<Claim> {
         self.claims.iter().rev().nth(ago).cloned()
     }
 
     fn settled(&mut self, claim: &Claim, ending: Ending, held: Held) {
-        self.told.push(format!("{} {ending:?}: {held:?}", claim.event.key.event_id));
+        self.log.push(format!("{} {ending:?}: {held:?}", claim.event.key.event_id));
         if held == Held::Kept {
             assert_eq!(self.fences[&claim.job], claim.fence, "an old right was honoured");
             if matches!(ending, Ending::Done) {
@@ -157,7 +158,7 @@ async fn all_jobs<S: Working>(world: &World<S>) -> Vec<JobDetail> {
     world.store.jobs(all).await.expect("reads").items
 }
 
-/// What must be true after every step.
+/// Checks the invariants after a step.
 async fn check<S: Working>(world: &World<S>, story: &Story) {
     let mut busy = HashSet::new();
     for job in all_jobs(world).await {
@@ -166,7 +167,11 @@ async fn check<S: Working>(world: &World<S>, story: &Story) {
         assert_eq!(job.finished_at.is_some(), ended, "{job:?}");
         assert!(job.phase != Phase::Review || job.error.is_some(), "for no reason: {job:?}");
         let is_done = story.done.contains_key(&(job.id, job.run));
-        assert_eq!(is_done, job.phase == Phase::Done, "done, and only by who said so: {job:?}");
+        assert_eq!(
+            is_done,
+            job.phase == Phase::Done,
+            "done, and only if that was reported: {job:?}"
+        );
         if job.phase == Phase::Leased
             && let Some(resource) = job.resource
         {
@@ -181,7 +186,7 @@ async fn perform<S: Working>(world: &World<S>, story: &mut Story, act: Act) {
             let verdict =
                 world.arrive(&Sender::plain(), &format!("e{n}"), &jobs_of(n, story.handlers)).await;
             story.events.insert(n, verdict.id());
-            story.told.push(match verdict {
+            story.log.push(match verdict {
                 Verdict::Accepted(_) => format!("e{n} is new"),
                 Verdict::Duplicate(known) => format!("e{n} is {}", known.status.as_str()),
                 other => panic!("{other:?}"),
@@ -211,29 +216,29 @@ async fn perform<S: Working>(world: &World<S>, story: &mut Story, act: Act) {
             let Some(claim) = story.claim(claim) else { return };
             let lease = Duration::from_secs(LEASE.unsigned_abs());
             let held = world.store.renew(claim.job, claim.fence, lease).await.expect("renews");
-            story.told.push(format!("renewed: {held:?}"));
+            story.log.push(format!("renewed: {held:?}"));
         }
         Act::Pass { seconds } => world.pass(seconds),
         Act::Replay { event, how } => {
             let Some(id) = story.events.get(&event).copied() else { return };
             let effects = world.replay(id, &jobs_of(event, story.handlers), how).await;
-            story.told.push(format!("replay of e{event}: {effects:?}"));
+            story.log.push(format!("replay of e{event}: {effects:?}"));
         }
         Act::Approve(event) => {
             let Some(id) = story.events.get(&event).copied() else { return };
             let jobs = jobs_of(event, story.handlers);
             let reviewed = world.store.approve(id, jobs, world.by("go on")).await;
-            story.told.push(format!("e{event} approved: {reviewed:?}"));
+            story.log.push(format!("e{event} approved: {reviewed:?}"));
         }
         Act::Reject(event) => {
             let Some(id) = story.events.get(&event).copied() else { return };
             let reviewed = world.store.reject(id, world.by("not this")).await;
-            story.told.push(format!("e{event} rejected: {reviewed:?}"));
+            story.log.push(format!("e{event} rejected: {reviewed:?}"));
         }
     }
 }
 
-/// Lives through the plan, then lets everything go well until nothing is left to do.
+/// Runs the plan, then lets everything succeed until no job is left.
 async fn live<S: Working>(
     world: World<S>,
     handlers: &'static [&'static str],
@@ -256,8 +261,8 @@ async fn live<S: Working>(
     for event in arrived.iter().copied() {
         perform(&world, &mut story, Act::Replay { event, how: Replay::Plain }).await;
     }
-    let planned = story.told.len();
-    // Each round outlasts any lease and back-off; there are fewer jobs than rounds.
+    let planned = story.log.len();
+    // Each round outlasts any lease and backoff; there are fewer jobs than rounds.
     for _ in 0..30 {
         for handler in 0..handlers.len() {
             for _ in 0..30 {
@@ -273,10 +278,10 @@ async fn live<S: Working>(
         world.pass(LEASE + 60);
     }
     check(&world, &story).await;
-    // Leases that were left over ended together, and who comes first after that is chance.
-    story.told[planned..].sort();
+    // Remaining leases ended together, and their order after that is random.
+    story.log[planned..].sort();
     for job in all_jobs(&world).await {
-        story.told.push(format!("{} of {} is {:?}", job.handler, job.event_id, job.phase));
+        story.log.push(format!("{} of {} is {:?}", job.handler, job.event_id, job.phase));
         match (job.phase, job.handler.as_str()) {
             (Phase::Done | Phase::Dead, _) => {}
             (Phase::Stale, name) => assert_ne!(name, "plain", "{job:?}"),
@@ -288,11 +293,11 @@ async fn live<S: Working>(
             }
         }
     }
-    story.told
+    story.log
 }
 
-/// The plan in two forms in which the jitter of lost attempts decides nothing: with several events,
-/// but no time in which a lease could end; and with a single one, whose leases and back-offs are
+/// The plan in two forms in which the jitter of lost attempts decides nothing: with several events
+/// but no time in which a lease could end; and with a single event, whose leases and backoffs are
 /// both over at each pass.
 fn without_chance(plan: &[Act]) -> [Vec<Act>; 2] {
     let still = |act: &Act| !matches!(act, Act::Pass { .. });
@@ -343,7 +348,7 @@ proptest! {
     }
 }
 
-/// The server and its connections belong to the runtime that they were made in.
+/// The server and its connections belong to the runtime that created them.
 fn one_runtime() -> &'static tokio::runtime::Runtime {
     static ONE: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
     ONE.get_or_init(runtime)

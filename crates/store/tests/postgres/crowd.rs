@@ -1,5 +1,5 @@
 //! Arrivals, claims, handlers, users' transactions, operators and retention at once, on the same
-//! few resources. None may be refused because of the others, and all work ends.
+//! few resources. No request may be refused because of the others, and all jobs end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ fn work_of(n: usize) -> NewJob {
     NewJob { handler: handler().handler, place: Some(place), hopeless: None }
 }
 
-/// Every event from both nodes, some of them also late, in orders of their own.
+/// Sends every event to both nodes, some of them also late, each node in its own order.
 async fn arrivals(store: &PgStore, step: usize) -> Result<(), StoreError> {
     let sender = Sender::plain();
     for n in (0..EVENTS).map(|n| n * step % EVENTS) {
@@ -55,7 +55,7 @@ async fn workers_in_a_crowd_are_not_refused_and_all_work_ends() {
     check(Hands::Workers).await;
 }
 
-/// Who does the work.
+/// What runs the jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hands {
     Statements,
@@ -64,7 +64,7 @@ enum Hands {
 
 const STATEMENT: &str = "INSERT INTO ledger VALUES (:event_id, 'sql')";
 
-/// Does what is due; how much that was.
+/// Runs the due jobs; returns how many there were.
 async fn work(hands: Hands, store: &PgStore, sql: &Client) -> Result<usize, StoreError> {
     if hands == Hands::Statements {
         let ran = store.run_sql(asked(STATEMENT, Duration::from_secs(30))).await?;
@@ -84,8 +84,8 @@ async fn work(hands: Hands, store: &PgStore, sql: &Client) -> Result<usize, Stor
 }
 
 async fn check(hands: Hands) {
-    // Few resources, so that everyone meets everyone; a person runs finished ones again meanwhile, and
-    // retention takes away what it may.
+    // Few resources, so that all transactions meet; meanwhile an operator replays finished jobs,
+    // and retention deletes what it may.
     let order = OrderRule { policy: OrderPolicy::Latest, gaps: Gaps::default() };
     let base = Base::new(
         if hands == Hands::Workers { "crowd_w" } else { "crowd_s" },
@@ -146,7 +146,8 @@ async fn check(hands: Hands) {
     }
     let count = |sql: &'static str| base.one(sql);
     let open = "SELECT count(*)::text FROM hapax.job WHERE state NOT IN (2, 3)";
-    // What a slow commit put before the place where a claim begins is found when all is looked at.
+    // A job that a slow commit wrote before the position of the next claim is found at the next
+    // full check.
     until("all work ends", async || {
         work(hands, &base.store, &base.sql).await.expect("works");
         count(open).await == "0"

@@ -1,5 +1,5 @@
-//! PostgreSQL in trouble: cut connections, killed servers, standbys, poolers, poisonous requests. Each
-//! test's first comment says how it tries to break us.
+//! Faults of PostgreSQL: cut connections, killed servers, standbys, poolers, poisonous requests.
+//! The first comment of each test says how it tries to break the store.
 
 #[allow(dead_code)]
 use std::collections::HashSet;
@@ -29,7 +29,7 @@ async fn open(url: &str) -> PgStore {
     PgStore::open(PgOptions::new(url)).await.expect("opens")
 }
 
-/// With one connection for each kind of work, so that one that is not given back is missed.
+/// With one connection for each kind of work, so that a leaked connection is noticed.
 async fn open_narrow(url: &str) -> PgStore {
     let pools = PoolSizes { ingest: 1, work: 1, handlers: 1, ledger: 1, admin: 1 };
     PgStore::open(PgOptions { pools, ..PgOptions::new(url) }).await.expect("opens")
@@ -43,7 +43,7 @@ async fn number(url: &str, sql: &str) -> i64 {
 /// Far beyond any expected wait: a test that waits this long would wait for ever.
 const FOREVER: Duration = Duration::from_secs(120);
 
-/// Waits until `condition` holds; a test that waits longer has found something.
+/// Waits until `condition` holds, and fails after a long timeout.
 async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let began = Instant::now();
     while !condition().await {
@@ -63,7 +63,7 @@ fn refused(opened: Result<PgStore, PgOpenError>, word: &str) {
 
 type Asked<'a> = Pin<Box<dyn Future<Output = Result<Vec<Verdict>, StoreError>> + Send + 'a>>;
 
-/// Stands in the queue from now on, without waiting for the answer.
+/// Queues the request, without waiting for the answer.
 fn asked<'a>(store: &'a PgStore, ingest: Ingest) -> Asked<'a> {
     let mut asked: Asked<'a> = Box::pin(store.ingest(ingest));
     let polled = asked.as_mut().poll(&mut Context::from_waker(Waker::noop()));
@@ -79,7 +79,7 @@ async fn session(url: &str) -> tokio_postgres::Client {
     client
 }
 
-/// Keeps every ingest waiting until it is dropped.
+/// Blocks every ingest until it is dropped.
 struct Blocked(tokio_postgres::Client);
 
 impl Blocked {
@@ -96,9 +96,9 @@ impl Blocked {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_nul_from_outside_does_no_harm_to_the_others_of_its_batch() {
-    // Text in PostgreSQL cannot hold a NUL: in a header or a resource it could fail the whole batch,
-    // and anywhere break a view. (Ids and types with control characters are refused at the door.)
+async fn a_nul_in_a_request_does_not_harm_the_others_of_its_batch() {
+    // Text in PostgreSQL cannot contain a NUL: in a header or a resource it could fail the whole
+    // batch, and anywhere break a view. (Ids and types with control characters are refused before.)
     let url = pg_database().await;
     let store = open_narrow(&url).await;
     let blocked = Blocked::on(&url).await;
@@ -129,7 +129,7 @@ async fn a_nul_from_outside_does_no_harm_to_the_others_of_its_batch() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_the_database_refuses_fails_alone() {
-    // A tenant's name that no text column takes, in the middle of a batch of good ones.
+    // A tenant's name that no text column accepts, in the middle of a batch of good ones.
     let url = pg_database().await;
     let store = open_narrow(&url).await;
     let blocked = Blocked::on(&url).await;
@@ -153,8 +153,8 @@ async fn a_request_that_the_database_refuses_fails_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropping_a_future_at_any_poll_leaves_nothing_open() {
-    // A client hangs up at every possible moment; a connection given back with something open would
-    // swallow the next event.
+    // A client hangs up at every possible moment; a connection that is returned with an open
+    // transaction would swallow the next event.
     let url = pg_database().await;
     let store = open_narrow(&url).await;
     for polls in 0..12 {
@@ -170,7 +170,7 @@ async fn dropping_a_future_at_any_poll_leaves_nothing_open() {
     }
     let verdicts = store.ingest(Sender::plain().ingest(&body("last"))).await.expect("ingests");
     assert!(matches!(verdicts[..], [Verdict::Accepted(_)]), "{verdicts:?}");
-    // Committed, not within a transaction that was left open: other sessions see it.
+    // Committed, not inside a transaction that was left open: other sessions see it.
     let last = "SELECT count(*) FROM hapax.event WHERE event_id = 'last'";
     assert_eq!(number(&url, last).await, 1);
     let open = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
@@ -182,7 +182,7 @@ async fn dropping_a_future_at_any_poll_leaves_nothing_open() {
     store.close().await;
 }
 
-/// Polls so often, each time once something happened, and then lets go.
+/// Polls this often, each time after a wake-up, and then drops the future.
 async fn poll_and_drop<T>(mut future: Pin<Box<dyn Future<Output = T> + Send + '_>>, polls: usize) {
     let mut left = polls;
     std::future::poll_fn(move |cx| {
@@ -197,8 +197,8 @@ async fn poll_and_drop<T>(mut future: Pin<Box<dyn Future<Output = T> + Send + '_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_cut_after_the_statement_was_sent_is_an_error_and_the_retry_converges() {
-    // The commit happened and its answer was lost: neither "accepted" nor a second event may come
-    // of it.
+    // The commit happened and its answer was lost: the result must be neither "accepted" nor a
+    // second event.
     let url = pg_database().await;
     let server = Postgres::shared().await;
     let proxy = TcpProxy::to_port(server.port()).await;
@@ -227,9 +227,9 @@ async fn a_connection_cut_after_the_statement_was_sent_is_an_error_and_the_retry
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_falls_silent_keeps_no_sender_waiting_and_no_writer() {
-    // Its connections stay open and nothing comes back: what was sent, and what queues up behind it
-    // for the one writer, must not wait for as long as a slow claim may.
+async fn a_silent_server_blocks_neither_senders_nor_the_writer() {
+    // Its connections stay open and nothing is answered. Sent requests, and those that queue behind
+    // them for the one writer, must not wait as long as a slow claim may.
     let url = pg_database().await;
     let server = Postgres::shared().await;
     let proxy = TcpProxy::to_port(server.port()).await;
@@ -250,7 +250,7 @@ async fn a_server_that_falls_silent_keeps_no_sender_waiting_and_no_writer() {
     for one in sending {
         let (answer, took) = one.await.expect("no panic");
         assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
-        // Five seconds, and the rest is for a machine that has much else to do.
+        // Five seconds, and the rest is for a busy machine.
         assert!(took < Duration::from_secs(20), "{took:?}");
     }
     proxy.set(Traffic::Forward);
@@ -263,7 +263,7 @@ async fn a_server_that_falls_silent_keeps_no_sender_waiting_and_no_writer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commit_that_waits_for_a_key_holds_no_other_event_back() {
+async fn a_commit_that_waits_for_a_key_delays_no_other_event() {
     // Another client's open transaction holds one key. Too few requests for a second commit queue
     // behind the commit that waits for it, and yet they must not wait as long as it does.
     const WAITING: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
@@ -272,7 +272,7 @@ async fn a_commit_that_waits_for_a_key_holds_no_other_event_back() {
     let store = open(&url).await;
     store.ingest(Sender::plain().ingest(&body("before"))).await.expect("ingests");
     let client = session(&url).await;
-    // On a machine with much else to do the wait for the key may end by itself: then once more.
+    // On a busy machine the wait for the key may end before: then it is repeated.
     for attempt in 0.. {
         assert!(attempt < 10, "held back by a commit that waits for a key");
         let held = Sender::plain().ingest(&body(&format!("held_{attempt}")));
@@ -339,7 +339,7 @@ async fn after_the_postmaster_was_killed_and_is_back_the_store_works_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_standby_and_a_database_that_takes_no_writes_are_refused() {
+async fn a_standby_and_a_read_only_database_are_refused() {
     // Connected to the wrong one of two servers, a node would answer 503 for ever, or worse.
     let server = Postgres::start().await;
     let url = server.create_database("primary").await;
@@ -355,7 +355,7 @@ async fn a_standby_and_a_database_that_takes_no_writes_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_turns_read_only_is_told_of_and_left_as_soon_as_it_takes_writes_again() {
+async fn a_read_only_database_is_reported_and_used_again_once_it_accepts_writes() {
     // A demoted primary keeps its connections open: a pool that keeps them too would never recover.
     let server = Postgres::start().await;
     let url = server.create_database("demoted").await;
@@ -381,14 +381,14 @@ async fn a_database_that_turns_read_only_is_told_of_and_left_as_soon_as_it_takes
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_does_not_sync_is_refused() {
-    // It would say "committed" of what a power cut takes away.
+    // It would report "committed" for data that a power cut loses.
     let server = Postgres::with_settings(&[("fsync", "off")]).await;
     refused(PgStore::open(PgOptions::new(server.url())).await, "fsync");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pooler_in_transaction_mode_is_refused_whatever_its_size() {
-    // Settings, prepared statements and locks of a session would land on changing servers.
+    // Settings, prepared statements and locks of a session would be on changing servers.
     let server = Postgres::shared().await;
     let url = server.create_database("pooled").await;
     let name = url.rsplit('/').next().expect("a name").to_owned();
@@ -404,7 +404,7 @@ async fn a_pooler_in_transaction_mode_is_refused_whatever_its_size() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tls_is_spoken_and_the_server_is_checked_as_far_as_asked() {
-    // A server that shows another authority's certificate must not be believed.
+    // A server with another authority's certificate must not be trusted.
     let (server, tls) = Postgres::with_tls().await;
     let (_other, foreign) = Postgres::with_tls().await;
     let name = server.create_database("over_tls").await;
@@ -435,7 +435,7 @@ async fn tls_is_spoken_and_the_server_is_checked_as_far_as_asked() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_nodes_that_get_the_same_copies_at_once_accept_each_event_once() {
-    // No node knows of the other: only the unique key stands between two acceptances.
+    // No node knows of the other: only the unique key prevents two acceptances.
     let url = pg_database().await;
     let nodes = [Arc::new(open(&url).await), Arc::new(open(&url).await)];
     let sending: Vec<_> = (0..128)
@@ -444,7 +444,7 @@ async fn two_nodes_that_get_the_same_copies_at_once_accept_each_event_once() {
             tokio::spawn(async move {
                 let mut accepted = Vec::new();
                 for event in 0..50 {
-                    // Each begins elsewhere, so that they meet on all of them.
+                    // Each starts at another event, so that they meet at all of them.
                     let name = format!("evt_{}", (event + n) % 50);
                     let ingest = Sender::plain().ingest(&body(&name));
                     let verdicts = node.ingest(ingest).await.expect("ingests");
@@ -476,7 +476,7 @@ async fn two_nodes_that_get_the_same_copies_at_once_accept_each_event_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_day_without_a_partition_gets_one_when_its_first_event_comes() {
+async fn a_day_without_a_partition_gets_one_with_its_first_event() {
     // A node that was asleep for weeks, or whose clock is ahead, must not refuse every event.
     let url = pg_database().await;
     let store = open(&url).await;
@@ -492,13 +492,14 @@ async fn a_day_without_a_partition_gets_one_when_its_first_event_comes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_is_dropped_when_the_database_is_in_another_epoch() {
-    // A failover lost an event that memory still calls a duplicate: its sender would never be heard.
+    // A failover lost an event that memory still calls a duplicate: the sender's retries would have
+    // no effect.
     let url = pg_database().await;
     let store = open(&url).await;
     let ingest = || Sender::plain().ingest(&body("lost"));
     assert!(matches!(store.ingest(ingest()).await.expect("ingests")[..], [Verdict::Accepted(_)]));
-    // Memory counts only while the epoch is confirmed, each time for a second: on a busy machine it may
-    // be asked too late, and the database then takes the event for new.
+    // Memory is used only while the epoch is confirmed, each time for a second. On a busy machine a
+    // request may come too late, and the database then accepts the event as new.
     until("memory is asked", async || {
         Postgres::execute_at(&url, "DELETE FROM hapax.event; DELETE FROM hapax.body").await;
         let remembered = store.ingest(ingest()).await.expect("answers");
@@ -515,9 +516,9 @@ async fn memory_is_dropped_when_the_database_is_in_another_epoch() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_schema_that_is_made_anew_under_a_node_costs_one_request_at_most() {
-    // Its statements were prepared with types that are gone: a connection that keeps them would
-    // refuse every batch that comes its way.
+async fn a_schema_recreated_under_a_node_costs_one_request_at_most() {
+    // Its statements were prepared with types that no longer exist: a connection that keeps them
+    // would refuse every batch.
     let url = pg_database().await;
     let store = open_narrow(&url).await;
     store.ingest(Sender::plain().ingest(&body("before"))).await.expect("ingests");
@@ -534,8 +535,8 @@ async fn a_schema_that_is_made_anew_under_a_node_costs_one_request_at_most() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_another_epoch_no_connection_of_the_one_before_is_used() {
-    // Behind one address there may be two servers after a failover, and the old one may still take
-    // writes: what is put there is lost.
+    // After a failover there may be two servers behind one address, and the old one may still
+    // accept writes: they would be lost.
     let url = pg_database().await;
     let store = open(&url).await;
     store.ingest(Sender::plain().ingest(&body("evt_1"))).await.expect("ingests");
@@ -552,7 +553,7 @@ async fn in_another_epoch_no_connection_of_the_one_before_is_used() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_nodes_that_open_an_empty_database_at_once_migrate_it_once() {
-    // Two that take the same step would both fail, or leave it half done.
+    // Two nodes that apply the same step would both fail, or leave it half done.
     let url = Postgres::shared().await.create_database("empty").await;
     let opening: Vec<_> = (0..4)
         .map(|_| {
@@ -572,7 +573,7 @@ async fn many_nodes_that_open_an_empty_database_at_once_migrate_it_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_with_settings_of_its_own_is_migrated_and_used_like_any_other() {
-    // What an old application needs of a session changes how our own text is read.
+    // A setting that an old application needs changes how the SQL of Hapax is parsed.
     let url = Postgres::shared().await.create_database("settings").await;
     let name = url.rsplit('/').next().expect("a name");
     for setting in [
@@ -627,7 +628,8 @@ async fn a_database_with_settings_of_its_own_is_migrated_and_used_like_any_other
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_a_newer_version_migrated_is_used_if_it_only_adds() {
-    // While nodes are replaced one by one, old ones meet the new tables: they must go on, or say why.
+    // While nodes are replaced one by one, old ones meet the new tables: they must continue, or
+    // report why not.
     let url = pg_database().await;
     let newer = |survives: i32| {
         format!(
@@ -683,8 +685,8 @@ async fn a_database_from_before_the_first_release_is_refused_and_stays_as_it_is(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_goes_on_when_a_newer_version_changes_tables_and_functions_under_it() {
-    // Its connections hold statements that were prepared for what was there before.
+async fn a_node_continues_when_a_newer_version_changes_tables_and_functions() {
+    // Its connections hold statements that were prepared for the old ones.
     let url = pg_database().await;
     let store = open_narrow(&url).await;
     store.announce(vec![spec("fee")]).await.expect("announces");
@@ -733,8 +735,8 @@ async fn a_closed_store_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_day_of_bodies_goes_whole_and_stays_while_something_in_it_is_unfinished() {
-    // Dropping a day too early would take the body of an event that is still to be worked on.
+async fn a_day_of_bodies_is_dropped_as_a_whole_and_stays_while_an_event_of_it_is_unfinished() {
+    // Dropping a day too early would delete the body of an event whose jobs still have to run.
     let url = pg_database().await;
     let store = open(&url).await;
     let days = [0, 86_400, 2 * 86_400].map(after);
@@ -744,7 +746,7 @@ async fn a_day_of_bodies_goes_whole_and_stays_while_something_in_it_is_unfinishe
             store.ingest(ingest).await.expect("ingests");
         }
     }
-    // Of the second day one waits for a person.
+    // On the second day one event is in review.
     let late = Sender::plain().ingest_at(&body("late"), noon(), days[1]);
     store.ingest(late).await.expect("ingests");
     let before = "2026-06-03T00:00:00Z".parse().expect("a time");

@@ -1,5 +1,5 @@
-//! Redis in front of PostgreSQL, as an enemy: flushed, paused, killed, lying, from another time. To
-//! see which of them answered, events are deleted from the database directly: then only a cache
+//! Redis in front of PostgreSQL, as an enemy: flushed, paused, killed, wrong, from another time. To
+//! see which of the two answered, events are deleted from the database directly: then only a cache
 //! still reports a duplicate, and the database accepts the event again.
 
 #[allow(dead_code)]
@@ -21,7 +21,7 @@ struct Front {
     warmed: AtomicUsize,
 }
 
-/// Who answered.
+/// The component that answered.
 #[derive(Debug, PartialEq, Eq)]
 enum By {
     Cache,
@@ -38,7 +38,7 @@ impl Front {
         PgOptions { redis_url: Some(self.redis.url()), ..PgOptions::new(self.url.as_str()) }
     }
 
-    /// A node that has nothing in its own memory yet and speaks with Redis.
+    /// A node with an empty memory that is connected to Redis.
     async fn node(&self) -> PgStore {
         let node = PgStore::open(self.options()).await.expect("opens");
         self.speaks(&node).await;
@@ -60,14 +60,14 @@ impl Front {
     /// name.
     async fn only_in_redis(&self, id: &str) -> Vec<u8> {
         let name = name_of(id);
-        self.told(id).await;
+        self.cached(id).await;
         self.forget().await;
         name
     }
 
     /// Accepts an event and waits until Redis has an entry of it. A node writes it once, and not at
     /// all during the pause after a slow answer: then another node does.
-    async fn told(&self, id: &str) {
+    async fn cached(&self, id: &str) {
         let name = name_of(id);
         until("the entry is written", async || {
             let node = self.node().await;
@@ -80,8 +80,8 @@ impl Front {
         .await;
     }
 
-    /// Waits until Redis answers for an event that is in no database: a busy one may be too slow, and
-    /// then the database takes it for new.
+    /// Waits until Redis answers for an event that is in no database: a busy Redis may be too slow,
+    /// and then the database accepts the event as new.
     async fn believed(&self, id: &str) {
         until("Redis is believed", async || {
             let node = self.node().await;
@@ -95,7 +95,7 @@ impl Front {
         .await;
     }
 
-    /// The database loses all its events.
+    /// Deletes all events from the database.
     async fn forget(&self) {
         Postgres::execute_at(&self.url, "DELETE FROM hapax.event; DELETE FROM hapax.body").await;
     }
@@ -121,7 +121,7 @@ impl Front {
     }
 }
 
-/// Under which name Redis knows an event.
+/// The name of an event's entry in Redis.
 fn name_of(id: &str) -> Vec<u8> {
     let hash = Sender::plain().ingest(&body(id)).receipts[0].key().hash();
     [b"hapax:".as_slice(), &hash.0].concat()
@@ -162,7 +162,7 @@ async fn a_hit_is_answered_without_the_database_and_a_flushed_one_by_it() {
 async fn another_body_under_a_known_key_is_not_answered_by_redis() {
     // The conflict would never be noticed.
     let front = Front::new().await;
-    front.told("evt_1").await;
+    front.cached("evt_1").await;
     let other = front.node().await;
     let changed = body("evt_1").replace('}', r#","more":1}"#);
     let verdicts = other.ingest(Sender::plain().ingest(&changed)).await.expect("answers");
@@ -170,9 +170,9 @@ async fn another_body_under_a_known_key_is_not_answered_by_redis() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_somebody_planted_is_no_entry() {
-    // An entry of ours under another event's name, cut, longer, huge, of another kind, and one that
-    // another database's nodes wrote with a key of their own.
+async fn a_forged_entry_is_ignored() {
+    // A valid entry under another event's name, truncated, longer, huge, of another type, and one
+    // that nodes of another database wrote with their own key.
     let front = Front::new().await;
     let (mine, name) = (front.only_in_redis("mine").await, front.only_in_redis("evt_1").await);
     let (of_mine, genuine) = (front.get(&mine).await, front.get(&name).await);
@@ -199,7 +199,7 @@ async fn what_somebody_planted_is_no_entry() {
     front.redis.command(&[b"RPUSH".as_slice(), &name, b"x"]).await;
     front.forget().await;
     assert_eq!(asked(&front.node().await, "evt_1").await, By::Database, "a list");
-    // And the genuine one counts, or all of this shows nothing.
+    // The genuine entry counts, or all of this would show nothing.
     front.forget().await;
     front.redis.command(&[b"DEL".as_slice(), &name]).await;
     front.plant(&name, &genuine).await;
@@ -207,8 +207,9 @@ async fn what_somebody_planted_is_no_entry() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_entry_of_an_epoch_before_is_no_entry_also_from_an_old_snapshot() {
-    // A failover lost the event; Redis still has it, and after a restart has it again from its file.
+async fn an_entry_of_an_earlier_epoch_is_ignored_also_from_an_old_snapshot() {
+    // A failover lost the event; Redis still has it, and after a restart has it again from its
+    // file.
     let front = Front::new().await;
     let name = front.only_in_redis("evt_1").await;
     let genuine = front.get(&name).await;
@@ -220,7 +221,7 @@ async fn an_entry_of_an_epoch_before_is_no_entry_also_from_an_old_snapshot() {
     front.redis.kill().await;
     front.redis.start_again().await;
     front.plant(&name, &genuine).await;
-    // The one that ran all along has heard of it, within a second, and has dropped its memory.
+    // The node that ran all along notices it within a second, and has dropped its memory.
     until("accepted again", async || {
         let by = asked(&running, "evt_1").await;
         if by == By::Cache {
@@ -233,8 +234,8 @@ async fn an_entry_of_an_epoch_before_is_no_entry_also_from_an_old_snapshot() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_hangs_costs_a_bounded_moment_and_comes_back() {
-    // SIGSTOP: connections stay open and nothing is answered. Every event must still be decided by the
-    // database, and not each of them wait for Redis.
+    // SIGSTOP: connections stay open and nothing is answered. Every event must still be decided by
+    // the database, and not every one may wait for Redis.
     let front = Front::new().await;
     let node = front.node().await;
     front.redis.pause().await;
@@ -257,7 +258,7 @@ async fn a_redis_that_hangs_costs_a_bounded_moment_and_comes_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_without_memory_or_rights_changes_no_answer() {
-    // It refuses every write, or requires a password that we do not have.
+    // It refuses every write, or requires a password that the node does not have.
     let url = pg_database().await;
     for settings in [[("maxmemory", "1")], [("requirepass", "secret")]] {
         let redis = Redis::with_settings(&settings).await;
@@ -273,9 +274,9 @@ async fn a_redis_without_memory_or_rights_changes_no_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_that_may_be_pruned_soon_is_not_told_to_redis() {
-    // An entry outlives the moment at which it is written: were its key to go meanwhile, an event that
-    // is new again would be called a duplicate.
+async fn a_key_that_may_be_pruned_soon_is_not_written_to_redis() {
+    // An entry lives longer than the moment of its write: if its key were pruned in between, a new
+    // event would be called a duplicate.
     let front = Front::new().await;
     let age = noon().duration_until(hapax_core::Timestamp::now()).unsigned_abs();
     let minute = Duration::from_secs(60);
@@ -298,8 +299,8 @@ async fn a_key_that_may_be_pruned_soon_is_not_told_to_redis() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_person_runs_again_is_not_told_as_finished() {
-    // A forced replay on one node: another one would go on telling the old result for hours.
+async fn an_event_that_an_operator_replays_is_not_reported_as_finished() {
+    // A forced replay on one node: another node would report the old result for hours.
     let front = Front::new().await;
     let node = front.node().await;
     node.announce(vec![spec("fee")]).await.expect("announces");
@@ -310,7 +311,7 @@ async fn what_a_person_runs_again_is_not_told_as_finished() {
     node.settle(claims[0].job, claims[0].fence, done("first")).await.expect("settles");
     let name = name_of("evt_1");
     until("the entry is written", async || {
-        // A node that has to ask the database writes the entry of a copy, once.
+        // A node that has to query the database writes the entry of a copy, once.
         let other = front.node().await;
         other.ingest(ingest()).await.expect("a copy");
         front.speaks(&other).await;
@@ -318,7 +319,7 @@ async fn what_a_person_runs_again_is_not_told_as_finished() {
         front.entries().await.contains(&name)
     })
     .await;
-    // It is unsaid once, and not at all while Redis is left alone.
+    // The entry is deleted once, and not at all while Redis is not used.
     front.speaks(&node).await;
     let event = claims[0].event.id;
     assert!(node.job(claims[0].job).await.expect("reads").is_some());

@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 
 use crate::{Base, connect, spec};
 
-/// What the server says of a failure.
+/// The server's code of a failure.
 fn code(error: &tokio_postgres::Error) -> String {
     error.code().map(|code| code.code().to_owned()).unwrap_or_else(|| error.to_string())
 }
@@ -26,7 +26,7 @@ async fn complete(sql: &Client, claim: &Claim) -> Result<(), String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn effects_beside_a_lost_fence_roll_back() {
-    // A zombie: its job was claimed again while it slept, and it wakes inside its transaction.
+    // A zombie: its job was claimed again while it slept, and it continues inside its transaction.
     let mut base = Base::new("zombie", spec(3)).await;
     let zombie = claimed(&base).await;
     let failed = Outcome::Failed {
@@ -73,7 +73,7 @@ async fn a_rolled_back_completion_leaves_the_claim_as_it_was() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failure_follows_the_schedule_or_says_when_and_knows_its_fence() {
-    // Twice under one fence must not use two steps.
+    // Two calls under one fence must not use two steps.
     let base = Base::new("fail", spec(3)).await;
     let claim = claimed(&base).await;
     let fail = "SELECT hapax.fail($1, $2, 'no till', '1 hour')";
@@ -137,8 +137,8 @@ async fn once_has_one_winner_among_sixteen_and_a_loser_inherits_from_a_rollback(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_are_told_apart_and_nonsense_is_refused() {
-    // Parts must not run into each other, and a null must never count as "yours to do".
+async fn keys_are_distinguished_and_invalid_arguments_are_refused() {
+    // Adjacent parts must not be confused, and a null must never count as "yours to do".
     let base = Base::new("once_keys", spec(3)).await;
     let asks = ["'a', 'bc'", "'ab', 'c'", "'a', 'bc', 't2'", "'', 'x'"];
     for ask in asks {
@@ -158,8 +158,8 @@ async fn keys_are_told_apart_and_nonsense_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn once_stands_alone_and_hapax_may_come_later() {
-    // An empty database, the migration run twice, then a node that brings its own.
+async fn once_works_alone_and_hapax_can_be_added_later() {
+    // An empty database, the migration run twice, then a node that applies its own.
     let url = hapax_sim::Postgres::shared().await.create_database("once_alone").await;
     let sql = connect(&url).await;
     for _ in 0..2 {
@@ -202,9 +202,9 @@ async fn a_message_is_published_with_the_commit_and_the_same_id_is_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_app_publishes_beside_a_completion_is_told_of_its_event_and_of_no_other() {
-    // Before and after the completion, inside savepoints; then the same session goes on with what it
-    // has seen, and tries to get into the story of an event that is not its own.
+async fn a_message_of_an_app_belongs_to_the_event_it_completes_and_to_no_other() {
+    // Before and after the completion, inside savepoints; then the same session uses what it has
+    // seen, and tries to add a message to an event that is not its own.
     let base = Base::new("publish_story", spec(3)).await;
     for id in ["evt_1", "evt_2", "evt_3"] {
         base.accept(id, None).await;
@@ -237,7 +237,7 @@ async fn what_an_app_publishes_beside_a_completion_is_told_of_its_event_and_of_n
     assert_eq!(messages_of(0).await, "before also before after");
 
     base.sql.batch_execute(&publish("later")).await.expect("publishes");
-    // A word that was good in its own transaction, then one that is made up for another event.
+    // A value that was valid in its own transaction, then one that is made up for another event.
     for (id, word) in [
         ("old word", &word),
         ("made up", &word.replace(&claims[0].job.0.to_string(), &claims[1].job.0.to_string())),
@@ -246,8 +246,8 @@ async fn what_an_app_publishes_beside_a_completion_is_told_of_its_event_and_of_n
         base.sql.batch_execute(&set).await.expect("publishes");
     }
     assert_eq!(messages_of(0).await, "before also before after");
-    // A completion that was taken back tells nothing of what comes after it, and one that counts takes
-    // nothing that an earlier transaction left.
+    // A completion that was rolled back has no effect on later messages, and one that counts claims
+    // no message of an earlier transaction.
     let steps =
         ["BEGIN".into(), "SAVEPOINT s".into(), done(1), "ROLLBACK TO s".into(), publish("orphan")];
     base.sql.batch_execute(&format!("{}; COMMIT", steps.join(";"))).await.expect("works");
@@ -266,7 +266,7 @@ async fn what_an_app_publishes_beside_a_completion_is_told_of_its_event_and_of_n
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_is_reserved_finished_and_replayed_and_a_crash_frees_it() {
-    // Another request under the same key, a crash, and the crashed one coming back.
+    // Another request under the same key, a crash, and the late return of the crashed one.
     let base = Base::new("reserve", spec(3)).await;
     let reserve = async |key: &str, print: &str, lease: &str| {
         base.one(&format!(
@@ -308,7 +308,7 @@ async fn a_key_is_reserved_finished_and_replayed_and_a_crash_frees_it() {
     assert_eq!(reserve("crashed", "one", "60s").await, "fresh", "the key is free");
     assert_eq!(finish("crashed", &second).await, Err("XH001".into()), "no fence comes twice");
 
-    // Every replay would read back an answer that is too large to hold.
+    // Every replay would return an answer that is too large to store.
     assert_eq!(reserve("large", "one", "60s").await, "fresh");
     let (large, scope) = (fence("large").await, "acme POST /charges");
     for (headers, body, expected) in [
@@ -322,7 +322,7 @@ async fn a_key_is_reserved_finished_and_replayed_and_a_crash_frees_it() {
         let finished = base.sql.execute(&ask, &[]).await.map_err(|error| code(&error));
         assert_eq!(finished.err().as_deref(), expected, "{body}");
     }
-    // Nor what cannot be sent: a 1xx is followed by an answer, and none is there.
+    // An answer that cannot be sent is refused too: a 1xx only announces an answer.
     for status in [0, 100, 101, 199, 600] {
         let ask = format!("SELECT hapax.finish('{scope}', 'large', {large}, {status}, '{{}}', '')");
         let refused = base.sql.execute(&ask, &[]).await.map_err(|error| code(&error));
@@ -341,7 +341,7 @@ async fn a_key_is_reserved_finished_and_replayed_and_a_crash_frees_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_role_that_may_only_execute_cannot_guess_the_fence_of_another() {
-    // It knows the ids of events, from which those of jobs follow, and how old fences ran.
+    // It knows the ids of events, from which those of jobs follow, and old fences.
     let base = Base::new("guess", spec(3)).await;
     base.accept_many(64).await;
     let claims = base.claim(64).await;
@@ -358,7 +358,8 @@ async fn a_role_that_may_only_execute_cannot_guess_the_fence_of_another() {
             );
         }
     }
-    // The next claim of the same job has a larger one, at no fixed distance, that JSON can carry.
+    // The next claim of the same job has a larger one, at no fixed distance, that JSON can
+    // represent.
     let mut gaps = std::collections::BTreeSet::new();
     let mut last = claims[0].fence.0;
     for _ in 0..20 {
@@ -389,7 +390,7 @@ async fn a_role_that_may_only_execute_cannot_guess_the_fence_of_another() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_role_that_may_only_execute_can_do_its_work_and_nothing_else() {
-    // It puts functions of its own where ours might look for theirs.
+    // It creates functions where those of Hapax might look for theirs.
     let base = Base::new("role", spec(3)).await;
     let claim = claimed(&base).await;
     let role = format!("app_{}", claim.job.0.simple());

@@ -47,8 +47,8 @@ async fn every_event_takes_effect_once_on_whichever_node() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_bad_event_among_many_fails_alone() {
-    // It is in the middle of a batch, whose other effects must be there once, and say which
-    // statement went wrong where.
+    // It is in the middle of a batch. The other effects must be there once, and the error must name
+    // the statement and its position.
     let base = Base::new("sql_bad", spec(1)).await;
     base.accept_many(40).await;
     let sql = "INSERT INTO ledger VALUES (:event_id, 'x');\n\
@@ -60,7 +60,7 @@ async fn one_bad_event_among_many_fails_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_error_names_the_place_in_the_users_text() {
+async fn an_error_names_the_position_in_the_user_s_text() {
     let base = Base::new("sql_place", spec(1)).await;
     base.accept("evt_1", None).await;
     base.drain("SELECT :event_id;\n\nSELECT :body,\n    nonsense").await;
@@ -70,7 +70,7 @@ async fn an_error_names_the_place_in_the_users_text() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deferred_constraint_fails_the_job_and_leaves_nothing() {
-    // It speaks up at the commit, when "done" would be written already.
+    // The error comes at the commit, when "done" would already be written.
     let base = Base::new("sql_deferred", spec(1)).await;
     base.deferred_tables().await;
     for n in 0..3 {
@@ -120,8 +120,8 @@ async fn no_trick_ends_the_transaction_early() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_handler_does_to_its_session_is_undone() {
-    // The next handler must find neither its settings nor its locks, tables or role; and ours
-    // are there again.
+    // The next handler must find neither its settings nor its locks, tables or role; and the
+    // settings of Hapax are restored.
     let base = Base::new("sql_session", spec(1)).await;
     for n in 0..6 {
         base.accept(&format!("evt_{n}"), None).await;
@@ -145,7 +145,7 @@ async fn what_a_handler_does_to_its_session_is_undone() {
     assert_eq!(result, "|0|0|public|");
 }
 
-/// The same database as another role; the role is made if it is not there.
+/// The same database as another role; the role is created if it does not exist.
 async fn as_role(base: &Base, role: &str) -> String {
     let make = format!(
         "DO $$ BEGIN CREATE ROLE {role} LOGIN; EXCEPTION WHEN duplicate_object OR unique_violation
@@ -156,15 +156,15 @@ async fn as_role(base: &Base, role: &str) -> String {
     format!("postgres://{role}@{place}")
 }
 
-/// Tables of the user's with names of ours, open to every role.
+/// Tables of the user with names of Hapax's tables, open to every role.
 const NAMESAKES: &str = "CREATE TABLE public.event (id text); CREATE TABLE public.seen (id text);
     CREATE TABLE public.job (id text); INSERT INTO public.event VALUES ('theirs');
     GRANT ALL ON ALL TABLES IN SCHEMA public TO PUBLIC; GRANT ALL ON SCHEMA public TO PUBLIC";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn plain_names_are_the_users_tables_though_the_role_is_called_hapax() {
-    // PostgreSQL looks in the schema of the role's own name first. DELETE FROM event then removed
-    // our event, and its next copy was taken for a new one.
+    // PostgreSQL searches the schema with the role's name first. DELETE FROM event then deleted
+    // Hapax's event, and its next copy counted as new.
     let base = Base::new("sql_names", spec(1)).await;
     base.sql.batch_execute(NAMESAKES).await.expect("tables");
     base.store.close().await;
@@ -195,7 +195,7 @@ async fn plain_names_are_the_users_tables_though_the_role_is_called_hapax() {
     assert_eq!(made.await, "public");
 }
 
-/// Ways to our tables that no reading of the statements finds.
+/// Ways to the tables of Hapax that no parsing of the statements finds.
 const DETOURS: [&str; 7] = [
     "SELECT public.wipe()",
     "SELECT public.wipe_as_owner()",
@@ -212,7 +212,7 @@ const DETOUR_FUNCTIONS: &str = "
     CREATE FUNCTION public.wipe_as_owner() RETURNS void LANGUAGE sql SECURITY DEFINER AS
     'DELETE FROM hapax.event'";
 
-/// Each detour is a failed attempt without effect, and what our functions write is written.
+/// Each detour is a failed attempt without effect, and the functions of Hapax still write.
 async fn no_detour_reaches_our_tables(base: &Base, detours: &[&str]) {
     for (n, detour) in detours.iter().enumerate() {
         for copy in 0..3 {
@@ -232,7 +232,7 @@ async fn no_detour_reaches_our_tables(base: &Base, detours: &[&str]) {
                 SELECT hapax.once('s', :event_id); SELECT hapax.publish('t', '{}', id => 'm')";
     assert_eq!(base.drain(good).await, (1, 0, 0), "{}", base.error().await);
     assert_eq!(base.one("SELECT count(*)::text FROM hapax.once_key, hapax.message").await, "1");
-    // A copy of what took effect is still known.
+    // A copy of a processed event is still known.
     base.accept("good", None).await;
     assert_eq!(base.drain(good).await, (0, 0, 0));
     assert_eq!(base.one("SELECT count(*)::text FROM ledger").await, "1");
@@ -248,7 +248,7 @@ async fn no_handler_writes_to_our_tables_by_a_detour() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_role_of_its_own_keeps_handlers_from_our_tables() {
-    // Without it the owner of the tables can do anything, if it means to.
+    // Without a separate role, the owner of the tables can do anything deliberately.
     let base = Base::new("sql_role", spec(1)).await;
     base.sql.batch_execute(NAMESAKES).await.expect("tables");
     base.sql.batch_execute(DETOUR_FUNCTIONS).await.expect("functions");
@@ -289,7 +289,7 @@ async fn every_table_of_ours_refuses_handlers() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_statement_that_takes_too_long_is_a_failed_attempt() {
-    // And the connection serves the next one at once.
+    // The connection is free for the next job at once.
     let base = Base::new("sql_slow", spec(1)).await;
     base.accept("slow", None).await;
     let began = Instant::now();
@@ -304,8 +304,8 @@ async fn a_statement_that_takes_too_long_is_a_failed_attempt() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attempt_whose_connection_dies_is_lost_and_not_failed() {
-    // Its server process is killed in the middle of its statements: no step of its schedule may be
-    // used for that, and nothing of it may stay.
+    // Its server process is killed in the middle of its statements: that must use no step of its
+    // schedule, and nothing of it may stay.
     let base = Base::new("sql_killed", spec(3)).await;
     base.accept("evt_1", None).await;
     let store = Arc::clone(&base.store);
@@ -321,7 +321,7 @@ async fn an_attempt_whose_connection_dies_is_lost_and_not_failed() {
     assert_eq!(base.one(query).await, "1 1 0", "leased until its lease is over");
     assert_eq!(base.one("SELECT count(*)::text FROM ledger").await, "0");
     base.one("UPDATE hapax.job SET due_at = now() - interval '1 h' RETURNING ''").await;
-    // Changed behind the node's back: it is found when the node looks at all again.
+    // The row was changed directly: the node finds it at its next full check.
     until("it runs again", || async { base.run(INSERT).await.done == 1 }).await;
     assert_eq!(base.one("SELECT steps || ' ' || lost FROM hapax.job").await, "0 1");
 }
@@ -356,7 +356,7 @@ async fn the_result_is_the_first_value_of_the_last_statement_whatever_its_type()
     }
 }
 
-/// Runs until no job is open, on whichever node it runs.
+/// Runs until no job is open, on either node.
 async fn run_all(store: &PgStore, url: &str, sql: &str) {
     let looks = connect(url).await;
     until("all is done", || async {
@@ -407,7 +407,7 @@ async fn order_is_kept_under_the_lock_of_the_mark() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_sequence_runs_in_order_over_two_nodes() {
-    // The numbers come backwards, in one lane of two nodes; each must see the one before it.
+    // The numbers arrive backwards, in one lane of two nodes; each must see its predecessor.
     let rule =
         OrderRule { policy: OrderPolicy::Sequence { start: Some(1) }, gaps: Gaps::default() };
     let base = Base::new("sql_sequence", ordered(rule.clone())).await;
@@ -448,7 +448,7 @@ async fn what_a_handler_publishes_is_of_its_event() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_changed_table_does_not_stop_a_handler() {
-    // Its prepared statement does not fit the table any more.
+    // Its prepared statement does not match the table any more.
     let base = Base::new("sql_alter", spec(1)).await;
     let sql = "INSERT INTO ledger VALUES (:event_id, '') RETURNING *";
     base.accept("evt_1", None).await;
@@ -461,7 +461,8 @@ async fn a_changed_table_does_not_stop_a_handler() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_id_with_a_nul_fails_alone_and_says_why() {
     let base = Base::new("sql_nul", spec(1)).await;
-    // None gets in at the door of today; an older one, or a hand, may have let it.
+    // Today such an id is refused on arrival; an older version, or a user's SQL, may have written
+    // it.
     for id in ["evt_1", "evt_2", "evt_3"] {
         base.accept(id, None).await;
     }

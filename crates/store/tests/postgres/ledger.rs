@@ -1,4 +1,4 @@
-//! Idempotency-Keys where several have a hand in them: two nodes, users' own transactions, retention.
+//! Idempotency-Keys with several writers: two nodes, users' own transactions, retention.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub(crate) async fn fresh(store: &PgStore, key: &str) -> Reserved {
     }
 }
 
-/// The lease of this key is over.
+/// Ends the lease of this key.
 async fn let_the_lease_end(base: &Base, key: &str) {
     let past = "UPDATE hapax.reservation SET leased_until = now() - interval '1 s' WHERE key = $1";
     assert_eq!(base.sql.execute(past, &[&key]).await.expect("updates"), 1);
@@ -46,7 +46,7 @@ async fn let_the_lease_end(base: &Base, key: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_nodes_have_one_winner_for_a_new_key_and_for_one_whose_lease_is_over() {
-    // Each node could only know of its own; all ask at the same instant.
+    // Each node knows only its own requests; all are sent at the same instant.
     let base = Base::new("ledger_nodes", spec(1)).await;
     let other = Base::node(&base.url, spec(1)).await;
     for key in ["k1", "k2", "k3", "k4"] {
@@ -79,7 +79,7 @@ async fn two_nodes_have_one_winner_for_a_new_key_and_for_one_whose_lease_is_over
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_that_vanishes_while_it_is_asked_for_is_given_out() {
+async fn a_key_that_vanishes_during_a_reservation_is_reserved() {
     // Another transaction's row blocks the insert and is gone before it can be read. If "in
     // progress" were answered, a client would wait for an attempt that does not exist.
     let base = Base::new("ledger_vanish", spec(1)).await;
@@ -115,8 +115,8 @@ async fn a_key_that_vanishes_while_it_is_asked_for_is_given_out() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_that_comes_while_the_key_is_taken_over_is_replayed() {
     // The late attempt finishes in its own transaction, which is still open when its lease is found
-    // to be over. A request that waits for it must read the row again, not take over a key that is
-    // answered by then.
+    // to be over. A request that waits for it must read the row again, and not take over a key that
+    // is answered by then.
     let mut base = Base::new("ledger_late", spec(1)).await;
     let late = fresh(&base.store, "k").await;
     let_the_lease_end(&base, "k").await;
@@ -137,9 +137,8 @@ async fn an_answer_that_comes_while_the_key_is_taken_over_is_replayed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_waits_for_a_users_transaction_while_its_lease_runs() {
-    // The app answers inside its own transaction and takes its time: retries get "in progress" at
-    // once.
+async fn no_request_waits_for_a_user_s_transaction_while_its_lease_runs() {
+    // The app answers inside its own transaction and is slow: retries get "in progress" at once.
     let mut base = Base::new("ledger_open", spec(1)).await;
     let reserved = fresh(&base.store, "k").await;
     let open = base.sql.transaction().await.expect("begins");
@@ -148,7 +147,7 @@ async fn nobody_waits_for_a_users_transaction_while_its_lease_runs() {
     let reservation = base.store.reserve(ask("k")).await.expect("reserves");
     assert!(matches!(reservation, Reservation::InProgress { .. }), "{reservation:?}");
     open.commit().await.expect("commits");
-    // What they stored wins over what is said after it.
+    // The answer that the app stored wins over a later one.
     let held = base.store.finish(&reserved, &answer("ours")).await.expect("finishes");
     assert_eq!(held, Held::Lost);
     let reservation = base.store.reserve(ask("k")).await.expect("reserves");
@@ -156,8 +155,8 @@ async fn nobody_waits_for_a_users_transaction_while_its_lease_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_a_user_stored_as_headers_is_replayed_without_an_error() {
-    // The function takes any JSON there is; an error would come back for the whole ttl.
+async fn any_headers_that_a_user_stored_are_replayed_without_an_error() {
+    // The function accepts any JSON; an error would come back for the whole TTL.
     let base = Base::new("ledger_headers", spec(1)).await;
     let deep = format!("'{}{}'", "[".repeat(200), "]".repeat(200));
     let checks: &[(&str, &[(&str, &str)])] = &[
@@ -214,8 +213,8 @@ async fn an_act_that_lost_a_race_is_tried_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_that_all_wait_keep_no_worker_from_its_claims() {
-    // An API under load, on a database that holds its keys up.
+async fn waiting_reservations_do_not_block_the_claims_of_workers() {
+    // An API under load, on a database that blocks its keys.
     let base = Base::new("ledger_pool", spec(1)).await;
     base.accept("evt_1", None).await;
     let locker = connect(&base.url).await;
@@ -258,9 +257,10 @@ async fn begun(store: &Arc<PgStore>, reserved: &Reserved) -> PgDb<KeyRight> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_lost_the_key_in_the_middle_of_its_transaction_commits_nothing() {
-    // Its effects are written when its lease ends: one is taken over by another, one is finished
-    // beside it, one is abandoned, and of two under one fence both come to the commit.
+async fn a_transaction_that_loses_its_key_commits_nothing() {
+    // Its effects are written when its lease ends: one key is taken over by another attempt, one is
+    // finished by another client, one is abandoned, and two transactions under one fence both try
+    // to commit.
     let base = Base::new("answer_middle", spec(1)).await;
     let lost = |ended: Result<StoredAnswer, TxError>| {
         assert!(matches!(ended, Err(TxError::FenceLost)), "{ended:?}");
@@ -307,7 +307,7 @@ async fn an_open_transaction_that_is_dropped_is_rolled_back_and_its_connection_s
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deferred_constraint_is_a_failure_and_keeps_no_answer() {
-    // It speaks up at the commit, when the answer would be written already.
+    // The error comes at the commit, when the answer would already be written.
     let base = Base::new("answer_deferred", spec(1)).await;
     base.deferred_tables().await;
     let reserved = fresh(&base.store, "k").await;
@@ -323,7 +323,7 @@ async fn a_deferred_constraint_is_a_failure_and_keeps_no_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_whose_commit_was_cut_off_is_told_as_it_is() {
+async fn the_outcome_of_a_commit_that_was_cut_off_is_reported_correctly() {
     // The connection is cut as COMMIT is sent: once it arrives and only its answer is lost, once it
     // does not arrive. Neither may be reported as the other.
     let mut base = Base::new("answer_cut", spec(1)).await;
@@ -333,7 +333,7 @@ async fn an_answer_whose_commit_was_cut_off_is_told_as_it_is() {
     let reserved = fresh(&base.store, "arrives").await;
     let db = begun(&base.store, &reserved).await;
     proxy.arm(Trap::Answer { request: commit.clone(), answer: READY_FOR_QUERY.to_vec() });
-    let kept = db.commit(answer("ok")).await.expect("it was committed, and the key tells so");
+    let kept = db.commit(answer("ok")).await.expect("it was committed, and the key shows it");
     assert_eq!(kept, answer("ok"));
     proxy.wait_sprung(1).await;
     assert_eq!(base.one(ROWS).await, "1");
@@ -354,7 +354,7 @@ fn limited(caller: &str, key: &str, keys: u64) -> ReserveAsk {
     ReserveAsk { scope, quota: Some(Quota { keys, bytes: 1 << 40 }), ..ask(key) }
 }
 
-/// What is counted for each caller and for the API, and what is there, by name.
+/// The counts of each caller and of the API, and the true numbers, by name.
 async fn counted_and_true(base: &Base) -> (String, String) {
     let counted = "SELECT coalesce(string_agg(concat_ws(' ', owner, keys, bytes, callers), ',' ORDER BY owner), '') \
                    FROM (SELECT owner, sum(keys) AS keys, sum(bytes) AS bytes, sum(callers) AS callers \
@@ -369,7 +369,7 @@ async fn counted_and_true(base: &Base) -> (String, String) {
     (base.one(counted).await, base.one(is_there).await)
 }
 
-/// Serializable transactions may have to be tried again: as if they were rolled back.
+/// Serializable transactions may have to be retried: as if they were rolled back.
 fn done_or_to_be_tried_again<T>(outcome: Result<T, tokio_postgres::Error>) {
     if let Err(error) = outcome {
         let code = error.code().map(|code| code.code().to_owned());
@@ -378,9 +378,9 @@ fn done_or_to_be_tried_again<T>(outcome: Result<T, tokio_postgres::Error>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_counts_of_a_quota_are_true_whoever_has_a_hand_in_them() {
-    // Two nodes, users' transactions of each isolation, kept open and rolled back, retention, and an
-    // operator who deletes by hand, all at once. A count that is lost or doubled shows in the sums.
+async fn the_counts_of_a_quota_are_right_with_any_mix_of_writers() {
+    // Two nodes, users' transactions of each isolation level, kept open and rolled back, retention,
+    // and an operator who deletes rows, all at once. A lost or doubled count shows in the sums.
     let base = Base::new("quota_counts", spec(1)).await;
     let other = Base::node(&base.url, spec(1)).await;
     let together = Arc::new(Barrier::new(24));
@@ -413,7 +413,7 @@ async fn the_counts_of_a_quota_are_true_whoever_has_a_hand_in_them() {
                             done_or_to_be_tried_again(
                                 theirs.execute(finish, &[&scope, &key, &fence]).await,
                             );
-                            // Others go on while it is open.
+                            // Others continue while it is open.
                             let beside = limited(&caller, &format!("{key}-beside"), 1_000_000);
                             let reservation = store.reserve(beside).await.expect("reserves");
                             assert!(
@@ -440,7 +440,7 @@ async fn the_counts_of_a_quota_are_true_whoever_has_a_hand_in_them() {
     let (counted, is_there) = counted_and_true(&base).await;
     assert_eq!(counted, is_there);
     assert!(counted.starts_with("api ") && counted.contains("api/acct_3 "), "{counted}");
-    // One row each is left, and none when all is forgotten.
+    // One row for each is left, and none after all keys are deleted.
     assert_eq!(base.one("SELECT count(*)::text FROM hapax.key_usage").await, "5");
     let past = "UPDATE hapax.reservation SET expires_at = '-infinity', leased_until = '-infinity'";
     base.sql.execute(past, &[]).await.expect("updates");

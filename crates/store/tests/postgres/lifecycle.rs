@@ -1,6 +1,6 @@
-//! The rules of a job's life stand twice: in `hapax_core::lifecycle`, and in the SQL functions that users
-//! call inside their own transactions. Here both decide about every act in every phase under every order
-//! policy, and must agree on every column.
+//! The rules of a job's life exist twice: in `hapax_core::lifecycle`, and in the SQL functions that
+//! users call inside their own transactions. Here both decide about every act in every phase under
+//! every order policy, and must agree on every column.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,7 +58,7 @@ struct Subject {
     place: Option<Place>,
 }
 
-/// One combination to try.
+/// One combination.
 #[derive(Debug, Clone, Copy)]
 struct Case<'a> {
     from: JobState,
@@ -68,7 +68,7 @@ struct Case<'a> {
     is_busy: bool,
 }
 
-/// A job's row, as far as the rules decide about it.
+/// The columns of a job that the rules decide about.
 #[derive(Debug, PartialEq, Clone)]
 struct Row {
     state: i16,
@@ -169,12 +169,12 @@ impl Subject {
         self.place.as_ref().map(|place| &*place.resource)
     }
 
-    /// Puts the job into the case's phase, beside its companion and the mark.
+    /// Puts the job into the case's phase, with its companion and the mark.
     async fn arrange(&self, sql: &Transaction<'_>, case: &Case<'_>) {
         let JobState { phase, progress, due, forced } = case.from;
         let companion = match case.is_busy {
             true => number(Phase::Leased),
-            // A claim wakes what is parked at a free resource, and what is held there with it.
+            // A claim wakes jobs parked at a free resource, and jobs held there.
             false if sweeps(case.act) => number(Phase::Done),
             false => number(Phase::Parked),
         };
@@ -214,7 +214,7 @@ impl Subject {
         .expect("a phase");
     }
 
-    /// Lets the database act.
+    /// Runs the act in the database.
     async fn act(&self, sql: &Transaction<'_>, act: Act<'_>) {
         let now = noon();
         match act {
@@ -324,10 +324,10 @@ impl Subject {
     }
 }
 
-/// What the database holds after an act.
+/// The state in the database after an act.
 struct Found {
     job: Row,
-    /// What the history says of the attempt: outcome, whether it has an end, error.
+    /// The attempt in the history: outcome, whether it has an end, error.
     attempt: Option<(String, bool, Option<String>)>,
     companion_is_ready: bool,
 }
@@ -344,7 +344,7 @@ fn earlier(seconds: i64) -> Timestamp {
     later(-seconds)
 }
 
-/// The row that core's decision makes of the one before.
+/// The row that results from core's decision.
 fn expected(before: &Row, decided: Result<Change, Unchanged>, subject: &Subject) -> Row {
     let Ok(change) = decided else { return before.clone() };
     let is_done = change.phase == Phase::Done;
@@ -417,7 +417,7 @@ fn acts<'a>(
         Some((_, true)) => Overtaken::NotItsTurn,
         Some((_, false)) | None => Overtaken::No,
     };
-    // A replay asks the rule itself, whether or not the job was forced before.
+    // A replay checks the rule itself, whether or not the job was forced before.
     let is_behind = subject.policy().is_some_and(|policy| {
         policy.decide(mark, position_of(policy)) == hapax_core::order::Guard::Stale
     });
@@ -439,7 +439,8 @@ fn acts<'a>(
     }
     if subject.place.is_some() {
         acts.extend([Act::SetAside { hold: None }, Act::SetAside { hold: Some(HOLD) }]);
-        // Under `latest` no job is ever held, and what waits for a predecessor is not woken yet.
+        // Under `latest` no job is ever held, and a job that waits for its predecessor is not woken
+        // yet.
         let is_held_back =
             matches!(subject.policy(), Some(OrderPolicy::Latest)) || is_held || from.forced;
         if !is_busy && (from.phase != Phase::Held || !is_held_back) {
@@ -451,13 +452,13 @@ fn acts<'a>(
         Phase::Leased if is_over => acts.push(Act::LeaseEnded { workplace: spec.workplace }),
         Phase::Held if is_over && !is_busy => {
             let go = spec.order.as_ref().is_some_and(|rule| rule.gaps.on_gap == OnGap::Go);
-            // Without a gap, or in a sequence, the mark decides: that is the conformance suite's.
+            // Without a gap, or in a sequence, the mark decides: the conformance suite covers that.
             if is_held && (!go || matches!(subject.policy(), Some(OrderPolicy::Machine(_)))) {
                 acts.push(Act::HoldEnded { go });
             }
             acts.push(Act::TooManyHeld);
         }
-        // A claim wakes what is parked at a free resource, before it claims.
+        // A claim wakes jobs parked at a free resource before it claims.
         Phase::Parked if !is_busy => {}
         Phase::Held if is_over => {}
         _ => acts.push(Act::Claim { admission, lease: LEASE }),
@@ -465,7 +466,7 @@ fn acts<'a>(
     acts
 }
 
-/// Whether the act also looks after other jobs of the handler.
+/// Whether the act also changes other jobs of the handler.
 fn sweeps(act: Act<'_>) -> bool {
     matches!(act, Act::Claim { .. } | Act::LeaseEnded { .. } | Act::HoldEnded { .. } | Act::Woken)
 }
@@ -489,7 +490,7 @@ fn asks_for_order(act: Act<'_>) -> bool {
     }
 }
 
-/// Every act in every phase, with every mark, and what else matters to that act.
+/// Every act in every phase, with every mark, and every other value that matters to that act.
 fn cases(subject: &Subject) -> Vec<Case<'_>> {
     let mut cases = Vec::new();
     for (phase, _) in PHASES {
@@ -500,7 +501,7 @@ fn cases(subject: &Subject) -> Vec<Case<'_>> {
             continue;
         }
         let with_force: &[bool] = if has_place { &[false, true] } else { &[false] };
-        // One job at a time of a resource; only a claim looks at the others.
+        // One job of a resource at a time; only a claim checks the others.
         let with_busy: &[bool] =
             if has_place && phase == Phase::Ready { &[false, true] } else { &[false] };
         for due in [earlier(30), later(30)] {
@@ -514,7 +515,7 @@ fn cases(subject: &Subject) -> Vec<Case<'_>> {
                             continue;
                         }
                         cases.push(Case { from, act, mark, is_busy });
-                        // How often it was tried matters to these only.
+                        // The number of attempts matters to these only.
                         if mark.is_none()
                             && matches!(
                                 act,
@@ -536,7 +537,7 @@ fn cases(subject: &Subject) -> Vec<Case<'_>> {
     cases
 }
 
-/// What the database does otherwise than core, in words.
+/// The difference between the database and core, as text.
 async fn difference(sql: &mut Client, subject: &Subject, case: Case<'_>) -> Option<String> {
     let name = &subject.spec.handler.handler;
     let what = format!("{name}: {case:?}");
@@ -548,11 +549,11 @@ async fn difference(sql: &mut Client, subject: &Subject, case: Case<'_>) -> Opti
     let found = subject.look(&open).await;
     let (mut after, mut expected) = (found.job, expected(&before, decided, subject));
     if after.fence > FENCE && expected.fence > FENCE {
-        // By how much it grows is random.
+        // The increment is random.
         after.fence = expected.fence;
     }
     if matches!(case.act, Act::LeaseEnded { .. }) && after.state == number(Phase::Ready) {
-        // The database rolls its own dice.
+        // The database has its own random numbers.
         let wait = |dice| match step(&case.from, &case.act, noon(), dice) {
             Ok(change) => change.due,
             Err(why) => panic!("{what}: {why:?}"),

@@ -1,5 +1,6 @@
-//! What only PostgreSQL has to keep: many nodes on one database, users' own transactions, and handlers'
-//! SQL on connections that others use next. What every store keeps is in the conformance suite.
+//! Guarantees that only PostgreSQL needs: many nodes on one database, users' own transactions, and
+//! handlers' SQL on connections that are reused. The conformance suite covers what every store
+//! guarantees.
 
 #[allow(dead_code)]
 #[path = "../conformance/harness.rs"]
@@ -37,7 +38,7 @@ use tokio_postgres::{Client, NoTls};
 /// Far beyond any expected wait: a test that waits this long would wait for ever.
 const FOREVER: Duration = Duration::from_secs(120);
 
-/// A database of its own, and one node on it.
+/// A separate database, and one node on it.
 struct Base {
     url: String,
     store: Arc<PgStore>,
@@ -90,7 +91,7 @@ impl Base {
         self.store.ingest(ingest).await.expect("accepts");
     }
 
-    /// Many at once: `evt_0`, `evt_1` …
+    /// Accepts many events at once: `evt_0`, `evt_1` …
     async fn accept_many(&self, count: usize) {
         let sender = Arc::new(Sender::plain());
         let tasks: Vec<_> = (0..16)
@@ -112,7 +113,7 @@ impl Base {
         }
     }
 
-    /// A child whose parent is asked for only at the commit.
+    /// Tables with a foreign key that is checked only at the commit.
     async fn deferred_tables(&self) {
         self.sql
             .batch_execute(
@@ -151,7 +152,7 @@ impl Base {
         panic!("the work never ends");
     }
 
-    /// The error of the one job there is.
+    /// The error of the only job.
     async fn error(&self) -> String {
         self.one("SELECT coalesce(error, '') FROM hapax.job").await
     }
@@ -185,7 +186,7 @@ async fn run(store: &PgStore, sql: &str, timeout: Duration) -> SqlRan {
     ran
 }
 
-/// Looks until it is so.
+/// Polls until the condition holds.
 async fn until<F: Future<Output = bool>>(what: &str, mut look: impl FnMut() -> F) {
     let began = Instant::now();
     while !look().await {

@@ -1,4 +1,4 @@
-//! Two nodes decide about the same event at the same instant, each by a clock of its own.
+//! Two nodes decide about the same event at the same instant, each with its own clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ async fn verdict(store: &impl Store, ingest: Ingest) -> Verdict {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn equal_notices_on_both_sides_of_an_edge_are_one_event_on_two_nodes() {
-    // The clocks of two nodes are apart, so that one notice has a key of each span, at the same
+    // The clocks of two nodes differ, so that one notice has a key of each span, at the same
     // instant: neither node can see what the other has not committed yet.
     let base = Base::new("edge_race", spec(3)).await;
     let other = Base::node(&base.url, spec(3)).await;
@@ -43,7 +43,7 @@ async fn equal_notices_on_both_sides_of_an_edge_are_one_event_on_two_nodes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_notice_at_an_edge_waits_for_both_neighbours() {
-    // Another transaction is deciding about the span before, or the span after, and takes its time.
+    // Another transaction is deciding about the span before, or the span after, and is slow.
     let base = Base::new("edge_lock", spec(3)).await;
     let sender = Sender::derived(Some(Duration::from_secs(600)));
     let waiting = "SELECT count(*)::text FROM pg_locks WHERE locktype = 'advisory' AND NOT granted \
@@ -71,7 +71,7 @@ async fn a_notice_at_an_edge_waits_for_both_neighbours() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_signature_under_many_ids_is_accepted_once_on_two_nodes() {
-    // Captured once, sent to both nodes at once under ids that differ.
+    // Captured once, sent to both nodes at once under different ids.
     let base = Base::new("guard_race", spec(3)).await;
     let other = Base::node(&base.url, spec(3)).await;
     let (given, derived) = (Sender::signing_again(), Sender::one_time_token());

@@ -1,5 +1,5 @@
-//! Every statement of the hot paths finds its rows by index, whatever the statistics say: a plan that
-//! was made for empty tables is kept by its session while the tables grow.
+//! Every statement of the hot paths finds its rows by index, whatever the statistics are: a session
+//! keeps a plan that was made for empty tables while the tables grow.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use tokio_postgres::Client;
 use crate::harness::{Sender, after, body, job, noon, placed};
 use crate::{connect, run, spec, until};
 
-/// Rows that stand in every table beside those of the work that is measured.
+/// Rows in every table besides those of the measured work.
 const ROWS: usize = 10_000;
 
 /// Every table that grows with the events or the keys.
@@ -43,7 +43,7 @@ enum Statistics {
     Full,
 }
 
-/// What has read rows since the tables were filled.
+/// The counters of rows read since the tables were filled.
 struct Watch<'a> {
     server: &'a Postgres,
     log_from: usize,
@@ -52,9 +52,10 @@ struct Watch<'a> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_statement_of_a_hot_path_scans_a_table_whatever_the_statistics_say() {
-    // Nothing analyses the tables but this test. Plans, and the rows that each of them read, stand in
-    // the server's log: a join that reads a whole index is no scan, and costs as much. (The server's own
-    // counters of index entries include the dead ones, of which there are many without autovacuum.)
+    // Only this test analyses the tables. Plans, and the rows that each of them read, are in the
+    // server's log: a join that reads a whole index is no scan, and costs as much. (The server's
+    // own counters of index entries include dead entries, of which there are many without
+    // autovacuum.)
     let server = Postgres::with_settings(&[
         ("autovacuum", "off"),
         ("session_preload_libraries", "auto_explain"),
@@ -139,7 +140,7 @@ impl<'a> Watch<'a> {
         }
         assert!(scanned.is_empty(), "{statistics:?}: scanned: {scanned:#?}");
         assert!(log[self.log_from..].contains("Index Scan"), "no plan was logged");
-        // One look at a whole table is more than all of the rounds together.
+        // One read of a whole table is more than all of the rounds together.
         for (table, read) in rows_of_plans(&log[self.log_from..], &tables) {
             assert!(read < ROWS, "{statistics:?}: {read} rows of {table} read by index");
         }
@@ -147,13 +148,13 @@ impl<'a> Watch<'a> {
             rows_scanned(user).await.into_iter().zip(self.scanned_before)
         {
             let scanned = scanned - before;
-            // What was read in the first rounds may be counted late.
+            // Rows read in the first rounds may be counted late.
             assert!(scanned < ROWS as i64, "{statistics:?}: {scanned} rows of {table} scanned");
         }
     }
 }
 
-/// Per table, the rows that all plans of a log read, those that a filter then dropped included.
+/// Per table, the rows that all plans of a log read, including those that a filter dropped.
 fn rows_of_plans(log: &str, tables: &[&str]) -> std::collections::BTreeMap<String, usize> {
     let number = |text: &str| -> f64 {
         let end = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.');
@@ -184,7 +185,7 @@ fn rows_of_plans(log: &str, tables: &[&str]) -> std::collections::BTreeMap<Strin
     rows
 }
 
-/// Per table, the rows that were read by scans of the whole.
+/// Per table, the rows read by full scans.
 async fn rows_scanned(user: &Client) -> Vec<(String, i64)> {
     user.batch_execute("SELECT pg_stat_force_next_flush()").await.expect("flushes");
     let sql = format!(
@@ -207,7 +208,7 @@ async fn open(url: &str) -> Arc<PgStore> {
     Arc::new(store)
 }
 
-/// Closes nodes and waits until their sessions are over: only then are all their rows counted.
+/// Closes nodes and waits until their sessions have ended: only then are all their rows counted.
 async fn gone(stores: Vec<Arc<PgStore>>, user: &Client) {
     for store in stores {
         store.close().await;
@@ -230,7 +231,8 @@ async fn round(one: &Arc<PgStore>, other: &Arc<PgStore>, user: &Client, name: &s
         keys_before: vec![(SourceName::new("shop"), after(86_400))],
     };
     one.prune(horizon, 20).await.expect("prunes");
-    // A node asks this at the end of a round over the events, and those here are never finished.
+    // A node calls this at the end of a round over the events, and the events here are never
+    // finished.
     let marks = "SELECT hapax.forget_marks(ARRAY['shop'], ARRAY[now()], 0, '', 20)";
     user.execute(marks, &[]).await.expect("forgets marks");
 }
@@ -253,7 +255,7 @@ async fn ingest(one: &PgStore, other: &PgStore, name: &str) {
     for node in [one, other] {
         node.ingest(Sender::of_several().ingest(&many)).await.expect("ingests");
     }
-    // What takes more than a look.
+    // Arrivals that need the function.
     let late =
         plain.ingest_for(&body(&format!("{name}_late")), noon(), after(7_200), &[job("fee")]);
     let verdicts = one.ingest(late).await.expect("ingests");
@@ -284,7 +286,7 @@ async fn work(store: &Arc<PgStore>, user: &Client, name: &str) {
     store.give_back(vec![(back.job, back.fence)]).await.expect("gives back");
     let failed = Outcome::Failed { error: "closed".into(), retry: Retry::Schedule, answer: None };
     store.settle(failing.job, failing.fence, failed).await.expect("settles");
-    // The one that an app completes in its own transaction, and the one of a handler in Rust.
+    // One job that an app completes in its own transaction, and one of a Rust handler.
     let (theirs, rust) = (claims.remove(0), claims.remove(0));
     let lease = Duration::from_secs(30);
     store.renew(theirs.job, theirs.fence, lease).await.expect("renews");
@@ -306,7 +308,7 @@ async fn work(store: &Arc<PgStore>, user: &Client, name: &str) {
         };
         store.replay(ask).await.expect("replays");
     }
-    // The rest in handlers' own transactions, those in order as well.
+    // The rest in handlers' own transactions, including jobs with an order.
     run(store, "INSERT INTO ledger VALUES (:event_id, 'sql')", lease).await;
     let mut ask = crate::asked("INSERT INTO ledger VALUES (:event_id, 'sql')", lease);
     ask.claim.handler = ordered_handler();

@@ -1,5 +1,5 @@
-//! What goes with time beside events: keys of the SQL functions, messages, days of bodies whose removal
-//! was cut off.
+//! Retention besides events: keys of the SQL functions, messages, and days of bodies whose removal
+//! was interrupted.
 
 use hapax_core::Timestamp;
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
@@ -23,7 +23,8 @@ async fn prune(base: &Base, events_before: Timestamp, limit: usize) {
     panic!("pruning never ends");
 }
 
-/// The days ahead, and those of the test, are made: that takes the lock which a removal begins with.
+/// Waits until the days ahead, and those of the test, are created: their creation takes the lock
+/// that a removal needs first.
 async fn days_are_made(base: &Base, least: usize) {
     until("the days are made", async || {
         let days = "SELECT count(*)::text FROM pg_class WHERE relname ~ '^body_[0-9]{8}$'";
@@ -33,7 +34,7 @@ async fn days_are_made(base: &Base, least: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_that_ran_out_go_and_those_that_hold_stay() {
+async fn expired_keys_are_deleted_and_valid_ones_stay() {
     // More keys than one slice takes, a reservation whose lease outlives its ttl, and keys of
     // `once` without an end.
     let base = Base::new("keys_gone", spec(1)).await;
@@ -59,8 +60,9 @@ async fn keys_that_ran_out_go_and_those_that_hold_stay() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn old_messages_go_with_the_history_and_new_ones_stay() {
-    // A message's id is what makes a second publish of it nothing: it must not go before its time.
+async fn old_messages_are_deleted_with_the_history_and_new_ones_stay() {
+    // The id of a message makes a second publish have no effect: it must not be deleted before its
+    // time.
     let base = Base::new("messages_gone", spec(1)).await;
     base.sql
         .batch_execute(
@@ -78,9 +80,10 @@ async fn old_messages_go_with_the_history_and_new_ones_stay() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_removal_that_was_cut_off_does_not_stop_that_of_an_older_day() {
-    // A server detaches one partition at a time. The newer of two was cut off in the middle while
-    // the older one was still needed; without a check the older one could go first.
+async fn an_interrupted_removal_does_not_block_that_of_an_older_day() {
+    // A server detaches one partition at a time. The removal of the newer of two days was
+    // interrupted while the older one was still needed; without a check the older one could be
+    // removed first.
     let base = Base::new("cut_off", spec(1)).await;
     for (n, at) in [0, 86_400].map(after).into_iter().enumerate() {
         let ingest = Sender::plain().ingest_at(&body(&format!("evt_{n}")), at, at);
@@ -88,15 +91,15 @@ async fn a_removal_that_was_cut_off_does_not_stop_that_of_an_older_day() {
     }
     days_are_made(&base, 10).await;
     let (reader, other) = (connect(&base.url).await, connect(&base.url).await);
-    // Another session reads the day: the removal waits for it in its second half, and is cut off
-    // there.
+    // Another session reads the day: the removal waits for it in its second half, and is
+    // interrupted there.
     reader.batch_execute("BEGIN; SELECT FROM hapax.body").await.expect("reads");
     let cut = base
         .sql
         .batch_execute("ALTER TABLE hapax.body DETACH PARTITION hapax.body_20260602 CONCURRENTLY");
     let cut_off = async {
-        // In its second half, which is for readers: in the first it may wait for the node that makes
-        // the days ahead.
+        // In its second half, which waits for readers: in the first half it may wait for the node
+        // that creates the days ahead.
         let second_half = "SELECT FROM pg_inherits WHERE inhdetachpending";
         until("it waits for the reader", async || {
             !other.query(second_half, &[]).await.expect("asks").is_empty()
@@ -120,9 +123,9 @@ async fn a_removal_that_was_cut_off_does_not_stop_that_of_an_older_day() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_event_that_comes_while_its_day_is_removed_keeps_its_body() {
-    // A node that was paused since that day puts an event there, after retention has seen that nothing
-    // of the day is needed and before the day is out: it is acknowledged, and would have no body.
+async fn an_event_that_arrives_while_its_day_is_removed_keeps_its_body() {
+    // A node that was paused since that day inserts an event there, after retention has found the
+    // day unneeded and before it is detached. The event is acknowledged, and would have no body.
     let base = Base::new("meanwhile", spec(1)).await;
     let arrive = |id: &str| {
         let ingest = Sender::plain().ingest_at(&body(id), noon(), noon());
@@ -153,8 +156,8 @@ async fn an_event_that_comes_while_its_day_is_removed_keeps_its_body() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_mark_that_is_deleted_while_its_resource_moves_is_written_again() {
-    // A new version of a resource that was quiet for months is settled while retention deletes its old
-    // mark: the settling transaction has seen the mark, waits for it, and finds it gone.
+    // A new version of a resource that was quiet for months is settled while retention deletes its
+    // old mark: the settling transaction has read the mark, waits for it, and finds it deleted.
     let order = OrderRule { policy: OrderPolicy::Latest, gaps: Gaps::default() };
     let base = Base::new("mark_gone", ordered(order)).await;
     let (janitor, other) = (connect(&base.url).await, connect(&base.url).await);
@@ -198,7 +201,7 @@ async fn a_mark_that_is_deleted_while_its_resource_moves_is_written_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_retention_commits_without_waiting_for_the_disk() {
-    // Its sessions are those of operators too: the setting must end with the transaction.
+    // Operators use the same sessions: the setting must end with the transaction.
     let base = Base::new("behind", spec(1)).await;
     let setting = "SELECT current_setting('synchronous_commit')";
     assert_eq!(base.one(setting).await, "on");
@@ -218,7 +221,7 @@ async fn only_retention_commits_without_waiting_for_the_disk() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pruning_itself_is_no_demand_and_an_event_is() {
+async fn pruning_does_not_count_as_demand_and_an_event_does() {
     // A janitor that counts its own work as demand would pause for ever; one that ignores all
     // demand would delay acks.
     let base = Base::new("demand", spec(1)).await;

@@ -1,5 +1,5 @@
-//! Handlers in Rust on PostgreSQL: an open transaction whose commit is "done", whatever the code in it
-//! does or fails to do. Ledgers here have no unique constraint: it would hide a double.
+//! Handlers in Rust on PostgreSQL: an open transaction whose commit records "done", whatever the
+//! code in it does or fails to do. Ledgers here have no unique constraint: it would hide a double.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -21,14 +21,14 @@ const ROW: &str = "INSERT INTO ledger VALUES ($1, 'rust')";
 const ROWS: &str = "SELECT count(*) || ' ' || count(DISTINCT event_id) FROM ledger";
 
 impl Base {
-    /// The one job there is, claimed, and the right that goes with it.
+    /// The only job, claimed, and its right.
     async fn right(&self) -> (Claim, PgTx) {
         let claim = self.claim(1).await.pop().expect("something is due");
         let tx = self.store.right(&claim, TIME);
         (claim, tx)
     }
 
-    /// A transaction of the one job there is, with a row in the ledger.
+    /// A transaction of the only job, with a row in the ledger.
     async fn begun(&self) -> (Claim, PgDb) {
         let (claim, tx) = self.right().await;
         (claim.clone(), begun(tx, &claim).await)
@@ -50,7 +50,7 @@ fn failed(error: TxError) -> Failure {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn effects_done_and_messages_are_one_commit_once_per_fence() {
-    // The same right is used a second time: nothing of that may stay.
+    // The same right is used a second time: none of that may stay.
     let base = Base::new("rust_once", spec(1)).await;
     base.accept("evt_1", None).await;
     let (claim, tx) = base.right().await;
@@ -104,14 +104,14 @@ async fn a_message_that_names_no_tenant_is_of_its_events() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commit_that_was_begun_goes_on_when_nobody_waits_for_it() {
-    // As when the attempt's time runs out just then: half a commit would be no commit at all.
+async fn a_commit_that_was_begun_continues_when_its_caller_is_gone() {
+    // The attempt times out in the middle of the commit: half a commit would be no commit.
     let base = Base::new("rust_unawaited", spec(1)).await;
     base.accept("evt_1", None).await;
     let (claim, db) = base.begun().await;
     let cut = tokio::time::timeout(Duration::ZERO, db.commit(None)).await;
     assert!(cut.is_err(), "{cut:?}");
-    // The verdict that comes of the timeout: it waits for the commit, or the commit undoes it.
+    // The verdict of the timeout waits for the commit, or the commit undoes it.
     let outcome = Outcome::Failed { error: "timed out".into(), retry: Retry::Never, answer: None };
     base.store.settle(claim.job, claim.fence, outcome).await.expect("settles");
     let state = "SELECT state::text FROM hapax.job";
@@ -148,7 +148,7 @@ async fn two_commits_of_one_fence_at_once_are_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_dropped_is_rolled_back_and_its_connection_serves_others() {
+async fn a_dropped_transaction_is_rolled_back_and_its_connection_is_reused() {
     // More of them than there are connections: by the handler's end, by a panic in it, and while a
     // statement runs.
     let base = Base::new("rust_dropped", spec(1)).await;
@@ -180,8 +180,8 @@ async fn what_is_dropped_is_rolled_back_and_its_connection_serves_others() {
     assert_eq!(base.one(ROWS).await, "1 1");
 }
 
-/// Runs `spoil` in a transaction that has an effect, passes over whatever it says, and commits: that
-/// must be refused with `expected`, and leave nothing behind.
+/// Runs `spoil` in a transaction with an effect, ignores its errors, and commits: that must be
+/// refused with `expected`, and leave nothing behind.
 async fn check_void<F: Future<Output = PgDb>>(
     base: &Base,
     expected: &str,
@@ -190,7 +190,7 @@ async fn check_void<F: Future<Output = PgDb>>(
     base.accept("evt_1", None).await;
     let (claim, db) = base.begun().await;
     let mut db = spoil(db).await;
-    // It does not look at this either.
+    // This error is ignored too.
     let _ = db.execute(ROW, &[&"evt_2"]).await;
     let failure = failed(db.commit(Some("fine".into())).await.expect_err("is void"));
     assert!(failure.error().contains(expected), "{failure}");
@@ -204,7 +204,7 @@ async fn check_void<F: Future<Output = PgDb>>(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_error_that_is_passed_over_voids_the_transaction() {
+async fn an_ignored_error_voids_the_transaction() {
     // PostgreSQL answers COMMIT in an aborted transaction with success, and rolls back.
     let base = Base::new("rust_swallowed", spec(1)).await;
     base.sql.batch_execute("CREATE TABLE single (id int UNIQUE)").await.expect("a table");
@@ -276,7 +276,7 @@ async fn no_statement_ends_the_transaction_or_touches_the_session() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_colon_in_a_statement_is_the_databases_own() {
-    // The reader of SQL handlers would take these for parameters of theirs.
+    // The parser of SQL handlers would read these as parameters.
     let base = Base::new("rust_colon", spec(1)).await;
     base.accept("evt_1", None).await;
     let (_, mut db) = base.begun().await;
@@ -291,7 +291,7 @@ async fn a_colon_in_a_statement_is_the_databases_own() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deferred_constraint_is_a_failure_and_leaves_nothing() {
-    // It speaks up at the commit, when "done" would be written already.
+    // The error comes at the commit, when "done" would already be written.
     let base = Base::new("rust_deferred", spec(1)).await;
     base.deferred_tables().await;
     base.accept("evt_1", None).await;
@@ -305,8 +305,8 @@ async fn a_deferred_constraint_is_a_failure_and_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_done_to_the_session_is_undone() {
-    // One connection, so that the next transaction is on the one that was made dirty.
+async fn changes_of_the_session_are_undone() {
+    // One connection, so that the next transaction uses the changed one.
     let mut base = Base::new("rust_session", spec(1)).await;
     base.store = narrow(&base.url).await;
     base.accept("evt_1", None).await;
@@ -337,8 +337,8 @@ async fn what_was_done_to_the_session_is_undone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rust_handler_reaches_no_table_of_ours() {
-    // By name, and by what only shows when it runs.
+async fn a_rust_handler_cannot_reach_a_table_of_hapax() {
+    // By name, and in ways that show only at run time.
     let base = Base::new("rust_own_tables", spec(3)).await;
     let wipe = "CREATE FUNCTION wipe() RETURNS void LANGUAGE plpgsql AS
                 $$ BEGIN DELETE FROM hapax.event; END $$";
@@ -370,8 +370,8 @@ async fn narrow(url: &str) -> Arc<PgStore> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_comes_last_to_the_connections_waits_for_the_others() {
-    // One connection and many handlers: none of them may fail for it.
+async fn a_handler_without_a_free_connection_waits_for_one() {
+    // One connection and many handlers: none of them may fail because of it.
     let mut base = Base::new("rust_queue", spec(1)).await;
     base.store = narrow(&base.url).await;
     base.accept_many(24).await;
@@ -387,7 +387,7 @@ async fn who_comes_last_to_the_connections_waits_for_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn time_that_is_used_up_is_a_failure_wherever_it_went() {
+async fn a_timeout_is_a_failure_wherever_the_time_was_spent() {
     // A transaction that took longer than its timeout must not be committed because the clock was
     // not checked.
     let base = Base::new("rust_slow", spec(1)).await;
@@ -414,8 +414,8 @@ async fn time_that_is_used_up_is_a_failure_wherever_it_went() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transaction_that_nobody_goes_on_with_locks_nobody_out() {
-    // As when its node is stopped: the server itself must let go of the rows.
+async fn an_abandoned_transaction_releases_its_locks() {
+    // As when its node is stopped: the server itself must release the rows.
     let base = Base::new("rust_stopped", spec(1)).await;
     base.sql.batch_execute("CREATE TABLE account (balance int)").await.expect("a table");
     base.sql.batch_execute("INSERT INTO account VALUES (0)").await.expect("a row");
@@ -433,7 +433,7 @@ async fn a_transaction_that_nobody_goes_on_with_locks_nobody_out() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_transaction_cannot_commit_a_job_that_was_claimed_again() {
-    // Its lease runs out with effects written; another node claims, and commits before it or after.
+    // Its lease ends with effects written; another node claims, and commits before it or after.
     for the_late_one_is_first in [false, true] {
         let base = Base::new("rust_late", spec(3)).await;
         let other = Base::node(&base.url, spec(3)).await;
@@ -457,7 +457,7 @@ async fn a_late_transaction_cannot_commit_a_job_that_was_claimed_again() {
     }
 }
 
-/// The one job there is, as soon as it can be claimed.
+/// The only job, as soon as it can be claimed.
 async fn claimed(store: &PgStore) -> Claim {
     let began = Instant::now();
     loop {
@@ -496,7 +496,7 @@ async fn the_mark_moves_with_the_commit_and_not_before() {
     begun(base.store.right(&claim, TIME), &claim).await.commit(None).await.expect("commits");
     assert_eq!(base.one(mark).await, "2");
     base.accept("evt_1", Some(("po_1", 1))).await;
-    assert!(base.claim(1).await.is_empty(), "old news");
+    assert!(base.claim(1).await.is_empty(), "an older version");
     assert_eq!(
         base.one("SELECT string_agg(state::text, ',' ORDER BY state) FROM hapax.job").await,
         "2,3"
@@ -505,7 +505,7 @@ async fn the_mark_moves_with_the_commit_and_not_before() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attempt_whose_connection_dies_is_lost_and_not_failed() {
-    // Its server process is killed between two statements, and its error is passed over.
+    // Its server process is killed between two statements, and its error is ignored.
     let base = Base::new("rust_killed", spec(3)).await;
     base.accept("evt_1", None).await;
     let (_, mut db) = base.begun().await;
@@ -532,7 +532,7 @@ async fn a_commit_whose_answer_is_lost_is_decided_by_the_fence() {
     base.accept("evt_1", None).await;
     let (claim, db) = base.begun().await;
     proxy.arm(Trap::Answer { request: commit.clone(), answer: READY_FOR_QUERY.to_vec() });
-    let committed = db.commit(None).await.expect("it was committed, and the fence tells so");
+    let committed = db.commit(None).await.expect("it was committed, and the fence shows it");
     assert!(committed.is_of(&claim));
     proxy.wait_sprung(1).await;
     assert_eq!(base.one(ROWS).await, "1 1");
@@ -550,8 +550,8 @@ async fn a_commit_whose_answer_is_lost_is_decided_by_the_fence() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn every_event_takes_effect_once_on_whichever_node() {
-    // Two nodes work at once; now and then an attempt is dropped with its effects written, or comes to
-    // its commit when another has the job.
+    // Two nodes work at once; some attempts are dropped with their effects written, or commit when
+    // another node has the job.
     const EVENTS: usize = 400;
     let base = Base::new("rust_nodes", spec(50)).await;
     base.accept_many(EVENTS).await;
@@ -569,7 +569,7 @@ async fn every_event_takes_effect_once_on_whichever_node() {
                     let db = begun(store.right(&claim, TIME), &claim).await;
                     let late = claim.event.key.event_id.ends_with("50") && claim.attempt == 1;
                     if late {
-                        // Another takes it, and this one goes on all the same.
+                        // Another node claims it, and this one continues all the same.
                         let end = "UPDATE hapax.job SET due_at = now() WHERE job = $1";
                         sql.execute(end, &[&claim.job.0]).await.expect("ends");
                         let taken = "SELECT fence > $2 FROM hapax.job WHERE job = $1";

@@ -1,4 +1,4 @@
-//! What people look at with any client: the views, for a role that may read them and nothing else.
+//! The views that people query with any client, for a role that may only read them.
 
 use hapax_core::store::{Outcome, Store, Work};
 
@@ -9,7 +9,7 @@ const VIEWS: [&str; 5] = ["processed_events", "arrivals", "attempts", "dead_lett
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_role_that_may_only_read_the_views_can_read_them_whatever_was_sent() {
-    // Its rights end at the view, and one body is neither text nor whole.
+    // Its rights end at the view, and one body is neither text nor complete.
     let base = Base::new("views", spec(1)).await;
     base.accept("good", None).await;
     base.accept("bad", None).await;

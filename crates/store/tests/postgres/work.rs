@@ -114,9 +114,9 @@ async fn one_resource_is_worked_on_by_one_node_at_a_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_open_transaction_delays_only_what_it_holds() {
-    // A user's transaction has completed one job and goes on for long, past its lease, on a
-    // resource that others wait for; beside it everything else is claimed, renewed and settled.
+async fn an_open_transaction_delays_only_the_rows_it_holds() {
+    // A user's transaction has completed one job and stays open, past its lease, on a resource that
+    // others wait for. Meanwhile everything else is claimed, renewed and settled.
     let base = Base::new("open_transaction", ordered(latest())).await;
     for n in 0..40 {
         base.accept(&format!("evt_{n}"), Some((&format!("r{}", n % 4), 1))).await;
@@ -128,7 +128,7 @@ async fn an_open_transaction_delays_only_what_it_holds() {
     open.execute("SELECT hapax.complete($1, $2, 'mine')", &[&held.job.0, &held.fence.0])
         .await
         .expect("completes");
-    // Sessions that wait for it are seen: polling never pauses for as long as a wait would take.
+    // Sessions that wait for it are found: a poll never pauses for as long as a wait would take.
     let pid: i32 = open.query_one("SELECT pg_backend_pid()", &[]).await.expect("asks").get(0);
     let (over, watch) = (Arc::new(AtomicBool::new(false)), connect(&base.url).await);
     let watching = tokio::spawn({
@@ -144,7 +144,7 @@ async fn an_open_transaction_delays_only_what_it_holds() {
         }
     });
     let began = Instant::now();
-    // Its lease has run out for everybody else.
+    // For all other sessions its lease is over.
     let other = connect(&base.url).await;
     let renewed = base.store.renew(held.job, held.fence, Duration::from_secs(30)).await;
     assert_eq!(renewed.expect("renews"), Held::Kept);
@@ -195,7 +195,7 @@ async fn a_claim_finds_its_jobs_by_index_whatever_the_backlog() {
                 FROM pg_stat_xact_user_tables WHERE schemaname = 'hapax'";
     let mut sql = connect(&base.url).await;
     let inside = sql.transaction().await.expect("begins");
-    // The bodies are missing, so nothing comes back; the jobs are leased all the same.
+    // The bodies are missing, so no claim is returned; the jobs are leased all the same.
     let of = base.one("SELECT handler::text FROM hapax.handler").await;
     let claim = format!(
         "SELECT count(*) FROM hapax.claim({of}, 64, 'test', true, NULL, NULL, NULL,
@@ -217,9 +217,9 @@ async fn a_claim_finds_its_jobs_by_index_whatever_the_backlog() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_old_snapshot_does_not_make_claims_walk_over_all_that_was_done() {
-    // A report runs beside the work, so nothing of what is claimed meanwhile can be cleaned away: a
-    // claim that knows where the last one ended must not read it all again.
+async fn an_old_snapshot_does_not_make_claims_read_all_done_jobs() {
+    // A report runs at the same time, so no dead row can be cleaned up: a claim that knows where
+    // the last one ended must not read them all again.
     let base = Base::new("old_snapshot", spec(3)).await;
     base.accept_many(3_000).await;
     let mut report = connect(&base.url).await;
@@ -230,7 +230,7 @@ async fn an_old_snapshot_does_not_make_claims_walk_over_all_that_was_done() {
     for _ in 0..40 {
         assert_eq!(base.claim(64).await.len(), 64);
     }
-    // Numbers may have gaps: of two who ask for a new one at once, one throws its own away.
+    // Numbers may have gaps: of two sessions that request a new one at once, one drops its own.
     let of = base.one("SELECT handler::text FROM hapax.handler").await;
     let lane = base.one("SELECT lane::text FROM hapax.lane").await;
     let pages = async |known: &str| {
@@ -252,7 +252,7 @@ async fn an_old_snapshot_does_not_make_claims_walk_over_all_that_was_done() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_resource_with_a_nul_is_one_resource_on_every_way() {
-    // It comes with the event, with an approval and with a replay; text here cannot hold it.
+    // It arrives with the event, with an approval and with a replay; text here cannot contain it.
     let base = Base::new("nul", ordered(latest())).await;
     base.accept("first", Some(("a\0b", 1))).await;
     let place = Place { resource: "a\0b".into(), position: Position(2) };
@@ -281,7 +281,7 @@ async fn a_resource_with_a_nul_is_one_resource_on_every_way() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_body_that_does_not_match_its_hash_reaches_no_handler() {
-    // One bit of a stored body turns over: for a worker outside, for SQL, and between claim and run.
+    // One bit of a stored body flips: for an external worker, for SQL, and between claim and run.
     let base = Base::new("damaged", spec(3)).await;
     let sql = &base.sql;
     let damage = |id: &str| {
