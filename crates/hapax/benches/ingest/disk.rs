@@ -1,5 +1,5 @@
-//! What one sync costs on the disk under the data directory: the least that a durable answer to a
-//! single sender can take.
+//! The cost of one sync on the disk of the data directory: the least time that a durable answer to
+//! a single sender can take.
 
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom, Write as _};
@@ -10,7 +10,7 @@ use anyhow::Context as _;
 
 const PAGE: [u8; 4096] = [b'h'; 4096];
 
-/// Syncs in one go: enough for a median, short enough to fit between two slices.
+/// Syncs in one measurement: enough for a median, short enough to fit between two slices.
 const SYNCS: u32 = 400;
 
 /// How long syncs of 4 KiB took, in microseconds.
@@ -21,7 +21,7 @@ pub(crate) struct Syncs {
 }
 
 impl Syncs {
-    /// Adds some syncs of a file that grows with each, and of one that has its size already.
+    /// Measures some syncs of a file that grows with each, and of one with a fixed size.
     pub(crate) fn measure(&mut self, directory: &Path) -> anyhow::Result<()> {
         let path = directory.join("sync");
         let mut file = File::create(&path).context("making a file to sync")?;

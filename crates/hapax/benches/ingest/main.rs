@@ -1,8 +1,8 @@
-//! `cargo bench --bench ingest`: what Hapax costs over a server that stores nothing.
+//! `cargo bench --bench ingest`: the cost of Hapax compared with a server that stores nothing.
 //!
 //! One run starts the floor (the same HTTP loop and the same verification, no store) and Hapax (the
-//! real binary, full durability), puts the same load on both by turns, and prints the ratios. What
-//! the figures mean is in docs/benchmarks.md.
+//! real binary, full durability). It loads both in alternating slices and prints the ratios.
+//! docs/benchmarks.md explains the figures.
 
 mod disk;
 mod report;
@@ -29,8 +29,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Events that count as the beginning of a growing store.
 const GROWTH_FIRST: u64 = 100_000;
 
-/// Events measured at its end: enough for two merges of the key index, so that what they cost is
-/// part of the figure.
+/// Events measured at its end: enough for two merges of the key index, so that their cost is part
+/// of the figure.
 const GROWTH_LAST: u64 = 400_000;
 
 #[derive(Parser)]
@@ -45,13 +45,13 @@ struct Options {
     /// Seconds of one measured slice
     #[arg(long, default_value_t = 1.5)]
     seconds: f64,
-    /// Slices of each server and load, floor and Hapax by turns
+    /// Slices of each server and load, floor and Hapax in turn
     #[arg(long, default_value_t = 2)]
     rounds: usize,
     /// Keys that the growing store ends with
     #[arg(long, default_value_t = 1_000_000)]
     grow: u64,
-    /// Distinct events that the load of nothing but duplicates repeats
+    /// Distinct events that the load of duplicates repeats
     #[arg(long, default_value_t = 1_000)]
     copies_of: u64,
     #[command(flatten)]
@@ -83,7 +83,7 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
     if wanted(Wanted::New) || wanted(Wanted::Copies) {
         let hapax =
             Server::hapax(&options.place.hapax, &directory.join("steady"), &Setup::default())?;
-        // What is repeated later must be there first.
+        // Events that are repeated later must be stored first.
         load::run(&[&hapax], &events, Load::New, 16, Length::Events(options.copies_of), None)
             .await?;
         for (name, load) in [(Wanted::New, Load::New), (Wanted::Copies, Load::Copies)] {
@@ -101,7 +101,7 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
     Ok(report)
 }
 
-/// Floor and Hapax by turns, so that what else the machine does hits both.
+/// Floor and Hapax in turn, so that other activity on the machine affects both.
 async fn pair(
     options: &Options,
     floor: &Server,
@@ -140,7 +140,7 @@ async fn grow(options: &Options, floor: &Server, directory: &Path) -> anyhow::Re
     let at = CONNECTIONS;
     let new = Load::New;
     let floor_first = load::run(&[floor], &events, new, at, floor_length, Some(WARM_UP)).await?;
-    // The floor keeps nothing, so the ids it has seen are still new here.
+    // The floor stores nothing, so the ids it has seen are still new here.
     let first = Length::Events(GROWTH_FIRST);
     let first = load::run(&[&hapax], &events, new, at, first, None).await?;
     let between = Length::Events(options.grow - GROWTH_FIRST - GROWTH_LAST);

@@ -1,5 +1,4 @@
-//! What a run found, as tables for people and as JSON for machines, with the figures that Hapax is
-//! held to beside it.
+//! The results of a run, as tables or as JSON, with the required figures.
 
 use std::fmt;
 
@@ -26,7 +25,7 @@ pub(crate) struct Pairing {
     pub(crate) syncs: Option<Syncs>,
 }
 
-/// The beginning and the end of a store that grew, each with the floor beside it.
+/// The beginning and the end of a store that grew, each with the floor.
 pub(crate) struct Growth {
     pub(crate) keys: u64,
     pub(crate) floor_first: Measured,
@@ -46,7 +45,7 @@ impl Growth {
         self.last.per_second() / self.first.per_second()
     }
 
-    /// The same with what the machine could do at either time taken out.
+    /// The same without the difference of the machine's speed at the two times.
     fn ratio_to_floor(&self) -> f64 {
         self.ratio() * self.floor_first.per_second() / self.floor_last.per_second()
     }

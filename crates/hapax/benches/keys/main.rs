@@ -1,10 +1,10 @@
-//! `cargo bench --bench keys`: what a proxy with Idempotency-Keys costs in front of an app.
+//! `cargo bench --bench keys`: the cost of a proxy with Idempotency-Keys in front of an app.
 //!
-//! The app is the floor of the other benches, which takes a request of a kilobyte, verifies it and
-//! answers. It is asked directly, through a proxy without keys, with keys that are new, and with keys
-//! that were used before, over SQLite and over a real PostgreSQL, by turns and all in the same run. A
-//! request that passes costs at least two: one to the proxy, one to the app. What the figures mean is
-//! in docs/benchmarks.md.
+//! The app is the floor of the other benches: it verifies a request of a kilobyte and answers. It
+//! is called directly, through a proxy without keys, with new keys, and with used keys. The keys
+//! are in SQLite and in a real PostgreSQL. All slices alternate in the same run. A request through
+//! the proxy costs at least two: one to the proxy, one to the app. docs/benchmarks.md explains the
+//! figures.
 
 #[path = "../shared/mod.rs"]
 mod shared;
@@ -28,7 +28,7 @@ use crate::shared::{CONNECTIONS, Place, WARM_UP, floor, on_one_thread};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// How many keys are used again and again.
+/// The number of keys that are used repeatedly.
 const REPEATED: u64 = 64;
 
 #[derive(Parser)]
@@ -37,7 +37,7 @@ struct Options {
     /// Seconds of one measured slice
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// Slices of each kind, by turns
+    /// Slices of each kind, in turn
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     #[command(flatten)]
@@ -54,7 +54,7 @@ fn main() -> anyhow::Result<()> {
     options.place.output.print(&report)
 }
 
-/// One way to the app.
+/// One path to the app.
 struct Way<'a> {
     name: &'static str,
     server: &'a Server,
@@ -103,7 +103,7 @@ fn keyed() -> Rc<RefCell<Events>> {
     Rc::new(RefCell::new(Events::with_keys(REPEATED)))
 }
 
-/// Each way by its name, the app itself first.
+/// Each path by its name, the app itself first.
 struct Report(Vec<(&'static str, Measured)>);
 
 impl Report {

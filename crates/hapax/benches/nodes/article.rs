@@ -1,7 +1,7 @@
-//! What articles teach: axum, a pool of 32, verify, then one `INSERT … ON CONFLICT DO NOTHING` for
-//! each request. Once as they write it, with sqlx, and once with the driver that Hapax has itself, as
-//! fast as it can be without leaving the pattern. In both: prepared statements, one autocommit
-//! statement, the body as bytes, and Hapax's own verification.
+//! The pattern of articles: axum, a pool of 32, verification, then one `INSERT … ON CONFLICT DO
+//! NOTHING` for each request. Once as articles write it, with sqlx, and once with the driver of
+//! Hapax, as fast as the pattern allows. Both have prepared statements, one autocommit statement,
+//! the body as bytes, and Hapax's own verification.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ const TABLE: &str = "CREATE TABLE webhook_events (
 const INSERT: &str = "INSERT INTO webhook_events (event_id, event_type, body) VALUES ($1, $2, $3) \
      ON CONFLICT DO NOTHING";
 
-/// What the article's pool is made of.
+/// The driver of the article's pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Driver {
     /// As articles write it
@@ -67,7 +67,7 @@ impl Connections {
         })
     }
 
-    /// How many rows it made of it: none if it was there.
+    /// The number of rows inserted: 0 if the event was there.
     async fn insert(
         &self,
         event_id: &str,
@@ -88,7 +88,7 @@ impl Connections {
     }
 }
 
-/// Makes the table.
+/// Creates the table.
 pub(crate) async fn migrate(database: &str) -> anyhow::Result<()> {
     database::connect(database).await?.batch_execute(TABLE).await.context("the article's table")
 }

@@ -1,24 +1,23 @@
-//! The user's side of the database: a table without any constraint, so that an effect that happened
-//! twice or not at all shows.
+//! The user's table in the database. It has no constraint, so a doubled or missing effect shows.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use tokio_postgres::{Client, NoTls};
 
-/// Longer than any backlog of a run takes: then something is stuck.
+/// Longer than any backlog of a run takes: then a job is stuck.
 const STUCK: Duration = Duration::from_secs(600);
 
 const POLL: Duration = Duration::from_millis(50);
 
-/// What the handler writes to.
+/// The table that the handler writes to.
 pub(crate) struct Ledger(Client);
 
-/// A connection, driven on its own.
+/// A connection whose task runs in the background.
 pub(crate) async fn connect(database: &str) -> anyhow::Result<Client> {
     let (client, connection) =
         tokio_postgres::connect(database, NoTls).await.context("connecting to PostgreSQL")?;
-    // It ends with its client, and what went wrong is told to whoever asks the client.
+    // The task ends with its client; the client reports its errors.
     tokio::spawn(connection);
     Ok(client)
 }
@@ -35,7 +34,8 @@ impl Ledger {
         Ok(Self(client))
     }
 
-    /// Waits until that many effects are committed, and says when the last one was seen.
+    /// Waits until that many effects are committed, and returns the time at which the last one was
+    /// seen.
     pub(crate) async fn wait_for(&self, effects: u64) -> anyhow::Result<Instant> {
         let count = self.0.prepare("SELECT count(*) FROM ledger").await?;
         let (began, effects) = (Instant::now(), i64::try_from(effects)?);
@@ -50,7 +50,7 @@ impl Ledger {
         }
     }
 
-    /// Every event has exactly one effect.
+    /// Checks that every event has exactly one effect.
     pub(crate) async fn is_once_each(&self, events: u64) -> anyhow::Result<()> {
         let sql = "SELECT count(*), count(DISTINCT event_id) FROM ledger";
         let row = self.0.query_one(sql, &[]).await?;

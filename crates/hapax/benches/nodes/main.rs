@@ -1,8 +1,8 @@
-//! `cargo bench --bench nodes`: Hapax over PostgreSQL, with one node and with two, with and without
-//! Redis, against the pattern that articles teach.
+//! `cargo bench --bench nodes`: Hapax on PostgreSQL, with one node and with two, with and without
+//! Redis, against the pattern of articles.
 //!
-//! The run starts its own PostgreSQL (default durability) and its own Redis. Article and Hapax share
-//! that server, each with a database of its own. What the figures mean is in docs/benchmarks.md.
+//! The run starts its own PostgreSQL (default durability) and its own Redis. Article and Hapax
+//! share that server, each with its own database. docs/benchmarks.md explains the figures.
 
 mod article;
 mod database;
@@ -38,22 +38,22 @@ struct Options {
     /// Seconds of one measured slice
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
-    /// Slices of each server and load, by turns
+    /// Slices of each server and load, in turn
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Distinct events that the load of nothing but duplicates repeats
+    /// Distinct events that the load of duplicates repeats
     #[arg(long, default_value_t = 1_000)]
     copies_of: u64,
-    /// Events that one node takes and another then sees once each, for Redis to know
+    /// Events that one node accepts and another then gets once each, for Redis to answer
     #[arg(long, default_value_t = 60_000)]
     again: u64,
-    /// A setting of the PostgreSQL that is started, `name=value`; may be given again
+    /// A setting of the started PostgreSQL, `name=value`; may be repeated
     #[arg(long = "setting", value_name = "NAME=VALUE", value_parser = setting)]
     settings: Vec<(String, String)>,
-    /// Be the article: serve over this database until killed
+    /// Act as the article: serve over this database until killed
     #[arg(long, hide = true)]
     article: Option<String>,
-    /// And with this driver
+    /// The driver of the article
     #[arg(long, hide = true, default_value = "sqlx")]
     driver: Driver,
     #[command(flatten)]
@@ -90,7 +90,7 @@ fn setting(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
-/// A server with its own defaults, and what was asked for.
+/// A server with its default settings and the given ones.
 async fn postgres(settings: &[(String, String)]) -> Postgres {
     let asked = settings.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     let all: Vec<_> = std::iter::once(("shared_buffers", "128MB")).chain(asked).collect();
@@ -126,7 +126,7 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
     Ok(report)
 }
 
-/// What all loads have in common.
+/// Shared by all loads.
 struct Bench<'a> {
     options: &'a Options,
     directory: &'a Path,
@@ -136,7 +136,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// The floor, both articles, one node and two by turns.
+    /// The floor, both articles, one node and two, in turn.
     async fn new_events(&self, report: &mut Report) -> anyhow::Result<()> {
         let article = self.article("article", "sqlx").await?;
         let lean = self.article("lean_article", "lean").await?;
@@ -157,12 +157,12 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// A few events over and over, on the node that took them.
+    /// A few events repeatedly, on the node that accepted them.
     async fn copies(&self, report: &mut Report) -> anyhow::Result<()> {
         let database = self.postgres.create_database("copies").await;
         let node = self.node("copies", &database, None, "")?;
         let events = Rc::new(RefCell::new(Events::new(self.options.copies_of)));
-        // What is repeated must be there first.
+        // Events that are repeated must be stored first.
         let first = Length::Events(self.options.copies_of);
         load::run(&[&node], &events, Load::New, 16, first, None).await?;
         for _ in 0..self.options.rounds.max(1) {
@@ -172,7 +172,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// One node takes events, and another is sent each of them once, so that its own memory knows
+    /// One node accepts events, and another gets each of them once, so that its own memory knows
     /// none of them: with Redis, and for comparison with the database alone.
     async fn redis(&self, report: &mut Report) -> anyhow::Result<()> {
         let redis = Redis::start().await;
@@ -196,7 +196,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// SQL handlers of one node, while events come in as fast as they can.
+    /// SQL handlers of one node, while events arrive at full rate.
     async fn effects(&self) -> anyhow::Result<Effects> {
         let database = self.postgres.create_database("effects").await;
         let ledger = Ledger::create(&database).await?;

@@ -1,5 +1,4 @@
-//! What a run found, as a table for people and as JSON for machines, with the figures that Hapax is
-//! held to beside it.
+//! The results of a run, as a table or as JSON, with the required figures.
 
 use std::fmt;
 
@@ -9,7 +8,7 @@ use crate::shared;
 use crate::shared::figures::{Figure, Figures, measured_json, thousands};
 use crate::shared::load::Measured;
 
-/// All of a run; what was not asked for has no requests.
+/// All results; a load that was not selected has no requests.
 #[derive(Default)]
 pub(crate) struct Report {
     pub(crate) floor: Measured,
@@ -17,7 +16,7 @@ pub(crate) struct Report {
     pub(crate) lean_article: Measured,
     pub(crate) one: Measured,
     pub(crate) two: Measured,
-    /// With as many connections to each as the one had.
+    /// With as many connections to each node as the single node had.
     pub(crate) two_in_full: Measured,
     pub(crate) floor_copies: Measured,
     pub(crate) copies: Measured,
@@ -45,7 +44,7 @@ impl Effects {
 }
 
 impl Report {
-    /// What was measured, under its name.
+    /// The measurements, with their names.
     fn lines(&self) -> Vec<(&'static str, &Measured)> {
         let all = [
             ("new events: floor", &self.floor),

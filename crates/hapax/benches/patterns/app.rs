@@ -1,5 +1,5 @@
 //! An app that charges a fee for each payout: its tables, its pool, its Redis. The ledger has no
-//! constraint, so that a fee charged twice is there to be counted.
+//! constraint, so that a second fee can be counted.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const SCHEMA: &str = "
     -- Only so that the check of check-then-act is not a scan; it constrains nothing.
     CREATE INDEX ON ledger (event);";
 
-/// Longer than an answer takes; a Redis that is gone is noticed by its closed connection.
+/// Longer than an answer takes; a Redis that was killed is noticed by its closed connection.
 const REDIS_ANSWER_MAX: Duration = Duration::from_millis(500);
 
 /// The app and its engines.
@@ -28,11 +28,11 @@ pub(crate) struct App {
     pool: Pool,
     pub(crate) redis: ConnectionManager,
     pub(crate) redis_server: Redis,
-    /// Dropped, it is gone.
+    /// Dropping it stops the server.
     _postgres: Postgres,
 }
 
-/// What one delivery ended in when it could not be answered: the sender comes again.
+/// Why a delivery could not be answered: the sender retries.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failed {
     #[error("the pool: {0}")]
@@ -45,7 +45,7 @@ pub(crate) enum Failed {
     WaitedTooLong,
 }
 
-/// What the ledger says at the end.
+/// The contents of the ledger at the end.
 #[derive(Clone, Copy)]
 pub(crate) struct Charged {
     pub(crate) effects: u64,
@@ -71,7 +71,7 @@ impl App {
         Ok(Self { pool, redis, redis_server, _postgres: postgres })
     }
 
-    /// Nothing charged, nothing seen, `payouts` waiting.
+    /// Resets everything: no fee, no known event, `payouts` pending.
     pub(crate) async fn begin(&self, payouts: u32) -> anyhow::Result<()> {
         let client = self.pool.get().await?;
         let fresh = format!(
@@ -80,7 +80,7 @@ impl App {
              ANALYZE payouts;
              CHECKPOINT"
         );
-        // Alone each, since a checkpoint cannot be part of a transaction.
+        // One statement at a time, because a checkpoint cannot be part of a transaction.
         for statement in fresh.split(';') {
             client.batch_execute(statement).await.context("emptying the tables")?;
         }

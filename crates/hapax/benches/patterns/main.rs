@@ -1,8 +1,8 @@
-//! `cargo bench --bench patterns`: the ways to charge a fee once although its event comes more than
-//! once, on a real PostgreSQL and a real Redis, with the effects counted.
+//! `cargo bench --bench patterns`: the ways to charge a fee once although its event arrives more
+//! than once, on a real PostgreSQL and a real Redis, with the effects counted.
 //!
-//! It compares the patterns themselves, without HTTP and without Hapax. When to use which is in
-//! docs/patterns.md.
+//! It compares the patterns themselves, without HTTP and without Hapax. docs/patterns.md explains
+//! when to use which.
 
 mod app;
 mod patterns;
@@ -31,7 +31,7 @@ struct Options {
     /// Deliveries at once
     #[arg(long, value_delimiter = ',', default_value = "1,16,64,256")]
     connections: Vec<usize>,
-    /// Deliveries at once where something fails
+    /// Deliveries at once in runs with faults
     #[arg(long, default_value_t = 64)]
     faults_at: usize,
     /// Which patterns
@@ -43,7 +43,7 @@ struct Options {
     /// Connections to PostgreSQL, shared by all deliveries
     #[arg(long, default_value_t = 32)]
     pool: usize,
-    /// What the dice begin with
+    /// The seed of the random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[command(flatten)]

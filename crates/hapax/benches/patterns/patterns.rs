@@ -21,11 +21,11 @@ const OUTCOME_MS: u64 = 3_600_000;
 /// How long the second request waits for the first's outcome.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// How often it looks, at first and at most.
+/// How often it polls, at first and at most.
 const LOOK: Duration = Duration::from_millis(2);
 const LOOK_MAX: Duration = Duration::from_millis(20);
 
-/// Releases a lock only for the one who holds it.
+/// Releases a lock only with the token of its holder.
 const RELEASE: &str = "if redis.call('get', KEYS[1]) == ARGV[1] then \
      return redis.call('del', KEYS[1]) else return 0 end";
 
@@ -34,23 +34,23 @@ const CHARGE: &str = "INSERT INTO ledger (event, fee) VALUES ($1, $2)";
 /// A way to charge once, or to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Pattern {
-    /// Look whether it was charged, then charge
+    /// Check whether it was charged, then charge
     CheckThenAct,
     /// INSERT … ON CONFLICT in the transaction of the effect
     UniqueConstraint,
     /// SET NX in Redis, then charge
     RedisKey,
-    /// A lock in Redis around the work, the outcome kept there
+    /// A lock in Redis around the work, the outcome stored there
     RedisLock,
     /// The same lock, and the unique constraint behind it
     LockAndConstraint,
-    /// SELECT … FOR UPDATE on the payout, check its state, move it on
+    /// SELECT … FOR UPDATE on the payout, check its state, advance it
     StateMachine,
     /// UPDATE … WHERE version = what was read
     OptimisticVersion,
 }
 
-/// What a delivery was answered with.
+/// The answer to a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Charged,
@@ -90,7 +90,8 @@ impl Pattern {
         }
     }
 
-    /// Whether it promises once, whatever fails: then anything else ends the run with an error.
+    /// Whether it promises one effect, whatever fails: then any other result ends the run with an
+    /// error.
     pub(crate) fn is_sound(self) -> bool {
         match self {
             Self::UniqueConstraint
@@ -101,7 +102,7 @@ impl Pattern {
         }
     }
 
-    /// One delivery of `event`. It may be dropped at any moment, as a process that dies would.
+    /// One delivery of `event`. It may be dropped at any moment, as if the process died.
     pub(crate) async fn deliver(self, app: &App, event: i64) -> Result<Answer, Failed> {
         match self {
             Self::CheckThenAct => check_then_act(app, event).await,
@@ -126,8 +127,8 @@ async fn check_then_act(app: &App, event: i64) -> Result<Answer, Failed> {
     Ok(Answer::Charged)
 }
 
-/// The key and the effect in one transaction: whoever inserts the key second waits for the first one
-/// to commit, and then inserts nothing.
+/// The key and the effect in one transaction: the second transaction that inserts the key waits for
+/// the first to commit, and then inserts nothing.
 async fn unique_constraint(app: &App, event: i64) -> Result<Answer, Failed> {
     let mut client = app.database().await?;
     let sql = "INSERT INTO seen (event) VALUES ($1) ON CONFLICT DO NOTHING";
@@ -143,7 +144,8 @@ async fn unique_constraint(app: &App, event: i64) -> Result<Answer, Failed> {
     Ok(Answer::Charged)
 }
 
-/// The mark is set before the work, in another place: whoever dies between them has lost the fee.
+/// The mark is set before the work, in another system: a process that dies between the two loses
+/// the fee.
 async fn redis_key(app: &App, event: i64) -> Result<Answer, Failed> {
     let (mut redis, key) = (app.redis.clone(), format!("seen:{event}"));
     if !set_if_absent(&mut redis, &key, "1", OUTCOME_MS).await? {
@@ -152,15 +154,15 @@ async fn redis_key(app: &App, event: i64) -> Result<Answer, Failed> {
     match charge(app, event).await {
         Ok(()) => Ok(Answer::Charged),
         Err(error) => {
-            // The sender comes again, and must not be told that it was done.
+            // The sender retries, and must not get "done".
             let _: () = redis::cmd("DEL").arg(&key).query_async(&mut redis).await?;
             Err(error)
         }
     }
 }
 
-/// One at a time, and the second one waits for the first one's outcome. Lock and outcome are in Redis,
-/// the effect is in PostgreSQL, and nothing makes the two agree.
+/// One delivery at a time, and the second one waits for the outcome of the first. Lock and outcome
+/// are in Redis, the effect is in PostgreSQL, and nothing keeps the two consistent.
 async fn redis_lock(app: &App, event: i64) -> Result<Answer, Failed> {
     let mut redis = app.redis.clone();
     let (began, mut pause) = (Instant::now(), LOOK);
@@ -179,7 +181,7 @@ async fn redis_lock(app: &App, event: i64) -> Result<Answer, Failed> {
     }
 }
 
-/// The lock spares the database the second copy while Redis is there; the constraint decides.
+/// The lock saves the database the second copy while Redis works; the constraint decides.
 async fn lock_and_constraint(app: &App, event: i64) -> Result<Answer, Failed> {
     let mut redis = app.redis.clone();
     let (began, mut pause) = (Instant::now(), LOOK);
@@ -188,7 +190,7 @@ async fn lock_and_constraint(app: &App, event: i64) -> Result<Answer, Failed> {
             Ok(Taken::Outcome) => return Ok(Answer::SeenBefore),
             Ok(Taken::Lock(lock)) => {
                 let answer = unique_constraint(app, event).await?;
-                // A Redis that is gone by now costs the next copy a question to the database.
+                // If Redis fails here, the next copy costs a query to the database.
                 let _ = lock.finish(&mut redis).await;
                 return Ok(answer);
             }
@@ -199,7 +201,8 @@ async fn lock_and_constraint(app: &App, event: i64) -> Result<Answer, Failed> {
     }
 }
 
-/// The payout itself says what was done with it, and its row's lock lets one at a time look.
+/// The payout itself records what was done with it, and the lock of its row admits one transaction
+/// at a time.
 async fn state_machine(app: &App, event: i64) -> Result<Answer, Failed> {
     let mut client = app.database().await?;
     let look = client.prepare_cached("SELECT state FROM payouts WHERE id = $1 FOR UPDATE").await?;
@@ -217,7 +220,8 @@ async fn state_machine(app: &App, event: i64) -> Result<Answer, Failed> {
     Ok(Answer::Charged)
 }
 
-/// Read without a lock; the step succeeds only for the version that was read, else look again.
+/// Read without a lock; the update succeeds only for the version that was read, otherwise read
+/// again.
 async fn optimistic_version(app: &App, event: i64) -> Result<Answer, Failed> {
     let mut client = app.database().await?;
     let look = client.prepare_cached("SELECT state, version FROM payouts WHERE id = $1").await?;
@@ -242,7 +246,7 @@ async fn optimistic_version(app: &App, event: i64) -> Result<Answer, Failed> {
     }
 }
 
-/// The effect by itself.
+/// The effect alone.
 async fn charge(app: &App, event: i64) -> Result<(), Failed> {
     let client = app.database().await?;
     let charge = client.prepare_cached(CHARGE).await?;
@@ -259,9 +263,9 @@ struct Lock {
 
 enum Taken {
     Lock(Lock),
-    /// Another one has finished.
+    /// Another delivery has finished.
     Outcome,
-    /// Another one is at work.
+    /// Another delivery is running.
     Busy,
 }
 
@@ -277,7 +281,7 @@ impl Lock {
         if !set_if_absent(redis, &lock.name, &token.to_string(), LOCK_MS).await? {
             return Ok(Taken::Busy);
         }
-        // The holder before us may have finished between our look and our lock.
+        // The previous holder may have finished between the check and the lock.
         if exists(redis, &lock.outcome).await? {
             lock.release(redis).await?;
             return Ok(Taken::Outcome);
@@ -285,7 +289,7 @@ impl Lock {
         Ok(Taken::Lock(lock))
     }
 
-    /// Keeps the outcome, then lets the next one in.
+    /// Stores the outcome, then releases the lock.
     async fn finish(self, redis: &mut ConnectionManager) -> Result<(), Failed> {
         let mut set = redis::cmd("SET");
         set.arg(&self.outcome).arg("charged").arg("PX").arg(OUTCOME_MS);

@@ -1,4 +1,4 @@
-//! What a run found, as tables for people and as JSON for machines.
+//! The results of a run, as tables or as JSON.
 
 use std::fmt;
 
@@ -29,7 +29,7 @@ impl Row {
 }
 
 impl Report {
-    /// A pattern that promises once and did not keep it.
+    /// A pattern that promises one effect and broke the promise.
     pub(crate) fn broken(&self) -> Option<&Row> {
         self.rows.iter().find(|row| row.pattern.is_sound() && !row.is_once_each())
     }

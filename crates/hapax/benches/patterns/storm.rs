@@ -1,5 +1,6 @@
-//! The deliveries: every event at least once, about 30 % of all deliveries copies, half of them right
-//! behind the first so that both are in flight together. And what goes wrong meanwhile.
+//! The deliveries: every event at least once, about 30 % of all deliveries are copies, and half of
+//! those follow the first one immediately, so that both are in flight together. And the faults
+//! during a run.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,40 +13,40 @@ use tokio::task::JoinSet;
 use crate::app::{App, Charged};
 use crate::patterns::{Answer, Pattern};
 
-/// Of 100 events, this many have a copy right behind the first, and this many one later.
+/// Of 100 events, this many have a copy right after the first, and this many a later one.
 const NEAR_PERCENT: u64 = 21;
 const LATER_PERCENT: u64 = 22;
 
-/// How far behind a later copy comes, in events.
+/// How far behind a later copy arrives, in events.
 const LATER_BY: std::ops::Range<u64> = 50..2_000;
 
-/// Of 100 deliveries, this many are cut off at a random moment, as by a process that dies.
+/// Of 100 deliveries, this many are cut off at a random moment, as if the process died.
 const CUT_PERCENT: u64 = 3;
 
-/// Within how long a delivery is cut: about as long as one takes.
+/// The time within which a delivery is cut: about as long as one takes.
 const CUT_WITHIN_US: u64 = 20_000;
 
-/// How often Redis forgets everything.
+/// How often Redis is flushed.
 const FLUSH_EVERY: Duration = Duration::from_millis(100);
 
-/// The sender's pause before it comes again, and how often it does.
+/// The sender's pause before a retry, and the number of retries.
 const AGAIN: Duration = Duration::from_millis(20);
 const TRIES_MAX: u32 = 1_000;
 
-/// What goes wrong.
+/// The fault of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
-    /// Deliveries are cut off at random moments and come again.
+    /// Deliveries are cut off at random moments and retried.
     Cuts,
-    /// Redis forgets everything, again and again.
+    /// Redis is flushed repeatedly.
     Flushed,
-    /// Redis is killed once, and comes back empty.
+    /// Redis is killed once and restarts empty.
     Killed,
 }
 
 impl Fault {
-    /// Those that can touch a pattern.
+    /// The faults that can affect a pattern.
     pub(crate) fn all_of(pattern: Pattern) -> impl Iterator<Item = Self> {
         let redis = [Self::Flushed, Self::Killed].into_iter().filter(move |_| pattern.uses_redis());
         std::iter::once(Self::Cuts).chain(redis)
@@ -68,12 +69,12 @@ pub(crate) struct Storm {
     seed: u64,
 }
 
-/// What a run came to.
+/// The result of a run.
 pub(crate) struct Tally {
     pub(crate) fault: Fault,
     pub(crate) deliveries: usize,
     pub(crate) seconds: f64,
-    /// Times that the sender had to come again.
+    /// The number of retries.
     pub(crate) again: usize,
     /// Effects beyond the first of an event.
     pub(crate) doubles: u64,
@@ -87,7 +88,8 @@ impl Tally {
         self.deliveries as f64 / self.seconds
     }
 
-    /// The latency that `share` of the deliveries stayed below, from the first try to the answer.
+    /// The latency that `share` of the deliveries stayed below, from the first attempt to the
+    /// answer.
     pub(crate) fn latency_us(&self, share: f64) -> f64 {
         let at = (self.latencies_us.len() as f64 * share) as usize;
         let at = at.min(self.latencies_us.len().saturating_sub(1));
@@ -109,7 +111,7 @@ impl Storm {
                 let by = LATER_BY.start + dice.below(LATER_BY.end - LATER_BY.start);
                 later.push_back((event + by, n));
             }
-            // Each of those that are due, in no order of their own.
+            // All copies that are due, in random order.
             let due = later.iter().filter(|(at, _)| *at <= event).map(|(_, n)| *n);
             deliveries.extend(due);
             later.retain(|(at, _)| *at > event);
@@ -122,7 +124,7 @@ impl Storm {
         self.deliveries.len()
     }
 
-    /// All deliveries through `pattern`, so many at once, and the effects counted.
+    /// Sends all deliveries through `pattern`, this many at once, and counts the effects.
     pub(crate) async fn run(
         &self,
         app: &Arc<App>,
@@ -154,7 +156,7 @@ impl Storm {
         }
         let seconds = began.elapsed().as_secs_f64();
         match fault {
-            // The next run needs its Redis again.
+            // The next run needs Redis again.
             Fault::Killed => drop(trouble.join_all().await),
             Fault::None | Fault::Cuts | Fault::Flushed => trouble.shutdown().await,
         }
@@ -172,7 +174,7 @@ impl Storm {
     }
 }
 
-/// Makes what goes wrong beside the senders go wrong.
+/// Causes the fault while the senders run.
 async fn cause(fault: Fault, app: Arc<App>, next: Arc<AtomicUsize>, deliveries: usize) {
     match fault {
         Fault::None | Fault::Cuts => {}
@@ -190,7 +192,7 @@ async fn cause(fault: Fault, app: Arc<App>, next: Arc<AtomicUsize>, deliveries: 
     }
 }
 
-/// Takes the next delivery, sends it until it is answered, and goes on.
+/// Takes the next delivery, sends it until it is answered, and repeats.
 struct Sender {
     app: Arc<App>,
     pattern: Pattern,
@@ -246,7 +248,7 @@ impl Sender {
     }
 }
 
-/// The same throws for the same seed (SplitMix64).
+/// The same numbers for the same seed (SplitMix64).
 struct Dice(u64);
 
 impl Dice {

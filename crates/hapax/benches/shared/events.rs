@@ -1,12 +1,12 @@
-//! Signed requests, made so cheaply that making them does not become what is measured: one request
-//! is laid out once, and each event only replaces its id, its timestamp and its signature.
+//! Signed requests, created so cheaply that this does not affect the measurement: one request is
+//! laid out once, and each event only replaces its id, its timestamp and its signature.
 
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::hmac;
 
-/// What both servers verify with.
+/// The secret of all servers.
 pub(crate) const SECRET: &str = "whsec_benchmark_0123456789abcdefghijklmnop";
 
 /// Stripe's events are of about this size.
@@ -16,7 +16,7 @@ const ID_DIGITS: usize = 20;
 const TIME_DIGITS: usize = 10;
 const SIGNATURE_DIGITS: usize = 64;
 
-/// Where the next event comes from.
+/// Creates the events.
 pub(crate) struct Events {
     key: hmac::Key,
     layout: Layout,
@@ -27,7 +27,7 @@ pub(crate) struct Events {
     copies: Vec<Vec<u8>>,
 }
 
-/// A request, and where in it the parts are that change.
+/// A request, and the positions of its variable parts.
 #[derive(Clone)]
 struct Layout {
     bytes: Vec<u8>,
@@ -35,17 +35,17 @@ struct Layout {
     signature: Range<usize>,
     body: Range<usize>,
     id: Range<usize>,
-    /// Of the event's own Idempotency-Key, where it has one.
+    /// The event's Idempotency-Key, if it has one.
     key: Option<Range<usize>>,
 }
 
 impl Events {
-    /// Events whose first `copies_of` are the ones that are repeated.
+    /// Events of which the first `copies_of` are repeated.
     pub(crate) fn new(copies_of: u64) -> Self {
         Self::laid_out(Layout::new(""), copies_of)
     }
 
-    /// The same, each with an Idempotency-Key of its own.
+    /// The same, each with its own Idempotency-Key.
     pub(crate) fn with_keys(copies_of: u64) -> Self {
         let header = format!("idempotency-key: key_{}\r\n", "0".repeat(ID_DIGITS));
         Self::laid_out(Layout::new(&header), copies_of)
@@ -63,32 +63,32 @@ impl Events {
         }
     }
 
-    /// A request of the shape that [`Events::renew`] fills in.
+    /// A request of the form that [`Events::renew`] fills in.
     pub(crate) fn blank(&self) -> Vec<u8> {
         self.layout.bytes.clone()
     }
 
-    /// Makes `request` one of an event that was never sent.
+    /// Turns `request` into a new event.
     pub(crate) fn renew(&mut self, request: &mut [u8]) {
         let n = self.next;
         self.next += 1;
         self.sign(request, n, unix_seconds());
     }
 
-    /// How many events there have been.
+    /// The number of events so far.
     pub(crate) fn made(&self) -> u64 {
         self.next
     }
 
-    /// Makes `request` the second sending of an event that was sent once; each of them in turn.
+    /// Turns `request` into a repetition of an event that was sent once; each of them in turn.
     pub(crate) fn again(&mut self, request: &mut [u8]) {
         let n = self.next_again;
         self.next_again = (n + 1) % self.next.max(1);
         self.sign(request, n, unix_seconds());
     }
 
-    /// Signs afresh what is going to be repeated: a slice is shorter than the replay window, a run
-    /// is not.
+    /// Signs again the events that are going to be repeated: a slice is shorter than the replay
+    /// window, a run is not.
     pub(crate) fn prepare_copies(&mut self) {
         let now = unix_seconds();
         let copies = (0..self.copies_of).map(|n| {
@@ -123,7 +123,7 @@ impl Events {
 }
 
 impl Layout {
-    /// `header`: one more, with its line's end.
+    /// `header`: one more header, with its line end.
     fn new(header: &str) -> Self {
         let body = body();
         let head = format!(

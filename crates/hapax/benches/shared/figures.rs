@@ -1,4 +1,4 @@
-//! The figures that Hapax is held to, printed beside what was measured.
+//! The required figures, printed beside the measured ones.
 
 use std::fmt;
 
@@ -25,12 +25,12 @@ enum Better {
 pub(crate) struct Figures(pub(crate) Vec<Figure>);
 
 impl Figure {
-    /// One that is better the higher it is.
+    /// A figure that should be high.
     pub(crate) fn higher(what: impl Into<String>, measured: f64, at_least: f64, aim: f64) -> Self {
         Self { what: what.into(), measured, at_least, aim, better: Better::Higher }
     }
 
-    /// One that is better the lower it is.
+    /// A figure that should be low.
     pub(crate) fn lower(what: impl Into<String>, measured: f64, at_most: f64, aim: f64) -> Self {
         Self { what: what.into(), measured, at_least: at_most, aim, better: Better::Lower }
     }
@@ -81,7 +81,7 @@ impl fmt::Display for Figures {
     }
 }
 
-/// One load on one server, for machines.
+/// One load on one server, as JSON.
 pub(crate) fn measured_json(measured: &Measured) -> Value {
     json!({
         "requests": measured.requests,

@@ -1,5 +1,5 @@
-//! The floor: what it costs to take a webhook over HTTP and to verify it, and nothing else. The
-//! same loop and the same `verify` as Hapax, in a process of its own, with the same allocator.
+//! The floor: the cost of receiving a webhook over HTTP and verifying it, and nothing else. The
+//! same loop and the same `verify` as Hapax, in a separate process, with the same allocator.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     })
 }
 
-/// The sender that is verified here, in Hapax and wherever else it is measured.
+/// The sender that every server verifies.
 pub(crate) fn source() -> anyhow::Result<Source> {
     let secret = ActiveSecret::forever(Secret::new(SECRET));
     Ok(Source::build(SourceSpec::new("stripe", "stripe", vec![secret]))?)

@@ -1,6 +1,6 @@
-//! The load: a closed loop over keep-alive connections, each with one request in flight. HTTP is
-//! written by hand here, as little of it as the two servers speak, because a client that costs as
-//! much as the server would be half of what is measured.
+//! The load: a closed loop over keep-alive connections, each with one request in flight. The client
+//! implements only as much of HTTP as the two servers use: a client as expensive as the server
+//! would be half of the measurement.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,12 +15,12 @@ use tokio::task::{JoinSet, LocalSet};
 use super::events::Events;
 use super::server::{Server, Usage};
 
-/// What is sent.
+/// The kind of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Load {
     /// Events that were never sent before.
     New,
-    /// Nothing but copies of a few events that were, over and over.
+    /// Only copies of a few known events, repeatedly.
     Copies,
     /// Each event that was sent before, once more.
     Again,
@@ -36,20 +36,20 @@ impl Load {
     }
 }
 
-/// How long a slice is.
+/// The length of a slice.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Length {
     Time(Duration),
     Events(u64),
 }
 
-/// What one slice, or several of the same kind, came to.
+/// The result of one slice, or of several of the same kind.
 #[derive(Default)]
 pub(crate) struct Measured {
     pub(crate) requests: u64,
     pub(crate) seconds: f64,
     pub(crate) cpu_seconds: f64,
-    /// Of the last slice, while its connections were still open.
+    /// At the end of the last slice, while its connections were still open.
     pub(crate) usage: Usage,
     latencies_us: Vec<u32>,
 }
@@ -91,8 +91,8 @@ impl Measured {
     }
 }
 
-/// Puts `load` on `servers`, the connections spread over them, and measures it, after a warm-up if
-/// there is one. Every answer is checked: a server that errs or calls a new event a duplicate ends
+/// Loads `servers`, with the connections spread over them, and measures it, after a warm-up if
+/// there is one. Every answer is checked: an error, or a new event that is called a duplicate, ends
 /// the run.
 pub(crate) async fn run(
     servers: &[&Server],
@@ -153,7 +153,7 @@ pub(crate) async fn run(
     Ok(measured)
 }
 
-/// What the clients of one slice share.
+/// Shared by the clients of one slice.
 struct Slice {
     load: Load,
     events: Rc<RefCell<Events>>,
@@ -163,7 +163,7 @@ struct Slice {
     all_sent: Notify,
 }
 
-/// What every answer of `server` begins with, if it says anything.
+/// The start of every answer of `server`, if it has a body.
 pub(super) fn expected(server: &Server, load: Load) -> Option<&'static [u8]> {
     match load {
         Load::New | Load::Copies | Load::Again if !server.decides() => None,
@@ -208,7 +208,7 @@ pub(super) fn us_since(began: Instant) -> u32 {
     u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX)
 }
 
-/// Reads one answer into `buffer` and says where its body is.
+/// Reads one answer into `buffer` and returns the position of its body.
 pub(crate) async fn answer(
     stream: &mut TcpStream,
     buffer: &mut Vec<u8>,

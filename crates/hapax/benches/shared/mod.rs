@@ -1,5 +1,5 @@
-//! What every bench needs: signed events, load in a closed and in an open loop, the servers under
-//! it, and the figures to reach. A bench itself only says what is measured and prints it.
+//! Shared by all benches: signed events, load in a closed and in an open loop, the servers under
+//! load, and the required figures. A bench itself only defines what is measured and prints it.
 
 #![allow(dead_code, reason = "each bench uses its part")]
 
@@ -22,43 +22,43 @@ use tempfile::TempDir;
 /// Unmeasured time at the start of each slice, in which connections and caches warm up.
 pub(crate) const WARM_UP: Duration = Duration::from_millis(300);
 
-/// The connections of the figures that are asked for at one concurrency.
+/// The number of connections for figures that have one concurrency.
 pub(crate) const CONNECTIONS: usize = 64;
 
-/// What every bench of servers can be told.
+/// The options of every bench of servers.
 #[derive(clap::Args)]
 pub(crate) struct Place {
-    /// Where the data directories are made: the disk that is measured
+    /// The directory of the data directories: its disk is measured
     #[arg(long, default_value = env!("CARGO_TARGET_TMPDIR"))]
     dir: PathBuf,
     /// Another build of hapax to measure
     #[arg(long, default_value = env!("CARGO_BIN_EXE_hapax"))]
     pub(crate) hapax: PathBuf,
-    /// Be the floor: serve until killed
+    /// Act as the floor: serve until killed
     #[arg(long, hide = true)]
     pub(crate) floor: bool,
     #[command(flatten)]
     pub(crate) output: Output,
 }
 
-/// How a bench tells what it found.
+/// The output of a bench.
 #[derive(clap::Args)]
 pub(crate) struct Output {
     /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
-    /// What cargo adds
+    /// Added by cargo
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// What a bench found: tables for people, JSON for machines.
+/// The results of a bench: tables or JSON.
 pub(crate) trait Report: fmt::Display {
     fn json(&self) -> Value;
 }
 
 impl Place {
-    /// A directory that is gone with the run.
+    /// A directory that is removed at the end of the run.
     pub(crate) fn directory(&self) -> anyhow::Result<TempDir> {
         tempfile::Builder::new()
             .prefix("hapax-bench-")
@@ -68,7 +68,7 @@ impl Place {
 }
 
 impl Output {
-    /// Tells a person at a terminal what takes so long.
+    /// Prints progress to a terminal.
     pub(crate) fn say(&self, what: &str) {
         let mut err = std::io::stderr();
         if !self.json && err.is_terminal() {
@@ -88,8 +88,8 @@ impl Output {
     }
 }
 
-/// Runs a bench on one thread: servers and generator share the machine, and this side must stay the
-/// cheap one.
+/// Runs a bench on one thread: servers and generator share the machine, and the generator must stay
+/// cheap.
 pub(crate) fn on_one_thread<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
 }

@@ -1,6 +1,6 @@
-//! The load as senders make it: an open loop. Requests leave at planned instants, whatever the
-//! answers do, and latency counts from the planned instant: a server that stops for a while answers
-//! for all that came meanwhile, and a generator that falls behind shows it too.
+//! The load of real senders: an open loop. Requests are sent at planned instants, whatever the
+//! answers do, and latency counts from the planned instant. A server that stops for a while is late
+//! for all requests of that time, and so is a generator that falls behind.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ use super::server::{Server, Usage};
 /// Connections at the start; more are opened when none is free.
 const CONNECTIONS: usize = 64;
 
-/// And no more than this: then requests wait for one, and the wait is part of their latency.
+/// The most connections: beyond it requests wait for one, and the wait is part of their latency.
 const CONNECTIONS_MAX: usize = 1_024;
 
 /// New events at a fixed rate.
@@ -28,14 +28,14 @@ const CONNECTIONS_MAX: usize = 1_024;
 pub(crate) struct Plan {
     pub(crate) per_second: f64,
     pub(crate) time: Duration,
-    /// Time before, unmeasured, at the same rate.
+    /// Unmeasured time before, at the same rate.
     pub(crate) warm_up: Duration,
 }
 
-/// What it came to.
+/// The result.
 pub(crate) struct Paced {
     pub(crate) measured: Measured,
-    /// How much later than planned requests were sent, in microseconds, of each.
+    /// How much later than planned each request was sent, in microseconds.
     sent_late_us: Vec<u32>,
     pub(crate) connections: usize,
 }
@@ -83,7 +83,7 @@ async fn drive(server: &Server, road: Rc<Road>, plan: Plan) -> anyhow::Result<Pa
     let began = Instant::now();
     let measured_from = began + plan.warm_up;
     let until = measured_from + plan.time;
-    // A thread of its own: the runtime's timer knows milliseconds only.
+    // A separate thread: the runtime's timer has a resolution of milliseconds only.
     let pacer = std::thread::spawn(move || pace(began, until, plan.per_second, &plans));
     let mut requests = JoinSet::new();
     let mut connections = CONNECTIONS;
@@ -128,7 +128,7 @@ async fn drive(server: &Server, road: Rc<Road>, plan: Plan) -> anyhow::Result<Pa
     })
 }
 
-/// Says each planned instant once it has come.
+/// Sends each planned instant once it is reached.
 fn pace(began: Instant, until: Instant, per_second: f64, plans: &mpsc::UnboundedSender<Instant>) {
     for n in 0_u64.. {
         let at = began + Duration::from_secs_f64(n as f64 / per_second);
@@ -145,7 +145,7 @@ fn pace(began: Instant, until: Instant, per_second: f64, plans: &mpsc::Unbounded
     }
 }
 
-/// What the requests of one run share.
+/// Shared by the requests of one run.
 struct Road {
     events: Rc<RefCell<Events>>,
     decision: Option<&'static [u8]>,
@@ -176,7 +176,7 @@ impl Connection {
     }
 }
 
-/// One request, and then whatever waited for a connection.
+/// Sends one request, and then the requests that waited for a connection.
 async fn travel(
     mut connection: Connection,
     mut planned: Planned,

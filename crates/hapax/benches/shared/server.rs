@@ -1,4 +1,4 @@
-//! The servers under load, each a process of its own, and what the kernel says of them.
+//! The servers under load, each in its own process, and their resource usage from the kernel.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -9,20 +9,20 @@ use anyhow::{Context as _, bail};
 
 use super::events::SECRET;
 
-/// A running server; dropped, it is killed.
+/// A running server; it is killed when dropped.
 pub(crate) struct Server {
     child: Running,
     address: SocketAddr,
-    /// Hapax's other side.
+    /// Hapax's admin address.
     admin: Option<SocketAddr>,
     decides: bool,
-    /// Held so that what it says later does not meet a closed pipe.
+    /// Kept, so that later output does not meet a closed pipe.
     _said: BufReader<ChildStdout>,
 }
 
 struct Running(Child);
 
-/// What a config says beside addresses, directory and source.
+/// The config besides addresses, directory and source.
 #[derive(Default)]
 pub(crate) struct Setup {
     /// Keys of the root.
@@ -31,7 +31,7 @@ pub(crate) struct Setup {
     pub(crate) tables: String,
 }
 
-/// What a process has used.
+/// The resources that a process has used.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Usage {
     pub(crate) cpu_seconds: f64,
@@ -40,7 +40,7 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    /// Of all of them together.
+    /// The usage of all of them together.
     pub(crate) fn of(servers: &[&Server]) -> anyhow::Result<Self> {
         let mut all = Self::default();
         for server in servers {
@@ -53,28 +53,29 @@ impl Usage {
     }
 }
 
-/// The kernel counts CPU time for others in hundredths of a second, whatever it uses inside.
+/// The kernel reports CPU time in hundredths of a second, whatever it uses inside.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 impl Server {
-    /// This program once more, as the floor.
+    /// This program again, as the floor.
     pub(crate) fn floor() -> anyhow::Result<Self> {
         Self::ourselves(&["--floor"])
     }
 
-    /// This program once more, as whatever else `arguments` make of it.
+    /// This program again, with other `arguments`.
     pub(crate) fn ourselves(arguments: &[&str]) -> anyhow::Result<Self> {
         let mut command = Command::new(std::env::current_exe().context("finding ourselves")?);
         command.args(arguments).stderr(Stdio::inherit());
         Self::start(command)
     }
 
-    /// The real thing over its own data directory, with a config as a user would write it.
+    /// The real binary with its own data directory, and a config as a user would write it.
     pub(crate) fn hapax(binary: &Path, directory: &Path, setup: &Setup) -> anyhow::Result<Self> {
         Self::configured(binary, directory, setup).map(Self::that_decides)
     }
 
-    /// The same as a proxy in front of `upstream`: its address is the proxy's, which is told first.
+    /// The same as a proxy in front of `upstream`: its address is the proxy's, which is printed
+    /// first.
     pub(crate) fn proxy(
         binary: &Path,
         directory: &Path,
@@ -113,7 +114,7 @@ impl Server {
         self.address
     }
 
-    /// It answers as Hapax does, so its answers are checked.
+    /// Marks a server whose answers are those of Hapax, so that they are checked.
     pub(crate) fn that_decides(self) -> Self {
         Self { decides: true, ..self }
     }
@@ -122,7 +123,7 @@ impl Server {
         self.admin.context("a server without an admin side")
     }
 
-    /// Whether it says of each event if it was new.
+    /// Whether its answers say if an event was new.
     pub(crate) fn decides(&self) -> bool {
         self.decides
     }
@@ -139,7 +140,7 @@ impl Server {
             number.with_context(|| format!("no {field} in the process status"))
         };
         let stat = read("stat")?;
-        // The program's name, in brackets, may hold anything; what follows it is numbers.
+        // The program's name, in brackets, may contain anything; the fields after it are numbers.
         let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
         let ticks = fields.split_whitespace().skip(11).take(2);
         let ticks: u64 = ticks.filter_map(|field| field.parse::<u64>().ok()).sum();

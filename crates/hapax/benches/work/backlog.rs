@@ -1,5 +1,5 @@
-//! What a claim costs with a thousand jobs waiting and with a million: the same pull claims of 100
-//! jobs over the admin API, by turns on two servers that differ in what waits.
+//! The cost of a claim with a thousand jobs waiting and with a million: the same pull claims of 100
+//! jobs over the admin API, in turn on two servers with different backlogs.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -17,16 +17,16 @@ use crate::shared::server::{Server, Setup};
 /// Jobs in the small backlog.
 pub(crate) const SMALL: u64 = 1_000;
 
-/// What one claim asks for: the most it may.
+/// The limit of one claim: the largest allowed.
 const LIMIT: usize = 100;
 
-/// Claims from one server before the other has its turn: all of the small backlog.
+/// Claims from one server before the other's turn: all of the small backlog.
 const TURN: usize = SMALL as usize / LIMIT;
 
 /// Connections that fill a backlog.
 const FILLING: usize = 256;
 
-/// The same number of claims from either.
+/// The same number of claims from both.
 pub(crate) struct Backlog {
     pub(crate) jobs: u64,
     pub(crate) small: Claims,
@@ -46,12 +46,12 @@ impl Claims {
         self.time.as_secs_f64() * 1e6 / self.jobs as f64
     }
 
-    /// The server's own time: what the client and the machine's other work do not touch.
+    /// The server's own time, without the client and the machine's other work.
     pub(crate) fn cpu_us_per_job(&self) -> f64 {
         self.cpu_seconds * 1e6 / self.jobs as f64
     }
 
-    /// Half of the claims were faster.
+    /// The median of the claims.
     pub(crate) fn us_p50(&self) -> f64 {
         let mut sorted = self.each_us.clone();
         sorted.sort_unstable();
@@ -108,7 +108,7 @@ pub(crate) struct Puller {
     buffer: Vec<u8>,
 }
 
-/// What one claim brought.
+/// The result of one claim.
 pub(crate) struct Claimed {
     pub(crate) jobs: usize,
     pub(crate) time: Duration,

@@ -1,5 +1,5 @@
-//! Acks beside work: the latency of acks in an open loop at a third of the most that the machine can
-//! take, on a server whose handlers work or sleep, against one that has none.
+//! Acks while handlers run: the latency of acks in an open loop at a third of the machine's
+//! capacity, on a server whose handlers work or sleep, compared with a server without handlers.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -20,10 +20,10 @@ use crate::shared::WARM_UP;
 use crate::shared::open::{self, Paced, Plan};
 use crate::shared::server::{Server, Setup};
 
-/// How long the sleepers sleep.
+/// How long sleeping handlers sleep.
 pub(crate) const NAP: Duration = Duration::from_secs(10);
 
-/// How often a pull worker takes more than it will ever finish.
+/// How often a pull worker claims more than it will ever finish.
 const PULL_EVERY: Duration = Duration::from_millis(200);
 
 /// One kind of work, and the acks with and without it.
@@ -32,7 +32,7 @@ pub(crate) struct Beside {
     pub(crate) per_second: f64,
     pub(crate) without: Paced,
     pub(crate) with: Paced,
-    /// Sleepers: calls to an app, jobs that a worker holds, naps of a handler.
+    /// Sleeping work: calls to an app, jobs that a worker holds, naps of a handler.
     pub(crate) held: Option<usize>,
 }
 
@@ -42,7 +42,7 @@ impl Beside {
     }
 }
 
-/// Beside SQL handlers that share the writer with the acks.
+/// With SQL handlers, which share the writer with the acks.
 pub(crate) async fn sql(options: &Options, pair: &Pair, per_second: f64) -> anyhow::Result<Beside> {
     let plan = plan(options, per_second);
     let (without, with) = by_turns(options, &pair.alone, &pair.working, plan).await?;
@@ -50,7 +50,7 @@ pub(crate) async fn sql(options: &Options, pair: &Pair, per_second: f64) -> anyh
     Ok(Beside { what: "an SQL handler", per_second, without, with, held: None })
 }
 
-/// Beside calls to an app that takes ten seconds for each.
+/// With calls to an app that takes ten seconds for each.
 pub(crate) async fn http(
     options: &Options,
     alone: &Sent,
@@ -73,7 +73,7 @@ pub(crate) async fn http(
     Ok(Beside { what, per_second, without, with, held: Some(held) })
 }
 
-/// Beside a worker that claims jobs and sits on them.
+/// With a worker that claims jobs and never completes them.
 pub(crate) async fn pull(
     options: &Options,
     alone: &Sent,
@@ -110,7 +110,7 @@ pub(crate) async fn pull(
     Ok(Beside { what, per_second, without, with, held: Some(held) })
 }
 
-/// Beside Rust handlers in an app that has Hapax inside; against the same app without them.
+/// With Rust handlers in an app that embeds Hapax; compared with the same app without them.
 pub(crate) async fn rust(
     options: &Options,
     directory: &Path,
@@ -147,7 +147,7 @@ async fn by_turns(
 struct SleepyApp {
     address: SocketAddr,
     calls: Arc<AtomicUsize>,
-    /// Dropped, they end.
+    /// They end when dropped.
     _tasks: JoinSet<()>,
 }
 
@@ -163,7 +163,7 @@ impl SleepyApp {
             while let Ok((stream, _)) = listener.accept().await {
                 let counted = Arc::clone(&counted);
                 connections.spawn(async move {
-                    // A caller that hangs up is the caller's business.
+                    // A caller that hangs up is ignored.
                     let _ = nap_for_each_call(stream, &counted).await;
                 });
             }

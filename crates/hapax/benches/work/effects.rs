@@ -1,5 +1,5 @@
-//! From accepted to committed: how many effects of SQL handlers a second, while events come in as
-//! fast as they can, against the rate at which the same server takes them in without a handler.
+//! From accepted to committed: the effects of SQL handlers per second, while events arrive at full
+//! rate, compared with the rate at which the same server accepts events without a handler.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -20,13 +20,13 @@ pub(crate) struct Pair {
     pub(crate) ledger: Ledger,
 }
 
-/// A server, and the events that only it was sent.
+/// A server, and the events that only it got.
 pub(crate) struct Sent {
     pub(crate) server: Server,
     pub(crate) events: Rc<RefCell<Events>>,
 }
 
-/// What came of it.
+/// The results.
 #[derive(Default)]
 pub(crate) struct Effects {
     /// Ingest without a handler.
@@ -83,7 +83,7 @@ impl Pair {
         Ok(all)
     }
 
-    /// Once each, over all that was ever sent.
+    /// Checks that each event that was ever sent has one effect.
     pub(crate) fn finish(self) -> anyhow::Result<()> {
         self.ledger.is_once_each(self.working.made())
     }

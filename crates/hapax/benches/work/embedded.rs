@@ -1,5 +1,5 @@
-//! Hapax as a library in an app of one's own, in a process of its own: with a Rust handler that
-//! sleeps, or with none.
+//! An app that embeds Hapax, in a separate process: with a Rust handler that sleeps, or without a
+//! handler.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -14,7 +14,7 @@ use crate::beside::NAP;
 use crate::shared::events::SECRET;
 use crate::shared::server::Server;
 
-/// Longer than a nap, and than what is left of one when the run ends.
+/// Longer than a nap, and than the rest of one when the run ends.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Whether the app has a handler.
@@ -24,7 +24,7 @@ pub(crate) enum Handling {
     Naps,
 }
 
-/// This program once more, as that app.
+/// Starts this program again, as that app.
 pub(crate) fn start(directory: &Path, handling: Handling) -> anyhow::Result<Server> {
     std::fs::create_dir_all(directory).context("making the app's directory")?;
     let directory = directory.to_str().context("a directory with a name in UTF-8")?;
@@ -35,10 +35,10 @@ pub(crate) fn start(directory: &Path, handling: Handling) -> anyhow::Result<Serv
     Ok(Server::ourselves(&[flag, directory])?.that_decides())
 }
 
-/// How many naps were begun.
+/// The number of naps so far.
 pub(crate) fn naps(directory: &Path) -> anyhow::Result<usize> {
-    let told = std::fs::metadata(told(directory)).context("nobody took a nap")?;
-    Ok(usize::try_from(told.len())?)
+    let naps = std::fs::metadata(nap_file(directory)).context("no handler took a nap")?;
+    Ok(usize::try_from(naps.len())?)
 }
 
 /// Serves until killed.
@@ -47,7 +47,7 @@ pub(crate) fn run(directory: &Path, handling: Handling) -> anyhow::Result<()> {
     runtime.block_on(async {
         let mut stripe = Source::new("stripe", "stripe").secret(SECRET);
         if handling == Handling::Naps {
-            let napper = Napper { told: told(directory) };
+            let napper = Napper { nap_file: nap_file(directory) };
             stripe = stripe.handler(handler("napper", napper).timeout(TIMEOUT).lease(TIMEOUT * 2));
         }
         let hapax = Hapax::builder().data_dir(directory.join("data")).source(stripe);
@@ -64,19 +64,19 @@ pub(crate) fn run(directory: &Path, handling: Handling) -> anyhow::Result<()> {
     })
 }
 
-/// A handler that takes ten seconds, and tells of each in a file: a byte for a nap.
+/// A handler that takes ten seconds, and adds one byte to a file for each nap.
 struct Napper {
-    told: PathBuf,
+    nap_file: PathBuf,
 }
 
 impl Handler for Napper {
     async fn handle(&self, _: Event, tx: Tx) -> Result<Committed, Failure> {
-        OpenOptions::new().create(true).append(true).open(&self.told)?.write_all(b".")?;
+        OpenOptions::new().create(true).append(true).open(&self.nap_file)?.write_all(b".")?;
         tokio::time::sleep(NAP).await;
         Ok(tx.nothing_to_do("slept").await?)
     }
 }
 
-fn told(directory: &Path) -> PathBuf {
+fn nap_file(directory: &Path) -> PathBuf {
     directory.join("naps")
 }

@@ -1,5 +1,5 @@
-//! The user's side of `hapax.db`: a table without any constraint, so that an effect that happened
-//! twice or not at all shows. Read while the server runs, as a user would.
+//! The user's table in `hapax.db`. It has no constraint, so a doubled or missing effect shows. It
+//! is read while the server runs, as a user would.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use rusqlite::{Connection, OpenFlags};
 
-/// What a handler does: one row for each event.
+/// A handler that writes one row for each event.
 pub(crate) const CHARGE: &str = "\n[sources.stripe.handlers.charge-fee]\n\
      sql = \"INSERT INTO ledger (event_id, fee) VALUES (:event_id, 5)\"\n";
 
-/// Longer than any backlog of a run takes: then something is stuck.
+/// Longer than any backlog of a run takes: then a job is stuck.
 const STUCK: Duration = Duration::from_secs(600);
 
 const POLL: Duration = Duration::from_millis(5);
@@ -22,7 +22,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Makes the table, in a directory that no server has seen yet.
+    /// Creates the table, in a directory that no server has used yet.
     pub(crate) fn create(directory: &Path, schema: &str) -> anyhow::Result<Self> {
         let data = directory.join("data");
         std::fs::create_dir_all(&data).context("making the data directory")?;
@@ -44,11 +44,12 @@ impl Ledger {
         Ok(database)
     }
 
-    /// Waits until that many effects are committed, and says when the last one was seen.
+    /// Waits until that many effects are committed, and returns the time at which the last one was
+    /// seen.
     pub(crate) async fn wait_for(&self, effects: u64) -> anyhow::Result<Instant> {
         let database = self.open()?;
         let effects = i64::try_from(effects)?;
-        // Nothing is ever deleted here, so the last row's number is their count.
+        // No row is ever deleted here, so the last row's number is their count.
         let mut last = database.prepare("SELECT coalesce(max(rowid), 0) FROM ledger")?;
         let began = Instant::now();
         loop {
@@ -61,7 +62,7 @@ impl Ledger {
         }
     }
 
-    /// Every event has exactly one effect.
+    /// Checks that every event has exactly one effect.
     pub(crate) fn is_once_each(&self, events: u64) -> anyhow::Result<()> {
         let events = i64::try_from(events)?;
         let sql = "SELECT count(*), count(DISTINCT event_id) FROM ledger";

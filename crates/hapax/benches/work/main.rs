@@ -1,8 +1,8 @@
-//! `cargo bench --bench work`: what the work costs that follows an ack, and what it costs the acks.
+//! `cargo bench --bench work`: the cost of the work after an ack, and its effect on acks.
 //!
-//! Hapax is the real binary over SQLite with full durability; retention is measured on PostgreSQL too. Each figure compares two servers of the
-//! same run, by turns, that differ in their handlers only. What the figures mean is in
-//! docs/benchmarks.md.
+//! Hapax is the real binary over SQLite with full durability; retention is measured on PostgreSQL
+//! too. Each figure compares two servers of the same run, in turn, that differ only in their
+//! handlers. docs/benchmarks.md explains the figures.
 
 mod backlog;
 mod beside;
@@ -38,7 +38,7 @@ struct Options {
     /// Seconds of one measured slice
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
-    /// Slices of each server, by turns
+    /// Slices of each server, in turn
     #[arg(long, default_value_t = 2)]
     rounds: usize,
     /// Jobs that wait in the large backlog
@@ -50,13 +50,13 @@ struct Options {
     /// Seconds that the load with retention lasts; events are kept for one minute of it
     #[arg(long, default_value_t = 240)]
     retention_seconds: u64,
-    /// Events a second in it over SQLite; 0 leaves it out
+    /// Its events per second over SQLite; 0 omits it
     #[arg(long, default_value_t = 10_000.0)]
     retention_rate: f64,
-    /// And over PostgreSQL
+    /// Its events per second over PostgreSQL
     #[arg(long, default_value_t = 7_000.0)]
     retention_rate_postgres: f64,
-    /// Be an app with Hapax inside, in this directory: serve until killed
+    /// Act as an app that embeds Hapax, in this directory: serve until killed
     #[arg(long, hide = true)]
     embedded: Option<PathBuf>,
     /// The same with a handler that sleeps
@@ -70,13 +70,13 @@ struct Options {
 enum Wanted {
     /// SQL handlers, from accepted to committed
     Effects,
-    /// Acks beside SQL handlers
+    /// Acks while SQL handlers run
     Beside,
-    /// Acks beside handlers that sleep
+    /// Acks while handlers sleep
     Sleepers,
     /// Claims from a small and a large backlog
     Backlog,
-    /// Acks beside retention, and what it gives back, on both databases
+    /// Acks during retention, and the disk space it frees, on both databases
     Retention,
 }
 
@@ -102,7 +102,7 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
     if wanted(Wanted::Effects) || wanted(Wanted::Beside) || wanted(Wanted::Sleepers) {
         let pair = effects::Pair::start(options, directory)?;
         options.place.output.say("SQL handlers, from accepted to committed");
-        // The others take their rate from this one's.
+        // The other loads use the rate of this one.
         let measured = pair.measure(options).await?;
         let a_third = measured.alone.per_second() / 3.0;
         if wanted(Wanted::Beside) {

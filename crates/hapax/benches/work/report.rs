@@ -1,5 +1,4 @@
-//! What a run found, as tables for people and as JSON for machines, with the figures that Hapax is
-//! held to beside it.
+//! The results of a run, as tables or as JSON, with the required figures.
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
-//! What retention costs and gives back: events are kept for a minute and their keys for a month, an SQL
-//! handler works beside, and the rate is near what one node takes. The same load without pruning is
-//! measured in the same run, so that only the ratio of the two is judged.
+//! The cost of retention, and the disk space it frees. Events are kept for a minute and their keys
+//! for a month, an SQL handler runs too, and the rate is near the capacity of one node. The same
+//! load without pruning is measured in the same run, so that only the ratio of the two is judged.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use crate::shared::server::{Server, Setup};
 /// How long events are kept.
 const KEPT: Duration = Duration::from_secs(60);
 
-/// How far behind retention may be: the janitor comes twelve times in the time that events are kept.
+/// How far behind retention may be: the janitor runs twelve times in the time that events are kept.
 const BEHIND: Duration = Duration::from_secs(15);
 
 /// Time before the measured part of the load without pruning.
@@ -31,9 +31,9 @@ const SAMPLES: u64 = 24;
 /// One database under the load.
 pub(crate) struct Retention {
     pub(crate) what: &'static str,
-    /// Nothing is pruned.
+    /// Without pruning.
     pub(crate) without: Paced,
-    /// Everything is, once it is a minute old; measured from then on.
+    /// With pruning after a minute; measured from then on.
     pub(crate) with: Paced,
     pub(crate) samples: Vec<Sample>,
 }
@@ -43,10 +43,10 @@ pub(crate) struct Sample {
     pub(crate) events: u64,
     /// The file, or all of Hapax's tables.
     pub(crate) file_bytes: u64,
-    /// Of the file, pages that hold something.
+    /// The pages of the file that are in use.
     pub(crate) used_bytes: u64,
     pub(crate) log_bytes: u64,
-    /// Events that should have been pruned a while ago.
+    /// Events that should have been pruned already.
     pub(crate) overdue: u64,
 }
 
@@ -55,14 +55,14 @@ impl Retention {
         self.with.measured.latency_us(0.99) / self.without.measured.latency_us(0.99)
     }
 
-    /// By how many bytes an event lets the file grow in the last third of the time: its key and its
-    /// narrow row stay. Nothing where the time is too short to tell.
+    /// The bytes by which an event makes the file grow in the last third of the time: its key and
+    /// its narrow row stay. `None` if the time is too short.
     pub(crate) fn bytes_per_event(&self) -> Option<f64> {
         let (third, last) = (self.samples.get(self.samples.len() * 2 / 3)?, self.samples.last()?);
-        let is_told = third.seconds >= 2.0 * KEPT.as_secs_f64();
+        let is_long_enough = third.seconds >= 2.0 * KEPT.as_secs_f64();
         let events = last.events.checked_sub(third.events).filter(|events| *events > 0)?;
         let grown = last.file_bytes as f64 - third.file_bytes as f64;
-        is_told.then_some(grown / events as f64)
+        is_long_enough.then_some(grown / events as f64)
     }
 
     pub(crate) fn overdue_at_the_end(&self) -> u64 {
@@ -74,7 +74,7 @@ impl Retention {
     }
 }
 
-/// Where the events are.
+/// The database with the events.
 enum Database {
     Sqlite(Ledger),
     Postgres(Client),
@@ -95,7 +95,7 @@ fn tables(handler: &str, kept: &str) -> String {
 }
 
 impl Subject {
-    /// Over SQLite, with a user's table that does not grow, so that what grows is ours.
+    /// On SQLite, with a user's table that does not grow, so that only Hapax's tables grow.
     fn sqlite(options: &Options, directory: &Path, kept: &str) -> anyhow::Result<Self> {
         let schema = "CREATE TABLE total (fees INTEGER); INSERT INTO total VALUES (0);";
         let ledger = Ledger::create(directory, schema)?;
@@ -158,7 +158,7 @@ impl Subject {
                     file_bytes: pages * page_bytes,
                     used_bytes: (pages - number("PRAGMA freelist_count")?) * page_bytes,
                     log_bytes: std::fs::metadata(&log).context("looking at the log")?.len(),
-                    // Bodies stand in the order of their arrival: the oldest come first.
+                    // Bodies are in the order of their arrival: the oldest come first.
                     overdue: number(&format!(
                         "SELECT count(*) FROM (SELECT 1 FROM hapax_body b JOIN hapax_event e ON e.seq = b.seq
                          WHERE e.received_at < (unixepoch() - {late}) * 1000000
@@ -212,7 +212,7 @@ pub(crate) async fn measure(options: &Options, directory: &Path) -> anyhow::Resu
     Ok(all)
 }
 
-/// One after the other, so that neither has to share the machine with the other.
+/// One after the other, so that they do not share the machine.
 async fn compare(
     options: &Options,
     what: &'static str,
