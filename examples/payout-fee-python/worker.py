@@ -71,10 +71,10 @@ def claim_jobs():
     return post("/api/v1/claims", asked)["items"]
 
 
-def settle(claim, how, told):
+def settle(claim, how, outcome):
     """False if the fence was lost: another worker has claimed the job and settles it."""
     try:
-        post(f"/api/v1/claims/{claim['job']}/{how}", {"fence": claim["fence"], **told})
+        post(f"/api/v1/claims/{claim['job']}/{how}", {"fence": claim["fence"], **outcome})
     except urllib.error.HTTPError as error:
         if error.code == 409:
             return False
