@@ -205,7 +205,7 @@ pub const RETRY_AFTER_UNAVAILABLE_SECONDS: u64 = 5;
 pub const RETRY_AFTER_BUSY_SECONDS: u64 = 1;
 
 /// Late events remembered as logged: more than a sender retries at a time.
-pub(crate) const TOLD_LOST_MAX: usize = 256;
+pub(crate) const LOGGED_LOST_MAX: usize = 256;
 
 /// The time between two rounds that maintain limiters, log sums and the clock check.
 pub const TEND_EVERY: Duration = Duration::from_secs(1);

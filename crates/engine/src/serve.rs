@@ -29,8 +29,8 @@ pub async fn serve_ingress<S: Store>(
     };
     let serving = |stop| http::serve(listener, tls, answer, limits.clone(), stop);
     // Commits whose clients were cut or hung up; the store bounds how long each can take.
-    let backstage = Background { finish: ingress.finish(), tend: |served| ingress.tend(served) };
-    run_until_drained(serving, backstage, limits.drain, stop).await
+    let background = Background { finish: ingress.finish(), tend: |served| ingress.tend(served) };
+    run_until_drained(serving, background, limits.drain, stop).await
 }
 
 /// The work behind the answers of a listener.
@@ -44,7 +44,7 @@ pub(crate) struct Background<F, T> {
 /// Serves until `stop`, then waits for the work behind the answers, each for at most `drain`.
 pub(crate) async fn run_until_drained<S, F, T, N>(
     serve: impl FnOnce(CancellationToken) -> S,
-    backstage: Background<F, T>,
+    background: Background<F, T>,
     drain: Duration,
     stop: CancellationToken,
 ) -> Drained
@@ -57,14 +57,14 @@ where
     let served = CancellationToken::new();
     let serving = async {
         let drained = serve(stop).await;
-        let finished = timeout(drain, backstage.finish).await;
+        let finished = timeout(drain, background.finish).await;
         served.cancel();
         match finished {
             Ok(()) => drained,
             Err(_) => Drained::Cut { connections: 0 },
         }
     };
-    let (drained, ()) = tokio::join!(serving, (backstage.tend)(served.clone()));
+    let (drained, ()) = tokio::join!(serving, (background.tend)(served.clone()));
     drained
 }
 

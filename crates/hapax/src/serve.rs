@@ -33,7 +33,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use crate::admin::{self, Admin, Authorizer, WithoutToken};
-use crate::alerts::{self, Eyes, Watch};
+use crate::alerts::{self, AlertMonitor, Inputs};
 use crate::config::{
     self, Config, InvalidSetting, Keep, Mode, Permission, Role, Scope, ServiceUrl,
 };
@@ -147,8 +147,8 @@ async fn serve_on<S: Database + Ledger>(
     let authorizer =
         Arc::new(Authorizer::new(admin_address.ip(), without_token(&config), tokens(&config)));
     let unfinished = TaskTracker::new();
-    let watch = Arc::new(Watch::new(
-        Eyes {
+    let watch = Arc::new(AlertMonitor::new(
+        Inputs {
             traffic: {
                 let ingress = Arc::clone(&ingress);
                 Box::new(move || ingress.traffic())
@@ -544,7 +544,7 @@ struct Reloadable<S> {
     proxies: Vec<Arc<Proxy<S>>>,
     workers: Arc<Workers<S>>,
     janitor: Arc<Janitor<S>>,
-    watch: Arc<Watch>,
+    watch: Arc<AlertMonitor>,
     authorizer: Arc<Authorizer>,
     certificate: Option<Arc<Certificate>>,
     public_address: SocketAddr,

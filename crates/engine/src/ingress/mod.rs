@@ -48,7 +48,7 @@ use crate::ingress::routes::{Lane, Ledger, Mode, Route, Routes, Traffic};
 use crate::ingress::stored_headers::{Plain, kept_headers};
 use crate::ingress::sync_wait::{StoreSyncWait, SyncOutcome, SyncWait};
 use crate::limits::{
-    RETRY_AFTER_BUSY_SECONDS, RETRY_AFTER_UNAVAILABLE_SECONDS, TEND_EVERY, TOLD_LOST_MAX,
+    LOGGED_LOST_MAX, RETRY_AFTER_BUSY_SECONDS, RETRY_AFTER_UNAVAILABLE_SECONDS, TEND_EVERY,
 };
 use crate::request_ids::RequestIds;
 use crate::run_to_completion::BackgroundTasks;
@@ -64,11 +64,11 @@ pub struct Ingress<S> {
     ids: RequestIds,
     clock: Mutex<ClockWatch>,
     /// The last events that were logged as late and unknown.
-    told_lost: Mutex<VecDeque<KeyHash>>,
+    logged_lost: Mutex<VecDeque<KeyHash>>,
     afterwards: BackgroundTasks,
     event_waiters: EventWaiters,
     /// Waits for the work of sync sources.
-    patience: Option<Box<dyn SyncWait>>,
+    sync_wait: Option<Box<dyn SyncWait>>,
 }
 
 impl<S: Store + Work + Inspect> Ingress<S> {
@@ -76,7 +76,7 @@ impl<S: Store + Work + Inspect> Ingress<S> {
     pub fn with_sync(mut self) -> Self {
         let looking =
             StoreSyncWait { store: self.store.clone(), event_waiters: self.event_waiters.clone() };
-        self.patience = Some(Box::new(looking));
+        self.sync_wait = Some(Box::new(looking));
         self
     }
 }
@@ -91,10 +91,10 @@ impl<S: Store> Ingress<S> {
             now,
             ids: RequestIds::new(Uuid::now_v7().as_u64_pair().1),
             clock: Mutex::default(),
-            told_lost: Mutex::default(),
+            logged_lost: Mutex::default(),
             afterwards: BackgroundTasks::here(),
             event_waiters: EventWaiters::default(),
-            patience: None,
+            sync_wait: None,
         }
     }
 
@@ -258,9 +258,9 @@ impl<S: Store> Ingress<S> {
         for (event, verdict) in named.iter().zip(&verdicts) {
             note(&route.ledger, &call, event, verdict);
         }
-        let answer = match (route.mode, &self.patience) {
-            (Mode::Sync { timeout }, Some(patience)) => {
-                let worked = outlast(&**patience, &verdicts, call.began + timeout).await;
+        let answer = match (route.mode, &self.sync_wait) {
+            (Mode::Sync { timeout }, Some(sync_wait)) => {
+                let worked = outlast(&**sync_wait, &verdicts, call.began + timeout).await;
                 if worked.contains(&SyncOutcome::Failed) {
                     route.ledger.count_refusal(Reason::WorkFailed);
                 }
@@ -294,22 +294,22 @@ impl<S: Store> Ingress<S> {
         }
         route.ledger.count_failed_verification();
         for (event, hash) in &unseen {
-            note_stale_unseen(&route.ledger, &call, event, self.is_first_told(*hash));
+            note_stale_unseen(&route.ledger, &call, event, self.is_first_logged(*hash));
         }
         respond::refused(Reason::StaleUnseen, call.request_id, None, After::KeepAlive)
     }
 
     /// Whether a late, unknown event has not been logged recently: the retries of a sender, or of a
     /// captured request, are one loss and not many.
-    fn is_first_told(&self, event: KeyHash) -> bool {
-        let mut told = self.told_lost.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.contains(&event) {
+    fn is_first_logged(&self, event: KeyHash) -> bool {
+        let mut logged = self.logged_lost.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.contains(&event) {
             return false;
         }
-        if told.len() == TOLD_LOST_MAX {
-            told.pop_front();
+        if logged.len() == LOGGED_LOST_MAX {
+            logged.pop_front();
         }
-        told.push_back(event);
+        logged.push_back(event);
         true
     }
 
@@ -493,13 +493,13 @@ impl From<BodyFault> for Refused {
 
 /// Waits for the work on every event, no longer than `until`.
 async fn outlast(
-    patience: &dyn SyncWait,
+    sync_wait: &dyn SyncWait,
     verdicts: &[Verdict],
     until: Instant,
 ) -> Vec<SyncOutcome> {
     let mut all = Vec::with_capacity(verdicts.len());
     for verdict in verdicts {
-        let worked = patience.outlast(verdict, until.into()).await;
+        let worked = sync_wait.outlast(verdict, until.into()).await;
         all.push(worked.unwrap_or_else(|error| {
             // The event is durable; its result is not known now.
             warn!(%error, "reading the result of an event: {error}");

@@ -220,11 +220,12 @@ pub(crate) fn refused(
 pub(crate) fn decided(verdicts: &[Verdict], ack: Ack, request_id: RequestId) -> Answer {
     let overall = overall(verdicts);
     let status = match (overall, ack) {
-        (Told::Review, Ack::Plain) => StatusCode::ACCEPTED,
-        (Told::Review, Ack::Empty | Ack::Only200)
-        | (Told::Accepted | Told::Duplicate, Ack::Plain | Ack::Empty | Ack::Only200) => {
-            StatusCode::OK
-        }
+        (AckDecision::Review, Ack::Plain) => StatusCode::ACCEPTED,
+        (AckDecision::Review, Ack::Empty | Ack::Only200)
+        | (
+            AckDecision::Accepted | AckDecision::Duplicate,
+            Ack::Plain | Ack::Empty | Ack::Only200,
+        ) => StatusCode::OK,
     };
     let body = match ack {
         Ack::Plain | Ack::Only200 => Bytes::from(match verdicts {
@@ -264,7 +265,7 @@ pub(crate) fn worked(
         && ack != Ack::Empty
     {
         let mut body = Vec::with_capacity(112);
-        push_decision(&mut body, Told::of(verdict), verdict.id());
+        push_decision(&mut body, AckDecision::of(verdict), verdict.id());
         push_known(&mut body, known);
         body.push(b'}');
         *answer.body_mut() = Full::new(Bytes::from(body));
@@ -309,13 +310,13 @@ fn answer(status: StatusCode, request_id: RequestId, body: Bytes) -> Answer {
 
 /// The word for a [`Verdict`] in the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
+enum AckDecision {
     Accepted,
     Duplicate,
     Review,
 }
 
-impl Told {
+impl AckDecision {
     fn of(verdict: &Verdict) -> Self {
         match verdict {
             Verdict::Accepted(_) => Self::Accepted,
@@ -334,13 +335,13 @@ impl Told {
 }
 
 /// `duplicate` only if every event is one; `review` if every new event waits for review.
-fn overall(verdicts: &[Verdict]) -> Told {
-    let mut overall = Told::Duplicate;
+fn overall(verdicts: &[Verdict]) -> AckDecision {
+    let mut overall = AckDecision::Duplicate;
     for verdict in verdicts {
-        match Told::of(verdict) {
-            Told::Accepted => return Told::Accepted,
-            Told::Review => overall = Told::Review,
-            Told::Duplicate => {}
+        match AckDecision::of(verdict) {
+            AckDecision::Accepted => return AckDecision::Accepted,
+            AckDecision::Review => overall = AckDecision::Review,
+            AckDecision::Duplicate => {}
         }
     }
     overall
@@ -348,7 +349,7 @@ fn overall(verdicts: &[Verdict]) -> Told {
 
 fn one_body(verdict: &Verdict) -> Vec<u8> {
     let mut body = Vec::with_capacity(112);
-    push_decision(&mut body, Told::of(verdict), verdict.id());
+    push_decision(&mut body, AckDecision::of(verdict), verdict.id());
     match verdict {
         Verdict::Accepted(_) | Verdict::Review(_) => {}
         Verdict::Duplicate(known) | Verdict::Conflict(known) => push_known(&mut body, known),
@@ -357,7 +358,7 @@ fn one_body(verdict: &Verdict) -> Vec<u8> {
     body
 }
 
-fn items_body(overall: Told, verdicts: &[Verdict]) -> Vec<u8> {
+fn items_body(overall: AckDecision, verdicts: &[Verdict]) -> Vec<u8> {
     let mut body = Vec::with_capacity(48 + 80 * verdicts.len());
     body.extend_from_slice(b"{\"decision\":\"");
     body.extend_from_slice(overall.as_str().as_bytes());
@@ -366,7 +367,7 @@ fn items_body(overall: Told, verdicts: &[Verdict]) -> Vec<u8> {
         if at > 0 {
             body.push(b',');
         }
-        push_decision(&mut body, Told::of(verdict), verdict.id());
+        push_decision(&mut body, AckDecision::of(verdict), verdict.id());
         body.push(b'}');
     }
     body.extend_from_slice(b"]}");
@@ -374,10 +375,10 @@ fn items_body(overall: Told, verdicts: &[Verdict]) -> Vec<u8> {
 }
 
 /// Writes an object and leaves it open for further fields.
-fn push_decision(body: &mut Vec<u8>, told: Told, id: EventId) {
+fn push_decision(body: &mut Vec<u8>, decision: AckDecision, id: EventId) {
     let mut text = [0; Hyphenated::LENGTH];
     body.extend_from_slice(b"{\"decision\":\"");
-    body.extend_from_slice(told.as_str().as_bytes());
+    body.extend_from_slice(decision.as_str().as_bytes());
     body.extend_from_slice(b"\",\"id\":\"");
     body.extend_from_slice(id.0.hyphenated().encode_lower(&mut text).as_bytes());
     body.push(b'"');

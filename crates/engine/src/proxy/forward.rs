@@ -51,7 +51,7 @@ struct Way {
     trusted: Vec<IpNet>,
     /// The header that names the owner of a key, with dashes.
     scoped_by: Option<HeaderName>,
-    voice: Arc<ProxyLog>,
+    log: Arc<ProxyLog>,
 }
 
 impl Forwarder {
@@ -61,11 +61,11 @@ impl Forwarder {
         lease: Duration,
         trusted: Vec<IpNet>,
         scoped_by: Option<HeaderName>,
-        voice: Arc<ProxyLog>,
+        log: Arc<ProxyLog>,
     ) -> Self {
         let margin = (lease / 10).clamp(UPSTREAM_MARGIN_MIN, UPSTREAM_MARGIN_MAX);
         let time = lease.saturating_sub(margin);
-        Self(Arc::new(Way { upstream, outbound, time, margin, trusted, scoped_by, voice }))
+        Self(Arc::new(Way { upstream, outbound, time, margin, trusted, scoped_by, log }))
     }
 }
 
@@ -133,9 +133,9 @@ impl Way {
         if head.headers.contains_key(TRANSFER_ENCODING) && !is_empty {
             headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
         }
-        self.tell_of_the_client(&mut headers, call.peer, host);
+        self.add_forwarded_headers(&mut headers, call.peer, host);
         if let Some(reserved) = reserved {
-            tell_of_the_key(&mut headers, reserved);
+            add_key_headers(&mut headers, reserved);
         }
         *onward.headers_mut() = headers;
         Ok(onward)
@@ -143,7 +143,7 @@ impl Way {
 
     /// Sets `x-forwarded-*`. Only a trusted proxy is believed about its client's host and scheme.
     /// Each hop adds to the list of addresses, which is read from its end.
-    fn tell_of_the_client(
+    fn add_forwarded_headers(
         &self,
         headers: &mut HeaderMap,
         peer: SocketAddr,
@@ -211,7 +211,7 @@ impl Way {
         };
         // The reservation took so long that another request may have the key by now.
         if Instant::now() >= by {
-            self.voice.upstream(call, "too late to send a request to", "the lease is over");
+            self.log.upstream(call, "too late to send a request to", "the lease is over");
             return Problem::NotReached.answer(call);
         }
         let request = onward.map(|()| Sent::Left(Full::new(body.to_bytes())));
@@ -222,7 +222,7 @@ impl Way {
         match heard.await {
             Ok(Ok(answer)) if speaks_for_another(answer.status()) => {
                 let status = format!("it answered {}", answer.status().as_u16());
-                self.voice.upstream(call, "unknown outcome of a request to", &status);
+                self.log.upstream(call, "unknown outcome of a request to", &status);
                 Problem::UnknownOutcome.answer(call)
             }
             Ok(Ok(mut answer)) => {
@@ -244,7 +244,7 @@ impl Way {
                 (Problem::UnknownOutcome, "unknown outcome of a request to")
             }
         };
-        self.voice.upstream(call, what, &error.to_string());
+        self.log.upstream(call, what, &error.to_string());
         problem.answer(call)
     }
 }
@@ -258,7 +258,7 @@ const HAPAX_FENCE: HeaderName = HeaderName::from_static("hapax-fence");
 const HAPAX_ATTEMPT: HeaderName = HeaderName::from_static("hapax-attempt");
 
 /// The headers that an app needs to store the answer itself, in its own transaction.
-fn tell_of_the_key(headers: &mut HeaderMap, reserved: &Reserved) {
+fn add_key_headers(headers: &mut HeaderMap, reserved: &Reserved) {
     let values = [
         (IDEMPOTENCY_KEY, HeaderValue::from_str(reserved.key.as_str())),
         (HAPAX_SCOPE, HeaderValue::from_str(reserved.scope.as_str())),
@@ -373,8 +373,8 @@ mod tests {
     fn way_to(at: SocketAddr) -> Forwarder {
         let upstream = Upstream::parse(&format!("http://{at}")).unwrap();
         let (outbound, lease) = (Outbound::passing_on().unwrap(), Duration::from_secs(60));
-        let voice = Arc::new(ProxyLog::new("api"));
-        Forwarder::new(upstream, outbound, lease, Vec::new(), None, voice)
+        let log = Arc::new(ProxyLog::new("api"));
+        Forwarder::new(upstream, outbound, lease, Vec::new(), None, log)
     }
 
     /// A request, with the right to a key or without.

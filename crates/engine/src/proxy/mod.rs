@@ -72,7 +72,7 @@ pub struct Proxy<L> {
     now: Now,
     ids: RequestIds,
     afterwards: BackgroundTasks,
-    voice: Arc<ProxyLog>,
+    log: Arc<ProxyLog>,
     /// Memory for bodies that are being buffered.
     unfinished: BodyMemory,
     /// A permit for each request with a key, because it runs on without its client.
@@ -102,8 +102,8 @@ impl<L: Ledger> Proxy<L> {
     /// Must be called on the runtime that will serve it: a request whose client hangs up continues
     /// there. `name` is part of every key's scope. `outbound` should be [`Outbound::passing_on`].
     pub fn new(name: &str, ledger: Arc<L>, outbound: Outbound, now: Now, spec: ProxySpec) -> Self {
-        let voice = Arc::new(ProxyLog::new(name));
-        let behind = Behind::new(Arc::clone(&ledger), &outbound, Arc::clone(&voice), spec);
+        let log = Arc::new(ProxyLog::new(name));
+        let behind = Behind::new(Arc::clone(&ledger), &outbound, Arc::clone(&log), spec);
         let body = BodyLimits::default();
         Self {
             ledger,
@@ -111,7 +111,7 @@ impl<L: Ledger> Proxy<L> {
             now,
             ids: RequestIds::new(Uuid::now_v7().as_u64_pair().1),
             afterwards: BackgroundTasks::here(),
-            voice,
+            log,
             unfinished: BodyMemory::new(body.unfinished_bytes_max, body.left_alone),
             keyed: Arc::new(Semaphore::new(KEYED_MAX)),
             behind: ArcSwap::from_pointee(behind),
@@ -120,13 +120,13 @@ impl<L: Ledger> Proxy<L> {
 
     /// The proxy's name in the config.
     pub fn name(&self) -> &str {
-        self.voice.proxy()
+        self.log.proxy()
     }
 
     /// Applies `spec` from the next request on. Requests that have started keep the old settings.
     pub fn reload(&self, spec: ProxySpec) {
-        let (ledger, voice) = (Arc::clone(&self.ledger), Arc::clone(&self.voice));
-        self.behind.store(Arc::new(Behind::new(ledger, &self.outbound, voice, spec)));
+        let (ledger, log) = (Arc::clone(&self.ledger), Arc::clone(&self.log));
+        self.behind.store(Arc::new(Behind::new(ledger, &self.outbound, log, spec)));
     }
 
     /// Answers one request.
@@ -170,7 +170,7 @@ impl<L: Ledger> Proxy<L> {
     /// Answers a request of which only the head was read.
     fn refuse<B>(&self, problem: Problem, request: &Request<B>, call: &Call) -> Response<Body> {
         let mut answer = problem.answer(call).map(Body::new);
-        self.voice.answered(call, Some(IdempotencyOutcome::Refused), answer.status());
+        self.log.answered(call, Some(IdempotencyOutcome::Refused), answer.status());
         answer.headers_mut().insert(REQUEST_ID, call.request_id.header());
         if request.version() < Version::HTTP_2 {
             answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -208,7 +208,7 @@ impl<L: Ledger> Proxy<L> {
             State::Slow => Problem::SlowBody.answer(&call).map(Body::new),
             State::Crowded => Problem::Crowded.answer(&call).map(Body::new),
         };
-        self.voice.answered(&call, outcome, answer.status());
+        self.log.answered(&call, outcome, answer.status());
         let headers = answer.headers_mut();
         headers.insert(REQUEST_ID, call.request_id.header());
         // The rest of the request must not be read as another one, and its bytes must not reset the
@@ -224,16 +224,16 @@ impl<L: Ledger> Proxy<L> {
         let mut beats = interval(TEND_EVERY);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while stop.run_until_cancelled(beats.tick()).await.is_some() {
-            self.voice.say_held_back();
+            self.log.say_held_back();
         }
-        self.voice.say_held_back();
+        self.log.say_held_back();
     }
 }
 
 impl<L: Ledger> Behind<L> {
-    fn new(ledger: Arc<L>, outbound: &Outbound, voice: Arc<ProxyLog>, spec: ProxySpec) -> Self {
+    fn new(ledger: Arc<L>, outbound: &Outbound, log: Arc<ProxyLog>, spec: ProxySpec) -> Self {
         let ProxySpec { upstream, rules, lease, body_timeout, trusted_proxies } = spec;
-        let rules = rules.realm(voice.proxy()).lease(lease);
+        let rules = rules.realm(log.proxy()).lease(lease);
         let scoped_by = rules.principal_header();
         let trusted = trusted_proxies.clone().into();
         let forwarder = Forwarder::new(
@@ -242,7 +242,7 @@ impl<L: Ledger> Behind<L> {
             lease,
             trusted_proxies,
             scoped_by.as_ref().map(with_dashes),
-            voice,
+            log,
         );
         let service = IdempotencyLayer::new(ledger, Arc::new(rules)).layer(forwarder);
         Self { service, scoped_by: scoped_by.as_ref().map(with_dashes), body_timeout, trusted }
@@ -272,7 +272,7 @@ fn with_dashes(name: &HeaderName) -> HeaderName {
 
 impl<L> fmt::Debug for Proxy<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Proxy").field("name", &self.voice.proxy()).finish_non_exhaustive()
+        f.debug_struct("Proxy").field("name", &self.log.proxy()).finish_non_exhaustive()
     }
 }
 
@@ -302,9 +302,9 @@ pub async fn serve_proxy<L: Ledger>(
     };
     let serving = |stop| door::serve(listener, None, answer, limits.clone(), stop);
     // Requests with a key whose clients were cut or hung up.
-    let backstage =
+    let background =
         Background { finish: proxy.afterwards.finish(), tend: |served| proxy.tend(served) };
-    run_until_drained(serving, backstage, limits.drain, stop).await
+    run_until_drained(serving, background, limits.drain, stop).await
 }
 
 #[cfg(test)]

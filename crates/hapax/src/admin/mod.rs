@@ -39,7 +39,7 @@ pub(crate) use auth::{Authorizer, WithoutToken};
 use problem::Problem;
 use routes::{Route, routes};
 
-use crate::alerts::Watch;
+use crate::alerts::AlertMonitor;
 
 /// The jobs of an event by the current configuration, for replays and approvals.
 pub(crate) type JobsFor =
@@ -76,7 +76,7 @@ pub(crate) struct Admin<S> {
     /// The handlers of the current configuration.
     pub(crate) configured: Configured,
     /// The alerts, and the counters behind them.
-    pub(crate) watch: Arc<Watch>,
+    pub(crate) watch: Arc<AlertMonitor>,
     /// Fetches the current objects of claimed jobs.
     pub(crate) refetch: RefetchClaims,
     /// The clock.

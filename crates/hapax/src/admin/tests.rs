@@ -21,7 +21,7 @@ use tower::ServiceExt as _;
 use uuid::Uuid;
 
 use super::{Admin, Authorizer, WithoutToken, router};
-use crate::alerts::{Eyes, Rules, Watch};
+use crate::alerts::{AlertMonitor, Inputs, Rules};
 use crate::config::Permission;
 
 /// Events with their jobs, and what was asked.
@@ -448,8 +448,8 @@ fn server(events: Vec<EventDetail>) -> Server {
         configured: Arc::new(move || {
             vec![spec("fee", Workplace::Pulled), spec("mail", Workplace::Called)]
         }),
-        watch: Arc::new(Watch::new(
-            Eyes {
+        watch: Arc::new(AlertMonitor::new(
+            Inputs {
                 traffic: Box::new(|| {
                     let traffic = |source: &str, failed_verifications| Traffic {
                         source: SourceName::new(source),

@@ -43,14 +43,14 @@ impl Counts {
 
 /// The counters at one moment, without sources whose counters are all zero.
 #[derive(Debug)]
-struct Look {
+struct Sample {
     at: Timestamp,
     counts: BTreeMap<SourceName, Counts>,
 }
 
 /// The first and the last verified arrival of a source, and their number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Spoke {
+pub(super) struct Activity {
     pub(super) first: Timestamp,
     pub(super) last: Timestamp,
     pub(super) arrivals: u64,
@@ -60,15 +60,15 @@ pub(super) struct Spoke {
 #[derive(Debug)]
 pub(super) struct History {
     began: Timestamp,
-    fine: VecDeque<Look>,
-    coarse: VecDeque<Look>,
-    spoke: BTreeMap<SourceName, Spoke>,
+    fine: VecDeque<Sample>,
+    coarse: VecDeque<Sample>,
+    activity: BTreeMap<SourceName, Activity>,
 }
 
 impl History {
     /// An empty history: every counter was zero at `began`.
     pub(super) fn new(began: Timestamp) -> Self {
-        Self { began, fine: VecDeque::new(), coarse: VecDeque::new(), spoke: BTreeMap::new() }
+        Self { began, fine: VecDeque::new(), coarse: VecDeque::new(), activity: BTreeMap::new() }
     }
 
     /// Adds a sample.
@@ -78,26 +78,26 @@ impl History {
             if counts.arrivals() == 0 {
                 continue;
             }
-            let spoke = self.spoke.entry(source.clone()).or_insert(Spoke {
+            let activity = self.activity.entry(source.clone()).or_insert(Activity {
                 first: at,
                 last: at,
                 arrivals: 0,
             });
-            if spoke.arrivals != counts.arrivals() {
-                (spoke.last, spoke.arrivals) = (at, counts.arrivals());
+            if activity.arrivals != counts.arrivals() {
+                (activity.last, activity.arrivals) = (at, counts.arrivals());
             }
         }
         // A source that is no longer configured cannot be silent.
-        self.spoke.retain(|source, _| traffic.iter().any(|one| one.source == *source));
-        self.fine.push_back(Look { at, counts });
-        while self.fine.front().is_some_and(|look| at.duration_since(look.at) > FINE) {
+        self.activity.retain(|source, _| traffic.iter().any(|one| one.source == *source));
+        self.fine.push_back(Sample { at, counts });
+        while self.fine.front().is_some_and(|sample| at.duration_since(sample.at) > FINE) {
             let aged = self.fine.pop_front();
-            let last = self.coarse.back().map(|look| look.at);
-            self.coarse.extend(aged.filter(|look| {
-                last.is_none_or(|last| look.at.duration_since(last) >= COARSE_EVERY)
+            let last = self.coarse.back().map(|sample| sample.at);
+            self.coarse.extend(aged.filter(|sample| {
+                last.is_none_or(|last| sample.at.duration_since(last) >= COARSE_EVERY)
             }));
         }
-        while self.coarse.front().is_some_and(|look| at.duration_since(look.at) > KEPT) {
+        while self.coarse.front().is_some_and(|sample| at.duration_since(sample.at) > KEPT) {
             self.coarse.pop_front();
         }
     }
@@ -105,9 +105,9 @@ impl History {
     /// The counters in the last sample at or before `at`, and the time of that sample. Before the
     /// first sample all counters are zero.
     pub(super) fn at(&self, at: Timestamp, source: &SourceName) -> (Counts, Timestamp) {
-        let looks = self.fine.iter().rev().chain(self.coarse.iter().rev());
-        match looks.into_iter().find(|look| look.at <= at) {
-            Some(look) => (look.counts.get(source).copied().unwrap_or_default(), look.at),
+        let samples = self.fine.iter().rev().chain(self.coarse.iter().rev());
+        match samples.into_iter().find(|sample| sample.at <= at) {
+            Some(sample) => (sample.counts.get(source).copied().unwrap_or_default(), sample.at),
             None => (Counts::default(), self.began),
         }
     }
@@ -125,8 +125,8 @@ impl History {
     }
 
     /// The verified arrivals of a source, or `None` if there were none.
-    pub(super) fn spoke(&self, source: &SourceName) -> Option<Spoke> {
-        self.spoke.get(source).copied()
+    pub(super) fn activity(&self, source: &SourceName) -> Option<Activity> {
+        self.activity.get(source).copied()
     }
 }
 
@@ -195,8 +195,8 @@ mod tests {
     fn a_source_that_is_no_longer_configured_is_forgotten() {
         let mut history = History::new(at(0));
         history.note(at(10), &[stripe(1)]);
-        assert_eq!(history.spoke(&SourceName::new("stripe")).unwrap().last, at(10));
+        assert_eq!(history.activity(&SourceName::new("stripe")).unwrap().last, at(10));
         history.note(at(20), &[]);
-        assert_eq!(history.spoke(&SourceName::new("stripe")), None);
+        assert_eq!(history.activity(&SourceName::new("stripe")), None);
     }
 }

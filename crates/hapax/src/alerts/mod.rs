@@ -22,16 +22,16 @@ use tokio_util::sync::CancellationToken;
 
 use self::history::History;
 pub(crate) use self::rules::SecretEnds;
-use self::rules::{About, Finding, Seen, judge};
+use self::rules::{About, Finding, Observations, judge};
 use crate::api::{self, Severity};
 use crate::config::{ALERT_NAMES, Alerts, Config};
 use crate::statements::{Statements, Unprepared};
 
 /// The time between two rounds.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+const ROUND_EVERY: Duration = Duration::from_secs(10);
 
 /// A request for the alerts starts a round too, unless the last one is younger than this.
-const LOOK_AGAIN: SignedDuration = SignedDuration::from_millis(500);
+const ROUND_AGAIN: SignedDuration = SignedDuration::from_millis(500);
 
 /// The part of the configuration that alerts depend on. A reload replaces it.
 #[derive(Debug, Clone, Default)]
@@ -59,7 +59,7 @@ impl Rules {
 }
 
 /// The inputs of the rules, apart from the store.
-pub(crate) struct Eyes {
+pub(crate) struct Inputs {
     /// The counters of every source since the process started.
     pub(crate) traffic: Box<dyn Fn() -> Vec<Traffic> + Send + Sync>,
     /// How far this machine's clock is ahead of the times that senders sign.
@@ -89,8 +89,8 @@ impl From<Alert> for api::Alert {
 }
 
 /// Evaluates the rules, and keeps the active alerts.
-pub(crate) struct Watch {
-    eyes: Eyes,
+pub(crate) struct AlertMonitor {
+    inputs: Inputs,
     kept: Mutex<Kept>,
     /// Held during a round: only one runs at a time.
     turn: tokio::sync::Mutex<()>,
@@ -103,25 +103,25 @@ struct Kept {
     lanes: Vec<LaneState>,
     in_review: Vec<(SourceName, u64)>,
     board: BTreeMap<About, Alert>,
-    looked_at: Option<Timestamp>,
+    last_round: Option<Timestamp>,
     /// Handlers whose SQL the database refused; `None` until the database was asked.
     unprepared: Option<Vec<Unprepared>>,
 }
 
-impl Watch {
+impl AlertMonitor {
     /// No alert is active, and all counters are zero.
-    pub(crate) fn new(eyes: Eyes, rules: Rules) -> Self {
-        let history = History::new((eyes.now)());
+    pub(crate) fn new(inputs: Inputs, rules: Rules) -> Self {
+        let history = History::new((inputs.now)());
         let kept = Kept {
             rules,
             history,
             lanes: Vec::new(),
             in_review: Vec::new(),
             board: BTreeMap::new(),
-            looked_at: None,
+            last_round: None,
             unprepared: None,
         };
-        Self { eyes, kept: Mutex::new(kept), turn: tokio::sync::Mutex::new(()) }
+        Self { inputs, kept: Mutex::new(kept), turn: tokio::sync::Mutex::new(()) }
     }
 
     /// Replaces the rules after the configuration was reloaded.
@@ -133,16 +133,16 @@ impl Watch {
 
     /// Runs a round every few seconds, until `stop`.
     pub(crate) async fn run<S: Store + Inspect>(&self, store: Arc<S>, stop: CancellationToken) {
-        let mut beats = interval(LOOK_EVERY);
+        let mut beats = interval(ROUND_EVERY);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while stop.run_until_cancelled(beats.tick()).await.is_some() {
-            stop.run_until_cancelled(self.look(&*store)).await;
+            stop.run_until_cancelled(self.run_round(&*store)).await;
         }
     }
 
     /// The active alerts, the most severe first.
     pub(crate) async fn alerts<S: Store + Inspect>(&self, store: &S) -> Vec<Alert> {
-        self.look(store).await;
+        self.run_round(store).await;
         let mut alerts: Vec<Alert> = self.kept().board.values().cloned().collect();
         alerts.sort_by(|a, b| b.severity.cmp(&a.severity).then(a.since.cmp(&b.since)));
         alerts
@@ -151,7 +151,7 @@ impl Watch {
     /// The failed verifications of each source in the last `span`, and the time from which they
     /// were counted. The process may be younger than `span`.
     pub(crate) fn failed_within(&self, span: Duration) -> (BTreeMap<SourceName, u64>, Timestamp) {
-        let (traffic, now) = ((self.eyes.traffic)(), (self.eyes.now)());
+        let (traffic, now) = ((self.inputs.traffic)(), (self.inputs.now)());
         let kept = self.kept();
         // Every source is sampled at the same moments, so any source name gives the same time.
         let (_, since) = kept.history.at(history::earlier(now, span), &SourceName::new(""));
@@ -162,11 +162,11 @@ impl Watch {
         (traffic.into_iter().map(of_source).collect(), since)
     }
 
-    async fn look<S: Store + Inspect>(&self, store: &S) {
+    async fn run_round<S: Store + Inspect>(&self, store: &S) {
         let _turn = self.turn.lock().await;
-        let now = (self.eyes.now)();
-        let looked_at = self.kept().looked_at;
-        if looked_at.is_some_and(|at| now.duration_since(at).abs() < LOOK_AGAIN) {
+        let now = (self.inputs.now)();
+        let last_round = self.kept().last_round;
+        if last_round.is_some_and(|at| now.duration_since(at).abs() < ROUND_AGAIN) {
             return;
         }
         let lanes = match store.lanes().await {
@@ -184,18 +184,18 @@ impl Watch {
             }
         };
         self.check_statements().await;
-        let traffic = (self.eyes.traffic)();
-        let log = self.eyes.log.as_ref().and_then(|log| std::fs::metadata(log).ok());
-        let known = (self.eyes.known)();
+        let traffic = (self.inputs.traffic)();
+        let log = self.inputs.log.as_ref().and_then(|log| std::fs::metadata(log).ok());
+        let known = (self.inputs.known)();
         let mut guard = self.kept();
         let kept = &mut *guard;
-        kept.looked_at = Some(now);
+        kept.last_round = Some(now);
         // If the store cannot be read, the last known values stay, so that no alert ends because of
         // a failed query.
         kept.lanes = lanes.unwrap_or_else(|| std::mem::take(&mut kept.lanes));
         kept.in_review = in_review.unwrap_or_else(|| std::mem::take(&mut kept.in_review));
         kept.history.note(now, &traffic);
-        let seen = Seen {
+        let observed = Observations {
             now,
             history: &kept.history,
             traffic: &traffic,
@@ -204,11 +204,11 @@ impl Watch {
             known: &known,
             secrets: &kept.rules.secrets,
             unwritable: store.writable().err().map(|error| error.to_string()),
-            clock_offset_seconds: (self.eyes.clock_offset_seconds)(),
+            clock_offset_seconds: (self.inputs.clock_offset_seconds)(),
             log_bytes: log.map(|log| log.len()),
             unprepared: kept.unprepared.as_deref().unwrap_or_default(),
         };
-        let found = judge(&seen, &kept.rules.alerts);
+        let found = judge(&observed, &kept.rules.alerts);
         post(&mut kept.board, found, now);
     }
 

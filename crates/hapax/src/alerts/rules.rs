@@ -65,7 +65,7 @@ pub(crate) struct SecretEnds {
 }
 
 /// All observations of one round.
-pub(super) struct Seen<'a> {
+pub(super) struct Observations<'a> {
     pub(super) now: Timestamp,
     pub(super) history: &'a History,
     pub(super) traffic: &'a [Traffic],
@@ -84,23 +84,23 @@ pub(super) struct Seen<'a> {
 }
 
 /// All problems that exist now.
-pub(super) fn judge(seen: &Seen<'_>, alerts: &Alerts) -> Vec<Finding> {
+pub(super) fn judge(observed: &Observations<'_>, alerts: &Alerts) -> Vec<Finding> {
     let mut found = Vec::new();
-    for traffic in seen.traffic {
-        found.extend(duplicate_spike(seen, alerts, traffic));
-        found.extend(failed_verifications(seen, alerts, traffic));
-        found.extend(silence(seen, alerts, traffic));
+    for traffic in observed.traffic {
+        found.extend(duplicate_spike(observed, alerts, traffic));
+        found.extend(failed_verifications(observed, alerts, traffic));
+        found.extend(silence(observed, alerts, traffic));
     }
-    for lane in seen.lanes {
-        found.extend(oldest_job(seen, alerts, lane));
+    for lane in observed.lanes {
+        found.extend(oldest_job(observed, alerts, lane));
         found.extend(dead_letters(alerts, lane));
     }
-    found.extend(review(seen, alerts));
-    found.extend(seen.secrets.iter().filter_map(|ends| secret_expiry(seen, alerts, ends)));
-    found.extend(clock_skew(seen, alerts));
-    found.extend(log_growth(seen, alerts));
-    found.extend(seen.unprepared.iter().filter_map(|one| statements(alerts, one)));
-    found.extend(store(seen, alerts));
+    found.extend(review(observed, alerts));
+    found.extend(observed.secrets.iter().filter_map(|ends| secret_expiry(observed, alerts, ends)));
+    found.extend(clock_skew(observed, alerts));
+    found.extend(log_growth(observed, alerts));
+    found.extend(observed.unprepared.iter().filter_map(|one| statements(alerts, one)));
+    found.extend(store(observed, alerts));
     found
 }
 
@@ -117,11 +117,15 @@ fn of_lane(name: &'static str, lane: &LaneState) -> About {
     About { lane: Some(format!("{source}/{handler}")), ..of_source(name, source) }
 }
 
-fn duplicate_spike(seen: &Seen<'_>, alerts: &Alerts, traffic: &Traffic) -> Option<Finding> {
+fn duplicate_spike(
+    observed: &Observations<'_>,
+    alerts: &Alerts,
+    traffic: &Traffic,
+) -> Option<Finding> {
     let times = f64::from(alerts.duplicate_spike?);
-    let (now, _) = seen.history.within(SPIKE_NOW, seen.now, traffic);
-    let (then, _) = seen.history.at(earlier(seen.now, SPIKE_NOW), &traffic.source);
-    let (long_ago, _) = seen.history.at(earlier(seen.now, SPIKE_BEFORE), &traffic.source);
+    let (now, _) = observed.history.within(SPIKE_NOW, observed.now, traffic);
+    let (then, _) = observed.history.at(earlier(observed.now, SPIKE_NOW), &traffic.source);
+    let (long_ago, _) = observed.history.at(earlier(observed.now, SPIKE_BEFORE), &traffic.source);
     let before = then.since(long_ago);
     // Duplicates per new event, not their share of all arrivals: a share of one half cannot treble.
     let per_new = |copies: u64, new: u64| copies as f64 / new.max(1) as f64;
@@ -138,11 +142,15 @@ fn duplicate_spike(seen: &Seen<'_>, alerts: &Alerts, traffic: &Traffic) -> Optio
     })
 }
 
-fn failed_verifications(seen: &Seen<'_>, alerts: &Alerts, traffic: &Traffic) -> Option<Finding> {
+fn failed_verifications(
+    observed: &Observations<'_>,
+    alerts: &Alerts,
+    traffic: &Traffic,
+) -> Option<Finding> {
     let rate = alerts.failed_verifications?;
     let over = rate.per.max(FAILED_OVER_MIN);
     let limit = f64::from(rate.count.get()) * over.as_secs_f64() / rate.per.as_secs_f64();
-    let (now, _) = seen.history.within(over, seen.now, traffic);
+    let (now, _) = observed.history.within(over, observed.now, traffic);
     (now.failed as f64 >= limit).then(|| Finding {
         about: of_source("failed_verifications", &traffic.source),
         severity: Severity::Warning,
@@ -156,15 +164,15 @@ fn failed_verifications(seen: &Seen<'_>, alerts: &Alerts, traffic: &Traffic) -> 
     })
 }
 
-fn silence(seen: &Seen<'_>, alerts: &Alerts, traffic: &Traffic) -> Option<Finding> {
+fn silence(observed: &Observations<'_>, alerts: &Alerts, traffic: &Traffic) -> Option<Finding> {
     let least = alerts.silence?;
-    let spoke = seen.history.spoke(&traffic.source)?;
-    if spoke.arrivals < SILENCE_ARRIVALS_MIN {
+    let activity = observed.history.activity(&traffic.source)?;
+    if activity.arrivals < SILENCE_ARRIVALS_MIN {
         return None;
     }
-    let spoke_for = spoke.last.duration_since(spoke.first).unsigned_abs();
-    let usual = spoke_for / u32::try_from(spoke.arrivals).unwrap_or(u32::MAX);
-    let quiet = seen.now.duration_since(spoke.last).unsigned_abs();
+    let active_for = activity.last.duration_since(activity.first).unsigned_abs();
+    let usual = active_for / u32::try_from(activity.arrivals).unwrap_or(u32::MAX);
+    let quiet = observed.now.duration_since(activity.last).unsigned_abs();
     (quiet >= least.max(usual * SILENCE_TIMES_USUAL)).then(|| Finding {
         about: of_source("silence", &traffic.source),
         severity: Severity::Warning,
@@ -177,11 +185,11 @@ fn silence(seen: &Seen<'_>, alerts: &Alerts, traffic: &Traffic) -> Option<Findin
     })
 }
 
-fn oldest_job(seen: &Seen<'_>, alerts: &Alerts, lane: &LaneState) -> Option<Finding> {
+fn oldest_job(observed: &Observations<'_>, alerts: &Alerts, lane: &LaneState) -> Option<Finding> {
     let limit = SignedDuration::try_from(alerts.oldest_job?).ok()?;
-    let due = seen.now.duration_since(lane.oldest_due?);
+    let due = observed.now.duration_since(lane.oldest_due?);
     let HandlerRef { source, handler } = &lane.handler;
-    let why = match seen.known.contains(&lane.handler) {
+    let why = match observed.known.contains(&lane.handler) {
         true => "",
         false => ", and no such handler is configured",
     };
@@ -211,13 +219,17 @@ fn dead_letters(alerts: &Alerts, lane: &LaneState) -> Option<Finding> {
     })
 }
 
-fn secret_expiry(seen: &Seen<'_>, alerts: &Alerts, ends: &SecretEnds) -> Option<Finding> {
+fn secret_expiry(
+    observed: &Observations<'_>,
+    alerts: &Alerts,
+    ends: &SecretEnds,
+) -> Option<Finding> {
     let limit = SignedDuration::try_from(alerts.secret_expiry?).ok()?;
     let name = match ends.tenant.as_str() {
         "default" => ends.source.to_string(),
         tenant => format!("{} of {tenant}", ends.source),
     };
-    let left = |until: Timestamp| until.duration_since(seen.now);
+    let left = |until: Timestamp| until.duration_since(observed.now);
     let limited: Option<Vec<Timestamp>> = ends.until.iter().copied().collect();
     let last = limited.as_ref().and_then(|all| all.iter().max().copied());
     let next = ends.until.iter().flatten().copied().filter(|end| left(*end).is_positive()).min();
@@ -241,9 +253,9 @@ fn secret_expiry(seen: &Seen<'_>, alerts: &Alerts, ends: &SecretEnds) -> Option<
     Some(Finding { about, severity, message })
 }
 
-fn clock_skew(seen: &Seen<'_>, alerts: &Alerts) -> Option<Finding> {
+fn clock_skew(observed: &Observations<'_>, alerts: &Alerts) -> Option<Finding> {
     let limit = alerts.clock_skew?.as_secs();
-    let offset = seen.clock_offset_seconds?;
+    let offset = observed.clock_offset_seconds?;
     let way = if offset > 0 { "ahead of" } else { "behind" };
     (offset.unsigned_abs() >= limit).then(|| Finding {
         about: about("clock_skew"),
@@ -256,10 +268,10 @@ fn clock_skew(seen: &Seen<'_>, alerts: &Alerts) -> Option<Finding> {
 }
 
 /// One finding for each source: events in review as a whole, and jobs in review, added up.
-fn review(seen: &Seen<'_>, alerts: &Alerts) -> Vec<Finding> {
+fn review(observed: &Observations<'_>, alerts: &Alerts) -> Vec<Finding> {
     let mut waiting = BTreeMap::<&SourceName, u64>::new();
-    let jobs = seen.lanes.iter().map(|lane| (&lane.handler.source, lane.review));
-    let events = seen.in_review.iter().map(|(source, count)| (source, *count));
+    let jobs = observed.lanes.iter().map(|lane| (&lane.handler.source, lane.review));
+    let events = observed.in_review.iter().map(|(source, count)| (source, *count));
     for (source, count) in events.chain(jobs).filter(|(_, count)| alerts.review && *count > 0) {
         *waiting.entry(source).or_default() += count;
     }
@@ -280,9 +292,9 @@ fn review(seen: &Seen<'_>, alerts: &Alerts) -> Vec<Finding> {
     waiting.into_iter().map(finding).collect()
 }
 
-fn log_growth(seen: &Seen<'_>, alerts: &Alerts) -> Option<Finding> {
+fn log_growth(observed: &Observations<'_>, alerts: &Alerts) -> Option<Finding> {
     let limit = alerts.log_growth? as u64;
-    let bytes = seen.log_bytes?;
+    let bytes = observed.log_bytes?;
     (bytes >= limit).then(|| Finding {
         about: about("log_growth"),
         severity: Severity::Warning,
@@ -305,8 +317,8 @@ fn statements(alerts: &Alerts, unprepared: &Unprepared) -> Option<Finding> {
     })
 }
 
-fn store(seen: &Seen<'_>, alerts: &Alerts) -> Option<Finding> {
-    let why = seen.unwritable.as_ref().filter(|_| alerts.store)?;
+fn store(observed: &Observations<'_>, alerts: &Alerts) -> Option<Finding> {
+    let why = observed.unwritable.as_ref().filter(|_| alerts.store)?;
     Some(Finding {
         about: about("store"),
         severity: Severity::Critical,

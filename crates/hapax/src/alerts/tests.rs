@@ -58,13 +58,13 @@ impl Scene {
     }
 
     /// Adds a sample of the counters at this second.
-    fn look(&mut self, second: i64, counters: Traffic) {
+    fn sample(&mut self, second: i64, counters: Traffic) {
         self.history.note(at(second), std::slice::from_ref(&counters));
         (self.now, self.traffic) = (at(second), vec![counters]);
     }
 
     fn found(&self) -> Vec<Finding> {
-        let seen = Seen {
+        let observed = Observations {
             now: self.now,
             history: &self.history,
             traffic: &self.traffic,
@@ -77,7 +77,7 @@ impl Scene {
             log_bytes: self.log_bytes,
             unprepared: &self.unprepared,
         };
-        judge(&seen, &self.alerts)
+        judge(&observed, &self.alerts)
     }
 
     fn names(&self) -> Vec<&'static str> {
@@ -103,7 +103,7 @@ fn a_server_that_is_well_has_no_alerts() {
     for minute in 0..120 {
         // A copy for every tenth event, and now and then a wrong signature.
         let n = minute as u64 * 100;
-        scene.look(minute * 60, traffic(n, n / 10, n / 10));
+        scene.sample(minute * 60, traffic(n, n / 10, n / 10));
     }
     scene.lanes[0].oldest_due = Some(scene.now);
     assert_eq!(scene.names(), [""; 0], "{:?}", scene.found());
@@ -114,40 +114,40 @@ fn many_more_copies_than_usual_are_a_spike() {
     let usual = |scene: &mut Scene, copies_per_event: f64| {
         for minute in 0..60 {
             let new = minute as u64 * 100;
-            scene.look(minute * 60, traffic(new, (new as f64 * copies_per_event) as u64, 0));
+            scene.sample(minute * 60, traffic(new, (new as f64 * copies_per_event) as u64, 0));
         }
         scene.traffic[0].clone()
     };
     let mut scene = Scene::well();
     let before = usual(&mut scene, 0.1);
-    scene.look(3_599, traffic(before.new + 100, before.copies + 200, 0));
+    scene.sample(3_599, traffic(before.new + 100, before.copies + 200, 0));
     scene.check("duplicate_spike", Severity::Warning, "stripe sent", |alerts| {
         alerts.duplicate_spike = None;
     });
     // A sender that always sends each event three times has no spike when it continues to.
     let mut scene = Scene::well();
     let before = usual(&mut scene, 2.0);
-    scene.look(3_599, traffic(before.new + 100, before.copies + 200, 0));
+    scene.sample(3_599, traffic(before.new + 100, before.copies + 200, 0));
     assert_eq!(scene.names(), [""; 0]);
     // Fewer than 50 duplicates are no spike, even without any new event.
     let mut scene = Scene::well();
-    scene.look(10, traffic(0, 49, 0));
+    scene.sample(10, traffic(0, 49, 0));
     assert_eq!(scene.names(), [""; 0]);
-    scene.look(20, traffic(0, 50, 0));
+    scene.sample(20, traffic(0, 50, 0));
     assert_eq!(scene.names(), ["duplicate_spike"]);
 }
 
 #[test]
 fn failed_verifications_count_within_their_minute_only() {
     let mut scene = Scene::well();
-    scene.look(0, traffic(0, 0, 0));
-    scene.look(30, traffic(0, 0, 19));
+    scene.sample(0, traffic(0, 0, 0));
+    scene.sample(30, traffic(0, 0, 19));
     assert_eq!(scene.names(), [""; 0]);
-    scene.look(50, traffic(0, 0, 20));
+    scene.sample(50, traffic(0, 0, 20));
     assert_eq!(scene.names(), ["failed_verifications"]);
-    scene.look(200, traffic(0, 0, 20));
+    scene.sample(200, traffic(0, 0, 20));
     assert_eq!(scene.names(), [""; 0], "they are long past");
-    scene.look(210, traffic(0, 0, 60));
+    scene.sample(210, traffic(0, 0, 60));
     scene.check("failed_verifications", Severity::Warning, "40 requests to stripe", |alerts| {
         alerts.failed_verifications = None;
     });
@@ -155,17 +155,17 @@ fn failed_verifications_count_within_their_minute_only() {
 
 #[test]
 fn silence_depends_on_how_often_the_source_usually_sends() {
-    let spoken = |every: i64| {
+    let active_source = |every: i64| {
         let mut scene = Scene::well();
         for n in 1..=20 {
-            scene.look(n * every, traffic(n as u64, 0, 0));
+            scene.sample(n * every, traffic(n as u64, 0, 0));
         }
         scene
     };
     let quiet_for = |scene: &mut Scene, seconds: i64| {
         scene.now = scene.now.checked_add(SignedDuration::from_secs(seconds)).unwrap();
     };
-    let mut scene = spoken(10);
+    let mut scene = active_source(10);
     quiet_for(&mut scene, 3_599);
     assert_eq!(scene.names(), [""; 0]);
     quiet_for(&mut scene, 1);
@@ -173,14 +173,14 @@ fn silence_depends_on_how_often_the_source_usually_sends() {
         alerts.silence = None;
     });
     // One event in half an hour is usual here: an hour without one is normal, half a day is not.
-    let mut scene = spoken(1_800);
+    let mut scene = active_source(1_800);
     quiet_for(&mut scene, 4 * 3_600);
     assert_eq!(scene.names(), [""; 0]);
     quiet_for(&mut scene, 8 * 3_600);
     assert_eq!(scene.names(), ["silence"]);
     // A source that never sent an event is not silent.
     let mut scene = Scene::well();
-    scene.look(10, traffic(0, 0, 5));
+    scene.sample(10, traffic(0, 0, 5));
     quiet_for(&mut scene, 86_400);
     assert_eq!(scene.names(), [""; 0]);
 }
@@ -262,7 +262,7 @@ async fn an_alert_keeps_its_beginning_and_goes_when_it_is_over() {
     // Each round finds the same problem. That must be neither a new alert nor one that never ends.
     let second = Arc::new(AtomicI64::new(0));
     let clock = Arc::clone(&second);
-    let eyes = Eyes {
+    let inputs = Inputs {
         traffic: Box::new(Vec::new),
         clock_offset_seconds: Box::new(|| None),
         known: Box::new(Vec::new),
@@ -270,7 +270,7 @@ async fn an_alert_keeps_its_beginning_and_goes_when_it_is_over() {
         now: Arc::new(move || at(clock.load(Ordering::SeqCst))),
     };
     let rules = |until: Option<i64>| Rules { secrets: vec![ends(&[until])], ..Rules::default() };
-    let watch = Watch::new(eyes, rules(Some(0)));
+    let watch = AlertMonitor::new(inputs, rules(Some(0)));
     let store = MemoryStore::new();
     let alerts = async |later: i64| {
         second.store(later, Ordering::SeqCst);

@@ -410,7 +410,7 @@ fn is_void_plan(code: &SqlState) -> bool {
 /// Why a statement did not succeed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PgError {
-    #[error("{}", told(.0))]
+    #[error("{}", error_text(.0))]
     Sql(#[from] tokio_postgres::Error),
     #[error("no connection: {0}")]
     Pool(String),
@@ -474,7 +474,7 @@ impl From<PgError> for StoreError {
 
 /// A short error text. The server's own message may quote a value, so it is used only for error
 /// classes about the server's state.
-fn told(error: &tokio_postgres::Error) -> String {
+fn error_text(error: &tokio_postgres::Error) -> String {
     match error.as_db_error() {
         Some(db) => {
             let state = ["08", "25", "40", "53", "55", "57", "58", "28", "3D"];
@@ -590,7 +590,7 @@ impl Target {
         // The database's message is for the author of the query; it contains nothing from outside.
         let messages = connection.simple_query(sql).await.map_err(|error| {
             let words = error.as_db_error().map(|db| db.message().to_owned());
-            PgOpenError::Query(words.unwrap_or_else(|| told(&error)))
+            PgOpenError::Query(words.unwrap_or_else(|| error_text(&error)))
         })?;
         let row = |message: tokio_postgres::SimpleQueryMessage| match message {
             tokio_postgres::SimpleQueryMessage::Row(row) => {
@@ -615,7 +615,7 @@ impl Target {
                  current_setting('transaction_read_only')",
             )
             .await
-            .map_err(|error| PgOpenError::Connect(told(&error)))?;
+            .map_err(|error| PgOpenError::Connect(error_text(&error)))?;
         let said = row.iter().find_map(|message| match message {
             tokio_postgres::SimpleQueryMessage::Row(row) => {
                 Some((0..5).map(|n| row.get(n).unwrap_or("").to_owned()).collect::<Vec<_>>())
@@ -665,7 +665,7 @@ async fn probe_sessions(mut first: PooledClient, second: &ClientPool) -> Result<
     let token = Uuid::now_v7().to_string();
     let client = first.raw().map_err(|error| unreachable_server(&error))?;
     let set = format!("SELECT set_config('hapax.probe', '{token}', false)");
-    client.simple_query(&set).await.map_err(|error| PgOpenError::Connect(told(&error)))?;
+    client.simple_query(&set).await.map_err(|error| PgOpenError::Connect(error_text(&error)))?;
     // In session mode a pooler may have only one server for this node: then this waits, and proves
     // nothing.
     let Ok(mut other) = second.lend().await else {

@@ -65,7 +65,7 @@ async fn reserve(shared: &Shared, ask: &ReserveAsk) -> Result<Reservation, PgErr
         )
         .await?;
     failpoint!("idem.after_commit");
-    told(only(&rows)?, ask)
+    read_reservation(only(&rows)?, ask)
 }
 
 /// The most keys and bytes, as the database's integers.
@@ -74,7 +74,7 @@ fn bounds(quota: Option<Quota>) -> (Option<i64>, Option<i64>) {
     (quota.map(|quota| number(quota.keys)), quota.map(|quota| number(quota.bytes)))
 }
 
-fn told(row: &Row, ask: &ReserveAsk) -> Result<Reservation, PgError> {
+fn read_reservation(row: &Row, ask: &ReserveAsk) -> Result<Reservation, PgError> {
     Ok(match row.get("outcome") {
         "fresh" => {
             let attempt: i32 = row.get("attempt");

@@ -427,7 +427,7 @@ impl Shared {
         {
             let Recent { body_hash, guard, known, .. } = recent.clone();
             let entry = Entry { body_hash, guard, known, written_at: Timestamp::now() };
-            front.tell(&seal, [(key, entry)]);
+            front.write(&seal, [(key, entry)]);
         }
         self.epoch.within(epoch, || self.recent.put(key, recent));
     }
@@ -436,7 +436,7 @@ impl Shared {
     fn unlearn(&self, keys: &[KeyHash]) {
         keys.iter().for_each(|key| self.recent.remove(key));
         if let Some(front) = &self.front {
-            front.untell(keys.iter().copied());
+            front.remove(keys.iter().copied());
         }
     }
 

@@ -299,7 +299,7 @@ trait Recorded: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<bool, PgError>> + Send;
 
     /// Called after the commit; returns its proof.
-    fn told(&self, shared: &Shared, said: Self::Said) -> Self::Proof;
+    fn committed(&self, shared: &Shared, said: Self::Said) -> Self::Proof;
 }
 
 impl Recorded for JobRight {
@@ -337,7 +337,7 @@ impl Recorded for JobRight {
         jobs::is_done_under(shared, self.job, self.fence).await
     }
 
-    fn told(&self, shared: &Shared, _: Option<String>) -> Committed {
+    fn committed(&self, shared: &Shared, _: Option<String>) -> Committed {
         // Other jobs of the resource may be ready.
         shared.arrived.notify_waiters();
         Committed::new(self.job, self.fence)
@@ -375,7 +375,7 @@ impl Recorded for KeyRight {
         ledger::is_kept(shared, &self.0, answer).await
     }
 
-    fn told(&self, _: &Shared, answer: StoredAnswer) -> StoredAnswer {
+    fn committed(&self, _: &Shared, answer: StoredAnswer) -> StoredAnswer {
         answer
     }
 }
@@ -442,7 +442,7 @@ async fn end<R: Recorded>(mut db: PgDb<R>, said: R::Said) -> Result<R::Proof, Tx
         Err(NotRun::Outage(error)) => {
             // Valid only for this fence: another attempt has another one.
             return match right.is_recorded(&shared, &said).await {
-                Ok(true) => Ok(right.told(&shared, said)),
+                Ok(true) => Ok(right.committed(&shared, said)),
                 Ok(false) | Err(_) => Err(TxError::Store(error.into())),
             };
         }
@@ -457,7 +457,7 @@ async fn end<R: Recorded>(mut db: PgDb<R>, said: R::Said) -> Result<R::Proof, Tx
         }
     }
     failpoint!("code.after_commit");
-    Ok(right.told(&shared, said))
+    Ok(right.committed(&shared, said))
 }
 
 impl<R> Drop for PgDb<R> {
@@ -490,7 +490,7 @@ pub enum PgDbError {
     #[error("{} ({})", .0, .0.hint)]
     Refused(SqlError),
     /// It is wrong, violates a constraint, or does not match its parameters.
-    #[error("{}", told(.0))]
+    #[error("{}", error_text(.0))]
     Statement(tokio_postgres::Error),
     /// The transaction has used up its time.
     #[error("the transaction took longer than {0:?}")]
@@ -515,8 +515,8 @@ impl PgDbError {
     fn of(error: tokio_postgres::Error, time: Duration) -> Self {
         match error.code() {
             Some(code) if *code == SqlState::QUERY_CANCELED => Self::TimedOut(time),
-            Some(code) if sql_handlers::is_outage(code) => Self::Broken(told(&error)),
-            None if error.is_closed() => Self::Broken(told(&error)),
+            Some(code) if sql_handlers::is_outage(code) => Self::Broken(error_text(&error)),
+            None if error.is_closed() => Self::Broken(error_text(&error)),
             Some(_) | None => Self::Statement(error),
         }
     }
@@ -566,7 +566,7 @@ impl From<NotRun> for TxError {
 }
 
 /// An error in the format of SQL handlers' errors.
-fn told(error: &tokio_postgres::Error) -> String {
+fn error_text(error: &tokio_postgres::Error) -> String {
     match error.as_db_error() {
         Some(db) => format!("{} ({})", db.message(), db.code().code()),
         None => crate::transact::with_sources(error),

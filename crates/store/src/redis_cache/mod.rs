@@ -34,7 +34,7 @@ use crate::limits::{
 pub(crate) struct RedisCache {
     line: Arc<Line>,
     asked: mpsc::Sender<CacheLookup>,
-    told: mpsc::Sender<CacheEntries>,
+    writes: mpsc::Sender<CacheEntries>,
     age_max: Duration,
     keys_kept: Option<Duration>,
     counted: Counted,
@@ -86,14 +86,20 @@ impl RedisCache {
             said: Mutex::new(CacheReply { fails_at: None, answers: false }),
         });
         let (asked, questions) = mpsc::channel(FRONT_WAITING_MAX);
-        let (told, telling) = mpsc::channel(FRONT_WAITING_MAX);
+        let (writes, entries) = mpsc::channel(FRONT_WAITING_MAX);
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         tasks.spawn(ask_together(Arc::clone(&line), questions, stop.clone()));
-        tasks.spawn(tell(Arc::clone(&line), tasks.clone(), telling, age_max, stop.clone()));
+        tasks.spawn(write_entries(
+            Arc::clone(&line),
+            tasks.clone(),
+            entries,
+            age_max,
+            stop.clone(),
+        ));
         tasks.close();
         line.lift(&tasks);
         let counted = Counted::new();
-        Ok(Self { line, asked, told, age_max, keys_kept, counted, stop, tasks })
+        Ok(Self { line, asked, writes, age_max, keys_kept, counted, stop, tasks })
     }
 
     /// The entry under each key, in order. Takes a bounded moment and never fails.
@@ -124,7 +130,7 @@ impl RedisCache {
     }
 
     /// Queues entries of events that are committed and ended. Dropped when the queue is full.
-    pub(crate) fn tell(&self, seal: &Seal, ended: impl IntoIterator<Item = (KeyHash, Entry)>) {
+    pub(crate) fn write(&self, seal: &Seal, ended: impl IntoIterator<Item = (KeyHash, Entry)>) {
         let lasts = |(_, entry): &(KeyHash, Entry)| {
             self.keys_kept.is_none_or(|kept| {
                 let received_at =
@@ -139,13 +145,13 @@ impl RedisCache {
 
     /// Queues the deletion of these keys' entries. Best effort: an entry that stays still belongs
     /// to a committed event.
-    pub(crate) fn untell(&self, keys: impl IntoIterator<Item = KeyHash>) {
+    pub(crate) fn remove(&self, keys: impl IntoIterator<Item = KeyHash>) {
         self.send(keys.into_iter().map(|key| (key, None)).collect());
     }
 
-    fn send(&self, telling: CacheEntries) {
-        if !telling.is_empty() {
-            let _full = self.told.try_send(telling);
+    fn send(&self, entries: CacheEntries) {
+        if !entries.is_empty() {
+            let _full = self.writes.try_send(entries);
         }
     }
 
@@ -206,20 +212,20 @@ async fn ask_together(
 }
 
 /// Writes entries with an expiry, so that Redis deletes them soon after nodes stop trusting them.
-async fn tell(
+async fn write_entries(
     line: Arc<Line>,
     tasks: TaskTracker,
-    mut telling: mpsc::Receiver<CacheEntries>,
+    mut entries: mpsc::Receiver<CacheEntries>,
     age_max: Duration,
     stop: CancellationToken,
 ) {
-    while let Some(Some(first)) = stop.run_until_cancelled(telling.recv()).await {
+    while let Some(Some(first)) = stop.run_until_cancelled(entries.recv()).await {
         let Some(mut redis) = line.connection() else {
             line.lift(&tasks);
             continue;
         };
         let mut pipe = redis::pipe();
-        let more = std::iter::from_fn(|| telling.try_recv().ok()).take(FRONT_WAITING_MAX);
+        let more = std::iter::from_fn(|| entries.try_recv().ok()).take(FRONT_WAITING_MAX);
         for (key, value) in std::iter::once(first).chain(more).flatten() {
             let seconds = age_max.as_secs().max(1);
             let name = name_of(&key);
