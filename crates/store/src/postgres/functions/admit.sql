@@ -30,7 +30,7 @@ BEGIN
         PERFORM hapax.begin_sequence(h, j.lane, j.resource, j.position);
         RETURN 0;
     END IF;
-    -- It may have been readied to take its turn: the turn passes to the next.
+    -- It may have been readied as the next of its resource: the next one is readied instead.
     PERFORM hapax.ready_next(h, j.lane, j.resource, at);
     RETURN 2;
 END $$;

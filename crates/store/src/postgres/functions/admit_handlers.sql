@@ -1,4 +1,4 @@
--- Keeps: the role of handlers can do what a node needs in their sessions, and no more.
+-- Keeps: the role of handlers has the rights that a node needs in their sessions, and no more.
 CREATE OR REPLACE FUNCTION hapax.admit_handlers(of_role text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

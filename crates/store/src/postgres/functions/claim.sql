@@ -1,8 +1,8 @@
 -- Keeps: attempt+1 and a new fence, committed before the work. Claims up to `wanted` due jobs of a
--- handler, over its lanes in turn from the one after after_lane. `guarded`: order is decided here,
--- and the resource is leased with the job; otherwise in the work's own transaction. The last row
--- has no job: it returns the events whose jobs the guard set aside, which lane came first, where
--- the next look at parked jobs begins, and how far this one has looked.
+-- handler, over its lanes in turn from the one after after_lane. `guarded`: order is decided here, and
+-- the resource is leased with the job; otherwise in the work's own transaction. The last row has no
+-- job: it returns the events whose jobs the guard set aside, the first lane, where the next check of
+-- parked jobs begins, and the time up to which this claim has read.
 --
 -- known_lanes (sorted) and known_since: in these lanes no due job was left before that time, as far
 -- as the calling node knows, and no lease ended unseen before leases_since. While another

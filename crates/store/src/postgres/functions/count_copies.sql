@@ -11,7 +11,7 @@ DECLARE
     many uuid[];
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
-    -- An event that is forgotten meanwhile would leave its copies behind for ever: see hapax.forget.
+    -- An event that is deleted in between would leave its copies behind for ever: see hapax.forget.
     PERFORM pg_advisory_xact_lock_shared(x'6861706178000004'::bigint);
     WITH counted AS (
         INSERT INTO hapax.copy AS c (event, copies, conflicts, last_at)

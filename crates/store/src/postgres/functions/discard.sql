@@ -1,5 +1,5 @@
--- A person gives up the dead letters of an event, or only that of one handler. True: there was one, and
--- it is recorded.
+-- An operator discards the dead letters of an event, or only that of one handler. True: there was one,
+-- and the act is recorded.
 CREATE OR REPLACE FUNCTION hapax.discard(
     of_event uuid, of_handler text, who text, reason text, acted_at timestamptz,
     now_at timestamptz DEFAULT NULL)

@@ -1,7 +1,7 @@
--- Keeps: "done" once per fence, with the mark. A fence is good until the next claim, replay or
--- rejection, also after its lease; but not once the mark has passed the job: then another of its
--- resource was applied in its place. 0 the fence is lost, 1 done now, 2 done before under this fence,
--- 3 done now and others of its resource are ready.
+-- Keeps: "done" once per fence, with the mark. A fence is valid until the next claim, replay or
+-- rejection, also after its lease. It is not valid once the mark has passed the job: then another job
+-- of its resource was applied in its place. 0 the fence is lost, 1 done now, 2 done before under this
+-- fence, 3 done now and others of its resource are ready.
 CREATE OR REPLACE FUNCTION hapax.done(
     of_job uuid, of_fence bigint, of_result text, at timestamptz,
     of_status integer DEFAULT NULL, of_answer text DEFAULT NULL)
@@ -19,7 +19,7 @@ BEGIN
         RETURN 0;
     ELSIF j.state = hapax.job_state('done') THEN
         IF of_status IS NOT NULL AND j.answer_status IS NULL THEN
-            -- The app had completed the job by itself before it answered.
+            -- The app completed the job itself before it answered.
             UPDATE hapax.job SET answer_status = of_status, answer = of_answer WHERE job = of_job;
         END IF;
         RETURN 2;

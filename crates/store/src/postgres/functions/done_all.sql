@@ -1,5 +1,5 @@
--- Keeps: all of these are done, in the transaction of their effects. How many were not, because their
--- fence is lost or they were done before: then the transaction must not commit.
+-- Keeps: all of these are done, in the transaction of their effects. Returns how many were not, because
+-- their fence is lost or they were done before: then the transaction must not commit.
 CREATE OR REPLACE FUNCTION hapax.done_all(
     jobs uuid[], fences bigint[], results text[], now_at timestamptz DEFAULT NULL)
 RETURNS integer

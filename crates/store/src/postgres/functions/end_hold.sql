@@ -1,6 +1,6 @@
 -- Ends the hold of this job, whose row is locked, when a gap stayed open past its deadline: the
--- handler's rule decides. Going on is one step of the mark; positions at or below it are stale from
--- then on.
+-- handler's rule decides. To skip the gap, the mark moves by one step; positions at or below it are
+-- stale from then on.
 CREATE OR REPLACE FUNCTION hapax.end_hold(h hapax.handler, j hapax.job, at timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -10,7 +10,7 @@ BEGIN
         PERFORM hapax.to_review(j.job, 'its predecessor did not arrive in time', at);
         RETURN;
     ELSIF h.policy <> hapax.order_policy('sequence') THEN
-        -- The state that leads to most of the others goes first, as if a person had forced it.
+        -- The state that leads to most of the others goes first, as if an operator had forced it.
         UPDATE hapax.job SET state = hapax.job_state('ready'), due_at = at, forced = true
         WHERE job = (
             SELECT w.job FROM hapax.job w

@@ -1,6 +1,6 @@
--- Keeps: a message as long as the history of its time, and a key of the functions until it runs out,
--- by the database's clock; one under a lease, or without an end, stays. At most `most` of each; how
--- many of the greediest went.
+-- Keeps: a message as long as the history of its time, and a key of the functions until it expires by
+-- the database's clock. A key under a lease, or without an expiry, stays. Deletes at most `most` of
+-- each; returns the largest of the numbers.
 CREATE OR REPLACE FUNCTION hapax.expire(messages_before timestamptz, most integer, now_at timestamptz DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -21,7 +21,7 @@ BEGIN
     SELECT * INTO h FROM hapax.handler x WHERE x.handler = j.handler;
     why := left(why, 1200);
     PERFORM hapax.note_attempt(j, 'failed', at, why, of_status, of_answer);
-    -- The wait before the attempt after the next step; past the last one there is none.
+    -- The wait before the attempt after the next step; null after the last step.
     scheduled := h.retry[j.steps + 2];
     IF how = 4 THEN
         UPDATE hapax.job SET state = hapax.job_state('ready'), error = why, exclusive = false,

@@ -1,5 +1,5 @@
--- A second call raises, so that effects repeated beside it roll back. The answer is bounded: it is kept
--- for the whole ttl, and read back at once.
+-- A second call raises, so that effects repeated with it roll back. The answer is bounded, because it
+-- is stored for the whole TTL and read back at once.
 CREATE OR REPLACE FUNCTION hapax.finish(
     scope text, key text, fence bigint, status integer, headers jsonb, body bytea)
 RETURNS void

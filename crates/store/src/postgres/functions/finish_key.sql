@@ -1,5 +1,5 @@
--- Keeps: one answer per fence. False where the fence is lost, or was used. The caller counts `size` bytes
--- for it.
+-- Keeps: one answer per fence. False if the fence is lost or was used. `size` bytes count for the
+-- caller.
 CREATE OR REPLACE FUNCTION hapax.finish_key(
     scope text, key text, fence bigint, status integer, headers jsonb, body bytea,
     now_at timestamptz DEFAULT NULL, size bigint DEFAULT NULL)

@@ -13,12 +13,12 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(x'6861706178000003'::bigint) THEN
         RETURN;
     END IF;
-    -- The count of copies checks that the event exists, and must not run between our statements.
+    -- Counting copies checks that the event exists, and must not run between these statements.
     PERFORM pg_advisory_xact_lock(x'6861706178000004'::bigint);
     ripe := ARRAY(
         SELECT old.id FROM unnest(sources, bounds, befores) AS h (source, bound, before),
         LATERAL (
-            -- As one range of event_narrow: for `source =` and `id <` the planner may go over all events
+            -- As one range of event_narrow: for `source =` and `id <` the planner may read all events
             -- by their ids instead.
             SELECT e.id FROM hapax.event e
             WHERE e.pruned IS NOT NULL AND e.received_at < h.before
@@ -30,13 +30,13 @@ BEGIN
             ORDER BY e.source, e.id LIMIT most FOR UPDATE SKIP LOCKED
         ) old
         LIMIT most);
-    -- A copy that was signed again may have brought its guard before the rows above were locked.
+    -- A copy that was signed again may have added its guard before the rows above were locked.
     ripe := ARRAY(
         SELECT r.id FROM unnest(ripe) AS r (id)
         WHERE (SELECT true FROM hapax.seen s
                WHERE s.event = r.id AND s.until > moment LIMIT 1) IS NULL);
     DELETE FROM hapax.seen s WHERE s.event = ANY (ripe);
-    -- Copies that came since its body went were counted all the same.
+    -- Copies that arrived after its body was deleted were still counted.
     DELETE FROM hapax.arrival a WHERE a.event = ANY (ripe);
     DELETE FROM hapax.copy c WHERE c.event = ANY (ripe);
     DELETE FROM hapax.body b WHERE b.id = ANY (ripe);

@@ -1,7 +1,7 @@
--- Keeps: the mark of a resource until no event can need it. Deletes marks that have not moved since their
--- source's `befores`, at most `most`, and looks at as many lanes. In a sequence or a machine the next event
--- needs the mark, whenever that event comes: those stay. One that a transaction has locked is left.
--- Answers the last lane that it is done with, as its handler and tenant; none: it is done with all.
+-- Keeps: the mark of a resource until no event can need it. Deletes marks that have not moved since
+-- their source's `befores`, at most `most`, and checks as many lanes. In a sequence or a machine the
+-- next event needs the mark, whenever that event arrives: those stay. A locked mark is skipped. Returns
+-- the last lane that is finished, as its handler and tenant; null: all lanes are.
 CREATE OR REPLACE FUNCTION hapax.forget_marks(
     sources text[], befores timestamptz[], after_handler integer, after_tenant text, most integer,
     OUT last_handler integer, OUT last_tenant text

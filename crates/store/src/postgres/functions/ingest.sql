@@ -1,7 +1,7 @@
--- Keeps: one Event per (tenant, source, event id) and per guard, with its jobs, in the cases that take
--- more than a look: late ones, replays, derived keys, conflicts. Unique hashes and guards decide every
--- race: the loser looks again. Rows come sorted by hash, so that two batches seldom wait in a circle.
--- verdict: 0 accepted, 1 duplicate, 2 conflict, 3 review, 4 promoted out of review.
+-- Keeps: one Event per (tenant, source, event id) and per guard, with its jobs, in the cases that need
+-- more than one lookup: late events, replays, derived keys, conflicts. Unique hashes and guards decide
+-- every race: the loser reads again. Rows are sorted by hash, so that two batches seldom deadlock.
+-- verdict: 0 accepted, 1 duplicate, 2 conflict, 3 review, 4 released from review.
 CREATE OR REPLACE FUNCTION hapax.ingest(
     arrived hapax.arrived[], doubts hapax.doubt[], promised hapax.promised[],
     conflicts_max bigint, now_at timestamptz
@@ -22,7 +22,7 @@ DECLARE
     decided_id uuid;
 BEGIN
     -- The same notice on both sides of a span's edge has two keys, so no constraint decides between
-    -- them: a transaction that looks at a neighbouring key must not miss one that is writing it.
+    -- them: a transaction that reads a neighbouring key must not miss one that is writing it.
     PERFORM pg_advisory_xact_lock(l.lock) FROM (
         SELECT DISTINCT
             ('x' || encode(substr(uuid_send(one_of.hash), 1, 8), 'hex'))::bit(64)::bigint AS lock
@@ -58,7 +58,7 @@ BEGIN
                 END IF;
                 IF met.id IS NULL AND holder IS NOT NULL AND r.copies THEN
                     SELECT * INTO met FROM hapax.event e WHERE e.id = holder;
-                    -- Forgotten since the look: so is its guard.
+                    -- The event was deleted since it was read, and its guard with it.
                     CONTINUE WHEN NOT FOUND;
                 END IF;
             END IF;
@@ -73,7 +73,8 @@ BEGIN
             ELSIF r.replay_hash IS NOT NULL AND met.body_hash IS DISTINCT FROM r.body_hash
                 AND holder IS DISTINCT FROM met.id AND holder IS NOT NULL
             THEN
-                -- A suspected replay takes from no event the id it came under: that id is not signed.
+                -- A suspected replay does not take the id it arrived under, because that id is not
+                -- signed.
                 key_hash := r.replay_hash;
                 key_event_id := r.replay_event_id;
                 why := hapax.review_reason('replay');
@@ -81,10 +82,10 @@ BEGIN
                 why := CASE WHEN r.late THEN hapax.review_reason('late')
                             ELSE hapax.review_reason('none') END;
             ELSIF met.body_hash = r.body_hash OR (r.copies AND met.id = holder) THEN
-                -- Bytes that were not signed may differ where all that was signed is the same.
+                -- Unsigned bytes may differ although all signed content is the same.
                 decided := 1;
                 decided_id := met.id;
-                -- Content that ran as another event is a replay of that one, on time or not.
+                -- Content that ran as another event is a replay of that event, on time or not.
                 IF met.state = hapax.event_state('review')
                     AND met.review = hapax.review_reason('late') AND NOT r.late
                     AND (holder IS NULL OR holder = met.id)
@@ -92,7 +93,7 @@ BEGIN
                     UPDATE hapax.event e SET state = hapax.event_state('open')
                     WHERE e.id = met.id AND e.state = hapax.event_state('review');
                     IF NOT FOUND THEN
-                        -- Another transaction was faster; read what it wrote.
+                        -- Another transaction was faster: read its row.
                         decided := NULL;
                         CONTINUE;
                     END IF;
@@ -150,8 +151,8 @@ BEGIN
             RAISE EXCEPTION 'an event was never to be had' USING ERRCODE = 'serialization_failure';
         END IF;
         IF decided IN (1, 2, 4) AND r.guard IS NOT NULL AND holder IS NULL THEN
-            -- The signed content of a copy: captured and sent under another id it is a replay as
-            -- well. The lock keeps retention from deleting the event in between.
+            -- The signed content of a copy: captured and sent under another id, it is a replay as well.
+            -- The lock keeps retention from deleting the event in between.
             INSERT INTO hapax.seen (hash, event, until)
             SELECT r.guard, e.id, moment + r.guard_us * interval '1 microsecond'
             FROM hapax.event e WHERE e.id = decided_id FOR KEY SHARE

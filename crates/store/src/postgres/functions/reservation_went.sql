@@ -1,4 +1,4 @@
--- Many at once, when the janitor forgets them.
+-- Many at once, when the janitor deletes them.
 CREATE OR REPLACE FUNCTION hapax.reservation_went() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -20,12 +20,12 @@ BEGIN
         WHERE x.scope = reserve_key.scope AND x.key = reserve_key.key;
         -- Not the statement's own time: it may have waited for a lock.
         at := coalesce(reserve_key.now_at, clock_timestamp());
-        -- A key that was abandoned has a row, and is as new as one without.
+        -- An abandoned key has a row, and counts as new.
         IF reserve_key.owner IS NOT NULL AND coalesce(r.attempt, 0) = 0
             AND NOT hapax.has_room(reserve_key.owner, reserve_key.max_keys, reserve_key.max_bytes,
                                    true)
         THEN
-            -- A copy that came in meanwhile has taken the last place: the key is known then.
+            -- A copy has taken the last place in between: the key is known then.
             CONTINUE WHEN EXISTS (
                 SELECT FROM hapax.reservation x
                 WHERE x.scope = reserve_key.scope AND x.key = reserve_key.key AND x.attempt > 0);

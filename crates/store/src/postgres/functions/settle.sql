@@ -1,5 +1,5 @@
--- Keeps: "done" and the messages in one commit. `messages` are {tenant, id, type, data, key}; one
--- that names no tenant is of its event's, so that no tenant can use up another's ids.
+-- Keeps: "done" and the messages in one commit. `messages` are {tenant, id, type, data, key}. A message
+-- without a tenant belongs to its event's tenant, so that no tenant can use up another's ids.
 CREATE OR REPLACE FUNCTION hapax.settle(
     of_job uuid, of_fence bigint, of_result text, messages jsonb, now_at timestamptz DEFAULT NULL,
     of_status integer DEFAULT NULL, of_answer text DEFAULT NULL)
@@ -10,7 +10,7 @@ DECLARE
     settled integer := hapax.done(of_job, of_fence, of_result, at, of_status, of_answer);
 BEGIN
     IF settled IN (1, 3) AND messages IS NOT NULL THEN
-        -- Keys in one order everywhere, since each is locked until the commit.
+        -- Keys in one order everywhere, because each is locked until the commit.
         PERFORM hapax.write_message(
             coalesce(m ->> 'tenant', e.tenant), coalesce(m ->> 'id', 'msg_' || gen_random_uuid()),
             m ->> 'type', m -> 'data', m ->> 'key', NULL, e.id, at)

@@ -1,4 +1,4 @@
--- The sender's bytes as text; where they are none (a NUL, or not UTF-8), with escapes, so that one
+-- The sender's bytes as text. Bytes that are not text (a NUL, or not UTF-8) are escaped, so that one
 -- such event does not break a whole view.
 CREATE OR REPLACE FUNCTION hapax.shown(bytes bytea) RETURNS text
 LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$

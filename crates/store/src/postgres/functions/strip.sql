@@ -1,9 +1,9 @@
--- Keeps: the narrow row of every event. Takes the history from events that are finished and past their
--- time, and with `with_bodies` their bodies; else those go with their day. Nothing that is open, dead or
--- waits for a person is touched. The event's row is locked before its jobs are looked at: a replay, which
--- gives it new work, locks it first as well.
--- Answers how far it looked (none: to the end, or another node is at it: `alone`), how many it took, and
--- the sources of those that it left with the time when the oldest of them was received.
+-- Keeps: the narrow row of every event. Deletes the history of finished events past their time, and
+-- with `with_bodies` their bodies; otherwise bodies are dropped with their day. Events that are open,
+-- dead or in review stay. The event's row is locked before its jobs are read: a replay, which adds
+-- jobs, locks it first as well. Returns the last id read (null: all were read, or another node is
+-- pruning: `alone`), the number of stripped events, and the sources of the others with the arrival time
+-- of the oldest one.
 CREATE OR REPLACE FUNCTION hapax.strip(
     after uuid, bound uuid, before timestamptz, most integer, with_bodies boolean,
     now_at timestamptz,
@@ -35,7 +35,7 @@ BEGIN
         SELECT e.id FROM hapax.event e
         WHERE e.id = ANY (seen) AND e.pruned IS NULL AND e.state <> hapax.event_state('review')
         ORDER BY e.id FOR UPDATE SKIP LOCKED);
-    -- A separate statement, now that no replay can give them work.
+    -- A separate statement, now that no replay can add jobs.
     WITH ended AS (
         UPDATE hapax.event e SET pruned = CASE
             WHEN e.state <> hapax.event_state('open') THEN 'discarded' ELSE hapax.status(s.rank) END,
@@ -70,7 +70,7 @@ BEGIN
     DELETE FROM hapax.copy c WHERE c.event = ANY (ripe);
     DELETE FROM hapax.action a WHERE a.event = ANY (ripe);
     IF with_bodies THEN
-        -- Within the range of their days: the other partitions are not looked at.
+        -- Within the range of their days: the other partitions are not read.
         DELETE FROM hapax.body b WHERE b.id >= first AND b.id <= last AND b.id = ANY (ripe);
     END IF;
 END $$;

@@ -1,4 +1,4 @@
--- Folds the rows that were left apart; the janitor calls it.
+-- Merges the separate rows of owners; the janitor calls it.
 CREATE OR REPLACE FUNCTION hapax.tend_usage() RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT hapax.fold_usage(x.owner)

@@ -8,7 +8,7 @@ BEGIN
     IF FOUND THEN
         RETURN true;
     END IF;
-    -- Looked for first: inserting beside a row that is being changed would wait for its end.
+    -- Read first: inserting a row that another transaction is changing would wait for that transaction.
     PERFORM FROM hapax.mark m WHERE m.lane = of_lane AND m.resource = of_resource;
     IF FOUND OR NOT pg_try_advisory_xact_lock(hashtextextended(of_resource, of_lane)) THEN
         RETURN false;

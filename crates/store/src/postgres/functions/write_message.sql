@@ -1,6 +1,6 @@
 -- Records a message with the commit that publishes it. The same id twice is one message. Publishers
 -- under the same key wait for each other, so that the order of commits is that of the numbers.
--- hapax.unlinked: from which number on this transaction has messages of no event.
+-- hapax.unlinked: the first number of this transaction's messages without an event.
 CREATE OR REPLACE FUNCTION hapax.write_message(
     of_tenant text, of_id text, of_type text, of_data jsonb, of_key text, of_version text,
     of_event uuid, at timestamptz)

@@ -1,7 +1,7 @@
 -- Runs in the transaction of each migration step and of each new version of the functions, after them.
 
--- Keeps: every function of ours finds its rows by index. A session keeps the plans that it made while a
--- table was empty, and until the table is analysed those would read all of it.
+-- Keeps: every function of Hapax finds its rows by index. A session keeps the plans that it made while
+-- a table was empty, and until the table is analysed those would read all of it.
 DO $after$
 DECLARE
     f regprocedure;
@@ -16,7 +16,7 @@ BEGIN
     END LOOP;
 END $after$;
 
--- Keeps: only a role with an explicit grant calls a function of ours. A function that was granted or
+-- Keeps: only a role with an explicit grant calls a function of Hapax. A function that was granted or
 -- revoked before keeps its rights: they are the operator's.
 DO $after$
 DECLARE
@@ -30,8 +30,9 @@ BEGIN
     END LOOP;
 END $after$;
 
--- Keeps: a handler writes to no table of ours (hapax.refuse_handler), and every reservation is counted
--- for its caller. A trigger is created where it is missing: replacing one would wait for all writers.
+-- Keeps: a handler cannot write to a table of Hapax (hapax.refuse_handler), and every reservation is
+-- counted for its caller. A trigger is created if it is missing: replacing one would wait for all
+-- writers.
 DO $after$
 DECLARE
     wanted record;

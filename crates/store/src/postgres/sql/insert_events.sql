@@ -1,6 +1,6 @@
 -- Keeps: one Event per (tenant, source, event id) and per guard. The unique hash and the unique guard
--- decide the races; rows come and go in sorted by hash, so that two batches seldom wait in a circle.
--- Where there are jobs, insert_jobs.sql follows.
+-- decide the races. Rows are sorted by hash, so that two batches seldom deadlock. If there are jobs,
+-- insert_jobs.sql follows.
 WITH arrived AS (
     SELECT * FROM unnest($1::hapax.arrived[]) WITH ORDINALITY AS a (
         id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
@@ -16,7 +16,7 @@ WITH arrived AS (
            coalesce($2::timestamptz, statement_timestamp()) + guard_us * interval '1 microsecond'
     FROM arrived
     -- One subquery for each row, because no plan can turn it into a scan of the table. A suspected
-    -- replay that waits under this id has the same bytes: this arrival is a copy of it.
+    -- replay under this id has the same bytes: this arrival is a copy of it.
     WHERE (SELECT true FROM hapax.seen s WHERE s.hash = guard) IS NULL
       AND (SELECT true FROM hapax.event e WHERE e.hash = replay_hash) IS NULL
     ON CONFLICT DO NOTHING

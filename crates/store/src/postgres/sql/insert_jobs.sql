@@ -1,7 +1,7 @@
--- Keeps: the jobs that an event promises are in the same commit.
+-- Keeps: the jobs of an event are in the same commit.
 ), jobs AS (
-    -- A missing lane leaves no due time, and the whole statement fails: a job that no claim would
-    -- find must not be promised.
+    -- A missing lane leaves no due time, and the whole statement fails: a job that no claim would find
+    -- must not be written.
     INSERT INTO hapax.job (job, event, handler, lane, state, due_at, resource, position, error)
     SELECT hapax.job_id(a.id, j.lane), a.id, j.handler, j.lane, j.state,
            hapax.first_due(coalesce($2::timestamptz, statement_timestamp()), (

@@ -1,4 +1,4 @@
--- Keeps: looking at a backlog is cheap. Each number is read from the partial index of its state, and
+-- Keeps: reading a backlog is cheap. Each number is read from the partial index of its state, and
 -- counting stops at $1.
 SELECT h.source, h.name,
     least(

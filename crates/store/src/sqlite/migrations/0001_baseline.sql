@@ -1,4 +1,4 @@
--- The tables of Hapax in the file that it shares with the user. Every name of ours starts with hapax_.
+-- The tables of Hapax in the file that it shares with the user. Every name of Hapax starts with hapax_.
 
 CREATE TABLE hapax_meta (
     name  TEXT PRIMARY KEY,
@@ -6,8 +6,8 @@ CREATE TABLE hapax_meta (
 ) WITHOUT ROWID;
 -- merged_through: every key of an event up to this seq is in hapax_key.
 -- last_seq: no event ever had a higher one, even if it was pruned since.
--- epoch: raised after a write that failed, so that its remains in the log are overwritten.
--- reservation_fence: the highest that was ever given out, also of keys that are gone.
+-- epoch: raised after a failed write, so that its remains in the log are overwritten.
+-- reservation_fence: the highest one ever issued, including those of deleted keys.
 INSERT INTO hapax_meta (name, value)
 VALUES ('merged_through', 0), ('last_seq', 0), ('epoch', 0), ('reservation_fence', 0);
 
@@ -22,8 +22,9 @@ CREATE TABLE hapax_pair (
 -- The narrow row of an event, which stays as long as its key. Appended to, in the order of the commits.
 -- Times are microseconds since 1970.
 -- state: 0 open, 1 in review, 2 discarded. review: 0 none, 1 late, 2 replay, 3 conflict.
--- guard_hash: what was signed, where this event was the first to bring it; it stands in the key index
--- beside the event's key. guard_until: the row stays at least until then; null: as long as its key.
+-- guard_hash: the hash of the signed content, if this event was the first to bring it; it is in the key
+-- index beside the event's key. guard_until: the row stays at least until then; null: as long as its
+-- key.
 -- pruned: -1 while the event is whole; once its body, jobs and history are gone, the status it ended
 -- with: 11 discarded, 17 processed, 18 stale, 19 ignored. Every one of these takes one byte (0 and 1
 -- would take none), so that marking a row leaves its size as it is, and no page has to be split.
@@ -42,9 +43,9 @@ CREATE TABLE hapax_event (
 );
 CREATE INDEX hapax_event_review ON hapax_event (state) WHERE state <> 0 /* open */;
 
--- The part of an event that retention deletes: the content and how it arrived. A row is here
--- exactly while its event is whole. Rows of one time lie side by side, so deleting a range of them
--- frees whole pages, which the next events fill again.
+-- The part of an event that retention deletes: the content and how it arrived. A row exists exactly
+-- while its event is whole. Rows of one time are adjacent, so deleting a range of them frees whole
+-- pages, which the next events fill again.
 CREATE TABLE hapax_body (
     seq         INTEGER PRIMARY KEY,
     event_type  TEXT,
@@ -65,7 +66,8 @@ CREATE TABLE hapax_key (
     seq  INTEGER NOT NULL
 ) WITHOUT ROWID;
 
--- Keys on their way to hapax_key, moved there in order once they are many. A key stands in one.
+-- Keys that are later moved to hapax_key, in order, once there are many. A key is in exactly one of the
+-- two.
 CREATE TABLE hapax_key_young (
     hash BLOB PRIMARY KEY,
     seq  INTEGER NOT NULL
@@ -100,7 +102,7 @@ CREATE TABLE hapax_arrival (
     PRIMARY KEY (event_seq, received_at, request_id)
 ) WITHOUT ROWID;
 
--- A handler: its jobs are the work that events promise, written in their commit.
+-- A handler: events create its jobs in their own commit.
 CREATE TABLE hapax_handler (
     handler INTEGER PRIMARY KEY,
     source  TEXT NOT NULL,
@@ -108,8 +110,8 @@ CREATE TABLE hapax_handler (
     UNIQUE (source, name)
 );
 
--- A lane holds the jobs of one handler for one tenant. Claims go over the lanes of a handler in
--- turn, so that a noisy tenant does not starve the others.
+-- A lane holds the jobs of one handler for one tenant. Claims visit the lanes of a handler in turn, so
+-- that a noisy tenant does not starve the others.
 CREATE TABLE hapax_lane (
     lane    INTEGER PRIMARY KEY,
     pair    INTEGER NOT NULL,
@@ -156,10 +158,10 @@ CREATE INDEX hapax_job_overdue   ON hapax_job (lane, due_at) WHERE state = 5 /* 
 CREATE INDEX hapax_job_parked    ON hapax_job (lane, resource, position) WHERE state = 6 /* parked */;
 CREATE INDEX hapax_job_review    ON hapax_job (lane) WHERE state = 7 /* review */;
 CREATE INDEX hapax_job_discarded ON hapax_job (lane) WHERE state = 8 /* discarded */;
--- One at a time per resource, if the work is done outside the writer: this index decides the race.
+-- One job at a time per resource, if the work is done outside the writer: this index decides the race.
 CREATE UNIQUE INDEX hapax_job_busy ON hapax_job (lane, resource) WHERE state = 1 /* leased */ AND exclusive = 1;
 
--- Attempts that failed or were lost; the one that succeeded stands in the job itself, its answer too.
+-- Attempts that failed or were lost; the successful one is in the job itself, with its answer.
 CREATE TABLE hapax_attempt (
     event_seq  INTEGER NOT NULL,
     lane       INTEGER NOT NULL,
@@ -175,7 +177,7 @@ CREATE TABLE hapax_attempt (
     PRIMARY KEY (event_seq, lane, run, attempt)
 ) WITHOUT ROWID;
 
--- The last position applied to a resource, per lane, and when that was.
+-- The last position applied to a resource, per lane, and its time.
 CREATE TABLE hapax_mark (
     lane     INTEGER NOT NULL,
     resource TEXT    NOT NULL,
@@ -242,10 +244,9 @@ CREATE TRIGGER hapax_publish_insert INSTEAD OF INSERT ON hapax_publish BEGIN
     ON CONFLICT (tenant, id) DO NOTHING;
 END;
 
--- Idempotency-Keys of a user's API: reserved, then finished with an answer, or abandoned.
--- expires_at is moved on by the answer, which is kept for the whole ttl; status is null until then.
--- owner (the caller, 'api/acct_1') and realm (the API, 'api') are null where no quota holds; bytes is the
--- size of the answer.
+-- Idempotency-Keys of a user's API: reserved, then finished with an answer, or abandoned. The answer
+-- moves expires_at by its whole TTL; status is null until then. owner (the caller, 'api/acct_1') and
+-- realm (the API, 'api') are null without a quota; bytes is the size of the answer.
 CREATE TABLE hapax_reservation (
     scope        TEXT    NOT NULL,
     key          TEXT    NOT NULL,
@@ -308,7 +309,7 @@ WHEN NEW.owner IS OLD.owner AND NEW.owner IS NOT NULL AND NEW.bytes <> OLD.bytes
     UPDATE hapax_key_usage SET bytes = bytes - OLD.bytes + NEW.bytes WHERE owner = NEW.owner;
     UPDATE hapax_realm_usage SET bytes = bytes - OLD.bytes + NEW.bytes WHERE realm = NEW.realm;
 END;
--- A quota was put on, or taken off, since the key was reserved first.
+-- A quota was added or removed since the key was first reserved.
 CREATE TRIGGER hapax_reservation_counted AFTER UPDATE OF owner ON hapax_reservation
 WHEN NEW.owner IS NOT NULL AND OLD.owner IS NULL BEGIN
     INSERT INTO hapax_realm_usage (realm, keys, bytes, callers) VALUES (NEW.realm, 1, NEW.bytes, 0)
@@ -403,7 +404,7 @@ FROM hapax_job j JOIN hapax_event e ON e.seq = j.event_seq JOIN hapax_body b ON 
      JOIN hapax_pair p ON p.pair = e.pair JOIN hapax_lane l ON l.lane = j.lane JOIN hapax_handler h ON h.handler = l.handler
 WHERE j.state = 4 /* dead */;
 
--- Nothing is sent yet: the shape that this view will have.
+-- Nothing is sent yet: this view has its final columns and no rows.
 CREATE VIEW hapax_deliveries AS
 SELECT NULL AS id, NULL AS message, NULL AS endpoint, NULL AS status, NULL AS attempt,
        NULL AS created_at, NULL AS delivered_at

@@ -1,2 +1,2 @@
--- Keeps: signed content that came with a copy is known like that of the event's first arrival.
+-- Keeps: signed content of a copy is recognised like that of the event's first arrival.
 SELECT event_seq FROM hapax_guard WHERE hash = ?1

@@ -1,4 +1,4 @@
--- Keeps: counting what waits for a decision reads the index of those alone.
+-- Keeps: counting events in review reads only the index of those events.
 SELECT p.source, count(*)
 FROM (SELECT pair FROM hapax_event INDEXED BY hapax_event_review
       WHERE state <> 0 /* open */ AND state = 1 /* review */ LIMIT ?1) w

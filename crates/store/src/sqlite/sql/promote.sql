@@ -1,2 +1,2 @@
--- Keeps: an event leaves review once, by an on-time copy or by a person.
+-- Keeps: an event leaves review once, because of an on-time copy or an operator.
 UPDATE hapax_event SET state = 0 /* open */ WHERE seq = ?1 AND state = 1 /* review */
