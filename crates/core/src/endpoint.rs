@@ -55,10 +55,10 @@ pub struct EndpointSettings {
     /// A name of the operator's own, unique within the tenant.
     #[serde(default)]
     pub uid: Option<String>,
-    /// For people.
+    /// A description for operators.
     #[serde(default)]
     pub description: Option<String>,
-    /// For people and scripts.
+    /// Key-value data for operators and scripts.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
     /// The names of custom headers. Their values are in [`EndpointSealed::headers`].

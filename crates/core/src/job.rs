@@ -94,7 +94,7 @@ impl Phase {
         }
     }
 
-    /// Whether it can still change by itself.
+    /// Whether the job can still change without an operator.
     pub fn is_open(self) -> bool {
         match self {
             Self::Ready | Self::Leased | Self::Held | Self::Parked => true,
@@ -154,7 +154,7 @@ pub struct Progress {
     pub lost: u32,
 }
 
-/// What becomes of a lease that ran out, or of a claim whose process died.
+/// The result of an expired lease, or of a claim whose process died.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AfterLoss {
     /// It may be claimed again, alone, from `due` on.
@@ -171,7 +171,7 @@ pub enum AfterLoss {
     },
 }
 
-/// What becomes of an attempt that failed.
+/// The result of a failed attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AfterFailure {
     /// It is tried again from `due` on.
@@ -221,7 +221,7 @@ impl Progress {
     }
 
     /// The attempt ended without a verdict at `at` (the end of its lease, or the restart). `dice` in
-    /// 0..=1 chooses the jitter: what was lost together does not come due together.
+    /// 0..=1 chooses the jitter, so that jobs lost together do not become due together.
     pub fn lost(self, workplace: Workplace, at: Timestamp, dice: f64) -> AfterLoss {
         let progress = Self { lost: self.lost.saturating_add(1), ..self };
         if progress.lost > LOST_ALONE_MAX && workplace == Workplace::Inside {
@@ -259,7 +259,7 @@ fn backoff(attempts: u32, dice: f64) -> Duration {
     jittered(doubled.min(LOST_BACKOFF_MAX), dice)
 }
 
-/// ±20 %, so that what failed together does not come back together.
+/// ±20 %, so that jobs that failed together are not retried together.
 pub fn jittered(wait: Duration, dice: f64) -> Duration {
     let seconds = wait.as_secs_f64() * (0.8 + 0.4 * dice.clamp(0.0, 1.0));
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)

@@ -130,7 +130,7 @@ pub enum Unchanged {
     AlreadyDone,
     /// The holder has no right any more: the attempt has ended already.
     RightLost,
-    /// The job waits or runs by itself.
+    /// The job waits or runs, and needs no operator.
     AlreadyOpen,
     /// The job is done. Only `force` runs it again.
     AlreadyApplied,
@@ -159,9 +159,9 @@ pub struct Change {
     pub voids_fence: bool,
     /// Whether another run begins, with another idempotency key.
     pub new_run: bool,
-    /// What becomes of the holder: the worker's name and when it began.
+    /// The change of the holder: the worker's name and when it began.
     pub holder: Holder,
-    /// What becomes of the error text.
+    /// The change of the error text.
     pub error: ErrorText,
     /// What is written to the history of attempts.
     pub history: History,
@@ -169,7 +169,7 @@ pub struct Change {
     pub turn: Turn,
 }
 
-/// What becomes of the holder of a job.
+/// The change of the holder of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holder {
     /// The last one stays on record; its fence may still be good.
@@ -180,7 +180,7 @@ pub enum Holder {
     Clear,
 }
 
-/// What becomes of the error text of a job.
+/// The change of the error text of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorText {
     /// It stays.
@@ -189,7 +189,7 @@ pub enum ErrorText {
     Clear,
     /// This one.
     Set(&'static str),
-    /// The one that the holder reports.
+    /// The error that the holder reports.
     Reported,
 }
 

@@ -51,7 +51,7 @@ pub enum OrderPolicy {
     Latest,
     /// One after the other without a gap.
     Sequence {
-        /// The first number; `None` takes whatever comes first.
+        /// The first number; `None`: the number that is claimed first.
         start: Option<i64>,
     },
     /// From state to state, along allowed transitions only.
@@ -63,9 +63,9 @@ pub enum OrderPolicy {
 pub struct Gaps {
     /// How long a job is held: its deadline is fixed when it is.
     pub hold: Duration,
-    /// How many jobs of one resource wait at most; the newest beyond that go to review.
+    /// The most held jobs of one resource; the newest beyond that go to review.
     pub hold_max: usize,
-    /// What happens once one was held that long.
+    /// What happens after that time.
     pub on_gap: OnGap,
 }
 
@@ -74,9 +74,9 @@ pub struct Gaps {
 pub enum OnGap {
     /// An operator decides.
     Review,
-    /// The [`OrderPolicy::earliest`] of its resource goes: a sequence's mark moves to just before
-    /// it, and what was missing is stale from then on; in a machine it runs as if a person had
-    /// forced it. The others follow in order, or are judged again.
+    /// The [`OrderPolicy::earliest`] held job of the resource runs. In a sequence the mark moves to
+    /// just before it, and the missing numbers are stale from then on. In a machine it runs as if an
+    /// operator had forced it. The others follow in order, or are judged again.
     Go,
 }
 
@@ -126,8 +126,8 @@ impl OrderPolicy {
         }
     }
 
-    /// The one of those held that goes first once a gap was held long enough: the lowest number, or
-    /// the state that leads to most of the others.
+    /// The held position that runs first once a gap was held long enough: the lowest number, or the
+    /// state that leads to most of the others.
     pub fn earliest(&self, held: impl IntoIterator<Item = Position>) -> Option<Position> {
         match self {
             Self::Latest | Self::Sequence { .. } => held.into_iter().min(),

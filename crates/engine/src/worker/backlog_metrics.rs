@@ -1,5 +1,5 @@
-//! How far behind each lane is, for the metrics: looked up every few seconds through the reading
-//! side, which never waits for a writer.
+//! How far behind each lane is, for the metrics: read every few seconds through the store's
+//! readers, which never wait for a writer.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::ingress::Now;
 use crate::limits::GAUGES_EVERY;
 use crate::worker::Lane;
 
-/// Keeps the gauges of these lanes until `stop`, and those of lanes that only the store knows.
+/// Updates the gauges of these lanes until `stop`, and those of lanes that only the store knows.
 pub(crate) async fn watch<S: Inspect>(
     store: Arc<S>,
     now: Now,
@@ -26,7 +26,7 @@ pub(crate) async fn watch<S: Inspect>(
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while stop.run_until_cancelled(beats.tick()).await.is_some() {
         if let Some(Err(error)) = stop.run_until_cancelled(look(&*store, &now, &mut names)).await {
-            debug!(%error, "looking up the gauges: {error}");
+            debug!(%error, "reading the gauges: {error}");
         }
     }
 }
@@ -44,7 +44,7 @@ async fn look<S: Inspect>(
         set(&name, overdue_seconds(lane, now), lane.dead);
         names.insert(name);
     }
-    // What had something to tell before, and has nothing now.
+    // Lanes that had jobs before, and have none now.
     for name in idle {
         set(&name, 0.0, 0);
     }

@@ -1,7 +1,8 @@
-//! The user's app behind an `http` handler: what it is sent for a job, and what its answer means.
+//! The user's app behind an `http` handler: the request it gets for a job, and the meaning of its
+//! answer.
 //!
-//! It gets the event as the sender sent it, byte for byte, with a signature made now: the sender's
-//! own may be past its window by the time the job runs, or meant for another URL.
+//! The app gets the event as the sender sent it, byte for byte, with a new signature: the sender's
+//! own may be past its window by the time the job runs, or be for another URL.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,13 +32,13 @@ use crate::worker::refetch;
 pub(crate) struct App {
     target: HttpTarget,
     timeout: Duration,
-    /// The handler's source as each tenant has it.
+    /// The handler's source, as configured for each tenant.
     sources: Vec<Arc<Source>>,
     outbound: Outbound,
 }
 
 impl App {
-    /// `sources` are the handler's source as each tenant has it.
+    /// `sources` is the handler's source, as configured for each tenant.
     pub(crate) fn new(
         handler: &Handler,
         target: &HttpTarget,
@@ -47,7 +48,7 @@ impl App {
         Self { target: target.clone(), timeout: handler.timeout, sources, outbound }
     }
 
-    /// One attempt. `current` is the object as it is now, where it was fetched.
+    /// Runs one attempt. `current` is the current object, if it was fetched.
     pub(crate) async fn call(
         &self,
         claim: &Claim,
@@ -97,7 +98,7 @@ impl App {
         }
         let mut request = Request::new(Full::new(signed.body));
         *request.method_mut() = Method::POST;
-        *request.uri_mut() = signed.url.parse().map_err(|_| "the signed URL is no URL")?;
+        *request.uri_mut() = signed.url.parse().map_err(|_| "the signed URL is invalid")?;
         *request.headers_mut() = signed.headers;
         Ok(request)
     }
@@ -110,13 +111,13 @@ impl App {
     ) -> Result<Arrival, String> {
         let cannot = |error| format!("signing the request: {error}");
         let ours = HeaderValue::try_from(event.id.to_string())
-            .map_err(|_| "our id does not fit in a header")?;
+            .map_err(|_| "the event's id does not fit in a header")?;
         let source = match self.target.sign_as {
-            // Signed with the handler's secret: any tenant's will do.
+            // Signed with the handler's secret, so the source of any tenant will do.
             SignAs::Standard => self.sources.first(),
             SignAs::Provider => of_tenant(&self.sources, &event.key.tenant),
         };
-        let source = source.ok_or("the source of this event is not configured any more")?;
+        let source = source.ok_or("the source of this event is no longer configured")?;
         let Some(signer) = self.target.signer(source) else {
             draft.headers.insert(WEBHOOK_ID, ours);
             return Ok(draft);
@@ -136,7 +137,7 @@ impl App {
                 let id = source.first_part(&event.key.event_id);
                 let signed = scheme.sign(&draft, Some(id), now).map_err(cannot)?;
                 let mut request = signed.apply(&draft).map_err(cannot)?;
-                // A sender that signs `webhook-id` itself keeps its own word for the event there.
+                // If the sender's scheme signs `webhook-id`, the sender's own id stays there.
                 if !scheme.signs(Origin::Header(WEBHOOK_ID.as_str())) {
                     request.headers.insert(WEBHOOK_ID, ours);
                 }
@@ -149,8 +150,8 @@ impl App {
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const WEBHOOK_PROOF: [&str; 2] = ["webhook-timestamp", "webhook-signature"];
 
-/// The source as the event's tenant has it; where the tenant is a field of the body, the one that
-/// serves them all.
+/// The source of the event's tenant. If the tenant is a field of the body, one source serves all
+/// tenants.
 fn of_tenant<'a>(sources: &'a [Arc<Source>], tenant: &Tenant) -> Option<&'a Arc<Source>> {
     sources
         .iter()
@@ -158,8 +159,8 @@ fn of_tenant<'a>(sources: &'a [Arc<Source>], tenant: &Tenant) -> Option<&'a Arc<
         .or_else(|| sources.iter().find(|source| *source.tenant() == Tenant::default()))
 }
 
-/// The headers without signature and signed time, which are made anew. Other headers that the
-/// signature covers, such as the sender's id, stay as they are.
+/// The headers without the signature and the signed time, which are created again. Other signed
+/// headers, such as the sender's id, stay unchanged.
 fn without_proof(scheme: &Scheme, draft: &Arrival, now: Timestamp) -> HeaderMap {
     const PROBE: &str = "probe";
     let mut rest = draft.headers.clone();
@@ -181,7 +182,7 @@ fn without_proof(scheme: &Scheme, draft: &Arrival, now: Timestamp) -> HeaderMap 
     rest
 }
 
-/// The sender's headers as they were kept, without what held for its connection to us only.
+/// The stored headers of the sender, without those that belonged to its connection.
 fn sender_headers(lines: &str) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for (name, value) in lines.lines().filter_map(|line| line.split_once(": ")) {
@@ -194,20 +195,22 @@ fn sender_headers(lines: &str) -> HeaderMap {
             headers.append(name, value);
         }
     }
-    // An app that takes `_` for `-` would read `idempotency_key` beside or instead of ours.
+    // An app that reads `_` as `-` would read `idempotency_key` in addition to, or instead of, the
+    // real header.
     drop_lookalikes(&mut headers, |_| false);
     headers
 }
 
-/// Whether a header was about the sender's request to us, not about the event. What the sender can
-/// unpack, for one, is not what we can.
+/// Whether a header was about the sender's request to Hapax, not about the event. For example, the
+/// encodings that the sender accepts are not those that Hapax accepts.
 fn is_the_senders_own(name: &HeaderName) -> bool {
     let of_its_request = ["accept-encoding", "content-length", "expect", "host", "http2-settings"];
-    // And no sender speaks for us: an app would take its `hapax-current` for what we fetched.
+    // No sender may send headers of Hapax: an app would use its `hapax-current` as the fetched
+    // object.
     is_hop_by_hop(&dashed(name)) || of_its_request.contains(&&*dashed(name)) || is_ours(name)
 }
 
-/// What an answer may hold; any other answer says nothing.
+/// The fields of an answer; any other answer has no meaning.
 #[derive(Debug, Deserialize)]
 struct Said {
     #[serde(default)]
@@ -216,15 +219,15 @@ struct Said {
     publish: Option<Box<RawValue>>,
 }
 
-/// The same with what the app answered.
+/// Adds the app's answer to the outcome.
 fn with_answer(mut outcome: Outcome, heard: &Heard) -> Outcome {
     let (Outcome::Done { answer, .. } | Outcome::Failed { answer, .. }) = &mut outcome;
     *answer = Some(HandlerAnswer { status: heard.status.as_u16(), body: beginning(&heard.body) });
     outcome
 }
 
-/// The first KiB of a body as text. A character that the cut splits is left out, and no store keeps a
-/// NUL.
+/// The first KiB of a body as text. A character that the cut splits is left out, and a NUL is
+/// replaced, because no store can hold it.
 fn beginning(body: &[u8]) -> String {
     let kept = &body[..body.len().min(ANSWER_KEPT_BYTES)];
     let whole = match std::str::from_utf8(kept) {
@@ -250,8 +253,8 @@ fn understood(heard: &Heard, now: Timestamp) -> Outcome {
     }
 }
 
-/// What an answer that is no success says, in the app's own words: `{"error":"…","retry":"never"}`, or
-/// the beginning of whatever it is.
+/// The fields of an error answer: `{"error":"…","retry":"never"}`, or the beginning of any other
+/// text.
 #[derive(Debug, Default)]
 struct No {
     error: Option<String>,
@@ -262,7 +265,7 @@ impl No {
     fn of(heard: &Heard) -> Self {
         let is_object = heard.body.trim_ascii_start().starts_with(b"{");
         let said: Self = match is_object && !heard.cut {
-            // Fields of other kinds are the app's own business.
+            // Fields of other types belong to the app.
             true => serde_json::from_slice::<serde_json::Value>(&heard.body)
                 .map(|said| Self {
                     error: said["error"].as_str().map(str::to_owned),
@@ -273,14 +276,14 @@ impl No {
         };
         let plain = || beginning(&heard.body);
         let error = said.error.filter(|error| !error.trim().is_empty()).unwrap_or_else(plain);
-        // No store keeps a NUL.
+        // No store can hold a NUL.
         let error = error.replace('\0', "\u{fffd}");
         let error: String = error.chars().take(ANSWER_KEPT_BYTES).collect();
         Self { error: Some(error).filter(|error| !error.is_empty()), ..said }
     }
 }
 
-/// What a status that is no success says.
+/// The error text for a status that is not a success.
 pub(crate) fn said_no(status: StatusCode) -> String {
     match status.is_redirection() {
         true => format!("HTTP {}: redirects are not followed", status.as_u16()),
@@ -288,7 +291,7 @@ pub(crate) fn said_no(status: StatusCode) -> String {
     }
 }
 
-/// By the schedule, or later where the far side asks for time.
+/// By the schedule, or later if the other side asks for it.
 pub(crate) fn when_again(heard: &Heard, now: Timestamp) -> Retry {
     let asks_for_time =
         matches!(heard.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
@@ -299,10 +302,10 @@ pub(crate) fn when_again(heard: &Heard, now: Timestamp) -> Retry {
     }
 }
 
-/// When to try again after there was no answer at all.
+/// The next attempt after a request without an answer.
 pub(crate) fn when_unanswered(error: &OutboundError) -> Retry {
     match error {
-        // It says nothing about the app.
+        // An unsent request says nothing about the app.
         OutboundError::Unsent => Retry::Unsent,
         OutboundError::TimedOut(_) | OutboundError::Connect(_) | OutboundError::Broken(_) => {
             Retry::Schedule
@@ -312,7 +315,7 @@ pub(crate) fn when_unanswered(error: &OutboundError) -> Retry {
 
 fn done(heard: &Heard) -> Outcome {
     if heard.cut {
-        // Half an answer must not pass for one that publishes nothing.
+        // A truncated answer must not count as one that publishes nothing.
         let may_publish = has(&heard.body, b"\"publish\"") || has(&heard.body, b"\"result\"");
         return match may_publish {
             true => failed(
@@ -322,7 +325,7 @@ fn done(heard: &Heard) -> Outcome {
             false => Outcome::Done { result: None, publish: Vec::new(), answer: None },
         };
     }
-    // An array would be read as the two fields in their order, and is an app's own business.
+    // serde would read an array as the two fields in order, but such an array belongs to the app.
     let is_object = heard.body.trim_ascii_start().starts_with(b"{");
     let said = is_object.then(|| serde_json::from_slice(&heard.body));
     let Some(Ok(Said { result, publish })) = said else {
@@ -347,7 +350,7 @@ fn has(body: &[u8], word: &[u8]) -> bool {
     memchr::memmem::find(body, word).is_some()
 }
 
-/// A failed attempt, told shortly.
+/// A failed attempt, with a short error.
 pub(crate) fn failed(error: impl Into<String>, retry: Retry) -> Outcome {
     let error: String = error.into();
     Outcome::Failed { error: error.chars().take(ERROR_CHARS_MAX).collect(), retry, answer: None }
@@ -361,7 +364,7 @@ mod tests {
     fn only_a_request_that_was_never_sent_uses_no_step() {
         let retry = |error: OutboundError| when_unanswered(&error);
         assert_eq!(retry(OutboundError::Unsent), Retry::Unsent);
-        // The app may have seen it, or is not there: both are verdicts.
+        // The app may have seen the request, or is not running: both are verdicts.
         assert_eq!(retry(OutboundError::Connect("connection refused".into())), Retry::Schedule);
         assert_eq!(retry(OutboundError::TimedOut(Duration::from_secs(1))), Retry::Schedule);
         assert_eq!(retry(OutboundError::Broken("reset".into())), Retry::Schedule);

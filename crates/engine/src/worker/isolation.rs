@@ -1,12 +1,12 @@
-//! Who is at work in this process at once. An attempt that was lost before may have ended the
-//! process; it runs while nobody else does, so that it takes no neighbour with it if it does so
+//! Decides which attempts run in this process at the same time. An attempt that was lost before may
+//! have ended the process. It runs alone, so that no other attempt is lost with it if it does so
 //! again.
 //!
-//! Nobody waits for long. Attempts share the gate in the order they came, so that one who wants it
-//! alone gets it once those inside are out; that one waits for a while at most ([`ALONE_MAX`]), and
-//! keeps it for as long at most. Past that it goes on beside others, but never beside another one that was lost:
-//! two of those come due together again and again, and one that is harmless would be buried with the
-//! one that is not.
+//! No attempt waits for long. Attempts enter in the order of their requests, so an attempt that
+//! wants to run alone starts when those before it have ended. It waits for a bounded time
+//! ([`ALONE_MAX`]) and runs alone for a bounded time. After that it runs beside others, but never
+//! beside another lost one: two lost jobs become due together repeatedly, and a harmless one would
+//! become a dead letter with the harmful one.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use crate::limits::ALONE_MAX;
 
-/// The gate of one process.
+/// The lock of one process.
 #[derive(Debug)]
 pub(crate) struct Isolation {
     inside: RwLock<()>,
@@ -35,13 +35,13 @@ impl Isolation {
         Self { inside: RwLock::default(), lost_before: Mutex::default(), alone_max }
     }
 
-    /// Does `work` beside others.
+    /// Runs `work` beside others.
     pub(crate) async fn beside<T>(&self, work: impl Future<Output = T>) -> T {
         let _inside = self.inside.read().await;
         work.await
     }
 
-    /// Does `work` with nobody beside it, as far as the time goes.
+    /// Runs `work` alone, as far as the time limit allows.
     pub(crate) async fn alone<T>(&self, work: impl Future<Output = T>) -> T {
         let _only_one = self.lost_before.lock().await;
         let inside = timeout(self.alone_max, self.inside.write()).await.ok();
@@ -66,8 +66,8 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn one_that_was_lost_waits_for_those_inside_and_keeps_the_next_out() {
-        // A process that dies with it inside must not have had anyone else inside.
+    async fn a_lost_attempt_waits_for_running_ones_and_blocks_the_next() {
+        // If the process dies with it, no other attempt may be running.
         let gate = Arc::new(Isolation::default());
         let inside = Arc::new(AtomicUsize::new(0));
         let (leave, arrived) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -92,7 +92,11 @@ mod tests {
                 gate.alone(async {
                     for _ in 0..100 {
                         tokio::task::yield_now().await;
-                        assert_eq!(inside.load(Ordering::SeqCst), 0, "somebody is beside it");
+                        assert_eq!(
+                            inside.load(Ordering::SeqCst),
+                            0,
+                            "another attempt runs beside it"
+                        );
                     }
                 })
                 .await;
@@ -113,9 +117,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_takes_for_ever_holds_nobody_up_for_long() {
-        // An app that hangs, once as the lost one and once as the neighbour: both go on waiting, and
-        // everyone else comes through.
+    async fn an_attempt_that_never_ends_delays_no_other_for_long() {
+        // An app hangs, once for the lost attempt and once for another: both keep waiting, and all
+        // others run.
         let gate = Arc::new(Isolation::for_at_most(Duration::from_millis(20)));
         let inside = Arc::new(Notify::new());
         let hang = || {
@@ -130,7 +134,7 @@ mod tests {
             tokio::spawn(async move { gate.alone(hang).await })
         };
         inside.notified().await;
-        timeout(FOREVER, gate.beside(async {})).await.expect("the lost one let go");
+        timeout(FOREVER, gate.beside(async {})).await.expect("the lost one no longer blocks");
         lost.abort();
         let _ = lost.await;
 
@@ -144,9 +148,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn two_that_were_lost_are_never_inside_together_not_even_past_their_time() {
-        // They come due together after each restart; beside a poisonous one a harmless one would be
-        // lost as often, and buried with it.
+    async fn two_lost_attempts_never_run_together_not_even_past_their_time() {
+        // They become due together after each restart. Beside a harmful one, a harmless one would
+        // be lost as often, and become a dead letter with it.
         let gate = Arc::new(Isolation::for_at_most(Duration::ZERO));
         let inside = Arc::new(AtomicUsize::new(0));
         let lost = (0..8).map(|_| {

@@ -1,4 +1,4 @@
-//! How many attempts ended how, and how long they took.
+//! The number of attempts by outcome, and how long they took.
 
 use hapax_core::store::HandlerRef;
 use metrics::{Counter, Histogram, counter, histogram};

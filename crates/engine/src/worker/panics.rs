@@ -1,4 +1,4 @@
-//! Panics of the user's code and of our tasks: caught and logged. A panic never ends a lane.
+//! Panics of user code and of tasks: caught and logged. A panic never ends a lane.
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,11 +7,11 @@ use std::task::Poll;
 
 use tracing::error;
 
-/// Awaits `work`; a panic in it is an answer.
+/// Awaits `work`; a panic in it becomes an error.
 pub(super) async fn catch_panic<T>(work: impl Future<Output = T>) -> Result<T, String> {
     let mut work = pin!(work);
     poll_fn(|cx| {
-        // What panicked is never polled again, so nothing sees it half done.
+        // A future that panicked is never polled again, so its partial state is not seen.
         match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(cx))) {
             Ok(polled) => polled.map(Ok),
             Err(panic) => Poll::Ready(Err(panic_text(&*panic))),

@@ -1,6 +1,5 @@
-//! The object as it is now: fetched from its source of truth before the work, because an event is
-//! only a hint. A fetch that fails is a failed attempt; whether and when it is made again is decided
-//! where attempts are counted.
+//! Fetches the current object from its source of truth before the work, because an event is only a
+//! hint. A failed fetch is a failed attempt; the store decides whether and when it is repeated.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -19,7 +18,7 @@ use crate::limits::CURRENT_HEADER_BYTES_MAX;
 use crate::outbound::{Heard, Outbound};
 use crate::worker::http_handler::{failed, said_no, when_again, when_unanswered};
 
-/// Where a handler's objects are fetched.
+/// How a handler's objects are fetched.
 #[derive(Debug)]
 pub(crate) struct Refetcher {
     refetch: Refetch,
@@ -79,8 +78,8 @@ fn understood(heard: &Heard, bytes_max: usize) -> Result<Arc<str>, String> {
     }
 }
 
-/// A JSON text in one line of ASCII, as a header takes it: without blanks between its tokens, and
-/// with `\uXXXX` for all that is not ASCII. Numbers and strings keep their meaning to the last digit.
+/// A JSON text in one line of ASCII for a header: without blanks between its tokens, and with
+/// `\uXXXX` for all other characters. Numbers and strings keep their meaning to the last digit.
 pub(crate) fn in_a_header(json: &str) -> Result<String, String> {
     let mut line = String::with_capacity(json.len().min(CURRENT_HEADER_BYTES_MAX + 16));
     let (mut in_string, mut escaped) = (false, false);
@@ -90,8 +89,7 @@ pub(crate) fn in_a_header(json: &str) -> Result<String, String> {
             ' '..='~' => line.push(letter),
             other => {
                 for unit in other.encode_utf16(&mut [0; 2]) {
-                    write!(line, "\\u{unit:04x}")
-                        .expect("a String takes all that is written to it");
+                    write!(line, "\\u{unit:04x}").expect("writing to a String cannot fail");
                 }
             }
         }
@@ -99,8 +97,8 @@ pub(crate) fn in_a_header(json: &str) -> Result<String, String> {
         escaped = in_string && letter == '\\' && !escaped;
         if line.len() > CURRENT_HEADER_BYTES_MAX {
             return Err(format!(
-                "the current object is larger than {CURRENT_HEADER_BYTES_MAX} bytes, which is what \
-                 fits in a header: use sql or pull, or a URL that answers with less"
+                "the current object is larger than {CURRENT_HEADER_BYTES_MAX} bytes, the limit for \
+                 a header: use sql or pull, or a URL that answers with less"
             ));
         }
     }
@@ -136,7 +134,7 @@ mod tests {
         assert!(in_a_header(&of(CURRENT_HEADER_BYTES_MAX)).is_ok());
         let error = in_a_header(&of(CURRENT_HEADER_BYTES_MAX + 1)).unwrap_err();
         assert!(error.contains("larger than 8192 bytes"), "{error}");
-        // What counts is what is sent: six bytes for each of these.
+        // The sent bytes count: six for each of these.
         assert!(in_a_header(&format!("\"{}\"", "ä".repeat(2_000))).is_err());
     }
 }

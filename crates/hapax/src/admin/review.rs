@@ -77,7 +77,7 @@ async fn decide<S: AdminStore>(
         (ReviewDecision::Approve, Reviewed::NotWaiting(Status::Discarded)) => {
             Err(Problem::conflict("the event was rejected before"))
         }
-        // An on-time copy or another person approved the event first: its jobs run, as asked for.
+        // An on-time copy or another operator released the event first: its jobs run, as requested.
         (ReviewDecision::Approve, Reviewed::NotWaiting(status)) if was_in_review(&event) => {
             Ok(unchanged(event, status))
         }
